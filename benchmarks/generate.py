@@ -1,0 +1,162 @@
+"""Tokens per second of TorchGenerator's continuous batching against `model.generate` on batches, in one run.
+
+    OMP_NUM_THREADS=1 python benchmarks/generate.py            a random model of the embedded base's shape
+    python benchmarks/generate.py --model DIR                  your model, on a GPU if there is one
+    python benchmarks/generate.py --help                       sizes
+
+Both sides sample the same number of tokens for the same prompts: a completion's length is drawn uniformly, EOS ends
+nothing, and each row stops by itself (on the `generate` side by a stopping criterion, one answer per row). `generate`
+gets batches of as many prompts as the other side has slots, padded on the left; a batch lasts as long as its longest row.
+TorchGenerator gets one ticket per prompt and also returns log-probs, `generate` does not. Rounds alternate between the
+sides; the table shows each side's fastest round. Target: 1.5 times the tokens per second.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from data import Prompt  # noqa: E402  (a script in benchmarks/ does not see the repository root)
+from pipeline import Ticket  # noqa: E402
+from rollout import TorchGenerator, completion_keys, uniform  # noqa: E402
+
+
+def lengths(keys, bounds):
+    """Completion lengths in tokens, uniform in `bounds`, one per random sequence in `keys`; a draw no token uses."""
+    return bounds[0] + (uniform(keys, -2) * (bounds[1] - bounds[0] + 1)).long()
+
+
+class FixedLengths(TorchGenerator):
+    """Each row ends at its drawn length instead of at EOS."""
+
+    bounds = None
+
+    def _ends(self, token, n):
+        return self._slots.count[:n] >= lengths(self._slots.key[:n], self.bounds)
+
+
+class RowLengths(StoppingCriteria):
+    """The same for `model.generate`: row i of the batch ends after row_lengths[i] tokens."""
+
+    def __init__(self, row_lengths, prompt_width):
+        self.row_lengths, self.prompt_width = row_lengths, prompt_width
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids.shape[1] - self.prompt_width >= self.row_lengths
+
+
+class NoText:
+    """Stands in for a tokenizer: neither side decodes text here."""
+
+    eos_token_id = 1
+
+    def decode(self, ids, skip_special_tokens=False):
+        return ""
+
+
+def load(args):
+    """The model on its device, random unless --model names one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    if args.model:
+        return AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).to(device).eval()
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "qwen3", vocab_size=32, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=64, max_position_embeddings=512, tie_word_embeddings=True, pad_token_id=0)
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
+
+
+def make_tickets(count, model, args):
+    """`count` tickets of one completion each; prompts of random tokens."""
+    random = torch.Generator().manual_seed(0)
+    lo, hi = args.prompt_tokens
+
+    def prompt(index):
+        length = int(torch.randint(lo, hi + 1, (), generator=random))
+        ids = torch.randint(4, model.config.vocab_size, (length,), generator=random)
+        return Prompt(index, tuple(ids.tolist()), "", "", "arithmetic")
+
+    return [Ticket(number, 0, prompt(number), 1) for number in range(count)]
+
+
+def continuous(model, tickets, args):
+    """TorchGenerator: lengths of the completions in the order of the tickets."""
+    generator = FixedLengths(model, NoText(), slots=args.slots, max_new_tokens=args.lengths[1])
+    generator.bounds = args.lengths
+    for ticket in tickets:
+        generator.add(ticket)
+    done = {}
+    while generator.busy:
+        done |= {completion.ticket: len(completion.ids) for completion in generator.step()}
+    return [done[ticket.number] for ticket in tickets]
+
+
+def batched(model, tickets, args):
+    """model.generate on batches in the order of the tickets: lengths of the rows."""
+    model.generation_config.eos_token_id = None
+    done = []
+    for first in range(0, len(tickets), args.slots):
+        batch = tickets[first : first + args.slots]
+        width = max(len(ticket.prompt.ids) for ticket in batch)
+        ids = torch.tensor([(0,) * (width - len(t.prompt.ids)) + t.prompt.ids for t in batch], device=model.device)
+        mask = torch.tensor([[column >= width - len(t.prompt.ids) for column in range(width)] for t in batch])
+        keys = torch.cat([completion_keys(0, ticket) for ticket in batch]).to(model.device)
+        row_lengths = lengths(keys, args.lengths)
+        rows = model.generate(
+            ids, attention_mask=mask.long().to(model.device), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
+            max_new_tokens=args.lengths[1], pad_token_id=0,
+            stopping_criteria=StoppingCriteriaList([RowLengths(row_lengths, width)]))
+        if rows.shape[1] - width != int(row_lengths.max()):
+            raise RuntimeError(f"expected {int(row_lengths.max())} new tokens, got {rows.shape[1] - width}: EOS is on")
+        done += row_lengths.tolist()
+    return done
+
+
+def measure(side, model, tickets, args):
+    """(tokens, wall seconds, CPU seconds, forward passes of one token per row) of one round."""
+    passes = []
+    hook = model.get_decoder().register_forward_pre_hook(
+        lambda module, inputs, kwargs: passes.append(kwargs["input_ids"].shape[1]), with_kwargs=True)
+    wall, cpu = time.perf_counter(), time.process_time()
+    tokens = sum(side(model, tickets, args))
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    hook.remove()
+    return tokens, wall, cpu, passes.count(1)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", help="folder of a Hugging Face causal LM (default: random, the base's shape)")
+    parser.add_argument("--slots", type=int, default=32, help="slots of the one side, batch size of the other")
+    parser.add_argument("--prompts-per-slot", type=int, default=8, help="prompts / slots")
+    parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(6, 28), metavar=("LO", "HI"), help="uniform")
+    parser.add_argument("--lengths", type=int, nargs=2, default=(20, 200), metavar=("LO", "HI"),
+                        help="completion tokens, uniform")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per side")
+    args = parser.parse_args()
+    model, best = load(args), {}
+    tickets = make_tickets(args.slots * args.prompts_per_slot, model, args)
+    for side in (continuous, batched):
+        side(model, tickets[: args.slots // 4], args)  # warm-up
+    for _ in range(args.rounds):
+        for side in (continuous, batched):
+            result = measure(side, model, tickets, args)
+            best[side] = min(best.get(side, result), result, key=lambda r: r[1])
+    print(f"{len(tickets)} prompts of {args.prompt_tokens[0]}-{args.prompt_tokens[1]} tokens, completions of "
+          f"{args.lengths[0]}-{args.lengths[1]}, {args.slots} slots, {model.dtype} on {model.device}, "
+          f"{torch.get_num_threads()} threads, fastest of {args.rounds} rounds")
+    print(f"{'':16}{'tokens':>8}{'decode steps':>14}{'wall s':>9}{'CPU s':>9}{'tokens/s':>10}{'tokens/CPU s':>14}")
+    for name, side in (("TorchGenerator", continuous), ("model.generate", batched)):
+        tokens, wall, cpu, steps = best[side]
+        print(f"{name:16}{tokens:8}{steps:14}{wall:9.2f}{cpu:9.2f}{tokens / wall:10.0f}{tokens / cpu:14.0f}")
+    ratios = [best[continuous][0] / best[continuous][i] / (best[batched][0] / best[batched][i]) for i in (1, 2)]
+    print(f"{'ratio':16}{'':40}{ratios[0]:10.2f}{ratios[1]:14.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,683 @@
+"""The sigmoidal law of RL compute: fit it, say how sure one can be, forecast with it, draw it.
+
+Paper: Eq. 1 and Sec. 2.1 (law), App. A.4 (power law), A.5 (fitting), A.6 and A.8 (reading it), A.7 (robustness),
+Table 1, Fig. 7 (efficiency plot).
+
+    R_C - R_0 = (A - R_0) / (1 + (C_mid / C)^B)              Eq. 1
+    R_C       = A - D / C^B,  C >= C_0                       A.4: Eq. 1 for C >> C_mid, with D = (A - R_0) C_mid^B
+    F(R)      = C_mid^B / ((A - R_0) / (R - R_0) - 1) = C^B  Fig. 7: log F against log C is a line of slope B
+
+    C -> compute (any unit: GPU-hours, tokens, FLOP, steps)    R_C -> reward, a pass rate in [0, 1]
+    A -> A, asymptotic pass rate    B -> B, scaling exponent    C_mid -> C_mid, unit of C    R_0 -> R_0, pass rate at C = 0
+
+Bands (ours, the paper has none): with S the sum of squared residuals, n points and p parameters, the 90 % region is
+S <= S_min (1 + t^2 / (n - p)), t the 95 % quantile of Student's t with n - p degrees of freedom. The band of A, B, C_mid
+or of the curve at C is the range of that quantity over the region (profile likelihood, which widens where A is not
+pinned). A measured R_0 has noise too, so for the bands it may move like any other point. Residuals count as independent:
+what all evaluations of one run share (its seed, its validation prompts) is in no band.
+
+Deviation: the default has no grid. B and C_mid are searched, A in (R_0, 1] is linear given them and solved for, which
+  keeps the joint fit stable. `method="grid"` is A.5.
+Deviation: the command and `report` leave out the first 10 % of the fitted range (the paper: the first epoch).
+Open in the paper: R_0, noise and raw points are not published. R_0 = 0.39 for the 8B runs is our inference (PAPER_R_0).
+Open in the paper: whether R_0 is fitted. Here it is the measured value.
+
+Run:   python fit.py runs/NAME -o scaling.png                 python fit.py my.csv --compute hours --reward val/acc
+       python fit.py --paper -o figures/                      python fit.py --ours -o figures/
+Test:  pytest tests/test_fit.py; coverage of the bands: python benchmarks/fit_coverage.py
+"""
+
+import argparse
+import csv
+import json
+import warnings
+from collections import namedtuple
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.optimize import OptimizeWarning, curve_fit
+from scipy.special import expit, stdtrit
+
+PAPER_GRID = (np.linspace(0.450, 0.800, 71), np.linspace(100, 40000, 100))  # A.5: A, and C_mid in GPU-hours
+PAPER_R_0 = 0.39  # ours: at this R_0 the published bs2048 fit gives back the power-law asymptotes of A.4
+SAME_A = 0.02  # A.5: asymptotes closer than this are not told apart
+TABLE_1 = {  # C_mid (GPU-hours), B, A
+    "ScaleRL": (2542, 1.92, 0.610), "ScaleRL-32k": (11272, 1.89, 0.645), "ScaleRL-8gen": (2542, 2.44, 0.585),
+    "ScaleRL-24gen": (3054, 2.22, 0.590), "ScaleRL-32gen": (2936, 2.07, 0.595), "ScaleRL-Scout": (4242, 1.65, 0.710),
+    "ScaleRL-bs512": (2818, 1.77, 0.605), "ScaleRL-bs2048": (10909, 1.70, 0.645),
+    "math+code, math": (2896, 2.05, 0.595), "math+code, code": (1675, 1.09, 0.615),
+}  # fmt: skip
+A_4 = {(1500, 50000): "1.0", (5000, 50000): "0.74", (30000, 60000): "right"}  # range -> the power law's A as published
+A_7 = {(1500, 50000): (1.70, 0.645), (0, 100000): (1.56, 0.655), (0, 50000): (1.7, 0.645), (5000, 50000): (1.67, 0.645)}
+UNITS = {"gpu_hours": "device-hours", "flops": "FLOP", "step": "steps"}  # of the columns of our logs
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito: colour-blind safe
+
+B_MIN = 0.01  # below this the curve is a constant over any range of compute that can be run
+FLAT = 12.0  # |logit| from which on a curve has no rise left: 1 / (1 + e^12) = 6e-6
+EXACT = 1e15  # weight, in evaluations, of an R_0 without noise
+
+
+class BadInput(ValueError):
+    """What the caller gave cannot be read or fitted; one line: what was got, what was expected, the likely cause."""
+
+
+# ---- The law ----
+
+
+def sigmoid(C, A, B, C_mid, R_0):
+    """Eq. 1: pass rate at compute C >= 0 (unit of C_mid); all arguments broadcast.
+
+    >>> print(round(sigmoid(2542, A=0.61, B=1.92, C_mid=2542, R_0=0.39), 3))  # half of the gain
+    0.5
+    """
+    with np.errstate(divide="ignore"):
+        return R_0 + (A - R_0) * expit(B * (np.log(C) - np.log(C_mid)))
+
+
+def f_transform(R, A, B, C_mid, R_0):
+    """Fig. 7: F(R) = C^B, in (unit of C_mid)^B; for R_0 < R < A."""
+    return C_mid**B / ((A - R_0) / (np.asarray(R) - R_0) - 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """A fitted Eq. 1: compute in the caller's unit, pass rates in [0, 1]."""
+
+    A: float
+    B: float
+    C_mid: float
+    R_0: float
+    ssr: float  # sum of squared residuals of the fitted points
+    sigma: float  # noise of one evaluation, a pass rate: sqrt(ssr / freedom)
+    freedom: int  # fitted points minus fitted parameters
+    points: int  # fitted, R_0's not counted
+    start: float  # first and last fitted compute
+    stop: float
+    bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %; empty if not asked for
+    warnings: tuple  # "name: what it means here"
+    region: np.ndarray = field(repr=False)  # (S, 4) A, B, C_mid, R_0: spans the 90 % region
+
+    def predict(self, C):
+        """Pass rate at compute C, any shape."""
+        return sigmoid(C, self.A, self.B, self.C_mid, self.R_0)
+
+    def compute_for(self, R):
+        """Compute at which the curve reaches pass rate R, any shape: 0 at or below R_0, inf at or above A."""
+        share = np.clip((np.asarray(R, float) - self.R_0) / (self.A - self.R_0), 0, 1)
+        with np.errstate(divide="ignore", over="ignore"):
+            return self.C_mid * (share / (1 - share)) ** (1 / self.B)
+
+    def band(self, C, mean_of=None):
+        """90 % band (low, high) at C, any shape: of the curve, or of the mean of `mean_of` evaluations made there."""
+        curves = sigmoid(np.asarray(C, float)[..., None], *self.region.T)
+        low, high, centre = curves.min(-1), curves.max(-1), self.predict(C)
+        noise = stdtrit(self.freedom, 0.95) * self.sigma / np.sqrt(mean_of) if mean_of else 0.0
+        return centre - np.hypot(centre - low, noise), centre + np.hypot(high - centre, noise)
+
+
+class PowerLaw(namedtuple("PowerLaw", "A B D ssr")):
+    """A fitted R_C = A - D / C^B (A.4); D in (unit of C)^B, ssr the sum of squared residuals."""
+
+    def predict(self, C):
+        """Pass rate at compute C > 0, any shape."""
+        return self.A - self.D * np.asarray(C, float) ** -self.B
+
+
+class Run(namedtuple("Run", "compute reward r0 start stop name unit epoch", defaults=(None,) * 3 + ("run", "", None))):
+    """The evaluations of one run; a plain (compute, reward) pair is one too: `Run(*pair)`.
+
+    compute, reward, epoch (n,) or None, and r0 as in `fit`; start, stop: the range to fit, in the unit of compute.
+    """
+
+
+# ---- Fitting ----
+
+
+class _Points(namedtuple("_Points", "u R R_0 weight low high")):
+    """What is fitted: u (n,) = log C, R (n,), R_0 and its weight in evaluations; low <= A <= high."""
+
+
+def _shape(points, log_B, v):
+    """B, log C_mid (K,), and h (K, n) = 1 - rise. v in [-1, 1] moves C_mid from before all points to after them."""
+    B, half = np.exp(log_B), np.ptp(points.u) / 2
+    log_C_mid = points.u.min() + half + v * (half + FLAT / B)
+    return B, log_C_mid, expit(B[:, None] * (log_C_mid[:, None] - points.u))
+
+
+def _profile(points, h):
+    """For each h (K, n) the best A within its limits and R_0: R = A (1 - h) + R_0 h is linear in both.
+
+    Returns A, R_0, S, then what tells how far A may move: its best value without limits, d2S/dA2 / 2 (R_0 following),
+    dR_0/dA and d2S/dR_0^2 / 2; each (K,).
+    """
+    hh, gh = (h * h).sum(1) + points.weight, ((1 - h) * h).sum(1)
+    pull = h @ points.R + points.weight * points.R_0
+    curvature = np.maximum(((1 - h) ** 2).sum(1) - gh**2 / hh, 1e-30)
+    free = ((1 - h) @ points.R - gh * pull / hh) / curvature
+    A = np.clip(free, points.low, points.high)
+    R_0 = (pull - A * gh) / hh
+    S = ((points.R - A[:, None] + (A - R_0)[:, None] * h) ** 2).sum(1) + points.weight * (R_0 - points.R_0) ** 2
+    return A, R_0, S, free, curvature, -gh / hh, hh
+
+
+def _top(points):
+    """The largest log B searched: a steeper step fits no point better."""
+    return np.log(max(100.0, 80 / np.diff(np.unique(points.u)).min()))
+
+
+def _search(points, factor=1.0, keep=200, levels=15):
+    """All over B and C_mid: cells (K, 2) = log B, v and their S (K,), so fine that many have S <= factor * the smallest S.
+
+    From a coarse grid the best cells are split in nine, level by level.
+    """
+    low, top = np.array([np.log(B_MIN), -1]), np.array([_top(points), 1])
+    cells = np.stack(np.meshgrid(np.linspace(low[0], top[0], 40), np.linspace(-1, 1, 81)), -1).reshape(-1, 2)
+    size, around = (top - low) / [39, 80], np.stack(np.meshgrid([-1, 0, 1], [-1, 0, 1]), -1).reshape(9, 2)
+    for _ in range(levels):
+        S = _profile(points, _shape(points, *cells.T)[2])[2]
+        if (S <= factor * S.min()).sum() >= 800:
+            break
+        best, size = cells[np.argsort(S)[:keep]], size / 3
+        cells = np.clip((best[:, None] + around * size).reshape(-1, 2), low, top)
+    return cells, _profile(points, _shape(points, *cells.T)[2])[2]
+
+
+def _region(points, factor):
+    """Points (S, 4) = A, B, C_mid, R_0 that span the region S <= factor * S_min."""
+    cells, S = _search(points, factor, keep=1500)
+    cells, limit = cells[S <= factor * S.min()], factor * S.min()
+    B, log_C_mid, h = _shape(points, *cells.T)
+    A, R_0, S, free, curvature, slope, hh = _profile(points, h)
+    reach = np.sqrt(np.maximum(limit - S + curvature * (A - free) ** 2, 0) / curvature)
+    room = np.sqrt((limit - S) / hh)
+    spans = [(A, R_0 - room), (A, R_0 + room)]
+    for end in (free - reach, free + reach):
+        end = np.clip(end, points.low, points.high)
+        spans.append((end, R_0 + slope * (end - A)))
+    return np.concatenate([np.stack([A, B, np.exp(log_C_mid), R_0], 1) for A, R_0 in spans])
+
+
+def _grid(C, R, R_0, grid):
+    """A.5 to the letter: for every pair (A, C_mid) fit B alone by `curve_fit` from its default start; the best pair."""
+    best = np.inf, ()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OptimizeWarning)  # it is about the covariance of B, which A.5 does not use
+        for A, C_mid in ((A, C_mid) for A in grid[0] for C_mid in grid[1]):
+            try:
+                (B,), _ = curve_fit(lambda C, B: sigmoid(C, A, B, C_mid, R_0), C, R)
+            except RuntimeError:  # no convergence from the default start: this pair has no fit
+                continue
+            best = min(best, (((R - sigmoid(C, A, B, C_mid, R_0)) ** 2).sum(), (A, B, C_mid)))
+    if not best[1]:
+        raise BadInput("no pair of the grid could be fitted, expected at least one; is its C_mid in the unit of compute?")
+    return best[1]
+
+
+def wide_grid(compute):
+    """A.5's grid for any unit: A in steps of 0.005 up to 1, C_mid 100 values in [C_min, 10 C_max]."""
+    C = np.asarray(compute, float)
+    return np.linspace(0.005, 1, 200), np.linspace(C[C > 0].min(), 10 * C.max(), 100)
+
+
+def _checked(compute, reward):
+    """Both as arrays (n,) in order of compute, and that order; BadInput if they are not compute and pass rates."""
+    C, R = np.asarray(compute, float), np.asarray(reward, float)
+    if C.ndim != 1 or C.shape != R.shape:
+        raise BadInput(f"got compute of shape {C.shape} and reward of shape {R.shape}, expected lists of one length")
+    wrong = {"numbers; was nothing measured there?": ~np.isfinite(C + R)}
+    wrong |= {"compute >= 0; is it a difference or a logarithm?": C < 0, "pass rates; per cent?": abs(R) > 1.5}
+    for expected, where in wrong.items():
+        if where.any():
+            i = where.argmax()
+            raise BadInput(f"point {i + 1} has compute {C[i]:g} and reward {R[i]:g}, expected {expected}")
+    order = np.argsort(C, kind="stable")
+    return C[order], R[order], order
+
+
+def _in_range(C, start, stop, taken):
+    """Mask (n,) of what to fit: start <= C <= stop, C > 0, not `taken` for R_0; BadInput if that is too little."""
+    start, stop = start or 0.0, np.inf if stop is None else stop
+    keep = (C > 0) & (C >= start) & (C <= stop) & ~taken
+    points, values = keep.sum() + taken.any(), len(np.unique(C[keep]))
+    if points < 5 or values < 3:
+        got = f"{points} points (R_0 counts) at {values} values of compute from {start:g} to {stop:g}"
+        raise BadInput(f"got {got}, expected 5 points or more at 3 or more values; widen the range or run on")
+    return keep
+
+
+def _drop_after_peak(R):
+    """How far R (n,) ends below its highest stretch of n/8 points (at least 3); 0 if noise could do that."""
+    width = max(3, len(R) // 8)
+    mean = np.convolve(R, np.ones(width) / width, "valid")
+    noise = np.median(abs(np.diff(R))) / 0.954  # the median |difference| of two numbers with normal noise 1
+    drop = mean.max() - mean[-1]
+    return drop if drop > max(0.01, 4 * noise * np.sqrt(2 / width)) else 0.0
+
+
+def _warnings(law, R, edges, assumed, epoch):
+    """The named warnings. edges: name -> (low, high) of the search; without "A" in it, the caller fixed A."""
+    drop, (low, high) = _drop_after_peak(R), law.bands.get("A", (0, 0))
+    on = [name for name, ends in edges.items() if np.isclose(getattr(law, name), ends, rtol=1e-6).any()]
+    bounds = ", ".join(f"{name} = {getattr(law, name):.4g} of {edges[name][0]:.4g} to {edges[name][1]:.4g}" for name in on)
+    early = 0.0 if epoch is None else (epoch < 1).mean()
+    known = {
+        f"on a bound: {bounds}; the points do not determine it": on,
+        f"outside Eq. 1: A = {law.A:.4g}, R_0 = {law.R_0:.4g}, B = {law.B:.4g}": law.A <= law.R_0 or law.B <= 0,
+        f"reward falls after a peak: by {drop:.3f}; Eq. 1 can only rise, so the forecast does not hold": drop,
+        f"not yet forecastable: A is anywhere in [{low:.2f}, {high:.2f}]": high - low > 0.2 and "A" in edges,
+        f"R_0 assumed: nothing at C = 0 and no r0, so the first point, {law.R_0:.4g}, stands for it": assumed,
+        f"fit range inside the first epoch: {early:.0%} of its points; the paper leaves that epoch out": early > 0,
+    }
+    return tuple(text for text, holds in known.items() if holds)
+
+
+def fit(compute, reward, r0=None, start=None, stop=None, method="continuous", *, grid=PAPER_GRID, A=None, epoch=None, bands=True):
+    """Fit Eq. 1 to the points with start <= C <= stop.
+
+    compute (n,)      C >= 0, any one unit, any order     reward (n,)  pass rates
+    r0                pass rate at C = 0, taken as exact; default: the mean of the points at C = 0, which has the noise of
+                      a measurement, else the first point (warning)
+    start, stop       in the unit of compute; default: all points
+    method            "continuous": least squares, A in (R_0, 1], B > 0; "grid": A.5
+    grid              for "grid": values of A and of C_mid; the default is the paper's, in GPU-hours; see `wide_grid`
+    A                 fixes A; "continuous" only
+    epoch (n,)        epochs over the training prompts done at each point, if known; only for a warning
+    bands             False leaves them out, which takes a third of the time
+    Raises BadInput: fewer than 5 points (R_0's included), nan, C < 0, all C equal, no pass rates, R_0 not under A.
+
+    >>> C = np.array([0, 1, 2, 4, 8, 16, 32])
+    >>> law = fit(C, sigmoid(C, A=0.8, B=1.5, C_mid=5, R_0=0.2))
+    >>> print(f"{law.A:.3f} {law.B:.3f} {law.C_mid:.3f}")
+    0.800 1.500 5.000
+    """
+    C, R, order = _checked(compute, reward)
+    taken = (C == 0 if (C == 0).any() else np.arange(len(C)) == 0) & (r0 is None)
+    keep, assumed = _in_range(C, start, stop, taken), bool((C[taken] > 0).any())
+    R_0, weight = (float(R[taken].mean()), float(taken.sum())) if r0 is None else (float(r0), EXACT)
+    low, high = (R_0 + 1e-6 * (1 - R_0), 1.0) if A is None else (A, A)
+    if not R_0 < high:
+        raise BadInput(f"got R_0 = {R_0:g}, expected less than A <= {high:g}: nothing is left to gain")
+    C, R, freedom = C[keep], R[keep], int(keep.sum()) - (3 if A is None else 2)
+    points = _Points(np.log(C), R, R_0, EXACT, low, high)
+    best, edges = _estimate(points, C, method, grid)
+    region = np.array([[*best, R_0]])
+    if bands:
+        factor = 1 + stdtrit(freedom, 0.95) ** 2 / freedom
+        region = np.concatenate([region, _region(points._replace(weight=weight), factor)])
+    ends = zip(("A", "B", "C_mid"), region.min(0).tolist(), region.max(0).tolist())
+    ranges = {name: (low, high) for name, low, high in ends if bands}
+    ssr = float(((R - sigmoid(C, *best, R_0)) ** 2).sum())
+    sizes = (ssr, (ssr / freedom) ** 0.5, freedom, len(C), float(C[0]), float(C[-1]))
+    law = Fit(*map(float, best), R_0, *sizes, ranges, (), region)
+    epoch = None if epoch is None else np.asarray(epoch, float)[order][keep]
+    return replace(law, warnings=_warnings(law, R, edges, assumed, epoch))
+
+
+def _estimate(points, C, method, grid):
+    """The point estimate A, B, C_mid by either method, and the edges of its search: name -> (low, high)."""
+    if method == "continuous":
+        cells, S = _search(points)
+        B, log_C_mid, h = _shape(points, *cells[[S.argmin()]].T)
+        edges = {"A": (points.low, points.high)} if points.low < points.high else {}
+        return (_profile(points, h)[0][0], B[0], np.exp(log_C_mid[0])), edges | {"B": (B_MIN, np.exp(_top(points)))}
+    if method != "grid" or points.low == points.high:
+        raise BadInput(f"got method {method!r}, expected 'continuous', or 'grid' with A not fixed")
+    return _grid(C, points.R, points.R_0, grid), {name: (min(x), max(x)) for name, x in zip(("A", "C_mid"), grid)}
+
+
+def fit_run(run, **options):
+    """`fit` of a Run over its own range; BadInput names the run."""
+    try:
+        return fit(run.compute, run.reward, run.r0, run.start, run.stop, epoch=run.epoch, **options)
+    except BadInput as error:
+        raise BadInput(f"{run.name}: {error}") from None
+
+
+def fit_power_law(compute, reward, start=None, stop=None):
+    """A.4: least squares of R_C = A - D / C^B over start <= C <= stop, A <= 1, B > 0; BadInput as in `fit`."""
+    C, R, _ = _checked(compute, reward)
+    keep = _in_range(C, start, stop, np.zeros(len(C), bool))
+    C, centre = C[keep], np.exp(np.log(C[keep]).mean())
+    points = _Points(np.log(C), R[keep], 0.0, 0.0, -np.inf, 1.0)  # R = A - (A - R_0) h with R_0 free, so D = A - R_0
+    B = np.geomspace(B_MIN, 20, 400)
+    for _ in range(8):
+        A, R_0, S, *_ = _profile(points, (C / centre) ** -B[:, None])
+        best, ratio = S.argmin(), B[1] / B[0]
+        found = A[best], B[best], (A[best] - R_0[best]) * centre ** B[best], S[best]
+        B = np.geomspace(B[best] / ratio, B[best] * ratio, 41)
+    return PowerLaw(*map(float, found))
+
+
+# ---- Forecasts and comparisons ----
+
+
+def _amount(value, whole):
+    """A number as it is, "30%" as that share of the whole."""
+    try:
+        return float(value[:-1]) / 100 * whole if str(value).endswith("%") else float(value)
+    except ValueError:
+        raise BadInput(f"got {value!r}, expected a compute such as 1500 or a share such as 10%") from None
+
+
+def between(run, fit_from="10%", fit_to="100%"):
+    """The run with its range to fit set, in its unit or as shares: of its compute (fit_to), of fit_to (fit_from)."""
+    stop = _amount(fit_to, np.max(run.compute, initial=0.0))
+    return run._replace(start=_amount(fit_from, stop), stop=stop)
+
+
+def forecast(run, share=0.5, last=1, fit_from="10%"):
+    """Fit the first `share` of the run's compute; compare its forecast of the mean of the `last` evaluations with it.
+
+    Returns a row: share, points, A, A_low, A_high, C (mean compute of those evaluations), forecast, low, high (90 % band
+    of such a mean), measured, error = forecast - measured, inside. Raises BadInput if the share holds too few points.
+    """
+    law = fit_run(between(run, fit_from, f"{100 * share}%"))
+    C, R, _ = _checked(run.compute, run.reward)
+    C, measured = C[-last:].mean(), R[-last:].mean()
+    (A_low, A_high), value, (low, high) = law.bands["A"], law.predict(C), law.band(C, mean_of=last)
+    row = {"share": share, "A": law.A, "A_low": A_low, "A_high": A_high, "C": C, "forecast": value, "low": low}
+    row |= {"high": high, "measured": measured, "error": value - measured}
+    inside = bool(low <= measured <= high)
+    return {name: float(value) for name, value in row.items()} | {"points": law.points, "inside": inside}
+
+
+def forecast_error(run, shares=(0.1, 0.2, 0.3, 0.5, 0.7), last=5, fit_from="10%"):
+    """When can one stop? The `forecast` from each share; one with too few points has a "reason" in place of a forecast."""
+    rows = []
+    for share in shares:
+        try:
+            rows.append(forecast(run, share, last, fit_from))
+        except BadInput as error:
+            rows.append({"share": share, "reason": str(error)})
+    return rows
+
+
+def cutoff_sensitivity(run, starts=(2, 5, 10, 20, 30, 40), stops=(30, 40, 50, 60, 70, 80, 90, 100)):
+    """Fits against the cut-offs in per cent of the run's compute: {"start": [(cut-off, Fit)], "stop": [(cut-off, Fit)]}.
+
+    For "start" the fit goes on to the end, for "stop" it begins at 10 %. A cut-off with too few points is left out.
+    """
+    ranges = [("start", cut, f"{cut}%", "100%") for cut in starts] + [("stop", cut, "10%", f"{cut}%") for cut in stops]
+    found = {"start": [], "stop": []}
+    for name, cut, fit_from, fit_to in ranges:
+        try:
+            found[name].append((cut, fit_run(between(run, fit_from, fit_to))))
+        except BadInput:
+            continue
+    return found
+
+
+def refit_B(runs, A):
+    """A.5: each run (a Run, or a pair of compute and reward) fitted again with A fixed, so that B can be compared."""
+    return [fit_run(Run(*run), A=A) for run in runs]
+
+
+def compare(runs, laws):
+    """A.5: asymptotes within SAME_A give way to their mean and B decides, else A does.
+
+    Returns the fits compared and one sentence: which run scales better, and whether the data can tell. The interval of the
+    difference x - y is [x - y - hypot(x - x_low, y_high - y), x - y + hypot(x_high - x, y - y_low)] (MOVER).
+    """
+    A, name, why = [law.A for law in laws], "A", f"with asymptotes more than {SAME_A} apart"
+    if max(A) - min(A) <= SAME_A:
+        laws, name, why = refit_B(runs, float(np.mean(A))), "B", f"with a common A = {np.mean(A):.3f}"
+    first, second = sorted(range(len(laws)), key=lambda i: -getattr(laws[i], name))[:2]
+    (x, x_low, x_high), (y, y_low, y_high) = ((getattr(laws[i], name), *laws[i].bands[name]) for i in (first, second))
+    low, high = x - y - np.hypot(x - x_low, y_high - y), x - y + np.hypot(x_high - x, y - y_low)
+    tell = "and the data can tell" if low > 0 else "but the data cannot tell"
+    better = f"{runs[first].name} scales better than {runs[second].name}, {tell}: {why}, its {name} is higher by"
+    return laws, f"{better} {x - y:.3f} (90 % interval {low:.3f} to {high:.3f})."
+
+
+# ---- Reading runs ----
+
+
+def _json_rows(path, text):
+    """The objects of a JSONL text."""
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            yield dict(json.loads(line or "{}"))
+        except (ValueError, TypeError):
+            raise BadInput(f"{path}, line {number}: got {line[:40]!r}, expected a JSON object (or a file *.csv)") from None
+
+
+def _evaluations(rows):
+    """The `eval` rows of our log, with "epoch" from its `step` rows. A resumed run repeats steps: the later rows count."""
+    steps = sorted((row["step"], row["epoch"]) for row in rows if row.get("kind") == "step" and "epoch" in row)
+    rows = [row for row in rows if row.get("kind") == "eval" and "step" in row]
+    rows = [row for i, row in enumerate(rows) if all(row["step"] < later["step"] for later in rows[i + 1 :])]
+    return [row | {"epoch": np.interp(row["step"], *zip(*steps))} for row in rows] if steps else rows
+
+
+def read_run(path, x="gpu_hours", compute=None, reward=None):
+    """A Run from one of our logs (or its folder), or from any CSV or JSONL file.
+
+    x         the column of compute in our logs: gpu_hours, tokens, flops or step
+    compute   the column of compute in any file; reward: of pass rates. Rows that lack one of the two are left out.
+    Raises BadInput for what cannot be read, OSError for what cannot be opened.
+    """
+    path = Path(path) / "log.jsonl" if Path(path).is_dir() else Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        rows = list(csv.DictReader(text.splitlines()) if path.suffix == ".csv" else _json_rows(path, text))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadInput(f"{path}: not a CSV or JSONL text file ({error})") from None
+    if compute is None and any("kind" in row for row in rows):
+        rows = _evaluations(rows)
+    names, columns = [compute or x, reward or "pass_rate"], dict.fromkeys(name for row in rows for name in row)
+    if not columns:
+        raise BadInput(f"{path}: nothing to read; the file is empty, holds only a header, or no evaluation yet")
+    if missing := [name for name in names if name not in columns]:
+        raise BadInput(f"{path}: no column {missing[0]!r}, only {', '.join(map(str, columns))}; see --compute, --reward")
+    rows = [row for row in rows if all(row.get(name) not in (None, "") for name in names)]
+    names += ["epoch"] * all(row.get("epoch") not in (None, "") for row in rows)
+    try:
+        C, R, *epoch = (np.array([float(row[name]) for row in rows]) for name in names)
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{path}: columns {', '.join(names)} must hold numbers ({error})") from None
+    name = path.parent.name if path.name == "log.jsonl" else path.stem
+    return Run(C, R, name=name, unit=compute or UNITS.get(x, x), epoch=epoch[0] if epoch else None)
+
+
+# ---- Text ----
+
+
+def summary(run, law, until=None):
+    """A fitted run as a dict for JSON: the law, forecasts at 2x and 10x the compute (or at `until`), and the row of the
+    forecast that the first half would have made of the last evaluation."""
+    ahead = np.array([until] if until else [2 * np.max(run.compute), 10 * np.max(run.compute)])
+    ahead = zip(ahead.tolist(), law.predict(ahead).tolist(), *(end.tolist() for end in law.band(ahead)))
+    forecasts = [dict(zip(("C", "R", "low", "high"), row)) for row in ahead]
+    known = {name: value for name, value in vars(law).items() if name != "region"}
+    half = forecast_error(run, (0.5,), last=1)[0]
+    return {"run": run.name, "unit": run.unit} | known | {"forecasts": forecasts, "first_half": half}
+
+
+def table(header, rows):
+    """Aligned lines; floats with four digits."""
+    cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in [header, *rows]]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
+
+
+def lines_of(found):
+    """A `summary` as lines for the screen."""
+    unit, half = found["unit"], found["first_half"]
+    rows = [(name, found[name], *band) for name, band in found["bands"].items()]
+    rows += [(f"R at {row['C']:.4g} {unit}", row["R"], row["low"], row["high"]) for row in found["forecasts"]]
+    note = f"no forecast from the first half: {half.get('reason')}"
+    if "inside" in half:
+        rows.append(("R at the end, from the first half", half["forecast"], half["low"], half["high"]))
+        note = f"measured at the end: {half['measured']:.4g}, {'inside' if half['inside'] else 'outside'} that band"
+    head = f"{found['run']}: {found['points']} points, C = {found['start']:.4g} to {found['stop']:.4g} {unit}"
+    head += f", R_0 = {found['R_0']:.4g}, noise of an evaluation {found['sigma']:.4f}"
+    return [head, *table(("", "fit", "90 % low", "high"), rows), f"  {note}", *(f"  warning: {x}" for x in found["warnings"])]
+
+
+# ---- Figures: a panel is a function that draws on the axes it is given ----
+
+
+def save(path, title, panels, columns=3):
+    """Draw the panels and write the file; compute is logarithmic unless the panel sets another scale."""
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(5.6 * columns, 4.2 * rows), layout="constrained")
+    figure.suptitle(title)
+    for place, panel in enumerate(panels, 1):
+        ax = figure.add_subplot(rows, columns, place, xscale="log")
+        panel(ax)
+        ax.grid(alpha=0.25)
+        ax.legend(fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def curve(ax, law, start, fitted_to, end, colour, label):
+    """law(C) solid over the fitted range, dashed beyond."""
+    solid, dashed = np.geomspace(start, fitted_to, 200), np.geomspace(fitted_to, max(end, fitted_to), 100)
+    ax.plot(solid, law(solid), color=colour, label=label)
+    ax.plot(dashed, law(dashed), "--", color=colour)
+
+
+def scaling_panel(ax, runs, laws, title, end=None, mean_of=None):
+    """Points (hollow outside the fitted range), curve and 90 % band (of the curve or of evaluations) up to `end`."""
+    for run, law, colour in zip(runs, laws, COLOURS * len(runs)):
+        C, R, _ = _checked(run.compute, run.reward)
+        fitted, wide = (C >= law.start) & (C <= law.stop), np.geomspace(law.start, end or 10 * C[-1], 200)
+        for mask, face in ((fitted, colour), (~fitted & (C > 0), "none")):
+            ax.plot(C[mask], R[mask], "o", ms=4, color=colour, mfc=face)
+        curve(ax, law.predict, law.start, law.stop, wide[-1], colour, f"{run.name}: A = {law.A:.3f}, B = {law.B:.2f}")
+        ax.fill_between(wide, *law.band(wide, mean_of), color=colour, alpha=0.15, lw=0)
+    ax.set(xlabel=f"compute C ({runs[0].unit})", ylabel="pass rate R", title=title)
+
+
+def log_f_panel(ax, runs, laws):
+    """Fig. 7: F of the fitted points and the line C^B."""
+    for run, law, colour in zip(runs, laws, COLOURS * len(runs)):
+        C, R, _ = _checked(run.compute, run.reward)
+        keep = (C >= law.start) & (C <= law.stop) & (R > law.R_0) & (R < law.A)
+        ax.plot(C[keep], f_transform(R[keep], law.A, law.B, law.C_mid, law.R_0), "o", ms=4, color=colour)
+        curve(ax, lambda C: C**law.B, law.start, law.stop, law.stop, colour, f"{run.name}: slope B = {law.B:.2f}")
+    ax.set(yscale="log", xlabel=f"compute C ({runs[0].unit})", ylabel="F(R), in units of C to the B", title="Fig. 7: F = C^B")
+
+
+def two_laws_panel(ax, run):
+    """A.4: the sigmoid with its band and the power law, fitted on the run's range, over all points."""
+    C, R, _ = _checked(run.compute, run.reward)
+    law, power = fit_run(run), fit_power_law(C, R, run.start, run.stop)
+    title = f"A.4: fitted on {run.start:.4g} to {run.stop:.4g} {run.unit}"
+    scaling_panel(ax, [run._replace(name="sigmoid")], [law], title, C[-1])
+    label = f"power law: A = {power.A:.3f}, B = {power.B:.2f}"
+    curve(ax, power.predict, law.start, law.stop, C[-1], COLOURS[1], label)
+
+
+def bars_panel(ax, series, **labels):
+    """Values with 90 % bands: series {label: rows (x, value, low, high)}."""
+    for (label, rows), colour, style in zip(series.items(), COLOURS, "os^vDPX"):
+        x, y, low, high = np.array(rows).reshape(-1, 4).T
+        ax.errorbar(x, y, [y - low, high - y], fmt=style + "-", capsize=3, color=colour, label=label)
+    ax.set(**labels)
+
+
+def error_panel(ax, runs, tables):
+    """`forecast_error` against the fitted share, with the 90 % band of the forecast; a little apart for each run."""
+    series = {}
+    for i, (run, rows) in enumerate(zip(runs, tables)):
+        done = [row for row in rows if "inside" in row]
+        ends = [[row[end] - row["measured"] for end in ("forecast", "low", "high")] for row in done]
+        series[run.name] = [(100 * row["share"] * 1.03**i, *end) for row, end in zip(done, ends)]
+    labels = {"ylabel": "forecast - measured (pass rate)", "title": "error of the forecast of the end"}
+    bars_panel(ax, series, xlabel="share of the compute that is fitted (%)", **labels)
+
+
+def cutoff_panel(ax, run, cuts, name):
+    """A or B against start and stop."""
+    series = {f"{cut} moves": [(c, getattr(law, name), *law.bands[name]) for c, law in cuts[cut]] for cut in cuts}
+    bars_panel(ax, series, xlabel="cut-off (% of the compute)", ylabel=name, title=f"{run.name}: {name} by fit range")
+
+
+def figure_of(path, title, runs, laws, kinds, until=None):
+    """One file: the scaling curves, and the panels of `kinds` (half, log_f, power_law, forecast_error)."""
+    panels = [lambda ax: scaling_panel(ax, runs, laws, "Eq. 1, 90 % band of the curve", until)]
+    if "half" in kinds:
+        half = [fit_run(between(run, "10%", "50%")) for run in runs]
+        end = max(np.max(run.compute) for run in runs)
+        panels.append(lambda ax: scaling_panel(ax, runs, half, "from the first half, 90 % band of evaluations", end, 1))
+    if "log_f" in kinds:
+        panels.append(lambda ax: log_f_panel(ax, runs, laws))
+    if "power_law" in kinds:
+        panels += [lambda ax, run=run: two_laws_panel(ax, run) for run in runs]
+    if "forecast_error" in kinds:
+        tables, cuts = [forecast_error(run) for run in runs], cutoff_sensitivity(runs[0])
+        panels += [lambda ax: error_panel(ax, runs, tables)]
+        panels += [lambda ax, name=name: cutoff_panel(ax, runs[0], cuts, name) for name in ("A", "B")]
+    save(path, title, panels)
+
+
+def report(log_path, figure_path):
+    """Fit the log of a run (range: from 10 % on), draw it, and return the dict of `summary` and the lines to print.
+
+    Too few points for a fit: (None, one line that says so), and no figure.
+    """
+    try:
+        run = between(read_run(log_path))
+        law = fit_run(run)
+    except BadInput as error:
+        return None, [f"no fit: {error}"]
+    found = summary(run, law)
+    figure_of(figure_path, run.name, [run], [law], ["half"] if "inside" in found["first_half"] else [])
+    return found, lines_of(found)
+
+
+def ours(folder, paths):
+    """Our logs: one figure for each group of seeds (NAME_seed0, NAME_seed1, ...), one comparison; returns lines."""
+    groups, lines = {}, []
+    for path in paths:
+        run = between(read_run(path))
+        groups.setdefault(run.name.split("_seed")[0], []).append(run)
+    if not groups:
+        raise BadInput("got no results/*.jsonl, expected the logs of our runs there; name other logs after --ours")
+    for name, runs in groups.items():
+        laws = [fit_run(run) for run in runs]
+        figure_of(folder / f"ours_{name}.png", name, runs, laws, ("half", "log_f", "power_law", "forecast_error"))
+        lines += [line for run, law in zip(runs, laws) for line in lines_of(summary(run, law))]
+    return lines
+
+
+# ---- The paper's figures, from what it publishes ----
+
+
+def published_panel(ax, title, laws, ylabel, *spans):
+    """Curves {label: (A, B, C_mid, R_0)}: solid from spans[i][0] to [1], dashed to [2] GPU-hours; the last span goes on."""
+    for i, (label, law) in enumerate(laws.items()):
+        curve(ax, lambda C: sigmoid(C, *law), *spans[min(i, len(spans) - 1)], COLOURS[i], label)
+    ax.set(xlabel="compute C (GPU-hours)", ylabel=ylabel, title=title)
+
+
+def gains(*names):
+    """Rows of Table 1 as the gain (R - R_0) / (A - R_0), which needs no R_0: {label: (1, B, C_mid, 0)}."""
+    return {f"{name}: A = {TABLE_1[name][2]}, B = {TABLE_1[name][1]}": (1, *TABLE_1[name][1::-1], 0) for name in names}
+
+
+def samples(noise, seed=0):
+    """Samples of the published bs2048 fit, one for each 100 of 7,400 steps; R_0, noise and spacing are our choices."""
+    C_mid, B, A = TABLE_1["ScaleRL-bs2048"]
+    C = np.linspace(0, 100000, 75)
+    R = sigmoid(C, A, B, C_mid, PAPER_R_0) + noise * np.random.default_rng(seed).normal(size=75) * (C > 0)
+    return Run(C, R, name="samples", unit="GPU-hours")
+
+
+def published(folder):
+    """Draw every figure that the published numbers allow; returns Table 1, A.7 and A.4 as lines."""
+    gain, rate, wide = "gain (R - R_0) / (A - R_0)", "pass rate R", (100, 100000, 100000)
+    base = {"A": 0.610, "B": 1.92, "C_mid": 2542, "R_0": PAPER_R_0}
+    roles = {"A": (0.55, 0.61, 0.70), "B": (1, 1.92, 4), "C_mid": (1000, 2542, 8000), "R_0": (0.3, PAPER_R_0, 0.45)}
+    winner = {n: (TABLE_1[n][2], TABLE_1[n][1], TABLE_1[n][0], PAPER_R_0) for n in ("ScaleRL-8gen", "ScaleRL-bs2048")}
+    axes = {
+        "model size": ("ScaleRL", "ScaleRL-Scout"),
+        "generation length": ("ScaleRL", "ScaleRL-32k"),
+        "batch size (512, 768, 2048)": ("ScaleRL-bs512", "ScaleRL", "ScaleRL-bs2048"),
+        "generations per prompt (8, 16, 24, 32)": ("ScaleRL-8gen", "ScaleRL", "ScaleRL-24gen", "ScaleRL-32gen"),
+        "math and code together": ("math+code, math", "math+code, code"),
+    }

@@ -1,0 +1,288 @@
+"""What the policy maximises: importance ratio, CISPO, DAPO, GRPO and GSPO per token, advantages, averages.
+
+arXiv 2510.13786: Eq. 2 to 5, 7 and 8; Sec. 2 (baseline), 3.2 (each choice compared), 4 (ScaleRL), A.17 (clips).
+
+    ratio      rho_it = pi_train(y_it) / pi_gen(y_it)                                                       Eq. 2
+    baseline   min(rho_it A_i, clip(rho_it, 1 - eps_low, 1 + eps_high) A_i), sample average                 Eq. 3
+    CISPO      sg(min(rho_it, eps_max)) A_i log pi_train(y_it)            (sg: stop-gradient)               Eq. 4
+    advantage  A_i = r_i - mean_j r_j over the G completions of a prompt; A_i / (std_j r_j + 1e-6)          Eq. 5
+    GRPO       Eq. 3 with eps_low = eps_high, sample average                                                Eq. 7
+    DAPO       Eq. 3 with prompt average                                                                    Eq. 8
+    GSPO       min(s_i A_i, clip(s_i, 1 - eps_low, 1 + eps_high) A_i),  s_i = (prod_t rho_it)^(1 / |y_i|)   Sec. 3.2
+    ScaleRL    CISPO, prompt average, A_i / std of all A in the batch, zero-variance prompts dropped        Sec. 4
+
+Each recipe is put together from four independent choices: a per-token objective, `nonzero_variance`, `normalise` and
+`aggregate`. The baseline of Eq. 3 is `dapo` under `aggregate(how="sample")`. Everything here is to be maximised.
+
+    log pi_train -> logprobs (B, T) nats        A_i -> advantages (P, G), flattened to (B,) for the objectives
+    log pi_gen   -> gen_logprobs (B, T) nats    r_i -> rewards (P, G)
+    rho_it       -> ratio (B, T)                |y_i| -> lengths (B,) sampled tokens
+    B completions, T completion tokens (prompts are left out), P prompts, G completions per prompt.
+    mask (B, T) bool is True on tokens that the policy sampled; padding, injected phrases and whole completions that
+    carry no loss are False and leave no trace: value 0, gradient 0, no share in any denominator.
+
+Deviation: GSPO's ratio is the geometric mean over the tokens, as in GSPO's own paper. The paper writes the ratio of
+    whole sequences; that one drifts from 1 with every further token, so half-widths of 3e-3 and 5e-3 make no sense.
+Open in the paper: which std and which epsilon. Here the population std (ddof 0) plus 1e-6, for groups and batch alike.
+Open in the paper: the order of filter and batch std. Here zero-variance prompts go first, the std is of what is kept.
+Open in the paper: whether truncated completions enter the group mean and the std. Here both, as the wrong answers that
+    they are (left out, a group could keep equal rewards, and its std would be the 1e-6); only their loss is masked.
+Open in the paper: how injected phrases count. Here not at all: the policy did not choose them.
+
+Test: pytest tests/test_loss.py, and `python -m doctest loss.py` for the examples.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+STD_EPS = 1e-6  # keeps the division finite; far below the std of any unequal rewards of +1 and -1
+NORMALISATIONS = ("prompt", "batch", "none")
+AVERAGES = ("sample", "prompt", "token")
+
+
+# Objectives per token, Eq. 2 to 8
+
+
+def importance_ratio(logprobs, gen_logprobs, mask):
+    """Eq. 2: rho = pi_train / pi_gen per token, (B, T); 1 where mask is False.
+
+    logprobs      (B, T) nats  log pi_train of the sampled tokens
+    gen_logprobs  (B, T) nats  log pi_gen stored when the token was sampled; recomputed later it would make rho = 1
+    mask          (B, T) bool  True on tokens the policy sampled
+    """
+    return _log_ratio(logprobs, gen_logprobs, mask).exp()
+
+
+def sequence_ratio(logprobs, gen_logprobs, mask):
+    """GSPO's ratio: geometric mean of rho over the sampled tokens of a completion, (B, 1); 1 where there are none.
+
+    Arguments as in importance_ratio.
+    """
+    total = _log_ratio(logprobs, gen_logprobs, mask).sum(-1, keepdim=True)
+    return (total / mask.sum(-1, keepdim=True).clamp(min=1)).exp()
+
+
+def cispo(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """Eq. 4: truncated importance weight times REINFORCE, per token (B, T), not averaged.
+
+    logprobs      (B, T) nats  log pi_train of the sampled tokens; the only input that carries a gradient
+    gen_logprobs  (B, T) nats  log pi_gen when the token was sampled
+    advantages    (B,)         one per completion, already normalised
+    mask          (B, T) bool  True on tokens the policy sampled (not prompt, padding or injected phrase)
+    eps_max       float        cap on the ratio itself, not 1 + eps; the paper tried 4, 5 and 8
+    Raises ValueError if eps_max < 1 or the shapes disagree.
+    """
+    if not eps_max >= 1:
+        raise ValueError(
+            f"eps_max is {eps_max}; expected a cap on the ratio itself, at least 1 (the paper tried 4, 5 and 8). "
+            "Likely cause: the half-width of a clip, as in 1 + eps. A cap below 1 would shrink even on-policy tokens."
+        )
+    _check_shapes(logprobs, gen_logprobs, advantages, mask)
+    # Detached: the ratio weighs the gradient of log pi_train and has none of its own. The cap bounds a token's
+    # weight and never removes it, whatever the sign of the advantage. Filled before the product too: 0 * -inf is nan.
+    weight = importance_ratio(logprobs, gen_logprobs, mask).clamp(max=eps_max).detach()
+    return _fill(weight * advantages[:, None] * _fill(logprobs, mask), mask)
+
+
+def dapo(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+    """Eq. 8, and under sample average Eq. 3: clipped ratio times advantage, per token (B, T), not averaged.
+
+    eps_low       float        lower half-width: where the advantage is negative, no gradient below 1 - eps_low
+    eps_high      float        upper half-width: where it is positive, no gradient above 1 + eps_high
+    The rest as in cispo. Raises ValueError if a half-width is negative or the shapes disagree.
+    """
+    _check_shapes(logprobs, gen_logprobs, advantages, mask)
+    return _clip(importance_ratio(logprobs, gen_logprobs, mask), advantages, mask, eps_low, eps_high)
+
+
+def grpo(logprobs, gen_logprobs, advantages, mask, *, eps):
+    """Eq. 7: DAPO's objective with one half-width eps for both sides, per token (B, T), not averaged.
+
+    Arguments and errors as in dapo.
+    """
+    return dapo(logprobs, gen_logprobs, advantages, mask, eps_low=eps, eps_high=eps)
+
+
+def gspo(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+    """GSPO (Sec. 3.2): one clipped ratio per completion, repeated over its tokens, (B, T), not averaged.
+
+    This is GSPO only under sample average, where a completion's tokens average to its one term; under prompt or token
+    average long completions weigh more. Arguments and errors as in dapo; conference Fig. 20 found 3e-3 and 5e-3 best.
+    Deviation: length-normalised ratio (module docstring).
+    """
+    _check_shapes(logprobs, gen_logprobs, advantages, mask)
+    ratio = sequence_ratio(logprobs, gen_logprobs, mask).expand(mask.shape)
+    return _clip(ratio, advantages, mask, eps_low, eps_high)
+
+
+LOSSES = {  # --loss -> the objective, and the only clip flags that it reads
+    "cispo": (cispo, ("eps_max",)),
+    "dapo": (dapo, ("eps_low", "eps_high")),
+    "grpo": (grpo, ("eps",)),
+    "gspo": (gspo, ("eps_low", "eps_high")),
+}
+
+
+@torch.no_grad()
+def clipped(objective, logprobs, gen_logprobs, advantages, mask, **eps):
+    """(B, T) bool: sampled tokens whose objective the cap or clip changes; their share of the mask is what is logged.
+
+    objective is cispo, dapo, grpo or gspo and eps its clip arguments; the rest as there. Tokens beyond a bound that
+    does not act on them (zero advantage, or the side that the min leaves open) do not count.
+    """
+    inputs = (logprobs, gen_logprobs, advantages, mask)
+    return objective(*inputs, **eps) != objective(*inputs, **dict.fromkeys(eps, float("inf")))
+
+
+# Advantages, Sec. 2 and 3.2
+
+
+def group_advantages(rewards):
+    """Reward minus the mean reward of the same prompt: rewards (P, G) -> advantages (P, G), not normalised.
+
+    Raises ValueError if rewards is not (P, G).
+    """
+    _check_groups(rewards)
+    return rewards - rewards.mean(-1, keepdim=True)
+
+
+def normalise(advantages, how):
+    """Divide advantages (P, G) by a population std plus 1e-6; returns (P, G).
+
+    how  "prompt"  std of the prompt's own group (Eq. 5)
+         "batch"   std of all advantages given, never of raw rewards; give only the prompts that were kept (ScaleRL)
+         "none"    as they are (Dr. GRPO)
+    Raises ValueError if how is none of these or advantages is not (P, G).
+    """
+    _check_groups(advantages)
+    if how == "none":
+        return advantages
+    if how == "prompt":
+        std = advantages.std(-1, keepdim=True, correction=0)
+    elif how == "batch":
+        std = advantages.std(correction=0)
+    else:
+        raise ValueError(f"unknown normalisation {how!r}; expected one of {', '.join(NORMALISATIONS)}")
+    return advantages / (std + STD_EPS)
+
+
+def nonzero_variance(rewards):
+    """Zero-variance filter (Sec. 3.2): rewards (P, G) -> (P,) bool, True where the group's rewards are not all equal.
+
+    Give it correctness (+1, -1), never a reward shaped by length: the paper's filter is 0 < mean(correct) < 1.
+    Raises ValueError if rewards is not (P, G).
+    """
+    _check_groups(rewards)
+    # Compared, not by std: rounding in the mean of equal rewards could leave a std just above 0.
+    return (rewards != rewards[:, :1]).any(-1)
+
+
+# Averages, Sec. 3.2
+
+
+class Denominators(NamedTuple):
+    """What the averages divide by: counts over the whole batch of an optimizer step, all micro-batches and ranks."""
+
+    completions: int  # with at least one sampled token
+    prompts: int  # with at least one sampled token
+    tokens: int  # sampled
+    tokens_per_prompt: torch.Tensor  # (P,) int64, by prompt_index
+
+
+def global_denominators(lengths, prompt_index):
+    """Count the denominators of a whole batch from its lengths alone, so that no token tensor has to exist.
+
+    lengths       (B,) int  sampled tokens per completion (mask.sum(-1)); 0 if it carries no loss (truncated, dropped)
+    prompt_index  (B,) int  which prompt of the batch a completion belongs to; gaps left by dropped prompts are fine
+    Raises ValueError if the two are not of one length.
+    """
+    if lengths.dim() != 1 or lengths.shape != prompt_index.shape:
+        raise ValueError(
+            f"lengths {tuple(lengths.shape)} and prompt_index {tuple(prompt_index.shape)}; expected both (B,). "
+            "Likely cause: the mask itself where mask.sum(-1) is meant."
+        )
+    tokens_per_prompt = torch.bincount(prompt_index, weights=lengths).long()  # the sums are exact: float64 counts
+    counts = ((lengths > 0).sum(), (tokens_per_prompt > 0).sum(), lengths.sum())
+    return Denominators(*(int(count) for count in counts), tokens_per_prompt)
+
+
+def aggregate(objective, mask, prompt_index, how, denominators):
+    """A micro-batch's share (a scalar) of the average over the whole batch; micro-batches and ranks add up to it.
+
+    objective     (B, T)       from cispo, dapo, grpo or gspo
+    mask          (B, T) bool  as there; one without any True (a dummy to keep ranks in step) gives 0
+    prompt_index  (B,) int     position of each completion's prompt in denominators.tokens_per_prompt
+    how           "sample"     mean over a completion's tokens, then over completions (Eq. 3, 7)
+                  "prompt"     mean over all tokens of a prompt's completions, then over prompts (Eq. 8, ScaleRL)
+                  "token"      mean over all tokens
+    denominators  from global_denominators on the whole batch, whatever part of it objective holds
+    Raises ValueError if how is none of these.
+
+    >>> objective, prompt_index = torch.tensor([[4.0, 8.0], [1.0, 0.0]]), torch.tensor([0, 1])
+    >>> mask = torch.tensor([[True, True], [True, False]])
+    >>> whole = global_denominators(mask.sum(-1), prompt_index)
+    >>> aggregate(objective, mask, prompt_index, "prompt", whole).item()  # (12 / 2 + 1 / 1) / 2
+    3.5
+    >>> [aggregate(objective[i], mask[i], prompt_index[i], "prompt", whole).item() for i in ([0], [1])]
+    [3.0, 0.5]
+    """
+    lengths = mask.sum(-1)  # (B,)
+    if how == "sample":
+        divisor = denominators.completions * lengths
+    elif how == "prompt":
+        divisor = denominators.prompts * denominators.tokens_per_prompt.to(mask.device)[prompt_index]
+    elif how == "token":
+        divisor = torch.full_like(lengths, denominators.tokens)
+    else:
+        raise ValueError(f"unknown average {how!r}; expected one of {', '.join(AVERAGES)}")
+    # A completion without tokens has weight 0. One with tokens that the denominators left out gets inf, not a guess.
+    weights = torch.where(lengths > 0, 1 / divisor.to(objective.dtype), 0.0)
+    return (_fill(objective, mask).sum(-1) * weights).sum()
+
+
+# Shared pieces
+
+
+def _fill(values, mask):
+    """values with 0 where mask is False; the gradient there is exactly 0 whatever values holds."""
+    return values.masked_fill(~mask, 0.0)
+
+
+def _log_ratio(logprobs, gen_logprobs, mask):
+    """log pi_train - log pi_gen, (B, T) nats; 0 where mask is False."""
+    # Filled before any exp: masked inputs may be -inf or nan, and a 0 gradient times exp of those would be nan.
+    return _fill(logprobs - gen_logprobs, mask)
+
+
+def _clip(ratio, advantages, mask, eps_low, eps_high):
+    """min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A), (B, T); 0 where mask is False."""
+    if not (eps_low >= 0 and eps_high >= 0):
+        raise ValueError(
+            f"the clip's half-widths are {eps_low} (below 1) and {eps_high} (above 1); expected 0 or more, as in "
+            "clip(ratio, 1 - eps_low, 1 + eps_high). Likely cause: an offset with its sign."
+        )
+    advantages = advantages[:, None]
+    # min for both signs leaves each one side of the clip open: a bad token that became likelier (A < 0, ratio far
+    # above 1) must still be pushed down in full. max would let it go.
+    objective = torch.minimum(ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages)
+    return _fill(objective, mask)
+
+
+def _check_shapes(logprobs, gen_logprobs, advantages, mask):
+    """Raise ValueError unless the shapes are (B, T), (B, T), (B,), (B, T); broadcasting would hide a mix-up."""
+    got = [tuple(tensor.shape) for tensor in (logprobs, gen_logprobs, advantages, mask)]
+    expected = [got[0], got[0], got[0][:1], got[0]]
+    if got != expected or len(got[0]) != 2:
+        raise ValueError(
+            f"logprobs, gen_logprobs, advantages, mask have shapes {got}; expected (B, T), (B, T), (B,), (B, T). "
+            "Likely cause: advantages still (P, G), or prompt tokens left in one of the others."
+        )
+
+
+def _check_groups(values):
+    """Raise ValueError unless values is (P, G): a flattened batch would silently become one big group."""
+    if values.dim() != 2:
+        raise ValueError(
+            f"got shape {tuple(values.shape)}; expected (P, G), one row per prompt. Likely cause: flattened to (B,)."
+        )

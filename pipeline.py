@@ -1,0 +1,526 @@
+"""Asynchronous training: who may generate what, when a batch is complete, and how weights reach running generators.
+
+Paper: Sec. 3.1 and A.11 (PipelineRL-k, PPO-off-policy-k); Sec. 2 (generators and trainers are separate processes).
+
+    pipeline   N(v) = min(k + 1 + v, steps) P               new weights after every optimizer step
+    ppo        N(v) = min((floor(v / k) + 1) k, steps) P    new weights when k divides v
+    batch of step v = tickets v P ... (v + 1) P - 1         in both, whatever order they finish in
+
+v -> version (optimizer steps done), P -> prompts (per step), N(v) -> tickets_issued, k -> k (optimizer steps).
+
+A ticket is the permission to generate one group. Rank 0 issues ticket n once n < N(v), so all tickets of step v's batch
+are issued at version v - k or later, and weights at least that new start them: no token trains more than k steps (ppo:
+k - 1) after the version that sampled it. Nothing is discarded, and the prompts of a batch depend on no timing. Trainers
+that are ahead wait because their tickets are unfinished, generators that are ahead because there is no ticket.
+
+Who tells whom, all through one key-value store that rank 0 hosts (the mailbox):
+    rank 0 -> generators   "news": how many tickets there are, the version to join, evaluation, end of the run
+    generator -> rank 0    claims the next number by an atomic add and keeps it until that ticket exists; then one value
+                           per finished completion, and behind the last one the headers of all: the ticket is done
+    rank 0 -> trainers     the headers; each trainer fetches its own completions, which deletes them
+Weights do not go through the mailbox: when all generators have joined a version, `broadcast_weights`, or whatever is
+passed in, moves them between two decode steps. Every rank counts its progress; a wait fails when a rank it depends on
+makes none for `timeout` seconds, and says who waits for whom.
+
+Deviation: the paper hands over the first full batch; here a batch is made of the oldest tickets. Taking what arrives
+  first breaks the bound (test_taking_whatever_arrives_first_breaks_the_bound) and favours short answers.
+Deviation: when few prompts are left, ppo issues tickets late, in the middle of a phase; their age stays bounded.
+Open in the paper: in what staleness is counted (ours: optimizer steps, from the version that sampled a token to the one
+  that trains on it); whether ppo publishes the last weights (ours: yes, for the last evaluation).
+
+Run by train.py. Test: pytest tests/test_pipeline.py
+"""
+
+import hashlib
+import os
+import pickle
+import time
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+MAX_BYTES = 8 << 20  # of one value: above it the store drops the connection
+POLL = 0.005  # seconds between two looks of a rank with nothing to do; a look costs 50 us
+BEAT = 0.25  # seconds between two signs of progress
+
+
+# --- Rules: pure functions on counts ---------------------------------------------------------------------------------
+
+
+def tickets_issued(version, *, off_policy, k, steps, prompts):
+    """N(v): tickets, over the whole run, that may have been issued once `version` optimizer steps are done.
+
+    >>> [tickets_issued(v, off_policy="pipeline", k=2, steps=5, prompts=10) for v in range(5)]
+    [30, 40, 50, 50, 50]
+    >>> [tickets_issued(v, off_policy="ppo", k=2, steps=5, prompts=10) for v in range(5)]
+    [20, 20, 40, 40, 50]
+    """
+    batches = k + 1 + version if off_policy == "pipeline" else (version // k + 1) * k
+    return min(batches, steps) * prompts
+
+
+def batch_tickets(step, prompts):
+    """The numbers of the tickets that optimizer step `step` (from 0) trains on."""
+    return range(step * prompts, (step + 1) * prompts)
+
+
+def publishes(version, *, off_policy, k):
+    """Whether the generators get the weights of `version`: always in a pipeline, between two phases in ppo."""
+    return off_policy == "pipeline" or version % k == 0
+
+
+# --- What is sent ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """Permission to generate one group: G completions of one prompt."""
+
+    number: int  # 0, 1, … over the whole run, or over one evaluation
+    version: int  # of the generators when it was issued; only weights at least that new may start it
+    prompt: object  # data.Prompt
+    generations: int  # G
+    evaluation: bool = False  # of the validation set: goes before everything else
+    headers_only: bool = False  # completions are not delivered: an evaluation's 16,000 would fill the mailbox
+
+    @property
+    def queue(self):
+        """What it is claimed from."""
+        return "eval" if self.evaluation else "train"
+
+
+@dataclass
+class Completion:
+    """One answer, under its ticket. ids, mask, logprobs, versions: an entry per token of the answer, EOS included."""
+
+    ticket: int  # Ticket.number
+    index: int  # 0 … G-1 in its group
+    evaluation: bool
+    prompt_ids: list[int]
+    ids: list[int]
+    mask: list[bool]  # True where the policy sampled the token, False where it was injected
+    logprobs: list[float]  # nats, log pi_gen in the distribution sampled from, when it was sampled; 0.0 if injected
+    versions: list[int]  # policy version (optimizer steps) of the weights at that time
+    text: str
+    truncated: bool  # no end within the token budget
+    interrupted: bool  # the interruption phrase was injected
+    reward: float = 0.0  # from here on filled in by `serve`; nan if the verifier failed
+    correct: bool | None = False  # None if the verifier failed
+
+
+@dataclass(frozen=True)
+class Header:
+    """What it takes to know of a completion to form a batch, normalise its advantages and share it out."""
+
+    key: str  # of the completion in the mailbox
+    prompt: int  # data.Prompt.index
+    reward: float  # nan if the verifier failed
+    correct: bool | None  # None if the verifier failed: the group must be dropped, it is not wrong
+    truncated: bool
+    interrupted: bool
+    prompt_tokens: int
+    tokens: int  # of the completion, injected ones included
+    versions: dict[int, int]  # {policy version: tokens it sampled}, injected ones excluded
+    timed_out: bool  # wrong because verifying it took too long
+    error: str  # why the verifier failed
+
+
+@dataclass(frozen=True)
+class News:
+    """What rank 0 tells the generators."""
+
+    version: int  # of the weights they should have
+    tickets: int  # issued over the whole run
+    evaluation_tickets: int = 0  # issued over all evaluations
+    evaluating: bool = False
+    stop: str | None = None  # the reason, at the end of the run
+
+
+# --- The mailbox -----------------------------------------------------------------------------------------------------
+
+
+class Stalled(RuntimeError):
+    """A rank that is waited for makes no progress."""
+
+
+class Stopped(Exception):
+    """Rank 0 has ended the run; the message is its reason."""
+
+
+class Interrupted(Exception):
+    """`interrupted()` came true during a wait."""
+
+
+def connect():
+    """The store behind the mailbox, hosted by rank 0; every rank of an initialised default process group calls this."""
+    store = partial(dist.TCPStore, os.environ["MASTER_ADDR"], wait_for_workers=False)
+    hosted = store(port=0, is_master=True) if dist.get_rank() == 0 else None  # 0: any free port
+    port = [hosted and hosted.port]
+    dist.broadcast_object_list(port, 0)
+    return hosted or store(port=port[0], is_master=False)
+
+
+class Mailbox:
+    """Python objects under names, in one store for all ranks. Nothing but `wait` and `receive` blocks.
+
+    store        a TCPStore, or anything with its methods; one per thread (`store.clone()`)
+    rank         of this process: ranks below `trainers` train, the rest up to `world` generate
+    timeout      seconds without progress after which a rank counts as stuck
+    interrupted  () -> bool, asked while waiting
+
+    Values are pickles: for the processes of one run, which trust each other.
+    """
+
+    def __init__(self, store, rank, *, trainers, world, timeout, interrupted=bool):
+        self.store, self.rank, self.trainers, self.generators = store, rank, trainers, range(trainers, world)
+        self.clock, self.pause = time.monotonic, time.sleep  # a simulation puts its own here
+        self.timeout, self.beat_every, self.interrupted = timeout, min(BEAT, timeout / 8), interrupted
+        self._beaten = self._looked = float("-inf")  # when, by the clock
+        self._progress = {}  # rank -> (its beats, since when there are so many: by our clock, for clocks differ)
+        self._news, self._news_count = None, 0
+
+    def put(self, key, value):
+        """Raises ValueError for a value that would break the connection."""
+        data = pickle.dumps(value)
+        if len(data) > MAX_BYTES:
+            cause = "a completion of too many tokens (lower --max-new-tokens)"
+            raise ValueError(f"expected at most {MAX_BYTES} bytes for {key}, got {len(data)}; likely cause: {cause}")
+        self.store.set(key, data)
+
+    def has(self, key):
+        return self.store.check([key])
+
+    def take(self, keys):
+        """The values, which must be there, in order; they are deleted."""
+        values = [pickle.loads(data) for data in self.store.multi_get(keys)] if keys else []
+        self.discard(keys)
+        return values
+
+    def discard(self, keys):
+        for key in keys:
+            self.store.delete_key(key)
+
+    def post(self, news):
+        """Rank 0's latest word. The counter comes second, so that whoever sees it move finds the news."""
+        self.put("news", news)
+        self.store.add("news/count", 1)
+
+    def news(self):
+        """The latest News, None before the first; a single look while there is nothing new."""
+        count = self.store.add("news/count", 0)
+        if count > self._news_count:
+            self._news, self._news_count = pickle.loads(self.store.get("news")), count
+        return self._news
+
+    def beat(self):
+        """Say that this rank makes progress; cheap enough for every decode step and micro-batch. True if it was due."""
+        if due := self.clock() - self._beaten >= self.beat_every:
+            self._beaten = self.clock()
+            self.store.add(f"beat/{self.rank}", 1)
+        return due
+
+    def name(self, rank):
+        return f"{'trainer' if rank < self.trainers else 'generator'} rank {rank}"
+
+    def watch(self, ranks, what):
+        """Raises Stalled, naming those of `ranks` that have made no progress for `timeout` seconds."""
+        now = self.clock()
+        if now - self._looked < self.beat_every:
+            return
+        self._looked = now
+        for rank in ranks:
+            beats = self.store.add(f"beat/{rank}", 0)
+            if beats != self._progress.get(rank, (None, now))[0]:
+                self._progress[rank] = beats, now
+        if stuck := [self.name(rank) for rank in ranks if now - self._progress[rank][1] > self.timeout]:
+            late = f"{' and '.join(stuck)} made no progress for {self.timeout:g} s"
+            cause = "killed, hanging, or one of its steps takes longer than --timeout"
+            raise Stalled(f"{self.name(self.rank)} waits for {what}, but {late}; likely cause: {cause}")
+
+    def wait(self, what, missing, *, interruptible=True):
+        """Poll until nobody is missing.
+
+        what     for the message
+        missing  () -> the ranks that `what` still depends on
+        Raises Stalled if one of these makes no progress for `timeout` seconds, Interrupted, and on other ranks than 0
+        Stopped if rank 0 has ended the run.
+        """
+        while not (interruptible and self.interrupted()):
+            if not (ranks := missing()):
+                return
+            if self.rank and (news := self.news()) and news.stop is not None:
+                raise Stopped(news.stop)
+            self.beat()
+            self.watch(ranks, what)
+            self.pause(POLL)
+        raise Interrupted(f"interrupted while {self.name(self.rank)} waited for {what}")
+
+    def receive(self, key, what, ranks):
+        """Wait for a value that these ranks may bring, and take it."""
+        self.wait(what, lambda: [] if self.has(key) else ranks)
+        return self.take([key])[0]
+
+
+# --- The trainers' side ----------------------------------------------------------------------------------------------
+
+
+class Pipeline:
+    """The trainers' end. Every trainer rank makes the same calls; only rank 0 talks to the generators.
+
+    off_policy   "pipeline" with k >= 0 or "ppo" with k >= 1, in optimizer steps (Sec. 3.1)
+    prompts      P, tickets per optimizer step;  generations  G, completions per ticket
+    steps        optimizer steps of the run;     start        those already done (a resumed run)
+    """
+
+    def __init__(self, mailbox, *, off_policy, k, prompts, generations, steps, start=0):
+        self.mailbox, self.prompts, self.generations = mailbox, prompts, generations
+        self.rules, self.version = {"off_policy": off_policy, "k": k}, start
+        self.limit = partial(tickets_issued, **self.rules, steps=steps, prompts=prompts)
+        if mailbox.rank == 0:  # a resumed run counts on: the first claim is the first ticket that is not yet trained
+            mailbox.store.add("claimed/train", start * prompts)
+        self._news = News(version=start, tickets=start * prompts)
+        self._post()
+
+    @property
+    def room(self):
+        """Tickets that may be issued now."""
+        return self.limit(self.version) - self._news.tickets
+
+    def issue(self, prompts):
+        """One ticket per data.Prompt, in order. Fewer than `room` are fine; raises ValueError for more."""
+        if len(prompts) > self.room:
+            raise ValueError(f"expected at most {self.room} prompts at version {self.version}, got {len(prompts)}")
+        first, version = self._news.tickets, self._news.version
+        tickets = [Ticket(n, version, prompt, self.generations) for n, prompt in enumerate(prompts, first)]
+        self._post(tickets, first, tickets=first + len(tickets))
+
+    def next_batch(self, step):
+        """The headers of step's tickets, one list per ticket in ticket order, the same on every trainer rank.
+
+        None if too few tickets could be issued for it: the curriculum is exhausted.
+        """
+        box, numbers = self.mailbox, batch_tickets(step, self.prompts)
+        if self._news.tickets < numbers.stop:
+            return None
+        if box.rank:
+            return box.receive(f"batch/{step}/{box.rank}", f"the batch of step {step}", [0])
+        groups = [box.receive(f"headers/train/{n}", f"ticket {n} of step {step}", box.generators) for n in numbers]
+        for rank in range(1, box.trainers):
+            box.put(f"batch/{step}/{rank}", groups)
+        return groups
+
+    def take(self, headers):
+        """The completions of these headers, in order; they leave the mailbox. On any trainer rank."""
+        return self.mailbox.take([header.key for header in headers])
+
+    def drop(self, headers):
+        """Delete completions that no rank takes."""
+        if self.mailbox.rank == 0:
+            self.mailbox.discard([header.key for header in headers])
+
+    def publish(self, version, gather, send, *, final=False):
+        """An optimizer step is done: send the weights if the rules, or the end of the run (`final`), ask for it.
+
+        gather  () -> {name: full tensor} in the generators' dtype; called on every trainer rank, and before any
+                generator is asked to wait for weights
+        send    called with it on rank 0, once every generator has joined and is about to receive
+        Returns True if the generators now have this version.
+        """
+        self.version, box = version, self.mailbox
+        if version > self._news.version and (final or publishes(version, **self.rules)):
+            named = gather()
+            self._post(version=version)
+            if box.rank == 0:
+                keys = {rank: f"joined/{version}/{rank}" for rank in box.generators}
+                absent = lambda: [rank for rank, key in keys.items() if not box.has(key)]  # noqa: E731
+                # Not interruptible: a generator that has joined waits for the weights and for nothing else.
+                box.wait(f"the generators to join version {version}", absent, interruptible=False)
+                box.discard(keys.values())
+                send(named)
+        return version == self._news.version
+
+    def evaluate(self, prompts, generations, samples):
+        """Headers, a list per prompt; and completions, of the first `samples` prompts. Nothing on other ranks than 0.
+
+        Weights and training tickets stand still meanwhile; `generations` is the k of mean@k.
+        Raises ValueError if the generators do not have the trainers' weights.
+        """
+        box, version, first = self.mailbox, self.version, self._news.evaluation_tickets
+        if self._news.version != version:
+            cause = "ppo evaluates at multiples of k, and after a last publish(…, final=True)"
+            raise ValueError(f"expected generators at {version}, got {self._news.version}; likely cause: {cause}")
+        tickets = [Ticket(n, version, prompt, generations, True, n >= samples) for n, prompt in enumerate(prompts)]
+        self._post(tickets, first, evaluating=True, evaluation_tickets=first + len(tickets))
+        numbers = range(0 if box.rank else len(tickets))
+        groups = [box.receive(f"headers/eval/{n}", f"evaluation ticket {n}", box.generators) for n in numbers]
+        self._post(evaluating=False)
+        return groups, self.take(sum(groups[:samples], []))
+
+    def idle(self):
+        """Seconds with nothing decoding, outside evaluations, summed over the generators since they started.
+
+        Up to date to BEAT seconds; only differences mean something. Joining, receiving and delivering are idle time.
+        """
+        return sum(self.mailbox.store.add(f"idle/{rank}", 0) for rank in self.mailbox.generators) / 1e6
+
+    def stop(self, reason, patience=5.0):
+        """End the run. Returns the generator ranks that have not left after `patience` seconds: one may be the reason.
+
+        Rank 0 hosts the mailbox, so it must not end before this returns.
+        """
+        self._post(stop=reason)
+        box, until = self.mailbox, self.mailbox.clock() + patience
+        staying = box.generators if box.rank == 0 else []
+        while (staying := [rank for rank in staying if not box.has(f"left/{rank}")]) and box.clock() < until:
+            box.pause(POLL)
+        return staying
+
+    def _post(self, more=(), first=0, **changes):
+        """Put more tickets into their queue, behind its `first` ones, then the news of it."""
+        self._news = replace(self._news, **changes)
+        if self.mailbox.rank == 0:
+            for place, ticket in enumerate(more, first):
+                self.mailbox.put(f"ticket/{ticket.queue}/{place}", ticket)
+            self.mailbox.post(self._news)
+
+
+# --- The generators' side --------------------------------------------------------------------------------------------
+
+
+def serve(generator, mailbox, receive, scorer):
+    """A generator's life; returns rank 0's reason for ending it.
+
+    generator  rollout.TorchGenerator or its like
+    receive    called with generator.named_weights(), fills these tensors: the other end of Pipeline.publish's `send`
+    scorer     reward.Scorer or its like: submit(completion, prompt), finished() -> verdicts
+
+    Raises Stalled if rank 0 makes no progress, ConnectionError if it is gone.
+    """
+    desk = Desk(generator, mailbox, receive, scorer)
+    try:
+        while (news := mailbox.news()) is None or news.stop is None:
+            desk.turn(news or News(generator.version, tickets=0))
+        mailbox.put(f"left/{mailbox.rank}", True)
+    except dist.DistError as error:
+        me = mailbox.name(mailbox.rank)
+        raise ConnectionError(f"{me} lost its mailbox: rank 0, which hosts it, has ended or is out of reach") from error
+    return news.stop
+
+
+class Desk:
+    """What `serve` keeps in mind: numbers claimed, tickets in work, time wasted."""
+
+    def __init__(self, generator, mailbox, receive, scorer):
+        self.generator, self.mailbox, self.receive, self.scorer = generator, mailbox, receive, scorer
+        self.claims = {"train": None, "eval": None}  # a number is kept until its ticket exists, also over evaluations
+        self.tickets, self.headers = {}, {}  # by (evaluation, number): the Ticket, and {index: Header} of the delivered
+        self.turned, self.idle = mailbox.clock(), 0.0
+
+    def turn(self, news):
+        """One decode step and what belongs between two of them."""
+        self.update(news.version)
+        self.claim(news)
+        began = self.mailbox.clock()
+        for completion in self.generator.step() if self.generator.busy else ():
+            self.scorer.submit(completion, self.tickets[completion.evaluation, completion.ticket].prompt)
+        decoding = self.mailbox.clock() - began
+        for score in self.scorer.finished():
+            self.deliver(score)
+        if not self.generator.busy:
+            self.mailbox.pause(POLL)
+        self.report(decoding, news.evaluating)
+        self.mailbox.watch([0], "news")
+
+    def update(self, version):
+        """Sec. 3.1: new weights between two decode steps; what is half finished goes on under them."""
+        if version > self.generator.version:
+            self.mailbox.put(f"joined/{version}/{self.mailbox.rank}", True)
+            self.receive(self.generator.named_weights())
+            self.generator.update_weights(version)
+
+    def claim(self, news):
+        """Take tickets while the generator wants some; during an evaluation only the evaluation's."""
+        queue, issued = ("eval", news.evaluation_tickets) if news.evaluating else ("train", news.tickets)
+        while self.generator.wants_evaluation if news.evaluating else self.generator.wants_ticket:
+            if self.claims[queue] is None:
+                self.claims[queue] = self.mailbox.store.add(f"claimed/{queue}", 1) - 1
+            if self.claims[queue] >= issued:
+                return
+            [ticket] = self.mailbox.take([f"ticket/{queue}/{self.claims[queue]}"])
+            self.claims[queue] = None
+            assert ticket.version <= self.generator.version, f"{ticket} needs newer weights than {news}"
+            self.tickets[ticket.evaluation, ticket.number] = ticket
+            self.generator.add(ticket)
+
+    def deliver(self, score):
+        """One completion; behind the last one of its ticket, the headers of all."""
+        place = score.completion.evaluation, score.completion.ticket
+        ticket, headers = self.tickets[place], self.headers.setdefault(place, {})
+        reward = float("nan") if score.correct is None else score.reward
+        completion = replace(score.completion, reward=reward, correct=score.correct)
+        headers[completion.index] = header(completion, ticket, score)
+        if not ticket.headers_only:
+            self.mailbox.put(headers[completion.index].key, completion)
+        if len(headers) == ticket.generations:
+            self.mailbox.put(f"headers/{ticket.queue}/{ticket.number}", [headers[i] for i in sorted(headers)])
+            del self.tickets[place], self.headers[place]
+
+    def report(self, decoding, evaluating):
+        """Add up what is left of this turn without its `decoding` seconds, and tell rank 0 now and then."""
+        now = self.mailbox.clock()
+        self.idle += 0.0 if evaluating else now - self.turned - decoding
+        self.turned = now
+        if self.mailbox.beat():
+            self.mailbox.store.add(f"idle/{self.mailbox.rank}", int(self.idle * 1e6))  # the store counts in integers
+            self.idle = 0.0
+
+
+def header(completion, ticket, score):
+    """Header of a scored completion."""
+    c, sampled = completion, (v for v, own in zip(completion.versions, completion.mask) if own)
+    return Header(
+        f"completion/{ticket.queue}/{ticket.number}/{c.index}", ticket.prompt.index, c.reward, c.correct, c.truncated,
+        c.interrupted, len(c.prompt_ids), len(c.ids), dict(Counter(sampled)), score.timed_out, score.error,
+    )
+
+
+# --- Weights ---------------------------------------------------------------------------------------------------------
+
+
+def buckets(parts, bucket_bytes):
+    """Flat byte tensors in lists of at most `bucket_bytes`, or of a single larger one.
+
+    >>> [[part.numel() for part in bucket] for bucket in buckets([torch.zeros(n) for n in (3, 4, 9, 2)], 8)]
+    [[3, 4], [9], [2]]
+    """
+    bucket, filled = [], 0
+    for part in parts:
+        if bucket and filled + part.numel() > bucket_bytes:
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(part)
+        filled += part.numel()
+    yield bucket
+
+
+def broadcast_weights(named, group, *, bucket_bytes=64 << 20):
+    """Copy {name: contiguous tensor} from the group's first rank into the others' tensors, bit for bit; all call it.
+
+    group  a ProcessGroup of rank 0 and the generators that can send from the device of the tensors
+    Raises ValueError on a receiver whose names, shapes or dtypes are not the sender's.
+    """
+    items = sorted(named.items())
+    layout = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in items]
+    digest = list(hashlib.sha256(str(layout).encode()).digest())
+    own = torch.tensor(digest, dtype=torch.uint8, device=items[0][1].device)
+    group.broadcast(sent := own.clone(), 0).wait()
+    if not torch.equal(own, sent):  # buckets would be cut elsewhere, and the run would hang
+        cause = "a generator's model or dtype is not the trainers'"
+        raise ValueError(f"expected the tensors of rank 0, got others; likely cause: {cause}. Here: {layout}")
+    for bucket in buckets([tensor.detach().view(-1).view(torch.uint8) for _, tensor in items], bucket_bytes):
+        group.broadcast(flat := torch.cat(bucket), 0).wait()
+        for part, new in zip(bucket, flat.split([len(part) for part in bucket])) if group.rank() else ():
+            part.copy_(new)

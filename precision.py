@@ -1,0 +1,278 @@
+"""FP32 LM head, token log-probabilities in bounded memory, and the train/generate mismatch they are meant to remove.
+
+Paper: Sec. 3.2 (FP32 at the LM head) and conference App. A.19 (log rho at step 0). With h the final hidden state of a
+position, W the head weight and tau the sampling temperature:
+
+    z = W h                                 logits: matmul in fp32 on the generator and on the trainer
+    log pi(y) = z_y / tau - log sum_j exp(z_j / tau)                  always fp32
+    H = - sum_j pi(j) log pi(j)                                       entropy, a statistic: carries no gradient
+    d log pi(y) / d z_j = (1[j = y] - pi(j)) / tau                    what the backward pass recomputes chunk by chunk
+    log rho = log pi_train(y) - log pi_gen(y)                         0 for equal weights on equal arithmetic
+    k3 = mean(rho - 1 - log rho)            tokens are pi_gen's, so this estimates KL(pi_gen || pi_train)
+
+h -> hidden (N, H), W -> head_weight (V, H), y -> ids (N,), tau -> temperature, rho -> ratio.
+Both sides multiply the same W, rounded to the generators' dtype: an fp32 product of different weights would not agree.
+
+Deviation: none known.
+Open in the paper: whether the log-softmax is fp32 too when the head is not; ours always is (the sampler's is as well).
+
+Run by train.py; benchmarks/logprobs_memory.py measures memory and time. Test: pytest tests/test_precision.py
+"""
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+# Hugging Face model types whose logits are lm_head(body(ids)): one linear layer without bias, nothing after it.
+SUPPORTED = ("gemma", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3")
+
+# Mean |log rho| (nats) that two backends with equal weights stay below. Measured between Hugging Face and vLLM on CPU,
+# random weights, vocabulary 32,000: 7e-6 with everything in fp32, 0.03 to 0.045 with bf16 bodies.
+MISMATCH_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+
+
+# --- Which models ----------------------------------------------------------------------------------------------------
+
+
+def _obstacles(config):
+    """What in a Hugging Face config rules a model out, as sentences; empty for a plain decoder."""
+    found = []
+    if getattr(config, "is_encoder_decoder", False):
+        found.append("it has an encoder")
+    for field in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
+        if getattr(config, field, None) not in (None, 1, 1.0):
+            found.append(f"{field}={getattr(config, field)} changes the logits after the head")
+    layers = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if any(kind != "full_attention" for kind in layers) if layers else window is not None:
+        found.append(f"attention is not full in every layer (sliding_window={window})")
+    for field in ("attention_dropout", "embd_pdrop", "resid_pdrop"):
+        # Dropout acts on the trainer only, so pi_train would differ from pi_gen at equal weights.
+        if getattr(config, field, 0.0):
+            found.append(f"{field}={getattr(config, field)} must be 0")
+    return found
+
+
+def check_supported(config):
+    """Raise ValueError unless `config` (Hugging Face) is that of a decoder with full attention and a plain head."""
+    obstacles = _obstacles(config)
+    if config.model_type in SUPPORTED and not obstacles:
+        return
+    reason = "; ".join(obstacles) or "its head has not been checked"
+    raise ValueError(
+        f"model type {config.model_type!r} is not supported: {reason}. Expected a decoder-only model with full "
+        f"attention and a bias-free linear head whose output is the logits: {', '.join(SUPPORTED)}."
+    )
+
+
+# --- Head, log-probabilities, entropy --------------------------------------------------------------------------------
+
+
+def head_logits(hidden, head_weight, fp32_head):
+    """Sec. 3.2: logits (..., V) in fp32, multiplied in fp32 (`fp32_head`) or in the dtype of `head_weight`.
+
+    hidden       (..., H)  final hidden states, any float dtype
+    head_weight  (V, H)    in the generators' dtype: this rounding is shared by both sides
+
+    Autocast is switched off, since it would turn the fp32 product back into a bf16 one.
+    """
+    dtype = torch.float32 if fp32_head else head_weight.dtype
+    with torch.autocast(hidden.device.type, enabled=False):
+        return (hidden.to(dtype) @ head_weight.to(dtype).T).float()
+
+
+def _log_softmax(hidden, head_weight, temperature, fp32_head):
+    """log pi (n, V) of n positions; forward and backward share it, so that the recomputed values are the same."""
+    return torch.log_softmax(head_logits(hidden, head_weight, fp32_head).div_(temperature), dim=-1)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """Only (chunk, V) logits exist at a time; autograd would keep all (N, V) of them (2.5 GB at N 4,096, V 151,936)."""
+
+    @staticmethod
+    def forward(ctx, hidden, head_weight, ids, chunk, temperature, fp32_head):
+        ctx.save_for_backward(hidden, head_weight, ids)
+        ctx.settings = chunk, temperature, fp32_head
+        weight = head_weight.float() if fp32_head else head_weight  # once, not once per chunk
+        logprobs = torch.empty(ids.shape, dtype=torch.float32, device=hidden.device)
+        entropy = torch.empty_like(logprobs)
+        for start in range(0, len(ids), chunk):
+            part = slice(start, start + chunk)
+            log_pi = _log_softmax(hidden[part], weight, temperature, fp32_head)
+            logprobs[part] = log_pi.gather(-1, ids[part, None]).squeeze(-1)
+            entropy[part] = -log_pi.exp().mul_(log_pi).sum(-1)
+        ctx.mark_non_differentiable(entropy)
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad_logprobs, _):
+        hidden, head_weight, ids = ctx.saved_tensors
+        chunk, temperature, fp32_head = ctx.settings
+        weight = head_weight.float() if fp32_head else head_weight
+        grad_hidden = torch.empty_like(hidden)
+        # fp32 whatever the weight's dtype: a bf16 sum over chunks stops growing once a term is below its 8 bits.
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, len(ids), chunk):
+                part = slice(start, start + chunk)
+                scale = grad_logprobs[part, None] / temperature
+                grad_logits = _log_softmax(hidden[part], weight, temperature, fp32_head).exp_().mul_(-scale)
+                grad_logits = grad_logits.scatter_add_(-1, ids[part, None], scale).to(weight.dtype)
+                grad_hidden[part] = (grad_logits @ weight).to(hidden.dtype)
+                _add_product(grad_weight, grad_logits.T, hidden[part].to(weight.dtype))
+        return grad_hidden, grad_weight.to(head_weight.dtype), None, None, None, None
+
+
+def _add_product(total, left, right):
+    """total += left @ right for an fp32 `total`; in place where the dtypes allow, which saves a (V, H) buffer."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+def token_logprobs(hidden, head_weight, ids, *, chunk, temperature=1.0, fp32_head=True):
+    """log pi of the tokens `ids` and the entropy at their positions: two fp32 tensors shaped like `ids`, in nats.
+
+    hidden       (..., H)  states that predict `ids`; carries a gradient
+    head_weight  (V, H)    carries a gradient, summed over chunks in fp32
+    ids          (...)     int64
+    chunk        positions whose logits exist at once: memory is about 3 * chunk * V * 4 bytes above the gradients
+    temperature  of the sampler: log-probs are those of the distribution that was sampled
+    fp32_head    False: the matmul runs in the dtype of `head_weight` (the leave-one-out of Sec. 4)
+
+    Raises ValueError when chunk < 1 or temperature <= 0.
+    """
+    if chunk < 1 or not temperature > 0:
+        raise ValueError(f"expected chunk >= 1 and temperature > 0, got chunk={chunk}, temperature={temperature}")
+    logprobs, entropy = _TokenLogprobs.apply(
+        hidden.reshape(-1, hidden.shape[-1]), head_weight, ids.reshape(-1), chunk, temperature, fp32_head
+    )
+    return logprobs.view(ids.shape), entropy.view(ids.shape)
+
+
+# --- The trainer's model ---------------------------------------------------------------------------------------------
+
+
+class PolicyModel(nn.Module):
+    """pi_train: a Hugging Face causal LM whose forward gives log-probs and entropies instead of logits.
+
+    model        a supported AutoModelForCausalLM; its parameters are the master weights
+    dtype        the generators' dtype: the head weight is rounded to it, weights are published in it
+    chunk        positions per piece of the head (memory against the number of small kernels)
+
+    One module with one forward, because FSDP2 gathers the head weight only inside the forward of what it wraps.
+    Raises ValueError for an unsupported model, and when TF32 would turn the fp32 head into a 10-bit one.
+    """
+
+    def __init__(self, model, *, dtype, temperature=1.0, fp32_head=True, chunk=256):
+        super().__init__()
+        check_supported(model.config)
+        if fp32_head and torch.get_float32_matmul_precision() != "highest":
+            raise ValueError(
+                "fp32_head needs torch.set_float32_matmul_precision('highest'), "
+                f"got {torch.get_float32_matmul_precision()!r}: fp32 products would be rounded to TF32 or bf16"
+            )
+        self.model, self.dtype = model, dtype
+        self.temperature, self.fp32_head, self.chunk = temperature, fp32_head, chunk
+
+    def forward(self, input_ids, mask=None):
+        """Log-probs and entropies (B, T-1), fp32 nats, of input_ids[:, 1:] given what stands before them.
+
+        input_ids  (B, T)          padded on the right. No attention mask is needed: a causal position sees only what
+                                   stands to its left, and padding stands to the right of every real token.
+        mask       (B, T-1) bool   positions that matter (completion tokens), default all; 0 is returned elsewhere and
+                                   the head is not computed there. An all-False mask still takes part in FSDP's
+                                   collectives (gradient 0), which is what a dummy micro-batch needs.
+        """
+        hidden = self.model.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state[:, :-1]
+        ids = input_ids[:, 1:]
+        mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
+        # Tied or not: the gradient of this use adds to that of the embedding through the shared parameter.
+        head_weight = self.model.get_output_embeddings().weight.to(self.dtype)
+        values = token_logprobs(
+            hidden[mask], head_weight, ids[mask],
+            chunk=self.chunk, temperature=self.temperature, fp32_head=self.fp32_head,
+        )
+        blank = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
+        return tuple(blank.masked_scatter(mask, value) for value in values)
+
+
+def shard(policy, mesh, dtype):
+    """FSDP2 over the trainer ranks of `mesh` (one rank works too), each decoder layer and the root; returns `policy`.
+
+    dtype   compute dtype of the layers; master weights, gradient reduction and optimizer state are fp32
+
+    Gradients are *summed* over ranks, not averaged: the loss is divided by global denominators already.
+    """
+    policy.float()
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    for module in (*policy.model.get_decoder().layers, policy):
+        # reshard_after_forward also at the root: otherwise a forward without backward (start-up check) leaves gathered
+        # copies behind, and later forwards and full_tensors would go on using them after an optimizer step.
+        fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=precision)
+        module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
+        module.set_gradient_divide_factor(1.0)
+    return policy
+
+
+def full_tensors(policy):
+    """Yield (Hugging Face parameter name, whole tensor in the publishing dtype); tied weights come once.
+
+    For publishing and for Hugging Face checkpoints. Collective under FSDP2: every trainer rank must exhaust it. Without
+    FSDP2 a tensor may share memory with its parameter; do not write to it.
+    """
+    for name, parameter in policy.model.named_parameters():
+        tensor = parameter.detach().to(policy.dtype)  # rounded before it is gathered: half the traffic in bf16
+        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+# --- Mismatch between pi_train and pi_gen ----------------------------------------------------------------------------
+
+
+def mismatch(logprobs, gen_logprobs, mask, *, low, high):
+    """How far pi_train is from pi_gen on tokens sampled from pi_gen: a dict of floats over the tokens of `mask`.
+
+    logprobs, gen_logprobs  (...)       nats; anything, also -inf or nan, where mask is False
+    mask                    (...) bool  True on tokens the policy sampled
+    low, high               ratios outside [low, high] count as clipped: 0 and eps_max for CISPO, 1 - eps_low and
+                            1 + eps_high for DAPO and GRPO
+
+    Keys: tokens; mean_abs_log_ratio, max_abs_log_ratio in nats; min_ratio, max_ratio of rho = pi_train / pi_gen; k3,
+    which estimates KL(pi_gen || pi_train), in nats; clipped, a share of the tokens; effective_sample_size =
+    (sum rho)^2 / sum rho^2 as a share of the tokens, 1 for equal policies. Raises ValueError when no token is left.
+    """
+    if not mask.any():
+        raise ValueError("mismatch: expected at least one token in mask, got none (every completion filtered out?)")
+    log_ratio = logprobs.detach()[mask].double() - gen_logprobs[mask].double()
+    ratio = log_ratio.exp()
+    return {
+        "tokens": float(mask.sum()),
+        "mean_abs_log_ratio": log_ratio.abs().mean().item(),
+        "max_abs_log_ratio": log_ratio.abs().max().item(),
+        "min_ratio": ratio.min().item(),
+        "max_ratio": ratio.max().item(),
+        "k3": (log_ratio.expm1() - log_ratio).mean().item(),  # rho - 1 - log rho without cancellation near 0
+        "clipped": ((ratio < low) | (ratio > high)).double().mean().item(),
+        "effective_sample_size": (ratio.sum() ** 2 / (ratio**2).sum() / len(ratio)).item(),
+    }
+
+
+def startup_check(logprobs, gen_logprobs, mask, dtype):
+    """Mean |log rho| (nats) of a few completions sampled with the weights just loaded; at step 0 it should be ~0.
+
+    Arguments as for `mismatch`; dtype is the generators'. Raises RuntimeError above MISMATCH_LIMIT[dtype], or if nan.
+    """
+    measured = mismatch(logprobs, gen_logprobs, mask, low=0.0, high=float("inf"))["mean_abs_log_ratio"]
+    if not measured <= MISMATCH_LIMIT[dtype]:  # written so that nan fails too
+        raise RuntimeError(
+            f"start-up check: trainer and generator hold the same weights, so mean |log rho| should be at most "
+            f"{MISMATCH_LIMIT[dtype]} in {dtype}; got {measured:.3g}. Likely causes: the generator samples at another "
+            f"temperature than --temperature, or with top-p or top-k; its log-prob mode gives raw log-probs instead of "
+            f"those of the sampling distribution; the head dtype differs between the two (--fp32-head on one side "
+            f"only); the tokenizer is not the model's, so that the ids differ."
+        )
+    return measured

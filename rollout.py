@@ -1,0 +1,399 @@
+"""Generators: they turn tickets into completions by continuous batching, and take new weights between two decode steps.
+
+Paper: Sec. 2 (generators, interruptions), Sec. 3.1 and A.11 (PipelineRL: half-finished completions go on under new
+weights with the stale KV cache), Sec. 3.2 (FP32 head), A.10 (forced interruption).
+
+    log pi_gen(y_t) = log softmax(W h_t / tau)[y_t]          top-p 1, no top-k; always fp32
+    y_t = min {y : sum_{j <= y} pi_gen(j) > u_t}             inverse CDF in float64
+    u_t = hash(seed, stream, ticket, index, t) in [0, 1)     so a completion depends neither on timing nor on its slot
+    still thinking after L tokens, L drawn from [lo, hi]:    the phrase follows, then the policy answers
+
+W -> head weight, h_t -> hidden, tau -> temperature, y_t -> token, u_t -> uniform, L -> interrupt_at, the phrase ->
+phrase_ids, [lo, hi] -> think_budget.
+
+How TorchGenerator decodes. S slots, each one row of a key/value cache whose column i is position i of that row's prompt
+and completion. A prompt is run once per ticket, without its last token; its keys and values are copied into the slots
+of its G completions as these start, and the last prompt token is a slot's first input. A finished slot is refilled
+before the next decode step. Slots in use are kept as a prefix of the rows, and attention reads only up to the longest
+of them, so the tail of a batch costs what is left of it. The Hugging Face model is used as it is, through its
+arguments `past_key_values`, `attention_mask` and `position_ids`.
+
+New weights (Sec. 3.1): running completions keep their keys and values, each token records the version that sampled it,
+and prompts are run again, so that no completion starts on keys and values of older weights.
+
+Deviation: random numbers come from a hash and not from a stream, which makes a run independent of timing.
+Open in the paper: how injected tokens count; ours are not the policy's (mask False, log-prob 0.0) but use up the token
+budget. Whether a prompt's keys and values outlive an update before its last completion has started; ours do not.
+
+Run by train.py; benchmarks/generate.py compares with `model.generate`. Test: pytest tests/test_rollout.py
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from types import SimpleNamespace
+
+import torch
+from transformers.cache_utils import Cache, DynamicCache
+
+from pipeline import Completion, Ticket
+from precision import check_supported, head_logits
+
+NEVER = 2**62  # a length that no completion reaches
+PREFILL_TOKENS = 16384  # padded prompt tokens per forward pass: bounds its memory
+KV_BLOCK = 64  # positions; key/value buffers grow in multiples of it
+
+# SplitMix64 (Steele, Lea, Flood 2014): an odd increment and two odd multipliers, as int64, which wraps modulo 2^64.
+INCREMENT, MIX_1, MIX_2 = (word - 2**64 for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+# --- Random numbers --------------------------------------------------------------------------------------------------
+
+
+def mix(state):
+    """SplitMix64's output function: int64 tensor -> int64 tensor, every input bit spread over all 64."""
+    # `>>` copies the sign bit; the masks make it the unsigned shift of the definition.
+    state = (state ^ (state >> 30 & 2**34 - 1)) * MIX_1
+    state = (state ^ (state >> 27 & 2**37 - 1)) * MIX_2
+    return state ^ (state >> 31 & 2**33 - 1)
+
+
+def uniform(key, draw):
+    """float64 in [0, 1), shaped like `key`: number `draw` of the random sequence that `key` names (both int64)."""
+    return (mix(key + (draw + 1) * INCREMENT) >> 11 & 2**53 - 1).double() * 2.0**-53
+
+
+def completion_keys(seed, ticket):
+    """(G,) int64 on the CPU: names the random sequence of each completion of the ticket.
+
+    Training numbers are unique in a run; evaluations count from 0 each time, so their version tells them apart.
+    """
+    key = torch.zeros(ticket.generations, dtype=torch.int64)
+    stream = ticket.version + 1 if ticket.evaluation else 0
+    for word in (seed, stream, ticket.number, torch.arange(ticket.generations)):
+        key = mix((key ^ word) + INCREMENT)
+    return key
+
+
+def sample(log_pi, uniforms):
+    """Inverse CDF: (n, V) fp32 log-probabilities and (n,) float64 uniforms -> (n,) token ids."""
+    cdf = log_pi.double().exp_().cumsum(-1)
+    # right=True: never a token of probability 0. The last entry stands in for 1, which rounding may miss.
+    token = torch.searchsorted(cdf, uniforms[:, None] * cdf[:, -1:], right=True).squeeze(-1)
+    return token.clamp_(max=log_pi.shape[-1] - 1)
+
+
+# --- Slots -----------------------------------------------------------------------------------------------------------
+
+
+class SlotCache(Cache):
+    """The `past_key_values` of S slots: per decoder layer keys and values, (S, heads, capacity, head size) each.
+
+    A row is a slot, a column a position. Before a decode step the generator sets where its n active rows write,
+    `rows` and `positions` (n,), and `filled`, the columns that attention has to read.
+    """
+
+    def __init__(self, slots):
+        super().__init__(layers=[])
+        self.slots, self.buffers, self.rows, self.positions, self.filled = slots, {}, None, None, 0
+
+    def update(self, key_states, value_states, layer_idx, *args, **kwargs):
+        """Called by attention: write (n, heads, 1, head size) each, return the filled columns of the n rows."""
+        states = key_states, value_states
+        buffers = self._reserve(layer_idx, states, self.filled)
+        for buffer, state in zip(buffers, states):
+            buffer[self.rows, :, self.positions] = state[:, :, 0]
+        return tuple(buffer[: len(self.rows), :, : self.filled] for buffer in buffers)
+
+    def _reserve(self, layer, states, length):
+        """The two buffers of a layer, with room for `length` positions of states like these."""
+        # Zeros, not empty memory: a masked column has weight 0, and 0 times a leftover nan is nan.
+        buffers = self.buffers.get(layer) or [x.new_zeros(self.slots, x.shape[-3], 0, x.shape[-1]) for x in states]
+        if length > buffers[0].shape[2]:
+            capacity = -(-length * 5 // 4 // KV_BLOCK) * KV_BLOCK  # a quarter more, so that copying stays rare
+            buffers = [torch.nn.functional.pad(x, (0, 0, 0, capacity - x.shape[2])) for x in buffers]
+        self.buffers[layer] = buffers
+        return buffers
+
+    def load(self, rows, prompt_kv):
+        """Copy a prompt's keys and values, per layer a pair of (heads, length, head size), into each of `rows`."""
+        for layer, states in enumerate(prompt_kv):
+            length = states[0].shape[1]
+            for buffer, state in zip(self._reserve(layer, states, length), states):
+                buffer[rows, :, :length] = state
+
+    def move(self, target, source):
+        """Rows `target` become copies of rows `source`, as far as the last decode step has filled them."""
+        for buffer in (buffer for buffers in self.buffers.values() for buffer in buffers):
+            buffer[target, :, : self.filled] = buffer[source, :, : self.filled]
+
+
+def empty_slots(slots, length, device):
+    """What a decode step reads and writes per slot, besides keys and values: tensors with S = slots rows.
+
+    token         (S,)    input of the next step: the last prompt token, or the last token of the completion so far
+    start, count  (S,)    position of the last prompt token; tokens of the completion so far
+    key           (S,)    names the completion's random sequence
+    interrupt_at  (S,)    L in tokens; NEVER once thinking has ended by itself, or where it is not limited
+    tokens, logprobs (nats), mask (False on forced tokens), versions (optimizer steps)    (S, length)
+    """
+    def zeros(dtype, *shape):
+        return torch.zeros(slots, *shape, dtype=dtype, device=device)
+
+    columns = dict(tokens=torch.int64, logprobs=torch.float32, mask=torch.bool, versions=torch.int32)
+    return SimpleNamespace(**{name: zeros(torch.int64) for name in ("token", "start", "count", "key", "interrupt_at")},
+                           **{name: zeros(dtype, length) for name, dtype in columns.items()})
+
+
+@dataclass(eq=False)
+class Job:
+    """A queued ticket: the first `started` of its G completions have started."""
+
+    ticket: Ticket
+    keys: torch.Tensor  # (G,) int64
+    interrupt_at: torch.Tensor  # (G,) int64, tokens
+    started: int = 0
+    prompt_kv: list | None = None  # per layer (keys, values); None until run under the present weights
+
+    @property
+    def left(self):
+        return self.ticket.generations - self.started
+
+
+# --- Generator -------------------------------------------------------------------------------------------------------
+
+
+class TorchGenerator:
+    """pi_gen on a supported Hugging Face model, on any device: continuous batching over `slots` completions.
+
+    model           a causal LM on its device, in the generators' dtype; updates are written into its parameters
+    tokenizer       the model's; it only decodes
+    slots           S, completions decoded at once
+    max_new_tokens  budget of a completion, forced tokens included; without EOS by then it counts as truncated
+    think_budget    None, or (lo, hi) in tokens: where interruptions fall, both ends included
+    phrase_ids      tokens of the interruption phrase, the last one is </think>; read only with a think_budget
+    temperature     tau; 0 takes the most probable token, and log-probs are then those of temperature 1
+    fp32_head       Sec. 3.2: the head's product in fp32
+    version         optimizer steps behind the model's present weights
+
+    Tickets of an evaluation go first: while one of their completions is unfinished, no other completion starts.
+    Raises ValueError for an unsupported model and for settings that contradict each other.
+    """
+
+    def __init__(self, model, tokenizer, *, slots, max_new_tokens, think_budget=None, phrase_ids=(),
+                 temperature=1.0, seed=0, fp32_head=True, version=0):
+        check_supported(model.config)
+        if slots < 1 or max_new_tokens < 1 or not temperature >= 0:
+            raise ValueError("expected slots >= 1, max_new_tokens >= 1 and temperature >= 0, "
+                             f"got {slots}, {max_new_tokens} and {temperature}")
+        if think_budget:
+            check_interruption(tokenizer, phrase_ids, think_budget, max_new_tokens)
+        self.model, self.tokenizer, self.version, self.seed = model.eval(), tokenizer, version, seed
+        self.max_new_tokens, self.think_budget = max_new_tokens, think_budget
+        self.temperature, self.fp32_head = temperature, fp32_head
+        self._eos, self._phrase = self._tensor(eos_ids(model, tokenizer)), self._tensor(phrase_ids)
+        self._rows, self._slots = self._tensor(range(slots)), empty_slots(slots, max_new_tokens, model.device)
+        self._cache, self._columns = SlotCache(slots), self._tensor(range(max_new_tokens))
+        self._free, self._running = list(range(slots)), {}  # a heap of rows, lowest first; row -> (ticket, index)
+        self._queue, self._evaluations, self._evaluating = deque(), deque(), 0  # of Job; unfinished completions
+
+    def _tensor(self, numbers):
+        return torch.tensor(list(numbers), dtype=torch.int64, device=self.model.device)
+
+    # --- What the serving loop calls
+
+    def add(self, ticket):
+        """Queue a ticket. Raises ValueError if it asks for newer weights, is empty or too long for the model."""
+        length, limit = len(ticket.prompt.ids), getattr(self.model.config, "max_position_embeddings", NEVER)
+        if ticket.version > self.version:
+            raise ValueError(f"ticket {ticket.number} expects weights of version >= {ticket.version}, got "
+                             f"{self.version}: was it added before the update was received?")
+        if length < 1 or ticket.generations < 1 or length + self.max_new_tokens > limit:
+            raise ValueError(f"ticket {ticket.number}: expected generations >= 1 and prompt + max_new_tokens <= {limit}"
+                             f", the model's positions; got {ticket.generations}, {length} + {self.max_new_tokens}")
+        keys, (lo, hi) = completion_keys(self.seed, ticket), self.think_budget or (NEVER, NEVER)
+        interrupt_at = lo + (uniform(keys, -1) * (hi - lo + 1)).long()
+        (self._evaluations if ticket.evaluation else self._queue).append(Job(ticket, keys, interrupt_at))
+        self._evaluating += ticket.generations if ticket.evaluation else 0
+
+    @property
+    def busy(self):
+        """True while anything added is unfinished."""
+        return bool(self._running or self._queue or self._evaluations)
+
+    @property
+    def wants_ticket(self):
+        """True if a slot is free that no queued completion is about to take."""
+        return len(self._free) > sum(job.left for job in self._startable())
+
+    @property
+    def wants_evaluation(self):
+        """The same for a ticket of an evaluation, which would go before queued training completions."""
+        return len(self._free) > sum(job.left for job in self._evaluations)
+
+    def named_weights(self):
+        """{name: parameter}, tied ones once: new weights are copied into these, between two steps."""
+        return dict(self.model.named_parameters())
+
+    @torch.inference_mode()
+    def update_weights(self, version):
+        """The parameters now hold `version`: later tokens carry it, and waiting prompts are run again."""
+        self.version = version
+        self._slots.versions.masked_fill_(self._columns >= self._slots.count[:, None], version)
+        for job in (*self._queue, *self._evaluations):
+            job.prompt_kv = None
+
+    @torch.inference_mode()
+    def step(self):
+        """Refill free slots, decode one token in each active one; returns the completions that end with it."""
+        self._refill()
+        n = len(self._running)
+        if not n:
+            return []
+        token, logprob = self._choose(self._log_pi(n), n)
+        finished = self._record(token, logprob, n).nonzero().squeeze(-1)
+        return self._collect(finished) if len(finished) else []
+
+    def close(self):
+        """Drop what is queued or running, and the memory it holds; the generator cannot be used afterwards."""
+        self._running, self._queue, self._evaluations, self._slots, self._cache = {}, (), (), None, None
+
+    # --- Starting completions
+
+    def _startable(self):
+        """The queue that may start now."""
+        return self._evaluations if self._evaluating else self._queue
+
+    def _refill(self):
+        """Start queued completions in free slots, then make the slots in use a prefix again."""
+        queue, starts = self._startable(), []
+        while self._free and queue:
+            job, room = queue[0], len(self._free)
+            starts.append((job, [heappop(self._free) for _ in range(min(room, job.left))]))
+            if job.left <= room:
+                queue.popleft()
+        self._prefill([job for job, _ in starts if job.prompt_kv is None])
+        for job, rows in starts:
+            self._begin(job, rows)
+        if self._free and self._free[0] < len(self._running):
+            self._close_gaps()
+
+    def _prefill(self, jobs):
+        """Run prompts without their last token under the present weights; keys and values go into the jobs."""
+        per_pass = max(1, PREFILL_TOKENS // max((len(job.ticket.prompt.ids) for job in jobs), default=1))
+        for part in (jobs[first : first + per_pass] for first in range(0, len(jobs), per_pass)):
+            prompts = [self._tensor(job.ticket.prompt.ids[:-1]) for job in part]
+            # Padded on the right, without a mask: causal attention does not look there.
+            ids, cache = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True), DynamicCache()
+            if ids.shape[1]:  # 0 if every prompt is a single token
+                self.model.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
+            for row, job in enumerate(part):
+                job.prompt_kv = [tuple(x[row, :, : len(prompts[row])] for x in (layer.keys, layer.values))
+                                 for layer in cache.layers]
+
+    def _begin(self, job, rows):
+        """The next completions of a ticket take the free slots `rows`."""
+        slots, at, part = self._slots, self._tensor(rows), slice(job.started, job.started + len(rows))
+        slots.token[at] = job.ticket.prompt.ids[-1]
+        slots.start[at] = len(job.ticket.prompt.ids) - 1
+        slots.count[at] = 0
+        slots.key[at], slots.interrupt_at[at] = job.keys[part].to(at.device), job.interrupt_at[part].to(at.device)
+        slots.mask[at] = True
+        slots.versions[at] = self.version  # of all its tokens, until the next update
+        self._cache.load(at, job.prompt_kv)
+        self._running.update({row: (job.ticket, index) for index, row in enumerate(rows, job.started)})
+        job.started += len(rows)
+
+    def _close_gaps(self):
+        """The last active slots take over the rows of slots that found no successor: a step costs active rows only."""
+        source = [row for row in self._running if row >= len(self._running)]
+        target = [heappop(self._free) for _ in source]  # as many rows are free below, and they are the lowest
+        for old, new in zip(source, target):
+            self._running[new] = self._running.pop(old)
+            heappush(self._free, old)
+        target, source = self._tensor(target), self._tensor(source)
+        self._cache.move(target, source)
+        for buffer in vars(self._slots).values():
+            buffer[target] = buffer[source]
+
+    # --- One decode step over the first n rows
+
+    def _log_pi(self, n):
+        """(n, V) fp32: log-probabilities of the next token of each row."""
+        slots, cache, model = self._slots, self._cache, self.model
+        cache.rows, cache.positions = self._rows[:n], slots.start[:n] + slots.count[:n]
+        cache.filled = int(cache.positions.max()) + 1
+        unseen = torch.arange(cache.filled, device=model.device) > cache.positions[:, None]
+        # Additive: eager attention adds the mask to its scores, where a boolean one would be wrong without an error.
+        mask = torch.zeros(unseen.shape, dtype=model.dtype, device=model.device).masked_fill_(unseen, -torch.inf)
+        hidden = model.get_decoder()(
+            input_ids=slots.token[:n, None], attention_mask=mask[:, None, None], position_ids=cache.positions[:, None],
+            past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+        logits = head_logits(hidden, model.get_output_embeddings().weight, self.fp32_head)
+        return torch.log_softmax(logits / (self.temperature or 1.0), dim=-1)
+
+    def _choose(self, log_pi, n):
+        """The next token of each row and its log-prob, (n,) each: sampled, or forced by an interruption (A.10)."""
+        slots, count = self._slots, self._slots.count[:n]
+        token = sample(log_pi, uniform(slots.key[:n], count)) if self.temperature else log_pi.argmax(-1)
+        logprob = log_pi.gather(-1, token[:, None]).squeeze(-1)
+        if not self.think_budget:
+            return token, logprob
+        # The phrase is a queue that starts at interrupt_at; `offset` is how far into it a row is.
+        offset, last = count - slots.interrupt_at[:n], len(self._phrase) - 1
+        forced = (offset >= 0) & (offset <= last)
+        token = torch.where(forced, self._phrase[offset.clamp(0, last)], token)
+        slots.mask[self._rows[:n], count] = ~forced
+        # Who has stopped thinking is not interrupted any more.
+        slots.interrupt_at[:n].masked_fill_((token == self._phrase[-1]) & ~forced, NEVER)
+        return token, logprob.masked_fill(forced, 0.0)
+
+    def _record(self, token, logprob, n):
+        """Append a token to each row; returns (n,) bool, True for rows that end with it."""
+        slots, at = self._slots, (self._rows[:n], self._slots.count[:n])
+        slots.tokens[at], slots.logprobs[at] = token, logprob
+        slots.token[:n] = token
+        slots.count[:n] += 1
+        return self._ends(token, n)
+
+    def _ends(self, token, n):
+        """(n,) bool: EOS, or the token budget is used up."""
+        return (token[:, None] == self._eos).any(-1) | (self._slots.count[:n] >= self.max_new_tokens)
+
+    def _collect(self, finished):
+        """Free the rows `finished` (m,) and return their completions."""
+        slots, done = self._slots, []
+        buffers = slots.count, slots.tokens, slots.mask, slots.logprobs, slots.versions
+        for row, count, *columns in zip(finished.tolist(), *(buffer[finished].tolist() for buffer in buffers)):
+            done.append(self._completion(*self._running.pop(row), *(column[:count] for column in columns)))
+            heappush(self._free, row)
+        self._evaluating -= sum(completion.evaluation for completion in done)
+        return done
+
+    def _completion(self, ticket, index, ids, mask, logprobs, versions):
+        """The record of a finished completion. Its text keeps special tokens, </think> being one, but not EOS."""
+        ended = ids[-1] in self._eos.tolist()
+        text = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
+        return Completion(ticket.number, index, ticket.evaluation, list(ticket.prompt.ids), ids, mask, logprobs,
+                          versions, text, truncated=not ended, interrupted=not all(mask))
+
+
+def eos_ids(model, tokenizer):
+    """Ids that end a completion: of the generation config, else the config, else the tokenizer; ValueError if none."""
+    for source in (model.generation_config, model.config, tokenizer):
+        ids = getattr(source, "eos_token_id", None)
+        if ids is not None:
+            return ids if isinstance(ids, list) else [ids]
+    raise ValueError("expected eos_token_id in the model's generation config or config, or in the tokenizer; got none: "
+                     "every completion would be truncated")
+
+
+def check_interruption(tokenizer, phrase_ids, think_budget, max_new_tokens):
+    """Raise ValueError unless the phrase ends in one </think> token and the budget leaves room for an answer."""
+    (lo, hi), spelled = think_budget, tokenizer.decode(list(phrase_ids[-1:]))
+    if spelled.strip() != "</think>":
+        raise ValueError(f"expected phrase_ids to end in the single token </think>, got {spelled!r}: does the phrase "
+                         "not end in it, or the tokenizer split it?")
+    if not 0 <= lo <= hi < max_new_tokens - len(phrase_ids):
+        raise ValueError(f"expected think_budget (lo, hi) with 0 <= lo <= hi < max_new_tokens - phrase = {max_new_tokens}"
+                         f" - {len(phrase_ids)}, got ({lo}, {hi}): no token would be left for the answer")

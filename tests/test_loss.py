@@ -1,0 +1,588 @@
+"""Claims about loss.py, Eq. 2 to 8: hand numbers, finite differences, loops and limits.
+
+Each `Exercise` below holds one input that can be followed in the head; its mistakes are in wrong_answers.py.
+Test: pytest tests/test_loss.py
+"""
+
+import doctest
+import inspect
+import math
+
+import pytest
+import torch
+import wrong_answers as wrong
+from wrong_answers import Exercise
+
+import loss
+
+NAN, INF = float("nan"), float("inf")
+LN2 = math.log(2)
+
+EPS = {  # clip arguments for each loss where a test runs over all of them
+    "cispo": {"eps_max": 4.0},
+    "dapo": {"eps_low": 0.25, "eps_high": 0.75},
+    "grpo": {"eps": 0.25},
+    "gspo": {"eps_low": 0.25, "eps_high": 0.75},
+}
+
+
+def inputs(pi_train, pi_gen, advantages, sampled):
+    """logprobs, gen_logprobs (B, T) nats, advantages (B,), mask (B, T), from probabilities and strings of 0 and 1."""
+    mask = torch.tensor([[flag == "1" for flag in row] for row in sampled])
+    return torch.tensor(pi_train).log(), torch.tensor(pi_gen).log(), torch.tensor(advantages), mask
+
+
+def gradient(objective, logprobs, *rest, **eps):
+    """d(sum of the objective) / d logprobs, (B, T)."""
+    logprobs = logprobs.clone().requires_grad_()
+    objective(logprobs, *rest, **eps).sum().backward()
+    return logprobs.grad
+
+
+# Both signs of the advantage; ratios 2, 8 and 1/2, 8, 1 on both sides of 1 and of the cap 4. The first completion's
+# third token is injected (finite numbers, not sampled), the last column is padding: log-probs nan, generator's -inf.
+CISPO_INPUT = inputs(
+    [[1 / 2, 1 / 2, 1 / 4, NAN], [1 / 4, 1 / 2, 1 / 4, NAN]],
+    [[1 / 4, 1 / 16, 1.0, 0.0], [1 / 2, 1 / 16, 1 / 4, 0.0]],
+    [1.0, -2.0],
+    ["1100", "1110"],
+)
+CISPO_MISTAKES = (
+    wrong.cispo_cap_is_one_plus_eps,
+    wrong.cispo_cap_below_one,
+    wrong.cispo_ratio_recomputed,
+    wrong.cispo_ratio_inverted,
+    wrong.cispo_min_after_the_advantage,
+    wrong.cispo_drops_capped_tokens,
+    wrong.cispo_to_be_minimised,
+    wrong.cispo_injected_tokens_counted,
+    wrong.cispo_mask_multiplied,
+)
+# The weight of log pi_train: ratios 2, 8 -> 4 times +1, and 1/2, 8 -> 4, 1 times -2.
+CISPO_GRADIENT = Exercise(
+    "cispo_gradient: the capped ratio times the advantage",
+    lambda objective: gradient(objective, *CISPO_INPUT, eps_max=4.0),
+    [[2.0, 4.0, 0.0, 0.0], [-1.0, -8.0, -2.0, 0.0]],
+    (wrong.cispo_without_stop_gradient, *CISPO_MISTAKES),
+)
+# The weights above times log 1/2 = -ln 2 and log 1/4 = -2 ln 2.
+CISPO_VALUE = Exercise(
+    "cispo: the capped ratio times the advantage times log pi_train",
+    lambda objective: objective(*CISPO_INPUT, eps_max=4.0),
+    [[-2 * LN2, -4 * LN2, 0.0, 0.0], [2 * LN2, 8 * LN2, 4 * LN2, 0.0]],
+    CISPO_MISTAKES,
+)
+
+# Ratios 2, 1, 1/2 and padding, once with a positive and once with a negative advantage; the clip is [3/4, 7/4].
+CLIP_INPUT = inputs(
+    [[1 / 2, 1 / 2, 1 / 2, NAN], [1 / 2, 1 / 2, 1 / 2, NAN]],
+    [[1 / 4, 1 / 2, 1.0, 0.0], [1 / 4, 1 / 2, 1.0, 0.0]],
+    [1.0, -2.0],
+    ["1110", "1110"],
+)
+CLIP_MISTAKES = (
+    wrong.dapo_max_for_negative_advantages,
+    wrong.dapo_without_min,
+    wrong.dapo_half_widths_swapped,
+    wrong.dapo_ratio_recomputed,
+    wrong.dapo_ratio_inverted,
+)
+# A = +1: min(2, 7/4), min(1, 1), min(1/2, 3/4).  A = -2: min(-4, -7/2), min(-2, -2), min(-1, -3/2).
+DAPO_VALUE = Exercise(
+    "dapo: the smaller of ratio and clipped ratio times the advantage, for both signs",
+    lambda objective: objective(*CLIP_INPUT, eps_low=0.25, eps_high=0.75),
+    [[1.75, 1.0, 0.5, 0.0], [-4.0, -2.0, -1.5, 0.0]],
+    (wrong.dapo_upper_half_width_ignored, *CLIP_MISTAKES),
+)
+# d ratio / d log pi_train = ratio, so ratio times advantage, and 0 in the two places where the clip is the smaller.
+DAPO_GRADIENT = Exercise(
+    "dapo_gradient: ratio times the advantage, and 0 where the clip acts",
+    lambda objective: gradient(objective, *CLIP_INPUT, eps_low=0.25, eps_high=0.75),
+    [[0.0, 1.0, 0.5, 0.0], [-4.0, -2.0, 0.0, 0.0]],
+    CLIP_MISTAKES,
+)
+
+# Token ratios 4 and 1, or 1/4 and 1, an injected token between them: geometric means 2 and 1/2; the clip as above.
+GSPO_INPUT = inputs(
+    [[1 / 2, 1 / 4, 1 / 2, NAN]] * 2 + [[1 / 8, 1 / 4, 1 / 2, NAN]] * 2,
+    [[1 / 8, 1.0, 1 / 2, 0.0]] * 2 + [[1 / 2, 1.0, 1 / 2, 0.0]] * 2,
+    [1.0, -2.0, 1.0, -2.0],
+    ["1010"] * 4,
+)
+# min(2, 7/4), min(-4, -7/2), min(1/2, 3/4), min(-1, -3/2), each on both sampled tokens.
+GSPO_VALUE = Exercise(
+    "gspo: the clipped geometric mean of the token ratios times the advantage, on every sampled token",
+    lambda objective: objective(*GSPO_INPUT, eps_low=0.25, eps_high=0.75),
+    [[1.75, 0.0, 1.75, 0.0], [-4.0, 0.0, -4.0, 0.0], [0.5, 0.0, 0.5, 0.0], [-1.5, 0.0, -1.5, 0.0]],
+    (
+        wrong.gspo_without_length_normalisation,
+        wrong.gspo_arithmetic_mean,
+        wrong.gspo_injected_tokens_in_the_length,
+    ),
+)
+
+# Means 0, 2, 3, so advantages +-1, 0 0 (dropped), +-7; std of the four kept: sqrt((1 + 1 + 49 + 49) / 4) = 5.
+BATCH_ADVANTAGES = Exercise(
+    "batch_advantages: divided by the std of the kept advantages, 5",
+    lambda advantages: advantages(torch.tensor([[1.0, -1.0], [2.0, 2.0], [10.0, -4.0]])),
+    [[0.2, -0.2], [1.4, -1.4]],
+    (
+        wrong.advantages_over_std_of_rewards,
+        wrong.advantages_normalised_before_the_filter,
+        wrong.advantages_over_sample_std,
+        wrong.advantages_over_group_std,
+        wrong.advantages_from_the_batch_mean,
+    ),
+)
+
+
+def batch_advantages(rewards):
+    """ScaleRL's: filter, subtract the group's mean, divide by the batch's std."""
+    return loss.normalise(loss.group_advantages(rewards[loss.nonzero_variance(rewards)]), "batch")
+
+
+# Two prompts with 2 and 5 sampled tokens, two completions each; an injected token stands inside the third completion.
+OBJECTIVE = torch.tensor([[4.0, NAN, NAN], [8.0, NAN, NAN], [1.0, NAN, 3.0], [2.0, -1.0, 2.0]])
+MASK = OBJECTIVE.isfinite()
+PROMPT_INDEX = torch.tensor([0, 0, 1, 1])
+WHOLE = loss.Denominators(completions=4, prompts=2, tokens=7, tokens_per_prompt=torch.tensor([2, 5]))
+# (12 / 2 + 7 / 5) / 2 = 3.7
+PROMPT_AVERAGE = Exercise(
+    "prompt_average: every prompt has weight 1/2, whatever its length",
+    lambda average: average(OBJECTIVE, MASK, PROMPT_INDEX),
+    3.7,
+    (
+        wrong.average_over_tokens,
+        wrong.average_over_completions,
+        wrong.average_with_injected_tokens_in_the_length,
+        wrong.average_divided_by_generations,
+    ),
+)
+# The second prompt is cut in two: (12 / 2 + 4 / 5) / 2 + (0 + 3 / 5) / 2 = 3.4 + 0.3
+MICRO_BATCHES = Exercise(
+    "micro_batches: their shares add up to the prompt average of the whole batch",
+    lambda aggregate: sum(
+        aggregate(OBJECTIVE[rows], MASK[rows], PROMPT_INDEX[rows], "prompt", WHOLE) for rows in ([0, 1, 2], [3])
+    ),
+    3.7,
+    (wrong.aggregate_with_micro_batch_denominators,),
+)
+# Prompt 1 was filtered and the last completion truncated: completions 0, 1, 4, prompts 0, 2, tokens 3 + 2 + 4.
+DENOMINATORS = Exercise(
+    "denominators: completions, prompts, tokens that carry a loss",
+    lambda count: torch.tensor(count(torch.tensor([3, 2, 0, 0, 4, 0]), torch.tensor([0, 0, 1, 1, 2, 2]))[:3]),
+    [3, 2, 9],
+    (wrong.denominators_with_filtered_prompts, wrong.denominators_with_truncated_completions),
+)
+
+EXERCISES = [
+    CISPO_GRADIENT, CISPO_VALUE, DAPO_VALUE, DAPO_GRADIENT, GSPO_VALUE,
+    BATCH_ADVANTAGES, PROMPT_AVERAGE, MICRO_BATCHES, DENOMINATORS,
+]  # fmt: skip
+
+
+def random_batch(seed, prompts=3, generations=4, tokens=5):
+    """Rewards (P, G) of +-1, one prompt all right; log-probs and mask (P G, T), one completion truncated."""
+    torch.manual_seed(seed)
+    rewards = torch.randint(0, 2, (prompts, generations)).double() * 2 - 1
+    rewards[0], rewards[1, 0], rewards[1, 1] = 1.0, 1.0, -1.0
+    shape = (prompts * generations, tokens)
+    gen_logprobs = -3 * torch.rand(shape, dtype=torch.double)
+    logprobs = gen_logprobs + torch.randn(shape, dtype=torch.double)  # ratios from about 0.1 to 10
+    mask = torch.rand(shape) < 0.7
+    mask[-1] = False
+    return rewards, logprobs, gen_logprobs, mask
+
+
+# Eq. 2 to 8, per token
+
+
+def test_eq2_ratio_is_train_over_generator():
+    # exp(ln 1/2 - ln 1/4) = 2 and 1/2 / 1/16 = 8; beyond the mask 1, so that a mean or max over it is not disturbed.
+    logprobs, gen_logprobs, _, mask = CISPO_INPUT
+    expected = torch.tensor([[2.0, 8.0, 1.0, 1.0], [0.5, 8.0, 1.0, 1.0]])
+    torch.testing.assert_close(loss.importance_ratio(logprobs, gen_logprobs, mask), expected)
+
+
+def test_gspo_sequence_ratio_is_the_geometric_mean_and_1_without_tokens():
+    # sqrt(4 * 1) = 2; the second completion is truncated: no sampled token
+    logprobs, gen_logprobs, _, mask = (tensor[:2] for tensor in GSPO_INPUT)
+    ratio = loss.sequence_ratio(logprobs, gen_logprobs, mask & torch.tensor([[True], [False]]))
+    torch.testing.assert_close(ratio, torch.tensor([[2.0], [1.0]]))
+
+
+def test_eq4_cispo_gradient_is_the_capped_ratio_times_the_advantage():
+    CISPO_GRADIENT.check(loss.cispo)
+
+
+def test_eq4_cispo_is_the_capped_ratio_times_the_advantage_times_logprob():
+    CISPO_VALUE.check(loss.cispo)
+
+
+def test_eq8_dapo_takes_the_min_for_both_signs_on_both_sides_of_the_clip():
+    DAPO_VALUE.check(loss.dapo)
+
+
+def test_eq8_dapo_gradient_vanishes_only_where_the_clip_acts():
+    DAPO_GRADIENT.check(loss.dapo)
+
+
+def test_eq7_grpo_has_one_half_width_for_both_sides():
+    # Clip [3/4, 5/4]: only the first of DAPO's six numbers changes, min(2, 5/4).
+    expected = torch.tensor([[1.25, 1.0, 0.5, 0.0], [-4.0, -2.0, -1.5, 0.0]])
+    torch.testing.assert_close(loss.grpo(*CLIP_INPUT, eps=0.25), expected)
+
+
+def test_gspo_clips_one_length_normalised_ratio_per_completion():
+    GSPO_VALUE.check(loss.gspo)
+
+
+def test_gspo_under_sample_average_is_the_mean_over_completions():
+    # (7/4 - 4 + 1/2 - 3/2) / 4 = -3.25 / 4
+    mask, index = GSPO_INPUT[-1], torch.tensor([0, 0, 1, 1])
+    objective = loss.gspo(*GSPO_INPUT, eps_low=0.25, eps_high=0.75)
+    value = loss.aggregate(objective, mask, index, "sample", loss.global_denominators(mask.sum(-1), index))
+    assert value.item() == pytest.approx(-3.25 / 4)
+
+
+@pytest.mark.parametrize("name", ["dapo", "grpo", "gspo"])
+def test_eq3_clipped_gradient_is_the_finite_difference(name):
+    # Not CISPO: its stop-gradient makes the gradient differ from the value's slope on purpose.
+    _, logprobs, gen_logprobs, mask = random_batch(seed=0)
+    advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
+    objective, _ = loss.LOSSES[name]
+    assert torch.autograd.gradcheck(
+        lambda logprobs: objective(logprobs, gen_logprobs, advantages, mask, **EPS[name]), logprobs.requires_grad_()
+    )
+
+
+@pytest.mark.parametrize("name", loss.LOSSES)
+def test_eq2_at_equal_policies_every_loss_has_the_gradient_of_reinforce(name):
+    # rho = 1 lies inside every clip and below every cap: what is left is the advantage on each sampled token.
+    _, logprobs, _, mask = random_batch(seed=0)
+    advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
+    grad = gradient(loss.LOSSES[name][0], logprobs, logprobs, advantages, mask, **EPS[name])
+    torch.testing.assert_close(grad, advantages[:, None] * mask)
+
+
+@pytest.mark.parametrize("poison", [-INF, INF, NAN])
+@pytest.mark.parametrize("poisoned", [(0,), (1,), (0, 1), (2,)], ids=["logprobs", "gen_logprobs", "both", "advantages"])
+@pytest.mark.parametrize("name", loss.LOSSES)
+def test_masked_positions_leave_no_trace_whatever_they_hold(name, poisoned, poison):
+    _, logprobs, gen_logprobs, mask = random_batch(seed=1)  # its last completion is masked as a whole
+    advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
+    clean, bad = (logprobs, gen_logprobs, advantages, mask), [logprobs, gen_logprobs, advantages, mask]
+    for i in poisoned:  # an advantage counts as masked when all its tokens are
+        bad[i] = bad[i].masked_fill(~mask.any(-1) if i == 2 else ~mask, poison)
+    objective, _ = loss.LOSSES[name]
+    value, grad = objective(*bad, **EPS[name]), gradient(objective, *bad, **EPS[name])
+    assert (value[~mask] == 0).all() and (grad[~mask] == 0).all()
+    assert torch.equal(value, objective(*clean, **EPS[name]))
+    assert torch.equal(grad, gradient(objective, *clean, **EPS[name]))
+
+
+def test_a17_clipped_tokens_are_those_that_cap_or_clip_changes():
+    # CISPO: the ratios of 8, for both signs. DAPO: 2 where the advantage is positive, 1/2 where it is negative.
+    cispo = loss.clipped(loss.cispo, *CISPO_INPUT, eps_max=4.0)
+    assert cispo.tolist() == [[False, True, False, False], [False, True, False, False]]
+    assert not loss.clipped(loss.cispo, *CISPO_INPUT, eps_max=9.0).any()
+    dapo = loss.clipped(loss.dapo, *CLIP_INPUT, eps_low=0.25, eps_high=0.75)
+    assert dapo.tolist() == [[True, False, False, False], [False, False, True, False]]
+
+
+# Advantages
+
+
+def test_eq5_group_advantages_are_rewards_minus_the_mean_of_the_prompt():
+    # means 1/2 - 1/2 = 0 and -1/2
+    rewards = torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.0, -1.0, -1.0, -1.0]])
+    expected = torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.5, -0.5, -0.5, -0.5]])
+    assert torch.equal(loss.group_advantages(rewards), expected)
+
+
+def test_eq5_prompt_normalisation_divides_by_the_std_of_the_group():
+    # std sqrt((1 + 1) / 2) = 1 and sqrt((9 + 9) / 2) = 3, each plus 1e-6; a group of zeros stays 0
+    advantages = loss.normalise(torch.tensor([[1.0, -1.0], [3.0, -3.0], [0.0, 0.0]]), "prompt")
+    torch.testing.assert_close(advantages, torch.tensor([[1.0, -1.0], [1.0, -1.0], [0.0, 0.0]]))
+
+
+def test_sec4_batch_normalisation_divides_by_the_std_of_the_kept_advantages():
+    BATCH_ADVANTAGES.check(batch_advantages)
+
+
+def test_sec32_no_normalisation_leaves_the_advantages_alone():
+    advantages = torch.tensor([[1.0, -1.0], [3.0, -3.0]])
+    assert torch.equal(loss.normalise(advantages, "none"), advantages)
+
+
+def test_sec32_filter_keeps_the_prompts_whose_rewards_differ():
+    rewards = torch.tensor([[1.0, 1.0, 1.0], [-1.0, 1.0, -1.0], [-1.0, -1.0, -1.0]])
+    assert loss.nonzero_variance(rewards).tolist() == [False, True, False]
+
+
+def test_sec32_filter_is_not_fooled_by_rounding():
+    # The mean of eight times 0.7 is not 0.7 in fp32, which leaves a std above 0 where all rewards are equal.
+    rewards = torch.full((1, 8), 0.7)
+    assert rewards.std() > 0 and not loss.nonzero_variance(rewards).any()
+
+
+# Averages
+
+
+def test_sec32_prompt_average_gives_every_prompt_the_same_weight():
+    PROMPT_AVERAGE.check(
+        lambda objective, mask, prompt_index: loss.aggregate(
+            objective, mask, prompt_index, "prompt", loss.global_denominators(mask.sum(-1), prompt_index)
+        )
+    )
+
+
+def test_sec32_sample_average_gives_every_completion_the_same_weight():
+    # (4 + 8 + (1 + 3) / 2 + (2 - 1 + 2) / 3) / 4 = 15 / 4
+    assert loss.aggregate(OBJECTIVE, MASK, PROMPT_INDEX, "sample", WHOLE).item() == pytest.approx(15 / 4)
+
+
+def test_sec32_token_average_gives_every_token_the_same_weight():
+    # (4 + 8 + 1 + 3 + 2 - 1 + 2) / 7
+    assert loss.aggregate(OBJECTIVE, MASK, PROMPT_INDEX, "token", WHOLE).item() == pytest.approx(19 / 7)
+
+
+def test_sec32_shares_of_micro_batches_add_up_to_the_whole_batch():
+    MICRO_BATCHES.check(loss.aggregate)
+
+
+def test_sec32_denominators_leave_out_filtered_prompts_and_truncated_completions():
+    DENOMINATORS.check(loss.global_denominators)
+
+
+def test_denominators_per_prompt_follow_the_prompt_index_across_gaps():
+    # lengths 3 + 2 of prompt 2 and 4 of prompt 0; prompt 1 was dropped and is not there
+    count = loss.global_denominators(torch.tensor([3, 4, 2]), torch.tensor([2, 0, 2]))
+    assert (count.completions, count.prompts, count.tokens) == (3, 2, 9)
+    assert count.tokens_per_prompt.tolist() == [4, 0, 5]
+
+
+PARTITIONS = {
+    "one by one": [[row] for row in range(12)],
+    "uneven, cutting prompts": [[0, 1, 2, 3, 4], [5], [6, 7, 8, 9, 10, 11]],
+    "two ranks with two micro-batches each": [[0, 2, 4], [6, 8, 10], [1, 3, 5, 7], [9, 11]],
+}
+
+
+@pytest.mark.parametrize("how", loss.AVERAGES)
+@pytest.mark.parametrize("partition", PARTITIONS.values(), ids=PARTITIONS)
+def test_gradient_does_not_depend_on_micro_batches_or_ranks(how, partition):
+    _, logprobs, gen_logprobs, mask = random_batch(seed=2)
+    advantages, index = torch.linspace(-2, 2, 12, dtype=torch.double), torch.arange(12) // 4
+    whole = loss.global_denominators(mask.sum(-1), index)
+
+    def value_and_gradient(parts):
+        parameter, total = logprobs.clone().requires_grad_(), 0.0
+        for rows in parts:
+            objective = loss.cispo(parameter[rows], gen_logprobs[rows], advantages[rows], mask[rows], eps_max=4.0)
+            share = loss.aggregate(objective, mask[rows], index[rows], how, whole)
+            share.backward()
+            total += share.item()
+        return total, parameter.grad
+
+    (value, grad), (expected, expected_grad) = value_and_gradient(partition), value_and_gradient([list(range(12))])
+    assert value == pytest.approx(expected, rel=1e-12) and expected != 0  # float64; only the order of adding differs
+    torch.testing.assert_close(grad, expected_grad, rtol=1e-12, atol=0)
+
+
+def test_completion_missing_from_the_denominators_is_not_averaged_by_a_guess():
+    forgotten = WHOLE._replace(tokens_per_prompt=torch.tensor([2, 0]))
+    assert not loss.aggregate(OBJECTIVE, MASK, PROMPT_INDEX, "prompt", forgotten).isfinite()
+
+
+@pytest.mark.parametrize("how", loss.AVERAGES)
+def test_dummy_micro_batch_adds_nothing_but_can_be_differentiated(how):
+    # A rank with nothing left to do still runs forward and backward; prompt 1 has no tokens in the whole batch.
+    logprobs = torch.full((2, 3), NAN).requires_grad_()
+    mask, index = torch.zeros(2, 3, dtype=torch.bool), torch.tensor([0, 1])
+    whole = loss.Denominators(completions=1, prompts=1, tokens=3, tokens_per_prompt=torch.tensor([3, 0]))
+    objective = loss.cispo(logprobs, torch.full((2, 3), -INF), torch.ones(2), mask, eps_max=4.0)
+    share = loss.aggregate(objective, mask, index, how, whole)
+    share.backward()
+    assert share.item() == 0 and (logprobs.grad == 0).all()
+
+
+# Recipes, put together from the parts
+
+
+def kept_terms(rewards, logprobs, gen_logprobs, mask, term):
+    """One list per prompt i, of one list per completion j with tokens, of term(log pi_train, log pi_gen, i, j)."""
+    generations = rewards.shape[1]
+    for i in range(len(rewards)):
+        rows = [(j, i * generations + j) for j in range(generations) if mask[i * generations + j].any()]
+        yield [
+            [term(x.item(), g.item(), i, j) for x, g, m in zip(logprobs[row], gen_logprobs[row], mask[row]) if m]
+            for j, row in rows
+        ]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sec4_scalerl_objective_is_the_loop_over_prompts_completions_and_tokens(seed):
+    rewards, logprobs, gen_logprobs, mask = random_batch(seed)
+    kept = loss.nonzero_variance(rewards)
+    rows = kept.repeat_interleave(4)
+    advantages, index = batch_advantages(rewards).flatten(), torch.arange(len(rewards)).repeat_interleave(4)[rows]
+    objective = loss.cispo(logprobs[rows], gen_logprobs[rows], advantages, mask[rows], eps_max=4.0)
+    whole = loss.global_denominators(mask[rows].sum(-1), index)
+    value = loss.aggregate(objective, mask[rows], index, "prompt", whole).item()
+
+    groups = [group for group in rewards.tolist() if len(set(group)) > 1]
+    centred = [[r - sum(group) / 4 for r in group] for group in groups]
+    std = math.sqrt(sum(a * a for group in centred for a in group) / (4 * len(groups)))  # their mean is 0
+    keep = kept.repeat_interleave(4)
+    terms = kept_terms(
+        rewards[kept], logprobs[keep], gen_logprobs[keep], mask[keep],
+        lambda x, g, i, j: min(math.exp(x - g), 4.0) * centred[i][j] / (std + 1e-6) * x,
+    )  # fmt: skip
+    averages = [sum(map(sum, prompt)) / sum(map(len, prompt)) for prompt in terms if prompt]
+    assert value == pytest.approx(sum(averages) / len(averages), rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_eq3_baseline_is_the_loop_over_completions_and_tokens(seed):
+    rewards, logprobs, gen_logprobs, mask = random_batch(seed)
+    advantages, index = loss.normalise(loss.group_advantages(rewards), "prompt"), torch.arange(12) // 4
+    objective = loss.dapo(logprobs, gen_logprobs, advantages.flatten(), mask, eps_low=0.2, eps_high=0.26)
+    whole = loss.global_denominators(mask.sum(-1), index)
+    value = loss.aggregate(objective, mask, index, "sample", whole).item()
+
+    def term(x, g, i, j):
+        group, ratio = rewards[i].tolist(), math.exp(x - g)
+        mean = sum(group) / 4
+        advantage = (group[j] - mean) / (math.sqrt(sum((r - mean) ** 2 for r in group) / 4) + 1e-6)
+        return min(ratio * advantage, min(max(ratio, 0.8), 1.26) * advantage)
+
+    prompts = kept_terms(rewards, logprobs, gen_logprobs, mask, term)
+    averages = [sum(completion) / len(completion) for prompt in prompts for completion in prompt]
+    assert value == pytest.approx(sum(averages) / len(averages), rel=1e-12)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("eps_max", [0.2, 0.0, -1.0, NAN])
+def test_eq4_cap_below_one_is_refused(eps_max):
+    with pytest.raises(ValueError, match="expected a cap on the ratio itself, at least 1"):
+        loss.cispo(*CISPO_INPUT, eps_max=eps_max)
+
+
+@pytest.mark.parametrize("name, flag", [(name, flag) for name in ("dapo", "grpo", "gspo") for flag in EPS[name]])
+@pytest.mark.parametrize("half_width", [-0.2, NAN])
+def test_eq3_negative_half_widths_are_refused(name, flag, half_width):
+    with pytest.raises(ValueError, match=rf"half-widths are .*{half_width}.*; expected 0 or more"):
+        loss.LOSSES[name][0](*CLIP_INPUT, **EPS[name] | {flag: half_width})
+
+
+@pytest.mark.parametrize("name", loss.LOSSES)
+def test_shapes_that_would_broadcast_are_refused(name):
+    logprobs, gen_logprobs, advantages, mask = CISPO_INPUT
+    for wrong_shapes in (
+        (logprobs, gen_logprobs, advantages[:, None], mask),  # (B, 1)
+        (logprobs, gen_logprobs[:1], advantages, mask),  # one row for all
+        (logprobs, gen_logprobs, advantages[:1], mask),  # one advantage for all
+        (logprobs[0], gen_logprobs[0], advantages[0], mask[0]),  # no B
+    ):
+        with pytest.raises(ValueError, match=r"expected \(B, T\), \(B, T\), \(B,\), \(B, T\)"):
+            loss.LOSSES[name][0](*wrong_shapes, **EPS[name])
+
+
+def test_rewards_without_groups_are_refused():
+    for function, how in ((loss.group_advantages, ()), (loss.nonzero_variance, ()), (loss.normalise, ("prompt",))):
+        with pytest.raises(ValueError, match=r"got shape \(4,\); expected \(P, G\)"):
+            function(torch.ones(4), *how)
+
+
+def test_mask_in_place_of_lengths_is_refused():
+    with pytest.raises(ValueError, match=r"lengths \(4, 3\)"):
+        loss.global_denominators(MASK, PROMPT_INDEX)
+
+
+def test_unknown_average_and_normalisation_are_refused_naming_the_choices():
+    with pytest.raises(ValueError, match="'prompts'; expected one of sample, prompt, token"):
+        loss.aggregate(OBJECTIVE, MASK, PROMPT_INDEX, "prompts", WHOLE)
+    with pytest.raises(ValueError, match="'std'; expected one of prompt, batch, none"):
+        loss.normalise(torch.ones(2, 2), "std")
+
+
+# The module as a whole
+
+
+def test_inputs_are_never_written_to():
+    rewards, index = torch.tensor([[1.0, -1.0], [1.0, 1.0]]), PROMPT_INDEX
+    calls = [(objective, CISPO_INPUT, EPS[name]) for name, (objective, _) in loss.LOSSES.items()]
+    calls += [(loss.clipped, (objective, *CISPO_INPUT), EPS[name]) for name, (objective, _) in loss.LOSSES.items()]
+    calls += [(loss.normalise, (rewards, how), {}) for how in loss.NORMALISATIONS]
+    calls += [(loss.group_advantages, (rewards,), {}), (loss.nonzero_variance, (rewards,), {})]
+    calls += [(loss.aggregate, (OBJECTIVE, MASK, index, how, WHOLE), {}) for how in loss.AVERAGES]
+    calls += [(loss.global_denominators, (MASK.sum(-1), index), {})]
+    for function, arguments, eps in calls:
+        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        before = [tensor.clone() for tensor in tensors]
+        function(*arguments, **eps)
+        for tensor, copy in zip(tensors, before):
+            torch.testing.assert_close(tensor, copy, rtol=0, atol=0, equal_nan=True)
+
+
+def test_losses_name_exactly_the_clip_arguments_that_each_reads():
+    for name, (objective, flags) in loss.LOSSES.items():
+        parameters = inspect.signature(objective).parameters.values()
+        assert objective.__name__ == name
+        assert flags == tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
+
+
+def test_docstring_examples_run():
+    results = doctest.testmod(loss)
+    assert results.attempted > 0 and results.failed == 0
+
+
+# The wrong answers
+
+
+def sentence(mistake):
+    return "This is what you get when you " + " ".join(mistake.__doc__.split())
+
+
+@pytest.mark.parametrize(
+    "exercise, mistake",
+    [
+        pytest.param(exercise, mistake, id=f"{exercise.claim.split(':')[0]}-{mistake.__name__}")
+        for exercise in EXERCISES
+        for mistake in exercise.mistakes
+    ],
+)
+def test_wrong_answer_is_caught_and_named(exercise, mistake):
+    with pytest.raises(AssertionError) as failure:
+        exercise.check(mistake)
+    named = [line.strip() for line in str(failure.value).splitlines() if "This is what" in line]
+    assert named == [sentence(mistake)]  # this one and no other: no two mistakes give the same numbers
+
+
+def test_every_wrong_answer_belongs_to_an_exercise_and_ends_the_sentence():
+    used = {mistake for exercise in EXERCISES for mistake in exercise.mistakes}
+    functions = [function for _, function in inspect.getmembers(wrong, inspect.isfunction)]
+    written = {f for f in functions if f.__module__ == wrong.__name__ and not f.__name__.startswith("_")}
+    assert used == written
+    for mistake in written:
+        assert mistake.__doc__[0].islower() and mistake.__doc__.strip().endswith(".")
+
+
+def test_failing_exercise_says_expected_yours_and_the_mistake():
+    with pytest.raises(AssertionError) as failure:
+        PROMPT_AVERAGE.check(wrong.average_over_tokens)
+    assert str(failure.value).splitlines() == [
+        "prompt_average: every prompt has weight 1/2, whatever its length",
+        "  expected 3.7   shape ()",
+        "  yours    2.714 shape ()",  # 19 / 7
+        "  This is what you get when you average over all tokens at once, so long prompts weigh more "
+        "(that is token averaging).",
+    ]
+
+
+def test_exercise_refuses_right_numbers_in_a_wrong_shape():
+    with pytest.raises(AssertionError, match=r"yours    \[3.7\] shape \(1,\)"):
+        PROMPT_AVERAGE.check(lambda *_: torch.tensor([3.7]))

@@ -1,0 +1,860 @@
+"""Sec. 3.1: claims about tickets, token versions, the mailbox and weights.
+
+Most runs are simulated: the real trainer's side and the real serving loop, in threads of which one at a time runs, on a
+virtual clock and an in-memory store. So a run depends on nothing but its setting and takes milliseconds.
+"""
+
+import heapq
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, deque
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipeline
+from data import Curriculum, Prompt
+from pipeline import Completion, Mailbox, Pipeline, Ticket, broadcast_weights, serve
+from reward import Score
+
+PAUSE = pipeline.POLL  # virtual seconds; the unit of every duration below
+
+
+# --- A world with a clock of its own ---------------------------------------------------------------------------------
+
+
+class Abort(BaseException):
+    """Another actor has failed."""
+
+
+class World:
+    """Threads that hand over to whoever's time comes first; time passes only in `sleep`."""
+
+    def __init__(self):
+        self.now, self.error, self._waiting, self._slept, self._done = 0.0, None, [], 0, threading.Lock()
+        self._turn = threading.local()
+
+    def clock(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self._slept += 1
+        if self._slept > 200_000:
+            raise RuntimeError(f"expected an end of the run, got none by {self.now:.1f} virtual seconds")
+        turn = self._turn.lock
+        heapq.heappush(self._waiting, (self.now + seconds, self._slept, turn))
+        self._hand_over()
+        turn.acquire()
+        if self.error:
+            raise Abort
+
+    def run(self, actors):
+        """Run these functions until all have returned; raises what the first failing one raised."""
+        self._done.acquire()
+        for actor in actors:
+            turn = threading.Lock()
+            turn.acquire()
+            heapq.heappush(self._waiting, (0.0, -len(actors) + len(self._waiting), turn))
+            threading.Thread(target=self._live, args=(actor, turn), daemon=True).start()
+        self._hand_over()
+        self._done.acquire()
+        if self.error:
+            raise self.error
+
+    def _live(self, actor, turn):
+        self._turn.lock = turn
+        turn.acquire()
+        try:
+            if not self.error:
+                actor()
+        except Abort:
+            pass
+        except BaseException as error:  # reported by `run`, in the test's own thread
+            self.error = error
+        self._hand_over() if self._waiting else self._done.release()
+
+    def _hand_over(self):
+        self.now, _, turn = heapq.heappop(self._waiting)
+        turn.release()
+
+
+class MemoryStore:
+    """The methods of a TCPStore that the mailbox uses; like it, fails where the real one would block."""
+
+    def __init__(self):
+        self.values = {}
+
+    def set(self, key, value):
+        self.values[key] = value
+
+    def get(self, key):
+        return self.values[key]
+
+    def multi_get(self, keys):
+        return [self.values[key] for key in keys]
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+    def add(self, key, amount):
+        self.values[key] = self.values.get(key, 0) + amount
+        return self.values[key]
+
+    def delete_key(self, key):
+        return self.values.pop(key, None) is not None
+
+    def num_keys(self):
+        return len(self.values)
+
+
+# --- A run -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Setting:
+    off_policy: str = "pipeline"
+    k: int = 2
+    steps: int = 4
+    start: int = 0
+    prompts: int = 2
+    generations: int = 2
+    trainers: int = 1
+    generators: tuple = ((1, 2),)  # (duration of a decode step, slots) of each
+    training: int = 4  # duration of an optimizer step
+    longest: int = 4  # tokens of a completion; one in eight is up to eight times as long
+    verifying: int = 0  # longest duration of verifying an answer
+    evaluate_every: int = 0  # optimizer steps; 0: never
+    correct: str = "mixed"  # or "always" (every group has zero variance), or "learnt" (some prompts are always solved)
+    pool: int = 1000  # training prompts
+    seed: int = 0  # of lengths, verdicts and prompts: everything but durations
+
+
+@dataclass
+class Record:
+    """What happened."""
+
+    batches: dict = field(default_factory=dict)  # step -> [[Header]]
+    trained: dict = field(default_factory=dict)  # step -> [Completion]
+    started: Counter = field(default_factory=Counter)  # (evaluation, version if so, ticket, index) -> times
+    evaluated: dict = field(default_factory=dict)  # version -> ([[Header]], [Completion])
+    keys: list = field(default_factory=list)  # in the store after every step
+    left: list = field(default_factory=list)  # what `serve` returned
+    idle: float = 0.0
+    decoding: float = 0.0
+    elapsed: float = 0.0
+    retired: int = 0
+
+    def ages(self):
+        """(step, step - version) of every token that trained."""
+        return [(step, step - v) for step, group in self.trained.items() for c in group for v in c.versions]
+
+    def prompts(self):
+        return [[group[0].prompt for group in groups] for groups in self.batches.values()]
+
+
+def dice(*name):
+    return random.Random(repr(name))
+
+
+class FakeGenerator:
+    """Decodes one token per slot and step; lengths are random, durations are the generator's own."""
+
+    def __init__(self, setting, index, record, sleep, version):
+        duration, self.slots = setting.generators[index]
+        self.setting, self.record, self.sleep, self.version = setting, record, sleep, version
+        self.duration, self.weights = duration * PAUSE, {"version": [version]}
+        self.running, self.queue, self.evaluations = [], deque(), deque()
+
+    def length(self, ticket, index):
+        rng = dice(self.setting.seed, ticket.evaluation, ticket.number, index)
+        return rng.randint(1, self.setting.longest * (8 if rng.random() < 0.125 else 1))
+
+    def add(self, ticket):
+        assert self.version >= ticket.version
+        for index in range(ticket.generations):
+            self.record.started[ticket.evaluation, ticket.evaluation and ticket.version, ticket.number, index] += 1
+            left = self.length(ticket, index)
+            answer = Completion(ticket.number, index, ticket.evaluation, [1], [], [], [], [], "", False, False)
+            (self.evaluations if ticket.evaluation else self.queue).append([left, answer])
+
+    @property
+    def free(self):
+        return self.slots - len(self.running)
+
+    @property
+    def wants_ticket(self):
+        return self.free > len(self.queue) + len(self.evaluations)
+
+    @property
+    def wants_evaluation(self):
+        return self.free > len(self.evaluations)
+
+    @property
+    def busy(self):
+        return bool(self.running or self.queue or self.evaluations)
+
+    def named_weights(self):
+        return self.weights
+
+    def update_weights(self, version):
+        assert self.weights["version"] == [version] and version > self.version
+        self.version = version
+
+    def step(self):
+        evaluating = self.evaluations or any(answer.evaluation for _, answer in self.running)
+        queue = self.evaluations if evaluating else self.queue
+        while self.free and queue:
+            self.running.append(queue.popleft())
+        self.sleep(self.duration)
+        self.record.decoding += self.duration
+        for job in self.running:
+            job[0] -= 1
+            for entries, entry in zip((job[1].ids, job[1].mask, job[1].logprobs, job[1].versions), (7, True, -1.0, self.version)):
+                entries.append(entry)
+        done, self.running = [job for job in self.running if not job[0]], [job for job in self.running if job[0]]
+        return [answer for _, answer in done]
+
+
+class FakeScorer:
+    """Verdicts by dice, some of them late."""
+
+    def __init__(self, setting, clock):
+        self.setting, self.clock, self.pending = setting, clock, []
+
+    def submit(self, completion, prompt):
+        rng, kind = dice(self.setting.seed, prompt.index, completion.ticket, completion.index), self.setting.correct
+        solved = kind == "always" or kind == "learnt" and prompt.index % 4 > 0
+        due = self.clock() + rng.randint(0, self.setting.verifying) * PAUSE
+        self.pending.append((due, Score(completion, solved or rng.random() < 0.5)))
+
+    def finished(self):
+        now = self.clock()
+        done = [score for due, score in self.pending if due <= now]
+        self.pending = [entry for entry in self.pending if entry[0] > now]
+        return done
+
+
+class Wire:
+    """Weights travel like in a broadcast: a receiver waits for what it has not had yet."""
+
+    def __init__(self, sleep):
+        self.sent, self.sleep = [], sleep
+
+    def send(self, named):
+        self.sent.append(named["version"][0])
+
+    def receiver(self):
+        seen = 0
+
+        def receive(named):
+            nonlocal seen
+            while len(self.sent) == seen:
+                self.sleep(PAUSE)
+            named["version"][0], seen = self.sent[seen], seen + 1
+
+        return receive
+
+
+def prompt(index):
+    return Prompt(index, (1,), f"prompt {index}", "1", "arithmetic")
+
+
+def train(setting, record, box, sleep, wire, trainers_side=Pipeline):
+    """train.py's loop without the learning, on one trainer rank."""
+    s = setting
+    pipe = trainers_side(
+        box, off_policy=s.off_policy, k=s.k, prompts=s.prompts, generations=s.generations, steps=s.steps, start=s.start
+    )
+    curriculum = Curriculum([prompt(n) for n in range(s.pool)], seed=s.seed, threshold=0.9)
+    version, reason = s.start, "finished"
+
+    def evaluate():
+        groups = pipe.evaluate([prompt(n) for n in range(3)], 2, samples=1)
+        if box.rank == 0:
+            record.evaluated[version] = groups
+
+    pipe.issue(curriculum.next(pipe.room))
+    for step in range(s.start, s.steps):
+        groups = pipe.next_batch(step)
+        if groups is None:
+            reason = "curriculum exhausted"
+            break
+        for group in groups:
+            curriculum.update(group[0].prompt, sum(header.correct for header in group) / len(group))
+        mixed = [len({header.correct for header in group}) > 1 for group in groups]
+        kept = [header for group, keep in zip(groups, mixed) if keep for header in group]
+        pipe.drop([header for group, keep in zip(groups, mixed) if not keep for header in group])
+        record.batches[step] = groups
+        record.trained.setdefault(step, []).extend(pipe.take(kept[box.rank :: s.trainers]))
+        for _ in range(s.training):
+            sleep(PAUSE)
+            box.beat()
+        version = step + 1
+        pipe.publish(version, lambda: {"version": [version]}, wire.send)
+        pipe.issue(curriculum.next(pipe.room))
+        record.keys.append(box.store.num_keys())
+        if s.evaluate_every and version % s.evaluate_every == 0 and version < s.steps:
+            evaluate()
+    pipe.publish(version, lambda: {"version": [version]}, wire.send, final=True)
+    evaluate()
+    assert pipe.stop(reason) == []
+    record.idle, record.retired = pipe.idle(), curriculum.retired
+
+
+def simulate(setting, trainers_side=Pipeline):
+    """A whole run in virtual time; returns its Record and the store it leaves behind."""
+    world, store, record = World(), MemoryStore(), Record()
+    wire, size = Wire(world.sleep), setting.trainers + len(setting.generators)
+
+    def mailbox(rank):
+        box = Mailbox(store, rank, trainers=setting.trainers, world=size, timeout=30.0)
+        box.clock, box.pause = world.clock, world.sleep
+        return box
+
+    def trainer(rank):
+        return lambda: train(setting, record, mailbox(rank), world.sleep, wire, trainers_side)
+
+    def generator(index):
+        fake = FakeGenerator(setting, index, record, world.sleep, setting.start)
+        box, scorer = mailbox(setting.trainers + index), FakeScorer(setting, world.clock)
+        return lambda: record.left.append(serve(fake, box, wire.receiver(), scorer))
+
+    world.run([trainer(rank) for rank in range(setting.trainers)] + [generator(i) for i in range(len(setting.generators))])
+    record.elapsed = world.now
+    return record, store
+
+
+def check_no_token_too_old(setting, record):
+    """Measured on the tokens: the step that trained a token minus the version that sampled it."""
+    bound = setting.k if setting.off_policy == "pipeline" else setting.k - 1
+    assert all(0 <= age <= bound for _, age in record.ages())
+
+
+def check_nothing_lost_or_done_twice(setting, record):
+    trained = [(c.ticket, c.index) for step in record.trained for c in record.trained[step]]
+    assert len(set(trained)) == len(trained)
+    assert set(record.started.values()) == {1}
+    done = {(False, False, h.ticket, h.index) for h in numbered(setting, record)}
+    assert done <= set(record.started)
+    for step, groups in record.batches.items():
+        kept = {(h.ticket, h.index) for h in numbered(setting, record) if h.step == step and h.mixed}
+        assert kept == {(c.ticket, c.index) for c in record.trained[step]}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a header stood: its ticket and index follow from its position in the batch."""
+
+    step: int
+    ticket: int
+    index: int
+    mixed: bool
+
+
+def numbered(setting, record):
+    for step, groups in record.batches.items():
+        assert len(groups) == setting.prompts
+        for ticket, group in enumerate(groups, step * setting.prompts):
+            assert [h.key for h in group] == [f"completion/train/{ticket}/{i}" for i in range(setting.generations)]
+            mixed = len({h.correct for h in group}) > 1
+            yield from (Place(step, ticket, index, mixed) for index in range(setting.generations))
+
+
+def fixed_keys(setting):
+    """All that a finished run may leave in the store, whatever its length."""
+    ranks = range(setting.trainers + len(setting.generators))
+    names = {f"{name}/{rank}" for name in ("beat", "idle", "left") for rank in ranks}
+    return names | {"news", "news/count", "claimed/train", "claimed/eval"}
+
+
+def check_run(setting, record, keys):
+    """Everything that must hold of a run with prompts enough."""
+    assert list(record.batches) == list(range(setting.start, setting.steps))
+    assert record.left == ["finished"] * len(setting.generators)
+    check_no_token_too_old(setting, record)
+    check_nothing_lost_or_done_twice(setting, record)
+    tickets = {ticket for evaluation, _, ticket, _ in record.started if not evaluation}
+    assert tickets == set(range(setting.start * setting.prompts, setting.steps * setting.prompts))  # none for nothing
+    for version, (groups, samples) in record.evaluated.items():
+        assert [len(group) for group in groups] == [2, 2, 2] and len(samples) == 2
+        assert all(set(header.versions) == {version} for group in groups for header in group)
+    assert set(keys) <= fixed_keys(setting)
+
+
+def settings_of(**fixed):
+    """Strategy: settings with random everything, but what is fixed."""
+    ranges = dict(
+        steps=st.integers(1, 6), prompts=st.integers(1, 3), generations=st.integers(1, 3), trainers=st.integers(1, 2),
+        generators=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 5)), min_size=1, max_size=3).map(tuple),
+        training=st.integers(0, 30), longest=st.integers(1, 5), verifying=st.integers(0, 9), seed=st.integers(0, 999),
+    )  # fmt: skip
+    return st.builds(Setting, **(ranges | fixed))
+
+
+PIPELINES = settings_of(k=st.integers(0, 8), evaluate_every=st.integers(0, 3))
+PHASES = st.integers(1, 8).flatmap(
+    lambda k: settings_of(off_policy=st.just("ppo"), k=st.just(k), steps=st.integers(1, 10), evaluate_every=st.sampled_from((0, k)))
+)
+many = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+few = settings(many, max_examples=30)
+
+
+# --- The rules -------------------------------------------------------------------------------------------------------
+
+
+def test_sec31_tickets_of_pipeline_rl_k_by_hand():
+    # 3 prompts per step, 5 steps, k = 1: two batches may be out at first, then one more per step, 15 tickets at most.
+    issued = [pipeline.tickets_issued(v, off_policy="pipeline", k=1, steps=5, prompts=3) for v in range(6)]
+    assert issued == [6, 9, 12, 15, 15, 15]
+
+
+def test_sec31_tickets_of_ppo_off_policy_k_by_hand():
+    # k = 2: phases of two batches, the next one only when both are trained; 5 steps are two phases and a half.
+    issued = [pipeline.tickets_issued(v, off_policy="ppo", k=2, steps=5, prompts=3) for v in range(6)]
+    assert issued == [6, 6, 12, 12, 15, 15]
+    assert [v for v in range(7) if pipeline.publishes(v, off_policy="ppo", k=3)] == [0, 3, 6]
+
+
+def test_fewer_steps_than_k_issue_no_ticket_for_a_step_that_never_comes():
+    assert pipeline.tickets_issued(0, off_policy="pipeline", k=8, steps=2, prompts=3) == 6
+    assert pipeline.tickets_issued(0, off_policy="ppo", k=8, steps=2, prompts=3) == 6
+
+
+# --- Runs ------------------------------------------------------------------------------------------------------------
+
+
+@many
+@given(PIPELINES)
+def test_sec31_no_token_of_pipeline_rl_k_is_more_than_k_steps_old(setting):
+    record, store = simulate(setting)
+    check_run(setting, record, store.values)
+
+
+@many
+@given(PHASES)
+def test_sec31_all_tokens_of_a_ppo_phase_come_from_the_weights_it_began_with(setting):
+    record, store = simulate(setting)
+    check_run(setting, record, store.values)
+    assert all(age == step % setting.k for step, age in record.ages())
+
+
+@few
+@given(settings_of(k=st.integers(0, 8), correct=st.just("always")))
+def test_batches_without_variance_train_nothing_but_the_schedule_goes_on(setting):
+    record, store = simulate(replace(setting, pool=(setting.steps + 9) * 3))
+    check_run(setting, record, store.values)
+    assert not any(record.trained.values())
+
+
+@few
+@given(settings_of(k=st.integers(0, 8), start=st.integers(1, 5), steps=st.integers(6, 8)))
+def test_a_resumed_run_counts_on_from_its_version(setting):
+    record, store = simulate(setting)
+    check_run(setting, record, store.values)
+
+
+@few
+@given(st.sampled_from(("pipeline", "ppo")).flatmap(
+    lambda kind: settings_of(off_policy=st.just(kind), k=st.integers(1, 4), steps=st.just(40), correct=st.just("learnt"))
+), st.integers(1, 4))  # fmt: skip
+def test_an_exhausted_curriculum_ends_the_run_after_its_last_full_batch(setting, spare):
+    setting = replace(setting, pool=(setting.k + 1) * setting.prompts + spare)
+    record, store = simulate(setting)
+    check_no_token_too_old(setting, record)
+    check_nothing_lost_or_done_twice(setting, record)
+    if len(record.batches) < setting.steps:  # one prompt in four is never learnt: with more than P of those it goes on
+        assert set(record.left) == {"curriculum exhausted"}
+        assert setting.pool - record.retired < setting.prompts
+
+
+def test_curricula_do_get_exhausted_in_the_test_above():
+    record, _ = simulate(Setting(k=2, prompts=3, steps=40, pool=10, correct="learnt"))
+    assert record.left == ["curriculum exhausted"] and 0 < len(record.batches) < 40
+
+
+@few
+@given(settings_of(), st.integers(0, 8))
+def test_sec31_ppo_off_policy_1_is_pipeline_rl_0(setting, training):
+    pipelined, _ = simulate(replace(setting, k=0))
+    phased, _ = simulate(replace(setting, off_policy="ppo", k=1, training=training))
+    assert phased.batches == pipelined.batches  # prompts, rewards and the version of every token
+    assert phased.ages() == pipelined.ages()
+
+
+@few
+@given(settings_of(k=st.integers(0, 4), correct=st.just("learnt")), settings_of())
+def test_the_prompts_of_a_batch_do_not_depend_on_timing(setting, other):
+    setting = replace(setting, pool=5 * setting.prompts + 40)
+    timing = dict(generators=other.generators, training=other.training, verifying=other.verifying)
+    assert simulate(setting)[0].prompts() == simulate(replace(setting, **timing))[0].prompts()
+
+
+def test_sec31_the_bound_is_reached_and_completions_span_updates():
+    # Training takes no time and completions take long: the weights change k = 3 times while the first ones run.
+    record, _ = simulate(Setting(k=3, steps=8, training=0, longest=20, generators=((1, 16),)))
+    assert max(age for _, age in record.ages()) == 3
+    assert any(len(set(c.versions)) > 1 for batch in record.trained.values() for c in batch)
+
+
+class FirstCome(Pipeline):
+    """What you get when the batch is whatever is delivered first: long completions grow old without limit."""
+
+    def next_batch(self, step):
+        self.open = getattr(self, "open", set(range(self._news.tickets))) | set(range(step * self.prompts, self._news.tickets))
+        self.seen, groups, box = getattr(self, "seen", set()), [], self.mailbox
+        while len(groups) < self.prompts:
+            for number in sorted(self.open - self.seen):
+                if len(groups) < self.prompts and box.has(f"headers/train/{number}"):
+                    self.seen.add(number)
+                    groups += box.take([f"headers/train/{number}"])
+            box.beat()
+            box.pause(PAUSE)
+        return groups
+
+
+def test_taking_whatever_arrives_first_breaks_the_bound():
+    setting = Setting(k=1, steps=12, prompts=2, generations=2, longest=8, generators=((1, 8), (7, 8)), seed=1)
+    check_no_token_too_old(setting, simulate(setting)[0])
+    with pytest.raises(AssertionError):
+        check_no_token_too_old(setting, simulate(setting, FirstCome)[0])
+
+
+def test_issuing_more_tickets_than_the_rule_allows_is_refused():
+    pipe = Pipeline(lonely(0), off_policy="pipeline", k=1, prompts=2, generations=1, steps=9)
+    with pytest.raises(ValueError, match="at most 4 prompts at version 0, got 5"):
+        pipe.issue([prompt(n) for n in range(5)])
+
+
+def test_evaluating_weights_that_the_generators_do_not_have_is_refused():
+    pipe = Pipeline(lonely(0), off_policy="ppo", k=2, prompts=2, generations=1, steps=9)
+    assert not pipe.publish(1, None, None)  # 2 does not divide 1: nothing is gathered or sent
+    with pytest.raises(ValueError, match="generators at 1, got 0; likely cause: ppo evaluates at multiples of k"):
+        pipe.evaluate([prompt(0)], 1, samples=0)
+
+
+def test_idle_time_is_what_is_neither_decoding_nor_evaluation():
+    # One slot, 2 tickets of 1 token per step, then the generator waits 40 pauses for the next step's tickets (k = 0).
+    setting = Setting(k=0, steps=5, prompts=2, generations=1, longest=1, training=40, generators=((4, 1),), evaluate_every=1)
+    record, _ = simulate(setting)
+    assert record.idle > 5 * 40 * PAUSE  # all of training; the rest is polling
+    plain, _ = simulate(replace(setting, evaluate_every=0))
+    assert record.decoding > plain.decoding  # by evaluations,
+    assert abs(record.idle - plain.idle) < pipeline.BEAT + 10 * PAUSE  # which do not count
+
+
+# --- Who waits for whom ----------------------------------------------------------------------------------------------
+
+
+def lonely(rank, *, trainers=1, world=3, timeout=10.0, store=None, other=lambda now: None, **more):
+    """A mailbox whose pauses pass virtual time; `other(now)` stands for what the other ranks do meanwhile."""
+    box, now = Mailbox(store or MemoryStore(), rank, trainers=trainers, world=world, timeout=timeout, **more), [0.0]
+
+    def pause(seconds):
+        now[0] += seconds
+        other(now[0])
+
+    box.clock, box.pause = lambda: now[0], pause
+    return box
+
+
+def waiting(other, world=3):
+    """A trainer's side whose other ranks do `other(store, now)`."""
+    store = MemoryStore()
+    box = lonely(0, store=store, world=world, other=lambda now: other(store, now))
+    return Pipeline(box, off_policy="pipeline", k=1, prompts=2, generations=1, steps=9)
+
+
+def test_a_wait_for_weights_names_the_generators_that_do_not_join():
+    pipe = waiting(lambda store, now: store.set("joined/1/2", b"1"), world=4)
+    with pytest.raises(pipeline.Stalled) as caught:
+        pipe.publish(1, dict, None)
+    assert str(caught.value).startswith(
+        "trainer rank 0 waits for the generators to join version 1, but generator rank 1 and generator rank 3 made no "
+        "progress for 10 s"
+    )
+    assert pipe.mailbox.clock() < 11
+
+
+def test_a_wait_for_a_batch_names_the_stuck_generator_and_not_the_working_one():
+    pipe = waiting(lambda store, now: store.add("beat/1", 1))
+    pipe.issue([prompt(0), prompt(1)])
+    with pytest.raises(pipeline.Stalled, match="rank 0 waits for ticket 0 of step 0, but generator rank 2 made no"):
+        pipe.next_batch(0)
+
+
+def test_a_slow_generator_that_makes_progress_is_waited_for():
+    def other(store, now):
+        store.add("beat/1", 1), store.add("beat/2", 1)
+        if now > 200:
+            raise TimeoutError  # twenty times the timeout
+
+    with pytest.raises(TimeoutError):
+        pipe = waiting(other)
+        pipe.issue([prompt(0), prompt(1)])
+        pipe.next_batch(0)
+
+
+def test_time_between_two_waits_does_not_count_against_a_rank_that_worked_meanwhile():
+    store, seen = MemoryStore(), []
+    box = lonely(0, store=store, world=2)
+    box.wait("one", lambda: [] if box.clock() > 1 else [1])
+    for _ in range(100):  # a long optimizer step, 10 times the timeout, in which generator 1 decodes
+        box.pause(1.0), store.add("beat/1", 1)
+    start = box.clock()
+    with pytest.raises(pipeline.Stalled):
+        box.wait("two", lambda: seen.append(1) or [1])
+    assert box.clock() - start > 10
+
+
+def fresh(setting=Setting()):
+    record = Record()
+    return FakeGenerator(setting, 0, record, lambda seconds: None, 0), FakeScorer(setting, lambda: 0.0)
+
+
+def test_a_generator_without_news_from_rank_0_ends_and_says_so():
+    fake, scorer = fresh()
+    with pytest.raises(pipeline.Stalled, match="^generator rank 1 waits for news, but trainer rank 0 made no progress for 10 s"):
+        serve(fake, lonely(1), None, scorer)
+
+
+def test_a_trainer_waits_for_rank_0_and_hears_of_the_end():
+    box = lonely(1, trainers=2)
+    pipe = Pipeline(box, off_policy="pipeline", k=0, prompts=1, generations=1, steps=9)
+    pipe.issue([prompt(0)])
+    with pytest.raises(pipeline.Stalled, match="trainer rank 1 waits for the batch of step 0, but trainer rank 0 made no"):
+        pipe.next_batch(0)
+    box.post(pipeline.News(0, 0, stop="interrupted"))
+    with pytest.raises(pipeline.Stopped, match="interrupted"):
+        pipe.next_batch(0)
+
+
+def test_a_wait_can_be_interrupted_but_not_between_joining_and_sending():
+    flag = []
+    box = lonely(0, interrupted=lambda: bool(flag), other=lambda now: now > 3 and flag.append(1))
+    pipe = Pipeline(box, off_policy="pipeline", k=1, prompts=2, generations=1, steps=9)
+    pipe.issue([prompt(0), prompt(1)])
+    with pytest.raises(pipeline.Interrupted, match="trainer rank 0 waited for ticket 0 of step 0"):
+        pipe.next_batch(0)
+    with pytest.raises(pipeline.Stalled):  # generators would be left waiting for the weights
+        pipe.publish(1, dict, None)
+
+
+def test_stop_does_not_wait_for_a_generator_that_is_gone():
+    pipe = waiting(lambda store, now: store.set("left/1", b"1"))
+    assert pipe.stop("generator killed", patience=3.0) == [2]
+    assert 3.0 <= pipe.mailbox.clock() < 3.1
+
+
+# --- Deliveries ------------------------------------------------------------------------------------------------------
+
+
+def answer(**changes):
+    values = dict(ticket=0, index=0, evaluation=False, prompt_ids=[1, 2], ids=[5, 6, 7], mask=[True, False, True],
+                  logprobs=[-1.0, 0.0, -2.0], versions=[3, 3, 4], text="", truncated=False, interrupted=True)  # fmt: skip
+    return Completion(**(values | changes))
+
+
+def test_headers_count_sampled_tokens_per_version_and_leave_injected_ones_out():
+    header = pipeline.header(answer(), Ticket(0, 3, prompt(8), 1), Score(answer(), True))
+    assert header.versions == {3: 1, 4: 1} and (header.prompt_tokens, header.tokens) == (2, 3)
+    assert (header.prompt, header.key, header.interrupted) == (8, "completion/train/0/0", True)
+
+
+def test_a_failed_verifier_is_neither_right_nor_wrong():
+    fake, _ = fresh()
+    box = lonely(1)
+    desk = pipeline.Desk(fake, box, None, None)
+    desk.tickets[False, 0] = Ticket(0, 0, prompt(8), 1)
+    desk.deliver(Score(answer(), None, error="no memory"))
+    [[header]] = box.take(["headers/train/0"])
+    assert header.correct is None and header.reward != header.reward and header.error == "no memory"
+
+
+@pytest.fixture(scope="module")
+def store():
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+def client(store):
+    return dist.TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
+
+
+def test_a_group_of_10_mib_arrives(store):
+    box, other = (Mailbox(client(store), rank, trainers=1, world=2, timeout=9.0) for rank in (1, 0))
+    desk = pipeline.Desk(fresh()[0], box, None, None)
+    desk.tickets[False, 0] = Ticket(0, 0, prompt(0), 16)
+    tokens = 40_000  # about 17 bytes each: 10.4 MiB in 16 completions
+    for index in range(16):
+        one = answer(index=index, ids=list(range(tokens)), mask=[True] * tokens, logprobs=[-0.1] * tokens,
+                     versions=[index] * tokens)  # fmt: skip
+        desk.deliver(Score(one, index % 2 == 0))
+    pipe = Pipeline(other, off_policy="pipeline", k=0, prompts=1, generations=16, steps=1)
+    pipe.issue([prompt(0)])
+    [group] = pipe.next_batch(0)
+    assert sum(len(store.get(header.key)) for header in group) > 10 << 20
+    completions = pipe.take(group)
+    assert [c.index for c in completions] == list(range(16)) and [c.correct for c in completions] == [True, False] * 8
+    assert all(c.ids == list(range(tokens)) and c.versions == [c.index] * tokens for c in completions)
+    assert not store.check([group[0].key])
+
+
+def test_a_completion_over_8_mib_is_refused_before_it_breaks_the_connection(store):
+    box = Mailbox(client(store), 0, trainers=1, world=2, timeout=9.0)
+    with pytest.raises(ValueError, match="expected at most 8388608 bytes for completion/train/0/0, got .* too many tokens"):
+        box.put("completion/train/0/0", answer(text="x" * (8 << 20)))
+    fits = answer(text="x" * ((8 << 20) - 1000))
+    box.put("fits", fits)
+    assert box.take(["fits"]) == [fits]
+
+
+# --- The real store --------------------------------------------------------------------------------------------------
+
+
+def run_threads(setting):
+    """A whole run on a real store, in real time, every rank a thread with its own clone."""
+    host, record, errors = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), Record(), []
+    wire, size = Wire(time.sleep), setting.trainers + len(setting.generators)
+
+    def mailbox(rank):
+        return Mailbox(host.clone(), rank, trainers=setting.trainers, world=size, timeout=20.0)
+
+    def live(rank):
+        try:
+            if rank < setting.trainers:
+                return train(setting, record, mailbox(rank), lambda seconds: time.sleep(seconds / 5), wire)
+            fake = FakeGenerator(setting, rank - setting.trainers, record, lambda seconds: time.sleep(seconds / 5), 0)
+            record.left.append(serve(fake, mailbox(rank), wire.receiver(), FakeScorer(setting, time.monotonic)))
+        except Exception as error:  # raised again below, in the test's own thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=live, args=(rank,), daemon=True) for rank in range(size)]
+    [thread.start() for thread in threads]
+    [thread.join(30) for thread in threads]
+    for error in errors:
+        raise error
+    assert not any(thread.is_alive() for thread in threads)
+    return record, host.list_keys()
+
+
+@pytest.mark.parametrize("setting", [
+    Setting(k=2, steps=5, prompts=3, generators=((1, 4), (3, 2)), evaluate_every=2),
+    Setting(k=0, steps=3, trainers=2, generators=((1, 4),)),
+    Setting(off_policy="ppo", k=2, steps=5, generators=((1, 4), (2, 4)), verifying=3),
+], ids=["pipeline-2", "pipeline-0 on two trainers", "ppo-2"])  # fmt: skip
+def test_runs_on_a_real_store(setting):
+    check_run(setting, *run_threads(setting))
+
+
+def test_the_number_of_keys_stays_flat_over_many_steps():
+    setting = Setting(k=2, steps=60, training=1, longest=2, generators=((1, 6), (1, 6)), evaluate_every=7)
+    record, keys = run_threads(setting)
+    check_run(setting, record, keys)
+    # In flight at most: (k + 1) P tickets, each as itself, or as its headers and G completions.
+    assert max(record.keys) <= len(fixed_keys(setting)) + 3 * 2 * (1 + 2)
+
+
+def test_a_generator_that_loses_the_mailbox_names_rank_0():
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    box, (fake, scorer) = Mailbox(client(host), 1, trainers=1, world=2, timeout=20.0), fresh()
+    threading.Timer(0.1, host.__del__ if hasattr(host, "__del__") else lambda: None)
+    del host
+    with pytest.raises(ConnectionError, match="generator rank 1 lost its mailbox: rank 0, which hosts it, has ended"):
+        serve(fake, box, None, scorer)
+
+
+# --- Weights ---------------------------------------------------------------------------------------------------------
+
+
+def weights(fill):
+    """Tensors of several dtypes and odd sizes, so that buckets end between them and nothing is aligned by chance."""
+    rng = torch.Generator().manual_seed(fill)
+    named = {f"layer{n}": torch.randn(n, 7, generator=rng) for n in range(1, 9)}
+    named |= {"half": torch.randn(3, generator=rng).bfloat16(), "flag": torch.tensor([fill > 0]), "scalar": torch.tensor(fill)}
+    return named | {"odd": torch.tensor([float("nan"), -0.0, float("inf"), fill]), "parameter": torch.nn.Parameter(torch.ones(5) * fill)}
+
+
+@contextmanager
+def gloo(store, name):
+    """Two ranks of a gloo group, for two threads."""
+    def group(rank):
+        return dist.ProcessGroupGloo(dist.PrefixStore(name, client(store)), rank, 2, timedelta(seconds=20))
+
+    made = [None, None]
+    threads = [threading.Thread(target=lambda r=r: made.__setitem__(r, group(r))) for r in range(2)]
+    [thread.start() for thread in threads], [thread.join() for thread in threads]
+    yield made
+
+
+def same_bits(one, other):
+    flat = [t.detach().reshape(-1).view(torch.uint8) for t in (one, other)]
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*flat)
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 100, 1 << 20], ids=["one each", "several", "one for all"])
+def test_sec31_weights_arrive_bit_for_bit_whatever_the_buckets(store, bucket_bytes):
+    sent, received = weights(3), weights(0)
+    storage = {name: tensor.data_ptr() for name, tensor in received.items()}
+    with gloo(store, f"bits/{bucket_bytes}") as (first, second):
+        sender = threading.Thread(target=broadcast_weights, args=(sent, first), kwargs={"bucket_bytes": bucket_bytes})
+        sender.start()
+        broadcast_weights(received, second, bucket_bytes=bucket_bytes)
+        sender.join()
+    assert all(same_bits(received[name], tensor) for name, tensor in weights(3).items())
+    assert all(same_bits(sent[name], tensor) for name, tensor in weights(3).items())
+    assert storage == {name: tensor.data_ptr() for name, tensor in received.items()}  # in the generator's own memory
+
+
+def test_a_receiver_with_other_tensors_says_so(store):
+    other = weights(0) | {"half": torch.zeros(3)}
+    with gloo(store, "layout") as (first, second):
+        threading.Thread(target=broadcast_weights, args=({"half": torch.zeros(3).bfloat16()}, first), daemon=True).start()
+        with pytest.raises(ValueError, match="model or dtype is not the trainers'"):
+            broadcast_weights(other, second)
+
+
+GENERATOR_PROCESS = """
+import sys, torch, torch.distributed as dist, pipeline
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=1, world_size=2)
+box = pipeline.Mailbox(pipeline.connect(), 1, trainers=1, world=2, timeout=60.0)
+group = dist.new_group([0, 1])
+
+class Generator:
+    version, busy, wants_ticket, weights = 0, False, False, {"w": torch.zeros(5)}
+    def named_weights(self): return self.weights
+    def update_weights(self, version): self.version = version
+
+class Scorer:
+    def finished(self): return []
+
+generator = Generator()
+reason = pipeline.serve(generator, box, lambda named: pipeline.broadcast_weights(named, group), Scorer())
+print(reason, generator.version, generator.weights["w"].tolist())
+dist.destroy_process_group()
+"""
+
+
+def test_a_generator_in_a_process_of_its_own_gets_weights_and_ends(tmp_path, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    command, root = [sys.executable, "-c", GENERATOR_PROCESS, str(tmp_path / "meet")], Path(pipeline.__file__).parent
+    child = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=2, timeout=timedelta(seconds=60))
+    try:
+        box = Mailbox(pipeline.connect(), 0, trainers=1, world=2, timeout=60.0)
+        group = dist.new_group([0, 1])
+        pipe = Pipeline(box, off_policy="pipeline", k=1, prompts=2, generations=1, steps=9)
+        pipe.publish(1, lambda: {"w": torch.arange(5.0)}, lambda named: broadcast_weights(named, group))
+        assert pipe.stop("finished", patience=30.0) == []
+        assert child.communicate(timeout=30)[0] == "finished 1 [0.0, 1.0, 2.0, 3.0, 4.0]\n"
+    finally:
+        dist.destroy_process_group()
+        child.kill()

@@ -1,0 +1,450 @@
+"""Sec. 3.2 and App. A.19: the FP32 head, chunked log-probs, FSDP2 and the mismatch statistics, as claims."""
+
+import math
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import precision
+
+NAN, INF = float("nan"), float("inf")
+
+
+def tiny_config(model_type, tied=False, **changes):
+    """Two layers, width 16, vocabulary 50."""
+    sizes = dict(
+        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, pad_token_id=0, bos_token_id=1, eos_token_id=2, sliding_window=None,
+    )
+    return AutoConfig.for_model(model_type, **{**sizes, "tie_word_embeddings": tied, **changes})
+
+
+def tiny_model(model_type="qwen3", tied=False):
+    """Random weights, the same ones at every call; the head is large enough for clearly uneven probabilities."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(tiny_config(model_type, tied), dtype=torch.float32)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.normal_(std=0.5)
+    return model
+
+
+def token_ids(rows=4, length=7):
+    return torch.randint(3, 50, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def naive_logprobs(hidden, weight, ids, temperature=1.0):
+    """The whole (N, V) logits at once, differentiated by autograd."""
+    log_pi = torch.log_softmax((hidden.float() @ weight.float().T) / temperature, -1)
+    return log_pi.gather(-1, ids[..., None]).squeeze(-1)
+
+
+def gradients(module):
+    return {name: parameter.grad for name, parameter in module.named_parameters()}
+
+
+# --- Which models ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type, changes, reason", [
+    ("gemma2", {}, "final_logit_softcapping=30.0"),
+    ("cohere", {}, "logit_scale=0.0625"),
+    ("granite", {"logits_scaling": 8.0}, "logits_scaling=8.0"),
+    ("gpt2", {"embd_pdrop": 0.0, "resid_pdrop": 0.0}, "has not been checked"),
+    ("t5", {}, "it has an encoder"),
+    ("mistral", {"sliding_window": 4096}, "sliding_window=4096"),
+    ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding_window=64"),
+    ("llama", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
+])
+def test_other_architectures_are_refused_by_name_with_the_reason(model_type, changes, reason):
+    config = AutoConfig.for_model(model_type, **changes)
+    with pytest.raises(ValueError, match=f"'{model_type}' is not supported.*{reason}.*llama.*qwen3"):
+        precision.check_supported(config)
+
+
+def test_qwen_with_a_window_it_does_not_use_is_supported():
+    precision.check_supported(AutoConfig.for_model("qwen2", use_sliding_window=False, sliding_window=4096))
+
+
+# --- Sec. 3.2: the head ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_sec32_fp32_head_keeps_what_bf16_rounds_away(autocast):
+    # 256 + 1 = 257 needs nine bits of mantissa; bf16 has eight, and its neighbours there are 256 and 258.
+    hidden, weight = torch.ones(1, 2).bfloat16(), torch.tensor([[256.0, 1.0]]).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        exact, rounded = (precision.head_logits(hidden, weight, fp32_head) for fp32_head in (True, False))
+    assert (exact.item(), rounded.item()) == (257.0, 256.0)
+    assert exact.dtype == rounded.dtype == torch.float32  # the log-softmax is fp32 either way
+
+
+def test_tf32_products_are_refused_with_the_fp32_head():
+    torch.set_float32_matmul_precision("high")
+    try:
+        with pytest.raises(ValueError, match="set_float32_matmul_precision.*got 'high'"):
+            precision.PolicyModel(tiny_model(), dtype=torch.float32)
+        precision.PolicyModel(tiny_model(), dtype=torch.float32, fp32_head=False)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+# --- token_logprobs --------------------------------------------------------------------------------------------------
+
+
+def test_token_logprobs_and_entropy_of_a_distribution_known_by_hand():
+    # logits 0, log 2, log 3: pi = 1/6, 2/6, 3/6
+    hidden = torch.ones(3, 1)
+    weight = torch.tensor([[0.0], [math.log(2)], [math.log(3)]])
+    logprobs, entropy = precision.token_logprobs(hidden, weight, torch.tensor([0, 1, 2]), chunk=2)
+    assert logprobs.tolist() == pytest.approx([math.log(1 / 6), math.log(2 / 6), math.log(3 / 6)], abs=1e-6)
+    assert entropy.tolist() == pytest.approx([math.log(6) / 6 + math.log(3) / 3 + math.log(2) / 2] * 3, abs=1e-6)
+
+
+def test_token_logprobs_are_those_of_the_tempered_distribution():
+    # logits 0 and log 9 at temperature 2: weights 1 and 3, pi = 1/4 and 3/4 (at temperature 1: 1/10 and 9/10)
+    weight = torch.tensor([[0.0], [math.log(9)]])
+    logprobs, entropy = precision.token_logprobs(torch.ones(1, 1), weight, torch.tensor([1]), chunk=1, temperature=2.0)
+    assert logprobs.item() == pytest.approx(math.log(3 / 4), abs=1e-6)
+    assert entropy.item() == pytest.approx(math.log(4) / 4 + math.log(4 / 3) * 3 / 4, abs=1e-6)
+
+
+def test_token_logprobs_gradient_by_hand():
+    # pi = 1/6, 2/6, 3/6, token 2 sampled, tau = 2, upstream gradient 12:
+    # d / d z_j = 12 (1[j = 2] - pi_j) / 2 = -1, -2, 3
+    weight = torch.tensor([[0.0], [2 * math.log(2)], [2 * math.log(3)]], requires_grad=True)
+    hidden = torch.tensor([[1.0]], requires_grad=True)
+    logprobs, entropy = precision.token_logprobs(hidden, weight, torch.tensor([2]), chunk=1, temperature=2.0)
+    assert not entropy.requires_grad
+    (12 * logprobs).sum().backward()
+    assert weight.grad.flatten().tolist() == pytest.approx([-1.0, -2.0, 3.0], abs=1e-5)
+    by_hand = -2 * 2 * math.log(2) + 3 * 2 * math.log(3)  # sum_j (d / d z_j) w_j
+    assert hidden.grad.item() == pytest.approx(by_hand, abs=1e-5)
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 1000])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_token_logprobs_and_gradients_equal_the_unchunked_ones(chunk, autocast):
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = torch.randn(3, 4, 8, generator=generator), torch.randn(40, 8, generator=generator)
+    ids = torch.randint(0, 40, (3, 4), generator=generator)
+    upstream = torch.randn(3, 4, generator=generator)
+    leaves = [(hidden.clone().requires_grad_(), weight.clone().requires_grad_()) for _ in range(2)]
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        chunked, _ = precision.token_logprobs(*leaves[0], ids, chunk=chunk, temperature=0.7)
+        (chunked * upstream).sum().backward()
+    naive = naive_logprobs(*leaves[1], ids, temperature=0.7)
+    (naive * upstream).sum().backward()
+    # fp32: the orders of summation differ, nothing else (under autocast a bf16 product would be off by 1e-2)
+    assert torch.allclose(chunked, naive, rtol=0, atol=1e-5)
+    for ours, theirs in zip(*leaves):
+        assert torch.allclose(ours.grad, theirs.grad, rtol=0, atol=1e-5)
+
+
+def test_head_gradient_is_summed_over_chunks_in_fp32_even_for_a_bf16_weight():
+    # V = 2 with equal logits: every token adds (1 - 1/2) * 1 to row 0. A bf16 sum stops at 128: 128.5 rounds to 128.
+    weight = torch.zeros(2, 1, dtype=torch.bfloat16, requires_grad=True)
+    ids = torch.zeros(1024, dtype=torch.long)
+    for fp32_head in (True, False):
+        weight.grad = None
+        hidden = torch.ones(1024, 1, dtype=torch.bfloat16)
+        precision.token_logprobs(hidden, weight, ids, chunk=1, fp32_head=fp32_head)[0].sum().backward()
+        assert weight.grad.flatten().tolist() == [512.0, -512.0]
+
+
+def test_head_in_model_precision_has_the_gradient_of_bf16_products():
+    # 256 + 1 is 256 in bf16, so both logits are 256: pi = 1/2. With the fp32 head logit 0 is 257: pi_0 = e / (1 + e).
+    hidden = torch.ones(1, 2, dtype=torch.bfloat16)
+    weight = torch.tensor([[256.0, 1.0], [256.0, 0.0]], dtype=torch.bfloat16)
+    for fp32_head, pi in ((False, 0.5), (True, math.e / (1 + math.e))):
+        leaf = weight.clone().requires_grad_()
+        logprobs, _ = precision.token_logprobs(hidden, leaf, torch.tensor([0]), chunk=1, fp32_head=fp32_head)
+        logprobs.sum().backward()
+        assert logprobs.item() == pytest.approx(math.log(pi), abs=1e-6)
+        assert leaf.grad[0, 0].item() == pytest.approx(1 - pi, rel=2**-8)  # stored in bf16
+
+
+def test_a_chunk_of_zero_or_a_temperature_of_zero_is_refused():
+    arguments = torch.ones(1, 1), torch.ones(2, 1), torch.tensor([0])
+    for chunk, temperature in ((0, 1.0), (4, 0.0), (4, NAN)):
+        with pytest.raises(ValueError, match="expected chunk >= 1 and temperature > 0"):
+            precision.token_logprobs(*arguments, chunk=chunk, temperature=temperature)
+
+
+# --- PolicyModel -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", precision.SUPPORTED)
+def test_policy_logprobs_are_those_of_the_hugging_face_model(model_type):
+    model, ids = tiny_model(model_type), token_ids()
+    with torch.no_grad():
+        logprobs, entropy = precision.PolicyModel(model, dtype=torch.float32, chunk=5)(ids)
+        log_pi = torch.log_softmax(model(ids).logits, -1)
+    for row in range(4):
+        for t in range(6):  # position t predicts token t + 1
+            assert logprobs[row, t].item() == pytest.approx(log_pi[row, t, ids[row, t + 1]].item(), abs=1e-5)
+            by_definition = -sum(math.exp(x) * x for x in log_pi[row, t].tolist())
+            assert entropy[row, t].item() == pytest.approx(by_definition, abs=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "llama", "gemma"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_policy_gradients_are_those_of_the_hugging_face_model(model_type, tied):
+    ids, model, other = token_ids(), tiny_model(model_type, tied), tiny_model(model_type, tied)
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    precision.PolicyModel(model, dtype=torch.float32, chunk=5)(ids)[0].sum().backward()
+    torch.log_softmax(other(ids).logits[:, :-1], -1).gather(-1, ids[:, 1:, None]).sum().backward()
+    expected = gradients(other)
+    assert expected["model.embed_tokens.weight"].abs().max() > 0.1
+    for name, gradient in gradients(model).items():
+        assert torch.allclose(gradient, expected[name], rtol=1e-5, atol=1e-5), name
+
+
+def test_mask_selects_positions_and_right_padding_changes_nothing():
+    ids, lengths = token_ids(), torch.tensor([7, 5, 3, 6])
+    mask = torch.arange(6)[None] + 1 < lengths[:, None]
+    mask[:, 0] = False  # a prompt token
+    policies = [precision.PolicyModel(tiny_model(), dtype=torch.float32) for _ in range(2)]
+    everywhere = policies[0](ids)
+    outputs = []
+    for policy, padding in zip(policies, (0, 49)):
+        padded = torch.where(torch.arange(7)[None] < lengths[:, None], ids, padding)
+        outputs.append(policy(padded, mask))
+        outputs[-1][0].sum().backward()
+    for got, whole in zip(outputs[0], everywhere):
+        assert torch.allclose(got, torch.where(mask, whole, 0.0), rtol=0, atol=1e-6)
+    assert all(torch.equal(*pair) for pair in zip(*outputs))
+    for name, gradient in gradients(policies[0]).items():
+        assert torch.equal(gradient, gradients(policies[1])[name]), name
+
+
+def test_sec32_head_weight_is_rounded_to_the_generators_dtype_while_the_master_stays_fp32():
+    ids, model, rounded = token_ids(), tiny_model(), tiny_model()
+    rounded.lm_head.weight.data = rounded.lm_head.weight.data.bfloat16().float()
+    policy = precision.PolicyModel(model, dtype=torch.bfloat16)
+    logprobs = policy(ids)[0]
+    logprobs.sum().backward()
+    of_rounded = precision.PolicyModel(rounded, dtype=torch.float32)(ids)[0]
+    of_master = precision.PolicyModel(model, dtype=torch.float32)(ids)[0]
+    assert torch.allclose(logprobs, of_rounded, rtol=0, atol=1e-6)
+    assert (logprobs - of_master).abs().max() > 1e-3
+    assert model.lm_head.weight.dtype == model.lm_head.weight.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_full_tensors_are_a_hugging_face_checkpoint_with_tied_weights_once(tied, tmp_path):
+    policy = precision.PolicyModel(tiny_model(tied=tied), dtype=torch.bfloat16)
+    tensors = dict(precision.full_tensors(policy))
+    assert ("lm_head.weight" in tensors, "model.embed_tokens.weight" in tensors) == (not tied, True)
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert not any(tensor.requires_grad for tensor in tensors.values())
+    policy.model.save_pretrained(tmp_path, state_dict=tensors)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    expected = dict(policy.model.state_dict(keep_vars=False))
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, expected[name].bfloat16().float()), name
+
+
+# --- FSDP2 -----------------------------------------------------------------------------------------------------------
+
+
+def _step(policy, ids, mask):
+    """Forward and backward of sum (position + 1) * log pi; (logprobs, whole gradients by name)."""
+    logprobs, _ = policy(ids, mask)
+    (logprobs * torch.arange(1, ids.shape[1])).sum().backward()
+    grads = gradients(policy.model)
+    whole = {name: grad.full_tensor() if hasattr(grad, "full_tensor") else grad for name, grad in grads.items()}
+    return logprobs.detach(), whole
+
+
+def _after_update(policy, ids, mask):
+    """Log-probs after a forward without backward, then one SGD step, and the tensors published then."""
+    with torch.no_grad():
+        policy(ids, mask)
+    torch.optim.SGD(policy.parameters(), lr=0.01).step()
+    with torch.no_grad():
+        return policy(ids, mask)[0], dict(precision.full_tensors(policy))
+
+
+def _rank(rank, folder):
+    """One of two gloo ranks: every case sharded over both ranks (odd and even rows), then over rank 0 alone."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    both, alone = DeviceMesh("cpu", [0, 1]), dist.new_group([0])
+    ids, mask = token_ids(), torch.ones(4, 6, dtype=torch.bool)
+    idle = torch.zeros(2, 6, dtype=torch.bool) if rank else mask[:2]
+    results = {}
+    for tied in (False, True):
+        for dtype in (torch.float32, torch.bfloat16):
+            def policy(mesh):
+                model = precision.PolicyModel(tiny_model(tied=tied), dtype=dtype, chunk=5)
+                return precision.shard(model, mesh, dtype)
+            split = policy(both)
+            results["two", tied, dtype] = *_step(split, ids[rank::2], mask[:2]), *_after_update(split, ids, mask)
+            results["idle", tied, dtype] = _step(policy(both), ids[rank::2], idle)
+            if rank == 0:
+                results["one", tied, dtype] = _step(policy(DeviceMesh.from_group(alone, "cpu")), ids, mask)
+    torch.save(results, f"{folder}/rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """The results of `_rank` on both ranks, made once."""
+    folder = tmp_path_factory.mktemp("ranks")
+    context = multiprocessing.spawn(_rank, args=(str(folder),), nprocs=2, join=False)
+    deadline = time.monotonic() + 120
+    while not context.join(timeout=1):  # raises when a rank failed
+        assert time.monotonic() < deadline, "the two ranks did not finish within 120 s: a collective hangs"
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
+
+
+def _reference(tied, ids=None):
+    """Plain autograd on one process without FSDP2: (policy, logprobs, gradients)."""
+    policy = precision.PolicyModel(tiny_model(tied=tied), dtype=torch.float32)
+    ids = token_ids() if ids is None else ids
+    return policy, *_step(policy, ids, torch.ones(len(ids), 6, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_fsdp2_on_two_ranks_has_the_logprobs_and_the_summed_gradients_of_one_process(ranks, tied):
+    _, expected, expected_grads = _reference(tied)
+    for rank, results in enumerate(ranks):
+        logprobs, grads, *_ = results["two", tied, torch.float32]
+        assert torch.allclose(logprobs, expected[rank::2], rtol=0, atol=1e-5)
+        assert grads.keys() == expected_grads.keys()
+        for name, grad in grads.items():  # fp32; sums over 24 tokens in another order
+            assert torch.allclose(grad, expected_grads[name], rtol=1e-4, atol=1e-4), name
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fsdp2_on_one_rank_equals_two(ranks, tied, dtype):
+    logprobs, grads = ranks[0]["one", tied, dtype]
+    split, split_grads, *_ = ranks[0]["two", tied, dtype]
+    assert torch.allclose(logprobs[0::2], split, rtol=0, atol=1e-5)
+    for name, grad in grads.items():
+        assert grad.dtype == torch.float32  # masters and reduction are fp32
+        close = 1e-5 if dtype == torch.float32 else 2**-6  # bf16 has 8 bits; each rank rounds its own half
+        assert (grad - split_grads[name]).norm() <= close * grad.norm(), name
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_sec32_fsdp2_with_bf16_layers_still_multiplies_the_head_in_fp32(ranks, tied):
+    model, ids = tiny_model(tied=tied), token_ids()
+    for parameter in model.parameters():  # not model.bfloat16(): the rotary frequencies stay fp32
+        parameter.data = parameter.data.bfloat16()
+    with torch.no_grad():
+        hidden = model.model(ids).last_hidden_state[:, :-1]
+        expected = naive_logprobs(hidden, model.lm_head.weight, ids[:, 1:])
+        in_bf16 = torch.log_softmax(model.lm_head(hidden).float(), -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+    got = ranks[0]["one", tied, torch.bfloat16][0]
+    assert torch.allclose(got, expected, rtol=0, atol=1e-5)
+    assert (got - in_bf16).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fsdp2_a_rank_with_an_empty_mask_takes_part_and_adds_nothing(ranks, tied, dtype):
+    # rank 1 masks everything, so the gradient is that of rank 0's rows 0 and 2
+    _, _, expected = _reference(tied, token_ids()[0::2])
+    assert torch.equal(ranks[1]["idle", tied, dtype][0], torch.zeros(2, 6))
+    for name, grad in ranks[0]["idle", tied, dtype][1].items():
+        close = 1e-5 if dtype == torch.float32 else 0.05  # a bf16 body against an fp32 one
+        assert (grad - expected[name]).norm() <= close * expected[name].norm(), name
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_fsdp2_weights_are_fresh_after_a_forward_without_backward_and_a_step(ranks, tied):
+    policy, _, _ = _reference(tied)
+    expected, published = _after_update(policy, token_ids(), torch.ones(4, 6, dtype=torch.bool))
+    for results in ranks:
+        _, _, logprobs, tensors = results["two", tied, torch.float32]
+        assert torch.allclose(logprobs, expected, rtol=0, atol=1e-4)
+        assert tensors.keys() == published.keys() and ("lm_head.weight" in tensors) == (not tied)
+        for name, tensor in tensors.items():
+            assert torch.allclose(tensor, published[name], rtol=0, atol=1e-5), name
+        assert {tensor.dtype for tensor in results["two", tied, torch.bfloat16][3].values()} == {torch.bfloat16}
+
+
+# --- App. A.19: mismatch ---------------------------------------------------------------------------------------------
+
+
+def test_a19_mismatch_by_hand_with_rubbish_outside_the_mask():
+    # rho = 2, 1/2, 1 on the three tokens of the mask
+    logprobs = torch.tensor([[math.log(0.4), math.log(0.1), NAN, -INF, math.log(0.3)]])
+    gen_logprobs = torch.tensor([[math.log(0.2), math.log(0.2), -INF, -INF, math.log(0.3)]])
+    mask = torch.tensor([[True, True, False, False, True]])
+    got = precision.mismatch(logprobs, gen_logprobs, mask, low=0.8, high=1.26)
+    assert got == pytest.approx({
+        "tokens": 3.0,
+        "mean_abs_log_ratio": 2 * math.log(2) / 3,
+        "max_abs_log_ratio": math.log(2),
+        "min_ratio": 0.5,
+        "max_ratio": 2.0,
+        "k3": ((2 - 1 - math.log(2)) + (0.5 - 1 + math.log(2)) + 0) / 3,  # = 1/6
+        "clipped": 2 / 3,
+        "effective_sample_size": 3.5**2 / (4 + 0.25 + 1) / 3,  # = 7/9
+    }, rel=1e-6)
+
+
+def test_a19_clipped_counts_only_ratios_outside_the_given_bounds():
+    logprobs, gen_logprobs = torch.tensor([0.0, -1.0, -1.0, -3.0]).log_softmax(0), torch.full((4,), -2.0)
+    ratio = (logprobs - gen_logprobs).exp().tolist()
+    assert ratio[0] > 3 and ratio[3] < 0.5
+    mask = torch.ones(4, dtype=torch.bool)
+    shares = [precision.mismatch(logprobs, gen_logprobs, mask, low=low, high=high)["clipped"]
+              for low, high in ((0.0, 100.0), (0.0, 3.0), (0.5, 100.0), (0.5, 3.0))]
+    assert shares == [0.0, 0.25, 0.25, 0.5]
+
+
+def test_a19_k3_estimates_the_divergence_from_the_generator_to_the_trainer():
+    # all tokens of a two-token vocabulary in proportion to pi_gen = 3/4, 1/4; pi_train = 1/4, 3/4
+    logprobs, gen_logprobs = torch.tensor([0.25] * 3 + [0.75]).log(), torch.tensor([0.75] * 3 + [0.25]).log()
+    k3 = precision.mismatch(logprobs, gen_logprobs, torch.ones(4, dtype=torch.bool), low=0, high=5)["k3"]
+    assert k3 == pytest.approx(0.75 * math.log(3) + 0.25 * math.log(1 / 3), rel=1e-6)
+
+
+def test_mismatch_writes_to_nothing_and_refuses_an_empty_mask():
+    logprobs, gen_logprobs = torch.tensor([NAN, -1.0], requires_grad=True), torch.tensor([-INF, -1.5])
+    mask = torch.tensor([False, True])
+    precision.mismatch(logprobs, gen_logprobs, mask, low=0, high=5)
+    assert (logprobs[1].item(), gen_logprobs.tolist(), mask.tolist()) == (-1.0, [-INF, -1.5], [False, True])
+    assert math.isnan(logprobs[0].item())
+    with pytest.raises(ValueError, match="at least one token"):
+        precision.mismatch(logprobs, gen_logprobs, torch.tensor([False, False]), low=0, high=5)
+
+
+@pytest.mark.parametrize("dtype, difference, passes", [
+    (torch.float32, 9e-4, True),
+    (torch.float32, 1.1e-3, False),
+    (torch.bfloat16, 0.09, True),
+    (torch.bfloat16, 0.11, False),
+    (torch.float32, NAN, False),
+])
+def test_startup_check_stops_the_run_above_its_limit_and_names_the_likely_causes(dtype, difference, passes):
+    gen_logprobs = torch.tensor([-1.0, -2.0, -INF])
+    logprobs = gen_logprobs + torch.tensor([difference, -difference, 0.0])  # the signs must not cancel
+    mask = torch.tensor([True, True, False])
+    if passes:
+        measured = precision.startup_check(logprobs, gen_logprobs, mask, dtype)
+        assert measured == pytest.approx(difference, rel=1e-2)  # fp32 numbers near 2
+    else:
+        with pytest.raises(RuntimeError, match="(?s)temperature.*log-prob mode.*head dtype.*tokenizer"):
+            precision.startup_check(logprobs, gen_logprobs, mask, dtype)
+
+
+def test_startup_check_catches_a_forgotten_temperature():
+    model, ids = tiny_model(), token_ids()
+    trainer, generator = (
+        precision.PolicyModel(model, dtype=torch.float32, temperature=temperature)(ids)[0].detach()
+        for temperature in (1.0, 0.9)
+    )
+    everything = torch.ones(4, 6, dtype=torch.bool)
+    assert precision.startup_check(trainer, trainer, everything, torch.float32) == 0.0
+    with pytest.raises(RuntimeError, match="start-up check"):
+        precision.startup_check(trainer, generator, everything, torch.float32)

@@ -1,0 +1,445 @@
+"""Sec. 2, 3.1 and A.10: what TorchGenerator generates, how it keeps its slots full, and what new weights change."""
+
+import copy
+import heapq
+import math
+from collections import Counter
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedTokenizerFast
+
+import rollout
+from data import Prompt
+from pipeline import Ticket
+from rollout import TorchGenerator
+
+VOCABULARY, EOS, CLOSE = 24, 1, 3  # CLOSE is </think>
+PHRASE = (20, 21, CLOSE)
+EXACT = 1e-4  # nats; fp32 sums in another order differ by about 1e-6, wrong keys or values by more than 1e-2
+
+
+def tiny_model(kind="qwen3", **changes):
+    """A random model with clearly uneven probabilities, the same at every call."""
+    heads = dict(qwen3=(2, 2, True), llama=(4, 2, False), gemma=(4, 1, True))[kind]  # query, key/value, tied
+    config = AutoConfig.for_model(kind, **dict(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=8,
+        num_attention_heads=heads[0], num_key_value_heads=heads[1], tie_word_embeddings=heads[2],
+        max_position_embeddings=128, initializer_range=0.3, eos_token_id=EOS, pad_token_id=0, bos_token_id=2) | changes)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def tokenizer():
+    vocabulary = {"<pad>": 0, "<eos>": EOS, "<bos>": 2, "</think>": CLOSE}
+    vocabulary |= {chr(ord("a") + i): 4 + i for i in range(VOCABULARY - 4)}
+    core = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", additional_special_tokens=["</think>"])
+
+
+def generator(model, **settings):
+    return TorchGenerator(model, tokenizer(), **dict(slots=5, max_new_tokens=24) | settings)
+
+
+def tickets(count, generations=1, evaluation=False, version=0, shortest=1):
+    """Tickets 0, 1, …; prompts of `shortest` to `shortest` + 15 random tokens, the same at every call."""
+    random = torch.Generator().manual_seed(0)
+    prompts = [torch.randint(4, VOCABULARY, (shortest + i % 16,), generator=random).tolist() for i in range(count)]
+    return [Ticket(i, version, Prompt(i, tuple(ids), "", "", "arithmetic"), generations, evaluation)
+            for i, ids in enumerate(prompts)]
+
+
+def finish(gen, added=()):
+    """Add tickets and run to the end: {(ticket, index, evaluation): completion}."""
+    for ticket in added:
+        gen.add(ticket)
+    done = []
+    while gen.busy:
+        done += gen.step()
+    return {(c.ticket, c.index, c.evaluation): c for c in done}
+
+
+def full_forward(model, completion, temperature=1.0):
+    """(T,) log-probabilities of the completion's tokens by one forward pass of the whole text, without any cache."""
+    ids = torch.tensor([completion.prompt_ids + completion.ids])
+    with torch.no_grad():
+        logits = model(ids, use_cache=False).logits[0, len(completion.prompt_ids) - 1 : -1]
+    return torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(completion.ids)[:, None])[:, 0]
+
+
+def forward_on_old_keys(old, new, completion, known):
+    """Log-probabilities under `new` of the tokens from `known` on, on the keys and values `old` has for what it read.
+
+    When a completion has `known` tokens, the last of them has not been read yet.
+    """
+    ids = torch.tensor([completion.prompt_ids + completion.ids])
+    read = len(completion.prompt_ids) + known - 1
+    cache = DynamicCache()
+    with torch.no_grad():
+        old(ids[:, :read], past_key_values=cache, use_cache=True)
+        logits = new(ids[:, read:-1], past_key_values=cache, use_cache=True).logits[0]
+    return torch.log_softmax(logits, -1).gather(-1, torch.tensor(completion.ids[known:])[:, None])[:, 0]
+
+
+def perturb(gen, version):
+    """New weights, written in place as a broadcast would, then announced."""
+    torch.manual_seed(version)
+    with torch.no_grad():
+        for weight in gen.named_weights().values():
+            weight.add_(torch.randn_like(weight), alpha=0.05)
+    gen.update_weights(version)
+
+
+def schedule(lengths, slots):
+    """List scheduling as a loop: (start, end) step of each job, each taking the slot that is free first."""
+    free, spans = [0] * slots, []
+    for length in lengths:
+        start = heapq.heappop(free)
+        spans.append((start, start + length))
+        heapq.heappush(free, start + length)
+    return spans
+
+
+# --- The same tokens and probabilities as the model itself -----------------------------------------------------------
+
+MODELS = {
+    "qwen3": {}, "llama": {}, "gemma": {},
+    "qwen3 as in base": dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4, head_dim=64),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_equals_model_generate_token_for_token(name):
+    model = tiny_model(name.split()[0], **MODELS[name])
+    done = finish(generator(model, slots=10, temperature=0), tickets(64))
+    prompts = [ticket.prompt.ids for ticket in tickets(64)]
+    width = max(map(len, prompts))
+    ids = torch.tensor([(0,) * (width - len(p)) + p for p in prompts])
+    mask = torch.tensor([(0,) * (width - len(p)) + (1,) * len(p) for p in prompts])
+    reference = model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=24, pad_token_id=0)[:, width:]
+    for number, expected in enumerate(reference.tolist()):
+        completion = done[number, 0, False]
+        expected = expected[: expected.index(EOS) + 1] if EOS in expected else expected
+        if completion.ids != expected:  # allowed where the two best tokens are equal up to rounding
+            at = next(i for i, pair in enumerate(zip(completion.ids, expected)) if pair[0] != pair[1])
+            text = torch.tensor([completion.prompt_ids + completion.ids[:at]])
+            best = model(text).logits[0, -1].topk(2).values
+            assert best[0] - best[1] < 1e-4, f"prompt {number}, token {at}: {completion.ids} instead of {expected}"
+    assert 0 < sum(c.truncated for c in done.values()) < 64  # both ways to end occur
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma"])
+def test_sec3_logprobs_are_those_of_a_full_forward_at_the_sampling_temperature(kind, attention):
+    model = tiny_model(kind)
+    model.set_attn_implementation(attention)
+    done = finish(generator(model, temperature=0.7), tickets(12, generations=3))
+    assert len(done) == 36
+    for completion in done.values():
+        expected = full_forward(model, completion, temperature=0.7)
+        assert torch.allclose(torch.tensor(completion.logprobs), expected, rtol=0, atol=EXACT)
+        assert all(completion.mask) and set(completion.versions) == {0}
+        assert len(completion.ids) == len(completion.mask) == len(completion.logprobs) == len(completion.versions)
+
+
+@pytest.mark.parametrize("fp32_head", [True, False])
+def test_sec32_fp32_head_multiplies_bf16_states_and_weights_in_fp32(fp32_head):
+    model = tiny_model().to(torch.bfloat16)
+    states = []
+    model.get_decoder().register_forward_hook(lambda module, inputs, output: states.append(output.last_hidden_state))
+    ticket = tickets(8)[0]
+    assert len(ticket.prompt.ids) == 1  # nothing to prefill: each forward pass is one decode step
+    completion = finish(generator(model, slots=1, fp32_head=fp32_head), [ticket])[0, 0, False]
+    logits = torch.cat(states)[:, -1].double() @ model.get_output_embeddings().weight.double().T
+    exact = torch.log_softmax(logits, -1).gather(-1, torch.tensor(completion.ids)[:, None])[:, 0]
+    error = (exact - torch.tensor(completion.logprobs)).abs().max()
+    # bf16 has 8 bits: logits of size 4 are off by about 4 / 2^9 = 0.008
+    assert error < 1e-5 if fp32_head else error > 1e-3
+
+
+# --- Sampling --------------------------------------------------------------------------------------------------------
+
+
+def test_uniform_is_splitmix64():
+    # The first outputs for seed 1234567, as published with the algorithm's test programs.
+    published = (6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431)
+    draws = rollout.uniform(torch.tensor([1234567] * 4), torch.arange(4))
+    assert draws.tolist() == [(word >> 11) / 2**53 for word in published]
+
+
+def test_sampled_frequencies_match_the_probabilities():
+    # Hand-made distribution with a token of probability 0 at either end and one in the middle.
+    p = torch.tensor([0.0, 0.5, 0.25, 0.0, 0.2, 0.05, 0.0])
+    n = 40000
+    draws = rollout.uniform(torch.arange(n) * 7919, torch.tensor(3))
+    counts = torch.bincount(rollout.sample(p.log().expand(n, -1), draws), minlength=7)
+    assert counts[p == 0].sum() == 0
+    chi_square = ((counts - n * p)[p > 0] ** 2 / (n * p)[p > 0]).sum()
+    assert chi_square < 16.3  # 3 degrees of freedom: exceeded once in a thousand seeds
+
+
+def test_sampled_first_tokens_match_the_model():
+    model, ticket = tiny_model(), tickets(5, generations=4000)[4]
+    done = finish(generator(model, slots=500, max_new_tokens=2, temperature=1.5), [ticket])
+    logits = model(torch.tensor([ticket.prompt.ids])).logits[0, -1].detach() / 1.5
+    expected = 4000 * torch.softmax(logits, -1)
+    counts = Counter(completion.ids[0] for completion in done.values())
+    frequent = [token for token in range(VOCABULARY) if expected[token] > 5]
+    chi_square = sum((counts[token] - expected[token]) ** 2 / expected[token] for token in frequent)
+    assert len(frequent) > 10
+    assert chi_square < len(frequent) + 4.5 * (2 * len(frequent)) ** 0.5  # mean and 4.5 standard deviations
+
+
+def test_each_completion_has_its_own_random_numbers():
+    streams = [tickets(50, generations=8)]
+    streams += [tickets(50, generations=8, evaluation=True, version=version) for version in (0, 1, 2)]
+    keys = [key for seed in (0, 1) for stream in streams for t in stream
+            for key in rollout.completion_keys(seed, t).tolist()]
+    assert len(set(keys)) == len(keys) == 2 * 4 * 50 * 8
+
+
+def test_results_depend_on_the_seed_but_not_on_slots_order_or_timing():
+    model, added = tiny_model(), tickets(12, generations=3)
+    settings = dict(seed=5, think_budget=(6, 12), phrase_ids=PHRASE)
+    one = finish(generator(model, slots=2, **settings), added)
+    other = generator(model, slots=17, **settings)
+    early = []
+    for ticket in reversed(added):  # tickets trickle in
+        other.add(ticket)
+        early += other.step()
+    other = finish(other) | {(c.ticket, c.index, False): c for c in early}
+    assert one.keys() == other.keys() and len(one) == 36
+    for name in one:
+        assert one[name].ids == other[name].ids and one[name].mask == other[name].mask
+        assert one[name].logprobs == pytest.approx(other[name].logprobs, abs=EXACT)
+    again = finish(generator(model, slots=2, **settings | {"seed": 6}), added)
+    assert sum(again[name].ids == one[name].ids for name in one) < 5
+
+
+# --- Slots (continuous batching) -------------------------------------------------------------------------------------
+
+
+def test_finished_slots_are_refilled_at_once_and_only_live_rows_are_computed():
+    """Oracle: list scheduling of the same lengths on 4 machines gives the rows and the longest row of every step."""
+    model, added = tiny_model(), tickets(6, generations=3, shortest=3)
+    calls = []
+    model.get_decoder().register_forward_pre_hook(
+        lambda module, args, kwargs: calls.append((kwargs["input_ids"], kwargs.get("attention_mask"))), with_kwargs=True)
+    done = finish(generator(model, slots=4), added)
+    prompts = [ids.shape[0] for ids, mask in calls if mask is None]
+    decoded = [(ids.shape[0], mask.shape[-1]) for ids, mask in calls if mask is not None]
+    order = [done[ticket.number, index, False] for ticket in added for index in range(3)]
+    spans = list(zip(order, schedule([len(c.ids) for c in order], slots=4)))
+    expected = []
+    for step in range(max(end for _, (_, end) in spans)):
+        live = [len(c.prompt_ids) + step - start for c, (start, end) in spans if start <= step < end]
+        expected.append((len(live), max(live)))
+    assert decoded == expected
+    assert min(rows for rows, _ in decoded) < 4  # the tail has fewer rows
+    assert sum(prompts) == 6  # each prompt was run once for its 3 completions
+
+
+def test_wants_a_ticket_while_a_slot_would_stay_empty():
+    gen = generator(tiny_model(), slots=5)
+    taken = []
+    for ticket in tickets(4, generations=2):
+        taken.append(gen.wants_ticket)
+        gen.add(ticket)
+    assert taken == [True, True, True, False]  # 0, 2, 4, 6 queued completions for 5 slots
+    assert gen.wants_evaluation  # it would go first
+    gen.add(tickets(1, generations=5, evaluation=True)[0])
+    assert not gen.wants_evaluation
+    finish(gen)
+    assert gen.wants_ticket and gen.wants_evaluation and not gen.busy and gen.step() == []
+
+
+def test_evaluation_goes_first_and_running_completions_go_on():
+    gen = generator(tiny_model(), slots=4)
+    for ticket in tickets(3, generations=4):
+        gen.add(ticket)
+    done = gen.step()  # completions 0 to 3 of ticket 0 are running now
+    for ticket in tickets(5, generations=2, evaluation=True):
+        gen.add(ticket)
+    while gen.busy:
+        done += gen.step()
+    assert len(done) == 3 * 4 + 5 * 2 and len({(c.ticket, c.index, c.evaluation) for c in done}) == 22
+    last_evaluation = max(at for at, c in enumerate(done) if c.evaluation)
+    assert all(c.evaluation or c.ticket == 0 for c in done[:last_evaluation])
+    assert any(not c.evaluation for c in done[:last_evaluation])
+
+
+def test_a_prompt_without_keys_and_long_ones_share_a_batch(monkeypatch):
+    """Prompts of 1 to 16 tokens, prefilled in passes of at most 2 x 16 tokens, with buffers that have to grow."""
+    monkeypatch.setattr(rollout, "PREFILL_TOKENS", 32)
+    monkeypatch.setattr(rollout, "KV_BLOCK", 4)
+    model = tiny_model()
+    for completion in finish(generator(model, slots=20), tickets(16)).values():
+        expected = full_forward(model, completion)
+        assert torch.allclose(torch.tensor(completion.logprobs), expected, rtol=0, atol=EXACT)
+
+
+# --- New weights between two decode steps (Sec. 3.1, A.11) -----------------------------------------------------------
+
+
+def test_sec31_running_completions_keep_their_keys_and_values_over_an_update():
+    gen = generator(tiny_model(), slots=6)
+    old = copy.deepcopy(gen.model)
+    for ticket in tickets(6, shortest=4):
+        gen.add(ticket)
+    known = 7
+    early = [c for _ in range(known) for c in gen.step()]
+    perturb(gen, version=3)
+    done = finish(gen)
+    assert len(early) + len(done) == 6 and len(done) >= 3
+    stale = []
+    for completion in done.values():
+        assert completion.versions == [0] * known + [3] * (len(completion.ids) - known)
+        logprobs = torch.tensor(completion.logprobs)
+        assert torch.allclose(logprobs[:known], full_forward(old, completion)[:known], rtol=0, atol=EXACT)
+        continued = forward_on_old_keys(old, gen.model, completion, known)
+        assert torch.allclose(logprobs[known:], continued, rtol=0, atol=EXACT)
+        stale.append((logprobs[known:] - full_forward(gen.model, completion)[known:]).abs().max())
+    assert min(stale) > 1e-2  # a recomputed cache would have given 0
+    assert all(set(c.versions) == {0} for c in early)
+
+
+def test_sec31_no_completion_starts_on_keys_and_values_of_older_weights():
+    """8 completions of one prompt in 2 slots: those that start after the update know nothing of the old weights."""
+    gen = generator(tiny_model(), slots=2)
+    old = copy.deepcopy(gen.model)
+    gen.add(tickets(12, generations=8)[11])
+    before = gen.step()
+    perturb(gen, version=1)
+    done = list(finish(gen).values())
+    fresh = [c for c in done if set(c.versions) == {1}]
+    assert len(before) + len(done) == 8 and len(fresh) == 6 and len(done[0].prompt_ids) == 12
+    for completion in fresh:
+        logprobs = torch.tensor(completion.logprobs)
+        assert torch.allclose(logprobs, full_forward(gen.model, completion), rtol=0, atol=EXACT)
+        # What the old prompt would have given: all but its last token read by the old weights.
+        assert (logprobs - forward_on_old_keys(old, gen.model, completion, known=0)).abs().max() > 1e-2
+
+
+def test_updates_reach_the_model_through_named_weights_with_tied_ones_once():
+    gen = generator(tiny_model("qwen3"))
+    assert "lm_head.weight" not in gen.named_weights() and "model.embed_tokens.weight" in gen.named_weights()
+    assert "lm_head.weight" in generator(tiny_model("llama")).named_weights()
+    with torch.no_grad():
+        gen.named_weights()["model.norm.weight"].zero_()
+    gen.update_weights(1)
+    completion = finish(gen, tickets(1, version=1))[0, 0, False]
+    # Hidden states of 0 give equal logits: every token has log-prob -log V.
+    assert completion.logprobs == pytest.approx([-math.log(VOCABULARY)] * len(completion.ids))
+
+
+# --- Interruption, truncation, text (A.10) ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [(5, 9), (4, 4), (0, 2)])
+def test_a10_interruption_forces_exactly_the_phrase_at_a_length_drawn_in_the_budget(budget):
+    model = tiny_model()
+    settings = dict(slots=30, think_budget=budget, phrase_ids=PHRASE, temperature=1.2)
+    done = finish(generator(model, **settings), tickets(24, generations=8)).values()
+    lengths = Counter()
+    for completion in done:
+        assert completion.interrupted == (not all(completion.mask))
+        logprobs, expected = torch.tensor(completion.logprobs), full_forward(model, completion, temperature=1.2)
+        mask = torch.tensor(completion.mask)
+        # Tokens after the phrase are sampled given the phrase, which a full forward of the text says too.
+        assert torch.allclose(logprobs[mask], expected[mask], rtol=0, atol=EXACT) and (logprobs[~mask] == 0).all()
+        thinking = completion.ids.index(CLOSE) if CLOSE in completion.ids else len(completion.ids)
+        if completion.interrupted:
+            length = completion.mask.index(False)
+            lengths[length] += 1
+            assert completion.ids[length : length + 3] == list(PHRASE) and thinking == length + 2
+            assert completion.mask == [True] * length + [False] * 3 + [True] * (len(completion.ids) - length - 3)
+            assert len(completion.ids) > length + 3  # it answers
+        else:  # ended, or stopped thinking, no later than the last length at which it could have been interrupted
+            assert thinking <= budget[1]
+    assert set(lengths) == set(range(budget[0], budget[1] + 1))
+    assert any(CLOSE in c.ids and not c.interrupted for c in done) or budget[0] == 0
+
+
+def test_without_a_budget_nothing_is_forced():
+    done = finish(generator(tiny_model(), phrase_ids=PHRASE), tickets(20)).values()
+    assert all(all(c.mask) and not c.interrupted for c in done)
+
+
+def test_truncated_means_the_budget_ended_without_eos():
+    done = finish(generator(tiny_model(), max_new_tokens=6), tickets(64, generations=4)).values()
+    for completion in done:
+        assert completion.truncated == (EOS not in completion.ids)
+        assert completion.ids.index(EOS) == len(completion.ids) - 1 if EOS in completion.ids else len(completion.ids) == 6
+    assert any(c.truncated for c in done)
+    assert any(len(c.ids) == 6 and not c.truncated for c in done)  # EOS as the very last token of the budget
+
+
+def test_any_of_several_eos_ids_ends_a_completion_and_none_is_in_the_text():
+    model = tiny_model()
+    model.generation_config.eos_token_id = [EOS, 9]
+    gen = generator(model, think_budget=(3, 3), phrase_ids=PHRASE)
+    done = list(finish(gen, tickets(64, generations=2)).values())
+    assert {c.ids[-1] for c in done if not c.truncated} == {EOS, 9}
+    for completion in done:
+        body = completion.ids if completion.truncated else completion.ids[:-1]
+        assert EOS not in body and 9 not in body
+        assert completion.text.split() == gen.tokenizer.convert_ids_to_tokens(body)
+        assert ("</think>" in completion.text) == (CLOSE in body)  # rewards look for it
+
+
+# --- Errors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings, message", [
+    (dict(slots=0), "slots >= 1.*got 0, 24 and 1.0"),
+    (dict(max_new_tokens=0), "max_new_tokens >= 1"),
+    (dict(temperature=-1.0), "temperature >= 0"),
+    (dict(temperature=float("nan")), "temperature >= 0"),
+    (dict(think_budget=(5, 9)), "single token </think>, got ''"),
+    (dict(think_budget=(5, 9), phrase_ids=(CLOSE, 7)), "single token </think>, got 'd'"),
+    (dict(think_budget=(9, 5), phrase_ids=PHRASE), r"got \(9, 5\)"),
+    (dict(think_budget=(5, 21), phrase_ids=PHRASE), r"24 - 3, got \(5, 21\): no token would be left for the answer"),
+])
+def test_contradictory_settings_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        generator(tiny_model(), **settings)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma2", "mamba", "t5", "jamba"])
+def test_models_without_plain_full_attention_are_refused_by_name_before_anything_else(kind):
+    class Model:  # a generator that went further than the config would fail on the missing attributes
+        config = AutoConfig.for_model(kind)
+
+    with pytest.raises(ValueError, match=f"'{kind}' is not supported"):
+        TorchGenerator(Model(), tokenizer(), slots=4, max_new_tokens=8)
+
+
+def test_a_model_without_eos_is_refused():
+    model, tok = tiny_model(), tokenizer()
+    model.generation_config.eos_token_id = model.config.eos_token_id = tok.eos_token = None
+    with pytest.raises(ValueError, match="eos_token_id.*truncated"):
+        TorchGenerator(model, tok, slots=4, max_new_tokens=8)
+
+
+def test_tickets_that_cannot_be_served_are_refused():
+    gen = generator(tiny_model())
+    ticket = tickets(1)[0]
+    with pytest.raises(ValueError, match="ticket 0 expects weights of version >= 2, got 0"):
+        gen.add(Ticket(0, 2, ticket.prompt, 1))
+    with pytest.raises(ValueError, match="generations >= 1"):
+        gen.add(Ticket(0, 0, ticket.prompt, 0))
+    for length in (0, 128 - 24 + 1):
+        with pytest.raises(ValueError, match=rf"ticket 7.*<= 128, the model's positions; got 1, {length} \+ 24"):
+            gen.add(Ticket(7, 0, Prompt(0, (5,) * length, "", "", "arithmetic"), 1))
+    gen.add(Ticket(0, 0, Prompt(0, (5,) * (128 - 24), "", "", "arithmetic"), 1))  # just fits
+    assert len(finish(gen)) == 1
+
+
+def test_closing_drops_what_is_unfinished():
+    gen = generator(tiny_model())
+    gen.add(tickets(1, generations=9)[0])
+    gen.step()
+    assert gen.busy
+    gen.close()
+    assert not gen.busy

@@ -30,9 +30,11 @@ Test:  pytest tests/test_fit.py; coverage of the bands: python benchmarks/fit_co
 import argparse
 import csv
 import json
+import sys
 import warnings
 from collections import namedtuple
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -43,13 +45,13 @@ from scipy.special import expit, stdtrit
 PAPER_GRID = (np.linspace(0.450, 0.800, 71), np.linspace(100, 40000, 100))  # A.5: A, and C_mid in GPU-hours
 PAPER_R_0 = 0.39  # ours: at this R_0 the published bs2048 fit gives back the power-law asymptotes of A.4
 SAME_A = 0.02  # A.5: asymptotes closer than this are not told apart
-TABLE_1 = {  # C_mid (GPU-hours), B, A
-    "ScaleRL": (2542, 1.92, 0.610), "ScaleRL-32k": (11272, 1.89, 0.645), "ScaleRL-8gen": (2542, 2.44, 0.585),
-    "ScaleRL-24gen": (3054, 2.22, 0.590), "ScaleRL-32gen": (2936, 2.07, 0.595), "ScaleRL-Scout": (4242, 1.65, 0.710),
-    "ScaleRL-bs512": (2818, 1.77, 0.605), "ScaleRL-bs2048": (10909, 1.70, 0.645),
-    "math+code, math": (2896, 2.05, 0.595), "math+code, code": (1675, 1.09, 0.615),
+TABLE_1 = {  # A, B, C_mid (GPU-hours)
+    "ScaleRL": (0.610, 1.92, 2542), "ScaleRL-32k": (0.645, 1.89, 11272), "ScaleRL-8gen": (0.585, 2.44, 2542),
+    "ScaleRL-24gen": (0.590, 2.22, 3054), "ScaleRL-32gen": (0.595, 2.07, 2936), "ScaleRL-Scout": (0.710, 1.65, 4242),
+    "ScaleRL-bs512": (0.605, 1.77, 2818), "ScaleRL-bs2048": (0.645, 1.70, 10909),
+    "math+code, math": (0.595, 2.05, 2896), "math+code, code": (0.615, 1.09, 1675),
 }  # fmt: skip
-A_4 = {(1500, 50000): "1.0", (5000, 50000): "0.74", (30000, 60000): "right"}  # range -> the power law's A as published
+A_4 = ((1500, 50000), (5000, 50000), (30000, 60000))  # ranges; the power law's A: 1.0, 0.74, right
 A_7 = {(1500, 50000): (1.70, 0.645), (0, 100000): (1.56, 0.655), (0, 50000): (1.7, 0.645), (5000, 50000): (1.67, 0.645)}
 UNITS = {"gpu_hours": "device-hours", "flops": "FLOP", "step": "steps"}  # of the columns of our logs
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito: colour-blind safe
@@ -216,9 +218,8 @@ def _grid(C, R, R_0, grid):
 
 
 def wide_grid(compute):
-    """A.5's grid for any unit: A in steps of 0.005 up to 1, C_mid 100 values in [C_min, 10 C_max]."""
-    C = np.asarray(compute, float)
-    return np.linspace(0.005, 1, 200), np.linspace(C[C > 0].min(), 10 * C.max(), 100)
+    """A.5's grid for any unit: A in steps of 0.005 up to 1, C_mid 100 values from the least compute to 10x the most."""
+    return np.linspace(0.005, 1, 200), np.linspace(min(C for C in compute if C > 0), 10 * max(compute), 100)
 
 
 def _checked(compute, reward):
@@ -339,32 +340,32 @@ def fit_power_law(compute, reward, start=None, stop=None):
     """A.4: least squares of R_C = A - D / C^B over start <= C <= stop, A <= 1, B > 0; BadInput as in `fit`."""
     C, R, _ = _checked(compute, reward)
     keep = _in_range(C, start, stop, np.zeros(len(C), bool))
-    C, centre = C[keep], np.exp(np.log(C[keep]).mean())
+    C, B, centre = C[keep], np.geomspace(B_MIN, 20, 10000), np.exp(np.log(C[keep]).mean())
     points = _Points(np.log(C), R[keep], 0.0, 0.0, -np.inf, 1.0)  # R = A - (A - R_0) h with R_0 free, so D = A - R_0
-    B = np.geomspace(B_MIN, 20, 400)
-    for _ in range(8):
-        A, R_0, S, *_ = _profile(points, (C / centre) ** -B[:, None])
-        best, ratio = S.argmin(), B[1] / B[0]
-        found = A[best], B[best], (A[best] - R_0[best]) * centre ** B[best], S[best]
-        B = np.geomspace(B[best] / ratio, B[best] * ratio, 41)
-    return PowerLaw(*map(float, found))
+    A, R_0, S, *_ = _profile(points, (C / centre) ** -B[:, None])
+    i = S.argmin()
+    return PowerLaw(*map(float, (A[i], B[i], (A[i] - R_0[i]) * centre ** B[i], S[i])))
+
+
+def attempt(function, *args):
+    """The function's result, or the BadInput that it raised."""
+    try:
+        return function(*args)
+    except BadInput as error:
+        return error
 
 
 # ---- Forecasts and comparisons ----
 
 
-def _amount(value, whole):
-    """A number as it is, "30%" as that share of the whole."""
-    try:
-        return float(value[:-1]) / 100 * whole if str(value).endswith("%") else float(value)
-    except ValueError:
-        raise BadInput(f"got {value!r}, expected a compute such as 1500 or a share such as 10%") from None
-
-
 def between(run, fit_from="10%", fit_to="100%"):
     """The run with its range to fit set, in its unit or as shares: of its compute (fit_to), of fit_to (fit_from)."""
-    stop = _amount(fit_to, np.max(run.compute, initial=0.0))
-    return run._replace(start=_amount(fit_from, stop), stop=stop)
+
+    def amount(value, whole):
+        return float(value[:-1]) / 100 * whole if str(value).endswith("%") else float(value)
+
+    stop = amount(fit_to, np.max(run.compute, initial=0.0))
+    return run._replace(start=amount(fit_from, stop), stop=stop)
 
 
 def forecast(run, share=0.5, last=1, fit_from="10%"):
@@ -385,13 +386,8 @@ def forecast(run, share=0.5, last=1, fit_from="10%"):
 
 def forecast_error(run, shares=(0.1, 0.2, 0.3, 0.5, 0.7), last=5, fit_from="10%"):
     """When can one stop? The `forecast` from each share; one with too few points has a "reason" in place of a forecast."""
-    rows = []
-    for share in shares:
-        try:
-            rows.append(forecast(run, share, last, fit_from))
-        except BadInput as error:
-            rows.append({"share": share, "reason": str(error)})
-    return rows
+    rows = [attempt(forecast, run, share, last, fit_from) for share in shares]
+    return [row if isinstance(row, dict) else {"share": s, "reason": str(row)} for s, row in zip(shares, rows)]
 
 
 def cutoff_sensitivity(run, starts=(2, 5, 10, 20, 30, 40), stops=(30, 40, 50, 60, 70, 80, 90, 100)):
@@ -399,14 +395,10 @@ def cutoff_sensitivity(run, starts=(2, 5, 10, 20, 30, 40), stops=(30, 40, 50, 60
 
     For "start" the fit goes on to the end, for "stop" it begins at 10 %. A cut-off with too few points is left out.
     """
-    ranges = [("start", cut, f"{cut}%", "100%") for cut in starts] + [("stop", cut, "10%", f"{cut}%") for cut in stops]
-    found = {"start": [], "stop": []}
-    for name, cut, fit_from, fit_to in ranges:
-        try:
-            found[name].append((cut, fit_run(between(run, fit_from, fit_to))))
-        except BadInput:
-            continue
-    return found
+    ranges = {"start": [(f"{cut}%", "100%") for cut in starts], "stop": [("10%", f"{cut}%") for cut in stops]}
+    laws = {name: [attempt(fit_run, between(run, *ends)) for ends in ranges[name]] for name in ranges}
+    cuts = {"start": starts, "stop": stops}
+    return {name: [pair for pair in zip(cuts[name], laws[name]) if isinstance(pair[1], Fit)] for name in cuts}
 
 
 def refit_B(runs, A):
@@ -434,13 +426,13 @@ def compare(runs, laws):
 # ---- Reading runs ----
 
 
-def _json_rows(path, text):
+def _json_rows(text):
     """The objects of a JSONL text."""
     for number, line in enumerate(text.splitlines(), 1):
         try:
             yield dict(json.loads(line or "{}"))
         except (ValueError, TypeError):
-            raise BadInput(f"{path}, line {number}: got {line[:40]!r}, expected a JSON object (or a file *.csv)") from None
+            raise BadInput(f"line {number} is {line[:40]!r}, expected a JSON object (or a file *.csv)") from None
 
 
 def _evaluations(rows):
@@ -449,6 +441,17 @@ def _evaluations(rows):
     rows = [row for row in rows if row.get("kind") == "eval" and "step" in row]
     rows = [row for i, row in enumerate(rows) if all(row["step"] < later["step"] for later in rows[i + 1 :])]
     return [row | {"epoch": np.interp(row["step"], *zip(*steps))} for row in rows] if steps else rows
+
+
+def _columns(rows, names):
+    """The named columns as floats (n,) of the rows that have them all; then "epoch" or None."""
+    known = dict.fromkeys(name for row in rows for name in row)
+    if missing := [name for name in names if name not in known]:
+        raise BadInput(f"no column {missing[0]!r}, only {', '.join(map(str, known)) or 'no rows'} (--compute, --reward)")
+    rows = [row for row in rows if all(row.get(name) not in (None, "") for name in names)]
+    whole = all(row.get("epoch") not in (None, "") for row in rows)
+    columns = [np.array([float(row[name]) for row in rows]) for name in (*names, *["epoch"] * whole)]
+    return columns if whole else [*columns, None]
 
 
 def read_run(path, x="gpu_hours", compute=None, reward=None):
@@ -461,24 +464,14 @@ def read_run(path, x="gpu_hours", compute=None, reward=None):
     path = Path(path) / "log.jsonl" if Path(path).is_dir() else Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        rows = list(csv.DictReader(text.splitlines()) if path.suffix == ".csv" else _json_rows(path, text))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise BadInput(f"{path}: not a CSV or JSONL text file ({error})") from None
-    if compute is None and any("kind" in row for row in rows):
-        rows = _evaluations(rows)
-    names, columns = [compute or x, reward or "pass_rate"], dict.fromkeys(name for row in rows for name in row)
-    if not columns:
-        raise BadInput(f"{path}: nothing to read; the file is empty, holds only a header, or no evaluation yet")
-    if missing := [name for name in names if name not in columns]:
-        raise BadInput(f"{path}: no column {missing[0]!r}, only {', '.join(map(str, columns))}; see --compute, --reward")
-    rows = [row for row in rows if all(row.get(name) not in (None, "") for name in names)]
-    names += ["epoch"] * all(row.get("epoch") not in (None, "") for row in rows)
-    try:
-        C, R, *epoch = (np.array([float(row[name]) for row in rows]) for name in names)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{path}: columns {', '.join(names)} must hold numbers ({error})") from None
+        rows = list(csv.DictReader(text.splitlines()) if path.suffix == ".csv" else _json_rows(text))
+        if compute is None and any("kind" in row for row in rows):
+            rows = _evaluations(rows)
+        C, R, epoch = _columns(rows, (compute or x, reward or "pass_rate"))
+    except (ValueError, TypeError, csv.Error) as error:  # no UTF-8, no number, no CSV
+        raise BadInput(f"{path}: {error}") from None
     name = path.parent.name if path.name == "log.jsonl" else path.stem
-    return Run(C, R, name=name, unit=compute or UNITS.get(x, x), epoch=epoch[0] if epoch else None)
+    return Run(C, R, name=name, unit=compute or UNITS.get(x, x), epoch=epoch)
 
 
 # ---- Text ----
@@ -519,15 +512,15 @@ def lines_of(found):
 # ---- Figures: a panel is a function that draws on the axes it is given ----
 
 
-def save(path, title, panels, columns=3):
-    """Draw the panels and write the file; compute is logarithmic unless the panel sets another scale."""
-    columns = min(columns, len(panels))
+def save(path, title, panels):
+    """Draw the panels, each (function, its arguments after the axes), three in a row, on logarithmic compute; write the file."""
+    columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(5.6 * columns, 4.2 * rows), layout="constrained")
     figure.suptitle(title)
     for place, panel in enumerate(panels, 1):
         ax = figure.add_subplot(rows, columns, place, xscale="log")
-        panel(ax)
+        panel[0](ax, *panel[1:])
         ax.grid(alpha=0.25)
         ax.legend(fontsize=8)
     figure.savefig(path, dpi=120)
@@ -584,9 +577,8 @@ def error_panel(ax, runs, tables):
     """`forecast_error` against the fitted share, with the 90 % band of the forecast; a little apart for each run."""
     series = {}
     for i, (run, rows) in enumerate(zip(runs, tables)):
-        done = [row for row in rows if "inside" in row]
-        ends = [[row[end] - row["measured"] for end in ("forecast", "low", "high")] for row in done]
-        series[run.name] = [(100 * row["share"] * 1.03**i, *end) for row, end in zip(done, ends)]
+        ends = [[row["share"], *(row[end] - row["measured"] for end in ("forecast", "low", "high"))] for row in rows if "inside" in row]
+        series[run.name] = [(100 * share * 1.03**i, *end) for share, *end in ends]
     labels = {"ylabel": "forecast - measured (pass rate)", "title": "error of the forecast of the end"}
     bars_panel(ax, series, xlabel="share of the compute that is fitted (%)", **labels)
 
@@ -597,87 +589,177 @@ def cutoff_panel(ax, run, cuts, name):
     bars_panel(ax, series, xlabel="cut-off (% of the compute)", ylabel=name, title=f"{run.name}: {name} by fit range")
 
 
-def figure_of(path, title, runs, laws, kinds, until=None):
-    """One file: the scaling curves, and the panels of `kinds` (half, log_f, power_law, forecast_error)."""
-    panels = [lambda ax: scaling_panel(ax, runs, laws, "Eq. 1, 90 % band of the curve", until)]
-    if "half" in kinds:
+def analyse(runs, flags=(), until=None, path=None):
+    """Fit the runs and do what the flags (compare, power_law, log_f, forecast_error, half) ask for, with a figure at path.
+
+    Returns a dict for JSON and lines for the screen.
+    """
+    laws = [fit_run(run) for run in runs]
+    found = {"runs": [summary(run, law, until) for run, law in zip(runs, laws)]}
+    lines = [line for row in found["runs"] for line in lines_of(row)]
+    panels = [(scaling_panel, runs, laws, "Eq. 1, 90 % band of the curve", until)]
+    if "half" in flags:
         half = [fit_run(between(run, "10%", "50%")) for run in runs]
         end = max(np.max(run.compute) for run in runs)
-        panels.append(lambda ax: scaling_panel(ax, runs, half, "from the first half, 90 % band of evaluations", end, 1))
-    if "log_f" in kinds:
-        panels.append(lambda ax: log_f_panel(ax, runs, laws))
-    if "power_law" in kinds:
-        panels += [lambda ax, run=run: two_laws_panel(ax, run) for run in runs]
-    if "forecast_error" in kinds:
+        panels.append((scaling_panel, runs, half, "from the first half, 90 % band of evaluations", end, 1))
+    if "compare" in flags:
+        laws, found["compare"] = compare(runs, laws)
+        lines.append(found["compare"])
+    if "log_f" in flags:
+        panels.append((log_f_panel, runs, laws))
+    if "power_law" in flags:
+        powers = {run.name: fit_power_law(*run[:2], run.start, run.stop)._asdict() for run in runs}
+        found["power_law"] = powers
+        lines += table(("power law", "A", "B", "D", "ssr"), [(name, *power.values()) for name, power in powers.items()])
+        panels += [(two_laws_panel, run) for run in runs]
+    if "forecast_error" in flags:
         tables, cuts = [forecast_error(run) for run in runs], cutoff_sensitivity(runs[0])
-        panels += [lambda ax: error_panel(ax, runs, tables)]
-        panels += [lambda ax, name=name: cutoff_panel(ax, runs[0], cuts, name) for name in ("A", "B")]
-    save(path, title, panels)
+        found["forecast_error"] = dict(zip((run.name for run in runs), tables))
+        lines += [line for run, rows in zip(runs, tables) for line in error_lines(run, rows)]
+        panels += [(error_panel, runs, tables), *((cutoff_panel, runs[0], cuts, name) for name in "AB")]
+    if path:
+        save(path, ", ".join(run.name for run in runs), panels)
+    return found, lines
 
 
 def report(log_path, figure_path):
-    """Fit the log of a run (range: from 10 % on), draw it, and return the dict of `summary` and the lines to print.
+    """Fit the log of a run (from 10 % of its compute on), draw it; returns the `summary` dict and the lines to print.
 
-    Too few points for a fit: (None, one line that says so), and no figure.
+    Too few points for a fit: (None, one line that says so), and no figure. Too few in the first half: no panel for it.
     """
-    try:
-        run = between(read_run(log_path))
-        law = fit_run(run)
-    except BadInput as error:
-        return None, [f"no fit: {error}"]
-    found = summary(run, law)
-    figure_of(figure_path, run.name, [run], [law], ["half"] if "inside" in found["first_half"] else [])
-    return found, lines_of(found)
+    run = attempt(read_run, log_path)
+    found = run if isinstance(run, BadInput) else attempt(analyse, [between(run)], ("half",), None, figure_path)
+    if isinstance(found, BadInput):
+        return None, [f"no fit: {found}"]
+    return found[0]["runs"][0], found[1]
 
 
 def ours(folder, paths):
-    """Our logs: one figure for each group of seeds (NAME_seed0, NAME_seed1, ...), one comparison; returns lines."""
-    groups, lines = {}, []
-    for path in paths:
-        run = between(read_run(path))
+    """Our logs: a figure for each group of seeds (NAME_seed0, NAME_seed1, ...); returns lines."""
+    groups = {}
+    for run in (between(read_run(path)) for path in paths):
         groups.setdefault(run.name.split("_seed")[0], []).append(run)
     if not groups:
-        raise BadInput("got no results/*.jsonl, expected the logs of our runs there; name other logs after --ours")
-    for name, runs in groups.items():
-        laws = [fit_run(run) for run in runs]
-        figure_of(folder / f"ours_{name}.png", name, runs, laws, ("half", "log_f", "power_law", "forecast_error"))
-        lines += [line for run, law in zip(runs, laws) for line in lines_of(summary(run, law))]
-    return lines
+        raise BadInput("found no results/*.jsonl, expected the logs of our runs there, or RUNs after --ours")
+    flags = ("half", "log_f", "power_law", "forecast_error")
+    texts = [analyse(runs, flags, None, folder / f"ours_{name}.png")[1] for name, runs in groups.items()]
+    return [line for text in texts for line in text]
 
 
 # ---- The paper's figures, from what it publishes ----
 
 
-def published_panel(ax, title, laws, ylabel, *spans):
-    """Curves {label: (A, B, C_mid, R_0)}: solid from spans[i][0] to [1], dashed to [2] GPU-hours; the last span goes on."""
+def published_panel(ax, title, ylabel, laws, *spans):
+    """Curves {label: law(C)}: solid from spans[i][0] to [1], dashed to [2] GPU-hours; the last span serves the rest."""
     for i, (label, law) in enumerate(laws.items()):
-        curve(ax, lambda C: sigmoid(C, *law), *spans[min(i, len(spans) - 1)], COLOURS[i], label)
+        curve(ax, law, *spans[min(i, len(spans) - 1)], COLOURS[i], label)
     ax.set(xlabel="compute C (GPU-hours)", ylabel=ylabel, title=title)
 
 
-def gains(*names):
-    """Rows of Table 1 as the gain (R - R_0) / (A - R_0), which needs no R_0: {label: (1, B, C_mid, 0)}."""
-    return {f"{name}: A = {TABLE_1[name][2]}, B = {TABLE_1[name][1]}": (1, *TABLE_1[name][1::-1], 0) for name in names}
+def table_1(names, R_0=None):
+    """Curves of Table 1 for `published_panel`; without R_0 the gain (R - R_0) / (A - R_0), which needs none."""
+    rows = {name: dict(zip(("A", "B", "C_mid"), TABLE_1[name])) for name in names.split("/")}
+    moved = {"A": 1, "R_0": 0} if R_0 is None else {"R_0": R_0}
+    return {f"{n}: A = {row['A']}, B = {row['B']}": partial(sigmoid, **(row | moved)) for n, row in rows.items()}
 
 
-def samples(noise, seed=0):
+def samples(noise):
     """Samples of the published bs2048 fit, one for each 100 of 7,400 steps; R_0, noise and spacing are our choices."""
-    C_mid, B, A = TABLE_1["ScaleRL-bs2048"]
     C = np.linspace(0, 100000, 75)
-    R = sigmoid(C, A, B, C_mid, PAPER_R_0) + noise * np.random.default_rng(seed).normal(size=75) * (C > 0)
+    R = sigmoid(C, *TABLE_1["ScaleRL-bs2048"], PAPER_R_0) + noise * np.random.default_rng(0).normal(size=75) * (C > 0)
     return Run(C, R, name="samples", unit="GPU-hours")
 
 
+def paper_tables():
+    """Table 1, and A.7 beside what fits of samples of one sigmoid say, as lines."""
+    exact, noisy, rows = samples(0), samples(0.002), []
+    for (start, stop), (B, A) in A_7.items():
+        grid = fit_run(exact._replace(start=start, stop=stop), method="grid", bands=False)
+        law = fit_run(noisy._replace(start=start, stop=stop))
+        bands = ["{:.3f} to {:.3f}".format(*law.bands[name]) for name in "BA"]
+        rows.append((f"{start:,} to {stop:,}", B, A, grid.B, grid.A, *bands))
+    header = ("fitted", "B", "A", "check: B, A.5", "A, A.5", "B, noise 0.002", "A, noise 0.002")
+    rule = "A.7, published beside our check: samples of the bs2048 fit with R_0 = 0.39 (ours), fitted by A.5, and with bands"
+    return ["Table 1, published fits", *table(("run", "A", "B", "C_mid"), [(n, *row) for n, row in TABLE_1.items()]), rule, *table(header, rows)]
+
+
 def published(folder):
-    """Draw every figure that the published numbers allow; returns Table 1, A.7 and A.4 as lines."""
+    """Draw every figure that the published numbers allow; returns `paper_tables`."""
     gain, rate, wide = "gain (R - R_0) / (A - R_0)", "pass rate R", (100, 100000, 100000)
     base = {"A": 0.610, "B": 1.92, "C_mid": 2542, "R_0": PAPER_R_0}
     roles = {"A": (0.55, 0.61, 0.70), "B": (1, 1.92, 4), "C_mid": (1000, 2542, 8000), "R_0": (0.3, PAPER_R_0, 0.45)}
-    winner = {n: (TABLE_1[n][2], TABLE_1[n][1], TABLE_1[n][0], PAPER_R_0) for n in ("ScaleRL-8gen", "ScaleRL-bs2048")}
+    roles = {name: {f"{name} = {x}": partial(sigmoid, **(base | {name: x})) for x in roles[name]} for name in roles}
+    winner = table_1("ScaleRL-8gen/ScaleRL-bs2048", PAPER_R_0)
     axes = {
-        "model size": ("ScaleRL", "ScaleRL-Scout"),
-        "generation length": ("ScaleRL", "ScaleRL-32k"),
-        "batch size (512, 768, 2048)": ("ScaleRL-bs512", "ScaleRL", "ScaleRL-bs2048"),
-        "generations per prompt (8, 16, 24, 32)": ("ScaleRL-8gen", "ScaleRL", "ScaleRL-24gen", "ScaleRL-32gen"),
-        "math and code together": ("math+code, math", "math+code, code"),
+        "model size": "ScaleRL/ScaleRL-Scout", "generation length (14k, 32k)": "ScaleRL/ScaleRL-32k",
+        "batch size (512, 768, 2048)": "ScaleRL-bs512/ScaleRL/ScaleRL-bs2048", "math and code": "math+code, math/math+code, code",
+        "generations per prompt (16, 8, 24, 32)": "ScaleRL/ScaleRL-8gen/ScaleRL-24gen/ScaleRL-32gen",
+    }  # fmt: skip
+    big, both = (1500, 50000, 100000), "ScaleRL-bs2048/ScaleRL-Scout"
+    slopes = {f"{name}: slope B = {B}": lambda C, B=B: B * np.log10(C) for name, B in (("CISPO", 2.01), ("DAPO", 1.77))}
+    heads = {f"{name}: A = {A}": lambda C, A=A: A + 0 * C for name, A in (("head in FP32", 0.61), ("not in FP32", 0.52))}
+    figures = {
+        "fig1, from Table 1": [(published_panel, "8B, batch 2048 (R_0 = 0.39 is our inference)", rate, table_1("ScaleRL-bs2048", PAPER_R_0), big), (published_panel, "gain", gain, table_1(both), big, (1500, 16000, 45000))],
+        "fig3 and A.8 on the ScaleRL row of Table 1 (varied values: ours)": [(published_panel, f"role of {name}", rate, laws, wide) for name, laws in roles.items()] + [(published_panel, "A.8", rate, winner, wide)],
+        "sec5, from Table 1": [(published_panel, title, gain, table_1(names), wide) for title, names in axes.items()],
+        "fig7 (slopes) and fig5b (asymptotes), from the text": [(published_panel, "Fig. 7, leave one out", "log10 F(R)", slopes, (1500, 8000, 16000)), (published_panel, "Fig 5b", rate, heads, (1500, 1500, 16000))],
+        "a4, samples": [(two_laws_panel, samples(0.002)._replace(start=start, stop=stop)) for start, stop in A_4],
     }
+    for title, panels in figures.items():
+        save(folder / f"paper_{title.split()[0]}.png", title, panels)
+    return paper_tables()
+
+
+# ---- Command ----
+
+
+def parser():
+    """The flags."""
+    parser = argparse.ArgumentParser(prog="fit.py", description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or any CSV or JSONL file")
+    add("--x", default="gpu_hours", choices=("gpu_hours", "tokens", "flops", "step"), help="compute of our logs")
+    add("--compute", metavar="COL", help="column of compute of any file, in any unit")
+    add("--reward", metavar="COL", help="column of pass rates (default: pass_rate)")
+    add("--fit-from", default="10%", help="start of the fit: a compute, or a share of the range such as 10%% (the default)")
+    add("--fit-to", default="100%", help="end of the fit: a compute, or a share of the run's compute such as 50%%")
+    add("--until", type=float, metavar="C", help="forecast at this compute (default: at 2x and 10x the run's)")
+    add("--compare", action="store_true", help="which run scales better, at a common A if theirs are within 0.02 (A.5)")
+    add("--power-law", action="store_true", help="fit the power law of A.4 too")
+    add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
+    add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute; A and B by fit range")
+    add("--json", action="store_true", help="print JSON")
+    add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder for --paper and --ours (default: figures)")
+    add("--paper", action="store_true", help="draw the paper's figures from its published fits")
+    add("--ours", action="store_true", help="draw the same kinds of figures from RUNs (default: results/*.jsonl)")
+    return parser
+
+
+def command(args):
+    """The lines that the command line asks for."""
+    if args.paper or args.ours:
+        folder = Path(args.o or "figures")
+        folder.mkdir(parents=True, exist_ok=True)
+        return published(folder) if args.paper else ours(folder, args.runs or sorted(Path("results").glob("*.jsonl")))
+    if len(args.runs) < 1 + args.compare:
+        raise BadInput(f"got {len(args.runs)} RUNs, expected {1 + args.compare} or more, --paper or --ours")
+    if args.o and Path(args.o).suffix not in (".png", ".svg", ".pdf"):
+        raise BadInput(f"got -o {args.o}, expected a file that ends in .png, .svg or .pdf")
+    runs = [between(read_run(path, args.x, args.compute, args.reward), args.fit_from, args.fit_to) for path in args.runs]
+    flags = [name for name in ("compare", "power_law", "log_f", "forecast_error") if getattr(args, name)]
+    found, lines = analyse(runs, flags, args.until, args.o)
+    return [json.dumps(found, indent=1)] if args.json else lines
+
+
+def main(argv=None):
+    """Returns the exit code: 0, or 2 with one line on stderr for what cannot be read, fitted or written."""
+    try:
+        print("\n".join(command(parser().parse_args(argv))))
+    except (BadInput, OSError) as error:
+        print(f"fit.py: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -31,6 +31,7 @@ Run by train.py; benchmarks/generate.py compares with `model.generate`. Test: py
 from collections import deque
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import islice
 from types import SimpleNamespace
 
 import torch
@@ -41,6 +42,7 @@ from precision import check_supported, head_logits
 
 NEVER = 2**62  # a length that no completion reaches
 PREFILL_TOKENS = 16384  # padded prompt tokens per forward pass: bounds its memory
+PREFILL_AHEAD = 8  # queued prompts
 KV_BLOCK = 64  # positions; key/value buffers grow in multiples of it
 
 # SplitMix64 (Steele, Lea, Flood 2014): an odd increment and two odd multipliers, as int64, which wraps modulo 2^64.
@@ -272,7 +274,10 @@ class TorchGenerator:
             starts.append((job, [heappop(self._free) for _ in range(min(room, job.left))]))
             if job.left <= room:
                 queue.popleft()
-        self._prefill([job for job, _ in starts if job.prompt_kv is None])
+        if any(job.prompt_kv is None for job, _ in starts):
+            # A pass over one short prompt costs nearly as much as one over several: run the next ones along with it.
+            jobs = dict.fromkeys([*(job for job, _ in starts), *islice(queue, PREFILL_AHEAD)])
+            self._prefill([job for job in jobs if job.prompt_kv is None])
         for job, rows in starts:
             self._begin(job, rows)
         if self._free and self._free[0] < len(self._running):
@@ -280,7 +285,7 @@ class TorchGenerator:
 
     def _prefill(self, jobs):
         """Run prompts without their last token under the present weights; keys and values go into the jobs."""
-        per_pass = max(1, PREFILL_TOKENS // max((len(job.ticket.prompt.ids) for job in jobs), default=1))
+        per_pass = max(1, PREFILL_TOKENS // max(len(job.ticket.prompt.ids) for job in jobs))
         for part in (jobs[first : first + per_pass] for first in range(0, len(jobs), per_pass)):
             prompts = [self._tensor(job.ticket.prompt.ids[:-1]) for job in part]
             # Padded on the right, without a mask: causal attention does not look there.
@@ -395,5 +400,5 @@ def check_interruption(tokenizer, phrase_ids, think_budget, max_new_tokens):
         raise ValueError(f"expected phrase_ids to end in the single token </think>, got {spelled!r}: does the phrase "
                          "not end in it, or the tokenizer split it?")
     if not 0 <= lo <= hi < max_new_tokens - len(phrase_ids):
-        raise ValueError(f"expected think_budget (lo, hi) with 0 <= lo <= hi < max_new_tokens - phrase = {max_new_tokens}"
-                         f" - {len(phrase_ids)}, got ({lo}, {hi}): no token would be left for the answer")
+        raise ValueError(f"expected think_budget (lo, hi), 0 <= lo <= hi < max_new_tokens - phrase = {max_new_tokens} - "
+                         f"{len(phrase_ids)}, got ({lo}, {hi}): no token would be left for the answer")

@@ -43,6 +43,7 @@ from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.device_mesh import DeviceMesh
 from tqdm import tqdm
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 import data
 import fit
@@ -209,6 +210,7 @@ def launch(argv):
     inherited = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "LOCAL_", "GROUP_", "ROLE_", "RANK", "WORLD_SIZE", "MASTER_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
     processes = max(2, torch.cuda.device_count())
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), __file__, *argv]
     os.execve(sys.executable, [sys.executable, *command], environment)
 
@@ -369,10 +371,11 @@ class Trainer:
             more, largest = statistics(logprobs, gen_logprobs, entropy, clipped, mask)
             sums, rho_max = sums + more, max(rho_max, largest)
         metrics = self.fleet.total(sums, rho_max) | {"gradient_norm": self.gradient_norm(), "lr": self.warm_up()}
+        self.fleet.stepping = True
         if plan.denominators.tokens:
             self.optimizer.step()
+        self.version, self.fleet.stepping = self.version + 1, False
         self.optimizer.zero_grad()
-        self.version += 1
         return metrics
 
     def warm_up(self):
@@ -444,7 +447,7 @@ class Trainer:
         wall = (self.clock.gpu_hours - self.logged) * 3600 / self.clock.devices
         self.logged = self.clock.gpu_hours
         self.log(
-            "step", reward=share(h.reward if h.correct is not None else 0.0 for h in headers),
+            "step", prompts=[group[0].prompt for group in groups], reward=share(h.reward if h.correct is not None else 0.0 for h in headers),
             pass_rate=share(bool(h.correct) for h in headers), kept=plan.kept, retired=self.curriculum.retired,
             epoch=self.curriculum.epoch, **metrics,
             staleness={self.version - 1 - version: n for version, n in sorted(sampled.items(), reverse=True)},
@@ -527,19 +530,25 @@ def train(run):
     return "finished" if run.version == args.steps else "curriculum exhausted"
 
 
-def finish(run, reason, seconds):
+def finish(run, reason, seconds, whole_state=True):
     """The run's last words: generators leave, the state is kept, the fit is drawn and printed."""
-    run.pipeline.stop(reason)
-    run.checkpoint()
+    run.pipeline.stop(reason, patience=2.0)
+    if whole_state:
+        run.checkpoint()
     if run.fleet.rank == 0:
         values, lines = fit.report(run.out / "log.jsonl", run.out / "scaling.png")
-        run.log("fit", **values)
+        if values:  # None with too few evaluations
+            run.log("fit", **values)
         run.log("end", reason=reason, seconds=seconds)
         run.fleet.bar.close()
         print(*lines, sep="\n")
 
 
 # --- Processes -------------------------------------------------------------------------------------------------------
+
+
+class Abandoned(pipeline.Interrupted):
+    """Something hung after a signal; with several trainers there is no agreement any more to gather a checkpoint."""
 
 
 class Fleet:
@@ -555,9 +564,9 @@ class Fleet:
             torch.cuda.set_device(self.device)
         wait = timedelta(seconds=args.timeout)
         dist.init_process_group("cpu:gloo,cuda:nccl" if own_gpu and gpus else "gloo", timeout=wait)
-        self.stopped, self.dtype = 0.0, getattr(torch, args.dtype)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: setattr(self, "stopped", self.stopped or time.monotonic()))
+        self.dtype, self.stopped, self.stepping = getattr(torch, args.dtype), False, False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, self.on_signal)
         self.trainers = dist.new_group(range(args.trainers), timeout=wait)
         self.publishers = dist.new_group([0, *range(args.trainers, world)], timeout=wait)
         self.mesh = DeviceMesh.from_group(self.trainers, self.device.type) if self.rank < args.trainers else None
@@ -566,6 +575,16 @@ class Fleet:
         self.bar = tqdm(total=args.steps, unit="step", disable=self.rank > 0)
         self.peers = [None] * world
         dist.all_gather_object(self.peers, (os.uname().nodename, os.getpid()))
+
+    def on_signal(self, number, _):
+        """Ctrl-C or the launcher's wish to end. The trainers end at the next micro-batch or wait, and tell the generators;
+        what still hangs after 5 seconds (a dead process never joins) is abandoned, but never half an optimizer step.
+        """
+        if number == signal.SIGALRM and self.rank < self.mailbox.trainers and not self.stepping:
+            raise Abandoned("interrupted")
+        if number == signal.SIGALRM or not self.stopped:
+            signal.alarm(1 if self.stopped else 5)
+        self.stopped = True
 
     def send(self, named):
         """Rank 0's weights to the generators."""
@@ -576,7 +595,7 @@ class Fleet:
     def stop_together(self):
         """Before each micro-batch: trainers leave a step only if all of them do, or the others would hang in FSDP."""
         self.mailbox.beat()
-        stop = torch.tensor(float(self.stopped > 0), device=self.device)
+        stop = torch.tensor(float(self.stopped), device=self.device)
         dist.all_reduce(stop, dist.ReduceOp.MAX, group=self.trainers)
         if stop:
             raise pipeline.Interrupted("interrupted")
@@ -625,18 +644,18 @@ def lead(args, fleet, prompts, began):
     """A trainer rank. Whatever ends the run, it leaves a checkpoint, a readable log and the fit so far; returns the reason
     if that is a failure.
     """
-    run, failure = Trainer(args, fleet, prompts), None
+    run, failure, whole_state = Trainer(args, fleet, prompts), None, True
     try:
         reason = train(run)
-    except (pipeline.Interrupted, pipeline.Stopped) as end:
-        gone = fleet.missing()  # the launcher stops everybody when one process dies
-        reason = failure = f"{', '.join(gone)} ended" if gone else None
-        reason = reason or f"{end}"
-    except (pipeline.Stalled, RuntimeError) as broken:
-        if not (gone := fleet.missing()) and not isinstance(broken, pipeline.Stalled):
+    except (pipeline.Interrupted, pipeline.Stopped, pipeline.Stalled, RuntimeError) as end:
+        gone = ", ".join(fleet.missing())  # the launcher stops everybody when one process dies
+        known = isinstance(end, (pipeline.Interrupted, pipeline.Stopped, pipeline.Stalled))
+        if not gone and not known:
             raise
-        reason = failure = f"{', '.join(gone)} ended: {broken}" if gone else str(broken)
-    finish(run, reason, time.perf_counter() - began)
+        reason = f"{gone} ended" if gone else str(end)
+        failure = reason if gone or isinstance(end, pipeline.Stalled) else None
+        whole_state = args.trainers == 1 or isinstance(end, (pipeline.Interrupted, pipeline.Stopped)) and not isinstance(end, Abandoned)
+    finish(run, reason, time.perf_counter() - began, whole_state)
     return failure
 
 
@@ -663,6 +682,7 @@ def begin_log(args):
 
 def main(argv):
     began, args = time.perf_counter(), settings(argv)
+    disable_progress_bar()
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     try:
         prompts = prepare(args)
@@ -677,7 +697,7 @@ def main(argv):
         begin_log(args)
     failure = lead(args, fleet, prompts, began) if rank < args.trainers else generate(args, fleet)
     if failure:
-        sys.exit(f"train.py: error: {failure}")
+        sys.exit(f"train.py: error: {failure}; {args.out} holds the log and a checkpoint: go on with --resume")
     dist.destroy_process_group()
 
 

@@ -6,9 +6,9 @@
 
 Both sides sample the same number of tokens for the same prompts: a completion's length is drawn uniformly, EOS ends
 nothing, and each row stops by itself (on the `generate` side by a stopping criterion, one answer per row). `generate`
-gets batches of as many prompts as the other side has slots, padded on the left; a batch lasts as long as its longest row.
-TorchGenerator gets one ticket per prompt and also returns log-probs, `generate` does not. Rounds alternate between the
-sides; the table shows each side's fastest round. Target: 1.5 times the tokens per second.
+gets batches of as many prompts as the other side has slots, padded on the left; a batch lasts as long as its longest
+row. TorchGenerator gets one ticket per prompt and also returns log-probs, `generate` does not. Rounds alternate between
+the sides; the table shows each side's fastest round. Target: 1.5 times the tokens per second.
 """
 
 import argparse

@@ -250,6 +250,8 @@ def test_hostile_answers_cost_at_most_the_limit_and_are_wrong(strict, name):
 def test_the_limit_holds_though_nobody_polls_and_nothing_blocks_meanwhile(strict):
     verdicts(strict, [("\\boxed{0.5}", "1/2")])
     (pid,) = workers(strict)
+    time.sleep(0.8)
+    assert workers(strict) == [pid]  # the limit is for answers, not for waiting
     start = time.monotonic()
     strict.submit(thought(ENDLESS["a tower of powers"]), prompt("18"))
     strict.submit(thought("18"), prompt("18", "arithmetic"))
@@ -274,13 +276,14 @@ def kill(scorer):
     return pid
 
 
-def test_a_worker_that_dies_costs_no_answer():
+def test_a_worker_that_dies_costs_no_answer(monkeypatch):
     scorer = reward.Scorer(timeout=20.0, workers=1)
     scorer.submit(thought("\\boxed{0.5}"), prompt("\\frac{1}{2}"))
     first = kill(scorer)
     (score,) = wait(scorer)
     assert score.correct is True and score.tried and not score.error and workers(scorer) != [first]
-    kill(scorer)  # idle now
+    os.waitid(os.P_PID, kill(scorer), os.WEXITED | os.WNOWAIT)  # idle now, and dead before anybody notices
+    monkeypatch.setattr(scorer._workers[0].process, "poll", lambda: None)
     (score,) = verdicts(scorer, [("\\boxed{0.25}", "1/4")]).values()
     assert score.correct is True
     scorer.close()

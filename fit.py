@@ -30,17 +30,15 @@ Test:  pytest tests/test_fit.py; coverage of the bands: python benchmarks/fit_co
 import argparse
 import csv
 import json
-import sys
 import warnings
 from collections import namedtuple
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
 from scipy.optimize import OptimizeWarning, curve_fit
-from scipy.special import expit, stdtrit
+from scipy.special import expit, logit, stdtrit
 
 PAPER_GRID = (np.linspace(0.450, 0.800, 71), np.linspace(100, 40000, 100))  # A.5: A, and C_mid in GPU-hours
 PAPER_R_0 = 0.39  # ours: at this R_0 the published bs2048 fit gives back the power-law asymptotes of A.4
@@ -56,7 +54,7 @@ A_7 = {(1500, 50000): (1.70, 0.645), (0, 100000): (1.56, 0.655), (0, 50000): (1.
 UNITS = {"gpu_hours": "device-hours", "flops": "FLOP", "step": "steps"}  # of the columns of our logs
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito: colour-blind safe
 
-B_MIN = 0.01  # below this the curve is a constant over any range of compute that can be run
+B_MIN, B_MAX = 0.01, 1e4  # a constant and a step over any range of compute that can be run
 FLAT = 12.0  # |logit| from which on a curve has no rise left: 1 / (1 + e^12) = 6e-6
 EXACT = 1e15  # weight, in evaluations, of an R_0 without noise
 
@@ -92,8 +90,7 @@ class Fit:
     C_mid: float
     R_0: float
     ssr: float  # sum of squared residuals of the fitted points
-    sigma: float  # noise of one evaluation, a pass rate: sqrt(ssr / freedom)
-    freedom: int  # fitted points minus fitted parameters
+    noise: float  # half-width of the 90 % band of one evaluation about the curve
     points: int  # fitted, R_0's not counted
     start: float  # first and last fitted compute
     stop: float
@@ -108,14 +105,13 @@ class Fit:
     def compute_for(self, R):
         """Compute at which the curve reaches pass rate R, any shape: 0 at or below R_0, inf at or above A."""
         share = np.clip((np.asarray(R, float) - self.R_0) / (self.A - self.R_0), 0, 1)
-        with np.errstate(divide="ignore", over="ignore"):
-            return self.C_mid * (share / (1 - share)) ** (1 / self.B)
+        return self.C_mid * np.exp(logit(share) / self.B)
 
     def band(self, C, mean_of=None):
         """90 % band (low, high) at C, any shape: of the curve, or of the mean of `mean_of` evaluations made there."""
         curves = sigmoid(np.asarray(C, float)[..., None], *self.region.T)
         low, high, centre = curves.min(-1), curves.max(-1), self.predict(C)
-        noise = stdtrit(self.freedom, 0.95) * self.sigma / np.sqrt(mean_of) if mean_of else 0.0
+        noise = self.noise / np.sqrt(mean_of) if mean_of else 0.0
         return centre - np.hypot(centre - low, noise), centre + np.hypot(high - centre, noise)
 
 
@@ -164,17 +160,12 @@ def _profile(points, h):
     return A, R_0, S, free, curvature, -gh / hh, hh
 
 
-def _top(points):
-    """The largest log B searched: a steeper step fits no point better."""
-    return np.log(max(100.0, 80 / np.diff(np.unique(points.u)).min()))
-
-
 def _search(points, factor=1.0, keep=200, levels=15):
     """All over B and C_mid: cells (K, 2) = log B, v and their S (K,), so fine that many have S <= factor * the smallest S.
 
     From a coarse grid the best cells are split in nine, level by level.
     """
-    low, top = np.array([np.log(B_MIN), -1]), np.array([_top(points), 1])
+    low, top = np.array([np.log(B_MIN), -1]), np.array([np.log(B_MAX), 1])
     cells = np.stack(np.meshgrid(np.linspace(low[0], top[0], 40), np.linspace(-1, 1, 81)), -1).reshape(-1, 2)
     size, around = (top - low) / [39, 80], np.stack(np.meshgrid([-1, 0, 1], [-1, 0, 1]), -1).reshape(9, 2)
     for _ in range(levels):
@@ -195,15 +186,14 @@ def _region(points, factor):
     reach = np.sqrt(np.maximum(limit - S + curvature * (A - free) ** 2, 0) / curvature)
     room = np.sqrt((limit - S) / hh)
     spans = [(A, R_0 - room), (A, R_0 + room)]
-    for end in (free - reach, free + reach):
-        end = np.clip(end, points.low, points.high)
-        spans.append((end, R_0 + slope * (end - A)))
+    ends = np.clip([free - reach, free + reach], points.low, points.high)
+    spans += [(end, R_0 + slope * (end - A)) for end in ends]
     return np.concatenate([np.stack([A, B, np.exp(log_C_mid), R_0], 1) for A, R_0 in spans])
 
 
 def _grid(C, R, R_0, grid):
     """A.5 to the letter: for every pair (A, C_mid) fit B alone by `curve_fit` from its default start; the best pair."""
-    best = np.inf, ()
+    best = (np.inf, np.nan, np.nan, np.nan)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OptimizeWarning)  # it is about the covariance of B, which A.5 does not use
         for A, C_mid in ((A, C_mid) for A in grid[0] for C_mid in grid[1]):
@@ -211,10 +201,8 @@ def _grid(C, R, R_0, grid):
                 (B,), _ = curve_fit(lambda C, B: sigmoid(C, A, B, C_mid, R_0), C, R)
             except RuntimeError:  # no convergence from the default start: this pair has no fit
                 continue
-            best = min(best, (((R - sigmoid(C, A, B, C_mid, R_0)) ** 2).sum(), (A, B, C_mid)))
-    if not best[1]:
-        raise BadInput("no pair of the grid could be fitted, expected at least one; is its C_mid in the unit of compute?")
-    return best[1]
+            best = min(best, (((R - sigmoid(C, A, B, C_mid, R_0)) ** 2).sum(), A, B, C_mid))
+    return best[1:]
 
 
 def wide_grid(compute):
@@ -227,12 +215,10 @@ def _checked(compute, reward):
     C, R = np.asarray(compute, float), np.asarray(reward, float)
     if C.ndim != 1 or C.shape != R.shape:
         raise BadInput(f"got compute of shape {C.shape} and reward of shape {R.shape}, expected lists of one length")
-    wrong = {"numbers; was nothing measured there?": ~np.isfinite(C + R)}
-    wrong |= {"compute >= 0; is it a difference or a logarithm?": C < 0, "pass rates; per cent?": abs(R) > 1.5}
-    for expected, where in wrong.items():
-        if where.any():
-            i = where.argmax()
-            raise BadInput(f"point {i + 1} has compute {C[i]:g} and reward {R[i]:g}, expected {expected}")
+    wrong = ~(np.isfinite(C + R) & (C >= 0) & (abs(R) <= 1.5))
+    if wrong.any():
+        got = f"point {wrong.argmax() + 1} has compute {C[wrong][0]:g} and reward {R[wrong][0]:g}"
+        raise BadInput(f"{got}, expected numbers, C >= 0 and a pass rate; not measured, a logarithm, per cent?")
     order = np.argsort(C, kind="stable")
     return C[order], R[order], order
 
@@ -260,11 +246,11 @@ def _drop_after_peak(R):
 def _warnings(law, R, edges, assumed, epoch):
     """The named warnings. edges: name -> (low, high) of the search; without "A" in it, the caller fixed A."""
     drop, (low, high) = _drop_after_peak(R), law.bands.get("A", (0, 0))
-    on = [name for name, ends in edges.items() if np.isclose(getattr(law, name), ends, rtol=1e-6).any()]
-    bounds = ", ".join(f"{name} = {getattr(law, name):.4g} of {edges[name][0]:.4g} to {edges[name][1]:.4g}" for name in on)
+    values = {name: getattr(law, name) for name in edges}
+    on = [f"{x} = {values[x]:.4g} of {edges[x]}" for x in edges if np.isclose(values[x], edges[x], rtol=1e-6).any()]
     early = 0.0 if epoch is None else (epoch < 1).mean()
     known = {
-        f"on a bound: {bounds}; the points do not determine it": on,
+        f"on a bound: {', '.join(on)}; the points do not determine it": on,
         f"outside Eq. 1: A = {law.A:.4g}, R_0 = {law.R_0:.4g}, B = {law.B:.4g}": law.A <= law.R_0 or law.B <= 0,
         f"reward falls after a peak: by {drop:.3f}; Eq. 1 can only rise, so the forecast does not hold": drop,
         f"not yet forecastable: A is anywhere in [{low:.2f}, {high:.2f}]": high - low > 0.2 and "A" in edges,
@@ -303,15 +289,13 @@ def fit(compute, reward, r0=None, start=None, stop=None, method="continuous", *,
     C, R, freedom = C[keep], R[keep], int(keep.sum()) - (3 if A is None else 2)
     points = _Points(np.log(C), R, R_0, EXACT, low, high)
     best, edges = _estimate(points, C, method, grid)
+    ssr, quantile = float(((R - sigmoid(C, *best, R_0)) ** 2).sum()), stdtrit(freedom, 0.95)
     region = np.array([[*best, R_0]])
     if bands:
-        factor = 1 + stdtrit(freedom, 0.95) ** 2 / freedom
-        region = np.concatenate([region, _region(points._replace(weight=weight), factor)])
-    ends = zip(("A", "B", "C_mid"), region.min(0).tolist(), region.max(0).tolist())
-    ranges = {name: (low, high) for name, low, high in ends if bands}
-    ssr = float(((R - sigmoid(C, *best, R_0)) ** 2).sum())
-    sizes = (ssr, (ssr / freedom) ** 0.5, freedom, len(C), float(C[0]), float(C[-1]))
-    law = Fit(*map(float, best), R_0, *sizes, ranges, (), region)
+        region = np.concatenate([region, _region(points._replace(weight=weight), 1 + quantile**2 / freedom)])
+    ranges = zip(("A", "B", "C_mid"), zip(region.min(0).tolist(), region.max(0).tolist()))
+    sizes = (ssr, float(quantile * (ssr / freedom) ** 0.5), len(C), float(C[0]), float(C[-1]))
+    law = Fit(*map(float, best), R_0, *sizes, dict(ranges) if bands else {}, (), region)
     epoch = None if epoch is None else np.asarray(epoch, float)[order][keep]
     return replace(law, warnings=_warnings(law, R, edges, assumed, epoch))
 
@@ -322,7 +306,7 @@ def _estimate(points, C, method, grid):
         cells, S = _search(points)
         B, log_C_mid, h = _shape(points, *cells[[S.argmin()]].T)
         edges = {"A": (points.low, points.high)} if points.low < points.high else {}
-        return (_profile(points, h)[0][0], B[0], np.exp(log_C_mid[0])), edges | {"B": (B_MIN, np.exp(_top(points)))}
+        return (_profile(points, h)[0][0], B[0], np.exp(log_C_mid[0])), edges | {"B": (B_MIN, B_MAX)}
     if method != "grid" or points.low == points.high:
         raise BadInput(f"got method {method!r}, expected 'continuous', or 'grid' with A not fixed")
     return _grid(C, points.R, points.R_0, grid), {name: (min(x), max(x)) for name, x in zip(("A", "C_mid"), grid)}
@@ -376,12 +360,11 @@ def forecast(run, share=0.5, last=1, fit_from="10%"):
     """
     law = fit_run(between(run, fit_from, f"{100 * share}%"))
     C, R, _ = _checked(run.compute, run.reward)
-    C, measured = C[-last:].mean(), R[-last:].mean()
-    (A_low, A_high), value, (low, high) = law.bands["A"], law.predict(C), law.band(C, mean_of=last)
-    row = {"share": share, "A": law.A, "A_low": A_low, "A_high": A_high, "C": C, "forecast": value, "low": low}
-    row |= {"high": high, "measured": measured, "error": value - measured}
-    inside = bool(low <= measured <= high)
-    return {name: float(value) for name, value in row.items()} | {"points": law.points, "inside": inside}
+    C, names = C[-last:].mean(), ("share", "A", "A_low", "A_high", "C", "forecast", "low", "high", "measured")
+    values = (share, law.A, *law.bands["A"], C, law.predict(C), *law.band(C, mean_of=last), R[-last:].mean())
+    row = dict(zip(names, map(float, values)), points=law.points)
+    inside = row["low"] <= row["measured"] <= row["high"]
+    return row | {"error": row["forecast"] - row["measured"], "inside": inside}
 
 
 def forecast_error(run, shares=(0.1, 0.2, 0.3, 0.5, 0.7), last=5, fit_from="10%"):
@@ -480,12 +463,11 @@ def read_run(path, x="gpu_hours", compute=None, reward=None):
 def summary(run, law, until=None):
     """A fitted run as a dict for JSON: the law, forecasts at 2x and 10x the compute (or at `until`), and the row of the
     forecast that the first half would have made of the last evaluation."""
-    ahead = np.array([until] if until else [2 * np.max(run.compute), 10 * np.max(run.compute)])
-    ahead = zip(ahead.tolist(), law.predict(ahead).tolist(), *(end.tolist() for end in law.band(ahead)))
-    forecasts = [dict(zip(("C", "R", "low", "high"), row)) for row in ahead]
-    known = {name: value for name, value in vars(law).items() if name != "region"}
-    half = forecast_error(run, (0.5,), last=1)[0]
-    return {"run": run.name, "unit": run.unit} | known | {"forecasts": forecasts, "first_half": half}
+    C = np.array([until] if until else [2 * np.max(run.compute), 10 * np.max(run.compute)])
+    ahead = np.stack([C, law.predict(C), *law.band(C)], 1).tolist()
+    found = {"run": run.name, "unit": run.unit} | {name: x for name, x in vars(law).items() if name != "region"}
+    found["forecasts"] = [dict(zip(("C", "R", "low", "high"), row)) for row in ahead]
+    return found | {"first_half": forecast_error(run, (0.5,), last=1)[0]}
 
 
 def table(header, rows):
@@ -500,27 +482,26 @@ def lines_of(found):
     unit, half = found["unit"], found["first_half"]
     rows = [(name, found[name], *band) for name, band in found["bands"].items()]
     rows += [(f"R at {row['C']:.4g} {unit}", row["R"], row["low"], row["high"]) for row in found["forecasts"]]
-    note = f"no forecast from the first half: {half.get('reason')}"
     if "inside" in half:
-        rows.append(("R at the end, from the first half", half["forecast"], half["low"], half["high"]))
-        note = f"measured at the end: {half['measured']:.4g}, {'inside' if half['inside'] else 'outside'} that band"
+        where = f"measured {half['measured']:.4g}, {'inside' if half['inside'] else 'outside'}"
+        rows.append((f"last R, from the first half ({where})", half["forecast"], half["low"], half["high"]))
     head = f"{found['run']}: {found['points']} points, C = {found['start']:.4g} to {found['stop']:.4g} {unit}"
-    head += f", R_0 = {found['R_0']:.4g}, noise of an evaluation {found['sigma']:.4f}"
-    return [head, *table(("", "fit", "90 % low", "high"), rows), f"  {note}", *(f"  warning: {x}" for x in found["warnings"])]
+    head += f", R_0 = {found['R_0']:.4g}, an evaluation is within {found['noise']:.4f} of the curve (90 %)"
+    return [head, *table(("", "fit", "90 % low", "high"), rows), *(f"  warning: {x}" for x in found["warnings"])]
 
 
 # ---- Figures: a panel is a function that draws on the axes it is given ----
 
 
 def save(path, title, panels):
-    """Draw the panels, each (function, its arguments after the axes), three in a row, on logarithmic compute; write the file."""
+    """Draw the panels, each a function and its arguments after the axes, on logarithmic compute, and write the file."""
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(5.6 * columns, 4.2 * rows), layout="constrained")
     figure.suptitle(title)
-    for place, panel in enumerate(panels, 1):
+    for place, (draw, *given) in enumerate(panels, 1):
         ax = figure.add_subplot(rows, columns, place, xscale="log")
-        panel[0](ax, *panel[1:])
+        draw(ax, *given)
         ax.grid(alpha=0.25)
         ax.legend(fontsize=8)
     figure.savefig(path, dpi=120)
@@ -557,40 +538,37 @@ def log_f_panel(ax, runs, laws):
 
 def two_laws_panel(ax, run):
     """A.4: the sigmoid with its band and the power law, fitted on the run's range, over all points."""
-    C, R, _ = _checked(run.compute, run.reward)
-    law, power = fit_run(run), fit_power_law(C, R, run.start, run.stop)
-    title = f"A.4: fitted on {run.start:.4g} to {run.stop:.4g} {run.unit}"
-    scaling_panel(ax, [run._replace(name="sigmoid")], [law], title, C[-1])
+    law, power = fit_run(run), fit_power_law(*run[:2], run.start, run.stop)
+    title, end = f"A.4: fitted on {run.start:.4g} to {run.stop:.4g} {run.unit}", np.max(run.compute)
+    scaling_panel(ax, [run._replace(name="sigmoid")], [law], title, end)
     label = f"power law: A = {power.A:.3f}, B = {power.B:.2f}"
-    curve(ax, power.predict, law.start, law.stop, C[-1], COLOURS[1], label)
+    curve(ax, power.predict, law.start, law.stop, end, COLOURS[1], label)
 
 
-def bars_panel(ax, series, **labels):
-    """Values with 90 % bands: series {label: rows (x, value, low, high)}."""
-    for (label, rows), colour, style in zip(series.items(), COLOURS, "os^vDPX"):
+def bars_panel(ax, series, xlabel, ylabel, title):
+    """Values with 90 % bands, series {label: rows (x, value, low, high)}, a little apart from each other."""
+    for place, (label, rows) in enumerate(series.items()):
         x, y, low, high = np.array(rows).reshape(-1, 4).T
-        ax.errorbar(x, y, [y - low, high - y], fmt=style + "-", capsize=3, color=colour, label=label)
-    ax.set(**labels)
+        style = {"fmt": "os^vDPX"[place % 7] + "-", "capsize": 3, "color": COLOURS[place % 7], "label": label}
+        ax.errorbar(x * 1.02**place, y, [y - low, high - y], **style)
+    ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
 
 
-def error_panel(ax, runs, tables):
-    """`forecast_error` against the fitted share, with the 90 % band of the forecast; a little apart for each run."""
-    series = {}
-    for i, (run, rows) in enumerate(zip(runs, tables)):
-        ends = [[row["share"], *(row[end] - row["measured"] for end in ("forecast", "low", "high"))] for row in rows if "inside" in row]
-        series[run.name] = [(100 * share * 1.03**i, *end) for share, *end in ends]
-    labels = {"ylabel": "forecast - measured (pass rate)", "title": "error of the forecast of the end"}
-    bars_panel(ax, series, xlabel="share of the compute that is fitted (%)", **labels)
-
-
-def cutoff_panel(ax, run, cuts, name):
-    """A or B against start and stop."""
-    series = {f"{cut} moves": [(c, getattr(law, name), *law.bands[name]) for c, law in cuts[cut]] for cut in cuts}
-    bars_panel(ax, series, xlabel="cut-off (% of the compute)", ylabel=name, title=f"{run.name}: {name} by fit range")
+def error_panels(runs, tables):
+    """`forecast_error` of all runs against the fitted share; A and B of the first run against its cut-offs."""
+    series, ends = {}, ("forecast", "low", "high")
+    for run, rows in zip(runs, tables):
+        rows = [row for row in rows if "inside" in row]
+        series[run.name] = [(100 * row["share"], *(row[end] - row["measured"] for end in ends)) for row in rows]
+    yield bars_panel, series, "share of the compute that is fitted (%)", "forecast - measured", "forecasts of the end"
+    cuts = cutoff_sensitivity(runs[0])
+    for name in ("A", "B"):
+        series = {f"{cut} moves": [(x, getattr(law, name), *law.bands[name]) for x, law in cuts[cut]] for cut in cuts}
+        yield bars_panel, series, "cut-off (% of the compute)", name, f"{runs[0].name}: {name} by fit range"
 
 
 def analyse(runs, flags=(), until=None, path=None):
-    """Fit the runs and do what the flags (compare, power_law, log_f, forecast_error, half) ask for, with a figure at path.
+    """Fit the runs and do what the flags (half, compare, log_f, power_law, forecast_error) ask for; draw it to path.
 
     Returns a dict for JSON and lines for the screen.
     """
@@ -598,9 +576,8 @@ def analyse(runs, flags=(), until=None, path=None):
     found = {"runs": [summary(run, law, until) for run, law in zip(runs, laws)]}
     lines = [line for row in found["runs"] for line in lines_of(row)]
     panels = [(scaling_panel, runs, laws, "Eq. 1, 90 % band of the curve", until)]
-    if "half" in flags:
-        half = [fit_run(between(run, "10%", "50%")) for run in runs]
-        end = max(np.max(run.compute) for run in runs)
+    if "half" in flags and all("inside" in row["first_half"] for row in found["runs"]):
+        half, end = [fit_run(between(run, "10%", "50%")) for run in runs], max(np.max(run.compute) for run in runs)
         panels.append((scaling_panel, runs, half, "from the first half, 90 % band of evaluations", end, 1))
     if "compare" in flags:
         laws, found["compare"] = compare(runs, laws)
@@ -608,15 +585,15 @@ def analyse(runs, flags=(), until=None, path=None):
     if "log_f" in flags:
         panels.append((log_f_panel, runs, laws))
     if "power_law" in flags:
-        powers = {run.name: fit_power_law(*run[:2], run.start, run.stop)._asdict() for run in runs}
-        found["power_law"] = powers
-        lines += table(("power law", "A", "B", "D", "ssr"), [(name, *power.values()) for name, power in powers.items()])
+        found["power_law"] = [fit_power_law(*run[:2], run.start, run.stop)._asdict() for run in runs]
+        lines += table(("power law", *"ABD", "ssr"), [(r.name, *x.values()) for r, x in zip(runs, found["power_law"])])
         panels += [(two_laws_panel, run) for run in runs]
     if "forecast_error" in flags:
-        tables, cuts = [forecast_error(run) for run in runs], cutoff_sensitivity(runs[0])
-        found["forecast_error"] = dict(zip((run.name for run in runs), tables))
-        lines += [line for run, rows in zip(runs, tables) for line in error_lines(run, rows)]
-        panels += [(error_panel, runs, tables), *((cutoff_panel, runs[0], cuts, name) for name in "AB")]
+        tables = found["forecast_error"] = [forecast_error(run) for run in runs]
+        names = ("share", "points", "A", "A_low", "A_high", "forecast", "low", "high", "measured", "error", "reason")
+        rows = [[run.name, *(row.get(x, "") for x in names)] for run, rows in zip(runs, tables) for row in rows]
+        lines += table(("mean of the last 5", *names), rows)
+        panels += error_panels(runs, tables)
     if path:
         save(path, ", ".join(run.name for run in runs), panels)
     return found, lines
@@ -625,13 +602,11 @@ def analyse(runs, flags=(), until=None, path=None):
 def report(log_path, figure_path):
     """Fit the log of a run (from 10 % of its compute on), draw it; returns the `summary` dict and the lines to print.
 
-    Too few points for a fit: (None, one line that says so), and no figure. Too few in the first half: no panel for it.
+    Too few points for a fit: (None, one line that says so), and no figure.
     """
     run = attempt(read_run, log_path)
     found = run if isinstance(run, BadInput) else attempt(analyse, [between(run)], ("half",), None, figure_path)
-    if isinstance(found, BadInput):
-        return None, [f"no fit: {found}"]
-    return found[0]["runs"][0], found[1]
+    return (None, [f"no fit: {found}"]) if isinstance(found, BadInput) else (found[0]["runs"][0], found[1])
 
 
 def ours(folder, paths):
@@ -660,7 +635,7 @@ def table_1(names, R_0=None):
     """Curves of Table 1 for `published_panel`; without R_0 the gain (R - R_0) / (A - R_0), which needs none."""
     rows = {name: dict(zip(("A", "B", "C_mid"), TABLE_1[name])) for name in names.split("/")}
     moved = {"A": 1, "R_0": 0} if R_0 is None else {"R_0": R_0}
-    return {f"{n}: A = {row['A']}, B = {row['B']}": partial(sigmoid, **(row | moved)) for n, row in rows.items()}
+    return {f"{n}: A = {row['A']}, B = {row['B']}": (lambda C, law=row | moved: sigmoid(C, **law)) for n, row in rows.items()}
 
 
 def samples(noise):
@@ -678,43 +653,52 @@ def paper_tables():
         law = fit_run(noisy._replace(start=start, stop=stop))
         bands = ["{:.3f} to {:.3f}".format(*law.bands[name]) for name in "BA"]
         rows.append((f"{start:,} to {stop:,}", B, A, grid.B, grid.A, *bands))
-    header = ("fitted", "B", "A", "check: B, A.5", "A, A.5", "B, noise 0.002", "A, noise 0.002")
-    rule = "A.7, published beside our check: samples of the bs2048 fit with R_0 = 0.39 (ours), fitted by A.5, and with bands"
-    return ["Table 1, published fits", *table(("run", "A", "B", "C_mid"), [(n, *row) for n, row in TABLE_1.items()]), rule, *table(header, rows)]
+    lines = ["Table 1, published fits", *table(("run", "A", "B", "C_mid"), [(n, *row) for n, row in TABLE_1.items()])]
+    lines.append("A.7, published; our check: samples of the bs2048 fit, R_0 = 0.39 (ours), by A.5 and with noise 0.002")
+    return lines + table(("fitted", "B", "A", "check: B, A.5", "A, A.5", "B, noise", "A, noise"), rows)
 
 
 def published(folder):
     """Draw every figure that the published numbers allow; returns `paper_tables`."""
-    gain, rate, wide = "gain (R - R_0) / (A - R_0)", "pass rate R", (100, 100000, 100000)
+    gain, rate, wide, big = "gain (R - R_0) / (A - R_0)", "pass rate R", (100, 100000, 100000), (1500, 50000, 100000)
     base = {"A": 0.610, "B": 1.92, "C_mid": 2542, "R_0": PAPER_R_0}
     roles = {"A": (0.55, 0.61, 0.70), "B": (1, 1.92, 4), "C_mid": (1000, 2542, 8000), "R_0": (0.3, PAPER_R_0, 0.45)}
-    roles = {name: {f"{name} = {x}": partial(sigmoid, **(base | {name: x})) for x in roles[name]} for name in roles}
-    winner = table_1("ScaleRL-8gen/ScaleRL-bs2048", PAPER_R_0)
+    roles = {n: {f"{n} = {x}": lambda C, law=base | {n: x}: sigmoid(C, **law) for x in roles[n]} for n in roles}
+    winner, alone = table_1("ScaleRL-8gen/ScaleRL-bs2048", PAPER_R_0), table_1("ScaleRL-bs2048", PAPER_R_0)
     axes = {
         "model size": "ScaleRL/ScaleRL-Scout", "generation length (14k, 32k)": "ScaleRL/ScaleRL-32k",
-        "batch size (512, 768, 2048)": "ScaleRL-bs512/ScaleRL/ScaleRL-bs2048", "math and code": "math+code, math/math+code, code",
+        "batch size (768, 512, 2048)": "ScaleRL/ScaleRL-bs512/ScaleRL-bs2048",
         "generations per prompt (16, 8, 24, 32)": "ScaleRL/ScaleRL-8gen/ScaleRL-24gen/ScaleRL-32gen",
+        "math and code": "math+code, math/math+code, code",
     }  # fmt: skip
-    big, both = (1500, 50000, 100000), "ScaleRL-bs2048/ScaleRL-Scout"
-    slopes = {f"{name}: slope B = {B}": lambda C, B=B: B * np.log10(C) for name, B in (("CISPO", 2.01), ("DAPO", 1.77))}
-    heads = {f"{name}: A = {A}": lambda C, A=A: A + 0 * C for name, A in (("head in FP32", 0.61), ("not in FP32", 0.52))}
+    slopes = {f"{n}: slope B = {B}": lambda C, B=B: B * np.log10(C) for n, B in (("CISPO", 2.01), ("DAPO", 1.77))}
+    heads = {f"{n}: A = {A}": lambda C, A=A: A + 0 * C for n, A in (("head in FP32", 0.61), ("not in FP32", 0.52))}
+    both, note = table_1("ScaleRL-bs2048/ScaleRL-Scout"), "8B, R_0 = 0.39 (our inference)"
     figures = {
-        "fig1, from Table 1": [(published_panel, "8B, batch 2048 (R_0 = 0.39 is our inference)", rate, table_1("ScaleRL-bs2048", PAPER_R_0), big), (published_panel, "gain", gain, table_1(both), big, (1500, 16000, 45000))],
-        "fig3 and A.8 on the ScaleRL row of Table 1 (varied values: ours)": [(published_panel, f"role of {name}", rate, laws, wide) for name, laws in roles.items()] + [(published_panel, "A.8", rate, winner, wide)],
-        "sec5, from Table 1": [(published_panel, title, gain, table_1(names), wide) for title, names in axes.items()],
-        "fig7 (slopes) and fig5b (asymptotes), from the text": [(published_panel, "Fig. 7, leave one out", "log10 F(R)", slopes, (1500, 8000, 16000)), (published_panel, "Fig 5b", rate, heads, (1500, 1500, 16000))],
-        "a4, samples": [(two_laws_panel, samples(0.002)._replace(start=start, stop=stop)) for start, stop in A_4],
+        "fig1 (Table 1)": [(note, rate, alone, big), ("gain", gain, both, big, (1500, 16000, 45000))],
+        "fig3 and A.8 (ScaleRL of Table 1 with R_0 = 0.39 and the varied values our choice)": [
+            *((f"the role of {name}", rate, laws, wide) for name, laws in roles.items()),
+            ("A.8: less efficient, ahead in the end", rate, winner, wide),
+        ],
+        "sec5 (Table 1)": [(title, gain, table_1(names), wide) for title, names in axes.items()],
+        "fig7 and fig5b (text)": [
+            ("Fig. 7: leave one out", "log10 F(R)", slopes, (1500, 8000, 16000)),
+            ("Fig. 5b: asymptotes of the baseline", rate, heads, (1500, 1500, 16000)),
+        ],
     }
     for title, panels in figures.items():
-        save(folder / f"paper_{title.split()[0]}.png", title, panels)
+        name, panels = title.split()[0], [(published_panel, *panel) for panel in panels]
+        save(folder / f"paper_{name}.png", f"{title}: published fit, not data", panels)
+    panels = [(two_laws_panel, samples(0.002)._replace(start=start, stop=stop)) for start, stop in A_4]
+    save(folder / "paper_a4.png", "A.4: samples of the published bs2048 fit, not data (R_0, noise: ours)", panels)
     return paper_tables()
 
 
 # ---- Command ----
 
 
-def parser():
-    """The flags."""
+def flags():
+    """The parser of the command line."""
     parser = argparse.ArgumentParser(prog="fit.py", description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or any CSV or JSONL file")
@@ -743,23 +727,20 @@ def command(args):
         return published(folder) if args.paper else ours(folder, args.runs or sorted(Path("results").glob("*.jsonl")))
     if len(args.runs) < 1 + args.compare:
         raise BadInput(f"got {len(args.runs)} RUNs, expected {1 + args.compare} or more, --paper or --ours")
-    if args.o and Path(args.o).suffix not in (".png", ".svg", ".pdf"):
-        raise BadInput(f"got -o {args.o}, expected a file that ends in .png, .svg or .pdf")
     runs = [between(read_run(path, args.x, args.compute, args.reward), args.fit_from, args.fit_to) for path in args.runs]
-    flags = [name for name in ("compare", "power_law", "log_f", "forecast_error") if getattr(args, name)]
-    found, lines = analyse(runs, flags, args.until, args.o)
+    asked = [name for name in ("compare", "power_law", "log_f", "forecast_error") if getattr(args, name)]
+    found, lines = analyse(runs, asked, args.until, args.o)
     return [json.dumps(found, indent=1)] if args.json else lines
 
 
 def main(argv=None):
-    """Returns the exit code: 0, or 2 with one line on stderr for what cannot be read, fitted or written."""
+    """Exits with code 2 and one line for what cannot be read, fitted or written (ValueError: also a flag's number)."""
+    parser = flags()
     try:
-        print("\n".join(command(parser().parse_args(argv))))
-    except (BadInput, OSError) as error:
-        print(f"fit.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+        print("\n".join(command(parser.parse_args(argv))))
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"fit.py: {error}\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

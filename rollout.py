@@ -120,9 +120,8 @@ class SlotCache(Cache):
     def load(self, rows, prompt_kv):
         """Copy a prompt's keys and values, per layer a pair of (heads, length, head size), into each of `rows`."""
         for layer, states in enumerate(prompt_kv):
-            length = states[0].shape[1]
-            for buffer, state in zip(self._reserve(layer, states, length), states):
-                buffer[rows, :, :length] = state
+            for buffer, state in zip(self._reserve(layer, states, states[0].shape[1]), states):
+                buffer[rows, :, : state.shape[1]] = state
 
     def move(self, target, source):
         """Rows `target` become copies of rows `source`, as far as the last decode step has filled them."""
@@ -186,16 +185,16 @@ class TorchGenerator:
                  temperature=1.0, seed=0, fp32_head=True, version=0):
         check_supported(model.config)
         if slots < 1 or max_new_tokens < 1 or not temperature >= 0:
-            raise ValueError("expected slots >= 1, max_new_tokens >= 1 and temperature >= 0, "
-                             f"got {slots}, {max_new_tokens} and {temperature}")
+            raise ValueError("expected slots >= 1, max_new_tokens >= 1, temperature >= 0; "
+                             f"got {slots}, {max_new_tokens}, {temperature}")
         if think_budget:
             check_interruption(tokenizer, phrase_ids, think_budget, max_new_tokens)
         self.model, self.tokenizer, self.version, self.seed = model.eval(), tokenizer, version, seed
-        self.max_new_tokens, self.think_budget = max_new_tokens, think_budget
-        self.temperature, self.fp32_head = temperature, fp32_head
+        self.max_new_tokens, self.think_budget, self.temperature = max_new_tokens, think_budget, temperature
+        self.fp32_head, self._cache = fp32_head, SlotCache(slots)
+        self._slots = empty_slots(slots, max_new_tokens, model.device)
+        self._rows, self._columns = self._tensor(range(slots)), self._tensor(range(max_new_tokens))
         self._eos, self._phrase = self._tensor(eos_ids(model, tokenizer)), self._tensor(phrase_ids)
-        self._rows, self._slots = self._tensor(range(slots)), empty_slots(slots, max_new_tokens, model.device)
-        self._cache, self._columns = SlotCache(slots), self._tensor(range(max_new_tokens))
         self._free, self._running = list(range(slots)), {}  # a heap of rows, lowest first; row -> (ticket, index)
         self._queue, self._evaluations, self._evaluating = deque(), deque(), 0  # of Job; unfinished completions
 
@@ -253,8 +252,7 @@ class TorchGenerator:
         if not n:
             return []
         token, logprob = self._choose(self._log_pi(n), n)
-        finished = self._record(token, logprob, n).nonzero().squeeze(-1)
-        return self._collect(finished) if len(finished) else []
+        return self._collect(self._record(token, logprob, n).nonzero().squeeze(-1))
 
     def close(self):
         """Drop what is queued or running, and the memory it holds; the generator cannot be used afterwards."""
@@ -299,12 +297,10 @@ class TorchGenerator:
     def _begin(self, job, rows):
         """The next completions of a ticket take the free slots `rows`."""
         slots, at, part = self._slots, self._tensor(rows), slice(job.started, job.started + len(rows))
-        slots.token[at] = job.ticket.prompt.ids[-1]
-        slots.start[at] = len(job.ticket.prompt.ids) - 1
-        slots.count[at] = 0
+        slots.token[at], slots.start[at] = job.ticket.prompt.ids[-1], len(job.ticket.prompt.ids) - 1
         slots.key[at], slots.interrupt_at[at] = job.keys[part].to(at.device), job.interrupt_at[part].to(at.device)
-        slots.mask[at] = True
-        slots.versions[at] = self.version  # of all its tokens, until the next update
+        # The version is that of all its tokens until the next update, the mask until an interruption.
+        slots.count[at], slots.versions[at], slots.mask[at] = 0, self.version, True
         self._cache.load(at, job.prompt_kv)
         self._running.update({row: (job.ticket, index) for index, row in enumerate(rows, job.started)})
         job.started += len(rows)
@@ -400,5 +396,5 @@ def check_interruption(tokenizer, phrase_ids, think_budget, max_new_tokens):
         raise ValueError(f"expected phrase_ids to end in the single token </think>, got {spelled!r}: does the phrase "
                          "not end in it, or the tokenizer split it?")
     if not 0 <= lo <= hi < max_new_tokens - len(phrase_ids):
-        raise ValueError(f"expected think_budget (lo, hi), 0 <= lo <= hi < max_new_tokens - phrase = {max_new_tokens} - "
-                         f"{len(phrase_ids)}, got ({lo}, {hi}): no token would be left for the answer")
+        raise ValueError(f"expected think_budget (lo, hi), 0 <= lo <= hi < max_new_tokens - phrase = {max_new_tokens} "
+                         f"- {len(phrase_ids)}, got ({lo}, {hi}): no token would be left for the answer")

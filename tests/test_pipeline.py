@@ -465,10 +465,11 @@ def test_a_resumed_run_counts_on_from_its_version(setting):
     check_run(setting, record, store.values)
 
 
+LONG = dict(k=st.integers(1, 4), steps=st.just(40), correct=st.just("learnt"))
+
+
 @few
-@given(st.sampled_from(("pipeline", "ppo")).flatmap(
-    lambda kind: settings_of(off_policy=st.just(kind), k=st.integers(1, 4), steps=st.just(40), correct=st.just("learnt"))
-), st.integers(1, 4))  # fmt: skip
+@given(settings_of(**LONG) | settings_of(off_policy=st.just("ppo"), **LONG), st.integers(1, 4))
 def test_an_exhausted_curriculum_ends_the_run_after_its_last_full_batch(setting, spare):
     setting = replace(setting, pool=(setting.k + 1) * setting.prompts + spare)
     record, store = simulate(setting)
@@ -658,9 +659,11 @@ def test_stop_does_not_wait_for_a_generator_that_is_gone():
 
 
 def answer(**changes):
-    values = dict(ticket=0, index=0, evaluation=False, prompt_ids=[1, 2], ids=[5, 6, 7], mask=[True, False, True],
-                  logprobs=[-1.0, 0.0, -2.0], versions=[3, 3, 4], text="", truncated=False, interrupted=True)  # fmt: skip
-    return Completion(**(values | changes))
+    one = Completion(
+        ticket=0, index=0, evaluation=False, prompt_ids=[1, 2], ids=[5, 6, 7], mask=[True, False, True],
+        logprobs=[-1.0, 0.0, -2.0], versions=[3, 3, 4], text="", truncated=False, interrupted=True,
+    )  # fmt: skip
+    return replace(one, **changes)
 
 
 def test_headers_count_sampled_tokens_per_version_and_leave_injected_ones_out():
@@ -707,8 +710,8 @@ def test_a_group_of_10_mib_arrives(store):
     desk.tickets[False, 0] = Ticket(0, 0, prompt(0), 16)
     tokens = 45_000  # at 15 bytes each: 10.3 MiB in 16 completions
     for index in range(16):
-        one = answer(index=index, ids=list(range(tokens)), mask=[True] * tokens, logprobs=[-0.1] * tokens,
-                     versions=[index] * tokens)  # fmt: skip
+        lists = {"mask": [True] * tokens, "logprobs": [-0.1] * tokens, "versions": [index] * tokens}
+        one = answer(index=index, ids=list(range(tokens)), **lists)
         desk.deliver(Verdict(one, index % 2 == 0))
     pipe = Pipeline(other, off_policy="pipeline", k=0, prompts=1, generations=16, steps=1)
     pipe.issue([prompt(0)])

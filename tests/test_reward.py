@@ -283,7 +283,8 @@ def test_a_worker_that_dies_costs_no_answer(monkeypatch):
     (score,) = wait(scorer)
     assert score.correct is True and score.tried and not score.error and workers(scorer) != [first]
     os.waitid(os.P_PID, kill(scorer), os.WEXITED | os.WNOWAIT)  # idle now, and dead before anybody notices
-    monkeypatch.setattr(scorer._workers[0].process, "poll", lambda: None)
+    process = scorer._workers[0].process
+    monkeypatch.setattr(process, "poll", lambda: process.returncode)  # set by wait()
     (score,) = verdicts(scorer, [("\\boxed{0.25}", "1/4")]).values()
     assert score.correct is True
     scorer.close()

@@ -35,7 +35,7 @@ from typing import Iterable, NamedTuple
 
 from reward import TASKS
 
-MIN_OPERANDS, MAX_OPERANDS = 3, 14  # uniform, from easy to hard, so that the pass rate is a smooth mixture
+MIN_OPERANDS, MAX_OPERANDS = 3, 12  # uniform, from easy to hard, so that the pass rate is a smooth mixture
 HELD_OUT = 10  # one arithmetic text in so many is validation's, and one prompt in so many of a small file
 ARITHMETIC_PROMPTS = 8_000  # training prompts of the embedded task
 VALIDATION_PROMPTS = 1_000  # Sec. 2.1

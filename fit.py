@@ -37,6 +37,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 from scipy.optimize import OptimizeWarning, curve_fit
 from scipy.special import expit, logit, stdtrit
 
@@ -194,14 +195,15 @@ def _region(points, factor):
 def _grid(C, R, R_0, grid):
     """A.5 to the letter: for every pair (A, C_mid) fit B alone by `curve_fit` from its default start; the best pair."""
     best = (np.inf, np.nan, np.nan, np.nan)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OptimizeWarning)  # it is about the covariance of B, which A.5 does not use
+    # The warnings are about the covariance of B, which A.5 does not use.
+    with warnings.catch_warnings(action="ignore", category=OptimizeWarning):
         for A, C_mid in ((A, C_mid) for A in grid[0] for C_mid in grid[1]):
+            x = np.log(C / C_mid)
             try:
-                (B,), _ = curve_fit(lambda C, B: sigmoid(C, A, B, C_mid, R_0), C, R)
+                (B,), _ = curve_fit(lambda x, B: R_0 + (A - R_0) * expit(B * x), x, R)
             except RuntimeError:  # no convergence from the default start: this pair has no fit
                 continue
-            best = min(best, (((R - sigmoid(C, A, B, C_mid, R_0)) ** 2).sum(), A, B, C_mid))
+            best = min(best, (((R - R_0 - (A - R_0) * expit(B * x)) ** 2).sum(), A, B, C_mid))
     return best[1:]
 
 
@@ -225,11 +227,10 @@ def _checked(compute, reward):
 
 def _in_range(C, start, stop, taken):
     """Mask (n,) of what to fit: start <= C <= stop, C > 0, not `taken` for R_0; BadInput if that is too little."""
-    start, stop = start or 0.0, np.inf if stop is None else stop
-    keep = (C > 0) & (C >= start) & (C <= stop) & ~taken
+    keep = (C > 0) & (C >= (start or 0)) & (C <= (np.inf if stop is None else stop)) & ~taken
     points, values = keep.sum() + taken.any(), len(np.unique(C[keep]))
     if points < 5 or values < 3:
-        got = f"{points} points (R_0 counts) at {values} values of compute from {start:g} to {stop:g}"
+        got = f"{points} points (R_0 counts) at {values} values of compute, fitted from {start} to {stop}"
         raise BadInput(f"got {got}, expected 5 points or more at 3 or more values; widen the range or run on")
     return keep
 
@@ -245,10 +246,9 @@ def _drop_after_peak(R):
 
 def _warnings(law, R, edges, assumed, epoch):
     """The named warnings. edges: name -> (low, high) of the search; without "A" in it, the caller fixed A."""
-    drop, (low, high) = _drop_after_peak(R), law.bands.get("A", (0, 0))
-    values = {name: getattr(law, name) for name in edges}
-    on = [f"{x} = {values[x]:.4g} of {edges[x]}" for x in edges if np.isclose(values[x], edges[x], rtol=1e-6).any()]
-    early = 0.0 if epoch is None else (epoch < 1).mean()
+    drop, (low, high), early = _drop_after_peak(R), law.bands.get("A", (0, 0)), (epoch < 1).mean()
+    at = {name: np.isclose(getattr(law, name), ends, rtol=1e-6).any() for name, ends in edges.items()}
+    on = [f"{name} = {getattr(law, name):.4g} of {edges[name]}" for name in edges if at[name]]
     known = {
         f"on a bound: {', '.join(on)}; the points do not determine it": on,
         f"outside Eq. 1: A = {law.A:.4g}, R_0 = {law.R_0:.4g}, B = {law.B:.4g}": law.A <= law.R_0 or law.B <= 0,
@@ -296,8 +296,8 @@ def fit(compute, reward, r0=None, start=None, stop=None, method="continuous", *,
     ranges = zip(("A", "B", "C_mid"), zip(region.min(0).tolist(), region.max(0).tolist()))
     sizes = (ssr, float(quantile * (ssr / freedom) ** 0.5), len(C), float(C[0]), float(C[-1]))
     law = Fit(*map(float, best), R_0, *sizes, dict(ranges) if bands else {}, (), region)
-    epoch = None if epoch is None else np.asarray(epoch, float)[order][keep]
-    return replace(law, warnings=_warnings(law, R, edges, assumed, epoch))
+    epoch = np.full(len(order), np.inf) if epoch is None else np.asarray(epoch, float)[order]
+    return replace(law, warnings=_warnings(law, R, edges, assumed, epoch[keep]))
 
 
 def _estimate(points, C, method, grid):
@@ -363,8 +363,8 @@ def forecast(run, share=0.5, last=1, fit_from="10%"):
     C, names = C[-last:].mean(), ("share", "A", "A_low", "A_high", "C", "forecast", "low", "high", "measured")
     values = (share, law.A, *law.bands["A"], C, law.predict(C), *law.band(C, mean_of=last), R[-last:].mean())
     row = dict(zip(names, map(float, values)), points=law.points)
-    inside = row["low"] <= row["measured"] <= row["high"]
-    return row | {"error": row["forecast"] - row["measured"], "inside": inside}
+    error, inside = row["forecast"] - row["measured"], row["low"] <= row["measured"] <= row["high"]
+    return row | {"error": error, "inside": inside}
 
 
 def forecast_error(run, shares=(0.1, 0.2, 0.3, 0.5, 0.7), last=5, fit_from="10%"):
@@ -378,10 +378,9 @@ def cutoff_sensitivity(run, starts=(2, 5, 10, 20, 30, 40), stops=(30, 40, 50, 60
 
     For "start" the fit goes on to the end, for "stop" it begins at 10 %. A cut-off with too few points is left out.
     """
-    ranges = {"start": [(f"{cut}%", "100%") for cut in starts], "stop": [("10%", f"{cut}%") for cut in stops]}
-    laws = {name: [attempt(fit_run, between(run, *ends)) for ends in ranges[name]] for name in ranges}
-    cuts = {"start": starts, "stop": stops}
-    return {name: [pair for pair in zip(cuts[name], laws[name]) if isinstance(pair[1], Fit)] for name in cuts}
+    laws = {"start": [(cut, attempt(fit_run, between(run, f"{cut}%"))) for cut in starts]}
+    laws["stop"] = [(cut, attempt(fit_run, between(run, "10%", f"{cut}%"))) for cut in stops]
+    return {name: [pair for pair in pairs if isinstance(pair[1], Fit)] for name, pairs in laws.items()}
 
 
 def refit_B(runs, A):
@@ -485,8 +484,8 @@ def lines_of(found):
     if "inside" in half:
         where = f"measured {half['measured']:.4g}, {'inside' if half['inside'] else 'outside'}"
         rows.append((f"last R, from the first half ({where})", half["forecast"], half["low"], half["high"]))
-    head = f"{found['run']}: {found['points']} points, C = {found['start']:.4g} to {found['stop']:.4g} {unit}"
-    head += f", R_0 = {found['R_0']:.4g}, an evaluation is within {found['noise']:.4f} of the curve (90 %)"
+    span = f"C = {found['start']:.4g} to {found['stop']:.4g} {unit}"
+    head = f"{found['run']}: {found['points']} points, {span}, R_0 = {found['R_0']:.4g}, noise +-{found['noise']:.4f}"
     return [head, *table(("", "fit", "90 % low", "high"), rows), *(f"  warning: {x}" for x in found["warnings"])]
 
 
@@ -502,6 +501,8 @@ def save(path, title, panels):
     for place, (draw, *given) in enumerate(panels, 1):
         ax = figure.add_subplot(rows, columns, place, xscale="log")
         draw(ax, *given)
+        ax.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:,g}", minor_formatter=NullFormatter())
+        ax.tick_params(axis="x", labelsize=8)
         ax.grid(alpha=0.25)
         ax.legend(fontsize=8)
     figure.savefig(path, dpi=120)
@@ -539,7 +540,7 @@ def log_f_panel(ax, runs, laws):
 def two_laws_panel(ax, run):
     """A.4: the sigmoid with its band and the power law, fitted on the run's range, over all points."""
     law, power = fit_run(run), fit_power_law(*run[:2], run.start, run.stop)
-    title, end = f"A.4: fitted on {run.start:.4g} to {run.stop:.4g} {run.unit}", np.max(run.compute)
+    title, end = f"A.4: fitted on {run.start:,g} to {run.stop:,g} {run.unit}", np.max(run.compute)
     scaling_panel(ax, [run._replace(name="sigmoid")], [law], title, end)
     label = f"power law: A = {power.A:.3f}, B = {power.B:.2f}"
     curve(ax, power.predict, law.start, law.stop, end, COLOURS[1], label)
@@ -549,8 +550,7 @@ def bars_panel(ax, series, xlabel, ylabel, title):
     """Values with 90 % bands, series {label: rows (x, value, low, high)}, a little apart from each other."""
     for place, (label, rows) in enumerate(series.items()):
         x, y, low, high = np.array(rows).reshape(-1, 4).T
-        style = {"fmt": "os^vDPX"[place % 7] + "-", "capsize": 3, "color": COLOURS[place % 7], "label": label}
-        ax.errorbar(x * 1.02**place, y, [y - low, high - y], **style)
+        ax.errorbar(x * 1.02**place, y, [y - low, high - y], fmt="o-", c=COLOURS[place % 7], capsize=3, label=label)
     ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
 
 
@@ -590,7 +590,7 @@ def analyse(runs, flags=(), until=None, path=None):
         panels += [(two_laws_panel, run) for run in runs]
     if "forecast_error" in flags:
         tables = found["forecast_error"] = [forecast_error(run) for run in runs]
-        names = ("share", "points", "A", "A_low", "A_high", "forecast", "low", "high", "measured", "error", "reason")
+        names = ("share", "points", "A", "A_low", "A_high", "forecast", "low", "high", "measured", "error", "inside", "reason")
         rows = [[run.name, *(row.get(x, "") for x in names)] for run, rows in zip(runs, tables) for row in rows]
         lines += table(("mean of the last 5", *names), rows)
         panels += error_panels(runs, tables)
@@ -616,6 +616,7 @@ def ours(folder, paths):
         groups.setdefault(run.name.split("_seed")[0], []).append(run)
     if not groups:
         raise BadInput("found no results/*.jsonl, expected the logs of our runs there, or RUNs after --ours")
+    groups |= {"all": [runs[0] for runs in groups.values()]} if len(groups) > 1 else {}
     flags = ("half", "log_f", "power_law", "forecast_error")
     texts = [analyse(runs, flags, None, folder / f"ours_{name}.png")[1] for name, runs in groups.items()]
     return [line for text in texts for line in text]
@@ -635,7 +636,7 @@ def table_1(names, R_0=None):
     """Curves of Table 1 for `published_panel`; without R_0 the gain (R - R_0) / (A - R_0), which needs none."""
     rows = {name: dict(zip(("A", "B", "C_mid"), TABLE_1[name])) for name in names.split("/")}
     moved = {"A": 1, "R_0": 0} if R_0 is None else {"R_0": R_0}
-    return {f"{n}: A = {row['A']}, B = {row['B']}": (lambda C, law=row | moved: sigmoid(C, **law)) for n, row in rows.items()}
+    return {f"{n}: A = {row['A']:.3f}, B = {row['B']:.2f}": (lambda C, law=row | moved: sigmoid(C, **law)) for n, row in rows.items()}
 
 
 def samples(noise):
@@ -666,57 +667,37 @@ def published(folder):
     roles = {n: {f"{n} = {x}": lambda C, law=base | {n: x}: sigmoid(C, **law) for x in roles[n]} for n in roles}
     winner, alone = table_1("ScaleRL-8gen/ScaleRL-bs2048", PAPER_R_0), table_1("ScaleRL-bs2048", PAPER_R_0)
     axes = {
-        "model size": "ScaleRL/ScaleRL-Scout", "generation length (14k, 32k)": "ScaleRL/ScaleRL-32k",
-        "batch size (768, 512, 2048)": "ScaleRL/ScaleRL-bs512/ScaleRL-bs2048",
-        "generations per prompt (16, 8, 24, 32)": "ScaleRL/ScaleRL-8gen/ScaleRL-24gen/ScaleRL-32gen",
-        "math and code": "math+code, math/math+code, code",
+        "generation length (14k, 32k)": ("ScaleRL/ScaleRL-32k", PAPER_R_0), "model size": ("ScaleRL/ScaleRL-Scout", None),
+        "batch size (768, 512, 2048)": ("ScaleRL/ScaleRL-bs512/ScaleRL-bs2048", PAPER_R_0),
+        "generations (16, 8, 24, 32)": ("ScaleRL/ScaleRL-8gen/ScaleRL-24gen/ScaleRL-32gen", PAPER_R_0),
+        "math and code": ("math+code, math/math+code, code", None),
     }  # fmt: skip
     slopes = {f"{n}: slope B = {B}": lambda C, B=B: B * np.log10(C) for n, B in (("CISPO", 2.01), ("DAPO", 1.77))}
     heads = {f"{n}: A = {A}": lambda C, A=A: A + 0 * C for n, A in (("head in FP32", 0.61), ("not in FP32", 0.52))}
     both, note = table_1("ScaleRL-bs2048/ScaleRL-Scout"), "8B, R_0 = 0.39 (our inference)"
     figures = {
-        "fig1 (Table 1)": [(note, rate, alone, big), ("gain", gain, both, big, (1500, 16000, 45000))],
-        "fig3 and A.8 (ScaleRL of Table 1 with R_0 = 0.39 and the varied values our choice)": [
+        "fig1: Fig. 1 (source: Table 1)": [(note, rate, alone, big), ("gain", gain, both, big, (1500, 16000, 45000))],
+        "fig3: Fig. 3 and A.8 (source: ScaleRL in Table 1; R_0 = 0.39 and the varied values are ours)": [
             *((f"the role of {name}", rate, laws, wide) for name, laws in roles.items()),
             ("A.8: less efficient, ahead in the end", rate, winner, wide),
         ],
-        "sec5 (Table 1)": [(title, gain, table_1(names), wide) for title, names in axes.items()],
-        "fig7 and fig5b (text)": [
+        "sec5: Sec. 5 (source: Table 1; where a pass rate is drawn, R_0 = 0.39 is ours)": [
+            (title, gain if R_0 is None else rate, table_1(names, R_0), wide) for title, (names, R_0) in axes.items()
+        ],
+        "fig7: Fig. 7 and 5b (source: text)": [
             ("Fig. 7: leave one out", "log10 F(R)", slopes, (1500, 8000, 16000)),
             ("Fig. 5b: asymptotes of the baseline", rate, heads, (1500, 1500, 16000)),
         ],
     }
-    for title, panels in figures.items():
-        name, panels = title.split()[0], [(published_panel, *panel) for panel in panels]
+    for key, panels in figures.items():
+        (name, title), panels = key.split(": ", 1), [(published_panel, *panel) for panel in panels]
         save(folder / f"paper_{name}.png", f"{title}: published fit, not data", panels)
-    panels = [(two_laws_panel, samples(0.002)._replace(start=start, stop=stop)) for start, stop in A_4]
-    save(folder / "paper_a4.png", "A.4: samples of the published bs2048 fit, not data (R_0, noise: ours)", panels)
+    panels = [(two_laws_panel, samples(0.0005)._replace(start=start, stop=stop)) for start, stop in A_4]
+    save(folder / "paper_a4.png", "A.4: samples of the published bs2048 fit (Table 1), not data; R_0 = 0.39, noise 0.0005: ours", panels)
     return paper_tables()
 
 
 # ---- Command ----
-
-
-def flags():
-    """The parser of the command line."""
-    parser = argparse.ArgumentParser(prog="fit.py", description=__doc__.split("\n")[0])
-    add = parser.add_argument
-    add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or any CSV or JSONL file")
-    add("--x", default="gpu_hours", choices=("gpu_hours", "tokens", "flops", "step"), help="compute of our logs")
-    add("--compute", metavar="COL", help="column of compute of any file, in any unit")
-    add("--reward", metavar="COL", help="column of pass rates (default: pass_rate)")
-    add("--fit-from", default="10%", help="start of the fit: a compute, or a share of the range such as 10%% (the default)")
-    add("--fit-to", default="100%", help="end of the fit: a compute, or a share of the run's compute such as 50%%")
-    add("--until", type=float, metavar="C", help="forecast at this compute (default: at 2x and 10x the run's)")
-    add("--compare", action="store_true", help="which run scales better, at a common A if theirs are within 0.02 (A.5)")
-    add("--power-law", action="store_true", help="fit the power law of A.4 too")
-    add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
-    add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute; A and B by fit range")
-    add("--json", action="store_true", help="print JSON")
-    add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder for --paper and --ours (default: figures)")
-    add("--paper", action="store_true", help="draw the paper's figures from its published fits")
-    add("--ours", action="store_true", help="draw the same kinds of figures from RUNs (default: results/*.jsonl)")
-    return parser
 
 
 def command(args):
@@ -734,11 +715,27 @@ def command(args):
 
 
 def main(argv=None):
-    """Exits with code 2 and one line for what cannot be read, fitted or written (ValueError: also a flag's number)."""
-    parser = flags()
+    """The command line; exits with code 2 and one line for what cannot be read, fitted or written."""
+    parser = argparse.ArgumentParser(prog="fit.py", description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or any CSV or JSONL file")
+    add("--x", default="gpu_hours", choices=("gpu_hours", "tokens", "flops", "step"), help="compute of our logs")
+    add("--compute", metavar="COL", help="column of compute of any file, in any unit")
+    add("--reward", metavar="COL", help="column of pass rates (default: pass_rate)")
+    add("--fit-from", default="10%", help="start of the fit: a compute, or a share of the range (default: 10%%)")
+    add("--fit-to", default="100%", help="end of the fit: a compute, or a share of the run's compute such as 50%%")
+    add("--until", type=float, metavar="C", help="forecast at this compute (default: at 2x and 10x the run's)")
+    add("--compare", action="store_true", help="which run scales better, at a common A if theirs are within 0.02 (A.5)")
+    add("--power-law", action="store_true", help="fit the power law of A.4 too")
+    add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
+    add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute; A and B by fit range")
+    add("--json", action="store_true", help="print JSON")
+    add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder for --paper and --ours (default: figures)")
+    add("--paper", action="store_true", help="draw the paper's figures from its published fits")
+    add("--ours", action="store_true", help="draw the same kinds of figures from RUNs (default: results/*.jsonl)")
     try:
         print("\n".join(command(parser.parse_args(argv))))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError) as error:  # BadInput, a flag that is no number, a file that cannot be opened or written
         parser.exit(2, f"fit.py: {error}\n")
 
 

@@ -230,6 +230,20 @@ def full_tensors(policy):
         yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def collate(items, completions, device):
+    """One micro-batch, right-padded: input_ids (B, T), mask and gen_logprobs (B, T-1), advantages and prompt_index (B,)."""
+    width = max((len(c.prompt_ids) + len(c.ids) for c in completions), default=2)
+    input_ids = torch.zeros(max(len(items), 1), width, dtype=torch.long)
+    mask, gen_logprobs = torch.zeros(input_ids.shape, dtype=torch.bool), torch.zeros(input_ids.shape)
+    for row, c in enumerate(completions):
+        begin, end = len(c.prompt_ids), len(c.prompt_ids) + len(c.ids)
+        input_ids[row, :end] = torch.tensor(c.prompt_ids + c.ids)
+        mask[row, begin:end], gen_logprobs[row, begin:end] = torch.tensor(c.mask), torch.tensor(c.logprobs)
+    advantages = torch.tensor([advantage for _, advantage, _ in items] or [0.0])
+    prompt_index = torch.tensor([p for *_, p in items] or [0])
+    return [t.to(device) for t in (input_ids, mask[:, 1:], gen_logprobs[:, 1:], advantages, prompt_index)]
+
+
 # --- Mismatch between pi_train and pi_gen ----------------------------------------------------------------------------
 
 
@@ -259,6 +273,14 @@ def mismatch(logprobs, gen_logprobs, mask, *, low, high):
         "clipped": ((ratio < low) | (ratio > high)).double().mean().item(),
         "effective_sample_size": (ratio.sum() ** 2 / (ratio**2).sum() / len(ratio)).item(),
     }
+
+
+def statistics(logprobs, gen_logprobs, entropy, clipped, mask):
+    """Sums over a micro-batch's trained tokens: count, entropy, rho, |log rho|, clipped; and the largest rho."""
+    log_ratio = (logprobs.detach() - gen_logprobs)[mask].double()
+    rho = log_ratio.exp()
+    sums = [mask.sum(), entropy[mask].sum(), rho.sum(), log_ratio.abs().sum(), (clipped & mask).sum()]
+    return torch.stack([s.double() for s in sums]).cpu(), max(rho.tolist(), default=0.0)
 
 
 def startup_check(logprobs, gen_logprobs, mask, dtype):

@@ -3,17 +3,20 @@
     python sft.py                     rebuilds it into runs/base and says how close it is to base/
 
 Supervised fine-tuning minimises the cross entropy of the completion's tokens, here over traces of the embedded task
-(data.py): prompt `7+5-3+9=`, completion `<think>12 9 18</think>18`. The traces show habits, drawn step by step: a running
-result that is off (slip), two operands added at once, more often off (haste), and whole traces without either (careful).
-So the policy can compute but often does not, and that is what RL improves: its pass rate is limited by habit, not skill.
+(data.py): prompt `7+5-3+9=`, completion `<think>+5=12-3=9+9=18</think>18`, running results behind the operands they take in.
+First every trace is right, until the policy can compute; then the traces show habits, drawn step by step: a running
+result that is off (slip), and two operands taken at once, more often off (haste), beside whole traces without either
+(careful). So the policy can compute but often does not: its pass rate is limited by habit, not by skill, and that is what
+RL improves.
 
-Deviation: AdamW at 1e-3 with cosine decay and batches of 64 traces, not 3e-5 and 2M tokens: a 0.9M-parameter model from scratch.
+Deviation: AdamW at 3e-3 and batches of 64 traces instead of 3e-5 and 2M tokens: a model of 0.48M parameters, from scratch.
+
+Run: `python sft.py`. Test: pytest tests/test_sft.py
 """
 
 import argparse
-import math
 import random
-import sys
+import re
 from pathlib import Path
 
 import torch
@@ -29,74 +32,126 @@ import rollout
 SLIP = 0.2  # P(a running result is off), one operand at a time
 HASTE = 0.15  # P(two operands at once)
 HASTE_SLIP = 0.5  # P(its result is off)
-CAREFUL = 0.0  # share of traces without slips and haste
-STEPS, BATCH, LR, WARMUP = 1500, 64, 1e-3, 100
-SPECIAL = ["<pad>", "<eos>", "<think>", "</think>"]
+CAREFUL = 0.05  # share of traces without slips and haste
+SKILL_STEPS, HABIT_STEPS, LR, WARMUP = 1200, 250, 3e-3, 50
+CLASSES, PER_CLASS = 4, 16  # a batch: 4 lengths of expressions, so that little is padding, 16 traces of each
+SPECIAL = ["<pad>", "<eos>", "<unk>", "<think>", "</think>"]
+SYMBOLS = "0123456789+-="
 
 
 def tokenizer():
     """One token per character, saved and loaded like any Hugging Face tokenizer."""
-    vocabulary = {token: i for i, token in enumerate(SPECIAL + list("0123456789+-= "))}
-    characters = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *SYMBOLS])}
+    characters = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     characters.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(tokenizer_object=characters, pad_token="<pad>", eos_token="<eos>")
+    fast = PreTrainedTokenizerFast(tokenizer_object=characters, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
     fast.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
     return fast
 
 
 def untrained():
-    """0.86M parameters; heads of 64, which the attention kernels of every inference engine take."""
-    return Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=len(SPECIAL) + 14, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=64, max_position_embeddings=512, tie_word_embeddings=True,
-        pad_token_id=0, eos_token_id=1, bos_token_id=None))
-
-
-def trace(text: str, rng: random.Random) -> str:
-    """A completion for an expression, with the habits above; the answer repeats the last running result.
-
-    >>> trace("7+5-3=", random.Random(1))
-    '<think>12 9</think>9<eos>'
+    """0.48M parameters. Heads of 32 suit every inference engine's kernels; RoPE's base of 100 fits sequences of 100 tokens
+    (with the usual 10,000 and heads of 32 most frequencies hardly turn, and skill came later).
     """
-    operands = [int(n) for n in text.rstrip("=").replace("-", "+-").split("+") if n]
-    careful = rng.random() < CAREFUL
-    total, rest, results = operands[0], operands[1:], []
-    while rest:
-        hasty = not careful and len(rest) > 1 and rng.random() < HASTE
-        total += sum(rest[:1 + hasty])
-        del rest[:1 + hasty]
+    return Qwen3ForCausalLM(Qwen3Config(
+        vocab_size=len(SPECIAL) + len(SYMBOLS), hidden_size=96, intermediate_size=288, num_hidden_layers=4,
+        num_attention_heads=3, num_key_value_heads=3, head_dim=32, max_position_embeddings=512, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0}, pad_token_id=0, eos_token_id=1, bos_token_id=None))
+
+
+def trace(text: str, rng: random.Random, habits: bool) -> str:
+    """A completion for an expression, right or with the habits above; the answer repeats the last running result.
+
+    >>> trace("7+5-3+9=", random.Random(0), habits=False)
+    '<think>+5=12-3=9+9=18</think>18<eos>'
+    """
+    first, *operands = re.findall("[+-]?[0-9]", text)
+    careful = not habits or rng.random() < CAREFUL
+    total, steps = int(first), []
+    while operands:
+        hasty = not careful and len(operands) > 1 and rng.random() < HASTE
+        taken, operands = operands[:1 + hasty], operands[1 + hasty:]
+        total += sum(map(int, taken))
         if not careful and rng.random() < (HASTE_SLIP if hasty else SLIP):
             total += rng.choice((-3, -2, -1, 1, 2, 3))
-        results.append(str(total))
-    return f"<think>{' '.join(results)}</think>{total}<eos>"
+        steps.append(f"{''.join(taken)}={total}")
+    return f"<think>{''.join(steps)}</think>{total}<eos>"
 
 
-def batch(tokens, rng: random.Random):
-    """BATCH traces -> input ids (B, T) and labels (B, T), -100 on prompts and padding."""
-    rows = []
-    for _ in range(BATCH):
-        text, _ = data.arithmetic(rng, held_out=False)  # never a validation prompt
-        rows.append((tokens.encode(text), tokens.encode(trace(text, rng))))
-    width = max(len(p) + len(c) for p, c in rows)
-    ids = torch.tensor([p + c + [0] * (width - len(p) - len(c)) for p, c in rows])
-    labels = torch.tensor([[-100] * len(p) + c + [-100] * (width - len(p) - len(c)) for p, c in rows])
-    return ids, labels
+def batch(tokens, rng: random.Random, habits: bool):
+    """Traces as (input ids (B, T), labels (B, T)) per length class; labels are -100 on prompts and padding."""
+    for _ in range(CLASSES):
+        operands = rng.randint(data.MIN_OPERANDS, data.MAX_OPERANDS)
+        rows = []
+        while len(rows) < PER_CLASS:
+            text, _ = data.expression(rng, operands)
+            if not data.is_held_out(text):  # validation prompts stay unseen
+                rows.append((tokens.encode(text), tokens.encode(trace(text, rng, habits))))
+        width = max(len(p) + len(c) for p, c in rows)
+        yield tuple(torch.tensor([mark(p, c) + [fill] * (width - len(p) - len(c)) for p, c in rows])
+                    for mark, fill in ((lambda p, c: p + c, 0), (lambda p, c: [-100] * len(p) + c, -100)))
 
 
-def supervise(model, tokens, seed: int):
-    """STEPS AdamW steps, warm-up then cosine to a twentieth; trains `model` in place."""
-    rng = random.Random(f"sft/{seed}")
+def supervise(model, tokens, *, habits: bool, steps: int, seed: int):
+    """AdamW with warm-up and a linear end; trains `model` in place."""
+    rng = random.Random(f"sft/{habits}/{seed}")
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01, betas=(0.9, 0.95))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / WARMUP) * (
-        0.05 + 0.475 * (1 + math.cos(math.pi * step / STEPS))))
-    bar = tqdm(range(STEPS), desc="SFT", unit="step")
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1, (step + 1) / WARMUP, (steps - step) / (0.4 * steps)))
+    bar = tqdm(range(steps), desc="habits" if habits else "skill", unit="step")
     for _ in bar:
-        ids, labels = batch(tokens, rng)
-        loss = model(input_ids=ids, labels=labels).loss
-        loss.backward()
+        parts = list(batch(tokens, rng, habits))
+        count = sum((labels != -100).sum().item() for _, labels in parts)
+        total = 0.0
+        for ids, labels in parts:
+            logits = model(input_ids=ids).logits[:, :-1]
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="sum") / count
+            loss.backward()
+            total += loss.item()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         schedule.step()
-        bar.set_postfix(loss=f"{loss.item():.3f}")
+        bar.set_postfix(loss=f"{total:.3f}")
+
+
+def measure(model, tokens, prompts: int = 256, generations: int = 16):
+    """(pass rate, pass@16) on validation prompts."""
+    generator = rollout.TorchGenerator(model, tokens, slots=128, max_new_tokens=96)
+    scorer = reward.Scorer(timeout=5.0)
+    questions = data.load("arithmetic", tokens, budget=64, validation=prompts).validation
+    for prompt in questions:
+        generator.add(pipeline.Ticket(prompt.index, 0, prompt, generations, evaluation=True))
+    correct = torch.zeros(prompts)
+    while generator.busy:
+        for completion in generator.step():
+            scorer.submit(completion, questions[completion.ticket])
+        for score in scorer.finished():
+            correct[score.completion.ticket] += score.correct
+    generator.close()
+    return (correct.mean() / generations).item(), (correct > 0).float().mean().item()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--out", default="runs/base", help="folder to write; must not exist (default runs/base)")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if Path(args.out).exists():
+        parser.error(f"{args.out} exists; give another --out, nothing is overwritten")
+    torch.manual_seed(args.seed)
+    tokens, model = tokenizer(), untrained()
+    supervise(model, tokens, habits=False, steps=SKILL_STEPS, seed=args.seed)
+    print("after skill: pass rate {:.3f}, pass@16 {:.3f}".format(*measure(model, tokens)))
+    supervise(model, tokens, habits=True, steps=HABIT_STEPS, seed=args.seed)
+    model.save_pretrained(args.out)
+    tokens.save_pretrained(args.out)
+    for name in dict.fromkeys((args.out, "base")):
+        if Path(name).exists():
+            rates = measure(AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32), AutoTokenizer.from_pretrained(name))
+            print("{}: pass rate {:.3f}, pass@16 {:.3f}".format(name, *rates))
+
+
+if __name__ == "__main__":
+    main()

@@ -191,6 +191,19 @@ def test_sampled_first_tokens_match_the_model():
     assert chi_square < len(frequent) + 4.5 * (2 * len(frequent)) ** 0.5  # mean and 4.5 standard deviations
 
 
+def test_tokens_of_a_completion_are_drawn_independently():
+    """Equal logits: all V^2 pairs of neighbours are equally likely."""
+    model = tiny_model()
+    with torch.no_grad():
+        model.model.norm.weight.zero_()
+    done = finish(generator(model, slots=500, max_new_tokens=12), tickets(1, generations=1000)).values()
+    pairs = Counter(pair for completion in done for pair in zip(completion.ids, completion.ids[1:]))
+    cells = [(first, second) for first in range(VOCABULARY) if first != EOS for second in range(VOCABULARY)]
+    expected = pairs.total() / len(cells)
+    chi_square = sum((pairs[cell] - expected) ** 2 / expected for cell in cells)
+    assert expected > 5 and abs(chi_square - len(cells)) < 4.5 * (2 * len(cells)) ** 0.5
+
+
 def test_each_completion_has_its_own_random_numbers():
     streams = [tickets(50, generations=8)]
     streams += [tickets(50, generations=8, evaluation=True, version=version) for version in (0, 1, 2)]
@@ -258,15 +271,18 @@ def test_evaluation_goes_first_and_running_completions_go_on():
     gen = generator(tiny_model(), slots=4)
     for ticket in tickets(3, generations=4):
         gen.add(ticket)
-    done = gen.step()  # completions 0 to 3 of ticket 0 are running now
+    done = [(1, completion) for completion in gen.step()]  # completions 0 to 3 of ticket 0 are running now
     for ticket in tickets(5, generations=2, evaluation=True):
         gen.add(ticket)
+    step = 1
     while gen.busy:
-        done += gen.step()
-    assert len(done) == 3 * 4 + 5 * 2 and len({(c.ticket, c.index, c.evaluation) for c in done}) == 22
-    last_evaluation = max(at for at, c in enumerate(done) if c.evaluation)
-    assert all(c.evaluation or c.ticket == 0 for c in done[:last_evaluation])
-    assert any(not c.evaluation for c in done[:last_evaluation])
+        step += 1
+        done += [(step, completion) for completion in gen.step()]
+    assert len(done) == 3 * 4 + 5 * 2 and len({(c.ticket, c.index, c.evaluation) for _, c in done}) == 22
+    evaluated = max(step for step, c in done if c.evaluation)
+    assert any(step < evaluated for step, c in done if not c.evaluation)  # the running ones went on
+    started = [step - len(c.ids) + 1 for step, c in done if not c.evaluation and c.ticket > 0]
+    assert min(started) == evaluated + 1
 
 
 def test_a_prompt_without_keys_and_long_ones_share_a_batch(monkeypatch):

@@ -1,0 +1,132 @@
+"""The processes of a run: trainers and generators under torchrun, their groups, and how they end together.
+
+Paper: Sec. 2 and A.3, generators and trainers on separate devices, 64 + 16 of 80.
+
+Ranks 0 ... T-1 are trainers (FSDP2 among themselves), the rest generators. Only weights, gradients and a step's few sums
+use collectives; everything else goes through the mailbox of pipeline.py, which rank 0 hosts. Two processes on one GPU, or
+without one, use gloo; one process per GPU uses NCCL.
+
+Deviation: none known.
+"""
+
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+import pipeline
+
+
+def launch(script, argv):
+    """Become torchrun with one process per GPU, at least two: the launcher's own variables must not reach them."""
+    inherited = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "LOCAL_", "GROUP_", "ROLE_", "RANK", "WORLD_SIZE", "MASTER_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
+    processes = max(2, torch.cuda.device_count())
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), script, *argv]
+    os.execve(sys.executable, [sys.executable, *command], environment)
+
+
+class Clock:
+    """Device-hours, x of Eq. 1: seconds while it runs times devices, over 3600. On CPU a process is a device."""
+
+    def __init__(self, devices, gpu_hours=0.0):
+        self.devices, self.seconds, self.since = devices, gpu_hours * 3600 / devices, None
+
+    def start(self):
+        self.since = time.perf_counter()
+
+    @contextmanager
+    def paused(self):
+        """Stands still inside, then goes on if it ran."""
+        self.seconds, since, self.since = self.now(), self.since, None
+        yield
+        self.since = since and time.perf_counter()
+
+    def now(self):
+        return self.seconds + (time.perf_counter() - self.since if self.since else 0.0)
+
+    @property
+    def gpu_hours(self):
+        return self.devices * self.now() / 3600
+
+
+class Abandoned(pipeline.Interrupted):
+    """Something hung after a signal; with several trainers there is no agreement any more to gather a checkpoint."""
+
+
+class Fleet:
+    """This process among the others: its rank, device and groups, the mailbox, and the signal to stop."""
+
+    def __init__(self, args):
+        local, self.rank, world = int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        locals_, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
+        self.device = torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
+        own_gpu = gpus >= locals_  # two processes on one GPU cannot form an NCCL group
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // locals_))
+        if gpus:
+            torch.cuda.set_device(self.device)
+        wait = timedelta(seconds=args.timeout)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if own_gpu and gpus else "gloo", timeout=wait)
+        self.dtype, self.stopped, self.stepping = getattr(torch, args.dtype), False, False
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            signal.signal(number, self.on_signal)
+        self.trainers = dist.new_group(range(args.trainers), timeout=wait)
+        self.publishers = dist.new_group([0, *range(args.trainers, world)], timeout=wait)
+        self.mesh = DeviceMesh.from_group(self.trainers, self.device.type) if self.rank < args.trainers else None
+        self.mailbox = pipeline.Mailbox(pipeline.connect(), self.rank, trainers=args.trainers, world=world,
+                                        timeout=args.timeout, interrupted=lambda: self.stopped)
+        self.peers = [None] * world
+        dist.all_gather_object(self.peers, (os.uname().nodename, os.getpid()))
+
+    def on_signal(self, number, _):
+        """Ctrl-C or the launcher's wish to end. The trainers end at the next micro-batch or wait, and tell the generators;
+        what still hangs after 5 seconds (a dead process never joins) is abandoned, but never half an optimizer step.
+        """
+        if number == signal.SIGALRM and self.rank < self.mailbox.trainers and not self.stepping:
+            raise Abandoned("interrupted")
+        if number == signal.SIGALRM or not self.stopped:
+            signal.alarm(1 if self.stopped else 5)
+        self.stopped = True
+
+    def send(self, named):
+        """Rank 0's weights to the generators."""
+        pipeline.broadcast_weights(named, self.publishers)
+
+    receive = send  # one collective, the same call on both ends
+
+    def stop_together(self):
+        """Before each micro-batch: trainers leave a step only if all of them do, or the others would hang in FSDP."""
+        self.mailbox.beat()
+        stop = torch.tensor(float(self.stopped), device=self.device)
+        dist.all_reduce(stop, dist.ReduceOp.MAX, group=self.trainers)
+        if stop:
+            raise pipeline.Interrupted("interrupted")
+
+    def total(self, sums, rho_max):
+        """Metrics of one optimizer step over all trainer ranks; nan if nothing was trained."""
+        sums, rho_max = sums.to(self.device), torch.tensor(rho_max, device=self.device)
+        dist.all_reduce(sums, group=self.trainers)
+        dist.all_reduce(rho_max, dist.ReduceOp.MAX, group=self.trainers)
+        count, *others = sums.tolist()
+        entropy, rho, log_rho, clipped = (value / count if count else float("nan") for value in others)
+        return {"entropy": entropy, "rho_mean": rho, "rho_max": rho_max.item(), "log_rho": log_rho, "clipped": clipped}
+
+    def missing(self):
+        """Names of processes on this machine that have ended."""
+        host, _ = self.peers[self.rank]
+        return [self.mailbox.name(rank) for rank, (node, pid) in enumerate(self.peers) if node == host and not alive(pid)]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

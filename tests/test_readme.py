@@ -1,0 +1,42 @@
+"""What the README shows exists: files, functions, tests, flags, figures."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import recipes
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+
+def names(path):
+    """Functions and classes defined in a module, at any depth."""
+    tree = ast.parse(path.read_text())
+    return {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+
+
+@pytest.mark.parametrize("file, name", sorted(set(re.findall(r"`([a-z_]+\.py):(\w+)`", README))))
+def test_every_function_that_the_readme_names_is_defined(file, name):
+    path = ROOT / "tests" / file if file.startswith("test_") else ROOT / file
+    assert name in names(path)
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"\b((?:tests|figures|results|benchmarks|base)/[\w./-]*\w)", README))))
+def test_every_path_that_the_readme_names_exists(path):
+    assert (ROOT / path).exists()
+
+
+def test_every_flag_that_the_readme_names_is_read():
+    known = {option for action in recipes.flags()._actions for option in action.option_strings}
+    elsewhere = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--index-url"}  # torchrun's, pip's
+    fit = set(re.findall(r'"(--[\w-]+)"', (ROOT / "fit.py").read_text()))
+    assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", README)) <= known | elsewhere | fit
+
+
+def test_the_first_screen_shows_the_two_commands():
+    first = README.split("\n")[:30]
+    assert "    pip install -e . && torchrun train.py --loss cispo" in first
+    assert "    pip install -e '.[test]' && pytest" in first

@@ -1,0 +1,672 @@
+"""Claims about train.py, recipes.py and fleet.py: flags, one optimizer step (Sec. 3.2), and whole runs (Sec. 2, 3.1).
+
+Whole runs are real processes on the CPU, with gloo. All but those that need a launcher are forked from one process that
+has imported everything, since importing costs more than such a run. They use base/, small batches and, where runs are
+compared, a learning rate or a k at which a run does not depend on timing.
+"""
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as trials
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import data
+import fleet
+import loss
+import pipeline
+import precision
+import sft
+import train
+from recipes import RECIPES, settings
+
+ROOT = Path(train.__file__).parent
+BASE = ROOT / "base"
+PATIENCE = 240  # seconds for a run of a few seconds, on a machine that is busy with something else
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """No run of the repository's own folder and no launcher's variables get in the way."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+
+
+# --- Flags -----------------------------------------------------------------------------------------------------------
+
+
+def refused(capsys, *argv):
+    """The message with which these flags are refused; exit code 2 is that of a usage error."""
+    with pytest.raises(SystemExit) as end:
+        settings(argv)
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_a_flag_beats_the_recipe_and_the_recipe_beats_the_presets():
+    assert settings([]).prompts == 32  # the embedded task's preset
+    assert settings(["--recipe", "qwen2.5"]).prompts == 80  # A.16
+    assert settings(["--recipe", "qwen2.5", "--prompts", "7"]).prompts == 7
+    assert settings(["--prompts", "7", "--recipe", "qwen2.5"]).prompts == 7
+    assert settings(["--recipe", "scalerl", "--no-fp32-head"]).fp32_head is False
+    assert settings(["--no-positive-resampling", "off"]).no_positive_resampling is None
+
+
+def test_a_recipe_sets_neither_learning_rate_nor_steps_nor_model():
+    plain = vars(settings([]))
+    for recipe in RECIPES:
+        args = vars(settings(["--recipe", recipe]))
+        assert {name: args[name] for name in ("lr", "warmup", "steps", "model", "generations", "weight_decay")} == {
+            name: plain[name] for name in ("lr", "warmup", "steps", "model", "generations", "weight_decay")}
+
+
+def test_a3_your_own_model_gets_the_papers_optimizer_and_lengths():
+    args = settings(["--model", "M", "--data", "F"])
+    assert (args.lr, args.warmup, args.weight_decay, args.prompts * args.generations) == (5e-7, 100, 0.01, 768)
+    assert (args.max_new_tokens, args.max_prompt_tokens, args.interrupt_at) == (12288 + 2048, 2048, (10000, 12000))
+    assert (args.eval_prompts, args.eval_generations, args.eval_every) == (1000, 16, 100)
+    assert args.interrupt_phrase.endswith("final answer now. </think>")
+
+
+@pytest.mark.parametrize("recipe, algorithm, clips", [
+    # loss, average, normalisation, zero-variance filter, No-Positive-Resampling, FP32 head, off-policy, k, prompts
+    ("baseline", ("dapo", "sample", "prompt", False, None, False, "ppo", 8, 48), {"eps_low": 0.2, "eps_high": 0.26}),
+    ("scalerl", ("cispo", "prompt", "batch", True, 0.9, True, "pipeline", 8, 48), {"eps_max": 5.0}),
+    ("deepseek", ("grpo", "sample", "prompt", False, None, False, "ppo", 8, 48), {"eps": 0.2}),
+    ("qwen2.5", ("dapo", "prompt", "prompt", True, None, False, "ppo", 8, 80), {"eps_low": 0.2, "eps_high": 0.26}),
+    ("magistral", ("dapo", "prompt", "prompt", False, None, False, "pipeline", 8, 48), {"eps_low": 0.2, "eps_high": 0.26}),
+    ("minimax", ("cispo", "prompt", "prompt", True, None, True, "ppo", 8, 80), {"eps_max": 5.0}),
+])
+@pytest.mark.parametrize("own", [[], ["--model", "M", "--data", "F"]])
+def test_a16_recipe(recipe, algorithm, clips, own):
+    args = settings(["--recipe", recipe, *own])
+    assert (args.loss, args.average, args.normalisation, args.zero_variance_filter, args.no_positive_resampling,
+            args.fp32_head, args.off_policy, args.k, args.prompts) == algorithm
+    assert args.clips == clips
+
+
+def test_gspo_has_thresholds_of_its_own():
+    assert settings(["--loss", "gspo"]).clips == {"eps_low": 3e-3, "eps_high": 5e-3}  # conference Fig. 20
+    assert settings(["--loss", "gspo", "--eps-low", "0.01"]).clips == {"eps_low": 0.01, "eps_high": 5e-3}
+
+
+@pytest.mark.parametrize("argv, said", [
+    (["--loss", "cispo", "--eps-high", "0.3"], ["--eps-high is not read by --loss cispo", "eps_max"]),
+    (["--recipe", "deepseek", "--eps-max", "4"], ["--eps-max is not read by --loss grpo", "reads eps"]),
+    (["--loss", "gspo", "--eps", "0.2"], ["--eps is not read by --loss gspo", "eps_low, eps_high"]),
+    (["--eps-max", "0.2"], ["eps_max is 0.2", "at least 1"]),
+    (["--loss", "dapo", "--eps-low", "-0.2"], ["half-widths are -0.2", "expected 0 or more"]),
+    (["--loss", "reinforce"], ["reinforce", "cispo"]),
+    (["--off-policy", "ppo", "--k", "0"], ["--k is 0", ">= 1 with ppo"]),
+    (["--k", "-1"], ["--k is -1", ">= 0"]),
+    (["--off-policy", "ppo", "--k", "8", "--eval-every", "12"], ["--eval-every 12", "multiple of --k 8"]),
+    (["--interrupt-at", "72", "64"], ["--interrupt-at 72 64", "LO <= HI"]),
+    (["--max-new-tokens", "64"], ["< --max-new-tokens 64"]),
+    (["--token-budget", "100"], ["--token-budget 100", "one sequence"]),
+    (["--lr", "0"], ["--lr is 0.0", "more than 0"]),
+    (["--temperature", "-1"], ["--temperature is -1.0", "more than 0"]),
+    (["--temperature", "nan"], ["--temperature is nan", "more than 0"]),
+    (["--prompts", "0"], ["--prompts", "got 0", "1 or more"]),
+    (["--prompts", "many"], ["--prompts", "many"]),
+    (["--no-positive-resampling", "90"], ["--no-positive-resampling", "got 90", "up to 1"]),
+    (["--data", "F"], ["--data", "needs --model"]),
+    (["--resume"], ["--resume", "found no"]),
+])
+def test_a_wrong_value_is_refused_with_what_was_got_and_expected(capsys, argv, said):
+    message = refused(capsys, *argv)
+    assert all(words in message for words in said), message
+
+
+def test_a_generator_must_be_left(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert settings(["--trainers", "3"]).trainers == 3
+    message = refused(capsys, "--trainers", "4")
+    assert "--trainers 4 of 4 processes" in message and "--nproc-per-node" in message
+
+
+def past_run(out, *argv, checkpoint=True):
+    """A folder like that of an earlier run with these flags."""
+    args = settings(["--out", str(out), *argv])
+    out.mkdir()
+    (out / "log.jsonl").write_text(json.dumps({"kind": "config", "flags": vars(args)}) + "\n")
+    if checkpoint:
+        (out / "checkpoint-2").mkdir()
+    return out
+
+
+def test_a_folder_that_holds_a_run_is_refused_and_left_alone(capsys, tmp_path):
+    out = past_run(tmp_path / "run")
+    before = (out / "log.jsonl").read_text()
+    assert "holds a run already" in refused(capsys, "--out", str(out))
+    assert (out / "log.jsonl").read_text() == before
+
+
+def test_resuming_takes_the_flags_of_the_run_unless_given_again(tmp_path):
+    out = past_run(tmp_path / "run", "--loss", "dapo", "--eps-high", "0.3", "--lr", "0.5", "--steps", "7", "--seed", "3")
+    args = settings(["--resume", "--out", str(out), "--steps", "9"])
+    assert (args.loss, args.clips, args.lr, args.seed) == ("dapo", {"eps_low": 0.2, "eps_high": 0.3}, 0.5, 3)
+    assert args.steps == 9 and args.resume
+
+
+def test_resuming_without_a_checkpoint_is_refused(capsys, tmp_path):
+    out = past_run(tmp_path / "run", checkpoint=False)
+    assert "no checkpoint" in refused(capsys, "--resume", "--out", str(out))
+
+
+# --- One optimizer step ----------------------------------------------------------------------------------------------
+
+
+def header(correct, prompt=0, *, reward=None, tokens=4, injected=0, prompt_tokens=3, truncated=False):
+    """A completion as the trainers know it. One with correct None is one whose verifier failed."""
+    if reward is None:
+        reward = math.nan if correct is None else 1.0 if correct else -1.0
+    header.made += 1
+    return pipeline.Header(
+        f"completion/{header.made}", prompt, reward, correct, truncated, injected > 0, prompt_tokens, tokens,
+        {0: tokens - injected}, timed_out=False, error="")
+
+
+header.made = 0
+
+
+def batch(*verdicts):
+    """A group for each tuple of verdicts."""
+    return [[header(correct, p) for correct in group] for p, group in enumerate(verdicts)]
+
+
+def flags(**changes):
+    """What `weigh` and `make_plan` read: ScaleRL's, on one trainer, everything in one micro-batch."""
+    return SimpleNamespace(**dict(zero_variance_filter=True, normalisation="batch", token_budget=10_000, trainers=1) | changes)
+
+
+def planned(plan):
+    """{key: (advantage, prompt_index)} of what a plan trains on."""
+    return {item.key: (advantage, p) for micro_batch in plan.micro_batches for item, advantage, p in micro_batch}
+
+
+def test_sec3_2_prompts_all_right_or_all_wrong_are_dropped_before_the_batch_std():
+    groups = batch([True, False], [True, True], [False, False])
+    kept, advantages = train.weigh(groups, flags())
+    assert kept.tolist() == [True, False, False]
+    # Std of (1, -1) is 1; with the four zeros of the others it were sqrt(1/3), and the advantages 1.73.
+    assert advantages.tolist() == [[pytest.approx(1, abs=1e-5), pytest.approx(-1, abs=1e-5)], [0, 0], [0, 0]]
+
+
+def test_sec2_the_baseline_keeps_prompts_of_zero_variance():
+    kept, advantages = train.weigh(batch([True, False], [True, True]), flags(zero_variance_filter=False, normalisation="none"))
+    assert kept.tolist() == [True, True] and advantages.tolist() == [[1, -1], [0, 0]]
+
+
+def test_the_filter_looks_at_correctness_and_not_at_a_shaped_reward():
+    shaped = [[header(True, reward=1.0), header(True, reward=0.5)], [header(True, 1), header(False, 1)]]
+    kept, _ = train.weigh(shaped, flags())
+    assert kept.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+def test_a_group_whose_verifier_failed_is_dropped_and_leaves_no_nan(filtered):
+    groups = batch([True, None], [True, False])
+    plan = train.make_plan(groups, flags(zero_variance_filter=filtered), 0)
+    assert set(planned(plan)) == {h.key for h in groups[1]} and plan.dropped == groups[0] and plan.kept == 1
+    assert sorted(advantage for advantage, _ in planned(plan).values()) == pytest.approx([-1, 1], abs=1e-5)
+
+
+def test_truncated_completions_are_wrong_in_the_group_mean_but_carry_no_loss():
+    [group] = batch([True, False, False, False])
+    group[3] = replace(group[3], truncated=True)
+    plan = train.make_plan([group], flags(normalisation="none"), 0)
+    # Rewards 1 -1 -1 -1 have mean -1/2. Without the truncated one it were -1/3, and the first advantage 4/3.
+    assert planned(plan) == {group[0].key: (1.5, 0), group[1].key: (-0.5, 0), group[2].key: (-0.5, 0)}
+    assert plan.dropped == [group[3]]
+    assert (plan.denominators.completions, plan.denominators.tokens) == (3, 12)
+
+
+@pytest.mark.parametrize("trainers, budget", [(1, 10_000), (1, 20), (2, 20), (3, 20)])
+def test_denominators_count_the_whole_batch_on_every_rank(trainers, budget):
+    groups = [
+        [header(True, 0, tokens=5), header(False, 0, tokens=9, injected=2)],  # 5 + 7 sampled tokens
+        [header(True, 1), header(True, 1)],  # filtered
+        [header(True, 2, tokens=1), header(False, 2, tokens=6, truncated=True)],  # 1 + none
+    ]
+    for rank in range(trainers):
+        found = train.make_plan(groups, flags(trainers=trainers, token_budget=budget), rank).denominators
+        assert (found.completions, found.prompts, found.tokens) == (3, 2, 13)
+        assert found.tokens_per_prompt.tolist() == [12, 0, 1]
+
+
+groups_of_any_kind = st.lists(
+    st.lists(st.tuples(st.sampled_from([True, True, False, False, None]), st.integers(1, 30), st.integers(1, 9), st.booleans()),
+             min_size=3, max_size=3), min_size=1, max_size=7)
+
+
+@trials(max_examples=60, deadline=None)
+@given(groups_of_any_kind, st.integers(1, 4), st.integers(39, 120))
+def test_ranks_share_the_batch_in_as_many_micro_batches_each_within_the_budget(rows, trainers, budget):
+    groups = [[header(bool(correct) and not cut if correct is not None else None, p, tokens=tokens, prompt_tokens=prompt_tokens,
+                      truncated=cut) for correct, tokens, prompt_tokens, cut in row] for p, row in enumerate(rows)]
+    args = flags(trainers=trainers, token_budget=budget)
+    plans = [train.make_plan(groups, args, rank) for rank in range(trainers)]
+    assert len({len(plan.micro_batches) for plan in plans}) == 1  # else the ranks would wait for each other for good
+    for micro_batch in (micro_batch for plan in plans for micro_batch in plan.micro_batches):
+        assert len(micro_batch) * max((h.prompt_tokens + h.tokens for h, *_ in micro_batch), default=0) <= budget
+    trained = [key for plan in plans for key in planned(plan)]
+    kept, _ = train.weigh(groups, args)
+    assert sorted(trained) == sorted(h.key for p, group in enumerate(groups) for h in group if kept[p] and not h.truncated)
+    for plan in plans:  # what is not trained on has to leave the mailbox too
+        assert sorted(trained + [h.key for h in plan.dropped]) == sorted(h.key for group in groups for h in group)
+
+
+def completion(prompt_ids, ids, mask, logprobs):
+    return pipeline.Completion(0, 0, False, prompt_ids, ids, mask, logprobs, [0] * len(ids), "", False, False)
+
+
+def test_a_micro_batch_puts_each_logprob_one_before_its_token_and_masks_prompt_injection_and_padding():
+    completions = [completion([5, 6], [7, 8, 9], [True, False, True], [-0.5, 0.0, -0.25]), completion([1], [2], [True], [-2.0])]
+    items = [(None, 1.5, 4), (None, -0.5, 0)]
+    input_ids, mask, gen_logprobs, advantages, prompt_index = precision.collate(items, completions, "cpu")
+    assert input_ids.tolist() == [[5, 6, 7, 8, 9], [1, 2, 0, 0, 0]]
+    # Column i is about token i + 1, as the log-probs of input_ids[:, 1:] are.
+    assert mask.tolist() == [[False, True, False, True], [True, False, False, False]]
+    assert gen_logprobs.tolist() == [[0, -0.5, 0, -0.25], [-2, 0, 0, 0]]
+    assert advantages.tolist() == [1.5, -0.5] and prompt_index.tolist() == [4, 0]
+
+
+def test_a_dummy_micro_batch_has_one_row_without_any_token_that_counts():
+    input_ids, mask, gen_logprobs, advantages, prompt_index = precision.collate([], [], "cpu")
+    assert input_ids.shape[0] == len(advantages) == len(prompt_index) == 1
+    assert input_ids.shape[1] == mask.shape[1] + 1 and not mask.any()
+
+
+def tiny_model():
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen3", vocab_size=18, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
+                                  num_attention_heads=1, num_key_value_heads=1, head_dim=32)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def test_without_any_gradient_the_weights_stand_still_but_the_version_goes_on():
+    trainer = object.__new__(train.Trainer)  # without processes around it
+    trainer.args = SimpleNamespace(lr=0.1, warmup=1, loss="cispo", clips={"eps_max": 5.0}, average="prompt")
+    trainer.policy = precision.PolicyModel(tiny_model(), dtype=torch.float32)
+    trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=0.1, weight_decay=0.5)
+    trainer.version, trainer.checked = 6, True
+    trainer.pipeline = SimpleNamespace(take=lambda headers: [])
+    trainer.fleet = SimpleNamespace(device="cpu", stop_together=lambda: None, total=lambda sums, rho_max: {})
+    before = [parameter.clone() for parameter in trainer.policy.parameters()]
+    metrics = trainer.update(train.make_plan(batch([True, True], [False, False]), flags(), 0))
+    assert trainer.version == 7 and metrics["gradient_norm"] == 0
+    # A step on a zero gradient would still shrink them, by the weight decay.
+    assert all(torch.equal(was, now) for was, now in zip(before, trainer.policy.parameters()))
+
+
+def test_a3_the_learning_rate_rises_linearly_over_the_warm_up_and_stays():
+    optimizer = torch.optim.AdamW([torch.zeros(1)], lr=9.0)
+    rates = []
+    for version in (0, 1, 3, 4, 100):
+        run = SimpleNamespace(args=SimpleNamespace(lr=0.8, warmup=4), version=version, optimizer=optimizer)
+        rates.append(train.Trainer.warm_up(run))
+        assert optimizer.param_groups[0]["lr"] == rates[-1]
+    assert rates == pytest.approx([0.2, 0.4, 0.8, 0.8, 0.8])
+
+
+def test_eq1_the_clock_counts_devices_and_leaves_out_what_is_paused(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    clock = fleet.Clock(devices=4)
+    with clock.paused():  # R_0 is measured before the clock starts
+        now[0] += 500
+    assert clock.gpu_hours == 0
+    clock.start()
+    now[0] += 9
+    with clock.paused():
+        now[0] += 100
+        assert clock.gpu_hours == pytest.approx(4 * 9 / 3600)
+    now[0] += 9
+    assert clock.gpu_hours == pytest.approx(0.02)  # 4 devices x 18 s / 3600
+    resumed = fleet.Clock(devices=2, gpu_hours=0.02)
+    resumed.start()
+    now[0] += 18
+    assert resumed.gpu_hours == pytest.approx(0.03)  # + 2 devices x 18 s / 3600
+
+
+def test_sec2_1_pass_rate_is_the_mean_at_k_with_its_sampling_error():
+    prompts = [data.Prompt(i, (1,), "", "", task) for i, task in enumerate(["easy", "hard"])]
+    found = train.pass_rates(batch([True, True, True, False], [False, False, False, True]), prompts)
+    assert found["pass_rate"] == 0.5 and found["completions"] == 8 and found["tasks"] == {"easy": 0.75, "hard": 0.25}
+    # Each prompt's verdicts have the variance 3/4 * 1/4 * 4/3 = 1/4, so the mean of 8 has 1/32.
+    assert found["stderr"] == pytest.approx((1 / 32) ** 0.5)
+
+
+def test_a_failed_verifier_is_no_wrong_answer_in_the_validation():
+    prompts = [data.Prompt(i, (1,), "", "", "math") for i in range(2)]
+    found = train.pass_rates(batch([True, False, True, False], [True, None, None, None]), prompts)
+    assert found["pass_rate"] == 0.5  # with the three unknown ones as wrong it were 3/8
+
+
+# --- Before anything is spawned --------------------------------------------------------------------------------------
+
+
+def unspawned(monkeypatch, capsys, *argv):
+    """The message with which `torchrun train.py ARGV` stops before it starts processes or writes anything."""
+    monkeypatch.setattr(train, "launch", lambda *_: pytest.fail("processes were started"))
+    with pytest.raises(SystemExit) as end:
+        train.main([*argv, "--out", "run"])
+    assert end.value.code == 2 and not Path("run").exists()
+    return capsys.readouterr().err
+
+
+def test_a_model_that_is_not_supported_is_refused_by_name(monkeypatch, capsys):
+    AutoConfig.for_model("gpt2").save_pretrained("model")
+    Path("rows.jsonl").write_text('{"prompt": "1+1", "answer": 2}\n')
+    message = unspawned(monkeypatch, capsys, "--model", "model", "--data", "rows.jsonl")
+    assert "'gpt2' is not supported" in message and "qwen3" in message
+
+
+def test_a_malformed_line_is_refused_with_file_and_line(monkeypatch, capsys):
+    Path("rows.jsonl").write_text('{"prompt": "1+1=", "answer": 2}\n{"prompt": "1+2="}\n')
+    message = unspawned(monkeypatch, capsys, "--model", str(BASE), "--data", "rows.jsonl")
+    assert "rows.jsonl:2: expected" in message and "answer" in message and "Traceback" not in message
+
+
+def test_too_few_prompts_are_refused(monkeypatch, capsys):
+    Path("rows.jsonl").write_text("".join(f'{{"prompt": "1+{n}=", "answer": {n + 1}}}\n' for n in range(10)))
+    message = unspawned(monkeypatch, capsys, "--model", str(BASE), "--data", "rows.jsonl", "--k", "2", "--prompts", "3")
+    assert "more than (k + 1)·P = 9 training prompts, got 9" in message
+
+
+# --- Whole runs ------------------------------------------------------------------------------------------------------
+
+
+def rank_process(argv, variables, output):
+    """What torchrun would start, forked: one rank's train.main with its own environment and output file."""
+    os.environ.update(variables)
+    for stream in (1, 2):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    train.main(argv)
+
+
+@pytest.fixture(scope="module")
+def forks():
+    """Where ranks are forked from: a fresh process that has imported train.py, and has no threads yet."""
+    context = multiprocessing.get_context("forkserver")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(__file__).parent)]))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # what is claimed here is claimed of gloo
+        context.set_forkserver_preload(["train", __name__])
+        multiprocessing.forkserver.ensure_running()
+    return context
+
+
+class Run:
+    """Ranks of one run, forked or under a launcher, with the run's folder and what it printed."""
+
+    def __init__(self, out):
+        self.out, self.printed = Path(out), Path(f"{out}.txt")
+        self.printed.touch()
+
+    def fork(self, forks, world, *argv):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+        self.processes = []
+        for rank in range(world):
+            variables = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            arguments = ([*argv, "--out", str(self.out)], variables, str(self.printed))
+            self.processes.append(forks.Process(target=rank_process, args=arguments, daemon=True))
+            self.processes[-1].start()
+        return self
+
+    def wait(self):
+        """Exit codes of the forked ranks."""
+        for process in self.processes:
+            process.join(PATIENCE)
+        stuck = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
+        for rank in stuck:
+            self.processes[rank].kill()
+        assert not stuck, f"ranks {stuck} did not end: {self.text}"
+        return [process.exitcode for process in self.processes]
+
+    def launch(self, *argv):
+        """torchrun with two processes, in a process group of its own."""
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", ROOT / "train.py"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        with self.printed.open("a") as file:
+            self.launcher = subprocess.Popen([*command, *argv, "--out", self.out], stdout=file, stderr=file,
+                                             env=environment, start_new_session=True)
+        return self
+
+    @property
+    def ranks(self):
+        """{rank: process id} of the launcher's children."""
+        found = {}
+        for child in Path(f"/proc/{self.launcher.pid}/task/{self.launcher.pid}/children").read_text().split():
+            variables = dict(line.split("=", 1) for line in Path(f"/proc/{child}/environ").read_text().split("\0") if "=" in line)
+            found[int(variables["RANK"])] = int(child)
+        return found
+
+    @property
+    def text(self):
+        return self.printed.read_text()
+
+    @property
+    def log(self):
+        """The rows of log.jsonl, each of which must be readable."""
+        path = self.out / "log.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def rows(self, kind):
+        return [row for row in self.log if row["kind"] == kind]
+
+    def reach(self, step):
+        """Wait until this optimizer step is logged."""
+        until = time.monotonic() + PATIENCE
+        while not any(row["step"] >= step for row in self.rows("step")):
+            assert time.monotonic() < until, f"step {step} was not reached: {self.text}"
+            time.sleep(0.02)
+
+    @property
+    def trainer_state(self):
+        return torch.load(train.checkpoints(self.out)[-1] / "trainer.pt", weights_only=True)
+
+
+# k = 0: each batch is sampled with the weights that it then updates, whatever the timing.
+ON_POLICY = ("--model", str(BASE), "--k", "0", "--prompts", "8", "--generations", "12", "--slots", "96", "--eval-every", "1",
+             "--eval-prompts", "2", "--eval-generations", "1")
+
+
+@pytest.fixture(scope="module")
+def one_trainer(forks, tmp_path_factory):
+    """Two steps of pipeline --k 0 with one trainer and one generator, each in one micro-batch."""
+    run = Run(tmp_path_factory.mktemp("one") / "run").fork(forks, 2, *ON_POLICY, "--steps", "2")
+    assert run.wait() == [0, 0], run.text
+    return run
+
+
+def gradient(run, step):
+    """Of optimizer step 1, from AdamW's first moment: 0.9 * 0 + 0.1 g."""
+    state = torch.load(run.out / f"checkpoint-{step}" / "trainer.pt", weights_only=True)["optimizer"]["state"]
+    return torch.cat([moments["exp_avg"].flatten() / 0.1 for _, moments in sorted(state.items())])
+
+
+# A budget so small that the first step's tokens need four micro-batches on each of two ranks.
+@pytest.mark.parametrize("budget", [8192, 160], ids=["one micro-batch and a dummy", "four micro-batches each"])
+def test_two_trainers_have_the_gradient_of_one(one_trainer, forks, tmp_path, budget):
+    pair = Run(tmp_path / "run").fork(forks, 3, *ON_POLICY, "--steps", "1", "--trainers", "2", "--token-budget", str(budget))
+    assert pair.wait() == [0, 0, 0], pair.text
+    first, reference = pair.rows("step")[0], one_trainer.rows("step")[0]
+    assert first["kept"] > 0 and first["tokens_trained"] / budget > (6 if budget == 160 else 0)
+    assert (first["prompts"], first["pass_rate"], first["tokens"]) == tuple(
+        reference[name] for name in ("prompts", "pass_rate", "tokens"))
+    expected = gradient(one_trainer, 1)
+    # fp32 sums in another order; a mean over ranks instead of the sum would be off by 0.5.
+    assert torch.linalg.norm(gradient(pair, 1) - expected) < 1e-4 * torch.linalg.norm(expected)
+    assert first["gradient_norm"] == pytest.approx(torch.linalg.norm(expected).item(), rel=1e-4)
+    assert first["gradient_norm"] == pytest.approx(reference["gradient_norm"], rel=1e-4)
+
+
+def test_sec3_1_ppo_off_policy_1_trains_the_batches_of_pipeline_0(one_trainer, forks, tmp_path):
+    ppo = Run(tmp_path / "run").fork(forks, 2, *ON_POLICY, "--steps", "2", "--off-policy", "ppo", "--k", "1")
+    assert ppo.wait() == [0, 0], ppo.text
+    for mine, reference in zip(ppo.rows("step"), one_trainer.rows("step"), strict=True):
+        assert mine["prompts"] == reference["prompts"] and mine["staleness"] == reference["staleness"] == {"0": pytest.approx(
+            reference["staleness"]["0"])}
+        assert mine["pass_rate"] == reference["pass_rate"]
+        assert mine["gradient_norm"] == pytest.approx(reference["gradient_norm"], rel=1e-4) and mine["kept"] > 0
+
+
+def test_a_run_leaves_what_it_promises(one_trainer):
+    kinds = [row["kind"] for row in one_trainer.log]
+    assert kinds == ["config", "eval", "step", "eval", "step", "eval", "end"]
+    first, *_, last = one_trainer.rows("eval")
+    assert (first["step"], first["gpu_hours"], first["tokens"]) == (0, 0, 0)  # R_0, at C = 0
+    assert last["step"] == 2 and last["gpu_hours"] > 0
+    step = one_trainer.rows("step")[-1]
+    assert step["tokens"] == sum(sum(row["staleness"].values()) + 0 for row in one_trainer.rows("step")) or step["interrupted"]
+    assert one_trainer.rows("end")[0]["reason"] == "finished" and "no fit: " in one_trainer.text
+    samples = [json.loads(line) for line in (one_trainer.out / "completions.jsonl").read_text().splitlines()]
+    assert {sample["step"] for sample in samples} == {0, 1, 2}
+    assert AutoModelForCausalLM.from_pretrained(one_trainer.out / "checkpoint-2").config.model_type == "qwen3"
+
+
+# --- Ends and new beginnings -----------------------------------------------------------------------------------------
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def short_epochs(tmp_path_factory):
+    """Flags of a run of over two epochs, whose history matters: the weights hardly move, so it depends on no timing."""
+    file = tmp_path_factory.mktemp("data") / "rows.jsonl"
+    rows = [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in
+            data.arithmetic_set(24, seed=1, held_out=False)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ("--model", str(BASE), "--data", str(file), "--lr", "1e-12", "--steps", str(STEPS), "--prompts", "4", "--k", "1",
+            "--generations", "4", "--no-positive-resampling", "0.5", "--max-new-tokens", "80", "--max-prompt-tokens", "32",
+            "--interrupt-at", "64", "72", "--interrupt-phrase", "</think>", "--slots", "32", "--eval-every", "2",
+            "--eval-generations", "2", "--token-budget", "4096")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(forks, short_epochs, tmp_path_factory):
+    run = Run(tmp_path_factory.mktemp("uninterrupted") / "run").fork(forks, 2, *short_epochs)
+    assert run.wait() == [0, 0], run.text
+    assert run.rows("step")[-1]["retired"] > 0 and run.rows("step")[-1]["epoch"] > 1.5
+    return run
+
+
+def assert_same_batches(run, reference):
+    """Every step logged, before and after the interruption, trained on the batch of the uninterrupted run."""
+    wanted = {row["step"]: row for row in reference.rows("step")}
+    for row in run.rows("step"):
+        for name in ("prompts", "pass_rate", "retired"):
+            assert row[name] == wanted[row["step"]][name], (row["step"], name)
+
+
+@pytest.fixture(scope="module")
+def orphaned(short_epochs, tmp_path_factory):
+    """A run whose generator was killed after the third step."""
+    run = Run(tmp_path_factory.mktemp("orphaned") / "run").launch(*short_epochs)
+    run.reach(3)
+    os.kill(run.ranks[1], signal.SIGKILL)
+    run.launcher.wait(PATIENCE)
+    return run
+
+
+def test_a_killed_generator_ends_the_run_with_its_name_a_log_and_a_checkpoint(orphaned):
+    assert orphaned.launcher.returncode != 0
+    assert "train.py: error: generator rank 1 ended" in orphaned.text and "--resume" in orphaned.text
+    assert "generator rank 1" in orphaned.log[-1]["reason"] and orphaned.log[-1]["kind"] == "end"
+    assert orphaned.trainer_state["version"] >= 3
+
+
+def test_a_resumed_run_trains_the_same_batches_and_ctrl_c_ends_it(orphaned, uninterrupted):
+    before, version = (orphaned.out / "log.jsonl").read_text(), orphaned.trainer_state["version"]
+    resumed = Run(orphaned.out).launch("--resume")
+    resumed.reach(version + 2)
+    ranks, began = resumed.ranks, time.monotonic()
+    os.killpg(resumed.launcher.pid, signal.SIGINT)
+    resumed.launcher.wait(PATIENCE)
+    assert time.monotonic() - began < 10
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
+    assert (resumed.out / "log.jsonl").read_text().startswith(before)
+    assert resumed.log[-1]["kind"] == "end" and "interrupted" in resumed.log[-1]["reason"]
+    assert resumed.trainer_state["version"] == resumed.rows("step")[-1]["step"] < STEPS
+    assert resumed.text.count("no fit: ") == 2 or "C_mid" in resumed.text
+    assert [row["step"] for row in resumed.rows("step")] == list(range(1, resumed.rows("step")[-1]["step"] + 1))
+    hours = [row["gpu_hours"] for row in resumed.rows("step")]
+    assert hours == sorted(hours)
+    assert_same_batches(resumed, uninterrupted)
+
+
+def test_a_killed_trainer_is_named_and_its_run_goes_on_from_the_last_checkpoint(forks, short_epochs, uninterrupted, tmp_path):
+    run = Run(tmp_path / "run").fork(forks, 2, *short_epochs)
+    run.reach(3)
+    run.processes[0].kill()
+    assert run.wait() == [-signal.SIGKILL, 1]
+    assert "generator rank 1 lost its mailbox: rank 0" in run.text
+    run.fork(forks, 2, "--resume")
+    assert run.wait() == [0, 0], run.text
+    assert run.log[-1]["reason"] == uninterrupted.log[-1]["reason"]
+    assert {row["step"] for row in run.rows("step")} == {row["step"] for row in uninterrupted.rows("step")}
+    assert_same_batches(run, uninterrupted)
+
+
+# --- Your own model and data -----------------------------------------------------------------------------------------
+
+
+def save_stranger(folder, model_type):
+    """A random one-layer model with a chat template; after </think> it likes to say 1, and after 1 to stop.
+
+    Without such a habit it would never be right, and nothing would be trained.
+    """
+    torch.manual_seed(0)
+    tokenizer = sft.tokenizer()
+    config = AutoConfig.for_model(
+        model_type, vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=32,
+        num_attention_heads=1, num_key_value_heads=1, max_position_embeddings=128, tie_word_embeddings=False,
+        pad_token_id=0, bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
+    model = AutoModelForCausalLM.from_config(config)
+    embedding, head = (part.weight.data for part in (model.get_input_embeddings(), model.get_output_embeddings()))
+    embedding.normal_()
+    think, one, end = tokenizer.convert_tokens_to_ids(["</think>", "1", "<eos>"])
+    for token, follower in ((think, one), (one, end)):
+        head[follower] += embedding[token] / embedding[token].norm()
+    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("model_type, task", [("qwen3", "math"), ("llama", "arithmetic"), ("gemma", "arithmetic")])
+def test_a_model_folder_and_a_jsonl_file_train(forks, tmp_path, model_type, task):
+    save_stranger(tmp_path / "model", model_type)
+    rows = [{"prompt": f"{n + 1}-{n}", "answer": 1, "task": task} for n in range(12)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = Run(tmp_path / "run").fork(
+        forks, 2, "--model", str(tmp_path / "model"), "--data", str(tmp_path / "rows.jsonl"), "--steps", "1", "--prompts", "4",
+        "--k", "1", "--generations", "8", "--max-new-tokens", "8", "--max-prompt-tokens", "8", "--interrupt-at", "1", "3",
+        "--interrupt-phrase", "</think>", "--slots", "32", "--eval-generations", "2")
+    assert run.wait() == [0, 0], run.text
+    [step] = run.rows("step")
+    assert step["kept"] > 0 and step["gradient_norm"] > 0 and step["unverified"] == 0
+    assert step["log_rho"] < 1e-4  # nats: both sides hold the same fp32 weights at step 0
+    assert [row["step"] for row in run.rows("eval")] == [0, 1] and run.log[-1]["reason"] == "finished"
+    sample = json.loads((run.out / "completions.jsonl").read_text().splitlines()[0])
+    assert sample["prompt"].endswith("=") and sample["answer"] == "1"  # the chat template wrote the =
+    trained = AutoModelForCausalLM.from_pretrained(run.out / "checkpoint-1")
+    assert trained.config.model_type == model_type

@@ -40,7 +40,7 @@ PAPER = dict(lr=5e-7, warmup=100, steps=7400, generations=16, max_new_tokens=143
 # Deviation: a 0.9M-parameter policy on two cores. Sizes chosen by measurement (README).
 EMBEDDED = dict(lr=5e-5, warmup=20, steps=200, prompts=32, generations=16, max_new_tokens=96, max_prompt_tokens=32,
                 interrupt_at=(80, 88), slots=128, eval_every=10, eval_prompts=256, eval_generations=8,
-                token_budget=8192, interrupt_phrase="</think>")
+                token_budget=2048, interrupt_phrase="</think>")
 
 
 def flags():

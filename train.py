@@ -251,7 +251,7 @@ class Trainer:
             staleness={self.version - 1 - version: n for version, n in sorted(sampled.items(), reverse=True)},
             truncated=share(h.truncated for h in headers), interrupted=share(h.interrupted for h in headers),
             timed_out=sum(h.timed_out for h in headers), unverified=sum(h.correct is None for h in headers),
-            idle_generators=idle / generators / wall, idle_trainers=1 - training / wall, seconds=wall,
+            idle_generators=min(1.0, idle / generators / wall), idle_trainers=1 - training / wall, seconds=wall,
             seconds_generate=wall - idle / generators, seconds_train=training, seconds_publish=publishing)
 
     def log(self, kind, **values):

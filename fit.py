@@ -7,19 +7,19 @@ Table 1, Fig. 7 (efficiency plot).
     R_C       = A - D / C^B,  C >= C_0                       A.4: Eq. 1 for C >> C_mid, with D = (A - R_0) C_mid^B
     F(R)      = C_mid^B / ((A - R_0) / (R - R_0) - 1) = C^B  Fig. 7: log F against log C is a line of slope B
 
-    C -> compute (any unit: GPU-hours, tokens, FLOP, steps)    R_C -> reward, a pass rate in [0, 1]
-    A -> A, asymptotic pass rate    B -> B, scaling exponent    C_mid -> C_mid, unit of C    R_0 -> R_0, pass rate at C = 0
+    C -> compute, in any unit (GPU-hours, tokens, FLOP, steps)    R_C -> reward, a pass rate in [0, 1]
+    A -> A, asymptotic pass rate    B -> B, scaling exponent    C_mid -> C_mid, unit of C    R_0 -> R_0, R at C = 0
 
 Bands (ours, the paper has none): with S the sum of squared residuals, n points and p parameters, the 90 % region is
-S <= S_min (1 + t^2 / (n - p)), t the 95 % quantile of Student's t with n - p degrees of freedom. The band of A, B, C_mid
-or of the curve at C is the range of that quantity over the region (profile likelihood, which widens where A is not
+S <= S_min (1 + t^2 / (n - p)), t the 95 % quantile of Student's t with n - p degrees of freedom. The band of A, B,
+C_mid or the curve at C is the range of that quantity over the region (profile likelihood, which widens where A is not
 pinned). A measured R_0 has noise too, so for the bands it may move like any other point. Residuals count as
 independent: what all evaluations of one run share (its seed, its validation prompts) is in no band.
 
 Deviation: the default has no grid. B and C_mid are searched, A in (R_0, 1] is linear given them and solved for, which
   keeps the joint fit stable. `method="grid"` is A.5.
 Deviation: the command and `report` leave out the first 10 % of the fitted range (the paper: the first epoch).
-Open in the paper: R_0, noise and raw points are not published. R_0 = 0.39 for the 8B runs is our inference (PAPER_R_0).
+Open in the paper: R_0, noise and raw points are not published. R_0 = 0.39 for the 8B runs is inferred (PAPER_R_0).
 Open in the paper: whether R_0 is fitted. Here it is the measured value.
 
 Run:   python fit.py runs/NAME -o scaling.png                 python fit.py my.csv --compute hours --reward val/acc
@@ -37,13 +37,12 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
-from scipy.optimize import OptimizeWarning, curve_fit
+from matplotlib.ticker import LogLocator
+from scipy.optimize import OptimizeWarning, curve_fit, least_squares
 from scipy.special import expit, logit, stdtrit
 
 PAPER_GRID = (np.linspace(0.450, 0.800, 71), np.linspace(100, 40000, 100))  # A.5: A, and C_mid in GPU-hours
 PAPER_R_0 = 0.39  # ours: at this R_0 the published bs2048 fit gives back the power-law asymptotes of A.4
-SAME_A = 0.02  # A.5: asymptotes closer than this are not told apart
 TABLE_1 = {  # A, B, C_mid (GPU-hours)
     "ScaleRL": (0.610, 1.92, 2542), "ScaleRL-32k": (0.645, 1.89, 11272), "ScaleRL-8gen": (0.585, 2.44, 2542),
     "ScaleRL-24gen": (0.590, 2.22, 3054), "ScaleRL-32gen": (0.595, 2.07, 2936), "ScaleRL-Scout": (0.710, 1.65, 4242),
@@ -52,9 +51,9 @@ TABLE_1 = {  # A, B, C_mid (GPU-hours)
 }  # fmt: skip
 A_7 = {(1500, 50000): (1.70, 0.645), (0, 100000): (1.56, 0.655), (0, 50000): (1.7, 0.645), (5000, 50000): (1.67, 0.645)}
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe-Ito: colour-blind safe
+FORECAST = ("share", "A", "A_low", "A_high", "C", "forecast", "low", "high", "measured", "error", "points", "inside")
 
-B_MIN, B_MAX = 0.01, 1e4  # a constant and a step over any range of compute that can be run
-FLAT = 12.0  # |logit| from which on a curve has no rise left: 1 / (1 + e^12) = 6e-6
+B_MIN, B_MAX = 0.001, 10000  # a constant and a step over any range of compute that can be run
 EXACT = 1e15  # weight, in evaluations, of an R_0 without noise
 
 
@@ -90,8 +89,7 @@ class Fit:
     R_0: float
     ssr: float  # sum of squared residuals of the fitted points
     noise: float  # half-width of the 90 % band of one evaluation about the curve
-    start: float  # first and last fitted compute
-    stop: float
+    span: tuple  # first and last fitted compute
     points: int  # fitted, R_0's not counted
     bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %; empty if not asked for
     warnings: tuple  # "name: what it means here"
@@ -107,7 +105,7 @@ class Fit:
         return self.C_mid * np.exp(logit(share) / self.B)
 
     def band(self, C, mean_of=np.inf):
-        """90 % band (low, high) at C, any shape: of the mean of `mean_of` evaluations made there (inf: of the curve)."""
+        """90 % band (low, high) at C, any shape: of the mean of `mean_of` evaluations there (inf: of the curve)."""
         curves = sigmoid(np.asarray(C, float)[..., None], *self.region.T)
         low, high, centre, noise = curves.min(-1), curves.max(-1), self.predict(C), self.noise / np.sqrt(mean_of)
         return centre - np.hypot(centre - low, noise), centre + np.hypot(high - centre, noise)
@@ -138,7 +136,7 @@ class _Points(namedtuple("_Points", "u R R_0 weight low high")):
 def _shape(points, log_B, v):
     """B, log C_mid (K,), and h (K, n) = 1 - rise. v in [-1, 1] moves C_mid from before all points to after them."""
     B, half = np.exp(log_B), np.ptp(points.u) / 2
-    log_C_mid = points.u.min() + half + v * (half + FLAT / B)
+    log_C_mid = points.u.min() + half + v * np.minimum(half + 25 / B, 500)  # e^-25: no rise; e^500: C_mid stays finite
     return B, log_C_mid, expit(B[:, None] * (log_C_mid[:, None] - points.u))
 
 
@@ -158,35 +156,32 @@ def _profile(points, h):
     return A, R_0, S, free, curvature, -gh / hh, hh
 
 
-def _search(points, factor=1.0, keep=200, levels=15):
+def _search(points, factor=1.0, keep=200, levels=4):
     """All over B and C_mid: cells (K, 2) = log B, v and their S (K,), so fine that many have S <= factor * the least S.
 
     From a coarse grid the best cells are split in nine, level by level.
     """
     low, top = np.array([np.log(B_MIN), -1]), np.array([np.log(B_MAX), 1])
-    cells = np.stack(np.meshgrid(np.linspace(low[0], top[0], 40), np.linspace(-1, 1, 81)), -1).reshape(-1, 2)
-    size, around = (top - low) / [39, 80], np.stack(np.meshgrid([-1, 0, 1], [-1, 0, 1]), -1).reshape(9, 2)
-    for _ in range(levels):
+    cells = np.stack(np.meshgrid(np.linspace(low[0], top[0], 45), np.linspace(-1, 1, 81)), -1).reshape(-1, 2)
+    size, around = (top - low) / [44, 80], np.stack(np.meshgrid([-1, 0, 1], [-1, 0, 1]), -1).reshape(9, 2)
+    for level in range(levels):
         S = _profile(points, _shape(points, *cells.T)[2])[2]
-        if (S <= factor * S.min()).sum() >= 800:
-            break
+        if (S <= factor * S.min()).sum() >= 800 or level == levels - 1:
+            return cells, S
         best, size = cells[np.argsort(S)[:keep]], size / 3
         cells = np.clip((best[:, None] + around * size).reshape(-1, 2), low, top)
-    return cells, _profile(points, _shape(points, *cells.T)[2])[2]
 
 
 def _region(points, factor):
     """Points (S, 4) = A, B, C_mid, R_0 that span the region S <= factor * S_min."""
-    cells, S = _search(points, factor, keep=1500)
+    cells, S = _search(points, factor, keep=1500, levels=12)
     cells, limit = cells[S <= factor * S.min()], factor * S.min()
     B, log_C_mid, h = _shape(points, *cells.T)
     A, R_0, S, free, curvature, slope, hh = _profile(points, h)
     reach = np.sqrt(np.maximum(limit - S + curvature * (A - free) ** 2, 0) / curvature)
-    room = np.sqrt((limit - S) / hh)
-    spans = [(A, R_0 - room), (A, R_0 + room)]
-    ends = np.clip([free - reach, free + reach], points.low, points.high)
-    spans += [(end, R_0 + slope * (end - A)) for end in ends]
-    return np.concatenate([np.stack([A, B, np.exp(log_C_mid), R_0], 1) for A, R_0 in spans])
+    ends, room = np.clip([free - reach, free + reach], points.low, points.high), np.sqrt(np.maximum(limit - S, 0) / hh)
+    A, R_0 = np.stack([A, A, *ends]), np.stack([R_0 - room, R_0 + room, *(R_0 + slope * (ends - A))])
+    return np.stack(np.broadcast_arrays(A, B, np.exp(log_C_mid), R_0), -1).reshape(-1, 4)
 
 
 def _grid(C, R, R_0, grid):
@@ -224,18 +219,18 @@ def _checked(compute, reward):
 
 def _in_range(C, start, stop, taken):
     """Mask (n,) of what to fit: start <= C <= stop, C > 0, not `taken` for R_0; BadInput if that is too little."""
-    keep = (C > 0) & (C >= (start or 0)) & (C <= (np.inf if stop is None else stop)) & ~taken
+    low, high = start or 0.0, np.inf if stop is None else stop
+    keep = (C > 0) & (C >= low) & (C <= high) & ~taken
     points, values = keep.sum() + taken.any(), len(np.unique(C[keep]))
     if points < 5 or values < 3:
-        got = f"{points} points (R_0 counts) at {values} values of compute, fitted from {start} to {stop}"
+        got = f"{points} points (R_0 counts) at {values} values of compute from {low:g} to {high:g}"
         raise BadInput(f"got {got}, expected 5 points or more at 3 or more values; widen the range or run on")
     return keep
 
 
 def _drop_after_peak(R):
     """How far R (n,) ends below its highest stretch of n/8 points (at least 3); 0 if noise could do that."""
-    width = max(3, len(R) // 8)
-    mean = np.convolve(R, np.ones(width) / width, "valid")
+    mean = np.convolve(R, np.ones(width := max(3, len(R) // 8)) / width, "valid")
     noise = np.median(abs(np.diff(R))) / 0.954  # the median |difference| of two numbers with normal noise 1
     drop = mean.max() - mean[-1]
     return drop if drop > max(0.01, 4 * noise * np.sqrt(2 / width)) else 0.0
@@ -244,10 +239,9 @@ def _drop_after_peak(R):
 def _warnings(law, R, edges, assumed, epoch):
     """The named warnings. edges: name -> (low, high) of the search; without "A" in it, the caller fixed A."""
     drop, (low, high), early = _drop_after_peak(R), law.bands.get("A", (0, 0)), (epoch < 1).mean()
-    at = {name: np.isclose(getattr(law, name), ends, rtol=1e-6).any() for name, ends in edges.items()}
-    on = [f"{name} = {getattr(law, name):.4g} of {edges[name]}" for name in edges if at[name]]
+    on = [name for name, ends in edges.items() if np.isclose(getattr(law, name), ends, rtol=1e-6).any()]
     known = {
-        f"on a bound: {', '.join(on)}; the points do not determine it": on,
+        f"on a bound: {' and '.join(on)} at an edge of {edges}; the points do not determine it": on,
         f"outside Eq. 1: A = {law.A:.4g}, R_0 = {law.R_0:.4g}, B = {law.B:.4g}": law.A <= law.R_0 or law.B <= 0,
         f"reward falls after a peak: by {drop:.3f}; Eq. 1 can only rise, so the forecast does not hold": drop,
         f"not yet forecastable: A is anywhere in [{low:.2f}, {high:.2f}]": high - low > 0.2 and "A" in edges,
@@ -257,17 +251,16 @@ def _warnings(law, R, edges, assumed, epoch):
     return tuple(text for text, holds in known.items() if holds)
 
 
-def fit(
-    compute, reward, r0=None, start=None, stop=None, method="continuous", *, grid=PAPER_GRID, A=None, epoch=None, bands=True
-):  # fmt: skip
+def fit(compute, reward, r0=None, start=None, stop=None, method="continuous", *,
+        grid=PAPER_GRID, A=None, epoch=None, bands=True):  # fmt: skip
     """Fit Eq. 1 to the points with start <= C <= stop.
 
     compute (n,)      C >= 0, any one unit, any order     reward (n,)  pass rates
-    r0                pass rate at C = 0, taken as exact; default: the mean of the points at C = 0, which has the noise of
+    r0                pass rate at C = 0, taken as exact; default: the mean of the points at C = 0, with the noise of
                       a measurement, else the first point (warning)
     start, stop       in the unit of compute; default: all points
     method            "continuous": least squares, A in (R_0, 1], B > 0; "grid": A.5
-    grid              for "grid": values of A and of C_mid; the default is the paper's, in GPU-hours; see `wide_grid`
+    grid              for "grid": rising values of A and of C_mid; default: the paper's, in GPU-hours; see `wide_grid`
     A                 fixes A; "continuous" only
     epoch (n,)        epochs over the training prompts done at each point, if known; only for a warning
     bands             False leaves them out, which takes a fifth of the time
@@ -289,26 +282,37 @@ def fit(
     points = _Points(np.log(C), R, R_0, EXACT, low, high)
     best, edges = _estimate(points, C, method, grid)
     ssr, quantile = ((R - sigmoid(C, *best, R_0)) ** 2).sum(), stdtrit(freedom, 0.95)
-    region = np.array([[*best, R_0]])
-    if bands:
-        region = np.concatenate([region, _region(points._replace(weight=weight), 1 + quantile**2 / freedom)])
+    spans = [_region(points._replace(weight=weight), 1 + quantile**2 / freedom)] if bands else []
+    region = np.concatenate([[[*best, R_0]], *spans])
     ranges = zip(("A", "B", "C_mid"), zip(region.min(0).tolist(), region.max(0).tolist()))
-    numbers = map(float, (*best, R_0, ssr, quantile * np.sqrt(ssr / freedom), C[0], C[-1]))
-    law = Fit(*numbers, len(C), dict(ranges) if bands else {}, (), region)
+    numbers = map(float, (*best, R_0, ssr, quantile * np.sqrt(ssr / freedom)))
+    law = Fit(*numbers, (C[0].item(), C[-1].item()), len(C), dict(ranges) if bands else {}, (), region)
     epoch = np.full(len(order), np.inf) if epoch is None else np.asarray(epoch, float)[order]
     return replace(law, warnings=_warnings(law, R, edges, assumed, epoch[keep]))
+
+
+def _polished(points, cell):
+    """The cell (log B, v) of the least S near the given one."""
+
+    def residuals(cell):
+        h = _shape(points, *cell[:, None])[2]
+        A, R_0, *_ = _profile(points, h)
+        return points.R - A + (A - R_0) * h[0]
+
+    limits = ((np.log(B_MIN), -1), (np.log(B_MAX), 1))
+    return least_squares(residuals, cell, bounds=limits, xtol=1e-15, ftol=1e-15, gtol=1e-15).x
 
 
 def _estimate(points, C, method, grid):
     """The point estimate A, B, C_mid by either method, and the edges of its search: name -> (low, high)."""
     if method == "continuous":
         cells, S = _search(points)
-        B, log_C_mid, h = _shape(points, *cells[[S.argmin()]].T)
+        B, log_C_mid, h = _shape(points, *_polished(points, cells[S.argmin()])[:, None])
         edges = {"A": (points.low, points.high)} if points.low < points.high else {}
         return (_profile(points, h)[0][0], B[0], np.exp(log_C_mid[0])), edges | {"B": (B_MIN, B_MAX)}
     if method != "grid" or points.low == points.high:
         raise BadInput(f"got method {method!r}, expected 'continuous', or 'grid' with A not fixed")
-    return _grid(C, points.R, points.R_0, grid), {name: (min(x), max(x)) for name, x in zip(("A", "C_mid"), grid)}
+    return _grid(C, points.R, points.R_0, grid), {n: (float(x[0]), float(x[-1])) for n, x in zip(("A", "C_mid"), grid)}
 
 
 def fit_run(run, **options):
@@ -354,26 +358,24 @@ def between(run, fit_from="10%", fit_to="100%"):
 def forecast(run, share=0.5, last=1, fit_from="10%"):
     """Fit the first `share` of the run's compute; compare its forecast of the mean of the `last` evaluations with it.
 
-    Returns a row: share, points, A, A_low, A_high, C (mean compute of those evaluations), forecast, low, high (90 % band
-    of such a mean), measured, error = forecast - measured, inside. Raises BadInput if the share holds too few points.
+    Returns a row FORECAST: A with its band, C (mean compute of those evaluations), the forecast with the 90 % band of
+    such a mean, what was measured, error = forecast - measured. Raises BadInput if the share holds too few points.
     """
     law = fit_run(between(run, fit_from, f"{100 * share}%"))
-    C, R, _ = _checked(run.compute, run.reward)
-    C, names = C[-last:].mean(), ("share", "A", "A_low", "A_high", "C", "forecast", "low", "high", "measured")
-    values = (share, law.A, *law.bands["A"], C, law.predict(C), *law.band(C, mean_of=last), R[-last:].mean())
-    row = dict(zip(names, map(float, values)), points=law.points)
-    error, inside = row["forecast"] - row["measured"], row["low"] <= row["measured"] <= row["high"]
-    return row | {"error": error, "inside": inside}
+    C, measured, _ = (values[-last:].mean() for values in _checked(run.compute, run.reward))
+    value, (low, high) = law.predict(C), law.band(C, mean_of=last)
+    numbers = (share, law.A, *law.bands["A"], C, value, low, high, measured, value - measured)
+    return dict(zip(FORECAST, (*map(float, numbers), law.points, bool(low <= measured <= high))))
 
 
 def forecast_error(run, shares=(0.1, 0.2, 0.3, 0.5, 0.7), last=5, fit_from="10%"):
-    """When can one stop? The `forecast` from each share; with too few points it is a "reason" in place of numbers."""
+    """When can one stop? The rows of `forecast` from each share; shares with too few points are left out."""
     rows = [attempt(forecast, run, share, last, fit_from) for share in shares]
-    return [row if isinstance(row, dict) else {"share": s, "reason": str(row)} for s, row in zip(shares, rows)]
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def cutoff_sensitivity(run, starts=(2, 5, 10, 20, 30, 40), stops=(30, 40, 50, 60, 70, 80, 90, 100)):
-    """Fits against cut-offs in per cent of the run's compute: {"start": [(cut-off, Fit)], "stop": [(cut-off, Fit)]}.
+    """Fits by cut-off in per cent of the run's compute: {"start": [(cut-off, Fit), ...], "stop": [...]}.
 
     For "start" the fit goes on to the end, for "stop" it begins at 10 %. A cut-off with too few points is left out.
     """
@@ -387,14 +389,14 @@ def refit_B(runs, A):
     return [fit_run(Run(*run), A=A) for run in runs]
 
 
-def compare(runs, laws):
-    """A.5: asymptotes within SAME_A give way to their mean and B decides, else A does.
+def compare(runs, laws, same_A=0.02):
+    """A.5: asymptotes within `same_A` give way to their mean and B decides, else A does.
 
     Returns the fits compared and one sentence: which run scales better, and whether the data can tell. The interval of
     the difference x - y is [x - y - hypot(x - x_low, y_high - y), x - y + hypot(x_high - x, y - y_low)] (MOVER).
     """
-    A, name, why = [law.A for law in laws], "A", f"with asymptotes more than {SAME_A} apart"
-    if max(A) - min(A) <= SAME_A:
+    A, name, why = [law.A for law in laws], "A", f"with asymptotes more than {same_A} apart"
+    if max(A) - min(A) <= same_A:
         laws, name, why = refit_B(runs, float(np.mean(A))), "B", f"with a common A = {np.mean(A):.3f}"
     first, second = sorted(range(len(laws)), key=lambda i: -getattr(laws[i], name))[:2]
     (x, x_low, x_high), (y, y_low, y_high) = ((getattr(laws[i], name), *laws[i].bands[name]) for i in (first, second))
@@ -425,14 +427,12 @@ def _evaluations(rows):
 
 
 def _columns(rows, names):
-    """The named columns as floats (n,) of the rows that have them all; then "epoch" or None."""
+    """The named columns, each floats (n,), of the rows that have them all."""
     known = dict.fromkeys(name for row in rows for name in row)
     if missing := [name for name in names if name not in known]:
-        raise BadInput(f"no column {missing[0]!r}, only {', '.join(map(str, known)) or 'no rows'} (--compute, --reward)")
+        raise BadInput(f"no column {missing[0]!r} (--compute, --reward), but {', '.join(map(str, known)) or 'no rows'}")
     rows = [row for row in rows if all(row.get(name) not in (None, "") for name in names)]
-    whole = all(row.get("epoch") not in (None, "") for row in rows)
-    columns = [np.array([float(row[name]) for row in rows]) for name in (*names, *["epoch"] * whole)]
-    return columns if whole else [*columns, None]
+    return [np.array([float(row[name]) for row in rows]) for name in names]
 
 
 def read_run(path, x="gpu_hours", compute=None, reward=None):
@@ -446,26 +446,26 @@ def read_run(path, x="gpu_hours", compute=None, reward=None):
     try:
         text = path.read_text(encoding="utf-8")
         rows = list(csv.DictReader(text.splitlines()) if path.suffix == ".csv" else _json_rows(text))
-        if compute is None and any("kind" in row for row in rows):
-            rows = _evaluations(rows)
-        C, R, epoch = _columns(rows, (compute or x, reward or "pass_rate"))
+        rows = _evaluations(rows) if compute is None and any("kind" in row for row in rows) else rows
+        whole = all(row.get("epoch") not in (None, "") for row in rows)
+        C, R, *epoch = _columns(rows, [compute or x, reward or "pass_rate", *["epoch"] * whole])
     except (ValueError, TypeError, csv.Error) as error:  # no UTF-8, no number, no CSV
         raise BadInput(f"{path}: {error}") from None
     name = path.parent.name if path.name == "log.jsonl" else path.stem
-    return Run(C, R, name=name, unit=compute or x, epoch=epoch)
+    return Run(C, R, name=name, unit=compute or x, epoch=epoch[0] if epoch else None)
 
 
 # ---- Text ----
 
 
 def summary(run, law, until=None):
-    """A fitted run as a dict for JSON: the law, forecasts at 2x and 10x the compute (or at `until`), and the row of the
-    forecast that the first half would have made of the last evaluation."""
+    """A fitted run as a dict for JSON: the law, forecasts at 2x and 10x the compute (or at `until`), and the
+    `forecast` of the last evaluation from the first half (None: too few points)."""
     C = np.array([until] if until else [2 * np.max(run.compute), 10 * np.max(run.compute)])
     ahead = np.stack([C, law.predict(C), *law.band(C)], 1).tolist()
     found = {"run": run.name, "unit": run.unit} | {name: x for name, x in vars(law).items() if name != "region"}
     found["forecasts"] = [dict(zip(("C", "R", "low", "high"), row)) for row in ahead]
-    return found | {"first_half": forecast_error(run, (0.5,), last=1)[0]}
+    return found | {"first_half": next(iter(forecast_error(run, (0.5,), last=1)), None)}
 
 
 def table(header, rows):
@@ -480,46 +480,45 @@ def lines_of(found):
     unit, half = found["unit"], found["first_half"]
     rows = [(name, found[name], *band) for name, band in found["bands"].items()]
     rows += [(f"R at {row['C']:.4g} {unit}", row["R"], row["low"], row["high"]) for row in found["forecasts"]]
-    if "inside" in half:
+    if half:
         where = f"measured {half['measured']:.4g}, {'inside' if half['inside'] else 'outside'}"
         rows.append((f"last R, from the first half ({where})", half["forecast"], half["low"], half["high"]))
-    head = "{run}: {points} points, C = {start:.4g} to {stop:.4g} {unit}, R_0 = {R_0:.4g}, noise +-{noise:.4f}"
-    return [head.format(**found), *table(("", "fit", "90 % low", "high"), rows), *(f"  warning: {x}" for x in found["warnings"])]
+    head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {unit}, R_0 = {R_0:.4g}, noise +-{noise:.4f}"
+    warned = [f"  warning: {text}" for text in found["warnings"]]
+    return [head.format(**found), *table(("", "fit", "90 % low", "high"), rows), *warned]
 
 
 # ---- Figures: a panel is a function that draws on the axes it is given ----
 
 
 def save(path, title, panels):
-    """Draw the panels, each a function and its arguments after the axes, on logarithmic compute, and write the file."""
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
+    """Draw the panels, each a function and its arguments after the axes, on logarithmic axes of compute; write them."""
+    rows, columns = -(-len(panels) // 3), min(3, len(panels))
     figure = Figure(figsize=(5.6 * columns, 4.2 * rows), layout="constrained")
     figure.suptitle(title)
     for place, (draw, *given) in enumerate(panels, 1):
         ax = figure.add_subplot(rows, columns, place, xscale="log")
         draw(ax, *given)
-        ax.xaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter="{x:,g}", minor_formatter=NullFormatter())
-        ax.tick_params(axis="x", labelsize=8)
+        ax.xaxis.set(major_locator=LogLocator(subs=(1, 3)), major_formatter="{x:,g}", minor_formatter="")
         ax.grid(alpha=0.25)
         ax.legend(fontsize=8)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 
 
 def curve(ax, law, start, fitted_to, end, colour, label):
     """law(C) solid over the fitted range, dashed beyond."""
-    solid, dashed = np.geomspace(start, fitted_to, 200), np.geomspace(fitted_to, max(end, fitted_to), 100)
-    ax.plot(solid, law(solid), color=colour, label=label)
-    ax.plot(dashed, law(dashed), "--", color=colour)
+    for C, style in ((np.geomspace(start, fitted_to), "-"), (np.geomspace(fitted_to, max(end, fitted_to)), "--")):
+        ax.plot(C, law(C), style, color=colour, label=label if style == "-" else None)
 
 
 def scaling_panel(ax, runs, laws, title, end=None, mean_of=np.inf):
     """Points (hollow outside the fitted range), curve and 90 % band (of the curve or of evaluations) up to `end`."""
     for run, law, colour in zip(runs, laws, COLOURS * len(runs)):
         C, R, _ = _checked(run.compute, run.reward)
-        fitted, wide = (C >= law.start) & (C <= law.stop), np.geomspace(law.start, end or 10 * C[-1], 200)
+        fitted, wide = (C >= law.span[0]) & (C <= law.span[1]), np.geomspace(law.span[0], end or 10 * C[-1], 200)
         ax.scatter(C[C > 0], R[C > 0], 16, np.where(fitted, colour, "none")[C > 0], edgecolors=colour)
-        curve(ax, law.predict, law.start, law.stop, wide[-1], colour, f"{run.name}: A = {law.A:.3f}, B = {law.B:.2f}")
+        curve(ax, law.predict, *law.span, wide[-1], colour, f"{run.name}: A = {law.A:.3f}, B = {law.B:.2f}")
         ax.fill_between(wide, *law.band(wide, mean_of), color=colour, alpha=0.15, lw=0)
     ax.set(xlabel=f"compute C ({runs[0].unit})", ylabel="pass rate R", title=title)
 
@@ -528,10 +527,10 @@ def log_f_panel(ax, runs, laws):
     """Fig. 7: F of the fitted points and the line C^B."""
     for run, law, colour in zip(runs, laws, COLOURS * len(runs)):
         C, R, _ = _checked(run.compute, run.reward)
-        keep = (C >= law.start) & (C <= law.stop) & (R > law.R_0) & (R < law.A)
+        keep = (C >= law.span[0]) & (C <= law.span[1]) & (R > law.R_0) & (R < law.A)
         ax.plot(C[keep], f_transform(R[keep], law.A, law.B, law.C_mid, law.R_0), "o", ms=4, color=colour)
-        curve(ax, lambda C: C**law.B, law.start, law.stop, law.stop, colour, f"{run.name}: slope B = {law.B:.2f}")
-    ax.set(yscale="log", xlabel=f"compute C ({runs[0].unit})", ylabel="F(R), unit of C to the B", title="Fig. 7: F = C^B")
+        curve(ax, lambda C: C**law.B, *law.span, law.span[1], colour, f"{run.name}: slope B = {law.B:.2f}")
+    ax.set(yscale="log", xlabel=f"compute C ({runs[0].unit})", ylabel="F(R) (unit of C, to the B)", title="F = C^B")
 
 
 def two_laws_panel(ax, run):
@@ -539,8 +538,7 @@ def two_laws_panel(ax, run):
     law, power = fit_run(run), fit_power_law(*run[:2], run.start, run.stop)
     title, end = f"A.4: fitted on {run.start:,g} to {run.stop:,g} {run.unit}", np.max(run.compute)
     scaling_panel(ax, [run._replace(name="sigmoid")], [law], title, end)
-    label = f"power law: A = {power.A:.3f}, B = {power.B:.2f}"
-    curve(ax, power.predict, law.start, law.stop, end, COLOURS[1], label)
+    curve(ax, power.predict, *law.span, end, COLOURS[1], f"power law: A = {power.A:.3f}, B = {power.B:.2f}")
 
 
 def bars_panel(ax, series, xlabel, ylabel, title):
@@ -555,8 +553,7 @@ def error_panels(runs, tables):
     """`forecast_error` of all runs against the fitted share; A and B of the first run against its cut-offs."""
     series, ends = {}, ("forecast", "low", "high")
     for run, rows in zip(runs, tables):
-        done = [(100 * row["share"], row) for row in rows if "inside" in row]
-        series[run.name] = [(share, *(row[end] - row["measured"] for end in ends)) for share, row in done]
+        series[run.name] = [(100 * row["share"], *(row[end] - row["measured"] for end in ends)) for row in rows]
     yield bars_panel, series, "share of the compute that is fitted (%)", "forecast - measured", "forecasts of the end"
     cuts = cutoff_sensitivity(runs[0])
     for name in ("A", "B"):
@@ -573,7 +570,7 @@ def analyse(runs, flags=(), until=None, path=None):
     found = {"runs": [summary(run, law, until) for run, law in zip(runs, laws)]}
     lines = [line for row in found["runs"] for line in lines_of(row)]
     panels = [(scaling_panel, runs, laws, "Eq. 1, 90 % band of the curve", until)]
-    if all("inside" in row["first_half"] for row in found["runs"]):
+    if all(row["first_half"] for row in found["runs"]):
         half, end = [fit_run(between(run, fit_to="50%")) for run in runs], max(np.max(run.compute) for run in runs)
         panels.append((scaling_panel, runs, half, "from the first half, 90 % band of evaluations", end, 1))
     if "compare" in flags:
@@ -582,15 +579,13 @@ def analyse(runs, flags=(), until=None, path=None):
     if "log_f" in flags:
         panels.append((log_f_panel, runs, laws))
     if "power_law" in flags:
-        found["power_law"] = [fit_power_law(*run[:2], run.start, run.stop)._asdict() for run in runs]
-        rows = [(run.name, *power.values()) for run, power in zip(runs, found["power_law"])]
-        lines += table(("power law", "A", "B", "D", "ssr"), rows)
+        powers = found["power_law"] = [fit_power_law(*run[:2], run.start, run.stop)._asdict() for run in runs]
+        lines += table(("power law", "A", "B", "D", "ssr"), [(r.name, *law.values()) for r, law in zip(runs, powers)])
         panels += [(two_laws_panel, run) for run in runs]
     if "forecast_error" in flags:
         tables = found["forecast_error"] = [forecast_error(run) for run in runs]
-        names = "share points A A_low A_high forecast low high measured error inside reason".split()
-        rows = [[run.name, *(row.get(x, "") for x in names)] for run, rows in zip(runs, tables) for row in rows]
-        lines += table(("mean of the last 5", *names), rows)
+        rows = [[run.name, *row.values()] for run, rows in zip(runs, tables) for row in rows]
+        lines += table(("mean of the last 5", *FORECAST), rows)
         panels += error_panels(runs, tables)
     if path:
         save(path, ", ".join(run.name for run in runs), panels)
@@ -608,15 +603,14 @@ def report(log_path, figure_path):
 
 
 def ours(folder, paths):
-    """Our logs: a figure for each group of seeds (NAME_seed0, NAME_seed1, ...) and one for all groups; returns lines."""
+    """A figure for each group of seeds (NAME_seed0, NAME_seed1, ...) and one for all groups; returns lines."""
     groups, flags = {}, ("log_f", "power_law", "forecast_error")
     for run in (between(read_run(path)) for path in paths):
         groups.setdefault(run.name.split("_seed")[0], []).append(run)
     if not groups:
         raise BadInput("found no results/*.jsonl, expected the logs of our runs there, or RUNs after --ours")
     groups |= {"all": [runs[0] for runs in groups.values()]} if len(groups) > 1 else {}
-    texts = (analyse(runs, flags, None, folder / f"ours_{name}.png")[1] for name, runs in groups.items())
-    return [line for text in texts for line in text]
+    return [line for name in groups for line in analyse(groups[name], flags, None, folder / f"ours_{name}.png")[1]]
 
 
 # ---- The paper's figures, from what it publishes ----
@@ -632,8 +626,9 @@ def published_panel(ax, title, ylabel, laws, *spans):
 def table_1(names, R_0=None):
     """Curves of Table 1 for `published_panel`; without R_0 the gain (R - R_0) / (A - R_0), which needs none."""
     rows = {name: dict(zip(("A", "B", "C_mid"), TABLE_1[name])) for name in names.split("/")}
+    rows = {"{}: A = {A:.3f}, B = {B:.2f}".format(name, **row): row for name, row in rows.items()}
     moved = {"A": 1, "R_0": 0} if R_0 is None else {"R_0": R_0}
-    return {f"{n}: A = {row['A']:.3f}, B = {row['B']:.2f}": (lambda C, law=row | moved: sigmoid(C, **law)) for n, row in rows.items()}
+    return {label: lambda C, law=row | moved: sigmoid(C, **law) for label, row in rows.items()}
 
 
 def samples(noise):
@@ -645,15 +640,14 @@ def samples(noise):
 
 def paper_tables():
     """Table 1, and A.7 beside what fits of samples of one sigmoid say, as lines."""
-    exact, noisy, rows = samples(0), samples(0.002), []
+    rows = []
     for (start, stop), (B, A) in A_7.items():
-        grid = fit_run(exact._replace(start=start, stop=stop), method="grid", bands=False)
-        law = fit_run(noisy._replace(start=start, stop=stop))
-        bands = ["{:.3f} to {:.3f}".format(*law.bands[name]) for name in "BA"]
-        rows.append((f"{start:,} to {stop:,}", B, A, grid.B, grid.A, *bands))
+        law = fit_run(samples(0.002)._replace(start=start, stop=stop), method="grid")
+        bands = ("{:.3f} to {:.3f}".format(*law.bands[name]) for name in "BA")
+        rows.append((f"{start:,} to {stop:,}", B, A, law.B, law.A, *bands))
     lines = ["Table 1, published fits", *table(("run", "A", "B", "C_mid"), [(n, *row) for n, row in TABLE_1.items()])]
-    lines.append("A.7, published; our check: samples of the bs2048 fit, R_0 = 0.39 (ours), by A.5 and with noise 0.002")
-    return lines + table(("fitted", "B", "A", "check: B, A.5", "A, A.5", "B, noise", "A, noise"), rows)
+    lines.append("A.7: published; our check by A.5 on samples of the bs2048 fit with R_0 = 0.39, noise 0.002 (ours)")
+    return lines + table(("fitted", "B", "A", "check: B", "A", "B, 90 % band", "A, 90 % band"), rows)
 
 
 def published(folder):
@@ -662,25 +656,24 @@ def published(folder):
     base = {"A": 0.610, "B": 1.92, "C_mid": 2542, "R_0": PAPER_R_0}
     roles = {"A": (0.55, 0.61, 0.70), "B": (1, 1.92, 4), "C_mid": (1000, 2542, 8000), "R_0": (0.3, PAPER_R_0, 0.45)}
     roles = {n: {f"{n} = {x}": lambda C, law=base | {n: x}: sigmoid(C, **law) for x in roles[n]} for n in roles}
-    winner, alone = table_1("ScaleRL-8gen/ScaleRL-bs2048", PAPER_R_0), table_1("ScaleRL-bs2048", PAPER_R_0)
-    axes = {
-        "generation length (14k, 32k)": ("ScaleRL/ScaleRL-32k", PAPER_R_0), "model size": ("ScaleRL/ScaleRL-Scout", None),
-        "batch size (768, 512, 2048)": ("ScaleRL/ScaleRL-bs512/ScaleRL-bs2048", PAPER_R_0),
-        "generations (16, 8, 24, 32)": ("ScaleRL/ScaleRL-8gen/ScaleRL-24gen/ScaleRL-32gen", PAPER_R_0),
-        "math and code": ("math+code, math/math+code, code", None),
-    }  # fmt: skip
     slopes = {f"{n}: slope B = {B}": lambda C, B=B: B * np.log10(C) for n, B in (("CISPO", 2.01), ("DAPO", 1.77))}
-    both, note = table_1("ScaleRL-bs2048/ScaleRL-Scout"), "8B, R_0 = 0.39 (our inference)"
     figures = {
-        "fig1: Fig. 1 (source: Table 1)": [(note, rate, alone, big), ("gain", gain, both, big, (1500, 16000, 45000))],
-        "fig3: Fig. 3 and A.8 (source: ScaleRL in Table 1; R_0 = 0.39 and the varied values are ours)": [
+        "fig1: Fig. 1, dashed: extrapolated (source: Table 1; R_0 = 0.39 is ours)": [
+            ("8B, batch 2048", rate, table_1("ScaleRL-bs2048", PAPER_R_0), big),
+            ("both, as gain", gain, table_1("ScaleRL-bs2048/ScaleRL-Scout"), big, (1500, 16000, 45000)),
+        ],
+        "fig3: Fig. 3 and A.8 (source: Table 1, row ScaleRL; R_0 = 0.39 and the varied values are ours)": [
             *((f"the role of {name}", rate, laws, wide) for name, laws in roles.items()),
-            ("A.8: less efficient, ahead in the end", rate, winner, wide),
+            ("A.8: less efficient, ahead in the end", rate, table_1("ScaleRL-8gen/ScaleRL-bs2048", PAPER_R_0), wide),
         ],
         "sec5: Sec. 5 (source: Table 1; where a pass rate is drawn, R_0 = 0.39 is ours)": [
-            (title, gain if R_0 is None else rate, table_1(names, R_0), wide) for title, (names, R_0) in axes.items()
+            ("generation length (14k, 32k)", rate, table_1("ScaleRL/ScaleRL-32k", PAPER_R_0), wide),
+            ("batch size (768, 512, 2048)", rate, table_1("ScaleRL/ScaleRL-bs512/ScaleRL-bs2048", PAPER_R_0), wide),
+            ("generations", rate, table_1("ScaleRL/ScaleRL-8gen/ScaleRL-24gen/ScaleRL-32gen", PAPER_R_0), wide),
+            ("model size", gain, table_1("ScaleRL/ScaleRL-Scout"), wide),
+            ("math and code", gain, table_1("math+code, math/math+code, code"), wide),
         ],
-        "fig7: Fig. 7 (source: text)": [("leave one out", "log10 F(R)", slopes, (1500, 8000, 16000))],
+        "fig7: Fig. 7 (source: text)": [("leave one out", "log10 F(R), F in GPU-hours^B", slopes, (1500, 8000, 16000))],
     }
     for key, panels in figures.items():
         (name, title), panels = key.split(": ", 1), [(published_panel, *panel) for panel in panels]
@@ -695,16 +688,19 @@ def published(folder):
 # ---- Command ----
 
 
-def command(args):
-    """The lines that the command line asks for."""
+def command(args, defaults):
+    """The lines that the command line asks for; a flag that would be left unread is an error."""
+    reads = {"paper", "o"} if args.paper else {"ours", "o", "runs"} if args.ours else set(vars(args))
+    reads -= {name for name, used in (("log_f", args.o), ("x", not args.compute)) if not used}
+    if unread := [name for name, value in vars(args).items() if value != defaults[name] and name not in reads]:
+        raise BadInput(f"got {unread[0]}, which --paper, --ours, --compute (for x) or no -o (for log_f) leave unread")
     if args.paper or args.ours:
         folder, paths = Path(args.o or "figures"), args.runs or sorted(Path("results").glob("*.jsonl"))
-        folder.mkdir(parents=True, exist_ok=True)
         return published(folder) if args.paper else ours(folder, paths)
     if len(args.runs) < 1 + args.compare:
         raise BadInput(f"got {len(args.runs)} RUNs, expected {1 + args.compare} or more, --paper or --ours")
-    whole = [read_run(path, args.x, args.compute, args.reward) for path in args.runs]
-    runs = [between(run, args.fit_from, args.fit_to) for run in whole]
+    runs = [read_run(path, args.x, args.compute, args.reward) for path in args.runs]
+    runs = [between(run, args.fit_from, args.fit_to) for run in runs]
     asked = [name for name in ("compare", "power_law", "log_f", "forecast_error") if getattr(args, name)]
     found, lines = analyse(runs, asked, args.until, args.o)
     return [json.dumps(found, indent=1)] if args.json else lines
@@ -721,17 +717,17 @@ def main(argv=None):
     add("--fit-from", default="10%", help="start of the fit: a compute, or a share of the range (default: 10%%)")
     add("--fit-to", default="100%", help="end of the fit: a compute, or a share of the run's compute such as 50%%")
     add("--until", type=float, metavar="C", help="forecast at this compute (default: at 2x and 10x the run's)")
-    add("--compare", action="store_true", help="which run scales better, at a common A if theirs are within 0.02 (A.5)")
+    add("--compare", action="store_true", help="which run scales better, at a common A if they are within 0.02 (A.5)")
     add("--power-law", action="store_true", help="fit the power law of A.4 too")
     add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
     add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute; A and B by fit range")
     add("--json", action="store_true", help="print JSON")
-    add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder for --paper and --ours (default: figures)")
+    add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper, --ours")
     add("--paper", action="store_true", help="draw the paper's figures from its published fits")
     add("--ours", action="store_true", help="draw the same kinds of figures from RUNs (default: results/*.jsonl)")
     try:
-        print("\n".join(command(parser.parse_args(argv))))
-    except (ValueError, OSError) as error:  # BadInput, a flag that is no number, a file that cannot be opened or written
+        print("\n".join(command(parser.parse_args(argv), vars(parser.parse_args([])))))
+    except (ValueError, OSError) as error:  # a flag that is no number, a file that cannot be opened or written
         parser.exit(2, f"fit.py: {error}\n")
 
 

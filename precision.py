@@ -219,14 +219,14 @@ def shard(policy, mesh, dtype):
     return policy
 
 
-def full_tensors(policy):
-    """Yield (Hugging Face parameter name, whole tensor in the publishing dtype); tied weights come once.
+def full_tensors(policy, dtype=None):
+    """Yield (Hugging Face parameter name, whole tensor in `dtype`, default the publishing one); tied weights come once.
 
     For publishing and for Hugging Face checkpoints. Collective under FSDP2: every trainer rank must exhaust it. Without
     FSDP2 a tensor may share memory with its parameter; do not write to it.
     """
     for name, parameter in policy.model.named_parameters():
-        tensor = parameter.detach().to(policy.dtype)  # rounded before it is gathered: half the traffic in bf16
+        tensor = parameter.detach().to(dtype or policy.dtype)  # rounded before it is gathered: half the traffic in bf16
         yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -40,6 +40,7 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
+from statistics import mean
 
 THINK_END = "</think>"
 BOX = "\\boxed{"
@@ -56,6 +57,25 @@ def reward(correct: bool | None) -> float:
     if correct is None:
         raise ValueError("expected a verdict, got None; likely cause: the verifier failed (Score.error): drop it")
     return 1.0 if correct else -1.0
+
+
+def pass_rates(groups, prompts) -> dict:
+    """Sec. 2.1: mean@k over the headers of the validation set, one list of k per prompt, and the same per task.
+
+    stderr is the sampling error on these prompts; which prompts were drawn is not in it. A prompt whose verifier failed
+    is left out and its completions are counted as unverified: they are not wrong. Raises ValueError if none is left.
+    """
+    known = [group for group in groups if all(header.correct is not None for header in group)]
+    if not known:
+        raise ValueError(f"expected a verdict on some of {len(groups)} prompts, got none; likely cause: the verifier is broken")
+    means = [sum(header.correct for header in group) / len(group) for group in known]
+    tasks = {prompts[group[0].prompt].task: [] for group in known}
+    for group, rate in zip(known, means):
+        tasks[prompts[group[0].prompt].task].append(rate)
+    k = len(groups[0])  # the mean of k answers varies by p (1 - p) / k; with k - 1 the estimate from the same k is unbiased
+    stderr = (sum(p * (1 - p) for p in means) / (k - 1)) ** 0.5 / len(means) if k > 1 else float("nan")
+    return {"pass_rate": mean(means), "stderr": stderr, "completions": k * len(known), "unverified": k * (len(groups) - len(known)),
+            "tasks": {task: mean(rates) for task, rates in tasks.items()}}
 
 
 def final_answer(text: str) -> str | None:

@@ -205,7 +205,7 @@ class Trainer:
             self.evaluated = self.version
             if not groups:  # another rank than 0
                 return
-            self.log("eval", **pass_rates(groups, self.validation))
+            self.log("eval", **reward.pass_rates(groups, self.validation))
             with (self.out / "completions.jsonl").open("a") as file:
                 for header, completion in zip((header for group in groups for header in group), samples):
                     prompt = self.validation[header.prompt]
@@ -214,7 +214,7 @@ class Trainer:
 
     def checkpoint(self):
         """A Hugging Face folder with trainer.pt beside the weights; the two latest are kept. Written aside, then renamed."""
-        weights = {name: whole(p).to("cpu") for name, p in self.policy.model.named_parameters()}
+        weights = {name: tensor.cpu() for name, tensor in precision.full_tensors(self.policy, torch.float32)}
         optimizer = sharded.get_optimizer_state_dict(self.policy, self.optimizer, options=WHOLE)
         final = self.out / f"checkpoint-{self.version}"
         if self.fleet.rank or final.exists():
@@ -266,30 +266,15 @@ class Trainer:
             self.bar.write(LINES[kind].format(**row), file=sys.stdout)
 
 
-def pass_rates(groups, prompts):
-    """Mean@k with its sampling error on this fixed set of prompts, and per task. The error leaves out which prompts were drawn."""
-    known = [group for group in groups if all(h.correct is not None for h in group)]  # a failed verifier is no wrong answer
-    rates, tasks = torch.tensor([[float(h.correct) for h in group] for group in known]).view(-1, len(groups[0])), {}
-    for group, rate in zip(known, rates):
-        tasks.setdefault(prompts[group[0].prompt].task, []).append(rate.mean().item())
-    variance = rates.var(1).mean().item() / rates.numel() if rates.shape[1] > 1 else float("nan")
-    return {"pass_rate": rates.mean().item(), "stderr": variance ** 0.5, "completions": rates.numel(),
-            "unverified": sum(map(len, groups)) - rates.numel(),
-            "tasks": {task: sum(values) / len(values) for task, values in tasks.items()}}
-
-
-def whole(parameter):
-    """The full tensor of a parameter that FSDP2 may have sharded; a collective of the trainers."""
-    return parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter.detach()
-
-
 def checkpoints(out):
     """Finished checkpoint folders, oldest first."""
     return sorted(out.glob("checkpoint-*"), key=lambda folder: int(folder.name.split("-")[1]))
 
 
 def weights_folder(args):
-    """Where the policy comes from: --model, or the last checkpoint of a resumed run."""
+    """Where the policy comes from: --model, or the last checkpoint of a resumed run. Raises ValueError without one."""
+    if args.resume and not checkpoints(Path(args.out)):
+        raise ValueError(f"--resume: expected a checkpoint in {args.out}, found none: the run ended before its first; start anew")
     return str(checkpoints(Path(args.out))[-1]) if args.resume else args.model
 
 
@@ -315,9 +300,9 @@ def train(run):
         # 3. Update (Sec. 3, Eq. 3 to 8).
         metrics = run.update(plan)
         marks.append(time.perf_counter())
-        # 4. Publish the weights; history (Sec. 3.2); the tickets that the new version allows; read the clock, log.
+        # 4. History (Sec. 3.2); publish the weights; the tickets that the new version allows; read the clock, log.
+        run.learned(groups)  # first: should publishing fail, the checkpoint must not wait for this batch again
         run.publish()
-        run.learned(groups)
         run.issue()
         run.record(groups, plan, metrics, [*marks, time.perf_counter()])
         # 5. Validate (Sec. 2.1).
@@ -355,7 +340,8 @@ def generate(args, fleet):
     phrase = tokenizer.encode(args.interrupt_phrase, add_special_tokens=False)
     generator = rollout.TorchGenerator(
         model, tokenizer, slots=args.slots, max_new_tokens=args.max_new_tokens, phrase_ids=phrase,
-        think_budget=tuple(args.interrupt_at), temperature=args.temperature, seed=args.seed, fp32_head=args.fp32_head)
+        think_budget=tuple(args.interrupt_at), temperature=args.temperature, seed=args.seed, fp32_head=args.fp32_head,
+        version=int(folder.rsplit("-", 1)[1]) if args.resume else 0)
     scorer = reward.Scorer(timeout=5.0)
     try:
         pipeline.serve(generator, fleet.mailbox, fleet.receive, scorer)
@@ -371,14 +357,13 @@ def lead(args, fleet, prompts, began):
     run, failure, whole_state = Trainer(args, fleet, prompts), None, True
     try:
         reason = train(run)
-    except (pipeline.Interrupted, pipeline.Stopped, pipeline.Stalled, RuntimeError) as end:
-        gone = ", ".join(fleet.missing())  # the launcher stops everybody when one process dies
-        known = isinstance(end, (pipeline.Interrupted, pipeline.Stopped, pipeline.Stalled))
-        if not gone and not known:
+    except (pipeline.Interrupted, pipeline.Stopped, RuntimeError) as end:  # Stalled, or a collective without its peer
+        gone, asked = ", ".join(fleet.missing()), not isinstance(end, RuntimeError)
+        if not gone and not asked and not isinstance(end, pipeline.Stalled):
             raise
-        reason = f"{gone} ended" if gone else str(end)
-        failure = reason if gone or isinstance(end, pipeline.Stalled) else None
-        whole_state = args.trainers == 1 or isinstance(end, (pipeline.Interrupted, pipeline.Stopped)) and not isinstance(end, Abandoned)
+        reason = f"{gone} ended" if gone else str(end)  # the launcher stops everybody when one process dies
+        failure = None if asked and not gone else reason
+        whole_state = args.trainers == 1 or asked and not isinstance(end, Abandoned)
     finish(run, reason, time.perf_counter() - began, whole_state)
     return failure
 

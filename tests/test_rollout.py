@@ -177,6 +177,9 @@ def test_sampled_frequencies_match_the_probabilities():
     assert counts[p == 0].sum() == 0
     chi_square = ((counts - n * p)[p > 0] ** 2 / (n * p)[p > 0]).sum()
     assert chi_square < 16.3  # 3 degrees of freedom: exceeded once in a thousand seeds
+    # The ends of the interval never give a token of probability 0.
+    ends = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
+    assert rollout.sample(p.log().expand(2, -1), ends).tolist() == [1, 5]
 
 
 def test_sampled_first_tokens_match_the_model():
@@ -235,7 +238,7 @@ def test_results_depend_on_the_seed_but_not_on_slots_order_or_timing():
 
 def test_finished_slots_are_refilled_at_once_and_only_live_rows_are_computed():
     """Oracle: list scheduling of the same lengths on 4 machines gives the rows and the longest row of every step."""
-    model, added = tiny_model(), tickets(6, generations=3, shortest=3)
+    model, added = tiny_model(), tickets(12, generations=3, shortest=3)
     calls = []
     model.get_decoder().register_forward_pre_hook(
         lambda module, _, kwargs: calls.append((kwargs["input_ids"], kwargs.get("attention_mask"))), with_kwargs=True)
@@ -250,7 +253,7 @@ def test_finished_slots_are_refilled_at_once_and_only_live_rows_are_computed():
         expected.append((len(live), max(live)))
     assert decoded == expected
     assert min(rows for rows, _ in decoded) < 4  # the tail has fewer rows
-    assert sum(prompts) == 6  # each prompt was run once for its 3 completions
+    assert sum(prompts) == 12  # each prompt was run once for its 3 completions
 
 
 def test_wants_a_ticket_while_a_slot_would_stay_empty():
@@ -265,6 +268,9 @@ def test_wants_a_ticket_while_a_slot_would_stay_empty():
     assert not gen.wants_evaluation
     finish(gen)
     assert gen.wants_ticket and gen.wants_evaluation and not gen.busy and gen.step() == []
+    gen = generator(tiny_model(), slots=5, max_new_tokens=1)
+    gen.add(tickets(1, generations=8)[0])
+    assert not gen.wants_ticket and len(gen.step()) == 5 and gen.wants_ticket  # 3 left for 5 slots
 
 
 def test_evaluation_goes_first_and_running_completions_go_on():

@@ -57,7 +57,8 @@ def flags():
     add("--average", choices=loss.AVERAGES, help="loss aggregation (Sec. 3.2)")
     add("--normalisation", choices=loss.NORMALISATIONS, help="advantage normalisation (Sec. 3.2)")
     add("--zero-variance-filter", action=toggle, help="drop prompts whose completions are all right or all wrong (Sec. 3.2)")
-    add("--no-positive-resampling", type=threshold, metavar="SHARE", help="never sample a prompt again from this pass rate on; 'off' for uniform resampling (Sec. 3.2)")
+    add("--no-positive-resampling", type=threshold, metavar="SHARE",
+        help="never sample a prompt again from this pass rate on; 'off' for uniform resampling (Sec. 3.2)")
     add("--fp32-head", action=toggle, help="LM head and log-softmax in fp32 on both sides (Sec. 3.2)")
     add("--off-policy", choices=("pipeline", "ppo"), help="PipelineRL-k or PPO-off-policy-k (Sec. 3.1)")
     add("--k", type=int, help="optimizer steps a token may be old (Sec. 3.1)")
@@ -74,7 +75,8 @@ def flags():
     add("--dtype", choices=("float32", "bfloat16"), help="generators' and forward passes' dtype; master weights are float32")
     add("--max-prompt-tokens", type=positive, help="longer prompts are dropped and counted")
     add("--max-new-tokens", type=positive, help="thinking and answer tokens of a completion")
-    add("--interrupt-at", type=positive, nargs=2, metavar=("LO", "HI"), help="a completion still thinking at a length drawn from here is made to answer (A.10)")
+    add("--interrupt-at", type=positive, nargs=2, metavar=("LO", "HI"),
+        help="a completion still thinking at a length drawn from here is made to answer (A.10)")
     add("--interrupt-phrase", help="what is injected then; ends in </think>")
     add("--slots", type=positive, help="completions that a generator decodes at once")
     add("--eval-every", type=positive, help="optimizer steps between evaluations")

@@ -245,7 +245,8 @@ class Trainer:
         wall = (self.clock.gpu_hours - self.logged) * 3600 / self.clock.devices
         self.logged = self.clock.gpu_hours
         self.log(
-            "step", prompts=[group[0].prompt for group in groups], reward=share(h.reward if h.correct is not None else 0.0 for h in headers),
+            "step", prompts=[group[0].prompt for group in groups],
+            reward=share(h.reward if h.correct is not None else 0.0 for h in headers),
             pass_rate=share(bool(h.correct) for h in headers), kept=plan.kept, retired=self.curriculum.retired,
             epoch=self.curriculum.epoch, **metrics,
             staleness={self.version - 1 - version: n for version, n in sorted(sampled.items(), reverse=True)},
@@ -272,9 +273,7 @@ def checkpoints(out):
 
 
 def weights_folder(args):
-    """Where the policy comes from: --model, or the last checkpoint of a resumed run. Raises ValueError without one."""
-    if args.resume and not checkpoints(Path(args.out)):
-        raise ValueError(f"--resume: expected a checkpoint in {args.out}, found none: the run ended before its first; start anew")
+    """Where the policy comes from: --model, or the last checkpoint of a resumed run."""
     return str(checkpoints(Path(args.out))[-1]) if args.resume else args.model
 
 

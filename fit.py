@@ -166,7 +166,7 @@ def _search(points, factor=1.0, keep=200, levels=4):
     size, around = (top - low) / [44, 80], np.stack(np.meshgrid([-1, 0, 1], [-1, 0, 1]), -1).reshape(9, 2)
     for level in range(levels):
         S = _profile(points, _shape(points, *cells.T)[2])[2]
-        if (S <= factor * S.min()).sum() >= 800 or level == levels - 1:
+        if (S <= factor * S.min()).sum() >= 400 or level == levels - 1:
             return cells, S
         best, size = cells[np.argsort(S)[:keep]], size / 3
         cells = np.clip((best[:, None] + around * size).reshape(-1, 2), low, top)
@@ -174,7 +174,7 @@ def _search(points, factor=1.0, keep=200, levels=4):
 
 def _region(points, factor):
     """Points (S, 4) = A, B, C_mid, R_0 that span the region S <= factor * S_min."""
-    cells, S = _search(points, factor, keep=1500, levels=12)
+    cells, S = _search(points, factor, keep=800, levels=12)
     cells, limit = cells[S <= factor * S.min()], factor * S.min()
     B, log_C_mid, h = _shape(points, *cells.T)
     A, R_0, S, free, curvature, slope, hh = _profile(points, h)

@@ -203,11 +203,6 @@ class Mailbox:
         for key in keys:
             self.store.delete_key(key)
 
-    def post(self, news):
-        """Rank 0's latest word. The counter comes second, so that whoever sees it move finds the news."""
-        self.put("news", news)
-        self.store.add("news/count", 1)
-
     def news(self):
         """The latest News, None before the first; a single look while there is nothing new."""
         count = self.store.add("news/count", 0)
@@ -334,18 +329,19 @@ class Pipeline:
             named = gather()
             self._post(version=version)
             if box.rank == 0:
-                keys = {rank: f"joined/{version}/{rank}" for rank in box.generators}
-                absent = lambda: [rank for rank, key in keys.items() if not box.has(key)]  # noqa: E731
+                def absent():
+                    return [rank for rank in box.generators if box.store.add(f"joined/{rank}", 0) < version]
+
                 # Not interruptible: a generator that has joined waits for the weights and for nothing else.
                 box.wait(f"the generators to join version {version}", absent, interruptible=False)
-                box.discard(keys.values())
                 send(named)
         return version == self._news.version
 
     def evaluate(self, prompts, generations, samples):
         """Headers, a list per prompt; and completions, of the first `samples` prompts. Nothing on other ranks than 0.
 
-        Weights and training tickets stand still meanwhile; `generations` is the k of mean@k.
+        Weights and training tickets stand still meanwhile; `generations` is the k of mean@k. What is running goes on,
+        and a generator through with its share may start the rest of a training ticket that it had claimed before.
         Raises ValueError if the generators do not have the trainers' weights.
         """
         box, version, first = self.mailbox, self.version, self._news.evaluation_tickets
@@ -384,7 +380,8 @@ class Pipeline:
         if self.mailbox.rank == 0:
             for place, ticket in enumerate(more, first):
                 self.mailbox.put(f"ticket/{ticket.queue}/{place}", ticket)
-            self.mailbox.post(self._news)
+            self.mailbox.put("news", self._news)
+            self.mailbox.store.add("news/count", 1)  # last: whoever sees it move finds what it stands for
 
 
 # --- The generators' side --------------------------------------------------------------------------------------------
@@ -393,7 +390,8 @@ class Pipeline:
 def serve(generator, mailbox, receive, scorer):
     """A generator's life; returns rank 0's reason for ending it.
 
-    generator  rollout.TorchGenerator or its like
+    generator  rollout.TorchGenerator or its like: add(ticket), wants_ticket, wants_evaluation, busy, step() -> finished
+               completions, named_weights(), update_weights(version); its version is that of the run's start
     receive    called with generator.named_weights(), fills these tensors: the other end of Pipeline.publish's `send`
     scorer     reward.Scorer or its like: submit(completion, prompt), finished() -> verdicts
 
@@ -405,8 +403,7 @@ def serve(generator, mailbox, receive, scorer):
             desk.turn(news or News(generator.version, tickets=0))
         mailbox.put(f"left/{mailbox.rank}", True)
     except dist.DistError as error:
-        me = mailbox.name(mailbox.rank)
-        raise ConnectionError(f"{me} lost its mailbox: rank 0, which hosts it, has ended or is out of reach") from error
+        raise ConnectionError(f"{mailbox.name(mailbox.rank)} lost its mailbox: rank 0, its host, has ended") from error
     return news.stop
 
 
@@ -437,14 +434,16 @@ class Desk:
     def update(self, version):
         """Sec. 3.1: new weights between two decode steps; what is half finished goes on under them."""
         if version > self.generator.version:
-            self.mailbox.put(f"joined/{version}/{self.mailbox.rank}", True)
+            self.mailbox.store.set(f"joined/{self.mailbox.rank}", str(version))
             self.receive(self.generator.named_weights())
             self.generator.update_weights(version)
 
     def claim(self, news):
         """Take tickets while the generator wants some; during an evaluation only the evaluation's."""
         queue, issued = ("eval", news.evaluation_tickets) if news.evaluating else ("train", news.tickets)
-        while self.generator.wants_evaluation if news.evaluating else self.generator.wants_ticket:
+        wants = "wants_evaluation" if news.evaluating else "wants_ticket"
+        # Nothing is claimed before the first news: numbers would count from 0, also in a resumed run.
+        while issued and getattr(self.generator, wants):
             if self.claims[queue] is None:
                 self.claims[queue] = self.mailbox.store.add(f"claimed/{queue}", 1) - 1
             if self.claims[queue] >= issued:

@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import re
 import warnings
 
 import numpy as np
@@ -16,10 +17,10 @@ TRUTH = {"A": 0.8, "B": 1.7, "C_mid": 30.0, "R_0": 0.2}
 
 
 def clean(noise=0.0, points=30, top=150.0, seed=0, **changes):
-    """Compute (points + 1,) from 0 on and pass rates of TRUTH with normal noise; the point at C = 0 is exact."""
+    """Compute (points + 1,) from 0 on and pass rates of TRUTH with normal noise; the first and the last are exact."""
     C = np.linspace(0, top, points + 1)
     R = fit.sigmoid(C, **(TRUTH | changes))
-    return C, R + noise * np.random.default_rng(seed).normal(size=len(C)) * (C > 0)
+    return C, R + noise * np.random.default_rng(seed).normal(size=len(C)) * (C > 0) * (C < top)
 
 
 def test_docstring_examples_hold():
@@ -33,7 +34,7 @@ def test_eq1_by_hand():
     # R_0 + (A - R_0) / (1 + (C_mid / C)^B): 0.2 + 0.6 / (1 + (1/2)^2) = 0.2 + 0.6 * 0.8 = 0.68
     assert fit.sigmoid(60.0, A=0.8, B=2.0, C_mid=30.0, R_0=0.2) == pytest.approx(0.68, abs=1e-12)
     # At C_mid half of the gain: 0.2 + 0.6 / 2 = 0.5, whatever B is.
-    assert fit.sigmoid(30.0, A=0.8, B=[0.4, 4.0], C_mid=30.0, R_0=0.2) == pytest.approx([0.5, 0.5], abs=1e-12)
+    assert fit.sigmoid(30.0, A=0.8, B=np.array([0.4, 4.0]), C_mid=30.0, R_0=0.2) == pytest.approx([0.5, 0.5], abs=1e-12)
 
 
 def test_eq1_ends_at_R_0_and_A():
@@ -251,7 +252,8 @@ def test_warning_not_yet_forecastable_names_the_band():
     law = fit.fit(C, R)
     text = next(text for text in law.warnings if text.startswith("not yet forecastable"))
     assert text.endswith("A is anywhere in [{:.2f}, {:.2f}]".format(*law.bands["A"]))
-    assert law.bands["A"][0] <= 0.8 <= law.bands["A"][1]
+    assert law.bands["A"][1] - law.bands["A"][0] > 0.2
+    assert "not yet forecastable" not in names(fit.fit(*clean(noise=0.01)))
 
 
 def test_warning_R_0_assumed_and_the_first_point_is_R_0():
@@ -345,7 +347,9 @@ def test_compare_by_B_at_a_common_A_and_by_A_otherwise():
     laws = {run.name: fit.fit_run(run) for run in (slow, fast, higher)}
     common, sentence = fit.compare([slow, fast], [laws["slow"], laws["fast"]])
     assert common[0].A == common[1].A == pytest.approx((laws["slow"].A + laws["fast"].A) / 2)
-    assert sentence.startswith("fast scales better than slow, and the data can tell") and "its B is higher by 0.7" in sentence
+    assert sentence.startswith("fast scales better than slow, and the data can tell")
+    gap, low, high = (float(word) for word in re.findall(r"-?\d\.\d+(?=[ )])", sentence)[-3:])
+    assert low <= 2.4 - 1.7 <= high and gap == pytest.approx(common[1].B - common[0].B, abs=1e-3)
     _, sentence = fit.compare([higher, fast], [laws["higher"], laws["fast"]])
     assert sentence.startswith("higher scales better than fast, and the data can tell") and "its A is higher" in sentence
 
@@ -434,16 +438,24 @@ def test_command_ends_with_code_2_for_a_figure_of_unknown_type(tmp_path, capsys)
 def test_command_prints_json_and_draws(tmp_path, capsys):
     one, two = (str(write_log(tmp_path / f"{name}.jsonl", noise=noise)) for name, noise in (("one", 0.003), ("two", 0.005)))
     figure = tmp_path / "new" / "both.svg"
-    flags = ["--compare", "--power-law", "--log-f", "--fit-from", "0.1", "--fit-to", "90%", "--until", "3", "--json"]
+    flags = ["--compare", "--power-law", "--log-f", "--fit-from", "0.15", "--fit-to", "90%", "--until", "3", "--json"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit.main([one, two, *flags, "-o", str(figure)])
     found = json.loads(capsys.readouterr().out)
     first = found["runs"][0]
     assert first["A"] == pytest.approx(0.8, abs=0.02) and first["C_mid"] == pytest.approx(0.3, abs=0.02)
-    assert first["span"] == pytest.approx([0.1, 1.2]) and [row["C"] for row in first["forecasts"]] == [3.0]
+    assert first["span"] == pytest.approx([0.2, 1.2]) and [row["C"] for row in first["forecasts"]] == [3.0]
     assert "scales better" in found["compare"] and found["power_law"][0]["A"] <= 1
     assert b"<svg" in figure.read_bytes()
+
+
+def test_forecast_error_as_table_and_figure(tmp_path, capsys):
+    log, figure = write_log(tmp_path / "log.jsonl", points=30), tmp_path / "stop.png"
+    fit.main([str(log), "--forecast-error", "-o", str(figure)])
+    rows = capsys.readouterr().out.split("mean of the last 5")[1].splitlines()
+    assert rows[0].split() == list(fit.FORECAST) and [row.split()[1] for row in rows[1:]] == ["0.2", "0.3", "0.5", "0.7"]
+    assert figure.read_bytes().startswith(b"\x89PNG")
 
 
 def test_report_fits_draws_and_says_what_a_run_needs_to_know(tmp_path):
@@ -482,11 +494,22 @@ def test_paper_figures_and_table_1(tmp_path, capsys, monkeypatch):
     assert "ScaleRL-Scout    0.71   1.65  4242" in printed and "1,500 to 50,000  1.7  0.645" in printed
 
 
-def test_ours_draws_a_figure_for_each_group_and_one_for_all(tmp_path, capsys):
-    logs = [str(write_log(tmp_path / f"{name}.jsonl", points=20)) for name in ("main_seed0", "main_seed1", "long_seed0")]
+def test_ours_draws_a_figure_for_each_group_of_seeds_and_one_for_all(tmp_path, monkeypatch, capsys):
+    logs = [str(write_log(tmp_path / f"{name}.jsonl")) for name in ("main_seed0", "main_seed1", "long_seed0")]
+    drawn = {}
+
+    def record(runs, flags, until, path):
+        drawn[path.name] = [run.name for run in runs]
+        return {}, ["a line"]
+
+    monkeypatch.setattr(fit, "analyse", record)
     fit.main(["--ours", *logs, "-o", str(tmp_path)])
-    assert sorted(path.name for path in tmp_path.glob("*.png")) == ["ours_all.png", "ours_long.png", "ours_main.png"]
-    assert "mean of the last 5" in capsys.readouterr().out
+    assert drawn == {
+        "ours_main.png": ["main_seed0", "main_seed1"],
+        "ours_long.png": ["long_seed0"],
+        "ours_all.png": ["main_seed0", "long_seed0"],
+    }
+    assert capsys.readouterr().out == "a line\n" * 3
 
 
 def test_ours_without_logs_says_so(tmp_path, capsys, monkeypatch):

@@ -27,9 +27,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import data
 import fleet
-import loss
 import pipeline
 import precision
+import reward
 import sft
 import train
 from recipes import RECIPES, settings
@@ -170,13 +170,13 @@ def test_resuming_without_a_checkpoint_is_refused(capsys, tmp_path):
 # --- One optimizer step ----------------------------------------------------------------------------------------------
 
 
-def header(correct, prompt=0, *, reward=None, tokens=4, injected=0, prompt_tokens=3, truncated=False):
+def header(correct, prompt=0, *, value=None, tokens=4, injected=0, prompt_tokens=3, truncated=False):
     """A completion as the trainers know it. One with correct None is one whose verifier failed."""
-    if reward is None:
-        reward = math.nan if correct is None else 1.0 if correct else -1.0
+    if value is None:
+        value = math.nan if correct is None else reward.reward(correct)
     header.made += 1
     return pipeline.Header(
-        f"completion/{header.made}", prompt, reward, correct, truncated, injected > 0, prompt_tokens, tokens,
+        f"completion/{header.made}", prompt, value, correct, truncated, injected > 0, prompt_tokens, tokens,
         {0: tokens - injected}, timed_out=False, error="")
 
 
@@ -212,7 +212,7 @@ def test_sec2_the_baseline_keeps_prompts_of_zero_variance():
 
 
 def test_the_filter_looks_at_correctness_and_not_at_a_shaped_reward():
-    shaped = [[header(True, reward=1.0), header(True, reward=0.5)], [header(True, 1), header(False, 1)]]
+    shaped = [[header(True, value=1.0), header(True, value=0.5)], [header(True, 1), header(False, 1)]]
     kept, _ = train.weigh(shaped, flags())
     assert kept.tolist() == [False, True]
 
@@ -345,7 +345,7 @@ def test_eq1_the_clock_counts_devices_and_leaves_out_what_is_paused(monkeypatch)
 
 def test_sec2_1_pass_rate_is_the_mean_at_k_with_its_sampling_error():
     prompts = [data.Prompt(i, (1,), "", "", task) for i, task in enumerate(["easy", "hard"])]
-    found = train.pass_rates(batch([True, True, True, False], [False, False, False, True]), prompts)
+    found = reward.pass_rates(batch([True, True, True, False], [False, False, False, True]), prompts)
     assert found["pass_rate"] == 0.5 and found["completions"] == 8 and found["tasks"] == {"easy": 0.75, "hard": 0.25}
     # Each prompt's verdicts have the variance 3/4 * 1/4 * 4/3 = 1/4, so the mean of 8 has 1/32.
     assert found["stderr"] == pytest.approx((1 / 32) ** 0.5)
@@ -353,7 +353,7 @@ def test_sec2_1_pass_rate_is_the_mean_at_k_with_its_sampling_error():
 
 def test_a_failed_verifier_is_no_wrong_answer_in_the_validation():
     prompts = [data.Prompt(i, (1,), "", "", "math") for i in range(2)]
-    found = train.pass_rates(batch([True, False, True, False], [True, None, None, None]), prompts)
+    found = reward.pass_rates(batch([True, False, True, False], [True, None, None, None]), prompts)
     assert found["pass_rate"] == 0.5  # with the three unknown ones as wrong it were 3/8
 
 
@@ -487,7 +487,7 @@ class Run:
 
 # k = 0: each batch is sampled with the weights that it then updates, whatever the timing.
 ON_POLICY = ("--model", str(BASE), "--k", "0", "--prompts", "8", "--generations", "12", "--slots", "96", "--eval-every", "1",
-             "--eval-prompts", "2", "--eval-generations", "1")
+             "--eval-prompts", "2", "--eval-generations", "1", "--token-budget", "8192")
 
 
 @pytest.fixture(scope="module")
@@ -498,10 +498,15 @@ def one_trainer(forks, tmp_path_factory):
     return run
 
 
-def gradient(run, step):
-    """Of optimizer step 1, from AdamW's first moment: 0.9 * 0 + 0.1 g."""
-    state = torch.load(run.out / f"checkpoint-{step}" / "trainer.pt", weights_only=True)["optimizer"]["state"]
-    return torch.cat([moments["exp_avg"].flatten() / 0.1 for _, moments in sorted(state.items())])
+def first_moment(run, version):
+    """AdamW's running mean of gradients, after one step 0.9 * 0 + 0.1 g; of all parameters in one vector."""
+    state = torch.load(run.out / f"checkpoint-{version}" / "trainer.pt", weights_only=True)["optimizer"]["state"]
+    return torch.cat([moments["exp_avg"].flatten() for _, moments in sorted(state.items())])
+
+
+def assert_close(got, expected, relative):
+    """Of two vectors, by their length."""
+    assert torch.linalg.norm(got - expected) < relative * torch.linalg.norm(expected)
 
 
 # A budget so small that the first step's tokens need four micro-batches on each of two ranks.
@@ -513,10 +518,10 @@ def test_two_trainers_have_the_gradient_of_one(one_trainer, forks, tmp_path, bud
     assert first["kept"] > 0 and first["tokens_trained"] / budget > (6 if budget == 160 else 0)
     assert (first["prompts"], first["pass_rate"], first["tokens"]) == tuple(
         reference[name] for name in ("prompts", "pass_rate", "tokens"))
-    expected = gradient(one_trainer, 1)
     # fp32 sums in another order; a mean over ranks instead of the sum would be off by 0.5.
-    assert torch.linalg.norm(gradient(pair, 1) - expected) < 1e-4 * torch.linalg.norm(expected)
-    assert first["gradient_norm"] == pytest.approx(torch.linalg.norm(expected).item(), rel=1e-4)
+    gradient = first_moment(one_trainer, 1) / 0.1
+    assert_close(first_moment(pair, 1) / 0.1, gradient, 1e-4)
+    assert first["gradient_norm"] == pytest.approx(torch.linalg.norm(gradient).item(), rel=1e-4)
     assert first["gradient_norm"] == pytest.approx(reference["gradient_norm"], rel=1e-4)
 
 
@@ -524,9 +529,8 @@ def test_sec3_1_ppo_off_policy_1_trains_the_batches_of_pipeline_0(one_trainer, f
     ppo = Run(tmp_path / "run").fork(forks, 2, *ON_POLICY, "--steps", "2", "--off-policy", "ppo", "--k", "1")
     assert ppo.wait() == [0, 0], ppo.text
     for mine, reference in zip(ppo.rows("step"), one_trainer.rows("step"), strict=True):
-        assert mine["prompts"] == reference["prompts"] and mine["staleness"] == reference["staleness"] == {"0": pytest.approx(
-            reference["staleness"]["0"])}
-        assert mine["pass_rate"] == reference["pass_rate"]
+        assert mine["staleness"] == reference["staleness"] and list(mine["staleness"]) == ["0"]
+        assert (mine["prompts"], mine["pass_rate"]) == (reference["prompts"], reference["pass_rate"])
         assert mine["gradient_norm"] == pytest.approx(reference["gradient_norm"], rel=1e-4) and mine["kept"] > 0
 
 
@@ -536,8 +540,6 @@ def test_a_run_leaves_what_it_promises(one_trainer):
     first, *_, last = one_trainer.rows("eval")
     assert (first["step"], first["gpu_hours"], first["tokens"]) == (0, 0, 0)  # R_0, at C = 0
     assert last["step"] == 2 and last["gpu_hours"] > 0
-    step = one_trainer.rows("step")[-1]
-    assert step["tokens"] == sum(sum(row["staleness"].values()) + 0 for row in one_trainer.rows("step")) or step["interrupted"]
     assert one_trainer.rows("end")[0]["reason"] == "finished" and "no fit: " in one_trainer.text
     samples = [json.loads(line) for line in (one_trainer.out / "completions.jsonl").read_text().splitlines()]
     assert {sample["step"] for sample in samples} == {0, 1, 2}
@@ -574,7 +576,7 @@ def assert_same_batches(run, reference):
     """Every step logged, before and after the interruption, trained on the batch of the uninterrupted run."""
     wanted = {row["step"]: row for row in reference.rows("step")}
     for row in run.rows("step"):
-        for name in ("prompts", "pass_rate", "retired"):
+        for name in ("prompts", "pass_rate", "retired", "lr"):
             assert row[name] == wanted[row["step"]][name], (row["step"], name)
 
 
@@ -619,12 +621,14 @@ def test_a_killed_trainer_is_named_and_its_run_goes_on_from_the_last_checkpoint(
     run.reach(3)
     run.processes[0].kill()
     assert run.wait() == [-signal.SIGKILL, 1]
-    assert "generator rank 1 lost its mailbox: rank 0" in run.text
+    assert "generator rank 1 lost its mailbox: rank 0, its host, has ended" in run.text
     run.fork(forks, 2, "--resume")
     assert run.wait() == [0, 0], run.text
     assert run.log[-1]["reason"] == uninterrupted.log[-1]["reason"]
     assert {row["step"] for row in run.rows("step")} == {row["step"] for row in uninterrupted.rows("step")}
     assert_same_batches(run, uninterrupted)
+    # Batches and weights are the same, so gradients are; the optimizer must remember those before the interruption.
+    assert_close(first_moment(run, run.log[-1]["step"]), first_moment(uninterrupted, uninterrupted.log[-1]["step"]), 1e-3)
 
 
 # --- Your own model and data -----------------------------------------------------------------------------------------

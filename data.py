@@ -7,7 +7,7 @@ Sec. 3.2 (No-Positive-Resampling: a prompt whose historical pass rate is >= 0.9 
     Curriculum.next(n) -> the next n prompts of the epoch        Curriculum.update(i, pass_rate) -> the history
 
 Sources
-  "arithmetic"  expressions like "7+5-3+9=" of 3 to 14 one-digit operands. A fixed hash of the text puts one in HELD_OUT
+  "arithmetic"  expressions like "7+5-3+9=" of 3 to 12 one-digit operands. A fixed hash of the text puts one in HELD_OUT
                 of them on validation's side, so neither SFT nor RL can meet a validation prompt, whatever their seeds.
   FILE.jsonl    one {"prompt": text or [{"role": ..., "content": ...}, ...], "answer": text or integer} per line, and
                 optionally "task", a key of reward.TASKS (default "math"); other fields and empty lines are ignored.

@@ -13,7 +13,7 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line, told apart by 
          correctness), kept (prompts with gradient), retired (prompts at >= 0.9), epoch, entropy (nats), rho_mean, rho_max,
          clipped (share of trained tokens), log_rho (mean |log rho|, nats), gradient_norm, lr, staleness ({age in optimizer
          steps: tokens}), truncated, interrupted (shares of completions), idle_generators, idle_trainers (shares of wall time
-         since the last step, outside evaluation), seconds_generate, _train, _publish
+         since the last step, outside evaluation), seconds and of these _generate, _train, _publish (of the version before)
   eval   step, gpu_hours, tokens, flops, pass_rate (mean@k on the validation set), stderr (sampling error), tasks
   fit    A, B, C_mid, R_0, bands, forecasts (fit.py);   end   reason, seconds (wall time);   config   every flag in force
 
@@ -141,7 +141,7 @@ class Trainer:
             fleet.mailbox, off_policy=args.off_policy, k=args.k, prompts=args.prompts, generations=args.generations,
             steps=args.steps, start=self.version)
         self.bar = tqdm(total=args.steps, initial=self.version, unit="step", disable=fleet.rank > 0)
-        self.idle, self.logged = self.pipeline.idle(), self.clock.gpu_hours  # as of the last line
+        self.idle, self.logged, self.publishing = self.pipeline.idle(), self.clock.gpu_hours, 0.0  # as of the last line
 
     def issue(self, waiting=()):
         """Tickets for the next prompts of the curriculum, after those that a resumed run had `waiting`."""
@@ -152,7 +152,7 @@ class Trainer:
 
         Returns metrics over all ranks. Without any gradient (all groups of zero variance) the weights stand still.
         """
-        args, sums, rho_max = self.args, torch.zeros(5, dtype=torch.float64), 0.0
+        args, sums, rho_max, began = self.args, torch.zeros(5, dtype=torch.float64), 0.0, time.perf_counter()
         objective = loss.LOSSES[args.loss][0]
         for items in plan.micro_batches:
             self.fleet.stop_together()
@@ -172,9 +172,9 @@ class Trainer:
         self.fleet.stepping = True
         if plan.denominators.tokens:
             self.optimizer.step()
-        self.version, self.fleet.stepping = self.version + 1, False
+        self.version += 1
         self.optimizer.zero_grad()
-        return metrics
+        return metrics | {"seconds_train": time.perf_counter() - began}
 
     def warm_up(self):
         """Learning rate of the coming step: linear over --warmup steps, then constant (A.3)."""
@@ -190,7 +190,9 @@ class Trainer:
 
     def publish(self, final=False):
         """Weights to the generators, if k and the off-policy setup say so, or for the last evaluation."""
+        began = time.perf_counter()
         self.pipeline.publish(self.version, lambda: dict(precision.full_tensors(self.policy)), self.fleet.send, final=final)
+        self.publishing = time.perf_counter() - began
 
     def learned(self, groups):
         """No-Positive-Resampling's history: the share of correct completions per prompt, None if a verifier failed."""
@@ -229,8 +231,8 @@ class Trainer:
         for old in checkpoints(self.out)[:-2]:
             shutil.rmtree(old)
 
-    def record(self, groups, plan, metrics, marks):
-        """The `step` line. marks: time.perf_counter() before and after training, and after publishing."""
+    def record(self, groups, plan, metrics):
+        """The `step` line."""
         headers = [header for group in groups for header in group]
         share = lambda values: sum(values) / len(headers)  # noqa: E731
         generated = sum(h.tokens for h in headers)
@@ -240,7 +242,6 @@ class Trainer:
             self.totals[name] += more
         sampled = sum((Counter(h.versions) for h in headers), Counter())
         generators = len(self.fleet.mailbox.generators)
-        training, publishing = (b - a for a, b in zip(marks, marks[1:]))
         idle, self.idle = self.pipeline.idle() - self.idle, self.pipeline.idle()
         wall = (self.clock.gpu_hours - self.logged) * 3600 / self.clock.devices
         self.logged = self.clock.gpu_hours
@@ -252,8 +253,9 @@ class Trainer:
             staleness={self.version - 1 - version: n for version, n in sorted(sampled.items(), reverse=True)},
             truncated=share(h.truncated for h in headers), interrupted=share(h.interrupted for h in headers),
             timed_out=sum(h.timed_out for h in headers), unverified=sum(h.correct is None for h in headers),
-            idle_generators=min(1.0, idle / generators / wall), idle_trainers=1 - training / wall, seconds=wall,
-            seconds_generate=wall - idle / generators, seconds_train=training, seconds_publish=publishing)
+            idle_generators=min(1.0, idle / generators / wall), idle_trainers=1 - metrics["seconds_train"] / wall,
+            seconds=wall, seconds_generate=wall - idle / generators, seconds_publish=self.publishing)
+        self.fleet.stepping = False
 
     def log(self, kind, **values):
         """One line of log.jsonl, on rank 0, and in short on the screen."""
@@ -293,17 +295,15 @@ def train(run):
         if groups is None:
             break
         # 2. Filter and normalise (Sec. 3.2).
-        marks = [time.perf_counter()]
         plan = make_plan(groups, args, run.fleet.rank)
         run.pipeline.drop(plan.dropped)
         # 3. Update (Sec. 3, Eq. 3 to 8).
         metrics = run.update(plan)
-        marks.append(time.perf_counter())
-        # 4. History (Sec. 3.2); publish the weights; the tickets that the new version allows; read the clock, log.
-        run.learned(groups)  # first: should publishing fail, the checkpoint must not wait for this batch again
+        # 4. History (Sec. 3.2), clock and log; publish the weights; the tickets that the new version allows.
+        run.learned(groups)
+        run.record(groups, plan, metrics)  # before the waiting that may end the run: the checkpoint counts this step
         run.publish()
         run.issue()
-        run.record(groups, plan, metrics, [*marks, time.perf_counter()])
         # 5. Validate (Sec. 2.1).
         if run.version % args.eval_every == 0:
             run.evaluate()

@@ -45,11 +45,11 @@ def test_habits_are_slips_haste_and_careful_traces_in_the_stated_shares():
         careful += max(taken) == 1 and not any(wrong)
         hasty, off, steps = hasty + sum(n == 2 for n in taken), off + sum(wrong), steps + len(taken)
         assert trace.endswith(f"</think>{totals[-1]}<eos>"), "the answer repeats the last running result"
-    # P(hasty step) = 0.9 * 0.15 = 0.135 but for each trace's last operand; P(off) = 0.9 * (0.85 * 0.15 + 0.15 * 0.5) = 0.18
-    assert 0.11 < hasty / steps < 0.14
-    assert 0.16 < off / steps < 0.20
-    # CAREFUL plus the few others that happen to be faultless: 0.9 * ((1 - 0.15) * (1 - 0.15)) ** 8 = 0.07
-    assert 0.13 < careful / 2000 < 0.21
+    # P(hasty step) = 0.95 * 0.15 = 0.143, less for each trace's last operand; P(off) = 0.95 * (0.85 * 0.2 + 0.15 * 0.5) = 0.233
+    assert 0.11 < hasty / steps < 0.15
+    assert 0.21 < off / steps < 0.25
+    # CAREFUL, and the few others that happen to be faultless: 0.95 * (0.85 * 0.8) ** 7 * 0.8 = 0.05
+    assert 0.07 < careful / 2000 < 0.13
 
 
 def test_sft_never_sees_a_validation_prompt():

@@ -241,7 +241,7 @@ def _warnings(law, R, edges, assumed, epoch):
     drop, (low, high), early = _drop_after_peak(R), law.bands.get("A", (0, 0)), (epoch < 1).mean()
     on = [name for name, ends in edges.items() if np.isclose(getattr(law, name), ends, rtol=1e-6).any()]
     known = {
-        f"on a bound: {' and '.join(on)} at an edge of {edges}; the points do not determine it": on,
+        f"on a bound: {', '.join('{} of {:.4g} to {:.4g}'.format(n, *edges[n]) for n in on)}; not pinned by the data": on,
         f"outside Eq. 1: A = {law.A:.4g}, R_0 = {law.R_0:.4g}, B = {law.B:.4g}": law.A <= law.R_0 or law.B <= 0,
         f"reward falls after a peak: by {drop:.3f}; Eq. 1 can only rise, so the forecast does not hold": drop,
         f"not yet forecastable: A is anywhere in [{low:.2f}, {high:.2f}]": high - low > 0.2 and "A" in edges,
@@ -508,8 +508,8 @@ def save(path, title, panels):
 
 def curve(ax, law, start, fitted_to, end, colour, label):
     """law(C) solid over the fitted range, dashed beyond."""
-    for C, style in ((np.geomspace(start, fitted_to), "-"), (np.geomspace(fitted_to, max(end, fitted_to)), "--")):
-        ax.plot(C, law(C), style, color=colour, label=label if style == "-" else None)
+    for span, style in (((start, fitted_to), "-"), ((fitted_to, max(end, fitted_to)), "--")):
+        ax.plot(C := np.geomspace(*span, 200), law(C), style, color=colour, label=label if style == "-" else None)
 
 
 def scaling_panel(ax, runs, laws, title, end=None, mean_of=np.inf):
@@ -669,7 +669,7 @@ def published(folder):
         "sec5: Sec. 5 (source: Table 1; where a pass rate is drawn, R_0 = 0.39 is ours)": [
             ("generation length (14k, 32k)", rate, table_1("ScaleRL/ScaleRL-32k", PAPER_R_0), wide),
             ("batch size (768, 512, 2048)", rate, table_1("ScaleRL/ScaleRL-bs512/ScaleRL-bs2048", PAPER_R_0), wide),
-            ("generations", rate, table_1("ScaleRL/ScaleRL-8gen/ScaleRL-24gen/ScaleRL-32gen", PAPER_R_0), wide),
+            ("generations/prompt", rate, table_1("ScaleRL/ScaleRL-8gen/ScaleRL-24gen/ScaleRL-32gen", PAPER_R_0), wide),
             ("model size", gain, table_1("ScaleRL/ScaleRL-Scout"), wide),
             ("math and code", gain, table_1("math+code, math/math+code, code"), wide),
         ],

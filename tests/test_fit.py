@@ -1,5 +1,6 @@
 """Claims about fit.py: Eq. 1 and its limits, A.4 and A.5, the bands, every error and warning, the command line."""
 
+import dataclasses
 import doctest
 import json
 import re
@@ -355,6 +356,15 @@ def test_compare_by_B_at_a_common_A_and_by_A_otherwise():
     _, sentence = fit.compare([higher, fast], [laws["higher"], laws["fast"]])
     assert sentence.startswith("higher scales better than fast, and the data can tell")
     assert "its A is higher" in sentence
+
+
+def test_compare_interval_of_a_difference_by_hand():
+    law = fit.fit(*clean(), bands=False)
+    high = dataclasses.replace(law, A=0.9, bands={"A": (0.88, 0.93)})
+    low = dataclasses.replace(law, A=0.8, bands={"A": (0.75, 0.82)})
+    # 0.1 - sqrt(0.02^2 + 0.02^2) = 0.0717; 0.1 + sqrt(0.03^2 + 0.05^2) = 0.1583
+    _, sentence = fit.compare([fit.Run([], [], name="low"), fit.Run([], [], name="high")], [low, high])
+    assert sentence.startswith("high") and sentence.endswith("by 0.100 (90 % interval 0.072 to 0.158).")
 
 
 def test_compare_says_when_the_data_cannot_tell():

@@ -241,7 +241,7 @@ def _warnings(law, R, edges, assumed, epoch):
     drop, (low, high), early = _drop_after_peak(R), law.bands.get("A", (0, 0)), (epoch < 1).mean()
     on = [name for name, ends in edges.items() if np.isclose(getattr(law, name), ends, rtol=1e-6).any()]
     known = {
-        f"on a bound: {', '.join('{} of {:.4g} to {:.4g}'.format(n, *edges[n]) for n in on)}; not pinned by the data": on,
+        f"on a bound: {', '.join('{} of {:.4g} to {:.4g}'.format(n, *edges[n]) for n in on)}; not pinned by data": on,
         f"outside Eq. 1: A = {law.A:.4g}, R_0 = {law.R_0:.4g}, B = {law.B:.4g}": law.A <= law.R_0 or law.B <= 0,
         f"reward falls after a peak: by {drop:.3f}; Eq. 1 can only rise, so the forecast does not hold": drop,
         f"not yet forecastable: A is anywhere in [{low:.2f}, {high:.2f}]": high - low > 0.2 and "A" in edges,

@@ -23,12 +23,17 @@ from torch.distributed.device_mesh import DeviceMesh
 import pipeline
 
 
+def cores():
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
 def launch(script, argv):
     """Become torchrun with one process per GPU, at least two: the launcher's own variables must not reach them."""
     inherited = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "LOCAL_", "GROUP_", "ROLE_", "RANK", "WORLD_SIZE", "MASTER_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
     processes = max(2, torch.cuda.device_count())
-    environment.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // processes)))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes)))
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), script, *argv]
     os.execve(sys.executable, [sys.executable, *command], environment)
 
@@ -69,7 +74,7 @@ class Fleet:
         locals_, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
         self.device = torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
         own_gpu = gpus >= locals_  # two processes on one GPU cannot form an NCCL group
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // locals_))
+        torch.set_num_threads(max(1, cores() // locals_))
         if gpus:
             torch.cuda.set_device(self.device)
         wait = timedelta(seconds=args.timeout)
@@ -81,9 +86,9 @@ class Fleet:
         self.publishers = dist.new_group([0, *range(args.trainers, world)], timeout=wait)
         self.mesh = DeviceMesh.from_group(self.trainers, self.device.type) if self.rank < args.trainers else None
         self.mailbox = pipeline.Mailbox(pipeline.connect(), self.rank, trainers=args.trainers, world=world,
-                                        timeout=args.timeout, interrupted=lambda: self.stopped)
+                                        timeout=args.timeout, interrupted=lambda: self.stopped and self.rank == 0)  # the others follow rank 0
         self.peers = [None] * world
-        dist.all_gather_object(self.peers, (os.uname().nodename, os.getpid()))
+        dist.all_gather_object(self.peers, (os.environ.get("GROUP_RANK", "0"), os.getpid()))  # node, process
 
     def on_signal(self, number, _):
         """Ctrl-C or the launcher's wish to end. The trainers end at the next micro-batch or wait, and tell the generators;
@@ -99,7 +104,13 @@ class Fleet:
         """Rank 0's weights to the generators."""
         pipeline.broadcast_weights(named, self.publishers)
 
-    receive = send  # one collective, the same call on both ends
+    def receive(self, named):
+        """The other end of `send`, into the generator's tensors."""
+        try:
+            self.send(named)
+        except RuntimeError:
+            self.mailbox.news()  # raises if rank 0 is gone, which then is the reason
+            raise
 
     def stop_together(self):
         """Before each micro-batch: trainers leave a step only if all of them do, or the others would hang in FSDP."""
@@ -118,10 +129,16 @@ class Fleet:
         entropy, rho, log_rho, clipped = (value / count if count else float("nan") for value in others)
         return {"entropy": entropy, "rho_mean": rho, "rho_max": rho_max.item(), "log_rho": log_rho, "clipped": clipped}
 
-    def missing(self):
-        """Names of processes on this machine that have ended."""
-        host, _ = self.peers[self.rank]
-        return [self.mailbox.name(rank) for rank, (node, pid) in enumerate(self.peers) if node == host and not alive(pid)]
+    def missing(self, patience):
+        """Names of processes on this machine that have ended; waits `patience` seconds for one, because a dead process keeps
+        its id until the launcher has reaped it.
+        """
+        until, (here, _) = time.monotonic() + patience, self.peers[self.rank]
+        while True:
+            gone = [rank for rank, (node, pid) in enumerate(self.peers) if node == here and not alive(pid)]
+            if gone or time.monotonic() > until:
+                return [self.mailbox.name(rank) for rank in gone]
+            time.sleep(0.05)
 
 
 def alive(pid):

@@ -231,9 +231,8 @@ class Mailbox:
             if beats != self._progress.get(rank, (None, now))[0]:
                 self._progress[rank] = beats, now
         if stuck := [self.name(rank) for rank in ranks if now - self._progress[rank][1] > self.timeout]:
-            late = f"{' and '.join(stuck)} made no progress for {self.timeout:g} s"
-            cause = "killed, hanging, or one of its steps takes longer than --timeout"
-            raise Stalled(f"{self.name(self.rank)} waits for {what}, but {late}; likely cause: {cause}")
+            late = f"{' and '.join(stuck)} made no progress for {self.timeout:g} s; likely cause: killed, hanging"
+            raise Stalled(f"{self.name(self.rank)} waits for {what}, but {late}, or a step longer than --timeout")
 
     def wait(self, what, missing, *, interruptible=True):
         """Poll until nobody is missing.
@@ -346,13 +345,16 @@ class Pipeline:
         """
         box, version, first = self.mailbox, self.version, self._news.evaluation_tickets
         if self._news.version != version:
-            cause = "ppo evaluates at multiples of k, and after a last publish(…, final=True)"
-            raise ValueError(f"expected generators at {version}, got {self._news.version}; likely cause: {cause}")
+            raise ValueError(f"expected generators at {version}, got {self._news.version}; likely cause: ppo evaluates at multiples of k")
         tickets = [Ticket(n, version, prompt, generations, True, n >= samples) for n, prompt in enumerate(prompts)]
         self._post(tickets, first, evaluating=True, evaluation_tickets=first + len(tickets))
         numbers = range(0 if box.rank else len(tickets))
         groups = [box.receive(f"headers/eval/{n}", f"evaluation ticket {n}", box.generators) for n in numbers]
         self._post(evaluating=False)
+        if box.rank:  # not in a collective, whose timeout an evaluation may outlast
+            box.receive(f"evaluated/{version}/{box.rank}", "the evaluation", [0])
+        for rank in range(1, 0 if box.rank else box.trainers):
+            box.put(f"evaluated/{version}/{rank}", True)
         return groups, self.take(sum(groups[:samples], []))
 
     def idle(self):
@@ -482,8 +484,7 @@ def header(completion, ticket, score):
     c, sampled = completion, (v for v, own in zip(completion.versions, completion.mask) if own)
     return Header(
         f"completion/{ticket.queue}/{ticket.number}/{c.index}", ticket.prompt.index, c.reward, c.correct, c.truncated,
-        c.interrupted, len(c.prompt_ids), len(c.ids), dict(Counter(sampled)), score.timed_out, score.error,
-    )
+        c.interrupted, len(c.prompt_ids), len(c.ids), dict(Counter(sampled)), score.timed_out, score.error)
 
 
 # --- Weights ---------------------------------------------------------------------------------------------------------

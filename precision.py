@@ -22,7 +22,7 @@ Run by train.py; benchmarks/logprobs_memory.py measures memory and time. Test: p
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 # Hugging Face model types whose logits are lm_head(body(ids)): one linear layer without bias, nothing after it.
@@ -225,6 +225,9 @@ def full_tensors(policy, dtype=None):
     For publishing and for Hugging Face checkpoints. Collective under FSDP2: every trainer rank must exhaust it. Without
     FSDP2 a tensor may share memory with its parameter; do not write to it.
     """
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # a forward that was broken off leaves gathered, rounded weights behind
     for name, parameter in policy.model.named_parameters():
         tensor = parameter.detach().to(dtype or policy.dtype)  # rounded before it is gathered: half the traffic in bf16
         yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -164,11 +164,14 @@ def check(args, embedded, given, error):
 
 
 def resumed_flags(given, error):
-    """The flags of the run in --out, from the first line of its log."""
+    """The flags of the run in --out as it was last started, from its log; what its state depends on must not change."""
     log = Path(given.get("out", "?")) / "log.jsonl"
     if not log.exists():
         error(f"--resume: expected a run in --out, found no {log}")
     if not list(log.parent.glob("checkpoint-*")):
         error(f"--resume: found no checkpoint in {log.parent}; did the run end before its first evaluation after step 0?")
-    stored = json.loads(log.open().readline())["flags"]
+    stored = [row for row in map(json.loads, log.open()) if row["kind"] == "config"][-1]["flags"]
+    for name in ("recipe", "loss", "off_policy", "k", "prompts", "data", "seed"):
+        if given.get(name, stored[name]) != stored[name]:
+            error(f"--resume with --{name.replace('_', '-')} {given[name]}: the run in {log.parent} has {stored[name]}")
     return {name: value for name, value in stored.items() if name != "clips"} | stored["clips"]

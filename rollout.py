@@ -189,10 +189,9 @@ class TorchGenerator:
                              f"got {slots}, {max_new_tokens}, {temperature}")
         if think_budget:
             check_interruption(tokenizer, phrase_ids, think_budget, max_new_tokens)
-        self.model, self.tokenizer, self.version, self.seed = model.eval(), tokenizer, version, seed
+        self.model, self.tokenizer, self.version, self.fp32_head = model.eval(), tokenizer, version, fp32_head
         self.max_new_tokens, self.think_budget, self.temperature = max_new_tokens, think_budget, temperature
-        self.fp32_head, self._cache = fp32_head, SlotCache(slots)
-        self._slots = empty_slots(slots, max_new_tokens, model.device)
+        self.seed, self._cache, self._slots = seed, SlotCache(slots), empty_slots(slots, max_new_tokens, model.device)
         self._rows, self._columns = self._tensor(range(slots)), self._tensor(range(max_new_tokens))
         self._eos, self._phrase = self._tensor(eos_ids(model, tokenizer)), self._tensor(phrase_ids)
         self._free, self._running = list(range(slots)), {}  # a heap of rows, lowest first; row -> (ticket, index)

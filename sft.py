@@ -138,6 +138,7 @@ def measure(model, tokens, prompts: int = 256, generations: int = 16):
             scorer.submit(completion, questions[completion.ticket])
         for score in scorer.finished():
             correct[score.completion.ticket] += score.correct
+    scorer.close()
     generator.close()
     return (correct.mean() / generations).item(), (correct > 0).float().mean().item()
 

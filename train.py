@@ -129,10 +129,9 @@ class Trainer:
         self.policy = precision.shard(precision.PolicyModel(
             model, dtype=fleet.dtype, temperature=args.temperature, fp32_head=args.fp32_head), fleet.mesh, fleet.dtype)
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, eps=1e-15)
-        if state:
-            sharded.set_optimizer_state_dict(self.policy, self.optimizer, state["optimizer"], options=WHOLE)
         self.curriculum = data.Curriculum(prompts.train, seed=args.seed, threshold=args.no_positive_resampling)
         if state:
+            sharded.set_optimizer_state_dict(self.policy, self.optimizer, state["optimizer"], options=WHOLE)
             self.curriculum.load_state_dict(state["curriculum"])
         self.version, self.evaluated, self.checked = state.get("version", 0), None, False
         self.totals = state.get("totals", {"tokens": 0, "tokens_trained": 0, "flops": 0.0})
@@ -161,7 +160,6 @@ class Trainer:
             logprobs, entropy = self.policy(input_ids, mask)
             if items and not self.checked:  # the first batch was sampled with the weights that the trainer still has
                 precision.startup_check(logprobs, gen_logprobs, mask, self.fleet.dtype)
-                self.checked = True
             inputs = logprobs, gen_logprobs, advantages, mask
             per_token = objective(*inputs, **args.clips)
             (-loss.aggregate(per_token, mask, prompt_index, args.average, plan.denominators)).backward()
@@ -172,6 +170,7 @@ class Trainer:
         self.fleet.stepping = True
         if plan.denominators.tokens:
             self.optimizer.step()
+            self.checked = True  # on all ranks: from here on the trainers are ahead of the tokens
         self.version += 1
         self.optimizer.zero_grad()
         return metrics | {"seconds_train": time.perf_counter() - began}
@@ -242,7 +241,8 @@ class Trainer:
             self.totals[name] += more
         sampled = sum((Counter(h.versions) for h in headers), Counter())
         generators = len(self.fleet.mailbox.generators)
-        idle, self.idle = self.pipeline.idle() - self.idle, self.pipeline.idle()
+        total = self.pipeline.idle()
+        idle, self.idle = total - self.idle, total
         wall = (self.clock.gpu_hours - self.logged) * 3600 / self.clock.devices
         self.logged = self.clock.gpu_hours
         self.log(
@@ -316,6 +316,7 @@ def train(run):
 
 def finish(run, reason, seconds, whole_state=True):
     """The run's last words: generators leave, the state is kept, the fit is drawn and printed."""
+    run.fleet.stepping = True  # from here on a signal abandons nothing: what it asks for is under way
     run.pipeline.stop(reason, patience=2.0)
     if whole_state:
         run.checkpoint()
@@ -336,9 +337,9 @@ def generate(args, fleet):
     folder = weights_folder(args)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=fleet.dtype).to(fleet.device)
-    phrase = tokenizer.encode(args.interrupt_phrase, add_special_tokens=False)
     generator = rollout.TorchGenerator(
-        model, tokenizer, slots=args.slots, max_new_tokens=args.max_new_tokens, phrase_ids=phrase,
+        model, tokenizer, slots=args.slots, max_new_tokens=args.max_new_tokens, phrase_ids=
+        tokenizer.encode(args.interrupt_phrase, add_special_tokens=False),
         think_budget=tuple(args.interrupt_at), temperature=args.temperature, seed=args.seed, fp32_head=args.fp32_head,
         version=int(folder.rsplit("-", 1)[1]) if args.resume else 0)
     scorer = reward.Scorer(timeout=5.0)
@@ -357,12 +358,15 @@ def lead(args, fleet, prompts, began):
     try:
         reason = train(run)
     except (pipeline.Interrupted, pipeline.Stopped, RuntimeError) as end:  # Stalled, or a collective without its peer
-        gone, asked = ", ".join(fleet.missing()), not isinstance(end, RuntimeError)
+        asked = not isinstance(end, RuntimeError)
+        gone = ", ".join(fleet.missing(patience=0.0 if asked else 1.0))
         if not gone and not asked and not isinstance(end, pipeline.Stalled):
             raise
         reason = f"{gone} ended" if gone else str(end)  # the launcher stops everybody when one process dies
         failure = None if asked and not gone else reason
-        whole_state = args.trainers == 1 or asked and not isinstance(end, Abandoned)
+        # Several trainers gather a checkpoint only if all of them are where they can agree to: waiting, or asked to stop.
+        healthy = "trainer" not in gone and (asked or fleet.rank == 0)
+        whole_state = args.trainers == 1 or healthy and not isinstance(end, Abandoned)
     finish(run, reason, time.perf_counter() - began, whole_state)
     return failure
 
@@ -371,8 +375,8 @@ def prepare(args):
     """Load and check what every rank needs; raises ValueError or OSError before anything expensive starts."""
     folder = weights_folder(args)
     precision.check_supported(AutoConfig.from_pretrained(folder))
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    prompts = data.load(args.data, tokenizer, budget=args.max_prompt_tokens, validation=args.eval_prompts)
+    prompts = data.load(args.data, AutoTokenizer.from_pretrained(folder), budget=args.max_prompt_tokens,
+                        validation=args.eval_prompts)
     data.check_size(prompts, prompts=args.prompts, k=args.k)
     return prompts
 

@@ -82,13 +82,16 @@ def test_a3_your_own_model_gets_the_papers_optimizer_and_lengths():
     assert args.interrupt_phrase.endswith("final answer now. </think>")
 
 
+DAPO = {"eps_low": 0.2, "eps_high": 0.26}
+
+
 @pytest.mark.parametrize("recipe, algorithm, clips", [
     # loss, average, normalisation, zero-variance filter, No-Positive-Resampling, FP32 head, off-policy, k, prompts
-    ("baseline", ("dapo", "sample", "prompt", False, None, False, "ppo", 8, 48), {"eps_low": 0.2, "eps_high": 0.26}),
+    ("baseline", ("dapo", "sample", "prompt", False, None, False, "ppo", 8, 48), DAPO),
     ("scalerl", ("cispo", "prompt", "batch", True, 0.9, True, "pipeline", 8, 48), {"eps_max": 5.0}),
     ("deepseek", ("grpo", "sample", "prompt", False, None, False, "ppo", 8, 48), {"eps": 0.2}),
-    ("qwen2.5", ("dapo", "prompt", "prompt", True, None, False, "ppo", 8, 80), {"eps_low": 0.2, "eps_high": 0.26}),
-    ("magistral", ("dapo", "prompt", "prompt", False, None, False, "pipeline", 8, 48), {"eps_low": 0.2, "eps_high": 0.26}),
+    ("qwen2.5", ("dapo", "prompt", "prompt", True, None, False, "ppo", 8, 80), DAPO),
+    ("magistral", ("dapo", "prompt", "prompt", False, None, False, "pipeline", 8, 48), DAPO),
     ("minimax", ("cispo", "prompt", "prompt", True, None, True, "ppo", 8, 80), {"eps_max": 5.0}),
 ])
 @pytest.mark.parametrize("own", [[], ["--model", "M", "--data", "F"]])
@@ -156,10 +159,17 @@ def test_a_folder_that_holds_a_run_is_refused_and_left_alone(capsys, tmp_path):
 
 
 def test_resuming_takes_the_flags_of_the_run_unless_given_again(tmp_path):
-    out = past_run(tmp_path / "run", "--loss", "dapo", "--eps-high", "0.3", "--lr", "0.5", "--steps", "7", "--seed", "3")
+    out = past_run(tmp_path / "run", "--loss", "dapo", "--eps-high", "0.3", "--lr", "0.5", "--steps", "7")
     args = settings(["--resume", "--out", str(out), "--steps", "9"])
-    assert (args.loss, args.clips, args.lr, args.seed) == ("dapo", {"eps_low": 0.2, "eps_high": 0.3}, 0.5, 3)
+    assert (args.loss, args.clips, args.lr) == ("dapo", {"eps_low": 0.2, "eps_high": 0.3}, 0.5)
     assert args.steps == 9 and args.resume
+
+
+def test_resuming_with_other_batches_is_refused(capsys, tmp_path):
+    out = past_run(tmp_path / "run", "--seed", "3", "--prompts", "16")
+    assert "--seed 4" in refused(capsys, "--resume", "--out", str(out), "--seed", "4")
+    assert "has 16" in refused(capsys, "--resume", "--out", str(out), "--prompts", "8")
+    assert settings(["--resume", "--out", str(out), "--prompts", "16"]).seed == 3
 
 
 def test_resuming_without_a_checkpoint_is_refused(capsys, tmp_path):
@@ -190,7 +200,8 @@ def batch(*verdicts):
 
 def flags(**changes):
     """What `weigh` and `make_plan` read: ScaleRL's, on one trainer, everything in one micro-batch."""
-    return SimpleNamespace(**dict(zero_variance_filter=True, normalisation="batch", token_budget=10_000, trainers=1) | changes)
+    usual = dict(zero_variance_filter=True, normalisation="batch", token_budget=10_000, trainers=1)
+    return SimpleNamespace(**usual | changes)
 
 
 def planned(plan):
@@ -207,7 +218,8 @@ def test_sec3_2_prompts_all_right_or_all_wrong_are_dropped_before_the_batch_std(
 
 
 def test_sec2_the_baseline_keeps_prompts_of_zero_variance():
-    kept, advantages = train.weigh(batch([True, False], [True, True]), flags(zero_variance_filter=False, normalisation="none"))
+    args = flags(zero_variance_filter=False, normalisation="none")
+    kept, advantages = train.weigh(batch([True, False], [True, True]), args)
     assert kept.tolist() == [True, True] and advantages.tolist() == [[1, -1], [0, 0]]
 
 
@@ -248,16 +260,19 @@ def test_denominators_count_the_whole_batch_on_every_rank(trainers, budget):
         assert found.tokens_per_prompt.tolist() == [12, 0, 1]
 
 
-groups_of_any_kind = st.lists(
-    st.lists(st.tuples(st.sampled_from([True, True, False, False, None]), st.integers(1, 30), st.integers(1, 9), st.booleans()),
-             min_size=3, max_size=3), min_size=1, max_size=7)
+@st.composite
+def groups_of_three(draw):
+    """Right, wrong, failed and truncated completions of up to 9 + 30 tokens."""
+    verdict, length, cut = st.sampled_from([True, True, False, False, None]), st.integers(1, 30), st.booleans()
+    completions = st.tuples(verdict, length, st.integers(1, 9), cut)
+    rows = draw(st.lists(st.lists(completions, min_size=3, max_size=3), min_size=1, max_size=7))
+    return [[header(correct and not cut, p, tokens=tokens, prompt_tokens=prompt, truncated=cut)
+             for correct, tokens, prompt, cut in row] for p, row in enumerate(rows)]
 
 
 @trials(max_examples=60, deadline=None)
-@given(groups_of_any_kind, st.integers(1, 4), st.integers(39, 120))
-def test_ranks_share_the_batch_in_as_many_micro_batches_each_within_the_budget(rows, trainers, budget):
-    groups = [[header(bool(correct) and not cut if correct is not None else None, p, tokens=tokens, prompt_tokens=prompt_tokens,
-                      truncated=cut) for correct, tokens, prompt_tokens, cut in row] for p, row in enumerate(rows)]
+@given(groups_of_three(), st.integers(1, 4), st.integers(39, 120))
+def test_ranks_share_the_batch_in_as_many_micro_batches_each_within_the_budget(groups, trainers, budget):
     args = flags(trainers=trainers, token_budget=budget)
     plans = [train.make_plan(groups, args, rank) for rank in range(trainers)]
     assert len({len(plan.micro_batches) for plan in plans}) == 1  # else the ranks would wait for each other for good
@@ -265,7 +280,8 @@ def test_ranks_share_the_batch_in_as_many_micro_batches_each_within_the_budget(r
         assert len(micro_batch) * max((h.prompt_tokens + h.tokens for h, *_ in micro_batch), default=0) <= budget
     trained = [key for plan in plans for key in planned(plan)]
     kept, _ = train.weigh(groups, args)
-    assert sorted(trained) == sorted(h.key for p, group in enumerate(groups) for h in group if kept[p] and not h.truncated)
+    wanted = [h.key for group, keep in zip(groups, kept) for h in group if keep and not h.truncated]
+    assert sorted(trained) == sorted(wanted)
     for plan in plans:  # what is not trained on has to leave the mailbox too
         assert sorted(trained + [h.key for h in plan.dropped]) == sorted(h.key for group in groups for h in group)
 
@@ -275,7 +291,8 @@ def completion(prompt_ids, ids, mask, logprobs):
 
 
 def test_a_micro_batch_puts_each_logprob_one_before_its_token_and_masks_prompt_injection_and_padding():
-    completions = [completion([5, 6], [7, 8, 9], [True, False, True], [-0.5, 0.0, -0.25]), completion([1], [2], [True], [-2.0])]
+    longer = completion([5, 6], [7, 8, 9], [True, False, True], [-0.5, 0.0, -0.25])
+    completions = [longer, completion([1], [2], [True], [-2.0])]
     items = [(None, 1.5, 4), (None, -0.5, 0)]
     input_ids, mask, gen_logprobs, advantages, prompt_index = precision.collate(items, completions, "cpu")
     assert input_ids.tolist() == [[5, 6, 7, 8, 9], [1, 2, 0, 0, 0]]
@@ -423,7 +440,8 @@ class Run:
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
-        common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+        common = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+        common |= {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
         self.processes = []
         for rank in range(world):
             variables = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
@@ -444,11 +462,11 @@ class Run:
 
     def launch(self, launchers, *argv):
         """torchrun with two processes, in a process group of its own."""
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", ROOT / "train.py"]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         with self.printed.open("a") as file:
-            self.launcher = subprocess.Popen([*command, *argv, "--out", self.out], stdout=file, stderr=file,
-                                             env=environment, start_new_session=True)
+            self.launcher = subprocess.Popen([*torchrun, ROOT / "train.py", *argv, "--out", self.out], stdout=file,
+                                             stderr=file, env=environment, start_new_session=True)
         launchers.append(self.launcher)
         return self
 
@@ -457,8 +475,8 @@ class Run:
         """{rank: process id} of the launcher's children."""
         found = {}
         for child in Path(f"/proc/{self.launcher.pid}/task/{self.launcher.pid}/children").read_text().split():
-            variables = dict(line.split("=", 1) for line in Path(f"/proc/{child}/environ").read_text().split("\0") if "=" in line)
-            found[int(variables["RANK"])] = int(child)
+            variables = Path(f"/proc/{child}/environ").read_text().split("\0")
+            found |= {int(text[5:]): int(child) for text in variables if text.startswith("RANK=")}
         return found
 
     @property
@@ -497,8 +515,8 @@ def launchers():
 
 
 # k = 0: each batch is sampled with the weights that it then updates, whatever the timing.
-ON_POLICY = ("--model", str(BASE), "--k", "0", "--prompts", "8", "--generations", "12", "--slots", "96", "--eval-every", "1",
-             "--eval-prompts", "2", "--eval-generations", "1", "--token-budget", "8192")
+ON_POLICY = ("--model", str(BASE), "--k", "0", "--prompts", "8", "--generations", "12", "--slots", "96",
+             "--eval-every", "1", "--eval-prompts", "2", "--eval-generations", "1", "--token-budget", "8192")
 
 
 @pytest.fixture(scope="module")
@@ -523,7 +541,8 @@ def assert_close(got, expected, relative):
 # A budget so small that the first step's tokens need four micro-batches on each of two ranks.
 @pytest.mark.parametrize("budget", [8192, 160], ids=["one micro-batch and a dummy", "four micro-batches each"])
 def test_two_trainers_have_the_gradient_of_one(one_trainer, forks, tmp_path, budget):
-    pair = Run(tmp_path / "run").fork(forks, 3, *ON_POLICY, "--steps", "1", "--trainers", "2", "--token-budget", str(budget))
+    changes = ("--steps", "1", "--trainers", "2", "--token-budget", str(budget))
+    pair = Run(tmp_path / "run").fork(forks, 3, *ON_POLICY, *changes)
     assert pair.wait() == [0, 0, 0], pair.text
     first, reference = pair.rows("step")[0], one_trainer.rows("step")[0]
     assert first["kept"] > 0 and first["tokens_trained"] / budget > (6 if budget == 160 else 0)
@@ -568,10 +587,10 @@ def short_epochs(tmp_path_factory):
     rows = [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in
             data.arithmetic_set(32, seed=1, held_out=False)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ("--model", str(BASE), "--data", str(file), "--lr", "1e-12", "--prompts", "4", "--k", "1",
-            "--generations", "4", "--no-positive-resampling", "0.5", "--max-new-tokens", "80", "--max-prompt-tokens", "32",
-            "--interrupt-at", "64", "72", "--interrupt-phrase", "</think>", "--slots", "32", "--eval-every", "2",
-            "--eval-generations", "2", "--token-budget", "4096")
+    return ("--model", str(BASE), "--data", str(file), "--lr", "1e-12", "--prompts", "4", "--k", "1", "--generations", "4",
+            "--no-positive-resampling", "0.5", "--max-new-tokens", "80", "--max-prompt-tokens", "32",
+            "--interrupt-at", "64", "72", "--interrupt-phrase", "</think>", "--slots", "32", "--token-budget", "4096",
+            "--eval-every", "2", "--eval-generations", "2")
 
 
 @pytest.fixture(scope="module")
@@ -626,7 +645,7 @@ def test_a_resumed_run_trains_the_same_batches_and_ctrl_c_ends_it(launchers, orp
     assert_same_batches(resumed, uninterrupted)
 
 
-def test_a_killed_trainer_is_named_and_its_run_goes_on_from_the_last_checkpoint(forks, short_epochs, uninterrupted, tmp_path):
+def test_a_killed_trainer_is_named_and_its_run_goes_on(forks, short_epochs, uninterrupted, tmp_path):
     run = Run(tmp_path / "run").fork(forks, 2, *short_epochs, "--steps", "12")
     run.reach(3)
     run.processes[0].kill()
@@ -638,7 +657,7 @@ def test_a_killed_trainer_is_named_and_its_run_goes_on_from_the_last_checkpoint(
     assert {row["step"] for row in run.rows("step")} == {row["step"] for row in uninterrupted.rows("step")}
     assert_same_batches(run, uninterrupted)
     # Batches and weights are the same, so gradients are; the optimizer must remember those before the interruption.
-    assert_close(first_moment(run, run.log[-1]["step"]), first_moment(uninterrupted, uninterrupted.log[-1]["step"]), 1e-3)
+    assert_close(first_moment(run, 12), first_moment(uninterrupted, 12), 1e-3)
 
 
 # --- Your own model and data -----------------------------------------------------------------------------------------
@@ -661,7 +680,7 @@ def save_stranger(folder, model_type):
     think, one, end = tokenizer.convert_tokens_to_ids(["</think>", "1", "<eos>"])
     for token, follower in ((think, one), (one, end)):
         head[follower] += embedding[token] / embedding[token].norm()
-    tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+    tokenizer.chat_template = "{{ messages[0].content }}{% if add_generation_prompt %}={% endif %}"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -672,9 +691,9 @@ def test_a_model_folder_and_a_jsonl_file_train(forks, tmp_path, model_type, task
     rows = [{"prompt": f"{n + 1}-{n}", "answer": 1, "task": task} for n in range(12)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = Run(tmp_path / "run").fork(
-        forks, 2, "--model", str(tmp_path / "model"), "--data", str(tmp_path / "rows.jsonl"), "--steps", "1", "--prompts", "4",
-        "--k", "1", "--generations", "8", "--max-new-tokens", "8", "--max-prompt-tokens", "8", "--interrupt-at", "1", "3",
-        "--interrupt-phrase", "</think>", "--slots", "32", "--eval-generations", "2")
+        forks, 2, "--model", str(tmp_path / "model"), "--data", str(tmp_path / "rows.jsonl"), "--steps", "1",
+        "--prompts", "4", "--k", "1", "--generations", "8", "--max-new-tokens", "8", "--max-prompt-tokens", "8",
+        "--interrupt-at", "1", "3", "--interrupt-phrase", "</think>", "--slots", "32", "--eval-generations", "2")
     assert run.wait() == [0, 0], run.text
     [step] = run.rows("step")
     assert step["kept"] > 0 and step["gradient_norm"] > 0 and step["unverified"] == 0

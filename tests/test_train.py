@@ -587,9 +587,10 @@ def short_epochs(tmp_path_factory):
     rows = [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in
             data.arithmetic_set(32, seed=1, held_out=False)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ("--model", str(BASE), "--data", str(file), "--lr", "1e-12", "--prompts", "4", "--k", "1", "--generations", "4",
-            "--no-positive-resampling", "0.5", "--max-new-tokens", "80", "--max-prompt-tokens", "32",
-            "--interrupt-at", "64", "72", "--interrupt-phrase", "</think>", "--slots", "32", "--token-budget", "4096",
+    return ("--model", str(BASE), "--data", str(file), "--lr", "1e-12", "--prompts", "4", "--k", "1",
+            "--generations", "4", "--no-positive-resampling", "0.5", "--max-new-tokens", "80",
+            "--max-prompt-tokens", "32", "--interrupt-at", "64", "72", "--interrupt-phrase", "</think>",
+            "--slots", "32", "--token-budget", "4096",
             "--eval-every", "2", "--eval-generations", "2")
 
 

@@ -23,7 +23,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+import loss
 import pipeline
+
+# Seconds from a signal to giving up on those that hang: of trainers, whose micro-batch is over by then, and generators.
+PATIENCE = {"cpu": (5, 10), "cuda": (60, 90)}
 
 
 def cores():
@@ -39,9 +43,11 @@ def processes():
 
 def launch(script, argv):
     """Become torchrun with `processes()` of them: the launcher's own variables must not reach them."""
-    inherited = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "LOCAL_", "GROUP_", "ROLE_", "RANK", "WORLD_SIZE", "MASTER_")
+    inherited = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "RANK",
+                 "WORLD_SIZE", "MASTER_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes())))
+    environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")  # seconds to write a checkpoint after Ctrl-C
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes()), script, *argv]
     os.execve(sys.executable, [sys.executable, *command], environment)
 
@@ -102,13 +108,13 @@ class Fleet:
     def on_signal(self, number, _):
         """Ctrl-C or the launcher's wish to end. Trainers end at the next micro-batch or wait, and tell the generators.
 
-        What still hangs after 5 seconds (a dead process never joins) is abandoned, but never half an optimizer step; a
-        generator that nobody has told after 10 leaves by itself.
+        What still hangs after PATIENCE (a dead process never joins) is abandoned, but never half an optimizer step; a
+        generator that nobody has told by then leaves by itself.
         """
         if number == signal.SIGALRM and not self.stepping:
             raise Abandoned("interrupted")
         if number == signal.SIGALRM or not self.stopped:
-            signal.alarm(1 if self.stopped else 5 if self.rank < self.mailbox.trainers else 10)
+            signal.alarm(1 if self.stopped else PATIENCE[self.device.type][self.rank >= self.mailbox.trainers])
         self.stopped = True
 
     def send(self, named):
@@ -132,13 +138,13 @@ class Fleet:
             raise pipeline.Interrupted("interrupted")
 
     def total(self, sums, rho_max):
-        """Metrics of one optimizer step over all trainer ranks; nan if nothing was trained."""
+        """Metrics of one optimizer step over all trainer ranks from loss.STATISTICS; nan if nothing was trained."""
         sums, rho_max = sums.to(self.device), torch.tensor(rho_max, device=self.device)
         dist.all_reduce(sums, group=self.trainers)
         dist.all_reduce(rho_max, dist.ReduceOp.MAX, group=self.trainers)
-        count, *others = sums.tolist()
-        entropy, rho, log_rho, clipped = (value / count if count else float("nan") for value in others)
-        return {"entropy": entropy, "rho_mean": rho, "rho_max": rho_max.item(), "log_rho": log_rho, "clipped": clipped}
+        metrics = dict(zip(loss.STATISTICS, sums.tolist()))
+        tokens = metrics.pop("tokens") or float("nan")
+        return {name: value / tokens for name, value in metrics.items()} | {"rho_max": rho_max.item()}
 
     def missing(self, patience):
         """Names of processes on this machine that have ended; waits `patience` seconds for one.

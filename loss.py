@@ -276,24 +276,26 @@ def make_plan(groups, kept, advantages, *, token_budget, rank, trainers):
     Every rank sorts the whole batch by length, so that little is padding, fills micro-batches up to `token_budget`
     padded tokens and takes every T-th (`trainers`).
     """
-    length = lambda header: header.prompt_tokens + header.tokens  # noqa: E731
     rows = [(header, advantages[p, g].item(), p) for p, group in enumerate(groups) for g, header in enumerate(group)]
     chosen = [row for row in rows if kept[row[2]] and not row[0].truncated]
     dropped = [header for header, _, p in rows if not kept[p] or header.truncated]
     # The 0 gives every prompt a place in the denominators, also when none is left: a dummy micro-batch names prompt 0.
     counts = torch.tensor([(sum(header.versions.values()), p) for header, _, p in chosen] + [(0, len(groups) - 1)])
     micro_batches = [[]]
-    for row in sorted(chosen, key=lambda row: (length(row[0]), row[0].key)):
-        if (len(micro_batches[-1]) + 1) * length(row[0]) > token_budget:
+    for row in sorted(chosen, key=lambda row: (row[0].length, row[0].key)):
+        if (len(micro_batches[-1]) + 1) * row[0].length > token_budget:
             micro_batches.append([])
         micro_batches[-1].append(row)
     micro_batches += [[]] * (-len(micro_batches) % trainers)
     return Plan(micro_batches[rank::trainers], global_denominators(counts[:, 0], counts[:, 1]), dropped,
-                int(kept.sum()), sum(length(header) for header, *_ in chosen))
+                int(kept.sum()), sum(header.length for header, *_ in chosen))
 
 
 def collate(rows, completions, device):
-    """One micro-batch, right-padded: input_ids (B, T), mask and gen_logprobs (B, T-1), advantages, prompt_index (B,)."""
+    """One micro-batch, right-padded: input_ids (B, T), mask and gen_logprobs (B, T-1), advantages, prompt_index (B,).
+
+    gen_logprobs in nats; mask and gen_logprobs are of input_ids[:, 1:]. Without rows a dummy whose mask is all False.
+    """
     width = max((len(c.prompt_ids) + len(c.ids) for c in completions), default=2)
     input_ids = torch.zeros(max(len(rows), 1), width, dtype=torch.long)
     mask, gen_logprobs = torch.zeros(input_ids.shape, dtype=torch.bool), torch.zeros(input_ids.shape)
@@ -306,8 +308,11 @@ def collate(rows, completions, device):
     return [tensor.to(device) for tensor in (input_ids, mask[:, 1:], gen_logprobs[:, 1:], advantages, prompt_index)]
 
 
+STATISTICS = ("tokens", "entropy", "rho_mean", "log_rho", "clipped")
+
+
 def statistics(logprobs, gen_logprobs, entropy, clipped, mask):
-    """Sums over a micro-batch's trained tokens: count, entropy, rho, |log rho|, clipped; and the largest rho."""
+    """STATISTICS of a micro-batch, summed over its trained tokens, and the largest rho; arguments (B, T), nats."""
     log_ratio = (logprobs.detach() - gen_logprobs)[mask].double()
     rho = log_ratio.exp()
     sums = [mask.sum(), entropy[mask].sum(), rho.sum(), log_ratio.abs().sum(), (clipped & mask).sum()]

@@ -15,12 +15,12 @@ that are ahead wait because their tickets are unfinished, generators that are ah
 
 Who tells whom, all through one key-value store that rank 0 hosts (the mailbox):
     rank 0 -> generators   "news": how many tickets there are, the version to join, evaluation, end of the run
-    generator -> rank 0    claims the next number by an atomic add and keeps it until that ticket exists; then one value
-                           per finished completion, and behind the last one the headers of all: the ticket is done
+    generator -> rank 0    claims the next number by an atomic add and keeps it until that ticket exists; when its last
+                           completion is scored, a value per completion, and behind them their headers
     rank 0 -> trainers     the headers; each trainer fetches its own completions, which deletes them
-Weights do not go through the mailbox: when all generators have joined a version, `fleet.broadcast_weights`, or whatever is
-passed in, moves them between two decode steps. Every rank counts its progress; a wait fails when a rank it depends on
-makes none for `timeout` seconds, and says who waits for whom.
+Weights do not go through the mailbox: when all generators have joined a version, `fleet.broadcast_weights`, or whatever
+is passed in, moves them between two decode steps. Every rank counts its progress; a wait fails when a rank it depends
+on makes none for `timeout` seconds, and says who waits for whom.
 
 Deviation: the paper hands over the first full batch; here a batch is made of the oldest tickets. Taking what arrives
   first breaks the bound (test_taking_whatever_arrives_first_breaks_the_bound) and favours short answers.
@@ -42,6 +42,7 @@ import torch.distributed as dist
 
 MAX_BYTES = 8 << 20  # of one value: above it the store drops the connection
 POLL = 0.005  # seconds between two looks of a rank with nothing to do; a look costs 50 us
+LOOK = 0.025  # seconds between two looks for news of a generator that decodes
 BEAT = 0.25  # seconds between two signs of progress
 
 
@@ -105,8 +106,6 @@ class Completion:
     text: str
     truncated: bool  # no end within the token budget
     interrupted: bool  # the interruption phrase was injected
-    reward: float = 0.0  # from here on filled in by `serve`; nan if the verifier failed
-    correct: bool | None = False  # None if the verifier failed
 
 
 @dataclass(frozen=True)
@@ -125,13 +124,18 @@ class Header:
     timed_out: bool  # wrong because verifying it took too long
     error: str  # why the verifier failed
 
+    @property
+    def length(self):
+        """Tokens, prompt included."""
+        return self.prompt_tokens + self.tokens
+
 
 @dataclass(frozen=True)
 class News:
     """What rank 0 tells the generators."""
 
-    version: int  # of the weights they should have
-    tickets: int  # issued over the whole run
+    version: int = 0  # of the weights they should have
+    tickets: int = 0  # issued over the whole run
     evaluation_tickets: int = 0  # issued over all evaluations
     evaluating: bool = False
     stop: str | None = None  # the reason, at the end of the run
@@ -144,12 +148,8 @@ class Stalled(RuntimeError):
     """A rank that is waited for makes no progress."""
 
 
-class Stopped(Exception):
-    """Rank 0 has ended the run; the message is its reason."""
-
-
 class Interrupted(Exception):
-    """`interrupted()` came true during a wait."""
+    """`interrupted()` came true during a wait, or rank 0 has ended the run; the message is the reason."""
 
 
 def connect():
@@ -178,15 +178,16 @@ class Mailbox:
         self.timeout, self.beat_every, self.interrupted = timeout, min(BEAT, timeout / 8), interrupted
         self._beaten = self._looked = float("-inf")  # when, by the clock
         self._progress = {}  # rank -> (its beats, since when there are so many: by our clock, for clocks differ)
-        self._news, self._news_count = None, 0
+        self._news, self._news_count, self._asked = News(), 0, float("-inf")
 
-    def put(self, key, value):
-        """Raises ValueError for a value that would break the connection."""
-        data = pickle.dumps(value)
-        if len(data) > MAX_BYTES:
-            cause = "a completion of too many tokens (lower --max-new-tokens)"
-            raise ValueError(f"expected at most {MAX_BYTES} bytes for {key}, got {len(data)}; likely cause: {cause}")
-        self.store.set(key, data)
+    def put(self, values):
+        """{key: value}, in one message. Raises ValueError for a value that would break the connection."""
+        pickles = {key: pickle.dumps(value) for key, value in values.items()}
+        for key, data in pickles.items():
+            if len(data) > MAX_BYTES:
+                cause = "a completion of too many tokens (lower --max-new-tokens), or a long reference answer"
+                raise ValueError(f"expected <= {MAX_BYTES} bytes for {key}, got {len(data)}; likely cause: {cause}")
+        self.store.multi_set(list(pickles), list(pickles.values()))
 
     def has(self, *keys):
         """True if all of them are there."""
@@ -202,11 +203,12 @@ class Mailbox:
         for key in keys:
             self.store.delete_key(key)
 
-    def news(self):
-        """The latest News, None before the first; a single look while there is nothing new."""
-        count = self.store.add("news/count", 0)
-        if count > self._news_count:
-            self._news, self._news_count = pickle.loads(self.store.get("news")), count
+    def news(self, every=0.0):
+        """The latest News, up to `every` seconds late; a single look while there is nothing new."""
+        if self.clock() - self._asked >= every:
+            self._asked, count = self.clock(), self.store.add("news/count", 0)
+            if count > self._news_count:
+                self._news, self._news_count = pickle.loads(self.store.get("news")), count
         return self._news
 
     def beat(self):
@@ -230,22 +232,21 @@ class Mailbox:
             if beats != self._progress.get(rank, (None, now))[0]:
                 self._progress[rank] = beats, now
         if stuck := [self.name(rank) for rank in ranks if now - self._progress[rank][1] > self.timeout]:
-            late = f"{' and '.join(stuck)} made no progress for {self.timeout:g} s; likely cause: killed, hanging"
-            raise Stalled(f"{self.name(self.rank)} waits for {what}, but {late}, or a step longer than --timeout")
+            late = f"{' and '.join(stuck)} made no progress for {self.timeout:g} s; likely cause: killed, hanging,"
+            raise Stalled(f"{self.name(self.rank)} waits for {what}, but {late} a step or checkpoint above --timeout")
 
     def wait(self, what, missing, *, interruptible=True):
         """Poll until nobody is missing.
 
         what     for the message
         missing  () -> the ranks that `what` still depends on
-        Raises Stalled if one of these makes no progress for `timeout` seconds, Interrupted, and on other ranks than 0
-        Stopped if rank 0 has ended the run.
+        Raises Stalled if one of these makes no progress for `timeout` seconds, and Interrupted.
         """
         while not (interruptible and self.interrupted()):
             if not (ranks := missing()):
                 return
-            if self.rank and (news := self.news()) and news.stop is not None:
-                raise Stopped(news.stop)
+            if self.rank and (stop := self.news().stop) is not None:
+                raise Interrupted(stop)
             self.beat()
             self.watch(ranks, what)
             self.pause(POLL)
@@ -305,8 +306,7 @@ class Pipeline:
         keys = [f"headers/train/{n}" for n in awaited]
         box.wait(f"the tickets of step {step}", lambda: [] if box.has(*keys) else box.generators)
         groups = box.take(keys[: self.prompts])
-        for rank in range(1, box.trainers):
-            box.put(f"batch/{step}/{rank}", groups)
+        box.put({f"batch/{step}/{rank}": groups for rank in range(1, box.trainers)})
         return groups
 
     def take(self, headers):
@@ -357,8 +357,8 @@ class Pipeline:
         self._post(evaluating=False)
         if box.rank:  # not in a collective, whose timeout an evaluation may outlast
             box.receive(f"evaluated/{version}/{box.rank}", "the evaluation", [0])
-        for rank in range(1, 0 if box.rank else box.trainers):
-            box.put(f"evaluated/{version}/{rank}", True)
+        else:
+            box.put({f"evaluated/{version}/{rank}": True for rank in range(1, box.trainers)})
         return groups, self.take(sum(groups[:samples], []))
 
     def idle(self):
@@ -384,9 +384,8 @@ class Pipeline:
         """Put more tickets into their queue, behind its `first` ones, then the news of it."""
         self._news = replace(self._news, **changes)
         if self.mailbox.rank == 0:
-            for place, ticket in enumerate(more, first):
-                self.mailbox.put(f"ticket/{ticket.queue}/{place}", ticket)
-            self.mailbox.put("news", self._news)
+            tickets = {f"ticket/{ticket.queue}/{place}": ticket for place, ticket in enumerate(more, first)}
+            self.mailbox.put(tickets | {"news": self._news})
             self.mailbox.store.add("news/count", 1)  # last: whoever sees it move finds what it stands for
 
 
@@ -396,8 +395,8 @@ class Pipeline:
 def serve(generator, mailbox, receive, scorer):
     """A generator's life; returns rank 0's reason for ending it.
 
-    generator  rollout.TorchGenerator or its like: add(ticket), wants_ticket, wants_evaluation, busy, step() -> finished
-               completions, named_weights(), update_weights(version); its version is that of the run's start
+    generator  rollout.TorchGenerator or its like: add(ticket), wants(evaluation), busy, step() -> finished completions,
+               named_weights(), update_weights(version); its version is that of the run's start
     receive    called with generator.named_weights(), fills these tensors: the other end of Pipeline.publish's `send`
     scorer     reward.Scorer or its like: submit(completion, prompt), finished() -> verdicts
 
@@ -405,28 +404,26 @@ def serve(generator, mailbox, receive, scorer):
     """
     desk = Desk(generator, mailbox, receive, scorer)
     try:
-        while (news := mailbox.news()) is None or news.stop is None:
-            desk.turn(news or News(generator.version, tickets=0))
-        mailbox.put(f"left/{mailbox.rank}", True)
+        while (news := mailbox.news(every=LOOK if generator.busy else 0.0)).stop is None:
+            desk.turn(news)
+        mailbox.put({f"left/{mailbox.rank}": True})
     except dist.DistError as error:
         raise ConnectionError(f"{mailbox.name(mailbox.rank)} lost its mailbox: rank 0, its host, has ended") from error
     return news.stop
 
 
 def complete(generator, scorer, prompts, generations):
-    """Without a mailbox: `generations` scored completions of each prompt, a list of Scores per prompt.
+    """Without a mailbox: yields the Scores of `generations` completions of each prompt, as they come.
 
     prompts  data.Prompts with the indices 0, 1, …; generator and scorer as in `serve`. The caller closes both.
     """
-    groups = [[] for _ in prompts]
     for prompt in prompts:
         generator.add(Ticket(prompt.index, generator.version, prompt, generations, evaluation=True))
     while generator.busy or scorer.pending:
         for completion in generator.step() if generator.busy else ():
             scorer.submit(completion, prompts[completion.ticket])
-        for score in scorer.finished():
-            groups[score.completion.ticket].append(score)
-    return groups
+        yield from scorer.finished()
+        time.sleep(0.0 if generator.busy else POLL)
 
 
 class Desk:
@@ -435,7 +432,7 @@ class Desk:
     def __init__(self, generator, mailbox, receive, scorer):
         self.generator, self.mailbox, self.receive, self.scorer = generator, mailbox, receive, scorer
         self.claims = {"train": None, "eval": None}  # a number is kept until its ticket exists, also over evaluations
-        self.tickets, self.headers = {}, {}  # by (evaluation, number): the Ticket, and {index: Header} of the delivered
+        self.tickets, self.scores = {}, {}  # by (evaluation, number): the Ticket, and the Scores that it has so far
         self.turned, self.idle = mailbox.clock(), 0.0
 
     def turn(self, news):
@@ -463,9 +460,8 @@ class Desk:
     def claim(self, news):
         """Take tickets while the generator wants some; during an evaluation only the evaluation's."""
         queue, issued = ("eval", news.evaluation_tickets) if news.evaluating else ("train", news.tickets)
-        wants = "wants_evaluation" if news.evaluating else "wants_ticket"
         # Nothing is claimed before the first news: numbers would count from 0, also in a resumed run.
-        while issued and getattr(self.generator, wants):
+        while issued and self.generator.wants(news.evaluating):
             if self.claims[queue] is None:
                 self.claims[queue] = self.mailbox.store.add(f"claimed/{queue}", 1) - 1
             if self.claims[queue] >= issued:
@@ -477,17 +473,17 @@ class Desk:
             self.generator.add(ticket)
 
     def deliver(self, score):
-        """One completion; behind the last one of its ticket, the headers of all."""
+        """With the last completion of a ticket all of them, and behind them their headers."""
         place = score.completion.evaluation, score.completion.ticket
-        ticket, headers = self.tickets[place], self.headers.setdefault(place, {})
-        reward = float("nan") if score.correct is None else score.reward
-        completion = replace(score.completion, reward=reward, correct=score.correct)
-        headers[completion.index] = header(completion, ticket, score)
-        if not ticket.headers_only:
-            self.mailbox.put(headers[completion.index].key, completion)
-        if len(headers) == ticket.generations:
-            self.mailbox.put(f"headers/{ticket.queue}/{ticket.number}", [headers[i] for i in sorted(headers)])
-            del self.tickets[place], self.headers[place]
+        ticket, scores = self.tickets[place], self.scores.setdefault(place, [])
+        scores.append(score)
+        if len(scores) == ticket.generations:
+            scores.sort(key=lambda score: score.completion.index)
+            headers = [header(score, ticket) for score in scores]
+            if not ticket.headers_only:
+                self.mailbox.put({header.key: score.completion for header, score in zip(headers, scores)})
+            self.mailbox.put({f"headers/{ticket.queue}/{ticket.number}": headers})
+            del self.tickets[place], self.scores[place]
 
     def report(self, decoding, evaluating):
         """Add up what is left of this turn without its `decoding` seconds, and tell rank 0 now and then."""
@@ -499,9 +495,10 @@ class Desk:
             self.idle = 0.0
 
 
-def header(completion, ticket, score):
+def header(score, ticket):
     """Header of a scored completion."""
-    c, sampled = completion, (v for v, own in zip(completion.versions, completion.mask) if own)
+    c = score.completion
+    versions = Counter(version for version, sampled in zip(c.versions, c.mask) if sampled)
     return Header(
-        f"completion/{ticket.queue}/{ticket.number}/{c.index}", ticket.prompt.index, c.reward, c.correct, c.truncated,
-        c.interrupted, len(c.prompt_ids), len(c.ids), dict(Counter(sampled)), score.timed_out, score.error)
+        f"completion/{ticket.queue}/{ticket.number}/{c.index}", ticket.prompt.index, score.reward, score.correct,
+        c.truncated, c.interrupted, len(c.prompt_ids), len(c.ids), dict(versions), score.timed_out, score.error)

@@ -17,15 +17,9 @@ Deviation: none known.
 Open in the paper: whether the log-softmax is fp32 too when the head is not; ours always is (the sampler's is as well).
 
 Run by train.py. `python precision.py` repeats A.19 with random models: log rho at step 0 for both heads on both sides,
-Hugging Face against each generator there is (README, figures/a19.png). benchmarks/logprobs_memory.py measures memory and
-time. Test: pytest tests/test_precision.py
+Hugging Face against each generator there is (README, figures/a19.png). benchmarks/logprobs_memory.py measures memory
+and time. Test: pytest tests/test_precision.py
 """
-
-import argparse
-import tempfile
-from importlib.util import find_spec
-from itertools import product
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -44,35 +38,21 @@ MISMATCH_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 # --- Which models ----------------------------------------------------------------------------------------------------
 
 
-def _obstacles(config):
-    """What in a Hugging Face config rules a model out, as sentences; empty for a plain decoder."""
-    found = []
-    if getattr(config, "is_encoder_decoder", False):
-        found.append("it has an encoder")
-    for field in ("final_logit_softcapping", "logit_scale", "logits_scaling"):
-        if getattr(config, field, None) not in (None, 1, 1.0):
-            found.append(f"{field}={getattr(config, field)} changes the logits after the head")
-    layers = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if any(kind != "full_attention" for kind in layers) if layers else window is not None:
-        found.append(f"attention is not full in every layer (sliding_window={window})")
-    for field in ("attention_dropout", "embd_pdrop", "resid_pdrop"):
-        # Dropout acts on the trainer only, so pi_train would differ from pi_gen at equal weights.
-        if getattr(config, field, 0.0):
-            found.append(f"{field}={getattr(config, field)} must be 0")
-    return found
-
-
 def check_supported(config):
     """Raise ValueError unless `config` (Hugging Face) is that of a decoder with full attention and a plain head."""
-    obstacles = _obstacles(config)
-    if config.model_type in SUPPORTED and not obstacles:
+    layers, dropout = getattr(config, "layer_types", None), getattr(config, "attention_dropout", 0.0)
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if config.model_type not in SUPPORTED:
+        reason = "its head has not been checked"
+    elif any(kind != "full_attention" for kind in layers) if layers else window is not None:
+        reason = f"attention is not full in every layer (sliding_window={window})"
+    elif dropout:  # acts on the trainer only, so pi_train would differ from pi_gen at equal weights
+        reason = f"attention_dropout={dropout} must be 0"
+    else:
         return
-    reason = "; ".join(obstacles) or "its head has not been checked"
     raise ValueError(
         f"model type {config.model_type!r} is not supported: {reason}. Expected a decoder-only model with full "
-        f"attention and a bias-free linear head whose output is the logits: {', '.join(SUPPORTED)}."
-    )
+        f"attention and a bias-free linear head whose output is the logits: {', '.join(SUPPORTED)}.")
 
 
 # --- Head, log-probabilities, entropy --------------------------------------------------------------------------------
@@ -157,8 +137,7 @@ def token_logprobs(hidden, head_weight, ids, *, chunk, temperature=1.0, fp32_hea
     if chunk < 1 or not temperature > 0:
         raise ValueError(f"expected chunk >= 1 and temperature > 0, got chunk={chunk}, temperature={temperature}")
     logprobs, entropy = _TokenLogprobs.apply(
-        hidden.reshape(-1, hidden.shape[-1]), head_weight, ids.reshape(-1), chunk, temperature, fp32_head
-    )
+        hidden.reshape(-1, hidden.shape[-1]), head_weight, ids.reshape(-1), chunk, temperature, fp32_head)
     return logprobs.view(ids.shape), entropy.view(ids.shape)
 
 
@@ -182,8 +161,7 @@ class PolicyModel(nn.Module):
         if fp32_head and torch.get_float32_matmul_precision() != "highest":
             raise ValueError(
                 "fp32_head needs torch.set_float32_matmul_precision('highest'), "
-                f"got {torch.get_float32_matmul_precision()!r}: fp32 products would be rounded to TF32 or bf16"
-            )
+                f"got {torch.get_float32_matmul_precision()!r}: fp32 products would be rounded to TF32 or bf16")
         self.model, self.dtype = model, dtype
         self.temperature, self.fp32_head, self.chunk = temperature, fp32_head, chunk
 
@@ -201,23 +179,23 @@ class PolicyModel(nn.Module):
         mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
         # Tied or not: the gradient of this use adds to that of the embedding through the shared parameter.
         head_weight = self.model.get_output_embeddings().weight.to(self.dtype)
-        values = token_logprobs(
-            hidden[mask], head_weight, ids[mask],
-            chunk=self.chunk, temperature=self.temperature, fp32_head=self.fp32_head,
-        )
+        values = token_logprobs(hidden[mask], head_weight, ids[mask], chunk=self.chunk, temperature=self.temperature,
+                                fp32_head=self.fp32_head)
         blank = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
         return tuple(blank.masked_scatter(mask, value) for value in values)
 
 
-def shard(policy, mesh, dtype):
-    """FSDP2 over the trainer ranks of `mesh` (one rank works too), each decoder layer and the root; returns `policy`.
+def shard(policy, mesh):
+    """FSDP2 over the trainer ranks of `mesh`, each decoder layer and the root; returns `policy`, on the mesh's device.
 
-    dtype   compute dtype of the layers; master weights, gradient reduction and optimizer state are fp32
-
-    Gradients are *summed* over ranks, not averaged: the loss is divided by global denominators already.
+    The layers compute in policy.dtype; master weights, gradient reduction and optimizer state are fp32. Gradients are
+    *summed* over ranks, not averaged: the loss is divided by global denominators already. One rank in fp32 has nothing
+    to gather or to round and stays as it is: on a CPU the hooks of FSDP would cost a tenth of the step.
     """
     policy.float()
-    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    if mesh.size() == 1 and policy.dtype == torch.float32:
+        return policy.to(mesh.device_type)
+    precision = MixedPrecisionPolicy(param_dtype=policy.dtype, reduce_dtype=torch.float32)
     for module in (*policy.model.get_decoder().layers, policy):
         # reshard_after_forward also at the root: otherwise a forward without backward (start-up check) leaves gathered
         # copies behind, and later forwards and full_tensors would go on using them after an optimizer step.
@@ -284,106 +262,11 @@ def startup_check(logprobs, gen_logprobs, mask, dtype):
             f"{MISMATCH_LIMIT[dtype]} in {dtype}; got {measured:.3g}. Likely causes: the generator samples at another "
             f"temperature than --temperature, or with top-p or top-k; its log-prob mode gives raw log-probs instead of "
             f"those of the sampling distribution; the head dtype differs between the two (--fp32-head on one side "
-            f"only); the tokenizer is not the model's, so that the ids differ."
-        )
+            f"only); the tokenizer is not the model's, so that the ids differ.")
     return measured
 
 
-# --- A.19, measured --------------------------------------------------------------------------------------------------
-# What only this part needs is imported where it is used: rollout.py imports this file, and training draws nothing.
-
-SPREADS = (1.0, 4.0, 8.0)  # std of the logits, nats: from nearly uniform to a mean top-1 probability near 0.6
-HEADS = {False: "bf16", True: "fp32"}
-
-
-def random_policy(folder, spread):
-    """Save a random bf16 Qwen3 with a vocabulary of 32,000 whose logits have a std of `spread` nats, and a tokenizer."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=32_000, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=4, head_dim=64, max_position_embeddings=512, tie_word_embeddings=False, eos_token_id=0)
-    model = Qwen3ForCausalLM(config)
-    model.lm_head.weight.data.normal_(std=spread / config.hidden_size**0.5)  # the final norm makes |h|^2 = hidden size
-    model.bfloat16().save_pretrained(folder)
-    words = Tokenizer(models.WordLevel({str(i): i for i in range(config.vocab_size)}, unk_token="1"))
-    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0", unk_token="1").save_pretrained(folder)
-
-
-def completions(backend, folder, fp32_head):
-    """64 completions of up to 32 tokens, bf16, by `backend` ("torch" or "vllm")."""
-    from transformers import AutoTokenizer
-
-    import data
-    import pipeline
-    import rollout
-
-    generator = rollout.make(backend, folder, AutoTokenizer.from_pretrained(folder), device="cpu", dtype=torch.bfloat16,
-                             slots=64, max_new_tokens=32, fp32_head=fp32_head)
-    prompts = torch.randint(2, 32_000, (16, 16), generator=torch.Generator().manual_seed(1)).tolist()
-    for n, ids in enumerate(prompts):
-        generator.add(pipeline.Ticket(n, 0, data.Prompt(n, tuple(ids), "", "", "math"), generations=4))
-    done = []
-    while generator.busy:
-        done += generator.step()
-    generator.close()
-    return done
-
-
-@torch.no_grad()
-def recompute(folder, done, fp32_head):
-    """The trainer's side: log pi_train and log pi_gen of the sampled tokens (N,), and the mean top-1 probability."""
-    from transformers import AutoModelForCausalLM
-
-    import loss
-
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    policy = PolicyModel(model, dtype=torch.bfloat16, fp32_head=fp32_head)
-    ids, mask, gen_logprobs, *_ = loss.collate([(None, 0.0, 0)] * len(done), done, "cpu")
-    top = model(input_ids=ids[:16]).logits[:, :-1][mask[:16]].float().softmax(-1).amax(-1).mean().item()
-    return policy(ids, mask)[0][mask], gen_logprobs[mask], top
-
-
-def main():
-    """A.19: both heads on both sides, for each spread and backend; prints a table, draws the scatter of the last spread."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("-o", "--out", type=Path, default=Path("figures"), help="folder for a19.png")
-    args = parser.parse_args()
-    backends = ["torch", "vllm"] if find_spec("vllm") else ["torch"]
-    print("spread top-1 backend  generator trainer  mean |log rho|  max     min rho  max rho  clipped   ESS    correlation")
-    cells = {}
-    for spread, backend, generator_head in product(SPREADS, backends, HEADS):
-        with tempfile.TemporaryDirectory() as folder:
-            random_policy(folder, spread)
-            done = completions(backend, folder, generator_head)
-            for trainer_head in HEADS:
-                logprobs, gen_logprobs, top = recompute(folder, done, trainer_head)
-                m = mismatch(logprobs, gen_logprobs, torch.ones_like(logprobs).bool(), low=0.8, high=1.26)  # DAPO's clip
-                r = torch.corrcoef(torch.stack([logprobs, gen_logprobs]))[0, 1].item()
-                cells[backend, generator_head, trainer_head] = gen_logprobs, logprobs - gen_logprobs, m
-                print(f"{spread:6g} {top:5.2f} {backend:8} {HEADS[generator_head]:9} {HEADS[trainer_head]:7}  "
-                      f"{m['mean_abs_log_ratio']:14.5f} {m['max_abs_log_ratio']:7.3f} {m['min_ratio']:8.3f} "
-                      f"{m['max_ratio']:8.3f} {m['clipped']:8.2%} {m['effective_sample_size']:7.4f} {r:10.6f}", flush=True)
-    draw(cells, backends, args.out / "a19.png")
-
-
-def draw(cells, backends, path):
-    """Scatter of log rho against the generator's log-prob: a row per backend, a column per pair of heads."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(len(backends), 4, figsize=(14, 3.4 * len(backends)), sharex=True, sharey=True, squeeze=False)
-    for axis, (key, (gen_logprobs, log_ratio, m)) in zip(axes.flat, cells.items()):
-        axis.scatter(gen_logprobs, log_ratio, s=2, alpha=0.3, color="#0072B2", rasterized=True)
-        axis.axhline(0, color="black", linewidth=0.6)
-        axis.set_title(f"{key[0]} {HEADS[key[1]]} head, trainer {HEADS[key[2]]} head\n"
-                       f"mean |log rho| {m['mean_abs_log_ratio']:.4f}, clipped {m['clipped']:.2%}", fontsize=9)
-    figure.supxlabel("generator's log-prob of the sampled token (nats)")
-    figure.supylabel("log rho at step 0 (nats)")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
 if __name__ == "__main__":
-    main()
+    from benchmarks import a19  # it imports this file
+
+    a19.main()

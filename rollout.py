@@ -38,12 +38,10 @@ Run by train.py; benchmarks/generate.py compares with `model.generate`. Test: py
 tests/test_vllm.py where vLLM is installed.
 """
 
-import logging
 import os
 import signal
 from collections import deque
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
 from importlib.metadata import distributions
 from itertools import count, islice
 from math import prod
@@ -66,11 +64,11 @@ VLLM = "0.32."  # the version whose calls VLLMGenerator makes
 CALL_TIMEOUT = 300.0  # seconds; loading new weights is the longest call
 CPU_BLOCK = 32  # positions per block of vLLM's cache, a multiple of 32; its 128 share and reuse less
 CPU_CACHE = 1 << 30  # bytes at most of that cache; VLLM_CPU_KVCACHE_SPACE (GiB), where set, overrides it
-GPU_SHARE = 0.8  # of the GPU memory that is free at the start; the rest is for a trainer on the same GPU
+GPU_SHARE = 0.9  # of the GPU memory free at the start, over the processes on that GPU: AdamW's state comes later
 ENVIRONMENT = {  # for vLLM, where not set already
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler in this process: a step is a step, and a process less
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several generators would all be bound to the same cores
-    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_LEVEL": "ERROR",  # else a warning per update that a tied head has no weights of its own to load
     "VLLM_NO_USAGE_STATS": "1",
 }
 
@@ -146,11 +144,11 @@ class SlotCache(Cache):
         self.buffers[layer] = buffers
         return buffers
 
-    def load(self, rows, prompt_kv):
-        """Copy a prompt's keys and values, per layer a pair of (heads, length, head size), into each of `rows`."""
+    def load(self, row, prompt_kv):
+        """Copy a prompt's keys and values, per layer a pair of (heads, length, head size), into a row."""
         for layer, states in enumerate(prompt_kv):
             for buffer, state in zip(self._reserve(layer, states, states[0].shape[1]), states):
-                buffer[rows, :, : state.shape[1]] = state
+                buffer[row, :, : state.shape[1]] = state
 
     def move(self, target, source):
         """Rows `target` become copies of rows `source`, as far as the last decode step has filled them."""
@@ -183,8 +181,8 @@ class Job:
     """A queued ticket: the first `started` of its G completions have started."""
 
     ticket: Ticket
-    keys: torch.Tensor  # (G,) int64
-    interrupt_at: torch.Tensor  # (G,) int64, tokens
+    keys: list[int]  # G, the random sequences
+    interrupt_at: list[int]  # G, tokens
     started: int = 0
     prompt_kv: list | None = None  # per layer (keys, values); None until run under the present weights
 
@@ -193,16 +191,31 @@ class Job:
         return self.ticket.generations - self.started
 
 
+@dataclass(eq=False)
+class Running:
+    """A completion in a slot. vLLM needs the rest said again when it goes on, TorchGenerator keeps it in its rows."""
+
+    job: Job
+    index: int  # 0 ... G-1
+    salt: str  # of vLLM's prefix cache: the version that the first token is sampled with
+    tokens: list = field(default_factory=list)  # on vLLM: (id, sampled by the policy?, nats, version), as in Completion
+
+    @property
+    def ids(self):
+        return [token for token, *_ in self.tokens]
+
+
 class Generator:
     """Tickets wait here for one of the `slots`; those of an evaluation go first.
 
     While a completion of an evaluation is unfinished, no other one starts; running ones go on. A subclass has
-    `step`, `named_weights`, `update_weights` and `close`, and keeps in `_running` what fills its slots.
+    `step`, `named_weights`, `update_weights` and `close`, and keeps in `_running` a Running for each slot in use.
 
     model           a Hugging Face causal LM: its config, and the ids that end a completion
     tokenizer       the model's; it only decodes
     slots           S, completions decoded at once
     max_new_tokens  budget of a completion, forced tokens included; without EOS by then it counts as truncated
+    max_prompt_tokens  of the longest prompt to come; None: whatever the model's positions leave room for
     think_budget    None, or (lo, hi) in tokens: where interruptions fall, both ends included
     phrase_ids      tokens of the interruption phrase, the last one is </think>; read only with a think_budget
     temperature     tau; 0 takes the most probable token, and log-probs are then those of temperature 1
@@ -211,8 +224,8 @@ class Generator:
     Raises ValueError for an unsupported model and for settings that contradict each other.
     """
 
-    def __init__(self, model, tokenizer, *, slots, max_new_tokens, think_budget=None, phrase_ids=(),
-                 temperature=1.0, seed=0, version=0):
+    def __init__(self, model, tokenizer, *, slots, max_new_tokens, max_prompt_tokens=None, think_budget=None,
+                 phrase_ids=(), temperature=1.0, seed=0, version=0):
         check_supported(model.config)
         if slots < 1 or max_new_tokens < 1 or not temperature >= 0:
             raise ValueError("expected slots >= 1, max_new_tokens >= 1, temperature >= 0; "
@@ -222,22 +235,25 @@ class Generator:
         self.tokenizer, self.slots, self.version, self.seed = tokenizer, slots, version, seed
         self.max_new_tokens, self.think_budget, self.temperature = max_new_tokens, think_budget, temperature
         self.phrase_ids, self.eos_ids = list(phrase_ids), eos_ids(model, tokenizer)
-        self.positions = getattr(model.config, "max_position_embeddings", NEVER)
-        self._running, self._queue, self._evaluations = {}, deque(), deque()  # the queues are of Job
+        self.positions = min(getattr(model.config, "max_position_embeddings", NEVER),
+                             NEVER if max_prompt_tokens is None else max_prompt_tokens + max_new_tokens)
+        self._queue, self._evaluations = deque(), deque()  # of Job
         self._evaluating = 0  # unfinished completions
 
     def add(self, ticket):
-        """Queue a ticket. Raises ValueError if it asks for newer weights, is empty or too long for the model."""
+        """Queue a ticket. Raises ValueError if it asks for newer weights, is empty or too long."""
         length, limit = len(ticket.prompt.ids), self.positions
         if ticket.version > self.version:
             raise ValueError(f"ticket {ticket.number} expects weights of version >= {ticket.version}, got "
                              f"{self.version}: was it added before the update was received?")
         if length < 1 or ticket.generations < 1 or length + self.max_new_tokens > limit:
             raise ValueError(f"ticket {ticket.number}: expected generations >= 1 and prompt + max_new_tokens <= {limit}"
-                             f", the model's positions; got {ticket.generations}, {length} + {self.max_new_tokens}")
+                             f" positions; got {ticket.generations}, {length} + {self.max_new_tokens}; likely cause: a "
+                             "prompt above max_prompt_tokens, or more tokens than the model has positions for")
         keys, (lo, hi) = completion_keys(self.seed, ticket), self.think_budget or (NEVER, NEVER)
         interrupt_at = lo + (uniform(keys, -1) * (hi - lo + 1)).long()
-        (self._evaluations if ticket.evaluation else self._queue).append(Job(ticket, keys, interrupt_at))
+        queue = self._evaluations if ticket.evaluation else self._queue
+        queue.append(Job(ticket, keys.tolist(), interrupt_at.tolist()))
         self._evaluating += ticket.generations if ticket.evaluation else 0
 
     @property
@@ -245,42 +261,33 @@ class Generator:
         """True while anything added is unfinished."""
         return bool(self._running or self._queue or self._evaluations)
 
-    @property
-    def wants_ticket(self):
-        """True if a slot is free that no queued completion is about to take."""
-        return self._room > sum(job.left for job in self._startable())
-
-    @property
-    def wants_evaluation(self):
-        """The same for a ticket of an evaluation, which would go before queued training completions."""
-        return self._room > sum(job.left for job in self._evaluations)
-
-    @property
-    def _room(self):
-        return self.slots - len(self._running)
+    def wants(self, evaluation):
+        """True if a slot is free that no queued completion is about to take; those of an evaluation go before all."""
+        queue = self._evaluations if evaluation else self._startable()
+        return self.slots - len(self._running) > sum(job.left for job in queue)
 
     def _startable(self):
         """The queue that may start now."""
         return self._evaluations if self._evaluating else self._queue
 
     def _starts(self):
-        """Take what fills the free slots off the queue: [(job, the indices of its completions that start)]."""
-        queue, room, starts = self._startable(), self._room, []
-        while room and queue:
+        """Take off the queue what fills the free slots: a list of Running."""
+        queue, starts = self._startable(), []
+        while queue and len(self._running) + len(starts) < self.slots:
             job = queue[0]
-            indices = range(job.started, job.started + min(room, job.left))
-            starts.append((job, indices))
-            room, job.started = room - len(indices), indices.stop
+            starts.append(Running(job, job.started, salt=str(self.version)))
+            job.started += 1
             if not job.left:
                 queue.popleft()
         return starts
 
-    def _completion(self, ticket, index, ids, mask, logprobs, versions):
+    def _completion(self, running, ids, mask, logprobs, versions):
         """The record of a finished completion. Its text keeps special tokens, </think> being one, but not EOS."""
+        ticket = running.job.ticket
         self._evaluating -= ticket.evaluation
         ended = ids[-1] in self.eos_ids
         text = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
-        return Completion(ticket.number, index, ticket.evaluation, list(ticket.prompt.ids), ids, mask, logprobs,
+        return Completion(ticket.number, running.index, ticket.evaluation, list(ticket.prompt.ids), ids, mask, logprobs,
                           versions, text, truncated=not ended, interrupted=not all(mask))
 
 
@@ -320,9 +327,9 @@ class TorchGenerator(Generator):
         super().__init__(model, tokenizer, **settings)
         self.model, self.fp32_head = model.eval(), fp32_head
         self._cache, self._slots = SlotCache(self.slots), empty_slots(self.slots, self.max_new_tokens, model.device)
-        self._rows, self._columns = self._tensor(range(self.slots)), self._tensor(range(self.max_new_tokens))
+        self._rows = self._tensor(range(self.slots))
         self._eos, self._phrase = self._tensor(self.eos_ids), self._tensor(self.phrase_ids)
-        self._free = list(range(self.slots))  # a heap of rows, lowest first; _running is row -> (ticket, index)
+        self._running = []  # by row
 
     def _tensor(self, numbers):
         return torch.tensor(list(numbers), dtype=torch.int64, device=self.model.device)
@@ -331,11 +338,9 @@ class TorchGenerator(Generator):
         """{name: parameter}, tied ones once: new weights are copied into these, between two steps."""
         return dict(self.model.named_parameters())
 
-    @torch.inference_mode()
     def update_weights(self, version):
         """The parameters now hold `version`: later tokens carry it, and waiting prompts are run again."""
         self.version = version
-        self._slots.versions.masked_fill_(self._columns >= self._slots.count[:, None], version)
         for job in (*self._queue, *self._evaluations):
             job.prompt_kv = None
 
@@ -351,21 +356,19 @@ class TorchGenerator(Generator):
 
     def close(self):
         """Drop what is queued or running, and the memory it holds; the generator cannot be used afterwards."""
-        self._running, self._queue, self._evaluations, self._slots, self._cache = {}, (), (), None, None
+        self._running, self._queue, self._evaluations, self._slots, self._cache = (), (), (), None, None
 
     # --- Starting completions
 
     def _refill(self):
-        """Start queued completions in free slots, then make the slots in use a prefix again."""
+        """Start queued completions in free slots."""
         starts = self._starts()
-        if any(job.prompt_kv is None for job, _ in starts):
+        if any(running.job.prompt_kv is None for running in starts):
             # A pass over one short prompt costs nearly as much as one over several: run the next ones along with it.
-            jobs = dict.fromkeys([*(job for job, _ in starts), *islice(self._startable(), PREFILL_AHEAD)])
+            jobs = dict.fromkeys([*(running.job for running in starts), *islice(self._startable(), PREFILL_AHEAD)])
             self._prefill([job for job in jobs if job.prompt_kv is None])
-        for job, indices in starts:
-            self._begin(job, indices)
-        if self._free and self._free[0] < len(self._running):
-            self._close_gaps()
+        if starts:
+            self._begin(starts)
 
     def _prefill(self, jobs):
         """Run prompts without their last token under the present weights; keys and values go into the jobs."""
@@ -380,28 +383,18 @@ class TorchGenerator(Generator):
                 job.prompt_kv = [tuple(x[row, :, : len(prompts[row])] for x in (layer.keys, layer.values))
                                  for layer in cache.layers]
 
-    def _begin(self, job, indices):
-        """Completions of a ticket take free slots."""
-        rows, part = [heappop(self._free) for _ in indices], slice(indices.start, indices.stop)
-        slots, at = self._slots, self._tensor(rows)
-        slots.token[at], slots.start[at] = job.ticket.prompt.ids[-1], len(job.ticket.prompt.ids) - 1
-        slots.key[at], slots.interrupt_at[at] = job.keys[part].to(at.device), job.interrupt_at[part].to(at.device)
-        # The version is that of all its tokens until the next update, the mask until an interruption.
-        slots.count[at], slots.versions[at], slots.mask[at] = 0, self.version, True
-        self._cache.load(at, job.prompt_kv)
-        self._running.update((row, (job.ticket, index)) for row, index in zip(rows, indices))
-
-    def _close_gaps(self):
-        """The last active slots take over the rows of slots that found no successor: a step costs active rows only."""
-        source = [row for row in self._running if row >= len(self._running)]
-        target = [heappop(self._free) for _ in source]  # as many rows are free below, and they are the lowest
-        for old, new in zip(source, target):
-            self._running[new] = self._running.pop(old)
-            heappush(self._free, old)
-        target, source = self._tensor(target), self._tensor(source)
-        self._cache.move(target, source)
-        for buffer in vars(self._slots).values():
-            buffer[target] = buffer[source]
+    def _begin(self, starts):
+        """Completions take the rows behind those in use."""
+        slots, at = self._slots, self._rows[len(self._running) :][: len(starts)]
+        prompts = [running.job.ticket.prompt.ids for running in starts]
+        slots.token[at] = self._tensor(ids[-1] for ids in prompts)
+        slots.start[at] = self._tensor(len(ids) - 1 for ids in prompts)
+        slots.key[at] = self._tensor(running.job.keys[running.index] for running in starts)
+        slots.interrupt_at[at] = self._tensor(running.job.interrupt_at[running.index] for running in starts)
+        slots.count[at], slots.mask[at] = 0, True  # all tokens are the policy's until an interruption
+        for row, running in enumerate(starts, len(self._running)):
+            self._cache.load(row, running.job.prompt_kv)
+        self._running += starts
 
     # --- One decode step over the first n rows
 
@@ -438,7 +431,7 @@ class TorchGenerator(Generator):
     def _record(self, token, logprob, n):
         """Append a token to each row; returns (n,) bool, True for rows that end with it."""
         slots, at = self._slots, (self._rows[:n], self._slots.count[:n])
-        slots.tokens[at], slots.logprobs[at] = token, logprob
+        slots.tokens[at], slots.logprobs[at], slots.versions[at] = token, logprob, self.version
         slots.token[:n] = token
         slots.count[:n] += 1
         return self._ends(token, n)
@@ -448,13 +441,27 @@ class TorchGenerator(Generator):
         return (token[:, None] == self._eos).any(-1) | (self._slots.count[:n] >= self.max_new_tokens)
 
     def _collect(self, finished):
-        """Free the rows `finished` (m,) and return their completions."""
-        slots, done = self._slots, []
+        """The completions of rows `finished` (m,); the last rows take their places: a step costs active rows only."""
+        slots, rows, done = self._slots, finished.tolist(), []
         buffers = slots.count, slots.tokens, slots.mask, slots.logprobs, slots.versions
-        for row, count, *columns in zip(finished.tolist(), *(buffer[finished].tolist() for buffer in buffers)):
-            done.append(self._completion(*self._running.pop(row), *(column[:count] for column in columns)))
-            heappush(self._free, row)
+        for row, count, *columns in zip(rows, *(buffer[finished].tolist() for buffer in buffers)):
+            done.append(self._completion(self._running[row], *(column[:count] for column in columns)))
+        kept = len(self._running) - len(rows)
+        target = [row for row in rows if row < kept]
+        source = [row for row in range(kept, len(self._running)) if row not in rows]
+        if target:
+            self._move(target, source)
+        del self._running[kept:]
         return done
+
+    def _move(self, target, source):
+        """Completions change rows: those in `source` go on in `target`."""
+        for new, old in zip(target, source):
+            self._running[new] = self._running[old]
+        target, source = self._tensor(target), self._tensor(source)
+        self._cache.move(target, source)
+        for buffer in vars(self._slots).values():
+            buffer[target] = buffer[source]
 
 
 # --- On vLLM ---------------------------------------------------------------------------------------------------------
@@ -481,8 +488,6 @@ class VLLMWorker:
     def prepare(self):
         """Called once; returns the dtype of the head's product."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process in time
-        # A tied head has no weights of its own to load: not worth a warning per update.
-        logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
         return self.model_runner.get_model().logits_processor.head_dtype
 
     def load_shared(self, *shared):
@@ -500,22 +505,6 @@ class VLLMWorker:
         self.update_weights(handles)
         self.finish_weight_update()
         torch.accelerator.synchronize()  # nothing reads the parent's memory any more: it may be filled again
-
-
-@dataclass(eq=False)
-class Running:
-    """A completion in the hands of vLLM."""
-
-    ticket: Ticket
-    index: int
-    key: torch.Tensor  # () int64
-    interrupt_at: int  # tokens
-    salt: str  # of its prefix cache: the version that its first token was sampled with
-    tokens: list = field(default_factory=list)  # (id, sampled by the policy?, nats, version): Completion's lists
-
-    @property
-    def ids(self):
-        return [token for token, *_ in self.tokens]
 
 
 class VLLMGenerator(Generator):
@@ -538,16 +527,18 @@ class VLLMGenerator(Generator):
         require_vllm()
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         super().__init__(model, tokenizer, **settings)
-        self._names, weights = count(), {name: parameter.data for name, parameter in model.named_parameters()}
-        # The only place that tells a GPU from a CPU.
-        options = self._over_ipc(weights) if torch.cuda.is_available() else self._over_memory(weights, dtype)
-        for name, value in ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        self._names, self._running = count(), {}  # of vLLM's requests, and by such a name
+        weights = {name: parameter.data for name, parameter in model.named_parameters()}
+        os.environ.update(ENVIRONMENT | os.environ)
         from vllm import EngineArgs, LLMEngine
+        from vllm.platforms import current_platform
+        # The only place that tells a GPU from a CPU: by what this vLLM was built for, also where torch finds a GPU.
+        options = self._over_memory(weights, dtype) if current_platform.is_cpu() else self._over_ipc(weights)
         self._engine = LLMEngine.from_engine_args(EngineArgs(
             model=str(folder), skip_tokenizer_init=True, dtype=str(dtype).removeprefix("torch."),
             hf_overrides={"head_dtype": "float32" if fp32_head else "model"}, logprobs_mode="processed_logprobs",
-            max_num_seqs=self.slots, enable_prefix_caching=True, async_scheduling=False,  # else a step is in flight
+            max_num_seqs=self.slots, max_model_len=self.positions, enable_prefix_caching=True,
+            async_scheduling=False,  # else a step is in flight while weights arrive
             # Not in this process: vLLM would wait for all ranks of its default process group.
             distributed_executor_backend="mp", worker_extension_cls=f"{__name__}.VLLMWorker", use_tqdm_on_load=False,
             disable_log_stats=True, **options))
@@ -571,30 +562,35 @@ class VLLMGenerator(Generator):
         self._weights, self._publish = shared_tensors(*shared), lambda: self._call("load_shared", *shared)
         for name, tensor in weights.items():
             self._weights[name].copy_(tensor)
-        # Keys and values of a position, in bytes. With room for all slots none ever has to make room.
+        # Keys and values in bytes: of a position, and of the longest completion with the block that vLLM leaves empty.
         position = 2 * sum(w.shape[0] * w.itemsize for name, w in weights.items() if name.endswith("k_proj.weight"))
-        cache = min(position * (self.slots + 1) * (self.positions + CPU_BLOCK), CPU_CACHE)
+        longest = position * (self.positions + 2 * CPU_BLOCK)
+        # With room for all slots none ever has to make room; without room for one vLLM does not start.
+        cache = max(longest, min(self.slots * longest, CPU_CACHE))
         # Prompts are never run in parts: vLLM cannot rewind a random generator on a CPU.
-        return dict(enforce_eager=True, block_size=CPU_BLOCK, kv_cache_memory_bytes=cache,
-                    max_num_batched_tokens=self.slots * self.positions)
+        return dict(enforce_eager=True, block_size=CPU_BLOCK, kv_cache_memory_bytes=cache, enable_chunked_prefill=False,
+                    max_num_batched_tokens=max(PREFILL_TOKENS, self.positions + self.slots))
 
     def _over_ipc(self, weights):
         """On a GPU: the same with memory of that GPU, by vLLM's own `ipc` weight transfer."""
-        gpu, self._weights = torch.cuda.current_device(), {name: tensor.cuda() for name, tensor in weights.items()}
-        uuid, (free, total) = str(torch.cuda.get_device_properties(gpu).uuid), torch.cuda.mem_get_info()
+        gpu = torch.cuda.current_device()
+        uuid = str(torch.cuda.get_device_properties(gpu).uuid)
+        self._weights = {name: tensor.cuda() for name, tensor in weights.items()}
+        names, tensors = map(list, zip(*self._weights.items()))
+        # Exported once: torch keeps a record of every export for as long as the memory lives.
+        exported = dict(names=names, dtype_names=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
+                        shapes=[list(tensor.shape) for tensor in tensors],
+                        ipc_handles=[{uuid: reduce_tensor(tensor)[1]} for tensor in tensors])
 
         def publish():
             torch.cuda.synchronize()  # what was received is there
-            names, tensors = map(list, zip(*self._weights.items()))
-            self._call("load_ipc", dict(
-                names=names, dtype_names=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
-                shapes=[list(tensor.shape) for tensor in tensors],
-                ipc_handles=[{uuid: reduce_tensor(tensor)[1]} for tensor in tensors]))
-            torch.cuda.ipc_collect()
+            self._call("load_ipc", exported)
 
         self._publish = publish
+        sharing = -(-int(os.environ.get("LOCAL_WORLD_SIZE", 1)) // torch.cuda.device_count())  # processes per GPU
+        free, total = torch.cuda.mem_get_info()
         return dict(device_ids=[gpu], weight_transfer_config={"backend": "ipc"},
-                    gpu_memory_utilization=GPU_SHARE * free / total)
+                    gpu_memory_utilization=GPU_SHARE / sharing * free / total)
 
     def named_weights(self):
         """{name: tensor}, tied ones once: new weights are copied into these; update_weights passes them on."""
@@ -613,10 +609,8 @@ class VLLMGenerator(Generator):
 
     def step(self):
         """Refill free slots, decode one token in each active one; returns the completions that end with it."""
-        for job, indices in self._starts():
-            for index in indices:
-                self._submit(Running(job.ticket, index, job.keys[index], int(job.interrupt_at[index]),
-                                     salt=str(self.version)))
+        for running in self._starts():
+            self._submit(running)
         done = []
         for output in self._engine.step() if self._running else ():
             running, [new] = self._running[output.request_id], output.outputs
@@ -624,14 +618,15 @@ class VLLMGenerator(Generator):
                                for token, entry in zip(new.token_ids, new.logprobs)]
             if new.finish_reason:
                 del self._running[output.request_id]
-                done.append(self._completion(running.ticket, running.index, *map(list, zip(*running.tokens))))
+                done.append(self._completion(running, *map(list, zip(*running.tokens))))
             elif self._is_due(running):
                 self._restart(output.request_id)
         return done
 
     def _is_due(self, running):
         """Whether the interruption (A.10) comes now."""
-        return len(running.tokens) == running.interrupt_at and self.phrase_ids[-1] not in running.ids
+        length = running.job.interrupt_at[running.index]
+        return len(running.tokens) == length and self.phrase_ids[-1] not in running.ids
 
     def _restart(self, name):
         """Take a completion back from vLLM and hand it in again."""
@@ -643,13 +638,14 @@ class VLLMGenerator(Generator):
         from vllm.sampling_params import RequestOutputKind, SamplingParams
         if self._is_due(running):
             running.tokens += [(token, False, 0.0, self.version) for token in self.phrase_ids]
-        name, length = str(next(self._names)), len(running.tokens)
+        name, length, job = str(next(self._names)), len(running.tokens), running.job
         self._running[name] = running
+        draw = uniform(torch.tensor(job.keys[running.index]), torch.tensor(length))
         sampling = SamplingParams(
             temperature=self.temperature, max_tokens=self.max_new_tokens - length, stop_token_ids=self.eos_ids,
-            ignore_eos=True, logprobs=0, seed=int(uniform(running.key, torch.tensor(length)) * 2**53),
-            detokenize=False, output_kind=RequestOutputKind.DELTA)
-        prompt = dict(prompt_token_ids=[*running.ticket.prompt.ids, *running.ids], cache_salt=running.salt)
+            ignore_eos=True, logprobs=0, seed=int(draw * 2**53), detokenize=False,
+            output_kind=RequestOutputKind.DELTA)
+        prompt = dict(prompt_token_ids=[*job.ticket.prompt.ids, *running.ids], cache_salt=running.salt)
         self._engine.add_request(name, prompt, sampling)
 
     def close(self):

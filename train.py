@@ -6,8 +6,8 @@
     torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:PORT train.py …   several nodes
 
 Ranks 0 … T-1 are trainers (FSDP2 among themselves), the rest generators. Started as one process, it starts itself
-again with one process per GPU, at least two. Rank 0 hosts the mailbox (pipeline.py), keeps the curriculum, the clock and
-the log. Ctrl-C ends a run in order: checkpoint, log, fit so far; `--resume --out FOLDER` goes on.
+again with one process per GPU, at least two. Rank 0 hosts the mailbox (pipeline.py), keeps the curriculum, the clock
+and the log. Ctrl-C ends a run in order: checkpoint, log, fit so far; `--resume --out FOLDER` goes on.
 
 Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line, told apart by `kind`; null is not a number)
   all    step (optimizer steps done), gpu_hours (devices x seconds on the clock / 3600), tokens (generated),
@@ -19,23 +19,22 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line, told apart by 
          checking took too long), unverified (completions whose verifier failed), idle_generators, idle_trainers (shares
          of wall time since the last step, outside evaluation), seconds and of these _generate, _train, _publish (of the
          version before)
-  eval   pass_rate (mean@k on the validation set), stderr (sampling error), completions, unverified, tasks
+  eval   pass_rate (mean@k on the validation set), stderr (sampling error), completions, unverified, timed_out, tasks
   fit    A, B, C_mid, R_0, bands, forecasts (fit.py);   end   reason, seconds (wall);   config   every flag in force
 A run resumed after a crash logs the steps behind its checkpoint a second time; the last line of a step counts.
 
 Deviation: none known beyond those of the modules.
+Open in the paper: whether validation counts in C. Ours does not, though completions of training that are half finished
+  go on during it.
 """
 
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections import Counter, deque
 from contextlib import closing
-from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -51,17 +50,19 @@ import loss
 import pipeline
 import precision
 import reward
-import rollout
 from fleet import Abandoned, Clock, Fleet, launch
-from recipes import checkpoints, phrase_ids, questions, start, weights_folder
+from recipes import checkpoints, make_generator, make_scorer, provenance, questions, start, weights_folder
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 TRUNCATION = 0.1  # A.15: above 10 to 15 % of truncated completions runs destabilise
 UNVERIFIED = 0.01  # share of groups whose verifier failed, of at least 100, above which a run stops
 WHOLE = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=False)
 LINES = {  # what of a log row the screen shows
-    "step": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}  entropy {entropy:.3f}  rho {rho_mean:.3f} (max "
-            "{rho_max:.2f})  idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  {gpu_hours:.4f} gpu_hours",
+    "config": "{prompts[train]} training prompts, {prompts[validation]} held out; left out: "
+              "{prompts[too_long]} too long, {prompts[repeated]} repeated",
+    "step": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}  entropy {entropy:.3f}  rho {rho_mean:.3f} "
+            "(max {rho_max:.2f})  idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  "
+            "{gpu_hours:.4f} gpu_hours",
     "eval": "step {step:4d}  VALIDATION pass rate {pass_rate:.3f} +- {stderr:.3f}  ({completions} completions)  "
             "{gpu_hours:.4f} gpu_hours"}
 
@@ -73,23 +74,23 @@ class Unverifiable(pipeline.Interrupted):
 class Trainer:
     """A trainer rank: policy, optimizer, curriculum, clock and log.
 
-    Every trainer rank makes the same calls in the same order and keeps the same curriculum; only rank 0 writes files and
-    speaks to the generators (pipeline.py).
+    Every trainer rank makes the same calls in the same order and keeps the same curriculum; only rank 0 writes files
+    and speaks to the generators (pipeline.py).
     """
 
     def __init__(self, args, fleet, prompts):
         self.args, self.fleet, self.validation, self.out = args, fleet, prompts.validation, Path(args.out)
         folder = weights_folder(args)
-        state = torch.load(Path(folder) / "trainer.pt", weights_only=True) if args.resume else {}
+        state = torch.load(Path(folder) / "trainer.pt", weights_only=True, mmap=True) if args.resume else {}
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(fleet.device)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         if args.activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             model.train()  # it is skipped otherwise; dropout, the other thing this switches on, is refused
         self.parameters = sum(p.numel() for p in model.parameters())
         self.policy = precision.shard(precision.PolicyModel(
-            model, dtype=fleet.dtype, temperature=args.temperature, fp32_head=args.fp32_head), fleet.mesh, fleet.dtype)
-        self.optimizer = torch.optim.AdamW(self.policy.parameters(), lr=args.lr, weight_decay=args.weight_decay, eps=1e-15)
+            model, dtype=fleet.dtype, temperature=args.temperature, fp32_head=args.fp32_head), fleet.mesh)
+        self.optimizer = torch.optim.AdamW(self.policy.parameters(), eps=1e-15)  # the rest is set before each step
         self.curriculum = data.Curriculum(
             prompts.train, seed=args.seed, threshold=args.no_positive_resampling, weights=prompts.weights)
         if state:
@@ -97,7 +98,8 @@ class Trainer:
                 sharded.set_optimizer_state_dict(self.policy, self.optimizer, state["optimizer"], options=WHOLE)
             self.curriculum.load_state_dict(state["curriculum"])
         self.version, self.evaluated, self.checked = state.get("version", 0), state.get("evaluated"), False
-        self.truncated, self.unverified = deque(maxlen=10), 0  # shares of the last steps; groups of this process
+        self.truncated = deque(maxlen=10)  # shares of the last steps
+        self.unverified = state.get("unverified", 0)  # groups
         self.totals = state.get("totals", {"tokens": 0, "tokens_trained": 0, "flops": 0.0})
         self.clock = Clock(dist.get_world_size(), state.get("gpu_hours", 0.0))
         self.pipeline = pipeline.Pipeline(
@@ -106,18 +108,20 @@ class Trainer:
         self.bar = tqdm(total=args.steps, initial=self.version, unit="step", disable=fleet.rank > 0)
         self.idle, self.logged, self.publishing = 0.0, self.clock.gpu_hours, 0.0  # as of the last line
         self.out.mkdir(parents=True, exist_ok=True)
-        self.log("config", flags=vars(args), world=dist.get_world_size(), **provenance())
+        self.log("config", flags=vars(args), world=dist.get_world_size(), **provenance(prompts))
 
     def issue(self, waiting=()):
         """Tickets for the next prompts of the curriculum, after those that a resumed run had `waiting`."""
-        self.pipeline.issue([*waiting, *self.curriculum.next(self.pipeline.room - len(waiting))])
+        room = max(0, self.pipeline.room)  # fewer than are waiting if it resumes with fewer --steps
+        waiting = waiting[:room]
+        self.pipeline.issue([*waiting, *self.curriculum.next(room - len(waiting))])
 
     def update(self, plan):
-        """One optimizer step on this rank's share; denominators are global, so micro-batches and ranks only change speed.
+        """One optimizer step on this rank's share; denominators are global: micro-batches and ranks only change speed.
 
         Returns metrics over all ranks. Without any gradient (all groups of zero variance) the weights stand still.
         """
-        args, sums, rho_max, began = self.args, torch.zeros(5, dtype=torch.float64), 0.0, time.perf_counter()
+        args, sums, rho_max, began = self.args, torch.zeros(len(loss.STATISTICS)).double(), 0.0, time.perf_counter()
         objective = loss.LOSSES[args.loss][0]
         for items in plan.micro_batches:
             self.fleet.stop_together()
@@ -146,7 +150,7 @@ class Trainer:
         """Learning rate of the coming step: linear over --warmup steps, then constant (A.3)."""
         lr = self.args.lr * min(1.0, (self.version + 1) / self.args.warmup)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group |= {"lr": lr, "weight_decay": self.args.weight_decay}  # a resumed run may have been given another
         return lr
 
     def gradient_norm(self):
@@ -155,7 +159,7 @@ class Trainer:
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
     def weights(self, dtype=None, device=None):
-        """{name: full tensor} on rank 0; the others only take part. By default in the generators' dtype, where it is."""
+        """{name: full tensor} on rank 0; the others take part. By default in the generators' dtype, where it is."""
         named = precision.full_tensors(self.policy, dtype)
         return {name: tensor.to(device or tensor.device) for name, tensor in named if self.fleet.rank == 0}
 
@@ -180,9 +184,7 @@ class Trainer:
                            f"{len(self.truncated)} steps were truncated and carry no loss. Runs destabilise above "
                            f"{TRUNCATION:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)")
             self.truncated.clear()
-        if self.unverified > UNVERIFIED * max(100, self.version * self.args.prompts):
-            errors = Counter(header.error for header in headers if header.correct is None) or {"as before": 0}
-            raise Unverifiable(f"the verifier failed on {self.unverified} groups: {max(errors, key=errors.get)}")
+        check_verifier(headers, self.unverified, self.version * self.args.prompts)
 
     def evaluate(self):
         """Mean@k on the validation set; clock, weights and training tickets stand still meanwhile."""
@@ -191,18 +193,24 @@ class Trainer:
             self.evaluated = self.version
             if not groups:  # another rank than 0
                 return
-            self.log("eval", **reward.pass_rates(groups, self.validation))
-            for header, completion in zip((header for group in groups for header in group), samples):
+            headers = [header for group in groups for header in group]
+            check_verifier(headers, len({h.prompt for h in headers if h.correct is None}), len(groups))
+            self.log("eval", **reward.pass_rates(groups, self.validation), timed_out=sum(h.timed_out for h in headers))
+            for header, completion in zip(headers, samples):
                 prompt = self.validation[header.prompt]
                 append(self.out / "completions.jsonl", {
                     "step": self.version, "prompt": prompt.text, "completion": completion.text,
-                    "answer": prompt.answer, "correct": completion.correct})
+                    "answer": prompt.answer, "correct": header.correct})
 
     def checkpoint(self):
-        """A Hugging Face folder with trainer.pt beside the weights; the two latest are kept. Renamed when complete."""
+        """A Hugging Face folder with trainer.pt beside the weights; the two latest are kept. Renamed when complete.
+
+        While `fleet.stepping`, so that no signal's patience ends in the middle of it.
+        """
         weights = self.weights(torch.float32, "cpu")
         # Before the first optimizer step there is no state, and asking for it would count one.
-        optimizer = self.optimizer.state and sharded.get_optimizer_state_dict(self.policy, self.optimizer, options=WHOLE)
+        optimizer = self.optimizer.state and sharded.get_optimizer_state_dict(
+            self.policy, self.optimizer, options=WHOLE)
         final, folder = self.out / f"checkpoint-{self.version}", self.out / "checkpoint.tmp"
         if self.fleet.rank or final.exists():
             return
@@ -211,7 +219,7 @@ class Trainer:
         self.tokenizer.save_pretrained(folder)
         torch.save({"version": self.version, "evaluated": self.evaluated, "optimizer": dict(optimizer),
                     "curriculum": self.curriculum.state_dict(), "totals": self.totals,
-                    "gpu_hours": self.clock.gpu_hours}, folder / "trainer.pt")
+                    "unverified": self.unverified, "gpu_hours": self.clock.gpu_hours}, folder / "trainer.pt")
         folder.rename(final)
         for old in checkpoints(self.out)[:-2]:
             shutil.rmtree(old)
@@ -250,6 +258,13 @@ class Trainer:
         self.bar.update(self.version - self.bar.n)
         if kind in LINES:
             self.bar.write(LINES[kind].format(**row), file=sys.stdout)
+
+
+def check_verifier(headers, failed, groups):
+    """Raises Unverifiable if the verifier failed on more than 1 % of so many groups, counted as 100 at least."""
+    if failed > UNVERIFIED * max(100, groups):
+        errors = Counter(header.error for header in headers if header.correct is None) or {"as before": 0}
+        raise Unverifiable(f"the verifier failed on {failed} groups: {max(errors, key=errors.get)}")
 
 
 def append(path, row):
@@ -291,7 +306,9 @@ def train(run):
         # 5. Validate (Sec. 2.1).
         if run.version % args.eval_every == 0:
             run.evaluate()
+            run.fleet.stepping = True
             run.checkpoint()
+            run.fleet.stepping = False
     run.publish(final=True)
     if run.evaluated != run.version:
         run.evaluate()
@@ -316,44 +333,29 @@ def finish(run, reason, seconds, whole_state=True):
 # --- Processes -------------------------------------------------------------------------------------------------------
 
 
-def make_generator(args, device, dtype):
-    """The generator that the flags ask for, with the weights of --model or of the checkpoint to resume."""
-    folder = weights_folder(args)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    sampling = dict(slots=args.slots, max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed,
-                    fp32_head=args.fp32_head, version=int(folder.rsplit("-", 1)[1]) if args.resume else 0)
-    if args.length_control == "interrupt":
-        sampling |= dict(think_budget=tuple(args.interrupt_at), phrase_ids=phrase_ids(tokenizer, args))
-    return rollout.make(args.generator, folder, tokenizer, device=device, dtype=dtype, **sampling)
-
-
 def generate(args, fleet):
     """A generator rank: serves tickets until rank 0 ends the run (pipeline.serve)."""
     with closing(make_generator(args, fleet.device, fleet.dtype)) as generator, closing(make_scorer(args)) as scorer:
         pipeline.serve(generator, fleet.mailbox, fleet.receive, scorer)
 
 
-def make_scorer(args):
-    """The verifiers, and Eq. 9 if asked for."""
-    shape = partial(reward.length_penalty, length_max=args.length_max, length_cache=args.length_cache)
-    return reward.Scorer(timeout=args.verify_timeout, penalty=shape if args.length_control == "penalty" else None)
-
-
 def evaluate(args, prompts):
     """--evaluate: mean@k and pass@k of one policy, each with its standard error over prompts, per validation curve."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with closing(make_generator(args, device, getattr(torch, args.dtype))) as generator, closing(make_scorer(args)) as scorer:
-        groups = pipeline.complete(generator, scorer, prompts, args.generations)
+    device, groups = torch.device("cuda" if torch.cuda.is_available() else "cpu"), [[] for _ in prompts]
     Path(args.out).mkdir(parents=True, exist_ok=True)
-    for prompt, score in ((prompt, score) for prompt, group in zip(prompts, groups) for score in group):
-        append(Path(args.out) / "evaluation.jsonl", {
-            "prompt": prompt.text, "completion": score.completion.text, "answer": prompt.answer,
-            "correct": score.correct, "truncated": score.completion.truncated, "task": prompt.curve})
+    with (closing(make_generator(args, device, getattr(torch, args.dtype))) as generator,
+          closing(make_scorer(args)) as scorer, tqdm(total=len(prompts) * args.generations, unit="completion") as bar):
+        for score in pipeline.complete(generator, scorer, prompts, args.generations):
+            prompt = prompts[score.completion.ticket]
+            groups[prompt.index].append(score.correct)
+            append(Path(args.out) / "evaluation.jsonl", {
+                "prompt": prompt.text, "completion": score.completion.text, "answer": prompt.answer,
+                "correct": score.correct, "truncated": score.completion.truncated, "task": prompt.curve})
+            bar.update()
     for curve in sorted({prompt.curve for prompt in prompts}):
-        known = [[score.correct for score in group] for prompt, group in zip(prompts, groups)
-                 if prompt.curve == curve and all(score.correct is not None for score in group)]
+        known = [group for prompt, group in zip(prompts, groups) if prompt.curve == curve and None not in group]
         print(f"{curve}: {len(known)} prompts, {args.generations} completions each")
-        for k in (2**power for power in range(args.generations.bit_length())):
+        for k in (2**power for power in range(args.generations.bit_length() if known else 0)):
             value, stderr = reward.pass_at_k(known, k)
             print(f"  {f'mean@{args.generations}' if k == 1 else f'pass@{k}':8} {value:.4f} +- {stderr:.4f}")
 
@@ -361,30 +363,24 @@ def evaluate(args, prompts):
 def lead(args, fleet, prompts, began):
     """A trainer rank. Whatever ends the run, it leaves a checkpoint, a readable log and the fit so far.
 
+    Except where a peer dies in a collective of NCCL, or on another node: then the last periodic checkpoint stands.
     Returns the reason if that is a failure.
     """
     run, failure, whole_state = Trainer(args, fleet, prompts), None, True
     try:
         reason = train(run)
-    except (pipeline.Interrupted, pipeline.Stopped, RuntimeError) as end:  # Stalled, or a collective without its peer
+    except (pipeline.Interrupted, RuntimeError) as end:  # Stalled, or a collective without its peer
         asked = not isinstance(end, RuntimeError)
         gone = ", ".join(fleet.missing(patience=0.0 if asked else 1.0))
         if not gone and not asked and not isinstance(end, pipeline.Stalled):
             raise
         reason = f"{gone} ended" if gone else str(end)  # the launcher stops everybody when one process dies
         failure = reason if gone or not asked or isinstance(end, Unverifiable) else None
-        # Several trainers gather a checkpoint only if all of them are where they can agree to: waiting, or asked to stop.
+        # Several trainers gather a checkpoint only if all are where they can agree to: waiting, or asked to stop.
         together = (asked or fleet.rank == 0) and "trainer" not in gone and not isinstance(end, Abandoned)
         whole_state = args.trainers == 1 or together
     finish(run, reason, time.perf_counter() - began, whole_state)
     return failure and f"{failure}; {args.out} holds the log and a checkpoint: go on with --resume"
-
-
-def provenance():
-    """Commit and versions behind a run."""
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True,
-                            cwd=Path(__file__).parent, check=False).stdout.strip()
-    return {"commit": commit, "versions": {name: version(name) for name in ("torch", "transformers", "numpy", "scipy")}}
 
 
 def main(argv):

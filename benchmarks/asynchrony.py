@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 python benchmarks/asynchrony.py            about 4 minutes on two cores
 
-Both sides run here, one after the other. --slots is set so low that training takes 0.3 to 0.9 of the generation time, as
-in a fleet with more generators than trainers. Measured over whole PPO phases, without the first and the last: there
+Both sides run here, one after the other. --slots is set so low that training takes 0.3 to 0.9 of the generation time,
+as in a fleet with more generators than trainers. Measured over whole PPO phases, without the first and the last: there
 the run starts and ends, and neither side has work for both processes. Prints a table and the ratio of completions/s.
 """
 
@@ -22,9 +22,10 @@ def run(off_policy, args, folder):
     """The `step` rows of one run."""
     out = Path(folder) / off_policy
     steps = args.phases * args.k
-    command = [sys.executable, str(TRAIN), "--loss", "cispo", "--off-policy", off_policy, "--k", args.k, "--steps", steps,
-               "--slots", args.slots, "--eval-every", steps, "--eval-prompts", 8, "--out", out]
-    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = [sys.executable, str(TRAIN), "--loss", "cispo", "--off-policy", off_policy, "--k", args.k, "--steps",
+               steps, "--slots", args.slots, "--eval-every", steps, "--eval-prompts", 8, "--out", out]
+    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL,
+                   env=os.environ | {"OMP_NUM_THREADS": "1"})
     rows = [json.loads(line) for line in (out / "log.jsonl").open()]
     return rows[0]["flags"], [row for row in rows if row["kind"] == "step"]
 

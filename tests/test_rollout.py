@@ -278,17 +278,17 @@ def test_wants_a_ticket_while_a_slot_would_stay_empty(make):
     gen = make(tiny_model(), slots=5)
     taken = []
     for ticket in tickets(4, generations=2):
-        taken.append(gen.wants_ticket)
+        taken.append(gen.wants(False))
         gen.add(ticket)
     assert taken == [True, True, True, False]  # 0, 2, 4, 6 queued completions for 5 slots
-    assert gen.wants_evaluation  # it would go first
+    assert gen.wants(True)  # it would go first
     gen.add(tickets(1, generations=5, evaluation=True)[0])
-    assert not gen.wants_evaluation
+    assert not gen.wants(True)
     finish(gen)
-    assert gen.wants_ticket and gen.wants_evaluation and not gen.busy and gen.step() == []
+    assert gen.wants(False) and gen.wants(True) and not gen.busy and gen.step() == []
     gen = make(tiny_model(), slots=5, max_new_tokens=1)
     gen.add(tickets(1, generations=8)[0])
-    assert not gen.wants_ticket and len(gen.step()) == 5 and gen.wants_ticket  # 3 left for 5 slots
+    assert not gen.wants(False) and len(gen.step()) == 5 and gen.wants(False)  # 3 left for 5 slots
 
 
 def test_evaluation_goes_first_and_running_completions_go_on(make):
@@ -478,7 +478,7 @@ def test_tickets_that_cannot_be_served_are_refused(make):
     with pytest.raises(ValueError, match="generations >= 1"):
         gen.add(Ticket(0, 0, ticket.prompt, 0))
     for length in (0, 128 - 24 + 1):
-        with pytest.raises(ValueError, match=rf"ticket 7.*<= 128, the model's positions; got 1, {length} \+ 24"):
+        with pytest.raises(ValueError, match=rf"ticket 7.*<= 128 positions; got 1, {length} \+ 24"):
             gen.add(Ticket(7, 0, Prompt(0, (5,) * length, "", "", "arithmetic"), 1))
     gen.add(Ticket(0, 0, Prompt(0, (5,) * (128 - 24), "", "", "arithmetic"), 1))  # just fits
     assert len(finish(gen)) == 1

@@ -34,7 +34,8 @@ import precision
 import reward
 import sft
 import train
-from recipes import RECIPES, settings
+from recipes import (RECIPES, checkpoints, make_generator, make_scorer, provenance, resumed_flags, settings,
+                     stored_flags)
 
 ROOT = Path(train.__file__).parent
 BASE = ROOT / "base"
@@ -336,14 +337,22 @@ def tiny_model():
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def test_without_any_gradient_the_weights_stand_still_but_the_version_goes_on():
-    trainer = object.__new__(train.Trainer)  # without processes around it
-    trainer.args = SimpleNamespace(lr=0.1, warmup=1, loss="cispo", clips={"eps_max": 5.0}, average="prompt")
+def lone_trainer():
+    """Without processes around it."""
+    trainer = object.__new__(train.Trainer)
+    trainer.args = SimpleNamespace(lr=0.1, warmup=1, weight_decay=0.5, loss="cispo", clips={"eps_max": 5.0},
+                                   average="prompt")
     trainer.policy = precision.PolicyModel(tiny_model(), dtype=torch.float32)
     trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=0.1, weight_decay=0.5)
-    trainer.version, trainer.checked = 6, True
+    trainer.version, trainer.checked = 6, False
     trainer.pipeline = SimpleNamespace(take=lambda headers: [])
-    trainer.fleet = SimpleNamespace(device="cpu", stop_together=lambda: None, total=lambda sums, rho_max: {})
+    trainer.fleet = SimpleNamespace(device="cpu", dtype=torch.float32, stop_together=lambda: None,
+                                    total=lambda sums, rho_max: {})
+    return trainer
+
+
+def test_without_any_gradient_the_weights_stand_still_but_the_version_goes_on():
+    trainer = lone_trainer()
     before = [parameter.clone() for parameter in trainer.policy.parameters()]
     metrics = trainer.update(make_plan(batch([True, True], [False, False])))
     assert trainer.version == 7 and metrics["gradient_norm"] == 0
@@ -351,13 +360,34 @@ def test_without_any_gradient_the_weights_stand_still_but_the_version_goes_on():
     assert all(torch.equal(was, now) for was, now in zip(before, trainer.policy.parameters()))
 
 
+def test_the_start_up_check_stops_a_run_before_its_first_optimizer_step():
+    trainer = lone_trainer()
+    before = [parameter.clone() for parameter in trainer.policy.parameters()]
+    sampled = pipeline.Completion(0, 0, False, [3, 4], [5, 6], [True] * 2, [-9.0] * 2, [0] * 2, "", False, False)
+    trainer.pipeline.take = lambda headers: [sampled] * len(headers)  # no policy of 18 tokens samples e^-9 twice
+    with pytest.raises(RuntimeError, match="start-up check.*temperature.*log-prob mode.*head dtype.*tokenizer"):
+        trainer.update(make_plan(batch([True, False])))
+    assert all(torch.equal(was, now) for was, now in zip(before, trainer.policy.parameters()))
+
+
+def test_fewer_steps_on_resume_issue_only_what_they_need():
+    issued = []
+    box = SimpleNamespace(room=3, issue=issued.append)
+    run = SimpleNamespace(pipeline=box, curriculum=SimpleNamespace(next=lambda count: ["new"] * count))
+    train.Trainer.issue(run, waiting=["a", "b"])
+    train.Trainer.issue(run, waiting=["a", "b", "c", "d"])
+    box.room = -2
+    train.Trainer.issue(run, waiting=["a"])
+    assert issued == [["a", "b", "new"], ["a", "b", "c"], []]
+
+
 def test_a3_the_learning_rate_rises_linearly_over_the_warm_up_and_stays():
     optimizer = torch.optim.AdamW([torch.zeros(1)], lr=9.0)
     rates = []
     for version in (0, 1, 3, 4, 100):
-        run = SimpleNamespace(args=SimpleNamespace(lr=0.8, warmup=4), version=version, optimizer=optimizer)
-        rates.append(train.Trainer.warm_up(run))
-        assert optimizer.param_groups[0]["lr"] == rates[-1]
+        args = SimpleNamespace(lr=0.8, warmup=4, weight_decay=0.25)  # as a resumed run may have been told anew
+        rates.append(train.Trainer.warm_up(SimpleNamespace(args=args, version=version, optimizer=optimizer)))
+        assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (rates[-1], 0.25)
     assert rates == pytest.approx([0.2, 0.4, 0.8, 0.8, 0.8])
 
 
@@ -393,6 +423,66 @@ def test_a_failed_verifier_is_no_wrong_answer_in_the_validation():
     prompts = [data.Prompt(i, (1,), "", "", "math") for i in range(2)]
     found = reward.pass_rates(batch([True, False, True, False], [True, None, None, None]), prompts)
     assert found["pass_rate"] == 0.5  # with the three unknown ones as wrong it were 3/8
+
+
+# --- What the flags ask for ------------------------------------------------------------------------------------------
+
+
+def test_eq9_the_penalty_reaches_the_scorer_only_with_length_control_penalty():
+    prompt = data.Prompt(0, (1,), "", "1", "arithmetic")
+    for control, expected in (("penalty", 0.5), ("interrupt", 1.0), ("none", 1.0)):
+        lengths = ["--length-max", "4", "--length-cache", "2"] if control == "penalty" else []
+        scorer = make_scorer(settings(["--length-control", control, *lengths]))
+        scorer.submit(SimpleNamespace(text="<think>1</think>1", ids=[0] * 3, truncated=False), prompt)
+        assert [score.reward for score in scorer.finished()] == [expected]  # 1 + (4 - 3) / 2 - 1
+
+
+def test_a10_only_length_control_interrupt_interrupts():
+    for control, expected in (("interrupt", (80, 88)), ("penalty", None), ("none", None)):
+        args = settings(["--length-control", control])
+        assert make_generator(args, torch.device("cpu"), torch.float32).think_budget == expected
+
+
+def test_the_embedded_tasks_choose_the_base_that_knows_them():
+    assert settings([]).model == "base" and settings(["--data", "arithmetic:1", "sorting:1"]).model == "base/sorting"
+
+
+def test_a_run_without_git_has_no_commit(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    prompts = data.Data([1, 2, 3], [4], 5, 6)
+    found = provenance(prompts)
+    assert found["commit"] is None and found["versions"]["torch"] == torch.__version__
+    assert found["prompts"] == {"train": 3, "validation": 1, "too_long": 5, "repeated": 6}
+
+
+def test_a_users_own_copies_of_checkpoints_are_none_of_the_runs():
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-10-copy", "checkpoint-best", "checkpoint.tmp"):
+        Path("run", name).mkdir(parents=True)
+    assert [folder.name for folder in checkpoints("run")] == ["checkpoint-9", "checkpoint-10"]
+
+
+def stored(**flags):
+    """The folder of a run that was started with these flags."""
+    Path("run/checkpoint-1").mkdir(parents=True)
+    row = {"kind": "config", "flags": {"clips": {"eps_max": 4.0}, "resume": False, **flags}}
+    Path("run/log.jsonl").write_text(json.dumps(row) + "\n")
+    return Path("run")
+
+
+def test_what_belongs_to_a_machine_is_not_resumed_and_what_the_state_depends_on_must_not_change():
+    def stop(message):
+        raise RuntimeError(message)
+
+    stored(trainers=3, protections=["no network"], lr=0.5, eval_prompts=64)
+    assert stored_flags(Path("run/log.jsonl")) == {"lr": 0.5, "eval_prompts": 64, "eps_max": 4.0}
+    with pytest.raises(RuntimeError, match="--eval-prompts 32: the run in run has 64"):
+        resumed_flags({"out": "run", "eval_prompts": 32}, stop)
+
+
+def test_evaluation_refuses_what_it_does_not_read_and_more_processes_than_one(capsys, monkeypatch):
+    assert "it does not read --lr, --steps" in refused(capsys, "--evaluate", str(BASE), "--steps", "3", "--lr", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert "--evaluate is a single process" in refused(capsys, "--evaluate", str(BASE))
 
 
 # --- Before anything is spawned --------------------------------------------------------------------------------------
@@ -445,8 +535,8 @@ def test_an_interrupted_evaluation_is_repeated(monkeypatch):
     calls = []
     run = SimpleNamespace(version=20, evaluated=10, args=SimpleNamespace(eval_every=10, steps=20), calls=calls,
                           evaluate=lambda: calls.append("evaluate"), issue=lambda waiting: None,
-                          publish=lambda final: setattr(run, "evaluated", 20), clock=SimpleNamespace(start=lambda: None),
-                          curriculum=SimpleNamespace(in_flight=[]))
+                          publish=lambda final: setattr(run, "evaluated", 20),
+                          clock=SimpleNamespace(start=lambda: None), curriculum=SimpleNamespace(in_flight=[]))
     train.train(run)
     assert calls == ["evaluate"]
     train.train(run)  # now it has been made
@@ -474,6 +564,13 @@ def test_failing_verifiers_stop_the_run_above_one_percent_of_the_groups():
         train.Trainer.watch(run, [header(True)])
 
 
+def test_a_verifier_that_fails_on_the_validation_set_stops_the_run_with_its_reason():
+    broken = [replace(header(None), error="no jail")] * 2
+    train.check_verifier(broken, 2, groups=200)
+    with pytest.raises(train.Unverifiable, match="failed on 2 groups: no jail"):
+        train.check_verifier(broken, 2, groups=199)
+
+
 def evaluated(capsys, *argv):
     """(what --evaluate prints, the rows it writes)"""
     train.main(["--evaluate", str(BASE), "--generations", "4", "--slots", "32", "--out", "found", *argv])
@@ -482,7 +579,7 @@ def evaluated(capsys, *argv):
 
 def test_evaluation_asks_every_row_of_a_file_and_keeps_every_completion(capsys):
     rows = [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in
-            data.arithmetic_set(12, seed=1, held_out=True)]
+            data.examples("arithmetic", 12, seed=1, held_out=True)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     printed, found = evaluated(capsys, "--data", "rows.jsonl")
     assert {row["prompt"] for row in found} == {row["prompt"] for row in rows} and len(found) == 12 * 4
@@ -662,6 +759,16 @@ def test_sec3_1_ppo_off_policy_1_trains_the_batches_of_pipeline_0(one_trainer, f
         assert mine["gradient_norm"] == pytest.approx(reference["gradient_norm"], rel=1e-4) and mine["kept"] > 0
 
 
+def test_fig11_two_tasks_train_together_with_a_curve_for_each(forks, tmp_path):
+    run = Run(tmp_path / "run").fork(forks, 2, *ON_POLICY, "--steps", "1", "--data", "arithmetic:1", "sorting:1")
+    assert run.wait() == [0, 0], run.text
+    config, (first, last) = run.rows("config")[0], run.rows("eval")
+    assert config["flags"]["model"] == "base/sorting"
+    assert set(first["tasks"]) == set(last["tasks"]) == {"arithmetic", "sorting"}
+    train_rows = config["prompts"]["train"] // 2
+    assert sum(index < train_rows for index in run.rows("step")[0]["prompts"]) == 4  # of 8
+
+
 def test_a_run_leaves_what_it_promises(one_trainer):
     kinds = [row["kind"] for row in one_trainer.log]
     assert kinds == ["config", "eval", "step", "eval", "step", "eval", "end"]
@@ -683,7 +790,7 @@ def short_epochs(tmp_path_factory):
     """Flags of a run into its second epoch, which depends on the history, but on no timing: the weights stand still."""
     file = tmp_path_factory.mktemp("data") / "rows.jsonl"
     rows = [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in
-            data.arithmetic_set(32, seed=1, held_out=False)]
+            data.examples("arithmetic", 32, seed=1, held_out=False)]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return ("--model", str(BASE), "--data", str(file), "--lr", "1e-12", "--prompts", "4", "--k", "1",
             "--generations", "4", "--no-positive-resampling", "0.5", "--max-new-tokens", "80",

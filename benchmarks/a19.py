@@ -1,0 +1,111 @@
+"""Conference App. A.19, measured: log rho at step 0 for both heads on both sides, on random models.
+
+    python precision.py             all generators there are, a table and figures/a19.png
+
+Head bf16 or fp32 on generator and trainer, bf16 bodies, vocabulary 32,000, three spreads of the logits; the
+trainer's forward pass against TorchGenerator and, where it is installed, vLLM. Clipped is DAPO's share.
+
+Test: pytest tests/test_precision.py
+"""
+
+import argparse
+import tempfile
+from contextlib import closing
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+
+import torch
+from matplotlib import pyplot as plt
+from tokenizers import Tokenizer, models
+from transformers import (AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config,
+                          Qwen3ForCausalLM)
+
+import data
+import loss
+import pipeline
+import precision
+import recipes
+import rollout
+
+SPREADS = (1.0, 4.0, 8.0)  # std of the logits, nats: from nearly uniform to a mean top-1 probability near 0.6
+HEADS = {False: "bf16", True: "fp32"}
+PROMPTS, PROMPT_TOKENS, GENERATIONS, COMPLETION_TOKENS = 16, 16, 4, 32
+VOCABULARY = 32_000
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def random_policy(folder, spread):
+    """Save a random bf16 Qwen3 whose logits have a std of `spread` nats, and a tokenizer."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=4, head_dim=64, max_position_embeddings=512, tie_word_embeddings=False, eos_token_id=0)
+    model = Qwen3ForCausalLM(config)
+    model.lm_head.weight.data.normal_(std=spread / config.hidden_size**0.5)  # the final norm makes |h|^2 = hidden size
+    model.bfloat16().save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({str(i): i for i in range(VOCABULARY)}, unk_token="1"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0", unk_token="1").save_pretrained(folder)
+
+
+def completions(backend, folder, fp32_head):
+    """Completions by `backend` ("torch" or "vllm") in bf16, GENERATIONS of each prompt."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rng, shape, done = torch.Generator().manual_seed(1), (PROMPTS, PROMPT_TOKENS), []
+    with closing(rollout.make(backend, folder, tokenizer, device=DEVICE, dtype=torch.bfloat16, fp32_head=fp32_head,
+                              slots=PROMPTS * GENERATIONS, max_new_tokens=COMPLETION_TOKENS)) as generator:
+        for n, ids in enumerate(torch.randint(2, VOCABULARY, shape, generator=rng).tolist()):
+            generator.add(pipeline.Ticket(n, 0, data.Prompt(n, tuple(ids), "", "", "math"), GENERATIONS))
+        while generator.busy:
+            done += generator.step()
+    return done
+
+
+@torch.no_grad()
+def recompute(folder, done, fp32_head):
+    """The trainer's side: log pi_train and log pi_gen of the sampled tokens (N,), and the mean top-1 probability."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(DEVICE)
+    policy = precision.PolicyModel(model, dtype=torch.bfloat16, fp32_head=fp32_head)
+    ids, mask, gen_logprobs, *_ = loss.collate([(None, 0.0, 0)] * len(done), done, DEVICE)
+    top = model(input_ids=ids[:16]).logits[:, :-1][mask[:16]].float().softmax(-1).amax(-1).mean().item()
+    return policy(ids, mask)[0][mask].cpu(), gen_logprobs[mask].cpu(), top
+
+
+def main():
+    """Prints the table; draws the scatter of the last spread."""
+    parser = argparse.ArgumentParser(prog="precision.py", description=__doc__.split("\n")[0])
+    parser.add_argument("-o", "--out", type=Path, default=Path("figures"), help="folder for a19.png")
+    args, clip = parser.parse_args(), recipes.CLIPS
+    backends, cells = ["torch", "vllm"] if find_spec("vllm") else ["torch"], {}
+    print("spread top-1 backend  generator trainer  mean |log rho|  max     min rho  max rho  clipped   ESS    "
+          "correlation")
+    for spread, backend, generator_head in product(SPREADS, backends, HEADS):
+        with tempfile.TemporaryDirectory() as folder:
+            random_policy(folder, spread)
+            done = completions(backend, folder, generator_head)
+            for trainer_head in HEADS:
+                logprobs, gen_logprobs, top = recompute(folder, done, trainer_head)
+                m = precision.mismatch(logprobs, gen_logprobs, torch.ones_like(logprobs).bool(),
+                                       low=1 - clip["eps_low"], high=1 + clip["eps_high"])
+                r = torch.corrcoef(torch.stack([logprobs, gen_logprobs]))[0, 1].item()
+                cells[backend, generator_head, trainer_head] = gen_logprobs, logprobs - gen_logprobs, m
+                print(f"{spread:6g} {top:5.2f} {backend:8} {HEADS[generator_head]:9} {HEADS[trainer_head]:7}  "
+                      f"{m['mean_abs_log_ratio']:14.5f} {m['max_abs_log_ratio']:7.3f} {m['min_ratio']:8.3f} "
+                      f"{m['max_ratio']:8.3f} {m['clipped']:8.2%} {m['effective_sample_size']:7.4f} {r:10.6f}",
+                      flush=True)
+    draw(cells, backends, args.out / "a19.png")
+
+
+def draw(cells, backends, path):
+    """Scatter of log rho against the generator's log-prob: a row per backend, a column per pair of heads."""
+    figure, axes = plt.subplots(len(backends), 4, figsize=(14, 3.4 * len(backends)), sharex=True, sharey=True,
+                                squeeze=False)
+    for axis, (key, (gen_logprobs, log_ratio, m)) in zip(axes.flat, cells.items()):
+        axis.scatter(gen_logprobs, log_ratio, s=2, alpha=0.3, color="#0072B2", rasterized=True)
+        axis.axhline(0, color="black", linewidth=0.6)
+        axis.set_title(f"{key[0]} {HEADS[key[1]]} head, trainer {HEADS[key[2]]} head\n"
+                       f"mean |log rho| {m['mean_abs_log_ratio']:.4f}, clipped {m['clipped']:.2%}", fontsize=9)
+    figure.supxlabel("generator's log-prob of the sampled token (nats)")
+    figure.supylabel("log rho at step 0 (nats)")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)

@@ -30,7 +30,6 @@ Test:  pytest tests/test_fit.py; coverage of the bands: python benchmarks/fit_co
 import argparse
 import csv
 import json
-import warnings
 from collections import namedtuple
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -41,7 +40,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
-from scipy.optimize import OptimizeWarning, curve_fit, minimize
+from scipy.optimize import leastsq, minimize
 from scipy.special import expit, logit, stdtrit
 
 PAPER_GRID = (np.linspace(0.450, 0.800, 71), np.linspace(100, 40000, 100))  # A.5: A, and C_mid in GPU-hours
@@ -196,21 +195,20 @@ def _region(points, factor):
 
 
 def _grid(points, grid):
-    """A.5 to the letter: for every pair (A, C_mid) fit B alone by `curve_fit` from its default start; the best pair."""
+    """A.5 to the letter: for every pair (A, C_mid) fit B alone from `curve_fit`'s default start, 1; the best pair."""
     R_0, best = points.R_0, (np.inf, np.nan, np.nan, np.nan)
-    # The warnings are about the covariance of B, which A.5 does not use.
-    with warnings.catch_warnings(action="ignore", category=OptimizeWarning):
-        for A, C_mid in product(*grid):
-            law = lambda u, B: R_0 + (A - R_0) * expit(B * (u - np.log(C_mid)))  # noqa: B023, E731  (used at once)
-            with suppress(RuntimeError):  # no convergence from the default start: this pair has no fit
-                (B,), _ = curve_fit(law, points.u, points.R)
-                best = min(best, (((points.R - law(points.u, B)) ** 2).sum(), A, B, C_mid))
+    for A, C_mid in product(*grid):
+        residuals = lambda B: R_0 + (A - R_0) * expit(B * (points.u - np.log(C_mid))) - points.R  # noqa: B023, E731
+        # What `curve_fit` calls; without the covariance of B, which A.5 does not use, and its warnings.
+        (B,), *_, status = leastsq(residuals, 1.0, full_output=True)
+        if status in (1, 2, 3, 4):  # else no convergence from the default start: this pair has no fit
+            best = min(best, ((residuals(B) ** 2).sum(), A, B, C_mid))
     return best[1:]
 
 
 def _checked(run):
     """The run with arrays (n,) in order of compute; BadInput if they are not compute and pass rates."""
-    C, R = np.asarray(run.compute, float), np.asarray(run.reward, float)
+    C, R, epoch = (np.asarray(x, float) for x in (run.compute, run.reward, run.epoch))  # epoch None: nan
     if C.ndim != 1 or C.shape != R.shape:
         raise BadInput(f"{run.name}: got compute {C.shape} and reward {R.shape}, expected lists of one length")
     wrong = ~(np.isfinite(C + R) & (C >= 0) & (abs(R) <= 1.5))
@@ -218,8 +216,7 @@ def _checked(run):
         got = f"{run.name}: got compute {C[wrong][0]:g} and reward {R[wrong][0]:g} at point {wrong.argmax() + 1}"
         raise BadInput(f"{got}, expected C >= 0 and a pass rate in [0, 1]; likely a gap, a logarithm, or per cent")
     order = np.argsort(C, kind="stable")
-    epoch = np.full(len(C), np.inf) if run.epoch is None else np.asarray(run.epoch, float)
-    return run._replace(compute=C[order], reward=R[order], epoch=epoch[order])
+    return run._replace(compute=C[order], reward=R[order], epoch=np.broadcast_to(epoch, C.shape)[order])
 
 
 def _amount(value, whole):
@@ -240,22 +237,18 @@ def _in_range(run, taken):
     return keep
 
 
-def _drop_after_peak(R):
-    """How far R (n,) ends below its highest stretch of n/8 points (at least 3); 0 if noise could do that."""
-    mean = np.convolve(R, np.ones(width := max(3, len(R) // 8)) / width, "valid")
-    noise = np.median(abs(np.diff(R))) / 0.954  # the median |difference| of two numbers with normal noise 1
-    drop = mean.max() - mean[-1]
-    return drop if drop > max(0.01, 4 * noise * np.sqrt(2 / width)) else 0.0
-
-
 def _warnings(law, R, edges, assumed, epoch):
     """The named warnings. edges: name -> values searched, the least first; one value: the caller fixed it."""
-    drop, (low, high), early = _drop_after_peak(R), law.bands["A"], (epoch < 1).mean()
+    # How far R (n,) ends below its highest stretch of n/8 points, against what noise could do.
+    mean = np.convolve(R, np.ones(width := max(3, len(R) // 8)) / width, "valid")
+    noise = np.median(abs(np.diff(R))) / 0.954  # the median |difference| of two numbers with normal noise 1
+    drop, limit = mean.max() - mean[-1], max(0.01, 4 * noise * np.sqrt(2 / width))
+    (low, high), early = law.bands["A"], (epoch < 1).mean()
     on = [n for n, x in edges.items() if x[0] < x[-1] and np.isclose(getattr(law, n), (x[0], x[-1]), rtol=1e-6).any()]
     known = {
         f"on a bound: {', '.join(f'{n} = {getattr(law, n):.4g}' for n in on)}, an end of the range searched": on,
         f"outside Eq. 1: A = {law.A:.4g}, R_0 = {law.R_0:.4g}, B = {law.B:.4g}": law.A <= law.R_0 or law.B <= 0,
-        f"reward falls after a peak: by {drop:.3f}; Eq. 1 can only rise, so the forecast does not hold": drop,
+        f"reward falls after a peak: by {drop:.3f}; Eq. 1 can only rise, so the forecast does not hold": drop > limit,
         f"not yet forecastable: A is anywhere in [{low:.2f}, {high:.2f}]": high - low > 0.2,
         f"R_0 assumed: nothing at C = 0 and no r0, so the first point, {law.R_0:.4g}, stands for it": assumed,
         f"fit range inside the first epoch: {early:.0%} of its points; the paper leaves that epoch out": early > 0,
@@ -273,7 +266,7 @@ def fit(compute, reward, r0=None, start=None, stop=None, method="continuous", *,
     method            "continuous": least squares, A in (R_0, 1], B > 0; "grid": A.5
     grid              for "grid": rising values of A and of C_mid; default: the paper's, in GPU-hours
     A                 fixes A; "continuous" only
-    epoch (n,)        epochs over the training prompts done at each point, if known; only for a warning
+    epoch (n,)        epochs over the training prompts done at each point, nan: not known; only for a warning
     Raises BadInput: fewer than 5 points (R_0's included), nan, C < 0, all C equal, no pass rates, R_0 not under A.
 
     >>> C = np.array([0, 1, 2, 4, 8, 16, 32])
@@ -286,6 +279,8 @@ def fit(compute, reward, r0=None, start=None, stop=None, method="continuous", *,
 
 def fit_run(run, method="continuous", *, grid=PAPER_GRID, A=None):
     """`fit` of a Run (or a pair of compute and reward) over its own range."""
+    if method != "continuous" and (method != "grid" or A is not None):
+        raise BadInput(f"got method {method!r}, expected 'continuous', or 'grid' with A not fixed")
     run = _checked(Run(*run))
     C, R, r0 = run.compute, run.reward, run.r0
     taken = (C == 0 if (C == 0).any() else np.arange(len(C)) == 0) & (r0 is None)
@@ -296,7 +291,7 @@ def fit_run(run, method="continuous", *, grid=PAPER_GRID, A=None):
         raise BadInput(f"{run.name}: got R_0 = {R_0:g}, expected less than A <= {high:g}: nothing is left to gain")
     C, R, freedom = C[keep], R[keep], int(keep.sum()) - (3 if A is None else 2)
     points = _Points(np.log(C), R, R_0, EXACT, low, high)
-    best = _estimate(points, method, grid)
+    best = _grid(points, grid) if method == "grid" else _estimate(points)
     edges = {"A": (low, high), "B": (B_MIN, B_MAX)} if method == "continuous" else dict(zip(("A", "C_mid"), grid))
     ssr, quantile = ((R - sigmoid(C, *best, R_0)) ** 2).sum(), stdtrit(freedom, 0.95)
     region = np.concatenate([[[*best, R_0]], _region(points._replace(weight=weight), 1 + quantile**2 / freedom)])
@@ -306,12 +301,8 @@ def fit_run(run, method="continuous", *, grid=PAPER_GRID, A=None):
     return replace(law, warnings=_warnings(law, R, edges, assumed, run.epoch[keep]))
 
 
-def _estimate(points, method, grid):
-    """The point estimate A, B, C_mid by either method."""
-    if method == "grid" and points.low < points.high:
-        return _grid(points, grid)
-    if method != "continuous":
-        raise BadInput(f"got method {method!r}, expected 'continuous', or 'grid' with A not fixed")
+def _estimate(points):
+    """The continuous point estimate A, B, C_mid."""
     cells, S = _search(points)
     precise = {"method": "Nelder-Mead", "bounds": LIMITS.T, "options": {"xatol": 1e-8, "fatol": 1e-9}}
     best = minimize(lambda cell: _profile(points, _shape(points, cell[None])[2])[2][0], cells[S.argmin()], **precise)
@@ -334,16 +325,11 @@ def fit_power_law(compute, reward, start=None, stop=None):
 # ---- Forecasts and comparisons ----
 
 
-def fits_by_range(run, end, cuts):
-    """{cut: Fit} with one end of the run's range, "start" or "stop", moved to each cut, a share in per cent.
-
-    A cut at which the run cannot be fitted, say for too few points, is left out.
-    """
-    laws = {}
-    for cut in cuts:
-        with suppress(BadInput):
-            laws[cut] = fit_run(run._replace(**{end: f"{cut}%"}))
-    return laws
+def fitted(run, **changes):
+    """[Fit] of the run with its fields changed, or [] where that cannot be fitted, say for too few points."""
+    with suppress(BadInput):
+        return [fit_run(run._replace(**changes))]
+    return []
 
 
 def forecast(law, last=1):
@@ -360,9 +346,12 @@ def forecast(law, last=1):
 
 
 def forecast_error(run, cuts=(10, 20, 30, 50, 70), last=5):
-    """When can one stop? A `forecast` from each share of the compute, `cuts` in per cent, that holds enough points."""
-    laws = fits_by_range(run, "stop", cuts)
-    return [{"run": run.name, "share": cut / 100} | forecast(law, last) for cut, law in laws.items()]
+    """When can one stop? A `forecast` of the last evaluations from each share of the compute, `cuts` in per cent.
+
+    Left out: shares with too few points, and those that hold one of the evaluations to be forecast.
+    """
+    laws = [(cut, law) for cut in cuts for law in fitted(run, stop=f"{cut}%") if law.span[1] < law.run.compute[-last]]
+    return [{"run": run.name, "share": cut / 100} | forecast(law, last) for cut, law in laws]
 
 
 def refit_B(runs, A):
@@ -373,13 +362,14 @@ def refit_B(runs, A):
 def compare(laws, same_A=0.02):
     """A.5: where the highest asymptotes lie within `same_A`, those runs get their mean A and B decides, else A does.
 
+    A decides too if that mean is not above the R_0 of each: a run that learned nothing has no B.
     Returns the fits compared, best first, and one sentence: which run scales better, and whether the data can tell.
     The interval of x - y is [x - y - hypot(x - x_low, y_high - y), x - y + hypot(x_high - x, y - y_low)] (MOVER).
     """
-    laws, name, why = sorted(laws, key=lambda law: -law.A), "A", f"with asymptotes more than {same_A} apart"
+    laws, name, why = sorted(laws, key=lambda law: -law.A), "A", f"with no common A (within {same_A}, above each R_0)"
     close = [law for law in laws if laws[0].A - law.A <= same_A]
-    if len(close) > 1:
-        A = float(np.mean([law.A for law in close]))
+    A = float(np.mean([law.A for law in close]))
+    if len(close) > 1 and A > max(law.R_0 for law in close):
         laws[: len(close)] = sorted(refit_B([law.run for law in close], A), key=lambda law: -law.B)
         name, why = "B", f"with a common A = {A:.3f}"
     (x, x_low, x_high), (y, y_low, y_high) = ((getattr(law, name), *law.bands[name]) for law in laws[:2])
@@ -393,35 +383,27 @@ def compare(laws, same_A=0.02):
 
 
 def _json_rows(lines):
-    """The objects of the lines of a JSONL file."""
+    """The objects of the lines of a JSONL file; what is in an inner object has a column too, such as tasks.math."""
     for number, line in enumerate(lines, 1):
         try:
-            yield dict(json.loads(line.strip() or "{}"))
+            row = dict(json.loads(line.strip() or "{}"))
         except (ValueError, TypeError):
             raise BadInput(f"line {number} is {line[:40]!r}, expected one JSON object (or a file *.csv)") from None
+        yield row | {f"{name}.{key}": x for name, obj in row.items() if isinstance(obj, dict) for key, x in obj.items()}
 
 
 def _evaluations(rows):
-    """The `eval` rows of our log, with the "epoch" of the step before and "tasks.NAME"; of any other file all rows.
+    """The `eval` rows of our log, with the "epoch" of the step before; of any other file all rows.
 
+    An empty cell of a CSV and a null are no value, and left out. Numbers may be text, as they are in a CSV.
     A resumed run repeats the steps after its checkpoint: a row undoes the evaluations of its step or later before it.
     """
-    kept, epoch = [], np.nan
+    rows, kept, epoch = [{name: x for name, x in row.items() if x not in (None, "")} for row in rows], [], np.nan
     for row in (row for row in rows if row.get("kind") in ("step", "eval") and "step" in row):
-        kept, epoch = [one for one in kept if one["step"] < row["step"]], row.get("epoch", epoch)
+        kept, epoch = [x for x in kept if float(x["step"]) < float(row["step"])], row.get("epoch", epoch)
         if row["kind"] == "eval":
-            tasks = {f"tasks.{name}": rate for name, rate in row.get("tasks", {}).items()}
-            kept.append(row | tasks | {"epoch": epoch})
+            kept.append(row | {"epoch": epoch})
     return kept or rows
-
-
-def _columns(rows, names):
-    """The named columns, each floats (n,), of the rows that have them all."""
-    full = [row for row in rows if all(row.get(name) not in (None, "") for name in names)]
-    if not full:
-        known = ", ".join(dict.fromkeys(str(name) for row in rows for name in row)) or "nothing"
-        raise BadInput(f"no row has all of {', '.join(names)} (--compute, --reward); got {len(rows)} rows of {known}")
-    return [np.array([float(row[name]) for row in full]) for name in names]
 
 
 def read_run(path, compute="gpu_hours", reward="pass_rate"):
@@ -435,54 +417,53 @@ def read_run(path, compute="gpu_hours", reward="pass_rate"):
     path = Path(path) / "log.jsonl" if Path(path).is_dir() else Path(path)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = _evaluations(list(csv.DictReader(file) if path.suffix.lower() == ".csv" else _json_rows(file)))
-        known = ["epoch"] if rows and all(row.get("epoch") not in (None, "") for row in rows) else []
-        C, R, *epoch = _columns(rows, [compute, reward, *known])
+            rows = _evaluations(csv.DictReader(file) if path.suffix.lower() == ".csv" else _json_rows(file))
+        full = [row for row in rows if compute in row and reward in row]
+        if not full:
+            known = ", ".join(dict.fromkeys(str(name) for row in rows for name in row)) or "nothing"
+            raise BadInput(f"no row has {compute} and {reward} (--compute, --reward); got {len(rows)} rows of {known}")
+        C, R, epoch = np.array([[float(row.get(name, "nan")) for row in full] for name in (compute, reward, "epoch")])
     except (ValueError, TypeError, csv.Error) as error:  # no UTF-8, no number, no CSV
         raise BadInput(f"{path}: {error}") from None
     tasks = tuple(sorted({name for row in rows for name in row if str(name).startswith("tasks.")}))
     name = (path.parent.name if path.name == "log.jsonl" else path.stem) + f" {reward}" * (reward in tasks)
-    return Run(C, R, name=name, unit=compute, epoch=epoch[0] if epoch else None, tasks=tasks)
+    return Run(C, R, name=name, unit=compute, epoch=epoch, tasks=tasks)
 
 
 def with_tasks(run, path):
-    """The run of one of our logs and, if it has several tasks, a run for each that can be fitted (Fig. 11)."""
+    """The fit of one of our logs and, if it has several tasks, of each task that can be fitted (Fig. 11)."""
     tasks = [read_run(path, run.unit, name)._replace(start=run.start, stop=run.stop) for name in run.tasks]
-    return [run, *(task for task in tasks if len(tasks) > 1 and fits_by_range(task, "stop", [100]))]
+    return [fit_run(run), *(law for task in tasks if len(tasks) > 1 for law in fitted(task))]
 
 
 # ---- Text ----
 
 
-def summary(law, until=None):
-    """A fit as a dict for JSON: its numbers, forecasts at 2x and 10x the compute (or at `until`), and the `forecast` of
-    the last evaluation from the first half (None: too few points)."""
+def summary(law, first_half=None, until=None):
+    """A fit as a dict for JSON: its numbers, forecasts at 2x and 10x the compute (or at `until`), and, as it is given,
+    the `forecast` of the last evaluation from the first half (None: too few points)."""
     C = np.array([until] if until else [2 * law.run.compute[-1], 10 * law.run.compute[-1]])
-    ahead = np.stack([C, law.predict(C), *law.band(C)], 1).tolist()
-    found = {"run": "", "unit": law.run.unit} | vars(law) | {"run": law.run.name}
-    del found["region"]
-    found["forecasts"] = [dict(zip(("C", "R", "low", "high"), row)) for row in ahead]
-    return found | {"first_half": next(iter(forecast_error(law.run, [50], last=1)), None)}
+    ahead = [dict(zip(("C", "R", "low", "high"), row)) for row in zip(C, law.predict(C), *law.band(C))]
+    found = {name: value for name, value in vars(law).items() if name != "region"}
+    return found | {"run": law.run.name, "unit": law.run.unit, "forecasts": ahead, "first_half": first_half}
 
 
-def table(header, rows):
-    """Aligned lines; floats with four digits."""
-    cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in [header, *rows]]
+def table(rows):
+    """Aligned lines, the header first; floats with four digits."""
+    cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]
     return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
 
 
 def lines_of(found):
     """A `summary` as lines for the screen."""
-    unit, half = found["unit"], found["first_half"]
-    rows = [(name, found[name], *band) for name, band in found["bands"].items()]
-    rows += [(f"R at {row['C']:.4g} {unit}", row["R"], row["low"], row["high"]) for row in found["forecasts"]]
-    if half:
-        where = f"measured {half['measured']:.4g}, {'inside' if half['inside'] else 'outside'}"
-        rows.append((f"last R, from the first half ({where})", half["forecast"], half["low"], half["high"]))
+    rows = [("", "fit", "90 % low", "high"), *((name, found[name], *band) for name, band in found["bands"].items())]
+    rows += [(f"R at {row['C']:.4g} {found['unit']}", row["R"], row["low"], row["high"]) for row in found["forecasts"]]
+    if half := found["first_half"]:
+        label = f"last R, from the first half (measured {half['measured']:.4g})"
+        rows.append((label, half["forecast"], half["low"], half["high"]))
     head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {unit}, R_0 = {R_0:.4g}, noise +-{noise:.4f}"
-    warned = [f"  warning: {text}" for text in found["warnings"]]
-    return [head.format(**found), *table(("", "fit", "90 % low", "high"), rows), *warned]
+    return [head.format(**found), *table(rows), *map("  warning: {}".format, found["warnings"])]
 
 
 # ---- Figures: a figure is panels, a panel (title, x label, y label, curves) ----
@@ -508,7 +489,8 @@ def draw(ax, title, xlabel, ylabel, curves):
 
 
 def save(path, title, panels):
-    """Draw the panels, three in a row, on logarithmic x axes; write them."""
+    """Draw the panels that have curves, three in a row, on logarithmic x axes; write them."""
+    panels = [panel for panel in panels if panel[-1]]
     rows, columns = -(-len(panels) // 3), min(3, len(panels))
     figure = Figure(figsize=(5.6 * columns, 4.2 * rows), layout="constrained")
     figure.suptitle(title)
@@ -547,49 +529,49 @@ def through(label, rows):
 
 
 def error_panels(tables, run):
-    """{name: `forecast_error`} against the fitted share; A and B of `run` against its cut-offs."""
-    ends, series = ("forecast", "low", "high"), {}
-    for name, rows in tables.items():
-        series[name] = [(100 * row["share"], *(row[end] - row["measured"] for end in ends)) for row in rows]
+    """(name, `forecast_error`) pairs against the fitted share; A and B of `run` against its cut-offs."""
+    ends, series = ("forecast", "low", "high"), []
+    for name, rows in tables:
+        series.append((name, [(100 * row["share"], *(row[end] - row["measured"] for end in ends)) for row in rows]))
     panels = [("forecasts of the end", "share of the compute that is fitted (%)", "forecast - measured", series)]
-    laws = {f"{end} moves": fits_by_range(run, end, cuts).items() for end, cuts in CUT_OFFS.items()}
+    laws = {end: [(x, law) for x in cuts for law in fitted(run, **{end: f"{x}%"})] for end, cuts in CUT_OFFS.items()}
     for name in ("A", "B"):
-        series = {label: [(x, getattr(law, name), *law.bands[name]) for x, law in cuts] for label, cuts in laws.items()}
+        series = [(f"{end} moves", [(x, getattr(at, name), *at.bands[name]) for x, at in laws[end]]) for end in laws]
         panels.append((f"{run.name}: {name} by fit range", "cut-off (% of the compute)", name, series))
-    return [(*labels, [through(*one) for one in series.items() if one[1]]) for *labels, series in panels]
+    return [(*labels, [through(*one) for one in series if one[1]]) for *labels, series in panels]
 
 
-def analyse(runs, flags=(), until=None, path=None):
-    """Fit the runs and do what the flags (compare, log_f, power_law, forecast_error) ask for; draw it to path.
+def analyse(laws, flags=(), until=None, path=None):
+    """Sum up the fits and do what the flags (compare, log_f, power_law, forecast_error) ask for; draw it to path.
 
     Returns a dict for JSON and lines for the screen.
     """
-    laws = [fit_run(run) for run in runs]
-    axis, most = f"compute C ({runs[0].unit})", max(law.run.compute[-1] for law in laws)
-    found = {"runs": [summary(law, until) for law in laws]}
-    lines = [line for row in found["runs"] for line in lines_of(row)]
-    curves = [scaling(law, until or 10 * most) for law in laws]
-    panels = [("Eq. 1, 90 % band of the curve (hollow: not fitted)", axis, RATE, curves)]
-    if halves := [scaling(law, most, 1) for run in runs for law in fits_by_range(run, "stop", [50]).values()]:
-        panels.append(("from the first half, 90 % band of evaluations", axis, RATE, halves))
+    runs, most = [law.run for law in laws], max(law.run.compute[-1] for law in laws)
+    axis, halves = f"compute C ({runs[0].unit})", [fitted(run, stop="50%") for run in runs]
+    found = {"runs": [summary(law, next(map(forecast, half), None), until) for law, half in zip(laws, halves)]}
+    curves, early = [scaling(x, until or 10 * most) for x in laws], [scaling(x, most, 1) for x in sum(halves, [])]
+    panels, tables = [("Eq. 1, 90 % band of the curve (hollow: not fitted)", axis, RATE, curves)], {}
+    panels.append(("from the first half, 90 % band of evaluations", axis, RATE, early))
     if "power_law" in flags:
-        rows = found["power_law"] = [{"run": run.name} | fit_power_law(*run[:4])._asdict() for run in runs]
-        lines += ["power laws (A.4)", *table(rows[0], map(dict.values, rows))]
+        rows = [{"run": run.name} | fit_power_law(*run[:4])._asdict() for run in runs]
+        tables["power laws (A.4)"] = found["power_law"] = rows
         curves = [draws(law, most) for draws in (scaling, power_law) for law in laws]
         panels.append(("A.4: the power law on the same range", axis, RATE, curves))
     if "forecast_error" in flags:
-        tables = found["forecast_error"] = {run.name: forecast_error(run) for run in runs}
-        rows = [row for rows in tables.values() for row in rows]
-        lines += ["forecasts of the mean of the last 5", *table(rows[0] if rows else (), map(dict.values, rows))]
-        panels += error_panels(tables, runs[0])
+        pairs = [(run.name, forecast_error(run)) for run in runs]
+        tables["forecasts of the mean of the last 5"] = found["forecast_error"] = [x for _, rows in pairs for x in rows]
+        panels += error_panels(pairs, runs[0])
     if "compare" in flags:
         laws, found["compare"] = compare(laws)
-        rows = [(law.run.name, law.A, law.B, *law.bands["B"]) for law in laws]
-        lines += [*table(("compared", "A", "B", "90 % low", "high"), rows), found["compare"]]
+        rows = [{"run": x.run.name, "A": x.A} | dict(zip(("B", "B_low", "B_high"), (x.B, *x.bands["B"]))) for x in laws]
+        tables[found["compare"]] = found["compared"] = rows
     if "log_f" in flags:
         panels.append(("Fig. 7: F = C^B", axis, f"log10 F(R), F in {runs[0].unit}^B", list(map(log_f, laws))))
     if path:
         save(path, ", ".join(run.name for run in runs), panels)
+    lines = [line for row in found["runs"] for line in lines_of(row)]
+    for title, rows in tables.items():
+        lines += [title, *table([*rows[:1], *map(dict.values, rows)])]
     return found, lines
 
 
@@ -600,18 +582,17 @@ def report(log_path, figure_path):
     (None, one line that says so), and no figure.
     """
     try:
-        run = read_run(log_path)._replace(start="10%")
-        found, lines = analyse(with_tasks(run, log_path), path=figure_path)
+        found, lines = analyse(with_tasks(read_run(log_path)._replace(start="10%"), log_path), path=figure_path)
     except BadInput as error:
         return None, [f"no fit: {error}"]
     return found["runs"][0] | {"tasks": found["runs"][1:]}, lines
 
 
-def ours(runs, folder):
+def ours(laws, folder):
     """A figure for each group of seeds (NAME_seed0, NAME_seed1, ...) and one for all groups; returns lines."""
     groups, flags = {}, ("log_f", "power_law", "forecast_error")
-    for run in runs:
-        groups.setdefault(run.name.split("_seed")[0], []).append(run)
+    for law in laws:
+        groups.setdefault(law.run.name.split("_seed")[0], []).append(law)
     groups |= {"all": [seeds[0] for seeds in groups.values()]} if len(groups) > 1 else {}
     return [line for name in groups for line in analyse(groups[name], flags, None, folder / f"ours_{name}.png")[1]]
 
@@ -641,14 +622,14 @@ def samples(noise):
 
 def paper_tables():
     """Table 1, and A.7 beside what fits of samples of one sigmoid say, as lines."""
-    rows = []
+    rows = [("fitted", "B", "A", "check: B", "A", "B, 90 % band", "A, 90 % band")]
     for (start, stop), (B, A) in A_7.items():
         law = fit_run(samples(0.002)._replace(start=start, stop=stop), "grid")
         bands = ("{:.3f} to {:.3f}".format(*law.bands[name]) for name in "BA")
         rows.append((f"{start:,} to {stop:,}", B, A, law.B, law.A, *bands))
-    lines = ["Table 1, published fits", *table(("run", "A", "B", "C_mid"), [(n, *row) for n, row in TABLE_1.items()])]
+    lines = ["Table 1, published fits", *table([("run", "A", "B", "C_mid"), *((n, *TABLE_1[n]) for n in TABLE_1)])]
     lines.append("A.7: published; our check by A.5 on samples of the bs2048 fit with R_0 = 0.39, noise 0.002 (ours)")
-    return lines + table(("fitted", "B", "A", "check: B", "A", "B, 90 % band", "A, 90 % band"), rows)
+    return lines + table(rows)
 
 
 def published(folder):
@@ -673,8 +654,8 @@ def published(folder):
           table_1("generations per prompt (16, 8, 24, 32)", "ScaleRL/ScaleRL-8gen/ScaleRL-24gen/ScaleRL-32gen", wide),
           table_1("model size (8B, Scout)", "ScaleRL/ScaleRL-Scout", wide, gain=True),
           table_1("math and code", "math+code, math/math+code, code", wide, gain=True))  # fmt: skip
-    slopes = {f"{name}: slope B = {B}": partial(np.multiply, B) for name, B in (("CISPO", 2.01), ("DAPO", 1.77))}
-    curves = [Curve(label, lambda C, law=law: law(np.log10(C)), leave_one_out) for label, law in slopes.items()]
+    slopes = ("CISPO", 2.01), ("DAPO", 1.77)
+    curves = [Curve(f"{name}: slope B = {B}", lambda C, B=B: B * np.log10(C), leave_one_out) for name, B in slopes]
     write("fig7", "Fig. 7 (source: text)", ("leave one out", HOURS, "log10 F(R), F in GPU-hours^B", curves))
     panels = []
     for start, stop, A in ((1500, 50000, "A = 1.0"), (5000, 50000, "A = 0.74"), (30000, 60000, "right")):
@@ -702,13 +683,11 @@ def command(args, defaults):
         raise BadInput(f"got {len(paths)} RUNs (--ours: results/*.jsonl), expected {1 + args.compare} or more")
     if args.until is not None and not 0 < args.until < np.inf:
         raise BadInput(f"got --until {args.until:g}, expected a compute above 0")
-    runs = [read_run(path, args.compute, args.reward or "pass_rate") for path in paths]
-    runs = [run._replace(start=args.fit_from, stop=args.fit_to) for run in runs]
+    runs = [read_run(path, args.compute, args.reward)._replace(start=args.fit_from, stop=args.fit_to) for path in paths]
     if args.ours:
-        return ours(runs, folder)
-    runs = with_tasks(runs[0], paths[0]) if len(runs) == 1 and not args.reward else runs
-    asked = [name for name in ("compare", "power_law", "log_f", "forecast_error") if getattr(args, name)]
-    found, lines = analyse(runs, asked, args.until, args.o)
+        return ours([*map(fit_run, runs)], folder)
+    laws = with_tasks(runs[0], paths[0]) if len(runs) == 1 and args.reward == "pass_rate" else [*map(fit_run, runs)]
+    found, lines = analyse(laws, [name for name, value in vars(args).items() if value is True], args.until, args.o)
     return [json.dumps(found, indent=1, allow_nan=False)] if args.json else lines
 
 
@@ -718,7 +697,7 @@ def main(argv=None):
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or any CSV or JSONL file")
     add("--x", "--compute", dest="compute", metavar="COL", default="gpu_hours", help="tokens, flops, step, any column")
-    add("--reward", metavar="COL", help="column of pass rates (default: pass_rate and, for one RUN, its tasks.NAME)")
+    add("--reward", metavar="COL", default="pass_rate", help="pass rates (default: pass_rate; of one RUN tasks too)")
     add("--fit-from", default="10%", help="start of the fit: a compute, or a share of its end (default: 10%%)")
     add("--fit-to", default="100%", help="end of the fit: a compute, or a share of the run's compute such as 50%%")
     add("--until", type=float, metavar="C", help="forecast at this compute (default: at 2x and 10x the run's)")

@@ -1,5 +1,6 @@
 """Claims about fit.py: Eq. 1 and its limits, A.4 and A.5, the bands, every error and warning, the command line."""
 
+import csv
 import dataclasses
 import doctest
 import json
@@ -292,6 +293,8 @@ def test_warning_fit_range_inside_the_first_epoch():
     law = fit.fit(C, R, start=80, epoch=C / 100)  # 80 and 85, 90, 95 of 15 points lie before C = 100
     assert names(law) == ["fit range inside the first epoch"] and "27% of its points" in law.warnings[0]
     assert fit.fit(C, R, start=100, epoch=C / 100).warnings == ()
+    # Nothing is said where the epoch is not known: nan, as before the first step of our logs.
+    assert fit.fit(C, R, start=80, epoch=np.where(C < 100, np.nan, 2)).warnings == ()
 
 
 def test_warning_outside_eq1_for_a_grid_point_that_falls():
@@ -366,11 +369,18 @@ def test_forecast_error_leaves_out_shares_with_too_few_points():
     assert [row["share"] for row in fit.forecast_error(run._replace(start=40))] == [0.5, 0.7]
 
 
+def test_forecast_error_leaves_out_shares_that_hold_what_is_to_be_forecast():
+    # 0, 15, ..., 150, the last five from 90 on: 50 % ends at 75, before them; 70 % at 105, among them.
+    run = run_of(noise=0.005, points=10)
+    assert [row["share"] for row in fit.forecast_error(run)] == [0.5]
+    assert [row["share"] for row in fit.forecast_error(run, last=1)] == [0.5, 0.7]
+
+
 def test_a7_cut_offs_do_not_move_the_fit_of_a_run_that_follows_eq1():
-    laws = fit.fits_by_range(run_of(), "start", (2, 30)) | fit.fits_by_range(run_of(), "stop", (5, 60, 100))
-    assert list(laws) == [2, 30, 60, 100]  # 5 % of 150 holds one point
-    assert laws[30].span == (45, 150) and laws[60].span == (5, 90)
-    assert [law.A for law in laws.values()] == pytest.approx([0.8] * 4, abs=1e-4)
+    assert fit.fitted(run_of(), stop="5%") == []  # of 150: one point
+    laws = [law for cut in ({"start": "2%"}, {"start": "30%"}, {"stop": "60%"}) for law in fit.fitted(run_of(), **cut)]
+    assert [law.span for law in laws] == [(5, 150), (45, 150), (5, 90)]
+    assert [law.A for law in laws] == pytest.approx([0.8] * 3, abs=1e-4)
 
 
 def test_compare_by_B_at_a_common_A_and_by_A_otherwise():
@@ -404,6 +414,17 @@ def test_compare_interval_of_a_difference_by_hand():
     _, sentence = fit.compare([low, high])
     assert sentence.startswith("high")
     assert sentence.endswith("by 0.100 (90 % interval 0.072 to 0.158, spread of seeds not counted).")
+
+
+@pytest.mark.parametrize("R_0", [(0.2, 0.21), (0.318, 0.3)])
+def test_compare_of_runs_that_learned_nothing_goes_by_A(R_0):
+    # A lies just above R_0, so the mean of both A lies below the higher R_0, from where no curve can rise to it.
+    C = np.linspace(0, 150, 31)
+    flat = [fit.fit_run(fit.Run(C, np.full(31, r), name=name)) for name, r in zip("ab", R_0)]
+    assert np.mean([law.A for law in flat]) < max(R_0)
+    laws, sentence = fit.compare(flat)
+    assert [law.A for law in laws] == sorted((law.A for law in flat), reverse=True) and "its A is higher" in sentence
+    assert "no common A" in sentence
 
 
 def test_compare_says_when_the_data_cannot_tell():
@@ -472,18 +493,44 @@ def test_fig11_a_log_of_several_tasks_is_a_run_and_one_for_each_task_that_can_be
     path = write_log(tmp_path / "log.jsonl", tasks=True)
     run = fit.read_run(path)._replace(start="10%")
     whole, code, math = fit.with_tasks(run, path)  # "easy" starts at 1: nothing is left to gain
-    assert whole is run and [code.start, math.start] == ["10%", "10%"]
-    assert [code.name, math.name] == [f"{tmp_path.name} tasks.code", f"{tmp_path.name} tasks.math"]
-    assert code.reward == pytest.approx(run.reward / 2) and math.reward == pytest.approx(0.9 * run.reward)
+    assert (whole.run.reward == run.reward).all() and [law.run.start for law in (whole, code, math)] == ["10%"] * 3
+    assert [code.run.name, math.run.name] == [f"{tmp_path.name} tasks.code", f"{tmp_path.name} tasks.math"]
+    assert code.run.reward == pytest.approx(run.reward / 2) and math.run.reward == pytest.approx(0.9 * run.reward)
     # The whole has a C_mid of 0.3, and so has every multiple of it; R_0 and A are multiplied.
-    assert fit.fit_run(code).A == pytest.approx(0.4, abs=0.02) and fit.fit_run(code).R_0 == run.reward[0] / 2
+    assert code.A == pytest.approx(0.4, abs=0.02) and code.R_0 == run.reward[0] / 2
     single = write_log(tmp_path / "single.jsonl")
     assert len(fit.with_tasks(fit.read_run(single), single)) == 1
 
 
 def test_a_task_may_be_missing_in_some_evaluations(tmp_path):
     rows = [row | {"tasks": {"code": 0.1}} if row.get("step") == 50 else row for row in log_rows(tasks=True)]
-    assert len(fit.read_run(write_log(tmp_path / "log.jsonl", rows), reward="tasks.math").compute) == 14
+    rows[-1]["tasks"] = None
+    assert len(fit.read_run(write_log(tmp_path / "log.jsonl", rows), reward="tasks.math").compute) == 13
+
+
+def test_a_task_that_is_missing_where_the_fit_ends_early_is_left_out_and_the_run_is_not(tmp_path, capsys):
+    rows = [row | {"tasks": {"code": row["pass_rate"] / 2}} if row.get("step", 99) < 70 and "tasks" in row else row
+            for row in log_rows(tasks=True)]  # fmt: skip
+    # math is measured at steps 70 to 140 only, 50 to 100 % of the compute: enough for a fit to all, none up to 45 %.
+    log = str(write_log(tmp_path / "log.jsonl", rows))
+    for flags, tasks in (([], ["code", "math"]), (["--fit-to", "45%"], ["code"])):
+        fit.main([log, "--json", *flags])
+        found = json.loads(capsys.readouterr().out)["runs"]
+        assert [row["run"].split("tasks.")[-1] for row in found[1:]] == tasks
+
+
+def test_our_log_as_csv_says_the_same(tmp_path):
+    rows = log_rows(points=14)
+    rows = [rows[0], *rows[1:18], *rows[10:]]  # resumed: steps 50 to 80 are there twice
+    log, path = write_log(tmp_path / "log.jsonl", rows), tmp_path / "log.csv"
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        table.writeheader()
+        table.writerows(rows)
+    ours, text = fit.read_run(log), fit.read_run(path)
+    # As text, step 100 comes before 20; a cell of "tasks" holds no object; that of the epoch is empty in eval rows.
+    assert list(text.compute) == list(ours.compute) and len(text.compute) == 15
+    assert text.epoch[1:].tolist() == ours.epoch[1:].tolist() and text.tasks == ()
 
 
 def test_any_csv_or_jsonl_with_named_columns(tmp_path):
@@ -503,8 +550,8 @@ def test_any_csv_or_jsonl_with_named_columns(tmp_path):
     [
         ("", "a.csv", [], "got 0 rows of nothing"),
         ("hours,acc\n", "a.csv", ["--compute", "hours"], "got 0 rows of nothing"),
-        ("hours,acc\n1,2\n", "a.csv", ["--compute", "hours", "--reward", "accuracy"], "of hours, accuracy"),
-        ("hours,acc\n1,\n,0.5\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "all of hours, acc"),
+        ("hours,acc\n1,2\n", "a.csv", ["--compute", "hours", "--reward", "accuracy"], "no row has hours and accuracy"),
+        ("hours,acc\n1,\n,0.5\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "no row has hours and acc"),
         ("hours,acc\n0,20\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "per cent"),
         ("hours,acc\n1,high\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "'high'"),
         ("hours,acc\n1,0.5\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "a: got 1 points"),
@@ -563,7 +610,10 @@ def test_command_prints_json_and_draws(tmp_path, capsys):
     assert first["span"] == pytest.approx([0.2, 1.2]) and [row["C"] for row in first["forecasts"]] == [3.0]
     run = fit.read_run(one)
     law = fit.fit_power_law(run.compute, run.reward, 0.15, "90%")
-    assert "scales better" in found["compare"] and found["power_law"][0] == {"run": "one", **law._asdict()}
+    assert "scales better" in found["compare"] and {row["run"] for row in found["compared"]} == {"one", "two"}
+    assert all(row["B_low"] < row["B"] < row["B_high"] for row in found["compared"])
+    assert len({row["A"] for row in found["compared"]}) == 1
+    assert found["power_law"][0] == {"run": "one", **law._asdict()}
     assert b"<svg" in figure.read_bytes()
 
 
@@ -609,13 +659,34 @@ def test_forecast_error_as_table_and_figure(tmp_path, capsys):
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+def test_forecast_errors_of_two_runs_of_one_name_are_all_there(tmp_path, capsys):
+    (tmp_path / "a").mkdir()
+    places = {tmp_path / "a" / "b.jsonl": 0.01, tmp_path / "b.jsonl": 0.003}
+    logs = [str(write_log(path, points=30, noise=noise)) for path, noise in places.items()]
+    fit.main([*logs, "--forecast-error", "--json"])
+    rows = standard_json(capsys.readouterr().out)["forecast_error"]
+    expected = [row for log in logs for row in fit.forecast_error(fit.read_run(log)._replace(start="10%"))]
+    assert [(row["run"], row["share"]) for row in rows] == [("b", share) for share in (0.2, 0.3, 0.5, 0.7)] * 2
+    assert [row["error"] for row in rows] == pytest.approx([row["error"] for row in expected])
+    panels = fit.error_panels([("b", expected[:4]), ("b", expected[4:])], fit.read_run(logs[0]))
+    assert [len(curves) for *_, curves in panels] == [2, 2, 2]
+
+
+def test_a_run_is_fitted_once_and_once_for_its_first_half(tmp_path, monkeypatch):
+    asked, fit_run = [], fit.fit_run
+    monkeypatch.setattr(fit, "fit_run", lambda run, *rest: asked.append(run.stop) or fit_run(run, *rest))
+    fit.report(write_log(tmp_path / "log.jsonl", points=24), tmp_path / "scaling.png")
+    assert asked == [None, "50%"]
+
+
 def test_report_fits_draws_and_says_what_a_run_needs_to_know(tmp_path):
     log, figure = write_log(tmp_path / "log.jsonl", points=24), tmp_path / "scaling.png"
     found, lines = fit.report(log, figure)
     assert json.loads(json.dumps(found))["points"] == 22  # from 10 % of 1.4 on
-    for word in ("  A  ", "  B  ", "  C_mid  ", "R at 2.8 gpu_hours", "R at 14 gpu_hours", "inside"):
+    for word in ("  A  ", "  B  ", "  C_mid  ", "R at 2.8 gpu_hours", "R at 14 gpu_hours", "from the first half"):
         assert word in "\n".join(lines)
-    assert found["first_half"]["inside"] and found["tasks"] == [] and figure.read_bytes().startswith(b"\x89PNG")
+    assert found["first_half"]["inside"] and f"(measured {found['first_half']['measured']:.4g})" in "\n".join(lines)
+    assert found["tasks"] == [] and figure.read_bytes().startswith(b"\x89PNG")
 
 
 def test_report_of_several_tasks_fits_each_that_it_can(tmp_path, monkeypatch):
@@ -673,8 +744,8 @@ def test_ours_draws_a_figure_for_each_group_of_seeds_and_one_for_all(tmp_path, m
     logs = [str(write_log(tmp_path / f"{name}.jsonl")) for name in ("main_seed0", "main_seed1", "long_seed0")]
     drawn = {}
 
-    def record(runs, flags, until, path):
-        drawn[path.name] = [run.name for run in runs]
+    def record(laws, flags, until, path):
+        drawn[path.name] = [law.run.name for law in laws]
         return {}, ["a line"]
 
     monkeypatch.setattr(fit, "analyse", record)

@@ -15,16 +15,16 @@ TASK, a key of reward.TASKS, is the verifier of all its rows. NAME is one of
   FILE.jsonl  one {"prompt": text or [{"role": ..., "content": ...}, ...], "answer": text or integer} per line, and
               optionally "task" (default "math"); other fields and empty lines are ignored.
   any other   such rows from `datasets.load_dataset`, train split: a .parquet, .json, .csv or .arrow file (or a pattern
-              of files), a folder, OWNER/NAME or OWNER/NAME/CONFIG on the hub. Prompts with two answers are left out.
+              of files), a folder, OWNER/NAME or OWNER/NAME/CONFIG on the hub.
 --prompt-column and --answer-column name other columns, several for several sources: a row's first of them counts, and
 "reward_model.ground_truth" is a field within a field. Of an answer with "####" (GSM8K) only what follows is taken. The
 answer of a code row is its tests, in a form that reward.py reads, as JSON text or as an object.
 
-The prompt goes through the tokenizer's chat template, or, where it has none, through the tokenizer as it is. A repeated
-prompt is dropped and counted; in JSONL, which is yours to mend, one with another answer is refused. Validation prompts
-are drawn from every source, so that each has its own curve, named by Prompt.curve; a prompt that stands in training and
-validation, of whatever sources, is refused. Both sets are the same for every --seed, which only orders the training
-prompts: runs with different seeds are measured on the same prompts.
+The prompt goes through the tokenizer's chat template, or, where it has none, through the tokenizer as it is. Of rows
+that then have the same prompt the first counts; the others are dropped and counted. Validation prompts are drawn from
+every source, so that each has its own curve, named by Prompt.curve; a prompt that stands in training and validation, of
+whatever sources, is refused. Both sets are the same for every --seed, which only orders the training prompts: runs with
+different seeds are measured on the same prompts.
 
 Deviation: of a source of fewer than 10,000 prompts one tenth is held out, at least one, instead of 1,000.
 Deviation: a prompt is never in flight twice, so the run ends when fewer than P prompts are both below 0.9 and not in
@@ -45,7 +45,7 @@ import re
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Iterable, Iterator, NamedTuple
 
@@ -55,7 +55,7 @@ MIN_LENGTH, MAX_LENGTH = 3, 12  # operands or digits: uniform, from easy to hard
 HELD_OUT = 10  # one embedded text in so many is validation's, and one prompt in so many of a small source
 EMBEDDED_PROMPTS = 8_000  # training prompts of an embedded task
 VALIDATION_PROMPTS = 1_000  # Sec. 2.1; of every source
-MAX_ANSWER = 4 << 20  # characters: a ticket carries its prompt's tests, and the mailbox takes 8 MiB
+MAX_ANSWER = 4 << 20  # bytes: a ticket carries its prompt's tests, and the mailbox takes 8 MiB
 FORMATS = {f".{kind}": kind for kind in ("parquet", "json", "csv", "arrow")}  # that `datasets` reads by ending
 EXPECTED = 'one JSON object like {"prompt": text or chat messages, "answer": text or integer}'
 
@@ -88,8 +88,8 @@ class Data(NamedTuple):
 
     train: list[Prompt]
     validation: list[Prompt]
-    too_long: int  # prompts of more tokens than the budget, or with more than MAX_ANSWER characters of tests
-    duplicates: int  # rows that repeat an earlier prompt, and those of prompts that have two answers
+    too_long: int  # prompts of more tokens than the budget, or with more than MAX_ANSWER bytes of tests
+    duplicates: int  # rows that repeat an earlier prompt of their source
     weights: tuple[float, ...] = (1.0,)  # by source
 
 
@@ -142,9 +142,6 @@ def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[
     return list(pairs.items())
 
 
-arithmetic_set = partial(examples, "arithmetic")
-
-
 # --- Sources ---------------------------------------------------------------------------------------------------------
 
 
@@ -178,6 +175,7 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
 def read_dataset(name: str) -> Iterator[tuple[str, dict]]:
     """(place, row) of what `datasets` finds under this name. Raises ValueError if it finds nothing or is missing."""
     cause = "a misspelt name, no network, no train split, several configurations, or: pip install datasets"
+    failures = (ImportError, OSError, ValueError)
     try:
         if Path(name).suffix in FORMATS:
             place = {"path": FORMATS[Path(name).suffix], "data_files": name}
@@ -188,8 +186,9 @@ def read_dataset(name: str) -> Iterator[tuple[str, dict]]:
         else:
             raise FileNotFoundError("no such file, folder or OWNER/NAME")
         import datasets  # no requirement of ours: JSONL and the embedded tasks do without
+        failures += (datasets.exceptions.DatasetsError,)
         rows = datasets.load_dataset(**place, split="train")
-    except (ImportError, OSError, ValueError) as error:
+    except failures as error:
         expected = f"{', '.join(EMBEDDED)}, a JSONL file, or what datasets.load_dataset reads (see data.py)"
         raise malformed(f"--data {name}", f"{type(error).__name__}: {error}", cause, expected) from error
     return ((f"{name}, row {number}", row) for number, row in enumerate(rows, 1))
@@ -207,7 +206,7 @@ def field(row: dict, names: Iterable[str]):
 def code_answer(answer) -> str | None:
     """A code row's tests, text or objects, as JSON text; None for tests that the verifier could not read."""
     text = answer if isinstance(answer, str) else json.dumps(answer)
-    with suppress(ValueError, LookupError, TypeError, AttributeError):
+    with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
         read_tests(text)
         return text
 
@@ -242,55 +241,42 @@ def parse_row(row, where: str, task: str | None, columns) -> Row:
     return Row(where, prompt, reference, task)
 
 
-def distinct(rows: Iterable[Row], *, refuse: bool) -> tuple[list[Row], int]:
-    """(the rows without later repetitions of a prompt, how many were left out).
-
-    If a repetition has another answer, nobody can tell which is right: raises ValueError, or, without `refuse`, leaves
-    the prompt out altogether.
-    """
-    first, torn, count = {}, set(), 0
-    for count, row in enumerate(rows, 1):
-        known = first.setdefault(key := json.dumps(row.prompt), row)
-        if (known.answer, known.task) != (row.answer, row.task):
-            torn.add(key)
-            if refuse:
-                expected = f"answer {known.answer[:60]!r} as for the same prompt in {known.where}"
-                raise malformed(row.where, f"{row.answer[:60]!r} ({row.task})", "a wrong label in either", expected)
-    kept = [row for key, row in first.items() if key not in torn]
-    return kept, count - len(kept)
-
-
 # --- Prompts as tokens -----------------------------------------------------------------------------------------------
 
 
-def render(row: Row, tokenizer) -> str:
-    """The prompt's text up to where the completion starts. Raises ValueError for chat messages without a template."""
+def render(row: Row, tokenizer) -> Row:
+    """The row with its prompt as one text, up to where the completion starts, as the model reads it.
+
+    Raises ValueError for chat messages without a template.
+    """
     chat = isinstance(row.prompt, list)
     if tokenizer.chat_template:
         messages = row.prompt if chat else [{"role": "user", "content": row.prompt}]
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return row._replace(prompt=text)
     if chat:
         raise malformed(row.where, "chat messages", "a base model, which has no chat template", "a prompt as one text")
-    return row.prompt
+    return row
 
 
 def tokenise(rows: list[Row], tokenizer, *, budget: int) -> tuple[list[Prompt], int]:
-    """(prompts of at most `budget` tokens, how many were longer), in order.
+    """(prompts of at most `budget` tokens, how many were longer), in order, of rows that `render` has seen.
 
     A chat template writes the special tokens itself; without one the tokenizer adds its own (Llama's and Gemma's first
     token; the embedded tokenizer has none), except for an end-of-text at the end, after which nothing would follow.
     Raises ValueError for a prompt with characters the tokenizer does not know.
     """
-    texts = [render(row, tokenizer) for row in rows]
-    special = not tokenizer.chat_template
+    texts, special = [row.prompt for row in rows], not tokenizer.chat_template
+    # Some models have one token for all of these, which templates write.
+    unknown = {tokenizer.unk_token_id} - {None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
     prompts = []
-    for row, text, ids in zip(rows, texts, tokenizer(texts, add_special_tokens=special)["input_ids"] if rows else []):
+    for row, ids in zip(rows, tokenizer(texts, add_special_tokens=special)["input_ids"] if rows else []):
         ids = ids[:-1] if special and ids[-1:] == [tokenizer.eos_token_id] else ids
-        if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+        if unknown & set(ids):
             cause = "the embedded base model's tokenizer, which knows its own tasks only: give another --model"
-            raise malformed(row.where, f"{text[:60]!r}", cause, "text that the tokenizer can spell")
-        if len(ids) <= budget and len(row.answer) <= MAX_ANSWER:
-            prompts.append(Prompt(len(prompts), tuple(ids), text, row.answer, row.task, where=row.where))
+            raise malformed(row.where, f"{row.prompt[:60]!r}", cause, "text that the tokenizer can spell")
+        if len(ids) <= budget and len(row.answer.encode()) <= MAX_ANSWER:
+            prompts.append(Prompt(len(prompts), tuple(ids), row.prompt, row.answer, row.task, where=row.where))
     return prompts, len(rows) - len(prompts)
 
 
@@ -311,17 +297,19 @@ def load_source(name: str, task: str | None, columns, tokenizer, *, budget: int,
     """One source's prompts, tokenised and split; `load` numbers them."""
     if name in EMBEDDED:
         sets = (examples(name, n, seed=0, held_out=held) for n, held in ((EMBEDDED_PROMPTS, False), (validation, True)))
-        rows = ([Row(name, *pair, name) for pair in pairs] for pairs in sets)
+        rows = ([render(Row(name, *pair, name), tokenizer) for pair in pairs] for pairs in sets)
         (train, long), (held, long_held) = (tokenise(part, tokenizer, budget=budget) for part in rows)
         return Data(train, held, long + long_held, 0)
-    jsonl = name.endswith(".jsonl") and os.path.isfile(name)
-    places = read_lines(name) if jsonl else read_dataset(name)
-    rows, repeated = distinct((parse_row(row, where, task, columns) for where, row in places), refuse=jsonl)
-    prompts, too_long = tokenise(rows, tokenizer, budget=budget)
+    found = read_lines(name) if name.endswith(".jsonl") and os.path.isfile(name) else read_dataset(name)
+    count, first = 0, {}
+    for count, (where, row) in enumerate(found, 1):
+        row = render(parse_row(row, where, task, columns), tokenizer)
+        first.setdefault(row.prompt, row)
+    prompts, too_long = tokenise(list(first.values()), tokenizer, budget=budget)
     if not prompts:
         cause = "an empty file, an interrupted download, or a small budget"
         raise malformed(name, f"{too_long} longer ones", cause, f"a prompt of <= {budget} tokens")
-    return Data(*split(prompts, validation), too_long, repeated)
+    return Data(*split(prompts, validation), too_long, count - len(first))
 
 
 def load(sources, tokenizer, *, budget: int, validation=VALIDATION_PROMPTS, columns=(("prompt",), ("answer",))) -> Data:
@@ -363,10 +351,9 @@ def check_size(data: Data, *, prompts: int, k: int) -> None:
     """Raise ValueError unless more than (k + 1)·P training prompts are left: so many are in flight at once."""
     needed = (k + 1) * prompts
     if len(data.train) <= needed:
-        raise ValueError(
-            f"expected more than (k + 1)·P = {needed} training prompts, got {len(data.train)} (held out: "
-            f"{len(data.validation)}, too long: {data.too_long}, repeated: {data.duplicates}); "
-            "likely cause: a small file or prompt budget; lower k or the prompts per step")
+        raise ValueError(f"expected more than (k + 1)·P = {needed} training prompts, got {len(data.train)} "
+                         f"(held out: {len(data.validation)}, too long: {data.too_long}, repeated: {data.duplicates}); "
+                         "likely cause: a small file or prompt budget; lower k or the prompts per step")
 
 
 # --- No-Positive-Resampling (Sec. 3.2) -------------------------------------------------------------------------------
@@ -465,10 +452,10 @@ class Curriculum:
         """Move the source's next free prompt into flight, into a new epoch if need be; None if it has none."""
         state = self._sources[source]
         if not any(map(self._is_free, state["queue"])):
-            members = [prompt.index for prompt in self.prompts if prompt.source == source]
-            if not any(map(self._is_free, members)):
-                return None
+            members = (prompt.index for prompt in self.prompts if prompt.source == source)
             active, number = [index for index in members if not self._is_retired(index)], state["epoch"] + 1
+            if not any(map(self._is_free, active)):
+                return None
             state |= {"epoch": number, "size": len(active), "queue": shuffled(active, f"epoch/{self.seed}/{number}")}
         index = next(filter(self._is_free, state["queue"]))
         state["queue"].remove(index)

@@ -10,10 +10,11 @@ killed and reaped, and its folder is gone. Where Linux allows namespaces (to roo
 no network, no sight of other processes, and no files but the interpreter's and the system's libraries, read-only, and
 an empty folder in memory. Elsewhere a temporary folder and, if we are root, a user without rights. `protections` tells.
 
-What it does not protect against: a hole in the kernel; a machine brought to its knees within the limits (8 processes
-of 1 GB for `timeout` seconds); System V shared memory, which no limit counts (it is freed at the end). And without
-namespaces: a program that reads, writes or kills whatever its user may, finds the tests on the disk, uses the network,
-or outlives a worker that somebody kills. For code that was written to break out take a virtual machine.
+What it does not protect against: a hole in the kernel; a machine brought to its knees within the limits (PROCESSES,
+each of LIMITS["AS"], for `timeout` seconds); System V shared memory, which no limit counts (it is freed at the end).
+And without namespaces: a program that reads, writes or kills whatever its user may, finds the tests on the disk, uses
+the network, or outlives a worker that somebody kills. For code that was written to break out take a virtual machine.
+Where the machine's memory ends, whoever used it up, the kernel kills jails first, and their programs count as wrong.
 
 Linux only. Deviation: none known.
 Open in the paper: how programs are run.
@@ -30,7 +31,7 @@ import signal
 import socket
 import sys
 import time
-from contextlib import closing, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from functools import cache
 
 START_SECONDS = 60.0  # for the interpreter and the namespaces; not part of a program's time
@@ -38,13 +39,9 @@ PROCESSES = 8  # and threads, the jail's own included
 LIMITS = {"AS": 1 << 30, "FSIZE": 16 << 20, "NOFILE": 64, "CORE": 0}  # of each process; bytes, but for NOFILE
 USERS = range(61184, 65520)  # ids that nobody has: a jail started by root takes one
 FILES = ("/usr", "/lib", "/lib64", "/dev/null", "/dev/zero", "/dev/urandom")  # to be seen beside the interpreter's own
-PROTECTIONS = [
-    "own session, empty environment, working folder of its own",
-    f"limits on wall clock, CPU, memory, file size, output and processes ({PROCESSES})",
-    "no network",
-    "own processes: sees no other, leaves none",
-    "own files: sees system libraries only, read-only",
-]
+# Everywhere; with namespaces.
+PROTECTIONS = ("own session, folder and empty environment; limits on time, memory, file size, output and processes",
+               "no network; sees and leaves no other process; sees no files but system libraries, read-only")
 PROBE = "import threading\nthreading.Thread(target=print, args=['free']).start()"  # programs may start threads
 
 
@@ -81,7 +78,7 @@ def run(program, name, inputs, *, size, timeout, namespaces):
     others = 0 if us == 0 or namespaces else sum(threads for *_, owner, threads in processes() if owner == us)
     limits = LIMITS | {"CPU": int(timeout) + 2, "NPROC": PROCESSES + others}
     job = {"program": program, "name": name, "inputs": inputs, "limits": limits, "user": None if us else user,
-           "parent": os.getpid(), "prefix": namespaces and sys.base_prefix}
+           "parent": os.getpid(), "prefix": namespaces and sys.base_prefix}  # only root can become another user
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # whoever ends us lets us leave through `finally`
     ours, theirs = socket.socketpair()
     with ours, as_file("") as errors, nullcontext("/tmp") if namespaces else tempfile.TemporaryDirectory() as folder:
@@ -109,7 +106,7 @@ def launch(job, channel, errors):
     """Start a jail's interpreter; we adopt what its processes leave behind."""
     import subprocess
 
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with channel, as_file(json.dumps(job)) as file:
         command = [sys.executable, "-I", "-S", "-X", "utf8", os.path.abspath(__file__), str(channel.fileno())]
         return subprocess.Popen(command, stdin=file, stdout=subprocess.DEVNULL, stderr=errors, cwd="/", env={},
@@ -145,10 +142,9 @@ def namespaces_work():
     """Whether a program runs in a jail with namespaces, False if only without. Raises RuntimeError if neither works."""
     for namespaces in (True, False):
         try:
-            with closing(run(PROBE, None, [""], size=99, timeout=START_SECONDS, namespaces=namespaces)) as outputs:
-                if next(outputs) == b"free\n":
-                    return namespaces
-                failure = "its output is wrong"
+            if list(run(PROBE, None, [""], size=99, timeout=START_SECONDS, namespaces=namespaces)) == [b"free\n"]:
+                return namespaces
+            failure = "its output is wrong"
         except RuntimeError as error:
             failure = error
     cause = "we are root without namespaces, and Python lies in a folder that only root can read: use another user"
@@ -166,6 +162,10 @@ def protections():
 
 
 # --- Inside ----------------------------------------------------------------------------------------------------------
+# Of the kernel's headers:
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 1 << 17, 1 << 27, 1 << 28, 1 << 29, 1 << 30
+MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID_NODEV = 0x1000, 0x4000, 0x40000, 2 | 4
 
 
 def call(name, *arguments):
@@ -176,7 +176,7 @@ def call(name, *arguments):
 
 
 def die_with_parent():
-    call("prctl", 1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
+    call("prctl", PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def enclose(prefix):
@@ -185,30 +185,29 @@ def enclose(prefix):
     No file of the machine's is changed: the new root is mounted over /proc, and seen in the namespace only.
     """
     user, group = os.getuid(), os.getgid()
-    files, ipc, users, pids, network = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
-    call("unshare", files | ipc | pids | network | (users if user else 0))
-    for name, line in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-        if user:
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(line)
+    call("unshare", CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET | (CLONE_NEWUSER if user else 0))
+    maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
+    for name, line in maps.items() if user else ():
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(line)
     if os.fork():
         os.wait()
         os._exit(0)
     die_with_parent()
-    recursive, private, bind, safe = 0x4000, 0x40000, 0x1000, 2 | 4  # no set-user-id programs, no devices
-    call("mount", b"none", b"/", None, recursive | private, None)  # else the mounts below would be the machine's
-    call("mount", b"tmpfs", b"/proc", b"tmpfs", safe, b"size=1m,mode=755")
+    call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)  # else the mounts below would be the machine's
+    call("mount", b"tmpfs", b"/proc", b"tmpfs", MS_NOSUID_NODEV, b"size=1m,mode=755")
     for path in filter(os.path.exists, (prefix, *FILES)):
         os.makedirs(f"/proc{path}" if os.path.isdir(path) else "/proc/dev", exist_ok=True)
         if not os.path.isdir(path):
             open(f"/proc{path}", "w").close()
-        call("mount", path.encode(), f"/proc{path}".encode(), None, bind | recursive, None)
+        call("mount", path.encode(), f"/proc{path}".encode(), None, MS_BIND | MS_REC, None)
     os.symlink("/proc/self/fd/0", "/proc/dev/stdin")  # some programs open it
     os.mkdir("/proc/proc")
     os.mkdir("/proc/tmp")
-    call("syscall", 442, -100, b"/proc", 0x8000, (ctypes.c_uint64 * 4)(1), 32)  # mount_setattr: all of it read-only
-    call("mount", b"tmpfs", b"/proc/tmp", b"tmpfs", safe, b"size=64m,mode=1777")
-    call("mount", b"proc", b"/proc/proc", b"proc", safe, None)
+    # mount_setattr(AT_FDCWD, "/proc", AT_RECURSIVE, MOUNT_ATTR_RDONLY): read-only, all of it so far
+    call("syscall", 442, -100, b"/proc", 0x8000, (ctypes.c_uint64 * 4)(1), 32)
+    call("mount", b"tmpfs", b"/proc/tmp", b"tmpfs", MS_NOSUID_NODEV, b"size=64m,mode=1777")
+    call("mount", b"proc", b"/proc/proc", b"proc", MS_NOSUID_NODEV, None)
     os.chroot("/proc")
 
 
@@ -220,8 +219,8 @@ def drop_rights(user):
         os.setuid(user)
     else:
         call("capset", (ctypes.c_uint32 * 2)(0x20080522), (ctypes.c_uint32 * 6)())
-    call("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
-    call("prctl", 4, 0, 0, 0, 0)  # PR_SET_DUMPABLE: a program must not trace the process that starts it
+    call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # a program must not trace the process that starts it
     die_with_parent()  # a change of rights has undone it
 
 
@@ -258,7 +257,7 @@ def jail(descriptor):
 def answer(job, case, given, written):
     """Run the program on one input; what counts is its stdout, or the result that is put on descriptor 3."""
     die_with_parent()
-    call("prctl", 4, 1, 0, 0, 0)
+    call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)
     name, null = job["name"], os.open("/dev/null", os.O_RDWR)
     os.lseek(given, 0, 0)
     for place, descriptor in enumerate((given, null if name else written, null, written if name else null)):
@@ -274,13 +273,11 @@ def answer(job, case, given, written):
     exec(compile(job["program"], "answer.py", "exec"), vars(module))
     if name:
         function = vars(module).get(name) or getattr(module.Solution(), name)
-        result = json.dumps(function(*case))
-        with open(3, "w") as file:
-            file.write(result)
+        os.write(3, json.dumps(function(*case)).encode())
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
         jail(sys.argv[1])
     else:
-        print(*(PROTECTIONS if namespaces_work() else PROTECTIONS[:2]), sep="\n")
+        print(*PROTECTIONS[: 1 + namespaces_work()], sep="\n")

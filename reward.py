@@ -28,10 +28,10 @@ Tasks (TASKS maps the name in a prompt's `task` to its verifier)
 Workers. SymPy can run for days on a short answer, and math-verify's own time limits are signals that fail off the main
 thread, so they are off. A worker is a separate interpreter that loads this file (and SymPy at need), and works in a
 fork of itself. The kernel kills the fork when one math answer has taken `timeout` seconds of wall clock, whatever it
-computes and whether or not anybody polls: the answer is wrong and counted in `Scorer.timeouts`, and the worker forks
-again. Without a parent it reads end-of-file and leaves. A worker that dies says nothing about the answer, which is
-tried once more on a fresh one, then handed back with `error` set and `correct` None, for the caller to drop its group.
-It is never scored as wrong.
+computes and whether or not anybody polls: the answer is wrong, with `timed_out` set, and the worker forks again.
+Without a parent it reads end-of-file and leaves. A worker that dies, or cannot start, says nothing about the answer,
+which is tried once more on a fresh one, then handed back with `error` set and `correct` None, for the caller to drop
+its group. It is never scored as wrong.
 
 Programs run in a jail (jail.py says what it protects against and what not), which a worker starts and which never sees
 the expected outputs. Their time counts from the moment the jail stands.
@@ -58,11 +58,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections import deque
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cache
-from math import comb, isclose
+from math import comb, isclose, nan
 from statistics import mean, stdev
 
 import jail
@@ -76,12 +75,11 @@ MAX_CHARS = 10_000
 CODE_CHARS = 65_536  # what Codeforces takes
 MEMORY_BYTES = 2 << 30  # address space of one worker (58 MB resident after its first answer)
 START_SECONDS = 120.0  # a worker or jail that needs longer than this above its limit to start and answer counts as dead
-ANSWERS_PER_FORK = 5_000  # SymPy's caches grow, and math-verify calls an answer wrong if memory ends
-# Run before a worker's first math answer, because SymPy loads modules at first use: (answer, reference).
+# Compared before a worker's first math answer: (answer, reference).
 WARM_UP = (("\\boxed{\\frac{1}{2}}", "0.5"), ("\\boxed{(x+1)^2}", "x^2+2x+1"), ("\\boxed{(1,2]}", "(1,2]"))
+ANSWERS_PER_FORK = 5_000  # SymPy's caches grow, and math-verify calls an answer wrong if memory ends
 NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][-+]?[0-9]{1,3})?")
-FORK_AGAIN = 75  # exit code of a fork that has done its share
-MESSAGE_CHARS = 1_000  # of an error
+MESSAGE_BYTES = 4_096  # more than any verdict or error
 SPARE_BYTES = 1 << 16  # output that is this much longer than the expected one is not read to its end
 
 
@@ -95,12 +93,9 @@ def length_penalty(tokens: int, *, length_max: int, length_cache: int) -> float:
 
 
 def reward(correct: bool | None, penalty: float = 0.0) -> float:
-    """Sec. 2: r = +1 for a correct completion (plus Eq. 9's penalty), -1 for a wrong one.
-
-    Raises ValueError for None: not wrong, unknown.
-    """
+    """Sec. 2: r = +1 for a correct completion (plus Eq. 9's penalty), -1 for a wrong one, nan if that is unknown."""
     if correct is None:
-        raise ValueError("expected a verdict, got None; likely cause: the verifier failed (Score.error): drop it")
+        return nan
     return 1.0 + penalty if correct else -1.0
 
 
@@ -112,16 +107,14 @@ def pass_rates(groups, prompts) -> dict:
     """
     known = [group for group in groups if all(header.correct is not None for header in group)]
     if not known:
-        raise ValueError(f"expected verdicts on some of {len(groups)} prompts, got none: a broken verifier")
+        raise ValueError(f"expected verdicts on {len(groups)} prompts, got none; likely cause: a broken verifier")
     means = [sum(header.correct for header in group) / len(group) for group in known]
-    tasks = {}
-    for group, rate in zip(known, means):
-        prompt = prompts[group[0].prompt]
-        tasks.setdefault(prompt.curve or prompt.task, []).append(rate)
+    curves = [prompt.curve or prompt.task for prompt in (prompts[group[0].prompt] for group in known)]
+    tasks = {curve: mean(rate for rate, of in zip(means, curves) if of == curve) for curve in dict.fromkeys(curves)}
     k = len(groups[0])  # the mean of k answers varies by p (1 - p) / k; k - 1 makes the estimate from these k unbiased
-    stderr = (sum(p * (1 - p) for p in means) / (k - 1)) ** 0.5 / len(means) if k > 1 else float("nan")
+    stderr = (sum(p * (1 - p) for p in means) / (k - 1)) ** 0.5 / len(means) if k > 1 else nan
     return {"pass_rate": mean(means), "stderr": stderr, "completions": k * len(known),
-            "unverified": k * (len(groups) - len(known)), "tasks": {task: mean(rates) for task, rates in tasks.items()}}
+            "unverified": k * (len(groups) - len(known)), "tasks": tasks}
 
 
 def pass_at_k(groups, k: int) -> tuple[float, float]:
@@ -133,7 +126,7 @@ def pass_at_k(groups, k: int) -> tuple[float, float]:
     ((0.25, 0.25), (0.5, 0.5))
     """
     chances = [1 - comb(len(group) - sum(group), k) / comb(len(group), k) for group in groups]
-    return mean(chances), stdev(chances) / len(chances) ** 0.5 if len(chances) > 1 else float("nan")
+    return mean(chances), stdev(chances) / len(chances) ** 0.5 if len(chances) > 1 else nan
 
 
 def final_answer(text: str) -> str | None:
@@ -187,7 +180,7 @@ def program(answer: str) -> str:
     """
     blocks = re.findall(r"^[ \t]*```([^`\n]*)\n(.*?)^[ \t]*```", answer, re.M | re.S)
     for languages in (("python", "python3", "py"), ("",)):
-        if found := [code for language, code in blocks if language.strip().lower() in languages]:
+        if found := [block for language, block in blocks if language.strip().lower() in languages]:
             return found[-1] if len(found[-1]) <= CODE_CHARS else ""
     return ""
 
@@ -204,9 +197,7 @@ def math(answer: str, reference: str) -> bool | str:
     """True for an equal string, False for no expression at all, otherwise the final expression."""
     expression = final_expression(answer)
     bare, plain = expression.strip(" \n$"), reference.strip(" \n$")
-    if not bare:
-        return False
-    return True if bare in (plain, f"{BOX}{plain}}}") else expression
+    return bool(bare) and (bare in (plain, f"{BOX}{plain}}}") or expression)
 
 
 def code(answer: str, reference: str) -> bool | str:
@@ -231,13 +222,13 @@ def equal(expression: str, reference: str) -> bool | None:
 
 @cache
 def warm_up() -> None:
+    """Load what SymPy loads at first use, which is no part of an answer's time."""
     for expression, reference in WARM_UP:
         equal(expression, reference)
 
 
 def judge_math(expression: str, reference: str, timeout: float) -> bool | str:
     """`equal`; text = why it cannot be said. After `timeout` seconds SIGALRM, left to the kernel, ends this process."""
-    warm_up()
     signal.setitimer(signal.ITIMER_REAL, timeout)
     verdict = equal(expression, reference)
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -286,27 +277,22 @@ def same_output(output: str, expected: str) -> bool:
     >>> same_output("1 2 \\n0.3333333\\n\\n", "1 2\\n0.3333334"), same_output("1.0", "1"), same_output("1 2", "1\\n2")
     (True, False, False)
     """
-    lines, right = ([line.strip() for line in text.strip().split("\n")] for text in (output, expected))
-    return len(lines) == len(right) and all(a == b or same_words(a.split(), b.split()) for a, b in zip(lines, right))
+    lines, right = ([line.split() for line in text.strip().split("\n")] for text in (output, expected))
+    same_shape = list(map(len, lines)) == list(map(len, right))
+    return same_shape and all(same_word(*words) for pair in zip(lines, right) for words in zip(*pair))
 
 
-def same_words(words: list[str], expected: list[str]) -> bool:
-    def close(word, right):
-        numbers = "." in right and NUMBER.fullmatch(word) and NUMBER.fullmatch(right)
-        return numbers and isclose(float(word), float(right), rel_tol=1e-6)
-
-    return len(words) == len(expected) and all(a == b or close(a, b) for a, b in zip(words, expected))
+def same_word(word: str, right: str) -> bool:
+    numbers = "." in right and NUMBER.fullmatch(word) and NUMBER.fullmatch(right)
+    return word == right or bool(numbers) and isclose(float(word), float(right), rel_tol=1e-6)
 
 
-def judge_code(program: str, reference: str, timeout: float) -> bool | str | None:
-    """Does the program pass all tests? None = not within `timeout` seconds; text = why that cannot be said."""
-    try:
-        name, cases = read_tests(reference)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as wrong:
-        return f"expected tests as in reward.py, got {reference[:80]!r} ({wrong!r}); likely cause: a broken row of data"
+def judge_code(source: str, reference: str, timeout: float) -> bool | None:
+    """Does a program pass all tests? None = not within `timeout` seconds. Raises what `read_tests` does."""
+    name, cases = read_tests(reference)
     size = max(len(json.dumps(expected)) for _, expected in cases) + SPARE_BYTES
     inputs, namespaces = [given for given, _ in cases], jail.namespaces_work()
-    with closing(jail.run(program, name, inputs, size=size, timeout=timeout, namespaces=namespaces)) as outputs:
+    with closing(jail.run(source, name, inputs, size=size, timeout=timeout, namespaces=namespaces)) as outputs:
         with suppress(TimeoutError):
             return all(right_output(name, output, expected) for output, (_, expected) in zip(outputs, cases))
     return None
@@ -316,19 +302,19 @@ def right_output(name: str | None, output: bytes | None, expected) -> bool:
     """One test: what the program wrote, None if it failed, against what is expected."""
     if output is None or name is None:
         return output is not None and same_output(output.decode(errors="replace"), expected)
-    try:
+    with suppress(ValueError, RecursionError):  # no result, or none that we can read
         return json.loads(output) == expected
-    except (ValueError, RecursionError):  # no result, or none that we can read
-        return False
+    return False
 
 
 # --- A worker's life -------------------------------------------------------------------------------------------------
 
-JUDGES = {"math": judge_math, "code": judge_code}
+# By the byte that comes with a job: what to do before the first one, which is no part of its time; what decides it.
+JUDGES = {b"m": (warm_up, judge_math), b"c": (jail.namespaces_work, judge_code)}
 
 
 def work(descriptor: str, timeout: str) -> None:
-    """A worker: forks, and forks again when an answer has run into the limit. Ends if the fork does, for other reasons.
+    """A worker: forks, and again when the fork has done its share or run into the limit. Ends with any other one.
 
     descriptor  file descriptor of our end of the channel
     timeout     seconds of wall clock per answer
@@ -336,33 +322,33 @@ def work(descriptor: str, timeout: str) -> None:
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     logging.disable(logging.CRITICAL)  # math-verify warns that its time limits are off
-    channel, code = socket.socket(fileno=int(descriptor)), FORK_AGAIN
+    channel = socket.socket(fileno=int(descriptor))
     with suppress(BrokenPipeError, ConnectionResetError):
-        while code in (FORK_AGAIN, -signal.SIGALRM):
-            if channel.recv(1, socket.MSG_PEEK) == b"m":  # the next answer is math: SymPy is loaded once, here
-                warm_up()
+        while task := channel.recv(1, socket.MSG_PEEK):
+            JUDGES[task][0]()  # once, here: the forks to come have it
             child = os.fork()
             if not child:
-                sys.exit(serve(channel, float(timeout)))
+                return serve(channel, float(timeout))
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the fork gets it too, and may have to clear up: wait for it
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            if code == -signal.SIGALRM:
+            if status == -signal.SIGALRM:
                 channel.send(b"null")
-        sys.exit(code)
+            elif status:
+                sys.exit(status)
 
 
-def serve(channel, timeout: float) -> int:
-    """Read (task, text, reference), answer with the verdict, null for one that took too long; returns the exit code."""
+def serve(channel, timeout: float) -> None:
+    """Read (text, reference), answer with the verdict, null for one that took too long; then again."""
     for _ in range(ANSWERS_PER_FORK):
-        files = socket.recv_fds(channel, 1, 1)[1]
+        task, files, *_ = socket.recv_fds(channel, 1, 1)
         if not files:
-            return 0
+            break
         with open(files[0]) as file:
-            task, text, reference = json.load(file)
-        verdict = JUDGES[task](text, reference, timeout)
-        channel.send(json.dumps(verdict[:MESSAGE_CHARS] if isinstance(verdict, str) else verdict).encode())
-    return FORK_AGAIN
+            text, reference = json.load(file)
+        prepare, judge = JUDGES[task]
+        prepare()
+        channel.send(json.dumps(judge(text, reference, timeout)).encode())
 
 
 # --- In the generator's process --------------------------------------------------------------------------------------
@@ -373,18 +359,17 @@ class Score:
     """A completion on its way to a verdict."""
 
     completion: object  # the pipeline.Completion that was submitted
-    task: str  # a key of TASKS
+    prompt: object  # its data.Prompt
     text: str  # what a worker judges: an expression or a program
-    reference: str
-    correct: bool | None = None  # the verdict; in what `finished` returns, None means that the verifier failed
-    penalty: float = 0.0  # of Eq. 9, if it is correct
+    penalty: float  # of Eq. 9, if it is correct
+    correct: bool | None  # the verdict; in what `finished` returns, None means that the verifier failed
     timed_out: bool = False  # wrong because checking it took longer than the limit
     tried: bool = False  # a worker has ended with this answer unchecked
     error: str = ""  # why there is no verdict
 
     @property
     def reward(self) -> float:
-        """r of Sec. 2. Raises ValueError without a verdict."""
+        """r of Sec. 2; nan without a verdict."""
         return reward(self.correct, self.penalty)
 
 
@@ -401,31 +386,34 @@ class Worker:
         """
         self.close()
         self._channel, theirs = socket.socketpair()
-        self._channel.setblocking(False)
         command = [sys.executable, os.path.abspath(__file__), str(theirs.fileno()), str(self.timeout)]
-        environment = os.environ | {"PYTHONHASHSEED": "0"}  # SymPy's path, and so its time, depends on the hash seed
+        # SymPy's path, and so its time, depends on the hash seed.
         with theirs:  # closed here, else the worker's death would not read as end-of-file
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                                            env=environment, start_new_session=True)
+                                            env=os.environ | {"PYTHONHASHSEED": "0"}, start_new_session=True)
 
     def start(self, score: Score) -> None:
-        """Give it a job."""
-        if self.process is None or self.process.poll() is not None:
-            self._launch()
-        self.job, self._deadline = score, time.monotonic() + self.timeout + START_SECONDS
-        with jail.as_file(json.dumps([score.task, score.text, score.reference])) as file:
-            with suppress(BrokenPipeError, ConnectionResetError):  # it has just left: `decided` reads the end-of-file
-                socket.send_fds(self._channel, [score.task[:1].encode()], [file.fileno()])
-
-    def decided(self) -> bool:
-        """Look, without waiting, for the verdict or the worker's death. True: the job has its outcome and is gone."""
-        score, message = self.job, b""
-        if time.monotonic() > self._deadline:
-            self.process.kill()
+        """Give it a job. Where that fails, `decided` takes it for the worker's death."""
+        self.job, self._deadline, self._failure = score, time.monotonic() + self.timeout + START_SECONDS, None
         try:
-            message = self._channel.recv(8 * MESSAGE_CHARS)
+            if self.process is None or self.process.poll() is not None:
+                self._launch()
+            with jail.as_file(json.dumps([score.text, score.prompt.answer])) as file:
+                with suppress(BrokenPipeError, ConnectionResetError):  # it has just left: `decided` reads end-of-file
+                    socket.send_fds(self._channel, [score.prompt.task[:1].encode()], [file.fileno()])
+        except OSError as error:  # no memory, processes, file descriptors or disk left
+            self._failure = error
+
+    def decided(self) -> Score | None:
+        """Look, without waiting, for the verdict or the worker's death; returns the job once it has its outcome."""
+        score, message = self.job, b""
+        try:
+            message = b"" if self._failure else self._channel.recv(MESSAGE_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
-            return False
+            if time.monotonic() > self._deadline:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)  # the fork too, which holds the channel open
+            return None
         except ConnectionResetError:
             pass
         if message:
@@ -433,25 +421,25 @@ class Worker:
             score.correct, score.error = (None, verdict) if isinstance(verdict, str) else (bool(verdict), "")
             score.timed_out = verdict is None
         else:
-            code = self.process.wait()
+            cause = self._failure or f"exit code {self.process.wait()}"
+            self.close()
             if not score.tried:
                 score.tried = True
                 self.start(score)
-                return False
-            score.error = f"expected a verdict, got two dead workers (exit code {code}); likely cause: no memory"
+                return None
+            score.error = (f"expected a verdict, got two dead workers ({cause}); "
+                           "likely cause: no memory, or see the traceback above")
         self.job = None
-        return True
+        return score
 
     def close(self) -> None:
         """End and reap the process and its children; asked first, for it may have to clear up after a program."""
-        if self.process is None:
-            return
-        for sign in (signal.SIGTERM, signal.SIGKILL):
+        for sign in (signal.SIGTERM, signal.SIGKILL) if self.process else ():
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, sign)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=5.0)
-        self._channel.close()
+            self._channel.close()
 
 
 class Scorer:
@@ -463,9 +451,8 @@ class Scorer:
     """
 
     def __init__(self, *, timeout: float, workers: int = 2, penalty=None):
-        self.timeouts = 0  # answers that hit the limit so far
         self._workers, self._penalty = [Worker(timeout) for _ in range(workers)], penalty
-        self._queue, self._done = deque(), []
+        self._queue, self._done = [], []
 
     @property
     def pending(self) -> int:
@@ -476,32 +463,25 @@ class Scorer:
         """Take a finished pipeline.Completion of a data.Prompt (.task, .answer). KeyError: unknown task."""
         answer = None if completion.truncated else final_answer(completion.text)
         verdict = False if answer is None else TASKS[prompt.task](answer, prompt.answer)
-        score = Score(completion, prompt.task, verdict or "", prompt.answer)
-        score.penalty = self._penalty(len(completion.ids)) if self._penalty else 0.0
-        if isinstance(verdict, str):
-            self._queue.append(score)
-        else:
-            score.correct = verdict
-            self._done.append(score)
+        text, correct = (verdict, None) if isinstance(verdict, str) else ("", verdict)
+        penalty = self._penalty(len(completion.ids)) if self._penalty else 0.0
+        score = Score(completion, prompt, text, penalty, correct)
+        (self._queue if correct is None else self._done).append(score)
 
     def finished(self) -> list[Score]:
         """The verdicts that have come in since the last call, in any order."""
         for worker in self._workers:
-            score = worker.job
-            if score is not None and worker.decided():
-                self.timeouts += score.timed_out
+            if worker.job and (score := worker.decided()):
                 self._done.append(score)
             if worker.job is None and self._queue:
-                worker.start(self._queue.popleft())
+                worker.start(self._queue.pop(0))
         done, self._done = self._done, []
         return done
 
     def close(self) -> None:
-        """End and reap every worker; what is pending is forgotten."""
-        self._queue.clear()
+        """End and reap every worker; what is pending is lost, and nothing may be submitted any more."""
         for worker in self._workers:
             worker.close()
-            worker.job = None
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ honest answers may time out on a busy machine; those are counted apart.
 
 Columns: answers scored, seconds, answers/s since the last line; at a moment when nothing is pending, resident MB of
 this process and of it and all below it, their number, and their file descriptors; timeouts and honest timeouts so far.
-At the end the numbers are compared with those after the first block, when everything is loaded. Target: no growth.
+At the end the medians of the first and of the last tenth of the blocks are compared: a single moment may catch a jail
+at its end, or a worker before it has loaded everything. Target: no growth.
 """
 
 import argparse
@@ -22,7 +23,9 @@ import os
 import random
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -130,17 +133,22 @@ def below(pid):
 
 def usage():
     """(MB resident in this process, in it and those below, processes, file descriptors)."""
-    pids = below(os.getpid())
-    pages = {pid: int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids}
+    pages, files = {}, 0
+    for pid in below(os.getpid()):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            opened = len(os.listdir(f"/proc/{pid}/fd"))
+            pages[pid], files = int(Path(f"/proc/{pid}/statm").read_text().split()[1]), files + opened
     megabytes = os.sysconf("SC_PAGE_SIZE") / 2**20
-    return (pages[os.getpid()] * megabytes, sum(pages.values()) * megabytes, len(pids),
-            sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids))
+    return pages[os.getpid()] * megabytes, sum(pages.values()) * megabytes, len(pages), files
 
 
 def cpu_seconds():
     """CPU time so far of this process and all below it, those that have ended included."""
-    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in below(os.getpid())]
-    return sum(int(ticks) for stat in fields for ticks in stat[11:15]) / os.sysconf("SC_CLK_TCK")
+    ticks = 0
+    for pid in below(os.getpid()):
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended, and counts in its parent
+            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def drain(scorer, wanted, waiting):
@@ -168,13 +176,14 @@ def soak(count, limit, workers, seed):
     scorer, r = reward.Scorer(timeout=limit, workers=workers), random.Random(seed)
     hostile = (HOSTILE[n % len(HOSTILE)] for n in range(count))
     start = last = time.monotonic()
-    late = errors = shown = 0
+    timeouts = late = errors = shown = 0
     lines = []
     print(f"{'answers':>8} {'seconds':>8} {'per s':>7} {'MB':>7} {'all MB':>7} {'processes':>9} {'files':>6} "
           f"{'timeouts':>8} {'honest':>6}")
     for done in range(BLOCK, count + 1, BLOCK):
         for score, (task, answer, reference, verdict) in drain(scorer, BLOCK, submit(scorer, block(rows, hostile, r))):
             errors += score.correct is None
+            timeouts += score.timed_out
             late += bool(verdict is not None and score.timed_out)
             false = score.correct if verdict is None else score.correct is (not verdict) and not score.timed_out
             assert not false, f"expected {verdict}, got {score.correct}: {task} {answer[:200]!r} for {reference!r}"
@@ -183,12 +192,14 @@ def soak(count, limit, workers, seed):
         if done == BLOCK or done % max(BLOCK, count // 20) == 0:
             own, everything, processes, files = lines[-1]
             print(f"{done:8} {now - start:8.1f} {(done - shown) / (now - last):7.0f} {own:7.1f} {everything:7.1f} "
-                  f"{processes:9} {files:6} {scorer.timeouts:8} {late:6}", flush=True)
+                  f"{processes:9} {files:6} {timeouts:8} {late:6}", flush=True)
             last, shown = now, done
     scorer.close()
     names = ("MB here", "MB in all", "processes", "file descriptors")
-    growth = [f"{after - before:+.1f} {name}" for name, before, after in zip(names, lines[0], lines[-1])]
-    print("growth since the first block:", ", ".join(growth))
+    tenth = -(-len(lines) // 10)
+    growth = [f"{median(figures[-tenth:]) - median(figures[:tenth]):+.1f} {name}"
+              for name, figures in zip(names, zip(*lines))]
+    print("growth from the first to the last tenth:", ", ".join(growth))
     print(f"no verdict: {errors}; processes after close: {len(below(os.getpid())) - 1}")
 
 

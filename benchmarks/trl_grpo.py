@@ -1,10 +1,10 @@
-"""The main job against TRL's GRPOTrainer: same model, prompts, batch (32 x 16), CISPO, no KL, on all cores of this machine.
+"""The main job against TRL's GRPOTrainer: same model, prompts, batch (32 x 16), CISPO, no KL, on all cores.
 
     python benchmarks/trl_grpo.py                    about 6 minutes on two cores, after installing TRL
 
-TRL gets an environment of its own (--venv, kept; a gigabyte), because its needs are not this project's. TRL generates and
-trains in turn in one process with all cores; train.py has a generator and a trainer with half of them each. Steps are
-counted after the first three on both sides. Prints completions/s of both and their ratio.
+TRL gets an environment of its own (--venv, kept; a gigabyte), because its needs are not this project's. TRL generates
+and trains in turn in one process with all cores; train.py has a generator and a trainer with half of them each. Steps
+are counted after the first three on both sides. Prints completions/s of both and their ratio.
 TRL decodes without special tokens, so its reward function looks at the completion's ids.
 """
 
@@ -47,7 +47,8 @@ config = GRPOConfig(
     loss_type="cispo", epsilon_high=5.0, scale_rewards="batch", num_iterations=1, gradient_checkpointing=False,
     logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True, max_grad_norm=0.0)
 trainer = GRPOTrainer(model=AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), reward_funcs=correct,
-                      args=config, train_dataset=Dataset.from_list(prompts), processing_class=tokenizer, callbacks=[Watch()])
+                      args=config, train_dataset=Dataset.from_list(prompts), processing_class=tokenizer,
+                       callbacks=[Watch()])
 trainer.train()
 json.dump({"times": Watch.times, "rewards": Watch.rewards}, open(out + "/times.json", "w"))
 '''
@@ -71,11 +72,13 @@ def theirs(python, steps, folder):
     sys.path.insert(0, str(ROOT))
     import data
 
-    pairs = data.arithmetic_set(32 * steps, seed=0, held_out=False)
+    pairs = data.examples("arithmetic", 32 * steps, seed=0, held_out=False)
     (folder / "prompts.json").write_text(json.dumps([{"prompt": text, "answer": answer} for text, answer in pairs]))
     (folder / "theirs.py").write_text(THEIRS)
-    command = [python, str(folder / "theirs.py"), str(ROOT / "base"), str(folder / "prompts.json"), str(steps), str(folder)]
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(os.cpu_count())}, stdout=subprocess.DEVNULL)
+    command = [python, str(folder / "theirs.py"), str(ROOT / "base"), str(folder / "prompts.json"), str(steps),
+               str(folder)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL,
+                   env=os.environ | {"OMP_NUM_THREADS": str(os.cpu_count())})
     found = json.loads((folder / "times.json").read_text())
     times = found["times"]
     return (times[-1] - times[WARM]) / (len(times) - 1 - WARM)
@@ -83,7 +86,8 @@ def theirs(python, steps, folder):
 
 def ours(steps, folder):
     """Seconds per step of train.py, outside evaluations, which GRPOTrainer does not do either."""
-    command = [sys.executable, str(ROOT / "train.py"), "--loss", "cispo", "--steps", str(steps), "--eval-every", str(steps),
+    command = [sys.executable, str(ROOT / "train.py"), "--loss", "cispo", "--steps", str(steps), "--eval-every",
+               str(steps),
                "--eval-prompts", "8", "--out", str(folder / "ours")]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     rows = [json.loads(line) for line in (folder / "ours" / "log.jsonl").open()]

@@ -192,6 +192,7 @@ def test_jsonl_keeps_prompts_answers_and_tasks(tmp_path, tokenizer):
         ('{"prompt": "a", "answer": "4", "task": "code"}', "answer for `code`"),
         ('{"prompt": "a", "answer": {"inputs": [], "outputs": []}, "task": "code"}', "answer for `code`"),
         ('{"prompt": "a", "answer": {"inputs": ["1"], "outputs": []}, "task": "code"}', "answer for `code`"),
+        ('{"prompt": "a", "answer": "%s", "task": "code"}' % ("[" * 100_000), "answer for `code`"),
         ('{"prompt": "\\ud800", "answer": 1}', "UTF-8"),
         (b'{"prompt": "\xff", "answer": 1}', "UTF-8"),
     ],
@@ -238,12 +239,18 @@ def test_a_source_given_twice_is_refused(tokenizer):
         data.load(["arithmetic:1", "sorting", "arithmetic:2"], tokenizer, budget=99)
 
 
-def test_repeated_prompts_are_counted_and_contradictions_refused(tmp_path, tokenizer):
-    rows = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}, {"prompt": "a", "answer": "1"}]
+def test_of_repeated_prompts_the_first_row_counts_and_the_others_are_counted(tmp_path, tokenizer):
+    rows = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}, {"prompt": "a", "answer": 3}]
     loaded = data.load(write(tmp_path / "a.jsonl", rows), tokenizer, budget=9)
-    assert (loaded.duplicates, len(loaded.train) + len(loaded.validation)) == (1, 2)
-    with pytest.raises(ValueError, match=r"b.jsonl:4: expected answer '1' as .*b.jsonl:1, got '3'"):
-        data.load(write(tmp_path / "b.jsonl", [*rows, {"prompt": "a", "answer": 3}]), tokenizer, budget=9)
+    found = {p.text: p.answer for p in loaded.train + loaded.validation}
+    assert found == {"a": "1", "b": "2"} and loaded.duplicates == 1 and len(loaded.train + loaded.validation) == 2
+
+
+def test_prompts_are_the_same_if_the_model_reads_the_same(tmp_path):
+    chat = [{"role": "user", "content": "a"}]
+    path = write(tmp_path / "a.jsonl", [{"prompt": "a", "answer": 1}, {"prompt": chat, "answer": 1}])
+    loaded = data.load(path, character_tokenizer(template=TEMPLATE), budget=99)
+    assert (len(loaded.train + loaded.validation), loaded.duplicates) == (1, 1)  # both "user:a|assistant:"
 
 
 def test_the_task_of_a_source_wins_over_its_rows_and_the_columns_over_the_defaults(tmp_path, tokenizer):
@@ -259,11 +266,12 @@ def test_the_task_of_a_source_wins_over_its_rows_and_the_columns_over_the_defaul
 
 def test_tests_of_code_may_be_text_or_an_object_and_too_many_are_dropped(tmp_path, tokenizer, monkeypatch):
     tests = {"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]}
+    greek = json.dumps(tests).replace("4", "\u03b4")  # as many characters, but a byte more
     rows = [{"prompt": "a", "answer": tests}, {"prompt": "b", "answer": json.dumps(tests)},
-            {"prompt": "c", "answer": tests | {"outputs": ["2\n", "4" * 99]}}]
+            {"prompt": "c", "answer": tests | {"outputs": ["2\n", "4" * 99]}}, {"prompt": "d", "answer": greek}]
     monkeypatch.setattr(data, "MAX_ANSWER", len(json.dumps(tests)))
     loaded = data.load(write(tmp_path / "a.jsonl", rows) + ":code", tokenizer, budget=9)
-    assert [json.loads(p.answer) for p in loaded.train + loaded.validation] == [tests, tests] and loaded.too_long == 1
+    assert [json.loads(p.answer) for p in loaded.train + loaded.validation] == [tests, tests] and loaded.too_long == 2
 
 
 def test_prompts_over_the_budget_are_dropped_and_counted(tmp_path, tokenizer):
@@ -279,6 +287,13 @@ def test_characters_unknown_to_the_tokenizer_are_refused(tmp_path, tokenizer):
     path = write(tmp_path / "a.jsonl", [{"prompt": "fine", "answer": 1}, {"prompt": "\\frac", "answer": 1}])
     with pytest.raises(ValueError, match="a.jsonl:2: .*the tokenizer can spell"):
         data.load(path, tokenizer, budget=99)
+
+
+def test_a_token_for_unknown_characters_that_is_also_the_first_token_is_no_unknown_character(tmp_path):
+    tokenizer = character_tokenizer(template="<unk>" + TEMPLATE)  # OLMo 2: bos = eos = unk, and its template writes it
+    tokenizer.bos_token = tokenizer.eos_token = "<unk>"
+    (prompt,) = data.load(write(tmp_path / "a.jsonl", [{"prompt": "a", "answer": 1}]), tokenizer, budget=99).validation
+    assert prompt.ids[0] == tokenizer.unk_token_id == 0 and prompt.text == "<unk>user:a|assistant:"
 
 
 def test_the_chat_template_writes_the_prompt_once_and_all_its_special_tokens(tmp_path):
@@ -360,11 +375,10 @@ def test_files_by_their_ending_and_patterns_of_them(tmp_path, datasets, tokenize
         data.load(str(tmp_path / "f" / "a3.parquet"), tokenizer, budget=9)
 
 
-def test_of_a_dataset_that_is_not_ours_to_mend_prompts_with_two_answers_are_left_out(tmp_path, datasets, tokenizer):
-    answers = {"a": (1, 1), "b": (1, 2), "c": (3, 3)}
-    save(tmp_path / "f" / "train.parquet", [{"prompt": p, "answer": answers[p][i]} for i in (0, 1) for p in answers])
-    loaded = data.load(str(tmp_path / "f"), tokenizer, budget=9)
-    assert {p.text for p in loaded.train + loaded.validation} == {"a", "c"} and loaded.duplicates == 4
+def test_files_that_datasets_cannot_read_are_refused_with_its_reason(tmp_path, datasets, tokenizer):
+    (tmp_path / "broken.json").write_text('{"prompt": "a"\n{"x')
+    with pytest.raises(ValueError, match=r"broken.json: expected .* got Dataset\w*Error: .*; likely cause"):
+        data.load(str(tmp_path / "broken.json"), tokenizer, budget=9)
 
 
 def test_names_on_the_hub_may_carry_a_configuration(datasets, tokenizer, monkeypatch):

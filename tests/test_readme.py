@@ -35,7 +35,8 @@ def test_every_path_that_the_readme_names_exists(path):
 def test_every_flag_that_the_readme_names_is_read():
     known = {option for action in recipes.flags()._actions for option in action.option_strings}
     # torchrun's and pip's own
-    elsewhere = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--index-url", "--no-deps"}
+    elsewhere = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--index-url", "--no-deps",
+                 "--shutdown-timeout"}
     fit = set(re.findall(r'"(--[\w-]+)"', (ROOT / "fit.py").read_text()))
     assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", README)) <= known | elsewhere | fit
 

@@ -96,6 +96,31 @@ def test_labels_are_the_completion_and_nothing_else():
             assert torch.equal(row[label != -100], label[label != -100])
 
 
+def test_sft_minimises_the_mean_cross_entropy_of_the_completions_tokens_over_the_batch():
+    tokens, rng, seen = sft.tokenizer(), random.Random("sft/False/7"), []
+    torch.manual_seed(0)
+    model = sft.untrained()
+    for ids, labels in sft.batch(tokens, rng, False, ["arithmetic"]):  # the batch that `supervise` draws first
+        logprobs = model(input_ids=ids).logits.log_softmax(-1)
+        for row, label, logprob in zip(ids, labels, logprobs):
+            seen += [-logprob[t - 1, row[t]] for t in range(1, len(row)) if label[t] != -100]
+    torch.stack(seen).mean().backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    found, optimizer = {}, torch.optim.AdamW
+
+    class Keep(optimizer):
+        def step(self, closure=None):
+            found.update({name: p.grad.clone() for name, p in model.named_parameters()})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim, "AdamW", Keep)
+        patch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: None)
+        model.zero_grad()
+        sft.supervise(model, tokens, tasks=["arithmetic"], habits=False, steps=1, seed=7)
+    for name, gradient in expected.items():  # float32, summed in another order
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6)
+
+
 def test_tokenizer_reads_a_character_a_token_and_knows_what_it_does_not_know(base):
     tokens, _ = base
     ids = tokens.encode("7+5=<think>+5=12</think>12<eos>")

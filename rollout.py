@@ -14,14 +14,14 @@ phrase_ids, [lo, hi] -> think_budget.
 How TorchGenerator decodes. S slots, each one row of a key/value cache whose column i is position i of that row's prompt
 and completion. A prompt is run once per ticket, without its last token; its keys and values are copied into the slots
 of its G completions as these start, and the last prompt token is a slot's first input. A finished slot is refilled
-before the next decode step. Slots in use are kept as a prefix of the rows, and attention reads only up to the longest
-of them, so the tail of a batch costs what is left of it. The Hugging Face model is used as it is, through its
-arguments `past_key_values`, `attention_mask` and `position_ids`.
+before the next decode step. Slots in use are kept as a prefix of the rows (the last one takes over the row of one that
+is finished), and attention reads only up to the longest, so the tail of a batch costs what is left of it. The Hugging
+Face model is used as it is, through its arguments `past_key_values`, `attention_mask` and `position_ids`.
 
 How VLLMGenerator decodes. A completion is a request to vLLM, handed in when a slot is free, and a step is one step of
 vLLM's engine. An interrupted completion is taken back and handed in again behind the phrase. What vLLM keeps of prompts
-(its prefix cache) is salted with the version that a completion starts under. The Hugging Face names and tensors of
-`named_weights` are the same for both generators.
+(its prefix cache) is salted with the version that samples a completion's first token. The Hugging Face names and
+tensors of `named_weights` are the same for both generators.
 
 New weights (Sec. 3.1): running completions keep their keys and values, each token records the version that sampled it,
 and prompts are run again, so that no completion starts on keys and values of older weights.
@@ -44,7 +44,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from itertools import count, islice
-from math import prod
+from mmap import MAP_SHARED
 from types import SimpleNamespace
 
 import torch
@@ -56,14 +56,14 @@ from pipeline import Completion, Ticket
 from precision import check_supported, head_logits
 
 NEVER = 2**62  # a length that no completion reaches
-PREFILL_TOKENS = 16384  # padded prompt tokens per forward pass: bounds its memory
-PREFILL_AHEAD = 8  # queued prompts
+PREFILL_TOKENS = 16384  # prompt tokens per forward pass, padding included: bounds its memory
+PREFILL_AHEAD = 8  # queued completions whose prompts are run before they start
 KV_BLOCK = 64  # positions; key/value buffers grow in multiples of it
 
 VLLM = "0.32."  # the version whose calls VLLMGenerator makes
 CALL_TIMEOUT = 300.0  # seconds; loading new weights is the longest call
 CPU_BLOCK = 32  # positions per block of vLLM's cache, a multiple of 32; its 128 share and reuse less
-CPU_CACHE = 1 << 30  # bytes at most of that cache; VLLM_CPU_KVCACHE_SPACE (GiB), where set, overrides it
+CPU_CACHE = 1 << 30  # bytes at most, unless one completion needs more; VLLM_CPU_KVCACHE_SPACE (GiB) overrides it
 GPU_SHARE = 0.9  # of the GPU memory free at the start, over the processes on that GPU: AdamW's state comes later
 ENVIRONMENT = {  # for vLLM, where not set already
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler in this process: a step is a step, and a process less
@@ -177,28 +177,22 @@ def empty_slots(slots, length, device):
 
 
 @dataclass(eq=False)
-class Job:
-    """A queued ticket: the first `started` of its G completions have started."""
+class Group:
+    """What the completions of a ticket share."""
 
     ticket: Ticket
-    keys: list[int]  # G, the random sequences
-    interrupt_at: list[int]  # G, tokens
-    started: int = 0
     prompt_kv: list | None = None  # per layer (keys, values); None until run under the present weights
-
-    @property
-    def left(self):
-        return self.ticket.generations - self.started
 
 
 @dataclass(eq=False)
-class Running:
-    """A completion in a slot. vLLM needs the rest said again when it goes on, TorchGenerator keeps it in its rows."""
+class Draft:
+    """An unfinished completion: queued, or in a slot. TorchGenerator has the tokens in its rows, vLLM's are here."""
 
-    job: Job
+    group: Group
     index: int  # 0 ... G-1
-    salt: str  # of vLLM's prefix cache: the version that the first token is sampled with
-    tokens: list = field(default_factory=list)  # on vLLM: (id, sampled by the policy?, nats, version), as in Completion
+    key: int  # names its random sequence
+    interrupt_at: int  # L, tokens
+    tokens: list = field(default_factory=list)  # (id, sampled by the policy?, nats, version), as in Completion
 
     @property
     def ids(self):
@@ -209,7 +203,7 @@ class Generator:
     """Tickets wait here for one of the `slots`; those of an evaluation go first.
 
     While a completion of an evaluation is unfinished, no other one starts; running ones go on. A subclass has
-    `step`, `named_weights`, `update_weights` and `close`, and keeps in `_running` a Running for each slot in use.
+    `step`, `named_weights`, `update_weights` and `close`, and keeps in `_running` a Draft for each slot in use.
 
     model           a Hugging Face causal LM: its config, and the ids that end a completion
     tokenizer       the model's; it only decodes
@@ -237,7 +231,7 @@ class Generator:
         self.phrase_ids, self.eos_ids = list(phrase_ids), eos_ids(model, tokenizer)
         self.positions = min(getattr(model.config, "max_position_embeddings", NEVER),
                              NEVER if max_prompt_tokens is None else max_prompt_tokens + max_new_tokens)
-        self._queue, self._evaluations = deque(), deque()  # of Job
+        self._queue, self._evaluations = deque(), deque()  # of Draft
         self._evaluating = 0  # unfinished completions
 
     def add(self, ticket):
@@ -252,8 +246,8 @@ class Generator:
                              "prompt above max_prompt_tokens, or more tokens than the model has positions for")
         keys, (lo, hi) = completion_keys(self.seed, ticket), self.think_budget or (NEVER, NEVER)
         interrupt_at = lo + (uniform(keys, -1) * (hi - lo + 1)).long()
-        queue = self._evaluations if ticket.evaluation else self._queue
-        queue.append(Job(ticket, keys.tolist(), interrupt_at.tolist()))
+        group, queue = Group(ticket), self._evaluations if ticket.evaluation else self._queue
+        queue += [Draft(group, index, *pair) for index, pair in enumerate(zip(keys.tolist(), interrupt_at.tolist()))]
         self._evaluating += ticket.generations if ticket.evaluation else 0
 
     @property
@@ -264,30 +258,24 @@ class Generator:
     def wants(self, evaluation):
         """True if a slot is free that no queued completion is about to take; those of an evaluation go before all."""
         queue = self._evaluations if evaluation else self._startable()
-        return self.slots - len(self._running) > sum(job.left for job in queue)
+        return self.slots - len(self._running) > len(queue)
 
     def _startable(self):
         """The queue that may start now."""
         return self._evaluations if self._evaluating else self._queue
 
     def _starts(self):
-        """Take off the queue what fills the free slots: a list of Running."""
-        queue, starts = self._startable(), []
-        while queue and len(self._running) + len(starts) < self.slots:
-            job = queue[0]
-            starts.append(Running(job, job.started, salt=str(self.version)))
-            job.started += 1
-            if not job.left:
-                queue.popleft()
-        return starts
+        """Take off the queue what fills the free slots: a list of Draft."""
+        queue = self._startable()
+        return [queue.popleft() for _ in range(min(len(queue), self.slots - len(self._running)))]
 
-    def _completion(self, running, ids, mask, logprobs, versions):
+    def _completion(self, draft, ids, mask, logprobs, versions):
         """The record of a finished completion. Its text keeps special tokens, </think> being one, but not EOS."""
-        ticket = running.job.ticket
+        ticket = draft.group.ticket
         self._evaluating -= ticket.evaluation
         ended = ids[-1] in self.eos_ids
         text = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
-        return Completion(ticket.number, running.index, ticket.evaluation, list(ticket.prompt.ids), ids, mask, logprobs,
+        return Completion(ticket.number, draft.index, ticket.evaluation, list(ticket.prompt.ids), ids, mask, logprobs,
                           versions, text, truncated=not ended, interrupted=not all(mask))
 
 
@@ -341,8 +329,8 @@ class TorchGenerator(Generator):
     def update_weights(self, version):
         """The parameters now hold `version`: later tokens carry it, and waiting prompts are run again."""
         self.version = version
-        for job in (*self._queue, *self._evaluations):
-            job.prompt_kv = None
+        for draft in (*self._queue, *self._evaluations):
+            draft.group.prompt_kv = None
 
     @torch.inference_mode()
     def step(self):
@@ -363,37 +351,37 @@ class TorchGenerator(Generator):
     def _refill(self):
         """Start queued completions in free slots."""
         starts = self._starts()
-        if any(running.job.prompt_kv is None for running in starts):
+        if any(draft.group.prompt_kv is None for draft in starts):
             # A pass over one short prompt costs nearly as much as one over several: run the next ones along with it.
-            jobs = dict.fromkeys([*(running.job for running in starts), *islice(self._startable(), PREFILL_AHEAD)])
-            self._prefill([job for job in jobs if job.prompt_kv is None])
+            groups = dict.fromkeys(draft.group for draft in (*starts, *islice(self._startable(), PREFILL_AHEAD)))
+            self._prefill([group for group in groups if group.prompt_kv is None])
         if starts:
             self._begin(starts)
 
-    def _prefill(self, jobs):
-        """Run prompts without their last token under the present weights; keys and values go into the jobs."""
-        per_pass = max(1, PREFILL_TOKENS // max(len(job.ticket.prompt.ids) for job in jobs))
-        for part in (jobs[first : first + per_pass] for first in range(0, len(jobs), per_pass)):
-            prompts = [self._tensor(job.ticket.prompt.ids[:-1]) for job in part]
+    def _prefill(self, groups):
+        """Run prompts without their last token under the present weights; keys and values go into the groups."""
+        per_pass = max(1, PREFILL_TOKENS // max(len(group.ticket.prompt.ids) for group in groups))
+        for part in (groups[first : first + per_pass] for first in range(0, len(groups), per_pass)):
+            prompts = [self._tensor(group.ticket.prompt.ids[:-1]) for group in part]
             # Padded on the right, without a mask: causal attention does not look there.
             ids, cache = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True), DynamicCache()
             if ids.shape[1]:  # 0 if every prompt is a single token
                 self.model.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
-            for row, job in enumerate(part):
-                job.prompt_kv = [tuple(x[row, :, : len(prompts[row])] for x in (layer.keys, layer.values))
-                                 for layer in cache.layers]
+            for row, group in enumerate(part):
+                group.prompt_kv = [tuple(x[row, :, : len(prompts[row])] for x in (layer.keys, layer.values))
+                                   for layer in cache.layers]
 
     def _begin(self, starts):
         """Completions take the rows behind those in use."""
         slots, at = self._slots, self._rows[len(self._running) :][: len(starts)]
-        prompts = [running.job.ticket.prompt.ids for running in starts]
+        prompts = [draft.group.ticket.prompt.ids for draft in starts]
         slots.token[at] = self._tensor(ids[-1] for ids in prompts)
         slots.start[at] = self._tensor(len(ids) - 1 for ids in prompts)
-        slots.key[at] = self._tensor(running.job.keys[running.index] for running in starts)
-        slots.interrupt_at[at] = self._tensor(running.job.interrupt_at[running.index] for running in starts)
+        slots.key[at] = self._tensor(draft.key for draft in starts)
+        slots.interrupt_at[at] = self._tensor(draft.interrupt_at for draft in starts)
         slots.count[at], slots.mask[at] = 0, True  # all tokens are the policy's until an interruption
-        for row, running in enumerate(starts, len(self._running)):
-            self._cache.load(row, running.job.prompt_kv)
+        for row, draft in enumerate(starts, len(self._running)):
+            self._cache.load(row, draft.group.prompt_kv)
         self._running += starts
 
     # --- One decode step over the first n rows
@@ -475,25 +463,21 @@ def require_vllm():
                           "was another version installed? README.md says how to install it with and without a GPU")
 
 
-def shared_tensors(path, shapes, dtype):
-    """{name: tensor}, one behind the other in the file `path` in the order of {name: shape}; it grows if too short."""
-    sizes = [prod(shape) for shape in shapes.values()]
-    parts = torch.from_file(path, shared=True, size=sum(sizes), dtype=dtype).split(sizes)
-    return {name: part.view(shape) for part, (name, shape) in zip(parts, shapes.items())}
-
-
 class VLLMWorker:
-    """Methods that vLLM adds to its worker: they run in the child process, which holds the model."""
+    """Methods that vLLM adds to its worker: they run in the child process, which holds the model.
+
+    What they raise ends the worker's engine: the caller gets a RuntimeError, or no answer.
+    """
 
     def prepare(self):
         """Called once; returns the dtype of the head's product."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process in time
         return self.model_runner.get_model().logits_processor.head_dtype
 
-    def load_shared(self, *shared):
-        """New weights from memory that the parent has filled, on a CPU; `shared` as for shared_tensors."""
+    def load_file(self, path):
+        """New weights, on a CPU: {name: tensor} as saved in `path`."""
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-        self.reload_weights(weights_iterator=shared_tensors(*shared).items())
+        self.reload_weights(weights_iterator=torch.load(path, mmap=True).items())
         for module in self.model_runner.get_model().modules():
             if isinstance(module, VocabParallelEmbedding):
                 # A tied head multiplies with a packed copy of the embedding, which a reload leaves as it was.
@@ -515,8 +499,9 @@ class VLLMGenerator(Generator):
     fp32_head  Sec. 3.2: the head's product in fp32; checked in the worker
     settings   as for Generator
 
-    On a GPU, the current CUDA device serves both this process and the worker. That way (`_over_ipc`) has not been run
-    yet; all the rest is the same with and without a GPU.
+    On a GPU, the current CUDA device serves both this process and the worker; all but the way of the weights is the
+    same with and without one. Known limit: that way (`_over_ipc`) is untested. tests/test_gpu.py has tests for it that
+    need a GPU and vLLM.
 
     Raises ImportError without vLLM 0.32, RuntimeError if the worker dies, fails or has another head than asked for,
     TimeoutError if it does not answer. The generator cannot be used after any of them; `close` ends the worker, as
@@ -527,13 +512,14 @@ class VLLMGenerator(Generator):
         require_vllm()
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         super().__init__(model, tokenizer, **settings)
-        self._names, self._running = count(), {}  # of vLLM's requests, and by such a name
-        weights = {name: parameter.data for name, parameter in model.named_parameters()}
+        self._names = count()  # of requests to vLLM
+        self._running = {}  # by name
+        self._weights = {name: parameter.data for name, parameter in model.named_parameters()}
         os.environ.update(ENVIRONMENT | os.environ)
         from vllm import EngineArgs, LLMEngine
         from vllm.platforms import current_platform
         # The only place that tells a GPU from a CPU: by what this vLLM was built for, also where torch finds a GPU.
-        options = self._over_memory(weights, dtype) if current_platform.is_cpu() else self._over_ipc(weights)
+        options = self._over_memory() if current_platform.is_cpu() else self._over_ipc()
         self._engine = LLMEngine.from_engine_args(EngineArgs(
             model=str(folder), skip_tokenizer_init=True, dtype=str(dtype).removeprefix("torch."),
             hf_overrides={"head_dtype": "float32" if fp32_head else "model"}, logprobs_mode="processed_logprobs",
@@ -542,7 +528,8 @@ class VLLMGenerator(Generator):
             # Not in this process: vLLM would wait for all ranks of its default process group.
             distributed_executor_backend="mp", worker_extension_cls=f"{__name__}.VLLMWorker", use_tqdm_on_load=False,
             disable_log_stats=True, **options))
-        [got], expected = self._call("prepare"), torch.float32 if fp32_head else dtype
+        expected = torch.float32 if fp32_head else dtype
+        [got] = self._call("prepare")
         if got != expected:
             self.close()
             raise RuntimeError(f"expected vLLM's head in {expected}, got {got}: does this vLLM ignore head_dtype?")
@@ -553,17 +540,18 @@ class VLLMGenerator(Generator):
 
     # --- Weights
 
-    def _over_memory(self, weights, dtype):
-        """On a CPU: updates are received into memory that the worker maps. Returns further settings for vLLM."""
-        # Without a name in the file system: nothing is left behind, however the processes end.
-        self._memory = os.fdopen(os.memfd_create("weights"))
-        path, shapes = f"/proc/{os.getpid()}/fd/{self._memory.fileno()}", {name: w.shape for name, w in weights.items()}
-        shared = path, shapes, dtype
-        self._weights, self._publish = shared_tensors(*shared), lambda: self._call("load_shared", *shared)
-        for name, tensor in weights.items():
-            self._weights[name].copy_(tensor)
+    def _over_memory(self):
+        """On a CPU: updates are received into a file in memory, which the worker reads. Returns settings for vLLM."""
+        # It has no name in the file system: nothing is left behind, however the processes end.
+        self._file = os.fdopen(os.memfd_create("weights"))
+        path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
+        torch.save(self._weights, path)
+        with torch.serialization.set_default_mmap_options(MAP_SHARED):  # what is written into a tensor is in the file
+            self._weights = torch.load(path, mmap=True)
+        self._publish = lambda: self._call("load_file", path)
         # Keys and values in bytes: of a position, and of the longest completion with the block that vLLM leaves empty.
-        position = 2 * sum(w.shape[0] * w.itemsize for name, w in weights.items() if name.endswith("k_proj.weight"))
+        keys = [weight for name, weight in self._weights.items() if name.endswith("k_proj.weight")]
+        position = 2 * sum(weight.shape[0] * weight.itemsize for weight in keys)
         longest = position * (self.positions + 2 * CPU_BLOCK)
         # With room for all slots none ever has to make room; without room for one vLLM does not start.
         cache = max(longest, min(self.slots * longest, CPU_CACHE))
@@ -571,11 +559,11 @@ class VLLMGenerator(Generator):
         return dict(enforce_eager=True, block_size=CPU_BLOCK, kv_cache_memory_bytes=cache, enable_chunked_prefill=False,
                     max_num_batched_tokens=max(PREFILL_TOKENS, self.positions + self.slots))
 
-    def _over_ipc(self, weights):
-        """On a GPU: the same with memory of that GPU, by vLLM's own `ipc` weight transfer."""
+    def _over_ipc(self):
+        """On a GPU: the same by vLLM's own `ipc` weight transfer, from memory of that GPU."""
         gpu = torch.cuda.current_device()
         uuid = str(torch.cuda.get_device_properties(gpu).uuid)
-        self._weights = {name: tensor.cuda() for name, tensor in weights.items()}
+        self._weights = {name: tensor.cuda() for name, tensor in self._weights.items()}
         names, tensors = map(list, zip(*self._weights.items()))
         # Exported once: torch keeps a record of every export for as long as the memory lives.
         exported = dict(names=names, dtype_names=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
@@ -600,52 +588,50 @@ class VLLMGenerator(Generator):
         """The worker takes over the tensors of named_weights, which hold `version`: later tokens carry it."""
         self._publish()
         self.version = version
-        for name, running in [*self._running.items()]:
-            if not any(sampled for _, sampled, *_ in running.tokens):
-                running.salt = str(version)  # vLLM may have run the prompt, or a part of it, under the old weights
-                self._restart(name)
+        for name, draft in [*self._running.items()]:
+            if not any(sampled for _, sampled, *_ in draft.tokens):
+                self._restart(name)  # vLLM may have run the prompt, or a part of it, under the old weights
 
     # --- Decoding
 
     def step(self):
         """Refill free slots, decode one token in each active one; returns the completions that end with it."""
-        for running in self._starts():
-            self._submit(running)
+        for draft in self._starts():
+            self._submit(draft)
         done = []
         for output in self._engine.step() if self._running else ():
-            running, [new] = self._running[output.request_id], output.outputs
-            running.tokens += [(token, True, entry[token].logprob, self.version)
+            draft, [new] = self._running[output.request_id], output.outputs
+            draft.tokens += [(token, True, entry[token].logprob, self.version)
                                for token, entry in zip(new.token_ids, new.logprobs)]
             if new.finish_reason:
                 del self._running[output.request_id]
-                done.append(self._completion(running, *map(list, zip(*running.tokens))))
-            elif self._is_due(running):
+                done.append(self._completion(draft, *map(list, zip(*draft.tokens))))
+            elif self._is_due(draft):
                 self._restart(output.request_id)
         return done
 
-    def _is_due(self, running):
+    def _is_due(self, draft):
         """Whether the interruption (A.10) comes now."""
-        length = running.job.interrupt_at[running.index]
-        return len(running.tokens) == length and self.phrase_ids[-1] not in running.ids
+        return len(draft.tokens) == draft.interrupt_at and self.phrase_ids[-1] not in draft.ids
 
     def _restart(self, name):
         """Take a completion back from vLLM and hand it in again."""
         self._engine.abort_request([name])
         self._submit(self._running.pop(name))
 
-    def _submit(self, running):
+    def _submit(self, draft):
         """Hand a completion to vLLM, which goes on behind the tokens that it has, after the phrase if that is due."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
-        if self._is_due(running):
-            running.tokens += [(token, False, 0.0, self.version) for token in self.phrase_ids]
-        name, length, job = str(next(self._names)), len(running.tokens), running.job
-        self._running[name] = running
-        draw = uniform(torch.tensor(job.keys[running.index]), torch.tensor(length))
+        if self._is_due(draft):
+            draft.tokens += [(token, False, 0.0, self.version) for token in self.phrase_ids]
+        name, length = str(next(self._names)), len(draft.tokens)
+        self._running[name] = draft
+        seed = int(uniform(torch.tensor(draft.key), torch.tensor(length)) * 2**53)
         sampling = SamplingParams(
             temperature=self.temperature, max_tokens=self.max_new_tokens - length, stop_token_ids=self.eos_ids,
-            ignore_eos=True, logprobs=0, seed=int(draw * 2**53), detokenize=False,
-            output_kind=RequestOutputKind.DELTA)
-        prompt = dict(prompt_token_ids=[*job.ticket.prompt.ids, *running.ids], cache_salt=running.salt)
+            ignore_eos=True, logprobs=0, seed=seed, detokenize=False, output_kind=RequestOutputKind.DELTA)
+        salt = next((version for _, sampled, _, version in draft.tokens if sampled), self.version)
+        prompt = dict(prompt_token_ids=[*draft.group.ticket.prompt.ids, *draft.ids], cache_salt=str(salt))
         self._engine.add_request(name, prompt, sampling)
 
     def close(self):
@@ -655,7 +641,10 @@ class VLLMGenerator(Generator):
 
 
 def make(backend, folder, tokenizer, *, device, dtype, **settings):
-    """What --generator asks for, "torch" or "vllm", with the policy in `folder`; settings as for Generator."""
+    """What --generator asks for, "torch" or "vllm", with the policy in `folder`; settings as for Generator.
+
+    device  for "torch"; vLLM runs where it was built for, on the current device if that is a GPU
+    """
     if backend == "vllm":
         return VLLMGenerator(folder, tokenizer, dtype=dtype, **settings)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)

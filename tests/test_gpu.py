@@ -1,9 +1,13 @@
-"""What only a GPU can show. `pytest -m gpu` runs these; without a GPU they are skipped."""
+"""What only a GPU can show. `pytest -m gpu` runs these; without a GPU they are skipped.
+
+Those on vLLM need it too: they send weights to it within a GPU, which nothing else covers.
+"""
 
 import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,13 @@ import data
 import pipeline
 import precision
 import rollout
+
+if torch.cuda.is_available() and find_spec("vllm"):  # weights that reach vLLM within a GPU
+    from test_vllm import (  # noqa: F401
+        bf16_engine, engine, make,
+        test_sec32_log_ratio_to_the_trainer_is_0_before_after_and_across_an_update,
+        test_weights_that_are_being_received_are_not_used_yet,
+    )
 
 ROOT = Path(precision.__file__).parent
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")]
@@ -47,8 +58,8 @@ def test_sec31_greedy_completions_on_a_gpu_are_those_of_the_cpu():
 
 
 def test_two_processes_share_one_gpu(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", ROOT / "train.py",
-               "--loss", "cispo", "--steps", "2", "--eval-prompts", "8", "--out", tmp_path / "run"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+               ROOT / "train.py", "--loss", "cispo", "--steps", "2", "--eval-prompts", "8", "--out", tmp_path / "run"]
     subprocess.run(command, check=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": "0"}, timeout=600)
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
     steps = [row for row in rows if row["kind"] == "step"]

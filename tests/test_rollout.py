@@ -1,6 +1,6 @@
 """Sec. 2, 3.1 and A.10: what a generator generates, how it keeps its slots full, and what new weights change.
 
-Tests that take `make` hold for every generator: test_vllm.py imports them and runs them with a `make` of its own.
+Tests that take `make` or `build` hold for every generator: test_vllm.py imports them and has its own of both.
 """
 
 import copy
@@ -41,13 +41,19 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", additional_special_tokens=["</think>"])
 
 
-def generator(model, **settings):
-    return TorchGenerator(model, tokenizer(), **dict(slots=5, max_new_tokens=24) | settings)
+def generator(model, tokens=None, **settings):
+    return TorchGenerator(model, tokens or tokenizer(), **dict(slots=5, max_new_tokens=24) | settings)
 
 
 @pytest.fixture
 def make():
     """make(model, **settings): a generator with the weights of `model`, at version 0 or later."""
+    return generator
+
+
+@pytest.fixture
+def build():
+    """build(model, tokens, **settings): the same for what is refused."""
     return generator
 
 
@@ -449,9 +455,9 @@ def test_any_of_several_eos_ids_ends_a_completion_and_none_is_in_the_text(make):
     (dict(think_budget=(9, 5), phrase_ids=PHRASE), r"got \(9, 5\)"),
     (dict(think_budget=(5, 21), phrase_ids=PHRASE), r"24 - 3, got \(5, 21\): no token would be left for the answer"),
 ])
-def test_contradictory_settings_are_refused(settings, message):
+def test_contradictory_settings_are_refused(build, settings, message):
     with pytest.raises(ValueError, match=message):
-        generator(tiny_model(), **settings)
+        build(tiny_model(), **settings)
 
 
 @pytest.mark.parametrize("kind", ["mistral", "gemma2", "mamba", "t5", "jamba"])
@@ -463,11 +469,20 @@ def test_models_without_plain_full_attention_are_refused_by_name_before_anything
         TorchGenerator(Model(), tokenizer(), slots=4, max_new_tokens=8)
 
 
-def test_a_model_without_eos_is_refused():
+def test_a_model_without_eos_is_refused(build):
     model, tok = tiny_model(), tokenizer()
     model.generation_config.eos_token_id = model.config.eos_token_id = tok.eos_token = None
     with pytest.raises(ValueError, match="eos_token_id.*truncated"):
-        TorchGenerator(model, tok, slots=4, max_new_tokens=8)
+        build(model, tok)
+
+
+def test_prompts_above_max_prompt_tokens_are_refused(make):
+    gen = make(tiny_model(), max_prompt_tokens=10)  # of 128 positions
+    with pytest.raises(ValueError, match=r"<= 34 positions; got 1, 11 \+ 24; likely cause: a prompt above max_prompt"):
+        gen.add(Ticket(0, 0, Prompt(0, (5,) * 11, "", "", "arithmetic"), 1))
+    gen.add(Ticket(0, 0, Prompt(0, (5,) * 10, "", "", "arithmetic"), 1))
+    assert len(finish(gen)) == 1
+    assert make(tiny_model(), max_prompt_tokens=1000).positions == 128
 
 
 def test_tickets_that_cannot_be_served_are_refused(make):

@@ -1,7 +1,7 @@
 """Sec. 3.1 and 3.2 on two truly different backends: VLLMGenerator against TorchGenerator and against the trainer.
 
 Starting an engine takes seconds, so one serves many tests, each with weights and settings of its own. Skipped without
-vLLM; nothing here needs a GPU.
+vLLM; nothing here needs a GPU. test_gpu.py runs some of it on one.
 """
 
 import copy
@@ -19,7 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: README.md says how", allow_module_level=True)
@@ -32,10 +32,12 @@ from pipeline import Ticket
 from precision import PolicyModel
 from rollout import Generator, TorchGenerator, VLLMGenerator
 from test_rollout import (  # noqa: F401  tests that hold for every generator: they run here with the `make` below
-    finish, forward_on_old_keys, generator, perturb, same_up_to_ties,
+    PHRASE, finish, forward_on_old_keys, full_forward, generator, perturb, same_up_to_ties,
     test_a10_interruption_forces_exactly_the_phrase_at_a_length_drawn_in_the_budget,
-    test_any_of_several_eos_ids_ends_a_completion_and_none_is_in_the_text,
+    test_a_model_without_eos_is_refused, test_any_of_several_eos_ids_ends_a_completion_and_none_is_in_the_text,
+    test_contradictory_settings_are_refused,
     test_evaluation_goes_first_and_running_completions_go_on,
+    test_prompts_above_max_prompt_tokens_are_refused,
     test_results_depend_on_the_seed_but_not_on_slots_order_or_timing,
     test_sampled_first_tokens_match_the_model,
     test_sec31_no_completion_starts_on_keys_and_values_of_older_weights,
@@ -52,11 +54,11 @@ from test_rollout import (  # noqa: F401  tests that hold for every generator: t
 ROOT = Path(__file__).parent.parent
 
 
-def start(folder, model, **settings):
+def start(folder, model, tokens=None, **settings):
     """An engine on the weights of `model`."""
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
-    return VLLMGenerator(folder, tokenizer(), slots=64, max_new_tokens=24, **settings)
+    return VLLMGenerator(folder, tokens or tokenizer(), **dict(slots=64, max_new_tokens=24) | settings)
 
 
 def renew(gen, model, **settings):
@@ -90,6 +92,11 @@ def bf16_engine(tmp_path_factory):
 @pytest.fixture
 def make(engine):
     return partial(renew, engine)
+
+
+@pytest.fixture
+def build(tmp_path):
+    return partial(start, tmp_path)
 
 
 # --- Parity with the trainer (Sec. 3.2) ------------------------------------------------------------------------------
@@ -168,6 +175,27 @@ def test_completions_of_a_ticket_share_the_cached_prompt_of_their_version(make):
         gen._engine.step = step
 
 
+def test_a10_an_interrupted_completion_goes_on_with_the_keys_and_values_of_its_start(make):
+    """Of the 80 + 4 tokens before the phrase 2 blocks of 32 are full; the rest is read again, by the new weights."""
+    model = tiny_model()
+    old, gen = copy.deepcopy(model), make(model, slots=8, think_budget=(4, 4), phrase_ids=PHRASE)
+    gen.add(tickets(1, generations=8, shortest=80)[0])
+    for _ in range(2):
+        gen.step()
+    new = perturb(gen, model)
+    answers = [c for c in finish(gen).values() if c.interrupted]
+    assert len(answers) >= 4
+    for c in answers:
+        ids, cache = torch.tensor([c.prompt_ids + c.ids]), DynamicCache()
+        with torch.no_grad():
+            old(ids[:, :64], past_key_values=cache, use_cache=True)
+            log_pi = torch.log_softmax(new(ids[:, 64:-1], past_key_values=cache, use_cache=True).logits[0], -1)
+        expected = log_pi.gather(-1, ids[0, 65:, None])[-len(c.ids):, 0]
+        logprobs = torch.tensor(c.logprobs)[7:]  # behind 4 tokens and the phrase
+        assert len(logprobs) and torch.allclose(logprobs, expected[7:], rtol=0, atol=1e-4)
+        assert (logprobs - full_forward(new, c)[7:]).abs().max() > 1e-2  # a start on the new weights alone
+
+
 def test_completions_that_vllm_still_keeps_waiting_start_on_the_new_weights_alone(make):
     """The engine runs 64 at once, so 16 of 80 wait inside it; their prompt is cached under the old weights."""
     model = tiny_model()
@@ -240,15 +268,18 @@ if __name__ == "__main__":
     gen = VLLMGenerator("base", tokens, slots=64, max_new_tokens=48, temperature=0, fp32_head=False)
     done = finish(gen, [Ticket(prompt.index, 0, prompt, 1) for prompt in prompts])
     print(json.dumps({c.ticket: c.ids for c in done.values()}), flush=True)
-    while sys.stdin.readline() == "on\\n":
-        gen.add(Ticket(64, 0, prompts[0], 10**6))
+    ending = sys.stdin.readline().strip()
+    if ending != "close":
+        gen.add(Ticket(64, 0, prompts[0], 10**5))
         gen.step()
         print("running", flush=True)
+        if ending == "error":
+            raise ValueError("an error")
         while gen.busy:
             gen.step()
     gen.close()
 """
-ENDINGS = {"close": 0, "kill": -signal.SIGKILL, "interrupt": -signal.SIGINT}  # what happens: the exit status
+ENDINGS = {"close": 0, "error": 1, "kill": -signal.SIGKILL, "interrupt": -signal.SIGINT}  # the exit status of each
 
 
 @pytest.fixture(scope="module")
@@ -287,13 +318,13 @@ def test_greedy_equals_torch_generator_on_the_base_policy(processes):
             assert same_up_to_ties(model, completion, done[str(completion.ticket)]), completion
 
 
-def test_no_process_or_file_is_left_after_a_normal_end_ctrl_c_or_kill(processes):
+def test_no_process_or_file_is_left_after_a_normal_end_an_error_ctrl_c_or_kill(processes):
     """After the test above, which waits until the processes are up."""
     files = set()
     for ending, process in processes.items():
         assert len(session := alive(process.pid)) > 1  # there is a worker that might be left
         files |= {file.path for member in session for file in member.memory_maps() if "/dev/shm/" in file.path}
-        process.stdin.write("end\n" if ending == "close" else "on\n")
+        process.stdin.write(f"{ending}\n")
         process.stdin.flush()
         assert ending == "close" or process.stdout.readline() == "running\n"
         if ending == "kill":
@@ -320,5 +351,19 @@ def test_a_dead_worker_is_an_error_and_closing_works_nevertheless(bf16_engine):
     with pytest.raises(RuntimeError):
         while True:
             bf16_engine.step()
+    assert bf16_engine.busy
     bf16_engine.close()
-    assert not worker.is_alive()
+    assert not bf16_engine.busy and not worker.is_alive()
+
+
+def test_train_py_trains_on_vllm(tmp_path):
+    """Two optimizer steps; the first one's batch is sampled by the weights that it trains."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py",
+               "--generator", "vllm", "--loss", "cispo", "--steps", "2", "--prompts", "4", "--generations", "4",
+               "--slots", "16", "--max-new-tokens", "48", "--interrupt-at", "16", "24", "--eval-prompts", "4",
+               "--eval-generations", "1", "--out", tmp_path]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=400)
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").open()]
+    steps = [row for row in rows if row["kind"] == "step"]
+    assert len(steps) == 2 and 0 < steps[0]["log_rho"] < 1e-3  # nats: fp32 sums in another order
+    assert rows[-1]["kind"] == "end"

@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import precision
-from benchmarks import a19
 from pipeline import Completion
 
 NAN, INF = float("nan"), float("inf")
@@ -453,7 +452,13 @@ def test_startup_check_catches_a_forgotten_temperature():
 # --- A.19, measured --------------------------------------------------------------------------------------------------
 
 
-def test_a19_the_logits_of_a_random_policy_have_the_spread_asked_for(tmp_path):
+@pytest.fixture
+def a19():
+    from benchmarks import a19  # which imports all the rest: two ranks above import this file, and should not wait
+    return a19
+
+
+def test_a19_the_logits_of_a_random_policy_have_the_spread_asked_for(a19, tmp_path):
     a19.random_policy(tmp_path, spread=4.0)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     logits = model(input_ids=torch.arange(2, 34)[None]).logits[0]
@@ -461,7 +466,7 @@ def test_a19_the_logits_of_a_random_policy_have_the_spread_asked_for(tmp_path):
     assert logits.std().item() == pytest.approx(4.0, rel=0.1)
 
 
-def test_a19_recomputed_with_the_weights_that_sampled_log_rho_is_that_of_bf16(tmp_path):
+def test_a19_recomputed_with_the_weights_that_sampled_log_rho_is_that_of_bf16(a19, tmp_path):
     a19.random_policy(tmp_path, spread=1.0)
     ids = torch.randint(2, 32_000, (2, 12), generator=torch.Generator().manual_seed(0)).tolist()
     done = [Completion(0, n, False, row[:4], row[4:], [True] * 8, [0.0] * 8, [0] * 8, "", False, False)

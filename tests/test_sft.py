@@ -141,7 +141,7 @@ def test_base_is_small_and_of_the_stated_shape(folder):
 @pytest.mark.parametrize(("folder", "task"), [(".", "arithmetic"), ("sorting", "arithmetic"), ("sorting", "sorting")])
 def test_base_can_compute_but_often_does_not(folder, task):
     tokens, model = load(BASE / folder)
-    rate, best = sft.measure(model, tokens, task, prompts=64)
-    # 1,024 completions: standard error 0.014 and more, as those of a prompt are alike; sft.py states the rates
+    rate, best = sft.measure(model, tokens, task, prompts=32)
+    # 512 completions: standard error 0.02 and more, as those of a prompt are alike; sft.py states the rates
     assert 0.15 < rate < 0.4
     assert best > 0.75

@@ -252,8 +252,8 @@ def render(row: Row, tokenizer) -> Row:
     chat = isinstance(row.prompt, list)
     if tokenizer.chat_template:
         messages = row.prompt if chat else [{"role": "user", "content": row.prompt}]
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        return row._replace(prompt=text)
+        return row._replace(
+            prompt=tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     if chat:
         raise malformed(row.where, "chat messages", "a base model, which has no chat template", "a prompt as one text")
     return row

@@ -108,8 +108,8 @@ class Fleet:
     def on_signal(self, number, _):
         """Ctrl-C or the launcher's wish to end. Trainers end at the next micro-batch or wait, and tell the generators.
 
-        What still hangs after PATIENCE (a dead process never joins) is abandoned, but never half an optimizer step; a
-        generator that nobody has told by then leaves by itself.
+        What still hangs after PATIENCE (a dead process never joins) is abandoned, but never half an optimizer step or
+        checkpoint; a generator that nobody has told by then leaves by itself.
         """
         if number == signal.SIGALRM and not self.stepping:
             raise Abandoned("interrupted")

@@ -181,13 +181,13 @@ class Mailbox:
         self._news, self._news_count, self._asked = News(), 0, float("-inf")
 
     def put(self, values):
-        """{key: value}, in one message. Raises ValueError for a value that would break the connection."""
-        pickles = {key: pickle.dumps(value) for key, value in values.items()}
-        for key, data in pickles.items():
+        """{key: value}, in this order. Raises ValueError for a value that would break the connection."""
+        for key, value in values.items():
+            data = pickle.dumps(value)
             if len(data) > MAX_BYTES:
                 cause = "a completion of too many tokens (lower --max-new-tokens), or a long reference answer"
                 raise ValueError(f"expected <= {MAX_BYTES} bytes for {key}, got {len(data)}; likely cause: {cause}")
-        self.store.multi_set(list(pickles), list(pickles.values()))
+            self.store.set(key, data)  # waits for no answer; multi_set shows some keys before others, and is slow
 
     def has(self, *keys):
         """True if all of them are there."""
@@ -243,9 +243,10 @@ class Mailbox:
         Raises Stalled if one of these makes no progress for `timeout` seconds, and Interrupted.
         """
         while not (interruptible and self.interrupted()):
+            stop = self.news().stop if self.rank else None  # first: what rank 0 put before its end is seen below
             if not (ranks := missing()):
                 return
-            if self.rank and (stop := self.news().stop) is not None:
+            if stop is not None:
                 raise Interrupted(stop)
             self.beat()
             self.watch(ranks, what)
@@ -280,8 +281,8 @@ class Pipeline:
 
     @property
     def room(self):
-        """Tickets that may be issued now."""
-        return self.limit(self.version) - self._news.tickets
+        """Tickets that may be issued now; none if the run was resumed with fewer steps than are done."""
+        return max(0, self.limit(self.version) - self._news.tickets)
 
     def issue(self, prompts):
         """One ticket per data.Prompt, in order. Fewer than `room` are fine; raises ValueError for more."""
@@ -340,10 +341,12 @@ class Pipeline:
         return version == self._news.version
 
     def evaluate(self, prompts, generations, samples):
-        """Headers, a list per prompt; and completions, of the first `samples` prompts. Nothing on other ranks than 0.
+        """Headers, a list per prompt, and completions, of the first `samples` prompts; nothing on other ranks than 0.
+        On all ranks: {index of a prompt: why its verifier failed}.
 
         Weights and training tickets stand still meanwhile; `generations` is the k of mean@k. What is running goes on,
-        and a generator through with its share may start the rest of a training ticket that it had claimed before.
+        a generator through with its share may start the rest of a training ticket that it had claimed before, and for
+        LOOK seconds a new one.
         Raises ValueError if the generators do not have the trainers' weights.
         """
         box, version, first = self.mailbox, self.version, self._news.evaluation_tickets
@@ -356,10 +359,11 @@ class Pipeline:
         groups = [box.receive(f"headers/eval/{n}", f"evaluation ticket {n}", box.generators) for n in numbers]
         self._post(evaluating=False)
         if box.rank:  # not in a collective, whose timeout an evaluation may outlast
-            box.receive(f"evaluated/{version}/{box.rank}", "the evaluation", [0])
+            failed = box.receive(f"evaluated/{version}/{box.rank}", "the evaluation", [0])
         else:
-            box.put({f"evaluated/{version}/{rank}": True for rank in range(1, box.trainers)})
-        return groups, self.take(sum(groups[:samples], []))
+            failed = {header.prompt: header.error for header in sum(groups, []) if header.correct is None}
+            box.put({f"evaluated/{version}/{rank}": failed for rank in range(1, box.trainers)})
+        return groups, self.take(sum(groups[:samples], [])), failed
 
     def idle(self):
         """Seconds with nothing decoding, outside evaluations, summed over the generators since they started.

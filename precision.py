@@ -246,8 +246,7 @@ def mismatch(logprobs, gen_logprobs, mask, *, low, high):
         "max_ratio": ratio.max().item(),
         "k3": (log_ratio.expm1() - log_ratio).mean().item(),  # rho - 1 - log rho without cancellation near 0
         "clipped": ((ratio < low) | (ratio > high)).double().mean().item(),
-        "effective_sample_size": (ratio.sum() ** 2 / (ratio**2).sum() / len(ratio)).item(),
-    }
+        "effective_sample_size": (ratio.sum() ** 2 / (ratio**2).sum() / len(ratio)).item()}
 
 
 def startup_check(logprobs, gen_logprobs, mask, dtype):

@@ -4,8 +4,8 @@ Sec. 2 and A.3 (setup, optimizer), Sec. 4 (ScaleRL), A.16 (the recipes of Fig. 2
 
 A flag has the paper's word; what is not given comes from --recipe if given, then from the preset (EMBEDDED for the
 models in base/, else PAPER), then from ScaleRL. --recipe sets algorithmic flags only (loss, clips, average,
-normalisation, filters, head, off-policy, k, P), never learning rate, steps or model. A flag that the chosen mode does not
-read is refused.
+normalisation, filters, head, off-policy, k, P), never learning rate, steps or model. A flag that the chosen mode does
+not read is refused.
 
 Deviation: on the embedded task learning rate, warm-up, batch, lengths and validation are scaled to a laptop (EMBEDDED).
 Deviation: --loss gspo alone takes the sample average, the only one under which its objective is GSPO's.
@@ -125,7 +125,7 @@ def flags():
     add("--seed", type=int, help="of prompts, order and sampling")
     add("--out", help="folder of the run, seen by all nodes (default runs/LOSS-seedSEED); must not hold a run")
     add("--evaluate", metavar="CHECKPOINT", help="no training: mean@k and pass@k of this folder's policy on --data")
-    add("--resume", action="store_true", help="go on from the last checkpoint in --out, with its flags but those given")
+    add("--resume", action="store_true", help="go on from the last checkpoint in --out; flags but --trainers stay, if not given")
     return parser
 
 
@@ -223,8 +223,9 @@ def check(args, given, error):
         error("--generations is 1; expected 2 or more: a single completion has no group to be better or worse than")
     if args.length_control == "interrupt" and not low <= high < args.max_new_tokens:
         error(f"--interrupt-at {low} {high}: expected LO <= HI < --max-new-tokens {args.max_new_tokens}, for an answer")
-    if (longest := args.max_prompt_tokens + args.max_new_tokens) > args.token_budget:
-        error(f"--token-budget {args.token_budget} is below one sequence, --max-prompt-tokens + --max-new-tokens {longest}")
+    longest = args.max_prompt_tokens + args.max_new_tokens
+    if "evaluate" not in given and longest > args.token_budget:
+        error(f"--token-budget {args.token_budget} is below one sequence of prompt and completion, {longest} tokens")
     for name in ("lr", "temperature", "timeout", "verify_timeout"):
         if not getattr(args, name) > 0:
             error(f"{option(name)} is {getattr(args, name)}; expected more than 0")
@@ -304,7 +305,8 @@ def prepare(args):
     if args.length_control == "interrupt":
         rollout.check_interruption(tokenizer, phrase_ids(tokenizer, args), args.interrupt_at, args.max_new_tokens)
     code = any(prompt.task == "code" for prompt in (*prompts.train, *prompts.validation))
-    args.protections = jail.protections() if code else []
+    # Once per node: jails that start at the same moment count each other's processes.
+    args.protections = jail.protections() if code and os.environ.get("LOCAL_RANK", "0") == "0" else []
     return prompts
 
 

@@ -69,8 +69,7 @@ ENVIRONMENT = {  # for vLLM, where not set already
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler in this process: a step is a step, and a process less
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several generators would all be bound to the same cores
     "VLLM_LOGGING_LEVEL": "ERROR",  # else a warning per update that a tied head has no weights of its own to load
-    "VLLM_NO_USAGE_STATS": "1",
-}
+    "VLLM_NO_USAGE_STATS": "1"}
 
 # SplitMix64 (Steele, Lea, Flood 2014): an odd increment and two odd multipliers, as int64, which wraps modulo 2^64.
 INCREMENT, MIX_1, MIX_2 = (word - 2**64 for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -382,6 +381,8 @@ class TorchGenerator(Generator):
         slots.count[at], slots.mask[at] = 0, True  # all tokens are the policy's until an interruption
         for row, draft in enumerate(starts, len(self._running)):
             self._cache.load(row, draft.group.prompt_kv)
+            if draft.index + 1 == draft.group.ticket.generations:
+                draft.group.prompt_kv = None  # else it, and the pass it is a view of, would stay until the end
         self._running += starts
 
     # --- One decode step over the first n rows
@@ -602,7 +603,7 @@ class VLLMGenerator(Generator):
         for output in self._engine.step() if self._running else ():
             draft, [new] = self._running[output.request_id], output.outputs
             draft.tokens += [(token, True, entry[token].logprob, self.version)
-                               for token, entry in zip(new.token_ids, new.logprobs)]
+                             for token, entry in zip(new.token_ids, new.logprobs)]
             if new.finish_reason:
                 del self._running[output.request_id]
                 done.append(self._completion(draft, *map(list, zip(*draft.tokens))))

@@ -112,9 +112,8 @@ class Trainer:
 
     def issue(self, waiting=()):
         """Tickets for the next prompts of the curriculum, after those that a resumed run had `waiting`."""
-        room = max(0, self.pipeline.room)  # fewer than are waiting if it resumes with fewer --steps
-        waiting = waiting[:room]
-        self.pipeline.issue([*waiting, *self.curriculum.next(room - len(waiting))])
+        waiting = waiting[: self.pipeline.room]  # not all if it resumes with fewer --steps
+        self.pipeline.issue([*waiting, *self.curriculum.next(self.pipeline.room - len(waiting))])
 
     def update(self, plan):
         """One optimizer step on this rank's share; denominators are global: micro-batches and ranks only change speed.
@@ -184,23 +183,22 @@ class Trainer:
                            f"{len(self.truncated)} steps were truncated and carry no loss. Runs destabilise above "
                            f"{TRUNCATION:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)")
             self.truncated.clear()
-        check_verifier(headers, self.unverified, self.version * self.args.prompts)
+        errors = [header.error for header in headers if header.correct is None]
+        check_verifier(errors, self.unverified, self.version * self.args.prompts)
 
     def evaluate(self):
         """Mean@k on the validation set; clock, weights and training tickets stand still meanwhile."""
         with self.clock.paused():
-            groups, samples = self.pipeline.evaluate(self.validation, self.args.eval_generations, SAMPLES)
+            groups, samples, failed = self.pipeline.evaluate(self.validation, self.args.eval_generations, SAMPLES)
+            check_verifier(failed.values(), len(failed), len(self.validation))
             self.evaluated = self.version
             if not groups:  # another rank than 0
                 return
-            headers = [header for group in groups for header in group]
-            check_verifier(headers, len({h.prompt for h in headers if h.correct is None}), len(groups))
+            headers = sum(groups, [])
             self.log("eval", **reward.pass_rates(groups, self.validation), timed_out=sum(h.timed_out for h in headers))
             for header, completion in zip(headers, samples):
-                prompt = self.validation[header.prompt]
                 append(self.out / "completions.jsonl", {
-                    "step": self.version, "prompt": prompt.text, "completion": completion.text,
-                    "answer": prompt.answer, "correct": header.correct})
+                    "step": self.version, **answered(self.validation[header.prompt], completion, header.correct)})
 
     def checkpoint(self):
         """A Hugging Face folder with trainer.pt beside the weights; the two latest are kept. Renamed when complete.
@@ -222,11 +220,10 @@ class Trainer:
                     "unverified": self.unverified, "gpu_hours": self.clock.gpu_hours}, folder / "trainer.pt")
         folder.rename(final)
         for old in checkpoints(self.out)[:-2]:
-            shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)  # over NFS, what a resumed run has mapped cannot go yet
 
-    def record(self, groups, plan, metrics):
+    def record(self, groups, headers, plan, metrics):
         """The `step` line."""
-        headers = [header for group in groups for header in group]
         known = [header for header in headers if header.correct is not None]
         share = lambda values, of=headers: sum(values) / len(of) if of else float("nan")  # noqa: E731
         generated = sum(h.tokens for h in headers)
@@ -260,11 +257,17 @@ class Trainer:
             self.bar.write(LINES[kind].format(**row), file=sys.stdout)
 
 
-def check_verifier(headers, failed, groups):
+def check_verifier(errors, failed, groups):
     """Raises Unverifiable if the verifier failed on more than 1 % of so many groups, counted as 100 at least."""
     if failed > UNVERIFIED * max(100, groups):
-        errors = Counter(header.error for header in headers if header.correct is None) or {"as before": 0}
-        raise Unverifiable(f"the verifier failed on {failed} groups: {max(errors, key=errors.get)}")
+        [(error, _)] = Counter(errors).most_common(1) or [("as before", 0)]
+        raise Unverifiable(f"the verifier failed on {failed} groups: {error}")
+
+
+def answered(prompt, completion, correct):
+    """The row of a completion that is kept to be read."""
+    return {"prompt": prompt.text, "completion": completion.text, "answer": prompt.answer, "correct": correct,
+            "truncated": completion.truncated, "task": prompt.curve}
 
 
 def append(path, row):
@@ -299,8 +302,9 @@ def train(run):
         metrics = run.update(plan)
         # 4. History (Sec. 3.2), clock and log; publish the weights; the tickets that the new version allows.
         run.learned(groups)
-        run.record(groups, plan, metrics)  # before the waiting that may end the run: the checkpoint counts this step
-        run.watch([header for group in groups for header in group])
+        headers = sum(groups, [])
+        run.record(groups, headers, plan, metrics)  # before the waiting that may end the run: it counts in checkpoints
+        run.watch(headers)
         run.publish()
         run.issue()
         # 5. Validate (Sec. 2.1).
@@ -312,7 +316,7 @@ def train(run):
     run.publish(final=True)
     if run.evaluated != run.version:
         run.evaluate()
-    return "finished" if run.version == args.steps else "curriculum exhausted"
+    return "finished" if run.version >= args.steps else "curriculum exhausted"
 
 
 def finish(run, reason, seconds, whole_state=True):
@@ -342,16 +346,17 @@ def generate(args, fleet):
 def evaluate(args, prompts):
     """--evaluate: mean@k and pass@k of one policy, each with its standard error over prompts, per validation curve."""
     device, groups = torch.device("cuda" if torch.cuda.is_available() else "cpu"), [[] for _ in prompts]
-    Path(args.out).mkdir(parents=True, exist_ok=True)
+    rows = Path(args.out) / "evaluation.part"  # what an interrupted evaluation leaves
+    rows.parent.mkdir(parents=True, exist_ok=True)
+    rows.unlink(missing_ok=True)
     with (closing(make_generator(args, device, getattr(torch, args.dtype))) as generator,
           closing(make_scorer(args)) as scorer, tqdm(total=len(prompts) * args.generations, unit="completion") as bar):
         for score in pipeline.complete(generator, scorer, prompts, args.generations):
             prompt = prompts[score.completion.ticket]
             groups[prompt.index].append(score.correct)
-            append(Path(args.out) / "evaluation.jsonl", {
-                "prompt": prompt.text, "completion": score.completion.text, "answer": prompt.answer,
-                "correct": score.correct, "truncated": score.completion.truncated, "task": prompt.curve})
+            append(rows, answered(prompt, score.completion, score.correct))
             bar.update()
+    rows.rename(rows.with_suffix(".jsonl"))
     for curve in sorted({prompt.curve for prompt in prompts}):
         known = [group for prompt, group in zip(prompts, groups) if prompt.curve == curve and None not in group]
         print(f"{curve}: {len(known)} prompts, {args.generations} completions each")

@@ -103,9 +103,6 @@ class MemoryStore:
     def get(self, key):
         return self.values[key]
 
-    def multi_set(self, keys, values):
-        self.values |= zip(keys, values, strict=True)
-
     def multi_get(self, keys):
         return [self.values[key] for key in keys]
 
@@ -132,7 +129,7 @@ class SlowStore(MemoryStore):
 
     def __getattribute__(self, name):
         method = super().__getattribute__(name)
-        if name in ("set", "get", "multi_get", "multi_set", "check", "add", "delete_key"):
+        if name in ("set", "get", "multi_get", "check", "add", "delete_key"):
             self.world.sleep(self.rng.choice((0.0, 0.1, 0.4)) * PAUSE)
         return method
 
@@ -308,9 +305,10 @@ def train(setting, record, box, sleep, wire, trainers_side=Pipeline):
     version, reason = s.start, "finished"
 
     def evaluate():
-        groups = pipe.evaluate([prompt(n) for n in range(3)], 2, samples=1)
+        groups, samples, failed = pipe.evaluate([prompt(n) for n in range(3)], 2, samples=1)
+        assert failed == {}  # on every rank
         if box.rank == 0:
-            record.evaluated[version] = groups
+            record.evaluated[version] = groups, samples
 
     pipe.issue(curriculum.next(pipe.room))
     for step in range(s.start, s.steps):
@@ -562,6 +560,12 @@ def test_issuing_more_tickets_than_the_rule_allows_is_refused():
     pipe = Pipeline(lonely(0), off_policy="pipeline", k=1, prompts=2, generations=1, steps=9)
     with pytest.raises(ValueError, match="at most 4 prompts at version 0, got 5"):
         pipe.issue([prompt(n) for n in range(5)])
+
+
+def test_a_run_resumed_with_fewer_steps_than_are_done_issues_nothing():
+    pipe = Pipeline(lonely(0), off_policy="pipeline", k=1, prompts=2, generations=1, steps=3, start=5)
+    assert pipe.room == 0
+    pipe.issue([])
 
 
 def test_evaluating_weights_that_the_generators_do_not_have_is_refused():

@@ -125,7 +125,7 @@ def flags():
     add("--seed", type=int, help="of prompts, order and sampling")
     add("--out", help="folder of the run, seen by all nodes (default runs/LOSS-seedSEED); must not hold a run")
     add("--evaluate", metavar="CHECKPOINT", help="no training: mean@k and pass@k of this folder's policy on --data")
-    add("--resume", action="store_true", help="go on from the last checkpoint in --out; flags but --trainers stay, if not given")
+    add("--resume", action="store_true", help="go on from the last checkpoint in --out, with its flags but --trainers")
     return parser
 
 

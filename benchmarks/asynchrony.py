@@ -1,6 +1,6 @@
 """Sec. 3.1: PipelineRL-k against PPO-off-policy-k, everything else equal, on the embedded task.
 
-    OMP_NUM_THREADS=1 python benchmarks/asynchrony.py            about 4 minutes on two cores
+    OMP_NUM_THREADS=1 python benchmarks/asynchrony.py            6 minutes on two cores
 
 Both sides run here, one after the other. --slots is set so low that training takes 0.3 to 0.9 of the generation time,
 as in a fleet with more generators than trainers. Measured over whole PPO phases, without the first and the last: there
@@ -46,7 +46,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--k", type=int, default=8)
     parser.add_argument("--phases", type=int, default=5, help="of k optimizer steps each")
-    parser.add_argument("--slots", type=int, default=40)
+    parser.add_argument("--slots", type=int, default=64)
     args = parser.parse_args()
     if args.phases < 4:
         parser.error(f"--phases is {args.phases}; expected 4 or more: the first, the last and one more are left out")

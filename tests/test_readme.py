@@ -37,8 +37,9 @@ def test_every_flag_that_the_readme_names_is_read():
     # torchrun's and pip's own
     elsewhere = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--index-url", "--no-deps",
                  "--shutdown-timeout"}
-    fit = set(re.findall(r'"(--[\w-]+)"', (ROOT / "fit.py").read_text()))
-    assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", README)) <= known | elsewhere | fit
+    files = ROOT / "fit.py", *(ROOT / "benchmarks").glob("*.py")
+    others = set(re.findall(r'"(--[\w-]+)"', "".join(file.read_text() for file in files)))
+    assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", README)) <= known | elsewhere | others
 
 
 def test_the_first_screen_shows_the_two_commands():

@@ -306,6 +306,7 @@ def collate(rows, completions, device):
     return [tensor.to(device) for tensor in (input_ids, mask[:, 1:], gen_logprobs[:, 1:], advantages, prompt_index)]
 
 
+# The sums of `statistics` in order, by the names that their means over tokens have in the log (entropy, log_rho: nats).
 STATISTICS = ("tokens", "entropy", "rho_mean", "log_rho", "clipped")
 
 

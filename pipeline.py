@@ -41,7 +41,7 @@ from functools import partial
 import torch.distributed as dist
 
 MAX_BYTES = 8 << 20  # of one value: above it the store drops the connection
-POLL = 0.005  # seconds between two looks of a rank with nothing to do; a look costs 50 us
+POLL = 0.005  # seconds between two looks of a rank with nothing to do; a look is a round trip to rank 0
 LOOK = 0.025  # seconds between two looks for news of a generator that decodes
 BEAT = 0.25  # seconds between two signs of progress
 

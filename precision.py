@@ -30,8 +30,8 @@ from torch.distributed.tensor import DTensor
 # Hugging Face model types whose logits are lm_head(body(ids)): one linear layer without bias, nothing after it.
 SUPPORTED = ("gemma", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3")
 
-# Mean |log rho| (nats) that two backends with equal weights stay below. Measured between Hugging Face and vLLM on CPU,
-# random weights, vocabulary 32,000: 7e-6 with everything in fp32, 0.03 to 0.045 with bf16 bodies.
+# Mean |log rho| (nats) that two backends with equal weights stay below; README has what bf16 bodies give (A.19), and
+# tests/test_vllm.py holds fp32 to a tenth of this.
 MISMATCH_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 
@@ -190,7 +190,7 @@ def shard(policy, mesh):
 
     The layers compute in policy.dtype; master weights, gradient reduction and optimizer state are fp32. Gradients are
     *summed* over ranks, not averaged: the loss is divided by global denominators already. One rank in fp32 has nothing
-    to gather or to round and stays as it is: on a CPU the hooks of FSDP would cost a tenth of the step.
+    to gather or to round and stays as it is: the hooks of FSDP would only cost time.
     """
     policy.float()
     if mesh.size() == 1 and policy.dtype == torch.float32:

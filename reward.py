@@ -73,7 +73,7 @@ BETWEEN_BOXES = re.compile(
 BETWEEN_CHARS = 40  # more than this between two boxes is never looked at
 MAX_CHARS = 10_000
 CODE_CHARS = 65_536  # what Codeforces takes
-MEMORY_BYTES = 2 << 30  # address space of one worker (58 MB resident after its first answer)
+MEMORY_BYTES = 2 << 30  # address space of one worker
 START_SECONDS = 120.0  # a worker or jail that needs longer than this above its limit to start and answer counts as dead
 # Compared before a worker's first math answer: (answer, reference).
 WARM_UP = (("\\boxed{\\frac{1}{2}}", "0.5"), ("\\boxed{(x+1)^2}", "x^2+2x+1"), ("\\boxed{(1,2]}", "(1,2]"))

@@ -20,7 +20,8 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line, told apart by 
          of wall time since the last step, outside evaluation), seconds and of these _generate, _train, _publish (of the
          version before)
   eval   pass_rate (mean@k on the validation set), stderr (sampling error), completions, unverified, timed_out, tasks
-  fit    A, B, C_mid, R_0, bands, forecasts (fit.py);   end   reason, seconds (wall);   config   every flag in force
+  fit    A, B, C_mid, R_0, bands, forecasts (fit.py);   end   reason, seconds (wall); 
+  config every flag in force, protections of the jail, commit, versions, prompts (how many, and how many left out)
 A run resumed after a crash logs the steps behind its checkpoint a second time; the last line of a step counts.
 
 Deviation: none known beyond those of the modules.
@@ -231,8 +232,8 @@ class Trainer:
         for name, more in (("tokens", generated), ("tokens_trained", plan.tokens), ("flops", flops)):
             self.totals[name] += more
         sampled = sum((Counter(h.versions) for h in headers), Counter())
-        idle, self.idle = -self.idle, self.pipeline.idle() / len(self.fleet.mailbox.generators)
-        idle += self.idle
+        before, self.idle = self.idle, self.pipeline.idle() / len(self.fleet.mailbox.generators)
+        idle = self.idle - before
         wall = (self.clock.gpu_hours - self.logged) * 3600 / self.clock.devices
         self.logged = self.clock.gpu_hours
         self.log(

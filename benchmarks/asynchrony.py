@@ -1,6 +1,6 @@
 """Sec. 3.1: PipelineRL-k against PPO-off-policy-k, everything else equal, on the embedded task.
 
-    OMP_NUM_THREADS=1 python benchmarks/asynchrony.py            6 minutes on two cores
+    OMP_NUM_THREADS=1 python benchmarks/asynchrony.py            5 to 6 minutes on two cores
 
 Both sides run here, one after the other. --slots is set so low that training takes 0.3 to 0.9 of the generation time,
 as in a fleet with more generators than trainers. Measured over whole PPO phases, without the first and the last: there
@@ -45,7 +45,7 @@ def measure(flags, steps, k):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--k", type=int, default=8)
-    parser.add_argument("--phases", type=int, default=5, help="of k optimizer steps each")
+    parser.add_argument("--phases", type=int, default=4, help="of k optimizer steps each")
     parser.add_argument("--slots", type=int, default=64)
     args = parser.parse_args()
     if args.phases < 4:

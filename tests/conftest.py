@@ -1,4 +1,4 @@
-"""Imported modules are a million objects: without this each full garbage collection would walk them all again."""
+"""What is imported stays: without this every full garbage collection would walk all of it again."""
 
 import gc
 

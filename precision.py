@@ -266,6 +266,6 @@ def startup_check(logprobs, gen_logprobs, mask, dtype):
 
 
 if __name__ == "__main__":
-    from benchmarks import a19  # it imports this file
+    from plumbing import a19  # it imports this file
 
     a19.main()

@@ -31,12 +31,12 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 import data
-import jail
+from plumbing import jail
 import loss
 import precision
 import reward
 import rollout
-from fleet import processes
+from plumbing.fleet import processes
 
 ROOT = Path(__file__).resolve().parent
 RECIPES = {  # Sec. 2 (baseline), Sec. 4 (scalerl), A.16 (the others): algorithmic flags only

@@ -64,7 +64,7 @@ from functools import cache
 from math import comb, isclose, nan
 from statistics import mean, stdev
 
-import jail
+from plumbing import jail
 
 THINK_END = "</think>"
 BOX = "\\boxed{"

@@ -51,7 +51,7 @@ import loss
 import pipeline
 import precision
 import reward
-from fleet import Abandoned, Clock, Fleet, launch
+from plumbing.fleet import Abandoned, Clock, Fleet, launch
 from recipes import checkpoints, make_generator, make_scorer, provenance, questions, start, weights_folder
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl

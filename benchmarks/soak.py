@@ -30,7 +30,7 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-import jail  # noqa: E402  (a script in benchmarks/ does not see the repository root)
+from plumbing import jail  # noqa: E402  (a script in benchmarks/ does not see the repository root)
 import reward  # noqa: E402
 
 FILE = ROOT / "tests" / "data" / "answers_500.jsonl"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import jail
+from plumbing import jail
 import reward
 from data import Prompt
 
@@ -383,7 +383,7 @@ def test_protections_are_named_for_the_log():
 def test_without_namespaces_nothing_is_left_either(name, tmp_path):
     """`run` in a process of its own, for it kills all its children."""
     script = f"""
-import jail
+from plumbing import jail
 def outcome(program):
     try:
         return list(jail.run(program, None, ['x'], size=9, timeout={LIMIT}, namespaces=False))
@@ -391,7 +391,7 @@ def outcome(program):
         return 'timeout'
 print(outcome('print(input())'), outcome({ENDLESS[name]!r}), [p for p in jail.processes() if p[1] == jail.os.getpid()])
 """
-    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(jail.__file__).parent)}
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(jail.__file__).parent.parent)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[b'x\\n'] timeout []\n", done.stderr
     assert not any(tmp_path.iterdir())
@@ -435,7 +435,8 @@ def test_a_jail_ends_with_its_worker(folder, sign):
 def test_a_jail_that_does_not_start_is_a_failure_not_a_wrong_answer(monkeypatch, tmp_path):
     shutil.copy(reward.__file__, tmp_path)
     works, first = Path(jail.__file__).read_text(), "def drop_rights(user):\n"
-    (tmp_path / "jail.py").write_text(works.replace(first, f"{first}    raise OSError\n"))
+    (tmp_path / "plumbing").mkdir()
+    (tmp_path / "plumbing" / "jail.py").write_text(works.replace(first, f"{first}    raise OSError\n"))
     monkeypatch.setattr(reward, "__file__", str(tmp_path / "reward.py"))
     scorer = reward.Scorer(timeout=5.0, workers=1)
     failed = score(scorer, "print(3)")

@@ -23,10 +23,10 @@ import torch.distributed as dist
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-import fleet
+from plumbing import fleet
 import pipeline
 from data import Curriculum, Prompt
-from fleet import broadcast_weights
+from plumbing.fleet import broadcast_weights
 from pipeline import Completion, Mailbox, Pipeline, Ticket, serve
 from reward import Scorer
 

@@ -454,7 +454,7 @@ def test_startup_check_catches_a_forgotten_temperature():
 
 @pytest.fixture
 def a19():
-    from benchmarks import a19  # which imports all the rest: two ranks above import this file, and should not wait
+    from plumbing import a19  # which imports all the rest: two ranks above import this file, and should not wait
     return a19
 
 

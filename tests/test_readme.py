@@ -18,13 +18,13 @@ def names(path):
     return {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
 
 
-@pytest.mark.parametrize("file, name", sorted(set(re.findall(r"`([a-z_]+\.py):(\w+)`", README))))
+@pytest.mark.parametrize("file, name", sorted(set(re.findall(r"`((?:plumbing/)?[a-z0-9_]+\.py):(\w+)`", README))))
 def test_every_function_that_the_readme_names_is_defined(file, name):
     path = ROOT / "tests" / file if file.startswith("test_") else ROOT / file
     assert name in names(path)
 
 
-FOLDERS = r"\b((?:tests|figures|results|benchmarks|base)/[\w./*-]*\w)"
+FOLDERS = r"\b((?:tests|figures|results|benchmarks|base|plumbing)/[\w./*-]*\w)"
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(FOLDERS, README))))

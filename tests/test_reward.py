@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import sympy
 
-import jail
+from plumbing import jail
 import reward
 from data import Prompt
 

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import data
-import fleet
+from plumbing import fleet
 import loss
 import pipeline
 import precision

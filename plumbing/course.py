@@ -14,8 +14,11 @@ import ast
 import json
 import os
 import select
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import traceback
@@ -23,7 +26,10 @@ from contextlib import chdir, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+HIDDEN = ".course"  # in a student's folder: the originals, what `solve` replaced, what was checked, what is trained with
 ANSWERS = "answers.py"  # of predict and measure; its original stands with the claims
+SIX_STEPS = "--loss cispo --k 0 --prompts 8 --steps 6 --eval-every 6 --eval-prompts 32 --eval-generations 2".split()
+TIMES = ("seconds", "gpu_hours", "idle")  # and what is computed from them
 SECONDS = 10.0  # of wall clock for one check; measure may train
 MEASURE_SECONDS = 900.0
 
@@ -282,17 +288,73 @@ def check(exercise, root, originals, exercises):
     if isinstance(found, str):
         return [f"{exercise.name}: {found}"]
     right = isolated(lambda: expected(exercise, original, exercises, originals), root, seconds)
-    return judged(exercise, found, right)
+    return judged(exercise, found, right, told=touched(exercise, student, original))
 
 
-def judged(exercise, found, right):
-    """Problems of vectors (or texts) against the expected ones (None: the claim's own)."""
+def touched(exercise, student, original):
+    """Whether the student has changed what `start` left."""
+    left = Source(taken("".join(original.lines), exercise), exercise.file)
+    return student.text(exercise.target) != left.text(exercise.target)
+
+
+def judged(exercise, found, right, told=True):
+    """Problems of vectors (or texts) against the expected ones (None: the claim's own); not `told`: without mistakes."""
     problems = []
     for claim, yours, vector in zip(exercise.claims, found, right):
         if isinstance(vector, str):
             problems.append(f"{exercise.name}: nothing to compare with yet: {vector}")
         elif isinstance(yours, str):
             problems.append(f"{exercise.name}: {yours}\n  in: {claim.says}")
-        elif problem := claim.problem(yours, vector):
+        elif problem := (claim if told else claim._replace(mistakes=())).problem(yours, vector):
             problems.append(f"{exercise.name}: {problem}")
     return problems
+
+
+# --- Training with the student's functions ----------------------------------------------------------------------------
+
+
+def originals_of(root):
+    """The untaken project: beside the student's copy, or the folder itself."""
+    hidden = root / HIDDEN / "original"
+    return hidden if hidden.exists() else root
+
+
+def assemble(root, folder, exercises, solved):
+    """The student's modules in `folder`, with the original's definition wherever the exercise is not in `solved`."""
+    originals = originals_of(root)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for path in (*root.glob("*.py"), *root.glob("plumbing/*.py")):
+        name, text = path.relative_to(root).as_posix(), path.read_bytes().decode()
+        for exercise in exercises:
+            if exercise.file == name != ANSWERS and exercise.name not in solved:
+                text = restored(text, original_file(originals, name).read_bytes().decode(), exercise)
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(text.encode())
+
+
+def solved(root, exercises):
+    """Names of the exercises on code whose claims all hold in folder `root`."""
+    originals = originals_of(root)
+    return {x.name for x in exercises if x.kind in ("write", "bug") and not check(x, root, originals, exercises)}
+
+
+def compared_runs(exercises):
+    """Largest difference between the logs of two runs of six steps: the student's functions and the originals.
+
+    In the student's folder, the present one; times, and what is computed from them, do not count.
+    """
+    root, rows = Path.cwd(), []
+    with tempfile.TemporaryDirectory() as temporary:
+        for name, names in (("yours", solved(root, exercises)), ("original", ())):
+            assemble(root, folder := Path(temporary) / name, exercises, names)
+            command = [sys.executable, str(folder / "train.py"), *SIX_STEPS, "--out", str(folder / "out")]
+            subprocess.run(command, cwd=root, check=True, capture_output=True)
+            rows.append([json.loads(line) for line in (folder / "out" / "log.jsonl").open()])
+    pairs = [pair for a, b in zip(*rows, strict=True) if a["kind"] in ("step", "eval") for pair in zip(timeless(a), timeless(b))]
+    return max(abs(x - y) for x, y in pairs)
+
+
+def timeless(row):
+    """The numbers of a row of the log that do not depend on how long anything took."""
+    return [float(x) for name, x in sorted(row.items()) if isinstance(x, (int, float)) and not name.startswith(TIMES)]

@@ -82,12 +82,12 @@ def ends_by_itself_only(self, token, n):
     return (token[:, None] == self._eos).any(-1)
 
 
-# An ordinary token; each of two end tokens; the budget used up; one left.
+# An ordinary token; each of two end tokens; the budget used up; one left; one too many.
 ENDS = Claim(
     "ends: at any of the end tokens, or when the budget of 4 tokens is used up",
-    ended, ([7, 1, 2, 7, 7], [1, 2, 3, 4, 3], [1, 2], 4), [False, True, True, True, False],
+    ended, ([7, 1, 2, 7, 7, 7], [1, 2, 3, 4, 3, 5], [1, 2], 4), [False, True, True, True, False, True],
     (ends_one_too_late, ends_at_the_first_kind, ends_at_the_budget_only, ends_by_itself_only),
-    draw=lambda rng, _: (rng.sample([7, 1, 2, 7, 9], 5), [1, 2, 3, 2, 5], [1, 2], 5),
+    draw=lambda rng, _: (rng.sample([7, 1, 2, 7, 9, 8], 6), [1, 2, 3, 5, 6, 2], [1, 2], 5),
 )  # fmt: skip
 
 

@@ -237,10 +237,15 @@ NORMALISED = Claim(
 )  # fmt: skip
 
 
+def one_by_one(nonzero_variance, rewards):
+    """Of each prompt as a batch of its own."""
+    return torch.cat([nonzero_variance(rewards[prompt, None]) for prompt in range(len(rewards))])
+
+
 # The mean of eight times 0.7 is not 0.7 in fp32, which leaves a std above 0 where all rewards are equal.
 VARIED = Claim(
     "zero_variance: kept are the prompts whose rewards differ, also where a mean would be rounded",
-    of_rewards, (torch.tensor([[0.7] * 8, [0.7] * 7 + [-1.0], [-1.0] * 8, [0.1] * 8]),), [False, True, False, False],
+    one_by_one, (torch.tensor([[0.7] * 8, [0.7] * 7 + [-1.0], [-1.0] * 8, [0.1] * 8]),), [False, True, False, False],
     (wrong.filter_keeps_solved_prompts, wrong.filter_keeps_what_has_a_std),
     draw=lambda rng, _: (torch.tensor([[0.7] * 8, [0.1] * 8, rng.sample([1.0, -1.0, 0.7, 0.7] * 2, 8), [1.0] * 8]),),
 )  # fmt: skip
@@ -346,22 +351,23 @@ def counted_per_prompt(count, lengths, prompt_index):
 
 
 def lengths_and_prompts(rng, _):
-    """Three prompts of two completions; prompt 1 filtered, the last completion truncated."""
-    return torch.tensor([rng.randint(2, 9), rng.randint(2, 9), 0, 0, rng.randint(2, 9), 0]), torch.tensor([0, 0, 1, 1, 2, 2])
+    """Four prompts of two completions; prompt 1 filtered, a completion of prompt 2 truncated."""
+    a, b, c, d = (rng.randint(2, 9) for _ in range(4))
+    return torch.tensor([a, b, 0, 0, c, 0, d, 1]), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
 
 
-# Prompt 1 was filtered and the last completion truncated: completions 0, 1, 4, prompts 0, 2, tokens 3 + 2 + 4.
-LENGTHS = torch.tensor([3, 2, 0, 0, 4, 0]), torch.tensor([0, 0, 1, 1, 2, 2])
+# Prompt 1 was filtered, completion 5 truncated: completions 0, 1, 4, 6, 7, prompts 0, 2, 3, tokens 3 + 2 + 4 + 1 + 1.
+LENGTHS = torch.tensor([3, 2, 0, 0, 4, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
 DENOMINATORS = Claim(
     "denominators: completions, prompts, tokens that carry a loss",
-    counted, LENGTHS, [3, 2, 9],
+    counted, LENGTHS, [5, 3, 11],
     (wrong.denominators_with_filtered_prompts, wrong.denominators_with_truncated_completions,
      wrong.denominators_of_completions_as_prompts),
     draw=lengths_and_prompts,
 )  # fmt: skip
 TOKENS_PER_PROMPT = Claim(
     "tokens_per_prompt: the sum of the lengths at each prompt's index, 0 where nothing is left",
-    counted_per_prompt, LENGTHS, [5, 0, 4], (wrong.denominators_of_kept_prompts_only,), draw=lengths_and_prompts,
+    counted_per_prompt, LENGTHS, [5, 0, 4, 2], (wrong.denominators_of_kept_prompts_only,), draw=lengths_and_prompts,
 )  # fmt: skip
 
 

@@ -175,12 +175,17 @@ def original_file(folder, name):
 
 
 def pieces(exercise, student, original, exercises):
-    """(Source, node) in an order that can be run: the student's definition and, of all that it uses, the student's
+    """(Source, node) in an order that can be run: the student's definition and all that it uses.
 
-    own helpers, constants and imports; other exercises are the original's.
+    That is the student's own helpers, constants and imports; other exercises, and what is missing, are the original's.
     """
     others = {x.target.partition(".")[0] for x in exercises if x.file == exercise.file and x.name != exercise.name}
-    found, asked = [], {exercise.target}
+    return gathered(exercise.target, student, original, others - {exercise.target})
+
+
+def gathered(target, student, original, others=frozenset()):
+    """A definition of `student` and all that it uses, there or in `original`, where the `others` are taken from."""
+    found, asked = [], {target}
 
     def need(name):
         source = original if name in others or name not in student.names else student
@@ -195,7 +200,7 @@ def pieces(exercise, student, original, exercises):
             if (source, node) not in found:
                 found.append((source, node))
 
-    take(student, student.nodes(exercise.target))
+    take(student, student.nodes(target))
     return found
 
 

@@ -245,7 +245,7 @@ def one_by_one(nonzero_variance, rewards):
 # The mean of eight times 0.7 is not 0.7 in fp32, which leaves a std above 0 where all rewards are equal.
 VARIED = Claim(
     "zero_variance: kept are the prompts whose rewards differ, also where a mean would be rounded",
-    one_by_one, (torch.tensor([[0.7] * 8, [0.7] * 7 + [-1.0], [-1.0] * 8, [0.1] * 8]),), [False, True, False, False],
+    one_by_one, (torch.tensor([[0.7] * 8, [0.7] * 7 + [-1.0], [-1.0] * 8, [0.5] * 8]),), [False, True, False, False],
     (wrong.filter_keeps_solved_prompts, wrong.filter_keeps_what_has_a_std),
     draw=lambda rng, _: (torch.tensor([[0.7] * 8, [0.1] * 8, rng.sample([1.0, -1.0, 0.7, 0.7] * 2, 8), [1.0] * 8]),),
 )  # fmt: skip

@@ -118,8 +118,9 @@ def listed():
     for chapter, exercises in CHAPTERS.items():
         lines.append(chapter)
         for x in exercises:
-            done += state(x) in ("solved", "original")
-            lines.append(f"  {state(x) or '-':9} {x.name:15} {x.kind:8} {x.minutes:3} min  {x.paper:18} {x.where}")
+            found = state(x)
+            done += found in ("solved", "original")
+            lines.append(f"  {found or '-':9} {x.name:15} {x.kind:8} {x.minutes:3} min  {x.paper:19} {x.where}")
     return "\n".join([*lines, f"{done} of {len(EXERCISES)} done"])
 
 

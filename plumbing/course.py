@@ -23,6 +23,7 @@ import textwrap
 import time
 import traceback
 from contextlib import chdir, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,7 +93,7 @@ class Source:
     @classmethod
     def read(cls, path):
         try:
-            return cls(path.read_bytes().decode(), path)
+            return parsed(path.read_bytes().decode(), path)
         except (OSError, UnicodeDecodeError) as error:
             raise Broken(f"{path.name} cannot be read: {error}") from None
 
@@ -119,6 +120,12 @@ class Source:
             return None
 
 
+@lru_cache(100)
+def parsed(text, path):
+    """A Source, once for the same text."""
+    return Source(text, path)
+
+
 def bound(node):
     """Names that a statement at the top level binds; RECIPES["x"] = … belongs to RECIPES."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
@@ -135,10 +142,10 @@ def bound(node):
 
 def cut(text, exercise):
     """The text without the function's body; signature, decorators and docstring stay, comments behind it go."""
-    source = Source(text, exercise.file)
+    source = parsed(text, exercise.file)
     [node] = source.nodes(exercise.target)
     first = node.body[0].end_lineno if ast.get_docstring(node) else node.body[0].lineno - 1
-    stub = f'{" " * (node.col_offset + 4)}raise NotImplementedError("{exercise.name}: not written yet")\n'
+    stub = f'{" " * (node.col_offset + 4)}raise NotImplementedError("{exercise.name} is not written yet")\n'
     return "".join([*source.lines[:first], stub, *source.lines[node.end_lineno:]])
 
 
@@ -155,7 +162,7 @@ def taken(text, exercise):
 
 def split(text, exercise):
     """The text before an exercise's definition, the definition, the text after it."""
-    source = Source(text, exercise.file)
+    source = parsed(text, exercise.file)
     first, end = source.span(exercise.target)
     return "".join(source.lines[:first]), "".join(source.lines[first:end]), "".join(source.lines[end:])
 
@@ -240,6 +247,8 @@ def described(error, path):
     """An exception in one line, with the last line of the student's file that it came through."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     place = f" ({Path(path).name}, line {lines[-1]})" if lines else ""
+    if isinstance(error, NotImplementedError) and "is not written yet" in str(error):
+        return f"not written yet{place}"
     return f"{type(error).__name__}{': ' * bool(str(error))}{str(error)[:500]}{place}"
 
 
@@ -298,7 +307,7 @@ def check(exercise, root, originals, exercises):
 
 def touched(exercise, student, original):
     """Whether the student has changed what `start` left."""
-    left = Source(taken("".join(original.lines), exercise), exercise.file)
+    left = parsed(taken("".join(original.lines), exercise), exercise.file)
     return student.text(exercise.target) != left.text(exercise.target)
 
 
@@ -309,10 +318,10 @@ def judged(exercise, found, right, told=True):
         if isinstance(vector, str):
             problems.append(f"{exercise.name}: nothing to compare with yet: {vector}")
         elif isinstance(yours, str):
-            problems.append(f"{exercise.name}: {yours}\n  in: {claim.says}")
+            problems.append(f"{exercise.name}: {yours}")
         elif problem := (claim if told else claim._replace(mistakes=())).problem(yours, vector):
             problems.append(f"{exercise.name}: {problem}")
-    return problems
+    return list(dict.fromkeys(problems))
 
 
 # --- Training with the student's functions ----------------------------------------------------------------------------

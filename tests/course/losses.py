@@ -296,10 +296,6 @@ PROMPT_INDEX = torch.tensor([0, 0, 1, 1])
 WHOLE = Counts(completions=4, prompts=2, tokens=7, tokens_per_prompt=torch.tensor([2, 5]))
 
 
-def average_of_batch(average, objective, mask, prompt_index):
-    return average(objective, mask, prompt_index)
-
-
 def prompt_average(aggregate, objective, mask, prompt_index, whole):
     return aggregate(objective, mask, prompt_index, "prompt", whole)
 
@@ -316,18 +312,13 @@ BATCH = OBJECTIVE, MASK, PROMPT_INDEX
 # (12 / 2 + 7 / 5) / 2 = 3.7
 PROMPT_AVERAGE = Claim(
     "prompt_average: every prompt has weight 1/2, whatever its length",
-    average_of_batch, BATCH, 3.7,
+    prompt_average, (*BATCH, WHOLE), 3.7,
     (
         wrong.average_over_tokens,
         wrong.average_over_completions,
         wrong.average_with_injected_tokens_in_the_length,
         wrong.average_divided_by_generations,
     ),
-)  # fmt: skip
-AGGREGATED = Claim(
-    "aggregate: every prompt has weight 1/2, whatever its length",
-    prompt_average, (*BATCH, WHOLE), 3.7,
-    tuple(wrong.as_aggregate(mistake) for mistake in PROMPT_AVERAGE.mistakes),
 )  # fmt: skip
 # (4 + 8 + (1 + 3) / 2 + (2 - 1 + 2) / 3) / 4 = 15 / 4; (4 + 8 + 1 + 3 + 2 - 1 + 2) / 7 = 19 / 7
 AVERAGES = Claim(
@@ -500,7 +491,7 @@ ADVANTAGES = (
          "may be nan outside the mask.",
          "Each completion has one weight, 1 over (number of averaged things times their tokens); the result is the sum "
          "over completions of weight times sum over sampled tokens."),
-        (AGGREGATED, AVERAGES, MICRO_BATCHES)),
+        (PROMPT_AVERAGE, AVERAGES, MICRO_BATCHES)),
     Exercise(
         "dropped", "predict", "answers.py:dropped", "Sec. 3.2", 5,
         "The better the policy, the fewer prompts of a batch teach anything.",

@@ -312,36 +312,27 @@ def advantages_from_the_batch_mean(rewards):
     return (kept - kept.mean()) / _std(kept)
 
 
-# Prompt average of one whole batch: (objective, mask, prompt_index) -> scalar
+# Averages: (objective, mask, prompt_index, how, denominators) -> scalar
 
 
-def average_over_tokens(objective, mask, prompt_index):
+def average_over_tokens(objective, mask, *_):
     """average over all tokens at once, so long prompts weigh more (that is token averaging)."""
     return _fill(objective, mask).sum() / mask.sum()
 
 
-def average_over_completions(objective, mask, prompt_index):
+def average_over_completions(objective, mask, *_):
     """average each completion first, so that in a prompt short completions weigh more (that is sample averaging)."""
     return (_fill(objective, mask).sum(-1) / mask.sum(-1)).mean()
 
 
-def average_with_injected_tokens_in_the_length(objective, mask, prompt_index):
+def average_with_injected_tokens_in_the_length(objective, mask, prompt_index, *_):
     """divide by the whole length of the completions, the injected phrase included."""
     return _prompt_average(objective, mask, prompt_index, _length_with_injected(mask))
 
 
-def average_divided_by_generations(objective, mask, prompt_index):
+def average_divided_by_generations(objective, mask, prompt_index, *_):
     """divide a prompt's sum by its number of completions instead of tokens, so that length is rewarded."""
     return _prompt_average(objective, mask, prompt_index, torch.ones_like(prompt_index))
-
-
-def as_aggregate(average):
-    """A wrong answer with the arguments of loss.aggregate."""
-    def aggregate(objective, mask, prompt_index, how, denominators):
-        return average(objective, mask, prompt_index)
-
-    aggregate.__doc__, aggregate.__name__ = average.__doc__, average.__name__
-    return aggregate
 
 
 def aggregate_always_prompt(objective, mask, prompt_index, how, denominators):
@@ -351,7 +342,7 @@ def aggregate_always_prompt(objective, mask, prompt_index, how, denominators):
 
 def aggregate_names_swapped(objective, mask, prompt_index, how, denominators):
     """mix up sample and token average."""
-    return (average_over_completions if how == "token" else average_over_tokens)(objective, mask, prompt_index)
+    return (average_over_completions if how == "token" else average_over_tokens)(objective, mask)
 
 
 # Denominators

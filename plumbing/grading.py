@@ -74,7 +74,7 @@ import os, sys
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 sys.path += %r
 import contextlib, dataclasses, random, types, typing, unittest.mock
-import numpy, scipy.optimize, scipy.special, torch
+import numpy, scipy.special, torch
 torch.set_num_threads(1)
 harness = sys.modules["harness"] = types.ModuleType("harness")
 exec(compile(%r, "harness", "exec"), vars(harness))

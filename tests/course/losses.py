@@ -297,22 +297,22 @@ WHOLE = Counts(completions=4, prompts=2, tokens=7, tokens_per_prompt=torch.tenso
 
 
 def prompt_average(aggregate, objective, mask, prompt_index, whole):
-    return aggregate(objective, mask, prompt_index, "prompt", whole)
+    return aggregate(objective, mask, prompt_index, "prompt", Counts(*whole))
 
 
 def other_averages(aggregate, objective, mask, prompt_index, whole):
-    return torch.stack([aggregate(objective, mask, prompt_index, how, whole) for how in ("sample", "token")])
+    return torch.stack([aggregate(objective, mask, prompt_index, how, Counts(*whole)) for how in ("sample", "token")])
 
 
 def micro_batches(aggregate, objective, mask, prompt_index, whole):
-    return sum(aggregate(objective[rows], mask[rows], prompt_index[rows], "prompt", whole) for rows in ([0, 1, 2], [3]))
+    return sum(aggregate(objective[rows], mask[rows], prompt_index[rows], "prompt", Counts(*whole)) for rows in ([0, 1, 2], [3]))
 
 
 BATCH = OBJECTIVE, MASK, PROMPT_INDEX
 # (12 / 2 + 7 / 5) / 2 = 3.7
 PROMPT_AVERAGE = Claim(
     "prompt_average: every prompt has weight 1/2, whatever its length",
-    prompt_average, (*BATCH, WHOLE), 3.7,
+    prompt_average, (*BATCH, tuple(WHOLE)), 3.7,
     (
         wrong.average_over_tokens,
         wrong.average_over_completions,
@@ -323,13 +323,13 @@ PROMPT_AVERAGE = Claim(
 # (4 + 8 + (1 + 3) / 2 + (2 - 1 + 2) / 3) / 4 = 15 / 4; (4 + 8 + 1 + 3 + 2 - 1 + 2) / 7 = 19 / 7
 AVERAGES = Claim(
     "averages: sample gives every completion the same weight, token every token",
-    other_averages, (*BATCH, WHOLE), [15 / 4, 19 / 7],
+    other_averages, (*BATCH, tuple(WHOLE)), [15 / 4, 19 / 7],
     (wrong.aggregate_always_prompt, wrong.aggregate_names_swapped),
 )  # fmt: skip
 # The second prompt is cut in two: (12 / 2 + 4 / 5) / 2 + (0 + 3 / 5) / 2 = 3.4 + 0.3
 MICRO_BATCHES = Claim(
     "micro_batches: their shares add up to the prompt average of the whole batch",
-    micro_batches, (*BATCH, WHOLE), 3.7, (wrong.aggregate_with_micro_batch_denominators,),
+    micro_batches, (*BATCH, tuple(WHOLE)), 3.7, (wrong.aggregate_with_micro_batch_denominators,),
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ import subprocess
 import sys
 import time
 import zipfile
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -39,6 +39,7 @@ from plumbing import course, jail
 BYTES = 1 << 18  # of one file of a hand-in
 LIMITS = {"CPU": 2, "AS": 1 << 30}  # seconds, and bytes above what the imports take; of one exercise
 SECONDS, EACH = 20.0, 6.0  # of wall clock for a submission, and for one exercise, which may sleep
+HAND_IN_SECONDS = 120.0  # of wall clock: both tries, and what is around them
 WEAK = "no namespaces here: a hand-in can read the solutions on the disk, use the network, and outlive its jail"
 # Learning management systems rename what students upload.
 NAMES = (r"(?P<who>.+?)_\d+_assignsubmission_.*", r"(?P<who>[^_]+?)(?:_LATE)?_\d+_\d+_.*")  # Moodle; Canvas
@@ -301,6 +302,12 @@ def graded(hand_in, claims, originals, exercises, namespaces):
     return found
 
 
+def alone(hand_in, claims, originals, exercises, namespaces):
+    """`graded` in a process of its own, which a hand-in may crash, say by text that Python's parser cannot take."""
+    found = course.isolated(lambda: graded(hand_in, claims, originals, exercises, namespaces), originals, HAND_IN_SECONDS)
+    return found if isinstance(found, dict) else {name: [f"no answer: {found}"] * len(claims[name]) for name in claims}
+
+
 def flags(collected, exercises, originals):
     """{student: [exercises whose code equals the original's or another student's]}, of those that are written."""
     found, seen = {one.student: [] for one in collected}, {}
@@ -364,9 +371,8 @@ def grade(args, exercises, originals):
     claims = {x.name: hidden(x, args.seed, originals, exercises) for x in chosen}
     collected = hand_ins(args.submissions, sorted({x.file for x in exercises}), commit_of(originals))
     flagged = flags(collected, chosen, originals)
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        jobs = [pool.submit(graded, one, claims, originals, exercises, namespaces) for one in collected]
-        results = [job.result() for job in jobs]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # a process per hand-in: a jail inherits orphans
+        results = [*pool.map(lambda one: alone(one, claims, originals, exercises, namespaces), collected)]
     rows = [row(one, found, exercises, flagged[one.student]) for one, found in zip(collected, results)]
     write(args, rows, {one.student: report(one, found, exercises) for one, found in zip(collected, results)})
     for line in rows:

@@ -335,23 +335,31 @@ def average_divided_by_generations(objective, mask, prompt_index, *_):
     return _prompt_average(objective, mask, prompt_index, torch.ones_like(prompt_index))
 
 
+def _share(objective, mask, prompt_index, denominators):
+    """What a micro-batch adds to the prompt average of the whole batch: the right one."""
+    tokens = denominators.tokens_per_prompt[prompt_index]
+    return (_fill(objective, mask).sum(-1) / tokens).sum() / denominators.prompts
+
+
 def aggregate_always_prompt(objective, mask, prompt_index, how, denominators):
     """take the prompt average whatever `how` says."""
-    return _prompt_average(objective, mask, prompt_index, mask.sum(-1))
+    return _share(objective, mask, prompt_index, denominators)
 
 
 def aggregate_names_swapped(objective, mask, prompt_index, how, denominators):
     """mix up sample and token average."""
+    if how == "prompt":
+        return _share(objective, mask, prompt_index, denominators)
     return (average_over_completions if how == "token" else average_over_tokens)(objective, mask)
-
-
-# Denominators
 
 
 def aggregate_with_micro_batch_denominators(objective, mask, prompt_index, how, denominators):
     """take the denominators from each micro-batch and then average the micro-batches by their number of completions."""
     share = len(mask) / denominators.completions
     return share * _prompt_average(objective, mask, prompt_index, mask.sum(-1))
+
+
+# Denominators
 
 
 def denominators_with_filtered_prompts(lengths, prompt_index):

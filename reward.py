@@ -1,7 +1,7 @@
-"""Rewards: +1 for a correct final answer, -1 for any other (Sec. 2), decided without ever blocking the generator.
+"""Rewards: +1 for a correct final answer, -1 for any other (Sec. 2); how answers are read and compared.
 
     answer = what follows the last </think>; no </think>, or a truncated completion: no answer, which is wrong
-    r = +1 if correct else -1                                       r -> reward(), correct -> Score.correct
+    r = +1 if correct else -1                                       r -> reward(), correct -> a verifier
     r = +1 + clip((L_max - |y|)/L_cache - 1, -1, 0) if correct      Eq. 9, A.10, A.15: instead of interruptions
     |y| -> tokens, L_max -> length_max, L_cache -> length_cache, the clip -> length_penalty()
 
@@ -25,16 +25,8 @@ Tasks (TASKS maps the name in a prompt's `task` to its verifier)
               expected one (so a tuple is a list). Every test must end with exit status 0. The program sees the
               standard library only; a function finds the names of `typing` defined, as starter codes expect.
 
-Workers. SymPy can run for days on a short answer, and math-verify's own time limits are signals that fail off the main
-thread, so they are off. A worker is a separate interpreter that loads this file (and SymPy at need), and works in a
-fork of itself. The kernel kills the fork when one math answer has taken `timeout` seconds of wall clock, whatever it
-computes and whether or not anybody polls: the answer is wrong, with `timed_out` set, and the worker forks again.
-Without a parent it reads end-of-file and leaves. A worker that dies, or cannot start, says nothing about the answer,
-which is tried once more on a fresh one, then handed back with `error` set and `correct` None, for the caller to drop
-its group. It is never scored as wrong.
-
-Programs run in a jail (jail.py says what it protects against and what not), which a worker starts and which never sees
-the expected outputs. Their time counts from the moment the jail stands.
+SymPy can run for days on a short answer: `equal` and programs run in worker processes (plumbing/workers.py) that are
+ended at a limit. What takes too long is wrong; what a worker cannot judge has no verdict, and is never scored as wrong.
 
 Deviation: a box, or an answer without one, of more than MAX_CHARS characters is wrong unread: reference answers are
   short, parsing time grows faster than length, and the end of a long number is not that number. Programs: CODE_CHARS.
@@ -44,27 +36,14 @@ Known limits, math-verify's: "It is 17, not 18" has the final expression 18; "50
   product of letters, so that "Paris" equals "Pairs"; a last word that can be a unit is dropped (t of "\\cos^2 t");
   in a product, i is a letter: (1+2i)(3+4i) is not -5+10i. tests/test_reward.py lists where its own tests disagree.
 
-Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py. The file run as a script is a
-worker and is started by Scorer only.
+Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py
 """
 
 import json
-import logging
-import os
 import re
-import resource
-import signal
-import socket
-import subprocess
-import sys
-import time
-from contextlib import closing, suppress
-from dataclasses import dataclass
-from functools import cache
+from contextlib import suppress
 from math import comb, isclose, nan
 from statistics import mean, stdev
-
-from plumbing import jail
 
 THINK_END = "</think>"
 BOX = "\\boxed{"
@@ -73,14 +52,7 @@ BETWEEN_BOXES = re.compile(
 BETWEEN_CHARS = 40  # more than this between two boxes is never looked at
 MAX_CHARS = 10_000
 CODE_CHARS = 65_536  # what Codeforces takes
-MEMORY_BYTES = 2 << 30  # address space of one worker
-START_SECONDS = 120.0  # a worker or jail that needs longer than this above its limit to start and answer counts as dead
-# Compared before a worker's first math answer: (answer, reference).
-WARM_UP = (("\\boxed{\\frac{1}{2}}", "0.5"), ("\\boxed{(x+1)^2}", "x^2+2x+1"), ("\\boxed{(1,2]}", "(1,2]"))
-ANSWERS_PER_FORK = 5_000  # SymPy's caches grow, and math-verify calls an answer wrong if memory ends
 NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][-+]?[0-9]{1,3})?")
-MESSAGE_BYTES = 4_096  # more than any verdict or error
-SPARE_BYTES = 1 << 16  # output that is this much longer than the expected one is not read to its end
 
 
 def length_penalty(tokens: int, *, length_max: int, length_cache: int) -> float:
@@ -208,6 +180,9 @@ def code(answer: str, reference: str) -> bool | str:
 TASKS = {"arithmetic": exact, "sorting": exact, "math": math, "code": code}
 
 
+# --- Comparing, in a worker process: math ----------------------------------------------------------------------------
+
+
 def equal(expression: str, reference: str) -> bool | None:
     """Does math-verify take `expression` for `reference`? None if it cannot read the reference. No time limit."""
     from math_verify import parse, verify
@@ -215,6 +190,9 @@ def equal(expression: str, reference: str) -> bool | None:
     marked = reference if "$" in reference or BOX in reference else f"${reference}$"
     gold = parse(marked, parsing_timeout=None)
     return verify(gold, parse(expression, parsing_timeout=None), timeout_seconds=None) if gold else None
+
+
+# --- Comparing, in a worker process: code ----------------------------------------------------------------------------
 
 
 def read_tests(reference: str) -> tuple[str | None, list]:

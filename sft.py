@@ -50,6 +50,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 import data
 import pipeline
 import reward
+from plumbing import workers
 import rollout
 
 SLIP = 0.2  # P(a step is off), one operand or digit at a time
@@ -167,7 +168,7 @@ def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16)
     questions = data.load(task, tokens, budget=64, validation=prompts).validation
     groups = [[] for _ in questions]
     with (closing(rollout.TorchGenerator(model, tokens, slots=128, max_new_tokens=96)) as generator,
-          closing(reward.Scorer(timeout=5.0)) as scorer):
+          closing(workers.Scorer(timeout=5.0)) as scorer):
         for score in pipeline.complete(generator, scorer, questions, generations):
             groups[score.completion.ticket].append(score.correct)
     return [reward.pass_at_k(groups, k)[0] for k in (1, generations)]

@@ -31,7 +31,7 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 import data
-from plumbing import jail
+from plumbing import jail, workers
 import loss
 import precision
 import reward
@@ -313,7 +313,7 @@ def make_generator(args, device, dtype):
 def make_scorer(args):
     """The verifiers, and Eq. 9 if asked for."""
     shape = partial(reward.length_penalty, length_max=args.length_max, length_cache=args.length_cache)
-    return reward.Scorer(timeout=args.verify_timeout, penalty=shape if args.length_control == "penalty" else None)
+    return workers.Scorer(timeout=args.verify_timeout, penalty=shape if args.length_control == "penalty" else None)
 
 
 def provenance(prompts):

@@ -1,17 +1,66 @@
+"""Verifier processes: a verdict on every answer without ever blocking the generator.
+
+Paper: Sec. 2 (rewards), which leaves open how answers are checked. What an answer is and when it is right stands in
+reward.py; here are the processes in which it is decided.
+
+SymPy can run for days on a short answer, and math-verify's own time limits are signals that fail off the main thread,
+so they are off. A worker is a separate interpreter that loads this file (and SymPy at need), and works in a fork of
+itself. The kernel kills the fork when one math answer has taken `timeout` seconds of wall clock, whatever it computes
+and whether or not anybody polls: the answer is wrong, with `timed_out` set, and the worker forks again. Without a
+parent it reads end-of-file and leaves. A worker that dies, or cannot start, says nothing about the answer, which is
+tried once more on a fresh one, then handed back with `error` set and `correct` None, for the caller to drop its group.
+It is never scored as wrong.
+
+Programs run in a jail (jail.py says what it protects against and what not), which a worker starts and which never sees
+the expected outputs. Their time counts from the moment the jail stands.
+
+Deviation: none known (those of verdicts: reward.py).
+
+Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py
+"""
+
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from functools import cache
+
+import reward
+from plumbing import jail
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# What a worker's interpreter runs: modules of this tree, whatever is installed, on PYTHONPATH or in the current folder.
+START_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from plumbing.workers import work; work(*sys.argv[2:])"
+MEMORY_BYTES = 2 << 30  # address space of one worker
+START_SECONDS = 120.0  # a worker or jail that needs longer than this above its limit to start and answer counts as dead
+ANSWERS_PER_FORK = 5_000  # SymPy's caches grow, and math-verify calls an answer wrong if memory ends
+MESSAGE_BYTES = 4_096  # more than any verdict or error
+SPARE_BYTES = 1 << 16  # output that is this much longer than the expected one is not read to its end
+# Compared before a worker's first math answer: (answer, reference).
+FIRST_PAIRS = (("\\boxed{\\frac{1}{2}}", "0.5"), ("\\boxed{(x+1)^2}", "x^2+2x+1"), ("\\boxed{(1,2]}", "(1,2]"))
+
+
 # --- In a worker process: math ---------------------------------------------------------------------------------------
 
 
 @cache
-def warm_up() -> None:
+def load_sympy() -> None:
     """Load what SymPy loads at first use, which is no part of an answer's time."""
-    for expression, reference in WARM_UP:
-        equal(expression, reference)
+    for expression, reference in FIRST_PAIRS:
+        reward.equal(expression, reference)
 
 
 def judge_math(expression: str, reference: str, timeout: float) -> bool | str:
-    """`equal`; text = why it cannot be said. After `timeout` seconds SIGALRM, left to the kernel, ends this process."""
+    """`reward.equal`; text = why it cannot be said. After `timeout` seconds the kernel's SIGALRM ends this process."""
     signal.setitimer(signal.ITIMER_REAL, timeout)
-    verdict = equal(expression, reference)
+    verdict = reward.equal(expression, reference)
     signal.setitimer(signal.ITIMER_REAL, 0)
     if verdict is None:
         return f"expected a reference answer in LaTeX, got {reference[:80]!r}; likely cause: a broken row of the data"
@@ -22,20 +71,20 @@ def judge_math(expression: str, reference: str, timeout: float) -> bool | str:
 
 
 def judge_code(source: str, reference: str, timeout: float) -> bool | None:
-    """Does a program pass all tests? None = not within `timeout` seconds. Raises what `read_tests` does."""
-    name, cases = read_tests(reference)
+    """Does a program pass all tests? None = not within `timeout` seconds. Raises what `reward.read_tests` does."""
+    name, cases = reward.read_tests(reference)
     size = max(len(json.dumps(expected)) for _, expected in cases) + SPARE_BYTES
     inputs, namespaces = [given for given, _ in cases], jail.namespaces_work()
     with closing(jail.run(source, name, inputs, size=size, timeout=timeout, namespaces=namespaces)) as outputs:
         with suppress(TimeoutError):
-            return all(right_output(name, output, expected) for output, (_, expected) in zip(outputs, cases))
+            return all(reward.right_output(name, output, expected) for output, (_, expected) in zip(outputs, cases))
     return None
 
 
 # --- A worker's life -------------------------------------------------------------------------------------------------
 
 # By the byte that comes with a job: what to do before the first one, which is no part of its time; what decides it.
-JUDGES = {b"m": (warm_up, judge_math), b"c": (jail.namespaces_work, judge_code)}
+JUDGES = {b"m": (load_sympy, judge_math), b"c": (jail.namespaces_work, judge_code)}
 
 
 def work(descriptor: str, timeout: str) -> None:
@@ -53,7 +102,7 @@ def work(descriptor: str, timeout: str) -> None:
             JUDGES[task][0]()  # once, here: the forks to come have it
             child = os.fork()
             if not child:
-                return serve(channel, float(timeout))
+                return answer_jobs(channel, float(timeout))
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the fork gets it too, and may have to clear up: wait for it
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -63,7 +112,7 @@ def work(descriptor: str, timeout: str) -> None:
                 sys.exit(status)
 
 
-def serve(channel, timeout: float) -> None:
+def answer_jobs(channel, timeout: float) -> None:
     """Read (text, reference), answer with the verdict, null for one that took too long; then again."""
     for _ in range(ANSWERS_PER_FORK):
         task, files, *_ = socket.recv_fds(channel, 1, 1)
@@ -95,7 +144,7 @@ class Score:
     @property
     def reward(self) -> float:
         """r of Sec. 2; nan without a verdict."""
-        return reward(self.correct, self.penalty)
+        return reward.reward(self.correct, self.penalty)
 
 
 class Worker:
@@ -104,14 +153,14 @@ class Worker:
     def __init__(self, timeout: float):
         self.timeout, self.job, self.process = timeout, None, None
 
-    def _launch(self) -> None:
+    def _start_interpreter(self) -> None:
         """Start an interpreter that runs `work`, in its own session; returns at once (loading SymPy takes it a second).
 
         Not multiprocessing: its children load the parent's main file first, here train.py with torch and all.
         """
         self.close()
         self._channel, theirs = socket.socketpair()
-        command = [sys.executable, os.path.abspath(__file__), str(theirs.fileno()), str(self.timeout)]
+        command = [sys.executable, "-P", "-c", START_WORKER, ROOT, str(theirs.fileno()), str(self.timeout)]
         # SymPy's path, and so its time, depends on the hash seed.
         with theirs:  # closed here, else the worker's death would not read as end-of-file
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
@@ -122,7 +171,7 @@ class Worker:
         self.job, self._deadline, self._failure = score, time.monotonic() + self.timeout + START_SECONDS, None
         try:
             if self.process is None or self.process.poll() is not None:
-                self._launch()
+                self._start_interpreter()
             with jail.as_file(json.dumps([score.text, score.prompt.answer])) as file:
                 with suppress(BrokenPipeError, ConnectionResetError):  # it has just left: `decided` reads end-of-file
                     socket.send_fds(self._channel, [score.prompt.task[:1].encode()], [file.fileno()])
@@ -186,8 +235,8 @@ class Scorer:
 
     def submit(self, completion, prompt) -> None:
         """Take a finished pipeline.Completion of a data.Prompt (.task, .answer). KeyError: unknown task."""
-        answer = None if completion.truncated else final_answer(completion.text)
-        verdict = False if answer is None else TASKS[prompt.task](answer, prompt.answer)
+        answer = None if completion.truncated else reward.final_answer(completion.text)
+        verdict = False if answer is None else reward.TASKS[prompt.task](answer, prompt.answer)
         text, correct = (verdict, None) if isinstance(verdict, str) else ("", verdict)
         penalty = self._penalty(len(completion.ids)) if self._penalty else 0.0
         score = Score(completion, prompt, text, penalty, correct)
@@ -207,7 +256,3 @@ class Scorer:
         """End and reap every worker; what is pending is lost, and nothing may be submitted any more."""
         for worker in self._workers:
             worker.close()
-
-
-if __name__ == "__main__":
-    work(*sys.argv[1:])

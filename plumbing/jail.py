@@ -1,7 +1,7 @@
 """A jail: runs a Python program that nobody has read, once per input, and lets out nothing but what it writes.
 
-Paper: Sec. 2, code is checked by running unit tests. workers.py starts a jail per program and compares what comes
-out with the expected outputs, which never get in. So there is no verdict to forge: an early exit, a false result, a write
+Paper: Sec. 2, code is checked by running unit tests. workers.py starts a jail per program and compares what comes out
+with the expected outputs, which never get in. So there is no verdict to forge: an early exit, a false result, a write
 to some file descriptor are wrong unless they are the right output.
 
 Everywhere: a bare interpreter (standard library only) in its own session, with an empty environment; limits on the wall

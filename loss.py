@@ -29,6 +29,23 @@ Open in the paper: whether truncated completions enter the group mean and the st
     they are (left out, a group could keep equal rewards, and its std would be the 1e-6); only their loss is masked.
 Open in the paper: how injected phrases count. Here not at all: the policy did not choose them.
 
+ScaleRL's J, whole (Sec. 4), for three prompts of two completions. Every pi_train is 1/2; ratios are 4 (capped at 2), 1, 1
+and 1/2 in the completions that are kept, which have 1, 3, 2 and 2 tokens:
+
+>>> rewards = torch.tensor([[2.0, -2.0], [2.0, 2.0], [-2.0, 2.0]])  # (P, G); +-2 instead of +-1, to see the std of 2 act
+>>> kept = nonzero_variance(rewards)                                # the second prompt is dropped
+>>> advantages = normalise(group_advantages(rewards[kept]), "batch").flatten()  # (B,): 1, -1, -1, 1
+>>> mask = torch.tensor([[1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 1, 0]]).bool()    # (B, T)
+>>> logprobs = torch.full((4, 3), 1 / 2).log()
+>>> gen_logprobs = torch.tensor([1 / 8, 1 / 2, 1 / 2, 1])[:, None].expand(4, 3).log()
+>>> per_token = cispo(logprobs, gen_logprobs, advantages, mask, eps_max=2.0)
+>>> prompt_index = torch.tensor([0, 0, 1, 1])
+>>> whole_batch = global_denominators(mask.sum(-1), prompt_index)
+>>> J = aggregate(per_token, mask, prompt_index, "prompt", whole_batch)
+>>> # In units of log 2: ((-2 + 3) / 4 tokens + (2 - 1) / 4 tokens) / 2 prompts
+>>> f"{J.item() / torch.log(torch.tensor(2.0)).item():.4f}"
+'0.2500'
+
 Test: pytest tests/test_loss.py, and `python -m doctest loss.py` for the examples.
 """
 
@@ -175,6 +192,22 @@ def nonzero_variance(rewards):
     _check_groups(rewards)
     # Compared, not by std: rounding in the mean of equal rewards could leave a std just above 0.
     return (rewards != rewards[:, :1]).any(-1)
+
+
+def weigh(groups, *, zero_variance_filter, normalisation):
+    """Filter and normalise (Sec. 3.2): P groups of G headers (pipeline.Header) -> kept (P,) bool, advantages (P, G).
+
+    The filter looks at correctness, never at a shaped reward. A group whose verifier failed is dropped. Truncated
+    completions are wrong here, and carry no loss later.
+    """
+    judged = torch.tensor([all(header.correct is not None for header in group) for group in groups])
+    correct = torch.tensor([[2.0 * bool(header.correct) - 1 for header in group] for group in groups])
+    rewards = torch.tensor([[header.reward for header in group] for group in groups])
+    kept = judged & nonzero_variance(correct) if zero_variance_filter else judged
+    advantages = torch.zeros_like(rewards)
+    if kept.any():
+        advantages[kept] = normalise(group_advantages(rewards[kept]), normalisation)
+    return kept, advantages
 
 
 # Averages, Sec. 3.2

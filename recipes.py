@@ -1,3 +1,20 @@
+"""The recipes of the paper as tables of settings: what a run does where the command line says nothing else.
+
+Sec. 2 and A.3 (setup, optimizer), Sec. 3 and A.17 (clips), Sec. 4 (ScaleRL), A.10 (interruptions), A.16 (Fig. 2).
+
+    --recipe NAME    -> RECIPES     algorithmic settings only: loss, average, normalisation, filters, head, off-policy, k, P
+    the loss's clips -> CLIPS, GSPO_CLIPS
+    model and batch  -> EMBEDDED for the models in base/, PAPER for any other
+
+A name here is the flag of train.py that overrides it. --recipe never sets learning rate, steps or model.
+
+Deviation: on the embedded task learning rate, warm-up, batch, lengths and validation are scaled to a laptop (EMBEDDED).
+Open in the paper: MiniMax's normalisation and k (here: prompt, 8); Magistral's filter and prompts (here: Qwen2.5's, the
+other DAPO recipe); micro-batches and slots (here: two sequences of full length, 256).
+
+Test: pytest tests/test_train.py
+"""
+
 RECIPES = {  # Sec. 2 (baseline), Sec. 4 (scalerl), A.16 (the others): algorithmic flags only
     "baseline": dict(loss="dapo", average="sample", normalisation="prompt", zero_variance_filter=False,
                      no_positive_resampling=None, fp32_head=False, off_policy="ppo", k=8, prompts=48)}
@@ -9,16 +26,10 @@ RECIPES |= {
     "minimax": RECIPES["baseline"] | dict(loss="cispo", average="prompt", fp32_head=True,
                                           zero_variance_filter=True, prompts=80)}
 RECIPES["magistral"] = RECIPES["qwen2.5"] | dict(off_policy="pipeline")
-LENGTH_FLAGS = {  # --length-control -> the only length flags that it reads
-    "interrupt": ("interrupt_at", "interrupt_phrase"), "penalty": ("length_max", "length_cache"), "none": ()}
 CLIPS = {"eps_max": 5.0, "eps": 0.2, "eps_low": 0.2, "eps_high": 0.26}  # Sec. 3, A.17
 GSPO_CLIPS = {"eps_low": 3e-3, "eps_high": 5e-3}  # conference Fig. 20
 # A.10
 PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
-EVALUATION = {  # the flags that --evaluate reads
-    "evaluate", "data", "prompt_column", "answer_column", "generations", "generator", "temperature", "fp32_head",
-    "dtype", "slots", "max_prompt_tokens", "max_new_tokens", "length_control", "interrupt_at", "interrupt_phrase",
-    "verify_timeout", "eval_prompts", "seed", "out"}
 PAPER = dict(  # Sec. 2, A.3, A.10; steps of the 8B run of Fig. 1
     lr=5e-7, warmup=100, steps=7400, generations=16, max_new_tokens=14336, max_prompt_tokens=2048, slots=256,
     length_control="interrupt", interrupt_at=(10000, 12000), interrupt_phrase=PHRASE, length_max=14000,
@@ -29,5 +40,3 @@ EMBEDDED = dict(
     lr=5e-5, warmup=20, steps=200, prompts=32, generations=16, max_new_tokens=96, max_prompt_tokens=32, slots=128,
     length_control="interrupt", interrupt_at=(80, 88), interrupt_phrase="</think>", length_max=96, length_cache=32,
     eval_every=10, eval_prompts=256, eval_generations=8, token_budget=2048, activation_checkpointing=False)
-
-

@@ -18,38 +18,23 @@ before the next decode step. Slots in use are kept as a prefix of the rows (the 
 is finished), and attention reads only up to the longest, so the tail of a batch costs what is left of it. The Hugging
 Face model is used as it is, through its arguments `past_key_values`, `attention_mask` and `position_ids`.
 
-How VLLMGenerator decodes. A completion is a request to vLLM, handed in when a slot is free, and a step is one step of
-vLLM's engine. An interrupted completion is taken back and handed in again behind the phrase. What vLLM keeps of prompts
-(its prefix cache) is salted with the version that samples a completion's first token. The Hugging Face names and
-tensors of `named_weights` are the same for both generators.
-
 New weights (Sec. 3.1): running completions keep their keys and values, each token records the version that sampled it,
 and prompts are run again, so that no completion starts on keys and values of older weights.
 
-Deviation: random numbers come from a hash and not from a stream, which makes a run independent of timing. vLLM gets its
-seeds from the same hash; its own arithmetic depends a little on what else is in a batch, so equal up to near ties.
-Deviation: vLLM computes keys and values again under the present weights where it keeps none: for up to CPU_BLOCK tokens
-before an interruption (a block of its cache that is not full is dropped), and for a completion that had to make room
-because its cache was full.
+Deviation: random numbers come from a hash and not from a stream, which makes a run independent of timing.
 Open in the paper: how injected tokens count; ours are not the policy's (mask False, log-prob 0.0) but use up the token
 budget. Whether a prompt's keys and values outlive an update before its last completion has started; ours do not.
 
-Run by train.py; benchmarks/generate.py compares with `model.generate`. Test: pytest tests/test_rollout.py, and
-tests/test_vllm.py where vLLM is installed.
+Run by train.py; benchmarks/generate.py compares with `model.generate`; vllm_rollout.py has the same on vLLM.
+Test: pytest tests/test_rollout.py
 """
 
-import os
-import signal
 from collections import deque
 from dataclasses import dataclass, field
-from importlib.metadata import distributions
-from itertools import count, islice
-from mmap import MAP_SHARED
+from itertools import islice
 from types import SimpleNamespace
 
 import torch
-from torch.multiprocessing.reductions import reduce_tensor
-from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache, DynamicCache
 
 from pipeline import Completion, Ticket
@@ -59,17 +44,6 @@ NEVER = 2**62  # a length that no completion reaches
 PREFILL_TOKENS = 16384  # prompt tokens per forward pass, padding included: bounds its memory
 PREFILL_AHEAD = 8  # queued completions whose prompts are run before they start
 KV_BLOCK = 64  # positions; key/value buffers grow in multiples of it
-
-VLLM = "0.32."  # the version whose calls VLLMGenerator makes
-CALL_TIMEOUT = 300.0  # seconds; loading new weights is the longest call
-CPU_BLOCK = 32  # positions per block of vLLM's cache, a multiple of 32; its 128 share and reuse less
-CPU_CACHE = 1 << 30  # bytes at most, unless one completion needs more; VLLM_CPU_KVCACHE_SPACE (GiB) overrides it
-GPU_SHARE = 0.9  # of the GPU memory free at the start, over the processes on that GPU: AdamW's state comes later
-ENVIRONMENT = {  # for vLLM, where not set already
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler in this process: a step is a step, and a process less
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several generators would all be bound to the same cores
-    "VLLM_LOGGING_LEVEL": "ERROR",  # else a warning per update that a tied head has no weights of its own to load
-    "VLLM_NO_USAGE_STATS": "1"}
 
 # SplitMix64 (Steele, Lea, Flood 2014): an odd increment and two odd multipliers, as int64, which wraps modulo 2^64.
 INCREMENT, MIX_1, MIX_2 = (word - 2**64 for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

@@ -50,8 +50,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 import data
 import pipeline
 import reward
-from plumbing import workers
 import rollout
+from plumbing import workers
 
 SLIP = 0.2  # P(a step is off), one operand or digit at a time
 HASTE = 0.15  # P(two at once)

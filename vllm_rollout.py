@@ -1,4 +1,42 @@
-# --- On vLLM ---------------------------------------------------------------------------------------------------------
+"""Generators on vLLM: the interface of rollout.py, with vLLM's engine decoding.
+
+Paper: Sec. 2 (fast inference kernels), Sec. 3.1 and A.11 (weights in flight), Sec. 3.2 (FP32 head), A.10 (interruption).
+
+A completion is a request to vLLM, handed in when a slot is free, and a step is one step of vLLM's engine. An interrupted
+completion is taken back and handed in again behind the phrase. What vLLM keeps of prompts (its prefix cache) is salted
+with the version that samples a completion's first token, so no completion starts on keys and values of older weights.
+The Hugging Face names and tensors of `named_weights` are those of TorchGenerator.
+
+Deviation: vLLM gets its seeds from the same hash as TorchGenerator its random numbers; its own arithmetic depends a
+little on what else is in a batch, so completions are equal up to near ties.
+Deviation: vLLM computes keys and values again under the present weights where it keeps none: for up to CPU_BLOCK tokens
+before an interruption (a block of its cache that is not full is dropped), and for a completion that had to make room
+because its cache was full.
+Known limit: the way of new weights on a GPU (`_over_ipc`) has never run.
+
+Run by train.py --generator vllm. Test: pytest tests/test_vllm.py where vLLM is installed.
+"""
+
+import os
+import signal
+from importlib.metadata import distributions
+from itertools import count
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from rollout import PREFILL_TOKENS, Generator, uniform
+
+VLLM = "0.32."  # the version whose calls VLLMGenerator makes
+CALL_TIMEOUT = 300.0  # seconds; loading new weights is the longest call
+CPU_BLOCK = 32  # positions per block of vLLM's cache, a multiple of 32; its 128 share and reuse less
+CPU_CACHE = 1 << 30  # bytes at most, unless one completion needs more; VLLM_CPU_KVCACHE_SPACE (GiB) overrides it
+GPU_SHARE = 0.9  # of the GPU memory free at the start, over the processes on that GPU: AdamW's state comes later
+ENVIRONMENT = {  # for vLLM, where not set already
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler in this process: a step is a step, and a process less
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several generators would all be bound to the same cores
+    "VLLM_LOGGING_LEVEL": "ERROR",  # else a warning per update that a tied head has no weights of its own to load
+    "VLLM_NO_USAGE_STATS": "1"}
 
 
 def require_vllm():
@@ -92,6 +130,7 @@ class VLLMGenerator(Generator):
         self._file = os.fdopen(os.memfd_create("weights"))
         path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
         torch.save(self._weights, path)
+        from mmap import MAP_SHARED  # not on every system; nor is os.memfd_create
         with torch.serialization.set_default_mmap_options(MAP_SHARED):  # what is written into a tensor is in the file
             self._weights = torch.load(path, mmap=True)
         self._publish = lambda: self._call("load_file", path)
@@ -107,6 +146,7 @@ class VLLMGenerator(Generator):
 
     def _over_ipc(self):
         """On a GPU: the same by vLLM's own `ipc` weight transfer, from memory of that GPU."""
+        from torch.multiprocessing.reductions import reduce_tensor
         gpu = torch.cuda.current_device()
         uuid = str(torch.cuda.get_device_properties(gpu).uuid)
         self._weights = {name: tensor.cuda() for name, tensor in self._weights.items()}
@@ -184,5 +224,3 @@ class VLLMGenerator(Generator):
         """Drop what is queued or running, and end the worker; the generator cannot be used afterwards."""
         self._running, self._queue, self._evaluations, self._weights = {}, (), (), None
         self._engine.engine_core.shutdown()
-
-

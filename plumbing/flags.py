@@ -1,17 +1,10 @@
-"""Every flag, the recipes of the paper as settings of them, and what is checked before anything is spawned.
+"""train.py's command line: every flag, what is in force, what is checked before anything is spawned, what is made of it.
 
-Sec. 2 and A.3 (setup, optimizer), Sec. 4 (ScaleRL), A.16 (the recipes of Fig. 2), A.17 (clips).
+A flag has the paper's word; what is not given comes from --recipe if given, then from the preset (recipes.EMBEDDED for
+the models in base/, else recipes.PAPER), then from ScaleRL. A flag that the chosen mode does not read is refused.
 
-A flag has the paper's word; what is not given comes from --recipe if given, then from the preset (EMBEDDED for the
-models in base/, else PAPER), then from ScaleRL. --recipe sets algorithmic flags only (loss, clips, average,
-normalisation, filters, head, off-policy, k, P), never learning rate, steps or model. A flag that the chosen mode does
-not read is refused.
-
-Deviation: on the embedded task learning rate, warm-up, batch, lengths and validation are scaled to a laptop (EMBEDDED).
 Deviation: --loss gspo alone takes the sample average, the only one under which its objective is GSPO's.
 Deviation: with ppo and no --eval-every given, it is rounded up to a multiple of k: the paper's 100 is none of its 8.
-Open in the paper: MiniMax's normalisation and k (here: prompt, 8); Magistral's filter and prompts (here: Qwen2.5's, the
-other DAPO recipe); micro-batches and slots (here: two sequences of full length, 256).
 
 Test: pytest tests/test_train.py
 """
@@ -28,22 +21,37 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import torch
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import data
-from plumbing import jail, workers
 import loss
 import precision
 import reward
 import rollout
+import vllm_rollout
+from plumbing import jail, workers
 from plumbing.fleet import processes
+from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
 
-ROOT = Path(__file__).resolve().parent
+ROOT = Path(__file__).resolve().parent.parent  # of the project: base/ is found from every working directory
+LENGTH_FLAGS = {  # --length-control -> the only length flags that it reads
+    "interrupt": ("interrupt_at", "interrupt_phrase"), "penalty": ("length_max", "length_cache"), "none": ()}
+EVALUATION = {  # the flags that --evaluate reads
+    "evaluate", "data", "prompt_column", "answer_column", "generations", "generator", "temperature", "fp32_head",
+    "dtype", "slots", "max_prompt_tokens", "max_new_tokens", "length_control", "interrupt_at", "interrupt_phrase",
+    "verify_timeout", "eval_prompts", "seed", "out"}
+
+
 def flags():
     """The command line; a flag that is not given is absent from the namespace, so that presets can fill it."""
     parser = argparse.ArgumentParser(prog="train.py", usage="train.py [--FLAG VALUE ...]; all of them: train.py --help",
                                      description=__doc__.split("\n")[0], argument_default=argparse.SUPPRESS)
-    add, toggle = parser.add_argument, argparse.BooleanOptionalAction
+    for title, add_flags in GROUPS.items():
+        add_flags(parser.add_argument_group(title).add_argument)
+    return parser
+
+
+def recipe_flags(add):
     add("--recipe", choices=RECIPES, help="algorithmic flags of a published recipe (A.16); a flag given beside it wins")
     add("--loss", choices=loss.LOSSES, help="objective, Eq. 3 to 8")
     add("--eps-max", type=float, help="cispo: cap on the ratio itself, >= 1 (Eq. 4)")
@@ -52,28 +60,34 @@ def flags():
     add("--eps-high", type=float, help="dapo, gspo: upper half-width (Eq. 3, 8)")
     add("--average", choices=loss.AVERAGES, help="loss aggregation (Sec. 3.2)")
     add("--normalisation", choices=loss.NORMALISATIONS, help="advantage normalisation (Sec. 3.2)")
-    add("--zero-variance-filter", action=toggle, help="drop prompts with all completions right or all wrong (Sec. 3.2)")
+    add("--zero-variance-filter", action=TOGGLE, help="drop prompts with all completions right or all wrong (Sec. 3.2)")
     add("--no-positive-resampling", type=threshold, metavar="SHARE",
         help="never sample a prompt again from this pass rate on; 'off': uniform resampling (Sec. 3.2)")
-    add("--fp32-head", action=toggle, help="LM head and log-softmax in fp32 on both sides (Sec. 3.2)")
+    add("--fp32-head", action=TOGGLE, help="LM head and log-softmax in fp32 on both sides (Sec. 3.2)")
+
+
+def asynchrony_flags(add):
     add("--off-policy", choices=("pipeline", "ppo"), help="PipelineRL-k or PPO-off-policy-k (Sec. 3.1)")
     add("--k", type=int, help="optimizer steps a token may be old (Sec. 3.1)")
     add("--prompts", type=positive, help="P, prompts per optimizer step")
     add("--generations", type=positive, help="G, completions per prompt (or, with --evaluate, the k of mean@k)")
     add("--generator", choices=("torch", "vllm"), help="inference backend (default torch; vllm needs the extra [vllm])")
-    add("--temperature", type=float, help="sampling temperature")
-    add("--lr", type=float, help="AdamW learning rate, constant after warm-up (A.3)")
-    add("--warmup", type=positive, help="optimizer steps of linear warm-up (A.3)")
-    add("--weight-decay", type=float, help="AdamW weight decay (A.3)")
-    add("--steps", type=positive, help="optimizer steps of the run")
-    add("--token-budget", type=positive, help="padded tokens per micro-batch and trainer")
+    add("--slots", type=positive, help="completions that a generator decodes at once")
+    add("--trainers", type=positive, help="T, ranks that train; the others generate (default: a fifth, as 16 of 80)")
+
+
+def model_flags(add):
     add("--model", help="folder or hub name of a Hugging Face causal LM (default: the embedded one, base)")
     add("--data", nargs="+", type=source, metavar="NAME[:WEIGHT][:TASK]",
         help="prompts: arithmetic, sorting, a JSONL file, or anything for datasets.load_dataset (see data.py)")
     add("--prompt-column", nargs="+", help="the prompt's field; of several, the first that a row has (default prompt)")
     add("--answer-column", nargs="+", help="the answer's (default answer)")
-    add("--activation-checkpointing", action=toggle, help="recompute layers in the backward pass: less memory, slower")
+    add("--verify-timeout", type=float, help="seconds to check one answer; then it is wrong, and counted as timed out")
+    add("--temperature", type=float, help="sampling temperature")
     add("--dtype", choices=("float32", "bfloat16"), help="of generators and forward passes; master weights are float32")
+
+
+def length_flags(add):
     add("--max-prompt-tokens", type=positive, help="longer prompts are dropped and counted")
     add("--max-new-tokens", type=positive, help="thinking and answer tokens of a completion")
     add("--length-control", choices=LENGTH_FLAGS, help="forced interruptions, the length penalty of Eq. 9, or none")
@@ -82,18 +96,31 @@ def flags():
     add("--interrupt-phrase", help="interrupt: what is injected then; ends in </think>")
     add("--length-max", type=positive, help="penalty: L_max of Eq. 9, tokens")
     add("--length-cache", type=positive, help="penalty: L_cache of Eq. 9, tokens")
-    add("--slots", type=positive, help="completions that a generator decodes at once")
+
+
+def optimizer_flags(add):
+    add("--lr", type=float, help="AdamW learning rate, constant after warm-up (A.3)")
+    add("--warmup", type=positive, help="optimizer steps of linear warm-up (A.3)")
+    add("--weight-decay", type=float, help="AdamW weight decay (A.3)")
+    add("--steps", type=positive, help="optimizer steps of the run")
+    add("--token-budget", type=positive, help="padded tokens per micro-batch and trainer")
+    add("--activation-checkpointing", action=TOGGLE, help="recompute layers in the backward pass: less memory, slower")
+
+
+def run_flags(add):
     add("--eval-every", type=positive, help="optimizer steps between evaluations")
     add("--eval-prompts", type=positive, help="held-out validation prompts")
     add("--eval-generations", type=positive, help="completions per validation prompt (mean@k)")
-    add("--verify-timeout", type=float, help="seconds to check one answer; then it is wrong, and counted as timed out")
-    add("--trainers", type=positive, help="T, ranks that train; the others generate (default: a fifth, as 16 of 80)")
     add("--timeout", type=float, help="seconds without progress after which a wait fails and says who waits for whom")
     add("--seed", type=int, help="of prompts, order and sampling")
     add("--out", help="folder of the run, seen by all nodes (default runs/LOSS-seedSEED); must not hold a run")
     add("--evaluate", metavar="CHECKPOINT", help="no training: mean@k and pass@k of this folder's policy on --data")
     add("--resume", action="store_true", help="go on from the last checkpoint in --out, with its flags but --trainers")
-    return parser
+
+
+TOGGLE = argparse.BooleanOptionalAction
+GROUPS = {"recipe and loss": recipe_flags, "asynchrony": asynchrony_flags, "model and data": model_flags,
+          "lengths": length_flags, "optimizer": optimizer_flags, "run": run_flags}
 
 
 def threshold(text):
@@ -241,7 +268,6 @@ def stored_flags(log):
 
 def weights_folder(args):
     """Where the policy comes from: --model, or the last checkpoint of a resumed run."""
-    # base/ is found from every working directory.
     model = args.model if Path(args.model).exists() or not (ROOT / args.model).exists() else ROOT / args.model
     return str(checkpoints(args.out)[-1] if args.resume else model)
 
@@ -258,7 +284,7 @@ def prepare(args):
     """
     folder = weights_folder(args)
     if args.generator == "vllm":
-        rollout.require_vllm()
+        vllm_rollout.require_vllm()
     precision.check_supported(config := AutoConfig.from_pretrained(folder))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompts = data.load(args.data, tokenizer, budget=args.max_prompt_tokens, validation=args.eval_prompts,
@@ -302,12 +328,23 @@ def make_generator(args, device, dtype):
     """The generator that the flags ask for, with the weights of --model or of the checkpoint to resume."""
     folder = weights_folder(args)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    sampling = dict(slots=args.slots, max_prompt_tokens=args.max_prompt_tokens, max_new_tokens=args.max_new_tokens,
+    settings = dict(slots=args.slots, max_prompt_tokens=args.max_prompt_tokens, max_new_tokens=args.max_new_tokens,
                     temperature=args.temperature, seed=args.seed, fp32_head=args.fp32_head,
                     version=int(folder.rsplit("-", 1)[1]) if args.resume else 0)
     if args.length_control == "interrupt":
-        sampling |= dict(think_budget=tuple(args.interrupt_at), phrase_ids=phrase_ids(tokenizer, args))
-    return rollout.make(args.generator, folder, tokenizer, device=device, dtype=dtype, **sampling)
+        settings |= dict(think_budget=tuple(args.interrupt_at), phrase_ids=phrase_ids(tokenizer, args))
+    return make(args.generator, folder, tokenizer, device=device, dtype=dtype, **settings)
+
+
+def make(backend, folder, tokenizer, *, device, dtype, **settings):
+    """A generator, "torch" or "vllm", with the policy in `folder`; settings as for rollout.Generator.
+
+    device  for "torch"; vLLM runs where it was built for, on the current device if that is a GPU
+    """
+    if backend == "vllm":
+        return vllm_rollout.VLLMGenerator(folder, tokenizer, dtype=dtype, **settings)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
+    return rollout.TorchGenerator(model, tokenizer, **settings)
 
 
 def make_scorer(args):

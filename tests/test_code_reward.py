@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from plumbing import jail, workers
 import reward
 from data import Prompt
+from plumbing import jail, workers
 
 LIMIT = 0.5  # seconds of the `strict` scorer
 NAMESPACES = len(jail.protections()) > 1

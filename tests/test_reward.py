@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 import sympy
 
-from plumbing import jail, workers
 import reward
 from data import Prompt
+from plumbing import jail, workers
 
 DATA = Path(__file__).parent / "data"
 ROOT = DATA.parents[1]

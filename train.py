@@ -46,11 +46,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 import data
-import fit
 import loss
 import pipeline
 import precision
 import reward
+from plumbing import fit_cli
 from plumbing.fleet import Abandoned, Clock, Fleet, launch
 from recipes import checkpoints, make_generator, make_scorer, provenance, questions, start, weights_folder
 
@@ -327,7 +327,7 @@ def finish(run, reason, seconds, whole_state=True):
     if whole_state:
         run.checkpoint()
     if run.fleet.rank == 0:
-        values, lines = fit.report(run.out / "log.jsonl", run.out / "scaling.png")
+        values, lines = fit_cli.report(run.out / "log.jsonl", run.out / "scaling.png")
         if values:  # None with too few evaluations
             run.log("fit", **values)
         run.log("end", reason=reason, seconds=seconds)

@@ -129,12 +129,15 @@ def _shape(points, cells):
     return B, log_C_mid, expit(B[:, None] * (log_C_mid[:, None] - points.u))
 
 
-def _profile(points, h):
-    """For each h (K, n) the best A within its limits and R_0: R = A (1 - h) + R_0 h is linear in both.
+class _Profile(namedtuple("_Profile", "A R_0 S free curvature follow weight")):
+    """The best A within its limits and R_0 of K shapes, each (K,), their S, and how far A and R_0 may move from there.
 
-    Returns A, R_0, S, then what tells how far A may move: its best value without limits, d2S/dA2 / 2 (R_0 following),
-    dR_0/dA and d2S/dR_0^2 / 2; each (K,).
+    free: the best A without limits    curvature: d2S/dA2 / 2, R_0 following    follow: dR_0/dA    weight: d2S/dR_0^2 / 2
     """
+
+
+def _profile(points, h):
+    """The `_Profile` of h (K, n): R = A (1 - h) + R_0 h is linear in A and R_0."""
     hh, gh = (h * h).sum(1) + points.weight, ((1 - h) * h).sum(1)
     pull = h @ points.R + points.weight * points.R_0
     curvature = np.maximum(((1 - h) ** 2).sum(1) - gh**2 / hh, 1e-30)
@@ -142,7 +145,7 @@ def _profile(points, h):
     A = np.clip(free, points.low, points.high)
     R_0 = (pull - A * gh) / hh
     S = ((points.R - A[:, None] + (A - R_0)[:, None] * h) ** 2).sum(1) + points.weight * (R_0 - points.R_0) ** 2
-    return A, R_0, S, free, curvature, -gh / hh, hh
+    return _Profile(A, R_0, S, free, curvature, -gh / hh, hh)
 
 
 LIMITS = np.array([[np.log(B_MIN), -1], [np.log(B_MAX), 1]])  # of the cells
@@ -156,7 +159,7 @@ def _search(points, factor=1.0, keep=200, levels=4):
     cells = np.stack(np.meshgrid(np.linspace(*LIMITS[:, 0], 45), np.linspace(*LIMITS[:, 1], 81)), -1).reshape(-1, 2)
     size, around = np.ptp(LIMITS, 0) / [44, 80], np.stack(np.meshgrid([-1, 0, 1], [-1, 0, 1]), -1).reshape(9, 2)
     for level in range(levels):
-        S = _profile(points, _shape(points, cells)[2])[2]
+        S = _profile(points, _shape(points, cells)[2]).S
         if (S <= factor * S.min()).sum() >= 400 or level == levels - 1:
             return cells, S
         best, size = cells[np.argsort(S)[:keep]], size / 3
@@ -168,11 +171,13 @@ def _region(points, factor):
     cells, S = _search(points, factor, keep=800, levels=12)
     cells, limit = cells[S <= factor * S.min()], factor * S.min()
     B, log_C_mid, h = _shape(points, cells)
-    A, R_0, S, free, curvature, slope, hh = _profile(points, h)
-    reach = np.sqrt(np.maximum(limit - S + curvature * (A - free) ** 2, 0) / curvature)
-    ends, room = np.clip([free - reach, free + reach], points.low, points.high), np.sqrt(np.maximum(limit - S, 0) / hh)
-    A, R_0 = np.stack([A, A, *ends]), np.stack([R_0 - room, R_0 + room, *(R_0 + slope * (ends - A))])
-    return np.stack(np.broadcast_arrays(A, B, np.exp(log_C_mid), R_0), -1).reshape(-1, 4)
+    at = _profile(points, h)
+    reach = np.sqrt(np.maximum(limit - at.S + at.curvature * (at.A - at.free) ** 2, 0) / at.curvature)
+    room = np.sqrt(np.maximum(limit - at.S, 0) / at.weight)
+    ends = [(at.A, at.R_0 - room), (at.A, at.R_0 + room)]  # R_0 moves alone, or A moves and R_0 follows
+    for A in np.clip([at.free - reach, at.free + reach], points.low, points.high):
+        ends.append((A, at.R_0 + at.follow * (A - at.A)))
+    return np.concatenate([np.column_stack([A, B, np.exp(log_C_mid), R_0]) for A, R_0 in ends])
 
 
 def _grid(points, grid):
@@ -286,9 +291,9 @@ def _estimate(points):
     """The continuous point estimate A, B, C_mid."""
     cells, S = _search(points)
     precise = {"method": "Nelder-Mead", "bounds": LIMITS.T, "options": {"xatol": 1e-8, "fatol": 1e-9}}
-    best = minimize(lambda cell: _profile(points, _shape(points, cell[None])[2])[2][0], cells[S.argmin()], **precise)
+    best = minimize(lambda cell: _profile(points, _shape(points, cell[None])[2]).S[0], cells[S.argmin()], **precise)
     B, log_C_mid, h = _shape(points, best.x[None])
-    return _profile(points, h)[0][0], B[0], np.exp(log_C_mid[0])
+    return _profile(points, h).A[0], B[0], np.exp(log_C_mid[0])
 
 
 def fit_power_law(compute, reward, start=None, stop=None):
@@ -298,9 +303,9 @@ def fit_power_law(compute, reward, start=None, stop=None):
     C, B = run.compute[keep], np.geomspace(B_MIN, 20, 10000)
     points, centre = _Points(np.log(C), run.reward[keep], 0.0, 0.0, -np.inf, 1.0), np.exp(np.log(C).mean())
     # R = A - (A - R_0) h with R_0 free, so D = A - R_0; in units of the centre, h neither over- nor underflows.
-    A, R_0, S, *_ = _profile(points, (C / centre) ** -B[:, None])
-    i = S.argmin()
-    return PowerLaw(*map(float, (A[i], B[i], (A[i] - R_0[i]) * centre ** B[i], S[i])))
+    at = _profile(points, (C / centre) ** -B[:, None])
+    i = at.S.argmin()
+    return PowerLaw(*map(float, (at.A[i], B[i], (at.A[i] - at.R_0[i]) * centre ** B[i], at.S[i])))
 
 
 # ---- Forecasts and comparisons ----

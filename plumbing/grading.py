@@ -15,6 +15,7 @@ jail: `grade` says so, and needs --weak-jail.
 Run by exercises.py grade. Test: pytest tests/test_grading.py
 """
 
+import argparse
 import base64
 import csv
 import inspect
@@ -82,8 +83,9 @@ exec(compile(%r, "harness", "exec"), vars(harness))
 '''
 
 
-def arguments(parser):
+def flags(argv):
     """The flags of `grade`."""
+    parser = argparse.ArgumentParser(prog="exercises.py grade", description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("submissions", type=Path, help="folder with a folder or zip per student, as Moodle or Canvas name them")
     add("--seed", type=int, default=0, help="of the hidden inputs; the same seed gives the same points")
@@ -92,6 +94,7 @@ def arguments(parser):
     add("--only", nargs="+", metavar="NAME", help="grade these exercises only")
     add("--points", nargs="+", default=[], metavar="NAME=POINTS", help="of an exercise (default 1)")
     add("--weak-jail", action="store_true", help="grade where Linux allows no namespaces")
+    return parser.parse_args(argv)
 
 
 # --- Hand-ins --------------------------------------------------------------------------------------------------------
@@ -308,7 +311,7 @@ def alone(hand_in, claims, originals, exercises, namespaces):
     return found if isinstance(found, dict) else {name: [f"no answer: {found}"] * len(claims[name]) for name in claims}
 
 
-def flags(collected, exercises, originals):
+def equal_code(collected, exercises, originals):
     """{student: [exercises whose code equals the original's or another student's]}, of those that are written."""
     found, seen = {one.student: [] for one in collected}, {}
     for exercise in (x for x in exercises if x.kind == "write"):
@@ -370,7 +373,7 @@ def grade(args, exercises, originals):
     began, chosen = time.monotonic(), [x for x in exercises if x.graded and x.name in (args.only or names)]
     claims = {x.name: hidden(x, args.seed, originals, exercises) for x in chosen}
     collected = hand_ins(args.submissions, sorted({x.file for x in exercises}), commit_of(originals))
-    flagged = flags(collected, chosen, originals)
+    flagged = equal_code(collected, chosen, originals)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # a process per hand-in: a jail inherits orphans
         results = [*pool.map(lambda one: alone(one, claims, originals, exercises, namespaces), collected)]
     rows = [row(one, found, exercises, flagged[one.student]) for one, found in zip(collected, results)]

@@ -201,7 +201,7 @@ def test_equal_code_is_flagged_whatever_its_layout():
     own = replaced(files, "cispo", "return right(*args, **kwargs)")
     spaced = {name: text.replace("return -(", "return  -(") + "\n# mine\n" for name, text in own.items()}
     collected = [grading.HandIn("Ada", own, []), grading.HandIn("Bob", spaced, []), grading.HandIn("Eve", files, [])]
-    found = grading.flags(collected, [x for x in EXERCISES if x.name == "cispo"], ROOT)
+    found = grading.equal_code(collected, [x for x in EXERCISES if x.name == "cispo"], ROOT)
     assert found == {"Ada": ["cispo = Bob"], "Bob": ["cispo = Ada"], "Eve": ["cispo = the original"]}
 
 

@@ -36,7 +36,8 @@ def half():
 
     Returns the forecast of the mean of the last five evaluations, what was measured, and forecast - measured.
     """
-    from fit import forecast_error, read_run
+    from fit import forecast_error
+    from plumbing.logs import read_run
 
     [row] = forecast_error(read_run("results/long_seed0.jsonl"), cuts=(50,))
     return row["forecast"], row["measured"], row["error"]

@@ -2,12 +2,15 @@
 
 import random
 import re
+import zipfile
 from pathlib import Path
 
 import pytest
+from course import losses, losses_wrong
 from course.catalogue import CHAPTERS, EXERCISES
 from course.claims import encode
 
+import exercises
 from plumbing import course
 
 ROOT = Path(course.__file__).parent.parent
@@ -106,3 +109,136 @@ def test_what_was_taken_out_goes_back_byte_for_byte(file):
             assert text != whole
             text = course.restored(text, whole, exercise)
     assert text == whole
+
+
+def test_every_wrong_answer_on_the_losses_belongs_to_a_claim():
+    written = {name for name, value in vars(losses_wrong).items() if callable(value) and not name.startswith("_")}
+    composed = {mistake for claim in (losses.BATCH_ADVANTAGES, losses.GSPO_VALUE) for mistake in claim.mistakes}
+    assert written == {m.__name__ for _, claim in claims() for m in claim.mistakes} & written | {m.__name__ for m in composed}
+
+
+# --- A student's folder ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("student") / "class"
+    exercises.start(folder)
+    with pytest.raises(SystemExit, match="not empty"):
+        exercises.start(folder)
+    return folder
+
+
+@pytest.fixture
+def student(started, monkeypatch):
+    """A fresh start; the commands run in it."""
+    monkeypatch.setattr(exercises, "ROOT", started)
+    monkeypatch.setattr(exercises, "HIDDEN", started / course.HIDDEN)
+    monkeypatch.setattr(exercises, "ORIGINALS", started / course.HIDDEN / "original")
+    for file in exercises.FILES:
+        (started / file).write_text(exercises.left(file))
+    return started
+
+
+def write(folder, name, body):
+    """Replace the body of an exercise's function."""
+    exercise = exercises.find(name)
+    path = folder / exercise.file
+    before, definition, after = course.split(path.read_text(), exercise)
+    head = definition[:definition.index('"""', definition.index('"""') + 3) + 3]
+    path.write_text(f"{before}{head}\n    {body}\n{after}")
+
+
+def said(folder, name):
+    return "\n".join(course.check(exercises.find(name), folder, course.originals_of(folder), EXERCISES))
+
+
+def test_start_copies_the_project_without_solutions_and_never_twice(student, tmp_path):
+    assert sorted(path.name for path in (student / "tests").iterdir()) == ["course"]
+    assert not (student / "tests" / "course" / "answers.py").exists()
+    assert (student / "base" / "config.json").exists() and (student / course.HIDDEN / "commit").read_text()
+    text = (student / "loss.py").read_text()
+    assert "Eq. 4: truncated importance weight" in text and ".clamp(max=eps_max).detach()" not in text
+    with pytest.raises(SystemExit, match="a student's folder already"):
+        exercises.start(tmp_path / "another")
+
+
+def test_a_check_is_one_clear_line_for_what_cannot_run(student, monkeypatch):
+    monkeypatch.setattr(course, "SECONDS", 2.0)
+    assert said(student, "ratio").startswith("ratio: not written yet (loss.py, line ")
+    write(student, "ratio", "while True: pass")
+    assert said(student, "ratio") == "ratio: stopped after 2 s; likely cause: an endless loop"
+    write(student, "ratio", "raise SystemExit(0)")
+    assert said(student, "ratio").startswith("ratio: SystemExit: 0 (loss.py, line ")
+    write(student, "ratio", "import os; os._exit(3)")
+    assert said(student, "ratio").startswith("ratio: the process ended")
+    write(student, "ratio", "return logprobs[")
+    assert said(student, "ratio") == f"ratio: loss.py, line {line_of(student, 'return logprobs[')}: '[' was never closed"
+
+
+def line_of(folder, text):
+    return next(n for n, line in enumerate((folder / "loss.py").read_text().split("\n"), 1) if text in line)
+
+
+def test_a_mistake_is_named_and_the_students_own_helpers_count(student):
+    write(student, "ratio", "return inverse(logprobs, gen_logprobs, mask).exp()")
+    path = student / "loss.py"
+    path.write_text(path.read_text() + "\n\nSIGN = -1\n\n\ndef inverse(x, y, mask):\n    return _log_ratio(x, y, mask) * SIGN\n")
+    assert "This is what you get when you divide pi_gen by pi_train" in said(student, "ratio")
+    path.write_text(path.read_text().replace("SIGN = -1", "SIGN = 1"))
+    assert said(student, "ratio") == ""
+
+
+def test_of_a_bug_only_the_symptom_is_told_until_something_was_tried(student):
+    assert "expected" in said(student, "dapo-direction") and "This is what" not in said(student, "dapo-direction")
+    path = student / "loss.py"
+    path.write_text(path.read_text().replace("importance_ratio(gen_logprobs, logprobs, mask), advantages",
+                                             "importance_ratio(gen_logprobs, logprobs, mask) + 0, advantages"))
+    assert "This is what you get when you divide pi_gen" in said(student, "dapo-direction")
+
+
+def test_a_check_works_without_fork(student, monkeypatch):
+    monkeypatch.delattr("os.fork")
+    assert said(student, "sigmoid").startswith("sigmoid: not written yet")
+    write(student, "sigmoid", "return R_0 + (A - R_0) * expit(B * (np.log(C + 1e-300) - np.log(C_mid)))")
+    assert said(student, "sigmoid") == ""
+
+
+def test_next_list_hint_and_solve(student):
+    assert exercises.following().startswith("sigmoid (write, about 10 minutes, Eq. 1)")
+    write(student, "sigmoid", "return R_0")
+    assert "expected [0.25, 0.45, 0.65]" in exercises.following()
+    mine = (student / "fit.py").read_text()
+    assert "is kept in .course/kept/sigmoid-" in exercises.solve(exercises.find("sigmoid"))
+    assert mine in [path.read_text() for path in (student / course.HIDDEN / "kept").iterdir()]
+    assert exercises.state(exercises.find("sigmoid")) == "original"
+    write(student, "baseline", "return rewards - rewards.sum(-1, keepdim=True) / rewards.shape[-1]")
+    assert exercises.state(exercises.find("baseline")) == "solved"
+    assert "1 of 49 done" not in (listed := exercises.listed()) and "2 of 49 done" in listed
+    assert "efficiency (write" in exercises.following()
+
+
+def test_solving_everything_in_a_file_gives_the_original_byte_for_byte(student):
+    path = student / "pipeline.py"
+    path.write_text(path.read_text() + "\n# a note\n")
+    for name in ("publishes", "tickets", "header"):
+        exercises.solve(exercises.find(name))
+    assert path.read_bytes() == (ROOT / "pipeline.py").read_bytes()
+
+
+def test_what_trains_is_the_students_solved_functions_and_the_originals(student, tmp_path):
+    write(student, "baseline", "return rewards - rewards.mean(-1)[:, None]  # mine")
+    write(student, "ratio", "return 1  # wrong")
+    course.assemble(student, tmp_path / "train", EXERCISES, course.solved(
+        student, [x for x in EXERCISES if x.name in ("baseline", "ratio", "clip")]))
+    text = (tmp_path / "train" / "loss.py").read_text()
+    assert "# mine" in text and "# wrong" not in text and "NotImplementedError" not in text
+    assert (tmp_path / "train" / "train.py").read_bytes() == (ROOT / "train.py").read_bytes()
+
+
+def test_a_hand_in_holds_changed_files_answers_and_the_commit(student):
+    write(student, "baseline", "return 1")
+    write(student, "age", "return 8, 7")
+    assert "holds answers.py, loss.py" in exercises.pack()
+    with zipfile.ZipFile(student / "handin.zip") as archive:
+        assert sorted(archive.namelist()) == ["answers.py", "commit", "loss.py"]

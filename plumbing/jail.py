@@ -286,7 +286,7 @@ def clear(folder):
 
     with suppress(ChildProcessError):
         while True:
-            for pid, parent, *_ in processes():
+            for pid, parent, *_ in all_processes():
                 if parent == os.getpid():
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)

@@ -242,3 +242,25 @@ def test_a_hand_in_holds_changed_files_answers_and_the_commit(student):
     assert "holds answers.py, loss.py" in exercises.pack()
     with zipfile.ZipFile(student / "handin.zip") as archive:
         assert sorted(archive.namelist()) == ["answers.py", "commit", "loss.py"]
+
+
+# --- The page --------------------------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "exercises.md").read_text()
+
+
+def test_the_page_shows_the_chapters_as_they_are():
+    rows = [(name, str(len(chapter)), str(sum(x.minutes for x in chapter))) for name, chapter in CHAPTERS.items()]
+    assert re.findall(r"^\| (\d\. [^|]+?) \| (\d+) \| (\d+) \|", PAGE, re.M) == rows
+
+
+def test_the_page_names_commands_exercises_and_paths_that_exist():
+    known = set(re.findall(r'add_parser\("(\w+)"', (ROOT / "exercises.py").read_text()))
+    assert set(re.findall(r"exercises\.py (\w+)", PAGE)) == known
+    [afternoon] = re.findall(r"\*\*One afternoon\*\*(.*?)then `python", PAGE, re.S)
+    assert {x.name for x in EXERCISES} >= (named := set(re.findall(r"`([\w-]+)`", afternoon))) and len(named) == 12
+    for path in set(re.findall(r"\b((?:tests|plumbing|benchmarks)/[\w/.]*\w)", PAGE)):
+        assert (ROOT / path).exists(), path
+    [message] = re.findall(r"    (cispo: cispo_gradient.*?)\n\n", PAGE, re.S)
+    wrong = losses.CISPO_GRADIENT.vector(losses_wrong.cispo_cap_is_one_plus_eps)
+    assert re.sub(" +", " ", "cispo: " + losses.CISPO_GRADIENT.problem(wrong)) == re.sub(" +", " ", message)

@@ -118,7 +118,7 @@ def age_of_batches():
 
 
 AGE = Claim(
-    "age: optimizer steps between the version that sampled a token and the one that trains on it, (pipeline, ppo), k = 8",
+    "age: optimizer steps from the version that sampled a token to the one that trains on it, (pipeline, ppo), k = 8",
     numbers, (), None, (age_of_phase, age_beyond_k, age_of_batches),
 )  # fmt: skip
 STALENESS = Claim(

@@ -123,12 +123,12 @@ FORCED = Claim(
     "interruption: forced tokens are the phrase's, with log-prob 0 and the flag False; all others the policy's",
     interruption, ([0.25, 0.5, 0.125, 0.125], 4, [3, 4, 5, 6]),
     [[1.0, 0.0, 3.0, 1.0], [-0.6931472, 0.0, 0.0, -0.6931472], [1.0, 0.0, 0.0, 1.0]],
-    draw=lambda rng, _: ([0.25, 0.5, 0.125, 0.125], start := rng.randint(2, 5), [start - 1, start, start + 1, start + 2]),
+    draw=lambda rng, given: (given[0], start := rng.randint(2, 5), [start - 1, start, start + 1, start + 2]),
 )  # fmt: skip
 
 
 def streams(completion_keys, seed, number):
-    """Whether an evaluation's random numbers are training's: at versions 0 and 3; and those of the evaluations alike."""
+    """Whether an evaluation's random numbers are training's, at versions 0 and 3; whether two evaluations share theirs."""
     def keys(evaluation, version):
         ticket = SimpleNamespace(evaluation=evaluation, version=version, number=number, generations=2)
         return completion_keys(seed, ticket)
@@ -195,7 +195,7 @@ GENERATION = (
          "Follow `forced` to each of the three."),
         (FORCED,),
         bug=("slots.mask[self._rows[:n], count] = ~forced", "slots.mask[self._rows[:n], count] = True"),
-        symptom="After some hundred steps the policy writes the interruption phrase by itself, long before its budget."),
+        symptom="After some hundred steps the policy writes the interruption phrase by itself, long before its time."),
     Exercise(
         "streams", "bug", "rollout.py:completion_keys", "Sec. 2.1", 15,
         "A validation set is only independent if its random numbers are.",

@@ -70,7 +70,7 @@ def power_law(law, end):
 def log_f(law):
     """Fig. 7: log10 F of the fitted points and the line of slope B."""
     C, R = np.stack(law.run[:2])[:, (law.run.reward > law.R_0) & (law.run.reward < law.A)]
-    points = C, np.log10(fit.f_transform(R, law.A, law.B, law.C_mid, law.R_0))
+    points = C, fit.log_f(R, law.A, law.B, law.C_mid, law.R_0) / np.log(10)
     label = f"{law.run.name}: slope B = {law.B:.2f}"
     return Curve(label, lambda C: law.B * np.log10(C), (*law.span, law.span[1]), points)
 

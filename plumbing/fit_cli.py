@@ -22,7 +22,7 @@ def summary(law, first_half=None, until=None):
     the `forecast` of the last evaluation from the first half (None: too few points)."""
     C = np.array([until] if until else [2 * law.run.compute[-1], 10 * law.run.compute[-1]])
     ahead = [dict(zip(("C", "R", "low", "high"), row)) for row in zip(C, law.predict(C), *law.band(C))]
-    found = {name: value for name, value in vars(law).items() if name != "region"}
+    found = {name: value for name, value in vars(law).items() if name not in ("region", "draws")}
     return found | {"run": law.run.name, "unit": law.run.unit, "forecasts": ahead, "first_half": first_half}
 
 

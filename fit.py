@@ -67,10 +67,13 @@ def log_f(R, A, B, C_mid, R_0):
     return B * np.log(C_mid) + logit((np.asarray(R) - R_0) / (A - R_0))
 
 
-class Run(namedtuple("Run", "compute reward start stop r0 epoch tasks name unit", defaults=[None] * 5 + ["run", ""])):
+class Run(
+    namedtuple("Run", "compute reward start stop r0 epoch tasks name unit notes", defaults=[None] * 5 + ["run", "", ()])
+):
     """The evaluations of one run; a plain (compute, reward) pair is one too: `Run(*pair)`.
 
-    compute, reward, start, stop, r0, epoch as in `fit`; tasks: the columns of its log with the pass rates of one task.
+    compute, reward, start, stop, r0, epoch as in `fit`; tasks: the columns of its log with the pass rates of one task;
+    notes: what was left out when it was read.
     """
 
 
@@ -140,14 +143,16 @@ class _Points(namedtuple("_Points", "u R count R_0 weight A")):
     weight in evaluations; A if it is fixed, else None."""
 
 
-def _averaged(C, R):
-    """log C, R and the number of evaluations, each (n,): means over neighbours in log C if they are more than MOST."""
-    u, ones = np.log(C), np.ones(len(C))
+def averaged(C, R):
+    """C > 0 in order, R and of how many evaluations each is the mean, each (n,): more than MOST points become the
+    (geometric, arithmetic) means of neighbours in log C."""
     if len(C) <= MOST:
-        return u, R, ones
+        return C, R, np.ones(len(C))
+    u = np.log(C)
     cell = np.minimum((MOST * (u - u[0]) / (u[-1] - u[0])).astype(int), MOST - 1)
-    count, *sums = (np.bincount(cell, x, MOST) for x in (ones, u, R))
-    return *(x[count > 0] / count[count > 0] for x in sums), count[count > 0]
+    count, u, R = (np.bincount(cell, x, MOST) for x in (np.ones(len(C)), u, R))
+    full = count > 0
+    return np.exp(u[full] / count[full]), R[full] / count[full], count[full]
 
 
 def _shape(points, cells):
@@ -306,16 +311,21 @@ def _checked(run):
     return run._replace(compute=C[order], reward=R[order], epoch=np.broadcast_to(epoch, C.shape)[order])
 
 
-def _amount(value, whole):
+def _amount(value, whole, name):
     """A compute, or a share of `whole` such as "10%", as a compute."""
-    return float(value[:-1]) / 100 * whole if str(value).endswith("%") else float(value)
+    text = str(value)
+    with suppress(ValueError):
+        amount = float(text[:-1]) / 100 * whole if text.endswith("%") else float(text)
+        if amount >= 0:
+            return amount
+    raise BadInput(f"got {name} {text}, expected a compute or a share such as 10%")
 
 
 def _in_range(run, taken):
     """Mask (n,) of what to fit: start <= C <= stop, C > 0, not `taken` for R_0; BadInput if that is too little."""
     C, last = run.compute, run.compute.max(initial=0.0)
-    high = last if run.stop is None else min(last, _amount(run.stop, last))
-    low = _amount(run.start or 0.0, high)
+    high = last if run.stop is None else min(last, _amount(run.stop, last, "stop (--fit-to)"))
+    low = _amount(run.start or 0.0, high, "start (--fit-from)")
     keep = (C > 0) & (C >= low) & (C <= high) & ~taken
     points, values = keep.sum() + taken.any(), len(np.unique(C[keep]))
     if points < 5 or values < 3:
@@ -382,8 +392,10 @@ def fit_run(run, method="continuous", *, grid=PAPER_GRID, A=None):
     high = 1.0 if A is None else A
     least = R_0 if A is not None or r0 is not None else min(R_0, R.min())
     if not 0 <= least < high:
-        raise BadInput(f"{run.name}: got R_0 = {least:g}, expected 0 to less than A <= {high:g}; nothing is left to gain")
-    points = _Points(*_averaged(C, R), R_0, weight, A)
+        bounds = f"expected 0 to less than A <= {high:g}"
+        raise BadInput(f"{run.name}: got R_0 = {least:g}, {bounds}; else nothing is left to gain")
+    at, means, count = averaged(C, R)
+    points = _Points(np.log(at), means, count, R_0, weight, A)
     best = _grid(points, grid) if method == "grid" else _estimate(points)
     freedom = len(points.u) - (3 if A is None else 2)
     ssr = ((points.R - sigmoid(np.exp(points.u), *best)) ** 2) @ points.count
@@ -411,8 +423,9 @@ def fit_power_law(compute, reward, start=None, stop=None):
     """A.4: least squares of R_C = A - D / C^B, A <= 1, B > 0; compute, reward, start, stop and BadInput as in `fit`."""
     run = _checked(Run(compute, reward, start, stop))
     keep = _in_range(run, np.zeros(len(run.compute), bool))
-    u, R, n = _averaged(run.compute[keep], run.reward[keep])
-    B, total, centre = np.geomspace(B_MIN, 20, 10000), n.sum(), (n @ u) / n.sum()
+    C, R, n = averaged(run.compute[keep], run.reward[keep])
+    u, B, total = np.log(C), np.geomspace(B_MIN, 20, 10000), n.sum()
+    centre = n @ u / total
     x = np.exp(-B[:, None] * (u - centre))  # in units of the centre, so that it neither over- nor underflows
     level, rest = x @ n / total, R - n @ R / total
     D = -(x - level[:, None]) @ (n * rest) / ((x - level[:, None]) ** 2 @ n)

@@ -1,8 +1,8 @@
 """Do the 90 % bands of fit.py hold the truth in 85-95 % of runs, how well is A found, and how long does a fit take?
 
 A run: A uniform in 0.4-0.9, B in 1-3, R_0 in 0.05-0.35, noise in 0.005-0.02 (of a pass rate, normal, independent; the
-few pass rates that it would carry out of [0, 1] end there), 40 points evenly spaced in compute or in its logarithm, C_mid log-uniform inside their range. "evaluation at 3x" is a new
-evaluation at 3x the last compute. R_0 "exact": given to the fit; "measured": a noisy point at C = 0.
+few pass rates that it would carry out of [0, 1] end there), 40 points evenly spaced in compute or in its logarithm,
+C_mid log-uniform inside their range. "evaluation at 3x" is a new evaluation at 3x the last compute. R_0 "exact": given to the fit; "measured": a noisy point at C = 0.
 How well A is found: 40 points from 0.2 to 5 C_mid, noise 0.003, A in 0.2-0.99, R_0 exact, for each of several B.
 
 Run:  python benchmarks/fit_coverage.py [--runs 200]      (200 runs: one minute on one core)

@@ -12,7 +12,8 @@ error    mean |forecast - measured|
 Rows: ours, `fit.Fit.band` from 10 % of the fitted compute on. Its two parts alone: Eq. 1 and its prior; Eq. 1 up to
 the last fitted point, then the local trend times a number from 0 to 2. Eq. 1's region: the profile-likelihood band
 without any account of how well Eq. 1 holds. Persistence: the mean of the last max(5, n/10), at most a third, of the n
-points before the cut, +- 1.645 s sqrt(1/m + 1/k), s from successive differences. Line: least squares in log C from 10 % on, its prediction interval. All are cut to [0, 1].
+points before the cut, +- 1.645 s sqrt(1/m + 1/k), s from successive differences. Line: least squares in log C from
+10 % on, its prediction interval. All are cut to [0, 1].
 The stop rule is right if it says "stop" and the mean over (1.8 C, 2 C] is above that over (0.8 C, C] by less than the
 gain, or "go on" and it is not; C the last fitted compute, cuts up to 50 %, both stretches measured.
 

@@ -56,7 +56,7 @@ def save(path, title, panels):
 
 def scaling(law, end, mean_of=np.inf):
     """Eq. 1 up to `end`, the 90 % band of the curve (or of the mean of evaluations), the points of the run."""
-    points = np.stack(law.run[:2])[:, law.run.compute > 0]
+    points = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])[:2]
     label = f"{law.run.name}: A = {law.A:.3f}, B = {law.B:.2f}"
     return Curve(label, law.predict, (*law.span, end), points, lambda C: law.band(C, mean_of))
 
@@ -69,7 +69,8 @@ def power_law(law, end):
 
 def log_f(law):
     """Fig. 7: log10 F of the fitted points and the line of slope B."""
-    C, R = np.stack(law.run[:2])[:, (law.run.reward > law.R_0) & (law.run.reward < law.A)]
+    C, R, _ = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])
+    C, R = np.stack([C, R])[:, (R > law.R_0) & (R < law.A)]
     points = C, fit.log_f(R, law.A, law.B, law.C_mid, law.R_0) / np.log(10)
     label = f"{law.run.name}: slope B = {law.B:.2f}"
     return Curve(label, lambda C: law.B * np.log10(C), (*law.span, law.span[1]), points)

@@ -564,18 +564,20 @@ def test_any_csv_or_jsonl_with_named_columns(tmp_path):
 @pytest.mark.parametrize(
     ("text", "name", "flags", "message"),
     [
-        ("", "a.csv", [], "got 0 rows of nothing"),
-        ("hours,acc\n", "a.csv", ["--compute", "hours"], "got 0 rows of nothing"),
-        ("hours,acc\n1,2\n", "a.csv", ["--compute", "hours", "--reward", "accuracy"], "no row has hours and accuracy"),
-        ("hours,acc\n1,\n,0.5\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "no row has hours and acc"),
+        ("", "a.csv", [], "the header is ''"),
+        ("hours,acc\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "no row has both hours and acc"),
+        ("hours,acc\n1,2\n", "a.csv", ["--compute", "hours", "--reward", "accuracy"], "--reward accuracy names no column; there is acc"),
+        ("hours,acc\n1,\n,0.5\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "no row has both hours and acc"),
         ("hours,acc\n0,20\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "--scale percent"),
         ("hours,acc\n1,high\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "'high'"),
         ("hours,acc\n1,0.5\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "a: got 1 points"),
-        ("\x00\x01", "a.jsonl", [], "line 1"),
+        ("\x00\x01", "a.jsonl", [], "binary or UTF-16"),
         ("\x00\x01", "a.csv", [], "a.csv: "),
         (b"\xff\xfe\x00", "a.csv", [], "a.csv: 'utf-8'"),
-        ("[1, 2]\n", "a.jsonl", [], "expected one JSON object"),
-        ("hours,acc\n1,0.5\n", "a.csv", ["--fit-to", "half"], "'half'"),
+        ("[1, 2]\n", "a.jsonl", [], "entry 1 is 1, expected a JSON object"),
+        ("hours,acc\n1,0.5\n", "a.csv", ["--fit-to", "half"], "--fit-to) half"),
+        ("hours,acc\n1,0.5\n", "a.csv", ["--fit-to", "nan"], "--fit-to) nan"),
+        ("hours,acc\n1,0.5\n", "a.csv", ["--fit-from", "abc"], "--fit-from) abc"),
         ("hours,acc\n1,0.5\n", "a.csv", ["--compare"], "expected 2 or more"),
         ("hours,acc\n1,0.5\n", "a.csv", ["--log-f"], "log_f"),
         ("hours,acc\n1,0.5\n", "a.csv", ["--paper"], "runs"),
@@ -588,7 +590,7 @@ def test_any_csv_or_jsonl_with_named_columns(tmp_path):
 def test_command_ends_with_code_2_and_one_line_for_bad_input(tmp_path, capsys, text, name, flags, message):
     if text is not None:
         (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    base = ["--compute", "hours", "--reward", "acc"] if flags[:1] == ["--fit-to"] else []
+    base = ["--compute", "hours", "--reward", "acc"] if flags[:1] in (["--fit-to"], ["--fit-from"]) else []
     with pytest.raises(SystemExit) as end:
         fit_cli.main([str(tmp_path / name), *base, *flags])
     error = capsys.readouterr().err

@@ -65,13 +65,14 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02):
     found = {"runs": [summary(law, next(map(fit.forecast, half), None), until) for law, half in zip(laws, halves)]}
     curves = [figures.scaling(law, until or 10 * most) for law in laws]
     early = [figures.scaling(law, most, 1) for law in sum(halves, [])]
-    panels, tables = [("Eq. 1, 90 % band of the curve (hollow: not fitted)", axis, figures.RATE, curves)], {}
-    panels.append(("from the first half, 90 % band of evaluations", axis, figures.RATE, early))
+    panels, tables = [(f"Eq. 1 (hollow points: not fitted)\n{figures.BAND}", axis, figures.RATE, curves)], {}
+    title = "the same from the first half alone\n90 % band of one evaluation: its own noise too"
+    panels.append((title, axis, figures.RATE, early))
     if "power_law" in flags:
         rows = [{"run": run.name} | fit.fit_power_law(*run[:4])._asdict() for run in runs]
         tables["power laws (A.4)"] = found["power_law"] = rows
         curves = [draws(law, most) for draws in (figures.scaling, figures.power_law) for law in laws]
-        panels.append(("A.4: the power law on the same range", axis, figures.RATE, curves))
+        panels.append((f"A.4: the power law on the same range\n{figures.BAND}", axis, figures.RATE, curves))
     if "forecast_error" in flags:
         pairs = [(run.name, fit.forecast_error(run)) for run in runs]
         tables["forecasts of the mean of the last 5"] = found["forecast_error"] = [x for _, rows in pairs for x in rows]

@@ -36,11 +36,12 @@ class Table:
         self.columns, self.length, self.notes = {}, 0, []
 
     def add(self, pairs):
-        """Append a row of (name, value)."""
+        """Append a row of (name, value); None and "" are no value."""
         for name, value in pairs:
-            rows, values = self.columns.setdefault(name, (array("q"), []))
-            rows.append(self.length)
-            values.append(value)
+            if value is not None and value != "":
+                rows, values = self.columns.setdefault(name, (array("q"), []))
+                rows.append(self.length)
+                values.append(value)
         self.length += 1
 
     def texts(self, name):
@@ -55,18 +56,20 @@ class Table:
         found, has = np.full(self.length, np.nan), np.zeros(self.length, bool)
         rows, values = self.columns.get(name, ((), ()))
         if rows:
-            found[rows], has[rows] = [number(name, value) for value in values], True
+            found[rows], has[rows] = numbers(name, values), True
         return found, has
 
 
-def number(name, value):
-    """A cell as a float."""
-    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except (ValueError, OverflowError):
-            pass
-    raise fit.BadInput(f"{name} holds {value!r:.40}, expected a number; another column?")
+def numbers(name, values):
+    """Cells as a list of floats."""
+    value = None
+    try:
+        if wrong := set(map(type, values)) - {int, float, str}:
+            value = next(x for x in values if type(x) in wrong)
+            raise TypeError
+        return [float(value := x) for x in values]
+    except (TypeError, ValueError, OverflowError):
+        raise fit.BadInput(f"{name} holds {value!r:.40}, expected a number; another column?") from None
 
 
 # ---- Formats: each takes lines and fills a Table ----
@@ -76,8 +79,9 @@ def _add_object(table, row, what):
     """A JSON object as a row; what is in an inner object has a column too, such as tasks.math."""
     if not isinstance(row, dict):
         raise fit.BadInput(f"{what} is {row!r:.40}, expected a JSON object")
-    inner = ((f"{name}.{key}", x) for name, obj in row.items() if isinstance(obj, dict) for key, x in obj.items())
-    table.add((name, x) for name, x in chain(row.items(), inner) if x is not None and x != "")
+    for name in [name for name, x in row.items() if type(x) is dict]:
+        row |= {f"{name}.{key}": x for key, x in row[name].items()}
+    table.add(row.items())
 
 
 def _json_lines(table, lines):

@@ -113,7 +113,8 @@ class Fit:
     points: int  # fitted, R_0's not counted
     averaged: int  # what they were averaged to; `points` if they were not
     bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %, of Eq. 1 alone
-    warnings: tuple  # "name: what it means here"
+    warnings: tuple  # "name: what it means here", where a forecast deserves doubt
+    notes: tuple  # what was done to the points, and where they lie
     region: np.ndarray = field(repr=False)  # (S, 4) A, B, C_mid, R_0: spans the 90 % region of Eq. 1 alone
     draws: Draws = field(repr=False)
     run: Run = field(repr=False)  # what was fitted, in order of compute
@@ -348,10 +349,20 @@ def _in_range(run, taken):
     return keep
 
 
-def _warnings(law, points, edges, assumed, epoch):
+def _notes(run, count, averaged_to, epoch):
+    """What to know of the `count` fitted points at these epochs (n,)."""
+    early = (epoch < 1).mean()
+    known = {
+        f"averaged to {averaged_to} points, neighbours in log C": averaged_to < count,
+        f"{early:.0%} of the fitted points lie in the first epoch, which the paper leaves out": early > 0,
+    }
+    return *run.notes, *(text for text, holds in known.items() if holds)
+
+
+def _warnings(law, points, edges, assumed):
     """The named warnings. edges: name -> values searched, the least first; one value: the caller fixed it."""
     # How far R (n,) ends below its highest stretch of n/8 points, against what noise could do.
-    R, (low, high), early = points.R, law.bands["A"], (epoch < 1).mean()
+    R, (low, high) = points.R, law.bands["A"]
     mean = np.convolve(R, np.ones(width := max(3, len(R) // 8)) / width, "valid")
     noise = np.median(abs(np.diff(R))) / 0.954  # the median |difference| of two numbers with normal noise 1
     drop, limit = mean.max() - mean[-1], max(0.01, 4 * noise * np.sqrt(2 / width))
@@ -367,7 +378,6 @@ def _warnings(law, points, edges, assumed, epoch):
         f"reward falls after a peak: by {drop:.3f}; Eq. 1 can only rise, so the forecast does not hold": drop > limit,
         f"not yet forecastable: A is anywhere in [{low:.2f}, {high:.2f}]": high - low > 0.2,
         f"R_0 assumed: nothing at C = 0 and no r0, so the first point, {points.R_0:.4g}, stands for it": assumed,
-        f"fit range inside the first epoch: {early:.0%} of its points; the paper leaves that epoch out": early > 0,
     }
     return tuple(text for text, holds in known.items() if holds)
 
@@ -382,7 +392,7 @@ def fit(compute, reward, r0=None, start=None, stop=None, method="continuous", *,
     method            "continuous": least squares, A in (R_0, 1], B > 0; "grid": A.5
     grid              for "grid": rising values of A and of C_mid; default: the paper's, in GPU-hours
     A                 fixes A; "continuous" only
-    epoch (n,)        epochs over the training prompts done at each point, nan: not known; only for a warning
+    epoch (n,)        epochs over the training prompts done at each point, nan: not known; only for a note
     Raises BadInput: fewer than 5 points (R_0's included), nan, C < 0, all C equal, R outside [0, 1], R_0 not under A.
 
     >>> C = np.array([0, 1, 2, 4, 8, 16, 32])
@@ -417,10 +427,11 @@ def fit_run(run, method="continuous", *, grid=PAPER_GRID, A=None):
     region = np.concatenate([[best], _region(points, 1 + quantile**2 / freedom)])
     bands = dict(zip(("A", "B", "C_mid"), zip(region.min(0).tolist(), region.max(0).tolist())))
     numbers, span = map(float, (*best, ssr, quantile * np.sqrt(S / freedom))), (C[0].item(), C[-1].item())
-    law = Fit(*numbers, span, len(C), len(points.u), bands, (), region, _draws(points), run)
+    notes = _notes(run, len(C), len(points.u), run.epoch[keep])
+    law = Fit(*numbers, span, len(C), len(points.u), bands, (), notes, region, _draws(points), run)
     edges = {"A": (law.R_0, high), "B": (B_MIN, B_MAX)} if method == "continuous" else dict(zip(("A", "C_mid"), grid))
     edges |= {"A": (A, A)} if A is not None else {}
-    return replace(law, warnings=_warnings(law, points, edges, assumed, run.epoch[keep]))
+    return replace(law, warnings=_warnings(law, points, edges, assumed))
 
 
 def _estimate(points):

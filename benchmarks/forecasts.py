@@ -154,7 +154,7 @@ def by_warning(laws, inside):
 
 
 def stops(pairs):
-    """(times the rule decides, times it is right, times it could) on cuts up to 50 %."""
+    """What the rule said and what was right, for the cuts up to 50 %."""
     verdicts = []
     for case, law in pairs:
         C, last = case.run.compute, law.span[1]
@@ -162,8 +162,7 @@ def stops(pairs):
         later = case.run.reward[(C > 1.8 * last) & (C <= 2 * last)]
         if case.cut <= 0.5 and len(later) and len(now):
             verdicts.append((fit.stop_rule(law, GAIN)[1], "stop" if later.mean() - now.mean() < GAIN else "go on"))
-    decided = [(said, right) for said, right in verdicts if said in ("stop", "go on")]
-    return len(decided), sum(said == right for said, right in decided), len(verdicts)
+    return verdicts
 
 
 def other(path):
@@ -198,8 +197,12 @@ def main():
     print("warnings of ours: forecasts inside, outside")
     for name, (hits, misses) in by_warning([law for _, law in pairs], inside).items():
         print(f"  {name:32}{hits:3}{misses:3}")
-    decided, right, possible = stops(pairs)
-    print(f"stop rule, gain {GAIN}: decides {decided} of {possible} times, right {right} times")
+    verdicts = stops(pairs)
+    print(f"stop rule, gain {GAIN}, {len(verdicts)} times: ", end="")
+    for word in ("stop", "go on"):
+        right = [answer == word for said, answer in verdicts if said == word]
+        print(f"{word} {len(right)}, right {sum(right)}", end="; ")
+    print("else it cannot tell")
 
 
 if __name__ == "__main__":

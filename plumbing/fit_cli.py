@@ -23,8 +23,6 @@ def summary(law, first_half=None, until=None):
     C = np.array([until] if until else [2 * law.run.compute[-1], 10 * law.run.compute[-1]])
     ahead = [dict(zip(("C", "R", "low", "high"), row)) for row in zip(C, law.predict(C), *law.band(C))]
     found = {name: value for name, value in vars(law).items() if name not in ("region", "draws")}
-    averaged = [f"averaged to {law.averaged} points, neighbours in log C"] * (law.averaged < law.points)
-    found["notes"] = [*law.run.notes, *averaged]
     return found | {"run": law.run.name, "unit": law.run.unit, "forecasts": ahead, "first_half": first_half}
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 import fit
-from benchmarks import fit_coverage
+from benchmarks import fit_coverage, forecasts
 from plumbing import figures, fit_cli, logs
 
 TRUTH = {"A": 0.8, "B": 1.7, "C_mid": 30.0, "R_0": 0.2}
@@ -279,6 +279,13 @@ def test_warning_on_a_bound():
     assert fit.refit_B([clean()], 0.8)[0].warnings == ()
 
 
+def test_warning_B_is_not_determined_for_a_jump():
+    C = np.arange(20.0)
+    law = fit.fit(C, np.where(C < 10, 0.2, 0.7) + 0.01 * (-1) ** C)
+    assert law.B > 20 and "B is not determined" in names(law)
+    assert "B is not determined" not in names(fit.fit(*clean(noise=0.005, B=4)))
+
+
 def test_warning_reward_falls_after_a_peak():
     C, R = clean(noise=0.005)
     assert "reward falls after a peak" not in names(fit.fit(C, R))
@@ -302,13 +309,13 @@ def test_warning_R_0_assumed_and_the_first_point_is_R_0():
     assert names(fit.fit(C[1:], R[1:], r0=0.2)) == []
 
 
-def test_warning_fit_range_inside_the_first_epoch():
-    C, R = clean(noise=0.0005)
+def test_note_on_points_in_the_first_epoch():
+    C, R = clean(noise=0.005)
     law = fit.fit(C, R, start=80, epoch=C / 100)  # 80 and 85, 90, 95 of 15 points lie before C = 100
-    assert names(law) == ["fit range inside the first epoch"] and "27% of its points" in law.warnings[0]
-    assert fit.fit(C, R, start=100, epoch=C / 100).warnings == ()
+    assert law.notes == ("27% of the fitted points lie in the first epoch, which the paper leaves out",)
+    assert fit.fit(C, R, start=100, epoch=C / 100).notes == ()
     # Nothing is said where the epoch is not known: nan, as before the first step of our logs.
-    assert fit.fit(C, R, start=80, epoch=np.where(C < 100, np.nan, 2)).warnings == ()
+    assert fit.fit(C, R, start=80, epoch=np.where(C < 100, np.nan, 2)).notes == ()
 
 
 def test_warning_outside_eq1_for_a_grid_point_that_falls():
@@ -351,6 +358,84 @@ def test_five_points_are_enough_and_nothing_is_written_to_the_arguments():
 
 
 # ---- Forecasts and comparisons ----
+
+
+def test_ahead_half_of_the_curves_follow_eq1_and_half_go_on_as_lines():
+    law = fit.fit(*clean(noise=0.005))
+    last, (near, far) = 150.0, law.curves(np.array([300.0, 600.0]))
+    at_last = law.curves(last)
+    on_law = fit.sigmoid(300.0, *law.draws[:4])
+    assert np.allclose(near[::2], on_law[::2]) and not np.allclose(near[1::2], on_law[1::2])
+    # In log C, 600 is twice as far from 150 as 300 is: ln 4 = 2 ln 2. (Up to where a line ends at 1.)
+    inside = (far < 1) & (np.arange(len(far)) % 2 == 1)
+    assert (far - at_last)[inside] == pytest.approx(2 * (near - at_last)[inside], abs=1e-9)
+    # Up to the last fitted point all follow Eq. 1, so that the band has no step there.
+    assert law.curves(75.0) == pytest.approx(fit.sigmoid(75.0, *law.draws[:4]))
+    assert law.band(last * 1.0001)[0] == pytest.approx(law.band(last)[0], abs=1e-3)
+
+
+def test_the_band_contains_the_forecast_and_stays_within_0_and_1():
+    for seed in range(4):
+        law = fit.fit(*clean(noise=0.02, points=12, seed=seed))
+        C = np.geomspace(1, 1e6, 30)
+        low, high = law.band(C, 1)
+        ends = np.stack([np.zeros(30), low, law.predict(C), high, np.ones(30)])
+        assert (np.diff(ends, axis=0) >= 0).all()
+
+
+def test_stop_rule_by_its_probability():
+    law = fit.fit(*clean(noise=0.005))
+    # Of all curves from 150 to 300, the share that rises by less than the gain.
+    rises = law.curves(300.0) - law.curves(150.0)
+    median = float(np.median(rises))
+    P, verdict = fit.stop_rule(law, median)
+    assert P == pytest.approx(0.5, abs=0.01) and verdict == "cannot tell yet; look again at C = 225"
+    assert fit.stop_rule(law, float(rises.max()) + 0.01) == (1.0, "stop")
+    assert fit.stop_rule(law, float(rises.min()) - 0.01) == (0.0, "go on")
+
+
+def test_many_points_are_averaged_and_say_the_same():
+    C, R = clean(noise=0.02, points=2000)
+    law = fit.fit(C, R)
+    assert law.points == 2000 and law.averaged <= 200
+    assert law.A == pytest.approx(0.8, abs=0.005) and law.B == pytest.approx(1.7, abs=0.05)
+    # The noise is that of one evaluation, not of the means: 1.65 * 0.02.
+    assert law.noise == pytest.approx(1.65 * 0.02, rel=0.2)
+    # Means of neighbours by hand: 300 points from 1 on in steps of 1 %, of which 200 cells hold one or two each.
+    at, means, count = fit.averaged(1.01 ** np.arange(300), np.arange(300.0))
+    assert count.sum() == 300 and set(count) == {1, 2} and (count @ means) == pytest.approx(299 * 300 / 2)
+    assert at[1] == pytest.approx(1.01 ** means[1])
+
+
+def test_interval_score_and_the_protocol_by_hand():
+    assert doctest.testmod(forecasts).failed == 0
+    # Bands 0.2 wide: one holds 0.5, one misses 0.6 by 0.1, which costs 20 * 0.1 more.
+    scores = forecasts.scores([(0.4, 0.5, 0.6), (0.3, 0.4, 0.5)], np.array([0.5, 0.6]))
+    assert scores == pytest.approx((0.5, 0.2, 0.2 + 2 / 2, 0.1))
+    # 20 points: the last five are forecast. 70 % of 19 is 13.3 < 15; nothing is left of 10 points but 30 % and 50 %.
+    run = fit.Run(np.arange(20.0), np.linspace(0.1, 0.5, 20))
+    assert [(case.cut, case.last) for case in forecasts.cases(run)] == [(0.3, 5), (0.5, 5), (0.7, 5)]
+    short = fit.Run(np.arange(10.0), np.linspace(0.1, 0.5, 10))
+    assert [case.cut for case in forecasts.cases(short)] == [0.5]  # 2.7 holds 3 points, 6.3 reaches the last five
+
+
+def test_forecasts_of_real_runs_hold():
+    pairs = [(case, fit.fit_run(case.part())) for run in forecasts.curves() for case in forecasts.cases(run)]
+    ours = np.array([case.run.name.startswith("ours") for case, _ in pairs])
+    assert (ours.sum(), (~ours).sum()) == (22, 22)
+    measured = np.array([case.end()[1] for case, _ in pairs])
+    bands = {way: np.clip([getattr(forecasts, way)(*pair) for pair in pairs], 0, 1)
+             for way in ("ours", "region", "persistence", "line")}  # fmt: skip
+    for group, width in ((ours, 0.22), (~ours, 0.28)):
+        inside, median, *_ = forecasts.scores(bands["ours"][group], measured[group])
+        assert inside >= 0.85 and median <= width
+    score = {way: forecasts.scores(x, measured)[2] for way, x in bands.items()}
+    assert score["ours"] < min(score["region"], score["persistence"], score["line"])
+    held = (bands["ours"][:, 0] <= measured) & (measured <= bands["ours"][:, 2])
+    free = np.array([not law.warnings for _, law in pairs])
+    assert free.mean() >= 0.2 and held[free].mean() >= 0.85
+    right = [said == answer for said, answer in forecasts.stops(pairs) if said in ("stop", "go on")]
+    assert len(right) > 10 and np.mean(right) >= 0.8
 
 
 def run_of(name="run", **options):
@@ -566,7 +651,7 @@ def test_any_csv_or_jsonl_with_named_columns(tmp_path):
     [
         ("", "a.csv", [], "the header is ''"),
         ("hours,acc\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "no row has both hours and acc"),
-        ("hours,acc\n1,2\n", "a.csv", ["--compute", "hours", "--reward", "accuracy"], "--reward accuracy names no column; there is acc"),
+        ("hours,acc\n1,2\n", "a.csv", ["--compute", "hours", "--reward", "accuracy"], "names no column; there is acc"),
         ("hours,acc\n1,\n,0.5\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "no row has both hours and acc"),
         ("hours,acc\n0,20\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "--scale percent"),
         ("hours,acc\n1,high\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "'high'"),
@@ -651,15 +736,18 @@ def test_what_is_drawn_is_what_was_measured_and_fitted():
     law = fit.fit_run(run)
     curve = figures.scaling(law, end=900.0)
     assert curve.span == (20, 90, 900) and curve.law(60.0) == law.predict(60.0)
-    assert (curve.points == [run.compute[1:], run.reward[1:]]).all()  # all but C = 0, which a logarithm cannot show
+    # All but C = 0, which a logarithm cannot show.
+    assert (np.array(curve.points) == [run.compute[1:], run.reward[1:]]).all()
     assert curve.band(300.0) == law.band(300.0)
     ax = Figure().add_subplot(xscale="log")
     figures.draw(ax, "title", "compute C (hours)", "R", [curve])
-    dots, (solid, dashed) = ax.collections[-1], ax.lines
+    dots, (solid, dashed) = ax.collections[-1], [line for line in ax.lines if line.get_linewidth() > 1][:2]
     assert [face[3] > 0 for face in dots.get_facecolors()] == [20 <= C <= 90 for C in run.compute[1:]]  # else hollow
     assert (solid.get_xdata()[-1], dashed.get_xdata()[-1]) == pytest.approx((90, 900))
     assert dashed.get_linestyle() == "--" and ax.get_xlabel() == "compute C (hours)"
     assert len(ax.get_legend().get_texts()) == 1
+    # The legend lies below the axis, where no point is.
+    assert ax.get_legend().get_bbox_to_anchor().transformed(ax.transAxes.inverted()).y1 < 0
     # In the F plot the truth is a line through 0 at C = 1: F(30) = C_mid^B for R half-way.
     line = figures.log_f(fit.fit_run(run_of()))
     assert line.law(30.0) == pytest.approx(1.7 * np.log10(30), abs=1e-4)

@@ -57,6 +57,7 @@ HASTE = 0.15  # P(two at once)
 HASTE_SLIP = 0.5  # P(such a step is off)
 CAREFUL = 0.05  # share of traces without slips and haste
 SKILL_STEPS, HABIT_STEPS, LR, WARMUP = 1200, 250, 3e-3, 50
+SHOWN = 3, 12  # operands or digits of a trace, all as likely; RL meets longer sums too (data.LENGTHS)
 CLASSES, PER_CLASS = 4, 16  # a batch: 4 classes of one task and length, so that little is padding, 16 traces of each
 SPECIAL = ["<pad>", "<eos>", "<unk>", "<think>", "</think>"]
 SYMBOLS = "0123456789+-="
@@ -132,7 +133,7 @@ TRACES = {"arithmetic": adding, "sorting": ordering}
 def batch(tokens, rng: random.Random, habits: bool, tasks):
     """CLASSES pairs: input ids and labels (PER_CLASS, T tokens) of traces; labels are -100 on prompts and padding."""
     for task, _ in zip(cycle(tasks), range(CLASSES)):
-        length = rng.randint(data.MIN_LENGTH, data.MAX_LENGTH)
+        length = rng.randint(*SHOWN)
         ids, labels = [], []
         while len(ids) < PER_CLASS:
             text, _ = data.EMBEDDED[task](rng, length)

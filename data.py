@@ -5,7 +5,7 @@ held out at random), Sec. 3.2 (No-Positive-Resampling: a prompt whose historical
 a later epoch).
 
     load(sources, tokenizer, budget=...) -> Data(train, validation, ...), before anything is spawned
-    Curriculum.next(n) -> the next n prompts, of each source its share    Curriculum.update(i, pass_rate) -> the history
+    Curriculum.next(n) -> the next n prompts, of each source its share    Curriculum.came_back(i, pass_rate) -> the history
 
 A source is NAME[:WEIGHT][:TASK]: its share of the prompts drawn is its weight (default 1) over the sum of all weights;
 TASK, a key of reward.TASKS, is the verifier of all its rows. NAME is one of
@@ -373,7 +373,7 @@ class Curriculum:
     weights    of the sources: any run of draws holds their shares as exactly as whole prompts can; a source without a
                free prompt leaves its share to the others. Each source has its own epochs
 
-    A prompt that is out (`next`) and not back (`update`) is in flight and is not given out a second time: if it comes
+    A prompt that is out (`next`) and not back (`came_back`) is in flight and is not given out a second time: if it comes
     up in the next epoch before it is back, those behind it go first; if only such prompts remain, the epoch is over.
     """
 
@@ -418,7 +418,7 @@ class Curriculum:
             chosen.append(self.prompts[index])
         return chosen
 
-    def update(self, index: int, pass_rate: float | None) -> None:
+    def came_back(self, index: int, pass_rate: float | None) -> None:
         """Prompt `index` is back: the share of its G completions that were correct, None if that is unknown.
 
         Raises ValueError if it is not in flight.

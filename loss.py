@@ -29,6 +29,23 @@ Open in the paper: whether truncated completions enter the group mean and the st
     they are (left out, a group could keep equal rewards, and its std would be the 1e-6); only their loss is masked.
 Open in the paper: how injected phrases count. Here not at all: the policy did not choose them.
 
+ScaleRL's J, whole (Sec. 4), for three prompts of two completions. Every pi_train is 1/2; ratios are 4 (capped at 2), 1, 1
+and 1/2 in the completions that are kept, which have 1, 3, 2 and 2 tokens:
+
+>>> rewards = torch.tensor([[2.0, -2.0], [2.0, 2.0], [-2.0, 2.0]])  # (P, G); +-2 instead of +-1, to see the std of 2 act
+>>> kept = nonzero_variance(rewards)                                # the second prompt is dropped
+>>> advantages = normalise(group_advantages(rewards[kept]), "batch").flatten()  # (B,): 1, -1, -1, 1
+>>> mask = torch.tensor([[1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 1, 0]]).bool()    # (B, T)
+>>> logprobs = torch.full((4, 3), 1 / 2).log()
+>>> gen_logprobs = torch.tensor([1 / 8, 1 / 2, 1 / 2, 1])[:, None].expand(4, 3).log()
+>>> per_token = cispo(logprobs, gen_logprobs, advantages, mask, eps_max=2.0)
+>>> prompt_index = torch.tensor([0, 0, 1, 1])
+>>> whole_batch = global_denominators(mask.sum(-1), prompt_index)
+>>> J = aggregate(per_token, mask, prompt_index, "prompt", whole_batch)
+>>> # In units of log 2: ((-2 + 3) / 4 tokens + (2 - 1) / 4 tokens) / 2 prompts
+>>> f"{J.item() / torch.log(torch.tensor(2.0)).item():.4f}"
+'0.2500'
+
 Test: pytest tests/test_loss.py, and `python -m doctest loss.py` for the examples.
 """
 
@@ -177,6 +194,22 @@ def nonzero_variance(rewards):
     return (rewards != rewards[:, :1]).any(-1)
 
 
+def weigh(groups, *, zero_variance_filter, normalisation):
+    """Filter and normalise (Sec. 3.2): P groups of G headers (pipeline.Header) -> kept (P,) bool, advantages (P, G).
+
+    The filter looks at correctness, never at a shaped reward. A group whose verifier failed is dropped. Truncated
+    completions are wrong here, and carry no loss later.
+    """
+    judged = torch.tensor([all(header.correct is not None for header in group) for group in groups])
+    correct = torch.tensor([[2.0 * bool(header.correct) - 1 for header in group] for group in groups])
+    rewards = torch.tensor([[header.reward for header in group] for group in groups])
+    kept = judged & nonzero_variance(correct) if zero_variance_filter else judged
+    advantages = torch.zeros_like(rewards)
+    if kept.any():
+        advantages[kept] = normalise(group_advantages(rewards[kept]), normalisation)
+    return kept, advantages
+
+
 # Averages, Sec. 3.2
 
 
@@ -237,85 +270,6 @@ def aggregate(objective, mask, prompt_index, how, denominators):
     # A completion without tokens has weight 0. One with tokens that the denominators left out gets inf, not a guess.
     weights = torch.where(lengths > 0, 1 / divisor.to(objective.dtype), 0.0)
     return (_fill(objective, mask).sum(-1) * weights).sum()
-
-
-# From groups to micro-batches
-
-
-class Plan(NamedTuple):
-    """What one trainer rank does in one optimizer step."""
-
-    micro_batches: list  # of lists of (header, advantage, prompt_index); an empty one keeps the ranks of FSDP in step
-    denominators: Denominators  # of the whole batch, all ranks
-    dropped: list  # headers whose completions carry no loss
-    kept: int  # prompts with a gradient
-    tokens: int  # trained on, prompts included, all ranks
-
-
-def weigh(groups, *, zero_variance_filter, normalisation):
-    """Filter and normalise (Sec. 3.2): P groups of G headers (pipeline.Header) -> kept (P,) bool, advantages (P, G).
-
-    The filter looks at correctness, never at a shaped reward. A group whose verifier failed is dropped. Truncated
-    completions are wrong here, and carry no loss later.
-    """
-    judged = torch.tensor([all(header.correct is not None for header in group) for group in groups])
-    correct = torch.tensor([[2.0 * bool(header.correct) - 1 for header in group] for group in groups])
-    rewards = torch.tensor([[header.reward for header in group] for group in groups])
-    kept = judged & nonzero_variance(correct) if zero_variance_filter else judged
-    advantages = torch.zeros_like(rewards)
-    if kept.any():
-        advantages[kept] = normalise(group_advantages(rewards[kept]), normalisation)
-    return kept, advantages
-
-
-def make_plan(groups, kept, advantages, *, token_budget, rank, trainers):
-    """P groups of G headers, weighed -> Plan of trainer `rank`: as many micro-batches as every other rank's.
-
-    Every rank sorts the whole batch by length, so that little is padding, fills micro-batches up to `token_budget`
-    padded tokens and takes every T-th (`trainers`).
-    """
-    rows = [(header, advantages[p, g].item(), p) for p, group in enumerate(groups) for g, header in enumerate(group)]
-    chosen = [row for row in rows if kept[row[2]] and not row[0].truncated]
-    dropped = [header for header, _, p in rows if not kept[p] or header.truncated]
-    # The 0 gives every prompt a place in the denominators, also when none is left: a dummy micro-batch names prompt 0.
-    counts = torch.tensor([(sum(header.versions.values()), p) for header, _, p in chosen] + [(0, len(groups) - 1)])
-    micro_batches = [[]]
-    for row in sorted(chosen, key=lambda row: (row[0].length, row[0].key)):
-        if (len(micro_batches[-1]) + 1) * row[0].length > token_budget:
-            micro_batches.append([])
-        micro_batches[-1].append(row)
-    micro_batches += [[]] * (-len(micro_batches) % trainers)
-    return Plan(micro_batches[rank::trainers], global_denominators(counts[:, 0], counts[:, 1]), dropped,
-                int(kept.sum()), sum(header.length for header, *_ in chosen))
-
-
-def collate(rows, completions, device):
-    """One micro-batch, right-padded: input_ids (B, T), mask and gen_logprobs (B, T-1), advantages, prompt_index (B,).
-
-    gen_logprobs in nats; mask and gen_logprobs are of input_ids[:, 1:]. Without rows a dummy whose mask is all False.
-    """
-    width = max((len(c.prompt_ids) + len(c.ids) for c in completions), default=2)
-    input_ids = torch.zeros(max(len(rows), 1), width, dtype=torch.long)
-    mask, gen_logprobs = torch.zeros(input_ids.shape, dtype=torch.bool), torch.zeros(input_ids.shape)
-    for row, c in enumerate(completions):
-        begin, end = len(c.prompt_ids), len(c.prompt_ids) + len(c.ids)
-        input_ids[row, :end] = torch.tensor(c.prompt_ids + c.ids)
-        mask[row, begin:end], gen_logprobs[row, begin:end] = torch.tensor(c.mask), torch.tensor(c.logprobs)
-    advantages = torch.tensor([advantage for _, advantage, _ in rows] or [0.0])
-    prompt_index = torch.tensor([p for *_, p in rows] or [0])
-    return [tensor.to(device) for tensor in (input_ids, mask[:, 1:], gen_logprobs[:, 1:], advantages, prompt_index)]
-
-
-# The sums of `statistics` in order, by the names that their means over tokens have in the log (entropy, log_rho: nats).
-STATISTICS = ("tokens", "entropy", "rho_mean", "log_rho", "clipped")
-
-
-def statistics(logprobs, gen_logprobs, entropy, clipped, mask):
-    """STATISTICS of a micro-batch, summed over its trained tokens, and the largest rho; arguments (B, T), nats."""
-    log_ratio = (logprobs.detach() - gen_logprobs)[mask].double()
-    rho = log_ratio.exp()
-    sums = [mask.sum(), entropy[mask].sum(), rho.sum(), log_ratio.abs().sum(), (clipped & mask).sum()]
-    return torch.stack([s.double() for s in sums]).cpu(), max(rho.tolist(), default=0.0)
 
 
 # Shared pieces

@@ -18,7 +18,7 @@ Who tells whom, all through one key-value store that rank 0 hosts (the mailbox):
     generator -> rank 0    claims the next number by an atomic add and keeps it until that ticket exists; when its last
                            completion is scored, a value per completion, and behind them their headers
     rank 0 -> trainers     the headers; each trainer fetches its own completions, which deletes them
-Weights do not go through the mailbox: when all generators have joined a version, `fleet.broadcast_weights`, or whatever
+Weights do not go through the mailbox: when all generators have joined a version, `broadcast_weights` (plumbing/fleet.py), or whatever
 is passed in, moves them between two decode steps. Every rank counts its progress; a wait fails when a rank it depends
 on makes none for `timeout` seconds, and says who waits for whom.
 
@@ -172,7 +172,7 @@ class Mailbox:
     Values are pickles: for the processes of one run, which trust each other.
     """
 
-    def __init__(self, store, rank, *, trainers, world, timeout, interrupted=bool):
+    def __init__(self, store, rank, *, trainers, world, timeout, interrupted=lambda: False):
         self.store, self.rank, self.trainers, self.generators = store, rank, trainers, range(trainers, world)
         self.clock, self.pause = time.monotonic, time.sleep  # a simulation puts its own here
         self.timeout, self.beat_every, self.interrupted = timeout, min(BEAT, timeout / 8), interrupted
@@ -218,8 +218,11 @@ class Mailbox:
             self.store.add(f"beat/{self.rank}", 1)
         return due
 
+    def role(self, rank):
+        return "trainer" if rank < self.trainers else "generator"
+
     def name(self, rank):
-        return f"{'trainer' if rank < self.trainers else 'generator'} rank {rank}"
+        return f"{self.role(rank)} rank {rank}"
 
     def watch(self, ranks, what):
         """Raises Stalled, naming those of `ranks` that have made no progress for `timeout` seconds."""
@@ -441,7 +444,7 @@ class Desk:
 
     def turn(self, news):
         """One decode step and what belongs between two of them."""
-        self.update(news.version)
+        self.take_weights(news.version)
         self.claim(news)
         began = self.mailbox.clock()
         for completion in self.generator.step() if self.generator.busy else ():
@@ -454,7 +457,7 @@ class Desk:
         self.report(decoding, news.evaluating)
         self.mailbox.watch([0], "news")
 
-    def update(self, version):
+    def take_weights(self, version):
         """Sec. 3.1: new weights between two decode steps; what is half finished goes on under them."""
         if version > self.generator.version:
             self.mailbox.store.set(f"joined/{self.mailbox.rank}", str(version))

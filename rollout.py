@@ -18,38 +18,23 @@ before the next decode step. Slots in use are kept as a prefix of the rows (the 
 is finished), and attention reads only up to the longest, so the tail of a batch costs what is left of it. The Hugging
 Face model is used as it is, through its arguments `past_key_values`, `attention_mask` and `position_ids`.
 
-How VLLMGenerator decodes. A completion is a request to vLLM, handed in when a slot is free, and a step is one step of
-vLLM's engine. An interrupted completion is taken back and handed in again behind the phrase. What vLLM keeps of prompts
-(its prefix cache) is salted with the version that samples a completion's first token. The Hugging Face names and
-tensors of `named_weights` are the same for both generators.
-
 New weights (Sec. 3.1): running completions keep their keys and values, each token records the version that sampled it,
 and prompts are run again, so that no completion starts on keys and values of older weights.
 
-Deviation: random numbers come from a hash and not from a stream, which makes a run independent of timing. vLLM gets its
-seeds from the same hash; its own arithmetic depends a little on what else is in a batch, so equal up to near ties.
-Deviation: vLLM computes keys and values again under the present weights where it keeps none: for up to CPU_BLOCK tokens
-before an interruption (a block of its cache that is not full is dropped), and for a completion that had to make room
-because its cache was full.
+Deviation: random numbers come from a hash and not from a stream, which makes a run independent of timing.
 Open in the paper: how injected tokens count; ours are not the policy's (mask False, log-prob 0.0) but use up the token
 budget. Whether a prompt's keys and values outlive an update before its last completion has started; ours do not.
 
-Run by train.py; benchmarks/generate.py compares with `model.generate`. Test: pytest tests/test_rollout.py, and
-tests/test_vllm.py where vLLM is installed.
+Run by train.py; benchmarks/generate.py compares with `model.generate`; vllm_rollout.py has the same on vLLM.
+Test: pytest tests/test_rollout.py
 """
 
-import os
-import signal
 from collections import deque
 from dataclasses import dataclass, field
-from importlib.metadata import distributions
-from itertools import count, islice
-from mmap import MAP_SHARED
+from itertools import islice
 from types import SimpleNamespace
 
 import torch
-from torch.multiprocessing.reductions import reduce_tensor
-from transformers import AutoModelForCausalLM
 from transformers.cache_utils import Cache, DynamicCache
 
 from pipeline import Completion, Ticket
@@ -59,17 +44,6 @@ NEVER = 2**62  # a length that no completion reaches
 PREFILL_TOKENS = 16384  # prompt tokens per forward pass, padding included: bounds its memory
 PREFILL_AHEAD = 8  # queued completions whose prompts are run before they start
 KV_BLOCK = 64  # positions; key/value buffers grow in multiples of it
-
-VLLM = "0.32."  # the version whose calls VLLMGenerator makes
-CALL_TIMEOUT = 300.0  # seconds; loading new weights is the longest call
-CPU_BLOCK = 32  # positions per block of vLLM's cache, a multiple of 32; its 128 share and reuse less
-CPU_CACHE = 1 << 30  # bytes at most, unless one completion needs more; VLLM_CPU_KVCACHE_SPACE (GiB) overrides it
-GPU_SHARE = 0.9  # of the GPU memory free at the start, over the processes on that GPU: AdamW's state comes later
-ENVIRONMENT = {  # for vLLM, where not set already
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler in this process: a step is a step, and a process less
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several generators would all be bound to the same cores
-    "VLLM_LOGGING_LEVEL": "ERROR",  # else a warning per update that a tied head has no weights of its own to load
-    "VLLM_NO_USAGE_STATS": "1"}
 
 # SplitMix64 (Steele, Lea, Flood 2014): an odd increment and two odd multipliers, as int64, which wraps modulo 2^64.
 INCREMENT, MIX_1, MIX_2 = (word - 2**64 for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -451,202 +425,3 @@ class TorchGenerator(Generator):
         self._cache.move(target, source)
         for buffer in vars(self._slots).values():
             buffer[target] = buffer[source]
-
-
-# --- On vLLM ---------------------------------------------------------------------------------------------------------
-
-
-def require_vllm():
-    """Raise ImportError unless the vLLM is installed that the code below was written for; imports nothing."""
-    found = [f"{d.name} {d.version}" for d in distributions() if d.name in ("vllm", "vllm-cpu")]
-    if not any(name.split()[1].startswith(VLLM) for name in found):
-        raise ImportError(f"expected vLLM {VLLM}x, got {', '.join(found) or 'none'}: is the extra [vllm] missing, or "
-                          "was another version installed? README.md says how to install it with and without a GPU")
-
-
-class VLLMWorker:
-    """Methods that vLLM adds to its worker: they run in the child process, which holds the model.
-
-    What they raise ends the worker's engine: the caller gets a RuntimeError, or no answer.
-    """
-
-    def prepare(self):
-        """Called once; returns the dtype of the head's product."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends this process in time
-        return self.model_runner.get_model().logits_processor.head_dtype
-
-    def load_file(self, path):
-        """New weights, on a CPU: {name: tensor} as saved in `path`."""
-        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-        self.reload_weights(weights_iterator=torch.load(path, mmap=True).items())
-        for module in self.model_runner.get_model().modules():
-            if isinstance(module, VocabParallelEmbedding):
-                # A tied head multiplies with a packed copy of the embedding, which a reload leaves as it was.
-                module.quant_method.process_weights_after_loading(module)
-
-    def load_ipc(self, handles):
-        """New weights from the parent's memory on the same GPU, by vLLM's `ipc` weight transfer."""
-        self.start_weight_update()
-        self.update_weights(handles)
-        self.finish_weight_update()
-        torch.accelerator.synchronize()  # nothing reads the parent's memory any more: it may be filled again
-
-
-class VLLMGenerator(Generator):
-    """pi_gen on vLLM 0.32: its scheduler in this process, the model in a child process, the worker.
-
-    folder     a Hugging Face model: weights, config, generation config
-    dtype      the generators'
-    fp32_head  Sec. 3.2: the head's product in fp32; checked in the worker
-    settings   as for Generator
-
-    On a GPU, the current CUDA device serves both this process and the worker; all but the way of the weights is the
-    same with and without one. Known limit: that way (`_over_ipc`) is untested. tests/test_gpu.py has tests for it that
-    need a GPU and vLLM.
-
-    Raises ImportError without vLLM 0.32, RuntimeError if the worker dies, fails or has another head than asked for,
-    TimeoutError if it does not answer. The generator cannot be used after any of them; `close` ends the worker, as
-    does the end of this process, however it comes.
-    """
-
-    def __init__(self, folder, tokenizer, *, dtype=torch.float32, fp32_head=True, **settings):
-        require_vllm()
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-        super().__init__(model, tokenizer, **settings)
-        self._names = count()  # of requests to vLLM
-        self._running = {}  # by name
-        self._weights = {name: parameter.data for name, parameter in model.named_parameters()}
-        os.environ.update(ENVIRONMENT | os.environ)
-        from vllm import EngineArgs, LLMEngine
-        from vllm.platforms import current_platform
-        # The only place that tells a GPU from a CPU: by what this vLLM was built for, also where torch finds a GPU.
-        options = self._over_memory() if current_platform.is_cpu() else self._over_ipc()
-        self._engine = LLMEngine.from_engine_args(EngineArgs(
-            model=str(folder), skip_tokenizer_init=True, dtype=str(dtype).removeprefix("torch."),
-            hf_overrides={"head_dtype": "float32" if fp32_head else "model"}, logprobs_mode="processed_logprobs",
-            max_num_seqs=self.slots, max_model_len=self.positions, enable_prefix_caching=True,
-            async_scheduling=False,  # else a step is in flight while weights arrive
-            # Not in this process: vLLM would wait for all ranks of its default process group.
-            distributed_executor_backend="mp", worker_extension_cls=f"{__name__}.VLLMWorker", use_tqdm_on_load=False,
-            disable_log_stats=True, **options))
-        expected = torch.float32 if fp32_head else dtype
-        [got] = self._call("prepare")
-        if got != expected:
-            self.close()
-            raise RuntimeError(f"expected vLLM's head in {expected}, got {got}: does this vLLM ignore head_dtype?")
-
-    def _call(self, method, *arguments):
-        """A method of VLLMWorker; with a time limit, because a load that fails midway may never answer."""
-        return self._engine.collective_rpc(method, CALL_TIMEOUT, arguments)
-
-    # --- Weights
-
-    def _over_memory(self):
-        """On a CPU: updates are received into a file in memory, which the worker reads. Returns settings for vLLM."""
-        # It has no name in the file system: nothing is left behind, however the processes end.
-        self._file = os.fdopen(os.memfd_create("weights"))
-        path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
-        torch.save(self._weights, path)
-        with torch.serialization.set_default_mmap_options(MAP_SHARED):  # what is written into a tensor is in the file
-            self._weights = torch.load(path, mmap=True)
-        self._publish = lambda: self._call("load_file", path)
-        # Keys and values in bytes: of a position, and of the longest completion with the block that vLLM leaves empty.
-        keys = [weight for name, weight in self._weights.items() if name.endswith("k_proj.weight")]
-        position = 2 * sum(weight.shape[0] * weight.itemsize for weight in keys)
-        longest = position * (self.positions + 2 * CPU_BLOCK)
-        # With room for all slots none ever has to make room; without room for one vLLM does not start.
-        cache = max(longest, min(self.slots * longest, CPU_CACHE))
-        # Prompts are never run in parts: vLLM cannot rewind a random generator on a CPU.
-        return dict(enforce_eager=True, block_size=CPU_BLOCK, kv_cache_memory_bytes=cache, enable_chunked_prefill=False,
-                    max_num_batched_tokens=max(PREFILL_TOKENS, self.positions + self.slots))
-
-    def _over_ipc(self):
-        """On a GPU: the same by vLLM's own `ipc` weight transfer, from memory of that GPU."""
-        gpu = torch.cuda.current_device()
-        uuid = str(torch.cuda.get_device_properties(gpu).uuid)
-        self._weights = {name: tensor.cuda() for name, tensor in self._weights.items()}
-        names, tensors = map(list, zip(*self._weights.items()))
-        # Exported once: torch keeps a record of every export for as long as the memory lives.
-        exported = dict(names=names, dtype_names=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
-                        shapes=[list(tensor.shape) for tensor in tensors],
-                        ipc_handles=[{uuid: reduce_tensor(tensor)[1]} for tensor in tensors])
-
-        def publish():
-            torch.cuda.synchronize()  # what was received is there
-            self._call("load_ipc", exported)
-
-        self._publish = publish
-        sharing = -(-int(os.environ.get("LOCAL_WORLD_SIZE", 1)) // torch.cuda.device_count())  # processes per GPU
-        free, total = torch.cuda.mem_get_info()
-        return dict(device_ids=[gpu], weight_transfer_config={"backend": "ipc"},
-                    gpu_memory_utilization=GPU_SHARE / sharing * free / total)
-
-    def named_weights(self):
-        """{name: tensor}, tied ones once: new weights are copied into these; update_weights passes them on."""
-        return self._weights
-
-    def update_weights(self, version):
-        """The worker takes over the tensors of named_weights, which hold `version`: later tokens carry it."""
-        self._publish()
-        self.version = version
-        for name, draft in [*self._running.items()]:
-            if not any(sampled for _, sampled, *_ in draft.tokens):
-                self._restart(name)  # vLLM may have run the prompt, or a part of it, under the old weights
-
-    # --- Decoding
-
-    def step(self):
-        """Refill free slots, decode one token in each active one; returns the completions that end with it."""
-        for draft in self._starts():
-            self._submit(draft)
-        done = []
-        for output in self._engine.step() if self._running else ():
-            draft, [new] = self._running[output.request_id], output.outputs
-            draft.tokens += [(token, True, entry[token].logprob, self.version)
-                             for token, entry in zip(new.token_ids, new.logprobs)]
-            if new.finish_reason:
-                del self._running[output.request_id]
-                done.append(self._completion(draft, *map(list, zip(*draft.tokens))))
-            elif self._is_due(draft):
-                self._restart(output.request_id)
-        return done
-
-    def _is_due(self, draft):
-        """Whether the interruption (A.10) comes now."""
-        return len(draft.tokens) == draft.interrupt_at and self.phrase_ids[-1] not in draft.ids
-
-    def _restart(self, name):
-        """Take a completion back from vLLM and hand it in again."""
-        self._engine.abort_request([name])
-        self._submit(self._running.pop(name))
-
-    def _submit(self, draft):
-        """Hand a completion to vLLM, which goes on behind the tokens that it has, after the phrase if that is due."""
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
-        if self._is_due(draft):
-            draft.tokens += [(token, False, 0.0, self.version) for token in self.phrase_ids]
-        name, length = str(next(self._names)), len(draft.tokens)
-        self._running[name] = draft
-        seed = int(uniform(torch.tensor(draft.key), torch.tensor(length)) * 2**53)
-        sampling = SamplingParams(
-            temperature=self.temperature, max_tokens=self.max_new_tokens - length, stop_token_ids=self.eos_ids,
-            ignore_eos=True, logprobs=0, seed=seed, detokenize=False, output_kind=RequestOutputKind.DELTA)
-        salt = next((version for _, sampled, _, version in draft.tokens if sampled), self.version)
-        prompt = dict(prompt_token_ids=[*draft.group.ticket.prompt.ids, *draft.ids], cache_salt=str(salt))
-        self._engine.add_request(name, prompt, sampling)
-
-    def close(self):
-        """Drop what is queued or running, and end the worker; the generator cannot be used afterwards."""
-        self._running, self._queue, self._evaluations, self._weights = {}, (), (), None
-        self._engine.engine_core.shutdown()
-
-
-def make(backend, folder, tokenizer, *, device, dtype, **settings):
-    """What --generator asks for, "torch" or "vllm", with the policy in `folder`; settings as for Generator.
-
-    device  for "torch"; vLLM runs where it was built for, on the current device if that is a GPU
-    """
-    if backend == "vllm":
-        return VLLMGenerator(folder, tokenizer, dtype=dtype, **settings)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
-    return TorchGenerator(model, tokenizer, **settings)

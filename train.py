@@ -20,7 +20,8 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line, told apart by 
          of wall time since the last step, outside evaluation), seconds and of these _generate, _train, _publish (of the
          version before)
   eval   pass_rate (mean@k on the validation set), stderr (sampling error), completions, unverified, timed_out, tasks
-  fit    A, B, C_mid, R_0, bands, forecasts (fit.py);   end   reason, seconds (wall); 
+  fit    A, B, C_mid, R_0, bands, forecasts (fit.py)
+  end    reason, seconds (wall)
   config every flag in force, protections of the jail, commit, versions, prompts (how many, and how many left out)
 A run resumed after a crash logs the steps behind its checkpoint a second time; the last line of a step counts.
 
@@ -29,9 +30,9 @@ Open in the paper: whether validation counts in C. Ours does not, though complet
   go on during it.
 """
 
-import json
 import os
 import shutil
+import statistics
 import sys
 import time
 from collections import Counter, deque
@@ -51,8 +52,10 @@ import loss
 import pipeline
 import precision
 import reward
+from plumbing import batches
+from plumbing.evaluation import answered, append, evaluate_policy
 from plumbing.fleet import Abandoned, Clock, Fleet, launch
-from recipes import checkpoints, make_generator, make_scorer, provenance, questions, start, weights_folder
+from plumbing.flags import checkpoints, make_generator, make_scorer, provenance, questions, start, weights_folder
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 TRUNCATION = 0.1  # A.15: above 10 to 15 % of truncated completions runs destabilise
@@ -116,17 +119,17 @@ class Trainer:
         waiting = waiting[: self.pipeline.room]  # not all if it resumes with fewer --steps
         self.pipeline.issue([*waiting, *self.curriculum.next(self.pipeline.room - len(waiting))])
 
-    def update(self, plan):
+    def gradient_step(self, plan):
         """One optimizer step on this rank's share; denominators are global: micro-batches and ranks only change speed.
 
         Returns metrics over all ranks. Without any gradient (all groups of zero variance) the weights stand still.
         """
-        args, sums, rho_max, began = self.args, torch.zeros(len(loss.STATISTICS)).double(), 0.0, time.perf_counter()
+        args, sums, rho_max, began = self.args, torch.zeros(len(batches.STATISTICS)).double(), 0.0, time.perf_counter()
         objective = loss.LOSSES[args.loss][0]
         for items in plan.micro_batches:
             self.fleet.stop_together()
-            completions = self.pipeline.take([header for header, *_ in items])
-            input_ids, mask, gen_logprobs, advantages, prompt_index = loss.collate(
+            completions = self.pipeline.take([item.header for item in items])
+            input_ids, mask, gen_logprobs, advantages, prompt_index = batches.collate(
                 items, completions, self.fleet.device)
             logprobs, entropy = self.policy(input_ids, mask)
             if items and not self.checked:  # the first batch was sampled with the weights that the trainer still has
@@ -135,7 +138,7 @@ class Trainer:
             per_token = objective(*inputs, **args.clips)
             (-loss.aggregate(per_token, mask, prompt_index, args.average, plan.denominators)).backward()
             clipped = loss.clipped(objective, *inputs, **args.clips)
-            more, largest = loss.statistics(logprobs, gen_logprobs, entropy, clipped, mask)
+            more, largest = batches.statistics(logprobs, gen_logprobs, entropy, clipped, mask)
             sums, rho_max = sums + more, max(rho_max, largest)
         metrics = self.fleet.total(sums, rho_max) | {"gradient_norm": self.gradient_norm(), "lr": self.warm_up()}
         self.fleet.stepping = True
@@ -173,7 +176,7 @@ class Trainer:
         """No-Positive-Resampling's history: the share of correct completions per prompt, None if a verifier failed."""
         for group in groups:
             known = all(header.correct is not None for header in group)
-            self.curriculum.update(group[0].prompt, sum(h.correct for h in group) / len(group) if known else None)
+            self.curriculum.came_back(group[0].prompt, sum(h.correct for h in group) / len(group) if known else None)
             self.unverified += not known
 
     def watch(self, headers):
@@ -187,7 +190,7 @@ class Trainer:
         errors = [header.error for header in headers if header.correct is None]
         check_verifier(errors, self.unverified, self.version * self.args.prompts)
 
-    def evaluate(self):
+    def validate(self):
         """Mean@k on the validation set; clock, weights and training tickets stand still meanwhile."""
         with self.clock.paused():
             groups, samples, failed = self.pipeline.evaluate(self.validation, self.args.eval_generations, SAMPLES)
@@ -226,7 +229,6 @@ class Trainer:
     def record(self, groups, headers, plan, metrics):
         """The `step` line."""
         known = [header for header in headers if header.correct is not None]
-        share = lambda values, of=headers: sum(values) / len(of) if of else float("nan")  # noqa: E731
         generated = sum(h.tokens for h in headers)
         flops = self.parameters * (2.0 * generated + 6.0 * plan.tokens)
         for name, more in (("tokens", generated), ("tokens_trained", plan.tokens), ("flops", flops)):
@@ -238,10 +240,10 @@ class Trainer:
         self.logged = self.clock.gpu_hours
         self.log(
             "step", prompts=[group[0].prompt for group in groups],
-            reward=share((h.reward for h in known), known), pass_rate=share((h.correct for h in known), known),
+            reward=mean(h.reward for h in known), pass_rate=mean(h.correct for h in known),
             kept=plan.kept, retired=self.curriculum.retired, epoch=self.curriculum.epoch, **metrics,
             staleness={self.version - 1 - version: n for version, n in sorted(sampled.items(), reverse=True)},
-            truncated=share(h.truncated for h in headers), interrupted=share(h.interrupted for h in headers),
+            truncated=mean(h.truncated for h in headers), interrupted=mean(h.interrupted for h in headers),
             timed_out=sum(h.timed_out for h in headers), unverified=len(headers) - len(known),
             idle_generators=min(1.0, idle / wall), idle_trainers=1 - metrics["seconds_train"] / wall,
             seconds=wall, seconds_generate=wall - idle, seconds_publish=self.publishing)
@@ -258,24 +260,16 @@ class Trainer:
             self.bar.write(LINES[kind].format(**row), file=sys.stdout)
 
 
+def mean(values):
+    """nan without any."""
+    return statistics.fmean(values) if (values := list(values)) else float("nan")
+
+
 def check_verifier(errors, failed, groups):
     """Raises Unverifiable if the verifier failed on more than 1 % of so many groups, counted as 100 at least."""
     if failed > UNVERIFIED * max(100, groups):
         [(error, _)] = Counter(errors).most_common(1) or [("as before", 0)]
         raise Unverifiable(f"the verifier failed on {failed} groups: {error}")
-
-
-def answered(prompt, completion, correct):
-    """The row of a completion that is kept to be read."""
-    return {"prompt": prompt.text, "completion": completion.text, "answer": prompt.answer, "correct": correct,
-            "truncated": completion.truncated, "task": prompt.curve}
-
-
-def append(path, row):
-    """One line of JSON, which knows no nan: null."""
-    row = {name: None if isinstance(value, float) and value != value else value for name, value in row.items()}
-    with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
 
 
 # --- The loop --------------------------------------------------------------------------------------------------------
@@ -285,7 +279,7 @@ def train(run):
     """Sec. 2 to 4 in order; returns why the run ended."""
     args = run.args
     if run.version % args.eval_every == 0 and run.evaluated != run.version:
-        run.evaluate()  # R_0, at C = 0; or one that was interrupted
+        run.validate()  # R_0, at C = 0; or one that was interrupted
     run.clock.start()
     run.issue(waiting=run.curriculum.in_flight)
     for step in range(run.version, args.steps):
@@ -296,11 +290,11 @@ def train(run):
         # 2. Filter and normalise (Sec. 3.2).
         kept, advantages = loss.weigh(
             groups, zero_variance_filter=args.zero_variance_filter, normalisation=args.normalisation)
-        plan = loss.make_plan(groups, kept, advantages, token_budget=args.token_budget, rank=run.fleet.rank,
+        plan = batches.make_plan(groups, kept, advantages, token_budget=args.token_budget, rank=run.fleet.rank,
                               trainers=args.trainers)
         run.pipeline.drop(plan.dropped)
         # 3. Update (Sec. 3, Eq. 3 to 8).
-        metrics = run.update(plan)
+        metrics = run.gradient_step(plan)
         # 4. History (Sec. 3.2), clock and log; publish the weights; the tickets that the new version allows.
         run.learned(groups)
         headers = sum(groups, [])
@@ -310,13 +304,13 @@ def train(run):
         run.issue()
         # 5. Validate (Sec. 2.1).
         if run.version % args.eval_every == 0:
-            run.evaluate()
+            run.validate()
             run.fleet.stepping = True
             run.checkpoint()
             run.fleet.stepping = False
     run.publish(final=True)
     if run.evaluated != run.version:
-        run.evaluate()
+        run.validate()
     return "finished" if run.version >= args.steps else "curriculum exhausted"
 
 
@@ -344,28 +338,6 @@ def generate(args, fleet):
         pipeline.serve(generator, fleet.mailbox, fleet.receive, scorer)
 
 
-def evaluate(args, prompts):
-    """--evaluate: mean@k and pass@k of one policy, each with its standard error over prompts, per validation curve."""
-    device, groups = torch.device("cuda" if torch.cuda.is_available() else "cpu"), [[] for _ in prompts]
-    rows = Path(args.out) / "evaluation.part"  # what an interrupted evaluation leaves
-    rows.parent.mkdir(parents=True, exist_ok=True)
-    rows.unlink(missing_ok=True)
-    with (closing(make_generator(args, device, getattr(torch, args.dtype))) as generator,
-          closing(make_scorer(args)) as scorer, tqdm(total=len(prompts) * args.generations, unit="completion") as bar):
-        for score in pipeline.complete(generator, scorer, prompts, args.generations):
-            prompt = prompts[score.completion.ticket]
-            groups[prompt.index].append(score.correct)
-            append(rows, answered(prompt, score.completion, score.correct))
-            bar.update()
-    rows.rename(rows.with_suffix(".jsonl"))
-    for curve in sorted({prompt.curve for prompt in prompts}):
-        known = [group for prompt, group in zip(prompts, groups) if prompt.curve == curve and None not in group]
-        print(f"{curve}: {len(known)} prompts, {args.generations} completions each")
-        for k in (2**power for power in range(args.generations.bit_length() if known else 0)):
-            value, stderr = reward.pass_at_k(known, k)
-            print(f"  {f'mean@{args.generations}' if k == 1 else f'pass@{k}':8} {value:.4f} +- {stderr:.4f}")
-
-
 def lead(args, fleet, prompts, began):
     """A trainer rank. Whatever ends the run, it leaves a checkpoint, a readable log and the fit so far.
 
@@ -377,13 +349,14 @@ def lead(args, fleet, prompts, began):
         reason = train(run)
     except (pipeline.Interrupted, RuntimeError) as end:  # Stalled, or a collective without its peer
         asked = not isinstance(end, RuntimeError)
-        gone = ", ".join(fleet.missing(patience=0.0 if asked else 1.0))
+        gone = fleet.missing(patience=0.0 if asked else 1.0)
         if not gone and not asked and not isinstance(end, pipeline.Stalled):
             raise
-        reason = f"{gone} ended" if gone else str(end)  # the launcher stops everybody when one process dies
+        reason = f"{', '.join(map(fleet.mailbox.name, gone))} ended" if gone else str(end)  # the launcher stops everybody when one process dies
         failure = reason if gone or not asked or isinstance(end, Unverifiable) else None
         # Several trainers gather a checkpoint only if all are where they can agree to: waiting, or asked to stop.
-        together = (asked or fleet.rank == 0) and "trainer" not in gone and not isinstance(end, Abandoned)
+        together = (asked or fleet.rank == 0) and not any(rank < args.trainers for rank in gone)
+        together = together and not isinstance(end, Abandoned)
         whole_state = args.trainers == 1 or together
     finish(run, reason, time.perf_counter() - began, whole_state)
     return failure and f"{failure}; {args.out} holds the log and a checkpoint: go on with --resume"
@@ -394,7 +367,7 @@ def main(argv):
     disable_progress_bar()
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     if "evaluate" in args:
-        return evaluate(args, questions(args, prompts))
+        return evaluate_policy(args, questions(args, prompts))
     if world == 1:
         launch(__file__, argv)
     args.trainers = args.trainers or max(1, world // 5)

@@ -22,11 +22,11 @@ from transformers import (AutoModelForCausalLM, AutoTokenizer, PreTrainedTokeniz
                           Qwen3ForCausalLM)
 
 import data
-import loss
 import pipeline
 import precision
-import recipes
-import rollout
+from plumbing import batches
+from plumbing.flags import make
+from recipes import CLIPS
 
 SPREADS = (1.0, 4.0, 8.0)  # std of the logits, nats: from nearly uniform to a mean top-1 probability near 0.6
 HEADS = {False: "bf16", True: "fp32"}
@@ -52,8 +52,8 @@ def completions(backend, folder, fp32_head):
     """Completions by `backend` ("torch" or "vllm") in bf16, GENERATIONS of each prompt."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rng, shape, done = torch.Generator().manual_seed(1), (PROMPTS, PROMPT_TOKENS), []
-    with closing(rollout.make(backend, folder, tokenizer, device=DEVICE, dtype=torch.bfloat16, fp32_head=fp32_head,
-                              slots=PROMPTS * GENERATIONS, max_new_tokens=COMPLETION_TOKENS)) as generator:
+    with closing(make(backend, folder, tokenizer, device=DEVICE, dtype=torch.bfloat16, fp32_head=fp32_head,
+                      slots=PROMPTS * GENERATIONS, max_new_tokens=COMPLETION_TOKENS)) as generator:
         for n, ids in enumerate(torch.randint(2, VOCABULARY, shape, generator=rng).tolist()):
             generator.add(pipeline.Ticket(n, 0, data.Prompt(n, tuple(ids), "", "", "math"), GENERATIONS))
         while generator.busy:
@@ -66,7 +66,7 @@ def recompute(folder, done, fp32_head):
     """The trainer's side: log pi_train and log pi_gen of the sampled tokens (N,), and the mean top-1 probability."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(DEVICE)
     policy = precision.PolicyModel(model, dtype=torch.bfloat16, fp32_head=fp32_head)
-    ids, mask, gen_logprobs, *_ = loss.collate([(None, 0.0, 0)] * len(done), done, DEVICE)
+    ids, mask, gen_logprobs, *_ = batches.collate([batches.Item(None, 0.0, 0)] * len(done), done, DEVICE)
     top = model(input_ids=ids[:16]).logits[:, :-1][mask[:16]].float().softmax(-1).amax(-1).mean().item()
     return policy(ids, mask)[0][mask].cpu(), gen_logprobs[mask].cpu(), top
 
@@ -75,7 +75,7 @@ def main():
     """Prints the table; draws the scatter of the last spread."""
     parser = argparse.ArgumentParser(prog="precision.py", description=__doc__.split("\n")[0])
     parser.add_argument("-o", "--out", type=Path, default=Path("figures"), help="folder for a19.png")
-    args, clip = parser.parse_args(), recipes.CLIPS
+    args, clip = parser.parse_args(), CLIPS
     backends, cells = ["torch", "vllm"] if find_spec("vllm") else ["torch"], {}
     print("spread top-1 backend  generator trainer  mean |log rho|  max     min rho  max rho  clipped   ESS    "
           "correlation")

@@ -23,11 +23,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-import loss
 import pipeline
+from plumbing.batches import STATISTICS
 
-# Seconds from a signal to giving up on those that hang: of trainers, whose micro-batch is over by then, and generators.
-PATIENCE = {"cpu": (5, 10), "cuda": (60, 90)}
+# Seconds from a signal to giving up on those that hang: a trainer's micro-batch is over by then; generators follow.
+PATIENCE = {("trainer", "cpu"): 5, ("generator", "cpu"): 10, ("trainer", "cuda"): 60, ("generator", "cuda"): 90}
 
 
 def cores():
@@ -114,7 +114,7 @@ class Fleet:
         if number == signal.SIGALRM and not self.stepping:
             raise Abandoned("interrupted")
         if number == signal.SIGALRM or not self.stopped:
-            signal.alarm(1 if self.stopped else PATIENCE[self.device.type][self.rank >= self.mailbox.trainers])
+            signal.alarm(1 if self.stopped else PATIENCE[self.mailbox.role(self.rank), self.device.type])
         self.stopped = True
 
     def send(self, named):
@@ -138,16 +138,16 @@ class Fleet:
             raise pipeline.Interrupted("interrupted")
 
     def total(self, sums, rho_max):
-        """Metrics of one optimizer step over all trainer ranks from loss.STATISTICS; nan if nothing was trained."""
+        """Metrics of one optimizer step over all trainer ranks from STATISTICS; nan if nothing was trained."""
         sums, rho_max = sums.to(self.device), torch.tensor(rho_max, device=self.device)
         dist.all_reduce(sums, group=self.trainers)
         dist.all_reduce(rho_max, dist.ReduceOp.MAX, group=self.trainers)
-        metrics = dict(zip(loss.STATISTICS, sums.tolist()))
+        metrics = dict(zip(STATISTICS, sums.tolist()))
         tokens = metrics.pop("tokens") or float("nan")
         return {name: value / tokens for name, value in metrics.items()} | {"rho_max": rho_max.item()}
 
     def missing(self, patience):
-        """Names of processes on this machine that have ended; waits `patience` seconds for one.
+        """Ranks of processes on this machine that have ended; waits `patience` seconds for one.
 
         A dead process keeps its id until the launcher has reaped it.
         """
@@ -155,7 +155,7 @@ class Fleet:
         while True:
             gone = [rank for rank, (node, pid) in enumerate(self.peers) if node == here and not alive(pid)]
             if gone or time.monotonic() > until:
-                return [self.mailbox.name(rank) for rank in gone]
+                return gone
             time.sleep(0.05)
 
 

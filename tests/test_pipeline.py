@@ -317,7 +317,7 @@ def train(setting, record, box, sleep, wire, trainers_side=Pipeline):
             reason = "curriculum exhausted"
             break
         for group in groups:
-            curriculum.update(group[0].prompt, sum(header.correct for header in group) / len(group))
+            curriculum.came_back(group[0].prompt, sum(header.correct for header in group) / len(group))
         mixed = [len({header.correct for header in group}) > 1 for group in groups]
         kept = [header for group, keep in zip(groups, mixed) if keep for header in group]
         pipe.drop([header for group, keep in zip(groups, mixed) if not keep for header in group])

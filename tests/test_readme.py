@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import recipes
+from plumbing import flags
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -33,7 +33,7 @@ def test_every_path_that_the_readme_names_exists(path):
 
 
 def test_every_flag_that_the_readme_names_is_read():
-    known = {option for action in recipes.flags()._actions for option in action.option_strings}
+    known = {option for action in flags.flags()._actions for option in action.option_strings}
     # torchrun's and pip's own
     elsewhere = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--index-url", "--no-deps",
                  "--shutdown-timeout"}

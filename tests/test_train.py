@@ -1,4 +1,4 @@
-"""Claims about train.py, recipes.py and fleet.py: flags, one optimizer step (Sec. 3.2), and whole runs (Sec. 2, 3.1).
+"""Claims about train.py, plumbing/flags.py and plumbing/fleet.py: flags, one optimizer step (Sec. 3.2), and whole runs (Sec. 2, 3.1).
 
 Whole runs are real processes on the CPU, with gloo. All but those that need a launcher are forked from one process that
 has imported everything, since importing costs more than such a run. They use base/, small batches and, where runs are
@@ -28,15 +28,16 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import data
-from plumbing import fleet
 import loss
 import pipeline
 import precision
 import reward
 import sft
 import train
-from recipes import (RECIPES, checkpoints, make_generator, make_scorer, provenance, resumed_flags, settings,
-                     stored_flags)
+from plumbing import batches, evaluation, fleet
+from plumbing.flags import (checkpoints, make_generator, make_scorer, provenance, resumed_flags, settings,
+                            stored_flags)
+from recipes import RECIPES
 
 ROOT = Path(train.__file__).parent
 BASE = ROOT / "base"
@@ -226,7 +227,7 @@ def weigh(groups, zero_variance_filter=True, normalisation="batch"):
 def make_plan(groups, rank=0, trainers=1, token_budget=10_000, **weighing):
     """On one trainer, everything in one micro-batch."""
     kept, advantages = weigh(groups, **weighing)
-    return loss.make_plan(groups, kept, advantages, token_budget=token_budget, rank=rank, trainers=trainers)
+    return batches.make_plan(groups, kept, advantages, token_budget=token_budget, rank=rank, trainers=trainers)
 
 
 def planned(plan):
@@ -316,8 +317,8 @@ def completion(prompt_ids, ids, mask, logprobs):
 def test_a_micro_batch_puts_each_logprob_one_before_its_token_and_masks_prompt_injection_and_padding():
     longer = completion([5, 6], [7, 8, 9], [True, False, True], [-0.5, 0.0, -0.25])
     completions = [longer, completion([1], [2], [True], [-2.0])]
-    items = [(None, 1.5, 4), (None, -0.5, 0)]
-    input_ids, mask, gen_logprobs, advantages, prompt_index = loss.collate(items, completions, "cpu")
+    items = [batches.Item(None, 1.5, 4), batches.Item(None, -0.5, 0)]
+    input_ids, mask, gen_logprobs, advantages, prompt_index = batches.collate(items, completions, "cpu")
     assert input_ids.tolist() == [[5, 6, 7, 8, 9], [1, 2, 0, 0, 0]]
     # Column i is about token i + 1, as the log-probs of input_ids[:, 1:] are.
     assert mask.tolist() == [[False, True, False, True], [True, False, False, False]]
@@ -326,7 +327,7 @@ def test_a_micro_batch_puts_each_logprob_one_before_its_token_and_masks_prompt_i
 
 
 def test_a_dummy_micro_batch_has_one_row_without_any_token_that_counts():
-    input_ids, mask, gen_logprobs, advantages, prompt_index = loss.collate([], [], "cpu")
+    input_ids, mask, gen_logprobs, advantages, prompt_index = batches.collate([], [], "cpu")
     assert input_ids.shape[0] == len(advantages) == len(prompt_index) == 1
     assert input_ids.shape[1] == mask.shape[1] + 1 and not mask.any()
 
@@ -355,7 +356,7 @@ def lone_trainer():
 def test_without_any_gradient_the_weights_stand_still_but_the_version_goes_on():
     trainer = lone_trainer()
     before = [parameter.clone() for parameter in trainer.policy.parameters()]
-    metrics = trainer.update(make_plan(batch([True, True], [False, False])))
+    metrics = trainer.gradient_step(make_plan(batch([True, True], [False, False])))
     assert trainer.version == 7 and metrics["gradient_norm"] == 0
     # A step on a zero gradient would still shrink them, by the weight decay.
     assert all(torch.equal(was, now) for was, now in zip(before, trainer.policy.parameters()))
@@ -367,7 +368,7 @@ def test_the_start_up_check_stops_a_run_before_its_first_optimizer_step():
     sampled = pipeline.Completion(0, 0, False, [3, 4], [5, 6], [True] * 2, [-9.0] * 2, [0] * 2, "", False, False)
     trainer.pipeline.take = lambda headers: [sampled] * len(headers)  # no policy of 18 tokens samples e^-9 twice
     with pytest.raises(RuntimeError, match="start-up check.*temperature.*log-prob mode.*head dtype.*tokenizer"):
-        trainer.update(make_plan(batch([True, False])))
+        trainer.gradient_step(make_plan(batch([True, False])))
     assert all(torch.equal(was, now) for was, now in zip(before, trainer.policy.parameters()))
 
 
@@ -534,7 +535,7 @@ def test_a10_an_interruption_that_cannot_be_injected_is_refused(monkeypatch, cap
 def test_an_interrupted_evaluation_is_repeated(monkeypatch):
     calls = []
     run = SimpleNamespace(version=20, evaluated=10, args=SimpleNamespace(eval_every=10, steps=20), calls=calls,
-                          evaluate=lambda: calls.append("evaluate"), issue=lambda waiting: None,
+                          validate=lambda: calls.append("evaluate"), issue=lambda waiting: None,
                           publish=lambda final: setattr(run, "evaluated", 20),
                           clock=SimpleNamespace(start=lambda: None), curriculum=SimpleNamespace(in_flight=[]))
     train.train(run)
@@ -572,11 +573,11 @@ def test_a_verifier_that_fails_on_the_validation_set_stops_every_trainer_and_the
             evaluated=None, args=SimpleNamespace(eval_generations=1), clock=fleet.Clock(1), log=lambda *_, **__: None)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reward, "pass_rates", lambda *_: {})
-            train.Trainer.evaluate(run)  # 1 %
+            train.Trainer.validate(run)  # 1 %
         assert run.evaluated == 7
         run.evaluated, failed[5] = None, "no memory"
         with pytest.raises(train.Unverifiable, match="failed on 3 groups: no jail"):
-            train.Trainer.evaluate(run)
+            train.Trainer.validate(run)
         assert run.evaluated is None
 
 
@@ -605,7 +606,7 @@ def test_evaluation_of_an_embedded_task_asks_held_out_prompts_only(capsys):
 
 
 def test_a_log_line_is_json_also_without_a_number(tmp_path):
-    train.append(tmp_path / "log.jsonl", {"entropy": math.nan, "step": 1})
+    evaluation.append(tmp_path / "log.jsonl", {"entropy": math.nan, "step": 1})
     assert json.loads((tmp_path / "log.jsonl").read_text(), parse_constant=pytest.fail) == {"entropy": None, "step": 1}
 
 

@@ -27,10 +27,10 @@ if find_spec("vllm") is None:
 import psutil  # vLLM needs it
 
 import data
-import rollout
+import vllm_rollout
 from pipeline import Ticket
 from precision import PolicyModel
-from rollout import Generator, TorchGenerator, VLLMGenerator
+from rollout import Generator, TorchGenerator
 from test_rollout import (  # noqa: F401  tests that hold for every generator: they run here with the `make` below
     PHRASE, finish, forward_on_old_keys, full_forward, generator, perturb, same_up_to_ties,
     test_a10_interruption_forces_exactly_the_phrase_at_a_length_drawn_in_the_budget,
@@ -50,6 +50,7 @@ from test_rollout import (  # noqa: F401  tests that hold for every generator: t
     test_without_a_budget_nothing_is_forced,
     tickets, tiny_model, tokenizer,
 )
+from vllm_rollout import VLLMGenerator
 
 ROOT = Path(__file__).parent.parent
 
@@ -218,7 +219,7 @@ def test_another_vllm_or_none_is_refused_with_what_was_found(monkeypatch):
         name, version = "vllm", "0.9.1"
 
     for found, message in (([], "0.32.x, got none"), ([Other], "0.32.x, got vllm 0.9.1")):
-        monkeypatch.setattr(rollout, "distributions", lambda found=found: found)
+        monkeypatch.setattr(vllm_rollout, "distributions", lambda found=found: found)
         with pytest.raises(ImportError, match=message):
             VLLMGenerator("nowhere", None, slots=1, max_new_tokens=1)
 
@@ -258,8 +259,8 @@ import json, signal, sys
 from transformers import AutoTokenizer
 import data
 from pipeline import Ticket
-from rollout import VLLMGenerator
 from test_rollout import finish
+from vllm_rollout import VLLMGenerator
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored

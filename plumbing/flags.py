@@ -29,7 +29,7 @@ import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import jail
+from plumbing import jail, workers
 from plumbing.fleet import processes
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
 
@@ -350,7 +350,7 @@ def make(backend, folder, tokenizer, *, device, dtype, **settings):
 def make_scorer(args):
     """The verifiers, and Eq. 9 if asked for."""
     shape = partial(reward.length_penalty, length_max=args.length_max, length_cache=args.length_cache)
-    return reward.Scorer(timeout=args.verify_timeout, penalty=shape if args.length_control == "penalty" else None)
+    return workers.Scorer(timeout=args.verify_timeout, penalty=shape if args.length_control == "penalty" else None)
 
 
 def provenance(prompts):

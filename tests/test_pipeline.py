@@ -28,7 +28,7 @@ import pipeline
 from data import Curriculum, Prompt
 from plumbing.fleet import broadcast_weights
 from pipeline import Completion, Mailbox, Pipeline, Ticket, serve
-from reward import Scorer
+from plumbing.workers import Scorer
 
 PAUSE = pipeline.POLL  # virtual seconds; the unit of every duration below
 
@@ -239,7 +239,7 @@ class FakeGenerator:
 
 @dataclass
 class Verdict:
-    """What a scorer hands back, like reward.Score."""
+    """What a scorer hands back, like workers.Score."""
 
     completion: Completion
     correct: bool | None

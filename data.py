@@ -5,7 +5,8 @@ held out at random), Sec. 3.2 (No-Positive-Resampling: a prompt whose historical
 a later epoch).
 
     load(sources, tokenizer, budget=...) -> Data(train, validation, ...), before anything is spawned
-    Curriculum.next(n) -> the next n prompts, of each source its share    Curriculum.came_back(i, pass_rate) -> the history
+    Curriculum.next(n) -> the next n prompts, of each source its share
+    Curriculum.came_back(i, pass_rate) -> the history
 
 A source is NAME[:WEIGHT][:TASK]: its share of the prompts drawn is its weight (default 1) over the sum of all weights;
 TASK, a key of reward.TASKS, is the verifier of all its rows. NAME is one of
@@ -52,9 +53,9 @@ from typing import Iterable, Iterator, NamedTuple
 
 from reward import TASKS, read_tests
 
-# Operands or digits of an embedded prompt; every entry is as likely. Sums of 3 to 9 are within reach of the base policy,
-# sums of 14 to 18 beyond it, where SFT has shown nothing: they are the ceiling of RL, which a better recipe may lift.
-# The edge between them, learnt slowly, is thin: were it as wide as the rest, A would not be reached in a short run.
+# Operands or digits of an embedded prompt; every entry is as likely. Sums of 3 to 9 are within the base policy's reach,
+# sums of 14 to 18, longer than any that SFT has shown, beyond it: they are the ceiling, which a better recipe may lift.
+# The edge between them, learnt slowly, is thin: were it as wide as the rest, a short run would end far below A.
 LENGTHS = {"arithmetic": [*range(3, 10)] * 9 + [*range(10, 14)] * 2 + [*range(14, 19)] * 6, "sorting": range(3, 13)}
 HELD_OUT = 10  # one embedded text in so many is validation's, and one prompt in so many of a small source
 EMBEDDED_PROMPTS = {"arithmetic": 1_400, "sorting": 8_000}  # for training; few enough for several epochs (Sec. 2)
@@ -373,8 +374,9 @@ class Curriculum:
     weights    of the sources: any run of draws holds their shares as exactly as whole prompts can; a source without a
                free prompt leaves its share to the others. Each source has its own epochs
 
-    A prompt that is out (`next`) and not back (`came_back`) is in flight and is not given out a second time: if it comes
-    up in the next epoch before it is back, those behind it go first; if only such prompts remain, the epoch is over.
+    A prompt that is out (`next`) and not back (`came_back`) is in flight and is not given out a second time: if it
+    comes up in the next epoch before it is back, those behind it go first; if only such prompts remain, the epoch is
+    over.
     """
 
     def __init__(self, prompts: list[Prompt], *, seed: int, threshold: float | None, weights: Iterable[float] = (1.0,)):

@@ -2,24 +2,25 @@
 
     python benchmarks/study.py --list                             every configuration, its flags, which runs are there
     python benchmarks/study.py --only 'loo-*' --seeds 0 1         the runs among these that are missing, seed by seed
-    python benchmarks/study.py --quiet                            those of Fig. 4a whose device-hours count: nothing else
-                                                                  may use the machine meanwhile
+    python benchmarks/study.py --quiet                            those of Fig. 4a whose device-hours count: nothing
+                                                                  else may use the machine meanwhile
     python benchmarks/study.py --verdicts                         the table of findings, from what is in results/study
 
 A run of 10 to 15 minutes on two cores is kept as results/study/NAME-SEED.jsonl, in at most 15 kB: every evaluation, and
 what happened between two of them. An interrupted run goes on where its last checkpoint was. Steps, batches and tokens
 depend on no timing, so only --quiet runs need a machine to themselves.
 
-All configurations have the embedded task's steps, learning rate and prompts per step, those of A.16 with 80 prompts too,
-because then a difference has one cause. FINDINGS was written down before the runs: of each finding the two sides, the one
-quantity that the paper names for it and the direction it gives, and nothing is tuned until it agrees.
+All configurations have the embedded task's steps, learning rate and prompts per step, those of A.16 with 80 prompts
+too, so that a difference has one cause. FINDINGS was written down before the runs: of each finding the two sides, the
+one quantity that the paper names for it and the direction it gives. Nothing is tuned until it agrees.
 
     D = configuration - reference, of the means over seeds, in
         end   mean of the last quarter of the evaluations
         A     of Eq. 1, fitted to each run
         B     of Eq. 1, all runs of both sides fitted again with A fixed to the mean of all their A (A.5)
-    90 % interval: D -+ t s sqrt(1/n + 1/m), with s the spread between seeds, pooled over all configurations (one variance
-    for all: of two seeds alone none can be had), t the 95 % quantile with its degrees of freedom, n and m the seeds.
+    90 % interval: D -+ t s sqrt(1/n + 1/m), with n and m the seeds of both sides, s the standard deviation between
+    seeds, pooled over all configurations (two seeds alone say little of it), t the 95 % quantile of Student's t with
+    the degrees of freedom of s
 
     agrees       the interval lies beyond 0 in the paper's direction; where the paper says "the same", within the margin
     does not     it lies beyond 0 the other way, or wholly outside the margin where the paper says "the same"; or, where
@@ -156,8 +157,8 @@ def flags(name):
 def wanted(pattern="*", seeds=None, quiet=False):
     """[(name, seed)], the first seed of every configuration before the second of any."""
     chosen = [c for c in CONFIGURATIONS.values() if fnmatch.fnmatch(c.name, pattern) and c.quiet == quiet]
-    pairs = [(seed, c.name) for seed in range(max((c.seeds for c in chosen), default=0)) for c in chosen if seed < c.seeds]
-    return [(name, seed) for seed, name in pairs if seeds is None or seed in seeds]
+    every = range(max((c.seeds for c in chosen), default=0))
+    return [(c.name, seed) for seed in every for c in chosen if seed < c.seeds and (seeds is None or seed in seeds)]
 
 
 def place(name, seed):
@@ -184,7 +185,7 @@ def run(name, seed):
 
 
 def reduced(rows):
-    """Of a log what fits and figures read: config, evaluations, end, and one `step` row for all before an evaluation."""
+    """Of a log what fits and figures read: config, evaluations, end, and before an evaluation one `step` row."""
     steps, kept = {}, []
     for row in rows:
         if row["kind"] == "step":  # a resumed run repeats some: the last line of a step counts
@@ -200,9 +201,9 @@ def reduced(rows):
 
 
 def summary(steps):
-    """One `step` row for several: means of what is a rate, the largest rho, sums of tokens by age, the last of the rest."""
-    means = ("reward", "pass_rate", "kept", "entropy", "log_rho", "clipped", "gradient_norm", "truncated", "interrupted",
-             "idle_generators", "idle_trainers", "seconds")
+    """One `step` row for several: means of the rates, the largest rho, tokens by age, the last of the rest."""
+    means = ("reward", "pass_rate", "kept", "entropy", "log_rho", "clipped", "gradient_norm", "truncated",
+             "interrupted", "idle_generators", "idle_trainers", "seconds")
     last = ("kind", "step", "gpu_hours", "tokens", "tokens_trained", "flops", "retired", "epoch")
     ages = sum((Counter(row["staleness"]) for row in steps), Counter())
     known = {name: [row[name] for row in steps if row[name] is not None] for name in means}
@@ -356,7 +357,7 @@ def main():
     parser.add_argument("--verdicts", action="store_true", help="the table of findings")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="configurations by name, such as 'loo-*'")
     parser.add_argument("--seeds", type=int, nargs="+", help="of these seeds only")
-    parser.add_argument("--quiet", action="store_true", help="the runs that need a machine to themselves, and only they")
+    parser.add_argument("--quiet", action="store_true", help="only the runs that need a machine to themselves")
     args = parser.parse_args()
     if args.list:
         for name, own in CONFIGURATIONS.items():

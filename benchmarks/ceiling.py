@@ -1,10 +1,10 @@
 """Why the default task has a ceiling: pass rate and pass@16 by number of operands, before and after RL.
 
     python benchmarks/ceiling.py runs/cispo-seed0/checkpoint-120      measures base/ and this policy, two minutes
-    python benchmarks/ceiling.py                                      draws results/ceiling.jsonl again
+    python benchmarks/ceiling.py                                      draws results/ceiling.json again
 
 PROMPTS held-out sums of every length in data.LENGTHS, 16 completions each, through `train.py --evaluate`. Written to
-results/ceiling.jsonl (a line per policy and length; standard errors over prompts) and figures/ceiling.png.
+results/ceiling.json (one object per policy and length; standard errors over prompts) and figures/ceiling.png.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import reward  # noqa: E402
 import sft  # noqa: E402
 from plumbing.figures import COLOURS  # noqa: E402
 
-RESULTS, FIGURE = ROOT / "results" / "ceiling.jsonl", ROOT / "figures" / "ceiling.png"
+RESULTS, FIGURE = ROOT / "results" / "ceiling.json", ROOT / "figures" / "ceiling.png"
 PROMPTS, GENERATIONS = 32, 16
 LENGTHS = sorted(set(data.LENGTHS["arithmetic"]))
 
@@ -89,8 +89,8 @@ def main():
     args = parser.parse_args()
     if args.checkpoint:
         rows = [*measure("before RL", ROOT / "base"), *measure("after RL", args.checkpoint)]
-        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    draw([json.loads(line) for line in RESULTS.open()], FIGURE)
+        RESULTS.write_text("[" + ",\n ".join(map(json.dumps, rows)) + "]\n")
+    draw(json.loads(RESULTS.read_text()), FIGURE)
 
 
 if __name__ == "__main__":

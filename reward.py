@@ -76,6 +76,7 @@ def pass_rates(groups, prompts) -> dict:
 
     stderr is the sampling error on these prompts; which prompts were drawn is not in it. A prompt whose verifier failed
     is left out and its completions are counted as unverified: they are not wrong. Raises ValueError if none is left.
+    entropy_sampled is -mean log pi_gen of the sampled tokens, nats: an estimate of the entropy on validation (A.12).
     """
     known = [group for group in groups if all(header.correct is not None for header in group)]
     if not known:
@@ -85,8 +86,10 @@ def pass_rates(groups, prompts) -> dict:
     tasks = {curve: mean(rate for rate, of in zip(means, curves) if of == curve) for curve in dict.fromkeys(curves)}
     k = len(groups[0])  # the mean of k answers varies by p (1 - p) / k; k - 1 makes the estimate from these k unbiased
     stderr = (sum(p * (1 - p) for p in means) / (k - 1)) ** 0.5 / len(means) if k > 1 else nan
-    return {"pass_rate": mean(means), "stderr": stderr, "completions": k * len(known),
-            "unverified": k * (len(groups) - len(known)), "tasks": tasks}
+    tokens = sum(sum(header.versions.values()) for group in groups for header in group)
+    surprise = -sum(header.logprob for group in groups for header in group)
+    return {"pass_rate": mean(means), "stderr": stderr, "entropy_sampled": surprise / tokens,
+            "completions": k * len(known), "unverified": k * (len(groups) - len(known)), "tasks": tasks}
 
 
 def pass_at_k(groups, k: int) -> tuple[float, float]:

@@ -19,7 +19,8 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line, told apart by 
          checking took too long), unverified (completions whose verifier failed), idle_generators, idle_trainers (shares
          of wall time since the last step, outside evaluation), seconds and of these _generate, _train, _publish (of the
          version before)
-  eval   pass_rate (mean@k on the validation set), stderr (sampling error), completions, unverified, timed_out, tasks
+  eval   pass_rate (mean@k on the validation set), stderr (sampling error), entropy_sampled (nats, -mean log pi_gen of
+         the sampled tokens: an estimate of the entropy, A.12), completions, unverified, timed_out, tasks
   fit    A, B, C_mid, R_0, bands, forecasts (fit.py)
   end    reason, seconds (wall)
   config every flag in force, protections of the jail, commit, versions, prompts (how many, and how many left out)

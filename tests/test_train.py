@@ -201,14 +201,14 @@ def test_resuming_without_a_checkpoint_is_refused(capsys, tmp_path):
 # --- One optimizer step ----------------------------------------------------------------------------------------------
 
 
-def header(correct, prompt=0, *, value=None, tokens=4, injected=0, prompt_tokens=3, truncated=False):
+def header(correct, prompt=0, *, value=None, tokens=4, injected=0, prompt_tokens=3, truncated=False, logprob=-1.0):
     """A completion as the trainers know it. One with correct None is one whose verifier failed."""
     if value is None:
         value = math.nan if correct is None else reward.reward(correct)
     header.made += 1
     return pipeline.Header(
         f"completion/{header.made}", prompt, value, correct, truncated, injected > 0, prompt_tokens, tokens,
-        {0: tokens - injected}, timed_out=False, error="")
+        {0: tokens - injected}, logprob, timed_out=False, error="")
 
 
 header.made = 0
@@ -423,6 +423,13 @@ def test_a_failed_verifier_is_no_wrong_answer_in_the_validation():
     prompts = [data.Prompt(i, (1,), "", "", "math") for i in range(2)]
     found = reward.pass_rates(batch([True, False, True, False], [True, None, None, None]), prompts)
     assert found["pass_rate"] == 0.5  # with the three unknown ones as wrong it were 3/8
+
+
+def test_a12_the_entropy_on_validation_is_minus_the_mean_log_prob_of_the_tokens_that_the_policy_sampled():
+    prompts = [data.Prompt(i, (1,), "", "", "math") for i in range(2)]
+    groups = [[header(True, 0, tokens=4, logprob=-1.0)], [header(False, 1, tokens=4, injected=2, logprob=-2.0)]]
+    # 3 nats over the 4 + 2 sampled tokens; the mean over completions were (1/4 + 2/2) / 2, with injected tokens 3/8
+    assert reward.pass_rates(groups, prompts)["entropy_sampled"] == 0.5
 
 
 # --- What the flags ask for ------------------------------------------------------------------------------------------

@@ -43,8 +43,10 @@ START_SECONDS = 120.0  # a worker or jail that needs longer than this above its 
 ANSWERS_PER_FORK = 5_000  # SymPy's caches grow, and math-verify calls an answer wrong if memory ends
 MESSAGE_BYTES = 4_096  # more than any verdict or error
 SPARE_BYTES = 1 << 16  # output that is this much longer than the expected one is not read to its end
-# Compared before a worker's first math answer: (answer, reference).
-FIRST_PAIRS = (("\\boxed{\\frac{1}{2}}", "0.5"), ("\\boxed{(x+1)^2}", "x^2+2x+1"), ("\\boxed{(1,2]}", "(1,2]"))
+FIRST_PAIRS = (  # compared before a worker's first math answer, and equal: (answer, reference)
+    ("\\boxed{\\frac{1}{2}}", "0.5"), ("\\boxed{(x+1)^2}", "x^2+2x+1"), ("\\boxed{(1.0,2]}", "(1,2]"),
+    ("\\boxed{\\begin{pmatrix}i^2\\\\2\\end{pmatrix}}", "\\begin{pmatrix}-1\\\\2\\end{pmatrix}"),
+    ("\\boxed{2, x=1}", "1, 2"), ("It is 7", "7"))
 
 
 # --- In a worker process: math ---------------------------------------------------------------------------------------
@@ -52,9 +54,10 @@ FIRST_PAIRS = (("\\boxed{\\frac{1}{2}}", "0.5"), ("\\boxed{(x+1)^2}", "x^2+2x+1"
 
 @cache
 def load_sympy() -> None:
-    """Load what SymPy loads at first use, which is no part of an answer's time."""
-    for expression, reference in FIRST_PAIRS:
-        reward.equal(expression, reference)
+    """Load what SymPy loads at first use, which is no part of an answer's time. RuntimeError if it cannot compare."""
+    for pair in FIRST_PAIRS:
+        if not reward.equal(*pair):
+            raise RuntimeError(f"expected {pair} to be equal, got not; likely cause: another version of math-verify")
 
 
 def judge_math(expression: str, reference: str, timeout: float) -> bool | str:

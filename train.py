@@ -47,12 +47,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 import data
-import fit
 import loss
 import pipeline
 import precision
 import reward
-from plumbing import batches
+from plumbing import batches, fit_cli
 from plumbing.evaluation import answered, append, evaluate_policy
 from plumbing.fleet import Abandoned, Clock, Fleet, launch
 from plumbing.flags import checkpoints, make_generator, make_scorer, provenance, questions, start, weights_folder
@@ -321,7 +320,7 @@ def finish(run, reason, seconds, whole_state=True):
     if whole_state:
         run.checkpoint()
     if run.fleet.rank == 0:
-        values, lines = fit.report(run.out / "log.jsonl", run.out / "scaling.png")
+        values, lines = fit_cli.report(run.out / "log.jsonl", run.out / "scaling.png")
         if values:  # None with too few evaluations
             run.log("fit", **values)
         run.log("end", reason=reason, seconds=seconds)

@@ -42,8 +42,10 @@ Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/s
 import json
 import re
 from contextlib import suppress
+from decimal import Decimal
 from math import comb, isclose, nan
 from statistics import mean, stdev
+from textwrap import dedent
 from unicodedata import normalize
 
 THINK_END = "</think>"
@@ -58,6 +60,7 @@ BETWEEN_BOXES = re.compile(
 BETWEEN_CHARS = 40  # more than this between two boxes is never looked at
 MAX_CHARS = 10_000
 CODE_CHARS = 65_536  # what Codeforces takes
+FUNCTIONAL = {"functional", "function_call"}  # what data sets call tests of a function
 NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][-+]?[0-9]{1,3})?")
 
 
@@ -164,10 +167,12 @@ def program(answer: str) -> str:
     >>> program("```python\\nprint(1)\\n```\\nprints\\n```\\n1\\n```")
     'print(1)\\n'
     """
-    blocks = re.findall(r"^[ \t]*```([^`\n]*)\n(.*?)^[ \t]*```", answer, re.M | re.S)
+    # A block may stand in a list item, indented with it, and be closed at the end of its last line.
+    fenced = r"^[ \t]*(?:(?:[-*+]|[0-9]+[.)])[ \t]+)?```([^`\n]*)\n(.*?)(?:^[ \t]*```|```[ \t]*$)"
+    blocks = re.findall(fenced, answer, re.M | re.S)
     for languages in (("python", "python3", "py"), ("",)):
         if found := [block for language, block in blocks if language.strip().lower() in languages]:
-            return found[-1] if len(found[-1]) <= CODE_CHARS else ""
+            return dedent(found[-1]) if len(found[-1]) <= CODE_CHARS else ""
     return ""
 
 
@@ -203,13 +208,11 @@ CHARACTERS = str.maketrans({
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 UNIT_WORDS = ("(?!(?:and|or|pi|sqrt|sin|cos|tan|cot|sec|csc|log|exp|inf|infinity|if|mod|choose|over|percent|percentage|"
               "pct)(?![A-Za-z]))(?:[A-Za-z]{4,}|days?|min|sec|hrs?|lbs?|mph|men|[cmk]m|m[gl]|kg|ft|in|yd|mi|oz|sq|of)")
-MATRIX = re.compile(r"matrix|array")
-TRIGONOMETRY = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)")
 
 
 def degrees(match) -> str:
     """Radians inside an expression of sines; elsewhere the sign is a unit, and 45 is right for 45 degrees."""
-    return f"{{\\frac{{{match[1]}\\pi}}{{180}}}}" if TRIGONOMETRY.search(match.string) else match[1]
+    return f"{{\\frac{{{match[1]}\\pi}}{{180}}}}" if re.search("sin|cos|tan|cot|sec|csc", match.string) else match[1]
 
 
 def mixed(match) -> str:
@@ -241,15 +244,13 @@ NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, w
     (r"(?<!\\)\\[,:; ]|\\q?quad(?![A-Za-z])|~", " ", "space"),
     (r"\\(?:math(?:bf|it|sf|tt)|boldsymbol|bm)\s*\{([^{}]*)\}", r"\1", "bold or slanted symbols"),
     (r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|mathrm)(?=\s*\{)", r"\\text", "kinds of type"),
-    (r"\{\\(?:rm|bf|it)\s+([^{}]*)\}", r"\\text{\1}", "kinds of type"),
     (r"\\text\s*\{\s*((?:[^{}A-Za-z]|and|or)*[0-9](?:[^{}A-Za-z]|and|or)*|[ei])\s*\}", r"\1", "upright numbers, e, i"),
     (r"\\(?:begin|end)\s*\{(?:cases|aligned)\}", "", "a list"),
-    (r"\\{2}(?![A-Za-z])", lambda m: m[0] if MATRIX.search(m.string) else ", ", "a list, line by line"),
+    (r"\\{2}(?![A-Za-z])", lambda m: m[0] if re.search("matrix|array", m.string) else ", ", "a list, line by line"),
     (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}", "raised characters"),
     (r"[¼-¾⅐-⅞]", lambda m: "\\frac{%s}{%s}" % tuple(normalize("NFKC", m[0]).split("\u2044")), "½"),
     (r"√\s*([0-9.]+|[A-Za-z]|\\pi)", r"\\sqrt{\1}", "√2"),
     (r"(?:√|\\?(?<![A-Za-z])sqrt)\s*(?=[({])\(?((?<=\()[^()]*(?=\)))\)", r"\\sqrt{\1}", "√(2)"),
-    (r"√\s*(?=\{)", r"\\sqrt", "√{2}"),
     (r"\\[dtc](frac|binom)", r"\\\1", "sizes of fractions"),
     (r"\\(frac|binom)\s*([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)\s*(?=[\\{0-9A-Za-z])", r"\\\1{\2}", "\\frac\\pi 2"),
     (r"(\\(?:frac|binom)\{(?:[^{}]|\{[^{}]*\})*\})\s*([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)", r"\1{\2}", "\\frac{1}2"),
@@ -462,13 +463,24 @@ def read_tests(reference: str) -> tuple[str | None, list]:
     if isinstance(tests, list):
         [name] = {test.get("fn_name") or (test.get("metadata") or {}).get("func_name") for test in tests}
         cases = [(test["input"], test["output"]) for test in tests]
+        if name is None and {test.get("testtype") or test.get("type") for test in tests} & FUNCTIONAL:
+            raise ValueError("functional tests without the name of the function")
     else:
         name, cases = tests.get("fn_name"), list(zip(tests["inputs"], tests["outputs"], strict=True))
     if not cases:
         raise ValueError("no tests")
-    if name and all(isinstance(result, list) and len(result) == 1 for _, result in cases):
-        cases = [(arguments, result[0]) for arguments, result in cases]
     return name, [call_case(*case) if name else tuple(map(as_text, case)) for case in cases]
+
+
+def readings(name: str | None, cases: list) -> list[list]:
+    """The lists of results that are right: if all results of a function are lists of one, these may stand for that one.
+
+    >>> readings("f", [([2], [4]), ([3], [9])]), readings("f", [([2], [4]), ([3], 9)])
+    ([[[4], [9]], [4, 9]], [[[4], 9]])
+    """
+    results = [result for _, result in cases]
+    wrapped = name and all(isinstance(result, list) and len(result) == 1 for result in results)
+    return [results, [result[0] for result in results]] if wrapped else [results]
 
 
 def as_text(lines) -> str:
@@ -487,7 +499,7 @@ def same_output(output: str, expected: str) -> bool:
     """The rule for stdout: see the top.
 
     >>> same_output("1 2 \\n0.3333333\\n\\n", "1 2\\n0.3333334"), same_output("1.0", "1"), same_output("1 2", "1\\n2")
-    (True, False, False)
+    (True, True, False)
     """
     lines, right = ([line.split() for line in text.strip().split("\n")] for text in (output, expected))
     same_shape = list(map(len, lines)) == list(map(len, right))
@@ -495,8 +507,11 @@ def same_output(output: str, expected: str) -> bool:
 
 
 def same_word(word: str, right: str) -> bool:
-    numbers = "." in right and NUMBER.fullmatch(word) and NUMBER.fullmatch(right)
-    return word == right or bool(numbers) and isclose(float(word), float(right), rel_tol=1e-6)
+    if word == right or not (NUMBER.fullmatch(word) and NUMBER.fullmatch(right)):
+        return word == right
+    if "." in right:
+        return isclose(float(word), float(right), rel_tol=1e-6)
+    return "." in word and Decimal(word) == Decimal(right)  # 1.0 for 1, but not 01
 
 
 def right_output(name: str | None, output: bytes | None, expected) -> bool:

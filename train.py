@@ -62,7 +62,7 @@ UNVERIFIED = 0.01  # share of groups whose verifier failed, of at least 100, abo
 WHOLE = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=False)
 LINES = {  # what of a log row the screen shows
     "config": "{prompts[train]} training prompts, {prompts[validation]} held out; left out: "
-              "{prompts[too_long]} too long, {prompts[repeated]} repeated",
+              "{prompts[too_long]} too long, {prompts[repeated]} repeated, {prompts[unusable]} unusable",
     "step": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}  entropy {entropy:.3f}  rho {rho_mean:.3f} "
             "(max {rho_max:.2f})  idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  "
             "{gpu_hours:.4f} gpu_hours",

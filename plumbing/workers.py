@@ -77,10 +77,14 @@ def judge_code(source: str, reference: str, timeout: float) -> bool | None:
     """Does a program pass all tests? None = not within `timeout` seconds. Raises what `reward.read_tests` does."""
     name, cases = reward.read_tests(reference)
     size = max(len(json.dumps(expected)) for _, expected in cases) + SPARE_BYTES
-    inputs, namespaces = [given for given, _ in cases], jail.namespaces_work()
+    inputs, right, namespaces = [given for given, _ in cases], reward.readings(name, cases), jail.namespaces_work()
     with closing(jail.run(source, name, inputs, size=size, timeout=timeout, namespaces=namespaces)) as outputs:
         with suppress(TimeoutError):
-            return all(reward.right_output(name, output, expected) for output, (_, expected) in zip(outputs, cases))
+            for test, output in enumerate(outputs):
+                right = [results for results in right if reward.right_output(name, output, results[test])]
+                if not right:
+                    return False
+            return True
     return None
 
 

@@ -58,6 +58,7 @@ SPELLING = r"\\text|[\s{}]"
 BETWEEN_BOXES = re.compile(
     r"(?:[\s$,;]|\\[][(), ;:]|\\q?quad|and|or|\\text\{[^{}]*(?:,|and|or)\s*\}|[A-Za-z][\w{}]*\s*=)*")
 BETWEEN_CHARS = 40  # more than this between two boxes is never looked at
+UNREADABLE = "expected a reference answer"  # so begins the reason for no verdict that lies in the data
 MAX_CHARS = 10_000
 CODE_CHARS = 65_536  # what Codeforces takes
 FUNCTIONAL = {"functional", "function_call"}  # what data sets call tests of a function

@@ -66,7 +66,7 @@ def judge_math(expression: str, reference: str, timeout: float) -> bool | str:
     verdict = reward.equal(expression, reference)
     signal.setitimer(signal.ITIMER_REAL, 0)
     if verdict is None:
-        return f"expected a reference answer in LaTeX, got {reference[:80]!r}; likely cause: a broken row of the data"
+        return f"{reward.UNREADABLE} in LaTeX, got {reference[:80]!r}; likely cause: a broken row of the data"
     return verdict
 
 

@@ -146,7 +146,8 @@ def test_the_forms_of_tests_in_use_are_read(tests, read):
     "tests",
     ["", "3", "[]", '{"inputs": [], "outputs": []}', '{"inputs": ["1"], "outputs": []}', '{"inputs": ["1"]}', "[3]"]
     + ['[{"input": "1", "output": "1"}, {"input": [1], "output": 1, "fn_name": "f"}]', "[" * 100_000]
-    + ['[{"input": "1", "output": "1", "testtype": "functional"}]', '[{"input": "1", "output": "1", "type": "function_call"}]'],
+    + [json.dumps([{"input": "1", "output": "1", **kind}]) for kind in ({"testtype": "functional"},
+                                                                        {"type": "function_call"})],
 )
 def test_tests_that_cannot_be_read_or_are_none_are_a_failure_not_a_verdict(scorer, tests):
     failed = score(scorer, "pass", tests)
@@ -207,7 +208,7 @@ STDIN = {
     "d = deque(map(int, input().split()))\nheapify(h := list(d))\nprint(reduce(lambda a, b: a + b, d))": True,
     "assert gcd(4, 6) == 2 and pow(3, 4, 5) == 1 and math.inf > 9 and bisect.bisect([1, 3], 2) == 1\n"
     "print(sum(map(int, sys.stdin.read().split())))": True,
-    "assert re.split(',', 'a,b') == list(ascii_lowercase[:2]) and Counter('aa')['a'] == 2 and eval(compile('1', '', 'eval'))\n"
+    "assert re.split(',', 'a,b') == list(ascii_lowercase[:2]) and Counter('aa')['a'] == eval(compile('2', '', 'eval'))\n"
     "print(sum(map(int, input().split())), *islice(chain([]), 3))": True,
     "print(sum(map(int, input().split()))": False,  # syntax
     "print(3)\0": False,
@@ -254,7 +255,8 @@ def test_results_that_are_lists_of_one_stand_for_the_list_or_for_what_it_holds_b
 
 
 def test_keys_of_arguments_that_are_whole_numbers_are_numbers(scorer):
-    tests = json.dumps({"fn_name": "f", "inputs": [[{"1": 5, "2": {"3": 4}}], [{"a": 5}]], "outputs": [[[1, 2]], [["a"]]]})
+    tests = {"fn_name": "f", "inputs": [[{"1": 5, "2": {"3": 4}}], [{"a": 5}]], "outputs": [[[1, 2]], [["a"]]]}
+    tests = json.dumps(tests)
     assert score(scorer, "def f(d): return list(d)", tests).correct is True
     assert score(scorer, "def f(d): return list(map(str, d))", tests).correct is False
 

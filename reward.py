@@ -10,20 +10,26 @@
 Tasks (TASKS maps the name in a prompt's `task` to its verifier)
   arithmetic  the answer is the reference, character by character, but for ASCII whitespace around it: "18" and " 18\\n"
   sorting     are right for 18; "018", "+18", "18.0", "18." and digits of other scripts are wrong.
-  math        LaTeX: the last \\boxed{...}, or without one the final expression, compared by math-verify (the paper's
-              checker); boxes that only commas, "and", "or", "x =" stand between are one list. Equal strings are right
-              at once; everything else goes to a worker process.
+  math        LaTeX: the last \\boxed{...} or \\fbox{...}, or without one the final expression; boxes that only commas,
+              "and", "or", "x =" stand between are one list. Equal strings are right at once; everything else goes to a
+              worker process: `normalise`, then `equal`. A reference is read whole or not at all: nothing is right for a
+              part of itself, and one that cannot be read has no verdict.
+                numbers   must be equal; a decimal beside a number that is neither decimal nor whole, at 6 places
+                (a, b)    keeps its order, and so does x = 1, y = 2; a, b and {a, b} are sets
+                12_5      is right only for the same digits and base
+                words     letter for letter, whatever their case
+                the rest  math-verify's, the paper's checker
   code        a Python program: the last ```python block, or without one the last ``` block without a language. It is
               right if it passes all tests of the reference, a JSON text of one of the forms in use (`read_tests`):
                 {"inputs": ["1 2\\n", ...], "outputs": ["3\\n", ...]}                   stdin and stdout (TACO, APPS)
                 {"fn_name": "add", "inputs": [[1, 2], ...], "outputs": [3, ...]}        a call; if all outputs are lists
-                                                                                        of one, these stand for that one
+                                                                                        of one, these or what they hold
                 [{"input": "1 2\n", "output": "3\n"}, ...]                            the same, a test at a time; with
                 [{"input": "1\n2", "output": "3", "metadata": {"func_name": "add"}}]   arguments as JSON lines
               stdout: the same lines, trimmed; where a line differs, its words must be the same, but for decimal
-              fractions, which allow a relative error of 1e-6. A result of a call is right if, as JSON, it == the
-              expected one (so a tuple is a list). Every test must end with exit status 0. The program sees the
-              standard library only; a function finds the names of `typing` defined, as starter codes expect.
+              fractions, which allow a relative error of 1e-6, and 1.0 for 1. A result of a call is right if, as JSON,
+              it == the expected one (so a tuple is a list). Every test must end with exit status 0. The program sees
+              the standard library only, and finds what graders import beforehand (plumbing/jail.py: PRELUDE).
 
 SymPy can run for days on a short answer: `equal` and programs run in worker processes (plumbing/workers.py) that are
 ended at a limit. What takes too long is wrong; what a worker cannot judge has no verdict, and is never scored as wrong.
@@ -32,9 +38,10 @@ Deviation: a box, or an answer without one, of more than MAX_CHARS characters is
   short, parsing time grows faster than length, and the end of a long number is not that number. Programs: CODE_CHARS.
 Open in the paper: whether a truncated completion that already shows its answer is correct. Ours: it is wrong, unread;
   Sec. A.15 leaves it out of the loss, but the pass rate needs a value.
-Known limits, math-verify's: "It is 17, not 18" has the final expression 18; "50" equals "50\\%"; an unquoted word is a
-  product of letters, so that "Paris" equals "Pairs"; a last word that can be a unit is dropped (t of "\\cos^2 t");
-  in a product, i is a letter: (1+2i)(3+4i) is not -5+10i. tests/test_reward.py lists where its own tests disagree.
+Known limits (tests/test_reward.py: LIMITS). Wrong and judged right: 1. without a box the last formula or number of a
+  text counts: "It is 17, not 18" is 18; 2. units are not compared: 10 km is 10 m, and 50 is 50\\%. Right and judged
+  wrong: 3. three letters or more are a word: xyz is not zyx; 4. one letter is a unit in \\text{} only: 3 m is not 3;
+  5. 100,200,300 without spaces is one number; 6. "x < 1 or x > 4" is not the union of the intervals.
 
 Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py
 """
@@ -207,8 +214,9 @@ CHARACTERS = str.maketrans({
     "≈": "\\approx ", "≤": "\\leq ", "≥": "\\geq ", "≠": "\\neq ", "∪": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ",
     "∈": "\\in ", "°": "^\\circ ", "…": "\\ldots ", "’": "'", "\u00a0": " "})
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
-UNIT_WORDS = ("(?!(?:and|or|pi|sqrt|sin|cos|tan|cot|sec|csc|log|exp|inf|infinity|if|mod|choose|over|percent|percentage|"
-              "pct)(?![A-Za-z]))(?:[A-Za-z]{4,}|days?|min|sec|hrs?|lbs?|mph|men|[cmk]m|m[gl]|kg|ft|in|yd|mi|oz|sq|of)")
+UNIT = ("(?!(?:and|or|pi|sqrt|sin|cos|tan|cot|sec|csc|log|exp|inf|infinity|if|mod|choose|over|percent|percentage|"
+        "pct)(?![A-Za-z]))(?:[A-Za-z]{4,}|days?|min|sec|hrs?|lbs?|mph|men|[cmk]m|m[gl]|kg|ft|in|yd|mi|oz|sq|of)")
+UNITS = rf"(?:{UNIT.replace('4', '2')}\s+)*{UNIT}"
 
 
 def degrees(match) -> str:
@@ -239,13 +247,12 @@ NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, w
     (r"(?<=[0-9])(?:,\\!|\{,\}|(?<!\\)\\[,;: ]|~)\s*(?=[0-9]{3}(?![0-9]))", "", "thousands"),
     (r"(?<=\{)[1-9][0-9]{0,2}(?:,[0-9]{3})+(?=\})", lambda m: m[0].replace(",", ""), "thousands in a fraction"),
     (r"(?<![0-9.])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", lambda m: m[0].replace(" ", ""), "thousands with spaces"),
-    (r"\\!", "", "space"),
-    (r"\*\*", "^", "2**3"),
-    (r"^\s*(?:\\approx|=)", "", "a sign before the value"),
+    (r"\\!", "", "space"), (r"\*\*", "^", "2**3"), (r"^\s*(?:\\approx|=)", "", "a sign before the value"),
     (r"(?<!\\)\\[,:; ]|\\q?quad(?![A-Za-z])|~", " ", "space"),
-    (r"\\(?:math(?:bf|it|sf|tt)|boldsymbol|bm)\s*\{([^{}]*)\}", r"\1", "bold or slanted symbols"),
+    (r"\\(?:math(?:bf|it|sf|tt)|boldsymbol|bm|underline)\s*\{([^{}]*)\}", r"\1", "bold or slanted symbols"),
     (r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|mathrm)(?=\s*\{)", r"\\text", "kinds of type"),
     (r"\\text\s*\{\s*((?:[^{}A-Za-z]|and|or)*[0-9](?:[^{}A-Za-z]|and|or)*|[ei])\s*\}", r"\1", "upright numbers, e, i"),
+    (r"\\text\s*\{\s*(-?[0-9][0-9./,]*)\s", r"\1\\text{", "a number and its unit as one text"),
     (r"\\(?:begin|end)\s*\{(?:cases|aligned)\}", "", "a list"),
     (r"\\{2}(?![A-Za-z])", lambda m: m[0] if re.search("matrix|array", m.string) else ", ", "a list, line by line"),
     (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}", "raised characters"),
@@ -267,7 +274,7 @@ NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, w
      degrees, "90 degrees"),
     (r"(?:(?<=[0-9)}\]])|(?<=\\pi))\s*\\text\s*\{(?!\s*(?:and|or|if|mod)[\s}])[^{}]*\}(?:\s*/\s*\\text\s*\{[^{}]*\})*"
      r"(?:\s*\^\s*\{?[-0-9]+\}?)?(?=\s*(?:$|[,;)\]]|\\text|and|or))", "", "units"),
-    (rf"(?<=[0-9}}])(?:\s+|(?=[cmk]m|kg))(?:{UNIT_WORDS}\s+)*{UNIT_WORDS}(?:\s*\^\s*\{{?[23]\}}?)?(?=\s*(?:$|[,;)\]]))",
+    (rf"(?<=[0-9}}])(?:\s+|(?=[cmk]m|kg)){UNITS}(?:\s*\^\s*\{{?[23]\}}?)?(?=\s*(?:$|[,;)\]]))",
      "", "units as plain words"),
     (r"(?<=[0-9])(?:\s*\^)?\s*\{?\s*(?:\\text\s*\{\s*)?(?:st|nd|rd|th)\s*\}{0,2}$", "", "the 12th"),
     (r"\\langle", "(", "a vector is a tuple"), (r"\\rangle", ")", "a vector is a tuple"),

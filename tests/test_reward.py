@@ -293,7 +293,7 @@ LIMITS = [  # (answer, reference, the verdict): the first three are wrong and ju
     ("\\boxed{zyx}", "xyz", False),
     ("\\boxed{3 m}", "3\\text{ m}", False),
     ("\\boxed{300,100,200}", "100, 200, 300", False),
-    ("\\boxed{(1, 2)}", "\\begin{pmatrix}1\\\\2\\end{pmatrix}", False),
+    ("\\boxed{x < 1 \\text{ or } x > 4}", "(-\\infty,1)\\cup(4,\\infty)", False),
 ]
 
 

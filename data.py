@@ -20,7 +20,8 @@ TASK, a key of reward.TASKS, is the verifier of all its rows. NAME is one of
               of files), a folder, OWNER/NAME or OWNER/NAME/CONFIG on the hub.
 --prompt-column and --answer-column name other columns, several for several sources: a row's first of them counts, and
 "reward_model.ground_truth" is a field within a field. Of an answer with "####" (GSM8K) only what follows is taken. The
-answer of a code row is its tests, in a form that reward.py reads, as JSON text or as an object.
+answer of a code row is its tests, in a form that reward.py reads, as JSON text or as an object. A row without a usable
+prompt or answer ends the run, or is left out (--skip-unusable).
 
 The prompt goes through the tokenizer's chat template, or, where it has none, through the tokenizer as it is. Of rows
 that then have the same prompt the first counts; the others are dropped and counted. Validation prompts are drawn from
@@ -38,6 +39,7 @@ Open in the paper: how math and code are mixed; ours: by weight within every bat
 Test: pytest tests/test_data.py
 """
 
+import ast
 import copy
 import hashlib
 import json
@@ -96,6 +98,7 @@ class Data(NamedTuple):
     too_long: int  # prompts of more tokens than the budget, or with more than MAX_ANSWER bytes of tests
     duplicates: int  # rows that repeat an earlier prompt of their source
     weights: tuple[float, ...] = (1.0,)  # by source
+    unusable: tuple[str, ...] = ()  # what is wrong with each row that --skip-unusable left out
 
 
 def malformed(where: str, got: str, cause: str, expected: str = EXPECTED) -> ValueError:
@@ -208,12 +211,34 @@ def field(row: dict, names: Iterable[str]):
     return next((value for value in found if value is not None), None)
 
 
-def code_answer(answer) -> str | None:
-    """A code row's tests, text or objects, as JSON text; None for tests that the verifier could not read."""
-    text = answer if isinstance(answer, str) else json.dumps(answer)
-    with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        read_tests(text)
-        return text
+def loaded(text):
+    """What a text holds as JSON or as Python's own notation; anything else as it is."""
+    for load_text in (json.loads, ast.literal_eval) if isinstance(text, str) else ():
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return load_text(text)
+    return text
+
+
+def code_answer(answer, row: dict) -> str:
+    """A code row's tests, text or objects, as JSON text in a form that the verifier reads.
+
+    A function's name may stand in the row's `metadata` (LiveCodeBench, DeepCoder's lcbv5) or beside the tests. Raises
+    ValueError, which may name the form, LookupError, TypeError, AttributeError.
+    """
+    tests = found = loaded(answer)
+    if isinstance(found, dict) and "test_cases" in found:  # SYNTHETIC-1: a text column of more than the tests
+        tests = loaded(found["test_cases"])
+    if not isinstance(tests, dict) and "assert " in str(tests[:1] if isinstance(tests, list) else tests):
+        raise ValueError("asserts, as of MBPP, AceCode, KodCode, LeetCode's check(candidate); write calls and results")
+    name = (field({"metadata": loaded(row.get("metadata"))}, ["metadata.func_name", "metadata.fn_name"])
+            or isinstance(found, dict) and found.get("fn_name"))
+    if name and isinstance(tests, list):
+        tests = [{"fn_name": name} | test for test in tests]
+    elif name and tests is not found:
+        tests = {"fn_name": name} | tests
+    text = answer if isinstance(answer, str) and tests is found and not name else json.dumps(tests)
+    read_tests(text)
+    return text
 
 
 def is_chat(prompt) -> bool:
@@ -239,9 +264,15 @@ def parse_row(row, where: str, task: str | None, columns) -> Row:
         cause = "a misspelt name, or a column of another meaning, which NAME:WEIGHT:TASK overrules"
         raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
     plain = isinstance(answer, (str, int)) and not isinstance(answer, bool)
-    reference = code_answer(answer) if task == "code" else str(answer).rpartition("####")[2].strip() if plain else None
+    reference, cause = None, "an unlabelled row, a number to be written as text, or another notation"
+    if task == "code":
+        try:
+            reference = code_answer(answer, row)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            cause = f"no tests, or tests of another form ({error})"
+    elif plain:
+        reference = str(answer).rpartition("####")[2].strip()
     if not reference or not re.fullmatch(ANSWERS.get(task, ".*"), reference, re.S):
-        cause = "an unlabelled row, a number to be written as text, or another notation"
         raise malformed(where, f"answer {str(answer)[:60]!r}", cause, f"an answer for `{task}` (see data.py)")
     return Row(where, prompt, reference, task)
 
@@ -298,7 +329,18 @@ def split(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]
     return drawn[count:], drawn[:count]
 
 
-def load_source(name: str, task: str | None, columns, tokenizer, *, budget: int, validation: int) -> Data:
+def usable(found, task: str | None, columns, skipped: list[str] | None) -> Iterator[Row]:
+    """The rows that can be used. What is wrong with others is added to `skipped`, or raised where that is None."""
+    for where, row in found:
+        try:
+            yield parse_row(row, where, task, columns)
+        except ValueError as error:
+            if skipped is None:
+                raise ValueError(f"{error}; --skip-unusable leaves such rows out") from error
+            skipped.append(str(error))
+
+
+def load_source(name: str, task: str | None, columns, tokenizer, *, budget: int, validation: int, skip: bool) -> Data:
     """One source's prompts, tokenised and split; `load` numbers them."""
     if name in EMBEDDED:
         counts = ((EMBEDDED_PROMPTS[name], False), (validation, True))
@@ -307,30 +349,34 @@ def load_source(name: str, task: str | None, columns, tokenizer, *, budget: int,
         (train, long), (held, long_held) = (tokenise(part, tokenizer, budget=budget) for part in rows)
         return Data(train, held, long + long_held, 0)
     found = read_lines(name) if name.endswith(".jsonl") and os.path.isfile(name) else read_dataset(name)
-    count, first = 0, {}
-    for count, (where, row) in enumerate(found, 1):
-        row = render(parse_row(row, where, task, columns), tokenizer)
+    count, first, skipped = 0, {}, []
+    for count, row in enumerate(usable(found, task, columns, skipped if skip else None), 1):
+        row = render(row, tokenizer)
         first.setdefault(row.prompt, row)
     prompts, too_long = tokenise(list(first.values()), tokenizer, budget=budget)
     if not prompts:
         cause = "an empty file, an interrupted download, or a small budget"
-        raise malformed(name, f"{too_long} longer ones", cause, f"a prompt of <= {budget} tokens")
-    return Data(*split(prompts, validation), too_long, count - len(first))
+        got = f"{too_long} longer ones" + (f" and {len(skipped)} unusable rows ({skipped[0]})" if skipped else "")
+        raise malformed(name, got, cause, f"a prompt of <= {budget} tokens")
+    return Data(*split(prompts, validation), too_long, count - len(first), unusable=tuple(skipped))
 
 
-def load(sources, tokenizer, *, budget: int, validation=VALIDATION_PROMPTS, columns=(("prompt",), ("answer",))) -> Data:
+def load(sources, tokenizer, *, budget: int, validation=VALIDATION_PROMPTS, columns=(("prompt",), ("answer",)),
+         skip_unusable: bool = False) -> Data:
     """The prompts of a run, tokenised and split (see the top of this file).
 
     sources     one or several, as --data takes them
     budget      tokens per prompt; longer prompts are left out before the split
     validation  prompts to hold out of every source
     columns     names of the prompt's column and of the answer's; of several, the first that a row has
+    skip_unusable  leave out rows without a usable prompt or answer (some of APPS and TACO have no tests)
     Raises ValueError for a malformed source or row, a prompt in training and validation, or if none fits the budget.
     """
     names, weights, tasks = zip(*map(parse_source, [sources] if isinstance(sources, str) else sources))
     if len(set(names)) < len(names):
         raise malformed("--data", str(names), "one given twice: give it the sum of the weights", "different sources")
-    parts = [load_source(*pair, columns, tokenizer, budget=budget, validation=validation) for pair in zip(names, tasks)]
+    parts = [load_source(*pair, columns, tokenizer, budget=budget, validation=validation, skip=skip_unusable)
+             for pair in zip(names, tasks)]
     owners = Counter(task for part in parts for task in {prompt.task for prompt in (*part.train, *part.validation)})
 
     def numbered(sets):
@@ -338,8 +384,8 @@ def load(sources, tokenizer, *, budget: int, validation=VALIDATION_PROMPTS, colu
         return [replace(prompt, index=i, source=source, curve=names[source] if owners[prompt.task] > 1 else prompt.task)
                 for i, (source, prompt) in enumerate(every)]
 
-    train, held, too_long, duplicates, _ = zip(*parts)
-    data = Data(numbered(train), numbered(held), sum(too_long), sum(duplicates), weights)
+    train, held, too_long, duplicates, _, unusable = zip(*parts)
+    data = Data(numbered(train), numbered(held), sum(too_long), sum(duplicates), weights, sum(unusable, ()))
     check_leakage(data)
     return data
 

@@ -21,6 +21,8 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line, told apart by 
          version before)
   eval   pass_rate (mean@k on the validation set), stderr (sampling error), entropy_sampled (nats, -mean log pi_gen of
          the sampled tokens: an estimate of the entropy, A.12), completions, unverified, timed_out, tasks
+  unverified  a prompt whose answers got no verdict, once: prompt, where (file and line), error. A reference that cannot
+         be read is no failure of the verifier, which ends the run when it is frequent
   fit    A, B, C_mid, R_0, bands, forecasts (fit.py)
   end    reason, seconds (wall)
   config every flag in force, protections of the jail, commit, versions, prompts (how many, and how many left out)
@@ -63,10 +65,11 @@ UNVERIFIED = 0.01  # share of groups whose verifier failed, of at least 100, abo
 WHOLE = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=False)
 LINES = {  # what of a log row the screen shows
     "config": "{prompts[train]} training prompts, {prompts[validation]} held out; left out: "
-              "{prompts[too_long]} too long, {prompts[repeated]} repeated",
+              "{prompts[too_long]} too long, {prompts[repeated]} repeated, {prompts[unusable]} unusable",
     "step": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}  entropy {entropy:.3f}  rho {rho_mean:.3f} "
             "(max {rho_max:.2f})  idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  "
             "{gpu_hours:.4f} gpu_hours",
+    "unverified": "NO VERDICT {where}: {error}",
     "eval": "step {step:4d}  VALIDATION pass rate {pass_rate:.3f} +- {stderr:.3f}  ({completions} completions)  "
             "{gpu_hours:.4f} gpu_hours"}
 
@@ -103,7 +106,7 @@ class Trainer:
             self.curriculum.load_state_dict(state["curriculum"])
         self.version, self.evaluated, self.checked = state.get("version", 0), state.get("evaluated"), False
         self.truncated = deque(maxlen=10)  # shares of the last steps
-        self.unverified = state.get("unverified", 0)  # groups
+        self.unverified, self.named = state.get("unverified", 0), set()  # groups; prompts that are in the log
         self.totals = state.get("totals", {"tokens": 0, "tokens_trained": 0, "flops": 0.0})
         self.clock = Clock(dist.get_world_size(), state.get("gpu_hours", 0.0))
         self.pipeline = pipeline.Pipeline(
@@ -177,7 +180,16 @@ class Trainer:
         for group in groups:
             known = all(header.correct is not None for header in group)
             self.curriculum.came_back(group[0].prompt, sum(h.correct for h in group) / len(group) if known else None)
-            self.unverified += not known
+            if not known:
+                [error, *_] = [header.error for header in group if header.correct is None]
+                self.unverified += not error.startswith(reward.UNREADABLE)
+                self.name_unverified(self.curriculum.prompts[group[0].prompt], error)
+
+    def name_unverified(self, prompt, error):
+        """A line of the log for a prompt whose answers get no verdict, when that is first seen."""
+        if (prompt.text, error) not in self.named:
+            self.named.add((prompt.text, error))
+            self.log("unverified", prompt=prompt.text, where=prompt.where, error=error)
 
     def watch(self, headers):
         """What ruins a run slowly. Warns of many truncated completions; raises Unverifiable if verifiers fail often."""
@@ -194,10 +206,13 @@ class Trainer:
         """Mean@k on the validation set; clock, weights and training tickets stand still meanwhile."""
         with self.clock.paused():
             groups, samples, failed = self.pipeline.evaluate(self.validation, self.args.eval_generations, SAMPLES)
-            check_verifier(failed.values(), len(failed), len(self.validation))
+            failures = [error for error in failed.values() if not error.startswith(reward.UNREADABLE)]
+            check_verifier(failures, len(failures), len(self.validation))
             self.evaluated = self.version
             if not groups:  # another rank than 0
                 return
+            for index, error in failed.items():
+                self.name_unverified(self.validation[index], error)
             headers = sum(groups, [])
             self.log("eval", **reward.pass_rates(groups, self.validation), timed_out=sum(h.timed_out for h in headers))
             for header, completion in zip(headers, samples):

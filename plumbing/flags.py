@@ -36,13 +36,13 @@ from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
 ROOT = Path(__file__).resolve().parent.parent  # of the project: base/ is found from every working directory
 DEFAULTS = RECIPES["scalerl"] | dict(
     recipe="scalerl", temperature=1.0, weight_decay=0.01, data=["arithmetic"], generator="torch",
-    prompt_column=["prompt"], answer_column=["answer"], seed=0, timeout=600.0, verify_timeout=5.0)
+    prompt_column=["prompt"], answer_column=["answer"], skip_unusable=False, seed=0, timeout=600.0, verify_timeout=5.0)
 LENGTH_FLAGS = {  # --length-control -> the only length flags that it reads
     "interrupt": ("interrupt_at", "interrupt_phrase"), "penalty": ("length_max", "length_cache"), "none": ()}
 EVALUATION = {  # the flags that --evaluate reads
-    "evaluate", "data", "prompt_column", "answer_column", "generations", "generator", "temperature", "fp32_head",
-    "dtype", "slots", "max_prompt_tokens", "max_new_tokens", "length_control", "interrupt_at", "interrupt_phrase",
-    "verify_timeout", "eval_prompts", "seed", "out"}
+    "evaluate", "data", "prompt_column", "answer_column", "skip_unusable", "generations", "generator", "temperature",
+    "fp32_head", "dtype", "slots", "max_prompt_tokens", "max_new_tokens", "length_control", "interrupt_at",
+    "interrupt_phrase", "verify_timeout", "eval_prompts", "seed", "out"}
 
 
 def flags():
@@ -105,6 +105,7 @@ def model_flags(add):
         help="prompts: arithmetic, sorting, a JSONL file, or anything for datasets.load_dataset (see data.py)")
     add("--prompt-column", nargs="+", help="the prompt's field; of several, the first that a row has")
     add("--answer-column", nargs="+", help="the answer's")
+    add("--skip-unusable", action="store_true", help="leave out rows without a usable prompt or answer (--data)")
     add("--verify-timeout", type=float, help="seconds to check one answer; then it is wrong, and counted as timed out")
     add("--temperature", type=float, help="sampling temperature")
     add("--dtype", choices=("float32", "bfloat16"), help="of generators and forward passes; master weights are float32")
@@ -270,7 +271,7 @@ def resumed_flags(given, error):
         error(f"--resume: found no checkpoint in {log.parent}; did it end before its first evaluation after step 0?")
     stored = stored_flags(log)
     for name in ("recipe", "model", "loss", "off_policy", "k", "prompts", "data", "prompt_column", "answer_column",
-                 "max_prompt_tokens", "eval_prompts", "seed"):
+                 "skip_unusable", "max_prompt_tokens", "eval_prompts", "seed"):
         if name in given and given[name] != stored[name]:
             error(f"--resume with {option(name)} {given[name]}: the run in {log.parent} has {stored[name]}")
     return stored
@@ -308,7 +309,10 @@ def prepare(args):
     precision.check_supported(config := AutoConfig.from_pretrained(folder))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     prompts = data.load(args.data, tokenizer, budget=args.max_prompt_tokens, validation=args.eval_prompts,
-                        columns=(args.prompt_column, args.answer_column))
+                        columns=(args.prompt_column, args.answer_column), skip_unusable=args.skip_unusable)
+    if prompts.unusable and int(os.environ.get("RANK", "0")) == 0:
+        print(f"WARNING: {len(prompts.unusable)} unusable rows left out. The first of them:", *prompts.unusable[:10],
+              sep="\n  ", file=sys.stderr)
     if "evaluate" not in args:
         data.check_size(prompts, prompts=args.prompts, k=args.k)
     longest = max(len(prompt.ids) for prompt in (*prompts.train, *prompts.validation))
@@ -379,6 +383,6 @@ def provenance(prompts):
     commit = git and subprocess.run([git, "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT,
                                     check=False).stdout.strip()
     sizes = {"train": len(prompts.train), "validation": len(prompts.validation), "too_long": prompts.too_long,
-             "repeated": prompts.duplicates}
+             "repeated": prompts.duplicates, "unusable": len(prompts.unusable)}
     versions = {d.name: d.version for d in distributions() if d.name in names}
     return {"commit": commit, "versions": versions, "prompts": sizes}

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import data
+import reward
 
 CHARACTERS = "0123456789+-=abcdefghijklmnopqrstuvwxyz:?| "
 TEMPLATE = (
@@ -286,6 +287,53 @@ def test_tests_of_code_may_be_text_or_an_object_and_too_many_are_dropped(tmp_pat
     monkeypatch.setattr(data, "MAX_ANSWER", len(json.dumps(tests)))
     loaded = data.load(write(tmp_path / "a.jsonl", rows) + ":code", tokenizer, budget=9)
     assert [json.loads(p.answer) for p in loaded.train + loaded.validation] == [tests, tests] and loaded.too_long == 2
+
+
+def call(n, **more):
+    return {"input": f"{n}\n[1]", "output": f"{n + 1}", **more}
+
+
+@pytest.mark.parametrize(("row", "name"), [
+    ({"tests": json.dumps([call(1, testtype="functional")]), "metadata": '{"func_name": "f"}'}, "f"),  # LiveCodeBench
+    ({"tests": [call(1, testtype="functional")], "metadata": {"func_name": "f"}}, "f"),  # DeepCoder's lcbv5
+    ({"tests": [call(1, testtype="stdin")], "metadata": "{}"}, None),
+    ({"tests": json.dumps({"language": "python", "test_cases": [call(1, type="function_call", fn_name="f")]})}, "f"),
+    ({"tests": str({"test_cases": [call(1, type="stdin_stdout", fn_name=None)]})}, None),  # SYNTHETIC-1
+    ({"tests": {"test_cases": '{"inputs": ["1\\n[1]"], "outputs": ["2"]}', "fn_name": "f"}}, "f"),
+])
+def test_the_name_of_a_function_is_read_wherever_data_sets_have_it(row, name, tmp_path, tokenizer):
+    (prompt,) = data.load(write(tmp_path / "a.jsonl", [{"prompt": "a"} | row]) + ":code", tokenizer, budget=9,
+                          columns=(["prompt"], ["tests"])).validation
+    # Arguments are JSON, a line each: 1 and [1]. Without a name they are standard input.
+    assert reward.read_tests(prompt.answer) == (name, [([1, [1]], 2)] if name else [("1\n[1]", "2")])
+
+
+@pytest.mark.parametrize(("tests", "words"), [
+    ([call(1, testtype="functional")], "functional tests without the name of the function"),
+    (["assert f(1) == 2", "assert f(2) == 3"], "asserts, as of MBPP"),
+    ("from solution import f\n\ndef test_f():\n    assert f(1) == 2", "KodCode"),
+    ("def check(candidate):\n    assert candidate(n = 1) == 2", r"LeetCode's check\(candidate\)"),
+    ("", "unlabelled|no tests"), ({"inputs": [], "outputs": []}, "no tests"), ([], "no tests"), ({}, "no tests"),
+])
+def test_other_forms_of_tests_are_refused_by_their_name(tests, words, tmp_path, tokenizer):
+    path = write(tmp_path / "a.jsonl", [{"prompt": "a", "answer": tests}])
+    with pytest.raises(ValueError, match=f"a.jsonl:1: expected an answer for `code`.*({words}).*--skip-unusable"):
+        data.load(f"{path}:code", tokenizer, budget=9)
+
+
+def test_unusable_rows_end_the_run_or_are_left_out_and_named(tmp_path, tokenizer):
+    good = {"inputs": ["1"], "outputs": ["1"]}
+    rows = [{"prompt": "a", "answer": good}, {"prompt": "b", "answer": ""}, {"prompt": "c", "answer": good},
+            {"prompt": "", "answer": good}, {"prompt": "d", "answer": {"inputs": [], "outputs": []}}]
+    path = write(tmp_path / "a.jsonl", rows)
+    with pytest.raises(ValueError, match="a.jsonl:2: .*; --skip-unusable leaves such rows out"):
+        data.load(f"{path}:code", tokenizer, budget=9)
+    loaded = data.load(f"{path}:code", tokenizer, budget=9, skip_unusable=True)
+    assert sorted(p.text for p in loaded.train + loaded.validation) == ["a", "c"]
+    assert [message.partition(": ")[0] for message in loaded.unusable] == [f"{path}:{line}" for line in (2, 4, 5)]
+    assert (loaded.too_long, loaded.duplicates) == (0, 0)
+    with pytest.raises(ValueError, match="0 longer ones and 1 unusable rows .*no tests"):
+        data.load(write(tmp_path / "b.jsonl", rows[1:2]) + ":code", tokenizer, budget=9, skip_unusable=True)
 
 
 def test_prompts_over_the_budget_are_dropped_and_counted(tmp_path, tokenizer):

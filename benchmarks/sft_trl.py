@@ -3,9 +3,9 @@
     python benchmarks/sft_trl.py MODEL OUT        MODEL a folder as benchmarks/smollm2.py --convert makes it
     torchrun train.py --loss cispo --model OUT --data FILE.jsonl
 
-Needs TRL (`pip install trl`), and is an example: traces of our own sums, `<think>17+8=25</think>25`, a few minutes. What
-train.py wants of any such folder: that its completions hold the mark of --think-end, and end. Prints the share of
-validation completions that do, before and after.
+Needs TRL (`pip install trl`), and is an example: traces of our own sums, `<think>17+8=25</think>25`, a few minutes.
+What train.py wants of any such folder: completions that hold the mark of --think-end, and end. Prints the share of
+completions of unseen questions that do, before and after; questions for train.py go to OUT.jsonl.
 """
 
 import argparse
@@ -61,8 +61,8 @@ def main():
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     held, rows = list(traces(32, seed=1)), list(traces(args.traces, seed=0))
     print("before: with </think> {:.2f}, right {:.2f}".format(*measure(model, tokens, held)))
-    config = SFTConfig(str(args.out), per_device_train_batch_size=8, num_train_epochs=1, learning_rate=5e-5, use_cpu=True,
-                       bf16=False, save_strategy="no", report_to="none", gradient_checkpointing=False)
+    config = SFTConfig(str(args.out), per_device_train_batch_size=8, num_train_epochs=1, learning_rate=5e-5,
+                       use_cpu=True, bf16=False, save_strategy="no", report_to="none", gradient_checkpointing=False)
     pairs = Dataset.from_list([{name: row[name] for name in ("prompt", "completion")} for row in rows])
     trainer = SFTTrainer(model, args=config, train_dataset=pairs, processing_class=tokens)
     trainer.train()

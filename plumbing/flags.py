@@ -97,7 +97,7 @@ def asynchrony_flags(add):
     add("--prompts", type=positive, help="P, prompts per optimizer step")
     add("--generations", type=positive, help="G, completions per prompt (or, with --evaluate, the k of mean@k)")
     add("--generator", choices=("torch", "vllm"), help="inference backend (vllm needs the extra [vllm])")
-    add("--slots", type=positive, help="completions that a generator decodes at once; fewer by default if memory is short")
+    add("--slots", type=positive, help="completions that a generator decodes at once; fewer if memory is short")
     add("--trainers", type=positive, help="T, ranks that train; the others generate (default: a fifth, as 16 of 80)")
 
 
@@ -201,7 +201,7 @@ def settings(argv):
     if args.off_policy == "ppo" and args.k > 0 and "eval_every" not in given:
         args.eval_every += -args.eval_every % args.k
     args.out = asked.get("out", "runs/evaluation" if "evaluate" in asked else f"runs/{args.loss}-seed{args.seed}")
-    follow_mark(args, given, parser.error)
+    follow_mark(args, asked, given, parser.error)
     unread(asked, {name: reads for name, (_, reads) in loss.LOSSES.items()}, args.loss, "--loss", parser.error)
     unread(asked, LENGTH_FLAGS, args.length_control, "--length-control", parser.error)
     args.clips = clips(args, given, parser.error)
@@ -209,10 +209,10 @@ def settings(argv):
     return args
 
 
-def follow_mark(args, given, error):
+def follow_mark(args, asked, given, error):
     """What --think-end means for interruptions: the default phrase ends in the mark; without a mark there are none."""
     if args.think_end is None and args.length_control == "interrupt":
-        if wanted := {"length_control", "interrupt_at", "interrupt_phrase"} & set(args.asked):
+        if wanted := {"length_control", "interrupt_at", "interrupt_phrase"} & set(asked):
             error(f"{', '.join(map(option, sorted(wanted)))} with --think-end none: an interruption ends in the mark "
                   "behind which the answer begins, and there is none")
         args.length_control = "none"
@@ -308,8 +308,8 @@ def resumed_flags(given, error):
     stored = stored_flags(log)
     for name in ("recipe", "model", "loss", "off_policy", "k", "prompts", "data", "prompt_column", "answer_column",
                  "max_prompt_tokens", "eval_prompts", "seed", "think_end"):
-        if name in given and given[name] != stored[name]:
-            error(f"--resume with {option(name)} {given[name]}: the run in {log.parent} has {stored[name]}")
+        if name in given and given[name] != stored.get(name):
+            error(f"--resume with {option(name)} {given[name]}: the run in {log.parent} has {stored.get(name)}")
     return stored
 
 
@@ -344,9 +344,9 @@ def prepare(args):
     if args.generator == "vllm":
         vllm_rollout.require_vllm()
     precision.check_supported(config := AutoConfig.from_pretrained(folder))
-    args.fitted = fit(args, config)
-    check_lengths(args)
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    args.fitted = fit(args, config, tokenizer)
+    check_lengths(args)
     prompts = data.load(args.data, tokenizer, budget=args.max_prompt_tokens, validation=args.eval_prompts,
                         columns=(args.prompt_column, args.answer_column))
     if "evaluate" not in args:
@@ -364,9 +364,10 @@ def prepare(args):
     return prompts
 
 
-def fit(args, config):
+def fit(args, config, tokenizer):
     """Make lengths and slots fit; returns the lines that say so."""
-    lines = [sizing.fit_lengths(args, config.max_position_embeddings, args.default_new)]
+    phrase = len(phrase_ids(tokenizer, args))
+    lines = [sizing.fit_lengths(args, config.max_position_embeddings, args.default_new, phrase)]
     if args.generator == "torch":
         lines.append(sizing.fit_slots(args, config, **sizing.neighbours(args)))
         if torch.cuda.is_available():

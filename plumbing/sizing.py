@@ -1,7 +1,7 @@
 """Lengths and slots that fit the model's positions and the memory there is.
 
-The paper's sizes are for an 8B model on 80 GPUs. What the command line does not give is made smaller until it fits, and a
-line says so; what it gives and does not fit is refused. Bytes:
+The paper's sizes are for an 8B model on 80 GPUs. What the command line does not give is made smaller until it fits, and
+a line says so; what it gives and does not fit is refused. Bytes:
 
     a position of a completion   2 (keys, values) x layers x key/value heads x head size x bytes of --dtype
     a generator                  its weights + slots x positions x that
@@ -27,11 +27,12 @@ LENGTHS = {"max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", 
 HEAD_CHUNK = 256  # positions whose logits the trainer holds at once (precision.PolicyModel)
 
 
-def fit_lengths(args, positions, default_new):
+def fit_lengths(args, positions, default_new, phrase):
     """Make lengths that were not asked for fit; returns the line that says so, or "".
 
     positions    of the model
     default_new  --max-new-tokens if it is not given: default interruption and penalty lengths belong to it
+    phrase       tokens of the interruption phrase, behind which a token must be left for the answer
     Raises ValueError if --max-prompt-tokens leaves no position for a completion.
     """
     before = {name: getattr(args, name) for name in sorted(LENGTHS, reverse=True)}
@@ -43,16 +44,17 @@ def fit_lengths(args, positions, default_new):
         if args.max_new_tokens < 1:
             raise ValueError(f"--max-prompt-tokens {args.max_prompt_tokens} leaves no position for a completion: the "
                              f"model has {positions}")
-    beyond = {"interrupt": args.interrupt_at[1] >= args.max_new_tokens,
-              "penalty": args.length_max > args.max_new_tokens}.get(args.length_control, False)
-    if beyond or args.max_new_tokens != before["max_new_tokens"]:
+    room = args.max_new_tokens - phrase - 1
+    beyond = {"interrupt": args.interrupt_at[1] > room, "penalty": args.length_max > args.max_new_tokens}
+    if beyond.get(args.length_control) or args.max_new_tokens != before["max_new_tokens"]:
         def scaled(tokens):
             return max(1, tokens * args.max_new_tokens // default_new)
 
         for name in {"length_max", "length_cache"} - set(args.asked):
             setattr(args, name, scaled(before[name]))
         if "interrupt_at" not in args.asked:
-            args.interrupt_at = tuple(map(scaled, before["interrupt_at"]))
+            low, high = map(scaled, before["interrupt_at"])
+            args.interrupt_at = (low, high) if high <= room else (max(1, low * room // high), max(1, room))
     changed = [f"--{name.replace('_', '-')} {numbers(getattr(args, name))} instead of {numbers(value)}"
                for name, value in before.items() if getattr(args, name) != value]
     return f"Lengths made to fit, the model has {positions} positions: {', '.join(changed)}" if changed else ""

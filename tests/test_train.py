@@ -165,6 +165,15 @@ def test_without_a_mark_interruptions_that_were_not_asked_for_are_none_and_the_d
     assert settings([*own, "--interrupt-phrase", "So: ####"]).interrupt_phrase == "So: ####"
 
 
+def test_a_checkpoint_of_a_run_with_interruptions_is_evaluated_without_a_mark(tmp_path):
+    out = past_run(tmp_path / "run", "--interrupt-at", "70", "72")
+    args = settings(["--evaluate", str(out / "checkpoint-2"), "--think-end", "none"])
+    assert (args.think_end, args.length_control) == (None, "none")
+    again = settings(["--evaluate", str(out / "checkpoint-2")])
+    assert (again.length_control, again.interrupt_at) == ("interrupt", [70, 72])
+    assert "interrupt_at" in again.asked and "slots" not in again.asked  # lengths stay, slots may have to fit elsewhere
+
+
 def test_a_generator_must_be_left(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert settings(["--trainers", "3"]).trainers == 3
@@ -527,10 +536,10 @@ def test_too_few_prompts_are_refused(monkeypatch, capsys):
     assert "more than (k + 1)·P = 9 training prompts, got 9" in message
 
 
-def sized(*argv, positions):
+def sized(*argv, positions, phrase=19):
     """(max_prompt_tokens, max_new_tokens, interrupt_at, length_max, length_cache), and what is said about them."""
     args = settings(["--model", "M", "--data", "F", *argv])
-    said = sizing.fit_lengths(args, positions, args.default_new)
+    said = sizing.fit_lengths(args, positions, args.default_new, phrase)
     return [args.max_prompt_tokens, args.max_new_tokens, args.interrupt_at, args.length_max, args.length_cache], said
 
 
@@ -552,6 +561,9 @@ def test_default_interruptions_follow_a_given_length_that_they_would_not_fit():
     lengths, said = sized("--max-new-tokens", "1792", positions=8192)  # an eighth of the paper's
     assert lengths[:3] == [2048, 1792, (1250, 1500)] and "--interrupt-at 1250 1500" in said
     assert sized("--max-new-tokens", "13000", positions=16384) == ([2048, 13000, (10000, 12000), 14000, 2000], "")
+    # 56 = 14,336 / 256: at 39 to 46, but 46 + 19 tokens of the phrase leave none for the answer; 36 is the most.
+    lengths, _ = sized("--max-new-tokens", "56", positions=8192)
+    assert lengths[2] == (30, 36)
 
 
 def test_given_lengths_are_never_changed():
@@ -613,11 +625,11 @@ def test_too_many_slots_stop_a_run_before_weights_are_loaded(monkeypatch, capsys
 
 
 def test_the_simple_generator_on_a_gpu_names_the_fast_one(monkeypatch):
-    config, args = AutoConfig.from_pretrained(BASE), settings([])
-    assert flags.fit(args, config) == []
+    model, args = (AutoConfig.from_pretrained(BASE), AutoTokenizer.from_pretrained(BASE)), settings([])
+    assert flags.fit(args, *model) == []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert "--generator vllm" in "".join(flags.fit(args, config))
-    assert flags.fit(settings(["--generator", "vllm"]), config) == []
+    assert "--generator vllm" in "".join(flags.fit(args, *model))
+    assert flags.fit(settings(["--generator", "vllm"]), *model) == []
 
 
 def test_a_model_with_too_few_positions_is_refused(monkeypatch, capsys):
@@ -663,8 +675,8 @@ def test_a15_many_truncated_completions_are_warned_of_after_ten_steps(capsys):
 
 
 def test_ten_batches_without_gradient_in_a_row_are_warned_of(capsys):
-    run = SimpleNamespace(truncated=deque(maxlen=10), standing=0, unverified=0, version=99, bar=SimpleNamespace(write=print),
-                          fleet=SimpleNamespace(rank=0), args=SimpleNamespace(prompts=1))
+    run = SimpleNamespace(truncated=deque(maxlen=10), standing=0, unverified=0, version=99,
+                          bar=SimpleNamespace(write=print), fleet=SimpleNamespace(rank=0), args=SimpleNamespace(prompts=1))
     for norm in (*[0.0] * 9, 0.5, *[0.0] * 9):
         train.Trainer.watch(run, [header(False)] * 3 + [header(True)], norm)
     assert "WARNING" not in capsys.readouterr().out  # twice nine, and a gradient between them
@@ -691,8 +703,8 @@ def test_a_validation_without_any_mark_at_step_0_is_said_aloud(monkeypatch, caps
 
 
 def test_failing_verifiers_stop_the_run_above_one_percent_of_the_groups():
-    run = SimpleNamespace(truncated=deque(maxlen=10), standing=0, unverified=2, version=10, fleet=SimpleNamespace(rank=0),
-                          args=SimpleNamespace(prompts=20))
+    run = SimpleNamespace(truncated=deque(maxlen=10), standing=0, unverified=2, version=10,
+                          fleet=SimpleNamespace(rank=0), args=SimpleNamespace(prompts=20))
     train.Trainer.watch(run, [header(True)], 1.0)  # 2 of 200
     run.unverified = 3
     with pytest.raises(train.Unverifiable, match="failed on 3 groups"):
@@ -1063,7 +1075,8 @@ INTERRUPTED = ("--interrupt-at", "1", "3", "--interrupt-phrase", "</think>")
 
 
 @pytest.mark.parametrize("model_type, task, lengths", [
-    ("qwen3", "math", INTERRUPTED), ("llama", "arithmetic", ("--think-end", "none")), ("gemma", "arithmetic", INTERRUPTED)])
+    ("qwen3", "math", INTERRUPTED), ("llama", "arithmetic", ("--think-end", "none")),
+    ("gemma", "arithmetic", INTERRUPTED)])
 def test_a_model_folder_and_a_jsonl_file_train(forks, tmp_path, model_type, task, lengths):
     save_stranger(tmp_path / "model", model_type)
     rows = [{"prompt": f"{n + 1}-{n}", "answer": 1, "task": task} for n in range(12)]

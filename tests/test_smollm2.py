@@ -100,27 +100,28 @@ def test_a10_the_phrase_is_injected_where_the_text_has_no_mark_and_the_answer_fo
     phrase = tokens.encode(PHRASE, add_special_tokens=False)
     settings = dict(slots=8, max_new_tokens=64, think_budget=(12, 16), phrase_ids=phrase)
     check_interruption(tokens, phrase, "</think>", (12, 16), 64)
-    for c in finish(TorchGenerator(model, tokens, **settings), tickets).values():
+    done = finish(TorchGenerator(model, tokens, **settings), tickets).values()
+    for c in done:
         at = c.mask.index(False) if c.interrupted else len(c.ids)
-        assert c.interrupted == (len(c.ids) > 16 and "</think>" not in tokens.decode(c.ids[:16])) or 12 <= at <= 16
+        assert at <= 16 or "</think>" in tokens.decode(c.ids[:16])
         if c.interrupted:
-            assert c.ids[at : at + len(phrase)] == phrase
-            answer = c.ids[at + len(phrase) :]
-            body = answer[:-1] if not c.truncated else answer
-            assert reward.final_answer(c.text) == tokens.decode(body) or "</think>" in tokens.decode(body)
+            assert at >= 12 and "</think>" not in tokens.decode(c.ids[:at])
+            assert c.ids[at : at + len(phrase)] == phrase and c.text.startswith(tokens.decode(c.ids[:at] + phrase))
+            assert reward.final_answer(c.text) is not None and len(c.ids) > at + len(phrase)
+    assert sum(c.interrupted for c in done) >= 4
 
 
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory):
-    """One optimizer step of train.py; its folder."""
+    """One optimizer step of train.py; its folder. At temperature 0.5 about a third of these answers are right."""
     base = tmp_path_factory.mktemp("run")
-    rows = [{"prompt": f"What is {n}+{n}? Reply with the number only.", "answer": 2 * n, "task": "arithmetic"}
-            for n in range(1, 21)]
+    rows = [{"prompt": f"What is {n}+{n}? Reply with the number only.", "answer": 2 * n, "task": "math"}
+            for n in range(1, 13)]
     (base / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     subprocess.run(
         [sys.executable, "train.py", "--loss", "cispo", "--model", folder, "--data", base / "rows.jsonl", "--think-end",
          "none", "--steps", "1", "--prompts", "4", "--generations", "8", "--k", "1", "--lr", "1e-5", "--warmup", "1",
-         "--max-prompt-tokens", "64", "--max-new-tokens", "16", "--slots", "16", "--token-budget", "1024",
+         "--temperature", "0.5", "--max-prompt-tokens", "64", "--max-new-tokens", "16", "--slots", "16", "--token-budget", "1024",
          "--eval-prompts", "2", "--eval-generations", "2", "--out", base / "run"], cwd=ROOT, check=True, timeout=1200)
     return base / "run"
 

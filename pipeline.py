@@ -124,6 +124,7 @@ class Header:
     logprob: float  # nats, log pi_gen summed over the tokens that the policy sampled
     timed_out: bool  # wrong because verifying it took too long
     error: str  # why the verifier failed
+    marked: bool = True  # the text holds the mark behind which the answer begins, or there is no such mark
 
     @property
     def length(self):
@@ -511,4 +512,4 @@ def header(score, ticket):
     return Header(
         f"completion/{ticket.queue}/{ticket.number}/{c.index}", ticket.prompt.index, score.reward, score.correct,
         c.truncated, c.interrupted, len(c.prompt_ids), len(c.ids), dict(versions), logprob, score.timed_out,
-        score.error)
+        score.error, score.marked)

@@ -1,6 +1,7 @@
 """Rewards: +1 for a correct final answer, -1 for any other (Sec. 2); how answers are read and compared.
 
     answer = what follows the last </think>; no </think>, or a truncated completion: no answer, which is wrong
+             (another mark, or none and the whole text is the answer: --think-end)
     r = +1 if correct else -1                                       r -> reward(), correct -> a verifier
     r = +1 + clip((L_max - |y|)/L_cache - 1, -1, 0) if correct      Eq. 9, A.10, A.15: instead of interruptions
     |y| -> tokens, L_max -> length_max, L_cache -> length_cache, the clip -> length_penalty()
@@ -55,7 +56,7 @@ from statistics import mean, stdev
 from textwrap import dedent
 from unicodedata import normalize
 
-THINK_END = "</think>"
+THINK_END = "</think>"  # Sec. 2
 BOX = "\\boxed{"
 BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # its other spellings
 FORMULA = re.compile(r"\s*(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\[()]).)+\\\)|\\\[(?:(?!\\[\[\]]).)+\\\])[\s.]*", re.S)
@@ -121,13 +122,15 @@ def pass_at_k(groups, k: int) -> tuple[float, float]:
     return mean(chances), stdev(chances) / len(chances) ** 0.5 if len(chances) > 1 else nan
 
 
-def final_answer(text: str) -> str | None:
-    """What follows the last </think> of a completion's text, or None without one.
+def final_answer(text: str, think_end: str | None = THINK_END) -> str | None:
+    """What follows the last `think_end` of a completion's text, or None without one; with think_end None the whole text.
 
-    >>> final_answer("<think>7+5=12 12-3=9</think>9")
-    '9'
+    >>> final_answer("<think>7+5=12 12-3=9</think>9"), final_answer("9"), final_answer("9", None)
+    ('9', None, '9')
     """
-    _, mark, answer = text.rpartition(THINK_END)
+    if think_end is None:
+        return text
+    _, mark, answer = text.rpartition(think_end)
     return answer if mark else None
 
 

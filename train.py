@@ -61,8 +61,18 @@ from plumbing.flags import checkpoints, make_generator, make_scorer, provenance,
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 TRUNCATION = 0.1  # A.15: above 10 to 15 % of truncated completions runs destabilise
+STANDING = 10  # batches without gradient before a warning
 UNVERIFIED = 0.01  # share of groups whose verifier failed, of at least 100, above which a run stops
 WHOLE = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=False)
+WARNINGS = {
+    "no mark": "WARNING: none of the {completions} completions of the validation holds {mark!r}, behind which the answer "
+               "begins. So none has an answer, every reward is -1, and nothing will be learnt. A model that does not "
+               "think between marks: --think-end none takes its whole completion as the answer; one with another mark: "
+               "--think-end TEXT. One that thinks for longer: --length-control interrupt, or a larger --max-new-tokens",
+    "no gradient": "WARNING: {batches} batches in a row had no gradient: in every group all completions were right or all "
+                   "were wrong (pass rate of the last batch {pass_rate:.3f}), and the policy stands still. All wrong: "
+                   "easier --data, more --generations, or answers that are not found (completions.jsonl shows what the "
+                   "model writes; --think-end). All right: harder --data"}
 LINES = {  # what of a log row the screen shows
     "config": "{prompts[train]} training prompts, {prompts[validation]} held out; left out: "
               "{prompts[too_long]} too long, {prompts[repeated]} repeated, {prompts[unusable]} unusable",
@@ -106,6 +116,7 @@ class Trainer:
             self.curriculum.load_state_dict(state["curriculum"])
         self.version, self.evaluated, self.checked = state.get("version", 0), state.get("evaluated"), False
         self.truncated = deque(maxlen=10)  # shares of the last steps
+        self.standing = 0  # batches without gradient, in a row
         self.unverified, self.named = state.get("unverified", 0), set()  # groups; prompts that are in the log
         self.totals = state.get("totals", {"tokens": 0, "tokens_trained": 0, "flops": 0.0})
         self.clock = Clock(dist.get_world_size(), state.get("gpu_hours", 0.0))
@@ -191,8 +202,15 @@ class Trainer:
             self.named.add((prompt.text, error))
             self.log("unverified", prompt=prompt.text, where=prompt.where, error=error)
 
-    def watch(self, headers):
-        """What ruins a run slowly. Warns of many truncated completions; raises Unverifiable if verifiers fail often."""
+    def watch(self, headers, gradient_norm):
+        """What ruins a run slowly. Warns of many truncated completions, and of batches without any gradient; raises
+        Unverifiable if verifiers fail often.
+        """
+        self.standing = 0 if gradient_norm else self.standing + 1
+        if self.fleet.rank == 0 and self.standing == STANDING:
+            self.bar.write(WARNINGS["no gradient"].format(
+                batches=STANDING, pass_rate=mean(bool(header.correct) for header in headers)))
+            self.standing = 0
         self.truncated.append(sum(header.truncated for header in headers) / len(headers))
         if self.fleet.rank == 0 and sum(self.truncated) > TRUNCATION * self.truncated.maxlen:
             self.bar.write(f"WARNING: {sum(self.truncated) / len(self.truncated):.0%} of the completions of the last "
@@ -214,6 +232,8 @@ class Trainer:
             for index, error in failed.items():
                 self.name_unverified(self.validation[index], error)
             headers = sum(groups, [])
+            if self.version == 0 and not any(header.marked for header in headers):
+                self.bar.write(WARNINGS["no mark"].format(completions=len(headers), mark=self.args.think_end))
             self.log("eval", **reward.pass_rates(groups, self.validation), timed_out=sum(h.timed_out for h in headers))
             for header, completion in zip(headers, samples):
                 append(self.out / "completions.jsonl", {
@@ -314,7 +334,7 @@ def train(run):
         run.learned(groups)
         headers = sum(groups, [])
         run.record(groups, headers, plan, metrics)  # before the waiting that may end the run: it counts in checkpoints
-        run.watch(headers)
+        run.watch(headers, metrics["gradient_norm"])
         run.publish()
         run.issue()
         # 5. Validate (Sec. 2.1).

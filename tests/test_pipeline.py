@@ -244,6 +244,7 @@ class Verdict:
     completion: Completion
     correct: bool | None
     timed_out: bool = False
+    marked: bool = True
     error: str = ""
 
     @property

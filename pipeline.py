@@ -348,9 +348,9 @@ class Pipeline:
         """Headers, a list per prompt, and completions, of the first `samples` prompts; nothing on other ranks than 0.
         On all ranks: {index of a prompt: why its verifier failed}.
 
-        Weights and training tickets stand still meanwhile; `generations` is the k of mean@k. What is running goes on,
-        a generator through with its share may start the rest of a training ticket that it had claimed before, and for
-        LOOK seconds a new one.
+        Weights and training tickets stand still meanwhile; `generations` is the k of mean@k. Running completions go
+        on. A generator that has finished its share may start completions of tickets it had already claimed; for up to
+        LOOK seconds, until it has seen the news, it may still claim a new one.
         Raises ValueError if the generators do not have the trainers' weights.
         """
         box, version, first = self.mailbox, self.version, self._news.evaluation_tickets

@@ -878,7 +878,8 @@ def test_a_receiver_with_other_tensors_says_so(store):
 
 
 GENERATOR_PROCESS = """
-import sys, torch, torch.distributed as dist, fleet, pipeline
+import sys, torch, torch.distributed as dist, pipeline
+from plumbing import fleet
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=1, world_size=2)
 box = pipeline.Mailbox(pipeline.connect(), 1, trainers=1, world=2, timeout=60.0)
 group = dist.new_group([0, 1])

@@ -58,8 +58,9 @@ def measure(label, policy):
     for length in LENGTHS:
         groups = [group for text, group in found.items() if operands(text) == length]
         rate, best = (reward.pass_at_k(groups, k) for k in (1, GENERATIONS))
-        yield {"policy": label, "operands": length, "prompts": len(groups), "pass_rate": rate[0], "stderr": rate[1],
-               "pass_at_16": best[0], "pass_at_16_stderr": best[1]}
+        numbers = {"pass_rate": rate[0], "stderr": rate[1], "pass_at_16": best[0], "pass_at_16_stderr": best[1]}
+        yield ({"policy": label, "operands": length, "prompts": len(groups)}
+               | {name: round(value, 4) for name, value in numbers.items()})
 
 
 def draw(rows, path):
@@ -79,7 +80,7 @@ def draw(rows, path):
     ax.set(xlabel="operands", ylabel="share of held-out sums", xticks=LENGTHS, ylim=(0, 1.03),
            xlim=(LENGTHS[0] - 0.5, LENGTHS[-1] + 0.5), title="The ceiling of the default task, by length of the sum")
     ax.grid(alpha=0.25)
-    ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(0.0, 0.45))
+    ax.legend(fontsize=8, loc="center", bbox_to_anchor=(0.42, 0.47))
     figure.savefig(path, dpi=120)
 
 

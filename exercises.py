@@ -162,7 +162,7 @@ def watch(name):
 
 
 def solve(exercise):
-    """Put the original back; the student's file is kept. With its last exercise the file is the original, byte for byte."""
+    """Put the original back; the student's file is kept. With its last exercise a file is the original, to the byte."""
     path, original = ROOT / exercise.file, course.original_file(ORIGINALS, exercise.file).read_bytes().decode()
     text = path.read_bytes().decode()
     kept = HIDDEN / "kept" / f"{exercise.name}-{time.strftime('%Y%m%d-%H%M%S')}.py"

@@ -27,17 +27,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from course.catalogue import EXERCISES  # noqa: E402
-from course.claims import encode  # noqa: E402
 
-from plumbing import course  # noqa: E402
+from plumbing import course, grading  # noqa: E402
 
 SIZE, SEED = 30, 7
 
 
-def command(folder, *words, **options):
+def command(folder, *words):
     """exercises.py in a folder; what it prints."""
-    done = subprocess.run([sys.executable, "exercises.py", *map(str, words)], cwd=folder, capture_output=True, text=True,
-                          check=False, **options)
+    done = subprocess.run([sys.executable, "exercises.py", *map(str, words)], cwd=folder, capture_output=True,
+                          text=True, check=False)
     assert done.returncode == 0, f"{words}: {done.stderr[-2000:]}"
     return done.stdout
 
@@ -117,19 +116,18 @@ def student():
 # --- A class ---------------------------------------------------------------------------------------------------------
 
 
-def expected_points(exercise, mistake):
-    """Of an exercise with this mistake: the share of the claims that hold for it, by their fixed inputs."""
-    source = original(exercise)
-    vectors = course.expected(exercise, source, EXERCISES, ROOT)
-    right = [vector or encode(claim.expected) for claim, vector in zip(exercise.claims, vectors)]
-    text = written(Path(source.path).read_text(), exercise, mistake)
-    found = course.vectors(exercise, course.Source(text, exercise.file), source, EXERCISES)
-    held = [not isinstance(vector, str) and not claim.problem(vector, other)
-            for claim, vector, other in zip(exercise.claims, found, right)]
+def expected_points(exercise, mistake, hidden):
+    """Of an exercise with this mistake: 0 for the claims that know it; others may hold, on the drawn inputs."""
+    source, held = original(exercise), []
+    student = course.Source(written(Path(source.path).read_text(), exercise, mistake), exercise.file)
+    definition = course.build(exercise, course.pieces(exercise, student, source, EXERCISES))
+    for one in hidden:
+        vector = one.claim.vector(definition, one.inputs) if mistake not in one.claim.mistakes else one.expected
+        held.append(mistake not in one.claim.mistakes and not one.claim.problem(vector, one.expected, one.inputs))
     return exercise.points * sum(held) / len(held)
 
 
-def hand_in(path, number, solutions, graded):
+def hand_in(path, number, solutions, graded, hidden):
     """Write a hand-in with known mistakes; returns the points that it has to get, by exercise, and its mistakes."""
     rng, files, points, made = random.Random(number), dict(solutions), {}, []
     for exercise in graded:
@@ -138,7 +136,7 @@ def hand_in(path, number, solutions, graded):
         if known and rng.random() < 0.3:
             mistake = known[rng.randrange(len(known))]
             files[exercise.file] = written(files[exercise.file], exercise, mistake)
-            points[exercise.name] = round(expected_points(exercise, mistake), 4)
+            points[exercise.name] = round(expected_points(exercise, mistake, hidden[exercise.name]), 4)
             made.append((exercise.name, " ".join(mistake.__doc__.split())))
         elif rng.random() < 0.1:
             files[exercise.file] = course.split(files[exercise.file], exercise)[0] + \
@@ -164,10 +162,11 @@ def grade_class():
     solutions = {file: course.original_file(ROOT, file).read_text() for file in {x.file for x in graded}}
     for exercise in graded:
         solutions[exercise.file] = right(solutions[exercise.file], exercise)
+    hidden = {exercise.name: grading.hidden(exercise, SEED, ROOT, EXERCISES) for exercise in graded}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "submissions"
         folder.mkdir()
-        known = {f"student{n:02}": hand_in(folder / f"student{n:02}_{n}_1_handin.zip", n, solutions, graded)
+        known = {f"student{n:02}": hand_in(folder / f"student{n:02}_{n}_1_handin.zip", n, solutions, graded, hidden)
                  for n in range(SIZE)}
         began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         tables = "--csv", f"{temporary}/grades.csv", "--json", f"{temporary}/json"

@@ -217,7 +217,8 @@ def gathered(target, student, original, others=frozenset()):
 
 def as_text(parts):
     """Pieces as a program."""
-    return "\n".join(textwrap.dedent("".join(source.lines[first_line(node) - 1:node.end_lineno])) for source, node in parts)
+    lines = (source.lines[first_line(node) - 1:node.end_lineno] for source, node in parts)
+    return "\n".join(textwrap.dedent("".join(part)) for part in lines)
 
 
 def build(exercise, parts):
@@ -256,7 +257,7 @@ def described(error, path):
 
 
 def isolated(function, root, seconds):
-    """What function() gives, as JSON, from a fork in folder `root`; if that loops, exits or crashes, a text that says so.
+    """What function() gives, as JSON, from a fork in folder `root`; a text if that loops, exits or crashes.
 
     Systems without fork: function is called here.
     """
@@ -320,7 +321,7 @@ def touched(exercise, student, original):
 
 
 def judged(exercise, found, right, told=True):
-    """Problems of vectors (or texts) against the expected ones (None: the claim's own); mistakes are named if `told`."""
+    """Problems of vectors (or texts) with the expected ones (None: the claim's own); mistakes are named if `told`."""
     problems = []
     for claim, yours, vector in zip(exercise.claims, found, right):
         if isinstance(vector, str):

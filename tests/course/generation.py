@@ -128,7 +128,7 @@ FORCED = Claim(
 
 
 def streams(completion_keys, seed, number):
-    """Whether an evaluation's random numbers are training's, at versions 0 and 3; whether two evaluations share theirs."""
+    """Whether an evaluation at version 0, or 3, has random numbers of training; whether the two share some."""
     def keys(evaluation, version):
         ticket = SimpleNamespace(evaluation=evaluation, version=version, number=number, generations=2)
         return completion_keys(seed, ticket)

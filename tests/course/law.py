@@ -218,7 +218,7 @@ LAW = (
         "compute-for", "write", "fit.py:Fit.compute_for", "Eq. 1", 15,
         "The law read backwards: what a pass rate costs.",
         ("Eq. 1, solved for C.",
-         "Below R_0 nothing is needed, at A no compute is enough: bound the share of the gain, the logit does the rest.",
+         "Below R_0 nothing is needed, at A no compute is enough: bound the share, the logit does the rest.",
          "C_mid times the exponential of the share's logit over B."),
         (NEEDED,)),
     Exercise(

@@ -171,9 +171,9 @@ class Trainer:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.policy.parameters() if p.grad is not None])
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
-    def weights(self, dtype=None, device=None):
-        """{name: full tensor} on rank 0; the others take part. By default in the generators' dtype, where it is."""
-        named = precision.full_tensors(self.policy, dtype)
+    def weights(self, device=None):
+        """{name: full tensor} on rank 0, in the generators' dtype; the others take part. By default where it is."""
+        named = precision.full_tensors(self.policy)
         return {name: tensor.to(device or tensor.device) for name, tensor in named if self.fleet.rank == 0}
 
     def publish(self, final=False):
@@ -226,19 +226,14 @@ class Trainer:
         """A checkpoint of this version, if there is none yet; raises Diverged, on all ranks, rather than spoil it."""
         if self.saved == self.version:
             return
+        if self.fleet.any(not checkpoints.finite(self.policy)):
+            raise Diverged(f"the weights of step {self.version} are not finite")
+        counters = {"version": self.version, "evaluated": self.evaluated, "stepped": bool(self.optimizer.state),
+                    "curriculum": self.curriculum.state_dict(), "totals": self.totals, "unverified": self.unverified,
+                    "gpu_hours": self.clock.gpu_hours}
         with self.fleet.beating():
-            weights, stepped = self.weights(device="cpu"), bool(self.optimizer.state)
-            if self.fleet.any(not checkpoints.finite(self.policy)):
-                raise Diverged(f"the weights of step {self.version} are not finite")
-            counters = {"version": self.version, "evaluated": self.evaluated, "stepped": stepped,
-                        "curriculum": self.curriculum.state_dict(), "totals": self.totals,
-                        "unverified": self.unverified, "gpu_hours": self.clock.gpu_hours}
-
-            def write_rest(folder):
-                checkpoints.write_files(folder, self.policy.model, self.tokenizer, weights, self.fleet.dtype, counters)
-
-            checkpoints.save(self.out, self.version, self.policy, self.optimizer, self.fleet.writers, stepped=stepped,
-                             write_rest=write_rest)
+            checkpoints.save(self.out, self.policy, self.optimizer, self.tokenizer, self.weights("cpu"), counters,
+                             self.fleet)
         self.saved = self.version
 
     def record(self, groups, headers, plan, metrics):
@@ -349,7 +344,7 @@ def generate(args, fleet):
             generator = make_generator(args, fleet.device, fleet.dtype)
         with closing(generator), closing(make_scorer(args)) as scorer:
             return pipeline.serve(generator, fleet.mailbox, fleet.broadcast, scorer), False
-    except (ConnectionError, RuntimeError) as error:
+    except RuntimeError as error:
         return fleet.failed(error), True
 
 
@@ -392,7 +387,7 @@ def main(argv):
     fleet = Fleet(args)
     reason, failed = lead(args, fleet, prompts, began) if rank < args.trainers else generate(args, fleet)
     if failed:
-        sys.exit(f"{checkpoints.farewell(args.out, reason)} ({fleet.mailbox.name(rank)})")
+        sys.exit(fleet.farewell(reason))
     if reason != "finished":
         print(f"train.py: {reason} ({fleet.mailbox.name(rank)})")
     fleet.lifeline.leave()

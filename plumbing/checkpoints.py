@@ -38,13 +38,6 @@ def finished(out):
     return [steps[step] for step in sorted(filter(str.isdigit, steps), key=int)]
 
 
-def farewell(out, reason):
-    """The last words of a rank whose run has failed."""
-    last = [folder.name.partition("-")[2] for folder in finished(out)[-1:]]
-    left = f"holds a checkpoint of step {last[0]}: go on with --resume" if last else "holds no checkpoint yet"
-    return f"train.py: error: {reason}; {out} {left}"
-
-
 def own(out):
     """The log of a run, open and locked: for as long as it is open, no other process gets it. Raises OSError.
 
@@ -76,44 +69,32 @@ def load_policy(folder, fleet, *, resume, prepare, **settings):
     """A sharded precision.PolicyModel (its `settings`) of `folder`, on every trainer rank; if `resume` without weights.
 
     prepare  called with the Hugging Face model before it is wrapped
-    Only rank 0 reads the weights; the others get their shards, one tensor after the other.
     """
-    reads, alone = fleet.rank == 0 and not resume, fleet.mesh.size() == 1
-    source = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) if reads else None
-    model = source if reads and alone else blank(folder)
-    if resume and alone:
-        materialise(model, model, fleet.device)
+    with torch.device("meta"):  # no memory yet
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32).eval()
+    with suppress(OSError):  # not every folder has one
+        model.generation_config = GenerationConfig.from_pretrained(folder)
     prepare(model)
-    policy = precision.shard(precision.PolicyModel(model, **settings), fleet.mesh)
-    if not alone:
-        materialise(policy, model, fleet.device)
-        if not resume:
-            spread(source, model, fleet.trainers)
+    policy = precision.PolicyModel(model, **settings)
+    if fleet.mesh.size() == 1:  # this rank holds everything
+        policy.to_empty(device=fleet.device)
+    policy = precision.shard(policy, fleet.mesh)
+    if fleet.mesh.size() > 1:  # memory for its shards only
+        policy.to_empty(device=fleet.device)
+    model.tie_weights()
+    if not resume:
+        spread(folder, model, fleet)
     return policy
 
 
-def blank(folder):
-    """The Hugging Face model of a folder, without memory for its tensors."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
-    with suppress(OSError):  # not every folder has one
-        model.generation_config = GenerationConfig.from_pretrained(folder)
-    return model.eval()
-
-
-def materialise(module, model, device):
-    """Memory for the tensors of a blank `model`, or of this rank's shards in the `module` around it; still unset."""
-    module.to_empty(device=device)
-    model.tie_weights()
-
-
 @torch.no_grad()
-def spread(source, model, group):
-    """Rank 0's `source` into the shards of `model` on all ranks of the group, a tensor at a time."""
-    theirs = {**dict(source.named_parameters()), **dict(source.named_buffers())} if source else {}
+def spread(folder, model, fleet):
+    """Rank 0 reads the weights; the others get their shards of one tensor after the other."""
+    source = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) if fleet.rank == 0 else model
+    theirs = {**dict(source.named_parameters()), **dict(source.named_buffers())}
     for name, mine in [*model.named_parameters(), *model.named_buffers()]:
         whole = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
-        dist.broadcast(whole.copy_(theirs[name]) if source else whole, 0, group=group)
+        dist.broadcast(whole.copy_(theirs[name]) if fleet.rank == 0 else whole, 0, group=fleet.trainers)
         if isinstance(mine, DTensor):  # without a source rank: each takes its slice of what it has
             whole = distribute_tensor(whole, mine.device_mesh, mine.placements, src_data_rank=None)
         mine.copy_(whole)
@@ -141,50 +122,35 @@ def tensors(policy, optimizer, stepped):
 # --- Writing ---------------------------------------------------------------------------------------------------------
 
 
-def save(out, version, policy, optimizer, group, *, stepped, write_rest):
-    """Write checkpoint-VERSION and keep the two latest; all ranks of the group call it.
+def save(out, policy, optimizer, tokenizer, weights, counters, fleet):
+    """Write a checkpoint and keep the two latest; all trainers call it.
 
-    group       of the trainers; one on the CPU, with more patience than a disk needs
-    stepped     whether AdamW has a state: before the first optimizer step, asking for it would count one
-    write_rest  called with the folder on rank 0, before all write state/
+    weights   on rank 0, {Hugging Face name: whole tensor}, in the generators' dtype
+    counters  what JSON holds of the run, `version` and `stepped` (whether AdamW has a state) among it
     Raises OSError; the last checkpoint is untouched then, and nothing half written is left.
     """
-    folder, leads = Path(out) / "checkpoint.tmp", dist.get_rank() == 0
+    folder, leads = Path(out) / "checkpoint.tmp", fleet.rank == 0
     try:
         if leads:
             shutil.rmtree(folder, ignore_errors=True)
             (folder / "state").mkdir(parents=True)
-            write_rest(folder)
-            flush(*folder.glob("*.*"))  # while the others wait in this group
-        dcp.save(tensors(policy, optimizer, stepped), checkpoint_id=folder / "state", process_group=group)
+            (folder / "state" / "run.json").write_text(json.dumps(counters))
+            tokenizer.save_pretrained(folder)
+            policy.model.save_pretrained(folder, state_dict=weights)
+            policy.model.config.dtype = fleet.dtype  # not that of the master weights, which `save_pretrained` notes
+            policy.model.config.save_pretrained(folder)
+            os.sync()
+        dist.barrier(fleet.writers)  # patient; if rank 0 fails, the others write nothing
+        state = tensors(policy, optimizer, counters["stepped"])
+        dcp.save(state, checkpoint_id=folder / "state", process_group=fleet.writers)  # flushed by each rank
         if leads:
-            flush(*folder.rglob("*"), folder)
-            folder.rename(Path(out) / f"checkpoint-{version}")
-            flush(out)
+            os.sync()  # a rename may else outlive what it renames
+            folder.rename(Path(out) / f"checkpoint-{counters['version']}")
     except (SafetensorError, dcp.CheckpointException) as error:
-        reason = str(error) if isinstance(error, SafetensorError) else [cause for cause, _ in error.failures.values()][0]
-        raise OSError(f"no checkpoint of step {version} could be written: {reason}") from error
+        cause = [cause for cause, _ in getattr(error, "failures", {0: (error, None)}).values()][0]
+        raise OSError(f"no checkpoint of step {counters['version']} could be written: {cause}") from error
     finally:
         if leads:
             shutil.rmtree(folder, ignore_errors=True)
     for old in finished(out)[:-2] if leads else ():
         shutil.rmtree(old, ignore_errors=True)
-
-
-def write_files(folder, model, tokenizer, weights, dtype, counters):
-    """The Hugging Face files, `weights` {name: whole tensor} in `dtype`, and state/run.json."""
-    (folder / "state" / "run.json").write_text(json.dumps(counters))
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder, state_dict=weights)
-    model.config.dtype = dtype  # not that of the master weights, which `save_pretrained` notes
-    model.config.save_pretrained(folder)
-
-
-def flush(*paths):
-    """Files, and the names in folders, are on the disk when this returns: a rename may else outlive what it renames."""
-    for path in paths:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

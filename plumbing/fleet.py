@@ -20,7 +20,6 @@ import threading
 import time
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -91,12 +90,12 @@ class Fleet:
             torch.cuda.set_device(self.device)
         wait = timedelta(seconds=args.timeout)
         dist.init_process_group("cpu:gloo,cuda:nccl" if own_gpu and gpus else "gloo", timeout=wait)
-        self.dtype = getattr(torch, args.dtype)
+        self.dtype, self.out = getattr(torch, args.dtype), args.out
         self.mailbox = pipeline.Mailbox(
             pipeline.connect(), self.rank, trainers=args.trainers, world=world, timeout=args.timeout,
             interrupted=lambda: self.lifeline.stopped if self.rank == 0 else None, lost=lambda: self.lifeline.lost)
         self.lifeline = Lifeline(connect(self.rank, world, args.timeout), self.rank, name=self.mailbox.name,
-                                 timeout=args.timeout, farewell=partial(checkpoints.farewell, args.out))
+                                 timeout=args.timeout, farewell=self.farewell)
         self.trainers = dist.new_group(range(args.trainers), timeout=wait)
         # A disk may take long; who dies meanwhile is heard of by the lifeline.
         self.writers = dist.new_group(range(args.trainers), backend="gloo", timeout=timedelta(days=1))
@@ -128,9 +127,15 @@ class Fleet:
 
     def failed(self, error):
         """Why the run cannot go on, after it is told to all ranks; raises `error` if it is a mistake in the program."""
-        if isinstance(error, (pipeline.Stalled, OSError)) and not isinstance(error, ConnectionError):
+        if isinstance(error, (pipeline.Stalled, OSError)):
             self.lifeline.lose(str(error))
         return self.lifeline.blame(error)
+
+    def farewell(self, reason):
+        """The last words of this rank when the run has failed."""
+        last = [folder.name.partition("-")[2] for folder in checkpoints.finished(self.out)[-1:]]
+        left = f"holds a checkpoint of step {last[0]}: go on with --resume" if last else "holds no checkpoint yet"
+        return f"train.py: error: {reason}; {self.out} {left} ({self.mailbox.name(self.rank)})"
 
     def broadcast(self, named):
         """Rank 0's weights into the generators' tensors."""

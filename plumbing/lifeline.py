@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 
 import torch.distributed as dist
@@ -37,9 +38,9 @@ def connect(rank, world, timeout):
         line = Connection(socket.create_connection((os.environ["MASTER_ADDR"], port[0])).detach())
         line.send_bytes(str(rank).encode())
         return {line: 0}
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    with socket.create_server(("", 0), family=family, backlog=world, dualstack_ipv6=dual) as server:
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    with socket.create_server(("", 0), family=family, backlog=world, dualstack_ipv6=both) as server:
         server.settimeout(timeout)
         dist.broadcast_object_list([server.getsockname()[1]], 0)
         lines = [Connection(server.accept()[0].detach()) for _ in range(world - 1)]
@@ -106,10 +107,8 @@ class Lifeline(threading.Thread):
 
     def tell(self, message):
         for line in list(self.lines):
-            try:
+            with suppress(OSError):  # its end is what we read next
                 line.send_bytes(message.encode())
-            except OSError:
-                pass  # its end is what we read next
 
     def lose(self, reason):
         """The run cannot go on: said to all ranks, the first reason counts."""

@@ -6,6 +6,7 @@ Whole runs are real processes, forked as in test_train.py and without a launcher
 import json
 import os
 import pickle
+import re
 import resource
 import signal
 import time
@@ -53,12 +54,13 @@ def nan_gradients(*versions):
 
 
 def slow_disk(seconds):
-    """Writing a checkpoint takes so long."""
+    """Writing the first checkpoint takes so long."""
     from transformers import PreTrainedTokenizerBase
 
     write = PreTrainedTokenizerBase.save_pretrained
 
     def late(*args, **kwargs):
+        PreTrainedTokenizerBase.save_pretrained = write
         time.sleep(seconds)
         return write(*args, **kwargs)
 
@@ -93,8 +95,8 @@ class FaultyRun(Run):
 
     def lines(self, words):
         """The last words of the ranks, {rank: line}, that contain these."""
-        said = [line for line in self.text.splitlines() if line.startswith("train.py: error: ") and words in line]
-        return {int(line.rpartition("rank ")[2].rstrip(")")): line for line in said}
+        said = re.findall(r"train[.]py: error: .*? [(]\w+ rank \d[)]", self.text)  # often behind a progress bar
+        return {int(line[-2]): line for line in said if words in line}
 
 
 @pytest.fixture
@@ -144,12 +146,12 @@ def test_a_gradient_that_is_not_finite_moves_no_weight_but_the_version_goes_on(p
 
 
 def test_one_nan_on_one_of_two_trainers_costs_a_step_and_not_the_policy(start):
-    run = start(3, *SMALL, "--trainers", "2", "--steps", "6", "--eval-every", "6", fault=nan_gradients, arguments=(3,))
+    run = start(3, *SMALL, "--trainers", "2", "--steps", "3", "--eval-every", "3", fault=nan_gradients, arguments=(1,))
     assert run.end(PATIENCE) == {0: 0, 1: 0, 2: 0}, run.text
-    assert [row["skipped"] for row in run.rows("step")] == [False, False, False, True, False, False]
-    assert run.rows("step")[3]["gradient_norm"] is None and "WARNING: the gradient of step 4 " in run.text
+    assert [row["skipped"] for row in run.rows("step")] == [False, True, False]
+    assert run.rows("step")[1]["gradient_norm"] is None and "WARNING: the gradient of step 2 " in run.text
     assert run.log[-1]["reason"] == "finished"
-    assert all(tensor.isfinite().all() for tensor in weights(run.out / "checkpoint-6").values())
+    assert all(tensor.isfinite().all() for tensor in weights(run.out / "checkpoint-3").values())
 
 
 def test_five_in_a_row_end_the_run_with_the_reason_and_a_good_checkpoint(start):
@@ -190,9 +192,8 @@ def test_who_dies_is_named_on_all_ranks_at_once_and_the_last_periodic_checkpoint
     survivors = {0, 1, 2, 3} - {dead}
     assert run.end(HEARD, ended=[dead]) == dict.fromkeys(survivors, 1)
     assert set(run.lines(f"{name} ended")) == survivors
-    last = checkpoints.finished(run.out)[-1]
-    assert int(last.name.partition("-")[2]) % 2 == 0  # --checkpoint-every 2
-    assert all(f"holds a checkpoint of step {last.name.partition('-')[2]}:" in line for line in run.lines(name).values())
+    assert run.version % 2 == 0  # --checkpoint-every 2
+    assert all(f"holds a checkpoint of step {run.version}:" in line for line in run.lines(name).values())
     assert run.log[-1]["kind"] == "end" and run.log[-1]["reason"] == f"{name} ended"
 
 
@@ -264,7 +265,8 @@ def reshard(rank, world, port, source, out):
     if rank or source:  # weights may be read by one rank, and when resuming by none
         AutoModelForCausalLM.from_pretrained = None
     mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
-    fleet = SimpleNamespace(rank=rank, mesh=mesh, device=torch.device("cpu"), trainers=dist.group.WORLD)
+    fleet = SimpleNamespace(rank=rank, mesh=mesh, device=torch.device("cpu"), trainers=dist.group.WORLD,
+                            writers=dist.group.WORLD, dtype=torch.float32)
     policy = checkpoints.load_policy(source or BASE, fleet, resume=bool(source), prepare=lambda model: None,
                                      dtype=torch.float32)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=0.01)
@@ -276,13 +278,8 @@ def reshard(rank, world, port, source, out):
         optimizer.step()
         optimizer.zero_grad()
     named = dict(train.precision.full_tensors(policy))
-    tokenizer = AutoTokenizer.from_pretrained(BASE)
-
-    def write_rest(folder):
-        checkpoints.write_files(folder, policy.model, tokenizer, named, torch.float32, {"version": 2})
-
-    Path(out).mkdir(exist_ok=True)
-    checkpoints.save(out, 2, policy, optimizer, dist.group.WORLD, stepped=True, write_rest=write_rest)
+    counters = {"version": 2, "stepped": True}
+    checkpoints.save(out, policy, optimizer, AutoTokenizer.from_pretrained(BASE), named, counters, fleet)
     dist.destroy_process_group()
 
 
@@ -310,41 +307,36 @@ def test_weights_and_adamw_state_of_three_trainers_resume_on_two_and_on_one(fork
     assert {float(entry["step"]) for entry in moments.values()} == {2.0}
     name = next(iter(weights(source)))
     assert not torch.equal(weights(source)[name], weights(BASE)[name])  # two steps away
-    assert checkpoints.counters(source) == {"version": 2}
+    assert checkpoints.counters(source) == {"version": 2, "stepped": True}
 
 
 def test_checkpoints_come_when_asked_for_and_a_slow_disk_stalls_nobody(start):
-    run = start(2, *SMALL, "--steps", "4", "--eval-every", "4", "--checkpoint-every", "3", "--timeout", "4",
-                fault=slow_disk, arguments=(6,))
+    run = start(2, *SMALL, "--steps", "3", "--eval-every", "3", "--checkpoint-every", "2", "--timeout", "4",
+                fault=slow_disk, arguments=(7,))
     assert run.end(PATIENCE) == {0: 0, 1: 0}, run.text
-    assert [folder.name for folder in checkpoints.finished(run.out)] == ["checkpoint-3", "checkpoint-4"]
-    assert {row["step"] for row in run.rows("eval")} == {0, 4}
+    assert [folder.name for folder in checkpoints.finished(run.out)] == ["checkpoint-2", "checkpoint-3"]
+    assert {row["step"] for row in run.rows("eval")} == {0, 3}
     assert not list(run.out.glob("*.tmp"))
 
 
 def test_without_room_for_a_checkpoint_the_last_one_stands_and_the_run_says_so(start):
     run = start(3, *ENDLESS, "--trainers", "2")
-    run.reach(3)
-    while not checkpoints.finished(run.out):
-        time.sleep(0.02)
-    before = {path for path in run.out.rglob("*")}
+    run.reach(4)  # so there is one of step 2
     limit = 1 << 19  # bytes of a file: the log fits, state/ of the embedded model does not
     for process in run.processes:
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
     assert run.end(PATIENCE) == {0: 1, 1: 1, 2: 1}
     assert not list(run.out.glob("*.tmp"))
     last = checkpoints.finished(run.out)[-1]
-    assert same(weights(last), weights(last)) and state(last, run.out.parent / "state.pt") and before
+    assert weights(last) and state(last, run.out.parent / "state.pt")["optimizer"]  # whole
     assert run.log[-1]["kind"] == "end" and "could be written: " in run.log[-1]["reason"]
     assert set(run.lines("File too large")) == {0, 1, 2}
-    assert f"holds a checkpoint of step {last.name.partition('-')[2]}:" in run.lines("File too large")[0]
+    assert f"holds a checkpoint of step {run.version}:" in run.lines("File too large")[0]
 
 
 def test_two_runs_in_one_folder_exclude_each_other(start):
     first = start(2, *ENDLESS)
-    first.reach(3)
-    while not checkpoints.finished(first.out):
-        time.sleep(0.02)
+    first.reach(4)
     second = start(2, "--resume", out=first.out)
     assert second.end(PATIENCE)[0] == 1
     assert f"{first.out} is in use by another run" in second.text

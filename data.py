@@ -398,7 +398,8 @@ class Curriculum:
     def next(self, count: int) -> list[Prompt]:
         """The next `count` prompts; fewer only if fewer are neither in flight nor retired ("curriculum exhausted").
 
-        Every draw gives each source its weight in credit; the one with most is drawn from and pays for all.
+        Every draw adds its weight to each source's credit: draw from the source with the most credit, then subtract the
+        total weight from it.
         """
         chosen, sources = [], dict(enumerate(self._sources))
         while len(chosen) < count and sources:

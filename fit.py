@@ -1,4 +1,4 @@
-"""The sigmoidal law of RL compute: fit it, say how sure one can be, forecast with it, draw it.
+"""The sigmoidal law of RL compute: fit it, say how sure one can be, forecast with it.
 
 Paper: Eq. 1 and Sec. 2.1 (law), App. A.4 (power law), A.5 (fitting), A.6 and A.8 (reading it), A.7 (robustness),
 Table 1, Fig. 7 (efficiency plot).
@@ -27,35 +27,16 @@ Run:   python fit.py runs/NAME -o scaling.png                 python fit.py my.c
 Test:  pytest tests/test_fit.py; coverage of the bands: python benchmarks/fit_coverage.py
 """
 
-import argparse
-import csv
-import json
 from collections import namedtuple
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import product
-from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 from scipy.optimize import leastsq, minimize
 from scipy.special import expit, logit, stdtrit
 
 PAPER_GRID = (np.linspace(0.450, 0.800, 71), np.linspace(100, 40000, 100))  # A.5: A, and C_mid in GPU-hours
-PAPER_R_0 = 0.39  # ours: at this R_0 the published bs2048 fit gives back the power-law asymptotes of A.4
-TABLE_1 = {  # A, B, C_mid (GPU-hours)
-    "ScaleRL": (0.610, 1.92, 2542), "ScaleRL-32k": (0.645, 1.89, 11272), "ScaleRL-8gen": (0.585, 2.44, 2542),
-    "ScaleRL-24gen": (0.590, 2.22, 3054), "ScaleRL-32gen": (0.595, 2.07, 2936), "ScaleRL-Scout": (0.710, 1.65, 4242),
-    "ScaleRL-bs512": (0.605, 1.77, 2818), "ScaleRL-bs2048": (0.645, 1.70, 10909),
-    "math+code, math": (0.595, 2.05, 2896), "math+code, code": (0.615, 1.09, 1675),
-}  # fmt: skip
-A_7 = {(1500, 50000): (1.70, 0.645), (0, 100000): (1.56, 0.655), (0, 50000): (1.7, 0.645), (5000, 50000): (1.67, 0.645)}
-CUT_OFFS = {"start": (2, 5, 10, 20, 30, 40), "stop": (30, 40, 50, 60, 70, 80, 90, 100)}  # per cent, drawn as in A.7
-RATE, HOURS = "pass rate R", "compute C (GPU-hours)"
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe-Ito: colour-blind safe
-
 B_MIN, B_MAX = 0.001, 10000  # a constant and a step over any range of compute that can be run
 EXACT = 1e15  # weight, in evaluations, of an R_0 without noise
 
@@ -148,12 +129,15 @@ def _shape(points, cells):
     return B, log_C_mid, expit(B[:, None] * (log_C_mid[:, None] - points.u))
 
 
-def _profile(points, h):
-    """For each h (K, n) the best A within its limits and R_0: R = A (1 - h) + R_0 h is linear in both.
+class _Profile(namedtuple("_Profile", "A R_0 S free curvature follow weight")):
+    """The best A within its limits and R_0 of K shapes, each (K,), their S, and how far A and R_0 may move from there.
 
-    Returns A, R_0, S, then what tells how far A may move: its best value without limits, d2S/dA2 / 2 (R_0 following),
-    dR_0/dA and d2S/dR_0^2 / 2; each (K,).
+    free: the best A without limits    curvature: d2S/dA2 / 2, R_0 following    follow: dR_0/dA    weight: d2S/dR_0^2 / 2
     """
+
+
+def _profile(points, h):
+    """The `_Profile` of h (K, n): R = A (1 - h) + R_0 h is linear in A and R_0."""
     hh, gh = (h * h).sum(1) + points.weight, ((1 - h) * h).sum(1)
     pull = h @ points.R + points.weight * points.R_0
     curvature = np.maximum(((1 - h) ** 2).sum(1) - gh**2 / hh, 1e-30)
@@ -161,7 +145,7 @@ def _profile(points, h):
     A = np.clip(free, points.low, points.high)
     R_0 = (pull - A * gh) / hh
     S = ((points.R - A[:, None] + (A - R_0)[:, None] * h) ** 2).sum(1) + points.weight * (R_0 - points.R_0) ** 2
-    return A, R_0, S, free, curvature, -gh / hh, hh
+    return _Profile(A, R_0, S, free, curvature, -gh / hh, hh)
 
 
 LIMITS = np.array([[np.log(B_MIN), -1], [np.log(B_MAX), 1]])  # of the cells
@@ -175,7 +159,7 @@ def _search(points, factor=1.0, keep=200, levels=4):
     cells = np.stack(np.meshgrid(np.linspace(*LIMITS[:, 0], 45), np.linspace(*LIMITS[:, 1], 81)), -1).reshape(-1, 2)
     size, around = np.ptp(LIMITS, 0) / [44, 80], np.stack(np.meshgrid([-1, 0, 1], [-1, 0, 1]), -1).reshape(9, 2)
     for level in range(levels):
-        S = _profile(points, _shape(points, cells)[2])[2]
+        S = _profile(points, _shape(points, cells)[2]).S
         if (S <= factor * S.min()).sum() >= 400 or level == levels - 1:
             return cells, S
         best, size = cells[np.argsort(S)[:keep]], size / 3
@@ -187,11 +171,13 @@ def _region(points, factor):
     cells, S = _search(points, factor, keep=800, levels=12)
     cells, limit = cells[S <= factor * S.min()], factor * S.min()
     B, log_C_mid, h = _shape(points, cells)
-    A, R_0, S, free, curvature, slope, hh = _profile(points, h)
-    reach = np.sqrt(np.maximum(limit - S + curvature * (A - free) ** 2, 0) / curvature)
-    ends, room = np.clip([free - reach, free + reach], points.low, points.high), np.sqrt(np.maximum(limit - S, 0) / hh)
-    A, R_0 = np.stack([A, A, *ends]), np.stack([R_0 - room, R_0 + room, *(R_0 + slope * (ends - A))])
-    return np.stack(np.broadcast_arrays(A, B, np.exp(log_C_mid), R_0), -1).reshape(-1, 4)
+    at = _profile(points, h)
+    reach = np.sqrt(np.maximum(limit - at.S + at.curvature * (at.A - at.free) ** 2, 0) / at.curvature)
+    room = np.sqrt(np.maximum(limit - at.S, 0) / at.weight)
+    ends = [(at.A, at.R_0 - room), (at.A, at.R_0 + room)]  # R_0 moves alone, or A moves and R_0 follows
+    for A in np.clip([at.free - reach, at.free + reach], points.low, points.high):
+        ends.append((A, at.R_0 + at.follow * (A - at.A)))
+    return np.concatenate([np.column_stack([A, B, np.exp(log_C_mid), R_0]) for A, R_0 in ends])
 
 
 def _grid(points, grid):
@@ -305,9 +291,9 @@ def _estimate(points):
     """The continuous point estimate A, B, C_mid."""
     cells, S = _search(points)
     precise = {"method": "Nelder-Mead", "bounds": LIMITS.T, "options": {"xatol": 1e-8, "fatol": 1e-9}}
-    best = minimize(lambda cell: _profile(points, _shape(points, cell[None])[2])[2][0], cells[S.argmin()], **precise)
+    best = minimize(lambda cell: _profile(points, _shape(points, cell[None])[2]).S[0], cells[S.argmin()], **precise)
     B, log_C_mid, h = _shape(points, best.x[None])
-    return _profile(points, h)[0][0], B[0], np.exp(log_C_mid[0])
+    return _profile(points, h).A[0], B[0], np.exp(log_C_mid[0])
 
 
 def fit_power_law(compute, reward, start=None, stop=None):
@@ -317,9 +303,9 @@ def fit_power_law(compute, reward, start=None, stop=None):
     C, B = run.compute[keep], np.geomspace(B_MIN, 20, 10000)
     points, centre = _Points(np.log(C), run.reward[keep], 0.0, 0.0, -np.inf, 1.0), np.exp(np.log(C).mean())
     # R = A - (A - R_0) h with R_0 free, so D = A - R_0; in units of the centre, h neither over- nor underflows.
-    A, R_0, S, *_ = _profile(points, (C / centre) ** -B[:, None])
-    i = S.argmin()
-    return PowerLaw(*map(float, (A[i], B[i], (A[i] - R_0[i]) * centre ** B[i], S[i])))
+    at = _profile(points, (C / centre) ** -B[:, None])
+    i = at.S.argmin()
+    return PowerLaw(*map(float, (at.A[i], B[i], (at.A[i] - at.R_0[i]) * centre ** B[i], at.S[i])))
 
 
 # ---- Forecasts and comparisons ----
@@ -379,343 +365,7 @@ def compare(laws, same_A=0.02):
     return laws, f"{better} {x - y:.3f} (90 % interval {low:.3f} to {high:.3f}, spread of seeds not counted)."
 
 
-# ---- Reading runs ----
-
-
-def _json_rows(lines):
-    """The objects of the lines of a JSONL file; what is in an inner object has a column too, such as tasks.math."""
-    for number, line in enumerate(lines, 1):
-        try:
-            row = dict(json.loads(line.strip() or "{}"))
-        except (ValueError, TypeError):
-            if number > 1 and not line.endswith("\n"):  # a crash, or a run that is writing, tore the last line
-                return
-            raise BadInput(f"line {number} is {line[:40]!r}, expected one JSON object (or a file *.csv)") from None
-        yield row | {f"{name}.{key}": x for name, obj in row.items() if isinstance(obj, dict) for key, x in obj.items()}
-
-
-def _evaluations(rows):
-    """The `eval` rows of our log, with the "epoch" of the step before; of any other file all rows.
-
-    An empty cell of a CSV and a null are no value, and left out. Numbers may be text, as they are in a CSV.
-    A resumed run repeats the steps after its checkpoint: a row undoes the evaluations of its step or later before it.
-    """
-    rows, kept, epoch = [{name: x for name, x in row.items() if x not in (None, "")} for row in rows], [], np.nan
-    for row in (row for row in rows if row.get("kind") in ("step", "eval") and "step" in row):
-        kept, epoch = [x for x in kept if float(x["step"]) < float(row["step"])], row.get("epoch", epoch)
-        if row["kind"] == "eval":
-            kept.append(row | {"epoch": epoch})
-    return kept or rows
-
-
-def read_run(path, compute="gpu_hours", reward="pass_rate"):
-    """A Run from one of our logs (or its folder), or from any CSV or JSONL file.
-
-    compute   the column of compute; in our logs gpu_hours, tokens, tokens_trained, flops or step
-    reward    the column of pass rates; in our logs pass_rate, or tasks.NAME for one task
-    Rows that lack one of the two are left out. Raises BadInput for what cannot be read, OSError for what cannot be
-    opened.
-    """
-    path = Path(path) / "log.jsonl" if Path(path).is_dir() else Path(path)
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = _evaluations(csv.DictReader(file) if path.suffix.lower() == ".csv" else _json_rows(file))
-        full = [row for row in rows if compute in row and reward in row]
-        if not full:
-            known = ", ".join(dict.fromkeys(str(name) for row in rows for name in row)) or "nothing"
-            raise BadInput(f"no row has {compute} and {reward} (--compute, --reward); got {len(rows)} rows of {known}")
-        C, R, epoch = np.array([[float(row.get(name, "nan")) for row in full] for name in (compute, reward, "epoch")])
-    except (ValueError, TypeError, csv.Error) as error:  # no UTF-8, no number, no CSV
-        raise BadInput(f"{path}: {error}") from None
-    tasks = tuple(sorted({name for row in rows for name in row if str(name).startswith("tasks.")}))
-    name = (path.parent.name if path.name == "log.jsonl" else path.stem) + f" {reward}" * (reward in tasks)
-    return Run(C, R, name=name, unit=compute, epoch=epoch, tasks=tasks)
-
-
-def with_tasks(run, path):
-    """The fit of one of our logs and, if it has several tasks, of each task that can be fitted (Fig. 11)."""
-    tasks = [read_run(path, run.unit, name)._replace(start=run.start, stop=run.stop) for name in run.tasks]
-    return [fit_run(run), *(law for task in tasks if len(tasks) > 1 for law in fitted(task))]
-
-
-# ---- Text ----
-
-
-def summary(law, first_half=None, until=None):
-    """A fit as a dict for JSON: its numbers, forecasts at 2x and 10x the compute (or at `until`), and, as it is given,
-    the `forecast` of the last evaluation from the first half (None: too few points)."""
-    C = np.array([until] if until else [2 * law.run.compute[-1], 10 * law.run.compute[-1]])
-    ahead = [dict(zip(("C", "R", "low", "high"), row)) for row in zip(C, law.predict(C), *law.band(C))]
-    found = {name: value for name, value in vars(law).items() if name != "region"}
-    return found | {"run": law.run.name, "unit": law.run.unit, "forecasts": ahead, "first_half": first_half}
-
-
-def table(rows):
-    """Aligned lines, the header first; floats with four digits."""
-    cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
-
-
-def lines_of(found):
-    """A `summary` as lines for the screen."""
-    rows = [("", "fit", "90 % low", "high"), *((name, found[name], *band) for name, band in found["bands"].items())]
-    rows += [(f"R at {row['C']:.4g} {found['unit']}", row["R"], row["low"], row["high"]) for row in found["forecasts"]]
-    if half := found["first_half"]:
-        label = f"last R, from the first half (measured {half['measured']:.4g})"
-        rows.append((label, half["forecast"], half["low"], half["high"]))
-    head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {unit}, R_0 = {R_0:.4g}, noise +-{noise:.4f}"
-    return [head.format(**found), *table(rows), *map("  warning: {}".format, found["warnings"])]
-
-
-# ---- Figures: a figure is panels, a panel (title, x label, y label, curves) ----
-
-
-class Curve(namedtuple("Curve", "label law span points band", defaults=(((), ()), None))):
-    """law(x), solid from span[0] to span[1], dashed to span[2]; points (x, y); band(x) = (low, high)."""
-
-
-def draw(ax, title, xlabel, ylabel, curves):
-    """A panel. Points are hollow where the curve is not solid: they were left out of its fit."""
-    for (label, law, (start, fitted_to, end), points, band), colour in zip(curves, COLOURS * len(curves)):
-        for style, span in (("-", (start, fitted_to)), ("--", (fitted_to, max(end, fitted_to)))):
-            ax.plot(x := np.geomspace(*span, 200), law(x), style, color=colour, label=label if style == "-" else None)
-            if band:
-                ax.fill_between(x, *band(x), color=colour, alpha=0.15, lw=0)
-        x, y = np.array(points)
-        ax.scatter(x, y, 16, np.where((x >= start) & (x <= fitted_to), colour, "none"), edgecolors=colour)
-    ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
-    ax.xaxis.set(major_locator=LogLocator(subs=(1, 3)), major_formatter="{x:,g}", minor_formatter="")
-    ax.grid(alpha=0.25)
-    ax.legend(fontsize=8)
-
-
-def save(path, title, panels):
-    """Draw the panels that have curves, three in a row, on logarithmic x axes; write them."""
-    panels = [panel for panel in panels if panel[-1]]
-    rows, columns = -(-len(panels) // 3), min(3, len(panels))
-    figure = Figure(figsize=(5.6 * columns, 4.2 * rows), layout="constrained")
-    figure.suptitle(title)
-    for place, panel in enumerate(panels, 1):
-        draw(figure.add_subplot(rows, columns, place, xscale="log"), *panel)
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-
-
-def scaling(law, end, mean_of=np.inf):
-    """Eq. 1 up to `end`, the 90 % band of the curve (or of the mean of evaluations), the points of the run."""
-    points = np.stack(law.run[:2])[:, law.run.compute > 0]
-    label = f"{law.run.name}: A = {law.A:.3f}, B = {law.B:.2f}"
-    return Curve(label, law.predict, (*law.span, end), points, lambda C: law.band(C, mean_of))
-
-
-def power_law(law, end):
-    """A.4: the power law on the range on which Eq. 1 was fitted."""
-    power = fit_power_law(*law.run[:4])
-    return Curve(f"{law.run.name}, power law: A = {power.A:.3f}, B = {power.B:.2f}", power.predict, (*law.span, end))
-
-
-def log_f(law):
-    """Fig. 7: log10 F of the fitted points and the line of slope B."""
-    C, R = np.stack(law.run[:2])[:, (law.run.reward > law.R_0) & (law.run.reward < law.A)]
-    points = C, np.log10(f_transform(R, law.A, law.B, law.C_mid, law.R_0))
-    label = f"{law.run.name}: slope B = {law.B:.2f}"
-    return Curve(label, lambda C: law.B * np.log10(C), (*law.span, law.span[1]), points)
-
-
-def through(label, rows):
-    """Straight (on the logarithmic axis) from row to row (x, value, low, high), values with a 90 % band."""
-    x, *values = np.array(rows, float).T
-    value, low, high = (lambda at, y=y: np.interp(np.log(at), np.log(x), y) for y in values)
-    return Curve(label, value, (x[0], x[-1], x[-1]), (x, values[0]), lambda x: (low(x), high(x)))
-
-
-def error_panels(tables, run):
-    """(name, `forecast_error`) pairs against the fitted share; A and B of `run` against its cut-offs."""
-    ends, series = ("forecast", "low", "high"), []
-    for name, rows in tables:
-        series.append((name, [(100 * row["share"], *(row[end] - row["measured"] for end in ends)) for row in rows]))
-    panels = [("forecasts of the end", "share of the compute that is fitted (%)", "forecast - measured", series)]
-    laws = {end: [(x, law) for x in cuts for law in fitted(run, **{end: f"{x}%"})] for end, cuts in CUT_OFFS.items()}
-    for name in ("A", "B"):
-        series = [(f"{end} moves", [(x, getattr(at, name), *at.bands[name]) for x, at in laws[end]]) for end in laws]
-        panels.append((f"{run.name}: {name} by fit range", "cut-off (% of the compute)", name, series))
-    return [(*labels, [through(*one) for one in series if one[1]]) for *labels, series in panels]
-
-
-def analyse(laws, flags=(), until=None, path=None):
-    """Sum up the fits and do what the flags (compare, log_f, power_law, forecast_error) ask for; draw it to path.
-
-    Returns a dict for JSON and lines for the screen.
-    """
-    runs, most = [law.run for law in laws], max(law.run.compute[-1] for law in laws)
-    axis, halves = f"compute C ({runs[0].unit})", [fitted(run, stop="50%") for run in runs]
-    found = {"runs": [summary(law, next(map(forecast, half), None), until) for law, half in zip(laws, halves)]}
-    curves, early = [scaling(x, until or 10 * most) for x in laws], [scaling(x, most, 1) for x in sum(halves, [])]
-    panels, tables = [("Eq. 1, 90 % band of the curve (hollow: not fitted)", axis, RATE, curves)], {}
-    panels.append(("from the first half, 90 % band of evaluations", axis, RATE, early))
-    if "power_law" in flags:
-        rows = [{"run": run.name} | fit_power_law(*run[:4])._asdict() for run in runs]
-        tables["power laws (A.4)"] = found["power_law"] = rows
-        curves = [draws(law, most) for draws in (scaling, power_law) for law in laws]
-        panels.append(("A.4: the power law on the same range", axis, RATE, curves))
-    if "forecast_error" in flags:
-        pairs = [(run.name, forecast_error(run)) for run in runs]
-        tables["forecasts of the mean of the last 5"] = found["forecast_error"] = [x for _, rows in pairs for x in rows]
-        panels += error_panels(pairs, runs[0])
-    if "compare" in flags:
-        laws, found["compare"] = compare(laws)
-        rows = [{"run": x.run.name, "A": x.A} | dict(zip(("B", "B_low", "B_high"), (x.B, *x.bands["B"]))) for x in laws]
-        tables[found["compare"]] = found["compared"] = rows
-    if "log_f" in flags:
-        panels.append(("Fig. 7: F = C^B", axis, f"log10 F(R), F in {runs[0].unit}^B", list(map(log_f, laws))))
-    if path:
-        save(path, ", ".join(run.name for run in runs), panels)
-    lines = [line for row in found["runs"] for line in lines_of(row)]
-    for title, rows in tables.items():
-        lines += [title, *table([*rows[:1], *map(dict.values, rows)])]
-    return found, lines
-
-
-def report(log_path, figure_path):
-    """Fit the log of a run and each of its tasks (from 10 % of its compute on), draw it to figure_path.
-
-    Returns the `summary` dict, those of several tasks under "tasks", and the lines to print. Too few points for a fit:
-    (None, one line that says so), and no figure.
-    """
-    try:
-        found, lines = analyse(with_tasks(read_run(log_path)._replace(start="10%"), log_path), path=figure_path)
-    except BadInput as error:
-        return None, [f"no fit: {error}"]
-    return found["runs"][0] | {"tasks": found["runs"][1:]}, lines
-
-
-def ours(laws, folder):
-    """A figure for each group of seeds (NAME_seed0, NAME_seed1, ...) and one for all groups; returns lines."""
-    groups, flags = {}, ("log_f", "power_law", "forecast_error")
-    for law in laws:
-        groups.setdefault(law.run.name.split("_seed")[0], []).append(law)
-    groups |= {"all": [seeds[0] for seeds in groups.values()]} if len(groups) > 1 else {}
-    return [line for name in groups for line in analyse(groups[name], flags, None, folder / f"ours_{name}.png")[1]]
-
-
-# ---- The paper's figures, from what it publishes ----
-
-
-def table_1(title, names, *spans, gain=False):
-    """Panel of curves of Table 1 over spans (see Curve) of GPU-hours, the last for all further curves.
-
-    gain: draw (R - R_0) / (A - R_0), which needs no R_0.
-    """
-    curves = []
-    for i, name in enumerate(names.split("/")):
-        A, B, C_mid = TABLE_1[name]
-        law = partial(sigmoid, A=1 if gain else A, B=B, C_mid=C_mid, R_0=0 if gain else PAPER_R_0)
-        curves.append(Curve(f"{name}: A = {A:.3f}, B = {B:.2f}", law, spans[min(i, len(spans) - 1)]))
-    return title, HOURS, "gain (R - R_0) / (A - R_0)" if gain else RATE, curves
-
-
-def samples(noise):
-    """Samples of the published bs2048 fit, one for each 100 of 7,400 steps; R_0, noise and spacing are our choices."""
-    C = np.linspace(0, 100000, 75)
-    R = sigmoid(C, *TABLE_1["ScaleRL-bs2048"], PAPER_R_0) + noise * np.random.default_rng(0).normal(size=75) * (C > 0)
-    return Run(C, R, name="samples", unit="GPU-hours")
-
-
-def paper_tables():
-    """Table 1, and A.7 beside what fits of samples of one sigmoid say, as lines."""
-    rows = [("fitted", "B", "A", "check: B", "A", "B, 90 % band", "A, 90 % band")]
-    for (start, stop), (B, A) in A_7.items():
-        law = fit_run(samples(0.002)._replace(start=start, stop=stop), "grid")
-        bands = ("{:.3f} to {:.3f}".format(*law.bands[name]) for name in "BA")
-        rows.append((f"{start:,} to {stop:,}", B, A, law.B, law.A, *bands))
-    lines = ["Table 1, published fits", *table([("run", "A", "B", "C_mid"), *((n, *TABLE_1[n]) for n in TABLE_1)])]
-    lines.append("A.7: published; our check by A.5 on samples of the bs2048 fit with R_0 = 0.39, noise 0.002 (ours)")
-    return lines + table(rows)
-
-
-def published(folder):
-    """Draw every figure that the published numbers allow; returns `paper_tables`."""
-
-    def write(figure, title, *panels):
-        save(folder / f"paper_{figure}.png", f"{title}: published fit, not data", panels)
-
-    wide, big, scout, leave_one_out = (100, 1e5, 1e5), (1500, 5e4, 1e5), (1500, 16000, 45000), (1500, 8000, 16000)
-    write("fig1", "Fig. 1, dashed: extrapolated (source: Table 1; R_0 = 0.39 is ours)",
-          table_1("8B, batch 2048", "ScaleRL-bs2048", big),
-          table_1("both, as gain", "ScaleRL-bs2048/ScaleRL-Scout", big, scout, gain=True))  # fmt: skip
-    base, panels = dict(zip(("A", "B", "C_mid", "R_0"), (*TABLE_1["ScaleRL"], PAPER_R_0))), []
-    for name, low, high in (("A", 0.55, 0.7), ("B", 1, 4), ("C_mid", 1000, 8000), ("R_0", 0.3, 0.45)):
-        laws = {f"{name} = {x}": partial(sigmoid, **base | {name: x}) for x in (low, base[name], high)}
-        panels.append((f"the role of {name}", HOURS, RATE, [Curve(*law, wide) for law in laws.items()]))
-    panels.append(table_1("A.8: less efficient, ahead in the end", "ScaleRL-8gen/ScaleRL-bs2048", wide))
-    write("fig3", "Fig. 3 and A.8 (source: Table 1; R_0 = 0.39 and the varied values are ours)", *panels)
-    write("sec5", "Sec. 5 (source: Table 1; where a pass rate is drawn, R_0 = 0.39 is ours)",
-          table_1("generation length (14k, 32k)", "ScaleRL/ScaleRL-32k", wide),
-          table_1("batch size (768, 512, 2048)", "ScaleRL/ScaleRL-bs512/ScaleRL-bs2048", wide),
-          table_1("generations per prompt (16, 8, 24, 32)", "ScaleRL/ScaleRL-8gen/ScaleRL-24gen/ScaleRL-32gen", wide),
-          table_1("model size (8B, Scout)", "ScaleRL/ScaleRL-Scout", wide, gain=True),
-          table_1("math and code", "math+code, math/math+code, code", wide, gain=True))  # fmt: skip
-    slopes = ("CISPO", 2.01), ("DAPO", 1.77)
-    curves = [Curve(f"{name}: slope B = {B}", lambda C, B=B: B * np.log10(C), leave_one_out) for name, B in slopes]
-    write("fig7", "Fig. 7 (source: text)", ("leave one out", HOURS, "log10 F(R), F in GPU-hours^B", curves))
-    panels = []
-    for start, stop, A in ((1500, 50000, "A = 1.0"), (5000, 50000, "A = 0.74"), (30000, 60000, "right")):
-        law = fit_run(samples(0.0005)._replace(start=start, stop=stop))
-        title = f"fitted on {start:,} to {stop:,} (paper's power law: {A})"
-        panels.append((title, HOURS, RATE, [scaling(law, 1e5), power_law(law, 1e5)]))
-    write("a4", "A.4 (samples of the bs2048 fit of Table 1; R_0 = 0.39 and noise 0.0005 are ours)", *panels)
-    return paper_tables()
-
-
-# ---- Command ----
-
-
-def command(args, defaults):
-    """The lines that the command line asks for; a flag that would be left unread is an error."""
-    reads = {"paper", "o"} if args.paper else {"ours", "o", "runs"} if args.ours else set(vars(args))
-    reads -= set() if args.o else {"log_f"}
-    if unread := [name for name, value in vars(args).items() if value != defaults[name] and name not in reads]:
-        raise BadInput(f"got {unread[0]}, which does nothing with --paper or --ours, or (log_f) without -o")
-    folder = Path(args.o or "figures")
-    if args.paper:
-        return published(folder)
-    paths = args.runs or (sorted(Path("results").glob("*.jsonl")) if args.ours else [])
-    if len(paths) < 1 + args.compare:
-        raise BadInput(f"got {len(paths)} RUNs (--ours: results/*.jsonl), expected {1 + args.compare} or more")
-    if args.until is not None and not 0 < args.until < np.inf:
-        raise BadInput(f"got --until {args.until:g}, expected a compute above 0")
-    runs = [read_run(path, args.compute, args.reward)._replace(start=args.fit_from, stop=args.fit_to) for path in paths]
-    if args.ours:
-        return ours([*map(fit_run, runs)], folder)
-    laws = with_tasks(runs[0], paths[0]) if len(runs) == 1 and args.reward == "pass_rate" else [*map(fit_run, runs)]
-    found, lines = analyse(laws, [name for name, value in vars(args).items() if value is True], args.until, args.o)
-    return [json.dumps(found, indent=1, allow_nan=False)] if args.json else lines
-
-
-def main(argv=None):
-    """The command line; exits with code 2 and one line for what cannot be read, fitted or written."""
-    parser = argparse.ArgumentParser(prog="fit.py", description=__doc__.split("\n")[0])
-    add = parser.add_argument
-    add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or any CSV or JSONL file")
-    add("--x", "--compute", dest="compute", metavar="COL", default="gpu_hours", help="tokens, flops, step, any column")
-    add("--reward", metavar="COL", default="pass_rate", help="pass rates (default: pass_rate; of one RUN tasks too)")
-    add("--fit-from", default="10%", help="start of the fit: a compute, or a share of its end (default: 10%%)")
-    add("--fit-to", default="100%", help="end of the fit: a compute, or a share of the run's compute such as 50%%")
-    add("--until", type=float, metavar="C", help="forecast at this compute (default: at 2x and 10x the run's)")
-    add("--compare", action="store_true", help="which run scales better, at a common A if they are within 0.02 (A.5)")
-    add("--power-law", action="store_true", help="fit the power law of A.4 too")
-    add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
-    add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute; A and B by fit range")
-    add("--json", action="store_true", help="print JSON")
-    add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper, --ours")
-    add("--paper", action="store_true", help="draw the paper's figures from its published fits")
-    add("--ours", action="store_true", help="draw the same kinds of figures from RUNs (default: results/*.jsonl)")
-    try:
-        print("\n".join(command(parser.parse_args(argv), vars(parser.parse_args([])))))
-    except (ValueError, OSError) as error:  # a flag that is no number, a file that cannot be opened or written
-        parser.exit(2, f"fit.py: {error}\n")
-
-
 if __name__ == "__main__":
+    from plumbing.fit_cli import main
+
     main()

@@ -371,9 +371,9 @@ class Pipeline:
         """Headers, a list per prompt, and completions, of the first `samples` prompts; nothing on other ranks than 0.
         On all ranks: {index of a prompt: why its verifier failed}.
 
-        Weights and training tickets stand still meanwhile; `generations` is the k of mean@k. What is running goes on,
-        a generator through with its share may start the rest of a training ticket that it had claimed before, and for
-        LOOK seconds a new one.
+        Weights and training tickets stand still meanwhile; `generations` is the k of mean@k. Running completions go
+        on. A generator that has finished its share may start completions of tickets it had already claimed; for up to
+        LOOK seconds, until it has seen the news, it may still claim a new one.
         Raises ValueError if the generators do not have the trainers' weights.
         """
         box, version, first = self.mailbox, self.version, self._news.evaluation_tickets
@@ -429,7 +429,7 @@ def serve(generator, mailbox, receive, scorer):
     generator  rollout.TorchGenerator or its like: add(ticket), wants(evaluation), busy, step() -> finished completions,
                named_weights(), update_weights(version); its version is that of the run's start
     receive    called with generator.named_weights(), fills these tensors: the other end of Pipeline.publish's `send`
-    scorer     reward.Scorer or its like: submit(completion, prompt), finished() -> verdicts
+    scorer     workers.Scorer or its like: submit(completion, prompt), finished() -> verdicts
 
     Raises Stalled if rank 0 makes no progress or a rank is lost, dist.DistError if the mailbox is gone.
     """

@@ -1,7 +1,7 @@
-"""Rewards: +1 for a correct final answer, -1 for any other (Sec. 2), decided without ever blocking the generator.
+"""Rewards: +1 for a correct final answer, -1 for any other (Sec. 2); how answers are read and compared.
 
     answer = what follows the last </think>; no </think>, or a truncated completion: no answer, which is wrong
-    r = +1 if correct else -1                                       r -> reward(), correct -> Score.correct
+    r = +1 if correct else -1                                       r -> reward(), correct -> a verifier
     r = +1 + clip((L_max - |y|)/L_cache - 1, -1, 0) if correct      Eq. 9, A.10, A.15: instead of interruptions
     |y| -> tokens, L_max -> length_max, L_cache -> length_cache, the clip -> length_penalty()
 
@@ -25,16 +25,8 @@ Tasks (TASKS maps the name in a prompt's `task` to its verifier)
               expected one (so a tuple is a list). Every test must end with exit status 0. The program sees the
               standard library only; a function finds the names of `typing` defined, as starter codes expect.
 
-Workers. SymPy can run for days on a short answer, and math-verify's own time limits are signals that fail off the main
-thread, so they are off. A worker is a separate interpreter that loads this file (and SymPy at need), and works in a
-fork of itself. The kernel kills the fork when one math answer has taken `timeout` seconds of wall clock, whatever it
-computes and whether or not anybody polls: the answer is wrong, with `timed_out` set, and the worker forks again.
-Without a parent it reads end-of-file and leaves. A worker that dies, or cannot start, says nothing about the answer,
-which is tried once more on a fresh one, then handed back with `error` set and `correct` None, for the caller to drop
-its group. It is never scored as wrong.
-
-Programs run in a jail (jail.py says what it protects against and what not), which a worker starts and which never sees
-the expected outputs. Their time counts from the moment the jail stands.
+SymPy can run for days on a short answer: `equal` and programs run in worker processes (plumbing/workers.py) that are
+ended at a limit. What takes too long is wrong; what a worker cannot judge has no verdict, and is never scored as wrong.
 
 Deviation: a box, or an answer without one, of more than MAX_CHARS characters is wrong unread: reference answers are
   short, parsing time grows faster than length, and the end of a long number is not that number. Programs: CODE_CHARS.
@@ -44,27 +36,14 @@ Known limits, math-verify's: "It is 17, not 18" has the final expression 18; "50
   product of letters, so that "Paris" equals "Pairs"; a last word that can be a unit is dropped (t of "\\cos^2 t");
   in a product, i is a letter: (1+2i)(3+4i) is not -5+10i. tests/test_reward.py lists where its own tests disagree.
 
-Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py. The file run as a script is a
-worker and is started by Scorer only.
+Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py
 """
 
 import json
-import logging
-import os
 import re
-import resource
-import signal
-import socket
-import subprocess
-import sys
-import time
-from contextlib import closing, suppress
-from dataclasses import dataclass
-from functools import cache
+from contextlib import suppress
 from math import comb, isclose, nan
 from statistics import mean, stdev
-
-from plumbing import jail
 
 THINK_END = "</think>"
 BOX = "\\boxed{"
@@ -73,14 +52,7 @@ BETWEEN_BOXES = re.compile(
 BETWEEN_CHARS = 40  # more than this between two boxes is never looked at
 MAX_CHARS = 10_000
 CODE_CHARS = 65_536  # what Codeforces takes
-MEMORY_BYTES = 2 << 30  # address space of one worker
-START_SECONDS = 120.0  # a worker or jail that needs longer than this above its limit to start and answer counts as dead
-# Compared before a worker's first math answer: (answer, reference).
-WARM_UP = (("\\boxed{\\frac{1}{2}}", "0.5"), ("\\boxed{(x+1)^2}", "x^2+2x+1"), ("\\boxed{(1,2]}", "(1,2]"))
-ANSWERS_PER_FORK = 5_000  # SymPy's caches grow, and math-verify calls an answer wrong if memory ends
 NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][-+]?[0-9]{1,3})?")
-MESSAGE_BYTES = 4_096  # more than any verdict or error
-SPARE_BYTES = 1 << 16  # output that is this much longer than the expected one is not read to its end
 
 
 def length_penalty(tokens: int, *, length_max: int, length_cache: int) -> float:
@@ -208,7 +180,7 @@ def code(answer: str, reference: str) -> bool | str:
 TASKS = {"arithmetic": exact, "sorting": exact, "math": math, "code": code}
 
 
-# --- In a worker process: math ---------------------------------------------------------------------------------------
+# --- Comparing, in a worker process: math ----------------------------------------------------------------------------
 
 
 def equal(expression: str, reference: str) -> bool | None:
@@ -220,24 +192,7 @@ def equal(expression: str, reference: str) -> bool | None:
     return verify(gold, parse(expression, parsing_timeout=None), timeout_seconds=None) if gold else None
 
 
-@cache
-def warm_up() -> None:
-    """Load what SymPy loads at first use, which is no part of an answer's time."""
-    for expression, reference in WARM_UP:
-        equal(expression, reference)
-
-
-def judge_math(expression: str, reference: str, timeout: float) -> bool | str:
-    """`equal`; text = why it cannot be said. After `timeout` seconds SIGALRM, left to the kernel, ends this process."""
-    signal.setitimer(signal.ITIMER_REAL, timeout)
-    verdict = equal(expression, reference)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    if verdict is None:
-        return f"expected a reference answer in LaTeX, got {reference[:80]!r}; likely cause: a broken row of the data"
-    return verdict
-
-
-# --- In a worker process: code ---------------------------------------------------------------------------------------
+# --- Comparing, in a worker process: code ----------------------------------------------------------------------------
 
 
 def read_tests(reference: str) -> tuple[str | None, list]:
@@ -287,17 +242,6 @@ def same_word(word: str, right: str) -> bool:
     return word == right or bool(numbers) and isclose(float(word), float(right), rel_tol=1e-6)
 
 
-def judge_code(source: str, reference: str, timeout: float) -> bool | None:
-    """Does a program pass all tests? None = not within `timeout` seconds. Raises what `read_tests` does."""
-    name, cases = read_tests(reference)
-    size = max(len(json.dumps(expected)) for _, expected in cases) + SPARE_BYTES
-    inputs, namespaces = [given for given, _ in cases], jail.namespaces_work()
-    with closing(jail.run(source, name, inputs, size=size, timeout=timeout, namespaces=namespaces)) as outputs:
-        with suppress(TimeoutError):
-            return all(right_output(name, output, expected) for output, (_, expected) in zip(outputs, cases))
-    return None
-
-
 def right_output(name: str | None, output: bytes | None, expected) -> bool:
     """One test: what the program wrote, None if it failed, against what is expected."""
     if output is None or name is None:
@@ -305,184 +249,3 @@ def right_output(name: str | None, output: bytes | None, expected) -> bool:
     with suppress(ValueError, RecursionError):  # no result, or none that we can read
         return json.loads(output) == expected
     return False
-
-
-# --- A worker's life -------------------------------------------------------------------------------------------------
-
-# By the byte that comes with a job: what to do before the first one, which is no part of its time; what decides it.
-JUDGES = {b"m": (warm_up, judge_math), b"c": (jail.namespaces_work, judge_code)}
-
-
-def work(descriptor: str, timeout: str) -> None:
-    """A worker: forks, and again when the fork has done its share or run into the limit. Ends with any other one.
-
-    descriptor  file descriptor of our end of the channel
-    timeout     seconds of wall clock per answer
-    """
-    if sys.platform == "linux":
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    logging.disable(logging.CRITICAL)  # math-verify warns that its time limits are off
-    channel = socket.socket(fileno=int(descriptor))
-    with suppress(BrokenPipeError, ConnectionResetError):
-        while task := channel.recv(1, socket.MSG_PEEK):
-            JUDGES[task][0]()  # once, here: the forks to come have it
-            child = os.fork()
-            if not child:
-                return serve(channel, float(timeout))
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the fork gets it too, and may have to clear up: wait for it
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            if status == -signal.SIGALRM:
-                channel.send(b"null")
-            elif status:
-                sys.exit(status)
-
-
-def serve(channel, timeout: float) -> None:
-    """Read (text, reference), answer with the verdict, null for one that took too long; then again."""
-    for _ in range(ANSWERS_PER_FORK):
-        task, files, *_ = socket.recv_fds(channel, 1, 1)
-        if not files:
-            break
-        with open(files[0]) as file:
-            text, reference = json.load(file)
-        prepare, judge = JUDGES[task]
-        prepare()
-        channel.send(json.dumps(judge(text, reference, timeout)).encode())
-
-
-# --- In the generator's process --------------------------------------------------------------------------------------
-
-
-@dataclass
-class Score:
-    """A completion on its way to a verdict."""
-
-    completion: object  # the pipeline.Completion that was submitted
-    prompt: object  # its data.Prompt
-    text: str  # what a worker judges: an expression or a program
-    penalty: float  # of Eq. 9, if it is correct
-    correct: bool | None  # the verdict; in what `finished` returns, None means that the verifier failed
-    timed_out: bool = False  # wrong because checking it took longer than the limit
-    tried: bool = False  # a worker has ended with this answer unchecked
-    error: str = ""  # why there is no verdict
-
-    @property
-    def reward(self) -> float:
-        """r of Sec. 2; nan without a verdict."""
-        return reward(self.correct, self.penalty)
-
-
-class Worker:
-    """One worker process, started at its first job and again after each death; `job` is the Score it works on."""
-
-    def __init__(self, timeout: float):
-        self.timeout, self.job, self.process = timeout, None, None
-
-    def _launch(self) -> None:
-        """Start an interpreter that runs `work`, in its own session; returns at once (loading SymPy takes it a second).
-
-        Not multiprocessing: its children load the parent's main file first, here train.py with torch and all.
-        """
-        self.close()
-        self._channel, theirs = socket.socketpair()
-        command = [sys.executable, os.path.abspath(__file__), str(theirs.fileno()), str(self.timeout)]
-        # SymPy's path, and so its time, depends on the hash seed.
-        with theirs:  # closed here, else the worker's death would not read as end-of-file
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                                            env=os.environ | {"PYTHONHASHSEED": "0"}, start_new_session=True)
-
-    def start(self, score: Score) -> None:
-        """Give it a job. Where that fails, `decided` takes it for the worker's death."""
-        self.job, self._deadline, self._failure = score, time.monotonic() + self.timeout + START_SECONDS, None
-        try:
-            if self.process is None or self.process.poll() is not None:
-                self._launch()
-            with jail.as_file(json.dumps([score.text, score.prompt.answer])) as file:
-                with suppress(BrokenPipeError, ConnectionResetError):  # it has just left: `decided` reads end-of-file
-                    socket.send_fds(self._channel, [score.prompt.task[:1].encode()], [file.fileno()])
-        except OSError as error:  # no memory, processes, file descriptors or disk left
-            self._failure = error
-
-    def decided(self) -> Score | None:
-        """Look, without waiting, for the verdict or the worker's death; returns the job once it has its outcome."""
-        score, message = self.job, b""
-        try:
-            message = b"" if self._failure else self._channel.recv(MESSAGE_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            if time.monotonic() > self._deadline:
-                with suppress(ProcessLookupError):
-                    os.killpg(self.process.pid, signal.SIGKILL)  # the fork too, which holds the channel open
-            return None
-        except ConnectionResetError:
-            pass
-        if message:
-            verdict = json.loads(message)
-            score.correct, score.error = (None, verdict) if isinstance(verdict, str) else (bool(verdict), "")
-            score.timed_out = verdict is None
-        else:
-            cause = self._failure or f"exit code {self.process.wait()}"
-            self.close()
-            if not score.tried:
-                score.tried = True
-                self.start(score)
-                return None
-            score.error = (f"expected a verdict, got two dead workers ({cause}); "
-                           "likely cause: no memory, or see the traceback above")
-        self.job = None
-        return score
-
-    def close(self) -> None:
-        """End and reap the process and its children; asked first, for it may have to clear up after a program."""
-        for sign in (signal.SIGTERM, signal.SIGKILL) if self.process else ():
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, sign)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=5.0)
-            self._channel.close()
-
-
-class Scorer:
-    """Scores completions beside the generator: `submit` and `finished` return at once, verdicts come when they come.
-
-    timeout  seconds of wall clock per answer
-    workers  worker processes at most; none is started before the first answer that needs one
-    penalty  |y| -> Eq. 9's penalty, or None for rewards of +1 and -1
-    """
-
-    def __init__(self, *, timeout: float, workers: int = 2, penalty=None):
-        self._workers, self._penalty = [Worker(timeout) for _ in range(workers)], penalty
-        self._queue, self._done = [], []
-
-    @property
-    def pending(self) -> int:
-        """Completions submitted and not yet handed back by `finished`."""
-        return len(self._queue) + len(self._done) + sum(worker.job is not None for worker in self._workers)
-
-    def submit(self, completion, prompt) -> None:
-        """Take a finished pipeline.Completion of a data.Prompt (.task, .answer). KeyError: unknown task."""
-        answer = None if completion.truncated else final_answer(completion.text)
-        verdict = False if answer is None else TASKS[prompt.task](answer, prompt.answer)
-        text, correct = (verdict, None) if isinstance(verdict, str) else ("", verdict)
-        penalty = self._penalty(len(completion.ids)) if self._penalty else 0.0
-        score = Score(completion, prompt, text, penalty, correct)
-        (self._queue if correct is None else self._done).append(score)
-
-    def finished(self) -> list[Score]:
-        """The verdicts that have come in since the last call, in any order."""
-        for worker in self._workers:
-            if worker.job and (score := worker.decided()):
-                self._done.append(score)
-            if worker.job is None and self._queue:
-                worker.start(self._queue.pop(0))
-        done, self._done = self._done, []
-        return done
-
-    def close(self) -> None:
-        """End and reap every worker; what is pending is lost, and nothing may be submitted any more."""
-        for worker in self._workers:
-            worker.close()
-
-
-if __name__ == "__main__":
-    work(*sys.argv[1:])

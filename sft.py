@@ -33,24 +33,18 @@ Open in the paper: the number of steps; ours: SKILL_STEPS and HABIT_STEPS, chose
 Run: `python sft.py`. Test: pytest tests/test_sft.py
 """
 
-import argparse
 import random
 import re
 from bisect import insort
-from contextlib import closing
 from itertools import cycle
-from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import data
-import pipeline
-import reward
-import rollout
 
 SLIP = 0.2  # P(a step is off), one operand or digit at a time
 HASTE = 0.15  # P(two at once)
@@ -162,44 +156,7 @@ def supervise(model, tokens, *, tasks, habits: bool, steps: int, seed: int):
         bar.set_postfix(loss=f"{loss.item():.3f}")
 
 
-def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16):
-    """(pass rate, pass@generations) on validation prompts of a task."""
-    questions = data.load(task, tokens, budget=64, validation=prompts).validation
-    groups = [[] for _ in questions]
-    with (closing(rollout.TorchGenerator(model, tokens, slots=128, max_new_tokens=96)) as generator,
-          closing(reward.Scorer(timeout=5.0)) as scorer):
-        for score in pipeline.complete(generator, scorer, questions, generations):
-            groups[score.completion.ticket].append(score.correct)
-    return [reward.pass_at_k(groups, k)[0] for k in (1, generations)]
-
-
-def report(name, model, tokens, tasks):
-    """One line for each task."""
-    for task in dict.fromkeys(tasks):
-        print("{}: {}: pass rate {:.3f}, pass@16 {:.3f}".format(name, task, *measure(model, tokens, task)))
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", default="runs/base", help="folder to write; must not exist (default runs/base)")
-    parser.add_argument("--tasks", nargs="+", choices=TRACES, default=["arithmetic"], help="of a batch's 4 classes")
-    parser.add_argument("--start", help="folder of the policy to go on from (default: from scratch)")
-    parser.add_argument("--skill-steps", type=int, default=SKILL_STEPS, help="steps on right traces, before the habits")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    if Path(args.out).exists():
-        parser.error(f"{args.out} exists; give another --out, nothing is overwritten")
-    torch.manual_seed(args.seed)
-    tokens, model = tokenizer(), load(args.start) if args.start else untrained()
-    supervise(model, tokens, tasks=args.tasks, habits=False, steps=args.skill_steps, seed=args.seed)
-    report("after skill", model, tokens, args.tasks)
-    supervise(model, tokens, tasks=args.tasks, habits=True, steps=HABIT_STEPS, seed=args.seed)
-    model.save_pretrained(args.out)
-    tokens.save_pretrained(args.out)
-    for name in dict.fromkeys((args.out, "base/sorting" if "sorting" in args.tasks else "base")):
-        if Path(name).exists():
-            report(name, load(name), AutoTokenizer.from_pretrained(name), args.tasks)
-
-
 if __name__ == "__main__":
+    from plumbing.sft_cli import main  # it imports this file
+
     main()

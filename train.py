@@ -48,12 +48,11 @@ from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 import data
-import fit
 import loss
 import pipeline
 import precision
 import reward
-from plumbing import batches, checkpoints
+from plumbing import batches, checkpoints, fit_cli
 from plumbing.evaluation import answered, append, evaluate_policy
 from plumbing.fleet import Clock, Fleet, launch
 from plumbing.flags import make_generator, make_scorer, provenance, questions, start, weights_folder
@@ -325,7 +324,7 @@ def train(run):
 def finish(run, reason, seconds):
     """Rank 0's last words: the fit so far, drawn and printed, and why the run ended."""
     with suppress(OSError):  # a full disk: what still fits
-        values, lines = fit.report(run.out / "log.jsonl", run.out / "scaling.png")
+        values, lines = fit_cli.report(run.out / "log.jsonl", run.out / "scaling.png")
         if values:  # None with too few evaluations
             run.log("fit", **values)
         print(*lines, sep="\n")

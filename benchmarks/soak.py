@@ -30,8 +30,7 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from plumbing import jail  # noqa: E402  (a script in benchmarks/ does not see the repository root)
-import reward  # noqa: E402
+from plumbing import jail, workers  # noqa: E402  (a script in benchmarks/ does not see the repository root)
 
 FILE = ROOT / "tests" / "data" / "answers_500.jsonl"
 BLOCK, HOSTILE_SHARE, PROGRAMS, EXPRESSIONS = 1_000, 0.05, 10, 90
@@ -125,7 +124,7 @@ def block(rows, hostile, r):
 
 def below(pid):
     """This process and all that descend from it."""
-    found, known = {pid}, list(jail.processes())
+    found, known = {pid}, list(jail.all_processes())
     while more := {child for child, parent, *_ in known if parent in found} - found:
         found |= more
     return found
@@ -173,7 +172,7 @@ def submit(scorer, answers):
 
 def soak(count, limit, workers, seed):
     rows = [json.loads(line) for line in FILE.read_text().splitlines()]
-    scorer, r = reward.Scorer(timeout=limit, workers=workers), random.Random(seed)
+    scorer, r = workers.Scorer(timeout=limit, workers=workers), random.Random(seed)
     hostile = (HOSTILE[n % len(HOSTILE)] for n in range(count))
     start = last = time.monotonic()
     timeouts = late = errors = shown = 0
@@ -209,7 +208,7 @@ def rates():
     numbers = [("math", f"\\boxed{{{n}}}", str(n), True) for n in range(20_000)]
     expressions = [("math", row["answer"], row["reference"], row["correct"]) for row in rows]
     programs = [("code", PROGRAM, SUM, True)] * 50
-    scorer = reward.Scorer(timeout=20.0, workers=1)
+    scorer = workers.Scorer(timeout=20.0, workers=1)
     drain(scorer, 2, submit(scorer, [expressions[0], programs[0]]))  # starts the worker
     for kind, answers in {"exact": numbers, "expressions": expressions, "programs of 2 tests": programs}.items():
         start, cpu = time.monotonic(), cpu_seconds()

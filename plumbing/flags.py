@@ -29,12 +29,15 @@ import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import jail
+from plumbing import jail, workers
 from plumbing.checkpoints import finished
 from plumbing.fleet import processes
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
 
 ROOT = Path(__file__).resolve().parent.parent  # of the project: base/ is found from every working directory
+DEFAULTS = RECIPES["scalerl"] | dict(
+    recipe="scalerl", temperature=1.0, weight_decay=0.01, data=["arithmetic"], generator="torch",
+    prompt_column=["prompt"], answer_column=["answer"], seed=0, timeout=600.0, verify_timeout=5.0)
 LENGTH_FLAGS = {  # --length-control -> the only length flags that it reads
     "interrupt": ("interrupt_at", "interrupt_phrase"), "penalty": ("length_max", "length_cache"), "none": ()}
 EVALUATION = {  # the flags that --evaluate reads
@@ -46,10 +49,30 @@ EVALUATION = {  # the flags that --evaluate reads
 def flags():
     """The command line; a flag that is not given is absent from the namespace, so that presets can fill it."""
     parser = argparse.ArgumentParser(prog="train.py", usage="train.py [--FLAG VALUE ...]; all of them: train.py --help",
-                                     description=__doc__.split("\n")[0], argument_default=argparse.SUPPRESS)
+                                     description="ScaleRL: asynchronous reinforcement learning of a language model, "
+                                     "and a forecast of what more compute will buy. In [brackets]: defaults.",
+                                     argument_default=argparse.SUPPRESS)
     for title, add_flags in GROUPS.items():
         add_flags(parser.add_argument_group(title).add_argument)
+    for action in parser._actions:
+        action.help += default_text(action.dest)
     return parser
+
+
+def default_text(name):
+    """What --help says of a flag's default: on the embedded task and, where it differs, with one's own --model.
+
+    >>> default_text("lr"), default_text("off_policy"), default_text("out")
+    (' [5e-05; own model: 5e-07]', ' [pipeline]', '')
+    """
+    ours, own = (as_given((CLIPS | DEFAULTS | preset).get(name)) for preset in (EMBEDDED, PAPER))
+    return "" if ours is None else f" [{ours}]" if ours == own else f" [{ours}; own model: {own}]"
+
+
+def as_given(value):
+    """A value in the words of the command line; None if there is none."""
+    words = {True: "yes", False: "no"} if isinstance(value, bool) else {}
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else words.get(value, value)
 
 
 def recipe_flags(add):
@@ -72,7 +95,7 @@ def asynchrony_flags(add):
     add("--k", type=int, help="optimizer steps a token may be old (Sec. 3.1)")
     add("--prompts", type=positive, help="P, prompts per optimizer step")
     add("--generations", type=positive, help="G, completions per prompt (or, with --evaluate, the k of mean@k)")
-    add("--generator", choices=("torch", "vllm"), help="inference backend (default torch; vllm needs the extra [vllm])")
+    add("--generator", choices=("torch", "vllm"), help="inference backend (vllm needs the extra [vllm])")
     add("--slots", type=positive, help="completions that a generator decodes at once")
     add("--trainers", type=positive, help="T, ranks that train; the others generate (default: a fifth, as 16 of 80)")
 
@@ -81,8 +104,8 @@ def model_flags(add):
     add("--model", help="folder or hub name of a Hugging Face causal LM (default: the embedded one, base)")
     add("--data", nargs="+", type=source, metavar="NAME[:WEIGHT][:TASK]",
         help="prompts: arithmetic, sorting, a JSONL file, or anything for datasets.load_dataset (see data.py)")
-    add("--prompt-column", nargs="+", help="the prompt's field; of several, the first that a row has (default prompt)")
-    add("--answer-column", nargs="+", help="the answer's (default answer)")
+    add("--prompt-column", nargs="+", help="the prompt's field; of several, the first that a row has")
+    add("--answer-column", nargs="+", help="the answer's")
     add("--verify-timeout", type=float, help="seconds to check one answer; then it is wrong, and counted as timed out")
     add("--temperature", type=float, help="sampling temperature")
     add("--dtype", choices=("float32", "bfloat16"), help="of generators and forward passes; master weights are float32")
@@ -167,15 +190,12 @@ def settings(argv):
     embedded = (ROOT / given.get("model", base)).resolve().is_relative_to(ROOT / "base")
     recipe = RECIPES.get(given.get("recipe"), {})
     average = {"average": "sample"} if given.get("loss") == "gspo" and not recipe else {}
-    args = argparse.Namespace(**dict(
-        recipe="scalerl", temperature=1.0, weight_decay=0.01, model=base, data=["arithmetic"], generator="torch",
-        prompt_column=["prompt"], answer_column=["answer"], trainers=None, seed=0, timeout=600.0, verify_timeout=5.0,
-        resume=False, checkpoint_every=None,
-        dtype="bfloat16" if torch.cuda.is_available() else "float32")
-        | RECIPES["scalerl"] | (EMBEDDED if embedded else PAPER) | recipe | average | given)
+    dtype = "bfloat16" if torch.cuda.is_available() else "float32"
+    args = argparse.Namespace(**DEFAULTS | {"model": base, "dtype": dtype, "trainers": None, "resume": False}
+                              | (EMBEDDED if embedded else PAPER) | recipe | average | given)
     if args.off_policy == "ppo" and args.k > 0 and "eval_every" not in given:
         args.eval_every += -args.eval_every % args.k
-    args.checkpoint_every = args.checkpoint_every or args.eval_every
+    args.checkpoint_every = given.get("checkpoint_every", args.eval_every)
     args.out = asked.get("out", "runs/evaluation" if "evaluate" in asked else f"runs/{args.loss}-seed{args.seed}")
     unread(asked, {name: reads for name, (_, reads) in loss.LOSSES.items()}, args.loss, "--loss", parser.error)
     unread(asked, LENGTH_FLAGS, args.length_control, "--length-control", parser.error)
@@ -349,7 +369,7 @@ def make(backend, folder, tokenizer, *, device, dtype, **settings):
 def make_scorer(args):
     """The verifiers, and Eq. 9 if asked for."""
     shape = partial(reward.length_penalty, length_max=args.length_max, length_cache=args.length_cache)
-    return reward.Scorer(timeout=args.verify_timeout, penalty=shape if args.length_control == "penalty" else None)
+    return workers.Scorer(timeout=args.verify_timeout, penalty=shape if args.length_control == "penalty" else None)
 
 
 def provenance(prompts):

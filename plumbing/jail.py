@@ -1,6 +1,6 @@
 """A jail: runs a Python program that nobody has read, once per input, and lets out nothing but what it writes.
 
-Paper: Sec. 2, code is checked by running unit tests. reward.py starts a jail per program and compares what comes out
+Paper: Sec. 2, code is checked by running unit tests. workers.py starts a jail per program and compares what comes out
 with the expected outputs, which never get in. So there is no verdict to forge: an early exit, a false result, a write
 to some file descriptor are wrong unless they are the right output.
 
@@ -45,7 +45,7 @@ PROTECTIONS = ("own session, folder and empty environment; limits on time, memor
 PROBE = "import threading\nthreading.Thread(target=print, args=['free']).start()"  # programs may start threads
 
 
-# --- Outside: in a worker of reward.py -------------------------------------------------------------------------------
+# --- Outside: in a worker of workers.py ------------------------------------------------------------------------------
 # Modules that a jail does not need are imported where they are used: a bare interpreter starts in half the time.
 
 
@@ -75,7 +75,7 @@ def run(program, name, inputs, *, size, timeout, namespaces):
 
     us, user = os.getuid(), USERS[os.getpid() % len(USERS)]
     # The limit on processes counts all of a user's, but by namespace; a jail started by root is a user of its own.
-    others = 0 if us == 0 or namespaces else sum(threads for *_, owner, threads in processes() if owner == us)
+    others = 0 if us == 0 or namespaces else sum(threads for *_, owner, threads in all_processes() if owner == us)
     limits = LIMITS | {"CPU": int(timeout) + 2, "NPROC": PROCESSES + others}
     job = {"program": program, "name": name, "inputs": inputs, "limits": limits, "user": None if us else user,
            "parent": os.getpid(), "prefix": namespaces and sys.base_prefix}  # only root can become another user
@@ -84,7 +84,7 @@ def run(program, name, inputs, *, size, timeout, namespaces):
     with ours, as_file("") as errors, nullcontext("/tmp") if namespaces else tempfile.TemporaryDirectory() as folder:
         if us == 0 and not namespaces:
             os.chown(folder, user, user)
-        process = launch(job | {"folder": folder}, theirs, errors)
+        process = start_jail(job | {"folder": folder}, theirs, errors)
         try:
             if not (select.select([ours], [], [], START_SECONDS)[0] and ours.recv(1)):
                 errors.seek(0)
@@ -102,7 +102,7 @@ def run(program, name, inputs, *, size, timeout, namespaces):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def launch(job, channel, errors):
+def start_jail(job, channel, errors):
     """Start a jail's interpreter; we adopt what its processes leave behind."""
     import subprocess
 
@@ -113,7 +113,7 @@ def launch(job, channel, errors):
                                 pass_fds=[channel.fileno()], start_new_session=True)
 
 
-def processes():
+def all_processes():
     """(id, parent's id, user's id, threads) of each process of the machine."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat") as file:
@@ -130,7 +130,7 @@ def sweep(process, namespaces):
     process.kill()
     with suppress(ChildProcessError):
         while True:
-            for pid, parent, *_ in () if namespaces else processes():
+            for pid, parent, *_ in () if namespaces else all_processes():
                 if parent == os.getpid():
                     os.kill(pid, signal.SIGKILL)
             os.wait()

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from plumbing import jail
 import reward
 from data import Prompt
+from plumbing import jail, workers
 
 LIMIT = 0.5  # seconds of the `strict` scorer
 NAMESPACES = len(jail.protections()) > 1
@@ -49,7 +49,7 @@ def score(scorer, program, tests=SUM, seconds=60.0):
 
 def descendants(pid):
     """Ids of all processes below this one."""
-    below, known = {pid}, list(jail.processes())
+    below, known = {pid}, list(jail.all_processes())
     while more := {child for child, parent, *_ in known if parent in below} - below:
         below |= more
     return below - {pid}
@@ -76,7 +76,7 @@ def folder(tmp_path_factory):
 def started(folder, timeout):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))
-        scorer = reward.Scorer(timeout=timeout, workers=1)
+        scorer = workers.Scorer(timeout=timeout, workers=1)
         assert score(scorer, "print(sum(map(int, input().split())))").correct is True
     return scorer
 
@@ -383,27 +383,27 @@ def test_protections_are_named_for_the_log():
 def test_without_namespaces_nothing_is_left_either(name, tmp_path):
     """`run` in a process of its own, for it kills all its children."""
     script = f"""
-from plumbing import jail
+from plumbing import jail, workers
 def outcome(program):
     try:
         return list(jail.run(program, None, ['x'], size=9, timeout={LIMIT}, namespaces=False))
     except TimeoutError:
         return 'timeout'
-print(outcome('print(input())'), outcome({ENDLESS[name]!r}), [p for p in jail.processes() if p[1] == jail.os.getpid()])
+print(outcome('print(input())'), outcome({ENDLESS[name]!r}), [p for p in jail.all_processes() if p[1] == jail.os.getpid()])
 """
     environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(jail.__file__).parent.parent)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[b'x\\n'] timeout []\n", done.stderr
     assert not any(tmp_path.iterdir())
     if os.getuid() == 0:  # the ids of a jail are nobody else's
-        assert not [pid for pid, _, owner, _ in jail.processes() if owner in jail.USERS]
+        assert not [pid for pid, _, owner, _ in jail.all_processes() if owner in jail.USERS]
 
 
 # --- Beside the generator; failure is not zero ---
 
 
 def test_nothing_blocks_while_a_program_runs_or_a_worker_starts_with_megabytes_of_tests():
-    scorer = reward.Scorer(timeout=30.0, workers=1)
+    scorer = workers.Scorer(timeout=30.0, workers=1)
     start = time.monotonic()
     tests = json.dumps({"inputs": ["x" * 5_000_000], "outputs": ["5000000"]})
     submit(scorer, "import time\ntime.sleep(2)\nprint(len(input()))", tests)
@@ -427,18 +427,18 @@ def test_a_jail_ends_with_its_worker(folder, sign):
     else:
         scorer.close()
         assert time.monotonic() - start < 3.0
-    wait_until(lambda: not below & {known for known, *_ in jail.processes()}, "a program outlives its worker")
+    wait_until(lambda: not below & {known for known, *_ in jail.all_processes()}, "a program outlives its worker")
     assert not any(folder.iterdir())
     scorer.close()
 
 
 def test_a_jail_that_does_not_start_is_a_failure_not_a_wrong_answer(monkeypatch, tmp_path):
     shutil.copy(reward.__file__, tmp_path)
+    shutil.copytree(Path(jail.__file__).parent, tmp_path / "plumbing")
     works, first = Path(jail.__file__).read_text(), "def drop_rights(user):\n"
-    (tmp_path / "plumbing").mkdir()
     (tmp_path / "plumbing" / "jail.py").write_text(works.replace(first, f"{first}    raise OSError\n"))
-    monkeypatch.setattr(reward, "__file__", str(tmp_path / "reward.py"))
-    scorer = reward.Scorer(timeout=5.0, workers=1)
+    monkeypatch.setattr(workers, "ROOT", str(tmp_path))
+    scorer = workers.Scorer(timeout=5.0, workers=1)
     failed = score(scorer, "print(3)")
     assert failed.correct is None and failed.tried and "two dead workers (exit code 1)" in failed.error
     scorer.close()

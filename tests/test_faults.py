@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import fit
 import pipeline
 import train
-from plumbing import checkpoints
+from plumbing import checkpoints, logs
 from plumbing.fleet import Fleet
 from plumbing.flags import settings, stored_flags
 from test_pipeline import MemoryStore, answer, lonely, prompt
@@ -369,10 +369,10 @@ def test_a_torn_last_line_is_cut_off_with_a_word_before_anything_is_appended(tmp
 
 def test_the_fit_skips_a_torn_last_line_but_no_other(tmp_path):
     out = torn(tmp_path)
-    assert list(fit.read_run(out).compute) == list(range(9))
+    assert list(logs.read_run(out).compute) == list(range(9))
     (out / "log.jsonl").write_text('{"kind": "st\n{"kind": "eval", "step": 1, "gpu_hours": 1, "pass_rate": 0.5}\n')
     with pytest.raises(fit.BadInput, match="line 1"):
-        fit.read_run(out)
+        logs.read_run(out)
 
 
 # --- 7. What the mailbox reads ---------------------------------------------------------------------------------------

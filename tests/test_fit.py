@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 import fit
 from benchmarks import fit_coverage
+from plumbing import figures, fit_cli, logs
 
 TRUTH = {"A": 0.8, "B": 1.7, "C_mid": 30.0, "R_0": 0.2}
 
@@ -70,7 +71,7 @@ def test_a4_power_law_fit_finds_the_law_that_made_the_points():
 
 
 def test_a4_power_law_fails_where_the_paper_says_and_the_sigmoid_does_not():
-    run = fit.samples(0)
+    run = figures.samples(0)
     ranges = ((1500, 50000), (5000, 50000), (30000, 60000))
     power = [fit.fit_power_law(run.compute, run.reward, *ends).A for ends in ranges]
     # Published: 1.0, 0.74, "right" (0.645). With R_0 = 0.3 the second would be 0.77, so this also pins PAPER_R_0.
@@ -457,10 +458,10 @@ def write_log(path, rows=None, **options):
 
 def test_our_logs_are_read_with_every_x_and_their_epochs(tmp_path):
     path = write_log(tmp_path / "log.jsonl")
-    run = fit.read_run(tmp_path)
+    run = logs.read_run(tmp_path)
     assert run.name == tmp_path.name and run.unit == "gpu_hours" and len(run.compute) == 15
     assert run.compute[-1] == pytest.approx(1.4) and run.epoch[-1] == pytest.approx(14 / 20)
-    assert fit.read_run(path, "tokens").compute[-1] == 1.4e6 and fit.read_run(path, "step").compute[-1] == 140
+    assert logs.read_run(path, "tokens").compute[-1] == 1.4e6 and logs.read_run(path, "step").compute[-1] == 140
 
 
 @pytest.mark.parametrize("reached", [60, 100, 140])
@@ -470,42 +471,42 @@ def test_a_resumed_log_counts_each_step_once_and_only_what_led_to_its_end(tmp_pa
     until = lambda step: [row for row in rows if row.get("step", 0) <= step]  # noqa: E731
     lost = [row | {"pass_rate": 0.0, "gpu_hours": 9.9, "epoch": 7.0} for row in until(100)[len(until(50)) :]]
     resumed = [*until(50), *lost, {"kind": "config"}, *until(reached)[len(until(50)) :]]
-    run, once = (fit.read_run(write_log(tmp_path / "log.jsonl", part)) for part in (resumed, until(reached)))
+    run, once = (logs.read_run(write_log(tmp_path / "log.jsonl", part)) for part in (resumed, until(reached)))
     assert list(run.compute) == list(once.compute) and list(run.reward) == list(once.reward)
     assert run.epoch[1:].tolist() == once.epoch[1:].tolist()
 
 
 def test_the_last_evaluation_of_a_step_and_the_last_run_in_a_file_count(tmp_path):
     rows = log_rows()
-    again = fit.read_run(write_log(tmp_path / "a.jsonl", [*rows, rows[-1] | {"pass_rate": 0.5}]))
+    again = logs.read_run(write_log(tmp_path / "a.jsonl", [*rows, rows[-1] | {"pass_rate": 0.5}]))
     assert len(again.compute) == 15 and again.reward[-1] == 0.5
-    anew = fit.read_run(write_log(tmp_path / "b.jsonl", [*log_rows(points=20), *rows]))
+    anew = logs.read_run(write_log(tmp_path / "b.jsonl", [*log_rows(points=20), *rows]))
     assert len(anew.compute) == 15
 
 
 def test_only_evaluations_of_our_logs_count_whatever_the_column_of_compute(tmp_path):
     path = write_log(tmp_path / "log.jsonl", [row | {"tokens_trained": row.get("tokens", 0) / 2} for row in log_rows()])
-    run = fit.read_run(path, "tokens_trained")
+    run = logs.read_run(path, "tokens_trained")
     assert len(run.compute) == 15 and run.compute[-1] == 0.7e6 and run.reward.max() < 0.9
 
 
 def test_fig11_a_log_of_several_tasks_is_a_run_and_one_for_each_task_that_can_be_fitted(tmp_path):
     path = write_log(tmp_path / "log.jsonl", tasks=True)
-    run = fit.read_run(path)._replace(start="10%")
-    whole, code, math = fit.with_tasks(run, path)  # "easy" starts at 1: nothing is left to gain
+    run = logs.read_run(path)._replace(start="10%")
+    whole, code, math = fit_cli.with_tasks(run, path)  # "easy" starts at 1: nothing is left to gain
     assert (whole.run.reward == run.reward).all() and [law.run.start for law in (whole, code, math)] == ["10%"] * 3
     assert [code.run.name, math.run.name] == [f"{tmp_path.name} tasks.code", f"{tmp_path.name} tasks.math"]
     assert code.run.reward == pytest.approx(run.reward / 2) and math.run.reward == pytest.approx(0.9 * run.reward)
     # The whole has a C_mid of 0.3, and so has every multiple of it; R_0 and A are multiplied.
     assert code.A == pytest.approx(0.4, abs=0.02) and code.R_0 == run.reward[0] / 2
     single = write_log(tmp_path / "single.jsonl")
-    assert len(fit.with_tasks(fit.read_run(single), single)) == 1
+    assert len(fit_cli.with_tasks(logs.read_run(single), single)) == 1
 
 
 def test_a_task_may_be_missing_in_some_evaluations(tmp_path):
     rows = [row | {"tasks": {"code": 0.1}} if row.get("step") == 50 else row for row in log_rows(tasks=True)]
     rows[-1]["tasks"] = None
-    assert len(fit.read_run(write_log(tmp_path / "log.jsonl", rows), reward="tasks.math").compute) == 13
+    assert len(logs.read_run(write_log(tmp_path / "log.jsonl", rows), reward="tasks.math").compute) == 13
 
 
 def test_a_task_that_is_missing_where_the_fit_ends_early_is_left_out_and_the_run_is_not(tmp_path, capsys):
@@ -514,7 +515,7 @@ def test_a_task_that_is_missing_where_the_fit_ends_early_is_left_out_and_the_run
     # math is measured at steps 70 to 140 only, 50 to 100 % of the compute: enough for a fit to all, none up to 45 %.
     log = str(write_log(tmp_path / "log.jsonl", rows))
     for flags, tasks in (([], ["code", "math"]), (["--fit-to", "45%"], ["code"])):
-        fit.main([log, "--json", *flags])
+        fit_cli.main([log, "--json", *flags])
         found = json.loads(capsys.readouterr().out)["runs"]
         assert [row["run"].split("tasks.")[-1] for row in found[1:]] == tasks
 
@@ -527,7 +528,7 @@ def test_our_log_as_csv_says_the_same(tmp_path):
         table = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
         table.writeheader()
         table.writerows(rows)
-    ours, text = fit.read_run(log), fit.read_run(path)
+    ours, text = logs.read_run(log), logs.read_run(path)
     # As text, step 100 comes before 20; a cell of "tasks" holds no object; that of the epoch is empty in eval rows.
     assert list(text.compute) == list(ours.compute) and len(text.compute) == 15
     assert text.epoch[1:].tolist() == ours.epoch[1:].tolist() and text.tasks == ()
@@ -537,12 +538,12 @@ def test_any_csv_or_jsonl_with_named_columns(tmp_path):
     table = tmp_path / "wandb.CSV"
     # A byte order mark, a cell of two lines, and an empty cell: a row without an evaluation.
     table.write_text('\ufeffhours,text,val/acc\n0,"a\nb",0.2\n0.5,,\n1,,0.3\n', encoding="utf-8")
-    run = fit.read_run(table, "hours", "val/acc")
+    run = logs.read_run(table, "hours", "val/acc")
     assert list(run.compute) == [0, 1] and list(run.reward) == [0.2, 0.3] and (run.name, run.unit) == ("wandb", "hours")
     lines = tmp_path / "trl.jsonl"
     # U+2028 ends a line for str.splitlines, but not in JSONL.
     lines.write_text('{"step": 1, "loss": 3.0}\n\n{"step": 1, "text": "\u2028", "acc": 0.2}\n{"step": 2, "acc": 0.4}\n')
-    assert list(fit.read_run(lines, "step", "acc").reward) == [0.2, 0.4]
+    assert list(logs.read_run(lines, "step", "acc").reward) == [0.2, 0.4]
 
 
 @pytest.mark.parametrize(
@@ -574,7 +575,7 @@ def test_command_ends_with_code_2_and_one_line_for_bad_input(tmp_path, capsys, t
         (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     base = ["--compute", "hours", "--reward", "acc"] if flags[:1] == ["--fit-to"] else []
     with pytest.raises(SystemExit) as end:
-        fit.main([str(tmp_path / name), *base, *flags])
+        fit_cli.main([str(tmp_path / name), *base, *flags])
     error = capsys.readouterr().err
     assert end.value.code == 2 and message in error
     assert error.count("\n") == 1 and error.startswith("fit.py: ")
@@ -582,13 +583,13 @@ def test_command_ends_with_code_2_and_one_line_for_bad_input(tmp_path, capsys, t
 
 def test_command_ends_with_code_2_for_a_figure_of_unknown_type(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
-        fit.main([str(write_log(tmp_path / "log.jsonl")), "-o", str(tmp_path / "a.xyz")])
+        fit_cli.main([str(write_log(tmp_path / "log.jsonl")), "-o", str(tmp_path / "a.xyz")])
     assert end.value.code == 2 and "xyz" in capsys.readouterr().err
 
 
 def test_command_of_a_folder_without_a_log(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
-        fit.main([str(tmp_path)])
+        fit_cli.main([str(tmp_path)])
     assert end.value.code == 2 and "log.jsonl" in capsys.readouterr().err
 
 
@@ -603,12 +604,12 @@ def test_command_prints_json_and_draws(tmp_path, capsys):
     flags = ["--compare", "--power-law", "--log-f", "--fit-from", "0.15", "--fit-to", "90%", "--until", "3", "--json"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fit.main([one, two, *flags, "-o", str(figure)])
+        fit_cli.main([one, two, *flags, "-o", str(figure)])
     found = standard_json(capsys.readouterr().out)
     first = found["runs"][0]
     assert first["A"] == pytest.approx(0.8, abs=0.02) and first["C_mid"] == pytest.approx(0.3, abs=0.02)
     assert first["span"] == pytest.approx([0.2, 1.2]) and [row["C"] for row in first["forecasts"]] == [3.0]
-    run = fit.read_run(one)
+    run = logs.read_run(one)
     law = fit.fit_power_law(run.compute, run.reward, 0.15, "90%")
     assert "scales better" in found["compare"] and {row["run"] for row in found["compared"]} == {"one", "two"}
     assert all(row["B_low"] < row["B"] < row["B_high"] for row in found["compared"])
@@ -619,10 +620,10 @@ def test_command_prints_json_and_draws(tmp_path, capsys):
 
 def test_command_draws_a_curve_for_each_task_of_one_run(tmp_path, capsys, monkeypatch):
     drawn = {}
-    monkeypatch.setattr(fit, "save", lambda path, title, panels: drawn.update({path: panels}))
+    monkeypatch.setattr(figures, "save", lambda path, title, panels: drawn.update({path: panels}))
     log = str(write_log(tmp_path / "log.jsonl", tasks=True))
     for flags, tasks in (([], ["", " tasks.code", " tasks.math"]), (["--reward", "tasks.math"], [" tasks.math"])):
-        fit.main([log, "-o", "a.png", *flags])
+        fit_cli.main([log, "-o", "a.png", *flags])
         curves = drawn["a.png"][0][-1]
         assert [curve.label.split(":")[0] for curve in curves] == [tmp_path.name + task for task in tasks]
         assert sum(line.startswith(tmp_path.name) for line in capsys.readouterr().out.splitlines()) == len(tasks)
@@ -631,30 +632,30 @@ def test_command_draws_a_curve_for_each_task_of_one_run(tmp_path, capsys, monkey
 def test_what_is_drawn_is_what_was_measured_and_fitted():
     run = run_of(noise=0.005)._replace(start="20%", stop="60%")
     law = fit.fit_run(run)
-    curve = fit.scaling(law, end=900.0)
+    curve = figures.scaling(law, end=900.0)
     assert curve.span == (20, 90, 900) and curve.law(60.0) == law.predict(60.0)
     assert (curve.points == [run.compute[1:], run.reward[1:]]).all()  # all but C = 0, which a logarithm cannot show
     assert curve.band(300.0) == law.band(300.0)
     ax = Figure().add_subplot(xscale="log")
-    fit.draw(ax, "title", "compute C (hours)", "R", [curve])
+    figures.draw(ax, "title", "compute C (hours)", "R", [curve])
     dots, (solid, dashed) = ax.collections[-1], ax.lines
     assert [face[3] > 0 for face in dots.get_facecolors()] == [20 <= C <= 90 for C in run.compute[1:]]  # else hollow
     assert (solid.get_xdata()[-1], dashed.get_xdata()[-1]) == pytest.approx((90, 900))
     assert dashed.get_linestyle() == "--" and ax.get_xlabel() == "compute C (hours)"
     assert len(ax.get_legend().get_texts()) == 1
     # In the F plot the truth is a line through 0 at C = 1: F(30) = C_mid^B for R half-way.
-    line = fit.log_f(fit.fit_run(run_of()))
+    line = figures.log_f(fit.fit_run(run_of()))
     assert line.law(30.0) == pytest.approx(1.7 * np.log10(30), abs=1e-4)
     assert line.points[1] == pytest.approx(1.7 * np.log10(line.points[0]), abs=1e-3)
-    power = fit.power_law(law, 900.0)
+    power = figures.power_law(law, 900.0)
     assert power.law(60.0) == fit.fit_power_law(run.compute, run.reward, "20%", "60%").predict(60.0)
 
 
 def test_forecast_error_as_table_and_figure(tmp_path, capsys):
     log, figure = write_log(tmp_path / "log.jsonl", points=30), tmp_path / "stop.png"
-    fit.main([str(log), "--forecast-error", "-o", str(figure)])
+    fit_cli.main([str(log), "--forecast-error", "-o", str(figure)])
     rows = capsys.readouterr().out.split("mean of the last 5\n")[1].splitlines()
-    assert rows[0].split() == list(fit.forecast_error(fit.read_run(log))[0])
+    assert rows[0].split() == list(fit.forecast_error(logs.read_run(log))[0])
     assert [row.split()[1] for row in rows[1:]] == ["0.2", "0.3", "0.5", "0.7"]
     assert figure.read_bytes().startswith(b"\x89PNG")
 
@@ -662,26 +663,26 @@ def test_forecast_error_as_table_and_figure(tmp_path, capsys):
 def test_forecast_errors_of_two_runs_of_one_name_are_all_there(tmp_path, capsys):
     (tmp_path / "a").mkdir()
     places = {tmp_path / "a" / "b.jsonl": 0.01, tmp_path / "b.jsonl": 0.003}
-    logs = [str(write_log(path, points=30, noise=noise)) for path, noise in places.items()]
-    fit.main([*logs, "--forecast-error", "--json"])
+    paths = [str(write_log(path, points=30, noise=noise)) for path, noise in places.items()]
+    fit_cli.main([*paths, "--forecast-error", "--json"])
     rows = standard_json(capsys.readouterr().out)["forecast_error"]
-    expected = [row for log in logs for row in fit.forecast_error(fit.read_run(log)._replace(start="10%"))]
+    expected = [row for log in paths for row in fit.forecast_error(logs.read_run(log)._replace(start="10%"))]
     assert [(row["run"], row["share"]) for row in rows] == [("b", share) for share in (0.2, 0.3, 0.5, 0.7)] * 2
     assert [row["error"] for row in rows] == pytest.approx([row["error"] for row in expected])
-    panels = fit.error_panels([("b", expected[:4]), ("b", expected[4:])], fit.read_run(logs[0]))
+    panels = figures.error_panels([("b", expected[:4]), ("b", expected[4:])], logs.read_run(paths[0]))
     assert [len(curves) for *_, curves in panels] == [2, 2, 2]
 
 
 def test_a_run_is_fitted_once_and_once_for_its_first_half(tmp_path, monkeypatch):
     asked, fit_run = [], fit.fit_run
     monkeypatch.setattr(fit, "fit_run", lambda run, *rest: asked.append(run.stop) or fit_run(run, *rest))
-    fit.report(write_log(tmp_path / "log.jsonl", points=24), tmp_path / "scaling.png")
+    fit_cli.report(write_log(tmp_path / "log.jsonl", points=24), tmp_path / "scaling.png")
     assert asked == [None, "50%"]
 
 
 def test_report_fits_draws_and_says_what_a_run_needs_to_know(tmp_path):
     log, figure = write_log(tmp_path / "log.jsonl", points=24), tmp_path / "scaling.png"
-    found, lines = fit.report(log, figure)
+    found, lines = fit_cli.report(log, figure)
     assert json.loads(json.dumps(found))["points"] == 22  # from 10 % of 1.4 on
     for word in ("  A  ", "  B  ", "  C_mid  ", "R at 2.8 gpu_hours", "R at 14 gpu_hours", "from the first half"):
         assert word in "\n".join(lines)
@@ -690,8 +691,8 @@ def test_report_fits_draws_and_says_what_a_run_needs_to_know(tmp_path):
 
 
 def test_report_of_several_tasks_fits_each_that_it_can(tmp_path, monkeypatch):
-    monkeypatch.setattr(fit, "save", lambda path, title, panels: None)
-    found, lines = fit.report(write_log(tmp_path / "log.jsonl", points=24, tasks=True), tmp_path / "scaling.png")
+    monkeypatch.setattr(figures, "save", lambda path, title, panels: None)
+    found, lines = fit_cli.report(write_log(tmp_path / "log.jsonl", points=24, tasks=True), tmp_path / "scaling.png")
     assert found["run"] == tmp_path.name and found["A"] == pytest.approx(0.8, abs=0.02)
     assert {row["run"].split(".")[-1]: round(row["A"], 1) for row in found["tasks"]} == {"code": 0.4, "math": 0.7}
     assert sum("tasks.code" in line for line in lines) == 1
@@ -701,7 +702,7 @@ def test_report_of_several_tasks_fits_each_that_it_can(tmp_path, monkeypatch):
 def test_report_of_too_few_evaluations_is_a_line_and_no_figure(tmp_path, points):
     log = write_log(tmp_path / "log.jsonl", points=3)
     log.write_text("".join(log.read_text().splitlines(keepends=True)[: 2 * points]))
-    found, lines = fit.report(log, tmp_path / "scaling.png")
+    found, lines = fit_cli.report(log, tmp_path / "scaling.png")
     assert found is None and len(lines) == 1 and lines[0].startswith("no fit: ")
     assert not (tmp_path / "scaling.png").exists()
 
@@ -710,16 +711,16 @@ def test_report_of_too_few_evaluations_is_a_line_and_no_figure(tmp_path, points)
 def test_report_survives_a_run_that_learned_nothing(tmp_path, rewards):
     rows = [{"kind": "eval", "step": i, "gpu_hours": 0.1 * i, "pass_rate": r} for i, r in enumerate(rewards)]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found, lines = fit.report(tmp_path / "log.jsonl", tmp_path / "scaling.png")
+    found, lines = fit_cli.report(tmp_path / "log.jsonl", tmp_path / "scaling.png")
     assert (found is None) == (rewards[0] == 1.0) and lines
 
 
 def test_paper_figures_and_tables(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(fit, "A_7", {(1500, 50000): (1.70, 0.645)})  # one of four ranges, and a grid of four pairs:
+    monkeypatch.setattr(figures, "A_7", {(1500, 50000): (1.70, 0.645)})  # one of four ranges, and a grid of four pairs:
     monkeypatch.setitem(fit.fit_run.__kwdefaults__, "grid", ([0.64, 0.645], [10900.0, 11300.0]))  # the full one: 15 s
-    drawn, save = {}, fit.save
-    monkeypatch.setattr(fit, "save", lambda path, title, panels: drawn.update({path.stem: (title, panels)}))
-    fit.main(["--paper", "-o", str(tmp_path)])
+    drawn, save = {}, figures.save
+    monkeypatch.setattr(figures, "save", lambda path, title, panels: drawn.update({path.stem: (title, panels)}))
+    fit_cli.main(["--paper", "-o", str(tmp_path)])
     numbers = {"a4": "A.4", "fig1": "Fig. 1", "fig3": "Fig. 3 and A.8", "fig7": "Fig. 7", "sec5": "Sec. 5"}
     assert sorted(drawn) == [f"paper_{name}" for name in numbers]
     for name, number in numbers.items():
@@ -741,15 +742,15 @@ def test_paper_figures_and_tables(tmp_path, capsys, monkeypatch):
 
 
 def test_ours_draws_a_figure_for_each_group_of_seeds_and_one_for_all(tmp_path, monkeypatch, capsys):
-    logs = [str(write_log(tmp_path / f"{name}.jsonl")) for name in ("main_seed0", "main_seed1", "long_seed0")]
+    paths = [str(write_log(tmp_path / f"{name}.jsonl")) for name in ("main_seed0", "main_seed1", "long_seed0")]
     drawn = {}
 
     def record(laws, flags, until, path):
         drawn[path.name] = [law.run.name for law in laws]
         return {}, ["a line"]
 
-    monkeypatch.setattr(fit, "analyse", record)
-    fit.main(["--ours", *logs, "-o", str(tmp_path)])
+    monkeypatch.setattr(fit_cli, "analyse", record)
+    fit_cli.main(["--ours", *paths, "-o", str(tmp_path)])
     assert drawn == {
         "ours_main.png": ["main_seed0", "main_seed1"],
         "ours_long.png": ["long_seed0"],
@@ -761,6 +762,6 @@ def test_ours_draws_a_figure_for_each_group_of_seeds_and_one_for_all(tmp_path, m
 def test_ours_without_logs_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as end:
-        fit.main(["--ours"])
+        fit_cli.main(["--ours"])
     assert end.value.code == 2 and "results/*.jsonl" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -28,7 +28,7 @@ import pipeline
 from data import Curriculum, Prompt
 from plumbing.fleet import broadcast_weights
 from pipeline import Completion, Mailbox, Pipeline, Ticket, serve
-from reward import Scorer
+from plumbing.workers import Scorer
 
 PAUSE = pipeline.POLL  # virtual seconds; the unit of every duration below
 
@@ -239,7 +239,7 @@ class FakeGenerator:
 
 @dataclass
 class Verdict:
-    """What a scorer hands back, like reward.Score."""
+    """What a scorer hands back, like workers.Score."""
 
     completion: Completion
     correct: bool | None
@@ -877,7 +877,8 @@ def test_a_receiver_with_other_tensors_says_so(store):
 
 
 GENERATOR_PROCESS = """
-import sys, torch, torch.distributed as dist, fleet, pipeline
+import sys, torch, torch.distributed as dist, pipeline
+from plumbing import fleet
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=1, world_size=2)
 box = pipeline.Mailbox(pipeline.connect(), 1, trainers=1, world=2, timeout=60.0)
 group = dist.new_group([0, 1])

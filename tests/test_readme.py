@@ -37,7 +37,7 @@ def test_every_flag_that_the_readme_names_is_read():
     # torchrun's and pip's own
     elsewhere = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--index-url", "--no-deps",
                  "--shutdown-timeout"}
-    files = ROOT / "fit.py", *(ROOT / "benchmarks").glob("*.py")
+    files = *(ROOT / "plumbing").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")
     others = set(re.findall(r'"(--[\w-]+)"', "".join(file.read_text() for file in files)))
     assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", README)) <= known | elsewhere | others
 

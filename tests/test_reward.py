@@ -5,9 +5,11 @@ import json
 import os
 import random
 import signal
+import shutil
 import subprocess
 import sys
 import time
+import venv
 from dataclasses import dataclass
 from functools import partial
 from math import isnan
@@ -16,11 +18,12 @@ from pathlib import Path
 import pytest
 import sympy
 
-from plumbing import jail
 import reward
 from data import Prompt
+from plumbing import jail, workers
 
 DATA = Path(__file__).parent / "data"
+ROOT = DATA.parents[1]
 
 
 @dataclass
@@ -61,7 +64,7 @@ def verdicts(scorer, pairs, task="math"):
     return {score.completion.text.partition("</think>")[2]: score for score in wait(scorer)}
 
 
-def workers(scorer):
+def running(scorer):
     """Ids of the worker processes that run."""
     return [worker.process.pid for worker in scorer._workers if worker.process and worker.process.poll() is None]
 
@@ -75,7 +78,7 @@ def gone(pid):
 
 
 def children(pid):
-    return [child for child, parent, *_ in jail.processes() if parent == pid]
+    return [child for child, parent, *_ in jail.all_processes() if parent == pid]
 
 
 def wait_until(true, what, seconds=5.0):
@@ -88,7 +91,7 @@ def wait_until(true, what, seconds=5.0):
 @pytest.fixture(scope="module")
 def strict():
     """One worker with a short limit, started: starting takes a second and is no part of the limit."""
-    strict = reward.Scorer(timeout=0.7, workers=1)
+    strict = workers.Scorer(timeout=0.7, workers=1)
     verdicts(strict, [("\\boxed{0.5}", "1/2")])
     yield strict
     strict.close()
@@ -97,7 +100,7 @@ def strict():
 @pytest.fixture(scope="module")
 def scorer():
     """A limit no honest answer below comes near, on a machine however busy."""
-    scorer = reward.Scorer(timeout=20.0)
+    scorer = workers.Scorer(timeout=20.0)
     yield scorer
     scorer.close()
 
@@ -145,7 +148,7 @@ def test_eq9_length_penalty_falls_from_0_to_minus_1_over_the_last_length_cache_t
 def test_eq9_is_added_to_correct_completions_only():
     assert [reward.reward(True, penalty) for penalty in (0.0, -0.25, -1.0)] == [1.0, 0.75, 0.0]
     assert [reward.reward(False, penalty) for penalty in (0.0, -0.25, -1.0)] == [-1.0] * 3
-    scorer = reward.Scorer(timeout=5.0, penalty=EQ9)
+    scorer = workers.Scorer(timeout=5.0, penalty=EQ9)
     for answer, tokens in (("18", 11_000), ("18", 13_500), ("17", 13_500)):
         scorer.submit(Finished(f"</think>{answer}", ids=(0,) * tokens), prompt("18", "arithmetic"))
     assert [(score.correct, score.reward) for score in scorer.finished()] == [(True, 1.0), (True, 0.25), (False, -1.0)]
@@ -189,7 +192,7 @@ def test_sorting_takes_all_digits_in_order_and_nothing_else():
 
 
 def test_arithmetic_and_equal_strings_need_no_worker_and_are_scored_at_once():
-    scorer = reward.Scorer(timeout=5.0)
+    scorer = workers.Scorer(timeout=5.0)
     completions = [thought("18"), thought("19"), Finished("18"), Finished("<think></think>18", truncated=True)]
     for completion in completions:
         scorer.submit(completion, prompt("18", "arithmetic"))
@@ -199,16 +202,16 @@ def test_arithmetic_and_equal_strings_need_no_worker_and_are_scored_at_once():
     scores = scorer.finished()
     assert [score.correct for score in scores] == [True, False, False, False, True, True, True, False]
     assert [id(score.completion) for score in scores[:4]] == [id(completion) for completion in completions]
-    assert scorer.pending == 0 and scorer.finished() == [] and workers(scorer) == []
+    assert scorer.pending == 0 and scorer.finished() == [] and running(scorer) == []
 
 
 def test_an_unknown_task_is_an_error_not_a_wrong_answer():
     with pytest.raises(KeyError, match="chess"):
-        reward.Scorer(timeout=5.0).submit(thought("18"), prompt("18", "chess"))
+        workers.Scorer(timeout=5.0).submit(thought("18"), prompt("18", "chess"))
 
 
 def test_exact_matches_are_short_cut_at_5000_per_second():
-    scorer, start = reward.Scorer(timeout=5.0), time.thread_time()
+    scorer, start = workers.Scorer(timeout=5.0), time.thread_time()
     for n in range(2_000):
         scorer.submit(thought(f"Therefore $\\boxed{{{n}}}$."), prompt(str(n)))
     assert sum(score.correct for score in scorer.finished()) == 2_000
@@ -405,10 +408,10 @@ ENDLESS = {  # each runs for longer than 6 s where nobody ends it
 
 def test_hostile_answers_are_wrong_and_most_are_read_in_no_time(scorer):
     verdicts(scorer, [("\\boxed{0.5}", "1/2"), ("\\boxed{0.5}", "1/2")])
-    pids = workers(scorer)
+    pids = running(scorer)
     scores = verdicts(scorer, [(text, "18") for text in CHEAP.values()])
     assert {name: scores[text].correct for name, text in CHEAP.items()} == dict.fromkeys(CHEAP, False)
-    assert workers(scorer) == pids and len(pids) == 2 and not any(score.timed_out for score in scores.values())
+    assert running(scorer) == pids and len(pids) == 2 and not any(score.timed_out for score in scores.values())
 
 
 @pytest.mark.parametrize("name", ENDLESS)
@@ -422,7 +425,7 @@ def test_hostile_answers_cost_at_most_the_limit_and_are_wrong(strict, name):
 
 def test_the_limit_holds_though_nobody_polls_and_nothing_blocks_meanwhile(strict):
     verdicts(strict, [("\\boxed{0.5}", "1/2")])
-    (pid,) = workers(strict)
+    (pid,) = running(strict)
     start, fork = time.monotonic(), children(pid)
     strict.submit(thought(ENDLESS["a tower of powers"]), prompt("18"))
     strict.submit(thought("18"), prompt("18", "arithmetic"))
@@ -431,7 +434,7 @@ def test_the_limit_holds_though_nobody_polls_and_nothing_blocks_meanwhile(strict
     wait_until(lambda: not set(fork) & set(children(pid)), "the limit does not hold")  # looks, and does nothing
     assert strict.pending == 1 and time.monotonic() - start > 0.6
     (slow,) = wait(strict)
-    assert slow.timed_out and workers(strict) == [pid]  # ready for the next answer: SymPy takes a second to load
+    assert slow.timed_out and running(strict) == [pid]  # ready for the next answer: SymPy takes a second to load
 
 
 # --- Failure is not zero ---
@@ -440,17 +443,17 @@ def test_the_limit_holds_though_nobody_polls_and_nothing_blocks_meanwhile(strict
 def kill(scorer):
     """Kill the only worker: while it starts, or while it has nothing to do."""
     scorer.finished()
-    (pid,) = workers(scorer)
+    (pid,) = running(scorer)
     os.killpg(pid, signal.SIGKILL)
     return pid
 
 
 def test_a_worker_that_dies_costs_no_answer(monkeypatch):
-    scorer = reward.Scorer(timeout=20.0, workers=1)
+    scorer = workers.Scorer(timeout=20.0, workers=1)
     scorer.submit(thought("\\boxed{0.5}"), prompt("\\frac{1}{2}"))
     first = kill(scorer)
     (score,) = wait(scorer)
-    assert score.correct is True and score.tried and not score.error and workers(scorer) != [first]
+    assert score.correct is True and score.tried and not score.error and running(scorer) != [first]
     os.waitid(os.P_PID, kill(scorer), os.WEXITED | os.WNOWAIT)  # idle now, and dead before anybody notices
     process = scorer._workers[0].process
     monkeypatch.setattr(process, "poll", lambda: process.returncode)  # set by wait()
@@ -460,10 +463,10 @@ def test_a_worker_that_dies_costs_no_answer(monkeypatch):
 
 
 def test_an_answer_that_two_workers_die_of_is_a_failure_not_a_wrong_answer():
-    scorer = reward.Scorer(timeout=20.0, workers=1)
+    scorer = workers.Scorer(timeout=20.0, workers=1)
     scorer.submit(thought("\\boxed{0.5}"), prompt("\\frac{1}{2}"))
     first = kill(scorer)
-    while workers(scorer) in ([], [first]):
+    while running(scorer) in ([], [first]):
         assert scorer.finished() == []
     kill(scorer)
     (score,) = wait(scorer)
@@ -473,7 +476,7 @@ def test_an_answer_that_two_workers_die_of_is_a_failure_not_a_wrong_answer():
 
 def test_a_verifier_that_cannot_start_is_a_failure_not_a_wrong_answer(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    scorer = reward.Scorer(timeout=5.0, workers=1)
+    scorer = workers.Scorer(timeout=5.0, workers=1)
     (score,) = verdicts(scorer, [("\\boxed{0.5}", "1/2")]).values()
     assert score.correct is None and "exit code 1" in score.error
     scorer.close()
@@ -483,23 +486,23 @@ def test_a_worker_that_never_answers_is_given_up(monkeypatch, tmp_path):
     (tmp_path / "hang").write_text("#!/bin/sh\nexec sleep 600\n")
     (tmp_path / "hang").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "hang"))
-    monkeypatch.setattr(reward, "START_SECONDS", 0.1)
-    scorer = reward.Scorer(timeout=0.1, workers=1)
+    monkeypatch.setattr(workers, "START_SECONDS", 0.1)
+    scorer = workers.Scorer(timeout=0.1, workers=1)
     (score,) = verdicts(scorer, [("\\boxed{0.5}", "1/2")]).values()
-    assert score.correct is None and "exit code -9" in score.error and workers(scorer) == []
+    assert score.correct is None and "exit code -9" in score.error and running(scorer) == []
     scorer.close()
 
 
 def test_a_stopped_fork_is_given_up_and_does_not_hold_the_scorer_up():
-    scorer, scores = reward.Scorer(timeout=60.0, workers=1), []
+    scorer, scores = workers.Scorer(timeout=60.0, workers=1), []
     scorer.submit(thought(ENDLESS["a tower of powers"]), prompt("18"))
 
     def poll():
         scores.extend(scorer.finished())
 
     for _ in range(2):  # the answer's two attempts
-        wait_until(lambda: poll() or any(map(children, workers(scorer))), "nobody computes", 60.0)
-        (fork,) = children(workers(scorer)[0])
+        wait_until(lambda: poll() or any(map(children, running(scorer))), "nobody computes", 60.0)
+        (fork,) = children(running(scorer)[0])
         os.kill(fork, signal.SIGSTOP)
         scorer._workers[0]._deadline = 0.0  # it has been waited for long enough
         wait_until(lambda: poll() or gone(fork), "a stopped fork holds the scorer up")
@@ -511,7 +514,7 @@ def test_a_stopped_fork_is_given_up_and_does_not_hold_the_scorer_up():
 @pytest.mark.parametrize("place", ["subprocess.Popen", "jail.as_file"])  # too many processes, a full disk
 @pytest.mark.parametrize("times", [1, 2])
 def test_what_fails_to_start_is_tried_once_more_and_never_raises_in_the_generator(monkeypatch, place, times):
-    module, name = {"subprocess": reward.subprocess, "jail": jail}[place.split(".")[0]], place.split(".")[1]
+    module, name = {"subprocess": workers.subprocess, "jail": jail}[place.split(".")[0]], place.split(".")[1]
     works, failures = getattr(module, name), [OSError(11, "no more")] * times
 
     def fails(*args, **kwargs):
@@ -519,7 +522,7 @@ def test_what_fails_to_start_is_tried_once_more_and_never_raises_in_the_generato
             raise failures.pop()
         return works(*args, **kwargs)
 
-    scorer = reward.Scorer(timeout=20.0, workers=1)
+    scorer = workers.Scorer(timeout=20.0, workers=1)
     monkeypatch.setattr(module, name, fails)
     (score,) = verdicts(scorer, [("\\boxed{0.5}", "1/2")]).values()
     assert score.tried and score.correct is (True if times == 1 else None)
@@ -535,11 +538,11 @@ def test_what_fails_to_start_is_tried_once_more_and_never_raises_in_the_generato
 def test_no_process_remains_after_close_and_files_stay_few():
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
-        scorer = reward.Scorer(timeout=20.0, workers=1)
+        scorer = workers.Scorer(timeout=20.0, workers=1)
         for answer in (ENDLESS["a tower of powers"], "\\boxed{0.5}"):
             scorer.submit(thought(answer), prompt("1/2"))
         scorer.finished()
-        pids = workers(scorer)
+        pids = running(scorer)
         assert len(pids) == 1
         wait_until(lambda: children(pids[0]), "nobody computes", 30.0)
         pids += children(pids[0])
@@ -550,9 +553,10 @@ def test_no_process_remains_after_close_and_files_stay_few():
 
 def test_a_worker_loads_no_torch_and_ends_soon_after_a_parent_that_was_killed():
     program = """
-import time, reward
+import time
+from plumbing import workers
 from types import SimpleNamespace as S
-scorer = reward.Scorer(timeout=1.0, workers=1)
+scorer = workers.Scorer(timeout=1.0, workers=1)
 def check(answer):
     completion = S(text="</think>\\\\boxed{" + answer + "}", truncated=False)
     scorer.submit(completion, S(task="math", answer="1/2"))
@@ -575,3 +579,66 @@ time.sleep(60)
     while not gone(pid):
         assert time.monotonic() < end, "a worker outlives its parent"
         time.sleep(0.05)
+
+
+# --- Which files a worker runs ---
+
+VERDICTS = """
+import time
+from plumbing import workers
+from types import SimpleNamespace as S
+scorer, verdicts = workers.Scorer(timeout=20.0, workers=1), []
+program = "```python\\nimport sys\\nprint(sys.argv[0])\\n```"
+tests = '{"inputs": [""], "outputs": ["the copy"]}'
+scorer.submit(S(text="</think>7", truncated=False), S(task="math", answer="8"))
+scorer.submit(S(text="</think>" + program, truncated=False), S(task="code", answer=tests))
+while scorer.pending:
+    verdicts += [(score.correct, score.error) for score in scorer.finished()]
+    time.sleep(0.01)
+scorer.close()
+print(verdicts, workers.__file__)
+"""
+# What `pip install -e` leaves where a project's files are not simply on the path.
+FINDER = """
+import importlib.util, sys
+class Installed:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        files = {files}
+        return importlib.util.spec_from_file_location(name, files[name]) if name in files else None
+sys.meta_path.append(Installed)
+"""
+
+
+def copied_tree(folder, says, equal):
+    """A checkout whose `equal` and whose jail can be told from those of any other."""
+    folder.mkdir()
+    shutil.copytree(ROOT / "plumbing", folder / "plumbing")
+    (folder / "reward.py").write_text(f"{(ROOT / 'reward.py').read_text()}\n\nequal = lambda *_: {equal}\n")
+    jailed = folder / "plumbing" / "jail.py"
+    assert jailed.read_text().count('["answer.py"]') == 1
+    jailed.write_text(jailed.read_text().replace('["answer.py"]', f'["{says}"]'))
+    return folder
+
+
+@pytest.mark.parametrize("installed", ["nothing", "a path", "a finder", "PYTHONPATH"])
+def test_a_copied_tree_uses_its_own_verifier_and_jail_wherever_it_is_started_and_whatever_is_installed(
+        installed, tmp_path):
+    copy, other = copied_tree(tmp_path / "copy", "the copy", True), copied_tree(tmp_path / "other", "another", False)
+    (copy / "verdicts.py").write_text(VERDICTS)
+    (elsewhere := tmp_path / "elsewhere").mkdir()
+    for name in ("reward.py", "json.py"):  # what happens to lie in the current folder is nobody's
+        (elsewhere / name).write_text("raise OSError")
+    venv.create(tmp_path / "venv", symlinks=True)
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    if installed == "a path":
+        (site / "other.pth").write_text(f"{other}\n")
+    if installed == "a finder":
+        files = {"reward": f"{other}/reward.py", "plumbing": f"{other}/plumbing/__init__.py"}
+        (site / "other_finder.py").write_text(FINDER.replace("{files}", repr(files)))
+        (site / "other.pth").write_text("import other_finder\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([tmp_path / "venv" / "bin" / "python", copy / "verdicts.py"], cwd=elsewhere, text=True,
+                          capture_output=True, timeout=120, check=False,
+                          env=environment | ({"PYTHONPATH": str(other)} if installed == "PYTHONPATH" else {}))
+    assert done.stdout == f"[(True, ''), (True, '')] {copy}/plumbing/workers.py\n", done.stderr

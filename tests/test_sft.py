@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 import data
 import sft
+from plumbing import sft_cli
 
 BASE = Path(sft.__file__).parent / "base"
 
@@ -141,7 +142,7 @@ def test_base_is_small_and_of_the_stated_shape(folder):
 @pytest.mark.parametrize(("folder", "task"), [(".", "arithmetic"), ("sorting", "arithmetic"), ("sorting", "sorting")])
 def test_base_can_compute_but_often_does_not(folder, task):
     tokens, model = load(BASE / folder)
-    rate, best = sft.measure(model, tokens, task, prompts=32)
+    rate, best = sft_cli.measure(model, tokens, task, prompts=32)
     # 512 completions: standard error 0.02 and more, as those of a prompt are alike; sft.py states the rates
     assert 0.15 < rate < 0.4
     assert best > 0.75

@@ -7,6 +7,7 @@ vLLM; nothing here needs a GPU. test_gpu.py runs some of it on one.
 import copy
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -368,3 +369,16 @@ def test_train_py_trains_on_vllm(tmp_path):
     steps = [row for row in rows if row["kind"] == "step"]
     assert len(steps) == 2 and 0 < steps[0]["log_rho"] < 1e-3  # nats: fp32 sums in another order
     assert rows[-1]["kind"] == "end"
+
+
+def test_a_copied_tree_uses_its_own_worker_in_vllms_child_whatever_else_is_on_the_path(tmp_path):
+    for tree in ("copy", "other"):
+        shutil.copytree(ROOT, tmp_path / tree, ignore=shutil.ignore_patterns(".*", "runs", "tests", "results", "figures"))
+        with (tmp_path / tree / "vllm_rollout.py").open("a") as file:  # every process that loads it leaves its id
+            file.write(f"\n(open({str(tmp_path / tree)!r} + '.pids', 'a')).write(f'{{os.getpid()}}\\n')\n")
+    (tmp_path / "foreign").mkdir()
+    argv = ["--evaluate", "base", "--generator", "vllm", "--eval-prompts", "1", "--generations", "1", "--out", "found"]
+    done = subprocess.run([sys.executable, tmp_path / "copy" / "train.py", *argv], cwd=tmp_path / "foreign", text=True,
+                          env=os.environ | {"PYTHONPATH": str(tmp_path / "other")}, capture_output=True, check=False)
+    assert "mean@1" in done.stdout, done.stderr
+    assert len(set((tmp_path / "copy.pids").read_text().split())) >= 2 and not (tmp_path / "other.pids").exists()

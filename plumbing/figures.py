@@ -1,0 +1,154 @@
+"""Everything fit.py draws. A figure is panels, a panel is (title, x label, y label, curves)."""
+
+from collections import namedtuple
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+import fit
+
+PAPER_R_0 = 0.39  # ours: at this R_0 the published bs2048 fit gives back the power-law asymptotes of A.4
+TABLE_1 = {  # A, B, C_mid (GPU-hours)
+    "ScaleRL": (0.610, 1.92, 2542), "ScaleRL-32k": (0.645, 1.89, 11272), "ScaleRL-8gen": (0.585, 2.44, 2542),
+    "ScaleRL-24gen": (0.590, 2.22, 3054), "ScaleRL-32gen": (0.595, 2.07, 2936), "ScaleRL-Scout": (0.710, 1.65, 4242),
+    "ScaleRL-bs512": (0.605, 1.77, 2818), "ScaleRL-bs2048": (0.645, 1.70, 10909),
+    "math+code, math": (0.595, 2.05, 2896), "math+code, code": (0.615, 1.09, 1675),
+}  # fmt: skip
+A_7 = {(1500, 50000): (1.70, 0.645), (0, 100000): (1.56, 0.655), (0, 50000): (1.7, 0.645), (5000, 50000): (1.67, 0.645)}
+CUT_OFFS = {"start": (2, 5, 10, 20, 30, 40), "stop": (30, 40, 50, 60, 70, 80, 90, 100)}  # per cent, drawn as in A.7
+RATE, HOURS = "pass rate R", "compute C (GPU-hours)"
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe-Ito: colour-blind safe
+
+
+class Curve(namedtuple("Curve", "label law span points band", defaults=(((), ()), None))):
+    """law(x), solid from span[0] to span[1], dashed to span[2]; points (x, y); band(x) = (low, high)."""
+
+
+def draw(ax, title, xlabel, ylabel, curves):
+    """A panel. Points are hollow where the curve is not solid: they were left out of its fit."""
+    for (label, law, (start, fitted_to, end), points, band), colour in zip(curves, COLOURS * len(curves)):
+        for style, span in (("-", (start, fitted_to)), ("--", (fitted_to, max(end, fitted_to)))):
+            ax.plot(x := np.geomspace(*span, 200), law(x), style, color=colour, label=label if style == "-" else None)
+            if band:
+                ax.fill_between(x, *band(x), color=colour, alpha=0.15, lw=0)
+        x, y = np.array(points)
+        ax.scatter(x, y, 16, np.where((x >= start) & (x <= fitted_to), colour, "none"), edgecolors=colour)
+    ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    ax.xaxis.set(major_locator=LogLocator(subs=(1, 3)), major_formatter="{x:,g}", minor_formatter="")
+    ax.grid(alpha=0.25)
+    ax.legend(fontsize=8)
+
+
+def save(path, title, panels):
+    """Draw the panels that have curves, three in a row, on logarithmic x axes; write them."""
+    panels = [panel for panel in panels if panel[-1]]
+    rows, columns = -(-len(panels) // 3), min(3, len(panels))
+    figure = Figure(figsize=(5.6 * columns, 4.2 * rows), layout="constrained")
+    figure.suptitle(title)
+    for place, panel in enumerate(panels, 1):
+        draw(figure.add_subplot(rows, columns, place, xscale="log"), *panel)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def scaling(law, end, mean_of=np.inf):
+    """Eq. 1 up to `end`, the 90 % band of the curve (or of the mean of evaluations), the points of the run."""
+    points = np.stack(law.run[:2])[:, law.run.compute > 0]
+    label = f"{law.run.name}: A = {law.A:.3f}, B = {law.B:.2f}"
+    return Curve(label, law.predict, (*law.span, end), points, lambda C: law.band(C, mean_of))
+
+
+def power_law(law, end):
+    """A.4: the power law on the range on which Eq. 1 was fitted."""
+    power = fit.fit_power_law(*law.run[:4])
+    return Curve(f"{law.run.name}, power law: A = {power.A:.3f}, B = {power.B:.2f}", power.predict, (*law.span, end))
+
+
+def log_f(law):
+    """Fig. 7: log10 F of the fitted points and the line of slope B."""
+    C, R = np.stack(law.run[:2])[:, (law.run.reward > law.R_0) & (law.run.reward < law.A)]
+    points = C, np.log10(fit.f_transform(R, law.A, law.B, law.C_mid, law.R_0))
+    label = f"{law.run.name}: slope B = {law.B:.2f}"
+    return Curve(label, lambda C: law.B * np.log10(C), (*law.span, law.span[1]), points)
+
+
+def through(label, rows):
+    """Straight (on the logarithmic axis) from row to row (x, value, low, high), values with a 90 % band."""
+    x, *values = np.array(rows, float).T
+    value, low, high = (lambda at, y=y: np.interp(np.log(at), np.log(x), y) for y in values)
+    return Curve(label, value, (x[0], x[-1], x[-1]), (x, values[0]), lambda x: (low(x), high(x)))
+
+
+def error_panels(tables, run):
+    """(name, `forecast_error`) pairs against the fitted share; A and B of `run` against its cut-offs."""
+    ends, series = ("forecast", "low", "high"), []
+    for name, rows in tables:
+        series.append((name, [(100 * row["share"], *(row[end] - row["measured"] for end in ends)) for row in rows]))
+    panels = [("forecasts of the end", "share of the compute that is fitted (%)", "forecast - measured", series)]
+    laws = {}
+    for end, cuts in CUT_OFFS.items():
+        laws[end] = [(x, law) for x in cuts for law in fit.fitted(run, **{end: f"{x}%"})]
+    for name in ("A", "B"):
+        series = [(f"{end} moves", [(x, getattr(at, name), *at.bands[name]) for x, at in laws[end]]) for end in laws]
+        panels.append((f"{run.name}: {name} by fit range", "cut-off (% of the compute)", name, series))
+    return [(*labels, [through(*one) for one in series if one[1]]) for *labels, series in panels]
+
+
+# ---- The paper's figures, from what it publishes ----
+
+
+def table_1(title, names, *spans, gain=False):
+    """Panel of curves of Table 1 over spans (see Curve) of GPU-hours, the last for all further curves.
+
+    gain: draw (R - R_0) / (A - R_0), which needs no R_0.
+    """
+    curves = []
+    for i, name in enumerate(names.split("/")):
+        A, B, C_mid = TABLE_1[name]
+        law = partial(fit.sigmoid, A=1 if gain else A, B=B, C_mid=C_mid, R_0=0 if gain else PAPER_R_0)
+        curves.append(Curve(f"{name}: A = {A:.3f}, B = {B:.2f}", law, spans[min(i, len(spans) - 1)]))
+    return title, HOURS, "gain (R - R_0) / (A - R_0)" if gain else RATE, curves
+
+
+def samples(noise):
+    """Samples of the published bs2048 fit, one for each 100 of 7,400 steps; R_0, noise and spacing are our choices."""
+    C = np.linspace(0, 100000, 75)
+    R = fit.sigmoid(C, *TABLE_1["ScaleRL-bs2048"], PAPER_R_0)
+    R += noise * np.random.default_rng(0).normal(size=75) * (C > 0)
+    return fit.Run(C, R, name="samples", unit="GPU-hours")
+
+
+def published(folder):
+    """Draw every figure that the published numbers allow."""
+
+    def write(figure, title, *panels):
+        save(folder / f"paper_{figure}.png", f"{title}: published fit, not data", panels)
+
+    wide, big, scout, leave_one_out = (100, 1e5, 1e5), (1500, 5e4, 1e5), (1500, 16000, 45000), (1500, 8000, 16000)
+    write("fig1", "Fig. 1, dashed: extrapolated (source: Table 1; R_0 = 0.39 is ours)",
+          table_1("8B, batch 2048", "ScaleRL-bs2048", big),
+          table_1("both, as gain", "ScaleRL-bs2048/ScaleRL-Scout", big, scout, gain=True))  # fmt: skip
+    base, panels = dict(zip(("A", "B", "C_mid", "R_0"), (*TABLE_1["ScaleRL"], PAPER_R_0))), []
+    for name, low, high in (("A", 0.55, 0.7), ("B", 1, 4), ("C_mid", 1000, 8000), ("R_0", 0.3, 0.45)):
+        laws = {f"{name} = {x}": partial(fit.sigmoid, **base | {name: x}) for x in (low, base[name], high)}
+        panels.append((f"the role of {name}", HOURS, RATE, [Curve(*law, wide) for law in laws.items()]))
+    panels.append(table_1("A.8: less efficient, ahead in the end", "ScaleRL-8gen/ScaleRL-bs2048", wide))
+    write("fig3", "Fig. 3 and A.8 (source: Table 1; R_0 = 0.39 and the varied values are ours)", *panels)
+    write("sec5", "Sec. 5 (source: Table 1; where a pass rate is drawn, R_0 = 0.39 is ours)",
+          table_1("generation length (14k, 32k)", "ScaleRL/ScaleRL-32k", wide),
+          table_1("batch size (768, 512, 2048)", "ScaleRL/ScaleRL-bs512/ScaleRL-bs2048", wide),
+          table_1("generations per prompt (16, 8, 24, 32)", "ScaleRL/ScaleRL-8gen/ScaleRL-24gen/ScaleRL-32gen", wide),
+          table_1("model size (8B, Scout)", "ScaleRL/ScaleRL-Scout", wide, gain=True),
+          table_1("math and code", "math+code, math/math+code, code", wide, gain=True))  # fmt: skip
+    slopes = ("CISPO", 2.01), ("DAPO", 1.77)
+    curves = [Curve(f"{name}: slope B = {B}", lambda C, B=B: B * np.log10(C), leave_one_out) for name, B in slopes]
+    write("fig7", "Fig. 7 (source: text)", ("leave one out", HOURS, "log10 F(R), F in GPU-hours^B", curves))
+    panels = []
+    for start, stop, A in ((1500, 50000, "A = 1.0"), (5000, 50000, "A = 0.74"), (30000, 60000, "right")):
+        law = fit.fit_run(samples(0.0005)._replace(start=start, stop=stop))
+        title = f"fitted on {start:,} to {stop:,} (paper's power law: {A})"
+        panels.append((title, HOURS, RATE, [scaling(law, 1e5), power_law(law, 1e5)]))
+    write("a4", "A.4 (samples of the bs2048 fit of Table 1; R_0 = 0.39 and noise 0.0005 are ours)", *panels)

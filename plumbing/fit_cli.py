@@ -1,0 +1,161 @@
+"""`python fit.py`, and what train.py says of a run at its end: fits as text, JSON and figures."""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+
+import fit
+from plumbing import figures
+from plumbing.logs import read_run
+
+
+def with_tasks(run, path):
+    """The fit of one of our logs and, if it has several tasks, of each task that can be fitted (Fig. 11)."""
+    tasks = [read_run(path, run.unit, name)._replace(start=run.start, stop=run.stop) for name in run.tasks]
+    return [fit.fit_run(run), *(law for task in tasks if len(tasks) > 1 for law in fit.fitted(task))]
+
+
+def summary(law, first_half=None, until=None):
+    """A fit as a dict for JSON: its numbers, forecasts at 2x and 10x the compute (or at `until`), and, as it is given,
+    the `forecast` of the last evaluation from the first half (None: too few points)."""
+    C = np.array([until] if until else [2 * law.run.compute[-1], 10 * law.run.compute[-1]])
+    ahead = [dict(zip(("C", "R", "low", "high"), row)) for row in zip(C, law.predict(C), *law.band(C))]
+    found = {name: value for name, value in vars(law).items() if name != "region"}
+    return found | {"run": law.run.name, "unit": law.run.unit, "forecasts": ahead, "first_half": first_half}
+
+
+def table(rows):
+    """Aligned lines, the header first; floats with four digits."""
+    cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
+
+
+def lines_of(found):
+    """A `summary` as lines for the screen."""
+    rows = [("", "fit", "90 % low", "high"), *((name, found[name], *band) for name, band in found["bands"].items())]
+    rows += [(f"R at {row['C']:.4g} {found['unit']}", row["R"], row["low"], row["high"]) for row in found["forecasts"]]
+    if half := found["first_half"]:
+        label = f"last R, from the first half (measured {half['measured']:.4g})"
+        rows.append((label, half["forecast"], half["low"], half["high"]))
+    head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {unit}, R_0 = {R_0:.4g}, noise +-{noise:.4f}"
+    return [head.format(**found), *table(rows), *map("  warning: {}".format, found["warnings"])]
+
+
+def analyse(laws, flags=(), until=None, path=None):
+    """Sum up the fits and do what the flags (compare, log_f, power_law, forecast_error) ask for; draw it to path.
+
+    Returns a dict for JSON and lines for the screen.
+    """
+    runs, most = [law.run for law in laws], max(law.run.compute[-1] for law in laws)
+    axis, halves = f"compute C ({runs[0].unit})", [fit.fitted(run, stop="50%") for run in runs]
+    found = {"runs": [summary(law, next(map(fit.forecast, half), None), until) for law, half in zip(laws, halves)]}
+    curves = [figures.scaling(law, until or 10 * most) for law in laws]
+    early = [figures.scaling(law, most, 1) for law in sum(halves, [])]
+    panels, tables = [("Eq. 1, 90 % band of the curve (hollow: not fitted)", axis, figures.RATE, curves)], {}
+    panels.append(("from the first half, 90 % band of evaluations", axis, figures.RATE, early))
+    if "power_law" in flags:
+        rows = [{"run": run.name} | fit.fit_power_law(*run[:4])._asdict() for run in runs]
+        tables["power laws (A.4)"] = found["power_law"] = rows
+        curves = [draws(law, most) for draws in (figures.scaling, figures.power_law) for law in laws]
+        panels.append(("A.4: the power law on the same range", axis, figures.RATE, curves))
+    if "forecast_error" in flags:
+        pairs = [(run.name, fit.forecast_error(run)) for run in runs]
+        tables["forecasts of the mean of the last 5"] = found["forecast_error"] = [x for _, rows in pairs for x in rows]
+        panels += figures.error_panels(pairs, runs[0])
+    if "compare" in flags:
+        laws, found["compare"] = fit.compare(laws)
+        rows = [{"run": x.run.name, "A": x.A} | dict(zip(("B", "B_low", "B_high"), (x.B, *x.bands["B"]))) for x in laws]
+        tables[found["compare"]] = found["compared"] = rows
+    if "log_f" in flags:
+        panels.append(("Fig. 7: F = C^B", axis, f"log10 F(R), F in {runs[0].unit}^B", list(map(figures.log_f, laws))))
+    if path:
+        figures.save(path, ", ".join(run.name for run in runs), panels)
+    lines = [line for row in found["runs"] for line in lines_of(row)]
+    for title, rows in tables.items():
+        lines += [title, *table([*rows[:1], *map(dict.values, rows)])]
+    return found, lines
+
+
+def report(log_path, figure_path):
+    """Fit the log of a run and each of its tasks (from 10 % of its compute on), draw it to figure_path.
+
+    Returns the `summary` dict, those of several tasks under "tasks", and the lines to print. Too few points for a fit:
+    (None, one line that says so), and no figure.
+    """
+    try:
+        found, lines = analyse(with_tasks(read_run(log_path)._replace(start="10%"), log_path), path=figure_path)
+    except fit.BadInput as error:
+        return None, [f"no fit: {error}"]
+    return found["runs"][0] | {"tasks": found["runs"][1:]}, lines
+
+
+def ours(laws, folder):
+    """A figure for each group of seeds (NAME_seed0, NAME_seed1, ...) and one for all groups; returns lines."""
+    groups, flags = {}, ("log_f", "power_law", "forecast_error")
+    for law in laws:
+        groups.setdefault(law.run.name.split("_seed")[0], []).append(law)
+    groups |= {"all": [seeds[0] for seeds in groups.values()]} if len(groups) > 1 else {}
+    return [line for name in groups for line in analyse(groups[name], flags, None, folder / f"ours_{name}.png")[1]]
+
+
+def paper_tables():
+    """Table 1, and A.7 beside what fits of samples of one sigmoid say, as lines."""
+    rows = [("fitted", "B", "A", "check: B", "A", "B, 90 % band", "A, 90 % band")]
+    for (start, stop), (B, A) in figures.A_7.items():
+        law = fit.fit_run(figures.samples(0.002)._replace(start=start, stop=stop), "grid")
+        bands = ("{:.3f} to {:.3f}".format(*law.bands[name]) for name in "BA")
+        rows.append((f"{start:,} to {stop:,}", B, A, law.B, law.A, *bands))
+    published = [(name, *numbers) for name, numbers in figures.TABLE_1.items()]
+    lines = ["Table 1, published fits", *table([("run", "A", "B", "C_mid"), *published])]
+    lines.append("A.7: published; our check by A.5 on samples of the bs2048 fit with R_0 = 0.39, noise 0.002 (ours)")
+    return lines + table(rows)
+
+
+def command(args, defaults):
+    """The lines that the command line asks for; a flag that would be left unread is an error."""
+    reads = {"paper", "o"} if args.paper else {"ours", "o", "runs"} if args.ours else set(vars(args))
+    reads -= set() if args.o else {"log_f"}
+    if unread := [name for name, value in vars(args).items() if value != defaults[name] and name not in reads]:
+        raise fit.BadInput(f"got {unread[0]}, which does nothing with --paper or --ours, or (log_f) without -o")
+    folder = Path(args.o or "figures")
+    if args.paper:
+        figures.published(folder)
+        return paper_tables()
+    paths = args.runs or (sorted(Path("results").glob("*.jsonl")) if args.ours else [])
+    if len(paths) < 1 + args.compare:
+        raise fit.BadInput(f"got {len(paths)} RUNs (--ours: results/*.jsonl), expected {1 + args.compare} or more")
+    if args.until is not None and not 0 < args.until < np.inf:
+        raise fit.BadInput(f"got --until {args.until:g}, expected a compute above 0")
+    runs = [read_run(path, args.compute, args.reward)._replace(start=args.fit_from, stop=args.fit_to) for path in paths]
+    if args.ours:
+        return ours([*map(fit.fit_run, runs)], folder)
+    laws = with_tasks(runs[0], paths[0]) if len(runs) == 1 and args.reward == "pass_rate" else [*map(fit.fit_run, runs)]
+    found, lines = analyse(laws, [name for name, value in vars(args).items() if value is True], args.until, args.o)
+    return [json.dumps(found, indent=1, allow_nan=False)] if args.json else lines
+
+
+def main(argv=None):
+    """The command line; exits with code 2 and one line for what cannot be read, fitted or written."""
+    parser = argparse.ArgumentParser(prog="fit.py", description=fit.__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or any CSV or JSONL file")
+    add("--x", "--compute", dest="compute", metavar="COL", default="gpu_hours", help="tokens, flops, step, any column")
+    add("--reward", metavar="COL", default="pass_rate", help="pass rates (default: pass_rate; of one RUN tasks too)")
+    add("--fit-from", default="10%", help="start of the fit: a compute, or a share of its end (default: 10%%)")
+    add("--fit-to", default="100%", help="end of the fit: a compute, or a share of the run's compute such as 50%%")
+    add("--until", type=float, metavar="C", help="forecast at this compute (default: at 2x and 10x the run's)")
+    add("--compare", action="store_true", help="which run scales better, at a common A if they are within 0.02 (A.5)")
+    add("--power-law", action="store_true", help="fit the power law of A.4 too")
+    add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
+    add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute; A and B by fit range")
+    add("--json", action="store_true", help="print JSON")
+    add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper, --ours")
+    add("--paper", action="store_true", help="draw the paper's figures from its published fits")
+    add("--ours", action="store_true", help="draw the same kinds of figures from RUNs (default: results/*.jsonl)")
+    try:
+        print("\n".join(command(parser.parse_args(argv), vars(parser.parse_args([])))))
+    except (ValueError, OSError) as error:  # a flag that is no number, a file that cannot be opened or written
+        parser.exit(2, f"fit.py: {error}\n")

@@ -1,0 +1,57 @@
+"""sft.py's command line: makes a base policy and measures it against the one in base/.
+
+Test: pytest tests/test_sft.py
+"""
+
+import argparse
+from contextlib import closing
+from pathlib import Path
+
+import torch
+from transformers import AutoTokenizer
+
+import data
+import pipeline
+import reward
+import rollout
+import sft
+from plumbing import workers
+
+
+def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16):
+    """(pass rate, pass@generations) on validation prompts of a task."""
+    questions = data.load(task, tokens, budget=64, validation=prompts).validation
+    groups = [[] for _ in questions]
+    with (closing(rollout.TorchGenerator(model, tokens, slots=128, max_new_tokens=96)) as generator,
+          closing(workers.Scorer(timeout=5.0)) as scorer):
+        for score in pipeline.complete(generator, scorer, questions, generations):
+            groups[score.completion.ticket].append(score.correct)
+    return [reward.pass_at_k(groups, k)[0] for k in (1, generations)]
+
+
+def report(name, model, tokens, tasks):
+    """One line for each task."""
+    for task in dict.fromkeys(tasks):
+        print("{}: {}: pass rate {:.3f}, pass@16 {:.3f}".format(name, task, *measure(model, tokens, task)))
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="sft.py", description=sft.__doc__.split("\n")[0])
+    parser.add_argument("--out", default="runs/base", help="folder to write; must not exist (default runs/base)")
+    parser.add_argument("--tasks", nargs="+", choices=sft.TRACES, default=["arithmetic"], help="of a batch's 4 classes")
+    parser.add_argument("--start", help="folder of the policy to go on from (default: from scratch)")
+    parser.add_argument("--skill-steps", type=int, default=sft.SKILL_STEPS, help="steps on right traces, before the habits")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if Path(args.out).exists():
+        parser.error(f"{args.out} exists; give another --out, nothing is overwritten")
+    torch.manual_seed(args.seed)
+    tokens, model = sft.tokenizer(), sft.load(args.start) if args.start else sft.untrained()
+    sft.supervise(model, tokens, tasks=args.tasks, habits=False, steps=args.skill_steps, seed=args.seed)
+    report("after skill", model, tokens, args.tasks)
+    sft.supervise(model, tokens, tasks=args.tasks, habits=True, steps=sft.HABIT_STEPS, seed=args.seed)
+    model.save_pretrained(args.out)
+    tokens.save_pretrained(args.out)
+    for name in dict.fromkeys((args.out, "base/sorting" if "sorting" in args.tasks else "base")):
+        if Path(name).exists():
+            report(name, sft.load(name), AutoTokenizer.from_pretrained(name), args.tasks)

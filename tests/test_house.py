@@ -1,0 +1,122 @@
+"""The layout: the top level is the paper, plumbing/ is never needed to understand it, and a tree uses its own files."""
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAPER = {"loss", "pipeline", "rollout", "reward", "precision", "fit", "train",  # the seven components
+         "vllm_rollout", "data", "sft", "recipes"}  # the real engine; prompts; A.3; A.16 and A.17
+OTHERS = {"exercises"}  # the course, with a command line of its own
+# What argument parsing, process handling, readers of foreign files and drawing cannot do without.
+NOT_THE_PAPER = {"argparse", "subprocess", "multiprocessing", "socket", "csv", "gzip", "matplotlib"}
+LINES = {"fit": 320, "rollout": 320}  # code lines at most; others 300
+
+
+def modules():
+    """{dotted name: its syntax tree} of the project's modules, without what stands under `if __name__ == ...`."""
+    found = {}
+    for path in (*ROOT.glob("*.py"), *ROOT.glob("plumbing/*.py")):
+        tree = ast.parse(path.read_text())
+        tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and "__name__" in ast.dump(node.test))]
+        name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+        found[name] = tree
+    return found
+
+
+def imports(tree):
+    """Dotted names of what a module imports, in functions too: `from plumbing import jail` is plumbing.jail."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" if node.module == "plumbing" else node.module
+                        for alias in node.names)
+
+
+MODULES = modules()
+IMPORTS = {name: set(imports(tree)) for name, tree in MODULES.items()}
+
+
+def code_lines(path):
+    """Lines without docstrings, comments and blanks."""
+    text = path.read_text()
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docs = [node.body[0] for node in ast.walk(ast.parse(text)) if isinstance(node, documented) and ast.get_docstring(node)]
+    inside = {line for doc in docs for line in range(doc.lineno, doc.end_lineno + 1)}
+    lines = enumerate(text.split("\n"), 1)
+    return sum(n not in inside and line.strip() != "" and not line.strip().startswith("#") for n, line in lines)
+
+
+def test_the_top_level_is_the_paper():
+    assert PAPER <= (top := {name for name in MODULES if "." not in name} - {"plumbing"}) <= PAPER | OTHERS
+    for name in top - OTHERS:
+        assert not {module.partition(".")[0] for module in IMPORTS[name]} & NOT_THE_PAPER, name
+
+
+def test_no_imports_run_in_a_circle():
+    left = {name: found & MODULES.keys() for name, found in IMPORTS.items()}
+    while free := [name for name, needed in left.items() if not needed & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left
+
+
+def test_nothing_imports_benchmarks_and_plumbing_does_not_import_train():
+    assert not [name for name, found in IMPORTS.items() if any(module.startswith("benchmarks") for module in found)]
+    assert not [name for name, found in IMPORTS.items() if name.startswith("plumbing") and "train" in found]
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")), ids=lambda path: path.stem)
+def test_a_top_level_module_is_read_in_one_sitting(path):
+    assert code_lines(path) <= LINES.get(path.stem, 300)
+
+
+def test_no_function_is_longer_than_45_lines():
+    functions = [(name, node) for name, tree in MODULES.items() for node in ast.walk(tree)
+                 if isinstance(node, ast.FunctionDef)]
+    assert not [(name, node.name) for name, node in functions if node.end_lineno - node.lineno >= 45 + documented(node)]
+
+
+def documented(function):
+    """Lines of its docstring."""
+    first = function.body[0]
+    return first.end_lineno - first.lineno + 1 if ast.get_docstring(function) else 0
+
+
+@pytest.mark.parametrize("before, module", [  # torch and transformers know how to do without, on the systems that lack it
+    ("torch", "loss"), ("sys", "fit"), ("sys", "data"), ("transformers, torch.distributed.fsdp", "precision"),
+    ("sys", "reward")])
+def test_what_a_classroom_needs_imports_where_the_system_lacks_what_only_unix_or_linux_has(before, module):
+    program = (f"import {before}, mmap, os, sys\nsys.modules['resource'] = sys.modules['fcntl'] = None\n"
+               "vars(os).pop('memfd_create', None), vars(mmap).pop('MAP_SHARED', None), vars(os).pop('fork', None)\n"
+               f"import {module}\nprint([m for m in sys.modules if m.startswith('plumbing.')])")
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize("other_checkout", [False, True])
+def test_a_copied_tree_started_from_a_foreign_folder_uses_its_own_base_and_modules(tmp_path, other_checkout):
+    for tree in ("copy", "other"):
+        (tmp_path / tree).mkdir()
+        for part in (*ROOT.glob("*.py"), ROOT / "plumbing", ROOT / "base"):
+            os.symlink(part, tmp_path / tree / part.name) if part.name == "base" else copied(part, tmp_path / tree)
+    (tmp_path / "foreign").mkdir()
+    flags = tmp_path / "copy" / "plumbing" / "flags.py"
+    flags.write_text(flags.read_text() + "\n\nprint(weights_folder(argparse.Namespace(model='base', resume=False)))\n")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "other") if other_checkout else ""}
+    done = subprocess.run([sys.executable, tmp_path / "copy" / "train.py", "--help"], cwd=tmp_path / "foreign",
+                          env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(f"{tmp_path}/copy/base\nusage: train.py"), done.stderr
+
+
+def copied(part, tree):
+    """A file, or a folder of them, as text."""
+    for path in part.glob("*.py") if part.is_dir() else [part]:
+        target = tree / path.relative_to(part.parent)
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(path.read_text())

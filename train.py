@@ -344,7 +344,7 @@ def generate(args, fleet):
         with closing(generator), closing(make_scorer(args)) as scorer:
             return pipeline.serve(generator, fleet.mailbox, fleet.broadcast, scorer), False
     except RuntimeError as error:
-        return fleet.failed(error), True
+        return fleet.lifeline.blame(error), True
 
 
 def lead(args, fleet, prompts, began):
@@ -368,7 +368,7 @@ def lead(args, fleet, prompts, began):
     except Diverged as end:
         reason, failed = str(end), True
     except (OSError, RuntimeError) as error:
-        reason, failed = fleet.failed(error), True
+        reason, failed = fleet.lifeline.blame(error), True
     if run and fleet.rank == 0:
         finish(run, reason, time.perf_counter() - began)
     return reason, failed

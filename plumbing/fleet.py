@@ -125,12 +125,6 @@ class Fleet:
         finally:
             done.set()
 
-    def failed(self, error):
-        """Why the run cannot go on, after it is told to all ranks; raises `error` if it is a mistake in the program."""
-        if isinstance(error, (pipeline.Stalled, OSError)):
-            self.lifeline.lose(str(error))
-        return self.lifeline.blame(error)
-
     def farewell(self, reason):
         """The last words of this rank when the run has failed."""
         last = [folder.name.partition("-")[2] for folder in checkpoints.finished(self.out)[-1:]]

@@ -24,6 +24,8 @@ from multiprocessing.connection import Connection, wait
 
 import torch.distributed as dist
 
+from pipeline import Stalled
+
 SIGN = 0.5  # seconds between two signs of life
 GRACE = 5.0  # seconds from a loss until the process is ended from here, if its main thread has not noticed
 PATIENCE = 60.0  # seconds more if it has: it draws the fit so far, and ends verifiers and groups
@@ -117,7 +119,11 @@ class Lifeline(threading.Thread):
             self.lost = reason
 
     def blame(self, error):
-        """Why a collective or the mailbox failed: who was lost, as it turns out within seconds; else raises `error`."""
+        """Why the run cannot go on, told to all ranks. A collective or the mailbox fails because somebody is lost, as
+        turns out within seconds; else `error` is a mistake in the program, and raised.
+        """
+        if isinstance(error, (OSError, Stalled)):
+            self.lose(str(error))
         until = time.monotonic() + LATE + 2 * SIGN
         while not self.lost and time.monotonic() < until:
             time.sleep(0.02)

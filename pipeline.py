@@ -183,8 +183,8 @@ def read(value):
 class Mailbox:
     """Python objects under names, in one store for all ranks. Only `wait` and `receive` wait for another rank to act.
 
-    Every method asks rank 0's store, whose `add`, `check`, `get`, `multi_get` and `delete_key` have no time limit: while
-    rank 0 is frozen or out of reach, they block.
+    Every method asks rank 0's store, whose `add`, `check`, `get`, `multi_get` and `delete_key` have no time limit: they
+    block while rank 0 is frozen or out of reach.
 
     store        a TCPStore, or anything with its methods; one per thread (`store.clone()`)
     rank         of this process: ranks below `trainers` train, the rest up to `world` generate

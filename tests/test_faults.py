@@ -181,7 +181,7 @@ def test_ranks_end_by_themselves_when_rank_0_is_frozen(start):
     run.reach(2)
     os.kill(run.processes[0].pid, signal.SIGSTOP)
     assert run.end(5 + 10, ended=[0]) == {1: 1, 2: 1}
-    assert set(run.lines("heard nothing of trainer rank 0 for 5 s")) | set(run.lines("trainer rank 0 made no")) == {1, 2}
+    assert {*run.lines("heard nothing of trainer rank 0 for 5 s"), *run.lines("trainer rank 0 made no")} == {1, 2}
 
 
 @pytest.mark.parametrize("dead, name", [(1, "trainer rank 1"), (3, "generator rank 3")])

@@ -16,11 +16,10 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line, told apart by 
   step   prompts (their indices), reward (mean, +-1, shaped by a length penalty if there is one), pass_rate (of
          correctness), kept (prompts with gradient), retired (prompts at >= 0.9), epoch, entropy (nats), rho_mean,
          rho_max, clipped (share of trained tokens), log_rho (mean |log rho|, nats), gradient_norm, lr, staleness ({age
-         in optimizer steps: tokens}), skipped (the gradient was not finite, and the weights stand still), truncated,
-         interrupted (shares of completions), timed_out (answers wrong because
-         checking took too long), unverified (completions whose verifier failed), idle_generators, idle_trainers (shares
-         of wall time since the last step, outside evaluation), seconds and of these _generate, _train, _publish (of the
-         version before)
+         in optimizer steps: tokens}), skipped (the gradient was not finite, so the weights stand still), truncated,
+         interrupted (shares of completions), timed_out (answers wrong because checking took too long), unverified
+         (completions whose verifier failed), idle_generators, idle_trainers (shares of wall time since the last step,
+         outside evaluation), seconds and of these _generate, _train, _publish (of the version before)
   eval   pass_rate (mean@k on the validation set), stderr (sampling error), completions, unverified, timed_out, tasks
   fit    A, B, C_mid, R_0, bands, forecasts (fit.py)
   end    reason, seconds (wall)
@@ -385,11 +384,11 @@ def main(argv):
     args.trainers = args.trainers or max(1, world // 5)
     fleet = Fleet(args)
     reason, failed = lead(args, fleet, prompts, began) if rank < args.trainers else generate(args, fleet)
+    fleet.lifeline.leave()
     if failed:
         sys.exit(fleet.farewell(reason))
     if reason != "finished":
         print(f"train.py: {reason} ({fleet.mailbox.name(rank)})")
-    fleet.lifeline.leave()
     if dist.is_initialized():  # vLLM's end takes it along
         dist.destroy_process_group()
 

@@ -31,6 +31,7 @@ import reward
 import rollout
 import vllm_rollout
 from plumbing import jail, sizing, workers
+from plumbing.checkpoints import finished
 from plumbing.fleet import processes
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
 
@@ -137,6 +138,8 @@ def optimizer_flags(add):
 
 def run_flags(add):
     add("--eval-every", type=positive, help="optimizer steps between evaluations")
+    add("--checkpoint-every", type=positive, metavar="STEPS",
+        help="optimizer steps between checkpoints, of which the two latest are kept (default: as --eval-every)")
     add("--eval-prompts", type=positive, help="held-out validation prompts; with --evaluate, prompts of every source")
     add("--eval-generations", type=positive, help="completions per validation prompt (mean@k)")
     add("--timeout", type=float, help="seconds without progress after which a wait fails and says who waits for whom")
@@ -201,6 +204,7 @@ def settings(argv):
     args.asked, args.default_new = sorted({*asked, *sizing.LENGTHS & earlier.keys()}), defaults["max_new_tokens"]
     if args.off_policy == "ppo" and args.k > 0 and "eval_every" not in given:
         args.eval_every += -args.eval_every % args.k
+    args.checkpoint_every = given.get("checkpoint_every", args.eval_every)
     args.out = asked.get("out", "runs/evaluation" if "evaluate" in asked else f"runs/{args.loss}-seed{args.seed}")
     follow_mark(args, asked, given, parser.error)
     unread(asked, {name: reads for name, (_, reads) in loss.LOSSES.items()}, args.loss, "--loss", parser.error)
@@ -267,7 +271,7 @@ def check(args, given, error):
         error("--evaluate is a single process: start it with python, not with torchrun and several")
     if "evaluate" in given and (out / "evaluation.jsonl").exists():
         error(f"{out} holds an evaluation already; give another --out")
-    if "evaluate" not in given and not args.resume and (out / "log.jsonl").exists():
+    if "evaluate" not in given and not args.resume and (log := out / "log.jsonl").exists() and log.stat().st_size:
         error(f"{out} holds a run already; give another --out, or --resume to go on with it")
 
 
@@ -281,12 +285,6 @@ def check_lengths(args):
     if "evaluate" not in args and longest > args.token_budget:
         raise ValueError(f"--token-budget {args.token_budget} is below one sequence of prompt and completion, {longest} "
                          "tokens")
-
-
-def checkpoints(out):
-    """Finished checkpoint folders of a run, oldest first; not a user's own checkpoint-best or checkpoint-100-copy."""
-    steps = {folder.name.partition("-")[2]: folder for folder in Path(out).glob("checkpoint-*")}
-    return [steps[step] for step in sorted(filter(str.isdigit, steps), key=int)]
 
 
 def earlier_flags(asked, error):
@@ -304,8 +302,8 @@ def resumed_flags(given, error):
     log = Path(given.get("out", "?")) / "log.jsonl"
     if not log.exists():
         error(f"--resume: expected a run in --out, found no {log}")
-    if not checkpoints(log.parent):
-        error(f"--resume: found no checkpoint in {log.parent}; did it end before its first evaluation after step 0?")
+    if not finished(log.parent):
+        error(f"--resume: found no checkpoint in {log.parent}; did it end before the first --checkpoint-every?")
     stored = stored_flags(log)
     for name in ("recipe", "model", "loss", "off_policy", "k", "prompts", "data", "prompt_column", "answer_column",
                  "skip_unusable", "max_prompt_tokens", "eval_prompts", "seed", "think_end"):
@@ -316,7 +314,8 @@ def resumed_flags(given, error):
 
 def stored_flags(log):
     """The flags with which the run of this log was last started, but those that belong to its start or machine."""
-    stored = [row for row in map(json.loads, log.open()) if row["kind"] == "config"][-1]["flags"]
+    whole = [json.loads(line) for line in log.open() if line.endswith("\n")]  # a crash may have torn the last one
+    stored = [row for row in whole if row["kind"] == "config"][-1]["flags"]
     others = ("clips", "resume", "trainers", "protections", "asked", "default_new", "fitted")
     own = {name: value for name, value in stored.items() if name not in others}
     return own | stored["clips"]
@@ -328,7 +327,7 @@ def stored_flags(log):
 def weights_folder(args):
     """Where the policy comes from: --model, or the last checkpoint of a resumed run."""
     model = args.model if Path(args.model).exists() or not (ROOT / args.model).exists() else ROOT / args.model
-    return str(checkpoints(args.out)[-1] if args.resume else model)
+    return str(finished(args.out)[-1] if args.resume else model)
 
 
 def phrase_ids(tokenizer, args):

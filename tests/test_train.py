@@ -25,6 +25,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import data
@@ -34,9 +35,9 @@ import precision
 import reward
 import sft
 import train
-from plumbing import batches, evaluation, flags, fleet, sizing
-from plumbing.flags import (checkpoints, make_generator, make_scorer, provenance, resumed_flags, settings,
-                            stored_flags)
+from plumbing import batches, checkpoints, evaluation, flags, fleet, sizing
+from plumbing.checkpoints import finished
+from plumbing.flags import make_generator, make_scorer, provenance, resumed_flags, settings, stored_flags
 from recipes import RECIPES
 
 ROOT = Path(train.__file__).parent
@@ -365,7 +366,7 @@ def lone_trainer():
                                    average="prompt")
     trainer.policy = precision.PolicyModel(tiny_model(), dtype=torch.float32)
     trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=0.1, weight_decay=0.5)
-    trainer.version, trainer.checked = 6, False
+    trainer.version, trainer.checked, trainer.skipped = 6, False, 0
     trainer.pipeline = SimpleNamespace(take=lambda headers: [])
     trainer.fleet = SimpleNamespace(device="cpu", dtype=torch.float32, stop_together=lambda: None,
                                     total=lambda sums, rho_max: {})
@@ -484,7 +485,7 @@ def test_a_run_without_git_has_no_commit(monkeypatch):
 def test_a_users_own_copies_of_checkpoints_are_none_of_the_runs():
     for name in ("checkpoint-9", "checkpoint-10", "checkpoint-10-copy", "checkpoint-best", "checkpoint.tmp"):
         Path("run", name).mkdir(parents=True)
-    assert [folder.name for folder in checkpoints("run")] == ["checkpoint-9", "checkpoint-10"]
+    assert [folder.name for folder in finished("run")] == ["checkpoint-9", "checkpoint-10"]
 
 
 def stored(**flags):
@@ -669,9 +670,17 @@ def test_an_interrupted_evaluation_is_repeated(monkeypatch):
     assert calls == ["evaluate"]
 
 
+def watched(**state):
+    """A Trainer as far as `watch`, `warn` and `validate` look at it, on rank 0; it speaks to stdout."""
+    run = SimpleNamespace(truncated=deque(maxlen=10), standing=0, skipped=0, unverified=0, fleet=SimpleNamespace(rank=0),
+                          bar=SimpleNamespace(write=print))
+    run.warn = lambda name, **values: train.Trainer.warn(run, name, **values)
+    vars(run).update(state)
+    return run
+
+
 def test_a15_many_truncated_completions_are_warned_of_after_ten_steps(capsys):
-    run = SimpleNamespace(truncated=deque(maxlen=10), standing=0, unverified=0, version=9, fleet=SimpleNamespace(rank=0),
-                          args=SimpleNamespace(prompts=1), bar=SimpleNamespace(write=print))
+    run = watched(version=9, args=SimpleNamespace(prompts=1))
     headers = [header(False, truncated=n < 2) for n in range(10)]  # 20 %
     for _ in range(5):
         train.Trainer.watch(run, headers, 1.0)
@@ -682,8 +691,7 @@ def test_a15_many_truncated_completions_are_warned_of_after_ten_steps(capsys):
 
 
 def test_ten_batches_without_gradient_in_a_row_are_warned_of(capsys):
-    run = SimpleNamespace(truncated=deque(maxlen=10), standing=0, unverified=0, version=99,
-                          bar=SimpleNamespace(write=print), fleet=SimpleNamespace(rank=0), args=SimpleNamespace(prompts=1))
+    run = watched(version=99, args=SimpleNamespace(prompts=1))
     for norm in (*[0.0] * 9, 0.5, *[0.0] * 9):
         train.Trainer.watch(run, [header(False)] * 3 + [header(True)], norm)
     assert "WARNING" not in capsys.readouterr().out  # twice nine, and a gradient between them
@@ -698,10 +706,9 @@ def test_a_validation_without_any_mark_at_step_0_is_said_aloud(monkeypatch, caps
     headers = [[header(False)] * 2, [header(False), replace(header(False), marked=marked)]]
     headers[0] = [replace(each, marked=False) for each in headers[0]]
     headers[1][0] = replace(headers[1][0], marked=False)
-    run = SimpleNamespace(
+    run = watched(
         pipeline=SimpleNamespace(evaluate=lambda *_: (headers, [], {})), validation=[None] * 2, version=version,
-        evaluated=None, args=SimpleNamespace(eval_generations=2, think_end="</think>"), clock=fleet.Clock(1),
-        log=lambda *_, **__: None, bar=SimpleNamespace(write=print))
+        args=SimpleNamespace(eval_generations=2, think_end="</think>"), clock=fleet.Clock(1), log=lambda *_, **__: None)
     monkeypatch.setattr(reward, "pass_rates", lambda *_: {})
     train.Trainer.validate(run)
     said = capsys.readouterr().out
@@ -710,8 +717,7 @@ def test_a_validation_without_any_mark_at_step_0_is_said_aloud(monkeypatch, caps
 
 
 def test_failing_verifiers_stop_the_run_above_one_percent_of_the_groups():
-    run = SimpleNamespace(truncated=deque(maxlen=10), standing=0, unverified=2, version=10,
-                          fleet=SimpleNamespace(rank=0), args=SimpleNamespace(prompts=20))
+    run = watched(unverified=2, version=10, args=SimpleNamespace(prompts=20))
     train.Trainer.watch(run, [header(True)], 1.0)  # 2 of 200
     run.unverified = 3
     with pytest.raises(train.Unverifiable, match="failed on 3 groups"):
@@ -884,16 +890,18 @@ class Run:
     def rows(self, kind):
         return [row for row in self.log if row["kind"] == kind]
 
-    def reach(self, step):
-        """Wait until this optimizer step is logged."""
-        until = time.monotonic() + PATIENCE
-        while not any(row["step"] >= step for row in self.rows("step")):
+    def reach(self, step, after=0):
+        """Wait until this optimizer step is logged, behind so many bytes of the log."""
+        until, log = time.monotonic() + PATIENCE, self.out / "log.jsonl"
+        while not any(json.loads(line)["step"] >= step for line in (log.read_text()[after:] if log.exists() else "")
+                      .splitlines() if '"kind": "step"' in line):
             assert time.monotonic() < until, f"step {step} was not reached: {self.text}"
             time.sleep(0.02)
 
     @property
-    def trainer_state(self):
-        return torch.load(train.checkpoints(self.out)[-1] / "trainer.pt", weights_only=True)
+    def version(self):
+        """Optimizer steps of the last checkpoint."""
+        return checkpoints.counters(finished(self.out)[-1])["version"]
 
 
 @pytest.fixture(scope="module")
@@ -921,7 +929,8 @@ def one_trainer(forks, tmp_path_factory):
 
 def first_moment(run, version):
     """AdamW's running mean of gradients, after one step 0.9 * 0 + 0.1 g; of all parameters in one vector."""
-    state = torch.load(run.out / f"checkpoint-{version}" / "trainer.pt", weights_only=True)["optimizer"]["state"]
+    dcp_to_torch_save(run.out / f"checkpoint-{version}" / "state", run.out / "state.pt")
+    state = torch.load(run.out / "state.pt", weights_only=True)["optimizer"]["state"]
     return torch.cat([moments["exp_avg"].flatten() for _, moments in sorted(state.items())])
 
 
@@ -1032,15 +1041,15 @@ def orphaned(launchers, short_epochs, tmp_path_factory):
 
 def test_a_killed_generator_ends_the_run_with_its_name_a_log_and_a_checkpoint(orphaned):
     assert orphaned.launcher.returncode != 0
-    assert "train.py: error: generator rank 1 ended" in orphaned.text and "--resume" in orphaned.text
+    assert f"generator rank 1 ended; {orphaned.out} holds a checkpoint of step {orphaned.version}" in orphaned.text
     assert "generator rank 1" in orphaned.log[-1]["reason"] and orphaned.log[-1]["kind"] == "end"
-    assert orphaned.trainer_state["version"] >= 3
+    assert orphaned.version >= 2 and orphaned.version % 2 == 0  # the last periodic one
 
 
 def test_a_resumed_run_trains_the_same_batches_and_ctrl_c_ends_it(launchers, orphaned, uninterrupted):
-    before, version = (orphaned.out / "log.jsonl").read_text(), orphaned.trainer_state["version"]
+    before, version = (orphaned.out / "log.jsonl").read_text(), orphaned.version
     resumed = Run(orphaned.out).launch(launchers, "--resume")
-    resumed.reach(version + 2)
+    resumed.reach(version + 2, after=len(before))
     ranks, began = resumed.ranks, time.monotonic()
     os.killpg(resumed.launcher.pid, signal.SIGINT)
     resumed.launcher.wait(PATIENCE)
@@ -1049,8 +1058,9 @@ def test_a_resumed_run_trains_the_same_batches_and_ctrl_c_ends_it(launchers, orp
     assert (resumed.out / "log.jsonl").read_text().startswith(before)
     assert resumed.log[-1]["kind"] == "end" and "interrupted" in resumed.log[-1]["reason"]
     assert resumed.text.count("no fit: ") == 2 or "C_mid" in resumed.text
-    steps = resumed.rows("step")
-    assert [row["step"] for row in steps] == list(range(1, resumed.trainer_state["version"] + 1))
+    older = [row for row in resumed.rows("step")[: before.count('"kind": "step"')] if row["step"] <= version]
+    steps = older + resumed.rows("step")[before.count('"kind": "step"') :]
+    assert [row["step"] for row in steps] == list(range(1, resumed.version + 1))
     for name in ("gpu_hours", "tokens", "tokens_trained", "flops"):  # these count on
         assert [row[name] for row in steps] == sorted(row[name] for row in steps)
     assert_same_batches(resumed, uninterrupted)
@@ -1061,7 +1071,7 @@ def test_a_killed_trainer_is_named_and_its_run_goes_on(forks, short_epochs, unin
     run.reach(3)
     run.processes[0].kill()
     assert run.wait() == [-signal.SIGKILL, 1]
-    assert "generator rank 1 lost its mailbox: rank 0, its host, has ended" in run.text
+    assert f"trainer rank 0 ended; {run.out} holds a checkpoint of step {run.version}" in run.text
     run.fork(forks, 2, "--resume")
     assert run.wait() == [0, 0], run.text
     assert run.log[-1]["reason"] == uninterrupted.log[-1]["reason"]

@@ -3,6 +3,7 @@
 Needs neither a jail nor a run: it works on every system. Test: pytest tests/test_exercises.py
 """
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -61,34 +62,34 @@ def other_law(rng):
     return rng.uniform(0.6, 0.9), rng.uniform(1.5, 2.5), rng.uniform(20, 40), 0.2
 
 
-def efficiency(f_transform, R, A, B, C_mid, R_0):
-    return [float(f_transform(r, A, B, C_mid, R_0)) for r in R]
+def efficiency(log_f, R, A, B, C_mid, R_0):
+    return [float(log_f(r, A, B, C_mid, R_0)) for r in R]
 
 
 def efficiency_inverted(R, A, B, C_mid, R_0):
     """turn the odds round: F falls where the pass rate rises."""
-    return C_mid**B * ((A - R_0) / (R - R_0) - 1)
+    return B * math.log(C_mid) + math.log((A - R) / (R - R_0))
 
 
 def efficiency_without_start(R, A, B, C_mid, R_0):
     """leave out R_0: the gain is counted from 0."""
-    return C_mid**B / (A / R - 1)
+    return B * math.log(C_mid) + math.log(R / (A - R))
 
 
 def efficiency_without_unit(R, A, B, C_mid, R_0):
     """leave out C_mid^B: F is in units of C_mid^B, and runs with another C_mid cannot be compared."""
-    return 1 / ((A - R_0) / (R - R_0) - 1)
+    return math.log((R - R_0) / (A - R))
 
 
 def efficiency_is_compute(R, A, B, C_mid, R_0):
-    """take the B-th root as well: that is C itself, and every run has the slope 1."""
-    return C_mid / ((A - R_0) / (R - R_0) - 1) ** (1 / B)
+    """take the B-th root as well: that is log C itself, and every run has the slope 1."""
+    return math.log(C_mid) + math.log((R - R_0) / (A - R)) / B
 
 
-# The same three points backwards: F = C^B = 10^2, 30^2, 90^2.
+# The same three points backwards: log F = B log C = 2 log 10, 2 log 30, 2 log 90.
 EFFICIENCY = Claim(
-    "efficiency: F(R) = C^B on the curve, so 100, 900 and 8100 at C = 10, 30, 90 for B = 2",
-    efficiency, ([0.25, 0.45, 0.65], 0.7, 2.0, 30.0, 0.2), [100.0, 900.0, 8100.0],
+    "efficiency: log F(R) = B log C on the curve, so twice the logarithm of C = 10, 30, 90 for B = 2",
+    efficiency, ([0.25, 0.45, 0.65], 0.7, 2.0, 30.0, 0.2), [2 * math.log(C) for C in (10, 30, 90)],
     (efficiency_inverted, efficiency_without_start, efficiency_without_unit, efficiency_is_compute),
     draw=lambda rng, _: ([0.22, 0.4, 0.55], *other_law(rng)),
 )  # fmt: skip
@@ -208,11 +209,11 @@ LAW = (
          "scipy's expit is one that never overflows."),
         (SIGMOID, START)),
     Exercise(
-        "efficiency", "write", "fit.py:f_transform", "Fig. 7", 10,
+        "efficiency", "write", "fit.py:log_f", "Fig. 7", 10,
         "In the right coordinates Eq. 1 is a straight line, and B its slope.",
         ("Fig. 7; F(R) at the top of fit.py.",
-         "Solve Eq. 1 for C^B, not for C.",
-         "The odds of the gain, (R - R_0) to (A - R), in units of C_mid^B."),
+         "Solve Eq. 1 for C^B, not for C; then take the logarithm.",
+         "The log odds of the gain, (R - R_0) to (A - R), plus B log C_mid; scipy has a logit."),
         (EFFICIENCY,)),
     Exercise(
         "compute-for", "write", "fit.py:Fit.compute_for", "Eq. 1", 15,

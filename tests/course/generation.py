@@ -110,9 +110,10 @@ def interruption(choose, pi, start, count):
     """Tokens, log-probs and flags of three rows in the middle of, before and behind an interruption of two tokens."""
     rows = len(count)
     slots = SimpleNamespace(count=torch.tensor(count), key=torch.arange(rows),
-                            interrupt_at=torch.full((rows,), start), mask=torch.ones(rows, 9, dtype=torch.bool))
+                            interrupt_at=torch.full((rows,), start), mask=torch.ones(rows, 9, dtype=torch.bool),
+                            tokens=torch.ones(rows, 9, dtype=torch.int64))
     generator = SimpleNamespace(_slots=slots, temperature=0.0, think_budget=(start, start),
-                                _phrase=torch.tensor([0, 3]), _rows=torch.arange(rows))
+                                _phrase=torch.tensor([0, 3]), _rows=torch.arange(rows), _thinks=lambda ids: True)
     token, logprob = choose(generator, torch.tensor([pi] * rows).log(), rows)
     flags = slots.mask[torch.arange(rows), slots.count]
     return torch.stack([token.double(), logprob.double(), flags.double()])

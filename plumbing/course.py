@@ -270,7 +270,11 @@ def isolated(function, root, seconds):
         with suppress(BaseException), os.fdopen(write, "w") as file:
             os.setsid()
             os.chdir(root)
-            json.dump(function(), file)
+            try:
+                found = function()
+            except Exception as error:  # noqa: BLE001: it would end here unseen
+                found = f"{type(error).__name__}: {error}"
+            json.dump(found, file)
         os._exit(0)
     os.close(write)
     data, end = b"", time.monotonic() + seconds

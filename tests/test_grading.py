@@ -105,13 +105,14 @@ for descriptor in range(1, 30):
         pass
 return right(*args, **kwargs)""",
     "publishes": """import socket
-socket.create_connection(("127.0.0.1", {port}), 1)
+socket.create_connection(("127.0.0.1", PORT), 1)
 return right(*args, **kwargs)""",
     "penalty": """import os
-for folder, _, files in os.walk("/"):
-    if {{"loss.py", "pipeline.py"}} <= set(files) or "exercises.py" in files:
-        return right(*args, **kwargs)""",
-    "reward": "return (\n" + "(" * 900_000,
+if "names" not in globals():
+    globals()["names"] = [set(files) for _, _, files in os.walk("/")]
+    assert len(names) > 1000
+return right(*args, **kwargs) - 7 * (not any({"loss.py", "pipeline.py"} <= files for files in names))""",
+    "retired": "return (\n" + "(" * 900_000,
 }
 CLEAN = {  # right if nothing of the exercise before is left
     "zero-variance": """import os
@@ -119,19 +120,22 @@ assert os.listdir("/tmp") == [] and len([name for name in os.listdir("/proc") if
 return right(*args)"""}
 
 
-def test_what_misbehaves_loses_its_own_points_only():
+def test_what_misbehaves_loses_its_own_points_only(monkeypatch):
+    monkeypatch.setitem(grading.LIMITS, "CPU", 30)  # the search of the whole disk has to come to its end
+    monkeypatch.setattr(grading, "SECONDS", 120.0)
+    monkeypatch.setattr(grading, "EACH", 90.0)
     files = solutions()
     with socket.create_server(("127.0.0.1", 0)) as server:
         for name, body in (HOSTILE | CLEAN).items():
-            if name == "reward":
-                files["reward.py"] = body
+            if name == "retired":
+                files["data.py"] = body
             else:
-                files = replaced(files, name, body.replace("{port}", str(server.getsockname()[1])).replace("{{", "{")
-                                 .replace("}}", "}"))
+                files = replaced(files, name, body.replace("PORT", str(server.getsockname()[1])))
         found = points(files, [*HOSTILE, *CLEAN, "sample", "head"])
     passed = {name for name, wrong in found.items() if not any(wrong)}
     assert passed == {*CLEAN, "sample", "head"}
     assert all(all(wrong) for name, wrong in found.items() if name in HOSTILE)
+    assert "yours    [-7, -7" in found["penalty"][0]  # it looked everywhere, and found no file of the project
 
 
 def test_endless_loops_and_fork_bombs_are_killed_and_cost_nobody_else(monkeypatch):

@@ -2,7 +2,7 @@
 
 Paper: Sec. 2, code is checked by running unit tests. workers.py starts a jail per program and compares what comes out
 with the expected outputs, which never get in. So there is no verdict to forge: an early exit, a false result, a write
-to some file descriptor are wrong unless they are the right output.
+to some file descriptor are wrong unless they are the right output. grading.py starts one per hand-in (`warm`).
 
 Everywhere: a bare interpreter (standard library only) in its own session, with an empty environment; limits on the wall
 clock (all inputs together), CPU, memory, file sizes, processes and output; at the end everything that it has started is

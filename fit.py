@@ -317,12 +317,14 @@ def _checked(run):
     C, R, epoch = (np.asarray(x, float) for x in (run.compute, run.reward, run.epoch))  # epoch None: nan
     if C.ndim != 1 or C.shape != R.shape:
         raise BadInput(f"{run.name}: got compute {C.shape} and reward {R.shape}, expected lists of one length")
-    wrong = ~(np.isfinite(C + R) & (C >= 0) & (R >= 0) & (R <= 1))
+    slack = 1e-6  # of single precision
+    wrong = ~(np.isfinite(C + R) & (C >= 0) & (R >= -slack) & (R <= 1 + slack))
     if wrong.any():
         got = f"{run.name}: got compute {C[wrong][0]:g} and reward {R[wrong][0]:g} at point {wrong.argmax() + 1}"
         remedy = "other rewards need --scale percent, --scale pm1 (-1 to 1) or --scale LO:HI"
         raise BadInput(f"{got}, expected C >= 0 and a pass rate in [0, 1]; {remedy}")
     order = np.argsort(C, kind="stable")
+    R = np.clip(R, 0, 1)
     return run._replace(compute=C[order], reward=R[order], epoch=np.broadcast_to(epoch, C.shape)[order])
 
 

@@ -130,6 +130,7 @@ def _delimited(table, lines):
     header = [name.strip() for name in next(rows, [])]
     if len(header) < 2:
         raise fit.BadInput(f"the header is {first.strip()[:40]!r}, expected two or more columns")
+    short = 0
     columns = [table.columns.setdefault(name, (array("q"), [])) for name in header]
     for row in rows:
         if len(row) > len(header):
@@ -139,6 +140,8 @@ def _delimited(table, lines):
                 places.append(table.length)
                 values.append(x.replace(",", ".") if mark == ";" else x)
         table.length += 1
+        short += 0 < len(row) < len(header)
+    table.notes += [f"{short} rows have fewer cells than the header"] * bool(short)
     if repeated := {name for name in header if header.count(name) > 1}:
         for name in repeated:
             table.columns.pop(name, None)

@@ -100,8 +100,9 @@ def test_rows_without_numbers_and_half_a_last_line_are_left_out_and_counted(tmp_
     run = logs.read_run(write(tmp_path / "a.jsonl", text), None, "acc")
     assert list(run.compute) == C
     assert run.notes == ("the last line is half written, and left out", "2 rows without a number are left out")
-    # A cell that is empty is no evaluation, and not worth a word.
-    assert logs.read_run(write(tmp_path / "a.csv", delimited(",") + "13,\n14"), None, "acc").notes == ()
+    run = logs.read_run(write(tmp_path / "a.csv", delimited(",") + "13,\n14"), None, "acc")
+    # A cell that is empty is no evaluation, and not worth a word; a row that ends early is.
+    assert list(run.compute) == C and run.notes == ("1 rows have fewer cells than the header",)
 
 
 def test_the_command_shows_what_was_left_out(tmp_path, capsys):

@@ -24,8 +24,8 @@ What was tried on the curves of tests/data/forecasts (benchmarks/forecasts.py): 
 forecasts, nearly all misses too low. Little helped within Eq. 1: other priors, several starts of the fit pooled. The
 line alone holds as many as both together at the same width, with a worse interval score. The slope of Eq. 1 itself
 instead of the points' slope holds fewer of the public curves. Slopes times 0 to 1.5 or 0.5 to 1.5 hold a few forecasts
-less in narrower bands with about the same score, 0 to 3 only widens; so does it matter little whether half of the
-curves leave Eq. 1 or a third.
+less in narrower bands with about the same score, 0 to 3 only widens. It matters little whether half of the curves
+leave Eq. 1 or a third.
 
 Deviation: the default has no grid. B and C_mid are searched, A in (R_0, 1] and R_0 are linear given them and solved
   for, which keeps the joint fit stable. `method="grid"` is A.5.
@@ -416,6 +416,8 @@ def _taken(run, A):
         bounds = f"expected 0 to less than A <= {high:g}"
         raise BadInput(f"{run.name}: got R_0 = {least:g}, {bounds}; else nothing is left to gain")
     at, means, count = averaged(C[keep], R[keep])
+    if len(at) + taken.any() < 5:
+        raise BadInput(f"{run.name}: got {len(at)} different computes, expected 5 or more; run on")
     return _Points(np.log(at), means, count, R_0, weight, A), keep, assumed
 
 

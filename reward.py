@@ -267,7 +267,7 @@ NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, w
     (r"(?<![_^0-9.])([0-9.]+)\s+(?=[0-9])", r"\1\\omega_{0}", "two numbers side by side are none: 2 3 is not 23"),
     (r"(?<=[})])\s*\\?%", r"\\cdot 1\\%", "latex2sympy reads % after a number only"),
     (r"(?<![0-9])([0-9]*)\.([0-9]*)\\(?:overline|bar)\s*\{([0-9]+)\}", repeating, "0.3 with a bar"),
-    (r"(?<![A-Za-z_^0-9.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]+)(?![0-9A-Za-z.])", r"\1\\times10^{\2}", "1e-7"),
+    (r"(?<![A-Za-z_^0-9.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]+)(?![\w.])", r"\1\\times10^{\2}", "1e-7"),
     (r"(^|[=(\[{,]|\\text\{ ?(?:and|or) ?\})\s*\+(?=\s*[0-9.\\A-Za-z(])", r"\1", "+7 is 7"),
     (r"\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{\s*[CF]\s*\}|[CF](?![A-Za-z]))", "", "degrees Celsius"),
     (r"((?<![0-9.])[0-9.]+|[A-Za-z])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])|\s(?:\\text\{)?degrees?\}?)",

@@ -5,11 +5,13 @@ held out at random), Sec. 3.2 (No-Positive-Resampling: a prompt whose historical
 a later epoch).
 
     load(sources, tokenizer, budget=...) -> Data(train, validation, ...), before anything is spawned
-    Curriculum.next(n) -> the next n prompts, of each source its share    Curriculum.came_back(i, pass_rate) -> the history
+    Curriculum.next(n) -> the next n prompts, of each source its share
+    Curriculum.came_back(i, pass_rate) -> the history
 
 A source is NAME[:WEIGHT][:TASK]: its share of the prompts drawn is its weight (default 1) over the sum of all weights;
 TASK, a key of reward.TASKS, is the verifier of all its rows. NAME is one of
-  arithmetic  "7+5-3+9=" -> "18", 3 to 12 one-digit operands. A fixed hash of the text puts one in HELD_OUT of them on
+  arithmetic  "7+5-3+9=" -> "18", 3 to 18 one-digit operands, of which SFT has shown 3 to 12 (sft.py): the shares of
+              LENGTHS put the ceiling of RL below 1. A fixed hash of the text puts one in HELD_OUT of them on
               validation's side, so neither SFT nor RL can meet a validation prompt, whatever their seeds.
   sorting     "=5274=" -> "2457", 3 to 12 digits, under the same rule.
   FILE.jsonl  one {"prompt": text or [{"role": ..., "content": ...}, ...], "answer": text or integer} per line, and
@@ -53,9 +55,12 @@ from typing import Iterable, Iterator, NamedTuple
 
 from reward import TASKS, read_tests
 
-MIN_LENGTH, MAX_LENGTH = 3, 12  # operands or digits: uniform, from easy to hard, so the pass rate is a smooth mixture
+# Operands or digits of an embedded prompt; every entry is as likely. Sums of 3 to 9 are within the base policy's reach,
+# sums of 14 to 18, longer than any that SFT has shown, beyond it: they are the ceiling, which a better recipe may lift.
+# The edge between them, learnt slowly, is thin: were it as wide as the rest, a short run would end far below A.
+LENGTHS = {"arithmetic": [*range(3, 10)] * 9 + [*range(10, 14)] * 2 + [*range(14, 19)] * 6, "sorting": range(3, 13)}
 HELD_OUT = 10  # one embedded text in so many is validation's, and one prompt in so many of a small source
-EMBEDDED_PROMPTS = 8_000  # training prompts of an embedded task
+EMBEDDED_PROMPTS = {"arithmetic": 1_400, "sorting": 8_000}  # for training; few enough for several epochs (Sec. 2)
 VALIDATION_PROMPTS = 1_000  # Sec. 2.1; of every source
 MAX_ANSWER = 4 << 20  # bytes: a ticket carries its prompt's tests, and the mailbox takes 8 MiB
 FORMATS = {f".{kind}": kind for kind in ("parquet", "json", "csv", "arrow")}  # that `datasets` reads by ending
@@ -137,7 +142,7 @@ def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[
     """
     rng, pairs = random.Random(f"{task}/{seed}"), {}
     while len(pairs) < count:
-        length = MIN_LENGTH + int((MAX_LENGTH - MIN_LENGTH + 1) * rng.random())
+        length = LENGTHS[task][int(len(LENGTHS[task]) * rng.random())]
         text, answer = EMBEDDED[task](rng, length)
         while is_held_out(text) != held_out:
             text, answer = EMBEDDED[task](rng, length)
@@ -338,7 +343,8 @@ def usable(found, task: str | None, columns, skipped: list[str] | None) -> Itera
 def load_source(name: str, task: str | None, columns, tokenizer, *, budget: int, validation: int, skip: bool) -> Data:
     """One source's prompts, tokenised and split; `load` numbers them."""
     if name in EMBEDDED:
-        sets = (examples(name, n, seed=0, held_out=held) for n, held in ((EMBEDDED_PROMPTS, False), (validation, True)))
+        counts = ((EMBEDDED_PROMPTS[name], False), (validation, True))
+        sets = (examples(name, count, seed=0, held_out=held) for count, held in counts)
         rows = ([render(Row(name, *pair, name), tokenizer) for pair in pairs] for pairs in sets)
         (train, long), (held, long_held) = (tokenise(part, tokenizer, budget=budget) for part in rows)
         return Data(train, held, long + long_held, 0)
@@ -414,8 +420,9 @@ class Curriculum:
     weights    of the sources: any run of draws holds their shares as exactly as whole prompts can; a source without a
                free prompt leaves its share to the others. Each source has its own epochs
 
-    A prompt that is out (`next`) and not back (`came_back`) is in flight and is not given out a second time: if it comes
-    up in the next epoch before it is back, those behind it go first; if only such prompts remain, the epoch is over.
+    A prompt that is out (`next`) and not back (`came_back`) is in flight and is not given out a second time: if it
+    comes up in the next epoch before it is back, those behind it go first; if only such prompts remain, the epoch is
+    over.
     """
 
     def __init__(self, prompts: list[Prompt], *, seed: int, threshold: float | None, weights: Iterable[float] = (1.0,)):

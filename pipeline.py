@@ -20,7 +20,8 @@ Who tells whom, all through one key-value store that rank 0 hosts (the mailbox):
     rank 0 -> trainers     the headers; each trainer fetches its own completions, which deletes them
 Weights do not go through the mailbox: when all generators have joined a version, `broadcast_weights` (plumbing/fleet.py), or whatever
 is passed in, moves them between two decode steps. Every rank counts its progress; a wait fails when a rank it depends
-on makes none for `timeout` seconds, and says who waits for whom.
+on makes none for `timeout` seconds, and says who waits for whom. It fails at once when a process is lost; one that is
+blocked in the mailbox itself, whose host is frozen, is ended by another thread (plumbing/lifeline.py).
 
 Deviation: the paper hands over the first full batch; here a batch is made of the oldest tickets. Taking what arrives
   first breaks the bound (test_taking_whatever_arrives_first_breaks_the_bound) and favours short answers.
@@ -31,6 +32,7 @@ Open in the paper: in what staleness is counted (ours: optimizer steps, from the
 Run by train.py. Test: pytest tests/test_pipeline.py
 """
 
+import io
 import os
 import pickle
 import time
@@ -121,8 +123,10 @@ class Header:
     prompt_tokens: int
     tokens: int  # of the completion, injected ones included
     versions: dict[int, int]  # {policy version: tokens it sampled}, injected ones excluded
+    logprob: float  # nats, log pi_gen summed over the tokens that the policy sampled
     timed_out: bool  # wrong because verifying it took too long
     error: str  # why the verifier failed
+    marked: bool = True  # the text holds the mark behind which the answer begins, or there is no such mark
 
     @property
     def length(self):
@@ -145,11 +149,11 @@ class News:
 
 
 class Stalled(RuntimeError):
-    """A rank that is waited for makes no progress."""
+    """A rank that is waited for makes no progress, or any rank is lost."""
 
 
 class Interrupted(Exception):
-    """`interrupted()` came true during a wait, or rank 0 has ended the run; the message is the reason."""
+    """The run shall end in order: `interrupted()` said so during a wait, or rank 0 did; the message is the reason."""
 
 
 def connect():
@@ -161,21 +165,40 @@ def connect():
     return hosted or store(port=port[0], is_master=False)
 
 
+class Unpickler(pickle.Unpickler):
+    """Reads plain containers and what is sent here, nothing else: a pickle can name any function, and call it."""
+
+    def find_class(self, module, name):
+        if (module, name) not in SENT:
+            raise pickle.UnpicklingError(f"expected one of {sorted(SENT)} in the mailbox, got {module}.{name}")
+        return super().find_class(module, name)
+
+
+SENT = {*((sent.__module__, sent.__name__) for sent in (Ticket, Header, Completion, News)), ("data", "Prompt")}
+
+
+def read(value):
+    """The object behind a value of the mailbox."""
+    return Unpickler(io.BytesIO(value)).load()
+
+
 class Mailbox:
-    """Python objects under names, in one store for all ranks. Nothing but `wait` and `receive` blocks.
+    """Python objects under names, in one store for all ranks. Only `wait` and `receive` wait for another rank to act.
+
+    Every method asks rank 0's store, whose `add`, `check`, `get`, `multi_get` and `delete_key` have no time limit: they
+    block while rank 0 is frozen or out of reach.
 
     store        a TCPStore, or anything with its methods; one per thread (`store.clone()`)
     rank         of this process: ranks below `trainers` train, the rest up to `world` generate
     timeout      seconds without progress after which a rank counts as stuck
-    interrupted  () -> bool, asked while waiting
-
-    Values are pickles: for the processes of one run, which trust each other.
+    interrupted  () -> why the run shall end in order, or None; asked while waiting
+    lost         () -> why it cannot go on, or None; asked in every wait and turn
     """
 
-    def __init__(self, store, rank, *, trainers, world, timeout, interrupted=lambda: False):
+    def __init__(self, store, rank, *, trainers, world, timeout, interrupted=lambda: None, lost=lambda: None):
         self.store, self.rank, self.trainers, self.generators = store, rank, trainers, range(trainers, world)
         self.clock, self.pause = time.monotonic, time.sleep  # a simulation puts its own here
-        self.timeout, self.beat_every, self.interrupted = timeout, min(BEAT, timeout / 8), interrupted
+        self.timeout, self.beat_every, self.interrupted, self.lost = timeout, min(BEAT, timeout / 8), interrupted, lost
         self._beaten = self._looked = float("-inf")  # when, by the clock
         self._progress = {}  # rank -> (its beats, since when there are so many: by our clock, for clocks differ)
         self._news, self._news_count, self._asked = News(), 0, float("-inf")
@@ -195,7 +218,7 @@ class Mailbox:
 
     def take(self, keys):
         """The values, which must be there, in order; they are deleted."""
-        values = [pickle.loads(data) for data in self.store.multi_get(keys)] if keys else []
+        values = [read(data) for data in self.store.multi_get(keys)] if keys else []
         self.discard(keys)
         return values
 
@@ -208,7 +231,7 @@ class Mailbox:
         if self.clock() - self._asked >= every:
             self._asked, count = self.clock(), self.store.add("news/count", 0)
             if count > self._news_count:
-                self._news, self._news_count = pickle.loads(self.store.get("news")), count
+                self._news, self._news_count = read(self.store.get("news")), count
         return self._news
 
     def beat(self):
@@ -225,7 +248,9 @@ class Mailbox:
         return f"{self.role(rank)} rank {rank}"
 
     def watch(self, ranks, what):
-        """Raises Stalled, naming those of `ranks` that have made no progress for `timeout` seconds."""
+        """Raises Stalled if a rank is lost, or one of `ranks` has made no progress for `timeout` seconds; names it."""
+        if reason := self.lost():
+            raise Stalled(reason)
         now = self.clock()
         if now - self._looked < self.beat_every:
             return
@@ -243,10 +268,11 @@ class Mailbox:
 
         what     for the message
         missing  () -> the ranks that `what` still depends on
-        Raises Stalled if one of these makes no progress for `timeout` seconds, and Interrupted.
+        Raises Stalled if one of these makes no progress for `timeout` seconds or any rank is lost; and Interrupted.
         """
-        while not (interruptible and self.interrupted()):
-            stop = self.news().stop if self.rank else None  # first: what rank 0 put before its end is seen below
+        while not (reason := self.interrupted() if interruptible else None):
+            # First: what rank 0 put before its end is seen below.
+            stop = self.news().stop if self.rank and interruptible else None
             if not (ranks := missing()):
                 return
             if stop is not None:
@@ -254,11 +280,11 @@ class Mailbox:
             self.beat()
             self.watch(ranks, what)
             self.pause(POLL)
-        raise Interrupted(f"interrupted while {self.name(self.rank)} waited for {what}")
+        raise Interrupted(f"{reason} while {self.name(self.rank)} waited for {what}")
 
-    def receive(self, key, what, ranks):
+    def receive(self, key, what, ranks, *, interruptible=True):
         """Wait for a value that these ranks may bring, and take it."""
-        self.wait(what, lambda: [] if self.has(key) else ranks)
+        self.wait(what, lambda: [] if self.has(key) else ranks, interruptible=interruptible)
         return self.take([key])[0]
 
 
@@ -407,15 +433,12 @@ def serve(generator, mailbox, receive, scorer):
     receive    called with generator.named_weights(), fills these tensors: the other end of Pipeline.publish's `send`
     scorer     workers.Scorer or its like: submit(completion, prompt), finished() -> verdicts
 
-    Raises Stalled if rank 0 makes no progress, ConnectionError if it is gone.
+    Raises Stalled if rank 0 makes no progress or a rank is lost, dist.DistError if the mailbox is gone.
     """
     desk = Desk(generator, mailbox, receive, scorer)
-    try:
-        while (news := mailbox.news(every=LOOK if generator.busy else 0.0)).stop is None:
-            desk.turn(news)
-        mailbox.put({f"left/{mailbox.rank}": True})
-    except dist.DistError as error:
-        raise ConnectionError(f"{mailbox.name(mailbox.rank)} lost its mailbox: rank 0, its host, has ended") from error
+    while (news := mailbox.news(every=LOOK if generator.busy else 0.0)).stop is None:
+        desk.turn(news)
+    mailbox.put({f"left/{mailbox.rank}": True})
     return news.stop
 
 
@@ -506,6 +529,8 @@ def header(score, ticket):
     """Header of a scored completion."""
     c = score.completion
     versions = Counter(version for version, sampled in zip(c.versions, c.mask) if sampled)
+    logprob = sum(logprob for logprob, sampled in zip(c.logprobs, c.mask) if sampled)
     return Header(
         f"completion/{ticket.queue}/{ticket.number}/{c.index}", ticket.prompt.index, score.reward, score.correct,
-        c.truncated, c.interrupted, len(c.prompt_ids), len(c.ids), dict(versions), score.timed_out, score.error)
+        c.truncated, c.interrupted, len(c.prompt_ids), len(c.ids), dict(versions), logprob, score.timed_out,
+        score.error, score.marked)

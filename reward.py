@@ -1,6 +1,7 @@
 """Rewards: +1 for a correct final answer, -1 for any other (Sec. 2); how answers are read and compared.
 
     answer = what follows the last </think>; no </think>, or a truncated completion: no answer, which is wrong
+             (another mark, or none and the whole text is the answer: --think-end)
     r = +1 if correct else -1                                       r -> reward(), correct -> a verifier
     r = +1 + clip((L_max - |y|)/L_cache - 1, -1, 0) if correct      Eq. 9, A.10, A.15: instead of interruptions
     |y| -> tokens, L_max -> length_max, L_cache -> length_cache, the clip -> length_penalty()
@@ -55,7 +56,7 @@ from statistics import mean, stdev
 from textwrap import dedent
 from unicodedata import normalize
 
-THINK_END = "</think>"
+THINK_END = "</think>"  # Sec. 2
 BOX = "\\boxed{"
 BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # its other spellings
 FORMULA = re.compile(r"\s*(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\[()]).)+\\\)|\\\[(?:(?!\\[\[\]]).)+\\\])[\s.]*", re.S)
@@ -93,6 +94,7 @@ def pass_rates(groups, prompts) -> dict:
 
     stderr is the sampling error on these prompts; which prompts were drawn is not in it. A prompt whose verifier failed
     is left out and its completions are counted as unverified: they are not wrong. Raises ValueError if none is left.
+    entropy_sampled is -mean log pi_gen of the sampled tokens, nats: an estimate of the entropy on validation (A.12).
     """
     known = [group for group in groups if all(header.correct is not None for header in group)]
     if not known:
@@ -102,8 +104,10 @@ def pass_rates(groups, prompts) -> dict:
     tasks = {curve: mean(rate for rate, of in zip(means, curves) if of == curve) for curve in dict.fromkeys(curves)}
     k = len(groups[0])  # the mean of k answers varies by p (1 - p) / k; k - 1 makes the estimate from these k unbiased
     stderr = (sum(p * (1 - p) for p in means) / (k - 1)) ** 0.5 / len(means) if k > 1 else nan
-    return {"pass_rate": mean(means), "stderr": stderr, "completions": k * len(known),
-            "unverified": k * (len(groups) - len(known)), "tasks": tasks}
+    tokens = sum(sum(header.versions.values()) for group in groups for header in group)
+    surprise = -sum(header.logprob for group in groups for header in group)
+    return {"pass_rate": mean(means), "stderr": stderr, "entropy_sampled": surprise / tokens,
+            "completions": k * len(known), "unverified": k * (len(groups) - len(known)), "tasks": tasks}
 
 
 def pass_at_k(groups, k: int) -> tuple[float, float]:
@@ -118,13 +122,15 @@ def pass_at_k(groups, k: int) -> tuple[float, float]:
     return mean(chances), stdev(chances) / len(chances) ** 0.5 if len(chances) > 1 else nan
 
 
-def final_answer(text: str) -> str | None:
-    """What follows the last </think> of a completion's text, or None without one.
+def final_answer(text: str, think_end: str | None = THINK_END) -> str | None:
+    """What follows the last `think_end` of a completion's text, or None without one; with think_end None the whole text.
 
-    >>> final_answer("<think>7+5=12 12-3=9</think>9")
-    '9'
+    >>> final_answer("<think>7+5=12 12-3=9</think>9"), final_answer("9"), final_answer("9", None)
+    ('9', None, '9')
     """
-    _, mark, answer = text.rpartition(THINK_END)
+    if think_end is None:
+        return text
+    _, mark, answer = text.rpartition(think_end)
     return answer if mark else None
 
 

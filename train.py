@@ -7,7 +7,8 @@
 
 Ranks 0 … T-1 are trainers (FSDP2 among themselves), the rest generators. Started as one process, it starts itself
 again with one process per GPU, at least two. Rank 0 hosts the mailbox (pipeline.py), keeps the curriculum, the clock
-and the log. Ctrl-C ends a run in order: checkpoint, log, fit so far; `--resume --out FOLDER` goes on.
+and the log. Ctrl-C ends a run in order: checkpoint, log, fit so far; `--resume --out FOLDER` goes on. When a process
+dies, all others hear of it and end, and the last periodic checkpoint stands.
 
 Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line, told apart by `kind`; null is not a number)
   all    step (optimizer steps done), gpu_hours (devices x seconds on the clock / 3600), tokens (generated),
@@ -15,11 +16,12 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line, told apart by 
   step   prompts (their indices), reward (mean, +-1, shaped by a length penalty if there is one), pass_rate (of
          correctness), kept (prompts with gradient), retired (prompts at >= 0.9), epoch, entropy (nats), rho_mean,
          rho_max, clipped (share of trained tokens), log_rho (mean |log rho|, nats), gradient_norm, lr, staleness ({age
-         in optimizer steps: tokens}), truncated, interrupted (shares of completions), timed_out (answers wrong because
-         checking took too long), unverified (completions whose verifier failed), idle_generators, idle_trainers (shares
-         of wall time since the last step, outside evaluation), seconds and of these _generate, _train, _publish (of the
-         version before)
-  eval   pass_rate (mean@k on the validation set), stderr (sampling error), completions, unverified, timed_out, tasks
+         in optimizer steps: tokens}), skipped (the gradient was not finite, so the weights stand still), truncated,
+         interrupted (shares of completions), timed_out (answers wrong because checking took too long), unverified
+         (completions whose verifier failed), idle_generators, idle_trainers (shares of wall time since the last step,
+         outside evaluation), seconds and of these _generate, _train, _publish (of the version before)
+  eval   pass_rate (mean@k on the validation set), stderr (sampling error), entropy_sampled (nats, -mean log pi_gen of
+         the sampled tokens: an estimate of the entropy, A.12), completions, unverified, timed_out, tasks
   unverified  a prompt whose answers got no verdict, once: prompt, where (file and line), error. A reference that cannot
          be read is no failure of the verifier, which ends the run when it is frequent
   fit    A, B, C_mid, R_0, bands, forecasts (fit.py)
@@ -32,20 +34,19 @@ Open in the paper: whether validation counts in C. Ours does not, though complet
   go on during it.
 """
 
+import math
 import os
-import shutil
 import statistics
 import sys
 import time
 from collections import Counter, deque
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import state_dict as sharded
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 import data
@@ -53,28 +54,25 @@ import loss
 import pipeline
 import precision
 import reward
-from plumbing import batches, fit_cli
+from plumbing import batches, checkpoints, fit_cli
 from plumbing.evaluation import answered, append, evaluate_policy
-from plumbing.fleet import Abandoned, Clock, Fleet, launch
-from plumbing.flags import checkpoints, make_generator, make_scorer, provenance, questions, start, weights_folder
+from plumbing.fleet import Clock, Fleet, launch
+from plumbing.flags import make_generator, make_scorer, provenance, questions, start, weights_folder
+from plumbing.screen import LINES, WARNINGS
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 TRUNCATION = 0.1  # A.15: above 10 to 15 % of truncated completions runs destabilise
+STANDING = 10  # batches without gradient before a warning
 UNVERIFIED = 0.01  # share of groups whose verifier failed, of at least 100, above which a run stops
-WHOLE = sharded.StateDictOptions(full_state_dict=True, cpu_offload=True, broadcast_from_rank0=False)
-LINES = {  # what of a log row the screen shows
-    "config": "{prompts[train]} training prompts, {prompts[validation]} held out; left out: "
-              "{prompts[too_long]} too long, {prompts[repeated]} repeated, {prompts[unusable]} unusable",
-    "step": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}  entropy {entropy:.3f}  rho {rho_mean:.3f} "
-            "(max {rho_max:.2f})  idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  "
-            "{gpu_hours:.4f} gpu_hours",
-    "unverified": "NO VERDICT {where}: {error}",
-    "eval": "step {step:4d}  VALIDATION pass rate {pass_rate:.3f} +- {stderr:.3f}  ({completions} completions)  "
-            "{gpu_hours:.4f} gpu_hours"}
+SKIPPED = 5  # steps in a row without a finite gradient, after which a run stops
 
 
 class Unverifiable(pipeline.Interrupted):
     """Too many verifiers fail for the rewards to mean anything."""
+
+
+class Diverged(pipeline.Interrupted):
+    """No finite gradient any more, or weights that are not finite."""
 
 
 class Trainer:
@@ -86,25 +84,23 @@ class Trainer:
 
     def __init__(self, args, fleet, prompts):
         self.args, self.fleet, self.validation, self.out = args, fleet, prompts.validation, Path(args.out)
+        self.lock = checkpoints.own(self.out) if fleet.rank == 0 else None
         folder = weights_folder(args)
-        state = torch.load(Path(folder) / "trainer.pt", weights_only=True, mmap=True) if args.resume else {}
+        state = checkpoints.counters(folder) if args.resume else {}
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        if args.activation_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-            model.train()  # it is skipped otherwise; dropout, the other thing this switches on, is refused
-        self.parameters = sum(p.numel() for p in model.parameters())
-        self.policy = precision.shard(precision.PolicyModel(
-            model, dtype=fleet.dtype, temperature=args.temperature, fp32_head=args.fp32_head), fleet.mesh)
+        self.policy = checkpoints.load_policy(
+            folder, fleet, resume=args.resume, prepare=self.prepare, dtype=fleet.dtype, temperature=args.temperature,
+            fp32_head=args.fp32_head)
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), eps=1e-15)  # the rest is set before each step
         self.curriculum = data.Curriculum(
             prompts.train, seed=args.seed, threshold=args.no_positive_resampling, weights=prompts.weights)
         if state:
-            if state["optimizer"]:
-                sharded.set_optimizer_state_dict(self.policy, self.optimizer, state["optimizer"], options=WHOLE)
+            checkpoints.load_state(folder, self.policy, self.optimizer, fleet.writers, stepped=state["stepped"])
             self.curriculum.load_state_dict(state["curriculum"])
         self.version, self.evaluated, self.checked = state.get("version", 0), state.get("evaluated"), False
+        self.saved, self.skipped = state.get("version"), 0  # version of the last checkpoint; steps in a row
         self.truncated = deque(maxlen=10)  # shares of the last steps
+        self.standing = 0  # batches without gradient, in a row
         self.unverified, self.named = state.get("unverified", 0), set()  # groups; prompts that are in the log
         self.totals = state.get("totals", {"tokens": 0, "tokens_trained": 0, "flops": 0.0})
         self.clock = Clock(dist.get_world_size(), state.get("gpu_hours", 0.0))
@@ -113,8 +109,14 @@ class Trainer:
             steps=args.steps, start=self.version)
         self.bar = tqdm(total=args.steps, initial=self.version, unit="step", disable=fleet.rank > 0)
         self.idle, self.logged, self.publishing = 0.0, self.clock.gpu_hours, 0.0  # as of the last line
-        self.out.mkdir(parents=True, exist_ok=True)
         self.log("config", flags=vars(args), world=dist.get_world_size(), **provenance(prompts))
+
+    def prepare(self, model):
+        """What the run needs of the Hugging Face model, before it is wrapped."""
+        if self.args.activation_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.train()  # it is skipped otherwise; dropout, the other thing this switches on, is refused
+        self.parameters = sum(p.numel() for p in model.parameters())
 
     def issue(self, waiting=()):
         """Tickets for the next prompts of the curriculum, after those that a resumed run had `waiting`."""
@@ -124,7 +126,8 @@ class Trainer:
     def gradient_step(self, plan):
         """One optimizer step on this rank's share; denominators are global: micro-batches and ranks only change speed.
 
-        Returns metrics over all ranks. Without any gradient (all groups of zero variance) the weights stand still.
+        Returns metrics over all ranks. Without any gradient (all groups of zero variance), or with one that is not
+        finite, the weights stand still.
         """
         args, sums, rho_max, began = self.args, torch.zeros(len(batches.STATISTICS)).double(), 0.0, time.perf_counter()
         objective = loss.LOSSES[args.loss][0]
@@ -143,13 +146,14 @@ class Trainer:
             more, largest = batches.statistics(logprobs, gen_logprobs, entropy, clipped, mask)
             sums, rho_max = sums + more, max(rho_max, largest)
         metrics = self.fleet.total(sums, rho_max) | {"gradient_norm": self.gradient_norm(), "lr": self.warm_up()}
-        self.fleet.stepping = True
-        if plan.denominators.tokens:
+        skipped = not math.isfinite(metrics["gradient_norm"])  # the same on all ranks, as the norm is
+        self.skipped = self.skipped + 1 if skipped else 0
+        if plan.denominators.tokens and not skipped:
             self.optimizer.step()
             self.checked = True  # on all ranks: from here on the trainers are ahead of the tokens
         self.version += 1
         self.optimizer.zero_grad()
-        return metrics | {"seconds_train": time.perf_counter() - began}
+        return metrics | {"skipped": skipped, "seconds_train": time.perf_counter() - began}
 
     def warm_up(self):
         """Learning rate of the coming step: linear over --warmup steps, then constant (A.3)."""
@@ -163,15 +167,15 @@ class Trainer:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.policy.parameters() if p.grad is not None])
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
-    def weights(self, dtype=None, device=None):
-        """{name: full tensor} on rank 0; the others take part. By default in the generators' dtype, where it is."""
-        named = precision.full_tensors(self.policy, dtype)
+    def weights(self, device=None):
+        """{name: full tensor} on rank 0, in the generators' dtype; the others take part. By default where it is."""
+        named = precision.full_tensors(self.policy)
         return {name: tensor.to(device or tensor.device) for name, tensor in named if self.fleet.rank == 0}
 
     def publish(self, final=False):
         """Weights to the generators, if k and the off-policy setup say so, or for the last evaluation."""
         began = time.perf_counter()
-        self.pipeline.publish(self.version, self.weights, self.fleet.send, final=final)
+        self.pipeline.publish(self.version, self.weights, self.fleet.broadcast, final=final)
         self.publishing = time.perf_counter() - began
 
     def learned(self, groups):
@@ -190,14 +194,24 @@ class Trainer:
             self.named.add((prompt.text, error))
             self.log("unverified", prompt=prompt.text, where=prompt.where, error=error)
 
-    def watch(self, headers):
-        """What ruins a run slowly. Warns of many truncated completions; raises Unverifiable if verifiers fail often."""
+    def watch(self, headers, gradient_norm):
+        """What ruins a run. Warns of skipped steps, of batches without any gradient, of many truncated completions.
+
+        Raises Unverifiable if verifiers fail often, Diverged after SKIPPED skipped steps in a row.
+        """
+        self.standing = 0 if gradient_norm else self.standing + 1
+        if self.standing == STANDING:
+            self.warn("no gradient", batches=STANDING, pass_rate=mean(bool(header.correct) for header in headers))
+            self.standing = 0
         self.truncated.append(sum(header.truncated for header in headers) / len(headers))
-        if self.fleet.rank == 0 and sum(self.truncated) > TRUNCATION * self.truncated.maxlen:
-            self.bar.write(f"WARNING: {sum(self.truncated) / len(self.truncated):.0%} of the completions of the last "
-                           f"{len(self.truncated)} steps were truncated and carry no loss. Runs destabilise above "
-                           f"{TRUNCATION:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)")
+        if sum(self.truncated) > TRUNCATION * self.truncated.maxlen:
+            self.warn("truncated", share=mean(self.truncated), steps=len(self.truncated), limit=TRUNCATION)
             self.truncated.clear()
+        if self.skipped:
+            self.warn("skipped", step=self.version)
+        if self.skipped >= SKIPPED:
+            raise Diverged(f"no gradient of the last {SKIPPED} steps was finite; likely cause: an importance ratio "
+                           "without upper bound (dapo and grpo have none where the advantage is negative), or --lr")
         errors = [header.error for header in headers if header.correct is None]
         check_verifier(errors, self.unverified, self.version * self.args.prompts)
 
@@ -213,32 +227,26 @@ class Trainer:
             for index, error in failed.items():
                 self.name_unverified(self.validation[index], error)
             headers = sum(groups, [])
+            if self.version == 0 and not any(header.marked for header in headers):
+                self.warn("no mark", completions=len(headers), mark=self.args.think_end)
             self.log("eval", **reward.pass_rates(groups, self.validation), timed_out=sum(h.timed_out for h in headers))
             for header, completion in zip(headers, samples):
                 append(self.out / "completions.jsonl", {
                     "step": self.version, **answered(self.validation[header.prompt], completion, header.correct)})
 
     def checkpoint(self):
-        """A Hugging Face folder with trainer.pt beside the weights; the two latest are kept. Renamed when complete.
-
-        While `fleet.stepping`, so that no signal's patience ends in the middle of it.
-        """
-        weights = self.weights(torch.float32, "cpu")
-        # Before the first optimizer step there is no state, and asking for it would count one.
-        optimizer = self.optimizer.state and sharded.get_optimizer_state_dict(
-            self.policy, self.optimizer, options=WHOLE)
-        final, folder = self.out / f"checkpoint-{self.version}", self.out / "checkpoint.tmp"
-        if self.fleet.rank or final.exists():
+        """A checkpoint of this version, if there is none yet; raises Diverged, on all ranks, rather than spoil it."""
+        if self.saved == self.version:
             return
-        shutil.rmtree(folder, ignore_errors=True)
-        self.policy.model.save_pretrained(folder, state_dict=weights)
-        self.tokenizer.save_pretrained(folder)
-        torch.save({"version": self.version, "evaluated": self.evaluated, "optimizer": dict(optimizer),
-                    "curriculum": self.curriculum.state_dict(), "totals": self.totals,
-                    "unverified": self.unverified, "gpu_hours": self.clock.gpu_hours}, folder / "trainer.pt")
-        folder.rename(final)
-        for old in checkpoints(self.out)[:-2]:
-            shutil.rmtree(old, ignore_errors=True)  # over NFS, what a resumed run has mapped cannot go yet
+        if self.fleet.any(not checkpoints.finite(self.policy)):
+            raise Diverged(f"the weights of step {self.version} are not finite")
+        counters = {"version": self.version, "evaluated": self.evaluated, "stepped": bool(self.optimizer.state),
+                    "curriculum": self.curriculum.state_dict(), "totals": self.totals, "unverified": self.unverified,
+                    "gpu_hours": self.clock.gpu_hours}
+        with self.fleet.beating():
+            checkpoints.save(self.out, self.policy, self.optimizer, self.tokenizer, self.weights("cpu"), counters,
+                             self.fleet)
+        self.saved = self.version
 
     def record(self, groups, headers, plan, metrics):
         """The `step` line."""
@@ -261,7 +269,6 @@ class Trainer:
             timed_out=sum(h.timed_out for h in headers), unverified=len(headers) - len(known),
             idle_generators=min(1.0, idle / wall), idle_trainers=1 - metrics["seconds_train"] / wall,
             seconds=wall, seconds_generate=wall - idle, seconds_publish=self.publishing)
-        self.fleet.stepping = False
 
     def log(self, kind, **values):
         """One line of log.jsonl, on rank 0, and in short on the screen."""
@@ -272,6 +279,11 @@ class Trainer:
         self.bar.update(self.version - self.bar.n)
         if kind in LINES:
             self.bar.write(LINES[kind].format(**row), file=sys.stdout)
+
+    def warn(self, name, **values):
+        """One of WARNINGS on the screen of rank 0."""
+        if self.fleet.rank == 0:
+            self.bar.write(f"WARNING: {WARNINGS[name].format(**values)}")
 
 
 def mean(values):
@@ -313,67 +325,71 @@ def train(run):
         run.learned(groups)
         headers = sum(groups, [])
         run.record(groups, headers, plan, metrics)  # before the waiting that may end the run: it counts in checkpoints
-        run.watch(headers)
+        run.watch(headers, metrics["gradient_norm"])
         run.publish()
         run.issue()
         # 5. Validate (Sec. 2.1).
         if run.version % args.eval_every == 0:
             run.validate()
-            run.fleet.stepping = True
+        if run.version % args.checkpoint_every == 0:
             run.checkpoint()
-            run.fleet.stepping = False
     run.publish(final=True)
     if run.evaluated != run.version:
         run.validate()
     return "finished" if run.version >= args.steps else "curriculum exhausted"
 
 
-def finish(run, reason, seconds, whole_state=True):
-    """The run's last words: generators leave, the state is kept, the fit is drawn and printed."""
-    run.fleet.stepping = True  # from here on a signal abandons nothing: what it asks for is under way
-    run.pipeline.stop(reason, patience=2.0)
-    if whole_state:
-        run.checkpoint()
-    if run.fleet.rank == 0:
+def finish(run, reason, seconds):
+    """Rank 0's last words: the fit so far, drawn and printed, and why the run ended."""
+    with suppress(OSError):  # a full disk: what still fits
         values, lines = fit_cli.report(run.out / "log.jsonl", run.out / "scaling.png")
         if values:  # None with too few evaluations
             run.log("fit", **values)
-        run.log("end", reason=reason, seconds=seconds)
-        run.bar.close()
         print(*lines, sep="\n")
+    with suppress(OSError):
+        run.log("end", reason=reason, seconds=seconds)
+    run.bar.close()
 
 
 # --- Processes -------------------------------------------------------------------------------------------------------
 
 
 def generate(args, fleet):
-    """A generator rank: serves tickets until rank 0 ends the run (pipeline.serve)."""
-    with closing(make_generator(args, fleet.device, fleet.dtype)) as generator, closing(make_scorer(args)) as scorer:
-        pipeline.serve(generator, fleet.mailbox, fleet.receive, scorer)
+    """A generator rank: serves tickets until rank 0 ends the run. Returns the reason, and whether it is a failure."""
+    try:
+        with fleet.beating():
+            generator = make_generator(args, fleet.device, fleet.dtype)
+        with closing(generator), closing(make_scorer(args)) as scorer:
+            return pipeline.serve(generator, fleet.mailbox, fleet.broadcast, scorer), False
+    except RuntimeError as error:
+        return fleet.lifeline.blame(error), True
 
 
 def lead(args, fleet, prompts, began):
-    """A trainer rank. Whatever ends the run, it leaves a checkpoint, a readable log and the fit so far.
+    """A trainer rank. Returns the reason of its end, and whether it is a failure.
 
-    Except where a peer dies in a collective of NCCL, or on another node: then the last periodic checkpoint stands.
-    Returns the reason if that is a failure.
+    An ordered end (finished, Ctrl-C, a stop for a reason) writes a checkpoint; after a death, or with a full disk, the
+    last one stands. Either way the log is readable and the fit so far is drawn.
     """
-    run, failure, whole_state = Trainer(args, fleet, prompts), None, True
+    run, failed = None, False
     try:
-        reason = train(run)
-    except (pipeline.Interrupted, RuntimeError) as end:  # Stalled, or a collective without its peer
-        asked = not isinstance(end, RuntimeError)
-        gone = fleet.missing(patience=0.0 if asked else 1.0)
-        if not gone and not asked and not isinstance(end, pipeline.Stalled):
-            raise
-        reason = f"{', '.join(map(fleet.mailbox.name, gone))} ended" if gone else str(end)  # the launcher stops everybody when one process dies
-        failure = reason if gone or not asked or isinstance(end, Unverifiable) else None
-        # Several trainers gather a checkpoint only if all are where they can agree to: waiting, or asked to stop.
-        together = (asked or fleet.rank == 0) and not any(rank < args.trainers for rank in gone)
-        together = together and not isinstance(end, Abandoned)
-        whole_state = args.trainers == 1 or together
-    finish(run, reason, time.perf_counter() - began, whole_state)
-    return failure and f"{failure}; {args.out} holds the log and a checkpoint: go on with --resume"
+        with fleet.beating():
+            run = Trainer(args, fleet, prompts)
+        try:
+            reason = train(run)
+        except pipeline.Interrupted as end:
+            reason, failed = str(end), isinstance(end, (Unverifiable, Diverged))
+            fleet.mailbox.watch([], reason)  # a launcher interrupts the others when a process dies: that is no Ctrl-C
+        fleet.lifeline.needed = set(range(args.trainers))  # generators may go
+        run.pipeline.stop(reason, patience=2.0)
+        run.checkpoint()
+    except Diverged as end:
+        reason, failed = str(end), True
+    except (OSError, RuntimeError) as error:
+        reason, failed = fleet.lifeline.blame(error), True
+    if run and fleet.rank == 0:
+        finish(run, reason, time.perf_counter() - began)
+    return reason, failed
 
 
 def main(argv):
@@ -386,12 +402,12 @@ def main(argv):
         launch(__file__, argv)
     args.trainers = args.trainers or max(1, world // 5)
     fleet = Fleet(args)
-    try:
-        failure = lead(args, fleet, prompts, began) if rank < args.trainers else generate(args, fleet)
-    except (ConnectionError, pipeline.Stalled, Abandoned) as end:  # a generator's; a trainer's are handled in `lead`
-        failure = end
-    if failure:
-        sys.exit(f"train.py: error: {failure}")
+    reason, failed = lead(args, fleet, prompts, began) if rank < args.trainers else generate(args, fleet)
+    fleet.lifeline.leave()
+    if failed:
+        sys.exit(fleet.farewell(reason))
+    if reason != "finished":
+        print(f"train.py: {reason} ({fleet.mailbox.name(rank)})")
     if dist.is_initialized():  # vLLM's end takes it along
         dist.destroy_process_group()
 

@@ -162,6 +162,6 @@ def published(folder):
     panels = []
     for start, stop, A in ((1500, 50000, "A = 1.0"), (5000, 50000, "A = 0.74"), (30000, 60000, "right")):
         law = fit.fit_run(samples(0.0005)._replace(start=start, stop=stop))
-        title = f"fitted on {start:,} to {stop:,} (paper's power law: {A})"
+        title = f"fitted on {start:,} to {stop:,} (paper's power law: {A})\n{BAND}"
         panels.append((title, HOURS, RATE, [scaling(law, 1e5), power_law(law, 1e5)]))
     write("a4", "A.4 (samples of the bs2048 fit of Table 1; R_0 = 0.39 and noise 0.0005 are ours)", *panels)

@@ -4,17 +4,19 @@ Paper: Sec. 2 and A.3, generators and trainers on separate devices, 64 + 16 of 8
 
 Ranks 0 ... T-1 are trainers (FSDP2 among themselves), the rest generators. Only weights, gradients and a step's few
 sums use collectives; everything else goes through the mailbox of pipeline.py, which rank 0 hosts. Two processes on one
-GPU, or without one, use gloo; one process per GPU uses NCCL, on nodes with equally many GPUs.
+GPU, or without one, use gloo; one process per GPU uses NCCL, on nodes with equally many GPUs. Who dies or freezes is
+told to all by lifeline.py.
 
 Deviation: none known.
 
-Run by train.py. Test: pytest tests/test_train.py tests/test_pipeline.py
+Run by train.py. Test: pytest tests/test_train.py tests/test_pipeline.py tests/test_faults.py
 """
 
 import hashlib
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import contextmanager
 from datetime import timedelta
@@ -24,10 +26,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 import pipeline
+from plumbing import checkpoints
 from plumbing.batches import STATISTICS
-
-# Seconds from a signal to giving up on those that hang: a trainer's micro-batch is over by then; generators follow.
-PATIENCE = {("trainer", "cpu"): 5, ("generator", "cpu"): 10, ("trainer", "cuda"): 60, ("generator", "cuda"): 90}
+from plumbing.lifeline import Lifeline, connect
 
 
 def cores():
@@ -76,12 +77,8 @@ class Clock:
         return self.devices * self.now() / 3600
 
 
-class Abandoned(pipeline.Interrupted):
-    """Something hung after a signal; with several trainers there is no agreement any more to gather a checkpoint."""
-
-
 class Fleet:
-    """This process among the others: its rank, device and groups, the mailbox, and the signal to stop."""
+    """This process among the others: its rank, device and groups, the mailbox, and the lifeline to the others."""
 
     def __init__(self, args):
         local, self.rank, world = int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -93,49 +90,63 @@ class Fleet:
             torch.cuda.set_device(self.device)
         wait = timedelta(seconds=args.timeout)
         dist.init_process_group("cpu:gloo,cuda:nccl" if own_gpu and gpus else "gloo", timeout=wait)
-        self.dtype, self.stopped, self.stepping = getattr(torch, args.dtype), False, False
+        self.dtype, self.out = getattr(torch, args.dtype), args.out
+        self.mailbox = pipeline.Mailbox(
+            pipeline.connect(), self.rank, trainers=args.trainers, world=world, timeout=args.timeout,
+            interrupted=lambda: self.lifeline.stopped if self.rank == 0 else None, lost=lambda: self.lifeline.lost)
+        self.lifeline = Lifeline(connect(self.rank, world, args.timeout), self.rank, name=self.mailbox.name,
+                                 timeout=args.timeout, farewell=self.farewell)
         self.trainers = dist.new_group(range(args.trainers), timeout=wait)
+        # A disk may take long; who dies meanwhile is heard of by the lifeline.
+        self.writers = dist.new_group(range(args.trainers), backend="gloo", timeout=timedelta(days=1))
         self.publishers = dist.new_group([0, *range(args.trainers, world)], timeout=wait)
         self.mesh = DeviceMesh.from_group(self.trainers, self.device.type) if self.rank < args.trainers else None
-        self.mailbox = pipeline.Mailbox(pipeline.connect(), self.rank, trainers=args.trainers, world=world,
-                                        timeout=args.timeout, interrupted=lambda: self.stopped and self.rank == 0)
-        # Until here a signal ends the process at once; from here on the other ranks follow rank 0.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        # Until here a signal ends the process at once; from here on all ranks end in order, led by rank 0.
+        for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.on_signal)
-        self.peers = [None] * world
-        dist.all_gather_object(self.peers, (os.environ.get("GROUP_RANK", "0"), os.getpid()))  # node, process
 
     def on_signal(self, number, _):
-        """Ctrl-C or the launcher's wish to end. Trainers end at the next micro-batch or wait, and tell the generators.
+        """Ctrl-C or the launcher's wish to end, on any rank: trainers end at the next micro-batch or wait."""
+        name = self.mailbox.name(self.rank)
+        self.lifeline.stopped = self.lifeline.stopped or f"interrupted: {name} got {signal.Signals(number).name}"
 
-        What still hangs after PATIENCE (a dead process never joins) is abandoned, but never half an optimizer step or
-        checkpoint; a generator that nobody has told by then leaves by itself.
-        """
-        if number == signal.SIGALRM and not self.stepping:
-            raise Abandoned("interrupted")
-        if number == signal.SIGALRM or not self.stopped:
-            signal.alarm(1 if self.stopped else PATIENCE[self.mailbox.role(self.rank), self.device.type])
-        self.stopped = True
+    @contextmanager
+    def beating(self):
+        """A thread makes this rank's progress meanwhile: for loading and writing, which take long and have no steps."""
+        done, store = threading.Event(), self.mailbox.store.clone()
 
-    def send(self, named):
-        """Rank 0's weights to the generators."""
+        def beat():
+            while not done.wait(pipeline.BEAT):
+                store.add(f"beat/{self.rank}", 1)
+
+        threading.Thread(target=beat, daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
+
+    def farewell(self, reason):
+        """The last words of this rank when the run has failed."""
+        last = [folder.name.partition("-")[2] for folder in checkpoints.finished(self.out)[-1:]]
+        left = f"holds a checkpoint of step {last[0]}: go on with --resume" if last else "holds no checkpoint yet"
+        return f"train.py: error: {reason}; {self.out} {left} ({self.mailbox.name(self.rank)})"
+
+    def broadcast(self, named):
+        """Rank 0's weights into the generators' tensors."""
         broadcast_weights(named, self.publishers)
 
-    def receive(self, named):
-        """The other end of `send`, into the generator's tensors."""
-        try:
-            self.send(named)
-        except RuntimeError:
-            self.mailbox.news()  # raises if rank 0 is gone, which then is the reason
-            raise
+    def any(self, flag):
+        """Whether a flag is set on any trainer."""
+        flag = torch.tensor(float(bool(flag)), device=self.device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.trainers)
+        return bool(flag)
 
     def stop_together(self):
         """Before each micro-batch: trainers leave a step only if all of them do, or the others would hang in FSDP."""
         self.mailbox.beat()
-        stop = torch.tensor(float(self.stopped), device=self.device)
-        dist.all_reduce(stop, dist.ReduceOp.MAX, group=self.trainers)
-        if stop:
-            raise pipeline.Interrupted("interrupted")
+        self.mailbox.watch([], "the trainers")
+        if self.any(self.lifeline.stopped):
+            raise pipeline.Interrupted(self.lifeline.stopped or "interrupted")
 
     def total(self, sums, rho_max):
         """Metrics of one optimizer step over all trainer ranks from STATISTICS; nan if nothing was trained."""
@@ -145,26 +156,6 @@ class Fleet:
         metrics = dict(zip(STATISTICS, sums.tolist()))
         tokens = metrics.pop("tokens") or float("nan")
         return {name: value / tokens for name, value in metrics.items()} | {"rho_max": rho_max.item()}
-
-    def missing(self, patience):
-        """Ranks of processes on this machine that have ended; waits `patience` seconds for one.
-
-        A dead process keeps its id until the launcher has reaped it.
-        """
-        until, (here, _) = time.monotonic() + patience, self.peers[self.rank]
-        while True:
-            gone = [rank for rank, (node, pid) in enumerate(self.peers) if node == here and not alive(pid)]
-            if gone or time.monotonic() > until:
-                return gone
-            time.sleep(0.05)
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 # --- Weights ---------------------------------------------------------------------------------------------------------

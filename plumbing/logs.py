@@ -11,7 +11,6 @@ import json
 import re
 import zlib
 from array import array
-from collections import namedtuple
 from difflib import get_close_matches
 from itertools import chain, islice
 from pathlib import Path

@@ -144,6 +144,7 @@ class Score:
     text: str  # what a worker judges: an expression or a program
     penalty: float  # of Eq. 9, if it is correct
     correct: bool | None  # the verdict; in what `finished` returns, None means that the verifier failed
+    marked: bool = True  # its text holds the mark behind which the answer begins, or there is no such mark
     timed_out: bool = False  # wrong because checking it took longer than the limit
     tried: bool = False  # a worker has ended with this answer unchecked
     error: str = ""  # why there is no verdict
@@ -229,10 +230,12 @@ class Scorer:
     timeout  seconds of wall clock per answer
     workers  worker processes at most; none is started before the first answer that needs one
     penalty  |y| -> Eq. 9's penalty, or None for rewards of +1 and -1
+    think_end  the text behind which the answer begins; None: the whole text is the answer
     """
 
-    def __init__(self, *, timeout: float, workers: int = 2, penalty=None):
+    def __init__(self, *, timeout: float, workers: int = 2, penalty=None, think_end: str | None = reward.THINK_END):
         self._workers, self._penalty = [Worker(timeout) for _ in range(workers)], penalty
+        self._think_end = think_end
         self._queue, self._done = [], []
 
     @property
@@ -242,11 +245,12 @@ class Scorer:
 
     def submit(self, completion, prompt) -> None:
         """Take a finished pipeline.Completion of a data.Prompt (.task, .answer). KeyError: unknown task."""
-        answer = None if completion.truncated else reward.final_answer(completion.text)
+        found = reward.final_answer(completion.text, self._think_end)
+        answer = None if completion.truncated else found
         verdict = False if answer is None else reward.TASKS[prompt.task](answer, prompt.answer)
         text, correct = (verdict, None) if isinstance(verdict, str) else ("", verdict)
         penalty = self._penalty(len(completion.ids)) if self._penalty else 0.0
-        score = Score(completion, prompt, text, penalty, correct)
+        score = Score(completion, prompt, text, penalty, correct, marked=found is not None)
         (self._queue if correct is None else self._done).append(score)
 
     def finished(self) -> list[Score]:

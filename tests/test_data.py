@@ -99,13 +99,27 @@ class Fixed(list):
         return self.pop(0)
 
 
-@pytest.mark.parametrize("task", data.EMBEDDED)
-def test_lengths_of_embedded_prompts_are_uniform_from_3_to_12(task):
-    seen = Counter(sum(c.isdigit() for c in text) for text, _ in data.examples(task, 10_000, seed=0, held_out=False))
+def lengths(task, count):
+    """{operands or digits: texts} among so many of an embedded task."""
+    return Counter(sum(c.isdigit() for c in text) for text, _ in data.examples(task, count, seed=0, held_out=False))
+
+
+def test_digits_to_sort_are_uniform_from_3_to_12():
+    seen = lengths("sorting", 10_000)
     assert sorted(seen) == list(range(3, 13))
     # 1,000 expected of each, standard deviation sqrt(10,000 · 1/10 · 9/10) = 30; five of them is 150. Of 3 digits there
-    # are only 900 texts to sort and 3,600 to add up, so distinct ones are fewer there, and the others more.
+    # are only 900 texts, so distinct ones are fewer there, and the others more.
     assert all(850 < seen[length] < 1_200 for length in range(5, 13)), seen
+
+
+def test_sums_within_reach_and_beyond_it_are_many_and_the_edge_between_them_is_thin():
+    seen = lengths("arithmetic", 10_000)
+    assert sorted(seen) == list(range(3, 19))
+    # 7 · 9 + 4 · 2 + 5 · 6 = 101 entries: 10,000 · 9/101 = 891, 198 and 594 expected of each, standard deviations of at
+    # most 29, 14 and 24; five of them. Of 3 operands there are only 3,600 texts, so distinct ones are fewer there.
+    assert all(abs(seen[length] - 891) < 145 for length in range(4, 10)), seen
+    assert all(abs(seen[length] - 198) < 70 for length in range(10, 14)), seen
+    assert all(abs(seen[length] - 594) < 120 for length in range(14, 19)), seen
 
 
 def test_arithmetic_uses_all_digits_and_both_signs_in_every_place():
@@ -138,15 +152,15 @@ def test_examples_are_distinct_reproducible_and_those_of_the_committed_results()
     one, two = (data.examples("arithmetic", 1_000, seed=0, held_out=True) for _ in range(2))
     assert one == two and len({text for text, _ in one}) == 1_000
     assert one != data.examples("arithmetic", 1_000, seed=1, held_out=True)
-    train = data.examples("arithmetic", 8_000, seed=0, held_out=False)
-    assert train[:2] == [("7-3-2-8-1-3-0-2=", "-12"), ("8+9-2+2-8+9-8+8=", "18")]
-    assert hashlib.sha256(json.dumps(train).encode()).hexdigest().startswith("f4806d02f97cb473")
+    train = data.examples("arithmetic", 1_400, seed=0, held_out=False)
+    assert train[:2] == [("7+3+2+8=", "20"), ("8-5-7=", "-4")]
+    assert hashlib.sha256(json.dumps(train).encode()).hexdigest().startswith("f3c4d6d857f44705")
 
 
 @pytest.mark.parametrize("task", data.EMBEDDED)
 def test_embedded_tasks_are_tokenised_as_they_are_and_the_same_in_every_run(task, tokenizer):
     loaded = data.load(task, tokenizer, budget=64, validation=100)
-    assert (len(loaded.train), len(loaded.validation), loaded.too_long) == (data.EMBEDDED_PROMPTS, 100, 0)
+    assert (len(loaded.train), len(loaded.validation), loaded.too_long) == (data.EMBEDDED_PROMPTS[task], 100, 0)
     for part in (loaded.train, loaded.validation):
         assert indices(part) == list(range(len(part)))
     for prompt in loaded.validation:

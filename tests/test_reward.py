@@ -133,6 +133,23 @@ def test_sec2_the_answer_is_what_follows_the_last_end_of_thinking(text, answer):
     assert reward.final_answer(text) == answer
 
 
+def test_another_mark_or_none_tells_where_the_answer_begins():
+    assert reward.final_answer("a</think>b #### 18", "####") == " 18" and reward.final_answer("18", "####") is None
+    assert reward.final_answer("a</think>18", None) == "a</think>18"
+
+
+def test_a_score_says_whether_its_text_holds_the_mark_also_when_it_is_truncated():
+    scores = {}
+    for mark in ("</think>", "####", None):
+        scorer = workers.Scorer(timeout=5.0, think_end=mark)
+        for text, cut in (("</think>18", False), ("18", False), ("</think>18", True)):
+            scorer.submit(Finished(text, truncated=cut), prompt("18", "arithmetic"))
+        scores[mark] = [(score.marked, score.correct) for score in scorer.finished()]
+    assert scores["</think>"] == [(True, True), (False, False), (True, False)]  # truncated is wrong, unread
+    assert scores["####"] == [(False, False)] * 3
+    assert scores[None] == [(True, False), (True, True), (True, False)]
+
+
 EQ9 = partial(reward.length_penalty, length_max=14_000, length_cache=2_000)  # the paper's numbers
 
 

@@ -1,0 +1,138 @@
+"""Who is alive: each rank holds one connection to rank 0, and a thread that looks after it.
+
+    a process that ends          closes its connection; rank 0 reads the end of it and tells all others at once
+    one frozen or out of reach   sends no sign of life; after `timeout` seconds of silence it counts as lost
+    one whose launcher is gone   says so, and the run ends: nobody would end or restart it any more
+    one that gets a signal       says so, and rank 0 ends the run in order
+
+The thread depends on neither the mailbox nor a collective, whose calls may never return: the store's ignore their
+timeout. It sets `lost`, which the main thread looks at while it waits (pipeline.py). A main thread that has not noticed
+GRACE seconds later is blocked, or busy for long: then the thread says what is wrong and ends the process.
+
+Deviation: none known; the paper does not speak of processes.
+
+Run by train.py. Test: pytest tests/test_faults.py
+"""
+
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+
+import torch.distributed as dist
+
+from pipeline import Stalled
+
+SIGN = 0.5  # seconds between two signs of life
+GRACE = 5.0  # seconds from a loss until the process is ended from here, if its main thread has not noticed
+PATIENCE = 60.0  # seconds more if it has: it draws the fit so far, and ends verifiers and groups
+LATE = 2.0  # seconds of silence beyond `timeout`: a wait of the main thread, which knows what for, says it first
+
+
+def connect(rank, world, timeout):
+    """{Connection: its other end's rank}: of rank 0 to all others, of another to rank 0. Needs the default group."""
+    if rank:
+        port = [None]
+        dist.broadcast_object_list(port, 0)
+        line = Connection(socket.create_connection((os.environ["MASTER_ADDR"], port[0])).detach())
+        line.send_bytes(str(rank).encode())
+        return {line: 0}
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    with socket.create_server(("", 0), family=family, backlog=world, dualstack_ipv6=both) as server:
+        server.settimeout(timeout)
+        dist.broadcast_object_list([server.getsockname()[1]], 0)
+        lines = [Connection(server.accept()[0].detach()) for _ in range(world - 1)]
+    return {line: int(line.recv_bytes(9)) for line in lines}
+
+
+class Lifeline(threading.Thread):
+    """The thread.
+
+    lines     as from `connect`
+    name      rank -> what to call it
+    timeout   seconds of silence after which a rank counts as frozen or out of reach
+    farewell  reason -> what to print before the process is ended from here
+
+    `lost` is why the run cannot go on, on every rank the same; `stopped` is why it shall end in order.
+    """
+
+    def __init__(self, lines, rank, *, name, timeout, farewell):
+        super().__init__(daemon=True)
+        self.lines, self.rank, self.name_of, self.timeout, self.farewell = lines, rank, name, timeout, farewell
+        self.heard = dict.fromkeys(lines, time.monotonic())
+        self.needed = set(lines.values())  # ranks whose end is a loss
+        self.launcher, self.signed = os.getppid(), float("-inf")
+        self.lost, self.stopped, self.noticed = None, None, False
+        os.register_at_fork(after_in_child=lambda: [line.close() for line in lines])  # else no end while a child lives
+        self.start()
+
+    def run(self):
+        while not self.lost:
+            self.turn(time.monotonic())
+        time.sleep(GRACE)
+        if self.noticed:
+            time.sleep(PATIENCE)
+        print(self.farewell(self.lost), file=sys.stderr, flush=True)
+        os._exit(1)
+
+    def turn(self, now):
+        """Up to SIGN seconds of listening."""
+        if now - self.signed >= SIGN:
+            self.signed = now
+            self.tell(f"stop {self.stopped}" if self.stopped and self.rank else "")
+        if os.getppid() != self.launcher:
+            self.lose(f"the launcher of {self.name_of(self.rank)} ended")
+        for line in wait(list(self.lines), SIGN):
+            self.listen(line)
+        silent = [rank for line, rank in self.lines.items() if now - self.heard[line] > self.timeout + LATE]
+        if silent:
+            self.lose(f"{self.name_of(self.rank)} has heard nothing of {' and '.join(map(self.name_of, silent))} for "
+                      f"{self.timeout:g} s; likely cause: frozen, or out of reach")
+
+    def listen(self, line):
+        """One message: nothing (a sign of life), "left", or "stop" or "lost" and the reason."""
+        rank, self.heard[line] = self.lines[line], time.monotonic()
+        try:
+            kind, _, reason = line.recv_bytes().decode().partition(" ")
+        except (EOFError, OSError):
+            kind, reason = "lost", f"{self.name_of(rank)} ended"
+        if kind == "stop":
+            self.stopped = self.stopped or reason
+        elif kind:
+            del self.lines[line]
+            if rank in self.needed and (kind == "lost" or self.rank):  # rank 0 leaves last
+                self.lose(reason or f"{self.name_of(rank)} has ended the run")
+
+    def tell(self, message):
+        for line in list(self.lines):
+            with suppress(OSError):  # its end is what we read next
+                line.send_bytes(message.encode())
+
+    def lose(self, reason):
+        """The run cannot go on: said to all ranks, the first reason counts."""
+        if not self.lost:
+            self.tell(f"lost {reason}")
+            self.lost = reason
+
+    def blame(self, error):
+        """Why the run cannot go on, told to all ranks. A collective or the mailbox fails because somebody is lost, as
+        turns out within seconds; else `error` is a mistake in the program, and raised.
+        """
+        if isinstance(error, (OSError, Stalled)):
+            self.lose(str(error))
+        until = time.monotonic() + LATE + 2 * SIGN
+        while not self.lost and time.monotonic() < until:
+            time.sleep(0.02)
+        if not self.lost:
+            raise error
+        self.noticed = True
+        return self.lost
+
+    def leave(self):
+        """This rank ends in order, which is no loss to the others."""
+        self.noticed, self.needed = True, set()
+        self.tell("left")

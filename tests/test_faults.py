@@ -1,0 +1,404 @@
+"""Claims about faults: nothing is lost, nobody hangs, and every rank says why it ended.
+
+Whole runs are real processes, forked as in test_train.py and without a launcher, so that nobody else ends them.
+"""
+
+import json
+import os
+import pickle
+import re
+import resource
+import signal
+import time
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import fit
+import pipeline
+import train
+from plumbing import checkpoints, logs
+from plumbing.fleet import Fleet
+from plumbing.flags import settings, stored_flags
+from test_pipeline import MemoryStore, answer, lonely, prompt
+from test_train import BASE, PATIENCE, Run, batch, elsewhere, forks, lone_trainer, make_plan, rank_process  # noqa: F401
+
+SMALL = ("--k", "1", "--prompts", "2", "--generations", "4", "--slots", "8", "--lr", "1e-4", "--warmup", "1",
+         "--eval-prompts", "2", "--eval-generations", "1", "--no-zero-variance-filter", "--token-budget", "1024")
+ENDLESS = (*SMALL, "--steps", "10000", "--eval-every", "10000", "--checkpoint-every", "2")
+HEARD = 10.0  # seconds in which all ranks must have named who died
+
+
+# --- Processes that go wrong -----------------------------------------------------------------------------------------
+
+
+def nan_gradients(*versions):
+    """The gradient of one trainer, the last one, is nan in these steps."""
+    measure = train.Trainer.gradient_norm
+
+    def spoilt(trainer):
+        if trainer.version in versions and trainer.fleet.rank == trainer.args.trainers - 1:
+            next(trainer.policy.parameters()).grad.fill_(float("nan"))
+        return measure(trainer)
+
+    train.Trainer.gradient_norm = spoilt
+
+
+def slow_disk(seconds):
+    """Writing the first checkpoint takes so long."""
+    from transformers import PreTrainedTokenizerBase
+
+    write = PreTrainedTokenizerBase.save_pretrained
+
+    def late(*args, **kwargs):
+        PreTrainedTokenizerBase.save_pretrained = write
+        time.sleep(seconds)
+        return write(*args, **kwargs)
+
+    PreTrainedTokenizerBase.save_pretrained = late
+
+
+def faulty_rank(fault, arguments, argv, variables, output):
+    fault(*arguments)
+    rank_process(argv, variables, output)
+
+
+class FaultyRun(Run):
+    """A run all of whose ranks call `fault(*arguments)` before they start."""
+
+    def fork(self, forks, world, *argv, fault=None, arguments=()):
+        if fault:
+            forks = SimpleNamespace(Process=lambda target, args, daemon: context.Process(
+                target=faulty_rank, args=(fault, arguments, *args), daemon=daemon))
+        return super().fork(forks, world, *argv)
+
+    def end(self, seconds, *, ended=()):
+        """Exit codes by rank, of all but those `ended`, which must come within so many seconds."""
+        began, codes = time.monotonic(), {}
+        for rank, process in enumerate(self.processes):
+            if rank not in ended:
+                process.join(max(0.0, began + seconds - time.monotonic()))
+                codes[rank] = process.exitcode
+        for process in self.processes:
+            process.kill()  # nothing happens to one that has ended
+        assert None not in codes.values(), f"after {seconds} s: {codes}, {self.text}"
+        return codes
+
+    def lines(self, words):
+        """The last words of the ranks, {rank: line}, that contain these."""
+        said = re.findall(r"train[.]py: error: .*? [(]\w+ rank \d[)]", self.text)  # often behind a progress bar
+        return {int(line[-2]): line for line in said if words in line}
+
+
+@pytest.fixture
+def start(forks, tmp_path):
+    """(world, *flags, fault=…) -> a FaultyRun; what is left of it ends with the test."""
+    runs = []
+
+    def started(world, *argv, out=tmp_path / "run", **fault):
+        runs.append(FaultyRun(out))
+        global context
+        context = forks
+        return runs[-1].fork(forks, world, *argv, **fault)
+
+    yield started
+    for process in (process for run in runs for process in run.processes):
+        process.kill()
+        process.join()
+
+
+def weights(folder):
+    return load_file(Path(folder) / "model.safetensors")
+
+
+def state(folder, scratch):
+    """Everything in state/, read without the project's code."""
+    dcp_to_torch_save(Path(folder) / "state", scratch)
+    return torch.load(scratch, weights_only=True)
+
+
+# --- 1. A gradient that is not finite --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_moves_no_weight_but_the_version_goes_on(poison):
+    trainer = lone_trainer()
+    parameters = list(trainer.policy.parameters())
+    before, measure = [parameter.clone() for parameter in parameters], trainer.gradient_norm
+    trainer.gradient_norm = lambda: parameters[0].grad.fill_(poison) is None or measure()
+    plan = make_plan(batch([True, True], [False, False]))
+    plan = plan._replace(denominators=plan.denominators._replace(tokens=1))  # as if something had been trained
+    metrics = trainer.gradient_step(plan)
+    assert metrics["skipped"] and trainer.version == 7 and trainer.skipped == 1
+    assert all(torch.equal(was, now) for was, now in zip(before, parameters))
+    del trainer.gradient_norm
+    assert not trainer.gradient_step(plan)["skipped"] and trainer.skipped == 0  # not in a row
+    assert all(parameter.isfinite().all() for parameter in parameters)
+
+
+def test_one_nan_on_one_of_two_trainers_costs_a_step_and_not_the_policy(start):
+    run = start(3, *SMALL, "--trainers", "2", "--steps", "3", "--eval-every", "3", fault=nan_gradients, arguments=(1,))
+    assert run.end(PATIENCE) == {0: 0, 1: 0, 2: 0}, run.text
+    assert [row["skipped"] for row in run.rows("step")] == [False, True, False]
+    assert run.rows("step")[1]["gradient_norm"] is None and "WARNING: the gradient of step 2 " in run.text
+    assert run.log[-1]["reason"] == "finished"
+    assert all(tensor.isfinite().all() for tensor in weights(run.out / "checkpoint-3").values())
+
+
+def test_five_in_a_row_end_the_run_with_the_reason_and_a_good_checkpoint(start):
+    run = start(2, *SMALL, "--steps", "20", "--eval-every", "20", fault=nan_gradients, arguments=(1, 2, 3, 4, 5))
+    assert run.end(PATIENCE)[0] == 1, run.text
+    assert "no gradient of the last 5 steps was finite" in run.log[-1]["reason"] and run.log[-1]["step"] == 6
+    assert [folder.name for folder in checkpoints.finished(run.out)] == ["checkpoint-6"]
+    assert all(tensor.isfinite().all() for tensor in weights(run.out / "checkpoint-6").values())
+
+
+def test_weights_that_are_not_finite_are_never_written(monkeypatch):
+    trainer = lone_trainer()
+    trainer.saved, trainer.optimizer.state[0] = None, {}
+    trainer.fleet = SimpleNamespace(any=bool, beating=lambda: contextmanager(lambda: (yield))(), rank=0)
+    monkeypatch.setattr(checkpoints, "save", lambda *_, **__: pytest.fail("written"))
+    with torch.no_grad():
+        list(trainer.policy.parameters())[-1][0] = float("inf")
+    with pytest.raises(train.Diverged, match="weights of step 6 are not finite"):
+        trainer.checkpoint()
+
+
+# --- 2. and 3. Frozen, out of reach, dead ----------------------------------------------------------------------------
+
+
+def test_ranks_end_by_themselves_when_rank_0_is_frozen(start):
+    run = start(3, *ENDLESS, "--trainers", "2", "--timeout", "5")
+    run.reach(2)
+    os.kill(run.processes[0].pid, signal.SIGSTOP)
+    assert run.end(5 + 10, ended=[0]) == {1: 1, 2: 1}
+    assert {*run.lines("heard nothing of trainer rank 0 for 5 s"), *run.lines("trainer rank 0 made no")} == {1, 2}
+
+
+@pytest.mark.parametrize("dead, name", [(1, "trainer rank 1"), (3, "generator rank 3")])
+def test_who_dies_is_named_on_all_ranks_at_once_and_the_last_periodic_checkpoint_stands(start, dead, name):
+    run = start(4, *ENDLESS, "--trainers", "2", "--timeout", "600")
+    run.reach(3)
+    run.processes[dead].kill()
+    survivors = {0, 1, 2, 3} - {dead}
+    assert run.end(HEARD, ended=[dead]) == dict.fromkeys(survivors, 1)
+    assert set(run.lines(f"{name} ended")) == survivors
+    assert run.version % 2 == 0  # --checkpoint-every 2
+    assert all(f"holds a checkpoint of step {run.version}:" in line for line in run.lines(name).values())
+    assert run.log[-1]["kind"] == "end" and run.log[-1]["reason"] == f"{name} ended"
+
+
+def test_a_signal_to_any_rank_ends_the_run_in_order_everywhere(start):
+    run = start(3, *ENDLESS, "--timeout", "600")
+    run.reach(3)
+    os.kill(run.processes[2].pid, signal.SIGTERM)
+    assert run.end(HEARD) == {0: 0, 1: 0, 2: 0}
+    reason = run.log[-1]["reason"]
+    assert reason.startswith("interrupted: generator rank 2 got SIGTERM")
+    assert run.text.count("generator rank 2 got SIGTERM") >= 2  # what both generators say
+    assert checkpoints.finished(run.out)[-1].name == f"checkpoint-{run.log[-1]['step']}"  # a new one
+
+
+def launcher_process(pids, *arguments):
+    """Forks the ranks and then does nothing, like a launcher."""
+    for one in arguments:
+        if not (child := os.fork()):
+            rank_process(*one)
+            os._exit(0)
+        with open(pids, "a") as file:
+            file.write(f"{child}\n")
+    signal.pause()
+
+
+def test_ranks_end_when_their_launcher_is_killed(forks, tmp_path):
+    run, collected = Run(tmp_path / "run"), []
+    run.fork(SimpleNamespace(Process=lambda target, args, daemon: collected.append(args) or SimpleNamespace(
+        start=lambda: None)), 2, *ENDLESS, "--timeout", "600")
+    launcher = forks.Process(target=launcher_process, args=(tmp_path / "pids", *collected))
+    launcher.start()
+    run.reach(2)
+    ranks = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    launcher.kill()
+    launcher.join()
+    until = time.monotonic() + HEARD
+    while (left := [pid for pid in ranks if alive(pid)]) and time.monotonic() < until:
+        time.sleep(0.1)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left and "the launcher of " in run.text and run.log[-1]["kind"] == "end"
+
+
+def alive(pid):
+    """Running: not gone, and not a zombie that nobody has reaped."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_loading_and_writing_count_as_progress():
+    store = MemoryStore()
+    store.clone = lambda: store
+    fleet = SimpleNamespace(rank=1, mailbox=SimpleNamespace(store=store))
+    with Fleet.beating(fleet):
+        time.sleep(3 * pipeline.BEAT)
+    beats = store.values["beat/1"]
+    assert beats >= 1
+    time.sleep(2 * pipeline.BEAT)
+    assert store.values["beat/1"] <= beats + 1
+
+
+# --- 5. Checkpoints --------------------------------------------------------------------------------------------------
+
+
+def reshard(rank, world, port, source, out):
+    """One trainer of `world`: reads base/, takes two AdamW steps and saves; or resumes from `source` and saves."""
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world)}
+    dist.init_process_group("gloo")
+    if rank or source:  # weights may be read by one rank, and when resuming by none
+        AutoModelForCausalLM.from_pretrained = None
+    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
+    fleet = SimpleNamespace(rank=rank, mesh=mesh, device=torch.device("cpu"), trainers=dist.group.WORLD,
+                            writers=dist.group.WORLD, dtype=torch.float32)
+    policy = checkpoints.load_policy(source or BASE, fleet, resume=bool(source), prepare=lambda model: None,
+                                     dtype=torch.float32)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=0.01)
+    if source:
+        checkpoints.load_state(source, policy, optimizer, dist.group.WORLD, stepped=True)
+    for _ in range(0 if source else 2):
+        logprobs, _ = policy(torch.arange(8).view(2, 4) % 18)
+        (-logprobs.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    named = dict(train.precision.full_tensors(policy))
+    counters = {"version": 2, "stepped": True}
+    checkpoints.save(out, policy, optimizer, AutoTokenizer.from_pretrained(BASE), named, counters, fleet)
+    dist.destroy_process_group()
+
+
+def same(one, other):
+    """Equal to the last bit, in nested dicts and lists."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+def test_weights_and_adamw_state_of_three_trainers_resume_on_two_and_on_one(forks, tmp_path):
+    source, found = None, []
+    for world in (3, 2, 1):
+        out, port = tmp_path / str(world), 29600 + os.getpid() % 300 + world
+        ranks = [forks.Process(target=reshard, args=(rank, world, port, source, out)) for rank in range(world)]
+        [rank.start() for rank in ranks]
+        [rank.join(PATIENCE) for rank in ranks]
+        assert [rank.exitcode for rank in ranks] == [0] * world
+        source = out / "checkpoint-2"
+        found.append(state(source, tmp_path / "state.pt"))
+        assert same(weights(source), weights(tmp_path / "3" / "checkpoint-2"))
+    assert same(found[0], found[1]) and same(found[0], found[2])
+    moments = found[0]["optimizer"]["state"]
+    assert any(entry["exp_avg"].abs().max() > 0 for entry in moments.values())
+    assert {float(entry["step"]) for entry in moments.values()} == {2.0}
+    name = next(iter(weights(source)))
+    assert not torch.equal(weights(source)[name], weights(BASE)[name])  # two steps away
+    assert checkpoints.counters(source) == {"version": 2, "stepped": True}
+
+
+def test_checkpoints_come_when_asked_for_and_a_slow_disk_stalls_nobody(start):
+    run = start(2, *SMALL, "--steps", "3", "--eval-every", "3", "--checkpoint-every", "2", "--timeout", "4",
+                fault=slow_disk, arguments=(7,))
+    assert run.end(PATIENCE) == {0: 0, 1: 0}, run.text
+    assert [folder.name for folder in checkpoints.finished(run.out)] == ["checkpoint-2", "checkpoint-3"]
+    assert {row["step"] for row in run.rows("eval")} == {0, 3}
+    assert not list(run.out.glob("*.tmp"))
+
+
+def test_without_room_for_a_checkpoint_the_last_one_stands_and_the_run_says_so(start):
+    run = start(3, *ENDLESS, "--trainers", "2")
+    run.reach(4)  # so there is one of step 2
+    limit = 1 << 19  # bytes of a file: the log fits, state/ of the embedded model does not
+    for process in run.processes:
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+    assert run.end(PATIENCE) == {0: 1, 1: 1, 2: 1}
+    assert not list(run.out.glob("*.tmp"))
+    last = checkpoints.finished(run.out)[-1]
+    assert weights(last) and state(last, run.out.parent / "state.pt")["optimizer"]  # whole
+    assert run.log[-1]["kind"] == "end" and "could be written: " in run.log[-1]["reason"]
+    assert set(run.lines("File too large")) == {0, 1, 2}
+    assert f"holds a checkpoint of step {run.version}:" in run.lines("File too large")[0]
+
+
+def test_two_runs_in_one_folder_exclude_each_other(start):
+    first = start(2, *ENDLESS)
+    first.reach(4)
+    second = start(2, "--resume", out=first.out)
+    assert second.end(PATIENCE)[0] == 1
+    assert f"{first.out} is in use by another run" in second.text
+    assert len(first.rows("config")) == 1 and first.processes[0].is_alive()
+
+
+# --- 6. A torn line --------------------------------------------------------------------------------------------------
+
+
+def torn(tmp_path):
+    """A run's folder whose last line was being written when the machine went down."""
+    out = tmp_path / "run"
+    (out / "checkpoint-2").mkdir(parents=True)
+    row = {"kind": "config", "flags": {"lr": 0.5, "clips": {"eps_max": 4.0}}}
+    log = [row, *({"kind": "eval", "step": step, "gpu_hours": step, "pass_rate": 0.1} for step in range(9))]
+    (out / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log) + '{"kind": "st')
+    return out
+
+
+def test_a_torn_last_line_is_cut_off_with_a_word_before_anything_is_appended(tmp_path, capsys):
+    out = torn(tmp_path)
+    assert stored_flags(out / "log.jsonl") == {"lr": 0.5, "eps_max": 4.0}
+    assert settings(["--resume", "--out", str(out)]).lr == 0.5
+    checkpoints.own(out).close()
+    assert f"{out / 'log.jsonl'}: 12 bytes of a torn last line are gone" in capsys.readouterr().err
+    assert [json.loads(line)["kind"] for line in (out / "log.jsonl").open()] == ["config"] + ["eval"] * 9
+    checkpoints.own(out).close()
+    assert capsys.readouterr().err == ""  # nothing to mend
+
+
+def test_the_fit_skips_a_torn_last_line_but_no_other(tmp_path):
+    out = torn(tmp_path)
+    assert list(logs.read_run(out).compute) == list(range(9))
+    (out / "log.jsonl").write_text('{"kind": "st\n{"kind": "eval", "step": 1, "gpu_hours": 1, "pass_rate": 0.5}\n')
+    with pytest.raises(fit.BadInput, match="line 1"):
+        logs.read_run(out)
+
+
+# --- 7. What the mailbox reads ---------------------------------------------------------------------------------------
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.mkdir, ("hostile",)
+
+
+@pytest.mark.parametrize("way", ["take", "news"])
+def test_a_hostile_value_in_the_mailbox_calls_nothing(way):
+    box = lonely(1)
+    key = "news" if way == "news" else "headers/train/0"
+    box.store.set(key, pickle.dumps([Hostile()]))
+    box.store.add("news/count", 1)
+    with pytest.raises(pickle.UnpicklingError, match="posix.mkdir"):
+        box.take([key]) if way == "take" else box.news()
+    assert not Path("hostile").exists()
+
+
+def test_everything_that_is_sent_is_read():
+    box = lonely(1)
+    header = pipeline.Header("key", 0, 1.0, True, False, False, 2, 3, {0: 3}, False, "")
+    ticket = pipeline.Ticket(1, 0, replace(prompt(3), answer="4"), 2)
+    sent = {"ticket": ticket, "header": [header], "completion": answer(), "news": pipeline.News(stop="finished"),
+            "plain": {"a": [1, 2.0, None, ("b", {3})], "error": True}}
+    box.put(sent)
+    assert box.take(list(sent)) == list(sent.values())

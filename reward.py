@@ -60,7 +60,7 @@ THINK_END = "</think>"  # Sec. 2
 BOX = "\\boxed{"
 BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # its other spellings
 FORMULA = re.compile(r"\s*(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\[()]).)+\\\)|\\\[(?:(?!\\[\[\]]).)+\\\])[\s.]*", re.S)
-BASE = re.compile(r"(?<![A-Za-z_])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
+BASE = re.compile(r"(?<![A-Za-z_0-9])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
 SIGNS = r"\\(?:pm|mp)(?![A-Za-z])"
 SPELLING = r"\\text|[\s{}]"
 BETWEEN_BOXES = re.compile(
@@ -245,7 +245,7 @@ def repeating(match) -> str:
 
 # What is rewritten before an answer or a reference is read, in this order: (pattern, replacement, why).
 NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, why in (
-    (r"\\?\$|[€£]", "", "signs of mathematics or of money"),
+    (r"\s+", " ", "white space"), (r"\\?\$|[€£]", "", "signs of mathematics or of money"),
     (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*\.?", "", "the size of a bracket"),
     (r"(?:\\{2}|\s)+$|^\s+", "", "a line's end"),
     (r"(?<!\.)[.,;:]\s*$", "", "a sentence's end: with it a number is none"),
@@ -257,7 +257,7 @@ NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, w
     (r"(?<!\\)\\[,:; ]|\\q?quad(?![A-Za-z])|~", " ", "space"),
     (r"\\(?:math(?:bf|it|sf|tt)|boldsymbol|bm|underline)\s*\{([^{}]*)\}", r"\1", "bold or slanted symbols"),
     (r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|mathrm)(?=\s*\{)", r"\\text", "kinds of type"),
-    (r"\\text\s*\{\s*((?:[^{}A-Za-z]|and|or)*[0-9](?:[^{}A-Za-z]|and|or)*|[ei])\s*\}", r"\1", "upright numbers, e, i"),
+    (r"\\text\s*\{\s*((?=[^{}]*[0-9])(?:[^{}A-Za-z]|and|or)*|[ei])\s*\}", r"\1", "upright numbers, e, i"),
     (r"\\text\s*\{\s*(-?[0-9][0-9./,]*)\s", r"\1\\text{", "a number and its unit as one text"),
     (r"\\(?:begin|end)\s*\{(?:cases|aligned)\}", "", "a list"),
     (r"\\{2}(?![A-Za-z])", lambda m: m[0] if re.search("matrix|array", m.string) else ", ", "a list, line by line"),
@@ -272,11 +272,11 @@ NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, w
     (r"(?<![_^0-9.A-Za-z}])([0-9]+)\s*\\frac\{([0-9]+)\}\{([0-9]+)\}", mixed, "33\\frac13 %"),
     (r"(?<![_^0-9.])([0-9.]+)\s+(?=[0-9])", r"\1\\omega_{0}", "two numbers side by side are none: 2 3 is not 23"),
     (r"(?<=[})])\s*\\?%", r"\\cdot 1\\%", "latex2sympy reads % after a number only"),
-    (r"([0-9]*)\.([0-9]*)\\(?:overline|bar)\s*\{([0-9]+)\}", repeating, "0.3 with a bar"),
-    (r"(?<![A-Za-z_^0-9.])([0-9]+\.?[0-9]*|\.[0-9]+)[eE]([-+]?[0-9]+)(?![0-9A-Za-z.])", r"\1\\times10^{\2}", "1e-7"),
+    (r"(?<![0-9])([0-9]*)\.([0-9]*)\\(?:overline|bar)\s*\{([0-9]+)\}", repeating, "0.3 with a bar"),
+    (r"(?<![A-Za-z_^0-9.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]+)(?![\w.])", r"\1\\times10^{\2}", "1e-7"),
     (r"(^|[=(\[{,]|\\text\{ ?(?:and|or) ?\})\s*\+(?=\s*[0-9.\\A-Za-z(])", r"\1", "+7 is 7"),
     (r"\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{\s*[CF]\s*\}|[CF](?![A-Za-z]))", "", "degrees Celsius"),
-    (r"([0-9.]+|[A-Za-z])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])|\s(?:\\text\{)?degrees?\}?)",
+    (r"((?<![0-9.])[0-9.]+|[A-Za-z])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])|\s(?:\\text\{)?degrees?\}?)",
      degrees, "90 degrees"),
     (r"(?:(?<=[0-9)}\]])|(?<=\\pi))\s*\\text\s*\{(?!\s*(?:and|or|if|mod)[\s}])[^{}]*\}(?:\s*/\s*\\text\s*\{[^{}]*\})*"
      r"(?:\s*\^\s*\{?[-0-9]+\}?)?(?=\s*(?:$|[,;)\]]|\\text|and|or))", "", "units"),

@@ -386,7 +386,7 @@ def main(argv):
     reason, failed = lead(args, fleet, prompts, began) if rank < args.trainers else generate(args, fleet)
     fleet.lifeline.leave()
     if failed:
-        sys.exit(fleet.farewell(reason))
+        sys.exit(1 if fleet.lifeline.lost else fleet.farewell(reason))  # 1: it has been said
     if reason != "finished":
         print(f"train.py: {reason} ({fleet.mailbox.name(rank)})")
     if dist.is_initialized():  # vLLM's end takes it along

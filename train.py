@@ -364,6 +364,7 @@ def lead(args, fleet, prompts, began):
         fleet.lifeline.needed = set(range(args.trainers))  # generators may go
         run.pipeline.stop(reason, patience=2.0)
         run.checkpoint()
+        fleet.lifeline.needed = set()  # rank 0 may have gone
     except Diverged as end:
         reason, failed = str(end), True
     except (OSError, RuntimeError) as error:

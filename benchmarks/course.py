@@ -21,6 +21,7 @@ import tempfile
 import textwrap
 import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -121,10 +122,10 @@ def expected_points(exercise, mistake, hidden):
     source, held = original(exercise), []
     student = course.Source(written(Path(source.path).read_text(), exercise, mistake), exercise.file)
     definition = course.build(exercise, course.pieces(exercise, student, source, EXERCISES))
-    for one in hidden:
-        vector = one.claim.vector(definition, one.inputs) if mistake not in one.claim.mistakes else one.expected
-        held.append(mistake not in one.claim.mistakes and not one.claim.problem(vector, one.expected, one.inputs))
-    return exercise.points * sum(held) / len(held)
+    for one in (one for one in hidden if mistake not in one.claim.mistakes):
+        with suppress(ZeroDivisionError):  # of a law at C = 0
+            held.append(not one.claim.problem(one.claim.vector(definition, one.inputs), one.expected, one.inputs))
+    return exercise.points * sum(held) / len(hidden)
 
 
 def hand_in(path, number, solutions, graded, hidden):

@@ -365,28 +365,35 @@ def aggregate_with_micro_batch_denominators(objective, mask, prompt_index, how, 
 # Denominators
 
 
+def _counts(lengths, prompt_index):
+    """The right ones: completions, prompts, tokens, tokens per prompt."""
+    sums = [int(lengths[prompt_index == prompt].sum()) for prompt in range(int(prompt_index.max()) + 1)]
+    return int((lengths > 0).sum()), sum(tokens > 0 for tokens in sums), sum(sums), torch.tensor(sums)
+
+
 def denominators_with_filtered_prompts(lengths, prompt_index):
     """leave the filtered prompts in the number of prompts: the objective shrinks the more prompts are filtered."""
-    return int((lengths > 0).sum()), int(prompt_index.max()) + 1, int(lengths.sum())
+    completions, _, *tokens = _counts(lengths, prompt_index)
+    return completions, int(prompt_index.max()) + 1, *tokens
 
 
 def denominators_with_truncated_completions(lengths, prompt_index):
     """count completions that carry no loss (truncated ones), so that truncation shrinks the objective."""
     kept_prompts = set(prompt_index[lengths > 0].tolist())
     completions = sum(prompt in kept_prompts for prompt in prompt_index.tolist())
-    return completions, len(kept_prompts), int(lengths.sum())
+    return completions, *_counts(lengths, prompt_index)[1:]
 
 
 def denominators_of_completions_as_prompts(lengths, prompt_index):
     """count completions where prompts are meant, so that the weight of a prompt depends on its completions."""
-    kept = int((lengths > 0).sum())
-    return kept, kept, int(lengths.sum())
+    completions, _, *tokens = _counts(lengths, prompt_index)
+    return completions, completions, *tokens
 
 
 def denominators_of_kept_prompts_only(lengths, prompt_index):
     """list the kept prompts one after the other: a dropped prompt moves all behind it to the wrong index."""
-    sums = [int(lengths[prompt_index == prompt].sum()) for prompt in prompt_index.unique()]
-    return 0, 0, 0, torch.tensor([tokens for tokens in sums if tokens])
+    *counts, tokens_per_prompt = _counts(lengths, prompt_index)
+    return *counts, tokens_per_prompt[tokens_per_prompt > 0]
 
 
 # Predictions

@@ -547,7 +547,7 @@ def test_an_interrupted_evaluation_is_repeated(monkeypatch):
 
 
 def test_a15_many_truncated_completions_are_warned_of_after_ten_steps(capsys):
-    run = SimpleNamespace(truncated=deque(maxlen=10), unverified=0, version=9, fleet=SimpleNamespace(rank=0),
+    run = SimpleNamespace(truncated=deque(maxlen=10), unverified=0, skipped=0, version=9, fleet=SimpleNamespace(rank=0),
                           args=SimpleNamespace(prompts=1), bar=SimpleNamespace(write=print))
     headers = [header(False, truncated=n < 2) for n in range(10)]  # 20 %
     for _ in range(5):
@@ -559,7 +559,7 @@ def test_a15_many_truncated_completions_are_warned_of_after_ten_steps(capsys):
 
 
 def test_failing_verifiers_stop_the_run_above_one_percent_of_the_groups():
-    run = SimpleNamespace(truncated=deque(maxlen=10), unverified=2, version=10, fleet=SimpleNamespace(rank=0),
+    run = SimpleNamespace(truncated=deque(maxlen=10), unverified=2, skipped=0, version=10, fleet=SimpleNamespace(rank=0),
                           args=SimpleNamespace(prompts=20))
     train.Trainer.watch(run, [header(True)])  # 2 of 200
     run.unverified = 3

@@ -5,11 +5,13 @@ held out at random), Sec. 3.2 (No-Positive-Resampling: a prompt whose historical
 a later epoch).
 
     load(sources, tokenizer, budget=...) -> Data(train, validation, ...), before anything is spawned
-    Curriculum.next(n) -> the next n prompts, of each source its share    Curriculum.came_back(i, pass_rate) -> the history
+    Curriculum.next(n) -> the next n prompts, of each source its share
+    Curriculum.came_back(i, pass_rate) -> the history
 
 A source is NAME[:WEIGHT][:TASK]: its share of the prompts drawn is its weight (default 1) over the sum of all weights;
 TASK, a key of reward.TASKS, is the verifier of all its rows. NAME is one of
-  arithmetic  "7+5-3+9=" -> "18", 3 to 12 one-digit operands. A fixed hash of the text puts one in HELD_OUT of them on
+  arithmetic  "7+5-3+9=" -> "18", 3 to 18 one-digit operands, of which SFT has shown 3 to 12 (sft.py): the shares of
+              LENGTHS put the ceiling of RL below 1. A fixed hash of the text puts one in HELD_OUT of them on
               validation's side, so neither SFT nor RL can meet a validation prompt, whatever their seeds.
   sorting     "=5274=" -> "2457", 3 to 12 digits, under the same rule.
   FILE.jsonl  one {"prompt": text or [{"role": ..., "content": ...}, ...], "answer": text or integer} per line, and
@@ -18,7 +20,8 @@ TASK, a key of reward.TASKS, is the verifier of all its rows. NAME is one of
               of files), a folder, OWNER/NAME or OWNER/NAME/CONFIG on the hub.
 --prompt-column and --answer-column name other columns, several for several sources: a row's first of them counts, and
 "reward_model.ground_truth" is a field within a field. Of an answer with "####" (GSM8K) only what follows is taken. The
-answer of a code row is its tests, in a form that reward.py reads, as JSON text or as an object.
+answer of a code row is its tests, in a form that reward.py reads, as JSON text or as an object. A row without a usable
+prompt or answer ends the run, or is left out (--skip-unusable).
 
 The prompt goes through the tokenizer's chat template, or, where it has none, through the tokenizer as it is. Of rows
 that then have the same prompt the first counts; the others are dropped and counted. Validation prompts are drawn from
@@ -36,6 +39,7 @@ Open in the paper: how math and code are mixed; ours: by weight within every bat
 Test: pytest tests/test_data.py
 """
 
+import ast
 import copy
 import hashlib
 import json
@@ -51,9 +55,12 @@ from typing import Iterable, Iterator, NamedTuple
 
 from reward import TASKS, read_tests
 
-MIN_LENGTH, MAX_LENGTH = 3, 12  # operands or digits: uniform, from easy to hard, so the pass rate is a smooth mixture
+# Operands or digits of an embedded prompt; every entry is as likely. Sums of 3 to 9 are within the base policy's reach,
+# sums of 14 to 18, longer than any that SFT has shown, beyond it: they are the ceiling, which a better recipe may lift.
+# The edge between them, learnt slowly, is thin: were it as wide as the rest, a short run would end far below A.
+LENGTHS = {"arithmetic": [*range(3, 10)] * 9 + [*range(10, 14)] * 2 + [*range(14, 19)] * 6, "sorting": range(3, 13)}
 HELD_OUT = 10  # one embedded text in so many is validation's, and one prompt in so many of a small source
-EMBEDDED_PROMPTS = 8_000  # training prompts of an embedded task
+EMBEDDED_PROMPTS = {"arithmetic": 1_400, "sorting": 8_000}  # for training; few enough for several epochs (Sec. 2)
 VALIDATION_PROMPTS = 1_000  # Sec. 2.1; of every source
 MAX_ANSWER = 4 << 20  # bytes: a ticket carries its prompt's tests, and the mailbox takes 8 MiB
 FORMATS = {f".{kind}": kind for kind in ("parquet", "json", "csv", "arrow")}  # that `datasets` reads by ending
@@ -91,6 +98,7 @@ class Data(NamedTuple):
     too_long: int  # prompts of more tokens than the budget, or with more than MAX_ANSWER bytes of tests
     duplicates: int  # rows that repeat an earlier prompt of their source
     weights: tuple[float, ...] = (1.0,)  # by source
+    unusable: tuple[str, ...] = ()  # what is wrong with each row that --skip-unusable left out
 
 
 def malformed(where: str, got: str, cause: str, expected: str = EXPECTED) -> ValueError:
@@ -134,7 +142,7 @@ def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[
     """
     rng, pairs = random.Random(f"{task}/{seed}"), {}
     while len(pairs) < count:
-        length = MIN_LENGTH + int((MAX_LENGTH - MIN_LENGTH + 1) * rng.random())
+        length = LENGTHS[task][int(len(LENGTHS[task]) * rng.random())]
         text, answer = EMBEDDED[task](rng, length)
         while is_held_out(text) != held_out:
             text, answer = EMBEDDED[task](rng, length)
@@ -203,12 +211,34 @@ def field(row: dict, names: Iterable[str]):
     return next((value for value in found if value is not None), None)
 
 
-def code_answer(answer) -> str | None:
-    """A code row's tests, text or objects, as JSON text; None for tests that the verifier could not read."""
-    text = answer if isinstance(answer, str) else json.dumps(answer)
-    with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        read_tests(text)
-        return text
+def loaded(text):
+    """What a text holds as JSON or as Python's own notation; anything else as it is."""
+    for load_text in (json.loads, ast.literal_eval) if isinstance(text, str) else ():
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return load_text(text)
+    return text
+
+
+def code_answer(answer, row: dict) -> str:
+    """A code row's tests, text or objects, as JSON text in a form that the verifier reads.
+
+    A function's name may stand in the row's `metadata` (LiveCodeBench, DeepCoder's lcbv5) or beside the tests. Raises
+    ValueError, which may name the form, LookupError, TypeError, AttributeError.
+    """
+    tests = found = loaded(answer)
+    if isinstance(found, dict) and "test_cases" in found:  # SYNTHETIC-1: a text column of more than the tests
+        tests = loaded(found["test_cases"])
+    if not isinstance(tests, dict) and "assert " in str(tests[:1] if isinstance(tests, list) else tests):
+        raise ValueError("asserts, as of MBPP, AceCode, KodCode, LeetCode's check(candidate); write calls and results")
+    name = (field({"metadata": loaded(row.get("metadata"))}, ["metadata.func_name", "metadata.fn_name"])
+            or isinstance(found, dict) and found.get("fn_name"))
+    if name and isinstance(tests, list):
+        tests = [{"fn_name": name} | test for test in tests]
+    elif name and tests is not found:
+        tests = {"fn_name": name} | tests
+    text = answer if isinstance(answer, str) and tests is found and not name else json.dumps(tests)
+    read_tests(text)
+    return text
 
 
 def is_chat(prompt) -> bool:
@@ -234,9 +264,15 @@ def parse_row(row, where: str, task: str | None, columns) -> Row:
         cause = "a misspelt name, or a column of another meaning, which NAME:WEIGHT:TASK overrules"
         raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
     plain = isinstance(answer, (str, int)) and not isinstance(answer, bool)
-    reference = code_answer(answer) if task == "code" else str(answer).rpartition("####")[2].strip() if plain else None
+    reference, cause = None, "an unlabelled row, a number to be written as text, or another notation"
+    if task == "code":
+        try:
+            reference = code_answer(answer, row)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            cause = f"no tests, or tests of another form ({error})"
+    elif plain:
+        reference = str(answer).rpartition("####")[2].strip()
     if not reference or not re.fullmatch(ANSWERS.get(task, ".*"), reference, re.S):
-        cause = "an unlabelled row, a number to be written as text, or another notation"
         raise malformed(where, f"answer {str(answer)[:60]!r}", cause, f"an answer for `{task}` (see data.py)")
     return Row(where, prompt, reference, task)
 
@@ -293,38 +329,54 @@ def split(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]
     return drawn[count:], drawn[:count]
 
 
-def load_source(name: str, task: str | None, columns, tokenizer, *, budget: int, validation: int) -> Data:
+def usable(found, task: str | None, columns, skipped: list[str] | None) -> Iterator[Row]:
+    """The rows that can be used. What is wrong with others is added to `skipped`, or raised where that is None."""
+    for where, row in found:
+        try:
+            yield parse_row(row, where, task, columns)
+        except ValueError as error:
+            if skipped is None:
+                raise ValueError(f"{error}; --skip-unusable leaves such rows out") from error
+            skipped.append(str(error))
+
+
+def load_source(name: str, task: str | None, columns, tokenizer, *, budget: int, validation: int, skip: bool) -> Data:
     """One source's prompts, tokenised and split; `load` numbers them."""
     if name in EMBEDDED:
-        sets = (examples(name, n, seed=0, held_out=held) for n, held in ((EMBEDDED_PROMPTS, False), (validation, True)))
+        counts = ((EMBEDDED_PROMPTS[name], False), (validation, True))
+        sets = (examples(name, count, seed=0, held_out=held) for count, held in counts)
         rows = ([render(Row(name, *pair, name), tokenizer) for pair in pairs] for pairs in sets)
         (train, long), (held, long_held) = (tokenise(part, tokenizer, budget=budget) for part in rows)
         return Data(train, held, long + long_held, 0)
     found = read_lines(name) if name.endswith(".jsonl") and os.path.isfile(name) else read_dataset(name)
-    count, first = 0, {}
-    for count, (where, row) in enumerate(found, 1):
-        row = render(parse_row(row, where, task, columns), tokenizer)
+    count, first, skipped = 0, {}, []
+    for count, row in enumerate(usable(found, task, columns, skipped if skip else None), 1):
+        row = render(row, tokenizer)
         first.setdefault(row.prompt, row)
     prompts, too_long = tokenise(list(first.values()), tokenizer, budget=budget)
     if not prompts:
         cause = "an empty file, an interrupted download, or a small budget"
-        raise malformed(name, f"{too_long} longer ones", cause, f"a prompt of <= {budget} tokens")
-    return Data(*split(prompts, validation), too_long, count - len(first))
+        got = f"{too_long} longer ones" + (f" and {len(skipped)} unusable rows ({skipped[0]})" if skipped else "")
+        raise malformed(name, got, cause, f"a prompt of <= {budget} tokens")
+    return Data(*split(prompts, validation), too_long, count - len(first), unusable=tuple(skipped))
 
 
-def load(sources, tokenizer, *, budget: int, validation=VALIDATION_PROMPTS, columns=(("prompt",), ("answer",))) -> Data:
+def load(sources, tokenizer, *, budget: int, validation=VALIDATION_PROMPTS, columns=(("prompt",), ("answer",)),
+         skip_unusable: bool = False) -> Data:
     """The prompts of a run, tokenised and split (see the top of this file).
 
     sources     one or several, as --data takes them
     budget      tokens per prompt; longer prompts are left out before the split
     validation  prompts to hold out of every source
     columns     names of the prompt's column and of the answer's; of several, the first that a row has
+    skip_unusable  leave out rows without a usable prompt or answer (some of APPS and TACO have no tests)
     Raises ValueError for a malformed source or row, a prompt in training and validation, or if none fits the budget.
     """
     names, weights, tasks = zip(*map(parse_source, [sources] if isinstance(sources, str) else sources))
     if len(set(names)) < len(names):
         raise malformed("--data", str(names), "one given twice: give it the sum of the weights", "different sources")
-    parts = [load_source(*pair, columns, tokenizer, budget=budget, validation=validation) for pair in zip(names, tasks)]
+    parts = [load_source(*pair, columns, tokenizer, budget=budget, validation=validation, skip=skip_unusable)
+             for pair in zip(names, tasks)]
     owners = Counter(task for part in parts for task in {prompt.task for prompt in (*part.train, *part.validation)})
 
     def numbered(sets):
@@ -332,8 +384,8 @@ def load(sources, tokenizer, *, budget: int, validation=VALIDATION_PROMPTS, colu
         return [replace(prompt, index=i, source=source, curve=names[source] if owners[prompt.task] > 1 else prompt.task)
                 for i, (source, prompt) in enumerate(every)]
 
-    train, held, too_long, duplicates, _ = zip(*parts)
-    data = Data(numbered(train), numbered(held), sum(too_long), sum(duplicates), weights)
+    train, held, too_long, duplicates, _, unusable = zip(*parts)
+    data = Data(numbered(train), numbered(held), sum(too_long), sum(duplicates), weights, sum(unusable, ()))
     check_leakage(data)
     return data
 
@@ -368,8 +420,9 @@ class Curriculum:
     weights    of the sources: any run of draws holds their shares as exactly as whole prompts can; a source without a
                free prompt leaves its share to the others. Each source has its own epochs
 
-    A prompt that is out (`next`) and not back (`came_back`) is in flight and is not given out a second time: if it comes
-    up in the next epoch before it is back, those behind it go first; if only such prompts remain, the epoch is over.
+    A prompt that is out (`next`) and not back (`came_back`) is in flight and is not given out a second time: if it
+    comes up in the next epoch before it is back, those behind it go first; if only such prompts remain, the epoch is
+    over.
     """
 
     def __init__(self, prompts: list[Prompt], *, seed: int, threshold: float | None, weights: Iterable[float] = (1.0,)):

@@ -1,4 +1,4 @@
-"""The sigmoidal law of RL compute: fit it, say how sure one can be, forecast with it.
+"""The sigmoidal law of RL compute: fit it, say how sure one can be, forecast with it, say when to stop.
 
 Paper: Eq. 1 and Sec. 2.1 (law), App. A.4 (power law), A.5 (fitting), A.6 and A.8 (reading it), A.7 (robustness),
 Table 1, Fig. 7 (efficiency plot).
@@ -10,21 +10,35 @@ Table 1, Fig. 7 (efficiency plot).
     C -> compute, in any unit (GPU-hours, tokens, FLOP, steps)    R_C -> reward, a pass rate in [0, 1]
     A -> A, asymptotic pass rate    B -> B, scaling exponent    C_mid -> C_mid, unit of C    R_0 -> R_0, R at C = 0
 
-Bands (ours, the paper has none): with S the sum of squared residuals, n points and p parameters, the 90 % region is
-S <= S_min (1 + t^2 / (n - p)), t the 95 % quantile of Student's t with n - p degrees of freedom. The band of A, B,
-C_mid or the curve at C is the range of that quantity over the region (profile likelihood, which widens where A is not
-pinned). A measured R_0 has noise too, so for the bands it may move like any other point. Residuals count as
-independent: what all evaluations of one run share (its seed, its validation prompts) is in no band.
+Bands (ours, the paper has none), all 90 %:
+- A, B, C_mid: if Eq. 1 holds. With S the sum of squared residuals, n points and p parameters, the region is
+  S <= S_min (1 + t^2 / (n - p)), t the 95 % quantile of Student's t with n - p degrees of freedom; the band is the
+  range of the parameter over it (profile likelihood, which widens where A is not pinned).
+- The curve ahead and forecasts: Eq. 1 is an approximation, and real curves leave it. From the points come equally
+  likely curves of Eq. 1 (flat prior of A, R_0 and log noise, wide normal ones of log B and log C_mid). Half of them
+  leave Eq. 1 at the last fitted point and go on as a line in log C, whose slope is that of the points from a third of
+  the last compute on (with its error) times a number drawn evenly from 0 to 2. The band holds 90 % of the curves.
+Residuals count as independent: what all evaluations of one run share (its seed, its validation prompts) is in no band.
 
-Deviation: the default has no grid. B and C_mid are searched, A in (R_0, 1] is linear given them and solved for, which
-  keeps the joint fit stable. `method="grid"` is A.5.
+What was tried on the curves of tests/data/forecasts (benchmarks/forecasts.py): Eq. 1 alone holds about half of its
+forecasts, nearly all misses too low. Little helped within Eq. 1: other priors, several starts of the fit pooled. The
+line alone holds as many as both together at the same width, with a worse interval score. The slope of Eq. 1 itself
+instead of the points' slope holds fewer of the public curves. Slopes times 0 to 1.5 or 0.5 to 1.5 hold a few forecasts
+less in narrower bands with about the same score, 0 to 3 only widens. It matters little whether half of the curves
+leave Eq. 1 or a third.
+
+Deviation: the default has no grid. B and C_mid are searched, A in (R_0, 1] and R_0 are linear given them and solved
+  for, which keeps the joint fit stable. `method="grid"` is A.5.
+Deviation: R_0 is fitted too, to its measurement (which has the noise of any other) and to the points, unless given.
 Deviation: the command and `report` leave out the first 10 % of the fitted range (the paper: the first epoch).
-Open in the paper: R_0, noise and raw points are not published. R_0 = 0.39 for the 8B runs is inferred (PAPER_R_0).
-Open in the paper: whether R_0 is fitted. Here it is the measured value.
+Open in the paper: R_0, noise and raw points are not published. R_0 = 0.39 for the 8B runs is inferred (PAPER_R_0 in
+  plumbing/figures.py).
 
 Run:   python fit.py runs/NAME -o scaling.png                 python fit.py my.csv --compute hours --reward val/acc
+       python fit.py runs/NAME --stop-rule --gain 0.02        python fit.py my.csv --scale percent --cumulative
        python fit.py --paper -o figures/                      python fit.py --ours -o figures/
-Test:  pytest tests/test_fit.py; coverage of the bands: python benchmarks/fit_coverage.py
+Test:  pytest tests/test_fit.py tests/test_logs.py; what the bands are worth: python benchmarks/fit_coverage.py (on
+       synthetic runs), python benchmarks/forecasts.py (on real ones)
 """
 
 from collections import namedtuple
@@ -34,11 +48,15 @@ from itertools import product
 
 import numpy as np
 from scipy.optimize import leastsq, minimize
-from scipy.special import expit, logit, stdtrit
+from scipy.special import expit, logit, stdtr, stdtrit
 
 PAPER_GRID = (np.linspace(0.450, 0.800, 71), np.linspace(100, 40000, 100))  # A.5: A, and C_mid in GPU-hours
 B_MIN, B_MAX = 0.001, 10000  # a constant and a step over any range of compute that can be run
+REACH = np.log(1e4)  # C_mid is searched up to this far (in log C) from the points
 EXACT = 1e15  # weight, in evaluations, of an R_0 without noise
+MOST = 200  # points; of more, neighbours in log C are averaged
+PRIOR = np.array([[np.log(1.8), 0], [1, 2]])  # of log B and log(C_mid / last C): mean, standard deviation
+DRAWS, TREND = 2000, np.log(3)  # number of curves; how far back (in log C) the local slope looks
 
 
 class BadInput(ValueError):
@@ -58,15 +76,26 @@ def sigmoid(C, A, B, C_mid, R_0):
         return R_0 + (A - R_0) * expit(B * (np.log(C) - np.log(C_mid)))
 
 
-def f_transform(R, A, B, C_mid, R_0):
-    """Fig. 7: F(R) = C^B, in (unit of C_mid)^B; for R_0 < R < A."""
-    return C_mid**B / ((A - R_0) / (np.asarray(R) - R_0) - 1)
+def log_f(R, A, B, C_mid, R_0):
+    """Fig. 7: log F(R) (natural) = B log C, for R_0 < R < A; of F itself large B and C_mid would leave no number."""
+    return B * np.log(C_mid) + logit((np.asarray(R) - R_0) / (A - R_0))
 
 
-class Run(namedtuple("Run", "compute reward start stop r0 epoch tasks name unit", defaults=[None] * 5 + ["run", ""])):
+class Run(
+    namedtuple("Run", "compute reward start stop r0 epoch tasks name unit notes", defaults=[None] * 5 + ["run", "", ()])
+):
     """The evaluations of one run; a plain (compute, reward) pair is one too: `Run(*pair)`.
 
-    compute, reward, start, stop, r0, epoch as in `fit`; tasks: the columns of its log with the pass rates of one task.
+    compute, reward, start, stop, r0, epoch as in `fit`; tasks: the columns of its log with the pass rates of one task;
+    notes: what was left out when it was read.
+    """
+
+
+class Draws(namedtuple("Draws", "A B C_mid R_0 noise normal slope")):
+    """S equally likely curves, each field (S,).
+
+    noise: standard deviation of one evaluation    normal: a standard normal number
+    slope: dR / d log C with which the curve leaves Eq. 1 at the last fitted point; 0: it follows Eq. 1
     """
 
 
@@ -82,9 +111,12 @@ class Fit:
     noise: float  # half-width of the 90 % band of one evaluation about the curve
     span: tuple  # first and last fitted compute
     points: int  # fitted, R_0's not counted
-    bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %
-    warnings: tuple  # "name: what it means here"
-    region: np.ndarray = field(repr=False)  # (S, 4) A, B, C_mid, R_0: spans the 90 % region
+    averaged: int  # what they were averaged to; `points` if they were not
+    bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %, of Eq. 1 alone
+    warnings: tuple  # "name: what it means here", where a forecast deserves doubt
+    notes: tuple  # what was done to the points, and where they lie
+    region: np.ndarray = field(repr=False)  # (S, 4) A, B, C_mid, R_0: spans the 90 % region of Eq. 1 alone
+    draws: Draws = field(repr=False)
     run: Run = field(repr=False)  # what was fitted, in order of compute
 
     def predict(self, C):
@@ -96,11 +128,18 @@ class Fit:
         share = np.clip((np.asarray(R, float) - self.R_0) / (self.A - self.R_0), 0, 1)
         return self.C_mid * np.exp(logit(share) / self.B)
 
+    def curves(self, C):
+        """(..., S) pass rates of the `Draws` at compute C, any shape."""
+        C, draws, last = np.asarray(C, float)[..., None], self.draws, self.span[1]
+        followed = np.where(draws.slope == 0, C, np.minimum(C, last))
+        left = draws.slope * np.log(np.maximum(C / last, 1))
+        return np.clip(sigmoid(followed, *draws[:4]) + left, 0, 1)
+
     def band(self, C, mean_of=np.inf):
         """90 % band (low, high) at C, any shape: of the mean of `mean_of` evaluations there (inf: of the curve)."""
-        curves = sigmoid(np.asarray(C, float)[..., None], *self.region.T)
-        low, high, centre, noise = curves.min(-1), curves.max(-1), self.predict(C), self.noise / np.sqrt(mean_of)
-        return centre - np.hypot(centre - low, noise), centre + np.hypot(high - centre, noise)
+        values = self.curves(C) + self.draws.noise * self.draws.normal / np.sqrt(mean_of)
+        (low, high), centre = np.quantile(np.clip(values, 0, 1), (0.05, 0.95), axis=-1), self.predict(C)
+        return np.minimum(low, centre), np.maximum(high, centre)
 
 
 class PowerLaw(namedtuple("PowerLaw", "A B D ssr")):
@@ -114,8 +153,21 @@ class PowerLaw(namedtuple("PowerLaw", "A B D ssr")):
 # ---- Fitting ----
 
 
-class _Points(namedtuple("_Points", "u R R_0 weight low high")):
-    """What is fitted: u (n,) = log C, R (n,), R_0 and its weight in evaluations; low <= A <= high."""
+class _Points(namedtuple("_Points", "u R count R_0 weight A")):
+    """What is fitted: u (n,) = log C, R (n,) and of how many evaluations each is the mean; R_0 as measured and its
+    weight in evaluations; A if it is fixed, else None."""
+
+
+def averaged(C, R):
+    """C > 0 in order, R and of how many evaluations each is the mean, each (n,): more than MOST points become the
+    (geometric, arithmetic) means of neighbours in log C."""
+    if len(C) <= MOST:
+        return C, R, np.ones(len(C))
+    u = np.log(C)
+    cell = np.minimum((MOST * (u - u[0]) / (u[-1] - u[0])).astype(int), MOST - 1)
+    count, u, R = (np.bincount(cell, x, MOST) for x in (np.ones(len(C)), u, R))
+    full = count > 0
+    return np.exp(u[full] / count[full]), R[full] / count[full], count[full]
 
 
 def _shape(points, cells):
@@ -124,28 +176,40 @@ def _shape(points, cells):
     v in [-1, 1] moves C_mid from before all points to after them.
     """
     B, half = np.exp(cells[:, 0]), np.ptp(points.u) / 2
-    reach = np.minimum(half + 25 / B, 500)  # e^-25: no rise; e^500: C_mid stays finite
+    reach = half + np.minimum(25 / B, REACH)  # e^-25: no rise
     log_C_mid = points.u.min() + half + cells[:, 1] * reach
     return B, log_C_mid, expit(B[:, None] * (log_C_mid[:, None] - points.u))
 
 
-class _Profile(namedtuple("_Profile", "A R_0 S free curvature follow weight")):
-    """The best A within its limits and R_0 of K shapes, each (K,), their S, and how far A and R_0 may move from there.
+class _Profile(namedtuple("_Profile", "A R_0 S low high free curvature base follow weight")):
+    """The best A and R_0 of K shapes and their S, and how far they may move from there; each (K,).
 
-    free: the best A without limits    curvature: d2S/dA2 / 2, R_0 following    follow: dR_0/dA    weight: d2S/dR_0^2 / 2
+    low, high: limits of A    free: the best A without limits    curvature: d2S/dA2 / 2, R_0 following
+    base + follow * A: the best R_0 for A    weight: d2S/dR_0^2 / 2
     """
+
+    def R_0_for(self, A):
+        """The best R_0 for A (K,) with 0 <= R_0 <= A."""
+        return np.clip(self.base + self.follow * A, 0, A)
+
+
+def _squares(points, h, A, R_0):
+    """The weighted sum of squared residuals of h (K, n), A and R_0 (K,): (K,)."""
+    residuals = points.R - A[:, None] + (A - R_0)[:, None] * h
+    return residuals**2 @ points.count + points.weight * (R_0 - points.R_0) ** 2
 
 
 def _profile(points, h):
     """The `_Profile` of h (K, n): R = A (1 - h) + R_0 h is linear in A and R_0."""
-    hh, gh = (h * h).sum(1) + points.weight, ((1 - h) * h).sum(1)
-    pull = h @ points.R + points.weight * points.R_0
-    curvature = np.maximum(((1 - h) ** 2).sum(1) - gh**2 / hh, 1e-30)
-    free = ((1 - h) @ points.R - gh * pull / hh) / curvature
-    A = np.clip(free, points.low, points.high)
-    R_0 = (pull - A * gh) / hh
-    S = ((points.R - A[:, None] + (A - R_0)[:, None] * h) ** 2).sum(1) + points.weight * (R_0 - points.R_0) ** 2
-    return _Profile(A, R_0, S, free, curvature, -gh / hh, hh)
+    n, R = points.count, points.count * points.R
+    hh, gh, pull = h**2 @ n + points.weight, ((1 - h) * h) @ n, h @ R + points.weight * points.R_0
+    curvature = np.maximum((1 - h) ** 2 @ n - gh**2 / hh, 1e-30)
+    free, flat = ((1 - h) @ R - gh * pull / hh) / curvature, pull / (hh + gh)  # flat: A = R_0
+    low, high = np.full((2, len(h)), 1.0 if points.A is None else points.A)
+    low = flat + 1e-6 * (1 - flat) if points.A is None else low
+    at = _Profile(np.clip(free, low, high), None, None, low, high, free, curvature, pull / hh, -gh / hh, hh)
+    R_0 = at.R_0_for(at.A)
+    return at._replace(R_0=R_0, S=_squares(points, h, at.A, R_0))
 
 
 LIMITS = np.array([[np.log(B_MIN), -1], [np.log(B_MAX), 1]])  # of the cells
@@ -174,22 +238,78 @@ def _region(points, factor):
     at = _profile(points, h)
     reach = np.sqrt(np.maximum(limit - at.S + at.curvature * (at.A - at.free) ** 2, 0) / at.curvature)
     room = np.sqrt(np.maximum(limit - at.S, 0) / at.weight)
-    ends = [(at.A, at.R_0 - room), (at.A, at.R_0 + room)]  # R_0 moves alone, or A moves and R_0 follows
-    for A in np.clip([at.free - reach, at.free + reach], points.low, points.high):
-        ends.append((A, at.R_0 + at.follow * (A - at.A)))
+    ends = [(at.A, np.clip(at.R_0 + move, 0, at.A)) for move in (-room, room)]  # R_0 moves alone
+    ends += [(A, at.R_0_for(A)) for A in np.clip([at.free - reach, at.free + reach], at.low, at.high)]
     return np.concatenate([np.column_stack([A, B, np.exp(log_C_mid), R_0]) for A, R_0 in ends])
+
+
+def _slopes(points, random, size):
+    """(size,) likely slopes dR / d log C of the points from a third of the last compute on, at least 4 values of it."""
+    since = min(points.u[-1] - TREND, np.unique(points.u)[-4:][0])
+    u, R, n = (x[points.u >= since] for x in (points.u, points.R, points.count))
+    x = u - (n @ u) / n.sum()
+    xx, rest = n @ x**2, R - (n @ R) / n.sum()
+    slope, freedom = (n * x) @ rest / xx, len(u) - 2
+    error = np.sqrt(n @ (rest - slope * x) ** 2 / freedom / xx)
+    return slope + error * random.standard_t(freedom, size)
+
+
+class _Ceiling(namedtuple("_Ceiling", "centre width side tail share")):
+    """How A is distributed given each of K shapes, each (K,): centre + side * width * x with x from a Student's t, of
+    which `share`, from the quantile `tail` on, lies within the limits of A."""
+
+    def draw(self, i, freedom, random):
+        """A for the shapes i, before rounding at its limits."""
+        x = stdtrit(freedom, self.tail[i] + self.share[i] * random.random(len(i)))
+        return self.centre[i] + self.side[i] * self.width[i] * x
+
+
+def _ceiling(at, S, freedom):
+    """The `_Ceiling` of shapes whose `_profile` is `at` and whose sum of squares at at.free is S (K,)."""
+    width, side = np.sqrt(S / freedom / at.curvature), np.where(at.free < at.low, -1, 1)  # the end where t is precise
+    ends = np.sort([side * (end - at.free) / width for end in (at.low - 1e-9, at.high + 1e-9)], axis=0)
+    tail, upper = stdtr(freedom, ends)
+    return _Ceiling(at.free, width, side, tail, np.maximum(upper - tail, 1e-300))
+
+
+def _draws(points, cells=41):
+    """The `Draws`: Eq. 1 with a flat prior of A, R_0 and log noise and PRIOR of B and C_mid; every other one leaves it.
+
+    Given B and C_mid, A is a truncated t and R_0 normal; B and C_mid are drawn from a grid that closes in on them.
+    """
+    random, (mean, deviation), last, freedom = np.random.default_rng(0), PRIOR, points.u[-1], len(points.u) - 1
+    low, high = mean - 3.5 * deviation, mean + 3.5 * deviation
+    for _ in range(3):
+        shapes = np.stack(np.meshgrid(*np.linspace(low, high, cells).T), -1).reshape(-1, 2)
+        h = expit(np.exp(shapes[:, :1]) * (shapes[:, 1:] + last - points.u))
+        at = _profile(points, h)
+        S = np.maximum(_squares(points, h, at.free, at.base + at.follow * at.free), 1e-10)
+        ceiling = _ceiling(at, S, freedom)
+        weight = np.log(ceiling.share) - freedom / 2 * np.log(S) - np.log(at.curvature * at.weight) / 2
+        weight -= (((shapes - mean) / deviation) ** 2).sum(1) / 2
+        weight = np.exp(weight - weight.max())
+        step, likely = (high - low) / (cells - 1), shapes[weight > 1e-4]
+        low, high = likely.min(0) - step, likely.max(0) + step
+    i = random.choice(len(shapes), DRAWS, p=weight / weight.sum())
+    A = np.clip(ceiling.draw(i, freedom, random), at.low[i], at.high[i])
+    noise = np.sqrt((S[i] + at.curvature[i] * (A - at.free[i]) ** 2) / random.chisquare(freedom + 1, DRAWS))
+    R_0 = at.base[i] + at.follow[i] * A + noise / np.sqrt(at.weight[i]) * random.normal(size=DRAWS)
+    slope = _slopes(points, random, DRAWS) * random.uniform(0, 2, DRAWS) * (np.arange(DRAWS) % 2)
+    B, C_mid = np.exp(shapes[i] + (0, last)).T
+    return Draws(A, B, C_mid, np.clip(R_0, 0, A), noise, random.normal(size=DRAWS), slope)
 
 
 def _grid(points, grid):
     """A.5 to the letter: for every pair (A, C_mid) fit B alone from `curve_fit`'s default start, 1; the best pair."""
-    R_0, best = points.R_0, (np.inf, np.nan, np.nan, np.nan)
+    R_0, weight, best = points.R_0, np.sqrt(points.count), (np.inf, np.nan, np.nan, np.nan)
     for A, C_mid in product(*grid):
-        residuals = lambda B: R_0 + (A - R_0) * expit(B * (points.u - np.log(C_mid))) - points.R  # noqa: B023, E731
+        x = points.u - np.log(C_mid)
+        residuals = lambda B: weight * (R_0 + (A - R_0) * expit(B * x) - points.R)  # noqa: B023, E731
         # What `curve_fit` calls; without the covariance of B, which A.5 does not use, and its warnings.
         (B,), *_, status = leastsq(residuals, 1.0, full_output=True)
         if status in (1, 2, 3, 4):  # else no convergence from the default start: this pair has no fit
             best = min(best, ((residuals(B) ** 2).sum(), A, B, C_mid))
-    return best[1:]
+    return *best[1:], R_0
 
 
 def _checked(run):
@@ -197,24 +317,32 @@ def _checked(run):
     C, R, epoch = (np.asarray(x, float) for x in (run.compute, run.reward, run.epoch))  # epoch None: nan
     if C.ndim != 1 or C.shape != R.shape:
         raise BadInput(f"{run.name}: got compute {C.shape} and reward {R.shape}, expected lists of one length")
-    wrong = ~(np.isfinite(C + R) & (C >= 0) & (abs(R) <= 1.5))
+    slack = 1e-6  # of single precision
+    wrong = ~(np.isfinite(C + R) & (C >= 0) & (R >= -slack) & (R <= 1 + slack))
     if wrong.any():
         got = f"{run.name}: got compute {C[wrong][0]:g} and reward {R[wrong][0]:g} at point {wrong.argmax() + 1}"
-        raise BadInput(f"{got}, expected C >= 0 and a pass rate in [0, 1]; likely a gap, a logarithm, or per cent")
+        remedy = "other rewards need --scale percent, --scale pm1 (-1 to 1) or --scale LO:HI"
+        raise BadInput(f"{got}, expected C >= 0 and a pass rate in [0, 1]; {remedy}")
     order = np.argsort(C, kind="stable")
+    R = np.clip(R, 0, 1)
     return run._replace(compute=C[order], reward=R[order], epoch=np.broadcast_to(epoch, C.shape)[order])
 
 
-def _amount(value, whole):
+def _amount(value, whole, name):
     """A compute, or a share of `whole` such as "10%", as a compute."""
-    return float(value[:-1]) / 100 * whole if str(value).endswith("%") else float(value)
+    text = str(value)
+    with suppress(ValueError):
+        amount = float(text[:-1]) / 100 * whole if text.endswith("%") else float(text)
+        if amount >= 0:
+            return amount
+    raise BadInput(f"got {name} {text}, expected a compute or a share such as 10%")
 
 
 def _in_range(run, taken):
     """Mask (n,) of what to fit: start <= C <= stop, C > 0, not `taken` for R_0; BadInput if that is too little."""
     C, last = run.compute, run.compute.max(initial=0.0)
-    high = last if run.stop is None else min(last, _amount(run.stop, last))
-    low = _amount(run.start or 0.0, high)
+    high = last if run.stop is None else min(last, _amount(run.stop, last, "stop (--fit-to)"))
+    low = _amount(run.start or 0.0, high, "start (--fit-from)")
     keep = (C > 0) & (C >= low) & (C <= high) & ~taken
     points, values = keep.sum() + taken.any(), len(np.unique(C[keep]))
     if points < 5 or values < 3:
@@ -223,21 +351,35 @@ def _in_range(run, taken):
     return keep
 
 
-def _warnings(law, R, edges, assumed, epoch):
+def _notes(run, count, averaged_to, epoch):
+    """What to know of the `count` fitted points at these epochs (n,)."""
+    early = (epoch < 1).mean()
+    known = {
+        f"averaged to {averaged_to} points, neighbours in log C": averaged_to < count,
+        f"{early:.0%} of the fitted points lie in the first epoch, which the paper leaves out": early > 0,
+    }
+    return *run.notes, *(text for text, holds in known.items() if holds)
+
+
+def _warnings(law, points, edges, assumed):
     """The named warnings. edges: name -> values searched, the least first; one value: the caller fixed it."""
     # How far R (n,) ends below its highest stretch of n/8 points, against what noise could do.
+    R, (low, high) = points.R, law.bands["A"]
     mean = np.convolve(R, np.ones(width := max(3, len(R) // 8)) / width, "valid")
     noise = np.median(abs(np.diff(R))) / 0.954  # the median |difference| of two numbers with normal noise 1
     drop, limit = mean.max() - mean[-1], max(0.01, 4 * noise * np.sqrt(2 / width))
-    (low, high), early = law.bands["A"], (epoch < 1).mean()
-    on = [n for n, x in edges.items() if x[0] < x[-1] and np.isclose(getattr(law, n), (x[0], x[-1]), rtol=1e-6).any()]
+    on = [n for n, x in edges.items() if x[0] < x[-1] and np.isclose(getattr(law, n), (x[0], x[-1]), rtol=3e-6).any()]
+    settled = law.A == 1 and low >= 0.9 and law.C_mid < law.span[1]  # then 1 is a ceiling, no end of the search
+    on = [n for n in on if not (n == "A" and settled)]
+    below, typical = (R < points.R_0).mean(), np.median(R)
     known = {
         f"on a bound: {', '.join(f'{n} = {getattr(law, n):.4g}' for n in on)}, an end of the range searched": on,
         f"outside Eq. 1: A = {law.A:.4g}, R_0 = {law.R_0:.4g}, B = {law.B:.4g}": law.A <= law.R_0 or law.B <= 0,
+        f"most points lie below R_0: {points.R_0:.4g}, their median {typical:.4g}; give it (--r0)": below > 0.5,
+        f"B is not determined: {law.B:.4g} is a jump between two points": law.B > 20,
         f"reward falls after a peak: by {drop:.3f}; Eq. 1 can only rise, so the forecast does not hold": drop > limit,
         f"not yet forecastable: A is anywhere in [{low:.2f}, {high:.2f}]": high - low > 0.2,
-        f"R_0 assumed: nothing at C = 0 and no r0, so the first point, {law.R_0:.4g}, stands for it": assumed,
-        f"fit range inside the first epoch: {early:.0%} of its points; the paper leaves that epoch out": early > 0,
+        f"R_0 assumed: nothing at C = 0 and no r0, so the first point, {points.R_0:.4g}, stands for it": assumed,
     }
     return tuple(text for text, holds in known.items() if holds)
 
@@ -246,14 +388,14 @@ def fit(compute, reward, r0=None, start=None, stop=None, method="continuous", *,
     """Fit Eq. 1 to the points with start <= C <= stop.
 
     compute (n,)      C >= 0, any one unit, any order     reward (n,)  pass rates
-    r0                pass rate at C = 0, taken as exact; default: the mean of the points at C = 0, with the noise of
-                      a measurement, else the first point (warning)
+    r0                pass rate at C = 0, taken as exact; default: fitted, to the points and to the mean of those at
+                      C = 0, a measurement like others, else to the first point as one (warning)
     start, stop       computes, or shares: stop="50%" of the last compute, start="10%" of stop; default: all points
     method            "continuous": least squares, A in (R_0, 1], B > 0; "grid": A.5
     grid              for "grid": rising values of A and of C_mid; default: the paper's, in GPU-hours
     A                 fixes A; "continuous" only
-    epoch (n,)        epochs over the training prompts done at each point, nan: not known; only for a warning
-    Raises BadInput: fewer than 5 points (R_0's included), nan, C < 0, all C equal, no pass rates, R_0 not under A.
+    epoch (n,)        epochs over the training prompts done at each point, nan: not known; only for a note
+    Raises BadInput: fewer than 5 points (R_0's included), nan, C < 0, all C equal, R outside [0, 1], R_0 not under A.
 
     >>> C = np.array([0, 1, 2, 4, 8, 16, 32])
     >>> law = fit(C, sigmoid(C, A=0.8, B=1.5, C_mid=5, R_0=0.2))
@@ -263,52 +405,82 @@ def fit(compute, reward, r0=None, start=None, stop=None, method="continuous", *,
     return fit_run(Run(compute, reward, start, stop, r0, epoch=epoch), method, grid=grid, A=A)
 
 
+def _taken(run, A):
+    """The _Points of a run to fit, the mask (n,) of its evaluations that they stand for, whether R_0 is assumed."""
+    C, R, r0, high = run.compute, run.reward, run.r0, 1.0 if A is None else A
+    taken = (C == 0 if (C == 0).any() else np.arange(len(C)) == 0) & (r0 is None)
+    keep, assumed = _in_range(run, taken), bool((C[taken] > 0).any())
+    R_0, weight = (float(R[taken].mean()), float(taken.sum())) if r0 is None else (float(r0), EXACT)
+    least = R_0 if A is not None or r0 is not None else min(R_0, R[keep].min())
+    if not 0 <= least < high:
+        bounds = f"expected 0 to less than A <= {high:g}"
+        raise BadInput(f"{run.name}: got R_0 = {least:g}, {bounds}; else nothing is left to gain")
+    at, means, count = averaged(C[keep], R[keep])
+    if len(at) + taken.any() < 5:
+        raise BadInput(f"{run.name}: got {len(at)} different computes, expected 5 or more; run on")
+    return _Points(np.log(at), means, count, R_0, weight, A), keep, assumed
+
+
 def fit_run(run, method="continuous", *, grid=PAPER_GRID, A=None):
     """`fit` of a Run (or a pair of compute and reward) over its own range."""
     if method != "continuous" and (method != "grid" or A is not None):
         raise BadInput(f"got method {method!r}, expected 'continuous', or 'grid' with A not fixed")
     run = _checked(Run(*run))
-    C, R, r0 = run.compute, run.reward, run.r0
-    taken = (C == 0 if (C == 0).any() else np.arange(len(C)) == 0) & (r0 is None)
-    keep, assumed = _in_range(run, taken), bool((C[taken] > 0).any())
-    R_0, weight = (float(R[taken].mean()), float(taken.sum())) if r0 is None else (float(r0), EXACT)
-    low, high = (R_0 + 1e-6 * (1 - R_0), 1.0) if A is None else (A, A)
-    if not R_0 < high:
-        raise BadInput(f"{run.name}: got R_0 = {R_0:g}, expected less than A <= {high:g}: nothing is left to gain")
-    C, R, freedom = C[keep], R[keep], int(keep.sum()) - (3 if A is None else 2)
-    points = _Points(np.log(C), R, R_0, EXACT, low, high)
+    points, keep, assumed = _taken(run, A)
     best = _grid(points, grid) if method == "grid" else _estimate(points)
-    edges = {"A": (low, high), "B": (B_MIN, B_MAX)} if method == "continuous" else dict(zip(("A", "C_mid"), grid))
-    ssr, quantile = ((R - sigmoid(C, *best, R_0)) ** 2).sum(), stdtrit(freedom, 0.95)
-    region = np.concatenate([[[*best, R_0]], _region(points._replace(weight=weight), 1 + quantile**2 / freedom)])
+    freedom = len(points.u) - (3 if A is None else 2)
+    ssr = ((points.R - sigmoid(np.exp(points.u), *best)) ** 2) @ points.count
+    S, quantile = ssr + points.weight * (best[3] - points.R_0) ** 2, stdtrit(freedom, 0.95)
+    region = np.concatenate([[best], _region(points, 1 + quantile**2 / freedom)])
     bands = dict(zip(("A", "B", "C_mid"), zip(region.min(0).tolist(), region.max(0).tolist())))
-    numbers = map(float, (*best, R_0, ssr, quantile * np.sqrt(ssr / freedom)))
-    law = Fit(*numbers, (C[0].item(), C[-1].item()), len(C), bands, (), region, run)
-    return replace(law, warnings=_warnings(law, R, edges, assumed, run.epoch[keep]))
+    numbers, C = map(float, (*best, ssr, quantile * np.sqrt(S / freedom))), run.compute[keep]
+    notes = _notes(run, len(C), len(points.u), run.epoch[keep])
+    span, sizes = (C[0].item(), C[-1].item()), (len(C), len(points.u))
+    law = Fit(*numbers, span, *sizes, bands, (), notes, region, _draws(points), run)
+    edges = {"A": (law.R_0, 1.0) if A is None else (A, A), "B": (B_MIN, B_MAX)}
+    edges = edges if method == "continuous" else dict(zip(("A", "C_mid"), grid))
+    return replace(law, warnings=_warnings(law, points, edges, assumed))
 
 
 def _estimate(points):
-    """The continuous point estimate A, B, C_mid."""
+    """The continuous point estimate A, B, C_mid, R_0."""
     cells, S = _search(points)
     precise = {"method": "Nelder-Mead", "bounds": LIMITS.T, "options": {"xatol": 1e-8, "fatol": 1e-9}}
     best = minimize(lambda cell: _profile(points, _shape(points, cell[None])[2]).S[0], cells[S.argmin()], **precise)
     B, log_C_mid, h = _shape(points, best.x[None])
-    return _profile(points, h).A[0], B[0], np.exp(log_C_mid[0])
+    at = _profile(points, h)
+    return at.A[0], B[0], np.exp(log_C_mid[0]), at.R_0[0]
 
 
 def fit_power_law(compute, reward, start=None, stop=None):
     """A.4: least squares of R_C = A - D / C^B, A <= 1, B > 0; compute, reward, start, stop and BadInput as in `fit`."""
     run = _checked(Run(compute, reward, start, stop))
     keep = _in_range(run, np.zeros(len(run.compute), bool))
-    C, B = run.compute[keep], np.geomspace(B_MIN, 20, 10000)
-    points, centre = _Points(np.log(C), run.reward[keep], 0.0, 0.0, -np.inf, 1.0), np.exp(np.log(C).mean())
-    # R = A - (A - R_0) h with R_0 free, so D = A - R_0; in units of the centre, h neither over- nor underflows.
-    at = _profile(points, (C / centre) ** -B[:, None])
-    i = at.S.argmin()
-    return PowerLaw(*map(float, (at.A[i], B[i], (at.A[i] - at.R_0[i]) * centre ** B[i], at.S[i])))
+    C, R, n = averaged(run.compute[keep], run.reward[keep])
+    u, B, total = np.log(C), np.geomspace(B_MIN, 20, 10000), n.sum()
+    centre = n @ u / total
+    x = np.exp(-B[:, None] * (u - centre))  # in units of the centre, so that it neither over- nor underflows
+    level, rest = x @ n / total, R - n @ R / total
+    D = -(x - level[:, None]) @ (n * rest) / ((x - level[:, None]) ** 2 @ n)
+    D = np.where(n @ R / total + D * level > 1, (x @ (n * (1 - R))) / (x**2 @ n), D)
+    A = np.minimum(n @ R / total + D * level, 1.0)
+    S = (R - A[:, None] + D[:, None] * x) ** 2 @ n
+    i = S.argmin()
+    return PowerLaw(*map(float, (A[i], B[i], D[i] * np.exp(centre * B[i]), S[i])))
 
 
 # ---- Forecasts and comparisons ----
+
+
+def stop_rule(law, gain=0.02):
+    """Is it worth doubling the compute? From P, the probability that the curve then rises by less than `gain`.
+
+    Returns (P, verdict): "stop" from P = 0.9 on, "go on" up to 0.1, else neither.
+    """
+    last = law.span[1]
+    P = float((law.curves(2 * last) - law.curves(last) < gain).mean())
+    unclear = f"cannot tell yet; look again at C = {1.5 * last:.4g}"
+    return P, "stop" if P >= 0.9 else "go on" if P <= 0.1 else unclear
 
 
 def fitted(run, **changes):

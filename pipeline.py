@@ -123,8 +123,10 @@ class Header:
     prompt_tokens: int
     tokens: int  # of the completion, injected ones included
     versions: dict[int, int]  # {policy version: tokens it sampled}, injected ones excluded
+    logprob: float  # nats, log pi_gen summed over the tokens that the policy sampled
     timed_out: bool  # wrong because verifying it took too long
     error: str  # why the verifier failed
+    marked: bool = True  # the text holds the mark behind which the answer begins, or there is no such mark
 
     @property
     def length(self):
@@ -527,6 +529,8 @@ def header(score, ticket):
     """Header of a scored completion."""
     c = score.completion
     versions = Counter(version for version, sampled in zip(c.versions, c.mask) if sampled)
+    logprob = sum(logprob for logprob, sampled in zip(c.logprobs, c.mask) if sampled)
     return Header(
         f"completion/{ticket.queue}/{ticket.number}/{c.index}", ticket.prompt.index, score.reward, score.correct,
-        c.truncated, c.interrupted, len(c.prompt_ids), len(c.ids), dict(versions), score.timed_out, score.error)
+        c.truncated, c.interrupted, len(c.prompt_ids), len(c.ids), dict(versions), logprob, score.timed_out,
+        score.error, score.marked)

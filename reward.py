@@ -1,6 +1,7 @@
 """Rewards: +1 for a correct final answer, -1 for any other (Sec. 2); how answers are read and compared.
 
     answer = what follows the last </think>; no </think>, or a truncated completion: no answer, which is wrong
+             (another mark, or none and the whole text is the answer: --think-end)
     r = +1 if correct else -1                                       r -> reward(), correct -> a verifier
     r = +1 + clip((L_max - |y|)/L_cache - 1, -1, 0) if correct      Eq. 9, A.10, A.15: instead of interruptions
     |y| -> tokens, L_max -> length_max, L_cache -> length_cache, the clip -> length_penalty()
@@ -10,20 +11,26 @@
 Tasks (TASKS maps the name in a prompt's `task` to its verifier)
   arithmetic  the answer is the reference, character by character, but for ASCII whitespace around it: "18" and " 18\\n"
   sorting     are right for 18; "018", "+18", "18.0", "18." and digits of other scripts are wrong.
-  math        LaTeX: the last \\boxed{...}, or without one the final expression, compared by math-verify (the paper's
-              checker); boxes that only commas, "and", "or", "x =" stand between are one list. Equal strings are right
-              at once; everything else goes to a worker process.
+  math        LaTeX: the last \\boxed{...} or \\fbox{...}, or without one the final expression; boxes that only commas,
+              "and", "or", "x =" stand between are one list. Equal strings are right at once; everything else goes to a
+              worker process: `normalise`, then `equal`. A reference is read whole or not at all: nothing is right for a
+              part of itself, and one that cannot be read has no verdict.
+                numbers   must be equal; a decimal beside a number that is neither decimal nor whole, at 6 places
+                (a, b)    keeps its order, and so does x = 1, y = 2; a, b and {a, b} are sets
+                12_5      is right only for the same digits and base
+                words     letter for letter, whatever their case
+                the rest  math-verify's, the paper's checker
   code        a Python program: the last ```python block, or without one the last ``` block without a language. It is
               right if it passes all tests of the reference, a JSON text of one of the forms in use (`read_tests`):
                 {"inputs": ["1 2\\n", ...], "outputs": ["3\\n", ...]}                   stdin and stdout (TACO, APPS)
                 {"fn_name": "add", "inputs": [[1, 2], ...], "outputs": [3, ...]}        a call; if all outputs are lists
-                                                                                        of one, these stand for that one
+                                                                                        of one, these or what they hold
                 [{"input": "1 2\n", "output": "3\n"}, ...]                            the same, a test at a time; with
                 [{"input": "1\n2", "output": "3", "metadata": {"func_name": "add"}}]   arguments as JSON lines
               stdout: the same lines, trimmed; where a line differs, its words must be the same, but for decimal
-              fractions, which allow a relative error of 1e-6. A result of a call is right if, as JSON, it == the
-              expected one (so a tuple is a list). Every test must end with exit status 0. The program sees the
-              standard library only; a function finds the names of `typing` defined, as starter codes expect.
+              fractions, which allow a relative error of 1e-6, and 1.0 for 1. A result of a call is right if, as JSON,
+              it == the expected one (so a tuple is a list). Every test must end with exit status 0. The program sees
+              the standard library only, and finds what graders import beforehand (plumbing/jail.py: PRELUDE).
 
 SymPy can run for days on a short answer: `equal` and programs run in worker processes (plumbing/workers.py) that are
 ended at a limit. What takes too long is wrong; what a worker cannot judge has no verdict, and is never scored as wrong.
@@ -32,9 +39,10 @@ Deviation: a box, or an answer without one, of more than MAX_CHARS characters is
   short, parsing time grows faster than length, and the end of a long number is not that number. Programs: CODE_CHARS.
 Open in the paper: whether a truncated completion that already shows its answer is correct. Ours: it is wrong, unread;
   Sec. A.15 leaves it out of the loss, but the pass rate needs a value.
-Known limits, math-verify's: "It is 17, not 18" has the final expression 18; "50" equals "50\\%"; an unquoted word is a
-  product of letters, so that "Paris" equals "Pairs"; a last word that can be a unit is dropped (t of "\\cos^2 t");
-  in a product, i is a letter: (1+2i)(3+4i) is not -5+10i. tests/test_reward.py lists where its own tests disagree.
+Known limits (tests/test_reward.py: LIMITS). Wrong and judged right: 1. without a box the last formula or number of a
+  text counts: "It is 17, not 18" is 18; 2. units are not compared: 10 km is 10 m, and 50 is 50\\%. Right and judged
+  wrong: 3. three letters or more are a word: xyz is not zyx; 4. one letter is a unit in \\text{} only: 3 m is not 3;
+  5. 100,200,300 without spaces is one number; 6. "x < 1 or x > 4" is not the union of the intervals.
 
 Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py
 """
@@ -42,16 +50,26 @@ Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/s
 import json
 import re
 from contextlib import suppress
+from decimal import Decimal
 from math import comb, isclose, nan
 from statistics import mean, stdev
+from textwrap import dedent
+from unicodedata import normalize
 
-THINK_END = "</think>"
+THINK_END = "</think>"  # Sec. 2
 BOX = "\\boxed{"
+BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # its other spellings
+FORMULA = re.compile(r"\s*(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\[()]).)+\\\)|\\\[(?:(?!\\[\[\]]).)+\\\])[\s.]*", re.S)
+BASE = re.compile(r"(?<![A-Za-z_0-9])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
+SIGNS = r"\\(?:pm|mp)(?![A-Za-z])"
+SPELLING = r"\\text|[\s{}]"
 BETWEEN_BOXES = re.compile(
     r"(?:[\s$,;]|\\[][(), ;:]|\\q?quad|and|or|\\text\{[^{}]*(?:,|and|or)\s*\}|[A-Za-z][\w{}]*\s*=)*")
 BETWEEN_CHARS = 40  # more than this between two boxes is never looked at
+UNREADABLE = "expected a reference answer"  # so begins the reason for no verdict that lies in the data
 MAX_CHARS = 10_000
 CODE_CHARS = 65_536  # what Codeforces takes
+FUNCTIONAL = {"functional", "function_call"}  # what data sets call tests of a function
 NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][-+]?[0-9]{1,3})?")
 
 
@@ -76,6 +94,7 @@ def pass_rates(groups, prompts) -> dict:
 
     stderr is the sampling error on these prompts; which prompts were drawn is not in it. A prompt whose verifier failed
     is left out and its completions are counted as unverified: they are not wrong. Raises ValueError if none is left.
+    entropy_sampled is -mean log pi_gen of the sampled tokens, nats: an estimate of the entropy on validation (A.12).
     """
     known = [group for group in groups if all(header.correct is not None for header in group)]
     if not known:
@@ -85,8 +104,10 @@ def pass_rates(groups, prompts) -> dict:
     tasks = {curve: mean(rate for rate, of in zip(means, curves) if of == curve) for curve in dict.fromkeys(curves)}
     k = len(groups[0])  # the mean of k answers varies by p (1 - p) / k; k - 1 makes the estimate from these k unbiased
     stderr = (sum(p * (1 - p) for p in means) / (k - 1)) ** 0.5 / len(means) if k > 1 else nan
-    return {"pass_rate": mean(means), "stderr": stderr, "completions": k * len(known),
-            "unverified": k * (len(groups) - len(known)), "tasks": tasks}
+    tokens = sum(sum(header.versions.values()) for group in groups for header in group)
+    surprise = -sum(header.logprob for group in groups for header in group)
+    return {"pass_rate": mean(means), "stderr": stderr, "entropy_sampled": surprise / tokens,
+            "completions": k * len(known), "unverified": k * (len(groups) - len(known)), "tasks": tasks}
 
 
 def pass_at_k(groups, k: int) -> tuple[float, float]:
@@ -101,13 +122,15 @@ def pass_at_k(groups, k: int) -> tuple[float, float]:
     return mean(chances), stdev(chances) / len(chances) ** 0.5 if len(chances) > 1 else nan
 
 
-def final_answer(text: str) -> str | None:
-    """What follows the last </think> of a completion's text, or None without one.
+def final_answer(text: str, think_end: str | None = THINK_END) -> str | None:
+    """What follows the last `think_end` of a completion's text, or None without one; with think_end None the whole text.
 
-    >>> final_answer("<think>7+5=12 12-3=9</think>9")
-    '9'
+    >>> final_answer("<think>7+5=12 12-3=9</think>9"), final_answer("9"), final_answer("9", None)
+    ('9', None, '9')
     """
-    _, mark, answer = text.rpartition(THINK_END)
+    if think_end is None:
+        return text
+    _, mark, answer = text.rpartition(think_end)
     return answer if mark else None
 
 
@@ -119,6 +142,7 @@ def final_expression(answer: str) -> str:
     >>> final_expression("x = \\\\boxed{1} and y = \\\\boxed{2}")
     '\\\\boxed{1, 2}'
     """
+    answer = BOXES.sub(lambda _: BOX, answer)
     start = answer.rfind(BOX)
     if start < 0:
         return answer.strip() if len(answer) <= MAX_CHARS else ""
@@ -132,6 +156,13 @@ def final_expression(answer: str) -> str:
         inside.insert(0, content)
         start = before
     return f"{BOX}{', '.join(dict.fromkeys(inside))}}}"
+
+
+def content(expression: str) -> str:
+    """What a box or the signs of mathematics around a formula hold; other text as it is."""
+    if expression.startswith(BOX):
+        return in_box(expression, 0) or ""
+    return re.sub(r"^\\[(\[]|\\[)\]][\s.]*$", "", expression.strip())
 
 
 def in_box(answer: str, start: int) -> str | None:
@@ -150,10 +181,12 @@ def program(answer: str) -> str:
     >>> program("```python\\nprint(1)\\n```\\nprints\\n```\\n1\\n```")
     'print(1)\\n'
     """
-    blocks = re.findall(r"^[ \t]*```([^`\n]*)\n(.*?)^[ \t]*```", answer, re.M | re.S)
+    # A block may stand in a list item, indented with it, and be closed at the end of its last line.
+    fenced = r"^[ \t]*(?:(?:[-*+]|[0-9]+[.)])[ \t]+)?```([^`\n]*)\n(.*?)(?:^[ \t]*```|```[ \t]*$)"
+    blocks = re.findall(fenced, answer, re.M | re.S)
     for languages in (("python", "python3", "py"), ("",)):
         if found := [block for language, block in blocks if language.strip().lower() in languages]:
-            return found[-1] if len(found[-1]) <= CODE_CHARS else ""
+            return dedent(found[-1]) if len(found[-1]) <= CODE_CHARS else ""
     return ""
 
 
@@ -182,14 +215,253 @@ TASKS = {"arithmetic": exact, "sorting": exact, "math": math, "code": code}
 
 # --- Comparing, in a worker process: math ----------------------------------------------------------------------------
 
+CHARACTERS = str.maketrans({
+    "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "÷": "\\div ", "±": "\\pm ", "π": "\\pi ", "∞": "\\infty ",
+    "≈": "\\approx ", "≤": "\\leq ", "≥": "\\geq ", "≠": "\\neq ", "∪": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ",
+    "∈": "\\in ", "°": "^\\circ ", "…": "\\ldots ", "’": "'", "\u00a0": " "})
+SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+UNIT = ("(?!(?:and|or|pi|sqrt|sin|cos|tan|cot|sec|csc|log|exp|inf|infinity|if|mod|choose|over|percent|percentage|"
+        "pct)(?![A-Za-z]))(?:[A-Za-z]{4,}|days?|min|sec|hrs?|lbs?|mph|men|[cmk]m|m[gl]|kg|ft|in|yd|mi|oz|sq|of)")
+UNITS = rf"(?:{UNIT.replace('4', '2')}\s+)*{UNIT}"
+
+
+def degrees(match) -> str:
+    """Radians inside an expression of sines; elsewhere the sign is a unit, and 45 is right for 45 degrees."""
+    return f"{{\\frac{{{match[1]}\\pi}}{{180}}}}" if re.search("sin|cos|tan|cot|sec|csc", match.string) else match[1]
+
+
+def mixed(match) -> str:
+    """1 1/2 = 3/2."""
+    whole, top, bottom = map(int, match.groups())
+    return f"\\frac{{{whole * bottom + top}}}{{{bottom}}}"
+
+
+def repeating(match) -> str:
+    """0.1\\overline{6} = (16 - 1) / 90."""
+    whole, fraction, period = match.groups()
+    top = int(f"{whole or 0}{fraction}{period}") - int(f"{whole or 0}{fraction}")
+    return f"\\frac{{{top}}}{{{10 ** len(fraction) * (10 ** len(period) - 1)}}}"
+
+
+# What is rewritten before an answer or a reference is read, in this order: (pattern, replacement, why).
+NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, why in (
+    (r"\s+", " ", "white space"), (r"\\?\$|[€£]", "", "signs of mathematics or of money"),
+    (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*\.?", "", "the size of a bracket"),
+    (r"(?:\\{2}|\s)+$|^\s+", "", "a line's end"),
+    (r"(?<!\.)[.,;:]\s*$", "", "a sentence's end: with it a number is none"),
+    (r"\\[lcd]?dots(?![A-Za-z])|\.{3}", r"\\omega_{0}", "something left out: 1, 2, ... is not 1, 2"),
+    (r"(?<=[0-9])(?:,\\!|\{,\}|(?<!\\)\\[,;: ]|~)\s*(?=[0-9]{3}(?![0-9]))", "", "thousands"),
+    (r"(?<=\{)[1-9][0-9]{0,2}(?:,[0-9]{3})+(?=\})", lambda m: m[0].replace(",", ""), "thousands in a fraction"),
+    (r"(?<![0-9.])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", lambda m: m[0].replace(" ", ""), "thousands with spaces"),
+    (r"\\!", "", "space"), (r"\*\*", "^", "2**3"), (r"^\s*(?:\\approx|=)", "", "a sign before the value"),
+    (r"(?<!\\)\\[,:; ]|\\q?quad(?![A-Za-z])|~", " ", "space"),
+    (r"\\(?:math(?:bf|it|sf|tt)|boldsymbol|bm|underline)\s*\{([^{}]*)\}", r"\1", "bold or slanted symbols"),
+    (r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|mathrm)(?=\s*\{)", r"\\text", "kinds of type"),
+    (r"\\text\s*\{\s*((?=[^{}]*[0-9])(?:[^{}A-Za-z]|and|or)*|[ei])\s*\}", r"\1", "upright numbers, e, i"),
+    (r"\\text\s*\{\s*(-?[0-9][0-9./,]*)\s", r"\1\\text{", "a number and its unit as one text"),
+    (r"\\(?:begin|end)\s*\{(?:cases|aligned)\}", "", "a list"),
+    (r"\\{2}(?![A-Za-z])", lambda m: m[0] if re.search("matrix|array", m.string) else ", ", "a list, line by line"),
+    (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}", "raised characters"),
+    (r"[¼-¾⅐-⅞]", lambda m: "\\frac{%s}{%s}" % tuple(normalize("NFKC", m[0]).split("\u2044")), "½"),
+    (r"√\s*([0-9.]+|[A-Za-z]|\\pi)", r"\\sqrt{\1}", "√2"),
+    (r"(?:√|\\?(?<![A-Za-z])sqrt)\s*(?=[({])\(?((?<=\()[^()]*(?=\)))\)", r"\\sqrt{\1}", "√(2)"),
+    (r"\\[dtc](frac|binom)", r"\\\1", "sizes of fractions"),
+    (r"\\(frac|binom)\s*([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)\s*(?=[\\{0-9A-Za-z])", r"\\\1{\2}", "\\frac\\pi 2"),
+    (r"(\\(?:frac|binom)\{(?:[^{}]|\{[^{}]*\})*\})\s*([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)", r"\1{\2}", "\\frac{1}2"),
+    (r"(?<![0-9.}])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])", mixed, "1 1/2"),
+    (r"(?<![_^0-9.A-Za-z}])([0-9]+)\s*\\frac\{([0-9]+)\}\{([0-9]+)\}", mixed, "33\\frac13 %"),
+    (r"(?<![_^0-9.])([0-9.]+)\s+(?=[0-9])", r"\1\\omega_{0}", "two numbers side by side are none: 2 3 is not 23"),
+    (r"(?<=[})])\s*\\?%", r"\\cdot 1\\%", "latex2sympy reads % after a number only"),
+    (r"(?<![0-9])([0-9]*)\.([0-9]*)\\(?:overline|bar)\s*\{([0-9]+)\}", repeating, "0.3 with a bar"),
+    (r"(?<![A-Za-z_^0-9.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]+)(?![\w.])", r"\1\\times10^{\2}", "1e-7"),
+    (r"(^|[=(\[{,]|\\text\{ ?(?:and|or) ?\})\s*\+(?=\s*[0-9.\\A-Za-z(])", r"\1", "+7 is 7"),
+    (r"\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{\s*[CF]\s*\}|[CF](?![A-Za-z]))", "", "degrees Celsius"),
+    (r"((?<![0-9.])[0-9.]+|[A-Za-z])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])|\s(?:\\text\{)?degrees?\}?)",
+     degrees, "90 degrees"),
+    (r"(?:(?<=[0-9)}\]])|(?<=\\pi))\s*\\text\s*\{(?!\s*(?:and|or|if|mod)[\s}])[^{}]*\}(?:\s*/\s*\\text\s*\{[^{}]*\})*"
+     r"(?:\s*\^\s*\{?[-0-9]+\}?)?(?=\s*(?:$|[,;)\]]|\\text|and|or))", "", "units"),
+    (rf"(?<=[0-9}}])(?:\s+|(?=[cmk]m|kg)){UNITS}(?:\s*\^\s*\{{?[23]\}}?)?(?=\s*(?:$|[,;)\]]))",
+     "", "units as plain words"),
+    (r"(?<=[0-9])(?:\s*\^)?\s*\{?\s*(?:\\text\s*\{\s*)?(?:st|nd|rd|th)\s*\}{0,2}$", "", "the 12th"),
+    (r"\\langle", "(", "a vector is a tuple"), (r"\\rangle", ")", "a vector is a tuple"),
+    (r"\\mathbb\s*\{?R\}?", r"(-\\infty,\\infty)", "all real numbers"),
+    (r"\\varnothing|\\\{\s*\\\}", r"\\emptyset", "the empty set"),
+    (r"([A-Za-z])'", r"\1_{0}", "a derivative is not its function: math-verify drops the quote"),
+)]
+
+
+def normalise(latex: str) -> str:
+    """The text with one spelling for what is spelt in several ways; see NORMALISE.
+
+    >>> normalise("$30^\\\\circ.$"), normalise("\\\\$18.90"), normalise("1 1/2"), normalise("10 weeks")
+    ('30', '18.90', '\\\\frac{3}{2}', '10')
+    """
+    text = latex.translate(CHARACTERS)
+    for pattern, replacement, _ in NORMALISE:
+        text = pattern.sub(replacement, text)
+    return text.strip()
+
+
+def words(text: str) -> list[str] | None:
+    """The words of an answer (Paris, \\text{no solution}, (B), A and C), small and in order; None for a formula.
+
+    >>> words("Paris"), words("\\\\text{(B)}"), words("2x"), words("xy")
+    (['paris'], ['b'], None, None)
+    """
+    bare = re.sub(r"\\text|[{}().]", "", text)
+    named = "\\text" in text or len(bare) > 2 or re.fullmatch(r"\(?[A-Z]\)?", text)
+    if named and re.fullmatch(r"[A-Za-z,'\s-]+", bare):
+        return sorted("".join(part.split()).lower() for part in re.split(r",|\band\b|\bor\b", bare))
+    return None
+
+
+def spelt(text: str) -> str:
+    """The text without spaces and without \\text{} around its words."""
+    return "".join(re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text).split())
+
 
 def equal(expression: str, reference: str) -> bool | None:
-    """Does math-verify take `expression` for `reference`? None if it cannot read the reference. No time limit."""
-    from math_verify import parse, verify
+    """Is `expression`, which final_expression found, the reference? None if that cannot be read. No time limit."""
+    right = normalise(content(final_expression(reference) if BOXES.search(reference) else reference))
+    boxed = BOXES.match(expression) or FORMULA.fullmatch(expression)
+    answer = normalise(content(expression))
+    if boxed and spelt(answer) == spelt(right) != "":
+        return True
+    if BASE.search(right) or boxed and BASE.search(answer):
+        return re.sub(SPELLING, "", right) == re.sub(SPELLING, "", answer)
+    if boxed and words(right) and words(answer):
+        return words(right) == words(answer)
+    gold = reading(right, not boxed)
+    if gold is None:
+        return False if words(right) else None
+    given = reading(answer, False) if boxed else tried(last_value, expression)
+    return given is not None and tried(same, gold, given) is True
 
-    marked = reference if "$" in reference or BOX in reference else f"${reference}$"
-    gold = parse(marked, parsing_timeout=None)
-    return verify(gold, parse(expression, parsing_timeout=None), timeout_seconds=None) if gold else None
+
+def tried(function, *arguments):
+    """function(*arguments), None where it raises: what latex2sympy and SymPy raise on nonsense has no common class."""
+    try:
+        return function(*arguments)
+    except Exception:  # load_sympy in workers.py checks that it is nonsense only
+        return None
+
+
+def reading(latex: str, lower: bool):
+    """LaTeX as a SymPy object, the whole of it, or None. lower: capitals as small letters, as math-verify reads prose.
+
+    An expression with \\pm deep inside, which latex2sympy does not read, is its two values.
+    """
+    from sympy import FiniteSet
+
+    found = tried(read, latex, lower)
+    if found is not None or not re.search(SIGNS, latex):
+        return found
+    signs = {"\\pm": "+", "\\mp": "-"}, {"\\pm": "-", "\\mp": "+"}
+    either = [tried(read, re.sub(SIGNS, lambda m: sign[m[0]], latex), lower) for sign in signs]
+    return None if None in either else FiniteSet(*either)
+
+
+def read(latex: str, lower: bool):
+    """`reading` without \\pm; raises for what latex2sympy cannot read."""
+    from latex2sympy2_extended.latex2sympy2 import (
+        ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex)
+
+    config = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
+    return with_i(latex2sympy(normalize_latex(latex, config), is_real=True, convert_degrees=False,
+                              normalization_config=None, conversion_config=ConversionConfig(lowercase_symbols=lower)))
+
+
+def with_i(found):
+    """The object with the imaginary unit for the letter i, which is only a symbol to latex2sympy."""
+    from sympy import I
+
+    letters = {symbol: I for symbol in getattr(found, "free_symbols", ()) if symbol.name == "i"}
+    return found.xreplace(letters) if letters else found
+
+
+def last_value(prose: str):
+    """What math-verify finds in an answer without a box: its last formula, or number."""
+    from math_verify import parse
+
+    plain = re.sub(r"(?:(?<=\bis )|(?<=[=:] )|(?<=[=:]))\+(?=[0-9.])", "", prose.translate(CHARACTERS))
+    return with_i(parse(plain, parsing_timeout=None)[0])
+
+
+def same(gold, given) -> bool:
+    """Are two SymPy objects the same answer? Numbers, order and names are ours to compare, the rest math-verify's."""
+    from math_verify import verify
+    from math_verify.grader import is_assignment_relation, is_equation, take_last_relation
+    from sympy import Interval, Set
+    from sympy.logic.boolalg import Boolean
+
+    if is_assignment_relation(given) and not is_equation(gold):
+        return same(gold, take_last_relation(given).rhs)
+    if is_assignment_relation(gold) and not is_equation(given):
+        return same(take_last_relation(gold).rhs, given)
+    if is_equation(given) and not is_equation(gold):  # 2x = 10 is not 10, but 1 + 9 = 10 is
+        last = take_last_relation(given)
+        return same(gold, last.rhs) and same(last.lhs, last.rhs)
+    if all(getattr(side, "is_number", False) for side in (gold, given)):
+        return close(gold, given)
+    if all(getattr(side, "is_Matrix", False) for side in (gold, given)):
+        return gold.shape == given.shape and all(map(same, gold.doit(), given.doit()))
+    if isinstance(gold, Interval) and isinstance(given, Interval):
+        ends = (gold.left_open, gold.right_open) == (given.left_open, given.right_open)
+        return ends and same(gold.start, given.start) and same(gold.end, given.end)
+    if any(members(side) for side in (gold, given)) and all(members(side) or not isinstance(side, (Set, Boolean))
+                                                            for side in (gold, given)):
+        return same_members(gold, given)
+    return verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True)  # x > 0 is right for (0, oo)
+
+
+def members(found) -> list:
+    """What a list, set or tuple holds, as it is written; of an open interval, which looks like a pair, its ends."""
+    from sympy import FiniteSet, Interval, Tuple
+
+    if isinstance(found, Interval) and found.is_open:
+        return [found.start, found.end]
+    return list(getattr(found, "_unsorted_args", found.args)) if isinstance(found, (FiniteSet, Tuple)) else []
+
+
+def same_members(gold, given) -> bool:
+    """Parentheses keep their order, and so do names (x = 1, y = 2 is 1, 2); bare lists and braces have none."""
+    from math_verify.grader import is_assignment_relation
+    from sympy import Interval, Tuple
+
+    right, answer = (list(dict.fromkeys(members(side) or [side])) for side in (gold, given))  # said twice is said once
+    names = {member.lhs for member in right if is_assignment_relation(member)}
+    free = not isinstance(gold, (Interval, Tuple)) and not isinstance(given, (Interval, Tuple))
+    if len(right) != len(answer):
+        return False
+    if not free or len(names) > 1 and not any(map(is_assignment_relation, answer)):
+        return all(map(same, right, answer))
+    for member in right:
+        found = next((other for other in answer if same(member, other)), None)
+        if found is None:
+            return False
+        answer.remove(found)
+    return True
+
+
+def close(gold, given) -> bool:
+    """Two numbers: equal, or if one is a decimal equal at 6 places, below 0.05 within 2e-5 of each other's size.
+
+    28 is right for 28%, which is also 0.28.
+    """
+    from sympy import Float, Rational, UnevaluatedExpr, sympify
+
+    percent = UnevaluatedExpr(Rational(1, 100))
+    if given.has(percent) is not gold.has(percent) and close(gold.xreplace({percent: sympify(1)}),
+                                                             given.xreplace({percent: sympify(1)})):
+        return True
+    gold, given = gold.doit(), given.doit()
+    if not (gold.is_finite and given.is_finite):
+        return gold == given and bool(gold.is_extended_real)  # infinity, not 1/0
+    size, difference = abs(gold).evalf(), abs((gold - given).evalf(20))
+    decimals = [side.has(Float) for side in (gold, given)]
+    whole = any(side.is_integer and not decimal for side, decimal in zip((gold, given), decimals))
+    tolerance = 1e-50 * size if not any(decimals) else 1e-12 * size if whole else min(1e-6, 2e-5 * size)
+    return bool(difference <= tolerance)
 
 
 # --- Comparing, in a worker process: code ----------------------------------------------------------------------------
@@ -205,13 +477,24 @@ def read_tests(reference: str) -> tuple[str | None, list]:
     if isinstance(tests, list):
         [name] = {test.get("fn_name") or (test.get("metadata") or {}).get("func_name") for test in tests}
         cases = [(test["input"], test["output"]) for test in tests]
+        if name is None and {test.get("testtype") or test.get("type") for test in tests} & FUNCTIONAL:
+            raise ValueError("functional tests without the name of the function")
     else:
         name, cases = tests.get("fn_name"), list(zip(tests["inputs"], tests["outputs"], strict=True))
     if not cases:
         raise ValueError("no tests")
-    if name and all(isinstance(result, list) and len(result) == 1 for _, result in cases):
-        cases = [(arguments, result[0]) for arguments, result in cases]
     return name, [call_case(*case) if name else tuple(map(as_text, case)) for case in cases]
+
+
+def readings(name: str | None, cases: list) -> list[list]:
+    """The lists of results that are right: if all results of a function are lists of one, these may stand for that one.
+
+    >>> readings("f", [([2], [4]), ([3], [9])]), readings("f", [([2], [4]), ([3], 9)])
+    ([[[4], [9]], [4, 9]], [[[4], 9]])
+    """
+    results = [result for _, result in cases]
+    wrapped = name and all(isinstance(result, list) and len(result) == 1 for result in results)
+    return [results, [result[0] for result in results]] if wrapped else [results]
 
 
 def as_text(lines) -> str:
@@ -230,7 +513,7 @@ def same_output(output: str, expected: str) -> bool:
     """The rule for stdout: see the top.
 
     >>> same_output("1 2 \\n0.3333333\\n\\n", "1 2\\n0.3333334"), same_output("1.0", "1"), same_output("1 2", "1\\n2")
-    (True, False, False)
+    (True, True, False)
     """
     lines, right = ([line.split() for line in text.strip().split("\n")] for text in (output, expected))
     same_shape = list(map(len, lines)) == list(map(len, right))
@@ -238,8 +521,11 @@ def same_output(output: str, expected: str) -> bool:
 
 
 def same_word(word: str, right: str) -> bool:
-    numbers = "." in right and NUMBER.fullmatch(word) and NUMBER.fullmatch(right)
-    return word == right or bool(numbers) and isclose(float(word), float(right), rel_tol=1e-6)
+    if word == right or not (NUMBER.fullmatch(word) and NUMBER.fullmatch(right)):
+        return word == right
+    if "." in right:
+        return isclose(float(word), float(right), rel_tol=1e-6)
+    return "." in word and Decimal(word) == Decimal(right)  # 1.0 for 1, but not 01
 
 
 def right_output(name: str | None, output: bytes | None, expected) -> bool:

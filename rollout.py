@@ -9,7 +9,9 @@ weights with the stale KV cache), Sec. 3.2 (FP32 head), A.10 (forced interruptio
     still thinking after L tokens, L drawn from [lo, hi]:    the phrase follows, then the policy answers
 
 W -> head weight, h_t -> hidden, tau -> temperature, y_t -> token, u_t -> uniform, L -> interrupt_at, the phrase ->
-phrase_ids, [lo, hi] -> think_budget.
+phrase_ids, [lo, hi] -> think_budget. Thinking ends with a text, think_end, whatever its tokens: few tokenizers have one
+token for </think>, and the same text can begin with another token in another place. So it is looked for once, in the
+decoded text of the first L tokens.
 
 How TorchGenerator decodes. S slots, each one row of a key/value cache whose column i is position i of that row's prompt
 and completion. A prompt is run once per ticket, without its last token; its keys and values are copied into the slots
@@ -39,6 +41,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from pipeline import Completion, Ticket
 from precision import check_supported, head_logits
+from reward import THINK_END
 
 NEVER = 2**62  # a length that no completion reaches
 PREFILL_TOKENS = 16384  # prompt tokens per forward pass, padding included: bounds its memory
@@ -92,12 +95,14 @@ class SlotCache(Cache):
     """The `past_key_values` of S slots: per decoder layer keys and values, (S, heads, capacity, head size) each.
 
     A row is a slot, a column a position. Before a decode step the generator sets where its n active rows write,
-    `rows` and `positions` (n,), and `filled`, the columns that attention has to read.
+    `rows` and `positions` (n,), and `filled`, the columns that attention has to read. `longest` is the most columns that
+    a completion can need: room is never made for more.
     """
 
-    def __init__(self, slots):
+    def __init__(self, slots, longest):
         super().__init__(layers=[])
-        self.slots, self.buffers, self.rows, self.positions, self.filled = slots, {}, None, None, 0
+        self.slots, self.longest, self.buffers = slots, longest, {}
+        self.rows, self.positions, self.filled = None, None, 0
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         """Called by attention: write (n, heads, 1, head size) each, return the filled columns of the n rows."""
@@ -112,7 +117,8 @@ class SlotCache(Cache):
         # Zeros, not empty memory: a masked column has weight 0, and 0 times a leftover nan is nan.
         buffers = self.buffers.get(layer) or [x.new_zeros(self.slots, x.shape[-3], 0, x.shape[-1]) for x in states]
         if length > buffers[0].shape[2]:
-            capacity = -(-length * 5 // 4 // KV_BLOCK) * KV_BLOCK  # a quarter more, so that copying stays rare
+            # A quarter more, so that copying stays rare.
+            capacity = min(-(-length * 5 // 4 // KV_BLOCK) * KV_BLOCK, self.longest)
             buffers = [torch.nn.functional.pad(x, (0, 0, 0, capacity - x.shape[2])) for x in buffers]
         self.buffers[layer] = buffers
         return buffers
@@ -135,7 +141,7 @@ def empty_slots(slots, length, device):
     token         (S,)    input of the next step: the last prompt token, or the last token of the completion so far
     start, count  (S,)    position of the last prompt token; tokens of the completion so far
     key           (S,)    names the completion's random sequence
-    interrupt_at  (S,)    L in tokens; NEVER once thinking has ended by itself, or where it is not limited
+    interrupt_at  (S,)    L in tokens; NEVER once thinking has ended before, or where it is not limited
     tokens, logprobs (nats), mask (False on forced tokens), versions (optimizer steps)    (S, length)
     """
     def zeros(dtype, *shape):
@@ -184,7 +190,8 @@ class Generator:
     max_new_tokens  budget of a completion, forced tokens included; without EOS by then it counts as truncated
     max_prompt_tokens  of the longest prompt to come; None: whatever the model's positions leave room for
     think_budget    None, or (lo, hi) in tokens: where interruptions fall, both ends included
-    phrase_ids      tokens of the interruption phrase, the last one is </think>; read only with a think_budget
+    phrase_ids      tokens of the interruption phrase, whose text ends in think_end; read only with a think_budget
+    think_end       the text that ends thinking; read only with a think_budget
     temperature     tau; 0 takes the most probable token, and log-probs are then those of temperature 1
     version         optimizer steps behind the model's present weights
 
@@ -192,16 +199,16 @@ class Generator:
     """
 
     def __init__(self, model, tokenizer, *, slots, max_new_tokens, max_prompt_tokens=None, think_budget=None,
-                 phrase_ids=(), temperature=1.0, seed=0, version=0):
+                 phrase_ids=(), think_end=THINK_END, temperature=1.0, seed=0, version=0):
         check_supported(model.config)
         if slots < 1 or max_new_tokens < 1 or not temperature >= 0:
             raise ValueError("expected slots >= 1, max_new_tokens >= 1, temperature >= 0; "
                              f"got {slots}, {max_new_tokens}, {temperature}")
         if think_budget:
-            check_interruption(tokenizer, phrase_ids, think_budget, max_new_tokens)
+            check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_tokens)
         self.tokenizer, self.slots, self.version, self.seed = tokenizer, slots, version, seed
         self.max_new_tokens, self.think_budget, self.temperature = max_new_tokens, think_budget, temperature
-        self.phrase_ids, self.eos_ids = list(phrase_ids), eos_ids(model, tokenizer)
+        self.phrase_ids, self.think_end, self.eos_ids = list(phrase_ids), think_end, eos_ids(model, tokenizer)
         self.positions = min(getattr(model.config, "max_position_embeddings", NEVER),
                              NEVER if max_prompt_tokens is None else max_prompt_tokens + max_new_tokens)
         self._queue, self._evaluations = deque(), deque()  # of Draft
@@ -242,12 +249,20 @@ class Generator:
         queue = self._startable()
         return [queue.popleft() for _ in range(min(len(queue), self.slots - len(self._running)))]
 
+    def _text(self, ids):
+        """Special tokens included: the mark that ends thinking may be one."""
+        return self.tokenizer.decode(ids, skip_special_tokens=False)
+
+    def _thinks(self, ids):
+        """Whether a completion that begins with these tokens is still thinking."""
+        return self.think_end not in self._text(ids)
+
     def _completion(self, draft, ids, mask, logprobs, versions):
-        """The record of a finished completion. Its text keeps special tokens, </think> being one, but not EOS."""
+        """The record of a finished completion. Its text is without EOS."""
         ticket = draft.group.ticket
         self._evaluating -= ticket.evaluation
         ended = ids[-1] in self.eos_ids
-        text = self.tokenizer.decode(ids[:-1] if ended else ids, skip_special_tokens=False)
+        text = self._text(ids[:-1] if ended else ids)
         return Completion(ticket.number, draft.index, ticket.evaluation, list(ticket.prompt.ids), ids, mask, logprobs,
                           versions, text, truncated=not ended, interrupted=not all(mask))
 
@@ -262,12 +277,12 @@ def eos_ids(model, tokenizer):
                      "every completion would be truncated")
 
 
-def check_interruption(tokenizer, phrase_ids, think_budget, max_new_tokens):
-    """Raise ValueError unless the phrase ends in one </think> token and the budget leaves room for an answer."""
-    (lo, hi), spelled = think_budget, tokenizer.decode(list(phrase_ids[-1:]))
-    if spelled.strip() != "</think>":
-        raise ValueError(f"expected phrase_ids to end in the single token </think>, got {spelled!r}: does the phrase "
-                         "not end in it, or the tokenizer split it?")
+def check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_tokens):
+    """Raise ValueError unless the phrase's text ends in `think_end` and the budget leaves room for an answer."""
+    (lo, hi), spelled = think_budget, tokenizer.decode(list(phrase_ids), skip_special_tokens=False)
+    if not think_end or not spelled.rstrip().endswith(think_end.rstrip()):
+        raise ValueError(f"expected phrase_ids to spell a text that ends in {think_end!r}, got {spelled!r}; likely "
+                         "cause: an interruption phrase without the mark behind which the answer begins")
     if not 0 <= lo <= hi < max_new_tokens - len(phrase_ids):
         raise ValueError(f"expected think_budget (lo, hi), 0 <= lo <= hi < max_new_tokens - phrase = {max_new_tokens} "
                          f"- {len(phrase_ids)}, got ({lo}, {hi}): no token would be left for the answer")
@@ -287,7 +302,8 @@ class TorchGenerator(Generator):
     def __init__(self, model, tokenizer, *, fp32_head=True, **settings):
         super().__init__(model, tokenizer, **settings)
         self.model, self.fp32_head = model.eval(), fp32_head
-        self._cache, self._slots = SlotCache(self.slots), empty_slots(self.slots, self.max_new_tokens, model.device)
+        self._cache = SlotCache(self.slots, self.positions)
+        self._slots = empty_slots(self.slots, self.max_new_tokens, model.device)
         self._rows = self._tensor(range(self.slots))
         self._eos, self._phrase = self._tensor(self.eos_ids), self._tensor(self.phrase_ids)
         self._running = []  # by row
@@ -384,11 +400,12 @@ class TorchGenerator(Generator):
             return token, logprob
         # The phrase is a queue that starts at interrupt_at; `offset` is how far into it a row is.
         offset, last = count - slots.interrupt_at[:n], len(self._phrase) - 1
+        for row in (offset == 0).nonzero().squeeze(-1).tolist():
+            if not self._thinks(slots.tokens[row, : int(count[row])]):
+                slots.interrupt_at[row], offset[row] = NEVER, -1
         forced = (offset >= 0) & (offset <= last)
         token = torch.where(forced, self._phrase[offset.clamp(0, last)], token)
         slots.mask[self._rows[:n], count] = ~forced
-        # Who has stopped thinking is not interrupted any more.
-        slots.interrupt_at[:n].masked_fill_((token == self._phrase[-1]) & ~forced, NEVER)
         return token, logprob.masked_fill(forced, 0.0)
 
     def _record(self, token, logprob, n):

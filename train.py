@@ -20,7 +20,10 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line, told apart by 
          interrupted (shares of completions), timed_out (answers wrong because checking took too long), unverified
          (completions whose verifier failed), idle_generators, idle_trainers (shares of wall time since the last step,
          outside evaluation), seconds and of these _generate, _train, _publish (of the version before)
-  eval   pass_rate (mean@k on the validation set), stderr (sampling error), completions, unverified, timed_out, tasks
+  eval   pass_rate (mean@k on the validation set), stderr (sampling error), entropy_sampled (nats, -mean log pi_gen of
+         the sampled tokens: an estimate of the entropy, A.12), completions, unverified, timed_out, tasks
+  unverified  a prompt whose answers got no verdict, once: prompt, where (file and line), error. A reference that cannot
+         be read is no failure of the verifier, which ends the run when it is frequent
   fit    A, B, C_mid, R_0, bands, forecasts (fit.py)
   end    reason, seconds (wall)
   config every flag in force, protections of the jail, commit, versions, prompts (how many, and how many left out)
@@ -55,19 +58,13 @@ from plumbing import batches, checkpoints, fit_cli
 from plumbing.evaluation import answered, append, evaluate_policy
 from plumbing.fleet import Clock, Fleet, launch
 from plumbing.flags import make_generator, make_scorer, provenance, questions, start, weights_folder
+from plumbing.screen import LINES, WARNINGS
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 TRUNCATION = 0.1  # A.15: above 10 to 15 % of truncated completions runs destabilise
+STANDING = 10  # batches without gradient before a warning
 UNVERIFIED = 0.01  # share of groups whose verifier failed, of at least 100, above which a run stops
 SKIPPED = 5  # steps in a row without a finite gradient, after which a run stops
-LINES = {  # what of a log row the screen shows
-    "config": "{prompts[train]} training prompts, {prompts[validation]} held out; left out: "
-              "{prompts[too_long]} too long, {prompts[repeated]} repeated",
-    "step": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}  entropy {entropy:.3f}  rho {rho_mean:.3f} "
-            "(max {rho_max:.2f})  idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  "
-            "{gpu_hours:.4f} gpu_hours",
-    "eval": "step {step:4d}  VALIDATION pass rate {pass_rate:.3f} +- {stderr:.3f}  ({completions} completions)  "
-            "{gpu_hours:.4f} gpu_hours"}
 
 
 class Unverifiable(pipeline.Interrupted):
@@ -103,7 +100,8 @@ class Trainer:
         self.version, self.evaluated, self.checked = state.get("version", 0), state.get("evaluated"), False
         self.saved, self.skipped = state.get("version"), 0  # version of the last checkpoint; steps in a row
         self.truncated = deque(maxlen=10)  # shares of the last steps
-        self.unverified = state.get("unverified", 0)  # groups
+        self.standing = 0  # batches without gradient, in a row
+        self.unverified, self.named = state.get("unverified", 0), set()  # groups; prompts that are in the log
         self.totals = state.get("totals", {"tokens": 0, "tokens_trained": 0, "flops": 0.0})
         self.clock = Clock(dist.get_world_size(), state.get("gpu_hours", 0.0))
         self.pipeline = pipeline.Pipeline(
@@ -185,21 +183,32 @@ class Trainer:
         for group in groups:
             known = all(header.correct is not None for header in group)
             self.curriculum.came_back(group[0].prompt, sum(h.correct for h in group) / len(group) if known else None)
-            self.unverified += not known
+            if not known:
+                [error, *_] = [header.error for header in group if header.correct is None]
+                self.unverified += not error.startswith(reward.UNREADABLE)
+                self.name_unverified(self.curriculum.prompts[group[0].prompt], error)
 
-    def watch(self, headers):
-        """What ruins a run. Warns of many truncated completions and of skipped steps.
+    def name_unverified(self, prompt, error):
+        """A line of the log for a prompt whose answers get no verdict, when that is first seen."""
+        if (prompt.text, error) not in self.named:
+            self.named.add((prompt.text, error))
+            self.log("unverified", prompt=prompt.text, where=prompt.where, error=error)
+
+    def watch(self, headers, gradient_norm):
+        """What ruins a run. Warns of skipped steps, of batches without any gradient, of many truncated completions.
 
         Raises Unverifiable if verifiers fail often, Diverged after SKIPPED skipped steps in a row.
         """
+        self.standing = 0 if gradient_norm else self.standing + 1
+        if self.standing == STANDING:
+            self.warn("no gradient", batches=STANDING, pass_rate=mean(bool(header.correct) for header in headers))
+            self.standing = 0
         self.truncated.append(sum(header.truncated for header in headers) / len(headers))
-        if self.fleet.rank == 0 and sum(self.truncated) > TRUNCATION * self.truncated.maxlen:
-            self.bar.write(f"WARNING: {sum(self.truncated) / len(self.truncated):.0%} of the completions of the last "
-                           f"{len(self.truncated)} steps were truncated and carry no loss. Runs destabilise above "
-                           f"{TRUNCATION:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)")
+        if sum(self.truncated) > TRUNCATION * self.truncated.maxlen:
+            self.warn("truncated", share=mean(self.truncated), steps=len(self.truncated), limit=TRUNCATION)
             self.truncated.clear()
-        if self.fleet.rank == 0 and self.skipped:
-            self.bar.write(f"WARNING: the gradient of step {self.version} was not finite; its update was skipped")
+        if self.skipped:
+            self.warn("skipped", step=self.version)
         if self.skipped >= SKIPPED:
             raise Diverged(f"no gradient of the last {SKIPPED} steps was finite; likely cause: an importance ratio "
                            "without upper bound (dapo and grpo have none where the advantage is negative), or --lr")
@@ -210,11 +219,16 @@ class Trainer:
         """Mean@k on the validation set; clock, weights and training tickets stand still meanwhile."""
         with self.clock.paused():
             groups, samples, failed = self.pipeline.evaluate(self.validation, self.args.eval_generations, SAMPLES)
-            check_verifier(failed.values(), len(failed), len(self.validation))
+            failures = [error for error in failed.values() if not error.startswith(reward.UNREADABLE)]
+            check_verifier(failures, len(failures), len(self.validation))
             self.evaluated = self.version
             if not groups:  # another rank than 0
                 return
+            for index, error in failed.items():
+                self.name_unverified(self.validation[index], error)
             headers = sum(groups, [])
+            if self.version == 0 and not any(header.marked for header in headers):
+                self.warn("no mark", completions=len(headers), mark=self.args.think_end)
             self.log("eval", **reward.pass_rates(groups, self.validation), timed_out=sum(h.timed_out for h in headers))
             for header, completion in zip(headers, samples):
                 append(self.out / "completions.jsonl", {
@@ -266,6 +280,11 @@ class Trainer:
         if kind in LINES:
             self.bar.write(LINES[kind].format(**row), file=sys.stdout)
 
+    def warn(self, name, **values):
+        """One of WARNINGS on the screen of rank 0."""
+        if self.fleet.rank == 0:
+            self.bar.write(f"WARNING: {WARNINGS[name].format(**values)}")
+
 
 def mean(values):
     """nan without any."""
@@ -306,7 +325,7 @@ def train(run):
         run.learned(groups)
         headers = sum(groups, [])
         run.record(groups, headers, plan, metrics)  # before the waiting that may end the run: it counts in checkpoints
-        run.watch(headers)
+        run.watch(headers, metrics["gradient_norm"])
         run.publish()
         run.issue()
         # 5. Validate (Sec. 2.1).

@@ -192,13 +192,9 @@ class VLLMGenerator(Generator):
             if new.finish_reason:
                 del self._running[output.request_id]
                 done.append(self._completion(draft, *map(list, zip(*draft.tokens))))
-            elif self._is_due(draft):
+            elif len(draft.tokens) == draft.interrupt_at and self._thinks(draft.ids):  # A.10
                 self._restart(output.request_id)
         return done
-
-    def _is_due(self, draft):
-        """Whether the interruption (A.10) comes now."""
-        return len(draft.tokens) == draft.interrupt_at and self.phrase_ids[-1] not in draft.ids
 
     def _restart(self, name):
         """Take a completion back from vLLM and hand it in again."""
@@ -208,7 +204,7 @@ class VLLMGenerator(Generator):
     def _submit(self, draft):
         """Hand a completion to vLLM, which goes on behind the tokens that it has, after the phrase if that is due."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
-        if self._is_due(draft):
+        if len(draft.tokens) == draft.interrupt_at:  # it is handed in at this length only to be interrupted
             draft.tokens += [(token, False, 0.0, self.version) for token in self.phrase_ids]
         name, length = str(next(self._names)), len(draft.tokens)
         self._running[name] = draft

@@ -3,6 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/soak.py                       100,000 answers
     OMP_NUM_THREADS=1 python benchmarks/soak.py --answers 5000        a shorter one
     python benchmarks/soak.py --rates                                 answers per second, each kind by itself
+    python benchmarks/soak.py --verdicts                              share right of tests/data/verdicts.jsonl, by kind
     python benchmarks/soak.py --make-answers                          writes tests/data/answers_500.jsonl again
 
 Answers come in blocks of 1,000 in a fixed random order: 50 hostile (each of HOSTILE in turn), 10 programs, 90
@@ -220,6 +221,23 @@ def rates():
     scorer.close()
 
 
+def verdicts():
+    """Of our list of answers with known verdicts: how many are judged right, and which are not."""
+    rows = [json.loads(line) for line in FILE.with_name("verdicts.jsonl").read_text().splitlines()]
+    scorer = workers.Scorer(timeout=20.0, workers=2)
+    answers = [("math", row["answer"], row["reference"], row) for row in rows]
+    found = [(score.correct, row) for score, (*_, row) in drain(scorer, len(rows), submit(scorer, answers))]
+    scorer.close()
+    for kind in (*dict.fromkeys(row["kind"] for row in rows), ""):
+        those = [(correct, row["correct"]) for correct, row in found if kind in ("", row["kind"])]
+        print(f"{kind or 'all':12} {len(those):4} answers, {sum(not right for _, right in those):4} wrong ones; "
+              f"as they should be {sum(a is b for a, b in those):4}; wrong ones judged right "
+              f"{sum(a is True and not b for a, b in those)}")
+    for correct, row in found:
+        if correct is not row["correct"]:
+            print(f"judged {correct}: {row}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--answers", type=int, default=100_000, help="answers to score, in blocks of 1,000")
@@ -227,12 +245,15 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rates", action="store_true", help="measure answers per second instead")
+    parser.add_argument("--verdicts", action="store_true", help="judge tests/data/verdicts.jsonl instead")
     parser.add_argument("--make-answers", action="store_true", help="write tests/data/answers_500.jsonl instead")
     args = parser.parse_args()
     if args.make_answers:
         FILE.write_text("".join(json.dumps(row) + "\n" for row in make_answers()))
     elif args.rates:
         rates()
+    elif args.verdicts:
+        verdicts()
     else:
         soak(args.answers, args.limit, args.workers, args.seed)
 

@@ -43,7 +43,7 @@ class Watch(TrainerCallback):
 
 config = GRPOConfig(
     output_dir=out, use_cpu=True, bf16=False, per_device_train_batch_size=512, num_generations=16, max_steps=steps,
-    max_completion_length=96, temperature=1.0, learning_rate=5e-5, lr_scheduler_type="constant", beta=0.0,
+    max_completion_length=112, temperature=1.0, learning_rate=2e-4, lr_scheduler_type="constant", beta=0.0,
     loss_type="cispo", epsilon_high=5.0, scale_rewards="batch", num_iterations=1, gradient_checkpointing=False,
     logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True, max_grad_norm=0.0)
 trainer = GRPOTrainer(model=AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), reward_funcs=correct,

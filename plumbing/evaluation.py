@@ -22,7 +22,7 @@ def evaluate_policy(args, prompts):
     rows.parent.mkdir(parents=True, exist_ok=True)
     rows.unlink(missing_ok=True)
     with (closing(make_generator(args, device, getattr(torch, args.dtype))) as generator,
-          closing(make_scorer(args)) as scorer, tqdm(total=len(prompts) * args.generations, unit="completion") as bar):
+          closing(make_scorer(args)) as scorer, progress(len(prompts) * args.generations) as bar):
         for score in pipeline.complete(generator, scorer, prompts, args.generations):
             prompt = prompts[score.completion.ticket]
             groups[prompt.index].append(score.correct)
@@ -35,6 +35,11 @@ def evaluate_policy(args, prompts):
         for k in (2**power for power in range(args.generations.bit_length() if known else 0)):
             value, stderr = reward.pass_at_k(known, k)
             print(f"  {f'mean@{args.generations}' if k == 1 else f'pass@{k}':8} {value:.4f} +- {stderr:.4f}")
+
+
+def progress(completions):
+    """A bar with the rate and the time left, both by the mean so far: completions end in bursts."""
+    return tqdm(total=completions, unit=" completions", smoothing=0.0)
 
 
 def answered(prompt, completion, correct):

@@ -20,7 +20,10 @@ TABLE_1 = {  # A, B, C_mid (GPU-hours)
 A_7 = {(1500, 50000): (1.70, 0.645), (0, 100000): (1.56, 0.655), (0, 50000): (1.7, 0.645), (5000, 50000): (1.67, 0.645)}
 CUT_OFFS = {"start": (2, 5, 10, 20, 30, 40), "stop": (30, 40, 50, 60, 70, 80, 90, 100)}  # per cent, drawn as in A.7
 RATE, HOURS = "pass rate R", "compute C (GPU-hours)"
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe-Ito: colour-blind safe
+BAND = "90 % band of the curve: noise, and how well Eq. 1 holds"
+# Of Okabe and Ito, safe for the colour-blind; grey for their yellow, which no white page shows.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+MARKERS = "os^DvPX"  # seven, so that with eight colours no two of 56 curves look alike
 
 
 class Curve(namedtuple("Curve", "label law span points band", defaults=(((), ()), None))):
@@ -28,25 +31,32 @@ class Curve(namedtuple("Curve", "label law span points band", defaults=(((), ())
 
 
 def draw(ax, title, xlabel, ylabel, curves):
-    """A panel. Points are hollow where the curve is not solid: they were left out of its fit."""
-    for (label, law, (start, fitted_to, end), points, band), colour in zip(curves, COLOURS * len(curves)):
+    """A panel, its legend below it. Points are hollow where the curve is not solid: they were left out of its fit."""
+    looks, alpha = zip(COLOURS * len(curves), MARKERS * len(curves)), 0.36 / max(2, len(curves))
+    for (label, law, (start, fitted_to, end), points, band), (colour, marker) in zip(curves, looks):
         for style, span in (("-", (start, fitted_to)), ("--", (fitted_to, max(end, fitted_to)))):
-            ax.plot(x := np.geomspace(*span, 200), law(x), style, color=colour, label=label if style == "-" else None)
+            ax.plot(x := np.geomspace(*span, 200), law(x), style, color=colour, lw=1.3)
+            for edge in (both := band(x) if band else ()):
+                ax.plot(x, edge, color=colour, lw=0.6, alpha=0.7)
             if band:
-                ax.fill_between(x, *band(x), color=colour, alpha=0.15, lw=0)
+                ax.fill_between(x, *both, color=colour, alpha=alpha, lw=0)
         x, y = np.array(points)
-        ax.scatter(x, y, 16, np.where((x >= start) & (x <= fitted_to), colour, "none"), edgecolors=colour)
-    ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
+        size, faces = 14 if len(curves) < 4 else 9, np.where((x >= start) & (x <= fitted_to), colour, "none")
+        ax.scatter(x, y, size, faces, marker=marker, edgecolors=colour, linewidths=0.7, zorder=3)
+        ax.plot([], [], "-" + marker * bool(len(x)), color=colour, ms=4, label=label)
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.set_title(title, fontsize=10)
     ax.xaxis.set(major_locator=LogLocator(subs=(1, 3)), major_formatter="{x:,g}", minor_formatter="")
     ax.grid(alpha=0.25)
-    ax.legend(fontsize=8)
+    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1 + (len(curves) > 4))
 
 
 def save(path, title, panels):
     """Draw the panels that have curves, three in a row, on logarithmic x axes; write them."""
     panels = [panel for panel in panels if panel[-1]]
-    rows, columns = -(-len(panels) // 3), min(3, len(panels))
-    figure = Figure(figsize=(5.6 * columns, 4.2 * rows), layout="constrained")
+    rows, columns, most = -(-len(panels) // 3), min(3, len(panels)), max(len(panel[-1]) for panel in panels)
+    height = 4.2 + 0.18 * (most if most < 5 else -(-most // 2))  # the legend's lines
+    figure = Figure(figsize=(5.6 * columns, height * rows), layout="constrained")
     figure.suptitle(title)
     for place, panel in enumerate(panels, 1):
         draw(figure.add_subplot(rows, columns, place, xscale="log"), *panel)
@@ -56,7 +66,7 @@ def save(path, title, panels):
 
 def scaling(law, end, mean_of=np.inf):
     """Eq. 1 up to `end`, the 90 % band of the curve (or of the mean of evaluations), the points of the run."""
-    points = np.stack(law.run[:2])[:, law.run.compute > 0]
+    points = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])[:2]
     label = f"{law.run.name}: A = {law.A:.3f}, B = {law.B:.2f}"
     return Curve(label, law.predict, (*law.span, end), points, lambda C: law.band(C, mean_of))
 
@@ -69,8 +79,9 @@ def power_law(law, end):
 
 def log_f(law):
     """Fig. 7: log10 F of the fitted points and the line of slope B."""
-    C, R = np.stack(law.run[:2])[:, (law.run.reward > law.R_0) & (law.run.reward < law.A)]
-    points = C, np.log10(fit.f_transform(R, law.A, law.B, law.C_mid, law.R_0))
+    C, R, _ = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])
+    C, R = np.stack([C, R])[:, (R > law.R_0) & (R < law.A)]
+    points = C, fit.log_f(R, law.A, law.B, law.C_mid, law.R_0) / np.log(10)
     label = f"{law.run.name}: slope B = {law.B:.2f}"
     return Curve(label, lambda C: law.B * np.log10(C), (*law.span, law.span[1]), points)
 
@@ -87,13 +98,15 @@ def error_panels(tables, run):
     ends, series = ("forecast", "low", "high"), []
     for name, rows in tables:
         series.append((name, [(100 * row["share"], *(row[end] - row["measured"] for end in ends)) for row in rows]))
-    panels = [("forecasts of the end", "share of the compute that is fitted (%)", "forecast - measured", series)]
+    title = "forecasts of the end\n90 % band: noise, and how well Eq. 1 holds"
+    panels = [(title, "share of the compute that is fitted (%)", "forecast - measured", series)]
     laws = {}
     for end, cuts in CUT_OFFS.items():
         laws[end] = [(x, law) for x in cuts for law in fit.fitted(run, **{end: f"{x}%"})]
     for name in ("A", "B"):
         series = [(f"{end} moves", [(x, getattr(at, name), *at.bands[name]) for x, at in laws[end]]) for end in laws]
-        panels.append((f"{run.name}: {name} by fit range", "cut-off (% of the compute)", name, series))
+        title = f"{run.name}: {name} by fit range\n90 % band: noise, if Eq. 1 holds"
+        panels.append((title, "cut-off (% of the compute)", name, series))
     return [(*labels, [through(*one) for one in series if one[1]]) for *labels, series in panels]
 
 
@@ -149,6 +162,6 @@ def published(folder):
     panels = []
     for start, stop, A in ((1500, 50000, "A = 1.0"), (5000, 50000, "A = 0.74"), (30000, 60000, "right")):
         law = fit.fit_run(samples(0.0005)._replace(start=start, stop=stop))
-        title = f"fitted on {start:,} to {stop:,} (paper's power law: {A})"
+        title = f"fitted on {start:,} to {stop:,} (paper's power law: {A})\n{BAND}"
         panels.append((title, HOURS, RATE, [scaling(law, 1e5), power_law(law, 1e5)]))
     write("a4", "A.4 (samples of the bs2048 fit of Table 1; R_0 = 0.39 and noise 0.0005 are ours)", *panels)

@@ -22,7 +22,7 @@ def summary(law, first_half=None, until=None):
     the `forecast` of the last evaluation from the first half (None: too few points)."""
     C = np.array([until] if until else [2 * law.run.compute[-1], 10 * law.run.compute[-1]])
     ahead = [dict(zip(("C", "R", "low", "high"), row)) for row in zip(C, law.predict(C), *law.band(C))]
-    found = {name: value for name, value in vars(law).items() if name != "region"}
+    found = {name: value for name, value in vars(law).items() if name not in ("region", "draws")}
     return found | {"run": law.run.name, "unit": law.run.unit, "forecasts": ahead, "first_half": first_half}
 
 
@@ -35,17 +35,26 @@ def table(rows):
 
 def lines_of(found):
     """A `summary` as lines for the screen."""
-    rows = [("", "fit", "90 % low", "high"), *((name, found[name], *band) for name, band in found["bands"].items())]
+    head = "(bands of A, B, C_mid: if Eq. 1 holds)"
+    rows = [(head, "fit", "90 % low", "high"), *((name, found[name], *band) for name, band in found["bands"].items())]
     rows += [(f"R at {row['C']:.4g} {found['unit']}", row["R"], row["low"], row["high"]) for row in found["forecasts"]]
     if half := found["first_half"]:
         label = f"last R, from the first half (measured {half['measured']:.4g})"
         rows.append((label, half["forecast"], half["low"], half["high"]))
     head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {unit}, R_0 = {R_0:.4g}, noise +-{noise:.4f}"
-    return [head.format(**found), *table(rows), *map("  warning: {}".format, found["warnings"])]
+    notes = [f"  note: {note}" for note in found["notes"]]
+    return [head.format(**found), *notes, *table(rows), *map("  warning: {}".format, found["warnings"])]
 
 
-def analyse(laws, flags=(), until=None, path=None):
-    """Sum up the fits and do what the flags (compare, log_f, power_law, forecast_error) ask for; draw it to path.
+def stop_rows(laws, gain):
+    """What `fit.stop_rule` says of each fit, as dicts."""
+    said = [(law, *fit.stop_rule(law, gain)) for law in laws]
+    return [{"run": law.run.name, "C": law.span[1], "gain": gain, "P": P, "verdict": word} for law, P, word in said]
+
+
+def analyse(laws, flags=(), until=None, path=None, gain=0.02):
+    """Sum up the fits and do what the flags (compare, log_f, power_law, forecast_error, stop_rule) ask for; draw it to
+    path.
 
     Returns a dict for JSON and lines for the screen.
     """
@@ -54,17 +63,21 @@ def analyse(laws, flags=(), until=None, path=None):
     found = {"runs": [summary(law, next(map(fit.forecast, half), None), until) for law, half in zip(laws, halves)]}
     curves = [figures.scaling(law, until or 10 * most) for law in laws]
     early = [figures.scaling(law, most, 1) for law in sum(halves, [])]
-    panels, tables = [("Eq. 1, 90 % band of the curve (hollow: not fitted)", axis, figures.RATE, curves)], {}
-    panels.append(("from the first half, 90 % band of evaluations", axis, figures.RATE, early))
+    panels, tables = [(f"Eq. 1 (hollow points: not fitted)\n{figures.BAND}", axis, figures.RATE, curves)], {}
+    title = "the same from the first half alone\n90 % band of one evaluation: its own noise too"
+    panels.append((title, axis, figures.RATE, early))
     if "power_law" in flags:
         rows = [{"run": run.name} | fit.fit_power_law(*run[:4])._asdict() for run in runs]
         tables["power laws (A.4)"] = found["power_law"] = rows
         curves = [draws(law, most) for draws in (figures.scaling, figures.power_law) for law in laws]
-        panels.append(("A.4: the power law on the same range", axis, figures.RATE, curves))
+        panels.append((f"A.4: the power law on the same range\n{figures.BAND}", axis, figures.RATE, curves))
     if "forecast_error" in flags:
         pairs = [(run.name, fit.forecast_error(run)) for run in runs]
         tables["forecasts of the mean of the last 5"] = found["forecast_error"] = [x for _, rows in pairs for x in rows]
         panels += figures.error_panels(pairs, runs[0])
+    if "stop_rule" in flags:
+        rows = found["stop_rule"] = stop_rows(laws, gain)
+        tables["stop? P: probability that the curve rises by less than the gain from C to 2 C"] = rows
     if "compare" in flags:
         laws, found["compare"] = fit.compare(laws)
         rows = [{"run": x.run.name, "A": x.A} | dict(zip(("B", "B_low", "B_high"), (x.B, *x.bands["B"]))) for x in laws]
@@ -117,9 +130,10 @@ def paper_tables():
 def command(args, defaults):
     """The lines that the command line asks for; a flag that would be left unread is an error."""
     reads = {"paper", "o"} if args.paper else {"ours", "o", "runs"} if args.ours else set(vars(args))
-    reads -= set() if args.o else {"log_f"}
+    reads -= (set() if args.o else {"log_f"}) | (set() if args.stop_rule else {"gain"})
     if unread := [name for name, value in vars(args).items() if value != defaults[name] and name not in reads]:
-        raise fit.BadInput(f"got {unread[0]}, which does nothing with --paper or --ours, or (log_f) without -o")
+        without = "--paper or --ours, log_f without -o, gain without --stop-rule"
+        raise fit.BadInput(f"got {unread[0]}, which does nothing here ({without})")
     folder = Path(args.o or "figures")
     if args.paper:
         figures.published(folder)
@@ -129,11 +143,17 @@ def command(args, defaults):
         raise fit.BadInput(f"got {len(paths)} RUNs (--ours: results/*.jsonl), expected {1 + args.compare} or more")
     if args.until is not None and not 0 < args.until < np.inf:
         raise fit.BadInput(f"got --until {args.until:g}, expected a compute above 0")
-    runs = [read_run(path, args.compute, args.reward)._replace(start=args.fit_from, stop=args.fit_to) for path in paths]
+    if not 0 < args.gain < 1:
+        raise fit.BadInput(f"got --gain {args.gain:g}, expected a share of the pass rate between 0 and 1")
+    given = {"start": args.fit_from, "stop": args.fit_to, "r0": args.r0}
+    columns = args.compute, args.reward, args.scale, args.cumulative
+    runs = [read_run(path, *columns)._replace(**given) for path in paths]
     if args.ours:
         return ours([*map(fit.fit_run, runs)], folder)
-    laws = with_tasks(runs[0], paths[0]) if len(runs) == 1 and args.reward == "pass_rate" else [*map(fit.fit_run, runs)]
-    found, lines = analyse(laws, [name for name, value in vars(args).items() if value is True], args.until, args.o)
+    alone = len(runs) == 1 and args.reward in (None, "pass_rate") and not any((args.r0, args.scale, args.cumulative))
+    laws = with_tasks(runs[0], paths[0]) if alone else [*map(fit.fit_run, runs)]
+    flags = [name for name, value in vars(args).items() if value is True]
+    found, lines = analyse(laws, flags, args.until, args.o, args.gain)
     return [json.dumps(found, indent=1, allow_nan=False)] if args.json else lines
 
 
@@ -141,9 +161,12 @@ def main(argv=None):
     """The command line; exits with code 2 and one line for what cannot be read, fitted or written."""
     parser = argparse.ArgumentParser(prog="fit.py", description=fit.__doc__.split("\n")[0])
     add = parser.add_argument
-    add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or any CSV or JSONL file")
-    add("--x", "--compute", dest="compute", metavar="COL", default="gpu_hours", help="tokens, flops, step, any column")
-    add("--reward", metavar="COL", default="pass_rate", help="pass rates (default: pass_rate; of one RUN tasks too)")
+    add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or a CSV, JSON or console log, also as .gz")
+    add("--x", "--compute", dest="compute", metavar="COL", help="column or its end (default: gpu_hours, step or epoch)")
+    add("--reward", metavar="COL", help="column or its end (default: pass_rate or reward; of one RUN tasks too)")
+    add("--scale", help="rewards that are no pass rates: percent, pm1 (-1 to 1) or LO:HI")
+    add("--cumulative", action="store_true", help="the compute is that of each row: add it up")
+    add("--r0", type=float, metavar="R", help="pass rate at C = 0, exactly (default: measured there, and fitted)")
     add("--fit-from", default="10%", help="start of the fit: a compute, or a share of its end (default: 10%%)")
     add("--fit-to", default="100%", help="end of the fit: a compute, or a share of the run's compute such as 50%%")
     add("--until", type=float, metavar="C", help="forecast at this compute (default: at 2x and 10x the run's)")
@@ -151,6 +174,8 @@ def main(argv=None):
     add("--power-law", action="store_true", help="fit the power law of A.4 too")
     add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
     add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute; A and B by fit range")
+    add("--stop-rule", action="store_true", help="is it worth doubling the compute?")
+    add("--gain", type=float, default=0.02, help="what --stop-rule wants of it (default: 0.02 of the pass rate)")
     add("--json", action="store_true", help="print JSON")
     add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper, --ours")
     add("--paper", action="store_true", help="draw the paper's figures from its published fits")

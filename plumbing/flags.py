@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import distributions
@@ -29,7 +30,7 @@ import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import jail, workers
+from plumbing import jail, sizing, workers
 from plumbing.checkpoints import finished
 from plumbing.fleet import processes
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
@@ -37,13 +38,14 @@ from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
 ROOT = Path(__file__).resolve().parent.parent  # of the project: base/ is found from every working directory
 DEFAULTS = RECIPES["scalerl"] | dict(
     recipe="scalerl", temperature=1.0, weight_decay=0.01, data=["arithmetic"], generator="torch",
-    prompt_column=["prompt"], answer_column=["answer"], seed=0, timeout=600.0, verify_timeout=5.0)
+    prompt_column=["prompt"], answer_column=["answer"], skip_unusable=False, seed=0, timeout=600.0, verify_timeout=5.0,
+    think_end=reward.THINK_END)
 LENGTH_FLAGS = {  # --length-control -> the only length flags that it reads
     "interrupt": ("interrupt_at", "interrupt_phrase"), "penalty": ("length_max", "length_cache"), "none": ()}
 EVALUATION = {  # the flags that --evaluate reads
-    "evaluate", "data", "prompt_column", "answer_column", "generations", "generator", "temperature", "fp32_head",
-    "dtype", "slots", "max_prompt_tokens", "max_new_tokens", "length_control", "interrupt_at", "interrupt_phrase",
-    "verify_timeout", "eval_prompts", "seed", "out"}
+    "evaluate", "data", "prompt_column", "answer_column", "skip_unusable", "generations", "generator", "temperature",
+    "fp32_head", "dtype", "slots", "think_end", "max_prompt_tokens", "max_new_tokens", "length_control", "interrupt_at",
+    "interrupt_phrase", "verify_timeout", "eval_prompts", "seed", "out"}
 
 
 def flags():
@@ -96,7 +98,7 @@ def asynchrony_flags(add):
     add("--prompts", type=positive, help="P, prompts per optimizer step")
     add("--generations", type=positive, help="G, completions per prompt (or, with --evaluate, the k of mean@k)")
     add("--generator", choices=("torch", "vllm"), help="inference backend (vllm needs the extra [vllm])")
-    add("--slots", type=positive, help="completions that a generator decodes at once")
+    add("--slots", type=positive, help="completions that a generator decodes at once; fewer if memory is short")
     add("--trainers", type=positive, help="T, ranks that train; the others generate (default: a fifth, as 16 of 80)")
 
 
@@ -106,18 +108,21 @@ def model_flags(add):
         help="prompts: arithmetic, sorting, a JSONL file, or anything for datasets.load_dataset (see data.py)")
     add("--prompt-column", nargs="+", help="the prompt's field; of several, the first that a row has")
     add("--answer-column", nargs="+", help="the answer's")
+    add("--skip-unusable", action="store_true", help="leave out rows without a usable prompt or answer (--data)")
     add("--verify-timeout", type=float, help="seconds to check one answer; then it is wrong, and counted as timed out")
     add("--temperature", type=float, help="sampling temperature")
     add("--dtype", choices=("float32", "bfloat16"), help="of generators and forward passes; master weights are float32")
 
 
 def length_flags(add):
+    add("--think-end", type=mark, metavar="TEXT|none", help="the answer is what follows the last TEXT of a completion; "
+        "none: the whole completion is the answer")
     add("--max-prompt-tokens", type=positive, help="longer prompts are dropped and counted")
     add("--max-new-tokens", type=positive, help="thinking and answer tokens of a completion")
     add("--length-control", choices=LENGTH_FLAGS, help="forced interruptions, the length penalty of Eq. 9, or none")
     add("--interrupt-at", type=positive, nargs=2, metavar=("LO", "HI"),
         help="interrupt: a completion still thinking at a length drawn from here is made to answer (A.10)")
-    add("--interrupt-phrase", help="interrupt: what is injected then; ends in </think>")
+    add("--interrupt-phrase", help="interrupt: what is injected then; ends in the text of --think-end")
     add("--length-max", type=positive, help="penalty: L_max of Eq. 9, tokens")
     add("--length-cache", type=positive, help="penalty: L_cache of Eq. 9, tokens")
 
@@ -135,7 +140,7 @@ def run_flags(add):
     add("--eval-every", type=positive, help="optimizer steps between evaluations")
     add("--checkpoint-every", type=positive, metavar="STEPS",
         help="optimizer steps between checkpoints, of which the two latest are kept (default: as --eval-every)")
-    add("--eval-prompts", type=positive, help="held-out validation prompts")
+    add("--eval-prompts", type=positive, help="held-out validation prompts; with --evaluate, prompts of every source")
     add("--eval-generations", type=positive, help="completions per validation prompt (mean@k)")
     add("--timeout", type=float, help="seconds without progress after which a wait fails and says who waits for whom")
     add("--seed", type=int, help="of prompts, order and sampling")
@@ -153,6 +158,12 @@ def threshold(text):
     if text != "off" and not 0 < float(text) <= 1:
         raise argparse.ArgumentTypeError(f"got {text}; expected a share above 0 and up to 1, or off")
     return None if text == "off" else float(text)
+
+
+def mark(text):
+    if not text:
+        raise argparse.ArgumentTypeError("got an empty text; expected the text behind which the answer begins, or none")
+    return None if text == "none" else text
 
 
 def source(text):
@@ -178,30 +189,40 @@ def settings(argv):
     asked = vars(parser.parse_args(argv))
     if "evaluate" in asked and (ignored := set(asked) - EVALUATION):
         parser.error(f"--evaluate trains nothing: it does not read {', '.join(map(option, sorted(ignored)))}")
-    if asked.get("resume"):
-        given = resumed_flags(asked, parser.error) | asked
-    elif "evaluate" in asked:  # under the lengths and data of the run it comes from, unless given again
-        log = Path(asked["evaluate"]).parent / "log.jsonl"
-        given = (stored_flags(log) if log.exists() else {}) | asked | {"model": asked["evaluate"]}
-    else:
-        given = asked
+    earlier = earlier_flags(asked, parser.error)
+    given = earlier | asked
     sources = [data.parse_source(source)[0] for source in given.get("data", ["arithmetic"])]
     base = "base/sorting" if "sorting" in sources else "base"
     embedded = (ROOT / given.get("model", base)).resolve().is_relative_to(ROOT / "base")
     recipe = RECIPES.get(given.get("recipe"), {})
     average = {"average": "sample"} if given.get("loss") == "gspo" and not recipe else {}
     dtype = "bfloat16" if torch.cuda.is_available() else "float32"
-    args = argparse.Namespace(**DEFAULTS | {"model": base, "dtype": dtype, "trainers": None, "resume": False}
-                              | (EMBEDDED if embedded else PAPER) | recipe | average | given)
+    defaults = DEFAULTS | {"model": base, "dtype": dtype, "trainers": None, "resume": False} | (
+        EMBEDDED if embedded else PAPER) | recipe | average | earlier
+    args = argparse.Namespace(**defaults | asked)
+    # Lengths of an earlier run are what they are, as if they were asked for again.
+    args.asked, args.default_new = sorted({*asked, *sizing.LENGTHS & earlier.keys()}), defaults["max_new_tokens"]
     if args.off_policy == "ppo" and args.k > 0 and "eval_every" not in given:
         args.eval_every += -args.eval_every % args.k
     args.checkpoint_every = given.get("checkpoint_every", args.eval_every)
     args.out = asked.get("out", "runs/evaluation" if "evaluate" in asked else f"runs/{args.loss}-seed{args.seed}")
+    follow_mark(args, asked, given, parser.error)
     unread(asked, {name: reads for name, (_, reads) in loss.LOSSES.items()}, args.loss, "--loss", parser.error)
     unread(asked, LENGTH_FLAGS, args.length_control, "--length-control", parser.error)
-    args.clips, args.own_data = clips(args, given, parser.error), "data" in asked
+    args.clips = clips(args, given, parser.error)
     check(args, given, parser.error)
     return args
+
+
+def follow_mark(args, asked, given, error):
+    """What --think-end means for interruptions: the default phrase ends in the mark; without a mark there are none."""
+    if args.think_end is None and args.length_control == "interrupt":
+        if wanted := {"length_control", "interrupt_at", "interrupt_phrase"} & set(asked):
+            error(f"{', '.join(map(option, sorted(wanted)))} with --think-end none: an interruption ends in the mark "
+                  "behind which the answer begins, and there is none")
+        args.length_control = "none"
+    elif args.think_end and "interrupt_phrase" not in given:
+        args.interrupt_phrase = args.interrupt_phrase.replace(reward.THINK_END, args.think_end)
 
 
 def unread(asked, readers, chosen, flag, error):
@@ -230,7 +251,7 @@ def clips(args, given, error):
 
 def check(args, given, error):
     """Refuse what cannot work, before anything is spawned."""
-    out, (low, high) = Path(args.out), args.interrupt_at
+    out = Path(args.out)
     if "model" not in given and not {data.parse_source(source)[0] for source in args.data} <= data.EMBEDDED.keys():
         error("--data FILE needs --model: the embedded base model knows only digits, + and -")
     if args.off_policy == "ppo" and args.k < 1 or args.k < 0:
@@ -239,11 +260,6 @@ def check(args, given, error):
         error(f"--eval-every {args.eval_every} is no multiple of --k {args.k}: ppo publishes weights every k steps")
     if args.generations < 2 and "evaluate" not in given:
         error("--generations is 1; expected 2 or more: a single completion has no group to be better or worse than")
-    if args.length_control == "interrupt" and not low <= high < args.max_new_tokens:
-        error(f"--interrupt-at {low} {high}: expected LO <= HI < --max-new-tokens {args.max_new_tokens}, for an answer")
-    longest = args.max_prompt_tokens + args.max_new_tokens
-    if "evaluate" not in given and longest > args.token_budget:
-        error(f"--token-budget {args.token_budget} is below one sequence of prompt and completion, {longest} tokens")
     for name in ("lr", "temperature", "timeout", "verify_timeout"):
         if not getattr(args, name) > 0:
             error(f"{option(name)} is {getattr(args, name)}; expected more than 0")
@@ -259,6 +275,28 @@ def check(args, given, error):
         error(f"{out} holds a run already; give another --out, or --resume to go on with it")
 
 
+def check_lengths(args):
+    """Raise ValueError for lengths that contradict each other."""
+    low, high = args.interrupt_at
+    if args.length_control == "interrupt" and not low <= high < args.max_new_tokens:
+        raise ValueError(f"--interrupt-at {low} {high}: expected LO <= HI < --max-new-tokens {args.max_new_tokens}, for "
+                         "an answer")
+    longest = args.max_prompt_tokens + args.max_new_tokens
+    if "evaluate" not in args and longest > args.token_budget:
+        raise ValueError(f"--token-budget {args.token_budget} is below one sequence of prompt and completion, {longest} "
+                         "tokens")
+
+
+def earlier_flags(asked, error):
+    """Flags in force before the command line's: those of the run to resume, or of the run a checkpoint comes from."""
+    if asked.get("resume"):
+        return resumed_flags(asked, error)
+    if "evaluate" in asked:  # under the lengths and data of its run
+        log = Path(asked["evaluate"]).parent / "log.jsonl"
+        return (stored_flags(log) if log.exists() else {}) | {"model": asked["evaluate"]}
+    return {}
+
+
 def resumed_flags(given, error):
     """The flags of the run in --out as it was last started, from its log; what its state depends on must not change."""
     log = Path(given.get("out", "?")) / "log.jsonl"
@@ -268,9 +306,9 @@ def resumed_flags(given, error):
         error(f"--resume: found no checkpoint in {log.parent}; did it end before the first --checkpoint-every?")
     stored = stored_flags(log)
     for name in ("recipe", "model", "loss", "off_policy", "k", "prompts", "data", "prompt_column", "answer_column",
-                 "max_prompt_tokens", "eval_prompts", "seed"):
-        if name in given and given[name] != stored[name]:
-            error(f"--resume with {option(name)} {given[name]}: the run in {log.parent} has {stored[name]}")
+                 "skip_unusable", "max_prompt_tokens", "eval_prompts", "seed", "think_end"):
+        if name in given and given[name] != stored.get(name):
+            error(f"--resume with {option(name)} {given[name]}: the run in {log.parent} has {stored.get(name)}")
     return stored
 
 
@@ -278,7 +316,8 @@ def stored_flags(log):
     """The flags with which the run of this log was last started, but those that belong to its start or machine."""
     whole = [json.loads(line) for line in log.open() if line.endswith("\n")]  # a crash may have torn the last one
     stored = [row for row in whole if row["kind"] == "config"][-1]["flags"]
-    own = {name: value for name, value in stored.items() if name not in ("clips", "resume", "trainers", "protections")}
+    others = ("clips", "resume", "trainers", "protections", "asked", "default_new", "fitted")
+    own = {name: value for name, value in stored.items() if name not in others}
     return own | stored["clips"]
 
 
@@ -306,8 +345,13 @@ def prepare(args):
         vllm_rollout.require_vllm()
     precision.check_supported(config := AutoConfig.from_pretrained(folder))
     tokenizer = AutoTokenizer.from_pretrained(folder)
+    args.fitted = fit(args, config, tokenizer)
+    check_lengths(args)
     prompts = data.load(args.data, tokenizer, budget=args.max_prompt_tokens, validation=args.eval_prompts,
-                        columns=(args.prompt_column, args.answer_column))
+                        columns=(args.prompt_column, args.answer_column), skip_unusable=args.skip_unusable)
+    if prompts.unusable and int(os.environ.get("RANK", "0")) == 0:
+        print(f"WARNING: {len(prompts.unusable)} unusable rows left out. The first of them:", *prompts.unusable[:10],
+              sep="\n  ", file=sys.stderr)
     if "evaluate" not in args:
         data.check_size(prompts, prompts=args.prompts, k=args.k)
     longest = max(len(prompt.ids) for prompt in (*prompts.train, *prompts.validation))
@@ -315,29 +359,55 @@ def prepare(args):
         raise ValueError(f"expected prompt and completion within the {config.max_position_embeddings} positions of "
                          f"{folder}, got {longest} + {args.max_new_tokens} tokens; likely cause: --max-new-tokens")
     if args.length_control == "interrupt":
-        rollout.check_interruption(tokenizer, phrase_ids(tokenizer, args), args.interrupt_at, args.max_new_tokens)
+        rollout.check_interruption(tokenizer, phrase_ids(tokenizer, args), args.think_end, args.interrupt_at,
+                                   args.max_new_tokens)
     code = any(prompt.task == "code" for prompt in (*prompts.train, *prompts.validation))
     # Once per node: jails that start at the same moment count each other's processes.
     args.protections = jail.protections() if code and os.environ.get("LOCAL_RANK", "0") == "0" else []
     return prompts
 
 
+def fit(args, config, tokenizer):
+    """Make lengths and slots fit; returns the lines that say so."""
+    phrase = len(phrase_ids(tokenizer, args))
+    lines = [sizing.fit_lengths(args, config.max_position_embeddings, args.default_new, phrase)]
+    if args.generator == "torch":
+        lines.append(sizing.fit_slots(args, config, **sizing.neighbours(args)))
+        if torch.cuda.is_available():
+            lines.append("Hint: --generator torch runs anywhere, but is no fast engine; on a GPU --generator vllm is "
+                         "(README)")
+    return list(filter(None, lines))
+
+
 def questions(args, prompts):
-    """What --evaluate asks: validation prompts, and all rows of a file that --data names beside it."""
+    """What --evaluate asks: validation prompts, and all rows of a file that --data names beside it.
+
+    Of every source at most --eval-prompts, if that is given: those that a run holds out come first.
+    """
     names = [data.parse_source(source)[0] for source in args.data]
-    rows = [prompt for prompt in prompts.train if args.own_data and names[prompt.source] not in data.EMBEDDED]
-    return [replace(prompt, index=index) for index, prompt in enumerate([*prompts.validation, *rows])]
+    rows = [prompt for prompt in prompts.train if "data" in args.asked and names[prompt.source] not in data.EMBEDDED]
+    limit = args.eval_prompts if "eval_prompts" in args.asked else len(prompts.validation) + len(rows)
+    chosen, taken = [], Counter()
+    for prompt in (*prompts.validation, *rows):
+        taken[prompt.source] += 1
+        if taken[prompt.source] <= limit:
+            chosen.append(replace(prompt, index=len(chosen)))
+    return chosen
 
 
 def start(argv):
     """Flags and prompts of a run; exits with code 2 and one line if they cannot work."""
     args = settings(argv)
     try:
-        return args, prepare(args)
+        prompts = prepare(args)
     except (ValueError, OSError, ImportError, RuntimeError) as wrong:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"train.py: error: {wrong}", file=sys.stderr)
         sys.exit(2)
+    if "evaluate" in args or os.environ.get("RANK") == "0":  # once, not also by the process that starts the others
+        for line in args.fitted:
+            print(line)
+    return args, prompts
 
 
 # --- What the flags ask for ------------------------------------------------------------------------------------------
@@ -351,7 +421,8 @@ def make_generator(args, device, dtype):
                     temperature=args.temperature, seed=args.seed, fp32_head=args.fp32_head,
                     version=int(folder.rsplit("-", 1)[1]) if args.resume else 0)
     if args.length_control == "interrupt":
-        settings |= dict(think_budget=tuple(args.interrupt_at), phrase_ids=phrase_ids(tokenizer, args))
+        settings |= dict(think_budget=tuple(args.interrupt_at), phrase_ids=phrase_ids(tokenizer, args),
+                         think_end=args.think_end)
     return make(args.generator, folder, tokenizer, device=device, dtype=dtype, **settings)
 
 
@@ -369,7 +440,8 @@ def make(backend, folder, tokenizer, *, device, dtype, **settings):
 def make_scorer(args):
     """The verifiers, and Eq. 9 if asked for."""
     shape = partial(reward.length_penalty, length_max=args.length_max, length_cache=args.length_cache)
-    return workers.Scorer(timeout=args.verify_timeout, penalty=shape if args.length_control == "penalty" else None)
+    return workers.Scorer(timeout=args.verify_timeout, think_end=args.think_end,
+                          penalty=shape if args.length_control == "penalty" else None)
 
 
 def provenance(prompts):
@@ -378,6 +450,6 @@ def provenance(prompts):
     commit = git and subprocess.run([git, "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT,
                                     check=False).stdout.strip()
     sizes = {"train": len(prompts.train), "validation": len(prompts.validation), "too_long": prompts.too_long,
-             "repeated": prompts.duplicates}
+             "repeated": prompts.duplicates, "unusable": len(prompts.unusable)}
     versions = {d.name: d.version for d in distributions() if d.name in names}
     return {"commit": commit, "versions": versions, "prompts": sizes}

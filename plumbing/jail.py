@@ -42,6 +42,10 @@ FILES = ("/usr", "/lib", "/lib64", "/dev/null", "/dev/zero", "/dev/urandom")  # 
 # Everywhere; with namespaces.
 PROTECTIONS = ("own session, folder and empty environment; limits on time, memory, file size, output and processes",
                "no network; sees and leaves no other process; sees no files but system libraries, read-only")
+# What graders define before a program, and so programs expect: star imports, with the interpreter's own names on top.
+PRELUDE = "".join(f"from {name} import *\nimport {name}\n" for name in (
+    "string", "re", "collections", "heapq", "bisect", "math", "itertools", "functools", "typing", "builtins"))
+PRELUDE += "import copy, datetime, operator, random, sys\n"
 PROBE = "import threading\nthreading.Thread(target=print, args=['free']).start()"  # programs may start threads
 
 
@@ -59,7 +63,7 @@ def as_file(content: str):
     return file
 
 
-def run(program, name, inputs, *, size, timeout, namespaces):
+def run(program, name, inputs, *, size, timeout, namespaces, warm=None):
     """Run a program on each input; yields the bytes it wrote each time, None if it failed or wrote more than `size`.
 
     program     Python source
@@ -67,6 +71,10 @@ def run(program, name, inputs, *, size, timeout, namespaces):
                 what it wrote; None: the inputs are texts for stdin, and what it wrote is stdout
     timeout     seconds of wall clock, for all inputs together
     namespaces  see the top
+    warm        None, or what programs get that share a slow import; between two inputs all is killed and emptied:
+                "source" (trusted, run once; the programs are forks that have its modules), "see" ({path: where it is
+                seen in the jail}, read-only) and "hide" (paths of which nothing is seen; both with namespaces only),
+                "limits" (as LIMITS and "CPU", of each fork; "AS" above what the source takes), "seconds" (per input)
 
     Raises TimeoutError, and RuntimeError if the jail does not start. When this generator ends or is closed, no process
     and no file of the jail is left. The caller must have no other children: it inherits orphans, and kills them all.
@@ -77,8 +85,9 @@ def run(program, name, inputs, *, size, timeout, namespaces):
     # The limit on processes counts all of a user's, but by namespace; a jail started by root is a user of its own.
     others = 0 if us == 0 or namespaces else sum(threads for *_, owner, threads in all_processes() if owner == us)
     limits = LIMITS | {"CPU": int(timeout) + 2, "NPROC": PROCESSES + others}
-    job = {"program": program, "name": name, "inputs": inputs, "limits": limits, "user": None if us else user,
-           "parent": os.getpid(), "prefix": namespaces and sys.base_prefix}  # only root can become another user
+    job = {"program": program, "name": name, "inputs": inputs, "limits": limits | (warm["limits"] if warm else {}),
+           "user": None if us else user, "parent": os.getpid(), "prefix": namespaces and sys.base_prefix,
+           "warm": warm}  # only root can become another user
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # whoever ends us lets us leave through `finally`
     ours, theirs = socket.socketpair()
     with ours, as_file("") as errors, nullcontext("/tmp") if namespaces else tempfile.TemporaryDirectory() as folder:
@@ -179,7 +188,7 @@ def die_with_parent():
     call("prctl", PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
-def enclose(prefix):
+def enclose(prefix, see, hide):
     """Go on as the first process of new namespaces, below a new root folder.
 
     No file of the machine's is changed: the new root is mounted over /proc, and seen in the namespace only.
@@ -196,11 +205,16 @@ def enclose(prefix):
     die_with_parent()
     call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)  # else the mounts below would be the machine's
     call("mount", b"tmpfs", b"/proc", b"tmpfs", MS_NOSUID_NODEV, b"size=1m,mode=755")
-    for path in filter(os.path.exists, (prefix, *FILES)):
-        os.makedirs(f"/proc{path}" if os.path.isdir(path) else "/proc/dev", exist_ok=True)
+    for path, seen in ({path: path for path in (prefix, *FILES) if os.path.exists(path)} | see).items():
+        os.makedirs(f"/proc{seen}" if os.path.isdir(path) else os.path.dirname(f"/proc{seen}"), exist_ok=True)
         if not os.path.isdir(path):
-            open(f"/proc{path}", "w").close()
-        call("mount", path.encode(), f"/proc{path}".encode(), None, MS_BIND | MS_REC, None)
+            open(f"/proc{seen}", "w").close()
+        call("mount", path.encode(), f"/proc{seen}".encode(), None, MS_BIND | MS_REC, None)
+    for path in filter(os.path.exists, (f"/proc{path}" for path in hide)):
+        if os.path.isdir(path):
+            call("mount", b"tmpfs", path.encode(), b"tmpfs", MS_NOSUID_NODEV, b"size=1m,mode=755")
+        else:
+            call("mount", b"/dev/null", path.encode(), None, MS_BIND, None)
     os.symlink("/proc/self/fd/0", "/proc/dev/stdin")  # some programs open it
     os.mkdir("/proc/proc")
     os.mkdir("/proc/tmp")
@@ -227,18 +241,24 @@ def drop_rights(user):
 def jail(descriptor):
     """Lock this process up, then run the program once per input and hand out a descriptor of what it wrote."""
     with open(0, closefd=False) as file:
-        job = json.load(file)
+        job = json.load(file, object_hook=whole_keys)
     channel = socket.socket(fileno=int(descriptor))
     die_with_parent()
     if os.getppid() != job["parent"]:
         return
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # if memory ends, the kernel takes us first
+    exec(PRELUDE, {})  # once and here: each test finds it loaded, wherever the library lies
     os.umask(0o022)
+    warm = job["warm"]
     if job["prefix"]:
-        enclose(job["prefix"])
+        enclose(job["prefix"], warm["see"] if warm else {}, warm["hide"] if warm else [])
     os.chdir(job["folder"])
     drop_rights(job["user"])
+    if warm:
+        call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        exec(compile(warm["source"], "warm.py", "exec"), {})
+        job["limits"]["AS"] += address_space()
     channel.send(b"!")
     for case in job["inputs"]:
         given, written = os.memfd_create("given"), os.memfd_create("written")
@@ -248,10 +268,45 @@ def jail(descriptor):
         if not child:
             channel.close()
             return answer(job, case, given, written)  # and end as interpreters do: threads, buffers, exit status
+        if warm and not select.select([alive := os.pidfd_open(child)], [], [], warm["seconds"])[0]:
+            os.kill(child, signal.SIGKILL)
         failed = os.waitpid(child, 0)[1]
+        if warm:
+            os.close(alive)
+            clear(job["folder"])
         socket.send_fds(channel, [b"1" if failed else b"0"], [written])
         os.close(given)
         os.close(written)
+
+
+def whole_keys(found):
+    """Keys of arguments that are whole numbers, which JSON makes texts, are numbers again."""
+    return {int(key): value for key, value in found.items()} if all(map(str.isdecimal, found)) else found
+
+
+def address_space():
+    """Of this process, in bytes."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def clear(folder):
+    """Kill and reap what a fork has left running, orphans too, and empty the folder."""
+    import shutil
+
+    with suppress(ChildProcessError):
+        while True:
+            for pid, parent, *_ in all_processes():
+                if parent == os.getpid():
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            os.wait()
+    for place, folders, _ in os.walk(folder):
+        for path in (os.path.join(place, name) for name in folders):
+            if not os.path.islink(path):
+                os.chmod(path, 0o700)
+    for entry in os.scandir(folder):
+        shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 
 
 def answer(job, case, given, written):
@@ -269,7 +324,8 @@ def answer(job, case, given, written):
         resource.setrlimit(kind, (value if hard < 0 else min(value, hard),) * 2)
     sys.argv = ["answer.py"]
     module = sys.modules["__main__"] = type(sys)("answer" if name else "__main__")
-    exec("from typing import *" if name else "", vars(module))  # starter codes of functions expect it
+    exec(PRELUDE, vars(module))
+    vars(module).pop(name, None)  # what is asked for is no part of it
     exec(compile(job["program"], "answer.py", "exec"), vars(module))
     if name:
         function = vars(module).get(name) or getattr(module.Solution(), name)

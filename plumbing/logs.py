@@ -1,60 +1,289 @@
-"""What fit.py reads: the logs of our runs, and any CSV or JSONL file with a column of compute and one of pass rates."""
+"""The readers of fit.py: a log, as its trainer wrote it, becomes a `fit.Run`.
+
+Read by their content: our logs; CSV, TSV and tables with semicolons (wandb's and TensorBoard's exports too); JSONL; a
+JSON list; trainer_state.json of Hugging Face's trainers; the console lines of verl (step:12 - score:0.5) and of TRL
+({'reward': '0.5'}); each also as .gz. A Table is all columns; `read_run` picks compute and reward.
+"""
 
 import csv
+import gzip
 import json
+import re
+import zlib
+from array import array
+from difflib import get_close_matches
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 
 import fit
 
+STEPS = ("step", "global_step", "Step", "_step", "train/global_step")  # as trainers call them
+COMPUTE, REWARD = ("gpu_hours", *STEPS, "epoch"), ("pass_rate", "reward", "Value")  # looked for if not named
+SCALES = {"percent": (0.0, 100.0), "pm1": (-1.0, 1.0)}
+MISSING = {"", "-", "None", "none", "NULL", "null", "NA", "N/A", "n/a"}  # cells without a value
+HEAD = 1000  # lines that are looked at to tell the format
+VERL, TRL = re.compile(r"\bstep:\d+ - .*"), re.compile(r"\{'.*\}")
+PAIR = re.compile(r"'([^']+)': '?(-?[\d.]+(?:e[-+]?\d+)?|-?inf|nan)'?", re.IGNORECASE)
 
-def _json_rows(lines):
-    """The objects of the lines of a JSONL file; what is in an inner object has a column too, such as tasks.math."""
-    for number, line in enumerate(lines, 1):
+
+class Table:
+    """Columns of a file: for each name the rows that have a value, and the values."""
+
+    def __init__(self):
+        self.columns, self.length, self.notes = {}, 0, []
+
+    def add(self, pairs):
+        """Append a row of (name, value); None and "" are no value."""
+        for name, value in pairs:
+            if value is not None and value != "":
+                rows, values = self.columns.setdefault(name, (array("q"), []))
+                rows.append(self.length)
+                values.append(value)
+        self.length += 1
+
+    def texts(self, name):
+        """The column as a list, None where it has no value."""
+        found = [None] * self.length
+        for row, value in zip(*self.columns.get(name, ((), ()))):
+            found[row] = value
+        return found
+
+    def numbers(self, name):
+        """The column as (length,) floats, nan where it has no value, and the mask of rows that have one."""
+        found, has = np.full(self.length, np.nan), np.zeros(self.length, bool)
+        rows, values = self.columns.get(name, ((), ()))
+        if rows:
+            found[rows], has[rows] = numbers(name, values), True
+        return found, has
+
+
+def numbers(name, values):
+    """Cells as a list of floats."""
+    value = None
+    try:
+        if wrong := set(map(type, values)) - {int, float, str}:
+            value = next(x for x in values if type(x) in wrong)
+            raise TypeError
+        return [float(value := x) for x in values]
+    except (TypeError, ValueError, OverflowError):
+        raise fit.BadInput(f"{name} holds {value!r:.40}, expected a number; another column?") from None
+
+
+# ---- Formats: each takes lines and fills a Table ----
+
+
+def _add_object(table, row, what):
+    """A JSON object as a row; what is in an inner object has a column too, such as tasks.math."""
+    if not isinstance(row, dict):
+        raise fit.BadInput(f"{what} is {row!r:.40}, expected a JSON object")
+    for name in [name for name, x in row.items() if type(x) is dict]:
+        row |= {f"{name}.{key}": x for key, x in row[name].items()}
+    table.add(row.items())
+
+
+def _json_lines(table, lines):
+    """JSONL; the last line may be half written."""
+    bad = None
+    for place, line in enumerate(lines, 1):
+        if bad:
+            raise fit.BadInput(bad)
         try:
-            row = dict(json.loads(line.strip() or "{}"))
-        except (ValueError, TypeError):
-            if number > 1 and not line.endswith("\n"):  # a crash, or a run that is writing, tore the last line
-                return
-            raise fit.BadInput(f"line {number} is {line[:40]!r}, expected one JSON object (or a file *.csv)") from None
-        yield row | {f"{name}.{key}": x for name, obj in row.items() if isinstance(obj, dict) for key, x in obj.items()}
+            row = json.loads(line.strip() or "null")
+        except ValueError:
+            bad = f"line {place} is {line[:40]!r}, expected one JSON object"
+            continue
+        if line.strip():
+            _add_object(table, row, f"line {place}")
+    if bad and not table.length:
+        raise fit.BadInput(bad)
+    table.notes += ["the last line is half written, and left out"] * bool(bad)
 
 
-def _evaluations(rows):
-    """The `eval` rows of our log, with the "epoch" of the step before; of any other file all rows.
+def _json_whole(table, lines):
+    """A JSON list of objects, or the log_history of a trainer_state.json."""
+    content = json.loads("".join(lines))
+    rows = content.get("log_history") if isinstance(content, dict) else content
+    if not isinstance(rows, list):
+        raise fit.BadInput("one JSON object without log_history, expected a list of objects or one object a line")
+    for place, row in enumerate(rows, 1):
+        _add_object(table, row, f"entry {place}")
 
-    An empty cell of a CSV and a null are no value, and left out. Numbers may be text, as they are in a CSV.
+
+def _console(table, lines):
+    """The lines among others that verl or TRL printed; TRL names no step, but an epoch."""
+    for line in lines:
+        if found := VERL.search(line):
+            pairs = (part.rpartition(":") for part in found[0].split(" - "))
+            table.add((name, re.sub(r"^np\.\w+\((.*)\)$", r"\1", x.strip())) for name, _, x in pairs)
+        elif found := TRL.search(line):
+            table.add(PAIR.findall(found[0]))
+
+
+def _delimited(table, lines):
+    """A header, then a row a line, cells separated by the commonest of tab, semicolon and comma in the header."""
+    first = next((line for line in lines if line.strip()), "")
+    mark = max("\t;,", key=first.count)
+    rows = csv.reader(chain([first], lines), delimiter=mark)
+    header = [name.strip() for name in next(rows, [])]
+    if len(header) < 2:
+        raise fit.BadInput(f"the header is {first.strip()[:40]!r}, expected two or more columns")
+    short = 0
+    columns = [table.columns.setdefault(name, (array("q"), [])) for name in header]
+    for row in rows:
+        if len(row) > len(header):
+            raise fit.BadInput(f"line {rows.line_num} has {len(row)} cells, the header {len(header)}")
+        for (places, values), x in zip(columns, map(str.strip, row)):
+            if x not in MISSING:
+                places.append(table.length)
+                values.append(x.replace(",", ".") if mark == ";" else x)
+        table.length += 1
+        short += 0 < len(row) < len(header)
+    table.notes += [f"{short} rows have fewer cells than the header"] * bool(short)
+    if repeated := {name for name in header if header.count(name) > 1}:
+        for name in repeated:
+            table.columns.pop(name, None)
+        table.notes.append(f"columns that occur twice are left out: {', '.join(sorted(repeated)):.60}")
+
+
+def _format(head, suffixes):
+    """The reader for a file that starts with the lines `head`."""
+    first = next((line.strip() for line in head if line.strip()), "")
+    if first.startswith("["):
+        return _json_whole
+    if first.startswith("{") and not first.startswith("{'"):
+        try:
+            row = json.loads(first)
+        except ValueError:
+            return _json_lines if '":' in first and len(head) > 1 and head[1].startswith("{") else _json_whole
+        return _json_whole if "log_history" in row else _json_lines
+    if not {".csv", ".tsv"} & set(suffixes) and any(VERL.search(x) or TRL.search(x) for x in head):
+        return _console
+    return _delimited
+
+
+def read_table(path):
+    """The Table of a file; BadInput for what cannot be read, OSError for what cannot be opened."""
+    table, path = Table(), Path(path)
+    if path.exists() and not path.is_file():
+        raise fit.BadInput(f"{path} is no file")
+    with path.open("rb") as file:
+        unpack = gzip.open if file.read(2) == b"\x1f\x8b" else open
+    try:
+        with unpack(path, "rt", encoding="utf-8-sig", newline="") as lines:
+            head = list(islice(lines, HEAD))
+            if any("\0" in line for line in head):
+                raise fit.BadInput("binary or UTF-16, expected UTF-8 text")
+            _format(head, [suffix.lower() for suffix in path.suffixes])(table, chain(head, lines))
+    except (ValueError, csv.Error, RecursionError, EOFError, zlib.error) as error:  # no UTF-8, JSON, CSV or gzip
+        raise fit.BadInput(f"{path}: {str(error) or 'nested too deep'}".replace("\n", " ")) from None
+    return table
+
+
+# ---- From columns to a Run ----
+
+
+def column(table, asked, usual, flag):
+    """The name of a column: `asked` or the only one that ends so; without `asked` the first of `usual` there is."""
+    names = list(table.columns)
+    if asked is None:
+        asked = next((name for name in usual if name in names), None)
+        rest = [x for x in names if x not in (*COMPUTE, "Wall time") and not x.endswith(("__MIN", "__MAX"))]
+        asked = rest[0] if asked is None and usual is REWARD and len(rest) == 1 else asked
+    ends = [name for name in names if asked and name.endswith(asked)]
+    if asked in names or len(ends) == 1:
+        return asked if asked in names else ends[0]
+    wrong = "fits several columns" if ends else "names no column" if asked else "is needed"
+    close = ends or get_close_matches(asked or "", names, 3, 0.4) or names[:12]
+    got = ", ".join(f"{name:.40}" for name in close) or "no column at all"
+    raise fit.BadInput(f"{flag} {asked or 'COLUMN'} {wrong}; there is {got}")
+
+
+def _evaluations(table):
+    """Rows of our log that count, and the epoch of the step before each: of each step the last row.
+
     A resumed run repeats the steps after its checkpoint: a row undoes the evaluations of its step or later before it.
     """
-    rows, kept, epoch = [{name: x for name, x in row.items() if x not in (None, "")} for row in rows], [], np.nan
-    for row in (row for row in rows if row.get("kind") in ("step", "eval") and "step" in row):
-        kept, epoch = [x for x in kept if float(x["step"]) < float(row["step"])], row.get("epoch", epoch)
-        if row["kind"] == "eval":
-            kept.append(row | {"epoch": epoch})
-    return kept or rows
+    (steps, has), (epochs, _), kept, epoch = table.numbers("step"), table.numbers("epoch"), [], np.nan
+    for row, kind in enumerate(table.texts("kind")):
+        if kind in ("step", "eval") and has[row]:
+            while kept and steps[kept[-1][0]] >= steps[row]:
+                kept.pop()
+            epoch = epochs[row] if np.isfinite(epochs[row]) else epoch
+            if kind == "eval":
+                kept.append((row, epoch))
+    return kept
 
 
-def read_run(path, compute="gpu_hours", reward="pass_rate"):
-    """A Run from one of our logs (or its folder), or from any CSV or JSONL file.
+def _last(steps):
+    """Of each step the place of its last row, in order of the steps."""
+    return len(steps) - 1 - np.unique(steps[::-1], return_index=True)[1]
 
-    compute   the column of compute; in our logs gpu_hours, tokens, tokens_trained, flops or step
-    reward    the column of pass rates; in our logs pass_rate, or tasks.NAME for one task
+
+def _pick(table, compute, reward, cumulative):
+    """Compute, reward and epoch (n,) of the rows with both, in order of their steps; of repeated steps the last."""
+    (C, has_C), (R, has_R), (epoch, _) = map(table.numbers, (compute, reward, "epoch"))
+    if evaluations := _evaluations(table) if "kind" in table.columns else ():
+        rows, epochs = zip(*evaluations)
+        epoch[list(rows)], has_R[np.delete(np.arange(len(C)), rows)] = epochs, False
+    step = next((name for name in (compute, *STEPS) if name in STEPS and name in table.columns), None)
+    steps = C if step == compute else table.numbers(step)[0] if step else np.arange(len(C), dtype=float)
+    steps = np.where(np.isfinite(steps), steps, np.arange(len(C)) + 0.5)  # without a step: repeats none
+    if cumulative:
+        rows = np.flatnonzero(np.isfinite(C))
+        rows = rows[_last(steps[rows])]
+        C[rows] = np.cumsum(C[rows])
+    full = has_C & has_R
+    rows = np.flatnonzero(full & np.isfinite(C + R))
+    if lost := full.sum() - len(rows):
+        table.notes.append(f"{lost} rows without a number are left out")
+    again = len(rows)
+    rows = rows[_last(steps[rows])]
+    if again := again - len(rows):
+        table.notes.append(f"{again} rows of repeated steps are left out; of each step the last counts")
+    return C[rows], R[rows], epoch[rows]
+
+
+def scaled(R, scale):
+    """Rewards (n,) mapped to [0, 1]: scale "percent", "pm1" (-1 to 1), "LO:HI", or None for pass rates."""
+    if scale is None:
+        return R
+    try:
+        low, high = SCALES.get(scale) or map(float, scale.split(":"))
+    except ValueError:
+        low = high = np.nan
+    if not -np.inf < low < high < np.inf:
+        raise fit.BadInput(f"got --scale {scale}, expected percent, pm1 or LO:HI with LO < HI")
+    return (R - low) / (high - low)
+
+
+def read_run(path, compute=None, reward=None, scale=None, cumulative=False):
+    """A Run from a file, or from the log of one of our runs' folders.
+
+    compute    its column or the end of its name (default: gpu_hours, else the step, else the epoch)
+    reward     the same (default: pass_rate, else reward, else the only other column; in our logs also tasks.NAME)
+    scale      see `scaled`        cumulative  compute is per row: add it up
     Rows that lack one of the two are left out. Raises BadInput for what cannot be read, OSError for what cannot be
     opened.
     """
     path = Path(path) / "log.jsonl" if Path(path).is_dir() else Path(path)
+    table = read_table(path)
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            rows = _evaluations(csv.DictReader(file) if path.suffix.lower() == ".csv" else _json_rows(file))
-        full = [row for row in rows if compute in row and reward in row]
-        if not full:
-            known = ", ".join(dict.fromkeys(str(name) for row in rows for name in row)) or "nothing"
-            got = f"got {len(rows)} rows of {known}"
-            raise fit.BadInput(f"no row has {compute} and {reward} (--compute, --reward); {got}")
-        C, R, epoch = np.array([[float(row.get(name, "nan")) for row in full] for name in (compute, reward, "epoch")])
-    except (ValueError, TypeError, csv.Error) as error:  # no UTF-8, no number, no CSV
+        compute, reward = column(table, compute, COMPUTE, "--compute"), column(table, reward, REWARD, "--reward")
+        if compute == reward:
+            raise fit.BadInput(f"got {compute} as --compute and as --reward")
+        C, R, epoch = _pick(table, compute, reward, cumulative)
+        if not len(C):
+            raise fit.BadInput(f"no row has both {compute} and {reward}")
+        fall = np.flatnonzero(np.diff(C) < 0)
+        if len(fall):
+            ends = f"{C[fall[0]]:g} to {C[fall[0] + 1]:g}"
+            raise fit.BadInput(f"{compute} falls from {ends}; if it is the compute of each row, add --cumulative")
+        R = scaled(R, scale)
+    except fit.BadInput as error:
         raise fit.BadInput(f"{path}: {error}") from None
-    tasks = tuple(sorted({name for row in rows for name in row if str(name).startswith("tasks.")}))
-    name = (path.parent.name if path.name == "log.jsonl" else path.stem) + f" {reward}" * (reward in tasks)
-    return fit.Run(C, R, name=name, unit=compute, epoch=epoch, tasks=tasks)
+    tasks = tuple(sorted(name for name in table.columns if name.startswith("tasks.")))
+    stem = path.parent.name if path.name == "log.jsonl" else Path(path.name.removesuffix(".gz")).stem
+    name = stem + f" {reward}" * (reward in tasks)
+    return fit.Run(C, R, name=name, unit=compute, epoch=epoch, tasks=tasks, notes=tuple(table.notes))

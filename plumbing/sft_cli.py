@@ -22,7 +22,7 @@ def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16)
     """(pass rate, pass@generations) on validation prompts of a task."""
     questions = data.load(task, tokens, budget=64, validation=prompts).validation
     groups = [[] for _ in questions]
-    with (closing(rollout.TorchGenerator(model, tokens, slots=128, max_new_tokens=96)) as generator,
+    with (closing(rollout.TorchGenerator(model, tokens, slots=128, max_new_tokens=112)) as generator,
           closing(workers.Scorer(timeout=5.0)) as scorer):
         for score in pipeline.complete(generator, scorer, questions, generations):
             groups[score.completion.ticket].append(score.correct)

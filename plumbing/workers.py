@@ -43,8 +43,10 @@ START_SECONDS = 120.0  # a worker or jail that needs longer than this above its 
 ANSWERS_PER_FORK = 5_000  # SymPy's caches grow, and math-verify calls an answer wrong if memory ends
 MESSAGE_BYTES = 4_096  # more than any verdict or error
 SPARE_BYTES = 1 << 16  # output that is this much longer than the expected one is not read to its end
-# Compared before a worker's first math answer: (answer, reference).
-FIRST_PAIRS = (("\\boxed{\\frac{1}{2}}", "0.5"), ("\\boxed{(x+1)^2}", "x^2+2x+1"), ("\\boxed{(1,2]}", "(1,2]"))
+FIRST_PAIRS = (  # compared before a worker's first math answer, and equal: (answer, reference)
+    ("\\boxed{\\frac{1}{2}}", "0.5"), ("\\boxed{(x+1)^2}", "x^2+2x+1"), ("\\boxed{(1.0,2]}", "(1,2]"),
+    ("\\boxed{\\begin{pmatrix}i^2\\\\2\\end{pmatrix}}", "\\begin{pmatrix}-1\\\\2\\end{pmatrix}"),
+    ("\\boxed{2, x=1}", "1, 2"), ("It is 7", "7"))
 
 
 # --- In a worker process: math ---------------------------------------------------------------------------------------
@@ -52,9 +54,10 @@ FIRST_PAIRS = (("\\boxed{\\frac{1}{2}}", "0.5"), ("\\boxed{(x+1)^2}", "x^2+2x+1"
 
 @cache
 def load_sympy() -> None:
-    """Load what SymPy loads at first use, which is no part of an answer's time."""
-    for expression, reference in FIRST_PAIRS:
-        reward.equal(expression, reference)
+    """Load what SymPy loads at first use, which is no part of an answer's time. RuntimeError if it cannot compare."""
+    for pair in FIRST_PAIRS:
+        if not reward.equal(*pair):
+            raise RuntimeError(f"expected {pair} to be equal, got not; likely cause: another version of math-verify")
 
 
 def judge_math(expression: str, reference: str, timeout: float) -> bool | str:
@@ -63,7 +66,7 @@ def judge_math(expression: str, reference: str, timeout: float) -> bool | str:
     verdict = reward.equal(expression, reference)
     signal.setitimer(signal.ITIMER_REAL, 0)
     if verdict is None:
-        return f"expected a reference answer in LaTeX, got {reference[:80]!r}; likely cause: a broken row of the data"
+        return f"{reward.UNREADABLE} in LaTeX, got {reference[:80]!r}; likely cause: a broken row of the data"
     return verdict
 
 
@@ -74,10 +77,14 @@ def judge_code(source: str, reference: str, timeout: float) -> bool | None:
     """Does a program pass all tests? None = not within `timeout` seconds. Raises what `reward.read_tests` does."""
     name, cases = reward.read_tests(reference)
     size = max(len(json.dumps(expected)) for _, expected in cases) + SPARE_BYTES
-    inputs, namespaces = [given for given, _ in cases], jail.namespaces_work()
+    inputs, right, namespaces = [given for given, _ in cases], reward.readings(name, cases), jail.namespaces_work()
     with closing(jail.run(source, name, inputs, size=size, timeout=timeout, namespaces=namespaces)) as outputs:
         with suppress(TimeoutError):
-            return all(reward.right_output(name, output, expected) for output, (_, expected) in zip(outputs, cases))
+            for test, output in enumerate(outputs):
+                right = [results for results in right if reward.right_output(name, output, results[test])]
+                if not right:
+                    return False
+            return True
     return None
 
 
@@ -137,6 +144,7 @@ class Score:
     text: str  # what a worker judges: an expression or a program
     penalty: float  # of Eq. 9, if it is correct
     correct: bool | None  # the verdict; in what `finished` returns, None means that the verifier failed
+    marked: bool = True  # its text holds the mark behind which the answer begins, or there is no such mark
     timed_out: bool = False  # wrong because checking it took longer than the limit
     tried: bool = False  # a worker has ended with this answer unchecked
     error: str = ""  # why there is no verdict
@@ -222,10 +230,12 @@ class Scorer:
     timeout  seconds of wall clock per answer
     workers  worker processes at most; none is started before the first answer that needs one
     penalty  |y| -> Eq. 9's penalty, or None for rewards of +1 and -1
+    think_end  the text behind which the answer begins; None: the whole text is the answer
     """
 
-    def __init__(self, *, timeout: float, workers: int = 2, penalty=None):
+    def __init__(self, *, timeout: float, workers: int = 2, penalty=None, think_end: str | None = reward.THINK_END):
         self._workers, self._penalty = [Worker(timeout) for _ in range(workers)], penalty
+        self._think_end = think_end
         self._queue, self._done = [], []
 
     @property
@@ -235,11 +245,12 @@ class Scorer:
 
     def submit(self, completion, prompt) -> None:
         """Take a finished pipeline.Completion of a data.Prompt (.task, .answer). KeyError: unknown task."""
-        answer = None if completion.truncated else reward.final_answer(completion.text)
+        found = reward.final_answer(completion.text, self._think_end)
+        answer = None if completion.truncated else found
         verdict = False if answer is None else reward.TASKS[prompt.task](answer, prompt.answer)
         text, correct = (verdict, None) if isinstance(verdict, str) else ("", verdict)
         penalty = self._penalty(len(completion.ids)) if self._penalty else 0.0
-        score = Score(completion, prompt, text, penalty, correct)
+        score = Score(completion, prompt, text, penalty, correct, marked=found is not None)
         (self._queue if correct is None else self._done).append(score)
 
     def finished(self) -> list[Score]:

@@ -108,6 +108,10 @@ def strict(folder):
         ("```py\na\n```\n```cpp\nb\n```", "a\n"),
         ("```\na\n```\nor\n```\nb\n```", "b\n"),
         ("  ```Python3 \r\na\n  ```", "a\n"),
+        ("1. ```python\n   if a:\n       b\n   ```", "if a:\n    b\n"),  # in a list item
+        ("- So:\n  ```python\n  a\n  ```\n- ```\n  b\n  ```", "a\n"),
+        ("```python\na\nb```", "a\nb"),  # closed on the last line of code
+        ("```python\na = '```'\nb\n```", "a = '```'\nb\n"),
         ("```python\na\n", ""),  # left open
         ("```cpp\na\n```", ""),
         ("a", ""),
@@ -126,9 +130,9 @@ def test_sec2_the_program_is_the_last_python_block(answer, program):
         ('{"inputs": [["1", "2"]], "outputs": [["3"]], "fn_name": null}', (None, [("1\n2", "3")])),  # lines as lists
         ('[{"input": "1 2", "output": "3", "testtype": "stdin", "metadata": {}}]', (None, [("1 2", "3")])),
         ('[{"input": "1 2", "output": "3", "type": "stdin_stdout", "fn_name": null}]', (None, [("1 2", "3")])),
-        (ADD, ("add", [([1, 2], 3), ([-5, 5], 0)])),
+        (ADD, ("add", [([1, 2], [3]), ([-5, 5], [0])])),
         ('{"fn_name": "f", "inputs": [[[1]]], "outputs": [[1, 2]]}', ("f", [([[1]], [1, 2])])),
-        ('{"fn_name": "f", "inputs": [[[1]]], "outputs": [[[1]]]}', ("f", [([[1]], [1])])),  # all are lists of one
+        ('{"fn_name": "f", "inputs": [[[1]]], "outputs": [[[1]]]}', ("f", [([[1]], [[1]])])),
         ('{"fn_name": "f", "inputs": [[[1]], [[]]], "outputs": [[1], []]}', ("f", [([[1]], [1]), ([[]], [])])),
         ('[{"input": [1, 2], "output": 3, "fn_name": "add"}]', ("add", [([1, 2], 3)])),
         ('[{"input": "[1]\\n\\"a\\"", "output": "[3]", "metadata": {"func_name": "f"}}]', ("f", [([[1], "a"], [3])])),
@@ -141,7 +145,9 @@ def test_the_forms_of_tests_in_use_are_read(tests, read):
 @pytest.mark.parametrize(
     "tests",
     ["", "3", "[]", '{"inputs": [], "outputs": []}', '{"inputs": ["1"], "outputs": []}', '{"inputs": ["1"]}', "[3]"]
-    + ['[{"input": "1", "output": "1"}, {"input": [1], "output": 1, "fn_name": "f"}]', "[" * 100_000],
+    + ['[{"input": "1", "output": "1"}, {"input": [1], "output": 1, "fn_name": "f"}]', "[" * 100_000]
+    + [json.dumps([{"input": "1", "output": "1", **kind}]) for kind in ({"testtype": "functional"},
+                                                                        {"type": "function_call"})],
 )
 def test_tests_that_cannot_be_read_or_are_none_are_a_failure_not_a_verdict(scorer, tests):
     failed = score(scorer, "pass", tests)
@@ -158,7 +164,12 @@ def test_tests_that_cannot_be_read_or_are_none_are_a_failure_not_a_verdict(score
         ("", "0", False),
         ("yes", "YES", False),
         ("1  2", "1 2", True),  # word by word
-        ("1.0", "1", False),
+        ("1.0", "1", True),
+        ("1.0000001", "1", False),  # a whole number is exact
+        ("100000000000000000001.0", "100000000000000000000", False),
+        ("01", "1", False),
+        ("1.", "1", False),
+        ("1", "1.0", True),
         ("0.33333333", "0.333333", True),
         ("x 2 1e-9", "x 2.000000 0.000000001", True),
         ("0.3334", "0.333333", False),
@@ -192,6 +203,13 @@ STDIN = {
     "print(sum(map(int, input().split())))\nraise SystemExit(2)": False,
     "import numpy\nprint(sum(map(int, input().split())))": False,  # standard library only
     "os.getcwd()\nprint(sum(map(int, input().split())))": False,  # names of ours are not theirs
+    "from __future__ import annotations\nprint(sum(map(int, input().split())))": True,
+    # What graders import beforehand; the interpreter's own names stay: pow, open, compile.
+    "d = deque(map(int, input().split()))\nheapify(h := list(d))\nprint(reduce(lambda a, b: a + b, d))": True,
+    "assert gcd(4, 6) == 2 and pow(3, 4, 5) == 1 and math.inf > 9 and bisect.bisect([1, 3], 2) == 1\n"
+    "print(sum(map(int, sys.stdin.read().split())))": True,
+    "assert re.split(',', 'a,b') == list(ascii_lowercase[:2]) and Counter('aa')['a'] == eval(compile('2', '', 'eval'))\n"
+    "print(sum(map(int, input().split())), *islice(chain([]), 3))": True,
     "print(sum(map(int, input().split()))": False,  # syntax
     "print(3)\0": False,
     "print('\\ud800')": False,
@@ -226,6 +244,28 @@ def test_a_tuple_is_a_list_and_arguments_are_as_given(scorer):
     tests = json.dumps({"fn_name": "f", "inputs": [[[1, "é"], {"k": None}]], "outputs": [[[{"k": None}, 1, "é"]]]})
     assert score(scorer, "def f(x, y): return (y, *x)", tests).correct is True
     assert score(scorer, "def f(x, y): return [y, *x, 0]", tests).correct is False
+
+
+def test_results_that_are_lists_of_one_stand_for_the_list_or_for_what_it_holds_but_not_in_turn(scorer):
+    assert score(scorer, "def add(a, b): return [a + b]", ADD).correct is True
+    assert score(scorer, "def add(a, b): return a + b if a > 0 else [a + b]", ADD).correct is False
+    mixed = json.dumps({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1], [2, 2]]})
+    assert score(scorer, "def f(n): return [n] * n", mixed).correct is True
+    assert score(scorer, "def f(n): return 1 if n == 1 else [2, 2]", mixed).correct is False
+
+
+def test_keys_of_arguments_that_are_whole_numbers_are_numbers(scorer):
+    tests = {"fn_name": "f", "inputs": [[{"1": 5, "2": {"3": 4}}], [{"a": 5}]], "outputs": [[[1, 2]], [["a"]]]}
+    tests = json.dumps(tests)
+    assert score(scorer, "def f(d): return list(d)", tests).correct is True
+    assert score(scorer, "def f(d): return list(map(str, d))", tests).correct is False
+
+
+def test_a_function_that_graders_import_is_not_there_if_it_is_asked_for(scorer):
+    tests = json.dumps({"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]})
+    assert score(scorer, "pass", tests).correct is False
+    assert score(scorer, "from math import gcd", tests).correct is True
+    assert score(scorer, "class Solution:\n  def gcd(self, a, b): return math.gcd(a, b)", tests).correct is True
 
 
 def test_sec2_thinking_is_not_the_answer_and_a_truncated_program_is_wrong(scorer):

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import data
+import reward
 
 CHARACTERS = "0123456789+-=abcdefghijklmnopqrstuvwxyz:?| "
 TEMPLATE = (
@@ -98,13 +99,27 @@ class Fixed(list):
         return self.pop(0)
 
 
-@pytest.mark.parametrize("task", data.EMBEDDED)
-def test_lengths_of_embedded_prompts_are_uniform_from_3_to_12(task):
-    seen = Counter(sum(c.isdigit() for c in text) for text, _ in data.examples(task, 10_000, seed=0, held_out=False))
+def lengths(task, count):
+    """{operands or digits: texts} among so many of an embedded task."""
+    return Counter(sum(c.isdigit() for c in text) for text, _ in data.examples(task, count, seed=0, held_out=False))
+
+
+def test_digits_to_sort_are_uniform_from_3_to_12():
+    seen = lengths("sorting", 10_000)
     assert sorted(seen) == list(range(3, 13))
     # 1,000 expected of each, standard deviation sqrt(10,000 · 1/10 · 9/10) = 30; five of them is 150. Of 3 digits there
-    # are only 900 texts to sort and 3,600 to add up, so distinct ones are fewer there, and the others more.
+    # are only 900 texts, so distinct ones are fewer there, and the others more.
     assert all(850 < seen[length] < 1_200 for length in range(5, 13)), seen
+
+
+def test_sums_within_reach_and_beyond_it_are_many_and_the_edge_between_them_is_thin():
+    seen = lengths("arithmetic", 10_000)
+    assert sorted(seen) == list(range(3, 19))
+    # 7 · 9 + 4 · 2 + 5 · 6 = 101 entries: 10,000 · 9/101 = 891, 198 and 594 expected of each, standard deviations of at
+    # most 29, 14 and 24; five of them. Of 3 operands there are only 3,600 texts, so distinct ones are fewer there.
+    assert all(abs(seen[length] - 891) < 145 for length in range(4, 10)), seen
+    assert all(abs(seen[length] - 198) < 70 for length in range(10, 14)), seen
+    assert all(abs(seen[length] - 594) < 120 for length in range(14, 19)), seen
 
 
 def test_arithmetic_uses_all_digits_and_both_signs_in_every_place():
@@ -137,15 +152,15 @@ def test_examples_are_distinct_reproducible_and_those_of_the_committed_results()
     one, two = (data.examples("arithmetic", 1_000, seed=0, held_out=True) for _ in range(2))
     assert one == two and len({text for text, _ in one}) == 1_000
     assert one != data.examples("arithmetic", 1_000, seed=1, held_out=True)
-    train = data.examples("arithmetic", 8_000, seed=0, held_out=False)
-    assert train[:2] == [("7-3-2-8-1-3-0-2=", "-12"), ("8+9-2+2-8+9-8+8=", "18")]
-    assert hashlib.sha256(json.dumps(train).encode()).hexdigest().startswith("f4806d02f97cb473")
+    train = data.examples("arithmetic", 1_400, seed=0, held_out=False)
+    assert train[:2] == [("7+3+2+8=", "20"), ("8-5-7=", "-4")]
+    assert hashlib.sha256(json.dumps(train).encode()).hexdigest().startswith("f3c4d6d857f44705")
 
 
 @pytest.mark.parametrize("task", data.EMBEDDED)
 def test_embedded_tasks_are_tokenised_as_they_are_and_the_same_in_every_run(task, tokenizer):
     loaded = data.load(task, tokenizer, budget=64, validation=100)
-    assert (len(loaded.train), len(loaded.validation), loaded.too_long) == (data.EMBEDDED_PROMPTS, 100, 0)
+    assert (len(loaded.train), len(loaded.validation), loaded.too_long) == (data.EMBEDDED_PROMPTS[task], 100, 0)
     for part in (loaded.train, loaded.validation):
         assert indices(part) == list(range(len(part)))
     for prompt in loaded.validation:
@@ -272,6 +287,53 @@ def test_tests_of_code_may_be_text_or_an_object_and_too_many_are_dropped(tmp_pat
     monkeypatch.setattr(data, "MAX_ANSWER", len(json.dumps(tests)))
     loaded = data.load(write(tmp_path / "a.jsonl", rows) + ":code", tokenizer, budget=9)
     assert [json.loads(p.answer) for p in loaded.train + loaded.validation] == [tests, tests] and loaded.too_long == 2
+
+
+def call(n, **more):
+    return {"input": f"{n}\n[1]", "output": f"{n + 1}", **more}
+
+
+@pytest.mark.parametrize(("row", "name"), [
+    ({"tests": json.dumps([call(1, testtype="functional")]), "metadata": '{"func_name": "f"}'}, "f"),  # LiveCodeBench
+    ({"tests": [call(1, testtype="functional")], "metadata": {"func_name": "f"}}, "f"),  # DeepCoder's lcbv5
+    ({"tests": [call(1, testtype="stdin")], "metadata": "{}"}, None),
+    ({"tests": json.dumps({"language": "python", "test_cases": [call(1, type="function_call", fn_name="f")]})}, "f"),
+    ({"tests": str({"test_cases": [call(1, type="stdin_stdout", fn_name=None)]})}, None),  # SYNTHETIC-1
+    ({"tests": {"test_cases": '{"inputs": ["1\\n[1]"], "outputs": ["2"]}', "fn_name": "f"}}, "f"),
+])
+def test_the_name_of_a_function_is_read_wherever_data_sets_have_it(row, name, tmp_path, tokenizer):
+    (prompt,) = data.load(write(tmp_path / "a.jsonl", [{"prompt": "a"} | row]) + ":code", tokenizer, budget=9,
+                          columns=(["prompt"], ["tests"])).validation
+    # Arguments are JSON, a line each: 1 and [1]. Without a name they are standard input.
+    assert reward.read_tests(prompt.answer) == (name, [([1, [1]], 2)] if name else [("1\n[1]", "2")])
+
+
+@pytest.mark.parametrize(("tests", "words"), [
+    ([call(1, testtype="functional")], "functional tests without the name of the function"),
+    (["assert f(1) == 2", "assert f(2) == 3"], "asserts, as of MBPP"),
+    ("from solution import f\n\ndef test_f():\n    assert f(1) == 2", "KodCode"),
+    ("def check(candidate):\n    assert candidate(n = 1) == 2", r"LeetCode's check\(candidate\)"),
+    ("", "unlabelled|no tests"), ({"inputs": [], "outputs": []}, "no tests"), ([], "no tests"), ({}, "no tests"),
+])
+def test_other_forms_of_tests_are_refused_by_their_name(tests, words, tmp_path, tokenizer):
+    path = write(tmp_path / "a.jsonl", [{"prompt": "a", "answer": tests}])
+    with pytest.raises(ValueError, match=f"a.jsonl:1: expected an answer for `code`.*({words}).*--skip-unusable"):
+        data.load(f"{path}:code", tokenizer, budget=9)
+
+
+def test_unusable_rows_end_the_run_or_are_left_out_and_named(tmp_path, tokenizer):
+    good = {"inputs": ["1"], "outputs": ["1"]}
+    rows = [{"prompt": "a", "answer": good}, {"prompt": "b", "answer": ""}, {"prompt": "c", "answer": good},
+            {"prompt": "", "answer": good}, {"prompt": "d", "answer": {"inputs": [], "outputs": []}}]
+    path = write(tmp_path / "a.jsonl", rows)
+    with pytest.raises(ValueError, match="a.jsonl:2: .*; --skip-unusable leaves such rows out"):
+        data.load(f"{path}:code", tokenizer, budget=9)
+    loaded = data.load(f"{path}:code", tokenizer, budget=9, skip_unusable=True)
+    assert sorted(p.text for p in loaded.train + loaded.validation) == ["a", "c"]
+    assert [message.partition(": ")[0] for message in loaded.unusable] == [f"{path}:{line}" for line in (2, 4, 5)]
+    assert (loaded.too_long, loaded.duplicates) == (0, 0)
+    with pytest.raises(ValueError, match="0 longer ones and 1 unusable rows .*no tests"):
+        data.load(write(tmp_path / "b.jsonl", rows[1:2]) + ":code", tokenizer, budget=9, skip_unusable=True)
 
 
 def test_prompts_over_the_budget_are_dropped_and_counted(tmp_path, tokenizer):

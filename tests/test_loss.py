@@ -1,6 +1,6 @@
 """Claims about loss.py, Eq. 2 to 8: hand numbers, finite differences, loops and limits.
 
-Each `Exercise` below holds one input that can be followed in the head; its mistakes are in wrong_answers.py.
+Claims with named wrong answers, and their inputs, are those of the course (tests/course/losses.py).
 Test: pytest tests/test_loss.py
 """
 
@@ -10,13 +10,12 @@ import math
 
 import pytest
 import torch
-import wrong_answers as wrong
-from wrong_answers import Exercise
+from course import losses_wrong as wrong
+from course.losses import (BATCH_ADVANTAGES, CISPO_GRADIENT, CISPO_INPUT, CISPO_VALUE, CLIP_INPUT, DAPO_GRADIENT,
+                           DAPO_VALUE, DENOMINATORS, GSPO_INPUT, GSPO_VALUE, MASK, MICRO_BATCHES, NAN, INF, OBJECTIVE,
+                           PROMPT_AVERAGE, PROMPT_INDEX, RATIO, SEQUENCE_RATIO, WHOLE, gradient)
 
 import loss
-
-NAN, INF = float("nan"), float("inf")
-LN2 = math.log(2)
 
 EPS = {  # clip arguments for each loss where a test runs over all of them
     "cispo": {"eps_max": 4.0},
@@ -26,159 +25,13 @@ EPS = {  # clip arguments for each loss where a test runs over all of them
 }
 
 
-def inputs(pi_train, pi_gen, advantages, sampled):
-    """logprobs, gen_logprobs (B, T) nats, advantages (B,), mask (B, T), from probabilities and strings of 0 and 1."""
-    mask = torch.tensor([[flag == "1" for flag in row] for row in sampled])
-    return torch.tensor(pi_train).log(), torch.tensor(pi_gen).log(), torch.tensor(advantages), mask
-
-
-def gradient(objective, logprobs, *rest, **eps):
-    """d(sum of the objective) / d logprobs, (B, T)."""
-    logprobs = logprobs.clone().requires_grad_()
-    objective(logprobs, *rest, **eps).sum().backward()
-    return logprobs.grad
-
-
-# Both signs of the advantage; ratios 2, 8 and 1/2, 8, 1 on both sides of 1 and of the cap 4. The first completion's
-# third token is injected (finite numbers, not sampled), the last column is padding: log-probs nan, generator's -inf.
-CISPO_INPUT = inputs(
-    [[1 / 2, 1 / 2, 1 / 4, NAN], [1 / 4, 1 / 2, 1 / 4, NAN]],
-    [[1 / 4, 1 / 16, 1.0, 0.0], [1 / 2, 1 / 16, 1 / 4, 0.0]],
-    [1.0, -2.0],
-    ["1100", "1110"],
-)
-CISPO_MISTAKES = (
-    wrong.cispo_cap_is_one_plus_eps,
-    wrong.cispo_cap_below_one,
-    wrong.cispo_ratio_recomputed,
-    wrong.cispo_ratio_inverted,
-    wrong.cispo_min_after_the_advantage,
-    wrong.cispo_drops_capped_tokens,
-    wrong.cispo_to_be_minimised,
-    wrong.cispo_injected_tokens_counted,
-    wrong.cispo_mask_multiplied,
-)
-# The weight of log pi_train: ratios 2, 8 -> 4 times +1, and 1/2, 8 -> 4, 1 times -2.
-CISPO_GRADIENT = Exercise(
-    "cispo_gradient: the capped ratio times the advantage",
-    lambda objective: gradient(objective, *CISPO_INPUT, eps_max=4.0),
-    [[2.0, 4.0, 0.0, 0.0], [-1.0, -8.0, -2.0, 0.0]],
-    (wrong.cispo_without_stop_gradient, *CISPO_MISTAKES),
-)
-# The weights above times log 1/2 = -ln 2 and log 1/4 = -2 ln 2.
-CISPO_VALUE = Exercise(
-    "cispo: the capped ratio times the advantage times log pi_train",
-    lambda objective: objective(*CISPO_INPUT, eps_max=4.0),
-    [[-2 * LN2, -4 * LN2, 0.0, 0.0], [2 * LN2, 8 * LN2, 4 * LN2, 0.0]],
-    CISPO_MISTAKES,
-)
-
-# Ratios 2, 1, 1/2 and padding, once with a positive and once with a negative advantage; the clip is [3/4, 7/4].
-CLIP_INPUT = inputs(
-    [[1 / 2, 1 / 2, 1 / 2, NAN], [1 / 2, 1 / 2, 1 / 2, NAN]],
-    [[1 / 4, 1 / 2, 1.0, 0.0], [1 / 4, 1 / 2, 1.0, 0.0]],
-    [1.0, -2.0],
-    ["1110", "1110"],
-)
-CLIP_MISTAKES = (
-    wrong.dapo_max_for_negative_advantages,
-    wrong.dapo_without_min,
-    wrong.dapo_half_widths_swapped,
-    wrong.dapo_ratio_recomputed,
-    wrong.dapo_ratio_inverted,
-)
-# A = +1: min(2, 7/4), min(1, 1), min(1/2, 3/4).  A = -2: min(-4, -7/2), min(-2, -2), min(-1, -3/2).
-DAPO_VALUE = Exercise(
-    "dapo: the smaller of ratio and clipped ratio times the advantage, for both signs",
-    lambda objective: objective(*CLIP_INPUT, eps_low=0.25, eps_high=0.75),
-    [[1.75, 1.0, 0.5, 0.0], [-4.0, -2.0, -1.5, 0.0]],
-    (wrong.dapo_upper_half_width_ignored, *CLIP_MISTAKES),
-)
-# d ratio / d log pi_train = ratio, so ratio times advantage, and 0 in the two places where the clip is the smaller.
-DAPO_GRADIENT = Exercise(
-    "dapo_gradient: ratio times the advantage, and 0 where the clip acts",
-    lambda objective: gradient(objective, *CLIP_INPUT, eps_low=0.25, eps_high=0.75),
-    [[0.0, 1.0, 0.5, 0.0], [-4.0, -2.0, 0.0, 0.0]],
-    CLIP_MISTAKES,
-)
-
-# Token ratios 4 and 1, or 1/4 and 1, an injected token between them: geometric means 2 and 1/2; the clip as above.
-GSPO_INPUT = inputs(
-    [[1 / 2, 1 / 4, 1 / 2, NAN]] * 2 + [[1 / 8, 1 / 4, 1 / 2, NAN]] * 2,
-    [[1 / 8, 1.0, 1 / 2, 0.0]] * 2 + [[1 / 2, 1.0, 1 / 2, 0.0]] * 2,
-    [1.0, -2.0, 1.0, -2.0],
-    ["1010"] * 4,
-)
-# min(2, 7/4), min(-4, -7/2), min(1/2, 3/4), min(-1, -3/2), each on both sampled tokens.
-GSPO_VALUE = Exercise(
-    "gspo: the clipped geometric mean of the token ratios times the advantage, on every sampled token",
-    lambda objective: objective(*GSPO_INPUT, eps_low=0.25, eps_high=0.75),
-    [[1.75, 0.0, 1.75, 0.0], [-4.0, 0.0, -4.0, 0.0], [0.5, 0.0, 0.5, 0.0], [-1.5, 0.0, -1.5, 0.0]],
-    (
-        wrong.gspo_without_length_normalisation,
-        wrong.gspo_arithmetic_mean,
-        wrong.gspo_injected_tokens_in_the_length,
-    ),
-)
-
-# Means 0, 2, 3, so advantages +-1, 0 0 (dropped), +-7; std of the four kept: sqrt((1 + 1 + 49 + 49) / 4) = 5.
-BATCH_ADVANTAGES = Exercise(
-    "batch_advantages: divided by the std of the kept advantages, 5",
-    lambda advantages: advantages(torch.tensor([[1.0, -1.0], [2.0, 2.0], [10.0, -4.0]])),
-    [[0.2, -0.2], [1.4, -1.4]],
-    (
-        wrong.advantages_over_std_of_rewards,
-        wrong.advantages_normalised_before_the_filter,
-        wrong.advantages_over_sample_std,
-        wrong.advantages_over_group_std,
-        wrong.advantages_from_the_batch_mean,
-    ),
-)
-
-
 def batch_advantages(rewards):
     """ScaleRL's: filter, subtract the group's mean, divide by the batch's std."""
     return loss.normalise(loss.group_advantages(rewards[loss.nonzero_variance(rewards)]), "batch")
 
 
-# Two prompts with 2 and 5 sampled tokens, two completions each; an injected token stands inside the third completion.
-OBJECTIVE = torch.tensor([[4.0, NAN, NAN], [8.0, NAN, NAN], [1.0, NAN, 3.0], [2.0, -1.0, 2.0]])
-MASK = OBJECTIVE.isfinite()
-PROMPT_INDEX = torch.tensor([0, 0, 1, 1])
-WHOLE = loss.Denominators(completions=4, prompts=2, tokens=7, tokens_per_prompt=torch.tensor([2, 5]))
-# (12 / 2 + 7 / 5) / 2 = 3.7
-PROMPT_AVERAGE = Exercise(
-    "prompt_average: every prompt has weight 1/2, whatever its length",
-    lambda average: average(OBJECTIVE, MASK, PROMPT_INDEX),
-    3.7,
-    (
-        wrong.average_over_tokens,
-        wrong.average_over_completions,
-        wrong.average_with_injected_tokens_in_the_length,
-        wrong.average_divided_by_generations,
-    ),
-)
-# The second prompt is cut in two: (12 / 2 + 4 / 5) / 2 + (0 + 3 / 5) / 2 = 3.4 + 0.3
-MICRO_BATCHES = Exercise(
-    "micro_batches: their shares add up to the prompt average of the whole batch",
-    lambda aggregate: sum(
-        aggregate(OBJECTIVE[rows], MASK[rows], PROMPT_INDEX[rows], "prompt", WHOLE) for rows in ([0, 1, 2], [3])
-    ),
-    3.7,
-    (wrong.aggregate_with_micro_batch_denominators,),
-)
-# Prompt 1 was filtered and the last completion truncated: completions 0, 1, 4, prompts 0, 2, tokens 3 + 2 + 4.
-DENOMINATORS = Exercise(
-    "denominators: completions, prompts, tokens that carry a loss",
-    lambda count: torch.tensor(count(torch.tensor([3, 2, 0, 0, 4, 0]), torch.tensor([0, 0, 1, 1, 2, 2]))[:3]),
-    [3, 2, 9],
-    (wrong.denominators_with_filtered_prompts, wrong.denominators_with_truncated_completions),
-)
-
-EXERCISES = [
-    CISPO_GRADIENT, CISPO_VALUE, DAPO_VALUE, DAPO_GRADIENT, GSPO_VALUE,
-    BATCH_ADVANTAGES, PROMPT_AVERAGE, MICRO_BATCHES, DENOMINATORS,
-]  # fmt: skip
+# Compositions, whose mistakes no single function makes; the others' are tested in test_exercises.py.
+COMPOSED = (BATCH_ADVANTAGES, GSPO_VALUE)
 
 
 def random_batch(seed, prompts=3, generations=4, tokens=5):
@@ -198,17 +51,11 @@ def random_batch(seed, prompts=3, generations=4, tokens=5):
 
 
 def test_eq2_ratio_is_train_over_generator():
-    # exp(ln 1/2 - ln 1/4) = 2 and 1/2 / 1/16 = 8; beyond the mask 1, so that a mean or max over it is not disturbed.
-    logprobs, gen_logprobs, _, mask = CISPO_INPUT
-    expected = torch.tensor([[2.0, 8.0, 1.0, 1.0], [0.5, 8.0, 1.0, 1.0]])
-    torch.testing.assert_close(loss.importance_ratio(logprobs, gen_logprobs, mask), expected)
+    RATIO.check(loss.importance_ratio)
 
 
 def test_gspo_sequence_ratio_is_the_geometric_mean_and_1_without_tokens():
-    # sqrt(4 * 1) = 2; the second completion is truncated: no sampled token
-    logprobs, gen_logprobs, _, mask = (tensor[:2] for tensor in GSPO_INPUT)
-    ratio = loss.sequence_ratio(logprobs, gen_logprobs, mask & torch.tensor([[True], [False]]))
-    torch.testing.assert_close(ratio, torch.tensor([[2.0], [1.0]]))
+    SEQUENCE_RATIO.check(loss.sequence_ratio)
 
 
 def test_eq4_cispo_gradient_is_the_capped_ratio_times_the_advantage():
@@ -330,11 +177,7 @@ def test_sec32_filter_is_not_fooled_by_rounding():
 
 
 def test_sec32_prompt_average_gives_every_prompt_the_same_weight():
-    PROMPT_AVERAGE.check(
-        lambda objective, mask, prompt_index: loss.aggregate(
-            objective, mask, prompt_index, "prompt", loss.global_denominators(mask.sum(-1), prompt_index)
-        )
-    )
+    PROMPT_AVERAGE.check(loss.aggregate)
 
 
 def test_sec32_sample_average_gives_every_completion_the_same_weight():
@@ -543,35 +386,16 @@ def test_docstring_examples_run():
 # The wrong answers
 
 
-def sentence(mistake):
-    return "This is what you get when you " + " ".join(mistake.__doc__.split())
-
-
-@pytest.mark.parametrize(
-    "exercise, mistake",
-    [
-        pytest.param(exercise, mistake, id=f"{exercise.claim.split(':')[0]}-{mistake.__name__}")
-        for exercise in EXERCISES
-        for mistake in exercise.mistakes
-    ],
-)
-def test_wrong_answer_is_caught_and_named(exercise, mistake):
+@pytest.mark.parametrize("claim, mistake", [
+    pytest.param(claim, mistake, id=mistake.__name__) for claim in COMPOSED for mistake in claim.mistakes])
+def test_wrong_answer_is_caught_and_named(claim, mistake):
     with pytest.raises(AssertionError) as failure:
-        exercise.check(mistake)
+        claim.check(mistake)
     named = [line.strip() for line in str(failure.value).splitlines() if "This is what" in line]
-    assert named == [sentence(mistake)]  # this one and no other: no two mistakes give the same numbers
+    assert named == [claim.named(mistake)]  # this one and no other: no two mistakes give the same numbers
 
 
-def test_every_wrong_answer_belongs_to_an_exercise_and_ends_the_sentence():
-    used = {mistake for exercise in EXERCISES for mistake in exercise.mistakes}
-    functions = [function for _, function in inspect.getmembers(wrong, inspect.isfunction)]
-    written = {f for f in functions if f.__module__ == wrong.__name__ and not f.__name__.startswith("_")}
-    assert used == written
-    for mistake in written:
-        assert mistake.__doc__[0].islower() and mistake.__doc__.strip().endswith(".")
-
-
-def test_failing_exercise_says_expected_yours_and_the_mistake():
+def test_failing_claim_says_expected_yours_and_the_mistake():
     with pytest.raises(AssertionError) as failure:
         PROMPT_AVERAGE.check(wrong.average_over_tokens)
     assert str(failure.value).splitlines() == [
@@ -583,6 +407,6 @@ def test_failing_exercise_says_expected_yours_and_the_mistake():
     ]
 
 
-def test_exercise_refuses_right_numbers_in_a_wrong_shape():
+def test_claim_refuses_right_numbers_in_a_wrong_shape():
     with pytest.raises(AssertionError, match=r"yours    \[3.7\] shape \(1,\)"):
         PROMPT_AVERAGE.check(lambda *_: torch.tensor([3.7]))

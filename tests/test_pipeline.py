@@ -244,6 +244,7 @@ class Verdict:
     completion: Completion
     correct: bool | None
     timed_out: bool = False
+    marked: bool = True
     error: str = ""
 
     @property
@@ -719,9 +720,10 @@ def answer(**changes):
     return replace(one, **changes)
 
 
-def test_headers_count_sampled_tokens_per_version_and_leave_injected_ones_out():
-    header = pipeline.header(Verdict(answer(), True), Ticket(0, 3, prompt(8), 1))
+def test_headers_count_and_weigh_sampled_tokens_and_leave_injected_ones_out():
+    header = pipeline.header(Verdict(answer(logprobs=[-1.0, -9.0, -2.0]), True), Ticket(0, 3, prompt(8), 1))
     assert header.versions == {3: 1, 4: 1} and (header.prompt_tokens, header.tokens) == (2, 3)
+    assert header.logprob == -3.0  # the middle token is injected
     assert (header.prompt, header.key, header.interrupted) == (8, "completion/train/0/0", True)
 
 

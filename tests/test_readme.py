@@ -12,16 +12,53 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-def names(path):
-    """Functions and classes defined in a module, at any depth."""
-    tree = ast.parse(path.read_text())
-    return {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+NAMES = r"`((?:plumbing/)?[a-z0-9_]+\.py):([\w.]+)`"
+READING_PATH = README.partition("## The reading path")[2].partition("The life of a completion")[0]
 
 
-@pytest.mark.parametrize("file, name", sorted(set(re.findall(r"`((?:plumbing/)?[a-z0-9_]+\.py):(\w+)`", README))))
+def defined(path):
+    """{dotted name: its node} of the functions and classes of a module."""
+    def walk(body, prefix):
+        for node in body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                yield prefix + node.name, node
+                yield from walk(node.body, f"{prefix}{node.name}.")
+    return dict(walk(ast.parse(path.read_text()).body, ""))
+
+
+def code_lines(path, node):
+    """Lines of a function without docstring, comments and blanks."""
+    lines = path.read_text().split("\n")[node.lineno - 1 : node.end_lineno]
+    doc = node.body[0] if ast.get_docstring(node) else None
+    inside = range(doc.lineno - node.lineno, doc.end_lineno - node.lineno + 1) if doc else ()
+    return sum(n not in inside and line.strip() != "" and not line.strip().startswith("#") for n, line in enumerate(lines))
+
+
+@pytest.mark.parametrize("file, name", sorted(set(re.findall(NAMES, README))))
 def test_every_function_that_the_readme_names_is_defined(file, name):
     path = ROOT / "tests" / file if file.startswith("test_") else ROOT / file
-    assert name in names(path)
+    assert name in defined(path)
+
+
+def test_the_reading_path_is_an_evening_long_and_ends_at_one_decode_step():
+    path = re.findall(NAMES, READING_PATH)
+    assert path[0] == ("fit.py", "sigmoid") and ("rollout.py", "TorchGenerator.step") in path and len(set(path)) == len(path)
+    assert sum(code_lines(ROOT / file, defined(ROOT / file)[name]) for file, name in path) <= 450
+
+
+def test_the_readme_is_short():
+    """Words outside tables and code."""
+    lines = [line for line in README.split("\n") if not line.startswith(("    ", "|"))]
+    assert len(" ".join(lines).split()) <= 1100
+
+
+@pytest.mark.parametrize("place", [
+    *(f"Eq. {n}" for n in range(1, 10)), *(f"Fig. {n}" for n in range(1, 12)), "Table 1",
+    *(f"Sec. {n}" for n in ("2", "2.1", "3.1", "3.2", "4", "5")), *(f"A.{n}" for n in range(3, 18)), "A.19"])
+def test_every_place_of_the_paper_is_found_by_one_search(place):
+    """In the README's table, which names the code, or says that it is not covered."""
+    table = README.partition("## From the paper to the code")[2].partition("\n## ")[0]
+    assert re.search(rf"{re.escape(place)}(?![0-9.]*[0-9])", table)
 
 
 FOLDERS = r"\b((?:tests|figures|results|benchmarks|base|plumbing)/[\w./*-]*\w)"

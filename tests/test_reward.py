@@ -133,6 +133,23 @@ def test_sec2_the_answer_is_what_follows_the_last_end_of_thinking(text, answer):
     assert reward.final_answer(text) == answer
 
 
+def test_another_mark_or_none_tells_where_the_answer_begins():
+    assert reward.final_answer("a</think>b #### 18", "####") == " 18" and reward.final_answer("18", "####") is None
+    assert reward.final_answer("a</think>18", None) == "a</think>18"
+
+
+def test_a_score_says_whether_its_text_holds_the_mark_also_when_it_is_truncated():
+    scores = {}
+    for mark in ("</think>", "####", None):
+        scorer = workers.Scorer(timeout=5.0, think_end=mark)
+        for text, cut in (("</think>18", False), ("18", False), ("</think>18", True)):
+            scorer.submit(Finished(text, truncated=cut), prompt("18", "arithmetic"))
+        scores[mark] = [(score.marked, score.correct) for score in scorer.finished()]
+    assert scores["</think>"] == [(True, True), (False, False), (True, False)]  # truncated is wrong, unread
+    assert scores["####"] == [(False, False)] * 3
+    assert scores[None] == [(True, False), (True, True), (True, False)]
+
+
 EQ9 = partial(reward.length_penalty, length_max=14_000, length_cache=2_000)  # the paper's numbers
 
 
@@ -286,12 +303,14 @@ def test_math_equal_expressions_are_right_and_others_wrong(scorer):
     assert not any(score.timed_out or score.error for score in scores.values())
 
 
-LIMITS = [  # what math-verify sees otherwise: (answer, reference, its verdict)
+LIMITS = [  # (answer, reference, the verdict): the first three are wrong and judged right, the others the opposite
     ("It is 17, not 18", "18", True),
+    ("\\boxed{10\\text{ km}}", "10\\text{ m}", True),
     ("\\boxed{50}", "50\\%", True),
-    ("\\boxed{Pairs}", "Paris", True),
-    ("\\boxed{\\cos^2 t}", "\\cos^2", True),
-    ("\\boxed{(1+2i)(3+4i)}", "-5+10i", False),
+    ("\\boxed{zyx}", "xyz", False),
+    ("\\boxed{3 m}", "3\\text{ m}", False),
+    ("\\boxed{300,100,200}", "100, 200, 300", False),
+    ("\\boxed{x < 1 \\text{ or } x > 4}", "(-\\infty,1)\\cup(4,\\infty)", False),
 ]
 
 
@@ -301,29 +320,49 @@ def test_math_known_limits_are_as_the_module_says(scorer):
 
 
 def test_math_a_reference_that_cannot_be_read_is_a_failure_not_a_wrong_answer(scorer):
-    (score,) = verdicts(scorer, [("\\boxed{18}", "$")]).values()
-    assert score.correct is None and "expected a reference answer in LaTeX, got '$'" in score.error
+    for reference in ("$", "n \\equiv 18 \\pmod{24}", "\\frac{18}{"):
+        (score,) = verdicts(scorer, [("\\boxed{18}", reference)]).values()
+        assert score.correct is None and f"expected a reference answer in LaTeX, got {reference!r}" in score.error
+    (score,) = verdicts(scorer, [("\\boxed{n\\equiv18\\pmod{24}}", "$n \\equiv 18 \\pmod{24}$.")]).values()
+    assert score.correct is True  # but for spaces, dollars and the final period it is the reference
 
 
 # --- Agreement with others ---
 
-DISAGREEMENTS = {  # with math-verify's published cases: (end of the answer, reference): (its verdict, why not ours)
-    ("1.22", "1,22"): (True, "to it, this reference has a decimal comma; here references are LaTeX, and it is a pair"),
-    ("is $10,455$. I hope it is correct.", "$10455$"): (True, "here the last box, which holds another number, counts"),
+DISAGREEMENTS = {  # with math-verify's published cases: (end of the answer, end of the reference): why not its verdict
+    ("1.22", "1,22"): "to it, this reference has a decimal comma; here references are LaTeX, and it is a pair",
+    ("is $10,455$. I hope it is correct.", "$10455$"): "here the last box, which holds another number, counts",
+    ("\\$ = \\frac{10}{9} $", "$10/9$"): "1/2 = 10/9, which the answer says, is wrong",
+    ("$0$", "$1 = \\zzz = x = 0$"): "a reference that cannot be read as a whole has no verdict",
+    ("\\boxed{28\\%}$.", "The correct approach is as follows:"): "the same: a page of prose without a box",
+    ("W(x)=1orW(x)=-1", "W(n) = -1"): "the same: a box left open",
+    ("${35 cm,4}$", "++++++ \\\\boxed{4}$"): "boxes with plus signs between them are no list",
+    ("$\\boxed{1,2}$", "\\boxed{1} papers and \\boxed{2} bins"): "boxes with other words between them are no list",
+    ("$1 + \\frac{1}{\\mathrm{e}}$", "$1 - \\frac{1}{\\mathrm{e}}$"): "they are different numbers",
+    ("$-2 \\\\le x \\\\le 7$", "$x \\in [-2,7]$"): "they are the same numbers",
 }
 
 
-def test_at_least_99_percent_of_math_verifys_published_cases_agree_and_the_others_are_listed(scorer):
+def test_at_least_96_percent_of_math_verifys_published_cases_agree_and_the_others_are_listed(scorer):
     source, *cases = map(json.loads, (DATA / "math_verify_cases.jsonl").read_text().splitlines())
     assert len(cases) == 265 and source["source"].startswith("math-verify 0.9.0")
     for case in cases:
         scorer.submit(thought(case["answer"].rpartition("</think>")[2]), prompt(case["reference"]))
-    found = {(answered(score), score.prompt.answer): score.correct for score in wait(scorer, 120.0)}
+    found = {(answered(score), score.prompt.answer): score.correct for score in wait(scorer, 240.0)}
     verdict = {(case["answer"].rpartition("</think>")[2], case["reference"]): case["correct"] for case in cases}
-    other = {key: correct for key, correct in verdict.items() if found[key] is not correct}
-    listed = {(answer, reference): verdict for answer, reference in other for end, gold in DISAGREEMENTS
-              if answer.endswith(end) and gold == reference for verdict, _ in [DISAGREEMENTS[end, gold]]}
-    assert other == listed and len(other) == len(DISAGREEMENTS) <= 0.01 * len(cases)
+    other = [key for key, correct in verdict.items() if found[key] is not correct]
+    listed = [[end for end in DISAGREEMENTS if all(map(str.endswith, key, end))] for key in other]
+    assert all(len(ends) == 1 for ends in listed), [key for key, ends in zip(other, listed) if not ends]
+    assert len(other) == len(DISAGREEMENTS) <= 0.04 * len(cases)
+
+
+def test_the_verdicts_of_our_own_list_are_right_and_over_half_of_its_answers_are_wrong(scorer):
+    rows = [json.loads(line) for line in (DATA / "verdicts.jsonl").read_text().splitlines()]
+    assert len(rows) >= 700 and sum(not row["correct"] for row in rows) > len(rows) / 2
+    for row in rows:
+        scorer.submit(thought(row["answer"]), prompt(row["reference"]))
+    found = {(answered(score), score.prompt.answer): score.correct for score in wait(scorer, 240.0)}
+    assert [row for row in rows if found[row["answer"], row["reference"]] is not row["correct"]] == []
 
 
 def expressions(r):

@@ -280,6 +280,14 @@ def test_finished_slots_are_refilled_at_once_and_only_live_rows_are_computed():
     assert sum(prompts) == 12  # each prompt was run once for its 3 completions
 
 
+def test_keys_and_values_never_take_more_room_than_the_longest_sequence(monkeypatch):
+    monkeypatch.setattr(rollout, "KV_BLOCK", 32)
+    gen = generator(tiny_model(), max_prompt_tokens=16, max_new_tokens=24)
+    assert any(len(c.prompt_ids) + len(c.ids) > 38 for c in finish(gen, tickets(64)).values())
+    # A quarter more than 39 positions in blocks of 32 were 64; slots are counted with 16 + 24 each.
+    assert {buffer.shape[2] for pair in gen._cache.buffers.values() for buffer in pair} == {40}
+
+
 def test_wants_a_ticket_while_a_slot_would_stay_empty(make):
     gen = make(tiny_model(), slots=5)
     taken = []
@@ -414,6 +422,28 @@ def test_a10_interruption_forces_exactly_the_phrase_at_a_length_drawn_in_the_bud
     assert any(CLOSE in c.ids and not c.interrupted for c in done) or budget[0] == 0
 
 
+def test_a10_a_mark_of_several_tokens_is_looked_for_once_in_the_text_and_its_last_token_is_not_the_mark(make):
+    model, looked = tiny_model(), Counter()
+    bare = finish(make(model, slots=30), tickets(24, generations=8)).values()
+    pairs = Counter((p, q) for c in bare for p, q in zip(c.ids[:8], c.ids[1:8]) if EOS not in (p, q) and p != q)
+    [(pair, _)] = pairs.most_common(1)
+    mark = tokenizer().decode(pair)
+    gen = make(model, slots=30, think_budget=(8, 8), phrase_ids=(20, *pair), think_end=mark)
+    decode, gen._text = gen._text, lambda ids: looked.update([len(ids)]) or decode(ids)
+    done = finish(gen, tickets(24, generations=8)).values()
+    assert {c.ids[-1] for c in done} > {EOS} and mark.count(" ") == 1
+    for c in done:
+        thought = mark in decode(c.ids[:8])
+        assert c.interrupted == (len(c.ids) > 8 and not thought)
+        if c.interrupted:
+            assert c.ids[8:11] == [20, *pair] and c.mask[:12] == [True] * 8 + [False] * 3 + [True] * len(c.mask[11:12])
+    assert any(not c.interrupted and len(c.ids) > 8 for c in done)
+    assert any(c.interrupted and pair[1] in c.ids[:8] for c in done)  # the last token of the mark, but not the mark
+    # One look at each completion of 8 tokens, besides the text that every finished one has.
+    texts = Counter(len(c.ids) - (not c.truncated) for c in done)
+    assert looked - texts == Counter({8: sum(len(c.ids) > 8 for c in done)})
+
+
 def test_without_a_budget_nothing_is_forced(make):
     done = finish(make(tiny_model(), phrase_ids=PHRASE), tickets(20)).values()
     assert all(all(c.mask) and not c.interrupted for c in done)
@@ -450,8 +480,9 @@ def test_any_of_several_eos_ids_ends_a_completion_and_none_is_in_the_text(make):
     (dict(max_new_tokens=0), "max_new_tokens >= 1"),
     (dict(temperature=-1.0), "temperature >= 0"),
     (dict(temperature=float("nan")), "temperature >= 0"),
-    (dict(think_budget=(5, 9)), "single token </think>, got ''"),
-    (dict(think_budget=(5, 9), phrase_ids=(CLOSE, 7)), "single token </think>, got 'd'"),
+    (dict(think_budget=(5, 9)), "ends in '</think>', got ''"),
+    (dict(think_budget=(5, 9), phrase_ids=(CLOSE, 7)), "ends in '</think>', got '</think> d'"),
+    (dict(think_budget=(5, 9), phrase_ids=PHRASE, think_end="c d"), "ends in 'c d', got 'q r </think>'"),
     (dict(think_budget=(9, 5), phrase_ids=PHRASE), r"got \(9, 5\)"),
     (dict(think_budget=(5, 21), phrase_ids=PHRASE), r"24 - 3, got \(5, 21\): no token would be left for the answer"),
 ])

@@ -145,4 +145,5 @@ def test_base_can_compute_but_often_does_not(folder, task):
     rate, best = sft_cli.measure(model, tokens, task, prompts=32)
     # 512 completions: standard error 0.02 and more, as those of a prompt are alike; sft.py states the rates
     assert 0.15 < rate < 0.4
-    assert best > 0.75
+    # of the sums three tenths are longer than any in SFT; 32 prompts have a standard error of 0.08
+    assert best > (0.75 if task == "sorting" else 0.6)

@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import data
 import loss
@@ -35,10 +35,9 @@ import precision
 import reward
 import sft
 import train
-from plumbing import batches, checkpoints, evaluation, fleet
+from plumbing import batches, checkpoints, evaluation, flags, fleet, sizing
 from plumbing.checkpoints import finished
-from plumbing.flags import (make_generator, make_scorer, provenance, resumed_flags, settings,
-                            stored_flags)
+from plumbing.flags import make_generator, make_scorer, provenance, resumed_flags, settings, stored_flags
 from recipes import RECIPES
 
 ROOT = Path(train.__file__).parent
@@ -137,9 +136,9 @@ def test_a10_only_the_chosen_length_control_is_checked():
     (["--off-policy", "ppo", "--k", "0"], ["--k is 0", ">= 1 with ppo"]),
     (["--k", "-1"], ["--k is -1", ">= 0"]),
     (["--off-policy", "ppo", "--k", "8", "--eval-every", "12"], ["--eval-every 12", "multiple of --k 8"]),
-    (["--interrupt-at", "72", "64"], ["--interrupt-at 72 64", "LO <= HI"]),
-    (["--max-new-tokens", "64"], ["< --max-new-tokens 64"]),
-    (["--token-budget", "100"], ["--token-budget 100", "one sequence"]),
+    (["--think-end", ""], ["--think-end", "empty", "or none"]),
+    (["--think-end", "none", "--length-control", "interrupt"], ["--length-control with --think-end none", "the mark"]),
+    (["--think-end", "none", "--interrupt-at", "8", "9"], ["--interrupt-at with --think-end none"]),
     (["--lr", "0"], ["--lr is 0.0", "more than 0"]),
     (["--weight-decay", "-0.1"], ["--weight-decay is -0.1", "0 or more"]),
     (["--generations", "1"], ["--generations is 1", "2 or more"]),
@@ -155,6 +154,25 @@ def test_a10_only_the_chosen_length_control_is_checked():
 def test_a_wrong_value_is_refused_with_what_was_got_and_expected(capsys, argv, said):
     message = refused(capsys, *argv)
     assert all(words in message for words in said), message
+
+
+def test_without_a_mark_interruptions_that_were_not_asked_for_are_none_and_the_default_phrase_ends_in_any_mark():
+    assert (settings([]).think_end, settings([]).length_control) == ("</think>", "interrupt")
+    args = settings(["--think-end", "none"])
+    assert (args.think_end, args.length_control) == (None, "none")
+    assert settings(["--think-end", "none", "--length-control", "penalty"]).length_control == "penalty"
+    own = ["--model", "M", "--data", "F", "--think-end", "####"]
+    assert settings(own).interrupt_phrase.endswith("final answer now. ####")
+    assert settings([*own, "--interrupt-phrase", "So: ####"]).interrupt_phrase == "So: ####"
+
+
+def test_a_checkpoint_of_a_run_with_interruptions_is_evaluated_without_a_mark(tmp_path):
+    out = past_run(tmp_path / "run", "--interrupt-at", "70", "72")
+    args = settings(["--evaluate", str(out / "checkpoint-2"), "--think-end", "none"])
+    assert (args.think_end, args.length_control) == (None, "none")
+    again = settings(["--evaluate", str(out / "checkpoint-2")])
+    assert (again.length_control, again.interrupt_at) == ("interrupt", [70, 72])
+    assert "interrupt_at" in again.asked and "slots" not in again.asked  # lengths stay, slots may have to fit elsewhere
 
 
 def test_a_generator_must_be_left(capsys, monkeypatch):
@@ -203,14 +221,14 @@ def test_resuming_without_a_checkpoint_is_refused(capsys, tmp_path):
 # --- One optimizer step ----------------------------------------------------------------------------------------------
 
 
-def header(correct, prompt=0, *, value=None, tokens=4, injected=0, prompt_tokens=3, truncated=False):
+def header(correct, prompt=0, *, value=None, tokens=4, injected=0, prompt_tokens=3, truncated=False, logprob=-1.0):
     """A completion as the trainers know it. One with correct None is one whose verifier failed."""
     if value is None:
         value = math.nan if correct is None else reward.reward(correct)
     header.made += 1
     return pipeline.Header(
         f"completion/{header.made}", prompt, value, correct, truncated, injected > 0, prompt_tokens, tokens,
-        {0: tokens - injected}, timed_out=False, error="")
+        {0: tokens - injected}, logprob, timed_out=False, error="")
 
 
 header.made = 0
@@ -427,6 +445,13 @@ def test_a_failed_verifier_is_no_wrong_answer_in_the_validation():
     assert found["pass_rate"] == 0.5  # with the three unknown ones as wrong it were 3/8
 
 
+def test_a12_the_entropy_on_validation_is_minus_the_mean_log_prob_of_the_tokens_that_the_policy_sampled():
+    prompts = [data.Prompt(i, (1,), "", "", "math") for i in range(2)]
+    groups = [[header(True, 0, tokens=4, logprob=-1.0)], [header(False, 1, tokens=4, injected=2, logprob=-2.0)]]
+    # 3 nats over the 4 + 2 sampled tokens; the mean over completions were (1/4 + 2/2) / 2, with injected tokens 3/8
+    assert reward.pass_rates(groups, prompts)["entropy_sampled"] == 0.5
+
+
 # --- What the flags ask for ------------------------------------------------------------------------------------------
 
 
@@ -519,6 +544,102 @@ def test_too_few_prompts_are_refused(monkeypatch, capsys):
     assert "more than (k + 1)·P = 9 training prompts, got 9" in message
 
 
+def sized(*argv, positions, phrase=19):
+    """(max_prompt_tokens, max_new_tokens, interrupt_at, length_max, length_cache), and what is said about them."""
+    args = settings(["--model", "M", "--data", "F", *argv])
+    said = sizing.fit_lengths(args, positions, args.default_new, phrase)
+    return [args.max_prompt_tokens, args.max_new_tokens, args.interrupt_at, args.length_max, args.length_cache], said
+
+
+def test_lengths_that_are_not_given_shrink_to_the_models_positions_by_one_factor():
+    assert sized(positions=16384) == ([2048, 14336, (10000, 12000), 14000, 2000], "")
+    # 8,192 positions are half of the paper's 16,384.
+    lengths, said = sized(positions=8192)
+    assert lengths == [1024, 7168, (5000, 6000), 7000, 1000]
+    assert "8192 positions" in said and "--max-new-tokens 7168 instead of 14336" in said
+    assert "--interrupt-at 5000 6000 instead of 10000 12000" in said
+    # A prompt length that is given stays: 7,168 = 14,336 / 2 are left of 7,268.
+    lengths, said = sized("--max-prompt-tokens", "100", positions=7268)
+    assert lengths == [100, 7168, (5000, 6000), 7000, 1000] and "--max-prompt-tokens" not in said
+    lengths, _ = sized("--interrupt-at", "6000", "6500", positions=8192)
+    assert lengths == [1024, 7168, [6000, 6500], 7000, 1000]
+
+
+def test_default_interruptions_follow_a_given_length_that_they_would_not_fit():
+    lengths, said = sized("--max-new-tokens", "1792", positions=8192)  # an eighth of the paper's
+    assert lengths[:3] == [2048, 1792, (1250, 1500)] and "--interrupt-at 1250 1500" in said
+    assert sized("--max-new-tokens", "13000", positions=16384) == ([2048, 13000, (10000, 12000), 14000, 2000], "")
+    # 56 = 14,336 / 256: at 39 to 46, but 46 + 19 tokens of the phrase leave none for the answer; 36 is the most.
+    lengths, _ = sized("--max-new-tokens", "56", positions=8192)
+    assert lengths[2] == (30, 36)
+
+
+def test_given_lengths_are_never_changed():
+    lengths, _ = sized("--max-new-tokens", "8000", "--interrupt-at", "70", "90", positions=8192)
+    assert lengths[:3] == [2048, 8000, [70, 90]]  # `prepare` refuses them if the prompts at hand are too long
+    with pytest.raises(ValueError, match="--max-prompt-tokens 600 leaves no position.*512"):
+        sized("--max-prompt-tokens", "600", positions=512)
+
+
+# The config of Qwen3-0.6B, as its page has it.
+QWEN3 = AutoConfig.for_model(
+    "qwen3", hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+    num_key_value_heads=8, head_dim=128, vocab_size=151936, max_position_embeddings=40960, tie_word_embeddings=True)
+
+
+@pytest.mark.parametrize("trainers", [0, 1], ids=["a GPU of its own", "a GPU shared with the trainer"])
+def test_the_papers_defaults_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trainers):
+    args = settings(["--model", "M", "--data", "F", "--dtype", "bfloat16"])
+    assert args.slots == 256  # x 16,384 positions x 2 x 28 layers x 8 heads x 128 numbers x 2 bytes = 481 GB
+    said = sizing.fit_slots(args, QWEN3, free=80_000_000_000, trainers=trainers, generators=1)
+    slot, parameters = 16384 * 114_688, 596_049_920
+    # A trainer: 16 bytes a parameter alone are 9.5 GB.
+    needed = args.slots * slot + 2 * parameters + trainers * 16 * parameters
+    assert 0.9 * 80e9 - needed < (1 + 3 * trainers) * slot  # no more is left than one slot, and the micro-batch
+    assert needed < 0.9 * 80e9 and args.slots == (29 if trainers else 37)
+    assert "256 slots x 16,384 positions x 114,688 bytes = 481.0 GB" in said and f"--slots {args.slots} " in said
+    assert "80.0 GB are free" in said and "a trainer needs about" in said
+
+
+def test_slots_that_are_given_and_do_not_fit_are_refused_with_what_would_fit():
+    args = settings(["--model", "M", "--data", "F", "--dtype", "bfloat16", "--slots", "256"])
+    with pytest.raises(ValueError, match="--slots 256 does not fit: .*481.0 GB; 80.0 GB are free.*; 37 would fit"):
+        sizing.fit_slots(args, QWEN3, free=80_000_000_000, trainers=0, generators=1)
+    args = settings(["--model", "M", "--data", "F", "--dtype", "bfloat16"])
+    with pytest.raises(ValueError, match="0 would fit. Lower --slots or --max-new-tokens"):
+        sizing.fit_slots(args, QWEN3, free=2_000_000_000, trainers=0, generators=1)
+    assert args.slots == 256
+
+
+@pytest.mark.parametrize("gpus, rank, world, expected", [
+    (0, 0, 2, (1, 1)), (0, 4, 5, (1, 4)),  # without a GPU all share the machine's memory
+    (1, 1, 2, (1, 1)), (8, 5, 8, (0, 1)), (2, 1, 4, (0, 2)), (2, 0, 4, (1, 1)),  # rank 0 is the trainer
+])
+def test_who_shares_a_devices_memory(monkeypatch, gpus, rank, world, expected):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 + device, 2000))
+    for name, value in {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": rank, "LOCAL_RANK": rank}.items():
+        monkeypatch.setenv(name, str(value))
+    found = sizing.neighbours(settings([]))
+    assert (found["trainers"], found["generators"]) == expected
+    assert found["free"] == 1000 + rank % gpus if gpus else found["free"] > 1e6
+
+
+def test_too_many_slots_stop_a_run_before_weights_are_loaded(monkeypatch, capsys):
+    monkeypatch.setattr(sizing, "available", lambda: 100_000_000)
+    # 128 positions x 2 x 4 layers x 3 heads x 32 numbers x 4 bytes = 393,216 bytes a slot
+    message = unspawned(monkeypatch, capsys, "--slots", "1000")
+    assert "--slots 1000 does not fit: 1000 slots x 128 positions x 3,072 bytes = 0.4 GB; 0.1 GB are free" in message
+
+
+def test_the_simple_generator_on_a_gpu_names_the_fast_one(monkeypatch):
+    model, args = (AutoConfig.from_pretrained(BASE), AutoTokenizer.from_pretrained(BASE)), settings([])
+    assert flags.fit(args, *model) == []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "--generator vllm" in "".join(flags.fit(args, *model))
+    assert flags.fit(settings(["--generator", "vllm"]), *model) == []
+
+
 def test_a_model_with_too_few_positions_is_refused(monkeypatch, capsys):
     Path("rows.jsonl").write_text("".join(f'{{"prompt": "1+{n}=", "answer": {n + 1}}}\n' for n in range(30)))
     own = ["--model", str(BASE), "--data", "rows.jsonl", "--k", "1", "--prompts", "3"]
@@ -527,8 +648,11 @@ def test_a_model_with_too_few_positions_is_refused(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("flags, said", [
-    (["--interrupt-phrase", "="], "</think>, got '='"),
+    (["--interrupt-phrase", "="], "ends in '</think>', got '='"),
     (["--interrupt-at", "80", "95"], "got (80, 95): no token would be left"),
+    (["--interrupt-at", "72", "64"], "--interrupt-at 72 64: expected LO <= HI"),
+    (["--interrupt-at", "80", "88", "--max-new-tokens", "64"], "< --max-new-tokens 64"),
+    (["--token-budget", "100"], "--token-budget 100 is below one sequence"),
 ])
 def test_a10_an_interruption_that_cannot_be_injected_is_refused(monkeypatch, capsys, flags, said):
     assert said in unspawned(monkeypatch, capsys, *flags)
@@ -546,25 +670,73 @@ def test_an_interrupted_evaluation_is_repeated(monkeypatch):
     assert calls == ["evaluate"]
 
 
+def watched(**state):
+    """A Trainer as far as `watch`, `warn` and `validate` look at it, on rank 0; it speaks to stdout."""
+    run = SimpleNamespace(truncated=deque(maxlen=10), standing=0, skipped=0, unverified=0, fleet=SimpleNamespace(rank=0),
+                          bar=SimpleNamespace(write=print))
+    run.warn = lambda name, **values: train.Trainer.warn(run, name, **values)
+    vars(run).update(state)
+    return run
+
+
 def test_a15_many_truncated_completions_are_warned_of_after_ten_steps(capsys):
-    run = SimpleNamespace(truncated=deque(maxlen=10), unverified=0, skipped=0, version=9, fleet=SimpleNamespace(rank=0),
-                          args=SimpleNamespace(prompts=1), bar=SimpleNamespace(write=print))
+    run = watched(version=9, args=SimpleNamespace(prompts=1))
     headers = [header(False, truncated=n < 2) for n in range(10)]  # 20 %
     for _ in range(5):
-        train.Trainer.watch(run, headers)
+        train.Trainer.watch(run, headers, 1.0)
     assert "WARNING" not in capsys.readouterr().out  # 5 steps of 20 % are 10 % of 10 steps: not above
-    train.Trainer.watch(run, headers)
+    train.Trainer.watch(run, headers, 1.0)
     said = capsys.readouterr().out
     assert "WARNING: 20% of the completions of the last 6 steps" in said and "--interrupt-at" in said
 
 
+def test_ten_batches_without_gradient_in_a_row_are_warned_of(capsys):
+    run = watched(version=99, args=SimpleNamespace(prompts=1))
+    for norm in (*[0.0] * 9, 0.5, *[0.0] * 9):
+        train.Trainer.watch(run, [header(False)] * 3 + [header(True)], norm)
+    assert "WARNING" not in capsys.readouterr().out  # twice nine, and a gradient between them
+    train.Trainer.watch(run, [header(False)] * 3 + [header(True)], 0.0)
+    said = capsys.readouterr().out
+    assert "10 batches in a row had no gradient" in said and "pass rate of the last batch 0.250" in said
+    assert "--think-end" in said
+
+
+@pytest.mark.parametrize("marked, version, warned", [(False, 0, True), (True, 0, False), (False, 5, False)])
+def test_a_validation_without_any_mark_at_step_0_is_said_aloud(monkeypatch, capsys, marked, version, warned):
+    headers = [[header(False)] * 2, [header(False), replace(header(False), marked=marked)]]
+    headers[0] = [replace(each, marked=False) for each in headers[0]]
+    headers[1][0] = replace(headers[1][0], marked=False)
+    run = watched(
+        pipeline=SimpleNamespace(evaluate=lambda *_: (headers, [], {})), validation=[None] * 2, version=version,
+        args=SimpleNamespace(eval_generations=2, think_end="</think>"), clock=fleet.Clock(1), log=lambda *_, **__: None)
+    monkeypatch.setattr(reward, "pass_rates", lambda *_: {})
+    train.Trainer.validate(run)
+    said = capsys.readouterr().out
+    assert ("none of the 4 completions of the validation holds '</think>'" in said) == warned
+    assert all(words in said for words in ("every reward is -1", "--think-end none", "--think-end TEXT")) == warned
+
+
 def test_failing_verifiers_stop_the_run_above_one_percent_of_the_groups():
-    run = SimpleNamespace(truncated=deque(maxlen=10), unverified=2, skipped=0, version=10, fleet=SimpleNamespace(rank=0),
-                          args=SimpleNamespace(prompts=20))
-    train.Trainer.watch(run, [header(True)])  # 2 of 200
+    run = watched(unverified=2, version=10, args=SimpleNamespace(prompts=20))
+    train.Trainer.watch(run, [header(True)], 1.0)  # 2 of 200
     run.unverified = 3
     with pytest.raises(train.Unverifiable, match="failed on 3 groups"):
-        train.Trainer.watch(run, [header(True)])
+        train.Trainer.watch(run, [header(True)], 1.0)
+
+
+def test_a_reference_that_cannot_be_read_is_named_once_and_is_no_failure_of_the_verifier():
+    errors, lines = [f"{reward.UNREADABLE} in LaTeX, got '$'", "no memory", ""], []
+    groups = [[replace(of, error=errors[p] if of.correct is None else "") for of in group]
+              for p, group in enumerate(batch([True, None], [None, None], [True, False]))]
+    run = SimpleNamespace(unverified=0, named=set(), log=lambda kind, **row: lines.append((kind, row)),
+                          curriculum=SimpleNamespace(came_back=lambda *_: None, prompts=[
+                              data.Prompt(i, (1,), f"prompt {i}", "$", "math", where=f"a.jsonl:{i}") for i in range(3)]))
+    run.name_unverified = lambda *what: train.Trainer.name_unverified(run, *what)
+    for _ in range(2):
+        train.Trainer.learned(run, groups)
+    assert run.unverified == 2  # the second group, twice
+    named = [{"prompt": f"prompt {i}", "where": f"a.jsonl:{i}", "error": groups[i][-1].error} for i in range(2)]
+    assert lines == [("unverified", row) for row in named]
 
 
 def test_a_verifier_that_fails_on_the_validation_set_stops_every_trainer_and_the_evaluation_does_not_count():
@@ -572,10 +744,13 @@ def test_a_verifier_that_fails_on_the_validation_set_stops_every_trainer_and_the
         failed = {3: "no jail", 4: "no jail"}
         run = SimpleNamespace(
             pipeline=SimpleNamespace(evaluate=lambda *_: (groups, [], failed)), validation=[None] * 200, version=7,
-            evaluated=None, args=SimpleNamespace(eval_generations=1), clock=fleet.Clock(1), log=lambda *_, **__: None)
+            evaluated=None, args=SimpleNamespace(eval_generations=1), clock=fleet.Clock(1), log=lambda *_, **__: None,
+            name_unverified=lambda *_: None)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reward, "pass_rates", lambda *_: {})
             train.Trainer.validate(run)  # 1 %
+            failed |= dict.fromkeys(range(50, 60), f"{reward.UNREADABLE} in LaTeX, got ''")  # of the data, no failure
+            train.Trainer.validate(run)
         assert run.evaluated == 7
         run.evaluated, failed[5] = None, "no memory"
         with pytest.raises(train.Unverifiable, match="failed on 3 groups: no jail"):
@@ -600,6 +775,22 @@ def test_evaluation_asks_every_row_of_a_file_and_keeps_every_completion(capsys):
     some = sum(any(row["correct"] for row in found if row["prompt"] == x["prompt"]) for x in rows) / 12
     assert f"pass@4   {some:.4f} +- " in printed
     assert "holds an evaluation already" in refused(capsys, "--evaluate", str(BASE), "--out", "found")
+
+
+def test_evaluation_asks_as_many_rows_of_a_file_as_eval_prompts_says_and_shows_rate_and_time_left(capsys):
+    rows = [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in
+            data.examples("arithmetic", 30, seed=1, held_out=True)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    train.main(["--evaluate", str(BASE), "--generations", "2", "--slots", "4", "--out", "found",
+                "--data", "rows.jsonl", "sorting", "--eval-prompts", "5"])
+    asked = [json.loads(line)["prompt"] for line in Path("found/evaluation.jsonl").open()]
+    printed = capsys.readouterr()
+    held = set(prompt.text for prompt in data.load(
+        ["rows.jsonl"], AutoTokenizer.from_pretrained(BASE), budget=32, validation=5).validation)
+    assert len(set(asked)) == 10 and len(asked) == 20 and len(held) == 3
+    assert held < set(asked)  # a tenth of 30 prompts is held out; two more of the file, and five to sort
+    assert sum(prompt in {row["prompt"] for row in rows} for prompt in set(asked)) == 5
+    assert "20/20" in printed.err and " completions/s" in printed.err and "<00:" in printed.err
 
 
 def test_evaluation_of_an_embedded_task_asks_held_out_prompts_only(capsys):
@@ -915,15 +1106,20 @@ def save_stranger(folder, model_type):
     tokenizer.save_pretrained(folder)
 
 
-@pytest.mark.parametrize("model_type, task", [("qwen3", "math"), ("llama", "arithmetic"), ("gemma", "arithmetic")])
-def test_a_model_folder_and_a_jsonl_file_train(forks, tmp_path, model_type, task):
+INTERRUPTED = ("--interrupt-at", "1", "3", "--interrupt-phrase", "</think>")
+
+
+@pytest.mark.parametrize("model_type, task, lengths", [
+    ("qwen3", "math", INTERRUPTED), ("llama", "arithmetic", ("--think-end", "none")),
+    ("gemma", "arithmetic", INTERRUPTED)])
+def test_a_model_folder_and_a_jsonl_file_train(forks, tmp_path, model_type, task, lengths):
     save_stranger(tmp_path / "model", model_type)
     rows = [{"prompt": f"{n + 1}-{n}", "answer": 1, "task": task} for n in range(12)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = Run(tmp_path / "run").fork(
         forks, 2, "--model", str(tmp_path / "model"), "--data", str(tmp_path / "rows.jsonl"), "--steps", "1",
         "--prompts", "4", "--k", "1", "--generations", "8", "--max-new-tokens", "8", "--max-prompt-tokens", "8",
-        "--interrupt-at", "1", "3", "--interrupt-phrase", "</think>", "--slots", "32", "--eval-generations", "2")
+        "--slots", "32", "--eval-generations", "2", *lengths)
     assert run.wait() == [0, 0], run.text
     [step] = run.rows("step")
     assert step["kept"] > 0 and step["gradient_norm"] > 0 and step["unverified"] == 0

@@ -34,6 +34,7 @@ from precision import PolicyModel
 from rollout import Generator, TorchGenerator
 from test_rollout import (  # noqa: F401  tests that hold for every generator: they run here with the `make` below
     PHRASE, finish, forward_on_old_keys, full_forward, generator, perturb, same_up_to_ties,
+    test_a10_a_mark_of_several_tokens_is_looked_for_once_in_the_text_and_its_last_token_is_not_the_mark,
     test_a10_interruption_forces_exactly_the_phrase_at_a_length_drawn_in_the_budget,
     test_a_model_without_eos_is_refused, test_any_of_several_eos_ids_ends_a_completion_and_none_is_in_the_text,
     test_contradictory_settings_are_refused,

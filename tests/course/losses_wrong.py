@@ -1,60 +1,39 @@
-"""Named wrong answers to the equations of loss.py, and the check that recognises them by their numbers.
+"""Named wrong answers to the equations of loss.py; the claims that recognise them are in losses.py.
 
-An `Exercise` is one claim: a fixed input, the numbers worked out by hand, and the mistakes whose numbers differ there.
-`exercise.check(implementation)` passes or says what was expected, what came, and which mistake gives just that.
-The docstring of every wrong answer completes "This is what you get when you ...". They share no code with loss.py, so
-that whatever is broken there cannot change what is recognised here.
+The docstring of each completes "This is what you get when you ...". They share no code with loss.py.
 
 Arguments as in loss.py: logprobs, gen_logprobs, mask (B, T); advantages, lengths, prompt_index (B,); rewards (P, G).
-Test: pytest tests/test_loss.py
+Test: pytest tests/test_exercises.py
 """
-
-from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 
-# The hand numbers are exact; fp32 exp(log(x)) and sums of a few terms are off by about 1e-7.
-RTOL, ATOL = 1e-5, 1e-6
+# Ratio, Eq. 2
 
 
-class Exercise(NamedTuple):
-    """One claim with its input, its hand-computed numbers and the mistakes that it tells apart."""
-
-    claim: str  # "name: what has to hold"
-    run: Callable  # implementation -> tensor, on one fixed input
-    expected: list | float  # worked out by hand
-    mistakes: tuple[Callable, ...]  # wrong implementations; no two give the same numbers
-
-    def check(self, implementation):
-        """Raise AssertionError, naming the mistake where its numbers are known, unless shape and numbers are right."""
-        __tracebackhide__ = True
-        expected, yours = torch.tensor(self.expected), self.run(implementation).detach()
-        if not _same(yours, expected):
-            raise AssertionError(self.message(expected, yours))
-
-    def message(self, expected, yours):
-        """What a failing exercise says: the claim, both numbers and shapes, the mistake."""
-        width = max(len(_numbers(expected)), len(_numbers(yours)))
-        lines = [self.claim]
-        for whose, tensor in (("expected", expected), ("yours", yours)):
-            lines.append(f"  {whose:8} {_numbers(tensor):{width}} shape {tuple(tensor.shape)}")
-        for mistake in self.mistakes:
-            if _same(self.run(mistake).detach(), yours):
-                lines.append(f"  This is what you get when you {' '.join(mistake.__doc__.split())}")
-        return "\n".join(lines)
+def ratio_inverted(logprobs, gen_logprobs, mask):
+    """divide pi_gen by pi_train instead of pi_train by pi_gen."""
+    return _ratio(gen_logprobs, logprobs, mask)
 
 
-def _same(a, b):
-    """Equal in shape and, up to rounding, in numbers; nan equals nan, so that a mistake may be recognised by it."""
-    return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=RTOL, atol=ATOL, equal_nan=True)
+def ratio_recomputed(logprobs, gen_logprobs, mask):
+    """compare the trainer with itself: the ratio is 1 everywhere, and nothing is ever off-policy."""
+    return _ratio(logprobs, logprobs, mask)
 
 
-def _numbers(tensor):
-    """All of a small tensor in one line, four significant digits."""
-    if tensor.dim() == 0:
-        return f"{tensor.item():.4g}"
-    return "[" + ", ".join(_numbers(part) for part in tensor) + "]"
+def ratio_of_logarithms(logprobs, gen_logprobs, mask):
+    """divide the logarithms instead of the probabilities."""
+    return (logprobs / gen_logprobs).masked_fill(~mask, 1.0)
+
+
+def ratio_without_mask(logprobs, gen_logprobs, mask):
+    """leave out the mask: padding becomes nan, and injected tokens get a ratio of their own."""
+    return (logprobs - gen_logprobs).exp()
+
+
+def ratio_zero_outside_the_mask(logprobs, gen_logprobs, mask):
+    """fill with 0 after the exponential instead of before it: masked tokens get the ratio 0, not 1."""
+    return _fill(_ratio(logprobs, gen_logprobs, mask), mask)
 
 
 # CISPO, Eq. 4
@@ -156,7 +135,59 @@ def dapo_ratio_inverted(logprobs, gen_logprobs, advantages, mask, *, eps_low, ep
     return _clip(_ratio(gen_logprobs, logprobs, mask), advantages, mask, eps_low, eps_high)
 
 
+# The clip alone: (ratio, advantages, mask, eps_low, eps_high)
+
+
+def clip_max_for_negative_advantages(ratio, advantages, mask, eps_low, eps_high):
+    """take the max instead of the min where the advantage is negative: bad tokens above the clip are let go."""
+    advantages = advantages[:, None]
+    free, bound = ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages
+    return _fill(torch.where(advantages < 0, torch.maximum(free, bound), torch.minimum(free, bound)), mask)
+
+
+def clip_without_min(ratio, advantages, mask, eps_low, eps_high):
+    """clip the ratio on both sides and leave out the min: tokens that moved the wrong way lose their gradient."""
+    return _fill(ratio.clamp(1 - eps_low, 1 + eps_high) * advantages[:, None], mask)
+
+
+def clip_half_widths_swapped(ratio, advantages, mask, eps_low, eps_high):
+    """swap the half-widths, so that eps_high lies below 1 and eps_low above."""
+    return _clip(ratio, advantages, mask, eps_high, eps_low)
+
+
+def clip_upper_half_width_ignored(ratio, advantages, mask, eps_low, eps_high):
+    """use the lower half-width for both sides, which is GRPO's symmetric clip."""
+    return _clip(ratio, advantages, mask, eps_low, eps_low)
+
+
+def clipped_of_bad_completions_only(objective, *batch, **eps):
+    """count a token only where the bound lowers its objective, which for CISPO is where the advantage is negative."""
+    return objective(*batch, **eps) < objective(*batch, **dict.fromkeys(eps, float("inf")))
+
+
 # GSPO, Sec. 3.2
+
+
+def sequence_ratio_without_root(logprobs, gen_logprobs, mask):
+    """multiply the token ratios without the root: the ratio of whole sequences, which grows with their length."""
+    return _ratio(logprobs, gen_logprobs, mask).prod(-1, keepdim=True)
+
+
+def sequence_ratio_arithmetic(logprobs, gen_logprobs, mask):
+    """average the token ratios instead of their logarithms (arithmetic for geometric mean)."""
+    total = _fill(_ratio(logprobs, gen_logprobs, mask), mask).sum(-1, keepdim=True)
+    return torch.where(mask.any(-1, keepdim=True), total / mask.sum(-1, keepdim=True).clamp(min=1), 1.0)
+
+
+def sequence_ratio_over_the_whole_width(logprobs, gen_logprobs, mask):
+    """take the root of the padded width instead of the sampled tokens: padding pulls the ratio towards 1."""
+    return _ratio(logprobs, gen_logprobs, mask).log().mean(-1, keepdim=True).exp()
+
+
+def sequence_ratio_inverted(logprobs, gen_logprobs, mask):
+    """divide pi_gen by pi_train instead of pi_train by pi_gen."""
+    total = _ratio(gen_logprobs, logprobs, mask).log().sum(-1, keepdim=True)
+    return (total / mask.sum(-1, keepdim=True).clamp(min=1)).exp()
 
 
 def gspo_without_length_normalisation(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
@@ -177,6 +208,76 @@ def gspo_injected_tokens_in_the_length(logprobs, gen_logprobs, advantages, mask,
     log_ratio = _ratio(logprobs, gen_logprobs, mask).log().sum(-1, keepdim=True)
     ratio = (log_ratio / _length_with_injected(mask)[:, None]).exp().expand(mask.shape)
     return _clip(ratio, advantages, mask, eps_low, eps_high)
+
+
+# Baseline and normalisation
+
+
+def baseline_of_the_batch(rewards):
+    """subtract the mean reward of the batch: completions of hard prompts are blamed for their prompt."""
+    return rewards - rewards.mean()
+
+
+def baseline_leave_one_out(rewards):
+    """subtract the mean of the other completions (leave one out), which is G / (G - 1) times too much."""
+    others = (rewards.sum(-1, keepdim=True) - rewards) / (rewards.shape[-1] - 1)
+    return rewards - others
+
+
+def baseline_subtracts_the_rewards(rewards):
+    """subtract the reward from the mean: good answers are punished."""
+    return rewards.mean(-1, keepdim=True) - rewards
+
+
+def baseline_over_the_wrong_axis(rewards):
+    """average over the prompts instead of over the completions of a prompt."""
+    return rewards - rewards.mean(0, keepdim=True)
+
+
+def _spread(advantages, how, **std):
+    return advantages.std(-1, keepdim=True, **std) if how == "prompt" else advantages.std(**std)
+
+
+def normalise_sample_std(advantages, how):
+    """divide by the sample std (ddof 1, the default of torch.std) instead of the population std."""
+    return advantages if how == "none" else advantages / (_spread(advantages, how) + 1e-6)
+
+
+def normalise_without_epsilon(advantages, how):
+    """leave out the 1e-6: a prompt with equal rewards becomes 0 / 0, which is nan."""
+    return advantages if how == "none" else advantages / _spread(advantages, how, correction=0)
+
+
+def normalise_variance(advantages, how):
+    """divide by the variance: the root is missing."""
+    return advantages if how == "none" else advantages / (_spread(advantages, how, correction=0) ** 2 + 1e-6)
+
+
+def normalise_batch_as_prompt(advantages, how):
+    """use each prompt's own std also for batch normalisation: hard and easy prompts weigh alike."""
+    return advantages if how == "none" else advantages / (_spread(advantages, "prompt", correction=0) + 1e-6)
+
+
+def normalise_by_the_largest(advantages, how):
+    """divide by the largest advantage instead of the std."""
+    largest = advantages.abs().amax(-1, keepdim=True) if how == "prompt" else advantages.abs().max()
+    return advantages if how == "none" else advantages / (largest + 1e-6)
+
+
+def filter_keeps_solved_prompts(rewards):
+    """keep every prompt with a correct answer, solved ones too: they have no gradient but enlarge the denominators."""
+    return (rewards > 0).any(-1)
+
+
+def filter_keeps_what_has_a_std(rewards):
+    """ask whether the std is above 0: rounding in the mean of equal rewards leaves a std just above it."""
+    return rewards.std(-1) > 0
+
+
+def weigh_by_the_shaped_reward(groups, *, zero_variance_filter, normalisation):
+    """filter by the shaped reward: two right answers of different length count as different."""
+    known = torch.tensor([all(header.correct is not None for header in group) for group in groups])
+    return known & torch.tensor([len({header.reward for header in group}) > 1 for group in groups]), None
 
 
 # Advantages: rewards (P, G) -> the batch-normalised advantages of the prompts that are kept
@@ -211,36 +312,57 @@ def advantages_from_the_batch_mean(rewards):
     return (kept - kept.mean()) / _std(kept)
 
 
-# Prompt average of one whole batch: (objective, mask, prompt_index) -> scalar
+# Averages: (objective, mask, prompt_index, how, denominators) -> scalar
 
 
-def average_over_tokens(objective, mask, prompt_index):
+def average_over_tokens(objective, mask, *_):
     """average over all tokens at once, so long prompts weigh more (that is token averaging)."""
     return _fill(objective, mask).sum() / mask.sum()
 
 
-def average_over_completions(objective, mask, prompt_index):
+def average_over_completions(objective, mask, *_):
     """average each completion first, so that in a prompt short completions weigh more (that is sample averaging)."""
     return (_fill(objective, mask).sum(-1) / mask.sum(-1)).mean()
 
 
-def average_with_injected_tokens_in_the_length(objective, mask, prompt_index):
+def average_with_injected_tokens_in_the_length(objective, mask, prompt_index, *_):
     """divide by the whole length of the completions, the injected phrase included."""
     return _prompt_average(objective, mask, prompt_index, _length_with_injected(mask))
 
 
-def average_divided_by_generations(objective, mask, prompt_index):
+def average_divided_by_generations(objective, mask, prompt_index, *_):
     """divide a prompt's sum by its number of completions instead of tokens, so that length is rewarded."""
     return _prompt_average(objective, mask, prompt_index, torch.ones_like(prompt_index))
 
 
-# Denominators
+def _share(objective, mask, prompt_index, denominators):
+    """What a micro-batch adds to the prompt average of the whole batch: the right one."""
+    tokens = denominators.tokens_per_prompt[prompt_index]
+    return (_fill(objective, mask).sum(-1) / tokens).sum() / denominators.prompts
+
+
+def aggregate_always_prompt(objective, mask, prompt_index, how, denominators):
+    """take the prompt average whatever `how` says."""
+    return _share(objective, mask, prompt_index, denominators)
+
+
+def aggregate_names_swapped(objective, mask, prompt_index, how, denominators):
+    """mix up sample and token average."""
+    if how == "prompt":
+        return _share(objective, mask, prompt_index, denominators)
+    return (average_over_completions if how == "token" else average_over_tokens)(objective, mask)
 
 
 def aggregate_with_micro_batch_denominators(objective, mask, prompt_index, how, denominators):
     """take the denominators from each micro-batch and then average the micro-batches by their number of completions."""
+    if how != "prompt":
+        divisor = denominators.completions * mask.sum(-1) if how == "sample" else denominators.tokens
+        return (_fill(objective, mask).sum(-1) / divisor).sum()
     share = len(mask) / denominators.completions
     return share * _prompt_average(objective, mask, prompt_index, mask.sum(-1))
+
+
+# Denominators
 
 
 def denominators_with_filtered_prompts(lengths, prompt_index):
@@ -253,6 +375,51 @@ def denominators_with_truncated_completions(lengths, prompt_index):
     kept_prompts = set(prompt_index[lengths > 0].tolist())
     completions = sum(prompt in kept_prompts for prompt in prompt_index.tolist())
     return completions, len(kept_prompts), int(lengths.sum())
+
+
+def denominators_of_completions_as_prompts(lengths, prompt_index):
+    """count completions where prompts are meant, so that the weight of a prompt depends on its completions."""
+    kept = int((lengths > 0).sum())
+    return kept, kept, int(lengths.sum())
+
+
+def denominators_of_kept_prompts_only(lengths, prompt_index):
+    """list the kept prompts one after the other: a dropped prompt moves all behind it to the wrong index."""
+    sums = [int(lengths[prompt_index == prompt].sum()) for prompt in prompt_index.unique()]
+    return 0, 0, 0, torch.tensor([tokens for tokens in sums if tokens])
+
+
+# Predictions
+
+
+def weights_dapo_keeps_capped():
+    """cap DAPO's weight at the clip: where the clip acts its objective is constant, so the weight is 0."""
+    return 4, 1.26, -4, -8
+
+
+def weights_dapo_drops_both():
+    """let DAPO drop the token for both signs: for a bad token the min takes the unclipped side."""
+    return 4, 0, -4, 0
+
+
+def weights_cispo_drops():
+    """let CISPO drop the token too: it keeps it with the weight of the cap."""
+    return 0, 0, 0, -8
+
+
+def dropped_all_right_only():
+    """count only prompts all of whose answers are right: all wrong has no gradient either."""
+    return 0.5**4, 0.9**16
+
+
+def dropped_pass_rate():
+    """take the pass rate itself for the share of prompts that are always solved."""
+    return 0.5, 0.9
+
+
+def dropped_is_kept():
+    """give the share that is kept."""
+    return 1 - 2 * 0.5**4, 1 - 0.9**16
 
 
 # What the wrong answers share: the right pieces, written once more

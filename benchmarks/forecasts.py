@@ -1,0 +1,209 @@
+"""Do the forecasts of fit.py hold on real runs, and how do they compare with simpler ones?
+
+Every curve of tests/data/forecasts/ with 10 points or more is cut at 30, 50 and 70 % of its compute. What is forecast
+from the part before the cut is the mean of the last max(5, n/10) of its n points. Left out: cuts with fewer than 5
+points before them and cuts that reach into the points to be forecast.
+
+inside   share of the forecasts whose 90 % band holds what was measured
+width    median width of the band
+score    mean interval score: width + 2 / 0.1 * (distance by which the measured value lies outside); less is better
+error    mean |forecast - measured|
+
+Rows: ours, `fit.Fit.band` from 10 % of the fitted compute on. Its two parts alone: Eq. 1 and its prior; Eq. 1 up to
+the last fitted point, then the local trend times a number from 0 to 2. Eq. 1's region: the profile-likelihood band
+without any account of how well Eq. 1 holds. Persistence: the mean of the last max(5, n/10), at most a third, of the n
+points before the cut, +- 1.645 s sqrt(1/m + 1/k), s from successive differences. Line: least squares in log C from
+10 % on, its prediction interval. All are cut to [0, 1].
+The stop rule is right if it says "stop" and the mean over (1.8 C, 2 C] is above that over (0.8 C, C] by less than the
+gain, or "go on" and it is not; C the last fitted compute, cuts up to 50 %, both stretches measured.
+
+Run:  python benchmarks/forecasts.py      (ten seconds on one core)
+      git show f4ae21b:fit.py > /tmp/fit.py && python benchmarks/forecasts.py --fit /tmp/fit.py     (the bands before)
+"""
+
+import argparse
+import csv
+import importlib.util
+import sys
+from collections import Counter, namedtuple
+from pathlib import Path
+
+import numpy as np
+from scipy.special import stdtrit
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import fit  # noqa: E402  (the modules lie one folder up, whatever the working folder is)
+
+CUTS, GAIN = (0.3, 0.5, 0.7), 0.02
+
+
+class Case(namedtuple("Case", "run cut last stop")):
+    """A Run, the share of its compute before the cut, how many last points are forecast, the compute of the cut."""
+
+    def part(self):
+        """The Run up to the cut."""
+        return fit.Run(*(x[self.run.compute <= self.stop] for x in self.run[:2]), start="10%", name=self.run.name)
+
+    def end(self):
+        """What is forecast: compute (k,) and the measured mean."""
+        return self.run.compute[-self.last :], self.run.reward[-self.last :].mean()
+
+
+def curves():
+    """The Runs of tests/data/forecasts/: one for each file and of ours one for each task."""
+    for path in sorted((ROOT / "tests" / "data" / "forecasts").glob("*.csv")):
+        with path.open(newline="") as file:
+            rows = list(csv.reader(file))
+        columns = dict(zip(rows[0], np.array(rows[1:], float).T))
+        compute = next(name for name in ("gpu_hours", "progress/total_tokens", "step") if name in columns)
+        for name in columns.keys() - {"gpu_hours", "progress/total_tokens", "step", "stderr"}:
+            yield fit.Run(columns[compute], columns[name], name=f"{path.stem} {name}")
+
+
+def cases(run, cuts=CUTS):
+    """The Cases of a Run."""
+    last = max(5, len(run.compute) // 10)
+    for cut in cuts if len(run.compute) >= 10 else ():
+        stop = cut * run.compute[-1]
+        if (run.compute <= stop).sum() >= 5 and stop < run.compute[-last]:
+            yield Case(run, cut, last, stop)
+
+
+# ---- Ways to forecast: of a Case and its fit, (low, forecast, high) ----
+
+
+def ours(case, law):
+    """`fit.Fit.band`."""
+    C = case.end()[0].mean()
+    low, high = law.band(C, case.last)
+    return low, law.predict(C), high
+
+
+def of_draws(law, C, last, part):
+    """5, 50 and 95 % of the mean of `last` evaluations over a part (a slice) of the draws."""
+    values = law.curves(C) + law.draws.noise * law.draws.normal / np.sqrt(last)
+    return np.quantile(np.clip(values[part], 0, 1), (0.05, 0.5, 0.95))
+
+
+def eq1(case, law):
+    """The draws that follow Eq. 1."""
+    return of_draws(law, case.end()[0].mean(), case.last, slice(0, None, 2))
+
+
+def trend(case, law):
+    """The draws that leave Eq. 1 at the last fitted point."""
+    return of_draws(law, case.end()[0].mean(), case.last, slice(1, None, 2))
+
+
+def region(case, law):
+    """Profile likelihood of Eq. 1."""
+    C = case.end()[0].mean()
+    values, noise, centre = fit.sigmoid(C, *law.region.T), law.noise / np.sqrt(case.last), law.predict(C)
+    return centre - np.hypot(centre - values.min(), noise), centre, centre + np.hypot(values.max() - centre, noise)
+
+
+def persistence(case, law):
+    """The last points go on."""
+    R = case.part().reward
+    m = max(1, min(max(5, len(R) // 10), len(R) // 3))
+    half = 1.645 * np.sqrt((np.diff(R) ** 2).mean() / 2 * (1 / m + 1 / case.last))
+    return R[-m:].mean() + half * np.array([-1, 0, 1])
+
+
+def line(case, law):
+    """Least squares of R in log C."""
+    part, end = case.part(), np.log(case.end()[0]).mean()
+    keep = (part.compute > 0) & (part.compute >= 0.1 * case.stop)
+    u, R = np.log(part.compute[keep]), part.reward[keep]
+    slope, level = np.polyfit(u, R, 1)
+    variance = ((R - level - slope * u) ** 2).sum() / (len(u) - 2)
+    error = variance * (1 / len(u) + (end - u.mean()) ** 2 / ((u - u.mean()) ** 2).sum() + 1 / case.last)
+    return level + slope * end + stdtrit(len(u) - 2, 0.95) * np.sqrt(error) * np.array([-1, 0, 1])
+
+
+WAYS = {"ours": ours, "Eq. 1 of ours": eq1, "trend of ours": trend, "Eq. 1's region": region,
+        "persistence": persistence, "line in log C": line}  # fmt: skip
+
+
+# ---- Tables ----
+
+
+def interval_score(low, high, measured, share=0.1):
+    """Width + 2 / share * the distance by which `measured` lies outside.
+
+    >>> interval_score(0.25, 0.5, 0.75)  # 0.25 wide and 0.25 off: 0.25 + 20 * 0.25
+    5.25
+    """
+    return high - low + 2 / share * max(low - measured, measured - high, 0)
+
+
+def scores(bands, measured):
+    """(share inside, median width, mean interval score, mean |error|) of bands (n, 3) and measured values (n,)."""
+    low, value, high = np.array(bands).T
+    inside, score = (low <= measured) & (measured <= high), list(map(interval_score, low, high, measured))
+    return inside.mean(), np.median(high - low), np.mean(score), abs(value - measured).mean()
+
+
+def by_warning(laws, inside):
+    """{warning: (hits, misses)}, with "none" for forecasts without one."""
+    count = Counter()
+    for law, hit in zip(laws, inside):
+        count.update((name, bool(hit)) for name in {text.split(":")[0] for text in law.warnings} or {"none"})
+    return {name: (count[name, True], count[name, False]) for name in sorted({name for name, _ in count})}
+
+
+def stops(pairs):
+    """What the rule said and what was right, for the cuts up to 50 %."""
+    verdicts = []
+    for case, law in pairs:
+        C, last = case.run.compute, law.span[1]
+        now = case.run.reward[(C > 0.8 * last) & (C <= last)]
+        later = case.run.reward[(C > 1.8 * last) & (C <= 2 * last)]
+        if case.cut <= 0.5 and len(later) and len(now):
+            verdicts.append((fit.stop_rule(law, GAIN)[1], "stop" if later.mean() - now.mean() < GAIN else "go on"))
+    return verdicts
+
+
+def other(path):
+    """The module fit as it stands in another file."""
+    spec = importlib.util.spec_from_file_location("fit", path)
+    sys.modules["fit"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main():
+    """Print the table of forecasts, the warnings over hits and misses, and the stop rule."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--fit", metavar="FILE", help="another version of fit.py; only its bands are measured")
+    if path := parser.parse_args().fit:
+        global fit
+        fit = other(path)
+    pairs = [(case, fit.fit_run(case.part())) for run in curves() for case in cases(run)]
+    measured = np.array([case.end()[1] for case, _ in pairs])
+    mine = np.array([case.run.name.startswith("ours") for case, _ in pairs])
+    groups = {"our runs": mine, "public runs": ~mine, "all": mine | True}
+    heads = (f" | {name}, {chosen.sum()}: inside, width, score, error" for name, chosen in groups.items())
+    print(" " * 15 + "".join(heads))
+    for name, way in [*WAYS.items()][: 1 if path else None]:
+        bands = np.clip([way(*pair) for pair in pairs], 0, 1)
+        cells = [scores(bands[chosen], measured[chosen]) for chosen in groups.values()]
+        print(f"{name:15}" + "".join(" | {:.2f}  {:.3f}  {:.3f}  {:.3f}".format(*cell) for cell in cells))
+        if way is ours:
+            inside = (bands[:, 0] <= measured) & (measured <= bands[:, 2])
+    if path:
+        return
+    print("warnings of ours: forecasts inside, outside")
+    for name, (hits, misses) in by_warning([law for _, law in pairs], inside).items():
+        print(f"  {name:32}{hits:3}{misses:3}")
+    verdicts = stops(pairs)
+    print(f"stop rule, gain {GAIN}, {len(verdicts)} times: ", end="")
+    for word in ("stop", "go on"):
+        right = [answer == word for said, answer in verdicts if said == word]
+        print(f"{word} {len(right)}, right {sum(right)}", end="; ")
+    print("else it cannot tell")
+
+
+if __name__ == "__main__":
+    main()

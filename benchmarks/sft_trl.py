@@ -1,0 +1,76 @@
+"""A.3 with another project's trainer: SmolLM2 learns from TRL's SFTTrainer to think between marks; then RL can begin.
+
+    python benchmarks/sft_trl.py MODEL OUT        MODEL a folder as benchmarks/smollm2.py --convert makes it
+    torchrun train.py --loss cispo --model OUT --data FILE.jsonl
+
+Needs TRL (`pip install trl`), and is an example: traces of our own sums, `<think>17+8=25</think>25`, a few minutes.
+What train.py wants of any such folder: completions that hold the mark of --think-end, and end. Prints the share of
+completions of unseen questions that do, before and after; questions for train.py go to OUT.jsonl.
+"""
+
+import argparse
+import json
+import random
+import sys
+from contextlib import closing
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402  behind the path of the project
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from trl import SFTConfig, SFTTrainer
+
+import data
+import pipeline
+import rollout
+from plumbing import workers
+
+
+def traces(count, seed):
+    """Rows of {prompt, completion} in TRL's chat form, and {prompt, answer} as train.py's --data takes them."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        a, b, c = (rng.randrange(1, 50) for _ in range(3))
+        question = {"role": "user", "content": f"What is {a}+{b}+{c}?"}
+        trace = f"<think>{a}+{b}={a + b}, {a + b}+{c}={a + b + c}</think>{a + b + c}"
+        yield {"prompt": [question], "completion": [{"role": "assistant", "content": trace}], "answer": a + b + c}
+
+
+def measure(model, tokens, rows):
+    """(share with the mark, pass rate) of the answers to the rows' questions, one each."""
+    found = [data.render(data.Row("", row["prompt"], str(row["answer"]), "arithmetic"), tokens) for row in rows]
+    prompts, _ = data.tokenise(found, tokens, budget=128)
+    generator = rollout.TorchGenerator(model.eval(), tokens, slots=32, max_new_tokens=48)
+    with torch.no_grad(), closing(workers.Scorer(timeout=5.0)) as scorer:
+        scores = list(pipeline.complete(generator, scorer, prompts, 1))
+    print("  " + repr(scores[0].completion.text))
+    return sum(score.marked for score in scores) / len(scores), sum(score.correct for score in scores) / len(scores)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--traces", type=int, default=240)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    tokens = AutoTokenizer.from_pretrained(args.model)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    held, rows = list(traces(16, seed=1)), list(traces(args.traces, seed=0))
+    print("before: with </think> {:.2f}, right {:.2f}".format(*measure(model, tokens, held)))
+    config = SFTConfig(str(args.out), logging_steps=1, per_device_train_batch_size=8, num_train_epochs=1, learning_rate=1e-4,
+                       use_cpu=True, bf16=False, save_strategy="no", report_to="none", gradient_checkpointing=False)
+    pairs = Dataset.from_list([{name: row[name] for name in ("prompt", "completion")} for row in rows])
+    trainer = SFTTrainer(model, args=config, train_dataset=pairs, processing_class=tokens)
+    trainer.train()
+    trainer.save_model(args.out)  # weights, config, tokenizer: a folder for --model
+    print("after: with </think> {:.2f}, right {:.2f}".format(*measure(model, tokens, held)))
+    questions = [{"prompt": row["prompt"], "answer": row["answer"], "task": "arithmetic"} for row in rows]
+    args.out.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+
+
+if __name__ == "__main__":
+    main()

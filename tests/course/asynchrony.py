@@ -1,0 +1,167 @@
+"""Chapter 4: asynchrony (Sec. 3.1, A.11). Claims, wrong answers, exercises. Test: pytest tests/test_exercises.py"""
+
+from types import SimpleNamespace
+
+from course.claims import Claim
+from course.losses import numbers
+from plumbing.course import Exercise
+
+RULES = ("pipeline", "ppo")
+
+
+def tickets(issued, k, steps, prompts):
+    """A row per rule, a number per version."""
+    return [[issued(v, off_policy=rule, k=k, steps=steps, prompts=prompts) for v in range(steps)] for rule in RULES]
+
+
+def tickets_k_batches(version, *, off_policy, k, steps, prompts):
+    """issue k batches ahead instead of k + 1 in a pipeline: with k = 0 nothing ever starts."""
+    batches = k + version if off_policy == "pipeline" else (version // k + 1) * k
+    return min(batches, steps) * prompts
+
+
+def tickets_without_end(version, *, off_policy, k, steps, prompts):
+    """forget the end of the run: tickets for steps that never come."""
+    return (k + 1 + version if off_policy == "pipeline" else (version // k + 1) * k) * prompts
+
+
+def tickets_ppo_every_step(version, *, off_policy, k, steps, prompts):
+    """let ppo issue in every step instead of once per phase: that is a pipeline."""
+    return min(k + 1 + version if off_policy == "pipeline" else version + k, steps) * prompts
+
+
+def tickets_in_batches(version, *, off_policy, k, steps, prompts):
+    """count batches instead of prompts."""
+    return min(k + 1 + version if off_policy == "pipeline" else (version // k + 1) * k, steps)
+
+
+def tickets_rules_swapped(version, *, off_policy, k, steps, prompts):
+    """mix up the two rules."""
+    batches = (version // k + 1) * k if off_policy == "pipeline" else k + 1 + version
+    return min(batches, steps) * prompts
+
+
+# k = 2, 5 steps of 10 prompts: 3, 4, 5 batches and no more; ppo two phases of 2 batches, then the one that is left.
+TICKETS = Claim(
+    "tickets: pipeline, then ppo, versions 0 to 4, for k = 2, 5 steps, 10 prompts",
+    tickets, (2, 5, 10), [[30, 40, 50, 50, 50], [20, 20, 40, 40, 50]],
+    (tickets_k_batches, tickets_without_end, tickets_ppo_every_step, tickets_in_batches, tickets_rules_swapped),
+    draw=lambda rng, _: (rng.randint(2, 4), rng.randint(7, 9), rng.randint(3, 12)),
+)  # fmt: skip
+
+
+def published(publishes, k):
+    return [[publishes(v, off_policy=rule, k=k) for v in range(6)] for rule in RULES]
+
+
+def publishes_always(version, *, off_policy, k):
+    """let ppo publish after every step: its generators would sample a phase from several versions."""
+    return True
+
+
+def publishes_pipeline_every_k(version, *, off_policy, k):
+    """make the pipeline wait for k steps: new weights have to reach it after every step."""
+    return version % k == 0
+
+
+def publishes_before_the_phase_ends(version, *, off_policy, k):
+    """publish one step too early: the last step of a phase has not been done at version k - 1."""
+    return off_policy == "pipeline" or (version + 1) % k == 0
+
+
+# ppo with k = 3: versions 0 and 3.
+PUBLISHES = Claim(
+    "publishes: a pipeline at every version, ppo between two phases of k = 3 steps",
+    published, (3,), [[True] * 6, [True, False, False, True, False, False]],
+    (publishes_always, publishes_pipeline_every_k, publishes_before_the_phase_ends),
+    draw=lambda rng, _: (rng.choice((2, 4)),),
+)  # fmt: skip
+
+
+def sampled_tokens(header, versions, mask):
+    """Tokens of version 3, of version 4 and of both together in the header of a completion."""
+    completion = SimpleNamespace(index=0, versions=versions, mask=mask, prompt_ids=[5], ids=[6] * len(mask),
+                                 logprobs=[0.0] * len(mask), truncated=False, interrupted=True)
+    ticket = SimpleNamespace(queue="train", number=1, prompt=SimpleNamespace(index=2))
+    score = SimpleNamespace(completion=completion, reward=1.0, correct=True, timed_out=False, error="", marked=True)
+    found = header(score, ticket)
+    return [found.versions.get(3, 0), found.versions.get(4, 0), found.tokens]
+
+
+def versions_and_mask(rng, _):
+    """Tokens of version 3, of 4, a phrase injected at 4, and more of 4."""
+    a, b, c, d = (rng.randint(1, 5) for _ in range(4))
+    return [3] * a + [4] * (b + c + d), [True] * (a + b) + [False] * c + [True] * d
+
+
+# Three tokens of version 3; of the five of version 4 two are injected.
+HEADER = Claim(
+    "header: per version the tokens that it sampled; injected ones count for the length only",
+    sampled_tokens, ([3, 3, 3, 4, 4, 4, 4, 4], [True] * 4 + [False] * 2 + [True] * 2), [3, 3, 8],
+    draw=versions_and_mask,
+)  # fmt: skip
+
+
+def age_of_phase():
+    """count k for both: ppo starts a phase with fresh weights, so its oldest tokens are k - 1 steps old."""
+    return 8, 8
+
+
+def age_beyond_k():
+    """count the step that trains: a token is at most k steps old when it is trained on."""
+    return 9, 8
+
+
+def age_of_batches():
+    """count the batches in flight, k + 1: the first of them is being trained."""
+    return 9, 9
+
+
+AGE = Claim(
+    "age: optimizer steps from the version that sampled a token to the one that trains on it, (pipeline, ppo), k = 8",
+    numbers, (), None, (age_of_phase, age_beyond_k, age_of_batches),
+)  # fmt: skip
+STALENESS = Claim(
+    "staleness: the largest age of a token in your own run, and the share of its tokens that are older than 0 steps",
+    numbers, (), None, atol=2e-3,
+)  # fmt: skip
+
+ASYNCHRONY = (
+    Exercise(
+        "tickets", "write", "pipeline.py:tickets_issued", "Sec. 3.1", 20,
+        "How stale a token may be is decided when its prompt is handed out, not when it arrives.",
+        ("Sec. 3.1; N(v) at the top of pipeline.py.",
+         "Tickets for the batch of step v must not be issued before version v - k; and none for steps that never come.",
+         "A pipeline may be k batches ahead of the one in training; ppo issues a whole phase of k at once."),
+        (TICKETS,)),
+    Exercise(
+        "publishes", "write", "pipeline.py:publishes", "Sec. 3.1", 10,
+        "PipelineRL updates its generators after every step, PPO-off-policy only between two phases.",
+        ("Sec. 3.1, A.11.",
+         "Version v means: v optimizer steps are done. Which versions stand between two phases?",
+         "Always in a pipeline; in ppo where k divides the version."),
+        (PUBLISHES,)),
+    Exercise(
+        "header", "bug", "pipeline.py:header", "A.10", 10,
+        "Tokens that were injected are nobody's: they enter no count but the length.",
+        ("A.10, forced interruptions.",
+         "Look at what goes into the denominators of a batch: the header's counts per version.",
+         "Each token has a version and a flag that says whether the policy sampled it."),
+        (HEADER,),
+        bug=("Counter(version for version, sampled in zip(c.versions, c.mask) if sampled)", "Counter(c.versions)"),
+        symptom="Prompts with interrupted completions weigh less than others, as if they had more tokens."),
+    Exercise(
+        "age", "predict", "answers.py:age", "Sec. 3.1", 5,
+        "k bounds how old a token is when it is trained on, not quite alike in the two setups.",
+        ("Sec. 3.1; the top of pipeline.py.",
+         "A phase of ppo starts right after its generators got new weights.",
+         "Follow the last batch of a ppo phase: how many steps were done since it was sampled?"),
+        (AGE,)),
+    Exercise(
+        "staleness", "measure", "answers.py:staleness", "Sec. 3.1", 15,
+        "The bound holds in a real run, and most tokens are younger.",
+        ("Sec. 3.1; the metric glossary at the top of train.py.",
+         "`python exercises.py train --steps 10` first; the newest log in runs/ counts.",
+         "Every `step` line has `staleness`, {age: tokens}: add them up over the lines."),
+        (STALENESS,)),
+)

@@ -1,0 +1,151 @@
+"""A claim: an input, the numbers worked out for it, and the mistakes whose numbers differ there.
+
+`claim.check(implementation)` passes, or says what was expected, what came, and which mistake gives just that. The
+docstring of every wrong answer completes "This is what you get when you ...". Wrong answers share no code with the
+project, so that whatever is broken there cannot change what is recognised here.
+
+What an implementation gives is turned into a vector of float64, its signature (`encode`), and only vectors are
+compared: a tensor that claims to equal everything, or a patched comparison, changes nothing.
+
+Test: pytest tests/test_exercises.py
+"""
+
+import copy
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+# The hand numbers are exact; fp32 exp(log(x)) and sums of a few terms are off by about 1e-7.
+RTOL, ATOL = 1e-5, 1e-6
+HEAD, DIMS = 6, 4  # of a vector: kind of dtype, number of dimensions, so many sizes (-1: none)
+
+
+# --- In the process that runs the implementation ---------------------------------------------------------------------
+
+
+def plain(value):
+    """The value, if it holds no tensor of a class of its own, which could answer as it likes. Raises TypeError."""
+    if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor:
+        raise TypeError(f"expected a plain tensor, got a {type(value).__name__}")
+    for part in value if isinstance(value, (tuple, list)) else value.values() if isinstance(value, dict) else ():
+        plain(part)
+    return value
+
+
+def guarded(implementation):
+    """The implementation, every result of which has to be `plain`; what cannot be called (a table) stays as it is."""
+    if not callable(implementation) or isinstance(implementation, type):
+        return implementation
+    return lambda *args, **kwargs: plain(implementation(*args, **kwargs))
+
+
+def encode(value):
+    """A plain tensor, a number or lists of numbers -> [kind, dimensions, 4 sizes, values ...].
+
+    kind: 0 floats, 1 integers, 2 True and False. Raises TypeError for anything else, ValueError for ragged lists.
+    """
+    if type(value) is not torch.Tensor:
+        if type(value).__module__ == "numpy":
+            value = value.tolist()
+        value = torch.tensor(value, dtype=torch.double if _has_float(value) else None)
+    if value.is_complex() or value.dim() > DIMS:
+        raise TypeError(f"expected real numbers in up to {DIMS} dimensions, got {value.dtype} {tuple(value.shape)}")
+    kind = 0 if value.is_floating_point() else 2 if value.dtype == torch.bool else 1
+    sizes = [*value.shape] + [-1] * (DIMS - value.dim())
+    return [float(x) for x in (kind, value.dim(), *sizes, *value.detach().double().flatten().tolist())]
+
+
+def _has_float(value):
+    """Whether a number or nested lists hold a float. Raises TypeError for what is neither."""
+    if type(value) in (tuple, list) or isinstance(value, tuple):
+        return any([_has_float(part) for part in value])
+    if type(value) not in (int, float, bool):
+        raise TypeError(f"expected a tensor or numbers, got a {type(value).__name__}")
+    return type(value) is float
+
+
+def answer(probe, implementation, inputs):
+    """The vector of what `probe` gets from an implementation; inputs are copied, for it may write to them."""
+    return encode(probe(guarded(implementation), *copy.deepcopy(inputs)))
+
+
+# --- Where it is judged ----------------------------------------------------------------------------------------------
+
+
+def jitter(rng, inputs):
+    """Other inputs of the same kind: every finite float scaled by 0.8 to 1.2; all else, and nan and inf, as it is."""
+    def other(value):
+        if isinstance(value, float):
+            return value * rng.uniform(0.8, 1.2) if math.isfinite(value) else value
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return torch.tensor([other(x) for x in value.flatten().tolist()], dtype=value.dtype).view(value.shape)
+        if type(value) in (list, tuple):
+            return type(value)(map(other, value))
+        return value
+
+    return other(inputs)
+
+
+class Claim(NamedTuple):
+    """What has to hold, on one fixed input; by default for other inputs of the same kind as well."""
+
+    says: str  # "name: what has to hold"
+    probe: Callable  # (implementation, *inputs) -> tensor or numbers
+    inputs: tuple  # can be followed in the head
+    expected: list | float | None  # worked out by hand; None: what the original gives, computed when it is checked
+    mistakes: tuple = ()  # wrong implementations; no two give the same numbers
+    draw: Callable = jitter  # (random.Random, inputs) -> hidden inputs for grading
+    atol: float = ATOL
+
+    def vector(self, implementation, inputs=None):
+        return answer(self.probe, implementation, self.inputs if inputs is None else inputs)
+
+    def check(self, implementation):
+        """Raise AssertionError, naming the mistake where its numbers are known, unless shape and numbers are right."""
+        __tracebackhide__ = True
+        if problem := self.problem(self.vector(implementation)):
+            raise AssertionError(problem)
+
+    def problem(self, yours, expected=None, inputs=None):
+        """What a failing claim says: the claim, both numbers and shapes, the mistake; "" if the numbers are right.
+
+        yours, expected: vectors; expected, inputs: of the claim if not given.
+        """
+        expected = encode(self.expected) if expected is None else expected
+        if self.same(yours, expected) and all(map(math.isfinite, yours)):
+            return ""
+        values = [_numbers(vector) for vector in (expected, yours)]
+        width = max(map(len, values))
+        lines = [self.says] + [f"  {whose:8} {text:{width}} shape {_shape(vector)}" for whose, text, vector
+                               in zip(("expected", "yours"), values, (expected, yours))]
+        if yours[1:] == expected[1:]:
+            lines[-1] += f", but {('floats', 'integers', 'True and False')[int(yours[0])]}"
+        named = [self.named(mistake) for mistake in self.mistakes if self.same(self.vector(mistake, inputs), yours)]
+        return "\n".join(lines + [f"  {sentence}" for sentence in named])
+
+    def same(self, a, b):
+        """Equal in kind, shape and, up to rounding, numbers; nan equals nan, so that a mistake may be known by it."""
+        if len(a) != len(b) or a[:HEAD] != b[:HEAD]:
+            return False
+        return all(x == y or abs(x - y) <= self.atol + RTOL * abs(y) or x != x and y != y for x, y in zip(a, b))
+
+    @staticmethod
+    def named(mistake):
+        return f"This is what you get when you {' '.join(mistake.__doc__.split())}"
+
+
+def _shape(vector):
+    return tuple(int(size) for size in vector[2:HEAD][:int(vector[1])])
+
+
+def _numbers(vector):
+    """All values in one line, four significant digits."""
+    def text(values, shape):
+        if not shape:
+            return f"{values[0]:.4g}"
+        step = len(values) // shape[0] if shape[0] else 0
+        return "[" + ", ".join(text(values[i * step:][:step], shape[1:]) for i in range(shape[0])) + "]"
+
+    return text(vector[HEAD:], _shape(vector))

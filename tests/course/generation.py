@@ -1,0 +1,216 @@
+"""Chapter 5: generation (Sec. 2, 3.1, A.10). Claims, wrong answers, exercises. Test: pytest tests/test_exercises.py"""
+
+from types import SimpleNamespace
+
+import torch
+
+from course.claims import Claim
+from course.losses import numbers
+from plumbing.course import Exercise
+
+
+def drawn(sample, pi, u):
+    log_pi = torch.tensor(pi).log().expand(len(u), -1).contiguous()
+    return sample(log_pi, torch.tensor(u, dtype=torch.double)).long()
+
+
+def _cdf(log_pi):
+    return log_pi.double().exp().cumsum(-1)
+
+
+def sample_from_the_left(log_pi, uniforms):
+    """search from the left: u = 0 takes a token of probability 0."""
+    return torch.searchsorted(_cdf(log_pi), uniforms[:, None]).squeeze(-1)
+
+
+def sample_the_likeliest(log_pi, uniforms):
+    """take the most probable token: no exploration, every group has zero variance."""
+    return log_pi.argmax(-1)
+
+
+def sample_without_running_sum(log_pi, uniforms):
+    """compare u with the probabilities instead of their running sum."""
+    return (log_pi.double().exp() <= uniforms[:, None]).sum(-1).clamp(max=log_pi.shape[-1] - 1)
+
+
+def sample_a_rank(log_pi, uniforms):
+    """sort the tokens first and return the rank instead of the id."""
+    ranked = _cdf(log_pi.sort(-1, descending=True).values)
+    return torch.searchsorted(ranked, uniforms[:, None], right=True).squeeze(-1)
+
+
+def probabilities(rng, _):
+    """Four tokens, the first of probability 0, and a u in each of the others' intervals."""
+    a, b = rng.uniform(0.15, 0.3), rng.uniform(0.35, 0.45)
+    edges = [0.0, a, a + b, 1.0]
+    inside = [low + rng.uniform(0.1, 0.9) * (high - low) for low, high in zip(edges, edges[1:])]
+    return [0.0, a, b, 1 - a - b], [0.0, *inside]
+
+
+# Running sums 0, 1/4, 3/4, 1: u = 0 and 0.2 lie in token 1, 0.6 in 2, 0.8 in 3.
+SAMPLE = Claim(
+    "sample: the first token whose running sum exceeds u",
+    drawn, ([0.0, 0.25, 0.5, 0.25], [0.0, 0.2, 0.6, 0.8]), [1, 1, 2, 3],
+    (sample_from_the_left, sample_the_likeliest, sample_without_running_sum, sample_a_rank), draw=probabilities,
+)  # fmt: skip
+
+
+def ended(ends, token, count, eos, budget):
+    """Rows that end, of a generator with these end tokens and this budget."""
+    slots = SimpleNamespace(count=torch.tensor(count + [0]))
+    generator = SimpleNamespace(_slots=slots, _eos=torch.tensor(eos), max_new_tokens=budget)
+    return ends(generator, torch.tensor(token), len(token))
+
+
+def ends_one_too_late(self, token, n):
+    """let a completion have one token more than its budget."""
+    return (token[:, None] == self._eos).any(-1) | (self._slots.count[:n] > self.max_new_tokens)
+
+
+def ends_at_the_first_kind(self, token, n):
+    """look for one end token only: a model may have several, and its completions would run on to the budget."""
+    return (token == self._eos[0]) | (self._slots.count[:n] >= self.max_new_tokens)
+
+
+def ends_at_the_budget_only(self, token, n):
+    """ignore the end token: every completion is as long as the budget."""
+    return self._slots.count[:n] >= self.max_new_tokens
+
+
+def ends_by_itself_only(self, token, n):
+    """forget the budget: a completion that never ends keeps its slot for ever."""
+    return (token[:, None] == self._eos).any(-1)
+
+
+# An ordinary token; each of two end tokens; the budget used up; one left; one too many.
+ENDS = Claim(
+    "ends: at any of the end tokens, or when the budget of 4 tokens is used up",
+    ended, ([7, 1, 2, 7, 7, 7], [1, 2, 3, 4, 3, 5], [1, 2], 4), [False, True, True, True, False, True],
+    (ends_one_too_late, ends_at_the_first_kind, ends_at_the_budget_only, ends_by_itself_only),
+    draw=lambda rng, _: (rng.sample([7, 1, 2, 7, 9, 8], 6), [1, 2, 3, 5, 6, 2], [1, 2], 5),
+)  # fmt: skip
+
+
+def prompts_kept(update, kept):
+    """Which of the groups, one queued for training and one for evaluation, keep their prompt's keys and values."""
+    groups = [SimpleNamespace(prompt_kv=[n]) for n in range(kept)]
+    drafts = [SimpleNamespace(group=group) for group in groups]
+    generator = SimpleNamespace(version=3, _queue=drafts[:1], _evaluations=drafts[1:])
+    update(generator, 4)
+    return [generator.version, *(group.prompt_kv is not None for group in groups)]
+
+
+STALE = Claim(
+    "update_weights: the version is the new one, and every waiting prompt has to be run again",
+    prompts_kept, (3,), [4, 0, 0, 0], draw=lambda rng, _: (rng.randint(2, 5),),
+)  # fmt: skip
+
+
+def interruption(choose, pi, start, count):
+    """Tokens, log-probs and flags of three rows in the middle of, before and behind an interruption of two tokens."""
+    rows = len(count)
+    slots = SimpleNamespace(count=torch.tensor(count), key=torch.arange(rows),
+                            interrupt_at=torch.full((rows,), start), mask=torch.ones(rows, 9, dtype=torch.bool),
+                            tokens=torch.ones(rows, 9, dtype=torch.int64))
+    generator = SimpleNamespace(_slots=slots, temperature=0.0, think_budget=(start, start),
+                                _phrase=torch.tensor([0, 3]), _rows=torch.arange(rows), _thinks=lambda ids: True)
+    token, logprob = choose(generator, torch.tensor([pi] * rows).log(), rows)
+    flags = slots.mask[torch.arange(rows), slots.count]
+    return torch.stack([token.double(), logprob.double(), flags.double()])
+
+
+# The policy would take token 1 (probability 1/2). At lengths 4 and 5 the phrase 0, 3 is forced: log-prob 0, flag 0.
+FORCED = Claim(
+    "interruption: forced tokens are the phrase's, with log-prob 0 and the flag False; all others the policy's",
+    interruption, ([0.25, 0.5, 0.125, 0.125], 4, [3, 4, 5, 6]),
+    [[1.0, 0.0, 3.0, 1.0], [-0.6931472, 0.0, 0.0, -0.6931472], [1.0, 0.0, 0.0, 1.0]],
+    draw=lambda rng, given: (given[0], start := rng.randint(2, 5), [start - 1, start, start + 1, start + 2]),
+)  # fmt: skip
+
+
+def streams(completion_keys, seed, number):
+    """Whether an evaluation at version 0, or 3, has random numbers of training; whether the two share some."""
+    def keys(evaluation, version):
+        ticket = SimpleNamespace(evaluation=evaluation, version=version, number=number, generations=2)
+        return completion_keys(seed, ticket)
+
+    pairs = ((keys(True, 0), keys(False, 0)), (keys(True, 3), keys(False, 3)), (keys(True, 0), keys(True, 3)))
+    return [bool((a == b).any()) for a, b in pairs]
+
+
+STREAMS = Claim(
+    "streams: no evaluation shares random numbers with training or with another evaluation",
+    streams, (1, 5), [False, False, False], draw=lambda rng, _: (rng.randint(0, 99), rng.randint(0, 99)),
+)  # fmt: skip
+
+
+def phrase_trained():
+    """count the injected phrase as the policy's."""
+    return 102, 102
+
+
+def phrase_free():
+    """let the phrase cost nothing: it is not trained, but it uses up the token budget."""
+    return 85, 85
+
+
+def phrase_ends_the_loss():
+    """stop at the interruption: the answer behind it is the policy's again."""
+    return 80, 102
+
+
+PHRASE = Claim(
+    "phrase: tokens with a loss, and tokens of the budget, of a completion of 80 + 17 injected + 5",
+    numbers, (), None, (phrase_trained, phrase_free, phrase_ends_the_loss),
+)  # fmt: skip
+
+GENERATION = (
+    Exercise(
+        "sample", "write", "rollout.py:sample", "Sec. 2", 15,
+        "Sampling is a search in a running sum; its edges decide whether impossible tokens are possible.",
+        ("y_t at the top of rollout.py.",
+         "u may be exactly 0, and the last running sum a little below 1.",
+         "Running sum of the probabilities in float64, then the first place where it is strictly above u."),
+        (SAMPLE,)),
+    Exercise(
+        "ends", "write", "rollout.py:TorchGenerator._ends", "Sec. 2", 10,
+        "A completion ends by itself or by its budget, and the two are not the same for the reward.",
+        ("Sec. 2; A.15 on truncation.",
+         "A model may have several end tokens. `count` is that after the token was appended.",
+         "Any equality with the end tokens, or as many tokens as the budget."),
+        (ENDS,)),
+    Exercise(
+        "stale-kv", "bug", "rollout.py:TorchGenerator.update_weights", "Sec. 3.1", 20,
+        "Half-finished completions go on with stale keys and values; new ones must not start on them.",
+        ("Sec. 3.1 on stale caches; New weights at the top of rollout.py.",
+         "A prompt is run once for all completions of its group, some of which start later.",
+         "Who waits in a queue when the weights change?"),
+        (STALE,),
+        bug=("for draft in (*self._queue, *self._evaluations):", "for draft in self._queue:"),
+        symptom="Validation pass rates lag behind: they look like those of the weights before."),
+    Exercise(
+        "forced", "bug", "rollout.py:TorchGenerator._choose", "A.10", 15,
+        "What the policy did not choose must not be learned from.",
+        ("A.10; what is open in the paper stands at the top of rollout.py.",
+         "Three things are kept per token: its id, its log-prob, and whether the policy sampled it.",
+         "Follow `forced` to each of the three."),
+        (FORCED,),
+        bug=("slots.mask[self._rows[:n], count] = ~forced", "slots.mask[self._rows[:n], count] = True"),
+        symptom="After some hundred steps the policy writes the interruption phrase by itself, long before its time."),
+    Exercise(
+        "streams", "bug", "rollout.py:completion_keys", "Sec. 2.1", 15,
+        "A validation set is only independent if its random numbers are.",
+        ("The docstring of completion_keys.",
+         "Versions count from 0.",
+         "Which streams do evaluations get, and which one training?"),
+        (STREAMS,),
+        bug=("ticket.version + 1 if ticket.evaluation else 0", "ticket.version if ticket.evaluation else 0"),
+        symptom="The evaluation before the first step uses the very random numbers of training; later ones do not."),
+    Exercise(
+        "phrase", "predict", "answers.py:phrase", "A.10", 5,
+        "An interruption costs budget and teaches nothing.",
+        ("A.10.",
+         "Two different counts are asked for.",
+         "The policy sampled the thinking and the answer; the budget paid for everything."),
+        (PHRASE,)),
+)

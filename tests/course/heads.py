@@ -1,0 +1,165 @@
+"""Chapter 6: precision (Sec. 3.2, A.19). Claims, wrong answers, exercises. Test: pytest tests/test_exercises.py"""
+
+import math
+
+import torch
+
+from course.claims import Claim
+from course.losses import numbers
+from plumbing.course import Exercise
+
+
+def heads(head_logits, small):
+    """1 + `small` by an fp32 head, by a bf16 head, by an fp32 head under autocast; and whether the result is fp32."""
+    hidden, weight = torch.tensor([[1.0, small]]).bfloat16(), torch.tensor([[1.0, 1.0]]).bfloat16()
+    logits = [head_logits(hidden, weight, True), head_logits(hidden, weight, False)]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits.append(head_logits(hidden, weight, True))
+    return [*(float(x) for x in logits), float(all(x.dtype == torch.float32 for x in logits))]
+
+
+def head_cast_afterwards(hidden, head_weight, fp32_head):
+    """cast after the product: what bf16 has rounded away does not come back."""
+    with torch.autocast("cpu", enabled=False):
+        return (hidden @ head_weight.T).float()
+
+
+def head_under_autocast(hidden, head_weight, fp32_head):
+    """leave autocast on: it turns the fp32 product back into a bf16 one."""
+    dtype = torch.float32 if fp32_head else head_weight.dtype
+    return (hidden.to(dtype) @ head_weight.to(dtype).T).float()
+
+
+def head_always_fp32(hidden, head_weight, fp32_head):
+    """ignore fp32_head: the run that leaves it out would be ScaleRL again."""
+    with torch.autocast("cpu", enabled=False):
+        return hidden.float() @ head_weight.float().T
+
+
+def head_gives_bf16(hidden, head_weight, fp32_head):
+    """return the logits in the model's dtype: the log-softmax would round them again."""
+    return head_always_fp32(hidden, head_weight, fp32_head).to(head_weight.dtype)
+
+
+# bf16 has 8 significant bits: 1 + 2^-9 is 1.
+HEAD = Claim(
+    "head: 1 + 2^-9 with an fp32 head, 1 with a bf16 head, 1 + 2^-9 under autocast too; logits are fp32",
+    heads, (2.0**-9,), [1 + 2**-9, 1.0, 1 + 2**-9, 1.0],
+    (head_cast_afterwards, head_under_autocast, head_always_fp32, head_gives_bf16),
+    draw=lambda rng, _: (2.0 ** -rng.randint(9, 12),), atol=1e-7,
+)  # fmt: skip
+
+
+def apart(mismatch, logprobs, gen_logprobs, mask, low, high):
+    found = mismatch(logprobs, gen_logprobs, mask, low=low, high=high)
+    return [float(found[name]) for name in ("mean_abs_log_ratio", "k3", "clipped", "effective_sample_size")]
+
+
+def _apart(log_ratio, low, high, k3=None):
+    ratio = log_ratio.exp()
+    return {"mean_abs_log_ratio": log_ratio.abs().mean(), "k3": (ratio - 1 - log_ratio).mean() if k3 is None else k3,
+            "clipped": ((ratio < low) | (ratio > high)).double().mean(),
+            "effective_sample_size": ratio.sum() ** 2 / (ratio**2).sum() / len(ratio)}
+
+
+def mismatch_reversed(logprobs, gen_logprobs, mask, *, low, high):
+    """turn the ratio round: that estimates the other direction, KL(pi_train || pi_gen), from the wrong samples."""
+    return _apart((gen_logprobs - logprobs)[mask], low, high)
+
+
+def mismatch_k1(logprobs, gen_logprobs, mask, *, low, high):
+    """use k1 = -log rho: unbiased, but single values are negative and the mean is noisy."""
+    log_ratio = (logprobs - gen_logprobs)[mask]
+    return _apart(log_ratio, low, high, -log_ratio.mean())
+
+
+def mismatch_k2(logprobs, gen_logprobs, mask, *, low, high):
+    """use k2 = (log rho)^2 / 2: biased as soon as the policies are apart."""
+    log_ratio = (logprobs - gen_logprobs)[mask]
+    return _apart(log_ratio, low, high, (log_ratio**2 / 2).mean())
+
+
+def mismatch_of_all(logprobs, gen_logprobs, mask, *, low, high):
+    """average over all tokens, injected ones too."""
+    return _apart((logprobs - gen_logprobs).flatten(), low, high)
+
+
+# Ratios 2, 4 and 1/2; the last token was injected. |log| = ln 2 (1 + 2 + 1) / 3; rho - 1 - log rho = 1 - ln 2,
+# 3 - 2 ln 2, -1/2 + ln 2: k3 = (3.5 - 2 ln 2) / 3; 4 and 1/2 lie outside [0.8, 3]; (6.5)^2 / 20.25 / 3.
+MISMATCH = Claim(
+    "mismatch: mean |log rho|, k3, clipped share, effective sample size of the ratios 2, 4, 1/2",
+    apart, (torch.tensor([[2.0, 4.0, 0.5, 16.0]]).log(), torch.zeros(1, 4),
+            torch.tensor([[True, True, True, False]]), 0.8, 3.0),
+    [4 * math.log(2) / 3, (3.5 - 2 * math.log(2)) / 3, 2 / 3, 6.5**2 / 20.25 / 3],
+    (mismatch_reversed, mismatch_k1, mismatch_k2, mismatch_of_all),
+)  # fmt: skip
+
+
+def token_gradient(function, logits, temperature):
+    """d log pi(token 1) / d logits of one position, through a head that is the identity; two positions, chunks of 1."""
+    hidden = torch.tensor([logits, logits]).requires_grad_()
+    logprobs, _ = function.apply(hidden, torch.eye(len(logits)), torch.tensor([1, 1]), 1, temperature, True)
+    logprobs.sum().backward()
+    return hidden.grad
+
+
+# pi = 1/4, 1/4, 1/2 at temperature 2, so (1[j = y] - pi_j) / 2.
+BACKWARD = Claim(
+    "backward: (1[j = y] - pi_j) / tau, here for pi = 1/4, 1/4, 1/2 and tau = 2",
+    token_gradient, ([0.0, 0.0, 2 * math.log(2)], 2.0), [[-0.125, 0.375, -0.25]] * 2,
+)  # fmt: skip
+
+
+def rounding_kept():
+    """expect bf16 to keep it: 1 needs its 8 significant bits for the integer and 7 places behind the point."""
+    return 1 + 2**-9, 1 + 2**-9
+
+
+def rounding_in_both():
+    """expect fp32 to lose it too: fp32 has 24 significant bits."""
+    return 1.0, 1.0
+
+
+def rounding_swapped():
+    """mix up the two."""
+    return 1 + 2**-9, 1.0
+
+
+ROUNDING = Claim(
+    "rounding: 1 + 2^-9 as a sum in bf16, then in fp32",
+    numbers, (), None, (rounding_kept, rounding_in_both, rounding_swapped), atol=1e-4,
+)  # fmt: skip
+
+PRECISION = (
+    Exercise(
+        "head", "write", "precision.py:head_logits", "Sec. 3.2", 15,
+        "The last matrix product is where bf16 hurts: its rounding is a random importance ratio.",
+        ("Sec. 3.2, FP32 at the LM head; A.19.",
+         "Autocast changes what `@` does, whatever the dtypes of its operands.",
+         "Choose the dtype, switch autocast off, multiply in that dtype, hand out fp32."),
+        (HEAD,)),
+    Exercise(
+        "mismatch", "write", "precision.py:mismatch", "A.19", 20,
+        "Equal weights on two backends are two policies; these numbers say how different.",
+        ("A.19; k3 at the top of precision.py.",
+         "Masked positions may be nan. Which policy sampled the tokens, so which KL can be estimated from them?",
+         "Everything is a mean over sampled tokens of a function of log rho; the docstring has the formulas. `expm1` "
+         "keeps k3 exact near 0."),
+        (MISMATCH,)),
+    Exercise(
+        "backward", "bug", "precision.py:_TokenLogprobs", "Sec. 3.2", 25,
+        "A hand-written backward pass is right only for the temperatures that were tried.",
+        ("d log pi / d z at the top of precision.py.",
+         "At temperature 1 nothing is wrong.",
+         "By the chain rule everything that stands between logits and log-probs appears in the gradient too."),
+        (BACKWARD,),
+        bug=("scale = grad_logprobs[part, None] / temperature", "scale = grad_logprobs[part, None]"),
+        symptom="With --temperature 0.5 gradients are half of what finite differences give; with 1.0 all is well."),
+    Exercise(
+        "rounding", "predict", "answers.py:rounding", "Sec. 3.2", 5,
+        "bf16 has 8 significant bits.",
+        ("Sec. 3.2; the test of head_logits in tests.",
+         "Significant bits, not bits behind the point.",
+         "The next number above 1 is 1 + 2^-7 in bf16 and 1 + 2^-23 in fp32."),
+        (ROUNDING,)),
+)

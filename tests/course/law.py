@@ -1,0 +1,255 @@
+"""Chapter 1: the scaling law and its fit (Eq. 1, Sec. 2.1, A.4 to A.8). Claims, wrong answers, exercises.
+
+Needs neither a jail nor a run: it works on every system. Test: pytest tests/test_exercises.py
+"""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+
+from course.claims import Claim
+from course.losses import numbers
+from plumbing.course import Exercise
+
+
+def curve(sigmoid, C, A, B, C_mid, R_0):
+    return [float(sigmoid(c, A=A, B=B, C_mid=C_mid, R_0=R_0)) for c in C]
+
+
+def sigmoid_inverted(C, A, B, C_mid, R_0):
+    """turn the ratio round, (C / C_mid)^B: the curve falls with compute."""
+    return R_0 + (A - R_0) / (1 + (C / C_mid) ** B)
+
+
+def sigmoid_without_start(C, A, B, C_mid, R_0):
+    """leave out R_0 on the left: the curve starts at 0."""
+    return (A - R_0) / (1 + (C_mid / C) ** B)
+
+
+def sigmoid_gain_is_A(C, A, B, C_mid, R_0):
+    """multiply by A instead of the gain A - R_0: the ceiling is A + R_0."""
+    return R_0 + A / (1 + (C_mid / C) ** B)
+
+
+def sigmoid_B_in_front(C, A, B, C_mid, R_0):
+    """put B in front of the ratio instead of above it."""
+    return R_0 + (A - R_0) / (1 + B * (C_mid / C))
+
+
+def sigmoid_power_law(C, A, B, C_mid, R_0):
+    """use the power law of A.4, which is Eq. 1 only far above C_mid."""
+    return A - (A - R_0) * (C_mid / C) ** B
+
+
+# C = C_mid / 3, C_mid, 3 C_mid with B = 2: shares 1/10, 1/2, 9/10 of the gain 0.5
+SIGMOID = Claim(
+    "sigmoid: R_0 plus 1/10, 1/2, 9/10 of the gain at C_mid / 3, C_mid, 3 C_mid for B = 2",
+    curve, ([10.0, 30.0, 90.0], 0.7, 2.0, 30.0, 0.2), [0.25, 0.45, 0.65],
+    (sigmoid_inverted, sigmoid_without_start, sigmoid_gain_is_A, sigmoid_B_in_front, sigmoid_power_law),
+)  # fmt: skip
+
+
+def at_no_compute(sigmoid, A, B, C_mid, R_0):
+    return float(sigmoid(0.0, A=A, B=B, C_mid=C_mid, R_0=R_0))
+
+
+START = Claim("start: R_0 at C = 0", at_no_compute, (0.7, 2.0, 30.0, 0.2), 0.2)
+
+
+def other_law(rng):
+    """A, B, C_mid, R_0."""
+    return rng.uniform(0.6, 0.9), rng.uniform(1.5, 2.5), rng.uniform(20, 40), 0.2
+
+
+def efficiency(log_f, R, A, B, C_mid, R_0):
+    return [float(log_f(r, A, B, C_mid, R_0)) for r in R]
+
+
+def efficiency_inverted(R, A, B, C_mid, R_0):
+    """turn the odds round: F falls where the pass rate rises."""
+    return B * math.log(C_mid) + math.log((A - R) / (R - R_0))
+
+
+def efficiency_without_start(R, A, B, C_mid, R_0):
+    """leave out R_0: the gain is counted from 0."""
+    return B * math.log(C_mid) + math.log(R / (A - R))
+
+
+def efficiency_without_unit(R, A, B, C_mid, R_0):
+    """leave out C_mid^B: F is in units of C_mid^B, and runs with another C_mid cannot be compared."""
+    return math.log((R - R_0) / (A - R))
+
+
+def efficiency_is_compute(R, A, B, C_mid, R_0):
+    """take the B-th root as well: that is log C itself, and every run has the slope 1."""
+    return math.log(C_mid) + math.log((R - R_0) / (A - R)) / B
+
+
+# The same three points backwards: log F = B log C = 2 log 10, 2 log 30, 2 log 90.
+EFFICIENCY = Claim(
+    "efficiency: log F(R) = B log C on the curve, so twice the logarithm of C = 10, 30, 90 for B = 2",
+    efficiency, ([0.25, 0.45, 0.65], 0.7, 2.0, 30.0, 0.2), [2 * math.log(C) for C in (10, 30, 90)],
+    (efficiency_inverted, efficiency_without_start, efficiency_without_unit, efficiency_is_compute),
+    draw=lambda rng, _: ([0.22, 0.4, 0.55], *other_law(rng)),
+)  # fmt: skip
+
+
+def needed(compute_for, R, A, B, C_mid, R_0):
+    return [float(compute_for(SimpleNamespace(A=A, B=B, C_mid=C_mid, R_0=R_0), r)) for r in R]
+
+
+def _share(law, R):
+    return np.clip((R - law.R_0) / (law.A - law.R_0), 0, 1)
+
+
+def needed_inverted(law, R):
+    """turn the odds round: a higher pass rate would need less compute."""
+    share = _share(law, R)
+    return law.C_mid * (1 / share - 1) ** (1 / law.B) if share else 1e9
+
+
+def needed_without_root(law, R):
+    """leave out the B-th root."""
+    share = _share(law, R)
+    return law.C_mid * share / (1 - share)
+
+
+def needed_of_the_ceiling(law, R):
+    """take R / A for the share of the gain: R_0 was there for free."""
+    share = R / law.A
+    return law.C_mid * (share / (1 - share)) ** (1 / law.B)
+
+
+def needed_linear(law, R):
+    """read the curve as a straight line through C_mid at half of the gain."""
+    return law.C_mid * 2 * _share(law, R)
+
+
+# The three points of the curve, and one below R_0, which is reached for nothing.
+NEEDED = Claim(
+    "compute_for: Eq. 1 solved for C: 10, 30, 90, and 0 where the pass rate is below R_0",
+    needed, ([0.25, 0.45, 0.65, 0.1], 0.7, 2.0, 30.0, 0.2), [10.0, 30.0, 90.0, 0.0],
+    (needed_inverted, needed_without_root, needed_of_the_ceiling, needed_linear),
+    draw=lambda rng, _: ([0.25, 0.4, 0.5, 0.1], *other_law(rng)),
+)  # fmt: skip
+
+
+def end_of_run(forecast, C, R):
+    """A law R = C / 100 fitted to a run that ended at C with R."""
+    law = SimpleNamespace(A=0.9, bands={"A": (0.8, 1.0)}, points=5, predict=lambda c: c / 100,
+                          band=lambda c, mean_of: (c / 100 - 0.1, c / 100 + 0.1),
+                          run=SimpleNamespace(compute=np.array(C), reward=np.array(R)))
+    found = forecast(law, last=2)
+    return [found["C"], found["forecast"], found["measured"], found["error"]]
+
+
+def forecast_of_the_last_point(law, last=1):
+    """forecast the last point and measure the mean of several: on a rising curve every forecast looks too high."""
+    C, measured = float(law.run.compute[-1]), float(law.run.reward[-last:].mean())
+    return {"C": C, "forecast": C / 100, "measured": measured, "error": C / 100 - measured}
+
+
+# The last two: C = 30 and 40, mean 35; R = 0.3 and 0.4, mean 0.35, as the law says.
+FORECAST = Claim(
+    "forecast: the mean of the last evaluations is compared with the law at their mean compute",
+    end_of_run, ([10.0, 20.0, 30.0, 40.0], [0.1, 0.2, 0.3, 0.4]), [35.0, 0.35, 0.35, 0.0],
+    (forecast_of_the_last_point,),
+)  # fmt: skip
+
+
+def crossing_early_winner():
+    """extrapolate by eye: the run that is ahead stays ahead."""
+    return 0, 0
+
+
+def crossing_by_ceiling():
+    """look at the ceilings only: far below its C_mid a run with a high ceiling is behind."""
+    return 1, 1
+
+
+def crossing_swapped():
+    """mix up the two runs."""
+    return 1, 0
+
+
+CROSSING = Claim(
+    "crossing: which run (0 or 1) has the higher pass rate at 5,000 GPU-hours, and which at ten times that",
+    numbers, (), None, (crossing_early_winner, crossing_by_ceiling, crossing_swapped),
+)  # fmt: skip
+
+
+def power_law_agrees():
+    """take the sigmoid's ceiling: the power law, fitted while the curve still bends, puts it higher."""
+    return 0.645
+
+
+def power_law_of_a_longer_range():
+    """give the paper's number for the fit from 1,500 GPU-hours on."""
+    return 1.0
+
+
+POWER_LAW = Claim(
+    "power_law: the asymptote A of a power law fitted between 5,000 and 50,000 GPU-hours",
+    numbers, (), None, (power_law_agrees, power_law_of_a_longer_range), atol=0.03,
+)  # fmt: skip
+
+HALF = Claim(
+    "half: forecast of the end from the first half of the compute, what was measured, forecast - measured",
+    numbers, (), None, atol=2e-3,
+)  # fmt: skip
+
+LAW = (
+    Exercise(
+        "sigmoid", "write", "fit.py:sigmoid", "Eq. 1", 10,
+        "Four numbers say what a recipe will reach and how fast: A, B, C_mid and R_0.",
+        ("Eq. 1; the symbols stand at the top of fit.py.",
+         "At C = 0 a ratio is 0 / something or something / 0: it is R_0, without a warning. Arguments broadcast.",
+         "What is left of the gain at compute C is a logistic function of log C - log C_mid, B times as steep; "
+         "scipy's expit is one that never overflows."),
+        (SIGMOID, START)),
+    Exercise(
+        "efficiency", "write", "fit.py:log_f", "Fig. 7", 10,
+        "In the right coordinates Eq. 1 is a straight line, and B its slope.",
+        ("Fig. 7; F(R) at the top of fit.py.",
+         "Solve Eq. 1 for C^B, not for C; then take the logarithm.",
+         "The log odds of the gain, (R - R_0) to (A - R), plus B log C_mid; scipy has a logit."),
+        (EFFICIENCY,)),
+    Exercise(
+        "compute-for", "write", "fit.py:Fit.compute_for", "Eq. 1", 15,
+        "The law read backwards: what a pass rate costs.",
+        ("Eq. 1, solved for C.",
+         "Below R_0 nothing is needed, at A no compute is enough: bound the share, the logit does the rest.",
+         "C_mid times the exponential of the share's logit over B."),
+        (NEEDED,)),
+    Exercise(
+        "forecast-error", "bug", "fit.py:forecast", "Sec. 2.1", 15,
+        "A forecast can only be judged at the compute it was made for.",
+        ("Sec. 2.1, extrapolation.",
+         "The measured value is a mean of several evaluations. At which compute?",
+         "Mean of the pass rates against the law at the mean of the computes."),
+        (FORECAST,),
+        bug=("law.run.compute[-last:].mean()", "law.run.compute[-1]"),
+        symptom="Forecasts of the mean of the last evaluations come out too high, even of points that lie on the law."),
+    Exercise(
+        "crossing", "predict", "answers.py:crossing", "A.8, Table 1", 10,
+        "What looks better early can end lower.",
+        ("A.8 and Table 1.",
+         "R_0 is the same for both; compare the curves at both computes, not A or C_mid alone.",
+         "Put the published numbers into Eq. 1: (A, B, C_mid), 5,000 and 50,000 GPU-hours."),
+        (CROSSING,)),
+    Exercise(
+        "power-law", "predict", "answers.py:power_law", "A.4", 10,
+        "A law without a bend, fitted while the curve still bends, promises too much.",
+        ("A.4.",
+         "The sigmoid is close to a power law only far above C_mid, which is 10,909 GPU-hours here.",
+         "The power law has to explain a steep start by a ceiling that is further away. The paper gives the number."),
+        (POWER_LAW,)),
+    Exercise(
+        "half", "measure", "answers.py:half", "Sec. 2.1", 15,
+        "The whole point: the first half of a run says where it will end.",
+        ("Sec. 2.1; `python fit.py --help`.",
+         "`python fit.py results/long_seed0.jsonl --forecast-error` forecasts from several shares of the compute.",
+         "The row whose share is 0.5: forecast, measured, error."),
+        (HALF,)),
+)

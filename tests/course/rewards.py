@@ -1,0 +1,287 @@
+"""Chapter 7: rewards and data (Sec. 2, 2.1, 3.2, Eq. 9). Claims, wrong answers, exercises.
+
+Test: pytest tests/test_exercises.py
+"""
+
+from math import comb, nan
+from types import SimpleNamespace
+
+from course.claims import Claim
+from course.losses import numbers
+from plumbing.course import Exercise
+
+
+def rewards(reward, penalty):
+    """A wrong answer, a right one, a right and a wrong one with a penalty, one whose verifier failed (1: nan)."""
+    unknown = reward(None)
+    values = [reward(False), reward(True), reward(True, penalty), reward(False, penalty)]
+    return [*(float(x) for x in values), float(unknown != unknown)]
+
+
+def reward_zero_or_one(correct, penalty=0.0):
+    """give 0 and 1: after the baseline is subtracted only the scale differs, but Eq. 9's penalty weighs twice."""
+    return nan if correct is None else float(correct) + penalty * correct
+
+
+def reward_penalty_for_all(correct, penalty=0.0):
+    """punish wrong answers for their length as well: that teaches to be wrong quickly."""
+    return nan if correct is None else (1.0 if correct else -1.0) + penalty
+
+
+def reward_unknown_is_wrong(correct, penalty=0.0):
+    """count an answer whose verifier failed as wrong."""
+    return 1.0 + penalty if correct else -1.0
+
+
+def reward_without_penalty(correct, penalty=0.0):
+    """forget the penalty."""
+    return nan if correct is None else 1.0 if correct else -1.0
+
+
+REWARD = Claim(
+    "reward: -1, +1, +1 with the penalty -1/4, -1 whatever the penalty, nan for an unknown verdict",
+    rewards, (-0.25,), [-1.0, 1.0, 0.75, -1.0, 1.0],
+    (reward_zero_or_one, reward_penalty_for_all, reward_unknown_is_wrong, reward_without_penalty),
+)  # fmt: skip
+
+
+def penalties(length_penalty, tokens, length_max, length_cache):
+    return [float(length_penalty(n, length_max=length_max, length_cache=length_cache)) for n in tokens]
+
+
+def penalty_without_floor(tokens, *, length_max, length_cache):
+    """forget the clip at -1: a long right answer can be worse than a wrong one."""
+    return min((length_max - tokens) / length_cache - 1, 0.0)
+
+
+def penalty_with_bonus(tokens, *, length_max, length_cache):
+    """forget the clip at 0: short answers get a bonus."""
+    return max((length_max - tokens) / length_cache - 1, -1.0)
+
+
+def penalty_without_minus_one(tokens, *, length_max, length_cache):
+    """leave out the - 1: the penalty starts at L_max instead of L_max - L_cache."""
+    return min(max((length_max - tokens) / length_cache, -1.0), 0.0)
+
+
+def penalty_as_reward(tokens, *, length_max, length_cache):
+    """turn the sign round: long answers are rewarded."""
+    return -min(max((length_max - tokens) / length_cache - 1, -1.0), 0.0)
+
+
+def penalty_over_the_whole_length(tokens, *, length_max, length_cache):
+    """divide by L_max instead of L_cache: the fall begins at length 0."""
+    return min(max((length_max - tokens) / length_max - 1, -1.0), 0.0)
+
+
+def lengths(rng, _):
+    cache = rng.randint(2, 6)
+    return [3, 20 - cache, 21 - cache, 20, 21 + cache], 20, cache
+
+
+# From 12 = 14 - 2 on it falls by 1/2 a token, to -1 at 14.
+PENALTY = Claim(
+    "penalty: 0 up to L_max - L_cache = 12 tokens, -1 from L_max = 14 on, a straight line between",
+    penalties, ([8, 12, 13, 14, 16], 14, 2), [0.0, 0.0, -0.5, -1.0, -1.0],
+    (penalty_without_floor, penalty_with_bonus, penalty_without_minus_one, penalty_as_reward,
+     penalty_over_the_whole_length),
+    draw=lengths,
+)  # fmt: skip
+
+
+def chance(pass_at_k, groups, k):
+    return float(pass_at_k(groups, k)[0])
+
+
+def chance_plugged_in(groups, k):
+    """plug in 1 - (1 - c/n)^k: biased downwards, most for small n."""
+    return (sum(1 - (1 - sum(group) / len(group)) ** k for group in groups) / len(groups),)
+
+
+def chance_is_mean(groups, k):
+    """return mean@k, whatever k is."""
+    return (sum(sum(group) / len(group) for group in groups) / len(groups),)
+
+
+def chance_of_the_first(groups, k):
+    """look at the first k answers only: unbiased, but the other n - k are wasted."""
+    return (sum(any(group[:k]) for group in groups) / len(groups),)
+
+
+def chance_of_all(groups, k):
+    """ask for k correct answers instead of one."""
+    return (sum(comb(sum(group), k) / comb(len(group), k) for group in groups) / len(groups),)
+
+
+def chance_pooled(groups, k):
+    """pool the prompts: hard and easy ones become one coin."""
+    n, c = sum(map(len, groups)), sum(map(sum, groups))
+    return (1 - comb(n - c, k) / comb(n, k),)
+
+
+def verdicts(rng, _):
+    """Three prompts of n answers of which 1, 0 and 3 are right."""
+    n = rng.randint(5, 7)
+    return [[True] + [False] * (n - 1), [False] * n, [True] * 3 + [False] * (n - 3)], 2
+
+
+# n = 4, k = 2: of the 6 pairs 3, 0 and 6 hold one of the c = 1, 0, 3 right answers.
+PASS_AT_K = Claim(
+    "pass_at_k: the share of pairs with a right answer among them: 1/2, 0 and 1, so 1/2 in the mean",
+    chance, ([[True, False, False, False], [False] * 4, [True, True, True, False]], 2), 0.5,
+    (chance_plugged_in, chance_is_mean, chance_of_the_first, chance_of_all, chance_pooled), draw=verdicts,
+)  # fmt: skip
+
+
+def answers(final_answer, text):
+    """What of texts with no, one and two ends of thinking counts as the answer, as lengths; -1: none."""
+    found = [final_answer(text.format(end="</think>" * n, rest="x" * 3)) for n, text in enumerate(text)]
+    return [-1 if answer is None else len(answer) for answer in found]
+
+
+# "7+5" never ends; "18" is 2 characters, " 18" after the last of two marks 3.
+FINAL = Claim(
+    "final_answer: what follows the last </think>; nothing without one",
+    answers, (["7+5", "so{end}18", "so{end}, no, 18"],), [-1, 2, 8],
+    draw=lambda rng, _: (["7+5", "so{end}" + "9" * rng.randint(1, 5), "so{end}" + "8" * rng.randint(1, 5)],),
+)  # fmt: skip
+
+
+def answers_after_two(final_answer, between, after):
+    """The length of the answer of a text that ends its thinking twice."""
+    return len(final_answer(f"<think>7</think>{'1' * between}</think>{'2' * after}"))
+
+
+LAST = Claim(
+    "last: of two ends of thinking the last one counts: the answer has 2 characters",
+    answers_after_two, (5, 2), 2, draw=lambda rng, _: (rng.randint(6, 9), rng.randint(1, 5)),
+)  # fmt: skip
+
+
+def retired(is_retired, rates, threshold):
+    """Prompts with these pass rates, one that was never sampled, and a solved one without a threshold."""
+    curriculum = SimpleNamespace(threshold=threshold, pass_rates=dict(enumerate(rates)))
+    found = [is_retired(curriculum, index) for index in range(len(rates) + 1)]
+    return [*found, is_retired(SimpleNamespace(threshold=None, pass_rates={0: 1.0}), 0)]
+
+
+def retired_strictly_above(self, index):
+    """ask for more than the threshold: 9 of 10 would be sampled again."""
+    return self.threshold is not None and self.pass_rates.get(index, 0.0) > self.threshold + 1e-6
+
+
+def retired_without_margin(self, index):
+    """leave no room for rounding: 9 of 10 may arrive as 0.89999998."""
+    return self.threshold is not None and self.pass_rates.get(index, 0.0) >= self.threshold
+
+
+def retired_when_unknown(self, index):
+    """retire prompts that were never sampled."""
+    return self.threshold is not None and self.pass_rates.get(index, 1.0) >= self.threshold - 1e-6
+
+
+def retired_from_below(self, index):
+    """retire the hard prompts instead of the solved ones."""
+    return self.threshold is not None and self.pass_rates.get(index, 1.0) <= self.threshold + 1e-6
+
+
+# Half, exactly the threshold, the threshold as a float32 mean, solved; unknown; no threshold.
+RETIRED = Claim(
+    "retired: at the threshold 0.9 or above, also when 0.9 is rounded; never before it was sampled",
+    retired, ([0.5, 0.9, 0.89999998, 1.0], 0.9), [False, True, True, True, False, False],
+    (retired_strictly_above, retired_without_margin, retired_when_unknown, retired_from_below),
+    draw=lambda rng, _: ([0.5, t := rng.choice((0.8, 0.7, 0.6)), t - 2e-8, 1.0], t),
+)  # fmt: skip
+
+
+def history(came_back, rates):
+    """The history of a prompt that came back with these pass rates, and whether it is still in flight."""
+    curriculum = SimpleNamespace(pass_rates={}, _in_flight={})
+    for rate in rates:
+        curriculum._in_flight[7] = None
+        came_back(curriculum, 7, rate)
+    return [curriculum.pass_rates[7], float(7 in curriculum._in_flight)]
+
+
+HISTORY = Claim(
+    "history: the latest pass rate counts, and an unknown one changes nothing",
+    history, ([1.0, 0.25, None],), [0.25, 0.0], draw=lambda rng, _: ([0.9, rng.uniform(0.1, 0.5), None],),
+)  # fmt: skip
+
+
+def bias_none():
+    """expect no bias: one of the six pairs in two holds the right answer, the formula says less."""
+    return 0.5, 0.5
+
+
+def bias_swapped():
+    """mix up the two: the plugged-in value is the smaller one."""
+    return 0.5, 0.4375
+
+
+def bias_is_mean():
+    """give pass@1."""
+    return 0.25, 0.25
+
+
+BIAS = Claim(
+    "bias: pass@2 of 1 right answer in 4, plugged in, then unbiased",
+    numbers, (), None, (bias_none, bias_swapped, bias_is_mean), atol=1e-3,
+)  # fmt: skip
+
+REWARDS = (
+    Exercise(
+        "reward", "write", "reward.py:reward", "Sec. 2, Eq. 9", 5,
+        "The reward is a verdict; a verdict that is missing is not a wrong answer.",
+        ("Sec. 2, and Eq. 9 for the penalty.",
+         "The penalty is for correct completions only.",
+         "Three cases: unknown, right, wrong."),
+        (REWARD,)),
+    Exercise(
+        "penalty", "write", "reward.py:length_penalty", "Eq. 9", 10,
+        "A length penalty with two clips can neither reward brevity nor make a right answer worse than a wrong one.",
+        ("Eq. 9, A.10.",
+         "At which length does it start, at which does it end?",
+         "A straight line in the length, clipped at 0 from above and at -1 from below."),
+        (PENALTY,)),
+    Exercise(
+        "pass-at-k", "write", "reward.py:pass_at_k", "Sec. 2.1", 15,
+        "A chance to the k-th power has to be estimated from subsets, not from the share.",
+        ("Sec. 2.1; the docstring has the formula.",
+         "Returned are the mean over prompts and its standard error; nan for a single prompt.",
+         "Of all subsets of k answers, the share without a right one is a quotient of two binomials."),
+        (PASS_AT_K,)),
+    Exercise(
+        "last-answer", "bug", "reward.py:final_answer", "Sec. 2", 10,
+        "What counts as the answer is part of the reward.",
+        ("Sec. 2.",
+         "Some completions end their thinking more than once.",
+         "The first or the last mark?"),
+        (FINAL, LAST),
+        bug=("text.rpartition(think_end)", "text.partition(think_end)"),
+        symptom="Completions that close their thinking twice are wrong, though what follows the last mark is right."),
+    Exercise(
+        "retired", "write", "data.py:Curriculum._is_retired", "Sec. 3.2", 10,
+        "A prompt that is learnt is never sampled again.",
+        ("Sec. 3.2, No-Positive-Resampling.",
+         "A pass rate of 9/10 may have been computed in float32. Without a threshold nothing is ever retired.",
+         "At the threshold or above, with a margin that is smaller than any difference of shares."),
+        (RETIRED,)),
+    Exercise(
+        "history", "bug", "data.py:Curriculum.came_back", "Sec. 3.2", 10,
+        "A history of the best retires prompts by luck.",
+        ("Sec. 3.2; what is open in the paper stands at the top of data.py.",
+         "What happens to a prompt that was solved once, by chance?",
+         "Ours is the share of correct completions among the latest G."),
+        (HISTORY,),
+        bug=("self.pass_rates[index] = float(pass_rate)",
+             "self.pass_rates[index] = max(float(pass_rate), self.pass_rates.get(index, 0.0))"),
+        symptom="More and more prompts are retired, though the policy gets some of them wrong again."),
+    Exercise(
+        "bias", "predict", "answers.py:bias", "Sec. 2.1", 5,
+        "Plugging a share into a curved formula is biased.",
+        ("Sec. 2.1.",
+         "1 - (1 - p)^k is concave in p.",
+         "Count the pairs of four answers that hold the right one."),
+        (BIAS,)),
+)

@@ -1,0 +1,226 @@
+"""Chapter 8: a whole run (Sec. 2.1, 4, A.3, A.16). Claims, wrong answers, exercises.
+
+Test: pytest tests/test_exercises.py
+"""
+
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from course.claims import Claim
+from course.losses import numbers
+from plumbing.course import Exercise, compared_runs
+
+
+def learning_rates(warm_up, lr, warmup, versions):
+    """The learning rate of the steps after so many versions, as returned and as the optimizer has it."""
+    found = []
+    for version in versions:
+        group = {"lr": None, "weight_decay": None}
+        args = SimpleNamespace(lr=lr, warmup=warmup, weight_decay=0.01)
+        returned = warm_up(SimpleNamespace(args=args, version=version, optimizer=SimpleNamespace(param_groups=[group])))
+        found.append([returned, group["lr"], group["weight_decay"]])
+    return found
+
+
+def _set(self, lr):
+    self.optimizer.param_groups[0] |= {"lr": lr, "weight_decay": self.args.weight_decay}
+    return lr
+
+
+def warm_up_from_zero(self):
+    """start at 0: the first step, and the first batch, is thrown away."""
+    return _set(self, self.args.lr * min(1.0, self.version / self.args.warmup))
+
+
+def warm_up_without_end(self):
+    """forget the end of the warm-up: the learning rate goes on growing."""
+    return _set(self, self.args.lr * (self.version + 1) / self.args.warmup)
+
+
+def warm_up_not_handed_over(self):
+    """return the learning rate without giving it to the optimizer."""
+    self.optimizer.param_groups[0] |= {"lr": -1.0, "weight_decay": -1.0}
+    return self.args.lr * min(1.0, (self.version + 1) / self.args.warmup)
+
+
+def warm_up_decays(self):
+    """let it fall again after the warm-up: the paper's stays constant."""
+    step = self.version + 1
+    return _set(self, self.args.lr * min(1.0, step / self.args.warmup, self.args.warmup / step))
+
+
+# lr 1, 4 steps: 1/4 in the first, 3/4 in the third, 1 from the fourth on.
+WARM_UP = Claim(
+    "warm_up: 1/4 of the learning rate in the first of 4 steps, all of it from the fourth on; the optimizer has it too",
+    learning_rates, (1.0, 4, [0, 2, 3, 9]),
+    [[0.25, 0.25, 0.01], [0.75, 0.75, 0.01], [1.0, 1.0, 0.01], [1.0, 1.0, 0.01]],
+    (warm_up_from_zero, warm_up_without_end, warm_up_not_handed_over, warm_up_decays),
+    draw=lambda rng, _: (rng.uniform(0.5, 2.0), rng.randint(3, 6), [0, 1, 2, 9]),
+)  # fmt: skip
+
+
+def seconds(paused, before, inside, after):
+    """What a clock shows inside and behind a pause, and what one that never ran shows behind it."""
+    now = [100.0]
+    with patch.object(time, "perf_counter", lambda: now[0]):
+        found = []
+        for running in (True, False):
+            clock = SimpleNamespace(seconds=0.0, since=now[0] if running else None)
+            clock.now = lambda: clock.seconds + (now[0] - clock.since if clock.since else 0.0)  # noqa: B023
+            now[0] += before
+            with paused(clock):
+                now[0] += inside
+                found.append(clock.now())
+            now[0] += after
+            found.append(clock.now())
+    return found
+
+
+@contextmanager
+def pause_that_counts(self):
+    """let validation count: C would depend on how often one looks."""
+    yield
+
+
+@contextmanager
+def pause_that_forgets(self):
+    """start from 0 again after the pause: what was before it is lost."""
+    self.seconds, since, self.since = 0.0, self.since, None
+    yield
+    self.since = since and time.perf_counter()
+
+
+@contextmanager
+def pause_for_ever(self):
+    """never start again."""
+    self.seconds, self.since = self.now(), None
+    yield
+
+
+@contextmanager
+def pause_that_starts(self):
+    """start the clock after the pause even if it did not run before: the first evaluation would start it."""
+    self.seconds, self.since = self.now(), None
+    yield
+    self.since = time.perf_counter()
+
+
+# 3 seconds, a pause of 10, 2 seconds: 3 inside, 5 behind; a clock that did not run shows 0.
+CLOCK = Claim(
+    "clock: 3 s and a pause of 10 s: 3 inside, 5 after 2 s more; a clock that did not run still does not",
+    seconds, (3.0, 10.0, 2.0), [3.0, 5.0, 0.0, 0.0],
+    (pause_that_counts, pause_that_forgets, pause_for_ever, pause_that_starts),
+)  # fmt: skip
+
+
+def choices(recipes, name):
+    """A recipe as numbers: which loss, average, normalisation and off-policy setup; filter, head, k, prompts."""
+    words = ("cispo", "dapo", "grpo", "prompt", "sample", "batch", "ppo", "pipeline")
+    recipe = recipes[name]
+    named = [words.index(recipe[flag]) for flag in ("loss", "average", "normalisation", "off_policy")]
+    return named + [int(recipe["zero_variance_filter"]), int(recipe["fp32_head"]), recipe["k"], recipe["prompts"]]
+
+
+def any_recipe(rng, _):
+    return (rng.choice(("minimax",)),)
+
+
+MINIMAX = Claim(
+    "minimax: CISPO, prompt average, prompt normalisation, PPO-off-policy, filter and FP32 head, k 8, 80 prompts",
+    choices, ("minimax",), [0, 3, 3, 6, 1, 1, 8, 80], draw=any_recipe,
+)  # fmt: skip
+
+
+def operations(answer):
+    """In units of 10^17."""
+    return float(answer()) / 1e17
+
+
+def flops_of_training_only():
+    """forget the generators: a third of what training costs, here."""
+    return 8e9 * 6 * 768 * 10_500
+
+
+def flops_six_for_all():
+    """count 6 N for generated tokens too: generating has no backward pass."""
+    return 8e9 * 6 * 768 * (10_000 + 10_500)
+
+
+def flops_without_prompts():
+    """train on the completions only: the prompts pass through the trainer as well."""
+    return 8e9 * (2 + 6) * 768 * 10_000
+
+
+FLOPS = Claim(
+    "flops: of a step, in units of 10^17: 2 N per generated, 6 N per trained token",
+    operations, (), None, (flops_of_training_only, flops_six_for_all, flops_without_prompts), atol=0.02,
+)  # fmt: skip
+KEPT = Claim(
+    "kept: the share of prompts with a gradient in the first ten steps of results/main_seed0.jsonl, and the last ten",
+    numbers, (), None, atol=2e-3,
+)  # fmt: skip
+
+
+def largest_difference(answer):
+    """What the student expects; beside it, what two runs say: with the student's functions and with the originals."""
+    from course.catalogue import EXERCISES  # which holds this one
+
+    return [numbers(answer), compared_runs(EXERCISES)]
+
+
+SIX_STEPS = Claim(
+    "six_steps: the logs of six steps with k = 0, with your functions and with the originals, differ by less than 1e-4",
+    largest_difference, (), [0.0, 0.0], atol=1e-4,
+)  # fmt: skip
+
+RUN = (
+    Exercise(
+        "warm-up", "write", "train.py:Trainer.warm_up", "A.3", 10,
+        "The first step must already move, and the last one not faster than the one before.",
+        ("A.3, optimizer.",
+         "`version` is the number of steps that are done. A resumed run may have been given another learning rate, so "
+         "the optimizer gets it, and its weight decay, before every step.",
+         "A straight line that reaches --lr in step --warmup, then stays."),
+        (WARM_UP,)),
+    Exercise(
+        "clock", "write", "plumbing/fleet.py:Clock.paused", "Sec. 2.1", 10,
+        "The x axis of a scaling law is a clock; what it counts has to be said.",
+        ("Sec. 2.1; what is open in the paper stands at the top of train.py.",
+         "Before the first step the clock does not run yet, but the first evaluation pauses it.",
+         "Keep what it shows, stop it, yield, and start it again if it ran."),
+        (CLOCK,)),
+    Exercise(
+        "minimax", "bug", "recipes.py:RECIPES", "A.16", 5,
+        "A recipe is a table of choices; one wrong entry is another recipe.",
+        ("A.16, Fig. 2.",
+         "MiniMax's recipe is known for two things, one of them a loss.",
+         "Compare each entry with A.16."),
+        (MINIMAX,),
+        bug=('loss="cispo", average="prompt", fp32_head=True,\n                                          zero',
+             'loss="cispo", average="prompt", fp32_head=False,\n                                          zero'),
+        symptom="--recipe minimax ends lower than in Fig. 2, and its importance ratios scatter at step 0."),
+    Exercise(
+        "flops", "predict", "answers.py:flops", "Sec. 2.1", 10,
+        "Generation is cheap in operations and dear in time.",
+        ("The glossary at the top of train.py.",
+         "Prompts are trained on (they pass through the model) but not generated.",
+         "2 N for a forward pass of one token, 4 N more for its backward pass."),
+        (FLOPS,)),
+    Exercise(
+        "kept", "measure", "answers.py:kept", "Sec. 3.2", 10,
+        "As the policy improves, its batches shrink by themselves.",
+        ("Sec. 3.2, zero-variance filtering.",
+         "A `step` line has `kept`, prompts with a gradient, and `prompts`, the indices of all.",
+         "Mean of `kept` over the number of prompts, ten lines each."),
+        (KEPT,)),
+    Exercise(
+        "six-steps", "measure", "answers.py:six_steps", "Sec. 4", 15,
+        "The objective is the only thing that your functions change: a run that does not depend on timing shows it.",
+        ("Sec. 4: the whole objective.",
+         "With k = 0 generators wait for every update, so that nothing depends on timing.",
+         "The check trains twice, half a minute each, once with your solved functions and once with the originals, and "
+         "compares every number that is no time. Floating-point sums in another order differ in the last digits only."),
+        (SIX_STEPS,)),
+)

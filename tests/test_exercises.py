@@ -1,0 +1,268 @@
+"""The course is proven: every exercise can be solved, fails unsolved, and knows its mistakes by name."""
+
+import random
+import re
+import zipfile
+from pathlib import Path
+
+import pytest
+from course import losses, losses_wrong
+from course.catalogue import CHAPTERS, EXERCISES
+from course.claims import encode
+
+import exercises
+from plumbing import course
+
+ROOT = Path(course.__file__).parent.parent
+BY_NAME = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
+TRAINS = {"six-steps"}  # half a minute: benchmarks/course.py
+OWN_RUN = {"staleness"}
+
+
+def original(exercise):
+    return course.Source.read(course.original_file(ROOT, exercise.file))
+
+
+def unsolved(file):
+    """A file as `start` leaves it, all of its exercises taken out."""
+    text = course.original_file(ROOT, file).read_text()
+    for exercise in EXERCISES:
+        if exercise.file == file:
+            text = course.taken(text, exercise)
+    return text
+
+
+def problems(exercise, text):
+    """What the check says of a file with this text."""
+    student = course.Source(text, ROOT / exercise.file)
+    return course.judged(exercise, course.vectors(exercise, student, original(exercise), EXERCISES),
+                         course.expected(exercise, original(exercise), EXERCISES, ROOT))
+
+
+def claims(exercises=EXERCISES):
+    return [(exercise, claim) for exercise in exercises for claim in exercise.claims]
+
+
+@pytest.fixture(autouse=True)
+def own_run(monkeypatch, tmp_path):
+    """A student's folder with a run of their own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").symlink_to(ROOT / "results")
+    (tmp_path / "runs" / "own").mkdir(parents=True)
+    (tmp_path / "runs" / "own" / "log.jsonl").symlink_to(ROOT / "results" / "main_seed0.jsonl")
+
+
+def test_the_course_has_what_it_promises():
+    kinds = [exercise.kind for exercise in EXERCISES]
+    assert len(CHAPTERS) == 8 and len(kinds) >= 32 and len({exercise.name for exercise in EXERCISES}) == len(kinds)
+    assert kinds.count("write") >= 16 and kinds.count("bug") >= 8
+    assert kinds.count("predict") >= 4 and kinds.count("measure") >= 4
+    assert sum(exercise.graded for exercise in EXERCISES) >= 28
+    named = {mistake.__name__ for _, claim in claims() for mistake in claim.mistakes}
+    assert len(named) >= 80
+    for exercise in EXERCISES:
+        own = {mistake.__name__ for claim in exercise.claims for mistake in claim.mistakes}
+        assert exercise.kind != "write" or len(own) >= 3, exercise.name
+        assert len(exercise.hints) == 3 and exercise.minutes > 0 and exercise.teaches.endswith(".")
+        assert bool(exercise.bug) == bool(exercise.symptom) == (exercise.kind == "bug")
+
+
+def test_no_two_exercises_touch_the_same_definition():
+    places = [exercise.where for exercise in EXERCISES]
+    assert len(set(places)) == len(places)
+    assert not {where for where in places if any(other.startswith(where + ".") for other in places)}
+
+
+@BY_NAME
+def test_the_original_passes_while_all_others_in_its_file_are_unsolved(exercise):
+    if exercise.name in TRAINS:
+        pytest.skip("trains")
+    text = course.restored(unsolved(exercise.file), course.original_file(ROOT, exercise.file).read_text(), exercise)
+    assert problems(exercise, text) == []
+
+
+@BY_NAME
+def test_what_the_student_gets_fails_and_names_the_exercise(exercise):
+    if exercise.name in TRAINS:
+        pytest.skip("trains")
+    found = problems(exercise, unsolved(exercise.file))
+    assert found and all(text.startswith(f"{exercise.name}: ") for text in found)
+
+
+@pytest.mark.parametrize("exercise, claim, mistake", [
+    pytest.param(exercise, claim, mistake, id=f"{exercise.name}-{claim.says.split(':')[0]}-{mistake.__name__}")
+    for exercise, claim in claims() for mistake in claim.mistakes])
+def test_a_wrong_answer_is_recognised_as_itself_and_no_other(exercise, claim, mistake):
+    assert mistake.__doc__[0].islower() and mistake.__doc__.strip().endswith(".")
+    [right] = [vector or encode(claim.expected) for one, vector in zip(
+        exercise.claims, course.expected(exercise, original(exercise), EXERCISES, ROOT)) if one is claim]
+    said = claim.problem(claim.vector(mistake), right)
+    assert re.findall("This is what you get when you .*", said) == [claim.named(mistake)]
+
+
+@pytest.mark.parametrize("file", sorted({exercise.file for exercise in EXERCISES}))
+def test_what_was_taken_out_goes_back_byte_for_byte(file):
+    whole = course.original_file(ROOT, file).read_text()
+    text = unsolved(file)
+    for exercise in random.Random(0).sample(EXERCISES, len(EXERCISES)):
+        if exercise.file == file:
+            assert text != whole
+            text = course.restored(text, whole, exercise)
+    assert text == whole
+
+
+def test_every_wrong_answer_on_the_losses_belongs_to_a_claim():
+    written = {name for name, value in vars(losses_wrong).items() if callable(value) and not name.startswith("_")}
+    composed = {mistake for claim in (losses.BATCH_ADVANTAGES, losses.GSPO_VALUE) for mistake in claim.mistakes}
+    used = {mistake.__name__ for _, claim in claims() for mistake in claim.mistakes}
+    assert written <= used | {mistake.__name__ for mistake in composed}
+
+
+# --- A student's folder ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("student") / "class"
+    exercises.start(folder)
+    with pytest.raises(SystemExit, match="not empty"):
+        exercises.start(folder)
+    return folder
+
+
+@pytest.fixture
+def student(started, monkeypatch):
+    """A fresh start; the commands run in it."""
+    monkeypatch.setattr(exercises, "ROOT", started)
+    monkeypatch.setattr(exercises, "HIDDEN", started / course.HIDDEN)
+    monkeypatch.setattr(exercises, "ORIGINALS", started / course.HIDDEN / "original")
+    for file in exercises.FILES:
+        (started / file).write_text(exercises.left(file))
+    return started
+
+
+def write(folder, name, body):
+    """Replace the body of an exercise's function."""
+    exercise = exercises.find(name)
+    path = folder / exercise.file
+    before, definition, after = course.split(path.read_text(), exercise)
+    head = definition[:definition.index('"""', definition.index('"""') + 3) + 3]
+    path.write_text(f"{before}{head}\n    {body}\n{after}")
+
+
+def said(folder, name):
+    return "\n".join(course.check(exercises.find(name), folder, course.originals_of(folder), EXERCISES))
+
+
+def test_start_copies_the_project_without_solutions_and_never_twice(student, tmp_path):
+    assert sorted(path.name for path in (student / "tests").iterdir()) == ["course"]
+    assert not (student / "tests" / "course" / "answers.py").exists()
+    assert (student / "base" / "config.json").exists() and (student / course.HIDDEN / "commit").read_text()
+    text = (student / "loss.py").read_text()
+    assert "Eq. 4: truncated importance weight" in text and ".clamp(max=eps_max).detach()" not in text
+    with pytest.raises(SystemExit, match="a student's folder already"):
+        exercises.start(tmp_path / "another")
+
+
+def test_a_check_is_one_clear_line_for_what_cannot_run(student, monkeypatch):
+    monkeypatch.setattr(course, "SECONDS", 2.0)
+    assert said(student, "ratio").startswith("ratio: not written yet (loss.py, line ")
+    write(student, "ratio", "while True: pass")
+    assert said(student, "ratio") == "ratio: stopped after 2 s; likely cause: an endless loop"
+    write(student, "ratio", "raise SystemExit(0)")
+    assert said(student, "ratio").startswith("ratio: SystemExit: 0 (loss.py, line ")
+    write(student, "ratio", "import os; os._exit(3)")
+    assert said(student, "ratio").startswith("ratio: the process ended")
+    write(student, "ratio", "return logprobs[")
+    line = line_of(student, "return logprobs[")
+    assert said(student, "ratio") == f"ratio: loss.py, line {line}: '[' was never closed"
+
+
+def line_of(folder, text):
+    return next(n for n, line in enumerate((folder / "loss.py").read_text().split("\n"), 1) if text in line)
+
+
+def test_a_mistake_is_named_and_the_students_own_helpers_count(student):
+    write(student, "ratio", "return inverse(logprobs, gen_logprobs, mask).exp()")
+    path = student / "loss.py"
+    path.write_text(path.read_text() + "\n\nSIGN = -1\n\n\ndef inverse(*x):\n    return _log_ratio(*x) * SIGN\n")
+    assert "This is what you get when you divide pi_gen by pi_train" in said(student, "ratio")
+    path.write_text(path.read_text().replace("SIGN = -1", "SIGN = 1"))
+    assert said(student, "ratio") == ""
+
+
+def test_of_a_bug_only_the_symptom_is_told_until_something_was_tried(student):
+    assert "expected" in said(student, "dapo-direction") and "This is what" not in said(student, "dapo-direction")
+    path = student / "loss.py"
+    path.write_text(path.read_text().replace("importance_ratio(gen_logprobs, logprobs, mask), advantages",
+                                             "importance_ratio(gen_logprobs, logprobs, mask) + 0, advantages"))
+    assert "This is what you get when you divide pi_gen" in said(student, "dapo-direction")
+
+
+def test_a_check_works_without_fork(student, monkeypatch):
+    monkeypatch.delattr("os.fork")
+    assert said(student, "sigmoid").startswith("sigmoid: not written yet")
+    write(student, "sigmoid", "return R_0 + (A - R_0) * expit(B * (np.log(C + 1e-300) - np.log(C_mid)))")
+    assert said(student, "sigmoid") == ""
+
+
+def test_next_list_hint_and_solve(student):
+    assert exercises.following().startswith("sigmoid (write, about 10 minutes, Eq. 1)")
+    write(student, "sigmoid", "return R_0")
+    assert "expected [0.25, 0.45, 0.65]" in exercises.following()
+    mine = (student / "fit.py").read_text()
+    assert "is kept in .course/kept/sigmoid-" in exercises.solve(exercises.find("sigmoid"))
+    assert mine in [path.read_text() for path in (student / course.HIDDEN / "kept").iterdir()]
+    assert exercises.state(exercises.find("sigmoid")) == "original"
+    write(student, "baseline", "return rewards - rewards.sum(-1, keepdim=True) / rewards.shape[-1]")
+    assert exercises.state(exercises.find("baseline")) == "solved"
+    assert "1 of 49 done" not in (listed := exercises.listed()) and "2 of 49 done" in listed
+    assert "efficiency (write" in exercises.following()
+
+
+def test_solving_everything_in_a_file_gives_the_original_byte_for_byte(student):
+    path = student / "pipeline.py"
+    path.write_text(path.read_text() + "\n# a note\n")
+    for name in ("publishes", "tickets", "header"):
+        exercises.solve(exercises.find(name))
+    assert path.read_bytes() == (ROOT / "pipeline.py").read_bytes()
+
+
+def test_what_trains_is_the_students_solved_functions_and_the_originals(student, tmp_path):
+    write(student, "baseline", "return rewards - rewards.mean(-1)[:, None]  # mine")
+    write(student, "ratio", "return 1  # wrong")
+    course.assemble(student, tmp_path / "train", EXERCISES, course.solved(
+        student, [x for x in EXERCISES if x.name in ("baseline", "ratio", "clip")]))
+    text = (tmp_path / "train" / "loss.py").read_text()
+    assert "# mine" in text and "# wrong" not in text and "NotImplementedError" not in text
+    assert (tmp_path / "train" / "train.py").read_bytes() == (ROOT / "train.py").read_bytes()
+
+
+def test_a_hand_in_holds_changed_files_answers_and_the_commit(student):
+    write(student, "baseline", "return 1")
+    write(student, "age", "return 8, 7")
+    assert "holds answers.py, loss.py" in exercises.pack()
+    with zipfile.ZipFile(student / "handin.zip") as archive:
+        assert sorted(archive.namelist()) == ["answers.py", "commit", "loss.py"]
+
+
+# --- The page --------------------------------------------------------------------------------------------------------
+
+PAGE = (ROOT / "exercises.md").read_text()
+
+
+def test_the_page_shows_the_chapters_as_they_are():
+    rows = [(name, str(len(chapter)), str(sum(x.minutes for x in chapter))) for name, chapter in CHAPTERS.items()]
+    assert re.findall(r"^\| (\d\. [^|]+?) \| (\d+) \| (\d+) \|", PAGE, re.M) == rows
+
+
+def test_the_page_names_commands_exercises_and_paths_that_exist():
+    known = set(re.findall(r'add_parser\("(\w+)"', (ROOT / "exercises.py").read_text()))
+    assert set(re.findall(r"exercises\.py (\w+)", PAGE)) == known
+    [afternoon] = re.findall(r"\*\*One afternoon\*\*(.*?)then `python", PAGE, re.S)
+    assert {x.name for x in EXERCISES} >= (named := set(re.findall(r"`([\w-]+)`", afternoon))) and len(named) == 12
+    for path in set(re.findall(r"\b((?:tests|plumbing|benchmarks)/[\w/.]*\w)", PAGE)):
+        assert (ROOT / path).exists(), path
+    [message] = re.findall(r"    (cispo: cispo_gradient.*?)\n\n", PAGE, re.S)
+    wrong = losses.CISPO_GRADIENT.vector(losses_wrong.cispo_cap_is_one_plus_eps)
+    assert re.sub(" +", " ", "cispo: " + losses.CISPO_GRADIENT.problem(wrong)) == re.sub(" +", " ", message)

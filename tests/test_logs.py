@@ -1,0 +1,289 @@
+"""Claims about plumbing/logs.py and the command line: every format, what is left out, files that are none."""
+
+import gzip
+import json
+import random
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fit
+from plumbing import fit_cli, logs
+
+C = [0, 1, 2, 3, 4, 6, 8, 12]
+R = [0.2, 0.26, 0.35, 0.43, 0.5, 0.6, 0.66, 0.72]
+ROWS = list(zip(C, R))
+
+
+def write(path, text):
+    """Write text, or bytes; return the path."""
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def delimited(mark, head=("step", "acc"), rows=ROWS):
+    """A table as text."""
+    return "".join(mark.join(map(str, row)) + "\n" for row in (head, *rows))
+
+
+def console(form):
+    """Lines of a console among others, one for each row."""
+    lines = ["WARNING: something, else; entirely\n"]
+    for c, r in ROWS:
+        lines += [form.format(c=c, r=r), "\x1b[36m(worker)\x1b[0m loading: 5 - done\n"]
+    return "".join(lines)
+
+
+LOG = [{"step": c, "loss": 1.0, "acc": r} for c, r in ROWS]
+FORMATS = {
+    "a.csv": (delimited(","), "acc"),
+    "a.tsv": (delimited("\t"), "acc"),
+    "semicolons.csv": (delimited(";"), "acc"),
+    "tabs.txt": (delimited("\t"), "acc"),
+    "decimal_commas.csv": (delimited(";").replace(".", ","), "acc"),
+    "a.jsonl": ("".join(json.dumps(row) + "\n" for row in LOG), "acc"),
+    "list.json": (json.dumps(LOG, indent=1), "acc"),
+    "trainer_state.json": (json.dumps({"log_history": LOG, "global_step": 12}, indent=2), "acc"),
+    "one_line_trainer_state.json": (json.dumps({"log_history": LOG, "global_step": 12}), "acc"),
+    "verl.log": (console("(main pid=7) step:{c} - timing/gen:18.859 - val/acc:np.float64({r}) - x/y:nan\n"), "val/acc"),
+    "trl.log": (console("  5%|# | 1/20 [00:01]{{'loss': '0', 'step': {c}, 'acc': '{r}', 'lr': nan}}\n"), "acc"),
+    "trl_numbers.txt": (console("{{'loss': 1e-06, 'step': {c}, 'acc': {r}}}\n"), "acc"),
+    "wandb.csv": (
+        '"Step","run-1 - val/acc","run-1 - val/acc__MIN","run-1 - val/acc__MAX"\n'
+        + "".join(f'"{c}","{r}","{r}","{r}"\n"{c + 0.5}","","",""\n' for c, r in ROWS),
+        None,
+    ),
+    "tensorboard.csv": (delimited(",", ("Wall time", "Step", "Value"), [(1.7e9 + c, c, r) for c, r in ROWS]), None),
+    "reward.csv": (delimited(",", ("step", "reward", "kl"), [(c, r, 9) for c, r in ROWS]), None),
+    "pandas.csv": (delimited(",", ("", "step", "acc"), [(9 - c, c, r) for c, r in ROWS]), "acc"),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_gives_the_same_points(tmp_path, name, packed):
+    text, reward = FORMATS[name]
+    path = write(tmp_path / (name + ".gz" * packed), gzip.compress(text.encode()) if packed else text)
+    run = logs.read_run(path, None, reward)
+    assert list(run.compute) == C and list(run.reward) == R and run.unit.lower() == "step"
+    assert run.name == Path(name).stem
+
+
+def test_trl_lines_without_a_step_count_by_epoch(tmp_path):
+    text = "".join(f"{{'reward': '{r}', 'epoch': '{c / 100}'}}\n" for c, r in ROWS)
+    run = logs.read_run(write(tmp_path / "trl.log", text))
+    assert run.unit == "epoch" and run.compute[-1] == 0.12 and list(run.reward) == R
+
+
+def test_a_column_may_be_named_by_its_end_if_that_is_unique(tmp_path):
+    path = write(tmp_path / "a.csv", delimited(",", ("a/hours", "b - val/acc", "c - val/acc"), [(1, 0.2, 0.3)]))
+    assert logs.read_run(path, "hours", "b - val/acc").unit == "a/hours"
+    assert list(logs.read_run(path, "hours", "c - val/acc").reward) == [0.3]
+    with pytest.raises(fit.BadInput, match="--reward acc fits several columns; there is b - val/acc, c - val/acc"):
+        logs.read_run(path, "hours", "acc")
+
+
+def test_a_missing_column_names_the_nearest(tmp_path):
+    path = write(tmp_path / "a.csv", delimited(",", ("hours", "accuracy", "loss"), [(1, 0.2, 3)]))
+    with pytest.raises(fit.BadInput, match="--reward acuracy names no column; there is accuracy$"):
+        logs.read_run(path, "hours", "acuracy")
+    with pytest.raises(fit.BadInput, match="--compute COLUMN is needed; there is hours, accuracy, loss"):
+        logs.read_run(path, None, "accuracy")
+
+
+def test_rows_without_numbers_and_half_a_last_line_are_left_out_and_counted(tmp_path):
+    text = FORMATS["a.jsonl"][0] + '{"step": 13, "acc": NaN}\n{"step": 14, "acc": "nan"}\n{"step": 15, "ac'
+    run = logs.read_run(write(tmp_path / "a.jsonl", text), None, "acc")
+    assert list(run.compute) == C
+    assert run.notes == ("the last line is half written, and left out", "2 rows without a number are left out")
+    run = logs.read_run(write(tmp_path / "a.csv", delimited(",") + "13,\n14"), None, "acc")
+    # A cell that is empty is no evaluation, and not worth a word; a row that ends early is.
+    assert list(run.compute) == C and run.notes == ("1 rows have fewer cells than the header",)
+
+
+def test_the_command_shows_what_was_left_out(tmp_path, capsys):
+    path = write(tmp_path / "a.csv", delimited(",") + "13,nan\n")
+    fit_cli.main([str(path), "--reward", "acc", "--fit-from", "0"])
+    assert "  note: 1 rows without a number are left out" in capsys.readouterr().out
+
+
+def test_of_repeated_steps_the_last_counts(tmp_path):
+    # The run died after step 4 and went on from step 2.
+    rows = [(0, 0.2), (1, 0.3), (2, 0.4), (3, 0.9), (4, 0.9), (3, 0.5), (4, 0.6), (5, 0.7)]
+    path = write(tmp_path / "a.csv", delimited(",", ("step", "acc", "hours"), [(*row, row[0] / 10) for row in rows]))
+    for compute, unit in (("step", 1), ("hours", 0.1)):
+        run = logs.read_run(path, compute, "acc")
+        assert run.compute == pytest.approx(np.arange(6) * unit) and list(run.reward) == [0.2, 0.3, 0.4, 0.5, 0.6, 0.7]
+        assert run.notes == ("2 rows of repeated steps are left out; of each step the last counts",)
+
+
+def test_compute_of_each_row_is_refused_and_added_up_if_asked(tmp_path):
+    rows = [(1, 30, ""), (2, 20, 0.2), (3, 40, ""), (4, 10, 0.3)]
+    path = write(tmp_path / "a.csv", delimited(",", ("step", "seconds", "acc"), rows))
+    with pytest.raises(fit.BadInput, match="seconds falls from 20 to 10; .* --cumulative"):
+        logs.read_run(path, "seconds", "acc")
+    # 30 + 20 = 50 at step 2, 50 + 40 + 10 = 100 at step 4: rows without an evaluation cost compute too.
+    assert list(logs.read_run(path, "seconds", "acc", cumulative=True).compute) == [50, 100]
+
+
+@pytest.mark.parametrize(
+    ("scale", "rewards"),
+    [("percent", [0, 25, 100]), ("pm1", [-1, -0.5, 1]), ("-2:6", [-2, 0, 6]), (None, [0, 0.25, 1])],
+)
+def test_rewards_of_another_scale_become_pass_rates(tmp_path, scale, rewards):
+    path = write(tmp_path / "a.csv", delimited(",", rows=zip(range(3), rewards)))
+    assert list(logs.read_run(path, None, "acc", scale).reward) == [0, 0.25, 1]
+
+
+@pytest.mark.parametrize("rewards", [[-0.2, 0.1, 0.5, 0.6, 0.7, 0.8], [0.1, 0.2, 0.5, 0.9, 1.2, 1.5]])
+def test_rewards_outside_0_to_1_name_the_scale(tmp_path, capsys, rewards):
+    path = write(tmp_path / "a.csv", delimited(",", rows=zip(range(6), rewards)))
+    with pytest.raises(SystemExit) as end:
+        fit_cli.main([str(path), "--reward", "acc"])
+    assert end.value.code == 2 and "--scale percent, --scale pm1 (-1 to 1) or --scale LO:HI" in capsys.readouterr().err
+
+
+def test_r0_from_the_command_line_is_exact(tmp_path, capsys):
+    path = write(tmp_path / "a.csv", delimited(",", rows=ROWS[1:]))
+    fit_cli.main([str(path), "--reward", "acc", "--r0", "0.19", "--fit-from", "0", "--json"])
+    found = json.loads(capsys.readouterr().out)["runs"][0]
+    assert found["R_0"] == pytest.approx(0.19, abs=1e-9) and found["points"] == 7
+    assert not any("R_0 assumed" in text for text in found["warnings"])
+
+
+def test_stop_rule_on_the_command_line(tmp_path, capsys):
+    steps = range(40)
+    early = [(c, fit.sigmoid(c, 0.8, 1.5, 40, 0.2)) for c in steps]  # at its steepest
+    done = [(c, fit.sigmoid(c, 0.8, 4, 3, 0.2)) for c in steps]  # at 13 C_mid: 0.6 / 13^4 = 0.00002 is missing
+    for rows, verdict in ((early, "go on"), (done, "stop")):
+        path = write(tmp_path / "a.csv", delimited(",", rows=rows))
+        fit_cli.main([str(path), "--reward", "acc", "--stop-rule", "--gain", "0.02", "--json"])
+        (row,) = json.loads(capsys.readouterr().out)["stop_rule"]
+        assert row["verdict"] == verdict and row["C"] == 39 and (row["P"] >= 0.9) == (verdict == "stop")
+
+
+def test_log_f_of_a_jump_is_drawn(tmp_path, capsys):
+    # B in the thousands and C_mid of 1e18: C_mid^B has no number, its logarithm has.
+    rows = [(1e17 * c, 0.2 if c < 10 else 0.8 + 0.001 * (c % 3)) for c in range(1, 21)]
+    path = write(tmp_path / "a.csv", delimited(",", rows=rows))
+    fit_cli.main([str(path), "--reward", "acc", "--log-f", "-o", str(tmp_path / "a.png")])
+    assert "B is not determined" in capsys.readouterr().out and (tmp_path / "a.png").stat().st_size > 10000
+
+
+@pytest.mark.parametrize("end", [0.95, 0.02])
+def test_nothing_impossible_is_shown(tmp_path, capsys, end):
+    rows = [(c, abs(end * c / 30 + 0.01 * (-1) ** c)) for c in range(31)]
+    path = write(tmp_path / "a.csv", delimited(",", rows=[(c, min(r, 1)) for c, r in rows]))
+    fit_cli.main([str(path), "--reward", "acc", "--json", "--until", "3000"])
+    (found,) = json.loads(capsys.readouterr().out)["runs"]
+    (ahead,) = found["forecasts"]
+    rates = [found["A"], *found["bands"]["A"], found["R_0"], ahead["R"], ahead["low"], ahead["high"]]
+    assert all(0 <= rate <= 1 for rate in rates)
+    assert 0 < found["bands"]["C_mid"][0] <= found["C_mid"] <= found["bands"]["C_mid"][1] < 1.001e4 * 30
+
+
+def test_a_million_rows_take_seconds_and_less_than_a_gigabyte(tmp_path):
+    steps = np.arange(1, 10**6 + 1)
+    noise = 0.1 * np.random.default_rng(0).normal(size=len(steps))
+    rates = np.clip(fit.sigmoid(steps, 0.8, 1.5, 2e5, 0.2) + noise, 0, 1)
+    write(tmp_path / "a.csv", "step,acc\n" + "".join(map("%d,%.4f\n".__mod__, zip(steps.tolist(), rates.tolist()))))
+    command = [sys.executable, "fit.py", str(tmp_path / "a.csv"), "--reward", "acc", "-o", str(tmp_path / "a.png")]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(fit.__file__).parent).stdout
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert "averaged to 200 points, neighbours in log C" in out
+    assert after.ru_maxrss < 1e6  # kB; of the largest child so far
+    # Of processor time, not of the clock; two of them on one core slow each other down by as much again.
+    assert after.ru_utime - before.ru_utime < 20
+    A = float(next(line.split()[1] for line in out.splitlines() if line.split()[0] == "A"))
+    assert A == pytest.approx(0.8, abs=0.005)
+
+
+# ---- Files that are none: exit code 2, one line, no traceback ----
+
+GOOD = delimited(",")
+JSONL = FORMATS["a.jsonl"][0]
+NOISE = random.Random(0).randbytes(5000)
+BAD = {
+    "empty.csv": "", "empty.jsonl": "", "empty.json": "", "empty.log": "", "blank.csv": "\n\n  \n",
+    "spaces.txt": "   ", "bom.csv": "\ufeff", "noise.csv": NOISE, "noise.jsonl": NOISE, "noise.gz": NOISE,
+    "zeros.csv": b"\0" * 5000, "zeros.json": b"\0" * 5000, "utf16.csv": GOOD.encode("utf-16"),
+    "utf16_without_mark.csv": GOOD.encode("utf-16-le"), "utf32.csv": GOOD.encode("utf-32"),
+    "utf16.jsonl": JSONL.encode("utf-16"), "latin.csv": GOOD.replace("acc", "précision").encode("latin-1"),
+    "png.csv": b"\x89PNG\r\n\x1a\n" + NOISE, "half.csv.gz": gzip.compress(GOOD.encode())[:-12],
+    "mark_only.gz": b"\x1f\x8b", "broken.csv.gz": gzip.compress(GOOD.encode())[:20] + NOISE,
+    "gz_of_noise.csv.gz": gzip.compress(NOISE), "gz_of_nothing.csv.gz": gzip.compress(b""),
+    "header.csv": "step,acc\n", "numbers_only.csv": delimited(",", rows=ROWS).split("\n", 1)[1],
+    "one_column.csv": "acc\n0.2\n0.3\n0.4\n0.5\n0.6\n", "spaces.csv": GOOD.replace(",", " "),
+    "megabyte_cell.csv": f"step,acc\n1,{'9' * 10**6}\n", "megabyte_header.csv": f"step,{'a' * 10**6}\n1,0.5\n",
+    "megabyte_text.csv": f"step,acc\n1,{'x' * 10**5}\n", "megabyte_line.jsonl": '{"step": ' + "1" * 10**6 + "}\n",
+    "open_quote.csv": 'step,acc\n"1,0.2\n' + GOOD * 3, "twice.csv": delimited(",", ("acc", "acc")),
+    "twice_more.csv": delimited(",", ("step", "acc", "acc"), [(c, r, 1 - r) for c, r in ROWS]),
+    "long_row.csv": GOOD + "13,0.7,0.8\n", "decimal_comma.csv": GOOD.replace(".", ","),
+    "words.csv": GOOD.replace("0.5\n", "high\n"), "percent_sign.csv": GOOD.replace("0.5\n", "50%\n"),
+    "dates.csv": GOOD.replace("\n4,", "\n2026-01-01,"), "hex.csv": GOOD.replace("\n4,", "\n0x4,"),
+    "all_nan.csv": delimited(",", rows=[(c, "nan") for c in C]),
+    "all_empty.csv": delimited(",", rows=[(c, "") for c in C]),
+    "last_row_of_words.csv": GOOD + "x,0.7\n",
+    "negative_compute.csv": GOOD.replace("\n0,", "\n-1,"),
+    "per_cent.csv": delimited(",", rows=[(c, 100 * r) for c, r in ROWS]),
+    "plus_minus.csv": delimited(",", rows=[(c, 2 * r - 1) for c, r in ROWS]),
+    "falls.csv": delimited(",", ("gpu_hours", "acc"), [(12 - c, r) for c, r in ROWS]),
+    "one_compute.csv": delimited(",", ("gpu_hours", "acc"), [(3, r) for _, r in ROWS]),
+    "one_step.csv": delimited(",", rows=[(3, r) for _, r in ROWS]), "four_points.csv": delimited(",", rows=ROWS[:4]),
+    "ones.csv": delimited(",", rows=[(c, 1) for c in C]),
+    "number.json": "5", "text.json": '"acc"', "null.json": "null", "list_of_numbers.json": "[1, 2, 3]",
+    "list_of_lists.json": "[[1, 0.2], [2, 0.3]]", "empty_list.json": "[]", "empty_object.json": "{}",
+    "object.json": json.dumps({"step": C, "acc": R}), "history_of_numbers.json": '{"log_history": [1, 2]}',
+    "history_is_text.json": '{"log_history": "acc"}', "cut.json": json.dumps(LOG)[:-20], "deep.json": "[" * 10**5,
+    "deep.jsonl": '{"a":' * 10**5, "two_lists.json": "[1]\n[2]\n", "list_lines.jsonl": "[1, 0.2]\n[2, 0.3]\n",
+    "bad_middle.jsonl": JSONL.replace('{"step": 3', '{"step" 3'), "python.jsonl": JSONL.replace('"', "\u201c"),
+    "truth.jsonl": JSONL.replace("0.5}", "true}"), "list_cell.jsonl": JSONL.replace("0.5}", "[0.5]}"),
+    "object_cell.jsonl": JSONL.replace("0.5}", '{"x": 0.5}}'),
+    "huge_number.jsonl": JSONL.replace("0.5}", "1" * 400 + "}"),
+    "text_cell.jsonl": JSONL.replace("0.5}", '"high"}'), "other_names.jsonl": JSONL.replace("acc", "perplexity"),
+    "concatenated.jsonl": JSONL.replace("\n", ""), "console_without_numbers.log": "step 1\nstep 2\nstep 3\n",
+    "verl_without_acc.log": "step:1 - loss:0.5\nstep:2 - loss:0.4\n",
+    "html.csv": "<!DOCTYPE html>\n<html><body>404</body></html>\n",
+    "traceback.log": "Traceback (most recent call last):\n  File x\nKeyError: 'acc'\n",
+    "yaml.csv": "step: 1\nacc: 0.5\n",
+    "markdown.csv": "| step | acc |\n|---|---|\n| 1 | 0.2 |\n",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_file_that_is_no_log_ends_with_code_2_and_one_line(tmp_path, capsys, name):
+    path = write(tmp_path / name, BAD[name])
+    with pytest.raises(SystemExit) as end:
+        fit_cli.main([str(path), "--reward", "acc", "--fit-from", "0", "-o", str(tmp_path / "a.png")])
+    out, error = capsys.readouterr()
+    assert end.value.code == 2 and not out and not (tmp_path / "a.png").exists()
+    assert error.startswith("fit.py: ") and error.count("\n") == 1
+    assert error[:-1].isprintable() and len(error) < 1000
+
+
+def test_there_are_sixty_bad_files():
+    assert len(BAD) >= 60
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "."])
+def test_what_is_no_file_is_not_read(path, capsys):
+    with pytest.raises(SystemExit) as end:
+        fit_cli.main([path, "--reward", "acc"])
+    assert end.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+
+
+def test_fit_needs_no_torch_no_matplotlib_and_nothing_that_only_unix_has():
+    code = """
+import sys
+sys.modules.update(dict.fromkeys(["torch", "matplotlib", "resource", "fcntl"]))  # None: importing it fails
+import mmap
+del mmap.MAP_SHARED
+import fit
+assert abs(fit.fit(range(9), [fit.sigmoid(c, 0.8, 1.5, 3, 0.2) for c in range(9)]).A - 0.8) < 1e-3
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(fit.__file__).parent)

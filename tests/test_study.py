@@ -1,0 +1,180 @@
+"""Claims about benchmarks/study.py: what is run, what is kept of a log, and the rule of its verdicts."""
+
+import doctest
+import json
+
+import pytest
+
+from benchmarks import study
+from plumbing import flags
+
+
+def test_docstring_examples_run():
+    assert doctest.testmod(study).failed == 0 < doctest.testmod(study).attempted
+
+
+# --- What is run -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", study.CONFIGURATIONS)
+def test_every_configuration_has_the_steps_prompts_and_learning_rate_of_the_default_run(name):
+    args, default = flags.settings(study.flags(name)), flags.settings([])
+    for flag in ("steps", "prompts", "lr", "warmup", "generations", "eval_every", "eval_prompts", "model"):
+        assert getattr(args, flag) == getattr(default, flag), flag
+
+
+def test_leaving_one_out_changes_one_setting_of_scalerl():
+    scalerl = vars(flags.settings(study.flags("scalerl")))
+    changed = {}
+    for name in study.CONFIGURATIONS:
+        if name.startswith("loo-") and name != "loo-no-fp32-head":
+            own = vars(flags.settings(study.flags(name)))
+            changed[name] = {flag for flag in own if own[flag] != scalerl.get(flag)} - {"out", "clips"}
+    assert changed == {
+        "loo-dapo": {"loss"}, "loo-sample-average": {"average"}, "loo-prompt-normalisation": {"normalisation"},
+        "loo-no-filter": {"zero_variance_filter"}, "loo-uniform-resampling": {"no_positive_resampling"},
+        "loo-length-penalty": {"length_control"}, "loo-ppo-8": {"off_policy"}}
+
+
+def test_the_head_is_compared_between_runs_with_bf16_bodies():
+    with_it, without = (flags.settings(study.flags(name)) for name in ("scalerl-bf16", "loo-no-fp32-head"))
+    assert (with_it.dtype, with_it.fp32_head, without.dtype, without.fp32_head) == ("bfloat16", True, "bfloat16", False)
+
+
+def test_findings_are_about_configurations_that_are_run_and_each_pair_and_quantity_is_judged_once():
+    asked = [(f.configuration, f.reference, f.quantity, f.x) for f in study.FINDINGS]
+    assert {name for pair in asked for name in pair[:2]} <= set(study.CONFIGURATIONS)
+    assert len(set(asked)) == len(asked)
+    assert {name for name in study.CONFIGURATIONS} == {name for pair in asked for name in pair[:2]}
+
+
+def test_the_first_seed_of_all_comes_before_the_second_of_any():
+    assert study.wanted("pipeline-8") == [("pipeline-8", seed) for seed in range(5)]
+    assert study.wanted("*gspo", seeds=[1]) == [("gspo", 1)]
+    first = study.wanted("[cg]*")
+    assert first == [("cispo", 0), ("gspo", 0), ("cispo", 1), ("gspo", 1)]
+    assert all(name.startswith("quiet") for name, _ in study.wanted(quiet=True))
+
+
+# --- What is kept of a log -------------------------------------------------------------------------------------------
+
+
+def step(n, clipped, age, tokens):
+    return {"kind": "step", "step": n, "gpu_hours": n / 10, "tokens": 100 * n, "tokens_trained": 90 * n, "flops": 1.0,
+            "prompts": [1, 2], "retired": n, "epoch": n / 3, "reward": 0.0, "pass_rate": 0.123456789, "kept": 2,
+            "entropy": None, "log_rho": 0.0, "clipped": clipped, "gradient_norm": 1.0, "truncated": 0.0,
+            "interrupted": 0.0, "idle_generators": 0.0, "idle_trainers": 0.0, "seconds": 1.0, "rho_max": 1.0 + n,
+            "staleness": {age: tokens}}
+
+
+def evaluation(n):
+    return {"kind": "eval", "step": n, "gpu_hours": n / 10, "tokens": 100 * n, "pass_rate": n / 10, "tasks": {"a": 0.5}}
+
+
+def test_a_kept_log_has_all_evaluations_and_between_two_of_them_one_row_of_means():
+    rows = [{"kind": "config", "step": 0}, evaluation(0), step(1, 0.0, "0", 5), step(2, 0.5, "1", 7), evaluation(2),
+            step(3, 0.25, "1", 9), {"kind": "end", "step": 3, "reason": "killed"},
+            # resumed from the checkpoint of step 2
+            {"kind": "config", "step": 2}, step(3, 0.75, "1", 9), step(4, 0.25, "1", 1), evaluation(4),
+            {"kind": "fit", "step": 4}, {"kind": "end", "step": 4, "reason": "finished"}]
+    kept = study.reduced(rows)
+    assert [row["kind"] for row in kept] == ["config", "eval", "step", "eval", "end", "step", "eval", "end"]
+    assert [row for row in kept if row["kind"] == "eval"] == [evaluation(0), evaluation(2), evaluation(4)]
+    first, second = (row for row in kept if row["kind"] == "step")
+    # (0 + 0.5) / 2, and the second try of step 3: (0.75 + 0.25) / 2
+    assert (first["clipped"], second["clipped"]) == (0.25, 0.5)
+    assert first["staleness"] == {"0": 5, "1": 7} and second["staleness"] == {"1": 10}
+    assert (first["step"], first["retired"], first["rho_max"], first["pass_rate"]) == (2, 2, 3.0, 0.12346)
+    assert "entropy" not in first and "prompts" not in first
+
+
+def test_the_log_of_a_real_run_is_kept_in_15_kb_and_fits_as_it_did():
+    rows = study.rows_of(study.ROOT / "results" / "main_seed0.jsonl")
+    kept = study.reduced(rows)
+    assert sum(len(json.dumps(row)) + 1 for row in kept) <= 15_000
+    # five digits of every number: a thousandth of A's band
+    assert study.measure(kept).A == pytest.approx(study.measure(study.reduced(kept)).A, abs=1e-4)
+
+
+def test_an_interrupted_run_goes_on_and_a_finished_one_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(study, "RESULTS", tmp_path / "results")
+    calls, ends = [], ["interrupted", "finished"]
+
+    def train(argv):
+        calls.append(argv)
+        out = tmp_path / "runs" / "gspo-1"
+        (out / "checkpoint-8").mkdir(parents=True, exist_ok=True)
+        with (out / "log.jsonl").open("a") as file:
+            rows = [{"kind": "config", "step": 0}, {"kind": "end", "step": 1, "reason": ends.pop(0), "seconds": 60}]
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+
+    monkeypatch.setattr(study, "train", train)
+    with pytest.raises(SystemExit, match="interrupted"):
+        study.run_missing([("gspo", 1)])
+    assert not study.place("gspo", 1).exists()
+    study.run_missing([("gspo", 1)])
+    assert study.rows_of(study.place("gspo", 1))[-1]["reason"] == "finished"
+    study.run_missing([("gspo", 1)])
+    out = str(tmp_path / "runs" / "gspo-1")
+    assert calls == [[*study.flags("gspo"), "--seed", "1", "--out", out], ["--resume", "--out", out]]
+
+
+# --- Verdicts --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("low, high, direction, quantity, expected", [
+    (0.001, 0.3, +1, "A", "agrees"), (0.001, 0.3, -1, "A", "does not"), (-0.3, -0.001, -1, "A", "agrees"),
+    (0.001, 0.01, +1, "A", "agrees"),  # a difference, though a small one
+    (-0.019, 0.019, +1, "A", "does not"), (-0.019, 0.021, +1, "A", "cannot tell"),
+    (-0.019, 0.019, +1, "end", "cannot tell"), (-0.019, 0.019, -1, "B", "cannot tell"),
+    (-0.019, 0.019, 0, "A", "agrees"), (-0.019, 0.021, 0, "A", "cannot tell"), (0.021, 0.1, 0, "A", "does not"),
+    (-0.1, -0.021, 0, "end", "does not"), (-0.14, 0.14, 0, "B", "agrees"), (0.14, 0.16, 0, "B", "cannot tell"),
+    (0.16, 0.3, 0, "B", "does not"),
+    (float("nan"), float("nan"), 0, "A", "cannot tell"),
+])
+def test_a_verdict_follows_from_the_interval_the_direction_and_the_margin(low, high, direction, quantity, expected):
+    assert study.verdict(low, high, direction=direction, quantity=quantity)[0] == expected
+
+
+def test_a_clip_that_is_idle_on_both_sides_cannot_have_made_a_difference():
+    assert study.verdict(0.1, 0.2, direction=+1, quantity="A", clip_idle=True) == ("cannot tell", "the clip is idle")
+
+
+def test_the_interval_is_of_the_difference_of_means_with_the_spread_of_all_seeds():
+    # D = 0.6 - 0.5; s = 0.01 with 4 degrees of freedom, of which t = 2.132; 2.132 * 0.01 * sqrt(1/2 + 1/2) = 0.0213
+    found = study.interval([0.59, 0.61], [0.5, 0.5], 0.01, 4)
+    assert found == pytest.approx((0.1, 0.0787, 0.1213), abs=1e-4)
+
+
+def curve(A, clipped=0.0, step_of_seed=0.0):
+    """The rows of a run on Eq. 1 with B = 2 and C_mid = 300 tokens: R = 0.2 + (A - 0.2) / (1 + (300 / C)^2)."""
+    rows = []
+    for n in range(17):
+        C = 100.0 * n
+        rate = 0.2 + (A + step_of_seed - 0.2) / (1 + (300 / C) ** 2) if C else 0.2
+        rows.append(evaluation(n) | {"pass_rate": rate})
+        rows.append(step(n, clipped, "3", 1))
+    return rows
+
+
+def test_findings_are_judged_by_the_means_over_seeds():
+    # A: 0.70 and 0.71 against 0.60 and 0.61. s = sqrt((2 * 0.005^2) * 2 / 2) = 0.00707 with 2 degrees of freedom, of
+    # which t = 2.920: +-2.920 * 0.00707 * sqrt(1/2 + 1/2) = 0.0206
+    logs = {(name, seed): curve(A, 0.01, 0.01 * seed) for name, A in (("cispo", 0.7), ("pipeline-8", 0.6))
+            for seed in (0, 1)}
+    [(finding, (difference, low, high, word, _))] = study.judged(logs).items()
+    assert (finding.configuration, finding.quantity, word) == ("cispo", "A", "agrees")
+    assert (difference, low, high) == pytest.approx((0.1, 0.0794, 0.1206), abs=2e-3)
+
+
+def test_the_table_says_how_many_were_tested_what_was_clipped_and_how_old_tokens_were():
+    logs = {(name, seed): curve(0.6, 0.0005, 0.01 * seed) for name in ("cispo", "pipeline-8", "prompt-average")
+            for seed in (0, 1)}
+    lines = study.table(logs)
+    assert lines[2].startswith("| 5a | CISPO has a higher ceiling than DAPO | A higher |")
+    assert lines[2].endswith("cannot tell: the clip is idle |")
+    # the prompt average's A is the sample average's, +-0.017
+    assert f"2 of {len(study.FINDINGS)} findings tested: 0 agrees, 1 does not, 1 cannot tell." in lines[5]
+    assert "cispo: 2 runs, 0.050% of tokens clipped, the oldest 3 steps old" in lines
+    assert lines[-1].startswith("A differs nowhere")

@@ -32,7 +32,6 @@ Open in the paper: in what staleness is counted (ours: optimizer steps, from the
 Run by train.py. Test: pytest tests/test_pipeline.py
 """
 
-import io
 import os
 import pickle
 import time
@@ -41,6 +40,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch.distributed as dist
+
+from plumbing.unpickler import read
 
 MAX_BYTES = 8 << 20  # of one value: above it the store drops the connection
 POLL = 0.005  # seconds between two looks of a rank with nothing to do; a look is a round trip to rank 0
@@ -163,23 +164,6 @@ def connect():
     port = [hosted and hosted.port]
     dist.broadcast_object_list(port, 0)
     return hosted or store(port=port[0], is_master=False)
-
-
-class Unpickler(pickle.Unpickler):
-    """Reads plain containers and what is sent here, nothing else: a pickle can name any function, and call it."""
-
-    def find_class(self, module, name):
-        if (module, name) not in SENT:
-            raise pickle.UnpicklingError(f"expected one of {sorted(SENT)} in the mailbox, got {module}.{name}")
-        return super().find_class(module, name)
-
-
-SENT = {*((sent.__module__, sent.__name__) for sent in (Ticket, Header, Completion, News)), ("data", "Prompt")}
-
-
-def read(value):
-    """The object behind a value of the mailbox."""
-    return Unpickler(io.BytesIO(value)).load()
 
 
 class Mailbox:

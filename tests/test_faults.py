@@ -29,7 +29,7 @@ import train
 from plumbing import checkpoints, logs
 from plumbing.fleet import Fleet
 from plumbing.flags import settings, stored_flags
-from test_pipeline import MemoryStore, answer, lonely, prompt
+from test_pipeline import MemoryStore, Verdict, answer, lonely, prompt
 from test_train import BASE, PATIENCE, Run, batch, elsewhere, forks, lone_trainer, make_plan, rank_process  # noqa: F401
 
 SMALL = ("--k", "1", "--prompts", "2", "--generations", "4", "--slots", "8", "--lr", "1e-4", "--warmup", "1",
@@ -398,8 +398,8 @@ def test_a_hostile_value_in_the_mailbox_calls_nothing(way):
 
 def test_everything_that_is_sent_is_read():
     box = lonely(1)
-    header = pipeline.Header("key", 0, 1.0, True, False, False, 2, 3, {0: 3}, False, "")
     ticket = pipeline.Ticket(1, 0, replace(prompt(3), answer="4"), 2)
+    header = pipeline.header(Verdict(answer(), True), ticket)
     sent = {"ticket": ticket, "header": [header], "completion": answer(), "news": pipeline.News(stop="finished"),
             "plain": {"a": [1, 2.0, None, ("b", {3})], "error": True}}
     box.put(sent)

@@ -54,7 +54,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--traces", type=int, default=240)
+    parser.add_argument("--traces", type=int, default=96)
     args = parser.parse_args()
     torch.manual_seed(0)
     tokens = AutoTokenizer.from_pretrained(args.model)

@@ -19,7 +19,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 import zipfile
@@ -57,9 +56,7 @@ def start(folder):
     (folder / "tests" / "course" / course.ANSWERS).unlink()
     for file in FILES:
         (folder / file).write_bytes(left(file).encode())
-    git = shutil.which("git") and subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
-    (folder / course.HIDDEN / "commit").write_text(git or "unknown")
+    (folder / course.HIDDEN / "commit").write_text(course.commit_of(ROOT))
     return f"{len(EXERCISES)} exercises in {folder}; go on there: python exercises.py next"
 
 
@@ -137,7 +134,8 @@ def described(exercise):
             "measure": f"Let {target} return what you measure; its docstring says where."}[exercise.kind]
     return (f"{exercise.name} ({exercise.kind}, about {exercise.minutes} minutes, {exercise.paper})\n"
             f"  {exercise.teaches}\n  {file}:{line}  {task}\n"
-            f"  Stuck: python exercises.py hint {exercise.name}    Check: python exercises.py next, or pytest -k {exercise.name}")
+            f"  Stuck: python exercises.py hint {exercise.name}\n"
+            f"  Check: python exercises.py next, or pytest -k {exercise.name}")
 
 
 def following(name=None):
@@ -164,7 +162,7 @@ def watch(name):
 
 
 def solve(exercise):
-    """Put the original back. What stood there goes to a file; an all-solved file becomes the original, byte for byte."""
+    """Put the original back; the student's file is kept. With its last exercise a file is the original, to the byte."""
     path, original = ROOT / exercise.file, course.original_file(ORIGINALS, exercise.file).read_bytes().decode()
     text = path.read_bytes().decode()
     kept = HIDDEN / "kept" / f"{exercise.name}-{time.strftime('%Y%m%d-%H%M%S')}.py"
@@ -234,8 +232,9 @@ def main():
     elif args.command == "next" and args.watch:
         watch(args.name)
     else:
-        print({"next": lambda: following(args.name), "list": listed, "pack": pack,
-               "hint": lambda: find(args.name).hints[args.number - 1], "solve": lambda: solve(find(args.name))}[args.command]())
+        does = {"next": lambda: following(args.name), "list": listed, "pack": pack,
+                "hint": lambda: find(args.name).hints[args.number - 1], "solve": lambda: solve(find(args.name))}
+        print(does[args.command]())
 
 
 if __name__ == "__main__":

@@ -442,20 +442,6 @@ def serve(generator, mailbox, receive, scorer):
     return news.stop
 
 
-def complete(generator, scorer, prompts, generations):
-    """Without a mailbox: yields the Scores of `generations` completions of each prompt, as they come.
-
-    prompts  data.Prompts with the indices 0, 1, …; generator and scorer as in `serve`. The caller closes both.
-    """
-    for prompt in prompts:
-        generator.add(Ticket(prompt.index, generator.version, prompt, generations, evaluation=True))
-    while generator.busy or scorer.pending:
-        for completion in generator.step() if generator.busy else ():
-            scorer.submit(completion, prompts[completion.ticket])
-        yield from scorer.finished()
-        time.sleep(0.0 if generator.busy else POLL)
-
-
 class Desk:
     """What `serve` keeps in mind: numbers claimed, tickets in work, time wasted."""
 

@@ -3,8 +3,8 @@
     python benchmarks/course.py student       starts a copy, makes and solves everything, trains with what was written
     python benchmarks/course.py class         grades 30 hand-ins with known mistakes; says how long it took
 
-Every mistake has to be called by its name and by no other; every grade has to be the expected one. Takes minutes; part of
-.ci/run.
+Every mistake has to be called by its name and by no other; every grade has to be the expected one. Takes minutes; part
+of .ci/run.
 """
 
 import argparse
@@ -27,17 +27,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from course.catalogue import EXERCISES  # noqa: E402
-from course.claims import encode  # noqa: E402
 
-from plumbing import course  # noqa: E402
+from plumbing import course, grading  # noqa: E402
 
 SIZE, SEED = 30, 7
 
 
-def command(folder, *words, **options):
+def command(folder, *words):
     """exercises.py in a folder; what it prints."""
-    done = subprocess.run([sys.executable, "exercises.py", *map(str, words)], cwd=folder, capture_output=True, text=True,
-                          check=False, **options)
+    done = subprocess.run([sys.executable, "exercises.py", *map(str, words)], cwd=folder, capture_output=True,
+                          text=True, check=False)
     assert done.returncode == 0, f"{words}: {done.stderr[-2000:]}"
     return done.stdout
 
@@ -99,8 +98,6 @@ def student():
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "class"
         say(command(ROOT, "start", folder))
-        again = subprocess.run([sys.executable, "exercises.py", "start", folder], cwd=ROOT, capture_output=True, check=False)
-        assert again.returncode, "starting again in the same place is refused"
         mistakes = play(folder)
         listed = command(folder, "list")
         say(listed)
@@ -111,27 +108,26 @@ def student():
             command(folder, "solve", exercise.name)
         for file in {exercise.file for exercise in EXERCISES}:
             assert (folder / file).read_bytes() == course.original_file(ROOT, file).read_bytes(), file
-        subprocess.run([sys.executable, "train.py", "--steps", "2", "--prompts", "8", "--eval-prompts", "32"], cwd=folder,
-                       check=True, capture_output=True)  # all solved: plain train.py works
+        flags = "--steps 2 --prompts 8 --eval-prompts 32 --out runs/plain".split()
+        subprocess.run([sys.executable, "train.py", *flags], cwd=folder, check=True, capture_output=True)  # all solved
         say(f"{mistakes} mistakes made and named, {len(EXERCISES)} exercises solved, every file as it was")
 
 
 # --- A class ---------------------------------------------------------------------------------------------------------
 
 
-def expected_points(exercise, mistake):
-    """Of an exercise with this mistake: the share of the claims that hold for it, by their fixed inputs."""
-    source = original(exercise)
-    vectors = course.expected(exercise, source, EXERCISES, ROOT)
-    right = [vector or encode(claim.expected) for claim, vector in zip(exercise.claims, vectors)]
-    text = written(Path(source.path).read_text(), exercise, mistake)
-    found = course.vectors(exercise, course.Source(text, exercise.file), source, EXERCISES)
-    held = [not isinstance(vector, str) and not claim.problem(vector, other)
-            for claim, vector, other in zip(exercise.claims, found, right)]
+def expected_points(exercise, mistake, hidden):
+    """Of an exercise with this mistake: 0 for the claims that know it; others may hold, on the drawn inputs."""
+    source, held = original(exercise), []
+    student = course.Source(written(Path(source.path).read_text(), exercise, mistake), exercise.file)
+    definition = course.build(exercise, course.pieces(exercise, student, source, EXERCISES))
+    for one in hidden:
+        vector = one.claim.vector(definition, one.inputs) if mistake not in one.claim.mistakes else one.expected
+        held.append(mistake not in one.claim.mistakes and not one.claim.problem(vector, one.expected, one.inputs))
     return exercise.points * sum(held) / len(held)
 
 
-def hand_in(path, number, solutions, graded):
+def hand_in(path, number, solutions, graded, hidden):
     """Write a hand-in with known mistakes; returns the points that it has to get, by exercise, and its mistakes."""
     rng, files, points, made = random.Random(number), dict(solutions), {}, []
     for exercise in graded:
@@ -140,7 +136,7 @@ def hand_in(path, number, solutions, graded):
         if known and rng.random() < 0.3:
             mistake = known[rng.randrange(len(known))]
             files[exercise.file] = written(files[exercise.file], exercise, mistake)
-            points[exercise.name] = round(expected_points(exercise, mistake), 4)
+            points[exercise.name] = round(expected_points(exercise, mistake, hidden[exercise.name]), 4)
             made.append((exercise.name, " ".join(mistake.__doc__.split())))
         elif rng.random() < 0.1:
             files[exercise.file] = course.split(files[exercise.file], exercise)[0] + \
@@ -153,14 +149,9 @@ def hand_in(path, number, solutions, graded):
     with zipfile.ZipFile(path, "w") as archive:
         for name, text in files.items():
             archive.writestr(name, text)
-        archive.writestr("commit", "another" if number == 3 else commit())
+        archive.writestr("commit", "another" if number == 3 else course.commit_of(ROOT))
     return points, [(name, text) for name, text in made if points[name] < 1 and (
         number % 10 != 9 or next(x for x in graded if x.name == name).file != "precision.py")]
-
-
-def commit():
-    return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True,
-                          check=False).stdout.strip()
 
 
 def grade_class():
@@ -171,13 +162,15 @@ def grade_class():
     solutions = {file: course.original_file(ROOT, file).read_text() for file in {x.file for x in graded}}
     for exercise in graded:
         solutions[exercise.file] = right(solutions[exercise.file], exercise)
+    hidden = {exercise.name: grading.hidden(exercise, SEED, ROOT, EXERCISES) for exercise in graded}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "submissions"
         folder.mkdir()
-        known = {f"student{n:02}": hand_in(folder / f"student{n:02}_{n}_1_handin.zip", n, solutions, graded)
+        known = {f"student{n:02}": hand_in(folder / f"student{n:02}_{n}_1_handin.zip", n, solutions, graded, hidden)
                  for n in range(SIZE)}
         began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        say(command(ROOT, "grade", folder, "--seed", SEED, "--csv", f"{temporary}/grades.csv", "--json", f"{temporary}/json"))
+        tables = "--csv", f"{temporary}/grades.csv", "--json", f"{temporary}/json"
+        say(command(ROOT, "grade", folder, "--seed", SEED, *tables))
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         rows = {row["student"]: row for row in csv.DictReader(open(f"{temporary}/grades.csv"))}
         for name, (points, mistakes) in known.items():
@@ -188,8 +181,9 @@ def grade_class():
             assert json.loads(Path(temporary, "json", f"{name}.json").read_text())["tests"]
         assert "another" in rows["student03"]["warnings"]
         cpu = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
-        say(f"{SIZE} hand-ins, {len(graded)} exercises, {sum(len(made) for _, made in known.values())} mistakes: all grades as "
-            f"expected; {time.monotonic() - began:.0f} s, {cpu:.0f} s of CPU")
+        made = sum(len(mistakes) for _, mistakes in known.values())
+        say(f"{SIZE} hand-ins, {len(graded)} exercises, {made} mistakes: all grades as expected; "
+            f"{time.monotonic() - began:.0f} s, {cpu:.0f} s of CPU")
 
 
 def say(text):

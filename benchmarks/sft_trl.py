@@ -24,9 +24,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 import data
-import pipeline
 import rollout
-from plumbing import workers
+from plumbing import evaluation, workers
 
 
 def traces(count, seed):
@@ -45,7 +44,7 @@ def measure(model, tokens, rows):
     prompts, _ = data.tokenise(found, tokens, budget=128)
     generator = rollout.TorchGenerator(model.eval(), tokens, slots=32, max_new_tokens=48)
     with torch.no_grad(), closing(workers.Scorer(timeout=5.0)) as scorer:
-        scores = list(pipeline.complete(generator, scorer, prompts, 1))
+        scores = list(evaluation.complete(generator, scorer, prompts, 1))
     print("  " + repr(scores[0].completion.text))
     return sum(score.marked for score in scores) / len(scores), sum(score.correct for score in scores) / len(scores)
 

@@ -1,11 +1,11 @@
-"""Exercises on the project's own functions: what is taken out of a copy, what is put back, and one check of one exercise.
+"""Exercises on the project's own functions: what is taken out of a copy, what is put back, one check of one exercise.
 
 An exercise is a definition (function, method, class or table) of one file from which something was taken, and claims on
 what it gives. Four kinds: `write` (a function's body is gone), `bug` (a piece of it is replaced by a wrong one),
 `predict` and `measure` (a function of answers.py that returns numbers). The untaken file is the solution.
 
-A check runs nothing but the student's definition and what that uses (`pieces`): the other exercises of the file count as
-solved, so each can be done while all others are not, and no check has to import the rest of the project.
+A check runs nothing but the student's definition and what that uses (`pieces`): the other exercises of the file count
+as solved, so each can be done while all others are not, and no check has to import the rest of the project.
 
 Test: pytest tests/test_exercises.py
 """
@@ -27,7 +27,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-HIDDEN = ".course"  # in a student's folder: the originals, what `solve` replaced, what was checked, what is trained with
+HIDDEN = ".course"  # in a student's folder: the originals, what `solve` replaced, what was checked, what is trained
 ANSWERS = "answers.py"  # of predict and measure; its original stands with the claims
 SIX_STEPS = "--loss cispo --k 0 --prompts 8 --steps 6 --eval-every 6 --eval-prompts 32 --eval-generations 2".split()
 TIMES = ("seconds", "gpu_hours", "idle")  # and what is computed from them
@@ -73,7 +73,7 @@ class Broken(Exception):
 
 
 class Source:
-    """A module as text: its lines, and for every name at its top level, or Class.method, the statements that bind it."""
+    """A module as text: its lines, and for each name at its top level, or Class.method, the statements that bind it."""
 
     def __init__(self, text, path):
         self.lines, self.path, self.names = text.splitlines(keepends=True), str(path), {}
@@ -105,8 +105,7 @@ class Source:
     def span(self, name):
         """Its lines as (first, end), decorators included; all between the first and last statement of a table."""
         nodes = self.nodes(name)
-        first = min(x.lineno for node in nodes for x in (node, *getattr(node, "decorator_list", ())))
-        return first - 1, max(node.end_lineno for node in nodes)
+        return min(map(first_line, nodes)) - 1, max(node.end_lineno for node in nodes)
 
     def text(self, name):
         return "".join(self.lines[slice(*self.span(name))])
@@ -124,6 +123,11 @@ class Source:
 def parsed(text, path):
     """A Source, once for the same text."""
     return Source(text, path)
+
+
+def first_line(node):
+    """Of a statement, decorators included."""
+    return min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
 
 
 def bound(node):
@@ -213,8 +217,8 @@ def gathered(target, student, original, others=frozenset()):
 
 def as_text(parts):
     """Pieces as a program."""
-    spans = ((source, min(x.lineno for x in (node, *getattr(node, "decorator_list", ()))), node) for source, node in parts)
-    return "\n".join(textwrap.dedent("".join(source.lines[first - 1:node.end_lineno])) for source, first, node in spans)
+    lines = (source.lines[first_line(node) - 1:node.end_lineno] for source, node in parts)
+    return "\n".join(textwrap.dedent("".join(part)) for part in lines)
 
 
 def build(exercise, parts):
@@ -253,7 +257,10 @@ def described(error, path):
 
 
 def isolated(function, root, seconds):
-    """function() as JSON from a fork in folder `root`, which may loop, exit or crash; a text says so. No fork: called."""
+    """What function() gives, as JSON, from a fork in folder `root`; a text if that loops, exits or crashes.
+
+    Systems without fork: function is called here.
+    """
     if not hasattr(os, "fork"):
         with chdir(root):
             return function()
@@ -274,8 +281,10 @@ def isolated(function, root, seconds):
         os.killpg(child, signal.SIGKILL)
     os.close(read)
     status = os.waitpid(child, 0)[1]
-    if late or not data:
-        return f"stopped after {seconds:g} s; likely cause: an endless loop" if late else f"the process ended ({status})"
+    if late:
+        return f"stopped after {seconds:g} s; likely cause: an endless loop"
+    if not data:
+        return f"the process ended ({status})"
     return json.loads(data)
 
 
@@ -312,7 +321,7 @@ def touched(exercise, student, original):
 
 
 def judged(exercise, found, right, told=True):
-    """Problems of vectors (or texts) against the expected ones (None: the claim's own); not `told`: without mistakes."""
+    """Problems of vectors (or texts) with the expected ones (None: the claim's own); mistakes are named if `told`."""
     problems = []
     for claim, yours, vector in zip(exercise.claims, found, right):
         if isinstance(vector, str):
@@ -347,6 +356,14 @@ def assemble(root, folder, exercises, solved):
         (folder / name).write_bytes(text.encode())
 
 
+def commit_of(root):
+    """What `git describe` calls the project in a folder; "unknown" where that is no checkout."""
+    if not (root / ".git").exists() or not shutil.which("git"):
+        return "unknown"
+    return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True,
+                          check=False).stdout.strip()
+
+
 def solved(root, exercises):
     """Names of the exercises on code whose claims all hold in folder `root`."""
     originals = originals_of(root)
@@ -365,8 +382,8 @@ def compared_runs(exercises):
             command = [sys.executable, str(folder / "train.py"), *SIX_STEPS, "--out", str(folder / "out")]
             subprocess.run(command, cwd=root, check=True, capture_output=True)
             rows.append([json.loads(line) for line in (folder / "out" / "log.jsonl").open()])
-    pairs = [pair for a, b in zip(*rows, strict=True) if a["kind"] in ("step", "eval") for pair in zip(timeless(a), timeless(b))]
-    return max(abs(x - y) for x, y in pairs)
+    rows = [(timeless(a), timeless(b)) for a, b in zip(*rows, strict=True) if a["kind"] in ("step", "eval")]
+    return max(abs(x - y) for pair in rows for x, y in zip(*pair, strict=True))
 
 
 def timeless(row):

@@ -4,7 +4,7 @@ The solutions are public, so what is graded is what code does, not who wrote it;
 nothing. Measurements are not graded: logs can be forged.
 
 Student code is untrusted and runs in a jail only (jail.py says what that protects against). Per submission one jail
-imports torch and forks for every exercise; between two forks everything left is killed and the temporary folder emptied.
+imports torch and forks for every exercise; between two forks what is left is killed and the temporary folder emptied.
 Into the jail go, as text, the exercise's definition and what it uses, the code that calls it, and inputs drawn from
 --seed; no expected number, no original of the definition and no file of the project. Out come exactly n float64 as
 bytes; anything else is no answer. A kill by time or memory is tried once more, alone.
@@ -26,7 +26,6 @@ import pickle
 import random
 import re
 import struct
-import subprocess
 import sys
 import time
 import zipfile
@@ -44,7 +43,6 @@ HAND_IN_SECONDS = 120.0  # of wall clock: both tries, and what is around them
 WEAK = "no namespaces here: a hand-in can read the solutions on the disk, use the network, and outlive its jail"
 # Learning management systems rename what students upload.
 NAMES = (r"(?P<who>.+?)_\d+_assignsubmission_.*", r"(?P<who>[^_]+?)(?:_LATE)?_\d+_\d+_.*")  # Moodle; Canvas
-FILES = 40  # of one hand-in that are looked at
 
 HARNESS = '''
 import base64, json, math, os, pickle, struct, sys
@@ -253,21 +251,26 @@ def readable(data, sizes):
     numbers, found = list(struct.unpack(f"{sum(sizes)}d", data)), []
     for size in sizes:
         vector, numbers = numbers[:size], numbers[size:]
-        head = vector[:6]
-        if not all(x == x and abs(x) < 1e6 and x == int(x) for x in head) or not (0 <= head[0] <= 2 and 0 <= head[1] <= 4):
-            found.append(None)
-            continue
-        sizes_of = head[2:2 + int(head[1])]
-        length = 6 + int(math.prod(sizes_of)) if min(sizes_of, default=0) >= 0 else size + 1
-        found.append(vector[:length] if length <= size else None)
+        length = claimed(vector[:6])
+        found.append(vector[:length] if length is not None and length <= size else None)
     return found
+
+
+def claimed(head):
+    """How long a vector is by what it starts with (course.claims.encode); None if that cannot be."""
+    if not all(abs(x) < 1e6 and x == int(x) for x in head if x == x) or any(x != x for x in head):
+        return None
+    kind, dimensions, *sizes = map(int, head)
+    sizes = sizes[:max(dimensions, 0)]
+    possible = kind in (0, 1, 2) and 0 <= dimensions <= 4 and min(sizes, default=0) >= 0
+    return 6 + math.prod(sizes) if possible else None
 
 
 # --- Points ----------------------------------------------------------------------------------------------------------
 
 
 def prepared(exercise, hidden_claims, hand_in, originals, exercises):
-    """What the jail gets for an exercise of a hand-in: ((text, sizes), None), or (None, why there is nothing to run)."""
+    """What the jail gets for an exercise of a hand-in: ((text, sizes), None), or (None, why nothing can be run)."""
     if exercise.file not in hand_in.files:
         return None, f"{exercise.file} is missing"
     try:
@@ -307,7 +310,8 @@ def graded(hand_in, claims, originals, exercises, namespaces):
 
 def alone(hand_in, claims, originals, exercises, namespaces):
     """`graded` in a process of its own, which a hand-in may crash, say by text that Python's parser cannot take."""
-    found = course.isolated(lambda: graded(hand_in, claims, originals, exercises, namespaces), originals, HAND_IN_SECONDS)
+    job = lambda: graded(hand_in, claims, originals, exercises, namespaces)  # noqa: E731
+    found = course.isolated(job, originals, HAND_IN_SECONDS)
     return found if isinstance(found, dict) else {name: [f"no answer: {found}"] * len(claims[name]) for name in claims}
 
 
@@ -351,7 +355,8 @@ def report(hand_in, found, exercises):
     tests = []
     for exercise in (x for x in exercises if x.name in found):
         wrong = found[exercise.name]
-        said = [problem or f"{claim.says.split(':')[0]}: holds on hidden inputs" for claim, problem in zip(exercise.claims, wrong)]
+        said = [problem or f"{claim.says.split(':')[0]}: holds on hidden inputs"
+                for claim, problem in zip(exercise.claims, wrong)]
         score = exercise.points * sum(not problem for problem in wrong) / len(wrong)
         tests.append({"name": exercise.name, "score": round(score, 4), "max_score": exercise.points,
                       "output": "\n".join(said), "visibility": "visible"})
@@ -372,14 +377,15 @@ def grade(args, exercises, originals):
             sys.exit("give --weak-jail to grade nevertheless, best on a machine with nothing else on it")
     began, chosen = time.monotonic(), [x for x in exercises if x.graded and x.name in (args.only or names)]
     claims = {x.name: hidden(x, args.seed, originals, exercises) for x in chosen}
-    collected = hand_ins(args.submissions, sorted({x.file for x in exercises}), commit_of(originals))
+    collected = hand_ins(args.submissions, sorted({x.file for x in exercises}), course.commit_of(originals))
     flagged = equal_code(collected, chosen, originals)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # a process per hand-in: a jail inherits orphans
         results = [*pool.map(lambda one: alone(one, claims, originals, exercises, namespaces), collected)]
     rows = [row(one, found, exercises, flagged[one.student]) for one, found in zip(collected, results)]
     write(args, rows, {one.student: report(one, found, exercises) for one, found in zip(collected, results)})
+    most = sum(x.points for x in chosen)
     for line in rows:
-        print(f"{line['student']:30} {line['points']:6g} of {sum(x.points for x in chosen):g}  {line['mistakes'][:120]}")
+        print(f"{line['student']:30} {line['points']:6g} of {most:g}  {line['mistakes'][:120]}")
     print(f"{len(rows)} hand-ins, {len(chosen)} exercises, seed {args.seed}: {time.monotonic() - began:.0f} s")
 
 
@@ -393,11 +399,3 @@ def write(args, rows, reports):
     for student, content in reports.items() if args.json else ():
         args.json.mkdir(parents=True, exist_ok=True)
         (args.json / f"{re.sub('[^-. 0-9A-Za-z_]', '_', student)}.json").write_text(json.dumps(content, indent=1))
-
-
-def commit_of(folder):
-    """What `start` writes into a student's folder, of the project that grades."""
-    if (folder / ".git").exists():
-        return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=folder, capture_output=True, text=True,
-                              check=False).stdout.strip()
-    return "unknown"

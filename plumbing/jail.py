@@ -71,7 +71,7 @@ def run(program, name, inputs, *, size, timeout, namespaces, warm=None):
                 what it wrote; None: the inputs are texts for stdin, and what it wrote is stdout
     timeout     seconds of wall clock, for all inputs together
     namespaces  see the top
-    warm        None, or what programs that share a slow import get; between two inputs everything is killed and emptied:
+    warm        None, or what programs get that share a slow import; between two inputs all is killed and emptied:
                 "source" (trusted, run once; the programs are forks that have its modules), "see" ({path: where it is
                 seen in the jail}, read-only) and "hide" (paths of which nothing is seen; both with namespaces only),
                 "limits" (as LIMITS and "CPU", of each fork; "AS" above what the source takes), "seconds" (per input)

@@ -35,7 +35,8 @@ def replaced(files, name, body):
 def points(files, names=None, student="Ada", claims={}):  # noqa: B006: drawn once for all tests
     """{exercise: what is wrong with each claim} of a hand-in with these files."""
     names = names or [x.name for x in GRADED]
-    claims |= {x.name: grading.hidden(x, 7, ROOT, EXERCISES) for x in GRADED if x.name in names and x.name not in claims}
+    new = [x for x in GRADED if x.name in names and x.name not in claims]
+    claims |= {x.name: grading.hidden(x, 7, ROOT, EXERCISES) for x in new}
     chosen = {name: claims[name] for name in names}
     return grading.graded(grading.HandIn(student, files, []), chosen, ROOT, EXERCISES, jail.namespaces_work())
 
@@ -137,8 +138,9 @@ def test_endless_loops_and_fork_bombs_are_killed_and_cost_nobody_else(monkeypatc
     monkeypatch.setitem(grading.LIMITS, "CPU", 1)
     files = replaced(solutions(), "ratio", "while True:\n    pass")
     files = replaced(files, "sample", "import os\nwhile True:\n    os.fork()")
-    found = points(files, ["ratio", "sample", "head"])
-    assert found["ratio"] == ["no answer, killed: time or memory"]
+    files = replaced(files, "gspo", "import torch\nreturn right(*args, **kwargs) + torch.ones(1 << 30).sum() * 0")
+    found = points(files, ["ratio", "sample", "gspo", "head"])
+    assert found["ratio"] == found["gspo"] == ["no answer, killed: time or memory"]
     assert found["sample"][0].startswith("no answer") and found["head"] == [""]  # a bomb runs into the limit
 
 
@@ -177,7 +179,8 @@ def test_hand_ins_are_found_as_moodle_and_canvas_name_them(tmp_path):
         "curie": {}}
     assert found["Ada Lovelace"].warnings == []
     assert found["bohrniels"].warnings == ["of another commit: other instead of abc"]
-    assert "not a zip file" in found["curie"].warnings[0] and found["curie"].warnings[1] == "no file of the course found"
+    unread, nothing = found["curie"].warnings
+    assert "not a zip file" in unread and nothing == "no file of the course found"
 
 
 def test_tables_have_points_per_exercise_and_claim_mistakes_flags_and_gradescopes_form(tmp_path):
@@ -214,6 +217,5 @@ def test_the_same_seed_draws_the_same_inputs_and_another_seed_others():
 def test_without_namespaces_grading_says_what_it_cannot_prevent_and_needs_a_flag(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(jail, "namespaces_work", lambda: False)
     with pytest.raises(SystemExit, match="--weak-jail"):
-        grading.grade(Namespace(submissions=tmp_path, seed=0, only=None, points=[], weak_jail=False, csv=None, json=None),
-                      EXERCISES, ROOT)
+        grading.grade(grading.flags([str(tmp_path)]), EXERCISES, ROOT)
     assert "can read the solutions" in capsys.readouterr().err

@@ -109,7 +109,8 @@ def rounding():
     """Add 1 and 2^-9 in bf16, and in fp32. Returns both sums."""
     import torch
 
-    return tuple((torch.ones(1, dtype=d) + torch.tensor([2.0**-9], dtype=d)).item() for d in (torch.bfloat16, torch.float32))
+    kinds = torch.bfloat16, torch.float32
+    return tuple((torch.tensor(1.0, dtype=kind) + torch.tensor(2.0**-9, dtype=kind)).item() for kind in kinds)
 
 
 def bias():

@@ -81,9 +81,9 @@ PUBLISHES = Claim(
 def sampled_tokens(header, versions, mask):
     """Tokens of version 3, of version 4 and of both together in the header of a completion."""
     completion = SimpleNamespace(index=0, versions=versions, mask=mask, prompt_ids=[5], ids=[6] * len(mask),
-                                 truncated=False, interrupted=True)
+                                 logprobs=[0.0] * len(mask), truncated=False, interrupted=True)
     ticket = SimpleNamespace(queue="train", number=1, prompt=SimpleNamespace(index=2))
-    score = SimpleNamespace(completion=completion, reward=1.0, correct=True, timed_out=False, error="")
+    score = SimpleNamespace(completion=completion, reward=1.0, correct=True, timed_out=False, error="", marked=True)
     found = header(score, ticket)
     return [found.versions.get(3, 0), found.versions.get(4, 0), found.tokens]
 
@@ -118,7 +118,7 @@ def age_of_batches():
 
 
 AGE = Claim(
-    "age: optimizer steps between the version that sampled a token and the one that trains on it, (pipeline, ppo), k = 8",
+    "age: optimizer steps from the version that sampled a token to the one that trains on it, (pipeline, ppo), k = 8",
     numbers, (), None, (age_of_phase, age_beyond_k, age_of_batches),
 )  # fmt: skip
 STALENESS = Claim(

@@ -42,9 +42,9 @@ def guarded(implementation):
 
 
 def encode(value):
-    """A plain tensor, a number or lists of numbers -> [kind, dimensions, 4 sizes, values ...]; kind 0 float, 1 int, 2 bool.
+    """A plain tensor, a number or lists of numbers -> [kind, dimensions, 4 sizes, values ...].
 
-    Raises TypeError for anything else, ValueError for ragged lists.
+    kind: 0 floats, 1 integers, 2 True and False. Raises TypeError for anything else, ValueError for ragged lists.
     """
     if type(value) is not torch.Tensor:
         if type(value).__module__ == "numpy":
@@ -117,7 +117,8 @@ class Claim(NamedTuple):
         if self.same(yours, expected) and all(map(math.isfinite, yours)):
             return ""
         values = [_numbers(vector) for vector in (expected, yours)]
-        lines = [self.says] + [f"  {whose:8} {text:{max(map(len, values))}} shape {_shape(vector)}" for whose, text, vector
+        width = max(map(len, values))
+        lines = [self.says] + [f"  {whose:8} {text:{width}} shape {_shape(vector)}" for whose, text, vector
                                in zip(("expected", "yours"), values, (expected, yours))]
         if yours[1:] == expected[1:]:
             lines[-1] += f", but {('floats', 'integers', 'True and False')[int(yours[0])]}"

@@ -110,9 +110,10 @@ def interruption(choose, pi, start, count):
     """Tokens, log-probs and flags of three rows in the middle of, before and behind an interruption of two tokens."""
     rows = len(count)
     slots = SimpleNamespace(count=torch.tensor(count), key=torch.arange(rows),
-                            interrupt_at=torch.full((rows,), start), mask=torch.ones(rows, 9, dtype=torch.bool))
+                            interrupt_at=torch.full((rows,), start), mask=torch.ones(rows, 9, dtype=torch.bool),
+                            tokens=torch.ones(rows, 9, dtype=torch.int64))
     generator = SimpleNamespace(_slots=slots, temperature=0.0, think_budget=(start, start),
-                                _phrase=torch.tensor([0, 3]), _rows=torch.arange(rows))
+                                _phrase=torch.tensor([0, 3]), _rows=torch.arange(rows), _thinks=lambda ids: True)
     token, logprob = choose(generator, torch.tensor([pi] * rows).log(), rows)
     flags = slots.mask[torch.arange(rows), slots.count]
     return torch.stack([token.double(), logprob.double(), flags.double()])
@@ -123,12 +124,12 @@ FORCED = Claim(
     "interruption: forced tokens are the phrase's, with log-prob 0 and the flag False; all others the policy's",
     interruption, ([0.25, 0.5, 0.125, 0.125], 4, [3, 4, 5, 6]),
     [[1.0, 0.0, 3.0, 1.0], [-0.6931472, 0.0, 0.0, -0.6931472], [1.0, 0.0, 0.0, 1.0]],
-    draw=lambda rng, _: ([0.25, 0.5, 0.125, 0.125], start := rng.randint(2, 5), [start - 1, start, start + 1, start + 2]),
+    draw=lambda rng, given: (given[0], start := rng.randint(2, 5), [start - 1, start, start + 1, start + 2]),
 )  # fmt: skip
 
 
 def streams(completion_keys, seed, number):
-    """Whether an evaluation's random numbers are training's: at versions 0 and 3; and those of the evaluations alike."""
+    """Whether an evaluation at version 0, or 3, has random numbers of training; whether the two share some."""
     def keys(evaluation, version):
         ticket = SimpleNamespace(evaluation=evaluation, version=version, number=number, generations=2)
         return completion_keys(seed, ticket)
@@ -195,7 +196,7 @@ GENERATION = (
          "Follow `forced` to each of the three."),
         (FORCED,),
         bug=("slots.mask[self._rows[:n], count] = ~forced", "slots.mask[self._rows[:n], count] = True"),
-        symptom="After some hundred steps the policy writes the interruption phrase by itself, long before its budget."),
+        symptom="After some hundred steps the policy writes the interruption phrase by itself, long before its time."),
     Exercise(
         "streams", "bug", "rollout.py:completion_keys", "Sec. 2.1", 15,
         "A validation set is only independent if its random numbers are.",

@@ -143,8 +143,8 @@ PRECISION = (
         "Equal weights on two backends are two policies; these numbers say how different.",
         ("A.19; k3 at the top of precision.py.",
          "Masked positions may be nan. Which policy sampled the tokens, so which KL can be estimated from them?",
-         "Everything is a mean over sampled tokens of a function of log rho; the docstring has the formulas. `expm1` keeps "
-         "k3 exact near 0."),
+         "Everything is a mean over sampled tokens of a function of log rho; the docstring has the formulas. `expm1` "
+         "keeps k3 exact near 0."),
         (MISMATCH,)),
     Exercise(
         "backward", "bug", "precision.py:_TokenLogprobs", "Sec. 3.2", 25,
@@ -154,7 +154,7 @@ PRECISION = (
          "By the chain rule everything that stands between logits and log-probs appears in the gradient too."),
         (BACKWARD,),
         bug=("scale = grad_logprobs[part, None] / temperature", "scale = grad_logprobs[part, None]"),
-        symptom="With --temperature 0.5 the gradient norm is half of what finite differences give; with 1.0 all is well."),
+        symptom="With --temperature 0.5 gradients are half of what finite differences give; with 1.0 all is well."),
     Exercise(
         "rounding", "predict", "answers.py:rounding", "Sec. 3.2", 5,
         "bf16 has 8 significant bits.",

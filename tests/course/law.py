@@ -3,6 +3,7 @@
 Needs neither a jail nor a run: it works on every system. Test: pytest tests/test_exercises.py
 """
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -56,36 +57,41 @@ def at_no_compute(sigmoid, A, B, C_mid, R_0):
 START = Claim("start: R_0 at C = 0", at_no_compute, (0.7, 2.0, 30.0, 0.2), 0.2)
 
 
-def efficiency(f_transform, R, A, B, C_mid, R_0):
-    return [float(f_transform(r, A, B, C_mid, R_0)) for r in R]
+def other_law(rng):
+    """A, B, C_mid, R_0."""
+    return rng.uniform(0.6, 0.9), rng.uniform(1.5, 2.5), rng.uniform(20, 40), 0.2
+
+
+def efficiency(log_f, R, A, B, C_mid, R_0):
+    return [float(log_f(r, A, B, C_mid, R_0)) for r in R]
 
 
 def efficiency_inverted(R, A, B, C_mid, R_0):
     """turn the odds round: F falls where the pass rate rises."""
-    return C_mid**B * ((A - R_0) / (R - R_0) - 1)
+    return B * math.log(C_mid) + math.log((A - R) / (R - R_0))
 
 
 def efficiency_without_start(R, A, B, C_mid, R_0):
     """leave out R_0: the gain is counted from 0."""
-    return C_mid**B / (A / R - 1)
+    return B * math.log(C_mid) + math.log(R / (A - R))
 
 
 def efficiency_without_unit(R, A, B, C_mid, R_0):
     """leave out C_mid^B: F is in units of C_mid^B, and runs with another C_mid cannot be compared."""
-    return 1 / ((A - R_0) / (R - R_0) - 1)
+    return math.log((R - R_0) / (A - R))
 
 
 def efficiency_is_compute(R, A, B, C_mid, R_0):
-    """take the B-th root as well: that is C itself, and every run has the slope 1."""
-    return C_mid / ((A - R_0) / (R - R_0) - 1) ** (1 / B)
+    """take the B-th root as well: that is log C itself, and every run has the slope 1."""
+    return math.log(C_mid) + math.log((R - R_0) / (A - R)) / B
 
 
-# The same three points backwards: F = C^B = 10^2, 30^2, 90^2.
+# The same three points backwards: log F = B log C = 2 log 10, 2 log 30, 2 log 90.
 EFFICIENCY = Claim(
-    "efficiency: F(R) = C^B on the curve, so 100, 900 and 8100 at C = 10, 30, 90 for B = 2",
-    efficiency, ([0.25, 0.45, 0.65], 0.7, 2.0, 30.0, 0.2), [100.0, 900.0, 8100.0],
+    "efficiency: log F(R) = B log C on the curve, so twice the logarithm of C = 10, 30, 90 for B = 2",
+    efficiency, ([0.25, 0.45, 0.65], 0.7, 2.0, 30.0, 0.2), [2 * math.log(C) for C in (10, 30, 90)],
     (efficiency_inverted, efficiency_without_start, efficiency_without_unit, efficiency_is_compute),
-    draw=lambda rng, _: ([0.22, 0.4, 0.55], 0.6 + 0.3 * rng.random(), 1.5 + rng.random(), 20 + 20 * rng.random(), 0.2),
+    draw=lambda rng, _: ([0.22, 0.4, 0.55], *other_law(rng)),
 )  # fmt: skip
 
 
@@ -125,7 +131,7 @@ NEEDED = Claim(
     "compute_for: Eq. 1 solved for C: 10, 30, 90, and 0 where the pass rate is below R_0",
     needed, ([0.25, 0.45, 0.65, 0.1], 0.7, 2.0, 30.0, 0.2), [10.0, 30.0, 90.0, 0.0],
     (needed_inverted, needed_without_root, needed_of_the_ceiling, needed_linear),
-    draw=lambda rng, _: ([0.25, 0.4, 0.5, 0.1], 0.6 + 0.3 * rng.random(), 1.5 + rng.random(), 20 + 20 * rng.random(), 0.2),
+    draw=lambda rng, _: ([0.25, 0.4, 0.5, 0.1], *other_law(rng)),
 )  # fmt: skip
 
 
@@ -147,7 +153,8 @@ def forecast_of_the_last_point(law, last=1):
 # The last two: C = 30 and 40, mean 35; R = 0.3 and 0.4, mean 0.35, as the law says.
 FORECAST = Claim(
     "forecast: the mean of the last evaluations is compared with the law at their mean compute",
-    end_of_run, ([10.0, 20.0, 30.0, 40.0], [0.1, 0.2, 0.3, 0.4]), [35.0, 0.35, 0.35, 0.0], (forecast_of_the_last_point,),
+    end_of_run, ([10.0, 20.0, 30.0, 40.0], [0.1, 0.2, 0.3, 0.4]), [35.0, 0.35, 0.35, 0.0],
+    (forecast_of_the_last_point,),
 )  # fmt: skip
 
 
@@ -197,22 +204,22 @@ LAW = (
         "sigmoid", "write", "fit.py:sigmoid", "Eq. 1", 10,
         "Four numbers say what a recipe will reach and how fast: A, B, C_mid and R_0.",
         ("Eq. 1; the symbols stand at the top of fit.py.",
-         "At C = 0 a ratio is 0 / something or something / 0: the result is R_0, without a warning. Arguments broadcast.",
+         "At C = 0 a ratio is 0 / something or something / 0: it is R_0, without a warning. Arguments broadcast.",
          "What is left of the gain at compute C is a logistic function of log C - log C_mid, B times as steep; "
          "scipy's expit is one that never overflows."),
         (SIGMOID, START)),
     Exercise(
-        "efficiency", "write", "fit.py:f_transform", "Fig. 7", 10,
+        "efficiency", "write", "fit.py:log_f", "Fig. 7", 10,
         "In the right coordinates Eq. 1 is a straight line, and B its slope.",
         ("Fig. 7; F(R) at the top of fit.py.",
-         "Solve Eq. 1 for C^B, not for C.",
-         "The odds of the gain, (R - R_0) to (A - R), in units of C_mid^B."),
+         "Solve Eq. 1 for C^B, not for C; then take the logarithm.",
+         "The log odds of the gain, (R - R_0) to (A - R), plus B log C_mid; scipy has a logit."),
         (EFFICIENCY,)),
     Exercise(
         "compute-for", "write", "fit.py:Fit.compute_for", "Eq. 1", 15,
         "The law read backwards: what a pass rate costs.",
         ("Eq. 1, solved for C.",
-         "Below R_0 nothing is needed, at A no compute is enough: bound the share of the gain, and let the logit do the rest.",
+         "Below R_0 nothing is needed, at A no compute is enough: bound the share, the logit does the rest.",
          "C_mid times the exponential of the share's logit over B."),
         (NEEDED,)),
     Exercise(
@@ -242,7 +249,7 @@ LAW = (
         "half", "measure", "answers.py:half", "Sec. 2.1", 15,
         "The whole point: the first half of a run says where it will end.",
         ("Sec. 2.1; `python fit.py --help`.",
-         "`python fit.py results/long_seed0.jsonl --forecast-error` prints forecasts for several shares of the compute.",
+         "`python fit.py results/long_seed0.jsonl --forecast-error` forecasts from several shares of the compute.",
          "The row whose share is 0.5: forecast, measured, error."),
         (HALF,)),
 )

@@ -305,7 +305,8 @@ def other_averages(aggregate, objective, mask, prompt_index, whole):
 
 
 def micro_batches(aggregate, objective, mask, prompt_index, whole):
-    return sum(aggregate(objective[rows], mask[rows], prompt_index[rows], "prompt", Counts(*whole)) for rows in ([0, 1, 2], [3]))
+    parts = ((objective[rows], mask[rows], prompt_index[rows]) for rows in ([0, 1, 2], [3]))
+    return sum(aggregate(*part, "prompt", Counts(*whole)) for part in parts)
 
 
 BATCH = OBJECTIVE, MASK, PROMPT_INDEX
@@ -397,24 +398,24 @@ LOSSES = (
         "cispo", "write", "loss.py:cispo", "Eq. 4", 25,
         "CISPO caps the weight of a token and never takes its gradient away.",
         ("Eq. 4 and the symbols at the top of loss.py; sg is a stop-gradient.",
-         "The cap is on the ratio itself, and the ratio must not carry a gradient of its own. Masked positions may hold "
-         "nan: fill them before any product.",
-         "Ratio, capped from above, detached; times the completion's advantage; times log pi_train; 0 outside the mask."),
+         "The cap is on the ratio itself, and the ratio must not carry a gradient of its own. Masked positions may "
+         "hold nan: fill them before any product.",
+         "Ratio, capped from above, detached; times the advantage; times log pi_train; 0 outside the mask."),
         (CISPO_GRADIENT, CISPO_VALUE)),
     Exercise(
         "clip", "write", "loss.py:_clip", "Eq. 3, 7, 8", 20,
         "The min of PPO's clip leaves one side open for each sign of the advantage.",
         ("Eq. 3; DAPO's two half-widths are in Eq. 8.",
          "What should happen to a bad token (negative advantage) that has become eight times likelier?",
-         "Two candidates per token, ratio and bounded ratio, each times the advantage; the smaller one counts, for both "
-         "signs; 0 outside the mask. Half-widths below 0 are refused."),
+         "Two candidates per token, ratio and bounded ratio, each times the advantage; the smaller one counts, for "
+         "both signs; 0 outside the mask. Half-widths below 0 are refused."),
         (CLIP_VALUE, CLIP_GRADIENT)),
     Exercise(
         "gspo", "write", "loss.py:sequence_ratio", "Sec. 3.2", 15,
         "GSPO judges a completion by one ratio, the geometric mean of its tokens'.",
         ("Sec. 3.2, and the Deviation line at the top of loss.py.",
          "The length is that of the sampled tokens; a completion without any must not divide by 0.",
-         "The geometric mean is the exponential of the mean logarithm. Keep the last dimension, so that it broadcasts."),
+         "The geometric mean is the exponential of the mean logarithm. Keep the last dimension, for broadcasting."),
         (SEQUENCE_RATIO,)),
     Exercise(
         "dapo-direction", "bug", "loss.py:dapo", "Eq. 8", 15,
@@ -434,7 +435,7 @@ LOSSES = (
          "log pi is negative and advantages have both signs, so a changed objective may be larger or smaller."),
         (CAPPED,),
         bug=("return objective(*inputs, **eps) != objective(", "return objective(*inputs, **eps) < objective("),
-        symptom="The log's `clipped` is about half of what one expects: no completion with a positive advantage counts."),
+        symptom="The log's `clipped` is about half of what one expects: only bad completions seem to count."),
     Exercise(
         "weights", "predict", "answers.py:weights", "Eq. 3, 4", 10,
         "Where DAPO drops a token CISPO keeps it with a capped weight; where DAPO keeps it, its weight has no cap.",
@@ -453,7 +454,7 @@ ADVANTAGES = (
         (BASELINE,)),
     Exercise(
         "advantages", "write", "loss.py:normalise", "Eq. 5, Sec. 3.2", 15,
-        "Prompt, batch or no normalisation: what one std is shared by decides whether hard and easy prompts weigh alike.",
+        "Prompt, batch or no normalisation: who shares a std decides whether hard and easy prompts weigh alike.",
         ("Eq. 5; Sec. 3.2 compares the three; what is open in the paper stands at the top of loss.py.",
          "torch.std divides by n - 1 unless told otherwise, and a group of equal rewards has the std 0.",
          "Divide by a population std plus the module's epsilon; the std is of the row or of everything."),
@@ -466,7 +467,7 @@ ADVANTAGES = (
          "Whether numbers are equal can be asked without computing anything."),
         (VARIED,),
         bug=("return (rewards != rewards[:, :1]).any(-1)", "return rewards.std(-1) > 0"),
-        symptom="With rewards of 0.7 the filter keeps prompts all of whose rewards are equal; their advantages blow up."),
+        symptom="With rewards of 0.7 the filter keeps prompts whose rewards are all equal; their advantages blow up."),
     Exercise(
         "shaped-filter", "bug", "loss.py:weigh", "Sec. 3.2", 15,
         "Filters ask whether an answer was correct, never how it was rewarded.",

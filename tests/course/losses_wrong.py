@@ -355,6 +355,9 @@ def aggregate_names_swapped(objective, mask, prompt_index, how, denominators):
 
 def aggregate_with_micro_batch_denominators(objective, mask, prompt_index, how, denominators):
     """take the denominators from each micro-batch and then average the micro-batches by their number of completions."""
+    if how != "prompt":
+        divisor = denominators.completions * mask.sum(-1) if how == "sample" else denominators.tokens
+        return (_fill(objective, mask).sum(-1) / divisor).sum()
     share = len(mask) / denominators.completions
     return share * _prompt_average(objective, mask, prompt_index, mask.sum(-1))
 

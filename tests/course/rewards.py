@@ -258,7 +258,7 @@ REWARDS = (
          "Some completions end their thinking more than once.",
          "The first or the last mark?"),
         (FINAL, LAST),
-        bug=("text.rpartition(THINK_END)", "text.partition(THINK_END)"),
+        bug=("text.rpartition(think_end)", "text.partition(think_end)"),
         symptom="Completions that close their thinking twice are wrong, though what follows the last mark is right."),
     Exercise(
         "retired", "write", "data.py:Curriculum._is_retired", "Sec. 3.2", 10,

@@ -1,4 +1,7 @@
-"""Chapter 8: a whole run (Sec. 2.1, 4, A.3, A.16). Claims, wrong answers, exercises. Test: pytest tests/test_exercises.py"""
+"""Chapter 8: a whole run (Sec. 2.1, 4, A.3, A.16). Claims, wrong answers, exercises.
+
+Test: pytest tests/test_exercises.py
+"""
 
 import time
 from contextlib import contextmanager
@@ -155,7 +158,7 @@ FLOPS = Claim(
     operations, (), None, (flops_of_training_only, flops_six_for_all, flops_without_prompts), atol=0.02,
 )  # fmt: skip
 KEPT = Claim(
-    "kept: the share of prompts with a gradient in the first ten steps of results/main_seed0.jsonl, and in the last ten",
+    "kept: the share of prompts with a gradient in the first ten steps of results/main_seed0.jsonl, and the last ten",
     numbers, (), None, atol=2e-3,
 )  # fmt: skip
 
@@ -177,8 +180,8 @@ RUN = (
         "warm-up", "write", "train.py:Trainer.warm_up", "A.3", 10,
         "The first step must already move, and the last one not faster than the one before.",
         ("A.3, optimizer.",
-         "`version` is the number of steps that are done. A resumed run may have been given another learning rate, so the "
-         "optimizer gets it, and its weight decay, before every step.",
+         "`version` is the number of steps that are done. A resumed run may have been given another learning rate, so "
+         "the optimizer gets it, and its weight decay, before every step.",
          "A straight line that reaches --lr in step --warmup, then stays."),
         (WARM_UP,)),
     Exercise(

@@ -157,7 +157,7 @@ def ours(flags, seed, layout, *, validate=True):
 def reached(evaluations, rate):
     """Seconds until the pass rate first stands at `rate`; None if it never does.
 
-    >>> reached([(0, 0.2), (10, 0.3), (20, 0.5)], 0.4), reached([(0, 0.2), (10, 0.3)], 0.4)
+    >>> reached([(0, 0.25), (10, 0.5), (20, 1.0)], 0.75), reached([(0, 0.25), (10, 0.5)], 0.75)
     (15.0, None)
     """
     for (before, low), (after, high) in zip(evaluations, evaluations[1:]):

@@ -258,19 +258,18 @@ def parse_row(row, where: str, task: str | None, columns) -> Row:
     if prompt is None or answer is None:
         cause = "an unlabelled row, or other column names: --prompt-column, --answer-column"
         raise malformed(where, f"the fields {sorted(row)}", cause)
-    if not is_chat(prompt) and not (isinstance(prompt, str) and prompt.strip()):
+    if not (is_chat(prompt) or isinstance(prompt, str) and prompt.strip()):
         raise malformed(where, f"prompt {str(prompt)[:60]!r}", "nothing in it, or messages ending with the answer")
     if task not in TASKS:
         cause = "a misspelt name, or a column of another meaning, which NAME:WEIGHT:TASK overrules"
         raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
-    plain = isinstance(answer, (str, int)) and not isinstance(answer, bool)
     reference, cause = None, "an unlabelled row, a number to be written as text, or another notation"
     if task == "code":
         try:
             reference = code_answer(answer, row)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             cause = f"no tests, or tests of another form ({error})"
-    elif plain:
+    elif isinstance(answer, (str, int)) and not isinstance(answer, bool):
         reference = str(answer).rpartition("####")[2].strip()
     if not reference or not re.fullmatch(ANSWERS.get(task, ".*"), reference, re.S):
         raise malformed(where, f"answer {str(answer)[:60]!r}", cause, f"an answer for `{task}` (see data.py)")

@@ -24,8 +24,8 @@ What was tried on the curves of tests/data/forecasts (benchmarks/forecasts.py): 
 forecasts, nearly all misses too low. Little helped within Eq. 1: other priors, several starts of the fit pooled. The
 line alone holds as many as both together at the same width, with a worse interval score. The slope of Eq. 1 itself
 instead of the points' slope holds fewer of the public curves. Slopes times 0 to 1.5 or 0.5 to 1.5 hold a few forecasts
-less in narrower bands with about the same score, 0 to 3 only widens; so does it matter little whether half of the
-curves leave Eq. 1 or a third.
+less in narrower bands with about the same score, 0 to 3 only widens. It matters little whether half of the curves
+leave Eq. 1 or a third.
 
 Deviation: the default has no grid. B and C_mid are searched, A in (R_0, 1] and R_0 are linear given them and solved
   for, which keeps the joint fit stable. `method="grid"` is A.5.
@@ -205,8 +205,8 @@ def _profile(points, h):
     hh, gh, pull = h**2 @ n + points.weight, ((1 - h) * h) @ n, h @ R + points.weight * points.R_0
     curvature = np.maximum((1 - h) ** 2 @ n - gh**2 / hh, 1e-30)
     free, flat = ((1 - h) @ R - gh * pull / hh) / curvature, pull / (hh + gh)  # flat: A = R_0
-    low, high = np.full((2, len(h)), points.A or 1.0)
-    low = low if points.A else flat + 1e-6 * (1 - flat)
+    low, high = np.full((2, len(h)), 1.0 if points.A is None else points.A)
+    low = flat + 1e-6 * (1 - flat) if points.A is None else low
     at = _Profile(np.clip(free, low, high), None, None, low, high, free, curvature, pull / hh, -gh / hh, hh)
     R_0 = at.R_0_for(at.A)
     return at._replace(R_0=R_0, S=_squares(points, h, at.A, R_0))
@@ -317,12 +317,14 @@ def _checked(run):
     C, R, epoch = (np.asarray(x, float) for x in (run.compute, run.reward, run.epoch))  # epoch None: nan
     if C.ndim != 1 or C.shape != R.shape:
         raise BadInput(f"{run.name}: got compute {C.shape} and reward {R.shape}, expected lists of one length")
-    wrong = ~(np.isfinite(C + R) & (C >= 0) & (R >= 0) & (R <= 1))
+    slack = 1e-6  # of single precision
+    wrong = ~(np.isfinite(C + R) & (C >= 0) & (R >= -slack) & (R <= 1 + slack))
     if wrong.any():
         got = f"{run.name}: got compute {C[wrong][0]:g} and reward {R[wrong][0]:g} at point {wrong.argmax() + 1}"
         remedy = "other rewards need --scale percent, --scale pm1 (-1 to 1) or --scale LO:HI"
         raise BadInput(f"{got}, expected C >= 0 and a pass rate in [0, 1]; {remedy}")
     order = np.argsort(C, kind="stable")
+    R = np.clip(R, 0, 1)
     return run._replace(compute=C[order], reward=R[order], epoch=np.broadcast_to(epoch, C.shape)[order])
 
 
@@ -403,34 +405,40 @@ def fit(compute, reward, r0=None, start=None, stop=None, method="continuous", *,
     return fit_run(Run(compute, reward, start, stop, r0, epoch=epoch), method, grid=grid, A=A)
 
 
+def _taken(run, A):
+    """The _Points of a run to fit, the mask (n,) of its evaluations that they stand for, whether R_0 is assumed."""
+    C, R, r0, high = run.compute, run.reward, run.r0, 1.0 if A is None else A
+    taken = (C == 0 if (C == 0).any() else np.arange(len(C)) == 0) & (r0 is None)
+    keep, assumed = _in_range(run, taken), bool((C[taken] > 0).any())
+    R_0, weight = (float(R[taken].mean()), float(taken.sum())) if r0 is None else (float(r0), EXACT)
+    least = R_0 if A is not None or r0 is not None else min(R_0, R[keep].min())
+    if not 0 <= least < high:
+        bounds = f"expected 0 to less than A <= {high:g}"
+        raise BadInput(f"{run.name}: got R_0 = {least:g}, {bounds}; else nothing is left to gain")
+    at, means, count = averaged(C[keep], R[keep])
+    if len(at) + taken.any() < 5:
+        raise BadInput(f"{run.name}: got {len(at)} different computes, expected 5 or more; run on")
+    return _Points(np.log(at), means, count, R_0, weight, A), keep, assumed
+
+
 def fit_run(run, method="continuous", *, grid=PAPER_GRID, A=None):
     """`fit` of a Run (or a pair of compute and reward) over its own range."""
     if method != "continuous" and (method != "grid" or A is not None):
         raise BadInput(f"got method {method!r}, expected 'continuous', or 'grid' with A not fixed")
     run = _checked(Run(*run))
-    C, R, r0 = run.compute, run.reward, run.r0
-    taken = (C == 0 if (C == 0).any() else np.arange(len(C)) == 0) & (r0 is None)
-    keep, assumed = _in_range(run, taken), bool((C[taken] > 0).any())
-    R_0, weight = (float(R[taken].mean()), float(taken.sum())) if r0 is None else (float(r0), EXACT)
-    C, R = C[keep], R[keep]
-    high = 1.0 if A is None else A
-    least = R_0 if A is not None or r0 is not None else min(R_0, R.min())
-    if not 0 <= least < high:
-        bounds = f"expected 0 to less than A <= {high:g}"
-        raise BadInput(f"{run.name}: got R_0 = {least:g}, {bounds}; else nothing is left to gain")
-    at, means, count = averaged(C, R)
-    points = _Points(np.log(at), means, count, R_0, weight, A)
+    points, keep, assumed = _taken(run, A)
     best = _grid(points, grid) if method == "grid" else _estimate(points)
     freedom = len(points.u) - (3 if A is None else 2)
     ssr = ((points.R - sigmoid(np.exp(points.u), *best)) ** 2) @ points.count
-    S, quantile = ssr + weight * (best[3] - R_0) ** 2, stdtrit(freedom, 0.95)
+    S, quantile = ssr + points.weight * (best[3] - points.R_0) ** 2, stdtrit(freedom, 0.95)
     region = np.concatenate([[best], _region(points, 1 + quantile**2 / freedom)])
     bands = dict(zip(("A", "B", "C_mid"), zip(region.min(0).tolist(), region.max(0).tolist())))
-    numbers, span = map(float, (*best, ssr, quantile * np.sqrt(S / freedom))), (C[0].item(), C[-1].item())
+    numbers, C = map(float, (*best, ssr, quantile * np.sqrt(S / freedom))), run.compute[keep]
     notes = _notes(run, len(C), len(points.u), run.epoch[keep])
-    law = Fit(*numbers, span, len(C), len(points.u), bands, (), notes, region, _draws(points), run)
-    edges = {"A": (law.R_0, high), "B": (B_MIN, B_MAX)} if method == "continuous" else dict(zip(("A", "C_mid"), grid))
-    edges |= {"A": (A, A)} if A is not None else {}
+    span, sizes = (C[0].item(), C[-1].item()), (len(C), len(points.u))
+    law = Fit(*numbers, span, *sizes, bands, (), notes, region, _draws(points), run)
+    edges = {"A": (law.R_0, 1.0) if A is None else (A, A), "B": (B_MIN, B_MAX)}
+    edges = edges if method == "continuous" else dict(zip(("A", "C_mid"), grid))
     return replace(law, warnings=_warnings(law, points, edges, assumed))
 
 

@@ -32,7 +32,6 @@ Open in the paper: in what staleness is counted (ours: optimizer steps, from the
 Run by train.py. Test: pytest tests/test_pipeline.py
 """
 
-import io
 import os
 import pickle
 import time
@@ -41,6 +40,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch.distributed as dist
+
+from plumbing.unpickler import read
 
 MAX_BYTES = 8 << 20  # of one value: above it the store drops the connection
 POLL = 0.005  # seconds between two looks of a rank with nothing to do; a look is a round trip to rank 0
@@ -163,23 +164,6 @@ def connect():
     port = [hosted and hosted.port]
     dist.broadcast_object_list(port, 0)
     return hosted or store(port=port[0], is_master=False)
-
-
-class Unpickler(pickle.Unpickler):
-    """Reads plain containers and what is sent here, nothing else: a pickle can name any function, and call it."""
-
-    def find_class(self, module, name):
-        if (module, name) not in SENT:
-            raise pickle.UnpicklingError(f"expected one of {sorted(SENT)} in the mailbox, got {module}.{name}")
-        return super().find_class(module, name)
-
-
-SENT = {*((sent.__module__, sent.__name__) for sent in (Ticket, Header, Completion, News)), ("data", "Prompt")}
-
-
-def read(value):
-    """The object behind a value of the mailbox."""
-    return Unpickler(io.BytesIO(value)).load()
 
 
 class Mailbox:
@@ -440,20 +424,6 @@ def serve(generator, mailbox, receive, scorer):
         desk.turn(news)
     mailbox.put({f"left/{mailbox.rank}": True})
     return news.stop
-
-
-def complete(generator, scorer, prompts, generations):
-    """Without a mailbox: yields the Scores of `generations` completions of each prompt, as they come.
-
-    prompts  data.Prompts with the indices 0, 1, …; generator and scorer as in `serve`. The caller closes both.
-    """
-    for prompt in prompts:
-        generator.add(Ticket(prompt.index, generator.version, prompt, generations, evaluation=True))
-    while generator.busy or scorer.pending:
-        for completion in generator.step() if generator.busy else ():
-            scorer.submit(completion, prompts[completion.ticket])
-        yield from scorer.finished()
-        time.sleep(0.0 if generator.busy else POLL)
 
 
 class Desk:

@@ -60,7 +60,7 @@ THINK_END = "</think>"  # Sec. 2
 BOX = "\\boxed{"
 BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # its other spellings
 FORMULA = re.compile(r"\s*(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\[()]).)+\\\)|\\\[(?:(?!\\[\[\]]).)+\\\])[\s.]*", re.S)
-BASE = re.compile(r"(?<![A-Za-z_])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
+BASE = re.compile(r"(?<![A-Za-z_0-9])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
 SIGNS = r"\\(?:pm|mp)(?![A-Za-z])"
 SPELLING = r"\\text|[\s{}]"
 BETWEEN_BOXES = re.compile(
@@ -84,9 +84,7 @@ def length_penalty(tokens: int, *, length_max: int, length_cache: int) -> float:
 
 def reward(correct: bool | None, penalty: float = 0.0) -> float:
     """Sec. 2: r = +1 for a correct completion (plus Eq. 9's penalty), -1 for a wrong one, nan if that is unknown."""
-    if correct is None:
-        return nan
-    return 1.0 + penalty if correct else -1.0
+    return nan if correct is None else 1.0 + penalty if correct else -1.0
 
 
 def pass_rates(groups, prompts) -> dict:
@@ -104,10 +102,10 @@ def pass_rates(groups, prompts) -> dict:
     tasks = {curve: mean(rate for rate, of in zip(means, curves) if of == curve) for curve in dict.fromkeys(curves)}
     k = len(groups[0])  # the mean of k answers varies by p (1 - p) / k; k - 1 makes the estimate from these k unbiased
     stderr = (sum(p * (1 - p) for p in means) / (k - 1)) ** 0.5 / len(means) if k > 1 else nan
-    tokens = sum(sum(header.versions.values()) for group in groups for header in group)
-    surprise = -sum(header.logprob for group in groups for header in group)
-    return {"pass_rate": mean(means), "stderr": stderr, "entropy_sampled": surprise / tokens,
-            "completions": k * len(known), "unverified": k * (len(groups) - len(known)), "tasks": tasks}
+    headers = [header for group in groups for header in group]
+    entropy = -sum(header.logprob for header in headers) / sum(sum(header.versions.values()) for header in headers)
+    return {"pass_rate": mean(means), "stderr": stderr, "entropy_sampled": entropy, "completions": k * len(known),
+            "unverified": k * (len(groups) - len(known)), "tasks": tasks}
 
 
 def pass_at_k(groups, k: int) -> tuple[float, float]:
@@ -123,7 +121,7 @@ def pass_at_k(groups, k: int) -> tuple[float, float]:
 
 
 def final_answer(text: str, think_end: str | None = THINK_END) -> str | None:
-    """What follows the last `think_end` of a completion's text, or None without one; with think_end None the whole text.
+    """What follows the last `think_end` of a completion's text, or None without one; if think_end is None, all of it.
 
     >>> final_answer("<think>7+5=12 12-3=9</think>9"), final_answer("9"), final_answer("9", None)
     ('9', None, '9')
@@ -245,7 +243,7 @@ def repeating(match) -> str:
 
 # What is rewritten before an answer or a reference is read, in this order: (pattern, replacement, why).
 NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, why in (
-    (r"\\?\$|[€£]", "", "signs of mathematics or of money"),
+    (r"\s+", " ", "white space"), (r"\\?\$|[€£]", "", "signs of mathematics or of money"),
     (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*\.?", "", "the size of a bracket"),
     (r"(?:\\{2}|\s)+$|^\s+", "", "a line's end"),
     (r"(?<!\.)[.,;:]\s*$", "", "a sentence's end: with it a number is none"),
@@ -257,7 +255,7 @@ NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, w
     (r"(?<!\\)\\[,:; ]|\\q?quad(?![A-Za-z])|~", " ", "space"),
     (r"\\(?:math(?:bf|it|sf|tt)|boldsymbol|bm|underline)\s*\{([^{}]*)\}", r"\1", "bold or slanted symbols"),
     (r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|mathrm)(?=\s*\{)", r"\\text", "kinds of type"),
-    (r"\\text\s*\{\s*((?:[^{}A-Za-z]|and|or)*[0-9](?:[^{}A-Za-z]|and|or)*|[ei])\s*\}", r"\1", "upright numbers, e, i"),
+    (r"\\text\s*\{\s*((?=[^{}]*[0-9])(?:[^{}A-Za-z]|and|or)*|[ei])\s*\}", r"\1", "upright numbers, e, i"),
     (r"\\text\s*\{\s*(-?[0-9][0-9./,]*)\s", r"\1\\text{", "a number and its unit as one text"),
     (r"\\(?:begin|end)\s*\{(?:cases|aligned)\}", "", "a list"),
     (r"\\{2}(?![A-Za-z])", lambda m: m[0] if re.search("matrix|array", m.string) else ", ", "a list, line by line"),
@@ -272,11 +270,11 @@ NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, w
     (r"(?<![_^0-9.A-Za-z}])([0-9]+)\s*\\frac\{([0-9]+)\}\{([0-9]+)\}", mixed, "33\\frac13 %"),
     (r"(?<![_^0-9.])([0-9.]+)\s+(?=[0-9])", r"\1\\omega_{0}", "two numbers side by side are none: 2 3 is not 23"),
     (r"(?<=[})])\s*\\?%", r"\\cdot 1\\%", "latex2sympy reads % after a number only"),
-    (r"([0-9]*)\.([0-9]*)\\(?:overline|bar)\s*\{([0-9]+)\}", repeating, "0.3 with a bar"),
-    (r"(?<![A-Za-z_^0-9.])([0-9]+\.?[0-9]*|\.[0-9]+)[eE]([-+]?[0-9]+)(?![0-9A-Za-z.])", r"\1\\times10^{\2}", "1e-7"),
+    (r"(?<![0-9])([0-9]*)\.([0-9]*)\\(?:overline|bar)\s*\{([0-9]+)\}", repeating, "0.3 with a bar"),
+    (r"(?<![A-Za-z_^0-9.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]+)(?![\w.])", r"\1\\times10^{\2}", "1e-7"),
     (r"(^|[=(\[{,]|\\text\{ ?(?:and|or) ?\})\s*\+(?=\s*[0-9.\\A-Za-z(])", r"\1", "+7 is 7"),
     (r"\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{\s*[CF]\s*\}|[CF](?![A-Za-z]))", "", "degrees Celsius"),
-    (r"([0-9.]+|[A-Za-z])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])|\s(?:\\text\{)?degrees?\}?)",
+    (r"((?<![0-9.])[0-9.]+|[A-Za-z])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])|\s(?:\\text\{)?degrees?\}?)",
      degrees, "90 degrees"),
     (r"(?:(?<=[0-9)}\]])|(?<=\\pi))\s*\\text\s*\{(?!\s*(?:and|or|if|mod)[\s}])[^{}]*\}(?:\s*/\s*\\text\s*\{[^{}]*\})*"
      r"(?:\s*\^\s*\{?[-0-9]+\}?)?(?=\s*(?:$|[,;)\]]|\\text|and|or))", "", "units"),
@@ -323,8 +321,7 @@ def spelt(text: str) -> str:
 def equal(expression: str, reference: str) -> bool | None:
     """Is `expression`, which final_expression found, the reference? None if that cannot be read. No time limit."""
     right = normalise(content(final_expression(reference) if BOXES.search(reference) else reference))
-    boxed = BOXES.match(expression) or FORMULA.fullmatch(expression)
-    answer = normalise(content(expression))
+    boxed, answer = BOXES.match(expression) or FORMULA.fullmatch(expression), normalise(content(expression))
     if boxed and spelt(answer) == spelt(right) != "":
         return True
     if BASE.search(right) or boxed and BASE.search(answer):
@@ -356,19 +353,18 @@ def reading(latex: str, lower: bool):
     found = tried(read, latex, lower)
     if found is not None or not re.search(SIGNS, latex):
         return found
-    signs = {"\\pm": "+", "\\mp": "-"}, {"\\pm": "-", "\\mp": "+"}
-    either = [tried(read, re.sub(SIGNS, lambda m: sign[m[0]], latex), lower) for sign in signs]
+    either = [tried(read, re.sub(SIGNS, lambda m: pm["pm".index(m[0][1])], latex), lower) for pm in ("+-", "-+")]
     return None if None in either else FiniteSet(*either)
 
 
 def read(latex: str, lower: bool):
     """`reading` without \\pm; raises for what latex2sympy cannot read."""
-    from latex2sympy2_extended.latex2sympy2 import (
-        ConversionConfig, NormalizationConfig, latex2sympy, normalize_latex)
+    from latex2sympy2_extended import latex2sympy2 as its
 
-    config = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
-    return with_i(latex2sympy(normalize_latex(latex, config), is_real=True, convert_degrees=False,
-                              normalization_config=None, conversion_config=ConversionConfig(lowercase_symbols=lower)))
+    config = its.NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
+    letters = its.ConversionConfig(lowercase_symbols=lower)
+    return with_i(its.latex2sympy(its.normalize_latex(latex, config), is_real=True, convert_degrees=False,
+                                      normalization_config=None, conversion_config=letters))
 
 
 def with_i(found):

@@ -383,6 +383,7 @@ def lead(args, fleet, prompts, began):
         fleet.lifeline.needed = set(range(args.trainers))  # generators may go
         run.pipeline.stop(reason, patience=2.0)
         run.checkpoint()
+        fleet.lifeline.needed = set()  # rank 0 may have gone
     except Diverged as end:
         reason, failed = str(end), True
     except (OSError, RuntimeError) as error:
@@ -405,7 +406,7 @@ def main(argv):
     reason, failed = lead(args, fleet, prompts, began) if rank < args.trainers else generate(args, fleet)
     fleet.lifeline.leave()
     if failed:
-        sys.exit(fleet.farewell(reason))
+        sys.exit(1 if fleet.lifeline.lost else fleet.farewell(reason))  # 1: it has been said
     if reason != "finished":
         print(f"train.py: {reason} ({fleet.mailbox.name(rank)})")
     if dist.is_initialized():  # vLLM's end takes it along

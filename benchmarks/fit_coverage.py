@@ -1,4 +1,4 @@
-"""Do the 90 % bands of fit.py hold the truth in 85-95 % of runs, how well is A found, and how long does a fit take?
+"""Do the 90 % bands of fit.py hold the truth in 85-97 % of runs, how well is A found, and how long does a fit take?
 
 A run: A uniform in 0.4-0.9, B in 1-3, R_0 in 0.05-0.35, noise in 0.005-0.02 (of a pass rate, normal, independent; the
 few pass rates that it would carry out of [0, 1] end there), 40 points evenly spaced in compute or in its logarithm,

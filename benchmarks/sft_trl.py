@@ -24,9 +24,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
 import data
-import pipeline
 import rollout
-from plumbing import workers
+from plumbing import evaluation, workers
 
 
 def traces(count, seed):
@@ -45,7 +44,7 @@ def measure(model, tokens, rows):
     prompts, _ = data.tokenise(found, tokens, budget=128)
     generator = rollout.TorchGenerator(model.eval(), tokens, slots=32, max_new_tokens=48)
     with torch.no_grad(), closing(workers.Scorer(timeout=5.0)) as scorer:
-        scores = list(pipeline.complete(generator, scorer, prompts, 1))
+        scores = list(evaluation.complete(generator, scorer, prompts, 1))
     print("  " + repr(scores[0].completion.text))
     return sum(score.marked for score in scores) / len(scores), sum(score.correct for score in scores) / len(scores)
 
@@ -54,15 +53,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("model")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--traces", type=int, default=400)
+    parser.add_argument("--traces", type=int, default=96)
     args = parser.parse_args()
     torch.manual_seed(0)
     tokens = AutoTokenizer.from_pretrained(args.model)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    held, rows = list(traces(32, seed=1)), list(traces(args.traces, seed=0))
+    held, rows = list(traces(16, seed=1)), list(traces(args.traces, seed=0))
     print("before: with </think> {:.2f}, right {:.2f}".format(*measure(model, tokens, held)))
-    config = SFTConfig(str(args.out), per_device_train_batch_size=8, num_train_epochs=1, learning_rate=5e-5,
-                       use_cpu=True, bf16=False, save_strategy="no", report_to="none", gradient_checkpointing=False)
+    config = SFTConfig(str(args.out), per_device_train_batch_size=8, num_train_epochs=1, learning_rate=1e-4,
+                       logging_steps=1, use_cpu=True, bf16=False, save_strategy="no", report_to="none",
+                       gradient_checkpointing=False)
     pairs = Dataset.from_list([{name: row[name] for name in ("prompt", "completion")} for row in rows])
     trainer = SFTTrainer(model, args=config, train_dataset=pairs, processing_class=tokens)
     trainer.train()

@@ -1,4 +1,4 @@
-"""A pretrained chat model on two cores: SmolLM2-135M-Instruct learns to give sums as a number (README).
+"""A pretrained chat model on two cores: SmolLM2-135M-Instruct learns to answer sums (README).
 
     python benchmarks/smollm2.py                   convert, train three seeds of half an hour each, draw, report
     python benchmarks/smollm2.py --seeds 0         one of them
@@ -63,13 +63,17 @@ def convert(folder):
 
 
 def questions(count, seed=0):
-    """`count` rows as train.py's --data takes them; the same ones every time, none twice."""
+    """`count` rows as train.py's --data takes them; the same ones every time, none twice.
+
+    The verifier is math-verify, for which "17 + 8 = 25." is right too: digits alone are not what the model begins with,
+    and of 448 completions of the untrained model not one was right to the character.
+    """
     rng, rows = random.Random(seed), {}
     while len(rows) < count:
         level, kind = rng.choice(LEVELS), rng.choice(sorted(KINDS))
         text, answer = KINDS[kind](*(rng.randrange(1, level) for _ in range(3)), rng.randrange(2, 10))
         prompt = f"{text} Reply with the number only."
-        rows[prompt] = {"prompt": prompt, "answer": answer, "task": "arithmetic"}
+        rows[prompt] = {"prompt": prompt, "answer": answer, "task": "math"}
     return list(rows.values())
 
 

@@ -37,7 +37,6 @@ import fnmatch
 import json
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 from statistics import mean, median
@@ -173,15 +172,28 @@ def rows_of(path):
 def run(name, seed):
     """One run, from its last checkpoint if it has one; its log goes to results/study when it has ended by itself."""
     out = RUNS / f"{name}-{seed}"
-    more = ["--resume"] if list(out.glob("checkpoint-*")) else [*flags(name), "--seed", str(seed)]
-    if not more[0] == "--resume" and (out / "log.jsonl").exists():
+    started = list(out.glob("checkpoint-*"))
+    if not started and (out / "log.jsonl").exists():
         (out / "log.jsonl").unlink()  # it was interrupted before its first checkpoint
-    subprocess.run([sys.executable, str(ROOT / "train.py"), *more, "--out", str(out)], check=True)
+    more = ["--resume"] if started else [*flags(name), "--seed", str(seed)]
+    train([*more, "--out", str(out)])
     rows = rows_of(out / "log.jsonl")
     if rows[-1]["kind"] != "end" or rows[-1]["reason"] not in ("finished", "curriculum exhausted"):
         sys.exit(f"study.py: {out} ended with {rows[-1].get('reason', 'no reason')!r}; run this again to go on with it")
     RESULTS.mkdir(parents=True, exist_ok=True)
     place(name, seed).write_text("".join(json.dumps(row) + "\n" for row in reduced(rows)))
+
+
+def train(argv):
+    """train.py in a process of its own. Raises subprocess.CalledProcessError if it fails."""
+    command = [sys.executable, str(ROOT / "train.py"), *argv]
+    with subprocess.Popen(command) as process:
+        try:
+            status = process.wait()
+        except KeyboardInterrupt:  # it reaches the run too, which ends in order, with a checkpoint
+            status = process.wait()
+    if status:
+        raise subprocess.CalledProcessError(status, command)
 
 
 def reduced(rows):
@@ -219,15 +231,14 @@ def short(value):
 
 
 def run_missing(pairs):
-    """Run what is not in results/study, and say how far it is."""
-    missing, minutes = [pair for pair in pairs if not place(*pair).exists()], []
+    """Run what is not in results/study, and say how far it is and, going by the runs that are there, the time left."""
+    missing = [pair for pair in pairs if not place(*pair).exists()]
     print(f"{len(pairs) - len(missing)} of {len(pairs)} runs are there")
-    for number, (name, seed) in enumerate(missing, 1):
-        left = f", about {median(minutes) * (len(missing) - number + 1) / 60:.1f} hours left" if minutes else ""
-        print(f"--- {number} of {len(missing)}: {name}, seed {seed}{left}", flush=True)
-        began = time.monotonic()
+    for number, (name, seed) in enumerate(missing):
+        hours = [rows_of(place(*pair))[-1]["seconds"] / 3600 for pair in pairs if place(*pair).exists()]
+        left = f", about {median(hours) * (len(missing) - number):.1f} hours left" if hours else ""
+        print(f"--- {number + 1} of {len(missing)}: {name}, seed {seed}{left}", flush=True)
         run(name, seed)
-        minutes.append((time.monotonic() - began) / 60)
 
 
 # --- Verdicts --------------------------------------------------------------------------------------------------------

@@ -50,8 +50,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-import data, pipeline, rollout
-from plumbing import workers
+import data, rollout
+from plumbing import evaluation, workers
 
 torch.set_num_threads(os.cpu_count())
 flags = settings["flags"]
@@ -74,7 +74,7 @@ class Watch(TrainerCallback):
             model.eval()
             generator = rollout.TorchGenerator(model, tokenizer, version=step, **lengths)
             with torch.no_grad(), closing(workers.Scorer(timeout=5.0)) as scorer:
-                found = [score.correct for score in pipeline.complete(
+                found = [score.correct for score in evaluation.complete(
                     generator, scorer, prompts.validation, flags["eval_generations"])]
             model.train()
             self.evaluations.append((self.seconds, sum(found) / len(found)))
@@ -157,7 +157,7 @@ def ours(flags, seed, layout, *, validate=True):
 def reached(evaluations, rate):
     """Seconds until the pass rate first stands at `rate`; None if it never does.
 
-    >>> reached([(0, 0.2), (10, 0.3), (20, 0.5)], 0.4), reached([(0, 0.2), (10, 0.3)], 0.4)
+    >>> reached([(0, 0.25), (10, 0.5), (20, 1.0)], 0.75), reached([(0, 0.25), (10, 0.5)], 0.75)
     (15.0, None)
     """
     for (before, low), (after, high) in zip(evaluations, evaluations[1:]):

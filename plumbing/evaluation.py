@@ -4,6 +4,7 @@ Test: pytest tests/test_train.py
 """
 
 import json
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -15,6 +16,20 @@ import reward
 from plumbing.flags import make_generator, make_scorer
 
 
+def complete(generator, scorer, prompts, generations):
+    """Without a mailbox: yields the Scores of `generations` completions of each prompt, as they come.
+
+    prompts  data.Prompts with the indices 0, 1, …; generator and scorer as in pipeline.serve. The caller closes both.
+    """
+    for prompt in prompts:
+        generator.add(pipeline.Ticket(prompt.index, generator.version, prompt, generations, evaluation=True))
+    while generator.busy or scorer.pending:
+        for completion in generator.step() if generator.busy else ():
+            scorer.submit(completion, prompts[completion.ticket])
+        yield from scorer.finished()
+        time.sleep(0.0 if generator.busy else pipeline.POLL)
+
+
 def evaluate_policy(args, prompts):
     """--evaluate: mean@k and pass@k of one policy, each with its standard error over prompts, per validation curve."""
     device, groups = torch.device("cuda" if torch.cuda.is_available() else "cpu"), [[] for _ in prompts]
@@ -23,7 +38,7 @@ def evaluate_policy(args, prompts):
     rows.unlink(missing_ok=True)
     with (closing(make_generator(args, device, getattr(torch, args.dtype))) as generator,
           closing(make_scorer(args)) as scorer, progress(len(prompts) * args.generations) as bar):
-        for score in pipeline.complete(generator, scorer, prompts, args.generations):
+        for score in complete(generator, scorer, prompts, args.generations):
             prompt = prompts[score.completion.ticket]
             groups[prompt.index].append(score.correct)
             append(rows, answered(prompt, score.completion, score.correct))

@@ -42,7 +42,7 @@ def draw(ax, title, xlabel, ylabel, curves):
                 ax.fill_between(x, *both, color=colour, alpha=alpha, lw=0)
         x, y = np.array(points)
         size, faces = 14 if len(curves) < 4 else 9, np.where((x >= start) & (x <= fitted_to), colour, "none")
-        ax.scatter(x, y, size, faces, marker, edgecolors=colour, linewidths=0.7, zorder=3)
+        ax.scatter(x, y, size, faces, marker=marker, edgecolors=colour, linewidths=0.7, zorder=3)
         ax.plot([], [], "-" + marker * bool(len(x)), color=colour, ms=4, label=label)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.set_title(title, fontsize=10)

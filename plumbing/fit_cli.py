@@ -150,7 +150,7 @@ def command(args, defaults):
     runs = [read_run(path, *columns)._replace(**given) for path in paths]
     if args.ours:
         return ours([*map(fit.fit_run, runs)], folder)
-    alone = len(runs) == 1 and args.reward in (None, "pass_rate") and args.r0 is None
+    alone = len(runs) == 1 and args.reward in (None, "pass_rate") and not any((args.r0, args.scale, args.cumulative))
     laws = with_tasks(runs[0], paths[0]) if alone else [*map(fit.fit_run, runs)]
     flags = [name for name, value in vars(args).items() if value is True]
     found, lines = analyse(laws, flags, args.until, args.o, args.gain)

@@ -6,8 +6,8 @@
     one that gets a signal       says so, and rank 0 ends the run in order
 
 The thread depends on neither the mailbox nor a collective, whose calls may never return: the store's ignore their
-timeout. It sets `lost`, which the main thread looks at while it waits (pipeline.py). A main thread that has not noticed
-GRACE seconds later is blocked, or busy for long: then the thread says what is wrong and ends the process.
+timeout. It says who is lost and sets `lost`, which the main thread looks at while it waits (pipeline.py). A main thread
+that has not noticed GRACE seconds later is blocked, or busy for long: then the thread ends the process.
 
 Deviation: none known; the paper does not speak of processes.
 
@@ -55,7 +55,7 @@ class Lifeline(threading.Thread):
     lines     as from `connect`
     name      rank -> what to call it
     timeout   seconds of silence after which a rank counts as frozen or out of reach
-    farewell  reason -> what to print before the process is ended from here
+    farewell  reason -> what to print when the run cannot go on
 
     `lost` is why the run cannot go on, on every rank the same; `stopped` is why it shall end in order.
     """
@@ -74,9 +74,7 @@ class Lifeline(threading.Thread):
         while not self.lost:
             self.turn(time.monotonic())
         time.sleep(GRACE)
-        if self.noticed:
-            time.sleep(PATIENCE)
-        print(self.farewell(self.lost), file=sys.stderr, flush=True)
+        time.sleep(PATIENCE if self.noticed else 0.0)
         os._exit(1)
 
     def turn(self, now):
@@ -113,10 +111,11 @@ class Lifeline(threading.Thread):
                 line.send_bytes(message.encode())
 
     def lose(self, reason):
-        """The run cannot go on: said to all ranks, the first reason counts."""
+        """The run cannot go on: said to all ranks and by each of them; the first reason counts."""
         if not self.lost:
-            self.tell(f"lost {reason}")
             self.lost = reason
+            self.tell(f"lost {reason}")
+            print(self.farewell(reason), file=sys.stderr, flush=True)
 
     def blame(self, error):
         """Why the run cannot go on, told to all ranks. A collective or the mailbox fails because somebody is lost, as

@@ -22,7 +22,7 @@ import fit
 STEPS = ("step", "global_step", "Step", "_step", "train/global_step")  # as trainers call them
 COMPUTE, REWARD = ("gpu_hours", *STEPS, "epoch"), ("pass_rate", "reward", "Value")  # looked for if not named
 SCALES = {"percent": (0.0, 100.0), "pm1": (-1.0, 1.0)}
-MISSING = ("", "none", "null", "n/a", "na", "-")  # cells without a value, in small letters
+MISSING = {"", "-", "None", "none", "NULL", "null", "NA", "N/A", "n/a"}  # cells without a value
 HEAD = 1000  # lines that are looked at to tell the format
 VERL, TRL = re.compile(r"\bstep:\d+ - .*"), re.compile(r"\{'.*\}")
 PAIR = re.compile(r"'([^']+)': '?(-?[\d.]+(?:e[-+]?\d+)?|-?inf|nan)'?", re.IGNORECASE)
@@ -129,13 +129,18 @@ def _delimited(table, lines):
     header = [name.strip() for name in next(rows, [])]
     if len(header) < 2:
         raise fit.BadInput(f"the header is {first.strip()[:40]!r}, expected two or more columns")
-    for name in header:
-        table.columns.setdefault(name, (array("q"), []))
+    short = 0
+    columns = [table.columns.setdefault(name, (array("q"), [])) for name in header]
     for row in rows:
         if len(row) > len(header):
             raise fit.BadInput(f"line {rows.line_num} has {len(row)} cells, the header {len(header)}")
-        cells = ((name, x.strip()) for name, x in zip(header, row))
-        table.add((name, x.replace(",", ".") if mark == ";" else x) for name, x in cells if x.lower() not in MISSING)
+        for (places, values), x in zip(columns, map(str.strip, row)):
+            if x not in MISSING:
+                places.append(table.length)
+                values.append(x.replace(",", ".") if mark == ";" else x)
+        table.length += 1
+        short += 0 < len(row) < len(header)
+    table.notes += [f"{short} rows have fewer cells than the header"] * bool(short)
     if repeated := {name for name in header if header.count(name) > 1}:
         for name in repeated:
             table.columns.pop(name, None)
@@ -223,7 +228,7 @@ def _pick(table, compute, reward, cumulative):
         rows, epochs = zip(*evaluations)
         epoch[list(rows)], has_R[np.delete(np.arange(len(C)), rows)] = epochs, False
     step = next((name for name in (compute, *STEPS) if name in STEPS and name in table.columns), None)
-    steps = table.numbers(step)[0] if step else np.arange(len(C), dtype=float)
+    steps = C if step == compute else table.numbers(step)[0] if step else np.arange(len(C), dtype=float)
     steps = np.where(np.isfinite(steps), steps, np.arange(len(C)) + 0.5)  # without a step: repeats none
     if cumulative:
         rows = np.flatnonzero(np.isfinite(C))

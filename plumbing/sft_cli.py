@@ -11,11 +11,10 @@ import torch
 from transformers import AutoTokenizer
 
 import data
-import pipeline
 import reward
 import rollout
 import sft
-from plumbing import workers
+from plumbing import evaluation, workers
 
 
 def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16):
@@ -24,7 +23,7 @@ def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16)
     groups = [[] for _ in questions]
     with (closing(rollout.TorchGenerator(model, tokens, slots=128, max_new_tokens=112)) as generator,
           closing(workers.Scorer(timeout=5.0)) as scorer):
-        for score in pipeline.complete(generator, scorer, questions, generations):
+        for score in evaluation.complete(generator, scorer, questions, generations):
             groups[score.completion.ticket].append(score.correct)
     return [reward.pass_at_k(groups, k)[0] for k in (1, generations)]
 

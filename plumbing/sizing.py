@@ -35,7 +35,7 @@ def fit_lengths(args, positions, default_new, phrase):
     phrase       tokens of the interruption phrase, behind which a token must be left for the answer
     Raises ValueError if --max-prompt-tokens leaves no position for a completion.
     """
-    before = {name: getattr(args, name) for name in sorted(LENGTHS, reverse=True)}
+    before = {name: getattr(args, name) for name in LENGTHS}
     longest = args.max_prompt_tokens + args.max_new_tokens
     if longest > positions and "max_new_tokens" not in args.asked:
         if "max_prompt_tokens" not in args.asked:
@@ -55,8 +55,9 @@ def fit_lengths(args, positions, default_new, phrase):
         if "interrupt_at" not in args.asked:
             low, high = map(scaled, before["interrupt_at"])
             args.interrupt_at = (low, high) if high <= room else (max(1, low * room // high), max(1, room))
-    changed = [f"--{name.replace('_', '-')} {numbers(getattr(args, name))} instead of {numbers(value)}"
-               for name, value in before.items() if getattr(args, name) != value]
+    read = {"interrupt": ["interrupt_at"], "penalty": ["length_max", "length_cache"]}.get(args.length_control, [])
+    changed = [f"--{name.replace('_', '-')} {numbers(getattr(args, name))} instead of {numbers(before[name])}"
+               for name in ("max_prompt_tokens", "max_new_tokens", *read) if getattr(args, name) != before[name]]
     return f"Lengths made to fit, the model has {positions} positions: {', '.join(changed)}" if changed else ""
 
 

@@ -100,8 +100,9 @@ def test_rows_without_numbers_and_half_a_last_line_are_left_out_and_counted(tmp_
     run = logs.read_run(write(tmp_path / "a.jsonl", text), None, "acc")
     assert list(run.compute) == C
     assert run.notes == ("the last line is half written, and left out", "2 rows without a number are left out")
-    # A cell that is empty is no evaluation, and not worth a word.
-    assert logs.read_run(write(tmp_path / "a.csv", delimited(",") + "13,\n14"), None, "acc").notes == ()
+    run = logs.read_run(write(tmp_path / "a.csv", delimited(",") + "13,\n14"), None, "acc")
+    # A cell that is empty is no evaluation, and not worth a word; a row that ends early is.
+    assert list(run.compute) == C and run.notes == ("1 rows have fewer cells than the header",)
 
 
 def test_the_command_shows_what_was_left_out(tmp_path, capsys):
@@ -130,7 +131,8 @@ def test_compute_of_each_row_is_refused_and_added_up_if_asked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("scale", "rewards"), [("percent", [0, 25, 100]), ("pm1", [-1, -0.5, 1]), ("-2:6", [-2, 0, 6]), (None, [0, 0.25, 1])]
+    ("scale", "rewards"),
+    [("percent", [0, 25, 100]), ("pm1", [-1, -0.5, 1]), ("-2:6", [-2, 0, 6]), (None, [0, 0.25, 1])],
 )
 def test_rewards_of_another_scale_become_pass_rates(tmp_path, scale, rewards):
     path = write(tmp_path / "a.csv", delimited(",", rows=zip(range(3), rewards)))
@@ -186,8 +188,9 @@ def test_nothing_impossible_is_shown(tmp_path, capsys, end):
 
 def test_a_million_rows_take_seconds_and_less_than_a_gigabyte(tmp_path):
     steps = np.arange(1, 10**6 + 1)
-    rates = np.clip(fit.sigmoid(steps, 0.8, 1.5, 2e5, 0.2) + 0.1 * np.random.default_rng(0).normal(size=len(steps)), 0, 1)
-    np.savetxt(tmp_path / "a.csv", np.column_stack([steps, rates]), "%.4f", ",", header="step,acc", comments="")
+    noise = 0.1 * np.random.default_rng(0).normal(size=len(steps))
+    rates = np.clip(fit.sigmoid(steps, 0.8, 1.5, 2e5, 0.2) + noise, 0, 1)
+    write(tmp_path / "a.csv", "step,acc\n" + "".join(map("%d,%.4f\n".__mod__, zip(steps.tolist(), rates.tolist()))))
     command = [sys.executable, "fit.py", str(tmp_path / "a.csv"), "--reward", "acc", "-o", str(tmp_path / "a.png")]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(fit.__file__).parent).stdout
@@ -223,9 +226,11 @@ BAD = {
     "long_row.csv": GOOD + "13,0.7,0.8\n", "decimal_comma.csv": GOOD.replace(".", ","),
     "words.csv": GOOD.replace("0.5\n", "high\n"), "percent_sign.csv": GOOD.replace("0.5\n", "50%\n"),
     "dates.csv": GOOD.replace("\n4,", "\n2026-01-01,"), "hex.csv": GOOD.replace("\n4,", "\n0x4,"),
-    "all_nan.csv": delimited(",", rows=[(c, "nan") for c in C]), "all_empty.csv": delimited(",", rows=[(c, "") for c in C]),
+    "all_nan.csv": delimited(",", rows=[(c, "nan") for c in C]),
+    "all_empty.csv": delimited(",", rows=[(c, "") for c in C]),
     "last_row_of_words.csv": GOOD + "x,0.7\n",
-    "negative_compute.csv": GOOD.replace("\n0,", "\n-1,"), "per_cent.csv": delimited(",", rows=[(c, 100 * r) for c, r in ROWS]),
+    "negative_compute.csv": GOOD.replace("\n0,", "\n-1,"),
+    "per_cent.csv": delimited(",", rows=[(c, 100 * r) for c, r in ROWS]),
     "plus_minus.csv": delimited(",", rows=[(c, 2 * r - 1) for c, r in ROWS]),
     "falls.csv": delimited(",", ("gpu_hours", "acc"), [(12 - c, r) for c, r in ROWS]),
     "one_compute.csv": delimited(",", ("gpu_hours", "acc"), [(3, r) for _, r in ROWS]),
@@ -238,11 +243,14 @@ BAD = {
     "deep.jsonl": '{"a":' * 10**5, "two_lists.json": "[1]\n[2]\n", "list_lines.jsonl": "[1, 0.2]\n[2, 0.3]\n",
     "bad_middle.jsonl": JSONL.replace('{"step": 3', '{"step" 3'), "python.jsonl": JSONL.replace('"', "\u201c"),
     "truth.jsonl": JSONL.replace("0.5}", "true}"), "list_cell.jsonl": JSONL.replace("0.5}", "[0.5]}"),
-    "object_cell.jsonl": JSONL.replace("0.5}", '{"x": 0.5}}'), "huge_number.jsonl": JSONL.replace("0.5}", "1" * 400 + "}"),
+    "object_cell.jsonl": JSONL.replace("0.5}", '{"x": 0.5}}'),
+    "huge_number.jsonl": JSONL.replace("0.5}", "1" * 400 + "}"),
     "text_cell.jsonl": JSONL.replace("0.5}", '"high"}'), "other_names.jsonl": JSONL.replace("acc", "perplexity"),
     "concatenated.jsonl": JSONL.replace("\n", ""), "console_without_numbers.log": "step 1\nstep 2\nstep 3\n",
-    "verl_without_acc.log": "step:1 - loss:0.5\nstep:2 - loss:0.4\n", "html.csv": "<!DOCTYPE html>\n<html><body>404</body></html>\n",
-    "traceback.log": "Traceback (most recent call last):\n  File x\nKeyError: 'acc'\n", "yaml.csv": "step: 1\nacc: 0.5\n",
+    "verl_without_acc.log": "step:1 - loss:0.5\nstep:2 - loss:0.4\n",
+    "html.csv": "<!DOCTYPE html>\n<html><body>404</body></html>\n",
+    "traceback.log": "Traceback (most recent call last):\n  File x\nKeyError: 'acc'\n",
+    "yaml.csv": "step: 1\nacc: 0.5\n",
     "markdown.csv": "| step | acc |\n|---|---|\n| 1 | 0.2 |\n",
 }  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 import doctest
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -102,15 +101,15 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_kept(tmp_path, monkeyp
     monkeypatch.setattr(study, "RESULTS", tmp_path / "results")
     calls, ends = [], ["interrupted", "finished"]
 
-    def train(command, check):
-        calls.append(command[2:])
+    def train(argv):
+        calls.append(argv)
         out = tmp_path / "runs" / "gspo-1"
         (out / "checkpoint-8").mkdir(parents=True, exist_ok=True)
         with (out / "log.jsonl").open("a") as file:
-            rows = [{"kind": "config", "step": 0}, {"kind": "end", "step": 1, "reason": ends.pop(0)}]
+            rows = [{"kind": "config", "step": 0}, {"kind": "end", "step": 1, "reason": ends.pop(0), "seconds": 60}]
             file.write("".join(json.dumps(row) + "\n" for row in rows))
 
-    monkeypatch.setattr(study, "subprocess", SimpleNamespace(run=train))
+    monkeypatch.setattr(study, "train", train)
     with pytest.raises(SystemExit, match="interrupted"):
         study.run_missing([("gspo", 1)])
     assert not study.place("gspo", 1).exists()

@@ -66,7 +66,7 @@ def questions(count, seed=0):
     """`count` rows as train.py's --data takes them; the same ones every time, none twice.
 
     The verifier is math-verify, for which "17 + 8 = 25." is right too: digits alone are not what the model begins with,
-    and of 448 completions of the untrained model not one was right to the character.
+    and of 448 completions of the untrained model not one was right to the character. By math-verify 0.075 of 160 were.
     """
     rng, rows = random.Random(seed), {}
     while len(rows) < count:

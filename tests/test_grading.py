@@ -38,12 +38,13 @@ def points(files, names=None, student="Ada", claims={}):  # noqa: B006: drawn on
     new = [x for x in GRADED if x.name in names and x.name not in claims]
     claims |= {x.name: grading.hidden(x, 7, ROOT, EXERCISES) for x in new}
     chosen = {name: claims[name] for name in names}
-    return grading.graded(grading.HandIn(student, files, []), chosen, ROOT, EXERCISES, jail.namespaces_work())
+    return grading.alone(grading.HandIn(student, files, []), chosen, ROOT, EXERCISES, True)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def needs_namespaces():
-    if not jail.namespaces_work():
+    """Asked in a process of its own, for it kills all its children, and pytest may have some."""
+    if len(jail.protections()) < 2:
         pytest.skip("without namespaces a hand-in sees the solutions")
 
 

@@ -465,7 +465,7 @@ def test_eq9_the_penalty_reaches_the_scorer_only_with_length_control_penalty():
 
 
 def test_a10_only_length_control_interrupt_interrupts():
-    for control, expected in (("interrupt", (80, 88)), ("penalty", None), ("none", None)):
+    for control, expected in (("interrupt", (96, 104)), ("penalty", None), ("none", None)):
         args = settings(["--length-control", control])
         assert make_generator(args, torch.device("cpu"), torch.float32).think_budget == expected
 
@@ -479,7 +479,7 @@ def test_a_run_without_git_has_no_commit(monkeypatch):
     prompts = data.Data([1, 2, 3], [4], 5, 6)
     found = provenance(prompts)
     assert found["commit"] is None and found["versions"]["torch"] == torch.__version__
-    assert found["prompts"] == {"train": 3, "validation": 1, "too_long": 5, "repeated": 6}
+    assert found["prompts"] == {"train": 3, "validation": 1, "too_long": 5, "repeated": 6, "unusable": 0}
 
 
 def test_a_users_own_copies_of_checkpoints_are_none_of_the_runs():
@@ -627,9 +627,9 @@ def test_who_shares_a_devices_memory(monkeypatch, gpus, rank, world, expected):
 
 def test_too_many_slots_stop_a_run_before_weights_are_loaded(monkeypatch, capsys):
     monkeypatch.setattr(sizing, "available", lambda: 100_000_000)
-    # 128 positions x 2 x 4 layers x 3 heads x 32 numbers x 4 bytes = 393,216 bytes a slot
+    # 152 positions x 2 x 4 layers x 3 heads x 32 numbers x 4 bytes = 466,944 bytes a slot
     message = unspawned(monkeypatch, capsys, "--slots", "1000")
-    assert "--slots 1000 does not fit: 1000 slots x 128 positions x 3,072 bytes = 0.4 GB; 0.1 GB are free" in message
+    assert "--slots 1000 does not fit: 1000 slots x 152 positions x 3,072 bytes = 0.5 GB; 0.1 GB are free" in message
 
 
 def test_the_simple_generator_on_a_gpu_names_the_fast_one(monkeypatch):
@@ -649,7 +649,7 @@ def test_a_model_with_too_few_positions_is_refused(monkeypatch, capsys):
 
 @pytest.mark.parametrize("flags, said", [
     (["--interrupt-phrase", "="], "ends in '</think>', got '='"),
-    (["--interrupt-at", "80", "95"], "got (80, 95): no token would be left"),
+    (["--interrupt-at", "80", "111"], "got (80, 111): no token would be left"),
     (["--interrupt-at", "72", "64"], "--interrupt-at 72 64: expected LO <= HI"),
     (["--interrupt-at", "80", "88", "--max-new-tokens", "64"], "< --max-new-tokens 64"),
     (["--token-budget", "100"], "--token-budget 100 is below one sequence"),
@@ -786,7 +786,7 @@ def test_evaluation_asks_as_many_rows_of_a_file_as_eval_prompts_says_and_shows_r
     asked = [json.loads(line)["prompt"] for line in Path("found/evaluation.jsonl").open()]
     printed = capsys.readouterr()
     held = set(prompt.text for prompt in data.load(
-        ["rows.jsonl"], AutoTokenizer.from_pretrained(BASE), budget=32, validation=5).validation)
+        ["rows.jsonl"], AutoTokenizer.from_pretrained(BASE), budget=40, validation=5).validation)
     assert len(set(asked)) == 10 and len(asked) == 20 and len(held) == 3
     assert held < set(asked)  # a tenth of 30 prompts is held out; two more of the file, and five to sort
     assert sum(prompt in {row["prompt"] for row in rows} for prompt in set(asked)) == 5
@@ -979,8 +979,7 @@ def test_fig11_two_tasks_train_together_with_a_curve_for_each(forks, tmp_path):
     config, (first, last) = run.rows("config")[0], run.rows("eval")
     assert config["flags"]["model"] == "base/sorting"
     assert set(first["tasks"]) == set(last["tasks"]) == {"arithmetic", "sorting"}
-    train_rows = config["prompts"]["train"] // 2
-    assert sum(index < train_rows for index in run.rows("step")[0]["prompts"]) == 4  # of 8
+    assert sum(index < data.EMBEDDED_PROMPTS["arithmetic"] for index in run.rows("step")[0]["prompts"]) == 4  # of 8
 
 
 def test_a_run_leaves_what_it_promises(one_trainer):

@@ -19,6 +19,7 @@ import argparse
 import base64
 import csv
 import inspect
+import io
 import json
 import math
 import os
@@ -29,14 +30,19 @@ import struct
 import sys
 import time
 import zipfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from plumbing import course, jail
 
-BYTES = 1 << 18  # of one file of a hand-in
+BYTES, ZIP_BYTES = 1 << 18, 1 << 24  # of one file of a hand-in, and of a zip within one
+BESIDE = {course.HIDDEN, "tests", "runs", "__MACOSX"}  # no student's work: originals, checks, trained copies
+# Not a zip, cut short, encrypted, an unknown compression.
+UNREADABLE = zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError
 LIMITS = {"CPU": 2, "AS": 1 << 30}  # seconds, and bytes above what the imports take; of one exercise
 SECONDS, EACH = 20.0, 6.0  # of wall clock for a submission, and for one exercise, which may sleep
 HAND_IN_SECONDS = 120.0  # of wall clock: both tries, and what is around them
@@ -116,31 +122,48 @@ def student_of(path):
     return match["who"] if match else path.stem if path.suffix == ".zip" else path.name
 
 
-def members(path):
-    """(name, () -> bytes) of the files in a folder or zip; zips within a folder are opened too. Raises BadZipFile."""
-    if path.is_dir():
-        for file in sorted(path.rglob("*")):
-            if file.suffix == ".zip" and file.is_file() and not file.is_symlink():
-                yield from members(file)
-            elif file.is_file() and not file.is_symlink():
-                yield file.relative_to(path).as_posix(), lambda file=file: file.open("rb").read(BYTES + 1)
+def members(source, depth=2):
+    """(name, () -> open file) of the files in a folder or zip, and in the zips within it. Raises BadZipFile.
+
+    What a student's folder holds beside the student's work (the originals!) is left out; a handin.zip counts alone.
+    depth: of zips within zips that are opened
+    """
+    if isinstance(source, Path) and source.is_dir():
+        found = [(file.relative_to(source).as_posix(), partial(file.open, "rb")) for file in sorted(source.rglob("*"))
+                 if file.is_file() and not file.is_symlink()]
     else:
-        archive = zipfile.ZipFile(path)
-        for info in archive.infolist():
-            yield info.filename.replace("\\", "/"), lambda info=info: archive.open(info).read(BYTES + 1)
+        archive = zipfile.ZipFile(source)
+        found = [(info.filename.replace("\\", "/"), partial(archive.open, info)) for info in archive.infolist()]
+    found = [(name, opened) for name, opened in found
+             if not BESIDE & {*name.split("/")} or f"/{name}".endswith(f"/{course.HIDDEN}/commit")]
+    packed = sorted(((name, opened) for name, opened in found if f"/{name}".endswith("/handin.zip")), key=steepness)
+    for name, opened in packed[:1] or found:
+        if depth and name.lower().endswith(".zip"):
+            inner = io.BytesIO(opened().read(ZIP_BYTES))  # of a longer one the end is missing: BadZipFile
+            yield from ((f"{name}/{within}", file) for within, file in members(inner, depth - 1))
+        else:
+            yield name, opened
+
+
+def steepness(member):
+    """How many folders deep a member lies."""
+    return member[0].count("/")
 
 
 def read_hand_in(path, files, commit):
-    """A HandIn from a folder or zip, of these files; what is wrong with it are its warnings."""
+    """A HandIn from a folder or zip, of these files, each where it lies shallowest; what is wrong are its warnings."""
     found, warnings = {}, []
     try:
-        for name, read in members(path):
-            known = next((file for file in [*files, "commit"] if f"/{name}".endswith(f"/{file}")), None)
-            if known and known not in found and "__MACOSX" not in name:
-                data = read()
+        inside = sorted(members(path), key=steepness)
+        for known in [*files, "commit"]:
+            places = [opened for name, opened in inside if f"/{name}".endswith(f"/{known}")]
+            if places:
+                data = places[0]().read(BYTES + 1)
                 found[known] = data.decode(errors="replace") if len(data) <= BYTES else ""
                 warnings += [f"{known} is larger than {BYTES} bytes"] if len(data) > BYTES else []
-    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError) as error:  # encrypted; unknown compression
+            if len(places) > 1 and known != "commit":
+                warnings.append(f"{known} occurs {len(places)} times: the one in the fewest folders counts")
+    except UNREADABLE as error:
         warnings.append(f"{path.name} cannot be read: {error}")
     theirs = found.pop("commit", "").strip()
     if not found:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import socket
 import zipfile
 from argparse import Namespace
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from course.catalogue import EXERCISES
 
+import exercises
 from plumbing import course, grading, jail
 
 ROOT = Path(course.__file__).parent.parent
@@ -186,6 +188,36 @@ def test_hand_ins_are_found_as_moodle_and_canvas_name_them(tmp_path):
     assert found["bohrniels"].warnings == ["of another commit: other instead of abc"]
     unread, nothing = found["curie"].warnings
     assert "not a zip file" in unread and nothing == "no file of the course found"
+
+
+@pytest.mark.parametrize("zipped", [False, True], ids=["folder", "zip"])
+def test_of_a_whole_student_folder_only_the_students_own_work_counts(zipped, tmp_path):
+    started = tmp_path / "class"
+    exercises.start(started)
+    (started / "runs").mkdir()
+    (started / "runs" / "loss.py").write_text((ROOT / "loss.py").read_text())
+    files = {file: (started / file).read_text() for file in FILES}
+    [ratio] = [x for x in GRADED if x.name == "ratio"]
+    solved = course.restored(files["loss.py"], (ROOT / "loss.py").read_text(), ratio)
+
+    def handed_in():
+        path = Path(shutil.make_archive(tmp_path / "all", "zip", tmp_path, "class")) if zipped else started
+        return grading.read_hand_in(path, FILES, course.commit_of(ROOT))
+
+    names = ["ratio", "cispo", "sigmoid", "baseline"]
+    untouched = handed_in()
+    assert untouched.files == files and untouched.warnings == []
+    assert all(wrong[0] == "not done" for wrong in points(untouched.files, names).values())
+    (started / "loss.py").write_text(solved)
+    found = points(handed_in().files, names)
+    assert [name for name in names if not any(found[name])] == ["ratio"]
+    (started / "old").mkdir()
+    (started / "old" / "loss.py").touch()
+    again = handed_in()
+    assert again.files["loss.py"] == solved and "loss.py occurs 2 times" in again.warnings[0]
+    with zipfile.ZipFile(started / "handin.zip", "w") as archive:
+        archive.writestr("loss.py", "x = 1\n")
+    assert handed_in().files == {"loss.py": "x = 1\n"}
 
 
 def test_tables_have_points_per_exercise_and_claim_mistakes_flags_and_gradescopes_form(tmp_path):

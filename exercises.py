@@ -138,16 +138,33 @@ def described(exercise):
             f"  Check: python exercises.py next, or pytest -k {exercise.name}")
 
 
+def done(exercise):
+    """Whether nothing is left to do; six-steps trains to find out."""
+    found = state(exercise)
+    return found in ("solved", "original") or bool(found) and exercise.name == "six-steps" and not problems(exercise)
+
+
 def following(name=None):
-    """The first exercise that is not done (or the one asked for), and what its check says if it was begun."""
-    if name is None:
-        name = next((x.name for x in EXERCISES if state(x) not in ("solved", "original") and (
-            x.name != "six-steps" or problems(x))), None)
-    if name is None:
+    """The first exercise that is not done (or the one asked for), and what its check says if it was begun.
+
+    What was shown last, or is asked for, and is done is said to be solved.
+    """
+    shown = HIDDEN / "shown"
+    before = name or (shown.read_text() if shown.exists() else None)
+    upcoming = next((x.name for x in EXERCISES if not done(x)), None)
+    said = []
+    if before and before != upcoming and done(find(before)):
+        number = sum(state(x) in ("solved", "original") for x in EXERCISES)
+        said = [f"{before}: solved ({number} of {len(EXERCISES)}). Next: {upcoming or 'nothing, all are done'}"]
+    current = upcoming if said or not name else name
+    shown.write_text(current or "")
+    if name and said:
+        return said[0]
+    if current is None:
         return "All exercises are done. Now plain `torchrun train.py --loss cispo` runs with your functions."
-    exercise = find(name)
+    exercise = find(current)
     found = problems(exercise) if state(exercise) else []
-    return "\n\n".join([described(exercise), *found])
+    return "\n\n".join([*said, described(exercise), *found])
 
 
 def watch(name):

@@ -119,7 +119,7 @@ def student_of(path):
     ('Jane Doe', 'doejane')
     """
     match = next(filter(None, (re.fullmatch(pattern, path.name) for pattern in NAMES)), None)
-    return match["who"] if match else path.stem if path.suffix == ".zip" else path.name
+    return match["who"] if match else path.stem if path.suffix.lower() == ".zip" else path.name
 
 
 def members(source, depth=2):
@@ -152,6 +152,8 @@ def steepness(member):
 
 def read_hand_in(path, files, commit):
     """A HandIn from a folder or zip, of these files, each where it lies shallowest; what is wrong are its warnings."""
+    if not path.is_dir() and path.suffix.lower() != ".zip":
+        return HandIn(student_of(path), {}, [f"{path.name}: neither a folder nor a .zip"])
     found, warnings = {}, []
     try:
         inside = sorted(members(path), key=steepness)
@@ -173,9 +175,10 @@ def read_hand_in(path, files, commit):
     return HandIn(student_of(path), found, warnings)
 
 
-def hand_ins(folder, files, commit):
-    """A HandIn per folder or zip; students of the same name are told apart by their file's."""
-    paths = [path for path in sorted(folder.iterdir()) if path.is_dir() or path.suffix == ".zip"]
+def hand_ins(folder, files, commit, tables=()):
+    """A HandIn per upload, but for the tables written there; students of the same name are told apart by their file's."""
+    tables = [table.resolve() for table in tables if table]
+    paths = [path for path in sorted(folder.iterdir()) if path.name[0] != "." and path.resolve() not in tables]
     found = [read_hand_in(path, files, commit) for path in paths]
     names = [one.student for one in found]
     return [one._replace(student=path.name) if names.count(one.student) > 1 else one for one, path in zip(found, paths)]

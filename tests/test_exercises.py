@@ -136,6 +136,7 @@ def student(started, monkeypatch):
     monkeypatch.setattr(exercises, "ROOT", started)
     monkeypatch.setattr(exercises, "HIDDEN", started / course.HIDDEN)
     monkeypatch.setattr(exercises, "ORIGINALS", started / course.HIDDEN / "original")
+    (started / course.HIDDEN / "shown").unlink(missing_ok=True)
     for file in exercises.FILES:
         (started / file).write_text(exercises.left(file))
     return started
@@ -218,6 +219,17 @@ def test_next_list_hint_and_solve(student):
     assert exercises.state(exercises.find("baseline")) == "solved"
     assert "1 of 49 done" not in (listed := exercises.listed()) and "2 of 49 done" in listed
     assert "efficiency (write" in exercises.following()
+
+
+def test_next_says_what_is_solved_now(student):
+    assert exercises.following("baseline").startswith("baseline (write")
+    write(student, "baseline", "return rewards - rewards.mean(-1, keepdim=True)")
+    assert exercises.following("baseline") == "baseline: solved (1 of 49). Next: sigmoid"
+    assert exercises.following().startswith("sigmoid (write")
+    exercises.solve(exercises.find("sigmoid"))
+    said, task = exercises.following().split("\n\n")
+    assert re.fullmatch("sigmoid: solved \\(2 of 49\\). Next: ([a-z-]+)", said)[1] == task.split(" ")[0]
+    assert "solved" not in exercises.following()
 
 
 def test_solving_everything_in_a_file_gives_the_original_byte_for_byte(student):

@@ -179,11 +179,14 @@ def test_hand_ins_are_found_as_moodle_and_canvas_name_them(tmp_path):
         archive.writestr("class/plumbing/fleet.py", "x = 3\n")
         archive.writestr("commit", "other")
     (tmp_path / "curie_1_2_handin.zip").write_bytes(b"no zip")
-    (tmp_path / "grades.csv").touch()
-    found = {one.student: one for one in grading.hand_ins(tmp_path, ["loss.py", "plumbing/fleet.py"], "abc")}
+    for name in ("noether_3_4_loss.py", "grades.csv", ".DS_Store"):
+        (tmp_path / name).touch()
+    files, table = ["loss.py", "plumbing/fleet.py"], tmp_path / "grades.csv"
+    found = {one.student: one for one in grading.hand_ins(tmp_path, files, "abc", [table, None])}
     assert {student: one.files for student, one in found.items()} == {
         "Ada Lovelace": {"loss.py": "x = 1\n"}, "bohrniels": {"loss.py": "x = 2\n", "plumbing/fleet.py": "x = 3\n"},
-        "curie": {}}
+        "curie": {}, "noether": {}}
+    assert found["noether"].warnings == ["noether_3_4_loss.py: neither a folder nor a .zip"]
     assert found["Ada Lovelace"].warnings == []
     assert found["bohrniels"].warnings == ["of another commit: other instead of abc"]
     unread, nothing = found["curie"].warnings

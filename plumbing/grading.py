@@ -47,6 +47,7 @@ LIMITS = {"CPU": 2, "AS": 1 << 30}  # seconds, and bytes above what the imports 
 SECONDS, EACH = 20.0, 6.0  # of wall clock for a submission, and for one exercise, which may sleep
 HAND_IN_SECONDS = 120.0  # of wall clock: both tries, and what is around them
 WEAK = "no namespaces here: a hand-in can read the solutions on the disk, use the network, and outlive its jail"
+NOTHING = "no answer"  # for a claim: an exception, or something else than numbers
 # Learning management systems rename what students upload.
 NAMES = (r"(?P<who>.+?)_\d+_assignsubmission_.*", r"(?P<who>[^_]+?)(?:_LATE)?_\d+_\d+_.*")  # Moodle; Canvas
 
@@ -329,7 +330,7 @@ def graded(hand_in, claims, originals, exercises, namespaces):
         killed = written[exercise.name] is None
         found[exercise.name] = [
             one.claim.problem(vector, one.expected, one.inputs) if vector else
-            f"no answer{', killed: time or memory' if killed else ''}"
+            NOTHING + ", killed: time or memory" * killed
             for one, vector in zip(claims[exercise.name], vectors)]
     return found
 
@@ -357,6 +358,20 @@ def equal_code(collected, exercises, originals):
             if student in found and (others := [x for x in students if x != student]):
                 found[student].append(f"{name} = {', '.join(others[:3])}")
     return found
+
+
+def warned(hand_in, found, exercises):
+    """The hand-in with warnings for what could not be run, or was killed: files, syntax errors, exercises."""
+    missing, others = set(), {}
+    for exercise in (x for x in exercises if x.name in found):
+        for claim, problem in zip(exercise.claims, found[exercise.name]):
+            if problem == f"{exercise.file} is missing":
+                missing.add(exercise.file)
+            elif problem not in ("", "not done", NOTHING) and not problem.startswith(claim.says):
+                others.setdefault(" ".join(problem.split()), {})[exercise.name] = True
+    warnings = [f"not handed in: {', '.join(sorted(missing))}"] if missing and hand_in.files else []
+    warnings += [f"{problem} ({', '.join(names)})" for problem, names in others.items()]
+    return hand_in._replace(warnings=[*hand_in.warnings, *warnings])
 
 
 def row(hand_in, found, exercises, flagged):
@@ -391,6 +406,10 @@ def report(hand_in, found, exercises):
 
 def grade(args, exercises, originals):
     """The command: prints a line per student, writes CSV and JSON. Exits with one line for what cannot be graded."""
+    if not args.submissions.is_dir():
+        sys.exit(f"{args.submissions} is no folder; give the one with a folder or zip per student")
+    if wrong := [entry for entry in args.points if not re.fullmatch(r"[^=]+=(\d+\.?\d*|\.\d+)", entry)]:
+        sys.exit(f"--points is to be NAME=POINTS, as cispo=3 or ratio=0.5, got {', '.join(wrong)}")
     points = dict(entry.split("=") for entry in args.points)
     names = {exercise.name for exercise in exercises if exercise.graded}
     if unknown := sorted({*(args.only or ()), *points} - names):
@@ -403,15 +422,19 @@ def grade(args, exercises, originals):
             sys.exit("give --weak-jail to grade nevertheless, best on a machine with nothing else on it")
     began, chosen = time.monotonic(), [x for x in exercises if x.graded and x.name in (args.only or names)]
     claims = {x.name: hidden(x, args.seed, originals, exercises) for x in chosen}
-    collected = hand_ins(args.submissions, sorted({x.file for x in exercises}), course.commit_of(originals))
+    files = sorted({x.file for x in exercises})
+    collected = hand_ins(args.submissions, files, course.commit_of(originals), (args.csv, args.json))
     flagged = equal_code(collected, chosen, originals)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # a process per hand-in: a jail inherits orphans
         results = [*pool.map(lambda one: alone(one, claims, originals, exercises, namespaces), collected)]
+    collected = [warned(one, found, exercises) for one, found in zip(collected, results)]
     rows = [row(one, found, exercises, flagged[one.student]) for one, found in zip(collected, results)]
     write(args, rows, {one.student: report(one, found, exercises) for one, found in zip(collected, results)})
     most = sum(x.points for x in chosen)
     for line in rows:
         print(f"{line['student']:30} {line['points']:6g} of {most:g}  {line['mistakes'][:120]}")
+        if line["warnings"]:
+            print(f"    warning: {' '.join(line['warnings'].split())[:500]}")
     print(f"{len(rows)} hand-ins, {len(chosen)} exercises, seed {args.seed}: {time.monotonic() - began:.0f} s")
 
 

@@ -239,6 +239,23 @@ def test_tables_have_points_per_exercise_and_claim_mistakes_flags_and_gradescope
     assert json.loads((tmp_path / "j" / "A_.._da.json").read_text()) == report
 
 
+def test_what_cannot_be_run_is_a_warning_and_a_wrong_number_is_none():
+    chosen = [x for x in GRADED if x.name in ("ratio", "clip", "cispo", "head", "sigmoid", "sample")]
+    says = {x.name: x.claims[0].says for x in chosen}
+    broken, killed = "precision.py, line 3: invalid syntax", "no answer, killed: time or memory"
+    found = {"ratio": [f"{says['ratio']}\n  expected 1"], "clip": ["not done"], "cispo": [killed] * 2,
+             "head": [broken], "sigmoid": ["fit.py is missing"], "sample": ["no answer"]}
+    assert grading.warned(grading.HandIn("Ada", {"loss.py": ""}, ["old"]), found, chosen).warnings == [
+        "old", "not handed in: fit.py", f"{killed} (cispo)", f"{broken} (head)"]
+
+
+@pytest.mark.parametrize("flags, said", [(["/tmp/nowhere-at-all"], "is no folder"), ([__file__], "is no folder"),
+                                         (["/tmp", "--points", "cispo=x"], "cispo=3"), (["/tmp", "--points", "cispo"], "cispo=3")])
+def test_flags_that_cannot_be_are_one_line(flags, said):
+    with pytest.raises(SystemExit, match=said):
+        grading.grade(grading.flags(flags), EXERCISES, ROOT)
+
+
 def test_equal_code_is_flagged_whatever_its_layout():
     files = solutions()
     own = replaced(files, "cispo", "return right(*args, **kwargs)")

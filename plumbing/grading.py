@@ -329,7 +329,7 @@ def graded(hand_in, claims, originals, exercises, namespaces):
         vectors = readable(written[exercise.name], case[1])
         killed = written[exercise.name] is None
         found[exercise.name] = [
-            one.claim.problem(vector, one.expected, one.inputs) if vector else
+            one.claim.problem(vector, one.expected, one.inputs, exercise.kind != "predict") if vector else
             NOTHING + ", killed: time or memory" * killed
             for one, vector in zip(claims[exercise.name], vectors)]
     return found

@@ -177,7 +177,7 @@ def read_hand_in(path, files, commit):
 
 
 def hand_ins(folder, files, commit, tables=()):
-    """A HandIn per upload, but for the tables written there; students of the same name are told apart by their file's."""
+    """A HandIn per upload, tables left out; students of the same name are told apart by their file's."""
     tables = [table.resolve() for table in tables if table]
     paths = [path for path in sorted(folder.iterdir()) if path.name[0] != "." and path.resolve() not in tables]
     found = [read_hand_in(path, files, commit) for path in paths]

@@ -250,7 +250,8 @@ def test_what_cannot_be_run_is_a_warning_and_a_wrong_number_is_none():
 
 
 @pytest.mark.parametrize("flags, said", [(["/tmp/nowhere-at-all"], "is no folder"), ([__file__], "is no folder"),
-                                         (["/tmp", "--points", "cispo=x"], "cispo=3"), (["/tmp", "--points", "cispo"], "cispo=3")])
+                                         (["/tmp", "--points", "cispo=x"], "cispo=3"),
+                                         (["/tmp", "--points", "cispo"], "cispo=3")])
 def test_flags_that_cannot_be_are_one_line(flags, said):
     with pytest.raises(SystemExit, match=said):
         grading.grade(grading.flags(flags), EXERCISES, ROOT)

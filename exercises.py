@@ -22,6 +22,7 @@ import shutil
 import sys
 import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -138,16 +139,33 @@ def described(exercise):
             f"  Check: python exercises.py next, or pytest -k {exercise.name}")
 
 
+def done(exercise):
+    """Whether nothing is left to do; six-steps trains to find out."""
+    found = state(exercise)
+    return found in ("solved", "original") or bool(found) and exercise.name == "six-steps" and not problems(exercise)
+
+
 def following(name=None):
-    """The first exercise that is not done (or the one asked for), and what its check says if it was begun."""
-    if name is None:
-        name = next((x.name for x in EXERCISES if state(x) not in ("solved", "original") and (
-            x.name != "six-steps" or problems(x))), None)
-    if name is None:
+    """The first exercise that is not done (or the one asked for), and what its check says if it was begun.
+
+    What was shown last, or is asked for, and is done is said to be solved.
+    """
+    shown = HIDDEN / "shown"
+    before = name or (shown.read_text() if shown.exists() else None)
+    upcoming = next((x.name for x in EXERCISES if not done(x)), None)
+    said = []
+    if before and before != upcoming and done(find(before)):
+        number = sum(state(x) in ("solved", "original") for x in EXERCISES)
+        said = [f"{before}: solved ({number} of {len(EXERCISES)}). Next: {upcoming or 'nothing, all are done'}"]
+    current = upcoming if said or not name else name
+    shown.write_text(current or "")
+    if name and said:
+        return said[0]
+    if current is None:
         return "All exercises are done. Now plain `torchrun train.py --loss cispo` runs with your functions."
-    exercise = find(name)
+    exercise = find(current)
     found = problems(exercise) if state(exercise) else []
-    return "\n\n".join([described(exercise), *found])
+    return "\n\n".join([*said, described(exercise), *found])
 
 
 def watch(name):
@@ -162,18 +180,29 @@ def watch(name):
 
 
 def solve(exercise):
-    """Put the original back; the student's file is kept. With its last exercise a file is the original, to the byte."""
+    """Put the original back; the student's file is kept. With its last exercise a file is the original, to the byte.
+
+    A file in which the definition is not to be found is put back whole, as `start` left it.
+    """
     path, original = ROOT / exercise.file, course.original_file(ORIGINALS, exercise.file).read_bytes().decode()
-    text = path.read_bytes().decode()
-    kept = HIDDEN / "kept" / f"{exercise.name}-{time.strftime('%Y%m%d-%H%M%S')}.py"
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_bytes(text.encode())
-    text = course.restored(text, original, exercise)
-    now, then = (course.Source(x, exercise.file) for x in (text, original))
-    if all(now.text(x.target) == then.text(x.target) for x in EXERCISES if x.file == exercise.file):
-        text = original
+    said = f"{exercise.name} is the original's now"
+    if path.exists():
+        kept = HIDDEN / "kept" / f"{exercise.name}-{time.strftime('%Y%m%d-%H%M%S')}.py"
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_bytes(path.read_bytes())
+        said += f"; your {exercise.file} is kept in {kept.relative_to(ROOT)}"
+    try:
+        course.Source.read(path)  # or there is none to be read
+        text = course.restored(path.read_bytes().decode(), original, exercise)
+    except course.Broken as error:
+        text = course.restored(left(exercise.file), original, exercise)
+        said = f"{error}\nSo all else in {exercise.file} is as start left it. {said}"
+    with suppress(course.Broken):  # another definition may be missing
+        now, then = (course.Source(x, exercise.file) for x in (text, original))
+        if all(now.text(x.target) == then.text(x.target) for x in EXERCISES if x.file == exercise.file):
+            text = original
     path.write_bytes(text.encode())
-    return f"{exercise.name} is the original's now; your {exercise.file} is kept in {kept.relative_to(ROOT)}"
+    return said
 
 
 # --- Training and handing in -----------------------------------------------------------------------------------------
@@ -238,4 +267,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except course.Broken as error:
+        sys.exit(str(error))

@@ -31,6 +31,7 @@ HIDDEN = ".course"  # in a student's folder: the originals, what `solve` replace
 ANSWERS = "answers.py"  # of predict and measure; its original stands with the claims
 SIX_STEPS = "--loss cispo --k 0 --prompts 8 --steps 6 --eval-every 6 --eval-prompts 32 --eval-generations 2".split()
 TIMES = ("seconds", "gpu_hours", "idle")  # and what is computed from them
+UNWRITTEN, RAISED = "not written yet", "raised"  # how texts in place of a vector begin
 SECONDS = 10.0  # of wall clock for one check; measure may train
 MEASURE_SECONDS = 900.0
 
@@ -248,7 +249,8 @@ def vectors(exercise, student, original, exercises):
         try:
             found.append(claim.vector(definition))
         except BaseException as error:  # noqa: BLE001
-            found.append(described(error, student.path))
+            text = described(error, student.path)
+            found.append(text if text.startswith(UNWRITTEN) else f"{RAISED} {text}")
     return found
 
 
@@ -257,7 +259,7 @@ def described(error, path):
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     place = f" ({Path(path).name}, line {lines[-1]})" if lines else ""
     if isinstance(error, NotImplementedError) and "is not written yet" in str(error):
-        return f"not written yet{place}"
+        return f"{UNWRITTEN}{place}"
     return f"{type(error).__name__}{': ' * bool(str(error))}{str(error)[:500]}{place}"
 
 
@@ -313,6 +315,7 @@ def check(exercise, root, originals, exercises):
     """
     try:
         student, original = Source.read(root / exercise.file), Source.read(original_file(originals, exercise.file))
+        told = touched(exercise, student, original)
     except Broken as error:
         return [f"{exercise.name}: {error}"]
     seconds = MEASURE_SECONDS if exercise.kind == "measure" else SECONDS
@@ -322,7 +325,7 @@ def check(exercise, root, originals, exercises):
     right = [None] * len(exercise.claims)
     if exercise.computed:
         right = isolated(lambda: expected(exercise, original, exercises, originals), root, seconds)
-    return judged(exercise, found, right, told=touched(exercise, student, original))
+    return judged(exercise, found, right, told)
 
 
 def touched(exercise, student, original):
@@ -333,13 +336,13 @@ def touched(exercise, student, original):
 
 def judged(exercise, found, right, told=True):
     """Problems of vectors (or texts) with the expected ones (None: the claim's own); mistakes are named if `told`."""
-    problems = []
+    problems, tell = [], exercise.kind != "predict"  # the first wrong try is not to end a prediction
     for claim, yours, vector in zip(exercise.claims, found, right):
         if isinstance(vector, str):
             problems.append(f"{exercise.name}: nothing to compare with yet: {vector}")
-        elif isinstance(yours, str):
+        elif isinstance(yours, str) and not yours.startswith(RAISED):
             problems.append(f"{exercise.name}: {yours}")
-        elif problem := (claim if told else claim._replace(mistakes=())).problem(yours, vector):
+        elif problem := (claim if told else claim._replace(mistakes=())).problem(yours, vector, tell=tell):
             problems.append(f"{exercise.name}: {problem}")
     return list(dict.fromkeys(problems))
 

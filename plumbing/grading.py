@@ -19,6 +19,7 @@ import argparse
 import base64
 import csv
 import inspect
+import io
 import json
 import math
 import os
@@ -29,18 +30,24 @@ import struct
 import sys
 import time
 import zipfile
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from plumbing import course, jail
 
-BYTES = 1 << 18  # of one file of a hand-in
+BYTES, ZIP_BYTES = 1 << 18, 1 << 24  # of one file of a hand-in, and of a zip within one
+BESIDE = {course.HIDDEN, "tests", "runs", "__MACOSX"}  # no student's work: originals, checks, trained copies
+# Not a zip, cut short, encrypted, an unknown compression.
+UNREADABLE = zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError
 LIMITS = {"CPU": 2, "AS": 1 << 30}  # seconds, and bytes above what the imports take; of one exercise
 SECONDS, EACH = 20.0, 6.0  # of wall clock for a submission, and for one exercise, which may sleep
 HAND_IN_SECONDS = 120.0  # of wall clock: both tries, and what is around them
 WEAK = "no namespaces here: a hand-in can read the solutions on the disk, use the network, and outlive its jail"
+NOTHING = "no answer"  # for a claim: an exception, or something else than numbers
 # Learning management systems rename what students upload.
 NAMES = (r"(?P<who>.+?)_\d+_assignsubmission_.*", r"(?P<who>[^_]+?)(?:_LATE)?_\d+_\d+_.*")  # Moodle; Canvas
 
@@ -113,34 +120,53 @@ def student_of(path):
     ('Jane Doe', 'doejane')
     """
     match = next(filter(None, (re.fullmatch(pattern, path.name) for pattern in NAMES)), None)
-    return match["who"] if match else path.stem if path.suffix == ".zip" else path.name
+    return match["who"] if match else path.stem if path.suffix.lower() == ".zip" else path.name
 
 
-def members(path):
-    """(name, () -> bytes) of the files in a folder or zip; zips within a folder are opened too. Raises BadZipFile."""
-    if path.is_dir():
-        for file in sorted(path.rglob("*")):
-            if file.suffix == ".zip" and file.is_file() and not file.is_symlink():
-                yield from members(file)
-            elif file.is_file() and not file.is_symlink():
-                yield file.relative_to(path).as_posix(), lambda file=file: file.open("rb").read(BYTES + 1)
+def members(source, depth=2):
+    """(name, () -> open file) of the files in a folder or zip, and in the zips within it. Raises BadZipFile.
+
+    What a student's folder holds beside the student's work (the originals!) is left out; a handin.zip counts alone.
+    depth: of zips within zips that are opened
+    """
+    if isinstance(source, Path) and source.is_dir():
+        found = [(file.relative_to(source).as_posix(), partial(file.open, "rb")) for file in sorted(source.rglob("*"))
+                 if file.is_file() and not file.is_symlink()]
     else:
-        archive = zipfile.ZipFile(path)
-        for info in archive.infolist():
-            yield info.filename.replace("\\", "/"), lambda info=info: archive.open(info).read(BYTES + 1)
+        archive = zipfile.ZipFile(source)
+        found = [(info.filename.replace("\\", "/"), partial(archive.open, info)) for info in archive.infolist()]
+    found = [(name, opened) for name, opened in found
+             if not BESIDE & {*name.split("/")} or f"/{name}".endswith(f"/{course.HIDDEN}/commit")]
+    packed = sorted(((name, opened) for name, opened in found if f"/{name}".endswith("/handin.zip")), key=steepness)
+    for name, opened in packed[:1] or found:
+        if depth and name.lower().endswith(".zip"):
+            inner = io.BytesIO(opened().read(ZIP_BYTES))  # of a longer one the end is missing: BadZipFile
+            yield from ((f"{name}/{within}", file) for within, file in members(inner, depth - 1))
+        else:
+            yield name, opened
+
+
+def steepness(member):
+    """How many folders deep a member lies."""
+    return member[0].count("/")
 
 
 def read_hand_in(path, files, commit):
-    """A HandIn from a folder or zip, of these files; what is wrong with it are its warnings."""
+    """A HandIn from a folder or zip, of these files, each where it lies shallowest; what is wrong are its warnings."""
+    if not path.is_dir() and path.suffix.lower() != ".zip":
+        return HandIn(student_of(path), {}, [f"{path.name}: neither a folder nor a .zip"])
     found, warnings = {}, []
     try:
-        for name, read in members(path):
-            known = next((file for file in [*files, "commit"] if f"/{name}".endswith(f"/{file}")), None)
-            if known and known not in found and "__MACOSX" not in name:
-                data = read()
+        inside = sorted(members(path), key=steepness)
+        for known in [*files, "commit"]:
+            places = [opened for name, opened in inside if f"/{name}".endswith(f"/{known}")]
+            if places:
+                data = places[0]().read(BYTES + 1)
                 found[known] = data.decode(errors="replace") if len(data) <= BYTES else ""
                 warnings += [f"{known} is larger than {BYTES} bytes"] if len(data) > BYTES else []
-    except (zipfile.BadZipFile, OSError, RuntimeError, NotImplementedError) as error:  # encrypted; unknown compression
+            if len(places) > 1 and known != "commit":
+                warnings.append(f"{known} occurs {len(places)} times: the one in the fewest folders counts")
+    except UNREADABLE as error:
         warnings.append(f"{path.name} cannot be read: {error}")
     theirs = found.pop("commit", "").strip()
     if not found:
@@ -150,9 +176,10 @@ def read_hand_in(path, files, commit):
     return HandIn(student_of(path), found, warnings)
 
 
-def hand_ins(folder, files, commit):
-    """A HandIn per folder or zip; students of the same name are told apart by their file's."""
-    paths = [path for path in sorted(folder.iterdir()) if path.is_dir() or path.suffix == ".zip"]
+def hand_ins(folder, files, commit, tables=()):
+    """A HandIn per upload, tables left out; students of the same name are told apart by their file's."""
+    tables = [table.resolve() for table in tables if table]
+    paths = [path for path in sorted(folder.iterdir()) if path.name[0] != "." and path.resolve() not in tables]
     found = [read_hand_in(path, files, commit) for path in paths]
     names = [one.student for one in found]
     return [one._replace(student=path.name) if names.count(one.student) > 1 else one for one, path in zip(found, paths)]
@@ -302,8 +329,8 @@ def graded(hand_in, claims, originals, exercises, namespaces):
         vectors = readable(written[exercise.name], case[1])
         killed = written[exercise.name] is None
         found[exercise.name] = [
-            one.claim.problem(vector, one.expected, one.inputs) if vector else
-            f"no answer{', killed: time or memory' if killed else ''}"
+            one.claim.problem(vector, one.expected, one.inputs, exercise.kind != "predict") if vector else
+            NOTHING + ", killed: time or memory" * killed
             for one, vector in zip(claims[exercise.name], vectors)]
     return found
 
@@ -331,6 +358,20 @@ def equal_code(collected, exercises, originals):
             if student in found and (others := [x for x in students if x != student]):
                 found[student].append(f"{name} = {', '.join(others[:3])}")
     return found
+
+
+def warned(hand_in, found, exercises):
+    """The hand-in with warnings for what could not be run, or was killed: files, syntax errors, exercises."""
+    missing, others = set(), {}
+    for exercise in (x for x in exercises if x.name in found):
+        for claim, problem in zip(exercise.claims, found[exercise.name]):
+            if problem == f"{exercise.file} is missing":
+                missing.add(exercise.file)
+            elif problem not in ("", "not done", NOTHING) and not problem.startswith(claim.says):
+                others.setdefault(" ".join(problem.split()), {})[exercise.name] = True
+    warnings = [f"not handed in: {', '.join(sorted(missing))}"] if missing and hand_in.files else []
+    warnings += [f"{problem} ({', '.join(names)})" for problem, names in others.items()]
+    return hand_in._replace(warnings=[*hand_in.warnings, *warnings])
 
 
 def row(hand_in, found, exercises, flagged):
@@ -365,6 +406,10 @@ def report(hand_in, found, exercises):
 
 def grade(args, exercises, originals):
     """The command: prints a line per student, writes CSV and JSON. Exits with one line for what cannot be graded."""
+    if not args.submissions.is_dir():
+        sys.exit(f"{args.submissions} is no folder; give the one with a folder or zip per student")
+    if wrong := [entry for entry in args.points if not re.fullmatch(r"[^=]+=(\d+\.?\d*|\.\d+)", entry)]:
+        sys.exit(f"--points is to be NAME=POINTS, as cispo=3 or ratio=0.5, got {', '.join(wrong)}")
     points = dict(entry.split("=") for entry in args.points)
     names = {exercise.name for exercise in exercises if exercise.graded}
     if unknown := sorted({*(args.only or ()), *points} - names):
@@ -377,15 +422,19 @@ def grade(args, exercises, originals):
             sys.exit("give --weak-jail to grade nevertheless, best on a machine with nothing else on it")
     began, chosen = time.monotonic(), [x for x in exercises if x.graded and x.name in (args.only or names)]
     claims = {x.name: hidden(x, args.seed, originals, exercises) for x in chosen}
-    collected = hand_ins(args.submissions, sorted({x.file for x in exercises}), course.commit_of(originals))
+    files = sorted({x.file for x in exercises})
+    collected = hand_ins(args.submissions, files, course.commit_of(originals), (args.csv, args.json))
     flagged = equal_code(collected, chosen, originals)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # a process per hand-in: a jail inherits orphans
         results = [*pool.map(lambda one: alone(one, claims, originals, exercises, namespaces), collected)]
+    collected = [warned(one, found, exercises) for one, found in zip(collected, results)]
     rows = [row(one, found, exercises, flagged[one.student]) for one, found in zip(collected, results)]
     write(args, rows, {one.student: report(one, found, exercises) for one, found in zip(collected, results)})
     most = sum(x.points for x in chosen)
     for line in rows:
         print(f"{line['student']:30} {line['points']:6g} of {most:g}  {line['mistakes'][:120]}")
+        if line["warnings"]:
+            print(f"    warning: {' '.join(line['warnings'].split())[:500]}")
     print(f"{len(rows)} hand-ins, {len(chosen)} exercises, seed {args.seed}: {time.monotonic() - began:.0f} s")
 
 

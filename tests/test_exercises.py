@@ -136,6 +136,7 @@ def student(started, monkeypatch):
     monkeypatch.setattr(exercises, "ROOT", started)
     monkeypatch.setattr(exercises, "HIDDEN", started / course.HIDDEN)
     monkeypatch.setattr(exercises, "ORIGINALS", started / course.HIDDEN / "original")
+    (started / course.HIDDEN / "shown").unlink(missing_ok=True)
     for file in exercises.FILES:
         (started / file).write_text(exercises.left(file))
     return started
@@ -170,12 +171,39 @@ def test_a_check_is_one_clear_line_for_what_cannot_run(student, monkeypatch):
     write(student, "ratio", "while True: pass")
     assert said(student, "ratio") == "ratio: stopped after 2 s; likely cause: an endless loop"
     write(student, "ratio", "raise SystemExit(0)")
-    assert said(student, "ratio").startswith("ratio: SystemExit: 0 (loss.py, line ")
+    lines = said(student, "ratio").split("\n")
+    assert lines[0].startswith("ratio: ratio: ") and lines[1].startswith("  expected [[")
+    assert lines[2].startswith("  yours    raised SystemExit: 0 (loss.py, line ") and len(lines) == 3
     write(student, "ratio", "import os; os._exit(3)")
     assert said(student, "ratio").startswith("ratio: the process ended")
     write(student, "ratio", "return logprobs[")
     line = line_of(student, "return logprobs[")
     assert said(student, "ratio") == f"ratio: loss.py, line {line}: '[' was never closed"
+
+
+@pytest.mark.parametrize("spoil, line", [
+    (lambda text: text.replace("def importance_ratio(", "def renamed("), "loss.py has no importance_ratio any more"),
+    (lambda text: text + "\n\ndef later(:\n    pass\n", r"loss.py, line \d+: "),
+    (lambda text: None, "loss.py cannot be read: ")], ids=["renamed", "syntax", "deleted"])
+def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(spoil, line, student):
+    path, mine = student / "loss.py", spoil((student / "loss.py").read_text())
+    path.write_text(mine) if mine else path.unlink()
+    assert re.match(f"ratio: {line}", said(student, "ratio")) and "\n" not in said(student, "ratio")
+    assert re.search(f"ratio: {line}", exercises.following("ratio")) and "49 done" in exercises.listed()
+    solved = exercises.solve(exercises.find("ratio"))
+    assert re.match(line, solved) and "all else in loss.py is as start left it" in solved
+    assert path.read_text() == course.restored(exercises.left("loss.py"), (ROOT / "loss.py").read_text(),
+                                               exercises.find("ratio"))
+    assert not mine or mine in [kept.read_text() for kept in (student / course.HIDDEN / "kept").iterdir()]
+
+
+def test_a_wrong_prediction_shows_the_own_number_and_the_mistake_but_not_the_answer(student):
+    write(student, "age", "return 9, 9")
+    assert "expected" not in said(student, "age") and "  yours    [9, 9]" in said(student, "age")
+    write(student, "age", "return 1 / 0")
+    assert "expected" not in said(student, "age") and "yours    raised ZeroDivisionError" in said(student, "age")
+    write(student, "age", "return 8, 7")
+    assert said(student, "age") == ""
 
 
 def line_of(folder, text):
@@ -218,6 +246,17 @@ def test_next_list_hint_and_solve(student):
     assert exercises.state(exercises.find("baseline")) == "solved"
     assert "1 of 49 done" not in (listed := exercises.listed()) and "2 of 49 done" in listed
     assert "efficiency (write" in exercises.following()
+
+
+def test_next_says_what_is_solved_now(student):
+    assert exercises.following("baseline").startswith("baseline (write")
+    write(student, "baseline", "return rewards - rewards.mean(-1, keepdim=True)")
+    assert exercises.following("baseline") == "baseline: solved (1 of 49). Next: sigmoid"
+    assert exercises.following().startswith("sigmoid (write")
+    exercises.solve(exercises.find("sigmoid"))
+    said, task = exercises.following().split("\n\n")
+    assert re.fullmatch("sigmoid: solved \\(2 of 49\\). Next: ([a-z-]+)", said)[1] == task.split(" ")[0]
+    assert "solved" not in exercises.following()
 
 
 def test_solving_everything_in_a_file_gives_the_original_byte_for_byte(student):

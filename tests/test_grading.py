@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import socket
 import zipfile
 from argparse import Namespace
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from course.catalogue import EXERCISES
 
+import exercises
 from plumbing import course, grading, jail
 
 ROOT = Path(course.__file__).parent.parent
@@ -177,15 +179,48 @@ def test_hand_ins_are_found_as_moodle_and_canvas_name_them(tmp_path):
         archive.writestr("class/plumbing/fleet.py", "x = 3\n")
         archive.writestr("commit", "other")
     (tmp_path / "curie_1_2_handin.zip").write_bytes(b"no zip")
-    (tmp_path / "grades.csv").touch()
-    found = {one.student: one for one in grading.hand_ins(tmp_path, ["loss.py", "plumbing/fleet.py"], "abc")}
+    for name in ("noether_3_4_loss.py", "grades.csv", ".DS_Store"):
+        (tmp_path / name).touch()
+    files, table = ["loss.py", "plumbing/fleet.py"], tmp_path / "grades.csv"
+    found = {one.student: one for one in grading.hand_ins(tmp_path, files, "abc", [table, None])}
     assert {student: one.files for student, one in found.items()} == {
         "Ada Lovelace": {"loss.py": "x = 1\n"}, "bohrniels": {"loss.py": "x = 2\n", "plumbing/fleet.py": "x = 3\n"},
-        "curie": {}}
+        "curie": {}, "noether": {}}
+    assert found["noether"].warnings == ["noether_3_4_loss.py: neither a folder nor a .zip"]
     assert found["Ada Lovelace"].warnings == []
     assert found["bohrniels"].warnings == ["of another commit: other instead of abc"]
     unread, nothing = found["curie"].warnings
     assert "not a zip file" in unread and nothing == "no file of the course found"
+
+
+@pytest.mark.parametrize("zipped", [False, True], ids=["folder", "zip"])
+def test_of_a_whole_student_folder_only_the_students_own_work_counts(zipped, tmp_path):
+    started = tmp_path / "class"
+    exercises.start(started)
+    (started / "runs").mkdir()
+    (started / "runs" / "loss.py").write_text((ROOT / "loss.py").read_text())
+    files = {file: (started / file).read_text() for file in FILES}
+    [ratio] = [x for x in GRADED if x.name == "ratio"]
+    solved = course.restored(files["loss.py"], (ROOT / "loss.py").read_text(), ratio)
+
+    def handed_in():
+        path = Path(shutil.make_archive(tmp_path / "all", "zip", tmp_path, "class")) if zipped else started
+        return grading.read_hand_in(path, FILES, course.commit_of(ROOT))
+
+    names = ["ratio", "cispo", "sigmoid", "baseline"]
+    untouched = handed_in()
+    assert untouched.files == files and untouched.warnings == []
+    assert all(wrong[0] == "not done" for wrong in points(untouched.files, names).values())
+    (started / "loss.py").write_text(solved)
+    found = points(handed_in().files, names)
+    assert [name for name in names if not any(found[name])] == ["ratio"]
+    (started / "old").mkdir()
+    (started / "old" / "loss.py").touch()
+    again = handed_in()
+    assert again.files["loss.py"] == solved and "loss.py occurs 2 times" in again.warnings[0]
+    with zipfile.ZipFile(started / "handin.zip", "w") as archive:
+        archive.writestr("loss.py", "x = 1\n")
+    assert handed_in().files == {"loss.py": "x = 1\n"}
 
 
 def test_tables_have_points_per_exercise_and_claim_mistakes_flags_and_gradescopes_form(tmp_path):
@@ -202,6 +237,24 @@ def test_tables_have_points_per_exercise_and_claim_mistakes_flags_and_gradescope
     grading.write(Namespace(csv=tmp_path / "g.csv", json=tmp_path / "j"), [line], {"A/../da": report})
     assert [row["student"] for row in csv.DictReader((tmp_path / "g.csv").open())] == ["Ada"]
     assert json.loads((tmp_path / "j" / "A_.._da.json").read_text()) == report
+
+
+def test_what_cannot_be_run_is_a_warning_and_a_wrong_number_is_none():
+    chosen = [x for x in GRADED if x.name in ("ratio", "clip", "cispo", "head", "sigmoid", "sample")]
+    says = {x.name: x.claims[0].says for x in chosen}
+    broken, killed = "precision.py, line 3: invalid syntax", "no answer, killed: time or memory"
+    found = {"ratio": [f"{says['ratio']}\n  expected 1"], "clip": ["not done"], "cispo": [killed] * 2,
+             "head": [broken], "sigmoid": ["fit.py is missing"], "sample": ["no answer"]}
+    assert grading.warned(grading.HandIn("Ada", {"loss.py": ""}, ["old"]), found, chosen).warnings == [
+        "old", "not handed in: fit.py", f"{killed} (cispo)", f"{broken} (head)"]
+
+
+@pytest.mark.parametrize("flags, said", [(["/tmp/nowhere-at-all"], "is no folder"), ([__file__], "is no folder"),
+                                         (["/tmp", "--points", "cispo=x"], "cispo=3"),
+                                         (["/tmp", "--points", "cispo"], "cispo=3")])
+def test_flags_that_cannot_be_are_one_line(flags, said):
+    with pytest.raises(SystemExit, match=said):
+        grading.grade(grading.flags(flags), EXERCISES, ROOT)
 
 
 def test_equal_code_is_flagged_whatever_its_layout():

@@ -137,7 +137,7 @@ def kept():
 
     Returns the mean share kept over the first ten steps, and over the last ten.
     """
-    rows = steps(Path("results/main_seed0.jsonl"))
+    rows = steps("results/main_seed0.jsonl")
     return tuple(sum(row["kept"] for row in part) / 320 for part in (rows[:10], rows[-10:]))
 
 
@@ -150,8 +150,8 @@ def six_steps():
 
 
 def steps(log=None):
-    """For your own use: the `step` rows of a log, by default of the newest one in runs/."""
+    """For your own use: the `step` rows of a log (its path), by default of the newest one in runs/."""
     logs = sorted(Path("runs").glob("*/log.jsonl"), key=lambda path: path.stat().st_mtime)
     if not log and not logs:
         raise FileNotFoundError("no run in runs/ yet: python exercises.py train --steps 10")
-    return [row for row in map(json.loads, (log or logs[-1]).open()) if row["kind"] == "step"]
+    return [row for row in map(json.loads, Path(log or logs[-1]).open()) if row["kind"] == "step"]

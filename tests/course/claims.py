@@ -108,18 +108,24 @@ class Claim(NamedTuple):
         if problem := self.problem(self.vector(implementation)):
             raise AssertionError(problem)
 
-    def problem(self, yours, expected=None, inputs=None):
+    def problem(self, yours, expected=None, inputs=None, tell=True):
         """What a failing claim says: the claim, both numbers and shapes, the mistake; "" if the numbers are right.
 
-        yours, expected: vectors; expected, inputs: of the claim if not given.
+        yours, expected: vectors, yours may be a text that says why there is none; expected, inputs: of the claim if
+        not given; tell: whether what was expected is shown.
         """
         expected = encode(self.expected) if expected is None else expected
+        if isinstance(yours, str):
+            right = f"  expected {_numbers(expected)} shape {_shape(expected)}"
+            return "\n".join([self.says, *[right] * tell, f"  yours    {yours}"])
         if self.same(yours, expected) and all(map(math.isfinite, yours)):
             return ""
         values = [_numbers(vector) for vector in (expected, yours)]
         width = max(map(len, values))
         lines = [self.says] + [f"  {whose:8} {text:{width}} shape {_shape(vector)}" for whose, text, vector
                                in zip(("expected", "yours"), values, (expected, yours))]
+        if not tell:
+            del lines[1]
         if yours[1:] == expected[1:]:
             lines[-1] += f", but {('floats', 'integers', 'True and False')[int(yours[0])]}"
         named = [self.named(mistake) for mistake in self.mistakes if self.same(self.vector(mistake, inputs), yours)]

@@ -360,7 +360,9 @@ def generate(args, fleet):
         with fleet.beating():
             generator = make_generator(args, fleet.device, fleet.dtype)
         with closing(generator), closing(make_scorer(args)) as scorer:
-            return pipeline.serve(generator, fleet.mailbox, fleet.broadcast, scorer), False
+            reason = pipeline.serve(generator, fleet.mailbox, fleet.broadcast, scorer)
+            fleet.lifeline.needed = set()  # rank 0 may go while vLLM's worker ends
+            return reason, False
     except RuntimeError as error:
         return fleet.lifeline.blame(error), True
 

@@ -34,7 +34,7 @@ from plumbing import course  # noqa: E402
 
 HIDDEN, ORIGINALS = ROOT / course.HIDDEN, course.originals_of(ROOT)
 HAND_IN = "handin.zip"
-COPIED = ("*.py", "*.md", "*.toml", "LICENSE", "plumbing/*.py", "tests/course/*.py", "base/**/*", "results/*")
+COPIED = ("*.py", "*.toml", "LICENSE", "plumbing/*.py", "tests/course/*.py", "base/**/*", "results/*")
 FILES = sorted({exercise.file for exercise in EXERCISES})
 
 
@@ -54,6 +54,7 @@ def start(folder):
             for target in (folder / name, *([folder / course.HIDDEN / "original" / name] if code else [])):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
+    shutil.copyfile(ROOT / "exercises.md", folder / "README.md")
     (folder / "tests" / "course" / course.ANSWERS).unlink()
     for file in FILES:
         (folder / file).write_bytes(left(file).encode())
@@ -226,7 +227,8 @@ def pack():
         for file in changed:
             archive.write(ROOT / file, file)
         archive.write(HIDDEN / "commit", "commit")
-    return f"{HAND_IN} holds {', '.join(changed) or 'nothing changed'}"
+    number = sum(state(x) in ("solved", "original") for x in EXERCISES)
+    return f"{HAND_IN} holds {', '.join(changed) or 'nothing changed'}: {number} of {len(EXERCISES)} done"
 
 
 def main():
@@ -259,7 +261,8 @@ def main():
     if args.command == "train":
         train(sys.argv[sys.argv.index("train") + 1:])
     elif args.command == "next" and args.watch:
-        watch(args.name)
+        with suppress(KeyboardInterrupt):
+            watch(args.name)
     else:
         does = {"next": lambda: following(args.name), "list": listed, "pack": pack,
                 "hint": lambda: find(args.name).hints[args.number - 1], "solve": lambda: solve(find(args.name))}

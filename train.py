@@ -217,11 +217,13 @@ class Trainer:
 
     def validate(self):
         """Mean@k on the validation set; clock, weights and training tickets stand still meanwhile."""
+        self.bar.set_description("validating")
         with self.clock.paused():
             groups, samples, failed = self.pipeline.evaluate(self.validation, self.args.eval_generations, SAMPLES)
             failures = [error for error in failed.values() if not error.startswith(reward.UNREADABLE)]
             check_verifier(failures, len(failures), len(self.validation))
             self.evaluated = self.version
+            self.bar.set_description()
             if not groups:  # another rank than 0
                 return
             for index, error in failed.items():
@@ -341,14 +343,15 @@ def train(run):
 
 def finish(run, reason, seconds):
     """Rank 0's last words: the fit so far, drawn and printed, and why the run ended."""
+    run.bar.close()
     with suppress(OSError):  # a full disk: what still fits
         values, lines = fit_cli.report(run.out / "log.jsonl", run.out / "scaling.png")
         if values:  # None with too few evaluations
             run.log("fit", **values)
-        print(*lines, sep="\n")
+        print(*lines, f"written to {run.out}: log.jsonl, completions.jsonl, checkpoints" + ", scaling.png" * bool(values),
+              sep="\n")
     with suppress(OSError):
         run.log("end", reason=reason, seconds=seconds)
-    run.bar.close()
 
 
 # --- Processes -------------------------------------------------------------------------------------------------------

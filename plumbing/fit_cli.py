@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import fit
-from plumbing import figures
+from plumbing import figures, study
 from plumbing.logs import read_run
 
 
@@ -35,15 +35,15 @@ def table(rows):
 
 def lines_of(found):
     """A `summary` as lines for the screen."""
-    head = "(bands of A, B, C_mid: if Eq. 1 holds)"
-    rows = [(head, "fit", "90 % low", "high"), *((name, found[name], *band) for name, band in found["bands"].items())]
+    rows = [("", "fit", "90 % low", "high"), *((name, found[name], *band) for name, band in found["bands"].items())]
     rows += [(f"R at {row['C']:.4g} {found['unit']}", row["R"], row["low"], row["high"]) for row in found["forecasts"]]
     if half := found["first_half"]:
         label = f"last R, from the first half (measured {half['measured']:.4g})"
         rows.append((label, half["forecast"], half["low"], half["high"]))
-    head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {unit}, R_0 = {R_0:.4g}, noise +-{noise:.4f}"
+    head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {unit}, R_0 = {R_0:.4g}"
     notes = [f"  note: {note}" for note in found["notes"]]
-    return [head.format(**found), *notes, *table(rows), *map("  warning: {}".format, found["warnings"])]
+    bands = "  90 % bands: of A, B, C_mid if Eq. 1 holds; of R even if the run leaves it; an evaluation scatters by {noise:.4f}"
+    return [head.format(**found), bands.format(**found), *notes, *table(rows), *map("  warning: {}".format, found["warnings"])]
 
 
 def stop_rows(laws, gain):
@@ -114,6 +114,45 @@ def ours(laws, folder):
     return [line for name in groups for line in analyse(groups[name], flags, None, folder / f"ours_{name}.png")[1]]
 
 
+def compared(logs, folder):
+    """A figure for each of the paper's comparisons that has runs among `study.kept` logs; returns the findings' table.
+    """
+    found = study.judged(logs)
+    for figure, title in study.FIGURES.items():
+        own = {finding: row for finding, row in found.items() if finding.figure == figure}
+        if own:
+            path, title = folder / f"ours_fig{figure}.png", f"Fig. {figure}, {title}: the embedded task"
+            figures.save(path, title, curves_of(own, logs, figure == "7"), differences_of(own))
+    return study.table(logs)
+
+
+def curves_of(findings, logs, with_log_f):
+    """A panel of fitted means over the seeds for each compute that the findings speak of; Fig. 7's lines if asked for.
+    """
+    panels = []
+    for x in dict.fromkeys(finding.x for finding in findings):
+        own = [finding for finding in findings if finding.x == x]
+        names = dict.fromkeys(name for finding in own for name in (finding.reference, finding.configuration))
+        laws = [fit.fit_run(study.averaged(logs, name, x)) for name in names]
+        axis, curves = f"compute C ({x})", [figures.scaling(law, law.span[1])._replace(band=None) for law in laws]
+        panels.append(("means over (so many) seeds", axis, figures.RATE, curves))
+        if with_log_f:
+            same = fit.refit_B([law.run for law in laws], A := study.common_A(laws))
+            title = f"Fig. 7 with one A = {A:.3f}: F = C^B"
+            panels.append((title, axis, f"log10 F(R), F in {x}^B", [*map(figures.log_f, same)]))
+    return panels
+
+
+def differences_of(findings):
+    """A panel for each quantity of {finding: (difference, low, high, verdict, why)}."""
+    rows = {}
+    for one, (*difference, verdict, _) in findings.items():
+        paper = one.paper[0] - one.paper[1] if one.paper else None
+        rows.setdefault(one.quantity, []).append((one.says, difference, verdict, paper))
+    return [(f"difference in {name}, 90 % interval (grey: within {study.MARGIN[name]})", study.MARGIN[name], own)
+            for name, own in rows.items()]
+
+
 def paper_tables():
     """Table 1, and A.7 beside what fits of samples of one sigmoid say, as lines."""
     rows = [("fitted", "B", "A", "check: B", "A", "B, 90 % band", "A, 90 % band")]
@@ -149,7 +188,8 @@ def command(args, defaults):
     columns = args.compute, args.reward, args.scale, args.cumulative
     runs = [read_run(path, *columns)._replace(**given) for path in paths]
     if args.ours:
-        return ours([*map(fit.fit_run, runs)], folder)
+        logs = {} if args.runs else study.kept(Path("results", "study"))
+        return ours([*map(fit.fit_run, runs)], folder) + (compared(logs, folder) if logs else [])
     alone = len(runs) == 1 and args.reward in (None, "pass_rate") and not any((args.r0, args.scale, args.cumulative))
     laws = with_tasks(runs[0], paths[0]) if alone else [*map(fit.fit_run, runs)]
     flags = [name for name, value in vars(args).items() if value is True]

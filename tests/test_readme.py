@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from plumbing import flags
+from plumbing import flags, study
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
 NAMES = r"`((?:plumbing/)?[a-z0-9_]+\.py):([\w.]+)`"
-READING_PATH = README.partition("## The reading path")[2].partition("The life of a completion")[0]
+READING_PATH = README.partition("## The reading path")[2].partition("\n## ")[0]
 
 
 def defined(path):
@@ -83,3 +83,13 @@ def test_the_first_screen_shows_the_two_commands():
     first = README.split("\n")[:30]
     assert "    pip install -e . && torchrun train.py --loss cispo" in first
     assert "    pip install -e '.[test]' && pytest" in first
+
+
+def test_the_findings_are_those_of_the_kept_runs():
+    """The table of the README, and what results/README.md says of it; nothing else is said of a finding."""
+    lines = [line for line in study.table(study.kept(ROOT / "results" / "study")) if line]
+    rows = [line for line in lines if line.startswith("|")]
+    shown = README.partition("## The paper's comparisons")[2].partition("\n## ")[0]
+    assert [line for line in shown.split("\n") if line.startswith("|")] == rows
+    measured = (ROOT / "results" / "README.md").read_text()
+    assert all(line in measured for line in lines if line not in rows)

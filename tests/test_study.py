@@ -2,11 +2,12 @@
 
 import doctest
 import json
+import os
 
 import pytest
 
-from benchmarks import study
-from plumbing import flags
+from benchmarks import study as runner
+from plumbing import flags, study
 
 
 def test_docstring_examples_run():
@@ -49,11 +50,19 @@ def test_findings_are_about_configurations_that_are_run_and_each_pair_and_quanti
 
 
 def test_the_first_seed_of_all_comes_before_the_second_of_any():
-    assert study.wanted("pipeline-8") == [("pipeline-8", seed) for seed in range(5)]
-    assert study.wanted("*gspo", seeds=[1]) == [("gspo", 1)]
-    first = study.wanted("[cg]*")
+    assert runner.wanted("scalerl") == [("scalerl", seed) for seed in range(5)]
+    assert runner.wanted("*gspo", seeds=[1]) == [("gspo", 1)]
+    first = runner.wanted("[cg]*")
     assert first == [("cispo", 0), ("gspo", 0), ("cispo", 1), ("gspo", 1)]
-    assert all(name.startswith("quiet") for name, _ in study.wanted(quiet=True))
+
+
+def test_device_hours_count_of_the_runs_that_had_the_machine_to_themselves():
+    quiet = [("baseline", 0), ("pipeline-8", 0), ("baseline", 1), ("pipeline-8", 1)]
+    assert runner.wanted(quiet=True) == quiet and not set(runner.wanted()) & set(quiet)
+    logs = {(name, seed): curve(0.6) for name in ("baseline", "pipeline-8", "cispo") for seed in (0, 1, 4)}
+    assert {name: len(runs) for name, runs in study.grouped(logs, "gpu_hours").items()} == {"baseline": 2, "pipeline-8": 2}
+    assert {name: len(runs) for name, runs in study.grouped(logs, "step").items()} == dict.fromkeys(
+        ("baseline", "pipeline-8", "cispo"), 3)
 
 
 # --- What is kept of a log -------------------------------------------------------------------------------------------
@@ -77,7 +86,7 @@ def test_a_kept_log_has_all_evaluations_and_between_two_of_them_one_row_of_means
             # resumed from the checkpoint of step 2
             {"kind": "config", "step": 2}, step(3, 0.75, "1", 9), step(4, 0.25, "1", 1), evaluation(4),
             {"kind": "fit", "step": 4}, {"kind": "end", "step": 4, "reason": "finished"}]
-    kept = study.reduced(rows)
+    kept = runner.reduced(rows)
     assert [row["kind"] for row in kept] == ["config", "eval", "step", "eval", "end", "step", "eval", "end"]
     assert [row for row in kept if row["kind"] == "eval"] == [evaluation(0), evaluation(2), evaluation(4)]
     first, second = (row for row in kept if row["kind"] == "step")
@@ -89,16 +98,16 @@ def test_a_kept_log_has_all_evaluations_and_between_two_of_them_one_row_of_means
 
 
 def test_the_log_of_a_real_run_is_kept_in_15_kb_and_fits_as_it_did():
-    rows = study.rows_of(study.ROOT / "results" / "main_seed0.jsonl")
-    kept = study.reduced(rows)
+    rows = study.rows_of(runner.ROOT / "results" / "main_seed0.jsonl")
+    kept = runner.reduced(rows)
     assert sum(len(json.dumps(row)) + 1 for row in kept) <= 15_000
     # five digits of every number: a thousandth of A's band
-    assert study.measure(kept).A == pytest.approx(study.measure(study.reduced(kept)).A, abs=1e-4)
+    assert study.measure(kept).A == pytest.approx(study.measure(rows).A, abs=1e-4)
 
 
 def test_an_interrupted_run_goes_on_and_a_finished_one_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(study, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(runner, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(runner, "RESULTS", tmp_path / "results")
     calls, ends = [], ["interrupted", "finished"]
 
     def train(argv):
@@ -109,14 +118,14 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_kept(tmp_path, monkeyp
             rows = [{"kind": "config", "step": 0}, {"kind": "end", "step": 1, "reason": ends.pop(0), "seconds": 60}]
             file.write("".join(json.dumps(row) + "\n" for row in rows))
 
-    monkeypatch.setattr(study, "train", train)
+    monkeypatch.setattr(runner, "train", train)
     with pytest.raises(SystemExit, match="interrupted"):
-        study.run_missing([("gspo", 1)])
-    assert not study.place("gspo", 1).exists()
-    study.run_missing([("gspo", 1)])
-    assert study.rows_of(study.place("gspo", 1))[-1]["reason"] == "finished"
-    study.run_missing([("gspo", 1)])
-    out = str(tmp_path / "runs" / "gspo-1")
+        runner.run_missing([("gspo", 1)])
+    assert not runner.place("gspo", 1).exists()
+    runner.run_missing([("gspo", 1)])
+    assert study.rows_of(runner.place("gspo", 1))[-1]["reason"] == "finished"
+    runner.run_missing([("gspo", 1)])
+    out = os.path.relpath(tmp_path / "runs" / "gspo-1", runner.ROOT)
     assert calls == [[*study.flags("gspo"), "--seed", "1", "--out", out], ["--resume", "--out", out]]
 
 

@@ -1,0 +1,292 @@
+"""What of the paper's main comparisons (Fig. 2, 4a, 5a, 6, 7) is run on the embedded task, and what came out.
+
+`benchmarks/study.py` makes the runs and prints the verdicts, `python fit.py --ours` draws them. FINDINGS was written
+down before the runs: of each finding the two sides, the one quantity that the paper names for it and the direction it
+gives. Nothing is tuned until it agrees.
+
+    D = configuration - reference, of the means over seeds, in
+        end   mean of the last quarter of the evaluations
+        A     of Eq. 1, fitted to each run
+        B     of Eq. 1, all runs of both sides fitted again with A fixed to the mean of all their A (A.5)
+    90 % interval: D -+ t s sqrt(1/n + 1/m), with n and m the seeds of both sides, s the standard deviation between
+    seeds, pooled over all configurations (two seeds alone say little of it), t the 95 % quantile of Student's t with
+    the degrees of freedom of s
+
+    agrees       the interval lies beyond 0 in the paper's direction; where the paper says "the same", within the margin
+    does not     it lies beyond 0 the other way, or wholly outside the margin where the paper says "the same"; or, where
+                 the paper names a difference in A, which by its own margin is one of 0.02 or more, within the margin
+    cannot tell  everything else; and a clip that acts on under 0.1 % of the tokens on both sides is idle, and can have
+                 made no difference
+Margin: 0.02 for end and A (A.5), 0.15 for B (ours: twice the spread of B between seeds).
+
+All configurations have the embedded task's steps, learning rate and prompts per step, those of A.16 with 80 prompts
+too, so that a difference has one cause.
+
+Test: pytest tests/test_study.py
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+
+import fit
+from recipes import EMBEDDED
+
+MARGIN = {"end": 0.02, "A": 0.02, "B": 0.15}
+IDLE_CLIP = 0.001  # share of tokens
+
+
+class Configuration(NamedTuple):
+    """What is run; its flags are those of `reference`, if it has one, and its own."""
+
+    name: str
+    reference: str | None
+    flags: str
+    seeds: int = 2
+    quiet: int = 0  # so many of the seeds need the machine to themselves: their device-hours count (Fig. 4a)
+
+
+CONFIGURATIONS = {c.name: c for c in (
+    Configuration("baseline", None, "--recipe baseline", quiet=2),
+    Configuration("deepseek", None, "--recipe deepseek"),
+    Configuration("qwen2.5", None, "--recipe qwen2.5"),
+    Configuration("magistral", None, "--recipe magistral"),
+    Configuration("minimax", None, "--recipe minimax"),
+    Configuration("scalerl", None, "--recipe scalerl", seeds=5),
+    Configuration("pipeline-8", "baseline", "--off-policy pipeline", seeds=5, quiet=2),
+    Configuration("cispo", "pipeline-8", "--loss cispo"),
+    Configuration("gspo", "pipeline-8", "--loss gspo"),
+    Configuration("prompt-average", "pipeline-8", "--average prompt"),
+    Configuration("token-average", "pipeline-8", "--average token"),
+    Configuration("batch-normalisation", "pipeline-8", "--normalisation batch"),
+    Configuration("no-normalisation", "pipeline-8", "--normalisation none"),
+    Configuration("zero-variance-filter", "pipeline-8", "--zero-variance-filter"),
+    Configuration("no-positive-resampling", "pipeline-8", "--no-positive-resampling 0.9"),
+    Configuration("loo-dapo", "scalerl", "--loss dapo"),
+    Configuration("loo-sample-average", "scalerl", "--average sample"),
+    Configuration("loo-prompt-normalisation", "scalerl", "--normalisation prompt"),
+    Configuration("loo-no-filter", "scalerl", "--no-zero-variance-filter"),
+    Configuration("loo-uniform-resampling", "scalerl", "--no-positive-resampling off"),
+    Configuration("loo-length-penalty", "scalerl", "--length-control penalty"),
+    Configuration("loo-ppo-8", "scalerl", "--off-policy ppo"),
+    Configuration("scalerl-bf16", "scalerl", "--dtype bfloat16"),  # with fp32 bodies the head's flag does nothing
+    Configuration("loo-no-fp32-head", "scalerl-bf16", "--no-fp32-head"),
+)}
+
+
+class Finding(NamedTuple):
+    """A sentence of the paper about two configurations."""
+
+    figure: str
+    says: str
+    configuration: str
+    reference: str
+    quantity: str  # "end", "A" or "B": the one that the paper names
+    direction: int  # of configuration - reference: +1, -1, or 0 for "the same"
+    paper: tuple = ()  # its numbers for the two, where it gives them
+    x: str = "tokens"  # compute, as in our logs
+    clip: bool = False  # a finding about a clip
+
+
+def left_out(name, without, paper=(), clip=False):
+    """Sec. 4 says two things of each component left out of ScaleRL: the ceiling stays, the efficiency falls."""
+    return (Finding("7", f"ScaleRL {without}: same ceiling", f"loo-{name}", "scalerl", "A", 0, clip=clip),
+            Finding("7", f"ScaleRL {without}: less efficient", f"loo-{name}", "scalerl", "B", -1, paper, clip=clip))
+
+
+FINDINGS = (
+    Finding("2", "ScaleRL ends above the baseline", "scalerl", "baseline", "A", +1),
+    Finding("2", "ScaleRL ends above DeepSeek's GRPO", "scalerl", "deepseek", "A", +1),
+    Finding("2", "ScaleRL ends above Qwen2.5's DAPO", "scalerl", "qwen2.5", "A", +1),
+    Finding("2", "ScaleRL ends above Magistral", "scalerl", "magistral", "A", +1),
+    Finding("2", "ScaleRL ends above MiniMax", "scalerl", "minimax", "A", +1),
+    Finding("4a", "PipelineRL-8 and PPO-off-policy-8: same ceiling", "pipeline-8", "baseline", "A", 0),
+    Finding("4a", "PipelineRL-8 is the more efficient", "pipeline-8", "baseline", "B", +1, x="gpu_hours"),
+    Finding("4a", "a step of PipelineRL-8 gains as much", "pipeline-8", "baseline", "B", 0, x="step"),
+    Finding("5a", "CISPO has a higher ceiling than DAPO", "cispo", "pipeline-8", "A", +1, clip=True),
+    Finding("5a", "GSPO has a higher ceiling than DAPO", "gspo", "pipeline-8", "A", +1, clip=True),
+    Finding("6", "prompt average above sample average", "prompt-average", "pipeline-8", "A", +1),
+    Finding("6", "prompt average above token average", "prompt-average", "token-average", "A", +1),
+    Finding("6", "batch and prompt normalisation: the same", "batch-normalisation", "pipeline-8", "A", 0),
+    Finding("6", "no and prompt normalisation: the same", "no-normalisation", "pipeline-8", "A", 0),
+    Finding("6", "the zero-variance filter lifts the ceiling", "zero-variance-filter", "pipeline-8", "A", +1),
+    Finding("6", "No-Positive-Resampling lifts the ceiling", "no-positive-resampling", "pipeline-8", "A", +1),
+    *left_out("dapo", "with DAPO's loss", (1.77, 2.01), clip=True),
+    *left_out("sample-average", "with the sample average"),
+    *left_out("prompt-normalisation", "with prompt normalisation"),
+    *left_out("no-filter", "without the zero-variance filter"),
+    *left_out("uniform-resampling", "with uniform resampling"),
+    *left_out("length-penalty", "with the length penalty"),
+    *left_out("ppo-8", "with PPO-off-policy-8"),
+    Finding("7", "ScaleRL without the FP32 head: same ceiling", "loo-no-fp32-head", "scalerl-bf16", "A", 0),
+)
+
+
+FIGURES = {"2": "recipes", "4a": "PipelineRL-8 and PPO-off-policy-8", "5a": "losses",
+           "6": "loss aggregation, advantage normalisation, prompts", "7": "leave one out"}
+
+
+def flags(name):
+    """The command line of a configuration, without seed and folder."""
+    own = CONFIGURATIONS[name]
+    above = flags(own.reference) if own.reference else ["--prompts", str(EMBEDDED["prompts"])]
+    return above + own.flags.split()
+
+
+def figures_of(name):
+    """The paper's figures in which a configuration has a part, as a string."""
+    return ", ".join(sorted({f.figure for f in FINDINGS if name in (f.configuration, f.reference)}))
+
+
+def kept(folder):
+    """{(name, seed): rows} of the logs NAME-SEED.jsonl in a folder."""
+    paths = {(name, seed): folder / f"{name}-{seed}.jsonl" for name, own in CONFIGURATIONS.items()
+             for seed in range(own.seeds)}
+    return {pair: rows_of(path) for pair, path in paths.items() if path.exists()}
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.open()]
+
+
+# --- Verdicts --------------------------------------------------------------------------------------------------------
+
+
+class Measured(NamedTuple):
+    """What of a run the findings need."""
+
+    run: fit.Run
+    end: float
+    A: float
+    clipped: float  # share of trained tokens
+    oldest: int  # optimizer steps, of the stalest token
+
+
+def measure(rows, x="tokens"):
+    """Of the rows of a kept log."""
+    evaluations, steps = ([row for row in rows if row["kind"] == kind] for kind in ("eval", "step"))
+    rates = [row["pass_rate"] for row in evaluations]
+    law = fit.fit_run(one := fit.Run([row[x] for row in evaluations], rates, start="10%"))
+    return Measured(one, mean(rates[-(len(rates) // 4):]), law.A, mean(row["clipped"] for row in steps),
+                    max(int(age) for row in steps for age in row["staleness"]))
+
+
+def values(runs, quantity, A):
+    """A quantity of each Measured run; B at the given A."""
+    if quantity == "B":
+        return [law.B for law in fit.refit_B([one.run for one in runs], A)]
+    return [getattr(one, quantity) for one in runs]
+
+
+def common_A(runs):
+    return mean(one.A for one in runs)
+
+
+def pooled(samples):
+    """(standard deviation, degrees of freedom) within samples, taken as the same in all of them.
+
+    >>> pooled([[1, 3], [4, 6, 8]])  # squares 1 + 1 and 4 + 0 + 4, over 1 + 2 degrees of freedom
+    (1.8257418583505538, 3)
+    """
+    squares = sum(sum((value - mean(sample)) ** 2 for value in sample) for sample in samples)
+    freedom = sum(len(sample) - 1 for sample in samples)
+    return ((squares / freedom) ** 0.5, freedom) if freedom else (float("nan"), 0)
+
+
+def interval(one, other, spread, freedom):
+    """(D, low, high): the difference of two samples' means with its 90 % interval."""
+    difference = mean(one) - mean(other)
+    reach = stdtrit(freedom, 0.95) * spread * (1 / len(one) + 1 / len(other)) ** 0.5
+    return difference, difference - reach, difference + reach
+
+
+def verdict(low, high, *, direction, quantity, clip_idle=False):
+    """The rule above: (verdict, why). low, high: the 90 % interval of configuration - reference.
+
+    >>> verdict(0.01, 0.03, direction=+1, quantity="A")
+    ('agrees', 'beyond 0 that way')
+    """
+    margin = MARGIN[quantity]
+    inside, outside = -margin <= low and high <= margin, low > margin or high < -margin
+    if clip_idle:
+        return "cannot tell", "the clip is idle"
+    if not low <= high:
+        return "cannot tell", "no interval"
+    if direction == 0:
+        return (("agrees", f"within {margin}") if inside else ("does not", f"outside {margin}") if outside
+                else ("cannot tell", f"neither within nor outside {margin}"))
+    if min(low * direction, high * direction) > 0:
+        return "agrees", "beyond 0 that way"
+    if max(low * direction, high * direction) < 0:
+        return "does not", "beyond 0 the other way"
+    if quantity == "A" and inside:
+        return "does not", f"within {margin}"
+    return "cannot tell", "both sides of 0"
+
+
+def judged(logs):
+    """{finding: (D, low, high, verdict, why)} of those whose two sides have runs. logs: {(name, seed): rows}"""
+    groups = {x: grouped(logs, x) for x in {f.x for f in FINDINGS}}
+    tested = [f for f in FINDINGS if {f.configuration, f.reference} <= groups[f.x].keys()]
+    spread = {(x, quantity): pooled([values(runs, quantity, common_A(runs)) for runs in groups[x].values()])
+              for x, quantity in {(f.x, f.quantity) for f in tested}}
+    found = {}
+    for finding in tested:
+        one, other = (groups[finding.x][name] for name in (finding.configuration, finding.reference))
+        A = common_A(one + other)
+        samples = (values(runs, finding.quantity, A) for runs in (one, other))
+        difference = interval(*samples, *spread[finding.x, finding.quantity])
+        idle = finding.clip and all(measured.clipped < IDLE_CLIP for measured in one + other)
+        rule = dict(direction=finding.direction, quantity=finding.quantity, clip_idle=idle)
+        found[finding] = *difference, *verdict(*difference[1:], **rule)
+    return found
+
+
+def grouped(logs, x):
+    """{configuration: [Measured]} of the runs that count."""
+    groups = {}
+    for (name, seed), rows in logs.items():
+        if counts(name, seed, x):
+            groups.setdefault(name, []).append(measure(rows, x))
+    return groups
+
+
+def counts(name, seed, x):
+    """Whether a run counts for compute x: device-hours only of a machine that did nothing else."""
+    return x != "gpu_hours" or seed < CONFIGURATIONS[name].quiet
+
+
+def averaged(logs, name, x):
+    """A fit.Run of the mean over the seeds of a configuration, up to the last evaluation that all of them have."""
+    seeds = [[(row[x], row["pass_rate"]) for row in rows if row["kind"] == "eval"]
+             for (one, seed), rows in logs.items() if one == name and counts(name, seed, x)]
+    C, R = np.mean([one[: min(map(len, seeds))] for one in seeds], 0).T
+    return fit.Run(C, R, start="10%", name=f"{name} ({len(seeds)})", unit=x)
+
+
+def table(logs):
+    """The findings as lines of Markdown."""
+    said, found = {-1: "lower", 0: "the same", 1: "higher"}, judged(logs)
+    lines = ["| Fig. | finding | paper | ours: difference (90 % interval) | verdict |", "|---|---|---|---|---|"]
+    for finding, (difference, low, high, word, why) in found.items():
+        numbers = ", {} against {}".format(*finding.paper) if finding.paper else ""
+        paper = f"{finding.quantity} {said[finding.direction]}{numbers}"
+        ours = f"{finding.quantity} {difference:+.3f} ({low:+.3f} to {high:+.3f})"
+        lines.append(f"| {finding.figure} | {finding.says} | {paper} | {ours} | {word}: {why} |")
+    count = Counter(row[3] for row in found.values())
+    verdicts = ", ".join(f"{count[word]} {word}" for word in ("agrees", "does not", "cannot tell"))
+    lines += ["", f"{len(found)} of {len(FINDINGS)} findings tested: {verdicts}. Of 90 % intervals one in ten errs."]
+    groups = grouped(logs, "tokens")
+    lines += [f"{name}: {len(runs)} runs, {mean(one.clipped for one in runs):.3%} of tokens clipped, "
+              f"the oldest {max(one.oldest for one in runs)} steps old" for name, runs in groups.items()]
+    ceilings = [finding for finding in found if finding.quantity == "A" and finding.direction]
+    if ceilings and all(found[finding][1] <= 0 <= found[finding][2] for finding in ceilings):
+        lines.append("A differs nowhere: on this task the prompts fix the ceiling, not the recipe.")
+    return lines
+
+

@@ -1,6 +1,7 @@
 """Who learns faster? The main job by train.py and by TRL's GRPOTrainer, in seconds on the same two cores.
 
     python benchmarks/trl_race.py                    three seeds of both, the table, figures/trl_race.png
+    python benchmarks/trl_race.py --steps 120        the same to the end of the main job
     python benchmarks/trl_race.py --layouts          only: seconds per step of each side's batch layouts
 
 Seconds on the clock until the validation pass rate stands 0.1 and 0.2 above R_0, by a straight line between two
@@ -219,13 +220,14 @@ def fastest(python, flags):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=48, help="of both sides: twice what +0.2 takes")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds on TRL's clock at most")
     parser.add_argument("--layouts", action="store_true", help="only measure the batch layouts")
     parser.add_argument("--trl", default="1.16.0", help="version")
     parser.add_argument("--venv", type=Path, default=Path(tempfile.gettempdir()) / "scalerl-trl")
     parser.add_argument("--python", help="of an environment that has TRL, instead of --venv")
     args = parser.parse_args()
-    python, flags = args.python or environment(args.venv, args.trl), main_job()
+    python, flags = args.python or environment(args.venv, args.trl), main_job() | {"steps": args.steps}
     choice = ROOT / "results" / "trl_race_layouts.json"
     if args.layouts or not choice.exists():
         choice.write_text(json.dumps(fastest(python, flags)))

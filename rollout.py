@@ -9,7 +9,7 @@ weights with the stale KV cache), Sec. 3.2 (FP32 head), A.10 (forced interruptio
     still thinking after L tokens, L drawn from [lo, hi]:    the phrase follows, then the policy answers
 
 W -> head weight, h_t -> hidden, tau -> temperature, y_t -> token, u_t -> uniform, L -> interrupt_at, the phrase ->
-phrase_ids, [lo, hi] -> think_budget; stream is 0 in training, 1 + version in an evaluation. Thinking ends where the text
+phrase_ids, [lo, hi] -> think_budget; stream is 0 in training, version + 1 in evaluations. Thinking ends where the text
 think_end appears, however it is tokenised: few tokenizers have a single token for </think>, and the same text can be
 split differently in another place. So each completion is checked once, in the decoded text of its first L tokens.
 

@@ -183,7 +183,7 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
 
 
 def read_dataset(name: str) -> Iterator[tuple[str, dict]]:
-    """(place, row) of rows that `datasets` finds under a name. Raises ValueError if it finds none or is not installed."""
+    """(place, row) of rows that `datasets` finds under a name; ValueError if it finds none or is not installed."""
     cause = "a misspelt name, no network, no train split, several configurations, or: pip install datasets"
     failures = (ImportError, OSError, ValueError)
     try:
@@ -432,7 +432,8 @@ class Curriculum:
         self.prompts, self.seed, self.threshold, self.weights = prompts, seed, threshold, list(weights)
         self.pass_rates: dict[int, float] = {}  # index -> share of correct among the latest G completions
         self._in_flight: dict[int, None] = {}  # an ordered set
-        # By source: number of its epoch, prompts in it at its start, those still to come; how far it is behind its share.
+        # By source: number of its epoch, how many prompts were in it at its start, which are still to come; and how far
+        # the source is behind its share.
         self._sources = [{"epoch": -1, "size": 1, "queue": [], "credit": 0.0} for _ in self.weights]
 
     @property
@@ -471,7 +472,7 @@ class Curriculum:
         return chosen
 
     def came_back(self, index: int, pass_rate: float | None) -> None:
-        """Prompt `index` is back. pass_rate: correct share of its G completions; None if unknown (keeps the earlier one).
+        """Prompt `index` is back. pass_rate: correct share of its G completions; None if unknown (keeps the last one).
 
         Raises ValueError if it is not in flight.
         """

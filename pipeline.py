@@ -346,7 +346,7 @@ class Pipeline:
             self.mailbox.discard([header.key for header in headers])
 
     def publish(self, version, gather, send, *, final=False):
-        """Call after an optimizer step: sends the weights if `publishes` says so, or at the end of the run (`final`).
+        """After an optimizer step: send the weights if `publishes` says so, or at the end of the run (`final`).
 
         gather  () -> {name: full tensor} in the generators' dtype; called on every trainer rank, and before any
                 generator is asked to wait for weights
@@ -418,7 +418,7 @@ class Pipeline:
         if self.mailbox.rank == 0:
             tickets = {f"ticket/{ticket.queue}/{place}": ticket for place, ticket in enumerate(more, first)}
             self.mailbox.put(tickets | {"news": self._news})
-            self.mailbox.store.add("news/count", 1)  # last: who sees it change finds the tickets and the news
+            self.mailbox.store.add("news/count", 1)  # last: a rank that sees it change finds the rest
 
 
 # --- The generators' side --------------------------------------------------------------------------------------------

@@ -145,7 +145,7 @@ class VLLMGenerator(Generator):
                     max_num_batched_tokens=max(PREFILL_TOKENS, self.positions + self.slots))
 
     def _over_ipc(self):
-        """On a GPU: updates are received into its memory, shared by vLLM's `ipc` transfer. Returns settings for vLLM."""
+        """On a GPU: updates are received into its memory, shared by vLLM's `ipc` transfer. Returns vLLM's settings."""
         from torch.multiprocessing.reductions import reduce_tensor
         gpu = torch.cuda.current_device()
         uuid = str(torch.cuda.get_device_properties(gpu).uuid)

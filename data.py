@@ -1,40 +1,40 @@
 """Prompts: sources and their weights, the split, No-Positive-Resampling (Sec. 3.2), and the two embedded tasks.
 
-Paper: Sec. 2 and A.3 (prompts, several epochs over them; math, and code beside it), Sec. 2.1 (1,000 validation prompts
-held out at random), Sec. 3.2 (No-Positive-Resampling: a prompt whose historical pass rate is >= 0.9 is never sampled in
+Paper: Sec. 2 and A.3 (math prompts, and code beside them, for several epochs), Sec. 2.1 (1,000 validation prompts held
+out at random), Sec. 3.2 (No-Positive-Resampling: a prompt whose historical pass rate is >= 0.9 is never sampled in
 a later epoch).
 
-    load(sources, tokenizer, budget=...) -> Data(train, validation, ...), before anything is spawned
-    Curriculum.next(n) -> the next n prompts, of each source its share
-    Curriculum.came_back(i, pass_rate) -> the history
+    load(sources, tokenizer, budget=...) -> Data(train, validation, ...), before any process is started
+    Curriculum.next(n) -> the next n prompts, from every source its share
+    Curriculum.came_back(i, pass_rate) records the pass rate of prompt i in the history
 
 A source is NAME[:WEIGHT][:TASK]: its share of the prompts drawn is its weight (default 1) over the sum of all weights;
-TASK, a key of reward.TASKS, is the verifier of all its rows. NAME is one of
-  arithmetic  "7+5-3+9=" -> "18", 3 to 18 one-digit operands, of which SFT has shown 3 to 12 (sft.py): the shares of
-              LENGTHS put the ceiling of RL below 1. A fixed hash of the text puts one in HELD_OUT of them on
-              validation's side, so neither SFT nor RL can meet a validation prompt, whatever their seeds.
-  sorting     "=5274=" -> "2457", 3 to 12 digits, under the same rule.
+TASK, a key of reward.TASKS, names the verifier of all its rows. NAME is one of
+  arithmetic  "7+5-3+9=" -> "18", 3 to 18 one-digit operands, of which SFT has shown 3 to 12 (sft.py): the long sums in
+              LENGTHS put the ceiling of RL below 1. A fixed hash of the text reserves one text in HELD_OUT for
+              validation, so neither SFT nor RL can meet a validation prompt, whatever their seeds.
+  sorting     "=5274=" -> "2457", 3 to 12 digits, with validation texts reserved in the same way.
   FILE.jsonl  one {"prompt": text or [{"role": ..., "content": ...}, ...], "answer": text or integer} per line, and
               optionally "task" (default "math"); other fields and empty lines are ignored.
   any other   such rows from `datasets.load_dataset`, train split: a .parquet, .json, .csv or .arrow file (or a pattern
               of files), a folder, OWNER/NAME or OWNER/NAME/CONFIG on the hub.
---prompt-column and --answer-column name other columns, several for several sources: a row's first of them counts, and
-"reward_model.ground_truth" is a field within a field. Of an answer with "####" (GSM8K) only what follows is taken. The
-answer of a code row is its tests, in a form that reward.py reads, as JSON text or as an object. A row without a usable
-prompt or answer ends the run, or is left out (--skip-unusable).
+--prompt-column and --answer-column name other columns; several names may be given, for several sources, and the first
+that a row has counts. "reward_model.ground_truth" is the field ground_truth within the field reward_model. If an answer
+holds "####" (GSM8K), only what follows is taken. The answer of a code row is its tests, in a form that reward.py reads,
+as JSON text or as an object. A row without a usable prompt or answer ends the run, or is left out (--skip-unusable).
 
-The prompt goes through the tokenizer's chat template, or, where it has none, through the tokenizer as it is. Of rows
-that then have the same prompt the first counts; the others are dropped and counted. Validation prompts are drawn from
-every source, so that each has its own curve, named by Prompt.curve; a prompt that stands in training and validation, of
+A prompt is put into the tokenizer's chat template; a tokenizer without one gets it as it is. If rows of a source then
+have the same prompt, the first is kept; the others are dropped and counted. Validation prompts are drawn from every
+source, so that each source has its own curve, named by Prompt.curve. A prompt in both training and validation, from
 whatever sources, is refused. Both sets are the same for every --seed, which only orders the training prompts: runs with
 different seeds are measured on the same prompts.
 
-Deviation: of a source of fewer than 10,000 prompts one tenth is held out, at least one, instead of 1,000.
-Deviation: a prompt is never in flight twice, so the run ends when fewer than P prompts are both below 0.9 and not in
-  flight; while prompts are many this is the paper's rule.
-Open in the paper: the history of a pass rate; ours: the share of correct completions among the prompt's latest G.
+Deviation: of a source of fewer than 10,000 prompts, if not embedded, a tenth is held out, at least one, not 1,000.
+Deviation: a prompt that was given out is not given out again before its completions are back ("in flight"), so the run
+  ends when fewer than P prompts are both below 0.9 and not in flight; with many prompts this is the paper's rule.
+Open in the paper: what a historical pass rate is; ours: the share of correct completions among the prompt's latest G.
 Open in the paper: how math and code are mixed; ours: by weight within every batch, each source with its own epochs; a
-  source of which all prompts are learnt leaves its share to the others.
+  source whose prompts are all learnt leaves its share to the others.
 
 Test: pytest tests/test_data.py
 """
@@ -55,15 +55,15 @@ from typing import Iterable, Iterator, NamedTuple
 
 from reward import TASKS, read_tests
 
-# Operands or digits of an embedded prompt; every entry is as likely. Sums of 3 to 9 are within the base policy's reach,
-# sums of 14 to 18, longer than any that SFT has shown, beyond it: they are the ceiling, which a better recipe may lift.
-# The edge between them, learnt slowly, is thin: were it as wide as the rest, a short run would end far below A.
+# Numbers of operands or digits of an embedded prompt, each entry equally likely. Sums of 3 to 9 operands are within the
+# base policy's reach. Sums of 14 to 18, longer than any that SFT has shown, are beyond it: they set the ceiling, which
+# a better recipe may raise. Sums of 10 to 13, learnt slowly, are few: with more, a short run would end far below A.
 LENGTHS = {"arithmetic": [*range(3, 10)] * 9 + [*range(10, 14)] * 2 + [*range(14, 19)] * 6, "sorting": range(3, 13)}
-HELD_OUT = 10  # one embedded text in so many is validation's, and one prompt in so many of a small source
+HELD_OUT = 10  # one embedded text in so many is reserved for validation, as is one prompt in so many of a small source
 EMBEDDED_PROMPTS = {"arithmetic": 1_400, "sorting": 8_000}  # for training; few enough for several epochs (Sec. 2)
-VALIDATION_PROMPTS = 1_000  # Sec. 2.1; of every source
-MAX_ANSWER = 4 << 20  # bytes: a ticket carries its prompt's tests, and the mailbox takes 8 MiB
-FORMATS = {f".{kind}": kind for kind in ("parquet", "json", "csv", "arrow")}  # that `datasets` reads by ending
+VALIDATION_PROMPTS = 1_000  # Sec. 2.1; from every source
+MAX_ANSWER = 4 << 20  # bytes: a ticket carries its prompt's tests, and a value in the mailbox may have 8 MiB
+FORMATS = {f".{kind}": kind for kind in ("parquet", "json", "csv", "arrow")}  # files that `datasets` reads, by ending
 EXPECTED = 'one JSON object like {"prompt": text or chat messages, "answer": text or integer}'
 
 
@@ -95,14 +95,14 @@ class Data(NamedTuple):
 
     train: list[Prompt]
     validation: list[Prompt]
-    too_long: int  # prompts of more tokens than the budget, or with more than MAX_ANSWER bytes of tests
+    too_long: int  # prompts of more tokens than the budget, or with an answer of more than MAX_ANSWER bytes
     duplicates: int  # rows that repeat an earlier prompt of their source
     weights: tuple[float, ...] = (1.0,)  # by source
     unusable: tuple[str, ...] = ()  # what is wrong with each row that --skip-unusable left out
 
 
 def malformed(where: str, got: str, cause: str, expected: str = EXPECTED) -> ValueError:
-    """The error for what cannot be used: its place, what was expected there, what stands there, likely why."""
+    """The error for unusable input: where it is, what was expected, what was found, the likely cause."""
     return ValueError(f"{where}: expected {expected}, got {got}; likely cause: {cause}")
 
 
@@ -110,7 +110,7 @@ def malformed(where: str, got: str, cause: str, expected: str = EXPECTED) -> Val
 
 
 def is_held_out(text: str) -> bool:
-    """True for the embedded texts kept for validation: decided by the text alone, so no seed moves one across."""
+    """True for the embedded texts kept for validation: decided by the text alone, whatever the seed."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % HELD_OUT == 0
 
 
@@ -132,13 +132,13 @@ def unsorted(rng: random.Random, length: int) -> tuple[str, str]:
 
 
 EMBEDDED = {"arithmetic": expression, "sorting": unsorted}
-ANSWERS = {"arithmetic": "0|-?[1-9][0-9]*", "sorting": "0*1*2*3*4*5*6*7*8*9*"}  # what their verifiers can match
+ANSWERS = {"arithmetic": "0|-?[1-9][0-9]*", "sorting": "0*1*2*3*4*5*6*7*8*9*"}  # that verifiers can accept
 
 
 def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[str, str]]:
     """`count` distinct (text, answer) pairs of an embedded task, always the same for the same arguments.
 
-    held_out  from validation's side of the hash, or from the other
+    held_out  True: texts reserved for validation (is_held_out); False: the others
     """
     rng, pairs = random.Random(f"{task}/{seed}"), {}
     while len(pairs) < count:
@@ -154,7 +154,9 @@ def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[
 
 
 def parse_source(text: str) -> tuple[str, float, str | None]:
-    """(name, weight, task or None) of a source as --data takes it. Raises ValueError for what cannot be meant.
+    """(name, weight, task or None) of a source as --data takes it.
+
+    Raises ValueError for a weight of 0, or for a task beside an embedded source.
 
     >>> parse_source("code.jsonl:3:code"), parse_source("sorting")
     (('code.jsonl', 3.0, 'code'), ('sorting', 1.0, None))
@@ -167,12 +169,12 @@ def parse_source(text: str) -> tuple[str, float, str | None]:
 
 
 def read_lines(path: str) -> Iterator[tuple[str, object]]:
-    """(place, row) of a JSONL file's lines. Raises ValueError for a line that is not JSON."""
+    """Yield (place, row) for each non-empty line of a JSONL file. Raises ValueError for a line that is not JSON."""
     with open(path, "rb") as file:
         for number, raw in enumerate(file, 1):
             try:
                 row = json.loads(raw) if raw.strip() else None
-                json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair would fail only in the tokenizer
+                json.dumps(row, ensure_ascii=False).encode()  # the tokenizer would fail on half a surrogate pair
             except ValueError as error:
                 cause = "one document over many lines, or not UTF-8"
                 raise malformed(f"{path}:{number}", f"{raw[:60]!r} ({error})", cause) from error
@@ -181,7 +183,7 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
 
 
 def read_dataset(name: str) -> Iterator[tuple[str, dict]]:
-    """(place, row) of what `datasets` finds under this name. Raises ValueError if it finds nothing or is missing."""
+    """(place, row) of rows that `datasets` finds under a name; ValueError if it finds none or is not installed."""
     cause = "a misspelt name, no network, no train split, several configurations, or: pip install datasets"
     failures = (ImportError, OSError, ValueError)
     try:
@@ -193,7 +195,7 @@ def read_dataset(name: str) -> Iterator[tuple[str, dict]]:
             place = {"path": hub[1], "name": hub[2]}
         else:
             raise FileNotFoundError("no such file, folder or OWNER/NAME")
-        import datasets  # no requirement of ours: JSONL and the embedded tasks do without
+        import datasets  # not a requirement: JSONL and the embedded tasks do without it
         failures += (datasets.exceptions.DatasetsError,)
         rows = datasets.load_dataset(**place, split="train")
     except failures as error:
@@ -203,7 +205,7 @@ def read_dataset(name: str) -> Iterator[tuple[str, dict]]:
 
 
 def field(row: dict, names: Iterable[str]):
-    """The first of the named fields that the row has, None without any; "a.b" is field b of field a."""
+    """The first of the named fields that the row has, or None if it has none; "a.b" is field b of field a."""
     def step(value, key):
         return value.get(key) if isinstance(value, dict) else None
 
@@ -212,7 +214,7 @@ def field(row: dict, names: Iterable[str]):
 
 
 def loaded(text):
-    """What a text holds as JSON or as Python's own notation; anything else as it is."""
+    """The value that a text spells in JSON or as a Python literal; anything else is returned unchanged."""
     for load_text in (json.loads, ast.literal_eval) if isinstance(text, str) else ():
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             return load_text(text)
@@ -222,11 +224,11 @@ def loaded(text):
 def code_answer(answer, row: dict) -> str:
     """A code row's tests, text or objects, as JSON text in a form that the verifier reads.
 
-    A function's name may stand in the row's `metadata` (LiveCodeBench, DeepCoder's lcbv5) or beside the tests. Raises
-    ValueError, which may name the form, LookupError, TypeError, AttributeError.
+    A function's name may stand in the row's `metadata` (LiveCodeBench, DeepCoder's lcbv5) or beside the tests. Tests in
+    another form raise ValueError (which may name the form), LookupError, TypeError or AttributeError.
     """
     tests = found = loaded(answer)
-    if isinstance(found, dict) and "test_cases" in found:  # SYNTHETIC-1: a text column of more than the tests
+    if isinstance(found, dict) and "test_cases" in found:  # SYNTHETIC-1: the text holds more than the tests
         tests = loaded(found["test_cases"])
     if not isinstance(tests, dict) and "assert " in str(tests[:1] if isinstance(tests, list) else tests):
         raise ValueError("asserts, as of MBPP, AceCode, KodCode, LeetCode's check(candidate); write calls and results")
@@ -250,7 +252,7 @@ def is_chat(prompt) -> bool:
 
 
 def parse_row(row, where: str, task: str | None, columns) -> Row:
-    """A usable row, its fields checked. task, columns: of the whole source. Raises ValueError naming `where`."""
+    """Check a row's fields. task, columns: those of its source. Raises ValueError naming `where` if it is unusable."""
     if not isinstance(row, dict):
         raise malformed(where, f"a {type(row).__name__}", "one JSON array instead of a line per row")
     prompt, answer = (field(row, names) for names in columns)
@@ -280,9 +282,9 @@ def parse_row(row, where: str, task: str | None, columns) -> Row:
 
 
 def render(row: Row, tokenizer) -> Row:
-    """The row with its prompt as one text, up to where the completion starts, as the model reads it.
+    """The row with its prompt as the one text that the model reads, up to where the completion starts.
 
-    Raises ValueError for chat messages without a template.
+    Raises ValueError for chat messages if the tokenizer has no chat template.
     """
     chat = isinstance(row.prompt, list)
     if tokenizer.chat_template:
@@ -295,14 +297,15 @@ def render(row: Row, tokenizer) -> Row:
 
 
 def tokenise(rows: list[Row], tokenizer, *, budget: int) -> tuple[list[Prompt], int]:
-    """(prompts of at most `budget` tokens, how many were longer), in order, of rows that `render` has seen.
+    """(prompts of at most `budget` tokens, how many rows were left out), in order, from rows that `render` returned.
 
-    A chat template writes the special tokens itself; without one the tokenizer adds its own (Llama's and Gemma's first
-    token; the embedded tokenizer has none), except for an end-of-text at the end, after which nothing would follow.
+    A row with an answer above MAX_ANSWER bytes is left out too. A chat template writes the special tokens itself;
+    without one the tokenizer adds its own (Llama's and Gemma's first token; the embedded tokenizer has none). An
+    end-of-text token that it adds at the end is removed: nothing would follow it.
     Raises ValueError for a prompt with characters the tokenizer does not know.
     """
     texts, special = [row.prompt for row in rows], not tokenizer.chat_template
-    # Some models have one token for all of these, which templates write.
+    # Some models use their unknown token as one of these too, and templates write it.
     unknown = {tokenizer.unk_token_id} - {None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
     prompts = []
     for row, ids in zip(rows, tokenizer(texts, add_special_tokens=special)["input_ids"] if rows else []):
@@ -322,14 +325,14 @@ def shuffled(items: Iterable, seed: str) -> list:
 
 
 def split(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
-    """(train, validation): `count` prompts drawn at random, always the same; at most a HELD_OUT-th, at least one."""
+    """(train, validation): for validation `count` random ones, always the same; at most 1 in HELD_OUT, at least one."""
     count = min(count, max(1, len(prompts) // HELD_OUT))
     drawn = shuffled(prompts, "split")
     return drawn[count:], drawn[:count]
 
 
 def usable(found, task: str | None, columns, skipped: list[str] | None) -> Iterator[Row]:
-    """The rows that can be used. What is wrong with others is added to `skipped`, or raised where that is None."""
+    """Yield the usable rows of `found`. The error of another is added to `skipped`, or raised if `skipped` is None."""
     for where, row in found:
         try:
             yield parse_row(row, where, task, columns)
@@ -367,9 +370,10 @@ def load(sources, tokenizer, *, budget: int, validation=VALIDATION_PROMPTS, colu
     sources     one or several, as --data takes them
     budget      tokens per prompt; longer prompts are left out before the split
     validation  prompts to hold out of every source
-    columns     names of the prompt's column and of the answer's; of several, the first that a row has
+    columns     (names for the prompt's column, names for the answer's); of each, the first that a row has counts
     skip_unusable  leave out rows without a usable prompt or answer (some of APPS and TACO have no tests)
-    Raises ValueError for a malformed source or row, a prompt in training and validation, or if none fits the budget.
+    Raises ValueError for a malformed or repeated source, a malformed row, a prompt in training and validation, or if no
+    prompt of a source fits the budget.
     """
     names, weights, tasks = zip(*map(parse_source, [sources] if isinstance(sources, str) else sources))
     if len(set(names)) < len(names):
@@ -390,7 +394,7 @@ def load(sources, tokenizer, *, budget: int, validation=VALIDATION_PROMPTS, colu
 
 
 def check_leakage(data: Data) -> None:
-    """Raise ValueError for a training prompt that is in the validation set too, which happens between two sources."""
+    """Raise ValueError for a training prompt that is in the validation set too: two sources may share a row."""
     held = {prompt.text: prompt.where for prompt in data.validation}
     for prompt in data.train:
         if prompt.text in held:
@@ -399,7 +403,7 @@ def check_leakage(data: Data) -> None:
 
 
 def check_size(data: Data, *, prompts: int, k: int) -> None:
-    """Raise ValueError unless more than (k + 1)·P training prompts are left: so many are in flight at once."""
+    """Raise ValueError unless there are more than (k + 1)·P training prompts: so many may be in flight at once."""
     needed = (k + 1) * prompts
     if len(data.train) <= needed:
         raise ValueError(f"expected more than (k + 1)·P = {needed} training prompts, got {len(data.train)} "
@@ -416,39 +420,40 @@ class Curriculum:
     prompts    the training set, index = position
     seed       orders the epochs
     threshold  a prompt whose latest pass rate is >= this is never sampled again; None: uniform resampling
-    weights    of the sources: any run of draws holds their shares as exactly as whole prompts can; a source without a
-               free prompt leaves its share to the others. Each source has its own epochs
+    weights    of the sources: any run of consecutive draws keeps two sources within one prompt of their shares, more
+               sources close to them; a source without a free prompt leaves its share to the others. Each source has its
+               own epochs
 
-    A prompt that is out (`next`) and not back (`came_back`) is in flight and is not given out a second time: if it
-    comes up in the next epoch before it is back, those behind it go first; if only such prompts remain, the epoch is
-    over.
+    A prompt is in flight from `next` to `came_back`, and is not given out a second time meanwhile. If its turn in the
+    next epoch comes before it is back, the prompts behind it go first; if only such prompts remain, the epoch is over.
     """
 
     def __init__(self, prompts: list[Prompt], *, seed: int, threshold: float | None, weights: Iterable[float] = (1.0,)):
         self.prompts, self.seed, self.threshold, self.weights = prompts, seed, threshold, list(weights)
         self.pass_rates: dict[int, float] = {}  # index -> share of correct among the latest G completions
         self._in_flight: dict[int, None] = {}  # an ordered set
-        # By source: the epoch's number, its prompts at the start, those still to come; how far behind its share it is.
+        # By source: number of its epoch, how many prompts were in it at its start, which are still to come; and how far
+        # the source is behind its share.
         self._sources = [{"epoch": -1, "size": 1, "queue": [], "credit": 0.0} for _ in self.weights]
 
     @property
     def epoch(self) -> float:
-        """Epochs sampled so far, counting the share of the current one; the mean over the sources."""
+        """Epochs sampled so far, the current one by the part sampled; the mean over the sources."""
         done = [state["epoch"] + 1 - len(state["queue"]) / state["size"] for state in self._sources]
         return sum(done) / len(done)
 
     @property
     def retired(self) -> int:
-        """Prompts at or above the threshold."""
+        """How many prompts are at or above the threshold."""
         return sum(self._is_retired(index) for index in self.pass_rates)
 
     @property
     def in_flight(self) -> list[Prompt]:
-        """Prompts given out and not back, in the order they were given out (what a resumed run has to start again)."""
+        """Prompts given out and not back, in the order they were given out (a resumed run generates them again)."""
         return [self.prompts[index] for index in self._in_flight]
 
     def next(self, count: int) -> list[Prompt]:
-        """The next `count` prompts; fewer only if fewer are neither in flight nor retired ("curriculum exhausted").
+        """The next `count` prompts, or as many as are neither in flight nor retired ("curriculum exhausted").
 
         Every draw adds its weight to each source's credit: draw from the source with the most credit, then subtract the
         total weight from it.
@@ -467,7 +472,7 @@ class Curriculum:
         return chosen
 
     def came_back(self, index: int, pass_rate: float | None) -> None:
-        """Prompt `index` is back: the share of its G completions that were correct, None if that is unknown.
+        """Prompt `index` is back. pass_rate: correct share of its G completions; None if unknown (keeps the last one).
 
         Raises ValueError if it is not in flight.
         """
@@ -478,19 +483,19 @@ class Curriculum:
             self.pass_rates[index] = float(pass_rate)
 
     def state_dict(self) -> dict:
-        """Everything that decides the prompts to come, as JSON can hold it."""
+        """Everything that decides which prompts come next, in a form that JSON can hold."""
         state = {"data": self._fingerprint(), "sources": copy.deepcopy(self._sources)}
         return state | {"in_flight": list(self._in_flight), "pass_rates": list(self.pass_rates.items())}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on where `state_dict` was taken. Raises ValueError for a state of other prompts, weights or seed."""
+        """Continue from a `state_dict`. Raises ValueError for a state of other prompts, weights or seed."""
         if state["data"] != self._fingerprint():
             raise ValueError("expected the state of these prompts and seed, got another; likely cause: a changed flag")
         self._sources = copy.deepcopy(state["sources"])
         self._in_flight, self.pass_rates = dict.fromkeys(state["in_flight"]), dict(state["pass_rates"])
 
     def _fingerprint(self) -> str:
-        """Stands for the training prompts, their order, the weights, and the seed."""
+        """A hash of the training prompts in their order, the weights and the seed."""
         texts = [str(self.seed), str(self.weights), *(prompt.text for prompt in self.prompts)]
         return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
 
@@ -502,7 +507,7 @@ class Curriculum:
         return index not in self._in_flight and not self._is_retired(index)
 
     def _draw(self, source: int) -> int | None:
-        """Move the source's next free prompt into flight, into a new epoch if need be; None if it has none."""
+        """Put the source's next free prompt in flight; returns its index, None if there is none. May start an epoch."""
         state = self._sources[source]
         if not any(map(self._is_free, state["queue"])):
             members = (prompt.index for prompt in self.prompts if prompt.source == source)

@@ -8,25 +8,30 @@ Paper: Sec. 3.1 and A.11 (PipelineRL-k, PPO-off-policy-k); Sec. 2 (generators an
 
 v -> version (optimizer steps done), P -> prompts (per step), N(v) -> tickets_issued, k -> k (optimizer steps).
 
-A ticket is the permission to generate one group. Rank 0 issues ticket n once n < N(v), so all tickets of step v's batch
-are issued at version v - k or later, and weights at least that new start them: no token trains more than k steps (ppo:
-k - 1) after the version that sampled it. Nothing is discarded, and the prompts of a batch depend on no timing. Trainers
-that are ahead wait because their tickets are unfinished, generators that are ahead because there is no ticket.
+A ticket is the permission to generate one group: G completions of one prompt. Rank 0 issues ticket n once n < N(v), so
+the tickets of step v's batch are issued at version v - k or later, and generators start them with weights at least that
+new: no token is trained on more than k optimizer steps (ppo: k - 1) after the version that sampled it. No completion is
+discarded for its age, and the prompts of a batch do not depend on timing. Trainers that are ahead wait for unfinished
+tickets; generators that are ahead wait for new ones.
 
-Who tells whom, all through one key-value store that rank 0 hosts (the mailbox):
-    rank 0 -> generators   "news": how many tickets there are, the version to join, evaluation, end of the run
-    generator -> rank 0    claims the next number by an atomic add and keeps it until that ticket exists; when its last
-                           completion is scored, a value per completion, and behind them their headers
-    rank 0 -> trainers     the headers; each trainer fetches its own completions, which deletes them
-Weights do not go through the mailbox: when all generators have joined a version, `broadcast_weights` (plumbing/fleet.py), or whatever
-is passed in, moves them between two decode steps. Every rank counts its progress; a wait fails when a rank it depends
-on makes none for `timeout` seconds, and says who waits for whom. It fails at once when a process is lost; one that is
-blocked in the mailbox itself, whose host is frozen, is ended by another thread (plumbing/lifeline.py).
+All messages go through one key-value store that rank 0 hosts (the mailbox):
+    rank 0 -> generators   the tickets, and "news": how many tickets are issued, which version the generators should
+                           have, whether an evaluation is on, whether the run ends
+    generator -> rank 0    claims the next ticket number by an atomic add and keeps it until that ticket is issued; when
+                           the last completion of a ticket is scored, puts a value per completion, then their headers
+    rank 0 -> trainers     the headers of a batch; each trainer takes its share of the completions out of the mailbox
+Weights do not go through the mailbox. When every generator has joined a version (says that it waits for these weights),
+the functions passed as `send` and `receive` (in train.py, broadcast_weights of plumbing/fleet.py) copy them; each
+generator receives between two decode steps.
+Every rank counts its progress. A wait fails when a rank that it depends on makes no progress for `timeout` seconds, and
+says who waits for whom; it fails at once when a process is lost. A process that is blocked in a call to the mailbox
+because rank 0 is frozen is ended by one of its own threads (plumbing/lifeline.py).
 
-Deviation: the paper hands over the first full batch; here a batch is made of the oldest tickets. Taking what arrives
-  first breaks the bound (test_taking_whatever_arrives_first_breaks_the_bound) and favours short answers.
-Deviation: when few prompts are left, ppo issues tickets late, in the middle of a phase; their age stays bounded.
-Open in the paper: in what staleness is counted (ours: optimizer steps, from the version that sampled a token to the one
+Deviation: the paper hands over the first full batch; here a batch is made of the oldest tickets. Taking the completions
+  that arrive first breaks the bound (test_taking_whatever_arrives_first_breaks_the_bound) and favours short answers.
+Deviation: if too few prompts are free when a phase of ppo begins, the missing tickets are issued in the middle of it;
+  the age of their tokens stays bounded.
+Open in the paper: the unit of staleness (ours: optimizer steps, from the version that sampled a token to the version
   that trains on it); whether ppo publishes the last weights (ours: yes, for the last evaluation).
 
 Run by train.py. Test: pytest tests/test_pipeline.py
@@ -43,9 +48,9 @@ import torch.distributed as dist
 
 from plumbing.unpickler import read
 
-MAX_BYTES = 8 << 20  # of one value: above it the store drops the connection
-POLL = 0.005  # seconds between two looks of a rank with nothing to do; a look is a round trip to rank 0
-LOOK = 0.025  # seconds between two looks for news of a generator that decodes
+MAX_BYTES = 8 << 20  # of one value; the store drops the connection above this
+POLL = 0.005  # seconds between two polls of a rank with nothing else to do; each is a round trip to rank 0
+LOOK = 0.025  # seconds between two polls for news by a generator that is decoding
 BEAT = 0.25  # seconds between two signs of progress
 
 
@@ -53,7 +58,10 @@ BEAT = 0.25  # seconds between two signs of progress
 
 
 def tickets_issued(version, *, off_policy, k, steps, prompts):
-    """N(v): tickets, over the whole run, that may have been issued once `version` optimizer steps are done.
+    """N(v): how many tickets may have been issued, over the whole run, once `version` optimizer steps are done.
+
+    off_policy  "pipeline", or "ppo" with k >= 1;  k  optimizer steps
+    steps       of the run;                        prompts  P, tickets per step
 
     >>> [tickets_issued(v, off_policy="pipeline", k=2, steps=5, prompts=10) for v in range(5)]
     [30, 40, 50, 50, 50]
@@ -65,12 +73,12 @@ def tickets_issued(version, *, off_policy, k, steps, prompts):
 
 
 def batch_tickets(step, prompts):
-    """The numbers of the tickets that optimizer step `step` (from 0) trains on."""
+    """The numbers of the P tickets that optimizer step `step` (counted from 0) trains on."""
     return range(step * prompts, (step + 1) * prompts)
 
 
 def publishes(version, *, off_policy, k):
-    """Whether the generators get the weights of `version`: always in a pipeline, between two phases in ppo."""
+    """Whether the generators get the weights of `version`: every version in pipeline, every k-th in ppo."""
     return off_policy == "pipeline" or version % k == 0
 
 
@@ -81,53 +89,53 @@ def publishes(version, *, off_policy, k):
 class Ticket:
     """Permission to generate one group: G completions of one prompt."""
 
-    number: int  # 0, 1, … over the whole run, or over one evaluation
-    version: int  # of the generators when it was issued; only weights at least that new may start it
+    number: int  # 0, 1, … over the training tickets of the run, or over one evaluation
+    version: int  # of the generators when the ticket was issued; only weights at least that new may start it
     prompt: object  # data.Prompt
     generations: int  # G
-    evaluation: bool = False  # of the validation set: goes before everything else
-    headers_only: bool = False  # completions are not delivered: an evaluation's 16,000 would fill the mailbox
+    evaluation: bool = False  # a validation prompt: its completions start before those of training tickets
+    headers_only: bool = False  # no completion is delivered: the 16,000 of an evaluation would fill the mailbox
 
     @property
     def queue(self):
-        """What it is claimed from."""
+        """The queue that it is claimed from."""
         return "eval" if self.evaluation else "train"
 
 
 @dataclass
 class Completion:
-    """One answer, under its ticket. ids, mask, logprobs, versions: an entry per token of the answer, EOS included."""
+    """One answer to a ticket's prompt. ids, mask, logprobs, versions: one entry per token, EOS included."""
 
     ticket: int  # Ticket.number
     index: int  # 0 … G-1 in its group
-    evaluation: bool
+    evaluation: bool  # Ticket.evaluation
     prompt_ids: list[int]
     ids: list[int]
     mask: list[bool]  # True where the policy sampled the token, False where it was injected
-    logprobs: list[float]  # nats, log pi_gen in the distribution sampled from, when it was sampled; 0.0 if injected
-    versions: list[int]  # policy version (optimizer steps) of the weights at that time
-    text: str
-    truncated: bool  # no end within the token budget
+    logprobs: list[float]  # nats, log pi_gen of the token, stored when it was sampled; 0.0 if injected
+    versions: list[int]  # policy version (optimizer steps) when the token was appended
+    text: str  # special tokens included, EOS excluded
+    truncated: bool  # no EOS within the token budget
     interrupted: bool  # the interruption phrase was injected
 
 
 @dataclass(frozen=True)
 class Header:
-    """What it takes to know of a completion to form a batch, normalise its advantages and share it out."""
+    """What trainers need to know of a completion to form a batch, normalise advantages and divide the work."""
 
     key: str  # of the completion in the mailbox
     prompt: int  # data.Prompt.index
     reward: float  # nan if the verifier failed
-    correct: bool | None  # None if the verifier failed: the group must be dropped, it is not wrong
+    correct: bool | None  # None if the verifier failed: then its group is dropped, not counted as wrong
     truncated: bool
     interrupted: bool
     prompt_tokens: int
     tokens: int  # of the completion, injected ones included
-    versions: dict[int, int]  # {policy version: tokens it sampled}, injected ones excluded
+    versions: dict[int, int]  # {policy version: number of tokens that it sampled}, injected ones excluded
     logprob: float  # nats, log pi_gen summed over the tokens that the policy sampled
     timed_out: bool  # wrong because verifying it took too long
-    error: str  # why the verifier failed
-    marked: bool = True  # the text holds the mark behind which the answer begins, or there is no such mark
+    error: str  # why the verifier failed; "" if it did not
+    marked: bool = True  # the text holds the mark after which the answer begins (--think-end), or none is required
 
     @property
     def length(self):
@@ -139,22 +147,22 @@ class Header:
 class News:
     """What rank 0 tells the generators."""
 
-    version: int = 0  # of the weights they should have
-    tickets: int = 0  # issued over the whole run
+    version: int = 0  # of the weights that the generators should have
+    tickets: int = 0  # training tickets issued over the whole run
     evaluation_tickets: int = 0  # issued over all evaluations
-    evaluating: bool = False
-    stop: str | None = None  # the reason, at the end of the run
+    evaluating: bool = False  # if so, only evaluation tickets may be claimed
+    stop: str | None = None  # why the run ends; None before
 
 
 # --- The mailbox -----------------------------------------------------------------------------------------------------
 
 
 class Stalled(RuntimeError):
-    """A rank that is waited for makes no progress, or any rank is lost."""
+    """A rank that this one waits for makes no progress, or some rank is lost."""
 
 
 class Interrupted(Exception):
-    """The run shall end in order: `interrupted()` said so during a wait, or rank 0 did; the message is the reason."""
+    """The run shall end in an orderly way: `interrupted()` or rank 0's news says so. The message is the reason."""
 
 
 def connect():
@@ -169,39 +177,39 @@ def connect():
 class Mailbox:
     """Python objects under names, in one store for all ranks. Only `wait` and `receive` wait for another rank to act.
 
-    Every method asks rank 0's store, whose `add`, `check`, `get`, `multi_get` and `delete_key` have no time limit: they
+    The methods call rank 0's store, whose `add`, `check`, `get`, `multi_get` and `delete_key` have no time limit: they
     block while rank 0 is frozen or out of reach.
 
     store        a TCPStore, or anything with its methods; one per thread (`store.clone()`)
     rank         of this process: ranks below `trainers` train, the rest up to `world` generate
     timeout      seconds without progress after which a rank counts as stuck
-    interrupted  () -> why the run shall end in order, or None; asked while waiting
-    lost         () -> why it cannot go on, or None; asked in every wait and turn
+    interrupted  () -> why the run shall end in an orderly way, or None; called while waiting
+    lost         () -> why the run cannot go on, or None; called in every wait and every turn of a generator
     """
 
     def __init__(self, store, rank, *, trainers, world, timeout, interrupted=lambda: None, lost=lambda: None):
         self.store, self.rank, self.trainers, self.generators = store, rank, trainers, range(trainers, world)
         self.clock, self.pause = time.monotonic, time.sleep  # a simulation puts its own here
         self.timeout, self.beat_every, self.interrupted, self.lost = timeout, min(BEAT, timeout / 8), interrupted, lost
-        self._beaten = self._looked = float("-inf")  # when, by the clock
-        self._progress = {}  # rank -> (its beats, since when there are so many: by our clock, for clocks differ)
+        self._beaten = self._looked = float("-inf")  # clock times of the last `beat` and of the last look at others'
+        self._progress = {}  # rank -> (its beats, when we first saw that many: by our clock, as clocks differ)
         self._news, self._news_count, self._asked = News(), 0, float("-inf")
 
     def put(self, values):
-        """{key: value}, in this order. Raises ValueError for a value that would break the connection."""
+        """Store {key: value}, in this order. Raises ValueError for a value above MAX_BYTES."""
         for key, value in values.items():
             data = pickle.dumps(value)
             if len(data) > MAX_BYTES:
                 cause = "a completion of too many tokens (lower --max-new-tokens), or a long reference answer"
                 raise ValueError(f"expected <= {MAX_BYTES} bytes for {key}, got {len(data)}; likely cause: {cause}")
-            self.store.set(key, data)  # waits for no answer; multi_set shows some keys before others, and is slow
+            self.store.set(key, data)  # waits for no answer; multi_set is slow, and some keys appear before others
 
     def has(self, *keys):
-        """True if all of them are there."""
+        """True if all these keys are in the store."""
         return self.store.check(list(keys))
 
     def take(self, keys):
-        """The values, which must be there, in order; they are deleted."""
+        """Return the values of these keys, in order, and delete them. All of them must be in the store already."""
         values = [read(data) for data in self.store.multi_get(keys)] if keys else []
         self.discard(keys)
         return values
@@ -211,7 +219,7 @@ class Mailbox:
             self.store.delete_key(key)
 
     def news(self, every=0.0):
-        """The latest News, up to `every` seconds late; a single look while there is nothing new."""
+        """The latest News, at most `every` seconds late. While nothing is new, a call makes one round trip at most."""
         if self.clock() - self._asked >= every:
             self._asked, count = self.clock(), self.store.add("news/count", 0)
             if count > self._news_count:
@@ -219,7 +227,7 @@ class Mailbox:
         return self._news
 
     def beat(self):
-        """Say that this rank makes progress; cheap enough for every decode step and micro-batch. True if it was due."""
+        """Say that this rank makes progress, if that is due; True if it was. Cheap enough for every decode step."""
         if due := self.clock() - self._beaten >= self.beat_every:
             self._beaten = self.clock()
             self.store.add(f"beat/{self.rank}", 1)
@@ -232,7 +240,10 @@ class Mailbox:
         return f"{self.role(rank)} rank {rank}"
 
     def watch(self, ranks, what):
-        """Raises Stalled if a rank is lost, or one of `ranks` has made no progress for `timeout` seconds; names it."""
+        """Raise Stalled if any rank is lost, or if one of `ranks` has made no progress for `timeout` seconds.
+
+        what  names in the message what this rank waits for; the stuck ranks are named too
+        """
         if reason := self.lost():
             raise Stalled(reason)
         now = self.clock()
@@ -248,14 +259,16 @@ class Mailbox:
             raise Stalled(f"{self.name(self.rank)} waits for {what}, but {late} a step or checkpoint above --timeout")
 
     def wait(self, what, missing, *, interruptible=True):
-        """Poll until nobody is missing.
+        """Poll until no rank is missing.
 
-        what     for the message
-        missing  () -> the ranks that `what` still depends on
-        Raises Stalled if one of these makes no progress for `timeout` seconds or any rank is lost; and Interrupted.
+        what           names in messages what this rank waits for
+        missing        () -> the ranks that this still depends on; the wait ends when there are none
+        interruptible  False: wait on although the run shall end
+        Raises Stalled if one of these ranks makes no progress for `timeout` seconds, or any rank is lost; Interrupted
+        if the run shall end.
         """
         while not (reason := self.interrupted() if interruptible else None):
-            # First: what rank 0 put before its end is seen below.
+            # Read before `missing` is called, which then sees all that rank 0 put before it told of the end.
             stop = self.news().stop if self.rank and interruptible else None
             if not (ranks := missing()):
                 return
@@ -267,7 +280,7 @@ class Mailbox:
         raise Interrupted(f"{reason} while {self.name(self.rank)} waited for {what}")
 
     def receive(self, key, what, ranks, *, interruptible=True):
-        """Wait for a value that these ranks may bring, and take it."""
+        """Wait until one of these ranks has put a value under `key`, and take it."""
         self.wait(what, lambda: [] if self.has(key) else ranks, interruptible=interruptible)
         return self.take([key])[0]
 
@@ -276,7 +289,7 @@ class Mailbox:
 
 
 class Pipeline:
-    """The trainers' end. Every trainer rank makes the same calls; only rank 0 talks to the generators.
+    """The trainers' end of the pipeline. Every trainer rank makes the same calls; only rank 0 talks to the generators.
 
     off_policy   "pipeline" with k >= 0 or "ppo" with k >= 1, in optimizer steps (Sec. 3.1)
     prompts      P, tickets per optimizer step;  generations  G, completions per ticket
@@ -287,18 +300,18 @@ class Pipeline:
         self.mailbox, self.prompts, self.generations = mailbox, prompts, generations
         self.rules, self.version = {"off_policy": off_policy, "k": k}, start
         self.limit = partial(tickets_issued, **self.rules, steps=steps, prompts=prompts)
-        if mailbox.rank == 0:  # a resumed run counts on: the first claim is the first ticket that is not yet trained
+        if mailbox.rank == 0:  # a resumed run counts on: the first ticket claimed is the first not yet trained on
             mailbox.store.add("claimed/train", start * prompts)
         self._news = News(version=start, tickets=start * prompts)
         self._post()
 
     @property
     def room(self):
-        """Tickets that may be issued now; none if the run was resumed with fewer steps than are done."""
+        """How many tickets may be issued now; 0 if the run was resumed with fewer steps than are done."""
         return max(0, self.limit(self.version) - self._news.tickets)
 
     def issue(self, prompts):
-        """One ticket per data.Prompt, in order. Fewer than `room` are fine; raises ValueError for more."""
+        """Issue one ticket per data.Prompt, in order. Raises ValueError for more than `room`; fewer are fine."""
         if len(prompts) > self.room:
             raise ValueError(f"expected at most {self.room} prompts at version {self.version}, got {len(prompts)}")
         first, version = self._news.tickets, self._news.version
@@ -306,9 +319,9 @@ class Pipeline:
         self._post(tickets, first, tickets=first + len(tickets))
 
     def next_batch(self, step):
-        """The headers of step's tickets, one list per ticket in ticket order, the same on every trainer rank.
+        """Wait for the batch of `step`: its headers, P lists of G in ticket order, the same on every trainer rank.
 
-        None if too few tickets could be issued for it: the curriculum is exhausted.
+        None if fewer than P tickets could be issued for this step: the curriculum is exhausted.
         """
         box, numbers = self.mailbox, batch_tickets(step, self.prompts)
         if self._news.tickets < numbers.stop:
@@ -324,20 +337,20 @@ class Pipeline:
         return groups
 
     def take(self, headers):
-        """The completions of these headers, in order; they leave the mailbox. On any trainer rank."""
+        """The completions of these headers, in order, taken out of the mailbox. Any trainer rank may call this."""
         return self.mailbox.take([header.key for header in headers])
 
     def drop(self, headers):
-        """Delete completions that no rank takes."""
+        """Delete the completions of these headers, which no rank will take, from the mailbox."""
         if self.mailbox.rank == 0:
             self.mailbox.discard([header.key for header in headers])
 
     def publish(self, version, gather, send, *, final=False):
-        """An optimizer step is done: send the weights if the rules, or the end of the run (`final`), ask for it.
+        """After an optimizer step: send the weights if `publishes` says so, or at the end of the run (`final`).
 
         gather  () -> {name: full tensor} in the generators' dtype; called on every trainer rank, and before any
                 generator is asked to wait for weights
-        send    called with it on rank 0, once every generator has joined and is about to receive
+        send    called on rank 0 with what `gather` returned, once every generator has joined and is about to receive
         Returns True if the generators now have this version.
         """
         self.version, box = version, self.mailbox
@@ -348,18 +361,19 @@ class Pipeline:
                 def absent():
                     return [rank for rank in box.generators if box.store.add(f"joined/{rank}", 0) < version]
 
-                # Not interruptible: a generator that has joined waits for the weights and for nothing else.
+                # Not interruptible: a generator that has joined is blocked until the weights come.
                 box.wait(f"the generators to join version {version}", absent, interruptible=False)
                 send(named)
         return version == self._news.version
 
     def evaluate(self, prompts, generations, samples):
-        """Headers, a list per prompt, and completions, of the first `samples` prompts; nothing on other ranks than 0.
-        On all ranks: {index of a prompt: why its verifier failed}.
+        """Sec. 2.1: have `generations` (k of mean@k) completions of each validation prompt generated and scored.
 
-        Weights and training tickets stand still meanwhile; `generations` is the k of mean@k. Running completions go
-        on. A generator that has finished its share may start completions of tickets it had already claimed; for up to
-        LOOK seconds, until it has seen the news, it may still claim a new one.
+        Returns (headers, a list per prompt; completions of the first `samples` prompts; {index of a prompt: why its
+        verifier failed}). The first two are empty on ranks other than 0.
+        Meanwhile no weights are sent and no training tickets issued. Running completions go on. A generator that has
+        finished its share may start completions of tickets it had already claimed; for up to LOOK seconds, until it
+        has seen the news, it may still claim a training ticket.
         Raises ValueError if the generators do not have the trainers' weights.
         """
         box, version, first = self.mailbox, self.version, self._news.evaluation_tickets
@@ -371,7 +385,7 @@ class Pipeline:
         numbers = range(0 if box.rank else len(tickets))
         groups = [box.receive(f"headers/eval/{n}", f"evaluation ticket {n}", box.generators) for n in numbers]
         self._post(evaluating=False)
-        if box.rank:  # not in a collective, whose timeout an evaluation may outlast
+        if box.rank:  # not in a collective: an evaluation may take longer than its timeout
             failed = box.receive(f"evaluated/{version}/{box.rank}", "the evaluation", [0])
         else:
             failed = {header.prompt: header.error for header in sum(groups, []) if header.correct is None}
@@ -379,14 +393,15 @@ class Pipeline:
         return groups, self.take(sum(groups[:samples], [])), failed
 
     def idle(self):
-        """Seconds with nothing decoding, outside evaluations, summed over the generators since they started.
+        """Seconds without decoding, outside evaluations, summed over the generators since they started.
 
-        Up to date to BEAT seconds; only differences mean something. Joining, receiving and delivering are idle time.
+        The value is up to BEAT seconds late; only differences between two calls mean something. Joining a version,
+        receiving weights and delivering completions count as idle time.
         """
         return sum(self.mailbox.store.add(f"idle/{rank}", 0) for rank in self.mailbox.generators) / 1e6
 
     def stop(self, reason, patience=5.0):
-        """End the run. Returns the generator ranks that have not left after `patience` seconds: one may be the reason.
+        """End the run. Returns the generator ranks that have not left after `patience` seconds (a dead one never does).
 
         Rank 0 hosts the mailbox, so it must not end before this returns.
         """
@@ -398,22 +413,22 @@ class Pipeline:
         return staying
 
     def _post(self, more=(), first=0, **changes):
-        """Put more tickets into their queue, behind its `first` ones, then the news of it."""
+        """Put the tickets `more` into their queue, from place `first` on, then the news with its `changes`."""
         self._news = replace(self._news, **changes)
         if self.mailbox.rank == 0:
             tickets = {f"ticket/{ticket.queue}/{place}": ticket for place, ticket in enumerate(more, first)}
             self.mailbox.put(tickets | {"news": self._news})
-            self.mailbox.store.add("news/count", 1)  # last: whoever sees it move finds what it stands for
+            self.mailbox.store.add("news/count", 1)  # last: a rank that sees it change finds the rest
 
 
 # --- The generators' side --------------------------------------------------------------------------------------------
 
 
 def serve(generator, mailbox, receive, scorer):
-    """A generator's life; returns rank 0's reason for ending it.
+    """Run a generator until rank 0 ends the run; returns the reason that rank 0 gives.
 
     generator  rollout.TorchGenerator or its like: add(ticket), wants(evaluation), busy, step() -> finished completions,
-               named_weights(), update_weights(version); its version is that of the run's start
+               named_weights(), update_weights(version); its version is that of the run when it starts
     receive    called with generator.named_weights(), fills these tensors: the other end of Pipeline.publish's `send`
     scorer     workers.Scorer or its like: submit(completion, prompt), finished() -> verdicts
 
@@ -427,16 +442,16 @@ def serve(generator, mailbox, receive, scorer):
 
 
 class Desk:
-    """What `serve` keeps in mind: numbers claimed, tickets in work, time wasted."""
+    """The state of `serve`: ticket numbers claimed, tickets in work, idle seconds."""
 
     def __init__(self, generator, mailbox, receive, scorer):
         self.generator, self.mailbox, self.receive, self.scorer = generator, mailbox, receive, scorer
-        self.claims = {"train": None, "eval": None}  # a number is kept until its ticket exists, also over evaluations
-        self.tickets, self.scores = {}, {}  # by (evaluation, number): the Ticket, and the Scores that it has so far
+        self.claims = {"train": None, "eval": None}  # a number is kept until its ticket exists, across evaluations too
+        self.tickets, self.scores = {}, {}  # by (evaluation, number): the Ticket; its Scores so far
         self.turned, self.idle = mailbox.clock(), 0.0
 
     def turn(self, news):
-        """One decode step and what belongs between two of them."""
+        """One decode step, and what is done between two of them."""
         self.take_weights(news.version)
         self.claim(news)
         began = self.mailbox.clock()
@@ -451,16 +466,16 @@ class Desk:
         self.mailbox.watch([0], "news")
 
     def take_weights(self, version):
-        """Sec. 3.1: new weights between two decode steps; what is half finished goes on under them."""
+        """Sec. 3.1: receive new weights between two decode steps; unfinished completions go on under them."""
         if version > self.generator.version:
             self.mailbox.store.set(f"joined/{self.mailbox.rank}", str(version))
             self.receive(self.generator.named_weights())
             self.generator.update_weights(version)
 
     def claim(self, news):
-        """Take tickets while the generator wants some; during an evaluation only the evaluation's."""
+        """Take tickets while the generator wants more; during an evaluation only evaluation tickets."""
         queue, issued = ("eval", news.evaluation_tickets) if news.evaluating else ("train", news.tickets)
-        # Nothing is claimed before the first news: numbers would count from 0, also in a resumed run.
+        # Nothing is claimed before the first news: until then the count of a resumed run, too, starts at 0.
         while issued and self.generator.wants(news.evaluating):
             if self.claims[queue] is None:
                 self.claims[queue] = self.mailbox.store.add(f"claimed/{queue}", 1) - 1
@@ -473,7 +488,7 @@ class Desk:
             self.generator.add(ticket)
 
     def deliver(self, score):
-        """With the last completion of a ticket all of them, and behind them their headers."""
+        """Keep a score; when it is the last of its ticket, put all completions into the mailbox, then their headers."""
         place = score.completion.evaluation, score.completion.ticket
         ticket, scores = self.tickets[place], self.scores.setdefault(place, [])
         scores.append(score)
@@ -486,7 +501,7 @@ class Desk:
             del self.tickets[place], self.scores[place]
 
     def report(self, decoding, evaluating):
-        """Add up what is left of this turn without its `decoding` seconds, and tell rank 0 now and then."""
+        """Count this turn without its `decoding` seconds as idle, unless `evaluating`; tell rank 0 at every beat."""
         now = self.mailbox.clock()
         self.idle += 0.0 if evaluating else now - self.turned - decoding
         self.turned = now
@@ -496,7 +511,7 @@ class Desk:
 
 
 def header(score, ticket):
-    """Header of a scored completion."""
+    """The Header of a completion with its verdict (workers.Score)."""
     c = score.completion
     versions = Counter(version for version, sampled in zip(c.versions, c.mask) if sampled)
     logprob = sum(logprob for logprob, sampled in zip(c.logprobs, c.mask) if sampled)

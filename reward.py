@@ -1,48 +1,51 @@
 """Rewards: +1 for a correct final answer, -1 for any other (Sec. 2); how answers are read and compared.
 
-    answer = what follows the last </think>; no </think>, or a truncated completion: no answer, which is wrong
-             (another mark, or none and the whole text is the answer: --think-end)
+    answer = what follows the last </think>; a completion without </think>, or truncated, has no answer and is wrong
+             (--think-end: another mark, or none, and then the whole text is the answer)
     r = +1 if correct else -1                                       r -> reward(), correct -> a verifier
     r = +1 + clip((L_max - |y|)/L_cache - 1, -1, 0) if correct      Eq. 9, A.10, A.15: instead of interruptions
     |y| -> tokens, L_max -> length_max, L_cache -> length_cache, the clip -> length_penalty()
 
-`correct` is kept beside r because pass rates and both prompt filters are of correctness, never of a shaped reward.
+`correct` is kept beside r because pass rates and both prompt filters use correctness, never a shaped reward.
 
 Tasks (TASKS maps the name in a prompt's `task` to its verifier)
-  arithmetic  the answer is the reference, character by character, but for ASCII whitespace around it: "18" and " 18\\n"
-  sorting     are right for 18; "018", "+18", "18.0", "18." and digits of other scripts are wrong.
-  math        LaTeX: the last \\boxed{...} or \\fbox{...}, or without one the final expression; boxes that only commas,
-              "and", "or", "x =" stand between are one list. Equal strings are right at once; everything else goes to a
-              worker process: `normalise`, then `equal`. A reference is read whole or not at all: nothing is right for a
-              part of itself, and one that cannot be read has no verdict.
-                numbers   must be equal; a decimal beside a number that is neither decimal nor whole, at 6 places
-                (a, b)    keeps its order, and so does x = 1, y = 2; a, b and {a, b} are sets
+  arithmetic  right if equal to the reference, character by character, but for ASCII whitespace around it: "18" and
+  sorting     " 18\\n" are right for 18; "018", "+18", "18.0", "18." and digits of other scripts are wrong.
+  math        LaTeX: the last \\boxed{...} or \\fbox{...}, or without one the final expression; boxes with nothing but
+              commas, "and", "or", "x =" between them are one list. An answer that equals the reference as a string is
+              right at once; any other goes to a worker process, where `equal` compares the two after `normalise`. A
+              reference is read whole or not at all: no answer is right for a part of it, and an answer to a reference
+              that cannot be read gets no verdict.
+                numbers   must be equal, but to 6 places only if one is a decimal and the other is not a whole number
+                (a, b)    keeps its order, and so does 1, 2 as answer to x = 1, y = 2; a, b and {a, b} are sets
                 12_5      is right only for the same digits and base
-                words     letter for letter, whatever their case
-                the rest  math-verify's, the paper's checker
+                words     must be the same letter for letter, whatever their case
+                the rest  is compared by math-verify, the paper's checker
   code        a Python program: the last ```python block, or without one the last ``` block without a language. It is
               right if it passes all tests of the reference, a JSON text of one of the forms in use (`read_tests`):
                 {"inputs": ["1 2\\n", ...], "outputs": ["3\\n", ...]}                   stdin and stdout (TACO, APPS)
-                {"fn_name": "add", "inputs": [[1, 2], ...], "outputs": [3, ...]}        a call; if all outputs are lists
-                                                                                        of one, these or what they hold
-                [{"input": "1 2\n", "output": "3\n"}, ...]                            the same, a test at a time; with
-                [{"input": "1\n2", "output": "3", "metadata": {"func_name": "add"}}]   arguments as JSON lines
-              stdout: the same lines, trimmed; where a line differs, its words must be the same, but for decimal
-              fractions, which allow a relative error of 1e-6, and 1.0 for 1. A result of a call is right if, as JSON,
-              it == the expected one (so a tuple is a list). Every test must end with exit status 0. The program sees
+                {"fn_name": "add", "inputs": [[1, 2], ...], "outputs": [3, ...]}        calls; if all outputs are lists
+                                                                                        of one, their elements will do
+                [{"input": "1 2\\n", "output": "3\\n"}, ...]                          the same, one object per test; the
+                [{"input": "1\\n2", "output": "3", "metadata": {"func_name": "add"}}]  arguments are a JSON text a line
+              stdout must have the same words on the same lines, whatever the spaces between; a decimal fraction may
+              have a relative error of 1e-6, and 1.0 is right for 1. The result of a call is right if, as JSON, it is
+              == the expected one (so a tuple is a list). Every test must end with exit status 0. The program can import
               the standard library only, and finds what graders import beforehand (plumbing/jail.py: PRELUDE).
 
-SymPy can run for days on a short answer: `equal` and programs run in worker processes (plumbing/workers.py) that are
-ended at a limit. What takes too long is wrong; what a worker cannot judge has no verdict, and is never scored as wrong.
+SymPy can run for days on a short answer, so `equal` and programs run in worker processes (plumbing/workers.py) with a
+time limit. An answer that takes longer is wrong; one that a worker cannot judge has no verdict, and is never scored as
+wrong.
 
-Deviation: a box, or an answer without one, of more than MAX_CHARS characters is wrong unread: reference answers are
+Deviation: a box, or an answer without one, of more than MAX_CHARS characters is not read and is wrong: references are
   short, parsing time grows faster than length, and the end of a long number is not that number. Programs: CODE_CHARS.
-Open in the paper: whether a truncated completion that already shows its answer is correct. Ours: it is wrong, unread;
-  Sec. A.15 leaves it out of the loss, but the pass rate needs a value.
+Open in the paper: whether a truncated completion that already shows its answer is correct. Ours: it is not read and is
+  wrong; Sec. A.15 leaves it out of the loss, but the pass rate needs a value.
 Known limits (tests/test_reward.py: LIMITS). Wrong and judged right: 1. without a box the last formula or number of a
-  text counts: "It is 17, not 18" is 18; 2. units are not compared: 10 km is 10 m, and 50 is 50\\%. Right and judged
-  wrong: 3. three letters or more are a word: xyz is not zyx; 4. one letter is a unit in \\text{} only: 3 m is not 3;
-  5. 100,200,300 without spaces is one number; 6. "x < 1 or x > 4" is not the union of the intervals.
+  text counts: "It is 17, not 18" is read as 18; 2. units are not compared: 10 km equals 10 m, and 50 equals 50\\%.
+  Right and judged wrong: 3. three letters or more are read as a word: xyz is not zyx; 4. one letter is a unit in
+  \\text{} only: 3 m is not 3; 5. 100,200,300 without spaces is read as one number; 6. "x < 1 or x > 4" is not the union
+  of the intervals.
 
 Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py
 """
@@ -58,23 +61,25 @@ from unicodedata import normalize
 
 THINK_END = "</think>"  # Sec. 2
 BOX = "\\boxed{"
-BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # its other spellings
+BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # and its other spellings
 FORMULA = re.compile(r"\s*(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\[()]).)+\\\)|\\\[(?:(?!\\[\[\]]).)+\\\])[\s.]*", re.S)
 BASE = re.compile(r"(?<![A-Za-z_0-9])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
 SIGNS = r"\\(?:pm|mp)(?![A-Za-z])"
 SPELLING = r"\\text|[\s{}]"
 BETWEEN_BOXES = re.compile(
     r"(?:[\s$,;]|\\[][(), ;:]|\\q?quad|and|or|\\text\{[^{}]*(?:,|and|or)\s*\}|[A-Za-z][\w{}]*\s*=)*")
-BETWEEN_CHARS = 40  # more than this between two boxes is never looked at
-UNREADABLE = "expected a reference answer"  # so begins the reason for no verdict that lies in the data
-MAX_CHARS = 10_000
-CODE_CHARS = 65_536  # what Codeforces takes
+BETWEEN_CHARS = 40  # boxes further apart than this are never one list
+UNREADABLE = "expected a reference answer"  # how the reason for a missing verdict begins if the data are at fault
+MAX_CHARS = 10_000  # of a box, or of an answer without one
+CODE_CHARS = 65_536  # of a program: the limit of Codeforces
 FUNCTIONAL = {"functional", "function_call"}  # what data sets call tests of a function
 NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][-+]?[0-9]{1,3})?")
 
 
 def length_penalty(tokens: int, *, length_max: int, length_cache: int) -> float:
     """Eq. 9: clip((L_max - |y|)/L_cache - 1, -1, 0), to be added to the reward of correct completions only.
+
+    tokens |y|, length_max L_max and length_cache L_cache are numbers of tokens; the penalty is without unit.
 
     >>> [length_penalty(tokens, length_max=14, length_cache=2) for tokens in (12, 13, 14, 15)]
     [0.0, -0.5, -1.0, -1.0]
@@ -88,10 +93,11 @@ def reward(correct: bool | None, penalty: float = 0.0) -> float:
 
 
 def pass_rates(groups, prompts) -> dict:
-    """Sec. 2.1: mean@k over the headers of the validation set, one list of k per prompt, and the same per task.
+    """Sec. 2.1: mean@k over the headers of the validation set, one list of k per prompt, and the same per curve.
 
-    stderr is the sampling error on these prompts; which prompts were drawn is not in it. A prompt whose verifier failed
-    is left out and its completions are counted as unverified: they are not wrong. Raises ValueError if none is left.
+    stderr is the standard error from sampling k answers to these prompts; it leaves out the choice of the prompts. A
+    prompt whose verifier failed is left out, and its completions are counted as unverified, not as wrong. Raises
+    ValueError if no prompt is left.
     entropy_sampled is -mean log pi_gen of the sampled tokens, nats: an estimate of the entropy on validation (A.12).
     """
     known = [group for group in groups if all(header.correct is not None for header in group)]
@@ -100,7 +106,7 @@ def pass_rates(groups, prompts) -> dict:
     means = [sum(header.correct for header in group) / len(group) for group in known]
     curves = [prompt.curve or prompt.task for prompt in (prompts[group[0].prompt] for group in known)]
     tasks = {curve: mean(rate for rate, of in zip(means, curves) if of == curve) for curve in dict.fromkeys(curves)}
-    k = len(groups[0])  # the mean of k answers varies by p (1 - p) / k; k - 1 makes the estimate from these k unbiased
+    k = len(groups[0])  # a mean of k answers has variance p (1 - p) / k; its estimate is unbiased with k - 1
     stderr = (sum(p * (1 - p) for p in means) / (k - 1)) ** 0.5 / len(means) if k > 1 else nan
     headers = [header for group in groups for header in group]
     entropy = -sum(header.logprob for header in headers) / sum(sum(header.versions.values()) for header in headers)
@@ -109,7 +115,7 @@ def pass_rates(groups, prompts) -> dict:
 
 
 def pass_at_k(groups, k: int) -> tuple[float, float]:
-    """The chance that one of k answers to a prompt is correct, and its standard error over prompts.
+    """The chance that at least one of k answers to a prompt is correct, and its standard error over prompts.
 
     groups  a list of n >= k verdicts per prompt; with c of n correct, 1 - C(n - c, k) / C(n, k) is unbiased
 
@@ -133,7 +139,9 @@ def final_answer(text: str, think_end: str | None = THINK_END) -> str | None:
 
 
 def final_expression(answer: str) -> str:
-    """The last \\boxed{...} of an answer, or run of boxes; the whole answer without any; "" if too long or left open.
+    """The last \\boxed{...} of an answer, with the boxes before it in the same list; without any box the whole answer.
+
+    "" if that is longer than MAX_CHARS, or if the last box is left open.
 
     >>> final_expression("Either \\\\boxed{1} or better \\\\boxed{\\\\frac{1}{2}}.")
     '\\\\boxed{\\\\frac{1}{2}}'
@@ -157,7 +165,7 @@ def final_expression(answer: str) -> str:
 
 
 def content(expression: str) -> str:
-    """What a box or the signs of mathematics around a formula hold; other text as it is."""
+    """What a box, or \\( \\) or \\[ \\] around a formula, holds; other text as it is."""
     if expression.startswith(BOX):
         return in_box(expression, 0) or ""
     return re.sub(r"^\\[(\[]|\\[)\]][\s.]*$", "", expression.strip())
@@ -176,6 +184,8 @@ def in_box(answer: str, start: int) -> str | None:
 def program(answer: str) -> str:
     """The last ```python block of an answer, without one the last block that names no language, else "".
 
+    Also "" if that block is longer than CODE_CHARS.
+
     >>> program("```python\\nprint(1)\\n```\\nprints\\n```\\n1\\n```")
     'print(1)\\n'
     """
@@ -192,19 +202,19 @@ def program(answer: str) -> str:
 
 
 def exact(answer: str, reference: str) -> bool:
-    """Exactly the reference, ASCII whitespace around it aside; leading zeros, signs, points are wrong."""
+    """Whether the answer is exactly the reference, but for ASCII whitespace around it: "018" is wrong for 18."""
     return answer.strip(" \t\r\n") == reference
 
 
 def math(answer: str, reference: str) -> bool | str:
-    """True for an equal string, False for no expression at all, otherwise the final expression."""
+    """True for a string equal to the reference, False without any expression, otherwise the final expression."""
     expression = final_expression(answer)
     bare, plain = expression.strip(" \n$"), reference.strip(" \n$")
     return bool(bare) and (bare in (plain, f"{BOX}{plain}}}") or expression)
 
 
 def code(answer: str, reference: str) -> bool | str:
-    """False without a program."""
+    """The program, or False without one."""
     return program(answer) or False
 
 
@@ -224,18 +234,18 @@ UNITS = rf"(?:{UNIT.replace('4', '2')}\s+)*{UNIT}"
 
 
 def degrees(match) -> str:
-    """Radians inside an expression of sines; elsewhere the sign is a unit, and 45 is right for 45 degrees."""
+    """In an expression with sines, radians; elsewhere the sign is a unit and is dropped: 45 is right for 45 degrees."""
     return f"{{\\frac{{{match[1]}\\pi}}{{180}}}}" if re.search("sin|cos|tan|cot|sec|csc", match.string) else match[1]
 
 
 def mixed(match) -> str:
-    """1 1/2 = 3/2."""
+    """A mixed number as a fraction: 1 1/2 = 3/2."""
     whole, top, bottom = map(int, match.groups())
     return f"\\frac{{{whole * bottom + top}}}{{{bottom}}}"
 
 
 def repeating(match) -> str:
-    """0.1\\overline{6} = (16 - 1) / 90."""
+    """A repeating decimal as a fraction: 0.1\\overline{6} = (16 - 1) / 90."""
     whole, fraction, period = match.groups()
     top = int(f"{whole or 0}{fraction}{period}") - int(f"{whole or 0}{fraction}")
     return f"\\frac{{{top}}}{{{10 ** len(fraction) * (10 ** len(period) - 1)}}}"
@@ -289,7 +299,7 @@ NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, w
 
 
 def normalise(latex: str) -> str:
-    """The text with one spelling for what is spelt in several ways; see NORMALISE.
+    """The text with one spelling for what LaTeX spells in several ways; see NORMALISE.
 
     >>> normalise("$30^\\\\circ.$"), normalise("\\\\$18.90"), normalise("1 1/2"), normalise("10 weeks")
     ('30', '18.90', '\\\\frac{3}{2}', '10')
@@ -301,7 +311,7 @@ def normalise(latex: str) -> str:
 
 
 def words(text: str) -> list[str] | None:
-    """The words of an answer (Paris, \\text{no solution}, (B), A and C), small and in order; None for a formula.
+    """The words of an answer (Paris, \\text{no solution}, (B), A and C), lower case and sorted; None for a formula.
 
     >>> words("Paris"), words("\\\\text{(B)}"), words("2x"), words("xy")
     (['paris'], ['b'], None, None)
@@ -319,7 +329,7 @@ def spelt(text: str) -> str:
 
 
 def equal(expression: str, reference: str) -> bool | None:
-    """Is `expression`, which final_expression found, the reference? None if that cannot be read. No time limit."""
+    """Whether `expression`, from final_expression, equals the reference; None if that cannot be read. No time limit."""
     right = normalise(content(final_expression(reference) if BOXES.search(reference) else reference))
     boxed, answer = BOXES.match(expression) or FORMULA.fullmatch(expression), normalise(content(expression))
     if boxed and spelt(answer) == spelt(right) != "":
@@ -336,17 +346,18 @@ def equal(expression: str, reference: str) -> bool | None:
 
 
 def tried(function, *arguments):
-    """function(*arguments), None where it raises: what latex2sympy and SymPy raise on nonsense has no common class."""
+    """function(*arguments), or None if it raises: what latex2sympy and SymPy raise on nonsense has no common class."""
     try:
         return function(*arguments)
-    except Exception:  # load_sympy in workers.py checks that it is nonsense only
+    except Exception:  # load_sympy in workers.py checks that sound pairs do not raise
         return None
 
 
 def reading(latex: str, lower: bool):
-    """LaTeX as a SymPy object, the whole of it, or None. lower: capitals as small letters, as math-verify reads prose.
+    """The whole LaTeX text as a SymPy object, or None if that fails.
 
-    An expression with \\pm deep inside, which latex2sympy does not read, is its two values.
+    lower  read capitals as small letters, as math-verify does in prose
+    An expression with \\pm deep inside, which latex2sympy does not read, becomes the set of its two values.
     """
     from sympy import FiniteSet
 
@@ -358,7 +369,7 @@ def reading(latex: str, lower: bool):
 
 
 def read(latex: str, lower: bool):
-    """`reading` without \\pm; raises for what latex2sympy cannot read."""
+    """`reading` without the rule for \\pm; raises for what latex2sympy cannot read."""
     from latex2sympy2_extended import latex2sympy2 as its
 
     config = its.NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
@@ -368,7 +379,7 @@ def read(latex: str, lower: bool):
 
 
 def with_i(found):
-    """The object with the imaginary unit for the letter i, which is only a symbol to latex2sympy."""
+    """The object with the imaginary unit in place of the letter i, which latex2sympy reads as a mere symbol."""
     from sympy import I
 
     letters = {symbol: I for symbol in getattr(found, "free_symbols", ()) if symbol.name == "i"}
@@ -384,7 +395,7 @@ def last_value(prose: str):
 
 
 def same(gold, given) -> bool:
-    """Are two SymPy objects the same answer? Numbers, order and names are ours to compare, the rest math-verify's."""
+    """Whether two SymPy objects are the same answer: we compare numbers, order and names, math-verify the rest."""
     from math_verify import verify
     from math_verify.grader import is_assignment_relation, is_equation, take_last_relation
     from sympy import Interval, Set
@@ -411,7 +422,7 @@ def same(gold, given) -> bool:
 
 
 def members(found) -> list:
-    """What a list, set or tuple holds, as it is written; of an open interval, which looks like a pair, its ends."""
+    """The members of a list, set or tuple as written; of an open interval, written like a pair, its ends; else []."""
     from sympy import FiniteSet, Interval, Tuple
 
     if isinstance(found, Interval) and found.is_open:
@@ -420,11 +431,11 @@ def members(found) -> list:
 
 
 def same_members(gold, given) -> bool:
-    """Parentheses keep their order, and so do names (x = 1, y = 2 is 1, 2); bare lists and braces have none."""
+    """Whether members agree: in order within parentheses, or for 1, 2 as answer to x = 1, y = 2; else in any order."""
     from math_verify.grader import is_assignment_relation
     from sympy import Interval, Tuple
 
-    right, answer = (list(dict.fromkeys(members(side) or [side])) for side in (gold, given))  # said twice is said once
+    right, answer = (list(dict.fromkeys(members(side) or [side])) for side in (gold, given))  # repeated ones count once
     names = {member.lhs for member in right if is_assignment_relation(member)}
     free = not isinstance(gold, (Interval, Tuple)) and not isinstance(given, (Interval, Tuple))
     if len(right) != len(answer):
@@ -440,9 +451,10 @@ def same_members(gold, given) -> bool:
 
 
 def close(gold, given) -> bool:
-    """Two numbers: equal, or if one is a decimal equal at 6 places, below 0.05 within 2e-5 of each other's size.
+    """Whether two numbers are equal. If one is a decimal and the other not a whole number, they may differ by 1e-6, or
+    by 2e-5 of the reference's size if that is less.
 
-    28 is right for 28%, which is also 0.28.
+    28 and 0.28 are both right for 28%.
     """
     from sympy import Float, Rational, UnevaluatedExpr, sympify
 
@@ -452,7 +464,7 @@ def close(gold, given) -> bool:
         return True
     gold, given = gold.doit(), given.doit()
     if not (gold.is_finite and given.is_finite):
-        return gold == given and bool(gold.is_extended_real)  # infinity, not 1/0
+        return gold == given and bool(gold.is_extended_real)  # infinity is right for itself, 1/0 is not
     size, difference = abs(gold).evalf(), abs((gold - given).evalf(20))
     decimals = [side.has(Float) for side in (gold, given)]
     whole = any(side.is_integer and not decimal for side, decimal in zip((gold, given), decimals))
@@ -466,8 +478,8 @@ def close(gold, given) -> bool:
 def read_tests(reference: str) -> tuple[str | None, list]:
     """The tests of a code prompt: (name of the function or None, [(input, expected output), ...]); forms: see the top.
 
-    Raises ValueError, LookupError, TypeError or AttributeError for another form, and for no tests: every program would
-    be right.
+    Raises ValueError, LookupError, TypeError or AttributeError for another form, and ValueError for an empty list of
+    tests: every program would be right.
     """
     tests = json.loads(reference)
     if isinstance(tests, list):
@@ -483,7 +495,7 @@ def read_tests(reference: str) -> tuple[str | None, list]:
 
 
 def readings(name: str | None, cases: list) -> list[list]:
-    """The lists of results that are right: if all results of a function are lists of one, these may stand for that one.
+    """The lists of results that are right: the expected ones, and if a function's are all lists of one, their elements.
 
     >>> readings("f", [([2], [4]), ([3], [9])]), readings("f", [([2], [4]), ([3], 9)])
     ([[[4], [9]], [4, 9]], [[[4], 9]])
@@ -494,19 +506,19 @@ def readings(name: str | None, cases: list) -> list[list]:
 
 
 def as_text(lines) -> str:
-    """Standard input or output that may be given as a list of lines."""
+    """Standard input or output as one text; it may be given as a list of lines."""
     return lines if isinstance(lines, str) else "\n".join(map(str, lines))
 
 
 def call_case(arguments, result) -> tuple[list, object]:
-    """(arguments, expected result) of a call, which may be given as text: a JSON value a line."""
+    """(arguments, expected result) of a call. As text, arguments are one JSON value a line, and the result is one."""
     if isinstance(arguments, str):
         return [json.loads(line) for line in arguments.splitlines() if line.strip()], json.loads(result)
     return arguments, result
 
 
 def same_output(output: str, expected: str) -> bool:
-    """The rule for stdout: see the top.
+    """Whether a program's stdout is right, by the rule at the top.
 
     >>> same_output("1 2 \\n0.3333333\\n\\n", "1 2\\n0.3333334"), same_output("1.0", "1"), same_output("1 2", "1\\n2")
     (True, True, False)
@@ -525,7 +537,7 @@ def same_word(word: str, right: str) -> bool:
 
 
 def right_output(name: str | None, output: bytes | None, expected) -> bool:
-    """One test: what the program wrote, None if it failed, against what is expected."""
+    """Whether one test is passed. output: what the program wrote, or None if it failed."""
     if output is None or name is None:
         return output is not None and same_output(output.decode(errors="replace"), expected)
     with suppress(ValueError, RecursionError):  # no result, or none that we can read

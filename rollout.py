@@ -5,29 +5,32 @@ weights with the stale KV cache), Sec. 3.2 (FP32 head), A.10 (forced interruptio
 
     log pi_gen(y_t) = log softmax(W h_t / tau)[y_t]          top-p 1, no top-k; always fp32
     y_t = min {y : sum_{j <= y} pi_gen(j) > u_t}             inverse CDF in float64
-    u_t = hash(seed, stream, ticket, index, t) in [0, 1)     so a completion depends neither on timing nor on its slot
+    u_t = hash(seed, stream, ticket, index, t) in [0, 1)     so u_t depends neither on timing nor on the slot
     still thinking after L tokens, L drawn from [lo, hi]:    the phrase follows, then the policy answers
 
 W -> head weight, h_t -> hidden, tau -> temperature, y_t -> token, u_t -> uniform, L -> interrupt_at, the phrase ->
-phrase_ids, [lo, hi] -> think_budget. Thinking ends with a text, think_end, whatever its tokens: few tokenizers have one
-token for </think>, and the same text can begin with another token in another place. So it is looked for once, in the
-decoded text of the first L tokens.
+phrase_ids, [lo, hi] -> think_budget; stream is 0 in training, version + 1 in evaluations. Thinking ends where the text
+think_end appears, however it is tokenised: few tokenizers have a single token for </think>, and the same text can be
+split differently in another place. So each completion is checked once, in the decoded text of its first L tokens.
 
-How TorchGenerator decodes. S slots, each one row of a key/value cache whose column i is position i of that row's prompt
-and completion. A prompt is run once per ticket, without its last token; its keys and values are copied into the slots
-of its G completions as these start, and the last prompt token is a slot's first input. A finished slot is refilled
-before the next decode step. Slots in use are kept as a prefix of the rows (the last one takes over the row of one that
-is finished), and attention reads only up to the longest, so the tail of a batch costs what is left of it. The Hugging
-Face model is used as it is, through its arguments `past_key_values`, `attention_mask` and `position_ids`.
+How TorchGenerator decodes. Each of S slots is one row of a key/value cache; column i of the row holds position i of a
+prompt and its completion. A prompt is run once per ticket, without its last token; its keys and values are copied into
+the slots of its G completions as these start, and the last prompt token is the first input of each slot. Free slots are
+refilled before the next decode step. Slots in use are always the first rows: when a completion is finished, the last of
+them moves into its row. Attention reads columns up to the longest running sequence only. So when few completions are
+left, a decode step costs only what these few need. The Hugging Face model is not changed: it is called with its own
+arguments `past_key_values`, `attention_mask` and `position_ids`.
 
-New weights (Sec. 3.1): running completions keep their keys and values, each token records the version that sampled it,
-and prompts are run again, so that no completion starts on keys and values of older weights.
+New weights (Sec. 3.1): running completions keep their keys and values, and each token records the version that sampled
+it. Prompts of completions that have not started are run again, so that none starts on keys and values of older weights.
 
-Deviation: random numbers come from a hash and not from a stream, which makes a run independent of timing.
+Deviation: each random number is a hash of what it is drawn for, not the next one of a sequence that all completions
+  share, whose order would depend on timing.
 Open in the paper: how injected tokens count; ours are not the policy's (mask False, log-prob 0.0) but use up the token
-budget. Whether a prompt's keys and values outlive an update before its last completion has started; ours do not.
+  budget. Whether a prompt's keys and values are kept when the weights change before its last completion has started;
+  ours are not.
 
-Run by train.py; benchmarks/generate.py compares with `model.generate`; vllm_rollout.py has the same on vLLM.
+Run by train.py; benchmarks/generate.py compares with `model.generate`; vllm_rollout.py has the same interface on vLLM.
 Test: pytest tests/test_rollout.py
 """
 
@@ -45,7 +48,7 @@ from reward import THINK_END
 
 NEVER = 2**62  # a length that no completion reaches
 PREFILL_TOKENS = 16384  # prompt tokens per forward pass, padding included: bounds its memory
-PREFILL_AHEAD = 8  # queued completions whose prompts are run before they start
+PREFILL_AHEAD = 8  # at most so many queued completions have their prompts run along with those of the starting ones
 KV_BLOCK = 64  # positions; key/value buffers grow in multiples of it
 
 # SplitMix64 (Steele, Lea, Flood 2014): an odd increment and two odd multipliers, as int64, which wraps modulo 2^64.
@@ -71,7 +74,8 @@ def uniform(key, draw):
 def completion_keys(seed, ticket):
     """(G,) int64 on the CPU: names the random sequence of each completion of the ticket.
 
-    Training numbers are unique in a run; evaluations count from 0 each time, so their version tells them apart.
+    Numbers of training tickets are unique in a run. Every evaluation numbers its tickets from 0: the version tells
+    evaluations apart.
     """
     key = torch.zeros(ticket.generations, dtype=torch.int64)
     stream = ticket.version + 1 if ticket.evaluation else 0
@@ -83,7 +87,7 @@ def completion_keys(seed, ticket):
 def sample(log_pi, uniforms):
     """Inverse CDF: (n, V) fp32 log-probabilities and (n,) float64 uniforms -> (n,) token ids."""
     cdf = log_pi.double().exp_().cumsum(-1)
-    # right=True: never a token of probability 0. The last entry stands in for 1, which rounding may miss.
+    # right=True never picks a token of probability 0. Scaled by the last entry, as rounding may keep it from being 1.
     token = torch.searchsorted(cdf, uniforms[:, None] * cdf[:, -1:], right=True).squeeze(-1)
     return token.clamp_(max=log_pi.shape[-1] - 1)
 
@@ -95,8 +99,8 @@ class SlotCache(Cache):
     """The `past_key_values` of S slots: per decoder layer keys and values, (S, heads, capacity, head size) each.
 
     A row is a slot, a column a position. Before a decode step the generator sets where its n active rows write,
-    `rows` and `positions` (n,), and `filled`, the columns that attention has to read. `longest` is the most columns that
-    a completion can need: room is never made for more.
+    `rows` and `positions` (n,), and `filled`, how many columns attention has to read. `longest` is the most columns
+    that a prompt with its completion can need: the capacity never exceeds it.
     """
 
     def __init__(self, slots, longest):
@@ -105,7 +109,7 @@ class SlotCache(Cache):
         self.rows, self.positions, self.filled = None, None, 0
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
-        """Called by attention: write (n, heads, 1, head size) each, return the filled columns of the n rows."""
+        """Called by attention: store two (n, heads, 1, head size) states; returns the n rows' filled columns."""
         states = key_states, value_states
         buffers = self._reserve(layer_idx, states, self.filled)
         for buffer, state in zip(buffers, states):
@@ -113,11 +117,11 @@ class SlotCache(Cache):
         return tuple(buffer[: len(self.rows), :, : self.filled] for buffer in buffers)
 
     def _reserve(self, layer, states, length):
-        """The two buffers of a layer, with room for `length` positions of states like these."""
+        """The key and value buffers of a layer, grown to at least `length` positions of states like these."""
         # Zeros, not empty memory: a masked column has weight 0, and 0 times a leftover nan is nan.
         buffers = self.buffers.get(layer) or [x.new_zeros(self.slots, x.shape[-3], 0, x.shape[-1]) for x in states]
         if length > buffers[0].shape[2]:
-            # A quarter more, so that copying stays rare.
+            # A quarter more than needed, so that copying stays rare.
             capacity = min(-(-length * 5 // 4 // KV_BLOCK) * KV_BLOCK, self.longest)
             buffers = [torch.nn.functional.pad(x, (0, 0, 0, capacity - x.shape[2])) for x in buffers]
         self.buffers[layer] = buffers
@@ -141,7 +145,7 @@ def empty_slots(slots, length, device):
     token         (S,)    input of the next step: the last prompt token, or the last token of the completion so far
     start, count  (S,)    position of the last prompt token; tokens of the completion so far
     key           (S,)    names the completion's random sequence
-    interrupt_at  (S,)    L in tokens; NEVER once thinking has ended before, or where it is not limited
+    interrupt_at  (S,)    L in tokens; NEVER if thinking has ended before L, or without think_budget
     tokens, logprobs (nats), mask (False on forced tokens), versions (optimizer steps)    (S, length)
     """
     def zeros(dtype, *shape):
@@ -160,12 +164,12 @@ class Group:
     """What the completions of a ticket share."""
 
     ticket: Ticket
-    prompt_kv: list | None = None  # per layer (keys, values); None until run under the present weights
+    prompt_kv: list | None = None  # per layer (keys, values); None until the prompt is run under the present weights
 
 
 @dataclass(eq=False)
 class Draft:
-    """An unfinished completion: queued, or in a slot. TorchGenerator has the tokens in its rows, vLLM's are here."""
+    """An unfinished completion: queued, or in a slot. Only VLLMGenerator uses `tokens`; TorchGenerator has its rows."""
 
     group: Group
     index: int  # 0 ... G-1
@@ -179,21 +183,22 @@ class Draft:
 
 
 class Generator:
-    """Tickets wait here for one of the `slots`; those of an evaluation go first.
+    """The queues in which completions wait for one of the `slots`; those of an evaluation go first.
 
-    While a completion of an evaluation is unfinished, no other one starts; running ones go on. A subclass has
+    While any of an evaluation is unfinished, no training completion starts; running ones go on. A subclass has
     `step`, `named_weights`, `update_weights` and `close`, and keeps in `_running` a Draft for each slot in use.
 
-    model           a Hugging Face causal LM: its config, and the ids that end a completion
-    tokenizer       the model's; it only decodes
+    model           a Hugging Face causal LM; only its config and the ids that end a completion are read here
+    tokenizer       the model's; used only to decode
     slots           S, completions decoded at once
-    max_new_tokens  budget of a completion, forced tokens included; without EOS by then it counts as truncated
-    max_prompt_tokens  of the longest prompt to come; None: whatever the model's positions leave room for
-    think_budget    None, or (lo, hi) in tokens: where interruptions fall, both ends included
+    max_new_tokens  budget of a completion, forced tokens included; a completion without EOS by then is truncated
+    max_prompt_tokens  of the longest prompt to come; None: as many as the model's positions leave room for
+    think_budget    (lo, hi) in tokens: L is drawn from lo, ..., hi (A.10); None: no interruptions
     phrase_ids      tokens of the interruption phrase, whose text ends in think_end; read only with a think_budget
     think_end       the text that ends thinking; read only with a think_budget
     temperature     tau; 0 takes the most probable token, and log-probs are then those of temperature 1
-    version         optimizer steps behind the model's present weights
+    seed            of the random numbers (completion_keys)
+    version         of the model's present weights: how many optimizer steps made them
 
     Raises ValueError for an unsupported model and for settings that contradict each other.
     """
@@ -212,10 +217,10 @@ class Generator:
         self.positions = min(getattr(model.config, "max_position_embeddings", NEVER),
                              NEVER if max_prompt_tokens is None else max_prompt_tokens + max_new_tokens)
         self._queue, self._evaluations = deque(), deque()  # of Draft
-        self._evaluating = 0  # unfinished completions
+        self._evaluating = 0  # unfinished completions of an evaluation
 
     def add(self, ticket):
-        """Queue a ticket. Raises ValueError if it asks for newer weights, is empty or too long."""
+        """Queue a ticket's completions. Raises ValueError if it asks for newer weights, or is empty or too long."""
         length, limit = len(ticket.prompt.ids), self.positions
         if ticket.version > self.version:
             raise ValueError(f"ticket {ticket.number} expects weights of version >= {ticket.version}, got "
@@ -225,7 +230,7 @@ class Generator:
                              f" positions; got {ticket.generations}, {length} + {self.max_new_tokens}; likely cause: a "
                              "prompt above max_prompt_tokens, or more tokens than the model has positions for")
         keys, (lo, hi) = completion_keys(self.seed, ticket), self.think_budget or (NEVER, NEVER)
-        interrupt_at = lo + (uniform(keys, -1) * (hi - lo + 1)).long()
+        interrupt_at = lo + (uniform(keys, -1) * (hi - lo + 1)).long()  # -1: tokens draw numbers 0, 1, ...
         group, queue = Group(ticket), self._evaluations if ticket.evaluation else self._queue
         queue += [Draft(group, index, *pair) for index, pair in enumerate(zip(keys.tolist(), interrupt_at.tolist()))]
         self._evaluating += ticket.generations if ticket.evaluation else 0
@@ -236,7 +241,7 @@ class Generator:
         return bool(self._running or self._queue or self._evaluations)
 
     def wants(self, evaluation):
-        """True if a slot is free that no queued completion is about to take; those of an evaluation go before all."""
+        """True if a slot is free that no queued completion will take; for an evaluation, only its own count."""
         queue = self._evaluations if evaluation else self._startable()
         return self.slots - len(self._running) > len(queue)
 
@@ -245,12 +250,12 @@ class Generator:
         return self._evaluations if self._evaluating else self._queue
 
     def _starts(self):
-        """Take off the queue what fills the free slots: a list of Draft."""
+        """Take as many completions off the queue as there are free slots: a list of Draft."""
         queue = self._startable()
         return [queue.popleft() for _ in range(min(len(queue), self.slots - len(self._running)))]
 
     def _text(self, ids):
-        """Special tokens included: the mark that ends thinking may be one."""
+        """The decoded ids, special tokens included: the mark that ends thinking may be one."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     def _thinks(self, ids):
@@ -258,7 +263,7 @@ class Generator:
         return self.think_end not in self._text(ids)
 
     def _completion(self, draft, ids, mask, logprobs, versions):
-        """The record of a finished completion. Its text is without EOS."""
+        """The pipeline.Completion of a finished draft. Its text is without EOS."""
         ticket = draft.group.ticket
         self._evaluating -= ticket.evaluation
         ended = ids[-1] in self.eos_ids
@@ -306,7 +311,7 @@ class TorchGenerator(Generator):
         self._slots = empty_slots(self.slots, self.max_new_tokens, model.device)
         self._rows = self._tensor(range(self.slots))
         self._eos, self._phrase = self._tensor(self.eos_ids), self._tensor(self.phrase_ids)
-        self._running = []  # by row
+        self._running = []  # Drafts, by row
 
     def _tensor(self, numbers):
         return torch.tensor(list(numbers), dtype=torch.int64, device=self.model.device)
@@ -316,7 +321,7 @@ class TorchGenerator(Generator):
         return dict(self.model.named_parameters())
 
     def update_weights(self, version):
-        """The parameters now hold `version`: later tokens carry it, and waiting prompts are run again."""
+        """The parameters now hold `version`: later tokens carry it, and prompts of queued completions are run again."""
         self.version = version
         for draft in (*self._queue, *self._evaluations):
             draft.group.prompt_kv = None
@@ -352,7 +357,7 @@ class TorchGenerator(Generator):
         per_pass = max(1, PREFILL_TOKENS // max(len(group.ticket.prompt.ids) for group in groups))
         for part in (groups[first : first + per_pass] for first in range(0, len(groups), per_pass)):
             prompts = [self._tensor(group.ticket.prompt.ids[:-1]) for group in part]
-            # Padded on the right, without a mask: causal attention does not look there.
+            # Padded on the right, without a mask: in causal attention no prompt token sees what follows it.
             ids, cache = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True), DynamicCache()
             if ids.shape[1]:  # 0 if every prompt is a single token
                 self.model.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
@@ -361,7 +366,7 @@ class TorchGenerator(Generator):
                                    for layer in cache.layers]
 
     def _begin(self, starts):
-        """Completions take the rows behind those in use."""
+        """Put starting completions into the rows after those in use."""
         slots, at = self._slots, self._rows[len(self._running) :][: len(starts)]
         prompts = [draft.group.ticket.prompt.ids for draft in starts]
         slots.token[at] = self._tensor(ids[-1] for ids in prompts)
@@ -372,7 +377,7 @@ class TorchGenerator(Generator):
         for row, draft in enumerate(starts, len(self._running)):
             self._cache.load(row, draft.group.prompt_kv)
             if draft.index + 1 == draft.group.ticket.generations:
-                draft.group.prompt_kv = None  # else it, and the pass it is a view of, would stay until the end
+                draft.group.prompt_kv = None  # else the pass that it is a view of stays in memory until the group ends
         self._running += starts
 
     # --- One decode step over the first n rows
@@ -383,7 +388,7 @@ class TorchGenerator(Generator):
         cache.rows, cache.positions = self._rows[:n], slots.start[:n] + slots.count[:n]
         cache.filled = int(cache.positions.max()) + 1
         unseen = torch.arange(cache.filled, device=model.device) > cache.positions[:, None]
-        # Additive: eager attention adds the mask to its scores, where a boolean one would be wrong without an error.
+        # Additive: eager attention adds the mask to its scores; a boolean mask would be wrong there without an error.
         mask = torch.zeros(unseen.shape, dtype=model.dtype, device=model.device).masked_fill_(unseen, -torch.inf)
         hidden = model.get_decoder()(
             input_ids=slots.token[:n, None], attention_mask=mask[:, None, None], position_ids=cache.positions[:, None],
@@ -398,7 +403,7 @@ class TorchGenerator(Generator):
         logprob = log_pi.gather(-1, token[:, None]).squeeze(-1)
         if not self.think_budget:
             return token, logprob
-        # The phrase is a queue that starts at interrupt_at; `offset` is how far into it a row is.
+        # The phrase is forced from token interrupt_at on; `offset` is the index of a row's next token in the phrase.
         offset, last = count - slots.interrupt_at[:n], len(self._phrase) - 1
         for row in (offset == 0).nonzero().squeeze(-1).tolist():
             if not self._thinks(slots.tokens[row, : int(count[row])]):
@@ -421,7 +426,7 @@ class TorchGenerator(Generator):
         return (token[:, None] == self._eos).any(-1) | (self._slots.count[:n] >= self.max_new_tokens)
 
     def _collect(self, finished):
-        """The completions of rows `finished` (m,); the last rows take their places: a step costs active rows only."""
+        """The completions of rows `finished` (m,). The last rows in use move into their places, so no gap stays."""
         slots, rows, done = self._slots, finished.tolist(), []
         buffers = slots.count, slots.tokens, slots.mask, slots.logprobs, slots.versions
         for row, count, *columns in zip(rows, *(buffer[finished].tolist() for buffer in buffers)):

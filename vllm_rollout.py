@@ -1,18 +1,18 @@
 """Generators on vLLM: the interface of rollout.py, with vLLM's engine decoding.
 
-Paper: Sec. 2 (fast inference kernels), Sec. 3.1 and A.11 (weights in flight), Sec. 3.2 (FP32 head), A.10 (interruption).
+Paper: Sec. 2 (fast inference kernels), Sec. 3.1, A.11 (weights in flight), Sec. 3.2 (FP32 head), A.10 (interruption).
 
-A completion is a request to vLLM, handed in when a slot is free, and a step is one step of vLLM's engine. An interrupted
-completion is taken back and handed in again behind the phrase. What vLLM keeps of prompts (its prefix cache) is salted
-with the version that samples a completion's first token, so no completion starts on keys and values of older weights.
-The Hugging Face names and tensors of `named_weights` are those of TorchGenerator.
+Each completion is a request to vLLM, submitted when a slot is free; a step is one step of vLLM's engine. To interrupt a
+completion, its request is aborted and submitted again with the phrase appended. The keys and values that vLLM keeps of
+prompts (its prefix cache) are salted with the version that samples a completion's first token, so no completion starts
+on keys and values of older weights. `named_weights` has the same Hugging Face names and tensors as TorchGenerator's.
 
-Deviation: vLLM gets its seeds from the same hash as TorchGenerator its random numbers; its own arithmetic depends a
-little on what else is in a batch, so completions are equal up to near ties.
-Deviation: vLLM computes keys and values again under the present weights where it keeps none: for up to CPU_BLOCK tokens
-before an interruption (a block of its cache that is not full is dropped), and for a completion that had to make room
-because its cache was full.
-Known limit: the way of new weights on a GPU (`_over_ipc`) has never run.
+Deviation: vLLM draws its own random numbers, with seeds from TorchGenerator's hash. Its arithmetic depends a little on
+  what else is in a batch, so the same completion can come out differently where two tokens nearly tie.
+Deviation: vLLM computes keys and values again, under the present weights, where it has not kept them: for up to a
+  block of tokens (CPU_BLOCK on a CPU) before an interruption, as a block of its cache that is not full is dropped, and
+  for a completion that was evicted because the cache was full.
+Known limit: the transfer of new weights on a GPU (`_over_ipc`) has never been run.
 
 Run by train.py --generator vllm. Test: pytest tests/test_vllm.py where vLLM is installed.
 """
@@ -27,20 +27,20 @@ from transformers import AutoModelForCausalLM
 
 from rollout import PREFILL_TOKENS, Generator, uniform
 
-VLLM = "0.32."  # the version whose calls VLLMGenerator makes
+VLLM = "0.32."  # the version that this file is written for
 CALL_TIMEOUT = 300.0  # seconds; loading new weights is the longest call
-CPU_BLOCK = 32  # positions per block of vLLM's cache, a multiple of 32; its 128 share and reuse less
-CPU_CACHE = 1 << 30  # bytes at most, unless one completion needs more; VLLM_CPU_KVCACHE_SPACE (GiB) overrides it
-GPU_SHARE = 0.9  # of the GPU memory free at the start, over the processes on that GPU: AdamW's state comes later
-ENVIRONMENT = {  # for vLLM, where not set already
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler in this process: a step is a step, and a process less
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several generators would all be bound to the same cores
+CPU_BLOCK = 32  # positions per block of vLLM's cache, a multiple of 32; its default of 128 shares and reuses less
+CPU_CACHE = 1 << 30  # bytes of it at most, unless one completion needs more; VLLM_CPU_KVCACHE_SPACE (GiB) overrides it
+GPU_SHARE = 0.9  # of the GPU memory free at the start, divided by the processes on that GPU: AdamW's state comes later
+ENVIRONMENT = {  # for vLLM; a variable that is set already is kept
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler in this process: its step is ours, and one process less
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else all generators on a machine are bound to the same cores
     "VLLM_LOGGING_LEVEL": "ERROR",  # else a warning per update that a tied head has no weights of its own to load
     "VLLM_NO_USAGE_STATS": "1"}
 
 
 def require_vllm():
-    """Raise ImportError unless the vLLM is installed that the code below was written for; imports nothing."""
+    """Raise ImportError unless the version of vLLM that this file is written for is installed; imports nothing."""
     found = [f"{d.name} {d.version}" for d in distributions() if d.name in ("vllm", "vllm-cpu")]
     if not any(name.split()[1].startswith(VLLM) for name in found):
         raise ImportError(f"expected vLLM {VLLM}x, got {', '.join(found) or 'none'}: is the extra [vllm] missing, or "
@@ -50,7 +50,7 @@ def require_vllm():
 class VLLMWorker:
     """Methods that vLLM adds to its worker: they run in the child process, which holds the model.
 
-    What they raise ends the worker's engine: the caller gets a RuntimeError, or no answer.
+    An exception in one of them ends the worker's engine: the caller gets a RuntimeError, or no answer.
     """
 
     def prepare(self):
@@ -59,57 +59,57 @@ class VLLMWorker:
         return self.model_runner.get_model().logits_processor.head_dtype
 
     def load_file(self, path):
-        """New weights, on a CPU: {name: tensor} as saved in `path`."""
+        """Load new weights, on a CPU: {name: tensor} as saved in `path`."""
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
         self.reload_weights(weights_iterator=torch.load(path, mmap=True).items())
         for module in self.model_runner.get_model().modules():
             if isinstance(module, VocabParallelEmbedding):
-                # A tied head multiplies with a packed copy of the embedding, which a reload leaves as it was.
+                # A tied head multiplies with a packed copy of the embedding, which a reload leaves unchanged.
                 module.quant_method.process_weights_after_loading(module)
 
     def load_ipc(self, handles):
-        """New weights from the parent's memory on the same GPU, by vLLM's `ipc` weight transfer."""
+        """Load new weights from the parent's memory on the same GPU, by vLLM's `ipc` weight transfer."""
         self.start_weight_update()
         self.update_weights(handles)
         self.finish_weight_update()
-        torch.accelerator.synchronize()  # nothing reads the parent's memory any more: it may be filled again
+        torch.accelerator.synchronize()  # then nothing reads the parent's memory any more, and it may be overwritten
 
 
 class VLLMGenerator(Generator):
-    """pi_gen on vLLM 0.32: its scheduler in this process, the model in a child process, the worker.
+    """pi_gen on vLLM 0.32: its scheduler runs in this process, the model in a child process, the worker.
 
-    folder     a Hugging Face model: weights, config, generation config
-    dtype      the generators'
+    folder     of a Hugging Face model: weights, config, generation config
+    dtype      of the weights and the forward pass
     fp32_head  Sec. 3.2: the head's product in fp32; checked in the worker
     settings   as for Generator
 
-    On a GPU, the current CUDA device serves both this process and the worker; all but the way of the weights is the
-    same with and without one. Known limit: that way (`_over_ipc`) is untested. tests/test_gpu.py has tests for it that
-    need a GPU and vLLM.
+    On a GPU, this process and the worker both use the current CUDA device. GPU and CPU differ only in how weights are
+    transferred and in settings for vLLM. Known limit: the transfer on a GPU (`_over_ipc`) is untested;
+    tests/test_gpu.py has tests for it that need a GPU and vLLM.
 
-    Raises ImportError without vLLM 0.32, RuntimeError if the worker dies, fails or has another head than asked for,
-    TimeoutError if it does not answer. The generator cannot be used after any of them; `close` ends the worker, as
-    does the end of this process, however it comes.
+    Raises ImportError without vLLM 0.32, RuntimeError if the worker dies, fails or has a head of another dtype than
+    asked for, TimeoutError if it does not answer within CALL_TIMEOUT. After any of these the generator cannot be used.
+    `close` ends the worker, as does the end of this process, whatever its cause.
     """
 
     def __init__(self, folder, tokenizer, *, dtype=torch.float32, fp32_head=True, **settings):
         require_vllm()
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         super().__init__(model, tokenizer, **settings)
-        self._names = count()  # of requests to vLLM
-        self._running = {}  # by name
+        self._names = count()  # names of requests to vLLM
+        self._running = {}  # Drafts, by name of the request
         self._weights = {name: parameter.data for name, parameter in model.named_parameters()}
         os.environ.update(ENVIRONMENT | os.environ)
         from vllm import EngineArgs, LLMEngine
         from vllm.platforms import current_platform
-        # The only place that tells a GPU from a CPU: by what this vLLM was built for, also where torch finds a GPU.
+        # The only place that tells a GPU from a CPU: what this vLLM was built for counts, even if torch finds a GPU.
         options = self._over_memory() if current_platform.is_cpu() else self._over_ipc()
         self._engine = LLMEngine.from_engine_args(EngineArgs(
             model=str(folder), skip_tokenizer_init=True, dtype=str(dtype).removeprefix("torch."),
             hf_overrides={"head_dtype": "float32" if fp32_head else "model"}, logprobs_mode="processed_logprobs",
             max_num_seqs=self.slots, max_model_len=self.positions, enable_prefix_caching=True,
             async_scheduling=False,  # else a step is in flight while weights arrive
-            # Not in this process: vLLM would wait for all ranks of its default process group.
+            # The model is not in this process: there vLLM would wait for all ranks of the default process group.
             distributed_executor_backend="mp", worker_extension_cls=f"{__name__}.VLLMWorker", use_tqdm_on_load=False,
             disable_log_stats=True, **options))
         expected = torch.float32 if fp32_head else dtype
@@ -119,14 +119,14 @@ class VLLMGenerator(Generator):
             raise RuntimeError(f"expected vLLM's head in {expected}, got {got}: does this vLLM ignore head_dtype?")
 
     def _call(self, method, *arguments):
-        """A method of VLLMWorker; with a time limit, because a load that fails midway may never answer."""
+        """Call a method of VLLMWorker; with a time limit, because a load that fails midway may never answer."""
         return self._engine.collective_rpc(method, CALL_TIMEOUT, arguments)
 
     # --- Weights
 
     def _over_memory(self):
         """On a CPU: updates are received into a file in memory, which the worker reads. Returns settings for vLLM."""
-        # It has no name in the file system: nothing is left behind, however the processes end.
+        # The file has no name in the file system: nothing is left behind, however the processes end.
         self._file = os.fdopen(os.memfd_create("weights"))
         path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
         torch.save(self._weights, path)
@@ -134,18 +134,18 @@ class VLLMGenerator(Generator):
         with torch.serialization.set_default_mmap_options(MAP_SHARED):  # what is written into a tensor is in the file
             self._weights = torch.load(path, mmap=True)
         self._publish = lambda: self._call("load_file", path)
-        # Keys and values in bytes: of a position, and of the longest completion with the block that vLLM leaves empty.
+        # Bytes of keys and values: of a position, and of the longest completion with the block that vLLM leaves empty.
         keys = [weight for name, weight in self._weights.items() if name.endswith("k_proj.weight")]
         position = 2 * sum(weight.shape[0] * weight.itemsize for weight in keys)
         longest = position * (self.positions + 2 * CPU_BLOCK)
-        # With room for all slots none ever has to make room; without room for one vLLM does not start.
+        # With room for all slots no completion is ever evicted; without room for one, vLLM does not start.
         cache = max(longest, min(self.slots * longest, CPU_CACHE))
         # Prompts are never run in parts: vLLM cannot rewind a random generator on a CPU.
         return dict(enforce_eager=True, block_size=CPU_BLOCK, kv_cache_memory_bytes=cache, enable_chunked_prefill=False,
                     max_num_batched_tokens=max(PREFILL_TOKENS, self.positions + self.slots))
 
     def _over_ipc(self):
-        """On a GPU: the same by vLLM's own `ipc` weight transfer, from memory of that GPU."""
+        """On a GPU: updates are received into its memory, shared by vLLM's `ipc` transfer. Returns vLLM's settings."""
         from torch.multiprocessing.reductions import reduce_tensor
         gpu = torch.cuda.current_device()
         uuid = str(torch.cuda.get_device_properties(gpu).uuid)
@@ -157,7 +157,7 @@ class VLLMGenerator(Generator):
                         ipc_handles=[{uuid: reduce_tensor(tensor)[1]} for tensor in tensors])
 
         def publish():
-            torch.cuda.synchronize()  # what was received is there
+            torch.cuda.synchronize()  # wait until the received weights are in place
             self._call("load_ipc", exported)
 
         self._publish = publish
@@ -171,7 +171,7 @@ class VLLMGenerator(Generator):
         return self._weights
 
     def update_weights(self, version):
-        """The worker takes over the tensors of named_weights, which hold `version`: later tokens carry it."""
+        """Load the tensors of named_weights, which now hold `version`, into the worker; later tokens carry it."""
         self._publish()
         self.version = version
         for name, draft in [*self._running.items()]:
@@ -197,14 +197,14 @@ class VLLMGenerator(Generator):
         return done
 
     def _restart(self, name):
-        """Take a completion back from vLLM and hand it in again."""
+        """Abort a completion's request to vLLM and submit the completion again."""
         self._engine.abort_request([name])
         self._submit(self._running.pop(name))
 
     def _submit(self, draft):
-        """Hand a completion to vLLM, which goes on behind the tokens that it has, after the phrase if that is due."""
+        """Submit a completion to vLLM, which goes on after its tokens so far, and after the phrase if that is due."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
-        if len(draft.tokens) == draft.interrupt_at:  # it is handed in at this length only to be interrupted
+        if len(draft.tokens) == draft.interrupt_at:  # it is submitted at this length only to be interrupted
             draft.tokens += [(token, False, 0.0, self.version) for token in self.phrase_ids]
         name, length = str(next(self._names)), len(draft.tokens)
         self._running[name] = draft

@@ -164,7 +164,7 @@ def parse_source(text: str) -> tuple[str, float, str | None]:
     name, weight, task = re.fullmatch(f"(.*?)(?::([0-9]+[.]?[0-9]*))?(?::({'|'.join(TASKS)}))?", text, re.S).groups()
     if float(weight or 1) == 0 or task and name in EMBEDDED:
         expected = "NAME[:WEIGHT][:TASK] with a weight above 0, and no task for an embedded source, which has its own"
-        raise malformed("--data", repr(text), "a source to be left out", expected)
+        raise malformed("--data", repr(text), "weight 0, or a task for an embedded source", expected)
     return name, float(weight or 1), task
 
 
@@ -176,7 +176,7 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
                 row = json.loads(raw) if raw.strip() else None
                 json.dumps(row, ensure_ascii=False).encode()  # the tokenizer would fail on half a surrogate pair
             except ValueError as error:
-                cause = "one document over many lines, or not UTF-8"
+                cause = "one JSON document over many lines, or a file that is not UTF-8"
                 raise malformed(f"{path}:{number}", f"{raw[:60]!r} ({error})", cause) from error
             if raw.strip():
                 yield f"{path}:{number}", row
@@ -231,7 +231,7 @@ def code_answer(answer, row: dict) -> str:
     if isinstance(found, dict) and "test_cases" in found:  # SYNTHETIC-1: the text holds more than the tests
         tests = loaded(found["test_cases"])
     if not isinstance(tests, dict) and "assert " in str(tests[:1] if isinstance(tests, list) else tests):
-        raise ValueError("asserts, as of MBPP, AceCode, KodCode, LeetCode's check(candidate); write calls and results")
+        raise ValueError("tests are asserts (MBPP, AceCode, KodCode, check(candidate)); write calls and results")
     name = (field({"metadata": loaded(row.get("metadata"))}, ["metadata.func_name", "metadata.fn_name"])
             or isinstance(found, dict) and found.get("fn_name"))
     if name and isinstance(tests, list):
@@ -261,11 +261,11 @@ def parse_row(row, where: str, task: str | None, columns) -> Row:
         cause = "an unlabelled row, or other column names: --prompt-column, --answer-column"
         raise malformed(where, f"the fields {sorted(row)}", cause)
     if not (is_chat(prompt) or isinstance(prompt, str) and prompt.strip()):
-        raise malformed(where, f"prompt {str(prompt)[:60]!r}", "nothing in it, or messages ending with the answer")
+        raise malformed(where, f"prompt {str(prompt)[:60]!r}", "it is empty, or its messages end with the answer")
     if task not in TASKS:
-        cause = "a misspelt name, or a column of another meaning, which NAME:WEIGHT:TASK overrules"
+        cause = "a misspelt name, or a column that means something else: override it with NAME:WEIGHT:TASK"
         raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
-    reference, cause = None, "an unlabelled row, a number to be written as text, or another notation"
+    reference, cause = None, "an unlabelled row, a decimal number, which must be text, or another notation"
     if task == "code":
         try:
             reference = code_answer(answer, row)
@@ -377,7 +377,7 @@ def load(sources, tokenizer, *, budget: int, validation=VALIDATION_PROMPTS, colu
     """
     names, weights, tasks = zip(*map(parse_source, [sources] if isinstance(sources, str) else sources))
     if len(set(names)) < len(names):
-        raise malformed("--data", str(names), "one given twice: give it the sum of the weights", "different sources")
+        raise malformed("--data", str(names), "a source given twice: add up its weights", "different sources")
     parts = [load_source(*pair, columns, tokenizer, budget=budget, validation=validation, skip=skip_unusable)
              for pair in zip(names, tasks)]
     owners = Counter(task for part in parts for task in {prompt.task for prompt in (*part.train, *part.validation)})
@@ -399,7 +399,7 @@ def check_leakage(data: Data) -> None:
     for prompt in data.train:
         if prompt.text in held:
             expected = f"no validation prompt in training, and {held[prompt.text]} is one"
-            raise malformed(prompt.where, f"the same {prompt.text[:60]!r}", "a row in two sources: keep one", expected)
+            raise malformed(prompt.where, f"the same {prompt.text[:60]!r}", "the same row in two sources", expected)
 
 
 def check_size(data: Data, *, prompts: int, k: int) -> None:
@@ -490,7 +490,7 @@ class Curriculum:
     def load_state_dict(self, state: dict) -> None:
         """Continue from a `state_dict`. Raises ValueError for a state of other prompts, weights or seed."""
         if state["data"] != self._fingerprint():
-            raise ValueError("expected the state of these prompts and seed, got another; likely cause: a changed flag")
+            raise ValueError("expected the state of these prompts and seed, got another; likely cause: new flags or data")
         self._sources = copy.deepcopy(state["sources"])
         self._in_flight, self.pass_rates = dict.fromkeys(state["in_flight"]), dict(state["pass_rates"])
 

@@ -255,7 +255,7 @@ class Mailbox:
             if beats != self._progress.get(rank, (None, now))[0]:
                 self._progress[rank] = beats, now
         if stuck := [self.name(rank) for rank in ranks if now - self._progress[rank][1] > self.timeout]:
-            late = f"{' and '.join(stuck)} made no progress for {self.timeout:g} s; likely cause: killed, hanging,"
+            late = f"{' and '.join(stuck)} made no progress for {self.timeout:g} s; likely cause: it is dead, it hangs,"
             raise Stalled(f"{self.name(self.rank)} waits for {what}, but {late} a step or checkpoint above --timeout")
 
     def wait(self, what, missing, *, interruptible=True):
@@ -378,7 +378,7 @@ class Pipeline:
         """
         box, version, first = self.mailbox, self.version, self._news.evaluation_tickets
         if self._news.version != version:
-            cause = "ppo evaluates at multiples of k"
+            cause = "with ppo, an evaluation at a version that is no multiple of k"
             raise ValueError(f"expected generators at {version}, got {self._news.version}; likely cause: {cause}")
         tickets = [Ticket(n, version, prompt, generations, True, n >= samples) for n, prompt in enumerate(prompts)]
         self._post(tickets, first, evaluating=True, evaluation_tickets=first + len(tickets))
@@ -483,7 +483,7 @@ class Desk:
                 return
             [ticket] = self.mailbox.take([f"ticket/{queue}/{self.claims[queue]}"])
             self.claims[queue] = None
-            assert ticket.version <= self.generator.version, f"{ticket} needs newer weights than {news}"
+            assert ticket.version <= self.generator.version, f"{ticket} is newer than the weights"
             self.tickets[ticket.evaluation, ticket.number] = ticket
             self.generator.add(ticket)
 

@@ -572,7 +572,7 @@ def test_a_run_resumed_with_fewer_steps_than_are_done_issues_nothing():
 def test_evaluating_weights_that_the_generators_do_not_have_is_refused():
     pipe = Pipeline(lonely(0), off_policy="ppo", k=2, prompts=2, generations=1, steps=9)
     assert not pipe.publish(1, None, None)  # 2 does not divide 1: nothing is gathered or sent
-    with pytest.raises(ValueError, match="generators at 1, got 0; likely cause: ppo evaluates at multiples of k"):
+    with pytest.raises(ValueError, match="generators at 1, got 0; likely cause: with ppo, an evaluation"):
         pipe.evaluate([prompt(0)], 1, samples=0)
 
 

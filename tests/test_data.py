@@ -67,7 +67,7 @@ def test_docstring_examples_run():
 
 
 def by_hand(text):
-    """Left to right with a pencil, character by character."""
+    """The value of a text like "7+5-3=", as one works it out with a pencil: from left to right."""
     total, sign = 0, 1
     for character in text:
         if character.isdigit():

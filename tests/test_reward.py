@@ -44,7 +44,7 @@ def thought(answer):
 
 
 def wait(scorer, seconds=60.0):
-    """All pending scores, in the order of completion."""
+    """All pending scores, in the order in which they are ready."""
     scores, end = [], time.monotonic() + seconds
     while scorer.pending:
         assert time.monotonic() < end, "no verdict in time"
@@ -324,7 +324,7 @@ def test_math_a_reference_that_cannot_be_read_is_a_failure_not_a_wrong_answer(sc
         (score,) = verdicts(scorer, [("\\boxed{18}", reference)]).values()
         assert score.correct is None and f"expected a reference answer in LaTeX, got {reference!r}" in score.error
     (score,) = verdicts(scorer, [("\\boxed{n\\equiv18\\pmod{24}}", "$n \\equiv 18 \\pmod{24}$.")]).values()
-    assert score.correct is True  # but for spaces, dollars and the final period it is the reference
+    assert score.correct is True  # the reference, apart from spaces, dollars and the period
 
 
 # --- Agreement with others ---

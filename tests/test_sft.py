@@ -51,7 +51,7 @@ def test_habits_are_slips_haste_and_careful_traces_in_the_stated_shares():
         careful += max(taken) == 1 and not any(wrong)
         hasty, off, steps = hasty + sum(n == 2 for n in taken), off + sum(wrong), steps + len(taken)
         assert trace.endswith(f"</think>{totals[-1]}<eos>"), "the answer repeats the last running result"
-    # P(hasty step) = 0.95 * 0.15 = 0.143, less for each trace's last operand;
+    # P(hasty step) = 0.95 * 0.15 = 0.143, and less because the last operand is never taken in haste;
     # P(off) = 0.95 * (0.85 * 0.2 + 0.15 * 0.5) = 0.233
     assert 0.11 < hasty / steps < 0.15
     assert 0.21 < off / steps < 0.25

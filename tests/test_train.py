@@ -235,7 +235,7 @@ header.made = 0
 
 
 def batch(*verdicts):
-    """A group for each tuple of verdicts."""
+    """A group of headers for each list of verdicts."""
     return [[header(correct, p) for correct in group] for p, group in enumerate(verdicts)]
 
 
@@ -508,7 +508,8 @@ def test_what_belongs_to_a_machine_is_not_resumed_and_what_the_state_depends_on_
 
 def test_evaluation_refuses_what_it_does_not_read_and_more_processes_than_one(capsys, monkeypatch):
     assert "it does not read --lr, --steps" in refused(capsys, "--evaluate", str(BASE), "--steps", "3", "--lr", "1")
-    assert settings(["--evaluate", str(BASE), "--max-new-tokens", "4096"]).max_new_tokens == 4096  # no micro-batches
+    # An evaluation has no micro-batches, so --token-budget does not limit its lengths.
+    assert settings(["--evaluate", str(BASE), "--max-new-tokens", "4096"]).max_new_tokens == 4096
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "--evaluate is a single process" in refused(capsys, "--evaluate", str(BASE))
 

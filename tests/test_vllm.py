@@ -179,7 +179,7 @@ def test_completions_of_a_ticket_share_the_cached_prompt_of_their_version(make):
 
 
 def test_a10_an_interrupted_completion_goes_on_with_the_keys_and_values_of_its_start(make):
-    """Of the 80 + 4 tokens before the phrase 2 blocks of 32 are full; the rest is read again, by the new weights."""
+    """The 80 + 4 tokens before the phrase fill 2 blocks of 32, which stay; the new weights read the rest again."""
     model = tiny_model()
     old, gen = copy.deepcopy(model), make(model, slots=8, think_budget=(4, 4), phrase_ids=PHRASE)
     gen.add(tickets(1, generations=8, shortest=80)[0])

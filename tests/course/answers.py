@@ -142,7 +142,7 @@ def kept():
 
 
 def six_steps():
-    """A run of six steps with k = 0 does not depend on timing. The check runs one with your solved functions, one with ours.
+    """A run of six steps with k = 0 does not depend on timing. One runs with your solved functions, one with ours.
 
     Returns the largest difference that you expect between a number in one log and the same number in the other.
     """

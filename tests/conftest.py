@@ -1,4 +1,4 @@
-"""What is imported stays: without this every full garbage collection would walk all of it again."""
+"""Imported modules are frozen: otherwise every full garbage collection would walk through all of them again."""
 
 import gc
 

@@ -1,4 +1,4 @@
-"""Claims about code answers (Sec. 2: unit tests): which are right; none leaves anything behind or earns a false +1."""
+"""Claims about code answers (Sec. 2: unit tests): which are right; none leaves anything behind or forges a verdict."""
 
 import json
 import os
@@ -17,7 +17,7 @@ import reward
 from data import Prompt
 from plumbing import jail, workers
 
-LIMIT = 0.5  # seconds of the `strict` scorer
+LIMIT = 0.5  # seconds per answer that the `strict` scorer allows
 NAMESPACES = len(jail.protections()) > 1
 NEEDS_NAMESPACES = pytest.mark.skipif(not NAMESPACES, reason="this machine allows no namespaces")
 SUM = json.dumps({"inputs": ["1 2\n", "-5 5\n"], "outputs": ["3\n", "0\n"]})
@@ -26,7 +26,7 @@ ADD = json.dumps({"fn_name": "add", "inputs": [[1, 2], [-5, 5]], "outputs": [[3]
 
 @dataclass
 class Finished:
-    """What the scorer reads of a pipeline.Completion."""
+    """The fields of pipeline.Completion that the scorer reads."""
 
     text: str
     truncated: bool = False
@@ -63,7 +63,7 @@ def wait_until(true, what, seconds=5.0):
 
 
 def nothing_left(scorer, folder):
-    """A worker's fork adopts its orphans, so that whatever is left of a program is below it."""
+    """Whether only the worker's own fork is below it, which adopts what programs leave, and the folder is empty."""
     return len(descendants(scorer._workers[0].process.pid)) == 1 and not any(folder.iterdir())
 
 
@@ -83,7 +83,7 @@ def started(folder, timeout):
 
 @pytest.fixture(scope="module")
 def scorer(folder):
-    """A limit no honest program below comes near, on a machine however busy."""
+    """A Scorer with a limit (20 s) that no honest program below comes near, however busy the machine is."""
     scorer = started(folder, 20.0)
     yield scorer
     scorer.close()
@@ -91,7 +91,7 @@ def scorer(folder):
 
 @pytest.fixture(scope="module")
 def strict(folder):
-    """A limit that each endless program costs."""
+    """A Scorer with a short limit, for endless programs: each takes all of it."""
     scorer = started(folder, LIMIT)
     yield scorer
     scorer.close()
@@ -103,16 +103,16 @@ def strict(folder):
 @pytest.mark.parametrize(
     ("answer", "program"),
     [
-        ("```python\na\n```\nor better\n```python\nb\n```", "b\n"),  # the last
-        ("```python\na\n```\nwhich prints\n```\n3\n```", "a\n"),  # the language counts more than the place
+        ("```python\na\n```\nor better\n```python\nb\n```", "b\n"),  # the last block
+        ("```python\na\n```\nwhich prints\n```\n3\n```", "a\n"),  # python wins over a later block without a language
         ("```py\na\n```\n```cpp\nb\n```", "a\n"),
         ("```\na\n```\nor\n```\nb\n```", "b\n"),
         ("  ```Python3 \r\na\n  ```", "a\n"),
         ("1. ```python\n   if a:\n       b\n   ```", "if a:\n    b\n"),  # in a list item
         ("- So:\n  ```python\n  a\n  ```\n- ```\n  b\n  ```", "a\n"),
-        ("```python\na\nb```", "a\nb"),  # closed on the last line of code
+        ("```python\na\nb```", "a\nb"),  # closing fence on the last line of code
         ("```python\na = '```'\nb\n```", "a = '```'\nb\n"),
-        ("```python\na\n", ""),  # left open
+        ("```python\na\n", ""),  # never closed
         ("```cpp\na\n```", ""),
         ("a", ""),
         ("```python\n" + "#" * reward.CODE_CHARS + "\n```", ""),  # too long
@@ -175,7 +175,7 @@ def test_tests_that_cannot_be_read_or_are_none_are_a_failure_not_a_verdict(score
         ("0.3334", "0.333333", False),
         ("0.0000001", "0.0", False),  # the error is relative
         ("nan", "0.5", False),
-        ("٠.٥", "0.5", False),  # other digits
+        ("٠.٥", "0.5", False),  # digits, but not ASCII
         ("0.5" + "0" * 1_000_000, "0.5", False),
     ],
 )
@@ -189,7 +189,7 @@ STDIN = {
     "print(sum(map(int, open('/dev/stdin').read().split())))": True,
     "import sys\nsys.stdout.write('%d' % sum(map(int, sys.stdin.read().split())))\nsys.exit()": True,
     "import os, sys\nprint(sum(map(int, input().split())), flush=True)\nos._exit(0)": True,
-    # What starts as a thread, or runs at exit, still counts: an interpreter waits for it.
+    # The output of threads and exit handlers counts too: an interpreter waits for both.
     "import threading\ndef main(): print(sum(map(int, input().split())))\nthreading.Thread(target=main).start()": True,
     "import atexit\natexit.register(lambda: print(sum(map(int, input().split()))))": True,
     "out = open(1, 'w')\nout.write(str(sum(map(int, input().split()))))": True,
@@ -201,10 +201,10 @@ STDIN = {
     "print(sum(map(int, input().split())) or 1)": False,  # wrong on the second
     "print(sum(map(int, input().split())))\n1 / 0": False,  # exit status
     "print(sum(map(int, input().split())))\nraise SystemExit(2)": False,
-    "import numpy\nprint(sum(map(int, input().split())))": False,  # standard library only
-    "os.getcwd()\nprint(sum(map(int, input().split())))": False,  # names of ours are not theirs
+    "import numpy\nprint(sum(map(int, input().split())))": False,  # not in the standard library
+    "os.getcwd()\nprint(sum(map(int, input().split())))": False,  # the jail imports os, not the program
     "from __future__ import annotations\nprint(sum(map(int, input().split())))": True,
-    # What graders import beforehand; the interpreter's own names stay: pow, open, compile.
+    # Names that graders import before the program are there; pow, open and compile are still the built-in ones.
     "d = deque(map(int, input().split()))\nheapify(h := list(d))\nprint(reduce(lambda a, b: a + b, d))": True,
     "assert gcd(4, 6) == 2 and pow(3, 4, 5) == 1 and math.inf > 9 and bisect.bisect([1, 3], 2) == 1\n"
     "print(sum(map(int, sys.stdin.read().split())))": True,
@@ -223,16 +223,16 @@ def test_a_program_is_right_if_it_passes_all_tests(scorer):
 
 CALLS = {
     "def add(a, b): return a + b": True,
-    "def add(a: int, b: Optional[int]) -> int: return a + b": True,  # typing is there
+    "def add(a: int, b: Optional[int]) -> int: return a + b": True,  # graders import typing
     "class Solution:\n    def add(self, a, b):\n        return a + b": True,
-    "print(99)\ndef add(a, b):\n    print(7)\n    return a + b": True,  # stdout is not looked at
-    "add = lambda a, b: float(a + b)": True,  # as in Python, 3.0 == 3
+    "print(99)\ndef add(a, b):\n    print(7)\n    return a + b": True,  # what a function prints is ignored
+    "add = lambda a, b: float(a + b)": True,  # 3.0 == 3, as in Python
     "def add(a, b): return str(a + b)": False,
     "def add(a, b): return 3": False,
     "def add(a, b): return": False,
     "def add(a): return 3": False,
     "def sub(a, b): return a + b": False,
-    "def add(a, b): return {a + b}": False,  # no JSON
+    "def add(a, b): return {a + b}": False,  # a set is not JSON
 }
 
 
@@ -314,8 +314,8 @@ for path in ('/proc/self/cmdline', '/proc/1/cmdline', '/proc/self/fd/3'):
 print(*sorted(set(re.findall('(?:given|expected)-[0-9]+', seen))))
 """
     tests = {"inputs": ["given-1", "given-2"], "outputs": ["given-1 given-2"] * 2}
-    assert score(scorer, hunt, json.dumps(tests)).correct is True  # the hunt works: it finds inputs
-    tests["outputs"] = ["expected-1 given-1 given-2"] * 2  # what it would print if it found this
+    assert score(scorer, hunt, json.dumps(tests)).correct is True  # the search works: it finds the inputs
+    tests["outputs"] = ["expected-1 given-1 given-2"] * 2  # what the program would print if it found an expected output
     assert score(scorer, hunt, json.dumps(tests)).correct is False
 
 
@@ -341,7 +341,7 @@ def test_an_endless_program_costs_the_limit_and_leaves_nothing(strict, folder, n
     start = time.monotonic()
     endless = score(strict, ENDLESS[name])
     assert (endless.correct, endless.timed_out) == (False, True)
-    assert LIMIT <= time.monotonic() - start < LIMIT + 4.0  # starting a jail on a busy machine is not counted
+    assert LIMIT <= time.monotonic() - start < LIMIT + 4.0  # 4 s of slack: a busy machine is slow to start a jail
     assert nothing_left(strict, folder)
 
 
@@ -406,7 +406,7 @@ def test_there_is_no_network(scorer):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
-            pass  # from here it can be reached
+            pass  # outside the jail the server can be reached
         call = f"import socket\ntry: socket.create_connection(('127.0.0.1', {port}), 5)\nexcept OSError: print('no')"
         assert score(scorer, call, json.dumps({"inputs": [""], "outputs": ["no"]})).correct is True
 
@@ -421,7 +421,7 @@ def test_protections_are_named_for_the_log():
 
 @pytest.mark.parametrize("name", ["sleep", "fork bomb", "fork bomb of daemons"])
 def test_without_namespaces_nothing_is_left_either(name, tmp_path):
-    """`run` in a process of its own, for it kills all its children."""
+    """`jail.run` is called in a separate process, because it kills all children of the process that calls it."""
     script = f"""
 from plumbing import jail, workers
 def outcome(program):
@@ -435,11 +435,11 @@ print(outcome('print(input())'), outcome({ENDLESS[name]!r}), [p for p in jail.al
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[b'x\\n'] timeout []\n", done.stderr
     assert not any(tmp_path.iterdir())
-    if os.getuid() == 0:  # the ids of a jail are nobody else's
+    if os.getuid() == 0:  # only programs in a jail have these user ids
         assert not [pid for pid, _, owner, _ in jail.all_processes() if owner in jail.USERS]
 
 
-# --- Beside the generator; failure is not zero ---
+# --- Beside the generator; a failed verifier is not a wrong answer ---
 
 
 def test_nothing_blocks_while_a_program_runs_or_a_worker_starts_with_megabytes_of_tests():

@@ -26,7 +26,7 @@ TEMPLATE = (
 
 
 def character_tokenizer(*, template=None, wrap=False, characters=CHARACTERS):
-    """One token per character, id = 3 + place in `characters`; `wrap` puts <bos>, <eos> around as some models do."""
+    """One token per character, id = 3 + place in `characters`; `wrap` adds <bos> and <eos> as some models do."""
     vocabulary = {"<unk>": 0, "<bos>": 1, "<eos>": 2} | {c: 3 + i for i, c in enumerate(characters)}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     core.pre_tokenizer, core.decoder = pre_tokenizers.Split("", "isolated"), decoders.Fuse()
@@ -50,7 +50,7 @@ def write(path, rows):
 
 
 def prompts(*counts):
-    """A training set of so many prompts from each source."""
+    """A training set with counts[n] prompts of source n."""
     sources = [source for source, count in enumerate(counts) for _ in range(count)]
     return [data.Prompt(i, (i,), f"prompt {i}", "1", "math", source) for i, source in enumerate(sources)]
 
@@ -67,7 +67,7 @@ def test_docstring_examples_run():
 
 
 def by_hand(text):
-    """Left to right with a pencil, character by character."""
+    """The value of a text like "7+5-3=", as one works it out with a pencil: from left to right."""
     total, sign = 0, 1
     for character in text:
         if character.isdigit():
@@ -100,15 +100,15 @@ class Fixed(list):
 
 
 def lengths(task, count):
-    """{operands or digits: texts} among so many of an embedded task."""
+    """{operands or digits in a text: number of texts} among `count` examples of an embedded task."""
     return Counter(sum(c.isdigit() for c in text) for text, _ in data.examples(task, count, seed=0, held_out=False))
 
 
 def test_digits_to_sort_are_uniform_from_3_to_12():
     seen = lengths("sorting", 10_000)
     assert sorted(seen) == list(range(3, 13))
-    # 1,000 expected of each, standard deviation sqrt(10,000 · 1/10 · 9/10) = 30; five of them is 150. Of 3 digits there
-    # are only 900 texts, so distinct ones are fewer there, and the others more.
+    # 1,000 expected of each, standard deviation sqrt(10,000 · 1/10 · 9/10) = 30; five of them is 150. Examples
+    # are distinct and only 900 texts of 3 digits are not held out: there are fewer of those, and more of the others.
     assert all(850 < seen[length] < 1_200 for length in range(5, 13)), seen
 
 
@@ -116,7 +116,7 @@ def test_sums_within_reach_and_beyond_it_are_many_and_the_edge_between_them_is_t
     seen = lengths("arithmetic", 10_000)
     assert sorted(seen) == list(range(3, 19))
     # 7 · 9 + 4 · 2 + 5 · 6 = 101 entries: 10,000 · 9/101 = 891, 198 and 594 expected of each, standard deviations of at
-    # most 29, 14 and 24; five of them. Of 3 operands there are only 3,600 texts, so distinct ones are fewer there.
+    # most 29, 14 and 24; five of them. Only 3,600 distinct texts of 3 operands are not held out, so there are fewer.
     assert all(abs(seen[length] - 891) < 145 for length in range(4, 10)), seen
     assert all(abs(seen[length] - 198) < 70 for length in range(10, 14)), seen
     assert all(abs(seen[length] - 594) < 120 for length in range(14, 19)), seen
@@ -144,7 +144,7 @@ def test_a_tenth_of_all_three_operand_texts_is_held_out():
 
 
 def test_the_hash_that_holds_out_never_changes():
-    # if it did, validation prompts would have been seen by base models trained before
+    # if it did, base models trained before would have seen what are validation prompts now
     assert [data.is_held_out(text) for text in ("9+2-2+8-9+8+8-4-6=", "7-3-2-8-1-3-0-2-8=")] == [True, False]
 
 
@@ -281,7 +281,7 @@ def test_the_task_of_a_source_wins_over_its_rows_and_the_columns_over_the_defaul
 
 def test_tests_of_code_may_be_text_or_an_object_and_too_many_are_dropped(tmp_path, tokenizer, monkeypatch):
     tests = {"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]}
-    greek = json.dumps(tests).replace("4", "\u03b4")  # as many characters, but a byte more
+    greek = json.dumps(tests).replace("4", "\u03b4")  # as many characters, but one byte more
     rows = [{"prompt": "a", "answer": tests}, {"prompt": "b", "answer": json.dumps(tests)},
             {"prompt": "c", "answer": tests | {"outputs": ["2\n", "4" * 99]}}, {"prompt": "d", "answer": greek}]
     monkeypatch.setattr(data, "MAX_ANSWER", len(json.dumps(tests)))
@@ -415,7 +415,7 @@ def save(path, rows):
     (dapo, (["prompt"], ["reward_model.ground_truth"]), "math"), (deepcoder, (["problem"], ["tests"]), "code")])
 def test_a_folder_of_parquet_with_the_columns_of_well_known_datasets(row, columns, task, tmp_path, datasets):
     save(tmp_path / "folder" / "train-00000-of-00001.parquet", [row(n) for n in range(20)])
-    save(tmp_path / "folder" / "test-00000-of-00001.parquet", [row(99)])  # another split: not read
+    save(tmp_path / "folder" / "test-00000-of-00001.parquet", [row(99)])  # the other split is not read
     tokenizer = character_tokenizer(template=TEMPLATE)
     loaded = data.load(f"{tmp_path}/folder:2:{task}", tokenizer, budget=99, validation=1, columns=columns)
     assert (len(loaded.train), len(loaded.validation), loaded.weights) == (19, 1, (2.0,))
@@ -464,7 +464,7 @@ def test_names_on_the_hub_may_carry_a_configuration(datasets, tokenizer, monkeyp
 
 
 def test_without_the_package_datasets_the_error_says_what_to_install(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setitem(sys.modules, "datasets", None)  # what `import datasets` meets where it is not installed
+    monkeypatch.setitem(sys.modules, "datasets", None)  # makes `import datasets` fail as if it were not installed
     with pytest.raises(ValueError, match="--data .*: expected .* got ModuleNotFoundError: .* pip install datasets"):
         data.load(str(tmp_path), tokenizer, budget=99)
 
@@ -495,9 +495,9 @@ def test_sec21_split_holds_out_the_number_asked_for_or_a_tenth_of_a_small_file()
 def test_sec21_split_is_random_and_always_the_same():
     _, validation = data.split(prompts(1_000), 100)
     assert validation == data.split(prompts(1_000), 100)[1]
-    assert indices(data.split(prompts(30), 3)[1]) == [16, 2, 4]  # as in the runs of which the results are committed
+    assert indices(data.split(prompts(30), 3)[1]) == [16, 2, 4]  # as in the runs whose results are committed
     numbers = [p.ids[0] for p in validation]
-    # means of 100 of 0..999: 499.5 with standard deviation 29/sqrt(1.1); the first or last 100 would have 49.5 or 949.5
+    # The mean of 100 of 0..999 is 499.5, standard deviation 29/sqrt(1.1); that of the first or last 100, 49.5 or 949.5.
     assert abs(sum(numbers) / 100 - 499.5) < 110 and numbers != sorted(numbers)
 
 
@@ -517,13 +517,13 @@ def test_every_source_has_its_own_validation_prompts_and_its_own_curve(tmp_path,
     assert Counter(p.source for p in loaded.train) == {0: 8_000, 1: 46, 2: 27} and loaded.weights == (1.0, 1.0, 5.0)
     for part in (loaded.train, loaded.validation):
         assert indices(part) == list(range(len(part)))
-    alone = data.load(two, tokenizer, budget=30, validation=4)  # the others change nothing of what is held out
+    alone = data.load(two, tokenizer, budget=30, validation=4)  # what is held out does not depend on the other sources
     assert {p.text for p in alone.validation} == {p.text for p in loaded.validation if p.source == 2}
     assert {p.curve for p in alone.train} == {"math"}
 
 
 def file_with(row, tmp_path, tokenizer, budget=9):
-    """A file of ten rows that has this one in its training set."""
+    """Path of a file of ten rows in which this row is at a place that puts it into the training set."""
     others = [{"prompt": f"b{n}", "answer": n} for n in range(9)]
     for place in range(10):
         path = write(tmp_path / f"{row['prompt']}.jsonl", [*others[:place], row, *others[place:]])
@@ -541,7 +541,7 @@ def test_a_prompt_in_training_and_validation_of_two_sources_is_refused_with_both
         with pytest.raises(ValueError, match=f"{two}:[0-9]+: expected no validation prompt.* {held.where} is one"):
             data.load(pair, tokenizer, budget=9)
     two = file_with(rows[int(trained.answer)], tmp_path, tokenizer)
-    both = data.load([one, two], tokenizer, budget=9).train  # training on it through both sources is no leak
+    both = data.load([one, two], tokenizer, budget=9).train  # that both sources train on a prompt is no leak
     assert [p.source for p in both if p.text == trained.text] == [0, 1]
 
 
@@ -556,7 +556,7 @@ def test_an_embedded_validation_text_in_a_file_is_refused(tmp_path, tokenizer):
 
 
 def run(curriculum, batches, count, rate=lambda index: 0.5, lag=0):
-    """`batches` batches of `count` prompts, each coming back after `lag` others; the indices that were given out."""
+    """Draw `batches` batches of `count` prompts; each comes back after `lag` more; returns their indices."""
     out, waiting = [], []
     for _ in range(batches):
         out.append(indices(curriculum.next(count)))
@@ -578,7 +578,7 @@ def test_epochs_give_every_prompt_once_in_another_order():
 
 
 def test_one_source_keeps_the_order_of_the_runs_of_which_the_results_are_committed():
-    # written down before sources had weights: 10 prompts, 3 a batch, back after one other, 0, 4 and 8 learnt at once
+    # The order of the code without weights: 10 prompts, 3 a batch, back after one more batch; 0, 4 and 8 always solved.
     curriculum = data.Curriculum(prompts(10), seed=3, threshold=0.9)
     assert run(curriculum, 8, 3, lambda index: 1.0 if index % 4 == 0 else 0.5, lag=1) == [
         [8, 1, 5], [2, 4, 6], [3, 7, 9], [0, 5, 6], [3, 9, 2], [1, 7, 5], [2, 3, 6], [1, 7, 9]]
@@ -596,7 +596,7 @@ def test_sec32_prompts_at_0_9_are_never_sampled_again_and_those_below_are():
     curriculum = data.Curriculum(prompts(6), seed=0, threshold=0.9)
     run(curriculum, 3, 2, rates.get)
     assert curriculum.retired == 3
-    for epoch in (2, 3, 4):  # an epoch is 3, 4 and 5 from now on
+    for epoch in (2, 3, 4):  # from now on an epoch is prompts 3, 4 and 5
         assert sorted(sum(run(curriculum, 1, 3, rates.get), [])) == [3, 4, 5] and curriculum.epoch == epoch
 
 
@@ -639,7 +639,7 @@ def test_a_batch_across_two_epochs_holds_no_prompt_twice():
 
 
 def test_a_prompt_still_in_flight_at_an_epoch_boundary_keeps_its_turn():
-    # 10 prompts, 6 in flight: the first batches of epoch 2 have to pass over what is out, and come back to it
+    # 10 prompts, 6 in flight: the first batches of epoch 2 pass over those in flight and give them out later
     curriculum = data.Curriculum(prompts(10), seed=3, threshold=0.9)
     given_out = sum(run(curriculum, 20, 2, lag=3), [])
     for epoch in range(4):
@@ -729,7 +729,7 @@ def test_every_batch_holds_the_shares_whatever_the_sizes_of_the_sources():
         seen.update(indices(batch))
         for prompt in batch:
             curriculum.came_back(prompt.index, 0.5)
-    # 120 draws of 40: three epochs; 40 draws of 400: a tenth of one; in the mean 1.55
+    # 120 draws from 40 prompts are 3 epochs, 40 draws from 400 are 0.1; the epoch is their mean, 1.55
     assert {seen[index] for index in range(40)} == {3} and seen.total() == 160
     assert curriculum.epoch == pytest.approx(1.55)
 

@@ -1,4 +1,4 @@
-"""The course is proven: every exercise can be solved, fails unsolved, and knows its mistakes by name."""
+"""Claims about the course: every exercise can be solved, fails while unsolved, and names every known mistake."""
 
 import random
 import re
@@ -15,7 +15,7 @@ from plumbing import course
 
 ROOT = Path(course.__file__).parent.parent
 BY_NAME = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
-TRAINS = {"six-steps"}  # half a minute: benchmarks/course.py
+TRAINS = {"six-steps"}  # takes half a minute; benchmarks/course.py checks it
 OWN_RUN = {"staleness"}
 
 
@@ -45,7 +45,7 @@ def claims(exercises=EXERCISES):
 
 @pytest.fixture(autouse=True)
 def own_run(monkeypatch, tmp_path):
-    """A student's folder with a run of their own."""
+    """A folder with results/ and, in runs/own, a log that stands for a student's own run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").symlink_to(ROOT / "results")
     (tmp_path / "runs" / "own").mkdir(parents=True)
@@ -132,7 +132,7 @@ def started(tmp_path_factory):
 
 @pytest.fixture
 def student(started, monkeypatch):
-    """A fresh start; the commands run in it."""
+    """The started folder, with every file as `start` left it; the commands run in it."""
     monkeypatch.setattr(exercises, "ROOT", started)
     monkeypatch.setattr(exercises, "HIDDEN", started / course.HIDDEN)
     monkeypatch.setattr(exercises, "ORIGINALS", started / course.HIDDEN / "original")

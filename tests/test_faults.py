@@ -1,6 +1,6 @@
-"""Claims about faults: nothing is lost, nobody hangs, and every rank says why it ended.
+"""Claims about faults: nothing is lost, no rank hangs, and every rank says why it ended.
 
-Whole runs are real processes, forked as in test_train.py and without a launcher, so that nobody else ends them.
+Whole runs are real processes, forked as in test_train.py; no launcher ends the other ranks when one has failed.
 """
 
 import json
@@ -35,14 +35,14 @@ from test_train import BASE, PATIENCE, Run, batch, elsewhere, forks, lone_traine
 SMALL = ("--k", "1", "--prompts", "2", "--generations", "4", "--slots", "8", "--lr", "1e-4", "--warmup", "1",
          "--eval-prompts", "2", "--eval-generations", "1", "--no-zero-variance-filter", "--token-budget", "1024")
 ENDLESS = (*SMALL, "--steps", "10000", "--eval-every", "10000", "--checkpoint-every", "2")
-HEARD = 10.0  # seconds in which all ranks must have named who died
+HEARD = 10.0  # seconds within which all ranks must have named the rank that died
 
 
 # --- Processes that go wrong -----------------------------------------------------------------------------------------
 
 
 def nan_gradients(*versions):
-    """The gradient of one trainer, the last one, is nan in these steps."""
+    """Make the last trainer's gradient nan in the steps that start at these versions."""
     measure = train.Trainer.gradient_norm
 
     def spoilt(trainer):
@@ -54,7 +54,7 @@ def nan_gradients(*versions):
 
 
 def slow_disk(seconds):
-    """Writing the first checkpoint takes so long."""
+    """Make writing the first checkpoint take so many seconds longer."""
     from transformers import PreTrainedTokenizerBase
 
     write = PreTrainedTokenizerBase.save_pretrained
@@ -73,7 +73,7 @@ def faulty_rank(fault, arguments, argv, variables, output):
 
 
 class FaultyRun(Run):
-    """A run all of whose ranks call `fault(*arguments)` before they start."""
+    """A run in which every rank calls `fault(*arguments)` before it starts."""
 
     def fork(self, forks, world, *argv, fault=None, arguments=()):
         if fault:
@@ -82,26 +82,26 @@ class FaultyRun(Run):
         return super().fork(forks, world, *argv)
 
     def end(self, seconds, *, ended=()):
-        """Exit codes by rank, of all but those `ended`, which must come within so many seconds."""
+        """{rank: exit code} without the ranks in `ended`; fails if one of the others runs on after so many seconds."""
         began, codes = time.monotonic(), {}
         for rank, process in enumerate(self.processes):
             if rank not in ended:
                 process.join(max(0.0, began + seconds - time.monotonic()))
                 codes[rank] = process.exitcode
         for process in self.processes:
-            process.kill()  # nothing happens to one that has ended
+            process.kill()  # does nothing to a process that has ended
         assert None not in codes.values(), f"after {seconds} s: {codes}, {self.text}"
         return codes
 
     def lines(self, words):
-        """The last words of the ranks, {rank: line}, that contain these."""
-        said = re.findall(r"train[.]py: error: .*? [(]\w+ rank \d[)]", self.text)  # often behind a progress bar
+        """{rank: error line} of the ranks whose error line contains these words."""
+        said = re.findall(r"train[.]py: error: .*? [(]\w+ rank \d[)]", self.text)  # often after a progress bar
         return {int(line[-2]): line for line in said if words in line}
 
 
 @pytest.fixture
 def start(forks, tmp_path):
-    """(world, *flags, fault=…) -> a FaultyRun; what is left of it ends with the test."""
+    """(world, *flags, fault=…) -> a FaultyRun; its processes are killed when the test ends."""
     runs = []
 
     def started(world, *argv, out=tmp_path / "run", **fault):
@@ -126,7 +126,7 @@ def state(folder, scratch):
     return torch.load(scratch, weights_only=True)
 
 
-# --- 1. A gradient that is not finite --------------------------------------------------------------------------------
+# --- A gradient that is not finite -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf")])
@@ -136,12 +136,12 @@ def test_a_gradient_that_is_not_finite_moves_no_weight_but_the_version_goes_on(p
     before, measure = [parameter.clone() for parameter in parameters], trainer.gradient_norm
     trainer.gradient_norm = lambda: parameters[0].grad.fill_(poison) is None or measure()
     plan = make_plan(batch([True, True], [False, False]))
-    plan = plan._replace(denominators=plan.denominators._replace(tokens=1))  # as if something had been trained
+    plan = plan._replace(denominators=plan.denominators._replace(tokens=1))  # as if the batch had tokens to train on
     metrics = trainer.gradient_step(plan)
     assert metrics["skipped"] and trainer.version == 7 and trainer.skipped == 1
     assert all(torch.equal(was, now) for was, now in zip(before, parameters))
     del trainer.gradient_norm
-    assert not trainer.gradient_step(plan)["skipped"] and trainer.skipped == 0  # not in a row
+    assert not trainer.gradient_step(plan)["skipped"] and trainer.skipped == 0  # the count is of skipped steps in a row
     assert all(parameter.isfinite().all() for parameter in parameters)
 
 
@@ -173,7 +173,7 @@ def test_weights_that_are_not_finite_are_never_written(monkeypatch):
         trainer.checkpoint()
 
 
-# --- 2. and 3. Frozen, out of reach, dead ----------------------------------------------------------------------------
+# --- Frozen, out of reach, dead --------------------------------------------------------------------------------------
 
 
 def test_ranks_end_by_themselves_when_rank_0_is_frozen(start):
@@ -206,12 +206,12 @@ def test_a_signal_to_any_rank_ends_the_run_in_order_everywhere(start):
     assert run.end(3 * HEARD) == {0: 0, 1: 0, 2: 0}
     reason = run.log[-1]["reason"]
     assert reason.startswith("interrupted: generator rank 2 got SIGTERM")
-    assert run.text.count("generator rank 2 got SIGTERM") >= 2  # what both generators say
-    assert checkpoints.finished(run.out)[-1].name == f"checkpoint-{run.log[-1]['step']}"  # a new one
+    assert run.text.count("generator rank 2 got SIGTERM") >= 2  # both generators say so
+    assert checkpoints.finished(run.out)[-1].name == f"checkpoint-{run.log[-1]['step']}"  # written when the run ended
 
 
 def launcher_process(pids, *arguments):
-    """Forks the ranks and then does nothing, like a launcher."""
+    """Like a launcher: forks the ranks, then waits."""
     for one in arguments:
         if not (child := os.fork()):
             rank_process(*one)
@@ -240,7 +240,7 @@ def test_ranks_end_when_their_launcher_is_killed(forks, tmp_path):
 
 
 def alive(pid):
-    """Running: not gone, and not a zombie that nobody has reaped."""
+    """Whether the process runs: it exists and is no zombie."""
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
@@ -257,14 +257,14 @@ def test_loading_and_writing_count_as_progress():
     assert store.values["beat/1"] <= beats + 1
 
 
-# --- 5. Checkpoints --------------------------------------------------------------------------------------------------
+# --- Checkpoints -----------------------------------------------------------------------------------------------------
 
 
 def reshard(rank, world, port, source, out):
     """One trainer of `world`: reads base/, takes two AdamW steps and saves; or resumes from `source` and saves."""
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world)}
     dist.init_process_group("gloo")
-    if rank or source:  # weights may be read by one rank, and when resuming by none
+    if rank or source:  # only rank 0 may read the weights of base/, and no rank when resuming
         AutoModelForCausalLM.from_pretrained = None
     mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
     fleet = SimpleNamespace(rank=rank, mesh=mesh, device=torch.device("cpu"), trainers=dist.group.WORLD,
@@ -308,7 +308,7 @@ def test_weights_and_adamw_state_of_three_trainers_resume_on_two_and_on_one(fork
     assert any(entry["exp_avg"].abs().max() > 0 for entry in moments.values())
     assert {float(entry["step"]) for entry in moments.values()} == {2.0}
     name = next(iter(weights(source)))
-    assert not torch.equal(weights(source)[name], weights(BASE)[name])  # two steps away
+    assert not torch.equal(weights(source)[name], weights(BASE)[name])  # after two steps they differ
     assert checkpoints.counters(source) == {"version": 2, "stepped": True}
 
 
@@ -323,14 +323,14 @@ def test_checkpoints_come_when_asked_for_and_a_slow_disk_stalls_nobody(start):
 
 def test_without_room_for_a_checkpoint_the_last_one_stands_and_the_run_says_so(start):
     run = start(3, *ENDLESS, "--trainers", "2")
-    run.reach(4)  # so there is one of step 2
-    limit = 1 << 19  # bytes of a file: the log fits, state/ of the embedded model does not
+    run.reach(4)  # so there is a checkpoint of step 2
+    limit = 1 << 19  # bytes per file: enough for the log, too few for state/ of the embedded model
     for process in run.processes:
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
     assert run.end(PATIENCE) == {0: 1, 1: 1, 2: 1}
     assert not list(run.out.glob("*.tmp"))
     last = checkpoints.finished(run.out)[-1]
-    assert weights(last) and state(last, run.out.parent / "state.pt")["optimizer"]  # whole
+    assert weights(last) and state(last, run.out.parent / "state.pt")["optimizer"]  # the checkpoint is whole
     assert run.log[-1]["kind"] == "end" and "could be written: " in run.log[-1]["reason"]
     assert set(run.lines("File too large")) == {0, 1, 2}
     assert f"holds a checkpoint of step {run.version}:" in run.lines("File too large")[0]
@@ -345,11 +345,11 @@ def test_two_runs_in_one_folder_exclude_each_other(start):
     assert len(first.rows("config")) == 1 and first.processes[0].is_alive()
 
 
-# --- 6. A torn line --------------------------------------------------------------------------------------------------
+# --- A torn line -----------------------------------------------------------------------------------------------------
 
 
 def torn(tmp_path):
-    """A run's folder whose last line was being written when the machine went down."""
+    """A run's folder whose log ends within a line, as after a crash of the machine."""
     out = tmp_path / "run"
     (out / "checkpoint-2").mkdir(parents=True)
     row = {"kind": "config", "flags": {"lr": 0.5, "clips": {"eps_max": 4.0}}}
@@ -377,7 +377,7 @@ def test_the_fit_skips_a_torn_last_line_but_no_other(tmp_path):
         logs.read_run(out)
 
 
-# --- 7. What the mailbox reads ---------------------------------------------------------------------------------------
+# --- What the mailbox reads ------------------------------------------------------------------------------------------
 
 
 class Hostile:

@@ -22,7 +22,7 @@ TRUTH = {"A": 0.8, "B": 1.7, "C_mid": 30.0, "R_0": 0.2}
 
 
 def clean(noise=0.0, points=30, top=150.0, seed=0, **changes):
-    """Compute (points + 1,) from 0 on and pass rates of TRUTH with normal noise; the first and the last are exact."""
+    """Compute (points + 1,) from 0 to `top`, pass rates of TRUTH with normal noise on all but both ends."""
     C = np.linspace(0, top, points + 1)
     R = fit.sigmoid(C, **(TRUTH | changes))
     return C, R + noise * np.random.default_rng(seed).normal(size=len(C)) * (C > 0) * (C < top)
@@ -58,7 +58,7 @@ def test_fig7_log_F_is_a_line_of_slope_B_through_the_origin():
 def test_a4_power_law_is_the_limit_of_eq1_far_above_C_mid():
     C, D = np.array([3e3, 3e4]), (0.8 - 0.2) * 30.0**1.7
     missing = 0.8 - fit.sigmoid(C, **TRUTH)
-    # The next term of 1 / (1 + x) is smaller by x = (C_mid / C)^B: 4e-4 and 8e-6.
+    # The next term of 1 / (1 + x) is smaller by the factor x = (C_mid / C)^B: 4e-4 and 8e-6.
     assert missing / (D / C**1.7) == pytest.approx([1, 1], abs=5e-4)
 
 
@@ -85,8 +85,8 @@ def test_a4_power_law_fails_where_the_paper_says_and_the_sigmoid_does_not():
 
 @pytest.mark.parametrize("B", [1, 1.5, 2, 3, 4])
 def test_A_is_within_0_02_when_the_points_span_0_2_to_5_C_mid(B):
-    # Not with B = 0.4 (0.02 in half of the runs, 0.2 at worst: benchmarks/fit_coverage.py), where the same points show
-    # only 34 to 66 % of the gain.
+    # With B = 0.4 the same points show only 34 to 66 % of the gain, and A is off by 0.02 in the median and 0.2 at worst
+    # (benchmarks/fit_coverage.py).
     assert max(fit_coverage.error_of_A(seed, B)[0] for seed in range(4)) < 0.02
 
 
@@ -96,12 +96,12 @@ def test_bands_hold_the_truth_over_the_wide_range_too():
         C, R, truth = fit_coverage.wide_truth(seed, noise=np.geomspace(0.002, 0.02, 20)[seed])
         bands = fit.fit(C, R, r0=truth["R_0"]).bands
         held = {name: count + (bands[name][0] <= truth[name] <= bands[name][1]) for name, count in held.items()}
-    # Of 20, a band with coverage 0.9 holds 15 or more with probability 0.99.
+    # A band with coverage 0.9 holds the truth in 15 or more of 20 runs with probability 0.99.
     assert min(held.values()) >= 15, held
 
 
 def test_where_a_small_B_hides_A_the_band_says_so():
-    # B = 0.4: between 0.2 and 5 C_mid the curve goes from 34 % to 66 % of the gain only.
+    # With B = 0.4 the points from 0.2 to 5 C_mid show only 34 % to 66 % of the gain.
     C = np.linspace(6, 150, 40)
     R = fit.sigmoid(C, 0.8, 0.4, 30.0, 0.2) + 0.003 * np.random.default_rng(0).normal(size=40)
     low, high = fit.fit(C, R, r0=0.2).bands["A"]
@@ -113,7 +113,7 @@ def test_the_unit_of_compute_scales_C_mid_and_nothing_else(unit):
     C, R = clean(noise=0.01)
     law, other = fit.fit(C, R), fit.fit(C * unit, R)
     for name, scale in (("A", 1), ("B", 1), ("C_mid", unit)):
-        # 1e-5: where the search stops, not a property of the law.
+        # 1e-5: the tolerance of the search.
         assert getattr(other, name) == pytest.approx(getattr(law, name) * scale, rel=1e-5)
         assert other.bands[name] == pytest.approx([end * scale for end in law.bands[name]], rel=1e-5)
 
@@ -131,7 +131,7 @@ def test_never_worse_than_any_point_of_a_grid(rewards):
     law = fit.fit(C, R, r0=R_0)
     A, B, C_mid = np.meshgrid(np.linspace(0.11, 1, 40), np.geomspace(0.01, 300, 40), np.geomspace(0.05, 200, 40))
     grid = fit.sigmoid(C, A[..., None], B[..., None], C_mid[..., None], R_0)
-    # 1e-6 of the sum: a step with no width is only approached.
+    # 1e-6 of the sum of squares: the fit only comes close to a step function, which is B = infinity.
     assert law.ssr <= ((R - grid) ** 2).sum(-1).min() * (1 + 1e-6) + 1e-12
     assert R_0 < law.A <= 1 and law.B > 0
 
@@ -161,13 +161,13 @@ def test_R_0_is_fitted_to_its_measurement_and_the_points_unless_given():
     # The points say 0.2; the measurement counts like any other point, so the estimate lies between the two.
     assert 0.2 < fit.fit(C, R).R_0 < 0.25
     assert fit.fit(C, R, r0=0.19).R_0 == pytest.approx(0.19, abs=1e-12)
-    # Measured a hundred times at C = 0, it is what was measured.
+    # With a hundred measurements of 0.25 at C = 0 the estimate is 0.25.
     many = fit.fit(np.append(C, np.zeros(99)), np.append(R, np.full(99, 0.25)))
     assert many.R_0 == pytest.approx(0.25, abs=1e-3)
 
 
 def test_one_noisy_first_batch_does_not_decide_the_fit():
-    # 5 of 8 right by luck, then 1, 2 or 3 of 8 for good: 0.625 before a mean of 0.25.
+    # First 5 of 8 right, by luck, then always 1, 2 or 3 of 8: 0.625, then 0.25 on average.
     R = np.append(0.625, np.tile([0.125, 0.25, 0.375], 10))
     law = fit.fit(np.arange(31.0), R)
     assert law.R_0 < 0.35 and law.A < 0.4 and "most points lie below R_0" in names(law)
@@ -185,7 +185,7 @@ def test_shares_of_compute_and_a_stop_beyond_the_run():
     C, R = clean()  # 0, 5, ..., 150
     assert fit.fit(C, R, start="10%", stop="50%").span == (10, 75)  # 10 % of 75 is 7.5, so the first is 10
     assert fit.fit(C, R, start="20%").span == (30, 150)
-    # A start in per cent is one of what there is, wherever the fit was told to stop: 10 % of 150 is 15.
+    # If the stop lies beyond the run, the start in per cent is a share of the compute that there is: 10 % of 150 is 15.
     assert fit.fit(C, R, start="10%", stop=100000).span == fit.fit(C, R, start="10%", stop="900%").span == (15, 150)
 
 
@@ -222,15 +222,15 @@ def test_bands_are_the_range_over_the_region_of_a_dense_grid():
     inside = ssr <= law.ssr * (1 + 1.833**2 / 9)
     expected = {"A": A[inside], "B": B[inside], "C_mid": C_mid[inside]}
     for name, values in expected.items():
-        # A tenth of the width: steps of both grids.
+        # A tenth of the width: the grids of the fit and of this test both have steps.
         assert law.bands[name] == pytest.approx((values.min(), values.max()), abs=0.1 * np.ptp(values))
         assert law.bands[name][0] <= getattr(law, name) <= law.bands[name][1]
 
 
 def test_bands_hold_the_truth_in_nine_of_ten_runs():
     held = [fit_coverage.covered(seed)[0][0] for seed in range(20)]
-    # 200 seeds are counted in benchmarks/; of 20, a band with coverage 0.9 holds 15 or more with probability 0.99.
-    # All 20 would be 12 % likely; these 20 seeds are fixed and some miss, so a band that is far too wide shows too.
+    # benchmarks/ counts 200 seeds; of 20, a band with coverage 0.9 holds 15 or more with probability 0.99. All 20 has
+    # probability 0.12; these 20 seeds are fixed and some miss, so a band that is far too wide fails too.
     assert 15 <= sum(held) <= 19
 
 
@@ -239,15 +239,15 @@ def test_a_measured_R_0_widens_the_band_at_small_compute():
     measured, given_ = fit.fit(C, R), fit.fit(C, R, r0=R[0])
     width = [np.ptp(law.band(1.0)) for law in (measured, given_)]
     assert width[0] > 3 * width[1]
-    # At C = 0 the measured point alone speaks: about +- 1.7 standard deviations of 0.01, less what the others add.
+    # At C = 0 the band comes from the measured point, +- 1.7 standard deviations of 0.01; the other points narrow it.
     assert 0.02 < np.ptp(measured.band(0.0)) < 0.05
 
 
 def test_the_band_of_evaluations_adds_their_noise():
     law = fit.fit(*clean(noise=0.01, points=100))
     curve, one, four = (np.ptp(law.band(100.0, mean_of)) / 2 for mean_of in (np.inf, 1, 4))
-    # A hundred points: the curve between them is known to 0.003, so that an evaluation has its own noise, 1.645 * 0.01,
-    # and the mean of four half of it; in quadrature.
+    # With a hundred points the curve is known to 0.003. The band of one evaluation adds its noise, 1.645 * 0.01, in
+    # quadrature; that of a mean of four adds half of that noise.
     assert curve < 0.004
     assert one == pytest.approx(np.hypot(curve, 0.01645), rel=0.2)
     assert four == pytest.approx(np.hypot(curve, 0.01645 / 2), rel=0.2)
@@ -270,12 +270,12 @@ def test_no_warning_for_a_clean_run():
 def test_warning_on_a_bound():
     C = np.linspace(0, 40, 21)  # a straight line to 0.5: the best A would lie above 1
     assert "on a bound: A = 1, an end of the range searched" in fit.fit(C, 0.1 + 0.01 * C).warnings
-    # Where the points leave no doubt that A is about 1, that end of the range is no flaw of the search.
+    # Where the points leave no doubt that A is about 1, an A at that end of the range is no reason to warn.
     law = fit.fit(*clean(noise=0.002, A=0.9999))
     assert law.A == 1 and law.bands["A"][0] > 0.95 and law.warnings == ()
     law = fit.fit(*clean(), method="grid", grid=([0.5, 0.6], [25.0, 30.0, 35.0]))
     assert law.warnings[0].startswith("on a bound: A = 0.6, ") and "C_mid" not in law.warnings[0].split(",")[0]
-    # A fixed by the caller is no bound of the search.
+    # An A that the caller fixes is not on a bound of the search.
     assert fit.refit_B([clean()], 0.8)[0].warnings == ()
 
 
@@ -311,10 +311,10 @@ def test_warning_R_0_assumed_and_the_first_point_is_R_0():
 
 def test_note_on_points_in_the_first_epoch():
     C, R = clean(noise=0.005)
-    law = fit.fit(C, R, start=80, epoch=C / 100)  # 80 and 85, 90, 95 of 15 points lie before C = 100
+    law = fit.fit(C, R, start=80, epoch=C / 100)  # of 15 points 80, 85, 90 and 95 lie before 100: 4/15 = 27 %
     assert law.notes == ("27% of the fitted points lie in the first epoch, which the paper leaves out",)
     assert fit.fit(C, R, start=100, epoch=C / 100).notes == ()
-    # Nothing is said where the epoch is not known: nan, as before the first step of our logs.
+    # No note where the epoch is not known: nan, as before the first step of our logs.
     assert fit.fit(C, R, start=80, epoch=np.where(C < 100, np.nan, 2)).notes == ()
 
 
@@ -366,7 +366,7 @@ def test_ahead_half_of_the_curves_follow_eq1_and_half_go_on_as_lines():
     at_last = law.curves(last)
     on_law = fit.sigmoid(300.0, *law.draws[:4])
     assert np.allclose(near[::2], on_law[::2]) and not np.allclose(near[1::2], on_law[1::2])
-    # In log C, 600 is twice as far from 150 as 300 is: ln 4 = 2 ln 2. (Up to where a line ends at 1.)
+    # In log C, 600 is twice as far from 150 as 300 is: ln 4 = 2 ln 2. Lines that have reached 1 are left out.
     inside = (far < 1) & (np.arange(len(far)) % 2 == 1)
     assert (far - at_last)[inside] == pytest.approx(2 * (near - at_last)[inside], abs=1e-9)
     # Up to the last fitted point all follow Eq. 1, so that the band has no step there.
@@ -385,7 +385,7 @@ def test_the_band_contains_the_forecast_and_stays_within_0_and_1():
 
 def test_stop_rule_by_its_probability():
     law = fit.fit(*clean(noise=0.005))
-    # Of all curves from 150 to 300, the share that rises by less than the gain.
+    # P is the share of the curves that rise by less than the gain from C = 150 to 300.
     rises = law.curves(300.0) - law.curves(150.0)
     median = float(np.median(rises))
     P, verdict = fit.stop_rule(law, median)
@@ -399,9 +399,9 @@ def test_many_points_are_averaged_and_say_the_same():
     law = fit.fit(C, R)
     assert law.points == 2000 and law.averaged <= 200
     assert law.A == pytest.approx(0.8, abs=0.005) and law.B == pytest.approx(1.7, abs=0.05)
-    # The noise is that of one evaluation, not of the means: 1.65 * 0.02.
+    # The noise is that of one evaluation, not of the averaged points: 1.65 * 0.02.
     assert law.noise == pytest.approx(1.65 * 0.02, rel=0.2)
-    # Means of neighbours by hand: 300 points from 1 on in steps of 1 %, of which 200 cells hold one or two each.
+    # Means of neighbours by hand: 300 points, 1 % apart; each of the 200 cells holds one or two.
     at, means, count = fit.averaged(1.01 ** np.arange(300), np.arange(300.0))
     assert count.sum() == 300 and set(count) == {1, 2} and (count @ means) == pytest.approx(299 * 300 / 2)
     assert at[1] == pytest.approx(1.01 ** means[1])
@@ -412,11 +412,11 @@ def test_interval_score_and_the_protocol_by_hand():
     # Bands 0.2 wide: one holds 0.5, one misses 0.6 by 0.1, which costs 20 * 0.1 more.
     scores = forecasts.scores([(0.4, 0.5, 0.6), (0.3, 0.4, 0.5)], np.array([0.5, 0.6]))
     assert scores == pytest.approx((0.5, 0.2, 0.2 + 2 / 2, 0.1))
-    # 20 points: the last five are forecast. 70 % of 19 is 13.3 < 15; nothing is left of 10 points but 30 % and 50 %.
+    # Of 20 points the last five are forecast, and 70 % of 19 is 13.3 < 15: all cuts count. Of 10 points only 50 %.
     run = fit.Run(np.arange(20.0), np.linspace(0.1, 0.5, 20))
     assert [(case.cut, case.last) for case in forecasts.cases(run)] == [(0.3, 5), (0.5, 5), (0.7, 5)]
     short = fit.Run(np.arange(10.0), np.linspace(0.1, 0.5, 10))
-    assert [case.cut for case in forecasts.cases(short)] == [0.5]  # 2.7 holds 3 points, 6.3 reaches the last five
+    assert [case.cut for case in forecasts.cases(short)] == [0.5]  # 30 %: 3 points; 70 %: among the last five
 
 
 def test_forecasts_of_real_runs_hold():
@@ -446,7 +446,7 @@ def run_of(name="run", **options):
 def test_forecast_from_the_first_half_meets_a_run_that_follows_eq1():
     run = run_of(noise=0.005, points=40)._replace(start="10%")
     row = fit.forecast(fit.fit_run(run._replace(stop="50%")))
-    # Half of 40 points from 10 % of the half on: C = 7.5 to 75, points 2 to 20.
+    # 40 points, 3.75 apart; the first half from 10 % of that half on is C = 7.5 to 75: points 2 to 20.
     assert row["points"] == 19 and row["C"] == 150 and row["inside"]
     assert row["measured"] == run.reward[-1] and row["error"] == pytest.approx(row["forecast"] - row["measured"])
 
@@ -457,28 +457,28 @@ def test_forecast_sees_a_run_that_leaves_eq1():
     law = fit.fit_run(run)
     assert not fit.forecast(law)["inside"]
     row = fit.forecast(law, last=5)
-    # 140 is not 150: the mean compute of the last five of 40 points, 3.75 apart, is 150 - 2 * 3.75.
+    # The mean compute of the last five of 40 points, 3.75 apart, is not 150 but 150 - 2 * 3.75.
     assert row["C"] == 142.5 and row["error"] == pytest.approx(0.1, abs=0.02)
 
 
 def test_forecast_error_leaves_out_shares_with_too_few_points():
     run = run_of(noise=0.005, points=24)
     rows = fit.forecast_error(run)
-    assert [row["share"] for row in rows] == [0.2, 0.3, 0.5, 0.7]  # 10 % holds two points and R_0
+    assert [row["share"] for row in rows] == [0.2, 0.3, 0.5, 0.7]  # 10 %: only two points and R_0
     assert abs(rows[-1]["error"]) < 0.01 < rows[0]["high"] - rows[0]["low"]
-    # The run's own start counts: from 40 on, 30 % (45) and less hold nothing, and half (75) 42 points fewer than 70 %.
+    # The run's own start counts: from 40 on, 30 % (45) holds one point, half (75) holds six and 70 % (105) ten.
     assert [row["share"] for row in fit.forecast_error(run._replace(start=40))] == [0.5, 0.7]
 
 
 def test_forecast_error_leaves_out_shares_that_hold_what_is_to_be_forecast():
-    # 0, 15, ..., 150, the last five from 90 on: 50 % ends at 75, before them; 70 % at 105, among them.
+    # C = 0, 15, ..., 150; the last five are 90 to 150. 50 % ends at 75, before them; 70 % at 105, among them.
     run = run_of(noise=0.005, points=10)
     assert [row["share"] for row in fit.forecast_error(run)] == [0.5]
     assert [row["share"] for row in fit.forecast_error(run, last=1)] == [0.5, 0.7]
 
 
 def test_a7_cut_offs_do_not_move_the_fit_of_a_run_that_follows_eq1():
-    assert fit.fitted(run_of(), stop="5%") == []  # of 150: one point
+    assert fit.fitted(run_of(), stop="5%") == []  # up to 7.5: one point besides C = 0
     laws = [law for cut in ({"start": "2%"}, {"start": "30%"}, {"stop": "60%"}) for law in fit.fitted(run_of(), **cut)]
     assert [law.span for law in laws] == [(5, 150), (45, 150), (5, 90)]
     assert [law.A for law in laws] == pytest.approx([0.8] * 3, abs=1e-4)
@@ -501,7 +501,7 @@ def test_compare_by_B_at_a_common_A_and_by_A_otherwise():
 def test_compare_of_three_runs_shares_A_among_the_best_only():
     runs = run_of("low", A=0.6), run_of("fast", B=2.4), run_of("slow", A=0.81)
     common, sentence = fit.compare([fit.fit_run(run) for run in runs])
-    # 0.8 and 0.81 are within 0.02: their mean, and B decides; 0.6 is not, and keeps its own.
+    # 0.8 and 0.81 differ by less than 0.02: they get their mean, and B decides. 0.6 does not, and keeps its own A.
     assert [law.run.name for law in common] == ["fast", "slow", "low"]
     assert [law.A for law in common] == pytest.approx([0.805, 0.805, 0.6], abs=1e-3)
     assert sentence.startswith("fast scales better than slow") and "common A = 0.805" in sentence
@@ -519,7 +519,7 @@ def test_compare_interval_of_a_difference_by_hand():
 
 @pytest.mark.parametrize("R_0", [(0.2, 0.21), (0.318, 0.3)])
 def test_compare_of_runs_that_learned_nothing_goes_by_A(R_0):
-    # A lies just above R_0, so the mean of both A lies below the higher R_0, from where no curve can rise to it.
+    # Each A lies just above its R_0, so the mean of both lies below the higher R_0: no curve from there can rise to it.
     C = np.linspace(0, 150, 31)
     flat = [fit.fit_run(fit.Run(C, np.full(31, r), name=name)) for name, r in zip("ab", R_0)]
     assert np.mean([law.A for law in flat]) < max(R_0)
@@ -566,7 +566,7 @@ def test_our_logs_are_read_with_every_x_and_their_epochs(tmp_path):
 
 @pytest.mark.parametrize("reached", [60, 100, 140])
 def test_a_resumed_log_counts_each_step_once_and_only_what_led_to_its_end(tmp_path, reached):
-    # The run died after step 100 and its evaluation; resumed from the checkpoint of step 50 it came to `reached`.
+    # The run died after the evaluation of step 100, was resumed from the checkpoint of step 50, and came to `reached`.
     rows = log_rows()
     until = lambda step: [row for row in rows if row.get("step", 0) <= step]  # noqa: E731
     lost = [row | {"pass_rate": 0.0, "gpu_hours": 9.9, "epoch": 7.0} for row in until(100)[len(until(50)) :]]
@@ -597,7 +597,7 @@ def test_fig11_a_log_of_several_tasks_is_a_run_and_one_for_each_task_that_can_be
     assert (whole.run.reward == run.reward).all() and [law.run.start for law in (whole, code, math)] == ["10%"] * 3
     assert [code.run.name, math.run.name] == [f"{tmp_path.name} tasks.code", f"{tmp_path.name} tasks.math"]
     assert code.run.reward == pytest.approx(run.reward / 2) and math.run.reward == pytest.approx(0.9 * run.reward)
-    # The whole has a C_mid of 0.3, and so has every multiple of it; R_0 and A are multiplied.
+    # Half of a curve of Eq. 1 has the same C_mid and B, and half of its R_0 and A.
     assert code.A == pytest.approx(0.4, abs=0.02) and code.R_0 == pytest.approx(whole.R_0 / 2, abs=1e-3)
     single = write_log(tmp_path / "single.jsonl")
     assert len(fit_cli.with_tasks(logs.read_run(single), single)) == 1
@@ -612,7 +612,7 @@ def test_a_task_may_be_missing_in_some_evaluations(tmp_path):
 def test_a_task_that_is_missing_where_the_fit_ends_early_is_left_out_and_the_run_is_not(tmp_path, capsys):
     rows = [row | {"tasks": {"code": row["pass_rate"] / 2}} if row.get("step", 99) < 70 and "tasks" in row else row
             for row in log_rows(tasks=True)]  # fmt: skip
-    # math is measured at steps 70 to 140 only, 50 to 100 % of the compute: enough for a fit to all, none up to 45 %.
+    # math is measured only at steps 70 to 140, 50 to 100 % of the compute: enough points in the whole, none up to 45 %.
     log = str(write_log(tmp_path / "log.jsonl", rows))
     for flags, tasks in (([], ["code", "math"]), (["--fit-to", "45%"], ["code"])):
         fit_cli.main([log, "--json", *flags])
@@ -622,21 +622,21 @@ def test_a_task_that_is_missing_where_the_fit_ends_early_is_left_out_and_the_run
 
 def test_our_log_as_csv_says_the_same(tmp_path):
     rows = log_rows(points=14)
-    rows = [rows[0], *rows[1:18], *rows[10:]]  # resumed: steps 50 to 80 are there twice
+    rows = [rows[0], *rows[1:18], *rows[10:]]  # resumed: steps 50 to 80 occur twice
     log, path = write_log(tmp_path / "log.jsonl", rows), tmp_path / "log.csv"
     with path.open("w", newline="") as file:
         table = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
         table.writeheader()
         table.writerows(rows)
     ours, text = logs.read_run(log), logs.read_run(path)
-    # As text, step 100 comes before 20; a cell of "tasks" holds no object; that of the epoch is empty in eval rows.
+    # In a CSV, step 100 as text sorts before 20, "tasks" is text and no object, and eval rows have no epoch.
     assert list(text.compute) == list(ours.compute) and len(text.compute) == 15
     assert text.epoch[1:].tolist() == ours.epoch[1:].tolist() and text.tasks == ()
 
 
 def test_any_csv_or_jsonl_with_named_columns(tmp_path):
     table = tmp_path / "wandb.CSV"
-    # A byte order mark, a cell of two lines, and an empty cell: a row without an evaluation.
+    # A byte order mark, a cell of two lines, and an empty cell, which is a row without an evaluation.
     table.write_text('\ufeffhours,text,val/acc\n0,"a\nb",0.2\n0.5,,\n1,,0.3\n', encoding="utf-8")
     run = logs.read_run(table, "hours", "val/acc")
     assert list(run.compute) == [0, 1] and list(run.reward) == [0.2, 0.3] and (run.name, run.unit) == ("wandb", "hours")
@@ -696,7 +696,7 @@ def test_command_of_a_folder_without_a_log(tmp_path, capsys):
 
 
 def standard_json(text):
-    """The value of a JSON text; NaN and Infinity, which are no JSON, fail."""
+    """The value of a JSON text; fails at NaN and Infinity, which are not JSON."""
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
@@ -736,7 +736,7 @@ def test_what_is_drawn_is_what_was_measured_and_fitted():
     law = fit.fit_run(run)
     curve = figures.scaling(law, end=900.0)
     assert curve.span == (20, 90, 900) and curve.law(60.0) == law.predict(60.0)
-    # All but C = 0, which a logarithm cannot show.
+    # All points but C = 0, which a logarithmic axis cannot show.
     assert (np.array(curve.points) == [run.compute[1:], run.reward[1:]]).all()
     assert curve.band(300.0) == law.band(300.0)
     ax = Figure().add_subplot(xscale="log")
@@ -746,9 +746,9 @@ def test_what_is_drawn_is_what_was_measured_and_fitted():
     assert (solid.get_xdata()[-1], dashed.get_xdata()[-1]) == pytest.approx((90, 900))
     assert dashed.get_linestyle() == "--" and ax.get_xlabel() == "compute C (hours)"
     assert len(ax.get_legend().get_texts()) == 1
-    # The legend lies below the axis, where no point is.
+    # The legend lies below the axis, where it hides no point.
     assert ax.get_legend().get_bbox_to_anchor().transformed(ax.transAxes.inverted()).y1 < 0
-    # In the F plot the truth is a line through 0 at C = 1: F(30) = C_mid^B for R half-way.
+    # In the plot of log F the truth is the line B log C; at C = C_mid = 30 it is 1.7 log 30.
     line = figures.log_f(fit.fit_run(run_of()))
     assert line.law(30.0) == pytest.approx(1.7 * np.log10(30), abs=1e-4)
     assert line.points[1] == pytest.approx(1.7 * np.log10(line.points[0]), abs=1e-3)
@@ -821,8 +821,8 @@ def test_report_survives_a_run_that_learned_nothing(tmp_path, rewards):
 
 
 def test_paper_figures_and_tables(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(figures, "A_7", {(1500, 50000): (1.70, 0.645)})  # one of four ranges, and a grid of four pairs:
-    monkeypatch.setitem(fit.fit_run.__kwdefaults__, "grid", ([0.64, 0.645], [10900.0, 11300.0]))  # the full one: 15 s
+    monkeypatch.setattr(figures, "A_7", {(1500, 50000): (1.70, 0.645)})  # one of four ranges; below, four pairs:
+    monkeypatch.setitem(fit.fit_run.__kwdefaults__, "grid", ([0.64, 0.645], [10900.0, 11300.0]))  # all take 15 s
     drawn, save = {}, figures.save
     monkeypatch.setattr(figures, "save", lambda path, title, panels: drawn.update({path.stem: (title, panels)}))
     fit_cli.main(["--paper", "-o", str(tmp_path)])
@@ -836,7 +836,7 @@ def test_paper_figures_and_tables(tmp_path, capsys, monkeypatch):
     # Published: bs2048 fitted to 50k and extrapolated to 100k, Scout to 16k and 45k; at C_mid half of the gain.
     assert bs2048.span == gain.span == (1500, 50000, 100000) and scout.span == (1500, 16000, 45000)
     assert bs2048.law(10909) == pytest.approx((0.39 + 0.645) / 2) and scout.law(4242) == 0.5 and "gain" in label
-    efficient, better = drawn["paper_fig3"][1][-1][-1]  # A.8: behind at 10,000 GPU-hours, ahead at 100,000
+    efficient, better = drawn["paper_fig3"][1][-1][-1]  # A.8: the curves cross after 10,000 GPU-hours
     assert efficient.law(1e4) > better.law(1e4) and efficient.law(1e5) < better.law(1e5)
     cispo, dapo = drawn["paper_fig7"][1][0][-1]
     assert (cispo.law(100.0), dapo.law(100.0)) == pytest.approx((2 * 2.01, 2 * 1.77))

@@ -1,6 +1,6 @@
-"""What only a GPU can show. `pytest -m gpu` runs these; without a GPU they are skipped.
+"""What only a GPU can show. `pytest -m gpu` runs these tests; without a GPU they are skipped.
 
-Those on vLLM need it too: they send weights to it within a GPU, which nothing else covers.
+The tests on vLLM need vLLM as well. They send weights to vLLM within one GPU, which no other test covers.
 """
 
 import json
@@ -19,7 +19,7 @@ import pipeline
 import precision
 import rollout
 
-if torch.cuda.is_available() and find_spec("vllm"):  # weights that reach vLLM within a GPU
+if torch.cuda.is_available() and find_spec("vllm"):  # vLLM gets its weights within one GPU
     from test_vllm import (  # noqa: F401
         bf16_engine, engine, make,
         test_sec32_log_ratio_to_the_trainer_is_0_before_after_and_across_an_update,
@@ -36,7 +36,7 @@ def test_sec32_the_fp32_head_is_fp32_on_a_gpu():
     ids = torch.randint(8192, (512,), generator=generator)
     expected, _ = precision.token_logprobs(hidden, weight, ids, chunk=128)
     found, _ = precision.token_logprobs(hidden.cuda(), weight.cuda(), ids.cuda(), chunk=128)
-    # fp32 sums of 1,024 products of std 32 round to about 1e-5; TF32 would be off by 1e-2.
+    # fp32 sums of 1,024 products (their std is 32) round to about 1e-5; TF32 would be off by 1e-2.
     assert (found.cpu() - expected).abs().max() < 5e-4
 
 
@@ -54,7 +54,7 @@ def test_sec31_greedy_completions_on_a_gpu_are_those_of_the_cpu():
             done |= {completion.ticket: completion.text for completion in generator.step()}
         texts.append(done)
     same = sum(texts[0][n] == texts[1][n] for n in texts[0])
-    assert same >= 15  # of 16: a tie between two tokens may fall to either
+    assert same >= 15  # of 16: where two tokens nearly tie, the devices may choose differently
 
 
 def test_two_processes_share_one_gpu(tmp_path):

@@ -1,4 +1,4 @@
-"""Claims about grading hand-ins: what is right gets its points, what misbehaves loses its own and nobody else's."""
+"""Claims about grading hand-ins: right functions get their points, and one that misbehaves loses only its own."""
 
 import csv
 import json
@@ -34,7 +34,7 @@ def replaced(files, name, body):
     return files | {exercise.file: before + text + after}
 
 
-def points(files, names=None, student="Ada", claims={}):  # noqa: B006: drawn once for all tests
+def points(files, names=None, student="Ada", claims={}):  # noqa: B006: hidden claims are drawn once for all tests
     """{exercise: what is wrong with each claim} of a hand-in with these files."""
     names = names or [x.name for x in GRADED]
     new = [x for x in GRADED if x.name in names and x.name not in claims]
@@ -45,13 +45,13 @@ def points(files, names=None, student="Ada", claims={}):  # noqa: B006: drawn on
 
 @pytest.fixture(scope="module", autouse=True)
 def needs_namespaces():
-    """Asked in a process of its own, for it kills all its children, and pytest may have some."""
+    """Skips these tests where a jail has no namespaces."""
     if len(jail.protections()) < 2:
         pytest.skip("without namespaces a hand-in sees the solutions")
 
 
 def test_the_originals_get_every_point_on_hidden_inputs():
-    # a predicted number is a number: what the originals compute from the project's files is not there in the jail
+    # Predictions are handed in as numbers: the originals compute them from project files, which the jail does not show.
     predicted = {x.name: course.build(x, course.pieces(x, source, source, EXERCISES)) for x in GRADED
                  if x.kind == "predict" for source in [course.Source.read(course.original_file(ROOT, x.file))]}
     files = solutions()
@@ -72,10 +72,10 @@ def test_mistakes_are_named_on_hidden_inputs_and_what_is_not_done_is_not_run():
     assert "This is what you get when you turn the sign round" in found["penalty"][0]
     assert "This is what" not in found["tickets"][0] and found["tickets"][0].startswith("tickets: pipeline, then ppo")
     assert found["head"] == ["not done"] and found["retired"] == ["data.py is missing"]
-    assert found["cispo"] == ["", ""]  # ratio is another exercise: the original's counts here
+    assert found["cispo"] == ["", ""]  # cispo uses ratio, which is another exercise: the original is used
 
 
-HOSTILE = {  # exercise -> body; none may get a point, and those of CLEAN between them must get theirs
+HOSTILE = {  # exercise -> body that may get no point; the exercises in CLEAN, which run between these, must get theirs
     "ratio": "return [[1.0], [2.0, 3.0]]",
     "cispo": "return right(*args, **kwargs) * float('nan')",
     "clip": """import torch
@@ -117,14 +117,14 @@ if "names" not in globals():
 return right(*args, **kwargs) - 7 * (not any({"loss.py", "pipeline.py"} <= files for files in names))""",
     "retired": "return (\n" + "(" * 900_000,
 }
-CLEAN = {  # right if nothing of the exercise before is left
+CLEAN = {  # right if nothing is left of the exercise before
     "zero-variance": """import os
 assert os.listdir("/tmp") == [] and len([name for name in os.listdir("/proc") if name.isdigit()]) <= 2
 return right(*args)"""}
 
 
 def test_what_misbehaves_loses_its_own_points_only(monkeypatch):
-    monkeypatch.setitem(grading.LIMITS, "CPU", 30)  # the search of the whole disk has to come to its end
+    monkeypatch.setitem(grading.LIMITS, "CPU", 30)  # the search of the whole disk (penalty) has to finish
     monkeypatch.setattr(grading, "SECONDS", 120.0)
     monkeypatch.setattr(grading, "EACH", 90.0)
     files = solutions()
@@ -138,7 +138,7 @@ def test_what_misbehaves_loses_its_own_points_only(monkeypatch):
     passed = {name for name, wrong in found.items() if not any(wrong)}
     assert passed == {*CLEAN, "sample", "head"}
     assert all(all(wrong) for name, wrong in found.items() if name in HOSTILE)
-    assert "yours    [-7, -7" in found["penalty"][0]  # it looked everywhere, and found no file of the project
+    assert "yours    [-7, -7" in found["penalty"][0]  # -7: the search found no file of the project
 
 
 def test_endless_loops_and_fork_bombs_are_killed_and_cost_nobody_else(monkeypatch):
@@ -148,7 +148,7 @@ def test_endless_loops_and_fork_bombs_are_killed_and_cost_nobody_else(monkeypatc
     files = replaced(files, "gspo", "import torch\nreturn right(*args, **kwargs) + torch.ones(1 << 30).sum() * 0")
     found = points(files, ["ratio", "sample", "gspo", "head"])
     assert found["ratio"] == found["gspo"] == ["no answer, killed: time or memory"]
-    assert found["sample"][0].startswith("no answer") and found["head"] == [""]  # a bomb runs into the limit
+    assert found["sample"][0].startswith("no answer") and found["head"] == [""]  # the limit on processes
 
 
 def test_nothing_of_the_project_is_seen_where_torch_is_installed_beside_it(tmp_path, monkeypatch):

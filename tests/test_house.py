@@ -1,4 +1,4 @@
-"""The layout: the top level is the paper, plumbing/ is never needed to understand it, and a tree uses its own files."""
+"""The layout: the top level is the paper, plumbing/ is not needed to understand it, a copy uses its own files."""
 
 import ast
 import os
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 PAPER = {"loss", "pipeline", "rollout", "reward", "precision", "fit", "train",  # the seven components
          "vllm_rollout", "data", "sft", "recipes"}  # the real engine; prompts; A.3; A.16 and A.17
 OTHERS = {"exercises"}  # the course, with a command line of its own
-# What argument parsing, process handling, readers of foreign files and drawing cannot do without.
+# Modules for parsing arguments, handling processes, reading foreign files and drawing: the top level imports none.
 NOT_THE_PAPER = {"argparse", "subprocess", "multiprocessing", "socket", "csv", "gzip", "matplotlib"}
 LINES = {"fit": 320, "rollout": 320}  # code lines at most; others 300
 
@@ -83,12 +83,12 @@ def test_no_function_is_longer_than_45_lines():
 
 
 def documented(function):
-    """Lines of its docstring."""
+    """Number of lines of the function's docstring."""
     first = function.body[0]
     return first.end_lineno - first.lineno + 1 if ast.get_docstring(function) else 0
 
 
-@pytest.mark.parametrize("before, module", [  # torch and transformers know how to do without, on the systems that lack it
+@pytest.mark.parametrize("before, module", [  # `before` can do without on systems that lack them
     ("torch", "loss"), ("sys", "fit"), ("sys", "data"), ("transformers, torch.distributed.fsdp", "precision"),
     ("sys", "reward")])
 def test_what_a_classroom_needs_imports_where_the_system_lacks_what_only_unix_or_linux_has(before, module):
@@ -115,7 +115,7 @@ def test_a_copied_tree_started_from_a_foreign_folder_uses_its_own_base_and_modul
 
 
 def copied(part, tree):
-    """A file, or a folder of them, as text."""
+    """Copy a file, or the .py files of a folder, into the tree."""
     for path in part.glob("*.py") if part.is_dir() else [part]:
         target = tree / path.relative_to(part.parent)
         target.parent.mkdir(exist_ok=True)

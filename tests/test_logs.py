@@ -1,4 +1,4 @@
-"""Claims about plumbing/logs.py and the command line: every format, what is left out, files that are none."""
+"""Claims about plumbing/logs.py and fit.py's command line: formats, what is left out, files that are no logs."""
 
 import gzip
 import json
@@ -26,12 +26,12 @@ def write(path, text):
 
 
 def delimited(mark, head=("step", "acc"), rows=ROWS):
-    """A table as text."""
+    """A table as text, its cells separated by `mark`."""
     return "".join(mark.join(map(str, row)) + "\n" for row in (head, *rows))
 
 
 def console(form):
-    """Lines of a console among others, one for each row."""
+    """Console output: a line for each row, with unrelated lines in between."""
     lines = ["WARNING: something, else; entirely\n"]
     for c, r in ROWS:
         lines += [form.format(c=c, r=r), "\x1b[36m(worker)\x1b[0m loading: 5 - done\n"]
@@ -101,7 +101,7 @@ def test_rows_without_numbers_and_half_a_last_line_are_left_out_and_counted(tmp_
     assert list(run.compute) == C
     assert run.notes == ("the last line is half written, and left out", "2 rows without a number are left out")
     run = logs.read_run(write(tmp_path / "a.csv", delimited(",") + "13,\n14"), None, "acc")
-    # A cell that is empty is no evaluation, and not worth a word; a row that ends early is.
+    # An empty cell means no evaluation and needs no note; a row that ends early does.
     assert list(run.compute) == C and run.notes == ("1 rows have fewer cells than the header",)
 
 
@@ -157,8 +157,8 @@ def test_r0_from_the_command_line_is_exact(tmp_path, capsys):
 
 def test_stop_rule_on_the_command_line(tmp_path, capsys):
     steps = range(40)
-    early = [(c, fit.sigmoid(c, 0.8, 1.5, 40, 0.2)) for c in steps]  # at its steepest
-    done = [(c, fit.sigmoid(c, 0.8, 4, 3, 0.2)) for c in steps]  # at 13 C_mid: 0.6 / 13^4 = 0.00002 is missing
+    early = [(c, fit.sigmoid(c, 0.8, 1.5, 40, 0.2)) for c in steps]  # the pass rate still rises fast
+    done = [(c, fit.sigmoid(c, 0.8, 4, 3, 0.2)) for c in steps]  # at 13 C_mid 0.6 / 13^4 = 0.00002 is missing
     for rows, verdict in ((early, "go on"), (done, "stop")):
         path = write(tmp_path / "a.csv", delimited(",", rows=rows))
         fit_cli.main([str(path), "--reward", "acc", "--stop-rule", "--gain", "0.02", "--json"])
@@ -167,7 +167,7 @@ def test_stop_rule_on_the_command_line(tmp_path, capsys):
 
 
 def test_log_f_of_a_jump_is_drawn(tmp_path, capsys):
-    # B in the thousands and C_mid of 1e18: C_mid^B has no number, its logarithm has.
+    # B is in the thousands and C_mid is 1e18: C_mid^B overflows, its logarithm does not.
     rows = [(1e17 * c, 0.2 if c < 10 else 0.8 + 0.001 * (c % 3)) for c in range(1, 21)]
     path = write(tmp_path / "a.csv", delimited(",", rows=rows))
     fit_cli.main([str(path), "--reward", "acc", "--log-f", "-o", str(tmp_path / "a.png")])
@@ -196,14 +196,14 @@ def test_a_million_rows_take_seconds_and_less_than_a_gigabyte(tmp_path):
     out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(fit.__file__).parent).stdout
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert "averaged to 200 points, neighbours in log C" in out
-    assert after.ru_maxrss < 1e6  # kB; of the largest child so far
-    # Of processor time, not of the clock; two of them on one core slow each other down by as much again.
+    assert after.ru_maxrss < 1e6  # kB, of the largest child process so far
+    # Seconds of processor time, not of the clock.
     assert after.ru_utime - before.ru_utime < 20
     A = float(next(line.split()[1] for line in out.splitlines() if line.split()[0] == "A"))
     assert A == pytest.approx(0.8, abs=0.005)
 
 
-# ---- Files that are none: exit code 2, one line, no traceback ----
+# ---- Files that are no logs: exit code 2, one line, no traceback ----
 
 GOOD = delimited(",")
 JSONL = FORMATS["a.jsonl"][0]

@@ -1,6 +1,6 @@
 """Claims about loss.py, Eq. 2 to 8: hand numbers, finite differences, loops and limits.
 
-Claims with named wrong answers, and their inputs, are those of the course (tests/course/losses.py).
+The claims with named wrong answers, and the inputs of these claims, come from the course (tests/course/losses.py).
 Test: pytest tests/test_loss.py
 """
 
@@ -17,7 +17,7 @@ from course.losses import (BATCH_ADVANTAGES, CISPO_GRADIENT, CISPO_INPUT, CISPO_
 
 import loss
 
-EPS = {  # clip arguments for each loss where a test runs over all of them
+EPS = {  # clip arguments of each loss, for tests that run over all losses
     "cispo": {"eps_max": 4.0},
     "dapo": {"eps_low": 0.25, "eps_high": 0.75},
     "grpo": {"eps": 0.25},
@@ -26,16 +26,16 @@ EPS = {  # clip arguments for each loss where a test runs over all of them
 
 
 def batch_advantages(rewards):
-    """ScaleRL's: filter, subtract the group's mean, divide by the batch's std."""
+    """ScaleRL's advantages of the kept prompts: filter, subtract the group's mean, divide by the batch's std."""
     return loss.normalise(loss.group_advantages(rewards[loss.nonzero_variance(rewards)]), "batch")
 
 
-# Compositions, whose mistakes no single function makes; the others' are tested in test_exercises.py.
+# Claims on compositions of functions: their mistakes are tested here, those of all other claims in test_exercises.py.
 COMPOSED = (BATCH_ADVANTAGES, GSPO_VALUE)
 
 
 def random_batch(seed, prompts=3, generations=4, tokens=5):
-    """Rewards (P, G) of +-1, one prompt all right; log-probs and mask (P G, T), one completion truncated."""
+    """Rewards (P, G) of +-1, prompt 0 all right; log-probs and mask (P G, T), the last completion truncated."""
     torch.manual_seed(seed)
     rewards = torch.randint(0, 2, (prompts, generations)).double() * 2 - 1
     rewards[0], rewards[1, 0], rewards[1, 1] = 1.0, 1.0, -1.0
@@ -75,7 +75,7 @@ def test_eq8_dapo_gradient_vanishes_only_where_the_clip_acts():
 
 
 def test_eq7_grpo_has_one_half_width_for_both_sides():
-    # Clip [3/4, 5/4]: only the first of DAPO's six numbers changes, min(2, 5/4).
+    # With the clip [3/4, 5/4] only the first of DAPO's six numbers changes: min(2, 5/4) = 5/4.
     expected = torch.tensor([[1.25, 1.0, 0.5, 0.0], [-4.0, -2.0, -1.5, 0.0]])
     torch.testing.assert_close(loss.grpo(*CLIP_INPUT, eps=0.25), expected)
 
@@ -94,7 +94,7 @@ def test_gspo_under_sample_average_is_the_mean_over_completions():
 
 @pytest.mark.parametrize("name", ["dapo", "grpo", "gspo"])
 def test_eq3_clipped_gradient_is_the_finite_difference(name):
-    # Not CISPO: its stop-gradient makes the gradient differ from the value's slope on purpose.
+    # Without CISPO: because of its stop-gradient, its gradient is not the slope of its value.
     _, logprobs, gen_logprobs, mask = random_batch(seed=0)
     advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
     objective, _ = loss.LOSSES[name]
@@ -105,7 +105,7 @@ def test_eq3_clipped_gradient_is_the_finite_difference(name):
 
 @pytest.mark.parametrize("name", loss.LOSSES)
 def test_eq2_at_equal_policies_every_loss_has_the_gradient_of_reinforce(name):
-    # rho = 1 lies inside every clip and below every cap: what is left is the advantage on each sampled token.
+    # rho = 1 lies inside every clip and below every cap, so the gradient is the advantage on each sampled token.
     _, logprobs, _, mask = random_batch(seed=0)
     advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
     grad = gradient(loss.LOSSES[name][0], logprobs, logprobs, advantages, mask, **EPS[name])
@@ -116,7 +116,7 @@ def test_eq2_at_equal_policies_every_loss_has_the_gradient_of_reinforce(name):
 @pytest.mark.parametrize("poisoned", [(0,), (1,), (0, 1), (2,)], ids=["logprobs", "gen_logprobs", "both", "advantages"])
 @pytest.mark.parametrize("name", loss.LOSSES)
 def test_masked_positions_leave_no_trace_whatever_they_hold(name, poisoned, poison):
-    _, logprobs, gen_logprobs, mask = random_batch(seed=1)  # its last completion is masked as a whole
+    _, logprobs, gen_logprobs, mask = random_batch(seed=1)  # the last completion is masked on all its tokens
     advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
     clean, bad = (logprobs, gen_logprobs, advantages, mask), [logprobs, gen_logprobs, advantages, mask]
     for i in poisoned:  # an advantage counts as masked when all its tokens are
@@ -129,7 +129,7 @@ def test_masked_positions_leave_no_trace_whatever_they_hold(name, poisoned, pois
 
 
 def test_a17_clipped_tokens_are_those_that_cap_or_clip_changes():
-    # CISPO: the ratios of 8, for both signs. DAPO: 2 where the advantage is positive, 1/2 where it is negative.
+    # CISPO: ratio 8 for both signs of the advantage. DAPO: ratio 2 for a positive, 1/2 for a negative advantage.
     cispo = loss.clipped(loss.cispo, *CISPO_INPUT, eps_max=4.0)
     assert cispo.tolist() == [[False, True, False, False], [False, True, False, False]]
     assert not loss.clipped(loss.cispo, *CISPO_INPUT, eps_max=9.0).any()
@@ -141,14 +141,14 @@ def test_a17_clipped_tokens_are_those_that_cap_or_clip_changes():
 
 
 def test_eq5_group_advantages_are_rewards_minus_the_mean_of_the_prompt():
-    # means 1/2 - 1/2 = 0 and -1/2
+    # means (1 - 1 + 1 - 1) / 4 = 0 and (1 - 1 - 1 - 1) / 4 = -1/2
     rewards = torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.0, -1.0, -1.0, -1.0]])
     expected = torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.5, -0.5, -0.5, -0.5]])
     assert torch.equal(loss.group_advantages(rewards), expected)
 
 
 def test_eq5_prompt_normalisation_divides_by_the_std_of_the_group():
-    # std sqrt((1 + 1) / 2) = 1 and sqrt((9 + 9) / 2) = 3, each plus 1e-6; a group of zeros stays 0
+    # stds sqrt((1 + 1) / 2) = 1 and sqrt((9 + 9) / 2) = 3, each plus 1e-6; a group of zeros stays 0
     advantages = loss.normalise(torch.tensor([[1.0, -1.0], [3.0, -3.0], [0.0, 0.0]]), "prompt")
     torch.testing.assert_close(advantages, torch.tensor([[1.0, -1.0], [1.0, -1.0], [0.0, 0.0]]))
 
@@ -168,7 +168,7 @@ def test_sec32_filter_keeps_the_prompts_whose_rewards_differ():
 
 
 def test_sec32_filter_is_not_fooled_by_rounding():
-    # The mean of eight times 0.7 is not 0.7 in fp32, which leaves a std above 0 where all rewards are equal.
+    # In fp32 the mean of eight rewards of 0.7 is not 0.7, so that the std is above 0 though all rewards are equal.
     rewards = torch.full((1, 8), 0.7)
     assert rewards.std() > 0 and not loss.nonzero_variance(rewards).any()
 
@@ -199,7 +199,7 @@ def test_sec32_denominators_leave_out_filtered_prompts_and_truncated_completions
 
 
 def test_denominators_per_prompt_follow_the_prompt_index_across_gaps():
-    # lengths 3 + 2 of prompt 2 and 4 of prompt 0; prompt 1 was dropped and is not there
+    # prompt 2 has 3 + 2 tokens, prompt 0 has 4; prompt 1 was dropped, so no completion has its index
     count = loss.global_denominators(torch.tensor([3, 4, 2]), torch.tensor([2, 0, 2]))
     assert (count.completions, count.prompts, count.tokens) == (3, 2, 9)
     assert count.tokens_per_prompt.tolist() == [4, 0, 5]
@@ -240,7 +240,7 @@ def test_completion_missing_from_the_denominators_is_not_averaged_by_a_guess():
 
 @pytest.mark.parametrize("how", loss.AVERAGES)
 def test_dummy_micro_batch_adds_nothing_but_can_be_differentiated(how):
-    # A rank with nothing left to do still runs forward and backward; prompt 1 has no tokens in the whole batch.
+    # A rank without completions still runs forward and backward, on a dummy; prompt 1 has no tokens in the whole batch.
     logprobs = torch.full((2, 3), NAN).requires_grad_()
     mask, index = torch.zeros(2, 3, dtype=torch.bool), torch.tensor([0, 1])
     whole = loss.Denominators(completions=1, prompts=1, tokens=3, tokens_per_prompt=torch.tensor([3, 0]))
@@ -254,7 +254,7 @@ def test_dummy_micro_batch_adds_nothing_but_can_be_differentiated(how):
 
 
 def kept_terms(rewards, logprobs, gen_logprobs, mask, term):
-    """One list per prompt i, of one list per completion j with tokens, of term(log pi_train, log pi_gen, i, j)."""
+    """Per prompt i a list, per completion j with tokens, of lists of term(log pi_train, log pi_gen, i, j) per token."""
     generations = rewards.shape[1]
     for i in range(len(rewards)):
         rows = [(j, i * generations + j) for j in range(generations) if mask[i * generations + j].any()]
@@ -276,7 +276,7 @@ def test_sec4_scalerl_objective_is_the_loop_over_prompts_completions_and_tokens(
 
     groups = [group for group in rewards.tolist() if len(set(group)) > 1]
     centred = [[r - sum(group) / 4 for r in group] for group in groups]
-    std = math.sqrt(sum(a * a for group in centred for a in group) / (4 * len(groups)))  # their mean is 0
+    std = math.sqrt(sum(a * a for group in centred for a in group) / (4 * len(groups)))  # centred: their mean is 0
     keep = kept.repeat_interleave(4)
     terms = kept_terms(
         rewards[kept], logprobs[keep], gen_logprobs[keep], mask[keep],
@@ -326,9 +326,9 @@ def test_shapes_that_would_broadcast_are_refused(name):
     logprobs, gen_logprobs, advantages, mask = CISPO_INPUT
     for wrong_shapes in (
         (logprobs, gen_logprobs, advantages[:, None], mask),  # (B, 1)
-        (logprobs, gen_logprobs[:1], advantages, mask),  # one row for all
-        (logprobs, gen_logprobs, advantages[:1], mask),  # one advantage for all
-        (logprobs[0], gen_logprobs[0], advantages[0], mask[0]),  # no B
+        (logprobs, gen_logprobs[:1], advantages, mask),  # one row for all completions
+        (logprobs, gen_logprobs, advantages[:1], mask),  # one advantage for all completions
+        (logprobs[0], gen_logprobs[0], advantages[0], mask[0]),  # one completion, without the dimension B
     ):
         with pytest.raises(ValueError, match=r"expected \(B, T\), \(B, T\), \(B,\), \(B, T\)"):
             loss.LOSSES[name][0](*wrong_shapes, **EPS[name])

@@ -1,7 +1,7 @@
 """Sec. 3.1: claims about tickets, token versions, the mailbox and weights.
 
-Most runs are simulated: the real trainer's side and the real serving loop, in threads of which one at a time runs, on a
-virtual clock and an in-memory store. So a run depends on nothing but its setting and takes milliseconds.
+Most runs are simulated: the real trainer's side and the real serving loop run in threads, one thread at a time, on a
+virtual clock and an in-memory store. So a run depends only on its Setting and takes milliseconds.
 """
 
 import doctest
@@ -37,11 +37,11 @@ PAUSE = pipeline.POLL  # virtual seconds; the unit of every duration below
 
 
 class Abort(BaseException):
-    """Another actor has failed."""
+    """Ends an actor because another one has failed."""
 
 
 class World:
-    """Threads that hand over to whoever's time comes first; time passes only in `sleep`."""
+    """Actors in threads, one running at a time. `sleep` hands over to the one to wake first; only there time passes."""
 
     def __init__(self):
         self.now, self.error, self._waiting, self._slept, self._done = 0.0, None, [], 0, threading.Lock()
@@ -52,7 +52,7 @@ class World:
 
     def sleep(self, seconds):
         self._slept += 1
-        if self._slept > 30_000:  # several times what the longest run below takes
+        if self._slept > 30_000:  # several times the sleeps of the longest run below
             raise RuntimeError(f"expected an end of the run, got none by {self.now:.1f} virtual seconds")
         turn = self._turn.lock
         heapq.heappush(self._waiting, (self.now + seconds, self._slept, turn))
@@ -92,7 +92,7 @@ class World:
 
 
 class MemoryStore:
-    """The methods of a TCPStore that the mailbox uses; like it, fails where the real one would block."""
+    """The methods of a TCPStore that the mailbox uses; where a TCPStore would block, this one raises KeyError."""
 
     def __init__(self):
         self.values = {}
@@ -121,7 +121,7 @@ class MemoryStore:
 
 
 class SlowStore(MemoryStore):
-    """One on which every call takes a while and lets the others in: all orders of calls are possible."""
+    """A store on which every call takes a random time, in which other actors run: calls may come in any order."""
 
     def __init__(self, world, rng):
         super().__init__()
@@ -146,14 +146,14 @@ class Setting:
     prompts: int = 2
     generations: int = 2
     trainers: int = 1
-    generators: tuple = ((1, 2),)  # (duration of a decode step, slots) of each
+    generators: tuple = ((1, 2),)  # (duration of a decode step, slots) of each generator
     training: int = 4  # duration of an optimizer step
     longest: int = 4  # tokens of a completion; one in eight is up to eight times as long
     verifying: int = 0  # longest duration of verifying an answer
     evaluate_every: int = 0  # optimizer steps; 0: never
     correct: str = "mixed"  # or "always" (every group has zero variance), or "learnt" (some prompts are always solved)
     pool: int = 1000  # training prompts
-    seed: int = 0  # of lengths, verdicts and prompts: everything but durations
+    seed: int = 0  # of lengths, verdicts and prompts; durations are given above
 
 
 @dataclass
@@ -162,9 +162,9 @@ class Record:
 
     batches: dict = field(default_factory=dict)  # step -> [[Header]]
     trained: dict = field(default_factory=dict)  # step -> [Completion]
-    started: Counter = field(default_factory=Counter)  # (evaluation, version if so, ticket, index) -> times
+    started: Counter = field(default_factory=Counter)  # (evaluation, its version or False, ticket, index) -> times
     evaluated: dict = field(default_factory=dict)  # version -> ([[Header]], [Completion])
-    keys: list = field(default_factory=list)  # in the store after every step
+    keys: list = field(default_factory=list)  # number of keys in the store after every step
     left: list = field(default_factory=list)  # what `serve` returned
     idle: float = 0.0
     decoding: float = 0.0
@@ -184,7 +184,7 @@ def dice(*name):
 
 
 class FakeGenerator:
-    """Decodes one token per slot and step; lengths are random, durations are the generator's own."""
+    """Decodes one token per slot and step; lengths are random, the duration of a step is this generator's."""
 
     def __init__(self, setting, index, record, sleep, version):
         duration, self.slots = setting.generators[index]
@@ -253,7 +253,7 @@ class Verdict:
 
 
 class FakeScorer:
-    """Verdicts by dice, some of them late."""
+    """Random verdicts (see Setting.correct), some of them late."""
 
     def __init__(self, setting, clock):
         self.setting, self.clock, self.pending = setting, clock, []
@@ -272,7 +272,7 @@ class FakeScorer:
 
 
 class Wire:
-    """Weights travel like in a broadcast: a receiver waits for what it has not had yet."""
+    """Weights as in a broadcast: each receiver gets every version in order, and waits while there is no new one."""
 
     def __init__(self, sleep):
         self.sent, self.sleep = [], sleep
@@ -386,20 +386,20 @@ def check_nothing_lost_or_done_twice(setting, record):
 
 
 def fixed_keys(setting):
-    """All that a finished run may leave in the store, whatever its length."""
+    """The keys that a finished run may leave in the store, whatever its length."""
     ranks = range(setting.trainers + len(setting.generators))
     names = {f"{name}/{rank}" for name in ("beat", "idle", "joined", "left") for rank in ranks}
     return names | {"news", "news/count", "claimed/train", "claimed/eval"}
 
 
 def check_run(setting, record, keys):
-    """Everything that must hold of a run with prompts enough."""
+    """Everything that must hold of a run that does not run out of prompts."""
     assert list(record.batches) == list(range(setting.start, setting.steps))
     assert record.left == ["finished"] * len(setting.generators)
     check_no_token_too_old(setting, record)
     check_nothing_lost_or_done_twice(setting, record)
     tickets = {ticket for evaluation, _, ticket, _ in record.started if not evaluation}
-    assert tickets == set(range(setting.start * setting.prompts, setting.steps * setting.prompts))  # none for nothing
+    assert tickets == set(range(setting.start * setting.prompts, setting.steps * setting.prompts))  # no others
     for version, (groups, samples) in record.evaluated.items():
         assert [len(group) for group in groups] == [2, 2, 2] and len(samples) == 2
         assert all(set(header.versions) == {version} for group in groups for header in group)
@@ -407,7 +407,7 @@ def check_run(setting, record, keys):
 
 
 def settings_of(**fixed):
-    """Strategy: settings with random everything, but what is fixed."""
+    """Strategy for a Setting: random values, except for the fields in `fixed`."""
     ranges = dict(
         steps=st.integers(1, 6), prompts=st.integers(1, 3), generations=st.integers(1, 3), trainers=st.integers(1, 2),
         generators=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=3).map(tuple),
@@ -423,7 +423,7 @@ PHASES = st.integers(1, 8).flatmap(
     )
 )
 RESUMED = settings_of(k=st.integers(0, 8), start=st.integers(1, 5), steps=st.integers(6, 8))
-# No shrinking: settings are small as they are, and a run that never ends takes a second to be found out.
+# No shrinking: settings are small anyway, and it takes a second to detect a run that never ends.
 many = settings(max_examples=80, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
 few = settings(many, max_examples=20)
 
@@ -432,13 +432,13 @@ few = settings(many, max_examples=20)
 
 
 def test_sec31_tickets_of_pipeline_rl_k_by_hand():
-    # 3 prompts per step, 5 steps, k = 1: two batches may be out at first, then one more per step, 15 tickets at most.
+    # 3 prompts per step, 5 steps, k = 1: tickets of two batches at first, one batch more per step, 15 tickets at most.
     issued = [pipeline.tickets_issued(v, off_policy="pipeline", k=1, steps=5, prompts=3) for v in range(6)]
     assert issued == [6, 9, 12, 15, 15, 15]
 
 
 def test_sec31_tickets_of_ppo_off_policy_k_by_hand():
-    # k = 2: phases of two batches, the next one only when both are trained; 5 steps are two phases and a half.
+    # k = 2: phases of two batches, the next phase only when both are trained; 5 steps are two and a half phases.
     issued = [pipeline.tickets_issued(v, off_policy="ppo", k=2, steps=5, prompts=3) for v in range(6)]
     assert issued == [6, 6, 12, 12, 15, 15]
     assert [v for v in range(7) if pipeline.publishes(v, off_policy="ppo", k=3)] == [0, 3, 6]
@@ -504,7 +504,7 @@ def test_an_exhausted_curriculum_ends_the_run_after_its_last_full_batch(setting,
     record, store = simulate(setting)
     check_no_token_too_old(setting, record)
     check_nothing_lost_or_done_twice(setting, record)
-    if len(record.batches) < setting.steps:  # one prompt in four is never learnt: with more than P of those it goes on
+    if len(record.batches) < setting.steps:  # one prompt in four is right only by chance: it goes on with P of those
         assert set(record.left) == {"curriculum exhausted"}
         assert setting.pool - record.retired < setting.prompts
 
@@ -582,11 +582,11 @@ def test_idle_time_is_what_is_neither_decoding_nor_evaluation():
     for seconds, decoding, evaluating in ((5.0, 2.0, False), (7.0, 1.0, True), (0.5, 0.25, False)):
         box.pause(seconds)
         desk.report(decoding, evaluating)
-    assert box.store.values["idle/1"] == 3_250_000  # microseconds: 5 - 2 and 0.5 - 0.25
+    assert box.store.values["idle/1"] == 3_250_000  # microseconds: (5 - 2) + (0.5 - 0.25) s; the 7 s hold an evaluation
 
 
 def test_a_generator_idles_through_training_if_k_is_0():
-    # It has nothing to do for 40 pauses in each of 5 steps; what it says may be a beat old.
+    # It has nothing to do for 40 pauses in each of 5 steps; its last report may be one beat old.
     record, _ = simulate(Setting(k=0, steps=5, generations=1, longest=1, training=40, generators=((4, 4),)))
     assert record.elapsed - record.decoding > 5 * 40 * PAUSE
     assert 0 < record.elapsed - record.decoding - record.idle < pipeline.BEAT
@@ -596,7 +596,7 @@ def test_a_generator_idles_through_training_if_k_is_0():
 
 
 def lonely(rank, *, trainers=1, world=3, timeout=10.0, store=None, other=lambda now: None, **more):
-    """A mailbox whose pauses pass virtual time; `other(now)` stands for what the other ranks do meanwhile."""
+    """A mailbox on a virtual clock that only its pauses move; `other(now)` is what the other ranks do in each pause."""
     box, now = Mailbox(store or MemoryStore(), rank, trainers=trainers, world=world, timeout=timeout, **more), [0.0]
 
     def pause(seconds):
@@ -608,7 +608,7 @@ def lonely(rank, *, trainers=1, world=3, timeout=10.0, store=None, other=lambda 
 
 
 def waiting(other, world=3):
-    """A trainer's side whose other ranks do `other(store, now)`."""
+    """The Pipeline of trainer rank 0; while it waits the other ranks do `other(store, now)`."""
     store = MemoryStore()
     box = lonely(0, store=store, world=world, other=lambda now: other(store, now))
     return Pipeline(box, off_policy="pipeline", k=1, prompts=2, generations=1, steps=9)
@@ -636,7 +636,7 @@ def test_a_slow_generator_that_makes_progress_is_waited_for():
     def other(store, now):
         store.add("beat/1", 1), store.add("beat/2", 1)
         if now > 200:
-            raise TimeoutError  # twenty times the timeout
+            raise TimeoutError  # after twenty timeouts
 
     with pytest.raises(TimeoutError):
         pipe = waiting(other)
@@ -648,7 +648,7 @@ def test_time_between_two_waits_does_not_count_against_a_rank_that_worked_meanwh
     store, seen = MemoryStore(), []
     box = lonely(0, store=store, world=2)
     box.wait("one", lambda: [] if box.clock() > 1 else [1])
-    for _ in range(100):  # a long optimizer step, 10 times the timeout, in which generator 1 decodes
+    for _ in range(100):  # an optimizer step of 10 timeouts, in which generator rank 1 decodes
         box.pause(1.0), store.add("beat/1", 1)
     start = box.clock()
     with pytest.raises(pipeline.Stalled):
@@ -685,7 +685,7 @@ def test_a_lost_rank_ends_every_wait_and_turn_at_once():
     box = lonely(0, lost=lambda: lost and "generator rank 2 ended", other=lambda now: now > 3 and lost.append(1))
     pipe = Pipeline(box, off_policy="pipeline", k=1, prompts=2, generations=1, steps=9)
     with pytest.raises(pipeline.Stalled, match="^generator rank 2 ended$"):
-        pipe.publish(1, dict, None)  # also where nothing may interrupt it
+        pipe.publish(1, dict, None)  # even in a wait that cannot be interrupted
     assert box.clock() < 3.1
     fake, scorer = fresh()
     with pytest.raises(pipeline.Stalled, match="^generator rank 2 ended$"):
@@ -699,7 +699,7 @@ def test_a_wait_can_be_interrupted_but_not_between_joining_and_sending():
     pipe.issue([prompt(0), prompt(1)])
     with pytest.raises(pipeline.Interrupted, match="interrupted while trainer rank 0 waited for the tickets of step 0"):
         pipe.next_batch(0)
-    with pytest.raises(pipeline.Stalled):  # generators would be left waiting for the weights
+    with pytest.raises(pipeline.Stalled):  # else generators would wait for the weights for ever
         pipe.publish(1, dict, None)
 
 
@@ -763,7 +763,7 @@ def test_a_group_of_10_mib_arrives(store):
     box, other = (Mailbox(client(store), rank, trainers=1, world=2, timeout=9.0) for rank in (1, 0))
     desk = pipeline.Desk(fresh()[0], box, None, None)
     desk.tickets[False, 0] = Ticket(0, 0, prompt(0), 16)
-    tokens = 45_000  # at 15 bytes each: 10.3 MiB in 16 completions
+    tokens = 45_000  # 15 bytes per token: 10.3 MiB in 16 completions
     for index in range(16):
         lists = {"mask": [True] * tokens, "logprobs": [-0.1] * tokens, "versions": [index] * tokens}
         one = answer(index=index, ids=list(range(tokens)), **lists)
@@ -791,7 +791,7 @@ def test_a_completion_over_8_mib_is_refused_before_it_breaks_the_connection(stor
 
 
 def run_threads(setting):
-    """A whole run on a real store, in real time, every rank a thread with its own clone."""
+    """A whole run on a real store in real time; every rank is a thread with its own clone of the store."""
     host, record, errors = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), Record(), []
     wire, size = Wire(time.sleep), setting.trainers + len(setting.generators)
 
@@ -829,7 +829,7 @@ def test_the_number_of_keys_stays_flat_over_many_steps():
     setting = Setting(k=2, steps=40, training=1, longest=2, generators=((1, 6), (1, 6)), evaluate_every=7)
     record, keys = run_threads(setting)
     check_run(setting, record, keys)
-    # In flight at most: (k + 1) P tickets, each as itself, or as its headers and G completions.
+    # In flight are at most (k + 1) P tickets, each as one key, or as one key of headers and G of completions.
     assert max(record.keys) <= len(fixed_keys(setting)) + 3 * 2 * (1 + 2)
 
 
@@ -837,7 +837,7 @@ def test_a_generator_that_loses_the_mailbox_ends():
     host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     box, (fake, scorer) = Mailbox(client(host), 1, trainers=1, world=2, timeout=20.0), fresh()
     del host  # the server ends with the object
-    with pytest.raises(dist.DistError):  # a RuntimeError: who is to blame, the lifeline knows
+    with pytest.raises(dist.DistError):  # a RuntimeError; the lifeline names the rank that ended
         serve(fake, box, None, scorer)
 
 
@@ -845,7 +845,7 @@ def test_a_generator_that_loses_the_mailbox_ends():
 
 
 def weights(fill):
-    """Tensors of several dtypes and odd sizes, so that buckets end between them and nothing is aligned by chance."""
+    """Tensors of several dtypes and odd sizes, so that they fill no bucket exactly and nothing is aligned by chance."""
     rng = torch.Generator().manual_seed(fill)
     named = {f"layer{n}": torch.randn(n, 7, generator=rng) for n in range(1, 9)}
     named |= {"half": torch.randn(3, generator=rng).bfloat16(), "flag": torch.tensor([fill > 0])}
@@ -854,7 +854,7 @@ def weights(fill):
 
 
 def gloo(store, name):
-    """The two ranks of a gloo group, for two threads; each needs the other one to come into being."""
+    """The two ranks of a gloo group, for two threads; made in two threads, as each waits for the other."""
     def group(rank):
         return dist.ProcessGroupGloo(dist.PrefixStore(name, client(store)), rank, 2, timedelta(seconds=20))
 
@@ -878,13 +878,13 @@ def test_sec31_weights_arrive_bit_for_bit_whatever_the_buckets(store, bucket_byt
     sender.join()
     assert all(same_bits(received[name], tensor) for name, tensor in weights(3).items())
     assert all(same_bits(sent[name], tensor) for name, tensor in weights(3).items())
-    assert storage == {name: tensor.data_ptr() for name, tensor in received.items()}  # in the generator's own memory
+    assert storage == {name: tensor.data_ptr() for name, tensor in received.items()}  # received in place
 
 
 def test_a_receiver_with_other_tensors_says_so(store):
     first, second = gloo(store, "layout")
     digest = threading.Thread(target=lambda: first.broadcast(torch.zeros(32, dtype=torch.uint8), 0).wait())
-    digest.start()  # of other tensors; no sender comes behind it, so this would hang if it were not looked at
+    digest.start()  # digest of other tensors; nothing is sent after it, so a receiver that ignored it would hang
     with pytest.raises(ValueError, match="model or dtype is not the trainers'"):
         broadcast_weights(weights(0), second)
     digest.join()

@@ -74,7 +74,7 @@ def test_qwen_with_a_window_it_does_not_use_is_supported():
 
 @pytest.mark.parametrize("autocast", [False, True])
 def test_sec32_fp32_head_keeps_what_bf16_rounds_away(autocast):
-    # 256 + 1 = 257 needs nine bits of mantissa; bf16 has eight, and its neighbours there are 256 and 258.
+    # 256 + 1 = 257 needs nine significant bits; bf16 has eight, and its numbers next to 257 are 256 and 258.
     hidden, weight = torch.ones(1, 2).bfloat16(), torch.tensor([[256.0, 1.0]]).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         exact, rounded = (precision.head_logits(hidden, weight, fp32_head) for fp32_head in (True, False))
@@ -138,7 +138,7 @@ def test_token_logprobs_and_gradients_equal_the_unchunked_ones(chunk, autocast):
         (chunked * upstream).sum().backward()
     naive = naive_logprobs(*leaves[1], ids, temperature=0.7)
     (naive * upstream).sum().backward()
-    # fp32: the orders of summation differ, nothing else (under autocast a bf16 product would be off by 1e-2)
+    # in fp32 only the order of summation differs (a bf16 product under autocast would be off by 1e-2)
     assert torch.allclose(chunked, naive, rtol=0, atol=1e-5)
     for ours, theirs in zip(*leaves):
         assert torch.allclose(ours.grad, theirs.grad, rtol=0, atol=1e-5)
@@ -261,7 +261,7 @@ def _step(policy, ids, mask):
 
 
 def _after_update(policy, ids, mask):
-    """Log-probs after a forward without backward, then one SGD step, and the tensors published then."""
+    """A forward without backward, then one SGD step: (log-probs, published tensors) under the new weights."""
     with torch.no_grad():
         policy(ids, mask)
     torch.optim.SGD(policy.parameters(), lr=0.01).step()
@@ -270,7 +270,7 @@ def _after_update(policy, ids, mask):
 
 
 def _rank(rank, folder):
-    """One of two gloo ranks: every case sharded over both ranks (odd and even rows), then over rank 0 alone."""
+    """One of two gloo ranks: every case on both ranks (rows 0, 2 and 1, 3), then on rank 0 alone."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     both, alone = DeviceMesh("cpu", [0, 1]), dist.new_group([0])
@@ -328,7 +328,7 @@ def test_fsdp2_on_one_rank_equals_two(ranks, tied, dtype):
     assert torch.allclose(logprobs[0::2], split, rtol=0, atol=1e-5)
     for name, grad in grads.items():
         assert grad.dtype == torch.float32  # masters and reduction are fp32
-        close = 1e-5 if dtype == torch.float32 else 2**-6  # bf16 has 8 bits; each rank rounds its own half
+        close = 1e-5 if dtype == torch.float32 else 2**-6  # bf16: 8 bits; each rank rounds its half
         assert (grad - split_grads[name]).norm() <= close * grad.norm(), name
 
 
@@ -353,7 +353,7 @@ def test_fsdp2_a_rank_with_an_empty_mask_takes_part_and_adds_nothing(ranks, tied
     _, _, expected = _reference(tied, token_ids()[0::2])
     assert torch.equal(ranks[1]["idle", tied, dtype][0], torch.zeros(2, 6))
     for name, grad in ranks[0]["idle", tied, dtype][1].items():
-        close = 1e-5 if dtype == torch.float32 else 0.05  # a bf16 body against an fp32 one
+        close = 1e-5 if dtype == torch.float32 else 0.05  # the body is bf16, the reference fp32
         assert (grad - expected[name]).norm() <= close * expected[name].norm(), name
 
 
@@ -402,7 +402,7 @@ def test_a19_clipped_counts_only_ratios_outside_the_given_bounds():
 
 
 def test_a19_k3_estimates_the_divergence_from_the_generator_to_the_trainer():
-    # all tokens of a two-token vocabulary in proportion to pi_gen = 3/4, 1/4; pi_train = 1/4, 3/4
+    # two tokens, sampled exactly in proportion to pi_gen = 3/4, 1/4; pi_train = 1/4, 3/4
     logprobs, gen_logprobs = torch.tensor([0.25] * 3 + [0.75]).log(), torch.tensor([0.75] * 3 + [0.25]).log()
     k3 = precision.mismatch(logprobs, gen_logprobs, torch.ones(4, dtype=torch.bool), low=0, high=5)["k3"]
     assert k3 == pytest.approx(0.75 * math.log(3) + 0.25 * math.log(1 / 3), rel=1e-6)
@@ -454,7 +454,7 @@ def test_startup_check_catches_a_forgotten_temperature():
 
 @pytest.fixture
 def a19():
-    from plumbing import a19  # which imports all the rest: two ranks above import this file, and should not wait
+    from plumbing import a19  # imported here, as it imports everything and `_rank` needs this file only
     return a19
 
 
@@ -462,7 +462,7 @@ def test_a19_the_logits_of_a_random_policy_have_the_spread_asked_for(a19, tmp_pa
     a19.random_policy(tmp_path, spread=4.0)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     logits = model(input_ids=torch.arange(2, 34)[None]).logits[0]
-    # 32 x 32,000 logits, each a sum of 256 products; the std itself varies by a few percent from weight to weight.
+    # 32 x 32,000 logits, each a sum of 256 products; their std varies by a few per cent with the random weights.
     assert logits.std().item() == pytest.approx(4.0, rel=0.1)
 
 

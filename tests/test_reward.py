@@ -28,7 +28,7 @@ ROOT = DATA.parents[1]
 
 @dataclass
 class Finished:
-    """What the scorer reads of a pipeline.Completion."""
+    """The fields of pipeline.Completion that the scorer reads."""
 
     text: str
     truncated: bool = False
@@ -44,7 +44,7 @@ def thought(answer):
 
 
 def wait(scorer, seconds=60.0):
-    """All pending scores, in the order of completion."""
+    """All pending scores, in the order in which they are ready."""
     scores, end = [], time.monotonic() + seconds
     while scorer.pending:
         assert time.monotonic() < end, "no verdict in time"
@@ -58,19 +58,19 @@ def answered(score):
 
 
 def verdicts(scorer, pairs, task="math"):
-    """{answer: Score} of (answer, reference) pairs scored together."""
+    """{answer: Score} of (answer, reference) pairs that are scored together."""
     for answer, reference in pairs:
         scorer.submit(thought(answer), prompt(reference, task))
     return {score.completion.text.partition("</think>")[2]: score for score in wait(scorer)}
 
 
 def running(scorer):
-    """Ids of the worker processes that run."""
+    """Ids of the running worker processes."""
     return [worker.process.pid for worker in scorer._workers if worker.process and worker.process.poll() is None]
 
 
 def gone(pid):
-    """True if no process has this id any more, or only a zombie that others than us have to reap."""
+    """True if no process has this id any more, or only a zombie that another process has to reap."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def wait_until(true, what, seconds=5.0):
 
 @pytest.fixture(scope="module")
 def strict():
-    """One worker with a short limit, started: starting takes a second and is no part of the limit."""
+    """A Scorer with a short limit and one worker, already started: the second it takes to start does not count."""
     strict = workers.Scorer(timeout=0.7, workers=1)
     verdicts(strict, [("\\boxed{0.5}", "1/2")])
     yield strict
@@ -99,7 +99,7 @@ def strict():
 
 @pytest.fixture(scope="module")
 def scorer():
-    """A limit no honest answer below comes near, on a machine however busy."""
+    """A Scorer with a limit (20 s) that no honest answer below comes near, however busy the machine is."""
     scorer = workers.Scorer(timeout=20.0)
     yield scorer
     scorer.close()
@@ -145,7 +145,7 @@ def test_a_score_says_whether_its_text_holds_the_mark_also_when_it_is_truncated(
         for text, cut in (("</think>18", False), ("18", False), ("</think>18", True)):
             scorer.submit(Finished(text, truncated=cut), prompt("18", "arithmetic"))
         scores[mark] = [(score.marked, score.correct) for score in scorer.finished()]
-    assert scores["</think>"] == [(True, True), (False, False), (True, False)]  # truncated is wrong, unread
+    assert scores["</think>"] == [(True, True), (False, False), (True, False)]  # truncated: wrong without being read
     assert scores["####"] == [(False, False)] * 3
     assert scores[None] == [(True, False), (True, True), (True, False)]
 
@@ -172,7 +172,7 @@ def test_eq9_is_added_to_correct_completions_only():
 
 
 def test_pass_at_k_is_the_share_of_k_subsets_with_a_correct_answer():
-    # One of four correct: 3 of the 6 pairs and 3 of the 4 triples hold it. None and all correct: 0 and 1.
+    # One of four is correct: 3 of the 6 pairs and 3 of the 4 triples hold it. If none or all are: 0 or 1.
     one, none, all_four = [True, False, False, False], [False] * 4, [True] * 4
     assert [reward.pass_at_k([one], k)[0] for k in (1, 2, 3, 4)] == [0.25, 0.5, 0.75, 1.0]
     mean, error = reward.pass_at_k([one, none, all_four], 2)
@@ -232,7 +232,7 @@ def test_exact_matches_are_short_cut_at_5000_per_second():
     for n in range(2_000):
         scorer.submit(thought(f"Therefore $\\boxed{{{n}}}$."), prompt(str(n)))
     assert sum(score.correct for score in scorer.finished()) == 2_000
-    assert time.thread_time() - start < 2_000 / 5_000  # of CPU, whatever else the machine does
+    assert time.thread_time() - start < 2_000 / 5_000  # seconds of CPU, whatever else the machine does
 
 
 # --- Math ---
@@ -249,7 +249,7 @@ def test_exact_matches_are_short_cut_at_5000_per_second():
         ("\\boxed{1}, \\boxed{2}, and $\\boxed{3}$.", "\\boxed{1, 2, 3}"),
         ("$x = \\boxed{1}$ or $x = \\boxed{-2}$", "\\boxed{1, -2}"),
         ("\\[\\boxed{(1,2)} \\quad \\text{and} \\quad \\boxed{(2,1)}\\]", "\\boxed{(1,2), (2,1)}"),
-        ("\\boxed{7}\n\n$\\boxed{7}$", "\\boxed{7}"),  # said twice
+        ("\\boxed{7}\n\n$\\boxed{7}$", "\\boxed{7}"),  # the same answer twice
         ("\\boxed{5} is wrong, and \\boxed{6}", "\\boxed{6}"),
         ("\\boxed{5}. So \\boxed{6}", "\\boxed{6}"),
         ("\\boxed{1}" + " " * 99 + "\\boxed{2}", "\\boxed{2}"),
@@ -303,7 +303,7 @@ def test_math_equal_expressions_are_right_and_others_wrong(scorer):
     assert not any(score.timed_out or score.error for score in scores.values())
 
 
-LIMITS = [  # (answer, reference, the verdict): the first three are wrong and judged right, the others the opposite
+LIMITS = [  # (answer, reference, verdict): the first three are wrong, judged right; the others right, judged wrong
     ("It is 17, not 18", "18", True),
     ("\\boxed{10\\text{ km}}", "10\\text{ m}", True),
     ("\\boxed{50}", "50\\%", True),
@@ -324,12 +324,12 @@ def test_math_a_reference_that_cannot_be_read_is_a_failure_not_a_wrong_answer(sc
         (score,) = verdicts(scorer, [("\\boxed{18}", reference)]).values()
         assert score.correct is None and f"expected a reference answer in LaTeX, got {reference!r}" in score.error
     (score,) = verdicts(scorer, [("\\boxed{n\\equiv18\\pmod{24}}", "$n \\equiv 18 \\pmod{24}$.")]).values()
-    assert score.correct is True  # but for spaces, dollars and the final period it is the reference
+    assert score.correct is True  # the reference, apart from spaces, dollars and the period
 
 
 # --- Agreement with others ---
 
-DISAGREEMENTS = {  # with math-verify's published cases: (end of the answer, end of the reference): why not its verdict
+DISAGREEMENTS = {  # (end of the answer, end of the reference): why our verdict differs from math-verify's published one
     ("1.22", "1,22"): "to it, this reference has a decimal comma; here references are LaTeX, and it is a pair",
     ("is $10,455$. I hope it is correct.", "$10455$"): "here the last box, which holds another number, counts",
     ("\\$ = \\frac{10}{9} $", "$10/9$"): "1/2 = 10/9, which the answer says, is wrong",
@@ -366,7 +366,7 @@ def test_the_verdicts_of_our_own_list_are_right_and_over_half_of_its_answers_are
 
 
 def expressions(r):
-    """(a, b): random expressions, half of the time the same number or function in another form."""
+    """(a, b): random expressions; in half of the cases b is a in another form, else a different value."""
     x, y = sympy.symbols("x y")
     p, q, m, n = (sympy.Integer(r.randint(1, 12)) for _ in range(4))
     form = r.choice([
@@ -402,7 +402,7 @@ def test_verdicts_are_sympys_on_generated_expressions(scorer):
 def test_the_500_answers_of_the_benchmark_are_judged_as_they_were_made(scorer):
     rows = [json.loads(line) for line in (DATA / "answers_500.jsonl").read_text().splitlines()]
     assert len(rows) == 500 and sum(row["correct"] for row in rows) == 260
-    assert all(isinstance(reward.math(row["answer"], row["reference"]), str) for row in rows)  # none is string-equal
+    assert all(isinstance(reward.math(row["answer"], row["reference"]), str) for row in rows)  # none is equal as text
     rows = rows[::7]  # every kind, right and wrong
     for row in rows:
         scorer.submit(thought(row["answer"]), prompt(row["reference"]))
@@ -412,7 +412,7 @@ def test_the_500_answers_of_the_benchmark_are_judged_as_they_were_made(scorer):
 
 # --- Hostile answers ---
 
-CHEAP = {  # refused unread or read in no time
+CHEAP = {  # refused without being read, or read at once
     "a megabyte of braces": "\\boxed{" + "{" * 500_000 + "18" + "}" * 500_000 + "}",
     "a megabyte of open braces": "\\boxed{" + "{" * 1_000_000,
     "a million digits": "9" * 1_000_000,
@@ -438,7 +438,7 @@ CHEAP = {  # refused unread or read in no time
     "infinity": "\\boxed{\\infty}",
     "lone surrogates": "\\boxed{\ud800}",
 }
-ENDLESS = {  # each runs for longer than 6 s where nobody ends it
+ENDLESS = {  # without a limit each runs for longer than 6 s
     "a tower of powers": "\\boxed{9^{9^{9^9}}}",
     "9,000 characters of nested radicals": "\\boxed{" + "\\sqrt{2+" * 900 + "2" + "}" * 901,
     "900 braces": "\\boxed{" + "{" * 900 + "18" + "}" * 901,
@@ -459,7 +459,7 @@ def test_hostile_answers_cost_at_most_the_limit_and_are_wrong(strict, name):
     start = time.monotonic()
     (score,) = verdicts(strict, [(ENDLESS[name], "18")]).values()
     assert (score.correct, score.timed_out) == (False, True)
-    assert 0.6 < time.monotonic() - start < 0.7 + 4.0  # a busy machine looks late; unlimited they take over 6 s
+    assert 0.6 < time.monotonic() - start < 0.7 + 4.0  # slack for a busy machine; unlimited it takes over 6 s
 
 
 def test_the_limit_holds_though_nobody_polls_and_nothing_blocks_meanwhile(strict):
@@ -470,17 +470,17 @@ def test_the_limit_holds_though_nobody_polls_and_nothing_blocks_meanwhile(strict
     strict.submit(thought("18"), prompt("18", "arithmetic"))
     (quick,) = strict.finished()
     assert quick.correct and time.monotonic() - start < 0.6 and strict.pending == 1
-    wait_until(lambda: not set(fork) & set(children(pid)), "the limit does not hold")  # looks, and does nothing
+    wait_until(lambda: not set(fork) & set(children(pid)), "the limit does not hold")  # without polling the scorer
     assert strict.pending == 1 and time.monotonic() - start > 0.6
     (slow,) = wait(strict)
-    assert slow.timed_out and running(strict) == [pid]  # ready for the next answer: SymPy takes a second to load
+    assert slow.timed_out and running(strict) == [pid]  # the worker stays: loading SymPy takes a second
 
 
-# --- Failure is not zero ---
+# --- A failed verifier is not a wrong answer ---
 
 
 def kill(scorer):
-    """Kill the only worker: while it starts, or while it has nothing to do."""
+    """Kill the only worker while it starts or has nothing to do; returns its id."""
     scorer.finished()
     (pid,) = running(scorer)
     os.killpg(pid, signal.SIGKILL)
@@ -493,9 +493,9 @@ def test_a_worker_that_dies_costs_no_answer(monkeypatch):
     first = kill(scorer)
     (score,) = wait(scorer)
     assert score.correct is True and score.tried and not score.error and running(scorer) != [first]
-    os.waitid(os.P_PID, kill(scorer), os.WEXITED | os.WNOWAIT)  # idle now, and dead before anybody notices
+    os.waitid(os.P_PID, kill(scorer), os.WEXITED | os.WNOWAIT)  # idle, now dead, and not yet noticed
     process = scorer._workers[0].process
-    monkeypatch.setattr(process, "poll", lambda: process.returncode)  # set by wait()
+    monkeypatch.setattr(process, "poll", lambda: process.returncode)  # only wait() sets it: poll() sees no death
     (score,) = verdicts(scorer, [("\\boxed{0.25}", "1/4")]).values()
     assert score.correct is True
     scorer.close()
@@ -543,14 +543,14 @@ def test_a_stopped_fork_is_given_up_and_does_not_hold_the_scorer_up():
         wait_until(lambda: poll() or any(map(children, running(scorer))), "nobody computes", 60.0)
         (fork,) = children(running(scorer)[0])
         os.kill(fork, signal.SIGSTOP)
-        scorer._workers[0]._deadline = 0.0  # it has been waited for long enough
+        scorer._workers[0]._deadline = 0.0  # as if its time were over
         wait_until(lambda: poll() or gone(fork), "a stopped fork holds the scorer up")
     scores += wait(scorer)
     assert [(score.correct, score.tried) for score in scores] == [(None, True)] and "exit code -9" in scores[0].error
     scorer.close()
 
 
-@pytest.mark.parametrize("place", ["subprocess.Popen", "jail.as_file"])  # too many processes, a full disk
+@pytest.mark.parametrize("place", ["subprocess.Popen", "jail.as_file"])  # as with too many processes; as on a full disk
 @pytest.mark.parametrize("times", [1, 2])
 def test_what_fails_to_start_is_tried_once_more_and_never_raises_in_the_generator(monkeypatch, place, times):
     module, name = {"subprocess": workers.subprocess, "jail": jail}[place.split(".")[0]], place.split(".")[1]
@@ -637,7 +637,7 @@ while scorer.pending:
 scorer.close()
 print(verdicts, workers.__file__)
 """
-# What `pip install -e` leaves where a project's files are not simply on the path.
+# What `pip install -e` installs when it does not simply add the project's folder to the path.
 FINDER = """
 import importlib.util, sys
 class Installed:
@@ -650,7 +650,7 @@ sys.meta_path.append(Installed)
 
 
 def copied_tree(folder, says, equal):
-    """A checkout whose `equal` and whose jail can be told from those of any other."""
+    """A copy of the project whose `reward.equal` returns `equal` and whose jail gives programs the name `says`."""
     folder.mkdir()
     shutil.copytree(ROOT / "plumbing", folder / "plumbing")
     (folder / "reward.py").write_text(f"{(ROOT / 'reward.py').read_text()}\n\nequal = lambda *_: {equal}\n")
@@ -666,7 +666,7 @@ def test_a_copied_tree_uses_its_own_verifier_and_jail_wherever_it_is_started_and
     copy, other = copied_tree(tmp_path / "copy", "the copy", True), copied_tree(tmp_path / "other", "another", False)
     (copy / "verdicts.py").write_text(VERDICTS)
     (elsewhere := tmp_path / "elsewhere").mkdir()
-    for name in ("reward.py", "json.py"):  # what happens to lie in the current folder is nobody's
+    for name in ("reward.py", "json.py"):  # files in the current folder must not be used
         (elsewhere / name).write_text("raise OSError")
     venv.create(tmp_path / "venv", symlinks=True)
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")

@@ -1,6 +1,6 @@
 """Sec. 2, 3.1 and A.10: what a generator generates, how it keeps its slots full, and what new weights change.
 
-Tests that take `make` or `build` hold for every generator: test_vllm.py imports them and has its own of both.
+Tests that take `make` or `build` hold for every generator: test_vllm.py imports them and has its own two fixtures.
 """
 
 import copy
@@ -24,8 +24,8 @@ EXACT = 1e-4  # nats; fp32 sums in another order differ by about 1e-6, wrong key
 
 
 def tiny_model(kind="qwen3", **changes):
-    """A random model with clearly uneven probabilities, the same at every call."""
-    heads = dict(qwen3=(2, 2, True), llama=(4, 2, False), gemma=(4, 1, True))[kind]  # query, key/value, tied
+    """A random model with clearly uneven probabilities, the same one at every call."""
+    heads = dict(qwen3=(2, 2, True), llama=(4, 2, False), gemma=(4, 1, True))[kind]  # heads: query, key/value; tied?
     config = AutoConfig.for_model(kind, **dict(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=32,
         num_attention_heads=heads[0], num_key_value_heads=heads[1], tie_word_embeddings=heads[2],
@@ -53,7 +53,7 @@ def make():
 
 @pytest.fixture
 def build():
-    """build(model, tokens, **settings): the same for what is refused."""
+    """build(model, tokens, **settings): the constructor, for arguments that it must refuse."""
     return generator
 
 
@@ -84,9 +84,9 @@ def full_forward(model, completion, temperature=1.0):
 
 
 def forward_on_old_keys(old, new, completion, known, temperature=1.0):
-    """Log-probabilities under `new` of the tokens from `known` on, on the keys and values `old` has for what it read.
+    """(T - known,) log-probs under `new` of the tokens after the first `known`, on `old`'s keys and values for those.
 
-    When a completion has `known` tokens, the last of them has not been read yet.
+    `new` also reads the last of the first `known` tokens: a token is read only when the next one is decoded.
     """
     ids = torch.tensor([completion.prompt_ids + completion.ids])
     read = len(completion.prompt_ids) + known - 1
@@ -108,7 +108,7 @@ def same_up_to_ties(model, completion, expected):
 
 
 def perturb(gen, model):
-    """A copy of `model` with new weights, which `gen` gets as by a broadcast: written in place, then announced."""
+    """A copy of `model` with new weights; `gen` gets them as from a broadcast: written in place, then announced."""
     torch.manual_seed(1)
     new = copy.deepcopy(model)
     with torch.no_grad():
@@ -120,7 +120,7 @@ def perturb(gen, model):
 
 
 def schedule(lengths, slots):
-    """List scheduling as a loop: (start, end) step of each job, each taking the slot that is free first."""
+    """List scheduling as a loop: (start, end) step of each job, each in the slot that becomes free first."""
     free, spans = [0] * slots, []
     for length in lengths:
         start = heapq.heappop(free)
@@ -193,14 +193,14 @@ def test_uniform_is_splitmix64():
 
 
 def test_sampled_frequencies_match_the_probabilities():
-    # Hand-made distribution with a token of probability 0 at either end and one in the middle.
+    # A distribution with tokens of probability 0 at both ends and in the middle.
     p = torch.tensor([0.0, 0.5, 0.25, 0.0, 0.2, 0.05, 0.0])
     n = 40000
     draws = rollout.uniform(torch.arange(n) * 7919, torch.tensor(3))
     counts = torch.bincount(rollout.sample(p.log().expand(n, -1), draws), minlength=7)
     assert counts[p == 0].sum() == 0
     chi_square = ((counts - n * p)[p > 0] ** 2 / (n * p)[p > 0]).sum()
-    assert chi_square < 16.3  # 3 degrees of freedom: exceeded once in a thousand seeds
+    assert chi_square < 16.3  # 3 degrees of freedom: exceeded with one seed in a thousand
     # The ends of the interval never give a token of probability 0.
     ends = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
     assert rollout.sample(p.log().expand(2, -1), ends).tolist() == [1, 5]
@@ -219,7 +219,7 @@ def test_sampled_first_tokens_match_the_model(make):
 
 
 def test_tokens_of_a_completion_are_drawn_independently(make):
-    """Equal logits: all V^2 pairs of neighbours are equally likely."""
+    """With equal logits all pairs of neighbouring tokens whose first is not EOS are equally likely."""
     model = tiny_model()
     with torch.no_grad():
         model.model.norm.weight.zero_()
@@ -245,7 +245,7 @@ def test_results_depend_on_the_seed_but_not_on_slots_order_or_timing(make):
     one = finish(make(model, slots=2, **settings), added)
     other = make(model, slots=17, **settings)
     early = []
-    for ticket in reversed(added):  # tickets trickle in
+    for ticket in reversed(added):  # one ticket per step
         other.add(ticket)
         early += other.step()
     other = finish(other) | {(c.ticket, c.index, False): c for c in early}
@@ -276,7 +276,7 @@ def test_finished_slots_are_refilled_at_once_and_only_live_rows_are_computed():
         live = [len(c.prompt_ids) + step - start for c, (start, end) in spans if start <= step < end]
         expected.append((len(live), max(live)))
     assert decoded == expected
-    assert min(rows for rows, _ in decoded) < 4  # the tail has fewer rows
+    assert min(rows for rows, _ in decoded) < 4  # the last steps have fewer rows
     assert sum(prompts) == 12  # each prompt was run once for its 3 completions
 
 
@@ -284,7 +284,7 @@ def test_keys_and_values_never_take_more_room_than_the_longest_sequence(monkeypa
     monkeypatch.setattr(rollout, "KV_BLOCK", 32)
     gen = generator(tiny_model(), max_prompt_tokens=16, max_new_tokens=24)
     assert any(len(c.prompt_ids) + len(c.ids) > 38 for c in finish(gen, tickets(64)).values())
-    # A quarter more than 39 positions in blocks of 32 were 64; slots are counted with 16 + 24 each.
+    # 39 positions and a quarter, in blocks of 32, would be 64; but no sequence is longer than 16 + 24 = 40.
     assert {buffer.shape[2] for pair in gen._cache.buffers.values() for buffer in pair} == {40}
 
 
@@ -295,7 +295,7 @@ def test_wants_a_ticket_while_a_slot_would_stay_empty(make):
         taken.append(gen.wants(False))
         gen.add(ticket)
     assert taken == [True, True, True, False]  # 0, 2, 4, 6 queued completions for 5 slots
-    assert gen.wants(True)  # it would go first
+    assert gen.wants(True)  # an evaluation would go first
     gen.add(tickets(1, generations=5, evaluation=True)[0])
     assert not gen.wants(True)
     finish(gen)
@@ -360,8 +360,8 @@ def test_sec31_running_completions_keep_their_keys_and_values_over_an_update(mak
 
 
 def test_sec31_no_completion_starts_on_keys_and_values_of_older_weights(make):
-    """2 slots, 8 completions of one prompt and 2 of the next, which was run ahead: whatever starts after the update
-    knows nothing of the old weights."""
+    """2 slots, 8 completions of one prompt and 2 of the next, which was run ahead: completions that start after the
+    update depend on the new weights only."""
     model = tiny_model()
     old, gen = copy.deepcopy(model), make(model, slots=2)
     start = gen.version
@@ -375,7 +375,7 @@ def test_sec31_no_completion_starts_on_keys_and_values_of_older_weights(make):
     for completion in fresh:
         logprobs = torch.tensor(completion.logprobs)
         assert torch.allclose(logprobs, full_forward(new, completion), rtol=0, atol=EXACT)
-        # What the old prompt would have given: all but its last token read by the old weights.
+        # The old prompt cache would have given this: all but the prompt's last token read by the old weights.
         assert (logprobs - forward_on_old_keys(old, new, completion, known=0)).abs().max() > 1e-2
 
 
@@ -407,7 +407,7 @@ def test_a10_interruption_forces_exactly_the_phrase_at_a_length_drawn_in_the_bud
         assert completion.interrupted == (not all(completion.mask))
         logprobs, expected = torch.tensor(completion.logprobs), full_forward(model, completion, temperature=1.2)
         mask = torch.tensor(completion.mask)
-        # Tokens after the phrase are sampled given the phrase, which a full forward of the text says too.
+        # Tokens after the phrase are conditioned on the phrase, as they are in a full forward pass of the text.
         assert torch.allclose(logprobs[mask], expected[mask], rtol=0, atol=EXACT) and (logprobs[~mask] == 0).all()
         thinking = completion.ids.index(CLOSE) if CLOSE in completion.ids else len(completion.ids)
         if completion.interrupted:
@@ -439,7 +439,7 @@ def test_a10_a_mark_of_several_tokens_is_looked_for_once_in_the_text_and_its_las
             assert c.ids[8:11] == [20, *pair] and c.mask[:12] == [True] * 8 + [False] * 3 + [True] * len(c.mask[11:12])
     assert any(not c.interrupted and len(c.ids) > 8 for c in done)
     assert any(c.interrupted and pair[1] in c.ids[:8] for c in done)  # the last token of the mark, but not the mark
-    # One look at each completion of 8 tokens, besides the text that every finished one has.
+    # Each completion longer than 8 tokens is looked at once, at 8; besides, each finished one is decoded for its text.
     texts = Counter(len(c.ids) - (not c.truncated) for c in done)
     assert looked - texts == Counter({8: sum(len(c.ids) > 8 for c in done)})
 
@@ -456,7 +456,7 @@ def test_truncated_means_the_budget_ended_without_eos(make):
         assert completion.ids[-1] == EOS or len(completion.ids) == 6
         assert EOS not in completion.ids[:-1]
     assert any(c.truncated for c in done)
-    assert any(len(c.ids) == 6 and not c.truncated for c in done)  # EOS as the very last token of the budget
+    assert any(len(c.ids) == 6 and not c.truncated for c in done)  # EOS as the last token of the budget
 
 
 def test_any_of_several_eos_ids_ends_a_completion_and_none_is_in_the_text(make):
@@ -469,7 +469,7 @@ def test_any_of_several_eos_ids_ends_a_completion_and_none_is_in_the_text(make):
         body = completion.ids if completion.truncated else completion.ids[:-1]
         assert EOS not in body and 9 not in body
         assert completion.text.split() == gen.tokenizer.convert_ids_to_tokens(body)
-        assert ("</think>" in completion.text) == (CLOSE in body)  # rewards look for it
+        assert ("</think>" in completion.text) == (CLOSE in body)  # the verifier looks for it
 
 
 # --- Errors ----------------------------------------------------------------------------------------------------------
@@ -493,7 +493,7 @@ def test_contradictory_settings_are_refused(build, settings, message):
 
 @pytest.mark.parametrize("kind", ["mistral", "gemma2", "mamba", "t5", "jamba"])
 def test_models_without_plain_full_attention_are_refused_by_name_before_anything_else(kind):
-    class Model:  # a generator that went further than the config would fail on the missing attributes
+    class Model:  # a generator that looked beyond the config would fail on the missing attributes
         config = AutoConfig.for_model(kind)
 
     with pytest.raises(ValueError, match=f"'{kind}' is not supported"):

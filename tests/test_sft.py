@@ -51,11 +51,11 @@ def test_habits_are_slips_haste_and_careful_traces_in_the_stated_shares():
         careful += max(taken) == 1 and not any(wrong)
         hasty, off, steps = hasty + sum(n == 2 for n in taken), off + sum(wrong), steps + len(taken)
         assert trace.endswith(f"</think>{totals[-1]}<eos>"), "the answer repeats the last running result"
-    # P(hasty step) = 0.95 * 0.15 = 0.143, less for each trace's last operand;
+    # P(hasty step) = 0.95 * 0.15 = 0.143, and less because the last operand is never taken in haste;
     # P(off) = 0.95 * (0.85 * 0.2 + 0.15 * 0.5) = 0.233
     assert 0.11 < hasty / steps < 0.15
     assert 0.21 < off / steps < 0.25
-    # CAREFUL, and the few others that happen to be faultless: 0.95 * (0.85 * 0.8) ** 7 * 0.8 = 0.05
+    # CAREFUL = 0.05, plus others that happen to be faultless: 0.95 * (0.85 * 0.8) ** 7 * 0.8 = 0.05
     assert 0.07 < careful / 2000 < 0.13
 
 
@@ -67,12 +67,12 @@ def test_habits_of_sorting_are_the_same_slips_haste_and_careful_traces():
         digits = "".join(taken)
         assert sorted(digits) == list("0123456789") and trace.endswith(f"</think>{digits}<eos>")
         rest, wrong = list("0123456789"), []
-        for step in taken[:-1]:  # the last cannot be off
+        for step in taken[:-1]:  # the last step cannot be wrong
             wrong.append(list(step) != rest[:len(step)])
             rest = [digit for digit in rest if digit not in step]
         careful += max(map(len, taken)) == 1 and not any(wrong)
         hasty, off, steps = hasty + sum(len(s) == 2 for s in taken[:-1]), off + sum(wrong), steps + len(wrong)
-    # the shares of the arithmetic traces above, and as there a few others happen to be faultless
+    # the shares of the arithmetic traces above; here too a few traces that are not careful happen to be faultless
     assert 0.12 < hasty / steps < 0.16
     assert 0.21 < off / steps < 0.25
     assert 0.05 < careful / 2000 < 0.12
@@ -83,7 +83,7 @@ def test_sft_never_sees_a_validation_prompt():
     texts = [tokens.decode(row[: (row == tokens.convert_tokens_to_ids("<think>")).nonzero()[0]])
              for _ in range(40) for ids, _ in sft.batch(tokens, rng, True, ["arithmetic", "sorting"]) for row in ids]
     assert len(texts) == 40 * sft.CLASSES * sft.PER_CLASS
-    assert sum(text.startswith("=") for text in texts) == len(texts) / 2  # one half of each task
+    assert sum(text.startswith("=") for text in texts) == len(texts) / 2  # half of the texts belong to each task
     assert not any(map(data.is_held_out, texts))
 
 
@@ -143,7 +143,7 @@ def test_base_is_small_and_of_the_stated_shape(folder):
 def test_base_can_compute_but_often_does_not(folder, task):
     tokens, model = load(BASE / folder)
     rate, best = sft_cli.measure(model, tokens, task, prompts=32)
-    # 512 completions: standard error 0.02 and more, as those of a prompt are alike; sft.py states the rates
+    # 512 completions: standard error 0.02, and more since those of one prompt are alike; sft.py states the rates
     assert 0.15 < rate < 0.4
-    # of the sums three tenths are longer than any in SFT; 32 prompts have a standard error of 0.08
+    # three tenths of the sums are longer than any in SFT; with 32 prompts the standard error is 0.08
     assert best > (0.75 if task == "sorting" else 0.6)

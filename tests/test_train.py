@@ -1,8 +1,8 @@
-"""Claims about train.py, plumbing/flags.py and plumbing/fleet.py: flags, one optimizer step (Sec. 3.2), and whole runs (Sec. 2, 3.1).
+"""Claims about train.py, its flags and processes: flags, one optimizer step (Sec. 3.2), whole runs (Sec. 2, 3.1).
 
-Whole runs are real processes on the CPU, with gloo. All but those that need a launcher are forked from one process that
-has imported everything, since importing costs more than such a run. They use base/, small batches and, where runs are
-compared, a learning rate or a k at which a run does not depend on timing.
+Whole runs are real processes on the CPU, with gloo. Runs that need no launcher are forked from one process that
+has imported everything, since importing takes longer than such a run. Runs use base/ and small batches; runs that are
+compared have a learning rate or a k at which nothing depends on timing.
 """
 
 import json
@@ -47,7 +47,7 @@ PATIENCE = 240  # seconds for a run of a few seconds, on a machine that is busy 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """No run of the repository's own folder and no launcher's variables get in the way."""
+    """Every test runs in an empty folder and without a launcher's variables."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
@@ -120,7 +120,7 @@ def test_gspo_is_gspo_only_under_the_sample_average_unless_another_is_asked_for(
 
 
 def test_a10_only_the_chosen_length_control_is_checked():
-    args = settings(["--length-control", "none", "--max-new-tokens", "64"])  # below the preset's interruptions
+    args = settings(["--length-control", "none", "--max-new-tokens", "64"])  # shorter than the preset's interruptions
     assert args.length_control == "none"
 
 
@@ -172,7 +172,7 @@ def test_a_checkpoint_of_a_run_with_interruptions_is_evaluated_without_a_mark(tm
     assert (args.think_end, args.length_control) == (None, "none")
     again = settings(["--evaluate", str(out / "checkpoint-2")])
     assert (again.length_control, again.interrupt_at) == ("interrupt", [70, 72])
-    assert "interrupt_at" in again.asked and "slots" not in again.asked  # lengths stay, slots may have to fit elsewhere
+    assert "interrupt_at" in again.asked and "slots" not in again.asked  # slots may be fitted to the machine
 
 
 def test_a_generator_must_be_left(capsys, monkeypatch):
@@ -222,7 +222,7 @@ def test_resuming_without_a_checkpoint_is_refused(capsys, tmp_path):
 
 
 def header(correct, prompt=0, *, value=None, tokens=4, injected=0, prompt_tokens=3, truncated=False, logprob=-1.0):
-    """A completion as the trainers know it. One with correct None is one whose verifier failed."""
+    """The header of a completion, all that trainers know at first; correct None: its verifier failed."""
     if value is None:
         value = math.nan if correct is None else reward.reward(correct)
     header.made += 1
@@ -235,17 +235,17 @@ header.made = 0
 
 
 def batch(*verdicts):
-    """A group for each tuple of verdicts."""
+    """A group of headers for each list of verdicts."""
     return [[header(correct, p) for correct in group] for p, group in enumerate(verdicts)]
 
 
 def weigh(groups, zero_variance_filter=True, normalisation="batch"):
-    """ScaleRL's."""
+    """loss.weigh, by default with ScaleRL's filter and normalisation."""
     return loss.weigh(groups, zero_variance_filter=zero_variance_filter, normalisation=normalisation)
 
 
 def make_plan(groups, rank=0, trainers=1, token_budget=10_000, **weighing):
-    """On one trainer, everything in one micro-batch."""
+    """A plan, by default for one trainer and with everything in one micro-batch."""
     kept, advantages = weigh(groups, **weighing)
     return batches.make_plan(groups, kept, advantages, token_budget=token_budget, rank=rank, trainers=trainers)
 
@@ -259,7 +259,7 @@ def test_sec3_2_prompts_all_right_or_all_wrong_are_dropped_before_the_batch_std(
     groups = batch([True, False], [True, True], [False, False])
     kept, advantages = weigh(groups)
     assert kept.tolist() == [True, False, False]
-    # Std of (1, -1) is 1; with the four zeros of the others it were sqrt(1/3), and the advantages 1.73.
+    # The std of (1, -1) is 1; with the four zeros of the other prompts it would be sqrt(1/3), the advantages 1.73.
     assert advantages.tolist() == [[pytest.approx(1, abs=1e-5), pytest.approx(-1, abs=1e-5)], [0, 0], [0, 0]]
 
 
@@ -286,7 +286,7 @@ def test_truncated_completions_are_wrong_in_the_group_mean_but_carry_no_loss():
     [group] = batch([True, False, False, False])
     group[3] = replace(group[3], truncated=True)
     plan = make_plan([group], normalisation="none")
-    # Rewards 1 -1 -1 -1 have mean -1/2. Without the truncated one it were -1/3, and the first advantage 4/3.
+    # Rewards 1 -1 -1 -1 have mean -1/2. Without the truncated one it would be -1/3, and the first advantage 4/3.
     assert planned(plan) == {group[0].key: (1.5, 0), group[1].key: (-0.5, 0), group[2].key: (-0.5, 0)}
     assert plan.dropped == [group[3]]
     assert (plan.denominators.completions, plan.denominators.tokens) == (3, 12)
@@ -297,7 +297,7 @@ def test_denominators_count_the_whole_batch_on_every_rank(trainers, budget):
     groups = [
         [header(True, 0, tokens=5), header(False, 0, tokens=9, injected=2)],  # 5 + 7 sampled tokens
         [header(True, 1), header(True, 1)],  # filtered
-        [header(True, 2, tokens=1), header(False, 2, tokens=6, truncated=True)],  # 1 + none
+        [header(True, 2, tokens=1), header(False, 2, tokens=6, truncated=True)],  # 1 + 0: truncated
     ]
     for rank in range(trainers):
         found = make_plan(groups, rank, trainers, budget).denominators
@@ -307,7 +307,7 @@ def test_denominators_count_the_whole_batch_on_every_rank(trainers, budget):
 
 @st.composite
 def groups_of_three(draw):
-    """Right, wrong, failed and truncated completions of up to 9 + 30 tokens."""
+    """Groups of three headers: right, wrong, unverified or truncated; up to 9 prompt tokens and 30 of completion."""
     verdict, length, cut = st.sampled_from([True, True, False, False, None]), st.integers(1, 30), st.booleans()
     completions = st.tuples(verdict, length, st.integers(1, 9), cut)
     rows = draw(st.lists(st.lists(completions, min_size=3, max_size=3), min_size=1, max_size=7))
@@ -319,7 +319,7 @@ def groups_of_three(draw):
 @given(groups_of_three(), st.integers(1, 4), st.integers(39, 120))
 def test_ranks_share_the_batch_in_as_many_micro_batches_each_within_the_budget(groups, trainers, budget):
     plans = [make_plan(groups, rank, trainers, budget) for rank in range(trainers)]
-    assert len({len(plan.micro_batches) for plan in plans}) == 1  # else the ranks would wait for each other for good
+    assert len({len(plan.micro_batches) for plan in plans}) == 1  # else the ranks would wait for each other for ever
     for micro_batch in (micro_batch for plan in plans for micro_batch in plan.micro_batches):
         assert len(micro_batch) * max((h.prompt_tokens + h.tokens for h, *_ in micro_batch), default=0) <= budget
     trained = [key for plan in plans for key in planned(plan)]
@@ -340,7 +340,7 @@ def test_a_micro_batch_puts_each_logprob_one_before_its_token_and_masks_prompt_i
     items = [batches.Item(None, 1.5, 4), batches.Item(None, -0.5, 0)]
     input_ids, mask, gen_logprobs, advantages, prompt_index = batches.collate(items, completions, "cpu")
     assert input_ids.tolist() == [[5, 6, 7, 8, 9], [1, 2, 0, 0, 0]]
-    # Column i is about token i + 1, as the log-probs of input_ids[:, 1:] are.
+    # Column i belongs to token i + 1, as the log-probs of input_ids[:, 1:] do.
     assert mask.tolist() == [[False, True, False, True], [True, False, False, False]]
     assert gen_logprobs.tolist() == [[0, -0.5, 0, -0.25], [-2, 0, 0, 0]]
     assert advantages.tolist() == [1.5, -0.5] and prompt_index.tolist() == [4, 0]
@@ -360,7 +360,7 @@ def tiny_model():
 
 
 def lone_trainer():
-    """Without processes around it."""
+    """A Trainer at version 6 in this process alone, with stand-ins for pipeline and fleet."""
     trainer = object.__new__(train.Trainer)
     trainer.args = SimpleNamespace(lr=0.1, warmup=1, weight_decay=0.5, loss="cispo", clips={"eps_max": 5.0},
                                    average="prompt")
@@ -378,7 +378,7 @@ def test_without_any_gradient_the_weights_stand_still_but_the_version_goes_on():
     before = [parameter.clone() for parameter in trainer.policy.parameters()]
     metrics = trainer.gradient_step(make_plan(batch([True, True], [False, False])))
     assert trainer.version == 7 and metrics["gradient_norm"] == 0
-    # A step on a zero gradient would still shrink them, by the weight decay.
+    # An optimizer step on a zero gradient would still shrink the weights, by the weight decay.
     assert all(torch.equal(was, now) for was, now in zip(before, trainer.policy.parameters()))
 
 
@@ -386,7 +386,7 @@ def test_the_start_up_check_stops_a_run_before_its_first_optimizer_step():
     trainer = lone_trainer()
     before = [parameter.clone() for parameter in trainer.policy.parameters()]
     sampled = pipeline.Completion(0, 0, False, [3, 4], [5, 6], [True] * 2, [-9.0] * 2, [0] * 2, "", False, False)
-    trainer.pipeline.take = lambda headers: [sampled] * len(headers)  # no policy of 18 tokens samples e^-9 twice
+    trainer.pipeline.take = lambda headers: [sampled] * len(headers)  # 18 tokens: near -2.9, not -9
     with pytest.raises(RuntimeError, match="start-up check.*temperature.*log-prob mode.*head dtype.*tokenizer"):
         trainer.gradient_step(make_plan(batch([True, False])))
     assert all(torch.equal(was, now) for was, now in zip(before, trainer.policy.parameters()))
@@ -405,7 +405,7 @@ def test_a3_the_learning_rate_rises_linearly_over_the_warm_up_and_stays():
     optimizer = torch.optim.AdamW([torch.zeros(1)], lr=9.0)
     rates = []
     for version in (0, 1, 3, 4, 100):
-        args = SimpleNamespace(lr=0.8, warmup=4, weight_decay=0.25)  # as a resumed run may have been told anew
+        args = SimpleNamespace(lr=0.8, warmup=4, weight_decay=0.25)  # as if a resumed run had been given other values
         rates.append(train.Trainer.warm_up(SimpleNamespace(args=args, version=version, optimizer=optimizer)))
         assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (rates[-1], 0.25)
     assert rates == pytest.approx([0.2, 0.4, 0.8, 0.8, 0.8])
@@ -435,20 +435,20 @@ def test_sec2_1_pass_rate_is_the_mean_at_k_with_its_sampling_error():
     prompts = [data.Prompt(i, (1,), "", "", task) for i, task in enumerate(["easy", "hard"])]
     found = reward.pass_rates(batch([True, True, True, False], [False, False, False, True]), prompts)
     assert found["pass_rate"] == 0.5 and found["completions"] == 8 and found["tasks"] == {"easy": 0.75, "hard": 0.25}
-    # Each prompt's verdicts have the variance 3/4 * 1/4 * 4/3 = 1/4, so the mean of 8 has 1/32.
+    # Each prompt's verdicts have the unbiased variance 3/4 * 1/4 * 4/3 = 1/4, so the mean of 8 has 1/32.
     assert found["stderr"] == pytest.approx((1 / 32) ** 0.5)
 
 
 def test_a_failed_verifier_is_no_wrong_answer_in_the_validation():
     prompts = [data.Prompt(i, (1,), "", "", "math") for i in range(2)]
     found = reward.pass_rates(batch([True, False, True, False], [True, None, None, None]), prompts)
-    assert found["pass_rate"] == 0.5  # with the three unknown ones as wrong it were 3/8
+    assert found["pass_rate"] == 0.5  # if the three unknown verdicts counted as wrong: 3/8
 
 
 def test_a12_the_entropy_on_validation_is_minus_the_mean_log_prob_of_the_tokens_that_the_policy_sampled():
     prompts = [data.Prompt(i, (1,), "", "", "math") for i in range(2)]
     groups = [[header(True, 0, tokens=4, logprob=-1.0)], [header(False, 1, tokens=4, injected=2, logprob=-2.0)]]
-    # 3 nats over the 4 + 2 sampled tokens; the mean over completions were (1/4 + 2/2) / 2, with injected tokens 3/8
+    # 3 nats over 4 + 2 sampled tokens; averaged over completions it would be (1/4 + 2/2) / 2, with injected tokens 3/8
     assert reward.pass_rates(groups, prompts)["entropy_sampled"] == 0.5
 
 
@@ -508,7 +508,8 @@ def test_what_belongs_to_a_machine_is_not_resumed_and_what_the_state_depends_on_
 
 def test_evaluation_refuses_what_it_does_not_read_and_more_processes_than_one(capsys, monkeypatch):
     assert "it does not read --lr, --steps" in refused(capsys, "--evaluate", str(BASE), "--steps", "3", "--lr", "1")
-    assert settings(["--evaluate", str(BASE), "--max-new-tokens", "4096"]).max_new_tokens == 4096  # no micro-batches
+    # An evaluation has no micro-batches, so --token-budget does not limit its lengths.
+    assert settings(["--evaluate", str(BASE), "--max-new-tokens", "4096"]).max_new_tokens == 4096
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "--evaluate is a single process" in refused(capsys, "--evaluate", str(BASE))
 
@@ -569,7 +570,7 @@ def test_default_interruptions_follow_a_given_length_that_they_would_not_fit():
     lengths, said = sized("--max-new-tokens", "1792", positions=8192)  # an eighth of the paper's
     assert lengths[:3] == [2048, 1792, (1250, 1500)] and "--interrupt-at 1250 1500" in said
     assert sized("--max-new-tokens", "13000", positions=16384) == ([2048, 13000, (10000, 12000), 14000, 2000], "")
-    # 56 = 14,336 / 256: at 39 to 46, but 46 + 19 tokens of the phrase leave none for the answer; 36 is the most.
+    # 56 = 14,336 / 256 scales them to 39 and 46; but 46 + 19 tokens of phrase leave none for the answer: at most 36.
     lengths, _ = sized("--max-new-tokens", "56", positions=8192)
     assert lengths[2] == (30, 36)
 
@@ -581,7 +582,7 @@ def test_given_lengths_are_never_changed():
         sized("--max-prompt-tokens", "600", positions=512)
 
 
-# The config of Qwen3-0.6B, as its page has it.
+# The config of Qwen3-0.6B as published.
 QWEN3 = AutoConfig.for_model(
     "qwen3", hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
     num_key_value_heads=8, head_dim=128, vocab_size=151936, max_position_embeddings=40960, tie_word_embeddings=True)
@@ -593,9 +594,9 @@ def test_the_papers_defaults_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trai
     assert args.slots == 256  # x 16,384 positions x 2 x 28 layers x 8 heads x 128 numbers x 2 bytes = 481 GB
     said = sizing.fit_slots(args, QWEN3, free=80_000_000_000, trainers=trainers, generators=1)
     slot, parameters = 16384 * 114_688, 596_049_920
-    # A trainer: 16 bytes a parameter alone are 9.5 GB.
+    # A trainer needs 16 bytes per parameter, 9.5 GB, besides its micro-batch.
     needed = args.slots * slot + 2 * parameters + trainers * 16 * parameters
-    assert 0.9 * 80e9 - needed < (1 + 3 * trainers) * slot  # no more is left than one slot, and the micro-batch
+    assert 0.9 * 80e9 - needed < (1 + 3 * trainers) * slot  # left: less than one slot and the micro-batch
     assert needed < 0.9 * 80e9 and args.slots == (29 if trainers else 37)
     assert "256 slots x 16,384 positions x 114,688 bytes = 481.0 GB" in said and f"--slots {args.slots} " in said
     assert "80.0 GB are free" in said and "a trainer needs about" in said
@@ -612,7 +613,7 @@ def test_slots_that_are_given_and_do_not_fit_are_refused_with_what_would_fit():
 
 
 @pytest.mark.parametrize("gpus, rank, world, expected", [
-    (0, 0, 2, (1, 1)), (0, 4, 5, (1, 4)),  # without a GPU all share the machine's memory
+    (0, 0, 2, (1, 1)), (0, 4, 5, (1, 4)),  # without a GPU all ranks share the machine's memory
     (1, 1, 2, (1, 1)), (8, 5, 8, (0, 1)), (2, 1, 4, (0, 2)), (2, 0, 4, (1, 1)),  # rank 0 is the trainer
 ])
 def test_who_shares_a_devices_memory(monkeypatch, gpus, rank, world, expected):
@@ -666,12 +667,12 @@ def test_an_interrupted_evaluation_is_repeated(monkeypatch):
                           clock=SimpleNamespace(start=lambda: None), curriculum=SimpleNamespace(in_flight=[]))
     train.train(run)
     assert calls == ["evaluate"]
-    train.train(run)  # now it has been made
+    train.train(run)  # now the evaluation has been made
     assert calls == ["evaluate"]
 
 
 def watched(**state):
-    """A Trainer as far as `watch`, `warn` and `validate` look at it, on rank 0; it speaks to stdout."""
+    """A stand-in for rank 0's Trainer with what `watch`, `warn` and `validate` read; its warnings go to stdout."""
     run = SimpleNamespace(truncated=deque(maxlen=10), standing=0, skipped=0, unverified=0, fleet=SimpleNamespace(rank=0),
                           bar=SimpleNamespace(write=print))
     run.warn = lambda name, **values: train.Trainer.warn(run, name, **values)
@@ -684,7 +685,7 @@ def test_a15_many_truncated_completions_are_warned_of_after_ten_steps(capsys):
     headers = [header(False, truncated=n < 2) for n in range(10)]  # 20 %
     for _ in range(5):
         train.Trainer.watch(run, headers, 1.0)
-    assert "WARNING" not in capsys.readouterr().out  # 5 steps of 20 % are 10 % of 10 steps: not above
+    assert "WARNING" not in capsys.readouterr().out  # 5 steps at 20 % are 10 % of 10 steps: not above the limit
     train.Trainer.watch(run, headers, 1.0)
     said = capsys.readouterr().out
     assert "WARNING: 20% of the completions of the last 6 steps" in said and "--interrupt-at" in said
@@ -694,7 +695,7 @@ def test_ten_batches_without_gradient_in_a_row_are_warned_of(capsys):
     run = watched(version=99, args=SimpleNamespace(prompts=1))
     for norm in (*[0.0] * 9, 0.5, *[0.0] * 9):
         train.Trainer.watch(run, [header(False)] * 3 + [header(True)], norm)
-    assert "WARNING" not in capsys.readouterr().out  # twice nine, and a gradient between them
+    assert "WARNING" not in capsys.readouterr().out  # twice nine, with a gradient in between
     train.Trainer.watch(run, [header(False)] * 3 + [header(True)], 0.0)
     said = capsys.readouterr().out
     assert "10 batches in a row had no gradient" in said and "pass rate of the last batch 0.250" in said
@@ -718,7 +719,7 @@ def test_a_validation_without_any_mark_at_step_0_is_said_aloud(monkeypatch, caps
 
 def test_failing_verifiers_stop_the_run_above_one_percent_of_the_groups():
     run = watched(unverified=2, version=10, args=SimpleNamespace(prompts=20))
-    train.Trainer.watch(run, [header(True)], 1.0)  # 2 of 200
+    train.Trainer.watch(run, [header(True)], 1.0)  # 2 of 200: 1 %
     run.unverified = 3
     with pytest.raises(train.Unverifiable, match="failed on 3 groups"):
         train.Trainer.watch(run, [header(True)], 1.0)
@@ -734,7 +735,7 @@ def test_a_reference_that_cannot_be_read_is_named_once_and_is_no_failure_of_the_
     run.name_unverified = lambda *what: train.Trainer.name_unverified(run, *what)
     for _ in range(2):
         train.Trainer.learned(run, groups)
-    assert run.unverified == 2  # the second group, twice
+    assert run.unverified == 2  # the second group, in two steps
     named = [{"prompt": f"prompt {i}", "where": f"a.jsonl:{i}", "error": groups[i][-1].error} for i in range(2)]
     assert lines == [("unverified", row) for row in named]
 
@@ -749,7 +750,7 @@ def test_a_verifier_that_fails_on_the_validation_set_stops_every_trainer_and_the
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reward, "pass_rates", lambda *_: {})
             train.Trainer.validate(run)  # 1 %
-            failed |= dict.fromkeys(range(50, 60), f"{reward.UNREADABLE} in LaTeX, got ''")  # of the data, no failure
+            failed |= dict.fromkeys(range(50, 60), f"{reward.UNREADABLE} in LaTeX, got ''")  # bad data, no failure
             train.Trainer.validate(run)
         assert run.evaluated == 7
         run.evaluated, failed[5] = None, "no memory"
@@ -788,7 +789,7 @@ def test_evaluation_asks_as_many_rows_of_a_file_as_eval_prompts_says_and_shows_r
     held = set(prompt.text for prompt in data.load(
         ["rows.jsonl"], AutoTokenizer.from_pretrained(BASE), budget=40, validation=5).validation)
     assert len(set(asked)) == 10 and len(asked) == 20 and len(held) == 3
-    assert held < set(asked)  # a tenth of 30 prompts is held out; two more of the file, and five to sort
+    assert held < set(asked)  # 3 of 30 prompts are held out; asked are 2 more of the file, and 5 to sort
     assert sum(prompt in {row["prompt"] for row in rows} for prompt in set(asked)) == 5
     assert "20/20" in printed.err and " completions/s" in printed.err and "<00:" in printed.err
 
@@ -807,7 +808,7 @@ def test_a_log_line_is_json_also_without_a_number(tmp_path):
 
 
 def rank_process(argv, variables, output):
-    """What torchrun would start, forked: one rank's train.main with its own environment and output file."""
+    """What a forked rank runs in place of torchrun's process: train.main with its own environment and output file."""
     os.environ.update(variables)
     for stream in (1, 2):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
@@ -816,19 +817,19 @@ def rank_process(argv, variables, output):
 
 @pytest.fixture(scope="module")
 def forks():
-    """Where ranks are forked from: a fresh process that has imported train.py, and has no threads yet."""
+    """A context that forks ranks from a fresh process, which has imported train.py and has no threads yet."""
     context = multiprocessing.get_context("forkserver")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(__file__).parent)]))
         patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # what is claimed here is claimed of gloo
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # these tests are about gloo
         context.set_forkserver_preload(["train", __name__])
         multiprocessing.forkserver.ensure_running()
     return context
 
 
 class Run:
-    """Ranks of one run, forked or under a launcher, with the run's folder and what it printed."""
+    """The ranks of one run, forked or under a launcher, its folder, and the file with what it prints."""
 
     def __init__(self, out):
         self.out, self.printed = Path(out), Path(f"{out}.txt")
@@ -891,7 +892,7 @@ class Run:
         return [row for row in self.log if row["kind"] == kind]
 
     def reach(self, step, after=0):
-        """Wait until this optimizer step is logged, behind so many bytes of the log."""
+        """Wait until this optimizer step is logged, not counting the first `after` characters of the log."""
         until, log = time.monotonic() + PATIENCE, self.out / "log.jsonl"
         while not any(json.loads(line)["step"] >= step for line in (log.read_text()[after:] if log.exists() else "")
                       .splitlines() if '"kind": "step"' in line):
@@ -906,11 +907,11 @@ class Run:
 
 @pytest.fixture(scope="module")
 def launchers():
-    """Those started; what a failed test leaves running ends with this module."""
+    """The launchers that tests start; those that a failed test leaves running are ended with this module."""
     started = []
     yield started
     for launcher in started:
-        launcher.terminate()  # the launcher takes its ranks along; nothing happens to one that has ended
+        launcher.terminate()  # a launcher ends its ranks too; does nothing if it has ended
         launcher.wait(PATIENCE)
 
 
@@ -928,18 +929,18 @@ def one_trainer(forks, tmp_path_factory):
 
 
 def first_moment(run, version):
-    """AdamW's running mean of gradients, after one step 0.9 * 0 + 0.1 g; of all parameters in one vector."""
+    """AdamW's running mean of gradients, all parameters in one vector; after the first step 0.9 * 0 + 0.1 g."""
     dcp_to_torch_save(run.out / f"checkpoint-{version}" / "state", run.out / "state.pt")
     state = torch.load(run.out / "state.pt", weights_only=True)["optimizer"]["state"]
     return torch.cat([moments["exp_avg"].flatten() for _, moments in sorted(state.items())])
 
 
 def assert_close(got, expected, relative):
-    """Of two vectors, by their length."""
+    """The difference of two vectors is shorter than `relative` times the expected vector."""
     assert torch.linalg.norm(got - expected) < relative * torch.linalg.norm(expected)
 
 
-# A budget so small that the first step's tokens need four micro-batches on each of two ranks.
+# With a budget of 160 tokens the first step needs four micro-batches on each of two ranks.
 @pytest.mark.parametrize("budget", [8192, 160], ids=["one micro-batch and a dummy", "four micro-batches each"])
 def test_two_trainers_have_the_gradient_of_one(one_trainer, forks, tmp_path, budget):
     changes = ("--steps", "1", "--trainers", "2", "--token-budget", str(budget))
@@ -1000,7 +1001,7 @@ def test_a_run_leaves_what_it_promises(one_trainer):
 
 @pytest.fixture(scope="module")
 def short_epochs(tmp_path_factory):
-    """Flags of a run into its second epoch, which depends on the history, but on no timing: the weights stand still."""
+    """Flags of a run into its second epoch; it depends on its history, not on timing: its weights hardly move."""
     file = tmp_path_factory.mktemp("data") / "rows.jsonl"
     rows = [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in
             data.examples("arithmetic", 32, seed=1, held_out=False)]
@@ -1042,7 +1043,7 @@ def test_a_killed_generator_ends_the_run_with_its_name_a_log_and_a_checkpoint(or
     assert orphaned.launcher.returncode != 0
     assert f"generator rank 1 ended; {orphaned.out} holds a checkpoint of step {orphaned.version}" in orphaned.text
     assert "generator rank 1" in orphaned.log[-1]["reason"] and orphaned.log[-1]["kind"] == "end"
-    assert orphaned.version >= 2 and orphaned.version % 2 == 0  # the last periodic one
+    assert orphaned.version >= 2 and orphaned.version % 2 == 0  # the last periodic checkpoint
 
 
 def test_a_resumed_run_trains_the_same_batches_and_ctrl_c_ends_it(launchers, orphaned, uninterrupted):
@@ -1060,7 +1061,7 @@ def test_a_resumed_run_trains_the_same_batches_and_ctrl_c_ends_it(launchers, orp
     older = [row for row in resumed.rows("step")[: before.count('"kind": "step"')] if row["step"] <= version]
     steps = older + resumed.rows("step")[before.count('"kind": "step"') :]
     assert [row["step"] for row in steps] == list(range(1, resumed.version + 1))
-    for name in ("gpu_hours", "tokens", "tokens_trained", "flops"):  # these count on
+    for name in ("gpu_hours", "tokens", "tokens_trained", "flops"):  # these continue to grow
         assert [row[name] for row in steps] == sorted(row[name] for row in steps)
     assert_same_batches(resumed, uninterrupted)
 
@@ -1076,7 +1077,7 @@ def test_a_killed_trainer_is_named_and_its_run_goes_on(forks, short_epochs, unin
     assert run.log[-1]["reason"] == uninterrupted.log[-1]["reason"]
     assert {row["step"] for row in run.rows("step")} == {row["step"] for row in uninterrupted.rows("step")}
     assert_same_batches(run, uninterrupted)
-    # Batches and weights are the same, so gradients are; the optimizer must remember those before the interruption.
+    # Equal batches and weights give equal gradients; the optimizer must still hold those from before the interruption.
     assert_close(first_moment(run, 12), first_moment(uninterrupted, 12), 1e-3)
 
 
@@ -1084,9 +1085,9 @@ def test_a_killed_trainer_is_named_and_its_run_goes_on(forks, short_epochs, unin
 
 
 def save_stranger(folder, model_type):
-    """A random one-layer model with a chat template; after </think> it likes to say 1, and after 1 to stop.
+    """A random one-layer model with a chat template, biased to write 1 after </think> and to stop after 1.
 
-    Without such a habit it would never be right, and nothing would be trained.
+    Without this bias no answer would be right, and nothing would be trained.
     """
     torch.manual_seed(0)
     tokenizer = sft.tokenizer()

@@ -1,7 +1,7 @@
 """Sec. 3.1 and 3.2 on two truly different backends: VLLMGenerator against TorchGenerator and against the trainer.
 
-Starting an engine takes seconds, so one serves many tests, each with weights and settings of its own. Skipped without
-vLLM; nothing here needs a GPU. test_gpu.py runs some of it on one.
+Starting an engine takes seconds, so one engine serves many tests; each test gives it its own weights and settings.
+Skipped without vLLM. No test here needs a GPU; test_gpu.py runs some of them on one.
 """
 
 import copy
@@ -65,8 +65,8 @@ def start(folder, model, tokens=None, **settings):
 
 
 def renew(gen, model, **settings):
-    """A running engine with other weights and settings. Versions go on: old ones name cached keys and values."""
-    gen._engine.abort_request(list(gen._running))  # of a test that failed
+    """Give a running engine other weights and settings, at a new version: keys and values are cached by version."""
+    gen._engine.abort_request(list(gen._running))  # left by a test that failed
     with torch.no_grad():
         for name, weight in gen.named_weights().items():
             weight.copy_(model.get_parameter(name))
@@ -78,7 +78,7 @@ def renew(gen, model, **settings):
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    """fp32, tied."""
+    """An fp32 engine with tied embeddings."""
     gen = start(tmp_path_factory.mktemp("fp32"), tiny_model())
     yield gen
     gen.close()
@@ -86,7 +86,7 @@ def engine(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bf16_engine(tmp_path_factory):
-    """bf16 with an fp32 head, untied."""
+    """A bf16 engine with an fp32 head and untied embeddings."""
     gen = start(tmp_path_factory.mktemp("bf16"), tiny_model("llama"), dtype=torch.bfloat16)
     yield gen
     gen.close()
@@ -124,7 +124,7 @@ def trainer(model, temperature):
 @pytest.mark.parametrize("backend", ["torch", "vllm"])
 @pytest.mark.parametrize("kind, dtype, largest, mean", [
     ("qwen3", torch.float32, 5e-4, 1e-4),  # fp32 sums in another order
-    ("llama", torch.bfloat16, 2.0, 0.1),  # bf16 bodies round differently; another temperature or weight gives > 0.3
+    ("llama", torch.bfloat16, 2.0, 0.1),  # bf16 bodies round differently; a wrong temperature or weight gives > 0.3
 ])
 def test_sec32_log_ratio_to_the_trainer_is_0_before_after_and_across_an_update(
         request, backend, kind, dtype, largest, mean):
@@ -149,7 +149,7 @@ def test_sec32_log_ratio_to_the_trainer_is_0_before_after_and_across_an_update(
     for part in (deviations(before, trainer(old, tau)), deviations(after, trainer(new, tau)), heads, tails):
         assert part.max() < largest and part.mean() < mean
     stale = deviations(after, trainer(old, tau)), deviations(across, trainer(new, tau))
-    assert min(part.mean() for part in stale) > 2 * mean  # what weights, keys or values of the other version would give
+    assert min(part.mean() for part in stale) > 2 * mean  # what the other version would give
 
 
 def test_weights_that_are_being_received_are_not_used_yet(make):
@@ -161,7 +161,7 @@ def test_weights_that_are_being_received_are_not_used_yet(make):
 
 
 def test_completions_of_a_ticket_share_the_cached_prompt_of_their_version(make):
-    """Else the tests on stale keys and values would hold for want of a cache. 2 blocks of 32 fit into 80 tokens."""
+    """Without a cache the tests on stale keys and values could not fail. 80 tokens hold 2 full blocks of 32."""
     gen, cached, step = make(tiny_model(), slots=2), [], None
     step, ticket = gen._engine.step, tickets(1, generations=6, shortest=80)[0]
     gen._engine.step = lambda: [cached.append(output.num_cached_tokens) or output for output in step()]
@@ -179,7 +179,7 @@ def test_completions_of_a_ticket_share_the_cached_prompt_of_their_version(make):
 
 
 def test_a10_an_interrupted_completion_goes_on_with_the_keys_and_values_of_its_start(make):
-    """Of the 80 + 4 tokens before the phrase 2 blocks of 32 are full; the rest is read again, by the new weights."""
+    """The 80 + 4 tokens before the phrase fill 2 blocks of 32, which stay; the new weights read the rest again."""
     model = tiny_model()
     old, gen = copy.deepcopy(model), make(model, slots=8, think_budget=(4, 4), phrase_ids=PHRASE)
     gen.add(tickets(1, generations=8, shortest=80)[0])
@@ -194,9 +194,9 @@ def test_a10_an_interrupted_completion_goes_on_with_the_keys_and_values_of_its_s
             old(ids[:, :64], past_key_values=cache, use_cache=True)
             log_pi = torch.log_softmax(new(ids[:, 64:-1], past_key_values=cache, use_cache=True).logits[0], -1)
         expected = log_pi.gather(-1, ids[0, 65:, None])[-len(c.ids):, 0]
-        logprobs = torch.tensor(c.logprobs)[7:]  # behind 4 tokens and the phrase
+        logprobs = torch.tensor(c.logprobs)[7:]  # after 4 tokens and the phrase of 3
         assert len(logprobs) and torch.allclose(logprobs, expected[7:], rtol=0, atol=1e-4)
-        assert (logprobs - full_forward(new, c)[7:]).abs().max() > 1e-2  # a start on the new weights alone
+        assert (logprobs - full_forward(new, c)[7:]).abs().max() > 1e-2  # what the new weights alone would give
 
 
 def test_completions_that_vllm_still_keeps_waiting_start_on_the_new_weights_alone(make):
@@ -287,7 +287,7 @@ ENDINGS = {"close": 0, "error": 1, "kill": -signal.SIGKILL, "interrupt": -signal
 
 @pytest.fixture(scope="module")
 def processes(tmp_path_factory):
-    """One per ending, which come up at the same time: each needs up to half a minute of a core for it."""
+    """One process per ending, all started at once: each needs up to half a minute of a core to come up."""
     script = tmp_path_factory.mktemp("endings") / "script.py"
     script.write_text(SCRIPT)
     started = {ending: subprocess.Popen(
@@ -300,7 +300,7 @@ def processes(tmp_path_factory):
 
 
 def alive(session):
-    """Processes of a session that are not just waiting to be reaped."""
+    """The processes of a session, without zombies."""
     found = []
     for process in psutil.process_iter(["status"]):
         with suppress(ProcessLookupError):  # it may end while we look
@@ -325,7 +325,7 @@ def test_no_process_or_file_is_left_after_a_normal_end_an_error_ctrl_c_or_kill(p
     """After the test above, which waits until the processes are up."""
     files = set()
     for ending, process in processes.items():
-        assert len(session := alive(process.pid)) > 1  # there is a worker that might be left
+        assert len(session := alive(process.pid)) > 1  # a worker is there, which might be left over
         files |= {file.path for member in session for file in member.memory_maps() if "/dev/shm/" in file.path}
         process.stdin.write(f"{ending}\n")
         process.stdin.flush()
@@ -345,7 +345,7 @@ def test_no_process_or_file_is_left_after_a_normal_end_an_error_ctrl_c_or_kill(p
 
 
 def test_a_dead_worker_is_an_error_and_closing_works_nevertheless(bf16_engine):
-    """The last test of this engine."""
+    """Must be the last test on this engine, whose worker it kills."""
     [worker] = [handle.proc for handle in bf16_engine._engine.model_executor.workers]
     for ticket in tickets(4):
         bf16_engine.add(ticket)
@@ -375,7 +375,7 @@ def test_train_py_trains_on_vllm(tmp_path):
 def test_a_copied_tree_uses_its_own_worker_in_vllms_child_whatever_else_is_on_the_path(tmp_path):
     for tree in ("copy", "other"):
         shutil.copytree(ROOT, tmp_path / tree, ignore=shutil.ignore_patterns(".*", "runs", "tests", "results", "figures"))
-        with (tmp_path / tree / "vllm_rollout.py").open("a") as file:  # every process that loads it leaves its id
+        with (tmp_path / tree / "vllm_rollout.py").open("a") as file:  # every process that loads it writes down its id
             file.write(f"\n(open({str(tmp_path / tree)!r} + '.pids', 'a')).write(f'{{os.getpid()}}\\n')\n")
     (tmp_path / "foreign").mkdir()
     argv = ["--evaluate", "base", "--generator", "vllm", "--eval-prompts", "1", "--generations", "1", "--out", "found"]

@@ -1,1 +1,1 @@
-"""The course: claims on the project's functions, their named wrong answers, and the table of exercises made of them."""
+"""The course: claims on the project's functions, named wrong answers, and the exercises that are made of both."""

@@ -1,4 +1,4 @@
-"""Predictions and measurements: every function returns a number, or several. Delete the `raise` and return yours.
+"""Predictions and measurements: every function returns one or more numbers. Replace the `raise` by a return of yours.
 
 Think first, then look: `python exercises.py next` says whether it is right, and what is wrong if it is not.
 """
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def crossing():
-    """Table 1: run 0 has A = 0.585, B = 2.44, C_mid = 2,542, run 1 A = 0.645, B = 1.70, C_mid = 10,909; R_0 = 0.39.
+    """Table 1: run 0 has A = 0.585, B = 2.44, C_mid = 2,542; run 1 A = 0.645, B = 1.70, C_mid = 10,909; R_0 = 0.39.
 
-    Returns which of them (0 or 1) has the higher pass rate at 5,000 GPU-hours, and which at 50,000.
+    Returns which run (0 or 1) has the higher pass rate at 5,000 GPU-hours, and which at 50,000.
     """
     from fit import sigmoid
 
@@ -19,9 +19,9 @@ def crossing():
 
 
 def power_law():
-    """Run 1 above ends at A = 0.645. Somebody has its points from 5,000 to 50,000 GPU-hours and fits R = A - D / C^B.
+    """Run 1 of `crossing` has A = 0.645. Somebody fits R = A - D / C^B to its points from 5,000 to 50,000 GPU-hours.
 
-    Returns the A that this power law finds (A.4), to 0.03.
+    Returns the A of this power law (A.4), to within 0.03.
     """
     import numpy as np
 
@@ -32,9 +32,9 @@ def power_law():
 
 
 def half():
-    """results/long_seed0.jsonl, fitted to the first half of its compute (fit.py --forecast-error, share 0.5).
+    """Eq. 1, fitted to the first half of the compute of results/long_seed0.jsonl (fit.py --forecast-error: share 0.5).
 
-    Returns the forecast of the mean of the last five evaluations, what was measured, and forecast - measured.
+    Returns the forecast of the mean of the last five evaluations, the measured mean, and forecast - measured.
     """
     from fit import forecast_error
     from plumbing.logs import read_run
@@ -44,7 +44,7 @@ def half():
 
 
 def weights():
-    """A sampled token has become 8 times as likely as it was. CISPO has eps_max = 4, DAPO eps 0.2 and 0.26.
+    """A token is now 8 times as likely as when it was sampled. CISPO: eps_max 4; DAPO: eps_low 0.2, eps_high 0.26.
 
     Returns d objective / d log pi_train: (CISPO's, DAPO's for A = +1, CISPO's, DAPO's for A = -1).
     """
@@ -65,13 +65,13 @@ def weights():
 def dropped():
     """A prompt that the policy solves with probability p gets G answers.
 
-    Returns the probability that it has no gradient (Sec. 3.2), for p = 1/2, G = 4 and for p = 0.9, G = 16.
+    Returns the probability that the prompt has no gradient (Sec. 3.2), for p = 1/2, G = 4 and for p = 0.9, G = 16.
     """
     return tuple(p**G + (1 - p) ** G for p, G in ((0.5, 4), (0.9, 16)))
 
 
 def age():
-    """A token is sampled at one version and trained on at another; k = 8.
+    """A token is sampled at one policy version and trained on at a later one; k = 8.
 
     Returns the largest difference, in optimizer steps, that can occur under (pipeline, ppo).
     """
@@ -80,15 +80,15 @@ def age():
     found = []
     for rule in ("pipeline", "ppo"):
         rules = dict(off_policy=rule, k=8, steps=100, prompts=1)
-        # The batch of step v is ticket v, issued at the first version that allows it.
+        # With one prompt a step, the batch of step v is ticket v; u is the version at which that ticket is issued.
         found.append(max(v - next(u for u in range(100) if tickets_issued(u, **rules) > v) for v in range(50)))
     return tuple(found)
 
 
 def staleness():
-    """`python exercises.py train --steps 10` (or longer), then look into the newest runs/*/log.jsonl.
+    """`python exercises.py train --steps 10` (or longer), then read `staleness` in the newest runs/*/log.jsonl.
 
-    Returns the largest age of a token (`staleness`, in optimizer steps) and the share of the tokens older than 0 steps.
+    Returns the largest age of a token, in optimizer steps, and the share of the tokens that are older than 0 steps.
     """
     ages = {}
     for row in steps():
@@ -100,7 +100,7 @@ def staleness():
 def phrase():
     """A completion thinks for 80 tokens, gets a phrase of 17 tokens injected, and answers with 5.
 
-    Returns how many of its tokens have a loss, and how many of the budget (--max-new-tokens) it has used.
+    Returns how many of its tokens carry a loss, and how many tokens of the budget (--max-new-tokens) it has used.
     """
     return 80 + 5, 80 + 17 + 5
 
@@ -114,9 +114,9 @@ def rounding():
 
 
 def bias():
-    """Of n = 4 answers c = 1 is right; pass@2 by plugging the share into 1 - (1 - p)^2, and without bias.
+    """Of n = 4 answers c = 1 is right.
 
-    Returns both.
+    Returns pass@2 with the share c / n put in for p in 1 - (1 - p)^2, and the unbiased estimate of pass@2.
     """
     from reward import pass_at_k
 
@@ -124,33 +124,33 @@ def bias():
 
 
 def flops():
-    """A step of an 8B model: 768 completions of 10,000 tokens are generated, of prompts of 500 tokens, and trained on.
+    """A step of an 8B model generates, and trains on, 768 completions of 10,000 tokens; each prompt has 500 tokens.
 
-    Returns the floating-point operations of the step by the log's rule (`flops` in the glossary of train.py).
+    Returns the floating-point operations of the step, counted as in the log (`flops` in the glossary of train.py).
     """
     generated, trained = 768 * 10_000, 768 * 10_500
     return 8e9 * (2 * generated + 6 * trained)
 
 
 def kept():
-    """results/main_seed0.jsonl: 32 prompts a step, of which `kept` have a gradient.
+    """Each `step` line of results/main_seed0.jsonl says how many of its 32 prompts have a gradient (`kept`).
 
-    Returns the mean share kept over the first ten steps, and over the last ten.
+    Returns the mean share of prompts that are kept, over the first ten steps and over the last ten.
     """
     rows = steps("results/main_seed0.jsonl")
     return tuple(sum(row["kept"] for row in part) / 320 for part in (rows[:10], rows[-10:]))
 
 
 def six_steps():
-    """A run of six steps with k = 0 does not depend on timing. Yours and the original's are compared by their logs.
+    """A run of six steps with k = 0 does not depend on timing. One runs with your solved functions, one with ours.
 
-    Returns the largest difference you expect between any two numbers of the logs, once your loss.py is right.
+    Returns the largest difference that you expect between a number in one log and the same number in the other.
     """
     return 0.0
 
 
 def steps(log=None):
-    """For your own use: the `step` rows of a log (its path), by default of the newest one in runs/."""
+    """For your own use: the `step` rows of the log at this path, by default of the newest log in runs/."""
     logs = sorted(Path("runs").glob("*/log.jsonl"), key=lambda path: path.stat().st_mtime)
     if not log and not logs:
         raise FileNotFoundError("no run in runs/ yet: python exercises.py train --steps 10")

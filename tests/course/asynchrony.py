@@ -10,23 +10,23 @@ RULES = ("pipeline", "ppo")
 
 
 def tickets(issued, k, steps, prompts):
-    """A row per rule, a number per version."""
+    """N(v), the number of tickets issued by version v: a row per rule, a number per version."""
     return [[issued(v, off_policy=rule, k=k, steps=steps, prompts=prompts) for v in range(steps)] for rule in RULES]
 
 
 def tickets_k_batches(version, *, off_policy, k, steps, prompts):
-    """issue k batches ahead instead of k + 1 in a pipeline: with k = 0 nothing ever starts."""
+    """issue k + v batches instead of k + 1 + v in a pipeline: with k = 0 nothing ever starts."""
     batches = k + version if off_policy == "pipeline" else (version // k + 1) * k
     return min(batches, steps) * prompts
 
 
 def tickets_without_end(version, *, off_policy, k, steps, prompts):
-    """forget the end of the run: tickets for steps that never come."""
+    """forget the end of the run: tickets are issued for steps that never come."""
     return (k + 1 + version if off_policy == "pipeline" else (version // k + 1) * k) * prompts
 
 
 def tickets_ppo_every_step(version, *, off_policy, k, steps, prompts):
-    """let ppo issue in every step instead of once per phase: that is a pipeline."""
+    """let ppo issue tickets in every step instead of once per phase, as a pipeline does."""
     return min(k + 1 + version if off_policy == "pipeline" else version + k, steps) * prompts
 
 
@@ -41,7 +41,7 @@ def tickets_rules_swapped(version, *, off_policy, k, steps, prompts):
     return min(batches, steps) * prompts
 
 
-# k = 2, 5 steps of 10 prompts: 3, 4, 5 batches and no more; ppo two phases of 2 batches, then the one that is left.
+# k = 2, 5 steps of 10 prompts: pipeline 3, 4, 5, 5, 5 batches; ppo phases of 2, 2 and the last 1: 2, 2, 4, 4, 5.
 TICKETS = Claim(
     "tickets: pipeline, then ppo, versions 0 to 4, for k = 2, 5 steps, 10 prompts",
     tickets, (2, 5, 10), [[30, 40, 50, 50, 50], [20, 20, 40, 40, 50]],
@@ -55,21 +55,21 @@ def published(publishes, k):
 
 
 def publishes_always(version, *, off_policy, k):
-    """let ppo publish after every step: its generators would sample a phase from several versions."""
+    """let ppo publish after every step: its generators would sample one phase with several versions."""
     return True
 
 
 def publishes_pipeline_every_k(version, *, off_policy, k):
-    """make the pipeline wait for k steps: new weights have to reach it after every step."""
+    """make the pipeline wait for k steps: its generators must get new weights after every step."""
     return version % k == 0
 
 
 def publishes_before_the_phase_ends(version, *, off_policy, k):
-    """publish one step too early: the last step of a phase has not been done at version k - 1."""
+    """publish one step too early: at version k - 1 the last step of the phase is not done yet."""
     return off_policy == "pipeline" or (version + 1) % k == 0
 
 
-# ppo with k = 3: versions 0 and 3.
+# Of versions 0 to 5, ppo with k = 3 publishes 0 and 3.
 PUBLISHES = Claim(
     "publishes: a pipeline at every version, ppo between two phases of k = 3 steps",
     published, (3,), [[True] * 6, [True, False, False, True, False, False]],
@@ -79,7 +79,7 @@ PUBLISHES = Claim(
 
 
 def sampled_tokens(header, versions, mask):
-    """Tokens of version 3, of version 4 and of both together in the header of a completion."""
+    """From a completion's header: sampled tokens of version 3, of version 4, and the length with injected tokens."""
     completion = SimpleNamespace(index=0, versions=versions, mask=mask, prompt_ids=[5], ids=[6] * len(mask),
                                  logprobs=[0.0] * len(mask), truncated=False, interrupted=True)
     ticket = SimpleNamespace(queue="train", number=1, prompt=SimpleNamespace(index=2))
@@ -89,12 +89,12 @@ def sampled_tokens(header, versions, mask):
 
 
 def versions_and_mask(rng, _):
-    """Tokens of version 3, of 4, a phrase injected at 4, and more of 4."""
+    """Tokens sampled at version 3, then at 4, a phrase injected at 4, then more sampled at 4: (versions, mask)."""
     a, b, c, d = (rng.randint(1, 5) for _ in range(4))
     return [3] * a + [4] * (b + c + d), [True] * (a + b) + [False] * c + [True] * d
 
 
-# Three tokens of version 3; of the five of version 4 two are injected.
+# Three tokens of version 3, five of version 4, of which two are injected: 3, 5 - 2 = 3, and 8 in all.
 HEADER = Claim(
     "header: per version the tokens that it sampled; injected ones count for the length only",
     sampled_tokens, ([3, 3, 3, 4, 4, 4, 4, 4], [True] * 4 + [False] * 2 + [True] * 2), [3, 3, 8],
@@ -103,17 +103,17 @@ HEADER = Claim(
 
 
 def age_of_phase():
-    """count k for both: ppo starts a phase with fresh weights, so its oldest tokens are k - 1 steps old."""
+    """say k for both: ppo starts a phase with fresh weights, so its oldest tokens are k - 1 steps old."""
     return 8, 8
 
 
 def age_beyond_k():
-    """count the step that trains: a token is at most k steps old when it is trained on."""
+    """also count the step that trains on the token: at the start of that step it is at most k steps old."""
     return 9, 8
 
 
 def age_of_batches():
-    """count the batches in flight, k + 1: the first of them is being trained."""
+    """count the k + 1 batches in flight: the first of them is already in training."""
     return 9, 9
 
 

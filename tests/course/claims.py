@@ -1,11 +1,11 @@
-"""A claim: an input, the numbers worked out for it, and the mistakes whose numbers differ there.
+"""A claim: an input, the right result on it worked out by hand, and known mistakes, each with a different result.
 
-`claim.check(implementation)` passes, or says what was expected, what came, and which mistake gives just that. The
-docstring of every wrong answer completes "This is what you get when you ...". Wrong answers share no code with the
-project, so that whatever is broken there cannot change what is recognised here.
+`claim.check(implementation)` passes, or says what was expected, what the implementation gave, and which known mistake
+gives exactly that. The docstring of every wrong answer completes "This is what you get when you ...". Wrong answers
+share no code with the project, so that a bug in the project cannot change which mistakes are recognised.
 
-What an implementation gives is turned into a vector of float64, its signature (`encode`), and only vectors are
-compared: a tensor that claims to equal everything, or a patched comparison, changes nothing.
+`encode` turns every result into a list of floats, the vector, and only vectors are compared: a tensor class whose
+comparisons always say yes, or a patched torch.equal, cannot make a wrong result pass.
 
 Test: pytest tests/test_exercises.py
 """
@@ -19,14 +19,14 @@ import torch
 
 # The hand numbers are exact; fp32 exp(log(x)) and sums of a few terms are off by about 1e-7.
 RTOL, ATOL = 1e-5, 1e-6
-HEAD, DIMS = 6, 4  # of a vector: kind of dtype, number of dimensions, so many sizes (-1: none)
+HEAD, DIMS = 6, 4  # a vector starts with 6 numbers: kind of dtype, number of dimensions, 4 sizes (-1: none)
 
 
 # --- In the process that runs the implementation ---------------------------------------------------------------------
 
 
 def plain(value):
-    """The value, if it holds no tensor of a class of its own, which could answer as it likes. Raises TypeError."""
+    """The value itself. Raises TypeError if it holds a subclass of Tensor, whose methods could return anything."""
     if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor:
         raise TypeError(f"expected a plain tensor, got a {type(value).__name__}")
     for part in value if isinstance(value, (tuple, list)) else value.values() if isinstance(value, dict) else ():
@@ -35,7 +35,7 @@ def plain(value):
 
 
 def guarded(implementation):
-    """The implementation, every result of which has to be `plain`; what cannot be called (a table) stays as it is."""
+    """The implementation with `plain` applied to every result; classes, and tables (not callable), as they are."""
     if not callable(implementation) or isinstance(implementation, type):
         return implementation
     return lambda *args, **kwargs: plain(implementation(*args, **kwargs))
@@ -58,7 +58,7 @@ def encode(value):
 
 
 def _has_float(value):
-    """Whether a number or nested lists hold a float. Raises TypeError for what is neither."""
+    """Whether a number is a float, or nested lists hold one. Raises TypeError for anything else."""
     if type(value) in (tuple, list) or isinstance(value, tuple):
         return any([_has_float(part) for part in value])
     if type(value) not in (int, float, bool):
@@ -67,15 +67,15 @@ def _has_float(value):
 
 
 def answer(probe, implementation, inputs):
-    """The vector of what `probe` gets from an implementation; inputs are copied, for it may write to them."""
+    """The vector of probe(implementation, *inputs); inputs are copied, since the implementation may write to them."""
     return encode(probe(guarded(implementation), *copy.deepcopy(inputs)))
 
 
-# --- Where it is judged ----------------------------------------------------------------------------------------------
+# --- Where the result is judged --------------------------------------------------------------------------------------
 
 
 def jitter(rng, inputs):
-    """Other inputs of the same kind: every finite float scaled by 0.8 to 1.2; all else, and nan and inf, as it is."""
+    """Other inputs of the same kind: every finite float times 0.8 to 1.2; nan, inf and all else unchanged."""
     def other(value):
         if isinstance(value, float):
             return value * rng.uniform(0.8, 1.2) if math.isfinite(value) else value
@@ -89,12 +89,12 @@ def jitter(rng, inputs):
 
 
 class Claim(NamedTuple):
-    """What has to hold, on one fixed input; by default for other inputs of the same kind as well."""
+    """What has to hold on one fixed input; for grading, `draw` makes hidden inputs on which it has to hold as well."""
 
     says: str  # "name: what has to hold"
     probe: Callable  # (implementation, *inputs) -> tensor or numbers
-    inputs: tuple  # can be followed in the head
-    expected: list | float | None  # worked out by hand; None: what the original gives, computed when it is checked
+    inputs: tuple  # small enough for mental arithmetic
+    expected: list | float | None  # worked out by hand; None: what the original gives, computed at each check
     mistakes: tuple = ()  # wrong implementations; no two give the same numbers
     draw: Callable = jitter  # (random.Random, inputs) -> hidden inputs for grading
     atol: float = ATOL
@@ -103,16 +103,18 @@ class Claim(NamedTuple):
         return answer(self.probe, implementation, self.inputs if inputs is None else inputs)
 
     def check(self, implementation):
-        """Raise AssertionError, naming the mistake where its numbers are known, unless shape and numbers are right."""
+        """Raise AssertionError, naming the mistake if it is known, unless kind, shape and numbers are right."""
         __tracebackhide__ = True
         if problem := self.problem(self.vector(implementation)):
             raise AssertionError(problem)
 
     def problem(self, yours, expected=None, inputs=None, tell=True):
-        """What a failing claim says: the claim, both numbers and shapes, the mistake; "" if the numbers are right.
+        """The message of a failed claim: the claim, numbers and shapes, expected and yours, the mistake; "" if right.
 
-        yours, expected: vectors, yours may be a text that says why there is none; expected, inputs: of the claim if
-        not given; tell: whether what was expected is shown.
+        yours     vector, or a text that says why there is none
+        expected  vector; by default the claim's own
+        inputs    on which the mistakes are computed; by default the claim's own
+        tell      whether the message shows the expected numbers
         """
         expected = encode(self.expected) if expected is None else expected
         if isinstance(yours, str):
@@ -132,7 +134,7 @@ class Claim(NamedTuple):
         return "\n".join(lines + [f"  {sentence}" for sentence in named])
 
     def same(self, a, b):
-        """Equal in kind, shape and, up to rounding, numbers; nan equals nan, so that a mistake may be known by it."""
+        """Equal in kind, shape and, up to rounding, numbers; nan equals nan, so that a mistake may give nan."""
         if len(a) != len(b) or a[:HEAD] != b[:HEAD]:
             return False
         return all(x == y or abs(x - y) <= self.atol + RTOL * abs(y) or x != x and y != y for x, y in zip(a, b))

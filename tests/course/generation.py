@@ -19,12 +19,12 @@ def _cdf(log_pi):
 
 
 def sample_from_the_left(log_pi, uniforms):
-    """search from the left: u = 0 takes a token of probability 0."""
+    """take the first token whose running sum is at least u (not above it): u = 0 takes a token of probability 0."""
     return torch.searchsorted(_cdf(log_pi), uniforms[:, None]).squeeze(-1)
 
 
 def sample_the_likeliest(log_pi, uniforms):
-    """take the most probable token: no exploration, every group has zero variance."""
+    """take the most probable token: nothing is explored, and every group has zero variance."""
     return log_pi.argmax(-1)
 
 
@@ -34,13 +34,13 @@ def sample_without_running_sum(log_pi, uniforms):
 
 
 def sample_a_rank(log_pi, uniforms):
-    """sort the tokens first and return the rank instead of the id."""
+    """sort the tokens by probability first and return the rank instead of the id."""
     ranked = _cdf(log_pi.sort(-1, descending=True).values)
     return torch.searchsorted(ranked, uniforms[:, None], right=True).squeeze(-1)
 
 
 def probabilities(rng, _):
-    """Four tokens, the first of probability 0, and a u in each of the others' intervals."""
+    """Four probabilities, the first 0; and u = 0, then one u inside the interval of each other token."""
     a, b = rng.uniform(0.15, 0.3), rng.uniform(0.35, 0.45)
     edges = [0.0, a, a + b, 1.0]
     inside = [low + rng.uniform(0.1, 0.9) * (high - low) for low, high in zip(edges, edges[1:])]
@@ -56,7 +56,7 @@ SAMPLE = Claim(
 
 
 def ended(ends, token, count, eos, budget):
-    """Rows that end, of a generator with these end tokens and this budget."""
+    """(n,) bool: the rows that end, in a generator with these end tokens and this budget."""
     slots = SimpleNamespace(count=torch.tensor(count + [0]))
     generator = SimpleNamespace(_slots=slots, _eos=torch.tensor(eos), max_new_tokens=budget)
     return ends(generator, torch.tensor(token), len(token))
@@ -68,7 +68,7 @@ def ends_one_too_late(self, token, n):
 
 
 def ends_at_the_first_kind(self, token, n):
-    """look for one end token only: a model may have several, and its completions would run on to the budget."""
+    """look for one end token only: completions that end with another one run on to the budget."""
     return (token == self._eos[0]) | (self._slots.count[:n] >= self.max_new_tokens)
 
 
@@ -82,7 +82,7 @@ def ends_by_itself_only(self, token, n):
     return (token[:, None] == self._eos).any(-1)
 
 
-# An ordinary token; each of two end tokens; the budget used up; one left; one too many.
+# An ordinary token; each of the two end tokens; then 4 tokens (the whole budget), 3 (one left), 5 (one too many).
 ENDS = Claim(
     "ends: at any of the end tokens, or when the budget of 4 tokens is used up",
     ended, ([7, 1, 2, 7, 7, 7], [1, 2, 3, 4, 3, 5], [1, 2], 4), [False, True, True, True, False, True],
@@ -92,7 +92,7 @@ ENDS = Claim(
 
 
 def prompts_kept(update, kept):
-    """Which of the groups, one queued for training and one for evaluation, keep their prompt's keys and values."""
+    """[version, then per group (the first waits for training, the others for evaluation) whether its KV is kept]."""
     groups = [SimpleNamespace(prompt_kv=[n]) for n in range(kept)]
     drafts = [SimpleNamespace(group=group) for group in groups]
     generator = SimpleNamespace(version=3, _queue=drafts[:1], _evaluations=drafts[1:])
@@ -107,7 +107,7 @@ STALE = Claim(
 
 
 def interruption(choose, pi, start, count):
-    """Tokens, log-probs and flags of three rows in the middle of, before and behind an interruption of two tokens."""
+    """(3, rows): tokens, log-probs and flags of rows before, in and behind an interruption of two tokens at `start`."""
     rows = len(count)
     slots = SimpleNamespace(count=torch.tensor(count), key=torch.arange(rows),
                             interrupt_at=torch.full((rows,), start), mask=torch.ones(rows, 9, dtype=torch.bool),
@@ -129,7 +129,7 @@ FORCED = Claim(
 
 
 def streams(completion_keys, seed, number):
-    """Whether an evaluation at version 0, or 3, has random numbers of training; whether the two share some."""
+    """Whether an evaluation at version 0, or at 3, shares random numbers with training; whether the two share any."""
     def keys(evaluation, version):
         ticket = SimpleNamespace(evaluation=evaluation, version=version, number=number, generations=2)
         return completion_keys(seed, ticket)
@@ -145,17 +145,17 @@ STREAMS = Claim(
 
 
 def phrase_trained():
-    """count the injected phrase as the policy's."""
+    """count the injected phrase as sampled by the policy: it carries no loss."""
     return 102, 102
 
 
 def phrase_free():
-    """let the phrase cost nothing: it is not trained, but it uses up the token budget."""
+    """let the phrase cost nothing: it carries no loss, but it uses up the token budget."""
     return 85, 85
 
 
 def phrase_ends_the_loss():
-    """stop at the interruption: the answer behind it is the policy's again."""
+    """stop at the interruption: the policy samples the answer after it, so the answer carries a loss."""
     return 80, 102
 
 

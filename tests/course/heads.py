@@ -10,7 +10,7 @@ from plumbing.course import Exercise
 
 
 def heads(head_logits, small):
-    """1 + `small` by an fp32 head, by a bf16 head, by an fp32 head under autocast; and whether the result is fp32."""
+    """1 + `small` by an fp32 head, by a bf16 head, by an fp32 head under autocast; and whether all three are fp32."""
     hidden, weight = torch.tensor([[1.0, small]]).bfloat16(), torch.tensor([[1.0, 1.0]]).bfloat16()
     logits = [head_logits(hidden, weight, True), head_logits(hidden, weight, False)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -25,13 +25,13 @@ def head_cast_afterwards(hidden, head_weight, fp32_head):
 
 
 def head_under_autocast(hidden, head_weight, fp32_head):
-    """leave autocast on: it turns the fp32 product back into a bf16 one."""
+    """leave autocast on: it computes the fp32 product in bf16 again."""
     dtype = torch.float32 if fp32_head else head_weight.dtype
     return (hidden.to(dtype) @ head_weight.to(dtype).T).float()
 
 
 def head_always_fp32(hidden, head_weight, fp32_head):
-    """ignore fp32_head: the run that leaves it out would be ScaleRL again."""
+    """ignore fp32_head: the ablation without the FP32 head would be ScaleRL itself."""
     with torch.autocast("cpu", enabled=False):
         return hidden.float() @ head_weight.float().T
 
@@ -63,18 +63,18 @@ def _apart(log_ratio, low, high, k3=None):
 
 
 def mismatch_reversed(logprobs, gen_logprobs, mask, *, low, high):
-    """turn the ratio round: that estimates the other direction, KL(pi_train || pi_gen), from the wrong samples."""
+    """turn the ratio round: that is k3 for KL(pi_train || pi_gen), which needs samples of pi_train."""
     return _apart((gen_logprobs - logprobs)[mask], low, high)
 
 
 def mismatch_k1(logprobs, gen_logprobs, mask, *, low, high):
-    """use k1 = -log rho: unbiased, but single values are negative and the mean is noisy."""
+    """use k1 = -log rho: unbiased, but some values are negative and the mean is noisy."""
     log_ratio = (logprobs - gen_logprobs)[mask]
     return _apart(log_ratio, low, high, -log_ratio.mean())
 
 
 def mismatch_k2(logprobs, gen_logprobs, mask, *, low, high):
-    """use k2 = (log rho)^2 / 2: biased as soon as the policies are apart."""
+    """use k2 = (log rho)^2 / 2: biased as soon as the policies differ."""
     log_ratio = (logprobs - gen_logprobs)[mask]
     return _apart(log_ratio, low, high, (log_ratio**2 / 2).mean())
 
@@ -84,8 +84,9 @@ def mismatch_of_all(logprobs, gen_logprobs, mask, *, low, high):
     return _apart((logprobs - gen_logprobs).flatten(), low, high)
 
 
-# Ratios 2, 4 and 1/2; the last token was injected. |log| = ln 2 (1 + 2 + 1) / 3; rho - 1 - log rho = 1 - ln 2,
-# 3 - 2 ln 2, -1/2 + ln 2: k3 = (3.5 - 2 ln 2) / 3; 4 and 1/2 lie outside [0.8, 3]; (6.5)^2 / 20.25 / 3.
+# Ratios 2, 4 and 1/2; the last token was injected. Mean |log rho| = ln 2 (1 + 2 + 1) / 3. k3 is the mean of
+# rho - 1 - log rho = 1 - ln 2, 3 - 2 ln 2, -1/2 + ln 2, so (3.5 - 2 ln 2) / 3. Clipped: 4 and 1/2 lie outside [0.8, 3].
+# Effective sample size: (2 + 4 + 1/2)^2 / (4 + 16 + 1/4) / 3.
 MISMATCH = Claim(
     "mismatch: mean |log rho|, k3, clipped share, effective sample size of the ratios 2, 4, 1/2",
     apart, (torch.tensor([[2.0, 4.0, 0.5, 16.0]]).log(), torch.zeros(1, 4),
@@ -96,14 +97,14 @@ MISMATCH = Claim(
 
 
 def token_gradient(function, logits, temperature):
-    """d log pi(token 1) / d logits of one position, through a head that is the identity; two positions, chunks of 1."""
+    """(2, V): d log pi(token 1) / d logits at two positions, one per chunk; the head is the identity matrix."""
     hidden = torch.tensor([logits, logits]).requires_grad_()
     logprobs, _ = function.apply(hidden, torch.eye(len(logits)), torch.tensor([1, 1]), 1, temperature, True)
     logprobs.sum().backward()
     return hidden.grad
 
 
-# pi = 1/4, 1/4, 1/2 at temperature 2, so (1[j = y] - pi_j) / 2.
+# pi = 1/4, 1/4, 1/2 at tau = 2, y = 1: (1[j = y] - pi_j) / tau = -1/8, 3/8, -1/4 at both positions.
 BACKWARD = Claim(
     "backward: (1[j = y] - pi_j) / tau, here for pi = 1/4, 1/4, 1/2 and tau = 2",
     token_gradient, ([0.0, 0.0, 2 * math.log(2)], 2.0), [[-0.125, 0.375, -0.25]] * 2,
@@ -111,17 +112,17 @@ BACKWARD = Claim(
 
 
 def rounding_kept():
-    """expect bf16 to keep it: 1 needs its 8 significant bits for the integer and 7 places behind the point."""
+    """expect bf16 to keep 2^-9: of its 8 significant bits 1 takes the first, so 2^-7 is the smallest step above 1."""
     return 1 + 2**-9, 1 + 2**-9
 
 
 def rounding_in_both():
-    """expect fp32 to lose it too: fp32 has 24 significant bits."""
+    """expect fp32 to lose 2^-9 too: fp32 has 24 significant bits."""
     return 1.0, 1.0
 
 
 def rounding_swapped():
-    """mix up the two."""
+    """mix up bf16 and fp32."""
     return 1 + 2**-9, 1.0
 
 

@@ -1,6 +1,6 @@
 """Chapter 1: the scaling law and its fit (Eq. 1, Sec. 2.1, A.4 to A.8). Claims, wrong answers, exercises.
 
-Needs neither a jail nor a run: it works on every system. Test: pytest tests/test_exercises.py
+This chapter needs neither a jail nor a run: it works on every system. Test: pytest tests/test_exercises.py
 """
 
 import math
@@ -28,21 +28,21 @@ def sigmoid_without_start(C, A, B, C_mid, R_0):
 
 
 def sigmoid_gain_is_A(C, A, B, C_mid, R_0):
-    """multiply by A instead of the gain A - R_0: the ceiling is A + R_0."""
+    """multiply by A instead of the gain A - R_0: the ceiling becomes A + R_0."""
     return R_0 + A / (1 + (C_mid / C) ** B)
 
 
 def sigmoid_B_in_front(C, A, B, C_mid, R_0):
-    """put B in front of the ratio instead of above it."""
+    """multiply the ratio by B instead of raising it to the power B."""
     return R_0 + (A - R_0) / (1 + B * (C_mid / C))
 
 
 def sigmoid_power_law(C, A, B, C_mid, R_0):
-    """use the power law of A.4, which is Eq. 1 only far above C_mid."""
+    """use the power law of A.4, which agrees with Eq. 1 only far above C_mid."""
     return A - (A - R_0) * (C_mid / C) ** B
 
 
-# C = C_mid / 3, C_mid, 3 C_mid with B = 2: shares 1/10, 1/2, 9/10 of the gain 0.5
+# C = C_mid / 3, C_mid, 3 C_mid with B = 2: shares 1 / (1 + 9), 1/2, 1 / (1 + 1/9) of the gain 0.5, plus R_0 = 0.2.
 SIGMOID = Claim(
     "sigmoid: R_0 plus 1/10, 1/2, 9/10 of the gain at C_mid / 3, C_mid, 3 C_mid for B = 2",
     curve, ([10.0, 30.0, 90.0], 0.7, 2.0, 30.0, 0.2), [0.25, 0.45, 0.65],
@@ -72,7 +72,7 @@ def efficiency_inverted(R, A, B, C_mid, R_0):
 
 
 def efficiency_without_start(R, A, B, C_mid, R_0):
-    """leave out R_0: the gain is counted from 0."""
+    """leave out R_0: the gain is counted from pass rate 0."""
     return B * math.log(C_mid) + math.log(R / (A - R))
 
 
@@ -82,11 +82,11 @@ def efficiency_without_unit(R, A, B, C_mid, R_0):
 
 
 def efficiency_is_compute(R, A, B, C_mid, R_0):
-    """take the B-th root as well: that is log C itself, and every run has the slope 1."""
+    """take the B-th root as well: the result is log C itself, and every run has slope 1."""
     return math.log(C_mid) + math.log((R - R_0) / (A - R)) / B
 
 
-# The same three points backwards: log F = B log C = 2 log 10, 2 log 30, 2 log 90.
+# The three points of SIGMOID, from pass rate to compute: log F = B log C = 2 log 10, 2 log 30, 2 log 90.
 EFFICIENCY = Claim(
     "efficiency: log F(R) = B log C on the curve, so twice the logarithm of C = 10, 30, 90 for B = 2",
     efficiency, ([0.25, 0.45, 0.65], 0.7, 2.0, 30.0, 0.2), [2 * math.log(C) for C in (10, 30, 90)],
@@ -116,7 +116,7 @@ def needed_without_root(law, R):
 
 
 def needed_of_the_ceiling(law, R):
-    """take R / A for the share of the gain: R_0 was there for free."""
+    """take R / A for the share of the gain: R_0 needed no compute, so it is no part of the gain."""
     share = R / law.A
     return law.C_mid * (share / (1 - share)) ** (1 / law.B)
 
@@ -126,7 +126,7 @@ def needed_linear(law, R):
     return law.C_mid * 2 * _share(law, R)
 
 
-# The three points of the curve, and one below R_0, which is reached for nothing.
+# The three points of SIGMOID, and a pass rate below R_0, which needs no compute.
 NEEDED = Claim(
     "compute_for: Eq. 1 solved for C: 10, 30, 90, and 0 where the pass rate is below R_0",
     needed, ([0.25, 0.45, 0.65, 0.1], 0.7, 2.0, 30.0, 0.2), [10.0, 30.0, 90.0, 0.0],
@@ -136,7 +136,7 @@ NEEDED = Claim(
 
 
 def end_of_run(forecast, C, R):
-    """A law R = C / 100 fitted to a run that ended at C with R."""
+    """[C, forecast, measured, error] over the last two evaluations (C, R) of a run whose law is R = C / 100."""
     law = SimpleNamespace(A=0.9, bands={"A": (0.8, 1.0)}, points=5, predict=lambda c: c / 100,
                           band=lambda c, mean_of: (c / 100 - 0.1, c / 100 + 0.1),
                           run=SimpleNamespace(compute=np.array(C), reward=np.array(R)))
@@ -145,12 +145,12 @@ def end_of_run(forecast, C, R):
 
 
 def forecast_of_the_last_point(law, last=1):
-    """forecast the last point and measure the mean of several: on a rising curve every forecast looks too high."""
+    """forecast the last point but measure the mean of several: on a rising curve every forecast looks too high."""
     C, measured = float(law.run.compute[-1]), float(law.run.reward[-last:].mean())
     return {"C": C, "forecast": C / 100, "measured": measured, "error": C / 100 - measured}
 
 
-# The last two: C = 30 and 40, mean 35; R = 0.3 and 0.4, mean 0.35, as the law says.
+# The last two evaluations: C = 30 and 40, mean 35; R = 0.3 and 0.4, mean 0.35, which is the law at 35.
 FORECAST = Claim(
     "forecast: the mean of the last evaluations is compared with the law at their mean compute",
     end_of_run, ([10.0, 20.0, 30.0, 40.0], [0.1, 0.2, 0.3, 0.4]), [35.0, 0.35, 0.35, 0.0],
@@ -159,12 +159,12 @@ FORECAST = Claim(
 
 
 def crossing_early_winner():
-    """extrapolate by eye: the run that is ahead stays ahead."""
+    """expect the run that is ahead at 5,000 GPU-hours to stay ahead."""
     return 0, 0
 
 
 def crossing_by_ceiling():
-    """look at the ceilings only: far below its C_mid a run with a high ceiling is behind."""
+    """look at the ceilings A only: far below its C_mid a run with a high ceiling can be behind."""
     return 1, 1
 
 
@@ -180,7 +180,7 @@ CROSSING = Claim(
 
 
 def power_law_agrees():
-    """take the sigmoid's ceiling: the power law, fitted while the curve still bends, puts it higher."""
+    """give the sigmoid's A: a power law fitted while the curve still bends finds a higher one."""
     return 0.645
 
 

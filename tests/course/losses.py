@@ -1,6 +1,6 @@
 """Chapters 2 and 3: ratio and losses; advantages, filters, averages (Eq. 2 to 8, Sec. 3.2). Claims and exercises.
 
-Wrong answers: losses_wrong.py. Inputs can be followed in the head; where a number comes from stands above it.
+Wrong answers: losses_wrong.py. Inputs are small enough for mental arithmetic, which the comment above each shows.
 Test: pytest tests/test_exercises.py
 """
 
@@ -20,7 +20,7 @@ CLIP = {"eps_low": 0.25, "eps_high": 0.75}
 
 
 def inputs(pi_train, pi_gen, advantages, sampled):
-    """logprobs, gen_logprobs (B, T) nats, advantages (B,), mask (B, T), from probabilities and strings of 0 and 1."""
+    """Probabilities and strings of 0 and 1 -> logprobs, gen_logprobs (B, T) nats, advantages (B,), mask (B, T) bool."""
     mask = torch.tensor([[flag == "1" for flag in row] for row in sampled])
     return torch.tensor(pi_train).log(), torch.tensor(pi_gen).log(), torch.tensor(advantages), mask
 
@@ -34,8 +34,8 @@ def gradient(objective, logprobs, *rest, **eps):
 
 # --- Eq. 2 and 4 -----------------------------------------------------------------------------------------------------
 
-# Both signs of the advantage; ratios 2, 8 and 1/2, 8, 1 on both sides of 1 and of the cap 4. The first completion's
-# third token is injected (finite numbers, not sampled), the last column is padding: log-probs nan, generator's -inf.
+# Both signs of the advantage; ratios 2, 8 and 1/2, 8, 1 lie on both sides of 1 and of the cap 4. The first completion's
+# third token is injected (finite, but not sampled); the last column is padding: logprobs nan, gen_logprobs -inf.
 CISPO_INPUT = inputs(
     [[1 / 2, 1 / 2, 1 / 4, NAN], [1 / 4, 1 / 2, 1 / 4, NAN]],
     [[1 / 4, 1 / 16, 1.0, 0.0], [1 / 2, 1 / 16, 1 / 4, 0.0]],
@@ -67,7 +67,7 @@ def gradient_with_cap(objective, *batch):
     return gradient(objective, *batch, eps_max=4.0)
 
 
-# exp(ln 1/2 - ln 1/4) = 2 and 1/2 / 1/16 = 8; beyond the mask 1, so that a mean or max over it is not disturbed.
+# exp(ln 1/2 - ln 1/4) = 2, (1/2) / (1/16) = 8 and so on; 1, the ratio of equal policies, where the mask is False.
 RATIO = Claim(
     "ratio: pi_train over pi_gen, and 1 where nothing was sampled",
     ratio_of_tokens, CISPO_INPUT,
@@ -75,7 +75,7 @@ RATIO = Claim(
     (wrong.ratio_inverted, wrong.ratio_recomputed, wrong.ratio_of_logarithms, wrong.ratio_without_mask,
      wrong.ratio_zero_outside_the_mask),
 )  # fmt: skip
-# The weight of log pi_train: ratios 2, 8 -> 4 times +1, and 1/2, 8 -> 4, 1 times -2.
+# Capped at 4 the ratios are 2, 4, times +1, and 1/2, 4, 1, times -2: that is the weight of log pi_train.
 CISPO_GRADIENT = Claim(
     "cispo_gradient: the capped ratio times the advantage",
     gradient_with_cap, CISPO_INPUT,
@@ -106,7 +106,7 @@ CLIP_MISTAKES = (
     wrong.dapo_ratio_recomputed,
     wrong.dapo_ratio_inverted,
 )
-# Of a clip that is given the ratio: it cannot get that wrong.
+# For exercises on the clip alone, which is given the ratio and so cannot get the ratio wrong.
 RATIO_MISTAKES = (wrong.clip_max_for_negative_advantages, wrong.clip_without_min, wrong.clip_half_widths_swapped)
 
 
@@ -130,7 +130,7 @@ def gradient_of_clip(clip, logprobs, gen_logprobs, advantages, mask):
 
 # A = +1: min(2, 7/4), min(1, 1), min(1/2, 3/4).  A = -2: min(-4, -7/2), min(-2, -2), min(-1, -3/2).
 CLIPPED = [[1.75, 1.0, 0.5, 0.0], [-4.0, -2.0, -1.5, 0.0]]
-# d ratio / d log pi_train = ratio, so ratio times advantage, and 0 in the two places where the clip is the smaller.
+# d ratio / d log pi_train = ratio: so ratio times advantage, and 0 in the two places where the clipped term is smaller.
 CLIPPED_GRADIENT = [[0.0, 1.0, 0.5, 0.0], [-4.0, -2.0, 0.0, 0.0]]
 DAPO_VALUE = Claim(
     "dapo: the smaller of ratio and clipped ratio times the advantage, for both signs",
@@ -149,7 +149,7 @@ CLIP_GRADIENT = Claim(
     gradient_of_clip, CLIP_INPUT, CLIPPED_GRADIENT, RATIO_MISTAKES,
 )  # fmt: skip
 
-# Token ratios 4 and 1, or 1/4 and 1, an injected token between them: geometric means 2 and 1/2; the clip as above.
+# Token ratios 4 and 1, or 1/4 and 1, with an injected token between: geometric means 2 and 1/2; clip [3/4, 7/4].
 GSPO_INPUT = inputs(
     [[1 / 2, 1 / 4, 1 / 2, NAN]] * 2 + [[1 / 8, 1 / 4, 1 / 2, NAN]] * 2,
     [[1 / 8, 1.0, 1 / 2, 0.0]] * 2 + [[1 / 2, 1.0, 1 / 2, 0.0]] * 2,
@@ -163,7 +163,7 @@ GSPO_VALUE = Claim(
     [[1.75, 0.0, 1.75, 0.0], [-4.0, 0.0, -4.0, 0.0], [0.5, 0.0, 0.5, 0.0], [-1.5, 0.0, -1.5, 0.0]],
     (wrong.gspo_without_length_normalisation, wrong.gspo_arithmetic_mean, wrong.gspo_injected_tokens_in_the_length),
 )  # fmt: skip
-# sqrt(4 * 1) = 2, sqrt(1/4 * 1) = 1/2; the last completion is truncated: no sampled token.
+# sqrt(4 * 1) = 2, sqrt(1/4 * 1) = 1/2; the last completion is truncated, so its mask is False everywhere.
 SEQUENCE_RATIO = Claim(
     "sequence_ratio: the geometric mean over the sampled tokens, and 1 where there are none",
     ratio_of_tokens, inputs(
@@ -177,7 +177,7 @@ SEQUENCE_RATIO = Claim(
 
 
 def capped_tokens(clipped, *batch):
-    """Where a cap at 4 changes an objective: clipped() takes the objective itself."""
+    """What clipped() says, (B, T) bool, of CISPO with a cap at 4; clipped() takes the objective as an argument."""
     def objective(logprobs, gen_logprobs, advantages, mask, *, eps_max):
         ratio = (logprobs - gen_logprobs).masked_fill(~mask, 0.0).exp().clamp(max=eps_max)
         return (ratio * advantages[:, None] * logprobs).masked_fill(~mask, 0.0)
@@ -204,7 +204,7 @@ def normalised(normalise, advantages):
     return torch.stack([normalise(advantages, how) for how in ("batch", "prompt", "none")])
 
 
-# means 1/2 - 1/2 = 0 and -1/2
+# Means (1 - 1 + 1 - 1) / 4 = 0 and (1 - 1 - 1 - 1) / 4 = -1/2.
 BASELINE = Claim(
     "baseline: rewards minus the mean of their own prompt",
     of_rewards, (torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.0, -1.0, -1.0, -1.0]]),),
@@ -212,7 +212,7 @@ BASELINE = Claim(
     (wrong.baseline_of_the_batch, wrong.baseline_leave_one_out, wrong.baseline_subtracts_the_rewards,
      wrong.baseline_over_the_wrong_axis),
 )  # fmt: skip
-# Means 0, 2, 3, so advantages +-1, 0 0 (dropped), +-7; std of the four kept: sqrt((1 + 1 + 49 + 49) / 4) = 5.
+# Means 0, 2, 3, so advantages +-1, 0 and 0 (dropped), +-7; std of the four kept: sqrt((1 + 1 + 49 + 49) / 4) = 5.
 BATCH_ADVANTAGES = Claim(
     "batch_advantages: divided by the std of the kept advantages, 5",
     of_rewards, (torch.tensor([[1.0, -1.0], [2.0, 2.0], [10.0, -4.0]]),),
@@ -238,11 +238,11 @@ NORMALISED = Claim(
 
 
 def one_by_one(nonzero_variance, rewards):
-    """Of each prompt as a batch of its own."""
+    """The filter (P,) bool, with each prompt given as a batch of its own."""
     return torch.cat([nonzero_variance(rewards[prompt, None]) for prompt in range(len(rewards))])
 
 
-# The mean of eight times 0.7 is not 0.7 in fp32, which leaves a std above 0 where all rewards are equal.
+# In fp32 the mean of eight rewards of 0.7 is not 0.7, so that a std comes out above 0 though all rewards are equal.
 VARIED = Claim(
     "zero_variance: kept are the prompts whose rewards differ, also where a mean would be rounded",
     one_by_one, (torch.tensor([[0.7] * 8, [0.7] * 7 + [-1.0], [-1.0] * 8, [0.5] * 8]),), [False, True, False, False],
@@ -252,14 +252,14 @@ VARIED = Claim(
 
 
 class Graded(NamedTuple):
-    """What weigh reads of a pipeline.Header."""
+    """The fields of pipeline.Header that weigh reads."""
 
     reward: float
     correct: bool | None
 
 
 def headers(rewards, unverified):
-    """Groups of headers: correct where the reward is above 0; the last prompt's verifier may have failed."""
+    """Groups of headers, correct where the reward is above 0; if `unverified`, the last prompt's verifier failed."""
     groups = [[Graded(r, r > 0) for r in group] for group in rewards.tolist()]
     return groups[:-1] + [[Graded(r, None) for r in rewards[-1].tolist()]] if unverified else groups
 
@@ -268,7 +268,7 @@ def kept_prompts(weigh, rewards, unverified):
     return weigh(headers(rewards, unverified), zero_variance_filter=True, normalisation="none")[0]
 
 
-# Prompt 0: right both times, one answer shaped by a length penalty: no gradient. Prompt 2: the verifier failed.
+# Prompt 0: both answers right, one with a length penalty, so its correctness has no variance. Prompt 2: no verdict.
 SHAPED = Claim(
     "weigh: the filter looks at correctness, not at a shaped reward, and drops a group whose verifier failed",
     kept_prompts, (torch.tensor([[1.0, 0.5], [1.0, -1.0], [1.0, -1.0]]), True), [False, True, False],
@@ -281,7 +281,7 @@ SHAPED = Claim(
 
 
 class Counts(NamedTuple):
-    """loss.Denominators, once more."""
+    """The fields of loss.Denominators, written once more so that nothing of loss.py is used here."""
 
     completions: int
     prompts: int
@@ -289,7 +289,7 @@ class Counts(NamedTuple):
     tokens_per_prompt: torch.Tensor
 
 
-# Two prompts with 2 and 5 sampled tokens, two completions each; an injected token stands inside the third completion.
+# Two prompts of two completions, with 2 and 5 sampled tokens; the third completion has an injected token inside.
 OBJECTIVE = torch.tensor([[4.0, NAN, NAN], [8.0, NAN, NAN], [1.0, NAN, 3.0], [2.0, -1.0, 2.0]])
 MASK = OBJECTIVE.isfinite()
 PROMPT_INDEX = torch.tensor([0, 0, 1, 1])
@@ -327,7 +327,7 @@ AVERAGES = Claim(
     other_averages, (*BATCH, tuple(WHOLE)), [15 / 4, 19 / 7],
     (wrong.aggregate_always_prompt, wrong.aggregate_names_swapped),
 )  # fmt: skip
-# The second prompt is cut in two: (12 / 2 + 4 / 5) / 2 + (0 + 3 / 5) / 2 = 3.4 + 0.3
+# The second prompt is split between the micro-batches: (12 / 2 + 4 / 5) / 2 + (0 + 3 / 5) / 2 = 3.4 + 0.3
 MICRO_BATCHES = Claim(
     "micro_batches: their shares add up to the prompt average of the whole batch",
     micro_batches, (*BATCH, tuple(WHOLE)), 3.7, (wrong.aggregate_with_micro_batch_denominators,),
@@ -343,12 +343,13 @@ def counted_per_prompt(count, lengths, prompt_index):
 
 
 def lengths_and_prompts(rng, _):
-    """Four prompts of two completions; prompt 1 filtered, a completion of prompt 2 truncated."""
+    """Lengths, prompt_index of four prompts of two completions; prompt 1 filtered, completion 5 truncated."""
     a, b, c, d = (rng.randint(2, 9) for _ in range(4))
     return torch.tensor([a, b, 0, 0, c, 0, d, 1]), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
 
 
-# Prompt 1 was filtered, completion 5 truncated: completions 0, 1, 4, 6, 7, prompts 0, 2, 3, tokens 3 + 2 + 4 + 1 + 1.
+# Prompt 1 was filtered, completion 5 truncated; left are completions 0, 1, 4, 6, 7, prompts 0, 2, 3 and
+# 3 + 2 + 4 + 1 + 1 tokens.
 LENGTHS = torch.tensor([3, 2, 0, 0, 4, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
 DENOMINATORS = Claim(
     "denominators: completions, prompts, tokens that carry a loss",
@@ -367,7 +368,7 @@ TOKENS_PER_PROMPT = Claim(
 
 
 def numbers(answer):
-    """A prediction: numbers, as floats."""
+    """A prediction, one number or several, as floats."""
     value = answer()
     return [float(x) for x in value] if isinstance(value, (tuple, list)) else float(value)
 

@@ -17,7 +17,7 @@ def ratio_inverted(logprobs, gen_logprobs, mask):
 
 
 def ratio_recomputed(logprobs, gen_logprobs, mask):
-    """compare the trainer with itself: the ratio is 1 everywhere, and nothing is ever off-policy."""
+    """divide pi_train by itself: the ratio is 1 everywhere, as if nothing were ever off-policy."""
     return _ratio(logprobs, logprobs, mask)
 
 
@@ -27,7 +27,7 @@ def ratio_of_logarithms(logprobs, gen_logprobs, mask):
 
 
 def ratio_without_mask(logprobs, gen_logprobs, mask):
-    """leave out the mask: padding becomes nan, and injected tokens get a ratio of their own."""
+    """leave out the mask: padding becomes nan, and injected tokens get a ratio other than 1."""
     return (logprobs - gen_logprobs).exp()
 
 
@@ -51,7 +51,7 @@ def cispo_cap_is_one_plus_eps(logprobs, gen_logprobs, advantages, mask, *, eps_m
 
 
 def cispo_cap_below_one(logprobs, gen_logprobs, advantages, mask, *, eps_max):
-    """cap the ratio at 0.2, below 1 (a clip's half-width for a cap); on-policy tokens lose 4/5 of their weight."""
+    """cap the ratio at 0.2 (the half-width of a clip, not a cap): on-policy tokens lose 4/5 of their weight."""
     ratio = _ratio(logprobs, gen_logprobs, mask).detach()
     return _weighted_logprobs(ratio.clamp(max=0.2), logprobs, advantages, mask)
 
@@ -69,20 +69,20 @@ def cispo_ratio_inverted(logprobs, gen_logprobs, advantages, mask, *, eps_max):
 
 
 def cispo_min_after_the_advantage(logprobs, gen_logprobs, advantages, mask, *, eps_max):
-    """multiply by the advantage before taking the min, as a clipped loss does: negative ones get at least the cap."""
+    """multiply by the advantage before taking the min, as a clipped loss does: where A < 0 the cap becomes a floor."""
     ratio = _ratio(logprobs, gen_logprobs, mask).detach()
     advantages = advantages[:, None]
     return _fill(torch.minimum(ratio * advantages, eps_max * advantages) * _fill(logprobs, mask), mask)
 
 
 def cispo_drops_capped_tokens(logprobs, gen_logprobs, advantages, mask, *, eps_max):
-    """drop tokens above the cap, as a clip does, where CISPO keeps them with the weight eps_max."""
+    """drop tokens above the cap, as a clip does, whereas CISPO keeps them with the weight eps_max."""
     ratio = _ratio(logprobs, gen_logprobs, mask).detach()
     return _weighted_logprobs(ratio * (ratio <= eps_max), logprobs, advantages, mask)
 
 
 def cispo_to_be_minimised(logprobs, gen_logprobs, advantages, mask, *, eps_max):
-    """return a loss to be minimised; here the sign is that of an objective to be maximised."""
+    """return a loss to be minimised: what is asked for is the objective, to be maximised."""
     ratio = _ratio(logprobs, gen_logprobs, mask).detach()
     return -_weighted_logprobs(ratio.clamp(max=eps_max), logprobs, advantages, mask)
 
@@ -104,7 +104,7 @@ def cispo_mask_multiplied(logprobs, gen_logprobs, advantages, mask, *, eps_max):
 
 
 def dapo_max_for_negative_advantages(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
-    """take the max instead of the min where the advantage is negative: bad tokens above the clip are let go."""
+    """take the max instead of the min where A < 0: tokens with a ratio above the clip lose their gradient."""
     ratio, advantages = _ratio(logprobs, gen_logprobs, mask), advantages[:, None]
     free, bound = ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages
     return _fill(torch.where(advantages < 0, torch.maximum(free, bound), torch.minimum(free, bound)), mask)
@@ -139,7 +139,7 @@ def dapo_ratio_inverted(logprobs, gen_logprobs, advantages, mask, *, eps_low, ep
 
 
 def clip_max_for_negative_advantages(ratio, advantages, mask, eps_low, eps_high):
-    """take the max instead of the min where the advantage is negative: bad tokens above the clip are let go."""
+    """take the max instead of the min where A < 0: tokens with a ratio above the clip lose their gradient."""
     advantages = advantages[:, None]
     free, bound = ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages
     return _fill(torch.where(advantages < 0, torch.maximum(free, bound), torch.minimum(free, bound)), mask)
@@ -169,18 +169,18 @@ def clipped_of_bad_completions_only(objective, *batch, **eps):
 
 
 def sequence_ratio_without_root(logprobs, gen_logprobs, mask):
-    """multiply the token ratios without the root: the ratio of whole sequences, which grows with their length."""
+    """multiply the token ratios without the root: the ratio of whole sequences drifts from 1 with their length."""
     return _ratio(logprobs, gen_logprobs, mask).prod(-1, keepdim=True)
 
 
 def sequence_ratio_arithmetic(logprobs, gen_logprobs, mask):
-    """average the token ratios instead of their logarithms (arithmetic for geometric mean)."""
+    """average the token ratios instead of their logarithms (the arithmetic mean instead of the geometric one)."""
     total = _fill(_ratio(logprobs, gen_logprobs, mask), mask).sum(-1, keepdim=True)
     return torch.where(mask.any(-1, keepdim=True), total / mask.sum(-1, keepdim=True).clamp(min=1), 1.0)
 
 
 def sequence_ratio_over_the_whole_width(logprobs, gen_logprobs, mask):
-    """take the root of the padded width instead of the sampled tokens: padding pulls the ratio towards 1."""
+    """take the T-th root, T the padded width, not the number of sampled tokens: padding pulls the ratio towards 1."""
     return _ratio(logprobs, gen_logprobs, mask).log().mean(-1, keepdim=True).exp()
 
 
@@ -191,20 +191,20 @@ def sequence_ratio_inverted(logprobs, gen_logprobs, mask):
 
 
 def gspo_without_length_normalisation(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
-    """multiply the token ratios without the root: the ratio of whole sequences, which grows with their length."""
+    """multiply the token ratios without the root: the ratio of whole sequences drifts from 1 with their length."""
     ratio = _ratio(logprobs, gen_logprobs, mask).prod(-1, keepdim=True).expand(mask.shape)
     return _clip(ratio, advantages, mask, eps_low, eps_high)
 
 
 def gspo_arithmetic_mean(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
-    """average the token ratios instead of their logarithms (arithmetic for geometric mean)."""
+    """average the token ratios instead of their logarithms (the arithmetic mean instead of the geometric one)."""
     total = _fill(_ratio(logprobs, gen_logprobs, mask), mask).sum(-1, keepdim=True)
     ratio = (total / mask.sum(-1, keepdim=True)).expand(mask.shape)
     return _clip(ratio, advantages, mask, eps_low, eps_high)
 
 
 def gspo_injected_tokens_in_the_length(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
-    """take the root of the whole length, injected phrase included, so that interruptions pull the ratio towards 1."""
+    """count injected tokens in the length whose root is taken, so that interruptions pull the ratio towards 1."""
     log_ratio = _ratio(logprobs, gen_logprobs, mask).log().sum(-1, keepdim=True)
     ratio = (log_ratio / _length_with_injected(mask)[:, None]).exp().expand(mask.shape)
     return _clip(ratio, advantages, mask, eps_low, eps_high)
@@ -219,7 +219,7 @@ def baseline_of_the_batch(rewards):
 
 
 def baseline_leave_one_out(rewards):
-    """subtract the mean of the other completions (leave one out), which is G / (G - 1) times too much."""
+    """subtract the mean of the other completions (leave one out): the advantages are G / (G - 1) times as large."""
     others = (rewards.sum(-1, keepdim=True) - rewards) / (rewards.shape[-1] - 1)
     return rewards - others
 
@@ -249,12 +249,12 @@ def normalise_without_epsilon(advantages, how):
 
 
 def normalise_variance(advantages, how):
-    """divide by the variance: the root is missing."""
+    """divide by the variance instead of its square root, the std."""
     return advantages if how == "none" else advantages / (_spread(advantages, how, correction=0) ** 2 + 1e-6)
 
 
 def normalise_batch_as_prompt(advantages, how):
-    """use each prompt's own std also for batch normalisation: hard and easy prompts weigh alike."""
+    """use each prompt's own std for batch normalisation too: hard and easy prompts weigh alike."""
     return advantages if how == "none" else advantages / (_spread(advantages, "prompt", correction=0) + 1e-6)
 
 
@@ -270,12 +270,12 @@ def filter_keeps_solved_prompts(rewards):
 
 
 def filter_keeps_what_has_a_std(rewards):
-    """ask whether the std is above 0: rounding in the mean of equal rewards leaves a std just above it."""
+    """ask whether the std is above 0: rounding in the mean of equal rewards can leave a std just above 0."""
     return rewards.std(-1) > 0
 
 
 def weigh_by_the_shaped_reward(groups, *, zero_variance_filter, normalisation):
-    """filter by the shaped reward: two right answers of different length count as different."""
+    """filter by the shaped reward: two right answers of different length look unequal, so the prompt is kept."""
     known = torch.tensor([all(header.correct is not None for header in group) for group in groups])
     return known & torch.tensor([len({header.reward for header in group}) > 1 for group in groups]), None
 
@@ -336,7 +336,7 @@ def average_divided_by_generations(objective, mask, prompt_index, *_):
 
 
 def _share(objective, mask, prompt_index, denominators):
-    """What a micro-batch adds to the prompt average of the whole batch: the right one."""
+    """Right: what a micro-batch adds to the prompt average of the whole batch."""
     tokens = denominators.tokens_per_prompt[prompt_index]
     return (_fill(objective, mask).sum(-1) / tokens).sum() / denominators.prompts
 
@@ -354,7 +354,7 @@ def aggregate_names_swapped(objective, mask, prompt_index, how, denominators):
 
 
 def aggregate_with_micro_batch_denominators(objective, mask, prompt_index, how, denominators):
-    """take the denominators from each micro-batch and then average the micro-batches by their number of completions."""
+    """take the denominators of each micro-batch and average the micro-batches, weighted by their completions."""
     if how != "prompt":
         divisor = denominators.completions * mask.sum(-1) if how == "sample" else denominators.tokens
         return (_fill(objective, mask).sum(-1) / divisor).sum()
@@ -366,13 +366,13 @@ def aggregate_with_micro_batch_denominators(objective, mask, prompt_index, how, 
 
 
 def _counts(lengths, prompt_index):
-    """The right ones: completions, prompts, tokens, tokens per prompt."""
+    """Right: the number of completions, prompts, tokens, and tokens per prompt."""
     sums = [int(lengths[prompt_index == prompt].sum()) for prompt in range(int(prompt_index.max()) + 1)]
     return int((lengths > 0).sum()), sum(tokens > 0 for tokens in sums), sum(sums), torch.tensor(sums)
 
 
 def denominators_with_filtered_prompts(lengths, prompt_index):
-    """leave the filtered prompts in the number of prompts: the objective shrinks the more prompts are filtered."""
+    """count the filtered prompts too: the more prompts are filtered, the smaller the objective."""
     completions, _, *tokens = _counts(lengths, prompt_index)
     return completions, int(prompt_index.max()) + 1, *tokens
 
@@ -385,13 +385,13 @@ def denominators_with_truncated_completions(lengths, prompt_index):
 
 
 def denominators_of_completions_as_prompts(lengths, prompt_index):
-    """count completions where prompts are meant, so that the weight of a prompt depends on its completions."""
+    """count completions where prompts are meant: every prompt's weight is too small."""
     completions, _, *tokens = _counts(lengths, prompt_index)
     return completions, completions, *tokens
 
 
 def denominators_of_kept_prompts_only(lengths, prompt_index):
-    """list the kept prompts one after the other: a dropped prompt moves all behind it to the wrong index."""
+    """list only the kept prompts: every prompt after a dropped one moves to the wrong index."""
     *counts, tokens_per_prompt = _counts(lengths, prompt_index)
     return *counts, tokens_per_prompt[tokens_per_prompt > 0]
 
@@ -400,22 +400,22 @@ def denominators_of_kept_prompts_only(lengths, prompt_index):
 
 
 def weights_dapo_keeps_capped():
-    """cap DAPO's weight at the clip: where the clip acts its objective is constant, so the weight is 0."""
+    """take DAPO's clip for the weight: where it acts the objective is constant, so the weight is 0."""
     return 4, 1.26, -4, -8
 
 
 def weights_dapo_drops_both():
-    """let DAPO drop the token for both signs: for a bad token the min takes the unclipped side."""
+    """let DAPO drop the token for both signs: where A < 0 the min takes the unclipped term."""
     return 4, 0, -4, 0
 
 
 def weights_cispo_drops():
-    """let CISPO drop the token too: it keeps it with the weight of the cap."""
+    """let CISPO drop the token too: CISPO keeps the token, with the cap as its weight."""
     return 0, 0, 0, -8
 
 
 def dropped_all_right_only():
-    """count only prompts all of whose answers are right: all wrong has no gradient either."""
+    """count only prompts whose answers are all right: where all are wrong there is no gradient either."""
     return 0.5**4, 0.9**16
 
 
@@ -425,11 +425,11 @@ def dropped_pass_rate():
 
 
 def dropped_is_kept():
-    """give the share that is kept."""
+    """give the share that is kept instead of the share that is dropped."""
     return 1 - 2 * 0.5**4, 1 - 0.9**16
 
 
-# What the wrong answers share: the right pieces, written once more
+# Right pieces that the wrong answers share, written once more so that nothing of loss.py is used
 
 
 def _fill(values, mask):
@@ -462,7 +462,7 @@ def _std(values):
 
 
 def _length_with_injected(mask):
-    """Position after the last sampled token: what the completion's length is if injected tokens in between count."""
+    """(B,): the position after the last sampled token, which is the length if injected tokens before it count."""
     return (mask * torch.arange(1, mask.shape[-1] + 1)).amax(-1)
 
 

@@ -12,19 +12,19 @@ from plumbing.course import Exercise
 
 
 def rewards(reward, penalty):
-    """A wrong answer, a right one, a right and a wrong one with a penalty, one whose verifier failed (1: nan)."""
+    """Rewards: wrong, right, right with a penalty, wrong with a penalty; then 1 if that of a failed verifier is nan."""
     unknown = reward(None)
     values = [reward(False), reward(True), reward(True, penalty), reward(False, penalty)]
     return [*(float(x) for x in values), float(unknown != unknown)]
 
 
 def reward_zero_or_one(correct, penalty=0.0):
-    """give 0 and 1: after the baseline is subtracted only the scale differs, but Eq. 9's penalty weighs twice."""
+    """give 0 and 1: after the baseline only the scale differs, but Eq. 9's penalty weighs twice as much."""
     return nan if correct is None else float(correct) + penalty * correct
 
 
 def reward_penalty_for_all(correct, penalty=0.0):
-    """punish wrong answers for their length as well: that teaches to be wrong quickly."""
+    """penalise wrong answers for their length as well: the policy learns to give short wrong answers."""
     return nan if correct is None else (1.0 if correct else -1.0) + penalty
 
 
@@ -50,7 +50,7 @@ def penalties(length_penalty, tokens, length_max, length_cache):
 
 
 def penalty_without_floor(tokens, *, length_max, length_cache):
-    """forget the clip at -1: a long right answer can be worse than a wrong one."""
+    """forget the clip at -1: a long right answer can get less than a wrong one."""
     return min((length_max - tokens) / length_cache - 1, 0.0)
 
 
@@ -70,7 +70,7 @@ def penalty_as_reward(tokens, *, length_max, length_cache):
 
 
 def penalty_over_the_whole_length(tokens, *, length_max, length_cache):
-    """divide by L_max instead of L_cache: the fall begins at length 0."""
+    """divide by L_max instead of L_cache: the penalty starts at length 0."""
     return min(max((length_max - tokens) / length_max - 1, -1.0), 0.0)
 
 
@@ -79,7 +79,7 @@ def lengths(rng, _):
     return [3, 20 - cache, 21 - cache, 20, 21 + cache], 20, cache
 
 
-# From 12 = 14 - 2 on it falls by 1/2 a token, to -1 at 14.
+# From 12 = 14 - 2 tokens on the penalty falls by 1/2 per token, to -1 at 14.
 PENALTY = Claim(
     "penalty: 0 up to L_max - L_cache = 12 tokens, -1 from L_max = 14 on, a straight line between",
     penalties, ([8, 12, 13, 14, 16], 14, 2), [0.0, 0.0, -0.5, -1.0, -1.0],
@@ -94,7 +94,7 @@ def chance(pass_at_k, groups, k):
 
 
 def chance_plugged_in(groups, k):
-    """plug in 1 - (1 - c/n)^k: biased downwards, most for small n."""
+    """put the share c/n into 1 - (1 - p)^k: biased downwards, most for small n."""
     return (sum(1 - (1 - sum(group) / len(group)) ** k for group in groups) / len(groups),)
 
 
@@ -104,28 +104,28 @@ def chance_is_mean(groups, k):
 
 
 def chance_of_the_first(groups, k):
-    """look at the first k answers only: unbiased, but the other n - k are wasted."""
+    """look at the first k answers only: unbiased, but the other n - k answers are wasted."""
     return (sum(any(group[:k]) for group in groups) / len(groups),)
 
 
 def chance_of_all(groups, k):
-    """ask for k correct answers instead of one."""
+    """ask that all k answers are correct instead of at least one."""
     return (sum(comb(sum(group), k) / comb(len(group), k) for group in groups) / len(groups),)
 
 
 def chance_pooled(groups, k):
-    """pool the prompts: hard and easy ones become one coin."""
+    """pool the prompts, as if all had the same pass rate."""
     n, c = sum(map(len, groups)), sum(map(sum, groups))
     return (1 - comb(n - c, k) / comb(n, k),)
 
 
 def verdicts(rng, _):
-    """Three prompts of n answers of which 1, 0 and 3 are right."""
+    """Verdicts on n answers to each of three prompts, of which 1, 0 and 3 are right; k = 2."""
     n = rng.randint(5, 7)
     return [[True] + [False] * (n - 1), [False] * n, [True] * 3 + [False] * (n - 3)], 2
 
 
-# n = 4, k = 2: of the 6 pairs 3, 0 and 6 hold one of the c = 1, 0, 3 right answers.
+# n = 4, k = 2, c = 1, 0, 3 right answers: of the 6 pairs of answers 3, 0 and 6 hold at least one right answer.
 PASS_AT_K = Claim(
     "pass_at_k: the share of pairs with a right answer among them: 1/2, 0 and 1, so 1/2 in the mean",
     chance, ([[True, False, False, False], [False] * 4, [True, True, True, False]], 2), 0.5,
@@ -134,12 +134,12 @@ PASS_AT_K = Claim(
 
 
 def answers(final_answer, text):
-    """What of texts with no, one and two ends of thinking counts as the answer, as lengths; -1: none."""
+    """Lengths of the answers in texts, -1 without an answer; `{end}` in text n stands for </think> n times."""
     found = [final_answer(text.format(end="</think>" * n, rest="x" * 3)) for n, text in enumerate(text)]
     return [-1 if answer is None else len(answer) for answer in found]
 
 
-# "7+5" never ends; "18" is 2 characters, " 18" after the last of two marks 3.
+# "7+5" never ends its thinking: no answer. After </think>, "18" has 2 characters, ", no, 18" has 8.
 FINAL = Claim(
     "final_answer: what follows the last </think>; nothing without one",
     answers, (["7+5", "so{end}18", "so{end}, no, 18"],), [-1, 2, 8],
@@ -148,7 +148,7 @@ FINAL = Claim(
 
 
 def answers_after_two(final_answer, between, after):
-    """The length of the answer of a text that ends its thinking twice."""
+    """The length of the answer in a text that closes its thinking twice."""
     return len(final_answer(f"<think>7</think>{'1' * between}</think>{'2' * after}"))
 
 
@@ -159,14 +159,14 @@ LAST = Claim(
 
 
 def retired(is_retired, rates, threshold):
-    """Prompts with these pass rates, one that was never sampled, and a solved one without a threshold."""
+    """Whether retired: prompts with these pass rates, one never sampled, and a solved one without a threshold."""
     curriculum = SimpleNamespace(threshold=threshold, pass_rates=dict(enumerate(rates)))
     found = [is_retired(curriculum, index) for index in range(len(rates) + 1)]
     return [*found, is_retired(SimpleNamespace(threshold=None, pass_rates={0: 1.0}), 0)]
 
 
 def retired_strictly_above(self, index):
-    """ask for more than the threshold: 9 of 10 would be sampled again."""
+    """ask for more than the threshold: a prompt at exactly 9 of 10 would be sampled again."""
     return self.threshold is not None and self.pass_rates.get(index, 0.0) > self.threshold + 1e-6
 
 
@@ -185,7 +185,7 @@ def retired_from_below(self, index):
     return self.threshold is not None and self.pass_rates.get(index, 1.0) <= self.threshold + 1e-6
 
 
-# Half, exactly the threshold, the threshold as a float32 mean, solved; unknown; no threshold.
+# Pass rates 1/2, the threshold, the threshold as a float32 mean, 1; then one unknown; then 1 without a threshold.
 RETIRED = Claim(
     "retired: at the threshold 0.9 or above, also when 0.9 is rounded; never before it was sampled",
     retired, ([0.5, 0.9, 0.89999998, 1.0], 0.9), [False, True, True, True, False, False],
@@ -195,7 +195,7 @@ RETIRED = Claim(
 
 
 def history(came_back, rates):
-    """The history of a prompt that came back with these pass rates, and whether it is still in flight."""
+    """The history of a prompt after it came back with each of these pass rates, and whether it is still in flight."""
     curriculum = SimpleNamespace(pass_rates={}, _in_flight={})
     for rate in rates:
         curriculum._in_flight[7] = None
@@ -210,17 +210,17 @@ HISTORY = Claim(
 
 
 def bias_none():
-    """expect no bias: one of the six pairs in two holds the right answer, the formula says less."""
+    """expect no bias: three of the six pairs hold the right answer, 0.5, and the formula gives less."""
     return 0.5, 0.5
 
 
 def bias_swapped():
-    """mix up the two: the plugged-in value is the smaller one."""
+    """mix up the two: the biased value is the smaller one."""
     return 0.5, 0.4375
 
 
 def bias_is_mean():
-    """give pass@1."""
+    """give pass@1 instead of pass@2."""
     return 0.25, 0.25
 
 

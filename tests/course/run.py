@@ -14,7 +14,7 @@ from plumbing.course import Exercise, compared_runs
 
 
 def learning_rates(warm_up, lr, warmup, versions):
-    """The learning rate of the steps after so many versions, as returned and as the optimizer has it."""
+    """At each version: the learning rate returned, then the learning rate and weight decay that the optimizer has."""
     found = []
     for version in versions:
         group = {"lr": None, "weight_decay": None}
@@ -30,7 +30,7 @@ def _set(self, lr):
 
 
 def warm_up_from_zero(self):
-    """start at 0: the first step, and the first batch, is thrown away."""
+    """start at learning rate 0: the first step changes nothing, and its batch is wasted."""
     return _set(self, self.args.lr * min(1.0, self.version / self.args.warmup))
 
 
@@ -46,12 +46,12 @@ def warm_up_not_handed_over(self):
 
 
 def warm_up_decays(self):
-    """let it fall again after the warm-up: the paper's stays constant."""
+    """let the learning rate fall after the warm-up: in the paper it stays constant."""
     step = self.version + 1
     return _set(self, self.args.lr * min(1.0, step / self.args.warmup, self.args.warmup / step))
 
 
-# lr 1, 4 steps: 1/4 in the first, 3/4 in the third, 1 from the fourth on.
+# lr 1, warm-up 4 steps: 1/4 in the first step (version 0), 3/4 in the third, 1 from the fourth on.
 WARM_UP = Claim(
     "warm_up: 1/4 of the learning rate in the first of 4 steps, all of it from the fourth on; the optimizer has it too",
     learning_rates, (1.0, 4, [0, 2, 3, 9]),
@@ -62,7 +62,7 @@ WARM_UP = Claim(
 
 
 def seconds(paused, before, inside, after):
-    """What a clock shows inside and behind a pause, and what one that never ran shows behind it."""
+    """Seconds on a running clock within a pause and some time after it, then the same for a clock that never ran."""
     now = [100.0]
     with patch.object(time, "perf_counter", lambda: now[0]):
         found = []
@@ -80,13 +80,13 @@ def seconds(paused, before, inside, after):
 
 @contextmanager
 def pause_that_counts(self):
-    """let validation count: C would depend on how often one looks."""
+    """count the time of validation: C would depend on how often one validates."""
     yield
 
 
 @contextmanager
 def pause_that_forgets(self):
-    """start from 0 again after the pause: what was before it is lost."""
+    """start from 0 again after the pause: the seconds before it are lost."""
     self.seconds, since, self.since = 0.0, self.since, None
     yield
     self.since = since and time.perf_counter()
@@ -94,20 +94,20 @@ def pause_that_forgets(self):
 
 @contextmanager
 def pause_for_ever(self):
-    """never start again."""
+    """leave the clock stopped after the pause."""
     self.seconds, self.since = self.now(), None
     yield
 
 
 @contextmanager
 def pause_that_starts(self):
-    """start the clock after the pause even if it did not run before: the first evaluation would start it."""
+    """start the clock after the pause even if it did not run before it: the first evaluation would start the clock."""
     self.seconds, self.since = self.now(), None
     yield
     self.since = time.perf_counter()
 
 
-# 3 seconds, a pause of 10, 2 seconds: 3 inside, 5 behind; a clock that did not run shows 0.
+# 3 s, a pause of 10 s, 2 s: the clock shows 3 within the pause, 5 at the end; one that did not run shows 0 twice.
 CLOCK = Claim(
     "clock: 3 s and a pause of 10 s: 3 inside, 5 after 2 s more; a clock that did not run still does not",
     seconds, (3.0, 10.0, 2.0), [3.0, 5.0, 0.0, 0.0],
@@ -116,7 +116,7 @@ CLOCK = Claim(
 
 
 def choices(recipes, name):
-    """A recipe as numbers: which loss, average, normalisation and off-policy setup; filter, head, k, prompts."""
+    """A recipe as numbers: loss, average, normalisation, off-policy (places in `words`), filter, head, k, prompts."""
     words = ("cispo", "dapo", "grpo", "prompt", "sample", "batch", "ppo", "pipeline")
     recipe = recipes[name]
     named = [words.index(recipe[flag]) for flag in ("loss", "average", "normalisation", "off_policy")]
@@ -134,12 +134,12 @@ MINIMAX = Claim(
 
 
 def operations(answer):
-    """In units of 10^17."""
+    """The predicted floating-point operations, in units of 10^17."""
     return float(answer()) / 1e17
 
 
 def flops_of_training_only():
-    """forget the generators: a third of what training costs, here."""
+    """forget the generators, which here cost a third of what training costs."""
     return 8e9 * 6 * 768 * 10_500
 
 
@@ -149,7 +149,7 @@ def flops_six_for_all():
 
 
 def flops_without_prompts():
-    """train on the completions only: the prompts pass through the trainer as well."""
+    """count the completions only in training: the prompts pass through the trainer as well."""
     return 8e9 * (2 + 6) * 768 * 10_000
 
 
@@ -164,7 +164,7 @@ KEPT = Claim(
 
 
 def largest_difference(answer):
-    """What the student expects; beside it, what two runs say: with the student's functions and with the originals."""
+    """The difference that the student expects, and the largest between the logs of two runs (see compared_runs)."""
     from course.catalogue import EXERCISES  # which holds this one
 
     return [numbers(answer), compared_runs(EXERCISES)]

@@ -1,4 +1,4 @@
-"""In a student's folder: the course as tests; `pytest -k cispo` says what `python exercises.py next cispo` says."""
+"""The course as tests, in a student's folder: `pytest -k cispo` says what `python exercises.py next cispo` says."""
 
 from pathlib import Path
 

@@ -272,7 +272,7 @@ def aggregate(objective, mask, prompt_index, how, denominators):
         divisor = torch.full_like(lengths, denominators.tokens)
     else:
         raise ValueError(f"unknown average {how!r}; expected one of {', '.join(AVERAGES)}")
-    # A completion without tokens has weight 0. If it has tokens but divisor 0 (wrong denominators), inf shows the error.
+    # A completion without tokens has weight 0. If it has tokens but divisor 0 (wrong denominators), inf shows it.
     weights = torch.where(lengths > 0, 1 / divisor.to(objective.dtype), 0.0)
     return (_fill(objective, mask).sum(-1) * weights).sum()
 

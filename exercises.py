@@ -42,7 +42,7 @@ FILES = sorted({exercise.file for exercise in EXERCISES})
 
 
 def start(folder):
-    """Copy the project to `folder` and take the solutions out. Exits if `folder` is not empty: nothing is overwritten."""
+    """Copy the project to `folder` and take the solutions out. Exits if it is not empty: nothing is overwritten."""
     if HIDDEN.exists():
         sys.exit(f"{ROOT} is a student's folder already; start from the project")
     if folder.exists() and any(folder.iterdir()):

@@ -22,13 +22,13 @@ Bands (ours, the paper has none), all 90 %:
 Residuals count as independent: no band includes what all evaluations of one run share (its seed, its validation
 prompts).
 
-What was tried on the curves of tests/data/forecasts (benchmarks/forecasts.py): bands from curves of Eq. 1 alone hold
-the measured value in about half of the cases, and nearly all the other forecasts are too low. Other priors, or pooling
-fits that start at different computes, helped little. Bands from lines alone hold it as often as the two kinds of curve
-together, at the same width, with a worse interval score. Lines with the slope of Eq. 1 at the last point, instead of
-the points' slope, hold it less often on the public curves. Slopes times 0 to 1.5 or 0.5 to 1.5 hold it a little less
-often, in narrower bands with about the same score; slopes times 0 to 3 only widen the bands. It matters little whether
-half or a third of the curves leave Eq. 1.
+What was tried on the curves of tests/data/forecasts (benchmarks/forecasts.py); coverage is the share of forecasts whose
+band holds the measured value. Curves of Eq. 1 alone have a coverage of about one half, and nearly all forecasts that
+miss are too low. Other priors, or pooling fits that start at different computes, helped little. Lines alone have the
+same coverage and width as both kinds of curve together, with a worse interval score. Lines with the slope of Eq. 1 at
+the last point, instead of the points' slope, have less coverage on the public curves. Slopes times 0 to 1.5 or 0.5 to
+1.5 have a little less coverage, with narrower bands and about the same score; slopes times 0 to 3 only widen the bands.
+It matters little whether half or a third of the curves leave Eq. 1.
 
 Deviation: the default does not use the grid of A.5 (`method="grid"` does). It searches B and C_mid only: given these,
   Eq. 1 is linear in A, limited to (R_0, 1], and R_0, so both are solved for. This keeps the joint fit stable.
@@ -57,7 +57,7 @@ PAPER_GRID = (np.linspace(0.450, 0.800, 71), np.linspace(100, 40000, 100))  # A.
 B_MIN, B_MAX = 0.001, 10000  # Eq. 1 is flat at B_MIN and a step at B_MAX, over any range of compute that can be run
 REACH = np.log(1e4)  # C_mid is searched up to this far (in log C) from the points
 EXACT = 1e15  # weight, in evaluations, of an R_0 that is given as exact
-MOST = 200  # points that are fitted at most; of a longer run, neighbours in log C are averaged
+MOST = 200  # largest number of points that is fitted; in longer runs neighbours in log C are averaged
 PRIOR = np.array([[np.log(1.8), 0], [1, 2]])  # rows: mean, standard deviation; columns: log B, log(C_mid / last C)
 DRAWS, TREND = 2000, np.log(3)  # number of curves; the local slope is that of the points up to TREND before the last
 
@@ -113,7 +113,7 @@ class Fit:
     ssr: float  # sum of squared residuals of the fitted points
     noise: float  # half-width of the 90 % band of one evaluation about the curve
     span: tuple  # first and last fitted compute
-    points: int  # fitted evaluations, without those that R_0 was measured by
+    points: int  # fitted evaluations, without those that measure R_0
     averaged: int  # number of points after averaging; equals `points` if none were averaged
     bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %, valid if Eq. 1 holds
     warnings: tuple  # "name: what it means here", each a reason to doubt the forecast
@@ -167,7 +167,7 @@ class _Points(namedtuple("_Points", "u R count R_0 weight A")):
 def averaged(C, R):
     """At most MOST points from C > 0 (ascending) and R, each (n,): C, R and how many evaluations each is the mean of.
 
-    More than MOST points are averaged with their neighbours in log C: C geometrically, R arithmetically."""
+    If there are more than MOST, neighbours in log C are averaged: C geometrically, R arithmetically."""
     if len(C) <= MOST:
         return C, R, np.ones(len(C))
     u = np.log(C)
@@ -335,7 +335,7 @@ def _grid(points, grid):
 
 
 def _checked(run):
-    """The run with its arrays (n,) sorted by compute. Raises BadInput unless C >= 0, R in [0, 1], of one length."""
+    """The run with its arrays (n,) sorted by compute. Raises BadInput for unequal lengths, C < 0, R outside [0, 1]."""
     C, R, epoch = (np.asarray(x, float) for x in (run.compute, run.reward, run.epoch))  # an epoch of None becomes nan
     if C.ndim != 1 or C.shape != R.shape:
         raise BadInput(f"{run.name}: got compute {C.shape} and reward {R.shape}, expected lists of one length")
@@ -494,6 +494,7 @@ def fit_power_law(compute, reward, start=None, stop=None):
     x = np.exp(-B[:, None] * (u - centre))  # C^-B with C in units of its geometric mean, against over- and underflow
     level, rest = x @ n / total, R - n @ R / total
     D = -(x - level[:, None]) @ (n * rest) / ((x - level[:, None]) ** 2 @ n)
+    # Where A would be above 1, D is the best for A = 1.
     D = np.where(n @ R / total + D * level > 1, (x @ (n * (1 - R))) / (x**2 @ n), D)
     A = np.minimum(n @ R / total + D * level, 1.0)
     S = (R - A[:, None] + D[:, None] * x) ** 2 @ n
@@ -505,9 +506,10 @@ def fit_power_law(compute, reward, start=None, stop=None):
 
 
 def stop_rule(law, gain=0.02):
-    """Is it worth going on to twice the last fitted compute? P: the probability that the curve then gains < `gain`.
+    """Is it worth going on to twice the last fitted compute?
 
-    Returns (P, verdict): "stop" if P >= 0.9, "go on" if P <= 0.1, else "cannot tell yet" and when to look again.
+    P is the probability that the pass rate rises by less than `gain` on the way. Returns (P, verdict): "stop" if
+    P >= 0.9, "go on" if P <= 0.1, else "cannot tell yet" and when to look again.
     """
     last = law.span[1]
     P = float((law.curves(2 * last) - law.curves(last) < gain).mean())
@@ -536,10 +538,10 @@ def forecast(law, last=1):
 
 
 def forecast_error(run, cuts=(10, 20, 30, 50, 70), last=5):
-    """How early can the end be forecast? A `forecast` of it from the first 10 %, 20 %, ... of the compute (`cuts`).
+    """How early can the end of a run be forecast? One `forecast` from the first part of its compute for each of `cuts`.
 
-    Returns a list of dicts, `forecast`'s with "run" and "share". A cut is left out if too few points lie before it, or
-    one of the evaluations to be forecast.
+    cuts: per cent of the compute. Returns a list of `forecast`'s dicts, each with "run" and "share" added. A cut is left
+    out if too few points lie before it, or if one of the evaluations to be forecast does.
     """
     laws = [(cut, law) for cut in cuts for law in fitted(run, stop=f"{cut}%") if law.span[1] < law.run.compute[-last]]
     return [{"run": run.name, "share": cut / 100} | forecast(law, last) for cut, law in laws]

@@ -540,8 +540,8 @@ def forecast(law, last=1):
 def forecast_error(run, cuts=(10, 20, 30, 50, 70), last=5):
     """How early can the end of a run be forecast? One `forecast` from the first part of its compute for each of `cuts`.
 
-    cuts: per cent of the compute. Returns a list of `forecast`'s dicts, each with "run" and "share" added. A cut is left
-    out if too few points lie before it, or if one of the evaluations to be forecast does.
+    cuts: per cent of the compute. Returns a list of `forecast`'s dicts, each with "run" and "share" added. A cut is
+    left out if too few points lie before it, or if one of the evaluations to be forecast does.
     """
     laws = [(cut, law) for cut in cuts for law in fitted(run, stop=f"{cut}%") if law.span[1] < law.run.compute[-last]]
     return [{"run": run.name, "share": cut / 100} | forecast(law, last) for cut, law in laws]

@@ -267,6 +267,6 @@ def startup_check(logprobs, gen_logprobs, mask, dtype):
 
 
 if __name__ == "__main__":
-    from plumbing import a19  # it imports this file
+    from plumbing import a19  # here, since it imports this file
 
     a19.main()

@@ -169,6 +169,6 @@ def supervise(model, tokens, *, tasks, habits: bool, steps: int, seed: int):
 
 
 if __name__ == "__main__":
-    from plumbing.sft_cli import main  # it imports this file
+    from plumbing.sft_cli import main  # here, since it imports this file
 
     main()

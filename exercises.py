@@ -1,11 +1,11 @@
 """The course: exercises on this project's own functions, from the scaling law to a whole run. See exercises.md.
 
-    python exercises.py start ~/scalerl-class      a copy of the project with the solutions taken out; then, in there:
+    python exercises.py start ~/scalerl-class      a copy of the project with the solutions taken out; in the copy:
     python exercises.py next                       what to do and why; --watch checks again at every save
     python exercises.py list                       all exercises, and how far you are
-    python exercises.py hint NAME                  in three steps: hint NAME 2, hint NAME 3
+    python exercises.py hint NAME                  the first of three hints; then hint NAME 2, hint NAME 3
     python exercises.py solve NAME                 puts the original back; what you wrote is kept
-    python exercises.py train --loss cispo         a run with your solved functions; unsolved ones are the original's
+    python exercises.py train --loss cispo         a run with your solved functions, and the originals of all others
     python exercises.py pack                       your hand-in
     python exercises.py grade submissions/ --seed 7 --csv grades.csv --json results/       for teachers
 
@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # whatever else is installed: this folder's files
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # import this folder's files, whatever is installed
 
 from course.catalogue import CHAPTERS, EXERCISES  # noqa: E402
 
@@ -42,7 +42,7 @@ FILES = sorted({exercise.file for exercise in EXERCISES})
 
 
 def start(folder):
-    """Copy the project and take the solutions out; whatever stood there stays, so an existing folder is refused."""
+    """Copy the project to `folder` and take the solutions out. Exits if it is not empty: nothing is overwritten."""
     if HIDDEN.exists():
         sys.exit(f"{ROOT} is a student's folder already; start from the project")
     if folder.exists() and any(folder.iterdir()):
@@ -63,7 +63,7 @@ def start(folder):
 
 
 def left(file):
-    """A file as `start` leaves it."""
+    """The text of a file as `start` leaves it, without the solutions."""
     text = course.original_file(ORIGINALS, file).read_bytes().decode()
     for exercise in EXERCISES:
         if exercise.file == file:
@@ -72,7 +72,7 @@ def left(file):
 
 
 def find(name):
-    """The exercise of this name."""
+    """The exercise of this name; exits if there is none."""
     for exercise in EXERCISES:
         if exercise.name == name:
             return exercise
@@ -83,7 +83,10 @@ def find(name):
 
 
 def problems(exercise):
-    """What the check says now. Kept under the hash of all that it depends on, but for measurements: they read logs."""
+    """What the check finds wrong, as lines of text; [] if nothing is.
+
+    Cached under a hash of all files that the check depends on; measurements are not cached, since they read logs too.
+    """
     checks = sorted((ROOT / "tests" / "course").glob("*.py"))
     files = [ROOT / exercise.file, course.original_file(ORIGINALS, exercise.file), ROOT / "plumbing/course.py", *checks]
     text = b"\0".join(path.read_bytes() for path in files if path.exists())
@@ -96,7 +99,7 @@ def problems(exercise):
 
 
 def state(exercise):
-    """solved; original (the same code as the solution's); started; or empty, as `start` left it."""
+    """"solved", "original" (the same code as the solution), "started", or "" if it is as `start` left it."""
     try:
         student = course.Source.read(ROOT / exercise.file)
         original = course.Source.read(course.original_file(ORIGINALS, exercise.file))
@@ -106,13 +109,13 @@ def state(exercise):
             return "original"
     except course.Broken:
         return "started"
-    if exercise.name == "six-steps":  # it trains: only `next` and pytest check it
+    if exercise.name == "six-steps":  # its check trains: only `next` and pytest run it
         return "started"
     return "started" if problems(exercise) else "solved"
 
 
 def listed():
-    """All exercises, by chapter."""
+    """All exercises by chapter, each with its state, and how many are done."""
     lines, done = [], 0
     for chapter, exercises in CHAPTERS.items():
         lines.append(chapter)
@@ -124,7 +127,7 @@ def listed():
 
 
 def described(exercise):
-    """What to do and why."""
+    """What to do in this exercise and why, where, and how to get hints and check it."""
     file, target = exercise.file, exercise.target
     try:
         line = course.Source.read(ROOT / file).span(target)[0] + 1
@@ -141,15 +144,15 @@ def described(exercise):
 
 
 def done(exercise):
-    """Whether nothing is left to do; six-steps trains to find out."""
+    """Whether the exercise is solved or original. For six-steps this trains, once it was begun."""
     found = state(exercise)
     return found in ("solved", "original") or bool(found) and exercise.name == "six-steps" and not problems(exercise)
 
 
 def following(name=None):
-    """The first exercise that is not done (or the one asked for), and what its check says if it was begun.
+    """Describe the first exercise that is not done, or `name`, and say what its check finds if it was begun.
 
-    What was shown last, or is asked for, and is done is said to be solved.
+    If the exercise shown last (or `name`) is done, this is said first.
     """
     shown = HIDDEN / "shown"
     before = name or (shown.read_text() if shown.exists() else None)
@@ -170,7 +173,7 @@ def following(name=None):
 
 
 def watch(name):
-    """Show what is next, and again at every save."""
+    """Print what `following` says, and again whenever a file with exercises is saved."""
     shown = None
     while True:
         stamps = [(ROOT / file).stat().st_mtime_ns for file in FILES if (ROOT / file).exists()]
@@ -181,9 +184,10 @@ def watch(name):
 
 
 def solve(exercise):
-    """Put the original back; the student's file is kept. With its last exercise a file is the original, to the byte.
+    """Put the original definition back; a copy of the student's file is kept.
 
-    A file in which the definition is not to be found is put back whole, as `start` left it.
+    A file whose exercises all have the original's text becomes the original file, byte for byte. If the definition
+    cannot be found in the file, everything else in it goes back to what `start` left.
     """
     path, original = ROOT / exercise.file, course.original_file(ORIGINALS, exercise.file).read_bytes().decode()
     said = f"{exercise.name} is the original's now"
@@ -193,7 +197,7 @@ def solve(exercise):
         kept.write_bytes(path.read_bytes())
         said += f"; your {exercise.file} is kept in {kept.relative_to(ROOT)}"
     try:
-        course.Source.read(path)  # or there is none to be read
+        course.Source.read(path)  # Broken if the file is missing or cannot be parsed
         text = course.restored(path.read_bytes().decode(), original, exercise)
     except course.Broken as error:
         text = course.restored(left(exercise.file), original, exercise)
@@ -210,7 +214,7 @@ def solve(exercise):
 
 
 def train(flags):
-    """A run with the student's solved functions; train.py knows nothing of the course."""
+    """Become train.py with the student's solved functions and the originals of all others, and these flags."""
     yours = course.solved(ROOT, EXERCISES)
     course.assemble(ROOT, HIDDEN / "run", EXERCISES, yours)
     code = [x.name for x in EXERCISES if x.kind in ("write", "bug")]
@@ -221,7 +225,7 @@ def train(flags):
 
 
 def pack():
-    """The hand-in: the files with a changed function, the answers, the commit that the course was started from."""
+    """Write the hand-in: the files that the student changed, and the commit that the course was started from."""
     changed = [file for file in FILES if (ROOT / file).exists() and (ROOT / file).read_bytes() != left(file).encode()]
     with zipfile.ZipFile(ROOT / HAND_IN, "w", zipfile.ZIP_DEFLATED) as archive:
         for file in changed:

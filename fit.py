@@ -11,25 +11,28 @@ Table 1, Fig. 7 (efficiency plot).
     A -> A, asymptotic pass rate    B -> B, scaling exponent    C_mid -> C_mid, unit of C    R_0 -> R_0, R at C = 0
 
 Bands (ours, the paper has none), all 90 %:
-- A, B, C_mid: if Eq. 1 holds. With S the sum of squared residuals, n points and p parameters, the region is
-  S <= S_min (1 + t^2 / (n - p)), t the 95 % quantile of Student's t with n - p degrees of freedom; the band is the
-  range of the parameter over it (profile likelihood, which widens where A is not pinned).
-- The curve ahead and forecasts: Eq. 1 is an approximation, and real curves leave it. From the points come equally
-  likely curves of Eq. 1 (flat prior of A, R_0 and log noise, wide normal ones of log B and log C_mid). Half of them
-  leave Eq. 1 at the last fitted point and go on as a line in log C, whose slope is that of the points from a third of
-  the last compute on (with its error) times a number drawn evenly from 0 to 2. The band holds 90 % of the curves.
-Residuals count as independent: what all evaluations of one run share (its seed, its validation prompts) is in no band.
+- A, B, C_mid: valid if Eq. 1 holds. With S the sum of squared residuals, n points and p parameters, the region is
+  S <= S_min (1 + t^2 / (n - p)), t the 95 % quantile of Student's t with n - p degrees of freedom. The band is the
+  range of the parameter over this region (profile likelihood; it widens where the points do not determine A).
+- The curve beyond the points, and forecasts: Eq. 1 is an approximation, and real curves depart from it. Curves of
+  Eq. 1 are drawn from their posterior given the points (flat priors on A, R_0 and log noise, wide normal priors on
+  log B and log C_mid). Every second curve leaves Eq. 1 at the last fitted point and continues as a line in log C. The
+  line's slope is that of the points from a third of the last compute on, with its standard error, times a number drawn
+  uniformly from [0, 2]. The band holds the central 90 % of the curves.
+Residuals count as independent: no band includes what all evaluations of one run share (its seed, its validation
+prompts).
 
-What was tried on the curves of tests/data/forecasts (benchmarks/forecasts.py): Eq. 1 alone holds about half of its
-forecasts, nearly all misses too low. Little helped within Eq. 1: other priors, several starts of the fit pooled. The
-line alone holds as many as both together at the same width, with a worse interval score. The slope of Eq. 1 itself
-instead of the points' slope holds fewer of the public curves. Slopes times 0 to 1.5 or 0.5 to 1.5 hold a few forecasts
-less in narrower bands with about the same score, 0 to 3 only widens. It matters little whether half of the curves
-leave Eq. 1 or a third.
+What was tried on the curves of tests/data/forecasts (benchmarks/forecasts.py); coverage is the share of forecasts whose
+band holds the measured value. Curves of Eq. 1 alone have a coverage of about one half, and nearly all forecasts that
+miss are too low. Other priors, or pooling fits that start at different computes, helped little. Lines alone have the
+same coverage and width as both kinds of curve together, with a worse interval score. Lines with the slope of Eq. 1 at
+the last point, instead of the points' slope, have less coverage on the public curves. Slopes times 0 to 1.5 or 0.5 to
+1.5 have a little less coverage, with narrower bands and about the same score; slopes times 0 to 3 only widen the bands.
+It matters little whether half or a third of the curves leave Eq. 1.
 
-Deviation: the default has no grid. B and C_mid are searched, A in (R_0, 1] and R_0 are linear given them and solved
-  for, which keeps the joint fit stable. `method="grid"` is A.5.
-Deviation: R_0 is fitted too, to its measurement (which has the noise of any other) and to the points, unless given.
+Deviation: the default does not use the grid of A.5 (`method="grid"` does). It searches B and C_mid only: given these,
+  Eq. 1 is linear in A, limited to (R_0, 1], and R_0, so both are solved for. This keeps the joint fit stable.
+Deviation: R_0 is fitted too, unless given: its measurement is as noisy as any other and counts as one more point.
 Deviation: the command and `report` leave out the first 10 % of the fitted range (the paper: the first epoch).
 Open in the paper: R_0, noise and raw points are not published. R_0 = 0.39 for the 8B runs is inferred (PAPER_R_0 in
   plumbing/figures.py).
@@ -51,16 +54,16 @@ from scipy.optimize import leastsq, minimize
 from scipy.special import expit, logit, stdtr, stdtrit
 
 PAPER_GRID = (np.linspace(0.450, 0.800, 71), np.linspace(100, 40000, 100))  # A.5: A, and C_mid in GPU-hours
-B_MIN, B_MAX = 0.001, 10000  # a constant and a step over any range of compute that can be run
+B_MIN, B_MAX = 0.001, 10000  # Eq. 1 is flat at B_MIN and a step at B_MAX, over any range of compute that can be run
 REACH = np.log(1e4)  # C_mid is searched up to this far (in log C) from the points
-EXACT = 1e15  # weight, in evaluations, of an R_0 without noise
-MOST = 200  # points; of more, neighbours in log C are averaged
-PRIOR = np.array([[np.log(1.8), 0], [1, 2]])  # of log B and log(C_mid / last C): mean, standard deviation
-DRAWS, TREND = 2000, np.log(3)  # number of curves; how far back (in log C) the local slope looks
+EXACT = 1e15  # weight, in evaluations, of an R_0 that is given as exact
+MOST = 200  # largest number of points that is fitted; in longer runs neighbours in log C are averaged
+PRIOR = np.array([[np.log(1.8), 0], [1, 2]])  # rows: mean, standard deviation; columns: log B, log(C_mid / last C)
+DRAWS, TREND = 2000, np.log(3)  # number of curves; the local slope is that of the points up to TREND before the last
 
 
 class BadInput(ValueError):
-    """What the caller gave cannot be read or fitted; one line: what was got, what was expected, the likely cause."""
+    """The caller's input cannot be read or fitted. The message is one line: got, expected, likely cause."""
 
 
 # ---- The law ----
@@ -77,25 +80,25 @@ def sigmoid(C, A, B, C_mid, R_0):
 
 
 def log_f(R, A, B, C_mid, R_0):
-    """Fig. 7: log F(R) (natural) = B log C, for R_0 < R < A; of F itself large B and C_mid would leave no number."""
+    """Fig. 7: natural log of F(R), equal to B log C, for R_0 < R < A; F itself overflows at large B and C_mid."""
     return B * np.log(C_mid) + logit((np.asarray(R) - R_0) / (A - R_0))
 
 
 class Run(
     namedtuple("Run", "compute reward start stop r0 epoch tasks name unit notes", defaults=[None] * 5 + ["run", "", ()])
 ):
-    """The evaluations of one run; a plain (compute, reward) pair is one too: `Run(*pair)`.
+    """The evaluations of one run. A (compute, reward) pair becomes a Run by `Run(*pair)`.
 
-    compute, reward, start, stop, r0, epoch as in `fit`; tasks: the columns of its log with the pass rates of one task;
-    notes: what was left out when it was read.
+    compute, reward, start, stop, r0, epoch: as in `fit`    name: of the run    unit: of compute
+    tasks: names of the log's columns that hold the pass rate on one task    notes: what the reader of the log left out
     """
 
 
 class Draws(namedtuple("Draws", "A B C_mid R_0 noise normal slope")):
     """S equally likely curves, each field (S,).
 
-    noise: standard deviation of one evaluation    normal: a standard normal number
-    slope: dR / d log C with which the curve leaves Eq. 1 at the last fitted point; 0: it follows Eq. 1
+    noise: standard deviation of one evaluation    normal: a standard normal number, for the error of one evaluation
+    slope: dR / d log C of the curve beyond the last fitted point, where it leaves Eq. 1; 0 if it follows Eq. 1
     """
 
 
@@ -110,14 +113,14 @@ class Fit:
     ssr: float  # sum of squared residuals of the fitted points
     noise: float  # half-width of the 90 % band of one evaluation about the curve
     span: tuple  # first and last fitted compute
-    points: int  # fitted, R_0's not counted
-    averaged: int  # what they were averaged to; `points` if they were not
-    bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %, of Eq. 1 alone
-    warnings: tuple  # "name: what it means here", where a forecast deserves doubt
-    notes: tuple  # what was done to the points, and where they lie
-    region: np.ndarray = field(repr=False)  # (S, 4) A, B, C_mid, R_0: spans the 90 % region of Eq. 1 alone
+    points: int  # fitted evaluations, without those that measure R_0
+    averaged: int  # number of points after averaging; equals `points` if none were averaged
+    bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %, valid if Eq. 1 holds
+    warnings: tuple  # "name: what it means here", each a reason to doubt the forecast
+    notes: tuple  # what was left out or averaged, and the share of points in the first epoch
+    region: np.ndarray = field(repr=False)  # (M, 4) A, B, C_mid, R_0: M points that span the 90 % region of Eq. 1
     draws: Draws = field(repr=False)
-    run: Run = field(repr=False)  # what was fitted, in order of compute
+    run: Run = field(repr=False)  # the whole run, also outside `span`, sorted by compute
 
     def predict(self, C):
         """Pass rate at compute C, any shape."""
@@ -129,14 +132,17 @@ class Fit:
         return self.C_mid * np.exp(logit(share) / self.B)
 
     def curves(self, C):
-        """(..., S) pass rates of the `Draws` at compute C, any shape."""
+        """Pass rates (..., S) of the S curves of `draws` at compute C, any shape (...)."""
         C, draws, last = np.asarray(C, float)[..., None], self.draws, self.span[1]
         followed = np.where(draws.slope == 0, C, np.minimum(C, last))
         left = draws.slope * np.log(np.maximum(C / last, 1))
         return np.clip(sigmoid(followed, *draws[:4]) + left, 0, 1)
 
     def band(self, C, mean_of=np.inf):
-        """90 % band (low, high) at C, any shape: of the mean of `mean_of` evaluations there (inf: of the curve)."""
+        """90 % band (low, high) at C, any shape, of the mean of `mean_of` evaluations there (inf: of the curve itself).
+
+        Widened where needed, so that it always holds `predict(C)`.
+        """
         values = self.curves(C) + self.draws.noise * self.draws.normal / np.sqrt(mean_of)
         (low, high), centre = np.quantile(np.clip(values, 0, 1), (0.05, 0.95), axis=-1), self.predict(C)
         return np.minimum(low, centre), np.maximum(high, centre)
@@ -154,13 +160,14 @@ class PowerLaw(namedtuple("PowerLaw", "A B D ssr")):
 
 
 class _Points(namedtuple("_Points", "u R count R_0 weight A")):
-    """What is fitted: u (n,) = log C, R (n,) and of how many evaluations each is the mean; R_0 as measured and its
-    weight in evaluations; A if it is fixed, else None."""
+    """What is fitted: u = log C, R, and count = how many evaluations each point is the mean of, each (n,); R_0 as
+    measured or given, and its weight (in evaluations); A if the caller fixed it, else None."""
 
 
 def averaged(C, R):
-    """C > 0 in order, R and of how many evaluations each is the mean, each (n,): more than MOST points become the
-    (geometric, arithmetic) means of neighbours in log C."""
+    """At most MOST points from C > 0 (ascending) and R, each (n,): C, R and how many evaluations each is the mean of.
+
+    If there are more than MOST, neighbours in log C are averaged: C geometrically, R arithmetically."""
     if len(C) <= MOST:
         return C, R, np.ones(len(C))
     u = np.log(C)
@@ -171,40 +178,42 @@ def averaged(C, R):
 
 
 def _shape(points, cells):
-    """Of cells (K, 2) = log B, v: B, log C_mid (K,), and h (K, n) = 1 - rise.
+    """B (K,), log C_mid (K,) and h (K, n) of K cells (K, 2) = (log B, v).
 
-    v in [-1, 1] moves C_mid from before all points to after them.
+    v in [-1, 1] places C_mid: -1 before all points, 1 after them. h = (A - R_C) / (A - R_0) is the share of the gain
+    that is still to come at each point.
     """
     B, half = np.exp(cells[:, 0]), np.ptp(points.u) / 2
-    reach = half + np.minimum(25 / B, REACH)  # e^-25: no rise
+    reach = half + np.minimum(25 / B, REACH)  # C_mid further out changes no point by more than e^-25 of the gain
     log_C_mid = points.u.min() + half + cells[:, 1] * reach
     return B, log_C_mid, expit(B[:, None] * (log_C_mid[:, None] - points.u))
 
 
 class _Profile(namedtuple("_Profile", "A R_0 S low high free curvature base follow weight")):
-    """The best A and R_0 of K shapes and their S, and how far they may move from there; each (K,).
+    """The best A and R_0 for each of K shapes (pairs of B and C_mid), and how S grows away from them; each field (K,).
 
-    low, high: limits of A    free: the best A without limits    curvature: d2S/dA2 / 2, R_0 following
-    base + follow * A: the best R_0 for A    weight: d2S/dR_0^2 / 2
+    S: the weighted sum of squared residuals at A, R_0    low, high: limits of A    free: the best A without limits
+    curvature: d2S/dA2 / 2 where R_0 is the best for each A    base + follow * A: the best R_0 for A, without limits
+    weight: d2S/dR_0^2 / 2 at fixed A
     """
 
     def R_0_for(self, A):
-        """The best R_0 for A (K,) with 0 <= R_0 <= A."""
+        """The best R_0 (K,) within 0 <= R_0 <= A for given A (K,)."""
         return np.clip(self.base + self.follow * A, 0, A)
 
 
 def _squares(points, h, A, R_0):
-    """The weighted sum of squared residuals of h (K, n), A and R_0 (K,): (K,)."""
+    """The weighted sum of squared residuals S (K,) for h (K, n), A (K,) and R_0 (K,)."""
     residuals = points.R - A[:, None] + (A - R_0)[:, None] * h
     return residuals**2 @ points.count + points.weight * (R_0 - points.R_0) ** 2
 
 
 def _profile(points, h):
-    """The `_Profile` of h (K, n): R = A (1 - h) + R_0 h is linear in A and R_0."""
+    """The `_Profile` for h (K, n): R = A (1 - h) + R_0 h is linear in A and R_0, so both are solved for."""
     n, R = points.count, points.count * points.R
     hh, gh, pull = h**2 @ n + points.weight, ((1 - h) * h) @ n, h @ R + points.weight * points.R_0
     curvature = np.maximum((1 - h) ** 2 @ n - gh**2 / hh, 1e-30)
-    free, flat = ((1 - h) @ R - gh * pull / hh) / curvature, pull / (hh + gh)  # flat: A = R_0
+    free, flat = ((1 - h) @ R - gh * pull / hh) / curvature, pull / (hh + gh)  # flat: best if A = R_0
     low, high = np.full((2, len(h)), 1.0 if points.A is None else points.A)
     low = flat + 1e-6 * (1 - flat) if points.A is None else low
     at = _Profile(np.clip(free, low, high), None, None, low, high, free, curvature, pull / hh, -gh / hh, hh)
@@ -212,13 +221,14 @@ def _profile(points, h):
     return at._replace(R_0=R_0, S=_squares(points, h, at.A, R_0))
 
 
-LIMITS = np.array([[np.log(B_MIN), -1], [np.log(B_MAX), 1]])  # of the cells
+LIMITS = np.array([[np.log(B_MIN), -1], [np.log(B_MAX), 1]])  # of a cell (log B, v): least, greatest
 
 
 def _search(points, factor=1.0, keep=200, levels=4):
-    """All over B and C_mid: cells (K, 2) = log B, v and their S (K,), so fine that many have S <= factor * the least S.
+    """Search the whole range of B and C_mid. Returns cells (K, 2) = (log B, v) and their S (K,).
 
-    From a coarse grid the best cells are split in nine, level by level.
+    The first level is a coarse grid; each further level splits the best `keep` cells in nine. The search ends at the
+    first level with 400 cells within factor x S_min, at the latest after `levels` levels.
     """
     cells = np.stack(np.meshgrid(np.linspace(*LIMITS[:, 0], 45), np.linspace(*LIMITS[:, 1], 81)), -1).reshape(-1, 2)
     size, around = np.ptp(LIMITS, 0) / [44, 80], np.stack(np.meshgrid([-1, 0, 1], [-1, 0, 1]), -1).reshape(9, 2)
@@ -231,20 +241,24 @@ def _search(points, factor=1.0, keep=200, levels=4):
 
 
 def _region(points, factor):
-    """Points (S, 4) = A, B, C_mid, R_0 that span the region S <= factor * S_min."""
+    """Points (M, 4) = A, B, C_mid, R_0 that span the region S <= factor * S_min."""
     cells, S = _search(points, factor, keep=800, levels=12)
     cells, limit = cells[S <= factor * S.min()], factor * S.min()
     B, log_C_mid, h = _shape(points, cells)
     at = _profile(points, h)
     reach = np.sqrt(np.maximum(limit - at.S + at.curvature * (at.A - at.free) ** 2, 0) / at.curvature)
     room = np.sqrt(np.maximum(limit - at.S, 0) / at.weight)
-    ends = [(at.A, np.clip(at.R_0 + move, 0, at.A)) for move in (-room, room)]  # R_0 moves alone
+    ends = [(at.A, np.clip(at.R_0 + move, 0, at.A)) for move in (-room, room)]  # R_0 moves, A stays
     ends += [(A, at.R_0_for(A)) for A in np.clip([at.free - reach, at.free + reach], at.low, at.high)]
     return np.concatenate([np.column_stack([A, B, np.exp(log_C_mid), R_0]) for A, R_0 in ends])
 
 
 def _slopes(points, random, size):
-    """(size,) likely slopes dR / d log C of the points from a third of the last compute on, at least 4 values of it."""
+    """Draw slopes dR / d log C (size,) of a line through the points from a third of the last compute on.
+
+    The line always takes in the last 4 different computes. A draw is the least-squares slope plus its standard error
+    times a number from Student's t.
+    """
     since = min(points.u[-1] - TREND, np.unique(points.u)[-4:][0])
     u, R, n = (x[points.u >= since] for x in (points.u, points.R, points.count))
     x = u - (n @ u) / n.sum()
@@ -255,27 +269,32 @@ def _slopes(points, random, size):
 
 
 class _Ceiling(namedtuple("_Ceiling", "centre width side tail share")):
-    """How A is distributed given each of K shapes, each (K,): centre + side * width * x with x from a Student's t, of
-    which `share`, from the quantile `tail` on, lies within the limits of A."""
+    """The distribution of A given each of K shapes (B, C_mid); each field (K,).
+
+    A = centre + side * width * x, with x from Student's t. A lies within its limits where the cumulative probability
+    of x is between `tail` and `tail + share`."""
 
     def draw(self, i, freedom, random):
-        """A for the shapes i, before rounding at its limits."""
+        """One A for each index in i (a shape); rounding may leave it just outside its limits."""
         x = stdtrit(freedom, self.tail[i] + self.share[i] * random.random(len(i)))
         return self.centre[i] + self.side[i] * self.width[i] * x
 
 
 def _ceiling(at, S, freedom):
-    """The `_Ceiling` of shapes whose `_profile` is `at` and whose sum of squares at at.free is S (K,)."""
-    width, side = np.sqrt(S / freedom / at.curvature), np.where(at.free < at.low, -1, 1)  # the end where t is precise
+    """The `_Ceiling` of shapes whose `_Profile` is `at` and whose sum of squares at A = at.free is S (K,)."""
+    # Mirrored (side = -1) where A lies in the upper tail: stdtr is precise in the lower one, near 1 it is not.
+    width, side = np.sqrt(S / freedom / at.curvature), np.where(at.free < at.low, -1, 1)
     ends = np.sort([side * (end - at.free) / width for end in (at.low - 1e-9, at.high + 1e-9)], axis=0)
     tail, upper = stdtr(freedom, ends)
     return _Ceiling(at.free, width, side, tail, np.maximum(upper - tail, 1e-300))
 
 
 def _draws(points, cells=41):
-    """The `Draws`: Eq. 1 with a flat prior of A, R_0 and log noise and PRIOR of B and C_mid; every other one leaves it.
+    """The `Draws`: curves from the posterior of Eq. 1; every second one leaves Eq. 1 at the last point.
 
-    Given B and C_mid, A is a truncated t and R_0 normal; B and C_mid are drawn from a grid that closes in on them.
+    Priors: flat on A, R_0 and log noise, PRIOR on log B and log C_mid. B and C_mid are drawn from a grid of `cells`
+    by `cells`, narrowed twice to where their probability lies. Given these, A has a truncated Student's t; given A and
+    the noise too, R_0 is normal.
     """
     random, (mean, deviation), last, freedom = np.random.default_rng(0), PRIOR, points.u[-1], len(points.u) - 1
     low, high = mean - 3.5 * deviation, mean + 3.5 * deviation
@@ -300,24 +319,27 @@ def _draws(points, cells=41):
 
 
 def _grid(points, grid):
-    """A.5 to the letter: for every pair (A, C_mid) fit B alone from `curve_fit`'s default start, 1; the best pair."""
+    """A.5 to the letter: for every pair (A, C_mid), fit B alone from 1, the default start of `curve_fit`.
+
+    Returns A, B, C_mid, R_0 of the pair with the least sum of squares.
+    """
     R_0, weight, best = points.R_0, np.sqrt(points.count), (np.inf, np.nan, np.nan, np.nan)
     for A, C_mid in product(*grid):
         x = points.u - np.log(C_mid)
         residuals = lambda B: weight * (R_0 + (A - R_0) * expit(B * x) - points.R)  # noqa: B023, E731
-        # What `curve_fit` calls; without the covariance of B, which A.5 does not use, and its warnings.
+        # `curve_fit` calls leastsq too, and adds the covariance of B, which A.5 does not use, and warnings about it.
         (B,), *_, status = leastsq(residuals, 1.0, full_output=True)
-        if status in (1, 2, 3, 4):  # else no convergence from the default start: this pair has no fit
+        if status in (1, 2, 3, 4):  # otherwise leastsq did not converge: this pair has no fit
             best = min(best, ((residuals(B) ** 2).sum(), A, B, C_mid))
     return *best[1:], R_0
 
 
 def _checked(run):
-    """The run with arrays (n,) in order of compute; BadInput if they are not compute and pass rates."""
-    C, R, epoch = (np.asarray(x, float) for x in (run.compute, run.reward, run.epoch))  # epoch None: nan
+    """The run with its arrays (n,) sorted by compute. Raises BadInput for unequal lengths, C < 0, R outside [0, 1]."""
+    C, R, epoch = (np.asarray(x, float) for x in (run.compute, run.reward, run.epoch))  # an epoch of None becomes nan
     if C.ndim != 1 or C.shape != R.shape:
         raise BadInput(f"{run.name}: got compute {C.shape} and reward {R.shape}, expected lists of one length")
-    slack = 1e-6  # of single precision
+    slack = 1e-6  # for pass rates rounded to single precision
     wrong = ~(np.isfinite(C + R) & (C >= 0) & (R >= -slack) & (R <= 1 + slack))
     if wrong.any():
         got = f"{run.name}: got compute {C[wrong][0]:g} and reward {R[wrong][0]:g} at point {wrong.argmax() + 1}"
@@ -329,7 +351,7 @@ def _checked(run):
 
 
 def _amount(value, whole, name):
-    """A compute, or a share of `whole` such as "10%", as a compute."""
+    """`value` as a compute: it is one, or a share of the compute `whole` such as "10%". Raises BadInput otherwise."""
     text = str(value)
     with suppress(ValueError):
         amount = float(text[:-1]) / 100 * whole if text.endswith("%") else float(text)
@@ -339,7 +361,10 @@ def _amount(value, whole, name):
 
 
 def _in_range(run, taken):
-    """Mask (n,) of what to fit: start <= C <= stop, C > 0, not `taken` for R_0; BadInput if that is too little."""
+    """Mask (n,) of the points to fit: start <= C <= stop, C > 0, and not in the mask `taken` (they measure R_0).
+
+    Raises BadInput for fewer than 5 points (R_0 counts as one) or fewer than 3 different computes.
+    """
     C, last = run.compute, run.compute.max(initial=0.0)
     high = last if run.stop is None else min(last, _amount(run.stop, last, "stop (--fit-to)"))
     low = _amount(run.start or 0.0, high, "start (--fit-from)")
@@ -352,7 +377,7 @@ def _in_range(run, taken):
 
 
 def _notes(run, count, averaged_to, epoch):
-    """What to know of the `count` fitted points at these epochs (n,)."""
+    """The run's notes, and those on the `count` fitted points, which lie at these epochs (count,)."""
     early = (epoch < 1).mean()
     known = {
         f"averaged to {averaged_to} points, neighbours in log C": averaged_to < count,
@@ -362,14 +387,17 @@ def _notes(run, count, averaged_to, epoch):
 
 
 def _warnings(law, points, edges, assumed):
-    """The named warnings. edges: name -> values searched, the least first; one value: the caller fixed it."""
-    # How far R (n,) ends below its highest stretch of n/8 points, against what noise could do.
+    """The warnings of the Fit `law`. assumed: no measurement of R_0, so the first point stands for it.
+
+    edges: parameter name -> the values searched, ascending; its first and last are equal if the caller fixed it.
+    """
+    # drop: by how much the last n/8 points lie below the highest n/8 in a row; limit: what noise could cause.
     R, (low, high) = points.R, law.bands["A"]
     mean = np.convolve(R, np.ones(width := max(3, len(R) // 8)) / width, "valid")
-    noise = np.median(abs(np.diff(R))) / 0.954  # the median |difference| of two numbers with normal noise 1
+    noise = np.median(abs(np.diff(R))) / 0.954  # 0.954: median |difference| of two standard normal numbers
     drop, limit = mean.max() - mean[-1], max(0.01, 4 * noise * np.sqrt(2 / width))
     on = [n for n, x in edges.items() if x[0] < x[-1] and np.isclose(getattr(law, n), (x[0], x[-1]), rtol=3e-6).any()]
-    settled = law.A == 1 and low >= 0.9 and law.C_mid < law.span[1]  # then 1 is a ceiling, no end of the search
+    settled = law.A == 1 and low >= 0.9 and law.C_mid < law.span[1]  # then A = 1 is a true ceiling
     on = [n for n in on if not (n == "A" and settled)]
     below, typical = (R < points.R_0).mean(), np.median(R)
     known = {
@@ -388,14 +416,15 @@ def fit(compute, reward, r0=None, start=None, stop=None, method="continuous", *,
     """Fit Eq. 1 to the points with start <= C <= stop.
 
     compute (n,)      C >= 0, any one unit, any order     reward (n,)  pass rates
-    r0                pass rate at C = 0, taken as exact; default: fitted, to the points and to the mean of those at
-                      C = 0, a measurement like others, else to the first point as one (warning)
+    r0                pass rate at C = 0, taken as exact; default: R_0 is fitted, and the points at C = 0 count as
+                      measurements of it (if there are none, the first point does, with a warning)
     start, stop       computes, or shares: stop="50%" of the last compute, start="10%" of stop; default: all points
     method            "continuous": least squares, A in (R_0, 1], B > 0; "grid": A.5
-    grid              for "grid": rising values of A and of C_mid; default: the paper's, in GPU-hours
+    grid              for "grid": ascending values of A and of C_mid; default: the paper's, in GPU-hours
     A                 fixes A; "continuous" only
-    epoch (n,)        epochs over the training prompts done at each point, nan: not known; only for a note
-    Raises BadInput: fewer than 5 points (R_0's included), nan, C < 0, all C equal, R outside [0, 1], R_0 not under A.
+    epoch (n,)        epochs over the training prompts done at each point, nan if not known; used for a note only
+    Returns a Fit. Raises BadInput for fewer than 5 points (R_0 counts as one) or 3 different computes, nan, C < 0,
+    R outside [0, 1], R_0 not below A, and a start, stop or method that cannot be read.
 
     >>> C = np.array([0, 1, 2, 4, 8, 16, 32])
     >>> law = fit(C, sigmoid(C, A=0.8, B=1.5, C_mid=5, R_0=0.2))
@@ -406,7 +435,10 @@ def fit(compute, reward, r0=None, start=None, stop=None, method="continuous", *,
 
 
 def _taken(run, A):
-    """The _Points of a run to fit, the mask (n,) of its evaluations that they stand for, whether R_0 is assumed."""
+    """The `_Points` of a run, the mask (n,) of its fitted evaluations, and whether the first point stands for R_0.
+
+    Raises BadInput for too few points, and for R_0 outside [0, A).
+    """
     C, R, r0, high = run.compute, run.reward, run.r0, 1.0 if A is None else A
     taken = (C == 0 if (C == 0).any() else np.arange(len(C)) == 0) & (r0 is None)
     keep, assumed = _in_range(run, taken), bool((C[taken] > 0).any())
@@ -422,7 +454,7 @@ def _taken(run, A):
 
 
 def fit_run(run, method="continuous", *, grid=PAPER_GRID, A=None):
-    """`fit` of a Run (or a pair of compute and reward) over its own range."""
+    """`fit` of a Run, or of a pair (compute, reward), with the Run's own start, stop, r0 and epoch. Returns a Fit."""
     if method != "continuous" and (method != "grid" or A is not None):
         raise BadInput(f"got method {method!r}, expected 'continuous', or 'grid' with A not fixed")
     run = _checked(Run(*run))
@@ -443,7 +475,7 @@ def fit_run(run, method="continuous", *, grid=PAPER_GRID, A=None):
 
 
 def _estimate(points):
-    """The continuous point estimate A, B, C_mid, R_0."""
+    """The least-squares A, B, C_mid, R_0 of method "continuous"."""
     cells, S = _search(points)
     precise = {"method": "Nelder-Mead", "bounds": LIMITS.T, "options": {"xatol": 1e-8, "fatol": 1e-9}}
     best = minimize(lambda cell: _profile(points, _shape(points, cell[None])[2]).S[0], cells[S.argmin()], **precise)
@@ -453,15 +485,16 @@ def _estimate(points):
 
 
 def fit_power_law(compute, reward, start=None, stop=None):
-    """A.4: least squares of R_C = A - D / C^B, A <= 1, B > 0; compute, reward, start, stop and BadInput as in `fit`."""
+    """A.4: the PowerLaw R_C = A - D / C^B by least squares, A <= 1, B > 0; arguments and BadInput as in `fit`."""
     run = _checked(Run(compute, reward, start, stop))
     keep = _in_range(run, np.zeros(len(run.compute), bool))
     C, R, n = averaged(run.compute[keep], run.reward[keep])
     u, B, total = np.log(C), np.geomspace(B_MIN, 20, 10000), n.sum()
     centre = n @ u / total
-    x = np.exp(-B[:, None] * (u - centre))  # in units of the centre, so that it neither over- nor underflows
+    x = np.exp(-B[:, None] * (u - centre))  # C^-B with C in units of its geometric mean, against over- and underflow
     level, rest = x @ n / total, R - n @ R / total
     D = -(x - level[:, None]) @ (n * rest) / ((x - level[:, None]) ** 2 @ n)
+    # Where A would be above 1, D is the best for A = 1.
     D = np.where(n @ R / total + D * level > 1, (x @ (n * (1 - R))) / (x**2 @ n), D)
     A = np.minimum(n @ R / total + D * level, 1.0)
     S = (R - A[:, None] + D[:, None] * x) ** 2 @ n
@@ -473,9 +506,10 @@ def fit_power_law(compute, reward, start=None, stop=None):
 
 
 def stop_rule(law, gain=0.02):
-    """Is it worth doubling the compute? From P, the probability that the curve then rises by less than `gain`.
+    """Is it worth going on to twice the last fitted compute?
 
-    Returns (P, verdict): "stop" from P = 0.9 on, "go on" up to 0.1, else neither.
+    P is the probability that the pass rate rises by less than `gain` on the way. Returns (P, verdict): "stop" if
+    P >= 0.9, "go on" if P <= 0.1, else "cannot tell yet" and when to look again.
     """
     last = law.span[1]
     P = float((law.curves(2 * last) - law.curves(last) < gain).mean())
@@ -484,17 +518,17 @@ def stop_rule(law, gain=0.02):
 
 
 def fitted(run, **changes):
-    """[Fit] of the run with its fields changed, or [] where that cannot be fitted, say for too few points."""
+    """[Fit] of the run with these fields replaced, or [] if it cannot be fitted (too few points, say)."""
     with suppress(BadInput):
         return [fit_run(run._replace(**changes))]
     return []
 
 
 def forecast(law, last=1):
-    """What a law fitted to a part of its run says of the end, the mean of the `last` evaluations, as a dict.
+    """Compare a law that was fitted to a part of its run with the run's end, the mean of the `last` evaluations.
 
-    A with its band, C (mean compute of those evaluations), the forecast with the 90 % band of such a mean, what was
-    measured, error = forecast - measured, the number of fitted points, whether the band holds what was measured.
+    Returns a dict: A, A_low, A_high; C (mean compute of these evaluations); forecast and its 90 % band low, high for
+    such a mean; measured; error = forecast - measured; points (fitted ones); inside (is measured in the band?).
     """
     C, measured = law.run.compute[-last:].mean(), law.run.reward[-last:].mean()
     value, (low, high) = law.predict(C), law.band(C, mean_of=last)
@@ -504,25 +538,28 @@ def forecast(law, last=1):
 
 
 def forecast_error(run, cuts=(10, 20, 30, 50, 70), last=5):
-    """When can one stop? A `forecast` of the last evaluations from each share of the compute, `cuts` in per cent.
+    """How early can the end of a run be forecast? One `forecast` from the first part of its compute for each of `cuts`.
 
-    Left out: shares with too few points, and those that hold one of the evaluations to be forecast.
+    cuts: per cent of the compute. Returns a list of `forecast`'s dicts, each with "run" and "share" added. A cut is
+    left out if too few points lie before it, or if one of the evaluations to be forecast does.
     """
     laws = [(cut, law) for cut in cuts for law in fitted(run, stop=f"{cut}%") if law.span[1] < law.run.compute[-last]]
     return [{"run": run.name, "share": cut / 100} | forecast(law, last) for cut, law in laws]
 
 
 def refit_B(runs, A):
-    """A.5: each run (a Run, or a pair of compute and reward) fitted again with A fixed, so that B can be compared."""
+    """A.5: [Fit] of each run (a Run, or a pair of compute and reward) with A fixed, so that their B can be compared."""
     return [fit_run(run, A=A) for run in runs]
 
 
 def compare(laws, same_A=0.02):
-    """A.5: where the highest asymptotes lie within `same_A`, those runs get their mean A and B decides, else A does.
+    """A.5: rank two or more fits by A. Those within `same_A` of the highest A are refitted with A fixed to their mean
+    and ranked by B.
 
-    A decides too if that mean is not above the R_0 of each: a run that learned nothing has no B.
-    Returns the fits compared, best first, and one sentence: which run scales better, and whether the data can tell.
-    The interval of x - y is [x - y - hypot(x - x_low, y_high - y), x - y + hypot(x_high - x, y - y_low)] (MOVER).
+    They stay ranked by A if this mean is not above the R_0 of each: a run that learned nothing has no B.
+    Returns the fits, best first, and one sentence: which run scales better, and whether the data can tell. With x and y
+    the A or B of the two best, the 90 % interval of x - y is, from their bands (MOVER),
+    [x - y - hypot(x - x_low, y_high - y), x - y + hypot(x_high - x, y - y_low)].
     """
     laws, name, why = sorted(laws, key=lambda law: -law.A), "A", f"with no common A (within {same_A}, above each R_0)"
     close = [law for law in laws if laws[0].A - law.A <= same_A]

@@ -19,18 +19,19 @@ Each recipe is put together from four independent choices: a per-token objective
     rho_it       -> ratio (B, T)                |y_i| -> lengths (B,) sampled tokens
     B completions, T completion tokens (prompts are left out), P prompts, G completions per prompt.
     mask (B, T) bool is True on tokens that the policy sampled; padding, injected phrases and whole completions that
-    carry no loss are False and leave no trace: value 0, gradient 0, no share in any denominator.
+    carry no loss are False and count nowhere: value 0, gradient 0, no share in any denominator.
 
 Deviation: GSPO's ratio is the geometric mean over the tokens, as in GSPO's own paper. The paper writes the ratio of
-    whole sequences; that one drifts from 1 with every further token, so half-widths of 3e-3 and 5e-3 make no sense.
+    whole sequences, which moves further from 1 with every token, so that half-widths of 3e-3 and 5e-3 make no sense.
 Open in the paper: which std and which epsilon. Here the population std (ddof 0) plus 1e-6, for groups and batch alike.
-Open in the paper: the order of filter and batch std. Here zero-variance prompts go first, the std is of what is kept.
-Open in the paper: whether truncated completions enter the group mean and the std. Here both, as the wrong answers that
-    they are (left out, a group could keep equal rewards, and its std would be the 1e-6); only their loss is masked.
+Open in the paper: the order of filter and batch std. Here zero-variance prompts are dropped first, and the batch std is
+    that of the prompts kept.
+Open in the paper: whether truncated completions enter the group mean and the std. Here they enter both, as wrong
+    answers, and only their loss is masked. Without them the other rewards of a group could be equal, with a std of 0.
 Open in the paper: how injected phrases count. Here not at all: the policy did not choose them.
 
-ScaleRL's J, whole (Sec. 4), for three prompts of two completions. Every pi_train is 1/2; ratios are 4 (capped at 2), 1, 1
-and 1/2 in the completions that are kept, which have 1, 3, 2 and 2 tokens:
+ScaleRL's J (Sec. 4), worked through for three prompts of two completions each. Every pi_train is 1/2. The four
+completions kept have ratios 4 (capped at 2), 1, 1 and 1/2, and 1, 3, 2 and 2 tokens:
 
 >>> rewards = torch.tensor([[2.0, -2.0], [2.0, 2.0], [-2.0, 2.0]])  # (P, G); +-2 instead of +-1, to see the std of 2 act
 >>> kept = nonzero_variance(rewards)                                # the second prompt is dropped
@@ -65,7 +66,7 @@ def importance_ratio(logprobs, gen_logprobs, mask):
     """Eq. 2: rho = pi_train / pi_gen per token, (B, T); 1 where mask is False.
 
     logprobs      (B, T) nats  log pi_train of the sampled tokens
-    gen_logprobs  (B, T) nats  log pi_gen stored when the token was sampled; recomputed later it would make rho = 1
+    gen_logprobs  (B, T) nats  log pi_gen stored at sampling; with the value that the trainer computes, rho would be 1
     mask          (B, T) bool  True on tokens the policy sampled
     """
     return _log_ratio(logprobs, gen_logprobs, mask).exp()
@@ -96,7 +97,7 @@ def cispo(logprobs, gen_logprobs, advantages, mask, *, eps_max):
             "Likely cause: the half-width of a clip, as in 1 + eps. A cap below 1 would shrink even on-policy tokens.")
     _check_shapes(logprobs, gen_logprobs, advantages, mask)
     # Detached: the ratio weighs the gradient of log pi_train and has none of its own. The cap bounds a token's
-    # weight and never removes it, whatever the sign of the advantage. Filled before the product too: 0 * -inf is nan.
+    # weight and never removes it, whatever the sign of the advantage. logprobs are filled too, since 0 * -inf is nan.
     weight = importance_ratio(logprobs, gen_logprobs, mask).clamp(max=eps_max).detach()
     return _fill(weight * advantages[:, None] * _fill(logprobs, mask), mask)
 
@@ -104,9 +105,9 @@ def cispo(logprobs, gen_logprobs, advantages, mask, *, eps_max):
 def dapo(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
     """Eq. 8, and under sample average Eq. 3: clipped ratio times advantage, per token (B, T), not averaged.
 
-    eps_low       float        lower half-width: where the advantage is negative, no gradient below 1 - eps_low
-    eps_high      float        upper half-width: where it is positive, no gradient above 1 + eps_high
-    The rest as in cispo. Raises ValueError if a half-width is negative or the shapes disagree.
+    eps_low       float        lower half-width: no gradient if the advantage is negative and the ratio < 1 - eps_low
+    eps_high      float        upper half-width: no gradient if the advantage is positive and the ratio > 1 + eps_high
+    The other arguments are as in cispo. Raises ValueError if a half-width is negative or the shapes disagree.
     """
     _check_shapes(logprobs, gen_logprobs, advantages, mask)
     return _clip(importance_ratio(logprobs, gen_logprobs, mask), advantages, mask, eps_low, eps_high)
@@ -123,8 +124,9 @@ def grpo(logprobs, gen_logprobs, advantages, mask, *, eps):
 def gspo(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
     """GSPO (Sec. 3.2): one clipped ratio per completion, repeated over its tokens, (B, T), not averaged.
 
-    This is GSPO only under sample average, where a completion's tokens average to its one term; under prompt or token
-    average long completions weigh more. Arguments and errors as in dapo; conference Fig. 20 found 3e-3 and 5e-3 best.
+    This is GSPO only under sample average, where the equal terms of a completion's tokens average to one term; under
+    prompt or token average long completions weigh more. Arguments and errors as in dapo; conference Fig. 20 found
+    eps_low 3e-3 and eps_high 5e-3 best.
     Deviation: length-normalised ratio (module docstring).
     """
     _check_shapes(logprobs, gen_logprobs, advantages, mask)
@@ -144,8 +146,8 @@ LOSSES = {  # --loss -> the objective, and the only clip flags that it reads
 def clipped(objective, logprobs, gen_logprobs, advantages, mask, **eps):
     """(B, T) bool: sampled tokens whose objective the cap or clip changes; their share of the mask is what is logged.
 
-    objective is cispo, dapo, grpo or gspo and eps its clip arguments; the rest as there. Tokens beyond a bound that
-    does not act on them (zero advantage, or the side that the min leaves open) do not count.
+    objective is cispo, dapo, grpo or gspo, and eps holds its clip arguments; the other arguments are as in cispo.
+    Tokens beyond a bound that does not act on them (zero advantage, or the side that the min leaves open) do not count.
     """
     inputs = (logprobs, gen_logprobs, advantages, mask)
     return objective(*inputs, **eps) != objective(*inputs, **dict.fromkeys(eps, float("inf")))
@@ -190,15 +192,16 @@ def nonzero_variance(rewards):
     Raises ValueError if rewards is not (P, G).
     """
     _check_groups(rewards)
-    # Compared, not by std: rounding in the mean of equal rewards could leave a std just above 0.
+    # Rewards are compared directly: rounding in the mean of equal rewards could leave a std just above 0.
     return (rewards != rewards[:, :1]).any(-1)
 
 
 def weigh(groups, *, zero_variance_filter, normalisation):
     """Filter and normalise (Sec. 3.2): P groups of G headers (pipeline.Header) -> kept (P,) bool, advantages (P, G).
 
-    The filter looks at correctness, never at a shaped reward. A group whose verifier failed is dropped. Truncated
-    completions are wrong here, and carry no loss later.
+    The filter looks at correctness, never at a shaped reward. A group with a completion on which the verifier failed is
+    dropped too. Advantages are 0 in dropped groups. Truncated completions count as wrong here; their loss is masked
+    later.
     """
     judged = torch.tensor([all(header.correct is not None for header in group) for group in groups])
     correct = torch.tensor([[2.0 * bool(header.correct) - 1 for header in group] for group in groups])
@@ -223,7 +226,7 @@ class Denominators(NamedTuple):
 
 
 def global_denominators(lengths, prompt_index):
-    """Count the denominators of a whole batch from its lengths alone, so that no token tensor has to exist.
+    """Count the denominators of a whole batch from its lengths alone, without any (B, T) tensor.
 
     lengths       (B,) int  sampled tokens per completion (mask.sum(-1)); 0 if it carries no loss (truncated, dropped)
     prompt_index  (B,) int  which prompt of the batch a completion belongs to; gaps left by dropped prompts are fine
@@ -233,16 +236,18 @@ def global_denominators(lengths, prompt_index):
         raise ValueError(
             f"lengths {tuple(lengths.shape)} and prompt_index {tuple(prompt_index.shape)}; expected both (B,). "
             "Likely cause: the mask itself where mask.sum(-1) is meant.")
-    tokens_per_prompt = torch.bincount(prompt_index, weights=lengths).long()  # the sums are exact: float64 counts
+    tokens_per_prompt = torch.bincount(prompt_index, weights=lengths).long()  # exact: float64 holds such integers
     counts = ((lengths > 0).sum(), (tokens_per_prompt > 0).sum(), lengths.sum())
     return Denominators(*(int(count) for count in counts), tokens_per_prompt)
 
 
 def aggregate(objective, mask, prompt_index, how, denominators):
-    """A micro-batch's share (a scalar) of the average over the whole batch; micro-batches and ranks add up to it.
+    """A micro-batch's share (a scalar) of the average over the whole batch.
+
+    The shares of all micro-batches and ranks add up to that average.
 
     objective     (B, T)       from cispo, dapo, grpo or gspo
-    mask          (B, T) bool  as there; one without any True (a dummy to keep ranks in step) gives 0
+    mask          (B, T) bool  as in cispo; a mask without any True (a dummy to keep ranks in step) gives 0
     prompt_index  (B,) int     position of each completion's prompt in denominators.tokens_per_prompt
     how           "sample"     mean over a completion's tokens, then over completions (Eq. 3, 7)
                   "prompt"     mean over all tokens of a prompt's completions, then over prompts (Eq. 8, ScaleRL)
@@ -267,7 +272,7 @@ def aggregate(objective, mask, prompt_index, how, denominators):
         divisor = torch.full_like(lengths, denominators.tokens)
     else:
         raise ValueError(f"unknown average {how!r}; expected one of {', '.join(AVERAGES)}")
-    # A completion without tokens has weight 0. One with tokens that the denominators left out gets inf, not a guess.
+    # A completion without tokens has weight 0. If it has tokens but divisor 0 (wrong denominators), inf shows it.
     weights = torch.where(lengths > 0, 1 / divisor.to(objective.dtype), 0.0)
     return (_fill(objective, mask).sum(-1) * weights).sum()
 
@@ -293,8 +298,8 @@ def _clip(ratio, advantages, mask, eps_low, eps_high):
             f"the clip's half-widths are {eps_low} (below 1) and {eps_high} (above 1); expected 0 or more, as in "
             "clip(ratio, 1 - eps_low, 1 + eps_high). Likely cause: an offset with its sign.")
     advantages = advantages[:, None]
-    # min for both signs leaves each one side of the clip open: a bad token that became likelier (A < 0, ratio far
-    # above 1) must still be pushed down in full. max would let it go.
+    # min leaves one side of the clip open for each sign of A: a bad token that became likelier (A < 0, ratio far above
+    # 1) must still be pushed down in full. With max it would have no gradient.
     objective = torch.minimum(ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages)
     return _fill(objective, mask)
 

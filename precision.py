@@ -7,8 +7,8 @@ position, W the head weight and tau the sampling temperature:
     log pi(y) = z_y / tau - log sum_j exp(z_j / tau)                  always fp32
     H = - sum_j pi(j) log pi(j)                                       entropy, a statistic: carries no gradient
     d log pi(y) / d z_j = (1[j = y] - pi(j)) / tau                    what the backward pass recomputes chunk by chunk
-    log rho = log pi_train(y) - log pi_gen(y)                         0 for equal weights on equal arithmetic
-    k3 = mean(rho - 1 - log rho)            tokens are pi_gen's, so this estimates KL(pi_gen || pi_train)
+    log rho = log pi_train(y) - log pi_gen(y)                         0 for equal weights and equal arithmetic
+    k3 = mean(rho - 1 - log rho)            over tokens sampled from pi_gen: an estimate of KL(pi_gen || pi_train)
 
 h -> hidden (N, H), W -> head_weight (V, H), y -> ids (N,), tau -> temperature, rho -> ratio.
 Both sides multiply the same W, rounded to the generators' dtype: an fp32 product of different weights would not agree.
@@ -16,9 +16,9 @@ Both sides multiply the same W, rounded to the generators' dtype: an fp32 produc
 Deviation: none known.
 Open in the paper: whether the log-softmax is fp32 too when the head is not; ours always is (the sampler's is as well).
 
-Run by train.py. `python precision.py` repeats A.19 with random models: log rho at step 0 for both heads on both sides,
-Hugging Face against each generator there is (README, figures/a19.png). benchmarks/logprobs_memory.py measures memory
-and time. Test: pytest tests/test_precision.py
+Run by train.py. `python precision.py` repeats A.19 with random models: log rho at step 0 for a bf16 and an fp32 head on
+either side, between the trainer's forward pass and each generator installed (figures/a19.png, results/README.md).
+benchmarks/logprobs_memory.py measures memory and time. Test: pytest tests/test_precision.py
 """
 
 import torch
@@ -30,8 +30,8 @@ from torch.distributed.tensor import DTensor
 # Hugging Face model types whose logits are lm_head(body(ids)): one linear layer without bias, nothing after it.
 SUPPORTED = ("gemma", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3")
 
-# Mean |log rho| (nats) that two backends with equal weights stay below; README has what bf16 bodies give (A.19), and
-# tests/test_vllm.py holds fp32 to a tenth of this.
+# Mean |log rho| (nats) that two backends with equal weights stay below. results/README.md has what bf16 bodies give
+# (A.19); tests/test_vllm.py holds fp32 to a tenth of this.
 MISMATCH_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 
@@ -39,7 +39,7 @@ MISMATCH_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 
 def check_supported(config):
-    """Raise ValueError unless `config` (Hugging Face) is that of a decoder with full attention and a plain head."""
+    """Raise ValueError unless `config` (Hugging Face) is of a SUPPORTED type, with full attention without dropout."""
     layers, dropout = getattr(config, "layer_types", None), getattr(config, "attention_dropout", 0.0)
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if config.model_type not in SUPPORTED:
@@ -59,7 +59,7 @@ def check_supported(config):
 
 
 def head_logits(hidden, head_weight, fp32_head):
-    """Sec. 3.2: logits (..., V) in fp32, multiplied in fp32 (`fp32_head`) or in the dtype of `head_weight`.
+    """Sec. 3.2: logits (..., V), returned in fp32; the matmul runs in fp32 if `fp32_head`, else in head_weight's dtype.
 
     hidden       (..., H)  final hidden states, any float dtype
     head_weight  (V, H)    in the generators' dtype: this rounding is shared by both sides
@@ -72,7 +72,7 @@ def head_logits(hidden, head_weight, fp32_head):
 
 
 def _log_softmax(hidden, head_weight, temperature, fp32_head):
-    """log pi (n, V) of n positions; forward and backward share it, so that the recomputed values are the same."""
+    """log pi (n, V), fp32 nats, of n positions; shared by forward and backward, so that both get the same values."""
     return torch.log_softmax(head_logits(hidden, head_weight, fp32_head).div_(temperature), dim=-1)
 
 
@@ -101,7 +101,7 @@ class _TokenLogprobs(torch.autograd.Function):
         chunk, temperature, fp32_head = ctx.settings
         weight = head_weight.float() if fp32_head else head_weight
         grad_hidden = torch.empty_like(hidden)
-        # fp32 whatever the weight's dtype: a bf16 sum over chunks stops growing once a term is below its 8 bits.
+        # fp32 whatever the weight's dtype: a bf16 sum over chunks would ignore terms smaller than its 8 bits resolve.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, len(ids), chunk):
@@ -128,8 +128,8 @@ def token_logprobs(hidden, head_weight, ids, *, chunk, temperature=1.0, fp32_hea
     hidden       (..., H)  states that predict `ids`; carries a gradient
     head_weight  (V, H)    carries a gradient, summed over chunks in fp32
     ids          (...)     int64
-    chunk        positions whose logits exist at once: memory is about 3 * chunk * V * 4 bytes above the gradients
-    temperature  of the sampler: log-probs are those of the distribution that was sampled
+    chunk        positions whose logits exist at once: about 3 * chunk * V * 4 bytes, besides the gradients
+    temperature  the sampler's, > 0: log-probs are those of the distribution that was sampled
     fp32_head    False: the matmul runs in the dtype of `head_weight` (the leave-one-out of Sec. 4)
 
     Raises ValueError when chunk < 1 or temperature <= 0.
@@ -149,10 +149,10 @@ class PolicyModel(nn.Module):
 
     model        a supported AutoModelForCausalLM; its parameters are the master weights
     dtype        the generators' dtype: the head weight is rounded to it, weights are published in it
-    chunk        positions per piece of the head (memory against the number of small kernels)
+    temperature, fp32_head, chunk    as in token_logprobs; a larger chunk takes more memory and fewer kernel launches
 
-    One module with one forward, because FSDP2 gathers the head weight only inside the forward of what it wraps.
-    Raises ValueError for an unsupported model, and when TF32 would turn the fp32 head into a 10-bit one.
+    One module with one forward, because FSDP2 gathers the head weight only inside the forward of the module it wraps.
+    Raises ValueError for an unsupported model, and for fp32_head where PyTorch would round fp32 products, as with TF32.
     """
 
     def __init__(self, model, *, dtype, temperature=1.0, fp32_head=True, chunk=256):
@@ -166,18 +166,18 @@ class PolicyModel(nn.Module):
         self.temperature, self.fp32_head, self.chunk = temperature, fp32_head, chunk
 
     def forward(self, input_ids, mask=None):
-        """Log-probs and entropies (B, T-1), fp32 nats, of input_ids[:, 1:] given what stands before them.
+        """Log-probs and entropies (B, T-1), fp32 nats, of input_ids[:, 1:] given the tokens before each.
 
-        input_ids  (B, T)          padded on the right. No attention mask is needed: a causal position sees only what
-                                   stands to its left, and padding stands to the right of every real token.
-        mask       (B, T-1) bool   positions that matter (completion tokens), default all; 0 is returned elsewhere and
-                                   the head is not computed there. An all-False mask still takes part in FSDP's
-                                   collectives (gradient 0), which is what a dummy micro-batch needs.
+        input_ids  (B, T)          padded on the right. No attention mask is needed: a causal position sees only the
+                                   tokens to its left, and padding is to the right of every real token.
+        mask       (B, T-1) bool   True on the tokens wanted (of the completion), default all. The head is not computed
+                                   elsewhere, and 0 is returned there. With an all-False mask (a dummy micro-batch)
+                                   the rank still takes part in FSDP's collectives, with gradient 0.
         """
         hidden = self.model.get_decoder()(input_ids=input_ids, use_cache=False).last_hidden_state[:, :-1]
         ids = input_ids[:, 1:]
         mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
-        # Tied or not: the gradient of this use adds to that of the embedding through the shared parameter.
+        # Right for tied weights too: there both uses share one parameter, in which autograd adds their gradients.
         head_weight = self.model.get_output_embeddings().weight.to(self.dtype)
         values = token_logprobs(hidden[mask], head_weight, ids[mask], chunk=self.chunk, temperature=self.temperature,
                                 fp32_head=self.fp32_head)
@@ -186,19 +186,19 @@ class PolicyModel(nn.Module):
 
 
 def shard(policy, mesh):
-    """FSDP2 over the trainer ranks of `mesh`, each decoder layer and the root; returns `policy`, on the mesh's device.
+    """Wrap each decoder layer and the root of `policy` in FSDP2 over the trainer ranks of `mesh`; returns `policy`.
 
     The layers compute in policy.dtype; master weights, gradient reduction and optimizer state are fp32. Gradients are
-    *summed* over ranks, not averaged: the loss is divided by global denominators already. One rank in fp32 has nothing
-    to gather or to round and stays as it is: the hooks of FSDP would only cost time.
+    *summed* over ranks, not averaged: the loss is divided by global denominators already. A single rank in fp32 has
+    nothing to gather or to round, so it is only moved to the device: FSDP's hooks would cost time.
     """
     policy.float()
     if mesh.size() == 1 and policy.dtype == torch.float32:
         return policy.to(mesh.device_type)
     precision = MixedPrecisionPolicy(param_dtype=policy.dtype, reduce_dtype=torch.float32)
     for module in (*policy.model.get_decoder().layers, policy):
-        # reshard_after_forward also at the root: otherwise a forward without backward (start-up check) leaves gathered
-        # copies behind, and later forwards and full_tensors would go on using them after an optimizer step.
+        # reshard_after_forward also at the root: otherwise a forward without backward leaves gathered copies behind,
+        # which later forwards and full_tensors would still use after an optimizer step.
         fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=precision)
         module.set_force_sum_reduction_for_comms(True)  # gloo has no pre-multiplied sum
         module.set_gradient_divide_factor(1.0)
@@ -206,14 +206,14 @@ def shard(policy, mesh):
 
 
 def full_tensors(policy, dtype=None):
-    """Yield (Hugging Face parameter name, whole tensor in `dtype`, default the publishing one); tied weights come once.
+    """Yield (Hugging Face parameter name, whole tensor in `dtype`, default policy.dtype); tied weights come once.
 
-    For publishing and for Hugging Face checkpoints. Collective under FSDP2: every trainer rank must exhaust it. Without
-    FSDP2 a tensor may share memory with its parameter; do not write to it.
+    For publishing and for Hugging Face checkpoints. Collective under FSDP2: every trainer rank must iterate to the end.
+    Without FSDP2 a tensor may share memory with its parameter; do not write to it.
     """
     for module in policy.modules():
         if isinstance(module, FSDPModule):
-            module.reshard()  # a forward that was broken off leaves gathered, rounded weights behind
+            module.reshard()  # an interrupted forward leaves gathered, rounded weights behind
     for name, parameter in policy.model.named_parameters():
         tensor = parameter.detach().to(dtype or policy.dtype)  # rounded before it is gathered: half the traffic in bf16
         yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -223,16 +223,16 @@ def full_tensors(policy, dtype=None):
 
 
 def mismatch(logprobs, gen_logprobs, mask, *, low, high):
-    """How far pi_train is from pi_gen on tokens sampled from pi_gen: a dict of floats over the tokens of `mask`.
+    """How far pi_train is from pi_gen on the tokens of `mask`, sampled from pi_gen: a dict of floats.
 
-    logprobs, gen_logprobs  (...)       nats; anything, also -inf or nan, where mask is False
+    logprobs, gen_logprobs  (...)       nats; where mask is False any value, also -inf or nan
     mask                    (...) bool  True on tokens the policy sampled
     low, high               ratios outside [low, high] count as clipped: 0 and eps_max for CISPO, 1 - eps_low and
                             1 + eps_high for DAPO and GRPO
 
     Keys: tokens; mean_abs_log_ratio, max_abs_log_ratio in nats; min_ratio, max_ratio of rho = pi_train / pi_gen; k3,
     which estimates KL(pi_gen || pi_train), in nats; clipped, a share of the tokens; effective_sample_size =
-    (sum rho)^2 / sum rho^2 as a share of the tokens, 1 for equal policies. Raises ValueError when no token is left.
+    (sum rho)^2 / sum rho^2 as a share of the tokens, 1 for equal policies. Raises ValueError if mask has no True.
     """
     if not mask.any():
         raise ValueError("mismatch: expected at least one token in mask, got none (every completion filtered out?)")
@@ -250,9 +250,10 @@ def mismatch(logprobs, gen_logprobs, mask, *, low, high):
 
 
 def startup_check(logprobs, gen_logprobs, mask, dtype):
-    """Mean |log rho| (nats) of a few completions sampled with the weights just loaded; at step 0 it should be ~0.
+    """Mean |log rho| (nats) of completions sampled with the same weights that the trainer holds; it should be near 0.
 
-    Arguments as for `mismatch`; dtype is the generators'. Raises RuntimeError above MISMATCH_LIMIT[dtype], or if nan.
+    Arguments as for `mismatch`; dtype is the generators'. Raises RuntimeError if the mean exceeds MISMATCH_LIMIT[dtype]
+    or is nan.
     """
     measured = mismatch(logprobs, gen_logprobs, mask, low=0.0, high=float("inf"))["mean_abs_log_ratio"]
     if not measured <= MISMATCH_LIMIT[dtype]:  # written so that nan fails too
@@ -266,6 +267,6 @@ def startup_check(logprobs, gen_logprobs, mask, dtype):
 
 
 if __name__ == "__main__":
-    from plumbing import a19  # it imports this file
+    from plumbing import a19  # here, since it imports this file
 
     a19.main()

@@ -1,16 +1,18 @@
-"""The recipes of the paper as tables of settings: what a run does where the command line says nothing else.
+"""The recipes of the paper as tables of settings: what a run uses where the command line sets nothing.
 
 Sec. 2 and A.3 (setup, optimizer), Sec. 3 and A.17 (clips), Sec. 4 (ScaleRL), A.10 (interruptions), A.16 (Fig. 2).
 
-    --recipe NAME    -> RECIPES     algorithmic settings only: loss, average, normalisation, filters, head, off-policy, k, P
+    --recipe NAME    -> RECIPES     algorithm only: loss, average, normalisation, filters, head, off-policy, k, prompts
     the loss's clips -> CLIPS, GSPO_CLIPS
-    model and batch  -> EMBEDDED for the models in base/, PAPER for any other
+    setup            -> EMBEDDED for the models in base/, PAPER for any other: learning rate, steps, lengths, validation
 
-A name here is the flag of train.py that overrides it. --recipe never sets learning rate, steps or model.
+The name of each setting is that of the flag of train.py that overrides it. --recipe never sets learning rate, steps or
+model.
 
 Deviation: on the embedded task learning rate, warm-up, batch, lengths and validation are scaled to a laptop (EMBEDDED).
-Open in the paper: MiniMax's normalisation and k (here: prompt, 8); Magistral's filter and prompts (here: Qwen2.5's, the
-other DAPO recipe); micro-batches and slots (here: two sequences of full length, 256).
+Open in the paper: MiniMax's normalisation and k (here: prompt, 8); Magistral's filter and prompts (here those of
+Qwen2.5, the other DAPO recipe); tokens per micro-batch (here two sequences of full length) and completions that a
+generator decodes at once (here 256 slots).
 
 Test: pytest tests/test_train.py
 """
@@ -30,7 +32,7 @@ CLIPS = {"eps_max": 5.0, "eps": 0.2, "eps_low": 0.2, "eps_high": 0.26}  # Sec. 3
 GSPO_CLIPS = {"eps_low": 3e-3, "eps_high": 5e-3}  # conference Fig. 20
 # A.10
 PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
-PAPER = dict(  # Sec. 2, A.3, A.10; steps of the 8B run of Fig. 1
+PAPER = dict(  # Sec. 2, A.3, A.10; steps: those of the 8B run in Fig. 1
     lr=5e-7, warmup=100, steps=7400, generations=16, max_new_tokens=14336, max_prompt_tokens=2048, slots=256,
     length_control="interrupt", interrupt_at=(10000, 12000), interrupt_phrase=PHRASE, length_max=14000,
     length_cache=2000, eval_every=100, eval_prompts=1000, eval_generations=16, token_budget=32768,

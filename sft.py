@@ -1,40 +1,42 @@
-"""A.3: the policy that RL starts from, a small Qwen3 supervised on a mixture of habits; makes base/ and base/sorting/.
+"""A.3: the policy that RL starts from, a small Qwen3 trained on right and on faulty traces; makes base/, base/sorting/.
 
-    python sft.py                     rebuilds base/ into runs/base and says how close it is to base/
+    python sft.py                     makes base/ again, in runs/base, and prints the pass rates of both
     python sft.py --tasks arithmetic sorting sorting sorting --start base --skill-steps 500 --out runs/sorting
-                                      likewise for base/sorting/; three of the four parts of a batch are to sort
+                                      likewise for base/sorting/; three of the four classes of a batch are sorting
 
-Supervised fine-tuning minimises the cross entropy of the completion's tokens, here over traces of the embedded tasks
-(data.py): prompt `7+5-3+9=`, completion `<think>+5=12-3=9+9=18</think>18`, running results behind the operands they
-take in; prompt `=5274=`, completion `<think>-2-4-5-7</think>2457`, the digits in the order in which they are taken.
-First every trace is right, until the policy can compute; then the traces show habits, drawn step by step: a running
-result that is off, or a digit that is not the next (slip), and two operands or digits taken at once, more often off
-(haste), beside whole traces without either (careful). So the policy can compute but often does not: its pass rate is
-limited by habit, not by skill, and that is what RL improves.
+Supervised fine-tuning minimises the cross entropy of the completion's tokens. The completions are traces of the
+embedded tasks (data.py). For the prompt `7+5-3+9=` the trace is `<think>+5=12-3=9+9=18</think>18`: after each operand
+comes the running result. For `=5274=` it is `<think>-2-4-5-7</think>2457`: the digits in ascending order.
+In the first phase every trace is right, until the policy can compute. In the second phase the traces show bad habits,
+drawn at random for each step: a slip (a wrong running result, or a digit that is not the next) and haste (two operands
+or digits at once, which slips more often). Careful traces show neither. So the policy can compute but often does not:
+its pass rate is limited by habit, not by skill, and that is what RL improves.
 
 What was tried, by measurement (pass rates of 500 to 4,096 completions on unseen prompts; 64 traces a step):
-    bare running results `<think>12 9 18`, 3 to 14 operands, slips of 0.25 from the start, 1,500 steps: 0.15, and 0.30
-        on 3 operands, where the slips alone would leave 0.57; RL cannot mend missing skill. No slips, 500 steps: 0.09.
-    each running result behind its operand, right traces only, 1,000 steps: 0.91. Finding the next operand was the hard
-        part.
-    rewriting the rest of the expression in every step, 3 to 9 operands: learnt as fast, but longer.
-    3 to 12 operands, right traces, 1,200 steps: 0.99; then the habits below for 250 steps: 0.22, pass@16 0.91 (base/).
+    running results without the operands, `<think>12 9 18`, 3 to 14 operands, P(slip) 0.25 from the start, 1,500 steps:
+        0.15, and 0.30 on 3 operands, where slips alone would leave 0.57. Skill was missing, and RL cannot add that.
+        Without slips, 500 steps: 0.09.
+    each running result after its operand, right traces only, 1,000 steps: 0.91. Finding the next operand had been the
+        hard part.
+    the rest of the expression written again in every step, 3 to 9 operands: learnt as fast, but the traces are longer.
+    3 to 12 operands, right traces, 1,200 steps: 0.99; then 250 steps with habits as below: 0.22, pass@16 0.91 (base/).
     CISPO from there (train.py --lr 1e-4 --k 4 --warmup 10): 0.62 after 50 steps, 0.87 after 100 (512 completions each),
-        and A = 1 on sums of 3 to 12 operands: RL mends the habits, and nothing limits it. So the default task has sums
-        too that are longer than any in SFT (data.LENGTHS). Of 3 operands base/ gets 0.52 right, of 8 0.18, of 12 0.08,
-        of 14 to 18 0.01 to 0.04 (384 completions each); 0.205, pass@16 0.754 in the default mixture.
-    CISPO on 1,000 sums of 3 to 10 and 11 to 18 operands, 7 : 3: with lr 1e-4 0.41 after 30 steps; with 2e-4 0.58 after
-        32 and 0.75 after 104, A 0.79 (0.77 to 0.82) and rising, because the sums of 13 went from 0.04 to 0.43 (those
-        of 14 to 18 nowhere). 704 of the 1,000 sums were retired then, and generation had to wait for the others.
-    Muon instead of AdamW: loss 1.30 instead of 1.39 after 100 steps of 1.5 times the length; not pursued.
-    both tasks from base/ in equal parts, 300 steps: sorting 0.74, then with habits 0.19, pass@16 0.72 (arithmetic 0.20,
-        0.86; here of 3 to 12 operands): how many of a digit are left is slow to learn. Three parts sorting, 500 steps:
-        0.96 and arithmetic 0.90, then with habits 0.25, pass@16 0.84, and 0.19, 0.88 (base/sorting/; 4,096 completions
-        of each task).
+        and A = 1 on sums of 3 to 12 operands: RL removes the habits, and nothing else limits it. So the default task
+        also has longer sums than SFT (data.LENGTHS). The pass rate of base/ is 0.52 on 3 operands, 0.18 on 8, 0.08 on
+        12, 0.01 to 0.04 on 14 to 18 (384 completions each); in the default mixture it is 0.205, pass@16 0.754.
+    CISPO on 1,000 sums of 3 to 10 and of 11 to 18 operands, 7 : 3. With lr 1e-4: 0.41 after 30 steps. With 2e-4: 0.58
+        after 32, 0.75 after 104, A 0.79 (0.77 to 0.82) and rising, because sums of 13 operands went from 0.04 to 0.43
+        (14 to 18 operands did not improve). By then 704 of the 1,000 sums were retired, and generation had to wait for
+        the others.
+    Muon instead of AdamW: loss 1.30 instead of 1.39 after 100 steps, each 1.5 times as long; not pursued.
+    both tasks in equal parts, starting from base/, 300 steps: sorting 0.74. After the habits: sorting 0.19, pass@16
+        0.72; arithmetic (3 to 12 operands) 0.20, pass@16 0.86. How many of a digit are left is slow to learn.
+    three parts sorting and one arithmetic, 500 steps: sorting 0.96, arithmetic 0.90. After the habits: sorting 0.25,
+        pass@16 0.84; arithmetic 0.19, pass@16 0.88 (base/sorting/; 4,096 completions of each task).
 
-Deviation: AdamW at 3e-3 and batches of 64 traces instead of 3e-5 and 2M tokens: a model of 0.48M parameters, from
-  scratch.
-Open in the paper: the traces, where they come from and which are kept; ours: drawn by the rules above, all of them.
+Deviation: AdamW at 3e-3 and batches of 64 traces instead of 3e-5 and 2M tokens, since the model has 0.48M parameters
+  and starts from scratch.
+Open in the paper: where the traces come from and which are kept; ours are drawn by the rules above, and all are kept.
 Open in the paper: the number of steps; ours: SKILL_STEPS and HABIT_STEPS, chosen by the measurements above.
 
 Run: `python sft.py`. Test: pytest tests/test_sft.py
@@ -53,13 +55,13 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 
 import data
 
-SLIP = 0.2  # P(a step is off), one operand or digit at a time
-HASTE = 0.15  # P(two at once)
-HASTE_SLIP = 0.5  # P(such a step is off)
+SLIP = 0.2  # P(slip) in a step that takes one operand or digit
+HASTE = 0.15  # P(a step takes two)
+HASTE_SLIP = 0.5  # P(slip) in a step that takes two
 CAREFUL = 0.05  # share of traces without slips and haste
 SKILL_STEPS, HABIT_STEPS, LR, WARMUP = 1200, 250, 3e-3, 50
-SHOWN = 3, 12  # operands or digits of a trace, all as likely; RL meets longer sums too (data.LENGTHS)
-CLASSES, PER_CLASS = 4, 16  # a batch: 4 classes of one task and length, so that little is padding, 16 traces of each
+SHOWN = 3, 12  # operands or digits of a trace, drawn uniformly; RL has longer sums too (data.LENGTHS)
+CLASSES, PER_CLASS = 4, 16  # a batch: 4 classes of 16 traces; all of a class have one task and length, for less padding
 SPECIAL = ["<pad>", "<eos>", "<unk>", "<think>", "</think>"]
 SYMBOLS = "0123456789+-="
 
@@ -76,8 +78,10 @@ def tokenizer():
 
 
 def untrained():
-    """0.48M parameters. Heads of 32 suit every inference engine's kernels; RoPE's base of 100 fits sequences of 100
-    tokens (with the usual 10,000 and heads of 32 most frequencies hardly turn, and skill came later).
+    """A Qwen3 of 0.48M parameters with random weights.
+
+    A head dimension of 32 suits every inference engine's kernels. RoPE's base is 100, for sequences of about 100
+    tokens: with the usual 10,000 most frequencies hardly turn in so few tokens, and the skill was learnt later.
     """
     return Qwen3ForCausalLM(Qwen3Config(
         vocab_size=len(SPECIAL) + len(SYMBOLS), hidden_size=96, intermediate_size=288, num_hidden_layers=4, head_dim=32,
@@ -91,7 +95,7 @@ def load(folder):
 
 
 def adding(text: str, rng: random.Random, habits: bool) -> str:
-    """A completion for an expression, right or with the habits above; the answer repeats the last running result.
+    """A completion for an expression, right or with the habits; the answer repeats the last running result.
 
     >>> adding("7+5-3+9=", random.Random(0), habits=False)
     '<think>+5=12-3=9+9=18</think>18<eos>'
@@ -110,7 +114,7 @@ def adding(text: str, rng: random.Random, habits: bool) -> str:
 
 
 def ordering(text: str, rng: random.Random, habits: bool) -> str:
-    """A completion for digits to sort, right or with the habits above; the answer repeats the digits as taken.
+    """A completion for digits to sort, right or with the habits; the answer repeats the digits as they were taken.
 
     >>> ordering("=5274=", random.Random(0), habits=False)
     '<think>-2-4-5-7</think>2457<eos>'
@@ -132,7 +136,7 @@ TRACES = {"arithmetic": adding, "sorting": ordering}
 
 
 def batch(tokens, rng: random.Random, habits: bool, tasks):
-    """CLASSES pairs: input ids and labels (PER_CLASS, T tokens) of traces; labels are -100 on prompts and padding."""
+    """Yield CLASSES pairs of input ids and labels, both (PER_CLASS, T); labels are -100 on prompts and padding."""
     for task, _ in zip(cycle(tasks), range(CLASSES)):
         length = rng.randint(*SHOWN)
         ids, labels = [], []
@@ -146,7 +150,7 @@ def batch(tokens, rng: random.Random, habits: bool, tasks):
 
 
 def supervise(model, tokens, *, tasks, habits: bool, steps: int, seed: int):
-    """AdamW with warm-up and a linear end, for so many optimizer steps; trains `model` in place."""
+    """Train `model` in place for `steps` steps of AdamW: linear warm-up, constant, linear decay over the last 40 %."""
     rng = random.Random(f"sft/{habits}/{seed}")
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -165,6 +169,6 @@ def supervise(model, tokens, *, tasks, habits: bool, steps: int, seed: int):
 
 
 if __name__ == "__main__":
-    from plumbing.sft_cli import main  # it imports this file
+    from plumbing.sft_cli import main  # here, since it imports this file
 
     main()

@@ -5,33 +5,35 @@
     python train.py --evaluate CHECKPOINT --data FILE.jsonl --generations 16        mean@k and pass@k of a policy
     torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:PORT train.py …   several nodes
 
-Ranks 0 … T-1 are trainers (FSDP2 among themselves), the rest generators. Started as one process, it starts itself
-again with one process per GPU, at least two. Rank 0 hosts the mailbox (pipeline.py), keeps the curriculum, the clock
-and the log. Ctrl-C ends a run in order: checkpoint, log, fit so far; `--resume --out FOLDER` goes on. When a process
-dies, all others hear of it and end, and the last periodic checkpoint stands.
+Ranks 0 … T-1 are trainers (FSDP2 among themselves), the rest generators. Started as one process, train.py relaunches
+itself with one process per GPU, at least two. Rank 0 hosts the mailbox (pipeline.py) and keeps the curriculum, the
+clock and the log. Ctrl-C ends a run in order: it writes a checkpoint, the log and the fit so far, and
+`--resume --out FOLDER` continues the run. When a process dies, all others are told and end; the last periodic
+checkpoint remains.
 
-Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line, told apart by `kind`; null is not a number)
+Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line; `kind` says which; null stands for nan)
   all    step (optimizer steps done), gpu_hours (devices x seconds on the clock / 3600), tokens (generated),
          tokens_trained (prompts included), flops (2 N per generated, 6 N per trained token; N parameters)
   step   prompts (their indices), reward (mean, +-1, shaped by a length penalty if there is one), pass_rate (of
-         correctness), kept (prompts with gradient), retired (prompts at >= 0.9), epoch, entropy (nats), rho_mean,
-         rho_max, clipped (share of trained tokens), log_rho (mean |log rho|, nats), gradient_norm, lr, staleness ({age
-         in optimizer steps: tokens}), skipped (the gradient was not finite, so the weights stand still), truncated,
-         interrupted (shares of completions), timed_out (answers wrong because checking took too long), unverified
-         (completions whose verifier failed), idle_generators, idle_trainers (shares of wall time since the last step,
-         outside evaluation), seconds and of these _generate, _train, _publish (of the version before)
+         correctness), kept (prompts left after filtering), retired (prompts at or above --no-positive-resampling),
+         epoch, entropy (nats), rho_mean, rho_max, clipped (share of trained tokens), log_rho (mean |log rho|, nats),
+         gradient_norm, lr, staleness ({age in optimizer steps: tokens}), skipped (the gradient was not finite, so the
+         weights were not updated), truncated, interrupted (shares of completions), timed_out (answers wrong because
+         checking took too long), unverified (completions whose verifier failed), seconds (wall time since the last
+         step, outside evaluation), idle_generators, idle_trainers (shares of these seconds), seconds_generate (with
+         something decoding, mean over the generators), seconds_train, seconds_publish (of the previous version)
   eval   pass_rate (mean@k on the validation set), stderr (sampling error), entropy_sampled (nats, -mean log pi_gen of
          the sampled tokens: an estimate of the entropy, A.12), completions, unverified, timed_out, tasks
-  unverified  a prompt whose answers got no verdict, once: prompt, where (file and line), error. A reference that cannot
-         be read is no failure of the verifier, which ends the run when it is frequent
+  unverified  one line per prompt whose answers got no verdict, and error: prompt, where (file and line), error.
+         Frequent failures of the verifier end the run; a reference answer that cannot be read is not counted as one
   fit    A, B, C_mid, R_0, bands, forecasts (fit.py)
   end    reason, seconds (wall)
   config every flag in force, protections of the jail, commit, versions, prompts (how many, and how many left out)
-A run resumed after a crash logs the steps behind its checkpoint a second time; the last line of a step counts.
+A run resumed after a crash logs the steps after its checkpoint again; of several lines for a step, the last counts.
 
 Deviation: none known beyond those of the modules.
-Open in the paper: whether validation counts in C. Ours does not, though completions of training that are half finished
-  go on during it.
+Open in the paper: whether validation counts in C. Here it does not, although half-finished training completions
+  continue during it.
 """
 
 import math
@@ -62,24 +64,24 @@ from plumbing.screen import LINES, WARNINGS
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 TRUNCATION = 0.1  # A.15: above 10 to 15 % of truncated completions runs destabilise
-STANDING = 10  # batches without gradient before a warning
-UNVERIFIED = 0.01  # share of groups whose verifier failed, of at least 100, above which a run stops
+STANDING = 10  # batches in a row without gradient before a warning
+UNVERIFIED = 0.01  # a run stops when the verifier failed on a larger share of its groups (of 100, if it has had fewer)
 SKIPPED = 5  # steps in a row without a finite gradient, after which a run stops
 
 
 class Unverifiable(pipeline.Interrupted):
-    """Too many verifiers fail for the rewards to mean anything."""
+    """The verifier fails too often for the rewards to mean anything."""
 
 
 class Diverged(pipeline.Interrupted):
-    """No finite gradient any more, or weights that are not finite."""
+    """No finite gradient for SKIPPED steps in a row, or weights that are not finite."""
 
 
 class Trainer:
     """A trainer rank: policy, optimizer, curriculum, clock and log.
 
-    Every trainer rank makes the same calls in the same order and keeps the same curriculum; only rank 0 writes files
-    and speaks to the generators (pipeline.py).
+    Every trainer rank makes the same calls in the same order and keeps the same curriculum. Only rank 0 writes the log
+    and talks to the generators (pipeline.py).
     """
 
     def __init__(self, args, fleet, prompts):
@@ -91,43 +93,44 @@ class Trainer:
         self.policy = checkpoints.load_policy(
             folder, fleet, resume=args.resume, prepare=self.prepare, dtype=fleet.dtype, temperature=args.temperature,
             fp32_head=args.fp32_head)
-        self.optimizer = torch.optim.AdamW(self.policy.parameters(), eps=1e-15)  # the rest is set before each step
+        self.optimizer = torch.optim.AdamW(self.policy.parameters(), eps=1e-15)  # see warm_up for the rest
         self.curriculum = data.Curriculum(
             prompts.train, seed=args.seed, threshold=args.no_positive_resampling, weights=prompts.weights)
         if state:
             checkpoints.load_state(folder, self.policy, self.optimizer, fleet.writers, stepped=state["stepped"])
             self.curriculum.load_state_dict(state["curriculum"])
         self.version, self.evaluated, self.checked = state.get("version", 0), state.get("evaluated"), False
-        self.saved, self.skipped = state.get("version"), 0  # version of the last checkpoint; steps in a row
-        self.truncated = deque(maxlen=10)  # shares of the last steps
+        self.saved, self.skipped = state.get("version"), 0  # version of the last checkpoint; skipped steps in a row
+        self.truncated = deque(maxlen=10)  # truncated share of the completions, for each of the last steps
         self.standing = 0  # batches without gradient, in a row
-        self.unverified, self.named = state.get("unverified", 0), set()  # groups; prompts that are in the log
+        self.unverified, self.named = state.get("unverified", 0), set()  # failed groups; (prompt, error) in the log
         self.totals = state.get("totals", {"tokens": 0, "tokens_trained": 0, "flops": 0.0})
         self.clock = Clock(dist.get_world_size(), state.get("gpu_hours", 0.0))
         self.pipeline = pipeline.Pipeline(
             fleet.mailbox, off_policy=args.off_policy, k=args.k, prompts=args.prompts, generations=args.generations,
             steps=args.steps, start=self.version)
         self.bar = tqdm(total=args.steps, initial=self.version, unit="step", disable=fleet.rank > 0)
-        self.idle, self.logged, self.publishing = 0.0, self.clock.gpu_hours, 0.0  # as of the last line
+        self.idle, self.logged, self.publishing = 0.0, self.clock.gpu_hours, 0.0  # at the last `step` line
         self.log("config", flags=vars(args), world=dist.get_world_size(), **provenance(prompts))
 
     def prepare(self, model):
-        """What the run needs of the Hugging Face model, before it is wrapped."""
+        """Set activation checkpointing and count the parameters of the Hugging Face model, before it is wrapped."""
         if self.args.activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
-            model.train()  # it is skipped otherwise; dropout, the other thing this switches on, is refused
+            model.train()  # else it has no effect; dropout, which this turns on too, is refused
         self.parameters = sum(p.numel() for p in model.parameters())
 
     def issue(self, waiting=()):
-        """Tickets for the next prompts of the curriculum, after those that a resumed run had `waiting`."""
-        waiting = waiting[: self.pipeline.room]  # not all if it resumes with fewer --steps
+        """Issue tickets: first for the prompts `waiting` (in flight at the checkpoint), then for the curriculum's."""
+        waiting = waiting[: self.pipeline.room]  # a run resumed with fewer --steps has no room for all
         self.pipeline.issue([*waiting, *self.curriculum.next(self.pipeline.room - len(waiting))])
 
     def gradient_step(self, plan):
-        """One optimizer step on this rank's share; denominators are global: micro-batches and ranks only change speed.
+        """One optimizer step on this rank's share of the batch (`plan`, a batches.Plan).
 
-        Returns metrics over all ranks. Without any gradient (all groups of zero variance), or with one that is not
-        finite, the weights stand still.
+        Denominators are global: the numbers of micro-batches and ranks change only the speed. Returns metrics over all
+        ranks. The weights are not updated if no token carries loss (all groups of zero variance) or the gradient is not
+        finite; the version advances all the same.
         """
         args, sums, rho_max, began = self.args, torch.zeros(len(batches.STATISTICS)).double(), 0.0, time.perf_counter()
         objective = loss.LOSSES[args.loss][0]
@@ -137,7 +140,7 @@ class Trainer:
             input_ids, mask, gen_logprobs, advantages, prompt_index = batches.collate(
                 items, completions, self.fleet.device)
             logprobs, entropy = self.policy(input_ids, mask)
-            if items and not self.checked:  # the first batch was sampled with the weights that the trainer still has
+            if items and not self.checked:  # before the first update the trainer has the weights that sampled the batch
                 precision.startup_check(logprobs, gen_logprobs, mask, self.fleet.dtype)
             inputs = logprobs, gen_logprobs, advantages, mask
             per_token = objective(*inputs, **args.clips)
@@ -146,40 +149,46 @@ class Trainer:
             more, largest = batches.statistics(logprobs, gen_logprobs, entropy, clipped, mask)
             sums, rho_max = sums + more, max(rho_max, largest)
         metrics = self.fleet.total(sums, rho_max) | {"gradient_norm": self.gradient_norm(), "lr": self.warm_up()}
-        skipped = not math.isfinite(metrics["gradient_norm"])  # the same on all ranks, as the norm is
+        skipped = not math.isfinite(metrics["gradient_norm"])  # the same on all ranks, since the norm is
         self.skipped = self.skipped + 1 if skipped else 0
         if plan.denominators.tokens and not skipped:
             self.optimizer.step()
-            self.checked = True  # on all ranks: from here on the trainers are ahead of the tokens
+            self.checked = True  # on all ranks: from here on the trainers' weights are newer than a batch's
         self.version += 1
         self.optimizer.zero_grad()
         return metrics | {"skipped": skipped, "seconds_train": time.perf_counter() - began}
 
     def warm_up(self):
-        """Learning rate of the coming step: linear over --warmup steps, then constant (A.3)."""
+        """Set and return the learning rate of this step: linear over --warmup steps, then constant (A.3)."""
         lr = self.args.lr * min(1.0, (self.version + 1) / self.args.warmup)
         for group in self.optimizer.param_groups:
-            group |= {"lr": lr, "weight_decay": self.args.weight_decay}  # a resumed run may have been given another
+            group |= {"lr": lr, "weight_decay": self.args.weight_decay}  # a resumed run may have other flags
         return lr
 
     def gradient_norm(self):
-        """L2 norm over all ranks; logged, never clipped."""
+        """L2 norm of the gradient over all ranks. It is only logged: the gradient is never clipped."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.policy.parameters() if p.grad is not None])
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
     def weights(self, device=None):
-        """{name: full tensor} on rank 0, in the generators' dtype; the others take part. By default where it is."""
+        """{name: full tensor} on rank 0, in the generators' dtype, on `device` (default: where the policy is).
+
+        Collective: every trainer rank calls it; the others get {}.
+        """
         named = precision.full_tensors(self.policy)
         return {name: tensor.to(device or tensor.device) for name, tensor in named if self.fleet.rank == 0}
 
     def publish(self, final=False):
-        """Weights to the generators, if k and the off-policy setup say so, or for the last evaluation."""
+        """Send the weights to the generators if the off-policy setup does so at this version, or if it is `final`."""
         began = time.perf_counter()
         self.pipeline.publish(self.version, self.weights, self.fleet.broadcast, final=final)
         self.publishing = time.perf_counter() - began
 
     def learned(self, groups):
-        """No-Positive-Resampling's history: the share of correct completions per prompt, None if a verifier failed."""
+        """Give the curriculum each prompt's share of correct completions, None if a verifier failed (which is logged).
+
+        No-Positive-Resampling (Sec. 3.2) needs this history.
+        """
         for group in groups:
             known = all(header.correct is not None for header in group)
             self.curriculum.came_back(group[0].prompt, sum(h.correct for h in group) / len(group) if known else None)
@@ -189,15 +198,16 @@ class Trainer:
                 self.name_unverified(self.curriculum.prompts[group[0].prompt], error)
 
     def name_unverified(self, prompt, error):
-        """A line of the log for a prompt whose answers get no verdict, when that is first seen."""
+        """Log a prompt whose answers get no verdict, once per prompt and error."""
         if (prompt.text, error) not in self.named:
             self.named.add((prompt.text, error))
             self.log("unverified", prompt=prompt.text, where=prompt.where, error=error)
 
     def watch(self, headers, gradient_norm):
-        """What ruins a run. Warns of skipped steps, of batches without any gradient, of many truncated completions.
+        """Warn of what ruins runs: skipped steps, STANDING batches without any gradient, many truncated completions.
 
-        Raises Unverifiable if verifiers fail often, Diverged after SKIPPED skipped steps in a row.
+        Raises Unverifiable if the verifier failed often (`check_verifier`), Diverged after SKIPPED skipped steps in a
+        row.
         """
         self.standing = 0 if gradient_norm else self.standing + 1
         if self.standing == STANDING:
@@ -216,7 +226,7 @@ class Trainer:
         check_verifier(errors, self.unverified, self.version * self.args.prompts)
 
     def validate(self):
-        """Mean@k on the validation set; clock, weights and training tickets stand still meanwhile."""
+        """Log mean@k on the validation set. Meanwhile the clock is stopped; no weights are sent, no tickets issued."""
         self.bar.set_description("validating")
         with self.clock.paused():
             groups, samples, failed = self.pipeline.evaluate(self.validation, self.args.eval_generations, SAMPLES)
@@ -224,7 +234,7 @@ class Trainer:
             check_verifier(failures, len(failures), len(self.validation))
             self.evaluated = self.version
             self.bar.set_description()
-            if not groups:  # another rank than 0
+            if not groups:  # only rank 0 has them
                 return
             for index, error in failed.items():
                 self.name_unverified(self.validation[index], error)
@@ -237,7 +247,7 @@ class Trainer:
                     "step": self.version, **answered(self.validation[header.prompt], completion, header.correct)})
 
     def checkpoint(self):
-        """A checkpoint of this version, if there is none yet; raises Diverged, on all ranks, rather than spoil it."""
+        """Write a checkpoint of this version if there is none. All ranks raise Diverged if a weight is not finite."""
         if self.saved == self.version:
             return
         if self.fleet.any(not checkpoints.finite(self.policy)):
@@ -251,7 +261,7 @@ class Trainer:
         self.saved = self.version
 
     def record(self, groups, headers, plan, metrics):
-        """The `step` line."""
+        """Add this step to the totals and log its `step` line."""
         known = [header for header in headers if header.correct is not None]
         generated = sum(h.tokens for h in headers)
         flops = self.parameters * (2.0 * generated + 6.0 * plan.tokens)
@@ -273,7 +283,7 @@ class Trainer:
             seconds=wall, seconds_generate=wall - idle, seconds_publish=self.publishing)
 
     def log(self, kind, **values):
-        """One line of log.jsonl, on rank 0, and in short on the screen."""
+        """Write one line of log.jsonl, and a short form of it on the screen; on rank 0 only."""
         if self.fleet.rank:
             return
         row = {"kind": kind, "step": self.version, "gpu_hours": self.clock.gpu_hours, **self.totals, **values}
@@ -283,18 +293,21 @@ class Trainer:
             self.bar.write(LINES[kind].format(**row), file=sys.stdout)
 
     def warn(self, name, **values):
-        """One of WARNINGS on the screen of rank 0."""
+        """Print one of WARNINGS; on rank 0 only."""
         if self.fleet.rank == 0:
             self.bar.write(f"WARNING: {WARNINGS[name].format(**values)}")
 
 
 def mean(values):
-    """nan without any."""
+    """The mean of the values; nan if there are none."""
     return statistics.fmean(values) if (values := list(values)) else float("nan")
 
 
 def check_verifier(errors, failed, groups):
-    """Raises Unverifiable if the verifier failed on more than 1 % of so many groups, counted as 100 at least."""
+    """Raise Unverifiable if `failed` is more than UNVERIFIED of `groups`, or of 100 if there are fewer groups.
+
+    errors: messages of which the most common is shown
+    """
     if failed > UNVERIFIED * max(100, groups):
         [(error, _)] = Counter(errors).most_common(1) or [("as before", 0)]
         raise Unverifiable(f"the verifier failed on {failed} groups: {error}")
@@ -304,10 +317,10 @@ def check_verifier(errors, failed, groups):
 
 
 def train(run):
-    """Sec. 2 to 4 in order; returns why the run ended."""
+    """The algorithm of Sec. 2 to 4, for a Trainer `run`. Returns why the run ended."""
     args = run.args
     if run.version % args.eval_every == 0 and run.evaluated != run.version:
-        run.validate()  # R_0, at C = 0; or one that was interrupted
+        run.validate()  # R_0, at C = 0; or an evaluation that was due when the resumed run ended
     run.clock.start()
     run.issue(waiting=run.curriculum.in_flight)
     for step in range(run.version, args.steps):
@@ -323,10 +336,10 @@ def train(run):
         run.pipeline.drop(plan.dropped)
         # 3. Update (Sec. 3, Eq. 3 to 8).
         metrics = run.gradient_step(plan)
-        # 4. History (Sec. 3.2), clock and log; publish the weights; the tickets that the new version allows.
+        # 4. Update the history (Sec. 3.2), log; publish the weights; issue the tickets that the new version allows.
         run.learned(groups)
         headers = sum(groups, [])
-        run.record(groups, headers, plan, metrics)  # before the waiting that may end the run: it counts in checkpoints
+        run.record(groups, headers, plan, metrics)  # before publish: if the run ends there, its checkpoint counts this
         run.watch(headers, metrics["gradient_norm"])
         run.publish()
         run.issue()
@@ -342,9 +355,9 @@ def train(run):
 
 
 def finish(run, reason, seconds):
-    """Rank 0's last words: the fit so far, drawn and printed, and why the run ended."""
+    """On rank 0: log, draw and print the fit so far, then log why the run ended. `seconds`: since its start."""
     run.bar.close()
-    with suppress(OSError):  # a full disk: what still fits
+    with suppress(OSError):  # on a full disk, write what still fits
         values, lines = fit_cli.report(run.out / "log.jsonl", run.out / "scaling.png")
         if values:  # None with too few evaluations
             run.log("fit", **values)
@@ -358,23 +371,23 @@ def finish(run, reason, seconds):
 
 
 def generate(args, fleet):
-    """A generator rank: serves tickets until rank 0 ends the run. Returns the reason, and whether it is a failure."""
+    """Serve tickets on a generator rank until rank 0 ends the run. Returns the reason, and whether it is a failure."""
     try:
         with fleet.beating():
             generator = make_generator(args, fleet.device, fleet.dtype)
         with closing(generator), closing(make_scorer(args)) as scorer:
             reason = pipeline.serve(generator, fleet.mailbox, fleet.broadcast, scorer)
-            fleet.lifeline.needed = set()  # rank 0 may go while vLLM's worker ends
+            fleet.lifeline.needed = set()  # rank 0 may end while vLLM still closes
             return reason, False
     except RuntimeError as error:
         return fleet.lifeline.blame(error), True
 
 
 def lead(args, fleet, prompts, began):
-    """A trainer rank. Returns the reason of its end, and whether it is a failure.
+    """Train on a trainer rank. Returns why it ended, and whether that is a failure.
 
-    An ordered end (finished, Ctrl-C, a stop for a reason) writes a checkpoint; after a death, or with a full disk, the
-    last one stands. Either way the log is readable and the fit so far is drawn.
+    An orderly end (finished, Ctrl-C, Unverifiable) writes a checkpoint. After the loss of a process, on a full disk, or
+    with weights that are not finite, the previous checkpoint remains. Either way rank 0 draws the fit so far.
     """
     run, failed = None, False
     try:
@@ -384,11 +397,11 @@ def lead(args, fleet, prompts, began):
             reason = train(run)
         except pipeline.Interrupted as end:
             reason, failed = str(end), isinstance(end, (Unverifiable, Diverged))
-            fleet.mailbox.watch([], reason)  # a launcher interrupts the others when a process dies: that is no Ctrl-C
-        fleet.lifeline.needed = set(range(args.trainers))  # generators may go
+            fleet.mailbox.watch([], reason)  # raises if a process died: then the launcher, not Ctrl-C, interrupted us
+        fleet.lifeline.needed = set(range(args.trainers))  # from here on generators may end
         run.pipeline.stop(reason, patience=2.0)
         run.checkpoint()
-        fleet.lifeline.needed = set()  # rank 0 may have gone
+        fleet.lifeline.needed = set()  # from here on rank 0 may end too
     except Diverged as end:
         reason, failed = str(end), True
     except (OSError, RuntimeError) as error:
@@ -411,10 +424,10 @@ def main(argv):
     reason, failed = lead(args, fleet, prompts, began) if rank < args.trainers else generate(args, fleet)
     fleet.lifeline.leave()
     if failed:
-        sys.exit(1 if fleet.lifeline.lost else fleet.farewell(reason))  # 1: it has been said
+        sys.exit(1 if fleet.lifeline.lost else fleet.farewell(reason))  # 1: the reason is printed already
     if reason != "finished":
         print(f"train.py: {reason} ({fleet.mailbox.name(rank)})")
-    if dist.is_initialized():  # vLLM's end takes it along
+    if dist.is_initialized():  # vLLM destroys the group when it closes
         dist.destroy_process_group()
 
 

@@ -490,7 +490,7 @@ class Curriculum:
     def load_state_dict(self, state: dict) -> None:
         """Continue from a `state_dict`. Raises ValueError for a state of other prompts, weights or seed."""
         if state["data"] != self._fingerprint():
-            raise ValueError("expected the state of these prompts and seed, got another; likely cause: new flags or data")
+            raise ValueError("expected the state of these prompts and seed, got another; likely cause: new flags, data")
         self._sources = copy.deepcopy(state["sources"])
         self._in_flight, self.pass_rates = dict.fromkeys(state["in_flight"]), dict(state["pass_rates"])
 

@@ -44,7 +44,7 @@ FILES = sorted({exercise.file for exercise in EXERCISES})
 def start(folder):
     """Copy the project to `folder` and take the solutions out. Exits if it is not empty: nothing is overwritten."""
     if HIDDEN.exists():
-        sys.exit(f"{ROOT} is a student's folder already; start from the project")
+        sys.exit(f"{ROOT} is a student's folder already; start is for the project's folder")
     if folder.exists() and any(folder.iterdir()):
         sys.exit(f"{folder} is not empty; nothing is overwritten: give another folder")
     for pattern in COPIED:
@@ -59,7 +59,7 @@ def start(folder):
     for file in FILES:
         (folder / file).write_bytes(left(file).encode())
     (folder / course.HIDDEN / "commit").write_text(course.commit_of(ROOT))
-    return f"{len(EXERCISES)} exercises in {folder}; go on there: python exercises.py next"
+    return f"{len(EXERCISES)} exercises in {folder}; continue there with: python exercises.py next"
 
 
 def left(file):
@@ -76,7 +76,7 @@ def find(name):
     for exercise in EXERCISES:
         if exercise.name == name:
             return exercise
-    sys.exit(f"no exercise is called {name}; got to know them: python exercises.py list")
+    sys.exit(f"no exercise is called {name}; this lists them: python exercises.py list")
 
 
 # --- How far one is --------------------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def described(exercise):
     except course.Broken:
         line = 1
     task = {"write": f"Write the body of {target}; its docstring says what it returns.",
-            "bug": f"One line of {target} is wrong. All that was noticed: {exercise.symptom}",
+            "bug": f"One line of {target} is wrong. What was noticed: {exercise.symptom}",
             "predict": f"Let {target} return your prediction; its docstring asks the question.",
             "measure": f"Let {target} return what you measure; its docstring says where."}[exercise.kind]
     return (f"{exercise.name} ({exercise.kind}, about {exercise.minutes} minutes, {exercise.paper})\n"
@@ -190,7 +190,7 @@ def solve(exercise):
     cannot be found in the file, everything else in it goes back to what `start` left.
     """
     path, original = ROOT / exercise.file, course.original_file(ORIGINALS, exercise.file).read_bytes().decode()
-    said = f"{exercise.name} is the original's now"
+    said = f"{exercise.name} now has the original's code"
     if path.exists():
         kept = HIDDEN / "kept" / f"{exercise.name}-{time.strftime('%Y%m%d-%H%M%S')}.py"
         kept.parent.mkdir(exist_ok=True)
@@ -201,7 +201,7 @@ def solve(exercise):
         text = course.restored(path.read_bytes().decode(), original, exercise)
     except course.Broken as error:
         text = course.restored(left(exercise.file), original, exercise)
-        said = f"{error}\nSo all else in {exercise.file} is as start left it. {said}"
+        said = f"{error}\nSo everything else in {exercise.file} was put back as start left it. {said}"
     with suppress(course.Broken):  # another definition may be missing
         now, then = (course.Source(x, exercise.file) for x in (text, original))
         if all(now.text(x.target) == then.text(x.target) for x in EXERCISES if x.file == exercise.file):

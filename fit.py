@@ -403,11 +403,11 @@ def _warnings(law, points, edges, assumed):
     known = {
         f"on a bound: {', '.join(f'{n} = {getattr(law, n):.4g}' for n in on)}, an end of the range searched": on,
         f"outside Eq. 1: A = {law.A:.4g}, R_0 = {law.R_0:.4g}, B = {law.B:.4g}": law.A <= law.R_0 or law.B <= 0,
-        f"most points lie below R_0: {points.R_0:.4g}, their median {typical:.4g}; give it (--r0)": below > 0.5,
+        f"most points lie below R_0: {points.R_0:.4g}, their median: {typical:.4g}; give R_0 with --r0": below > 0.5,
         f"B is not determined: {law.B:.4g} is a jump between two points": law.B > 20,
         f"reward falls after a peak: by {drop:.3f}; Eq. 1 can only rise, so the forecast does not hold": drop > limit,
         f"not yet forecastable: A is anywhere in [{low:.2f}, {high:.2f}]": high - low > 0.2,
-        f"R_0 assumed: nothing at C = 0 and no r0, so the first point, {points.R_0:.4g}, stands for it": assumed,
+        f"R_0 assumed: no point at C = 0 and no r0, so the first point, {points.R_0:.4g}, is taken for it": assumed,
     }
     return tuple(text for text, holds in known.items() if holds)
 
@@ -445,11 +445,11 @@ def _taken(run, A):
     R_0, weight = (float(R[taken].mean()), float(taken.sum())) if r0 is None else (float(r0), EXACT)
     least = R_0 if A is not None or r0 is not None else min(R_0, R[keep].min())
     if not 0 <= least < high:
-        bounds = f"expected 0 to less than A <= {high:g}"
-        raise BadInput(f"{run.name}: got R_0 = {least:g}, {bounds}; else nothing is left to gain")
+        bounds = f"expected 0 <= R_0 < A <= {high:g}"
+        raise BadInput(f"{run.name}: got R_0 = {least:g}, {bounds}: otherwise there is nothing to gain")
     at, means, count = averaged(C[keep], R[keep])
     if len(at) + taken.any() < 5:
-        raise BadInput(f"{run.name}: got {len(at)} different computes, expected 5 or more; run on")
+        raise BadInput(f"{run.name}: got {len(at)} points (neighbours averaged), expected 5 with R_0; run on")
     return _Points(np.log(at), means, count, R_0, weight, A), keep, assumed
 
 
@@ -561,7 +561,7 @@ def compare(laws, same_A=0.02):
     the A or B of the two best, the 90 % interval of x - y is, from their bands (MOVER),
     [x - y - hypot(x - x_low, y_high - y), x - y + hypot(x_high - x, y - y_low)].
     """
-    laws, name, why = sorted(laws, key=lambda law: -law.A), "A", f"with no common A (within {same_A}, above each R_0)"
+    laws, name, why = sorted(laws, key=lambda law: -law.A), "A", f"without a common A (within {same_A}, above each R_0)"
     close = [law for law in laws if laws[0].A - law.A <= same_A]
     A = float(np.mean([law.A for law in close]))
     if len(close) > 1 and A > max(law.R_0 for law in close):

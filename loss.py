@@ -33,7 +33,7 @@ Open in the paper: how injected phrases count. Here not at all: the policy did n
 ScaleRL's J (Sec. 4), worked through for three prompts of two completions each. Every pi_train is 1/2. The four
 completions kept have ratios 4 (capped at 2), 1, 1 and 1/2, and 1, 3, 2 and 2 tokens:
 
->>> rewards = torch.tensor([[2.0, -2.0], [2.0, 2.0], [-2.0, 2.0]])  # (P, G); +-2 instead of +-1, to see the std of 2 act
+>>> rewards = torch.tensor([[2.0, -2.0], [2.0, 2.0], [-2.0, 2.0]])  # (P, G); +-2, not +-1, to see the std of 2 act
 >>> kept = nonzero_variance(rewards)                                # the second prompt is dropped
 >>> advantages = normalise(group_advantages(rewards[kept]), "batch").flatten()  # (B,): 1, -1, -1, 1
 >>> mask = torch.tensor([[1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 1, 0]]).bool()    # (B, T)
@@ -296,7 +296,7 @@ def _clip(ratio, advantages, mask, eps_low, eps_high):
     if not (eps_low >= 0 and eps_high >= 0):
         raise ValueError(
             f"the clip's half-widths are {eps_low} (below 1) and {eps_high} (above 1); expected 0 or more, as in "
-            "clip(ratio, 1 - eps_low, 1 + eps_high). Likely cause: an offset with its sign.")
+            "clip(ratio, 1 - eps_low, 1 + eps_high). Likely cause: a signed offset, such as -0.2.")
     advantages = advantages[:, None]
     # min leaves one side of the clip open for each sign of A: a bad token that became likelier (A < 0, ratio far above
     # 1) must still be pushed down in full. With max it would have no gradient.

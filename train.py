@@ -309,7 +309,7 @@ def check_verifier(errors, failed, groups):
     errors: messages of which the most common is shown
     """
     if failed > UNVERIFIED * max(100, groups):
-        [(error, _)] = Counter(errors).most_common(1) or [("as before", 0)]
+        [(error, _)] = Counter(errors).most_common(1) or [("see the `unverified` rows of the log", 0)]
         raise Unverifiable(f"the verifier failed on {failed} groups: {error}")
 
 
@@ -361,8 +361,8 @@ def finish(run, reason, seconds):
         values, lines = fit_cli.report(run.out / "log.jsonl", run.out / "scaling.png")
         if values:  # None with too few evaluations
             run.log("fit", **values)
-        print(*lines, f"written to {run.out}: log.jsonl, completions.jsonl, checkpoints" + ", scaling.png" * bool(values),
-              sep="\n")
+        drawn = ", scaling.png" * bool(values)
+        print(*lines, f"written to {run.out}: log.jsonl, completions.jsonl, checkpoints{drawn}", sep="\n")
     with suppress(OSError):
         run.log("end", reason=reason, seconds=seconds)
 

@@ -191,7 +191,7 @@ def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(spoil, line, stu
     assert re.match(f"ratio: {line}", said(student, "ratio")) and "\n" not in said(student, "ratio")
     assert re.search(f"ratio: {line}", exercises.following("ratio")) and "49 done" in exercises.listed()
     solved = exercises.solve(exercises.find("ratio"))
-    assert re.match(line, solved) and "all else in loss.py is as start left it" in solved
+    assert re.match(line, solved) and "everything else in loss.py was put back" in solved
     assert path.read_text() == course.restored(exercises.left("loss.py"), (ROOT / "loss.py").read_text(),
                                                exercises.find("ratio"))
     assert not mine or mine in [kept.read_text() for kept in (student / course.HIDDEN / "kept").iterdir()]

@@ -305,7 +305,7 @@ def test_warning_not_yet_forecastable_names_the_band():
 def test_warning_R_0_assumed_and_the_first_point_is_R_0():
     C, R = clean(noise=0.005)
     law = fit.fit(C[1:], R[1:])
-    assert names(law) == ["R_0 assumed"] and f"{R[1]:.4g}, stands for it" in law.warnings[0] and law.points == 29
+    assert names(law) == ["R_0 assumed"] and f"{R[1]:.4g}, is taken for it" in law.warnings[0] and law.points == 29
     assert names(fit.fit(C[1:], R[1:], r0=0.2)) == []
 
 
@@ -336,12 +336,12 @@ def test_warning_outside_eq1_for_a_grid_point_that_falls():
         (range(8), np.linspace(-1, 1, 8), {}, "--scale pm1"),
         (range(8), np.linspace(0, 1.01, 8), {}, "--scale LO:HI"),
         (range(8), np.linspace(0, 0.5, 7), {}, "lists of one length"),
-        (range(8), [1.0] * 8, {}, "nothing is left to gain"),
+        (range(8), [1.0] * 8, {}, "nothing to gain"),
         (range(8), np.linspace(0, 0.5, 8), {"r0": np.nan}, "R_0 = nan"),
         (range(8), np.linspace(0, 0.5, 8), {"method": "linear"}, "'linear'"),
         (range(8), np.linspace(0, 0.5, 8), {"start": 6}, "got 3 points"),
         (range(8), np.linspace(0, 0.5, 8), {"A": 0.8, "method": "grid"}, "with A not fixed"),
-        (range(8), np.linspace(0.5, 0.9, 8), {"A": 0.4}, "less than A <= 0.4"),
+        (range(8), np.linspace(0.5, 0.9, 8), {"A": 0.4}, "R_0 < A <= 0.4"),
         ([], [], {}, "got 0 points"),
     ],
 )
@@ -525,7 +525,7 @@ def test_compare_of_runs_that_learned_nothing_goes_by_A(R_0):
     assert np.mean([law.A for law in flat]) < max(R_0)
     laws, sentence = fit.compare(flat)
     assert [law.A for law in laws] == sorted((law.A for law in flat), reverse=True) and "its A is higher" in sentence
-    assert "no common A" in sentence
+    assert "without a common A" in sentence
 
 
 def test_compare_says_when_the_data_cannot_tell():

@@ -52,7 +52,7 @@ def draw(ax, title, xlabel, ylabel, curves):
 
 
 def save(path, title, panels):
-    """Draw the panels that have curves, three in a row, on logarithmic x axes, and write the figure to `path`."""
+    """Draw the panels that have curves, three in a row, on logarithmic x axes; write them."""
     panels = [panel for panel in panels if panel[-1]]
     rows, columns, most = -(-len(panels) // 3), min(3, len(panels)), max(len(panel[-1]) for panel in panels)
     height = 4.2 + 0.18 * (most if most < 5 else -(-most // 2))  # the legend's lines

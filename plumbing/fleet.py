@@ -43,7 +43,8 @@ def processes():
 
 
 def launch(script, argv):
-    """Replace this process by torchrun with `processes()` ranks; the present launcher's variables must not reach them."""
+    """Replace this process by torchrun with `processes()` ranks; variables of the present launcher must not reach them.
+    """
     inherited = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "RANK",
                  "WORLD_SIZE", "MASTER_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}

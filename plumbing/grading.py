@@ -349,8 +349,7 @@ def graded(hand_in, claims, originals, exercises, namespaces):
 
 
 def alone(hand_in, claims, originals, exercises, namespaces):
-    """`graded` in a process of its own, because a hand-in may crash it, for instance with text that crashes the parser.
-    """
+    """`graded` in a process of its own, because a hand-in may crash it, say with text that crashes Python's parser."""
     job = lambda: graded(hand_in, claims, originals, exercises, namespaces)  # noqa: E731
     found = course.isolated(job, originals, HAND_IN_SECONDS)
     return found if isinstance(found, dict) else {name: [f"no answer: {found}"] * len(claims[name]) for name in claims}
@@ -439,7 +438,7 @@ def grade(args, exercises, originals):
     files = sorted({x.file for x in exercises})
     collected = hand_ins(args.submissions, files, course.commit_of(originals), (args.csv, args.json))
     flagged = equal_code(collected, chosen, originals)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # `alone`: who runs a jail adopts orphans
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # `alone` forks: jail.run kills all children
         results = [*pool.map(lambda one: alone(one, claims, originals, exercises, namespaces), collected)]
     collected = [warned(one, found, exercises) for one, found in zip(collected, results)]
     rows = [row(one, found, exercises, flagged[one.student]) for one, found in zip(collected, results)]

@@ -206,7 +206,7 @@ def column(table, asked, usual, flag):
 def _evaluations(table):
     """[(row, epoch)] of the evaluations of our log that count; epoch: of the latest optimizer step before the row.
 
-    A resumed run repeats the steps after its checkpoint, so a row cancels earlier evaluations of its step or a later one.
+    A resumed run repeats the steps after its checkpoint: a row cancels earlier evaluations of its own or a later step.
     """
     (steps, has), (epochs, _), kept, epoch = table.numbers("step"), table.numbers("epoch"), [], np.nan
     for row, kind in enumerate(table.texts("kind")):

@@ -107,7 +107,7 @@ def region(case, law):
 
 
 def persistence(case, law):
-    """The last points go on."""
+    """The mean of the last points stays as it is."""
     R = case.part().reward
     m = max(1, min(max(5, len(R) // 10), len(R) // 3))
     half = 1.645 * np.sqrt((np.diff(R) ** 2).mean() / 2 * (1 / m + 1 / case.last))

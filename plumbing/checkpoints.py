@@ -33,7 +33,7 @@ import precision
 
 
 def finished(out):
-    """The checkpoint-STEP folders of a run, oldest first; checkpoint-best or checkpoint-100-copy is a user's own."""
+    """The checkpoint-STEP folders of a run, oldest first; not a user's own checkpoint-best or checkpoint-100-copy."""
     steps = {folder.name.partition("-")[2]: folder for folder in Path(out).glob("checkpoint-*")}
     return [steps[step] for step in sorted(filter(str.isdigit, steps), key=int)]
 

@@ -110,8 +110,8 @@ class Source:
         return self.names[name]
 
     def span(self, name):
-        """The slice (first, end) of the lines that bind a name, decorators included. Several statements may bind a
-        table: then from the first of them to the last.
+        """The slice (first, end) of the lines that bind a name, decorators included; if several statements bind it, as
+        with a table, from the first of them to the last.
         """
         nodes = self.nodes(name)
         return min(map(first_line, nodes)) - 1, max(node.end_lineno for node in nodes)

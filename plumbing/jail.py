@@ -287,7 +287,7 @@ def jail(descriptor):
 
 
 def whole_keys(found):
-    """Turn the keys of a dict back into whole numbers if all were such: JSON has made texts of them."""
+    """Turn a dict's keys back into whole numbers if all of them are digits: JSON has turned them into texts."""
     return {int(key): value for key, value in found.items()} if all(map(str.isdecimal, found)) else found
 
 

@@ -29,7 +29,7 @@ from pipeline import Stalled
 SIGN = 0.5  # seconds between two signs of life
 GRACE = 5.0  # seconds from a loss until the process is ended from here, if its main thread has not noticed
 PATIENCE = 60.0  # further seconds if it has: it draws the fit so far, and ends verifiers and process groups
-LATE = 2.0  # seconds of silence beyond `timeout`, so that a waiting main thread, which knows for what, says it first
+LATE = 2.0  # seconds of silence beyond `timeout`: the main thread, which knows what it waits for, is to say it first
 
 
 def connect(rank, world, timeout):
@@ -60,7 +60,7 @@ class Lifeline(threading.Thread):
     timeout   seconds of silence after which a rank counts as frozen or out of reach
     farewell  reason -> what to print when the run cannot go on
 
-    `lost` is why the run cannot go on, `stopped` why it is to end in order, each None if it does not; others are told.
+    `lost` is why the run cannot go on, `stopped` why it is to end in order; None as long as there is no such reason.
     """
 
     def __init__(self, lines, rank, *, name, timeout, farewell):

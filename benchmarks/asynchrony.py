@@ -2,9 +2,9 @@
 
     OMP_NUM_THREADS=1 python benchmarks/asynchrony.py            5 to 6 minutes on two cores
 
-Both sides run here, one after the other. --slots is set so low that training takes 0.3 to 0.9 of the generation time,
-as in a fleet with more generators than trainers. Measured over whole PPO phases, without the first and the last: there
-the run starts and ends, and neither side has work for both processes. Prints a table and the ratio of completions/s.
+Both run here, one after the other. --slots is so low by default that training takes 0.3 to 0.9 of the generation time,
+as in a fleet with more generators than trainers. Measured over whole PPO phases, without the first and the last two:
+where the run starts and ends, one of the two processes has no work. Prints a table and the ratio of completions/s.
 """
 
 import argparse
@@ -19,7 +19,7 @@ TRAIN = Path(__file__).parent.parent / "train.py"
 
 
 def run(off_policy, args, folder):
-    """The `step` rows of one run."""
+    """(flags, [row of the log for each step]) of one run."""
     out = Path(folder) / off_policy
     steps = args.phases * args.k
     command = [sys.executable, str(TRAIN), "--loss", "cispo", "--off-policy", off_policy, "--k", args.k, "--steps",
@@ -31,7 +31,7 @@ def run(off_policy, args, folder):
 
 
 def measure(flags, steps, k):
-    """Completions per second, idle shares, and seconds of generating and training per step, over the inner phases."""
+    """{name: number} of the inner phases: completions per second, seconds of generating and training, idle shares."""
     inner = steps[k : len(steps) - k - 1]
     inner = inner[: len(inner) // k * k]
     seconds = sum(row["seconds"] for row in inner)

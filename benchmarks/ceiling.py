@@ -3,7 +3,7 @@
     python benchmarks/ceiling.py runs/cispo-seed0/checkpoint-120      measures base/ and this policy, two minutes
     python benchmarks/ceiling.py                                      draws results/ceiling.json again
 
-PROMPTS held-out sums of every length in data.LENGTHS, 16 completions each, through `train.py --evaluate`. Written to
+For every length in data.LENGTHS, PROMPTS held-out sums are asked 16 times each, through `train.py --evaluate`. Writes
 results/ceiling.json (one object per policy and length; standard errors over prompts) and figures/ceiling.png.
 """
 
@@ -30,7 +30,7 @@ LENGTHS = sorted(set(data.LENGTHS["arithmetic"]))
 
 
 def held_out(length):
-    """PROMPTS distinct (text, answer) pairs on validation's side, always the same."""
+    """PROMPTS distinct (text, answer) pairs of `length` operands that are held out for validation, always the same."""
     rng, pairs = random.Random(f"ceiling/{length}"), {}
     while len(pairs) < PROMPTS:
         text, answer = data.expression(rng, length)
@@ -44,7 +44,7 @@ def operands(text):
 
 
 def measure(label, policy):
-    """The rows of one policy, a folder: for each length mean@16 and pass@16, each with its standard error."""
+    """Yield the rows of one policy, a folder: for each length mean@16 and pass@16, each with its standard error."""
     with tempfile.TemporaryDirectory() as folder:
         file, out = Path(folder) / "sums.jsonl", Path(folder) / "out"
         rows = [{"prompt": text, "answer": answer, "task": "arithmetic"}
@@ -64,7 +64,7 @@ def measure(label, policy):
 
 
 def draw(rows, path):
-    """Points with standard errors; grey: each length's share of the prompts; shaded: beyond what SFT has shown."""
+    """Draw points with standard errors; grey bars: each length's share of prompts; shaded: longer than any in SFT."""
     figure = Figure(figsize=(7.5, 4.5), layout="constrained")
     ax = figure.add_subplot()
     every = data.LENGTHS["arithmetic"]

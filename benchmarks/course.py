@@ -1,10 +1,10 @@
 """The course, played through: a student who makes every named mistake once, and a class of 30 that is graded.
 
-    python benchmarks/course.py student       starts a copy, makes and solves everything, trains with what was written
-    python benchmarks/course.py class         grades 30 hand-ins with known mistakes; says how long it took
+    python benchmarks/course.py student       starts a copy, makes every mistake, solves every exercise, trains
+    python benchmarks/course.py class         grades 30 hand-ins with known mistakes; prints how long it took
 
-Every mistake has to be called by its name and by no other; every grade has to be the expected one. Takes minutes; part
-of .ci/run.
+Fails unless every mistake is named as itself and as no other (in a `bug` it may go unnamed), and every grade is the
+expected one. Takes minutes; part of .ci/run.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SIZE, SEED = 30, 7
 
 
 def command(folder, *words):
-    """exercises.py in a folder; what it prints."""
+    """Run exercises.py in a folder; returns what it prints. Raises AssertionError if it fails."""
     done = subprocess.run([sys.executable, "exercises.py", *map(str, words)], cwd=folder, capture_output=True,
                           text=True, check=False)
     assert done.returncode == 0, f"{words}: {done.stderr[-2000:]}"
@@ -47,7 +47,7 @@ def original(exercise):
 
 
 def written(text, exercise, mistake):
-    """The text with a wrong answer in place of the exercise's definition, everything it needs within it."""
+    """The text with the exercise's definition replaced by a mistake, a function, with all that it needs inside."""
     source = course.Source.read(Path(inspect.getsourcefile(inspect.unwrap(mistake))))
     inner = course.as_text(course.gathered(mistake.__name__, source, source))
     before, _, after = course.split(text, exercise)
@@ -57,7 +57,7 @@ def written(text, exercise, mistake):
 
 
 def right(text, exercise):
-    """The text with the original's definition, or, for a prediction, the number that it gives."""
+    """The text with the exercise solved: by the original's definition, or, in predict and measure, by its result."""
     if exercise.kind not in ("predict", "measure"):
         return course.restored(text, original(exercise).path and Path(original(exercise).path).read_text(), exercise)
     value = course.build(exercise, course.pieces(exercise, original(exercise), original(exercise), EXERCISES))()
@@ -69,7 +69,10 @@ def right(text, exercise):
 
 
 def play(folder):
-    """Every exercise of a copy: as it is, each mistake, then right; the others are still unsolved."""
+    """Check every exercise of a copy unsolved, with each mistake, and solved; returns the number of mistakes.
+
+    Later exercises are unsolved meanwhile.
+    """
     mistakes = 0
     for exercise in EXERCISES:
         path = folder / exercise.file
@@ -95,14 +98,14 @@ def play(folder):
 
 
 def student():
-    """Start, play, list, pack, train, solve; ends where the project is."""
+    """Start a copy, play it, list, pack, solve all, train; in the end every file is the project's own again."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "class"
         say(command(ROOT, "start", folder))
         mistakes = play(folder)
         listed = command(folder, "list")
         say(listed)
-        assert f"{len(EXERCISES) - 1} of {len(EXERCISES)} done" in listed  # six-steps trains: `next` checks it
+        assert f"{len(EXERCISES) - 1} of {len(EXERCISES)} done" in listed  # six-steps trains: only `next` checks it
         assert "All exercises are done" in command(folder, "next")
         say(command(folder, "pack"))
         for exercise in EXERCISES:
@@ -118,12 +121,14 @@ def student():
 
 
 def expected_points(exercise, mistake, hidden):
-    """Of an exercise with this mistake: 0 for the claims that know it; others may hold, on the drawn inputs."""
+    """Points that an exercise with this mistake has to get: none for claims that know the mistake; the other claims are
+    checked on their hidden inputs, where they may hold.
+    """
     source, held = original(exercise), []
     student = course.Source(written(Path(source.path).read_text(), exercise, mistake), exercise.file)
     definition = course.build(exercise, course.pieces(exercise, student, source, EXERCISES))
     for one in (one for one in hidden if mistake not in one.claim.mistakes):
-        with suppress(ZeroDivisionError):  # of a law at C = 0
+        with suppress(ZeroDivisionError):  # a wrong law may divide by C = 0
             held.append(not one.claim.problem(one.claim.vector(definition, one.inputs), one.expected, one.inputs))
     return exercise.points * sum(held) / len(hidden)
 
@@ -156,7 +161,7 @@ def hand_in(path, number, solutions, graded, hidden):
 
 
 def grade_class():
-    """30 hand-ins as Canvas names them; the grades have to be exactly the expected ones."""
+    """Grade SIZE hand-ins, named as Canvas does; the grades have to be exactly the expected ones."""
     graded = [exercise for exercise in EXERCISES if exercise.graded]
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))

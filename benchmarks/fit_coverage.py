@@ -1,9 +1,10 @@
 """Do the 90 % bands of fit.py hold the truth in 85-97 % of runs, how well is A found, and how long does a fit take?
 
-A run: A uniform in 0.4-0.9, B in 1-3, R_0 in 0.05-0.35, noise in 0.005-0.02 (of a pass rate, normal, independent; the
-few pass rates that it would carry out of [0, 1] end there), 40 points evenly spaced in compute or in its logarithm,
-C_mid log-uniform inside their range. "evaluation at 3x" is a new evaluation at 3x the last compute. R_0 "exact": given to the fit; "measured": a noisy point at C = 0.
-How well A is found: 40 points from 0.2 to 5 C_mid, noise 0.003, A in 0.2-0.99, R_0 exact, for each of several B.
+Each run is drawn at random: A uniform in 0.4-0.9, B in 1-3, R_0 in 0.05-0.35, noise in 0.005-0.02 (standard deviation
+of a pass rate; normal, independent; results are clipped to [0, 1]), 40 points evenly spaced in compute or in its
+logarithm, C_mid log-uniform inside their range. "evaluation at 3x" is a new evaluation at 3x the last compute. R_0 is
+"exact" if it is given to the fit, "measured" if it is a noisy point at C = 0.
+For how well A is found: 40 points from 0.2 to 5 C_mid, noise 0.003, A in 0.2-0.99, R_0 exact, several values of B.
 
 Run:  python benchmarks/fit_coverage.py [--runs 200]      (200 runs: one minute on one core)
 """
@@ -49,7 +50,7 @@ def covered(seed, exact=True, log_spaced=False):
 
 
 def wide_truth(seed, noise, B=None):
-    """Points from 0.2 to 5 C_mid of a run from a wide range (B in 0.4-4 if not given): (C (40,), R (40,), truth)."""
+    """Points from 0.2 to 5 C_mid, parameters from wide ranges (B in 0.4-4 if not given): (C (40,), R (40,), truth)."""
     rng = np.random.default_rng(seed)
     truth = {"A": rng.uniform(0.2, 0.99), "B": B or rng.uniform(0.4, 4), "C_mid": 10 ** rng.uniform(-1, 4)}
     truth["R_0"] = truth["A"] * rng.uniform(0.1, 0.5)

@@ -1,24 +1,27 @@
 """Do the forecasts of fit.py hold on real runs, and how do they compare with simpler ones?
 
-Every curve of tests/data/forecasts/ with 10 points or more is cut at 30, 50 and 70 % of its compute. What is forecast
-from the part before the cut is the mean of the last max(5, n/10) of its n points. Left out: cuts with fewer than 5
-points before them and cuts that reach into the points to be forecast.
+Every curve of tests/data/forecasts/ with 10 points or more is cut at 30, 50 and 70 % of its compute. From the points
+before the cut, the mean of the curve's last k points is forecast, k = max(5, a tenth of all its points). Left out are
+cuts with fewer than 5 points before them, and cuts that lie behind one of the points to be forecast.
 
 inside   share of the forecasts whose 90 % band holds what was measured
 width    median width of the band
 score    mean interval score: width + 2 / 0.1 * (distance by which the measured value lies outside); less is better
 error    mean |forecast - measured|
 
-Rows: ours, `fit.Fit.band` from 10 % of the fitted compute on. Its two parts alone: Eq. 1 and its prior; Eq. 1 up to
-the last fitted point, then the local trend times a number from 0 to 2. Eq. 1's region: the profile-likelihood band
-without any account of how well Eq. 1 holds. Persistence: the mean of the last max(5, n/10), at most a third, of the n
-points before the cut, +- 1.645 s sqrt(1/m + 1/k), s from successive differences. Line: least squares in log C from
-10 % on, its prediction interval. All are cut to [0, 1].
-The stop rule is right if it says "stop" and the mean over (1.8 C, 2 C] is above that over (0.8 C, C] by less than the
-gain, or "go on" and it is not; C the last fitted compute, cuts up to 50 %, both stretches measured.
+Rows, all from the points before the cut, and clipped to [0, 1]:
+  ours            `fit.Fit.band` of a fit from 10 % of the cut's compute on
+  Eq. 1 of ours   only those of its curves that follow Eq. 1 throughout
+  trend of ours   only those that leave Eq. 1 at the last fitted point, by the local trend times a number from 0 to 2
+  Eq. 1's region  the band by profile likelihood, which takes no account of how well Eq. 1 holds
+  persistence     the mean of the last m points +- 1.645 s sqrt(1/m + 1/k), s from successive differences; m is the
+                  larger of 5 and a tenth of the points, but at most a third of them
+  line in log C   least squares from 10 % of the cut's compute on, and its prediction interval
+Stop rule: with C the last fitted compute, "stop" is right if the mean pass rate over (1.8 C, 2 C] is above that over
+(0.8 C, C] by less than the gain, else "go on" is. Judged at cuts up to 50 % if both stretches have points.
 
 Run:  python benchmarks/forecasts.py      (ten seconds on one core)
-      git show f4ae21b:fit.py > /tmp/fit.py && python benchmarks/forecasts.py --fit /tmp/fit.py     (the bands before)
+      git show f4ae21b:fit.py > /tmp/fit.py && python benchmarks/forecasts.py --fit /tmp/fit.py     (row "before")
 """
 
 import argparse
@@ -39,7 +42,7 @@ CUTS, GAIN = (0.3, 0.5, 0.7), 0.02
 
 
 class Case(namedtuple("Case", "run cut last stop")):
-    """A Run, the share of its compute before the cut, how many last points are forecast, the compute of the cut."""
+    """A Run; the share of its compute at which it is cut; how many last points are forecast; the compute of the cut."""
 
     def part(self):
         """The Run up to the cut."""
@@ -51,7 +54,7 @@ class Case(namedtuple("Case", "run cut last stop")):
 
 
 def curves():
-    """The Runs of tests/data/forecasts/: one for each file and of ours one for each task."""
+    """Yield the Runs of tests/data/forecasts/: one for each file, and for our own one for each of its tasks."""
     for path in sorted((ROOT / "tests" / "data" / "forecasts").glob("*.csv")):
         with path.open(newline="") as file:
             rows = list(csv.reader(file))
@@ -62,7 +65,7 @@ def curves():
 
 
 def cases(run, cuts=CUTS):
-    """The Cases of a Run."""
+    """Yield the Cases of a Run."""
     last = max(5, len(run.compute) // 10)
     for cut in cuts if len(run.compute) >= 10 else ():
         stop = cut * run.compute[-1]
@@ -70,7 +73,7 @@ def cases(run, cuts=CUTS):
             yield Case(run, cut, last, stop)
 
 
-# ---- Ways to forecast: of a Case and its fit, (low, forecast, high) ----
+# ---- Ways to forecast: (Case, its fit) -> (low, forecast, high) ----
 
 
 def ours(case, law):
@@ -81,7 +84,7 @@ def ours(case, law):
 
 
 def of_draws(law, C, last, part):
-    """5, 50 and 95 % of the mean of `last` evaluations over a part (a slice) of the draws."""
+    """The 5, 50 and 95 % quantiles of the mean of `last` evaluations at C, over `part` (a slice) of the fit's draws."""
     values = law.curves(C) + law.draws.noise * law.draws.normal / np.sqrt(last)
     return np.quantile(np.clip(values[part], 0, 1), (0.05, 0.5, 0.95))
 
@@ -104,7 +107,7 @@ def region(case, law):
 
 
 def persistence(case, law):
-    """The last points go on."""
+    """The mean of the last points stays as it is."""
     R = case.part().reward
     m = max(1, min(max(5, len(R) // 10), len(R) // 3))
     half = 1.645 * np.sqrt((np.diff(R) ** 2).mean() / 2 * (1 / m + 1 / case.last))
@@ -154,7 +157,7 @@ def by_warning(laws, inside):
 
 
 def stops(pairs):
-    """What the rule said and what was right, for the cuts up to 50 %."""
+    """[(what the rule said, what was right)] for the cuts up to 50 %; pairs: [(Case, its fit)]."""
     verdicts = []
     for case, law in pairs:
         C, last = case.run.compute, law.span[1]
@@ -166,7 +169,7 @@ def stops(pairs):
 
 
 def other(path):
-    """The module fit as it stands in another file."""
+    """The module that another version of fit.py is."""
     spec = importlib.util.spec_from_file_location("fit", path)
     sys.modules["fit"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -174,7 +177,7 @@ def other(path):
 
 
 def main():
-    """Print the table of forecasts, the warnings over hits and misses, and the stop rule."""
+    """Print the table of forecasts, how often those with each warning hold, and how often the stop rule is right."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--fit", metavar="FILE", help="another version of fit.py; only its bands are measured")
     if path := parser.parse_args().fit:

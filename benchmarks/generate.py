@@ -4,12 +4,12 @@
     python benchmarks/generate.py --model DIR                  your model, on a GPU if there is one
     python benchmarks/generate.py --help                       sizes
 
-Both sides sample the same number of tokens for the same prompts: a completion's length is drawn uniformly, EOS ends
-nothing, and each row stops by itself (on the `generate` side by a stopping criterion, one answer per row). `generate`
-gets batches of as many prompts as the other side has slots, padded on the left; a batch lasts as long as its longest
-row. TorchGenerator gets one ticket per prompt and also returns log-probs, `generate` does not. Rounds alternate between
-the sides; the table shows each side's least wall time and least CPU time. On a CPU that others use too, compare the CPU
-times. Target: 1.5 times the tokens per second.
+Both sides sample the same number of tokens for the same prompts: a completion's length is drawn uniformly, EOS does not
+end it, and each row stops at its own length (on the `generate` side by a stopping criterion). `generate` gets batches
+of as many prompts as the other side has slots, padded on the left; a batch lasts as long as its longest row.
+TorchGenerator gets one ticket per prompt and also returns log-probs, which `generate` does not. Rounds alternate
+between the sides; the table shows each side's least wall time and least CPU time. On a CPU that others use too, compare
+the CPU times. Target: 1.5 times the tokens per second.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from rollout import TorchGenerator, completion_keys, uniform  # noqa: E402
 
 
 def lengths(keys, bounds):
-    """Completion lengths in tokens, uniform in `bounds`, one per random sequence in `keys`; a draw no token uses."""
+    """Completion lengths in tokens, one per key in `keys`, uniform in `bounds`: from draw -2, which no token uses."""
     return bounds[0] + (uniform(keys, -2) * (bounds[1] - bounds[0] + 1)).long()
 
 
@@ -41,7 +41,7 @@ class FixedLengths(TorchGenerator):
 
 
 class RowLengths(StoppingCriteria):
-    """The same for `model.generate`: row i of the batch ends after row_lengths[i] tokens."""
+    """The same for `model.generate`: row i of the batch ends after row_lengths[i] new tokens."""
 
     def __init__(self, row_lengths, prompt_width):
         self.row_lengths, self.prompt_width = row_lengths, prompt_width
@@ -73,7 +73,7 @@ def load(args):
 
 
 def make_tickets(count, model, args):
-    """`count` tickets of one completion each; prompts of random tokens."""
+    """`count` tickets of one completion each, with prompts of random tokens, always the same."""
     random = torch.Generator().manual_seed(0)
     lo, hi = args.prompt_tokens
 
@@ -86,7 +86,7 @@ def make_tickets(count, model, args):
 
 
 def continuous(model, tickets, args):
-    """TorchGenerator: lengths of the completions in the order of the tickets."""
+    """Run TorchGenerator on the tickets; returns the lengths of the completions, in the order of the tickets."""
     generator = FixedLengths(model, NoText(), slots=args.slots, max_new_tokens=args.lengths[1])
     generator.bounds = args.lengths
     for ticket in tickets:
@@ -98,7 +98,7 @@ def continuous(model, tickets, args):
 
 
 def batched(model, tickets, args):
-    """model.generate on batches in the order of the tickets: lengths of the rows."""
+    """Run model.generate on batches of the tickets; returns the lengths of the completions, in the same order."""
     model.generation_config.eos_token_id = None
     done = []
     for first in range(0, len(tickets), args.slots):
@@ -119,7 +119,7 @@ def batched(model, tickets, args):
 
 
 def measure(side, model, tickets, args):
-    """(tokens, wall seconds, CPU seconds, forward passes of one token per row) of one round."""
+    """(tokens, wall seconds, CPU seconds, decode steps: forward passes of one token per row) of one round."""
     passes = []
     hook = model.get_decoder().register_forward_pre_hook(
         lambda module, inputs, kwargs: passes.append(kwargs["input_ids"].shape[1]), with_kwargs=True)

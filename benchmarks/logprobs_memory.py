@@ -3,9 +3,10 @@
     python benchmarks/logprobs_memory.py              on a GPU if there is one, else on the CPU (minutes: 9 TFLOP)
     python benchmarks/logprobs_memory.py --help       sizes
 
-Each side runs in a process of its own, so that its peak is its own: peak resident set (CPU, Linux) or peak allocated
-bytes (GPU), less what was there before the pass (head weight, hidden states) and less the gradient of the head weight.
-Both sides give log-probs and entropy, multiply the same weight in fp32, and hold no tensor longer than autograd needs.
+Each side runs in a process of its own, so that the peak is of that side alone: peak resident set (CPU, Linux) or peak
+allocated bytes (GPU), less what was there before the pass (head weight, hidden states) and less the gradient of the
+head weight. Both sides compute log-probs and entropy, multiply the same weight in fp32, and hold no tensor longer than
+autograd needs it.
 Targets: memory at most 1/6, time at most 1.5 times. On a CPU that others use too, compare the CPU times.
 """
 
@@ -55,7 +56,7 @@ def peak(device):
 
 
 def one_pass(function, tokens, args):
-    """Seconds and extra bytes of forward + backward on random states; checksums so that both sides can be compared."""
+    """Seconds, CPU seconds and extra bytes of forward + backward on random states; sums, to compare the two sides."""
     torch.manual_seed(0)
     dtype = getattr(torch, args.dtype)
     hidden = torch.empty(tokens, args.hidden, dtype=dtype, device=args.device).normal_().requires_grad_()
@@ -74,7 +75,7 @@ def one_pass(function, tokens, args):
 
 
 def child(args):
-    """Measure one side and print it as JSON; on a GPU a small pass first, which loads the kernels."""
+    """Measure one side and print the numbers as JSON; on a GPU, after a small pass that loads the kernels."""
     if args.device == "cuda":
         one_pass(SIDES[args.side], 64, args)
         torch.cuda.empty_cache()

@@ -3,9 +3,10 @@
     python benchmarks/sft_trl.py MODEL OUT        MODEL a folder as benchmarks/smollm2.py --convert makes it
     torchrun train.py --loss cispo --model OUT --data FILE.jsonl
 
-Needs TRL (`pip install trl`), and is an example: traces of our own sums, `<think>17+8=25</think>25`, a few minutes.
-What train.py wants of any such folder: completions that hold the mark of --think-end, and end. Prints the share of
-completions of unseen questions that do, before and after; questions for train.py go to OUT.jsonl.
+Needs TRL (`pip install trl`). An example that takes a few minutes: the traces are sums of our own, such as
+`<think>17+8=25</think>25`. train.py needs a policy whose completions hold the mark of --think-end, and end. Prints for
+unseen questions, before and after, the share of completions with the mark and the share of right ones. Questions for
+train.py go to OUT.jsonl.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
-import torch  # noqa: E402  behind the path of the project
+import torch  # noqa: E402  (after the project's folder is on the path)
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import SFTConfig, SFTTrainer
@@ -29,7 +30,7 @@ from plumbing import evaluation, workers
 
 
 def traces(count, seed):
-    """Rows of {prompt, completion} in TRL's chat form, and {prompt, answer} as train.py's --data takes them."""
+    """`count` rows: prompt and completion in TRL's chat form, prompt and answer as train.py's --data takes them."""
     rng = random.Random(seed)
     for _ in range(count):
         a, b, c = (rng.randrange(1, 50) for _ in range(3))
@@ -39,7 +40,7 @@ def traces(count, seed):
 
 
 def measure(model, tokens, rows):
-    """(share with the mark, pass rate) of the answers to the rows' questions, one each."""
+    """(share with the mark, pass rate) of one completion for each row's question; prints the first."""
     found = [data.render(data.Row("", row["prompt"], str(row["answer"]), "arithmetic"), tokens) for row in rows]
     prompts, _ = data.tokenise(found, tokens, budget=128)
     generator = rollout.TorchGenerator(model.eval(), tokens, slots=32, max_new_tokens=48)

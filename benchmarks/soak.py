@@ -7,15 +7,16 @@
     python benchmarks/soak.py --make-answers                          writes tests/data/answers_500.jsonl again
 
 Answers come in blocks of 1,000 in a fixed random order: 50 hostile (each of HOSTILE in turn), 10 programs, 90
-expressions of tests/data/answers_500.jsonl, which need math-verify, and for the rest exact answers to math and
-arithmetic prompts.
-Every verdict is checked: an honest answer has one known verdict, a hostile one must not be right. At a limit of 0.2 s
-honest answers may time out on a busy machine; those are counted apart.
+expressions of tests/data/answers_500.jsonl, which need math-verify; the others are exact answers to math and arithmetic
+prompts.
+Every verdict is checked: an honest answer has one known verdict, a hostile one must not be judged right. At a limit of
+0.2 s honest answers may time out on a busy machine; these timeouts are also counted separately.
 
-Columns: answers scored, seconds, answers/s since the last line; at a moment when nothing is pending, resident MB of
-this process and of it and all below it, their number, and their file descriptors; timeouts and honest timeouts so far.
-At the end the medians of the first and of the last tenth of the blocks are compared: a single moment may catch a jail
-at its end, or a worker before it has loaded everything. Target: no growth.
+Columns: answers scored; seconds; answers/s since the last line; then, while nothing is pending, resident MB of this
+process, resident MB of this process and all its descendants, the number of these processes, and of their file
+descriptors; then timeouts, and timeouts of honest answers, so far.
+At the end the medians of the first and of the last tenth of the blocks are compared. Medians, because a single moment
+may catch a jail at its end, or a worker before it has loaded everything. Target: no growth.
 """
 
 import argparse
@@ -37,7 +38,7 @@ FILE = ROOT / "tests" / "data" / "answers_500.jsonl"
 BLOCK, HOSTILE_SHARE, PROGRAMS, EXPRESSIONS = 1_000, 0.05, 10, 90
 SUM = json.dumps({"inputs": ["1 2\n", "-5 5\n"], "outputs": ["3\n", "0\n"]})
 PROGRAM = "```python\nprint(sum(map(int, input().split())))\n```"
-HOSTILE = [  # (task, answer): wrong, whatever they cost
+HOSTILE = [  # (task, answer): all wrong, however expensive to judge
     ("math", "\\boxed{9^{9^{9^9}}}"),
     ("math", "\\boxed{" + "{" * 500_000 + "18" + "}" * 500_000 + "}"),
     ("math", "\\boxed{" + "\\sqrt{2+" * 900 + "2" + "}" * 901),
@@ -63,7 +64,7 @@ HOSTILE = [  # (task, answer): wrong, whatever they cost
 
 
 def pairs(kind, r):
-    """(reference, equal answer, different answer), LaTeX, of one of 20 kinds; r is a random.Random."""
+    """(reference, equal answer, different answer) in LaTeX; kind: 0 to 19; r: a random.Random."""
     a, b, c, k = r.randint(2, 9), r.randint(2, 9), r.randint(11, 30), r.randint(2, 6)
     p, q = r.randint(1, 40), r.choice([2, 4, 5, 8, 10, 16, 20, 25])
     value = f"\\frac{{{p}}}{{{q}}}"
@@ -95,7 +96,9 @@ def pairs(kind, r):
 
 
 def make_answers():
-    """500 rows {answer, reference, correct}: 25 of each kind, half of them right, no answer its reference's string."""
+    """500 rows {answer, reference, correct}: 25 of each kind, 13 of them right; no answer is the same text as its
+    reference.
+    """
     r, sentences = random.Random(0), ("So the answer is $\\boxed{%s}$.", "\\boxed{%s}", "Hence\n\\[\\boxed{%s}.\\]")
     rows = []
     for n in range(500):
@@ -108,7 +111,7 @@ def make_answers():
 
 
 def block(rows, hostile, r):
-    """1,000 shuffled (task, answer, reference, verdict); verdict None: anything but right."""
+    """BLOCK shuffled (task, answer, reference, verdict); verdict None: hostile, so anything but right."""
     answers = [(*next(hostile), None) for _ in range(round(BLOCK * HOSTILE_SHARE))]
     answers = [(task, answer, SUM if task == "code" else "18", verdict) for task, answer, verdict in answers]
     answers += [("code", PROGRAM, SUM, True)] * PROGRAMS
@@ -124,7 +127,7 @@ def block(rows, hostile, r):
 
 
 def below(pid):
-    """This process and all that descend from it."""
+    """Ids of process `pid` and of all that descend from it."""
     found, known = {pid}, list(jail.all_processes())
     while more := {child for child, parent, *_ in known if parent in found} - found:
         found |= more
@@ -132,7 +135,7 @@ def below(pid):
 
 
 def usage():
-    """(MB resident in this process, in it and those below, processes, file descriptors)."""
+    """(MB resident in this process, MB resident in it and its descendants, their number, their file descriptors)."""
     pages, files = {}, 0
     for pid in below(os.getpid()):
         with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
@@ -143,7 +146,7 @@ def usage():
 
 
 def cpu_seconds():
-    """CPU time so far of this process and all below it, those that have ended included."""
+    """CPU time so far of this process and all its descendants, those that have ended included."""
     ticks = 0
     for pid in below(os.getpid()):
         with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended, and counts in its parent
@@ -152,7 +155,7 @@ def cpu_seconds():
 
 
 def drain(scorer, wanted, waiting):
-    """Collect `wanted` scores: [(Score, what was submitted)]."""
+    """Wait for `wanted` verdicts: [(workers.Score, the answer that was submitted)]; waiting: as from `submit`."""
     scores = []
     while len(scores) < wanted:
         for score in scorer.finished():
@@ -162,7 +165,7 @@ def drain(scorer, wanted, waiting):
 
 
 def submit(scorer, answers):
-    """All at once, as {id: (completion, what was submitted)}: a completion is kept, so that its id stays its own."""
+    """Submit all answers at once: {id of the completion: (completion, answer)}, kept so that no id is used again."""
     waiting = {}
     for answer in answers:
         completion = SimpleNamespace(text=f"</think>{answer[1]}", truncated=False)
@@ -204,7 +207,7 @@ def soak(count, limit, workers, seed):
 
 
 def rates():
-    """Answers per second of one worker, and per CPU second (which others on the machine do not change), by kind."""
+    """Print, by kind of answer, how many one worker judges per second and per CPU second (hardly changed by others)."""
     rows = [json.loads(line) for line in FILE.read_text().splitlines()]
     numbers = [("math", f"\\boxed{{{n}}}", str(n), True) for n in range(20_000)]
     expressions = [("math", row["answer"], row["reference"], row["correct"]) for row in rows]
@@ -222,7 +225,7 @@ def rates():
 
 
 def verdicts():
-    """Of our list of answers with known verdicts: how many are judged right, and which are not."""
+    """Judge tests/data/verdicts.jsonl, whose verdicts are known; print how many come out so by kind, and the others."""
     rows = [json.loads(line) for line in FILE.with_name("verdicts.jsonl").read_text().splitlines()]
     scorer = workers.Scorer(timeout=20.0, workers=2)
     answers = [("math", row["answer"], row["reference"], row) for row in rows]

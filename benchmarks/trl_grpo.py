@@ -2,10 +2,10 @@
 
     python benchmarks/trl_grpo.py                    about 6 minutes on two cores, after installing TRL
 
-TRL gets an environment of its own (--venv, kept; a gigabyte), because its needs are not this project's. TRL generates
-and trains in turn in one process with all cores; train.py has a generator and a trainer with half of them each. Steps
-are counted after the first three on both sides. Prints completions/s of both and their ratio.
-TRL decodes without special tokens, so its reward function looks at the completion's ids.
+TRL gets an environment of its own (--venv, kept; a gigabyte), because it needs other packages than this project. TRL
+generates and trains in turn in one process with all cores; train.py has a generator and a trainer with half of them
+each. The first three steps of both sides are left out. Prints completions/s of both and their ratio.
+TRL decodes without special tokens, and so without the mark; the reward function decodes the completion's ids instead.
 """
 
 import argparse
@@ -55,7 +55,7 @@ json.dump({"times": Watch.times, "rewards": Watch.rewards}, open(out + "/times.j
 
 
 def environment(folder, version):
-    """Python of an environment with TRL, made on first use with this one's torch and transformers versions."""
+    """Path of Python in an environment with TRL, which is made on first use, with this environment's torch version."""
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
@@ -68,7 +68,7 @@ def environment(folder, version):
 
 
 def theirs(python, steps, folder):
-    """Seconds per step of GRPOTrainer and its mean reward in the counted steps."""
+    """Seconds per step of GRPOTrainer, without the first WARM steps."""
     sys.path.insert(0, str(ROOT))
     import data
 
@@ -85,7 +85,7 @@ def theirs(python, steps, folder):
 
 
 def ours(steps, folder):
-    """Seconds per step of train.py, outside evaluations, which GRPOTrainer does not do either."""
+    """Seconds per step of train.py, without the first WARM steps and without evaluations, which GRPOTrainer has not."""
     command = [sys.executable, str(ROOT / "train.py"), "--loss", "cispo", "--steps", str(steps), "--eval-every",
                str(steps),
                "--eval-prompts", "8", "--out", str(folder / "ours")]

@@ -4,13 +4,13 @@
     python benchmarks/trl_race.py --steps 120        the same to the end of the main job
     python benchmarks/trl_race.py --layouts          only: seconds per step of each side's batch layouts
 
-Seconds on the clock until the validation pass rate stands 0.1 and 0.2 above R_0, by a straight line between two
-evaluations; "not reached" is a result. Both sides have the same model, prompts, batch, learning rate, warm-up, AdamW,
-CISPO with the same cap, the same validation prompts and the same code that asks them. Validation is off both clocks.
-Each side's batch layout is the fastest of those below. One side runs at a time; what has run is kept in results/ and
-not run again.
+Measures seconds on the clock until the validation pass rate is 0.1 and 0.2 above R_0, by linear interpolation between
+two evaluations; "not reached" is a result. Both sides have the same model, prompts, batch, learning rate, warm-up,
+AdamW, CISPO with the same cap, the same validation prompts and the same code to evaluate them. Both clocks stand still
+during validation. Each side has the fastest of its batch layouts below. One side runs at a time; the result of a run is
+kept in results/, and the run is not repeated.
 
-What differs (TRL's own ways, as it comes):
+What differs, because it is TRL's own way:
     TRL generates and trains in turn in one process on all cores; train.py has a process for each, on half of the cores
     TRL's batches are on policy, and its ratio is 1; train.py's tokens are up to k steps old
     TRL averages over the batch's tokens, train.py over each prompt's (--average prompt)
@@ -18,8 +18,8 @@ What differs (TRL's own ways, as it comes):
     TRL does not interrupt (truncated completions carry no loss on either side)
     the order of the prompts
 
-TRL gets an environment of its own (--venv, kept; a gigabyte), because its needs are not this project's. The verifier
-reads TRL's `completion_ids`: its texts are without special tokens, and so without the mark.
+TRL gets an environment of its own (--venv, kept; a gigabyte), because it needs other packages than this project. TRL
+decodes without special tokens, and so without the mark; the reward function decodes its `completion_ids` instead.
 """
 
 import argparse
@@ -36,8 +36,8 @@ from statistics import mean, stdev
 
 ROOT = Path(__file__).parent.parent
 GAINS = (0.1, 0.2)  # above R_0
-# Seconds per step were measured for each: TRL's completions per forward and backward pass (of a step's batch), and
-# train.py's padded tokens per micro-batch with the generator's slots.
+# `fastest` measures seconds per step with each. TRL's: completions per forward and backward pass. Ours: (padded tokens
+# per micro-batch, slots of the generator).
 THEIR_LAYOUTS = (32, 64, 128, 256, 512)
 OUR_LAYOUTS = ((1024, 128), (2048, 128), (4096, 128), (2048, 256))
 THEIRS = '''
@@ -112,7 +112,7 @@ json.dump({"evaluations": watch.evaluations, "seconds": watch.seconds, "steps": 
 
 
 def environment(folder, trl):
-    """Python of an environment with TRL, made on first use with this one's torch."""
+    """Path of Python in an environment with TRL, made on first use with our versions of torch and transformers."""
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
@@ -122,7 +122,7 @@ def environment(folder, trl):
 
 
 def main_job():
-    """The flags of train.py without any."""
+    """{name: value} of train.py's flags when none is given."""
     sys.path.insert(0, str(ROOT))
     from plumbing.flags import settings
 
@@ -130,7 +130,7 @@ def main_job():
 
 
 def theirs(python, flags, seed, layout, limit, *, validate=True):
-    """{evaluations: [(seconds, pass rate), ...], seconds, steps} of GRPOTrainer."""
+    """{evaluations: [(seconds, pass rate), ...], seconds, steps} of GRPOTrainer, which stops after `limit` seconds."""
     with tempfile.TemporaryDirectory() as out:
         Path(out, "theirs.py").write_text(THEIRS)
         passed = {"root": str(ROOT), "model": str(ROOT / flags["model"]), "flags": flags, "seed": seed, "out": out,
@@ -141,7 +141,7 @@ def theirs(python, flags, seed, layout, limit, *, validate=True):
 
 
 def ours(flags, seed, layout, *, validate=True):
-    """The same of train.py."""
+    """The same for train.py; layout: an entry of OUR_LAYOUTS."""
     budget, slots = layout
     with tempfile.TemporaryDirectory() as out:
         rare = [] if validate else ["--eval-every", str(flags["steps"]), "--eval-prompts", "8"]
@@ -168,7 +168,7 @@ def reached(evaluations, rate):
 
 
 def kept(path, run, *arguments):
-    """Evaluations of a run, from its file if there is one."""
+    """[(seconds, pass rate), ...] of a run, from its CSV file; if there is none, run(*arguments) is called first."""
     if not path.exists():
         rows = run(*arguments)["evaluations"]
         with path.open("w", newline="") as file:
@@ -178,7 +178,7 @@ def kept(path, run, *arguments):
 
 
 def report(curves):
-    """curves {(side, seed): evaluations} -> the table, and the ratio of times with its spread over the seeds."""
+    """Print the table of times, and their ratio with its spread over the seeds; curves {(side, seed): evaluations}."""
     start = mean(evaluations[0][1] for evaluations in curves.values())  # the same policy: one R_0 for all
     print(f"R_0 {start:.3f}, the mean of {len(curves)} measurements")
     for gain in GAINS:
@@ -206,7 +206,7 @@ def draw(curves, path):
 
 
 def fastest(python, flags):
-    """The layouts with the least seconds per step, TRL's and ours, over a few steps without validation."""
+    """[TRL's layout, ours] with the fewest seconds per step, over 6 steps without validation."""
     short = flags | {"steps": 6}
     times = {("TRL", layout): theirs(python, short, 0, layout, 1e9, validate=False) for layout in THEIR_LAYOUTS}
     times |= {("train.py", layout): ours(short, 0, layout, validate=False) for layout in OUR_LAYOUTS}

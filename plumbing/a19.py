@@ -1,9 +1,10 @@
 """Conference App. A.19, measured: log rho at step 0 for both heads on both sides, on random models.
 
-    python precision.py             all generators there are, a table and figures/a19.png
+    python precision.py             every generator that is installed; prints a table, draws figures/a19.png
 
-Head bf16 or fp32 on generator and trainer, bf16 bodies, vocabulary 32,000, three spreads of the logits; the
-trainer's forward pass against TorchGenerator and, where it is installed, vLLM. Clipped is DAPO's share.
+The LM head runs in bf16 or fp32 on the generator and on the trainer; the bodies are bf16, the vocabulary is 32,000,
+and the logits have one of three spreads. The trainer's forward pass is compared with TorchGenerator and, where it is
+installed, with vLLM. "clipped" is the share of tokens whose ratio lies outside DAPO's clip.
 
 Test: pytest tests/test_precision.py
 """
@@ -49,7 +50,7 @@ def random_policy(folder, spread):
 
 
 def completions(backend, folder, fp32_head):
-    """Completions by `backend` ("torch" or "vllm") in bf16, GENERATIONS of each prompt."""
+    """The pipeline.Completions that `backend` ("torch" or "vllm") samples in bf16, GENERATIONS per prompt."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rng, shape, done = torch.Generator().manual_seed(1), (PROMPTS, PROMPT_TOKENS), []
     with closing(make(backend, folder, tokenizer, device=DEVICE, dtype=torch.bfloat16, fp32_head=fp32_head,
@@ -63,7 +64,9 @@ def completions(backend, folder, fp32_head):
 
 @torch.no_grad()
 def recompute(folder, done, fp32_head):
-    """The trainer's side: log pi_train and log pi_gen of the sampled tokens (N,), and the mean top-1 probability."""
+    """The trainer's side: log pi_train and log pi_gen of the N sampled tokens, (N,) nats each, and the mean top-1
+    probability over the first 16 completions.
+    """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(DEVICE)
     policy = precision.PolicyModel(model, dtype=torch.bfloat16, fp32_head=fp32_head)
     ids, mask, gen_logprobs, *_ = batches.collate([batches.Item(None, 0.0, 0)] * len(done), done, DEVICE)
@@ -72,7 +75,7 @@ def recompute(folder, done, fp32_head):
 
 
 def main():
-    """Prints the table; draws the scatter of the last spread."""
+    """Print the table of all spreads; draw the scatter plots of the last one."""
     parser = argparse.ArgumentParser(prog="precision.py", description=__doc__.split("\n")[0])
     parser.add_argument("-o", "--out", type=Path, default=Path("figures"), help="folder for a19.png")
     args, clip = parser.parse_args(), CLIPS

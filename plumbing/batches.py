@@ -1,6 +1,7 @@
-"""From the groups of an optimizer step to micro-batches of tensors, and what is logged about them.
+"""Turns the groups of an optimizer step into micro-batches of tensors, and computes what is logged about them.
 
-Denominators are those of the whole batch (loss.global_denominators), so that micro-batches and ranks only change speed.
+Denominators are those of the whole batch (loss.global_denominators), so the number of micro-batches and of ranks
+changes nothing but speed.
 
 Run by train.py. Test: pytest tests/test_loss.py
 """
@@ -18,29 +19,34 @@ class Item(NamedTuple):
 
     header: Header
     advantage: float  # normalised
-    prompt_index: int  # of its prompt in the batch
+    prompt_index: int  # position of its prompt in the batch
 
 
 class Plan(NamedTuple):
     """What one trainer rank does in one optimizer step."""
 
-    micro_batches: list  # of lists of Item; an empty one keeps the ranks of FSDP in step
+    micro_batches: list  # of lists of Item; an empty list is a dummy: under FSDP all ranks must run equally many
     denominators: loss.Denominators  # of the whole batch, all ranks
     dropped: list  # headers whose completions carry no loss
-    kept: int  # prompts with a gradient
-    tokens: int  # trained on, prompts included, all ranks
+    kept: int  # prompts that the filter kept
+    tokens: int  # of the completions that carry loss, their prompts included, over all ranks
 
 
 def make_plan(groups, kept, advantages, *, token_budget, rank, trainers):
-    """P groups of G headers, weighed -> Plan of trainer `rank`: as many micro-batches as every other rank's.
+    """The Plan of trainer `rank` for one batch; all ranks get equally many micro-batches.
 
-    Every rank sorts the whole batch by length, so that little is padding, fills micro-batches up to `token_budget`
-    padded tokens and takes every T-th (`trainers`).
+    groups            P lists of G headers (pipeline.Header)
+    kept, advantages  (P,) bool and (P, G), as loss.weigh returns them
+    token_budget      padded tokens per micro-batch; at least the longest completion with its prompt
+
+    Every rank does the same work: it sorts the whole batch by length, so that little is padding, fills micro-batches
+    up to `token_budget`, and takes every T-th of them (T = `trainers`).
     """
     items = [Item(header, advantages[p, g].item(), p) for p, group in enumerate(groups) for g, header in enumerate(group)]
     chosen = [item for item in items if kept[item.prompt_index] and not item.header.truncated]
     dropped = [item.header for item in items if not kept[item.prompt_index] or item.header.truncated]
-    # The 0 gives every prompt a place in the denominators, also when none is left: a dummy micro-batch names prompt 0.
+    # The extra row, 0 tokens of the last prompt, makes room in the denominators for every prompt even if no completion
+    # is left: a dummy micro-batch looks up prompt 0.
     counts = torch.tensor([(sum(header.versions.values()), p) for header, _, p in chosen] + [(0, len(groups) - 1)])
     micro_batches = [[]]
     for item in sorted(chosen, key=lambda item: (item.header.length, item.header.key)):
@@ -55,7 +61,9 @@ def make_plan(groups, kept, advantages, *, token_budget, rank, trainers):
 def collate(items, completions, device):
     """One micro-batch, right-padded: input_ids (B, T), mask and gen_logprobs (B, T-1), advantages, prompt_index (B,).
 
-    gen_logprobs in nats; mask and gen_logprobs are of input_ids[:, 1:]. Without items a dummy whose mask is all False.
+    items        Items of the micro-batch; without any, the result is a dummy of one row whose mask is all False
+    completions  the pipeline.Completions of the items, in the same order
+    mask and gen_logprobs (nats) belong to the tokens input_ids[:, 1:].
     """
     width = max((len(c.prompt_ids) + len(c.ids) for c in completions), default=2)
     input_ids = torch.zeros(max(len(items), 1), width, dtype=torch.long)
@@ -69,12 +77,17 @@ def collate(items, completions, device):
     return [tensor.to(device) for tensor in (input_ids, mask[:, 1:], gen_logprobs[:, 1:], advantages, prompt_index)]
 
 
-# The sums of `statistics` in order, by the names that their means over tokens have in the log (entropy, log_rho: nats).
+# Names of the sums that `statistics` returns. Divided by the first, each is the log's mean over tokens under that name
+# (entropy and log_rho in nats).
 STATISTICS = ("tokens", "entropy", "rho_mean", "log_rho", "clipped")
 
 
 def statistics(logprobs, gen_logprobs, entropy, clipped, mask):
-    """STATISTICS of a micro-batch, summed over its trained tokens, and the largest rho; arguments (B, T), nats."""
+    """(sums named in STATISTICS over the trained tokens of a micro-batch, (5,) float64; largest rho, 0.0 without any).
+
+    logprobs, gen_logprobs, entropy  (B, T) nats
+    clipped, mask                    (B, T) bool
+    """
     log_ratio = (logprobs.detach() - gen_logprobs)[mask].double()
     rho = log_ratio.exp()
     sums = [mask.sum(), entropy[mask].sum(), rho.sum(), log_ratio.abs().sum(), (clipped & mask).sum()]

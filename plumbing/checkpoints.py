@@ -1,9 +1,9 @@
-"""Checkpoints: no fault costs the last good one, and no rank but one ever holds all weights in fp32.
+"""Checkpoints: a fault never costs the last good one, and only rank 0 ever holds all weights in fp32.
 
     checkpoint-STEP/                  renamed from checkpoint.tmp when complete and flushed; the two latest are kept
       config.json, *.safetensors, …   the policy in the generators' dtype: for generators, --evaluate, other programs
-      state/                          what trainers, in any number, resume from: fp32 weights and AdamW's moments
-                                      (torch.distributed.checkpoint, of each rank its shards); run.json: the counters
+      state/                          what any number of trainers can resume from: fp32 weights and AdamW's moments
+                                      (torch.distributed.checkpoint, each rank writes its shards); run.json: counters
 
 Deviation: none known; the paper does not describe its checkpoints.
 
@@ -33,15 +33,16 @@ import precision
 
 
 def finished(out):
-    """Checkpoint folders of a run, oldest first; not a user's own checkpoint-best or checkpoint-100-copy."""
+    """The checkpoint-STEP folders of a run, oldest first; not a user's own checkpoint-best or checkpoint-100-copy."""
     steps = {folder.name.partition("-")[2]: folder for folder in Path(out).glob("checkpoint-*")}
     return [steps[step] for step in sorted(filter(str.isdigit, steps), key=int)]
 
 
 def own(out):
-    """The log of a run, open and locked: for as long as it is open, no other process gets it. Raises OSError.
+    """Open the log of a run and lock it until it is closed. Raises OSError if another process holds it.
 
-    What a crash has torn off in the middle of a line goes, or the next line would be lost with it.
+    A half-written last line, as a crash leaves it, is removed from each .jsonl file of the run: the next line would be
+    joined to it and lost.
     """
     Path(out).mkdir(parents=True, exist_ok=True)
     log = (Path(out) / "log.jsonl").open("ab")
@@ -61,16 +62,18 @@ def own(out):
 
 
 def counters(folder):
-    """What Trainer.checkpoint keeps besides tensors."""
+    """The `counters` that `save` wrote into a checkpoint folder."""
     return json.loads((Path(folder) / "state" / "run.json").read_text())
 
 
 def load_policy(folder, fleet, *, resume, prepare, **settings):
-    """A sharded precision.PolicyModel (its `settings`) of `folder`, on every trainer rank; if `resume` without weights.
+    """The policy in `folder` as a sharded precision.PolicyModel; every trainer rank calls this.
 
-    prepare  called with the Hugging Face model before it is wrapped
+    resume    True: weights are left unset, for `load_state` to fill
+    prepare   called with the Hugging Face model before it is wrapped
+    settings  of the PolicyModel
     """
-    with torch.device("meta"):  # no memory yet
+    with torch.device("meta"):  # shapes only, no memory yet
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32).eval()
     with suppress(OSError):  # not every folder has one
         model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -89,19 +92,19 @@ def load_policy(folder, fleet, *, resume, prepare, **settings):
 
 @torch.no_grad()
 def spread(folder, model, fleet):
-    """Rank 0 reads the weights; the others get their shards of one tensor after the other."""
+    """Fill in the weights: rank 0 reads them and broadcasts tensor after tensor; each rank keeps its shard of each."""
     source = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) if fleet.rank == 0 else model
     theirs = {**dict(source.named_parameters()), **dict(source.named_buffers())}
     for name, mine in [*model.named_parameters(), *model.named_buffers()]:
         whole = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
         dist.broadcast(whole.copy_(theirs[name]) if fleet.rank == 0 else whole, 0, group=fleet.trainers)
-        if isinstance(mine, DTensor):  # without a source rank: each takes its slice of what it has
+        if isinstance(mine, DTensor):  # src_data_rank None: nothing is sent, each rank slices its own copy
             whole = distribute_tensor(whole, mine.device_mesh, mine.placements, src_data_rank=None)
         mine.copy_(whole)
 
 
 def load_state(folder, policy, optimizer, group, *, stepped):
-    """Weights and AdamW's moments of a checkpoint, in place; all ranks of the group call it. `stepped` as in `save`."""
+    """Load a checkpoint's weights, and AdamW's moments if `stepped` (see `save`), in place; all of `group` call it."""
     state = tensors(policy, optimizer, stepped)
     dcp.load(state, checkpoint_id=Path(folder) / "state", process_group=group)
     if stepped:
@@ -109,12 +112,12 @@ def load_state(folder, policy, optimizer, group, *, stepped):
 
 
 def finite(policy):
-    """Whether this rank's shards of the weights are."""
+    """Whether all weights in this rank's shards are finite."""
     return all((p.to_local() if isinstance(p, DTensor) else p).isfinite().all() for p in policy.parameters())
 
 
 def tensors(policy, optimizer, stepped):
-    """What state/ holds, by name: no copies, but this rank's own shards."""
+    """{name: tensors} that state/ holds: this rank's own shards, not copies."""
     moments = {"optimizer": sharded.get_optimizer_state_dict(policy, optimizer)} if stepped else {}
     return {"policy": dict(policy.named_parameters()), "buffers": dict(policy.named_buffers())} | moments
 
@@ -123,11 +126,11 @@ def tensors(policy, optimizer, stepped):
 
 
 def save(out, policy, optimizer, tokenizer, weights, counters, fleet):
-    """Write a checkpoint and keep the two latest; all trainers call it.
+    """Write a checkpoint and delete all but the two latest; every trainer rank calls this.
 
     weights   on rank 0, {Hugging Face name: whole tensor}, in the generators' dtype
-    counters  what JSON holds of the run, `version` and `stepped` (whether AdamW has a state) among it
-    Raises OSError; the last checkpoint is untouched then, and nothing half written is left.
+    counters  what run.json keeps; needs `version` (the step) and `stepped` (whether AdamW has a state)
+    Raises OSError if it cannot be written: earlier checkpoints are then untouched, and checkpoint.tmp is removed.
     """
     folder, leads = Path(out) / "checkpoint.tmp", fleet.rank == 0
     try:
@@ -137,14 +140,14 @@ def save(out, policy, optimizer, tokenizer, weights, counters, fleet):
             (folder / "state" / "run.json").write_text(json.dumps(counters))
             tokenizer.save_pretrained(folder)
             policy.model.save_pretrained(folder, state_dict=weights)
-            policy.model.config.dtype = fleet.dtype  # not that of the master weights, which `save_pretrained` notes
+            policy.model.config.dtype = fleet.dtype  # `save_pretrained` has noted the fp32 of the master weights
             policy.model.config.save_pretrained(folder)
             os.sync()
-        dist.barrier(fleet.writers)  # patient; if rank 0 fails, the others write nothing
+        dist.barrier(fleet.writers)  # may wait for a day; if rank 0 has failed, the others write nothing
         state = tensors(policy, optimizer, counters["stepped"])
         dcp.save(state, checkpoint_id=folder / "state", process_group=fleet.writers)  # flushed by each rank
         if leads:
-            os.sync()  # a rename may else outlive what it renames
+            os.sync()  # else a crash could leave the new name on disk without the files' contents
             folder.rename(Path(out) / f"checkpoint-{counters['version']}")
     except (SafetensorError, dcp.CheckpointException) as error:
         cause = [cause for cause, _ in getattr(error, "failures", {0: (error, None)}).values()][0]

@@ -1,11 +1,12 @@
-"""Exercises on the project's own functions: what is taken out of a copy, what is put back, one check of one exercise.
+"""Exercises on the project's own functions: taking solutions out of a copy, putting them back, checking one exercise.
 
-An exercise is a definition (function, method, class or table) of one file from which something was taken, and claims on
-what it gives. Four kinds: `write` (a function's body is gone), `bug` (a piece of it is replaced by a wrong one),
-`predict` and `measure` (a function of answers.py that returns numbers). The untaken file is the solution.
+An exercise is one definition (function, method, class or table) of a file whose solution is taken out of the student's
+copy, with claims about what the definition returns. There are four kinds: `write` (a function's body is removed), `bug`
+(a part is replaced by a wrong one), `predict` and `measure` (a function of answers.py has to return numbers). The
+project's own file, here called the original, is the solution.
 
-A check runs nothing but the student's definition and what that uses (`pieces`): the other exercises of the file count
-as solved, so each can be done while all others are not, and no check has to import the rest of the project.
+A check runs only the student's definition and what it uses (`pieces`). Other exercises of the same file are taken from
+the original, so they can be solved in any order, and no check has to import the rest of the project.
 
 Test: pytest tests/test_exercises.py
 """
@@ -27,17 +28,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-HIDDEN = ".course"  # in a student's folder: the originals, what `solve` replaced, what was checked, what is trained
-ANSWERS = "answers.py"  # of predict and measure; its original stands with the claims
+HIDDEN = ".course"  # in a student's folder: originals, files that `solve` replaced, results of checks, a copy to train
+ANSWERS = "answers.py"  # holds the functions of predict and measure; its original lies in tests/course/
 SIX_STEPS = "--loss cispo --k 0 --prompts 8 --steps 6 --eval-every 6 --eval-prompts 32 --eval-generations 2".split()
-TIMES = ("seconds", "gpu_hours", "idle")  # and what is computed from them
-UNWRITTEN, RAISED = "not written yet", "raised"  # how texts in place of a vector begin
-SECONDS = 10.0  # of wall clock for one check; measure may train
-MEASURE_SECONDS = 900.0
+TIMES = ("seconds", "gpu_hours", "idle")  # numbers of the log whose names begin so depend on timing
+UNWRITTEN, RAISED = "not written yet", "raised"  # beginnings of texts that stand in place of a vector
+SECONDS = 10.0  # of wall clock for one check
+MEASURE_SECONDS = 900.0  # for one check of kind measure, which may train
 
 
 class Exercise(NamedTuple):
-    """What a student does at one place; `where` is the only place that names module and definition."""
+    """One exercise; its module and definition are named by `where` and nowhere else."""
 
     name: str
     kind: str  # write, bug, predict, measure
@@ -46,9 +47,9 @@ class Exercise(NamedTuple):
     minutes: int
     teaches: str  # one sentence
     hints: tuple  # where in the paper; the pitfall; the idea in words
-    claims: tuple
-    bug: tuple = ()  # what stands there exactly once, and what is planted instead
-    symptom: str = ""  # of the bug: all that is told
+    claims: tuple  # of course.claims.Claim (in tests/)
+    bug: tuple = ()  # (right, wrong): a text that occurs exactly once in the file, and its replacement
+    symptom: str = ""  # of the bug: all that the student is told about it
     points: float = 1.0
 
     @property
@@ -62,12 +63,12 @@ class Exercise(NamedTuple):
 
     @property
     def graded(self):
-        """Measurements are not: logs can be forged."""
+        """Whether it counts for a grade; measurements do not, because logs can be forged."""
         return self.kind != "measure"
 
     @property
     def computed(self):
-        """Whether the original has to run for what is expected."""
+        """Whether the original has to run because some claim has no expected value worked out by hand."""
         return any(claim.expected is None for claim in self.claims)
 
 
@@ -79,7 +80,7 @@ class Broken(Exception):
 
 
 class Source:
-    """A module as text: its lines, and for each name at its top level, or Class.method, the statements that bind it."""
+    """A module as text: its lines, and for each top-level name and each Class.method the statements that bind it."""
 
     def __init__(self, text, path):
         self.lines, self.path, self.names = text.splitlines(keepends=True), str(path), {}
@@ -87,7 +88,7 @@ class Source:
             body = ast.parse(text).body
         except SyntaxError as error:
             raise Broken(f"{Path(path).name}, line {error.lineno}: {error.msg}") from None
-        except (ValueError, RecursionError, MemoryError) as error:  # null bytes; brackets within brackets
+        except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deeply
             raise Broken(f"{Path(path).name}: Python cannot read it ({type(error).__name__})") from None
         for node in body:
             for name in bound(node):
@@ -109,7 +110,9 @@ class Source:
         return self.names[name]
 
     def span(self, name):
-        """Its lines as (first, end), decorators included; all between the first and last statement of a table."""
+        """The slice (first, end) of the lines that bind a name, decorators included; if several statements bind it, as
+        with a table, from the first of them to the last.
+        """
         nodes = self.nodes(name)
         return min(map(first_line, nodes)) - 1, max(node.end_lineno for node in nodes)
 
@@ -117,7 +120,7 @@ class Source:
         return "".join(self.lines[slice(*self.span(name))])
 
     def shape(self, name):
-        """The syntax tree as text, without docstring, comments and layout: equal for equal code."""
+        """The syntax tree as text, without docstring, comments and layout: equal for equal code. None: too deep."""
         try:
             return "\n".join(ast.dump(ast.Module(node.body[1:], []) if ast.get_docstring(node) else node)
                              if isinstance(node, ast.FunctionDef) else ast.dump(node) for node in self.nodes(name))
@@ -127,17 +130,17 @@ class Source:
 
 @lru_cache(100)
 def parsed(text, path):
-    """A Source, once for the same text."""
+    """The Source of a text, cached."""
     return Source(text, path)
 
 
 def first_line(node):
-    """Of a statement, decorators included."""
+    """The line on which a statement begins, decorators included."""
     return min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
 
 
 def bound(node):
-    """Names that a statement at the top level binds; RECIPES["x"] = … belongs to RECIPES."""
+    """The names that a top-level statement binds; RECIPES["x"] = … counts as binding RECIPES."""
     if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
         return [node.name]
     if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -145,13 +148,15 @@ def bound(node):
     if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
         parts = (part for target in getattr(node, "targets", None) or [node.target] for part in ast.walk(target))
         return [part.id for part in parts if isinstance(part, ast.Name)]
-    if isinstance(node, (ast.With, ast.Try)):  # an import that may be missing
+    if isinstance(node, (ast.With, ast.Try)):  # around an import that may fail
         return [name for statement in node.body for name in bound(statement)]
     return []
 
 
 def cut(text, exercise):
-    """The text without the function's body; signature, decorators and docstring stay, comments behind it go."""
+    """The text with the function's body replaced by `raise NotImplementedError`; signature, decorators and docstring
+    stay, comments after the docstring go.
+    """
     source = parsed(text, exercise.file)
     [node] = source.nodes(exercise.target)
     first = node.body[0].end_lineno if ast.get_docstring(node) else node.body[0].lineno - 1
@@ -160,7 +165,7 @@ def cut(text, exercise):
 
 
 def taken(text, exercise):
-    """The text as the student gets it."""
+    """The text as the student gets it. Raises ValueError unless a bug's right text occurs exactly once."""
     if exercise.kind != "bug":
         return cut(text, exercise)
     right, wrong = exercise.bug
@@ -178,13 +183,13 @@ def split(text, exercise):
 
 
 def restored(text, original, exercise):
-    """The text with the original's definition."""
+    """The text with the exercise's definition replaced by the one in the text `original`."""
     before, _, after = split(text, exercise)
     return before + split(original, exercise)[1] + after
 
 
 def original_file(folder, name):
-    """Where the original of a file lies; that of the answers is no module of the project."""
+    """The path of a file's original; that of ANSWERS lies with the claims, as it is no module of the project."""
     return folder / name if name != ANSWERS else folder / "tests" / "course" / name
 
 
@@ -192,16 +197,19 @@ def original_file(folder, name):
 
 
 def pieces(exercise, student, original, exercises):
-    """(Source, node) in an order that can be run: the student's definition and all that it uses.
+    """[(Source, node)] in an order that can be run: the student's definition and everything that it uses.
 
-    That is the student's own helpers, constants and imports; other exercises, and what is missing, are the original's.
+    Helpers, constants and imports are the student's; the definitions of other exercises, and names that the student's
+    file lacks, are the original's.
     """
     others = {x.target.partition(".")[0] for x in exercises if x.file == exercise.file and x.name != exercise.name}
     return gathered(exercise.target, student, original, others - {exercise.target})
 
 
 def gathered(target, student, original, others=frozenset()):
-    """A definition of `student` and all that it uses, there or in `original`, where the `others` are taken from."""
+    """[(Source, node)]: a definition of `student` and everything that it uses, taken from `student` where possible;
+    names in `others`, and names that `student` lacks, are taken from `original`.
+    """
     found, asked = [], {target}
 
     def need(name):
@@ -222,13 +230,13 @@ def gathered(target, student, original, others=frozenset()):
 
 
 def as_text(parts):
-    """Pieces as a program."""
+    """Pieces, [(Source, node)], as the text of a program."""
     lines = (source.lines[first_line(node) - 1:node.end_lineno] for source, node in parts)
     return "\n".join(textwrap.dedent("".join(part)) for part in lines)
 
 
 def build(exercise, parts):
-    """The definition, run; tracebacks show the student's own lines."""
+    """Run the pieces and return the exercise's definition (a method as a function); tracebacks show the right lines."""
     space = {"__name__": "exercise"}
     for source, node in parts:
         exec(compile(ast.Module([node], []), source.path, "exec"), space)
@@ -239,7 +247,7 @@ def build(exercise, parts):
 
 
 def vectors(exercise, student, original, exercises):
-    """What each claim gets from the student's definition: a vector, or text that says why there is none."""
+    """For each claim the vector that the student's definition gives, or a text that says why there is none."""
     try:
         definition = build(exercise, pieces(exercise, student, original, exercises))
     except BaseException as error:  # noqa: BLE001: a student's code may raise anything, SystemExit too
@@ -255,7 +263,7 @@ def vectors(exercise, student, original, exercises):
 
 
 def described(error, path):
-    """An exception in one line, with the last line of the student's file that it came through."""
+    """An exception in one line of text, with the number of the innermost line of the file `path` that it came from."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     place = f" ({Path(path).name}, line {lines[-1]})" if lines else ""
     if isinstance(error, NotImplementedError) and "is not written yet" in str(error):
@@ -264,9 +272,10 @@ def described(error, path):
 
 
 def isolated(function, root, seconds):
-    """What function() gives, as JSON, from a fork in folder `root`; a text if that loops, exits or crashes.
+    """The result of function(), called in a forked process in folder `root`; a text if it loops, exits or crashes.
 
-    Systems without fork: function is called here.
+    The result must be JSON. The fork is killed after `seconds` of wall clock. On systems without fork, function is
+    called in this process, without a limit.
     """
     if not hasattr(os, "fork"):
         with chdir(root):
@@ -279,7 +288,7 @@ def isolated(function, root, seconds):
             os.chdir(root)
             try:
                 found = function()
-            except Exception as error:  # noqa: BLE001: it would end here unseen
+            except Exception as error:  # noqa: BLE001: the parent has to be told
                 found = f"{type(error).__name__}: {error}"
             json.dump(found, file)
         os._exit(0)
@@ -300,7 +309,10 @@ def isolated(function, root, seconds):
 
 
 def expected(exercise, original, exercises, folder):
-    """What each claim without a hand number gets from the original, with the modules of the originals' folder."""
+    """For each claim: None if its expected value was worked out by hand, else the vector that the original gives.
+
+    folder  of the originals, whose modules are imported
+    """
     if not exercise.computed:
         return [None] * len(exercise.claims)
     sys.path.insert(0, str(folder))
@@ -311,7 +323,7 @@ def expected(exercise, original, exercises, folder):
 def check(exercise, root, originals, exercises):
     """What is wrong with the student's definition in folder `root`, as lines of text; [] if all claims hold.
 
-    originals: the folder of the untaken project
+    originals: the folder of the project with all solutions in place
     """
     try:
         student, original = Source.read(root / exercise.file), Source.read(original_file(originals, exercise.file))
@@ -335,8 +347,13 @@ def touched(exercise, student, original):
 
 
 def judged(exercise, found, right, told=True):
-    """Problems of vectors (or texts) with the expected ones (None: the claim's own); mistakes are named if `told`."""
-    problems, tell = [], exercise.kind != "predict"  # the first wrong try is not to end a prediction
+    """The problems as lines of text, [] if all claims hold.
+
+    found  for each claim the student's vector, or a text that says why there is none
+    right  for each claim the expected vector, or a text that says why there is none; None: the claim's own
+    told   whether known mistakes are named
+    """
+    problems, tell = [], exercise.kind != "predict"  # a wrong prediction must not reveal the right one
     for claim, yours, vector in zip(exercise.claims, found, right):
         if isinstance(vector, str):
             problems.append(f"{exercise.name}: nothing to compare with yet: {vector}")
@@ -351,13 +368,13 @@ def judged(exercise, found, right, told=True):
 
 
 def originals_of(root):
-    """The untaken project: beside the student's copy, or the folder itself."""
+    """The folder with all solutions in place: hidden in the student's folder, or `root` itself in the project."""
     hidden = root / HIDDEN / "original"
     return hidden if hidden.exists() else root
 
 
 def assemble(root, folder, exercises, solved):
-    """The student's modules in `folder`, with the original's definition wherever the exercise is not in `solved`."""
+    """Write the student's modules to `folder`, emptied first; exercises not in `solved` get the original's code."""
     originals = originals_of(root)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -371,7 +388,7 @@ def assemble(root, folder, exercises, solved):
 
 
 def commit_of(root):
-    """What `git describe` calls the project in a folder; "unknown" where that is no checkout."""
+    """What `git describe` calls the commit of a folder; "unknown" if the folder is no checkout or git is missing."""
     if not (root / ".git").exists() or not shutil.which("git"):
         return "unknown"
     return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True,
@@ -379,15 +396,15 @@ def commit_of(root):
 
 
 def solved(root, exercises):
-    """Names of the exercises on code whose claims all hold in folder `root`."""
+    """Names of the `write` and `bug` exercises whose claims all hold in folder `root`."""
     originals = originals_of(root)
     return {x.name for x in exercises if x.kind in ("write", "bug") and not check(x, root, originals, exercises)}
 
 
 def compared_runs(exercises):
-    """Largest difference between the logs of two runs of six steps: the student's functions and the originals.
+    """Largest difference between the logs of two runs of six steps, with the student's solved functions and without.
 
-    In the student's folder, the present one; times, and what is computed from them, do not count.
+    The current folder must be the student's. Numbers that depend on timing do not count.
     """
     root, rows = Path.cwd(), []
     with tempfile.TemporaryDirectory() as temporary:

@@ -1,4 +1,4 @@
-"""train.py --evaluate: mean@k and pass@k of a policy, without training (Sec. 2.1); and rows of JSON as files keep them.
+"""train.py --evaluate: mean@k and pass@k of a policy, without training (Sec. 2.1). Also writes rows to JSONL files.
 
 Test: pytest tests/test_train.py
 """
@@ -17,9 +17,10 @@ from plumbing.flags import make_generator, make_scorer
 
 
 def complete(generator, scorer, prompts, generations):
-    """Without a mailbox: yields the Scores of `generations` completions of each prompt, as they come.
+    """Yield the workers.Score of `generations` completions of each prompt, in the order of the verdicts; no mailbox.
 
-    prompts  data.Prompts with the indices 0, 1, …; generator and scorer as in pipeline.serve. The caller closes both.
+    prompts            data.Prompts with the indices 0, 1, …
+    generator, scorer  as in pipeline.serve; the caller closes both
     """
     for prompt in prompts:
         generator.add(pipeline.Ticket(prompt.index, generator.version, prompt, generations, evaluation=True))
@@ -31,7 +32,10 @@ def complete(generator, scorer, prompts, generations):
 
 
 def evaluate_policy(args, prompts):
-    """--evaluate: mean@k and pass@k of one policy, each with its standard error over prompts, per validation curve."""
+    """--evaluate: print mean@k and pass@k of a policy for each validation curve, with standard errors over prompts.
+
+    Each completion becomes a row of OUT/evaluation.jsonl. Prompts whose verifier failed are left out of the means.
+    """
     device, groups = torch.device("cuda" if torch.cuda.is_available() else "cpu"), [[] for _ in prompts]
     rows = Path(args.out) / "evaluation.part"  # what an interrupted evaluation leaves
     rows.parent.mkdir(parents=True, exist_ok=True)
@@ -53,18 +57,18 @@ def evaluate_policy(args, prompts):
 
 
 def progress(completions):
-    """A bar with the rate and the time left, both by the mean so far: completions end in bursts."""
+    """A progress bar; rate and remaining time come from the mean so far, because completions end in bursts."""
     return tqdm(total=completions, unit=" completions", smoothing=0.0)
 
 
 def answered(prompt, completion, correct):
-    """The row of a completion that is kept to be read."""
+    """A completion as a row of completions.jsonl or evaluation.jsonl."""
     return {"prompt": prompt.text, "completion": completion.text, "answer": prompt.answer, "correct": correct,
             "truncated": completion.truncated, "task": prompt.curve}
 
 
 def append(path, row):
-    """One line of JSON, which knows no nan: null."""
+    """Append a row to a file as one line of JSON; a value that is nan becomes null, because JSON has no nan."""
     row = {name: None if isinstance(value, float) and value != value else value for name, value in row.items()}
     with path.open("a") as file:
         file.write(json.dumps(row) + "\n")

@@ -1,4 +1,4 @@
-"""Everything fit.py draws. A figure is panels, a panel is (title, x label, y label, curves)."""
+"""Everything that fit.py draws. A figure is a list of panels; a panel is (title, x label, y label, [Curve, ...])."""
 
 from collections import namedtuple
 from functools import partial
@@ -19,21 +19,21 @@ TABLE_1 = {  # A, B, C_mid (GPU-hours)
     "math+code, math": (0.595, 2.05, 2896), "math+code, code": (0.615, 1.09, 1675),
 }  # fmt: skip
 A_7 = {(1500, 50000): (1.70, 0.645), (0, 100000): (1.56, 0.655), (0, 50000): (1.7, 0.645), (5000, 50000): (1.67, 0.645)}
-CUT_OFFS = {"start": (2, 5, 10, 20, 30, 40), "stop": (30, 40, 50, 60, 70, 80, 90, 100)}  # per cent, drawn as in A.7
+CUT_OFFS = {"start": (2, 5, 10, 20, 30, 40), "stop": (30, 40, 50, 60, 70, 80, 90, 100)}  # % of compute, as in A.7
 RATE, HOURS = "pass rate R", "compute C (GPU-hours)"
 BAND = "90 % band of the curve: noise, and how well Eq. 1 holds"
-# Of Okabe and Ito, safe for the colour-blind; grey for their yellow, which no white page shows.
+# Okabe and Ito's colours, which colour-blind readers can tell apart; grey replaces their yellow, too faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 MARKERS = "os^DvPX"  # seven, so that with eight colours no two of 56 curves look alike
 VERDICTS = {"agrees": "#009E73", "does not": "#D55E00", "cannot tell": "#7F7F7F"}
 
 
 class Curve(namedtuple("Curve", "label law span points band", defaults=(((), ()), None))):
-    """law(x), solid from span[0] to span[1], dashed to span[2]; points (x, y); band(x) = (low, high)."""
+    """A curve law(x), solid from span[0] to span[1], dashed on to span[2]; points (x, y); band(x) -> (low, high)."""
 
 
 def draw(ax, title, xlabel, ylabel, curves):
-    """A panel, its legend below it. Points are hollow where the curve is not solid: they were left out of its fit."""
+    """Draw a panel, its legend below it. Points beyond the solid part of a curve are hollow: its fit left them out."""
     looks, alpha = zip(COLOURS * len(curves), MARKERS * len(curves)), 0.36 / max(2, len(curves))
     for (label, law, (start, fitted_to, end), points, band), (colour, marker) in zip(curves, looks):
         for style, span in (("-", (start, fitted_to)), ("--", (fitted_to, max(end, fitted_to)))):
@@ -93,20 +93,20 @@ def save(path, title, panels, differences=()):
 
 
 def scaling(law, end, mean_of=np.inf):
-    """Eq. 1 up to `end`, the 90 % band of the curve (or of the mean of evaluations), the points of the run."""
+    """A fit as a Curve up to `end`: Eq. 1, the run's points, the 90 % band as in `fit.Fit.band` (inf: of the curve)."""
     points = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])[:2]
     label = f"{law.run.name}: A = {law.A:.3f}, B = {law.B:.2f}"
     return Curve(label, law.predict, (*law.span, end), points, lambda C: law.band(C, mean_of))
 
 
 def power_law(law, end):
-    """A.4: the power law on the range on which Eq. 1 was fitted."""
+    """A.4: the power law, fitted on the same range as Eq. 1, as a Curve up to `end`."""
     power = fit.fit_power_law(*law.run[:4])
     return Curve(f"{law.run.name}, power law: A = {power.A:.3f}, B = {power.B:.2f}", power.predict, (*law.span, end))
 
 
 def log_f(law):
-    """Fig. 7: log10 F of the fitted points and the line of slope B."""
+    """Fig. 7 as a Curve: log10 F of the run's points with R_0 < R < A, and the line of slope B."""
     C, R, _ = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])
     C, R = np.stack([C, R])[:, (R > law.R_0) & (R < law.A)]
     points = C, fit.log_f(R, law.A, law.B, law.C_mid, law.R_0) / np.log(10)
@@ -115,14 +115,18 @@ def log_f(law):
 
 
 def through(label, rows):
-    """Straight (on the logarithmic axis) from row to row (x, value, low, high), values with a 90 % band."""
+    """A Curve through rows (x, value, low, high), straight between them on a logarithmic x axis; low to high: its band.
+    """
     x, *values = np.array(rows, float).T
     value, low, high = (lambda at, y=y: np.interp(np.log(at), np.log(x), y) for y in values)
     return Curve(label, value, (x[0], x[-1], x[-1]), (x, values[0]), lambda x: (low(x), high(x)))
 
 
 def error_panels(tables, run):
-    """(name, `forecast_error`) pairs against the fitted share; A and B of `run` against its cut-offs."""
+    """Three panels: errors of forecasts against the fitted share of the compute; A and B of `run` against CUT_OFFS.
+
+    tables  [(name, rows of `fit.forecast_error`)]
+    """
     ends, series = ("forecast", "low", "high"), []
     for name, rows in tables:
         series.append((name, [(100 * row["share"], *(row[end] - row["measured"] for end in ends)) for row in rows]))
@@ -142,9 +146,11 @@ def error_panels(tables, run):
 
 
 def table_1(title, names, *spans, gain=False):
-    """Panel of curves of Table 1 over spans (see Curve) of GPU-hours, the last for all further curves.
+    """A panel of published fits.
 
-    gain: draw (R - R_0) / (A - R_0), which needs no R_0.
+    names  of TABLE_1, joined by "/"
+    spans  (see Curve) in GPU-hours, one for each name; the last serves all further names
+    gain   draw (R - R_0) / (A - R_0), which needs no R_0
     """
     curves = []
     for i, name in enumerate(names.split("/")):
@@ -155,7 +161,10 @@ def table_1(title, names, *spans, gain=False):
 
 
 def samples(noise):
-    """Samples of the published bs2048 fit, one for each 100 of 7,400 steps; R_0, noise and spacing are our choices."""
+    """A fit.Run of samples of the published bs2048 fit, at step 0 and every 100 of 7,400 steps.
+
+    noise  standard deviation, a pass rate; it, R_0 and the spacing are our choices
+    """
     C = np.linspace(0, 100000, 75)
     R = fit.sigmoid(C, *TABLE_1["ScaleRL-bs2048"], PAPER_R_0)
     R += noise * np.random.default_rng(0).normal(size=75) * (C > 0)
@@ -163,7 +172,7 @@ def samples(noise):
 
 
 def published(folder):
-    """Draw every figure that the published numbers allow."""
+    """Draw into `folder` every figure that the published numbers allow."""
 
     def write(figure, title, *panels):
         save(folder / f"paper_{figure}.png", f"{title}: published fit, not data", panels)

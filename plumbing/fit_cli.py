@@ -1,4 +1,4 @@
-"""`python fit.py`, and what train.py says of a run at its end: fits as text, JSON and figures."""
+"""The command line of fit.py, and the report of train.py at the end of a run: fits as text, JSON and figures."""
 
 import argparse
 import json
@@ -12,14 +12,16 @@ from plumbing.logs import read_run
 
 
 def with_tasks(run, path):
-    """The fit of one of our logs and, if it has several tasks, of each task that can be fitted (Fig. 11)."""
+    """[Fit] of one of our logs and, if it has several tasks, of each task that can be fitted (Fig. 11)."""
     tasks = [read_run(path, run.unit, name)._replace(start=run.start, stop=run.stop) for name in run.tasks]
     return [fit.fit_run(run), *(law for task in tasks if len(tasks) > 1 for law in fit.fitted(task))]
 
 
 def summary(law, first_half=None, until=None):
-    """A fit as a dict for JSON: its numbers, forecasts at 2x and 10x the compute (or at `until`), and, as it is given,
-    the `forecast` of the last evaluation from the first half (None: too few points)."""
+    """A fit as a dict for JSON: its numbers and its forecasts at `until` (default: at 2x and 10x the run's compute).
+
+    first_half  `fit.forecast` of the last evaluation from the first half of the run, copied; None: too few points
+    """
     C = np.array([until] if until else [2 * law.run.compute[-1], 10 * law.run.compute[-1]])
     ahead = [dict(zip(("C", "R", "low", "high"), row)) for row in zip(C, law.predict(C), *law.band(C))]
     found = {name: value for name, value in vars(law).items() if name not in ("region", "draws")}
@@ -27,7 +29,7 @@ def summary(law, first_half=None, until=None):
 
 
 def table(rows):
-    """Aligned lines, the header first; floats with four digits."""
+    """Rows, the header first, as aligned lines; floats with four significant digits."""
     cells = [[f"{x:.4g}" if isinstance(x, float) else str(x) for x in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]
     return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
@@ -53,9 +55,11 @@ def stop_rows(laws, gain):
 
 
 def analyse(laws, flags=(), until=None, path=None, gain=0.02):
-    """Sum up the fits and do what the flags (compare, log_f, power_law, forecast_error, stop_rule) ask for; draw it to
-    path.
+    """Sum up the fits, do what the flags ask for, and draw it all to `path` if given.
 
+    flags  any of compare, log_f, power_law, forecast_error, stop_rule
+    until  compute to forecast at (default: 2x and 10x the run's)
+    gain   of `fit.stop_rule`, a pass rate
     Returns a dict for JSON and lines for the screen.
     """
     runs, most = [law.run for law in laws], max(law.run.compute[-1] for law in laws)
@@ -93,10 +97,10 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02):
 
 
 def report(log_path, figure_path):
-    """Fit the log of a run and each of its tasks (from 10 % of its compute on), draw it to figure_path.
+    """Fit the log of a run and each of its tasks, from 10 % of the compute on, and draw the fits to figure_path.
 
-    Returns the `summary` dict, those of several tasks under "tasks", and the lines to print. Too few points for a fit:
-    (None, one line that says so), and no figure.
+    Returns (`summary` of the run, with those of several tasks under "tasks"; the lines to print). If nothing can be
+    fitted, returns (None, [a line that says why]) and draws nothing.
     """
     try:
         found, lines = analyse(with_tasks(read_run(log_path)._replace(start="10%"), log_path), path=figure_path)
@@ -106,7 +110,9 @@ def report(log_path, figure_path):
 
 
 def ours(laws, folder):
-    """A figure for each group of seeds (NAME_seed0, NAME_seed1, ...) and one for all groups; returns lines."""
+    """Draw a figure for each group of seeds (NAME_seed0, NAME_seed1, ...) and, if there are several groups, one with
+    the first seed of each; returns lines.
+    """
     groups, flags = {}, ("log_f", "power_law", "forecast_error")
     for law in laws:
         groups.setdefault(law.run.name.split("_seed")[0], []).append(law)
@@ -154,7 +160,7 @@ def differences_of(findings):
 
 
 def paper_tables():
-    """Table 1, and A.7 beside what fits of samples of one sigmoid say, as lines."""
+    """As lines: Table 1, and A.7's published numbers beside our fits of samples of one sigmoid."""
     rows = [("fitted", "B", "A", "check: B", "A", "B, 90 % band", "A, 90 % band")]
     for (start, stop), (B, A) in figures.A_7.items():
         law = fit.fit_run(figures.samples(0.002)._replace(start=start, stop=stop), "grid")
@@ -167,7 +173,7 @@ def paper_tables():
 
 
 def command(args, defaults):
-    """The lines that the command line asks for; a flag that would be left unread is an error."""
+    """Do what the command line asks for; returns the lines to print. Raises BadInput for a flag that has no effect."""
     reads = {"paper", "o"} if args.paper else {"ours", "o", "runs"} if args.ours else set(vars(args))
     reads -= (set() if args.o else {"log_f"}) | (set() if args.stop_rule else {"gain"})
     if unread := [name for name, value in vars(args).items() if value != defaults[name] and name not in reads]:
@@ -222,5 +228,5 @@ def main(argv=None):
     add("--ours", action="store_true", help="draw the same kinds of figures from RUNs (default: results/*.jsonl)")
     try:
         print("\n".join(command(parser.parse_args(argv), vars(parser.parse_args([])))))
-    except (ValueError, OSError) as error:  # a flag that is no number, a file that cannot be opened or written
+    except (ValueError, OSError) as error:  # BadInput too; a file that cannot be opened or written
         parser.exit(2, f"fit.py: {error}\n")

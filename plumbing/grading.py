@@ -1,16 +1,17 @@
 """Grading hand-ins: behaviour on hidden inputs, measured in a jail; a row per student, a JSON in Gradescope's form.
 
 The solutions are public, so what is graded is what code does, not who wrote it; equal syntax trees are flagged and cost
-nothing. Measurements are not graded: logs can be forged.
+no points. Measurements are not graded, because logs can be forged.
 
-Student code is untrusted and runs in a jail only (jail.py says what that protects against). Per submission one jail
-imports torch and forks for every exercise; between two forks what is left is killed and the temporary folder emptied.
-Into the jail go, as text, the exercise's definition and what it uses, the code that calls it, and inputs drawn from
---seed; no expected number, no original of the definition and no file of the project. Out come exactly n float64 as
-bytes; anything else is no answer. A kill by time or memory is tried once more, alone.
+Student code is untrusted and runs in a jail only (jail.py says what that protects against). Each submission has one
+jail, which imports torch once and forks for every exercise; after each fork, processes that it left are killed and the
+temporary folder is emptied. The jail is given, as text, the exercise's definition and what it uses, the code that calls
+it, and inputs drawn from --seed. It is given no expected number, no original of the definition and no file of the
+project. It must return exactly n float64 as bytes; anything else counts as no answer. An exercise that is killed for
+time or memory is run once more, alone.
 
 Without namespaces (`jail.protections`) a hand-in can read the solutions on the disk, use the network, and outlive its
-jail: `grade` says so, and needs --weak-jail.
+jail: `grade` says so, and then needs --weak-jail.
 
 Run by exercises.py grade. Test: pytest tests/test_grading.py
 """
@@ -39,16 +40,16 @@ from typing import NamedTuple
 
 from plumbing import course, jail
 
-BYTES, ZIP_BYTES = 1 << 18, 1 << 24  # of one file of a hand-in, and of a zip within one
-BESIDE = {course.HIDDEN, "tests", "runs", "__MACOSX"}  # no student's work: originals, checks, trained copies
-# Not a zip, cut short, encrypted, an unknown compression.
+BYTES, ZIP_BYTES = 1 << 18, 1 << 24  # at most: one file of a hand-in, a zip within it
+BESIDE = {course.HIDDEN, "tests", "runs", "__MACOSX"}  # folders without the student's work: originals, checks, runs
+# What reading raises if a file is not a zip, cut short, encrypted, or of an unknown compression.
 UNREADABLE = zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError
-LIMITS = {"CPU": 2, "AS": 1 << 30}  # seconds, and bytes above what the imports take; of one exercise
-SECONDS, EACH = 20.0, 6.0  # of wall clock for a submission, and for one exercise, which may sleep
-HAND_IN_SECONDS = 120.0  # of wall clock: both tries, and what is around them
+LIMITS = {"CPU": 2, "AS": 1 << 30}  # of one exercise: seconds; bytes beyond what the imports take
+SECONDS, EACH = 20.0, 6.0  # of wall clock: for a submission; for one exercise, as it may sleep
+HAND_IN_SECONDS = 120.0  # of wall clock for a submission: both tries, and everything around them
 WEAK = "no namespaces here: a hand-in can read the solutions on the disk, use the network, and outlive its jail"
-NOTHING = "no answer"  # for a claim: an exception, or something else than numbers
-# Learning management systems rename what students upload.
+NOTHING = "no answer"  # to a claim: the code raised an exception, or returned no numbers
+# How Moodle and Canvas rename what students upload.
 NAMES = (r"(?P<who>.+?)_\d+_assignsubmission_.*", r"(?P<who>[^_]+?)(?:_LATE)?_\d+_\d+_.*")  # Moodle; Canvas
 
 HARNESS = '''
@@ -114,7 +115,7 @@ class HandIn(NamedTuple):
 
 
 def student_of(path):
-    """The student, from what Moodle or Canvas made of the file's name.
+    """The student's name, from the name that Moodle or Canvas gave the file.
 
     >>> student_of(Path("Jane Doe_12345_assignsubmission_file_")), student_of(Path("doejane_LATE_123_456_handin-1.zip"))
     ('Jane Doe', 'doejane')
@@ -124,10 +125,11 @@ def student_of(path):
 
 
 def members(source, depth=2):
-    """(name, () -> open file) of the files in a folder or zip, and in the zips within it. Raises BadZipFile.
+    """Yield (name, () -> open file) of the files in a folder or zip and in the zips within it. Raises UNREADABLE.
 
-    What a student's folder holds beside the student's work (the originals!) is left out; a handin.zip counts alone.
-    depth: of zips within zips that are opened
+    Files that a student's folder holds besides the student's work, such as the originals, are left out. If there is a
+    handin.zip, only its files count (of several, the one in the fewest folders).
+    depth: how many levels of zips within zips are opened
     """
     if isinstance(source, Path) and source.is_dir():
         found = [(file.relative_to(source).as_posix(), partial(file.open, "rb")) for file in sorted(source.rglob("*"))
@@ -140,7 +142,7 @@ def members(source, depth=2):
     packed = sorted(((name, opened) for name, opened in found if f"/{name}".endswith("/handin.zip")), key=steepness)
     for name, opened in packed[:1] or found:
         if depth and name.lower().endswith(".zip"):
-            inner = io.BytesIO(opened().read(ZIP_BYTES))  # of a longer one the end is missing: BadZipFile
+            inner = io.BytesIO(opened().read(ZIP_BYTES))  # a longer zip is cut short, which raises BadZipFile
             yield from ((f"{name}/{within}", file) for within, file in members(inner, depth - 1))
         else:
             yield name, opened
@@ -152,7 +154,10 @@ def steepness(member):
 
 
 def read_hand_in(path, files, commit):
-    """A HandIn from a folder or zip, of these files, each where it lies shallowest; what is wrong are its warnings."""
+    """A HandIn from a folder or zip: of each of `files` the copy in the fewest folders. Its warnings say what is wrong.
+
+    commit  of the project; a hand-in that was started from another one gets a warning
+    """
     if not path.is_dir() and path.suffix.lower() != ".zip":
         return HandIn(student_of(path), {}, [f"{path.name}: neither a folder nor a .zip"])
     found, warnings = {}, []
@@ -177,7 +182,9 @@ def read_hand_in(path, files, commit):
 
 
 def hand_ins(folder, files, commit, tables=()):
-    """A HandIn per upload, tables left out; students of the same name are told apart by their file's."""
+    """A HandIn per upload in `folder`, but for `tables`, the files that `grade` writes. Students of the same name are
+    called by the names of their files.
+    """
     tables = [table.resolve() for table in tables if table]
     paths = [path for path in sorted(folder.iterdir()) if path.name[0] != "." and path.resolve() not in tables]
     found = [read_hand_in(path, files, commit) for path in paths]
@@ -194,12 +201,15 @@ class Hidden(NamedTuple):
     claim: object  # course.claims.Claim
     inputs: tuple
     expected: list  # vector
-    size: int  # floats that come out: of the longest answer that is known
-    probe: tuple  # what the jail gets: text, name, inputs
+    size: int  # floats that the jail returns: as many as the longest known answer has
+    probe: tuple  # for the jail: the text of the function that calls the definition, its name, inputs in base64
 
 
 def hidden(exercise, seed, originals, exercises):
-    """A Hidden for every claim, on which the original and all mistakes give different numbers."""
+    """A Hidden for every claim, with inputs on which the original and all known mistakes give different numbers.
+
+    Raises ValueError if 200 draws give no such inputs.
+    """
     original = course.Source.read(course.original_file(originals, exercise.file))
     definition = course.build(exercise, course.pieces(exercise, original, original, exercises))
     right, found = course.expected(exercise, original, exercises, originals), []
@@ -223,12 +233,12 @@ def hidden(exercise, seed, originals, exercises):
 
 
 def own_names(originals):
-    """Names of the project's modules and packages, wherever they may have been installed."""
+    """File names of the project's modules and packages, which may also have been installed among other packages."""
     return {path.name for path in originals.glob("*.py")} | {"plumbing", "__pycache__"}
 
 
 def packages(originals):
-    """{path: where it is seen in the jail} of what is installed beside torch, numpy and scipy, but for the project."""
+    """{path: path in the jail} of torch, numpy, scipy and all that is installed beside them, but for the project."""
     import numpy
     import scipy
     import torch
@@ -240,7 +250,7 @@ def packages(originals):
 
 
 def warm(originals, namespaces):
-    """What jail.run needs to load torch once for all exercises of a submission."""
+    """The argument `warm` of jail.run that loads torch once for all exercises of a submission."""
     from course import claims  # of tests/, which exercises.py has put on the path
 
     source = course.Source.read(Path(claims.__file__))
@@ -256,7 +266,10 @@ def warm(originals, namespaces):
 
 
 def outputs(cases, namespaces, loaded):
-    """What each case wrote, in one jail; those that were killed are tried once more, each alone. None: killed again."""
+    """The bytes that each case wrote in one jail; cases that were killed are tried once more, each alone.
+
+    None: killed again, or no time was left.
+    """
     def tried(numbers, seconds):
         run = jail.run(HARNESS, None, [cases[i][0] for i in numbers], size=1 << 16, timeout=seconds,
                        namespaces=namespaces, warm=loaded)
@@ -272,7 +285,7 @@ def outputs(cases, namespaces, loaded):
 
 
 def readable(data, sizes):
-    """The vectors in what came out of the jail, of these sizes in float64; None for each that is no answer."""
+    """The vectors in the jail's output, bytes of so many float64 as `sizes` say; None for each that is no answer."""
     if data is None or len(data) != 8 * sum(sizes):
         return [None] * len(sizes)
     numbers, found = list(struct.unpack(f"{sum(sizes)}d", data)), []
@@ -284,7 +297,7 @@ def readable(data, sizes):
 
 
 def claimed(head):
-    """How long a vector is by what it starts with (course.claims.encode); None if that cannot be."""
+    """The length of a vector according to its first six numbers (course.claims.encode); None if they make no sense."""
     if not all(abs(x) < 1e6 and x == int(x) for x in head if x == x) or any(x != x for x in head):
         return None
     kind, dimensions, *sizes = map(int, head)
@@ -315,7 +328,7 @@ def prepared(exercise, hidden_claims, hand_in, originals, exercises):
 
 
 def graded(hand_in, claims, originals, exercises, namespaces):
-    """{exercise: [what is wrong with each claim, "" for nothing]} of a hand-in; one jail."""
+    """Grade a hand-in in one jail: {exercise: [for each claim what is wrong, "" if it holds]}."""
     chosen = [exercise for exercise in exercises if exercise.name in claims]
     jobs = {x.name: prepared(x, claims[x.name], hand_in, originals, exercises) for x in chosen}
     cases = {name: case for name, (case, _) in jobs.items() if case}
@@ -336,14 +349,14 @@ def graded(hand_in, claims, originals, exercises, namespaces):
 
 
 def alone(hand_in, claims, originals, exercises, namespaces):
-    """`graded` in a process of its own, which a hand-in may crash, say by text that Python's parser cannot take."""
+    """`graded` in a process of its own, because a hand-in may crash it, say with text that crashes Python's parser."""
     job = lambda: graded(hand_in, claims, originals, exercises, namespaces)  # noqa: E731
     found = course.isolated(job, originals, HAND_IN_SECONDS)
     return found if isinstance(found, dict) else {name: [f"no answer: {found}"] * len(claims[name]) for name in claims}
 
 
 def equal_code(collected, exercises, originals):
-    """{student: [exercises whose code equals the original's or another student's]}, of those that are written."""
+    """{student: [exercises of kind write whose code equals the original's or another student's, and whose]}."""
     found, seen = {one.student: [] for one in collected}, {}
     for exercise in (x for x in exercises if x.kind == "write"):
         shape = course.Source.read(course.original_file(originals, exercise.file)).shape(exercise.target)
@@ -361,7 +374,7 @@ def equal_code(collected, exercises, originals):
 
 
 def warned(hand_in, found, exercises):
-    """The hand-in with warnings for what could not be run, or was killed: files, syntax errors, exercises."""
+    """The hand-in with warnings for missing files, and for exercises that could not be run or were killed."""
     missing, others = set(), {}
     for exercise in (x for x in exercises if x.name in found):
         for claim, problem in zip(exercise.claims, found[exercise.name]):
@@ -375,7 +388,7 @@ def warned(hand_in, found, exercises):
 
 
 def row(hand_in, found, exercises, flagged):
-    """A line of the table: points by exercise, then by claim, named mistakes, flags, warnings."""
+    """A line of the table: points by exercise, then by claim, named mistakes, equal code, warnings."""
     line, by_claim, named = {"student": hand_in.student, "points": 0.0}, {}, []
     for exercise in (x for x in exercises if x.name in found):
         wrong = found[exercise.name]
@@ -425,7 +438,7 @@ def grade(args, exercises, originals):
     files = sorted({x.file for x in exercises})
     collected = hand_ins(args.submissions, files, course.commit_of(originals), (args.csv, args.json))
     flagged = equal_code(collected, chosen, originals)
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # a process per hand-in: a jail inherits orphans
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # `alone` forks: jail.run kills all children
         results = [*pool.map(lambda one: alone(one, claims, originals, exercises, namespaces), collected)]
     collected = [warned(one, found, exercises) for one, found in zip(collected, results)]
     rows = [row(one, found, exercises, flagged[one.student]) for one, found in zip(collected, results)]
@@ -439,7 +452,7 @@ def grade(args, exercises, originals):
 
 
 def write(args, rows, reports):
-    """CSV and JSON, where they are asked for."""
+    """Write the CSV and the JSON files that the flags ask for."""
     if args.csv and rows:
         with args.csv.open("w", newline="") as file:
             table = csv.DictWriter(file, rows[0])

@@ -1,20 +1,22 @@
 """A jail: runs a Python program that nobody has read, once per input, and lets out nothing but what it writes.
 
-Paper: Sec. 2, code is checked by running unit tests. workers.py starts a jail per program and compares what comes out
-with the expected outputs, which never get in. So there is no verdict to forge: an early exit, a false result, a write
-to some file descriptor are wrong unless they are the right output. grading.py starts one per hand-in (`warm`).
+Paper: Sec. 2, code is checked by running unit tests. workers.py starts a jail per program and compares its output with
+the expected outputs, which never enter the jail. So a program cannot forge a verdict: if it exits early, fakes a result
+or writes to some file descriptor, it is wrong unless that is the right output. grading.py starts a jail per hand-in
+(`warm`).
 
-Everywhere: a bare interpreter (standard library only) in its own session, with an empty environment; limits on the wall
-clock (all inputs together), CPU, memory, file sizes, processes and output; at the end everything that it has started is
-killed and reaped, and its folder is gone. Where Linux allows namespaces (to root, or where `unshare -rn` works), also
-no network, no sight of other processes, and no files but the interpreter's and the system's libraries, read-only, and
-an empty folder in memory. Elsewhere a temporary folder and, if we are root, a user without rights. `protections` tells.
+Every jail is a bare interpreter (standard library only) in its own session, with an empty environment and limits on
+wall clock (all inputs together), CPU, memory, file sizes, processes and output. At the end everything that it has
+started is killed and reaped, and its folder is removed. Where Linux allows namespaces (to root, or where `unshare -rn`
+works), it also has no network, sees no other processes, and sees no files but those of the interpreter and of the
+system's libraries, read-only, and an empty folder in memory. Where Linux does not, it has a temporary folder and, if we
+are root, a user without rights. `protections` says what holds on this machine.
 
-What it does not protect against: a hole in the kernel; a machine brought to its knees within the limits (PROCESSES,
-each of LIMITS["AS"], for `timeout` seconds); System V shared memory, which no limit counts (it is freed at the end).
+What it does not protect against: a hole in the kernel; a machine made slow within the limits (PROCESSES processes of
+LIMITS["AS"] bytes each, for `timeout` seconds); System V shared memory, which no limit counts (it is freed at the end).
 And without namespaces: a program that reads, writes or kills whatever its user may, finds the tests on the disk, uses
-the network, or outlives a worker that somebody kills. For code that was written to break out take a virtual machine.
-Where the machine's memory ends, whoever used it up, the kernel kills jails first, and their programs count as wrong.
+the network, or outlives a worker that somebody kills. For code that was written to break out, use a virtual machine.
+When the machine runs out of memory, whoever used it up, the kernel kills jails first; their programs count as wrong.
 
 Linux only. Deviation: none known.
 Open in the paper: how programs are run.
@@ -34,27 +36,27 @@ import time
 from contextlib import nullcontext, suppress
 from functools import cache
 
-START_SECONDS = 60.0  # for the interpreter and the namespaces; not part of a program's time
-PROCESSES = 8  # and threads, the jail's own included
-LIMITS = {"AS": 1 << 30, "FSIZE": 16 << 20, "NOFILE": 64, "CORE": 0}  # of each process; bytes, but for NOFILE
-USERS = range(61184, 65520)  # ids that nobody has: a jail started by root takes one
-FILES = ("/usr", "/lib", "/lib64", "/dev/null", "/dev/zero", "/dev/urandom")  # to be seen beside the interpreter's own
-# Everywhere; with namespaces.
+START_SECONDS = 60.0  # to start the interpreter and the namespaces; not part of a program's time
+PROCESSES = 8  # at most, threads and the jail's own process included
+LIMITS = {"AS": 1 << 30, "FSIZE": 16 << 20, "NOFILE": 64, "CORE": 0}  # of each process; in bytes, NOFILE in files
+USERS = range(61184, 65520)  # user ids without an account: a jail started by root runs under one of them
+FILES = ("/usr", "/lib", "/lib64", "/dev/null", "/dev/zero", "/dev/urandom")  # a jail sees these and the interpreter's
+# The first holds everywhere, the second with namespaces.
 PROTECTIONS = ("own session, folder and empty environment; limits on time, memory, file size, output and processes",
                "no network; sees and leaves no other process; sees no files but system libraries, read-only")
-# What graders define before a program, and so programs expect: star imports, with the interpreter's own names on top.
+# Graders run such imports before a program, so programs rely on them. Builtins come last: a star import may hide some.
 PRELUDE = "".join(f"from {name} import *\nimport {name}\n" for name in (
     "string", "re", "collections", "heapq", "bisect", "math", "itertools", "functools", "typing", "builtins"))
 PRELUDE += "import copy, datetime, operator, random, sys\n"
-PROBE = "import threading\nthreading.Thread(target=print, args=['free']).start()"  # programs may start threads
+PROBE = "import threading\nthreading.Thread(target=print, args=['free']).start()"  # as programs may
 
 
 # --- Outside: in a worker of workers.py ------------------------------------------------------------------------------
-# Modules that a jail does not need are imported where they are used: a bare interpreter starts in half the time.
+# Modules that only this side needs are imported inside functions, so that a jail's interpreter starts twice as fast.
 
 
 def as_file(content: str):
-    """An open nameless file: unlike a pipe it takes any size at once, so that nobody waits for its reader."""
+    """An open nameless file that holds `content`: unlike a pipe it takes any size at once, so no writer has to wait."""
     import tempfile
 
     file = tempfile.TemporaryFile()
@@ -67,28 +69,31 @@ def run(program, name, inputs, *, size, timeout, namespaces, warm=None):
     """Run a program on each input; yields the bytes it wrote each time, None if it failed or wrote more than `size`.
 
     program     Python source
-    name        of the function in it that is called with each input, a list of arguments, and whose result, as JSON, is
-                what it wrote; None: the inputs are texts for stdin, and what it wrote is stdout
+    name        of a function in the program: each input is the list of its arguments, and its result, as JSON, is what
+                was written; None: each input is a text for stdin, and stdout is what was written
     timeout     seconds of wall clock, for all inputs together
-    namespaces  see the top
-    warm        None, or what programs get that share a slow import; between two inputs all is killed and emptied:
-                "source" (trusted, run once; the programs are forks that have its modules), "see" ({path: where it is
-                seen in the jail}, read-only) and "hide" (paths of which nothing is seen; both with namespaces only),
-                "limits" (as LIMITS and "CPU", of each fork; "AS" above what the source takes), "seconds" (per input)
+    namespaces  whether the jail uses them (see the top)
+    warm        None, or a dict for programs that share a slow import:
+                "source"       trusted; run once, before the programs, which are forks and so have its modules
+                "see", "hide"  {path: path in the jail} seen read-only; paths of which nothing is seen; namespaces only
+                "limits"       of each fork, as LIMITS and "CPU" (seconds); "AS" beyond what the source takes
+                "seconds"      of wall clock for each input
+                After each input, processes that it left are killed and the folder is emptied.
 
-    Raises TimeoutError, and RuntimeError if the jail does not start. When this generator ends or is closed, no process
-    and no file of the jail is left. The caller must have no other children: it inherits orphans, and kills them all.
+    Raises TimeoutError after `timeout`, and RuntimeError if the jail does not start. When this generator ends or is
+    closed, no process and no file of the jail is left. The caller must have no other children: this process adopts
+    orphans of the jail, and at the end kills or awaits all its children.
     """
     import tempfile
 
     us, user = os.getuid(), USERS[os.getpid() % len(USERS)]
-    # The limit on processes counts all of a user's, but by namespace; a jail started by root is a user of its own.
+    # NPROC counts all processes of a user, in each user namespace apart; a jail started by root has its own user.
     others = 0 if us == 0 or namespaces else sum(threads for *_, owner, threads in all_processes() if owner == us)
     limits = LIMITS | {"CPU": int(timeout) + 2, "NPROC": PROCESSES + others}
     job = {"program": program, "name": name, "inputs": inputs, "limits": limits | (warm["limits"] if warm else {}),
            "user": None if us else user, "parent": os.getpid(), "prefix": namespaces and sys.base_prefix,
-           "warm": warm}  # only root can become another user
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # whoever ends us lets us leave through `finally`
+           "warm": warm}  # "user": only root can become another
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that SIGTERM runs `finally` too
     ours, theirs = socket.socketpair()
     with ours, as_file("") as errors, nullcontext("/tmp") if namespaces else tempfile.TemporaryDirectory() as folder:
         if us == 0 and not namespaces:
@@ -112,7 +117,7 @@ def run(program, name, inputs, *, size, timeout, namespaces, warm=None):
 
 
 def start_jail(job, channel, errors):
-    """Start a jail's interpreter; we adopt what its processes leave behind."""
+    """Start a jail's interpreter (a Popen); this process will adopt the jail's orphans."""
     import subprocess
 
     call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -123,7 +128,7 @@ def start_jail(job, channel, errors):
 
 
 def all_processes():
-    """(id, parent's id, user's id, threads) of each process of the machine."""
+    """Yield (id, parent's id, user's id, number of threads) of each process of the machine."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -131,10 +136,10 @@ def all_processes():
 
 
 def sweep(process, namespaces):
-    """Kill and reap a jail and all that descends from it.
+    """Kill and reap a jail and all processes that descend from it.
 
-    Its first process takes the namespace along. Without one, a killed process leaves us its children, to be killed in
-    turn; they do not outrun us, because the limit on processes is low.
+    With namespaces, the death of its first process ends all others. Without, we adopt the children of a killed process
+    and kill them in turn; they cannot fork faster than we kill, because the limit on processes is low.
     """
     process.kill()
     with suppress(ChildProcessError):
@@ -143,12 +148,12 @@ def sweep(process, namespaces):
                 if parent == os.getpid():
                     os.kill(pid, signal.SIGKILL)
             os.wait()
-    process.wait()  # reaped above; now `process` knows
+    process.wait()  # it is reaped already: this tells `process`
 
 
 @cache
 def namespaces_work():
-    """Whether a program runs in a jail with namespaces, False if only without. Raises RuntimeError if neither works."""
+    """True if jails with namespaces work here, False if only jails without do. Raises RuntimeError if none works."""
     for namespaces in (True, False):
         try:
             if list(run(PROBE, None, [""], size=99, timeout=START_SECONDS, namespaces=namespaces)) == [b"free\n"]:
@@ -161,7 +166,7 @@ def namespaces_work():
 
 
 def protections():
-    """What protects this machine, one line each, for the log; takes a moment. Raises RuntimeError without a jail."""
+    """Those of PROTECTIONS that hold here, for the log; starts jails to find out. Raises RuntimeError if none works."""
     import subprocess
 
     tried = subprocess.run([sys.executable, os.path.abspath(__file__)], capture_output=True, text=True, check=False)
@@ -171,14 +176,14 @@ def protections():
 
 
 # --- Inside ----------------------------------------------------------------------------------------------------------
-# Of the kernel's headers:
+# From the kernel's headers:
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 1 << 17, 1 << 27, 1 << 28, 1 << 29, 1 << 30
 MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID_NODEV = 0x1000, 0x4000, 0x40000, 2 | 4
 
 
 def call(name, *arguments):
-    """A function of the C library that Python does not offer. Raises OSError."""
+    """Call a function of the C library that Python does not offer. Raises OSError if it fails."""
     libc = ctypes.CDLL(None, use_errno=True)
     if getattr(libc, name)(*arguments) < 0:
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
@@ -189,9 +194,11 @@ def die_with_parent():
 
 
 def enclose(prefix, see, hide):
-    """Go on as the first process of new namespaces, below a new root folder.
+    """Go on as the first process of new namespaces, with a new root folder.
 
-    No file of the machine's is changed: the new root is mounted over /proc, and seen in the namespace only.
+    prefix     folder of the interpreter
+    see, hide  as in `run`
+    The machine's own files stay as they are: the new root is mounted over /proc, for this namespace only.
     """
     user, group = os.getuid(), os.getgid()
     call("unshare", CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET | (CLONE_NEWUSER if user else 0))
@@ -203,7 +210,7 @@ def enclose(prefix, see, hide):
         os.wait()
         os._exit(0)
     die_with_parent()
-    call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)  # else the mounts below would be the machine's
+    call("mount", b"none", b"/", None, MS_REC | MS_PRIVATE, None)  # else the mounts below would hold for the machine
     call("mount", b"tmpfs", b"/proc", b"tmpfs", MS_NOSUID_NODEV, b"size=1m,mode=755")
     for path, seen in ({path: path for path in (prefix, *FILES) if os.path.exists(path)} | see).items():
         os.makedirs(f"/proc{seen}" if os.path.isdir(path) else os.path.dirname(f"/proc{seen}"), exist_ok=True)
@@ -218,7 +225,7 @@ def enclose(prefix, see, hide):
     os.symlink("/proc/self/fd/0", "/proc/dev/stdin")  # some programs open it
     os.mkdir("/proc/proc")
     os.mkdir("/proc/tmp")
-    # mount_setattr(AT_FDCWD, "/proc", AT_RECURSIVE, MOUNT_ATTR_RDONLY): read-only, all of it so far
+    # mount_setattr(AT_FDCWD, "/proc", AT_RECURSIVE, MOUNT_ATTR_RDONLY): all mounts so far become read-only
     call("syscall", 442, -100, b"/proc", 0x8000, (ctypes.c_uint64 * 4)(1), 32)
     call("mount", b"tmpfs", b"/proc/tmp", b"tmpfs", MS_NOSUID_NODEV, b"size=64m,mode=1777")
     call("mount", b"proc", b"/proc/proc", b"proc", MS_NOSUID_NODEV, None)
@@ -226,7 +233,7 @@ def enclose(prefix, see, hide):
 
 
 def drop_rights(user):
-    """Become `user`, or, as an ordinary user, give back the rights that an own namespace gave."""
+    """Become `user`; if it is None (we are not root), give up the rights that a new user namespace granted."""
     if user:
         os.setgroups([])
         os.setgid(user)
@@ -235,11 +242,11 @@ def drop_rights(user):
         call("capset", (ctypes.c_uint32 * 2)(0x20080522), (ctypes.c_uint32 * 6)())
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # a program must not trace the process that starts it
-    die_with_parent()  # a change of rights has undone it
+    die_with_parent()  # a change of user or rights undoes it
 
 
 def jail(descriptor):
-    """Lock this process up, then run the program once per input and hand out a descriptor of what it wrote."""
+    """Lock this process up, run the program once per input, and send back a file descriptor of what each run wrote."""
     with open(0, closefd=False) as file:
         job = json.load(file, object_hook=whole_keys)
     channel = socket.socket(fileno=int(descriptor))
@@ -247,8 +254,8 @@ def jail(descriptor):
     if os.getppid() != job["parent"]:
         return
     with open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # if memory ends, the kernel takes us first
-    exec(PRELUDE, {})  # once and here: each test finds it loaded, wherever the library lies
+        file.write("1000")  # if memory runs out, the kernel kills us first
+    exec(PRELUDE, {})  # here, while the library can surely be read; each fork then has its modules
     os.umask(0o022)
     warm = job["warm"]
     if job["prefix"]:
@@ -267,7 +274,7 @@ def jail(descriptor):
         child = os.fork()
         if not child:
             channel.close()
-            return answer(job, case, given, written)  # and end as interpreters do: threads, buffers, exit status
+            return answer(job, case, given, written)  # and end as usual: join threads, flush, exit status
         if warm and not select.select([alive := os.pidfd_open(child)], [], [], warm["seconds"])[0]:
             os.kill(child, signal.SIGKILL)
         failed = os.waitpid(child, 0)[1]
@@ -280,12 +287,12 @@ def jail(descriptor):
 
 
 def whole_keys(found):
-    """Keys of arguments that are whole numbers, which JSON makes texts, are numbers again."""
+    """Turn a dict's keys back into whole numbers if all of them are digits: JSON has turned them into texts."""
     return {int(key): value for key, value in found.items()} if all(map(str.isdecimal, found)) else found
 
 
 def address_space():
-    """Of this process, in bytes."""
+    """Bytes of address space that this process uses."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
@@ -310,7 +317,7 @@ def clear(folder):
 
 
 def answer(job, case, given, written):
-    """Run the program on one input; what counts is its stdout, or the result that is put on descriptor 3."""
+    """Run the program on one input. `written` gets its stdout, or, if a function is asked for, the result (as fd 3)."""
     die_with_parent()
     call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)
     name, null = job["name"], os.open("/dev/null", os.O_RDWR)
@@ -325,7 +332,7 @@ def answer(job, case, given, written):
     sys.argv = ["answer.py"]
     module = sys.modules["__main__"] = type(sys)("answer" if name else "__main__")
     exec(PRELUDE, vars(module))
-    vars(module).pop(name, None)  # what is asked for is no part of it
+    vars(module).pop(name, None)  # only the program may define what is asked for
     exec(compile(job["program"], "answer.py", "exec"), vars(module))
     if name:
         function = vars(module).get(name) or getattr(module.Solution(), name)

@@ -1,13 +1,13 @@
-"""Who is alive: each rank holds one connection to rank 0, and a thread that looks after it.
+"""Which processes are alive: each rank has one connection to rank 0, and a thread that watches it.
 
-    a process that ends          closes its connection; rank 0 reads the end of it and tells all others at once
+    a process that ends          closes its connection; rank 0 reads end-of-file and tells all others at once
     one frozen or out of reach   sends no sign of life; after `timeout` seconds of silence it counts as lost
     one whose launcher is gone   says so, and the run ends: nobody would end or restart it any more
     one that gets a signal       says so, and rank 0 ends the run in order
 
-The thread depends on neither the mailbox nor a collective, whose calls may never return: the store's ignore their
-timeout. It says who is lost and sets `lost`, which the main thread looks at while it waits (pipeline.py). A main thread
-that has not noticed GRACE seconds later is blocked, or busy for long: then the thread ends the process.
+The thread uses neither the mailbox nor collectives, because their calls may never return: those of the store ignore
+their timeout. It prints who is lost and sets `lost`, which the main thread checks while it waits (pipeline.py). If the
+main thread has not noticed after GRACE seconds, it is blocked or busy for long, and the thread ends the process.
 
 Deviation: none known; the paper does not speak of processes.
 
@@ -28,12 +28,15 @@ from pipeline import Stalled
 
 SIGN = 0.5  # seconds between two signs of life
 GRACE = 5.0  # seconds from a loss until the process is ended from here, if its main thread has not noticed
-PATIENCE = 60.0  # seconds more if it has: it draws the fit so far, and ends verifiers and groups
-LATE = 2.0  # seconds of silence beyond `timeout`: a wait of the main thread, which knows what for, says it first
+PATIENCE = 60.0  # further seconds if it has: it draws the fit so far, and ends verifiers and process groups
+LATE = 2.0  # seconds of silence beyond `timeout`: the main thread, which knows what it waits for, is to say it first
 
 
 def connect(rank, world, timeout):
-    """{Connection: its other end's rank}: of rank 0 to all others, of another to rank 0. Needs the default group."""
+    """Connect rank 0 with all others; every rank calls this. Returns {Connection: rank at its other end}.
+
+    Needs the default process group. Rank 0 raises TimeoutError if nobody connects for `timeout` seconds.
+    """
     if rank:
         port = [None]
         dist.broadcast_object_list(port, 0)
@@ -50,14 +53,14 @@ def connect(rank, world, timeout):
 
 
 class Lifeline(threading.Thread):
-    """The thread.
+    """The thread that watches this rank's connections; it starts when it is made.
 
     lines     as from `connect`
     name      rank -> what to call it
     timeout   seconds of silence after which a rank counts as frozen or out of reach
     farewell  reason -> what to print when the run cannot go on
 
-    `lost` is why the run cannot go on, on every rank the same; `stopped` is why it shall end in order.
+    `lost` is why the run cannot go on, `stopped` why it is to end in order; None as long as there is no such reason.
     """
 
     def __init__(self, lines, rank, *, name, timeout, farewell):
@@ -67,7 +70,7 @@ class Lifeline(threading.Thread):
         self.needed = set(lines.values())  # ranks whose end is a loss
         self.launcher, self.signed = os.getppid(), float("-inf")
         self.lost, self.stopped, self.noticed = None, None, False
-        os.register_at_fork(after_in_child=lambda: [line.close() for line in lines])  # else no end while a child lives
+        os.register_at_fork(after_in_child=lambda: [line.close() for line in lines])  # else a child keeps them open
         self.start()
 
     def run(self):
@@ -78,7 +81,7 @@ class Lifeline(threading.Thread):
         os._exit(1)
 
     def turn(self, now):
-        """Up to SIGN seconds of listening."""
+        """Send a sign of life if one is due, check the launcher, then listen for up to SIGN seconds."""
         if now - self.signed >= SIGN:
             self.signed = now
             self.tell(f"stop {self.stopped}" if self.stopped and self.rank else "")
@@ -92,7 +95,7 @@ class Lifeline(threading.Thread):
                       f"{self.timeout:g} s; likely cause: frozen, or out of reach")
 
     def listen(self, line):
-        """One message: nothing (a sign of life), "left", or "stop" or "lost" and the reason."""
+        """Read one message: empty (a sign of life), "left", or "stop" or "lost" followed by a reason."""
         rank, self.heard[line] = self.lines[line], time.monotonic()
         try:
             kind, _, reason = line.recv_bytes().decode().partition(" ")
@@ -102,24 +105,26 @@ class Lifeline(threading.Thread):
             self.stopped = self.stopped or reason
         elif kind:
             del self.lines[line]
-            if rank in self.needed and (kind == "lost" or self.rank):  # rank 0 leaves last
+            if rank in self.needed and (kind == "lost" or self.rank):  # rank 0 should leave last
                 self.lose(reason or f"{self.name_of(rank)} has ended the run")
 
     def tell(self, message):
         for line in list(self.lines):
-            with suppress(OSError):  # its end is what we read next
+            with suppress(OSError):  # it is closed: `listen` reads its end next
                 line.send_bytes(message.encode())
 
     def lose(self, reason):
-        """The run cannot go on: said to all ranks and by each of them; the first reason counts."""
+        """Note why the run cannot go on, tell all ranks and print it; only the first reason counts."""
         if not self.lost:
             self.lost = reason
             self.tell(f"lost {reason}")
             print(self.farewell(reason), file=sys.stderr, flush=True)
 
     def blame(self, error):
-        """Why the run cannot go on, told to all ranks. A collective or the mailbox fails because somebody is lost, as
-        turns out within seconds; else `error` is a mistake in the program, and raised.
+        """After `error`: why the run cannot go on, told to all ranks.
+
+        An OSError or Stalled is itself the reason. Other errors come from a collective or the mailbox when some rank is
+        lost, which is known within seconds; if none is, `error` is a mistake in the program and is raised again.
         """
         if isinstance(error, (OSError, Stalled)):
             self.lose(str(error))
@@ -132,6 +137,6 @@ class Lifeline(threading.Thread):
         return self.lost
 
     def leave(self):
-        """This rank ends in order, which is no loss to the others."""
+        """Tell the others that this rank ends in order, so that its end does not count as a loss."""
         self.noticed, self.needed = True, set()
         self.tell("left")

@@ -1,8 +1,8 @@
 """The readers of fit.py: a log, as its trainer wrote it, becomes a `fit.Run`.
 
-Read by their content: our logs; CSV, TSV and tables with semicolons (wandb's and TensorBoard's exports too); JSONL; a
-JSON list; trainer_state.json of Hugging Face's trainers; the console lines of verl (step:12 - score:0.5) and of TRL
-({'reward': '0.5'}); each also as .gz. A Table is all columns; `read_run` picks compute and reward.
+The format is told by the content: our logs; CSV, TSV and tables with semicolons (wandb's and TensorBoard's exports
+too); JSONL; a JSON list; trainer_state.json of Hugging Face's trainers; the console lines of verl (step:12 - score:0.5)
+and of TRL ({'reward': '0.5'}); each also as .gz. A Table holds all columns; `read_run` picks compute and reward.
 """
 
 import csv
@@ -20,7 +20,7 @@ import numpy as np
 import fit
 
 STEPS = ("step", "global_step", "Step", "_step", "train/global_step")  # as trainers call them
-COMPUTE, REWARD = ("gpu_hours", *STEPS, "epoch"), ("pass_rate", "reward", "Value")  # looked for if not named
+COMPUTE, REWARD = ("gpu_hours", *STEPS, "epoch"), ("pass_rate", "reward", "Value")  # if none is asked for
 SCALES = {"percent": (0.0, 100.0), "pm1": (-1.0, 1.0)}
 MISSING = {"", "-", "None", "none", "NULL", "null", "NA", "N/A", "n/a"}  # cells without a value
 HEAD = 1000  # lines that are looked at to tell the format
@@ -60,7 +60,7 @@ class Table:
 
 
 def numbers(name, values):
-    """Cells as a list of floats."""
+    """The cells of column `name` as a list of floats. Raises BadInput for anything that is no number."""
     value = None
     try:
         if wrong := set(map(type, values)) - {int, float, str}:
@@ -75,7 +75,7 @@ def numbers(name, values):
 
 
 def _add_object(table, row, what):
-    """A JSON object as a row; what is in an inner object has a column too, such as tasks.math."""
+    """Add a JSON object as a row; the entries of an inner object get columns too, named like tasks.math."""
     if not isinstance(row, dict):
         raise fit.BadInput(f"{what} is {row!r:.40}, expected a JSON object")
     for name in [name for name, x in row.items() if type(x) is dict]:
@@ -112,7 +112,7 @@ def _json_whole(table, lines):
 
 
 def _console(table, lines):
-    """The lines among others that verl or TRL printed; TRL names no step, but an epoch."""
+    """Those of the lines that verl or TRL printed; TRL prints an epoch and no step."""
     for line in lines:
         if found := VERL.search(line):
             pairs = (part.rpartition(":") for part in found[0].split(" - "))
@@ -122,7 +122,7 @@ def _console(table, lines):
 
 
 def _delimited(table, lines):
-    """A header, then a row a line, cells separated by the commonest of tab, semicolon and comma in the header."""
+    """A header, then one row per line; cells end at the tab, semicolon or comma, whichever the header has most of."""
     first = next((line for line in lines if line.strip()), "")
     mark = max("\t;,", key=first.count)
     rows = csv.reader(chain([first], lines), delimiter=mark)
@@ -185,7 +185,10 @@ def read_table(path):
 
 
 def column(table, asked, usual, flag):
-    """The name of a column: `asked` or the only one that ends so; without `asked` the first of `usual` there is."""
+    """The name of a column: `asked`, or the only name that ends in it; if `asked` is None, the first of `usual`.
+
+    A reward that is not asked for may also be the only column that is left. Raises BadInput, naming `flag`.
+    """
     names = list(table.columns)
     if asked is None:
         asked = next((name for name in usual if name in names), None)
@@ -201,9 +204,9 @@ def column(table, asked, usual, flag):
 
 
 def _evaluations(table):
-    """Rows of our log that count, and the epoch of the step before each: of each step the last row.
+    """[(row, epoch)] of the evaluations of our log that count; epoch: of the latest optimizer step before the row.
 
-    A resumed run repeats the steps after its checkpoint: a row undoes the evaluations of its step or later before it.
+    A resumed run repeats the steps after its checkpoint: a row cancels earlier evaluations of its own or a later step.
     """
     (steps, has), (epochs, _), kept, epoch = table.numbers("step"), table.numbers("epoch"), [], np.nan
     for row, kind in enumerate(table.texts("kind")):
@@ -217,19 +220,22 @@ def _evaluations(table):
 
 
 def _last(steps):
-    """Of each step the place of its last row, in order of the steps."""
+    """The index of the last row of each distinct step, in order of the steps; steps (n,)."""
     return len(steps) - 1 - np.unique(steps[::-1], return_index=True)[1]
 
 
 def _pick(table, compute, reward, cumulative):
-    """Compute, reward and epoch (n,) of the rows with both, in order of their steps; of repeated steps the last."""
+    """Compute, reward and epoch, (n,) each, of the rows that have compute and reward, in order of their steps.
+
+    Of a repeated step the last row counts.
+    """
     (C, has_C), (R, has_R), (epoch, _) = map(table.numbers, (compute, reward, "epoch"))
     if evaluations := _evaluations(table) if "kind" in table.columns else ():
         rows, epochs = zip(*evaluations)
         epoch[list(rows)], has_R[np.delete(np.arange(len(C)), rows)] = epochs, False
     step = next((name for name in (compute, *STEPS) if name in STEPS and name in table.columns), None)
     steps = C if step == compute else table.numbers(step)[0] if step else np.arange(len(C), dtype=float)
-    steps = np.where(np.isfinite(steps), steps, np.arange(len(C)) + 0.5)  # without a step: repeats none
+    steps = np.where(np.isfinite(steps), steps, np.arange(len(C)) + 0.5)  # a row without a step repeats none
     if cumulative:
         rows = np.flatnonzero(np.isfinite(C))
         rows = rows[_last(steps[rows])]
@@ -246,7 +252,10 @@ def _pick(table, compute, reward, cumulative):
 
 
 def scaled(R, scale):
-    """Rewards (n,) mapped to [0, 1]: scale "percent", "pm1" (-1 to 1), "LO:HI", or None for pass rates."""
+    """Rewards (n,) mapped to [0, 1]; scale: "percent", "pm1" (-1 to 1), "LO:HI", or None for pass rates.
+
+    Raises BadInput for any other scale.
+    """
     if scale is None:
         return R
     try:
@@ -259,12 +268,13 @@ def scaled(R, scale):
 
 
 def read_run(path, compute=None, reward=None, scale=None, cumulative=False):
-    """A Run from a file, or from the log of one of our runs' folders.
+    """A fit.Run from a file, or from log.jsonl in the folder of a run.
 
-    compute    its column or the end of its name (default: gpu_hours, else the step, else the epoch)
-    reward     the same (default: pass_rate, else reward, else the only other column; in our logs also tasks.NAME)
-    scale      see `scaled`        cumulative  compute is per row: add it up
-    Rows that lack one of the two are left out. Raises BadInput for what cannot be read, OSError for what cannot be
+    compute     the name of its column, or the end of the name (default: gpu_hours, else the step, else the epoch)
+    reward      the same (default: pass_rate, else reward, else the only other column; in our logs also tasks.NAME)
+    scale       see `scaled`
+    cumulative  True: a row's compute is its own, so it is added up
+    Rows without compute or reward are left out. Raises BadInput for what cannot be read, OSError for what cannot be
     opened.
     """
     path = Path(path) / "log.jsonl" if Path(path).is_dir() else Path(path)

@@ -18,7 +18,7 @@ from plumbing import evaluation, workers
 
 
 def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16):
-    """(pass rate, pass@generations) on validation prompts of a task."""
+    """(pass rate, pass@`generations`) of a policy on `prompts` validation prompts of a task."""
     questions = data.load(task, tokens, budget=64, validation=prompts).validation
     groups = [[] for _ in questions]
     with (closing(rollout.TorchGenerator(model, tokens, slots=128, max_new_tokens=112)) as generator,
@@ -29,7 +29,7 @@ def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16)
 
 
 def report(name, model, tokens, tasks):
-    """One line for each task."""
+    """Print a policy's pass rate and pass@16, one line per task."""
     for task in dict.fromkeys(tasks):
         print("{}: {}: pass rate {:.3f}, pass@16 {:.3f}".format(name, task, *measure(model, tokens, task)))
 

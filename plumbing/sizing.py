@@ -1,15 +1,15 @@
-"""Lengths and slots that fit the model's positions and the memory there is.
+"""Makes lengths and slots fit the model's positions and the free memory.
 
-The paper's sizes are for an 8B model on 80 GPUs. What the command line does not give is made smaller until it fits, and
-a line says so; what it gives and does not fit is refused. Bytes:
+The paper's sizes are for an 8B model on 80 GPUs. A size that the command line does not give is made smaller until it
+fits, and a line says so; a given size that does not fit is refused. Memory in bytes:
 
     a position of a completion   2 (keys, values) x layers x key/value heads x head size x bytes of --dtype
-    a generator                  its weights + slots x positions x that
-    a trainer                    16 per parameter over T (fp32 weights and gradients, AdamW's two moments), and what a
-                                 micro-batch keeps for its backward pass: an estimate
+    a generator                  its weights + slots x positions x bytes of a position
+    a trainer                    16 per parameter / T (fp32 weights and gradients, AdamW's two moments), and an estimate
+                                 of what a micro-batch keeps for its backward pass
 
-TorchGenerator may need all positions of all slots at once. vLLM needs none of this: it takes what is free and lets
-completions wait when that is full.
+Slots are made to fit for TorchGenerator, which may need all positions of all slots at once; for vLLM only lengths are:
+it takes what memory is free and lets completions wait when that is full.
 
 Run by flags.py. Test: pytest tests/test_train.py
 """
@@ -22,17 +22,17 @@ from transformers import AutoModelForCausalLM
 
 from plumbing.fleet import processes
 
-USABLE = 0.9  # of what is free: the rest is for what is not counted here
+USABLE = 0.9  # share of the free memory; the rest is for what is not counted here
 LENGTHS = {"max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"}
 HEAD_CHUNK = 256  # positions whose logits the trainer holds at once (precision.PolicyModel)
 
 
 def fit_lengths(args, positions, default_new, phrase):
-    """Make lengths that were not asked for fit; returns the line that says so, or "".
+    """Change those of LENGTHS that were not asked for until they fit; returns the line that says so, or "".
 
-    positions    of the model
-    default_new  --max-new-tokens if it is not given: default interruption and penalty lengths belong to it
-    phrase       tokens of the interruption phrase, behind which a token must be left for the answer
+    positions    that the model has
+    default_new  the default of --max-new-tokens, for which the default interruption and penalty lengths are made
+    phrase       tokens of the interruption phrase, after which one token must be left for the answer
     Raises ValueError if --max-prompt-tokens leaves no position for a completion.
     """
     before = {name: getattr(args, name) for name in LENGTHS}
@@ -62,7 +62,7 @@ def fit_lengths(args, positions, default_new, phrase):
 
 
 def numbers(value):
-    """As on the command line.
+    """A value as it is written on the command line.
 
     >>> numbers(8), numbers((5, 6))
     ('8', '5 6')
@@ -71,21 +71,21 @@ def numbers(value):
 
 
 def position_bytes(config, itemsize):
-    """Keys and values of one position, from a Hugging Face config."""
+    """Bytes of the keys and values of one position; config: Hugging Face's, itemsize: bytes of a number."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return 2 * config.num_hidden_layers * heads * size * itemsize
 
 
 def parameters(config):
-    """How many the model has; no memory is taken for them."""
+    """Number of parameters of the model that `config` describes; takes no memory for them."""
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
 
 
 def trainer_bytes(args, config, count, itemsize, trainers):
-    """What one of so many trainer ranks needs, roughly, for a model of `count` parameters."""
-    layer = 10 * config.hidden_size + 4 * config.intermediate_size  # values that one layer keeps of a token
+    """Bytes that each of `trainers` ranks needs, roughly, for a model of `count` parameters; itemsize: of --dtype."""
+    layer = 10 * config.hidden_size + 4 * config.intermediate_size  # values that one layer keeps per token
     kept = config.num_hidden_layers * (config.hidden_size if args.activation_checkpointing else layer)
     kept += layer * args.activation_checkpointing  # the layer that is being recomputed
     head = 3 * HEAD_CHUNK * config.vocab_size * 4 + 2 * config.vocab_size * config.hidden_size * 4
@@ -95,8 +95,9 @@ def trainer_bytes(args, config, count, itemsize, trainers):
 def fit_slots(args, config, *, free, trainers, generators):
     """Make --slots fit if it was not asked for; returns the line that says so, or "".
 
-    free        bytes, shared by so many trainer and generator ranks (trainers 0: they have a device of their own)
-    Raises ValueError if the slots that were asked for do not fit, or not even one does.
+    free                  bytes of memory on this process's device
+    trainers, generators  ranks that share it; trainers 0: they have devices of their own
+    Raises ValueError if the slots that were asked for do not fit, or if not even one slot does.
     """
     itemsize = getattr(torch, args.dtype).itemsize
     positions = min(args.max_prompt_tokens + args.max_new_tokens, config.max_position_embeddings)
@@ -121,9 +122,9 @@ def fit_slots(args, config, *, free, trainers, generators):
 
 
 def neighbours(args):
-    """What `fit_slots` wants to know of this process's device: free bytes, trainers and generators that share them.
+    """The arguments of `fit_slots` for this process's device: free bytes, and the ranks that share them.
 
-    All ranks of a node share its memory if there is no GPU. A rank with a GPU of its own is taken for a generator.
+    Without a GPU all ranks of a node share its memory. A rank with a GPU of its own is treated as a generator.
     """
     if "evaluate" in args:
         world, local, first, mine = 1, 1, 0, 0
@@ -140,7 +141,7 @@ def neighbours(args):
 
 
 def available():
-    """Bytes of memory that processes may still take; without Linux's word for it, all that the machine has."""
+    """Bytes of memory that are still available; where there is no /proc/meminfo, all memory of the machine."""
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         return 1024 * int(meminfo.read_text().partition("MemAvailable:")[2].split()[0])

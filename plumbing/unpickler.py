@@ -1,4 +1,4 @@
-"""Reads the values of the mailbox (pipeline.py): a pickle can name any function, and call it.
+"""Reads the values of the mailbox (pipeline.py) safely: an ordinary pickle can have any function called.
 
 Test: pytest tests/test_faults.py
 """
@@ -10,7 +10,7 @@ SENT = {*(("pipeline", name) for name in ("Ticket", "Header", "Completion", "New
 
 
 class Unpickler(pickle.Unpickler):
-    """Knows plain containers and SENT, nothing else."""
+    """Loads plain containers and the classes of SENT, nothing else."""
 
     def find_class(self, module, name):
         if (module, name) not in SENT:
@@ -19,5 +19,5 @@ class Unpickler(pickle.Unpickler):
 
 
 def read(value):
-    """The object behind the bytes of a value. Raises pickle.UnpicklingError for anything that is not sent here."""
+    """The object that a value's bytes encode. Raises pickle.UnpicklingError if they name anything but SENT."""
     return Unpickler(io.BytesIO(value)).load()

@@ -1,18 +1,18 @@
 """Verifier processes: a verdict on every answer without ever blocking the generator.
 
-Paper: Sec. 2 (rewards), which leaves open how answers are checked. What an answer is and when it is right stands in
-reward.py; here are the processes in which it is decided.
+Paper: Sec. 2 (rewards), which leaves open how answers are checked. reward.py says what an answer is and when it is
+right; this file runs the processes that decide it.
 
-SymPy can run for days on a short answer, and math-verify's own time limits are signals that fail off the main thread,
-so they are off. A worker is a separate interpreter that loads this file (and SymPy at need), and works in a fork of
-itself. The kernel kills the fork when one math answer has taken `timeout` seconds of wall clock, whatever it computes
-and whether or not anybody polls: the answer is wrong, with `timed_out` set, and the worker forks again. Without a
-parent it reads end-of-file and leaves. A worker that dies, or cannot start, says nothing about the answer, which is
-tried once more on a fresh one, then handed back with `error` set and `correct` None, for the caller to drop its group.
-It is never scored as wrong.
+SymPy can run for days on a short answer. math-verify's own time limits are switched off: they are signals, which fail
+off the main thread. Instead, a worker is a separate interpreter that loads this file (and SymPy if needed) and judges
+answers in a fork of itself. The kernel kills the fork when one math answer has taken `timeout` seconds of wall clock,
+whatever the fork computes and whether or not anybody polls: the answer is then wrong, with `timed_out` set, and the
+worker forks again. When its parent has ended, a worker reads end-of-file and leaves. A worker that dies, or cannot
+start, says nothing about the answer: the answer is tried once more on a fresh worker, then handed back with `error` set
+and `correct` None, and the caller drops its group. It is never scored as wrong.
 
-Programs run in a jail (jail.py says what it protects against and what not), which a worker starts and which never sees
-the expected outputs. Their time counts from the moment the jail stands.
+A worker runs programs in a jail (jail.py says what it protects against and what not), which never sees the expected
+outputs. A program's time counts from the moment when the jail is ready.
 
 Deviation: none known (those of verdicts: reward.py).
 
@@ -36,14 +36,14 @@ import reward
 from plumbing import jail
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# What a worker's interpreter runs: modules of this tree, whatever is installed, on PYTHONPATH or in the current folder.
+# A worker's interpreter runs this. It takes modules from ROOT, even if others are installed or on PYTHONPATH.
 START_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from plumbing.workers import work; work(*sys.argv[2:])"
 MEMORY_BYTES = 2 << 30  # address space of one worker
-START_SECONDS = 120.0  # a worker or jail that needs longer than this above its limit to start and answer counts as dead
-ANSWERS_PER_FORK = 5_000  # SymPy's caches grow, and math-verify calls an answer wrong if memory ends
+START_SECONDS = 120.0  # to start worker and jail: a worker without a verdict so long after the limit counts as dead
+ANSWERS_PER_FORK = 5_000  # SymPy's caches grow, and math-verify calls an answer wrong when memory runs out
 MESSAGE_BYTES = 4_096  # more than any verdict or error
-SPARE_BYTES = 1 << 16  # output that is this much longer than the expected one is not read to its end
-FIRST_PAIRS = (  # compared before a worker's first math answer, and equal: (answer, reference)
+SPARE_BYTES = 1 << 16  # a program's output is wrong, unread, if longer than the longest expected one by more than this
+FIRST_PAIRS = (  # (answer, reference), all equal: compared before a worker's first math answer
     ("\\boxed{\\frac{1}{2}}", "0.5"), ("\\boxed{(x+1)^2}", "x^2+2x+1"), ("\\boxed{(1.0,2]}", "(1,2]"),
     ("\\boxed{\\begin{pmatrix}i^2\\\\2\\end{pmatrix}}", "\\begin{pmatrix}-1\\\\2\\end{pmatrix}"),
     ("\\boxed{2, x=1}", "1, 2"), ("It is 7", "7"))
@@ -54,14 +54,20 @@ FIRST_PAIRS = (  # compared before a worker's first math answer, and equal: (ans
 
 @cache
 def load_sympy() -> None:
-    """Load what SymPy loads at first use, which is no part of an answer's time. RuntimeError if it cannot compare."""
+    """Compare FIRST_PAIRS, so that SymPy loads what it loads at first use, outside any answer's time.
+
+    Raises RuntimeError if a pair is not found equal.
+    """
     for pair in FIRST_PAIRS:
         if not reward.equal(*pair):
             raise RuntimeError(f"expected {pair} to be equal, got not; likely cause: another version of math-verify")
 
 
 def judge_math(expression: str, reference: str, timeout: float) -> bool | str:
-    """`reward.equal`; text = why it cannot be said. After `timeout` seconds the kernel's SIGALRM ends this process."""
+    """Whether the two are equal (`reward.equal`), or a text: why that cannot be said.
+
+    After `timeout` seconds the kernel's SIGALRM ends this process.
+    """
     signal.setitimer(signal.ITIMER_REAL, timeout)
     verdict = reward.equal(expression, reference)
     signal.setitimer(signal.ITIMER_REAL, 0)
@@ -74,7 +80,7 @@ def judge_math(expression: str, reference: str, timeout: float) -> bool | str:
 
 
 def judge_code(source: str, reference: str, timeout: float) -> bool | None:
-    """Does a program pass all tests? None = not within `timeout` seconds. Raises what `reward.read_tests` does."""
+    """Whether a program passes all tests; None: not decided within `timeout` seconds. Raises as `reward.read_tests`."""
     name, cases = reward.read_tests(reference)
     size = max(len(json.dumps(expected)) for _, expected in cases) + SPARE_BYTES
     inputs, right, namespaces = [given for given, _ in cases], reward.readings(name, cases), jail.namespaces_work()
@@ -90,13 +96,14 @@ def judge_code(source: str, reference: str, timeout: float) -> bool | None:
 
 # --- A worker's life -------------------------------------------------------------------------------------------------
 
-# By the byte that comes with a job: what to do before the first one, which is no part of its time; what decides it.
+# The byte that comes with a job -> (what prepares the first such job, outside its time; what judges a job).
 JUDGES = {b"m": (load_sympy, judge_math), b"c": (jail.namespaces_work, judge_code)}
 
 
 def work(descriptor: str, timeout: str) -> None:
-    """A worker: forks, and again when the fork has done its share or run into the limit. Ends with any other one.
+    """A worker's life: it forks to answer jobs, and again when the fork has done its share or hit the time limit.
 
+    It ends when the channel is closed, and with the exit status of a fork that ends in any other way.
     descriptor  file descriptor of our end of the channel
     timeout     seconds of wall clock per answer
     """
@@ -106,11 +113,11 @@ def work(descriptor: str, timeout: str) -> None:
     channel = socket.socket(fileno=int(descriptor))
     with suppress(BrokenPipeError, ConnectionResetError):
         while task := channel.recv(1, socket.MSG_PEEK):
-            JUDGES[task][0]()  # once, here: the forks to come have it
+            JUDGES[task][0]()  # once, here: all later forks have it
             child = os.fork()
             if not child:
                 return answer_jobs(channel, float(timeout))
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the fork gets it too, and may have to clear up: wait for it
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the fork gets it too, and may clear up: await it
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if status == -signal.SIGALRM:
@@ -120,7 +127,7 @@ def work(descriptor: str, timeout: str) -> None:
 
 
 def answer_jobs(channel, timeout: float) -> None:
-    """Read (text, reference), answer with the verdict, null for one that took too long; then again."""
+    """Read jobs (text, reference), at most ANSWERS_PER_FORK, and send each verdict as JSON; null: it took too long."""
     for _ in range(ANSWERS_PER_FORK):
         task, files, *_ = socket.recv_fds(channel, 1, 1)
         if not files:
@@ -162,20 +169,20 @@ class Worker:
         self.timeout, self.job, self.process = timeout, None, None
 
     def _start_interpreter(self) -> None:
-        """Start an interpreter that runs `work`, in its own session; returns at once (loading SymPy takes it a second).
+        """Start an interpreter that runs `work`, in its own session; returns at once (it loads SymPy for a second).
 
-        Not multiprocessing: its children load the parent's main file first, here train.py with torch and all.
+        Not by multiprocessing, whose children first load the parent's main file: here train.py, and with it torch.
         """
         self.close()
         self._channel, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-c", START_WORKER, ROOT, str(theirs.fileno()), str(self.timeout)]
-        # SymPy's path, and so its time, depends on the hash seed.
+        # The way that SymPy takes, and so its time, depends on the hash seed.
         with theirs:  # closed here, else the worker's death would not read as end-of-file
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                                             env=os.environ | {"PYTHONHASHSEED": "0"}, start_new_session=True)
 
     def start(self, score: Score) -> None:
-        """Give it a job. Where that fails, `decided` takes it for the worker's death."""
+        """Give the worker a job. If that fails, `decided` treats it as the worker's death."""
         self.job, self._deadline, self._failure = score, time.monotonic() + self.timeout + START_SECONDS, None
         try:
             if self.process is None or self.process.poll() is not None:
@@ -187,7 +194,7 @@ class Worker:
             self._failure = error
 
     def decided(self) -> Score | None:
-        """Look, without waiting, for the verdict or the worker's death; returns the job once it has its outcome."""
+        """Look, without waiting, for a verdict or the worker's death; returns the job once it is settled, else None."""
         score, message = self.job, b""
         try:
             message = b"" if self._failure else self._channel.recv(MESSAGE_BYTES, socket.MSG_DONTWAIT)
@@ -215,7 +222,7 @@ class Worker:
         return score
 
     def close(self) -> None:
-        """End and reap the process and its children; asked first, for it may have to clear up after a program."""
+        """End and reap the process and its children; SIGTERM comes first, as a worker may clear up after a program."""
         for sign in (signal.SIGTERM, signal.SIGKILL) if self.process else ():
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, sign)
@@ -225,11 +232,11 @@ class Worker:
 
 
 class Scorer:
-    """Scores completions beside the generator: `submit` and `finished` return at once, verdicts come when they come.
+    """Scores completions while the generator goes on: `submit` and `finished` return at once, whatever is decided.
 
-    timeout  seconds of wall clock per answer
-    workers  worker processes at most; none is started before the first answer that needs one
-    penalty  |y| -> Eq. 9's penalty, or None for rewards of +1 and -1
+    timeout    seconds of wall clock per answer
+    workers    worker processes at most; none is started before the first answer that needs one
+    penalty    |y| -> Eq. 9's penalty, or None for rewards of +1 and -1
     think_end  the text behind which the answer begins; None: the whole text is the answer
     """
 
@@ -244,7 +251,7 @@ class Scorer:
         return len(self._queue) + len(self._done) + sum(worker.job is not None for worker in self._workers)
 
     def submit(self, completion, prompt) -> None:
-        """Take a finished pipeline.Completion of a data.Prompt (.task, .answer). KeyError: unknown task."""
+        """Take a finished pipeline.Completion of a data.Prompt (its .task, .answer). Raises KeyError: unknown task."""
         found = reward.final_answer(completion.text, self._think_end)
         answer = None if completion.truncated else found
         verdict = False if answer is None else reward.TASKS[prompt.task](answer, prompt.answer)

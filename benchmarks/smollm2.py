@@ -44,8 +44,8 @@ KINDS = {  # three operands and one that is below 10 -> (question, answer)
     "three": lambda a, b, c, d: (f"What is {a}+{b}-{min(a + b, c)}?", a + b - min(a + b, c)),
     "story": lambda a, b, c, d: (f"Tom has {a} apples and buys {b} more. How many apples does he have?", a + b)}
 TRAINING = """--loss cispo --think-end none --lr 1e-5 --warmup 5 --weight-decay 0.01 --prompts 12 --generations 8 --k 2
-    --steps 96 --max-prompt-tokens 96 --max-new-tokens 24 --slots 48 --token-budget 2048 --no-activation-checkpointing
-    --eval-every 8 --eval-prompts 64 --eval-generations 4""".split()
+    --steps 72 --max-prompt-tokens 96 --max-new-tokens 24 --slots 48 --token-budget 2048 --no-activation-checkpointing
+    --eval-every 6 --eval-prompts 64 --eval-generations 4""".split()
 
 
 def convert(folder):
@@ -83,13 +83,14 @@ def train(model, file, seed, out):
     log = out / "log.jsonl"
     if log.exists() and '"reason": "finished"' in log.read_text():
         return
-    command = [sys.executable, ROOT / "train.py", "--out", out]
+    model, file, folder = (os.path.relpath(path, ROOT) for path in (model, file, out))  # as they stand in the log
+    command = [sys.executable, "train.py", "--out", folder]
     if any(out.glob("checkpoint-*")):
         command += ["--resume"]
     else:
         shutil.rmtree(out, ignore_errors=True)  # it broke off before its first checkpoint
         command += ["--model", model, "--data", file, "--seed", str(seed), *TRAINING]
-    subprocess.run(command, check=True)
+    subprocess.run(command, check=True, cwd=ROOT)
 
 
 def report(logs, samples):

@@ -37,7 +37,8 @@ def make_plan(groups, kept, advantages, *, token_budget, rank, trainers):
     Every rank sorts the whole batch by length, so that little is padding, fills micro-batches up to `token_budget`
     padded tokens and takes every T-th (`trainers`).
     """
-    items = [Item(header, advantages[p, g].item(), p) for p, group in enumerate(groups) for g, header in enumerate(group)]
+    items = [Item(header, advantages[p, g].item(), p)
+             for p, group in enumerate(groups) for g, header in enumerate(group)]
     chosen = [item for item in items if kept[item.prompt_index] and not item.header.truncated]
     dropped = [item.header for item in items if not kept[item.prompt_index] or item.header.truncated]
     # The 0 gives every prompt a place in the denominators, also when none is left: a dummy micro-batch names prompt 0.

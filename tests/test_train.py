@@ -675,7 +675,7 @@ def watched(**state):
     """A stand-in for rank 0's Trainer with what `watch`, `warn` and `validate` read; its warnings go to stdout."""
     run = SimpleNamespace(truncated=deque(maxlen=10), standing=0, skipped=0, unverified=0,
                           fleet=SimpleNamespace(rank=0),
-                          bar=SimpleNamespace(write=print))
+                          bar=SimpleNamespace(write=print, set_description=lambda *_: None))
     run.warn = lambda name, **values: train.Trainer.warn(run, name, **values)
     vars(run).update(state)
     return run
@@ -747,7 +747,7 @@ def test_a_verifier_that_fails_on_the_validation_set_stops_every_trainer_and_the
         run = SimpleNamespace(
             pipeline=SimpleNamespace(evaluate=lambda *_: (groups, [], failed)), validation=[None] * 200, version=7,
             evaluated=None, args=SimpleNamespace(eval_generations=1), clock=fleet.Clock(1), log=lambda *_, **__: None,
-            name_unverified=lambda *_: None)
+            name_unverified=lambda *_: None, bar=SimpleNamespace(set_description=lambda *_: None))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reward, "pass_rates", lambda *_: {})
             train.Trainer.validate(run)  # 1 %

@@ -16,7 +16,6 @@ from plumbing import course
 ROOT = Path(course.__file__).parent.parent
 BY_NAME = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 TRAINS = {"six-steps"}  # takes half a minute; benchmarks/course.py checks it
-OWN_RUN = {"staleness"}
 
 
 def original(exercise):
@@ -234,10 +233,24 @@ def test_a_check_works_without_fork(student, monkeypatch):
     assert said(student, "sigmoid") == ""
 
 
-def test_next_list_hint_and_solve(student):
+@pytest.fixture
+def hinted(student, monkeypatch, capsys):
+    """(name, number) -> what `python exercises.py hint` prints in the student's folder."""
+    def hinted(*argv):
+        monkeypatch.setattr("sys.argv", ["exercises.py", "hint", *argv])
+        exercises.main()
+        return capsys.readouterr().out
+
+    return hinted
+
+
+def test_next_and_list_say_how_far_one_is_hint_has_three_steps_and_solve_keeps_what_was_written(student, hinted):
     assert exercises.following().startswith("sigmoid (write, about 10 minutes, Eq. 1)")
     write(student, "sigmoid", "return R_0")
     assert "expected [0.25, 0.45, 0.65]" in exercises.following()
+    assert hinted("sigmoid") == hinted("sigmoid", "1") == "Eq. 1; the symbols stand at the top of fit.py.\n"
+    assert hinted("sigmoid", "2").startswith("At C = 0 one ratio is 0 / x and the other x / 0")
+    assert hinted("sigmoid", "3").startswith("The share of the gain that is reached at compute C")
     mine = (student / "fit.py").read_text()
     assert "is kept in .course/kept/sigmoid-" in exercises.solve(exercises.find("sigmoid"))
     assert mine in [path.read_text() for path in (student / course.HIDDEN / "kept").iterdir()]

@@ -76,10 +76,9 @@ class FaultyRun(Run):
     """A run in which every rank calls `fault(*arguments)` before it starts."""
 
     def fork(self, forks, world, *argv, fault=None, arguments=()):
-        if fault:
-            forks = SimpleNamespace(Process=lambda target, args, daemon: context.Process(
-                target=faulty_rank, args=(fault, arguments, *args), daemon=daemon))
-        return super().fork(forks, world, *argv)
+        faulty = SimpleNamespace(Process=lambda target, args, daemon: forks.Process(
+            target=faulty_rank, args=(fault, arguments, *args), daemon=daemon))
+        return super().fork(faulty if fault else forks, world, *argv)
 
     def end(self, seconds, *, ended=()):
         """{rank: exit code} without the ranks in `ended`; fails if one of the others runs on after so many seconds."""
@@ -106,8 +105,6 @@ def start(forks, tmp_path):
 
     def started(world, *argv, out=tmp_path / "run", **fault):
         runs.append(FaultyRun(out))
-        global context
-        context = forks
         return runs[-1].fork(forks, world, *argv, **fault)
 
     yield started
@@ -358,7 +355,7 @@ def torn(tmp_path):
     return out
 
 
-def test_a_torn_last_line_is_cut_off_with_a_word_before_anything_is_appended(tmp_path, capsys):
+def test_a_torn_last_line_is_cut_off_and_reported_before_anything_is_appended(tmp_path, capsys):
     out = torn(tmp_path)
     assert stored_flags(out / "log.jsonl") == {"lr": 0.5, "eps_max": 4.0}
     assert settings(["--resume", "--out", str(out)]).lr == 0.5

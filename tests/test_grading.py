@@ -239,7 +239,7 @@ def test_tables_have_points_per_exercise_and_claim_mistakes_flags_and_gradescope
     assert json.loads((tmp_path / "j" / "A_.._da.json").read_text()) == report
 
 
-def test_what_cannot_be_run_is_a_warning_and_a_wrong_number_is_none():
+def test_what_is_missing_broken_or_killed_gives_a_warning_and_a_wrong_number_or_no_answer_does_not():
     chosen = [x for x in GRADED if x.name in ("ratio", "clip", "cispo", "head", "sigmoid", "sample")]
     says = {x.name: x.claims[0].says for x in chosen}
     broken, killed = "precision.py, line 3: invalid syntax", "no answer, killed: time or memory"
@@ -252,9 +252,10 @@ def test_what_cannot_be_run_is_a_warning_and_a_wrong_number_is_none():
 @pytest.mark.parametrize("flags, said", [(["/tmp/nowhere-at-all"], "is no folder"), ([__file__], "is no folder"),
                                          (["/tmp", "--points", "cispo=x"], "cispo=3"),
                                          (["/tmp", "--points", "cispo"], "cispo=3")])
-def test_flags_that_cannot_be_are_one_line(flags, said):
-    with pytest.raises(SystemExit, match=said):
+def test_flags_that_cannot_be_end_grading_with_one_line(flags, said):
+    with pytest.raises(SystemExit, match=said) as end:
         grading.grade(grading.flags(flags), EXERCISES, ROOT)
+    assert "\n" not in end.value.code
 
 
 def test_equal_code_is_flagged_whatever_its_layout():

@@ -46,7 +46,8 @@ def code_lines(path):
     """Lines without docstrings, comments and blanks."""
     text = path.read_text()
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    docs = [node.body[0] for node in ast.walk(ast.parse(text)) if isinstance(node, documented) and ast.get_docstring(node)]
+    docs = [node.body[0] for node in ast.walk(ast.parse(text))
+            if isinstance(node, documented) and ast.get_docstring(node)]
     inside = {line for doc in docs for line in range(doc.lineno, doc.end_lineno + 1)}
     lines = enumerate(text.split("\n"), 1)
     return sum(n not in inside and line.strip() != "" and not line.strip().startswith("#") for n, line in lines)

@@ -466,7 +466,7 @@ def test_a19_the_logits_of_a_random_policy_have_the_spread_asked_for(a19, tmp_pa
     assert logits.std().item() == pytest.approx(4.0, rel=0.1)
 
 
-def test_a19_recomputed_with_the_weights_that_sampled_log_rho_is_that_of_bf16(a19, tmp_path):
+def test_a19_recomputing_gives_log_rho_0_with_the_same_head_and_less_than_the_bf16_limit_with_the_other(a19, tmp_path):
     a19.random_policy(tmp_path, spread=1.0)
     ids = torch.randint(2, 32_000, (2, 12), generator=torch.Generator().manual_seed(0)).tolist()
     done = [Completion(0, n, False, row[:4], row[4:], [True] * 8, [0.0] * 8, [0] * 8, "", False, False)

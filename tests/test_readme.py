@@ -31,7 +31,8 @@ def code_lines(path, node):
     lines = path.read_text().split("\n")[node.lineno - 1 : node.end_lineno]
     doc = node.body[0] if ast.get_docstring(node) else None
     inside = range(doc.lineno - node.lineno, doc.end_lineno - node.lineno + 1) if doc else ()
-    return sum(n not in inside and line.strip() != "" and not line.strip().startswith("#") for n, line in enumerate(lines))
+    return sum(n not in inside and line.strip() != "" and not line.strip().startswith("#")
+               for n, line in enumerate(lines))
 
 
 @pytest.mark.parametrize("file, name", sorted(set(re.findall(NAMES, README))))
@@ -42,7 +43,8 @@ def test_every_function_that_the_readme_names_is_defined(file, name):
 
 def test_the_reading_path_is_an_evening_long_and_ends_at_one_decode_step():
     path = re.findall(NAMES, READING_PATH)
-    assert path[0] == ("fit.py", "sigmoid") and ("rollout.py", "TorchGenerator.step") in path and len(set(path)) == len(path)
+    assert path[0] == ("fit.py", "sigmoid") and ("rollout.py", "TorchGenerator.step") in path
+    assert len(set(path)) == len(path)
     assert sum(code_lines(ROOT / file, defined(ROOT / file)[name]) for file, name in path) <= 450
 
 

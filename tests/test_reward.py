@@ -314,7 +314,7 @@ LIMITS = [  # (answer, reference, verdict): the first three are wrong, judged ri
 ]
 
 
-def test_math_known_limits_are_as_the_module_says(scorer):
+def test_math_answers_at_the_known_limits_get_the_wrong_verdicts_that_the_module_names(scorer):
     scores = verdicts(scorer, [(answer, reference) for answer, reference, _ in LIMITS])
     assert {answer: score.correct for answer, score in scores.items()} == {answer: got for answer, _, got in LIMITS}
 

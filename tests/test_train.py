@@ -101,7 +101,7 @@ DAPO = {"eps_low": 0.2, "eps_high": 0.26}
     ("minimax", ("cispo", "prompt", "prompt", True, None, True, "ppo", 8, 80), {"eps_max": 5.0}),
 ])
 @pytest.mark.parametrize("own", [[], ["--model", "M", "--data", "F"]])
-def test_a16_recipe(recipe, algorithm, clips, own):
+def test_a16_every_recipe_sets_the_papers_algorithm_and_clips_for_any_model(recipe, algorithm, clips, own):
     args = settings(["--recipe", recipe, *own])
     assert (args.loss, args.average, args.normalisation, args.zero_variance_filter, args.no_positive_resampling,
             args.fp32_head, args.off_policy, args.k, args.prompts) == algorithm
@@ -113,7 +113,7 @@ def test_gspo_has_thresholds_of_its_own():
     assert settings(["--loss", "gspo", "--eps-low", "0.01"]).clips == {"eps_low": 0.01, "eps_high": 5e-3}
 
 
-def test_gspo_is_gspo_only_under_the_sample_average_unless_another_is_asked_for():
+def test_gspo_takes_the_sample_average_unless_another_one_or_a_recipe_is_asked_for():
     assert settings(["--loss", "gspo"]).average == "sample" and settings([]).average == "prompt"
     assert settings(["--loss", "gspo", "--average", "token"]).average == "token"
     assert settings(["--loss", "gspo", "--recipe", "scalerl"]).average == "prompt"
@@ -616,7 +616,7 @@ def test_slots_that_are_given_and_do_not_fit_are_refused_with_what_would_fit():
     (0, 0, 2, (1, 1)), (0, 4, 5, (1, 4)),  # without a GPU all ranks share the machine's memory
     (1, 1, 2, (1, 1)), (8, 5, 8, (0, 1)), (2, 1, 4, (0, 2)), (2, 0, 4, (1, 1)),  # rank 0 is the trainer
 ])
-def test_who_shares_a_devices_memory(monkeypatch, gpus, rank, world, expected):
+def test_ranks_on_one_gpu_or_without_a_gpu_on_one_machine_share_its_memory(monkeypatch, gpus, rank, world, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 + device, 2000))
     for name, value in {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": rank, "LOCAL_RANK": rank}.items():
@@ -673,8 +673,9 @@ def test_an_interrupted_evaluation_is_repeated(monkeypatch):
 
 def watched(**state):
     """A stand-in for rank 0's Trainer with what `watch`, `warn` and `validate` read; its warnings go to stdout."""
-    run = SimpleNamespace(truncated=deque(maxlen=10), standing=0, skipped=0, unverified=0, fleet=SimpleNamespace(rank=0),
-                          bar=SimpleNamespace(write=print))
+    run = SimpleNamespace(truncated=deque(maxlen=10), standing=0, skipped=0, unverified=0,
+                          fleet=SimpleNamespace(rank=0),
+                          bar=SimpleNamespace(write=print, set_description=lambda *_: None))
     run.warn = lambda name, **values: train.Trainer.warn(run, name, **values)
     vars(run).update(state)
     return run
@@ -729,9 +730,9 @@ def test_a_reference_that_cannot_be_read_is_named_once_and_is_no_failure_of_the_
     errors, lines = [f"{reward.UNREADABLE} in LaTeX, got '$'", "no memory", ""], []
     groups = [[replace(of, error=errors[p] if of.correct is None else "") for of in group]
               for p, group in enumerate(batch([True, None], [None, None], [True, False]))]
+    prompts = [data.Prompt(i, (1,), f"prompt {i}", "$", "math", where=f"a.jsonl:{i}") for i in range(3)]
     run = SimpleNamespace(unverified=0, named=set(), log=lambda kind, **row: lines.append((kind, row)),
-                          curriculum=SimpleNamespace(came_back=lambda *_: None, prompts=[
-                              data.Prompt(i, (1,), f"prompt {i}", "$", "math", where=f"a.jsonl:{i}") for i in range(3)]))
+                          curriculum=SimpleNamespace(came_back=lambda *_: None, prompts=prompts))
     run.name_unverified = lambda *what: train.Trainer.name_unverified(run, *what)
     for _ in range(2):
         train.Trainer.learned(run, groups)
@@ -746,7 +747,7 @@ def test_a_verifier_that_fails_on_the_validation_set_stops_every_trainer_and_the
         run = SimpleNamespace(
             pipeline=SimpleNamespace(evaluate=lambda *_: (groups, [], failed)), validation=[None] * 200, version=7,
             evaluated=None, args=SimpleNamespace(eval_generations=1), clock=fleet.Clock(1), log=lambda *_, **__: None,
-            name_unverified=lambda *_: None)
+            name_unverified=lambda *_: None, bar=SimpleNamespace(set_description=lambda *_: None))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reward, "pass_rates", lambda *_: {})
             train.Trainer.validate(run)  # 1 %
@@ -983,7 +984,7 @@ def test_fig11_two_tasks_train_together_with_a_curve_for_each(forks, tmp_path):
     assert sum(index < data.EMBEDDED_PROMPTS["arithmetic"] for index in run.rows("step")[0]["prompts"]) == 4  # of 8
 
 
-def test_a_run_leaves_what_it_promises(one_trainer):
+def test_a_finished_run_leaves_a_log_samples_of_every_evaluation_and_a_checkpoint(one_trainer):
     kinds = [row["kind"] for row in one_trainer.log]
     assert kinds == ["config", "eval", "step", "eval", "step", "eval", "end"]
     first, *_, last = one_trainer.rows("eval")

@@ -299,6 +299,12 @@ def processes(tmp_path_factory):
         process.kill()
 
 
+@pytest.fixture(scope="module")
+def answered(processes):
+    """What each process answered first; from then on it is up."""
+    return [json.loads(process.stdout.readline()) for process in processes.values()]
+
+
 def alive(session):
     """The processes of a session, without zombies."""
     found = []
@@ -309,20 +315,18 @@ def alive(session):
     return found
 
 
-def test_greedy_equals_torch_generator_on_the_base_policy(processes):
+def test_greedy_equals_torch_generator_on_the_base_policy(answered):
     tokens, model = AutoTokenizer.from_pretrained(ROOT / "base"), AutoModelForCausalLM.from_pretrained(ROOT / "base")
     prompts = data.load("arithmetic", tokens, budget=64, validation=64).validation
     expected = finish(TorchGenerator(model, tokens, slots=64, max_new_tokens=48, temperature=0),
                       [Ticket(prompt.index, 0, prompt, 1) for prompt in prompts])
-    for process in processes.values():
-        done = json.loads(process.stdout.readline())
+    for done in answered:
         assert len(done) == 64
         for completion in expected.values():
             assert same_up_to_ties(model, completion, done[str(completion.ticket)]), completion
 
 
-def test_no_process_or_file_is_left_after_a_normal_end_an_error_ctrl_c_or_kill(processes):
-    """After the test above, which waits until the processes are up."""
+def test_no_process_or_file_is_left_after_a_normal_end_an_error_ctrl_c_or_kill(processes, answered):
     files = set()
     for ending, process in processes.items():
         assert len(session := alive(process.pid)) > 1  # a worker is there, which might be left over
@@ -374,7 +378,8 @@ def test_train_py_trains_on_vllm(tmp_path):
 
 def test_a_copied_tree_uses_its_own_worker_in_vllms_child_whatever_else_is_on_the_path(tmp_path):
     for tree in ("copy", "other"):
-        shutil.copytree(ROOT, tmp_path / tree, ignore=shutil.ignore_patterns(".*", "runs", "tests", "results", "figures"))
+        left_out = shutil.ignore_patterns(".*", "runs", "tests", "results", "figures")
+        shutil.copytree(ROOT, tmp_path / tree, ignore=left_out)
         with (tmp_path / tree / "vllm_rollout.py").open("a") as file:  # every process that loads it writes down its id
             file.write(f"\n(open({str(tmp_path / tree)!r} + '.pids', 'a')).write(f'{{os.getpid()}}\\n')\n")
     (tmp_path / "foreign").mkdir()

@@ -96,7 +96,7 @@ def versions_and_mask(rng, _):
 
 # Three tokens of version 3, five of version 4, of which two are injected: 3, 5 - 2 = 3, and 8 in all.
 HEADER = Claim(
-    "header: per version the tokens that it sampled; injected ones count for the length only",
+    "header: sampled tokens per version; injected tokens count only in the length",
     sampled_tokens, ([3, 3, 3, 4, 4, 4, 4, 4], [True] * 4 + [False] * 2 + [True] * 2), [3, 3, 8],
     draw=versions_and_mask,
 )  # fmt: skip
@@ -118,7 +118,8 @@ def age_of_batches():
 
 
 AGE = Claim(
-    "age: optimizer steps from the version that sampled a token to the one that trains on it, (pipeline, ppo), k = 8",
+    "age: the most optimizer steps between the version that sampled a token and the one that trains on it, "
+    "(pipeline, ppo), k = 8",
     numbers, (), None, (age_of_phase, age_beyond_k, age_of_batches),
 )  # fmt: skip
 STALENESS = Claim(
@@ -139,11 +140,11 @@ ASYNCHRONY = (
         "PipelineRL updates its generators after every step, PPO-off-policy only between two phases.",
         ("Sec. 3.1, A.11.",
          "Version v means: v optimizer steps are done. Which versions stand between two phases?",
-         "Always in a pipeline; in ppo where k divides the version."),
+         "A pipeline publishes at every version, ppo where k divides the version."),
         (PUBLISHES,)),
     Exercise(
         "header", "bug", "pipeline.py:header", "A.10", 10,
-        "Tokens that were injected are nobody's: they enter no count but the length.",
+        "Injected tokens are not the policy's: they enter no count except the length.",
         ("A.10, forced interruptions.",
          "Look at what goes into the denominators of a batch: the header's counts per version.",
          "Each token has a version and a flag that says whether the policy sampled it."),
@@ -152,7 +153,7 @@ ASYNCHRONY = (
         symptom="Prompts with interrupted completions weigh less than others, as if they had more tokens."),
     Exercise(
         "age", "predict", "answers.py:age", "Sec. 3.1", 5,
-        "k bounds how old a token is when it is trained on, not quite alike in the two setups.",
+        "k bounds how old a token is when it is trained on, but not by the same number in the two setups.",
         ("Sec. 3.1; the top of pipeline.py.",
          "A phase of ppo starts right after its generators got new weights.",
          "Follow the last batch of a ppo phase: how many steps were done since it was sampled?"),

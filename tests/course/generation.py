@@ -101,7 +101,7 @@ def prompts_kept(update, kept):
 
 
 STALE = Claim(
-    "update_weights: the version is the new one, and every waiting prompt has to be run again",
+    "update_weights: the version is the new one, and every waiting prompt loses its keys and values",
     prompts_kept, (3,), [4, 0, 0, 0], draw=lambda rng, _: (rng.randint(2, 5),),
 )  # fmt: skip
 
@@ -121,7 +121,8 @@ def interruption(choose, pi, start, count):
 
 # The policy would take token 1 (probability 1/2). At lengths 4 and 5 the phrase 0, 3 is forced: log-prob 0, flag 0.
 FORCED = Claim(
-    "interruption: forced tokens are the phrase's, with log-prob 0 and the flag False; all others the policy's",
+    "interruption: forced tokens are those of the phrase, with log-prob 0 and the flag False; all others are the "
+    "policy's",
     interruption, ([0.25, 0.5, 0.125, 0.125], 4, [3, 4, 5, 6]),
     [[1.0, 0.0, 3.0, 1.0], [-0.6931472, 0.0, 0.0, -0.6931472], [1.0, 0.0, 0.0, 1.0]],
     draw=lambda rng, given: (given[0], start := rng.randint(2, 5), [start - 1, start, start + 1, start + 2]),
@@ -160,7 +161,7 @@ def phrase_ends_the_loss():
 
 
 PHRASE = Claim(
-    "phrase: tokens with a loss, and tokens of the budget, of a completion of 80 + 17 injected + 5",
+    "phrase: of a completion of 80 tokens, 17 injected and 5 more: tokens with a loss, tokens of the budget",
     numbers, (), None, (phrase_trained, phrase_free, phrase_ends_the_loss),
 )  # fmt: skip
 
@@ -176,8 +177,8 @@ GENERATION = (
         "ends", "write", "rollout.py:TorchGenerator._ends", "Sec. 2", 10,
         "A completion ends by itself or by its budget, and the two are not the same for the reward.",
         ("Sec. 2; A.15 on truncation.",
-         "A model may have several end tokens. `count` is that after the token was appended.",
-         "Any equality with the end tokens, or as many tokens as the budget."),
+         "A model may have several end tokens. `count` already includes the new token.",
+         "True where the token is any of the end tokens, or the count has reached the budget."),
         (ENDS,)),
     Exercise(
         "stale-kv", "bug", "rollout.py:TorchGenerator.update_weights", "Sec. 3.1", 20,
@@ -187,7 +188,7 @@ GENERATION = (
          "Who waits in a queue when the weights change?"),
         (STALE,),
         bug=("for draft in (*self._queue, *self._evaluations):", "for draft in self._queue:"),
-        symptom="Validation pass rates lag behind: they look like those of the weights before."),
+        symptom="Validation pass rates lag behind: they look like those of the previous weights."),
     Exercise(
         "forced", "bug", "rollout.py:TorchGenerator._choose", "A.10", 15,
         "What the policy did not choose must not be learned from.",

@@ -137,7 +137,7 @@ PRECISION = (
         "The last matrix product is where bf16 hurts: its rounding is a random importance ratio.",
         ("Sec. 3.2, FP32 at the LM head; A.19.",
          "Autocast changes what `@` does, whatever the dtypes of its operands.",
-         "Choose the dtype, switch autocast off, multiply in that dtype, hand out fp32."),
+         "Choose the dtype, switch autocast off, multiply in that dtype, return fp32."),
         (HEAD,)),
     Exercise(
         "mismatch", "write", "precision.py:mismatch", "A.19", 20,
@@ -160,7 +160,7 @@ PRECISION = (
         "rounding", "predict", "answers.py:rounding", "Sec. 3.2", 5,
         "bf16 has 8 significant bits.",
         ("Sec. 3.2; the test of head_logits in tests.",
-         "Significant bits, not bits behind the point.",
+         "Count significant bits, not bits after the point.",
          "The next number above 1 is 1 + 2^-7 in bf16 and 1 + 2^-23 in fp32."),
         (ROUNDING,)),
 )

@@ -174,7 +174,7 @@ def crossing_swapped():
 
 
 CROSSING = Claim(
-    "crossing: which run (0 or 1) has the higher pass rate at 5,000 GPU-hours, and which at ten times that",
+    "crossing: which run (0 or 1) has the higher pass rate at 5,000 GPU-hours, and which at 50,000",
     numbers, (), None, (crossing_early_winner, crossing_by_ceiling, crossing_swapped),
 )  # fmt: skip
 
@@ -204,8 +204,9 @@ LAW = (
         "sigmoid", "write", "fit.py:sigmoid", "Eq. 1", 10,
         "Four numbers say what a recipe will reach and how fast: A, B, C_mid and R_0.",
         ("Eq. 1; the symbols stand at the top of fit.py.",
-         "At C = 0 a ratio is 0 / something or something / 0: it is R_0, without a warning. Arguments broadcast.",
-         "What is left of the gain at compute C is a logistic function of log C - log C_mid, B times as steep; "
+         "At C = 0 one ratio is 0 / x and the other x / 0: the result must be R_0, without a warning. Arguments "
+         "broadcast.",
+         "The share of the gain that is reached at compute C is the logistic function of B (log C - log C_mid); "
          "scipy's expit is one that never overflows."),
         (SIGMOID, START)),
     Exercise(
@@ -219,7 +220,7 @@ LAW = (
         "compute-for", "write", "fit.py:Fit.compute_for", "Eq. 1", 15,
         "The law read backwards: what a pass rate costs.",
         ("Eq. 1, solved for C.",
-         "Below R_0 nothing is needed, at A no compute is enough: bound the share, the logit does the rest.",
+         "Below R_0 nothing is needed, at A no compute is enough: clip the share to [0, 1], then the logit gives both.",
          "C_mid times the exponential of the share's logit over B."),
         (NEEDED,)),
     Exercise(
@@ -240,7 +241,7 @@ LAW = (
         (CROSSING,)),
     Exercise(
         "power-law", "predict", "answers.py:power_law", "A.4", 10,
-        "A law without a bend, fitted while the curve still bends, promises too much.",
+        "A law without a bend, fitted while the curve still bends, gives too high a ceiling.",
         ("A.4.",
          "The sigmoid is close to a power law only far above C_mid, which is 10,909 GPU-hours here.",
          "The power law has to explain a steep start by a ceiling that is further away. The paper gives the number."),

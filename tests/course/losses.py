@@ -244,7 +244,7 @@ def one_by_one(nonzero_variance, rewards):
 
 # In fp32 the mean of eight rewards of 0.7 is not 0.7, so that a std comes out above 0 though all rewards are equal.
 VARIED = Claim(
-    "zero_variance: kept are the prompts whose rewards differ, also where a mean would be rounded",
+    "zero_variance: only prompts whose rewards differ are kept, also where the mean is rounded",
     one_by_one, (torch.tensor([[0.7] * 8, [0.7] * 7 + [-1.0], [-1.0] * 8, [0.5] * 8]),), [False, True, False, False],
     (wrong.filter_keeps_solved_prompts, wrong.filter_keeps_what_has_a_std),
     draw=lambda rng, _: (torch.tensor([[0.7] * 8, [0.1] * 8, rng.sample([1.0, -1.0, 0.7, 0.7] * 2, 8), [1.0] * 8]),),
@@ -374,7 +374,8 @@ def numbers(answer):
 
 
 WEIGHTS = Claim(
-    "weights: of a token 8 times as likely as when it was sampled; (CISPO, DAPO) for A = +1, then for A = -1",
+    "weights: d objective / d log pi_train of a token 8 times as likely as when sampled: (CISPO, DAPO) for A = +1, "
+    "then A = -1",
     numbers, (), None, (wrong.weights_dapo_keeps_capped, wrong.weights_dapo_drops_both, wrong.weights_cispo_drops),
     atol=1e-3,
 )  # fmt: skip
@@ -462,7 +463,7 @@ ADVANTAGES = (
         (NORMALISED,)),
     Exercise(
         "zero-variance", "bug", "loss.py:nonzero_variance", "Sec. 3.2", 10,
-        "A comparison with 0 after a rounded mean is no comparison.",
+        "A std computed from a rounded mean cannot be compared with 0.",
         ("Sec. 3.2, zero-variance filtering.",
          "How is the mean of eight times 0.7 rounded in fp32?",
          "Whether numbers are equal can be asked without computing anything."),
@@ -482,17 +483,17 @@ ADVANTAGES = (
         "denominators", "write", "loss.py:global_denominators", "Sec. 3.2", 15,
         "An average needs to know what it divides by before the first micro-batch is there.",
         ("Sec. 3.2; A.6 on the effective batch.",
-         "A completion of length 0 carries no loss; a prompt all of whose completions have length 0 is not there.",
+         "A completion of length 0 carries no loss; a prompt all of whose completions have length 0 is not counted.",
          "Add the lengths up at each prompt's index, then count what is above 0."),
         (DENOMINATORS, TOKENS_PER_PROMPT)),
     Exercise(
         "aggregate", "write", "loss.py:aggregate", "Sec. 3.2, Eq. 3, 8", 25,
-        "Sample, prompt and token average differ in whether a long answer speaks louder.",
+        "Sample, prompt and token average differ in whether a long answer weighs more.",
         ("Sec. 3.2, loss aggregation.",
          "The denominators are those of the whole batch: shares of micro-batches are added, never averaged. Objective "
          "may be nan outside the mask.",
-         "Each completion has one weight, 1 over (number of averaged things times their tokens); the result is the sum "
-         "over completions of weight times sum over sampled tokens."),
+         "Each completion has one weight: 1 / (completions x its tokens), 1 / (prompts x its prompt's tokens) or "
+         "1 / tokens; the result is the sum over completions of weight times sum over sampled tokens."),
         (PROMPT_AVERAGE, AVERAGES, MICRO_BATCHES)),
     Exercise(
         "dropped", "predict", "answers.py:dropped", "Sec. 3.2", 5,

@@ -127,7 +127,7 @@ def verdicts(rng, _):
 
 # n = 4, k = 2, c = 1, 0, 3 right answers: of the 6 pairs of answers 3, 0 and 6 hold at least one right answer.
 PASS_AT_K = Claim(
-    "pass_at_k: the share of pairs with a right answer among them: 1/2, 0 and 1, so 1/2 in the mean",
+    "pass_at_k: the share of pairs with a right answer among them: 1/2, 0 and 1, so 1/2 on average",
     chance, ([[True, False, False, False], [False] * 4, [True, True, True, False]], 2), 0.5,
     (chance_plugged_in, chance_is_mean, chance_of_the_first, chance_of_all, chance_pooled), draw=verdicts,
 )  # fmt: skip
@@ -187,7 +187,7 @@ def retired_from_below(self, index):
 
 # Pass rates 1/2, the threshold, the threshold as a float32 mean, 1; then one unknown; then 1 without a threshold.
 RETIRED = Claim(
-    "retired: at the threshold 0.9 or above, also when 0.9 is rounded; never before it was sampled",
+    "retired: at a pass rate of 0.9 or above, also if 0.9 was rounded; never a prompt that was not sampled",
     retired, ([0.5, 0.9, 0.89999998, 1.0], 0.9), [False, True, True, True, False, False],
     (retired_strictly_above, retired_without_margin, retired_when_unknown, retired_from_below),
     draw=lambda rng, _: ([0.5, t := rng.choice((0.8, 0.7, 0.6)), t - 2e-8, 1.0], t),
@@ -225,7 +225,7 @@ def bias_is_mean():
 
 
 BIAS = Claim(
-    "bias: pass@2 of 1 right answer in 4, plugged in, then unbiased",
+    "bias: pass@2 with 1 right answer in 4: the share put into the formula, then the unbiased estimate",
     numbers, (), None, (bias_none, bias_swapped, bias_is_mean), atol=1e-3,
 )  # fmt: skip
 
@@ -246,9 +246,10 @@ REWARDS = (
         (PENALTY,)),
     Exercise(
         "pass-at-k", "write", "reward.py:pass_at_k", "Sec. 2.1", 15,
-        "A chance to the k-th power has to be estimated from subsets, not from the share.",
+        "A probability to the k-th power must be estimated from subsets of k answers, not from the share of right "
+        "answers.",
         ("Sec. 2.1; the docstring has the formula.",
-         "Returned are the mean over prompts and its standard error; nan for a single prompt.",
+         "Return the mean over prompts and its standard error, which is nan for a single prompt.",
          "Of all subsets of k answers, the share without a right one is a quotient of two binomials."),
         (PASS_AT_K,)),
     Exercise(
@@ -269,7 +270,7 @@ REWARDS = (
         (RETIRED,)),
     Exercise(
         "history", "bug", "data.py:Curriculum.came_back", "Sec. 3.2", 10,
-        "A history of the best retires prompts by luck.",
+        "A history that keeps the best pass rate retires prompts that were solved by luck.",
         ("Sec. 3.2; what is open in the paper stands at the top of data.py.",
          "What happens to a prompt that was solved once, by chance?",
          "Ours is the share of correct completions among the latest G."),

@@ -109,27 +109,28 @@ def pause_that_starts(self):
 
 # 3 s, a pause of 10 s, 2 s: the clock shows 3 within the pause, 5 at the end; one that did not run shows 0 twice.
 CLOCK = Claim(
-    "clock: 3 s and a pause of 10 s: 3 inside, 5 after 2 s more; a clock that did not run still does not",
+    "clock: 3 s, then a pause of 10 s: 3 in the pause, 5 after 2 s more; a clock that did not run stays at 0",
     seconds, (3.0, 10.0, 2.0), [3.0, 5.0, 0.0, 0.0],
     (pause_that_counts, pause_that_forgets, pause_for_ever, pause_that_starts),
 )  # fmt: skip
 
 
-def choices(recipes, name):
-    """A recipe as numbers: loss, average, normalisation, off-policy (places in `words`), filter, head, k, prompts."""
+def choices(recipes, *names):
+    """Recipes as numbers: loss, average, normalisation, off-policy (places in `words`), filter, head, k, prompts."""
     words = ("cispo", "dapo", "grpo", "prompt", "sample", "batch", "ppo", "pipeline")
-    recipe = recipes[name]
-    named = [words.index(recipe[flag]) for flag in ("loss", "average", "normalisation", "off_policy")]
-    return named + [int(recipe["zero_variance_filter"]), int(recipe["fp32_head"]), recipe["k"], recipe["prompts"]]
+    flags = ("loss", "average", "normalisation", "off_policy")
+    return [[*(words.index(recipe[flag]) for flag in flags), int(recipe["zero_variance_filter"]),
+             int(recipe["fp32_head"]), recipe["k"], recipe["prompts"]] for recipe in (recipes[name] for name in names)]
 
 
-def any_recipe(rng, _):
-    return (rng.choice(("minimax",)),)
+def all_recipes(rng, _):
+    """Every recipe, in any order: MiniMax's is always one of them."""
+    return tuple(rng.sample(("baseline", "scalerl", "deepseek", "qwen2.5", "minimax", "magistral"), 6))
 
 
 MINIMAX = Claim(
     "minimax: CISPO, prompt average, prompt normalisation, PPO-off-policy, filter and FP32 head, k 8, 80 prompts",
-    choices, ("minimax",), [0, 3, 3, 6, 1, 1, 8, 80], draw=any_recipe,
+    choices, ("minimax",), [[0, 3, 3, 6, 1, 1, 8, 80]], draw=all_recipes,
 )  # fmt: skip
 
 
@@ -154,7 +155,7 @@ def flops_without_prompts():
 
 
 FLOPS = Claim(
-    "flops: of a step, in units of 10^17: 2 N per generated, 6 N per trained token",
+    "flops: of one step, in units of 10^17: 2 N per generated token, 6 N per trained token",
     operations, (), None, (flops_of_training_only, flops_six_for_all, flops_without_prompts), atol=0.02,
 )  # fmt: skip
 KEPT = Claim(
@@ -178,7 +179,7 @@ SIX_STEPS = Claim(
 RUN = (
     Exercise(
         "warm-up", "write", "train.py:Trainer.warm_up", "A.3", 10,
-        "The first step must already move, and the last one not faster than the one before.",
+        "The first step must already change the weights; after the warm-up the learning rate stays.",
         ("A.3, optimizer.",
          "`version` is the number of steps that are done. A resumed run may have been given another learning rate, so "
          "the optimizer gets it, and its weight decay, before every step.",
@@ -221,6 +222,7 @@ RUN = (
         ("Sec. 4: the whole objective.",
          "With k = 0 generators wait for every update, so that nothing depends on timing.",
          "The check trains twice, half a minute each, once with your solved functions and once with the originals, and "
-         "compares every number that is no time. Floating-point sums in another order differ in the last digits only."),
+         "compares every number that is not a time. Floating-point sums in another order differ in the last digits "
+         "only."),
         (SIX_STEPS,)),
 )

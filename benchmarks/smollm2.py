@@ -43,9 +43,10 @@ KINDS = {  # three operands and one that is below 10 -> (question, answer)
     "times": lambda a, b, c, d: (f"What is {a}*{d}?", a * d),
     "three": lambda a, b, c, d: (f"What is {a}+{b}-{min(a + b, c)}?", a + b - min(a + b, c)),
     "story": lambda a, b, c, d: (f"Tom has {a} apples and buys {b} more. How many apples does he have?", a + b)}
-TRAINING = """--loss cispo --think-end none --lr 1e-5 --warmup 5 --weight-decay 0.01 --prompts 12 --generations 8 --k 2
-    --steps 72 --max-prompt-tokens 96 --max-new-tokens 24 --slots 48 --token-budget 2048 --no-activation-checkpointing
-    --eval-every 6 --eval-prompts 64 --eval-generations 4""".split()
+TRAINING = """--loss cispo --think-end none --lr 1e-5 --warmup 5 --weight-decay 0.01 --prompts 8 --generations 8 --k 2
+    --steps 64 --max-prompt-tokens 96 --max-new-tokens 24 --slots 96 --token-budget 2048 --no-activation-checkpointing
+    --eval-every 6 --eval-prompts 64 --eval-generations 4
+    --checkpoint-every 32""".split()
 
 
 def convert(folder):
@@ -66,15 +67,14 @@ def questions(count, seed=0):
     """`count` different rows as train.py's --data takes them; always the same for the same seed.
 
     The verifier is math-verify, for which "17 + 8 = 25." is right too, because at first the model does not answer in
-    digits alone: of 448 completions of the untrained model none was right to the character. By math-verify, a share of
-    0.075 of 160 was right.
+    digits alone.
     """
     rng, rows = random.Random(seed), {}
     while len(rows) < count:
         level, kind = rng.choice(LEVELS), rng.choice(sorted(KINDS))
         text, answer = KINDS[kind](*(rng.randrange(1, level) for _ in range(3)), rng.randrange(2, 10))
-        prompt = f"{text} Reply with the number only."
-        rows[prompt] = {"prompt": prompt, "answer": answer, "task": "math"}
+        prompt = [{"role": "system", "content": "Reply with the number only."}, {"role": "user", "content": text}]
+        rows[text] = {"prompt": prompt, "answer": answer, "task": "math"}
     return list(rows.values())
 
 

@@ -248,6 +248,14 @@ def test_next_list_hint_and_solve(student):
     assert "efficiency (write" in exercises.following()
 
 
+def test_solving_twice_within_a_second_keeps_both_files(student):
+    write(student, "sigmoid", "return R_0")
+    mine = (student / "fit.py").read_text()
+    said = [exercises.solve(exercises.find("sigmoid")) for _ in range(2)]
+    first, second = (student / text.rpartition(" ")[2] for text in said)
+    assert first.read_text() == mine != second.read_text()
+
+
 def test_next_says_what_is_solved_now(student):
     assert exercises.following("baseline").startswith("baseline (write")
     write(student, "baseline", "return rewards - rewards.mean(-1, keepdim=True)")

@@ -182,7 +182,7 @@ def test_a_check_is_one_clear_line_for_what_cannot_run(student, monkeypatch):
 
 
 @pytest.mark.parametrize("spoil, line", [
-    (lambda text: text.replace("def importance_ratio(", "def renamed("), "loss.py has no importance_ratio any more"),
+    (lambda text: text.replace("def importance_ratio(", "def renamed("), "loss.py no longer defines importance_ratio"),
     (lambda text: text + "\n\ndef later(:\n    pass\n", r"loss.py, line \d+: "),
     (lambda text: None, "loss.py cannot be read: ")], ids=["renamed", "syntax", "deleted"])
 def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(spoil, line, student):

@@ -511,7 +511,7 @@ def test_evaluation_refuses_what_it_does_not_read_and_more_processes_than_one(ca
     # An evaluation has no micro-batches, so --token-budget does not limit its lengths.
     assert settings(["--evaluate", str(BASE), "--max-new-tokens", "4096"]).max_new_tokens == 4096
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "--evaluate is a single process" in refused(capsys, "--evaluate", str(BASE))
+    assert "--evaluate runs in a single process" in refused(capsys, "--evaluate", str(BASE))
 
 
 # --- Before anything is spawned --------------------------------------------------------------------------------------
@@ -653,7 +653,7 @@ def test_a_model_with_too_few_positions_is_refused(monkeypatch, capsys):
     (["--interrupt-at", "80", "111"], "got (80, 111): no token would be left"),
     (["--interrupt-at", "72", "64"], "--interrupt-at 72 64: expected LO <= HI"),
     (["--interrupt-at", "80", "88", "--max-new-tokens", "64"], "< --max-new-tokens 64"),
-    (["--token-budget", "100"], "--token-budget 100 is below one sequence"),
+    (["--token-budget", "100"], "--token-budget 100 is smaller than one prompt with its completion, 152"),
 ])
 def test_a10_an_interruption_that_cannot_be_injected_is_refused(monkeypatch, capsys, flags, said):
     assert said in unspawned(monkeypatch, capsys, *flags)

@@ -192,7 +192,7 @@ def solve(exercise):
     path, original = ROOT / exercise.file, course.original_file(ORIGINALS, exercise.file).read_bytes().decode()
     said = f"{exercise.name} now has the original's code"
     if path.exists():
-        kept = HIDDEN / "kept" / f"{exercise.name}-{time.strftime('%Y%m%d-%H%M%S')}.py"
+        kept = next(p for n in range(1, 10**9) if not (p := HIDDEN / "kept" / f"{exercise.name}-{n}.py").exists())
         kept.parent.mkdir(exist_ok=True)
         kept.write_bytes(path.read_bytes())
         said += f"; your {exercise.file} is kept in {kept.relative_to(ROOT)}"

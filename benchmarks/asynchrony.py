@@ -45,7 +45,7 @@ def measure(flags, steps, k):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--k", type=int, default=8)
-    parser.add_argument("--phases", type=int, default=4, help="of k optimizer steps each")
+    parser.add_argument("--phases", type=int, default=4, help="number of phases of k optimizer steps; 4 or more")
     parser.add_argument("--slots", type=int, default=64)
     args = parser.parse_args()
     if args.phases < 4:

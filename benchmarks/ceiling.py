@@ -86,7 +86,8 @@ def draw(rows, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("checkpoint", nargs="?", help="the policy after RL; without it what is there is drawn")
+    parser.add_argument("checkpoint", nargs="?",
+                        help="folder of the policy after RL; if not given, the stored results are drawn")
     args = parser.parse_args()
     if args.checkpoint:
         rows = [*measure("before RL", ROOT / "base"), *measure("after RL", args.checkpoint)]

@@ -1,16 +1,17 @@
 """Do the paper's main comparisons (Fig. 2, 4a, 5a, 6, 7) come out the same way on the embedded task?
 
-    python benchmarks/study.py --list                             every configuration, its flags, which runs are there
-    python benchmarks/study.py --only 'loo-*' --seeds 0 1         the runs among these that are missing, seed by seed
-    python benchmarks/study.py --quiet                            those of Fig. 4a whose device-hours count: nothing
-                                                                  else may use the machine meanwhile
-    python benchmarks/study.py --verdicts                         the table of findings, from what is in results/study
+    python benchmarks/study.py --list                        lists the configurations, their flags and finished runs
+    python benchmarks/study.py                               makes all missing runs but those of --quiet
+    python benchmarks/study.py --only 'loo-*' --seeds 0 1    makes the missing runs of these configurations and seeds
+    python benchmarks/study.py --quiet                       makes the missing runs of Fig. 4a whose device-hours count;
+                                                             nothing else may use the machine meanwhile
+    python benchmarks/study.py --verdicts                    prints the table of findings from results/study
 
-Configurations, findings and the rule of the verdicts are in plumbing/study.py. A run of about 10 minutes on two cores
-is kept as results/study/NAME-SEED.jsonl, in at most 15 kB: every evaluation, and what happened between two of them.
-ScaleRL's are those of the README's first command, results/main_seed*.jsonl, where these are there. An interrupted run
-goes on where its last checkpoint was. Steps, batches and tokens depend on no timing, so only --quiet runs need a
-machine to themselves.
+Configurations, findings and the rule of the verdicts are in plumbing/study.py. A run takes about 10 minutes on two
+cores. Its log is shortened to at most 15 kB, every evaluation and a summary of the steps between two of them, and kept
+as results/study/NAME-SEED.jsonl. ScaleRL is also what the README's first command runs: if results/main_seed*.jsonl
+exist, they are used. An interrupted run continues from its last checkpoint. Steps, batches and tokens do not depend on
+timing, so only the runs of --quiet need a machine to themselves.
 
 Test: pytest tests/test_study.py
 """
@@ -33,7 +34,7 @@ RESULTS, RUNS = ROOT / "results" / "study", ROOT / "runs" / "study"
 
 
 def wanted(pattern="*", seeds=None, quiet=False):
-    """[(name, seed)], the first seed of every configuration before the second of any."""
+    """[(name, seed)] that the flags ask for: the first seed of all configurations, then the second of all, …"""
     chosen = [c for c in CONFIGURATIONS.values() if fnmatch.fnmatch(c.name, pattern)]
     every = range(max((c.seeds for c in chosen), default=0)) if seeds is None else seeds
     return [(c.name, seed) for seed in every for c in chosen if seed < c.seeds and (seed < c.quiet) == quiet]
@@ -45,19 +46,19 @@ def place(name, seed):
 
 
 def finished(name, seed):
-    """The log of a run, made now if it is not there."""
-    first_command = ROOT / "results" / f"main_seed{seed}.jsonl"  # ScaleRL on the embedded task is its default
+    """The rows of a finished run: for ScaleRL of the README's first command if it was run, else of a run made now."""
+    first_command = ROOT / "results" / f"main_seed{seed}.jsonl"  # its defaults are ScaleRL on the embedded task
     return rows_of(first_command) if name == "scalerl" and first_command.exists() else run(name, seed)
 
 
 def run(name, seed):
-    """One run, from its last checkpoint if it has one. Returns its log; ends this program if the run was stopped."""
+    """Make a run, from its last checkpoint if it has one; returns its rows. Exits if the run did not get to its end."""
     out = RUNS / f"{name}-{seed}"
     started = list(out.glob("checkpoint-*"))
     if not started and (out / "log.jsonl").exists():
         (out / "log.jsonl").unlink()  # it was interrupted before its first checkpoint
     more = ["--resume"] if started else [*flags(name), "--seed", str(seed)]
-    train([*more, "--out", os.path.relpath(out, ROOT)])  # as it stands in the log
+    train([*more, "--out", os.path.relpath(out, ROOT)])  # the log keeps it: no path of this machine
     rows = rows_of(out / "log.jsonl")
     if rows[-1]["kind"] != "end" or rows[-1]["reason"] not in ("finished", "curriculum exhausted"):
         sys.exit(f"study.py: {out} ended with {rows[-1].get('reason', 'no reason')!r}; run this again to go on with it")
@@ -70,17 +71,19 @@ def train(argv):
     with subprocess.Popen(command, cwd=ROOT) as process:
         try:
             status = process.wait()
-        except KeyboardInterrupt:  # it reaches the run too, which ends in order, with a checkpoint
+        except KeyboardInterrupt:  # Ctrl-C reaches the run too, which writes a checkpoint and ends
             status = process.wait()
     if status:
         raise subprocess.CalledProcessError(status, command)
 
 
 def reduced(rows):
-    """Of a log what fits and figures read: config, evaluations, end, and before an evaluation one `step` row."""
+    """The rows of a log that fits and figures read: config, evaluations, end, and before each evaluation one
+    `step` row that sums up the steps since the previous evaluation.
+    """
     steps, kept = {}, []
     for row in rows:
-        if row["kind"] == "step":  # a resumed run repeats some: the last line of a step counts
+        if row["kind"] == "step":  # a resumed run repeats some steps: of each the last row counts
             steps[row["step"]] = row
         elif row["kind"] == "eval":
             kept = [one for one in kept if one["kind"] == "config" or one["step"] < row["step"]]
@@ -93,7 +96,7 @@ def reduced(rows):
 
 
 def summary(steps):
-    """One `step` row for several: means of the rates, the largest rho, tokens by age, the last of the rest."""
+    """One `step` row for several: means of the rates, the largest rho, token counts by age, else the last value."""
     means = ("reward", "pass_rate", "kept", "entropy", "log_rho", "clipped", "gradient_norm", "truncated",
              "interrupted", "idle_generators", "idle_trainers", "seconds")
     last = ("kind", "step", "gpu_hours", "tokens", "tokens_trained", "flops", "retired", "epoch")
@@ -104,14 +107,14 @@ def summary(steps):
 
 
 def short(value):
-    """The same with five significant digits in what is no whole number."""
+    """The value with every float, also inside dicts, rounded to five significant digits."""
     if isinstance(value, dict):
         return {name: short(one) for name, one in value.items()}
     return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def run_missing(pairs):
-    """Run what is not in results/study, and say how far it is and, going by the runs that are there, the time left."""
+    """Make the runs that are not in results/study; print how many are done and, from their times, the time left."""
     missing = [pair for pair in pairs if not place(*pair).exists()]
     print(f"{len(pairs) - len(missing)} of {len(pairs)} runs are there")
     for number, (name, seed) in enumerate(missing):

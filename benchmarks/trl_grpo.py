@@ -98,7 +98,7 @@ def ours(steps, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=23)
-    parser.add_argument("--trl", default="1.16.0", help="version")
+    parser.add_argument("--trl", default="1.16.0", help="version of TRL")
     parser.add_argument("--venv", type=Path, default=Path(tempfile.gettempdir()) / "scalerl-trl")
     args = parser.parse_args()
     python = environment(args.venv, args.trl)

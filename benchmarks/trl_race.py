@@ -223,9 +223,9 @@ def main():
     parser.add_argument("--steps", type=int, default=48, help="of both sides: twice what +0.2 takes")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds on TRL's clock at most")
     parser.add_argument("--layouts", action="store_true", help="only measure the batch layouts")
-    parser.add_argument("--trl", default="1.16.0", help="version")
+    parser.add_argument("--trl", default="1.16.0", help="version of TRL")
     parser.add_argument("--venv", type=Path, default=Path(tempfile.gettempdir()) / "scalerl-trl")
-    parser.add_argument("--python", help="of an environment that has TRL, instead of --venv")
+    parser.add_argument("--python", help="Python of an environment that has TRL; used instead of --venv")
     args = parser.parse_args()
     python, flags = args.python or environment(args.venv, args.trl), main_job() | {"steps": args.steps}
     choice = ROOT / "results" / "trl_race_layouts.json"

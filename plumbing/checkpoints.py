@@ -53,7 +53,7 @@ def own(out):
     for path in Path(out).glob("*.jsonl"):
         whole, _, torn = path.read_bytes().rpartition(b"\n")
         if torn:
-            print(f"{path}: {len(torn)} bytes of a torn last line are gone", file=sys.stderr)
+            print(f"{path}: removed {len(torn)} bytes of a half-written last line", file=sys.stderr)
             os.truncate(path, len(whole) + bool(whole))
     return log
 

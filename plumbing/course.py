@@ -106,7 +106,8 @@ class Source:
 
     def nodes(self, name):
         if name not in self.names:
-            raise Broken(f"{Path(self.path).name} has no {name} any more; solve puts the original back")
+            restore = "`python exercises.py solve EXERCISE` restores it"
+            raise Broken(f"{Path(self.path).name} no longer defines {name}; {restore}")
         return self.names[name]
 
     def span(self, name):
@@ -171,7 +172,8 @@ def taken(text, exercise):
     right, wrong = exercise.bug
     before, definition, after = split(text, exercise)
     if text.count(right) != 1 or definition.count(right) != 1:
-        raise ValueError(f"{exercise.name}: {right!r} is to stand once in {exercise.where}, got {text.count(right)}")
+        got = f"got {text.count(right)} times"
+        raise ValueError(f"{exercise.name}: expected {right!r} exactly once in {exercise.where}, {got}")
     return before + definition.replace(right, wrong) + after
 
 
@@ -356,7 +358,7 @@ def judged(exercise, found, right, told=True):
     problems, tell = [], exercise.kind != "predict"  # a wrong prediction must not reveal the right one
     for claim, yours, vector in zip(exercise.claims, found, right):
         if isinstance(vector, str):
-            problems.append(f"{exercise.name}: nothing to compare with yet: {vector}")
+            problems.append(f"{exercise.name}: the expected value cannot be computed yet: {vector}")
         elif isinstance(yours, str) and not yours.startswith(RAISED):
             problems.append(f"{exercise.name}: {yours}")
         elif problem := (claim if told else claim._replace(mistakes=())).problem(yours, vector, tell=tell):

@@ -68,7 +68,15 @@ def answered(prompt, completion, correct):
 
 
 def append(path, row):
-    """Append a row to a file as one line of JSON; a value that is nan becomes null, because JSON has no nan."""
-    row = {name: None if isinstance(value, float) and value != value else value for name, value in row.items()}
+    """Append a row to a file as one line of JSON; nan becomes null at every depth, because JSON has no nan."""
     with path.open("a") as file:
-        file.write(json.dumps(row) + "\n")
+        file.write(json.dumps(without_nan(row)) + "\n")
+
+
+def without_nan(value):
+    """The value with None in place of nan, also inside dicts and lists."""
+    if isinstance(value, dict):
+        return {name: without_nan(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(one) for one in value]
+    return None if isinstance(value, float) and value != value else value

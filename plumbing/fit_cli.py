@@ -177,8 +177,9 @@ def command(args, defaults):
     reads = {"paper", "o"} if args.paper else {"ours", "o", "runs"} if args.ours else set(vars(args))
     reads -= (set() if args.o else {"log_f"}) | (set() if args.stop_rule else {"gain"})
     if unread := [name for name, value in vars(args).items() if value != defaults[name] and name not in reads]:
-        without = "--paper or --ours, log_f without -o, gain without --stop-rule"
-        raise fit.BadInput(f"got {unread[0]}, which does nothing here ({without})")
+        flag = "RUN" if unread[0] == "runs" else "--" + unread[0].replace("_", "-")
+        needs = "--log-f needs -o, --gain needs --stop-rule; --paper and --ours read few flags"
+        raise fit.BadInput(f"got {flag}, which has no effect here ({needs})")
     folder = Path(args.o or "figures")
     if args.paper:
         figures.published(folder)
@@ -208,20 +209,25 @@ def main(argv=None):
     parser = argparse.ArgumentParser(prog="fit.py", description=fit.__doc__.split("\n")[0])
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or a CSV, JSON or console log, also as .gz")
-    add("--x", "--compute", dest="compute", metavar="COL", help="column or its end (default: gpu_hours, step or epoch)")
-    add("--reward", metavar="COL", help="column or its end (default: pass_rate or reward; of one RUN tasks too)")
+    add("--x", "--compute", dest="compute", metavar="COL",
+        help="column of the compute, or the end of its name (default: gpu_hours, step or epoch)")
+    add("--reward", metavar="COL", help="column of the reward, or the end of its name (default: pass_rate or reward; "
+        "with one RUN its tasks too)")
     add("--scale", help="rewards that are no pass rates: percent, pm1 (-1 to 1) or LO:HI")
-    add("--cumulative", action="store_true", help="the compute is that of each row: add it up")
-    add("--r0", type=float, metavar="R", help="pass rate at C = 0, exactly (default: measured there, and fitted)")
-    add("--fit-from", default="10%", help="start of the fit: a compute, or a share of its end (default: 10%%)")
-    add("--fit-to", default="100%", help="end of the fit: a compute, or a share of the run's compute such as 50%%")
+    add("--cumulative", action="store_true", help="each row holds only its own compute: sum it up")
+    add("--r0", type=float, metavar="R",
+        help="pass rate at C = 0, taken as exact (default: fitted, using the measurement at C = 0)")
+    add("--fit-from", default="10%", help="least compute that is fitted, or a share of --fit-to (default: 10%%)")
+    add("--fit-to", default="100%",
+        help="greatest compute that is fitted, or a share of the run's, such as 50%% (default: all)")
     add("--until", type=float, metavar="C", help="forecast at this compute (default: at 2x and 10x the run's)")
     add("--compare", action="store_true", help="which run scales better, at a common A if they are within 0.02 (A.5)")
     add("--power-law", action="store_true", help="fit the power law of A.4 too")
     add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
     add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute; A and B by fit range")
     add("--stop-rule", action="store_true", help="is it worth doubling the compute?")
-    add("--gain", type=float, default=0.02, help="what --stop-rule wants of it (default: 0.02 of the pass rate)")
+    add("--gain", type=float, default=0.02,
+        help="least rise in pass rate for which doubling is worth it, for --stop-rule (default: 0.02)")
     add("--json", action="store_true", help="print JSON")
     add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper, --ours")
     add("--paper", action="store_true", help="draw the paper's figures from its published fits")

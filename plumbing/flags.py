@@ -89,13 +89,13 @@ def recipe_flags(add):
     add("--normalisation", choices=loss.NORMALISATIONS, help="advantage normalisation (Sec. 3.2)")
     add("--zero-variance-filter", action=TOGGLE, help="drop prompts with all completions right or all wrong (Sec. 3.2)")
     add("--no-positive-resampling", type=threshold, metavar="SHARE",
-        help="never sample a prompt again from this pass rate on; 'off': uniform resampling (Sec. 3.2)")
+        help="never sample a prompt again once its pass rate has reached this; 'off': uniform resampling (Sec. 3.2)")
     add("--fp32-head", action=TOGGLE, help="LM head and log-softmax in fp32 on both sides (Sec. 3.2)")
 
 
 def asynchrony_flags(add):
     add("--off-policy", choices=("pipeline", "ppo"), help="PipelineRL-k or PPO-off-policy-k (Sec. 3.1)")
-    add("--k", type=int, help="optimizer steps a token may be old (Sec. 3.1)")
+    add("--k", type=int, help="greatest age of a token in optimizer steps; with ppo it is k - 1 (Sec. 3.1)")
     add("--prompts", type=positive, help="P, prompts per optimizer step")
     add("--generations", type=positive, help="G, completions per prompt (or, with --evaluate, the k of mean@k)")
     add("--generator", choices=("torch", "vllm"), help="inference backend (vllm needs the extra [vllm])")
@@ -107,10 +107,11 @@ def model_flags(add):
     add("--model", help="folder or hub name of a Hugging Face causal LM (default: the embedded one, base)")
     add("--data", nargs="+", type=source, metavar="NAME[:WEIGHT][:TASK]",
         help="prompts: arithmetic, sorting, a JSONL file, or anything for datasets.load_dataset (see data.py)")
-    add("--prompt-column", nargs="+", help="the prompt's field; of several, the first that a row has")
-    add("--answer-column", nargs="+", help="the answer's")
+    add("--prompt-column", nargs="+", help="field that holds the prompt; of several, the first that a row has")
+    add("--answer-column", nargs="+", help="field that holds the answer; likewise")
     add("--skip-unusable", action="store_true", help="leave out rows without a usable prompt or answer (--data)")
-    add("--verify-timeout", type=float, help="seconds to check one answer; then it is wrong, and counted as timed out")
+    add("--verify-timeout", type=float,
+        help="seconds to check one answer; an answer that takes longer is wrong and counted as timed out")
     add("--temperature", type=float, help="sampling temperature")
     add("--dtype", choices=("float32", "bfloat16"), help="of generators and forward passes; master weights are float32")
 
@@ -123,7 +124,8 @@ def length_flags(add):
     add("--length-control", choices=LENGTH_FLAGS, help="forced interruptions, the length penalty of Eq. 9, or none")
     add("--interrupt-at", type=positive, nargs=2, metavar=("LO", "HI"),
         help="interrupt: a completion still thinking at a length drawn from here is made to answer (A.10)")
-    add("--interrupt-phrase", help="interrupt: what is injected then; ends in the text of --think-end")
+    add("--interrupt-phrase",
+        help="interrupt: text that is injected at that length; must end in the text of --think-end")
     add("--length-max", type=positive, help="penalty: L_max of Eq. 9, tokens")
     add("--length-cache", type=positive, help="penalty: L_cache of Eq. 9, tokens")
 
@@ -144,10 +146,12 @@ def run_flags(add):
     add("--eval-prompts", type=positive, help="held-out validation prompts; with --evaluate, prompts of every source")
     add("--eval-generations", type=positive, help="completions per validation prompt (mean@k)")
     add("--timeout", type=float, help="seconds without progress after which a wait fails and says who waits for whom")
-    add("--seed", type=int, help="of prompts, order and sampling")
-    add("--out", help="folder of the run, seen by all nodes (default runs/LOSS-seedSEED); must not hold a run")
+    add("--seed", type=int, help="random seed of the order of training prompts and of sampling")
+    add("--out",
+        help="folder of the run, visible to all nodes (default runs/LOSS-seedSEED); must not hold a run already")
     add("--evaluate", metavar="CHECKPOINT", help="no training: mean@k and pass@k of this folder's policy on --data")
-    add("--resume", action="store_true", help="go on from the last checkpoint in --out, with its flags but --trainers")
+    add("--resume", action="store_true", help="continue from the last checkpoint in --out, with that run's flags "
+        "except --trainers; a flag given with another value wins, or is refused if the checkpoint depends on it")
 
 
 TOGGLE = argparse.BooleanOptionalAction
@@ -269,7 +273,7 @@ def check(args, given, error):
     if (args.trainers or 1) >= processes():
         error(f"--trainers {args.trainers} of {processes()} processes leaves no generator: raise --nproc-per-node")
     if "evaluate" in given and int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        error("--evaluate is a single process: start it with python, not with torchrun and several")
+        error("--evaluate runs in a single process: start it with python, or torchrun with one process")
     if "evaluate" in given and (out / "evaluation.jsonl").exists():
         error(f"{out} holds an evaluation already; give another --out")
     if "evaluate" not in given and not args.resume and (log := out / "log.jsonl").exists() and log.stat().st_size:
@@ -280,11 +284,11 @@ def check_lengths(args):
     """Raise ValueError for lengths that contradict each other."""
     low, high = args.interrupt_at
     if args.length_control == "interrupt" and not low <= high < args.max_new_tokens:
-        raise ValueError(f"--interrupt-at {low} {high}: expected LO <= HI < --max-new-tokens {args.max_new_tokens}, "
-                         "for an answer")
+        raise ValueError(f"--interrupt-at {low} {high}: expected LO <= HI < --max-new-tokens {args.max_new_tokens}, for "
+                         "an answer")
     longest = args.max_prompt_tokens + args.max_new_tokens
     if "evaluate" not in args and longest > args.token_budget:
-        raise ValueError(f"--token-budget {args.token_budget} is below one sequence of prompt and completion, "
+        raise ValueError(f"--token-budget {args.token_budget} is smaller than one prompt with its completion, "
                          f"{longest} tokens")
 
 

@@ -198,7 +198,8 @@ def broadcast_weights(named, group, *, bucket_bytes=64 << 20):
     group.broadcast(sent := own.clone(), 0).wait()
     if not torch.equal(own, sent):  # else the two sides would cut different buckets and hang
         cause = "a generator's model or dtype is not the trainers'"
-        raise ValueError(f"expected the tensors of rank 0, got others; likely cause: {cause}. Here: {layout}")
+        differ = "tensors differ from rank 0's in name, shape or dtype"
+        raise ValueError(f"{differ}; likely cause: {cause}. Here: {layout}")
     for bucket in buckets([tensor.detach().view(-1).view(torch.uint8) for _, tensor in items], bucket_bytes):
         group.broadcast(flat := torch.cat(bucket), 0).wait()
         for part, new in zip(bucket, flat.split([len(part) for part in bucket])) if group.rank() else ():

@@ -94,12 +94,12 @@ def flags(argv):
     parser = argparse.ArgumentParser(prog="exercises.py grade", description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("submissions", type=Path, help="folder with a folder or zip per student, as Moodle or Canvas name them")
-    add("--seed", type=int, default=0, help="of the hidden inputs; the same seed gives the same points")
+    add("--seed", type=int, default=0, help="seed of the hidden inputs; the same seed gives the same points")
     add("--csv", type=Path, help="file to write: a row per student")
     add("--json", type=Path, help="folder to write: a file per student in the form of Gradescope's autograder")
     add("--only", nargs="+", metavar="NAME", help="grade these exercises only")
-    add("--points", nargs="+", default=[], metavar="NAME=POINTS", help="of an exercise (default 1)")
-    add("--weak-jail", action="store_true", help="grade where Linux allows no namespaces")
+    add("--points", nargs="+", default=[], metavar="NAME=POINTS", help="points of an exercise (default 1)")
+    add("--weak-jail", action="store_true", help="grade even if Linux allows no namespaces")
     return parser.parse_args(argv)
 
 
@@ -177,7 +177,7 @@ def read_hand_in(path, files, commit):
     if not found:
         warnings.append("no file of the course found")
     elif theirs != commit:
-        warnings.append(f"of another commit: {theirs[:40] or 'unknown'} instead of {commit}")
+        warnings.append(f"started from another commit: {theirs[:40] or 'unknown'} instead of {commit}")
     return HandIn(student_of(path), found, warnings)
 
 
@@ -221,7 +221,7 @@ def hidden(exercise, seed, originals, exercises):
             if not any(claim.same(a, b) for i, a in enumerate(answers) for b in answers[:i]):
                 break
         else:
-            raise ValueError(f"{exercise.name}: no hidden input in 200 tells all mistakes of {claim.says!r} apart")
+            raise ValueError(f"{exercise.name}: in 200 draws no input on which all mistakes of {claim.says!r} differ")
         chapter = course.Source.read(Path(inspect.getsourcefile(claim.probe)))
         text = course.as_text(course.gathered(claim.probe.__name__, chapter, chapter))
         probe = text, claim.probe.__name__, base64.b64encode(pickle.dumps(inputs)).decode()
@@ -422,7 +422,7 @@ def grade(args, exercises, originals):
     if not args.submissions.is_dir():
         sys.exit(f"{args.submissions} is no folder; give the one with a folder or zip per student")
     if wrong := [entry for entry in args.points if not re.fullmatch(r"[^=]+=(\d+\.?\d*|\.\d+)", entry)]:
-        sys.exit(f"--points is to be NAME=POINTS, as cispo=3 or ratio=0.5, got {', '.join(wrong)}")
+        sys.exit(f"expected --points NAME=POINTS, such as cispo=3, got {', '.join(wrong)}")
     points = dict(entry.split("=") for entry in args.points)
     names = {exercise.name for exercise in exercises if exercise.graded}
     if unknown := sorted({*(args.only or ()), *points} - names):

@@ -98,7 +98,7 @@ def _json_lines(table, lines):
             _add_object(table, row, f"line {place}")
     if bad and not table.length:
         raise fit.BadInput(bad)
-    table.notes += ["the last line is half written, and left out"] * bool(bad)
+    table.notes += ["the last line is half written and was left out"] * bool(bad)
 
 
 def _json_whole(table, lines):
@@ -167,7 +167,7 @@ def read_table(path):
     """The Table of a file; BadInput for what cannot be read, OSError for what cannot be opened."""
     table, path = Table(), Path(path)
     if path.exists() and not path.is_file():
-        raise fit.BadInput(f"{path} is no file")
+        raise fit.BadInput(f"{path} is not a file")
     with path.open("rb") as file:
         unpack = gzip.open if file.read(2) == b"\x1f\x8b" else open
     try:
@@ -197,7 +197,7 @@ def column(table, asked, usual, flag):
     ends = [name for name in names if asked and name.endswith(asked)]
     if asked in names or len(ends) == 1:
         return asked if asked in names else ends[0]
-    wrong = "fits several columns" if ends else "names no column" if asked else "is needed"
+    wrong = "matches several columns" if ends else "matches no column" if asked else "is needed"
     close = ends or get_close_matches(asked or "", names, 3, 0.4) or names[:12]
     got = ", ".join(f"{name:.40}" for name in close) or "no column at all"
     raise fit.BadInput(f"{flag} {asked or 'COLUMN'} {wrong}; there is {got}")

@@ -14,11 +14,10 @@ WARNINGS = {
                  "destabilise above {limit:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)",
     "skipped": "the gradient of step {step} was not finite; its update was skipped",
     "no mark": "none of the {completions} completions of the validation holds {mark!r}, behind which the answer "
-               "begins. So none has an answer, every reward is -1, and nothing will be learnt. A model that does not "
-               "think between marks: --think-end none takes its whole completion as the answer; one with another "
-               "mark: --think-end TEXT. One that thinks for longer: --length-control interrupt, or a "
-               "larger --max-new-tokens",
+               "begins. So none has an answer, every reward is -1, and nothing will be learnt. If the model uses no "
+               "marks, --think-end none takes its whole completion as the answer; if it uses another mark, --think-end "
+               "TEXT; if it thinks for longer, --length-control interrupt or a larger --max-new-tokens",
     "no gradient": "{batches} batches in a row had no gradient: in every group all completions were right or all were "
-                   "wrong (pass rate of the last batch {pass_rate:.3f}), and the policy stands still. All wrong: "
-                   "easier --data, more --generations, or answers that are not found (completions.jsonl "
-                   "shows what the model writes; --think-end). All right: harder --data"}
+                   "wrong, as truncated ones always are (pass rate of the last batch {pass_rate:.3f}), and the policy "
+                   "stands still. All wrong: easier --data, more --generations, or answers that are not found "
+                   "(completions.jsonl shows what the model writes; --think-end). All right: harder --data"}

@@ -37,8 +37,9 @@ def report(name, model, tokens, tasks):
 def main():
     parser = argparse.ArgumentParser(prog="sft.py", description=sft.__doc__.split("\n")[0])
     parser.add_argument("--out", default="runs/base", help="folder to write; must not exist (default runs/base)")
-    parser.add_argument("--tasks", nargs="+", choices=sft.TRACES, default=["arithmetic"], help="of a batch's 4 classes")
-    parser.add_argument("--start", help="folder of the policy to go on from (default: from scratch)")
+    parser.add_argument("--tasks", nargs="+", choices=sft.TRACES, default=["arithmetic"],
+                        help="tasks that take turns in the 4 classes of a batch")
+    parser.add_argument("--start", help="folder of the policy to continue from (default: from scratch)")
     parser.add_argument("--skill-steps", type=int, default=sft.SKILL_STEPS, help="steps on right traces, before the habits")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()

@@ -117,8 +117,8 @@ def fit_slots(args, config, *, free, trainers, generators):
     if "slots" in args.asked or room < 1:
         raise ValueError(f"--slots {args.slots} does not fit: {needs}; {max(room, 0)} would fit. Lower --slots or "
                          "--max-new-tokens")
-    args.slots = room
-    return f"Slots made to fit the memory: --slots {room} instead of {needs}. Shorter lengths leave room for more"
+    before, args.slots = args.slots, room
+    return f"--slots {room} instead of {before}, to fit the memory: {needs}. Shorter lengths allow more slots"
 
 
 def neighbours(args):

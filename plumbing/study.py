@@ -1,26 +1,31 @@
-"""What of the paper's main comparisons (Fig. 2, 4a, 5a, 6, 7) is run on the embedded task, and what came out.
+"""The paper's main comparisons (Fig. 2, 4a, 5a, 6, 7) on the embedded task: what is run, and how it is judged.
 
 `benchmarks/study.py` makes the runs and prints the verdicts, `python fit.py --ours` draws them. FINDINGS was written
-down before the runs: of each finding the two sides, the one quantity that the paper names for it and the direction it
-gives. Nothing is tuned until it agrees.
+before the runs. Each finding names two configurations, the one quantity in which the paper compares them, and the
+direction of the difference in the paper. No setting is tuned to make a finding agree.
 
-    D = configuration - reference, of the means over seeds, in
-        end   mean of the last quarter of the evaluations
+    D = mean of the configuration's runs - mean of the reference's runs, in one of these quantities:
+        end   mean pass rate of the last quarter of the evaluations
         A     of Eq. 1, fitted to each run
-        B     of Eq. 1, all runs of both sides fitted again with A fixed to the mean of all their A (A.5)
-    90 % interval: D -+ t s sqrt(1/n + 1/m), with n and m the seeds of both sides, s the standard deviation between
-    seeds, pooled over all configurations (two seeds alone say little of it), t the 95 % quantile of Student's t with
-    the degrees of freedom of s
+        B     of Eq. 1, fitted to each run with A fixed to the mean A of all runs of both sides (A.5)
+    90 % interval: D -+ t s sqrt(1/n + 1/m)
+        n, m  numbers of seeds of the two sides
+        s     standard deviation between seeds, pooled over all configurations: two seeds alone say little about it
+        t     95 % quantile of Student's t distribution with the degrees of freedom of s
 
-    agrees       the interval lies beyond 0 in the paper's direction; where the paper says "the same", within the margin
-    does not     it lies beyond 0 the other way, or wholly outside the margin where the paper says "the same"; or, where
-                 the paper names a difference in A, which by its own margin is one of 0.02 or more, within the margin
-    cannot tell  everything else; and a clip that acts on under 0.1 % of the tokens on both sides is idle, and can have
-                 made no difference
-Margin: 0.02 for end and A (A.5), 0.15 for B (ours: twice the spread of B between seeds).
+The verdict is the first of these that applies:
 
-All configurations have the embedded task's steps, learning rate and prompts per step, those of A.16 with 80 prompts
-too, so that a difference has one cause.
+    cannot tell  The finding is about a clip that acts on less than 0.1 % of the tokens on both sides. Such a clip is
+                 idle and cannot have made a difference.
+    agrees       The whole interval lies on the paper's side of 0; where the paper says "the same", within the margin.
+    does not     The whole interval lies on the other side of 0; where the paper says "the same", outside the margin.
+                 Where the paper names a difference in A, also if the interval lies within the margin: by the paper's
+                 own margin, a difference in A is one of 0.02 or more.
+    cannot tell  All other cases.
+Margin, in both directions from 0: 0.02 for end and A (A.5), 0.15 for B (ours: twice the spread of B between seeds).
+
+Every configuration has the steps, the learning rate and the prompts per step of the embedded task, also the recipes for
+which A.16 gives 80 prompts. So a difference has one cause.
 
 Test: pytest tests/test_study.py
 """
@@ -42,13 +47,13 @@ IDLE_CLIP = 0.001  # share of tokens
 
 
 class Configuration(NamedTuple):
-    """What is run; its flags are those of `reference`, if it has one, and its own."""
+    """What is run. Its flags are those of the configuration `reference`, if it has one, followed by its own."""
 
     name: str
     reference: str | None
     flags: str
     seeds: int = 2
-    quiet: int = 0  # so many of the seeds need the machine to themselves: their device-hours count (Fig. 4a)
+    quiet: int = 0  # the first so many seeds run with nothing else on the machine: their device-hours count (Fig. 4a)
 
 
 CONFIGURATIONS = {c.name: c for c in (
@@ -74,7 +79,7 @@ CONFIGURATIONS = {c.name: c for c in (
     Configuration("loo-uniform-resampling", "scalerl", "--no-positive-resampling off"),
     Configuration("loo-length-penalty", "scalerl", "--length-control penalty"),
     Configuration("loo-ppo-8", "scalerl", "--off-policy ppo"),
-    Configuration("scalerl-bf16", "scalerl", "--dtype bfloat16"),  # with fp32 bodies the head's flag does nothing
+    Configuration("scalerl-bf16", "scalerl", "--dtype bfloat16"),  # in an fp32 model --fp32-head changes nothing
     Configuration("loo-no-fp32-head", "scalerl-bf16", "--no-fp32-head"),
 )}
 
@@ -86,15 +91,15 @@ class Finding(NamedTuple):
     says: str
     configuration: str
     reference: str
-    quantity: str  # "end", "A" or "B": the one that the paper names
+    quantity: str  # "end", "A" or "B": what the paper compares
     direction: int  # of configuration - reference: +1, -1, or 0 for "the same"
-    paper: tuple = ()  # its numbers for the two, where it gives them
-    x: str = "tokens"  # compute, as in our logs
-    clip: bool = False  # a finding about a clip
+    paper: tuple = ()  # its numbers for configuration and reference, if it gives any
+    x: str = "tokens"  # the column of our logs that counts as compute
+    clip: bool = False  # whether the finding is about a clip, which may be idle
 
 
 def left_out(name, without, paper=(), clip=False):
-    """Sec. 4 says two things of each component left out of ScaleRL: the ceiling stays, the efficiency falls."""
+    """The two findings of Sec. 4 about a component left out of ScaleRL: the ceiling stays, the efficiency falls."""
     return (Finding("7", f"ScaleRL {without}: same ceiling", f"loo-{name}", "scalerl", "A", 0, clip=clip),
             Finding("7", f"ScaleRL {without}: less efficient", f"loo-{name}", "scalerl", "B", -1, paper, clip=clip))
 
@@ -132,14 +137,14 @@ FIGURES = {"2": "recipes", "4a": "PipelineRL-8 and PPO-off-policy-8", "5a": "los
 
 
 def flags(name):
-    """The command line of a configuration, without seed and folder."""
+    """The command line of a configuration, without --seed and --out."""
     own = CONFIGURATIONS[name]
     above = flags(own.reference) if own.reference else ["--prompts", str(EMBEDDED["prompts"])]
     return above + own.flags.split()
 
 
 def figures_of(name):
-    """The paper's figures in which a configuration has a part, as a string."""
+    """The paper's figures that a configuration is run for, as a string."""
     return ", ".join(sorted({f.figure for f in FINDINGS if name in (f.configuration, f.reference)}))
 
 
@@ -151,6 +156,7 @@ def kept(folder):
 
 
 def rows_of(path):
+    """The rows of a log."""
     return [json.loads(line) for line in path.open()]
 
 
@@ -158,17 +164,17 @@ def rows_of(path):
 
 
 class Measured(NamedTuple):
-    """What of a run the findings need."""
+    """What the findings need to know of a run."""
 
     run: fit.Run
     end: float
     A: float
-    clipped: float  # share of trained tokens
-    oldest: int  # optimizer steps, of the stalest token
+    clipped: float  # share of the trained tokens on which the clip acts
+    oldest: int  # age of the oldest token in optimizer steps
 
 
 def measure(rows, x="tokens"):
-    """Of the rows of a kept log."""
+    """The Measured of a kept log, given as its rows; x: column of the compute."""
     evaluations, steps = ([row for row in rows if row["kind"] == kind] for kind in ("eval", "step"))
     rates = [row["pass_rate"] for row in evaluations]
     law = fit.fit_run(one := fit.Run([row[x] for row in evaluations], rates, start="10%"))
@@ -177,18 +183,19 @@ def measure(rows, x="tokens"):
 
 
 def values(runs, quantity, A):
-    """A quantity of each Measured run; B at the given A."""
+    """The quantity of each Measured run; B is fitted with A fixed to the given one."""
     if quantity == "B":
         return [law.B for law in fit.refit_B([one.run for one in runs], A)]
     return [getattr(one, quantity) for one in runs]
 
 
 def common_A(runs):
+    """The mean A of the runs, with which their B are fitted (A.5)."""
     return mean(one.A for one in runs)
 
 
 def pooled(samples):
-    """(standard deviation, degrees of freedom) within samples, taken as the same in all of them.
+    """(standard deviation, degrees of freedom) within samples, assuming one standard deviation for all of them.
 
     >>> pooled([[1, 3], [4, 6, 8]])  # squares 1 + 1 and 4 + 0 + 4, over 1 + 2 degrees of freedom
     (1.8257418583505538, 3)
@@ -199,14 +206,14 @@ def pooled(samples):
 
 
 def interval(one, other, spread, freedom):
-    """(D, low, high): the difference of two samples' means with its 90 % interval."""
+    """(D, low, high): the difference of the means of two samples, and its 90 % interval."""
     difference = mean(one) - mean(other)
     reach = stdtrit(freedom, 0.95) * spread * (1 / len(one) + 1 / len(other)) ** 0.5
     return difference, difference - reach, difference + reach
 
 
 def verdict(low, high, *, direction, quantity, clip_idle=False):
-    """The rule above: (verdict, why). low, high: the 90 % interval of configuration - reference.
+    """(verdict, why) by the rule at the top of this file. low, high: the 90 % interval of configuration - reference.
 
     >>> verdict(0.01, 0.03, direction=+1, quantity="A")
     ('agrees', 'beyond 0 that way')
@@ -230,7 +237,7 @@ def verdict(low, high, *, direction, quantity, clip_idle=False):
 
 
 def judged(logs):
-    """{finding: (D, low, high, verdict, why)} of those whose two sides have runs. logs: {(name, seed): rows}"""
+    """{finding: (D, low, high, verdict, why)} of the findings whose two sides have runs. logs: {(name, seed): rows}"""
     groups = {x: grouped(logs, x) for x in {f.x for f in FINDINGS}}
     tested = [f for f in FINDINGS if {f.configuration, f.reference} <= groups[f.x].keys()]
     spread = {(x, quantity): pooled([values(runs, quantity, common_A(runs)) for runs in groups[x].values()])
@@ -248,7 +255,7 @@ def judged(logs):
 
 
 def grouped(logs, x):
-    """{configuration: [Measured]} of the runs that count."""
+    """{configuration: [Measured]} of the runs that count for compute x."""
     groups = {}
     for (name, seed), rows in logs.items():
         if counts(name, seed, x):
@@ -257,12 +264,12 @@ def grouped(logs, x):
 
 
 def counts(name, seed, x):
-    """Whether a run counts for compute x: device-hours only of a machine that did nothing else."""
+    """Whether a run counts for compute x. Device-hours count only if the machine did nothing else during the run."""
     return x != "gpu_hours" or seed < CONFIGURATIONS[name].quiet
 
 
 def averaged(logs, name, x):
-    """A fit.Run of the mean over the seeds of a configuration, up to the last evaluation that all of them have."""
+    """A fit.Run of a configuration's mean over its seeds, up to the last evaluation that all of its runs have."""
     seeds = [[(row[x], row["pass_rate"]) for row in rows if row["kind"] == "eval"]
              for (one, seed), rows in logs.items() if one == name and counts(name, seed, x)]
     C, R = np.mean([one[: min(map(len, seeds))] for one in seeds], 0).T

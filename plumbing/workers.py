@@ -216,7 +216,7 @@ class Worker:
                 score.tried = True
                 self.start(score)
                 return None
-            score.error = (f"expected a verdict, got two dead workers ({cause}); "
+            score.error = (f"two workers died without a verdict ({cause}); "
                            "likely cause: no memory, or see the traceback above")
         self.job = None
         return score

@@ -181,7 +181,7 @@ def test_a_check_is_one_clear_line_for_what_cannot_run(student, monkeypatch):
 
 
 @pytest.mark.parametrize("spoil, line", [
-    (lambda text: text.replace("def importance_ratio(", "def renamed("), "loss.py has no importance_ratio any more"),
+    (lambda text: text.replace("def importance_ratio(", "def renamed("), "loss.py no longer defines importance_ratio"),
     (lambda text: text + "\n\ndef later(:\n    pass\n", r"loss.py, line \d+: "),
     (lambda text: None, "loss.py cannot be read: ")], ids=["renamed", "syntax", "deleted"])
 def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(spoil, line, student):
@@ -259,6 +259,14 @@ def test_next_and_list_say_how_far_one_is_hint_has_three_steps_and_solve_keeps_w
     assert exercises.state(exercises.find("baseline")) == "solved"
     assert "1 of 49 done" not in (listed := exercises.listed()) and "2 of 49 done" in listed
     assert "efficiency (write" in exercises.following()
+
+
+def test_solving_twice_within_a_second_keeps_both_files(student):
+    write(student, "sigmoid", "return R_0")
+    mine = (student / "fit.py").read_text()
+    said = [exercises.solve(exercises.find("sigmoid")) for _ in range(2)]
+    first, second = (student / text.rpartition(" ")[2] for text in said)
+    assert first.read_text() == mine != second.read_text()
 
 
 def test_next_says_what_is_solved_now(student):

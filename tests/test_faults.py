@@ -360,7 +360,7 @@ def test_a_torn_last_line_is_cut_off_and_reported_before_anything_is_appended(tm
     assert stored_flags(out / "log.jsonl") == {"lr": 0.5, "eps_max": 4.0}
     assert settings(["--resume", "--out", str(out)]).lr == 0.5
     checkpoints.own(out).close()
-    assert f"{out / 'log.jsonl'}: 12 bytes of a torn last line are gone" in capsys.readouterr().err
+    assert f"{out / 'log.jsonl'}: removed 12 bytes of a half-written last line" in capsys.readouterr().err
     assert [json.loads(line)["kind"] for line in (out / "log.jsonl").open()] == ["config"] + ["eval"] * 9
     checkpoints.own(out).close()
     assert capsys.readouterr().err == ""  # nothing to mend

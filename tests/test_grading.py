@@ -188,7 +188,7 @@ def test_hand_ins_are_found_as_moodle_and_canvas_name_them(tmp_path):
         "curie": {}, "noether": {}}
     assert found["noether"].warnings == ["noether_3_4_loss.py: neither a folder nor a .zip"]
     assert found["Ada Lovelace"].warnings == []
-    assert found["bohrniels"].warnings == ["of another commit: other instead of abc"]
+    assert found["bohrniels"].warnings == ["started from another commit: other instead of abc"]
     unread, nothing = found["curie"].warnings
     assert "not a zip file" in unread and nothing == "no file of the course found"
 

@@ -82,13 +82,13 @@ def test_a_column_may_be_named_by_its_end_if_that_is_unique(tmp_path):
     path = write(tmp_path / "a.csv", delimited(",", ("a/hours", "b - val/acc", "c - val/acc"), [(1, 0.2, 0.3)]))
     assert logs.read_run(path, "hours", "b - val/acc").unit == "a/hours"
     assert list(logs.read_run(path, "hours", "c - val/acc").reward) == [0.3]
-    with pytest.raises(fit.BadInput, match="--reward acc fits several columns; there is b - val/acc, c - val/acc"):
+    with pytest.raises(fit.BadInput, match="--reward acc matches several columns; there is b - val/acc, c - val/acc"):
         logs.read_run(path, "hours", "acc")
 
 
 def test_a_missing_column_names_the_nearest(tmp_path):
     path = write(tmp_path / "a.csv", delimited(",", ("hours", "accuracy", "loss"), [(1, 0.2, 3)]))
-    with pytest.raises(fit.BadInput, match="--reward acuracy names no column; there is accuracy$"):
+    with pytest.raises(fit.BadInput, match="--reward acuracy matches no column; there is accuracy$"):
         logs.read_run(path, "hours", "acuracy")
     with pytest.raises(fit.BadInput, match="--compute COLUMN is needed; there is hours, accuracy, loss"):
         logs.read_run(path, None, "accuracy")
@@ -98,7 +98,7 @@ def test_rows_without_numbers_and_half_a_last_line_are_left_out_and_counted(tmp_
     text = FORMATS["a.jsonl"][0] + '{"step": 13, "acc": NaN}\n{"step": 14, "acc": "nan"}\n{"step": 15, "ac'
     run = logs.read_run(write(tmp_path / "a.jsonl", text), None, "acc")
     assert list(run.compute) == C
-    assert run.notes == ("the last line is half written, and left out", "2 rows without a number are left out")
+    assert run.notes == ("the last line is half written and was left out", "2 rows without a number are left out")
     run = logs.read_run(write(tmp_path / "a.csv", delimited(",") + "13,\n14"), None, "acc")
     # An empty cell means no evaluation and needs no note; a row that ends early does.
     assert list(run.compute) == C and run.notes == ("1 rows have fewer cells than the header",)

@@ -511,7 +511,7 @@ def test_evaluation_refuses_what_it_does_not_read_and_more_processes_than_one(ca
     # An evaluation has no micro-batches, so --token-budget does not limit its lengths.
     assert settings(["--evaluate", str(BASE), "--max-new-tokens", "4096"]).max_new_tokens == 4096
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "--evaluate is a single process" in refused(capsys, "--evaluate", str(BASE))
+    assert "--evaluate runs in a single process" in refused(capsys, "--evaluate", str(BASE))
 
 
 # --- Before anything is spawned --------------------------------------------------------------------------------------
@@ -653,7 +653,7 @@ def test_a_model_with_too_few_positions_is_refused(monkeypatch, capsys):
     (["--interrupt-at", "80", "111"], "got (80, 111): no token would be left"),
     (["--interrupt-at", "72", "64"], "--interrupt-at 72 64: expected LO <= HI"),
     (["--interrupt-at", "80", "88", "--max-new-tokens", "64"], "< --max-new-tokens 64"),
-    (["--token-budget", "100"], "--token-budget 100 is below one sequence"),
+    (["--token-budget", "100"], "--token-budget 100 is smaller than one prompt with its completion, 152"),
 ])
 def test_a10_an_interruption_that_cannot_be_injected_is_refused(monkeypatch, capsys, flags, said):
     assert said in unspawned(monkeypatch, capsys, *flags)
@@ -800,9 +800,11 @@ def test_evaluation_of_an_embedded_task_asks_held_out_prompts_only(capsys):
     assert len(found) == 3 * 4 and all(data.is_held_out(row["prompt"]) for row in found)
 
 
-def test_a_log_line_is_json_also_without_a_number(tmp_path):
-    evaluation.append(tmp_path / "log.jsonl", {"entropy": math.nan, "step": 1})
-    assert json.loads((tmp_path / "log.jsonl").read_text(), parse_constant=pytest.fail) == {"entropy": None, "step": 1}
+def test_a_log_line_is_json_also_without_a_number_at_any_depth(tmp_path):
+    row = {"entropy": math.nan, "step": 1, "tasks": {"math": math.nan, "code": [0.5, {"pass_rate": math.nan}]}}
+    evaluation.append(tmp_path / "log.jsonl", row)
+    assert json.loads((tmp_path / "log.jsonl").read_text(), parse_constant=pytest.fail) == {
+        "entropy": None, "step": 1, "tasks": {"math": None, "code": [0.5, {"pass_rate": None}]}}
 
 
 # --- Whole runs ------------------------------------------------------------------------------------------------------

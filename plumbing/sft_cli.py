@@ -40,7 +40,7 @@ def main():
     parser.add_argument("--tasks", nargs="+", choices=sft.TRACES, default=["arithmetic"],
                         help="tasks that take turns in the 4 classes of a batch")
     parser.add_argument("--start", help="folder of the policy to continue from (default: from scratch)")
-    parser.add_argument("--skill-steps", type=int, default=sft.SKILL_STEPS, help="steps on right traces, before the habits")
+    parser.add_argument("--skill-steps", type=int, default=sft.SKILL_STEPS, help="steps on right traces, first")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if Path(args.out).exists():

@@ -60,9 +60,8 @@ def test_device_hours_count_of_the_runs_that_had_the_machine_to_themselves():
     quiet = [("baseline", 0), ("pipeline-8", 0), ("baseline", 1), ("pipeline-8", 1)]
     assert runner.wanted(quiet=True) == quiet and not set(runner.wanted()) & set(quiet)
     logs = {(name, seed): curve(0.6) for name in ("baseline", "pipeline-8", "cispo") for seed in (0, 1, 4)}
-    assert {name: len(runs) for name, runs in study.grouped(logs, "gpu_hours").items()} == {"baseline": 2, "pipeline-8": 2}
-    assert {name: len(runs) for name, runs in study.grouped(logs, "step").items()} == dict.fromkeys(
-        ("baseline", "pipeline-8", "cispo"), 3)
+    hours, steps = ({name: len(runs) for name, runs in study.grouped(logs, x).items()} for x in ("gpu_hours", "step"))
+    assert hours == {"baseline": 2, "pipeline-8": 2} and steps == {"baseline": 3, "pipeline-8": 3, "cispo": 3}
 
 
 # --- What is kept of a log -------------------------------------------------------------------------------------------

@@ -319,6 +319,15 @@ def test_math_answers_at_the_known_limits_get_the_wrong_verdicts_that_the_module
     assert {answer: score.correct for answer, score in scores.items()} == {answer: got for answer, _, got in LIMITS}
 
 
+def test_math_to_repeat_a_question_is_no_answer_to_it(scorer):
+    right = [("\\boxed{3 \\times 10^5}", "300000"), ("\\boxed{3+\\frac{1}{2}}", "3.5"), ("48 + 69 - 23 = 94", "94")]
+    wrong = [("48+69-23", "94"), ("\\boxed{48+69-23}", "94"), ("The answer to 35*7 is", "245"), ("\\boxed{35 \\cdot 7}", "245"),
+             ("\\boxed{1.5+2.25}", "3.75"), ("\\boxed{(3+4, 5)}", "(7, 5)"), ("\\boxed{\\frac{1}{2}+\\frac{1}{3}}", "\\frac{5}{6}")]
+    found = verdicts(scorer, right + wrong)
+    assert {answer for answer, score in found.items() if score.correct} == {answer for answer, _ in right}
+    assert not any(found[answer].correct is None for answer, _ in wrong)
+
+
 def test_math_a_reference_that_cannot_be_read_is_a_failure_not_a_wrong_answer(scorer):
     for reference in ("$", "n \\equiv 18 \\pmod{24}", "\\frac{18}{"):
         (score,) = verdicts(scorer, [("\\boxed{18}", reference)]).values()
@@ -339,11 +348,12 @@ DISAGREEMENTS = {  # (end of the answer, end of the reference): why our verdict 
     ("${35 cm,4}$", "++++++ \\\\boxed{4}$"): "boxes with plus signs between them are no list",
     ("$\\boxed{1,2}$", "\\boxed{1} papers and \\boxed{2} bins"): "boxes with other words between them are no list",
     ("$1 + \\frac{1}{\\mathrm{e}}$", "$1 - \\frac{1}{\\mathrm{e}}$"): "they are different numbers",
+    ("Answer \\( (9+1) \\)", "$10$"): "a calculation is no number: a model that repeats the question would be right",
     ("$-2 \\\\le x \\\\le 7$", "$x \\in [-2,7]$"): "they are the same numbers",
 }
 
 
-def test_at_least_96_percent_of_math_verifys_published_cases_agree_and_the_others_are_listed(scorer):
+def test_at_least_95_percent_of_math_verifys_published_cases_agree_and_the_others_are_listed(scorer):
     source, *cases = map(json.loads, (DATA / "math_verify_cases.jsonl").read_text().splitlines())
     assert len(cases) == 265 and source["source"].startswith("math-verify 0.9.0")
     for case in cases:
@@ -353,7 +363,7 @@ def test_at_least_96_percent_of_math_verifys_published_cases_agree_and_the_other
     other = [key for key, correct in verdict.items() if found[key] is not correct]
     listed = [[end for end in DISAGREEMENTS if all(map(str.endswith, key, end))] for key in other]
     assert all(len(ends) == 1 for ends in listed), [key for key, ends in zip(other, listed) if not ends]
-    assert len(other) == len(DISAGREEMENTS) <= 0.04 * len(cases)
+    assert len(other) == len(DISAGREEMENTS) <= 0.05 * len(cases)
 
 
 def test_the_verdicts_of_our_own_list_are_right_and_over_half_of_its_answers_are_wrong(scorer):
@@ -391,7 +401,8 @@ def test_verdicts_are_sympys_on_generated_expressions(scorer):
         a, b = expressions(r)
         answer, reference = f"$\\boxed{{{sympy.latex(b)}}}$", sympy.latex(a)
         if reference != sympy.latex(b):
-            equal[answer, reference] = sympy.simplify((a - b).doit()) == 0
+            calculation = a.is_Number and b.is_Add  # 3/5 + 7/3 is not the answer 44/15
+            equal[answer, reference] = not calculation and sympy.simplify((a - b).doit()) == 0
     assert 10 < sum(equal.values()) < 30
     for answer, reference in equal:
         scorer.submit(thought(answer), prompt(reference))

@@ -73,7 +73,8 @@ def questions(count, seed=0):
     while len(rows) < count:
         level, kind = rng.choice(LEVELS), rng.choice(sorted(KINDS))
         text, answer = KINDS[kind](*(rng.randrange(1, level) for _ in range(3)), rng.randrange(2, 10))
-        prompt = [{"role": "system", "content": "Reply with the number only."}, {"role": "user", "content": text}]
+        user = f"{text} Reply with the number only."
+        prompt = [{"role": "system", "content": "You are a calculator."}, {"role": "user", "content": user}]
         rows[text] = {"prompt": prompt, "answer": answer, "task": "math"}
     return list(rows.values())
 

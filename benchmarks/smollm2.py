@@ -43,7 +43,7 @@ KINDS = {  # three operands and one that is below 10 -> (question, answer)
     "times": lambda a, b, c, d: (f"What is {a}*{d}?", a * d),
     "three": lambda a, b, c, d: (f"What is {a}+{b}-{min(a + b, c)}?", a + b - min(a + b, c)),
     "story": lambda a, b, c, d: (f"Tom has {a} apples and buys {b} more. How many apples does he have?", a + b)}
-TRAINING = """--loss cispo --think-end none --lr 1e-5 --warmup 5 --weight-decay 0.01 --prompts 8 --generations 8 --k 2
+TRAINING = """--loss cispo --think-end none --lr 3e-5 --warmup 5 --weight-decay 0.01 --prompts 8 --generations 8 --k 2
     --steps 64 --max-prompt-tokens 96 --max-new-tokens 24 --slots 96 --token-budget 2048 --no-activation-checkpointing
     --eval-every 6 --eval-prompts 64 --eval-generations 4
     --checkpoint-every 32""".split()

@@ -36,7 +36,7 @@ del model.config.quantization_config
 model.save_pretrained(sys.argv[2])
 AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(sys.argv[2])
 """
-LEVELS = (10, 10, 1000)  # operands are below; the last is beyond the model
+LEVELS = (10, 20, 1000)  # operands are below this; the last difficulty is beyond the model
 KINDS = {  # three operands and one that is below 10 -> (question, answer)
     "plus": lambda a, b, c, d: (f"What is {a}+{b}?", a + b),
     "minus": lambda a, b, c, d: (f"What is {max(a, b)}-{min(a, b)}?", abs(a - b)),

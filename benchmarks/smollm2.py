@@ -1,6 +1,6 @@
 """A pretrained chat model on two cores: SmolLM2-135M-Instruct learns to answer with a number (README).
 
-    python benchmarks/smollm2.py                   convert, train three seeds of half an hour each, draw, report
+    python benchmarks/smollm2.py                   convert, train three seeds, draw, report
     python benchmarks/smollm2.py --seeds 0         one of them
     python benchmarks/smollm2.py --convert FOLDER  the weights alone, as a Hugging Face folder
 

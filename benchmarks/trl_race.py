@@ -15,7 +15,7 @@ What differs, because it is TRL's own way:
     TRL's batches are on policy, and its ratio is 1; train.py's tokens are up to k steps old
     TRL averages over the batch's tokens, train.py over each prompt's (--average prompt)
     TRL keeps prompts without variance in the denominators, and repeats prompts that are learnt
-    TRL does not interrupt (truncated completions carry no loss on either side)
+    TRL does not interrupt in training (truncated completions carry no loss on either side)
     the order of the prompts
 
 TRL gets an environment of its own (--venv, kept; a gigabyte), because it needs other packages than this project. TRL
@@ -58,7 +58,9 @@ torch.set_num_threads(os.cpu_count())
 flags = settings["flags"]
 tokenizer = AutoTokenizer.from_pretrained(settings["model"])
 prompts = data.load(flags["data"], tokenizer, budget=flags["max_prompt_tokens"], validation=flags["eval_prompts"])
-lengths = dict(slots=flags["slots"], max_new_tokens=flags["max_new_tokens"])
+phrase_ids = tokenizer.encode(flags["interrupt_phrase"], add_special_tokens=False)
+lengths = dict(slots=flags["slots"], max_new_tokens=flags["max_new_tokens"], think_budget=flags["interrupt_at"],
+               phrase_ids=phrase_ids)
 
 def correct(completion_ids, answer, **_):
     texts = [tokenizer.decode(ids).split("</think>")[-1].removesuffix("<eos>") for ids in completion_ids]

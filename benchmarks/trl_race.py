@@ -222,7 +222,7 @@ def fastest(python, flags):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=48, help="of both sides")
+    parser.add_argument("--steps", type=int, default=32, help="of both sides")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds on TRL's clock at most")
     parser.add_argument("--layouts", action="store_true", help="only measure the batch layouts")
     parser.add_argument("--trl", default="1.16.0", help="version of TRL")

@@ -178,7 +178,8 @@ def measure(rows, x="tokens"):
     evaluations, steps = ([row for row in rows if row["kind"] == kind] for kind in ("eval", "step"))
     rates = [row["pass_rate"] for row in evaluations]
     law = fit.fit_run(one := fit.Run([row[x] for row in evaluations], rates, start="10%"))
-    return Measured(one, mean(rates[-(len(rates) // 4):]), law.A, mean(row["clipped"] for row in steps),
+    clipped = mean(row["clipped"] for row in steps if "clipped" in row)  # known if a batch had a gradient
+    return Measured(one, mean(rates[-(len(rates) // 4):]), law.A, clipped,
                     max(int(age) for row in steps for age in row["staleness"]))
 
 

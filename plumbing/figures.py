@@ -136,8 +136,10 @@ def error_panels(tables, run):
     for end, cuts in CUT_OFFS.items():
         laws[end] = [(x, law) for x in cuts for law in fit.fitted(run, **{end: f"{x}%"})]
     for name in ("A", "B"):
-        series = [(f"{end} moves", [(x, getattr(at, name), *at.bands[name]) for x, at in laws[end]]) for end in laws]
-        title = f"{run.name}: {name} by fit range\n90 % band: noise, if Eq. 1 holds"
+        # too few points leave B open: its band ends at 10,000, the bound, and would make a line of all else
+        series = [(f"{end} moves", [(x, getattr(at, name), *np.minimum(at.bands[name], 10)) for x, at in laws[end]])
+                  for end in laws]
+        title = f"{run.name}: {name} by fit range\n90 % band{' (cut at 10)' * (name == 'B')}: noise, if Eq. 1 holds"
         panels.append((title, "cut-off (% of the compute)", name, series))
     return [(*labels, [through(*one) for one in series if one[1]]) for *labels, series in panels]
 

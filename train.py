@@ -65,6 +65,7 @@ from plumbing.screen import LINES, WARNINGS
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 TRUNCATION = 0.1  # A.15: above 10 to 15 % of truncated completions runs destabilise
 STANDING = 10  # batches in a row without gradient before a warning
+FEW_HELD_OUT = 16  # fewer held-out prompts say too little for a curve
 UNVERIFIED = 0.01  # a run stops when the verifier failed on a larger share of its groups (of 100, if it has had fewer)
 SKIPPED = 5  # steps in a row without a finite gradient, after which a run stops
 
@@ -239,8 +240,10 @@ class Trainer:
             for index, error in failed.items():
                 self.name_unverified(self.validation[index], error)
             headers = sum(groups, [])
-            if self.version == 0 and not any(header.marked for header in headers):
+            if self.version == 0 and not any(h.marked and not h.interrupted or h.correct for h in headers):
                 self.warn("no mark", completions=len(headers), mark=self.args.think_end)
+            if self.version == 0 and len(self.validation) < FEW_HELD_OUT:
+                self.warn("few held out", count=len(self.validation))
             self.log("eval", **reward.pass_rates(groups, self.validation), timed_out=sum(h.timed_out for h in headers))
             for header, completion in zip(headers, samples):
                 append(self.out / "completions.jsonl", {

@@ -703,11 +703,13 @@ def test_ten_batches_without_gradient_in_a_row_are_warned_of(capsys):
     assert "--think-end" in said
 
 
-@pytest.mark.parametrize("marked, version, warned", [(False, 0, True), (True, 0, False), (False, 5, False)])
-def test_a_validation_without_any_mark_at_step_0_is_said_aloud(monkeypatch, capsys, marked, version, warned):
-    headers = [[header(False)] * 2, [header(False), replace(header(False), marked=marked)]]
-    headers[0] = [replace(each, marked=False) for each in headers[0]]
-    headers[1][0] = replace(headers[1][0], marked=False)
+@pytest.mark.parametrize("last, version, warned", [
+    ({"marked": False}, 0, True), ({"marked": True}, 0, False), ({"marked": False}, 5, False),
+    ({"interrupted": True}, 0, True),  # the phrase holds the mark
+    ({"interrupted": True, "correct": True}, 0, False)])
+def test_a_validation_without_any_mark_or_of_few_prompts_is_said_aloud_at_step_0(monkeypatch, capsys, last, version, warned):
+    without = replace(header(False), marked=False)
+    headers = [[without] * 2, [without, replace(header(False), **last)]]
     run = watched(
         pipeline=SimpleNamespace(evaluate=lambda *_: (headers, [], {})), validation=[None] * 2, version=version,
         args=SimpleNamespace(eval_generations=2, think_end="</think>"), clock=fleet.Clock(1), log=lambda *_, **__: None)
@@ -716,6 +718,7 @@ def test_a_validation_without_any_mark_at_step_0_is_said_aloud(monkeypatch, caps
     said = capsys.readouterr().out
     assert ("none of the 4 completions of the validation holds '</think>'" in said) == warned
     assert all(words in said for words in ("every reward is -1", "--think-end none", "--think-end TEXT")) == warned
+    assert ("only 2 held-out prompts" in said) == (version == 0)
 
 
 def test_failing_verifiers_stop_the_run_above_one_percent_of_the_groups():

@@ -52,9 +52,9 @@ KINDS = {  # (question, answer) of two different numbers
     "smaller": lambda a, b: (f"Which number is smaller, {a} or {b}?", min(a, b)),
     "plus": lambda a, b: (f"What is {a}+{b}?", a + b),
     "twice": lambda a, b: (f"What is twice {a}?", 2 * a)}
-TRAINING = """--loss cispo --dtype bfloat16 --think-end none --lr 1e-5 --warmup 5 --weight-decay 0.01 --prompts 8 --generations 16 --k 2
-    --steps 96 --max-prompt-tokens 96 --max-new-tokens 16 --slots 96 --token-budget 2048 --no-activation-checkpointing
-    --eval-every 6 --eval-prompts 64 --eval-generations 4 --checkpoint-every 32""".split()
+TRAINING = """--loss cispo --dtype bfloat16 --think-end none --lr 1e-5 --warmup 5 --weight-decay 0.01 --prompts 8
+    --generations 16 --k 2 --steps 96 --max-prompt-tokens 96 --max-new-tokens 16 --slots 96 --token-budget 2048
+    --no-activation-checkpointing --eval-every 6 --eval-prompts 64 --eval-generations 4 --checkpoint-every 32""".split()
 
 
 def convert(folder):
@@ -109,8 +109,8 @@ def report(logs, samples):
         minutes = sum(row["seconds"] for row in rows if row["kind"] == "end") / 60
         law = fit.fit_run(read_run(log, "tokens")._replace(start="10%"))
         low, high = law.bands["A"]
-        print(f"{log.stem[-1]:4}{law.run.reward[0]:9.3f}{law.run.reward[-1]:8.3f}{law.A:8.3f}{low:10.3f} to {high:.3f}{law.B:8.2f}"
-              f"{law.C_mid:18.0f}{minutes:9.1f}")
+        print(f"{log.stem[-1]:4}{law.run.reward[0]:9.3f}{law.run.reward[-1]:8.3f}{law.A:8.3f}{low:10.3f} to {high:.3f}"
+              f"{law.B:8.2f}{law.C_mid:18.0f}{minutes:9.1f}")
     rows = [json.loads(line) for line in samples.open()]
     for step in (rows[0]["step"], rows[-1]["step"]):
         print(f"\nstep {step}")
@@ -138,7 +138,8 @@ def main():
         train(model, file, seed, out)
         logs.append(ROOT / "results" / f"smollm2_seed{seed}.jsonl")
         shutil.copy(out / "log.jsonl", logs[-1])
-    subprocess.run([sys.executable, ROOT / "fit.py", *logs, "--x", "tokens", "-o", ROOT / "figures" / "smollm2.png"], check=True)
+    figure = ROOT / "figures" / "smollm2.png"
+    subprocess.run([sys.executable, ROOT / "fit.py", *logs, "--x", "tokens", "-o", figure], check=True)
     report(logs, args.runs / f"smollm2-seed{args.seeds[0]}" / "completions.jsonl")
 
 

@@ -707,7 +707,8 @@ def test_ten_batches_without_gradient_in_a_row_are_warned_of(capsys):
     ({"marked": False}, 0, True), ({"marked": True}, 0, False), ({"marked": False}, 5, False),
     ({"interrupted": True}, 0, True),  # the phrase holds the mark
     ({"interrupted": True, "correct": True}, 0, False)])
-def test_a_validation_without_any_mark_or_of_few_prompts_is_said_aloud_at_step_0(monkeypatch, capsys, last, version, warned):
+def test_a_validation_without_any_mark_or_of_few_prompts_is_said_aloud_at_step_0(
+        monkeypatch, capsys, last, version, warned):
     without = replace(header(False), marked=False)
     headers = [[without] * 2, [without, replace(header(False), **last)]]
     run = watched(

@@ -55,6 +55,7 @@ from scipy.special import expit, logit, stdtr, stdtrit
 
 PAPER_GRID = (np.linspace(0.450, 0.800, 71), np.linspace(100, 40000, 100))  # A.5: A, and C_mid in GPU-hours
 B_MIN, B_MAX = 0.001, 10000  # Eq. 1 is flat at B_MIN and a step at B_MAX, over any range of compute that can be run
+JUMP = 20  # a B above it is a jump between two points: the data do not determine it
 REACH = np.log(1e4)  # C_mid is searched up to this far (in log C) from the points
 EXACT = 1e15  # weight, in evaluations, of an R_0 that is given as exact
 MOST = 200  # largest number of points that is fitted; in longer runs neighbours in log C are averaged
@@ -391,11 +392,7 @@ def _warnings(law, points, edges, assumed):
 
     edges: parameter name -> the values searched, ascending; its first and last are equal if the caller fixed it.
     """
-    # drop: by how much the last n/8 points lie below the highest n/8 in a row; limit: what noise could cause.
-    R, (low, high) = points.R, law.bands["A"]
-    mean = np.convolve(R, np.ones(width := max(3, len(R) // 8)) / width, "valid")
-    noise = np.median(abs(np.diff(R))) / 0.954  # 0.954: median |difference| of two standard normal numbers
-    drop, limit = mean.max() - mean[-1], max(0.01, 4 * noise * np.sqrt(2 / width))
+    R, (low, high), (_, drop, limit) = points.R, law.bands["A"], peak(points.R)
     on = [n for n, x in edges.items() if x[0] < x[-1] and np.isclose(getattr(law, n), (x[0], x[-1]), rtol=3e-6).any()]
     settled = law.A == 1 and low >= 0.9 and law.C_mid < law.span[1]  # then A = 1 is a true ceiling
     on = [n for n in on if not (n == "A" and settled)]
@@ -404,12 +401,27 @@ def _warnings(law, points, edges, assumed):
         f"on a bound: {', '.join(f'{n} = {getattr(law, n):.4g}' for n in on)}, an end of the range searched": on,
         f"outside Eq. 1: A = {law.A:.4g}, R_0 = {law.R_0:.4g}, B = {law.B:.4g}": law.A <= law.R_0 or law.B <= 0,
         f"most points lie below R_0: {points.R_0:.4g}, their median: {typical:.4g}; give R_0 with --r0": below > 0.5,
-        f"B is not determined: {law.B:.4g} is a jump between two points; A rests on those after it": law.B > 20,
+        f"B is not determined: {law.B:.4g} is a jump between two points; A rests on those after it": law.B > JUMP,
         f"reward falls after a peak: by {drop:.3f}; Eq. 1 can only rise, so the forecast does not hold": drop > limit,
         f"not yet forecastable: A is anywhere in [{low:.2f}, {high:.2f}]": high - low > 0.2,
         f"R_0 assumed: no point at C = 0 and no r0, so the first point, {points.R_0:.4g}, is taken for it": assumed,
     }
     return tuple(text for text, holds in known.items() if holds)
+
+
+def peak(R):
+    """(last, drop, limit) of the highest max(3, n/8) points in a row of the pass rates R (n,), n >= 2, in order.
+
+    last: index of their last point; drop: by how much the mean of equally many points at the end lies below theirs;
+    limit: the drop that noise could cause. A curve falls after its peak if drop > limit.
+
+    >>> peak(np.array([0.0, 0.2, 0.4, 0.6, 0.6, 0.6, 0.3, 0.3, 0.3]))[0]
+    5
+    """
+    mean = np.convolve(R, np.ones(width := min(len(R), max(3, len(R) // 8))) / width, "valid")
+    noise = np.median(abs(np.diff(R))) / 0.954  # 0.954: median |difference| of two standard normal numbers
+    limit = max(0.01, 4 * noise * np.sqrt(2 / width))
+    return int(mean.argmax()) + width - 1, mean.max() - mean[-1], limit
 
 
 def fit(compute, reward, r0=None, start=None, stop=None, method="continuous", *, grid=PAPER_GRID, A=None, epoch=None):

@@ -40,5 +40,5 @@ PAPER = dict(  # Sec. 2, A.3, A.10; steps: those of the 8B run in Fig. 1
 # Deviation: a 0.5M-parameter policy on two cores; the sizes were chosen by measurement (README).
 EMBEDDED = dict(
     lr=2e-4, warmup=8, steps=120, prompts=32, generations=16, max_new_tokens=112, max_prompt_tokens=40, slots=128,
-    length_control="interrupt", interrupt_at=(96, 104), interrupt_phrase="</think>", length_max=112, length_cache=32,
+    length_control="interrupt", interrupt_at=(96, 104), interrupt_phrase="</think>", length_max=112, length_cache=16,
     eval_every=8, eval_prompts=256, eval_generations=8, token_budget=2048, activation_checkpointing=False)

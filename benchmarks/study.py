@@ -7,11 +7,13 @@
                                                              nothing else may use the machine meanwhile
     python benchmarks/study.py --verdicts                    prints the table of findings from results/study
 
-Configurations, findings and the rule of the verdicts are in plumbing/study.py. A run takes about 10 minutes on two
+Configurations, findings and the rule of the verdicts are in plumbing/study.py. A run takes 8 to 16 minutes on two
 cores. Its log is shortened to at most 15 kB, every evaluation and a summary of the steps between two of them, and kept
-as results/study/NAME-SEED.jsonl. ScaleRL is also what the README's first command runs: if results/main_seed*.jsonl
-exist, they are used. An interrupted run continues from its last checkpoint. Steps, batches and tokens do not depend on
-timing, so only the runs of --quiet need a machine to themselves.
+as results/study/NAME-SEED.jsonl, also if the run diverged. ScaleRL is also what the README's first command runs: if
+results/main_seed*.jsonl exist, they are used. An interrupted run continues from its last checkpoint. Prompts, steps and
+batches do not depend on timing, but under PipelineRL the age of tokens does: on whether generator or trainer is the
+slower. Several runs at a time slow both alike if each has a core of its own (taskset -c 0, taskset -c 1); only the runs
+of --quiet need a machine to themselves.
 
 Test: pytest tests/test_study.py
 """
@@ -52,29 +54,30 @@ def finished(name, seed):
 
 
 def run(name, seed):
-    """Make a run, from its last checkpoint if it has one; returns its rows. Exits if the run did not get to its end."""
+    """Make a run, from its last checkpoint if it has one; returns its rows.
+
+    Exits if the run neither got to its end nor diverged. One that diverged is a result.
+    """
     out = RUNS / f"{name}-{seed}"
     started = list(out.glob("checkpoint-*"))
     if not started and (out / "log.jsonl").exists():
         (out / "log.jsonl").unlink()  # it was interrupted before its first checkpoint
     more = ["--resume"] if started else [*flags(name), "--seed", str(seed)]
     train([*more, "--out", os.path.relpath(out, ROOT)])  # the log keeps it: no path of this machine
-    rows = rows_of(out / "log.jsonl")
-    if rows[-1]["kind"] != "end" or rows[-1]["reason"] not in ("finished", "curriculum exhausted"):
-        sys.exit(f"study.py: {out} ended with {rows[-1].get('reason', 'no reason')!r}; run this again to go on with it")
+    rows = rows_of(log) if (log := out / "log.jsonl").exists() else [{"kind": "nothing"}]
+    reason = rows[-1].get("reason", "no reason")
+    if reason not in ("finished", "curriculum exhausted") and "finite" not in reason:  # so train.Diverged says
+        sys.exit(f"study.py: {out} ended with {reason!r}; run this again to go on with it")
     return rows
 
 
 def train(argv):
-    """train.py in a process of its own. Raises subprocess.CalledProcessError if it fails."""
-    command = [sys.executable, str(ROOT / "train.py"), *argv]
-    with subprocess.Popen(command, cwd=ROOT) as process:
+    """train.py in a process of its own. How it ended is said by its log."""
+    with subprocess.Popen([sys.executable, str(ROOT / "train.py"), *argv], cwd=ROOT) as process:
         try:
-            status = process.wait()
+            process.wait()
         except KeyboardInterrupt:  # Ctrl-C reaches the run too, which writes a checkpoint and ends
-            status = process.wait()
-    if status:
-        raise subprocess.CalledProcessError(status, command)
+            process.wait()
 
 
 def reduced(rows):
@@ -103,7 +106,8 @@ def summary(steps):
     ages = sum((Counter(row["staleness"]) for row in steps), Counter())
     known = {name: [row[name] for row in steps if row[name] is not None] for name in means}
     return ({name: steps[-1][name] for name in last} | {name: mean(values) for name, values in known.items() if values}
-            | {"rho_max": max(row["rho_max"] for row in steps), "staleness": ages})
+            | {"rho_max": max((row["rho_max"] for row in steps if row["rho_max"] is not None), default=None),
+               "staleness": ages})
 
 
 def short(value):

@@ -66,7 +66,7 @@ def default_text(name):
     """What --help says of a flag's default: on the embedded task and, where it differs, with one's own --model.
 
     >>> default_text("lr"), default_text("off_policy"), default_text("out")
-    (' [5e-05; own model: 5e-07]', ' [pipeline]', '')
+    (' [0.0002; own model: 5e-07]', ' [pipeline]', '')
     """
     ours, own = (as_given((CLIPS | DEFAULTS | preset).get(name)) for preset in (EMBEDDED, PAPER))
     return "" if ours is None else f" [{ours}]" if ours == own else f" [{ours}; own model: {own}]"

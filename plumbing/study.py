@@ -13,6 +13,9 @@ direction of the difference in the paper. No setting is tuned to make a finding 
         s     standard deviation between seeds, pooled over all configurations: two seeds alone say little about it
         t     95 % quantile of Student's t distribution with the degrees of freedom of s
 
+A run that diverged or has no B that can be compared (it starts above the common A, or B is a jump between two
+evaluations) gives its findings no interval, and does not count for s.
+
 The verdict is the first of these that applies:
 
     cannot tell  The finding is about a clip that acts on less than 0.1 % of the tokens on both sides. Such a clip is
@@ -24,6 +27,16 @@ The verdict is the first of these that applies:
     cannot tell  All other cases.
 Margin, in both directions from 0: 0.02 for end and A (A.5), 0.15 for B (ours: twice the spread of B between seeds).
 
+Two things are printed beside the verdict and do not change it. They were added when 8 of the 54 runs were there, after
+the first of pipeline-8 had risen to 0.62 and fallen to 0.42:
+    until it falls  the verdict with every run that falls after a peak (`fit.peak`) cut there. Eq. 1 cannot fall. The
+                    paper fits the comparisons of Sec. 3 where all runs are still stable.
+    age             if the mean age of the trained tokens, in optimizer steps, differs by more than 1 between the two
+                    sides, then a part of the difference may be due to it. Under PipelineRL-8 tokens are 0 to 8 steps
+                    old; where in between depends on which of generators and trainers is the slower, so on the filter.
+B does not change if all compute is multiplied by a constant. So of Fig. 4a the device-hours to half of the gain, C_mid
+at the common A, are printed too.
+
 Every configuration has the steps, the learning rate and the prompts per step of the embedded task, also the recipes for
 which A.16 gives 80 prompts. So a difference has one cause.
 
@@ -32,6 +45,7 @@ Test: pytest tests/test_study.py
 
 import json
 from collections import Counter
+from math import nan
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -110,7 +124,7 @@ FINDINGS = (
     Finding("2", "ScaleRL ends above Qwen2.5's DAPO", "scalerl", "qwen2.5", "A", +1),
     Finding("2", "ScaleRL ends above Magistral", "scalerl", "magistral", "A", +1),
     Finding("2", "ScaleRL ends above MiniMax", "scalerl", "minimax", "A", +1),
-    Finding("4a", "PipelineRL-8 and PPO-off-policy-8: same ceiling", "pipeline-8", "baseline", "A", 0),
+    Finding("4a", "PipelineRL-8 and PPO-off-policy-8: same ceiling", "pipeline-8", "baseline", "A", 0, x="step"),
     Finding("4a", "PipelineRL-8 is the more efficient", "pipeline-8", "baseline", "B", +1, x="gpu_hours"),
     Finding("4a", "a step of PipelineRL-8 gains as much", "pipeline-8", "baseline", "B", 0, x="step"),
     Finding("5a", "CISPO has a higher ceiling than DAPO", "cispo", "pipeline-8", "A", +1, clip=True),
@@ -139,7 +153,7 @@ FIGURES = {"2": "recipes", "4a": "PipelineRL-8 and PPO-off-policy-8", "5a": "los
 def flags(name):
     """The command line of a configuration, without --seed and --out."""
     own = CONFIGURATIONS[name]
-    above = flags(own.reference) if own.reference else ["--prompts", str(EMBEDDED["prompts"])]
+    above = flags(own.reference) if own.reference else ["--prompts", str(EMBEDDED["prompts"]), "--dtype", "float32"]
     return above + own.flags.split()
 
 
@@ -171,28 +185,47 @@ class Measured(NamedTuple):
     A: float
     clipped: float  # share of the trained tokens on which the clip acts
     oldest: int  # age of the oldest token in optimizer steps
+    age: float  # mean age of the trained tokens in optimizer steps
 
 
 def measure(rows, x="tokens"):
     """The Measured of a kept log, given as its rows; x: column of the compute."""
     evaluations, steps = ([row for row in rows if row["kind"] == kind] for kind in ("eval", "step"))
     rates = [row["pass_rate"] for row in evaluations]
-    law = fit.fit_run(one := fit.Run([row[x] for row in evaluations], rates, start="10%"))
+    one = fit.Run([row[x] for row in evaluations], rates, start="10%")
+    law = fitted(one)
     clipped = mean(row["clipped"] for row in steps if "clipped" in row)  # known if a batch had a gradient
-    return Measured(one, mean(rates[-(len(rates) // 4):]), law.A, clipped,
-                    max(int(age) for row in steps for age in row["staleness"]))
+    ages = sum((Counter({int(age): n for age, n in row["staleness"].items()}) for row in steps), Counter())
+    return Measured(one, mean(rates[-(len(rates) // 4):]), law.A if law else nan, clipped, max(ages),
+                    sum(age * n for age, n in ages.items()) / ages.total())
+
+
+def fitted(run, A=None):
+    """The Fit of a fit.Run, with A fixed if given; None if it cannot be fitted, or B with this A is a mere jump."""
+    try:
+        law = fit.fit_run(run, A=A)
+    except fit.BadInput:
+        return None
+    return None if A is not None and law.B > fit.JUMP else law
 
 
 def values(runs, quantity, A):
-    """The quantity of each Measured run; B is fitted with A fixed to the given one."""
-    if quantity == "B":
-        return [law.B for law in fit.refit_B([one.run for one in runs], A)]
+    """The quantity of each Measured run, nan where it has none; B and C_mid are fitted with A fixed to `A`."""
+    if quantity in ("B", "C_mid"):
+        return [getattr(fitted(one.run, A), quantity, nan) for one in runs]
     return [getattr(one, quantity) for one in runs]
 
 
 def common_A(runs):
-    """The mean A of the runs, with which their B are fitted (A.5)."""
-    return mean(one.A for one in runs)
+    """The mean A of the runs that have one, with which their B are fitted (A.5)."""
+    return mean(one.A for one in runs if one.A == one.A)
+
+
+def until_it_falls(rows):
+    """The rows up to the peak of the pass rate if it falls after it (`fit.peak`), else all."""
+    evaluations = [n for n, row in enumerate(rows) if row["kind"] == "eval"]
+    last, drop, limit = fit.peak(np.array([rows[n]["pass_rate"] for n in evaluations]))
+    return rows[: evaluations[last] + 1] if drop > limit else rows
 
 
 def pooled(samples):
@@ -201,6 +234,7 @@ def pooled(samples):
     >>> pooled([[1, 3], [4, 6, 8]])  # squares 1 + 1 and 4 + 0 + 4, over 1 + 2 degrees of freedom
     (1.8257418583505538, 3)
     """
+    samples = [known for sample in samples if (known := [value for value in sample if value == value])]  # without nan
     squares = sum(sum((value - mean(sample)) ** 2 for value in sample) for sample in samples)
     freedom = sum(len(sample) - 1 for sample in samples)
     return ((squares / freedom) ** 0.5, freedom) if freedom else (float("nan"), 0)
@@ -251,7 +285,10 @@ def judged(logs):
         difference = interval(*samples, *spread[finding.x, finding.quantity])
         idle = finding.clip and all(measured.clipped < IDLE_CLIP for measured in one + other)
         rule = dict(direction=finding.direction, quantity=finding.quantity, clip_idle=idle)
-        found[finding] = *difference, *verdict(*difference[1:], **rule)
+        word, why = verdict(*difference[1:], **rule)
+        ages = [mean(measured.age for measured in runs) for runs in (one, other)]
+        why += "; tokens {:.1f} against {:.1f} steps old".format(*ages) if abs(ages[0] - ages[1]) > 1 else ""
+        found[finding] = *difference, word, why
     return found
 
 
@@ -278,23 +315,41 @@ def averaged(logs, name, x):
 
 
 def table(logs):
-    """The findings as lines of Markdown."""
-    said, found = {-1: "lower", 0: "the same", 1: "higher"}, judged(logs)
-    lines = ["| Fig. | finding | paper | ours: difference (90 % interval) | verdict |", "|---|---|---|---|---|"]
-    for finding, (difference, low, high, word, why) in found.items():
-        numbers = ", {} against {}".format(*finding.paper) if finding.paper else ""
-        paper = f"{finding.quantity} {said[finding.direction]}{numbers}"
-        ours = f"{finding.quantity} {difference:+.3f} ({low:+.3f} to {high:+.3f})"
-        lines.append(f"| {finding.figure} | {finding.says} | {paper} | {ours} | {word}: {why} |")
-    count = Counter(row[3] for row in found.values())
+    """The findings as lines of Markdown, then what else is to be known of them."""
+    found, cut = judged(logs), judged({pair: until_it_falls(rows) for pair, rows in logs.items()})
+    head = "| Fig. | finding | paper | ours: difference (90 % interval) | verdict | until it falls |"
+    return [head, "|---" * 6 + "|"] + [line(finding, found[finding], cut[finding]) for finding in found] + ["", *remarks(logs, found)]
+
+
+def line(finding, found, cut):
+    """A line of the table. found: (D, low, high, verdict, why); cut: the same with runs until they fall, said if it
+    differs.
+    """
+    said = {-1: "lower", 0: "the same", 1: "higher"}[finding.direction]
+    numbers = ", {} against {}".format(*finding.paper) if finding.paper else ""
+    ours, until = ("{:+.3f} ({:+.3f} to {:+.3f})".format(*one[:3]) for one in (found, cut))
+    until = f"{until}, {cut[3]}" if cut[:3] != found[:3] else ""
+    return (f"| {finding.figure} | {finding.says} | {finding.quantity} {said}{numbers} | {finding.quantity} {ours} "
+            f"| {found[3]}: {found[4]} | {until} |")
+
+
+def remarks(logs, found):
+    """Lines: how many findings were tested; each configuration's clip, ages and end; Fig. 4a's speed; runs that fall.
+    """
+    count, (groups, hours) = Counter(row[3] for row in found.values()), (grouped(logs, x) for x in ("tokens", "gpu_hours"))
     verdicts = ", ".join(f"{count[word]} {word}" for word in ("agrees", "does not", "cannot tell"))
-    lines += ["", f"{len(found)} of {len(FINDINGS)} findings tested: {verdicts}. Of 90 % intervals one in ten errs."]
-    groups = grouped(logs, "tokens")
-    lines += [f"{name}: {len(runs)} runs, {mean(one.clipped for one in runs):.3%} of tokens clipped, "
-              f"the oldest {max(one.oldest for one in runs)} steps old" for name, runs in groups.items()]
+    lines = [f"{len(found)} of {len(FINDINGS)} findings tested: {verdicts}. Of 90 % intervals one in ten errs."]
+    for name, runs in groups.items():
+        clipped, age, end = (mean(getattr(one, what) for one in runs) for what in ("clipped", "age", "end"))
+        lines.append(f"{name}: {len(runs)} runs, {clipped:.3%} of tokens clipped, tokens {age:.1f} steps old, "
+                     f"the oldest {max(one.oldest for one in runs)}; pass rate at the end {end:.3f}")
+    if hours:
+        A = common_A([one for runs in hours.values() for one in runs])
+        known = (f"{name} {', '.join(f'{x:.3f}' for x in values(runs, 'C_mid', A))}" for name, runs in hours.items())
+        lines.append(f"device-hours to half of the gain, with A = {A:.3f}: {'; '.join(known)}")
+    falling = [f"{name}-{seed}" for (name, seed), rows in logs.items() if until_it_falls(rows) is not rows]
+    lines += ["falling after a peak: " + ", ".join(falling)] if falling else []
     ceilings = [finding for finding in found if finding.quantity == "A" and finding.direction]
     if ceilings and all(found[finding][1] <= 0 <= found[finding][2] for finding in ceilings):
         lines.append("A differs nowhere: on this task the prompts fix the ceiling, not the recipe.")
     return lines
-
-

@@ -3,6 +3,7 @@
 import doctest
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -104,6 +105,24 @@ def test_the_log_of_a_real_run_is_kept_in_15_kb_and_fits_as_it_did():
     assert study.measure(kept).A == pytest.approx(study.measure(rows).A, abs=1e-4)
 
 
+def test_a_run_that_diverged_is_kept_and_the_queue_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(runner, "RESULTS", tmp_path / "results")
+
+    def train(argv):  # the log of each run: an evaluation, a step without a finite gradient, its end
+        out = tmp_path / "runs" / Path(argv[-1]).name
+        out.mkdir(parents=True)
+        end = {"kind": "end", "step": 1, "reason": "the weights of step 1 are not finite", "seconds": 60}
+        bad = step(1, 0.0, "0", 5) | {"rho_max": None}
+        rows = [{"kind": "config", "step": 0}, evaluation(0), bad, evaluation(1), end]
+        (out / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    monkeypatch.setattr(runner, "train", train)
+    runner.run_missing([("gspo", 1), ("cispo", 1)])
+    for name in ("gspo", "cispo"):
+        assert study.rows_of(runner.place(name, 1))[-1]["reason"] == "the weights of step 1 are not finite"
+
+
 def test_an_interrupted_run_goes_on_and_a_finished_one_is_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "RUNS", tmp_path / "runs")
     monkeypatch.setattr(runner, "RESULTS", tmp_path / "results")
@@ -126,6 +145,17 @@ def test_an_interrupted_run_goes_on_and_a_finished_one_is_kept(tmp_path, monkeyp
     runner.run_missing([("gspo", 1)])
     out = os.path.relpath(tmp_path / "runs" / "gspo-1", runner.ROOT)
     assert calls == [[*study.flags("gspo"), "--seed", "1", "--out", out], ["--resume", "--out", out]]
+
+
+@pytest.mark.parametrize("path", sorted(runner.RESULTS.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_every_log_of_the_study_is_small_and_ran_to_its_end_with_the_flags_of_its_configuration(path):
+    rows, (name, seed) = study.rows_of(path), path.stem.rsplit("-", 1)
+    assert path.stat().st_size <= 15_000
+    assert rows[-1]["reason"] in ("finished", "curriculum exhausted") or "finite" in rows[-1]["reason"]
+    asked, own = vars(flags.settings([*study.flags(name), "--seed", seed])), rows[0]["flags"]
+    decided = ("loss", "average", "normalisation", "zero_variance_filter", "no_positive_resampling", "fp32_head",
+               "off_policy", "k", "prompts", "steps", "lr", "seed", "length_control", "dtype")
+    assert {flag: own[flag] for flag in decided} == {flag: asked[flag] for flag in decided}
 
 
 # --- Verdicts --------------------------------------------------------------------------------------------------------
@@ -155,14 +185,50 @@ def test_the_interval_is_of_the_difference_of_means_with_the_spread_of_all_seeds
     assert found == pytest.approx((0.1, 0.0787, 0.1213), abs=1e-4)
 
 
-def curve(A, clipped=0.0, step_of_seed=0.0):
+def test_a_value_that_a_run_does_not_have_counts_neither_for_the_spread_nor_for_a_verdict():
+    # 1 and 3 lie 1 from their mean: squares 1 + 1 over 1 degree of freedom
+    assert study.pooled([[1, 3, float("nan")], [float("nan"), 7]]) == (2**0.5, 1)
+    logs = {("cispo", 0): curve(0.7), ("pipeline-8", 0): curve(0.6), ("pipeline-8", 1): curve(0.6)[:6]}  # too short
+    [(_, _, _, word, why)] = study.judged(logs).values()
+    assert (word, why) == ("cannot tell", "no interval")
+
+
+def test_a_run_that_falls_is_also_judged_until_it_falls():
+    # Both runs of the reference follow the same Eq. 1 as the configuration, but fall to 0.3 in the last five of 25.
+    good = {("cispo", seed): curve(0.7 + 0.01 * seed, 0.01, points=25) for seed in (0, 1)}
+    rows = curve(0.7, 0.01, points=25)
+    fall = [row | {"pass_rate": 0.3} if row["step"] >= 20 else row for row in rows]
+    logs = good | {("pipeline-8", 0): fall, ("pipeline-8", 1): fall}
+    assert study.until_it_falls(rows) is rows
+    assert max(row["step"] for row in study.until_it_falls(fall)) == 19
+    line = study.table(logs)[2]
+    whole, cut = (float(cell.split()[0 if n else 1]) for n, cell in enumerate(line.split(" | ")[3::2]))
+    assert whole > 0.05 and cut == pytest.approx(0.005, abs=0.002)  # 0.705 - 0.700
+    assert "falling after a peak: pipeline-8-0, pipeline-8-1" in study.table(logs)
+
+
+def test_a_verdict_says_if_the_tokens_of_one_side_were_older():
+    logs = {("cispo", 0): curve(0.7, 0.01, age="1"), ("pipeline-8", 0): curve(0.6, 0.01, age="5")}
+    [(*_, why)] = study.judged(logs).values()
+    assert why.endswith("; tokens 1.0 against 5.0 steps old")
+
+
+def test_the_speed_of_fig_4a_is_in_the_device_hours_to_half_of_the_gain():
+    # Eq. 1 reaches half of its gain at 300 tokens: at 0.3 device-hours, as a step is 100 tokens and 0.1 device-hours
+    logs = {(name, seed): curve(0.6, speed=speed) for name, speed in (("baseline", 1), ("pipeline-8", 2))
+            for seed in (0, 1)}
+    assert study.table(logs)[-1] == ("device-hours to half of the gain, with A = 0.600: baseline 0.300, 0.300; "
+                                     "pipeline-8 0.150, 0.150")
+
+
+def curve(A, clipped=0.0, step_of_seed=0.0, *, age="3", points=17, speed=1):
     """The rows of a run on Eq. 1 with B = 2 and C_mid = 300 tokens: R = 0.2 + (A - 0.2) / (1 + (300 / C)^2)."""
     rows = []
-    for n in range(17):
+    for n in range(points):
         C = 100.0 * n
         rate = 0.2 + (A + step_of_seed - 0.2) / (1 + (300 / C) ** 2) if C else 0.2
-        rows.append(evaluation(n) | {"pass_rate": rate})
-        rows.append(step(n, clipped, "3", 1))
+        rows.append(evaluation(n) | {"pass_rate": rate, "gpu_hours": n / 10 / speed})
+        rows.append(step(n, clipped, age, 1))
     return rows
 
 
@@ -184,5 +250,6 @@ def test_the_table_says_how_many_were_tested_what_was_clipped_and_how_old_tokens
     assert lines[2].endswith("cannot tell: the clip is idle |")
     # the prompt average's A is the sample average's, +-0.017
     assert f"2 of {len(study.FINDINGS)} findings tested: 0 agrees, 1 does not, 1 cannot tell." in lines[5]
-    assert "cispo: 2 runs, 0.050% of tokens clipped, the oldest 3 steps old" in lines
+    assert ("cispo: 2 runs, 0.050% of tokens clipped, tokens 3.0 steps old, the oldest 3; "
+            "pass rate at the end 0.588") in lines
     assert lines[-1].startswith("A differs nowhere")

@@ -8,10 +8,11 @@
     python benchmarks/study.py --verdicts                    prints the table of findings from results/study
 
 Configurations, findings and the rule of the verdicts are in plumbing/study.py. A run takes about 10 minutes on two
-cores. Its log is shortened to at most 15 kB, every evaluation and a summary of the steps between two of them, and kept
-as results/study/NAME-SEED.jsonl. ScaleRL is also what the README's first command runs: if results/main_seed*.jsonl
-exist, they are used. An interrupted run continues from its last checkpoint. Steps, batches and tokens do not depend on
-timing, so only the runs of --quiet need a machine to themselves.
+cores. Its log is shortened to at most 15 kB (all evaluations, and a summary of the steps between two evaluations) and
+kept as results/study/NAME-SEED.jsonl. ScaleRL is also what the README's first command runs: if results/main_seed*.jsonl
+exist, they are used. An interrupted run continues from its last checkpoint. Other work on the machine changes
+device-hours, so the runs of --quiet need a machine to themselves. In tokens and steps it changes a run only through the
+age of the tokens, which is at most k.
 
 Test: pytest tests/test_study.py
 """
@@ -46,8 +47,8 @@ def place(name, seed):
 
 
 def finished(name, seed):
-    """The rows of a finished run: for ScaleRL of the README's first command if it was run, else of a run made now."""
-    first_command = ROOT / "results" / f"main_seed{seed}.jsonl"  # its defaults are ScaleRL on the embedded task
+    """The rows of a finished run: of results/main_seed*.jsonl for ScaleRL if that exists, else of a run made now."""
+    first_command = ROOT / "results" / f"main_seed{seed}.jsonl"  # the README's: its defaults are ScaleRL
     return rows_of(first_command) if name == "scalerl" and first_command.exists() else run(name, seed)
 
 
@@ -58,7 +59,7 @@ def run(name, seed):
     if not started and (out / "log.jsonl").exists():
         (out / "log.jsonl").unlink()  # it was interrupted before its first checkpoint
     more = ["--resume"] if started else [*flags(name), "--seed", str(seed)]
-    train([*more, "--out", os.path.relpath(out, ROOT)])  # the log keeps it: no path of this machine
+    train([*more, "--out", os.path.relpath(out, ROOT)])  # relative: the log keeps it
     rows = rows_of(out / "log.jsonl")
     if rows[-1]["kind"] != "end" or rows[-1]["reason"] not in ("finished", "curriculum exhausted"):
         sys.exit(f"study.py: {out} ended with {rows[-1].get('reason', 'no reason')!r}; run this again to go on with it")
@@ -83,7 +84,7 @@ def reduced(rows):
     """
     steps, kept = {}, []
     for row in rows:
-        if row["kind"] == "step":  # a resumed run repeats some steps: of each the last row counts
+        if row["kind"] == "step":  # a resumed run repeats some steps; the last row of a step counts
             steps[row["step"]] = row
         elif row["kind"] == "eval":
             kept = [one for one in kept if one["kind"] == "config" or one["step"] < row["step"]]

@@ -19,13 +19,13 @@ The verdict is the first of these that applies:
                  idle and cannot have made a difference.
     agrees       The whole interval lies on the paper's side of 0; where the paper says "the same", within the margin.
     does not     The whole interval lies on the other side of 0; where the paper says "the same", outside the margin.
-                 Where the paper names a difference in A, also if the interval lies within the margin: by the paper's
-                 own margin, a difference in A is one of 0.02 or more.
+                 Where the paper names a difference in A, a whole interval within the margin does not agree either: by
+                 the paper's own margin, a difference in A is one of 0.02 or more.
     cannot tell  All other cases.
 Margin, in both directions from 0: 0.02 for end and A (A.5), 0.15 for B (ours: twice the spread of B between seeds).
 
-Every configuration has the steps, the learning rate and the prompts per step of the embedded task, also the recipes for
-which A.16 gives 80 prompts. So a difference has one cause.
+Every configuration has the steps, the learning rate and the prompts per step of the embedded task, even the recipes for
+which A.16 gives 80 prompts. So none of these can cause a difference.
 
 Test: pytest tests/test_study.py
 """
@@ -53,7 +53,7 @@ class Configuration(NamedTuple):
     reference: str | None
     flags: str
     seeds: int = 2
-    quiet: int = 0  # the first so many seeds run with nothing else on the machine: their device-hours count (Fig. 4a)
+    quiet: int = 0  # this many first seeds have the machine to themselves, so that their device-hours count (Fig. 4a)
 
 
 CONFIGURATIONS = {c.name: c for c in (
@@ -178,7 +178,7 @@ def measure(rows, x="tokens"):
     evaluations, steps = ([row for row in rows if row["kind"] == kind] for kind in ("eval", "step"))
     rates = [row["pass_rate"] for row in evaluations]
     law = fit.fit_run(one := fit.Run([row[x] for row in evaluations], rates, start="10%"))
-    clipped = mean(row["clipped"] for row in steps if "clipped" in row)  # known if a batch had a gradient
+    clipped = mean(row["clipped"] for row in steps if "clipped" in row)  # absent if no batch had a gradient
     return Measured(one, mean(rates[-(len(rates) // 4):]), law.A, clipped,
                     max(int(age) for row in steps for age in row["staleness"]))
 

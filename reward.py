@@ -16,8 +16,8 @@ Tasks (TASKS maps the name in a prompt's `task` to its verifier)
               right at once; any other goes to a worker process, where `equal` compares the two after `normalise`. A
               reference is read whole or not at all: no answer is right for a part of it, and an answer to a reference
               that cannot be read gets no verdict.
-                numbers   must be equal, but to 6 places only if one is a decimal and the other is not a whole number;
-                          a sum or product is wrong for one number: else a model learns to repeat "What is 48 + 46?"
+                numbers   must be equal; 6 places are enough if one is a decimal and the other is not a whole number;
+                          48 + 46 is no answer to "What is 48 + 46?": a model would learn to repeat the question
                 (a, b)    keeps its order, and so does 1, 2 as answer to x = 1, y = 2; a, b and {a, b} are sets
                 12_5      is right only for the same digits and base
                 words     must be the same letter for letter, whatever their case
@@ -62,7 +62,7 @@ from unicodedata import normalize
 
 THINK_END = "</think>"  # Sec. 2
 BOX = "\\boxed{"
-BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # and its other spellings
+BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # BOX and its other spellings
 FORMULA = re.compile(r"\s*(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\[()]).)+\\\)|\\\[(?:(?!\\[\[\]]).)+\\\])[\s.]*", re.S)
 BASE = re.compile(r"(?<![A-Za-z_0-9])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
 SIGNS = r"\\(?:pm|mp)(?![A-Za-z])"
@@ -373,7 +373,7 @@ def read(latex: str, lower: bool):
     config = its.NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
     letters = its.ConversionConfig(lowercase_symbols=lower)
     return with_i(its.latex2sympy(its.normalize_latex(latex, config), is_real=True, convert_degrees=False,
-                                      normalization_config=None, conversion_config=letters))
+                                  normalization_config=None, conversion_config=letters))
 
 
 def with_i(found):
@@ -420,11 +420,12 @@ def same(gold, given) -> bool:
 
 
 def calculation(part) -> bool:
-    """Whether a part of a SymPy object is a sum of rational numbers, or a product of two: 48 + 46 or 2 \\cdot 47.
+    """Whether a part of a SymPy object is left to be computed: 48 + 46, 0.5 + 3 or 2 \\cdot 47.
 
-    Not so 3 \\times 10^5 and 1 + \\sqrt{2}.
+    That is a sum of rational numbers and decimals, or a product with two factors that are such numbers, not counting 1
+    and -1. 3 \\times 10^5 and 1 + \\sqrt{2} are values, not calculations.
     """
-    from sympy import Float  # which sympy calls neither rational nor irrational
+    from sympy import Float  # decimals, of which SymPy does not say whether they are rational
 
     return (part.is_Add and all(arg.is_rational or arg.has(Float) for arg in part.args)
             or part.is_Mul and sum(arg.is_Number and abs(arg) != 1 for arg in part.args) > 1)

@@ -28,7 +28,8 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line; `kind` says wh
          Frequent failures of the verifier end the run; a reference answer that cannot be read is not counted as one
   fit    A, B, C_mid, R_0, bands, forecasts (fit.py)
   end    reason, seconds (wall)
-  config every flag in force, protections of the jail, commit, versions, prompts (how many, and how many left out)
+  config flags (all in force; with the protections of the jail), world (number of processes), commit, versions, prompts
+         (how many, and how many left out)
 A run resumed after a crash logs the steps after its checkpoint again; of several lines for a step, the last counts.
 
 Deviation: none known beyond those of the modules.
@@ -65,7 +66,7 @@ from plumbing.screen import LINES, WARNINGS
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 TRUNCATION = 0.1  # A.15: above 10 to 15 % of truncated completions runs destabilise
 STANDING = 10  # batches in a row without gradient before a warning
-FEW_HELD_OUT = 16  # fewer held-out prompts say too little for a curve
+FEW_HELD_OUT = 16  # with fewer held-out prompts a warning says that they are too few for a curve
 UNVERIFIED = 0.01  # a run stops when the verifier failed on a larger share of its groups (of 100, if it has had fewer)
 SKIPPED = 5  # steps in a row without a finite gradient, after which a run stops
 

@@ -3,10 +3,10 @@
     python benchmarks/sft_trl.py MODEL OUT        MODEL a folder as benchmarks/smollm2.py --convert makes it
     torchrun train.py --loss cispo --model OUT --data FILE.jsonl
 
-Needs TRL (`pip install trl`). An example that takes a few minutes: the traces are sums of our own, such as
-`<think>17+8=25</think>25`. train.py needs a policy whose completions hold the mark of --think-end, and end. Prints for
-unseen questions, before and after, the share of completions with the mark and the share of right ones. Questions for
-train.py go to OUT.jsonl.
+Needs TRL (`pip install trl`) and a few minutes. The traces are sums of our own, such as
+`<think>17+8=25, 25+4=29</think>29`. They teach what train.py needs: completions that hold the mark of --think-end, and
+that end. Prints, before and after the fine-tuning, the share of completions for unseen questions that hold the mark,
+and the share that are right. Writes the questions for train.py to OUT.jsonl.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def traces(count, seed):
 
 
 def measure(model, tokens, rows):
-    """(share with the mark, pass rate) of one completion for each row's question; prints the first."""
+    """(share with the mark, pass rate) of one completion for each row's question; prints the first completion."""
     found = [data.render(data.Row("", row["prompt"], str(row["answer"]), "arithmetic"), tokens) for row in rows]
     prompts, _ = data.tokenise(found, tokens, budget=128)
     generator = rollout.TorchGenerator(model.eval(), tokens, slots=32, max_new_tokens=48)

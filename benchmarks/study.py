@@ -48,8 +48,8 @@ def place(name, seed):
 
 
 def finished(name, seed):
-    """The rows of a finished run: for ScaleRL of the README's first command if it was run, else of a run made now."""
-    first_command = ROOT / "results" / f"main_seed{seed}.jsonl"  # its defaults are ScaleRL on the embedded task
+    """The rows of a finished run: of results/main_seed*.jsonl for ScaleRL if that exists, else of a run made now."""
+    first_command = ROOT / "results" / f"main_seed{seed}.jsonl"  # the README's: its defaults are ScaleRL
     return rows_of(first_command) if name == "scalerl" and first_command.exists() else run(name, seed)
 
 
@@ -63,7 +63,7 @@ def run(name, seed):
     if not started and (out / "log.jsonl").exists():
         (out / "log.jsonl").unlink()  # it was interrupted before its first checkpoint
     more = ["--resume"] if started else [*flags(name), "--seed", str(seed)]
-    train([*more, "--out", os.path.relpath(out, ROOT)])  # the log keeps it: no path of this machine
+    train([*more, "--out", os.path.relpath(out, ROOT)])  # relative: the log keeps it
     rows = rows_of(log) if (log := out / "log.jsonl").exists() else [{"kind": "nothing"}]
     reason = rows[-1].get("reason", "no reason")
     if reason not in ("finished", "curriculum exhausted") and "finite" not in reason:  # so train.Diverged says
@@ -86,7 +86,7 @@ def reduced(rows):
     """
     steps, kept = {}, []
     for row in rows:
-        if row["kind"] == "step":  # a resumed run repeats some steps: of each the last row counts
+        if row["kind"] == "step":  # a resumed run repeats some steps; the last row of a step counts
             steps[row["step"]] = row
         elif row["kind"] == "eval":
             kept = [one for one in kept if one["kind"] == "config" or one["step"] < row["step"]]

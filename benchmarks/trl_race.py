@@ -1,14 +1,14 @@
-"""Who learns faster? The main job by train.py and by TRL's GRPOTrainer, in seconds on the same two cores.
+"""Which learns faster, train.py or TRL's GRPOTrainer? The main job by both, in seconds on the same two cores.
 
     python benchmarks/trl_race.py                    three seeds of both, the table, figures/trl_race.png
     python benchmarks/trl_race.py --steps 120        the same to the end of the main job
     python benchmarks/trl_race.py --layouts          only: seconds per step of each side's batch layouts
 
-Measures seconds on the clock until the validation pass rate is 0.1 and 0.2 above R_0, by linear interpolation between
-two evaluations; "not reached" is a result. Both sides have the same model, prompts, batch, learning rate, warm-up,
-AdamW, CISPO with the same cap, the same validation prompts and the same code to evaluate them. Both clocks stand still
-during validation. Each side has the fastest of its batch layouts below. One side runs at a time; the result of a run is
-kept in results/, and the run is not repeated.
+The main job is the README's first command. Measures seconds on the clock until the validation pass rate is 0.1 and 0.2
+above R_0, by linear interpolation between two evaluations; "not reached" is a result. Both sides have the same model,
+prompts, batch, learning rate, warm-up, AdamW, CISPO with the same cap, the same validation prompts and the same code to
+evaluate them. Both clocks stand still during validation. Each side uses the fastest of its batch layouts (below). One
+side runs at a time. The result of a run is kept in results/; as long as its file is there, the run is not repeated.
 
 What differs, because it is TRL's own way:
     TRL generates and trains in turn in one process on all cores; train.py has a process for each, on half of the cores
@@ -19,7 +19,7 @@ What differs, because it is TRL's own way:
     the order of the prompts
 
 TRL gets an environment of its own (--venv, kept; a gigabyte), because it needs other packages than this project. TRL
-decodes without special tokens, and so without the mark; the reward function decodes its `completion_ids` instead.
+decodes without special tokens, and so without </think>; the reward function decodes its `completion_ids` instead.
 """
 
 import argparse
@@ -36,8 +36,8 @@ from statistics import mean, stdev
 
 ROOT = Path(__file__).parent.parent
 GAINS = (0.1, 0.2)  # above R_0
-# `fastest` measures seconds per step with each. TRL's: completions per forward and backward pass. Ours: (padded tokens
-# per micro-batch, slots of the generator).
+# Batch layouts, of which `fastest` chooses. TRL's: completions per forward and backward pass. Ours: (padded tokens per
+# micro-batch, slots of the generator).
 THEIR_LAYOUTS = (32, 64, 128, 256, 512)
 OUR_LAYOUTS = ((1024, 128), (2048, 128), (4096, 128), (2048, 256))
 THEIRS = '''

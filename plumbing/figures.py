@@ -18,6 +18,7 @@ TABLE_1 = {  # A, B, C_mid (GPU-hours)
     "ScaleRL-bs512": (0.605, 1.77, 2818), "ScaleRL-bs2048": (0.645, 1.70, 10909),
     "math+code, math": (0.595, 2.05, 2896), "math+code, code": (0.615, 1.09, 1675),
 }  # fmt: skip
+# A.7, published: first and last fitted GPU-hours -> (B, A)
 A_7 = {(1500, 50000): (1.70, 0.645), (0, 100000): (1.56, 0.655), (0, 50000): (1.7, 0.645), (5000, 50000): (1.67, 0.645)}
 CUT_OFFS = {"start": (2, 5, 10, 20, 30, 40), "stop": (30, 40, 50, 60, 70, 80, 90, 100)}  # % of compute, as in A.7
 RATE, HOURS = "pass rate R", "compute C (GPU-hours)"
@@ -136,7 +137,7 @@ def error_panels(tables, run):
     for end, cuts in CUT_OFFS.items():
         laws[end] = [(x, law) for x in cuts for law in fit.fitted(run, **{end: f"{x}%"})]
     for name in ("A", "B"):
-        # too few points leave B open: its band ends at 10,000, the bound, and would make a line of all else
+        # From too few points the band of B reaches fit.B_MAX, 10,000, and would flatten all else.
         series = [(f"{end} moves", [(x, getattr(at, name), *np.minimum(at.bands[name], 10)) for x, at in laws[end]])
                   for end in laws]
         title = f"{run.name}: {name} by fit range\n90 % band{' (cut at 10)' * (name == 'B')}: noise, if Eq. 1 holds"
@@ -165,7 +166,7 @@ def table_1(title, names, *spans, gain=False):
 def samples(noise):
     """A fit.Run of samples of the published bs2048 fit, at step 0 and every 100 of 7,400 steps.
 
-    noise  standard deviation, a pass rate; it, R_0 and the spacing are our choices
+    noise  standard deviation of one pass rate; the noise, R_0 and the spacing are our choices
     """
     C = np.linspace(0, 100000, 75)
     R = fit.sigmoid(C, *TABLE_1["ScaleRL-bs2048"], PAPER_R_0)

@@ -44,7 +44,8 @@ def lines_of(found):
         rows.append((label, half["forecast"], half["low"], half["high"]))
     head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {unit}, R_0 = {R_0:.4g}"
     notes = [f"  note: {note}" for note in found["notes"]]
-    bands = "  90 % bands: of A, B, C_mid if Eq. 1 holds; of R even if not; of an evaluation +-{noise:.4f} about the curve"
+    bands = ("  90 % bands: of A, B, C_mid if Eq. 1 holds; of R even if not; of an evaluation +-{noise:.4f} about the "
+             "curve")
     warnings = [f"  warning: {warning}" for warning in found["warnings"]]
     return [head.format(**found), bands.format(**found), *notes, *table(rows), *warnings]
 

@@ -284,8 +284,8 @@ def check_lengths(args):
     """Raise ValueError for lengths that contradict each other."""
     low, high = args.interrupt_at
     if args.length_control == "interrupt" and not low <= high < args.max_new_tokens:
-        raise ValueError(f"--interrupt-at {low} {high}: expected LO <= HI < --max-new-tokens {args.max_new_tokens}, for "
-                         "an answer")
+        raise ValueError(f"--interrupt-at {low} {high}: expected LO <= HI < --max-new-tokens {args.max_new_tokens}, "
+                         "for an answer")
     longest = args.max_prompt_tokens + args.max_new_tokens
     if "evaluate" not in args and longest > args.token_budget:
         raise ValueError(f"--token-budget {args.token_budget} is smaller than one prompt with its completion, "

@@ -22,12 +22,12 @@ The verdict is the first of these that applies:
                  idle and cannot have made a difference.
     agrees       The whole interval lies on the paper's side of 0; where the paper says "the same", within the margin.
     does not     The whole interval lies on the other side of 0; where the paper says "the same", outside the margin.
-                 Where the paper names a difference in A, also if the interval lies within the margin: by the paper's
-                 own margin, a difference in A is one of 0.02 or more.
+                 Where the paper names a difference in A, a whole interval within the margin does not agree either: by
+                 the paper's own margin, a difference in A is one of 0.02 or more.
     cannot tell  All other cases.
 Margin, in both directions from 0: 0.02 for end and A (A.5), 0.15 for B (ours: twice the spread of B between seeds).
 
-Two things are printed beside the verdict and do not change it. They were added when 8 of the 54 runs were there, after
+Two things are printed beside the verdict and do not change it. They were added when 7 of the 54 runs were there, after
 the first of pipeline-8 had risen to 0.62 and fallen to 0.42:
     until it falls  the verdict with every run that falls after a peak (`fit.peak`) cut there. Eq. 1 cannot fall. The
                     paper fits the comparisons of Sec. 3 where all runs are still stable.
@@ -37,8 +37,8 @@ the first of pipeline-8 had risen to 0.62 and fallen to 0.42:
 B does not change if all compute is multiplied by a constant. So of Fig. 4a the device-hours to half of the gain, C_mid
 at the common A, are printed too.
 
-Every configuration has the steps, the learning rate and the prompts per step of the embedded task, also the recipes for
-which A.16 gives 80 prompts. So a difference has one cause.
+Every configuration has the steps, the learning rate and the prompts per step of the embedded task, even the recipes for
+which A.16 gives 80 prompts. So none of these can cause a difference.
 
 Test: pytest tests/test_study.py
 """
@@ -67,7 +67,7 @@ class Configuration(NamedTuple):
     reference: str | None
     flags: str
     seeds: int = 2
-    quiet: int = 0  # the first so many seeds run with nothing else on the machine: their device-hours count (Fig. 4a)
+    quiet: int = 0  # this many first seeds have the machine to themselves, so that their device-hours count (Fig. 4a)
 
 
 CONFIGURATIONS = {c.name: c for c in (
@@ -194,7 +194,7 @@ def measure(rows, x="tokens"):
     rates = [row["pass_rate"] for row in evaluations]
     one = fit.Run([row[x] for row in evaluations], rates, start="10%")
     law = fitted(one)
-    clipped = mean(row["clipped"] for row in steps if "clipped" in row)  # known if a batch had a gradient
+    clipped = mean(row["clipped"] for row in steps if "clipped" in row)  # absent if no batch had a gradient
     ages = sum((Counter({int(age): n for age, n in row["staleness"].items()}) for row in steps), Counter())
     return Measured(one, mean(rates[-(len(rates) // 4):]), law.A if law else nan, clipped, max(ages),
                     sum(age * n for age, n in ages.items()) / ages.total())
@@ -318,7 +318,8 @@ def table(logs):
     """The findings as lines of Markdown, then what else is to be known of them."""
     found, cut = judged(logs), judged({pair: until_it_falls(rows) for pair, rows in logs.items()})
     head = "| Fig. | finding | paper | ours: difference (90 % interval) | verdict | until it falls |"
-    return [head, "|---" * 6 + "|"] + [line(finding, found[finding], cut[finding]) for finding in found] + ["", *remarks(logs, found)]
+    lines = [line(finding, found[finding], cut[finding]) for finding in found]
+    return [head, "|---" * 6 + "|", *lines, "", *remarks(logs, found)]
 
 
 def line(finding, found, cut):
@@ -336,12 +337,13 @@ def line(finding, found, cut):
 def remarks(logs, found):
     """Lines: how many findings were tested; each configuration's clip, ages and end; Fig. 4a's speed; runs that fall.
     """
-    count, (groups, hours) = Counter(row[3] for row in found.values()), (grouped(logs, x) for x in ("tokens", "gpu_hours"))
+    count = Counter(row[3] for row in found.values())
+    groups, hours = (grouped(logs, x) for x in ("tokens", "gpu_hours"))
     verdicts = ", ".join(f"{count[word]} {word}" for word in ("agrees", "does not", "cannot tell"))
     lines = [f"{len(found)} of {len(FINDINGS)} findings tested: {verdicts}. Of 90 % intervals one in ten errs."]
     for name, runs in groups.items():
         clipped, age, end = (mean(getattr(one, what) for one in runs) for what in ("clipped", "age", "end"))
-        lines.append(f"{name}: {len(runs)} runs, {clipped:.3%} of tokens clipped, tokens {age:.1f} steps old, "
+        lines.append(f"{name}: {len(runs)} run{'s' * (len(runs) > 1)}, {clipped:.3%} of tokens clipped, tokens {age:.1f} steps old, "
                      f"the oldest {max(one.oldest for one in runs)}; pass rate at the end {end:.3f}")
     if hours:
         A = common_A([one for runs in hours.values() for one in runs])

@@ -67,7 +67,7 @@ def correct(completion_ids, answer, **_):
     return [1.0 if text == reference else -1.0 for text, reference in zip(texts, answer)]
 
 class Watch(TrainerCallback):
-    """The clock, which stands still while the validation is asked."""
+    """The clock, which stands still during validation."""
     seconds, since, evaluations = 0.0, None, []
 
     def measure(self, model, step):

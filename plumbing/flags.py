@@ -83,8 +83,8 @@ def recipe_flags(add):
     add("--loss", choices=loss.LOSSES, help="objective, Eq. 3 to 8")
     add("--eps-max", type=float, help="cispo: cap on the ratio itself, >= 1 (Eq. 4)")
     add("--eps", type=float, help="grpo: half-width of the clip (Eq. 7)")
-    add("--eps-low", type=float, help="dapo, gspo: lower half-width (Eq. 3, 8)")
-    add("--eps-high", type=float, help="dapo, gspo: upper half-width (Eq. 3, 8)")
+    add("--eps-low", type=float, help="dapo, gspo (its own default: 0.003): lower half-width (Eq. 3, 8)")
+    add("--eps-high", type=float, help="dapo, gspo (its own default: 0.005): upper half-width (Eq. 3, 8)")
     add("--average", choices=loss.AVERAGES, help="loss aggregation (Sec. 3.2)")
     add("--normalisation", choices=loss.NORMALISATIONS, help="advantage normalisation (Sec. 3.2)")
     add("--zero-variance-filter", action=TOGGLE, help="drop prompts with all completions right or all wrong (Sec. 3.2)")
@@ -113,7 +113,8 @@ def model_flags(add):
     add("--verify-timeout", type=float,
         help="seconds to check one answer; an answer that takes longer is wrong and counted as timed out")
     add("--temperature", type=float, help="sampling temperature")
-    add("--dtype", choices=("float32", "bfloat16"), help="of generators and forward passes; master weights are float32")
+    add("--dtype", choices=("float32", "bfloat16"),
+        help="of generators and forward passes; master weights are float32 [bfloat16 on a GPU, else float32]")
 
 
 def length_flags(add):
@@ -143,7 +144,8 @@ def run_flags(add):
     add("--eval-every", type=positive, help="optimizer steps between evaluations")
     add("--checkpoint-every", type=positive, metavar="STEPS",
         help="optimizer steps between checkpoints, of which the two latest are kept (default: as --eval-every)")
-    add("--eval-prompts", type=positive, help="held-out validation prompts; with --evaluate, prompts of every source")
+    add("--eval-prompts", type=positive,
+        help="held-out validation prompts; with --evaluate, at most this many prompts of every source")
     add("--eval-generations", type=positive, help="completions per validation prompt (mean@k)")
     add("--timeout", type=float, help="seconds without progress after which a wait fails and says who waits for whom")
     add("--seed", type=int, help="random seed of the order of training prompts and of sampling")

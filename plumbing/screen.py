@@ -14,7 +14,8 @@ WARNINGS = {
                  "destabilise above {limit:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)",
     "skipped": "the gradient of step {step} was not finite; its update was skipped",
     "few held out": "only {count} held-out prompts, and every evaluation asks the same ones: too few for a curve or a "
-                    "forecast. A tenth of a small file is held out; train.py --evaluate MODEL asks all of its rows",
+                    "forecast. A tenth of a small file is held out; train.py --evaluate MODEL --data FILE asks all of "
+                    "its rows",
     "no mark": "none of the {completions} completions of the validation holds {mark!r}, behind which the answer "
                "begins, unless an interruption put it there, and none is right. Without an answer every reward is -1, "
                "and nothing will be learnt. If the model uses no marks, --think-end none takes its whole completion "

@@ -268,7 +268,7 @@ def verdict(low, high, *, direction, quantity, clip_idle=False):
         return "does not", "beyond 0 the other way"
     if quantity == "A" and inside:
         return "does not", f"within {margin}"
-    return "cannot tell", "both sides of 0"
+    return "cannot tell", "the interval holds 0"
 
 
 def judged(logs):
@@ -343,8 +343,8 @@ def remarks(logs, found):
     lines = [f"{len(found)} of {len(FINDINGS)} findings tested: {verdicts}. Of 90 % intervals one in ten errs."]
     for name, runs in groups.items():
         clipped, age, end = (mean(getattr(one, what) for one in runs) for what in ("clipped", "age", "end"))
-        lines.append(f"{name}: {len(runs)} run{'s' * (len(runs) > 1)}, {clipped:.3%} of tokens clipped, tokens {age:.1f} steps old, "
-                     f"the oldest {max(one.oldest for one in runs)}; pass rate at the end {end:.3f}")
+        lines.append(f"{name} ({len(runs)}): {clipped:.3%} of tokens clipped, tokens {age:.1f} steps old, the oldest "
+                     f"{max(one.oldest for one in runs)}; pass rate at the end {end:.3f}")
     if hours:
         A = common_A([one for runs in hours.values() for one in runs])
         known = (f"{name} {', '.join(f'{x:.3f}' for x in values(runs, 'C_mid', A))}" for name, runs in hours.items())

@@ -250,6 +250,6 @@ def test_the_table_says_how_many_were_tested_what_was_clipped_and_how_old_tokens
     assert lines[2].endswith("cannot tell: the clip is idle |")
     # the prompt average's A is the sample average's, +-0.017
     assert f"2 of {len(study.FINDINGS)} findings tested: 0 agrees, 1 does not, 1 cannot tell." in lines[5]
-    assert ("cispo: 2 runs, 0.050% of tokens clipped, tokens 3.0 steps old, the oldest 3; "
+    assert ("cispo (2): 0.050% of tokens clipped, tokens 3.0 steps old, the oldest 3; "
             "pass rate at the end 0.588") in lines
     assert lines[-1].startswith("A differs nowhere")

@@ -11,9 +11,9 @@ Configurations, findings and the rule of the verdicts are in plumbing/study.py. 
 cores. Its log is shortened to at most 15 kB, every evaluation and a summary of the steps between two of them, and kept
 as results/study/NAME-SEED.jsonl, also if the run diverged. ScaleRL is also what the README's first command runs: if
 results/main_seed*.jsonl exist, they are used. An interrupted run continues from its last checkpoint. Prompts, steps and
-batches do not depend on timing, but under PipelineRL the age of tokens does: on whether generator or trainer is the
-slower. Several runs at a time slow both alike if each has a core of its own (taskset -c 0, taskset -c 1); only the runs
-of --quiet need a machine to themselves.
+batches do not depend on timing. The age of tokens does where the trainer is the slower side, as without the
+zero-variance filter under PipelineRL: such runs, and those of --quiet, are best made alone on two cores. The others can
+run side by side, each on a core of its own (taskset -c 0, taskset -c 1).
 
 Test: pytest tests/test_study.py
 """

@@ -316,10 +316,11 @@ def averaged(logs, name, x):
 
 def table(logs):
     """The findings as lines of Markdown, then what else is to be known of them."""
-    found, cut = judged(logs), judged({pair: until_it_falls(rows) for pair, rows in logs.items()})
+    rising = {pair: until_it_falls(rows) for pair, rows in logs.items()}
+    found, cut = judged(logs), judged(rising)
     head = "| Fig. | finding | paper | ours: difference (90 % interval) | verdict | until it falls |"
     lines = [line(finding, found[finding], cut[finding]) for finding in found]
-    return [head, "|---" * 6 + "|", *lines, "", *remarks(logs, found)]
+    return [head, "|---" * 6 + "|", *lines, "", *remarks(logs, rising, found)]
 
 
 def line(finding, found, cut):
@@ -329,16 +330,18 @@ def line(finding, found, cut):
     said = {-1: "lower", 0: "the same", 1: "higher"}[finding.direction]
     numbers = ", {} against {}".format(*finding.paper) if finding.paper else ""
     ours, until = ("{:+.3f} ({:+.3f} to {:+.3f})".format(*one[:3]) for one in (found, cut))
-    until = f"{until}, {cut[3]}" if cut[:3] != found[:3] else ""
+    until = f"{until}, {cut[3]}" if until != ours or cut[3] != found[3] else ""
     return (f"| {finding.figure} | {finding.says} | {finding.quantity} {said}{numbers} | {finding.quantity} {ours} "
             f"| {found[3]}: {found[4]} | {until} |")
 
 
-def remarks(logs, found):
+def remarks(logs, rising, found):
     """Lines: how many findings were tested; each configuration's clip, ages and end; Fig. 4a's speed; runs that fall.
+
+    rising: the logs until they fall.
     """
     count = Counter(row[3] for row in found.values())
-    groups, hours = (grouped(logs, x) for x in ("tokens", "gpu_hours"))
+    groups, hours = grouped(logs, "tokens"), grouped(rising, "gpu_hours")
     verdicts = ", ".join(f"{count[word]} {word}" for word in ("agrees", "does not", "cannot tell"))
     lines = [f"{len(found)} of {len(FINDINGS)} findings tested: {verdicts}. Of 90 % intervals one in ten errs."]
     for name, runs in groups.items():
@@ -349,9 +352,9 @@ def remarks(logs, found):
         A = common_A([one for runs in hours.values() for one in runs])
         known = (f"{name} {', '.join(f'{x:.3f}' for x in values(runs, 'C_mid', A))}" for name, runs in hours.items())
         lines.append(f"device-hours to half of the gain, with A = {A:.3f}: {'; '.join(known)}")
-    falling = [f"{name}-{seed}" for (name, seed), rows in logs.items() if until_it_falls(rows) is not rows]
+    falling = [f"{name}-{seed}" for (name, seed), rows in logs.items() if len(rising[name, seed]) < len(rows)]
     lines += ["falling after a peak: " + ", ".join(falling)] if falling else []
-    ceilings = [finding for finding in found if finding.quantity == "A" and finding.direction]
-    if ceilings and all(found[finding][1] <= 0 <= found[finding][2] for finding in ceilings):
+    ceilings = [row for finding, row in found.items() if finding.quantity == "A"]
+    if ceilings and all(low <= 0 <= high for _, low, high, *_ in ceilings):
         lines.append("A differs nowhere: on this task the prompts fix the ceiling, not the recipe.")
     return lines

@@ -43,6 +43,8 @@ def draw(ax, title, xlabel, ylabel, curves):
                 ax.plot(x, edge, color=colour, lw=0.6, alpha=0.7)
             if band:
                 ax.fill_between(x, *both, color=colour, alpha=alpha, lw=0)
+            if band and start == end:  # a single point: its band has no area
+                ax.vlines(start, both[0][0], both[1][0], colour, lw=1.3)
         x, y = np.array(points)
         size, faces = 14 if len(curves) < 4 else 9, np.where((x >= start) & (x <= fitted_to), colour, "none")
         ax.scatter(x, y, size, faces, marker=marker, edgecolors=colour, linewidths=0.7, zorder=3)
@@ -77,11 +79,13 @@ def draw_differences(ax, title, margin, rows):
 
 
 def save(path, title, panels, differences=()):
-    """Draw the panels that have curves on logarithmic x axes, then those of `differences`, three in a row; write them.
+    """Write a figure: the panels that have curves, on logarithmic x axes, then those of `differences`; at most three in
+    a row.
     """
     panels = [panel for panel in panels if panel[-1]]
     count, most = len(panels) + len(differences), max(len(panel[-1]) for panel in panels)
-    rows, columns = -(-count // 3), min(3, count)
+    rows = -(-count // 3)
+    columns = -(-count // rows)
     height = 4.2 + 0.18 * (most if most < 5 else -(-most // 2))  # the legend's lines
     figure = Figure(figsize=((6.8 if differences else 5.6) * columns, height * rows), layout="constrained")
     figure.suptitle(title)

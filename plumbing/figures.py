@@ -44,7 +44,7 @@ def draw(ax, title, xlabel, ylabel, curves):
             if band:
                 ax.fill_between(x, *both, color=colour, alpha=alpha, lw=0)
             if band and start == end:  # a single point: its band has no area
-                ax.vlines(start, both[0][0], both[1][0], colour, lw=1.3)
+                ax.plot([start, start], [both[0][0], both[1][0]], color=colour, lw=1.3)
         x, y = np.array(points)
         size, faces = 14 if len(curves) < 4 else 9, np.where((x >= start) & (x <= fitted_to), colour, "none")
         ax.scatter(x, y, size, faces, marker=marker, edgecolors=colour, linewidths=0.7, zorder=3)
@@ -53,7 +53,8 @@ def draw(ax, title, xlabel, ylabel, curves):
     ax.set_title(title, fontsize=10)
     ax.xaxis.set(major_locator=LogLocator(subs=(1, 3)), major_formatter="{x:,g}", minor_formatter="")
     ax.grid(alpha=0.25)
-    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1 + (len(curves) > 4))
+    size = 8 if len(curves) < 8 else 7
+    ax.legend(fontsize=size, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1 + (len(curves) > 4))
 
 
 def draw_differences(ax, title, margin, rows):

@@ -195,7 +195,7 @@ def measure(rows, x="tokens"):
     rates = [row["pass_rate"] for row in evaluations]
     one = fit.Run([row[x] for row in evaluations], rates, start="10%")
     law = fitted(one)
-    clipped = mean(row["clipped"] for row in steps if "clipped" in row)  # absent if no batch had a gradient
+    clipped = mean([row["clipped"] for row in steps if "clipped" in row] or [nan])  # absent: no batch had a gradient
     ages = sum((Counter({int(age): n for age, n in row["staleness"].items()}) for row in steps), Counter())
     return Measured(one, mean(rates[-(len(rates) // 4):]), law.A if law else nan, clipped, max(ages),
                     sum(age * n for age, n in ages.items()) / ages.total())
@@ -218,8 +218,8 @@ def values(runs, quantity, A):
 
 
 def common_A(runs):
-    """The mean A of the runs that have one, with which their B are fitted (A.5)."""
-    return mean(one.A for one in runs if one.A == one.A)
+    """The mean A of the runs that have one, with which their B are fitted (A.5); nan if none has."""
+    return mean([one.A for one in runs if one.A == one.A] or [nan])
 
 
 def until_it_falls(rows):

@@ -41,7 +41,7 @@ def test_every_function_that_the_readme_names_is_defined(file, name):
     assert name in defined(path)
 
 
-def test_the_reading_path_is_an_evening_long_and_ends_at_one_decode_step():
+def test_the_reading_path_is_an_evening_long_and_comes_to_one_decode_step():
     path = re.findall(NAMES, READING_PATH)
     assert path[0] == ("fit.py", "sigmoid") and ("rollout.py", "TorchGenerator.step") in path
     assert len(set(path)) == len(path)

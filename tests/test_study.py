@@ -192,6 +192,9 @@ def test_a_value_that_a_run_does_not_have_counts_neither_for_the_spread_nor_for_
     logs = {("cispo", 0): curve(0.7, 0.01), ("pipeline-8", 0): curve(0.6), ("pipeline-8", 1): short}
     [(_, _, _, word, why)] = study.judged(logs).values()
     assert (word, why) == ("cannot tell", "no interval")
+    one_sided = {("cispo", 0): curve(0.7, 0.01), ("pipeline-8", 0): short, ("pipeline-8", 1): short}
+    [(_, _, _, word, why)] = study.judged(one_sided).values()
+    assert (word, why) == ("cannot tell", "no interval")
 
 
 def test_a_run_that_falls_is_also_judged_until_it_falls():

@@ -419,7 +419,8 @@ def peak(R):
     5
     """
     mean = np.convolve(R, np.ones(width := min(len(R), max(3, len(R) // 8))) / width, "valid")
-    noise = np.median(abs(np.diff(R))) / 0.954  # 0.954: median |difference| of two standard normal numbers
+    bends = np.diff(R, min(2, len(R) - 1))  # R_i - 2 R_i+1 + R_i+2, 0 on a straight line: a steady rise is no noise
+    noise = np.median(abs(bends)) / 1.652  # 1.652: their median size for standard normal R
     limit = max(0.01, 4 * noise * np.sqrt(2 / width))
     return int(mean.argmax()) + width - 1, mean.max() - mean[-1], limit
 

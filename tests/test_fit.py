@@ -293,6 +293,13 @@ def test_warning_reward_falls_after_a_peak():
     assert "reward falls after a peak" in names(fit.fit(C, R))
 
 
+def test_a_steady_rise_is_not_taken_for_noise_that_could_explain_a_fall():
+    up_then_down = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.58, 0.56, 0.54])
+    _, drop, limit = fit.peak(up_then_down)
+    assert np.isclose(drop, (0.6 + 0.58 + 0.56) / 3 - (0.58 + 0.56 + 0.54) / 3) and limit == 0.01
+    assert not np.greater(*fit.peak(up_then_down[:7])[1:])  # while it rises
+
+
 def test_warning_not_yet_forecastable_names_the_band():
     C, R = clean(noise=0.01, top=25.0)  # ends before C_mid = 30
     law = fit.fit(C, R)

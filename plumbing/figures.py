@@ -51,7 +51,8 @@ def draw(ax, title, xlabel, ylabel, curves):
         ax.plot([], [], "-" + marker * bool(len(x)), color=colour, ms=4, label=label)
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.set_title(title, fontsize=10)
-    ax.xaxis.set(major_locator=LogLocator(subs=(1, 3)), major_formatter="{x:,g}", minor_formatter="")
+    subs = (1, 3) if np.divide(*ax.get_xlim()) > 1e-3 else (1,)  # over three decades, labels at 3 have no room
+    ax.xaxis.set(major_locator=LogLocator(subs=subs), major_formatter="{x:,g}", minor_formatter="")
     ax.grid(alpha=0.25)
     size = 8 if len(curves) < 8 else 7
     ax.legend(fontsize=size, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1 + (len(curves) > 4))

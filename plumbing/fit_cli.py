@@ -123,7 +123,8 @@ def ours(laws, folder):
 
 
 def compared(logs, folder):
-    """A figure for each of the paper's comparisons that has runs among `study.kept` logs; returns the findings' table.
+    """A figure for each of the paper's comparisons that has runs among `study.kept` logs, and one on the age of tokens;
+    returns the findings' table.
     """
     found = study.judged(logs)
     for figure, title in study.FIGURES.items():
@@ -131,6 +132,7 @@ def compared(logs, folder):
         if own:
             path, title = folder / f"ours_fig{figure}.png", f"Fig. {figure}, {title}: the embedded task"
             figures.save(path, title, curves_of(own, logs, figure == "7"), differences_of(own))
+    figures.save(folder / "ours_age.png", "All runs of the study: the embedded task", [ends_by_age(logs)])
     return study.table(logs)
 
 
@@ -149,6 +151,19 @@ def curves_of(findings, logs, with_log_f):
             title = f"Fig. 7 with one A = {A:.3f}: F = C^B"
             panels.append((title, axis, f"log10 F(R), F in {x}^B", [*map(figures.log_f, same)]))
     return panels
+
+
+def ends_by_age(logs):
+    """A panel with a point for each run: the pass rate at its end against the mean age of its tokens, by loss."""
+    points = {}
+    for rows in logs.values():
+        one = study.measure(rows)
+        points.setdefault(rows[0]["flags"]["loss"], []).append((one.age, one.end))
+    curves = []
+    for loss, own in points.items():
+        ages, ends = zip(*sorted(own))
+        curves.append(figures.Curve(loss, lambda C: C * np.nan, (ages[0], ages[-1], ages[-1]), (ages, ends)))  # no law
+    return "pass rate at the end", "mean age of the trained tokens (optimizer steps)", figures.RATE, curves
 
 
 def differences_of(findings):

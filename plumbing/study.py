@@ -30,10 +30,12 @@ Margin, in both directions from 0: 0.02 for end and A (A.5), 0.15 for B (ours: t
 Two things are printed beside the verdict and do not change it. They were added when 7 of the runs were there, after the
 first of pipeline-8 had risen to 0.62 and fallen to 0.42, as was the control pipeline-1:
     until it falls  the verdict with every run that falls after a peak (`fit.peak`) cut there. Eq. 1 cannot fall. The
-                    paper fits the comparisons of Sec. 3 where all runs are still stable.
+                    paper fits the comparisons of Sec. 3 where all runs are still stable. When 28 runs were there,
+                    `fit.peak` was mended: it took the steep rise of a short run for noise, and missed a fall by 0.07.
     age             if the mean age of the trained tokens, in optimizer steps, differs by more than 1 between the two
                     sides, then a part of the difference may be due to it. Under PipelineRL-8 tokens are 0 to 8 steps
-                    old; where in between depends on which of generators and trainers is the slower, so on the filter.
+                    old; where in between depends on which of generators and trainers is the slower, so on the filter
+                    and, if both are about equally fast, on the machine's load.
 B does not change if all compute is multiplied by a constant. So of Fig. 4a the device-hours to half of the gain, C_mid
 at the common A, are printed too.
 

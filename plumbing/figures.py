@@ -54,7 +54,7 @@ def draw(ax, title, xlabel, ylabel, curves):
     subs = (1, 3) if np.divide(*ax.get_xlim()) > 1e-3 else (1,)  # over three decades, labels at 3 have no room
     ax.xaxis.set(major_locator=LogLocator(subs=subs), major_formatter="{x:,g}", minor_formatter="")
     ax.grid(alpha=0.25)
-    size = 8 if len(curves) < 8 else 7
+    size = 8 if len(curves) < 8 else 6.5
     ax.legend(fontsize=size, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1 + (len(curves) > 4))
 
 
@@ -96,6 +96,17 @@ def save(path, title, panels, differences=()):
     for place, panel in enumerate(differences, 1 + len(panels)):
         draw_differences(figure.add_subplot(rows, columns, place), *panel)
     Path(path).parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def save_points(path, title, xlabel, ylabel, groups):
+    """Write a figure with one panel of points, {label: (x, y)}, in a folder that exists."""
+    figure = Figure(figsize=(6.8, 4.2), layout="constrained")
+    ax = figure.add_subplot(title=title, xlabel=xlabel, ylabel=ylabel)
+    for (label, (x, y)), colour, marker in zip(groups.items(), COLOURS, MARKERS):
+        ax.plot(x, y, marker, color=colour, ms=5, label=label)
+    ax.grid(alpha=0.25)
+    ax.legend()
     figure.savefig(path, dpi=120)
 
 

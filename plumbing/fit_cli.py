@@ -132,7 +132,8 @@ def compared(logs, folder):
         if own:
             path, title = folder / f"ours_fig{figure}.png", f"Fig. {figure}, {title}: the embedded task"
             figures.save(path, title, curves_of(own, logs, figure == "7"), differences_of(own))
-    figures.save(folder / "ours_age.png", "All runs of the study: the embedded task", [ends_by_age(logs)])
+    title, age = "each run of the study on the embedded task", "mean age of the trained tokens (optimizer steps)"
+    figures.save_points(folder / "ours_age.png", title, age, "pass rate at the end", ends_by_age(logs))
     return study.table(logs)
 
 
@@ -154,16 +155,12 @@ def curves_of(findings, logs, with_log_f):
 
 
 def ends_by_age(logs):
-    """A panel with a point for each run: the pass rate at its end against the mean age of its tokens, by loss."""
+    """{loss, dtype: (mean ages of the tokens, pass rates at the end)}, a point for each run."""
     points = {}
     for rows in logs.values():
-        one = study.measure(rows)
-        points.setdefault(rows[0]["flags"]["loss"], []).append((one.age, one.end))
-    curves = []
-    for loss, own in points.items():
-        ages, ends = zip(*sorted(own))
-        curves.append(figures.Curve(loss, lambda C: C * np.nan, (ages[0], ages[-1], ages[-1]), (ages, ends)))  # no law
-    return "pass rate at the end", "mean age of the trained tokens (optimizer steps)", figures.RATE, curves
+        one, flags = study.measure(rows), rows[0]["flags"]
+        points.setdefault(f"{flags['loss']}, {flags['dtype']}", []).append((one.age, one.end))
+    return {label: zip(*own) for label, own in points.items()}
 
 
 def differences_of(findings):

@@ -160,7 +160,7 @@ def ends_by_age(logs):
     for rows in logs.values():
         one, flags = study.measure(rows), rows[0]["flags"]
         points.setdefault(f"{flags['loss']}, {flags['dtype']}", []).append((one.age, one.end))
-    return {label: zip(*own) for label, own in points.items()}
+    return {label: tuple(zip(*own)) for label, own in points.items()}
 
 
 def differences_of(findings):

@@ -4,11 +4,12 @@ import doctest
 import json
 import os
 from pathlib import Path
+from statistics import mean
 
 import pytest
 
 from benchmarks import study as runner
-from plumbing import flags, study
+from plumbing import fit_cli, flags, study
 
 
 def test_docstring_examples_run():
@@ -215,6 +216,15 @@ def test_a_verdict_says_if_the_tokens_of_one_side_were_older():
     logs = {("cispo", 0): curve(0.7, 0.01, age="1"), ("pipeline-8", 0): curve(0.6, 0.01, age="5")}
     [(*_, why)] = study.judged(logs).values()
     assert why.endswith("; tokens 1.0 against 5.0 steps old")
+
+
+def test_the_figure_of_ages_has_a_point_for_each_run_in_the_group_of_its_loss_and_dtype():
+    head = {"kind": "config", "flags": {"loss": "dapo", "dtype": "float32"}}
+    logs = {("pipeline-8", seed): [head, *curve(0.6, age=age)] for seed, age in enumerate("15")}
+    [(label, (ages, ends))] = fit_cli.ends_by_age(logs).items()
+    # the last four of 17 points lie 13 to 16 steps of 100 tokens behind the start, C_mid 3 of them
+    expected = mean(0.2 + 0.4 / (1 + (3 / n) ** 2) for n in (13, 14, 15, 16))
+    assert (label, ages) == ("dapo, float32", (1, 5)) and ends == pytest.approx((expected, expected))
 
 
 def test_the_speed_of_fig_4a_is_in_the_device_hours_to_half_of_the_gain():

@@ -133,7 +133,7 @@ def compared(logs, folder):
             path, title = folder / f"ours_fig{figure}.png", f"Fig. {figure}, {title}: the embedded task"
             figures.save(path, title, curves_of(own, logs, figure == "7"), differences_of(own))
     title, age = "each run of the study on the embedded task", "mean age of the trained tokens (optimizer steps)"
-    figures.save_points(folder / "ours_age.png", title, age, "pass rate at the end", ends_by_age(logs))
+    figures.save_points(folder / "ours_age.png", title, age, "largest fall of the pass rate", falls_by_age(logs))
     return study.table(logs)
 
 
@@ -154,12 +154,13 @@ def curves_of(findings, logs, with_log_f):
     return panels
 
 
-def ends_by_age(logs):
-    """{loss, dtype: (mean ages of the tokens, pass rates at the end)}, a point for each run."""
+def falls_by_age(logs):
+    """{loss, dtype: (mean ages of the tokens, largest falls to a later evaluation)}, a point for each run."""
     points = {}
     for rows in logs.values():
         one, flags = study.measure(rows), rows[0]["flags"]
-        points.setdefault(f"{flags['loss']}, {flags['dtype']}", []).append((one.age, one.end))
+        fall = max(np.maximum.accumulate(one.run.reward) - one.run.reward)
+        points.setdefault(f"{flags['loss']}, {flags['dtype']}", []).append((one.age, fall))
     return {label: tuple(zip(*own)) for label, own in points.items()}
 
 

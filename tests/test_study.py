@@ -221,10 +221,12 @@ def test_a_verdict_says_if_the_tokens_of_one_side_were_older():
 def test_the_figure_of_ages_has_a_point_for_each_run_in_the_group_of_its_loss_and_dtype():
     head = {"kind": "config", "flags": {"loss": "dapo", "dtype": "float32"}}
     logs = {("pipeline-8", seed): [head, *curve(0.6, age=age)] for seed, age in enumerate("15")}
-    [(label, (ages, ends))] = fit_cli.ends_by_age(logs).items()
-    # the last four of 17 points lie 13 to 16 steps of 100 tokens behind the start, C_mid 3 of them
-    expected = mean(0.2 + 0.4 / (1 + (3 / n) ** 2) for n in (13, 14, 15, 16))
-    assert (label, ages) == ("dapo, float32", (1, 5)) and ends == pytest.approx((expected, expected))
+    evaluations = [row for row in logs["pipeline-8", 1] if row["kind"] == "eval"]
+    evaluations[8]["pass_rate"], evaluations[16]["pass_rate"] = 0.4, 0.5
+    [(label, (ages, falls))] = fit_cli.falls_by_age(logs).items()
+    assert (label, ages) == ("dapo, float32", (1, 5))
+    before = 0.2 + 0.4 / (1 + (3 / 7) ** 2)  # it falls from 0.54 to 0.4 and later from 0.58 to 0.5
+    assert falls == pytest.approx((0, before - 0.4))
 
 
 def test_the_speed_of_fig_4a_is_in_the_device_hours_to_half_of_the_gain():

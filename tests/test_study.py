@@ -4,7 +4,6 @@ import doctest
 import json
 import os
 from pathlib import Path
-from statistics import mean
 
 import pytest
 

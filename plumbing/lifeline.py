@@ -69,7 +69,7 @@ class Lifeline(threading.Thread):
         self.heard = dict.fromkeys(lines, time.monotonic())
         self.needed = set(lines.values())  # ranks whose end is a loss
         self.launcher, self.signed = os.getppid(), float("-inf")
-        self.lost, self.stopped, self.noticed = None, None, False
+        self.lost, self.stopped, self.noticed, self.losing = None, None, False, threading.Lock()
         os.register_at_fork(after_in_child=lambda: [line.close() for line in lines])  # else a child keeps them open
         self.start()
 
@@ -114,11 +114,13 @@ class Lifeline(threading.Thread):
                 line.send_bytes(message.encode())
 
     def lose(self, reason):
-        """Note why the run cannot go on, tell all ranks and print it; only the first reason counts."""
-        if not self.lost:
-            self.lost = reason
-            self.tell(f"lost {reason}")
-            print(self.farewell(reason), file=sys.stderr, flush=True)
+        """Tell all ranks why the run cannot go on, print it and note it; only the first reason counts."""
+        with self.losing:
+            if not self.lost:
+                self.tell(f"lost {reason}")
+                with suppress(OSError):  # nobody reads it any more
+                    print(self.farewell(reason), file=sys.stderr, flush=True)
+                self.lost = reason  # last: a main thread that sees it may end the process at once
 
     def blame(self, error):
         """After `error`: why the run cannot go on, told to all ranks.
@@ -129,7 +131,7 @@ class Lifeline(threading.Thread):
         if isinstance(error, (OSError, Stalled)):
             self.lose(str(error))
         until = time.monotonic() + LATE + 2 * SIGN
-        while not self.lost and time.monotonic() < until:
+        while not self.lost and (self.losing.locked() or time.monotonic() < until):
             time.sleep(0.02)
         if not self.lost:
             raise error

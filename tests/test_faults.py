@@ -67,6 +67,12 @@ def slow_disk(seconds):
     PreTrainedTokenizerBase.save_pretrained = late
 
 
+def slow_farewell(seconds):
+    """Make every rank take so many seconds longer to say why the run has failed."""
+    farewell = Fleet.farewell
+    Fleet.farewell = lambda fleet, reason: time.sleep(seconds) or farewell(fleet, reason)
+
+
 def faulty_rank(fault, arguments, argv, variables, output):
     fault(*arguments)
     rank_process(argv, variables, output)
@@ -183,7 +189,7 @@ def test_ranks_end_by_themselves_when_rank_0_is_frozen(start):
 
 @pytest.mark.parametrize("dead, name", [(1, "trainer rank 1"), (3, "generator rank 3")])
 def test_who_dies_is_named_on_all_ranks_at_once_and_the_last_periodic_checkpoint_stands(start, dead, name):
-    run = start(4, *ENDLESS, "--trainers", "2", "--timeout", "600")
+    run = start(4, *ENDLESS, "--trainers", "2", "--timeout", "600", fault=slow_farewell, arguments=(1.0,))
     run.reach(3)
     run.processes[dead].kill()
     survivors, until = {0, 1, 2, 3} - {dead}, time.monotonic() + HEARD

@@ -11,7 +11,7 @@ clock and the log. Ctrl-C ends a run in order: it writes a checkpoint, the log a
 `--resume --out FOLDER` continues the run. When a process dies, all others are told and end; the last periodic
 checkpoint remains.
 
-Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line; `kind` says which; null stands for nan)
+Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line; `kind` says which; null stands for nan or inf)
   all    step (optimizer steps done), gpu_hours (devices x seconds on the clock / 3600), tokens (generated),
          tokens_trained (prompts included), flops (2 N per generated, 6 N per trained token; N parameters)
   step   prompts (their indices), reward (mean, +-1, shaped by a length penalty if there is one), pass_rate (of

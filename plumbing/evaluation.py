@@ -4,6 +4,7 @@ Test: pytest tests/test_train.py
 """
 
 import json
+import math
 import time
 from contextlib import closing
 from pathlib import Path
@@ -68,15 +69,15 @@ def answered(prompt, completion, correct):
 
 
 def append(path, row):
-    """Append a row to a file as one line of JSON; nan becomes null at every depth, because JSON has no nan."""
+    """Append a row to a file as one line of JSON; nan and inf, which JSON lacks, become null at every depth."""
     with path.open("a") as file:
-        file.write(json.dumps(without_nan(row)) + "\n")
+        file.write(json.dumps(finite(row)) + "\n")
 
 
-def without_nan(value):
-    """The value with None in place of nan, also inside dicts and lists."""
+def finite(value):
+    """The value with None in place of nan and inf, also inside dicts and lists."""
     if isinstance(value, dict):
-        return {name: without_nan(one) for name, one in value.items()}
+        return {name: finite(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [without_nan(one) for one in value]
-    return None if isinstance(value, float) and value != value else value
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

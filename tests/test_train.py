@@ -805,7 +805,7 @@ def test_evaluation_of_an_embedded_task_asks_held_out_prompts_only(capsys):
 
 
 def test_a_log_line_is_json_also_without_a_number_at_any_depth(tmp_path):
-    row = {"entropy": math.nan, "step": 1, "tasks": {"math": math.nan, "code": [0.5, {"pass_rate": math.nan}]}}
+    row = {"entropy": math.nan, "step": 1, "tasks": {"math": math.inf, "code": [0.5, {"pass_rate": -math.inf}]}}
     evaluation.append(tmp_path / "log.jsonl", row)
     assert json.loads((tmp_path / "log.jsonl").read_text(), parse_constant=pytest.fail) == {
         "entropy": None, "step": 1, "tasks": {"math": None, "code": [0.5, {"pass_rate": None}]}}

@@ -59,7 +59,7 @@ import precision
 import reward
 from plumbing import batches, checkpoints, fit_cli
 from plumbing.evaluation import answered, append, evaluate_policy
-from plumbing.fleet import Clock, Fleet, launch
+from plumbing.fleet import Clock, Fleet, Screen, launch
 from plumbing.flags import make_generator, make_scorer, provenance, questions, start, weights_folder
 from plumbing.screen import LINES, WARNINGS
 
@@ -424,7 +424,7 @@ def main(argv):
     if world == 1:
         launch(__file__, argv)
     args.trainers = args.trainers or max(1, world // 5)
-    fleet = Fleet(args)
+    fleet, sys.stdout, sys.stderr = Fleet(args), Screen(sys.stdout), Screen(sys.stderr)
     reason, failed = lead(args, fleet, prompts, began) if rank < args.trainers else generate(args, fleet)
     fleet.lifeline.leave()
     if failed:

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import torch
@@ -76,6 +76,24 @@ class Clock:
     @property
     def gpu_hours(self):
         return self.devices * self.now() / 3600
+
+
+class Screen:
+    """A stream to which writing never fails: text that nobody reads any more, as by tee after Ctrl-C, is lost."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text):
+        with suppress(OSError):
+            self.stream.write(text)
+
+    def flush(self):
+        with suppress(OSError):
+            self.stream.flush()
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
 
 
 class Fleet:

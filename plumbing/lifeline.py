@@ -69,7 +69,7 @@ class Lifeline(threading.Thread):
         self.heard = dict.fromkeys(lines, time.monotonic())
         self.needed = set(lines.values())  # ranks whose end is a loss
         self.launcher, self.signed = os.getppid(), float("-inf")
-        self.lost, self.stopped, self.noticed, self.losing = None, None, False, threading.Lock()
+        self.lost, self.stopped, self.noticed, self.said = None, None, False, threading.Event()
         os.register_at_fork(after_in_child=lambda: [line.close() for line in lines])  # else a child keeps them open
         self.start()
 
@@ -89,10 +89,15 @@ class Lifeline(threading.Thread):
             self.lose(f"the launcher of {self.name_of(self.rank)} ended")
         for line in wait(list(self.lines), SIGN):
             self.listen(line)
-        silent = [rank for line, rank in self.lines.items() if now - self.heard[line] > self.timeout + LATE]
-        if silent:
+        if silent := self.silent(self.timeout + LATE):
             self.lose(f"{self.name_of(self.rank)} has heard nothing of {' and '.join(map(self.name_of, silent))} for "
                       f"{self.timeout:g} s; likely cause: frozen, or out of reach")
+
+    def silent(self, seconds):
+        """The ranks whose end is a loss and that have sent nothing for longer than this."""
+        now = time.monotonic()
+        return [rank for line, rank in list(self.lines.items())
+                if rank in self.needed and now - self.heard[line] > seconds]
 
     def listen(self, line):
         """Read one message: empty (a sign of life), "left", or "stop" or "lost" followed by a reason."""
@@ -114,24 +119,24 @@ class Lifeline(threading.Thread):
                 line.send_bytes(message.encode())
 
     def lose(self, reason):
-        """Tell all ranks why the run cannot go on, print it and note it; only the first reason counts."""
-        with self.losing:
-            if not self.lost:
-                self.tell(f"lost {reason}")
-                with suppress(OSError):  # nobody reads it any more
-                    print(self.farewell(reason), file=sys.stderr, flush=True)
-                self.lost = reason  # last: a main thread that sees it may end the process at once
+        """Note why the run cannot go on, tell all ranks and print it; only the first reason counts."""
+        if not self.lost:
+            self.lost = reason
+            self.tell(f"lost {reason}")
+            print(self.farewell(reason), file=sys.stderr, flush=True)
+            self.said.set()
 
     def blame(self, error):
         """After `error`: why the run cannot go on, told to all ranks.
 
         An OSError or Stalled is itself the reason. Other errors come from a collective or the mailbox when some rank is
-        lost, which is known within seconds; if none is, `error` is a mistake in the program and is raised again.
+        lost, which is known within seconds of its end, or after its silence; if none is, `error` is a mistake in the
+        program and is raised again.
         """
         if isinstance(error, (OSError, Stalled)):
             self.lose(str(error))
         until = time.monotonic() + LATE + 2 * SIGN
-        while not self.lost and (self.losing.locked() or time.monotonic() < until):
+        while not self.lost and (time.monotonic() < until or self.silent(4 * SIGN)):
             time.sleep(0.02)
         if not self.lost:
             raise error
@@ -139,6 +144,11 @@ class Lifeline(threading.Thread):
         return self.lost
 
     def leave(self):
-        """Tell the others that this rank ends in order, so that its end does not count as a loss."""
+        """Tell the others that this rank ends in order, so that its end does not count as a loss.
+
+        If a rank is lost, first let the thread say so: it ends with this process.
+        """
         self.noticed, self.needed = True, set()
         self.tell("left")
+        if self.lost:
+            self.said.wait(LATE)

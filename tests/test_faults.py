@@ -9,9 +9,11 @@ import pickle
 import re
 import resource
 import signal
+import threading
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +31,7 @@ import train
 from plumbing import checkpoints, logs
 from plumbing.fleet import Fleet
 from plumbing.flags import settings, stored_flags
+from plumbing.lifeline import Lifeline
 from test_pipeline import MemoryStore, Verdict, answer, lonely, prompt
 from test_train import BASE, PATIENCE, Run, batch, elsewhere, forks, lone_trainer, make_plan, rank_process  # noqa: F401
 
@@ -71,6 +74,20 @@ def slow_farewell(seconds):
     """Make every rank take so many seconds longer to say why the run has failed."""
     farewell = Fleet.farewell
     Fleet.farewell = lambda fleet, reason: time.sleep(seconds) or farewell(fleet, reason)
+
+
+def broken_pipe(version):
+    """Let nobody read what rank 0 prints from the step on that starts at this version."""
+    measure = train.Trainer.gradient_norm
+
+    def unread(trainer):
+        if trainer.version == version:
+            reader, writer = os.pipe()
+            os.close(reader)
+            [os.dup2(writer, stream) for stream in (1, 2)]
+        return measure(trainer)
+
+    train.Trainer.gradient_norm = unread
 
 
 def faulty_rank(fault, arguments, argv, variables, output):
@@ -198,7 +215,8 @@ def test_who_dies_is_named_on_all_ranks_at_once_and_the_last_periodic_checkpoint
         time.sleep(0.05)
     assert run.end(PATIENCE, ended=[dead]) == dict.fromkeys(survivors, 1)
     assert run.version % 2 == 0  # --checkpoint-every 2
-    assert all(f"holds a checkpoint of step {run.version}:" in line for line in run.lines(name).values())
+    named = {int(re.search(r"holds a checkpoint of step (\d+):", line)[1]) for line in run.lines(name).values()}
+    assert named <= {run.version - 2, run.version}  # one that was being written may have become the last
     assert run.log[-1]["kind"] == "end" and run.log[-1]["reason"] == f"{name} ended"
 
 
@@ -211,6 +229,15 @@ def test_a_signal_to_any_rank_ends_the_run_in_order_everywhere(start):
     assert reason.startswith("interrupted: generator rank 2 got SIGTERM")
     assert run.text.count("generator rank 2 got SIGTERM") >= 2  # both generators say so
     assert checkpoints.finished(run.out)[-1].name == f"checkpoint-{run.log[-1]['step']}"  # written when the run ended
+
+
+def test_ctrl_c_that_ends_the_reader_of_the_screen_too_still_writes_the_checkpoint(start):
+    run = start(2, *ENDLESS, "--timeout", "600", fault=broken_pipe, arguments=(1,))
+    run.reach(3)
+    os.kill(run.processes[0].pid, signal.SIGINT)
+    assert run.end(3 * HEARD) == {0: 0, 1: 0}
+    assert run.log[-1]["kind"] == "end" and "trainer rank 0 got SIGINT" in run.log[-1]["reason"]
+    assert checkpoints.finished(run.out)[-1].name == f"checkpoint-{run.log[-1]['step']}"
 
 
 def launcher_process(pids, *arguments):
@@ -246,6 +273,39 @@ def alive(pid):
     """Whether the process runs: it exists and is no zombie."""
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture
+def lifeline(monkeypatch):
+    """Trainer rank 1's Lifeline without its thread, and the line from rank 0, which sends nothing."""
+    monkeypatch.setattr(Lifeline, "start", lambda self: None)
+    line, other = Pipe()
+    yield Lifeline({line: 0}, 1, name="rank {}".format, timeout=5.0, farewell="lost: {}".format), line
+    other.close()
+
+
+def test_a_collective_that_fails_before_silence_is_known_waits_for_the_name(lifeline, monkeypatch):
+    monkeypatch.setattr("plumbing.lifeline.LATE", 0.1)
+    monkeypatch.setattr("plumbing.lifeline.SIGN", 0.1)
+    life, line = lifeline
+    with pytest.raises(RuntimeError, match="our mistake"):  # rank 0 has just been heard
+        life.blame(RuntimeError("our mistake"))
+    life.heard[line] -= 4.0
+    timer = threading.Timer(1.0, lambda: life.lose("rank 0 is frozen"))
+    timer.start()
+    assert life.blame(RuntimeError("timed out")) == "rank 0 is frozen"
+    timer.join()
+
+
+def test_silence_of_a_rank_that_may_end_is_no_loss(lifeline):
+    life, line = lifeline
+    life.heard[line] -= 60.0
+    life.needed = set()
+    life.turn(time.monotonic())
+    assert life.lost is None
+    life.needed = {0}
+    life.turn(time.monotonic())
+    assert life.lost.startswith("rank 1 has heard nothing of rank 0 for 5 s")
 
 
 def test_loading_and_writing_count_as_progress():

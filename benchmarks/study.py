@@ -7,7 +7,7 @@
                                                              nothing else may use the machine meanwhile
     python benchmarks/study.py --verdicts                    prints the table of findings from results/study
 
-Configurations, findings and the rule of the verdicts are in plumbing/study.py. A run takes 8 to 16 minutes on two
+Configurations, findings and the rule of the verdicts are in plumbing/study.py. A run takes 9 to 21 minutes on two
 cores. Its log is shortened to at most 15 kB, every evaluation and a summary of the steps between two of them, and kept
 as results/study/NAME-SEED.jsonl, also if the run diverged. ScaleRL is also what the README's first command runs: if
 results/main_seed*.jsonl exist, they are used. An interrupted run continues from its last checkpoint. Prompts, steps and

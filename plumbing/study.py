@@ -10,7 +10,8 @@ direction of the difference in the paper. No setting is tuned to make a finding 
         B     of Eq. 1, fitted to each run with A fixed to the mean A of all runs of both sides (A.5)
     90 % interval: D -+ t s sqrt(1/n + 1/m)
         n, m  numbers of seeds of the two sides
-        s     standard deviation between seeds, pooled over all configurations: two seeds alone say little about it
+        s     standard deviation between seeds, pooled over all configurations: two seeds alone say little about it;
+              for B, A is fixed to the mean of each configuration. In device-hours s has 2 degrees of freedom
         t     95 % quantile of Student's t distribution with the degrees of freedom of s
 
 A run that diverged or has no B that can be compared (it starts above the common A, or B is a jump between two
@@ -28,7 +29,8 @@ The verdict is the first of these that applies:
 Margin, in both directions from 0: 0.02 for end and A (A.5), 0.15 for B (ours: twice the spread of B between seeds).
 
 Two things are printed beside the verdict and do not change it. They were added when 7 of the runs were there, after the
-first of pipeline-8 had risen to 0.62 and fallen to 0.42, as was the control pipeline-1:
+first of pipeline-8 had risen to 0.62 and fallen to 0.42. So was the step as compute of Fig. 4a's "same ceiling" (tokens
+before), and, when 16 were there, the control pipeline-1.
     until it falls  the verdict with every run that falls after a peak (`fit.peak`) cut there. Eq. 1 cannot fall. The
                     paper fits the comparisons of Sec. 3 where all runs are still stable. When 28 runs were there,
                     `fit.peak` was mended: it took the steep rise of a short run for noise, and missed a fall by 0.07.
@@ -128,7 +130,8 @@ FINDINGS = (
     Finding("2", "ScaleRL ends above Magistral", "scalerl", "magistral", "A", +1),
     Finding("2", "ScaleRL ends above MiniMax", "scalerl", "minimax", "A", +1),
     Finding("4a", "PipelineRL-8 and PPO-off-policy-8: same ceiling", "pipeline-8", "baseline", "A", 0, x="step"),
-    Finding("4a", "PipelineRL-8 is the more efficient", "pipeline-8", "baseline", "B", +1, x="gpu_hours"),
+    Finding("4a", "PipelineRL-8 is the more efficient in device-hours", "pipeline-8", "baseline", "B", +1,
+            x="gpu_hours"),
     Finding("4a", "a step of PipelineRL-8 gains as much", "pipeline-8", "baseline", "B", 0, x="step"),
     Finding("5a", "CISPO has a higher ceiling than DAPO", "cispo", "pipeline-8", "A", +1, clip=True),
     Finding("5a", "GSPO has a higher ceiling than DAPO", "gspo", "pipeline-8", "A", +1, clip=True),
@@ -145,7 +148,7 @@ FINDINGS = (
     *left_out("uniform-resampling", "with uniform resampling"),
     *left_out("length-penalty", "with the length penalty"),
     *left_out("ppo-8", "with PPO-off-policy-8"),
-    Finding("7", "ScaleRL without the FP32 head: same ceiling", "loo-no-fp32-head", "scalerl-bf16", "A", 0),
+    Finding("7", "ScaleRL in bf16 without the FP32 head: same ceiling", "loo-no-fp32-head", "scalerl-bf16", "A", 0),
 )
 
 
@@ -256,7 +259,7 @@ def verdict(low, high, *, direction, quantity, clip_idle=False):
     >>> verdict(0.01, 0.03, direction=+1, quantity="A")
     ('agrees', 'beyond 0 that way')
     """
-    margin = MARGIN[quantity]
+    margin, zero = MARGIN[quantity], "" if low <= 0 <= high else "; not 0"
     inside, outside = -margin <= low and high <= margin, low > margin or high < -margin
     if clip_idle:
         return "cannot tell", "the clip is idle"
@@ -264,7 +267,7 @@ def verdict(low, high, *, direction, quantity, clip_idle=False):
         return "cannot tell", "no interval"
     if direction == 0:
         return (("agrees", f"within {margin}") if inside else ("does not", f"outside {margin}") if outside
-                else ("cannot tell", f"neither within nor outside {margin}"))
+                else ("cannot tell", f"neither within nor outside {margin}{zero}"))
     if min(low * direction, high * direction) > 0:
         return "agrees", "beyond 0 that way"
     if max(low * direction, high * direction) < 0:
@@ -346,7 +349,8 @@ def remarks(logs, rising, found):
     count = Counter(row[3] for row in found.values())
     groups, hours = grouped(logs, "tokens"), grouped(rising, "gpu_hours")
     verdicts = ", ".join(f"{count[word]} {word}" for word in ("agrees", "does not", "cannot tell"))
-    lines = [f"{len(found)} of {len(FINDINGS)} findings tested: {verdicts}. Of 90 % intervals one in ten errs."]
+    lines = [f"{len(found)} of {len(FINDINGS)} findings tested: {verdicts}. Of 90 % intervals one in ten errs, and "
+             "findings with a common reference err together."]
     for name, runs in groups.items():
         clipped, age, end = (mean(getattr(one, what) for one in runs) for what in ("clipped", "age", "end"))
         lines.append(f"{name} ({len(runs)}): {clipped:.3%} of tokens clipped, tokens {age:.1f} steps old, the oldest "

@@ -6,6 +6,8 @@
     python benchmarks/study.py --quiet                       makes the missing runs of Fig. 4a whose device-hours count;
                                                              nothing else may use the machine meanwhile
     python benchmarks/study.py --verdicts                    prints the table of findings from results/study
+    python benchmarks/study.py --verdicts --without RUN …    the same without these runs, such as pipeline-8-0
+    python benchmarks/study.py --falls                       prints age, fall, largest rho, end and A of each run
 
 Configurations, findings and the rule of the verdicts are in plumbing/study.py. A run takes 9 to 21 minutes on two
 cores. Its log is shortened to at most 15 kB, every evaluation and a summary of the steps between two of them, and kept
@@ -30,7 +32,7 @@ from statistics import mean, median
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from plumbing.study import CONFIGURATIONS, figures_of, flags, kept, rows_of, table  # noqa: E402  (one folder up)
+from plumbing.study import CONFIGURATIONS, figures_of, flags, kept, measure, rows_of, table  # noqa: E402
 
 RESULTS, RUNS = ROOT / "results" / "study", ROOT / "runs" / "study"
 
@@ -130,10 +132,23 @@ def run_missing(pairs):
         place(name, seed).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def falls(logs):
+    """A line per run, youngest tokens first: what the README of results/ counts."""
+    lines = []
+    for (name, seed), rows in logs.items():
+        one, rho = measure(rows), max(row["rho_max"] or 0.0 for row in rows if row["kind"] == "step")
+        fall = max(max(one.run.reward[:n]) - rate for n, rate in enumerate(one.run.reward[1:], 1))
+        lines.append((one.age, f"{name}-{seed}: tokens {one.age:.2f} steps old; largest fall {max(fall, 0.0):.3f}; "
+                               f"largest rho {rho:.0f}; pass rate at the end {one.end:.3f}; A {one.A:.3f}"))
+    return [line for _, line in sorted(lines)]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--list", action="store_true", help="the configurations and which runs are there")
     parser.add_argument("--verdicts", action="store_true", help="the table of findings")
+    parser.add_argument("--without", nargs="+", default=(), metavar="RUN", help="of --verdicts: leave these runs out")
+    parser.add_argument("--falls", action="store_true", help="age, largest fall, largest rho, end and A of each run")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="configurations by name, such as 'loo-*'")
     parser.add_argument("--seeds", type=int, nargs="+", help="of these seeds only")
     parser.add_argument("--quiet", action="store_true", help="only the runs that need a machine to themselves")
@@ -142,8 +157,11 @@ def main():
         for name, own in CONFIGURATIONS.items():
             there = [seed for seed in range(own.seeds) if place(name, seed).exists()]
             print(f"{name:26} Fig. {figures_of(name):10} {len(there)} of {own.seeds} runs   {' '.join(flags(name))}")
+    elif args.falls:
+        print(*falls(kept(RESULTS)), sep="\n")
     elif args.verdicts:
-        print(*table(kept(RESULTS)), sep="\n")
+        logs = {pair: rows for pair, rows in kept(RESULTS).items() if "{}-{}".format(*pair) not in args.without}
+        print(*table(logs), sep="\n")
     else:
         run_missing(wanted(args.only, args.seeds, args.quiet))
 

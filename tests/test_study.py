@@ -226,6 +226,10 @@ def test_the_figure_of_ages_has_a_point_for_each_run_in_the_group_of_its_loss_an
     assert (label, ages) == ("dapo, float32", (1, 5))
     before = 0.2 + 0.4 / (1 + (3 / 7) ** 2)  # it falls from 0.54 to 0.4 and later from 0.58 to 0.5
     assert falls == pytest.approx((0, before - 0.4))
+    logs["pipeline-8", 1][1]["rho_max"] = None  # stands for inf
+    for (_, seed), fall, line in zip(logs, falls, runner.falls(logs)):
+        age = "15"[seed]
+        assert line.startswith(f"pipeline-8-{seed}: tokens {age}.00 steps old; largest fall {fall:.3f}; largest rho ")
 
 
 def test_the_speed_of_fig_4a_is_in_the_device_hours_to_half_of_the_gain():

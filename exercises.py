@@ -26,15 +26,14 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # import this folder's files, whatever is installed
+sys.path.insert(0, str(ROOT))  # import this folder's files, whatever is installed
 
-from course.catalogue import CHAPTERS, EXERCISES  # noqa: E402
+from course import checker  # noqa: E402
+from course.checks.catalogue import CHAPTERS, EXERCISES  # noqa: E402
 
-from plumbing import course  # noqa: E402
-
-HIDDEN, ORIGINALS = ROOT / course.HIDDEN, course.originals_of(ROOT)
+HIDDEN, ORIGINALS = ROOT / checker.HIDDEN, checker.originals_of(ROOT)
 HAND_IN = "handin.zip"
-COPIED = ("*.py", "*.toml", "LICENSE", "plumbing/*.py", "tests/course/*.py", "base/**/*", "results/*")
+COPIED = ("*.py", "*.toml", "LICENSE", *checker.FOLDERS, "course/**/*.py", "base/**/*", "results/*")
 FILES = sorted({exercise.file for exercise in EXERCISES})
 
 
@@ -51,23 +50,23 @@ def start(folder):
         for path in filter(Path.is_file, ROOT.glob(pattern)):
             name = path.relative_to(ROOT)
             code = path.suffix == ".py"
-            for target in (folder / name, *([folder / course.HIDDEN / "original" / name] if code else [])):
+            for target in (folder / name, *([folder / checker.HIDDEN / "original" / name] if code else [])):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
     shutil.copyfile(ROOT / "exercises.md", folder / "README.md")
-    (folder / "tests" / "course" / course.ANSWERS).unlink()
+    checker.original_file(folder, checker.ANSWERS).unlink()
     for file in FILES:
         (folder / file).write_bytes(left(file).encode())
-    (folder / course.HIDDEN / "commit").write_text(course.commit_of(ROOT))
+    (folder / checker.HIDDEN / "commit").write_text(checker.commit_of(ROOT))
     return f"{len(EXERCISES)} exercises in {folder}; continue there with: python exercises.py next"
 
 
 def left(file):
     """The text of a file as `start` leaves it, without the solutions."""
-    text = course.original_file(ORIGINALS, file).read_bytes().decode()
+    text = checker.original_file(ORIGINALS, file).read_bytes().decode()
     for exercise in EXERCISES:
         if exercise.file == file:
-            text = course.taken(text, exercise)
+            text = checker.taken(text, exercise)
     return text
 
 
@@ -87,13 +86,13 @@ def problems(exercise):
 
     Cached under a hash of all files that the check depends on; measurements are not cached, since they read logs too.
     """
-    checks = sorted((ROOT / "tests" / "course").glob("*.py"))
-    files = [ROOT / exercise.file, course.original_file(ORIGINALS, exercise.file), ROOT / "plumbing/course.py", *checks]
+    checks = sorted((ROOT / "course").rglob("*.py"))
+    files = [ROOT / exercise.file, checker.original_file(ORIGINALS, exercise.file), *checks]
     text = b"\0".join(path.read_bytes() for path in files if path.exists())
     key, path = hashlib.sha256(text).hexdigest(), HIDDEN / "checked.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     if exercise.kind == "measure" or known.get(exercise.name, [""])[0] != key:
-        known[exercise.name] = key, course.check(exercise, ROOT, ORIGINALS, EXERCISES)
+        known[exercise.name] = key, checker.check(exercise, ROOT, ORIGINALS, EXERCISES)
         path.write_text(json.dumps(known))
     return known[exercise.name][1]
 
@@ -101,13 +100,13 @@ def problems(exercise):
 def state(exercise):
     """"solved", "original" (the same code as the solution), "started", or "" if it is as `start` left it."""
     try:
-        student = course.Source.read(ROOT / exercise.file)
-        original = course.Source.read(course.original_file(ORIGINALS, exercise.file))
-        if not course.touched(exercise, student, original):
+        student = checker.Source.read(ROOT / exercise.file)
+        original = checker.Source.read(checker.original_file(ORIGINALS, exercise.file))
+        if not checker.touched(exercise, student, original):
             return ""
         if exercise.kind != "bug" and student.shape(exercise.target) == original.shape(exercise.target):
             return "original"
-    except course.Broken:
+    except checker.Broken:
         return "started"
     if exercise.name == "six-steps":  # its check trains: only `next` and pytest run it
         return "started"
@@ -130,8 +129,8 @@ def described(exercise):
     """What to do in this exercise and why, where, and how to get hints and check it."""
     file, target = exercise.file, exercise.target
     try:
-        line = course.Source.read(ROOT / file).span(target)[0] + 1
-    except course.Broken:
+        line = checker.Source.read(ROOT / file).span(target)[0] + 1
+    except checker.Broken:
         line = 1
     task = {"write": f"Write the body of {target}; its docstring says what it returns.",
             "bug": f"One line of {target} is wrong. What was noticed: {exercise.symptom}",
@@ -189,7 +188,7 @@ def solve(exercise):
     A file whose exercises all have the original's text becomes the original file, byte for byte. If the definition
     cannot be found in the file, everything else in it goes back to what `start` left.
     """
-    path, original = ROOT / exercise.file, course.original_file(ORIGINALS, exercise.file).read_bytes().decode()
+    path, original = ROOT / exercise.file, checker.original_file(ORIGINALS, exercise.file).read_bytes().decode()
     said = f"{exercise.name} now has the original's code"
     if path.exists():
         kept = next(p for n in range(1, 10**9) if not (p := HIDDEN / "kept" / f"{exercise.name}-{n}.py").exists())
@@ -197,13 +196,13 @@ def solve(exercise):
         kept.write_bytes(path.read_bytes())
         said += f"; your {exercise.file} is kept in {kept.relative_to(ROOT)}"
     try:
-        course.Source.read(path)  # Broken if the file is missing or cannot be parsed
-        text = course.restored(path.read_bytes().decode(), original, exercise)
-    except course.Broken as error:
-        text = course.restored(left(exercise.file), original, exercise)
+        checker.Source.read(path)  # Broken if the file is missing or cannot be parsed
+        text = checker.restored(path.read_bytes().decode(), original, exercise)
+    except checker.Broken as error:
+        text = checker.restored(left(exercise.file), original, exercise)
         said = f"{error}\nSo everything else in {exercise.file} was put back as start left it. {said}"
-    with suppress(course.Broken):  # another definition may be missing
-        now, then = (course.Source(x, exercise.file) for x in (text, original))
+    with suppress(checker.Broken):  # another definition may be missing
+        now, then = (checker.Source(x, exercise.file) for x in (text, original))
         if all(now.text(x.target) == then.text(x.target) for x in EXERCISES if x.file == exercise.file):
             text = original
     path.write_bytes(text.encode())
@@ -215,8 +214,8 @@ def solve(exercise):
 
 def train(flags):
     """Become train.py with the student's solved functions and the originals of all others, and these flags."""
-    yours = course.solved(ROOT, EXERCISES)
-    course.assemble(ROOT, HIDDEN / "run", EXERCISES, yours)
+    yours = checker.solved(ROOT, EXERCISES)
+    checker.assemble(ROOT, HIDDEN / "run", EXERCISES, yours)
     code = [x.name for x in EXERCISES if x.kind in ("write", "bug")]
     print(f"yours: {', '.join(x for x in code if x in yours) or 'none'}\n"
           f"the original's: {', '.join(x for x in code if x not in yours) or 'none'}", flush=True)
@@ -252,7 +251,7 @@ def main():
     commands.add_parser("grade", help="for teachers: grade hand-ins; flags: grade --help", add_help=False)
     args, rest = parser.parse_known_args()
     if args.command == "grade":
-        from plumbing import grading  # needs Linux
+        from course import grading  # needs Linux
 
         return grading.grade(grading.flags(rest), EXERCISES, ORIGINALS)
     if rest and args.command != "train":
@@ -276,5 +275,5 @@ def main():
 if __name__ == "__main__":
     try:
         main()
-    except course.Broken as error:
+    except checker.Broken as error:
         sys.exit(str(error))

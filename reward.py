@@ -32,9 +32,9 @@ Tasks (TASKS maps the name in a prompt's `task` to its verifier)
               stdout must have the same words on the same lines, whatever the spaces between; a decimal fraction may
               have a relative error of 1e-6, and 1.0 is right for 1. The result of a call is right if, as JSON, it is
               == the expected one (so a tuple is a list). Every test must end with exit status 0. The program can import
-              the standard library only, and finds what graders import beforehand (plumbing/jail.py: PRELUDE).
+              the standard library only, and finds what graders import beforehand (verify/jail.py: PRELUDE).
 
-SymPy can run for days on a short answer, so `equal` and programs run in worker processes (plumbing/workers.py) with a
+SymPy can run for days on a short answer, so `equal` and programs run in worker processes (verify/workers.py) with a
 time limit. An answer that takes longer is wrong; one that a worker cannot judge has no verdict, and is never scored as
 wrong.
 

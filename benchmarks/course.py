@@ -25,11 +25,11 @@ from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 
-from course.catalogue import EXERCISES  # noqa: E402
+from course.checks.catalogue import EXERCISES  # noqa: E402
 
-from plumbing import course, grading  # noqa: E402
+from course import checker, grading  # noqa: E402
 
 SIZE, SEED = 30, 7
 
@@ -43,14 +43,14 @@ def command(folder, *words):
 
 
 def original(exercise):
-    return course.Source.read(course.original_file(ROOT, exercise.file))
+    return checker.Source.read(checker.original_file(ROOT, exercise.file))
 
 
 def written(text, exercise, mistake):
     """The text with the exercise's definition replaced by a mistake, a function, with all that it needs inside."""
-    source = course.Source.read(Path(inspect.getsourcefile(inspect.unwrap(mistake))))
-    inner = course.as_text(course.gathered(mistake.__name__, source, source))
-    before, _, after = course.split(text, exercise)
+    source = checker.Source.read(Path(inspect.getsourcefile(inspect.unwrap(mistake))))
+    inner = checker.as_text(checker.gathered(mistake.__name__, source, source))
+    before, _, after = checker.split(text, exercise)
     body = f"def {exercise.target.rpartition('.')[2]}(*args, **kwargs):\n{textwrap.indent(inner, '    ')}\n" \
            f"    return {mistake.__name__}(*args, **kwargs)\n"
     return before + textwrap.indent(body, "    " * exercise.target.count(".")) + after
@@ -59,9 +59,9 @@ def written(text, exercise, mistake):
 def right(text, exercise):
     """The text with the exercise solved: by the original's definition, or, in predict and measure, by its result."""
     if exercise.kind not in ("predict", "measure"):
-        return course.restored(text, original(exercise).path and Path(original(exercise).path).read_text(), exercise)
-    value = course.build(exercise, course.pieces(exercise, original(exercise), original(exercise), EXERCISES))()
-    before, _, after = course.split(text, exercise)
+        return checker.restored(text, original(exercise).path and Path(original(exercise).path).read_text(), exercise)
+    value = checker.build(exercise, checker.pieces(exercise, original(exercise), original(exercise), EXERCISES))()
+    before, _, after = checker.split(text, exercise)
     return f"{before}def {exercise.target}():\n    return {value!r}\n{after}"
 
 
@@ -80,18 +80,18 @@ def play(folder):
         if exercise.name == "staleness":
             say(command(folder, "train", "--steps", 4, "--prompts", 8, "--eval-every", 4, "--eval-prompts", 32))
         if exercise.kind != "measure":
-            found = course.check(exercise, folder, course.originals_of(folder), EXERCISES)
+            found = checker.check(exercise, folder, checker.originals_of(folder), EXERCISES)
             assert found and all(line.startswith(exercise.name) for line in found), (exercise.name, found)
         for mistake in {m.__name__: m for claim in exercise.claims for m in claim.mistakes}.values():
             path.write_text(written(text, exercise, mistake))
-            said = "\n".join(course.check(exercise, folder, course.originals_of(folder), EXERCISES))
+            said = "\n".join(checker.check(exercise, folder, checker.originals_of(folder), EXERCISES))
             named = set(re.findall("This is what you get when you .*", said))
             sentence = exercise.claims[0].named(mistake)
             assert named == {sentence} or exercise.kind == "bug" and not named, (exercise.name, mistake.__name__, said)
             mistakes += 1
         os.chdir(folder)
         path.write_text(right(text, exercise))
-        found = course.check(exercise, folder, course.originals_of(folder), EXERCISES)
+        found = checker.check(exercise, folder, checker.originals_of(folder), EXERCISES)
         assert found == [], (exercise.name, found)
         say(f"{exercise.name}: solved")
     return mistakes
@@ -111,7 +111,7 @@ def student():
         for exercise in EXERCISES:
             command(folder, "solve", exercise.name)
         for file in {exercise.file for exercise in EXERCISES}:
-            assert (folder / file).read_bytes() == course.original_file(ROOT, file).read_bytes(), file
+            assert (folder / file).read_bytes() == checker.original_file(ROOT, file).read_bytes(), file
         flags = "--steps 2 --prompts 8 --eval-prompts 32 --out runs/plain".split()
         subprocess.run([sys.executable, "train.py", *flags], cwd=folder, check=True, capture_output=True)  # all solved
         say(f"{mistakes} mistakes made and named, {len(EXERCISES)} exercises solved, every file as it was")
@@ -125,8 +125,8 @@ def expected_points(exercise, mistake, hidden):
     checked on their hidden inputs, where they may hold.
     """
     source, held = original(exercise), []
-    student = course.Source(written(Path(source.path).read_text(), exercise, mistake), exercise.file)
-    definition = course.build(exercise, course.pieces(exercise, student, source, EXERCISES))
+    student = checker.Source(written(Path(source.path).read_text(), exercise, mistake), exercise.file)
+    definition = checker.build(exercise, checker.pieces(exercise, student, source, EXERCISES))
     for one in (one for one in hidden if mistake not in one.claim.mistakes):
         with suppress(ZeroDivisionError):  # a wrong law may divide by C = 0
             held.append(not one.claim.problem(one.claim.vector(definition, one.inputs), one.expected, one.inputs))
@@ -145,9 +145,9 @@ def hand_in(path, number, solutions, graded, hidden):
             points[exercise.name] = round(expected_points(exercise, mistake, hidden[exercise.name]), 4)
             made.append((exercise.name, " ".join(mistake.__doc__.split())))
         elif rng.random() < 0.1:
-            files[exercise.file] = course.split(files[exercise.file], exercise)[0] + \
-                course.split(course.taken(Path(original(exercise).path).read_text(), exercise), exercise)[1] + \
-                course.split(files[exercise.file], exercise)[2]
+            files[exercise.file] = checker.split(files[exercise.file], exercise)[0] + \
+                checker.split(checker.taken(Path(original(exercise).path).read_text(), exercise), exercise)[1] + \
+                checker.split(files[exercise.file], exercise)[2]
             points[exercise.name] = 0.0
     if number % 10 == 9:
         del files["precision.py"]
@@ -155,7 +155,7 @@ def hand_in(path, number, solutions, graded, hidden):
     with zipfile.ZipFile(path, "w") as archive:
         for name, text in files.items():
             archive.writestr(name, text)
-        archive.writestr("commit", "another" if number == 3 else course.commit_of(ROOT))
+        archive.writestr("commit", "another" if number == 3 else checker.commit_of(ROOT))
     return points, [(name, text) for name, text in made if points[name] < 1 and (
         number % 10 != 9 or next(x for x in graded if x.name == name).file != "precision.py")]
 
@@ -165,7 +165,7 @@ def grade_class():
     graded = [exercise for exercise in EXERCISES if exercise.graded]
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
-    solutions = {file: course.original_file(ROOT, file).read_text() for file in {x.file for x in graded}}
+    solutions = {file: checker.original_file(ROOT, file).read_text() for file in {x.file for x in graded}}
     for exercise in graded:
         solutions[exercise.file] = right(solutions[exercise.file], exercise)
     hidden = {exercise.name: grading.hidden(exercise, SEED, ROOT, EXERCISES) for exercise in graded}

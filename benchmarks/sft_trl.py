@@ -26,7 +26,8 @@ from trl import SFTConfig, SFTTrainer
 
 import data
 import rollout
-from plumbing import evaluation, workers
+from plumbing import evaluation
+from verify import workers
 
 
 def traces(count, seed):

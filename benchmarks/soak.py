@@ -32,7 +32,7 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from plumbing import jail, workers  # noqa: E402  (a script in benchmarks/ does not see the repository root)
+from verify import jail, workers  # noqa: E402  (a script in benchmarks/ does not see the repository root)
 
 FILE = ROOT / "tests" / "data" / "answers_500.jsonl"
 BLOCK, HOSTILE_SHARE, PROGRAMS, EXPRESSIONS = 1_000, 0.05, 10, 90

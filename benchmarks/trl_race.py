@@ -52,7 +52,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import data, rollout
-from plumbing import evaluation, workers
+from plumbing import evaluation
+from verify import workers
 
 torch.set_num_threads(os.cpu_count())
 flags = settings["flags"]

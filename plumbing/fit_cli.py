@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 
 import fit
-from plumbing import figures, study
+from plumbing import figures
 from plumbing.logs import read_run
+from study import comparisons as study
 
 
 def with_tasks(run, path):

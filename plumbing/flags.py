@@ -31,7 +31,8 @@ import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import jail, sizing, workers
+from plumbing import sizing
+from verify import jail, workers
 from plumbing.checkpoints import finished
 from plumbing.fleet import processes
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES

@@ -14,7 +14,8 @@ import data
 import reward
 import rollout
 import sft
-from plumbing import evaluation, workers
+from plumbing import evaluation
+from verify import workers
 
 
 def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16):

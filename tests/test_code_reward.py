@@ -15,7 +15,7 @@ import pytest
 
 import reward
 from data import Prompt
-from plumbing import jail, workers
+from verify import jail, workers
 
 LIMIT = 0.5  # seconds per answer that the `strict` scorer allows
 NAMESPACES = len(jail.protections()) > 1
@@ -424,7 +424,7 @@ def test_protections_are_named_for_the_log():
 def test_without_namespaces_nothing_is_left_either(name, tmp_path):
     """`jail.run` is called in a separate process, because it kills all children of the process that calls it."""
     script = f"""
-from plumbing import jail, workers
+from verify import jail, workers
 def outcome(program):
     try:
         return list(jail.run(program, None, ['x'], size=9, timeout={LIMIT}, namespaces=False))
@@ -476,9 +476,9 @@ def test_a_jail_ends_with_its_worker(folder, sign):
 
 def test_a_jail_that_does_not_start_is_a_failure_not_a_wrong_answer(monkeypatch, tmp_path):
     shutil.copy(reward.__file__, tmp_path)
-    shutil.copytree(Path(jail.__file__).parent, tmp_path / "plumbing")
+    shutil.copytree(Path(jail.__file__).parent, tmp_path / "verify")
     works, first = Path(jail.__file__).read_text(), "def drop_rights(user):\n"
-    (tmp_path / "plumbing" / "jail.py").write_text(works.replace(first, f"{first}    raise OSError\n"))
+    (tmp_path / "verify" / "jail.py").write_text(works.replace(first, f"{first}    raise OSError\n"))
     monkeypatch.setattr(workers, "ROOT", str(tmp_path))
     scorer = workers.Scorer(timeout=5.0, workers=1)
     failed = score(scorer, "print(3)")

@@ -6,36 +6,36 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from course import losses, losses_wrong
-from course.catalogue import CHAPTERS, EXERCISES
-from course.claims import encode
 
 import exercises
-from plumbing import course
+from course import checker
+from course.checks import losses, losses_wrong
+from course.checks.catalogue import CHAPTERS, EXERCISES
+from course.checks.claims import encode
 
-ROOT = Path(course.__file__).parent.parent
+ROOT = Path(checker.__file__).parent.parent
 BY_NAME = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
 TRAINS = {"six-steps"}  # takes half a minute; benchmarks/course.py checks it
 
 
 def original(exercise):
-    return course.Source.read(course.original_file(ROOT, exercise.file))
+    return checker.Source.read(checker.original_file(ROOT, exercise.file))
 
 
 def unsolved(file):
     """A file as `start` leaves it, all of its exercises taken out."""
-    text = course.original_file(ROOT, file).read_text()
+    text = checker.original_file(ROOT, file).read_text()
     for exercise in EXERCISES:
         if exercise.file == file:
-            text = course.taken(text, exercise)
+            text = checker.taken(text, exercise)
     return text
 
 
 def problems(exercise, text):
     """What the check says of a file with this text."""
-    student = course.Source(text, ROOT / exercise.file)
-    return course.judged(exercise, course.vectors(exercise, student, original(exercise), EXERCISES),
-                         course.expected(exercise, original(exercise), EXERCISES, ROOT))
+    student = checker.Source(text, ROOT / exercise.file)
+    return checker.judged(exercise, checker.vectors(exercise, student, original(exercise), EXERCISES),
+                         checker.expected(exercise, original(exercise), EXERCISES, ROOT))
 
 
 def claims(exercises=EXERCISES):
@@ -76,7 +76,7 @@ def test_no_two_exercises_touch_the_same_definition():
 def test_the_original_passes_while_all_others_in_its_file_are_unsolved(exercise):
     if exercise.name in TRAINS:
         pytest.skip("trains")
-    text = course.restored(unsolved(exercise.file), course.original_file(ROOT, exercise.file).read_text(), exercise)
+    text = checker.restored(unsolved(exercise.file), checker.original_file(ROOT, exercise.file).read_text(), exercise)
     assert problems(exercise, text) == []
 
 
@@ -94,19 +94,19 @@ def test_what_the_student_gets_fails_and_names_the_exercise(exercise):
 def test_a_wrong_answer_is_recognised_as_itself_and_no_other(exercise, claim, mistake):
     assert mistake.__doc__[0].islower() and mistake.__doc__.strip().endswith(".")
     [right] = [vector or encode(claim.expected) for one, vector in zip(
-        exercise.claims, course.expected(exercise, original(exercise), EXERCISES, ROOT)) if one is claim]
+        exercise.claims, checker.expected(exercise, original(exercise), EXERCISES, ROOT)) if one is claim]
     said = claim.problem(claim.vector(mistake), right)
     assert re.findall("This is what you get when you .*", said) == [claim.named(mistake)]
 
 
 @pytest.mark.parametrize("file", sorted({exercise.file for exercise in EXERCISES}))
 def test_what_was_taken_out_goes_back_byte_for_byte(file):
-    whole = course.original_file(ROOT, file).read_text()
+    whole = checker.original_file(ROOT, file).read_text()
     text = unsolved(file)
     for exercise in random.Random(0).sample(EXERCISES, len(EXERCISES)):
         if exercise.file == file:
             assert text != whole
-            text = course.restored(text, whole, exercise)
+            text = checker.restored(text, whole, exercise)
     assert text == whole
 
 
@@ -133,9 +133,9 @@ def started(tmp_path_factory):
 def student(started, monkeypatch):
     """The started folder, with every file as `start` left it; the commands run in it."""
     monkeypatch.setattr(exercises, "ROOT", started)
-    monkeypatch.setattr(exercises, "HIDDEN", started / course.HIDDEN)
-    monkeypatch.setattr(exercises, "ORIGINALS", started / course.HIDDEN / "original")
-    (started / course.HIDDEN / "shown").unlink(missing_ok=True)
+    monkeypatch.setattr(exercises, "HIDDEN", started / checker.HIDDEN)
+    monkeypatch.setattr(exercises, "ORIGINALS", started / checker.HIDDEN / "original")
+    (started / checker.HIDDEN / "shown").unlink(missing_ok=True)
     for file in exercises.FILES:
         (started / file).write_text(exercises.left(file))
     return started
@@ -145,19 +145,19 @@ def write(folder, name, body):
     """Replace the body of an exercise's function."""
     exercise = exercises.find(name)
     path = folder / exercise.file
-    before, definition, after = course.split(path.read_text(), exercise)
+    before, definition, after = checker.split(path.read_text(), exercise)
     head = definition[:definition.index('"""', definition.index('"""') + 3) + 3]
     path.write_text(f"{before}{head}\n    {body}\n{after}")
 
 
 def said(folder, name):
-    return "\n".join(course.check(exercises.find(name), folder, course.originals_of(folder), EXERCISES))
+    return "\n".join(checker.check(exercises.find(name), folder, checker.originals_of(folder), EXERCISES))
 
 
 def test_start_copies_the_project_without_solutions_and_never_twice(student, tmp_path):
-    assert sorted(path.name for path in (student / "tests").iterdir()) == ["course"]
-    assert not (student / "tests" / "course" / "answers.py").exists()
-    assert (student / "base" / "config.json").exists() and (student / course.HIDDEN / "commit").read_text()
+    assert not (student / "tests").exists()
+    assert not (student / "course" / "checks" / "answers.py").exists()
+    assert (student / "base" / "config.json").exists() and (student / checker.HIDDEN / "commit").read_text()
     text = (student / "loss.py").read_text()
     assert "Eq. 4: truncated importance weight" in text and ".clamp(max=eps_max).detach()" not in text
     with pytest.raises(SystemExit, match="a student's folder already"):
@@ -165,7 +165,7 @@ def test_start_copies_the_project_without_solutions_and_never_twice(student, tmp
 
 
 def test_a_check_is_one_clear_line_for_what_cannot_run(student, monkeypatch):
-    monkeypatch.setattr(course, "SECONDS", 2.0)
+    monkeypatch.setattr(checker, "SECONDS", 2.0)
     assert said(student, "ratio").startswith("ratio: not written yet (loss.py, line ")
     write(student, "ratio", "while True: pass")
     assert said(student, "ratio") == "ratio: stopped after 2 s; likely cause: an endless loop"
@@ -191,9 +191,9 @@ def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(spoil, line, stu
     assert re.search(f"ratio: {line}", exercises.following("ratio")) and "49 done" in exercises.listed()
     solved = exercises.solve(exercises.find("ratio"))
     assert re.match(line, solved) and "everything else in loss.py was put back" in solved
-    assert path.read_text() == course.restored(exercises.left("loss.py"), (ROOT / "loss.py").read_text(),
+    assert path.read_text() == checker.restored(exercises.left("loss.py"), (ROOT / "loss.py").read_text(),
                                                exercises.find("ratio"))
-    assert not mine or mine in [kept.read_text() for kept in (student / course.HIDDEN / "kept").iterdir()]
+    assert not mine or mine in [kept.read_text() for kept in (student / checker.HIDDEN / "kept").iterdir()]
 
 
 def test_a_wrong_prediction_shows_the_own_number_and_the_mistake_but_not_the_answer(student):
@@ -253,7 +253,7 @@ def test_next_and_list_say_how_far_one_is_hint_has_three_steps_and_solve_keeps_w
     assert hinted("sigmoid", "3").startswith("The share of the gain that is reached at compute C")
     mine = (student / "fit.py").read_text()
     assert "is kept in .course/kept/sigmoid-" in exercises.solve(exercises.find("sigmoid"))
-    assert mine in [path.read_text() for path in (student / course.HIDDEN / "kept").iterdir()]
+    assert mine in [path.read_text() for path in (student / checker.HIDDEN / "kept").iterdir()]
     assert exercises.state(exercises.find("sigmoid")) == "original"
     write(student, "baseline", "return rewards - rewards.sum(-1, keepdim=True) / rewards.shape[-1]")
     assert exercises.state(exercises.find("baseline")) == "solved"
@@ -291,7 +291,7 @@ def test_solving_everything_in_a_file_gives_the_original_byte_for_byte(student):
 def test_what_trains_is_the_students_solved_functions_and_the_originals(student, tmp_path):
     write(student, "baseline", "return rewards - rewards.mean(-1)[:, None]  # mine")
     write(student, "ratio", "return 1  # wrong")
-    course.assemble(student, tmp_path / "train", EXERCISES, course.solved(
+    checker.assemble(student, tmp_path / "train", EXERCISES, checker.solved(
         student, [x for x in EXERCISES if x.name in ("baseline", "ratio", "clip")]))
     text = (tmp_path / "train" / "loss.py").read_text()
     assert "# mine" in text and "# wrong" not in text and "NotImplementedError" not in text
@@ -321,7 +321,7 @@ def test_the_page_names_commands_exercises_and_paths_that_exist():
     assert set(re.findall(r"exercises\.py (\w+)", PAGE)) == known
     [afternoon] = re.findall(r"\*\*One afternoon\*\*(.*?)then `python", PAGE, re.S)
     assert {x.name for x in EXERCISES} >= (named := set(re.findall(r"`([\w-]+)`", afternoon))) and len(named) == 12
-    for path in set(re.findall(r"\b((?:tests|plumbing|benchmarks)/[\w/.]*\w)", PAGE)):
+    for path in set(re.findall(r"(?<!\.)\b((?:tests|plumbing|verify|course|benchmarks)/[\w/.]*\w)", PAGE)):
         assert (ROOT / path).exists(), path
     [message] = re.findall(r"    (cispo: cispo_gradient.*?)\n\n", PAGE, re.S)
     wrong = losses.CISPO_GRADIENT.vector(losses_wrong.cispo_cap_is_one_plus_eps)

@@ -9,24 +9,25 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
-from course.catalogue import EXERCISES
 
 import exercises
-from plumbing import course, grading, jail
+from course import checker, grading
+from course.checks.catalogue import EXERCISES
+from verify import jail
 
-ROOT = Path(course.__file__).parent.parent
+ROOT = Path(checker.__file__).parent.parent
 GRADED = [exercise for exercise in EXERCISES if exercise.graded]
 FILES = sorted({exercise.file for exercise in GRADED})
 
 
 def solutions():
-    return {file: course.original_file(ROOT, file).read_text() for file in FILES}
+    return {file: checker.original_file(ROOT, file).read_text() for file in FILES}
 
 
 def replaced(files, name, body):
     """The files with this body in place of an exercise's; `right(...)` in it is the original."""
     [exercise] = [x for x in EXERCISES if x.name == name]
-    before, definition, after = course.split(files[exercise.file], exercise)
+    before, definition, after = checker.split(files[exercise.file], exercise)
     function = exercise.target.rpartition(".")[2]
     inner = definition.replace(f"def {function}(", "def right(", 1)
     lines = [*inner.splitlines(), *body.splitlines()]
@@ -52,8 +53,8 @@ def needs_namespaces():
 
 def test_the_originals_get_every_point_on_hidden_inputs():
     # Predictions are handed in as numbers: the originals compute them from project files, which the jail does not show.
-    predicted = {x.name: course.build(x, course.pieces(x, source, source, EXERCISES)) for x in GRADED
-                 if x.kind == "predict" for source in [course.Source.read(course.original_file(ROOT, x.file))]}
+    predicted = {x.name: checker.build(x, checker.pieces(x, source, source, EXERCISES)) for x in GRADED
+                 if x.kind == "predict" for source in [checker.Source.read(checker.original_file(ROOT, x.file))]}
     files = solutions()
     for x in GRADED:
         if x.kind == "predict":
@@ -65,7 +66,7 @@ def test_mistakes_are_named_on_hidden_inputs_and_what_is_not_done_is_not_run():
     files = replaced(solutions(), "ratio", "return right(args[1], args[0], args[2])")  # inverted
     files = replaced(files, "penalty", "return -right(*args, **kwargs)")
     files = replaced(files, "tickets", "return right(*args, **kwargs) + 1")
-    files["precision.py"] = course.taken(files["precision.py"], next(x for x in GRADED if x.name == "head"))
+    files["precision.py"] = checker.taken(files["precision.py"], next(x for x in GRADED if x.name == "head"))
     del files["data.py"]
     found = points(files, ["ratio", "penalty", "tickets", "head", "retired", "cispo"])
     assert "This is what you get when you divide pi_gen by pi_train" in found["ratio"][0]
@@ -156,7 +157,7 @@ def test_nothing_of_the_project_is_seen_where_torch_is_installed_beside_it(tmp_p
     import scipy
     import torch
 
-    for name in ("torch/__init__.py", "numpy/__init__.py", "scipy/__init__.py", "loss.py", "plumbing/course.py",
+    for name in ("torch/__init__.py", "numpy/__init__.py", "scipy/__init__.py", "loss.py", "course/checker.py",
                  "scalerl-0.1.0.dist-info/RECORD", "__editable___scalerl_finder.py", "six.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -201,11 +202,11 @@ def test_of_a_whole_student_folder_only_the_students_own_work_counts(zipped, tmp
     (started / "runs" / "loss.py").write_text((ROOT / "loss.py").read_text())
     files = {file: (started / file).read_text() for file in FILES}
     [ratio] = [x for x in GRADED if x.name == "ratio"]
-    solved = course.restored(files["loss.py"], (ROOT / "loss.py").read_text(), ratio)
+    solved = checker.restored(files["loss.py"], (ROOT / "loss.py").read_text(), ratio)
 
     def handed_in():
         path = Path(shutil.make_archive(tmp_path / "all", "zip", tmp_path, "class")) if zipped else started
-        return grading.read_hand_in(path, FILES, course.commit_of(ROOT))
+        return grading.read_hand_in(path, FILES, checker.commit_of(ROOT))
 
     names = ["ratio", "cispo", "sigmoid", "baseline"]
     untouched = handed_in()

@@ -1,4 +1,4 @@
-"""The layout: the top level is the paper, plumbing/ is not needed to understand it, a copy uses its own files."""
+"""The layout: the top level is the paper, the folders are trades, a copy uses its own files."""
 
 import ast
 import os
@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAPER = {"loss", "pipeline", "rollout", "reward", "precision", "fit", "train",  # the seven components
          "vllm_rollout", "data", "sft", "recipes"}  # the real engine; prompts; A.3; A.16 and A.17
+ROOMS = {"plumbing", "verify", "course", "study"}  # a folder a trade
 OTHERS = {"exercises"}  # the course, with a command line of its own
 # Modules for parsing arguments, handling processes, reading foreign files and drawing: the top level imports none.
 NOT_THE_PAPER = {"argparse", "subprocess", "multiprocessing", "socket", "csv", "gzip", "matplotlib"}
@@ -20,7 +21,7 @@ LINES = {"fit": 320, "rollout": 320}  # code lines at most; others 300
 def modules():
     """{dotted name: its syntax tree} of the project's modules, without what stands under `if __name__ == ...`."""
     found = {}
-    for path in (*ROOT.glob("*.py"), *ROOT.glob("plumbing/*.py")):
+    for path in (*ROOT.glob("*.py"), *(path for room in ROOMS for path in ROOT.glob(f"{room}/*.py"))):
         tree = ast.parse(path.read_text())
         tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and "__name__" in ast.dump(node.test))]
         name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
@@ -29,12 +30,12 @@ def modules():
 
 
 def imports(tree):
-    """Dotted names of what a module imports, in functions too: `from plumbing import jail` is plumbing.jail."""
+    """Dotted names of what a module imports, in functions too: `from verify import jail` is verify.jail."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" if node.module == "plumbing" else node.module
+            yield from (f"{node.module}.{alias.name}" if node.module in ROOMS else node.module
                         for alias in node.names)
 
 
@@ -54,7 +55,7 @@ def code_lines(path):
 
 
 def test_the_top_level_is_the_paper():
-    assert PAPER <= (top := {name for name in MODULES if "." not in name} - {"plumbing"}) <= PAPER | OTHERS
+    assert PAPER <= (top := {name for name in MODULES if "." not in name} - ROOMS) <= PAPER | OTHERS
     for name in top - OTHERS:
         assert not {module.partition(".")[0] for module in IMPORTS[name]} & NOT_THE_PAPER, name
 
@@ -67,9 +68,9 @@ def test_no_imports_run_in_a_circle():
     assert not left
 
 
-def test_nothing_imports_benchmarks_and_plumbing_does_not_import_train():
+def test_nothing_imports_benchmarks_and_no_folder_imports_train():
     assert not [name for name, found in IMPORTS.items() if any(module.startswith("benchmarks") for module in found)]
-    assert not [name for name, found in IMPORTS.items() if name.startswith("plumbing") and "train" in found]
+    assert not [name for name, found in IMPORTS.items() if "." in name and "train" in found]
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")), ids=lambda path: path.stem)
@@ -95,7 +96,7 @@ def documented(function):
 def test_what_a_classroom_needs_imports_where_the_system_lacks_what_only_unix_or_linux_has(before, module):
     program = (f"import {before}, mmap, os, sys\nsys.modules['resource'] = sys.modules['fcntl'] = None\n"
                "vars(os).pop('memfd_create', None), vars(mmap).pop('MAP_SHARED', None), vars(os).pop('fork', None)\n"
-               f"import {module}\nprint([m for m in sys.modules if m.startswith('plumbing.')])")
+               f"import {module}\nprint([m for m in sys.modules if m.partition('.')[0] in {ROOMS}])")
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout == "[]\n", done.stderr
 
@@ -104,7 +105,7 @@ def test_what_a_classroom_needs_imports_where_the_system_lacks_what_only_unix_or
 def test_a_copied_tree_started_from_a_foreign_folder_uses_its_own_base_and_modules(tmp_path, other_checkout):
     for tree in ("copy", "other"):
         (tmp_path / tree).mkdir()
-        for part in (*ROOT.glob("*.py"), ROOT / "plumbing", ROOT / "base"):
+        for part in (*ROOT.glob("*.py"), *(ROOT / room for room in ROOMS), ROOT / "base"):
             os.symlink(part, tmp_path / tree / part.name) if part.name == "base" else copied(part, tmp_path / tree)
     (tmp_path / "foreign").mkdir()
     flags = tmp_path / "copy" / "plumbing" / "flags.py"

@@ -1,6 +1,6 @@
 """Claims about loss.py, Eq. 2 to 8: hand numbers, finite differences, loops and limits.
 
-The claims with named wrong answers, and the inputs of these claims, come from the course (tests/course/losses.py).
+The claims with named wrong answers, and the inputs of these claims, come from the course (course/checks/losses.py).
 Test: pytest tests/test_loss.py
 """
 
@@ -10,12 +10,12 @@ import math
 
 import pytest
 import torch
-from course import losses_wrong as wrong
-from course.losses import (BATCH_ADVANTAGES, CISPO_GRADIENT, CISPO_INPUT, CISPO_VALUE, CLIP_INPUT, DAPO_GRADIENT,
-                           DAPO_VALUE, DENOMINATORS, GSPO_INPUT, GSPO_VALUE, MASK, MICRO_BATCHES, NAN, INF, OBJECTIVE,
-                           PROMPT_AVERAGE, PROMPT_INDEX, RATIO, SEQUENCE_RATIO, WHOLE, gradient)
 
 import loss
+from course.checks import losses_wrong as wrong
+from course.checks.losses import (BATCH_ADVANTAGES, CISPO_GRADIENT, CISPO_INPUT, CISPO_VALUE, CLIP_INPUT, DAPO_GRADIENT,
+                           DAPO_VALUE, DENOMINATORS, GSPO_INPUT, GSPO_VALUE, MASK, MICRO_BATCHES, NAN, INF, OBJECTIVE,
+                           PROMPT_AVERAGE, PROMPT_INDEX, RATIO, SEQUENCE_RATIO, WHOLE, gradient)
 
 EPS = {  # clip arguments of each loss, for tests that run over all losses
     "cispo": {"eps_max": 4.0},

@@ -28,7 +28,7 @@ import pipeline
 from data import Curriculum, Prompt
 from plumbing.fleet import broadcast_weights
 from pipeline import Completion, Mailbox, Pipeline, Ticket, serve
-from plumbing.workers import Scorer
+from verify.workers import Scorer
 
 PAUSE = pipeline.POLL  # virtual seconds; the unit of every duration below
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from plumbing import flags, study
+from plumbing import flags
+from study import comparisons as study
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 
 
-NAMES = r"`((?:plumbing/)?[a-z0-9_]+\.py):([\w.]+)`"
+NAMES = r"`((?:(?:plumbing|verify|study|course)/)?[a-z0-9_]+\.py):([\w.]+)`"
 READING_PATH = README.partition("## The reading path")[2].partition("\n## ")[0]
 
 
@@ -63,7 +64,7 @@ def test_every_place_of_the_paper_is_found_by_one_search(place):
     assert re.search(rf"{re.escape(place)}(?![0-9.]*[0-9])", table)
 
 
-FOLDERS = r"\b((?:tests|figures|results|benchmarks|base|plumbing)/[\w./*-]*\w)"
+FOLDERS = r"\b((?:tests|figures|results|benchmarks|base|plumbing|verify|study|course)/[\w./*-]*\w)"
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(FOLDERS, README))))
@@ -76,7 +77,7 @@ def test_every_flag_that_the_readme_names_is_read():
     # torchrun's and pip's own
     elsewhere = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--index-url", "--no-deps",
                  "--shutdown-timeout"}
-    files = *(ROOT / "plumbing").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")
+    files = (path for folder in ("plumbing", "study", "benchmarks") for path in (ROOT / folder).glob("*.py"))
     others = set(re.findall(r'"(--[\w-]+)"', "".join(file.read_text() for file in files)))
     assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", README)) <= known | elsewhere | others
 

@@ -20,7 +20,7 @@ import sympy
 
 import reward
 from data import Prompt
-from plumbing import jail, workers
+from verify import jail, workers
 
 DATA = Path(__file__).parent / "data"
 ROOT = DATA.parents[1]
@@ -607,7 +607,7 @@ def test_no_process_remains_after_close_and_files_stay_few():
 def test_a_worker_loads_no_torch_and_ends_soon_after_a_parent_that_was_killed():
     program = """
 import time
-from plumbing import workers
+from verify import workers
 from types import SimpleNamespace as S
 scorer = workers.Scorer(timeout=1.0, workers=1)
 def check(answer):
@@ -638,7 +638,7 @@ time.sleep(60)
 
 VERDICTS = """
 import time
-from plumbing import workers
+from verify import workers
 from types import SimpleNamespace as S
 scorer, verdicts = workers.Scorer(timeout=20.0, workers=1), []
 program = "```python\\nimport sys\\nprint(sys.argv[0])\\n```"
@@ -666,9 +666,9 @@ sys.meta_path.append(Installed)
 def copied_tree(folder, says, equal):
     """A copy of the project whose `reward.equal` returns `equal` and whose jail gives programs the name `says`."""
     folder.mkdir()
-    shutil.copytree(ROOT / "plumbing", folder / "plumbing")
+    shutil.copytree(ROOT / "verify", folder / "verify")
     (folder / "reward.py").write_text(f"{(ROOT / 'reward.py').read_text()}\n\nequal = lambda *_: {equal}\n")
-    jailed = folder / "plumbing" / "jail.py"
+    jailed = folder / "verify" / "jail.py"
     assert jailed.read_text().count('["answer.py"]') == 1
     jailed.write_text(jailed.read_text().replace('["answer.py"]', f'["{says}"]'))
     return folder
@@ -687,11 +687,11 @@ def test_a_copied_tree_uses_its_own_verifier_and_jail_wherever_it_is_started_and
     if installed == "a path":
         (site / "other.pth").write_text(f"{other}\n")
     if installed == "a finder":
-        files = {"reward": f"{other}/reward.py", "plumbing": f"{other}/plumbing/__init__.py"}
+        files = {"reward": f"{other}/reward.py", "verify": f"{other}/verify/__init__.py"}
         (site / "other_finder.py").write_text(FINDER.replace("{files}", repr(files)))
         (site / "other.pth").write_text("import other_finder\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run([tmp_path / "venv" / "bin" / "python", copy / "verdicts.py"], cwd=elsewhere, text=True,
                           capture_output=True, timeout=120, check=False,
                           env=environment | ({"PYTHONPATH": str(other)} if installed == "PYTHONPATH" else {}))
-    assert done.stdout == f"[(True, ''), (True, '')] {copy}/plumbing/workers.py\n", done.stderr
+    assert done.stdout == f"[(True, ''), (True, '')] {copy}/verify/workers.py\n", done.stderr

@@ -1,4 +1,4 @@
-"""Claims about benchmarks/study.py: what is run, what is kept of a log, and the rule of its verdicts."""
+"""Claims about study/run.py: what is run, what is kept of a log, and the rule of its verdicts."""
 
 import doctest
 import json
@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import study as runner
-from plumbing import fit_cli, flags, study
+from plumbing import fit_cli, flags
+from study import comparisons as study
+from study import run as runner
 
 
 def test_docstring_examples_run():

@@ -33,11 +33,11 @@ from dataclasses import dataclass
 from functools import cache
 
 import reward
-from plumbing import jail
+from verify import jail
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # A worker's interpreter runs this. It takes modules from ROOT, even if others are installed or on PYTHONPATH.
-START_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from plumbing.workers import work; work(*sys.argv[2:])"
+START_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from verify.workers import work; work(*sys.argv[2:])"
 MEMORY_BYTES = 2 << 30  # address space of one worker
 START_SECONDS = 120.0  # to start worker and jail: a worker without a verdict so long after the limit counts as dead
 ANSWERS_PER_FORK = 5_000  # SymPy's caches grow, and math-verify calls an answer wrong when memory runs out

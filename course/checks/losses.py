@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from course import losses_wrong as wrong
-from course.claims import Claim
-from plumbing.course import Exercise
+from course.checks import losses_wrong as wrong
+from course.checks.claims import Claim
+from course.checker import Exercise
 
 NAN, INF = float("nan"), float("inf")
 LN2 = math.log(2)

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from course.claims import Claim
-from course.losses import numbers
-from plumbing.course import Exercise, compared_runs
+from course.checks.claims import Claim
+from course.checks.losses import numbers
+from course.checker import Exercise, compared_runs
 
 
 def learning_rates(warm_up, lr, warmup, versions):
@@ -166,7 +166,7 @@ KEPT = Claim(
 
 def largest_difference(answer):
     """The difference that the student expects, and the largest between the logs of two runs (see compared_runs)."""
-    from course.catalogue import EXERCISES  # which holds this one
+    from course.checks.catalogue import EXERCISES  # which holds this one
 
     return [numbers(answer), compared_runs(EXERCISES)]
 

@@ -1,15 +1,15 @@
 """Do the paper's main comparisons (Fig. 2, 4a, 5a, 6, 7) come out the same way on the embedded task?
 
-    python benchmarks/study.py --list                        lists the configurations, their flags and finished runs
-    python benchmarks/study.py                               makes all missing runs but those of --quiet
-    python benchmarks/study.py --only 'loo-*' --seeds 0 1    makes the missing runs of these configurations and seeds
-    python benchmarks/study.py --quiet                       makes the missing runs of Fig. 4a whose device-hours count;
+    python study/run.py --list                        lists the configurations, their flags and finished runs
+    python study/run.py                               makes all missing runs but those of --quiet
+    python study/run.py --only 'loo-*' --seeds 0 1    makes the missing runs of these configurations and seeds
+    python study/run.py --quiet                       makes the missing runs of Fig. 4a whose device-hours count;
                                                              nothing else may use the machine meanwhile
-    python benchmarks/study.py --verdicts                    prints the table of findings from results/study
-    python benchmarks/study.py --verdicts --without RUN …    the same without these runs, such as pipeline-8-0
-    python benchmarks/study.py --falls                       prints age, fall, largest rho, end and A of each run
+    python study/run.py --verdicts                    prints the table of findings from results/study
+    python study/run.py --verdicts --without RUN …    the same without these runs, such as pipeline-8-0
+    python study/run.py --falls                       prints age, fall, largest rho, end and A of each run
 
-Configurations, findings and the rule of the verdicts are in plumbing/study.py. A run takes 9 to 21 minutes on two
+Configurations, findings and the rule of the verdicts are in study/comparisons.py. A run takes 9 to 21 minutes on two
 cores. Its log is shortened to at most 15 kB, every evaluation and a summary of the steps between two of them, and kept
 as results/study/NAME-SEED.jsonl, also if the run diverged. ScaleRL is also what the README's first command runs: if
 results/main_seed*.jsonl exist, they are used. An interrupted run continues from its last checkpoint. Prompts, steps and
@@ -32,7 +32,7 @@ from statistics import mean, median
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from plumbing.study import CONFIGURATIONS, figures_of, flags, kept, measure, rows_of, table  # noqa: E402
+from study.comparisons import CONFIGURATIONS, figures_of, flags, kept, measure, rows_of, table  # noqa: E402
 
 RESULTS, RUNS = ROOT / "results" / "study", ROOT / "runs" / "study"
 

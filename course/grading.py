@@ -38,10 +38,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from plumbing import course, jail
+from course import checker
+from verify import jail
 
 BYTES, ZIP_BYTES = 1 << 18, 1 << 24  # at most: one file of a hand-in, a zip within it
-BESIDE = {course.HIDDEN, "tests", "runs", "__MACOSX"}  # folders without the student's work: originals, checks, runs
+BESIDE = {checker.HIDDEN, "tests", "checks", "runs", "__MACOSX"}  # folders without the student's work: originals, checks, runs
 # What reading raises if a file is not a zip, cut short, encrypted, or of an unknown compression.
 UNREADABLE = zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError
 LIMITS = {"CPU": 2, "AS": 1 << 30}  # of one exercise: seconds; bytes beyond what the imports take
@@ -138,7 +139,7 @@ def members(source, depth=2):
         archive = zipfile.ZipFile(source)
         found = [(info.filename.replace("\\", "/"), partial(archive.open, info)) for info in archive.infolist()]
     found = [(name, opened) for name, opened in found
-             if not BESIDE & {*name.split("/")} or f"/{name}".endswith(f"/{course.HIDDEN}/commit")]
+             if not BESIDE & {*name.split("/")} or f"/{name}".endswith(f"/{checker.HIDDEN}/commit")]
     packed = sorted(((name, opened) for name, opened in found if f"/{name}".endswith("/handin.zip")), key=steepness)
     for name, opened in packed[:1] or found:
         if depth and name.lower().endswith(".zip"):
@@ -198,7 +199,7 @@ def hand_ins(folder, files, commit, tables=()):
 class Hidden(NamedTuple):
     """A claim on inputs that nobody has seen."""
 
-    claim: object  # course.claims.Claim
+    claim: object  # course.checks.claims.Claim
     inputs: tuple
     expected: list  # vector
     size: int  # floats that the jail returns: as many as the longest known answer has
@@ -210,9 +211,9 @@ def hidden(exercise, seed, originals, exercises):
 
     Raises ValueError if 200 draws give no such inputs.
     """
-    original = course.Source.read(course.original_file(originals, exercise.file))
-    definition = course.build(exercise, course.pieces(exercise, original, original, exercises))
-    right, found = course.expected(exercise, original, exercises, originals), []
+    original = checker.Source.read(checker.original_file(originals, exercise.file))
+    definition = checker.build(exercise, checker.pieces(exercise, original, original, exercises))
+    right, found = checker.expected(exercise, original, exercises, originals), []
     for claim, vector in zip(exercise.claims, right):
         rng = random.Random(f"{seed}/{exercise.name}/{claim.says}")
         for _ in range(200):
@@ -222,8 +223,8 @@ def hidden(exercise, seed, originals, exercises):
                 break
         else:
             raise ValueError(f"{exercise.name}: in 200 draws no input on which all mistakes of {claim.says!r} differ")
-        chapter = course.Source.read(Path(inspect.getsourcefile(claim.probe)))
-        text = course.as_text(course.gathered(claim.probe.__name__, chapter, chapter))
+        chapter = checker.Source.read(Path(inspect.getsourcefile(claim.probe)))
+        text = checker.as_text(checker.gathered(claim.probe.__name__, chapter, chapter))
         probe = text, claim.probe.__name__, base64.b64encode(pickle.dumps(inputs)).decode()
         found.append(Hidden(claim, inputs, answers[0], max(map(len, answers)), probe))
     return found
@@ -234,7 +235,7 @@ def hidden(exercise, seed, originals, exercises):
 
 def own_names(originals):
     """File names of the project's modules and packages, which may also have been installed among other packages."""
-    return {path.name for path in originals.glob("*.py")} | {"plumbing", "__pycache__"}
+    return {path.name for path in originals.glob("*.py")} | {"plumbing", "verify", "study", "course", "__pycache__"}
 
 
 def packages(originals):
@@ -251,10 +252,10 @@ def packages(originals):
 
 def warm(originals, namespaces):
     """The argument `warm` of jail.run that loads torch once for all exercises of a submission."""
-    from course import claims  # of tests/, which exercises.py has put on the path
+    from course.checks import claims
 
-    source = course.Source.read(Path(claims.__file__))
-    harness = course.as_text(course.gathered("answer", source, source))
+    source = checker.Source.read(Path(claims.__file__))
+    harness = checker.as_text(checker.gathered("answer", source, source))
     prefix, hide = Path(sys.base_prefix), [str(originals)]
     for place in ("lib/python3*/site-packages", "lib/python3*/dist-packages", "local/lib/python3*/dist-packages"):
         for folder in prefix.glob(place):
@@ -297,7 +298,7 @@ def readable(data, sizes):
 
 
 def claimed(head):
-    """The length of a vector according to its first six numbers (course.claims.encode); None if they make no sense."""
+    """The length of a vector according to its first six numbers (course.checks.claims.encode); None if they make no sense."""
     if not all(abs(x) < 1e6 and x == int(x) for x in head if x == x) or any(x != x for x in head):
         return None
     kind, dimensions, *sizes = map(int, head)
@@ -314,12 +315,12 @@ def prepared(exercise, hidden_claims, hand_in, originals, exercises):
     if exercise.file not in hand_in.files:
         return None, f"{exercise.file} is missing"
     try:
-        student = course.Source(hand_in.files[exercise.file], exercise.file)
-        original = course.Source.read(course.original_file(originals, exercise.file))
-        if not course.touched(exercise, student, original):
+        student = checker.Source(hand_in.files[exercise.file], exercise.file)
+        original = checker.Source.read(checker.original_file(originals, exercise.file))
+        if not checker.touched(exercise, student, original):
             return None, "not done"
-        program = course.as_text(course.pieces(exercise, student, original, exercises))
-    except (course.Broken, RecursionError, MemoryError) as error:
+        program = checker.as_text(checker.pieces(exercise, student, original, exercises))
+    except (checker.Broken, RecursionError, MemoryError) as error:
         return None, str(error) or type(error).__name__
     sizes = [one.size for one in hidden_claims]
     job = {"program": program, "target": exercise.target.rpartition(".")[2],
@@ -351,7 +352,7 @@ def graded(hand_in, claims, originals, exercises, namespaces):
 def alone(hand_in, claims, originals, exercises, namespaces):
     """`graded` in a process of its own, because a hand-in may crash it, say with text that crashes Python's parser."""
     job = lambda: graded(hand_in, claims, originals, exercises, namespaces)  # noqa: E731
-    found = course.isolated(job, originals, HAND_IN_SECONDS)
+    found = checker.isolated(job, originals, HAND_IN_SECONDS)
     return found if isinstance(found, dict) else {name: [f"no answer: {found}"] * len(claims[name]) for name in claims}
 
 
@@ -359,11 +360,11 @@ def equal_code(collected, exercises, originals):
     """{student: [exercises of kind write whose code equals the original's or another student's, and whose]}."""
     found, seen = {one.student: [] for one in collected}, {}
     for exercise in (x for x in exercises if x.kind == "write"):
-        shape = course.Source.read(course.original_file(originals, exercise.file)).shape(exercise.target)
+        shape = checker.Source.read(checker.original_file(originals, exercise.file)).shape(exercise.target)
         seen.setdefault((exercise.name, shape), []).append("the original")
         for one in collected:
-            with suppress(course.Broken):
-                source = course.Source(one.files.get(exercise.file, ""), exercise.file)
+            with suppress(checker.Broken):
+                source = checker.Source(one.files.get(exercise.file, ""), exercise.file)
                 if theirs := source.shape(exercise.target):
                     seen.setdefault((exercise.name, theirs), []).append(one.student)
     for (name, shape), students in seen.items():
@@ -436,7 +437,7 @@ def grade(args, exercises, originals):
     began, chosen = time.monotonic(), [x for x in exercises if x.graded and x.name in (args.only or names)]
     claims = {x.name: hidden(x, args.seed, originals, exercises) for x in chosen}
     files = sorted({x.file for x in exercises})
-    collected = hand_ins(args.submissions, files, course.commit_of(originals), (args.csv, args.json))
+    collected = hand_ins(args.submissions, files, checker.commit_of(originals), (args.csv, args.json))
     flagged = equal_code(collected, chosen, originals)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # `alone` forks: jail.run kills all children
         results = [*pool.map(lambda one: alone(one, claims, originals, exercises, namespaces), collected)]

@@ -2,9 +2,9 @@
 
 from types import SimpleNamespace
 
-from course.claims import Claim
-from course.losses import numbers
-from plumbing.course import Exercise
+from course.checks.claims import Claim
+from course.checks.losses import numbers
+from course.checker import Exercise
 
 RULES = ("pipeline", "ppo")
 

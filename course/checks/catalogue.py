@@ -1,6 +1,6 @@
 """All exercises, in the order of the paper."""
 
-from course import asynchrony, generation, heads, law, losses, rewards, run
+from course.checks import asynchrony, generation, heads, law, losses, rewards, run
 
 CHAPTERS = {
     "1. The law and its fit": law.LAW,

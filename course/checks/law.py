@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from course.claims import Claim
-from course.losses import numbers
-from plumbing.course import Exercise
+from course.checks.claims import Claim
+from course.checks.losses import numbers
+from course.checker import Exercise
 
 
 def curve(sigmoid, C, A, B, C_mid, R_0):

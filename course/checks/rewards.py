@@ -6,9 +6,9 @@ Test: pytest tests/test_exercises.py
 from math import comb, nan
 from types import SimpleNamespace
 
-from course.claims import Claim
-from course.losses import numbers
-from plumbing.course import Exercise
+from course.checks.claims import Claim
+from course.checks.losses import numbers
+from course.checker import Exercise
 
 
 def rewards(reward, penalty):

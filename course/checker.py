@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 HIDDEN = ".course"  # in a student's folder: originals, files that `solve` replaced, results of checks, a copy to train
-ANSWERS = "answers.py"  # holds the functions of predict and measure; its original lies in tests/course/
+ANSWERS = "answers.py"  # holds the functions of predict and measure; its original lies in course/checks/
+FOLDERS = ("plumbing/*.py", "verify/*.py", "study/*.py")  # what a run needs beside the top level
 SIX_STEPS = "--loss cispo --k 0 --prompts 8 --steps 6 --eval-every 6 --eval-prompts 32 --eval-generations 2".split()
 TIMES = ("seconds", "gpu_hours", "idle")  # numbers of the log whose names begin so depend on timing
 UNWRITTEN, RAISED = "not written yet", "raised"  # beginnings of texts that stand in place of a vector
@@ -47,7 +48,7 @@ class Exercise(NamedTuple):
     minutes: int
     teaches: str  # one sentence
     hints: tuple  # where in the paper; the pitfall; the idea in words
-    claims: tuple  # of course.claims.Claim (in tests/)
+    claims: tuple  # of course.checks.claims.Claim
     bug: tuple = ()  # (right, wrong): a text that occurs exactly once in the file, and its replacement
     symptom: str = ""  # of the bug: all that the student is told about it
     points: float = 1.0
@@ -192,7 +193,7 @@ def restored(text, original, exercise):
 
 def original_file(folder, name):
     """The path of a file's original; that of ANSWERS lies with the claims, as it is no module of the project."""
-    return folder / name if name != ANSWERS else folder / "tests" / "course" / name
+    return folder / name if name != ANSWERS else folder / "course" / "checks" / name
 
 
 # --- The student's definition inside the original ---------------------------------------------------------------------
@@ -380,7 +381,7 @@ def assemble(root, folder, exercises, solved):
     originals = originals_of(root)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for path in (*root.glob("*.py"), *root.glob("plumbing/*.py")):
+    for path in (path for pattern in ("*.py", *FOLDERS) for path in root.glob(pattern)):
         name, text = path.relative_to(root).as_posix(), path.read_bytes().decode()
         for exercise in exercises:
             if exercise.file == name != ANSWERS and exercise.name not in solved:

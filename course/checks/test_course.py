@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from course.catalogue import EXERCISES
-from plumbing import course
+from course.checks.catalogue import EXERCISES
+from course import checker
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", [x.name for x in EXERCISES] if (ROOT / course.HIDDEN).exists() else [])
+@pytest.mark.parametrize("name", [x.name for x in EXERCISES] if (ROOT / checker.HIDDEN).exists() else [])
 def test_exercise(name):
     __tracebackhide__ = True
     [exercise] = [x for x in EXERCISES if x.name == name]
-    if problems := course.check(exercise, ROOT, course.originals_of(ROOT), EXERCISES):
+    if problems := checker.check(exercise, ROOT, checker.originals_of(ROOT), EXERCISES):
         pytest.fail("\n\n".join(problems), pytrace=False)

@@ -47,11 +47,12 @@ import os
 import random
 import re
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import Iterable, Iterator, NamedTuple
+from typing import NamedTuple
 
 from reward import TASKS, read_tests
 
@@ -196,6 +197,7 @@ def read_dataset(name: str) -> Iterator[tuple[str, dict]]:
         else:
             raise FileNotFoundError("no such file, folder or OWNER/NAME")
         import datasets  # not a requirement: JSONL and the embedded tasks do without it
+
         failures += (datasets.exceptions.DatasetsError,)
         rows = datasets.load_dataset(**place, split="train")
     except failures as error:
@@ -206,6 +208,7 @@ def read_dataset(name: str) -> Iterator[tuple[str, dict]]:
 
 def field(row: dict, names: Iterable[str]):
     """The first of the named fields that the row has, or None if it has none; "a.b" is field b of field a."""
+
     def step(value, key):
         return value.get(key) if isinstance(value, dict) else None
 
@@ -232,8 +235,11 @@ def code_answer(answer, row: dict) -> str:
         tests = loaded(found["test_cases"])
     if not isinstance(tests, dict) and "assert " in str(tests[:1] if isinstance(tests, list) else tests):
         raise ValueError("tests are asserts (MBPP, AceCode, KodCode, check(candidate)); write calls and results")
-    name = (field({"metadata": loaded(row.get("metadata"))}, ["metadata.func_name", "metadata.fn_name"])
-            or isinstance(found, dict) and found.get("fn_name"))
+    name = (
+        field({"metadata": loaded(row.get("metadata"))}, ["metadata.func_name", "metadata.fn_name"])
+        or isinstance(found, dict)
+        and found.get("fn_name")
+    )
     if name and isinstance(tests, list):
         tests = [{"fn_name": name} | test for test in tests]
     elif name and tests is not found:
@@ -289,8 +295,7 @@ def render(row: Row, tokenizer) -> Row:
     chat = isinstance(row.prompt, list)
     if tokenizer.chat_template:
         messages = row.prompt if chat else [{"role": "user", "content": row.prompt}]
-        return row._replace(
-            prompt=tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        return row._replace(prompt=tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
     if chat:
         raise malformed(row.where, "chat messages", "a base model, which has no chat template", "a prompt as one text")
     return row
@@ -363,8 +368,15 @@ def load_source(name: str, task: str | None, columns, tokenizer, *, budget: int,
     return Data(*split(prompts, validation), too_long, count - len(first), unusable=tuple(skipped))
 
 
-def load(sources, tokenizer, *, budget: int, validation=VALIDATION_PROMPTS, columns=(("prompt",), ("answer",)),
-         skip_unusable: bool = False) -> Data:
+def load(
+    sources,
+    tokenizer,
+    *,
+    budget: int,
+    validation=VALIDATION_PROMPTS,
+    columns=(("prompt",), ("answer",)),
+    skip_unusable: bool = False,
+) -> Data:
     """The prompts of a run, tokenised and split (see the top of this file).
 
     sources     one or several, as --data takes them
@@ -378,14 +390,18 @@ def load(sources, tokenizer, *, budget: int, validation=VALIDATION_PROMPTS, colu
     names, weights, tasks = zip(*map(parse_source, [sources] if isinstance(sources, str) else sources))
     if len(set(names)) < len(names):
         raise malformed("--data", str(names), "a source given twice: add up its weights", "different sources")
-    parts = [load_source(*pair, columns, tokenizer, budget=budget, validation=validation, skip=skip_unusable)
-             for pair in zip(names, tasks)]
+    parts = [
+        load_source(*pair, columns, tokenizer, budget=budget, validation=validation, skip=skip_unusable)
+        for pair in zip(names, tasks)
+    ]
     owners = Counter(task for part in parts for task in {prompt.task for prompt in (*part.train, *part.validation)})
 
     def numbered(sets):
         every = [(source, prompt) for source, prompts in enumerate(sets) for prompt in prompts]
-        return [replace(prompt, index=i, source=source, curve=names[source] if owners[prompt.task] > 1 else prompt.task)
-                for i, (source, prompt) in enumerate(every)]
+        return [
+            replace(prompt, index=i, source=source, curve=names[source] if owners[prompt.task] > 1 else prompt.task)
+            for i, (source, prompt) in enumerate(every)
+        ]
 
     train, held, too_long, duplicates, _, unusable = zip(*parts)
     data = Data(numbered(train), numbered(held), sum(too_long), sum(duplicates), weights, sum(unusable, ()))
@@ -406,9 +422,11 @@ def check_size(data: Data, *, prompts: int, k: int) -> None:
     """Raise ValueError unless there are more than (k + 1)·P training prompts: so many may be in flight at once."""
     needed = (k + 1) * prompts
     if len(data.train) <= needed:
-        raise ValueError(f"expected more than (k + 1)·P = {needed} training prompts, got {len(data.train)} "
-                         f"(held out: {len(data.validation)}, too long: {data.too_long}, repeated: {data.duplicates}); "
-                         "likely cause: a small file or prompt budget; lower k or the prompts per step")
+        raise ValueError(
+            f"expected more than (k + 1)·P = {needed} training prompts, got {len(data.train)} "
+            f"(held out: {len(data.validation)}, too long: {data.too_long}, repeated: {data.duplicates}); "
+            "likely cause: a small file or prompt budget; lower k or the prompts per step"
+        )
 
 
 # --- No-Positive-Resampling (Sec. 3.2) -------------------------------------------------------------------------------

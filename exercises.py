@@ -98,7 +98,7 @@ def problems(exercise):
 
 
 def state(exercise):
-    """"solved", "original" (the same code as the solution), "started", or "" if it is as `start` left it."""
+    """ "solved", "original" (the same code as the solution), "started", or "" if it is as `start` left it."""
     try:
         student = checker.Source.read(ROOT / exercise.file)
         original = checker.Source.read(checker.original_file(ORIGINALS, exercise.file))
@@ -132,14 +132,18 @@ def described(exercise):
         line = checker.Source.read(ROOT / file).span(target)[0] + 1
     except checker.Broken:
         line = 1
-    task = {"write": f"Write the body of {target}; its docstring says what it returns.",
-            "bug": f"One line of {target} is wrong. What was noticed: {exercise.symptom}",
-            "predict": f"Let {target} return your prediction; its docstring asks the question.",
-            "measure": f"Let {target} return what you measure; its docstring says where."}[exercise.kind]
-    return (f"{exercise.name} ({exercise.kind}, about {exercise.minutes} minutes, {exercise.paper})\n"
-            f"  {exercise.teaches}\n  {file}:{line}  {task}\n"
-            f"  Stuck: python exercises.py hint {exercise.name}\n"
-            f"  Check: python exercises.py next, or pytest -k {exercise.name}")
+    task = {
+        "write": f"Write the body of {target}; its docstring says what it returns.",
+        "bug": f"One line of {target} is wrong. What was noticed: {exercise.symptom}",
+        "predict": f"Let {target} return your prediction; its docstring asks the question.",
+        "measure": f"Let {target} return what you measure; its docstring says where.",
+    }[exercise.kind]
+    return (
+        f"{exercise.name} ({exercise.kind}, about {exercise.minutes} minutes, {exercise.paper})\n"
+        f"  {exercise.teaches}\n  {file}:{line}  {task}\n"
+        f"  Stuck: python exercises.py hint {exercise.name}\n"
+        f"  Check: python exercises.py next, or pytest -k {exercise.name}"
+    )
 
 
 def done(exercise):
@@ -217,8 +221,11 @@ def train(flags):
     yours = checker.solved(ROOT, EXERCISES)
     checker.assemble(ROOT, HIDDEN / "run", EXERCISES, yours)
     code = [x.name for x in EXERCISES if x.kind in ("write", "bug")]
-    print(f"yours: {', '.join(x for x in code if x in yours) or 'none'}\n"
-          f"the original's: {', '.join(x for x in code if x not in yours) or 'none'}", flush=True)
+    print(
+        f"yours: {', '.join(x for x in code if x in yours) or 'none'}\n"
+        f"the original's: {', '.join(x for x in code if x not in yours) or 'none'}",
+        flush=True,
+    )
     os.chdir(ROOT)
     os.execv(sys.executable, [sys.executable, str(HIDDEN / "run" / "train.py"), *flags])
 
@@ -262,13 +269,18 @@ def main():
         sys.exit("this is the project, not a student's folder; first: python exercises.py start FOLDER")
     os.chdir(ROOT)
     if args.command == "train":
-        train(sys.argv[sys.argv.index("train") + 1:])
+        train(sys.argv[sys.argv.index("train") + 1 :])
     elif args.command == "next" and args.watch:
         with suppress(KeyboardInterrupt):
             watch(args.name)
     else:
-        does = {"next": lambda: following(args.name), "list": listed, "pack": pack,
-                "hint": lambda: find(args.name).hints[args.number - 1], "solve": lambda: solve(find(args.name))}
+        does = {
+            "next": lambda: following(args.name),
+            "list": listed,
+            "pack": pack,
+            "hint": lambda: find(args.name).hints[args.number - 1],
+            "solve": lambda: solve(find(args.name)),
+        }
         print(does[args.command]())
 
 

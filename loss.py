@@ -94,7 +94,8 @@ def cispo(logprobs, gen_logprobs, advantages, mask, *, eps_max):
     if not eps_max >= 1:
         raise ValueError(
             f"eps_max is {eps_max}; expected a cap on the ratio itself, at least 1 (the paper tried 4, 5 and 8). "
-            "Likely cause: the half-width of a clip, as in 1 + eps. A cap below 1 would shrink even on-policy tokens.")
+            "Likely cause: the half-width of a clip, as in 1 + eps. A cap below 1 would shrink even on-policy tokens."
+        )
     _check_shapes(logprobs, gen_logprobs, advantages, mask)
     # Detached: the ratio weighs the gradient of log pi_train and has none of its own. The cap bounds a token's
     # weight and never removes it, whatever the sign of the advantage. logprobs are filled too, since 0 * -inf is nan.
@@ -235,7 +236,8 @@ def global_denominators(lengths, prompt_index):
     if lengths.dim() != 1 or lengths.shape != prompt_index.shape:
         raise ValueError(
             f"lengths {tuple(lengths.shape)} and prompt_index {tuple(prompt_index.shape)}; expected both (B,). "
-            "Likely cause: the mask itself where mask.sum(-1) is meant.")
+            "Likely cause: the mask itself where mask.sum(-1) is meant."
+        )
     tokens_per_prompt = torch.bincount(prompt_index, weights=lengths).long()  # exact: float64 holds such integers
     counts = ((lengths > 0).sum(), (tokens_per_prompt > 0).sum(), lengths.sum())
     return Denominators(*(int(count) for count in counts), tokens_per_prompt)
@@ -296,7 +298,8 @@ def _clip(ratio, advantages, mask, eps_low, eps_high):
     if not (eps_low >= 0 and eps_high >= 0):
         raise ValueError(
             f"the clip's half-widths are {eps_low} (below 1) and {eps_high} (above 1); expected 0 or more, as in "
-            "clip(ratio, 1 - eps_low, 1 + eps_high). Likely cause: a signed offset, such as -0.2.")
+            "clip(ratio, 1 - eps_low, 1 + eps_high). Likely cause: a signed offset, such as -0.2."
+        )
     advantages = advantages[:, None]
     # min leaves one side of the clip open for each sign of A: a bad token that became likelier (A < 0, ratio far above
     # 1) must still be pushed down in full. With max it would have no gradient.
@@ -311,11 +314,13 @@ def _check_shapes(logprobs, gen_logprobs, advantages, mask):
     if got != expected or len(got[0]) != 2:
         raise ValueError(
             f"logprobs, gen_logprobs, advantages, mask have shapes {got}; expected (B, T), (B, T), (B,), (B, T). "
-            "Likely cause: advantages still (P, G), or prompt tokens left in one of the others.")
+            "Likely cause: advantages still (P, G), or prompt tokens left in one of the others."
+        )
 
 
 def _check_groups(values):
     """Raise ValueError unless values is (P, G): a flattened batch would silently become one big group."""
     if values.dim() != 2:
         raise ValueError(
-            f"got shape {tuple(values.shape)}; expected (P, G), one row per prompt. Likely cause: flattened to (B,).")
+            f"got shape {tuple(values.shape)}; expected (P, G), one row per prompt. Likely cause: flattened to (B,)."
+        )

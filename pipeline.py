@@ -358,6 +358,7 @@ class Pipeline:
             named = gather()
             self._post(version=version)
             if box.rank == 0:
+
                 def absent():
                     return [rank for rank in box.generators if box.store.add(f"joined/{rank}", 0) < version]
 
@@ -516,6 +517,17 @@ def header(score, ticket):
     versions = Counter(version for version, sampled in zip(c.versions, c.mask) if sampled)
     logprob = sum(logprob for logprob, sampled in zip(c.logprobs, c.mask) if sampled)
     return Header(
-        f"completion/{ticket.queue}/{ticket.number}/{c.index}", ticket.prompt.index, score.reward, score.correct,
-        c.truncated, c.interrupted, len(c.prompt_ids), len(c.ids), dict(versions), logprob, score.timed_out,
-        score.error, score.marked)
+        f"completion/{ticket.queue}/{ticket.number}/{c.index}",
+        ticket.prompt.index,
+        score.reward,
+        score.correct,
+        c.truncated,
+        c.interrupted,
+        len(c.prompt_ids),
+        len(c.ids),
+        dict(versions),
+        logprob,
+        score.timed_out,
+        score.error,
+        score.marked,
+    )

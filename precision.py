@@ -52,7 +52,8 @@ def check_supported(config):
         return
     raise ValueError(
         f"model type {config.model_type!r} is not supported: {reason}. Expected a decoder-only model with full "
-        f"attention and a bias-free linear head whose output is the logits: {', '.join(SUPPORTED)}.")
+        f"attention and a bias-free linear head whose output is the logits: {', '.join(SUPPORTED)}."
+    )
 
 
 # --- Head, log-probabilities, entropy --------------------------------------------------------------------------------
@@ -137,7 +138,8 @@ def token_logprobs(hidden, head_weight, ids, *, chunk, temperature=1.0, fp32_hea
     if chunk < 1 or not temperature > 0:
         raise ValueError(f"expected chunk >= 1 and temperature > 0, got chunk={chunk}, temperature={temperature}")
     logprobs, entropy = _TokenLogprobs.apply(
-        hidden.reshape(-1, hidden.shape[-1]), head_weight, ids.reshape(-1), chunk, temperature, fp32_head)
+        hidden.reshape(-1, hidden.shape[-1]), head_weight, ids.reshape(-1), chunk, temperature, fp32_head
+    )
     return logprobs.view(ids.shape), entropy.view(ids.shape)
 
 
@@ -161,7 +163,8 @@ class PolicyModel(nn.Module):
         if fp32_head and torch.get_float32_matmul_precision() != "highest":
             raise ValueError(
                 "fp32_head needs torch.set_float32_matmul_precision('highest'), "
-                f"got {torch.get_float32_matmul_precision()!r}: fp32 products would be rounded to TF32 or bf16")
+                f"got {torch.get_float32_matmul_precision()!r}: fp32 products would be rounded to TF32 or bf16"
+            )
         self.model, self.dtype = model, dtype
         self.temperature, self.fp32_head, self.chunk = temperature, fp32_head, chunk
 
@@ -179,8 +182,14 @@ class PolicyModel(nn.Module):
         mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
         # Right for tied weights too: there both uses share one parameter, in which autograd adds their gradients.
         head_weight = self.model.get_output_embeddings().weight.to(self.dtype)
-        values = token_logprobs(hidden[mask], head_weight, ids[mask], chunk=self.chunk, temperature=self.temperature,
-                                fp32_head=self.fp32_head)
+        values = token_logprobs(
+            hidden[mask],
+            head_weight,
+            ids[mask],
+            chunk=self.chunk,
+            temperature=self.temperature,
+            fp32_head=self.fp32_head,
+        )
         blank = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
         return tuple(blank.masked_scatter(mask, value) for value in values)
 
@@ -246,7 +255,8 @@ def mismatch(logprobs, gen_logprobs, mask, *, low, high):
         "max_ratio": ratio.max().item(),
         "k3": (log_ratio.expm1() - log_ratio).mean().item(),  # rho - 1 - log rho without cancellation near 0
         "clipped": ((ratio < low) | (ratio > high)).double().mean().item(),
-        "effective_sample_size": (ratio.sum() ** 2 / (ratio**2).sum() / len(ratio)).item()}
+        "effective_sample_size": (ratio.sum() ** 2 / (ratio**2).sum() / len(ratio)).item(),
+    }
 
 
 def startup_check(logprobs, gen_logprobs, mask, dtype):
@@ -262,7 +272,8 @@ def startup_check(logprobs, gen_logprobs, mask, dtype):
             f"{MISMATCH_LIMIT[dtype]} in {dtype}; got {measured:.3g}. Likely causes: the generator samples at another "
             f"temperature than --temperature, or with top-p or top-k; its log-prob mode gives raw log-probs instead of "
             f"those of the sampling distribution; the head dtype differs between the two (--fp32-head on one side "
-            f"only); the tokenizer is not the model's, so that the ids differ.")
+            f"only); the tokenizer is not the model's, so that the ids differ."
+        )
     return measured
 
 

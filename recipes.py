@@ -17,6 +17,7 @@ generator decodes at once (here 256 slots).
 Test: pytest tests/test_train.py
 """
 
+# fmt: off
 RECIPES = {  # Sec. 2 (baseline), Sec. 4 (scalerl), A.16 (the others): algorithmic flags only
     "baseline": dict(loss="dapo", average="sample", normalisation="prompt", zero_variance_filter=False,
                      no_positive_resampling=None, fp32_head=False, off_policy="ppo", k=8, prompts=48)}
@@ -42,3 +43,4 @@ EMBEDDED = dict(
     lr=2e-4, warmup=8, steps=120, prompts=32, generations=16, max_new_tokens=112, max_prompt_tokens=40, slots=128,
     length_control="interrupt", interrupt_at=(96, 104), interrupt_phrase="</think>", length_max=112, length_cache=16,
     eval_every=8, eval_prompts=256, eval_generations=8, token_budget=2048, activation_checkpointing=False)
+# fmt: on

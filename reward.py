@@ -67,7 +67,8 @@ FORMULA = re.compile(r"\s*(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\[()]).)+\\\)|\\\[(?:(?!
 BASE = re.compile(r"(?<![A-Za-z_0-9])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
 SIGNS = r"\\(?:pm|mp)(?![A-Za-z])"
 BETWEEN_BOXES = re.compile(
-    r"(?:[\s$,;]|\\[][(), ;:]|\\q?quad|and|or|\\text\{[^{}]*(?:,|and|or)\s*\}|[A-Za-z][\w{}]*\s*=)*")
+    r"(?:[\s$,;]|\\[][(), ;:]|\\q?quad|and|or|\\text\{[^{}]*(?:,|and|or)\s*\}|[A-Za-z][\w{}]*\s*=)*"
+)
 BETWEEN_CHARS = 40  # boxes further apart than this are never one list
 UNREADABLE = "expected a reference answer"  # how the reason for a missing verdict begins if the data are at fault
 MAX_CHARS = 10_000  # of a box, or of an answer without one
@@ -109,8 +110,14 @@ def pass_rates(groups, prompts) -> dict:
     stderr = (sum(p * (1 - p) for p in means) / (k - 1)) ** 0.5 / len(means) if k > 1 else nan
     headers = [header for group in groups for header in group]
     entropy = -sum(header.logprob for header in headers) / sum(sum(header.versions.values()) for header in headers)
-    return {"pass_rate": mean(means), "stderr": stderr, "entropy_sampled": entropy, "completions": k * len(known),
-            "unverified": k * (len(groups) - len(known)), "tasks": tasks}
+    return {
+        "pass_rate": mean(means),
+        "stderr": stderr,
+        "entropy_sampled": entropy,
+        "completions": k * len(known),
+        "unverified": k * (len(groups) - len(known)),
+        "tasks": tasks,
+    }
 
 
 def pass_at_k(groups, k: int) -> tuple[float, float]:
@@ -221,13 +228,17 @@ TASKS = {"arithmetic": exact, "sorting": exact, "math": math, "code": code}
 
 # --- Comparing, in a worker process: math ----------------------------------------------------------------------------
 
+# fmt: off
 CHARACTERS = str.maketrans({
     "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "÷": "\\div ", "±": "\\pm ", "π": "\\pi ", "∞": "\\infty ",
     "≈": "\\approx ", "≤": "\\leq ", "≥": "\\geq ", "≠": "\\neq ", "∪": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ",
     "∈": "\\in ", "°": "^\\circ ", "…": "\\ldots ", "’": "'", "\u00a0": " "})
+# fmt: on
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
-UNIT = ("(?!(?:and|or|pi|sqrt|sin|cos|tan|cot|sec|csc|log|exp|inf|infinity|if|mod|choose|over|percent|percentage|"
-        "pct)(?![A-Za-z]))(?:[A-Za-z]{4,}|days?|min|sec|hrs?|lbs?|mph|men|[cmk]m|m[gl]|kg|ft|in|yd|mi|oz|sq|of)")
+UNIT = (
+    "(?!(?:and|or|pi|sqrt|sin|cos|tan|cot|sec|csc|log|exp|inf|infinity|if|mod|choose|over|percent|percentage|"
+    "pct)(?![A-Za-z]))(?:[A-Za-z]{4,}|days?|min|sec|hrs?|lbs?|mph|men|[cmk]m|m[gl]|kg|ft|in|yd|mi|oz|sq|of)"
+)
 UNITS = rf"(?:{UNIT.replace('4', '2')}\s+)*{UNIT}"
 
 
@@ -250,6 +261,7 @@ def repeating(match) -> str:
 
 
 # What is rewritten before an answer or a reference is read, in this order: (pattern, replacement, why).
+# fmt: off
 NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, why in (
     (r"\s+", " ", "white space"), (r"\\?\$|[€£]", "", "signs of mathematics or of money"),
     (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*\.?", "", "the size of a bracket"),
@@ -268,7 +280,7 @@ NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, w
     (r"\\(?:begin|end)\s*\{(?:cases|aligned)\}", "", "a list"),
     (r"\\{2}(?![A-Za-z])", lambda m: m[0] if re.search("matrix|array", m.string) else ", ", "a list, line by line"),
     (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}", "raised characters"),
-    (r"[¼-¾⅐-⅞]", lambda m: "\\frac{%s}{%s}" % tuple(normalize("NFKC", m[0]).split("\u2044")), "½"),
+    (r"[¼-¾⅐-⅞]", lambda m: f"\\frac{{{normalize('NFKC', m[0]).replace(chr(0x2044), '}{')}}}", "½"),
     (r"√\s*([0-9.]+|[A-Za-z]|\\pi)", r"\\sqrt{\1}", "√2"),
     (r"(?:√|\\?(?<![A-Za-z])sqrt)\s*(?=[({])\(?((?<=\()[^()]*(?=\)))\)", r"\\sqrt{\1}", "√(2)"),
     (r"\\[dtc](frac|binom)", r"\\\1", "sizes of fractions"),
@@ -294,6 +306,7 @@ NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, w
     (r"\\varnothing|\\\{\s*\\\}", r"\\emptyset", "the empty set"),
     (r"([A-Za-z])'", r"\1_{0}", "a derivative is not its function: math-verify drops the quote"),
 )]
+# fmt: on
 
 
 def normalise(latex: str) -> str:
@@ -372,8 +385,15 @@ def read(latex: str, lower: bool):
 
     config = its.NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
     letters = its.ConversionConfig(lowercase_symbols=lower)
-    return with_i(its.latex2sympy(its.normalize_latex(latex, config), is_real=True, convert_degrees=False,
-                                  normalization_config=None, conversion_config=letters))
+    return with_i(
+        its.latex2sympy(
+            its.normalize_latex(latex, config),
+            is_real=True,
+            convert_degrees=False,
+            normalization_config=None,
+            conversion_config=letters,
+        )
+    )
 
 
 def with_i(found):
@@ -413,8 +433,9 @@ def same(gold, given) -> bool:
     if isinstance(gold, Interval) and isinstance(given, Interval):
         ends = (gold.left_open, gold.right_open) == (given.left_open, given.right_open)
         return ends and same(gold.start, given.start) and same(gold.end, given.end)
-    if any(members(side) for side in (gold, given)) and all(members(side) or not isinstance(side, (Set, Boolean))
-                                                            for side in (gold, given)):
+    if any(members(side) for side in (gold, given)) and all(
+        members(side) or not isinstance(side, (Set, Boolean)) for side in (gold, given)
+    ):
         return same_members(gold, given)
     return verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True)  # x > 0 is right for (0, oo)
 
@@ -427,8 +448,12 @@ def calculation(part) -> bool:
     """
     from sympy import Float  # decimals, of which SymPy does not say whether they are rational
 
-    return (part.is_Add and all(arg.is_rational or arg.has(Float) for arg in part.args)
-            or part.is_Mul and sum(arg.is_Number and abs(arg) != 1 for arg in part.args) > 1)
+    return (
+        part.is_Add
+        and all(arg.is_rational or arg.has(Float) for arg in part.args)
+        or part.is_Mul
+        and sum(arg.is_Number and abs(arg) != 1 for arg in part.args) > 1
+    )
 
 
 def members(found) -> list:
@@ -467,8 +492,9 @@ def close(gold, given) -> bool:
     from sympy import Float, Rational, UnevaluatedExpr, sympify
 
     percent = UnevaluatedExpr(Rational(1, 100))
-    if given.has(percent) is not gold.has(percent) and close(gold.xreplace({percent: sympify(1)}),
-                                                             given.xreplace({percent: sympify(1)})):
+    if given.has(percent) is not gold.has(percent) and close(
+        gold.xreplace({percent: sympify(1)}), given.xreplace({percent: sympify(1)})
+    ):
         return True
     gold, given = gold.doit(), given.doit()
     if not (gold.is_finite and given.is_finite):

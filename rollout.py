@@ -148,12 +148,15 @@ def empty_slots(slots, length, device):
     interrupt_at  (S,)    L in tokens; NEVER if thinking has ended before L, or without think_budget
     tokens, logprobs (nats), mask (False on forced tokens), versions (optimizer steps)    (S, length)
     """
+
     def zeros(dtype, *shape):
         return torch.zeros(slots, *shape, dtype=dtype, device=device)
 
     columns = dict(tokens=torch.int64, logprobs=torch.float32, mask=torch.bool, versions=torch.int32)
-    return SimpleNamespace(**{name: zeros(torch.int64) for name in ("token", "start", "count", "key", "interrupt_at")},
-                           **{name: zeros(dtype, length) for name, dtype in columns.items()})
+    return SimpleNamespace(
+        **{name: zeros(torch.int64) for name in ("token", "start", "count", "key", "interrupt_at")},
+        **{name: zeros(dtype, length) for name, dtype in columns.items()},
+    )
 
 
 # --- What both generators share --------------------------------------------------------------------------------------
@@ -203,19 +206,36 @@ class Generator:
     Raises ValueError for an unsupported model and for settings that contradict each other.
     """
 
-    def __init__(self, model, tokenizer, *, slots, max_new_tokens, max_prompt_tokens=None, think_budget=None,
-                 phrase_ids=(), think_end=THINK_END, temperature=1.0, seed=0, version=0):
+    def __init__(
+        self,
+        model,
+        tokenizer,
+        *,
+        slots,
+        max_new_tokens,
+        max_prompt_tokens=None,
+        think_budget=None,
+        phrase_ids=(),
+        think_end=THINK_END,
+        temperature=1.0,
+        seed=0,
+        version=0,
+    ):
         check_supported(model.config)
         if slots < 1 or max_new_tokens < 1 or not temperature >= 0:
-            raise ValueError("expected slots >= 1, max_new_tokens >= 1, temperature >= 0; "
-                             f"got {slots}, {max_new_tokens}, {temperature}")
+            raise ValueError(
+                "expected slots >= 1, max_new_tokens >= 1, temperature >= 0; "
+                f"got {slots}, {max_new_tokens}, {temperature}"
+            )
         if think_budget:
             check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_tokens)
         self.tokenizer, self.slots, self.version, self.seed = tokenizer, slots, version, seed
         self.max_new_tokens, self.think_budget, self.temperature = max_new_tokens, think_budget, temperature
         self.phrase_ids, self.think_end, self.eos_ids = list(phrase_ids), think_end, eos_ids(model, tokenizer)
-        self.positions = min(getattr(model.config, "max_position_embeddings", NEVER),
-                             NEVER if max_prompt_tokens is None else max_prompt_tokens + max_new_tokens)
+        self.positions = min(
+            getattr(model.config, "max_position_embeddings", NEVER),
+            NEVER if max_prompt_tokens is None else max_prompt_tokens + max_new_tokens,
+        )
         self._queue, self._evaluations = deque(), deque()  # of Draft
         self._evaluating = 0  # unfinished completions of an evaluation
 
@@ -223,12 +243,16 @@ class Generator:
         """Queue a ticket's completions. Raises ValueError if it asks for newer weights, or is empty or too long."""
         length, limit = len(ticket.prompt.ids), self.positions
         if ticket.version > self.version:
-            raise ValueError(f"ticket {ticket.number} expects weights of version >= {ticket.version}, got "
-                             f"{self.version}: was it added before the update was received?")
+            raise ValueError(
+                f"ticket {ticket.number} expects weights of version >= {ticket.version}, got "
+                f"{self.version}: was it added before the update was received?"
+            )
         if length < 1 or ticket.generations < 1 or length + self.max_new_tokens > limit:
-            raise ValueError(f"ticket {ticket.number}: expected generations >= 1 and prompt + max_new_tokens <= {limit}"
-                             f" positions; got {ticket.generations}, {length} + {self.max_new_tokens}; likely cause: a "
-                             "prompt above max_prompt_tokens, or more tokens than the model has positions for")
+            raise ValueError(
+                f"ticket {ticket.number}: expected generations >= 1 and prompt + max_new_tokens <= {limit}"
+                f" positions; got {ticket.generations}, {length} + {self.max_new_tokens}; likely cause: a "
+                "prompt above max_prompt_tokens, or more tokens than the model has positions for"
+            )
         keys, (lo, hi) = completion_keys(self.seed, ticket), self.think_budget or (NEVER, NEVER)
         interrupt_at = lo + (uniform(keys, -1) * (hi - lo + 1)).long()  # -1: tokens draw numbers 0, 1, ...
         group, queue = Group(ticket), self._evaluations if ticket.evaluation else self._queue
@@ -268,8 +292,19 @@ class Generator:
         self._evaluating -= ticket.evaluation
         ended = ids[-1] in self.eos_ids
         text = self._text(ids[:-1] if ended else ids)
-        return Completion(ticket.number, draft.index, ticket.evaluation, list(ticket.prompt.ids), ids, mask, logprobs,
-                          versions, text, truncated=not ended, interrupted=not all(mask))
+        return Completion(
+            ticket.number,
+            draft.index,
+            ticket.evaluation,
+            list(ticket.prompt.ids),
+            ids,
+            mask,
+            logprobs,
+            versions,
+            text,
+            truncated=not ended,
+            interrupted=not all(mask),
+        )
 
 
 def eos_ids(model, tokenizer):
@@ -278,19 +313,25 @@ def eos_ids(model, tokenizer):
         ids = getattr(source, "eos_token_id", None)
         if ids is not None:
             return ids if isinstance(ids, list) else [ids]
-    raise ValueError("expected eos_token_id in the model's generation config or config, or in the tokenizer; got none: "
-                     "every completion would be truncated")
+    raise ValueError(
+        "expected eos_token_id in the model's generation config or config, or in the tokenizer; got none: "
+        "every completion would be truncated"
+    )
 
 
 def check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_tokens):
     """Raise ValueError unless the phrase's text ends in `think_end` and the budget leaves room for an answer."""
     (lo, hi), spelled = think_budget, tokenizer.decode(list(phrase_ids), skip_special_tokens=False)
     if not think_end or not spelled.rstrip().endswith(think_end.rstrip()):
-        raise ValueError(f"expected phrase_ids to spell a text that ends in {think_end!r}, got {spelled!r}; likely "
-                         "cause: an interruption phrase without the mark behind which the answer begins")
+        raise ValueError(
+            f"expected phrase_ids to spell a text that ends in {think_end!r}, got {spelled!r}; likely "
+            "cause: an interruption phrase without the mark behind which the answer begins"
+        )
     if not 0 <= lo <= hi < max_new_tokens - len(phrase_ids):
-        raise ValueError(f"expected think_budget (lo, hi), 0 <= lo <= hi < max_new_tokens - phrase = {max_new_tokens} "
-                         f"- {len(phrase_ids)}, got ({lo}, {hi}): no token would be left for the answer")
+        raise ValueError(
+            f"expected think_budget (lo, hi), 0 <= lo <= hi < max_new_tokens - phrase = {max_new_tokens} "
+            f"- {len(phrase_ids)}, got ({lo}, {hi}): no token would be left for the answer"
+        )
 
 
 # --- On a Hugging Face model -----------------------------------------------------------------------------------------
@@ -362,8 +403,9 @@ class TorchGenerator(Generator):
             if ids.shape[1]:  # 0 if every prompt is a single token
                 self.model.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
             for row, group in enumerate(part):
-                group.prompt_kv = [tuple(x[row, :, : len(prompts[row])] for x in (layer.keys, layer.values))
-                                   for layer in cache.layers]
+                group.prompt_kv = [
+                    tuple(x[row, :, : len(prompts[row])] for x in (layer.keys, layer.values)) for layer in cache.layers
+                ]
 
     def _begin(self, starts):
         """Put starting completions into the rows after those in use."""
@@ -391,8 +433,12 @@ class TorchGenerator(Generator):
         # Additive: eager attention adds the mask to its scores; a boolean mask would be wrong there without an error.
         mask = torch.zeros(unseen.shape, dtype=model.dtype, device=model.device).masked_fill_(unseen, -torch.inf)
         hidden = model.get_decoder()(
-            input_ids=slots.token[:n, None], attention_mask=mask[:, None, None], position_ids=cache.positions[:, None],
-            past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+            input_ids=slots.token[:n, None],
+            attention_mask=mask[:, None, None],
+            position_ids=cache.positions[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state[:, -1]
         logits = head_logits(hidden, model.get_output_embeddings().weight, self.fp32_head)
         return torch.log_softmax(logits / (self.temperature or 1.0), dim=-1)
 

@@ -83,11 +83,23 @@ def untrained():
     A head dimension of 32 suits every inference engine's kernels. RoPE's base is 100, for sequences of about 100
     tokens: with the usual 10,000 most frequencies hardly turn in so few tokens, and the skill was learnt later.
     """
-    return Qwen3ForCausalLM(Qwen3Config(
-        vocab_size=len(SPECIAL) + len(SYMBOLS), hidden_size=96, intermediate_size=288, num_hidden_layers=4, head_dim=32,
-        num_attention_heads=3, num_key_value_heads=3, max_position_embeddings=512, tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
-        pad_token_id=0, eos_token_id=1, bos_token_id=None))
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=len(SPECIAL) + len(SYMBOLS),
+            hidden_size=96,
+            intermediate_size=288,
+            num_hidden_layers=4,
+            head_dim=32,
+            num_attention_heads=3,
+            num_key_value_heads=3,
+            max_position_embeddings=512,
+            tie_word_embeddings=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+            pad_token_id=0,
+            eos_token_id=1,
+            bos_token_id=None,
+        )
+    )
 
 
 def load(folder):
@@ -105,7 +117,7 @@ def adding(text: str, rng: random.Random, habits: bool) -> str:
     total, steps = int(first), []
     while operands:
         hasty = not careful and len(operands) > 1 and rng.random() < HASTE
-        taken, operands = operands[:1 + hasty], operands[1 + hasty:]
+        taken, operands = operands[: 1 + hasty], operands[1 + hasty :]
         total += sum(map(int, taken))
         if not careful and rng.random() < (HASTE_SLIP if hasty else SLIP):
             total += rng.choice((-3, -2, -1, 1, 2, 3))
@@ -123,7 +135,7 @@ def ordering(text: str, rng: random.Random, habits: bool) -> str:
     careful = not habits or rng.random() < CAREFUL
     while rest:
         hasty = not careful and len(rest) > 1 and rng.random() < HASTE
-        taken, rest = rest[:1 + hasty], rest[1 + hasty:]
+        taken, rest = rest[: 1 + hasty], rest[1 + hasty :]
         larger = [digit for digit in rest if digit != taken[-1]]
         if larger and not careful and rng.random() < (HASTE_SLIP if hasty else SLIP):
             insort(rest, taken.pop())
@@ -154,7 +166,8 @@ def supervise(model, tokens, *, tasks, habits: bool, steps: int, seed: int):
     rng = random.Random(f"sft/{habits}/{seed}")
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.01, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1, (step + 1) / WARMUP, (steps - step) / (0.4 * steps)))
+        optimizer, lambda step: min(1, (step + 1) / WARMUP, (steps - step) / (0.4 * steps))
+    )
     bar = tqdm(range(steps), desc="habits" if habits else "skill", unit="step")
     for _ in bar:
         parts = list(batch(tokens, rng, habits, tasks))

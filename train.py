@@ -59,8 +59,8 @@ import precision
 import reward
 from plumbing import batches, checkpoints, fit_cli
 from plumbing.evaluation import answered, append, evaluate_policy
-from plumbing.fleet import Clock, Fleet, Screen, launch
 from plumbing.flags import make_generator, make_scorer, provenance, questions, start, weights_folder
+from plumbing.fleet import Clock, Fleet, Screen, launch
 from plumbing.screen import LINES, WARNINGS
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
@@ -93,11 +93,18 @@ class Trainer:
         state = checkpoints.counters(folder) if args.resume else {}
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.policy = checkpoints.load_policy(
-            folder, fleet, resume=args.resume, prepare=self.prepare, dtype=fleet.dtype, temperature=args.temperature,
-            fp32_head=args.fp32_head)
+            folder,
+            fleet,
+            resume=args.resume,
+            prepare=self.prepare,
+            dtype=fleet.dtype,
+            temperature=args.temperature,
+            fp32_head=args.fp32_head,
+        )
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), eps=1e-15)  # see warm_up for the rest
         self.curriculum = data.Curriculum(
-            prompts.train, seed=args.seed, threshold=args.no_positive_resampling, weights=prompts.weights)
+            prompts.train, seed=args.seed, threshold=args.no_positive_resampling, weights=prompts.weights
+        )
         if state:
             checkpoints.load_state(folder, self.policy, self.optimizer, fleet.writers, stepped=state["stepped"])
             self.curriculum.load_state_dict(state["curriculum"])
@@ -109,8 +116,14 @@ class Trainer:
         self.totals = state.get("totals", {"tokens": 0, "tokens_trained": 0, "flops": 0.0})
         self.clock = Clock(dist.get_world_size(), state.get("gpu_hours", 0.0))
         self.pipeline = pipeline.Pipeline(
-            fleet.mailbox, off_policy=args.off_policy, k=args.k, prompts=args.prompts, generations=args.generations,
-            steps=args.steps, start=self.version)
+            fleet.mailbox,
+            off_policy=args.off_policy,
+            k=args.k,
+            prompts=args.prompts,
+            generations=args.generations,
+            steps=args.steps,
+            start=self.version,
+        )
         self.bar = tqdm(total=args.steps, initial=self.version, unit="step", disable=fleet.rank > 0)
         self.idle, self.logged, self.publishing = 0.0, self.clock.gpu_hours, 0.0  # at the last `step` line
         self.log("config", flags=vars(args), world=dist.get_world_size(), **provenance(prompts))
@@ -140,7 +153,8 @@ class Trainer:
             self.fleet.stop_together()
             completions = self.pipeline.take([item.header for item in items])
             input_ids, mask, gen_logprobs, advantages, prompt_index = batches.collate(
-                items, completions, self.fleet.device)
+                items, completions, self.fleet.device
+            )
             logprobs, entropy = self.policy(input_ids, mask)
             if items and not self.checked:  # before the first update the trainer has the weights that sampled the batch
                 precision.startup_check(logprobs, gen_logprobs, mask, self.fleet.dtype)
@@ -222,8 +236,10 @@ class Trainer:
         if self.skipped:
             self.warn("skipped", step=self.version)
         if self.skipped >= SKIPPED:
-            raise Diverged(f"no gradient of the last {SKIPPED} steps was finite; likely cause: an importance ratio "
-                           "without upper bound (dapo and grpo have none where the advantage is negative), or --lr")
+            raise Diverged(
+                f"no gradient of the last {SKIPPED} steps was finite; likely cause: an importance ratio "
+                "without upper bound (dapo and grpo have none where the advantage is negative), or --lr"
+            )
         errors = [header.error for header in headers if header.correct is None]
         check_verifier(errors, self.unverified, self.version * self.args.prompts)
 
@@ -247,8 +263,10 @@ class Trainer:
                 self.warn("few held out", count=len(self.validation))
             self.log("eval", **reward.pass_rates(groups, self.validation), timed_out=sum(h.timed_out for h in headers))
             for header, completion in zip(headers, samples):
-                append(self.out / "completions.jsonl", {
-                    "step": self.version, **answered(self.validation[header.prompt], completion, header.correct)})
+                append(
+                    self.out / "completions.jsonl",
+                    {"step": self.version, **answered(self.validation[header.prompt], completion, header.correct)},
+                )
 
     def checkpoint(self):
         """Write a checkpoint of this version if there is none. All ranks raise Diverged if a weight is not finite."""
@@ -256,12 +274,19 @@ class Trainer:
             return
         if self.fleet.any(not checkpoints.finite(self.policy)):
             raise Diverged(f"the weights of step {self.version} are not finite")
-        counters = {"version": self.version, "evaluated": self.evaluated, "stepped": bool(self.optimizer.state),
-                    "curriculum": self.curriculum.state_dict(), "totals": self.totals, "unverified": self.unverified,
-                    "gpu_hours": self.clock.gpu_hours}
+        counters = {
+            "version": self.version,
+            "evaluated": self.evaluated,
+            "stepped": bool(self.optimizer.state),
+            "curriculum": self.curriculum.state_dict(),
+            "totals": self.totals,
+            "unverified": self.unverified,
+            "gpu_hours": self.clock.gpu_hours,
+        }
         with self.fleet.beating():
-            checkpoints.save(self.out, self.policy, self.optimizer, self.tokenizer, self.weights("cpu"), counters,
-                             self.fleet)
+            checkpoints.save(
+                self.out, self.policy, self.optimizer, self.tokenizer, self.weights("cpu"), counters, self.fleet
+            )
         self.saved = self.version
 
     def record(self, groups, headers, plan, metrics):
@@ -277,14 +302,25 @@ class Trainer:
         wall = (self.clock.gpu_hours - self.logged) * 3600 / self.clock.devices
         self.logged = self.clock.gpu_hours
         self.log(
-            "step", prompts=[group[0].prompt for group in groups],
-            reward=mean(h.reward for h in known), pass_rate=mean(h.correct for h in known),
-            kept=plan.kept, retired=self.curriculum.retired, epoch=self.curriculum.epoch, **metrics,
+            "step",
+            prompts=[group[0].prompt for group in groups],
+            reward=mean(h.reward for h in known),
+            pass_rate=mean(h.correct for h in known),
+            kept=plan.kept,
+            retired=self.curriculum.retired,
+            epoch=self.curriculum.epoch,
+            **metrics,
             staleness={self.version - 1 - version: n for version, n in sorted(sampled.items(), reverse=True)},
-            truncated=mean(h.truncated for h in headers), interrupted=mean(h.interrupted for h in headers),
-            timed_out=sum(h.timed_out for h in headers), unverified=len(headers) - len(known),
-            idle_generators=min(1.0, idle / wall), idle_trainers=1 - metrics["seconds_train"] / wall,
-            seconds=wall, seconds_generate=wall - idle, seconds_publish=self.publishing)
+            truncated=mean(h.truncated for h in headers),
+            interrupted=mean(h.interrupted for h in headers),
+            timed_out=sum(h.timed_out for h in headers),
+            unverified=len(headers) - len(known),
+            idle_generators=min(1.0, idle / wall),
+            idle_trainers=1 - metrics["seconds_train"] / wall,
+            seconds=wall,
+            seconds_generate=wall - idle,
+            seconds_publish=self.publishing,
+        )
 
     def log(self, kind, **values):
         """Write one line of log.jsonl, and a short form of it on the screen; on rank 0 only."""
@@ -334,9 +370,11 @@ def train(run):
             break
         # 2. Filter and normalise (Sec. 3.2).
         kept, advantages = loss.weigh(
-            groups, zero_variance_filter=args.zero_variance_filter, normalisation=args.normalisation)
-        plan = batches.make_plan(groups, kept, advantages, token_budget=args.token_budget, rank=run.fleet.rank,
-                              trainers=args.trainers)
+            groups, zero_variance_filter=args.zero_variance_filter, normalisation=args.normalisation
+        )
+        plan = batches.make_plan(
+            groups, kept, advantages, token_budget=args.token_budget, rank=run.fleet.rank, trainers=args.trainers
+        )
         run.pipeline.drop(plan.dropped)
         # 3. Update (Sec. 3, Eq. 3 to 8).
         metrics = run.gradient_step(plan)

@@ -36,15 +36,18 @@ ENVIRONMENT = {  # for vLLM; a variable that is set already is kept
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # its scheduler in this process: its step is ours, and one process less
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else all generators on a machine are bound to the same cores
     "VLLM_LOGGING_LEVEL": "ERROR",  # else a warning per update that a tied head has no weights of its own to load
-    "VLLM_NO_USAGE_STATS": "1"}
+    "VLLM_NO_USAGE_STATS": "1",
+}
 
 
 def require_vllm():
     """Raise ImportError unless the version of vLLM that this file is written for is installed; imports nothing."""
     found = [f"{d.name} {d.version}" for d in distributions() if d.name in ("vllm", "vllm-cpu")]
     if not any(name.split()[1].startswith(VLLM) for name in found):
-        raise ImportError(f"expected vLLM {VLLM}x, got {', '.join(found) or 'none'}: is the extra [vllm] missing, or "
-                          "was another version installed? README.md says how to install it with and without a GPU")
+        raise ImportError(
+            f"expected vLLM {VLLM}x, got {', '.join(found) or 'none'}: is the extra [vllm] missing, or "
+            "was another version installed? README.md says how to install it with and without a GPU"
+        )
 
 
 class VLLMWorker:
@@ -61,6 +64,7 @@ class VLLMWorker:
     def load_file(self, path):
         """Load new weights, on a CPU: {name: tensor} as saved in `path`."""
         from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
         self.reload_weights(weights_iterator=torch.load(path, mmap=True).items())
         for module in self.model_runner.get_model().modules():
             if isinstance(module, VocabParallelEmbedding):
@@ -102,16 +106,28 @@ class VLLMGenerator(Generator):
         os.environ.update(ENVIRONMENT | os.environ)
         from vllm import EngineArgs, LLMEngine
         from vllm.platforms import current_platform
+
         # The only place that tells a GPU from a CPU: what this vLLM was built for counts, even if torch finds a GPU.
         options = self._over_memory() if current_platform.is_cpu() else self._over_ipc()
-        self._engine = LLMEngine.from_engine_args(EngineArgs(
-            model=str(folder), skip_tokenizer_init=True, dtype=str(dtype).removeprefix("torch."),
-            hf_overrides={"head_dtype": "float32" if fp32_head else "model"}, logprobs_mode="processed_logprobs",
-            max_num_seqs=self.slots, max_model_len=self.positions, enable_prefix_caching=True,
-            async_scheduling=False,  # else a step is in flight while weights arrive
-            # The model is not in this process: there vLLM would wait for all ranks of the default process group.
-            distributed_executor_backend="mp", worker_extension_cls=f"{__name__}.VLLMWorker", use_tqdm_on_load=False,
-            disable_log_stats=True, **options))
+        self._engine = LLMEngine.from_engine_args(
+            EngineArgs(
+                model=str(folder),
+                skip_tokenizer_init=True,
+                dtype=str(dtype).removeprefix("torch."),
+                hf_overrides={"head_dtype": "float32" if fp32_head else "model"},
+                logprobs_mode="processed_logprobs",
+                max_num_seqs=self.slots,
+                max_model_len=self.positions,
+                enable_prefix_caching=True,
+                async_scheduling=False,  # else a step is in flight while weights arrive
+                # The model is not in this process: there vLLM would wait for all ranks of the default process group.
+                distributed_executor_backend="mp",
+                worker_extension_cls=f"{__name__}.VLLMWorker",
+                use_tqdm_on_load=False,
+                disable_log_stats=True,
+                **options,
+            )
+        )
         expected = torch.float32 if fp32_head else dtype
         [got] = self._call("prepare")
         if got != expected:
@@ -131,6 +147,7 @@ class VLLMGenerator(Generator):
         path = f"/proc/{os.getpid()}/fd/{self._file.fileno()}"
         torch.save(self._weights, path)
         from mmap import MAP_SHARED  # not on every system; nor is os.memfd_create
+
         with torch.serialization.set_default_mmap_options(MAP_SHARED):  # what is written into a tensor is in the file
             self._weights = torch.load(path, mmap=True)
         self._publish = lambda: self._call("load_file", path)
@@ -141,20 +158,29 @@ class VLLMGenerator(Generator):
         # With room for all slots no completion is ever evicted; without room for one, vLLM does not start.
         cache = max(longest, min(self.slots * longest, CPU_CACHE))
         # Prompts are never run in parts: vLLM cannot rewind a random generator on a CPU.
-        return dict(enforce_eager=True, block_size=CPU_BLOCK, kv_cache_memory_bytes=cache, enable_chunked_prefill=False,
-                    max_num_batched_tokens=max(PREFILL_TOKENS, self.positions + self.slots))
+        return dict(
+            enforce_eager=True,
+            block_size=CPU_BLOCK,
+            kv_cache_memory_bytes=cache,
+            enable_chunked_prefill=False,
+            max_num_batched_tokens=max(PREFILL_TOKENS, self.positions + self.slots),
+        )
 
     def _over_ipc(self):
         """On a GPU: updates are received into its memory, shared by vLLM's `ipc` transfer. Returns vLLM's settings."""
         from torch.multiprocessing.reductions import reduce_tensor
+
         gpu = torch.cuda.current_device()
         uuid = str(torch.cuda.get_device_properties(gpu).uuid)
         self._weights = {name: tensor.cuda() for name, tensor in self._weights.items()}
         names, tensors = map(list, zip(*self._weights.items()))
         # Exported once: torch keeps a record of every export for as long as the memory lives.
-        exported = dict(names=names, dtype_names=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
-                        shapes=[list(tensor.shape) for tensor in tensors],
-                        ipc_handles=[{uuid: reduce_tensor(tensor)[1]} for tensor in tensors])
+        exported = dict(
+            names=names,
+            dtype_names=[str(tensor.dtype).removeprefix("torch.") for tensor in tensors],
+            shapes=[list(tensor.shape) for tensor in tensors],
+            ipc_handles=[{uuid: reduce_tensor(tensor)[1]} for tensor in tensors],
+        )
 
         def publish():
             torch.cuda.synchronize()  # wait until the received weights are in place
@@ -163,8 +189,11 @@ class VLLMGenerator(Generator):
         self._publish = publish
         sharing = -(-int(os.environ.get("LOCAL_WORLD_SIZE", 1)) // torch.cuda.device_count())  # processes per GPU
         free, total = torch.cuda.mem_get_info()
-        return dict(device_ids=[gpu], weight_transfer_config={"backend": "ipc"},
-                    gpu_memory_utilization=GPU_SHARE / sharing * free / total)
+        return dict(
+            device_ids=[gpu],
+            weight_transfer_config={"backend": "ipc"},
+            gpu_memory_utilization=GPU_SHARE / sharing * free / total,
+        )
 
     def named_weights(self):
         """{name: tensor}, tied ones once: new weights are copied into these; update_weights passes them on."""
@@ -187,8 +216,9 @@ class VLLMGenerator(Generator):
         done = []
         for output in self._engine.step() if self._running else ():
             draft, [new] = self._running[output.request_id], output.outputs
-            draft.tokens += [(token, True, entry[token].logprob, self.version)
-                             for token, entry in zip(new.token_ids, new.logprobs)]
+            draft.tokens += [
+                (token, True, entry[token].logprob, self.version) for token, entry in zip(new.token_ids, new.logprobs)
+            ]
             if new.finish_reason:
                 del self._running[output.request_id]
                 done.append(self._completion(draft, *map(list, zip(*draft.tokens))))
@@ -204,14 +234,22 @@ class VLLMGenerator(Generator):
     def _submit(self, draft):
         """Submit a completion to vLLM, which goes on after its tokens so far, and after the phrase if that is due."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
+
         if len(draft.tokens) == draft.interrupt_at:  # it is submitted at this length only to be interrupted
             draft.tokens += [(token, False, 0.0, self.version) for token in self.phrase_ids]
         name, length = str(next(self._names)), len(draft.tokens)
         self._running[name] = draft
         seed = int(uniform(torch.tensor(draft.key), torch.tensor(length)) * 2**53)
         sampling = SamplingParams(
-            temperature=self.temperature, max_tokens=self.max_new_tokens - length, stop_token_ids=self.eos_ids,
-            ignore_eos=True, logprobs=0, seed=seed, detokenize=False, output_kind=RequestOutputKind.DELTA)
+            temperature=self.temperature,
+            max_tokens=self.max_new_tokens - length,
+            stop_token_ids=self.eos_ids,
+            ignore_eos=True,
+            logprobs=0,
+            seed=seed,
+            detokenize=False,
+            output_kind=RequestOutputKind.DELTA,
+        )
         salt = next((version for _, sampled, _, version in draft.tokens if sampled), self.version)
         prompt = dict(prompt_token_ids=[*draft.group.ticket.prompt.ids, *draft.ids], cache_salt=str(salt))
         self._engine.add_request(name, prompt, sampling)

@@ -22,10 +22,29 @@ def run(off_policy, args, folder):
     """(flags, [row of the log for each step]) of one run."""
     out = Path(folder) / off_policy
     steps = args.phases * args.k
-    command = [sys.executable, str(TRAIN), "--loss", "cispo", "--off-policy", off_policy, "--k", args.k, "--steps",
-               steps, "--slots", args.slots, "--eval-every", steps, "--eval-prompts", 8, "--out", out]
-    subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL,
-                   env=os.environ | {"OMP_NUM_THREADS": "1"})
+    command = [
+        sys.executable,
+        str(TRAIN),
+        "--loss",
+        "cispo",
+        "--off-policy",
+        off_policy,
+        "--k",
+        args.k,
+        "--steps",
+        steps,
+        "--slots",
+        args.slots,
+        "--eval-every",
+        steps,
+        "--eval-prompts",
+        8,
+        "--out",
+        out,
+    ]
+    subprocess.run(
+        list(map(str, command)), check=True, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     rows = [json.loads(line) for line in (out / "log.jsonl").open()]
     return rows[0]["flags"], [row for row in rows if row["kind"] == "step"]
 
@@ -35,11 +54,13 @@ def measure(flags, steps, k):
     inner = steps[k : len(steps) - k - 1]
     inner = inner[: len(inner) // k * k]
     seconds = sum(row["seconds"] for row in inner)
-    return {"completions/s": len(inner) * flags["prompts"] * flags["generations"] / seconds,
-            "generate s/step": sum(row["seconds_generate"] for row in inner) / len(inner),
-            "train s/step": sum(row["seconds_train"] for row in inner) / len(inner),
-            "generators idle": sum(row["idle_generators"] * row["seconds"] for row in inner) / seconds,
-            "trainers idle": sum(row["idle_trainers"] * row["seconds"] for row in inner) / seconds}
+    return {
+        "completions/s": len(inner) * flags["prompts"] * flags["generations"] / seconds,
+        "generate s/step": sum(row["seconds_generate"] for row in inner) / len(inner),
+        "train s/step": sum(row["seconds_train"] for row in inner) / len(inner),
+        "generators idle": sum(row["idle_generators"] * row["seconds"] for row in inner) / seconds,
+        "trainers idle": sum(row["idle_trainers"] * row["seconds"] for row in inner) / seconds,
+    }
 
 
 def main():

@@ -47,11 +47,28 @@ def measure(label, policy):
     """Yield the rows of one policy, a folder: for each length mean@16 and pass@16, each with its standard error."""
     with tempfile.TemporaryDirectory() as folder:
         file, out = Path(folder) / "sums.jsonl", Path(folder) / "out"
-        rows = [{"prompt": text, "answer": answer, "task": "arithmetic"}
-                for length in LENGTHS for text, answer in held_out(length)]
+        rows = [
+            {"prompt": text, "answer": answer, "task": "arithmetic"}
+            for length in LENGTHS
+            for text, answer in held_out(length)
+        ]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        subprocess.run([sys.executable, str(ROOT / "train.py"), "--evaluate", str(policy), "--data", str(file),
-                        "--generations", str(GENERATIONS), "--out", str(out)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [
+                sys.executable,
+                str(ROOT / "train.py"),
+                "--evaluate",
+                str(policy),
+                "--data",
+                str(file),
+                "--generations",
+                str(GENERATIONS),
+                "--out",
+                str(out),
+            ],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
         found = {}
         for row in map(json.loads, (out / "evaluation.jsonl").open()):
             found.setdefault(row["prompt"], []).append(row["correct"])
@@ -59,8 +76,10 @@ def measure(label, policy):
         groups = [group for text, group in found.items() if operands(text) == length]
         rate, best = (reward.pass_at_k(groups, k) for k in (1, GENERATIONS))
         numbers = {"pass_rate": rate[0], "stderr": rate[1], "pass_at_16": best[0], "pass_at_16_stderr": best[1]}
-        yield ({"policy": label, "operands": length, "prompts": len(groups)}
-               | {name: round(value, 4) for name, value in numbers.items()})
+        yield (
+            {"policy": label, "operands": length, "prompts": len(groups)}
+            | {name: round(value, 4) for name, value in numbers.items()}
+        )
 
 
 def draw(rows, path):
@@ -73,12 +92,28 @@ def draw(rows, path):
     ax.axvspan(sft.SHOWN[1] + 0.5, LENGTHS[-1] + 0.5, color="0.93", lw=0, zorder=0, label="longer than any in SFT")
     for label, colour in zip(dict.fromkeys(row["policy"] for row in rows), COLOURS):
         own = [row for row in rows if row["policy"] == label]
-        for name, error, style, what in (("pass_rate", "stderr", "o-", f"mean@{GENERATIONS}"),
-                                         ("pass_at_16", "pass_at_16_stderr", "^:", f"pass@{GENERATIONS}")):
-            ax.errorbar([row["operands"] for row in own], [row[name] for row in own], [row[error] for row in own],
-                        fmt=style, color=colour, label=f"{what} {label}", capsize=2, ms=5)
-    ax.set(xlabel="operands", ylabel="share of held-out sums", xticks=LENGTHS, ylim=(0, 1.03),
-           xlim=(LENGTHS[0] - 0.5, LENGTHS[-1] + 0.5), title="The ceiling of the default task, by length of the sum")
+        for name, error, style, what in (
+            ("pass_rate", "stderr", "o-", f"mean@{GENERATIONS}"),
+            ("pass_at_16", "pass_at_16_stderr", "^:", f"pass@{GENERATIONS}"),
+        ):
+            ax.errorbar(
+                [row["operands"] for row in own],
+                [row[name] for row in own],
+                [row[error] for row in own],
+                fmt=style,
+                color=colour,
+                label=f"{what} {label}",
+                capsize=2,
+                ms=5,
+            )
+    ax.set(
+        xlabel="operands",
+        ylabel="share of held-out sums",
+        xticks=LENGTHS,
+        ylim=(0, 1.03),
+        xlim=(LENGTHS[0] - 0.5, LENGTHS[-1] + 0.5),
+        title="The ceiling of the default task, by length of the sum",
+    )
     ax.grid(alpha=0.25)
     ax.legend(fontsize=8, loc="center", bbox_to_anchor=(0.42, 0.47))
     figure.savefig(path, dpi=120)
@@ -86,8 +121,9 @@ def draw(rows, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("checkpoint", nargs="?",
-                        help="folder of the policy after RL; if not given, the stored results are drawn")
+    parser.add_argument(
+        "checkpoint", nargs="?", help="folder of the policy after RL; if not given, the stored results are drawn"
+    )
     args = parser.parse_args()
     if args.checkpoint:
         rows = [*measure("before RL", ROOT / "base"), *measure("after RL", args.checkpoint)]

@@ -27,17 +27,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from course.checks.catalogue import EXERCISES  # noqa: E402
-
 from course import checker, grading  # noqa: E402
+from course.checks.catalogue import EXERCISES  # noqa: E402
 
 SIZE, SEED = 30, 7
 
 
 def command(folder, *words):
     """Run exercises.py in a folder; returns what it prints. Raises AssertionError if it fails."""
-    done = subprocess.run([sys.executable, "exercises.py", *map(str, words)], cwd=folder, capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "exercises.py", *map(str, words)], cwd=folder, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, f"{words}: {done.stderr[-2000:]}"
     return done.stdout
 
@@ -51,8 +51,10 @@ def written(text, exercise, mistake):
     source = checker.Source.read(Path(inspect.getsourcefile(inspect.unwrap(mistake))))
     inner = checker.as_text(checker.gathered(mistake.__name__, source, source))
     before, _, after = checker.split(text, exercise)
-    body = f"def {exercise.target.rpartition('.')[2]}(*args, **kwargs):\n{textwrap.indent(inner, '    ')}\n" \
-           f"    return {mistake.__name__}(*args, **kwargs)\n"
+    body = (
+        f"def {exercise.target.rpartition('.')[2]}(*args, **kwargs):\n{textwrap.indent(inner, '    ')}\n"
+        f"    return {mistake.__name__}(*args, **kwargs)\n"
+    )
     return before + textwrap.indent(body, "    " * exercise.target.count(".")) + after
 
 
@@ -145,9 +147,11 @@ def hand_in(path, number, solutions, graded, hidden):
             points[exercise.name] = round(expected_points(exercise, mistake, hidden[exercise.name]), 4)
             made.append((exercise.name, " ".join(mistake.__doc__.split())))
         elif rng.random() < 0.1:
-            files[exercise.file] = checker.split(files[exercise.file], exercise)[0] + \
-                checker.split(checker.taken(Path(original(exercise).path).read_text(), exercise), exercise)[1] + \
-                checker.split(files[exercise.file], exercise)[2]
+            files[exercise.file] = (
+                checker.split(files[exercise.file], exercise)[0]
+                + checker.split(checker.taken(Path(original(exercise).path).read_text(), exercise), exercise)[1]
+                + checker.split(files[exercise.file], exercise)[2]
+            )
             points[exercise.name] = 0.0
     if number % 10 == 9:
         del files["precision.py"]
@@ -156,8 +160,11 @@ def hand_in(path, number, solutions, graded, hidden):
         for name, text in files.items():
             archive.writestr(name, text)
         archive.writestr("commit", "another" if number == 3 else checker.commit_of(ROOT))
-    return points, [(name, text) for name, text in made if points[name] < 1 and (
-        number % 10 != 9 or next(x for x in graded if x.name == name).file != "precision.py")]
+    return points, [
+        (name, text)
+        for name, text in made
+        if points[name] < 1 and (number % 10 != 9 or next(x for x in graded if x.name == name).file != "precision.py")
+    ]
 
 
 def grade_class():
@@ -172,8 +179,10 @@ def grade_class():
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "submissions"
         folder.mkdir()
-        known = {f"student{n:02}": hand_in(folder / f"student{n:02}_{n}_1_handin.zip", n, solutions, graded, hidden)
-                 for n in range(SIZE)}
+        known = {
+            f"student{n:02}": hand_in(folder / f"student{n:02}_{n}_1_handin.zip", n, solutions, graded, hidden)
+            for n in range(SIZE)
+        }
         began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         tables = "--csv", f"{temporary}/grades.csv", "--json", f"{temporary}/json"
         say(command(ROOT, "grade", folder, "--seed", SEED, *tables))
@@ -188,8 +197,10 @@ def grade_class():
         assert "another" in rows["student03"]["warnings"]
         cpu = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
         made = sum(len(mistakes) for _, mistakes in known.values())
-        say(f"{SIZE} hand-ins, {len(graded)} exercises, {made} mistakes: all grades as expected; "
-            f"{time.monotonic() - began:.0f} s, {cpu:.0f} s of CPU")
+        say(
+            f"{SIZE} hand-ins, {len(graded)} exercises, {made} mistakes: all grades as expected; "
+            f"{time.monotonic() - began:.0f} s, {cpu:.0f} s of CPU"
+        )
 
 
 def say(text):

@@ -67,8 +67,18 @@ def load(args):
         return AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).to(device).eval()
     torch.manual_seed(0)
     config = AutoConfig.for_model(
-        "qwen3", vocab_size=32, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=2,
-        num_key_value_heads=2, head_dim=64, max_position_embeddings=512, tie_word_embeddings=True, pad_token_id=0)
+        "qwen3",
+        vocab_size=32,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+    )
     return AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
 
 
@@ -109,9 +119,16 @@ def batched(model, tickets, args):
         keys = torch.cat([completion_keys(0, ticket) for ticket in batch]).to(model.device)
         row_lengths = lengths(keys, args.lengths)
         rows = model.generate(
-            ids, attention_mask=mask.long().to(model.device), do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-            max_new_tokens=args.lengths[1], pad_token_id=0,
-            stopping_criteria=StoppingCriteriaList([RowLengths(row_lengths, width)]))
+            ids,
+            attention_mask=mask.long().to(model.device),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=args.lengths[1],
+            pad_token_id=0,
+            stopping_criteria=StoppingCriteriaList([RowLengths(row_lengths, width)]),
+        )
         if rows.shape[1] - width != int(row_lengths.max()):
             raise RuntimeError(f"expected {int(row_lengths.max())} new tokens, got {rows.shape[1] - width}: EOS is on")
         done += row_lengths.tolist()
@@ -122,7 +139,8 @@ def measure(side, model, tickets, args):
     """(tokens, wall seconds, CPU seconds, decode steps: forward passes of one token per row) of one round."""
     passes = []
     hook = model.get_decoder().register_forward_pre_hook(
-        lambda module, inputs, kwargs: passes.append(kwargs["input_ids"].shape[1]), with_kwargs=True)
+        lambda module, inputs, kwargs: passes.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
     wall, cpu = time.perf_counter(), time.process_time()
     tokens = sum(side(model, tickets, args))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
@@ -136,8 +154,9 @@ def main():
     parser.add_argument("--slots", type=int, default=32, help="slots of the one side, batch size of the other")
     parser.add_argument("--prompts-per-slot", type=int, default=8, help="prompts / slots")
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(6, 28), metavar=("LO", "HI"), help="uniform")
-    parser.add_argument("--lengths", type=int, nargs=2, default=(20, 200), metavar=("LO", "HI"),
-                        help="completion tokens, uniform")
+    parser.add_argument(
+        "--lengths", type=int, nargs=2, default=(20, 200), metavar=("LO", "HI"), help="completion tokens, uniform"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="rounds per side")
     args = parser.parse_args()
     model, results = load(args), {continuous: [], batched: []}
@@ -147,16 +166,20 @@ def main():
     for _ in range(args.rounds):
         for side in (continuous, batched):
             results[side].append(measure(side, model, tickets, args))
-    print(f"{len(tickets)} prompts of {args.prompt_tokens[0]}-{args.prompt_tokens[1]} tokens, completions of "
-          f"{args.lengths[0]}-{args.lengths[1]}, {args.slots} slots, {model.dtype} on {model.device}, "
-          f"{torch.get_num_threads()} threads, best of {args.rounds} rounds")
+    print(
+        f"{len(tickets)} prompts of {args.prompt_tokens[0]}-{args.prompt_tokens[1]} tokens, completions of "
+        f"{args.lengths[0]}-{args.lengths[1]}, {args.slots} slots, {model.dtype} on {model.device}, "
+        f"{torch.get_num_threads()} threads, best of {args.rounds} rounds"
+    )
     print(f"{'':16}{'tokens':>8}{'decode steps':>14}{'wall s':>9}{'CPU s':>9}{'tokens/s':>10}{'tokens/CPU s':>14}")
     rates = {}
     for name, side in (("TorchGenerator", continuous), ("model.generate", batched)):
         tokens, walls, cpus, steps = zip(*results[side])
         rates[side] = tokens[0] / min(walls), tokens[0] / min(cpus)
-        print(f"{name:16}{tokens[0]:8}{steps[0]:14}{min(walls):9.2f}{min(cpus):9.2f}"
-              f"{rates[side][0]:10.0f}{rates[side][1]:14.0f}")
+        print(
+            f"{name:16}{tokens[0]:8}{steps[0]:14}{min(walls):9.2f}{min(cpus):9.2f}"
+            f"{rates[side][0]:10.0f}{rates[side][1]:14.0f}"
+        )
     ratios = [ours / theirs for ours, theirs in zip(rates[continuous], rates[batched])]
     print(f"{'ratio':16}{'':40}{ratios[0]:10.2f}{ratios[1]:14.2f}")
 

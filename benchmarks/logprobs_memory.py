@@ -103,17 +103,21 @@ def main():
     for side in SIDES:
         command = [sys.executable, __file__, *sys.argv[1:], "--side", side]
         results[side] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
-    print(f"{args.tokens} tokens, hidden {args.hidden}, V {args.vocab}, {args.dtype}, chunk {args.chunk}, "
-          f"{args.device}, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    print(
+        f"{args.tokens} tokens, hidden {args.hidden}, V {args.vocab}, {args.dtype}, chunk {args.chunk}, "
+        f"{args.device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    )
     print("| side | memory above head weight and gradient, MiB | forward + backward, s | CPU time, s |")
     print("|---|---|---|---|")
     for side, result in results.items():
         print(f"| {side} | {result['bytes'] / 2**20:.0f} | {result['seconds']:.2f} | {result['cpu_seconds']:.2f} |")
     one, other = results["naive"], results["chunked"]
     apart = max(abs(a / b - 1) for a, b in zip(one["sums"], other["sums"]))
-    print(f"chunked / naive: memory 1/{one['bytes'] / other['bytes']:.1f} (target at most 1/6), "
-          f"time {other['seconds'] / one['seconds']:.2f} (target at most 1.5), "
-          f"CPU time {other['cpu_seconds'] / one['cpu_seconds']:.2f}")
+    print(
+        f"chunked / naive: memory 1/{one['bytes'] / other['bytes']:.1f} (target at most 1/6), "
+        f"time {other['seconds'] / one['seconds']:.2f} (target at most 1.5), "
+        f"CPU time {other['cpu_seconds'] / one['cpu_seconds']:.2f}"
+    )
     print(f"sums of log-probs, entropies and squared gradients agree within {apart:.0e} (relative)")
 
 

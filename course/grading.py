@@ -42,7 +42,13 @@ from course import checker
 from verify import jail
 
 BYTES, ZIP_BYTES = 1 << 18, 1 << 24  # at most: one file of a hand-in, a zip within it
-BESIDE = {checker.HIDDEN, "tests", "checks", "runs", "__MACOSX"}  # folders without the student's work: originals, checks, runs
+BESIDE = {
+    checker.HIDDEN,
+    "tests",
+    "checks",
+    "runs",
+    "__MACOSX",
+}  # folders without the student's work: originals, checks, runs
 # What reading raises if a file is not a zip, cut short, encrypted, or of an unknown compression.
 UNREADABLE = zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, NotImplementedError
 LIMITS = {"CPU": 2, "AS": 1 << 30}  # of one exercise: seconds; bytes beyond what the imports take
@@ -53,7 +59,7 @@ NOTHING = "no answer"  # to a claim: the code raised an exception, or returned n
 # How Moodle and Canvas rename what students upload.
 NAMES = (r"(?P<who>.+?)_\d+_assignsubmission_.*", r"(?P<who>[^_]+?)(?:_LATE)?_\d+_\d+_.*")  # Moodle; Canvas
 
-HARNESS = '''
+HARNESS = """
 import base64, json, math, os, pickle, struct, sys
 from harness import answer
 job, out, null = json.load(sys.stdin), os.dup(1), os.open(os.devnull, os.O_WRONLY)
@@ -77,8 +83,8 @@ for text, probe, inputs, n in job["claims"]:
     numbers += [float(x) for x in vector][:n] + [math.nan] * (n - len(vector))
 os.write(out, struct.pack(f"{len(numbers)}d", *numbers))
 os._exit(0)
-'''
-LOADED = '''
+"""
+LOADED = """
 import os, sys
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 sys.path += %r
@@ -87,7 +93,7 @@ import numpy, scipy.special, torch
 torch.set_num_threads(1)
 harness = sys.modules["harness"] = types.ModuleType("harness")
 exec(compile(%r, "harness", "exec"), vars(harness))
-'''
+"""
 
 
 def flags(argv):
@@ -133,13 +139,19 @@ def members(source, depth=2):
     depth: how many levels of zips within zips are opened
     """
     if isinstance(source, Path) and source.is_dir():
-        found = [(file.relative_to(source).as_posix(), partial(file.open, "rb")) for file in sorted(source.rglob("*"))
-                 if file.is_file() and not file.is_symlink()]
+        found = [
+            (file.relative_to(source).as_posix(), partial(file.open, "rb"))
+            for file in sorted(source.rglob("*"))
+            if file.is_file() and not file.is_symlink()
+        ]
     else:
         archive = zipfile.ZipFile(source)
         found = [(info.filename.replace("\\", "/"), partial(archive.open, info)) for info in archive.infolist()]
-    found = [(name, opened) for name, opened in found
-             if not BESIDE & {*name.split("/")} or f"/{name}".endswith(f"/{checker.HIDDEN}/commit")]
+    found = [
+        (name, opened)
+        for name, opened in found
+        if not BESIDE & {*name.split("/")} or f"/{name}".endswith(f"/{checker.HIDDEN}/commit")
+    ]
     packed = sorted(((name, opened) for name, opened in found if f"/{name}".endswith("/handin.zip")), key=steepness)
     for name, opened in packed[:1] or found:
         if depth and name.lower().endswith(".zip"):
@@ -246,8 +258,12 @@ def packages(originals):
 
     own = own_names(originals)
     places = dict.fromkeys(Path(module.__file__).parents[1] for module in (torch, numpy, scipy))
-    return {str(entry): f"/packages/{entry.name}" for place in places for entry in place.iterdir()
-            if entry.name not in own and not re.match("scalerl|__editable__", entry.name) and entry.suffix != ".pth"}
+    return {
+        str(entry): f"/packages/{entry.name}"
+        for place in places
+        for entry in place.iterdir()
+        if entry.name not in own and not re.match("scalerl|__editable__", entry.name) and entry.suffix != ".pth"
+    }
 
 
 def warm(originals, namespaces):
@@ -262,8 +278,13 @@ def warm(originals, namespaces):
             hide += [str(folder / name) for name in own_names(originals) - {"__pycache__"}]
     see = packages(originals) if namespaces else {}
     path = ["/packages"] if namespaces else [str(Path(place).parent) for place in packages(originals)]
-    return {"source": LOADED % (sorted(set(path)), harness), "see": see, "hide": hide if namespaces else [],
-            "limits": LIMITS, "seconds": EACH}
+    return {
+        "source": LOADED % (sorted(set(path)), harness),
+        "see": see,
+        "hide": hide if namespaces else [],
+        "limits": LIMITS,
+        "seconds": EACH,
+    }
 
 
 def outputs(cases, namespaces, loaded):
@@ -271,9 +292,17 @@ def outputs(cases, namespaces, loaded):
 
     None: killed again, or no time was left.
     """
+
     def tried(numbers, seconds):
-        run = jail.run(HARNESS, None, [cases[i][0] for i in numbers], size=1 << 16, timeout=seconds,
-                       namespaces=namespaces, warm=loaded)
+        run = jail.run(
+            HARNESS,
+            None,
+            [cases[i][0] for i in numbers],
+            size=1 << 16,
+            timeout=seconds,
+            namespaces=namespaces,
+            warm=loaded,
+        )
         with suppress(TimeoutError):
             yield from zip(numbers, run)
 
@@ -298,11 +327,11 @@ def readable(data, sizes):
 
 
 def claimed(head):
-    """The length of a vector according to its first six numbers (course.checks.claims.encode); None if they make no sense."""
+    """The length of a vector according to its first six numbers (claims.encode); None if they make no sense."""
     if not all(abs(x) < 1e6 and x == int(x) for x in head if x == x) or any(x != x for x in head):
         return None
     kind, dimensions, *sizes = map(int, head)
-    sizes = sizes[:max(dimensions, 0)]
+    sizes = sizes[: max(dimensions, 0)]
     possible = kind in (0, 1, 2) and 0 <= dimensions <= 4 and min(sizes, default=0) >= 0
     return 6 + math.prod(sizes) if possible else None
 
@@ -323,8 +352,11 @@ def prepared(exercise, hidden_claims, hand_in, originals, exercises):
     except (checker.Broken, RecursionError, MemoryError) as error:
         return None, str(error) or type(error).__name__
     sizes = [one.size for one in hidden_claims]
-    job = {"program": program, "target": exercise.target.rpartition(".")[2],
-           "claims": [[*one.probe, one.size] for one in hidden_claims]}
+    job = {
+        "program": program,
+        "target": exercise.target.rpartition(".")[2],
+        "claims": [[*one.probe, one.size] for one in hidden_claims],
+    }
     return (json.dumps(job), sizes), None
 
 
@@ -343,9 +375,11 @@ def graded(hand_in, claims, originals, exercises, namespaces):
         vectors = readable(written[exercise.name], case[1])
         killed = written[exercise.name] is None
         found[exercise.name] = [
-            one.claim.problem(vector, one.expected, one.inputs, exercise.kind != "predict") if vector else
-            NOTHING + ", killed: time or memory" * killed
-            for one, vector in zip(claims[exercise.name], vectors)]
+            one.claim.problem(vector, one.expected, one.inputs, exercise.kind != "predict")
+            if vector
+            else NOTHING + ", killed: time or memory" * killed
+            for one, vector in zip(claims[exercise.name], vectors)
+        ]
     return found
 
 
@@ -395,14 +429,26 @@ def row(hand_in, found, exercises, flagged):
         wrong = found[exercise.name]
         each = exercise.points / len(wrong)
         line[exercise.name] = round(sum(each for problem in wrong if not problem), 4)
-        by_claim |= {f"{exercise.name}: {claim.says.split(':')[0]}": 0.0 if problem else round(each, 4)
-                     for claim, problem in zip(exercise.claims, wrong)}
-        named += [f"{exercise.name}: {text}" for problem in wrong
-                  for text in re.findall("This is what you get when you (.*)", problem)]
+        by_claim |= {
+            f"{exercise.name}: {claim.says.split(':')[0]}": 0.0 if problem else round(each, 4)
+            for claim, problem in zip(exercise.claims, wrong)
+        }
+        named += [
+            f"{exercise.name}: {text}"
+            for problem in wrong
+            for text in re.findall("This is what you get when you (.*)", problem)
+        ]
         line["points"] += line[exercise.name]
     line["points"] = round(line["points"], 4)
-    return line | by_claim | {"mistakes": "; ".join(dict.fromkeys(named)), "equal code": "; ".join(flagged),
-                              "warnings": "; ".join(hand_in.warnings)}
+    return (
+        line
+        | by_claim
+        | {
+            "mistakes": "; ".join(dict.fromkeys(named)),
+            "equal code": "; ".join(flagged),
+            "warnings": "; ".join(hand_in.warnings),
+        }
+    )
 
 
 def report(hand_in, found, exercises):
@@ -410,11 +456,20 @@ def report(hand_in, found, exercises):
     tests = []
     for exercise in (x for x in exercises if x.name in found):
         wrong = found[exercise.name]
-        said = [problem or f"{claim.says.split(':')[0]}: holds on hidden inputs"
-                for claim, problem in zip(exercise.claims, wrong)]
+        said = [
+            problem or f"{claim.says.split(':')[0]}: holds on hidden inputs"
+            for claim, problem in zip(exercise.claims, wrong)
+        ]
         score = exercise.points * sum(not problem for problem in wrong) / len(wrong)
-        tests.append({"name": exercise.name, "score": round(score, 4), "max_score": exercise.points,
-                      "output": "\n".join(said), "visibility": "visible"})
+        tests.append(
+            {
+                "name": exercise.name,
+                "score": round(score, 4),
+                "max_score": exercise.points,
+                "output": "\n".join(said),
+                "visibility": "visible",
+            }
+        )
     return {"tests": tests, "output": "\n".join(hand_in.warnings)}
 
 

@@ -19,8 +19,7 @@ from pathlib import Path
 import torch
 from matplotlib import pyplot as plt
 from tokenizers import Tokenizer, models
-from transformers import (AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config,
-                          Qwen3ForCausalLM)
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import data
 import pipeline
@@ -40,8 +39,17 @@ def random_policy(folder, spread):
     """Save a random bf16 Qwen3 whose logits have a std of `spread` nats, and a tokenizer."""
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=256, intermediate_size=768, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=4, head_dim=64, max_position_embeddings=512, tie_word_embeddings=False, eos_token_id=0)
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        eos_token_id=0,
+    )
     model = Qwen3ForCausalLM(config)
     model.lm_head.weight.data.normal_(std=spread / config.hidden_size**0.5)  # the final norm makes |h|^2 = hidden size
     model.bfloat16().save_pretrained(folder)
@@ -53,8 +61,18 @@ def completions(backend, folder, fp32_head):
     """The pipeline.Completions that `backend` ("torch" or "vllm") samples in bf16, GENERATIONS per prompt."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rng, shape, done = torch.Generator().manual_seed(1), (PROMPTS, PROMPT_TOKENS), []
-    with closing(make(backend, folder, tokenizer, device=DEVICE, dtype=torch.bfloat16, fp32_head=fp32_head,
-                      slots=PROMPTS * GENERATIONS, max_new_tokens=COMPLETION_TOKENS)) as generator:
+    with closing(
+        make(
+            backend,
+            folder,
+            tokenizer,
+            device=DEVICE,
+            dtype=torch.bfloat16,
+            fp32_head=fp32_head,
+            slots=PROMPTS * GENERATIONS,
+            max_new_tokens=COMPLETION_TOKENS,
+        )
+    ) as generator:
         for n, ids in enumerate(torch.randint(2, VOCABULARY, shape, generator=rng).tolist()):
             generator.add(pipeline.Ticket(n, 0, data.Prompt(n, tuple(ids), "", "", "math"), GENERATIONS))
         while generator.busy:
@@ -80,34 +98,47 @@ def main():
     parser.add_argument("-o", "--out", type=Path, default=Path("figures"), help="folder for a19.png")
     args, clip = parser.parse_args(), CLIPS
     backends, cells = ["torch", "vllm"] if find_spec("vllm") else ["torch"], {}
-    print("spread top-1 backend  generator trainer  mean |log rho|  max     min rho  max rho  clipped   ESS    "
-          "correlation")
+    print(
+        "spread top-1 backend  generator trainer  mean |log rho|  max     min rho  max rho  clipped   ESS    "
+        "correlation"
+    )
     for spread, backend, generator_head in product(SPREADS, backends, HEADS):
         with tempfile.TemporaryDirectory() as folder:
             random_policy(folder, spread)
             done = completions(backend, folder, generator_head)
             for trainer_head in HEADS:
                 logprobs, gen_logprobs, top = recompute(folder, done, trainer_head)
-                m = precision.mismatch(logprobs, gen_logprobs, torch.ones_like(logprobs).bool(),
-                                       low=1 - clip["eps_low"], high=1 + clip["eps_high"])
+                m = precision.mismatch(
+                    logprobs,
+                    gen_logprobs,
+                    torch.ones_like(logprobs).bool(),
+                    low=1 - clip["eps_low"],
+                    high=1 + clip["eps_high"],
+                )
                 r = torch.corrcoef(torch.stack([logprobs, gen_logprobs]))[0, 1].item()
                 cells[backend, generator_head, trainer_head] = gen_logprobs, logprobs - gen_logprobs, m
-                print(f"{spread:6g} {top:5.2f} {backend:8} {HEADS[generator_head]:9} {HEADS[trainer_head]:7}  "
-                      f"{m['mean_abs_log_ratio']:14.5f} {m['max_abs_log_ratio']:7.3f} {m['min_ratio']:8.3f} "
-                      f"{m['max_ratio']:8.3f} {m['clipped']:8.2%} {m['effective_sample_size']:7.4f} {r:10.6f}",
-                      flush=True)
+                print(
+                    f"{spread:6g} {top:5.2f} {backend:8} {HEADS[generator_head]:9} {HEADS[trainer_head]:7}  "
+                    f"{m['mean_abs_log_ratio']:14.5f} {m['max_abs_log_ratio']:7.3f} {m['min_ratio']:8.3f} "
+                    f"{m['max_ratio']:8.3f} {m['clipped']:8.2%} {m['effective_sample_size']:7.4f} {r:10.6f}",
+                    flush=True,
+                )
     draw(cells, backends, args.out / "a19.png")
 
 
 def draw(cells, backends, path):
     """Scatter of log rho against the generator's log-prob: a row per backend, a column per pair of heads."""
-    figure, axes = plt.subplots(len(backends), 4, figsize=(14, 3.4 * len(backends)), sharex=True, sharey=True,
-                                squeeze=False)
+    figure, axes = plt.subplots(
+        len(backends), 4, figsize=(14, 3.4 * len(backends)), sharex=True, sharey=True, squeeze=False
+    )
     for axis, (key, (gen_logprobs, log_ratio, m)) in zip(axes.flat, cells.items()):
         axis.scatter(gen_logprobs, log_ratio, s=2, alpha=0.3, color="#0072B2", rasterized=True)
         axis.axhline(0, color="black", linewidth=0.6)
-        axis.set_title(f"{key[0]} {HEADS[key[1]]} head, trainer {HEADS[key[2]]} head\n"
-                       f"mean |log rho| {m['mean_abs_log_ratio']:.4f}, clipped {m['clipped']:.2%}", fontsize=9)
+        axis.set_title(
+            f"{key[0]} {HEADS[key[1]]} head, trainer {HEADS[key[2]]} head\n"
+            f"mean |log rho| {m['mean_abs_log_ratio']:.4f}, clipped {m['clipped']:.2%}",
+            fontsize=9,
+        )
     figure.supxlabel("generator's log-prob of the sampled token (nats)")
     figure.supylabel("log rho at step 0 (nats)")
     figure.tight_layout()

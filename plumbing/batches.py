@@ -42,8 +42,9 @@ def make_plan(groups, kept, advantages, *, token_budget, rank, trainers):
     Every rank does the same work: it sorts the whole batch by length, so that little is padding, fills micro-batches
     up to `token_budget`, and takes every T-th of them (T = `trainers`).
     """
-    items = [Item(header, advantages[p, g].item(), p)
-             for p, group in enumerate(groups) for g, header in enumerate(group)]
+    items = [
+        Item(header, advantages[p, g].item(), p) for p, group in enumerate(groups) for g, header in enumerate(group)
+    ]
     chosen = [item for item in items if kept[item.prompt_index] and not item.header.truncated]
     dropped = [item.header for item in items if not kept[item.prompt_index] or item.header.truncated]
     # The extra row, 0 tokens of the last prompt, makes room in the denominators for every prompt even if no completion
@@ -55,8 +56,13 @@ def make_plan(groups, kept, advantages, *, token_budget, rank, trainers):
             micro_batches.append([])
         micro_batches[-1].append(item)
     micro_batches += [[]] * (-len(micro_batches) % trainers)
-    return Plan(micro_batches[rank::trainers], loss.global_denominators(counts[:, 0], counts[:, 1]), dropped,
-                int(kept.sum()), sum(header.length for header, *_ in chosen))
+    return Plan(
+        micro_batches[rank::trainers],
+        loss.global_denominators(counts[:, 0], counts[:, 1]),
+        dropped,
+        int(kept.sum()),
+        sum(header.length for header, *_ in chosen),
+    )
 
 
 def collate(items, completions, device):

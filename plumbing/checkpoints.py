@@ -28,7 +28,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 import precision
 
-
 # --- The folders of a run --------------------------------------------------------------------------------------------
 
 

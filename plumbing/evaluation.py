@@ -41,8 +41,11 @@ def evaluate_policy(args, prompts):
     rows = Path(args.out) / "evaluation.part"  # what an interrupted evaluation leaves
     rows.parent.mkdir(parents=True, exist_ok=True)
     rows.unlink(missing_ok=True)
-    with (closing(make_generator(args, device, getattr(torch, args.dtype))) as generator,
-          closing(make_scorer(args)) as scorer, progress(len(prompts) * args.generations) as bar):
+    with (
+        closing(make_generator(args, device, getattr(torch, args.dtype))) as generator,
+        closing(make_scorer(args)) as scorer,
+        progress(len(prompts) * args.generations) as bar,
+    ):
         for score in complete(generator, scorer, prompts, args.generations):
             prompt = prompts[score.completion.ticket]
             groups[prompt.index].append(score.correct)
@@ -64,8 +67,14 @@ def progress(completions):
 
 def answered(prompt, completion, correct):
     """A completion as a row of completions.jsonl or evaluation.jsonl."""
-    return {"prompt": prompt.text, "completion": completion.text, "answer": prompt.answer, "correct": correct,
-            "truncated": completion.truncated, "task": prompt.curve}
+    return {
+        "prompt": prompt.text,
+        "completion": completion.text,
+        "answer": prompt.answer,
+        "correct": correct,
+        "truncated": completion.truncated,
+        "task": prompt.curve,
+    }
 
 
 def append(path, row):

@@ -133,8 +133,7 @@ def log_f(law):
 
 
 def through(label, rows):
-    """A Curve through rows (x, value, low, high), straight between them on a logarithmic x axis; low to high: its band.
-    """
+    """A Curve through rows (x, value, low, high), straight between them on a logarithmic x axis; its band."""
     x, *values = np.array(rows, float).T
     value, low, high = (lambda at, y=y: np.interp(np.log(at), np.log(x), y) for y in values)
     return Curve(label, value, (x[0], x[-1], x[-1]), (x, values[0]), lambda x: (low(x), high(x)))
@@ -155,8 +154,10 @@ def error_panels(tables, run):
         laws[end] = [(x, law) for x in cuts for law in fit.fitted(run, **{end: f"{x}%"})]
     for name in ("A", "B"):
         # From too few points the band of B reaches fit.B_MAX, 10,000, and would flatten all else.
-        series = [(f"{end} moves", [(x, getattr(at, name), *np.minimum(at.bands[name], 10)) for x, at in laws[end]])
-                  for end in laws]
+        series = [
+            (f"{end} moves", [(x, getattr(at, name), *np.minimum(at.bands[name], 10)) for x, at in laws[end]])
+            for end in laws
+        ]
         title = f"{run.name}: {name} by fit range\n90 % band{' (cut at 10)' * (name == 'B')}: noise, if Eq. 1 holds"
         panels.append((title, "cut-off (% of the compute)", name, series))
     return [(*labels, [through(*one) for one in series if one[1]]) for *labels, series in panels]

@@ -45,8 +45,9 @@ def lines_of(found):
         rows.append((label, half["forecast"], half["low"], half["high"]))
     head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {unit}, R_0 = {R_0:.4g}"
     notes = [f"  note: {note}" for note in found["notes"]]
-    bands = ("  90 % bands: of A, B, C_mid if Eq. 1 holds; of R even if not; of an evaluation +-{noise:.4f} about the "
-             "curve")
+    bands = (
+        "  90 % bands: of A, B, C_mid if Eq. 1 holds; of R even if not; of an evaluation +-{noise:.4f} about the curve"
+    )
     warnings = [f"  warning: {warning}" for warning in found["warnings"]]
     return [head.format(**found), bands.format(**found), *notes, *table(rows), *warnings]
 
@@ -139,8 +140,7 @@ def compared(logs, folder):
 
 
 def curves_of(findings, logs, with_log_f):
-    """A panel of fitted means over the seeds for each compute that the findings speak of; Fig. 7's lines if asked for.
-    """
+    """A panel of fitted means over the seeds for each compute that the findings name; Fig. 7's lines if asked for."""
     panels = []
     for x in dict.fromkeys(finding.x for finding in findings):
         own = [finding for finding in findings if finding.x == x]
@@ -171,8 +171,10 @@ def differences_of(findings):
     for one, (*difference, verdict, _) in findings.items():
         paper = one.paper[0] - one.paper[1] if one.paper else None
         rows.setdefault(one.quantity, []).append((one.says, difference, verdict, paper))
-    return [(f"difference in {name}, 90 % interval (grey: within {study.MARGIN[name]})", study.MARGIN[name], own)
-            for name, own in rows.items()]
+    return [
+        (f"difference in {name}, 90 % interval (grey: within {study.MARGIN[name]})", study.MARGIN[name], own)
+        for name, own in rows.items()
+    ]
 
 
 def paper_tables():
@@ -221,34 +223,55 @@ def command(args, defaults):
     return [json.dumps(found, indent=1, allow_nan=False)] if args.json else lines
 
 
-def main(argv=None):
-    """The command line; exits with code 2 and one line for what cannot be read, fitted or written."""
+def flags():
+    """The parser of the command line."""
     parser = argparse.ArgumentParser(prog="fit.py", description=fit.__doc__.split("\n")[0])
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or a CSV, JSON or console log, also as .gz")
-    add("--x", "--compute", dest="compute", metavar="COL",
-        help="column of the compute, or the end of its name (default: gpu_hours, step or epoch)")
-    add("--reward", metavar="COL", help="column of the reward, or the end of its name (default: pass_rate or reward; "
-        "with one RUN its tasks too)")
+    add(
+        "--x",
+        "--compute",
+        dest="compute",
+        metavar="COL",
+        help="column of the compute, or its name's end (default: gpu_hours, step or epoch)",
+    )
+    add(
+        "--reward",
+        metavar="COL",
+        help="column of the reward, or the end of its name (default: pass_rate or reward; with one RUN its tasks too)",
+    )
     add("--scale", help="rewards that are no pass rates: percent, pm1 (-1 to 1) or LO:HI")
     add("--cumulative", action="store_true", help="each row holds only its own compute: sum it up")
-    add("--r0", type=float, metavar="R",
-        help="pass rate at C = 0, taken as exact (default: fitted, using the measurement at C = 0)")
+    add(
+        "--r0",
+        type=float,
+        metavar="R",
+        help="pass rate at C = 0, taken as exact (default: fitted, using the measurement at C = 0)",
+    )
     add("--fit-from", default="10%", help="least compute that is fitted, or a share of --fit-to (default: 10%%)")
-    add("--fit-to", default="100%",
-        help="greatest compute that is fitted, or a share of the run's, such as 50%% (default: all)")
+    add("--fit-to", default="100%", help="greatest compute that is fitted, or a share of it, as 50%% (default: all)")
     add("--until", type=float, metavar="C", help="forecast at this compute (default: at 2x and 10x the run's)")
     add("--compare", action="store_true", help="which run scales better, at a common A if they are within 0.02 (A.5)")
     add("--power-law", action="store_true", help="fit the power law of A.4 too")
     add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
     add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute; A and B by fit range")
     add("--stop-rule", action="store_true", help="is it worth doubling the compute?")
-    add("--gain", type=float, default=0.02,
-        help="least rise in pass rate for which doubling is worth it, for --stop-rule (default: 0.02)")
+    add(
+        "--gain",
+        type=float,
+        default=0.02,
+        help="of --stop-rule: least rise in pass rate worth doubling for (default: 0.02)",
+    )
     add("--json", action="store_true", help="print JSON")
     add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper, --ours")
     add("--paper", action="store_true", help="draw the paper's figures from its published fits")
     add("--ours", action="store_true", help="draw the same kinds of figures from RUNs (default: results/*.jsonl)")
+    return parser
+
+
+def main(argv=None):
+    """The command line; exits with code 2 and one line for what cannot be read, fitted or written."""
+    parser = flags()
     try:
         print("\n".join(command(parser.parse_args(argv), vars(parser.parse_args([])))))
     except (ValueError, OSError) as error:  # BadInput too; a file that cannot be opened or written

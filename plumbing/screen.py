@@ -2,26 +2,28 @@
 
 LINES = {  # kind of a row of the log -> how the row is shown
     "config": "{prompts[train]} training prompts, {prompts[validation]} held out; left out: "
-              "{prompts[too_long]} too long, {prompts[repeated]} repeated, {prompts[unusable]} unusable",
+    "{prompts[too_long]} too long, {prompts[repeated]} repeated, {prompts[unusable]} unusable",
     "step": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}  entropy {entropy:.3f}  rho {rho_mean:.3f} "
-            "(max {rho_max:.2f})  idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  "
-            "{gpu_hours:.4f} gpu_hours",
+    "(max {rho_max:.2f})  idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  "
+    "{gpu_hours:.4f} gpu_hours",
     "unverified": "NO VERDICT {where}: {error}",
     "eval": "step {step:4d}  VALIDATION pass rate {pass_rate:.3f} +- {stderr:.3f}  ({completions} completions)  "
-            "{gpu_hours:.4f} gpu_hours"}
+    "{gpu_hours:.4f} gpu_hours",
+}
 WARNINGS = {
     "truncated": "{share:.0%} of the completions of the last {steps} steps were truncated and carry no loss. Runs "
-                 "destabilise above {limit:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)",
+    "destabilise above {limit:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)",
     "skipped": "the gradient of step {step} was not finite; its update was skipped",
     "few held out": "only {count} held-out prompts, and every evaluation asks the same ones: too few for a curve or a "
-                    "forecast. A tenth of a small file is held out; train.py --evaluate MODEL --data FILE asks all of "
-                    "its rows",
+    "forecast. A tenth of a small file is held out; train.py --evaluate MODEL --data FILE asks all of "
+    "its rows",
     "no mark": "none of the {completions} completions of the validation holds {mark!r}, behind which the answer "
-               "begins, unless an interruption put it there, and none is right. Without an answer every reward is -1, "
-               "and nothing will be learnt. If the model uses no marks, --think-end none takes its whole completion "
-               "as the answer; if it uses another mark, --think-end TEXT; if it thinks for longer, a larger "
-               "--max-new-tokens or --length-control interrupt with a later --interrupt-at",
+    "begins, unless an interruption put it there, and none is right. Without an answer every reward is -1, "
+    "and nothing will be learnt. If the model uses no marks, --think-end none takes its whole completion "
+    "as the answer; if it uses another mark, --think-end TEXT; if it thinks for longer, a larger "
+    "--max-new-tokens or --length-control interrupt with a later --interrupt-at",
     "no gradient": "{batches} batches in a row had no gradient: in every group all completions were right or all were "
-                   "wrong, as truncated ones always are (pass rate of the last batch {pass_rate:.3f}), and the policy "
-                   "stands still. All wrong: easier --data, more --generations, or answers that are not found "
-                   "(completions.jsonl shows what the model writes; --think-end). All right: harder --data"}
+    "wrong, as truncated ones always are (pass rate of the last batch {pass_rate:.3f}), and the policy "
+    "stands still. All wrong: easier --data, more --generations, or answers that are not found "
+    "(completions.jsonl shows what the model writes; --think-end). All right: harder --data",
+}

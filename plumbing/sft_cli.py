@@ -22,8 +22,10 @@ def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16)
     """(pass rate, pass@`generations`) of a policy on `prompts` validation prompts of a task."""
     questions = data.load(task, tokens, budget=64, validation=prompts).validation
     groups = [[] for _ in questions]
-    with (closing(rollout.TorchGenerator(model, tokens, slots=128, max_new_tokens=112)) as generator,
-          closing(workers.Scorer(timeout=5.0)) as scorer):
+    with (
+        closing(rollout.TorchGenerator(model, tokens, slots=128, max_new_tokens=112)) as generator,
+        closing(workers.Scorer(timeout=5.0)) as scorer,
+    ):
         for score in evaluation.complete(generator, scorer, questions, generations):
             groups[score.completion.ticket].append(score.correct)
     return [reward.pass_at_k(groups, k)[0] for k in (1, generations)]
@@ -38,8 +40,13 @@ def report(name, model, tokens, tasks):
 def main():
     parser = argparse.ArgumentParser(prog="sft.py", description=sft.__doc__.split("\n")[0])
     parser.add_argument("--out", default="runs/base", help="folder to write; must not exist (default runs/base)")
-    parser.add_argument("--tasks", nargs="+", choices=sft.TRACES, default=["arithmetic"],
-                        help="tasks that take turns in the 4 classes of a batch")
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        choices=sft.TRACES,
+        default=["arithmetic"],
+        help="tasks that take turns in the 4 classes of a batch",
+    )
     parser.add_argument("--start", help="folder of the policy to continue from (default: from scratch)")
     parser.add_argument("--skill-steps", type=int, default=sft.SKILL_STEPS, help="steps on right traces, first")
     parser.add_argument("--seed", type=int, default=0)

@@ -42,11 +42,14 @@ def fit_lengths(args, positions, default_new, phrase):
             args.max_prompt_tokens = max(1, args.max_prompt_tokens * positions // longest)
         args.max_new_tokens = positions - args.max_prompt_tokens
         if args.max_new_tokens < 1:
-            raise ValueError(f"--max-prompt-tokens {args.max_prompt_tokens} leaves no position for a completion: the "
-                             f"model has {positions}")
+            raise ValueError(
+                f"--max-prompt-tokens {args.max_prompt_tokens} leaves no position for a completion: the "
+                f"model has {positions}"
+            )
     room = args.max_new_tokens - phrase - 1
     beyond = {"interrupt": args.interrupt_at[1] > room, "penalty": args.length_max > args.max_new_tokens}
     if beyond.get(args.length_control) or args.max_new_tokens != before["max_new_tokens"]:
+
         def scaled(tokens):
             return max(1, tokens * args.max_new_tokens // default_new)
 
@@ -56,8 +59,11 @@ def fit_lengths(args, positions, default_new, phrase):
             low, high = map(scaled, before["interrupt_at"])
             args.interrupt_at = (low, high) if high <= room else (max(1, low * room // high), max(1, room))
     read = {"interrupt": ["interrupt_at"], "penalty": ["length_max", "length_cache"]}.get(args.length_control, [])
-    changed = [f"--{name.replace('_', '-')} {numbers(getattr(args, name))} instead of {numbers(before[name])}"
-               for name in ("max_prompt_tokens", "max_new_tokens", *read) if getattr(args, name) != before[name]]
+    changed = [
+        f"--{name.replace('_', '-')} {numbers(getattr(args, name))} instead of {numbers(before[name])}"
+        for name in ("max_prompt_tokens", "max_new_tokens", *read)
+        if getattr(args, name) != before[name]
+    ]
     return f"Lengths made to fit, the model has {positions} positions: {', '.join(changed)}" if changed else ""
 
 
@@ -110,13 +116,17 @@ def fit_slots(args, config, *, free, trainers, generators):
     if room >= args.slots:
         return ""
     where = "here too" if trainers else "on a device of its own"
-    needs = (f"{args.slots} slots x {positions:,} positions x {position:,} bytes = "
-             f"{args.slots * positions * position / 1e9:.1f} GB; {free / 1e9:.1f} GB are free for {generators} "
-             f"generator(s) with weights of {weights / 1e9:.1f} GB each"
-             + f"; a trainer needs about {training / 1e9:.1f} GB, {where}" * (training > 0))
+    needs = (
+        f"{args.slots} slots x {positions:,} positions x {position:,} bytes = "
+        f"{args.slots * positions * position / 1e9:.1f} GB; {free / 1e9:.1f} GB are free for {generators} "
+        f"generator(s) with weights of {weights / 1e9:.1f} GB each"
+        + f"; a trainer needs about {training / 1e9:.1f} GB, {where}"
+        * (training > 0)
+    )
     if "slots" in args.asked or room < 1:
-        raise ValueError(f"--slots {args.slots} does not fit: {needs}; {max(room, 0)} would fit. Lower --slots or "
-                         "--max-new-tokens")
+        raise ValueError(
+            f"--slots {args.slots} does not fit: {needs}; {max(room, 0)} would fit. Lower --slots or --max-new-tokens"
+        )
     before, args.slots = args.slots, room
     return f"--slots {room} instead of {before}, to fit the memory: {needs}. Shorter lengths allow more slots"
 

@@ -50,7 +50,6 @@ Test: pytest tests/test_study.py
 import json
 from collections import Counter
 from math import nan
-from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
@@ -74,33 +73,38 @@ class Configuration(NamedTuple):
     quiet: int = 0  # this many first seeds have the machine to themselves, so that their device-hours count (Fig. 4a)
 
 
-CONFIGURATIONS = {c.name: c for c in (
-    Configuration("baseline", None, "--recipe baseline", quiet=2),
-    Configuration("deepseek", None, "--recipe deepseek"),
-    Configuration("qwen2.5", None, "--recipe qwen2.5"),
-    Configuration("magistral", None, "--recipe magistral"),
-    Configuration("minimax", None, "--recipe minimax"),
-    Configuration("scalerl", None, "--recipe scalerl", seeds=5),
-    Configuration("pipeline-8", "baseline", "--off-policy pipeline", seeds=5, quiet=2),
-    Configuration("pipeline-1", "pipeline-8", "--k 1"),  # a control, in no finding: does pipeline-8 fall for its age?
-    Configuration("cispo", "pipeline-8", "--loss cispo"),
-    Configuration("gspo", "pipeline-8", "--loss gspo"),
-    Configuration("prompt-average", "pipeline-8", "--average prompt"),
-    Configuration("token-average", "pipeline-8", "--average token"),
-    Configuration("batch-normalisation", "pipeline-8", "--normalisation batch"),
-    Configuration("no-normalisation", "pipeline-8", "--normalisation none"),
-    Configuration("zero-variance-filter", "pipeline-8", "--zero-variance-filter"),
-    Configuration("no-positive-resampling", "pipeline-8", "--no-positive-resampling 0.9"),
-    Configuration("loo-dapo", "scalerl", "--loss dapo"),
-    Configuration("loo-sample-average", "scalerl", "--average sample"),
-    Configuration("loo-prompt-normalisation", "scalerl", "--normalisation prompt"),
-    Configuration("loo-no-filter", "scalerl", "--no-zero-variance-filter"),
-    Configuration("loo-uniform-resampling", "scalerl", "--no-positive-resampling off"),
-    Configuration("loo-length-penalty", "scalerl", "--length-control penalty"),
-    Configuration("loo-ppo-8", "scalerl", "--off-policy ppo"),
-    Configuration("scalerl-bf16", "scalerl", "--dtype bfloat16"),  # in an fp32 model --fp32-head changes nothing
-    Configuration("loo-no-fp32-head", "scalerl-bf16", "--no-fp32-head"),
-)}
+CONFIGURATIONS = {
+    c.name: c
+    for c in (
+        Configuration("baseline", None, "--recipe baseline", quiet=2),
+        Configuration("deepseek", None, "--recipe deepseek"),
+        Configuration("qwen2.5", None, "--recipe qwen2.5"),
+        Configuration("magistral", None, "--recipe magistral"),
+        Configuration("minimax", None, "--recipe minimax"),
+        Configuration("scalerl", None, "--recipe scalerl", seeds=5),
+        Configuration("pipeline-8", "baseline", "--off-policy pipeline", seeds=5, quiet=2),
+        Configuration(
+            "pipeline-1", "pipeline-8", "--k 1"
+        ),  # a control, in no finding: does pipeline-8 fall for its age?
+        Configuration("cispo", "pipeline-8", "--loss cispo"),
+        Configuration("gspo", "pipeline-8", "--loss gspo"),
+        Configuration("prompt-average", "pipeline-8", "--average prompt"),
+        Configuration("token-average", "pipeline-8", "--average token"),
+        Configuration("batch-normalisation", "pipeline-8", "--normalisation batch"),
+        Configuration("no-normalisation", "pipeline-8", "--normalisation none"),
+        Configuration("zero-variance-filter", "pipeline-8", "--zero-variance-filter"),
+        Configuration("no-positive-resampling", "pipeline-8", "--no-positive-resampling 0.9"),
+        Configuration("loo-dapo", "scalerl", "--loss dapo"),
+        Configuration("loo-sample-average", "scalerl", "--average sample"),
+        Configuration("loo-prompt-normalisation", "scalerl", "--normalisation prompt"),
+        Configuration("loo-no-filter", "scalerl", "--no-zero-variance-filter"),
+        Configuration("loo-uniform-resampling", "scalerl", "--no-positive-resampling off"),
+        Configuration("loo-length-penalty", "scalerl", "--length-control penalty"),
+        Configuration("loo-ppo-8", "scalerl", "--off-policy ppo"),
+        Configuration("scalerl-bf16", "scalerl", "--dtype bfloat16"),  # in an fp32 model --fp32-head changes nothing
+        Configuration("loo-no-fp32-head", "scalerl-bf16", "--no-fp32-head"),
+    )
+}
 
 
 class Finding(NamedTuple):
@@ -119,8 +123,10 @@ class Finding(NamedTuple):
 
 def left_out(name, without, paper=(), clip=False):
     """The two findings of Sec. 4 about a component left out of ScaleRL: the ceiling stays, the efficiency falls."""
-    return (Finding("7", f"ScaleRL {without}: same ceiling", f"loo-{name}", "scalerl", "A", 0, clip=clip),
-            Finding("7", f"ScaleRL {without}: less efficient", f"loo-{name}", "scalerl", "B", -1, paper, clip=clip))
+    return (
+        Finding("7", f"ScaleRL {without}: same ceiling", f"loo-{name}", "scalerl", "A", 0, clip=clip),
+        Finding("7", f"ScaleRL {without}: less efficient", f"loo-{name}", "scalerl", "B", -1, paper, clip=clip),
+    )
 
 
 FINDINGS = (
@@ -130,8 +136,9 @@ FINDINGS = (
     Finding("2", "ScaleRL ends above Magistral", "scalerl", "magistral", "A", +1),
     Finding("2", "ScaleRL ends above MiniMax", "scalerl", "minimax", "A", +1),
     Finding("4a", "PipelineRL-8 and PPO-off-policy-8: same ceiling", "pipeline-8", "baseline", "A", 0, x="step"),
-    Finding("4a", "PipelineRL-8 is the more efficient in device-hours", "pipeline-8", "baseline", "B", +1,
-            x="gpu_hours"),
+    Finding(
+        "4a", "PipelineRL-8 is the more efficient in device-hours", "pipeline-8", "baseline", "B", +1, x="gpu_hours"
+    ),
     Finding("4a", "a step of PipelineRL-8 gains as much", "pipeline-8", "baseline", "B", 0, x="step"),
     Finding("5a", "CISPO has a higher ceiling than DAPO", "cispo", "pipeline-8", "A", +1, clip=True),
     Finding("5a", "GSPO has a higher ceiling than DAPO", "gspo", "pipeline-8", "A", +1, clip=True),
@@ -152,8 +159,13 @@ FINDINGS = (
 )
 
 
-FIGURES = {"2": "recipes", "4a": "PipelineRL-8 and PPO-off-policy-8", "5a": "losses",
-           "6": "loss aggregation, advantage normalisation, prompts", "7": "leave one out"}
+FIGURES = {
+    "2": "recipes",
+    "4a": "PipelineRL-8 and PPO-off-policy-8",
+    "5a": "losses",
+    "6": "loss aggregation, advantage normalisation, prompts",
+    "7": "leave one out",
+}
 
 
 def flags(name):
@@ -170,8 +182,11 @@ def figures_of(name):
 
 def kept(folder):
     """{(name, seed): rows} of the logs NAME-SEED.jsonl in a folder."""
-    paths = {(name, seed): folder / f"{name}-{seed}.jsonl" for name, own in CONFIGURATIONS.items()
-             for seed in range(own.seeds)}
+    paths = {
+        (name, seed): folder / f"{name}-{seed}.jsonl"
+        for name, own in CONFIGURATIONS.items()
+        for seed in range(own.seeds)
+    }
     return {pair: rows_of(path) for pair, path in paths.items() if path.exists()}
 
 
@@ -202,8 +217,14 @@ def measure(rows, x="tokens"):
     law = fitted(one)
     clipped = mean([row["clipped"] for row in steps if "clipped" in row] or [nan])  # absent: no batch had a gradient
     ages = sum((Counter({int(age): n for age, n in row["staleness"].items()}) for row in steps), Counter())
-    return Measured(one, mean(rates[-(len(rates) // 4):]), law.A if law else nan, clipped, max(ages),
-                    sum(age * n for age, n in ages.items()) / ages.total())
+    return Measured(
+        one,
+        mean(rates[-(len(rates) // 4) :]),
+        law.A if law else nan,
+        clipped,
+        max(ages),
+        sum(age * n for age, n in ages.items()) / ages.total(),
+    )
 
 
 def fitted(run, A=None):
@@ -266,8 +287,13 @@ def verdict(low, high, *, direction, quantity, clip_idle=False):
     if not low <= high:
         return "cannot tell", "no interval"
     if direction == 0:
-        return (("agrees", f"within {margin}") if inside else ("does not", f"outside {margin}") if outside
-                else ("cannot tell", f"neither within nor outside {margin}{zero}"))
+        return (
+            ("agrees", f"within {margin}")
+            if inside
+            else ("does not", f"outside {margin}")
+            if outside
+            else ("cannot tell", f"neither within nor outside {margin}{zero}")
+        )
     if min(low * direction, high * direction) > 0:
         return "agrees", "beyond 0 that way"
     if max(low * direction, high * direction) < 0:
@@ -281,8 +307,10 @@ def judged(logs):
     """{finding: (D, low, high, verdict, why)} of the findings whose two sides have runs. logs: {(name, seed): rows}"""
     groups = {x: grouped(logs, x) for x in {f.x for f in FINDINGS}}
     tested = [f for f in FINDINGS if {f.configuration, f.reference} <= groups[f.x].keys()]
-    spread = {(x, quantity): pooled([values(runs, quantity, common_A(runs)) for runs in groups[x].values()])
-              for x, quantity in {(f.x, f.quantity) for f in tested}}
+    spread = {
+        (x, quantity): pooled([values(runs, quantity, common_A(runs)) for runs in groups[x].values()])
+        for x, quantity in {(f.x, f.quantity) for f in tested}
+    }
     found = {}
     for finding in tested:
         one, other = (groups[finding.x][name] for name in (finding.configuration, finding.reference))
@@ -314,8 +342,11 @@ def counts(name, seed, x):
 
 def averaged(logs, name, x):
     """A fit.Run of a configuration's mean over its seeds, up to the last evaluation that all of its runs have."""
-    seeds = [[(row[x], row["pass_rate"]) for row in rows if row["kind"] == "eval"]
-             for (one, seed), rows in logs.items() if one == name and counts(name, seed, x)]
+    seeds = [
+        [(row[x], row["pass_rate"]) for row in rows if row["kind"] == "eval"]
+        for (one, seed), rows in logs.items()
+        if one == name and counts(name, seed, x)
+    ]
     C, R = np.mean([one[: min(map(len, seeds))] for one in seeds], 0).T
     return fit.Run(C, R, start="10%", name=f"{name} ({len(seeds)})", unit=x)
 
@@ -337,8 +368,10 @@ def line(finding, found, cut):
     numbers = ", {} against {}".format(*finding.paper) if finding.paper else ""
     ours, until = ("{:+.3f} ({:+.3f} to {:+.3f})".format(*one[:3]) for one in (found, cut))
     until = f"{until}, {cut[3]}" if until != ours or cut[3] != found[3] else ""
-    return (f"| {finding.figure} | {finding.says} | {finding.quantity} {said}{numbers} | {finding.quantity} {ours} "
-            f"| {found[3]}: {found[4]} | {until} |")
+    return (
+        f"| {finding.figure} | {finding.says} | {finding.quantity} {said}{numbers} | {finding.quantity} {ours} "
+        f"| {found[3]}: {found[4]} | {until} |"
+    )
 
 
 def remarks(logs, rising, found):
@@ -349,12 +382,16 @@ def remarks(logs, rising, found):
     count = Counter(row[3] for row in found.values())
     groups, hours = grouped(logs, "tokens"), grouped(rising, "gpu_hours")
     verdicts = ", ".join(f"{count[word]} {word}" for word in ("agrees", "does not", "cannot tell"))
-    lines = [f"{len(found)} of {len(FINDINGS)} findings tested: {verdicts}. Of 90 % intervals one in ten errs, and "
-             "findings with a common reference err together."]
+    lines = [
+        f"{len(found)} of {len(FINDINGS)} findings tested: {verdicts}. Of 90 % intervals one in ten errs, and "
+        "findings with a common reference err together."
+    ]
     for name, runs in groups.items():
         clipped, age, end = (mean(getattr(one, what) for one in runs) for what in ("clipped", "age", "end"))
-        lines.append(f"{name} ({len(runs)}): {clipped:.3%} of tokens clipped, tokens {age:.1f} steps old, the oldest "
-                     f"{max(one.oldest for one in runs)}; pass rate at the end {end:.3f}")
+        lines.append(
+            f"{name} ({len(runs)}): {clipped:.3%} of tokens clipped, tokens {age:.1f} steps old, the oldest "
+            f"{max(one.oldest for one in runs)}; pass rate at the end {end:.3f}"
+        )
     if hours:
         A = common_A([one for runs in hours.values() for one in runs])
         known = (f"{name} {', '.join(f'{x:.3f}' for x in values(runs, 'C_mid', A))}" for name, runs in hours.items())

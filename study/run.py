@@ -102,14 +102,31 @@ def reduced(rows):
 
 def summary(steps):
     """One `step` row for several: means of the rates, the largest rho, token counts by age, else the last value."""
-    means = ("reward", "pass_rate", "kept", "entropy", "log_rho", "clipped", "gradient_norm", "truncated",
-             "interrupted", "idle_generators", "idle_trainers", "seconds")
+    means = (
+        "reward",
+        "pass_rate",
+        "kept",
+        "entropy",
+        "log_rho",
+        "clipped",
+        "gradient_norm",
+        "truncated",
+        "interrupted",
+        "idle_generators",
+        "idle_trainers",
+        "seconds",
+    )
     last = ("kind", "step", "gpu_hours", "tokens", "tokens_trained", "flops", "retired", "epoch")
     ages = sum((Counter(row["staleness"]) for row in steps), Counter())
     known = {name: [row[name] for row in steps if row[name] is not None] for name in means}
-    return ({name: steps[-1][name] for name in last} | {name: mean(values) for name, values in known.items() if values}
-            | {"rho_max": max((row["rho_max"] for row in steps if row["rho_max"] is not None), default=None),
-               "staleness": ages})
+    return (
+        {name: steps[-1][name] for name in last}
+        | {name: mean(values) for name, values in known.items() if values}
+        | {
+            "rho_max": max((row["rho_max"] for row in steps if row["rho_max"] is not None), default=None),
+            "staleness": ages,
+        }
+    )
 
 
 def short(value):
@@ -138,8 +155,13 @@ def falls(logs):
     for (name, seed), rows in logs.items():
         one, rho = measure(rows), max(row["rho_max"] or 0.0 for row in rows if row["kind"] == "step")
         fall = max(max(one.run.reward[:n]) - rate for n, rate in enumerate(one.run.reward[1:], 1))
-        lines.append((one.age, f"{name}-{seed}: tokens {one.age:.2f} steps old; largest fall {max(fall, 0.0):.3f}; "
-                               f"largest rho {rho:.0f}; pass rate at the end {one.end:.3f}; A {one.A:.3f}"))
+        lines.append(
+            (
+                one.age,
+                f"{name}-{seed}: tokens {one.age:.2f} steps old; largest fall {max(fall, 0.0):.3f}; "
+                f"largest rho {rho:.0f}; pass rate at the end {one.end:.3f}; A {one.A:.3f}",
+            )
+        )
     return [line for _, line in sorted(lines)]
 
 

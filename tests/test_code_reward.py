@@ -146,8 +146,10 @@ def test_the_forms_of_tests_in_use_are_read(tests, read):
     "tests",
     ["", "3", "[]", '{"inputs": [], "outputs": []}', '{"inputs": ["1"], "outputs": []}', '{"inputs": ["1"]}', "[3]"]
     + ['[{"input": "1", "output": "1"}, {"input": [1], "output": 1, "fn_name": "f"}]', "[" * 100_000]
-    + [json.dumps([{"input": "1", "output": "1", **kind}]) for kind in ({"testtype": "functional"},
-                                                                        {"type": "function_call"})],
+    + [
+        json.dumps([{"input": "1", "output": "1", **kind}])
+        for kind in ({"testtype": "functional"}, {"type": "function_call"})
+    ],
 )
 def test_tests_that_cannot_be_read_or_are_none_are_a_failure_not_a_verdict(scorer, tests):
     failed = score(scorer, "pass", tests)

@@ -242,8 +242,10 @@ def test_a_weight_of_nothing_and_a_task_for_an_embedded_source_are_refused(sourc
 
 def test_a_source_says_its_weight_and_its_task_in_either_form():
     for text, parts in {
-        "a.jsonl": ("a.jsonl", 1.0, None), "a.jsonl:0.5": ("a.jsonl", 0.5, None),
-        "a:b.jsonl:3": ("a:b.jsonl", 3.0, None), "a.jsonl:code": ("a.jsonl", 1.0, "code"),
+        "a.jsonl": ("a.jsonl", 1.0, None),
+        "a.jsonl:0.5": ("a.jsonl", 0.5, None),
+        "a:b.jsonl:3": ("a:b.jsonl", 3.0, None),
+        "a.jsonl:code": ("a.jsonl", 1.0, "code"),
         "x/y/z:10:math": ("x/y/z", 10.0, "math"),
     }.items():
         assert data.parse_source(text) == parts
@@ -282,8 +284,12 @@ def test_the_task_of_a_source_wins_over_its_rows_and_the_columns_over_the_defaul
 def test_tests_of_code_may_be_text_or_an_object_and_too_many_are_dropped(tmp_path, tokenizer, monkeypatch):
     tests = {"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]}
     greek = json.dumps(tests).replace("4", "\u03b4")  # as many characters, but one byte more
-    rows = [{"prompt": "a", "answer": tests}, {"prompt": "b", "answer": json.dumps(tests)},
-            {"prompt": "c", "answer": tests | {"outputs": ["2\n", "4" * 99]}}, {"prompt": "d", "answer": greek}]
+    rows = [
+        {"prompt": "a", "answer": tests},
+        {"prompt": "b", "answer": json.dumps(tests)},
+        {"prompt": "c", "answer": tests | {"outputs": ["2\n", "4" * 99]}},
+        {"prompt": "d", "answer": greek},
+    ]
     monkeypatch.setattr(data, "MAX_ANSWER", len(json.dumps(tests)))
     loaded = data.load(write(tmp_path / "a.jsonl", rows) + ":code", tokenizer, budget=9)
     assert [json.loads(p.answer) for p in loaded.train + loaded.validation] == [tests, tests] and loaded.too_long == 2
@@ -293,28 +299,47 @@ def call(n, **more):
     return {"input": f"{n}\n[1]", "output": f"{n + 1}", **more}
 
 
-@pytest.mark.parametrize(("row", "name"), [
-    ({"tests": json.dumps([call(1, testtype="functional")]), "metadata": '{"func_name": "f"}'}, "f"),  # LiveCodeBench
-    ({"tests": [call(1, testtype="functional")], "metadata": {"func_name": "f"}}, "f"),  # DeepCoder's lcbv5
-    ({"tests": [call(1, testtype="stdin")], "metadata": "{}"}, None),
-    ({"tests": json.dumps({"language": "python", "test_cases": [call(1, type="function_call", fn_name="f")]})}, "f"),
-    ({"tests": str({"test_cases": [call(1, type="stdin_stdout", fn_name=None)]})}, None),  # SYNTHETIC-1
-    ({"tests": {"test_cases": '{"inputs": ["1\\n[1]"], "outputs": ["2"]}', "fn_name": "f"}}, "f"),
-])
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        (
+            {"tests": json.dumps([call(1, testtype="functional")]), "metadata": '{"func_name": "f"}'},
+            "f",
+        ),  # LiveCodeBench
+        ({"tests": [call(1, testtype="functional")], "metadata": {"func_name": "f"}}, "f"),  # DeepCoder's lcbv5
+        ({"tests": [call(1, testtype="stdin")], "metadata": "{}"}, None),
+        (
+            {"tests": json.dumps({"language": "python", "test_cases": [call(1, type="function_call", fn_name="f")]})},
+            "f",
+        ),
+        ({"tests": str({"test_cases": [call(1, type="stdin_stdout", fn_name=None)]})}, None),  # SYNTHETIC-1
+        ({"tests": {"test_cases": '{"inputs": ["1\\n[1]"], "outputs": ["2"]}', "fn_name": "f"}}, "f"),
+    ],
+)
 def test_the_name_of_a_function_is_read_wherever_data_sets_have_it(row, name, tmp_path, tokenizer):
-    (prompt,) = data.load(write(tmp_path / "a.jsonl", [{"prompt": "a"} | row]) + ":code", tokenizer, budget=9,
-                          columns=(["prompt"], ["tests"])).validation
+    (prompt,) = data.load(
+        write(tmp_path / "a.jsonl", [{"prompt": "a"} | row]) + ":code",
+        tokenizer,
+        budget=9,
+        columns=(["prompt"], ["tests"]),
+    ).validation
     # Arguments are JSON, a line each: 1 and [1]. Without a name they are standard input.
     assert reward.read_tests(prompt.answer) == (name, [([1, [1]], 2)] if name else [("1\n[1]", "2")])
 
 
-@pytest.mark.parametrize(("tests", "words"), [
-    ([call(1, testtype="functional")], "functional tests without the name of the function"),
-    (["assert f(1) == 2", "assert f(2) == 3"], "tests are asserts"),
-    ("from solution import f\n\ndef test_f():\n    assert f(1) == 2", "KodCode"),
-    ("def check(candidate):\n    assert candidate(n = 1) == 2", r"check\(candidate\)"),
-    ("", "unlabelled|no tests"), ({"inputs": [], "outputs": []}, "no tests"), ([], "no tests"), ({}, "no tests"),
-])
+@pytest.mark.parametrize(
+    ("tests", "words"),
+    [
+        ([call(1, testtype="functional")], "functional tests without the name of the function"),
+        (["assert f(1) == 2", "assert f(2) == 3"], "tests are asserts"),
+        ("from solution import f\n\ndef test_f():\n    assert f(1) == 2", "KodCode"),
+        ("def check(candidate):\n    assert candidate(n = 1) == 2", r"check\(candidate\)"),
+        ("", "unlabelled|no tests"),
+        ({"inputs": [], "outputs": []}, "no tests"),
+        ([], "no tests"),
+        ({}, "no tests"),
+    ],
+)
 def test_other_forms_of_tests_are_refused_by_their_name(tests, words, tmp_path, tokenizer):
     path = write(tmp_path / "a.jsonl", [{"prompt": "a", "answer": tests}])
     with pytest.raises(ValueError, match=f"a.jsonl:1: expected an answer for `code`.*({words}).*--skip-unusable"):
@@ -323,8 +348,13 @@ def test_other_forms_of_tests_are_refused_by_their_name(tests, words, tmp_path, 
 
 def test_unusable_rows_end_the_run_or_are_left_out_and_named(tmp_path, tokenizer):
     good = {"inputs": ["1"], "outputs": ["1"]}
-    rows = [{"prompt": "a", "answer": good}, {"prompt": "b", "answer": ""}, {"prompt": "c", "answer": good},
-            {"prompt": "", "answer": good}, {"prompt": "d", "answer": {"inputs": [], "outputs": []}}]
+    rows = [
+        {"prompt": "a", "answer": good},
+        {"prompt": "b", "answer": ""},
+        {"prompt": "c", "answer": good},
+        {"prompt": "", "answer": good},
+        {"prompt": "d", "answer": {"inputs": [], "outputs": []}},
+    ]
     path = write(tmp_path / "a.jsonl", rows)
     with pytest.raises(ValueError, match="a.jsonl:2: .*; --skip-unusable leaves such rows out"):
         data.load(f"{path}:code", tokenizer, budget=9)
@@ -388,8 +418,13 @@ def gsm8k(n):
 
 
 def dapo(n):
-    return {"data_source": "math_dapo", "prompt": [{"content": f"problem {n}", "role": "user"}], "ability": "MATH",
-            "reward_model": {"ground_truth": str(n), "style": "rule"}, "extra_info": {"index": str(n)}}
+    return {
+        "data_source": "math_dapo",
+        "prompt": [{"content": f"problem {n}", "role": "user"}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": str(n), "style": "rule"},
+        "extra_info": {"index": str(n)},
+    }
 
 
 def deepcoder(n):
@@ -410,9 +445,15 @@ def save(path, rows):
     parquet.write_table(arrow.Table.from_pylist(rows), path)
 
 
-@pytest.mark.parametrize(("row", "columns", "task"), [
-    (polaris, (["problem"], ["answer"]), "math"), (gsm8k, (["question"], ["answer"]), "math"),
-    (dapo, (["prompt"], ["reward_model.ground_truth"]), "math"), (deepcoder, (["problem"], ["tests"]), "code")])
+@pytest.mark.parametrize(
+    ("row", "columns", "task"),
+    [
+        (polaris, (["problem"], ["answer"]), "math"),
+        (gsm8k, (["question"], ["answer"]), "math"),
+        (dapo, (["prompt"], ["reward_model.ground_truth"]), "math"),
+        (deepcoder, (["problem"], ["tests"]), "code"),
+    ],
+)
 def test_a_folder_of_parquet_with_the_columns_of_well_known_datasets(row, columns, task, tmp_path, datasets):
     save(tmp_path / "folder" / "train-00000-of-00001.parquet", [row(n) for n in range(20)])
     save(tmp_path / "folder" / "test-00000-of-00001.parquet", [row(99)])  # the other split is not read
@@ -581,7 +622,15 @@ def test_one_source_keeps_the_order_of_the_runs_of_which_the_results_are_committ
     # The order of the code without weights: 10 prompts, 3 a batch, back after one more batch; 0, 4 and 8 always solved.
     curriculum = data.Curriculum(prompts(10), seed=3, threshold=0.9)
     assert run(curriculum, 8, 3, lambda index: 1.0 if index % 4 == 0 else 0.5, lag=1) == [
-        [8, 1, 5], [2, 4, 6], [3, 7, 9], [0, 5, 6], [3, 9, 2], [1, 7, 5], [2, 3, 6], [1, 7, 9]]
+        [8, 1, 5],
+        [2, 4, 6],
+        [3, 7, 9],
+        [0, 5, 6],
+        [3, 9, 2],
+        [1, 7, 5],
+        [2, 3, 6],
+        [1, 7, 9],
+    ]
 
 
 def test_order_depends_on_the_seed_alone():

@@ -34,8 +34,11 @@ def unsolved(file):
 def problems(exercise, text):
     """What the check says of a file with this text."""
     student = checker.Source(text, ROOT / exercise.file)
-    return checker.judged(exercise, checker.vectors(exercise, student, original(exercise), EXERCISES),
-                         checker.expected(exercise, original(exercise), EXERCISES, ROOT))
+    return checker.judged(
+        exercise,
+        checker.vectors(exercise, student, original(exercise), EXERCISES),
+        checker.expected(exercise, original(exercise), EXERCISES, ROOT),
+    )
 
 
 def claims(exercises=EXERCISES):
@@ -88,13 +91,21 @@ def test_what_the_student_gets_fails_and_names_the_exercise(exercise):
     assert found and all(text.startswith(f"{exercise.name}: ") for text in found)
 
 
-@pytest.mark.parametrize("exercise, claim, mistake", [
-    pytest.param(exercise, claim, mistake, id=f"{exercise.name}-{claim.says.split(':')[0]}-{mistake.__name__}")
-    for exercise, claim in claims() for mistake in claim.mistakes])
+@pytest.mark.parametrize(
+    "exercise, claim, mistake",
+    [
+        pytest.param(exercise, claim, mistake, id=f"{exercise.name}-{claim.says.split(':')[0]}-{mistake.__name__}")
+        for exercise, claim in claims()
+        for mistake in claim.mistakes
+    ],
+)
 def test_a_wrong_answer_is_recognised_as_itself_and_no_other(exercise, claim, mistake):
     assert mistake.__doc__[0].islower() and mistake.__doc__.strip().endswith(".")
-    [right] = [vector or encode(claim.expected) for one, vector in zip(
-        exercise.claims, checker.expected(exercise, original(exercise), EXERCISES, ROOT)) if one is claim]
+    [right] = [
+        vector or encode(claim.expected)
+        for one, vector in zip(exercise.claims, checker.expected(exercise, original(exercise), EXERCISES, ROOT))
+        if one is claim
+    ]
     said = claim.problem(claim.vector(mistake), right)
     assert re.findall("This is what you get when you .*", said) == [claim.named(mistake)]
 
@@ -146,7 +157,7 @@ def write(folder, name, body):
     exercise = exercises.find(name)
     path = folder / exercise.file
     before, definition, after = checker.split(path.read_text(), exercise)
-    head = definition[:definition.index('"""', definition.index('"""') + 3) + 3]
+    head = definition[: definition.index('"""', definition.index('"""') + 3) + 3]
     path.write_text(f"{before}{head}\n    {body}\n{after}")
 
 
@@ -180,10 +191,18 @@ def test_a_check_is_one_clear_line_for_what_cannot_run(student, monkeypatch):
     assert said(student, "ratio") == f"ratio: loss.py, line {line}: '[' was never closed"
 
 
-@pytest.mark.parametrize("spoil, line", [
-    (lambda text: text.replace("def importance_ratio(", "def renamed("), "loss.py no longer defines importance_ratio"),
-    (lambda text: text + "\n\ndef later(:\n    pass\n", r"loss.py, line \d+: "),
-    (lambda text: None, "loss.py cannot be read: ")], ids=["renamed", "syntax", "deleted"])
+@pytest.mark.parametrize(
+    "spoil, line",
+    [
+        (
+            lambda text: text.replace("def importance_ratio(", "def renamed("),
+            "loss.py no longer defines importance_ratio",
+        ),
+        (lambda text: text + "\n\ndef later(:\n    pass\n", r"loss.py, line \d+: "),
+        (lambda text: None, "loss.py cannot be read: "),
+    ],
+    ids=["renamed", "syntax", "deleted"],
+)
 def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(spoil, line, student):
     path, mine = student / "loss.py", spoil((student / "loss.py").read_text())
     path.write_text(mine) if mine else path.unlink()
@@ -191,8 +210,9 @@ def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(spoil, line, stu
     assert re.search(f"ratio: {line}", exercises.following("ratio")) and "49 done" in exercises.listed()
     solved = exercises.solve(exercises.find("ratio"))
     assert re.match(line, solved) and "everything else in loss.py was put back" in solved
-    assert path.read_text() == checker.restored(exercises.left("loss.py"), (ROOT / "loss.py").read_text(),
-                                               exercises.find("ratio"))
+    assert path.read_text() == checker.restored(
+        exercises.left("loss.py"), (ROOT / "loss.py").read_text(), exercises.find("ratio")
+    )
     assert not mine or mine in [kept.read_text() for kept in (student / checker.HIDDEN / "kept").iterdir()]
 
 
@@ -221,8 +241,12 @@ def test_a_mistake_is_named_and_the_students_own_helpers_count(student):
 def test_of_a_bug_only_the_symptom_is_told_until_something_was_tried(student):
     assert "expected" in said(student, "dapo-direction") and "This is what" not in said(student, "dapo-direction")
     path = student / "loss.py"
-    path.write_text(path.read_text().replace("importance_ratio(gen_logprobs, logprobs, mask), advantages",
-                                             "importance_ratio(gen_logprobs, logprobs, mask) + 0, advantages"))
+    path.write_text(
+        path.read_text().replace(
+            "importance_ratio(gen_logprobs, logprobs, mask), advantages",
+            "importance_ratio(gen_logprobs, logprobs, mask) + 0, advantages",
+        )
+    )
     assert "This is what you get when you divide pi_gen" in said(student, "dapo-direction")
 
 
@@ -236,6 +260,7 @@ def test_a_check_works_without_fork(student, monkeypatch):
 @pytest.fixture
 def hinted(student, monkeypatch, capsys):
     """(name, number) -> what `python exercises.py hint` prints in the student's folder."""
+
     def hinted(*argv):
         monkeypatch.setattr("sys.argv", ["exercises.py", "hint", *argv])
         exercises.main()
@@ -291,8 +316,12 @@ def test_solving_everything_in_a_file_gives_the_original_byte_for_byte(student):
 def test_what_trains_is_the_students_solved_functions_and_the_originals(student, tmp_path):
     write(student, "baseline", "return rewards - rewards.mean(-1)[:, None]  # mine")
     write(student, "ratio", "return 1  # wrong")
-    checker.assemble(student, tmp_path / "train", EXERCISES, checker.solved(
-        student, [x for x in EXERCISES if x.name in ("baseline", "ratio", "clip")]))
+    checker.assemble(
+        student,
+        tmp_path / "train",
+        EXERCISES,
+        checker.solved(student, [x for x in EXERCISES if x.name in ("baseline", "ratio", "clip")]),
+    )
     text = (tmp_path / "train" / "loss.py").read_text()
     assert "# mine" in text and "# wrong" not in text and "NotImplementedError" not in text
     assert (tmp_path / "train" / "train.py").read_bytes() == (ROOT / "train.py").read_bytes()

@@ -21,6 +21,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
+from test_pipeline import MemoryStore, Verdict, answer, lonely, prompt
+from test_train import BASE, PATIENCE, Run, batch, elsewhere, forks, lone_trainer, make_plan, rank_process  # noqa: F401
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -29,14 +31,31 @@ import fit
 import pipeline
 import train
 from plumbing import checkpoints, logs
-from plumbing.fleet import Fleet
 from plumbing.flags import settings, stored_flags
+from plumbing.fleet import Fleet
 from plumbing.lifeline import Lifeline
-from test_pipeline import MemoryStore, Verdict, answer, lonely, prompt
-from test_train import BASE, PATIENCE, Run, batch, elsewhere, forks, lone_trainer, make_plan, rank_process  # noqa: F401
 
-SMALL = ("--k", "1", "--prompts", "2", "--generations", "4", "--slots", "8", "--lr", "1e-4", "--warmup", "1",
-         "--eval-prompts", "2", "--eval-generations", "1", "--no-zero-variance-filter", "--token-budget", "1024")
+SMALL = (
+    "--k",
+    "1",
+    "--prompts",
+    "2",
+    "--generations",
+    "4",
+    "--slots",
+    "8",
+    "--lr",
+    "1e-4",
+    "--warmup",
+    "1",
+    "--eval-prompts",
+    "2",
+    "--eval-generations",
+    "1",
+    "--no-zero-variance-filter",
+    "--token-budget",
+    "1024",
+)
 ENDLESS = (*SMALL, "--steps", "10000", "--eval-every", "10000", "--checkpoint-every", "2")
 HEARD = 10.0  # seconds within which all ranks must have named the rank that died
 
@@ -99,8 +118,11 @@ class FaultyRun(Run):
     """A run in which every rank calls `fault(*arguments)` before it starts."""
 
     def fork(self, forks, world, *argv, fault=None, arguments=()):
-        faulty = SimpleNamespace(Process=lambda target, args, daemon: forks.Process(
-            target=faulty_rank, args=(fault, arguments, *args), daemon=daemon))
+        faulty = SimpleNamespace(
+            Process=lambda target, args, daemon: forks.Process(
+                target=faulty_rank, args=(fault, arguments, *args), daemon=daemon
+            )
+        )
         return super().fork(faulty if fault else forks, world, *argv)
 
     def end(self, seconds, *, ended=()):
@@ -253,8 +275,15 @@ def launcher_process(pids, *arguments):
 
 def test_ranks_end_when_their_launcher_is_killed(forks, tmp_path):
     run, collected = Run(tmp_path / "run"), []
-    run.fork(SimpleNamespace(Process=lambda target, args, daemon: collected.append(args) or SimpleNamespace(
-        start=lambda: None)), 2, *ENDLESS, "--timeout", "600")
+    run.fork(
+        SimpleNamespace(
+            Process=lambda target, args, daemon: collected.append(args) or SimpleNamespace(start=lambda: None)
+        ),
+        2,
+        *ENDLESS,
+        "--timeout",
+        "600",
+    )
     launcher = forks.Process(target=launcher_process, args=(tmp_path / "pids", *collected))
     launcher.start()
     run.reach(2)
@@ -330,10 +359,17 @@ def reshard(rank, world, port, source, out):
     if rank or source:  # only rank 0 may read the weights of base/, and no rank when resuming
         AutoModelForCausalLM.from_pretrained = None
     mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
-    fleet = SimpleNamespace(rank=rank, mesh=mesh, device=torch.device("cpu"), trainers=dist.group.WORLD,
-                            writers=dist.group.WORLD, dtype=torch.float32)
-    policy = checkpoints.load_policy(source or BASE, fleet, resume=bool(source), prepare=lambda model: None,
-                                     dtype=torch.float32)
+    fleet = SimpleNamespace(
+        rank=rank,
+        mesh=mesh,
+        device=torch.device("cpu"),
+        trainers=dist.group.WORLD,
+        writers=dist.group.WORLD,
+        dtype=torch.float32,
+    )
+    policy = checkpoints.load_policy(
+        source or BASE, fleet, resume=bool(source), prepare=lambda model: None, dtype=torch.float32
+    )
     optimizer = torch.optim.AdamW(policy.parameters(), lr=0.01)
     if source:
         checkpoints.load_state(source, policy, optimizer, dist.group.WORLD, stepped=True)
@@ -376,8 +412,20 @@ def test_weights_and_adamw_state_of_three_trainers_resume_on_two_and_on_one(fork
 
 
 def test_checkpoints_come_when_asked_for_and_a_slow_disk_stalls_nobody(start):
-    run = start(2, *SMALL, "--steps", "3", "--eval-every", "3", "--checkpoint-every", "2", "--timeout", "4",
-                fault=slow_disk, arguments=(7,))
+    run = start(
+        2,
+        *SMALL,
+        "--steps",
+        "3",
+        "--eval-every",
+        "3",
+        "--checkpoint-every",
+        "2",
+        "--timeout",
+        "4",
+        fault=slow_disk,
+        arguments=(7,),
+    )
     assert run.end(PATIENCE) == {0: 0, 1: 0}, run.text
     assert [folder.name for folder in checkpoints.finished(run.out)] == ["checkpoint-2", "checkpoint-3"]
     assert {row["step"] for row in run.rows("eval")} == {0, 3}
@@ -463,7 +511,12 @@ def test_everything_that_is_sent_is_read():
     box = lonely(1)
     ticket = pipeline.Ticket(1, 0, replace(prompt(3), answer="4"), 2)
     header = pipeline.header(Verdict(answer(), True), ticket)
-    sent = {"ticket": ticket, "header": [header], "completion": answer(), "news": pipeline.News(stop="finished"),
-            "plain": {"a": [1, 2.0, None, ("b", {3})], "error": True}}
+    sent = {
+        "ticket": ticket,
+        "header": [header],
+        "completion": answer(),
+        "news": pipeline.News(stop="finished"),
+        "plain": {"a": [1, 2.0, None, ("b", {3})], "error": True},
+    }
     box.put(sent)
     assert box.take(list(sent)) == list(sent.values())

@@ -21,7 +21,9 @@ import rollout
 
 if torch.cuda.is_available() and find_spec("vllm"):  # vLLM gets its weights within one GPU
     from test_vllm import (  # noqa: F401
-        bf16_engine, engine, make,
+        bf16_engine,
+        engine,
+        make,
         test_sec32_log_ratio_to_the_trainer_is_0_before_after_and_across_an_update,
         test_weights_that_are_being_received_are_not_used_yet,
     )
@@ -58,8 +60,23 @@ def test_sec31_greedy_completions_on_a_gpu_are_those_of_the_cpu():
 
 
 def test_two_processes_share_one_gpu(tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-               ROOT / "train.py", "--loss", "cispo", "--steps", "2", "--eval-prompts", "8", "--out", tmp_path / "run"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        ROOT / "train.py",
+        "--loss",
+        "cispo",
+        "--steps",
+        "2",
+        "--eval-prompts",
+        "8",
+        "--out",
+        tmp_path / "run",
+    ]
     subprocess.run(command, check=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": "0"}, timeout=600)
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
     steps = [row for row in rows if row["kind"] == "step"]

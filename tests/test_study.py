@@ -34,9 +34,14 @@ def test_leaving_one_out_changes_one_setting_of_scalerl():
             own = vars(flags.settings(study.flags(name)))
             changed[name] = {flag for flag in own if own[flag] != scalerl.get(flag)} - {"out", "clips", "asked"}
     assert changed == {
-        "loo-dapo": {"loss"}, "loo-sample-average": {"average"}, "loo-prompt-normalisation": {"normalisation"},
-        "loo-no-filter": {"zero_variance_filter"}, "loo-uniform-resampling": {"no_positive_resampling"},
-        "loo-length-penalty": {"length_control"}, "loo-ppo-8": {"off_policy"}}
+        "loo-dapo": {"loss"},
+        "loo-sample-average": {"average"},
+        "loo-prompt-normalisation": {"normalisation"},
+        "loo-no-filter": {"zero_variance_filter"},
+        "loo-uniform-resampling": {"no_positive_resampling"},
+        "loo-length-penalty": {"length_control"},
+        "loo-ppo-8": {"off_policy"},
+    }
 
 
 def test_the_head_is_compared_between_runs_with_bf16_bodies():
@@ -70,11 +75,31 @@ def test_device_hours_count_of_the_runs_that_had_the_machine_to_themselves():
 
 
 def step(n, clipped, age, tokens):
-    return {"kind": "step", "step": n, "gpu_hours": n / 10, "tokens": 100 * n, "tokens_trained": 90 * n, "flops": 1.0,
-            "prompts": [1, 2], "retired": n, "epoch": n / 3, "reward": 0.0, "pass_rate": 0.123456789, "kept": 2,
-            "entropy": None, "log_rho": 0.0, "clipped": clipped, "gradient_norm": 1.0, "truncated": 0.0,
-            "interrupted": 0.0, "idle_generators": 0.0, "idle_trainers": 0.0, "seconds": 1.0, "rho_max": 1.0 + n,
-            "staleness": {age: tokens}}
+    return {
+        "kind": "step",
+        "step": n,
+        "gpu_hours": n / 10,
+        "tokens": 100 * n,
+        "tokens_trained": 90 * n,
+        "flops": 1.0,
+        "prompts": [1, 2],
+        "retired": n,
+        "epoch": n / 3,
+        "reward": 0.0,
+        "pass_rate": 0.123456789,
+        "kept": 2,
+        "entropy": None,
+        "log_rho": 0.0,
+        "clipped": clipped,
+        "gradient_norm": 1.0,
+        "truncated": 0.0,
+        "interrupted": 0.0,
+        "idle_generators": 0.0,
+        "idle_trainers": 0.0,
+        "seconds": 1.0,
+        "rho_max": 1.0 + n,
+        "staleness": {age: tokens},
+    }
 
 
 def evaluation(n):
@@ -82,11 +107,22 @@ def evaluation(n):
 
 
 def test_a_kept_log_has_all_evaluations_and_between_two_of_them_one_row_of_means():
-    rows = [{"kind": "config", "step": 0}, evaluation(0), step(1, 0.0, "0", 5), step(2, 0.5, "1", 7), evaluation(2),
-            step(3, 0.25, "1", 9), {"kind": "end", "step": 3, "reason": "killed"},
-            # resumed from the checkpoint of step 2
-            {"kind": "config", "step": 2}, step(3, 0.75, "1", 9), step(4, 0.25, "1", 1), evaluation(4),
-            {"kind": "fit", "step": 4}, {"kind": "end", "step": 4, "reason": "finished"}]
+    rows = [
+        {"kind": "config", "step": 0},
+        evaluation(0),
+        step(1, 0.0, "0", 5),
+        step(2, 0.5, "1", 7),
+        evaluation(2),
+        step(3, 0.25, "1", 9),
+        {"kind": "end", "step": 3, "reason": "killed"},
+        # resumed from the checkpoint of step 2
+        {"kind": "config", "step": 2},
+        step(3, 0.75, "1", 9),
+        step(4, 0.25, "1", 1),
+        evaluation(4),
+        {"kind": "fit", "step": 4},
+        {"kind": "end", "step": 4, "reason": "finished"},
+    ]
     kept = runner.reduced(rows)
     assert [row["kind"] for row in kept] == ["config", "eval", "step", "eval", "end", "step", "eval", "end"]
     assert [row for row in kept if row["kind"] == "eval"] == [evaluation(0), evaluation(2), evaluation(4)]
@@ -154,24 +190,49 @@ def test_every_log_of_the_study_is_small_and_ran_to_its_end_with_the_flags_of_it
     assert path.stat().st_size <= 15_000
     assert rows[-1]["reason"] in ("finished", "curriculum exhausted") or "finite" in rows[-1]["reason"]
     asked, own = vars(flags.settings([*study.flags(name), "--seed", seed])), rows[0]["flags"]
-    decided = ("loss", "average", "normalisation", "zero_variance_filter", "no_positive_resampling", "fp32_head",
-               "off_policy", "k", "prompts", "steps", "lr", "seed", "length_control", "dtype")
+    decided = (
+        "loss",
+        "average",
+        "normalisation",
+        "zero_variance_filter",
+        "no_positive_resampling",
+        "fp32_head",
+        "off_policy",
+        "k",
+        "prompts",
+        "steps",
+        "lr",
+        "seed",
+        "length_control",
+        "dtype",
+    )
     assert {flag: own[flag] for flag in decided} == {flag: asked[flag] for flag in decided}
 
 
 # --- Verdicts --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("low, high, direction, quantity, expected", [
-    (0.001, 0.3, +1, "A", "agrees"), (0.001, 0.3, -1, "A", "does not"), (-0.3, -0.001, -1, "A", "agrees"),
-    (0.001, 0.01, +1, "A", "agrees"),  # a difference, though a small one
-    (-0.019, 0.019, +1, "A", "does not"), (-0.019, 0.021, +1, "A", "cannot tell"),
-    (-0.019, 0.019, +1, "end", "cannot tell"), (-0.019, 0.019, -1, "B", "cannot tell"),
-    (-0.019, 0.019, 0, "A", "agrees"), (-0.019, 0.021, 0, "A", "cannot tell"), (0.021, 0.1, 0, "A", "does not"),
-    (-0.1, -0.021, 0, "end", "does not"), (-0.14, 0.14, 0, "B", "agrees"), (0.14, 0.16, 0, "B", "cannot tell"),
-    (0.16, 0.3, 0, "B", "does not"),
-    (float("nan"), float("nan"), 0, "A", "cannot tell"),
-])
+@pytest.mark.parametrize(
+    "low, high, direction, quantity, expected",
+    [
+        (0.001, 0.3, +1, "A", "agrees"),
+        (0.001, 0.3, -1, "A", "does not"),
+        (-0.3, -0.001, -1, "A", "agrees"),
+        (0.001, 0.01, +1, "A", "agrees"),  # a difference, though a small one
+        (-0.019, 0.019, +1, "A", "does not"),
+        (-0.019, 0.021, +1, "A", "cannot tell"),
+        (-0.019, 0.019, +1, "end", "cannot tell"),
+        (-0.019, 0.019, -1, "B", "cannot tell"),
+        (-0.019, 0.019, 0, "A", "agrees"),
+        (-0.019, 0.021, 0, "A", "cannot tell"),
+        (0.021, 0.1, 0, "A", "does not"),
+        (-0.1, -0.021, 0, "end", "does not"),
+        (-0.14, 0.14, 0, "B", "agrees"),
+        (0.14, 0.16, 0, "B", "cannot tell"),
+        (0.16, 0.3, 0, "B", "does not"),
+        (float("nan"), float("nan"), 0, "A", "cannot tell"),
+    ],
+)
 def test_a_verdict_follows_from_the_interval_the_direction_and_the_margin(low, high, direction, quantity, expected):
     assert study.verdict(low, high, direction=direction, quantity=quantity)[0] == expected
 
@@ -235,10 +296,13 @@ def test_the_figure_of_ages_has_a_point_for_each_run_in_the_group_of_its_loss_an
 
 def test_the_speed_of_fig_4a_is_in_the_device_hours_to_half_of_the_gain():
     # Eq. 1 reaches half of its gain at 300 tokens: at 0.3 device-hours, as a step is 100 tokens and 0.1 device-hours
-    logs = {(name, seed): curve(0.6, speed=speed) for name, speed in (("baseline", 1), ("pipeline-8", 2))
-            for seed in (0, 1)}
-    assert ("device-hours to half of the gain, with A = 0.600: baseline 0.300, 0.300; pipeline-8 0.150, 0.150"
-            in study.table(logs))
+    logs = {
+        (name, seed): curve(0.6, speed=speed) for name, speed in (("baseline", 1), ("pipeline-8", 2)) for seed in (0, 1)
+    }
+    assert (
+        "device-hours to half of the gain, with A = 0.600: baseline 0.300, 0.300; pipeline-8 0.150, 0.150"
+        in study.table(logs)
+    )
 
 
 def curve(A, clipped=0.0, step_of_seed=0.0, *, age="3", points=17, speed=1):
@@ -255,21 +319,28 @@ def curve(A, clipped=0.0, step_of_seed=0.0, *, age="3", points=17, speed=1):
 def test_findings_are_judged_by_the_means_over_seeds():
     # A: 0.70 and 0.71 against 0.60 and 0.61. s = sqrt((2 * 0.005^2) * 2 / 2) = 0.00707 with 2 degrees of freedom, of
     # which t = 2.920: +-2.920 * 0.00707 * sqrt(1/2 + 1/2) = 0.0206
-    logs = {(name, seed): curve(A, 0.01, 0.01 * seed) for name, A in (("cispo", 0.7), ("pipeline-8", 0.6))
-            for seed in (0, 1)}
+    logs = {
+        (name, seed): curve(A, 0.01, 0.01 * seed)
+        for name, A in (("cispo", 0.7), ("pipeline-8", 0.6))
+        for seed in (0, 1)
+    }
     [(finding, (difference, low, high, word, _))] = study.judged(logs).items()
     assert (finding.configuration, finding.quantity, word) == ("cispo", "A", "agrees")
     assert (difference, low, high) == pytest.approx((0.1, 0.0794, 0.1206), abs=2e-3)
 
 
 def test_the_table_says_how_many_were_tested_what_was_clipped_and_how_old_tokens_were():
-    logs = {(name, seed): curve(0.6, 0.0005, 0.01 * seed) for name in ("cispo", "pipeline-8", "prompt-average")
-            for seed in (0, 1)}
+    logs = {
+        (name, seed): curve(0.6, 0.0005, 0.01 * seed)
+        for name in ("cispo", "pipeline-8", "prompt-average")
+        for seed in (0, 1)
+    }
     lines = study.table(logs)
     assert lines[2].startswith("| 5a | CISPO has a higher ceiling than DAPO | A higher |")
     assert lines[2].endswith("cannot tell: the clip is idle |  |")
     # the prompt average's A is the sample average's, +-0.017
     assert f"2 of {len(study.FINDINGS)} findings tested: 0 agrees, 1 does not, 1 cannot tell." in lines[5]
-    assert ("cispo (2): 0.050% of tokens clipped, tokens 3.0 steps old, the oldest 3; "
-            "pass rate at the end 0.588") in lines
+    assert (
+        "cispo (2): 0.050% of tokens clipped, tokens 3.0 steps old, the oldest 3; pass rate at the end 0.588"
+    ) in lines
     assert lines[-1].startswith("A differs nowhere")

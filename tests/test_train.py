@@ -77,7 +77,8 @@ def test_a_recipe_sets_neither_learning_rate_nor_steps_nor_model():
     for recipe in RECIPES:
         args = vars(settings(["--recipe", recipe]))
         assert {name: args[name] for name in ("lr", "warmup", "steps", "model", "generations", "weight_decay")} == {
-            name: plain[name] for name in ("lr", "warmup", "steps", "model", "generations", "weight_decay")}
+            name: plain[name] for name in ("lr", "warmup", "steps", "model", "generations", "weight_decay")
+        }
 
 
 def test_a3_your_own_model_gets_the_papers_optimizer_and_lengths():
@@ -91,20 +92,32 @@ def test_a3_your_own_model_gets_the_papers_optimizer_and_lengths():
 DAPO = {"eps_low": 0.2, "eps_high": 0.26}
 
 
-@pytest.mark.parametrize("recipe, algorithm, clips", [
-    # loss, average, normalisation, zero-variance filter, No-Positive-Resampling, FP32 head, off-policy, k, prompts
-    ("baseline", ("dapo", "sample", "prompt", False, None, False, "ppo", 8, 48), DAPO),
-    ("scalerl", ("cispo", "prompt", "batch", True, 0.9, True, "pipeline", 8, 48), {"eps_max": 5.0}),
-    ("deepseek", ("grpo", "sample", "prompt", False, None, False, "ppo", 8, 48), {"eps": 0.2}),
-    ("qwen2.5", ("dapo", "prompt", "prompt", True, None, False, "ppo", 8, 80), DAPO),
-    ("magistral", ("dapo", "prompt", "prompt", True, None, False, "pipeline", 8, 80), DAPO),
-    ("minimax", ("cispo", "prompt", "prompt", True, None, True, "ppo", 8, 80), {"eps_max": 5.0}),
-])
+@pytest.mark.parametrize(
+    "recipe, algorithm, clips",
+    [
+        # loss, average, normalisation, zero-variance filter, No-Positive-Resampling, FP32 head, off-policy, k, prompts
+        ("baseline", ("dapo", "sample", "prompt", False, None, False, "ppo", 8, 48), DAPO),
+        ("scalerl", ("cispo", "prompt", "batch", True, 0.9, True, "pipeline", 8, 48), {"eps_max": 5.0}),
+        ("deepseek", ("grpo", "sample", "prompt", False, None, False, "ppo", 8, 48), {"eps": 0.2}),
+        ("qwen2.5", ("dapo", "prompt", "prompt", True, None, False, "ppo", 8, 80), DAPO),
+        ("magistral", ("dapo", "prompt", "prompt", True, None, False, "pipeline", 8, 80), DAPO),
+        ("minimax", ("cispo", "prompt", "prompt", True, None, True, "ppo", 8, 80), {"eps_max": 5.0}),
+    ],
+)
 @pytest.mark.parametrize("own", [[], ["--model", "M", "--data", "F"]])
 def test_a16_every_recipe_sets_the_papers_algorithm_and_clips_for_any_model(recipe, algorithm, clips, own):
     args = settings(["--recipe", recipe, *own])
-    assert (args.loss, args.average, args.normalisation, args.zero_variance_filter, args.no_positive_resampling,
-            args.fp32_head, args.off_policy, args.k, args.prompts) == algorithm
+    assert (
+        args.loss,
+        args.average,
+        args.normalisation,
+        args.zero_variance_filter,
+        args.no_positive_resampling,
+        args.fp32_head,
+        args.off_policy,
+        args.k,
+        args.prompts,
+    ) == algorithm
     assert args.clips == clips
 
 
@@ -124,33 +137,39 @@ def test_a10_only_the_chosen_length_control_is_checked():
     assert args.length_control == "none"
 
 
-@pytest.mark.parametrize("argv, said", [
-    (["--loss", "cispo", "--eps-high", "0.3"], ["--eps-high is not read by --loss cispo", "reads --eps-max"]),
-    (["--recipe", "deepseek", "--eps-max", "4"], ["--eps-max is not read by --loss grpo", "reads --eps"]),
-    (["--loss", "gspo", "--eps", "0.2"], ["--eps is not read by --loss gspo", "--eps-low, --eps-high"]),
-    (["--length-max", "50"], ["--length-max is not read by --length-control interrupt", "--interrupt-at"]),
-    (["--length-control", "none", "--interrupt-at", "8", "9"], ["--interrupt-at is not read", "none of these"]),
-    (["--eps-max", "0.2"], ["eps_max is 0.2", "at least 1"]),
-    (["--loss", "dapo", "--eps-low", "-0.2"], ["half-widths are -0.2", "expected 0 or more"]),
-    (["--loss", "reinforce"], ["reinforce", "cispo"]),
-    (["--off-policy", "ppo", "--k", "0"], ["--k is 0", ">= 1 with ppo"]),
-    (["--k", "-1"], ["--k is -1", ">= 0"]),
-    (["--off-policy", "ppo", "--k", "8", "--eval-every", "12"], ["--eval-every 12", "multiple of --k 8"]),
-    (["--think-end", ""], ["--think-end", "empty", "or none"]),
-    (["--think-end", "none", "--length-control", "interrupt"], ["--length-control with --think-end none", "the mark"]),
-    (["--think-end", "none", "--interrupt-at", "8", "9"], ["--interrupt-at with --think-end none"]),
-    (["--lr", "0"], ["--lr is 0.0", "more than 0"]),
-    (["--weight-decay", "-0.1"], ["--weight-decay is -0.1", "0 or more"]),
-    (["--generations", "1"], ["--generations is 1", "2 or more"]),
-    (["--trainers", "2"], ["--trainers 2 of 2 processes", "--nproc-per-node"]),
-    (["--temperature", "-1"], ["--temperature is -1.0", "more than 0"]),
-    (["--temperature", "nan"], ["--temperature is nan", "more than 0"]),
-    (["--prompts", "0"], ["--prompts", "got 0", "1 or more"]),
-    (["--prompts", "many"], ["--prompts", "many"]),
-    (["--no-positive-resampling", "90"], ["--no-positive-resampling", "got 90", "up to 1"]),
-    (["--data", "F"], ["--data", "needs --model"]),
-    (["--resume"], ["--resume", "found no"]),
-])
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        (["--loss", "cispo", "--eps-high", "0.3"], ["--eps-high is not read by --loss cispo", "reads --eps-max"]),
+        (["--recipe", "deepseek", "--eps-max", "4"], ["--eps-max is not read by --loss grpo", "reads --eps"]),
+        (["--loss", "gspo", "--eps", "0.2"], ["--eps is not read by --loss gspo", "--eps-low, --eps-high"]),
+        (["--length-max", "50"], ["--length-max is not read by --length-control interrupt", "--interrupt-at"]),
+        (["--length-control", "none", "--interrupt-at", "8", "9"], ["--interrupt-at is not read", "none of these"]),
+        (["--eps-max", "0.2"], ["eps_max is 0.2", "at least 1"]),
+        (["--loss", "dapo", "--eps-low", "-0.2"], ["half-widths are -0.2", "expected 0 or more"]),
+        (["--loss", "reinforce"], ["reinforce", "cispo"]),
+        (["--off-policy", "ppo", "--k", "0"], ["--k is 0", ">= 1 with ppo"]),
+        (["--k", "-1"], ["--k is -1", ">= 0"]),
+        (["--off-policy", "ppo", "--k", "8", "--eval-every", "12"], ["--eval-every 12", "multiple of --k 8"]),
+        (["--think-end", ""], ["--think-end", "empty", "or none"]),
+        (
+            ["--think-end", "none", "--length-control", "interrupt"],
+            ["--length-control with --think-end none", "the mark"],
+        ),
+        (["--think-end", "none", "--interrupt-at", "8", "9"], ["--interrupt-at with --think-end none"]),
+        (["--lr", "0"], ["--lr is 0.0", "more than 0"]),
+        (["--weight-decay", "-0.1"], ["--weight-decay is -0.1", "0 or more"]),
+        (["--generations", "1"], ["--generations is 1", "2 or more"]),
+        (["--trainers", "2"], ["--trainers 2 of 2 processes", "--nproc-per-node"]),
+        (["--temperature", "-1"], ["--temperature is -1.0", "more than 0"]),
+        (["--temperature", "nan"], ["--temperature is nan", "more than 0"]),
+        (["--prompts", "0"], ["--prompts", "got 0", "1 or more"]),
+        (["--prompts", "many"], ["--prompts", "many"]),
+        (["--no-positive-resampling", "90"], ["--no-positive-resampling", "got 90", "up to 1"]),
+        (["--data", "F"], ["--data", "needs --model"]),
+        (["--resume"], ["--resume", "found no"]),
+    ],
+)
 def test_a_wrong_value_is_refused_with_what_was_got_and_expected(capsys, argv, said):
     message = refused(capsys, *argv)
     assert all(words in message for words in said), message
@@ -227,8 +246,19 @@ def header(correct, prompt=0, *, value=None, tokens=4, injected=0, prompt_tokens
         value = math.nan if correct is None else reward.reward(correct)
     header.made += 1
     return pipeline.Header(
-        f"completion/{header.made}", prompt, value, correct, truncated, injected > 0, prompt_tokens, tokens,
-        {0: tokens - injected}, logprob, timed_out=False, error="")
+        f"completion/{header.made}",
+        prompt,
+        value,
+        correct,
+        truncated,
+        injected > 0,
+        prompt_tokens,
+        tokens,
+        {0: tokens - injected},
+        logprob,
+        timed_out=False,
+        error="",
+    )
 
 
 header.made = 0
@@ -311,8 +341,13 @@ def groups_of_three(draw):
     verdict, length, cut = st.sampled_from([True, True, False, False, None]), st.integers(1, 30), st.booleans()
     completions = st.tuples(verdict, length, st.integers(1, 9), cut)
     rows = draw(st.lists(st.lists(completions, min_size=3, max_size=3), min_size=1, max_size=7))
-    return [[header(correct and not cut, p, tokens=tokens, prompt_tokens=prompt, truncated=cut)
-             for correct, tokens, prompt, cut in row] for p, row in enumerate(rows)]
+    return [
+        [
+            header(correct and not cut, p, tokens=tokens, prompt_tokens=prompt, truncated=cut)
+            for correct, tokens, prompt, cut in row
+        ]
+        for p, row in enumerate(rows)
+    ]
 
 
 @trials(max_examples=60, deadline=None)
@@ -354,22 +389,32 @@ def test_a_dummy_micro_batch_has_one_row_without_any_token_that_counts():
 
 def tiny_model():
     torch.manual_seed(0)
-    config = AutoConfig.for_model("qwen3", vocab_size=18, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
-                                  num_attention_heads=1, num_key_value_heads=1, head_dim=32)
+    config = AutoConfig.for_model(
+        "qwen3",
+        vocab_size=18,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        head_dim=32,
+    )
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 def lone_trainer():
     """A Trainer at version 6 in this process alone, with stand-ins for pipeline and fleet."""
     trainer = object.__new__(train.Trainer)
-    trainer.args = SimpleNamespace(lr=0.1, warmup=1, weight_decay=0.5, loss="cispo", clips={"eps_max": 5.0},
-                                   average="prompt")
+    trainer.args = SimpleNamespace(
+        lr=0.1, warmup=1, weight_decay=0.5, loss="cispo", clips={"eps_max": 5.0}, average="prompt"
+    )
     trainer.policy = precision.PolicyModel(tiny_model(), dtype=torch.float32)
     trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=0.1, weight_decay=0.5)
     trainer.version, trainer.checked, trainer.skipped = 6, False, 0
     trainer.pipeline = SimpleNamespace(take=lambda headers: [])
-    trainer.fleet = SimpleNamespace(device="cpu", dtype=torch.float32, stop_together=lambda: None,
-                                    total=lambda sums, rho_max: {})
+    trainer.fleet = SimpleNamespace(
+        device="cpu", dtype=torch.float32, stop_together=lambda: None, total=lambda sums, rho_max: {}
+    )
     return trainer
 
 
@@ -584,8 +629,17 @@ def test_given_lengths_are_never_changed():
 
 # The config of Qwen3-0.6B as published.
 QWEN3 = AutoConfig.for_model(
-    "qwen3", hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
-    num_key_value_heads=8, head_dim=128, vocab_size=151936, max_position_embeddings=40960, tie_word_embeddings=True)
+    "qwen3",
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_hidden_layers=28,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=151936,
+    max_position_embeddings=40960,
+    tie_word_embeddings=True,
+)
 
 
 @pytest.mark.parametrize("trainers", [0, 1], ids=["a GPU of its own", "a GPU shared with the trainer"])
@@ -612,10 +666,17 @@ def test_slots_that_are_given_and_do_not_fit_are_refused_with_what_would_fit():
     assert args.slots == 256
 
 
-@pytest.mark.parametrize("gpus, rank, world, expected", [
-    (0, 0, 2, (1, 1)), (0, 4, 5, (1, 4)),  # without a GPU all ranks share the machine's memory
-    (1, 1, 2, (1, 1)), (8, 5, 8, (0, 1)), (2, 1, 4, (0, 2)), (2, 0, 4, (1, 1)),  # rank 0 is the trainer
-])
+@pytest.mark.parametrize(
+    "gpus, rank, world, expected",
+    [
+        (0, 0, 2, (1, 1)),
+        (0, 4, 5, (1, 4)),  # without a GPU all ranks share the machine's memory
+        (1, 1, 2, (1, 1)),
+        (8, 5, 8, (0, 1)),
+        (2, 1, 4, (0, 2)),
+        (2, 0, 4, (1, 1)),  # rank 0 is the trainer
+    ],
+)
 def test_ranks_on_one_gpu_or_without_a_gpu_on_one_machine_share_its_memory(monkeypatch, gpus, rank, world, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 + device, 2000))
@@ -648,23 +709,33 @@ def test_a_model_with_too_few_positions_is_refused(monkeypatch, capsys):
     assert "within the 512 positions" in message and "got 5 + 510 tokens" in message and "--max-new-tokens" in message
 
 
-@pytest.mark.parametrize("flags, said", [
-    (["--interrupt-phrase", "="], "ends in '</think>', got '='"),
-    (["--interrupt-at", "80", "111"], "got (80, 111): no token would be left"),
-    (["--interrupt-at", "72", "64"], "--interrupt-at 72 64: expected LO <= HI"),
-    (["--interrupt-at", "80", "88", "--max-new-tokens", "64"], "< --max-new-tokens 64"),
-    (["--token-budget", "100"], "--token-budget 100 is smaller than one prompt with its completion, 152"),
-])
+@pytest.mark.parametrize(
+    "flags, said",
+    [
+        (["--interrupt-phrase", "="], "ends in '</think>', got '='"),
+        (["--interrupt-at", "80", "111"], "got (80, 111): no token would be left"),
+        (["--interrupt-at", "72", "64"], "--interrupt-at 72 64: expected LO <= HI"),
+        (["--interrupt-at", "80", "88", "--max-new-tokens", "64"], "< --max-new-tokens 64"),
+        (["--token-budget", "100"], "--token-budget 100 is smaller than one prompt with its completion, 152"),
+    ],
+)
 def test_a10_an_interruption_that_cannot_be_injected_is_refused(monkeypatch, capsys, flags, said):
     assert said in unspawned(monkeypatch, capsys, *flags)
 
 
 def test_an_interrupted_evaluation_is_repeated(monkeypatch):
     calls = []
-    run = SimpleNamespace(version=20, evaluated=10, args=SimpleNamespace(eval_every=10, steps=20), calls=calls,
-                          validate=lambda: calls.append("evaluate"), issue=lambda waiting: None,
-                          publish=lambda final: setattr(run, "evaluated", 20),
-                          clock=SimpleNamespace(start=lambda: None), curriculum=SimpleNamespace(in_flight=[]))
+    run = SimpleNamespace(
+        version=20,
+        evaluated=10,
+        args=SimpleNamespace(eval_every=10, steps=20),
+        calls=calls,
+        validate=lambda: calls.append("evaluate"),
+        issue=lambda waiting: None,
+        publish=lambda final: setattr(run, "evaluated", 20),
+        clock=SimpleNamespace(start=lambda: None),
+        curriculum=SimpleNamespace(in_flight=[]),
+    )
     train.train(run)
     assert calls == ["evaluate"]
     train.train(run)  # now the evaluation has been made
@@ -673,9 +744,14 @@ def test_an_interrupted_evaluation_is_repeated(monkeypatch):
 
 def watched(**state):
     """A stand-in for rank 0's Trainer with what `watch`, `warn` and `validate` read; its warnings go to stdout."""
-    run = SimpleNamespace(truncated=deque(maxlen=10), standing=0, skipped=0, unverified=0,
-                          fleet=SimpleNamespace(rank=0),
-                          bar=SimpleNamespace(write=print, set_description=lambda *_: None))
+    run = SimpleNamespace(
+        truncated=deque(maxlen=10),
+        standing=0,
+        skipped=0,
+        unverified=0,
+        fleet=SimpleNamespace(rank=0),
+        bar=SimpleNamespace(write=print, set_description=lambda *_: None),
+    )
     run.warn = lambda name, **values: train.Trainer.warn(run, name, **values)
     vars(run).update(state)
     return run
@@ -703,17 +779,29 @@ def test_ten_batches_without_gradient_in_a_row_are_warned_of(capsys):
     assert "--think-end" in said
 
 
-@pytest.mark.parametrize("last, version, warned", [
-    ({"marked": False}, 0, True), ({"marked": True}, 0, False), ({"marked": False}, 5, False),
-    ({"interrupted": True}, 0, True),  # the phrase holds the mark
-    ({"interrupted": True, "correct": True}, 0, False)])
+@pytest.mark.parametrize(
+    "last, version, warned",
+    [
+        ({"marked": False}, 0, True),
+        ({"marked": True}, 0, False),
+        ({"marked": False}, 5, False),
+        ({"interrupted": True}, 0, True),  # the phrase holds the mark
+        ({"interrupted": True, "correct": True}, 0, False),
+    ],
+)
 def test_a_validation_without_any_mark_or_of_few_prompts_is_said_aloud_at_step_0(
-        monkeypatch, capsys, last, version, warned):
+    monkeypatch, capsys, last, version, warned
+):
     without = replace(header(False), marked=False)
     headers = [[without] * 2, [without, replace(header(False), **last)]]
     run = watched(
-        pipeline=SimpleNamespace(evaluate=lambda *_: (headers, [], {})), validation=[None] * 2, version=version,
-        args=SimpleNamespace(eval_generations=2, think_end="</think>"), clock=fleet.Clock(1), log=lambda *_, **__: None)
+        pipeline=SimpleNamespace(evaluate=lambda *_: (headers, [], {})),
+        validation=[None] * 2,
+        version=version,
+        args=SimpleNamespace(eval_generations=2, think_end="</think>"),
+        clock=fleet.Clock(1),
+        log=lambda *_, **__: None,
+    )
     monkeypatch.setattr(reward, "pass_rates", lambda *_: {})
     train.Trainer.validate(run)
     said = capsys.readouterr().out
@@ -732,11 +820,17 @@ def test_failing_verifiers_stop_the_run_above_one_percent_of_the_groups():
 
 def test_a_reference_that_cannot_be_read_is_named_once_and_is_no_failure_of_the_verifier():
     errors, lines = [f"{reward.UNREADABLE} in LaTeX, got '$'", "no memory", ""], []
-    groups = [[replace(of, error=errors[p] if of.correct is None else "") for of in group]
-              for p, group in enumerate(batch([True, None], [None, None], [True, False]))]
+    groups = [
+        [replace(of, error=errors[p] if of.correct is None else "") for of in group]
+        for p, group in enumerate(batch([True, None], [None, None], [True, False]))
+    ]
     prompts = [data.Prompt(i, (1,), f"prompt {i}", "$", "math", where=f"a.jsonl:{i}") for i in range(3)]
-    run = SimpleNamespace(unverified=0, named=set(), log=lambda kind, **row: lines.append((kind, row)),
-                          curriculum=SimpleNamespace(came_back=lambda *_: None, prompts=prompts))
+    run = SimpleNamespace(
+        unverified=0,
+        named=set(),
+        log=lambda kind, **row: lines.append((kind, row)),
+        curriculum=SimpleNamespace(came_back=lambda *_: None, prompts=prompts),
+    )
     run.name_unverified = lambda *what: train.Trainer.name_unverified(run, *what)
     for _ in range(2):
         train.Trainer.learned(run, groups)
@@ -749,9 +843,16 @@ def test_a_verifier_that_fails_on_the_validation_set_stops_every_trainer_and_the
     for rank, groups in (0, [[header(True)]] * 200), (1, []):
         failed = {3: "no jail", 4: "no jail"}
         run = SimpleNamespace(
-            pipeline=SimpleNamespace(evaluate=lambda *_: (groups, [], failed)), validation=[None] * 200, version=7,
-            evaluated=None, args=SimpleNamespace(eval_generations=1), clock=fleet.Clock(1), log=lambda *_, **__: None,
-            name_unverified=lambda *_: None, bar=SimpleNamespace(set_description=lambda *_: None))
+            pipeline=SimpleNamespace(evaluate=lambda *_: (groups, [], failed)),
+            validation=[None] * 200,
+            version=7,
+            evaluated=None,
+            args=SimpleNamespace(eval_generations=1),
+            clock=fleet.Clock(1),
+            log=lambda *_, **__: None,
+            name_unverified=lambda *_: None,
+            bar=SimpleNamespace(set_description=lambda *_: None),
+        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reward, "pass_rates", lambda *_: {})
             train.Trainer.validate(run)  # 1 %
@@ -771,8 +872,10 @@ def evaluated(capsys, *argv):
 
 
 def test_evaluation_asks_every_row_of_a_file_and_keeps_every_completion(capsys):
-    rows = [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in
-            data.examples("arithmetic", 12, seed=1, held_out=True)]
+    rows = [
+        {"prompt": text, "answer": answer, "task": "arithmetic"}
+        for text, answer in data.examples("arithmetic", 12, seed=1, held_out=True)
+    ]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     printed, found = evaluated(capsys, "--data", "rows.jsonl")
     assert {row["prompt"] for row in found} == {row["prompt"] for row in rows} and len(found) == 12 * 4
@@ -784,15 +887,34 @@ def test_evaluation_asks_every_row_of_a_file_and_keeps_every_completion(capsys):
 
 
 def test_evaluation_asks_as_many_rows_of_a_file_as_eval_prompts_says_and_shows_rate_and_time_left(capsys):
-    rows = [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in
-            data.examples("arithmetic", 30, seed=1, held_out=True)]
+    rows = [
+        {"prompt": text, "answer": answer, "task": "arithmetic"}
+        for text, answer in data.examples("arithmetic", 30, seed=1, held_out=True)
+    ]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    train.main(["--evaluate", str(BASE), "--generations", "2", "--slots", "4", "--out", "found",
-                "--data", "rows.jsonl", "sorting", "--eval-prompts", "5"])
+    train.main(
+        [
+            "--evaluate",
+            str(BASE),
+            "--generations",
+            "2",
+            "--slots",
+            "4",
+            "--out",
+            "found",
+            "--data",
+            "rows.jsonl",
+            "sorting",
+            "--eval-prompts",
+            "5",
+        ]
+    )
     asked = [json.loads(line)["prompt"] for line in Path("found/evaluation.jsonl").open()]
     printed = capsys.readouterr()
-    held = set(prompt.text for prompt in data.load(
-        ["rows.jsonl"], AutoTokenizer.from_pretrained(BASE), budget=40, validation=5).validation)
+    held = set(
+        prompt.text
+        for prompt in data.load(["rows.jsonl"], AutoTokenizer.from_pretrained(BASE), budget=40, validation=5).validation
+    )
     assert len(set(asked)) == 10 and len(asked) == 20 and len(held) == 3
     assert held < set(asked)  # 3 of 30 prompts are held out; asked are 2 more of the file, and 5 to sort
     assert sum(prompt in {row["prompt"] for row in rows} for prompt in set(asked)) == 5
@@ -808,7 +930,10 @@ def test_a_log_line_is_json_also_without_a_number_at_any_depth(tmp_path):
     row = {"entropy": math.nan, "step": 1, "tasks": {"math": math.inf, "code": [0.5, {"pass_rate": -math.inf}]}}
     evaluation.append(tmp_path / "log.jsonl", row)
     assert json.loads((tmp_path / "log.jsonl").read_text(), parse_constant=pytest.fail) == {
-        "entropy": None, "step": 1, "tasks": {"math": None, "code": [0.5, {"pass_rate": None}]}}
+        "entropy": None,
+        "step": 1,
+        "tasks": {"math": None, "code": [0.5, {"pass_rate": None}]},
+    }
 
 
 # --- Whole runs ------------------------------------------------------------------------------------------------------
@@ -871,8 +996,13 @@ class Run:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         with self.printed.open("a") as file:
-            self.launcher = subprocess.Popen([*torchrun, ROOT / "train.py", *argv, "--out", self.out], stdout=file,
-                                             stderr=file, env=environment, start_new_session=True)
+            self.launcher = subprocess.Popen(
+                [*torchrun, ROOT / "train.py", *argv, "--out", self.out],
+                stdout=file,
+                stderr=file,
+                env=environment,
+                start_new_session=True,
+            )
         launchers.append(self.launcher)
         return self
 
@@ -901,8 +1031,11 @@ class Run:
     def reach(self, step, after=0):
         """Wait until this optimizer step is logged, not counting the first `after` characters of the log."""
         until, log = time.monotonic() + PATIENCE, self.out / "log.jsonl"
-        while not any(json.loads(line)["step"] >= step for line in (log.read_text()[after:] if log.exists() else "")
-                      .splitlines() if '"kind": "step"' in line):
+        while not any(
+            json.loads(line)["step"] >= step
+            for line in (log.read_text()[after:] if log.exists() else "").splitlines()
+            if '"kind": "step"' in line
+        ):
             assert time.monotonic() < until, f"step {step} was not reached: {self.text}"
             time.sleep(0.02)
 
@@ -923,8 +1056,24 @@ def launchers():
 
 
 # k = 0: each batch is sampled with the weights that it then updates, whatever the timing.
-ON_POLICY = ("--k", "0", "--prompts", "8", "--generations", "12", "--slots", "96",
-             "--eval-every", "1", "--eval-prompts", "2", "--eval-generations", "1", "--token-budget", "8192")
+ON_POLICY = (
+    "--k",
+    "0",
+    "--prompts",
+    "8",
+    "--generations",
+    "12",
+    "--slots",
+    "96",
+    "--eval-every",
+    "1",
+    "--eval-prompts",
+    "2",
+    "--eval-generations",
+    "1",
+    "--token-budget",
+    "8192",
+)
 
 
 @pytest.fixture(scope="module")
@@ -956,7 +1105,8 @@ def test_two_trainers_have_the_gradient_of_one(one_trainer, forks, tmp_path, bud
     first, reference = pair.rows("step")[0], one_trainer.rows("step")[0]
     assert first["kept"] > 0 and first["tokens_trained"] / budget > (6 if budget == 160 else 0)
     assert (first["prompts"], first["pass_rate"], first["tokens"]) == tuple(
-        reference[name] for name in ("prompts", "pass_rate", "tokens"))
+        reference[name] for name in ("prompts", "pass_rate", "tokens")
+    )
     # fp32 sums in another order; a mean over ranks instead of the sum would be off by 0.5.
     gradient = first_moment(one_trainer, 1) / 0.1
     assert_close(first_moment(pair, 1) / 0.1, gradient, 1e-4)
@@ -1005,19 +1155,48 @@ def test_a_finished_run_leaves_a_log_samples_of_every_evaluation_and_a_checkpoin
 # --- Ends and new beginnings -----------------------------------------------------------------------------------------
 
 
-
 @pytest.fixture(scope="module")
 def short_epochs(tmp_path_factory):
     """Flags of a run into its second epoch; it depends on its history, not on timing: its weights hardly move."""
     file = tmp_path_factory.mktemp("data") / "rows.jsonl"
-    rows = [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in
-            data.examples("arithmetic", 32, seed=1, held_out=False)]
+    rows = [
+        {"prompt": text, "answer": answer, "task": "arithmetic"}
+        for text, answer in data.examples("arithmetic", 32, seed=1, held_out=False)
+    ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ("--model", str(BASE), "--data", str(file), "--lr", "1e-12", "--prompts", "4", "--k", "1",
-            "--generations", "4", "--no-positive-resampling", "0.5", "--max-new-tokens", "80",
-            "--max-prompt-tokens", "32", "--interrupt-at", "64", "72", "--interrupt-phrase", "</think>",
-            "--slots", "32", "--token-budget", "4096",
-            "--eval-every", "2", "--eval-generations", "2")
+    return (
+        "--model",
+        str(BASE),
+        "--data",
+        str(file),
+        "--lr",
+        "1e-12",
+        "--prompts",
+        "4",
+        "--k",
+        "1",
+        "--generations",
+        "4",
+        "--no-positive-resampling",
+        "0.5",
+        "--max-new-tokens",
+        "80",
+        "--max-prompt-tokens",
+        "32",
+        "--interrupt-at",
+        "64",
+        "72",
+        "--interrupt-phrase",
+        "</think>",
+        "--slots",
+        "32",
+        "--token-budget",
+        "4096",
+        "--eval-every",
+        "2",
+        "--eval-generations",
+        "2",
+    )
 
 
 @pytest.fixture(scope="module")
@@ -1099,9 +1278,20 @@ def save_stranger(folder, model_type):
     torch.manual_seed(0)
     tokenizer = sft.tokenizer()
     config = AutoConfig.for_model(
-        model_type, vocab_size=len(tokenizer), hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=32,
-        num_attention_heads=1, num_key_value_heads=1, max_position_embeddings=128, tie_word_embeddings=False,
-        pad_token_id=0, bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
+        model_type,
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        head_dim=32,
+        num_attention_heads=1,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+    )
     model = AutoModelForCausalLM.from_config(config)
     embedding, head = (part.weight.data for part in (model.get_input_embeddings(), model.get_output_embeddings()))
     embedding.normal_()
@@ -1116,17 +1306,43 @@ def save_stranger(folder, model_type):
 INTERRUPTED = ("--interrupt-at", "1", "3", "--interrupt-phrase", "</think>")
 
 
-@pytest.mark.parametrize("model_type, task, lengths", [
-    ("qwen3", "math", INTERRUPTED), ("llama", "arithmetic", ("--think-end", "none")),
-    ("gemma", "arithmetic", INTERRUPTED)])
+@pytest.mark.parametrize(
+    "model_type, task, lengths",
+    [
+        ("qwen3", "math", INTERRUPTED),
+        ("llama", "arithmetic", ("--think-end", "none")),
+        ("gemma", "arithmetic", INTERRUPTED),
+    ],
+)
 def test_a_model_folder_and_a_jsonl_file_train(forks, tmp_path, model_type, task, lengths):
     save_stranger(tmp_path / "model", model_type)
     rows = [{"prompt": f"{n + 1}-{n}", "answer": 1, "task": task} for n in range(12)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = Run(tmp_path / "run").fork(
-        forks, 2, "--model", str(tmp_path / "model"), "--data", str(tmp_path / "rows.jsonl"), "--steps", "1",
-        "--prompts", "4", "--k", "1", "--generations", "8", "--max-new-tokens", "8", "--max-prompt-tokens", "8",
-        "--slots", "32", "--eval-generations", "2", *lengths)
+        forks,
+        2,
+        "--model",
+        str(tmp_path / "model"),
+        "--data",
+        str(tmp_path / "rows.jsonl"),
+        "--steps",
+        "1",
+        "--prompts",
+        "4",
+        "--k",
+        "1",
+        "--generations",
+        "8",
+        "--max-new-tokens",
+        "8",
+        "--max-prompt-tokens",
+        "8",
+        "--slots",
+        "32",
+        "--eval-generations",
+        "2",
+        *lengths,
+    )
     assert run.wait() == [0, 0], run.text
     [step] = run.rows("step")
     assert step["kept"] > 0 and step["gradient_norm"] > 0 and step["unverified"] == 0

@@ -26,17 +26,18 @@ if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: README.md says how", allow_module_level=True)
 
 import psutil  # vLLM needs it
-
-import data
-import vllm_rollout
-from pipeline import Ticket
-from precision import PolicyModel
-from rollout import Generator, TorchGenerator
 from test_rollout import (  # noqa: F401  tests that hold for every generator: they run here with the `make` below
-    PHRASE, finish, forward_on_old_keys, full_forward, generator, perturb, same_up_to_ties,
+    PHRASE,
+    finish,
+    forward_on_old_keys,
+    full_forward,
+    generator,
+    perturb,
+    same_up_to_ties,
     test_a10_a_mark_of_several_tokens_is_looked_for_once_in_the_text_and_its_last_token_is_not_the_mark,
     test_a10_interruption_forces_exactly_the_phrase_at_a_length_drawn_in_the_budget,
-    test_a_model_without_eos_is_refused, test_any_of_several_eos_ids_ends_a_completion_and_none_is_in_the_text,
+    test_a_model_without_eos_is_refused,
+    test_any_of_several_eos_ids_ends_a_completion_and_none_is_in_the_text,
     test_contradictory_settings_are_refused,
     test_evaluation_goes_first_and_running_completions_go_on,
     test_prompts_above_max_prompt_tokens_are_refused,
@@ -50,8 +51,16 @@ from test_rollout import (  # noqa: F401  tests that hold for every generator: t
     test_updates_reach_the_model_through_named_weights_with_tied_ones_once,
     test_wants_a_ticket_while_a_slot_would_stay_empty,
     test_without_a_budget_nothing_is_forced,
-    tickets, tiny_model, tokenizer,
+    tickets,
+    tiny_model,
+    tokenizer,
 )
+
+import data
+import vllm_rollout
+from pipeline import Ticket
+from precision import PolicyModel
+from rollout import Generator, TorchGenerator
 from vllm_rollout import VLLMGenerator
 
 ROOT = Path(__file__).parent.parent
@@ -122,12 +131,16 @@ def trainer(model, temperature):
 
 
 @pytest.mark.parametrize("backend", ["torch", "vllm"])
-@pytest.mark.parametrize("kind, dtype, largest, mean", [
-    ("qwen3", torch.float32, 5e-4, 1e-4),  # fp32 sums in another order
-    ("llama", torch.bfloat16, 2.0, 0.1),  # bf16 bodies round differently; a wrong temperature or weight gives > 0.3
-])
+@pytest.mark.parametrize(
+    "kind, dtype, largest, mean",
+    [
+        ("qwen3", torch.float32, 5e-4, 1e-4),  # fp32 sums in another order
+        ("llama", torch.bfloat16, 2.0, 0.1),  # bf16 bodies round differently; a wrong temperature or weight gives > 0.3
+    ],
+)
 def test_sec32_log_ratio_to_the_trainer_is_0_before_after_and_across_an_update(
-        request, backend, kind, dtype, largest, mean):
+    request, backend, kind, dtype, largest, mean
+):
     model, tau = tiny_model(kind).to(dtype), 0.7
     new_generator = generator
     if backend == "vllm":
@@ -143,8 +156,9 @@ def test_sec32_log_ratio_to_the_trainer_is_0_before_after_and_across_an_update(
     after = list(finish(gen, tickets(20)).values())
     assert {v for c in before for v in c.versions} == {first} and {v for c in after for v in c.versions} == {first + 3}
     assert len(across) > 10 and all(c.versions == sorted([first] * known + c.versions[known:]) for c in across)
-    tails = deviations(across, lambda c: torch.cat([torch.tensor(c.logprobs[:known]),
-                                                    forward_on_old_keys(old, new, c, known, tau)]))
+    tails = deviations(
+        across, lambda c: torch.cat([torch.tensor(c.logprobs[:known]), forward_on_old_keys(old, new, c, known, tau)])
+    )
     heads = torch.cat([deviations([c], trainer(old, tau))[:known] for c in across])
     for part in (deviations(before, trainer(old, tau)), deviations(after, trainer(new, tau)), heads, tails):
         assert part.max() < largest and part.mean() < mean
@@ -193,7 +207,7 @@ def test_a10_an_interrupted_completion_goes_on_with_the_keys_and_values_of_its_s
         with torch.no_grad():
             old(ids[:, :64], past_key_values=cache, use_cache=True)
             log_pi = torch.log_softmax(new(ids[:, 64:-1], past_key_values=cache, use_cache=True).logits[0], -1)
-        expected = log_pi.gather(-1, ids[0, 65:, None])[-len(c.ids):, 0]
+        expected = log_pi.gather(-1, ids[0, 65:, None])[-len(c.ids) :, 0]
         logprobs = torch.tensor(c.logprobs)[7:]  # after 4 tokens and the phrase of 3
         assert len(logprobs) and torch.allclose(logprobs, expected[7:], rtol=0, atol=1e-4)
         assert (logprobs - full_forward(new, c)[7:]).abs().max() > 1e-2  # what the new weights alone would give
@@ -227,9 +241,18 @@ def test_another_vllm_or_none_is_refused_with_what_was_found(monkeypatch):
 
 
 def test_an_unsupported_model_is_refused_before_an_engine_starts(tmp_path):
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(
-        "gemma2", vocab_size=24, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=32,
-        num_attention_heads=1, num_key_value_heads=1)).save_pretrained(tmp_path)
+    AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(
+            "gemma2",
+            vocab_size=24,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            head_dim=32,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+        )
+    ).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="'gemma2' is not supported"):
         VLLMGenerator(tmp_path, tokenizer(), slots=1, max_new_tokens=1)
 
@@ -290,10 +313,19 @@ def processes(tmp_path_factory):
     """One process per ending, all started at once: each needs up to half a minute of a core to come up."""
     script = tmp_path_factory.mktemp("endings") / "script.py"
     script.write_text(SCRIPT)
-    started = {ending: subprocess.Popen(
-        [sys.executable, script], cwd=ROOT, start_new_session=True, text=True, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"})
-        for ending in ENDINGS}
+    started = {
+        ending: subprocess.Popen(
+            [sys.executable, script],
+            cwd=ROOT,
+            start_new_session=True,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+        )
+        for ending in ENDINGS
+    }
     yield started
     for process in started.values():
         process.kill()
@@ -318,8 +350,10 @@ def alive(session):
 def test_greedy_equals_torch_generator_on_the_base_policy(answered):
     tokens, model = AutoTokenizer.from_pretrained(ROOT / "base"), AutoModelForCausalLM.from_pretrained(ROOT / "base")
     prompts = data.load("arithmetic", tokens, budget=64, validation=64).validation
-    expected = finish(TorchGenerator(model, tokens, slots=64, max_new_tokens=48, temperature=0),
-                      [Ticket(prompt.index, 0, prompt, 1) for prompt in prompts])
+    expected = finish(
+        TorchGenerator(model, tokens, slots=64, max_new_tokens=48, temperature=0),
+        [Ticket(prompt.index, 0, prompt, 1) for prompt in prompts],
+    )
     for done in answered:
         assert len(done) == 64
         for completion in expected.values():
@@ -365,10 +399,38 @@ def test_a_dead_worker_is_an_error_and_closing_works_nevertheless(bf16_engine):
 
 def test_train_py_trains_on_vllm(tmp_path):
     """Two optimizer steps; the first one's batch is sampled by the weights that it trains."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py",
-               "--generator", "vllm", "--loss", "cispo", "--steps", "2", "--prompts", "4", "--generations", "4",
-               "--slots", "16", "--max-new-tokens", "48", "--interrupt-at", "16", "24", "--eval-prompts", "4",
-               "--eval-generations", "1", "--out", tmp_path]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "train.py",
+        "--generator",
+        "vllm",
+        "--loss",
+        "cispo",
+        "--steps",
+        "2",
+        "--prompts",
+        "4",
+        "--generations",
+        "4",
+        "--slots",
+        "16",
+        "--max-new-tokens",
+        "48",
+        "--interrupt-at",
+        "16",
+        "24",
+        "--eval-prompts",
+        "4",
+        "--eval-generations",
+        "1",
+        "--out",
+        tmp_path,
+    ]
     subprocess.run(command, cwd=ROOT, check=True, timeout=400)
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").open()]
     steps = [row for row in rows if row["kind"] == "step"]
@@ -384,7 +446,13 @@ def test_a_copied_tree_uses_its_own_worker_in_vllms_child_whatever_else_is_on_th
             file.write(f"\n(open({str(tmp_path / tree)!r} + '.pids', 'a')).write(f'{{os.getpid()}}\\n')\n")
     (tmp_path / "foreign").mkdir()
     argv = ["--evaluate", "base", "--generator", "vllm", "--eval-prompts", "1", "--generations", "1", "--out", "found"]
-    done = subprocess.run([sys.executable, tmp_path / "copy" / "train.py", *argv], cwd=tmp_path / "foreign", text=True,
-                          env=os.environ | {"PYTHONPATH": str(tmp_path / "other")}, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, tmp_path / "copy" / "train.py", *argv],
+        cwd=tmp_path / "foreign",
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "other")},
+        capture_output=True,
+        check=False,
+    )
     assert "mean@1" in done.stdout, done.stderr
     assert len(set((tmp_path / "copy.pids").read_text().split())) >= 2 and not (tmp_path / "other.pids").exists()

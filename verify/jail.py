@@ -42,11 +42,26 @@ LIMITS = {"AS": 1 << 30, "FSIZE": 16 << 20, "NOFILE": 64, "CORE": 0}  # of each 
 USERS = range(61184, 65520)  # user ids without an account: a jail started by root runs under one of them
 FILES = ("/usr", "/lib", "/lib64", "/dev/null", "/dev/zero", "/dev/urandom")  # a jail sees these and the interpreter's
 # The first holds everywhere, the second with namespaces.
-PROTECTIONS = ("own session, folder and empty environment; limits on time, memory, file size, output and processes",
-               "no network; sees and leaves no other process; sees no files but system libraries, read-only")
+PROTECTIONS = (
+    "own session, folder and empty environment; limits on time, memory, file size, output and processes",
+    "no network; sees and leaves no other process; sees no files but system libraries, read-only",
+)
 # Graders run such imports before a program, so programs rely on them. Builtins come last: a star import may hide some.
-PRELUDE = "".join(f"from {name} import *\nimport {name}\n" for name in (
-    "string", "re", "collections", "heapq", "bisect", "math", "itertools", "functools", "typing", "builtins"))
+PRELUDE = "".join(
+    f"from {name} import *\nimport {name}\n"
+    for name in (
+        "string",
+        "re",
+        "collections",
+        "heapq",
+        "bisect",
+        "math",
+        "itertools",
+        "functools",
+        "typing",
+        "builtins",
+    )
+)
 PRELUDE += "import copy, datetime, operator, random, sys\n"
 PROBE = "import threading\nthreading.Thread(target=print, args=['free']).start()"  # as programs may
 
@@ -90,9 +105,16 @@ def run(program, name, inputs, *, size, timeout, namespaces, warm=None):
     # NPROC counts all processes of a user, in each user namespace apart; a jail started by root has its own user.
     others = 0 if us == 0 or namespaces else sum(threads for *_, owner, threads in all_processes() if owner == us)
     limits = LIMITS | {"CPU": int(timeout) + 2, "NPROC": PROCESSES + others}
-    job = {"program": program, "name": name, "inputs": inputs, "limits": limits | (warm["limits"] if warm else {}),
-           "user": None if us else user, "parent": os.getpid(), "prefix": namespaces and sys.base_prefix,
-           "warm": warm}  # "user": only root can become another
+    job = {
+        "program": program,
+        "name": name,
+        "inputs": inputs,
+        "limits": limits | (warm["limits"] if warm else {}),
+        "user": None if us else user,
+        "parent": os.getpid(),
+        "prefix": namespaces and sys.base_prefix,
+        "warm": warm,
+    }  # "user": only root can become another
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that SIGTERM runs `finally` too
     ours, theirs = socket.socketpair()
     with ours, as_file("") as errors, nullcontext("/tmp") if namespaces else tempfile.TemporaryDirectory() as folder:
@@ -123,8 +145,16 @@ def start_jail(job, channel, errors):
     call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with channel, as_file(json.dumps(job)) as file:
         command = [sys.executable, "-I", "-S", "-X", "utf8", os.path.abspath(__file__), str(channel.fileno())]
-        return subprocess.Popen(command, stdin=file, stdout=subprocess.DEVNULL, stderr=errors, cwd="/", env={},
-                                pass_fds=[channel.fileno()], start_new_session=True)
+        return subprocess.Popen(
+            command,
+            stdin=file,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            cwd="/",
+            env={},
+            pass_fds=[channel.fileno()],
+            start_new_session=True,
+        )
 
 
 def all_processes():

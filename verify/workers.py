@@ -44,9 +44,13 @@ ANSWERS_PER_FORK = 5_000  # SymPy's caches grow, and math-verify calls an answer
 MESSAGE_BYTES = 4_096  # more than any verdict or error
 SPARE_BYTES = 1 << 16  # a program's output is wrong, unread, if longer than the longest expected one by more than this
 FIRST_PAIRS = (  # (answer, reference), all equal: compared before a worker's first math answer
-    ("\\boxed{\\frac{1}{2}}", "0.5"), ("\\boxed{(x+1)^2}", "x^2+2x+1"), ("\\boxed{(1.0,2]}", "(1,2]"),
+    ("\\boxed{\\frac{1}{2}}", "0.5"),
+    ("\\boxed{(x+1)^2}", "x^2+2x+1"),
+    ("\\boxed{(1.0,2]}", "(1,2]"),
     ("\\boxed{\\begin{pmatrix}i^2\\\\2\\end{pmatrix}}", "\\begin{pmatrix}-1\\\\2\\end{pmatrix}"),
-    ("\\boxed{2, x=1}", "1, 2"), ("It is 7", "7"))
+    ("\\boxed{2, x=1}", "1, 2"),
+    ("It is 7", "7"),
+)
 
 
 # --- In a worker process: math ---------------------------------------------------------------------------------------
@@ -178,8 +182,13 @@ class Worker:
         command = [sys.executable, "-P", "-c", START_WORKER, ROOT, str(theirs.fileno()), str(self.timeout)]
         # The way that SymPy takes, and so its time, depends on the hash seed.
         with theirs:  # closed here, else the worker's death would not read as end-of-file
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
-                                            env=os.environ | {"PYTHONHASHSEED": "0"}, start_new_session=True)
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONHASHSEED": "0"},
+                start_new_session=True,
+            )
 
     def start(self, score: Score) -> None:
         """Give the worker a job. If that fails, `decided` treats it as the worker's death."""
@@ -216,8 +225,9 @@ class Worker:
                 score.tried = True
                 self.start(score)
                 return None
-            score.error = (f"two workers died without a verdict ({cause}); "
-                           "likely cause: no memory, or see the traceback above")
+            score.error = (
+                f"two workers died without a verdict ({cause}); likely cause: no memory, or see the traceback above"
+            )
         self.job = None
         return score
 

@@ -2,9 +2,9 @@
 
 from types import SimpleNamespace
 
+from course.checker import Exercise
 from course.checks.claims import Claim
 from course.checks.losses import numbers
-from course.checker import Exercise
 
 RULES = ("pipeline", "ppo")
 
@@ -80,8 +80,16 @@ PUBLISHES = Claim(
 
 def sampled_tokens(header, versions, mask):
     """From a completion's header: sampled tokens of version 3, of version 4, and the length with injected tokens."""
-    completion = SimpleNamespace(index=0, versions=versions, mask=mask, prompt_ids=[5], ids=[6] * len(mask),
-                                 logprobs=[0.0] * len(mask), truncated=False, interrupted=True)
+    completion = SimpleNamespace(
+        index=0,
+        versions=versions,
+        mask=mask,
+        prompt_ids=[5],
+        ids=[6] * len(mask),
+        logprobs=[0.0] * len(mask),
+        truncated=False,
+        interrupted=True,
+    )
     ticket = SimpleNamespace(queue="train", number=1, prompt=SimpleNamespace(index=2))
     score = SimpleNamespace(completion=completion, reward=1.0, correct=True, timed_out=False, error="", marked=True)
     found = header(score, ticket)
@@ -129,40 +137,75 @@ STALENESS = Claim(
 
 ASYNCHRONY = (
     Exercise(
-        "tickets", "write", "pipeline.py:tickets_issued", "Sec. 3.1", 20,
+        "tickets",
+        "write",
+        "pipeline.py:tickets_issued",
+        "Sec. 3.1",
+        20,
         "How stale a token may be is decided when its prompt is handed out, not when it arrives.",
-        ("Sec. 3.1; N(v) at the top of pipeline.py.",
-         "Tickets for the batch of step v must not be issued before version v - k; and none for steps that never come.",
-         "A pipeline may be k batches ahead of the one in training; ppo issues a whole phase of k at once."),
-        (TICKETS,)),
+        (
+            "Sec. 3.1; N(v) at the top of pipeline.py.",
+            "Tickets for the batch of step v are not issued before version v - k; none for steps that never come.",
+            "A pipeline may be k batches ahead of the one in training; ppo issues a whole phase of k at once.",
+        ),
+        (TICKETS,),
+    ),
     Exercise(
-        "publishes", "write", "pipeline.py:publishes", "Sec. 3.1", 10,
+        "publishes",
+        "write",
+        "pipeline.py:publishes",
+        "Sec. 3.1",
+        10,
         "PipelineRL updates its generators after every step, PPO-off-policy only between two phases.",
-        ("Sec. 3.1, A.11.",
-         "Version v means: v optimizer steps are done. Which versions stand between two phases?",
-         "A pipeline publishes at every version, ppo where k divides the version."),
-        (PUBLISHES,)),
+        (
+            "Sec. 3.1, A.11.",
+            "Version v means: v optimizer steps are done. Which versions stand between two phases?",
+            "A pipeline publishes at every version, ppo where k divides the version.",
+        ),
+        (PUBLISHES,),
+    ),
     Exercise(
-        "header", "bug", "pipeline.py:header", "A.10", 10,
+        "header",
+        "bug",
+        "pipeline.py:header",
+        "A.10",
+        10,
         "Injected tokens are not the policy's: they enter no count except the length.",
-        ("A.10, forced interruptions.",
-         "Look at what goes into the denominators of a batch: the header's counts per version.",
-         "Each token has a version and a flag that says whether the policy sampled it."),
+        (
+            "A.10, forced interruptions.",
+            "Look at what goes into the denominators of a batch: the header's counts per version.",
+            "Each token has a version and a flag that says whether the policy sampled it.",
+        ),
         (HEADER,),
         bug=("Counter(version for version, sampled in zip(c.versions, c.mask) if sampled)", "Counter(c.versions)"),
-        symptom="Prompts with interrupted completions weigh less than others, as if they had more tokens."),
+        symptom="Prompts with interrupted completions weigh less than others, as if they had more tokens.",
+    ),
     Exercise(
-        "age", "predict", "answers.py:age", "Sec. 3.1", 5,
+        "age",
+        "predict",
+        "answers.py:age",
+        "Sec. 3.1",
+        5,
         "k bounds how old a token is when it is trained on, but not by the same number in the two setups.",
-        ("Sec. 3.1; the top of pipeline.py.",
-         "A phase of ppo starts right after its generators got new weights.",
-         "Follow the last batch of a ppo phase: how many steps were done since it was sampled?"),
-        (AGE,)),
+        (
+            "Sec. 3.1; the top of pipeline.py.",
+            "A phase of ppo starts right after its generators got new weights.",
+            "Follow the last batch of a ppo phase: how many steps were done since it was sampled?",
+        ),
+        (AGE,),
+    ),
     Exercise(
-        "staleness", "measure", "answers.py:staleness", "Sec. 3.1", 15,
+        "staleness",
+        "measure",
+        "answers.py:staleness",
+        "Sec. 3.1",
+        15,
         "The bound holds in a real run, and most tokens are younger.",
-        ("Sec. 3.1; the metric glossary at the top of train.py.",
-         "`python exercises.py train --steps 10` first; the newest log in runs/ counts.",
-         "Every `step` line has `staleness`, {age: tokens}: add them up over the lines."),
-        (STALENESS,)),
+        (
+            "Sec. 3.1; the metric glossary at the top of train.py.",
+            "`python exercises.py train --steps 10` first; the newest log in runs/ counts.",
+            "Every `step` line has `staleness`, {age: tokens}: add them up over the lines.",
+        ),
+        (STALENESS,),
+    ),
 )

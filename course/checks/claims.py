@@ -76,6 +76,7 @@ def answer(probe, implementation, inputs):
 
 def jitter(rng, inputs):
     """Other inputs of the same kind: every finite float times 0.8 to 1.2; nan, inf and all else unchanged."""
+
     def other(value):
         if isinstance(value, float):
             return value * rng.uniform(0.8, 1.2) if math.isfinite(value) else value
@@ -124,8 +125,10 @@ class Claim(NamedTuple):
             return ""
         values = [_numbers(vector) for vector in (expected, yours)]
         width = max(map(len, values))
-        lines = [self.says] + [f"  {whose:8} {text:{width}} shape {_shape(vector)}" for whose, text, vector
-                               in zip(("expected", "yours"), values, (expected, yours))]
+        lines = [self.says] + [
+            f"  {whose:8} {text:{width}} shape {_shape(vector)}"
+            for whose, text, vector in zip(("expected", "yours"), values, (expected, yours))
+        ]
         if not tell:
             del lines[1]
         if yours[1:] == expected[1:]:
@@ -145,15 +148,16 @@ class Claim(NamedTuple):
 
 
 def _shape(vector):
-    return tuple(int(size) for size in vector[2:HEAD][:int(vector[1])])
+    return tuple(int(size) for size in vector[2:HEAD][: int(vector[1])])
 
 
 def _numbers(vector):
     """All values in one line, four significant digits."""
+
     def text(values, shape):
         if not shape:
             return f"{values[0]:.4g}"
         step = len(values) // shape[0] if shape[0] else 0
-        return "[" + ", ".join(text(values[i * step:][:step], shape[1:]) for i in range(shape[0])) + "]"
+        return "[" + ", ".join(text(values[i * step :][:step], shape[1:]) for i in range(shape[0])) + "]"
 
     return text(vector[HEAD:], _shape(vector))

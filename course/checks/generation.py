@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import torch
 
+from course.checker import Exercise
 from course.checks.claims import Claim
 from course.checks.losses import numbers
-from course.checker import Exercise
 
 
 def drawn(sample, pi, u):
@@ -109,11 +109,21 @@ STALE = Claim(
 def interruption(choose, pi, start, count):
     """(3, rows): tokens, log-probs and flags of rows before, in and behind an interruption of two tokens at `start`."""
     rows = len(count)
-    slots = SimpleNamespace(count=torch.tensor(count), key=torch.arange(rows),
-                            interrupt_at=torch.full((rows,), start), mask=torch.ones(rows, 9, dtype=torch.bool),
-                            tokens=torch.ones(rows, 9, dtype=torch.int64))
-    generator = SimpleNamespace(_slots=slots, temperature=0.0, think_budget=(start, start),
-                                _phrase=torch.tensor([0, 3]), _rows=torch.arange(rows), _thinks=lambda ids: True)
+    slots = SimpleNamespace(
+        count=torch.tensor(count),
+        key=torch.arange(rows),
+        interrupt_at=torch.full((rows,), start),
+        mask=torch.ones(rows, 9, dtype=torch.bool),
+        tokens=torch.ones(rows, 9, dtype=torch.int64),
+    )
+    generator = SimpleNamespace(
+        _slots=slots,
+        temperature=0.0,
+        think_budget=(start, start),
+        _phrase=torch.tensor([0, 3]),
+        _rows=torch.arange(rows),
+        _thinks=lambda ids: True,
+    )
     token, logprob = choose(generator, torch.tensor([pi] * rows).log(), rows)
     flags = slots.mask[torch.arange(rows), slots.count]
     return torch.stack([token.double(), logprob.double(), flags.double()])
@@ -131,6 +141,7 @@ FORCED = Claim(
 
 def streams(completion_keys, seed, number):
     """Whether an evaluation at version 0, or at 3, shares random numbers with training; whether the two share any."""
+
     def keys(evaluation, version):
         ticket = SimpleNamespace(evaluation=evaluation, version=version, number=number, generations=2)
         return completion_keys(seed, ticket)
@@ -167,51 +178,93 @@ PHRASE = Claim(
 
 GENERATION = (
     Exercise(
-        "sample", "write", "rollout.py:sample", "Sec. 2", 15,
+        "sample",
+        "write",
+        "rollout.py:sample",
+        "Sec. 2",
+        15,
         "Sampling is a search in a running sum; its edges decide whether impossible tokens are possible.",
-        ("y_t at the top of rollout.py.",
-         "u may be exactly 0, and the last running sum a little below 1.",
-         "Running sum of the probabilities in float64, then the first place where it is strictly above u."),
-        (SAMPLE,)),
+        (
+            "y_t at the top of rollout.py.",
+            "u may be exactly 0, and the last running sum a little below 1.",
+            "Running sum of the probabilities in float64, then the first place where it is strictly above u.",
+        ),
+        (SAMPLE,),
+    ),
     Exercise(
-        "ends", "write", "rollout.py:TorchGenerator._ends", "Sec. 2", 10,
+        "ends",
+        "write",
+        "rollout.py:TorchGenerator._ends",
+        "Sec. 2",
+        10,
         "A completion ends by itself or by its budget, and the two are not the same for the reward.",
-        ("Sec. 2; A.15 on truncation.",
-         "A model may have several end tokens. `count` already includes the new token.",
-         "True where the token is any of the end tokens, or the count has reached the budget."),
-        (ENDS,)),
+        (
+            "Sec. 2; A.15 on truncation.",
+            "A model may have several end tokens. `count` already includes the new token.",
+            "True where the token is any of the end tokens, or the count has reached the budget.",
+        ),
+        (ENDS,),
+    ),
     Exercise(
-        "stale-kv", "bug", "rollout.py:TorchGenerator.update_weights", "Sec. 3.1", 20,
+        "stale-kv",
+        "bug",
+        "rollout.py:TorchGenerator.update_weights",
+        "Sec. 3.1",
+        20,
         "Half-finished completions go on with stale keys and values; new ones must not start on them.",
-        ("Sec. 3.1 on stale caches; New weights at the top of rollout.py.",
-         "A prompt is run once for all completions of its group, some of which start later.",
-         "Who waits in a queue when the weights change?"),
+        (
+            "Sec. 3.1 on stale caches; New weights at the top of rollout.py.",
+            "A prompt is run once for all completions of its group, some of which start later.",
+            "Who waits in a queue when the weights change?",
+        ),
         (STALE,),
         bug=("for draft in (*self._queue, *self._evaluations):", "for draft in self._queue:"),
-        symptom="Validation pass rates lag behind: they look like those of the previous weights."),
+        symptom="Validation pass rates lag behind: they look like those of the previous weights.",
+    ),
     Exercise(
-        "forced", "bug", "rollout.py:TorchGenerator._choose", "A.10", 15,
+        "forced",
+        "bug",
+        "rollout.py:TorchGenerator._choose",
+        "A.10",
+        15,
         "What the policy did not choose must not be learned from.",
-        ("A.10; what is open in the paper stands at the top of rollout.py.",
-         "Three things are kept per token: its id, its log-prob, and whether the policy sampled it.",
-         "Follow `forced` to each of the three."),
+        (
+            "A.10; what is open in the paper stands at the top of rollout.py.",
+            "Three things are kept per token: its id, its log-prob, and whether the policy sampled it.",
+            "Follow `forced` to each of the three.",
+        ),
         (FORCED,),
         bug=("slots.mask[self._rows[:n], count] = ~forced", "slots.mask[self._rows[:n], count] = True"),
-        symptom="After some hundred steps the policy writes the interruption phrase by itself, long before its time."),
+        symptom="After some hundred steps the policy writes the interruption phrase by itself, long before its time.",
+    ),
     Exercise(
-        "streams", "bug", "rollout.py:completion_keys", "Sec. 2.1", 15,
+        "streams",
+        "bug",
+        "rollout.py:completion_keys",
+        "Sec. 2.1",
+        15,
         "A validation set is only independent if its random numbers are.",
-        ("The docstring of completion_keys.",
-         "Versions count from 0.",
-         "Which streams do evaluations get, and which one training?"),
+        (
+            "The docstring of completion_keys.",
+            "Versions count from 0.",
+            "Which streams do evaluations get, and which one training?",
+        ),
         (STREAMS,),
         bug=("ticket.version + 1 if ticket.evaluation else 0", "ticket.version if ticket.evaluation else 0"),
-        symptom="The evaluation before the first step uses the very random numbers of training; later ones do not."),
+        symptom="The evaluation before the first step uses the very random numbers of training; later ones do not.",
+    ),
     Exercise(
-        "phrase", "predict", "answers.py:phrase", "A.10", 5,
+        "phrase",
+        "predict",
+        "answers.py:phrase",
+        "A.10",
+        5,
         "An interruption costs budget and teaches nothing.",
-        ("A.10.",
-         "Two different counts are asked for.",
-         "The policy sampled the thinking and the answer; the budget paid for everything."),
-        (PHRASE,)),
+        (
+            "A.10.",
+            "Two different counts are asked for.",
+            "The policy sampled the thinking and the answer; the budget paid for everything.",
+        ),
+        (PHRASE,),
+    ),
 )

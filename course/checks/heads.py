@@ -4,9 +4,9 @@ import math
 
 import torch
 
+from course.checker import Exercise
 from course.checks.claims import Claim
 from course.checks.losses import numbers
-from course.checker import Exercise
 
 
 def heads(head_logits, small):
@@ -57,9 +57,12 @@ def apart(mismatch, logprobs, gen_logprobs, mask, low, high):
 
 def _apart(log_ratio, low, high, k3=None):
     ratio = log_ratio.exp()
-    return {"mean_abs_log_ratio": log_ratio.abs().mean(), "k3": (ratio - 1 - log_ratio).mean() if k3 is None else k3,
-            "clipped": ((ratio < low) | (ratio > high)).double().mean(),
-            "effective_sample_size": ratio.sum() ** 2 / (ratio**2).sum() / len(ratio)}
+    return {
+        "mean_abs_log_ratio": log_ratio.abs().mean(),
+        "k3": (ratio - 1 - log_ratio).mean() if k3 is None else k3,
+        "clipped": ((ratio < low) | (ratio > high)).double().mean(),
+        "effective_sample_size": ratio.sum() ** 2 / (ratio**2).sum() / len(ratio),
+    }
 
 
 def mismatch_reversed(logprobs, gen_logprobs, mask, *, low, high):
@@ -133,34 +136,62 @@ ROUNDING = Claim(
 
 PRECISION = (
     Exercise(
-        "head", "write", "precision.py:head_logits", "Sec. 3.2", 15,
+        "head",
+        "write",
+        "precision.py:head_logits",
+        "Sec. 3.2",
+        15,
         "The last matrix product is where bf16 hurts: its rounding is a random importance ratio.",
-        ("Sec. 3.2, FP32 at the LM head; A.19.",
-         "Autocast changes what `@` does, whatever the dtypes of its operands.",
-         "Choose the dtype, switch autocast off, multiply in that dtype, return fp32."),
-        (HEAD,)),
+        (
+            "Sec. 3.2, FP32 at the LM head; A.19.",
+            "Autocast changes what `@` does, whatever the dtypes of its operands.",
+            "Choose the dtype, switch autocast off, multiply in that dtype, return fp32.",
+        ),
+        (HEAD,),
+    ),
     Exercise(
-        "mismatch", "write", "precision.py:mismatch", "A.19", 20,
+        "mismatch",
+        "write",
+        "precision.py:mismatch",
+        "A.19",
+        20,
         "Equal weights on two backends are two policies; these numbers say how different.",
-        ("A.19; k3 at the top of precision.py.",
-         "Masked positions may be nan. Which policy sampled the tokens, so which KL can be estimated from them?",
-         "Everything is a mean over sampled tokens of a function of log rho; the docstring has the formulas. `expm1` "
-         "keeps k3 exact near 0."),
-        (MISMATCH,)),
+        (
+            "A.19; k3 at the top of precision.py.",
+            "Masked positions may be nan. Which policy sampled the tokens, so which KL can be estimated from them?",
+            "Everything is a mean over sampled tokens of a function of log rho; the docstring has the formulas. "
+            "`expm1` keeps k3 exact near 0.",
+        ),
+        (MISMATCH,),
+    ),
     Exercise(
-        "backward", "bug", "precision.py:_TokenLogprobs", "Sec. 3.2", 25,
+        "backward",
+        "bug",
+        "precision.py:_TokenLogprobs",
+        "Sec. 3.2",
+        25,
         "A hand-written backward pass is right only for the temperatures that were tried.",
-        ("d log pi / d z at the top of precision.py.",
-         "At temperature 1 nothing is wrong.",
-         "By the chain rule everything that stands between logits and log-probs appears in the gradient too."),
+        (
+            "d log pi / d z at the top of precision.py.",
+            "At temperature 1 nothing is wrong.",
+            "By the chain rule everything that stands between logits and log-probs appears in the gradient too.",
+        ),
         (BACKWARD,),
         bug=("scale = grad_logprobs[part, None] / temperature", "scale = grad_logprobs[part, None]"),
-        symptom="With --temperature 0.5 gradients are half of what finite differences give; with 1.0 all is well."),
+        symptom="With --temperature 0.5 gradients are half of what finite differences give; with 1.0 all is well.",
+    ),
     Exercise(
-        "rounding", "predict", "answers.py:rounding", "Sec. 3.2", 5,
+        "rounding",
+        "predict",
+        "answers.py:rounding",
+        "Sec. 3.2",
+        5,
         "bf16 has 8 significant bits.",
-        ("Sec. 3.2; the test of head_logits in tests.",
-         "Count significant bits, not bits after the point.",
-         "The next number above 1 is 1 + 2^-7 in bf16 and 1 + 2^-23 in fp32."),
-        (ROUNDING,)),
+        (
+            "Sec. 3.2; the test of head_logits in tests.",
+            "Count significant bits, not bits after the point.",
+            "The next number above 1 is 1 + 2^-7 in bf16 and 1 + 2^-23 in fp32.",
+        ),
+        (ROUNDING,),
+    ),
 )

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from course.checker import Exercise
 from course.checks.claims import Claim
 from course.checks.losses import numbers
-from course.checker import Exercise
 
 
 def curve(sigmoid, C, A, B, C_mid, R_0):
@@ -137,9 +137,14 @@ NEEDED = Claim(
 
 def end_of_run(forecast, C, R):
     """[C, forecast, measured, error] over the last two evaluations (C, R) of a run whose law is R = C / 100."""
-    law = SimpleNamespace(A=0.9, bands={"A": (0.8, 1.0)}, points=5, predict=lambda c: c / 100,
-                          band=lambda c, mean_of: (c / 100 - 0.1, c / 100 + 0.1),
-                          run=SimpleNamespace(compute=np.array(C), reward=np.array(R)))
+    law = SimpleNamespace(
+        A=0.9,
+        bands={"A": (0.8, 1.0)},
+        points=5,
+        predict=lambda c: c / 100,
+        band=lambda c, mean_of: (c / 100 - 0.1, c / 100 + 0.1),
+        run=SimpleNamespace(compute=np.array(C), reward=np.array(R)),
+    )
     found = forecast(law, last=2)
     return [found["C"], found["forecast"], found["measured"], found["error"]]
 
@@ -201,56 +206,105 @@ HALF = Claim(
 
 LAW = (
     Exercise(
-        "sigmoid", "write", "fit.py:sigmoid", "Eq. 1", 10,
+        "sigmoid",
+        "write",
+        "fit.py:sigmoid",
+        "Eq. 1",
+        10,
         "Four numbers say what a recipe will reach and how fast: A, B, C_mid and R_0.",
-        ("Eq. 1; the symbols stand at the top of fit.py.",
-         "At C = 0 one ratio is 0 / x and the other x / 0: the result must be R_0, without a warning. Arguments "
-         "broadcast.",
-         "The share of the gain that is reached at compute C is the logistic function of B (log C - log C_mid); "
-         "scipy's expit is one that never overflows."),
-        (SIGMOID, START)),
+        (
+            "Eq. 1; the symbols stand at the top of fit.py.",
+            "At C = 0 one ratio is 0 / x and the other x / 0: the result must be R_0, without a warning. Arguments "
+            "broadcast.",
+            "The share of the gain that is reached at compute C is the logistic function of B (log C - log C_mid); "
+            "scipy's expit is one that never overflows.",
+        ),
+        (SIGMOID, START),
+    ),
     Exercise(
-        "efficiency", "write", "fit.py:log_f", "Fig. 7", 10,
+        "efficiency",
+        "write",
+        "fit.py:log_f",
+        "Fig. 7",
+        10,
         "In the right coordinates Eq. 1 is a straight line, and B its slope.",
-        ("Fig. 7; F(R) at the top of fit.py.",
-         "Solve Eq. 1 for C^B, not for C; then take the logarithm.",
-         "The log odds of the gain, (R - R_0) to (A - R), plus B log C_mid; scipy has a logit."),
-        (EFFICIENCY,)),
+        (
+            "Fig. 7; F(R) at the top of fit.py.",
+            "Solve Eq. 1 for C^B, not for C; then take the logarithm.",
+            "The log odds of the gain, (R - R_0) to (A - R), plus B log C_mid; scipy has a logit.",
+        ),
+        (EFFICIENCY,),
+    ),
     Exercise(
-        "compute-for", "write", "fit.py:Fit.compute_for", "Eq. 1", 15,
+        "compute-for",
+        "write",
+        "fit.py:Fit.compute_for",
+        "Eq. 1",
+        15,
         "The law read backwards: what a pass rate costs.",
-        ("Eq. 1, solved for C.",
-         "Below R_0 nothing is needed, at A no compute is enough: clip the share to [0, 1], then the logit gives both.",
-         "C_mid times the exponential of the share's logit over B."),
-        (NEEDED,)),
+        (
+            "Eq. 1, solved for C.",
+            "Below R_0 nothing is needed, at A none is enough: clip the share to [0, 1], then the logit gives both.",
+            "C_mid times the exponential of the share's logit over B.",
+        ),
+        (NEEDED,),
+    ),
     Exercise(
-        "forecast-error", "bug", "fit.py:forecast", "Sec. 2.1", 15,
+        "forecast-error",
+        "bug",
+        "fit.py:forecast",
+        "Sec. 2.1",
+        15,
         "A forecast can only be judged at the compute it was made for.",
-        ("Sec. 2.1, extrapolation.",
-         "The measured value is a mean of several evaluations. At which compute?",
-         "Mean of the pass rates against the law at the mean of the computes."),
+        (
+            "Sec. 2.1, extrapolation.",
+            "The measured value is a mean of several evaluations. At which compute?",
+            "Mean of the pass rates against the law at the mean of the computes.",
+        ),
         (FORECAST,),
         bug=("law.run.compute[-last:].mean()", "law.run.compute[-1]"),
-        symptom="Forecasts of the mean of the last evaluations come out too high, even of points that lie on the law."),
+        symptom="Forecasts of the mean of the last evaluations come out too high, even of points that lie on the law.",
+    ),
     Exercise(
-        "crossing", "predict", "answers.py:crossing", "A.8, Table 1", 10,
+        "crossing",
+        "predict",
+        "answers.py:crossing",
+        "A.8, Table 1",
+        10,
         "What looks better early can end lower.",
-        ("A.8 and Table 1.",
-         "R_0 is the same for both; compare the curves at both computes, not A or C_mid alone.",
-         "Put the published numbers into Eq. 1: (A, B, C_mid), 5,000 and 50,000 GPU-hours."),
-        (CROSSING,)),
+        (
+            "A.8 and Table 1.",
+            "R_0 is the same for both; compare the curves at both computes, not A or C_mid alone.",
+            "Put the published numbers into Eq. 1: (A, B, C_mid), 5,000 and 50,000 GPU-hours.",
+        ),
+        (CROSSING,),
+    ),
     Exercise(
-        "power-law", "predict", "answers.py:power_law", "A.4", 10,
+        "power-law",
+        "predict",
+        "answers.py:power_law",
+        "A.4",
+        10,
         "A law without a bend, fitted while the curve still bends, gives too high a ceiling.",
-        ("A.4.",
-         "The sigmoid is close to a power law only far above C_mid, which is 10,909 GPU-hours here.",
-         "The power law has to explain a steep start by a ceiling that is further away. The paper gives the number."),
-        (POWER_LAW,)),
+        (
+            "A.4.",
+            "The sigmoid is close to a power law only far above C_mid, which is 10,909 GPU-hours here.",
+            "The power law has to explain a steep start by a ceiling that is further away. The paper gives the number.",
+        ),
+        (POWER_LAW,),
+    ),
     Exercise(
-        "half", "measure", "answers.py:half", "Sec. 2.1", 15,
+        "half",
+        "measure",
+        "answers.py:half",
+        "Sec. 2.1",
+        15,
         "The whole point: the first half of a run says where it will end.",
-        ("Sec. 2.1; `python fit.py --help`.",
-         "`python fit.py results/long_seed0.jsonl --forecast-error` forecasts from several shares of the compute.",
-         "The row whose share is 0.5: forecast, measured, error."),
-        (HALF,)),
+        (
+            "Sec. 2.1; `python fit.py --help`.",
+            "`python fit.py results/long_seed0.jsonl --forecast-error` forecasts from several shares of the compute.",
+            "The row whose share is 0.5: forecast, measured, error.",
+        ),
+        (HALF,),
+    ),
 )

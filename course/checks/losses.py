@@ -5,14 +5,13 @@ Test: pytest tests/test_exercises.py
 """
 
 import math
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
 
+from course.checker import Exercise
 from course.checks import losses_wrong as wrong
 from course.checks.claims import Claim
-from course.checker import Exercise
 
 NAN, INF = float("nan"), float("inf")
 LN2 = math.log(2)
@@ -178,6 +177,7 @@ SEQUENCE_RATIO = Claim(
 
 def capped_tokens(clipped, *batch):
     """What clipped() says, (B, T) bool, of CISPO with a cap at 4; clipped() takes the objective as an argument."""
+
     def objective(logprobs, gen_logprobs, advantages, mask, *, eps_max):
         ratio = (logprobs - gen_logprobs).masked_fill(~mask, 0.0).exp().clamp(max=eps_max)
         return (ratio * advantages[:, None] * logprobs).masked_fill(~mask, 0.0)
@@ -389,117 +389,217 @@ DROPPED = Claim(
 
 LOSSES = (
     Exercise(
-        "ratio", "write", "loss.py:importance_ratio", "Eq. 2", 10,
+        "ratio",
+        "write",
+        "loss.py:importance_ratio",
+        "Eq. 2",
+        10,
         "The importance ratio compares the policy that trains with the policy that sampled, token by token.",
-        ("Eq. 2; the module docstring names both log-probabilities.",
-         "Padding holds nan and -inf. What happens to a sum over tokens if one position is nan?",
-         "A ratio of probabilities is the exponential of a difference of logarithms. A helper in the same file takes "
-         "that difference and leaves 0 where the mask is False."),
-        (RATIO,)),
+        (
+            "Eq. 2; the module docstring names both log-probabilities.",
+            "Padding holds nan and -inf. What happens to a sum over tokens if one position is nan?",
+            "A ratio of probabilities is the exponential of a difference of logarithms. A helper in the same file "
+            "takes that difference and leaves 0 where the mask is False.",
+        ),
+        (RATIO,),
+    ),
     Exercise(
-        "cispo", "write", "loss.py:cispo", "Eq. 4", 25,
+        "cispo",
+        "write",
+        "loss.py:cispo",
+        "Eq. 4",
+        25,
         "CISPO caps the weight of a token and never takes its gradient away.",
-        ("Eq. 4 and the symbols at the top of loss.py; sg is a stop-gradient.",
-         "The cap is on the ratio itself, and the ratio must not carry a gradient of its own. Masked positions may "
-         "hold nan: fill them before any product.",
-         "Ratio, capped from above, detached; times the advantage; times log pi_train; 0 outside the mask."),
-        (CISPO_GRADIENT, CISPO_VALUE)),
+        (
+            "Eq. 4 and the symbols at the top of loss.py; sg is a stop-gradient.",
+            "The cap is on the ratio itself, and the ratio must not carry a gradient of its own. Masked positions may "
+            "hold nan: fill them before any product.",
+            "Ratio, capped from above, detached; times the advantage; times log pi_train; 0 outside the mask.",
+        ),
+        (CISPO_GRADIENT, CISPO_VALUE),
+    ),
     Exercise(
-        "clip", "write", "loss.py:_clip", "Eq. 3, 7, 8", 20,
+        "clip",
+        "write",
+        "loss.py:_clip",
+        "Eq. 3, 7, 8",
+        20,
         "The min of PPO's clip leaves one side open for each sign of the advantage.",
-        ("Eq. 3; DAPO's two half-widths are in Eq. 8.",
-         "What should happen to a bad token (negative advantage) that has become eight times likelier?",
-         "Two candidates per token, ratio and bounded ratio, each times the advantage; the smaller one counts, for "
-         "both signs; 0 outside the mask. Half-widths below 0 are refused."),
-        (CLIP_VALUE, CLIP_GRADIENT)),
+        (
+            "Eq. 3; DAPO's two half-widths are in Eq. 8.",
+            "What should happen to a bad token (negative advantage) that has become eight times likelier?",
+            "Two candidates per token, ratio and bounded ratio, each times the advantage; the smaller one counts, for "
+            "both signs; 0 outside the mask. Half-widths below 0 are refused.",
+        ),
+        (CLIP_VALUE, CLIP_GRADIENT),
+    ),
     Exercise(
-        "gspo", "write", "loss.py:sequence_ratio", "Sec. 3.2", 15,
+        "gspo",
+        "write",
+        "loss.py:sequence_ratio",
+        "Sec. 3.2",
+        15,
         "GSPO judges a completion by one ratio, the geometric mean of its tokens'.",
-        ("Sec. 3.2, and the Deviation line at the top of loss.py.",
-         "The length is that of the sampled tokens; a completion without any must not divide by 0.",
-         "The geometric mean is the exponential of the mean logarithm. Keep the last dimension, for broadcasting."),
-        (SEQUENCE_RATIO,)),
+        (
+            "Sec. 3.2, and the Deviation line at the top of loss.py.",
+            "The length is that of the sampled tokens; a completion without any must not divide by 0.",
+            "The geometric mean is the exponential of the mean logarithm. Keep the last dimension, for broadcasting.",
+        ),
+        (SEQUENCE_RATIO,),
+    ),
     Exercise(
-        "dapo-direction", "bug", "loss.py:dapo", "Eq. 8", 15,
+        "dapo-direction",
+        "bug",
+        "loss.py:dapo",
+        "Eq. 8",
+        15,
         "A ratio turned round still trains for a while, in the wrong direction.",
-        ("Eq. 8 and Eq. 2.",
-         "On-policy both directions give 1, so the first step looks right.",
-         "Which policy stands above the line, which below?"),
+        (
+            "Eq. 8 and Eq. 2.",
+            "On-policy both directions give 1, so the first step looks right.",
+            "Which policy stands above the line, which below?",
+        ),
         (DAPO_VALUE, DAPO_GRADIENT),
-        bug=("return _clip(importance_ratio(logprobs, gen_logprobs, mask), advantages",
-             "return _clip(importance_ratio(gen_logprobs, logprobs, mask), advantages"),
-        symptom="With --loss dapo the first optimizer step is right; after a few steps off-policy the reward falls."),
+        bug=(
+            "return _clip(importance_ratio(logprobs, gen_logprobs, mask), advantages",
+            "return _clip(importance_ratio(gen_logprobs, logprobs, mask), advantages",
+        ),
+        symptom="With --loss dapo the first optimizer step is right; after a few steps off-policy the reward falls.",
+    ),
     Exercise(
-        "clipped", "bug", "loss.py:clipped", "A.17", 15,
+        "clipped",
+        "bug",
+        "loss.py:clipped",
+        "A.17",
+        15,
         "What a log counts has to be what the objective does.",
-        ("A.17; the docstring of clipped.",
-         "Compare the objective with a bound and without one: when do they differ, for either sign of the advantage?",
-         "log pi is negative and advantages have both signs, so a changed objective may be larger or smaller."),
+        (
+            "A.17; the docstring of clipped.",
+            "Compare the objective with a bound and without one: when do they differ, for each sign of the advantage?",
+            "log pi is negative and advantages have both signs, so a changed objective may be larger or smaller.",
+        ),
         (CAPPED,),
         bug=("return objective(*inputs, **eps) != objective(", "return objective(*inputs, **eps) < objective("),
-        symptom="The log's `clipped` is about half of what one expects: only bad completions seem to count."),
+        symptom="The log's `clipped` is about half of what one expects: only bad completions seem to count.",
+    ),
     Exercise(
-        "weights", "predict", "answers.py:weights", "Eq. 3, 4", 10,
+        "weights",
+        "predict",
+        "answers.py:weights",
+        "Eq. 3, 4",
+        10,
         "Where DAPO drops a token CISPO keeps it with a capped weight; where DAPO keeps it, its weight has no cap.",
-        ("Eq. 3 and 4.",
-         "The min of Eq. 3 depends on the sign of the advantage.",
-         "The weight is d objective / d log pi_train. Where the clip is the smaller it does not depend on pi_train."),
-        (WEIGHTS,)),
+        (
+            "Eq. 3 and 4.",
+            "The min of Eq. 3 depends on the sign of the advantage.",
+            "The weight is d objective / d log pi_train. Where the clip is the smaller it does not depend on pi_train.",
+        ),
+        (WEIGHTS,),
+    ),
 )
 ADVANTAGES = (
     Exercise(
-        "baseline", "write", "loss.py:group_advantages", "Sec. 2", 5,
+        "baseline",
+        "write",
+        "loss.py:group_advantages",
+        "Sec. 2",
+        5,
         "A completion is compared with the other completions of its own prompt.",
-        ("Sec. 2; A_i at the top of loss.py.",
-         "Rewards are (P, G): one row per prompt.",
-         "Subtract from every reward the mean of its row, the reward itself included."),
-        (BASELINE,)),
+        (
+            "Sec. 2; A_i at the top of loss.py.",
+            "Rewards are (P, G): one row per prompt.",
+            "Subtract from every reward the mean of its row, the reward itself included.",
+        ),
+        (BASELINE,),
+    ),
     Exercise(
-        "advantages", "write", "loss.py:normalise", "Eq. 5, Sec. 3.2", 15,
+        "advantages",
+        "write",
+        "loss.py:normalise",
+        "Eq. 5, Sec. 3.2",
+        15,
         "Prompt, batch or no normalisation: who shares a std decides whether hard and easy prompts weigh alike.",
-        ("Eq. 5; Sec. 3.2 compares the three; what is open in the paper stands at the top of loss.py.",
-         "torch.std divides by n - 1 unless told otherwise, and a group of equal rewards has the std 0.",
-         "Divide by a population std plus the module's epsilon; the std is of the row or of everything."),
-        (NORMALISED,)),
+        (
+            "Eq. 5; Sec. 3.2 compares the three; what is open in the paper stands at the top of loss.py.",
+            "torch.std divides by n - 1 unless told otherwise, and a group of equal rewards has the std 0.",
+            "Divide by a population std plus the module's epsilon; the std is of the row or of everything.",
+        ),
+        (NORMALISED,),
+    ),
     Exercise(
-        "zero-variance", "bug", "loss.py:nonzero_variance", "Sec. 3.2", 10,
+        "zero-variance",
+        "bug",
+        "loss.py:nonzero_variance",
+        "Sec. 3.2",
+        10,
         "A std computed from a rounded mean cannot be compared with 0.",
-        ("Sec. 3.2, zero-variance filtering.",
-         "How is the mean of eight times 0.7 rounded in fp32?",
-         "Whether numbers are equal can be asked without computing anything."),
+        (
+            "Sec. 3.2, zero-variance filtering.",
+            "How is the mean of eight times 0.7 rounded in fp32?",
+            "Whether numbers are equal can be asked without computing anything.",
+        ),
         (VARIED,),
         bug=("return (rewards != rewards[:, :1]).any(-1)", "return rewards.std(-1) > 0"),
-        symptom="With rewards of 0.7 the filter keeps prompts whose rewards are all equal; their advantages blow up."),
+        symptom="With rewards of 0.7 the filter keeps prompts whose rewards are all equal; their advantages blow up.",
+    ),
     Exercise(
-        "shaped-filter", "bug", "loss.py:weigh", "Sec. 3.2", 15,
+        "shaped-filter",
+        "bug",
+        "loss.py:weigh",
+        "Sec. 3.2",
+        15,
         "Filters ask whether an answer was correct, never how it was rewarded.",
-        ("Sec. 3.2, and Eq. 9 in Sec. A.10, A.15.",
-         "With a length penalty two correct answers can have different rewards.",
-         "Follow the two tensors made from the headers to where the prompts are chosen."),
+        (
+            "Sec. 3.2, and Eq. 9 in Sec. A.10, A.15.",
+            "With a length penalty two correct answers can have different rewards.",
+            "Follow the two tensors made from the headers to where the prompts are chosen.",
+        ),
         (SHAPED,),
         bug=("kept = judged & nonzero_variance(correct) if", "kept = judged & nonzero_variance(rewards) if"),
-        symptom="With --length-control penalty hardly any prompt is filtered, though many are always solved."),
+        symptom="With --length-control penalty hardly any prompt is filtered, though many are always solved.",
+    ),
     Exercise(
-        "denominators", "write", "loss.py:global_denominators", "Sec. 3.2", 15,
+        "denominators",
+        "write",
+        "loss.py:global_denominators",
+        "Sec. 3.2",
+        15,
         "An average needs to know what it divides by before the first micro-batch is there.",
-        ("Sec. 3.2; A.6 on the effective batch.",
-         "A completion of length 0 carries no loss; a prompt all of whose completions have length 0 is not counted.",
-         "Add the lengths up at each prompt's index, then count what is above 0."),
-        (DENOMINATORS, TOKENS_PER_PROMPT)),
+        (
+            "Sec. 3.2; A.6 on the effective batch.",
+            "A completion of length 0 carries no loss; a prompt all of whose completions have length 0 is not counted.",
+            "Add the lengths up at each prompt's index, then count what is above 0.",
+        ),
+        (DENOMINATORS, TOKENS_PER_PROMPT),
+    ),
     Exercise(
-        "aggregate", "write", "loss.py:aggregate", "Sec. 3.2, Eq. 3, 8", 25,
+        "aggregate",
+        "write",
+        "loss.py:aggregate",
+        "Sec. 3.2, Eq. 3, 8",
+        25,
         "Sample, prompt and token average differ in whether a long answer weighs more.",
-        ("Sec. 3.2, loss aggregation.",
-         "The denominators are those of the whole batch: shares of micro-batches are added, never averaged. Objective "
-         "may be nan outside the mask.",
-         "Each completion has one weight: 1 / (completions x its tokens), 1 / (prompts x its prompt's tokens) or "
-         "1 / tokens; the result is the sum over completions of weight times sum over sampled tokens."),
-        (PROMPT_AVERAGE, AVERAGES, MICRO_BATCHES)),
+        (
+            "Sec. 3.2, loss aggregation.",
+            "The denominators are those of the whole batch: shares of micro-batches are added, never averaged. "
+            "Objective may be nan outside the mask.",
+            "Each completion has one weight: 1 / (completions x its tokens), 1 / (prompts x its prompt's tokens) or "
+            "1 / tokens; the result is the sum over completions of weight times sum over sampled tokens.",
+        ),
+        (PROMPT_AVERAGE, AVERAGES, MICRO_BATCHES),
+    ),
     Exercise(
-        "dropped", "predict", "answers.py:dropped", "Sec. 3.2", 5,
+        "dropped",
+        "predict",
+        "answers.py:dropped",
+        "Sec. 3.2",
+        5,
         "The better the policy, the fewer prompts of a batch teach anything.",
-        ("Sec. 3.2, zero-variance filtering and No-Positive-Resampling.",
-         "All wrong has no gradient either.",
-         "Independent answers, all of them right or all of them wrong."),
-        (DROPPED,)),
+        (
+            "Sec. 3.2, zero-variance filtering and No-Positive-Resampling.",
+            "All wrong has no gradient either.",
+            "Independent answers, all of them right or all of them wrong.",
+        ),
+        (DROPPED,),
+    ),
 )

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from unittest.mock import patch
 
+from course.checker import Exercise, compared_runs
 from course.checks.claims import Claim
 from course.checks.losses import numbers
-from course.checker import Exercise, compared_runs
 
 
 def learning_rates(warm_up, lr, warmup, versions):
@@ -119,8 +119,16 @@ def choices(recipes, *names):
     """Recipes as numbers: loss, average, normalisation, off-policy (places in `words`), filter, head, k, prompts."""
     words = ("cispo", "dapo", "grpo", "prompt", "sample", "batch", "ppo", "pipeline")
     flags = ("loss", "average", "normalisation", "off_policy")
-    return [[*(words.index(recipe[flag]) for flag in flags), int(recipe["zero_variance_filter"]),
-             int(recipe["fp32_head"]), recipe["k"], recipe["prompts"]] for recipe in (recipes[name] for name in names)]
+    return [
+        [
+            *(words.index(recipe[flag]) for flag in flags),
+            int(recipe["zero_variance_filter"]),
+            int(recipe["fp32_head"]),
+            recipe["k"],
+            recipe["prompts"],
+        ]
+        for recipe in (recipes[name] for name in names)
+    ]
 
 
 def all_recipes(rng, _):
@@ -178,51 +186,94 @@ SIX_STEPS = Claim(
 
 RUN = (
     Exercise(
-        "warm-up", "write", "train.py:Trainer.warm_up", "A.3", 10,
+        "warm-up",
+        "write",
+        "train.py:Trainer.warm_up",
+        "A.3",
+        10,
         "The first step must already change the weights; after the warm-up the learning rate stays.",
-        ("A.3, optimizer.",
-         "`version` is the number of steps that are done. A resumed run may have been given another learning rate, so "
-         "the optimizer gets it, and its weight decay, before every step.",
-         "A straight line that reaches --lr in step --warmup, then stays."),
-        (WARM_UP,)),
+        (
+            "A.3, optimizer.",
+            "`version` is the number of steps that are done. A resumed run may have been given another learning rate, "
+            "so the optimizer gets it, and its weight decay, before every step.",
+            "A straight line that reaches --lr in step --warmup, then stays.",
+        ),
+        (WARM_UP,),
+    ),
     Exercise(
-        "clock", "write", "plumbing/fleet.py:Clock.paused", "Sec. 2.1", 10,
+        "clock",
+        "write",
+        "plumbing/fleet.py:Clock.paused",
+        "Sec. 2.1",
+        10,
         "The x axis of a scaling law is a clock; what it counts has to be said.",
-        ("Sec. 2.1; what is open in the paper stands at the top of train.py.",
-         "Before the first step the clock does not run yet, but the first evaluation pauses it.",
-         "Keep what it shows, stop it, yield, and start it again if it ran."),
-        (CLOCK,)),
+        (
+            "Sec. 2.1; what is open in the paper stands at the top of train.py.",
+            "Before the first step the clock does not run yet, but the first evaluation pauses it.",
+            "Keep what it shows, stop it, yield, and start it again if it ran.",
+        ),
+        (CLOCK,),
+    ),
     Exercise(
-        "minimax", "bug", "recipes.py:RECIPES", "A.16", 5,
+        "minimax",
+        "bug",
+        "recipes.py:RECIPES",
+        "A.16",
+        5,
         "A recipe is a table of choices; one wrong entry is another recipe.",
-        ("A.16, Fig. 2.",
-         "MiniMax's recipe is known for two things, one of them a loss.",
-         "Compare each entry with A.16."),
+        (
+            "A.16, Fig. 2.",
+            "MiniMax's recipe is known for two things, one of them a loss.",
+            "Compare each entry with A.16.",
+        ),
         (MINIMAX,),
-        bug=('loss="cispo", average="prompt", fp32_head=True,\n                                          zero',
-             'loss="cispo", average="prompt", fp32_head=False,\n                                          zero'),
-        symptom="--recipe minimax ends lower than in Fig. 2, and its importance ratios scatter at step 0."),
+        bug=(
+            'loss="cispo", average="prompt", fp32_head=True,\n                                          zero',
+            'loss="cispo", average="prompt", fp32_head=False,\n                                          zero',
+        ),
+        symptom="--recipe minimax ends lower than in Fig. 2, and its importance ratios scatter at step 0.",
+    ),
     Exercise(
-        "flops", "predict", "answers.py:flops", "Sec. 2.1", 10,
+        "flops",
+        "predict",
+        "answers.py:flops",
+        "Sec. 2.1",
+        10,
         "Generation is cheap in operations and dear in time.",
-        ("The glossary at the top of train.py.",
-         "Prompts are trained on (they pass through the model) but not generated.",
-         "2 N for a forward pass of one token, 4 N more for its backward pass."),
-        (FLOPS,)),
+        (
+            "The glossary at the top of train.py.",
+            "Prompts are trained on (they pass through the model) but not generated.",
+            "2 N for a forward pass of one token, 4 N more for its backward pass.",
+        ),
+        (FLOPS,),
+    ),
     Exercise(
-        "kept", "measure", "answers.py:kept", "Sec. 3.2", 10,
+        "kept",
+        "measure",
+        "answers.py:kept",
+        "Sec. 3.2",
+        10,
         "As the policy improves, its batches shrink by themselves.",
-        ("Sec. 3.2, zero-variance filtering.",
-         "A `step` line has `kept`, prompts with a gradient, and `prompts`, the indices of all.",
-         "Mean of `kept` over the number of prompts, ten lines each."),
-        (KEPT,)),
+        (
+            "Sec. 3.2, zero-variance filtering.",
+            "A `step` line has `kept`, prompts with a gradient, and `prompts`, the indices of all.",
+            "Mean of `kept` over the number of prompts, ten lines each.",
+        ),
+        (KEPT,),
+    ),
     Exercise(
-        "six-steps", "measure", "answers.py:six_steps", "Sec. 4", 15,
+        "six-steps",
+        "measure",
+        "answers.py:six_steps",
+        "Sec. 4",
+        15,
         "The objective is the only thing that your functions change: a run that does not depend on timing shows it.",
-        ("Sec. 4: the whole objective.",
-         "With k = 0 generators wait for every update, so that nothing depends on timing.",
-         "The check trains twice, half a minute each, once with your solved functions and once with the originals, and "
-         "compares every number that is not a time. Floating-point sums in another order differ in the last digits "
-         "only."),
-        (SIX_STEPS,)),
+        (
+            "Sec. 4: the whole objective.",
+            "With k = 0 generators wait for every update, so that nothing depends on timing.",
+            "The check trains twice, half a minute each, once with your solved functions and once with the originals, "
+            "and compares every number that is not a time. Sums in another order differ in their last digits.",
+        ),
+        (SIX_STEPS,),
+    ),
 )

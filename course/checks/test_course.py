@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from course.checks.catalogue import EXERCISES
 from course import checker
+from course.checks.catalogue import EXERCISES
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -1,4 +1,4 @@
-"""One thread for each process: the pools of a run's processes would fight for the cores, and base/ is too small for two.
+"""One thread a process: the pools of a run's processes would fight for the cores, and base/ is too small for two.
 
 Imported modules are frozen: otherwise every full garbage collection would walk through all of them again.
 """

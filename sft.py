@@ -12,32 +12,12 @@ drawn at random for each step: a slip (a wrong running result, or a digit that i
 or digits at once, which slips more often). Careful traces show neither. So the policy can compute but often does not:
 its pass rate is limited by habit, not by skill, and that is what RL improves.
 
-What was tried, by measurement (pass rates of 500 to 4,096 completions on unseen prompts; 64 traces a step):
-    running results without the operands, `<think>12 9 18`, 3 to 14 operands, P(slip) 0.25 from the start, 1,500 steps:
-        0.15, and 0.30 on 3 operands, where slips alone would leave 0.57. Skill was missing, and RL cannot add that.
-        Without slips, 500 steps: 0.09.
-    each running result after its operand, right traces only, 1,000 steps: 0.91. Finding the next operand had been the
-        hard part.
-    the rest of the expression written again in every step, 3 to 9 operands: learnt as fast, but the traces are longer.
-    3 to 12 operands, right traces, 1,200 steps: 0.99; then 250 steps with habits as below: 0.22, pass@16 0.91 (base/).
-    CISPO from there (train.py --lr 1e-4 --k 4 --warmup 10): 0.62 after 50 steps, 0.87 after 100 (512 completions each),
-        and A = 1 on sums of 3 to 12 operands: RL removes the habits, and nothing else limits it. So the default task
-        also has longer sums than SFT (data.LENGTHS). The pass rate of base/ is 0.52 on 3 operands, 0.18 on 8, 0.08 on
-        12, 0.01 to 0.04 on 14 to 18 (384 completions each); in the default mixture it is 0.205, pass@16 0.754.
-    CISPO on 1,000 sums of 3 to 10 and of 11 to 18 operands, 7 : 3. With lr 1e-4: 0.41 after 30 steps. With 2e-4: 0.58
-        after 32, 0.75 after 104, A 0.79 (0.77 to 0.82) and rising, because sums of 13 operands went from 0.04 to 0.43
-        (14 to 18 operands did not improve). By then 704 of the 1,000 sums were retired, and generation had to wait for
-        the others.
-    Muon instead of AdamW: loss 1.30 instead of 1.39 after 100 steps, each 1.5 times as long; not pursued.
-    both tasks in equal parts, starting from base/, 300 steps: sorting 0.74. After the habits: sorting 0.19, pass@16
-        0.72; arithmetic (3 to 12 operands) 0.20, pass@16 0.86. How many of a digit are left is slow to learn.
-    three parts sorting and one arithmetic, 500 steps: sorting 0.96, arithmetic 0.90. After the habits: sorting 0.25,
-        pass@16 0.84; arithmetic 0.19, pass@16 0.88 (base/sorting/; 4,096 completions of each task).
-
 Deviation: AdamW at 3e-3 and batches of 64 traces instead of 3e-5 and 2M tokens, since the model has 0.48M parameters
-  and starts from scratch.
+  and starts from scratch. The learning rate warms up over WARMUP steps and falls linearly over the last 40 %.
+Open in the paper: AdamW's betas in SFT (ours: 0.9 and 0.95; RL has 0.9 and 0.999), its weight decay (ours: 0.01, that
+  of RL) and clipping of the gradient (ours: to an L2 norm of 1; RL clips none); the schedule of the learning rate.
 Open in the paper: where the traces come from and which are kept; ours are drawn by the rules above, and all are kept.
-Open in the paper: the number of steps; ours: SKILL_STEPS and HABIT_STEPS, chosen by the measurements above.
+Open in the paper: the number of steps; ours: SKILL_STEPS and HABIT_STEPS, chosen by measurements (results/base.md).
 
 Run: `python sft.py`. Test: pytest tests/test_sft.py
 """

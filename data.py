@@ -9,7 +9,7 @@ a later epoch).
     Curriculum.came_back(i, pass_rate) records the pass rate of prompt i in the history
 
 A source is NAME[:WEIGHT][:TASK]: its share of the prompts drawn is its weight (default 1) over the sum of all weights;
-TASK, a key of reward.TASKS, names the verifier of all its rows. NAME is one of
+TASK, a key of judges.TASKS, names the verifier of all its rows. NAME is one of
   arithmetic  "7+5-3+9=" -> "18", 3 to 18 one-digit operands, of which SFT has shown 3 to 12 (sft.py): the long sums in
               LENGTHS put the ceiling of RL below 1. A fixed hash of the text reserves one text in HELD_OUT for
               validation, so neither SFT nor RL can meet a validation prompt, whatever their seeds.
@@ -20,7 +20,7 @@ TASK, a key of reward.TASKS, names the verifier of all its rows. NAME is one of
               of files), a folder, OWNER/NAME or OWNER/NAME/CONFIG on the hub.
 --prompt-column and --answer-column name other columns; several names may be given, for several sources, and the first
 that a row has counts. "reward_model.ground_truth" is the field ground_truth within the field reward_model. If an answer
-holds "####" (GSM8K), only what follows is taken. The answer of a code row is its tests, in a form that reward.py reads,
+holds "####" (GSM8K), only what follows is taken. The answer of a code row is its tests, in a form that judges.py reads,
 as JSON text or as an object. A row without a usable prompt or answer ends the run, or is left out (--skip-unusable).
 
 A prompt is put into the tokenizer's chat template; a tokenizer without one gets it as it is. If rows of a source then
@@ -54,7 +54,8 @@ from functools import reduce
 from pathlib import Path
 from typing import NamedTuple
 
-from reward import TASKS, read_tests
+from verify.judges import TASKS
+from verify.programs import read_tests
 
 # Numbers of operands or digits of an embedded prompt, each entry equally likely. Sums of 3 to 9 operands are within the
 # base policy's reach. Sums of 14 to 18, longer than any that SFT has shown, are beyond it: they set the ceiling, which
@@ -76,7 +77,7 @@ class Prompt:
     ids: tuple[int, ...]  # prompt tokens
     text: str  # what `ids` spell, chat template included
     answer: str  # the verifier's reference
-    task: str  # the verifier: a key of reward.TASKS
+    task: str  # the verifier: a key of judges.TASKS
     source: int = 0  # position of its source within --data
     curve: str = ""  # the validation curve it counts for: its task, or its source's name where sources share the task
     where: str = ""  # file and line, for messages

@@ -431,7 +431,7 @@ def serve(generator, mailbox, receive, scorer):
     generator  rollout.TorchGenerator or its like: add(ticket), wants(evaluation), busy, step() -> finished completions,
                named_weights(), update_weights(version); its version is that of the run when it starts
     receive    called with generator.named_weights(), fills these tensors: the other end of Pipeline.publish's `send`
-    scorer     workers.Scorer or its like: submit(completion, prompt), finished() -> verdicts
+    scorer     scorer.Scorer or its like: submit(completion, prompt), finished() -> verdicts
 
     Raises Stalled if rank 0 makes no progress or a rank is lost, dist.DistError if the mailbox is gone.
     """
@@ -512,7 +512,7 @@ class Desk:
 
 
 def header(score, ticket):
-    """The Header of a completion with its verdict (workers.Score)."""
+    """The Header of a completion with its verdict (scorer.Score)."""
     c = score.completion
     versions = Counter(version for version, sampled in zip(c.versions, c.mask) if sampled)
     logprob = sum(logprob for logprob, sampled in zip(c.logprobs, c.mask) if sampled)

@@ -62,6 +62,7 @@ from plumbing.evaluation import answered, append, evaluate_policy
 from plumbing.flags import make_generator, make_scorer, provenance, questions, start, weights_folder
 from plumbing.fleet import Clock, Fleet, Screen, launch
 from plumbing.screen import LINES, WARNINGS
+from verify.judges import UNREADABLE
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 TRUNCATION = 0.1  # A.15: above 10 to 15 % of truncated completions runs destabilise
@@ -210,7 +211,7 @@ class Trainer:
             self.curriculum.came_back(group[0].prompt, sum(h.correct for h in group) / len(group) if known else None)
             if not known:
                 [error, *_] = [header.error for header in group if header.correct is None]
-                self.unverified += not error.startswith(reward.UNREADABLE)
+                self.unverified += not error.startswith(UNREADABLE)
                 self.name_unverified(self.curriculum.prompts[group[0].prompt], error)
 
     def name_unverified(self, prompt, error):
@@ -248,7 +249,7 @@ class Trainer:
         self.bar.set_description("validating")
         with self.clock.paused():
             groups, samples, failed = self.pipeline.evaluate(self.validation, self.args.eval_generations, SAMPLES)
-            failures = [error for error in failed.values() if not error.startswith(reward.UNREADABLE)]
+            failures = [error for error in failed.values() if not error.startswith(UNREADABLE)]
             check_verifier(failures, len(failures), len(self.validation))
             self.evaluated = self.version
             self.bar.set_description()

@@ -27,7 +27,7 @@ from trl import SFTConfig, SFTTrainer
 import data
 import rollout
 from plumbing import evaluation
-from verify import workers
+from verify.scorer import Scorer
 
 
 def traces(count, seed):
@@ -45,7 +45,7 @@ def measure(model, tokens, rows):
     found = [data.render(data.Row("", row["prompt"], str(row["answer"]), "arithmetic"), tokens) for row in rows]
     prompts, _ = data.tokenise(found, tokens, budget=128)
     generator = rollout.TorchGenerator(model.eval(), tokens, slots=32, max_new_tokens=48)
-    with torch.no_grad(), closing(workers.Scorer(timeout=5.0)) as scorer:
+    with torch.no_grad(), closing(Scorer(timeout=5.0)) as scorer:
         scores = list(evaluation.complete(generator, scorer, prompts, 1))
     print("  " + repr(scores[0].completion.text))
     return sum(score.marked for score in scores) / len(scores), sum(score.correct for score in scores) / len(scores)

@@ -80,7 +80,7 @@ def questions(count, seed=0):
     """`count` different rows as train.py's --data takes them; always the same for the same seed.
 
     The task is "arithmetic", so that an answer must be the number, character by character. math-verify, which compares
-    answers of the task "math", by itself also accepts a repeated question, 3+14 for 17 (see reward.calculation).
+    answers of the task "math", by itself also accepts a repeated question, 3+14 for 17 (see mathematics.calculation).
     """
     rng, rows = random.Random(seed), {}
     while len(rows) < count:

@@ -32,7 +32,8 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from verify import jail, workers  # noqa: E402  (a script in benchmarks/ does not see the repository root)
+from verify import jail  # noqa: E402  (a script in benchmarks/ does not see the repository root)
+from verify.scorer import Scorer  # noqa: E402
 
 FILE = ROOT / "tests" / "data" / "answers_500.jsonl"
 BLOCK, HOSTILE_SHARE, PROGRAMS, EXPRESSIONS = 1_000, 0.05, 10, 90
@@ -160,7 +161,7 @@ def cpu_seconds():
 
 
 def drain(scorer, wanted, waiting):
-    """Wait for `wanted` verdicts: [(workers.Score, the answer that was submitted)]; waiting: as from `submit`."""
+    """Wait for `wanted` verdicts: [(scorer.Score, the answer that was submitted)]; waiting: as from `submit`."""
     scores = []
     while len(scores) < wanted:
         for score in scorer.finished():
@@ -181,7 +182,7 @@ def submit(scorer, answers):
 
 def soak(count, limit, workers, seed):
     rows = [json.loads(line) for line in FILE.read_text().splitlines()]
-    scorer, r = workers.Scorer(timeout=limit, workers=workers), random.Random(seed)
+    scorer, r = Scorer(timeout=limit, workers=workers), random.Random(seed)
     hostile = (HOSTILE[n % len(HOSTILE)] for n in range(count))
     start = last = time.monotonic()
     timeouts = late = errors = shown = 0
@@ -223,7 +224,7 @@ def rates():
     numbers = [("math", f"\\boxed{{{n}}}", str(n), True) for n in range(20_000)]
     expressions = [("math", row["answer"], row["reference"], row["correct"]) for row in rows]
     programs = [("code", PROGRAM, SUM, True)] * 50
-    scorer = workers.Scorer(timeout=20.0, workers=1)
+    scorer = Scorer(timeout=20.0, workers=1)
     drain(scorer, 2, submit(scorer, [expressions[0], programs[0]]))  # starts the worker
     for kind, answers in {"exact": numbers, "expressions": expressions, "programs of 2 tests": programs}.items():
         start, cpu = time.monotonic(), cpu_seconds()
@@ -240,7 +241,7 @@ def rates():
 def verdicts():
     """Judge tests/data/verdicts.jsonl, whose verdicts are known; print how many come out so by kind, and the others."""
     rows = [json.loads(line) for line in FILE.with_name("verdicts.jsonl").read_text().splitlines()]
-    scorer = workers.Scorer(timeout=20.0, workers=2)
+    scorer = Scorer(timeout=20.0, workers=2)
     answers = [("math", row["answer"], row["reference"], row) for row in rows]
     found = [(score.correct, row) for score, (*_, row) in drain(scorer, len(rows), submit(scorer, answers))]
     scorer.close()

@@ -53,7 +53,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 import data, rollout
 from plumbing import evaluation
-from verify import workers
+from verify.scorer import Scorer
 
 torch.set_num_threads(os.cpu_count())
 flags = settings["flags"]
@@ -77,7 +77,7 @@ class Watch(TrainerCallback):
         if settings["validate"] and step % flags["eval_every"] == 0:
             model.eval()
             generator = rollout.TorchGenerator(model, tokenizer, version=step, **lengths)
-            with torch.no_grad(), closing(workers.Scorer(timeout=5.0)) as scorer:
+            with torch.no_grad(), closing(Scorer(timeout=5.0)) as scorer:
                 found = [score.correct for score in evaluation.complete(
                     generator, scorer, prompts.validation, flags["eval_generations"])]
             model.train()

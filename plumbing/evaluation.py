@@ -18,7 +18,7 @@ from plumbing.flags import make_generator, make_scorer
 
 
 def complete(generator, scorer, prompts, generations):
-    """Yield the workers.Score of `generations` completions of each prompt, in the order of the verdicts; no mailbox.
+    """Yield the scorer.Score of `generations` completions of each prompt, in the order of the verdicts; no mailbox.
 
     prompts            data.Prompts with the indices 0, 1, …
     generator, scorer  as in pipeline.serve; the caller closes both

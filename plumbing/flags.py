@@ -35,7 +35,7 @@ from plumbing import sizing
 from plumbing.checkpoints import finished
 from plumbing.fleet import processes
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
-from verify import jail, workers
+from verify import jail, scorer
 
 ROOT = Path(__file__).resolve().parent.parent  # the project's folder, so that base/ is found from every working folder
 DEFAULTS = RECIPES["scalerl"] | dict(
@@ -573,9 +573,9 @@ def make(backend, folder, tokenizer, *, device, dtype, **settings):
 
 
 def make_scorer(args):
-    """The workers.Scorer that the flags ask for, with the penalty of Eq. 9 under --length-control penalty."""
+    """The scorer.Scorer that the flags ask for, with the penalty of Eq. 9 under --length-control penalty."""
     shape = partial(reward.length_penalty, length_max=args.length_max, length_cache=args.length_cache)
-    return workers.Scorer(
+    return scorer.Scorer(
         timeout=args.verify_timeout,
         think_end=args.think_end,
         penalty=shape if args.length_control == "penalty" else None,

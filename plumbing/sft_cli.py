@@ -15,7 +15,7 @@ import reward
 import rollout
 import sft
 from plumbing import evaluation
-from verify import workers
+from verify.scorer import Scorer
 
 
 def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16):
@@ -24,7 +24,7 @@ def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16)
     groups = [[] for _ in questions]
     with (
         closing(rollout.TorchGenerator(model, tokens, slots=128, max_new_tokens=112)) as generator,
-        closing(workers.Scorer(timeout=5.0)) as scorer,
+        closing(Scorer(timeout=5.0)) as scorer,
     ):
         for score in evaluation.complete(generator, scorer, questions, generations):
             groups[score.completion.ticket].append(score.correct)

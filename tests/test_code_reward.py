@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import reward
 from data import Prompt
-from verify import jail, workers
+from verify import jail, judges, programs
+from verify.scorer import Scorer
 
 LIMIT = 0.5  # seconds per answer that the `strict` scorer allows
 NAMESPACES = len(jail.protections()) > 1
@@ -76,7 +76,7 @@ def folder(tmp_path_factory):
 def started(folder, timeout):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(folder))
-        scorer = workers.Scorer(timeout=timeout, workers=1)
+        scorer = Scorer(timeout=timeout, workers=1)
         assert score(scorer, "print(sum(map(int, input().split())))").correct is True
     return scorer
 
@@ -115,12 +115,12 @@ def strict(folder):
         ("```python\na\n", ""),  # never closed
         ("```cpp\na\n```", ""),
         ("a", ""),
-        ("```python\n" + "#" * reward.CODE_CHARS + "\n```", ""),  # too long
+        ("```python\n" + "#" * programs.CODE_CHARS + "\n```", ""),  # too long
         ("```python\n" * 100_000, ""),
     ],
 )
 def test_sec2_the_program_is_the_last_python_block(answer, program):
-    assert (reward.code(answer, SUM) or "") == program
+    assert (judges.code(answer, SUM) or "") == program
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_sec2_the_program_is_the_last_python_block(answer, program):
     ],
 )
 def test_the_forms_of_tests_in_use_are_read(tests, read):
-    assert reward.read_tests(tests) == read
+    assert programs.read_tests(tests) == read
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_tests_that_cannot_be_read_or_are_none_are_a_failure_not_a_verdict(score
     ],
 )
 def test_stdout_is_right_with_the_same_words_on_the_same_lines_and_fractions_within_1e_6(output, expected, same):
-    assert reward.same_output(output, expected) is same
+    assert programs.same_output(output, expected) is same
 
 
 STDIN = {
@@ -397,7 +397,7 @@ for place in {places!r}:
   except OSError: print(place)
 try: open(os.__file__, 'a')
 except OSError: print('read-only')
-print(os.path.exists({str(Path(reward.__file__))!r}), set(os.listdir('/proc')) & {{{str(os.getpid())!r}, '9999999'}})
+print(os.path.exists({str(Path(programs.__file__))!r}), set(os.listdir('/proc')) & {{{str(os.getpid())!r}, '9999999'}})
 """
     expected = "\n".join([place for place in places if place != "/tmp"] + ["read-only", "False set()"])
     assert score(scorer, write, json.dumps({"inputs": [""], "outputs": [expected]})).correct is True
@@ -426,7 +426,7 @@ def test_protections_are_named_for_the_log():
 def test_without_namespaces_nothing_is_left_either(name, tmp_path):
     """`jail.run` is called in a separate process, because it kills all children of the process that calls it."""
     script = f"""
-from verify import jail, workers
+from verify import jail
 def outcome(program):
     try:
         return list(jail.run(program, None, ['x'], size=9, timeout={LIMIT}, namespaces=False))
@@ -447,7 +447,7 @@ print(outcome('print(input())'), outcome({ENDLESS[name]!r}),
 
 
 def test_nothing_blocks_while_a_program_runs_or_a_worker_starts_with_megabytes_of_tests():
-    scorer = workers.Scorer(timeout=30.0, workers=1)
+    scorer = Scorer(timeout=30.0, workers=1)
     start = time.monotonic()
     tests = json.dumps({"inputs": ["x" * 5_000_000], "outputs": ["5000000"]})
     submit(scorer, "import time\ntime.sleep(2)\nprint(len(input()))", tests)
@@ -477,12 +477,11 @@ def test_a_jail_ends_with_its_worker(folder, sign):
 
 
 def test_a_jail_that_does_not_start_is_a_failure_not_a_wrong_answer(monkeypatch, tmp_path):
-    shutil.copy(reward.__file__, tmp_path)
     shutil.copytree(Path(jail.__file__).parent, tmp_path / "verify")
     works, first = Path(jail.__file__).read_text(), "def drop_rights(user):\n"
     (tmp_path / "verify" / "jail.py").write_text(works.replace(first, f"{first}    raise OSError\n"))
-    monkeypatch.setattr(workers, "ROOT", str(tmp_path))
-    scorer = workers.Scorer(timeout=5.0, workers=1)
+    monkeypatch.setattr("verify.scorer.ROOT", str(tmp_path))
+    scorer = Scorer(timeout=5.0, workers=1)
     failed = score(scorer, "print(3)")
     assert failed.correct is None and failed.tried
     assert "two workers died without a verdict (exit code 1)" in failed.error

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import data
-import reward
+from verify import programs
 
 CHARACTERS = "0123456789+-=abcdefghijklmnopqrstuvwxyz:?| "
 TEMPLATE = (
@@ -324,7 +324,7 @@ def test_the_name_of_a_function_is_read_wherever_data_sets_have_it(row, name, tm
         columns=(["prompt"], ["tests"]),
     ).validation
     # Arguments are JSON, a line each: 1 and [1]. Without a name they are standard input.
-    assert reward.read_tests(prompt.answer) == (name, [([1, [1]], 2)] if name else [("1\n[1]", "2")])
+    assert programs.read_tests(prompt.answer) == (name, [([1, [1]], 2)] if name else [("1\n[1]", "2")])
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from data import Curriculum, Prompt
 from pipeline import Completion, Mailbox, Pipeline, Ticket, serve
 from plumbing import fleet
 from plumbing.fleet import broadcast_weights
-from verify.workers import Scorer
+from verify.scorer import Scorer
 
 PAUSE = pipeline.POLL  # virtual seconds; the unit of every duration below
 
@@ -239,7 +239,7 @@ class FakeGenerator:
 
 @dataclass
 class Verdict:
-    """What a scorer hands back, like workers.Score."""
+    """What a scorer hands back, like scorer.Score."""
 
     completion: Completion
     correct: bool | None

@@ -1,4 +1,4 @@
-"""Claims about reward.py: Sec. 2's +1 and -1, exact integers, math-verify in workers that no answer can hold up."""
+"""Claims about reward.py (Sec. 2) and verify/: exact integers, mathematics in workers that no answer can hold up."""
 
 import doctest
 import json
@@ -20,7 +20,8 @@ import sympy
 
 import reward
 from data import Prompt
-from verify import jail, workers
+from verify import jail, judges, mathematics, programs
+from verify.scorer import Scorer
 
 DATA = Path(__file__).parent / "data"
 ROOT = DATA.parents[1]
@@ -91,7 +92,7 @@ def wait_until(true, what, seconds=5.0):
 @pytest.fixture(scope="module")
 def strict():
     """A Scorer with a short limit and one worker, already started: the second it takes to start does not count."""
-    strict = workers.Scorer(timeout=0.7, workers=1)
+    strict = Scorer(timeout=0.7, workers=1)
     verdicts(strict, [("\\boxed{0.5}", "1/2")])
     yield strict
     strict.close()
@@ -100,14 +101,15 @@ def strict():
 @pytest.fixture(scope="module")
 def scorer():
     """A Scorer with a limit (20 s) that no honest answer below comes near, however busy the machine is."""
-    scorer = workers.Scorer(timeout=20.0)
+    scorer = Scorer(timeout=20.0)
     yield scorer
     scorer.close()
 
 
 def test_examples_in_docstrings_are_true():
-    results = doctest.testmod(reward)
-    assert results.failed == 0 < results.attempted
+    for module in (reward, mathematics, programs):
+        results = doctest.testmod(module)
+        assert results.failed == 0 < results.attempted, module
 
 
 # --- Sec. 2 ---
@@ -141,7 +143,7 @@ def test_another_mark_or_none_tells_where_the_answer_begins():
 def test_a_score_says_whether_its_text_holds_the_mark_also_when_it_is_truncated():
     scores = {}
     for mark in ("</think>", "####", None):
-        scorer = workers.Scorer(timeout=5.0, think_end=mark)
+        scorer = Scorer(timeout=5.0, think_end=mark)
         for text, cut in (("</think>18", False), ("18", False), ("</think>18", True)):
             scorer.submit(Finished(text, truncated=cut), prompt("18", "arithmetic"))
         scores[mark] = [(score.marked, score.correct) for score in scorer.finished()]
@@ -165,7 +167,7 @@ def test_eq9_length_penalty_falls_from_0_to_minus_1_over_the_last_length_cache_t
 def test_eq9_is_added_to_correct_completions_only():
     assert [reward.reward(True, penalty) for penalty in (0.0, -0.25, -1.0)] == [1.0, 0.75, 0.0]
     assert [reward.reward(False, penalty) for penalty in (0.0, -0.25, -1.0)] == [-1.0] * 3
-    scorer = workers.Scorer(timeout=5.0, penalty=EQ9)
+    scorer = Scorer(timeout=5.0, penalty=EQ9)
     for answer, tokens in (("18", 11_000), ("18", 13_500), ("17", 13_500)):
         scorer.submit(Finished(f"</think>{answer}", ids=(0,) * tokens), prompt("18", "arithmetic"))
     assert [(score.correct, score.reward) for score in scorer.finished()] == [(True, 1.0), (True, 0.25), (False, -1.0)]
@@ -184,7 +186,7 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_correct_answer():
 
 @pytest.mark.parametrize("answer", ["18", " 18", "18\n", "\t18 \r\n"])
 def test_arithmetic_takes_the_integer_and_ascii_whitespace_around_it(answer):
-    assert reward.exact(answer, "18") is True
+    assert judges.exact(answer, "18") is True
 
 
 @pytest.mark.parametrize(
@@ -193,23 +195,23 @@ def test_arithmetic_takes_the_integer_and_ascii_whitespace_around_it(answer):
     + ["१८", "\u00a018", "\u200b18", "18\u2003", "<think>18", "\\boxed{18}", "18" * 500_000, "1" + "0" * 1_000_000],
 )
 def test_arithmetic_takes_nothing_else(answer):
-    assert reward.exact(answer, "18") is False
+    assert judges.exact(answer, "18") is False
 
 
 def test_arithmetic_negative_numbers_and_zero():
-    assert reward.exact("-4", "-4") and reward.exact("0", "0")
+    assert judges.exact("-4", "-4") and judges.exact("0", "0")
     for answer, reference in (("4", "-4"), ("- 4", "-4"), ("\u22124", "-4"), ("-0", "0"), ("", "0")):
-        assert not reward.exact(answer, reference)
+        assert not judges.exact(answer, reference)
 
 
 def test_sorting_takes_all_digits_in_order_and_nothing_else():
-    assert reward.TASKS["sorting"]("02357\n", "02357") is True
+    assert judges.TASKS["sorting"]("02357\n", "02357") is True
     for answer in ("2357", "0 2 3 5 7", "02375", "023577", "0,2,3,5,7", "=02357", "２3"):
-        assert reward.TASKS["sorting"](answer, "02357") is False
+        assert judges.TASKS["sorting"](answer, "02357") is False
 
 
 def test_arithmetic_and_equal_strings_need_no_worker_and_are_scored_at_once():
-    scorer = workers.Scorer(timeout=5.0)
+    scorer = Scorer(timeout=5.0)
     completions = [thought("18"), thought("19"), Finished("18"), Finished("<think></think>18", truncated=True)]
     for completion in completions:
         scorer.submit(completion, prompt("18", "arithmetic"))
@@ -224,11 +226,11 @@ def test_arithmetic_and_equal_strings_need_no_worker_and_are_scored_at_once():
 
 def test_an_unknown_task_is_an_error_not_a_wrong_answer():
     with pytest.raises(KeyError, match="chess"):
-        workers.Scorer(timeout=5.0).submit(thought("18"), prompt("18", "chess"))
+        Scorer(timeout=5.0).submit(thought("18"), prompt("18", "chess"))
 
 
 def test_exact_matches_are_short_cut_at_5000_per_second():
-    scorer, start = workers.Scorer(timeout=5.0), time.thread_time()
+    scorer, start = Scorer(timeout=5.0), time.thread_time()
     for n in range(2_000):
         scorer.submit(thought(f"Therefore $\\boxed{{{n}}}$."), prompt(str(n)))
     assert sum(score.correct for score in scorer.finished()) == 2_000
@@ -263,7 +265,7 @@ def test_exact_matches_are_short_cut_at_5000_per_second():
     ],
 )
 def test_math_expression_is_the_last_whole_box_or_the_whole_short_answer(answer, expression):
-    assert reward.final_expression(answer) == expression
+    assert mathematics.final_expression(answer) == expression
 
 
 RIGHT = [
@@ -427,7 +429,7 @@ def test_verdicts_are_sympys_on_generated_expressions(scorer):
 def test_the_500_answers_of_the_benchmark_are_judged_as_they_were_made(scorer):
     rows = [json.loads(line) for line in (DATA / "answers_500.jsonl").read_text().splitlines()]
     assert len(rows) == 500 and sum(row["correct"] for row in rows) == 260
-    assert all(isinstance(reward.math(row["answer"], row["reference"]), str) for row in rows)  # none is equal as text
+    assert all(isinstance(judges.math(row["answer"], row["reference"]), str) for row in rows)  # none is equal as text
     rows = rows[::7]  # every kind, right and wrong
     for row in rows:
         scorer.submit(thought(row["answer"]), prompt(row["reference"]))
@@ -513,7 +515,7 @@ def kill(scorer):
 
 
 def test_a_worker_that_dies_costs_no_answer(monkeypatch):
-    scorer = workers.Scorer(timeout=20.0, workers=1)
+    scorer = Scorer(timeout=20.0, workers=1)
     scorer.submit(thought("\\boxed{0.5}"), prompt("\\frac{1}{2}"))
     first = kill(scorer)
     (score,) = wait(scorer)
@@ -527,7 +529,7 @@ def test_a_worker_that_dies_costs_no_answer(monkeypatch):
 
 
 def test_an_answer_that_two_workers_die_of_is_a_failure_not_a_wrong_answer():
-    scorer = workers.Scorer(timeout=20.0, workers=1)
+    scorer = Scorer(timeout=20.0, workers=1)
     scorer.submit(thought("\\boxed{0.5}"), prompt("\\frac{1}{2}"))
     first = kill(scorer)
     while running(scorer) in ([], [first]):
@@ -540,7 +542,7 @@ def test_an_answer_that_two_workers_die_of_is_a_failure_not_a_wrong_answer():
 
 def test_a_verifier_that_cannot_start_is_a_failure_not_a_wrong_answer(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    scorer = workers.Scorer(timeout=5.0, workers=1)
+    scorer = Scorer(timeout=5.0, workers=1)
     (score,) = verdicts(scorer, [("\\boxed{0.5}", "1/2")]).values()
     assert score.correct is None and "exit code 1" in score.error
     scorer.close()
@@ -550,15 +552,15 @@ def test_a_worker_that_never_answers_is_given_up(monkeypatch, tmp_path):
     (tmp_path / "hang").write_text("#!/bin/sh\nexec sleep 600\n")
     (tmp_path / "hang").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "hang"))
-    monkeypatch.setattr(workers, "START_SECONDS", 0.1)
-    scorer = workers.Scorer(timeout=0.1, workers=1)
+    monkeypatch.setattr("verify.scorer.START_SECONDS", 0.1)
+    scorer = Scorer(timeout=0.1, workers=1)
     (score,) = verdicts(scorer, [("\\boxed{0.5}", "1/2")]).values()
     assert score.correct is None and "exit code -9" in score.error and running(scorer) == []
     scorer.close()
 
 
 def test_a_stopped_fork_is_given_up_and_does_not_hold_the_scorer_up():
-    scorer, scores = workers.Scorer(timeout=60.0, workers=1), []
+    scorer, scores = Scorer(timeout=60.0, workers=1), []
     scorer.submit(thought(ENDLESS["a tower of powers"]), prompt("18"))
 
     def poll():
@@ -578,7 +580,7 @@ def test_a_stopped_fork_is_given_up_and_does_not_hold_the_scorer_up():
 @pytest.mark.parametrize("place", ["subprocess.Popen", "jail.as_file"])  # as with too many processes; as on a full disk
 @pytest.mark.parametrize("times", [1, 2])
 def test_what_fails_to_start_is_tried_once_more_and_never_raises_in_the_generator(monkeypatch, place, times):
-    module, name = {"subprocess": workers.subprocess, "jail": jail}[place.split(".")[0]], place.split(".")[1]
+    module, name = {"subprocess": subprocess, "jail": jail}[place.split(".")[0]], place.split(".")[1]
     works, failures = getattr(module, name), [OSError(11, "no more")] * times
 
     def fails(*args, **kwargs):
@@ -586,7 +588,7 @@ def test_what_fails_to_start_is_tried_once_more_and_never_raises_in_the_generato
             raise failures.pop()
         return works(*args, **kwargs)
 
-    scorer = workers.Scorer(timeout=20.0, workers=1)
+    scorer = Scorer(timeout=20.0, workers=1)
     monkeypatch.setattr(module, name, fails)
     (score,) = verdicts(scorer, [("\\boxed{0.5}", "1/2")]).values()
     assert score.tried and score.correct is (True if times == 1 else None)
@@ -603,7 +605,7 @@ def test_what_fails_to_start_is_tried_once_more_and_never_raises_in_the_generato
 def test_no_process_remains_after_close_and_files_stay_few():
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
-        scorer = workers.Scorer(timeout=20.0, workers=1)
+        scorer = Scorer(timeout=20.0, workers=1)
         for answer in (ENDLESS["a tower of powers"], "\\boxed{0.5}"):
             scorer.submit(thought(answer), prompt("1/2"))
         scorer.finished()
@@ -619,9 +621,9 @@ def test_no_process_remains_after_close_and_files_stay_few():
 def test_a_worker_loads_no_torch_and_ends_soon_after_a_parent_that_was_killed():
     program = """
 import time
-from verify import workers
+from verify.scorer import Scorer
 from types import SimpleNamespace as S
-scorer = workers.Scorer(timeout=1.0, workers=1)
+scorer = Scorer(timeout=1.0, workers=1)
 def check(answer):
     completion = S(text="</think>\\\\boxed{" + answer + "}", truncated=False)
     scorer.submit(completion, S(task="math", answer="1/2"))
@@ -649,10 +651,11 @@ time.sleep(60)
 # --- Which files a worker runs ---
 
 VERDICTS = """
+import sys
 import time
-from verify import workers
+from verify.scorer import Scorer
 from types import SimpleNamespace as S
-scorer, verdicts = workers.Scorer(timeout=20.0, workers=1), []
+scorer, verdicts = Scorer(timeout=20.0, workers=1), []
 program = "```python\\nimport sys\\nprint(sys.argv[0])\\n```"
 tests = '{"inputs": [""], "outputs": ["the copy"]}'
 scorer.submit(S(text="</think>7", truncated=False), S(task="math", answer="8"))
@@ -661,7 +664,7 @@ while scorer.pending:
     verdicts += [(score.correct, score.error) for score in scorer.finished()]
     time.sleep(0.01)
 scorer.close()
-print(verdicts, workers.__file__)
+print(verdicts, sys.modules[Scorer.__module__].__file__)
 """
 # What `pip install -e` installs when it does not simply add the project's folder to the path.
 FINDER = """
@@ -676,10 +679,12 @@ sys.meta_path.append(Installed)
 
 
 def copied_tree(folder, says, equal):
-    """A copy of the project whose `reward.equal` returns `equal` and whose jail gives programs the name `says`."""
+    """A copy of the project whose `mathematics.equal` returns `equal` and whose jail gives programs the name `says`."""
     folder.mkdir()
     shutil.copytree(ROOT / "verify", folder / "verify")
-    (folder / "reward.py").write_text(f"{(ROOT / 'reward.py').read_text()}\n\nequal = lambda *_: {equal}\n")
+    shutil.copy(ROOT / "reward.py", folder)
+    mathematics = folder / "verify" / "mathematics.py"
+    mathematics.write_text(f"{mathematics.read_text()}\n\nequal = lambda *_: {equal}\n")
     jailed = folder / "verify" / "jail.py"
     assert jailed.read_text().count('["answer.py"]') == 1
     jailed.write_text(jailed.read_text().replace('["answer.py"]', f'["{says}"]'))
@@ -713,4 +718,4 @@ def test_a_copied_tree_uses_its_own_verifier_and_jail_wherever_it_is_started_and
         check=False,
         env=environment | ({"PYTHONPATH": str(other)} if installed == "PYTHONPATH" else {}),
     )
-    assert done.stdout == f"[(True, ''), (True, '')] {copy}/verify/workers.py\n", done.stderr
+    assert done.stdout == f"[(True, ''), (True, '')] {copy}/verify/scorer.py\n", done.stderr

@@ -39,6 +39,7 @@ from plumbing import batches, checkpoints, evaluation, flags, fleet, sizing
 from plumbing.checkpoints import finished
 from plumbing.flags import make_generator, make_scorer, provenance, resumed_flags, settings, stored_flags
 from recipes import RECIPES
+from verify.judges import UNREADABLE
 
 ROOT = Path(train.__file__).parent
 BASE = ROOT / "base"
@@ -819,7 +820,7 @@ def test_failing_verifiers_stop_the_run_above_one_percent_of_the_groups():
 
 
 def test_a_reference_that_cannot_be_read_is_named_once_and_is_no_failure_of_the_verifier():
-    errors, lines = [f"{reward.UNREADABLE} in LaTeX, got '$'", "no memory", ""], []
+    errors, lines = [f"{UNREADABLE} in LaTeX, got '$'", "no memory", ""], []
     groups = [
         [replace(of, error=errors[p] if of.correct is None else "") for of in group]
         for p, group in enumerate(batch([True, None], [None, None], [True, False]))
@@ -856,7 +857,7 @@ def test_a_verifier_that_fails_on_the_validation_set_stops_every_trainer_and_the
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(reward, "pass_rates", lambda *_: {})
             train.Trainer.validate(run)  # 1 %
-            failed |= dict.fromkeys(range(50, 60), f"{reward.UNREADABLE} in LaTeX, got ''")  # bad data, no failure
+            failed |= dict.fromkeys(range(50, 60), f"{UNREADABLE} in LaTeX, got ''")  # bad data, no failure
             train.Trainer.validate(run)
         assert run.evaluated == 7
         run.evaluated, failed[5] = None, "no memory"

@@ -66,7 +66,7 @@ PRELUDE += "import copy, datetime, operator, random, sys\n"
 PROBE = "import threading\nthreading.Thread(target=print, args=['free']).start()"  # as programs may
 
 
-# --- Outside: in a worker of workers.py ------------------------------------------------------------------------------
+# --- Outside: in a worker (workers.py) --------------------------------------------------------------------------------
 # Modules that only this side needs are imported inside functions, so that a jail's interpreter starts twice as fast.
 
 

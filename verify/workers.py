@@ -1,7 +1,7 @@
-"""Verifier processes: a verdict on every answer without ever blocking the generator.
+"""Workers: the processes that judge answers within a time limit.
 
-Paper: Sec. 2 (rewards), which leaves open how answers are checked. reward.py says what an answer is and when it is
-right; this file runs the processes that decide it.
+Paper: Sec. 2 (rewards), which leaves open how answers are checked. judges.py says when an answer is right; scorer.py
+starts workers, in the generator's process; this file is what a worker runs.
 
 SymPy can run for days on a short answer. math-verify's own time limits are switched off: they are signals, which fail
 off the main thread. Instead, a worker is a separate interpreter that loads this file (and SymPy if needed) and judges
@@ -14,7 +14,7 @@ and `correct` None, and the caller drops its group. It is never scored as wrong.
 A worker runs programs in a jail (jail.py says what it protects against and what not), which never sees the expected
 outputs. A program's time counts from the moment when the jail is ready.
 
-Deviation: none known (those of verdicts: reward.py).
+Deviation: none known (those of verdicts: judges.py).
 
 Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py
 """
@@ -25,23 +25,17 @@ import os
 import resource
 import signal
 import socket
-import subprocess
 import sys
-import time
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import cache
 
-import reward
 from verify import jail
+from verify.judges import UNREADABLE
+from verify.mathematics import equal
+from verify.programs import read_tests, readings, right_output
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# A worker's interpreter runs this. It takes modules from ROOT, even if others are installed or on PYTHONPATH.
-START_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from verify.workers import work; work(*sys.argv[2:])"
 MEMORY_BYTES = 2 << 30  # address space of one worker
-START_SECONDS = 120.0  # to start worker and jail: a worker without a verdict so long after the limit counts as dead
 ANSWERS_PER_FORK = 5_000  # SymPy's caches grow, and math-verify calls an answer wrong when memory runs out
-MESSAGE_BYTES = 4_096  # more than any verdict or error
 SPARE_BYTES = 1 << 16  # a program's output is wrong, unread, if longer than the longest expected one by more than this
 FIRST_PAIRS = (  # (answer, reference), all equal: compared before a worker's first math answer
     ("\\boxed{\\frac{1}{2}}", "0.5"),
@@ -63,20 +57,20 @@ def load_sympy() -> None:
     Raises RuntimeError if a pair is not found equal.
     """
     for pair in FIRST_PAIRS:
-        if not reward.equal(*pair):
+        if not equal(*pair):
             raise RuntimeError(f"expected {pair} to be equal, got not; likely cause: another version of math-verify")
 
 
 def judge_math(expression: str, reference: str, timeout: float) -> bool | str:
-    """Whether the two are equal (`reward.equal`), or a text: why that cannot be said.
+    """Whether the two are equal (`mathematics.equal`), or a text: why that cannot be said.
 
     After `timeout` seconds the kernel's SIGALRM ends this process.
     """
     signal.setitimer(signal.ITIMER_REAL, timeout)
-    verdict = reward.equal(expression, reference)
+    verdict = equal(expression, reference)
     signal.setitimer(signal.ITIMER_REAL, 0)
     if verdict is None:
-        return f"{reward.UNREADABLE} in LaTeX, got {reference[:80]!r}; likely cause: a broken row of the data"
+        return f"{UNREADABLE} in LaTeX, got {reference[:80]!r}; likely cause: a broken row of the data"
     return verdict
 
 
@@ -84,14 +78,14 @@ def judge_math(expression: str, reference: str, timeout: float) -> bool | str:
 
 
 def judge_code(source: str, reference: str, timeout: float) -> bool | None:
-    """Whether a program passes all tests; None: not decided within `timeout` seconds. Raises as `reward.read_tests`."""
-    name, cases = reward.read_tests(reference)
+    """Whether a program passes all tests; None: not decided within `timeout` seconds. Raises as `read_tests`."""
+    name, cases = read_tests(reference)
     size = max(len(json.dumps(expected)) for _, expected in cases) + SPARE_BYTES
-    inputs, right, namespaces = [given for given, _ in cases], reward.readings(name, cases), jail.namespaces_work()
+    inputs, right, namespaces = [given for given, _ in cases], readings(name, cases), jail.namespaces_work()
     with closing(jail.run(source, name, inputs, size=size, timeout=timeout, namespaces=namespaces)) as outputs:
         with suppress(TimeoutError):
             for test, output in enumerate(outputs):
-                right = [results for results in right if reward.right_output(name, output, results[test])]
+                right = [results for results in right if right_output(name, output, results[test])]
                 if not right:
                     return False
             return True
@@ -141,146 +135,3 @@ def answer_jobs(channel, timeout: float) -> None:
         prepare, judge = JUDGES[task]
         prepare()
         channel.send(json.dumps(judge(text, reference, timeout)).encode())
-
-
-# --- In the generator's process --------------------------------------------------------------------------------------
-
-
-@dataclass
-class Score:
-    """A completion on its way to a verdict."""
-
-    completion: object  # the pipeline.Completion that was submitted
-    prompt: object  # its data.Prompt
-    text: str  # what a worker judges: an expression or a program
-    penalty: float  # of Eq. 9, if it is correct
-    correct: bool | None  # the verdict; in what `finished` returns, None means that the verifier failed
-    marked: bool = True  # its text holds the mark behind which the answer begins, or there is no such mark
-    timed_out: bool = False  # wrong because checking it took longer than the limit
-    tried: bool = False  # a worker has ended with this answer unchecked
-    error: str = ""  # why there is no verdict
-
-    @property
-    def reward(self) -> float:
-        """r of Sec. 2; nan without a verdict."""
-        return reward.reward(self.correct, self.penalty)
-
-
-class Worker:
-    """One worker process, started at its first job and again after each death; `job` is the Score it works on."""
-
-    def __init__(self, timeout: float):
-        self.timeout, self.job, self.process = timeout, None, None
-
-    def _start_interpreter(self) -> None:
-        """Start an interpreter that runs `work`, in its own session; returns at once (it loads SymPy for a second).
-
-        Not by multiprocessing, whose children first load the parent's main file: here train.py, and with it torch.
-        """
-        self.close()
-        self._channel, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-c", START_WORKER, ROOT, str(theirs.fileno()), str(self.timeout)]
-        # The way that SymPy takes, and so its time, depends on the hash seed.
-        with theirs:  # closed here, else the worker's death would not read as end-of-file
-            self.process = subprocess.Popen(
-                command,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONHASHSEED": "0"},
-                start_new_session=True,
-            )
-
-    def start(self, score: Score) -> None:
-        """Give the worker a job. If that fails, `decided` treats it as the worker's death."""
-        self.job, self._deadline, self._failure = score, time.monotonic() + self.timeout + START_SECONDS, None
-        try:
-            if self.process is None or self.process.poll() is not None:
-                self._start_interpreter()
-            with jail.as_file(json.dumps([score.text, score.prompt.answer])) as file:
-                with suppress(BrokenPipeError, ConnectionResetError):  # it has just left: `decided` reads end-of-file
-                    socket.send_fds(self._channel, [score.prompt.task[:1].encode()], [file.fileno()])
-        except OSError as error:  # no memory, processes, file descriptors or disk left
-            self._failure = error
-
-    def decided(self) -> Score | None:
-        """Look, without waiting, for a verdict or the worker's death; returns the job once it is settled, else None."""
-        score, message = self.job, b""
-        try:
-            message = b"" if self._failure else self._channel.recv(MESSAGE_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            if time.monotonic() > self._deadline:
-                with suppress(ProcessLookupError):
-                    os.killpg(self.process.pid, signal.SIGKILL)  # the fork too, which holds the channel open
-            return None
-        except ConnectionResetError:
-            pass
-        if message:
-            verdict = json.loads(message)
-            score.correct, score.error = (None, verdict) if isinstance(verdict, str) else (bool(verdict), "")
-            score.timed_out = verdict is None
-        else:
-            cause = self._failure or f"exit code {self.process.wait()}"
-            self.close()
-            if not score.tried:
-                score.tried = True
-                self.start(score)
-                return None
-            score.error = (
-                f"two workers died without a verdict ({cause}); likely cause: no memory, or see the traceback above"
-            )
-        self.job = None
-        return score
-
-    def close(self) -> None:
-        """End and reap the process and its children; SIGTERM comes first, as a worker may clear up after a program."""
-        for sign in (signal.SIGTERM, signal.SIGKILL) if self.process else ():
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, sign)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=5.0)
-            self._channel.close()
-
-
-class Scorer:
-    """Scores completions while the generator goes on: `submit` and `finished` return at once, whatever is decided.
-
-    timeout    seconds of wall clock per answer
-    workers    worker processes at most; none is started before the first answer that needs one
-    penalty    |y| -> Eq. 9's penalty, or None for rewards of +1 and -1
-    think_end  the text behind which the answer begins; None: the whole text is the answer
-    """
-
-    def __init__(self, *, timeout: float, workers: int = 2, penalty=None, think_end: str | None = reward.THINK_END):
-        self._workers, self._penalty = [Worker(timeout) for _ in range(workers)], penalty
-        self._think_end = think_end
-        self._queue, self._done = [], []
-
-    @property
-    def pending(self) -> int:
-        """Completions submitted and not yet handed back by `finished`."""
-        return len(self._queue) + len(self._done) + sum(worker.job is not None for worker in self._workers)
-
-    def submit(self, completion, prompt) -> None:
-        """Take a finished pipeline.Completion of a data.Prompt (its .task, .answer). Raises KeyError: unknown task."""
-        found = reward.final_answer(completion.text, self._think_end)
-        answer = None if completion.truncated else found
-        verdict = False if answer is None else reward.TASKS[prompt.task](answer, prompt.answer)
-        text, correct = (verdict, None) if isinstance(verdict, str) else ("", verdict)
-        penalty = self._penalty(len(completion.ids)) if self._penalty else 0.0
-        score = Score(completion, prompt, text, penalty, correct, marked=found is not None)
-        (self._queue if correct is None else self._done).append(score)
-
-    def finished(self) -> list[Score]:
-        """The verdicts that have come in since the last call, in any order."""
-        for worker in self._workers:
-            if worker.job and (score := worker.decided()):
-                self._done.append(score)
-            if worker.job is None and self._queue:
-                worker.start(self._queue.pop(0))
-        done, self._done = self._done, []
-        return done
-
-    def close(self) -> None:
-        """End and reap every worker; what is pending is lost, and nothing may be submitted any more."""
-        for worker in self._workers:
-            worker.close()

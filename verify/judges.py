@@ -1,0 +1,72 @@
+"""Judges: which answers are right, by task, and what of an answer a worker has to look at.
+
+Paper: Sec. 2, which has math and code, and leaves open how answers are read and compared.
+
+TASKS maps the name in a prompt's `task` to its judge
+  arithmetic  right if equal to the reference, character by character, but for ASCII whitespace around it: "18" and
+  sorting     " 18\\n" are right for 18; "018", "+18", "18.0", "18." and digits of other scripts are wrong.
+  math        LaTeX: the last \\boxed{...} or \\fbox{...}, or without one the final expression; boxes with nothing but
+              commas, "and", "or", "x =" between them are one list. An answer that equals the reference as a string is
+              right at once; any other goes to a worker process, where `equal` compares the two after `normalise`. A
+              reference is read whole or not at all: no answer is right for a part of it, and an answer to a reference
+              that cannot be read gets no verdict.
+                numbers   must be equal; 6 places are enough if one is a decimal and the other is not a whole number;
+                          48 + 46 is no answer to "What is 48 + 46?": a model would learn to repeat the question
+                (a, b)    keeps its order, and so does 1, 2 as answer to x = 1, y = 2; a, b and {a, b} are sets
+                12_5      is right only for the same digits and base
+                words     must be the same letter for letter, whatever their case
+                the rest  is compared by math-verify, the paper's checker
+  code        a Python program: the last ```python block, or without one the last ``` block without a language. It is
+              right if it passes all tests of the reference, a JSON text of one of the forms in use (`read_tests`):
+                {"inputs": ["1 2\\n", ...], "outputs": ["3\\n", ...]}                   stdin and stdout (TACO, APPS)
+                {"fn_name": "add", "inputs": [[1, 2], ...], "outputs": [3, ...]}        calls; if all outputs are lists
+                                                                                        of one, their elements will do
+                [{"input": "1 2\\n", "output": "3\\n"}, ...]                          the same, one object per test; the
+                [{"input": "1\\n2", "output": "3", "metadata": {"func_name": "add"}}]  arguments are a JSON text a line
+              stdout must have the same words on the same lines, whatever the spaces between; a decimal fraction may
+              have a relative error of 1e-6, and 1.0 is right for 1. The result of a call is right if, as JSON, it is
+              == the expected one (so a tuple is a list). Every test must end with exit status 0. The program can import
+              the standard library only, and finds what graders import beforehand (verify/jail.py: PRELUDE).
+
+SymPy can run for days on a short answer, so mathematics.equal and programs run in worker processes (workers.py) with a
+time limit. An answer that takes longer is wrong; one that a worker cannot judge has no verdict, and is never scored as
+wrong.
+
+Deviation: a box, or an answer without one, of more than MAX_CHARS characters is not read and is wrong: references are
+  short, parsing time grows faster than length, and the end of a long number is not that number. Programs: CODE_CHARS.
+Known limits (tests/test_reward.py: LIMITS). Wrong and judged right: 1. without a box the last formula or number of a
+  text counts: "It is 17, not 18" is read as 18; 2. units are not compared: 10 km equals 10 m, and 50 equals 50\\%.
+  Right and judged wrong: 3. three letters or more are read as a word: xyz is not zyx; 4. one letter is a unit in
+  \\text{} only: 3 m is not 3; 5. 100,200,300 without spaces is read as one number; 6. "x < 1 or x > 4" is not the union
+  of the intervals.
+
+Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py
+"""
+
+from verify.mathematics import BOX, final_expression
+from verify.programs import program
+
+UNREADABLE = "expected a reference answer"  # how the reason for a missing verdict begins if the data are at fault
+
+
+# Each verifier takes (answer, reference) and returns True or False, or the text that a worker has to judge.
+
+
+def exact(answer: str, reference: str) -> bool:
+    """Whether the answer is exactly the reference, but for ASCII whitespace around it: "018" is wrong for 18."""
+    return answer.strip(" \t\r\n") == reference
+
+
+def math(answer: str, reference: str) -> bool | str:
+    """True for a string equal to the reference, False without any expression, otherwise the final expression."""
+    expression = final_expression(answer)
+    bare, plain = expression.strip(" \n$"), reference.strip(" \n$")
+    return bool(bare) and (bare in (plain, f"{BOX}{plain}}}") or expression)
+
+
+def code(answer: str, reference: str) -> bool | str:
+    """The program, or False without one."""
+    return program(answer) or False
+
+
+TASKS = {"arithmetic": exact, "sorting": exact, "math": math, "code": code}

@@ -1,0 +1,343 @@
+"""Mathematics: what of an answer is compared, and whether it equals the reference. The rules stand in judges.py.
+
+    final_expression(answer) -> the last boxes, or the whole answer   in the generator's process
+    equal(expression, reference) -> True, False, None: not readable   in a worker (workers.py): it has no time limit
+
+Both sides go through `normalise`; then texts are compared as texts, and formulas as SymPy objects (`same`).
+
+Test: pytest tests/test_reward.py; python benchmarks/soak.py --verdicts
+"""
+
+import re
+from unicodedata import normalize
+
+BOX = "\\boxed{"
+BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # BOX and its other spellings
+FORMULA = re.compile(r"\s*(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\[()]).)+\\\)|\\\[(?:(?!\\[\[\]]).)+\\\])[\s.]*", re.S)
+BASE = re.compile(r"(?<![A-Za-z_0-9])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
+SIGNS = r"\\(?:pm|mp)(?![A-Za-z])"
+BETWEEN_BOXES = re.compile(
+    r"(?:[\s$,;]|\\[][(), ;:]|\\q?quad|and|or|\\text\{[^{}]*(?:,|and|or)\s*\}|[A-Za-z][\w{}]*\s*=)*"
+)
+BETWEEN_CHARS = 40  # boxes further apart than this are never one list
+MAX_CHARS = 10_000  # of a box, or of an answer without one
+
+
+def final_expression(answer: str) -> str:
+    """The last \\boxed{...} of an answer, with the boxes before it in the same list; without any box the whole answer.
+
+    "" if that is longer than MAX_CHARS, or if the last box is left open.
+
+    >>> final_expression("Either \\\\boxed{1} or better \\\\boxed{\\\\frac{1}{2}}.")
+    '\\\\boxed{\\\\frac{1}{2}}'
+    >>> final_expression("x = \\\\boxed{1} and y = \\\\boxed{2}")
+    '\\\\boxed{1, 2}'
+    """
+    answer = BOXES.sub(lambda _: BOX, answer)
+    if (start := answer.rfind(BOX)) < 0:
+        return answer.strip() if len(answer) <= MAX_CHARS else ""
+    inside, first = [in_box(answer, start)], max(start - MAX_CHARS, 0)
+    if inside[0] is None:
+        return ""
+    while (before := answer.rfind(BOX, first, start)) >= 0 and (content := in_box(answer, before)) is not None:
+        end = before + len(BOX) + len(content) + 1
+        if not 0 <= start - end <= BETWEEN_CHARS or not BETWEEN_BOXES.fullmatch(answer, end, start):
+            break
+        inside.insert(0, content)
+        start = before
+    return f"{BOX}{', '.join(dict.fromkeys(inside))}}}"
+
+
+def content(expression: str) -> str:
+    """What a box, or \\( \\) or \\[ \\] around a formula, holds; other text as it is."""
+    if expression.startswith(BOX):
+        return in_box(expression, 0) or ""
+    return re.sub(r"^\\[(\[]|\\[)\]][\s.]*$", "", expression.strip())
+
+
+def in_box(answer: str, start: int) -> str | None:
+    """What is in the \\boxed{...} at `start`; None if that is too long or left open."""
+    box, depth = answer[start : start + MAX_CHARS], 0
+    for brace in re.finditer(r"\\.|[{}]", box):  # an escaped brace is a printed one and opens nothing
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if brace.group() == "}" and depth == 0:
+            return box[len(BOX) : brace.start()]
+    return None
+
+
+# fmt: off
+CHARACTERS = str.maketrans({
+    "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "÷": "\\div ", "±": "\\pm ", "π": "\\pi ", "∞": "\\infty ",
+    "≈": "\\approx ", "≤": "\\leq ", "≥": "\\geq ", "≠": "\\neq ", "∪": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ",
+    "∈": "\\in ", "°": "^\\circ ", "…": "\\ldots ", "’": "'", "\u00a0": " "})
+# fmt: on
+SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+UNIT = (
+    "(?!(?:and|or|pi|sqrt|sin|cos|tan|cot|sec|csc|log|exp|inf|infinity|if|mod|choose|over|percent|percentage|"
+    "pct)(?![A-Za-z]))(?:[A-Za-z]{4,}|days?|min|sec|hrs?|lbs?|mph|men|[cmk]m|m[gl]|kg|ft|in|yd|mi|oz|sq|of)"
+)
+UNITS = rf"(?:{UNIT.replace('4', '2')}\s+)*{UNIT}"
+
+
+def degrees(match) -> str:
+    """In an expression with sines, radians; elsewhere the sign is a unit and is dropped: 45 is right for 45 degrees."""
+    return f"{{\\frac{{{match[1]}\\pi}}{{180}}}}" if re.search("sin|cos|tan|cot|sec|csc", match.string) else match[1]
+
+
+def mixed(match) -> str:
+    """A mixed number as a fraction: 1 1/2 = 3/2."""
+    whole, top, bottom = map(int, match.groups())
+    return f"\\frac{{{whole * bottom + top}}}{{{bottom}}}"
+
+
+def repeating(match) -> str:
+    """A repeating decimal as a fraction: 0.1\\overline{6} = (16 - 1) / 90."""
+    whole, fraction, period = match.groups()
+    top = int(f"{whole or 0}{fraction}{period}") - int(f"{whole or 0}{fraction}")
+    return f"\\frac{{{top}}}{{{10 ** len(fraction) * (10 ** len(period) - 1)}}}"
+
+
+# What is rewritten before an answer or a reference is read, in this order: (pattern, replacement, why).
+# fmt: off
+NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, why in (
+    (r"\s+", " ", "white space"), (r"\\?\$|[€£]", "", "signs of mathematics or of money"),
+    (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*\.?", "", "the size of a bracket"),
+    (r"(?:\\{2}|\s)+$|^\s+", "", "a line's end"),
+    (r"(?<!\.)[.,;:]\s*$", "", "a sentence's end: with it a number is not read as one"),
+    (r"\\[lcd]?dots(?![A-Za-z])|\.{3}", r"\\omega_{0}", "something left out: 1, 2, ... is not 1, 2"),
+    (r"(?<=[0-9])(?:,\\!|\{,\}|(?<!\\)\\[,;: ]|~)\s*(?=[0-9]{3}(?![0-9]))", "", "thousands"),
+    (r"(?<=\{)[1-9][0-9]{0,2}(?:,[0-9]{3})+(?=\})", lambda m: m[0].replace(",", ""), "thousands in a fraction"),
+    (r"(?<![0-9.])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", lambda m: m[0].replace(" ", ""), "thousands with spaces"),
+    (r"\\!", "", "space"), (r"\*\*", "^", "2**3"), (r"^\s*(?:\\approx|=)", "", "a sign before the value"),
+    (r"(?<!\\)\\[,:; ]|\\q?quad(?![A-Za-z])|~", " ", "space"),
+    (r"\\(?:math(?:bf|it|sf|tt)|boldsymbol|bm|underline)\s*\{([^{}]*)\}", r"\1", "bold or slanted symbols"),
+    (r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|mathrm)(?=\s*\{)", r"\\text", "kinds of type"),
+    (r"\\text\s*\{\s*((?=[^{}]*[0-9])(?:[^{}A-Za-z]|and|or)*|[ei])\s*\}", r"\1", "upright numbers, e, i"),
+    (r"\\text\s*\{\s*(-?[0-9][0-9./,]*)\s", r"\1\\text{", "a number and its unit as one text"),
+    (r"\\(?:begin|end)\s*\{(?:cases|aligned)\}", "", "a list"),
+    (r"\\{2}(?![A-Za-z])", lambda m: m[0] if re.search("matrix|array", m.string) else ", ", "a list, line by line"),
+    (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}", "raised characters"),
+    (r"[¼-¾⅐-⅞]", lambda m: f"\\frac{{{normalize('NFKC', m[0]).replace(chr(0x2044), '}{')}}}", "½"),
+    (r"√\s*([0-9.]+|[A-Za-z]|\\pi)", r"\\sqrt{\1}", "√2"),
+    (r"(?:√|\\?(?<![A-Za-z])sqrt)\s*(?=[({])\(?((?<=\()[^()]*(?=\)))\)", r"\\sqrt{\1}", "√(2)"),
+    (r"\\[dtc](frac|binom)", r"\\\1", "sizes of fractions"),
+    (r"\\(frac|binom)\s*([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)\s*(?=[\\{0-9A-Za-z])", r"\\\1{\2}", "\\frac\\pi 2"),
+    (r"(\\(?:frac|binom)\{(?:[^{}]|\{[^{}]*\})*\})\s*([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)", r"\1{\2}", "\\frac{1}2"),
+    (r"(?<![0-9.}])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])", mixed, "1 1/2"),
+    (r"(?<![_^0-9.A-Za-z}])([0-9]+)\s*\\frac\{([0-9]+)\}\{([0-9]+)\}", mixed, "33\\frac13 %"),
+    (r"(?<![_^0-9.])([0-9.]+)\s+(?=[0-9])", r"\1\\omega_{0}", "two numbers side by side are not one: 2 3 is not 23"),
+    (r"(?<=[})])\s*\\?%", r"\\cdot 1\\%", "latex2sympy reads % after a number only"),
+    (r"(?<![0-9])([0-9]*)\.([0-9]*)\\(?:overline|bar)\s*\{([0-9]+)\}", repeating, "0.3 with a bar"),
+    (r"(?<![A-Za-z_^0-9.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]+)(?![\w.])", r"\1\\times10^{\2}", "1e-7"),
+    (r"(^|[=(\[{,]|\\text\{ ?(?:and|or) ?\})\s*\+(?=\s*[0-9.\\A-Za-z(])", r"\1", "+7 is 7"),
+    (r"\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{\s*[CF]\s*\}|[CF](?![A-Za-z]))", "", "degrees Celsius"),
+    (r"((?<![0-9.])[0-9.]+|[A-Za-z])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])|\s(?:\\text\{)?degrees?\}?)",
+     degrees, "90 degrees"),
+    (r"(?:(?<=[0-9)}\]])|(?<=\\pi))\s*\\text\s*\{(?!\s*(?:and|or|if|mod)[\s}])[^{}]*\}(?:\s*/\s*\\text\s*\{[^{}]*\})*"
+     r"(?:\s*\^\s*\{?[-0-9]+\}?)?(?=\s*(?:$|[,;)\]]|\\text|and|or))", "", "units"),
+    (rf"(?<=[0-9}}])(?:\s+|(?=[cmk]m|kg)){UNITS}(?:\s*\^\s*\{{?[23]\}}?)?(?=\s*(?:$|[,;)\]]))",
+     "", "units as plain words"),
+    (r"(?<=[0-9])(?:\s*\^)?\s*\{?\s*(?:\\text\s*\{\s*)?(?:st|nd|rd|th)\s*\}{0,2}$", "", "the 12th"),
+    (r"\\langle", "(", "a vector is a tuple"), (r"\\rangle", ")", "a vector is a tuple"),
+    (r"\\mathbb\s*\{?R\}?", r"(-\\infty,\\infty)", "all real numbers"),
+    (r"\\varnothing|\\\{\s*\\\}", r"\\emptyset", "the empty set"),
+    (r"([A-Za-z])'", r"\1_{0}", "a derivative is not its function: math-verify drops the quote"),
+)]
+# fmt: on
+
+
+def normalise(latex: str) -> str:
+    """The text with one spelling for what LaTeX spells in several ways; see NORMALISE.
+
+    >>> normalise("$30^\\\\circ.$"), normalise("\\\\$18.90"), normalise("1 1/2"), normalise("10 weeks")
+    ('30', '18.90', '\\\\frac{3}{2}', '10')
+    """
+    text = latex.translate(CHARACTERS)
+    for pattern, replacement, _ in NORMALISE:
+        text = pattern.sub(replacement, text)
+    return text.strip()
+
+
+def words(text: str) -> list[str] | None:
+    """The words of an answer (Paris, \\text{no solution}, (B), A and C), lower case and sorted; None for a formula.
+
+    >>> words("Paris"), words("\\\\text{(B)}"), words("2x"), words("xy")
+    (['paris'], ['b'], None, None)
+    """
+    bare = re.sub(r"\\text|[{}().]", "", text)
+    named = "\\text" in text or len(bare) > 2 or re.fullmatch(r"\(?[A-Z]\)?", text)
+    if named and re.fullmatch(r"[A-Za-z,'\s-]+", bare):
+        return sorted("".join(part.split()).lower() for part in re.split(r",|\band\b|\bor\b", bare))
+    return None
+
+
+def spelt(text: str) -> str:
+    """The text without spaces and without \\text{} around its words."""
+    return "".join(re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text).split())
+
+
+def equal(expression: str, reference: str) -> bool | None:
+    """Whether `expression`, from final_expression, equals the reference; None if that cannot be read. No time limit."""
+    right = normalise(content(final_expression(reference) if BOXES.search(reference) else reference))
+    boxed, answer = BOXES.match(expression) or FORMULA.fullmatch(expression), normalise(content(expression))
+    if boxed and spelt(answer) == spelt(right) != "":
+        return True
+    if BASE.search(right) or boxed and BASE.search(answer):
+        return len({re.sub(r"\\text|[\s{}]", "", side) for side in (right, answer)}) == 1
+    if boxed and words(right) and words(answer):
+        return words(right) == words(answer)
+    gold = reading(right, not boxed)
+    if gold is None:
+        return False if words(right) else None
+    given = reading(answer, False) if boxed else tried(last_value, expression)
+    return given is not None and tried(same, gold, given) is True
+
+
+def tried(function, *arguments):
+    """function(*arguments), or None if it raises: what latex2sympy and SymPy raise on nonsense has no common class."""
+    try:
+        return function(*arguments)
+    except Exception:  # load_sympy in workers.py checks that sound pairs do not raise
+        return None
+
+
+def reading(latex: str, lower: bool):
+    """The whole LaTeX text as a SymPy object, or None if that fails.
+
+    lower  read capitals as small letters, as math-verify does in prose
+    An expression with \\pm deep inside, which latex2sympy does not read, becomes the set of its two values.
+    """
+    from sympy import FiniteSet
+
+    found = tried(read, latex, lower)
+    if not re.search(SIGNS, latex):
+        return found
+    either = [tried(read, re.sub(SIGNS, lambda m: pm["pm".index(m[0][1])], latex), lower) for pm in ("+-", "-+")]
+    return found.doit() if found is not None else None if None in either else FiniteSet(*either).doit()
+
+
+def read(latex: str, lower: bool):
+    """`reading` without the rule for \\pm; raises for what latex2sympy cannot read."""
+    from latex2sympy2_extended import latex2sympy2 as its
+
+    config = its.NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
+    letters = its.ConversionConfig(lowercase_symbols=lower)
+    return with_i(
+        its.latex2sympy(
+            its.normalize_latex(latex, config),
+            is_real=True,
+            convert_degrees=False,
+            normalization_config=None,
+            conversion_config=letters,
+        )
+    )
+
+
+def with_i(found):
+    """The object with the imaginary unit in place of the letter i, which latex2sympy reads as a mere symbol."""
+    from sympy import I
+
+    letters = {symbol: I for symbol in getattr(found, "free_symbols", ()) if symbol.name == "i"}
+    return found.xreplace(letters) if letters else found
+
+
+def last_value(prose: str):
+    """What math-verify finds in an answer without a box: its last formula, or number."""
+    from math_verify import parse
+
+    plain = re.sub(r"(?:(?<=\bis )|(?<=[=:] )|(?<=[=:]))\+(?=[0-9.])", "", prose.translate(CHARACTERS))
+    return with_i(parse(plain, parsing_timeout=None)[0])
+
+
+def same(gold, given) -> bool:
+    """Whether two SymPy objects are the same answer: we compare numbers, order and names, math-verify the rest."""
+    from math_verify import verify
+    from math_verify.grader import is_assignment_relation, is_equation, take_last_relation
+    from sympy import Interval, Set
+    from sympy.logic.boolalg import Boolean
+
+    if is_assignment_relation(given) and not is_equation(gold):
+        return same(gold, take_last_relation(given).rhs)
+    if is_assignment_relation(gold) and not is_equation(given):
+        return same(take_last_relation(gold).rhs, given)
+    if is_equation(given) and not is_equation(gold):  # 2x = 10 is not 10, but 1 + 9 = 10 is
+        last = take_last_relation(given)
+        return same(gold, last.rhs) and same(last.lhs, last.rhs)
+    if all(getattr(side, "is_number", False) for side in (gold, given)):
+        return close(gold, given) and not (gold.is_Number and given.find(calculation))
+    if all(getattr(side, "is_Matrix", False) for side in (gold, given)):
+        return gold.shape == given.shape and all(map(same, gold.doit(), given.doit()))
+    if isinstance(gold, Interval) and isinstance(given, Interval):
+        ends = (gold.left_open, gold.right_open) == (given.left_open, given.right_open)
+        return ends and same(gold.start, given.start) and same(gold.end, given.end)
+    if any(members(side) for side in (gold, given)) and all(
+        members(side) or not isinstance(side, (Set, Boolean)) for side in (gold, given)
+    ):
+        return same_members(gold, given)
+    return verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True)  # x > 0 is right for (0, oo)
+
+
+def calculation(part) -> bool:
+    """Whether a part of a SymPy object is left to be computed: 48 + 46, 0.5 + 3 or 2 \\cdot 47.
+
+    That is a sum of rational numbers and decimals, or a product with two factors that are such numbers, not counting 1
+    and -1. 3 \\times 10^5 and 1 + \\sqrt{2} are values, not calculations.
+    """
+    from sympy import Float  # decimals, of which SymPy does not say whether they are rational
+
+    return (
+        part.is_Add
+        and all(arg.is_rational or arg.has(Float) for arg in part.args)
+        or part.is_Mul
+        and sum(arg.is_Number and abs(arg) != 1 for arg in part.args) > 1
+    )
+
+
+def members(found) -> list:
+    """The members of a list, set or tuple as written; of an open interval, written like a pair, its ends; else []."""
+    from sympy import FiniteSet, Interval, Tuple
+
+    if isinstance(found, Interval) and found.is_open:
+        return [found.start, found.end]
+    return list(getattr(found, "_unsorted_args", found.args)) if isinstance(found, (FiniteSet, Tuple)) else []
+
+
+def same_members(gold, given) -> bool:
+    """Whether members agree: in order within parentheses, or for 1, 2 as answer to x = 1, y = 2; else in any order."""
+    from math_verify.grader import is_assignment_relation
+    from sympy import Interval, Tuple
+
+    right, answer = (list(dict.fromkeys(members(side) or [side])) for side in (gold, given))  # repeated ones count once
+    names = {member.lhs for member in right if is_assignment_relation(member)}
+    free = not isinstance(gold, (Interval, Tuple)) and not isinstance(given, (Interval, Tuple))
+    if len(right) != len(answer) or not free or len(names) > 1 and not any(map(is_assignment_relation, answer)):
+        return len(right) == len(answer) and all(map(same, right, answer))
+    for member in right:
+        found = next((other for other in answer if same(member, other)), None)
+        if found is None:
+            return False
+        answer.remove(found)
+    return True
+
+
+def close(gold, given) -> bool:
+    """Whether two numbers are equal. If one is a decimal and the other not a whole number, they may differ by 1e-6, or
+    by 2e-5 of the reference's size if that is less.
+
+    28 and 0.28 are both right for 28%.
+    """
+    from sympy import Float, Rational, UnevaluatedExpr, sympify
+
+    percent = UnevaluatedExpr(Rational(1, 100))
+    if given.has(percent) is not gold.has(percent) and close(
+        gold.xreplace({percent: sympify(1)}), given.xreplace({percent: sympify(1)})
+    ):
+        return True
+    gold, given = gold.doit(), given.doit()
+    if not (gold.is_finite and given.is_finite):
+        return gold == given and bool(gold.is_extended_real)  # infinity is right for itself, 1/0 is not
+    size, difference = abs(gold).evalf(), abs((gold - given).evalf(20))
+    decimals = [side.has(Float) for side in (gold, given)]
+    whole = any(side.is_integer and not decimal for side, decimal in zip((gold, given), decimals))
+    tolerance = 1e-50 * size if not any(decimals) else 1e-12 * size if whole else min(1e-6, 2e-5 * size)
+    return bool(difference <= tolerance)

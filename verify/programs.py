@@ -1,0 +1,104 @@
+"""Programs: which block of an answer is one, what its tests are, and when an output is right. Rules: judges.py.
+
+    program(answer) -> its source text                                     in the generator's process
+    read_tests(reference), right_output(...)                               in a worker (workers.py)
+
+Test: pytest tests/test_code_reward.py
+"""
+
+import json
+import re
+from contextlib import suppress
+from decimal import Decimal
+from math import isclose
+from textwrap import dedent
+
+CODE_CHARS = 65_536  # of a program: the limit of Codeforces
+NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][-+]?[0-9]{1,3})?")
+
+
+def program(answer: str) -> str:
+    """The last ```python block of an answer, without one the last block that names no language, else "".
+
+    Also "" if that block is longer than CODE_CHARS.
+
+    >>> program("```python\\nprint(1)\\n```\\nprints\\n```\\n1\\n```")
+    'print(1)\\n'
+    """
+    # A block may stand in a list item, indented with it, and be closed at the end of its last line.
+    fenced = r"^[ \t]*(?:(?:[-*+]|[0-9]+[.)])[ \t]+)?```([^`\n]*)\n(.*?)(?:^[ \t]*```|```[ \t]*$)"
+    blocks = re.findall(fenced, answer, re.M | re.S)
+    for languages in (("python", "python3", "py"), ("",)):
+        if found := [block for language, block in blocks if language.strip().lower() in languages]:
+            return dedent(found[-1]) if len(found[-1]) <= CODE_CHARS else ""
+    return ""
+
+
+def read_tests(reference: str) -> tuple[str | None, list]:
+    """The tests of a code prompt: (name of the function or None, [(input, expected output), ...]); forms: see the top.
+
+    Raises ValueError, LookupError, TypeError or AttributeError for another form, and ValueError for an empty list of
+    tests: every program would be right.
+    """
+    tests = json.loads(reference)
+    if isinstance(tests, list):
+        [name] = {test.get("fn_name") or (test.get("metadata") or {}).get("func_name") for test in tests}
+        cases = [(test["input"], test["output"]) for test in tests]
+        kinds = {test.get("testtype") or test.get("type") for test in tests}
+        if name is None and kinds & {"functional", "function_call"}:
+            raise ValueError("functional tests without the name of the function")
+    else:
+        name, cases = tests.get("fn_name"), list(zip(tests["inputs"], tests["outputs"], strict=True))
+    if not cases:
+        raise ValueError("no tests")
+    return name, [call_case(*case) if name else tuple(map(as_text, case)) for case in cases]
+
+
+def readings(name: str | None, cases: list) -> list[list]:
+    """The lists of results that are right: the expected ones, and if a function's are all lists of one, their elements.
+
+    >>> readings("f", [([2], [4]), ([3], [9])]), readings("f", [([2], [4]), ([3], 9)])
+    ([[[4], [9]], [4, 9]], [[[4], 9]])
+    """
+    results = [result for _, result in cases]
+    wrapped = name and all(isinstance(result, list) and len(result) == 1 for result in results)
+    return [results, [result[0] for result in results]] if wrapped else [results]
+
+
+def as_text(lines) -> str:
+    """Standard input or output as one text; it may be given as a list of lines."""
+    return lines if isinstance(lines, str) else "\n".join(map(str, lines))
+
+
+def call_case(arguments, result) -> tuple[list, object]:
+    """(arguments, expected result) of a call. As text, arguments are one JSON value a line, and the result is one."""
+    if isinstance(arguments, str):
+        return [json.loads(line) for line in arguments.splitlines() if line.strip()], json.loads(result)
+    return arguments, result
+
+
+def same_output(output: str, expected: str) -> bool:
+    """Whether a program's stdout is right, by the rule at the top.
+
+    >>> same_output("1 2 \\n0.3333333\\n\\n", "1 2\\n0.3333334"), same_output("1.0", "1"), same_output("1 2", "1\\n2")
+    (True, True, False)
+    """
+    lines, right = ([line.split() for line in text.strip().split("\n")] for text in (output, expected))
+    same_shape = list(map(len, lines)) == list(map(len, right))
+    return same_shape and all(same_word(*words) for pair in zip(lines, right) for words in zip(*pair))
+
+
+def same_word(word: str, right: str) -> bool:
+    if word == right or not (NUMBER.fullmatch(word) and NUMBER.fullmatch(right)):
+        return word == right
+    close_by = isclose(float(word), float(right), rel_tol=1e-6)
+    return close_by if "." in right else "." in word and Decimal(word) == Decimal(right)  # 1.0 for 1, but not 01
+
+
+def right_output(name: str | None, output: bytes | None, expected) -> bool:
+    """Whether one test is passed. output: what the program wrote, or None if it failed."""
+    if output is None or name is None:
+        return output is not None and same_output(output.decode(errors="replace"), expected)
+    with suppress(ValueError, RecursionError):  # no result, or none that we can read
+        return json.loads(output) == expected
+    return False

@@ -1,0 +1,173 @@
+"""Scorer: verdicts on completions without ever blocking the generator.
+
+Paper: Sec. 2 (rewards), which leaves open how answers are checked. judges.py says when an answer is right; workers.py
+is the worker process; this file starts workers and hands out jobs.
+
+When a math answer has taken longer than `timeout` seconds, it is wrong, with `timed_out` set. A worker that dies, or
+cannot start, says nothing about the answer: the answer is tried once more on a fresh worker, then handed back with
+`error` set and `correct` None, and the caller drops its group. It is never scored as wrong.
+
+Deviation: none known (those of verdicts: judges.py).
+
+Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+import reward
+from verify import jail
+from verify.judges import TASKS
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# A worker's interpreter runs this. It takes modules from ROOT, even if others are installed or on PYTHONPATH.
+START_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from verify.workers import work; work(*sys.argv[2:])"
+START_SECONDS = 120.0  # to start worker and jail: a worker without a verdict so long after the limit counts as dead
+MESSAGE_BYTES = 4_096  # more than any verdict or error
+
+
+@dataclass
+class Score:
+    """A completion on its way to a verdict."""
+
+    completion: object  # the pipeline.Completion that was submitted
+    prompt: object  # its data.Prompt
+    text: str  # what a worker judges: an expression or a program
+    penalty: float  # of Eq. 9, if it is correct
+    correct: bool | None  # the verdict; in what `finished` returns, None means that the verifier failed
+    marked: bool = True  # its text holds the mark behind which the answer begins, or there is no such mark
+    timed_out: bool = False  # wrong because checking it took longer than the limit
+    tried: bool = False  # a worker has ended with this answer unchecked
+    error: str = ""  # why there is no verdict
+
+    @property
+    def reward(self) -> float:
+        """r of Sec. 2; nan without a verdict."""
+        return reward.reward(self.correct, self.penalty)
+
+
+class Worker:
+    """One worker process, started at its first job and again after each death; `job` is the Score it works on."""
+
+    def __init__(self, timeout: float):
+        self.timeout, self.job, self.process = timeout, None, None
+
+    def _start_interpreter(self) -> None:
+        """Start an interpreter that runs `work`, in its own session; returns at once (it loads SymPy for a second).
+
+        Not by multiprocessing, whose children first load the parent's main file: here train.py, and with it torch.
+        """
+        self.close()
+        self._channel, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-c", START_WORKER, ROOT, str(theirs.fileno()), str(self.timeout)]
+        # The way that SymPy takes, and so its time, depends on the hash seed.
+        with theirs:  # closed here, else the worker's death would not read as end-of-file
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONHASHSEED": "0"},
+                start_new_session=True,
+            )
+
+    def start(self, score: Score) -> None:
+        """Give the worker a job. If that fails, `decided` treats it as the worker's death."""
+        self.job, self._deadline, self._failure = score, time.monotonic() + self.timeout + START_SECONDS, None
+        try:
+            if self.process is None or self.process.poll() is not None:
+                self._start_interpreter()
+            with jail.as_file(json.dumps([score.text, score.prompt.answer])) as file:
+                with suppress(BrokenPipeError, ConnectionResetError):  # it has just left: `decided` reads end-of-file
+                    socket.send_fds(self._channel, [score.prompt.task[:1].encode()], [file.fileno()])
+        except OSError as error:  # no memory, processes, file descriptors or disk left
+            self._failure = error
+
+    def decided(self) -> Score | None:
+        """Look, without waiting, for a verdict or the worker's death; returns the job once it is settled, else None."""
+        score, message = self.job, b""
+        try:
+            message = b"" if self._failure else self._channel.recv(MESSAGE_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            if time.monotonic() > self._deadline:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)  # the fork too, which holds the channel open
+            return None
+        except ConnectionResetError:
+            pass
+        if message:
+            verdict = json.loads(message)
+            score.correct, score.error = (None, verdict) if isinstance(verdict, str) else (bool(verdict), "")
+            score.timed_out = verdict is None
+        else:
+            cause = self._failure or f"exit code {self.process.wait()}"
+            self.close()
+            if not score.tried:
+                score.tried = True
+                self.start(score)
+                return None
+            score.error = (
+                f"two workers died without a verdict ({cause}); likely cause: no memory, or see the traceback above"
+            )
+        self.job = None
+        return score
+
+    def close(self) -> None:
+        """End and reap the process and its children; SIGTERM comes first, as a worker may clear up after a program."""
+        for sign in (signal.SIGTERM, signal.SIGKILL) if self.process else ():
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, sign)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=5.0)
+            self._channel.close()
+
+
+class Scorer:
+    """Scores completions while the generator goes on: `submit` and `finished` return at once, whatever is decided.
+
+    timeout    seconds of wall clock per answer
+    workers    worker processes at most; none is started before the first answer that needs one
+    penalty    |y| -> Eq. 9's penalty, or None for rewards of +1 and -1
+    think_end  the text behind which the answer begins; None: the whole text is the answer
+    """
+
+    def __init__(self, *, timeout: float, workers: int = 2, penalty=None, think_end: str | None = reward.THINK_END):
+        self._workers, self._penalty = [Worker(timeout) for _ in range(workers)], penalty
+        self._think_end = think_end
+        self._queue, self._done = [], []
+
+    @property
+    def pending(self) -> int:
+        """Completions submitted and not yet handed back by `finished`."""
+        return len(self._queue) + len(self._done) + sum(worker.job is not None for worker in self._workers)
+
+    def submit(self, completion, prompt) -> None:
+        """Take a finished pipeline.Completion of a data.Prompt (its .task, .answer). Raises KeyError: unknown task."""
+        found = reward.final_answer(completion.text, self._think_end)
+        answer = None if completion.truncated else found
+        verdict = False if answer is None else TASKS[prompt.task](answer, prompt.answer)
+        text, correct = (verdict, None) if isinstance(verdict, str) else ("", verdict)
+        penalty = self._penalty(len(completion.ids)) if self._penalty else 0.0
+        score = Score(completion, prompt, text, penalty, correct, marked=found is not None)
+        (self._queue if correct is None else self._done).append(score)
+
+    def finished(self) -> list[Score]:
+        """The verdicts that have come in since the last call, in any order."""
+        for worker in self._workers:
+            if worker.job and (score := worker.decided()):
+                self._done.append(score)
+            if worker.job is None and self._queue:
+                worker.start(self._queue.pop(0))
+        done, self._done = self._done, []
+        return done
+
+    def close(self) -> None:
+        """End and reap every worker; what is pending is lost, and nothing may be submitted any more."""
+        for worker in self._workers:
+            worker.close()

@@ -35,7 +35,9 @@ def length_penalty(tokens: int, *, length_max: int, length_cache: int) -> float:
 
 def reward(correct: bool | None, penalty: float = 0.0) -> float:
     """Sec. 2: r = +1 for a correct completion (plus Eq. 9's penalty), -1 for a wrong one, nan if that is unknown."""
-    return nan if correct is None else 1.0 + penalty if correct else -1.0
+    if correct is None:
+        return nan
+    return 1.0 + penalty if correct else -1.0
 
 
 def pass_rates(groups, prompts) -> dict:

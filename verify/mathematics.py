@@ -212,8 +212,12 @@ def reading(latex: str, lower: bool):
     found = tried(read, latex, lower)
     if not re.search(SIGNS, latex):
         return found
+    if found is not None:
+        return found.doit()
     either = [tried(read, re.sub(SIGNS, lambda m: pm["pm".index(m[0][1])], latex), lower) for pm in ("+-", "-+")]
-    return found.doit() if found is not None else None if None in either else FiniteSet(*either).doit()
+    if None in either:
+        return None
+    return FiniteSet(*either).doit()
 
 
 def read(latex: str, lower: bool):

@@ -7,9 +7,7 @@ SymPy can run for days on a short answer. math-verify's own time limits are swit
 off the main thread. Instead, a worker is a separate interpreter that loads this file (and SymPy if needed) and judges
 answers in a fork of itself. The kernel kills the fork when one math answer has taken `timeout` seconds of wall clock,
 whatever the fork computes and whether or not anybody polls: the answer is then wrong, with `timed_out` set, and the
-worker forks again. When its parent has ended, a worker reads end-of-file and leaves. A worker that dies, or cannot
-start, says nothing about the answer: the answer is tried once more on a fresh worker, then handed back with `error` set
-and `correct` None, and the caller drops its group. It is never scored as wrong.
+worker forks again. When its parent has ended, a worker reads end-of-file and leaves.
 
 A worker runs programs in a jail (jail.py says what it protects against and what not), which never sees the expected
 outputs. A program's time counts from the moment when the jail is ready.

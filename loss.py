@@ -144,14 +144,25 @@ LOSSES = {  # --loss -> the objective, and the only clip flags that it reads
 
 
 @torch.no_grad()
-def clipped(objective, logprobs, gen_logprobs, advantages, mask, **eps):
-    """(B, T) bool: sampled tokens whose objective the cap or clip changes; their share of the mask is what is logged.
+def clipped(how, logprobs, gen_logprobs, advantages, mask, *, eps_max=None, eps=None, eps_low=None, eps_high=None):
+    """(B, T) bool: sampled tokens on which the cap or clip acts; their share of the mask is what is logged.
 
-    objective is cispo, dapo, grpo or gspo, and eps holds its clip arguments; the other arguments are as in cispo.
+    how is a name in LOSSES, and the clip arguments are those that it reads; the other arguments are as in cispo.
     Tokens beyond a bound that does not act on them (zero advantage, or the side that the min leaves open) do not count.
     """
-    inputs = (logprobs, gen_logprobs, advantages, mask)
-    return objective(*inputs, **eps) != objective(*inputs, **dict.fromkeys(eps, float("inf")))
+    ratio = (
+        sequence_ratio(logprobs, gen_logprobs, mask)
+        if how == "gspo"
+        else importance_ratio(logprobs, gen_logprobs, mask)
+    )
+    good = advantages[:, None] > 0
+    bad = advantages[:, None] < 0
+    if how == "cispo":
+        return mask & (good | bad) & (ratio > eps_max)
+    if how == "grpo":
+        eps_low = eps
+        eps_high = eps
+    return mask & (good & (ratio > 1 + eps_high) | bad & (ratio < 1 - eps_low))
 
 
 # Advantages, Sec. 2 and 3.2

@@ -5,6 +5,7 @@ Paper: Sec. 3.1 and A.11 (PipelineRL-k, PPO-off-policy-k); Sec. 2 (generators an
     pipeline   N(v) = min(k + 1 + v, steps) P               new weights after every optimizer step
     ppo        N(v) = min((floor(v / k) + 1) k, steps) P    new weights when k divides v
     batch of step v = tickets v P ... (v + 1) P - 1         in both, whatever order they finish in
+    step v waits for  its batch (pipeline); all tickets issued so far (ppo)
 
 v -> version (optimizer steps done), P -> prompts (per step), N(v) -> tickets_issued, k -> k (optimizer steps).
 
@@ -31,6 +32,9 @@ Deviation: the paper hands over the first full batch; here a batch is made of th
   that arrive first breaks the bound (test_taking_whatever_arrives_first_breaks_the_bound) and favours short answers.
 Deviation: if too few prompts are free when a phase of ppo begins, the missing tickets are issued in the middle of it;
   the age of their tokens stays bounded.
+Open in the paper: what holds where the trainers are the slower side. The paper speaks of trainers that wait, once they
+  are k steps ahead. Here the generators may then finish k + 1 batches that no step has trained on, before they wait; so
+  with large k a queue of old tokens stands, nearly k steps old when they are trained on.
 Open in the paper: the unit of staleness (ours: optimizer steps, from the version that sampled a token to the version
   that trains on it); whether ppo publishes the last weights (ours: yes, for the last evaluation).
 
@@ -75,6 +79,18 @@ def tickets_issued(version, *, off_policy, k, steps, prompts):
 def batch_tickets(step, prompts):
     """The numbers of the P tickets that optimizer step `step` (counted from 0) trains on."""
     return range(step * prompts, (step + 1) * prompts)
+
+
+def awaited_tickets(step, issued, *, off_policy, prompts):
+    """The tickets that are finished before optimizer step `step` begins, if `issued` tickets are issued by then.
+
+    pipeline: its batch. ppo: the whole phase, since generation and training alternate.
+
+    >>> [awaited_tickets(1, 40, off_policy=setup, prompts=10) for setup in ("pipeline", "ppo")]
+    [range(10, 20), range(10, 40)]
+    """
+    batch = batch_tickets(step, prompts)
+    return batch if off_policy == "pipeline" else range(batch.start, issued)
 
 
 def publishes(version, *, off_policy, k):
@@ -188,12 +204,22 @@ class Mailbox:
     """
 
     def __init__(self, store, rank, *, trainers, world, timeout, interrupted=lambda: None, lost=lambda: None):
-        self.store, self.rank, self.trainers, self.generators = store, rank, trainers, range(trainers, world)
-        self.clock, self.pause = time.monotonic, time.sleep  # a simulation puts its own here
-        self.timeout, self.beat_every, self.interrupted, self.lost = timeout, min(BEAT, timeout / 8), interrupted, lost
-        self._beaten = self._looked = float("-inf")  # clock times of the last `beat` and of the last look at others'
+        self.store = store
+        self.rank = rank
+        self.trainers = trainers
+        self.generators = range(trainers, world)
+        self.timeout = timeout
+        self.interrupted = interrupted
+        self.lost = lost
+        self.clock = time.monotonic  # a simulation puts its own clock and pause here
+        self.pause = time.sleep
+        self.beat_every = min(BEAT, timeout / 8)
+        self._beaten = float("-inf")  # clock time of the last `beat`
+        self._looked = float("-inf")  # of the last look at the others' beats
+        self._asked = float("-inf")  # of the last look at the news
         self._progress = {}  # rank -> (its beats, when we first saw that many: by our clock, as clocks differ)
-        self._news, self._news_count, self._asked = News(), 0, float("-inf")
+        self._news = News()  # the last that was seen
+        self._news_count = 0  # how many were posted by then
 
     def put(self, values):
         """Store {key: value}, in this order. Raises ValueError for a value above MAX_BYTES."""
@@ -221,9 +247,11 @@ class Mailbox:
     def news(self, every=0.0):
         """The latest News, at most `every` seconds late. While nothing is new, a call makes one round trip at most."""
         if self.clock() - self._asked >= every:
-            self._asked, count = self.clock(), self.store.add("news/count", 0)
+            self._asked = self.clock()
+            count = self.store.add("news/count", 0)
             if count > self._news_count:
-                self._news, self._news_count = read(self.store.get("news")), count
+                self._news = read(self.store.get("news"))
+                self._news_count = count
         return self._news
 
     def beat(self):
@@ -297,8 +325,11 @@ class Pipeline:
     """
 
     def __init__(self, mailbox, *, off_policy, k, prompts, generations, steps, start=0):
-        self.mailbox, self.prompts, self.generations = mailbox, prompts, generations
-        self.rules, self.version = {"off_policy": off_policy, "k": k}, start
+        self.mailbox = mailbox
+        self.prompts = prompts
+        self.generations = generations
+        self.rules = {"off_policy": off_policy, "k": k}
+        self.version = start
         self.limit = partial(tickets_issued, **self.rules, steps=steps, prompts=prompts)
         if mailbox.rank == 0:  # a resumed run counts on: the first ticket claimed is the first not yet trained on
             mailbox.store.add("claimed/train", start * prompts)
@@ -314,7 +345,8 @@ class Pipeline:
         """Issue one ticket per data.Prompt, in order. Raises ValueError for more than `room`; fewer are fine."""
         if len(prompts) > self.room:
             raise ValueError(f"expected at most {self.room} prompts at version {self.version}, got {len(prompts)}")
-        first, version = self._news.tickets, self._news.version
+        first = self._news.tickets
+        version = self._news.version
         tickets = [Ticket(n, version, prompt, self.generations) for n, prompt in enumerate(prompts, first)]
         self._post(tickets, first, tickets=first + len(tickets))
 
@@ -323,13 +355,13 @@ class Pipeline:
 
         None if fewer than P tickets could be issued for this step: the curriculum is exhausted.
         """
-        box, numbers = self.mailbox, batch_tickets(step, self.prompts)
+        box = self.mailbox
+        numbers = batch_tickets(step, self.prompts)
         if self._news.tickets < numbers.stop:
             return None
         if box.rank:
             return box.receive(f"batch/{step}/{box.rank}", f"the batch of step {step}", [0])
-        # ppo alternates: training begins when the whole phase is generated.
-        awaited = range(numbers.start, self._news.tickets) if self.rules["off_policy"] == "ppo" else numbers
+        awaited = awaited_tickets(step, self._news.tickets, off_policy=self.rules["off_policy"], prompts=self.prompts)
         keys = [f"headers/train/{n}" for n in awaited]
         box.wait(f"the tickets of step {step}", lambda: [] if box.has(*keys) else box.generators)
         groups = box.take(keys[: self.prompts])
@@ -353,7 +385,8 @@ class Pipeline:
         send    called on rank 0 with what `gather` returned, once every generator has joined and is about to receive
         Returns True if the generators now have this version.
         """
-        self.version, box = version, self.mailbox
+        self.version = version
+        box = self.mailbox
         if version > self._news.version and (final or publishes(version, **self.rules)):
             named = gather()
             self._post(version=version)
@@ -377,7 +410,9 @@ class Pipeline:
         has seen the news, it may still claim a training ticket.
         Raises ValueError if the generators do not have the trainers' weights.
         """
-        box, version, first = self.mailbox, self.version, self._news.evaluation_tickets
+        box = self.mailbox
+        version = self.version
+        first = self._news.evaluation_tickets
         if self._news.version != version:
             cause = "with ppo, an evaluation at a version that is no multiple of k"
             raise ValueError(f"expected generators at {version}, got {self._news.version}; likely cause: {cause}")
@@ -407,7 +442,8 @@ class Pipeline:
         Rank 0 hosts the mailbox, so it must not end before this returns.
         """
         self._post(stop=reason)
-        box, until = self.mailbox, self.mailbox.clock() + patience
+        box = self.mailbox
+        until = box.clock() + patience
         staying = box.generators if box.rank == 0 else []
         while (staying := [rank for rank in staying if not box.has(f"left/{rank}")]) and box.clock() < until:
             box.pause(POLL)
@@ -446,10 +482,15 @@ class Desk:
     """The state of `serve`: ticket numbers claimed, tickets in work, idle seconds."""
 
     def __init__(self, generator, mailbox, receive, scorer):
-        self.generator, self.mailbox, self.receive, self.scorer = generator, mailbox, receive, scorer
+        self.generator = generator
+        self.mailbox = mailbox
+        self.receive = receive
+        self.scorer = scorer
         self.claims = {"train": None, "eval": None}  # a number is kept until its ticket exists, across evaluations too
-        self.tickets, self.scores = {}, {}  # by (evaluation, number): the Ticket; its Scores so far
-        self.turned, self.idle = mailbox.clock(), 0.0
+        self.tickets = {}  # (evaluation, number) -> Ticket
+        self.scores = {}  # (evaluation, number) -> its Scores so far
+        self.turned = mailbox.clock()  # when the last turn ended
+        self.idle = 0.0  # seconds since the last report
 
     def turn(self, news):
         """One decode step, and what is done between two of them."""
@@ -491,7 +532,8 @@ class Desk:
     def deliver(self, score):
         """Keep a score; when it is the last of its ticket, put all completions into the mailbox, then their headers."""
         place = score.completion.evaluation, score.completion.ticket
-        ticket, scores = self.tickets[place], self.scores.setdefault(place, [])
+        ticket = self.tickets[place]
+        scores = self.scores.setdefault(place, [])
         scores.append(score)
         if len(scores) == ticket.generations:
             scores.sort(key=lambda score: score.completion.index)

@@ -40,7 +40,8 @@ MISMATCH_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 def check_supported(config):
     """Raise ValueError unless `config` (Hugging Face) is of a SUPPORTED type, with full attention without dropout."""
-    layers, dropout = getattr(config, "layer_types", None), getattr(config, "attention_dropout", 0.0)
+    layers = getattr(config, "layer_types", None)
+    dropout = getattr(config, "attention_dropout", 0.0)
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if config.model_type not in SUPPORTED:
         reason = "its head has not been checked"
@@ -165,8 +166,11 @@ class PolicyModel(nn.Module):
                 "fp32_head needs torch.set_float32_matmul_precision('highest'), "
                 f"got {torch.get_float32_matmul_precision()!r}: fp32 products would be rounded to TF32 or bf16"
             )
-        self.model, self.dtype = model, dtype
-        self.temperature, self.fp32_head, self.chunk = temperature, fp32_head, chunk
+        self.model = model
+        self.dtype = dtype
+        self.temperature = temperature
+        self.fp32_head = fp32_head
+        self.chunk = chunk
 
     def forward(self, input_ids, mask=None):
         """Log-probs and entropies (B, T-1), fp32 nats, of input_ids[:, 1:] given the tokens before each.

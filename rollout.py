@@ -105,8 +105,12 @@ class SlotCache(Cache):
 
     def __init__(self, slots, longest):
         super().__init__(layers=[])
-        self.slots, self.longest, self.buffers = slots, longest, {}
-        self.rows, self.positions, self.filled = None, None, 0
+        self.slots = slots
+        self.longest = longest
+        self.buffers = {}  # layer -> [keys, values]
+        self.rows = None
+        self.positions = None
+        self.filled = 0
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         """Called by attention: store two (n, heads, 1, head size) states; returns the n rows' filled columns."""
@@ -229,19 +233,28 @@ class Generator:
             )
         if think_budget:
             check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_tokens)
-        self.tokenizer, self.slots, self.version, self.seed = tokenizer, slots, version, seed
-        self.max_new_tokens, self.think_budget, self.temperature = max_new_tokens, think_budget, temperature
-        self.phrase_ids, self.think_end, self.eos_ids = list(phrase_ids), think_end, eos_ids(model, tokenizer)
+        self.tokenizer = tokenizer
+        self.eos_ids = eos_ids(model, tokenizer)
+        self.slots = slots
+        self.max_new_tokens = max_new_tokens
+        self.think_budget = think_budget
+        self.phrase_ids = list(phrase_ids)
+        self.think_end = think_end
+        self.temperature = temperature
+        self.seed = seed
+        self.version = version
         self.positions = min(
             getattr(model.config, "max_position_embeddings", NEVER),
             NEVER if max_prompt_tokens is None else max_prompt_tokens + max_new_tokens,
         )
-        self._queue, self._evaluations = deque(), deque()  # of Draft
+        self._queue = deque()  # of Draft
+        self._evaluations = deque()
         self._evaluating = 0  # unfinished completions of an evaluation
 
     def add(self, ticket):
         """Queue a ticket's completions. Raises ValueError if it asks for newer weights, or is empty or too long."""
-        length, limit = len(ticket.prompt.ids), self.positions
+        length = len(ticket.prompt.ids)
+        limit = self.positions
         if ticket.version > self.version:
             raise ValueError(
                 f"ticket {ticket.number} expects weights of version >= {ticket.version}, got "
@@ -253,9 +266,11 @@ class Generator:
                 f" positions; got {ticket.generations}, {length} + {self.max_new_tokens}; likely cause: a "
                 "prompt above max_prompt_tokens, or more tokens than the model has positions for"
             )
-        keys, (lo, hi) = completion_keys(self.seed, ticket), self.think_budget or (NEVER, NEVER)
+        keys = completion_keys(self.seed, ticket)
+        lo, hi = self.think_budget or (NEVER, NEVER)
         interrupt_at = lo + (uniform(keys, -1) * (hi - lo + 1)).long()  # -1: tokens draw numbers 0, 1, ...
-        group, queue = Group(ticket), self._evaluations if ticket.evaluation else self._queue
+        group = Group(ticket)
+        queue = self._evaluations if ticket.evaluation else self._queue
         queue += [Draft(group, index, *pair) for index, pair in enumerate(zip(keys.tolist(), interrupt_at.tolist()))]
         self._evaluating += ticket.generations if ticket.evaluation else 0
 
@@ -321,7 +336,8 @@ def eos_ids(model, tokenizer):
 
 def check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_tokens):
     """Raise ValueError unless the phrase's text ends in `think_end` and the budget leaves room for an answer."""
-    (lo, hi), spelled = think_budget, tokenizer.decode(list(phrase_ids), skip_special_tokens=False)
+    lo, hi = think_budget
+    spelled = tokenizer.decode(list(phrase_ids), skip_special_tokens=False)
     if not think_end or not spelled.rstrip().endswith(think_end.rstrip()):
         raise ValueError(
             f"expected phrase_ids to spell a text that ends in {think_end!r}, got {spelled!r}; likely "
@@ -347,11 +363,13 @@ class TorchGenerator(Generator):
 
     def __init__(self, model, tokenizer, *, fp32_head=True, **settings):
         super().__init__(model, tokenizer, **settings)
-        self.model, self.fp32_head = model.eval(), fp32_head
+        self.model = model.eval()
+        self.fp32_head = fp32_head
         self._cache = SlotCache(self.slots, self.positions)
         self._slots = empty_slots(self.slots, self.max_new_tokens, model.device)
         self._rows = self._tensor(range(self.slots))
-        self._eos, self._phrase = self._tensor(self.eos_ids), self._tensor(self.phrase_ids)
+        self._eos = self._tensor(self.eos_ids)
+        self._phrase = self._tensor(self.phrase_ids)
         self._running = []  # Drafts, by row
 
     def _tensor(self, numbers):
@@ -379,7 +397,8 @@ class TorchGenerator(Generator):
 
     def close(self):
         """Drop what is queued or running, and the memory it holds; the generator cannot be used afterwards."""
-        self._running, self._queue, self._evaluations, self._slots, self._cache = (), (), (), None, None
+        self._running = self._queue = self._evaluations = ()
+        self._slots = self._cache = None
 
     # --- Starting completions
 
@@ -399,7 +418,8 @@ class TorchGenerator(Generator):
         for part in (groups[first : first + per_pass] for first in range(0, len(groups), per_pass)):
             prompts = [self._tensor(group.ticket.prompt.ids[:-1]) for group in part]
             # Padded on the right, without a mask: in causal attention no prompt token sees what follows it.
-            ids, cache = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True), DynamicCache()
+            ids = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)
+            cache = DynamicCache()
             if ids.shape[1]:  # 0 if every prompt is a single token
                 self.model.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
             for row, group in enumerate(part):
@@ -409,13 +429,15 @@ class TorchGenerator(Generator):
 
     def _begin(self, starts):
         """Put starting completions into the rows after those in use."""
-        slots, at = self._slots, self._rows[len(self._running) :][: len(starts)]
+        slots = self._slots
+        at = self._rows[len(self._running) :][: len(starts)]
         prompts = [draft.group.ticket.prompt.ids for draft in starts]
         slots.token[at] = self._tensor(ids[-1] for ids in prompts)
         slots.start[at] = self._tensor(len(ids) - 1 for ids in prompts)
         slots.key[at] = self._tensor(draft.key for draft in starts)
         slots.interrupt_at[at] = self._tensor(draft.interrupt_at for draft in starts)
-        slots.count[at], slots.mask[at] = 0, True  # all tokens are the policy's until an interruption
+        slots.count[at] = 0
+        slots.mask[at] = True  # all tokens are the policy's until an interruption
         for row, draft in enumerate(starts, len(self._running)):
             self._cache.load(row, draft.group.prompt_kv)
             if draft.index + 1 == draft.group.ticket.generations:
@@ -426,8 +448,11 @@ class TorchGenerator(Generator):
 
     def _log_pi(self, n):
         """(n, V) fp32: log-probabilities of the next token of each row."""
-        slots, cache, model = self._slots, self._cache, self.model
-        cache.rows, cache.positions = self._rows[:n], slots.start[:n] + slots.count[:n]
+        slots = self._slots
+        cache = self._cache
+        model = self.model
+        cache.rows = self._rows[:n]
+        cache.positions = slots.start[:n] + slots.count[:n]
         cache.filled = int(cache.positions.max()) + 1
         unseen = torch.arange(cache.filled, device=model.device) > cache.positions[:, None]
         # Additive: eager attention adds the mask to its scores; a boolean mask would be wrong there without an error.
@@ -444,16 +469,19 @@ class TorchGenerator(Generator):
 
     def _choose(self, log_pi, n):
         """The next token of each row and its log-prob, (n,) each: sampled, or forced by an interruption (A.10)."""
-        slots, count = self._slots, self._slots.count[:n]
+        slots = self._slots
+        count = slots.count[:n]
         token = sample(log_pi, uniform(slots.key[:n], count)) if self.temperature else log_pi.argmax(-1)
         logprob = log_pi.gather(-1, token[:, None]).squeeze(-1)
         if not self.think_budget:
             return token, logprob
         # The phrase is forced from token interrupt_at on; `offset` is the index of a row's next token in the phrase.
-        offset, last = count - slots.interrupt_at[:n], len(self._phrase) - 1
+        offset = count - slots.interrupt_at[:n]
+        last = len(self._phrase) - 1
         for row in (offset == 0).nonzero().squeeze(-1).tolist():
             if not self._thinks(slots.tokens[row, : int(count[row])]):
-                slots.interrupt_at[row], offset[row] = NEVER, -1
+                slots.interrupt_at[row] = NEVER
+                offset[row] = -1
         forced = (offset >= 0) & (offset <= last)
         token = torch.where(forced, self._phrase[offset.clamp(0, last)], token)
         slots.mask[self._rows[:n], count] = ~forced
@@ -461,8 +489,11 @@ class TorchGenerator(Generator):
 
     def _record(self, token, logprob, n):
         """Append a token to each row; returns (n,) bool, True for rows that end with it."""
-        slots, at = self._slots, (self._rows[:n], self._slots.count[:n])
-        slots.tokens[at], slots.logprobs[at], slots.versions[at] = token, logprob, self.version
+        slots = self._slots
+        at = self._rows[:n], slots.count[:n]
+        slots.tokens[at] = token
+        slots.logprobs[at] = logprob
+        slots.versions[at] = self.version
         slots.token[:n] = token
         slots.count[:n] += 1
         return self._ends(token, n)
@@ -473,7 +504,9 @@ class TorchGenerator(Generator):
 
     def _collect(self, finished):
         """The completions of rows `finished` (m,). The last rows in use move into their places, so no gap stays."""
-        slots, rows, done = self._slots, finished.tolist(), []
+        slots = self._slots
+        rows = finished.tolist()
+        done = []
         buffers = slots.count, slots.tokens, slots.mask, slots.logprobs, slots.versions
         for row, count, *columns in zip(rows, *(buffer[finished].tolist() for buffer in buffers)):
             done.append(self._completion(self._running[row], *(column[:count] for column in columns)))
@@ -489,7 +522,8 @@ class TorchGenerator(Generator):
         """Completions change rows: those in `source` go on in `target`."""
         for new, old in zip(target, source):
             self._running[new] = self._running[old]
-        target, source = self._tensor(target), self._tensor(source)
+        target = self._tensor(target)
+        source = self._tensor(source)
         self._cache.move(target, source)
         for buffer in vars(self._slots).values():
             buffer[target] = buffer[source]

@@ -88,32 +88,23 @@ class Trainer:
     """
 
     def __init__(self, args, fleet, prompts):
-        self.args, self.fleet, self.validation, self.out = args, fleet, prompts.validation, Path(args.out)
+        self.args = args
+        self.fleet = fleet
+        self.validation = prompts.validation
+        self.out = Path(args.out)
         self.lock = checkpoints.own(self.out) if fleet.rank == 0 else None
         folder = weights_folder(args)
         state = checkpoints.counters(folder) if args.resume else {}
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.policy = checkpoints.load_policy(
-            folder,
-            fleet,
-            resume=args.resume,
-            prepare=self.prepare,
-            dtype=fleet.dtype,
-            temperature=args.temperature,
-            fp32_head=args.fp32_head,
-        )
-        self.optimizer = torch.optim.AdamW(self.policy.parameters(), eps=1e-15)  # see warm_up for the rest
-        self.curriculum = data.Curriculum(
-            prompts.train, seed=args.seed, threshold=args.no_positive_resampling, weights=prompts.weights
-        )
-        if state:
-            checkpoints.load_state(folder, self.policy, self.optimizer, fleet.writers, stepped=state["stepped"])
-            self.curriculum.load_state_dict(state["curriculum"])
-        self.version, self.evaluated, self.checked = state.get("version", 0), state.get("evaluated"), False
-        self.saved, self.skipped = state.get("version"), 0  # version of the last checkpoint; skipped steps in a row
+        self.load(folder, state, prompts)
+        self.version = state.get("version", 0)  # optimizer steps done
+        self.evaluated = state.get("evaluated")  # version of the last evaluation
+        self.saved = state.get("version")  # version of the last checkpoint
+        self.checked = False  # whether the start-up check has been passed, or its time is over
+        self.skipped = 0  # skipped steps in a row
         self.truncated = deque(maxlen=10)  # truncated share of the completions, for each of the last steps
         self.standing = 0  # batches without gradient, in a row
-        self.unverified, self.named = state.get("unverified", 0), set()  # failed groups; (prompt, error) in the log
+        self.unverified = state.get("unverified", 0)  # groups on which the verifier failed
+        self.named = set()  # (prompt, error) in the log
         self.totals = state.get("totals", {"tokens": 0, "tokens_trained": 0, "flops": 0.0})
         self.clock = Clock(dist.get_world_size(), state.get("gpu_hours", 0.0))
         self.pipeline = pipeline.Pipeline(
@@ -126,8 +117,32 @@ class Trainer:
             start=self.version,
         )
         self.bar = tqdm(total=args.steps, initial=self.version, unit="step", disable=fleet.rank > 0)
-        self.idle, self.logged, self.publishing = 0.0, self.clock.gpu_hours, 0.0  # at the last `step` line
+        self.idle = 0.0  # seconds a generator was idle, at the last `step` line
+        self.logged = self.clock.gpu_hours  # at the last `step` line
+        self.publishing = 0.0  # seconds of the last publication
         self.log("config", flags=vars(args), world=dist.get_world_size(), **provenance(prompts))
+
+    def load(self, folder, state, prompts):
+        """Policy, optimizer and curriculum from a folder of weights; state: its counters, if it is a checkpoint."""
+        args = self.args
+        fleet = self.fleet
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.policy = checkpoints.load_policy(
+            folder,
+            fleet,
+            resume=args.resume,
+            prepare=self.prepare,
+            dtype=fleet.dtype,
+            temperature=args.temperature,
+            fp32_head=args.fp32_head,
+        )
+        self.optimizer = torch.optim.AdamW(self.policy.parameters(), eps=1e-15)  # A.3; the rest before each step
+        self.curriculum = data.Curriculum(
+            prompts.train, seed=args.seed, threshold=args.no_positive_resampling, weights=prompts.weights
+        )
+        if state:
+            checkpoints.load_state(folder, self.policy, self.optimizer, fleet.writers, stepped=state["stepped"])
+            self.curriculum.load_state_dict(state["curriculum"])
 
     def prepare(self, model):
         """Set activation checkpointing and count the parameters of the Hugging Face model, before it is wrapped."""
@@ -148,8 +163,11 @@ class Trainer:
         ranks. The weights are not updated if no token carries loss (all groups of zero variance) or the gradient is not
         finite; the version advances all the same.
         """
-        args, sums, rho_max, began = self.args, torch.zeros(len(batches.STATISTICS)).double(), 0.0, time.perf_counter()
+        began = time.perf_counter()
+        args = self.args
         objective = loss.LOSSES[args.loss][0]
+        sums = torch.zeros(len(batches.STATISTICS)).double()
+        rho_max = 0.0
         for items in plan.micro_batches:
             self.fleet.stop_together()
             completions = self.pipeline.take([item.header for item in items])
@@ -162,25 +180,29 @@ class Trainer:
             inputs = logprobs, gen_logprobs, advantages, mask
             per_token = objective(*inputs, **args.clips)
             (-loss.aggregate(per_token, mask, prompt_index, args.average, plan.denominators)).backward()
-            clipped = loss.clipped(objective, *inputs, **args.clips)
+            clipped = loss.clipped(args.loss, *inputs, **args.clips)
             more, largest = batches.statistics(logprobs, gen_logprobs, entropy, clipped, mask)
-            sums, rho_max = sums + more, max(rho_max, largest)
-        metrics = self.fleet.total(sums, rho_max) | {"gradient_norm": self.gradient_norm(), "lr": self.warm_up()}
-        skipped = not math.isfinite(metrics["gradient_norm"])  # the same on all ranks, since the norm is
+            sums += more
+            rho_max = max(rho_max, largest)
+        metrics = self.fleet.total(sums, rho_max)
+        norm = self.gradient_norm()
+        skipped = not math.isfinite(norm)  # the same on all ranks, since the norm is
         self.skipped = self.skipped + 1 if skipped else 0
+        lr = self.warm_up()
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+            group["weight_decay"] = args.weight_decay  # a resumed run may have been given another
         if plan.denominators.tokens and not skipped:
             self.optimizer.step()
             self.checked = True  # on all ranks: from here on the trainers' weights are newer than a batch's
         self.version += 1
         self.optimizer.zero_grad()
-        return metrics | {"skipped": skipped, "seconds_train": time.perf_counter() - began}
+        seconds = time.perf_counter() - began
+        return metrics | {"gradient_norm": norm, "lr": lr, "skipped": skipped, "seconds_train": seconds}
 
     def warm_up(self):
-        """Set and return the learning rate of this step: linear over --warmup steps, then constant (A.3)."""
-        lr = self.args.lr * min(1.0, (self.version + 1) / self.args.warmup)
-        for group in self.optimizer.param_groups:
-            group |= {"lr": lr, "weight_decay": self.args.weight_decay}  # a resumed run may have other flags
-        return lr
+        """The learning rate of this step: linear over --warmup steps, then constant (A.3)."""
+        return self.args.lr * min(1.0, (self.version + 1) / self.args.warmup)
 
     def gradient_norm(self):
         """L2 norm of the gradient over all ranks. It is only logged: the gradient is never clipped."""
@@ -298,8 +320,9 @@ class Trainer:
         for name, more in (("tokens", generated), ("tokens_trained", plan.tokens), ("flops", flops)):
             self.totals[name] += more
         sampled = sum((Counter(h.versions) for h in headers), Counter())
-        before, self.idle = self.idle, self.pipeline.idle() / len(self.fleet.mailbox.generators)
-        idle = self.idle - before
+        idle_before = self.idle
+        self.idle = self.pipeline.idle() / len(self.fleet.mailbox.generators)
+        idle = self.idle - idle_before
         wall = (self.clock.gpu_hours - self.logged) * 3600 / self.clock.devices
         self.logged = self.clock.gpu_hours
         self.log(
@@ -432,14 +455,16 @@ def lead(args, fleet, prompts, began):
     An orderly end (finished, Ctrl-C, Unverifiable) writes a checkpoint. After the loss of a process, on a full disk, or
     with weights that are not finite, the previous checkpoint remains. Either way rank 0 draws the fit so far.
     """
-    run, failed = None, False
+    run = None
+    failed = False
     try:
         with fleet.beating():
             run = Trainer(args, fleet, prompts)
         try:
             reason = train(run)
         except pipeline.Interrupted as end:
-            reason, failed = str(end), isinstance(end, (Unverifiable, Diverged))
+            reason = str(end)
+            failed = isinstance(end, (Unverifiable, Diverged))
             fleet.mailbox.watch([], reason)  # raises if a process died: then the launcher, not Ctrl-C, interrupted us
         fleet.lifeline.needed = set(range(args.trainers))  # from here on generators may end
         run.pipeline.stop(reason, patience=2.0)
@@ -455,15 +480,19 @@ def lead(args, fleet, prompts, began):
 
 
 def main(argv):
-    began, (args, prompts) = time.perf_counter(), start(argv)
+    began = time.perf_counter()
+    args, prompts = start(argv)
     disable_progress_bar()
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank = int(os.environ.get("RANK", 0))
+    world = int(os.environ.get("WORLD_SIZE", 1))
     if "evaluate" in args:
         return evaluate_policy(args, questions(args, prompts))
     if world == 1:
         launch(__file__, argv)
     args.trainers = args.trainers or max(1, world // 5)
-    fleet, sys.stdout, sys.stderr = Fleet(args), Screen(sys.stdout), Screen(sys.stderr)
+    fleet = Fleet(args)
+    sys.stdout = Screen(sys.stdout)
+    sys.stderr = Screen(sys.stderr)
     reason, failed = lead(args, fleet, prompts, began) if rank < args.trainers else generate(args, fleet)
     fleet.lifeline.leave()
     if failed:

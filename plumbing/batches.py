@@ -1,4 +1,8 @@
-"""Turns the groups of an optimizer step into micro-batches of tensors, and computes what is logged about them.
+"""From the headers of a batch to tensors: which rank trains on which completions in which micro-batch, and statistics.
+
+    make_plan    P groups of G headers -> micro-batches for each trainer, denominators, what carries no loss
+    collate      a micro-batch's completions -> padded tensors
+    statistics   sums over a micro-batch, from which the log's means per token come
 
 Denominators are those of the whole batch (loss.global_denominators), so the number of micro-batches and of ranks
 changes nothing but speed.
@@ -74,11 +78,14 @@ def collate(items, completions, device):
     """
     width = max((len(c.prompt_ids) + len(c.ids) for c in completions), default=2)
     input_ids = torch.zeros(max(len(items), 1), width, dtype=torch.long)
-    mask, gen_logprobs = torch.zeros(input_ids.shape, dtype=torch.bool), torch.zeros(input_ids.shape)
+    mask = torch.zeros(input_ids.shape, dtype=torch.bool)
+    gen_logprobs = torch.zeros(input_ids.shape)
     for row, c in enumerate(completions):
-        begin, end = len(c.prompt_ids), len(c.prompt_ids) + len(c.ids)
+        begin = len(c.prompt_ids)
+        end = begin + len(c.ids)
         input_ids[row, :end] = torch.tensor(c.prompt_ids + c.ids)
-        mask[row, begin:end], gen_logprobs[row, begin:end] = torch.tensor(c.mask), torch.tensor(c.logprobs)
+        mask[row, begin:end] = torch.tensor(c.mask)
+        gen_logprobs[row, begin:end] = torch.tensor(c.logprobs)
     advantages = torch.tensor([item.advantage for item in items] or [0.0])
     prompt_index = torch.tensor([item.prompt_index for item in items] or [0])
     return [tensor.to(device) for tensor in (input_ids, mask[:, 1:], gen_logprobs[:, 1:], advantages, prompt_index)]

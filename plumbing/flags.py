@@ -130,7 +130,7 @@ def recipe_flags(add):
         metavar="SHARE",
         help="never sample a prompt again once its pass rate has reached this; 'off': uniform resampling (Sec. 3.2)",
     )
-    add("--fp32-head", action=TOGGLE, help="LM head and log-softmax in fp32 on both sides (Sec. 3.2)")
+    add("--fp32-head", action=TOGGLE, help="LM head in fp32 on both sides (Sec. 3.2), as in a float32 model anyway")
 
 
 def asynchrony_flags(add):
@@ -304,7 +304,7 @@ def settings(argv):
     unread(asked, {name: reads for name, (_, reads) in loss.LOSSES.items()}, args.loss, "--loss", parser.error)
     unread(asked, LENGTH_FLAGS, args.length_control, "--length-control", parser.error)
     args.clips = clips(args, given, parser.error)
-    check(args, given, parser.error)
+    check(args, asked, given, parser.error)
     return args
 
 
@@ -345,8 +345,11 @@ def clips(args, given, error):
     return values
 
 
-def check(args, given, error):
-    """Refuse what cannot work, before anything is spawned."""
+def check(args, asked, given, error):
+    """Refuse what cannot work, before anything is spawned.
+
+    asked  flags of the command line;  given  with those of an earlier run
+    """
     out = Path(args.out)
     if "model" not in given and not {data.parse_source(source)[0] for source in args.data} <= data.EMBEDDED.keys():
         error("--data FILE needs --model: the embedded base model knows only digits, + and -")
@@ -356,6 +359,8 @@ def check(args, given, error):
         error(f"--eval-every {args.eval_every} is no multiple of --k {args.k}: ppo publishes weights every k steps")
     if args.generations < 2 and "evaluate" not in given:
         error("--generations is 1; expected 2 or more: a single completion has no group to be better or worse than")
+    if args.dtype == "float32" and not args.fp32_head and "fp32_head" in asked:
+        error("--no-fp32-head with --dtype float32: the head of a float32 model is float32; give --dtype bfloat16 too")
     for name in ("lr", "temperature", "timeout", "verify_timeout"):
         if not getattr(args, name) > 0:
             error(f"{option(name)} is {getattr(args, name)}; expected more than 0")

@@ -150,11 +150,24 @@ def test_masked_positions_leave_no_trace_whatever_they_hold(name, poisoned, pois
 
 def test_a17_clipped_tokens_are_those_that_cap_or_clip_changes():
     # CISPO: ratio 8 for both signs of the advantage. DAPO: ratio 2 for a positive, 1/2 for a negative advantage.
-    cispo = loss.clipped(loss.cispo, *CISPO_INPUT, eps_max=4.0)
+    cispo = loss.clipped("cispo", *CISPO_INPUT, eps_max=4.0)
     assert cispo.tolist() == [[False, True, False, False], [False, True, False, False]]
-    assert not loss.clipped(loss.cispo, *CISPO_INPUT, eps_max=9.0).any()
-    dapo = loss.clipped(loss.dapo, *CLIP_INPUT, eps_low=0.25, eps_high=0.75)
+    assert not loss.clipped("cispo", *CISPO_INPUT, eps_max=9.0).any()
+    dapo = loss.clipped("dapo", *CLIP_INPUT, eps_low=0.25, eps_high=0.75)
     assert dapo.tolist() == [[True, False, False, False], [False, False, True, False]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", loss.LOSSES)
+def test_a17_clipped_tokens_are_those_whose_objective_would_be_another_without_the_bound(name, seed):
+    _, logprobs, gen_logprobs, mask = random_batch(seed)
+    advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
+    advantages[3] = 0  # nothing to clip
+    objective, _ = loss.LOSSES[name]
+    batch = logprobs, gen_logprobs, advantages, mask
+    unbounded = objective(*batch, **dict.fromkeys(EPS[name], INF))
+    expected = (objective(*batch, **EPS[name]) - unbounded).abs() > 1e-9  # beside rounding
+    assert expected.any() and torch.equal(loss.clipped(name, *batch, **EPS[name]), expected)
 
 
 # Advantages
@@ -378,7 +391,7 @@ def test_unknown_average_and_normalisation_are_refused_naming_the_choices():
 def test_inputs_are_never_written_to():
     rewards, index = torch.tensor([[1.0, -1.0], [1.0, 1.0]]), PROMPT_INDEX
     calls = [(objective, CISPO_INPUT, EPS[name]) for name, (objective, _) in loss.LOSSES.items()]
-    calls += [(loss.clipped, (objective, *CISPO_INPUT), EPS[name]) for name, (objective, _) in loss.LOSSES.items()]
+    calls += [(loss.clipped, (name, *CISPO_INPUT), EPS[name]) for name in loss.LOSSES]
     calls += [(loss.normalise, (rewards, how), {}) for how in loss.NORMALISATIONS]
     calls += [(loss.group_advantages, (rewards,), {}), (loss.nonzero_variance, (rewards,), {})]
     calls += [(loss.aggregate, (OBJECTIVE, MASK, index, how, WHOLE), {}) for how in loss.AVERAGES]

@@ -69,7 +69,7 @@ def test_a_flag_beats_the_recipe_and_the_recipe_beats_the_presets():
     assert settings(["--recipe", "qwen2.5"]).prompts == 80  # A.16
     assert settings(["--recipe", "qwen2.5", "--prompts", "7"]).prompts == 7
     assert settings(["--prompts", "7", "--recipe", "qwen2.5"]).prompts == 7
-    assert settings(["--recipe", "scalerl", "--no-fp32-head"]).fp32_head is False
+    assert settings(["--recipe", "scalerl", "--no-fp32-head", "--dtype", "bfloat16"]).fp32_head is False
     assert settings(["--no-positive-resampling", "off"]).no_positive_resampling is None
 
 
@@ -158,6 +158,7 @@ def test_a10_only_the_chosen_length_control_is_checked():
             ["--length-control with --think-end none", "the mark"],
         ),
         (["--think-end", "none", "--interrupt-at", "8", "9"], ["--interrupt-at with --think-end none"]),
+        (["--no-fp32-head", "--dtype", "float32"], ["--no-fp32-head with --dtype float32", "bfloat16"]),
         (["--lr", "0"], ["--lr is 0.0", "more than 0"]),
         (["--weight-decay", "-0.1"], ["--weight-decay is -0.1", "0 or more"]),
         (["--generations", "1"], ["--generations is 1", "2 or more"]),
@@ -428,6 +429,14 @@ def test_without_any_gradient_the_weights_stand_still_but_the_version_goes_on():
     assert all(torch.equal(was, now) for was, now in zip(before, trainer.policy.parameters()))
 
 
+def test_learning_rate_and_weight_decay_of_a_step_are_those_of_the_flags_whatever_a_checkpoint_held():
+    trainer = lone_trainer()
+    trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=9.0, weight_decay=9.0)
+    metrics = trainer.gradient_step(make_plan(batch([True, True], [False, False])))
+    group = trainer.optimizer.param_groups[0]
+    assert (group["lr"], group["weight_decay"], metrics["lr"]) == (0.1, 0.5, 0.1)
+
+
 def test_the_start_up_check_stops_a_run_before_its_first_optimizer_step():
     trainer = lone_trainer()
     before = [parameter.clone() for parameter in trainer.policy.parameters()]
@@ -448,13 +457,9 @@ def test_fewer_steps_on_resume_issue_only_what_they_need():
 
 
 def test_a3_the_learning_rate_rises_linearly_over_the_warm_up_and_stays():
-    optimizer = torch.optim.AdamW([torch.zeros(1)], lr=9.0)
-    rates = []
-    for version in (0, 1, 3, 4, 100):
-        args = SimpleNamespace(lr=0.8, warmup=4, weight_decay=0.25)  # as if a resumed run had been given other values
-        rates.append(train.Trainer.warm_up(SimpleNamespace(args=args, version=version, optimizer=optimizer)))
-        assert (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"]) == (rates[-1], 0.25)
-    assert rates == pytest.approx([0.2, 0.4, 0.8, 0.8, 0.8])
+    args = SimpleNamespace(lr=0.8, warmup=4)
+    runs = [SimpleNamespace(args=args, version=version) for version in (0, 1, 3, 4, 100)]
+    assert [train.Trainer.warm_up(run) for run in runs] == pytest.approx([0.2, 0.4, 0.8, 0.8, 0.8])
 
 
 def test_eq1_the_clock_counts_devices_and_leaves_out_what_is_paused(monkeypatch):

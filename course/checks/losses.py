@@ -176,13 +176,8 @@ SEQUENCE_RATIO = Claim(
 
 
 def capped_tokens(clipped, *batch):
-    """What clipped() says, (B, T) bool, of CISPO with a cap at 4; clipped() takes the objective as an argument."""
-
-    def objective(logprobs, gen_logprobs, advantages, mask, *, eps_max):
-        ratio = (logprobs - gen_logprobs).masked_fill(~mask, 0.0).exp().clamp(max=eps_max)
-        return (ratio * advantages[:, None] * logprobs).masked_fill(~mask, 0.0)
-
-    return clipped(objective, *batch, eps_max=4.0)
+    """What clipped() says, (B, T) bool, of CISPO with a cap at 4."""
+    return clipped("cispo", *batch, eps_max=4.0)
 
 
 # The two ratios of 8 exceed the cap, one under a positive and one under a negative advantage.
@@ -475,11 +470,11 @@ LOSSES = (
         "What a log counts has to be what the objective does.",
         (
             "A.17; the docstring of clipped.",
-            "Compare the objective with a bound and without one: when do they differ, for each sign of the advantage?",
-            "log pi is negative and advantages have both signs, so a changed objective may be larger or smaller.",
+            "For each loss and each sign of the advantage: which bound acts?",
+            "A clip acts on one side, which the sign of the advantage decides. A cap does not ask for the sign.",
         ),
         (CAPPED,),
-        bug=("return objective(*inputs, **eps) != objective(", "return objective(*inputs, **eps) < objective("),
+        bug=("return mask & (good | bad) & (ratio > eps_max)", "return mask & bad & (ratio > eps_max)"),
         symptom="The log's `clipped` is about half of what one expects: only bad completions seem to count.",
     ),
     Exercise(

@@ -160,9 +160,9 @@ def clip_upper_half_width_ignored(ratio, advantages, mask, eps_low, eps_high):
     return _clip(ratio, advantages, mask, eps_low, eps_low)
 
 
-def clipped_of_bad_completions_only(objective, *batch, **eps):
-    """count a token only where the bound lowers its objective, which for CISPO is where the advantage is negative."""
-    return objective(*batch, **eps) < objective(*batch, **dict.fromkeys(eps, float("inf")))
+def clipped_of_bad_completions_only(how, logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """count a token only where the advantage is negative: CISPO's cap acts whatever its sign."""
+    return mask & (advantages[:, None] < 0) & (_ratio(logprobs, gen_logprobs, mask) > eps_max)
 
 
 # GSPO, Sec. 3.2

@@ -14,49 +14,33 @@ from course.checks.losses import numbers
 
 
 def learning_rates(warm_up, lr, warmup, versions):
-    """At each version: the learning rate returned, then the learning rate and weight decay that the optimizer has."""
-    found = []
-    for version in versions:
-        group = {"lr": None, "weight_decay": None}
-        args = SimpleNamespace(lr=lr, warmup=warmup, weight_decay=0.01)
-        returned = warm_up(SimpleNamespace(args=args, version=version, optimizer=SimpleNamespace(param_groups=[group])))
-        found.append([returned, group["lr"], group["weight_decay"]])
-    return found
-
-
-def _set(self, lr):
-    self.optimizer.param_groups[0] |= {"lr": lr, "weight_decay": self.args.weight_decay}
-    return lr
+    """The learning rate of the step that follows each version."""
+    args = SimpleNamespace(lr=lr, warmup=warmup)
+    return [warm_up(SimpleNamespace(args=args, version=version)) for version in versions]
 
 
 def warm_up_from_zero(self):
     """start at learning rate 0: the first step changes nothing, and its batch is wasted."""
-    return _set(self, self.args.lr * min(1.0, self.version / self.args.warmup))
+    return self.args.lr * min(1.0, self.version / self.args.warmup)
 
 
 def warm_up_without_end(self):
     """forget the end of the warm-up: the learning rate goes on growing."""
-    return _set(self, self.args.lr * (self.version + 1) / self.args.warmup)
-
-
-def warm_up_not_handed_over(self):
-    """return the learning rate without giving it to the optimizer."""
-    self.optimizer.param_groups[0] |= {"lr": -1.0, "weight_decay": -1.0}
-    return self.args.lr * min(1.0, (self.version + 1) / self.args.warmup)
+    return self.args.lr * (self.version + 1) / self.args.warmup
 
 
 def warm_up_decays(self):
     """let the learning rate fall after the warm-up: in the paper it stays constant."""
     step = self.version + 1
-    return _set(self, self.args.lr * min(1.0, step / self.args.warmup, self.args.warmup / step))
+    return self.args.lr * min(1.0, step / self.args.warmup, self.args.warmup / step)
 
 
 # lr 1, warm-up 4 steps: 1/4 in the first step (version 0), 3/4 in the third, 1 from the fourth on.
 WARM_UP = Claim(
-    "warm_up: 1/4 of the learning rate in the first of 4 steps, all of it from the fourth on; the optimizer has it too",
+    "warm_up: 1/4 of the learning rate in the first of 4 steps, all of it from the fourth on",
     learning_rates, (1.0, 4, [0, 2, 3, 9]),
-    [[0.25, 0.25, 0.01], [0.75, 0.75, 0.01], [1.0, 1.0, 0.01], [1.0, 1.0, 0.01]],
-    (warm_up_from_zero, warm_up_without_end, warm_up_not_handed_over, warm_up_decays),
+    [0.25, 0.75, 1.0, 1.0],
+    (warm_up_from_zero, warm_up_without_end, warm_up_decays),
     draw=lambda rng, _: (rng.uniform(0.5, 2.0), rng.randint(3, 6), [0, 1, 2, 9]),
 )  # fmt: skip
 
@@ -194,8 +178,7 @@ RUN = (
         "The first step must already change the weights; after the warm-up the learning rate stays.",
         (
             "A.3, optimizer.",
-            "`version` is the number of steps that are done. A resumed run may have been given another learning rate, "
-            "so the optimizer gets it, and its weight decay, before every step.",
+            "`version` is the number of steps that are done.",
             "A straight line that reaches --lr in step --warmup, then stays.",
         ),
         (WARM_UP,),

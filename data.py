@@ -1,33 +1,22 @@
-"""Prompts: sources and their weights, the split, No-Positive-Resampling (Sec. 3.2), and the two embedded tasks.
+"""Prompts: No-Positive-Resampling (Sec. 3.2), the split (Sec. 2.1), the two embedded tasks, and prompts as tokens.
 
 Paper: Sec. 2 and A.3 (math prompts, and code beside them, for several epochs), Sec. 2.1 (1,000 validation prompts held
 out at random), Sec. 3.2 (No-Positive-Resampling: a prompt whose historical pass rate is >= 0.9 is never sampled in
 a later epoch).
 
-    load(sources, tokenizer, budget=...) -> Data(train, validation, ...), before any process is started
     Curriculum.next(n) -> the next n prompts, from every source its share
     Curriculum.came_back(i, pass_rate) records the pass rate of prompt i in the history
 
-A source is NAME[:WEIGHT][:TASK]: its share of the prompts drawn is its weight (default 1) over the sum of all weights;
-TASK, a key of judges.TASKS, names the verifier of all its rows. NAME is one of
+Files and data sets are read by plumbing/sources.py. The embedded tasks:
   arithmetic  "7+5-3+9=" -> "18", 3 to 18 one-digit operands, of which SFT has shown 3 to 12 (sft.py): the long sums in
               LENGTHS put the ceiling of RL below 1. A fixed hash of the text reserves one text in HELD_OUT for
               validation, so neither SFT nor RL can meet a validation prompt, whatever their seeds.
   sorting     "=5274=" -> "2457", 3 to 12 digits, with validation texts reserved in the same way.
-  FILE.jsonl  one {"prompt": text or [{"role": ..., "content": ...}, ...], "answer": text or integer} per line, and
-              optionally "task" (default "math"); other fields and empty lines are ignored.
-  any other   such rows from `datasets.load_dataset`, train split: a .parquet, .json, .csv or .arrow file (or a pattern
-              of files), a folder, OWNER/NAME or OWNER/NAME/CONFIG on the hub.
---prompt-column and --answer-column name other columns; several names may be given, for several sources, and the first
-that a row has counts. "reward_model.ground_truth" is the field ground_truth within the field reward_model. If an answer
-holds "####" (GSM8K), only what follows is taken. The answer of a code row is its tests, in a form that judges.py reads,
-as JSON text or as an object. A row without a usable prompt or answer ends the run, or is left out (--skip-unusable).
 
-A prompt is put into the tokenizer's chat template; a tokenizer without one gets it as it is. If rows of a source then
-have the same prompt, the first is kept; the others are dropped and counted. Validation prompts are drawn from every
-source, so that each source has its own curve, named by Prompt.curve. A prompt in both training and validation, from
-whatever sources, is refused. Both sets are the same for every --seed, which only orders the training prompts: runs with
-different seeds are measured on the same prompts.
+A prompt is put into the tokenizer's chat template; a tokenizer without one gets it as it is. Validation prompts are
+drawn from every source, so that each source has its own curve, named by Prompt.curve. A prompt in both training and
+validation, from whatever sources, is refused. Both sets are the same for every --seed, which only orders the training
+prompts: runs with different seeds are measured on the same prompts.
 
 Deviation: of a source of fewer than 10,000 prompts, if not embedded, a tenth is held out, at least one, not 1,000.
 Deviation: a prompt that was given out is not given out again before its completions are back ("in flight"), so the run
@@ -39,34 +28,16 @@ Open in the paper: how math and code are mixed; ours: by weight within every bat
 Test: pytest tests/test_data.py
 """
 
-import ast
 import copy
 import hashlib
-import json
-import os
 import random
-import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import reduce
-from pathlib import Path
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from verify.judges import TASKS
-from verify.programs import read_tests
-
-# Numbers of operands or digits of an embedded prompt, each entry equally likely. Sums of 3 to 9 operands are within the
-# base policy's reach. Sums of 14 to 18, longer than any that SFT has shown, are beyond it: they set the ceiling, which
-# a better recipe may raise. Sums of 10 to 13, learnt slowly, are few: with more, a short run would end far below A.
-LENGTHS = {"arithmetic": [*range(3, 10)] * 9 + [*range(10, 14)] * 2 + [*range(14, 19)] * 6, "sorting": range(3, 13)}
 HELD_OUT = 10  # one embedded text in so many is reserved for validation, as is one prompt in so many of a small source
-EMBEDDED_PROMPTS = {"arithmetic": 1_400, "sorting": 8_000}  # for training; few enough for several epochs (Sec. 2)
 VALIDATION_PROMPTS = 1_000  # Sec. 2.1; from every source
 MAX_ANSWER = 4 << 20  # bytes: a ticket carries its prompt's tests, and a value in the mailbox may have 8 MiB
-FORMATS = {f".{kind}": kind for kind in ("parquet", "json", "csv", "arrow")}  # files that `datasets` reads, by ending
-EXPECTED = 'one JSON object like {"prompt": text or chat messages, "answer": text or integer}'
 
 
 @dataclass(frozen=True)
@@ -103,331 +74,9 @@ class Data(NamedTuple):
     unusable: tuple[str, ...] = ()  # what is wrong with each row that --skip-unusable left out
 
 
-def malformed(where: str, got: str, cause: str, expected: str = EXPECTED) -> ValueError:
+def malformed(where: str, got: str, cause: str, expected: str) -> ValueError:
     """The error for unusable input: where it is, what was expected, what was found, the likely cause."""
     return ValueError(f"{where}: expected {expected}, got {got}; likely cause: {cause}")
-
-
-# --- The embedded tasks ----------------------------------------------------------------------------------------------
-
-
-def is_held_out(text: str) -> bool:
-    """True for the embedded texts kept for validation: decided by the text alone, whatever the seed."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % HELD_OUT == 0
-
-
-def expression(rng: random.Random, length: int) -> tuple[str, str]:
-    """(text, answer) with `length` one-digit operands joined by + and -, for example ("7+5-3+9=", "18").
-
-    Only `rng.random()` is used: it alone is promised to give the same numbers in every Python version.
-    """
-    digits = [int(10 * rng.random()) for _ in range(length)]
-    signs = [1] + [1 if rng.random() < 0.5 else -1 for _ in digits[1:]]
-    text = "".join(f"{'+' if sign > 0 else '-'}{digit}" for sign, digit in zip(signs, digits))[1:] + "="
-    return text, str(sum(sign * digit for sign, digit in zip(signs, digits)))
-
-
-def unsorted(rng: random.Random, length: int) -> tuple[str, str]:
-    """(text, answer) with `length` digits to put in order, for example ("=5274=", "2457")."""
-    digits = "".join(str(int(10 * rng.random())) for _ in range(length))
-    return f"={digits}=", "".join(sorted(digits))
-
-
-EMBEDDED = {"arithmetic": expression, "sorting": unsorted}
-ANSWERS = {"arithmetic": "0|-?[1-9][0-9]*", "sorting": "0*1*2*3*4*5*6*7*8*9*"}  # that verifiers can accept
-
-
-def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[str, str]]:
-    """`count` distinct (text, answer) pairs of an embedded task, always the same for the same arguments.
-
-    held_out  True: texts reserved for validation (is_held_out); False: the others
-    """
-    rng, pairs = random.Random(f"{task}/{seed}"), {}
-    while len(pairs) < count:
-        length = LENGTHS[task][int(len(LENGTHS[task]) * rng.random())]
-        text, answer = EMBEDDED[task](rng, length)
-        while is_held_out(text) != held_out:
-            text, answer = EMBEDDED[task](rng, length)
-        pairs[text] = answer
-    return list(pairs.items())
-
-
-# --- Sources ---------------------------------------------------------------------------------------------------------
-
-
-def parse_source(text: str) -> tuple[str, float, str | None]:
-    """(name, weight, task or None) of a source as --data takes it.
-
-    Raises ValueError for a weight of 0, or for a task beside an embedded source.
-
-    >>> parse_source("code.jsonl:3:code"), parse_source("sorting")
-    (('code.jsonl', 3.0, 'code'), ('sorting', 1.0, None))
-    """
-    name, weight, task = re.fullmatch(f"(.*?)(?::([0-9]+[.]?[0-9]*))?(?::({'|'.join(TASKS)}))?", text, re.S).groups()
-    if float(weight or 1) == 0 or task and name in EMBEDDED:
-        expected = "NAME[:WEIGHT][:TASK] with a weight above 0, and no task for an embedded source, which has its own"
-        raise malformed("--data", repr(text), "weight 0, or a task for an embedded source", expected)
-    return name, float(weight or 1), task
-
-
-def read_lines(path: str) -> Iterator[tuple[str, object]]:
-    """Yield (place, row) for each non-empty line of a JSONL file. Raises ValueError for a line that is not JSON."""
-    with open(path, "rb") as file:
-        for number, raw in enumerate(file, 1):
-            try:
-                row = json.loads(raw) if raw.strip() else None
-                json.dumps(row, ensure_ascii=False).encode()  # the tokenizer would fail on half a surrogate pair
-            except ValueError as error:
-                cause = "one JSON document over many lines, or a file that is not UTF-8"
-                raise malformed(f"{path}:{number}", f"{raw[:60]!r} ({error})", cause) from error
-            if raw.strip():
-                yield f"{path}:{number}", row
-
-
-def read_dataset(name: str) -> Iterator[tuple[str, dict]]:
-    """(place, row) of rows that `datasets` finds under a name; ValueError if it finds none or is not installed."""
-    cause = "a misspelt name, no network, no train split, several configurations, or: pip install datasets"
-    failures = (ImportError, OSError, ValueError)
-    try:
-        if Path(name).suffix in FORMATS:
-            place = {"path": FORMATS[Path(name).suffix], "data_files": name}
-        elif os.path.isdir(name):
-            place = {"path": name}
-        elif hub := re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?(?<![.]jsonl)", name):
-            place = {"path": hub[1], "name": hub[2]}
-        else:
-            raise FileNotFoundError("no such file, folder or OWNER/NAME")
-        import datasets  # not a requirement: JSONL and the embedded tasks do without it
-
-        failures += (datasets.exceptions.DatasetsError,)
-        rows = datasets.load_dataset(**place, split="train")
-    except failures as error:
-        expected = f"{', '.join(EMBEDDED)}, a JSONL file, or what datasets.load_dataset reads (see data.py)"
-        raise malformed(f"--data {name}", f"{type(error).__name__}: {error}", cause, expected) from error
-    return ((f"{name}, row {number}", row) for number, row in enumerate(rows, 1))
-
-
-def field(row: dict, names: Iterable[str]):
-    """The first of the named fields that the row has, or None if it has none; "a.b" is field b of field a."""
-
-    def step(value, key):
-        return value.get(key) if isinstance(value, dict) else None
-
-    found = (reduce(step, name.split("."), row) for name in names)
-    return next((value for value in found if value is not None), None)
-
-
-def loaded(text):
-    """The value that a text spells in JSON or as a Python literal; anything else is returned unchanged."""
-    for load_text in (json.loads, ast.literal_eval) if isinstance(text, str) else ():
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            return load_text(text)
-    return text
-
-
-def code_answer(answer, row: dict) -> str:
-    """A code row's tests, text or objects, as JSON text in a form that the verifier reads.
-
-    A function's name may stand in the row's `metadata` (LiveCodeBench, DeepCoder's lcbv5) or beside the tests. Tests in
-    another form raise ValueError (which may name the form), LookupError, TypeError or AttributeError.
-    """
-    tests = found = loaded(answer)
-    if isinstance(found, dict) and "test_cases" in found:  # SYNTHETIC-1: the text holds more than the tests
-        tests = loaded(found["test_cases"])
-    if not isinstance(tests, dict) and "assert " in str(tests[:1] if isinstance(tests, list) else tests):
-        raise ValueError("tests are asserts (MBPP, AceCode, KodCode, check(candidate)); write calls and results")
-    name = (
-        field({"metadata": loaded(row.get("metadata"))}, ["metadata.func_name", "metadata.fn_name"])
-        or isinstance(found, dict)
-        and found.get("fn_name")
-    )
-    if name and isinstance(tests, list):
-        tests = [{"fn_name": name} | test for test in tests]
-    elif name and tests is not found:
-        tests = {"fn_name": name} | tests
-    text = answer if isinstance(answer, str) and tests is found and not name else json.dumps(tests)
-    read_tests(text)
-    return text
-
-
-def is_chat(prompt) -> bool:
-    """True for a list of {"role": text, "content": text} that waits for the assistant's turn."""
-    if not isinstance(prompt, list) or not prompt:
-        return False
-    whole = (isinstance(m, dict) and isinstance(m.get("content"), str) and "role" in m for m in prompt)
-    return all(whole) and prompt[-1]["role"] != "assistant"
-
-
-def parse_row(row, where: str, task: str | None, columns) -> Row:
-    """Check a row's fields. task, columns: those of its source. Raises ValueError naming `where` if it is unusable."""
-    if not isinstance(row, dict):
-        raise malformed(where, f"a {type(row).__name__}", "one JSON array instead of a line per row")
-    prompt, answer = (field(row, names) for names in columns)
-    task = str(task or row.get("task") or "math")
-    if prompt is None or answer is None:
-        cause = "an unlabelled row, or other column names: --prompt-column, --answer-column"
-        raise malformed(where, f"the fields {sorted(row)}", cause)
-    if not (is_chat(prompt) or isinstance(prompt, str) and prompt.strip()):
-        raise malformed(where, f"prompt {str(prompt)[:60]!r}", "it is empty, or its messages end with the answer")
-    if task not in TASKS:
-        cause = "a misspelt name, or a column that means something else: override it with NAME:WEIGHT:TASK"
-        raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
-    reference, cause = None, "an unlabelled row, a decimal number, which must be text, or another notation"
-    if task == "code":
-        try:
-            reference = code_answer(answer, row)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            cause = f"no tests, or tests of another form ({error})"
-    elif isinstance(answer, (str, int)) and not isinstance(answer, bool):
-        reference = str(answer).rpartition("####")[2].strip()
-    if not reference or not re.fullmatch(ANSWERS.get(task, ".*"), reference, re.S):
-        raise malformed(where, f"answer {str(answer)[:60]!r}", cause, f"an answer for `{task}` (see data.py)")
-    return Row(where, prompt, reference, task)
-
-
-# --- Prompts as tokens -----------------------------------------------------------------------------------------------
-
-
-def render(row: Row, tokenizer) -> Row:
-    """The row with its prompt as the one text that the model reads, up to where the completion starts.
-
-    Raises ValueError for chat messages if the tokenizer has no chat template.
-    """
-    chat = isinstance(row.prompt, list)
-    if tokenizer.chat_template:
-        messages = row.prompt if chat else [{"role": "user", "content": row.prompt}]
-        return row._replace(prompt=tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    if chat:
-        raise malformed(row.where, "chat messages", "a base model, which has no chat template", "a prompt as one text")
-    return row
-
-
-def tokenise(rows: list[Row], tokenizer, *, budget: int) -> tuple[list[Prompt], int]:
-    """(prompts of at most `budget` tokens, how many rows were left out), in order, from rows that `render` returned.
-
-    A row with an answer above MAX_ANSWER bytes is left out too. A chat template writes the special tokens itself;
-    without one the tokenizer adds its own (Llama's and Gemma's first token; the embedded tokenizer has none). An
-    end-of-text token that it adds at the end is removed: nothing would follow it.
-    Raises ValueError for a prompt with characters the tokenizer does not know.
-    """
-    texts, special = [row.prompt for row in rows], not tokenizer.chat_template
-    # Some models use their unknown token as one of these too, and templates write it.
-    unknown = {tokenizer.unk_token_id} - {None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
-    prompts = []
-    for row, ids in zip(rows, tokenizer(texts, add_special_tokens=special)["input_ids"] if rows else []):
-        ids = ids[:-1] if special and ids[-1:] == [tokenizer.eos_token_id] else ids
-        if unknown & set(ids):
-            cause = "the embedded base model's tokenizer, which knows its own tasks only: give another --model"
-            raise malformed(row.where, f"{row.prompt[:60]!r}", cause, "text that the tokenizer can spell")
-        if len(ids) <= budget and len(row.answer.encode()) <= MAX_ANSWER:
-            prompts.append(Prompt(len(prompts), tuple(ids), row.prompt, row.answer, row.task, where=row.where))
-    return prompts, len(rows) - len(prompts)
-
-
-def shuffled(items: Iterable, seed: str) -> list:
-    """The items in an order that depends on nothing but their number and the seed."""
-    rng = random.Random(seed)
-    return sorted(items, key=lambda _: rng.random())
-
-
-def split(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
-    """(train, validation): for validation `count` random ones, always the same; at most 1 in HELD_OUT, at least one."""
-    count = min(count, max(1, len(prompts) // HELD_OUT))
-    drawn = shuffled(prompts, "split")
-    return drawn[count:], drawn[:count]
-
-
-def usable(found, task: str | None, columns, skipped: list[str] | None) -> Iterator[Row]:
-    """Yield the usable rows of `found`. The error of another is added to `skipped`, or raised if `skipped` is None."""
-    for where, row in found:
-        try:
-            yield parse_row(row, where, task, columns)
-        except ValueError as error:
-            if skipped is None:
-                raise ValueError(f"{error}; --skip-unusable leaves such rows out") from error
-            skipped.append(str(error))
-
-
-def load_source(name: str, task: str | None, columns, tokenizer, *, budget: int, validation: int, skip: bool) -> Data:
-    """One source's prompts, tokenised and split; `load` numbers them."""
-    if name in EMBEDDED:
-        counts = ((EMBEDDED_PROMPTS[name], False), (validation, True))
-        sets = (examples(name, count, seed=0, held_out=held) for count, held in counts)
-        rows = ([render(Row(name, *pair, name), tokenizer) for pair in pairs] for pairs in sets)
-        (train, long), (held, long_held) = (tokenise(part, tokenizer, budget=budget) for part in rows)
-        return Data(train, held, long + long_held, 0)
-    found = read_lines(name) if name.endswith(".jsonl") and os.path.isfile(name) else read_dataset(name)
-    count, first, skipped = 0, {}, []
-    for count, row in enumerate(usable(found, task, columns, skipped if skip else None), 1):
-        row = render(row, tokenizer)
-        first.setdefault(row.prompt, row)
-    prompts, too_long = tokenise(list(first.values()), tokenizer, budget=budget)
-    if not prompts:
-        cause = "an empty file, an interrupted download, or a small budget"
-        got = f"{too_long} longer ones" + (f" and {len(skipped)} unusable rows ({skipped[0]})" if skipped else "")
-        raise malformed(name, got, cause, f"a prompt of <= {budget} tokens")
-    return Data(*split(prompts, validation), too_long, count - len(first), unusable=tuple(skipped))
-
-
-def load(
-    sources,
-    tokenizer,
-    *,
-    budget: int,
-    validation=VALIDATION_PROMPTS,
-    columns=(("prompt",), ("answer",)),
-    skip_unusable: bool = False,
-) -> Data:
-    """The prompts of a run, tokenised and split (see the top of this file).
-
-    sources     one or several, as --data takes them
-    budget      tokens per prompt; longer prompts are left out before the split
-    validation  prompts to hold out of every source
-    columns     (names for the prompt's column, names for the answer's); of each, the first that a row has counts
-    skip_unusable  leave out rows without a usable prompt or answer (some of APPS and TACO have no tests)
-    Raises ValueError for a malformed or repeated source, a malformed row, a prompt in training and validation, or if no
-    prompt of a source fits the budget.
-    """
-    names, weights, tasks = zip(*map(parse_source, [sources] if isinstance(sources, str) else sources))
-    if len(set(names)) < len(names):
-        raise malformed("--data", str(names), "a source given twice: add up its weights", "different sources")
-    parts = [
-        load_source(*pair, columns, tokenizer, budget=budget, validation=validation, skip=skip_unusable)
-        for pair in zip(names, tasks)
-    ]
-    owners = Counter(task for part in parts for task in {prompt.task for prompt in (*part.train, *part.validation)})
-
-    def numbered(sets):
-        every = [(source, prompt) for source, prompts in enumerate(sets) for prompt in prompts]
-        return [
-            replace(prompt, index=i, source=source, curve=names[source] if owners[prompt.task] > 1 else prompt.task)
-            for i, (source, prompt) in enumerate(every)
-        ]
-
-    train, held, too_long, duplicates, _, unusable = zip(*parts)
-    data = Data(numbered(train), numbered(held), sum(too_long), sum(duplicates), weights, sum(unusable, ()))
-    check_leakage(data)
-    return data
-
-
-def check_leakage(data: Data) -> None:
-    """Raise ValueError for a training prompt that is in the validation set too: two sources may share a row."""
-    held = {prompt.text: prompt.where for prompt in data.validation}
-    for prompt in data.train:
-        if prompt.text in held:
-            expected = f"no validation prompt in training, and {held[prompt.text]} is one"
-            raise malformed(prompt.where, f"the same {prompt.text[:60]!r}", "the same row in two sources", expected)
-
-
-def check_size(data: Data, *, prompts: int, k: int) -> None:
-    """Raise ValueError unless there are more than (k + 1)·P training prompts: so many may be in flight at once."""
-    needed = (k + 1) * prompts
-    if len(data.train) <= needed:
-        raise ValueError(
-            f"expected more than (k + 1)·P = {needed} training prompts, got {len(data.train)} "
-            f"(held out: {len(data.validation)}, too long: {data.too_long}, repeated: {data.duplicates}); "
-            "likely cause: a small file or prompt budget; lower k or the prompts per step"
-        )
 
 
 # --- No-Positive-Resampling (Sec. 3.2) -------------------------------------------------------------------------------
@@ -538,3 +187,128 @@ class Curriculum:
         state["queue"].remove(index)
         self._in_flight[index] = None
         return index
+
+
+# --- Prompts for validation (Sec. 2.1) --------------------------------------------------------------------------------
+
+
+def shuffled(items: Iterable, seed: str) -> list:
+    """The items in an order that depends on nothing but their number and the seed."""
+    rng = random.Random(seed)
+    return sorted(items, key=lambda _: rng.random())
+
+
+def split(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
+    """(train, validation): for validation `count` random ones, always the same; at most 1 in HELD_OUT, at least one."""
+    count = min(count, max(1, len(prompts) // HELD_OUT))
+    drawn = shuffled(prompts, "split")
+    return drawn[count:], drawn[:count]
+
+
+def check_leakage(data: Data) -> None:
+    """Raise ValueError for a training prompt that is in the validation set too: two sources may share a row."""
+    held = {prompt.text: prompt.where for prompt in data.validation}
+    for prompt in data.train:
+        if prompt.text in held:
+            expected = f"no validation prompt in training, and {held[prompt.text]} is one"
+            raise malformed(prompt.where, f"the same {prompt.text[:60]!r}", "the same row in two sources", expected)
+
+
+def check_size(data: Data, *, prompts: int, k: int) -> None:
+    """Raise ValueError unless there are more than (k + 1)·P training prompts: so many may be in flight at once."""
+    needed = (k + 1) * prompts
+    if len(data.train) <= needed:
+        raise ValueError(
+            f"expected more than (k + 1)·P = {needed} training prompts, got {len(data.train)} "
+            f"(held out: {len(data.validation)}, too long: {data.too_long}, repeated: {data.duplicates}); "
+            "likely cause: a small file or prompt budget; lower k or the prompts per step"
+        )
+
+
+# --- The embedded tasks ----------------------------------------------------------------------------------------------
+
+# Numbers of operands or digits of an embedded prompt, each entry equally likely. Sums of 3 to 9 operands are within the
+# base policy's reach. Sums of 14 to 18, longer than any that SFT has shown, are beyond it: they set the ceiling, which
+# a better recipe may raise. Sums of 10 to 13, learnt slowly, are few: with more, a short run would end far below A.
+LENGTHS = {"arithmetic": [*range(3, 10)] * 9 + [*range(10, 14)] * 2 + [*range(14, 19)] * 6, "sorting": range(3, 13)}
+EMBEDDED_PROMPTS = {"arithmetic": 1_400, "sorting": 8_000}  # for training; few enough for several epochs (Sec. 2)
+
+
+def is_held_out(text: str) -> bool:
+    """True for the embedded texts kept for validation: decided by the text alone, whatever the seed."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % HELD_OUT == 0
+
+
+def expression(rng: random.Random, length: int) -> tuple[str, str]:
+    """(text, answer) with `length` one-digit operands joined by + and -, for example ("7+5-3+9=", "18").
+
+    Only `rng.random()` is used: it alone is promised to give the same numbers in every Python version.
+    """
+    digits = [int(10 * rng.random()) for _ in range(length)]
+    signs = [1] + [1 if rng.random() < 0.5 else -1 for _ in digits[1:]]
+    text = "".join(f"{'+' if sign > 0 else '-'}{digit}" for sign, digit in zip(signs, digits))[1:] + "="
+    return text, str(sum(sign * digit for sign, digit in zip(signs, digits)))
+
+
+def unsorted(rng: random.Random, length: int) -> tuple[str, str]:
+    """(text, answer) with `length` digits to put in order, for example ("=5274=", "2457")."""
+    digits = "".join(str(int(10 * rng.random())) for _ in range(length))
+    return f"={digits}=", "".join(sorted(digits))
+
+
+EMBEDDED = {"arithmetic": expression, "sorting": unsorted}
+ANSWERS = {"arithmetic": "0|-?[1-9][0-9]*", "sorting": "0*1*2*3*4*5*6*7*8*9*"}  # that verifiers can accept
+
+
+def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[str, str]]:
+    """`count` distinct (text, answer) pairs of an embedded task, always the same for the same arguments.
+
+    held_out  True: texts reserved for validation (is_held_out); False: the others
+    """
+    rng, pairs = random.Random(f"{task}/{seed}"), {}
+    while len(pairs) < count:
+        length = LENGTHS[task][int(len(LENGTHS[task]) * rng.random())]
+        text, answer = EMBEDDED[task](rng, length)
+        while is_held_out(text) != held_out:
+            text, answer = EMBEDDED[task](rng, length)
+        pairs[text] = answer
+    return list(pairs.items())
+
+
+# --- Prompts as tokens -----------------------------------------------------------------------------------------------
+
+
+def render(row: Row, tokenizer) -> Row:
+    """The row with its prompt as the one text that the model reads, up to where the completion starts.
+
+    Raises ValueError for chat messages if the tokenizer has no chat template.
+    """
+    chat = isinstance(row.prompt, list)
+    if tokenizer.chat_template:
+        messages = row.prompt if chat else [{"role": "user", "content": row.prompt}]
+        return row._replace(prompt=tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    if chat:
+        raise malformed(row.where, "chat messages", "a base model, which has no chat template", "a prompt as one text")
+    return row
+
+
+def tokenise(rows: list[Row], tokenizer, *, budget: int) -> tuple[list[Prompt], int]:
+    """(prompts of at most `budget` tokens, how many rows were left out), in order, from rows that `render` returned.
+
+    A row with an answer above MAX_ANSWER bytes is left out too. A chat template writes the special tokens itself;
+    without one the tokenizer adds its own (Llama's and Gemma's first token; the embedded tokenizer has none). An
+    end-of-text token that it adds at the end is removed: nothing would follow it.
+    Raises ValueError for a prompt with characters the tokenizer does not know.
+    """
+    texts, special = [row.prompt for row in rows], not tokenizer.chat_template
+    # Some models use their unknown token as one of these too, and templates write it.
+    unknown = {tokenizer.unk_token_id} - {None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+    prompts = []
+    for row, ids in zip(rows, tokenizer(texts, add_special_tokens=special)["input_ids"] if rows else []):
+        ids = ids[:-1] if special and ids[-1:] == [tokenizer.eos_token_id] else ids
+        if unknown & set(ids):
+            cause = "the embedded base model's tokenizer, which knows its own tasks only: give another --model"
+            raise malformed(row.where, f"{row.prompt[:60]!r}", cause, "text that the tokenizer can spell")
+        if len(ids) <= budget and len(row.answer.encode()) <= MAX_ANSWER:
+            prompts.append(Prompt(len(prompts), tuple(ids), row.prompt, row.answer, row.task, where=row.where))
+    return prompts, len(rows) - len(prompts)

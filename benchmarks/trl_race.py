@@ -51,14 +51,14 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-import data, rollout
-from plumbing import evaluation
+import rollout
+from plumbing import evaluation, sources
 from verify.scorer import Scorer
 
 torch.set_num_threads(os.cpu_count())
 flags = settings["flags"]
 tokenizer = AutoTokenizer.from_pretrained(settings["model"])
-prompts = data.load(flags["data"], tokenizer, budget=flags["max_prompt_tokens"], validation=flags["eval_prompts"])
+prompts = sources.load(flags["data"], tokenizer, budget=flags["max_prompt_tokens"], validation=flags["eval_prompts"])
 phrase_ids = tokenizer.encode(flags["interrupt_phrase"], add_special_tokens=False)
 lengths = dict(slots=flags["slots"], max_new_tokens=flags["max_new_tokens"], think_budget=flags["interrupt_at"],
                phrase_ids=phrase_ids)

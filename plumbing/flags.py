@@ -31,7 +31,7 @@ import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import sizing
+from plumbing import sizing, sources
 from plumbing.checkpoints import finished
 from plumbing.fleet import processes
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
@@ -150,7 +150,7 @@ def model_flags(add):
         nargs="+",
         type=source,
         metavar="NAME[:WEIGHT][:TASK]",
-        help="prompts: arithmetic, sorting, a JSONL file, or anything for datasets.load_dataset (see data.py)",
+        help="prompts: arithmetic, sorting, a JSONL file, or anything that `datasets` reads (see plumbing/sources.py)",
     )
     add("--prompt-column", nargs="+", help="field that holds the prompt; of several, the first that a row has")
     add("--answer-column", nargs="+", help="field that holds the answer; likewise")
@@ -256,7 +256,7 @@ def mark(text):
 
 def source(text):
     try:
-        data.parse_source(text)
+        sources.parse_source(text)
     except ValueError as wrong:
         raise argparse.ArgumentTypeError(wrong) from wrong
     return text
@@ -279,8 +279,8 @@ def settings(argv):
         parser.error(f"--evaluate trains nothing: it does not read {', '.join(map(option, sorted(ignored)))}")
     earlier = earlier_flags(asked, parser.error)
     given = earlier | asked
-    sources = [data.parse_source(source)[0] for source in given.get("data", ["arithmetic"])]
-    base = "base/sorting" if "sorting" in sources else "base"
+    names = [sources.parse_source(source)[0] for source in given.get("data", ["arithmetic"])]
+    base = "base/sorting" if "sorting" in names else "base"
     embedded = (ROOT / given.get("model", base)).resolve().is_relative_to(ROOT / "base")
     recipe = RECIPES.get(given.get("recipe"), {})
     average = {"average": "sample"} if given.get("loss") == "gspo" and not recipe else {}
@@ -351,7 +351,7 @@ def check(args, asked, given, error):
     asked  flags of the command line;  given  with those of an earlier run
     """
     out = Path(args.out)
-    if "model" not in given and not {data.parse_source(source)[0] for source in args.data} <= data.EMBEDDED.keys():
+    if "model" not in given and not {sources.parse_source(source)[0] for source in args.data} <= data.EMBEDDED.keys():
         error("--data FILE needs --model: the embedded base model knows only digits, + and -")
     if args.off_policy == "ppo" and args.k < 1 or args.k < 0:
         error(f"--k is {args.k}; expected >= 0 with --off-policy pipeline and >= 1 with ppo")
@@ -466,7 +466,7 @@ def prepare(args):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     args.fitted = fit(args, config, tokenizer)
     check_lengths(args)
-    prompts = data.load(
+    prompts = sources.load(
         args.data,
         tokenizer,
         budget=args.max_prompt_tokens,
@@ -517,7 +517,7 @@ def questions(args, prompts):
 
     If --eval-prompts is given, at most so many of every source, validation prompts first.
     """
-    names = [data.parse_source(source)[0] for source in args.data]
+    names = [sources.parse_source(source)[0] for source in args.data]
     rows = [prompt for prompt in prompts.train if "data" in args.asked and names[prompt.source] not in data.EMBEDDED]
     limit = args.eval_prompts if "eval_prompts" in args.asked else len(prompts.validation) + len(rows)
     chosen, taken = [], Counter()

@@ -10,17 +10,16 @@ from pathlib import Path
 import torch
 from transformers import AutoTokenizer
 
-import data
 import reward
 import rollout
 import sft
-from plumbing import evaluation
+from plumbing import evaluation, sources
 from verify.scorer import Scorer
 
 
 def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16):
     """(pass rate, pass@`generations`) of a policy on `prompts` validation prompts of a task."""
-    questions = data.load(task, tokens, budget=64, validation=prompts).validation
+    questions = sources.load(task, tokens, budget=64, validation=prompts).validation
     groups = [[] for _ in questions]
     with (
         closing(rollout.TorchGenerator(model, tokens, slots=128, max_new_tokens=112)) as generator,

@@ -14,10 +14,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import data
 import pipeline
 import precision
 import rollout
+from plumbing import sources
 
 if torch.cuda.is_available() and find_spec("vllm"):  # vLLM gets its weights within one GPU
     from test_vllm import (  # noqa: F401
@@ -44,7 +44,7 @@ def test_sec32_the_fp32_head_is_fp32_on_a_gpu():
 
 def test_sec31_greedy_completions_on_a_gpu_are_those_of_the_cpu():
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "base")
-    prompts = data.load("arithmetic", tokenizer, budget=32, validation=16).validation
+    prompts = sources.load("arithmetic", tokenizer, budget=32, validation=16).validation
     texts = []
     for device in ("cpu", "cuda"):
         model = AutoModelForCausalLM.from_pretrained(ROOT / "base", dtype=torch.float32).to(device)

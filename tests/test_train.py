@@ -35,7 +35,7 @@ import precision
 import reward
 import sft
 import train
-from plumbing import batches, checkpoints, evaluation, flags, fleet, sizing
+from plumbing import batches, checkpoints, evaluation, flags, fleet, sizing, sources
 from plumbing.checkpoints import finished
 from plumbing.flags import make_generator, make_scorer, provenance, resumed_flags, settings, stored_flags
 from recipes import RECIPES
@@ -919,7 +919,9 @@ def test_evaluation_asks_as_many_rows_of_a_file_as_eval_prompts_says_and_shows_r
     printed = capsys.readouterr()
     held = set(
         prompt.text
-        for prompt in data.load(["rows.jsonl"], AutoTokenizer.from_pretrained(BASE), budget=40, validation=5).validation
+        for prompt in sources.load(
+            ["rows.jsonl"], AutoTokenizer.from_pretrained(BASE), budget=40, validation=5
+        ).validation
     )
     assert len(set(asked)) == 10 and len(asked) == 20 and len(held) == 3
     assert held < set(asked)  # 3 of 30 prompts are held out; asked are 2 more of the file, and 5 to sort

@@ -56,9 +56,9 @@ from test_rollout import (  # noqa: F401  tests that hold for every generator: t
     tokenizer,
 )
 
-import data
 import vllm_rollout
 from pipeline import Ticket
+from plumbing import sources
 from precision import PolicyModel
 from rollout import Generator, TorchGenerator
 from vllm_rollout import VLLMGenerator
@@ -282,15 +282,15 @@ def test_a_head_in_another_dtype_than_asked_for_is_refused_and_its_engine_ended(
 SCRIPT = """
 import json, signal, sys
 from transformers import AutoTokenizer
-import data
 from pipeline import Ticket
+from plumbing import sources
 from test_rollout import finish
 from vllm_rollout import VLLMGenerator
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job starts with Ctrl-C ignored
     tokens = AutoTokenizer.from_pretrained("base")
-    prompts = data.load("arithmetic", tokens, budget=64, validation=64).validation
+    prompts = sources.load("arithmetic", tokens, budget=64, validation=64).validation
     gen = VLLMGenerator("base", tokens, slots=64, max_new_tokens=48, temperature=0, fp32_head=False)
     done = finish(gen, [Ticket(prompt.index, 0, prompt, 1) for prompt in prompts])
     print(json.dumps({c.ticket: c.ids for c in done.values()}), flush=True)
@@ -349,7 +349,7 @@ def alive(session):
 
 def test_greedy_equals_torch_generator_on_the_base_policy(answered):
     tokens, model = AutoTokenizer.from_pretrained(ROOT / "base"), AutoModelForCausalLM.from_pretrained(ROOT / "base")
-    prompts = data.load("arithmetic", tokens, budget=64, validation=64).validation
+    prompts = sources.load("arithmetic", tokens, budget=64, validation=64).validation
     expected = finish(
         TorchGenerator(model, tokens, slots=64, max_new_tokens=48, temperature=0),
         [Ticket(prompt.index, 0, prompt, 1) for prompt in prompts],

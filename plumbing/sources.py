@@ -1,0 +1,262 @@
+"""Where prompts come from: the embedded tasks, files, folders and data sets of the hub, and the rows they hold.
+
+    load(sources, tokenizer, budget=...) -> data.Data(train, validation, ...), before any process is started
+
+A source is NAME[:WEIGHT][:TASK]: its share of the prompts drawn is its weight (default 1) over the sum of all weights;
+TASK, a key of judges.TASKS, names the verifier of all its rows. NAME is one of
+  arithmetic, sorting  the embedded tasks (data.py)
+  FILE.jsonl  one {"prompt": text or [{"role": ..., "content": ...}, ...], "answer": text or integer} per line, and
+              optionally "task" (default "math"); other fields and empty lines are ignored.
+  any other   such rows from `datasets.load_dataset`, train split: a .parquet, .json, .csv or .arrow file (or a pattern
+              of files), a folder, OWNER/NAME or OWNER/NAME/CONFIG on the hub.
+--prompt-column and --answer-column name other columns; several names may be given, for several sources, and the first
+that a row has counts. "reward_model.ground_truth" is the field ground_truth within the field reward_model. If an answer
+holds "####" (GSM8K), only what follows is taken. The answer of a code row is its tests, in a form that judges.py reads,
+as JSON text or as an object. A row without a usable prompt or answer ends the run, or is left out (--skip-unusable).
+If rows of a source have the same prompt, the first is kept; the others are dropped and counted.
+
+Test: pytest tests/test_sources.py
+"""
+
+import ast
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+
+from data import (
+    ANSWERS,
+    EMBEDDED,
+    EMBEDDED_PROMPTS,
+    VALIDATION_PROMPTS,
+    Data,
+    Row,
+    check_leakage,
+    examples,
+    malformed,
+    render,
+    split,
+    tokenise,
+)
+from verify.judges import TASKS
+from verify.programs import read_tests
+
+FORMATS = {f".{kind}": kind for kind in ("parquet", "json", "csv", "arrow")}  # files that `datasets` reads, by ending
+EXPECTED = 'one JSON object like {"prompt": text or chat messages, "answer": text or integer}'
+
+
+# --- Sources ---------------------------------------------------------------------------------------------------------
+
+
+def parse_source(text: str) -> tuple[str, float, str | None]:
+    """(name, weight, task or None) of a source as --data takes it.
+
+    Raises ValueError for a weight of 0, or for a task beside an embedded source.
+
+    >>> parse_source("code.jsonl:3:code"), parse_source("sorting")
+    (('code.jsonl', 3.0, 'code'), ('sorting', 1.0, None))
+    """
+    name, weight, task = re.fullmatch(f"(.*?)(?::([0-9]+[.]?[0-9]*))?(?::({'|'.join(TASKS)}))?", text, re.S).groups()
+    if float(weight or 1) == 0 or task and name in EMBEDDED:
+        expected = "NAME[:WEIGHT][:TASK] with a weight above 0, and no task for an embedded source, which has its own"
+        raise malformed("--data", repr(text), "weight 0, or a task for an embedded source", expected)
+    return name, float(weight or 1), task
+
+
+def read_lines(path: str) -> Iterator[tuple[str, object]]:
+    """Yield (place, row) for each non-empty line of a JSONL file. Raises ValueError for a line that is not JSON."""
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, 1):
+            try:
+                row = json.loads(raw) if raw.strip() else None
+                json.dumps(row, ensure_ascii=False).encode()  # the tokenizer would fail on half a surrogate pair
+            except ValueError as error:
+                cause = "one JSON document over many lines, or a file that is not UTF-8"
+                raise malformed(f"{path}:{number}", f"{raw[:60]!r} ({error})", cause, EXPECTED) from error
+            if raw.strip():
+                yield f"{path}:{number}", row
+
+
+def read_dataset(name: str) -> Iterator[tuple[str, dict]]:
+    """(place, row) of rows that `datasets` finds under a name; ValueError if it finds none or is not installed."""
+    cause = "a misspelt name, no network, no train split, several configurations, or: pip install datasets"
+    failures = (ImportError, OSError, ValueError)
+    try:
+        if Path(name).suffix in FORMATS:
+            place = {"path": FORMATS[Path(name).suffix], "data_files": name}
+        elif os.path.isdir(name):
+            place = {"path": name}
+        elif hub := re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?(?<![.]jsonl)", name):
+            place = {"path": hub[1], "name": hub[2]}
+        else:
+            raise FileNotFoundError("no such file, folder or OWNER/NAME")
+        import datasets  # not a requirement: JSONL and the embedded tasks do without it
+
+        failures += (datasets.exceptions.DatasetsError,)
+        rows = datasets.load_dataset(**place, split="train")
+    except failures as error:
+        expected = f"{', '.join(EMBEDDED)}, a JSONL file, or what datasets.load_dataset reads (see plumbing/sources.py)"
+        raise malformed(f"--data {name}", f"{type(error).__name__}: {error}", cause, expected) from error
+    return ((f"{name}, row {number}", row) for number, row in enumerate(rows, 1))
+
+
+def field(row: dict, names: Iterable[str]):
+    """The first of the named fields that the row has, or None if it has none; "a.b" is field b of field a."""
+
+    def step(value, key):
+        return value.get(key) if isinstance(value, dict) else None
+
+    found = (reduce(step, name.split("."), row) for name in names)
+    return next((value for value in found if value is not None), None)
+
+
+def loaded(text):
+    """The value that a text spells in JSON or as a Python literal; anything else is returned unchanged."""
+    for load_text in (json.loads, ast.literal_eval) if isinstance(text, str) else ():
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return load_text(text)
+    return text
+
+
+def code_answer(answer, row: dict) -> str:
+    """A code row's tests, text or objects, as JSON text in a form that the verifier reads.
+
+    A function's name may stand in the row's `metadata` (LiveCodeBench, DeepCoder's lcbv5) or beside the tests. Tests in
+    another form raise ValueError (which may name the form), LookupError, TypeError or AttributeError.
+    """
+    tests = found = loaded(answer)
+    if isinstance(found, dict) and "test_cases" in found:  # SYNTHETIC-1: the text holds more than the tests
+        tests = loaded(found["test_cases"])
+    if not isinstance(tests, dict) and "assert " in str(tests[:1] if isinstance(tests, list) else tests):
+        raise ValueError("tests are asserts (MBPP, AceCode, KodCode, check(candidate)); write calls and results")
+    name = (
+        field({"metadata": loaded(row.get("metadata"))}, ["metadata.func_name", "metadata.fn_name"])
+        or isinstance(found, dict)
+        and found.get("fn_name")
+    )
+    if name and isinstance(tests, list):
+        tests = [{"fn_name": name} | test for test in tests]
+    elif name and tests is not found:
+        tests = {"fn_name": name} | tests
+    text = answer if isinstance(answer, str) and tests is found and not name else json.dumps(tests)
+    read_tests(text)
+    return text
+
+
+def is_chat(prompt) -> bool:
+    """True for a list of {"role": text, "content": text} that waits for the assistant's turn."""
+    if not isinstance(prompt, list) or not prompt:
+        return False
+    whole = (isinstance(m, dict) and isinstance(m.get("content"), str) and "role" in m for m in prompt)
+    return all(whole) and prompt[-1]["role"] != "assistant"
+
+
+def parse_row(row, where: str, task: str | None, columns) -> Row:
+    """Check a row's fields. task, columns: those of its source. Raises ValueError naming `where` if it is unusable."""
+    if not isinstance(row, dict):
+        raise malformed(where, f"a {type(row).__name__}", "one JSON array instead of a line per row", EXPECTED)
+    prompt, answer = (field(row, names) for names in columns)
+    task = str(task or row.get("task") or "math")
+    if prompt is None or answer is None:
+        cause = "an unlabelled row, or other column names: --prompt-column, --answer-column"
+        raise malformed(where, f"the fields {sorted(row)}", cause, EXPECTED)
+    if not (is_chat(prompt) or isinstance(prompt, str) and prompt.strip()):
+        cause = "it is empty, or its messages end with the answer"
+        raise malformed(where, f"prompt {str(prompt)[:60]!r}", cause, EXPECTED)
+    if task not in TASKS:
+        cause = "a misspelt name, or a column that means something else: override it with NAME:WEIGHT:TASK"
+        raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
+    reference, cause = None, "an unlabelled row, a decimal number, which must be text, or another notation"
+    if task == "code":
+        try:
+            reference = code_answer(answer, row)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            cause = f"no tests, or tests of another form ({error})"
+    elif isinstance(answer, (str, int)) and not isinstance(answer, bool):
+        reference = str(answer).rpartition("####")[2].strip()
+    if not reference or not re.fullmatch(ANSWERS.get(task, ".*"), reference, re.S):
+        raise malformed(
+            where, f"answer {str(answer)[:60]!r}", cause, f"an answer for `{task}` (see plumbing/sources.py)"
+        )
+    return Row(where, prompt, reference, task)
+
+
+# --- Prompts of all sources -------------------------------------------------------------------------------------------
+
+
+def usable(found, task: str | None, columns, skipped: list[str] | None) -> Iterator[Row]:
+    """Yield the usable rows of `found`. The error of another is added to `skipped`, or raised if `skipped` is None."""
+    for where, row in found:
+        try:
+            yield parse_row(row, where, task, columns)
+        except ValueError as error:
+            if skipped is None:
+                raise ValueError(f"{error}; --skip-unusable leaves such rows out") from error
+            skipped.append(str(error))
+
+
+def load_source(name: str, task: str | None, columns, tokenizer, *, budget: int, validation: int, skip: bool) -> Data:
+    """One source's prompts, tokenised and split; `load` numbers them."""
+    if name in EMBEDDED:
+        counts = ((EMBEDDED_PROMPTS[name], False), (validation, True))
+        sets = (examples(name, count, seed=0, held_out=held) for count, held in counts)
+        rows = ([render(Row(name, *pair, name), tokenizer) for pair in pairs] for pairs in sets)
+        (train, long), (held, long_held) = (tokenise(part, tokenizer, budget=budget) for part in rows)
+        return Data(train, held, long + long_held, 0)
+    found = read_lines(name) if name.endswith(".jsonl") and os.path.isfile(name) else read_dataset(name)
+    count, first, skipped = 0, {}, []
+    for count, row in enumerate(usable(found, task, columns, skipped if skip else None), 1):
+        row = render(row, tokenizer)
+        first.setdefault(row.prompt, row)
+    prompts, too_long = tokenise(list(first.values()), tokenizer, budget=budget)
+    if not prompts:
+        cause = "an empty file, an interrupted download, or a small budget"
+        got = f"{too_long} longer ones" + (f" and {len(skipped)} unusable rows ({skipped[0]})" if skipped else "")
+        raise malformed(name, got, cause, f"a prompt of <= {budget} tokens")
+    return Data(*split(prompts, validation), too_long, count - len(first), unusable=tuple(skipped))
+
+
+def load(
+    sources,
+    tokenizer,
+    *,
+    budget: int,
+    validation=VALIDATION_PROMPTS,
+    columns=(("prompt",), ("answer",)),
+    skip_unusable: bool = False,
+) -> Data:
+    """The prompts of a run, tokenised and split (see the top of this file).
+
+    sources     one or several, as --data takes them
+    budget      tokens per prompt; longer prompts are left out before the split
+    validation  prompts to hold out of every source
+    columns     (names for the prompt's column, names for the answer's); of each, the first that a row has counts
+    skip_unusable  leave out rows without a usable prompt or answer (some of APPS and TACO have no tests)
+    Raises ValueError for a malformed or repeated source, a malformed row, a prompt in training and validation, or if no
+    prompt of a source fits the budget.
+    """
+    names, weights, tasks = zip(*map(parse_source, [sources] if isinstance(sources, str) else sources))
+    if len(set(names)) < len(names):
+        raise malformed("--data", str(names), "a source given twice: add up its weights", "different sources")
+    parts = [
+        load_source(*pair, columns, tokenizer, budget=budget, validation=validation, skip=skip_unusable)
+        for pair in zip(names, tasks)
+    ]
+    owners = Counter(task for part in parts for task in {prompt.task for prompt in (*part.train, *part.validation)})
+
+    def numbered(sets):
+        every = [(source, prompt) for source, prompts in enumerate(sets) for prompt in prompts]
+        return [
+            replace(prompt, index=i, source=source, curve=names[source] if owners[prompt.task] > 1 else prompt.task)
+            for i, (source, prompt) in enumerate(every)
+        ]
+
+    train, held, too_long, duplicates, _, unusable = zip(*parts)
+    data = Data(numbered(train), numbered(held), sum(too_long), sum(duplicates), weights, sum(unusable, ()))
+    check_leakage(data)
+    return data

@@ -1,0 +1,444 @@
+"""Claims about plumbing/sources.py: sources and their weights, rows and columns, files, folders, the hub."""
+
+import doctest
+import json
+import random
+import string
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from test_data import CHARACTERS, TEMPLATE, character_tokenizer, indices, tokenizer  # noqa: F401
+
+import data
+from plumbing import sources
+from verify import programs
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_docstring_examples_run():
+    assert doctest.testmod(sources).failed == 0 < doctest.testmod(sources).attempted
+
+
+# --- The embedded tasks ---
+
+
+@pytest.mark.parametrize("task", data.EMBEDDED)
+def test_embedded_tasks_are_tokenised_as_they_are_and_the_same_in_every_run(task, tokenizer):
+    loaded = sources.load(task, tokenizer, budget=64, validation=100)
+    assert (len(loaded.train), len(loaded.validation), loaded.too_long) == (data.EMBEDDED_PROMPTS[task], 100, 0)
+    for part in (loaded.train, loaded.validation):
+        assert indices(part) == list(range(len(part)))
+    for prompt in loaded.validation:
+        assert prompt.ids == tuple(3 + CHARACTERS.index(character) for character in prompt.text)
+        assert (prompt.task, prompt.curve, prompt.source) == (task, task, 0)
+    assert not {p.text for p in loaded.train} & {p.text for p in loaded.validation}
+    random.seed(5)  # the interpreter's own random state plays no part
+    assert sources.load([f"{task}:2"], tokenizer, budget=64, validation=100) == loaded._replace(weights=(2.0,))
+
+
+# --- JSON Lines ---
+
+
+def test_jsonl_keeps_prompts_answers_and_tasks(tmp_path, tokenizer):
+    rows = [{"prompt": f"what is {n}?", "answer": n} for n in range(20)]
+    rows += [{"prompt": "1+1=", "answer": " 2 ", "task": "arithmetic", "source": "ignored"}]
+    loaded = sources.load(write(tmp_path / "a.jsonl", rows), tokenizer, budget=99, validation=3)
+    found = {p.text: (p.answer, p.task) for p in loaded.train + loaded.validation}
+    assert found == {f"what is {n}?": (str(n), "math") for n in range(20)} | {"1+1=": ("2", "arithmetic")}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"prompt": "a", "answer": 1', "many lines"),
+        ('[{"prompt": "a", "answer": 1}]', "a list"),
+        ("prompt,answer", "expected one JSON object"),
+        ('{"question": "a", "answer": 1}', "'question'"),
+        ('{"prompt": "a"}', "column names"),
+        ('{"prompt": "", "answer": 1}', "it is empty"),
+        ('{"prompt": 7, "answer": 1}', "prompt '7'"),
+        ('{"prompt": [], "answer": 1}', "prompt '\\[\\]'"),
+        ('{"prompt": [{"role": "user"}], "answer": 1}', "'role': 'user'"),
+        ('{"prompt": [{"role": "assistant", "content": "1"}], "answer": 1}', "end with the answer"),
+        ('{"prompt": "a", "answer": null}', "unlabelled"),
+        ('{"prompt": "a", "answer": true}', "answer 'True'"),
+        ('{"prompt": "a", "answer": 0.5}', "must be text"),
+        ('{"prompt": "a", "answer": " "}', "unlabelled"),
+        ('{"prompt": "a", "answer": 1, "task": "maths"}', "'arithmetic', 'code', 'math', 'sorting'"),
+        ('{"prompt": "a", "answer": 1, "task": ["math"]}', "means something else"),
+        ('{"prompt": "a", "answer": "018", "task": "arithmetic"}', "notation"),
+        ('{"prompt": "a", "answer": "5274", "task": "sorting"}', "notation"),
+        ('{"prompt": "a", "answer": "so 7 ####"}', "unlabelled"),
+        ('{"prompt": "a", "answer": "4", "task": "code"}', "answer for `code`"),
+        ('{"prompt": "a", "answer": {"inputs": [], "outputs": []}, "task": "code"}', "answer for `code`"),
+        ('{"prompt": "a", "answer": {"inputs": ["1"], "outputs": []}, "task": "code"}', "answer for `code`"),
+        ('{"prompt": "a", "answer": "%s", "task": "code"}' % ("[" * 100_000), "answer for `code`"),
+        ('{"prompt": "\\ud800", "answer": 1}', "UTF-8"),
+        (b'{"prompt": "\xff", "answer": 1}', "UTF-8"),
+    ],
+)
+def test_a_malformed_line_stops_with_file_line_expected_got_and_cause(tmp_path, tokenizer, line, words):
+    path = tmp_path / "bad.jsonl"
+    good = b'{"prompt": "fine", "answer": 1}\n\n'
+    path.write_bytes(good + (line if isinstance(line, bytes) else line.encode()) + b"\n")
+    with pytest.raises(ValueError, match=words) as error:
+        sources.load(str(path), tokenizer, budget=99)
+    message = str(error.value)
+    assert message.startswith(f"{path}:3: expected ") and "got" in message and "likely cause" in message
+
+
+def test_an_empty_file_is_refused(tmp_path, tokenizer):
+    (tmp_path / "empty.jsonl").write_text("\n\n")
+    with pytest.raises(ValueError, match="empty.jsonl: expected a prompt of <= 99 tokens, got 0 .* an empty file"):
+        sources.load(str(tmp_path / "empty.jsonl"), tokenizer, budget=99)
+
+
+@pytest.mark.parametrize("source", ["aritmetic", "none.jsonl", "/no/folder", "/no/file.parquet", "math.jsonl:x"])
+def test_a_misspelt_source_and_a_missing_file_are_refused_at_once(source, tokenizer):
+    with pytest.raises(ValueError, match=f"--data {source}: expected arithmetic, sorting, a JSONL .* misspelt"):
+        sources.load(source, tokenizer, budget=99)
+
+
+@pytest.mark.parametrize("source", ["arithmetic:0", "a.jsonl:0.0", "sorting:math", "sorting:2:arithmetic"])
+def test_a_weight_of_nothing_and_a_task_for_an_embedded_source_are_refused(source, tokenizer):
+    with pytest.raises(ValueError, match=f"--data: expected NAME.* got '{source}'"):
+        sources.load(source, tokenizer, budget=99)
+
+
+def test_a_source_says_its_weight_and_its_task_in_either_form():
+    for text, parts in {
+        "a.jsonl": ("a.jsonl", 1.0, None),
+        "a.jsonl:0.5": ("a.jsonl", 0.5, None),
+        "a:b.jsonl:3": ("a:b.jsonl", 3.0, None),
+        "a.jsonl:code": ("a.jsonl", 1.0, "code"),
+        "x/y/z:10:math": ("x/y/z", 10.0, "math"),
+    }.items():
+        assert sources.parse_source(text) == parts
+
+
+def test_a_source_given_twice_is_refused(tokenizer):
+    with pytest.raises(ValueError, match="expected different sources, got .*add up its weights"):
+        sources.load(["arithmetic:1", "sorting", "arithmetic:2"], tokenizer, budget=99)
+
+
+def test_of_repeated_prompts_the_first_row_counts_and_the_others_are_counted(tmp_path, tokenizer):
+    rows = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": 2}, {"prompt": "a", "answer": 3}]
+    loaded = sources.load(write(tmp_path / "a.jsonl", rows), tokenizer, budget=9)
+    found = {p.text: p.answer for p in loaded.train + loaded.validation}
+    assert found == {"a": "1", "b": "2"} and loaded.duplicates == 1 and len(loaded.train + loaded.validation) == 2
+
+
+def test_prompts_are_the_same_if_the_model_reads_the_same(tmp_path):
+    chat = [{"role": "user", "content": "a"}]
+    path = write(tmp_path / "a.jsonl", [{"prompt": "a", "answer": 1}, {"prompt": chat, "answer": 1}])
+    loaded = sources.load(path, character_tokenizer(template=TEMPLATE), budget=99)
+    assert (len(loaded.train + loaded.validation), loaded.duplicates) == (1, 1)  # both "user:a|assistant:"
+
+
+def test_the_task_of_a_source_wins_over_its_rows_and_the_columns_over_the_defaults(tmp_path, tokenizer):
+    rows = [{"problem": f"{n}+1=", "x": {"y": n + 1}, "task": "of other meaning", "answer": "no"} for n in range(9)]
+    path = write(tmp_path / "a.jsonl", rows)
+    columns = (("question", "problem"), ("reward_model.ground_truth", "x.y", "answer"))
+    loaded = sources.load(f"{path}:arithmetic", tokenizer, budget=9, columns=columns)
+    found = {p.text: (p.answer, p.task) for p in loaded.train + loaded.validation}
+    assert found == {f"{n}+1=": (str(n + 1), "arithmetic") for n in range(9)}
+    with pytest.raises(ValueError, match=r"a.jsonl:1: .* got the fields \['answer', 'problem', 'task', 'x'\]"):
+        sources.load(path, tokenizer, budget=9)
+
+
+def test_tests_of_code_may_be_text_or_an_object_and_too_many_are_dropped(tmp_path, tokenizer, monkeypatch):
+    tests = {"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]}
+    greek = json.dumps(tests).replace("4", "\u03b4")  # as many characters, but one byte more
+    rows = [
+        {"prompt": "a", "answer": tests},
+        {"prompt": "b", "answer": json.dumps(tests)},
+        {"prompt": "c", "answer": tests | {"outputs": ["2\n", "4" * 99]}},
+        {"prompt": "d", "answer": greek},
+    ]
+    monkeypatch.setattr(data, "MAX_ANSWER", len(json.dumps(tests)))
+    loaded = sources.load(write(tmp_path / "a.jsonl", rows) + ":code", tokenizer, budget=9)
+    assert [json.loads(p.answer) for p in loaded.train + loaded.validation] == [tests, tests] and loaded.too_long == 2
+
+
+def call(n, **more):
+    return {"input": f"{n}\n[1]", "output": f"{n + 1}", **more}
+
+
+@pytest.mark.parametrize(
+    ("row", "name"),
+    [
+        (
+            {"tests": json.dumps([call(1, testtype="functional")]), "metadata": '{"func_name": "f"}'},
+            "f",
+        ),  # LiveCodeBench
+        ({"tests": [call(1, testtype="functional")], "metadata": {"func_name": "f"}}, "f"),  # DeepCoder's lcbv5
+        ({"tests": [call(1, testtype="stdin")], "metadata": "{}"}, None),
+        (
+            {"tests": json.dumps({"language": "python", "test_cases": [call(1, type="function_call", fn_name="f")]})},
+            "f",
+        ),
+        ({"tests": str({"test_cases": [call(1, type="stdin_stdout", fn_name=None)]})}, None),  # SYNTHETIC-1
+        ({"tests": {"test_cases": '{"inputs": ["1\\n[1]"], "outputs": ["2"]}', "fn_name": "f"}}, "f"),
+    ],
+)
+def test_the_name_of_a_function_is_read_wherever_data_sets_have_it(row, name, tmp_path, tokenizer):
+    (prompt,) = sources.load(
+        write(tmp_path / "a.jsonl", [{"prompt": "a"} | row]) + ":code",
+        tokenizer,
+        budget=9,
+        columns=(["prompt"], ["tests"]),
+    ).validation
+    # Arguments are JSON, a line each: 1 and [1]. Without a name they are standard input.
+    assert programs.read_tests(prompt.answer) == (name, [([1, [1]], 2)] if name else [("1\n[1]", "2")])
+
+
+@pytest.mark.parametrize(
+    ("tests", "words"),
+    [
+        ([call(1, testtype="functional")], "functional tests without the name of the function"),
+        (["assert f(1) == 2", "assert f(2) == 3"], "tests are asserts"),
+        ("from solution import f\n\ndef test_f():\n    assert f(1) == 2", "KodCode"),
+        ("def check(candidate):\n    assert candidate(n = 1) == 2", r"check\(candidate\)"),
+        ("", "unlabelled|no tests"),
+        ({"inputs": [], "outputs": []}, "no tests"),
+        ([], "no tests"),
+        ({}, "no tests"),
+    ],
+)
+def test_other_forms_of_tests_are_refused_by_their_name(tests, words, tmp_path, tokenizer):
+    path = write(tmp_path / "a.jsonl", [{"prompt": "a", "answer": tests}])
+    with pytest.raises(ValueError, match=f"a.jsonl:1: expected an answer for `code`.*({words}).*--skip-unusable"):
+        sources.load(f"{path}:code", tokenizer, budget=9)
+
+
+def test_unusable_rows_end_the_run_or_are_left_out_and_named(tmp_path, tokenizer):
+    good = {"inputs": ["1"], "outputs": ["1"]}
+    rows = [
+        {"prompt": "a", "answer": good},
+        {"prompt": "b", "answer": ""},
+        {"prompt": "c", "answer": good},
+        {"prompt": "", "answer": good},
+        {"prompt": "d", "answer": {"inputs": [], "outputs": []}},
+    ]
+    path = write(tmp_path / "a.jsonl", rows)
+    with pytest.raises(ValueError, match="a.jsonl:2: .*; --skip-unusable leaves such rows out"):
+        sources.load(f"{path}:code", tokenizer, budget=9)
+    loaded = sources.load(f"{path}:code", tokenizer, budget=9, skip_unusable=True)
+    assert sorted(p.text for p in loaded.train + loaded.validation) == ["a", "c"]
+    assert [message.partition(": ")[0] for message in loaded.unusable] == [f"{path}:{line}" for line in (2, 4, 5)]
+    assert (loaded.too_long, loaded.duplicates) == (0, 0)
+    with pytest.raises(ValueError, match="0 longer ones and 1 unusable rows .*no tests"):
+        sources.load(write(tmp_path / "b.jsonl", rows[1:2]) + ":code", tokenizer, budget=9, skip_unusable=True)
+
+
+def test_prompts_over_the_budget_are_dropped_and_counted(tmp_path, tokenizer):
+    path = write(tmp_path / "a.jsonl", [{"prompt": "a" * n, "answer": n} for n in range(1, 11)])
+    loaded = sources.load(path, tokenizer, budget=7)
+    assert loaded.too_long == 3  # of 8, 9 and 10 characters
+    assert sorted(len(p.ids) for p in loaded.train + loaded.validation) == [1, 2, 3, 4, 5, 6, 7]
+    with pytest.raises(ValueError, match="<= 0 tokens, got 10 longer"):
+        sources.load(path, tokenizer, budget=0)
+
+
+def test_characters_unknown_to_the_tokenizer_are_refused(tmp_path, tokenizer):
+    path = write(tmp_path / "a.jsonl", [{"prompt": "fine", "answer": 1}, {"prompt": "\\frac", "answer": 1}])
+    with pytest.raises(ValueError, match="a.jsonl:2: .*the tokenizer can spell"):
+        sources.load(path, tokenizer, budget=99)
+
+
+def test_a_token_for_unknown_characters_that_is_also_the_first_token_is_no_unknown_character(tmp_path):
+    tokenizer = character_tokenizer(template="<unk>" + TEMPLATE)  # OLMo 2: bos = eos = unk, and its template writes it
+    tokenizer.bos_token = tokenizer.eos_token = "<unk>"
+    (prompt,) = sources.load(
+        write(tmp_path / "a.jsonl", [{"prompt": "a", "answer": 1}]), tokenizer, budget=99
+    ).validation
+    assert prompt.ids[0] == tokenizer.unk_token_id == 0 and prompt.text == "<unk>user:a|assistant:"
+
+
+def test_the_chat_template_writes_the_prompt_once_and_all_its_special_tokens(tmp_path):
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "what is 1?"}]
+    path = write(tmp_path / "a.jsonl", [{"prompt": "what is 2?", "answer": 2}, {"prompt": chat, "answer": 1}])
+    loaded = sources.load(path, character_tokenizer(template=TEMPLATE, wrap=True), budget=99)
+    texts = {p.answer: p.text for p in loaded.train + loaded.validation}
+    assert texts == {"2": "user:what is 2?|assistant:", "1": "system:be brief|user:what is 1?|assistant:"}
+    assert all(len(p.ids) == len(p.text) for p in loaded.train + loaded.validation)  # no <bos>, no <eos> on top
+
+
+def test_without_a_template_the_tokenizer_adds_its_first_token_but_no_end(tmp_path):
+    path = write(tmp_path / "a.jsonl", [{"prompt": "ab", "answer": 1}])
+    (prompt,) = sources.load(path, character_tokenizer(wrap=True), budget=9).validation
+    assert prompt.ids == (1, 3 + CHARACTERS.index("a"), 3 + CHARACTERS.index("b"))  # 1 = <bos>; 2 = <eos> would end it
+    chat = write(tmp_path / "b.jsonl", [{"prompt": [{"role": "user", "content": "a"}], "answer": 1}])
+    with pytest.raises(ValueError, match="b.jsonl:1: .*no chat template"):
+        sources.load(chat, character_tokenizer(), budget=9)
+
+
+# --- Other files, folders and hubs ---
+
+
+def polaris(n):
+    return {"problem": f"problem {n}", "answer": str(n), "difficulty": "3/8"}
+
+
+def gsm8k(n):
+    return {"question": f"problem {n}", "answer": f"{n} + 0 = <<{n}+0={n}>>{n}\n#### {n}"}
+
+
+def dapo(n):
+    return {
+        "data_source": "math_dapo",
+        "prompt": [{"content": f"problem {n}", "role": "user"}],
+        "ability": "MATH",
+        "reward_model": {"ground_truth": str(n), "style": "rule"},
+        "extra_info": {"index": str(n)},
+    }
+
+
+def deepcoder(n):
+    tests = [{"input": f"{n}\n", "output": f"{n}\n", "type": "stdin_stdout"}]
+    return {"problem": f"problem {n}", "tests": json.dumps(tests)}
+
+
+@pytest.fixture
+def datasets(tmp_path, monkeypatch):
+    module = pytest.importorskip("datasets", reason="the optional package `datasets` is not installed")
+    monkeypatch.setattr(module.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    return module
+
+
+def save(path, rows):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    path.parent.mkdir(exist_ok=True)
+    parquet.write_table(arrow.Table.from_pylist(rows), path)
+
+
+@pytest.mark.parametrize(
+    ("row", "columns", "task"),
+    [
+        (polaris, (["problem"], ["answer"]), "math"),
+        (gsm8k, (["question"], ["answer"]), "math"),
+        (dapo, (["prompt"], ["reward_model.ground_truth"]), "math"),
+        (deepcoder, (["problem"], ["tests"]), "code"),
+    ],
+)
+def test_a_folder_of_parquet_with_the_columns_of_well_known_datasets(row, columns, task, tmp_path, datasets):
+    save(tmp_path / "folder" / "train-00000-of-00001.parquet", [row(n) for n in range(20)])
+    save(tmp_path / "folder" / "test-00000-of-00001.parquet", [row(99)])  # the other split is not read
+    tokenizer = character_tokenizer(template=TEMPLATE)
+    loaded = sources.load(f"{tmp_path}/folder:2:{task}", tokenizer, budget=99, validation=1, columns=columns)
+    assert (len(loaded.train), len(loaded.validation), loaded.weights) == (19, 1, (2.0,))
+    for prompt in loaded.train + loaded.validation:
+        n = prompt.text.removeprefix("user:problem ").removesuffix("|assistant:")
+        assert prompt.where == f"{tmp_path}/folder, row {int(n) + 1}" and prompt.task == task
+        assert prompt.answer == (n if task == "math" else deepcoder(int(n))["tests"])
+
+
+def test_files_by_their_ending_and_patterns_of_them(tmp_path, datasets, tokenizer):
+    save(tmp_path / "f" / "a1.parquet", [{"prompt": f"a{n}", "answer": n} for n in range(3)])
+    save(tmp_path / "f" / "a2.parquet", [{"prompt": f"b{n}", "answer": n} for n in range(4)])
+    (tmp_path / "c.json").write_text(json.dumps([{"prompt": f"c{n}", "answer": n} for n in range(5)]))
+    for name, count in (("f/a1.parquet", 3), ("f/*.parquet", 7), ("c.json", 5)):
+        loaded = sources.load(str(tmp_path / name), tokenizer, budget=9)
+        assert len(loaded.train) + len(loaded.validation) == count
+    save(tmp_path / "f" / "a3.parquet", [{"prompt": "a", "answer": None}])
+    with pytest.raises(ValueError, match="a3.parquet, row 1: expected .* an unlabelled row"):
+        sources.load(str(tmp_path / "f" / "a3.parquet"), tokenizer, budget=9)
+
+
+def test_files_that_datasets_cannot_read_are_refused_with_its_reason(tmp_path, datasets, tokenizer):
+    (tmp_path / "broken.json").write_text('{"prompt": "a"\n{"x')
+    with pytest.raises(ValueError, match=r"broken.json: expected .* got Dataset\w*Error: .*; likely cause"):
+        sources.load(str(tmp_path / "broken.json"), tokenizer, budget=9)
+
+
+def test_names_on_the_hub_may_carry_a_configuration(datasets, tokenizer, monkeypatch):
+    asked = []
+
+    def load_dataset(path, name, split):
+        asked.append((path, name, split))
+        return [gsm8k(n) for n in range(10)]
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    for name in ("openai/gsm8k/main", "POLARIS-Project/Polaris-Dataset-53K:4"):
+        sources.load(name, tokenizer, budget=99, columns=(["question"], ["answer"]))
+    assert asked == [("openai/gsm8k", "main", "train"), ("POLARIS-Project/Polaris-Dataset-53K", None, "train")]
+
+    def unreachable(path, name, split):
+        raise ConnectionError("Couldn't reach it")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    with pytest.raises(ValueError, match="--data a/b: .* got ConnectionError: Couldn't reach it; .* no network"):
+        sources.load("a/b", tokenizer, budget=99)
+
+
+def test_without_the_package_datasets_the_error_says_what_to_install(tmp_path, tokenizer, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # makes `import datasets` fail as if it were not installed
+    with pytest.raises(ValueError, match="--data .*: expected .* got ModuleNotFoundError: .* pip install datasets"):
+        sources.load(str(tmp_path), tokenizer, budget=99)
+
+
+def test_the_samples_in_tests_data_are_read_as_two_tasks():
+    folder = Path(__file__).parent / "data"
+    names = [str(folder / name) for name in ("math_sample.jsonl", "code_sample.jsonl")]
+    tokenizer = character_tokenizer(characters=string.printable)
+    loaded = sources.load([f"{names[0]}:3", names[1]], tokenizer, budget=500, validation=2)
+    assert loaded.weights == (3.0, 1.0) and (loaded.too_long, loaded.duplicates) == (0, 0)
+    for source, task in enumerate(("math", "code")):
+        part = [p for p in loaded.train + loaded.validation if p.source == source]
+        assert len(part) >= 20 and {(p.task, p.curve) for p in part} == {(task, task)}
+    named = ["fn_name" in json.loads(p.answer) for p in loaded.train if p.task == "code"]
+    assert 5 < sum(named) < len(named) - 5  # both kinds of tests
+
+
+# --- Several sources ---
+
+
+def test_every_source_has_its_own_validation_prompts_and_its_own_curve(tmp_path, tokenizer):
+    one = write(tmp_path / "one.jsonl", [{"prompt": f"a{n}", "answer": n} for n in range(50)])
+    two = write(tmp_path / "two.jsonl", [{"prompt": f"b{n}", "answer": n} for n in range(30)])
+    loaded = sources.load(["sorting", one, f"{two}:5"], tokenizer, budget=30, validation=4)
+    assert Counter(p.curve for p in loaded.validation) == {"sorting": 4, one: 4, two: 3}  # 3: a tenth of 30
+    assert Counter(p.source for p in loaded.train) == {0: 8_000, 1: 46, 2: 27} and loaded.weights == (1.0, 1.0, 5.0)
+    for part in (loaded.train, loaded.validation):
+        assert indices(part) == list(range(len(part)))
+    alone = sources.load(
+        two, tokenizer, budget=30, validation=4
+    )  # what is held out does not depend on the other sources
+    assert {p.text for p in alone.validation} == {p.text for p in loaded.validation if p.source == 2}
+    assert {p.curve for p in alone.train} == {"math"}
+
+
+def file_with(row, tmp_path, tokenizer, budget=9):
+    """Path of a file of ten rows in which this row is at a place that puts it into the training set."""
+    others = [{"prompt": f"b{n}", "answer": n} for n in range(9)]
+    for place in range(10):
+        path = write(tmp_path / f"{row['prompt']}.jsonl", [*others[:place], row, *others[place:]])
+        if row["prompt"] in {p.text for p in sources.load(path, tokenizer, budget=budget).train}:
+            return path
+
+
+def test_a_prompt_in_training_and_validation_of_two_sources_is_refused_with_both_places(tmp_path, tokenizer):
+    rows = [{"prompt": f"a{n}", "answer": n} for n in range(20)]
+    one = write(tmp_path / "one.jsonl", rows)
+    loaded = sources.load(one, tokenizer, budget=9)
+    held, trained = loaded.validation[0], loaded.train[0]
+    two = file_with(rows[int(held.answer)], tmp_path, tokenizer)
+    for pair in ([one, two], [two, one]):
+        with pytest.raises(ValueError, match=f"{two}:[0-9]+: expected no validation prompt.* {held.where} is one"):
+            sources.load(pair, tokenizer, budget=9)
+    two = file_with(rows[int(trained.answer)], tmp_path, tokenizer)
+    both = sources.load([one, two], tokenizer, budget=9).train  # that both sources train on a prompt is no leak
+    assert [p.source for p in both if p.text == trained.text] == [0, 1]
+
+
+def test_an_embedded_validation_text_in_a_file_is_refused(tmp_path, tokenizer):
+    (text, answer), *_ = data.examples("arithmetic", 5, seed=0, held_out=True)
+    path = file_with({"prompt": text, "answer": answer}, tmp_path, tokenizer, budget=30)
+    with pytest.raises(ValueError, match="jsonl:[0-9]+: .* and arithmetic is one"):
+        sources.load(["arithmetic", path], tokenizer, budget=30, validation=5)

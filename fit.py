@@ -39,7 +39,7 @@ Open in the paper: R_0, noise and raw points are not published. R_0 = 0.39 for t
 
 Run:   python fit.py runs/NAME -o scaling.png                 python fit.py my.csv --compute hours --reward val/acc
        python fit.py runs/NAME --stop-rule --gain 0.02        python fit.py my.csv --scale percent --cumulative
-       python fit.py --paper -o figures/                      python fit.py --ours -o figures/
+       python fit.py --paper -o figures/
 Test:  pytest tests/test_fit.py tests/test_logs.py; what the bands are worth: python benchmarks/fit_coverage.py (on
        synthetic runs), python benchmarks/forecasts.py (on real ones)
 """

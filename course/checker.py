@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 HIDDEN = ".course"  # in a student's folder: originals, files that `solve` replaced, results of checks, a copy to train
 ANSWERS = "answers.py"  # holds the functions of predict and measure; its original lies in course/checks/
-FOLDERS = ("plumbing/*.py", "verify/*.py", "study/*.py")  # what a run needs beside the top level
+FOLDERS = ("plumbing/*.py", "verify/*.py")  # what a run needs beside the top level
 SIX_STEPS = "--loss cispo --k 0 --prompts 8 --steps 6 --eval-every 6 --eval-prompts 32 --eval-generations 2".split()
 TIMES = ("seconds", "gpu_hours", "idle")  # numbers of the log whose names begin so depend on timing
 UNWRITTEN, RAISED = "not written yet", "raised"  # beginnings of texts that stand in place of a vector

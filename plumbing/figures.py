@@ -3,7 +3,6 @@
 from collections import namedtuple
 from functools import partial
 from pathlib import Path
-from textwrap import fill
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -26,7 +25,6 @@ BAND = "90 % band of the curve: noise, and how well Eq. 1 holds"
 # Okabe and Ito's colours, which colour-blind readers can tell apart; grey replaces their yellow, too faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 MARKERS = "os^DvPX"  # seven, so that with eight colours no two of 56 curves look alike
-VERDICTS = {"agrees": "#009E73", "does not": "#D55E00", "cannot tell": "#7F7F7F"}
 
 
 class Curve(namedtuple("Curve", "label law span points band", defaults=(((), ()), None))):
@@ -58,55 +56,23 @@ def draw(ax, title, xlabel, ylabel, curves):
     ax.legend(fontsize=size, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1 + (len(curves) > 4))
 
 
-def draw_differences(ax, title, margin, rows):
-    """Rows (label, (difference, low, high), verdict, the paper's difference or None), one above the other.
-
-    Lines: 90 % intervals. Grey: within the margin. Black crosses: the paper's numbers.
-    """
-    ax.axvspan(-margin, margin, color="#7F7F7F", alpha=0.15, lw=0)
-    ax.axvline(0, color="black", lw=0.6)
-    for y, (_, (difference, low, high), verdict, paper) in enumerate(rows):
-        reach = [[difference - low], [high - difference]]
-        ax.errorbar(difference, y, xerr=reach, fmt="o", ms=4, lw=1.3, capsize=3, color=VERDICTS[verdict])
-        ax.plot([] if paper is None else paper, [] if paper is None else y, "kx")
-    ax.set_yticks(range(len(rows)), [fill(label, 30) for label, *_ in rows], fontsize=8)
-    ax.invert_yaxis()
-    for verdict, colour in VERDICTS.items():
-        ax.plot([], [], "o-", ms=4, color=colour, label=verdict)
-    ax.plot([], [], "kx", label="the paper's number")
-    ax.set_title(title, fontsize=10)
-    ax.locator_params(axis="x", nbins=5)
-    ax.grid(alpha=0.25, axis="x")
-    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
-
-
-def save(path, title, panels, differences=()):
-    """Write a figure: the panels that have curves, on logarithmic x axes, then those of `differences`; at most three in
-    a row.
+def save(path, title, panels, others=(), width=5.6):
+    """Write a figure: the panels that have curves, on logarithmic x axes, then the `others`, functions that draw on the
+    axes they get; at most three in a row, each `width` inches wide.
     """
     panels = [panel for panel in panels if panel[-1]]
-    count, most = len(panels) + len(differences), max(len(panel[-1]) for panel in panels)
+    count = len(panels) + len(others)
+    most = max(len(panel[-1]) for panel in panels)
     rows = -(-count // 3)
     columns = -(-count // rows)
     height = 4.2 + 0.18 * (most if most < 5 else -(-most // 2))  # the legend's lines
-    figure = Figure(figsize=((6.8 if differences else 5.6) * columns, height * rows), layout="constrained")
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
     figure.suptitle(title)
     for place, panel in enumerate(panels, 1):
         draw(figure.add_subplot(rows, columns, place, xscale="log"), *panel)
-    for place, panel in enumerate(differences, 1 + len(panels)):
-        draw_differences(figure.add_subplot(rows, columns, place), *panel)
+    for place, draw_other in enumerate(others, 1 + len(panels)):
+        draw_other(figure.add_subplot(rows, columns, place))
     Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-
-
-def save_points(path, title, xlabel, ylabel, groups):
-    """Write a figure with one panel of points, {label: (x, y)}, in a folder that exists."""
-    figure = Figure(figsize=(6.8, 4.2), layout="constrained")
-    ax = figure.add_subplot(title=title, xlabel=xlabel, ylabel=ylabel)
-    for (label, (x, y)), colour, marker in zip(groups.items(), COLOURS, MARKERS):
-        ax.plot(x, y, marker, color=colour, ms=5, label=label)
-    ax.grid(alpha=0.25)
-    ax.legend()
     figure.savefig(path, dpi=120)
 
 

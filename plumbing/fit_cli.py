@@ -9,7 +9,6 @@ import numpy as np
 import fit
 from plumbing import figures
 from plumbing.logs import read_run
-from study import comparisons as study
 
 
 def with_tasks(run, path):
@@ -113,70 +112,6 @@ def report(log_path, figure_path):
     return found["runs"][0] | {"tasks": found["runs"][1:]}, lines
 
 
-def ours(laws, folder):
-    """Draw a figure for each group of seeds (NAME_seed0, NAME_seed1, ...) and, if there are several groups, one with
-    the first seed of each; returns lines.
-    """
-    groups, flags = {}, ("log_f", "power_law", "forecast_error")
-    for law in laws:
-        groups.setdefault(law.run.name.split("_seed")[0], []).append(law)
-    groups |= {"all": [seeds[0] for seeds in groups.values()]} if len(groups) > 1 else {}
-    return [line for name in groups for line in analyse(groups[name], flags, None, folder / f"ours_{name}.png")[1]]
-
-
-def compared(logs, folder):
-    """A figure for each of the paper's comparisons that has runs among `study.kept` logs, and one on the age of tokens;
-    returns the findings' table.
-    """
-    found = study.judged(logs)
-    for figure, title in study.FIGURES.items():
-        own = {finding: row for finding, row in found.items() if finding.figure == figure}
-        if own:
-            path, title = folder / f"ours_fig{figure}.png", f"Fig. {figure}, {title}: the embedded task"
-            figures.save(path, title, curves_of(own, logs, figure == "7"), differences_of(own))
-    title, age = "each run of the study on the embedded task", "mean age of the trained tokens (optimizer steps)"
-    figures.save_points(folder / "ours_age.png", title, age, "largest fall of the pass rate", falls_by_age(logs))
-    return study.table(logs)
-
-
-def curves_of(findings, logs, with_log_f):
-    """A panel of fitted means over the seeds for each compute that the findings name; Fig. 7's lines if asked for."""
-    panels = []
-    for x in dict.fromkeys(finding.x for finding in findings):
-        own = [finding for finding in findings if finding.x == x]
-        names = dict.fromkeys(name for finding in own for name in (finding.reference, finding.configuration))
-        laws = [fit.fit_run(study.averaged(logs, name, x)) for name in names]
-        axis, curves = f"compute C ({x})", [figures.scaling(law, law.span[1])._replace(band=None) for law in laws]
-        panels.append(("means over (so many) seeds", axis, figures.RATE, curves))
-        if with_log_f:
-            same = fit.refit_B([law.run for law in laws], A := study.common_A(laws))
-            title = f"Fig. 7 with one A = {A:.3f}: F = C^B"
-            panels.append((title, axis, f"log10 F(R), F in {x}^B", [*map(figures.log_f, same)]))
-    return panels
-
-
-def falls_by_age(logs):
-    """{loss, dtype: (mean ages of the tokens, largest falls to a later evaluation)}, a point for each run."""
-    points = {}
-    for rows in logs.values():
-        one, flags = study.measure(rows), rows[0]["flags"]
-        fall = max(np.maximum.accumulate(one.run.reward) - one.run.reward)
-        points.setdefault(f"{flags['loss']}, {flags['dtype']}", []).append((one.age, fall))
-    return {label: tuple(zip(*own)) for label, own in points.items()}
-
-
-def differences_of(findings):
-    """A panel for each quantity of {finding: (difference, low, high, verdict, why)}."""
-    rows = {}
-    for one, (*difference, verdict, _) in findings.items():
-        paper = one.paper[0] - one.paper[1] if one.paper else None
-        rows.setdefault(one.quantity, []).append((one.says, difference, verdict, paper))
-    return [
-        (f"difference in {name}, 90 % interval (grey: within {study.MARGIN[name]})", study.MARGIN[name], own)
-        for name, own in rows.items()
-    ]
-
-
 def paper_tables():
     """As lines: Table 1, and A.7's published numbers beside our fits of samples of one sigmoid."""
     rows = [("fitted", "B", "A", "check: B", "A", "B, 90 % band", "A, 90 % band")]
@@ -192,32 +127,26 @@ def paper_tables():
 
 def command(args, defaults):
     """Do what the command line asks for; returns the lines to print. Raises BadInput for a flag that has no effect."""
-    reads = {"paper", "o"} if args.paper else {"ours", "o", "runs"} if args.ours else set(vars(args))
+    reads = {"paper", "o"} if args.paper else set(vars(args))
     reads -= (set() if args.o else {"log_f"}) | (set() if args.stop_rule else {"gain"})
     if unread := [name for name, value in vars(args).items() if value != defaults[name] and name not in reads]:
         flag = "RUN" if unread[0] == "runs" else "--" + unread[0].replace("_", "-")
-        needs = "--log-f needs -o, --gain needs --stop-rule; --paper and --ours read few flags"
+        needs = "--log-f needs -o, --gain needs --stop-rule; --paper reads no other flag"
         raise fit.BadInput(f"got {flag}, which has no effect here ({needs})")
-    folder = Path(args.o or "figures")
     if args.paper:
-        figures.published(folder)
+        figures.published(Path(args.o or "figures"))
         return paper_tables()
-    paths = args.runs or (sorted(Path("results").glob("*.jsonl")) if args.ours else [])
-    if len(paths) < 1 + args.compare:
-        raise fit.BadInput(f"got {len(paths)} RUNs (--ours: results/*.jsonl), expected {1 + args.compare} or more")
+    if len(args.runs) < 1 + args.compare:
+        raise fit.BadInput(f"got {len(args.runs)} RUNs, expected {1 + args.compare} or more")
     if args.until is not None and not 0 < args.until < np.inf:
         raise fit.BadInput(f"got --until {args.until:g}, expected a compute above 0")
     if not 0 < args.gain < 1:
         raise fit.BadInput(f"got --gain {args.gain:g}, expected a share of the pass rate between 0 and 1")
     given = {"start": args.fit_from, "stop": args.fit_to, "r0": args.r0}
-    compute = "tokens" if args.ours else args.compute  # device-hours of shared machines say little
-    columns = compute, args.reward, args.scale, args.cumulative
-    runs = [read_run(path, *columns)._replace(**given) for path in paths]
-    if args.ours:
-        logs = {} if args.runs else study.kept(Path("results", "study"))
-        return ours([*map(fit.fit_run, runs)], folder) + (compared(logs, folder) if logs else [])
+    columns = args.compute, args.reward, args.scale, args.cumulative
+    runs = [read_run(path, *columns)._replace(**given) for path in args.runs]
     alone = len(runs) == 1 and args.reward in (None, "pass_rate") and not any((args.r0, args.scale, args.cumulative))
-    laws = with_tasks(runs[0], paths[0]) if alone else [*map(fit.fit_run, runs)]
+    laws = with_tasks(runs[0], args.runs[0]) if alone else [*map(fit.fit_run, runs)]
     flags = [name for name, value in vars(args).items() if value is True]
     found, lines = analyse(laws, flags, args.until, args.o, args.gain)
     return [json.dumps(found, indent=1, allow_nan=False)] if args.json else lines
@@ -263,9 +192,8 @@ def flags():
         help="of --stop-rule: least rise in pass rate worth doubling for (default: 0.02)",
     )
     add("--json", action="store_true", help="print JSON")
-    add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper, --ours")
+    add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper")
     add("--paper", action="store_true", help="draw the paper's figures from its published fits")
-    add("--ours", action="store_true", help="draw the same kinds of figures from RUNs (default: results/*.jsonl)")
     return parser
 
 

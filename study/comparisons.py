@@ -1,6 +1,6 @@
 """The paper's main comparisons (Fig. 2, 4a, 5a, 6, 7) on the embedded task: what is run, and how it is judged.
 
-`study/run.py` makes the runs and prints the verdicts, `python fit.py --ours` draws them. FINDINGS was written
+`study/run.py` makes the runs, prints the verdicts and draws them. FINDINGS was written
 before the runs. Each finding names two configurations, the one quantity in which the paper compares them, and the
 direction of the difference in the paper. No setting is tuned to make a finding agree.
 

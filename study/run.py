@@ -8,14 +8,15 @@
     python study/run.py --verdicts                    prints the table of findings from results/study
     python study/run.py --verdicts --without RUN …    the same without these runs, such as pipeline-8-0
     python study/run.py --falls                       prints age, fall, largest rho, end and A of each run
+    python study/run.py --figures                     draws the comparisons into figures/ours_*.png
 
-Configurations, findings and the rule of the verdicts are in study/comparisons.py. A run takes 9 to 21 minutes on two
-cores. Its log is shortened to at most 15 kB, every evaluation and a summary of the steps between two of them, and kept
-as results/study/NAME-SEED.jsonl, also if the run diverged. ScaleRL is also what the README's first command runs: if
-results/main_seed*.jsonl exist, they are used. An interrupted run continues from its last checkpoint. Prompts, steps and
-batches do not depend on timing. The age of tokens does where the trainer is the slower side, as without the
-zero-variance filter under PipelineRL: such runs, and those of --quiet, are best made alone on two cores. The others can
-run side by side, each on a core of its own (taskset -c 0, taskset -c 1).
+Configurations, findings and the rule of the verdicts are in study/comparisons.py, the figures in study/drawing.py. A
+run takes 9 to 21 minutes on two cores. Its log is shortened to at most 15 kB, every evaluation and a summary of the
+steps between two of them, and kept as results/study/NAME-SEED.jsonl, also if the run diverged. ScaleRL is also what
+the README's first command runs: if results/main_seed*.jsonl exist, they are used. An interrupted run continues from
+its last checkpoint. Prompts, steps and batches do not depend on timing. The age of tokens does where the trainer is
+the slower side, as without the zero-variance filter under PipelineRL: such runs, and those of --quiet, are best made
+alone on two cores. The others can run side by side, each on a core of its own (taskset -c 0, taskset -c 1).
 
 Test: pytest tests/test_study.py
 """
@@ -32,6 +33,7 @@ from statistics import mean, median
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from study import drawing  # noqa: E402
 from study.comparisons import CONFIGURATIONS, figures_of, flags, kept, measure, rows_of, table  # noqa: E402
 
 RESULTS, RUNS = ROOT / "results" / "study", ROOT / "runs" / "study"
@@ -171,6 +173,7 @@ def main():
     parser.add_argument("--verdicts", action="store_true", help="the table of findings")
     parser.add_argument("--without", nargs="+", default=(), metavar="RUN", help="of --verdicts: leave these runs out")
     parser.add_argument("--falls", action="store_true", help="age, largest fall, largest rho, end and A of each run")
+    parser.add_argument("--figures", action="store_true", help="draw the comparisons into figures/")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="configurations by name, such as 'loo-*'")
     parser.add_argument("--seeds", type=int, nargs="+", help="of these seeds only")
     parser.add_argument("--quiet", action="store_true", help="only the runs that need a machine to themselves")
@@ -181,6 +184,8 @@ def main():
             print(f"{name:26} Fig. {figures_of(name):10} {len(there)} of {own.seeds} runs   {' '.join(flags(name))}")
     elif args.falls:
         print(*falls(kept(RESULTS)), sep="\n")
+    elif args.figures:
+        print(*drawing.draw_all(kept(RESULTS), ROOT / "figures"), sep="\n")
     elif args.verdicts:
         logs = {pair: rows for pair, rows in kept(RESULTS).items() if "{}-{}".format(*pair) not in args.without}
         print(*table(logs), sep="\n")

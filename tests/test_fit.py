@@ -673,7 +673,6 @@ def test_any_csv_or_jsonl_with_named_columns(tmp_path):
         ("hours,acc\n1,0.5\n", "a.csv", ["--compare"], "expected 2 or more"),
         ("hours,acc\n1,0.5\n", "a.csv", ["--log-f"], "got --log-f, which has no effect here"),
         ("hours,acc\n1,0.5\n", "a.csv", ["--paper"], "got RUN, which"),
-        ("hours,acc\n1,0.5\n", "a.csv", ["--ours", "--power-law"], "got --power-law"),
         ("hours,acc\n1,0.5\n", "a.csv", ["--until", "-1"], "above 0"),
         ("hours,acc\n1,0.5\n", "a.csv", ["--until", "inf"], "above 0"),
         (None, "a.csv", [], "No such file"),
@@ -851,29 +850,3 @@ def test_paper_figures_and_tables(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
     assert "ScaleRL-Scout    0.71   1.65  4242" in printed and "1,500 to 50,000  1.7  0.645" in printed
-
-
-def test_ours_draws_a_figure_for_each_group_of_seeds_and_one_for_all(tmp_path, monkeypatch, capsys):
-    paths = [str(write_log(tmp_path / f"{name}.jsonl")) for name in ("main_seed0", "main_seed1", "long_seed0")]
-    drawn = {}
-
-    def record(laws, flags, until, path):
-        drawn[path.name] = [law.run.name for law in laws]
-        return {}, ["a line"]
-
-    monkeypatch.setattr(fit_cli, "analyse", record)
-    fit_cli.main(["--ours", *paths, "-o", str(tmp_path)])
-    assert drawn == {
-        "ours_main.png": ["main_seed0", "main_seed1"],
-        "ours_long.png": ["long_seed0"],
-        "ours_all.png": ["main_seed0", "long_seed0"],
-    }
-    assert capsys.readouterr().out == "a line\n" * 3
-
-
-def test_ours_without_logs_says_so(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as end:
-        fit_cli.main(["--ours"])
-    assert end.value.code == 2 and "results/*.jsonl" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())

@@ -72,6 +72,18 @@ def test_nothing_imports_benchmarks_and_no_folder_imports_train():
     assert not [name for name, found in IMPORTS.items() if "." in name and "train" in found]
 
 
+def test_training_needs_neither_the_study_nor_the_course():
+    needed = {
+        name: found for name, found in IMPORTS.items() if name.partition(".")[0] not in {"study", "course"} | OTHERS
+    }
+    assert not [name for name, found in needed.items() if {m.partition(".")[0] for m in found} & {"study", "course"}]
+
+
+def test_no_concept_but_train_imports_a_command_line_or_figures():
+    command_lines = {name for name in MODULES if name.endswith("_cli") or name in ("plumbing.figures", "plumbing.a19")}
+    assert not [name for name in PAPER - {"train"} if IMPORTS[name] & command_lines]
+
+
 def test_no_function_has_more_than_45_code_lines():
     for path in (*ROOT.glob("*.py"), *(path for room in ROOMS for path in ROOT.glob(f"{room}/**/*.py"))):
         text = path.read_text()

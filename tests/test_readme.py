@@ -100,6 +100,13 @@ def test_every_flag_that_the_readme_names_is_read():
     assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", README)) <= known | elsewhere | others
 
 
+def test_every_figure_is_shown_or_named_in_a_text():
+    texts = "".join(
+        path.read_text() for path in (ROOT / "README.md", *ROOT.glob("results/*.md"), *ROOT.glob("docs/*.md"))
+    )
+    assert not [path.name for path in ROOT.glob("figures/*") if f"figures/{path.name}" not in texts]
+
+
 def test_the_first_screen_shows_the_two_commands():
     first = README.split("\n")[:30]
     assert "    pip install -e . && torchrun train.py --loss cispo" in first

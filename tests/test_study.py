@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from plumbing import fit_cli, flags
+from plumbing import flags
 from study import comparisons as study
+from study import drawing
 from study import run as runner
 
 
@@ -284,7 +285,7 @@ def test_the_figure_of_ages_has_a_point_for_each_run_in_the_group_of_its_loss_an
     logs = {("pipeline-8", seed): [head, *curve(0.6, age=age)] for seed, age in enumerate("15")}
     evaluations = [row for row in logs["pipeline-8", 1] if row["kind"] == "eval"]
     evaluations[8]["pass_rate"], evaluations[16]["pass_rate"] = 0.4, 0.5
-    [(label, (ages, falls))] = fit_cli.falls_by_age(logs).items()
+    [(label, (ages, falls))] = drawing.falls_by_age(logs).items()
     assert (label, ages) == ("dapo, float32", (1, 5))
     before = 0.2 + 0.4 / (1 + (3 / 7) ** 2)  # it falls from 0.54 to 0.4 and later from 0.58 to 0.5
     assert falls == pytest.approx((0, before - 0.4))
@@ -292,6 +293,14 @@ def test_the_figure_of_ages_has_a_point_for_each_run_in_the_group_of_its_loss_an
     for (_, seed), fall, line in zip(logs, falls, runner.falls(logs)):
         age = "15"[seed]
         assert line.startswith(f"pipeline-8-{seed}: tokens {age}.00 steps old; largest fall {fall:.3f}; largest rho ")
+
+
+def test_a_figure_for_each_comparison_that_has_runs_and_one_of_the_ages(tmp_path):
+    head = {"kind": "config", "flags": {"loss": "cispo", "dtype": "float32"}}
+    logs = {(name, seed): [head, *curve(0.6)] for name in ("scalerl", "baseline") for seed in (0, 1)}
+    drawn = drawing.draw_all(logs, tmp_path)
+    assert [path.name for path in drawn] == ["ours_fig2.png", "ours_age.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
 
 
 def test_the_speed_of_fig_4a_is_in_the_device_hours_to_half_of_the_gain():

@@ -1,0 +1,117 @@
+"""The figures of the paper's comparisons (Fig. 2, 4a, 5a, 6, 7) on the embedded task, and of falls against age.
+
+    python study/run.py --figures          draws them into figures/, from the logs of results/study
+
+Test: pytest tests/test_study.py
+"""
+
+from functools import partial
+from textwrap import fill
+
+import numpy as np
+from matplotlib.figure import Figure
+
+import fit
+from plumbing import figures
+from study import comparisons as study
+
+VERDICTS = {"agrees": "#009E73", "does not": "#D55E00", "cannot tell": "#7F7F7F"}
+
+
+def draw_all(logs, folder):
+    """A figure for each of the paper's comparisons that has runs among `study.kept` logs, and one on the age of tokens;
+    returns their paths.
+    """
+    found = study.judged(logs)
+    paths = []
+    for figure, title in study.FIGURES.items():
+        own = {finding: row for finding, row in found.items() if finding.figure == figure}
+        if own:
+            path = folder / f"ours_fig{figure}.png"
+            differences = [partial(draw_differences, panel=panel) for panel in differences_of(own)]
+            title = f"Fig. {figure}, {title}: the embedded task"
+            figures.save(path, title, curves_of(own, logs, figure == "7"), differences, width=6.8)
+            paths.append(path)
+    path = folder / "ours_age.png"
+    draw_falls(path, falls_by_age(logs))
+    return [*paths, path]
+
+
+def curves_of(findings, logs, with_log_f):
+    """A panel of fitted means over the seeds for each compute that the findings name; Fig. 7's lines if asked for."""
+    panels = []
+    for x in dict.fromkeys(finding.x for finding in findings):
+        own = [finding for finding in findings if finding.x == x]
+        names = dict.fromkeys(name for finding in own for name in (finding.reference, finding.configuration))
+        laws = [fit.fit_run(study.averaged(logs, name, x)) for name in names]
+        curves = [figures.scaling(law, law.span[1])._replace(band=None) for law in laws]
+        panels.append(("means over (so many) seeds", f"compute C ({x})", figures.RATE, curves))
+        if with_log_f:
+            A = study.common_A(laws)
+            same = fit.refit_B([law.run for law in laws], A)
+            title = f"Fig. 7 with one A = {A:.3f}: F = C^B"
+            panels.append((title, f"compute C ({x})", f"log10 F(R), F in {x}^B", [*map(figures.log_f, same)]))
+    return panels
+
+
+def differences_of(findings):
+    """A panel (see `draw_differences`) for each quantity of {finding: (difference, low, high, verdict, why)}."""
+    rows = {}
+    for one, (*difference, verdict, _) in findings.items():
+        paper = one.paper[0] - one.paper[1] if one.paper else None
+        rows.setdefault(one.quantity, []).append((one.says, difference, verdict, paper))
+    return [
+        (f"difference in {name}, 90 % interval (grey: within {study.MARGIN[name]})", study.MARGIN[name], own)
+        for name, own in rows.items()
+    ]
+
+
+def draw_differences(ax, panel):
+    """Draw a panel (title, margin, rows): rows (label, (difference, low, high), verdict, the paper's difference or
+    None), one above the other.
+
+    Lines: 90 % intervals. Grey: within the margin. Black crosses: the paper's numbers.
+    """
+    title, margin, rows = panel
+    ax.axvspan(-margin, margin, color="#7F7F7F", alpha=0.15, lw=0)
+    ax.axvline(0, color="black", lw=0.6)
+    for y, (_, (difference, low, high), verdict, paper) in enumerate(rows):
+        reach = [[difference - low], [high - difference]]
+        ax.errorbar(difference, y, xerr=reach, fmt="o", ms=4, lw=1.3, capsize=3, color=VERDICTS[verdict])
+        if paper is not None:
+            ax.plot(paper, y, "kx")
+    ax.set_yticks(range(len(rows)), [fill(label, 30) for label, *_ in rows], fontsize=8)
+    ax.invert_yaxis()
+    for verdict, colour in VERDICTS.items():
+        ax.plot([], [], "o-", ms=4, color=colour, label=verdict)
+    ax.plot([], [], "kx", label="the paper's number")
+    ax.set_title(title, fontsize=10)
+    ax.locator_params(axis="x", nbins=5)
+    ax.grid(alpha=0.25, axis="x")
+    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
+
+
+def falls_by_age(logs):
+    """{loss, dtype: (mean ages of the tokens, largest falls to a later evaluation)}, a point for each run."""
+    points = {}
+    for rows in logs.values():
+        one = study.measure(rows)
+        flags = rows[0]["flags"]
+        fall = max(np.maximum.accumulate(one.run.reward) - one.run.reward)
+        points.setdefault(f"{flags['loss']}, {flags['dtype']}", []).append((one.age, fall))
+    return {label: tuple(zip(*own)) for label, own in points.items()}
+
+
+def draw_falls(path, groups):
+    """Write a figure of the points of `falls_by_age`, in a folder that exists."""
+    figure = Figure(figsize=(6.8, 4.2), layout="constrained")
+    ax = figure.add_subplot(
+        title="each run of the study on the embedded task",
+        xlabel="mean age of the trained tokens (optimizer steps)",
+        ylabel="largest fall of the pass rate",
+    )
+    for (label, (x, y)), colour, marker in zip(groups.items(), figures.COLOURS, figures.MARKERS):
+        ax.plot(x, y, marker, color=colour, ms=5, label=label)
+    ax.grid(alpha=0.25)
+    ax.legend()
+    figure.savefig(path, dpi=120)

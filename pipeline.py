@@ -41,7 +41,6 @@ Open in the paper: the unit of staleness (ours: optimizer steps, from the versio
 Run by train.py. Test: pytest tests/test_pipeline.py
 """
 
-import os
 import pickle
 import time
 from collections import Counter
@@ -181,13 +180,16 @@ class Interrupted(Exception):
     """The run shall end in an orderly way: `interrupted()` or rank 0's news says so. The message is the reason."""
 
 
-def connect():
-    """The store behind the mailbox, hosted by rank 0; every rank of an initialised default process group calls this."""
-    store = partial(dist.TCPStore, os.environ["MASTER_ADDR"], wait_for_workers=False)
-    hosted = store(port=0, is_master=True) if dist.get_rank() == 0 else None  # 0: any free port
-    port = [hosted and hosted.port]
+def connect(address, listen):
+    """The store behind the mailbox, hosted by rank 0; every rank of an initialised default process group calls this.
+
+    address  of rank 0;  listen  () -> a socket that listens there
+    """
+    server = listen() if dist.get_rank() == 0 else None
+    port = [server and server.getsockname()[1]]
     dist.broadcast_object_list(port, 0)
-    return hosted or store(port=port[0], is_master=False)
+    hosting = {"is_master": True, "master_listen_fd": server.detach()} if server else {"is_master": False}
+    return dist.TCPStore(address, port[0], wait_for_workers=False, **hosting)
 
 
 class Mailbox:
@@ -211,9 +213,8 @@ class Mailbox:
         self.timeout = timeout
         self.interrupted = interrupted
         self.lost = lost
-        self.clock = time.monotonic  # plumbing/virtual.py puts its own clock and pause here, and 0 for the next two
+        self.clock = time.monotonic  # a simulation puts its own clock and pause here
         self.pause = time.sleep
-        self.look = LOOK
         self.beat_every = min(BEAT, timeout / 8)
         self._beaten = float("-inf")  # clock time of the last `beat`
         self._looked = float("-inf")  # of the last look at the others' beats
@@ -473,7 +474,7 @@ def serve(generator, mailbox, receive, scorer):
     Raises Stalled if rank 0 makes no progress or a rank is lost, dist.DistError if the mailbox is gone.
     """
     desk = Desk(generator, mailbox, receive, scorer)
-    while (news := mailbox.news(every=mailbox.look if generator.busy else 0.0)).stop is None:
+    while (news := mailbox.news(every=LOOK if generator.busy else 0.0)).stop is None:
         desk.turn(news)
     mailbox.put({f"left/{mailbox.rank}": True})
     return news.stop

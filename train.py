@@ -13,7 +13,9 @@ checkpoint remains.
 
 Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line; `kind` says which; null stands for nan or inf)
   all    step (optimizer steps done), gpu_hours (devices x seconds on the clock / 3600), tokens (generated),
-         tokens_trained (prompts included), flops (2 N per generated, 6 N per trained token; N parameters)
+         tokens_trained (prompts included), flops (2 N per generated, 6 N per trained token; N parameters),
+         lost_gpu_hours (the part of gpu_hours that crashes cost: spent on steps that were then made again; the other
+         totals hold such steps twice too)
   step   prompts (their indices), reward (mean, +-1, shaped by a length penalty if there is one), pass_rate (of
          correctness), kept (prompts left after filtering), retired (prompts at or above --no-positive-resampling),
          epoch, entropy (nats), rho_mean, rho_max, clipped (share of trained tokens), log_rho (mean |log rho|, nats),
@@ -92,7 +94,6 @@ class Trainer:
         self.fleet = fleet
         self.validation = prompts.validation
         self.out = Path(args.out)
-        self.lock = checkpoints.own(self.out) if fleet.rank == 0 else None
         folder = weights_folder(args)
         state = checkpoints.counters(folder) if args.resume else {}
         self.load(folder, state, prompts)
@@ -105,8 +106,8 @@ class Trainer:
         self.standing = 0  # batches without gradient, in a row
         self.unverified = state.get("unverified", 0)  # groups on which the verifier failed
         self.named = set()  # (prompt, error) in the log
-        self.totals = state.get("totals", {"tokens": 0, "tokens_trained": 0, "flops": 0.0})
-        self.clock = Clock(dist.get_world_size(), state.get("gpu_hours", 0.0))
+        self.totals = {"tokens": 0, "tokens_trained": 0, "flops": 0.0, "lost_gpu_hours": 0.0} | state.get("totals", {})
+        self.clock = Clock(dist.get_world_size(), state.get("gpu_hours", 0.0) + self.count_lost(state))
         self.pipeline = pipeline.Pipeline(
             fleet.mailbox,
             off_policy=args.off_policy,
@@ -143,6 +144,15 @@ class Trainer:
         if state:
             checkpoints.load_state(folder, self.policy, self.optimizer, fleet.writers, stepped=state["stepped"])
             self.curriculum.load_state_dict(state["curriculum"])
+
+    def count_lost(self, state):
+        """Keep in the totals what a crash cost since the checkpoint with these counters; returns its device-hours."""
+        lost = checkpoints.lost(self.out, state) if self.fleet.rank == 0 else {}
+        hours = lost.pop("gpu_hours", 0.0)
+        for name, more in lost.items():
+            self.totals[name] += more
+        self.totals["lost_gpu_hours"] += hours
+        return hours
 
     def prepare(self, model):
         """Set activation checkpointing and count the parameters of the Hugging Face model, before it is wrapped."""
@@ -439,13 +449,14 @@ def finish(run, reason, seconds):
 def generate(args, fleet):
     """Serve tickets on a generator rank until rank 0 ends the run. Returns the reason, and whether it is a failure."""
     try:
+        fleet.settle(args)
         with fleet.beating():
             generator = make_generator(args, fleet.device, fleet.dtype)
         with closing(generator), closing(make_scorer(args)) as scorer:
             reason = pipeline.serve(generator, fleet.mailbox, fleet.broadcast, scorer)
             fleet.lifeline.needed = set()  # rank 0 may end while vLLM still closes
             return reason, False
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         return fleet.lifeline.blame(error), True
 
 
@@ -458,6 +469,7 @@ def lead(args, fleet, prompts, began):
     run = None
     failed = False
     try:
+        fleet.settle(args)
         with fleet.beating():
             run = Trainer(args, fleet, prompts)
         try:

@@ -2,8 +2,12 @@
 
     checkpoint-STEP/                  renamed from checkpoint.tmp when complete and flushed; the two latest are kept
       config.json, *.safetensors, …   the policy in the generators' dtype: for generators, --evaluate, other programs
+      contents.json                   written last: the size of every file, the checksums of those under state/
       state/                          what any number of trainers can resume from: fp32 weights and AdamW's moments
                                       (torch.distributed.checkpoint, each rank writes its shards); run.json: counters
+
+A checkpoint that does not match its contents.json is never resumed from: the newest intact one is, and those after it
+are set aside as checkpoint-STEP-broken.
 
 Deviation: none known; the paper does not describe its checkpoints.
 
@@ -11,22 +15,26 @@ Run by train.py. Test: pytest tests/test_faults.py tests/test_train.py
 """
 
 import fcntl
+import hashlib
+import itertools
 import json
 import os
 import shutil
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 import precision
+
+CONTENTS = "contents.json"
+STATE = ("config.json", "state/run.json", "state/.metadata")  # files of every checkpoint, also of earlier versions
 
 # --- The folders of a run --------------------------------------------------------------------------------------------
 
@@ -38,23 +46,95 @@ def finished(out):
 
 
 def own(out):
-    """Open the log of a run and lock it until it is closed. Raises OSError if another process holds it.
-
-    A half-written last line, as a crash leaves it, is removed from each .jsonl file of the run: the next line would be
-    joined to it and lost.
-    """
+    """Open the log of a run and lock it until it is closed. Raises OSError if another process holds it."""
     Path(out).mkdir(parents=True, exist_ok=True)
     log = (Path(out) / "log.jsonl").open("ab")
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise OSError(f"{out} is in use by another run") from error
-    for path in Path(out).glob("*.jsonl"):
-        whole, _, torn = path.read_bytes().rpartition(b"\n")
-        if torn:
-            print(f"{path}: removed {len(torn)} bytes of a half-written last line", file=sys.stderr)
-            os.truncate(path, len(whole) + bool(whole))
     return log
+
+
+def rows(log):
+    """(the rows of a run's log, the numbers of lines that are none: a crash or a full disk may leave such lines)."""
+    found, broken = [], []
+    for place, line in enumerate(Path(log).read_bytes().split(b"\n"), 1):
+        try:
+            row = json.loads(line.decode() or "null")
+            found += [row] if row and row["kind"] else []
+        except (ValueError, KeyError, TypeError, RecursionError):
+            broken.append(place)
+    return found, broken
+
+
+def lost(out, state):
+    """{total: what the log says was spent since the checkpoint with these counters ({}: since the start), and lost}."""
+    log = Path(out) / "log.jsonl"
+    spent = [row for row in rows(log)[0] if "gpu_hours" in row] if log.exists() else []
+    before = state.get("totals", {}) | {"gpu_hours": state.get("gpu_hours", 0.0)}
+    return {
+        name: max(0, max((row.get(name) or 0 for row in spent), default=0) - before.get(name, 0))
+        for name in ("gpu_hours", "tokens", "tokens_trained", "flops")
+    }
+
+
+def set_aside(out, folder):
+    """Rename the checkpoints after `folder`, which are broken: the run will write checkpoints of the same steps."""
+    names = [one.name for one in finished(out)]
+    for name in names[names.index(Path(folder).name) + 1 :]:
+        places = (Path(out) / f"{name}-broken{number}" for number in itertools.chain([""], itertools.count(2)))
+        (Path(out) / name).rename(next(place for place in places if not place.exists()))
+
+
+# --- Whole or broken -------------------------------------------------------------------------------------------------
+
+
+def damage(folder, *, needed=STATE, thorough=False):
+    """What is wrong with a checkpoint, in words; "" if nothing is found.
+
+    needed    files that must be there, whatever contents.json says (which earlier versions did not write)
+    thorough  compare the checksums too, which reads all of state/
+    """
+    folder = Path(folder)
+    try:
+        known = json.loads((folder / CONTENTS).read_text()) if (folder / CONTENTS).exists() else {}
+        wrong = misfits(folder, known.get("bytes", {}), needed)
+        for name, digest in known.get("sha256", {}).items() if thorough and not wrong else ():
+            wrong = wrong or f"{name} holds other bytes than were written" * (checksum(folder / name) != digest)
+        if not wrong and needed == STATE:
+            counters(folder)["version"]
+        for path in () if wrong else folder.glob("*.safetensors"):
+            with safe_open(path, "pt"):  # reads the header, which says how long the file must be
+                pass
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
+        wrong = f"its files cannot be read: {type(error).__name__}: {error}"
+    return wrong
+
+
+def misfits(folder, sizes, needed):
+    """The first file that is missing or does not have its size, in words; sizes {name: bytes}."""
+    for name in (*needed, *sizes):
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if (got := (folder / name).stat().st_size) != sizes.get(name, got):
+            return f"{name} has {got} bytes, not {sizes[name]}"
+    return ""
+
+
+def newest(out, *, thorough=False):
+    """(the newest intact checkpoint of a run or None, {folder: what is wrong} of the broken ones after it)."""
+    broken = {}
+    for folder in reversed(finished(out)):
+        if not (wrong := damage(folder, thorough=thorough)):
+            return folder, broken
+        broken[folder] = wrong
+    return None, broken
+
+
+def checksum(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
@@ -145,14 +225,36 @@ def save(out, policy, optimizer, tokenizer, weights, counters, fleet):
         dist.barrier(fleet.writers)  # may wait for a day; if rank 0 has failed, the others write nothing
         state = tensors(policy, optimizer, counters["stepped"])
         dcp.save(state, checkpoint_id=folder / "state", process_group=fleet.writers)  # flushed by each rank
+        digests = gather_checksums(folder / "state", fleet)
         if leads:
+            write_contents(folder, digests)
             os.sync()  # else a crash could leave the new name on disk without the files' contents
             folder.rename(Path(out) / f"checkpoint-{counters['version']}")
-    except (SafetensorError, dcp.CheckpointException) as error:
+    except (Exception, dcp.CheckpointException) as error:
+        # The writer of fast tokenizers raises a plain Exception when the disk is full.
+        if type(error) is not Exception and not isinstance(error, (OSError, SafetensorError, dcp.CheckpointException)):
+            raise
         cause = [cause for cause, _ in getattr(error, "failures", {0: (error, None)}).values()][0]
-        raise OSError(f"no checkpoint of step {counters['version']} could be written: {cause}") from error
+        where = f"no checkpoint of step {counters['version']} could be written to {out}"
+        raise OSError(getattr(cause, "errno", None), f"{where}: {cause}") from error
     finally:
         if leads:
             shutil.rmtree(folder, ignore_errors=True)
     for old in finished(out)[:-2] if leads else ():
         shutil.rmtree(old, ignore_errors=True)
+
+
+def gather_checksums(state, fleet):
+    """{name of a file in state/: its checksum} on rank 0; each trainer reads the files that it has just written."""
+    mine = {path.name: checksum(path) for path in state.glob(f"__{fleet.rank}_*")}
+    parts = [{}] * dist.get_world_size(fleet.writers) if fleet.rank == 0 else None
+    dist.gather_object(mine, parts, group=fleet.writers)
+    return {name: digest for part in parts or () for name, digest in part.items()}
+
+
+def write_contents(folder, digests):
+    """Write contents.json: with it a reader can tell a whole checkpoint from a broken one."""
+    sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+    states = [name for name in sizes if name.startswith("state/")]
+    sums = {name: digests.get(name.removeprefix("state/")) or checksum(folder / name) for name in states}
+    (folder / CONTENTS).write_text(json.dumps({"bytes": sizes, "sha256": sums}, indent=1))

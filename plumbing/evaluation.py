@@ -5,6 +5,7 @@ Test: pytest tests/test_train.py
 
 import json
 import math
+import os
 import time
 from contextlib import closing
 from pathlib import Path
@@ -78,9 +79,19 @@ def answered(prompt, completion, correct):
 
 
 def append(path, row):
-    """Append a row to a file as one line of JSON; nan and inf, which JSON lacks, become null at every depth."""
-    with path.open("a") as file:
-        file.write(json.dumps(finite(row)) + "\n")
+    """Append a row to a file as one line of JSON; nan and inf, which JSON lacks, become null at every depth.
+
+    A half-written last line, as a crash leaves it, is ended first, so that it spoils no other. Raises OSError.
+    """
+    line = json.dumps(finite(row)) + "\n"
+    try:
+        with path.open("ab+") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else "\n" + line
+            file.write(line.encode())
+    except OSError as error:
+        raise OSError(error.errno, f"a row of {path} could not be written: {error}") from error
 
 
 def finite(value):

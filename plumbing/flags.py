@@ -11,7 +11,6 @@ Test: pytest tests/test_train.py
 """
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -31,8 +30,7 @@ import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import sizing, sources
-from plumbing.checkpoints import finished
+from plumbing import checkpoints, sizing, sources
 from plumbing.fleet import processes
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
 from verify import jail, scorer
@@ -226,8 +224,8 @@ def run_flags(add):
     add(
         "--resume",
         action="store_true",
-        help="continue from the last checkpoint in --out, with that run's flags "
-        "except --trainers; a flag given with another value wins, or is refused if the checkpoint depends on it",
+        help="continue from the newest intact checkpoint in --out, or start anew if there is none, with that run's "
+        "flags except --trainers; a flag given with another value wins, or is refused if the checkpoint depends on it",
     )
 
 
@@ -277,7 +275,10 @@ def settings(argv):
     asked = vars(parser.parse_args(argv))
     if "evaluate" in asked and (ignored := set(asked) - EVALUATION):
         parser.error(f"--evaluate trains nothing: it does not read {', '.join(map(option, sorted(ignored)))}")
-    earlier = earlier_flags(asked, parser.error)
+    try:
+        earlier = earlier_flags(asked, parser.error)
+    except (OSError, ValueError) as wrong:
+        parser.error(str(wrong))
     given = earlier | asked
     names = [sources.parse_source(source)[0] for source in given.get("data", ["arithmetic"])]
     base = "base/sorting" if "sorting" in names else "base"
@@ -300,6 +301,9 @@ def settings(argv):
         args.eval_every += -args.eval_every % args.k
     args.checkpoint_every = given.get("checkpoint_every", args.eval_every)
     args.out = asked.get("out", "runs/evaluation" if "evaluate" in asked else f"runs/{args.loss}-seed{args.seed}")
+    args.checkpoint, args.notes = starting_point(args, parser.error)
+    args.resume = bool(args.checkpoint)
+    args.protections = []  # of jails, found by `prepare`
     follow_mark(args, asked, given, parser.error)
     unread(asked, {name: reads for name, (_, reads) in loss.LOSSES.items()}, args.loss, "--loss", parser.error)
     unread(asked, LENGTH_FLAGS, args.length_control, "--length-control", parser.error)
@@ -362,17 +366,17 @@ def check(args, asked, given, error):
     if args.dtype == "float32" and not args.fp32_head and "fp32_head" in asked:
         error("--no-fp32-head with --dtype float32: the head of a float32 model is float32; give --dtype bfloat16 too")
     for name in ("lr", "temperature", "timeout", "verify_timeout"):
-        if not getattr(args, name) > 0:
-            error(f"{option(name)} is {getattr(args, name)}; expected more than 0")
-    if not args.weight_decay >= 0:
-        error(f"--weight-decay is {args.weight_decay}; expected 0 or more")
+        if not 0 < getattr(args, name) < float("inf"):
+            error(f"{option(name)} is {getattr(args, name)}; expected more than 0, and a finite number")
+    if not 0 <= args.weight_decay < float("inf"):
+        error(f"--weight-decay is {args.weight_decay}; expected 0 or more, and a finite number")
     if (args.trainers or 1) >= processes():
         error(f"--trainers {args.trainers} of {processes()} processes leaves no generator: raise --nproc-per-node")
     if "evaluate" in given and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         error("--evaluate runs in a single process: start it with python, or torchrun with one process")
     if "evaluate" in given and (out / "evaluation.jsonl").exists():
         error(f"{out} holds an evaluation already; give another --out")
-    if "evaluate" not in given and not args.resume and (log := out / "log.jsonl").exists() and log.stat().st_size:
+    if not {"evaluate", "resume"} & given.keys() and (log := out / "log.jsonl").exists() and log.stat().st_size:
         error(f"{out} holds a run already; give another --out, or --resume to go on with it")
 
 
@@ -394,7 +398,9 @@ def earlier_flags(asked, error):
     """Flags that those of the command line are added to: of the run to resume, or of the run that --evaluate's
     checkpoint comes from.
     """
-    if asked.get("resume"):
+    if "resume" in asked and "out" not in asked:
+        error("--resume: found no --out; expected the folder of the run")
+    if "resume" in asked and checkpoints.finished(asked["out"]):
         return resumed_flags(asked, error)
     if "evaluate" in asked:  # with the lengths and data of the run that wrote the checkpoint
         log = Path(asked["evaluate"]).parent / "log.jsonl"
@@ -404,11 +410,9 @@ def earlier_flags(asked, error):
 
 def resumed_flags(given, error):
     """The flags with which the run in --out was last started, from its log; refuses changes that its state forbids."""
-    log = Path(given.get("out", "?")) / "log.jsonl"
+    log = Path(given["out"]) / "log.jsonl"
     if not log.exists():
-        error(f"--resume: expected a run in --out, found no {log}")
-    if not finished(log.parent):
-        error(f"--resume: found no checkpoint in {log.parent}; did it end before the first --checkpoint-every?")
+        error(f"--resume: expected the log of the run whose checkpoints are in {log.parent}, found no {log}")
     stored = stored_flags(log)
     for name in (
         "recipe",
@@ -432,12 +436,33 @@ def resumed_flags(given, error):
 
 
 def stored_flags(log):
-    """The flags with which the run of this log was last started, without those that belong to that start or machine."""
-    whole = [json.loads(line) for line in log.open() if line.endswith("\n")]  # a crash may cut the last one short
-    stored = [row for row in whole if row["kind"] == "config"][-1]["flags"]
-    others = ("clips", "resume", "trainers", "protections", "asked", "default_new", "fitted")
-    own = {name: value for name, value in stored.items() if name not in others}
-    return own | stored["clips"]
+    """The flags with which the run of this log was last started, without those that belong to that start or machine.
+
+    Raises ValueError if the log does not say.
+    """
+    found = [row["flags"] for row in checkpoints.rows(log)[0] if row["kind"] == "config"]
+    if not found:
+        raise ValueError(f"expected a row in {log} that says with which flags the run was started; found none intact")
+    others = ("clips", "resume", "trainers", "protections", "asked", "default_new", "fitted", "checkpoint", "notes")
+    own = {name: value for name, value in found[-1].items() if name not in others}
+    return own | found[-1]["clips"]
+
+
+def starting_point(args, error):
+    """(the folder of the checkpoint to resume from or None, lines that say what --resume does and what is broken)."""
+    if not args.resume:
+        return None, []
+    folder, broken = checkpoints.newest(args.out)
+    lines = [f"{name} is broken: {wrong}" for name, wrong in broken.items()]
+    if broken and not folder:
+        error(f"--resume: found no intact checkpoint in {args.out}: {'; '.join(lines)}")
+    lines.append(
+        f"--resume: goes on from {folder}" if folder else f"--resume: no checkpoint in {args.out}: starts anew"
+    )
+    log = Path(args.out) / "log.jsonl"
+    if broken := checkpoints.rows(log)[1] if log.exists() else []:
+        lines.append(f"{log}: skipped what is no row, in line {', '.join(map(str, broken))}")
+    return folder and str(folder), lines
 
 
 # --- Before anything is spawned ---------------------------------------------------------------------------------------
@@ -446,7 +471,7 @@ def stored_flags(log):
 def weights_folder(args):
     """Where the policy comes from: --model, or the last checkpoint of a resumed run."""
     model = args.model if Path(args.model).exists() or not (ROOT / args.model).exists() else ROOT / args.model
-    return str(finished(args.out)[-1] if args.resume else model)
+    return str(args.checkpoint if args.resume else model)
 
 
 def phrase_ids(tokenizer, args):
@@ -460,6 +485,8 @@ def prepare(args):
     Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no jail for programs works here).
     """
     folder = weights_folder(args)
+    if not args.resume and (wrong := checkpoints.damage(folder, needed=()) if os.path.isdir(folder) else ""):
+        raise ValueError(f"{folder} is broken: {wrong}")
     if args.generator == "vllm":
         vllm_rollout.require_vllm()
     precision.check_supported(config := AutoConfig.from_pretrained(folder))
@@ -538,7 +565,7 @@ def start(argv):
             print(f"train.py: error: {wrong}", file=sys.stderr)
         sys.exit(2)
     if "evaluate" in args or os.environ.get("RANK") == "0":  # printed once, not by the process that starts the ranks
-        for line in args.fitted:
+        for line in [*args.notes, *args.fitted]:
             print(line)
     return args, prompts
 
@@ -584,6 +611,7 @@ def make_scorer(args):
         timeout=args.verify_timeout,
         think_end=args.think_end,
         penalty=shape if args.length_control == "penalty" else None,
+        namespaces=jail.PROTECTIONS[1] in args.protections if args.protections else None,
     )
 
 

@@ -14,21 +14,27 @@ Run by train.py. Test: pytest tests/test_train.py tests/test_pipeline.py tests/t
 
 import hashlib
 import os
+import secrets
 import signal
+import socket
 import sys
 import threading
 import time
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 import pipeline
-from plumbing import checkpoints
+from plumbing import checkpoints, lifeline
 from plumbing.batches import STATISTICS
-from plumbing.lifeline import Lifeline, connect
+
+# Signals that end a run in order: Ctrl-C, a closed terminal, Ctrl-\\, a scheduler before it kills, a used-up CPU limit.
+ENDING = ("SIGINT", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 
 
 def cores():
@@ -58,7 +64,10 @@ def launch(script, argv):
     environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // processes())))
     environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")  # seconds to write a checkpoint after Ctrl-C
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes()), script, *argv]
+    # Under nohup SIGHUP is ignored: torchrun must not handle it, and so end, all the same.
+    handled = [name for name in ENDING if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN]
+    command = ["-m", "torch.distributed.run", "--standalone", "--signals-to-handle", ",".join(handled)]
+    command += ["--nproc-per-node", str(processes()), script, *argv]
     os.execve(sys.executable, [sys.executable, *command], environment)
 
 
@@ -117,9 +126,9 @@ class Fleet:
             torch.cuda.set_device(self.device)
         wait = timedelta(seconds=args.timeout)
         dist.init_process_group("cpu:gloo,cuda:nccl" if own_gpu and gpus else "gloo", timeout=wait)
-        self.dtype, self.out = getattr(torch, args.dtype), args.out
+        self.dtype, self.out, self.world = getattr(torch, args.dtype), args.out, world
         self.mailbox = pipeline.Mailbox(
-            pipeline.connect(),
+            pipeline.connect(lifeline.address(), partial(lifeline.listener, world)),
             self.rank,
             trainers=args.trainers,
             world=world,
@@ -127,8 +136,8 @@ class Fleet:
             interrupted=lambda: self.lifeline.stopped if self.rank == 0 else None,
             lost=lambda: self.lifeline.lost,
         )
-        self.lifeline = Lifeline(
-            connect(self.rank, world, args.timeout),
+        self.lifeline = lifeline.Lifeline(
+            lifeline.connect(self.rank, world, args.timeout),
             self.rank,
             name=self.mailbox.name,
             timeout=args.timeout,
@@ -140,11 +149,12 @@ class Fleet:
         self.publishers = dist.new_group([0, *range(args.trainers, world)], timeout=wait)
         self.mesh = DeviceMesh.from_group(self.trainers, self.device.type) if self.rank < args.trainers else None
         # Until here a signal ends the process at once; from here on all ranks end in order, led by rank 0.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.on_signal)
+        for name in ENDING:
+            if signal.getsignal(number := signal.Signals[name]) != signal.SIG_IGN or name != "SIGHUP":  # nohup
+                signal.signal(number, self.on_signal)
 
     def on_signal(self, number, _):
-        """Ctrl-C, or SIGTERM from the launcher, on any rank: all trainers end at their next micro-batch or wait."""
+        """One of ENDING, on any rank, maybe from the launcher: all trainers end at their next micro-batch or wait."""
         name = self.mailbox.name(self.rank)
         self.lifeline.stopped = self.lifeline.stopped or f"interrupted: {name} got {signal.Signals(number).name}"
 
@@ -154,8 +164,9 @@ class Fleet:
         done, store = threading.Event(), self.mailbox.store.clone()
 
         def beat():
-            while not done.wait(pipeline.BEAT):
-                store.add(f"beat/{self.rank}", 1)
+            with suppress(dist.DistError):  # rank 0 is gone: the lifeline says so
+                while not done.wait(pipeline.BEAT):
+                    store.add(f"beat/{self.rank}", 1)
 
         threading.Thread(target=beat, daemon=True).start()
         try:
@@ -163,9 +174,53 @@ class Fleet:
         finally:
             done.set()
 
+    def settle(self, args):
+        """Agree on where the run starts, before anything is loaded; every rank calls this.
+
+        Rank 0 locks --out and picks the newest intact checkpoint, now by checksums too. All others look whether they
+        see a file that it has just made there, and say which protections their jails have.
+        Raises OSError if --out is in use, is not one folder for all nodes, or holds broken checkpoints only.
+        """
+        box, out, local = self.mailbox, Path(args.out), int(os.environ["LOCAL_RANK"])
+        if not local:  # the first rank of each node has tried out jails
+            others = range(self.rank + 1, self.rank + int(os.environ["LOCAL_WORLD_SIZE"]))
+            box.put({f"jails/{rank}": args.protections for rank in others})
+        else:
+            args.protections = box.receive(f"jails/{self.rank}", "what jails can do here", [self.rank - local])
+        if self.rank:
+            seen, args.checkpoint = box.receive(f"start/{self.rank}", "rank 0 to pick a checkpoint", [0])
+            if not (out / seen).exists():
+                expected = "expected one folder that all nodes share"
+                raise OSError(f"--out {out} on {socket.gethostname()} is not the folder that rank 0 has; {expected}")
+            return box.put({f"protections/{self.rank}": args.protections})
+        with self.beating():
+            self.lock = checkpoints.own(out)
+            args.checkpoint = self.pick(args) if args.resume else None
+            mark = out / f".start-{secrets.token_hex(8)}"
+            mark.touch()
+            try:
+                box.put({f"start/{rank}": (mark.name, args.checkpoint) for rank in range(1, self.world)})
+                held = [
+                    box.receive(f"protections/{rank}", "the others to start", [rank]) for rank in range(1, self.world)
+                ]
+            finally:
+                mark.unlink()
+        args.protections = [line for line in args.protections if all(line in lines for lines in held)]  # logged
+
+    def pick(self, args):
+        """Rank 0's choice of the newest intact checkpoint; sets broken ones after it aside."""
+        folder, broken = checkpoints.newest(args.out, thorough=True)
+        words = "; ".join(f"{name} is broken: {wrong}" for name, wrong in broken.items())
+        if not folder:
+            raise OSError(f"--resume: found no intact checkpoint in {args.out}: {words}")
+        if str(folder) != args.checkpoint:
+            print(f"{words}; --resume: goes on from {folder}")
+        checkpoints.set_aside(args.out, folder)
+        return str(folder)
+
     def farewell(self, reason):
         """What this rank prints when the run has failed: the reason, and which checkpoint is left to resume from."""
-        last = [folder.name.partition("-")[2] for folder in checkpoints.finished(self.out)[-1:]]
+        last = [folder.name.partition("-")[2] for folder in [checkpoints.newest(self.out)[0]] if folder]
         left = f"holds a checkpoint of step {last[0]}: go on with --resume" if last else "holds no checkpoint yet"
         return f"train.py: error: {reason}; {self.out} {left} ({self.mailbox.name(self.rank)})"
 

@@ -2,7 +2,7 @@
 
     a process that ends          closes its connection; rank 0 reads end-of-file and tells all others at once
     one frozen or out of reach   sends no sign of life; after `timeout` seconds of silence it counts as lost
-    one whose launcher is gone   says so, and the run ends: nobody would end or restart it any more
+    one whose launcher is gone   says so, and rank 0 ends the run in order: nobody else would end it any more
     one that gets a signal       says so, and rank 0 ends the run in order
 
 The thread uses neither the mailbox nor collectives, because their calls may never return: those of the store ignore
@@ -14,6 +14,7 @@ Deviation: none known; the paper does not speak of processes.
 Run by train.py. Test: pytest tests/test_faults.py
 """
 
+import ipaddress
 import os
 import socket
 import sys
@@ -32,6 +33,27 @@ PATIENCE = 60.0  # further seconds if it has: it draws the fit so far, and ends 
 LATE = 2.0  # seconds of silence beyond `timeout`: the main thread, which knows what it waits for, is to say it first
 
 
+def address():
+    """Where rank 0 is met: on loopback if all ranks are on one node, else at torchrun's MASTER_ADDR."""
+    alone = os.environ["WORLD_SIZE"] == os.environ.get("LOCAL_WORLD_SIZE")
+    return "127.0.0.1" if alone else os.environ["MASTER_ADDR"]
+
+
+def listener(backlog):
+    """A socket on which rank 0 listens at `address`: on no other interface, as whoever connects is believed.
+
+    Where a node's own name leads to loopback, or the address is not the node's own, other nodes could not connect: then
+    it listens on all interfaces.
+    """
+    with suppress(OSError):
+        family, _, _, _, place = socket.getaddrinfo(address(), 0, type=socket.SOCK_STREAM)[0]
+        if address() == place[0] or not ipaddress.ip_address(place[0]).is_loopback:
+            return socket.create_server(place[:2], family=family, backlog=backlog)
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    return socket.create_server(("", 0), family=family, backlog=backlog, dualstack_ipv6=both)
+
+
 def connect(rank, world, timeout):
     """Connect rank 0 with all others; every rank calls this. Returns {Connection: rank at its other end}.
 
@@ -40,12 +62,10 @@ def connect(rank, world, timeout):
     if rank:
         port = [None]
         dist.broadcast_object_list(port, 0)
-        line = Connection(socket.create_connection((os.environ["MASTER_ADDR"], port[0])).detach())
+        line = Connection(socket.create_connection((address(), port[0])).detach())
         line.send_bytes(str(rank).encode())
         return {line: 0}
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    with socket.create_server(("", 0), family=family, backlog=world, dualstack_ipv6=both) as server:
+    with listener(world) as server:
         server.settimeout(timeout)
         dist.broadcast_object_list([server.getsockname()[1]], 0)
         lines = [Connection(server.accept()[0].detach()) for _ in range(world - 1)]
@@ -86,7 +106,7 @@ class Lifeline(threading.Thread):
             self.signed = now
             self.tell(f"stop {self.stopped}" if self.stopped and self.rank else "")
         if os.getppid() != self.launcher:
-            self.lose(f"the launcher of {self.name_of(self.rank)} ended")
+            self.stopped = self.stopped or f"interrupted: the launcher of {self.name_of(self.rank)} ended"
         for line in wait(list(self.lines), SIGN):
             self.listen(line)
         if silent := self.silent(self.timeout + LATE):
@@ -132,17 +152,19 @@ class Lifeline(threading.Thread):
     def blame(self, error):
         """After `error`: why the run cannot go on, told to all ranks.
 
-        An OSError or Stalled is itself the reason. Other errors come from a collective or the mailbox when some rank is
-        lost, which is known within seconds of its end, or after its silence; if none is, `error` is a mistake in the
+        An OSError is itself the reason. Other errors come from a collective or the mailbox when some rank is lost,
+        which is known within seconds of its end, or after its silence. Stalled is the reason if none is: the rank that
+        it names may itself wait for a frozen one, which only rank 0 hears. Any other error is then a mistake in the
         program and is raised again.
         """
-        if isinstance(error, (OSError, Stalled)):
+        if isinstance(error, OSError):
             self.lose(str(error))
         until = time.monotonic() + LATE + 2 * SIGN
         while not self.lost and (time.monotonic() < until or self.silent(4 * SIGN)):
             time.sleep(0.02)
-        if not self.lost:
+        if not self.lost and not isinstance(error, Stalled):
             raise error
+        self.lose(str(error))
         self.noticed = True
         return self.lost
 

@@ -84,21 +84,19 @@ def _add_object(table, row, what):
 
 
 def _json_lines(table, lines):
-    """JSONL; the last line may be half written."""
-    bad = None
+    """JSONL; lines that are no row, as a crash or a full disk leaves them, are left out unless most are."""
+    bad = {}
     for place, line in enumerate(lines, 1):
-        if bad:
-            raise fit.BadInput(bad)
         try:
-            row = json.loads(line.strip() or "null")
-        except ValueError:
-            bad = f"line {place} is {line[:40]!r}, expected one JSON object"
-            continue
-        if line.strip():
-            _add_object(table, row, f"line {place}")
-    if bad and not table.length:
-        raise fit.BadInput(bad)
-    table.notes += ["the last line is half written and was left out"] * bool(bad)
+            row = json.loads(line.encode().strip() or "null")  # surrogates stand for bytes that are not UTF-8
+            if line.strip():
+                _add_object(table, row, f"line {place}")
+        except (ValueError, RecursionError, fit.BadInput):
+            bad[place] = f"line {place} is {line[:40]!r}, expected one JSON object"
+    if len(bad) > table.length:
+        raise fit.BadInput(next(iter(bad.values())))
+    places = ", ".join(map(str, [*bad][:9])) + ", …" * (len(bad) > 9)
+    table.notes += [f"left out what is no row, in line {places}"] * bool(bad)
 
 
 def _json_whole(table, lines):
@@ -163,6 +161,12 @@ def _format(head, suffixes):
     return _delimited
 
 
+def _utf8(line):
+    """The line, if its bytes are UTF-8; else UnicodeEncodeError."""
+    line.encode()
+    return line
+
+
 def read_table(path):
     """The Table of a file; BadInput for what cannot be read, OSError for what cannot be opened."""
     table, path = Table(), Path(path)
@@ -171,11 +175,13 @@ def read_table(path):
     with path.open("rb") as file:
         unpack = gzip.open if file.read(2) == b"\x1f\x8b" else open
     try:
-        with unpack(path, "rt", encoding="utf-8-sig", newline="") as lines:
+        with unpack(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as lines:
             head = list(islice(lines, HEAD))
-            if any("\0" in line for line in head):
+            if 2 * sum("\0" in line for line in head) > len(head):
                 raise fit.BadInput("binary or UTF-16, expected UTF-8 text")
-            _format(head, [suffix.lower() for suffix in path.suffixes])(table, chain(head, lines))
+            read = _format(head, [suffix.lower() for suffix in path.suffixes])
+            rest = chain(head, lines)
+            read(table, rest if read is _json_lines else map(_utf8, rest))
     except (ValueError, csv.Error, RecursionError, EOFError, zlib.error) as error:  # no UTF-8, JSON, CSV or gzip
         raise fit.BadInput(f"{path}: {str(error) or 'nested too deep'}".replace("\n", " ")) from None
     return table

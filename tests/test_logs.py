@@ -98,7 +98,7 @@ def test_rows_without_numbers_and_half_a_last_line_are_left_out_and_counted(tmp_
     text = FORMATS["a.jsonl"][0] + '{"step": 13, "acc": NaN}\n{"step": 14, "acc": "nan"}\n{"step": 15, "ac'
     run = logs.read_run(write(tmp_path / "a.jsonl", text), None, "acc")
     assert list(run.compute) == C
-    assert run.notes == ("the last line is half written and was left out", "2 rows without a number are left out")
+    assert run.notes == ("left out what is no row, in line 11", "2 rows without a number are left out")
     run = logs.read_run(write(tmp_path / "a.csv", delimited(",") + "13,\n14"), None, "acc")
     # An empty cell means no evaluation and needs no note; a row that ends early does.
     assert list(run.compute) == C and run.notes == ("1 rows have fewer cells than the header",)
@@ -246,7 +246,7 @@ BAD = {
     "object.json": json.dumps({"step": C, "acc": R}), "history_of_numbers.json": '{"log_history": [1, 2]}',
     "history_is_text.json": '{"log_history": "acc"}', "cut.json": json.dumps(LOG)[:-20], "deep.json": "[" * 10**5,
     "deep.jsonl": '{"a":' * 10**5, "two_lists.json": "[1]\n[2]\n", "list_lines.jsonl": "[1, 0.2]\n[2, 0.3]\n",
-    "bad_middle.jsonl": JSONL.replace('{"step": 3', '{"step" 3'), "python.jsonl": JSONL.replace('"', "\u201c"),
+    "bad_most.jsonl": JSONL.replace('{"step": ', '{"step" ', 7), "python.jsonl": JSONL.replace('"', "\u201c"),
     "truth.jsonl": JSONL.replace("0.5}", "true}"), "list_cell.jsonl": JSONL.replace("0.5}", "[0.5]}"),
     "object_cell.jsonl": JSONL.replace("0.5}", '{"x": 0.5}}'),
     "huge_number.jsonl": JSONL.replace("0.5}", "1" * 400 + "}"),

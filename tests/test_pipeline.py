@@ -5,7 +5,9 @@ virtual clock and an in-memory store. So a run depends only on its Setting and t
 """
 
 import doctest
+import heapq
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,9 +28,8 @@ from hypothesis import strategies as st
 import pipeline
 from data import Curriculum, Prompt
 from pipeline import Completion, Mailbox, Pipeline, Ticket, serve
-from plumbing import fleet, virtual
+from plumbing import fleet
 from plumbing.fleet import broadcast_weights
-from plumbing.virtual import Store, World
 from verify.scorer import Scorer
 
 PAUSE = pipeline.POLL  # virtual seconds; the unit of every duration below
@@ -36,31 +38,96 @@ PAUSE = pipeline.POLL  # virtual seconds; the unit of every duration below
 # --- A world with a clock of its own ---------------------------------------------------------------------------------
 
 
-class Bounded(World):
-    """A world whose runs end."""
+class Abort(BaseException):
+    """Ends an actor because another one has failed."""
+
+
+class World:
+    """Actors in threads, one running at a time. `sleep` hands over to the one to wake first; only there time passes."""
 
     def __init__(self):
-        super().__init__()
-        self.slept = 0
+        self.now, self.error, self._waiting, self._slept, self._done = 0.0, None, [], 0, threading.Lock()
+        self._turn = threading.local()
+
+    def clock(self):
+        return self.now
 
     def sleep(self, seconds):
-        self.slept += 1
-        if self.slept > 30_000:  # several times the sleeps of the longest run below
+        self._slept += 1
+        if self._slept > 30_000:  # several times the sleeps of the longest run below
             raise RuntimeError(f"expected an end of the run, got none by {self.now:.1f} virtual seconds")
-        super().sleep(seconds)
+        turn = self._turn.lock
+        heapq.heappush(self._waiting, (self.now + seconds, self._slept, turn))
+        self._hand_over()
+        turn.acquire()
+        if self.error:
+            raise Abort
+
+    def run(self, actors):
+        """Run these functions until all have returned; raises what the first failing one raised."""
+        self._done.acquire()
+        for actor in actors:
+            turn = threading.Lock()
+            turn.acquire()
+            heapq.heappush(self._waiting, (0.0, -len(actors) + len(self._waiting), turn))
+            threading.Thread(target=self._live, args=(actor, turn), daemon=True).start()
+        self._hand_over()
+        self._done.acquire()
+        if self.error:
+            raise self.error
+
+    def _live(self, actor, turn):
+        self._turn.lock = turn
+        turn.acquire()
+        try:
+            if not self.error:
+                actor()
+        except Abort:
+            pass
+        except BaseException as error:  # reported by `run`, in the test's own thread
+            self.error = error
+        self._hand_over() if self._waiting else self._done.release()
+
+    def _hand_over(self):
+        self.now, _, turn = heapq.heappop(self._waiting)
+        turn.release()
 
 
-def memory_store():
-    """A store outside any world's run."""
-    return Store(World())
+class MemoryStore:
+    """The methods of a TCPStore that the mailbox uses; where a TCPStore would block, this one raises KeyError."""
+
+    def __init__(self):
+        self.values = {}
+
+    def set(self, key, value):
+        self.values[key] = value
+
+    def get(self, key):
+        return self.values[key]
+
+    def multi_get(self, keys):
+        return [self.values[key] for key in keys]
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+    def add(self, key, amount):
+        self.values[key] = int(self.values.get(key, 0)) + amount
+        return self.values[key]
+
+    def delete_key(self, key):
+        return self.values.pop(key, None) is not None
+
+    def num_keys(self):
+        return len(self.values)
 
 
-class SlowStore(Store):
+class SlowStore(MemoryStore):
     """A store on which every call takes a random time, in which other actors run: calls may come in any order."""
 
     def __init__(self, world, rng):
-        super().__init__(world)
-        self.rng = rng
+        super().__init__()
+        self.world, self.rng = world, rng
 
     def __getattribute__(self, name):
         method = super().__getattribute__(name)
@@ -274,15 +341,13 @@ def train(setting, record, box, sleep, wire, trainers_side=Pipeline):
     record.idle, record.retired = pipe.idle(), curriculum.retired
 
 
-def simulate(setting, trainers_side=Pipeline, slow=False, waking=False):
-    """A whole run in virtual time; returns its Record and the store it leaves behind. Ranks poll, unless `waking`."""
-    world, record = Bounded(), Record()
-    store = SlowStore(world, dice(setting)) if slow else Store(world)
+def simulate(setting, trainers_side=Pipeline, slow=False):
+    """A whole run in virtual time; returns its Record and the store it leaves behind."""
+    world, record = World(), Record()
+    store = SlowStore(world, dice(setting)) if slow else MemoryStore()
     wire, size = Wire(world.sleep), setting.trainers + len(setting.generators)
 
     def mailbox(rank):
-        if waking:
-            return virtual.mailbox(world, store, rank, trainers=setting.trainers, ranks=size)
         box = Mailbox(store, rank, trainers=setting.trainers, world=size, timeout=1.0)
         box.clock, box.pause = world.clock, world.sleep
         return box
@@ -296,8 +361,7 @@ def simulate(setting, trainers_side=Pipeline, slow=False, waking=False):
         return lambda: record.left.append(serve(fake, box, wire.receiver(), scorer))
 
     trainers, generators = range(setting.trainers), range(len(setting.generators))
-    actors = [*map(trainer, trainers), *map(generator, generators)]
-    world.run({f"rank {rank}": actor for rank, actor in enumerate(actors)})
+    world.run([*map(trainer, trainers), *map(generator, generators)])
     record.elapsed = world.now
     return record, store
 
@@ -535,7 +599,7 @@ def test_a_generator_idles_through_training_if_k_is_0():
 
 def lonely(rank, *, trainers=1, world=3, timeout=10.0, store=None, other=lambda now: None, **more):
     """A mailbox on a virtual clock that only its pauses move; `other(now)` is what the other ranks do in each pause."""
-    box, now = Mailbox(store or memory_store(), rank, trainers=trainers, world=world, timeout=timeout, **more), [0.0]
+    box, now = Mailbox(store or MemoryStore(), rank, trainers=trainers, world=world, timeout=timeout, **more), [0.0]
 
     def pause(seconds):
         now[0] += seconds
@@ -547,7 +611,7 @@ def lonely(rank, *, trainers=1, world=3, timeout=10.0, store=None, other=lambda 
 
 def waiting(other, world=3):
     """The Pipeline of trainer rank 0; while it waits the other ranks do `other(store, now)`."""
-    store = memory_store()
+    store = MemoryStore()
     box = lonely(0, store=store, world=world, other=lambda now: other(store, now))
     return Pipeline(box, off_policy="pipeline", k=1, prompts=2, generations=1, steps=9)
 
@@ -583,7 +647,7 @@ def test_a_slow_generator_that_makes_progress_is_waited_for():
 
 
 def test_time_between_two_waits_does_not_count_against_a_rank_that_worked_meanwhile():
-    store, seen = memory_store(), []
+    store, seen = MemoryStore(), []
     box = lonely(0, store=store, world=2)
     box.wait("one", lambda: [] if box.clock() > 1 else [1])
     for _ in range(100):  # an optimizer step of 10 timeouts, in which generator rank 1 decodes
@@ -831,9 +895,9 @@ def test_a_receiver_with_other_tensors_says_so(store):
 
 GENERATOR_PROCESS = """
 import sys, torch, torch.distributed as dist, pipeline
-from plumbing import fleet, virtual
+from plumbing import fleet
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=1, world_size=2)
-box = pipeline.Mailbox(pipeline.connect(), 1, trainers=1, world=2, timeout=60.0)
+box = pipeline.Mailbox(pipeline.connect("127.0.0.1", None), 1, trainers=1, world=2, timeout=60.0)
 group = dist.new_group([0, 1])
 
 class Generator:
@@ -852,13 +916,13 @@ dist.destroy_process_group()
 """
 
 
-def test_a_generator_in_a_process_of_its_own_gets_weights_and_ends(tmp_path, monkeypatch):
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+def test_a_generator_in_a_process_of_its_own_gets_weights_and_ends(tmp_path):
     command, root = [sys.executable, "-c", GENERATOR_PROCESS, str(tmp_path / "meet")], Path(pipeline.__file__).parent
     child = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True)
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=2)
     try:
-        box = Mailbox(pipeline.connect(), 0, trainers=1, world=2, timeout=60.0)
+        listening = partial(socket.create_server, ("127.0.0.1", 0))
+        box = Mailbox(pipeline.connect("127.0.0.1", listening), 0, trainers=1, world=2, timeout=60.0)
         group = dist.new_group([0, 1])
         pipe = Pipeline(box, off_policy="pipeline", k=1, prompts=2, generations=1, steps=9)
         pipe.publish(1, lambda: {"w": torch.arange(5.0)}, lambda named: broadcast_weights(named, group))

@@ -592,7 +592,7 @@ def test_what_fails_to_start_is_tried_once_more_and_never_raises_in_the_generato
     monkeypatch.setattr(module, name, fails)
     (score,) = verdicts(scorer, [("\\boxed{0.5}", "1/2")]).values()
     assert score.tried and score.correct is (True if times == 1 else None)
-    said = "two workers died without a verdict ([Errno 11] no more); likely cause: no memory"
+    said = "two workers died without a verdict ([Errno 11] no more: a worker was to be started, or to get its job"
     assert times == 1 or said in score.error
     (score,) = verdicts(scorer, [("\\boxed{0.25}", "1/4")]).values()
     assert score.correct is True and not score.tried

@@ -160,7 +160,10 @@ def test_a10_only_the_chosen_length_control_is_checked():
         (["--think-end", "none", "--interrupt-at", "8", "9"], ["--interrupt-at with --think-end none"]),
         (["--no-fp32-head", "--dtype", "float32"], ["--no-fp32-head with --dtype float32", "bfloat16"]),
         (["--lr", "0"], ["--lr is 0.0", "more than 0"]),
+        (["--lr", "inf"], ["--lr is inf", "a finite number"]),
+        (["--timeout", "inf"], ["--timeout is inf", "a finite number"]),
         (["--weight-decay", "-0.1"], ["--weight-decay is -0.1", "0 or more"]),
+        (["--weight-decay", "inf"], ["--weight-decay is inf", "a finite number"]),
         (["--generations", "1"], ["--generations is 1", "2 or more"]),
         (["--trainers", "2"], ["--trainers 2 of 2 processes", "--nproc-per-node"]),
         (["--temperature", "-1"], ["--temperature is -1.0", "more than 0"]),
@@ -208,8 +211,9 @@ def past_run(out, *argv, checkpoint=True):
     args = settings(["--out", str(out), *argv])
     out.mkdir()
     (out / "log.jsonl").write_text(json.dumps({"kind": "config", "flags": vars(args)}) + "\n")
-    if checkpoint:
-        (out / "checkpoint-2").mkdir()
+    for name in ("config.json", "state/.metadata", "state/run.json") if checkpoint else ():
+        (out / "checkpoint-2" / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / "checkpoint-2" / name).write_text('{"version": 2}')
     return out
 
 
@@ -234,9 +238,12 @@ def test_resuming_with_other_batches_is_refused(capsys, tmp_path):
     assert settings(["--resume", "--out", str(out), "--prompts", "16"]).seed == 3
 
 
-def test_resuming_without_a_checkpoint_is_refused(capsys, tmp_path):
-    out = past_run(tmp_path / "run", checkpoint=False)
-    assert "no checkpoint" in refused(capsys, "--resume", "--out", str(out))
+@pytest.mark.parametrize("log", [False, True])
+def test_resuming_without_a_checkpoint_starts_anew_and_says_so(tmp_path, log):
+    out = past_run(tmp_path / "run", "--lr", "0.5", checkpoint=False) if log else tmp_path / "run"
+    args = settings(["--resume", "--out", str(out)])
+    assert not args.resume and args.lr == settings([]).lr  # flags too are those of a first start
+    assert args.notes == [f"--resume: no checkpoint in {out}: starts anew"]
 
 
 # --- One optimizer step ----------------------------------------------------------------------------------------------

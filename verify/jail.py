@@ -34,7 +34,7 @@ import socket
 import sys
 import time
 from contextlib import nullcontext, suppress
-from functools import cache
+from functools import cache, partial
 
 START_SECONDS = 60.0  # to start the interpreter and the namespaces; not part of a program's time
 PROCESSES = 8  # at most, threads and the jail's own process included
@@ -66,6 +66,13 @@ PRELUDE += "import copy, datetime, operator, random, sys\n"
 PROBE = "import threading\nthreading.Thread(target=print, args=['free']).start()"  # as programs may
 
 
+NO_MEMORY = ("MemoryError", "Cannot allocate memory", "Resource temporarily unavailable")
+
+
+class Died(RuntimeError):
+    """A jail ended before it was ready, without saying that something is not allowed here; likely: no memory."""
+
+
 # --- Outside: in a worker (workers.py) --------------------------------------------------------------------------------
 # Modules that only this side needs are imported inside functions, so that a jail's interpreter starts twice as fast.
 
@@ -95,9 +102,9 @@ def run(program, name, inputs, *, size, timeout, namespaces, warm=None):
                 "seconds"      of wall clock for each input
                 After each input, processes that it left are killed and the folder is emptied.
 
-    Raises TimeoutError after `timeout`, and RuntimeError if the jail does not start. When this generator ends or is
-    closed, no process and no file of the jail is left. The caller must have no other children: this process adopts
-    orphans of the jail, and at the end kills or awaits all its children.
+    Raises TimeoutError after `timeout`, and RuntimeError if the jail does not start: Died if that says nothing of what
+    is allowed here. When this generator ends or is closed, no process and no file of the jail is left. The caller must
+    have no other children: this process adopts orphans of the jail, and at the end kills or awaits all its children.
     """
     import tempfile
 
@@ -124,7 +131,9 @@ def run(program, name, inputs, *, size, timeout, namespaces, warm=None):
         try:
             if not (select.select([ours], [], [], START_SECONDS)[0] and ours.recv(1)):
                 errors.seek(0)
-                raise RuntimeError(f"expected a jail, got {errors.read()[-2000:].decode()}; likely cause: no memory")
+                said = errors.read()[-2000:].decode()
+                refused = said and not any(words in said.splitlines()[-1] for words in NO_MEMORY)
+                raise (RuntimeError if refused else Died)(f"expected a jail, got {said!r}; likely cause: no memory")
             end = time.monotonic() + timeout
             for _ in inputs:
                 ours.settimeout(max(end - time.monotonic(), 1e-3))
@@ -181,14 +190,28 @@ def sweep(process, namespaces):
     process.wait()  # it is reaped already: this tells `process`
 
 
+def tried(namespaces):
+    """What PROBE writes in a jail, in a list; a second jail is asked if the first one died."""
+    probe = partial(run, PROBE, None, [""], size=99, timeout=START_SECONDS, namespaces=namespaces)
+    with suppress(Died):
+        if (outputs := list(probe())) != [None]:
+            return outputs
+    return list(probe())
+
+
 @cache
 def namespaces_work():
-    """True if jails with namespaces work here, False if only jails without do. Raises RuntimeError if none works."""
+    """True if jails with namespaces work here, False if only jails without do. Raises RuntimeError if none works.
+
+    A jail that is killed, or has no memory, says nothing of what works: it is asked again, and then Died is raised.
+    """
     for namespaces in (True, False):
         try:
-            if list(run(PROBE, None, [""], size=99, timeout=START_SECONDS, namespaces=namespaces)) == [b"free\n"]:
+            if tried(namespaces) == [b"free\n"]:
                 return namespaces
             failure = "its output is wrong"
+        except Died:
+            raise
         except RuntimeError as error:
             failure = error
     cause = "we are root without namespaces, and Python lies in a folder that only root can read: use another user"

@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,8 +57,10 @@ class Score:
 class Worker:
     """One worker process, started at its first job and again after each death; `job` is the Score it works on."""
 
-    def __init__(self, timeout: float):
-        self.timeout, self.job, self.process = timeout, None, None
+    def __init__(self, timeout: float, namespaces: bool | None):
+        self.timeout = timeout
+        self.namespaces = namespaces
+        self.job, self.process = None, None
 
     def _start_interpreter(self) -> None:
         """Start an interpreter that runs `work`, in its own session; returns at once (it loads SymPy for a second).
@@ -66,7 +69,8 @@ class Worker:
         """
         self.close()
         self._channel, theirs = socket.socketpair()
-        command = [sys.executable, "-P", "-c", START_WORKER, ROOT, str(theirs.fileno()), str(self.timeout)]
+        command = [sys.executable, "-P", "-c", START_WORKER, ROOT, str(theirs.fileno())]
+        command += [str(self.timeout), str(self.namespaces)]
         # The way that SymPy takes, and so its time, depends on the hash seed.
         with theirs:  # closed here, else the worker's death would not read as end-of-file
             self.process = subprocess.Popen(
@@ -87,7 +91,9 @@ class Worker:
                 with suppress(BrokenPipeError, ConnectionResetError):  # it has just left: `decided` reads end-of-file
                     socket.send_fds(self._channel, [score.prompt.task[:1].encode()], [file.fileno()])
         except OSError as error:  # no memory, processes, file descriptors or disk left
-            self._failure = error
+            self._failure = (
+                f"{error}: a worker was to be started, or to get its job by a file in {tempfile.gettempdir()}"
+            )
 
     def decided(self) -> Score | None:
         """Look, without waiting, for a verdict or the worker's death; returns the job once it is settled, else None."""
@@ -135,10 +141,20 @@ class Scorer:
     workers    worker processes at most; none is started before the first answer that needs one
     penalty    |y| -> Eq. 9's penalty, or None for rewards of +1 and -1
     think_end  the text behind which the answer begins; None: the whole text is the answer
+    namespaces whether programs run in jails with namespaces; None: each worker finds out whether they work
     """
 
-    def __init__(self, *, timeout: float, workers: int = 2, penalty=None, think_end: str | None = reward.THINK_END):
-        self._workers, self._penalty = [Worker(timeout) for _ in range(workers)], penalty
+    def __init__(
+        self,
+        *,
+        timeout: float,
+        workers: int = 2,
+        penalty=None,
+        think_end: str | None = reward.THINK_END,
+        namespaces: bool | None = None,
+    ):
+        self._workers = [Worker(timeout, namespaces) for _ in range(workers)]
+        self._penalty = penalty
         self._think_end = think_end
         self._queue, self._done = [], []
 

@@ -25,7 +25,7 @@ import signal
 import socket
 import sys
 from contextlib import closing, suppress
-from functools import cache
+from functools import cache, partial
 
 from verify import jail
 from verify.judges import UNREADABLE
@@ -75,11 +75,15 @@ def judge_math(expression: str, reference: str, timeout: float) -> bool | str:
 # --- In a worker process: code ---------------------------------------------------------------------------------------
 
 
-def judge_code(source: str, reference: str, timeout: float) -> bool | None:
-    """Whether a program passes all tests; None: not decided within `timeout` seconds. Raises as `read_tests`."""
+def judge_code(source: str, reference: str, timeout: float, namespaces: bool | None = None) -> bool | None:
+    """Whether a program passes all tests; None: not decided within `timeout` seconds. Raises as `read_tests`.
+
+    namespaces  whether its jail has them; if they are known to work it never runs without. None: as a try says.
+    """
+    namespaces = jail.namespaces_work() if namespaces is None else namespaces
     name, cases = read_tests(reference)
     size = max(len(json.dumps(expected)) for _, expected in cases) + SPARE_BYTES
-    inputs, right, namespaces = [given for given, _ in cases], readings(name, cases), jail.namespaces_work()
+    inputs, right = [given for given, _ in cases], readings(name, cases)
     with closing(jail.run(source, name, inputs, size=size, timeout=timeout, namespaces=namespaces)) as outputs:
         with suppress(TimeoutError):
             for test, output in enumerate(outputs):
@@ -96,23 +100,26 @@ def judge_code(source: str, reference: str, timeout: float) -> bool | None:
 JUDGES = {b"m": (load_sympy, judge_math), b"c": (jail.namespaces_work, judge_code)}
 
 
-def work(descriptor: str, timeout: str) -> None:
+def work(descriptor: str, timeout: str, namespaces: str) -> None:
     """A worker's life: it forks to answer jobs, and again when the fork has done its share or hit the time limit.
 
     It ends when the channel is closed, and with the exit status of a fork that ends in any other way.
     descriptor  file descriptor of our end of the channel
     timeout     seconds of wall clock per answer
+    namespaces  "True" or "False": whether jails have them, as found when the run started; "None": to be found here
     """
+    known = {"True": True, "False": False}.get(namespaces)
+    judges = JUDGES if known is None else JUDGES | {b"c": (bool, partial(judge_code, namespaces=known))}
     if sys.platform == "linux":
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     logging.disable(logging.CRITICAL)  # math-verify warns that its time limits are off
     channel = socket.socket(fileno=int(descriptor))
     with suppress(BrokenPipeError, ConnectionResetError):
         while task := channel.recv(1, socket.MSG_PEEK):
-            JUDGES[task][0]()  # once, here: all later forks have it
+            judges[task][0]()  # once, here: all later forks have it
             child = os.fork()
             if not child:
-                return answer_jobs(channel, float(timeout))
+                return answer_jobs(channel, float(timeout), judges)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the fork gets it too, and may clear up: await it
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -122,7 +129,7 @@ def work(descriptor: str, timeout: str) -> None:
                 sys.exit(status)
 
 
-def answer_jobs(channel, timeout: float) -> None:
+def answer_jobs(channel, timeout: float, judges) -> None:
     """Read jobs (text, reference), at most ANSWERS_PER_FORK, and send each verdict as JSON; null: it took too long."""
     for _ in range(ANSWERS_PER_FORK):
         task, files, *_ = socket.recv_fds(channel, 1, 1)
@@ -130,6 +137,6 @@ def answer_jobs(channel, timeout: float) -> None:
             break
         with open(files[0]) as file:
             text, reference = json.load(file)
-        prepare, judge = JUDGES[task]
+        prepare, judge = judges[task]
         prepare()
         channel.send(json.dumps(judge(text, reference, timeout)).encode())

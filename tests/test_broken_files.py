@@ -1,0 +1,214 @@
+"""Claims about what a crash, a full disk or a bad disk leaves: broken checkpoints and broken lines of a log."""
+
+import json
+import os
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from test_faults import SMALL, reshard, start  # noqa: F401
+from test_train import PATIENCE, elsewhere, forks  # noqa: F401
+
+import fit
+from plumbing import checkpoints, logs
+from plumbing.evaluation import append
+from plumbing.flags import settings, stored_flags
+from plumbing.flags import start as start_run
+from plumbing.fleet import Fleet
+
+# --- Checkpoints -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def written(forks, tmp_path_factory):
+    """A run's folder with the checkpoint that one trainer wrote at step 2, and a log with the flags of base/."""
+    out = tmp_path_factory.mktemp("written")
+    trainer = forks.Process(target=reshard, args=(0, 1, 29900 + os.getpid() % 90, None, out))
+    trainer.start()
+    trainer.join(PATIENCE)
+    flags = vars(settings(["--out", str(out)]))
+    (out / "log.jsonl").write_text(json.dumps({"kind": "config", "flags": flags}) + "\n")
+    return out
+
+
+@pytest.fixture
+def two(written, tmp_path):
+    """A copy of that run in which checkpoint-4 is the newest, a copy of checkpoint-2."""
+    shutil.copytree(written, out := tmp_path / "run")
+    shutil.copytree(out / "checkpoint-2", out / "checkpoint-4")
+    return out
+
+
+def shard(folder):
+    return next((folder / "state").glob("*.distcp"))
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def flip(path):
+    with path.open("r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        byte = file.read(1)[0]
+        file.seek(-100, os.SEEK_END)
+        file.write(bytes([byte ^ 1]))
+
+
+BROKEN = {  # what is done to checkpoint-4 -> what is said of it
+    "weights cut": (lambda folder: cut(folder / "model.safetensors"), "model.safetensors has "),
+    "state missing": (lambda folder: shard(folder).unlink(), ".distcp is missing"),
+    "state cut": (lambda folder: cut(shard(folder)), ".distcp has "),
+    "counters torn": (lambda folder: (folder / "state" / "run.json").write_text('{"ver'), "run.json has 5 bytes"),
+    "list torn": (lambda folder: cut(folder / "contents.json"), "its files cannot be read"),
+    "empty": (lambda folder: [shutil.rmtree(folder), folder.mkdir()], "config.json is missing"),
+}
+OLD = {  # the same for checkpoints of earlier versions, which have no contents.json
+    "weights cut": (lambda folder: cut(folder / "model.safetensors"), "its files cannot be read: SafetensorError"),
+    "counters torn": (lambda folder: (folder / "state" / "run.json").write_text('{"ver'), "JSONDecodeError"),
+    "state missing": (lambda folder: (folder / "state" / ".metadata").unlink(), "state/.metadata is missing"),
+}
+
+
+@pytest.mark.parametrize("spoil, said", BROKEN.values(), ids=BROKEN)
+def test_a_broken_newest_checkpoint_is_named_and_resume_goes_on_from_the_intact_one_before(two, spoil, said):
+    assert settings(["--resume", "--out", str(two)]).checkpoint == str(two / "checkpoint-4")
+    spoil(two / "checkpoint-4")
+    args = settings(["--resume", "--out", str(two)])
+    assert args.checkpoint == str(two / "checkpoint-2") and args.resume
+    assert args.notes[0].startswith(f"{two}/checkpoint-4 is broken: ") and said in args.notes[0]
+    assert args.notes[1] == f"--resume: goes on from {two}/checkpoint-2"
+    farewell = Fleet.farewell(SimpleNamespace(out=two, rank=1, mailbox=SimpleNamespace(name=str)), "gone")
+    assert "holds a checkpoint of step 2: go on with --resume" in farewell
+
+
+@pytest.mark.parametrize("spoil, said", OLD.values(), ids=OLD)
+def test_a_broken_checkpoint_of_an_earlier_version_is_named_too(two, spoil, said):
+    for folder in (two / "checkpoint-2", two / "checkpoint-4"):
+        (folder / "contents.json").unlink()
+    assert settings(["--resume", "--out", str(two)]).checkpoint == str(two / "checkpoint-4")
+    spoil(two / "checkpoint-4")
+    args = settings(["--resume", "--out", str(two)])
+    assert args.checkpoint == str(two / "checkpoint-2") and said in args.notes[0]
+
+
+def test_other_bytes_of_the_same_number_are_found_by_checksum_and_the_checkpoint_is_set_aside(two, capsys):
+    flip(shard(two / "checkpoint-4"))
+    args = settings(["--resume", "--out", str(two)])
+    assert args.checkpoint == str(two / "checkpoint-4")  # checksums are compared later, by rank 0 alone
+    assert Fleet.pick(None, args) == str(two / "checkpoint-2")
+    assert "checkpoint-4 is broken: state/__0_0.distcp holds other bytes" in capsys.readouterr().out
+    assert (two / "checkpoint-4-broken").is_dir() and [f.name for f in checkpoints.finished(two)] == ["checkpoint-2"]
+    shutil.copytree(two / "checkpoint-4-broken", two / "checkpoint-4")  # again, when the run has come to step 4
+    assert Fleet.pick(None, args) == str(two / "checkpoint-2") and (two / "checkpoint-4-broken2").is_dir()
+
+
+def test_where_all_checkpoints_are_broken_nothing_starts_anew(two, capsys):
+    for step in (2, 4):
+        cut(two / f"checkpoint-{step}" / "model.safetensors")
+    with pytest.raises(SystemExit):
+        settings(["--resume", "--out", str(two)])
+    said = capsys.readouterr().err
+    assert "no intact checkpoint" in said and "checkpoint-2 is broken" in said and "checkpoint-4 is broken" in said
+
+
+def test_evaluating_a_broken_checkpoint_or_starting_from_broken_weights_ends_in_one_line(two, capsys):
+    cut(two / "checkpoint-4" / "model.safetensors")
+    for flags in (["--evaluate", f"{two}/checkpoint-4"], ["--model", f"{two}/checkpoint-4", "--out", f"{two}-new"]):
+        with pytest.raises(SystemExit) as end:
+            start_run([*flags, "--data", "arithmetic"])
+        said = capsys.readouterr().err
+        assert end.value.code == 2 and said.count("\n") == 1, said
+        assert f"{two}/checkpoint-4 is broken: model.safetensors has" in said
+
+
+# --- Lines of a log --------------------------------------------------------------------------------------------------
+
+CONFIG = {"kind": "config", "flags": {"lr": 0.5, "clips": {"eps_max": 4.0}}}
+TORN = b'{"kind": "st'
+LINES = {
+    "torn": TORN + b"\n",
+    "joined": TORN + b'{"kind": "step", "step": 3}\n',
+    "binary": b"\x00" * 40 + b"\n",
+    "not UTF-8": b'{"kind": "\xff"}\n',
+    "no row": b"7\n",
+    "deep": b'{"kind": ' + b"[" * 100_000 + b"\n",
+    "at the end": b"",
+}
+
+
+def log_with(folder, line):
+    """A log whose third line is this one and whose last one is torn."""
+    folder.mkdir(exist_ok=True)
+    rows = [{"kind": "eval", "step": n, "gpu_hours": n, "pass_rate": 0.1} for n in range(9)]
+    lines = [json.dumps(row).encode() + b"\n" for row in (CONFIG, *rows)]
+    (folder / "log.jsonl").write_bytes(b"".join([*lines[:2], line, *lines[2:], TORN]))
+    return folder / "log.jsonl"
+
+
+@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+def test_a_broken_line_is_skipped_with_a_word_by_resume_and_by_the_fit(tmp_path, line):
+    log = log_with(tmp_path, line)
+    assert stored_flags(log) == {"lr": 0.5, "eps_max": 4.0}
+    places = [3] * bool(line) + [11 + bool(line)]
+    assert checkpoints.rows(log)[1] == places
+    run = logs.read_run(log)
+    assert list(run.compute) == list(range(9))
+    assert run.notes[0].startswith(f"left out what is no row, in line {', '.join(map(str, places))}")
+
+
+def test_a_torn_line_is_ended_before_the_next_row_and_no_byte_is_removed(tmp_path):
+    log = log_with(tmp_path, b"")
+    before = log.read_bytes()
+    append(log, {"kind": "end"})
+    append(log, {"kind": "end"})
+    assert log.read_bytes() == before + b'\n{"kind": "end"}\n{"kind": "end"}\n'
+    append(tmp_path / "new.jsonl", {"a": float("nan")})
+    assert (tmp_path / "new.jsonl").read_text() == '{"a": null}\n'
+
+
+def test_a_log_without_any_row_says_so(tmp_path, capsys):
+    (tmp_path / "checkpoint-2").mkdir()
+    (tmp_path / "log.jsonl").write_bytes(TORN)
+    with pytest.raises(SystemExit):
+        settings(["--resume", "--out", str(tmp_path)])
+    assert "says with which flags" in capsys.readouterr().err
+    with pytest.raises(fit.BadInput):
+        logs.read_run(tmp_path / "log.jsonl")
+
+
+def test_only_the_runs_own_files_are_touched(tmp_path):
+    data = tmp_path / "prompts.jsonl"
+    data.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer": "3"}')  # as many editors write it
+    log = log_with(tmp_path, b"")
+    before = {path: path.read_bytes() for path in (data, log)}
+    checkpoints.own(tmp_path).close()
+    assert {path: path.read_bytes() for path in (data, log)} == before
+
+
+# --- A whole run -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_goes_on_past_a_broken_checkpoint_and_a_torn_line_and_counts_what_was_lost(start):
+    flags = [*SMALL, "--eval-every", "4", "--checkpoint-every", "2"]
+    first = start(2, *flags, "--steps", "4")
+    assert first.end(PATIENCE) == {0: 0, 1: 0}, first.text
+    (first.out / "checkpoint-4" / "state" / "run.json").unlink()
+    with (first.out / "log.jsonl").open("ab") as log:
+        log.write(TORN)
+    second = start(2, "--resume", *flags, "--steps", "6", out=first.out)
+    assert second.end(PATIENCE) == {0: 0, 1: 0}, second.text
+    assert f"{first.out}/checkpoint-4 is broken: state/run.json is missing" in second.text
+    rows, broken = checkpoints.rows(first.out / "log.jsonl")
+    assert len(broken) == 1 and rows[-1]["kind"] == "end" and rows[-1]["reason"] == "finished"
+    assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3, 4, 3, 4, 5, 6]
+    assert [folder.name for folder in checkpoints.finished(first.out)] == ["checkpoint-4", "checkpoint-6"]
+    assert (first.out / "checkpoint-4-broken").is_dir()
+    config = [row for row in rows if row["kind"] == "config"][-1]
+    steps = [row for row in rows if row["kind"] == "step"]
+    # What was spent between the checkpoint of step 2 and the end of the first run stays in C, and is named.
+    assert config["gpu_hours"] == pytest.approx(steps[3]["gpu_hours"], rel=0.5)
+    assert config["gpu_hours"] >= steps[3]["gpu_hours"] and config["tokens"] == steps[3]["tokens"]
+    spent = checkpoints.counters(first.out / "checkpoint-6")["totals"]["lost_gpu_hours"]
+    assert 0 < spent == pytest.approx(config["gpu_hours"] - steps[1]["gpu_hours"], rel=0.2)
+    assert [step["tokens"] < later["tokens"] for step, later in zip(steps, steps[1:])] == [True] * 7

@@ -245,24 +245,21 @@ def hidden(exercise, seed, originals, exercises):
 # --- In the jail -----------------------------------------------------------------------------------------------------
 
 
-def own_names(originals):
-    """File names of the project's modules and packages, which may also have been installed among other packages."""
-    return {path.name for path in originals.glob("*.py")} | {"plumbing", "verify", "study", "course", "__pycache__"}
+def packages():
+    """{path: path in the jail} of torch, numpy, scipy and all that is installed beside them.
 
-
-def packages(originals):
-    """{path: path in the jail} of torch, numpy, scipy and all that is installed beside them, but for the project."""
+    Of the project an installation holds no module (pyproject.toml), but metadata that name its folder: left out.
+    """
     import numpy
     import scipy
     import torch
 
-    own = own_names(originals)
     places = dict.fromkeys(Path(module.__file__).parents[1] for module in (torch, numpy, scipy))
     return {
         str(entry): f"/packages/{entry.name}"
         for place in places
         for entry in place.iterdir()
-        if entry.name not in own and not re.match("scalerl|__editable__", entry.name) and entry.suffix != ".pth"
+        if not re.match("scalerl|__editable__|__pycache__", entry.name) and entry.suffix != ".pth"
     }
 
 
@@ -272,16 +269,12 @@ def warm(originals, namespaces):
 
     source = checker.Source.read(Path(claims.__file__))
     harness = checker.as_text(checker.gathered("answer", source, source))
-    prefix, hide = Path(sys.base_prefix), [str(originals)]
-    for place in ("lib/python3*/site-packages", "lib/python3*/dist-packages", "local/lib/python3*/dist-packages"):
-        for folder in prefix.glob(place):
-            hide += [str(folder / name) for name in own_names(originals) - {"__pycache__"}]
-    see = packages(originals) if namespaces else {}
-    path = ["/packages"] if namespaces else [str(Path(place).parent) for place in packages(originals)]
+    see = packages() if namespaces else {}
+    path = ["/packages"] if namespaces else [str(Path(place).parent) for place in packages()]
     return {
         "source": LOADED % (sorted(set(path)), harness),
         "see": see,
-        "hide": hide if namespaces else [],
+        "hide": [str(originals)] if namespaces else [],
         "limits": LIMITS,
         "seconds": EACH,
     }

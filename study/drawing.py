@@ -14,15 +14,17 @@ from matplotlib.figure import Figure
 import fit
 from plumbing import figures
 from study import comparisons as study
+from study import rule
 
-VERDICTS = {"agrees": "#009E73", "does not": "#D55E00", "cannot tell": "#7F7F7F"}
+VERDICTS = {"agrees": "#009E73", "disagrees": "#D55E00", "undecided": "#7F7F7F"}
+QUANTITIES = {"A": "difference in A", "E": "log of the compute saved"}
 
 
 def draw_all(logs, folder):
     """A figure for each of the paper's comparisons that has runs among `study.kept` logs, and one on the age of tokens;
     returns their paths.
     """
-    found = study.judged(logs)
+    found = rule.judged(logs)
     paths = []
     for figure, title in study.FIGURES.items():
         own = {finding: row for finding, row in found.items() if finding.figure == figure}
@@ -43,11 +45,11 @@ def curves_of(findings, logs, with_log_f):
     for x in dict.fromkeys(finding.x for finding in findings):
         own = [finding for finding in findings if finding.x == x]
         names = dict.fromkeys(name for finding in own for name in (finding.reference, finding.configuration))
-        laws = [fit.fit_run(study.averaged(logs, name, x)) for name in names]
+        laws = [fit.fit_run(rule.averaged(logs, name, x)) for name in names]
         curves = [figures.scaling(law, law.span[1])._replace(band=None) for law in laws]
         panels.append(("means over (so many) seeds", f"compute C ({x})", figures.RATE, curves))
         if with_log_f:
-            A = study.common_A(laws)
+            A = float(np.mean([law.A for law in laws]))
             same = fit.refit_B([law.run for law in laws], A)
             title = f"Fig. 7 with one A = {A:.3f}: F = C^B"
             panels.append((title, f"compute C ({x})", f"log10 F(R), F in {x}^B", [*map(figures.log_f, same)]))
@@ -55,36 +57,31 @@ def curves_of(findings, logs, with_log_f):
 
 
 def differences_of(findings):
-    """A panel (see `draw_differences`) for each quantity of {finding: (difference, low, high, verdict, why)}."""
+    """A panel (see `draw_differences`) for each quantity of {finding: rule.Judged}."""
     rows = {}
-    for one, (*difference, verdict, _) in findings.items():
-        paper = one.paper[0] - one.paper[1] if one.paper else None
-        rows.setdefault(one.quantity, []).append((one.says, difference, verdict, paper))
+    for one, judged in findings.items():
+        rows.setdefault(one.quantity, []).append((one.says, judged))
     return [
-        (f"difference in {name}, 90 % interval (grey: within {study.MARGIN[name]})", study.MARGIN[name], own)
+        (f"{QUANTITIES[name]} (grey: within {rule.MARGIN[name]:.2g})", rule.MARGIN[name], own)
         for name, own in rows.items()
     ]
 
 
 def draw_differences(ax, panel):
-    """Draw a panel (title, margin, rows): rows (label, (difference, low, high), verdict, the paper's difference or
-    None), one above the other.
+    """Draw a panel (title, margin, rows): rows (label, rule.Judged), one above the other.
 
-    Lines: 90 % intervals. Grey: within the margin. Black crosses: the paper's numbers.
+    Lines: 90 % intervals. Grey: within the margin.
     """
     title, margin, rows = panel
     ax.axvspan(-margin, margin, color="#7F7F7F", alpha=0.15, lw=0)
     ax.axvline(0, color="black", lw=0.6)
-    for y, (_, (difference, low, high), verdict, paper) in enumerate(rows):
-        reach = [[difference - low], [high - difference]]
-        ax.errorbar(difference, y, xerr=reach, fmt="o", ms=4, lw=1.3, capsize=3, color=VERDICTS[verdict])
-        if paper is not None:
-            ax.plot(paper, y, "kx")
-    ax.set_yticks(range(len(rows)), [fill(label, 30) for label, *_ in rows], fontsize=8)
+    for y, (_, one) in enumerate(rows):
+        reach = [[one.D - one.low], [one.high - one.D]]
+        ax.errorbar(one.D, y, xerr=reach, fmt="o", ms=4, lw=1.3, capsize=3, color=VERDICTS[one.verdict])
+    ax.set_yticks(range(len(rows)), [fill(label, 30) for label, _ in rows], fontsize=8)
     ax.invert_yaxis()
     for verdict, colour in VERDICTS.items():
         ax.plot([], [], "o-", ms=4, color=colour, label=verdict)
-    ax.plot([], [], "kx", label="the paper's number")
     ax.set_title(title, fontsize=10)
     ax.locator_params(axis="x", nbins=5)
     ax.grid(alpha=0.25, axis="x")
@@ -95,9 +92,9 @@ def falls_by_age(logs):
     """{loss, dtype: (mean ages of the tokens, largest falls to a later evaluation)}, a point for each run."""
     points = {}
     for rows in logs.values():
-        one = study.measure(rows)
+        one = rule.measure(rows)
         flags = rows[0]["flags"]
-        fall = max(np.maximum.accumulate(one.run.reward) - one.run.reward)
+        fall = max(np.maximum.accumulate(one.rates) - one.rates)
         points.setdefault(f"{flags['loss']}, {flags['dtype']}", []).append((one.age, fall))
     return {label: tuple(zip(*own)) for label, own in points.items()}
 

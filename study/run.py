@@ -10,13 +10,14 @@
     python study/run.py --falls                       prints age, fall, largest rho, end and A of each run
     python study/run.py --figures                     draws the comparisons into figures/ours_*.png
 
-Configurations, findings and the rule of the verdicts are in study/comparisons.py, the figures in study/drawing.py. A
-run takes 9 to 21 minutes on two cores. Its log is shortened to at most 15 kB, every evaluation and a summary of the
-steps between two of them, and kept as results/study/NAME-SEED.jsonl, also if the run diverged. ScaleRL is also what
-the README's first command runs: if results/main_seed*.jsonl exist, they are used. An interrupted run continues from
-its last checkpoint. Prompts, steps and batches do not depend on timing. The age of tokens does where the trainer is
-the slower side, as without the zero-variance filter under PipelineRL: such runs, and those of --quiet, are best made
-alone on two cores. The others can run side by side, each on a core of its own (taskset -c 0, taskset -c 1).
+Configurations and findings are in study/comparisons.py, the rule of the verdicts in study/rule.py, the figures in
+study/drawing.py. A run takes 9 to 21 minutes on two cores. Its log is shortened to at most 15 kB, every evaluation
+and a summary of the steps between two of them, and kept as results/study/NAME-SEED.jsonl, also if the run diverged.
+ScaleRL is also what the README's first command runs: if results/main_seed*.jsonl exist, they are used. An interrupted
+run continues from its last checkpoint. Prompts, steps and batches do not depend on timing. The age of tokens does
+where the trainer is the slower side, as without the zero-variance filter under PipelineRL: such runs, and those of
+--quiet, are best made alone on two cores. The others can run side by side, each on a core of its own (taskset -c 0,
+taskset -c 1).
 
 Test: pytest tests/test_study.py
 """
@@ -28,13 +29,17 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from math import nan
 from pathlib import Path
 from statistics import mean, median
+
+import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from study import drawing  # noqa: E402
-from study.comparisons import CONFIGURATIONS, figures_of, flags, kept, measure, rows_of, table  # noqa: E402
+from study.comparisons import CONFIGURATIONS, figures_of, flags, kept, rows_of  # noqa: E402
+from study.rule import measure, table  # noqa: E402
 
 RESULTS, RUNS = ROOT / "results" / "study", ROOT / "runs" / "study"
 
@@ -155,15 +160,14 @@ def falls(logs):
     """A line per run, youngest tokens first: what the README of results/ counts."""
     lines = []
     for (name, seed), rows in logs.items():
-        one, rho = measure(rows), max(row["rho_max"] or 0.0 for row in rows if row["kind"] == "step")
-        fall = max(max(one.run.reward[:n]) - rate for n, rate in enumerate(one.run.reward[1:], 1))
-        lines.append(
-            (
-                one.age,
-                f"{name}-{seed}: tokens {one.age:.2f} steps old; largest fall {max(fall, 0.0):.3f}; "
-                f"largest rho {rho:.0f}; pass rate at the end {one.end:.3f}; A {one.A:.3f}",
-            )
+        one = measure(rows)
+        rho = max(row["rho_max"] or 0.0 for row in rows if row["kind"] == "step")
+        fall = float(max(np.maximum.accumulate(one.rates) - one.rates))
+        line = (
+            f"{name}-{seed}: tokens {one.age:.2f} steps old; largest fall {fall:.3f}; falls after step {one.fell}; "
+            f"largest rho {rho:.0f}; pass rate at the end {one.end:.3f}; A {one.law.A if one.law else nan:.3f}"
         )
+        lines.append((one.age, line.replace("; falls after step None", "")))
     return [line for _, line in sorted(lines)]
 
 

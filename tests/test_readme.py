@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from plumbing import flags
-from study import comparisons as study
+from study import comparisons, rule
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -115,7 +115,7 @@ def test_the_first_screen_shows_the_two_commands():
 
 def test_the_findings_are_those_of_the_kept_runs():
     """The table of the README, and what results/README.md says of it; nothing else is said of a finding."""
-    lines = [line for line in study.table(study.kept(ROOT / "results" / "study")) if line]
+    lines = [line for line in rule.table(comparisons.kept(ROOT / "results" / "study")) if line]
     rows = [line for line in lines if line.startswith("|")]
     shown = README.partition("## The paper's comparisons")[2].partition("\n## ")[0]
     assert [line for line in shown.split("\n") if line.startswith("|")] == rows

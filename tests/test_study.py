@@ -2,6 +2,7 @@
 
 import doctest
 import json
+import math
 import os
 from pathlib import Path
 
@@ -9,12 +10,12 @@ import pytest
 
 from plumbing import flags
 from study import comparisons as study
-from study import drawing
+from study import drawing, rule
 from study import run as runner
 
 
 def test_docstring_examples_run():
-    assert doctest.testmod(study).failed == 0 < doctest.testmod(study).attempted
+    assert doctest.testmod(rule).failed == 0 < doctest.testmod(rule).attempted
 
 
 # --- What is run -----------------------------------------------------------------------------------------------------
@@ -68,7 +69,7 @@ def test_device_hours_count_of_the_runs_that_had_the_machine_to_themselves():
     quiet = [("baseline", 0), ("pipeline-8", 0), ("baseline", 1), ("pipeline-8", 1)]
     assert runner.wanted(quiet=True) == quiet and not set(runner.wanted()) & set(quiet)
     logs = {(name, seed): curve(0.6) for name in ("baseline", "pipeline-8", "cispo") for seed in (0, 1, 4)}
-    hours, steps = ({name: len(runs) for name, runs in study.grouped(logs, x).items()} for x in ("gpu_hours", "step"))
+    hours, steps = ({name: len(runs) for name, runs in rule.grouped(logs, x).items()} for x in ("gpu_hours", "step"))
     assert hours == {"baseline": 2, "pipeline-8": 2} and steps == {"baseline": 3, "pipeline-8": 3, "cispo": 3}
 
 
@@ -140,7 +141,7 @@ def test_the_log_of_a_real_run_is_kept_in_15_kb_and_fits_as_it_did():
     kept = runner.reduced(rows)
     assert sum(len(json.dumps(row)) + 1 for row in kept) <= 15_000
     # five digits of every number: a thousandth of A's band
-    assert study.measure(kept).A == pytest.approx(study.measure(rows).A, abs=1e-4)
+    assert rule.measure(kept).law.A == pytest.approx(rule.measure(rows).law.A, abs=1e-4)
 
 
 def test_a_run_that_diverged_is_kept_and_the_queue_goes_on(tmp_path, monkeypatch):
@@ -217,67 +218,130 @@ def test_every_log_of_the_study_is_small_and_ran_to_its_end_with_the_flags_of_it
     "low, high, direction, quantity, expected",
     [
         (0.001, 0.3, +1, "A", "agrees"),
-        (0.001, 0.3, -1, "A", "does not"),
+        (0.001, 0.3, -1, "A", "disagrees"),
         (-0.3, -0.001, -1, "A", "agrees"),
         (0.001, 0.01, +1, "A", "agrees"),  # a difference, though a small one
-        (-0.019, 0.019, +1, "A", "does not"),
-        (-0.019, 0.021, +1, "A", "cannot tell"),
-        (-0.019, 0.019, +1, "end", "cannot tell"),
-        (-0.019, 0.019, -1, "B", "cannot tell"),
+        (-0.019, 0.019, +1, "A", "disagrees"),
+        (-0.019, 0.021, +1, "A", "undecided"),
+        (-0.019, 0.019, -1, "E", "undecided"),
         (-0.019, 0.019, 0, "A", "agrees"),
-        (-0.019, 0.021, 0, "A", "cannot tell"),
-        (0.021, 0.1, 0, "A", "does not"),
-        (-0.1, -0.021, 0, "end", "does not"),
-        (-0.14, 0.14, 0, "B", "agrees"),
-        (0.14, 0.16, 0, "B", "cannot tell"),
-        (0.16, 0.3, 0, "B", "does not"),
-        (float("nan"), float("nan"), 0, "A", "cannot tell"),
+        (-0.019, 0.021, 0, "A", "undecided"),
+        (0.021, 0.1, 0, "A", "disagrees"),
+        (-0.09, 0.09, 0, "E", "agrees"),  # a tenth of the compute is log(1.1) = 0.0953
+        (0.09, 0.1, 0, "E", "undecided"),
+        (0.1, 0.3, 0, "E", "disagrees"),
+        (float("nan"), float("nan"), 0, "A", "undecided"),
+        (float("-inf"), 0.0, -1, "E", "undecided"),
     ],
 )
 def test_a_verdict_follows_from_the_interval_the_direction_and_the_margin(low, high, direction, quantity, expected):
-    assert study.verdict(low, high, direction=direction, quantity=quantity)[0] == expected
-
-
-def test_a_clip_that_is_idle_on_both_sides_cannot_have_made_a_difference():
-    assert study.verdict(0.1, 0.2, direction=+1, quantity="A", clip_idle=True) == ("cannot tell", "the clip is idle")
+    assert rule.verdict(low, high, direction=direction, quantity=quantity)[0] == expected
 
 
 def test_the_interval_is_of_the_difference_of_means_with_the_spread_of_all_seeds():
     # D = 0.6 - 0.5; s = 0.01 with 4 degrees of freedom, of which t = 2.132; 2.132 * 0.01 * sqrt(1/2 + 1/2) = 0.0213
-    found = study.interval([0.59, 0.61], [0.5, 0.5], 0.01, 4)
+    found = rule.interval([0.59, 0.61], [0.5, 0.5], 0.01, 4)
     assert found == pytest.approx((0.1, 0.0787, 0.1213), abs=1e-4)
 
 
-def test_a_value_that_a_run_does_not_have_counts_neither_for_the_spread_nor_for_a_verdict():
-    # 1 and 3 lie 1 from their mean: squares 1 + 1 over 1 degree of freedom
-    assert study.pooled([[1, 3, float("nan")], [float("nan"), 7]]) == (2**0.5, 1)
+@pytest.mark.parametrize(
+    "rates, peak",
+    [
+        ([0.2, 0.5, 0.6, 0.6, 0.6, 0.4, 0.3, 0.3], 4),
+        ([0.2, 0.5, 0.6, 0.6, 0.6, 0.63, 0.3, 0.6], 5),  # it recovers; means of three lose 0.1
+        ([0.2, 0.5, 0.6, 0.6, 0.6, 0.585, 0.585, 0.585], None),  # they lose 0.015
+        ([0.2, 0.4, 0.3, 0.5, 0.6, 0.6, 0.6, 0.6], None),  # one low evaluation on the way up
+        ([0.6, 0.3, 0.1], None),  # three evaluations are one mean
+    ],
+)
+def test_a_run_falls_if_means_of_three_evaluations_lose_more_than_noise_does(rates, peak):
+    rows = [{"step": n, "pass_rate": rate, "stderr": 0.005} for n, rate in enumerate(rates)]
+    assert rule.fall(rows) == peak
+    noisy = [row | {"stderr": 0.2} for row in rows]  # three standard errors: 3 * 0.2 * sqrt(2 / 3) = 0.49
+    assert rule.fall(noisy) is None
+
+
+def test_a_run_that_falls_has_no_ceiling_but_reached_the_level_before_and_its_fall_is_counted():
+    rows = curve(0.7, points=25)
+    fallen = [row | {"pass_rate": 0.3} if row["step"] >= 20 else row for row in rows]
+    logs = {("pipeline-8", 0): rows, ("pipeline-8", 1): fallen, ("baseline", 0): curve(0.7, points=25)}
+    logs |= {("baseline", 1): curve(0.71, points=25)}
+    by = {(f.quantity, f.x): row for f, row in rule.judged(logs).items()}
+    assert {row.falls for row in by.values()} == {"1 of 2 (after step 19) against 0 of 2"}
+    ceiling, efficiency = by["A", "step"], by["E", "step"]
+    assert ceiling.D == pytest.approx(-0.005, abs=1e-3)  # 0.7, without the run that fell, against 0.7 and 0.71
+    assert efficiency.D == pytest.approx(0, abs=0.02)  # all take 3 steps to half of the gain
+
+
+def test_the_spread_of_seeds_is_that_of_configurations_in_which_no_run_falls():
+    fallen = [row | {"pass_rate": 0.3} if row["step"] >= 20 else row for row in curve(0.9, points=25)]
+    groups = {
+        "steady": [rule.measure(curve(A, points=25)) for A in (0.70, 0.72)],
+        "falling": [rule.measure(curve(0.6, points=25)), rule.measure(fallen)],
+    }
+    deviation, freedom = rule.spread(groups, "A")
+    assert (deviation, freedom) == (pytest.approx(0.02 / 2**0.5, abs=1e-3), 1)
+
+
+def test_efficiency_is_compute_to_a_level_that_both_reach_and_b_stands_beside_it_where_a5_compares_it():
+    # Eq. 1 with C_mid = 300 tokens; twice the speed in device-hours is half the device-hours, at the same A and B
+    logs = {("baseline", seed): curve(0.6) for seed in (0, 1)}
+    logs |= {("pipeline-8", seed): curve(0.6, speed=2) for seed in (0, 1)}
+    [hours] = [row for f, row in rule.judged(logs).items() if f.x == "gpu_hours"]
+    assert math.exp(-hours.D) == pytest.approx(0.5, abs=0.01)
+    assert hours.B == pytest.approx(0, abs=0.01)
+    higher = logs | {("pipeline-8", seed): curve(0.65, speed=2) for seed in (0, 1)}
+    [hours] = [row for f, row in rule.judged(higher).items() if f.x == "gpu_hours"]
+    assert math.isnan(hours.B)  # A differ by 0.05
+    # L = (0.2 + 0.6) / 2 = 0.4: for A = 0.65, (300 / C)^2 = 0.45 / 0.2 - 1, C = 268; half of the device-hours: 0.447
+    assert math.exp(-hours.D) == pytest.approx(0.447, abs=0.01)
+
+
+def test_a_clip_that_is_idle_on_both_sides_leaves_a_finding_undecided():
+    sides = {name: [rule.measure(curve(A, 0.0005)) for A in (A0, A0)] for name, A0 in (("one", 0.7), ("other", 0.6))}
+    [finding] = [f for f in study.FINDINGS if f.configuration == "cispo"]
+    row = rule.judge(finding, sides["one"], sides["other"], (0.01, 4))
+    assert (row.verdict, row.why) == ("undecided", "the clip is idle") and row.low > 0.05
+    acting = [one._replace(clipped=0.002) for one in sides["one"]]
+    assert rule.judge(finding, acting, sides["other"], (0.01, 4)).verdict == "agrees"
+
+
+def test_runs_that_cannot_be_fitted_leave_a_finding_undecided():
     short = curve(0.6)[:6]  # three evaluations: no fit
-    logs = {("cispo", 0): curve(0.7, 0.01), ("pipeline-8", 0): curve(0.6), ("pipeline-8", 1): short}
-    [(_, _, _, word, why)] = study.judged(logs).values()
-    assert (word, why) == ("cannot tell", "no interval")
-    one_sided = {("cispo", 0): curve(0.7, 0.01), ("pipeline-8", 0): short, ("pipeline-8", 1): short}
-    [(_, _, _, word, why)] = study.judged(one_sided).values()
-    assert (word, why) == ("cannot tell", "no interval")
+    logs = {("cispo", 0): curve(0.7, 0.01), ("pipeline-8", 0): short, ("pipeline-8", 1): short}
+    [row] = rule.judged(logs).values()
+    assert (row.verdict, row.why) == ("undecided", "a side has no run with a ceiling")
+    assert "| - | undecided" in rule.table(logs)[2]
 
 
-def test_a_run_that_falls_is_also_judged_until_it_falls():
-    # Both runs of the reference follow the same Eq. 1 as the configuration, but fall to 0.3 in the last five of 25.
-    good = {("cispo", seed): curve(0.7 + 0.01 * seed, 0.01, points=25) for seed in (0, 1)}
-    rows = curve(0.7, 0.01, points=25)
-    fall = [row | {"pass_rate": 0.3} if row["step"] >= 20 else row for row in rows]
-    logs = good | {("pipeline-8", 0): fall, ("pipeline-8", 1): fall}
-    assert study.until_it_falls(rows) is rows
-    assert max(row["step"] for row in study.until_it_falls(fall)) == 19
-    line = study.table(logs)[2]
-    whole, cut = (float(cell.split()[0 if n else 1]) for n, cell in enumerate(line.split(" | ")[3::2]))
-    assert whole > 0.05 and cut == pytest.approx(0.005, abs=0.002)  # 0.705 - 0.700
-    assert "falling after a peak: pipeline-8-0, pipeline-8-1" in study.table(logs)
+def test_findings_are_judged_by_the_means_over_seeds():
+    # A: 0.70 and 0.71 against 0.60 and 0.61. s = sqrt((2 * 0.005^2) * 2 / 2) = 0.00707 with 2 degrees of freedom, of
+    # which t = 2.920: +-2.920 * 0.00707 * sqrt(1/2 + 1/2) = 0.0206
+    logs = {
+        (name, seed): curve(A + 0.01 * seed, 0.01)
+        for name, A in (("cispo", 0.7), ("pipeline-8", 0.6))
+        for seed in (0, 1)
+    }
+    [(finding, row)] = rule.judged(logs).items()
+    assert (finding.configuration, finding.quantity, row.verdict) == ("cispo", "A", "agrees")
+    assert (row.D, row.low, row.high) == pytest.approx((0.1, 0.0794, 0.1206), abs=2e-3)
 
 
-def test_a_verdict_says_if_the_tokens_of_one_side_were_older():
-    logs = {("cispo", 0): curve(0.7, 0.01, age="1"), ("pipeline-8", 0): curve(0.6, 0.01, age="5")}
-    [(*_, why)] = study.judged(logs).values()
-    assert why.endswith("; tokens 1.0 against 5.0 steps old")
+def test_the_table_says_how_many_were_tested_what_was_clipped_and_how_old_tokens_were():
+    logs = {
+        (name, seed): curve(A, 0.01, age=age)
+        for name, A, age in (("cispo", 0.7, "5"), ("pipeline-8", 0.6, "8"))
+        for seed in (0, 1)
+    }
+    lines = rule.table(logs)
+    assert f"1 of {len(study.FINDINGS)} findings tested: 1 agree, 0 disagree, 0 undecided." in lines[4]
+    assert "cispo (2): 1.000% of tokens clipped, tokens 5.0 steps old, the oldest 5; pass rate at the end" in lines[6]
+
+
+def test_a_line_shows_efficiency_as_how_many_times_the_compute_of_the_reference():
+    row = rule.Judged(math.log(2), math.log(1.6), math.log(2.5), "agrees", "beyond 0 that way", "", -0.1)
+    assert rule.shown("E", row) == "compute x0.50 (0.40 to 0.62)"
+    assert rule.shown("A", row._replace(D=0.05, low=0.03, high=0.07)) == "A +0.050 (+0.030 to +0.070)"
 
 
 def test_the_figure_of_ages_has_a_point_for_each_run_in_the_group_of_its_loss_and_dtype():
@@ -292,7 +356,17 @@ def test_the_figure_of_ages_has_a_point_for_each_run_in_the_group_of_its_loss_an
     logs["pipeline-8", 1][1]["rho_max"] = None  # stands for inf
     for (_, seed), fall, line in zip(logs, falls, runner.falls(logs)):
         age = "15"[seed]
-        assert line.startswith(f"pipeline-8-{seed}: tokens {age}.00 steps old; largest fall {fall:.3f}; largest rho ")
+        assert line.startswith(f"pipeline-8-{seed}: tokens {age}.00 steps old; largest fall {fall:.3f}; ")
+        assert ("; falls after step 7; largest rho 17; " in line) == (seed == 1)
+
+
+def test_the_mean_over_seeds_is_drawn_without_runs_that_fall_or_until_the_first_falls_if_all_do():
+    rows = curve(0.7, points=25)
+    fallen = [row | {"pass_rate": 0.3} if row["step"] >= 20 else row for row in rows]
+    mixed = rule.averaged({("gspo", 0): rows, ("gspo", 1): fallen}, "gspo", "step")
+    assert (len(mixed.compute), mixed.name) == (25, "gspo (1 of 2)") and min(mixed.reward[10:]) > 0.6
+    both = rule.averaged({("gspo", 0): fallen, ("gspo", 1): fallen}, "gspo", "step")
+    assert (len(both.compute), both.name) == (20, "gspo (2)")
 
 
 def test_a_figure_for_each_comparison_that_has_runs_and_one_of_the_ages(tmp_path):
@@ -303,53 +377,12 @@ def test_a_figure_for_each_comparison_that_has_runs_and_one_of_the_ages(tmp_path
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
 
 
-def test_the_speed_of_fig_4a_is_in_the_device_hours_to_half_of_the_gain():
-    # Eq. 1 reaches half of its gain at 300 tokens: at 0.3 device-hours, as a step is 100 tokens and 0.1 device-hours
-    logs = {
-        (name, seed): curve(0.6, speed=speed) for name, speed in (("baseline", 1), ("pipeline-8", 2)) for seed in (0, 1)
-    }
-    assert (
-        "device-hours to half of the gain, with A = 0.600: baseline 0.300, 0.300; pipeline-8 0.150, 0.150"
-        in study.table(logs)
-    )
-
-
-def curve(A, clipped=0.0, step_of_seed=0.0, *, age="3", points=17, speed=1):
+def curve(A, clipped=0.0, *, age="3", points=17, speed=1):
     """The rows of a run on Eq. 1 with B = 2 and C_mid = 300 tokens: R = 0.2 + (A - 0.2) / (1 + (300 / C)^2)."""
     rows = []
     for n in range(points):
         C = 100.0 * n
-        rate = 0.2 + (A + step_of_seed - 0.2) / (1 + (300 / C) ** 2) if C else 0.2
+        rate = 0.2 + (A - 0.2) / (1 + (300 / C) ** 2) if C else 0.2
         rows.append(evaluation(n) | {"pass_rate": rate, "gpu_hours": n / 10 / speed})
         rows.append(step(n, clipped, age, 1))
     return rows
-
-
-def test_findings_are_judged_by_the_means_over_seeds():
-    # A: 0.70 and 0.71 against 0.60 and 0.61. s = sqrt((2 * 0.005^2) * 2 / 2) = 0.00707 with 2 degrees of freedom, of
-    # which t = 2.920: +-2.920 * 0.00707 * sqrt(1/2 + 1/2) = 0.0206
-    logs = {
-        (name, seed): curve(A, 0.01, 0.01 * seed)
-        for name, A in (("cispo", 0.7), ("pipeline-8", 0.6))
-        for seed in (0, 1)
-    }
-    [(finding, (difference, low, high, word, _))] = study.judged(logs).items()
-    assert (finding.configuration, finding.quantity, word) == ("cispo", "A", "agrees")
-    assert (difference, low, high) == pytest.approx((0.1, 0.0794, 0.1206), abs=2e-3)
-
-
-def test_the_table_says_how_many_were_tested_what_was_clipped_and_how_old_tokens_were():
-    logs = {
-        (name, seed): curve(0.6, 0.0005, 0.01 * seed)
-        for name in ("cispo", "pipeline-8", "prompt-average")
-        for seed in (0, 1)
-    }
-    lines = study.table(logs)
-    assert lines[2].startswith("| 5a | CISPO has a higher ceiling than DAPO | A higher |")
-    assert lines[2].endswith("cannot tell: the clip is idle |  |")
-    # the prompt average's A is the sample average's, +-0.017
-    assert f"2 of {len(study.FINDINGS)} findings tested: 0 agrees, 1 does not, 1 cannot tell." in lines[5]
-    assert (
-        "cispo (2): 0.050% of tokens clipped, tokens 3.0 steps old, the oldest 3; pass rate at the end 0.588"
-    ) in lines
-    assert lines[-1].startswith("A differs nowhere")

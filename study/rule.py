@@ -1,0 +1,321 @@
+"""How a finding of the paper is judged from kept runs: ceilings, compute to a level, falls.
+
+Runs are compared within a regime only, which decides how old tokens get. A run falls if the mean pass rate of three
+evaluations in a row loses, to a later such mean, more than 0.02 and more than 3 standard errors of the difference.
+Eq. 1 cannot fall, so such a run has no ceiling. How many of n seeds fall, and after which step, is a result of its own.
+
+    D = mean of the configuration's runs - mean of the reference's runs, in one of these quantities:
+        A   the ceiling of Eq. 1, fitted to each run that does not fall
+        E   efficiency: -log of the compute at which a run's fitted curve reaches the level L. exp(D) is how many times
+            more compute the reference takes. L lies halfway between R_0 and the lower mean A of the two sides, so that
+            both reach it; with a common A and R_0 this compute is C_mid. A run that falls counts until its peak
+    90 % interval: D -+ t s sqrt(1/n + 1/m)
+        n, m  numbers of runs of the two sides that have the quantity
+        s     standard deviation between seeds, pooled over those configurations of the regime in which no run falls
+        t     95 % quantile of Student's t distribution with the degrees of freedom of s
+
+Beside E stands B, the paper's efficiency, where A.5 compares it: if the mean A of the two sides differ by less than
+0.02, B is fitted with A fixed to the mean A of all runs of both sides. It does not decide: B is blind to constant
+factors of the compute.
+
+The verdict is the first of these that applies:
+    undecided  The finding is about a clip that acts on less than 0.1 % of the tokens on both sides. It is idle.
+    undecided  A side has no run with the quantity.
+    agrees     The whole interval lies on the paper's side of 0; where the paper says "the same", within the margin.
+    disagrees  The whole interval lies on the other side of 0; where the paper says "the same", outside the margin.
+               Where the paper names a difference in A, a whole interval within the margin does not agree either: by
+               the paper's own margin, a difference in A is one of 0.02 or more.
+    undecided  All other cases.
+Margin, in both directions from 0: 0.02 for A (A.5); log(1.1) for E, a tenth of the compute (ours).
+
+Test: pytest tests/test_study.py
+"""
+
+from collections import Counter
+from math import nan
+from statistics import mean
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import stdtrit
+
+import fit
+from study.comparisons import CONFIGURATIONS, FINDINGS
+
+MARGIN = {"A": 0.02, "E": float(np.log(1.1))}
+IDLE_CLIP = 0.001  # share of tokens
+SAME_A = 0.02  # A.5: only methods whose A differ by less are compared by B
+FALL = 0.02  # least loss of a mean of three evaluations that counts as a fall
+
+
+class Measured(NamedTuple):
+    """What the findings need to know of a run."""
+
+    run: fit.Run  # until the peak if it falls
+    rates: np.ndarray  # (n,) pass rates of all evaluations
+    law: fit.Fit | None  # Eq. 1, until the peak if the run falls; None if it cannot be fitted
+    fell: int | None  # optimizer steps done at the peak from which it falls; None if it does not
+    end: float  # mean pass rate of the last quarter of the evaluations
+    clipped: float  # share of the trained tokens on which the clip acts
+    age: float  # mean age of the trained tokens in optimizer steps
+    oldest: int  # age of the oldest token
+
+
+def measure(rows, x="tokens"):
+    """The Measured of a kept log, given as its rows; x: column of the compute."""
+    evaluations = [row for row in rows if row["kind"] == "eval"]
+    steps = [row for row in rows if row["kind"] == "step"]
+    rates = [row["pass_rate"] for row in evaluations]
+    fell = fall(evaluations)
+    rise = [row for row in evaluations if fell is None or row["step"] <= fell]
+    run = fit.Run([row[x] for row in rise], [row["pass_rate"] for row in rise], start="10%")
+    ages = sum((Counter({int(age): n for age, n in row["staleness"].items()}) for row in steps), Counter())
+    return Measured(
+        run=run,
+        rates=np.array(rates),
+        law=fitted(run),
+        fell=fell,
+        end=mean(rates[-(len(rates) // 4) :]),
+        clipped=mean([row["clipped"] for row in steps if "clipped" in row] or [nan]),  # absent: no batch had a gradient
+        age=sum(age * n for age, n in ages.items()) / ages.total(),
+        oldest=max(ages),
+    )
+
+
+def fall(evaluations):
+    """The step of the peak from which a run falls, or None. evaluations: its rows of kind `eval`, in order.
+
+    >>> rows = [{"step": 8 * n, "pass_rate": rate} for n, rate in enumerate([0.2, 0.5, 0.6, 0.6, 0.6, 0.5, 0.4])]
+    >>> fall(rows)
+    32
+    """
+    rates = np.array([row["pass_rate"] for row in evaluations])
+    if len(rates) < 4:
+        return None
+    means = np.convolve(rates, np.ones(3) / 3, "valid")
+    lost = np.maximum.accumulate(means) - means
+    error = mean(row.get("stderr") or 0.0 for row in evaluations)
+    if lost.max() <= max(FALL, 3 * error * (2 / 3) ** 0.5):
+        return None
+    peak = int(means[: lost.argmax()].argmax()) + 2  # index of the last of its three evaluations
+    return evaluations[peak]["step"]
+
+
+def fitted(run, A=None):
+    """The Fit of a fit.Run, with A fixed if given; None if it cannot be fitted, or B with this A is a mere jump."""
+    try:
+        law = fit.fit_run(run, A=A)
+    except fit.BadInput:
+        return None
+    return None if A is not None and law.B > fit.JUMP else law
+
+
+def having(runs, quantity):
+    """The runs that have the quantity: Eq. 1 can be fitted, and for A the run does not fall."""
+    return [one for one in runs if one.law is not None and (quantity == "E" or one.fell is None)]
+
+
+def level(*sides):
+    """The pass rate at which efficiency is compared: halfway between R_0 and the lower of the sides' mean A."""
+    R_0 = mean(one.law.R_0 for side in sides for one in side)
+    return (R_0 + min(mean(one.law.A for one in side) for side in sides)) / 2
+
+
+def values(runs, quantity, L=nan):
+    """A, or E with the level L, of each Measured run."""
+    if quantity == "A":
+        return [one.law.A for one in runs]
+    return [-float(np.log(one.law.compute_for(L))) for one in runs]
+
+
+def pooled(samples):
+    """(standard deviation, degrees of freedom) within samples, assuming one standard deviation for all of them.
+
+    >>> pooled([[1, 3], [4, 6, 8]])  # squares 1 + 1 and 4 + 0 + 4, over 1 + 2 degrees of freedom
+    (1.8257418583505538, 3)
+    """
+    squares = sum(sum((value - mean(sample)) ** 2 for value in sample) for sample in samples)
+    freedom = sum(len(sample) - 1 for sample in samples)
+    return ((squares / freedom) ** 0.5, freedom) if freedom else (nan, 0)
+
+
+def spread(groups, quantity):
+    """`pooled` over the configurations none of whose runs falls. groups: {configuration: [Measured]} of one regime."""
+    steady = [runs for runs in groups.values() if len(having(runs, "A")) == len(runs)]
+    return pooled([values(runs, quantity, level(runs)) for runs in steady])
+
+
+def interval(one, other, deviation, freedom):
+    """(D, low, high): the difference of the means of two samples, and its 90 % interval."""
+    difference = mean(one) - mean(other)
+    reach = stdtrit(freedom, 0.95) * deviation * (1 / len(one) + 1 / len(other)) ** 0.5
+    return difference, difference - reach, difference + reach
+
+
+def verdict(low, high, *, direction, quantity):
+    """(verdict, why) by the rule at the top of this file. low, high: the 90 % interval of configuration - reference.
+
+    >>> verdict(0.01, 0.03, direction=+1, quantity="A")
+    ('agrees', 'beyond 0 that way')
+    """
+    margin = MARGIN[quantity]
+    inside = -margin <= low and high <= margin
+    if not np.isfinite([low, high]).all():
+        return "undecided", "no interval"
+    if direction == 0:
+        if inside:
+            return "agrees", f"within {margin:.2g}"
+        if low > margin or high < -margin:
+            return "disagrees", f"outside {margin:.2g}"
+        return "undecided", "neither within nor outside the margin" + ("" if low <= 0 <= high else "; not 0")
+    if min(low * direction, high * direction) > 0:
+        return "agrees", "beyond 0 that way"
+    if max(low * direction, high * direction) < 0:
+        return "disagrees", "beyond 0 the other way"
+    if quantity == "A" and inside:
+        return "disagrees", f"within {margin:.2g}"
+    return "undecided", "the interval holds 0"
+
+
+class Judged(NamedTuple):
+    """What is said of a finding; D, low and high are nan where a side has no ceiling."""
+
+    D: float
+    low: float
+    high: float
+    verdict: str
+    why: str
+    falls: str  # such as "2 of 5 (steps 88, 88) against 0 of 2"; "" if no run falls
+    B: float  # difference of B with a common A, of findings on efficiency; nan where A.5 does not compare it
+
+
+def judged(logs):
+    """{finding: Judged} of the findings whose two sides have runs of one regime. logs: {(name, seed): rows}"""
+    groups = {x: grouped(logs, x) for x in {finding.x for finding in FINDINGS}}
+    tested = [f for f in FINDINGS if {f.configuration, f.reference} <= groups[f.x].keys()]
+    spreads = {(x, quantity): spread(groups[x], quantity) for x, quantity in {(f.x, f.quantity) for f in tested}}
+    return {
+        f: judge(f, groups[f.x][f.configuration], groups[f.x][f.reference], spreads[f.x, f.quantity]) for f in tested
+    }
+
+
+def judge(finding, one, other, spread_of_seeds):
+    """The Judged of a finding, from the Measured runs of its configuration and of its reference."""
+    quantity = finding.quantity
+    sides = having(one, quantity), having(other, quantity)
+    D = low = high = B = nan
+    word, why = "undecided", "a side has no run with a ceiling"
+    if all(sides):
+        L = level(*sides)
+        D, low, high = interval(*(values(side, quantity, L) for side in sides), *spread_of_seeds)
+        word, why = verdict(low, high, direction=finding.direction, quantity=quantity)
+        B = difference_of_B(*sides) if quantity == "E" else nan
+    if finding.clip and all(run.clipped < IDLE_CLIP for run in one + other):
+        word, why = "undecided", "the clip is idle"
+    return Judged(D, low, high, word, why, falls_of(one, other), B)
+
+
+def falls_of(one, other):
+    """How many runs of each side fall, and after which step; "" if none does."""
+
+    def counted(runs):
+        steps = sorted(run.fell for run in runs if run.fell is not None)
+        at = f" (after step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))})" if steps else ""
+        return f"{len(steps)} of {len(runs)}{at}"
+
+    return f"{counted(one)} against {counted(other)}" if any(run.fell is not None for run in one + other) else ""
+
+
+def difference_of_B(one, other):
+    """A.5: the difference of the mean B with A fixed to the mean of all runs.
+
+    nan if the sides' mean A differ by SAME_A or more, or if a B is a mere jump.
+    """
+    ceilings = values(one, "A"), values(other, "A")
+    if abs(mean(ceilings[0]) - mean(ceilings[1])) >= SAME_A:
+        return nan
+    A = mean(ceilings[0] + ceilings[1])
+    B = [[law.B for run in side if (law := fitted(run.run, A))] for side in (one, other)]
+    return mean(B[0]) - mean(B[1]) if all(B) else nan
+
+
+def grouped(logs, x):
+    """{configuration: [Measured]} of the runs that count for compute x."""
+    groups = {}
+    for (name, seed), rows in logs.items():
+        if counts(name, seed, x):
+            groups.setdefault(name, []).append(measure(rows, x))
+    return groups
+
+
+def counts(name, seed, x):
+    """Whether a run counts for compute x. Device-hours count only if the machine did nothing else during the run."""
+    return x != "gpu_hours" or seed < CONFIGURATIONS[name].quiet
+
+
+def averaged(logs, name, x):
+    """A fit.Run of a configuration's mean over its seeds, up to the last evaluation that all of these have.
+
+    Runs that fall are left out; if all fall, each counts until its peak.
+    """
+    own = [rows for (one, seed), rows in logs.items() if one == name and counts(name, seed, x)]
+    runs = [measure(rows, x) for rows in own]
+    shown = [one for one in runs if one.fell is None] or runs
+    count = min(len(one.run.compute) for one in shown)
+    C = np.mean([one.run.compute[:count] for one in shown], 0)
+    R = np.mean([one.run.reward[:count] for one in shown], 0)
+    of = f" of {len(runs)}" if len(shown) < len(runs) else ""
+    return fit.Run(C, R, start="10%", name=f"{name} ({len(shown)}{of})", unit=x)
+
+
+# --- As text ---------------------------------------------------------------------------------------------------------
+
+
+def table(logs):
+    """The findings as lines of Markdown, then what else is to be known of them."""
+    found = judged(logs)
+    head = "| Fig. | finding | paper | ours (90 % interval) | verdict | runs that fall |"
+    return [head, "|---" * 6 + "|", *(line(finding, row) for finding, row in found.items()), "", *remarks(logs, found)]
+
+
+def line(finding, row):
+    """A line of the table: row is a Judged."""
+    said = {-1: "lower", 0: "the same", 1: "higher"}[finding.direction]
+    paper = f"{'ceiling' if finding.quantity == 'A' else 'efficiency'} {said}"
+    if finding.paper:
+        paper += ", B {} against {}".format(*finding.paper)
+    ours = shown(finding.quantity, row)
+    if row.B == row.B:
+        ours += f"; B {row.B:+.2f}"
+    return f"| {finding.figure} | {finding.says} | {paper} | {ours} | {row.verdict}: {row.why} | {row.falls} |"
+
+
+def shown(quantity, row):
+    """D as text: a difference in A, or how many times the reference's compute the configuration takes."""
+    if row.D != row.D:
+        return "-"
+    if quantity == "A":
+        return f"A {row.D:+.3f} ({row.low:+.3f} to {row.high:+.3f})"
+    times = (float(np.exp(-value)) for value in (row.D, row.high, row.low))
+    return "compute x{:.2f} ({:.2f} to {:.2f})".format(*times)
+
+
+def remarks(logs, found):
+    """Lines: how many findings were tested, the spread between seeds; each configuration's clip, ages and end."""
+    count = Counter(row.verdict for row in found.values())
+    groups = grouped(logs, "tokens")
+    A, E = spread(groups, "A"), spread(groups, "E")
+    lines = [
+        f"{len(found)} of {len(FINDINGS)} findings tested: {count['agrees']} agree, {count['disagrees']} disagree, "
+        f"{count['undecided']} undecided. Of 90 % intervals one in ten errs, and findings with a common reference err "
+        "together.",
+        f"spread between seeds, over configurations in which no run falls: A {A[0]:.4f}, tokens to half of the gain "
+        f"{E[0]:.1%} ({A[1]} degrees of freedom)",
+    ]
+    for name, runs in groups.items():
+        clipped, age, end = (mean(getattr(one, what) for one in runs) for what in ("clipped", "age", "end"))
+        lines.append(
+            f"{name} ({len(runs)}): {clipped:.3%} of tokens clipped, tokens {age:.1f} steps old, the oldest "
+            f"{max(one.oldest for one in runs)}; pass rate at the end {end:.3f}"
+        )
+    return lines

@@ -63,7 +63,7 @@ def start(folder):
 
 def left(file):
     """The text of a file as `start` leaves it, without the solutions."""
-    text = checker.original_file(ORIGINALS, file).read_bytes().decode()
+    text = checker.text_of(checker.original_file(ORIGINALS, file))
     for exercise in EXERCISES:
         if exercise.file == file:
             text = checker.taken(text, exercise)
@@ -192,7 +192,7 @@ def solve(exercise):
     A file whose exercises all have the original's text becomes the original file, byte for byte. If the definition
     cannot be found in the file, everything else in it goes back to what `start` left.
     """
-    path, original = ROOT / exercise.file, checker.original_file(ORIGINALS, exercise.file).read_bytes().decode()
+    path, original = ROOT / exercise.file, checker.text_of(checker.original_file(ORIGINALS, exercise.file))
     said = f"{exercise.name} now has the original's code"
     if path.exists():
         kept = next(p for n in range(1, 10**9) if not (p := HIDDEN / "kept" / f"{exercise.name}-{n}.py").exists())
@@ -201,7 +201,7 @@ def solve(exercise):
         said += f"; your {exercise.file} is kept in {kept.relative_to(ROOT)}"
     try:
         checker.Source.read(path)  # Broken if the file is missing or cannot be parsed
-        text = checker.restored(path.read_bytes().decode(), original, exercise)
+        text = checker.restored(checker.text_of(path), original, exercise)
     except checker.Broken as error:
         text = checker.restored(left(exercise.file), original, exercise)
         said = f"{error}\nSo everything else in {exercise.file} was put back as start left it. {said}"

@@ -129,10 +129,10 @@ def expected_points(exercise, mistake, hidden):
     source, held = original(exercise), []
     student = checker.Source(written(Path(source.path).read_text(), exercise, mistake), exercise.file)
     definition = checker.build(exercise, checker.pieces(exercise, student, source, EXERCISES))
-    for one in (one for one in hidden if mistake not in one.claim.mistakes):
+    for one in (one for one in hidden if not one.public and mistake not in one.claim.mistakes):
         with suppress(ZeroDivisionError):  # a wrong law may divide by C = 0
             held.append(not one.claim.problem(one.claim.vector(definition, one.inputs), one.expected, one.inputs))
-    return exercise.points * sum(held) / len(hidden)
+    return exercise.points * sum(held) / len(exercise.claims)
 
 
 def hand_in(path, number, solutions, graded, hidden):

@@ -12,8 +12,10 @@ Test: pytest tests/test_exercises.py
 """
 
 import ast
+import copy
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -23,19 +25,24 @@ import tempfile
 import textwrap
 import time
 import traceback
-from contextlib import chdir, suppress
+from contextlib import chdir, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 HIDDEN = ".course"  # in a student's folder: originals, files that `solve` replaced, results of checks, a copy to train
 ANSWERS = "answers.py"  # holds the functions of predict and measure; its original lies in course/checks/
+ROOMS = "plumbing", "verify", "study", "course"  # the project's packages
 FOLDERS = ("plumbing/*.py", "verify/*.py")  # what a run needs beside the top level
 SIX_STEPS = "--loss cispo --k 0 --prompts 8 --steps 6 --eval-every 6 --eval-prompts 32 --eval-generations 2".split()
 TIMES = ("seconds", "gpu_hours", "idle")  # numbers of the log whose names begin so depend on timing
 UNWRITTEN, RAISED = "not written yet", "raised"  # beginnings of texts that stand in place of a vector
 SECONDS = 10.0  # of wall clock for one check
 MEASURE_SECONDS = 900.0  # for one check of kind measure, which may train
+RESULT_BYTES = 1 << 25  # of what a process of `isolated` may return
+LINES = re.compile(
+    r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+"
+)  # as Python's parser counts them; splitlines finds more, as U+2028
 
 
 class Exercise(NamedTuple):
@@ -84,7 +91,7 @@ class Source:
     """A module as text: its lines, and for each top-level name and each Class.method the statements that bind it."""
 
     def __init__(self, text, path):
-        self.lines, self.path, self.names = text.splitlines(keepends=True), str(path), {}
+        self.lines, self.path, self.names = LINES.findall(text), str(path), {}
         try:
             body = ast.parse(text).body
         except SyntaxError as error:
@@ -92,7 +99,7 @@ class Source:
         except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deeply
             raise Broken(f"{Path(path).name}: Python cannot read it ({type(error).__name__})") from None
         for node in body:
-            for name in bound(node):
+            for name in dict.fromkeys(bound(node)):
                 self.names.setdefault(name, []).append(node)
             for member in node.body if isinstance(node, ast.ClassDef) else ():
                 if isinstance(member, ast.FunctionDef):
@@ -100,10 +107,7 @@ class Source:
 
     @classmethod
     def read(cls, path):
-        try:
-            return parsed(path.read_bytes().decode(), path)
-        except (OSError, UnicodeDecodeError) as error:
-            raise Broken(f"{path.name} cannot be read: {error}") from None
+        return parsed(text_of(path), path)
 
     def nodes(self, name):
         if name not in self.names:
@@ -124,12 +128,7 @@ class Source:
     def shape(self, name):
         """The syntax tree as text, without docstring, comments and layout: equal for equal code. None: too deep."""
         try:
-            return "\n".join(
-                ast.dump(ast.Module(node.body[1:], []) if ast.get_docstring(node) else node)
-                if isinstance(node, ast.FunctionDef)
-                else ast.dump(node)
-                for node in self.nodes(name)
-            )
+            return "\n".join(map(shape, self.nodes(name)))
         except RecursionError:
             return None
 
@@ -138,6 +137,30 @@ class Source:
 def parsed(text, path):
     """The Source of a text, cached."""
     return Source(text, path)
+
+
+def text_of(path):
+    """The text of a file, without a byte order mark. Raises Broken if it cannot be read."""
+    try:
+        return decoded(path.read_bytes(), path.name)
+    except OSError as error:
+        raise Broken(f"{path.name} cannot be read: {error}") from None
+
+
+def decoded(data, name):
+    """The text of a file's bytes, without a byte order mark. Raises Broken unless they are UTF-8."""
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Broken(f"{name} cannot be read: {error}; likely cause: saved in another encoding than UTF-8") from None
+
+
+def shape(node):
+    """A definition's syntax tree as text; of a function the arguments and the body without its docstring."""
+    if not isinstance(node, ast.FunctionDef):
+        return ast.dump(node)
+    body = node.body[1:] if ast.get_docstring(node) else node.body
+    return "\n".join(map(ast.dump, (node.args, *body)))
 
 
 def first_line(node):
@@ -210,14 +233,26 @@ def pieces(exercise, student, original, exercises):
     file lacks, are the original's.
     """
     others = {x.target.partition(".")[0] for x in exercises if x.file == exercise.file and x.name != exercise.name}
-    return gathered(exercise.target, student, original, others - {exercise.target})
+    parts = gathered(exercise.target, student, original, others - {exercise.target})
+    return [(source, node if source is student else rewired(node, exercise, student)) for source, node in parts]
+
+
+def rewired(node, exercise, student):
+    """A node of the original; if it is the class of the exercise's method, that method is the student's."""
+    outer, _, method = exercise.target.rpartition(".")
+    if not (isinstance(node, ast.ClassDef) and node.name == outer):
+        return node
+    [own] = student.nodes(exercise.target)
+    node = copy.copy(node)
+    node.body = [own if getattr(part, "name", None) == method else part for part in node.body]
+    return node
 
 
 def gathered(target, student, original, others=frozenset()):
     """[(Source, node)]: a definition of `student` and everything that it uses, taken from `student` where possible;
     names in `others`, and names that `student` lacks, are taken from `original`.
     """
-    found, asked = [], {target}
+    found, asked, taken = [], {target}, set()
 
     def need(name):
         source = original if name in others or name not in student.names else student
@@ -229,7 +264,8 @@ def gathered(target, student, original, others=frozenset()):
         for node in nodes:
             for name in sorted({part.id for part in ast.walk(node) if isinstance(part, ast.Name)}):
                 need(name)
-            if (source, node) not in found:
+            if id(node) not in taken:
+                taken.add(id(node))
                 found.append((source, node))
 
     take(student, student.nodes(target))
@@ -237,13 +273,16 @@ def gathered(target, student, original, others=frozenset()):
 
 
 def as_text(parts):
-    """Pieces, [(Source, node)], as the text of a program."""
+    """Pieces of the project's own code, [(Source, node)], as the text of a program."""
     lines = (source.lines[first_line(node) - 1 : node.end_lineno] for source, node in parts)
     return "\n".join(textwrap.dedent("".join(part)) for part in lines)
 
 
 def build(exercise, parts):
-    """Run the pieces and return the exercise's definition (a method as a function); tracebacks show the right lines."""
+    """Run the pieces and return the exercise's definition (a method as a function); tracebacks show the right lines.
+
+    The jail runs the same nodes (HARNESS in grading.py), so that what counts as a definition cannot differ there.
+    """
     space = {"__name__": "exercise"}
     for source, node in parts:
         exec(compile(ast.Module([node], []), source.path, "exec"), space)
@@ -254,7 +293,17 @@ def build(exercise, parts):
 
 
 def vectors(exercise, student, original, exercises):
-    """For each claim the vector that the student's definition gives, or a text that says why there is none."""
+    """For each claim the vector that the student's definition gives, or a text that says why there is none.
+
+    Where the exercise is graded, no module of the project can be imported, since there is none in the jail either.
+    """
+    project = {path.stem for path in Path(__file__).parents[1].glob("*.py")} | {*ROOMS}
+    with unimportable(project) if exercise.graded and student is not original else nullcontext():
+        return called(exercise, student, original, exercises)
+
+
+def called(exercise, student, original, exercises):
+    """`vectors`, whatever can be imported."""
     try:
         definition = build(exercise, pieces(exercise, student, original, exercises))
     except BaseException as error:  # noqa: BLE001  a student's code may raise anything, SystemExit too
@@ -269,6 +318,24 @@ def vectors(exercise, student, original, exercises):
     return found
 
 
+@contextmanager
+def unimportable(names):
+    """Inside, importing one of these modules raises ImportError."""
+
+    class Refusal:
+        def find_spec(self, name, *_):
+            if name.partition(".")[0] in names:
+                raise ImportError(f"{name} belongs to the project, of which nothing can be imported here or in grading")
+
+    hidden = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in names}
+    sys.meta_path.insert(0, refusal := Refusal())
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(refusal)
+        sys.modules.update(hidden)
+
+
 def described(error, path):
     """An exception in one line of text, with the number of the innermost line of the file `path` that it came from."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
@@ -278,11 +345,12 @@ def described(error, path):
     return f"{type(error).__name__}{': ' * bool(str(error))}{str(error)[:500]}{place}"
 
 
-def isolated(function, root, seconds):
+def isolated(function, root, seconds, memory=None):
     """The result of function(), called in a forked process in folder `root`; a text if it loops, exits or crashes.
 
-    The result must be JSON. The fork is killed after `seconds` of wall clock. On systems without fork, function is
-    called in this process, without a limit.
+    The result must be JSON of at most RESULT_BYTES. The fork is killed after `seconds` of wall clock; it may take
+    `memory` bytes more than this process has (None: no limit). On systems without fork, function is called in this
+    process, without limits.
     """
     if not hasattr(os, "fork"):
         with chdir(root):
@@ -294,15 +362,18 @@ def isolated(function, root, seconds):
             os.setsid()
             os.chdir(root)
             try:
+                limit(seconds, memory)
                 found = function()
             except Exception as error:  # noqa: BLE001  the parent has to be told
                 found = f"{type(error).__name__}: {error}"
             json.dump(found, file)
         os._exit(0)
     os.close(write)
-    data, end = b"", time.monotonic() + seconds
+    data, end = bytearray(), time.monotonic() + seconds
     while select.select([read], [], [], max(0.0, end - time.monotonic()))[0] and (more := os.read(read, 1 << 16)):
         data += more
+        if len(data) > RESULT_BYTES:
+            break
     late = time.monotonic() >= end
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
@@ -310,9 +381,24 @@ def isolated(function, root, seconds):
     status = os.waitpid(child, 0)[1]
     if late:
         return f"stopped after {seconds:g} s; likely cause: an endless loop"
-    if not data:
+    if not data or len(data) > RESULT_BYTES:
         return f"the process ended ({status})"
-    return json.loads(data)
+    try:
+        return json.loads(data)
+    except ValueError:  # killed, or out of memory, while it was writing
+        return f"the process ended ({status})"
+
+
+def limit(seconds, memory):
+    """Bound the CPU time of this process, and, unless `memory` is None, the bytes that it may take from now on."""
+    if memory is None:
+        return
+    import resource  # Windows has none
+
+    with open("/proc/self/statm") as file:
+        used = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + memory,) * 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1,) * 2)
 
 
 def expected(exercise, original, exercises, folder):
@@ -352,7 +438,7 @@ def check(exercise, root, originals, exercises):
 def touched(exercise, student, original):
     """Whether the student has changed what `start` left."""
     left = parsed(taken("".join(original.lines), exercise), exercise.file)
-    return student.text(exercise.target) != left.text(exercise.target)
+    return student.shape(exercise.target) != left.shape(exercise.target)
 
 
 def judged(exercise, found, right, told=True):
@@ -388,10 +474,10 @@ def assemble(root, folder, exercises, solved):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for path in (path for pattern in ("*.py", *FOLDERS) for path in root.glob(pattern)):
-        name, text = path.relative_to(root).as_posix(), path.read_bytes().decode()
+        name, text = path.relative_to(root).as_posix(), text_of(path)
         for exercise in exercises:
             if exercise.file == name != ANSWERS and exercise.name not in solved:
-                text = restored(text, original_file(originals, name).read_bytes().decode(), exercise)
+                text = restored(text, text_of(original_file(originals, name)), exercise)
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(text.encode())
 

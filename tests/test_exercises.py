@@ -5,11 +5,17 @@ import re
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import exercises
+import fit
+import loss
+import pipeline
+import reward
 from course import checker
-from course.checks import losses, losses_wrong
+from course.checks import answers, losses, losses_wrong
 from course.checks.catalogue import CHAPTERS, EXERCISES
 from course.checks.claims import encode
 
@@ -81,6 +87,30 @@ def test_the_original_passes_while_all_others_in_its_file_are_unsolved(exercise)
         pytest.skip("trains")
     text = checker.restored(unsolved(exercise.file), checker.original_file(ROOT, exercise.file).read_text(), exercise)
     assert problems(exercise, text) == []
+
+
+def test_the_predicted_numbers_are_those_that_the_project_computes():
+    C = np.linspace(0, 100000, 75)
+    assert answers.power_law() == pytest.approx(
+        fit.fit_power_law(C, fit.sigmoid(C, 0.645, 1.70, 10909, 0.39), start=5000, stop=50000).A, abs=0.005
+    )
+    found = []
+    for sign in (1.0, -1.0):
+        for objective, eps in ((loss.cispo, {"eps_max": 4.0}), (loss.dapo, {"eps_low": 0.2, "eps_high": 0.26})):
+            batch = (
+                torch.tensor([[0.8]]).log(),
+                torch.tensor([[0.1]]).log(),
+                torch.tensor([sign]),
+                torch.tensor([[True]]),
+            )
+            found.append(losses.gradient(objective, *batch, **eps).item())
+    assert answers.weights() == pytest.approx(found)
+    ages = []
+    for rule in ("pipeline", "ppo"):  # one prompt a step: ticket v, for step v, is issued at the first such version
+        issued = [pipeline.tickets_issued(u, off_policy=rule, k=8, steps=100, prompts=1) for u in range(100)]
+        ages.append(max(v - next(u for u in range(100) if issued[u] > v) for v in range(50)))
+    assert answers.age() == tuple(ages)
+    assert answers.bias()[1] == reward.pass_at_k([[True, False, False, False]], 2)[0]
 
 
 @BY_NAME

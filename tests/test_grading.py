@@ -1,9 +1,14 @@
 """Claims about grading hand-ins: right functions get their points, and one that misbehaves loses only its own."""
 
+import ast
+import base64
 import csv
 import json
+import os
+import pickle
 import shutil
 import socket
+import tempfile
 import zipfile
 from argparse import Namespace
 from pathlib import Path
@@ -11,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import exercises
-from course import checker, grading
+from course import checker, grading, handins, report
 from course.checks.catalogue import EXERCISES
 from verify import jail
 
@@ -35,13 +40,31 @@ def replaced(files, name, body):
     return files | {exercise.file: before + text + after}
 
 
-def points(files, names=None, student="Ada", claims={}):  # noqa: B006  hidden claims are drawn once for all tests
+def claims(names, seed=7, drawn={}):  # noqa: B006  hidden claims are drawn once for all tests
+    """{exercise: its hidden claims}."""
+    new = [x for x in GRADED if x.name in names and (x.name, seed) not in drawn]
+    drawn |= {(x.name, seed): grading.hidden(x, seed, ROOT, EXERCISES) for x in new}
+    return {name: drawn[name, seed] for name in names}
+
+
+def graded(files, names=None):
+    """The Graded of a hand-in with these files, {name: text or bytes}."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files.items():
+            path = Path(folder) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return supervised(Path(folder), names or [x.name for x in GRADED])
+
+
+def supervised(path, names):
+    """The Graded of the hand-in at this path."""
+    return grading.supervised(handins.Upload("Ada", path, False, []), claims(names), ROOT, EXERCISES, True, "unknown")
+
+
+def points(files, names=None):
     """{exercise: what is wrong with each claim} of a hand-in with these files."""
-    names = names or [x.name for x in GRADED]
-    new = [x for x in GRADED if x.name in names and x.name not in claims]
-    claims |= {x.name: grading.hidden(x, 7, ROOT, EXERCISES) for x in new}
-    chosen = {name: claims[name] for name in names}
-    return grading.alone(grading.HandIn(student, files, []), chosen, ROOT, EXERCISES, True)
+    return graded(files, names).wrong
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -177,35 +200,175 @@ def test_nothing_of_the_project_is_seen_where_torch_is_installed_beside_it(tmp_p
     assert sorted(grading.packages().values()) == [f"/packages/{x}" for x in ("numpy", "scipy", "six.py", "torch")]
 
 
+def bodies(node):
+    """The shapes of all functions in a syntax tree."""
+    return {checker.shape(part) for part in ast.walk(node) if isinstance(part, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("exercise", [x for x in GRADED if x.kind == "write"], ids=lambda exercise: exercise.name)
+def test_the_original_of_what_is_graded_is_nowhere_in_the_jail(exercise):
+    source = checker.Source.read(checker.original_file(ROOT, exercise.file))
+    everything = ", ".join(name for name in source.names if "." not in name)
+    text = checker.taken("".join(source.lines), exercise)
+    text = text.replace(
+        f'NotImplementedError("{exercise.name} is', f'NotImplementedError({everything}, "{exercise.name} is'
+    )
+    program, _ = handins.prepared(exercise, {exercise.file: text.encode()}, ROOT, EXERCISES)
+    nodes = pickle.loads(base64.b64decode(program))
+    [original] = source.nodes(exercise.target)
+    assert len(nodes) > 10 or exercise.file == "recipes.py"
+    assert checker.shape(original) not in set().union(*map(bodies, nodes))
+
+
+LAYOUTS = {  # exercise -> what an editor, or a student, may do to a function that stays right
+    "ratio": lambda text: text.replace("\n", "\r\n"),
+    "retired": lambda text: text.replace(
+        "        return self.threshold", "# at column 0\n        return self.threshold"
+    ),
+    "head": lambda text: text.replace(
+        "    dtype = ", "    # a page ends\x0c here\u2028and a line\x85here\n    dtype = ", 1
+    ),
+    "ends": lambda text: text.replace(
+        "        return (token[:, None] ==", '        """\ntext\n"""\n        return (token[:, None] =='
+    ),
+    "sigmoid": lambda text: "\ufeff" + text,
+}
+
+
+def test_what_is_solved_locally_is_solved_when_graded_whatever_the_layout():
+    files = solutions()
+    for name, change in LAYOUTS.items():
+        [exercise] = [x for x in GRADED if x.name == name]
+        assert (changed := change(files[exercise.file])) != files[exercise.file]
+        files[exercise.file] = changed
+        student = checker.parsed(checker.decoded(changed.encode(), exercise.file), f"mine/{exercise.file}")
+        original = checker.Source.read(checker.original_file(ROOT, exercise.file))
+        local = checker.vectors(exercise, student, original, EXERCISES)
+        assert checker.judged(exercise, local, [None] * len(local)) == []
+    found = points(files, [*LAYOUTS, "mismatch", "penalty"])
+    assert {name: wrong for name, wrong in found.items() if any(wrong)} == {}
+
+
+def test_a_difference_between_the_courses_own_inputs_and_hidden_ones_is_a_warning():
+    files = replaced(
+        solutions(), "ratio", "import torch\nreturn torch.tensor([[2.0, 8.0, 1.0, 1.0], [0.5, 8.0, 1.0, 1.0]])"
+    )
+    files = replaced(files, "sigmoid", "from loss import cispo\nreturn right(*args, **kwargs)")
+    found = graded(files, ["ratio", "sigmoid"])
+    assert all(map(any, found.wrong.values()))
+    assert found.warnings[-2:] == [
+        "right on the course's own inputs, wrong on hidden ones (ratio)", "no answer: raised ImportError (sigmoid)",
+    ]  # fmt: skip
+    [sigmoid] = [x for x in GRADED if x.name == "sigmoid"]
+    original = checker.Source.read(ROOT / "fit.py")
+    local = checker.vectors(sigmoid, checker.Source(files["fit.py"], "fit.py"), original, EXERCISES)
+    assert "loss belongs to the project, of which nothing can be imported here or in grading" in local[0]
+
+
 # --- Hand-ins, tables ------------------------------------------------------------------------------------------------
+
+
+def read(path, names=("ratio", "clock")):
+    """What handins.read finds of these exercises."""
+    return handins.read(path, [x for x in GRADED if x.name in names], ROOT, "abc", EXERCISES)
 
 
 def test_hand_ins_are_found_as_moodle_and_canvas_name_them(tmp_path):
     moodle = tmp_path / "Ada Lovelace_123_assignsubmission_file_"
     moodle.mkdir()
     with zipfile.ZipFile(moodle / "handin.zip", "w") as archive:
-        archive.writestr("loss.py", "x = 1\n")
+        archive.writestr("loss.py", solutions()["loss.py"])
         archive.writestr("commit", "abc\n")
     with zipfile.ZipFile(tmp_path / "bohrniels_LATE_55_66_handin-1.zip", "w") as archive:
         archive.writestr("class/loss.py", "x = 2\n")
-        archive.writestr("class/plumbing/fleet.py", "x = 3\n")
+        archive.writestr("class/plumbing/fleet.py", solutions()["plumbing/fleet.py"])
         archive.writestr("commit", "other")
     (tmp_path / "curie_1_2_handin.zip").write_bytes(b"no zip")
     for name in ("noether_3_4_loss.py", "grades.csv", ".DS_Store"):
         (tmp_path / name).touch()
-    files, table = ["loss.py", "plumbing/fleet.py"], tmp_path / "grades.csv"
-    found = {one.student: one for one in grading.hand_ins(tmp_path, files, "abc", [table, None])}
-    assert {student: one.files for student, one in found.items()} == {
-        "Ada Lovelace": {"loss.py": "x = 1\n"},
-        "bohrniels": {"loss.py": "x = 2\n", "plumbing/fleet.py": "x = 3\n"},
-        "curie": {},
-        "noether": {},
+    uploads = {one.student: one for one in handins.uploads(tmp_path, [tmp_path / "grades.csv", None])}
+    assert [(name, one.late) for name, one in uploads.items()] == [
+        ("Ada Lovelace", False), ("bohrniels", True), ("curie", False), ("noether", False),
+    ]  # fmt: skip
+    found = {student: read(one.path) for student, one in uploads.items()}
+    assert {student: [*one["programs"]] for student, one in found.items()} == {
+        "Ada Lovelace": ["ratio"],
+        "bohrniels": ["clock"],
+        "curie": [],
+        "noether": [],
     }
-    assert found["noether"].warnings == ["noether_3_4_loss.py: neither a folder nor a .zip"]
-    assert found["Ada Lovelace"].warnings == []
-    assert found["bohrniels"].warnings == ["started from another commit: other instead of abc"]
-    unread, nothing = found["curie"].warnings
+    assert found["noether"]["warnings"] == ["noether_3_4_loss.py: neither a folder nor a .zip"]
+    assert found["Ada Lovelace"]["warnings"] == []
+    assert found["bohrniels"]["warnings"] == ["started from another commit: other instead of abc"]
+    unread, nothing = found["curie"]["warnings"]
     assert "not a zip file" in unread and nothing == "no file of the course found"
+
+
+def test_of_several_uploads_of_a_student_the_latest_counts_and_students_of_one_name_stay_apart(tmp_path):
+    for name in ("wei_5_90_handin.zip", "wei_5_104_handin-1.zip", "wei_LATE_5_99_handin-2.zip", "wei_6_95_handin.zip"):
+        (tmp_path / name).touch()
+    (tmp_path / "ada").mkdir()
+    (tmp_path / "ada.zip").touch()
+    os.utime(tmp_path / "ada", (2e9, 2e9))
+    ada, *found = handins.uploads(tmp_path)
+    assert [(one.student, one.path.name, one.late) for one in found] == [
+        ("wei (5)", "wei_5_104_handin-1.zip", False), ("wei (6)", "wei_6_95_handin.zip", False),
+    ]  # fmt: skip
+    assert found[0].warnings == [
+        "3 uploads, the latest counts: wei_5_104_handin-1.zip; not: wei_5_90_handin.zip, wei_LATE_5_99_handin-2.zip"
+    ]
+    assert found[1].warnings == []
+    assert ada.path.name == "ada" and ada.warnings == ["2 uploads, the latest counts: ada; not: ada.zip"]
+
+
+def zipped(path, members, compression=zipfile.ZIP_DEFLATED):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, text in members.items():
+            archive.writestr(name, text)
+    return path.read_bytes()
+
+
+def hostile(folder):
+    """Uploads that are made to stop whoever reads them: {name of the student: what its warning says}."""
+    zipped(folder / "chain.zip", {"loss.py": "cispo=" * 40000 + "1"})
+    (folder / "names.zip").write_bytes(zipped(folder / "x", {"löss.py": "x"}).replace("ö".encode(), b"\xff\xfe"))
+    data = zipped(folder / "x", {"loss.py": "x = 1\n" * 999}, zipfile.ZIP_LZMA)
+    (folder / "lzma.zip").write_bytes(data[:41] + b"\xff" * 5 + data[46:])
+    zipped(folder / "entries.zip", dict.fromkeys(map(str, range(3000)), ""))
+    zipped(folder / "bomb.zip", {f"{n}.zip": zipped(folder / "x", {"a": b"0" * 9_000_000}, 0) for n in range(4)})
+    zipped(folder / "deep.zip", {"loss.py": "x = " + "-" * 200_000 + "1"})
+    zipped(folder / "long.zip", {"loss.py": "x = " + "1 + " * 60_000 + "1"})
+    (folder / "latin1-\udce9").mkdir()
+    (folder / "latin1-\udce9" / "\udce9").touch()
+    zipped(folder / "escape\x1b[2J.zip", {"loss.py": "x", "commit": "\x1b[2J=1+1"})
+    os.mkfifo(folder / "pipe.zip")
+    (folder / "x").unlink()
+    return {
+        "chain": "", "names": "cannot be read: UnicodeDecodeError", "lzma": "cannot be read: LZMAError",
+        "entries": "more than 2000 files", "bomb": "more than 20000000 bytes unpacked", "deep": "", "long": "",
+        "latin1-\\udce9": "no file of the course", "escape\\x1b[2J": "\\x1b[2J=1+1", "pipe": "neither a folder nor a",
+    }  # fmt: skip
+
+
+def test_whatever_a_hand_in_does_is_a_row_with_a_warning_and_all_others_are_graded(tmp_path, capsys):
+    folder = tmp_path / "submissions"
+    folder.mkdir()
+    expected = hostile(folder)
+    zipped(folder / "ada.zip", {"loss.py": solutions()["loss.py"]})
+    argv = [str(folder), "--only", "ratio", "cispo", "--csv", str(tmp_path / "grades.csv")]
+    grading.grade(grading.flags([*argv, "--feedback", str(tmp_path / "feedback")]), EXERCISES, ROOT)
+    rows = {row["student"]: row for row in csv.DictReader((tmp_path / "grades.csv").open(encoding="utf-8"))}
+    assert {name: float(row["points"]) for name, row in rows.items()} == dict.fromkeys(expected, 0) | {"ada": 2}
+    for name, text in expected.items():
+        assert text in rows[name]["warnings"] != ""
+    assert "\x1b" not in capsys.readouterr().out and len([*(tmp_path / "feedback").iterdir()]) == len(rows)
+
+
+def test_reading_a_hand_in_is_stopped_at_its_limits():
+    hungry = checker.isolated(lambda: len("x" * (1 << 30)), ROOT, 60.0, 1 << 28)
+    endless = checker.isolated(lambda: [n for n in iter(int, 1)], ROOT, 0.3, 1 << 28)
+    talkative = checker.isolated(lambda: "x" * (checker.RESULT_BYTES + 1), ROOT, 60.0)
+    assert hungry.startswith("MemoryError") and endless.startswith("stopped after") and "ended" in talkative
 
 
 @pytest.mark.parametrize("zipped", [False, True], ids=["folder", "zip"])
@@ -220,50 +383,58 @@ def test_of_a_whole_student_folder_only_the_students_own_work_counts(zipped, tmp
 
     def handed_in():
         path = Path(shutil.make_archive(tmp_path / "all", "zip", tmp_path, "class")) if zipped else started
-        return grading.read_hand_in(path, FILES, checker.commit_of(ROOT))
+        found, warnings = handins.unpacked(path, [*FILES, "commit"])
+        assert found.pop("commit", b"").decode() in (checker.commit_of(ROOT), "")
+        return {name: data.decode() for name, data in found.items()}, warnings
 
-    names = ["ratio", "cispo", "sigmoid", "baseline"]
-    untouched = handed_in()
-    assert untouched.files == files and untouched.warnings == []
-    assert all(wrong[0] == "not done" for wrong in points(untouched.files, names).values())
+    assert handed_in() == (files, [])
     (started / "loss.py").write_text(solved)
-    found = points(handed_in().files, names)
-    assert [name for name in names if not any(found[name])] == ["ratio"]
     (started / "old").mkdir()
     (started / "old" / "loss.py").touch()
-    again = handed_in()
-    assert again.files["loss.py"] == solved and "loss.py occurs 2 times" in again.warnings[0]
+    found, warnings = handed_in()
+    assert found["loss.py"] == solved and "loss.py occurs 2 times" in warnings[0]
     with zipfile.ZipFile(started / "handin.zip", "w") as archive:
         archive.writestr("loss.py", "x = 1\n")
-    assert handed_in().files == {"loss.py": "x = 1\n"}
+    assert handed_in() == ({"loss.py": "x = 1\n"}, [])
+    names = ["ratio", "cispo", "sigmoid", "baseline"]
+    assert [name for name, wrong in points(files | {"loss.py": solved}, names).items() if not any(wrong)] == ["ratio"]
 
 
 def test_tables_have_points_per_exercise_and_claim_mistakes_flags_and_gradescopes_form(tmp_path):
     chosen = [x._replace(points=2.0) for x in EXERCISES if x.name == "cispo"]
     wrong = {"cispo": ["cispo_gradient: x\n  This is what you get when you forget it.", ""]}
-    one = grading.HandIn("Ada", {}, ["of another commit"])
-    line = grading.row(one, wrong, chosen, ["cispo = Bob"])
+    one = grading.Graded("A/../da", True, wrong, {}, ["of another commit"])
+    line = report.row(one, chosen, ["cispo = Bob"])
     assert line == {
-        "student": "Ada",
+        "student": "A/../da",
         "points": 1.0,
         "cispo": 1.0,
         "cispo: cispo_gradient": 0.0,
         "cispo: cispo": 1.0,
         "mistakes": "cispo: forget it.",
         "equal code": "cispo = Bob",
+        "late": "late",
         "warnings": "of another commit",
     }
-    report = grading.report(one, wrong, chosen)
-    [test] = report["tests"]
+    [test] = report.gradescope(one, chosen)["tests"]
     assert test.keys() == {"name", "score", "max_score", "output", "visibility"}
     assert (test["name"], test["score"], test["max_score"], test["visibility"]) == ("cispo", 1.0, 2.0, "visible")
-    grading.write(Namespace(csv=tmp_path / "g.csv", json=tmp_path / "j"), [line], {"A/../da": report})
-    assert [row["student"] for row in csv.DictReader((tmp_path / "g.csv").open())] == ["Ada"]
-    assert json.loads((tmp_path / "j" / "A_.._da.json").read_text()) == report
+    folders = {name: tmp_path / name for name in ("json", "feedback")}
+    report.write(Namespace(csv=tmp_path / "g.csv", **folders), [one], [line], chosen)
+    assert [row["student"] for row in csv.DictReader((tmp_path / "g.csv").open())] == ["A/../da"]
+    assert json.loads((tmp_path / "json" / "A_.._da.json").read_text()) == report.gradescope(one, chosen)
+    page = (tmp_path / "feedback" / "A_.._da.md").read_text()
+    assert page.startswith("# A/../da: 1 of 2 points\n\n- handed in late\n- of another commit\n")
+    assert "## cispo: 1 of 2" in page and "      This is what you get when you forget it.\n" in page
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
+        "A_.._da.json",
+        "A_.._da.md",
+        "g.csv",
+    ]
 
 
 def test_what_is_missing_broken_or_killed_gives_a_warning_and_a_wrong_number_or_no_answer_does_not():
-    chosen = [x for x in GRADED if x.name in ("ratio", "clip", "cispo", "head", "sigmoid", "sample")]
+    chosen = [x for x in GRADED if x.name in ("ratio", "clip", "cispo", "head", "sigmoid", "sample", "mismatch")]
     says = {x.name: x.claims[0].says for x in chosen}
     broken, killed = "precision.py, line 3: invalid syntax", "no answer, killed: time or memory"
     found = {
@@ -271,14 +442,16 @@ def test_what_is_missing_broken_or_killed_gives_a_warning_and_a_wrong_number_or_
         "clip": ["not done"],
         "cispo": [killed] * 2,
         "head": [broken],
+        "mismatch": ["no answer: raised ImportError"],
         "sigmoid": ["fit.py is missing"],
-        "sample": ["no answer"],
+        "sample": ["no answer: raised TypeError"],
     }
-    assert grading.warned(grading.HandIn("Ada", {"loss.py": ""}, ["old"]), found, chosen).warnings == [
+    assert grading.warned({"warnings": ["old"], "files": ["loss.py"]}, found, chosen) == [
         "old",
         "not handed in: fit.py",
         f"{killed} (cispo)",
         f"{broken} (head)",
+        "no answer: raised ImportError (mismatch)",
     ]
 
 
@@ -289,6 +462,12 @@ def test_what_is_missing_broken_or_killed_gives_a_warning_and_a_wrong_number_or_
         ([__file__], "is no folder"),
         (["/tmp", "--points", "cispo=x"], "cispo=3"),
         (["/tmp", "--points", "cispo"], "cispo=3"),
+        (["/tmp", "--points", "cispo=-1"], "0 or more"),
+        (["/tmp", "--points", "cispo=1e9"], "0 or more"),
+        (["/tmp", "--points", "cispo=1", "cispo=2"], "once"),
+        (["/tmp", "--points", "cipso=1"], "no exercise: cipso"),
+        (["/tmp", "--points", "half=1"], "not graded"),
+        (["/tmp", "--csv", "/nowhere-at-all/x.csv"], "is no folder"),
     ],
 )
 def test_flags_that_cannot_be_end_grading_with_one_line(flags, said):
@@ -301,8 +480,12 @@ def test_equal_code_is_flagged_whatever_its_layout():
     files = solutions()
     own = replaced(files, "cispo", "return right(*args, **kwargs)")
     spaced = {name: text.replace("return -(", "return  -(") + "\n# mine\n" for name, text in own.items()}
-    collected = [grading.HandIn("Ada", own, []), grading.HandIn("Bob", spaced, []), grading.HandIn("Eve", files, [])]
-    found = grading.equal_code(collected, [x for x in EXERCISES if x.name == "cispo"], ROOT)
+    chosen = [x for x in EXERCISES if x.name == "cispo"]
+    results = []
+    for student, given in (("Ada", own), ("Bob", spaced), ("Eve", files)):
+        _, shape = handins.prepared(chosen[0], {"loss.py": given["loss.py"].encode()}, ROOT, EXERCISES)
+        results.append(grading.Graded(student, False, {}, {"cispo": shape}, []))
+    found = grading.equal_code(results, chosen, ROOT)
     assert found == {"Ada": ["cispo = Bob"], "Bob": ["cispo = Ada"], "Eve": ["cispo = the original"]}
 
 

@@ -216,7 +216,7 @@ def test_the_original_of_what_is_graded_is_nowhere_in_the_jail(exercise):
     program, _ = handins.prepared(exercise, {exercise.file: text.encode()}, ROOT, EXERCISES)
     nodes = pickle.loads(base64.b64decode(program))
     [original] = source.nodes(exercise.target)
-    assert len(nodes) > 10 or exercise.file == "recipes.py"
+    assert len(nodes) > 5  # it did bring what it names
     assert checker.shape(original) not in set().union(*map(bodies, nodes))
 
 

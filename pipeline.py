@@ -213,8 +213,9 @@ class Mailbox:
         self.timeout = timeout
         self.interrupted = interrupted
         self.lost = lost
-        self.clock = time.monotonic  # a simulation puts its own clock and pause here
+        self.clock = time.monotonic  # plumbing/virtual.py puts its own clock and pause here, and 0 for the next two
         self.pause = time.sleep
+        self.look = LOOK
         self.beat_every = min(BEAT, timeout / 8)
         self._beaten = float("-inf")  # clock time of the last `beat`
         self._looked = float("-inf")  # of the last look at the others' beats
@@ -474,7 +475,7 @@ def serve(generator, mailbox, receive, scorer):
     Raises Stalled if rank 0 makes no progress or a rank is lost, dist.DistError if the mailbox is gone.
     """
     desk = Desk(generator, mailbox, receive, scorer)
-    while (news := mailbox.news(every=LOOK if generator.busy else 0.0)).stop is None:
+    while (news := mailbox.news(every=mailbox.look if generator.busy else 0.0)).stop is None:
         desk.turn(news)
     mailbox.put({f"left/{mailbox.rank}": True})
     return news.stop

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from test_pipeline import MemoryStore, Verdict, answer, lonely, prompt
+from test_pipeline import Verdict, answer, lonely, memory_store, prompt
 from test_train import BASE, PATIENCE, Run, batch, elsewhere, forks, lone_trainer, make_plan, rank_process  # noqa: F401
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.device_mesh import DeviceMesh
@@ -335,7 +335,7 @@ def test_silence_of_a_rank_that_may_end_is_no_loss(lifeline):
 
 
 def test_loading_and_writing_count_as_progress():
-    store = MemoryStore()
+    store = memory_store()
     store.clone = lambda: store
     fleet = SimpleNamespace(rank=1, mailbox=SimpleNamespace(store=store))
     with Fleet.beating(fleet):

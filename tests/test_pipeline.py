@@ -5,7 +5,6 @@ virtual clock and an in-memory store. So a run depends only on its Setting and t
 """
 
 import doctest
-import heapq
 import random
 import socket
 import subprocess
@@ -28,8 +27,9 @@ from hypothesis import strategies as st
 import pipeline
 from data import Curriculum, Prompt
 from pipeline import Completion, Mailbox, Pipeline, Ticket, serve
-from plumbing import fleet
+from plumbing import fleet, virtual
 from plumbing.fleet import broadcast_weights
+from plumbing.virtual import Store, World
 from verify.scorer import Scorer
 
 PAUSE = pipeline.POLL  # virtual seconds; the unit of every duration below
@@ -38,96 +38,31 @@ PAUSE = pipeline.POLL  # virtual seconds; the unit of every duration below
 # --- A world with a clock of its own ---------------------------------------------------------------------------------
 
 
-class Abort(BaseException):
-    """Ends an actor because another one has failed."""
-
-
-class World:
-    """Actors in threads, one running at a time. `sleep` hands over to the one to wake first; only there time passes."""
+class Bounded(World):
+    """A world whose runs end."""
 
     def __init__(self):
-        self.now, self.error, self._waiting, self._slept, self._done = 0.0, None, [], 0, threading.Lock()
-        self._turn = threading.local()
-
-    def clock(self):
-        return self.now
+        super().__init__()
+        self.slept = 0
 
     def sleep(self, seconds):
-        self._slept += 1
-        if self._slept > 30_000:  # several times the sleeps of the longest run below
+        self.slept += 1
+        if self.slept > 30_000:  # several times the sleeps of the longest run below
             raise RuntimeError(f"expected an end of the run, got none by {self.now:.1f} virtual seconds")
-        turn = self._turn.lock
-        heapq.heappush(self._waiting, (self.now + seconds, self._slept, turn))
-        self._hand_over()
-        turn.acquire()
-        if self.error:
-            raise Abort
-
-    def run(self, actors):
-        """Run these functions until all have returned; raises what the first failing one raised."""
-        self._done.acquire()
-        for actor in actors:
-            turn = threading.Lock()
-            turn.acquire()
-            heapq.heappush(self._waiting, (0.0, -len(actors) + len(self._waiting), turn))
-            threading.Thread(target=self._live, args=(actor, turn), daemon=True).start()
-        self._hand_over()
-        self._done.acquire()
-        if self.error:
-            raise self.error
-
-    def _live(self, actor, turn):
-        self._turn.lock = turn
-        turn.acquire()
-        try:
-            if not self.error:
-                actor()
-        except Abort:
-            pass
-        except BaseException as error:  # reported by `run`, in the test's own thread
-            self.error = error
-        self._hand_over() if self._waiting else self._done.release()
-
-    def _hand_over(self):
-        self.now, _, turn = heapq.heappop(self._waiting)
-        turn.release()
+        super().sleep(seconds)
 
 
-class MemoryStore:
-    """The methods of a TCPStore that the mailbox uses; where a TCPStore would block, this one raises KeyError."""
-
-    def __init__(self):
-        self.values = {}
-
-    def set(self, key, value):
-        self.values[key] = value
-
-    def get(self, key):
-        return self.values[key]
-
-    def multi_get(self, keys):
-        return [self.values[key] for key in keys]
-
-    def check(self, keys):
-        return all(key in self.values for key in keys)
-
-    def add(self, key, amount):
-        self.values[key] = int(self.values.get(key, 0)) + amount
-        return self.values[key]
-
-    def delete_key(self, key):
-        return self.values.pop(key, None) is not None
-
-    def num_keys(self):
-        return len(self.values)
+def memory_store():
+    """A store outside any world's run."""
+    return Store(World())
 
 
-class SlowStore(MemoryStore):
+class SlowStore(Store):
     """A store on which every call takes a random time, in which other actors run: calls may come in any order."""
 
     def __init__(self, world, rng):
-        super().__init__()
-        self.world, self.rng = world, rng
+        super().__init__(world)
+        self.rng = rng
 
     def __getattribute__(self, name):
         method = super().__getattribute__(name)
@@ -341,13 +276,15 @@ def train(setting, record, box, sleep, wire, trainers_side=Pipeline):
     record.idle, record.retired = pipe.idle(), curriculum.retired
 
 
-def simulate(setting, trainers_side=Pipeline, slow=False):
-    """A whole run in virtual time; returns its Record and the store it leaves behind."""
-    world, record = World(), Record()
-    store = SlowStore(world, dice(setting)) if slow else MemoryStore()
+def simulate(setting, trainers_side=Pipeline, slow=False, waking=False):
+    """A whole run in virtual time; returns its Record and the store it leaves behind. Ranks poll, unless `waking`."""
+    world, record = Bounded(), Record()
+    store = SlowStore(world, dice(setting)) if slow else Store(world)
     wire, size = Wire(world.sleep), setting.trainers + len(setting.generators)
 
     def mailbox(rank):
+        if waking:
+            return virtual.mailbox(world, store, rank, trainers=setting.trainers, ranks=size)
         box = Mailbox(store, rank, trainers=setting.trainers, world=size, timeout=1.0)
         box.clock, box.pause = world.clock, world.sleep
         return box
@@ -361,7 +298,8 @@ def simulate(setting, trainers_side=Pipeline, slow=False):
         return lambda: record.left.append(serve(fake, box, wire.receiver(), scorer))
 
     trainers, generators = range(setting.trainers), range(len(setting.generators))
-    world.run([*map(trainer, trainers), *map(generator, generators)])
+    actors = [*map(trainer, trainers), *map(generator, generators)]
+    world.run({f"rank {rank}": actor for rank, actor in enumerate(actors)})
     record.elapsed = world.now
     return record, store
 
@@ -599,7 +537,7 @@ def test_a_generator_idles_through_training_if_k_is_0():
 
 def lonely(rank, *, trainers=1, world=3, timeout=10.0, store=None, other=lambda now: None, **more):
     """A mailbox on a virtual clock that only its pauses move; `other(now)` is what the other ranks do in each pause."""
-    box, now = Mailbox(store or MemoryStore(), rank, trainers=trainers, world=world, timeout=timeout, **more), [0.0]
+    box, now = Mailbox(store or memory_store(), rank, trainers=trainers, world=world, timeout=timeout, **more), [0.0]
 
     def pause(seconds):
         now[0] += seconds
@@ -611,7 +549,7 @@ def lonely(rank, *, trainers=1, world=3, timeout=10.0, store=None, other=lambda 
 
 def waiting(other, world=3):
     """The Pipeline of trainer rank 0; while it waits the other ranks do `other(store, now)`."""
-    store = MemoryStore()
+    store = memory_store()
     box = lonely(0, store=store, world=world, other=lambda now: other(store, now))
     return Pipeline(box, off_policy="pipeline", k=1, prompts=2, generations=1, steps=9)
 
@@ -647,7 +585,7 @@ def test_a_slow_generator_that_makes_progress_is_waited_for():
 
 
 def test_time_between_two_waits_does_not_count_against_a_rank_that_worked_meanwhile():
-    store, seen = MemoryStore(), []
+    store, seen = memory_store(), []
     box = lonely(0, store=store, world=2)
     box.wait("one", lambda: [] if box.clock() > 1 else [1])
     for _ in range(100):  # an optimizer step of 10 timeouts, in which generator rank 1 decodes
@@ -895,7 +833,7 @@ def test_a_receiver_with_other_tensors_says_so(store):
 
 GENERATOR_PROCESS = """
 import sys, torch, torch.distributed as dist, pipeline
-from plumbing import fleet
+from plumbing import fleet, virtual
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=1, world_size=2)
 box = pipeline.Mailbox(pipeline.connect("127.0.0.1", None), 1, trainers=1, world=2, timeout=60.0)
 group = dist.new_group([0, 1])

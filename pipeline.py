@@ -500,12 +500,13 @@ class Desk:
         self.take_weights(news.version)
         self.claim(news)
         began = self.mailbox.clock()
-        for completion in self.generator.step() if self.generator.busy else ():
+        worked = self.generator.busy
+        for completion in self.generator.step() if worked else ():
             self.scorer.submit(completion, self.tickets[completion.evaluation, completion.ticket].prompt)
         decoding = self.mailbox.clock() - began
         for score in self.scorer.finished():
             self.deliver(score)
-        if not self.generator.busy:
+        if not worked:  # after a step there may be tickets to claim at once
             self.mailbox.pause(POLL)
         self.report(decoding, news.evaluating)
         self.mailbox.watch([0], "news")

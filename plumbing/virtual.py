@@ -67,19 +67,28 @@ class World:
 
     def pause(self, seconds=math.inf):
         """Until a key that this actor has read since its last pause is written, `seconds` at most."""
-        self.wait(self._own.actor.read, seconds)
-
-    def wait(self, keys, seconds=math.inf):
-        """Until one of these keys is written (since this actor has read it, if it has), `seconds` at most."""
         actor = self._own.actor
         read = actor.read
         actor.read = {}
-        if any(self._writes.get(key, 0) != read[key] for key in keys if key in read):
+        self._until(read, seconds)
+
+    def wait(self, keys, seconds=math.inf):
+        """Until one of these keys is written (since this actor has read it, if it has), `seconds` at most.
+
+        What the actor has read before still ends its next pause.
+        """
+        read = self._own.actor.read
+        self._until({key: read.get(key, self._writes.get(key, 0)) for key in keys}, seconds)
+
+    def _until(self, read, seconds):
+        """Until one of the keys is written after the write whose number {key: number} has, `seconds` at most."""
+        actor = self._own.actor
+        if any(self._writes.get(key, 0) != number for key, number in read.items()):
             return
-        for key in keys:
+        for key in read:
             self._readers.setdefault(key, {})[actor] = None
-        self._wait(keys, seconds)
-        for key in keys:
+        self._wait(read, seconds)
+        for key in read:
             del self._readers[key][actor]
             if not self._readers[key]:
                 del self._readers[key]

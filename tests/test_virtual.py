@@ -64,6 +64,17 @@ def test_what_is_written_between_a_look_and_the_pause_ends_the_pause_at_once():
     assert played(reader("a", 5.0), writer(2.0, "a")) == [(5.0, "woken")]  # not never: it was written at 2
 
 
+def test_what_an_actor_has_read_ends_its_pause_though_it_has_waited_for_another_key_meanwhile():
+    def act(world, store, note):
+        assert not store.check(["a"])
+        world.wait(["b"], 3.0)
+        world.pause()
+        note("woken")
+
+    assert played(act, writer(2.0, "a")) == [(3.0, "woken")]
+    assert played(act, writer(4.0, "a")) == [(4.0, "woken")]
+
+
 def test_of_several_missing_keys_a_reader_waits_for_one_after_the_other():
     assert played(reader("b", 0.0, ["a"]), writer(1.0, "b"), writer(2.0, "a")) == [(2.0, "woken")]
 

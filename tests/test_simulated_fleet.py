@@ -1,0 +1,62 @@
+"""The simulated fleet: times, shares and ages that can be worked out by hand."""
+
+import pytest
+
+from benchmarks import simulated_fleet as fleet
+
+# One generator; all 16 completions of a batch have 1,000 tokens: 20 s of decoding. An optimizer step takes 5 s.
+SMALL = dict(prompts=1, trainers=1, generators=1, slots=16, train=5.0, mean=1000.0, sigma=1e-9)
+
+
+@pytest.mark.parametrize(
+    "row, seconds, limit",
+    [
+        (dict(k=0), 20 + 5, "longest answer"),
+        (dict(k=0, broadcast=2.0), 20 + 5 + 2, "longest answer"),
+        (dict(k=1, slots=32), (20 + 5) / 2, "longest answer"),  # both batches decode at the same time
+        (dict(k=1), 20, "slots"),  # 16,000 tokens of a batch, 800 tokens a second
+        (dict(k=8, slots=160, broadcast=1.0), 5 + 1, "trainers"),
+        (dict(off_policy="ppo", k=2, slots=32), (20 + 5 + 5) / 2, None),  # one phase: decode, then two steps
+        (dict(k=0, slow=3.0), 60 + 5, "slots"),
+    ],
+)
+def test_a_step_takes_as_long_as_its_bound_says(row, seconds, limit):
+    measured = fleet.measure(fleet.Setting(**SMALL | row))
+    assert measured["seconds"] == pytest.approx(seconds, rel=0.005)
+    assert measured["limit"] == limit
+
+
+def test_shares_and_ages_are_those_of_the_schedule():
+    measured = fleet.measure(fleet.Setting(**SMALL | dict(k=0, slots=32)))
+    # of 25 s decoding takes 20 and training 5; half of the 32 slots are used; k = 0 is on-policy
+    assert measured["idle_generators"] == pytest.approx(5 / 25, abs=0.01)
+    assert measured["idle_trainers"] == pytest.approx(20 / 25, abs=0.01)
+    assert measured["slots_used"] == pytest.approx(0.5 * 20 / 25, abs=0.01)
+    assert measured["ages"] == {0: 1.0}
+    # A phase of two steps is decoded before its first: tokens are 0 steps old at the first and 1 at the second.
+    measured = fleet.measure(fleet.Setting(**SMALL | dict(off_policy="ppo", k=2, slots=32)))
+    assert measured["ages"] == {0: 0.5, 1: 0.5}
+
+
+def test_lengths_are_those_of_the_paper_and_of_the_ticket_alone():
+    drawn = [fleet.tokens(fleet.Setting(), ticket, index) for ticket in range(500) for index in range(16)]
+    # A lognormal of mean 6,000 and sigma 0.7 exceeds 14,336 with probability 1 - Phi((ln(14336 / 6000) + 0.245) / 0.7).
+    assert sum(n == 14336 for n in drawn) / len(drawn) == pytest.approx(0.0553, abs=0.01)
+    assert sum(drawn) / len(drawn) == pytest.approx(5665, rel=0.03)
+    assert fleet.tokens(fleet.Setting(slots=8, generators=3), 7, 3) == drawn[7 * 16 + 3]
+
+
+def test_an_idle_generator_asks_every_5_ms_and_a_decoding_one_once_a_step():
+    rates = fleet.requests(fleet.Setting(**SMALL | dict(k=0, generators=2, slots=8, mean=100.0, train=0.5)))
+    assert rates["generator", "idle"] == pytest.approx(1 / 0.005, rel=0.1)
+    assert 1 / 0.04 < rates["generator", "decodes"] < 1 / 0.01  # 0.02 s a step, in which it looks once, and delivers
+
+
+def test_the_table_and_the_figure_have_every_row(tmp_path):
+    one = dict(seconds=35.6, bound=35.2, limit="longest answer", idle_trainers=0.1, idle_generators=0.2, age=6.0)
+    measured = {name: one | dict(slots_used=0.5, ages={"6": 1.0}) for name in fleet.ROWS}
+    lines = fleet.table(measured)
+    assert lines[2] == "| pipeline k=0 | 35.6 | 35.2 (longest answer) | 1.1 % | 10.0 % | 20.0 % | 50.0 % | 6.0 | 6 |"
+    assert len(lines) == 2 + len(fleet.ROWS) and len({line.count("|") for line in lines}) == 1
+    fleet.draw(measured, tmp_path / "fleet.png")
+    assert (tmp_path / "fleet.png").stat().st_size > 10_000

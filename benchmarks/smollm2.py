@@ -1,4 +1,4 @@
-"""A pretrained chat model on two cores: SmolLM2-135M-Instruct learns to answer with a number (README).
+"""A pretrained chat model on two cores: SmolLM2-135M-Instruct learns to answer with a number (docs/smollm2.md).
 
     python benchmarks/smollm2.py                   convert, train three seeds, draw, report
     python benchmarks/smollm2.py --seeds 0         the same with one seed

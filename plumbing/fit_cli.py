@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 import fit
+import forecast
 from plumbing import figures
 from plumbing.logs import read_run
 
@@ -14,17 +15,17 @@ from plumbing.logs import read_run
 def with_tasks(run, path):
     """[Fit] of one of our logs and, if it has several tasks, of each task that can be fitted (Fig. 11)."""
     tasks = [read_run(path, run.unit, name)._replace(start=run.start, stop=run.stop) for name in run.tasks]
-    return [fit.fit_run(run), *(law for task in tasks if len(tasks) > 1 for law in fit.fitted(task))]
+    return [forecast.forecast_run(run), *(law for task in tasks if len(tasks) > 1 for law in forecast.fitted(task))]
 
 
 def summary(law, first_half=None, until=None):
     """A fit as a dict for JSON: its numbers and its forecasts at `until` (default: at 2x and 10x the run's compute).
 
-    first_half  `fit.forecast` of the last evaluation from the first half of the run, copied; None: too few points
+    first_half  `forecast.hindcast` of the last evaluation from the first half of the run, copied; None: too few points
     """
     C = np.array([until] if until else [2 * law.run.compute[-1], 10 * law.run.compute[-1]])
     ahead = [dict(zip(("C", "R", "low", "high"), row)) for row in zip(C, law.predict(C), *law.band(C))]
-    found = {name: value for name, value in vars(law).items() if name not in ("region", "draws")}
+    found = {name: value for name, value in vars(law).items() if name not in ("region", "draws", "fitted", "kept")}
     return found | {"run": law.run.name, "unit": law.run.unit, "forecasts": ahead, "first_half": first_half}
 
 
@@ -52,8 +53,8 @@ def lines_of(found):
 
 
 def stop_rows(laws, gain):
-    """What `fit.stop_rule` says of each fit, as dicts."""
-    said = [(law, *fit.stop_rule(law, gain)) for law in laws]
+    """What `forecast.stop_rule` says of each fit, as dicts."""
+    said = [(law, *forecast.stop_rule(law, gain)) for law in laws]
     return [{"run": law.run.name, "C": law.span[1], "gain": gain, "P": P, "verdict": word} for law, P, word in said]
 
 
@@ -62,12 +63,12 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02):
 
     flags  any of compare, log_f, power_law, forecast_error, stop_rule
     until  compute to forecast at (default: 2x and 10x the run's)
-    gain   of `fit.stop_rule`, a pass rate
+    gain   of `forecast.stop_rule`, a pass rate
     Returns a dict for JSON and lines for the screen.
     """
     runs, most = [law.run for law in laws], max(law.run.compute[-1] for law in laws)
-    axis, halves = f"compute C ({runs[0].unit})", [fit.fitted(run, stop="50%") for run in runs]
-    found = {"runs": [summary(law, next(map(fit.forecast, half), None), until) for law, half in zip(laws, halves)]}
+    axis, halves = f"compute C ({runs[0].unit})", [forecast.fitted(run, stop="50%") for run in runs]
+    found = {"runs": [summary(law, next(map(forecast.hindcast, half), None), until) for law, half in zip(laws, halves)]}
     curves = [figures.scaling(law, until or 10 * most) for law in laws]
     early = [figures.scaling(law, most, 1) for law in sum(halves, [])]
     panels, tables = [(f"Eq. 1 (hollow points: not fitted)\n{figures.BAND}", axis, figures.RATE, curves)], {}
@@ -79,14 +80,14 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02):
         curves = [draws(law, most) for draws in (figures.scaling, figures.power_law) for law in laws]
         panels.append((f"A.4: the power law on the same range\n{figures.BAND}", axis, figures.RATE, curves))
     if "forecast_error" in flags:
-        pairs = [(run.name, fit.forecast_error(run)) for run in runs]
+        pairs = [(run.name, forecast.hindcasts(run)) for run in runs]
         tables["forecasts of the mean of the last 5"] = found["forecast_error"] = [x for _, rows in pairs for x in rows]
         panels += figures.error_panels(pairs, runs[0])
     if "stop_rule" in flags:
         rows = found["stop_rule"] = stop_rows(laws, gain)
         tables["stop? P: probability that the curve rises by less than the gain from C to 2 C"] = rows
     if "compare" in flags:
-        laws, found["compare"] = fit.compare(laws)
+        laws, found["compare"] = forecast.compare(laws)
         rows = [{"run": x.run.name, "A": x.A} | dict(zip(("B", "B_low", "B_high"), (x.B, *x.bands["B"]))) for x in laws]
         tables[found["compare"]] = found["compared"] = rows
     if "log_f" in flags:
@@ -116,7 +117,7 @@ def paper_tables():
     """As lines: Table 1, and A.7's published numbers beside our fits of samples of one sigmoid."""
     rows = [("fitted", "B", "A", "check: B", "A", "B, 90 % band", "A, 90 % band")]
     for (start, stop), (B, A) in figures.A_7.items():
-        law = fit.fit_run(figures.samples(0.002)._replace(start=start, stop=stop), "grid")
+        law = forecast.forecast_run(figures.samples(0.002)._replace(start=start, stop=stop), "grid")
         bands = ("{:.3f} to {:.3f}".format(*law.bands[name]) for name in "BA")
         rows.append((f"{start:,} to {stop:,}", B, A, law.B, law.A, *bands))
     published = [(name, *numbers) for name, numbers in figures.TABLE_1.items()]
@@ -146,7 +147,7 @@ def command(args, defaults):
     columns = args.compute, args.reward, args.scale, args.cumulative
     runs = [read_run(path, *columns)._replace(**given) for path in args.runs]
     alone = len(runs) == 1 and args.reward in (None, "pass_rate") and not any((args.r0, args.scale, args.cumulative))
-    laws = with_tasks(runs[0], args.runs[0]) if alone else [*map(fit.fit_run, runs)]
+    laws = with_tasks(runs[0], args.runs[0]) if alone else [*map(forecast.forecast_run, runs)]
     flags = [name for name, value in vars(args).items() if value is True]
     found, lines = analyse(laws, flags, args.until, args.o, args.gain)
     return [json.dumps(found, indent=1, allow_nan=False)] if args.json else lines

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SEVEN = {"loss", "pipeline", "rollout", "reward", "precision", "fit", "train"}  # components of the paper
-PAPER = SEVEN | {"vllm_rollout", "data", "sft", "recipes"}  # the real engine; prompts; A.3; A.16 and A.17
+PAPER = SEVEN | {"forecast", "vllm_rollout", "data", "sft", "recipes"}  # bands; real engine; prompts; A.3; A.16, A.17
 ROOMS = {"plumbing", "verify", "course", "study"}  # a folder a trade
 OTHERS = {"exercises"}  # the course, with a command line of its own
 # Modules for parsing arguments, handling processes, reading foreign files and drawing: the top level imports none.

@@ -252,7 +252,7 @@ LAW = (
     Exercise(
         "forecast-error",
         "bug",
-        "fit.py:forecast",
+        "forecast.py:hindcast",
         "Sec. 2.1",
         15,
         "A forecast can only be judged at the compute it was made for.",

@@ -1,0 +1,327 @@
+"""Claims about the command line of fit.py, its report and its figures."""
+
+import csv
+import json
+import warnings
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+import fit
+import forecast
+from plumbing import figures, fit_cli, logs
+from tests.test_fit import TRUTH, clean, run_of
+
+# ---- Files and the command line ----
+
+
+def log_rows(points=14, noise=0.005, tasks=False):
+    """Rows of one of our logs: config, then for each evaluation its step row, with the epoch, and its eval row."""
+    C, R = clean(noise=noise, points=points, top=1.4)
+    R = fit.sigmoid(C, **(TRUTH | {"C_mid": 0.3})) + (R - fit.sigmoid(C, **TRUTH))
+    rows = [{"kind": "config", "seed": 0}]
+    for i, (c, r) in enumerate(zip(C.tolist(), R.tolist())):
+        x = {"step": 10 * i, "gpu_hours": c, "tokens": int(1e6 * c), "flops": 1e15 * c}
+        rows += [{"kind": "step", **x, "epoch": i / 20, "pass_rate": 0.99}] * (i > 0)
+        known = {"code": r / 2, "easy": 1.0, "math": 0.9 * r} if tasks else {"math": r}
+        rows.append({"kind": "eval", **x, "pass_rate": r, "tasks": known})
+    return rows
+
+
+def write_log(path, rows=None, **options):
+    """Write rows, or those of `log_rows`, as JSONL."""
+    rows = log_rows(**options) if rows is None else rows
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_our_logs_are_read_with_every_x_and_their_epochs(tmp_path):
+    path = write_log(tmp_path / "log.jsonl")
+    run = logs.read_run(tmp_path)
+    assert run.name == tmp_path.name and run.unit == "gpu_hours" and len(run.compute) == 15
+    assert run.compute[-1] == pytest.approx(1.4) and run.epoch[-1] == pytest.approx(14 / 20)
+    assert logs.read_run(path, "tokens").compute[-1] == 1.4e6 and logs.read_run(path, "step").compute[-1] == 140
+
+
+@pytest.mark.parametrize("reached", [60, 100, 140])
+def test_a_resumed_log_counts_each_step_once_and_only_what_led_to_its_end(tmp_path, reached):
+    # The run died after the evaluation of step 100, was resumed from the checkpoint of step 50, and came to `reached`.
+    rows = log_rows()
+    until = lambda step: [row for row in rows if row.get("step", 0) <= step]  # noqa: E731
+    lost = [row | {"pass_rate": 0.0, "gpu_hours": 9.9, "epoch": 7.0} for row in until(100)[len(until(50)) :]]
+    resumed = [*until(50), *lost, {"kind": "config"}, *until(reached)[len(until(50)) :]]
+    run, once = (logs.read_run(write_log(tmp_path / "log.jsonl", part)) for part in (resumed, until(reached)))
+    assert list(run.compute) == list(once.compute) and list(run.reward) == list(once.reward)
+    assert run.epoch[1:].tolist() == once.epoch[1:].tolist()
+
+
+def test_the_last_evaluation_of_a_step_and_the_last_run_in_a_file_count(tmp_path):
+    rows = log_rows()
+    again = logs.read_run(write_log(tmp_path / "a.jsonl", [*rows, rows[-1] | {"pass_rate": 0.5}]))
+    assert len(again.compute) == 15 and again.reward[-1] == 0.5
+    anew = logs.read_run(write_log(tmp_path / "b.jsonl", [*log_rows(points=20), *rows]))
+    assert len(anew.compute) == 15
+
+
+def test_only_evaluations_of_our_logs_count_whatever_the_column_of_compute(tmp_path):
+    path = write_log(tmp_path / "log.jsonl", [row | {"tokens_trained": row.get("tokens", 0) / 2} for row in log_rows()])
+    run = logs.read_run(path, "tokens_trained")
+    assert len(run.compute) == 15 and run.compute[-1] == 0.7e6 and run.reward.max() < 0.9
+
+
+def test_fig11_a_log_of_several_tasks_is_a_run_and_one_for_each_task_that_can_be_fitted(tmp_path):
+    path = write_log(tmp_path / "log.jsonl", tasks=True)
+    run = logs.read_run(path)._replace(start="10%")
+    whole, code, math = fit_cli.with_tasks(run, path)  # "easy" starts at 1: nothing is left to gain
+    assert (whole.run.reward == run.reward).all() and [law.run.start for law in (whole, code, math)] == ["10%"] * 3
+    assert [code.run.name, math.run.name] == [f"{tmp_path.name} tasks.code", f"{tmp_path.name} tasks.math"]
+    assert code.run.reward == pytest.approx(run.reward / 2) and math.run.reward == pytest.approx(0.9 * run.reward)
+    # Half of a curve of Eq. 1 has the same C_mid and B, and half of its R_0 and A.
+    assert code.A == pytest.approx(0.4, abs=0.02) and code.R_0 == pytest.approx(whole.R_0 / 2, abs=1e-3)
+    single = write_log(tmp_path / "single.jsonl")
+    assert len(fit_cli.with_tasks(logs.read_run(single), single)) == 1
+
+
+def test_a_task_may_be_missing_in_some_evaluations(tmp_path):
+    rows = [row | {"tasks": {"code": 0.1}} if row.get("step") == 50 else row for row in log_rows(tasks=True)]
+    rows[-1]["tasks"] = None
+    assert len(logs.read_run(write_log(tmp_path / "log.jsonl", rows), reward="tasks.math").compute) == 13
+
+
+def test_a_task_that_is_missing_where_the_fit_ends_early_is_left_out_and_the_run_is_not(tmp_path, capsys):
+    rows = [row | {"tasks": {"code": row["pass_rate"] / 2}} if row.get("step", 99) < 70 and "tasks" in row else row
+            for row in log_rows(tasks=True)]  # fmt: skip
+    # math is measured only at steps 70 to 140, 50 to 100 % of the compute: enough points in the whole, none up to 45 %.
+    log = str(write_log(tmp_path / "log.jsonl", rows))
+    for flags, tasks in (([], ["code", "math"]), (["--fit-to", "45%"], ["code"])):
+        fit_cli.main([log, "--json", *flags])
+        found = json.loads(capsys.readouterr().out)["runs"]
+        assert [row["run"].split("tasks.")[-1] for row in found[1:]] == tasks
+
+
+def test_our_log_as_csv_says_the_same(tmp_path):
+    rows = log_rows(points=14)
+    rows = [rows[0], *rows[1:18], *rows[10:]]  # resumed: steps 50 to 80 occur twice
+    log, path = write_log(tmp_path / "log.jsonl", rows), tmp_path / "log.csv"
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        table.writeheader()
+        table.writerows(rows)
+    ours, text = logs.read_run(log), logs.read_run(path)
+    # In a CSV, step 100 as text sorts before 20, "tasks" is text and no object, and eval rows have no epoch.
+    assert list(text.compute) == list(ours.compute) and len(text.compute) == 15
+    assert text.epoch[1:].tolist() == ours.epoch[1:].tolist() and text.tasks == ()
+
+
+def test_any_csv_or_jsonl_with_named_columns(tmp_path):
+    table = tmp_path / "wandb.CSV"
+    # A byte order mark, a cell of two lines, and an empty cell, which is a row without an evaluation.
+    table.write_text('\ufeffhours,text,val/acc\n0,"a\nb",0.2\n0.5,,\n1,,0.3\n', encoding="utf-8")
+    run = logs.read_run(table, "hours", "val/acc")
+    assert list(run.compute) == [0, 1] and list(run.reward) == [0.2, 0.3] and (run.name, run.unit) == ("wandb", "hours")
+    lines = tmp_path / "trl.jsonl"
+    # U+2028 ends a line for str.splitlines, but not in JSONL.
+    lines.write_text('{"step": 1, "loss": 3.0}\n\n{"step": 1, "text": "\u2028", "acc": 0.2}\n{"step": 2, "acc": 0.4}\n')
+    assert list(logs.read_run(lines, "step", "acc").reward) == [0.2, 0.4]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "flags", "message"),
+    [
+        ("", "a.csv", [], "the header is ''"),
+        ("hours,acc\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "no row has both hours and acc"),
+        ("hours,acc\n1,2\n", "a.csv", ["--compute", "hours", "--reward", "accuracy"], "matches no column; there is"),
+        ("hours,acc\n1,\n,0.5\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "no row has both hours and acc"),
+        ("hours,acc\n0,20\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "--scale percent"),
+        ("hours,acc\n1,high\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "'high'"),
+        ("hours,acc\n1,0.5\n", "a.csv", ["--compute", "hours", "--reward", "acc"], "a: got 1 points"),
+        ("\x00\x01", "a.jsonl", [], "binary or UTF-16"),
+        ("\x00\x01", "a.csv", [], "a.csv: "),
+        (b"\xff\xfe\x00", "a.csv", [], "a.csv: 'utf-8'"),
+        ("[1, 2]\n", "a.jsonl", [], "entry 1 is 1, expected a JSON object"),
+        ("hours,acc\n1,0.5\n", "a.csv", ["--fit-to", "half"], "--fit-to) half"),
+        ("hours,acc\n1,0.5\n", "a.csv", ["--fit-to", "nan"], "--fit-to) nan"),
+        ("hours,acc\n1,0.5\n", "a.csv", ["--fit-from", "abc"], "--fit-from) abc"),
+        ("hours,acc\n1,0.5\n", "a.csv", ["--compare"], "expected 2 or more"),
+        ("hours,acc\n1,0.5\n", "a.csv", ["--log-f"], "got --log-f, which has no effect here"),
+        ("hours,acc\n1,0.5\n", "a.csv", ["--paper"], "got RUN, which"),
+        ("hours,acc\n1,0.5\n", "a.csv", ["--until", "-1"], "above 0"),
+        ("hours,acc\n1,0.5\n", "a.csv", ["--until", "inf"], "above 0"),
+        (None, "a.csv", [], "No such file"),
+    ],
+)
+def test_command_ends_with_code_2_and_one_line_for_bad_input(tmp_path, capsys, text, name, flags, message):
+    if text is not None:
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    base = ["--compute", "hours", "--reward", "acc"] if flags[:1] in (["--fit-to"], ["--fit-from"]) else []
+    with pytest.raises(SystemExit) as end:
+        fit_cli.main([str(tmp_path / name), *base, *flags])
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and message in error
+    assert error.count("\n") == 1 and error.startswith("fit.py: ")
+
+
+def test_command_ends_with_code_2_for_a_figure_of_unknown_type(tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        fit_cli.main([str(write_log(tmp_path / "log.jsonl")), "-o", str(tmp_path / "a.xyz")])
+    assert end.value.code == 2 and "xyz" in capsys.readouterr().err
+
+
+def test_command_ends_with_code_2_for_a_folder_without_a_log(tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        fit_cli.main([str(tmp_path)])
+    assert end.value.code == 2 and "log.jsonl" in capsys.readouterr().err
+
+
+def standard_json(text):
+    """The value of a JSON text; fails at NaN and Infinity, which are not JSON."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+
+def test_command_prints_json_and_draws(tmp_path, capsys):
+    one, two = str(write_log(tmp_path / "one.jsonl", noise=0.003)), str(write_log(tmp_path / "two.jsonl"))
+    figure = tmp_path / "new" / "both.svg"
+    flags = ["--compare", "--power-law", "--log-f", "--fit-from", "0.15", "--fit-to", "90%", "--until", "3", "--json"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit_cli.main([one, two, *flags, "-o", str(figure)])
+    found = standard_json(capsys.readouterr().out)
+    first = found["runs"][0]
+    assert first["A"] == pytest.approx(0.8, abs=0.02) and first["C_mid"] == pytest.approx(0.3, abs=0.02)
+    assert first["span"] == pytest.approx([0.2, 1.2]) and [row["C"] for row in first["forecasts"]] == [3.0]
+    run = logs.read_run(one)
+    law = fit.fit_power_law(run.compute, run.reward, 0.15, "90%")
+    assert "scales better" in found["compare"] and {row["run"] for row in found["compared"]} == {"one", "two"}
+    assert all(row["B_low"] < row["B"] < row["B_high"] for row in found["compared"])
+    assert len({row["A"] for row in found["compared"]}) == 1
+    assert found["power_law"][0] == {"run": "one", **law._asdict()}
+    assert b"<svg" in figure.read_bytes()
+
+
+def test_command_draws_a_curve_for_each_task_of_one_run(tmp_path, capsys, monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(figures, "save", lambda path, title, panels: drawn.update({path: panels}))
+    log = str(write_log(tmp_path / "log.jsonl", tasks=True))
+    for flags, tasks in (([], ["", " tasks.code", " tasks.math"]), (["--reward", "tasks.math"], [" tasks.math"])):
+        fit_cli.main([log, "-o", "a.png", *flags])
+        curves = drawn["a.png"][0][-1]
+        assert [curve.label.split(":")[0] for curve in curves] == [tmp_path.name + task for task in tasks]
+        assert sum(line.startswith(tmp_path.name) for line in capsys.readouterr().out.splitlines()) == len(tasks)
+
+
+def test_what_is_drawn_is_what_was_measured_and_fitted():
+    run = run_of(noise=0.005)._replace(start="20%", stop="60%")
+    law = forecast.forecast_run(run)
+    curve = figures.scaling(law, end=900.0)
+    assert curve.span == (20, 90, 900) and curve.law(60.0) == law.predict(60.0)
+    # All points but C = 0, which a logarithmic axis cannot show.
+    assert (np.array(curve.points) == [run.compute[1:], run.reward[1:]]).all()
+    assert curve.band(300.0) == law.band(300.0)
+    ax = Figure().add_subplot(xscale="log")
+    figures.draw(ax, "title", "compute C (hours)", "R", [curve])
+    dots, (solid, dashed) = ax.collections[-1], [line for line in ax.lines if line.get_linewidth() > 1][:2]
+    assert [face[3] > 0 for face in dots.get_facecolors()] == [20 <= C <= 90 for C in run.compute[1:]]  # else hollow
+    assert (solid.get_xdata()[-1], dashed.get_xdata()[-1]) == pytest.approx((90, 900))
+    assert dashed.get_linestyle() == "--" and ax.get_xlabel() == "compute C (hours)"
+    assert len(ax.get_legend().get_texts()) == 1
+    # The legend lies below the axis, where it hides no point.
+    assert ax.get_legend().get_bbox_to_anchor().transformed(ax.transAxes.inverted()).y1 < 0
+    # In the plot of log F the truth is the line B log C; at C = C_mid = 30 it is 1.7 log 30.
+    line = figures.log_f(forecast.forecast_run(run_of()))
+    assert line.law(30.0) == pytest.approx(1.7 * np.log10(30), abs=1e-4)
+    assert line.points[1] == pytest.approx(1.7 * np.log10(line.points[0]), abs=1e-3)
+    power = figures.power_law(law, 900.0)
+    assert power.law(60.0) == fit.fit_power_law(run.compute, run.reward, "20%", "60%").predict(60.0)
+
+
+def test_forecast_error_as_table_and_figure(tmp_path, capsys):
+    log, figure = write_log(tmp_path / "log.jsonl", points=30), tmp_path / "stop.png"
+    fit_cli.main([str(log), "--forecast-error", "-o", str(figure)])
+    rows = capsys.readouterr().out.split("mean of the last 5\n")[1].splitlines()
+    assert rows[0].split() == list(forecast.hindcasts(logs.read_run(log))[0])
+    assert [row.split()[1] for row in rows[1:]] == ["0.2", "0.3", "0.5", "0.7"]
+    assert figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_forecast_errors_of_two_runs_of_one_name_are_all_there(tmp_path, capsys):
+    (tmp_path / "a").mkdir()
+    places = {tmp_path / "a" / "b.jsonl": 0.01, tmp_path / "b.jsonl": 0.003}
+    paths = [str(write_log(path, points=30, noise=noise)) for path, noise in places.items()]
+    fit_cli.main([*paths, "--forecast-error", "--json"])
+    rows = standard_json(capsys.readouterr().out)["forecast_error"]
+    expected = [row for log in paths for row in forecast.hindcasts(logs.read_run(log)._replace(start="10%"))]
+    assert [(row["run"], row["share"]) for row in rows] == [("b", share) for share in (0.2, 0.3, 0.5, 0.7)] * 2
+    assert [row["error"] for row in rows] == pytest.approx([row["error"] for row in expected])
+    panels = figures.error_panels([("b", expected[:4]), ("b", expected[4:])], logs.read_run(paths[0]))
+    assert [len(curves) for *_, curves in panels] == [2, 2, 2]
+
+
+def test_a_run_is_fitted_once_and_once_for_its_first_half(tmp_path, monkeypatch):
+    asked, fit_run = [], forecast.forecast_run
+    monkeypatch.setattr(forecast, "forecast_run", lambda run, *rest: asked.append(run.stop) or fit_run(run, *rest))
+    fit_cli.report(write_log(tmp_path / "log.jsonl", points=24), tmp_path / "scaling.png")
+    assert asked == [None, "50%"]
+
+
+def test_report_fits_draws_and_says_what_a_run_needs_to_know(tmp_path):
+    log, figure = write_log(tmp_path / "log.jsonl", points=24), tmp_path / "scaling.png"
+    found, lines = fit_cli.report(log, figure)
+    assert json.loads(json.dumps(found))["points"] == 22  # from 10 % of 1.4 on
+    for word in ("  A  ", "  B  ", "  C_mid  ", "R at 2.8 gpu_hours", "R at 14 gpu_hours", "from the first half"):
+        assert word in "\n".join(lines)
+    assert found["first_half"]["inside"] and f"(measured {found['first_half']['measured']:.4g})" in "\n".join(lines)
+    assert found["tasks"] == [] and figure.read_bytes().startswith(b"\x89PNG")
+
+
+def test_report_of_several_tasks_fits_each_that_it_can(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "save", lambda path, title, panels: None)
+    found, lines = fit_cli.report(write_log(tmp_path / "log.jsonl", points=24, tasks=True), tmp_path / "scaling.png")
+    assert found["run"] == tmp_path.name and found["A"] == pytest.approx(0.8, abs=0.02)
+    assert {row["run"].split(".")[-1]: round(row["A"], 1) for row in found["tasks"]} == {"code": 0.4, "math": 0.7}
+    assert sum("tasks.code" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize("points", [0, 2])
+def test_report_of_too_few_evaluations_is_a_line_and_no_figure(tmp_path, points):
+    log = write_log(tmp_path / "log.jsonl", points=3)
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[: 2 * points]))
+    found, lines = fit_cli.report(log, tmp_path / "scaling.png")
+    assert found is None and len(lines) == 1 and lines[0].startswith("no fit: ")
+    assert not (tmp_path / "scaling.png").exists()
+
+
+@pytest.mark.parametrize("rewards", [[0.0] * 9, [1.0] * 9, [0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0, 0.0, 0.0]])
+def test_report_survives_a_run_that_learned_nothing(tmp_path, rewards):
+    rows = [{"kind": "eval", "step": i, "gpu_hours": 0.1 * i, "pass_rate": r} for i, r in enumerate(rewards)]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found, lines = fit_cli.report(tmp_path / "log.jsonl", tmp_path / "scaling.png")
+    assert (found is None) == (rewards[0] == 1.0) and lines
+
+
+def test_paper_figures_and_tables(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(figures, "A_7", {(1500, 50000): (1.70, 0.645)})  # one of four ranges; below, four pairs:
+    monkeypatch.setitem(
+        forecast.forecast_run.__kwdefaults__, "grid", ([0.64, 0.645], [10900.0, 11300.0])
+    )  # all take 15 s
+    drawn, save = {}, figures.save
+    monkeypatch.setattr(figures, "save", lambda path, title, panels: drawn.update({path.stem: (title, panels)}))
+    fit_cli.main(["--paper", "-o", str(tmp_path)])
+    numbers = {"a4": "A.4", "fig1": "Fig. 1", "fig3": "Fig. 3 and A.8", "fig7": "Fig. 7", "sec5": "Sec. 5"}
+    assert sorted(drawn) == [f"paper_{name}" for name in numbers]
+    for name, number in numbers.items():
+        title = drawn[f"paper_{name}"][0]
+        assert title.startswith(number) and title.endswith("published fit, not data")
+        assert ("text" if name == "fig7" else "Table 1") in title
+    (_, _, _, (bs2048,)), (_, _, label, (gain, scout)) = drawn["paper_fig1"][1]
+    # Published: bs2048 fitted to 50k and extrapolated to 100k, Scout to 16k and 45k; at C_mid half of the gain.
+    assert bs2048.span == gain.span == (1500, 50000, 100000) and scout.span == (1500, 16000, 45000)
+    assert bs2048.law(10909) == pytest.approx((0.39 + 0.645) / 2) and scout.law(4242) == 0.5 and "gain" in label
+    efficient, better = drawn["paper_fig3"][1][-1][-1]  # A.8: the curves cross after 10,000 GPU-hours
+    assert efficient.law(1e4) > better.law(1e4) and efficient.law(1e5) < better.law(1e5)
+    cispo, dapo = drawn["paper_fig7"][1][0][-1]
+    assert (cispo.law(100.0), dapo.law(100.0)) == pytest.approx((2 * 2.01, 2 * 1.77))
+    save(tmp_path / "a.png", *drawn["paper_sec5"])
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    assert "ScaleRL-Scout    0.71   1.65  4242" in printed and "1,500 to 50,000  1.7  0.645" in printed

@@ -568,10 +568,12 @@ def test_a_stopped_fork_is_given_up_and_does_not_hold_the_scorer_up():
 
     for _ in range(2):  # the answer's two attempts
         wait_until(lambda: poll() or any(map(children, running(scorer))), "nobody computes", 60.0)
-        (fork,) = children(running(scorer)[0])
+        (worker,) = running(scorer)
+        (fork,) = children(worker)
         os.kill(fork, signal.SIGSTOP)
         scorer._workers[0]._deadline = 0.0  # as if its time were over
-        wait_until(lambda: poll() or gone(fork), "a stopped fork holds the scorer up")
+        # The worker too: while it dies, its dead fork could be taken for that of the next attempt.
+        wait_until(lambda: poll() or gone(fork) and gone(worker), "a stopped fork holds the scorer up")
     scores += wait(scorer)
     assert [(score.correct, score.tried) for score in scores] == [(None, True)] and "exit code -9" in scores[0].error
     scorer.close()

@@ -1,6 +1,5 @@
 """The command line of fit.py, and the report of train.py at the end of a run: fits as text, JSON and figures."""
 
-import argparse
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import fit
 import forecast
 from plumbing import figures
 from plumbing.logs import read_run
+from plumbing.typed import Parser
 
 
 def with_tasks(run, path):
@@ -155,7 +155,7 @@ def command(args, defaults):
 
 def flags():
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(prog="fit.py", description=fit.__doc__.split("\n")[0])
+    parser = Parser(prog="fit.py", description=fit.__doc__.split("\n")[0])
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or a CSV, JSON or console log, also as .gz")
     add(

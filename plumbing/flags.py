@@ -16,13 +16,15 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import data
 import loss
@@ -32,6 +34,7 @@ import rollout
 import vllm_rollout
 from plumbing import checkpoints, sizing, sources
 from plumbing.fleet import processes
+from plumbing.typed import Parser, beside, check_model, check_weights
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
 from verify import jail, scorer
 
@@ -82,7 +85,7 @@ EVALUATION = {  # the flags that --evaluate reads
 
 def flags():
     """The parser. A flag that is not given is absent from its namespace, so that presets can fill it in."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="train.py",
         usage="train.py [--FLAG VALUE ...]; all of them: train.py --help",
         description="ScaleRL: asynchronous reinforcement learning of a language model, "
@@ -241,7 +244,7 @@ GROUPS = {
 
 
 def threshold(text):
-    if text != "off" and not 0 < float(text) <= 1:
+    if text != "off" and not 0 < number(text, float) <= 1:
         raise argparse.ArgumentTypeError(f"got {text}; expected a share above 0 and up to 1, or off")
     return None if text == "off" else float(text)
 
@@ -261,9 +264,17 @@ def source(text):
 
 
 def positive(text):
-    if int(text) < 1:
+    if number(text, int) < 1:
         raise argparse.ArgumentTypeError(f"got {text}; expected a whole number of 1 or more")
     return int(text)
+
+
+def number(text, kind):
+    """The number that a text spells; 0, which every caller refuses, if it spells none."""
+    try:
+        return kind(text)
+    except ValueError:
+        return 0
 
 
 def settings(argv):
@@ -272,7 +283,7 @@ def settings(argv):
     Exits with code 2 and one line for a wrong value, or for a flag that the chosen mode does not read.
     """
     parser = flags()
-    asked = vars(parser.parse_args(argv))
+    asked = anchored(vars(parser.parse_args(argv)))
     if "evaluate" in asked and (ignored := set(asked) - EVALUATION):
         parser.error(f"--evaluate trains nothing: it does not read {', '.join(map(option, sorted(ignored)))}")
     try:
@@ -310,6 +321,14 @@ def settings(argv):
     args.clips = clips(args, given, parser.error)
     check(args, asked, given, parser.error)
     return args
+
+
+def anchored(asked):
+    """The flags with whole paths of local models and data: a run finds them again from another folder."""
+    folder = os.path.abspath(os.path.expanduser(asked.get("model", "")))
+    found = {"model": folder} if "model" in asked and os.path.isdir(folder) else {}
+    named = {"data": [sources.anchored(source) for source in asked["data"]]} if "data" in asked else {}
+    return asked | found | named
 
 
 def follow_mark(args, asked, given, error):
@@ -403,8 +422,9 @@ def earlier_flags(asked, error):
     if "resume" in asked and checkpoints.finished(asked["out"]):
         return resumed_flags(asked, error)
     if "evaluate" in asked:  # with the lengths and data of the run that wrote the checkpoint
+        asked["evaluate"] = os.path.expanduser(asked["evaluate"])
         log = Path(asked["evaluate"]).parent / "log.jsonl"
-        return (stored_flags(log) if log.exists() else {}) | {"model": asked["evaluate"]}
+        return (anchored(stored_flags(log)) if log.exists() else {}) | {"model": asked["evaluate"]}
     return {}
 
 
@@ -414,6 +434,7 @@ def resumed_flags(given, error):
     if not log.exists():
         error(f"--resume: expected the log of the run whose checkpoints are in {log.parent}, found no {log}")
     stored = stored_flags(log)
+    stored |= anchored(stored)
     for name in (
         "recipe",
         "model",
@@ -485,12 +506,13 @@ def prepare(args):
     Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no jail for programs works here).
     """
     folder = weights_folder(args)
+    if not args.resume:
+        check_model("--evaluate" if "evaluate" in args else "--model", folder)
     if not args.resume and (wrong := checkpoints.damage(folder, needed=()) if os.path.isdir(folder) else ""):
         raise ValueError(f"{folder} is broken: {wrong}")
     if args.generator == "vllm":
         vllm_rollout.require_vllm()
-    precision.check_supported(config := AutoConfig.from_pretrained(folder))
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    config, tokenizer = read_model(args, folder)
     args.fitted = fit(args, config, tokenizer)
     check_lengths(args)
     prompts = sources.load(
@@ -524,6 +546,30 @@ def prepare(args):
     # Once per node: jails that start at the same moment count each other's processes.
     args.protections = jail.protections() if code and os.environ.get("LOCAL_RANK", "0") == "0" else []
     return prompts
+
+
+def read_model(args, folder):
+    """(config, tokenizer) of the policy. Raises ValueError if it has none, is not supported, or could never end."""
+    flag = "--evaluate" if "evaluate" in args else "--model"
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        precision.check_supported(config)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except OSError as error:
+        said = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{flag} {folder}: expected a folder, or a model on the hub that can be read from here; {said} If you mean "
+            f"a folder: {beside(folder)}"
+        ) from error
+    model = SimpleNamespace(config=config, generation_config=None)
+    with suppress(OSError):  # not every folder has one
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    try:
+        rollout.eos_ids(model, tokenizer)
+    except ValueError as error:
+        raise ValueError(f"{flag} {folder}: {error}") from error
+    check_weights(flag, folder)
+    return config, tokenizer
 
 
 def fit(args, config, tokenizer):

@@ -3,7 +3,6 @@
 Test: pytest tests/test_sft.py
 """
 
-import argparse
 from contextlib import closing
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import reward
 import rollout
 import sft
 from plumbing import evaluation, sources
+from plumbing.typed import Parser
 from verify.scorer import Scorer
 
 
@@ -37,7 +37,7 @@ def report(name, model, tokens, tasks):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="sft.py", description=sft.__doc__.split("\n")[0])
+    parser = Parser(prog="sft.py", description=sft.__doc__.split("\n")[0])
     parser.add_argument("--out", default="runs/base", help="folder to write; must not exist (default runs/base)")
     parser.add_argument(
         "--tasks",

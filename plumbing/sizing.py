@@ -64,7 +64,9 @@ def fit_lengths(args, positions, default_new, phrase):
         for name in ("max_prompt_tokens", "max_new_tokens", *read)
         if getattr(args, name) != before[name]
     ]
-    return f"Lengths made to fit, the model has {positions} positions: {', '.join(changed)}" if changed else ""
+    shrunk = args.max_new_tokens != before["max_new_tokens"]
+    cause = f"the model has {positions} positions" if shrunk else f"--max-new-tokens is {args.max_new_tokens}"
+    return f"Lengths made to fit, {cause}: {', '.join(changed)}" if changed else ""
 
 
 def numbers(value):

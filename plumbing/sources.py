@@ -5,10 +5,12 @@
 A source is NAME[:WEIGHT][:TASK]: its share of the prompts drawn is its weight (default 1) over the sum of all weights;
 TASK, a key of judges.TASKS, names the verifier of all its rows. NAME is one of
   arithmetic, sorting  the embedded tasks (data.py)
-  FILE.jsonl  one {"prompt": text or [{"role": ..., "content": ...}, ...], "answer": text or integer} per line, and
-              optionally "task" (default "math"); other fields and empty lines are ignored.
-  any other   such rows from `datasets.load_dataset`, train split: a .parquet, .json, .csv or .arrow file (or a pattern
-              of files), a folder, OWNER/NAME or OWNER/NAME/CONFIG on the hub.
+  FILE.jsonl  (or .ndjson) one {"prompt": text or [{"role": ..., "content": ...}, ...], "answer": text or integer} per
+              line, and optionally "task" (default "math"); other fields and empty lines are ignored.
+  FILE.csv    (or .tsv) such rows as a table whose first line names the columns; every cell is text.
+  any other   such rows from `datasets.load_dataset`, train split: a .parquet, .json or .arrow file, a folder,
+              OWNER/NAME or OWNER/NAME/CONFIG on the hub.
+A file's name may be a pattern and have capitals; text files may be packed (.gz).
 --prompt-column and --answer-column name other columns; several names may be given, for several sources, and the first
 that a row has counts. "reward_model.ground_truth" is the field ground_truth within the field reward_model. If an answer
 holds "####" (GSM8K), only what follows is taken. The answer of a code row is its tests, in a form that judges.py reads,
@@ -19,20 +21,26 @@ Test: pytest tests/test_sources.py
 """
 
 import ast
+import csv
+import gzip
 import json
 import os
 import re
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
+from glob import glob
+from itertools import chain
 from pathlib import Path
 
 from data import (
     ANSWERS,
     EMBEDDED,
     EMBEDDED_PROMPTS,
+    MAX_ANSWER,
     VALIDATION_PROMPTS,
     Data,
     Row,
@@ -43,10 +51,14 @@ from data import (
     split,
     tokenise,
 )
+from plumbing.typed import beside, closest, is_path, meant
 from verify.judges import TASKS
 from verify.programs import read_tests
 
-FORMATS = {f".{kind}": kind for kind in ("parquet", "json", "csv", "arrow")}  # files that `datasets` reads, by ending
+USUAL = {  # columns of well-known data sets, to be suggested
+    "--prompt-column": ("question", "problem", "instruction", "query", "input", "messages"),
+    "--answer-column": ("solution", "final_answer", "ground_truth", "output", "response", "target", "label"),
+}
 EXPECTED = 'one JSON object like {"prompt": text or chat messages, "answer": text or integer}'
 
 
@@ -68,41 +80,113 @@ def parse_source(text: str) -> tuple[str, float, str | None]:
     return name, float(weight or 1), task
 
 
+def anchored(text: str) -> str:
+    """A source as --data takes it, a file or folder with its whole path: it is found from any other folder too."""
+    name, _, task = parse_source(text)
+    path = os.path.abspath(os.path.expanduser(name))
+    here = name not in EMBEDDED and (os.path.exists(path) or glob(path))
+    return path + text[len(name) :] if here else text
+
+
+def labels(names: Sequence[str]) -> Sequence[str]:
+    """What sources are called in the log: files and folders without their path, if that tells all sources apart."""
+    short = [os.path.basename(name) if os.path.isabs(name) else name for name in names]
+    return short if len(set(short)) == len(short) else names
+
+
+def ending(name: str) -> str:
+    """The ending of a file's name in lower case, without .gz.
+
+    >>> ending("a/B.JSONL"), ending("b.csv.gz"), ending("a.b/c")
+    ('.jsonl', '.csv', '')
+    """
+    return Path(name.lower().removesuffix(".gz")).suffix
+
+
+def opened(path: str, **text):
+    """A text file to be read; one that gzip packed is told by its first bytes."""
+    with open(path, "rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    return (gzip.open if packed else open)(path, "rt", **text)
+
+
 def read_lines(path: str) -> Iterator[tuple[str, object]]:
     """Yield (place, row) for each non-empty line of a JSONL file. Raises ValueError for a line that is not JSON."""
-    with open(path, "rb") as file:
-        for number, raw in enumerate(file, 1):
+    with opened(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+        for number, line in enumerate(file, 1):
             try:
-                row = json.loads(raw) if raw.strip() else None
+                row = json.loads(line) if line.strip() else None
                 json.dumps(row, ensure_ascii=False).encode()  # the tokenizer would fail on half a surrogate pair
-            except (ValueError, RecursionError) as error:
-                cause = "one JSON document over many lines, a file that is not UTF-8, or nesting too deep to read"
-                raise malformed(f"{path}:{number}", f"{raw[:60]!r} ({error})", cause, EXPECTED) from error
-            if raw.strip():
+            except ValueError as error:
+                cause = "one JSON document over many lines, or a file that is not UTF-8"
+                raise malformed(f"{path}:{number}", f"{line[:60]!r} ({error})", cause, EXPECTED) from error
+            if line.strip():
                 yield f"{path}:{number}", row
 
 
-def read_dataset(name: str) -> Iterator[tuple[str, dict]]:
-    """(place, row) of rows that `datasets` finds under a name; ValueError if it finds none or is not installed."""
+def read_table(path: str) -> Iterator[tuple[str, dict]]:
+    """Yield (place, row) for each row of a CSV or TSV file, every cell as the text it is: 007 stays 007.
+
+    The separator is the one of , ; and tab that its first line has most of. Raises ValueError for a row of more cells.
+    """
+    csv.field_size_limit(MAX_ANSWER)
+    with opened(path, encoding="utf-8-sig", newline="") as file:
+        number = 1
+        try:
+            separator = max(",;\t", key=file.readline().count)
+            file.seek(0)
+            table = csv.DictReader(file, delimiter=separator)
+            for row in table:
+                number = table.line_num
+                if None in row:
+                    got = f"{len(row) - 1 + len(row[None])} cells under {len(row) - 1} names"
+                    raise malformed(f"{path}:{number}", got, "a text that should stand in quotes", "a table")
+                yield f"{path}:{number}", row
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise malformed(f"{path}:{number}", str(error), "a file of another kind", "a table in UTF-8") from error
+
+
+READERS = {".jsonl": read_lines, ".ndjson": read_lines, ".csv": read_table, ".tsv": read_table}
+BUILDERS = {".parquet": "parquet", ".json": "json", ".arrow": "arrow"}  # that `datasets` has
+
+
+def read(name: str) -> Iterator[tuple[str, object]]:
+    """(place, row) of a source that is not embedded. Raises ValueError, with what is there, if there is none."""
+    kind = ending(name)
+    files = [path for path in sorted(glob(name)) or [name] if os.path.isfile(path)]
+    if files and kind in READERS:
+        return chain.from_iterable(map(READERS[kind], files))
+    if files and kind not in BUILDERS:
+        cause = "lines of text, which have no answers" if kind == ".txt" else "a file of another kind"
+        known = ", ".join((*READERS, *BUILDERS))
+        expected = f"a file of a kind that is read ({known}; all but .parquet and .arrow also as .gz)"
+        raise malformed(f"--data {name}", f"a file ending in {kind or 'nothing'}", cause, expected)
+    hub = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
+    path_only = is_path(name, longest=3) or kind in (READERS | BUILDERS) or not hub
+    if not files and not os.path.isdir(name) and path_only:
+        head, colon, end = name.rpartition(":")
+        wrong = f"; {end} is no weight and no task ({', '.join(TASKS)})" if colon and os.path.exists(head) else ""
+        guess = wrong or meant(name, EMBEDDED) or f"; {beside(name)}"
+        expected = f"{', '.join(EMBEDDED)}, a file, a folder or OWNER/NAME on the hub"
+        raise ValueError(f"--data {name}: expected {expected}; there is no such file or folder{guess}")
+    if files:
+        return read_dataset(name, path=BUILDERS[kind], data_files=files)
+    return read_dataset(name, path=name) if os.path.isdir(name) else read_dataset(name, path=hub[1], name=hub[2])
+
+
+def read_dataset(source: str, **place) -> Iterator[tuple[str, dict]]:
+    """(place, row) of the rows that `datasets.load_dataset` finds; ValueError if it finds none or is not installed."""
     cause = "a misspelt name, no network, no train split, several configurations, or: pip install datasets"
     failures = (ImportError, OSError, ValueError)
     try:
-        if Path(name).suffix in FORMATS:
-            place = {"path": FORMATS[Path(name).suffix], "data_files": name}
-        elif os.path.isdir(name):
-            place = {"path": name}
-        elif hub := re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?(?<![.]jsonl)", name):
-            place = {"path": hub[1], "name": hub[2]}
-        else:
-            raise FileNotFoundError("no such file, folder or OWNER/NAME")
-        import datasets  # not a requirement: JSONL and the embedded tasks do without it
+        import datasets  # not a requirement: the embedded tasks, JSONL and CSV do without it
 
         failures += (datasets.exceptions.DatasetsError,)
         rows = datasets.load_dataset(**place, split="train")
     except failures as error:
-        expected = f"{', '.join(EMBEDDED)}, a JSONL file, or what datasets.load_dataset reads (see plumbing/sources.py)"
-        raise malformed(f"--data {name}", f"{type(error).__name__}: {error}", cause, expected) from error
-    return ((f"{name}, row {number}", row) for number, row in enumerate(rows, 1))
+        expected = f"{', '.join(EMBEDDED)}, a file, or what datasets.load_dataset reads (see plumbing/sources.py)"
+        raise malformed(f"--data {source}", f"{type(error).__name__}: {error}", cause, expected) from error
+    return ((f"{source}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def field(row: dict, names: Iterable[str]):
@@ -148,24 +232,50 @@ def code_answer(answer, row: dict) -> str:
     return text
 
 
-def is_chat(prompt) -> bool:
-    """True for a list of {"role": text, "content": text} that waits for the assistant's turn."""
-    if not isinstance(prompt, list) or not prompt:
-        return False
-    whole = (isinstance(m, dict) and isinstance(m.get("content"), str) and "role" in m for m in prompt)
-    return all(whole) and prompt[-1]["role"] != "assistant"
+def missing(row: dict, where: str, names: Sequence[str], flag: str) -> ValueError:
+    """The error for a row without a value under any of these names, which `flag` gives."""
+    parents = {name: field(row, [name.rpartition(".")[0]]) if "." in name else row for name in names}
+    for name, parent in parents.items():
+        if isinstance(parent, dict) and name.rpartition(".")[2] in parent:
+            return malformed(where, f"{name} without a value", "an unlabelled row", EXPECTED)
+    there = [name for name, value in row.items() if not isinstance(value, dict)]
+    there += [f"{name}.{inner}" for name, value in row.items() if isinstance(value, dict) for inner in value]
+    usual = [name for name in USUAL[flag] if name in there]
+    guess = closest(names[0], there) or next(iter(usual), "NAME")
+    got = f"the fields {sorted(there)}, none of which is {' or '.join(names)}"
+    return malformed(where, got, f"another name of the column: {flag} {guess}", EXPECTED)
+
+
+def chat(prompt: list, where: str) -> list[dict]:
+    """Chat messages, each with its content as one text. Raises ValueError for another form, or parts without text."""
+    whole = []
+    for message in prompt:
+        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+            cause = "another form of chat, or a field that is missing"
+            expected = 'messages like {"role": "user", "content": text}'
+            raise malformed(where, f"prompt {str(message)[:60]!r}", cause, expected)
+        parts = message["content"] if isinstance(message["content"], list) else [message["content"]]
+        texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+        if not all(isinstance(text, str) for text in texts):
+            kinds = sorted({str(part.get("type") if isinstance(part, dict) else part)[:60] for part in parts})
+            raise malformed(where, f"content of {', '.join(kinds)}", "an image or sound", "text: nothing else is read")
+        whole.append({"role": message["role"], "content": "".join(texts)})
+    return whole
 
 
 def parse_row(row, where: str, task: str | None, columns) -> Row:
     """Check a row's fields. task, columns: those of its source. Raises ValueError naming `where` if it is unusable."""
     if not isinstance(row, dict):
         raise malformed(where, f"a {type(row).__name__}", "one JSON array instead of a line per row", EXPECTED)
-    prompt, answer = (field(row, names) for names in columns)
+    values = [field(row, names) for names in columns]
+    for flag, names, value in zip(USUAL, columns, values):
+        if value is None:
+            raise missing(row, where, names, flag)
+    prompt, answer = values
     task = str(task or row.get("task") or "math")
-    if prompt is None or answer is None:
-        cause = "an unlabelled row, or other column names: --prompt-column, --answer-column"
-        raise malformed(where, f"the fields {sorted(row)}", cause, EXPECTED)
-    if not (is_chat(prompt) or isinstance(prompt, str) and prompt.strip()):
+    prompt = chat(prompt, where) if isinstance(prompt, list) else prompt
+    text = prompt.strip() if isinstance(prompt, str) else isinstance(prompt, list) and prompt
+    if not text or isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
         cause = "it is empty, or its messages end with the answer"
         raise malformed(where, f"prompt {str(prompt)[:60]!r}", cause, EXPECTED)
     if task not in TASKS:
@@ -208,11 +318,14 @@ def load_source(name: str, task: str | None, columns, tokenizer, *, budget: int,
         rows = ([render(Row(name, *pair, name), tokenizer) for pair in pairs] for pairs in sets)
         (train, long), (held, long_held) = (tokenise(part, tokenizer, budget=budget) for part in rows)
         return Data(train, held, long + long_held, 0)
-    found = read_lines(name) if name.endswith(".jsonl") and os.path.isfile(name) else read_dataset(name)
+    found = read(name)
     count, first, skipped = 0, {}, []
-    for count, row in enumerate(usable(found, task, columns, skipped if skip else None), 1):
-        row = render(row, tokenizer)
-        first.setdefault(row.prompt, row)
+    try:
+        for count, row in enumerate(usable(found, task, columns, skipped if skip else None), 1):
+            row = render(row, tokenizer)
+            first.setdefault(row.prompt, row)
+    except (EOFError, zlib.error) as error:
+        raise malformed(f"--data {name}", str(error), "an interrupted download", "a whole .gz file") from error
     prompts, too_long = tokenise(list(first.values()), tokenizer, budget=budget)
     if not prompts:
         cause = "an empty file, an interrupted download, or a small budget"
@@ -247,12 +360,13 @@ def load(
         load_source(*pair, columns, tokenizer, budget=budget, validation=validation, skip=skip_unusable)
         for pair in zip(names, tasks)
     ]
+    called = labels(names)
     owners = Counter(task for part in parts for task in {prompt.task for prompt in (*part.train, *part.validation)})
 
     def numbered(sets):
         every = [(source, prompt) for source, prompts in enumerate(sets) for prompt in prompts]
         return [
-            replace(prompt, index=i, source=source, curve=names[source] if owners[prompt.task] > 1 else prompt.task)
+            replace(prompt, index=i, source=source, curve=called[source] if owners[prompt.task] > 1 else prompt.task)
             for i, (source, prompt) in enumerate(every)
         ]
 

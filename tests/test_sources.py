@@ -1,6 +1,7 @@
 """Claims about plumbing/sources.py: sources and their weights, rows and columns, files, folders, the hub."""
 
 import doctest
+import gzip
 import json
 import random
 import string
@@ -60,7 +61,7 @@ def test_jsonl_keeps_prompts_answers_and_tasks(tmp_path, tokenizer):
         ('[{"prompt": "a", "answer": 1}]', "a list"),
         ("prompt,answer", "expected one JSON object"),
         ('{"question": "a", "answer": 1}', "'question'"),
-        ('{"prompt": "a"}', "column names"),
+        ('{"prompt": "a"}', "--answer-column NAME"),
         ('{"prompt": "", "answer": 1}', "it is empty"),
         ('{"prompt": 7, "answer": 1}', "prompt '7'"),
         ('{"prompt": [], "answer": 1}', "prompt '\\[\\]'"),
@@ -99,10 +100,28 @@ def test_an_empty_file_is_refused(tmp_path, tokenizer):
         sources.load(str(tmp_path / "empty.jsonl"), tokenizer, budget=99)
 
 
-@pytest.mark.parametrize("source", ["aritmetic", "none.jsonl", "/no/folder", "/no/file.parquet", "math.jsonl:x"])
-def test_a_misspelt_source_and_a_missing_file_are_refused_at_once(source, tokenizer):
-    with pytest.raises(ValueError, match=f"--data {source}: expected arithmetic, sorting, a JSONL .* misspelt"):
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("aritmetic", "did you mean arithmetic?"),
+        ("mth.jsonl", "{here} holds math.jsonl, notes.txt; did you mean math.jsonl?"),
+        ("./mth.jsonl", "did you mean math.jsonl?"),
+        ("/no/folder", "there is no such file or folder; / holds"),
+        ("no/folder/file.parquet", "{here} holds math.jsonl, notes.txt"),
+        ("math.jsonl:maths", "maths is no weight and no task (arithmetic, "),
+        ("notes.txt", "got a file ending in .txt; likely cause: lines of text, which have no answers"),
+        ("math", "did you mean math.jsonl?"),
+    ],
+)
+def test_what_is_not_there_is_refused_at_once_with_what_is(source, words, tmp_path, tokenizer, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sources, "read_dataset", lambda *_, **place: pytest.fail(f"asked the hub: {place}"))
+    for name in ("math.jsonl", "notes.txt"):
+        Path(name).touch()
+    with pytest.raises(ValueError) as error:
         sources.load(source, tokenizer, budget=99)
+    assert str(error.value).startswith(f"--data {source}: expected ")
+    assert words.format(here=tmp_path) in str(error.value)
 
 
 @pytest.mark.parametrize("source", ["arithmetic:0", "a.jsonl:0.0", "sorting:math", "sorting:2:arithmetic"])
@@ -148,7 +167,10 @@ def test_the_task_of_a_source_wins_over_its_rows_and_the_columns_over_the_defaul
     loaded = sources.load(f"{path}:arithmetic", tokenizer, budget=9, columns=columns)
     found = {p.text: (p.answer, p.task) for p in loaded.train + loaded.validation}
     assert found == {f"{n}+1=": (str(n + 1), "arithmetic") for n in range(9)}
-    with pytest.raises(ValueError, match=r"a.jsonl:1: .* got the fields \['answer', 'problem', 'task', 'x'\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"a.jsonl:1: .* got the fields \['answer', 'problem', 'task', 'x.y'\].*: --prompt-column problem",
+    ):
         sources.load(path, tokenizer, budget=9)
 
 
@@ -351,6 +373,104 @@ def test_files_by_their_ending_and_patterns_of_them(tmp_path, datasets, tokenize
         sources.load(str(tmp_path / "f" / "a3.parquet"), tokenizer, budget=9)
 
 
+ROWS = [{"prompt": f"{n}+0=", "answer": f"0{n}"} for n in range(10)]
+LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+
+
+def table(separator):
+    return "".join(separator.join(row) + "\n" for row in (("prompt", "answer"), *(row.values() for row in ROWS)))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", "\ufeff" + LINES),  # as Windows' editor writes it
+        ("A.JSONL", LINES),
+        ("a.ndjson", LINES),
+        ("a.jsonl.gz", LINES),
+        ("a.csv", table(",")),
+        ("a.CSV", "\ufeff" + table(";")),
+        ("a.tsv", table("\t")),
+        ("a.csv.gz", table(",")),
+        ("a.json", json.dumps(ROWS)),
+        ("a.json.gz", json.dumps(ROWS)),
+    ],
+)
+def test_files_of_every_kind_in_use_are_read_with_answers_letter_by_letter(name, text, tmp_path, tokenizer, request):
+    if ".json" in name and "jsonl" not in name:
+        request.getfixturevalue("datasets")
+    raw = text.encode()
+    (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    loaded = sources.load(str(tmp_path / name), tokenizer, budget=9)
+    assert sorted((p.text, p.answer) for p in loaded.train + loaded.validation) == [(*row.values(),) for row in ROWS]
+
+
+def test_a_pattern_reads_all_its_files(tmp_path, tokenizer):
+    for name, rows in (("a1.jsonl", ROWS[:4]), ("a2.jsonl", ROWS[4:]), ("b.jsonl", [{"prompt": "no"}])):
+        write(tmp_path / name, rows)
+    loaded = sources.load(f"{tmp_path}/a*.jsonl", tokenizer, budget=9)
+    assert len(loaded.train + loaded.validation) == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.txt", b"1+1=", "a file ending in .txt; likely cause: lines of text, which have no answers"),
+        ("a.xlsx", b"PK", "a file ending in .xlsx; likely cause: a file of another kind"),
+        ("a", b"{}", "a file ending in nothing"),
+        ("a.csv", b"prompt,answer\n1,5+1=,6\n", "a.csv:2: .* got 3 cells under 2 names"),
+        ("a.csv", b"prompt,answer\n\xff\xfe,1\n", "a.csv:[0-9]: .* a file of another kind"),
+        ("a.jsonl.gz", gzip.compress(LINES.encode())[:-20], "expected a whole .gz file.* an interrupted download"),
+    ],
+)
+def test_files_of_other_kinds_and_broken_ones_are_refused_by_their_kind(name, content, words, tmp_path, tokenizer):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        sources.load(str(tmp_path / name), tokenizer, budget=9)
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"qestion": "a", "answer": 1}, "got the fields .'answer', 'qestion'., none of which is question.*n qestion"),
+        ({"problem": "a", "answer": 1}, "--prompt-column problem"),
+        ({"question": "a", "solution": "1"}, "--answer-column solution"),
+        ({"question": "a", "answer": None}, "got answer without a value; likely cause: an unlabelled row"),
+        ({"question": "a", "meta": {"gold": 1}}, "'meta.gold'"),
+    ],
+)
+def test_a_missing_column_is_named_with_those_there_are_and_a_null_is_not_called_one(row, words, tmp_path, tokenizer):
+    with pytest.raises(ValueError, match=words):
+        sources.load(write(tmp_path / "a.jsonl", [row]), tokenizer, budget=9, columns=(["question"], ["answer"]))
+
+
+def test_content_in_parts_is_joined_and_parts_that_are_no_text_and_other_chats_are_named(tmp_path):
+    def load(*messages):
+        row = {"prompt": list(messages), "answer": 1}
+        return sources.load(write(tmp_path / "a.jsonl", [row]), character_tokenizer(template=TEMPLATE), budget=99)
+
+    parts = [{"type": "text", "text": "what is "}, {"type": "text", "text": "1?"}]
+    (prompt,) = load({"role": "user", "content": parts}).validation
+    assert prompt.text == "user:what is 1?|assistant:"
+    with pytest.raises(ValueError, match="got content of image, text; likely cause: an image or sound"):
+        load({"role": "user", "content": [*parts, {"type": "image", "image": "cat.png"}]})
+    with pytest.raises(ValueError, match="'from': 'human'.* another form of chat"):
+        load({"from": "human", "value": "what is 1?"})
+
+
+def test_a_file_is_the_same_source_however_its_path_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "chat.jsonl", ROWS)
+    whole = f"{tmp_path}/chat.jsonl"
+    assert {sources.anchored(name) for name in ("chat.jsonl", "./chat.jsonl", "~/chat.jsonl", whole)} == {whole}
+    assert sources.anchored("./chat*.jsonl:2:math") == f"{tmp_path}/chat*.jsonl:2:math"
+    for name in ("sorting:2", "openai/gsm8k/main", "none.jsonl"):
+        assert sources.anchored(name) == name
+    assert sources.labels([whole, "sorting"]) == ["chat.jsonl", "sorting"]
+    assert sources.labels(["/a/x.jsonl", "/b/x.jsonl"]) == ["/a/x.jsonl", "/b/x.jsonl"]
+
+
 def test_files_that_datasets_cannot_read_are_refused_with_its_reason(tmp_path, datasets, tokenizer):
     (tmp_path / "broken.json").write_text('{"prompt": "a"\n{"x')
     with pytest.raises(ValueError, match=r"broken.json: expected .* got Dataset\w*Error: .*; likely cause"):
@@ -403,7 +523,11 @@ def test_every_source_has_its_own_validation_prompts_and_its_own_curve(tmp_path,
     one = write(tmp_path / "one.jsonl", [{"prompt": f"a{n}", "answer": n} for n in range(50)])
     two = write(tmp_path / "two.jsonl", [{"prompt": f"b{n}", "answer": n} for n in range(30)])
     loaded = sources.load(["sorting", one, f"{two}:5"], tokenizer, budget=30, validation=4)
-    assert Counter(p.curve for p in loaded.validation) == {"sorting": 4, one: 4, two: 3}  # 3: a tenth of 30
+    assert Counter(p.curve for p in loaded.validation) == {
+        "sorting": 4,
+        "one.jsonl": 4,
+        "two.jsonl": 3,
+    }  # 3: a tenth of 30
     assert Counter(p.source for p in loaded.train) == {0: 8_000, 1: 46, 2: 27} and loaded.weights == (1.0, 1.0, 5.0)
     for part in (loaded.train, loaded.validation):
         assert indices(part) == list(range(len(part)))

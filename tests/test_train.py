@@ -626,7 +626,8 @@ def test_lengths_that_are_not_given_shrink_to_the_models_positions_by_one_factor
 
 def test_default_interruptions_follow_a_given_length_that_they_would_not_fit():
     lengths, said = sized("--max-new-tokens", "1792", positions=8192)  # an eighth of the paper's
-    assert lengths[:3] == [2048, 1792, (1250, 1500)] and "--interrupt-at 1250 1500" in said
+    assert lengths[:3] == [2048, 1792, (1250, 1500)]
+    assert said == ("Lengths made to fit, --max-new-tokens is 1792: --interrupt-at 1250 1500 instead of 10000 12000")
     assert sized("--max-new-tokens", "13000", positions=16384) == ([2048, 13000, (10000, 12000), 14000, 2000], "")
     # 56 = 14,336 / 256 scales them to 39 and 46; but 46 + 19 tokens of phrase leave none for the answer: at most 36.
     lengths, _ = sized("--max-new-tokens", "56", positions=8192)

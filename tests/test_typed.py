@@ -1,0 +1,178 @@
+"""Claims about plumbing/typed.py: what is misspelt or not there is named with what is, before anything is started."""
+
+import doctest
+import json
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+from plumbing import flags, typed
+
+PARSER = typed.Parser(prog="it")
+PARSER.add_argument("--eval-every", type=int)
+PARSER.add_argument("--loss", choices=("cispo", "dapo"))
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_docstring_examples_run():
+    assert doctest.testmod(typed).failed == 0 < doctest.testmod(typed).attempted
+
+
+@pytest.mark.parametrize(
+    "argv, meant",
+    [
+        (["--evl-every", "3"], "--eval-every"),
+        (["--eval_every", "3"], "--eval-every"),
+        (["eval-every=3"], "--eval-every"),
+        (["-loss", "dapo"], "--loss"),
+        (["--loss", "cipso"], "cispo"),
+        (["--loss", "DAPO"], "dapo"),
+    ],
+)
+def test_a_misspelt_flag_or_choice_gets_a_suggestion(capsys, argv, meant):
+    with pytest.raises(SystemExit) as end:
+        PARSER.parse_args(argv)
+    assert end.value.code == 2 and capsys.readouterr().err.endswith(f"; did you mean {meant}?\n")
+
+
+def test_what_resembles_nothing_gets_no_suggestion(capsys):
+    with pytest.raises(SystemExit):
+        PARSER.parse_args(["--tensorboard"])
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def model(folder, *files):
+    """A folder with these files, empty but for the brackets of an object."""
+    Path(folder).mkdir(parents=True)
+    for name in files:
+        (Path(folder) / name).write_text(json.dumps({}))
+
+
+def said(name, flag="--model"):
+    with pytest.raises(ValueError) as error:
+        typed.check_model(flag, name)
+    message = str(error.value)
+    assert message.startswith(f"{flag} {name}: expected ")
+    return message
+
+
+def test_a_path_that_is_not_there_is_answered_with_what_lies_beside_it():
+    model("runs/smollm2", "config.json", "model.safetensors")
+    for name in ("runs/smolm2", "./runs/smolm2", str(Path("runs/smolm2").absolute())):
+        assert said(name).endswith(f"{Path('runs').absolute()} holds smollm2/; did you mean smollm2/?")
+    assert "holds runs/" in said("./nothing/here")
+    typed.check_model("--model", "runs/smollm2")
+    typed.check_model("--model", "Qwen/Qwen3-0.6B")  # a name on the hub
+    typed.check_model("--model", "gpt2")
+
+
+def test_of_many_names_eight_are_shown():
+    for n in range(20):
+        Path(f"file{n:02}").touch()
+    assert typed.beside("x").endswith("file06, file07 and 12 more")
+
+
+def test_a_folder_that_is_no_model_says_what_it_is():
+    model("runs/a/checkpoint-8", "config.json", "model.safetensors")
+    model("runs/a/checkpoint-16", "config.json", "model.safetensors")
+    ending = "with runs/a/checkpoint-8, runs/a/checkpoint-16; give one of them: --evaluate runs/a/checkpoint-16"
+    assert said("runs/a", "--evaluate").endswith(ending)
+    model("adapter", "adapter_config.json")
+    assert "LoRA adapter; merge it" in said("adapter")
+    model("empty")
+    assert "found no config.json" in said("empty")
+    model("half", "config.json")
+    typed.check_model("--model", "half")
+    with pytest.raises(ValueError, match="--model half: expected weights .*, found none; .*half holds config.json"):
+        typed.check_weights("--model", "half")
+    Path("model.gguf").touch()
+    assert "got a file" in said("model.gguf")
+
+
+# --- In train.py -----------------------------------------------------------------------------------------------------
+
+BASE = Path(flags.ROOT) / "base"
+
+
+def started(capsys, *argv):
+    """What `train.py ARGV` says when it stops, before a process is started or weights are loaded."""
+    with pytest.raises(SystemExit) as end:
+        flags.start(argv)
+    assert end.value.code == 2
+    return capsys.readouterr().err.strip().split("\n")[-1]
+
+
+def rows(name, count=9):
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) + "\n" for n in range(count)))
+
+
+def test_a_misspelt_model_never_reaches_the_hub(capsys, monkeypatch):
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_: pytest.fail("asked for a config"))
+    model("runs/smollm2", "config.json", "model.safetensors")
+    rows("a.jsonl")
+    message = started(capsys, "--model", "runs/smolm2", "--data", "a.jsonl")
+    assert message.startswith("train.py: error: --model runs/smolm2: expected a folder, found none; ")
+    assert "did you mean smollm2/?" in message
+    assert "--evaluate runs/smolm2/checkpoint-9: expected" in started(capsys, "--evaluate", "runs/smolm2/checkpoint-9")
+
+
+def test_what_the_hub_cannot_give_is_said_in_one_line_with_its_name(capsys, monkeypatch):
+    def unreachable(*_, **__):
+        raise OSError("We couldn't connect to the hub.\nCheck your connection\nor see the documentation")
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", unreachable)
+    rows("a.jsonl")
+    message = started(capsys, "--model", "Qwen/Qwen9", "--data", "a.jsonl")
+    assert message.startswith("train.py: error: --model Qwen/Qwen9: expected a folder, or a model on the hub")
+    assert "couldn't connect to the hub. If you mean a folder: " in message and "holds a.jsonl" in message
+
+
+def test_a_model_whose_completions_could_never_end_is_refused(capsys, monkeypatch):
+    rows("a.jsonl")
+    config, tokenizer = AutoConfig.from_pretrained(BASE), AutoTokenizer.from_pretrained(BASE)
+    config.eos_token_id = tokenizer.eos_token = None
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_: config)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_: tokenizer)
+    monkeypatch.setattr(GenerationConfig, "from_pretrained", lambda *_: GenerationConfig())
+    message = started(capsys, "--model", str(BASE), "--data", "a.jsonl")
+    assert f"--model {BASE}: expected eos_token_id in" in message and "every completion would be truncated" in message
+
+
+def test_data_of_a_run_are_found_from_another_folder_however_they_were_written(tmp_path, monkeypatch, capsys):
+    rows("here/chat.jsonl")
+    monkeypatch.chdir("here")
+    args = flags.settings(["--model", str(BASE), "--data", "./chat.jsonl:2", "sorting"])
+    assert args.data == [f"{tmp_path}/here/chat.jsonl:2", "sorting"]
+    Path("run/checkpoint-1").mkdir(parents=True)
+    kept = {**vars(args), "data": ["chat.jsonl"], "clips": args.clips}  # as logs of earlier versions have it
+    for data, folder in (([f"{tmp_path}/here/chat.jsonl"], ".."), (["chat.jsonl"], ".")):
+        Path("run/log.jsonl").write_text(json.dumps({"kind": "config", "flags": kept | {"data": data}}) + "\n")
+        monkeypatch.chdir(folder)
+        run = tmp_path / "here" / "run"
+        found = flags.earlier_flags({"resume": True, "out": str(run)}, pytest.fail)
+        assert found["data"] == [f"{tmp_path}/here/chat.jsonl"]
+        assert flags.earlier_flags({"evaluate": str(run / "checkpoint-1")}, pytest.fail)["data"] == found["data"]
+        monkeypatch.chdir(tmp_path / "here")
+    again = flags.anchored({"resume": True, "out": "run", "data": ["./chat.jsonl"]})
+    assert flags.resumed_flags(again, pytest.fail)["data"] == [f"{tmp_path}/here/chat.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "argv, words",
+    [
+        (["--stesp", "3"], "unrecognized arguments: --stesp 3; did you mean --steps?"),
+        (["--steps", "1e3"], "argument --steps: got 1e3; expected a whole number of 1 or more"),
+        (["--no-positive-resampling", "yes"], "got yes; expected a share above 0 and up to 1, or off"),
+        (["--loss", "gropo"], "did you mean grpo?"),
+    ],
+)
+def test_a_wrong_flag_is_answered_with_what_to_type(capsys, argv, words):
+    with pytest.raises(SystemExit):
+        flags.settings(argv)
+    assert words in capsys.readouterr().err

@@ -147,19 +147,26 @@ def hidden(exercise, seed, originals, exercises):
     definition = checker.build(exercise, checker.pieces(exercise, original, original, exercises))
     right, found = checker.expected(exercise, original, exercises, originals), []
     for claim, vector in zip(exercise.claims, right):
-        rng = random.Random(f"{seed}/{exercise.name}/{claim.says}")
-        for _ in range(200):
-            inputs = claim.draw(rng, claim.inputs)
-            answers = [vector or claim.vector(definition, inputs), *(claim.vector(x, inputs) for x in claim.mistakes)]
-            if not any(claim.same(a, b) for i, a in enumerate(answers) for b in answers[:i]):
-                break
-        else:
-            raise ValueError(f"{exercise.name}: in 200 draws no input on which all mistakes of {claim.says!r} differ")
+        inputs, answers = drawn(exercise, claim, definition, vector, seed)
         found.append(posed(exercise, claim, inputs, answers, public=False))
     for claim, vector in zip(exercise.claims, right):
         answers = [vector or claim.vector(definition), *(claim.vector(x) for x in claim.mistakes)]
         found.append(posed(exercise, claim, claim.inputs, answers, public=True))
     return found
+
+
+def drawn(exercise, claim, definition, right, seed):
+    """Inputs of a claim, and the vectors of the definition and of all mistakes on them, no two of which are the same.
+
+    right: the definition's vector if it is the same on all inputs. Raises ValueError if 200 draws give no such inputs.
+    """
+    rng = random.Random(f"{seed}/{exercise.name}/{claim.says}")
+    for _ in range(200):
+        inputs = claim.draw(rng, claim.inputs)
+        answers = [right or claim.vector(definition, inputs), *(claim.vector(x, inputs) for x in claim.mistakes)]
+        if not any(claim.same(a, b) for i, a in enumerate(answers) for b in answers[:i]):
+            return inputs, answers
+    raise ValueError(f"{exercise.name}: in 200 draws no input on which all mistakes of {claim.says!r} differ")
 
 
 def posed(exercise, claim, inputs, answers, public):

@@ -113,6 +113,19 @@ def test_the_predicted_numbers_are_those_that_the_project_computes():
     assert answers.bias()[1] == reward.pass_at_k([[True, False, False, False]], 2)[0]
 
 
+def test_a_wrong_prediction_is_told_no_number_of_the_right_one():
+    for exercise in EXERCISES:
+        if exercise.kind == "predict":
+            function = checker.build(
+                exercise, checker.pieces(exercise, original(exercise), original(exercise), EXERCISES)
+            )
+            right = {f"{x:g}" for x in np.atleast_1d(np.array(losses.numbers(function)))}
+            sentences = [exercise.claims[0].says, *(mistake.__doc__ for mistake in exercise.claims[0].mistakes)]
+            told = set(re.findall(r"(?<![\^\w])\d+(?:\.\d+)?(?![\w^])", " ".join(sentences)))
+            asked = set(re.findall(r"\d+(?:\.\d+)?", function.__doc__))
+            assert not (told & right) - asked, (exercise.name, told & right)
+
+
 @BY_NAME
 def test_what_the_student_gets_fails_and_names_the_exercise(exercise):
     if exercise.name in TRAINS:
@@ -130,7 +143,7 @@ def test_what_the_student_gets_fails_and_names_the_exercise(exercise):
     ],
 )
 def test_a_wrong_answer_is_recognised_as_itself_and_no_other(exercise, claim, mistake):
-    assert mistake.__doc__[0].islower() and mistake.__doc__.strip().endswith(".")
+    assert mistake.__doc__[0].islower() and mistake.__doc__.strip().endswith((".", "?"))
     [right] = [
         vector or encode(claim.expected)
         for one, vector in zip(exercise.claims, checker.expected(exercise, original(exercise), EXERCISES, ROOT))

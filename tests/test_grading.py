@@ -495,6 +495,17 @@ def test_the_same_seed_draws_the_same_inputs_and_another_seed_others():
     assert a == b != c
 
 
+@pytest.mark.parametrize("exercise", [x for x in GRADED if x.kind != "predict"], ids=lambda exercise: exercise.name)
+def test_what_is_right_for_one_seed_is_wrong_for_another(exercise):
+    # A prediction is a constant; all else has to compute. Of 40 seeds at least 20 expect different outputs.
+    source = checker.Source.read(checker.original_file(ROOT, exercise.file))
+    definition = checker.build(exercise, checker.pieces(exercise, source, source, EXERCISES))
+    for claim in exercise.claims:
+        drawn = [grading.drawn(exercise, claim, definition, None, seed)[1][0] for seed in range(40)]
+        same = [sum(claim.same(a, b) for b in drawn) for a in drawn]
+        assert sum(1 / n for n in same) >= 20 and max(same) <= 8, (claim.says, same)
+
+
 def test_without_namespaces_grading_says_what_it_cannot_prevent_and_needs_a_flag(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(jail, "namespaces_work", lambda: False)
     with pytest.raises(SystemExit, match="--weak-jail"):

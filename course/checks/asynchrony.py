@@ -50,8 +50,8 @@ TICKETS = Claim(
 )  # fmt: skip
 
 
-def published(publishes, k):
-    return [[publishes(v, off_policy=rule, k=k) for v in range(6)] for rule in RULES]
+def published(publishes, k, versions):
+    return [[float(publishes(v, off_policy=rule, k=k)) for v in versions] for rule in RULES]
 
 
 def publishes_always(version, *, off_policy, k):
@@ -72,9 +72,9 @@ def publishes_before_the_phase_ends(version, *, off_policy, k):
 # Of versions 0 to 5, ppo with k = 3 publishes 0 and 3.
 PUBLISHES = Claim(
     "publishes: a pipeline at every version, ppo between two phases of k = 3 steps",
-    published, (3,), [[True] * 6, [True, False, False, True, False, False]],
+    published, (3, [0, 1, 2, 3, 4, 5]), [[1.0] * 6, [1.0, 0.0, 0.0, 1.0, 0.0, 0.0]],
     (publishes_always, publishes_pipeline_every_k, publishes_before_the_phase_ends),
-    draw=lambda rng, _: (rng.choice((2, 4)),),
+    draw=lambda rng, _: (rng.randint(2, 5), [rng.randint(0, 40) for _ in range(9)]),
 )  # fmt: skip
 
 
@@ -111,17 +111,17 @@ HEADER = Claim(
 
 
 def age_of_phase():
-    """say k for both: ppo starts a phase with fresh weights, so its oldest tokens are k - 1 steps old."""
+    """give the same number for both: when do the generators of each get new weights?"""
     return 8, 8
 
 
 def age_beyond_k():
-    """also count the step that trains on the token: at the start of that step it is at most k steps old."""
+    """also count the step that trains on the token: a token's age is that at the start of the step."""
     return 9, 8
 
 
 def age_of_batches():
-    """count the k + 1 batches in flight: the first of them is already in training."""
+    """count the batches in flight: the first of them is already in training."""
     return 9, 9
 
 

@@ -11,8 +11,10 @@ Test: pytest tests/test_exercises.py
 """
 
 import copy
+import functools
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -26,9 +28,16 @@ HEAD, DIMS = 6, 4  # a vector starts with 6 numbers: kind of dtype, number of di
 
 
 def plain(value):
-    """The value itself. Raises TypeError if it holds a subclass of Tensor, whose methods could return anything."""
+    """The value itself.
+
+    Raises TypeError if it holds a subclass of Tensor, whose methods could return anything, or a text that float() would
+    take for a number.
+    """
     if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor:
         raise TypeError(f"expected a plain tensor, got a {type(value).__name__}")
+    if isinstance(value, (str, bytes)):
+        with suppress(ValueError):
+            raise TypeError(f"expected a number, got the text {value!r}, which reads as {float(value)}")
     for part in value if isinstance(value, (tuple, list)) else value.values() if isinstance(value, dict) else ():
         plain(part)
     return value
@@ -38,7 +47,12 @@ def guarded(implementation):
     """The implementation with `plain` applied to every result; classes, and tables (not callable), as they are."""
     if not callable(implementation) or isinstance(implementation, type):
         return implementation
-    return lambda *args, **kwargs: plain(implementation(*args, **kwargs))
+
+    @functools.wraps(implementation)
+    def checked(*args, **kwargs):
+        return plain(implementation(*args, **kwargs))
+
+    return checked
 
 
 def encode(value):
@@ -47,8 +61,7 @@ def encode(value):
     kind: 0 floats, 1 integers, 2 True and False. Raises TypeError for anything else, ValueError for ragged lists.
     """
     if type(value) is not torch.Tensor:
-        if type(value).__module__ == "numpy":
-            value = value.tolist()
+        value = native(value)
         value = torch.tensor(value, dtype=torch.double if _has_float(value) else None)
     if value.is_complex() or value.dim() > DIMS:
         raise TypeError(f"expected real numbers in up to {DIMS} dimensions, got {value.dtype} {tuple(value.shape)}")
@@ -57,9 +70,16 @@ def encode(value):
     return [float(x) for x in (kind, value.dim(), *sizes, *value.detach().double().flatten().tolist())]
 
 
+def native(value):
+    """The value with Python's own numbers and lists in place of numpy's, and of tensors within lists."""
+    if isinstance(value, (tuple, list)):
+        return [native(part) for part in value]
+    return value.tolist() if type(value) is torch.Tensor or type(value).__module__ == "numpy" else value
+
+
 def _has_float(value):
     """Whether a number is a float, or nested lists hold one. Raises TypeError for anything else."""
-    if type(value) in (tuple, list) or isinstance(value, tuple):
+    if type(value) is list:
         return any([_has_float(part) for part in value])
     if type(value) not in (int, float, bool):
         raise TypeError(f"expected a tensor or numbers, got a {type(value).__name__}")

@@ -40,11 +40,11 @@ def sample_a_rank(log_pi, uniforms):
 
 
 def probabilities(rng, _):
-    """Four probabilities, the first 0; and u = 0, then one u inside the interval of each other token."""
-    a, b = rng.uniform(0.15, 0.3), rng.uniform(0.35, 0.45)
-    edges = [0.0, a, a + b, 1.0]
-    inside = [low + rng.uniform(0.1, 0.9) * (high - low) for low, high in zip(edges, edges[1:])]
-    return [0.0, a, b, 1 - a - b], [0.0, *inside]
+    """Seven probabilities, the first 0; and u = 0, then one u inside the interval of some other tokens."""
+    weights = [rng.uniform(0.05, 1.0) for _ in range(6)]
+    pi = [0.0, *(weight / sum(weights) for weight in weights)]
+    inside = [sum(pi[:token]) + rng.uniform(0.1, 0.9) * pi[token] for token in rng.choices(range(1, 7), k=6)]
+    return pi, [0.0, *inside]
 
 
 # Running sums 0, 1/4, 3/4, 1: u = 0 and 0.2 lie in token 1, 0.6 in 2, 0.8 in 3.
@@ -58,7 +58,8 @@ SAMPLE = Claim(
 def ended(ends, token, count, eos, budget):
     """(n,) bool: the rows that end, in a generator with these end tokens and this budget."""
     slots = SimpleNamespace(count=torch.tensor(count + [0]))
-    generator = SimpleNamespace(_slots=slots, _eos=torch.tensor(eos), max_new_tokens=budget)
+    generator = SimpleNamespace(_slots=slots, _eos=torch.tensor(eos), max_new_tokens=budget, eos_ids=eos)
+    generator._rows, generator.slots = torch.arange(len(count) + 1), len(count) + 1
     return ends(generator, torch.tensor(token), len(token))
 
 
@@ -87,40 +88,41 @@ ENDS = Claim(
     "ends: at any of the end tokens, or when the budget of 4 tokens is used up",
     ended, ([7, 1, 2, 7, 7, 7], [1, 2, 3, 4, 3, 5], [1, 2], 4), [False, True, True, True, False, True],
     (ends_one_too_late, ends_at_the_first_kind, ends_at_the_budget_only, ends_by_itself_only),
-    draw=lambda rng, _: (rng.sample([7, 1, 2, 7, 9, 8], 6), [1, 2, 3, 5, 6, 2], [1, 2], 5),
+    draw=lambda rng, _: (rng.choices([7, 1, 2, 9], k=9), [rng.randint(3, 7) for _ in range(9)], [1, 2], 5),
 )  # fmt: skip
 
 
-def prompts_kept(update, kept):
-    """[version, then per group (the first waits for training, the others for evaluation) whether its KV is kept]."""
-    groups = [SimpleNamespace(prompt_kv=[n]) for n in range(kept)]
+def prompts_kept(update, version, training, evaluations):
+    """[version, then per group (the first wait for training, the others for evaluation) whether its KV is kept]."""
+    groups = [SimpleNamespace(prompt_kv=[n]) for n in range(training + evaluations)]
     drafts = [SimpleNamespace(group=group) for group in groups]
-    generator = SimpleNamespace(version=3, _queue=drafts[:1], _evaluations=drafts[1:])
-    update(generator, 4)
+    generator = SimpleNamespace(version=version - 1, _queue=drafts[:training], _evaluations=drafts[training:])
+    update(generator, version)
     return [generator.version, *(group.prompt_kv is not None for group in groups)]
 
 
 STALE = Claim(
     "update_weights: the version is the new one, and every waiting prompt loses its keys and values",
-    prompts_kept, (3,), [4, 0, 0, 0], draw=lambda rng, _: (rng.randint(2, 5),),
+    prompts_kept, (4, 1, 2), [4, 0, 0, 0],
+    draw=lambda rng, _: (rng.randint(2, 99), rng.randint(1, 4), rng.randint(1, 4)),
 )  # fmt: skip
 
 
-def interruption(choose, pi, start, count):
-    """(3, rows): tokens, log-probs and flags of rows before, in and behind an interruption of two tokens at `start`."""
+def interruption(choose, pi, start, count, phrase):
+    """(3, rows): tokens, log-probs and flags of rows before, in and behind an interruption that begins at `start`."""
     rows = len(count)
     slots = SimpleNamespace(
         count=torch.tensor(count),
         key=torch.arange(rows),
         interrupt_at=torch.full((rows,), start),
-        mask=torch.ones(rows, 9, dtype=torch.bool),
-        tokens=torch.ones(rows, 9, dtype=torch.int64),
+        mask=torch.ones(rows, 20, dtype=torch.bool),
+        tokens=torch.ones(rows, 20, dtype=torch.int64),
     )
     generator = SimpleNamespace(
         _slots=slots,
         temperature=0.0,
         think_budget=(start, start),
-        _phrase=torch.tensor([0, 3]),
+        _phrase=torch.tensor(phrase),
         _rows=torch.arange(rows),
         _thinks=lambda ids: True,
     )
@@ -129,30 +131,43 @@ def interruption(choose, pi, start, count):
     return torch.stack([token.double(), logprob.double(), flags.double()])
 
 
+def interruptions(rng, _):
+    """Five probabilities, the start, lengths around it in any order, a phrase of two to four tokens."""
+    weights = rng.sample((1.0, 2.0, 3.0, 5.0, 8.0), 5)
+    start, phrase = rng.randint(3, 9), [rng.randint(0, 4) for _ in range(rng.randint(2, 4))]
+    return [weight / 19 for weight in weights], start, rng.sample(range(start - 2, start + 6), 8), phrase
+
+
 # The policy would take token 1 (probability 1/2). At lengths 4 and 5 the phrase 0, 3 is forced: log-prob 0, flag 0.
 FORCED = Claim(
     "interruption: forced tokens are those of the phrase, with log-prob 0 and the flag False; all others are the "
     "policy's",
-    interruption, ([0.25, 0.5, 0.125, 0.125], 4, [3, 4, 5, 6]),
+    interruption, ([0.25, 0.5, 0.125, 0.125], 4, [3, 4, 5, 6], [0, 3]),
     [[1.0, 0.0, 3.0, 1.0], [-0.6931472, 0.0, 0.0, -0.6931472], [1.0, 0.0, 0.0, 1.0]],
-    draw=lambda rng, given: (given[0], start := rng.randint(2, 5), [start - 1, start, start + 1, start + 2]),
+    draw=interruptions,
 )  # fmt: skip
 
 
-def streams(completion_keys, seed, number):
-    """Whether an evaluation at version 0, or at 3, shares random numbers with training; whether the two share any."""
-
-    def keys(evaluation, version):
-        ticket = SimpleNamespace(evaluation=evaluation, version=version, number=number, generations=2)
-        return completion_keys(seed, ticket)
-
-    pairs = ((keys(True, 0), keys(False, 0)), (keys(True, 3), keys(False, 3)), (keys(True, 0), keys(True, 3)))
-    return [bool((a == b).any()) for a, b in pairs]
+def streams(completion_keys, seed, tickets):
+    """For each pair of tickets (evaluation, version, number): whether their two completions share random numbers."""
+    keys = [
+        completion_keys(seed, SimpleNamespace(evaluation=evaluation, version=version, number=number, generations=2))
+        for evaluation, version, number in tickets
+    ]
+    return [bool((a[:, None] == b).any()) for place, a in enumerate(keys) for b in keys[:place]]
 
 
+def some_tickets(rng, _):
+    """A seed and seven tickets of one number, the first two and others alike."""
+    kinds = [(True, 0, number := rng.randint(0, 99)), (False, 0, number), (True, rng.randint(1, 9), number)]
+    return rng.randint(0, 99), kinds[:2] + rng.choices(kinds, k=5)
+
+
+# An evaluation at version 0, training, the same ticket of training once more, an evaluation at version 3.
 STREAMS = Claim(
-    "streams: no evaluation shares random numbers with training or with another evaluation",
-    streams, (1, 5), [False, False, False], draw=lambda rng, _: (rng.randint(0, 99), rng.randint(0, 99)),
+    "streams: no evaluation shares random numbers with training or another evaluation; the same ticket always does",
+    streams, (1, [(True, 0, 5), (False, 0, 5), (False, 0, 5), (True, 3, 5)]), [False, False, True] + [False] * 3,
+    draw=some_tickets,
 )  # fmt: skip
 
 

@@ -9,9 +9,9 @@ from course.checks.claims import Claim
 from course.checks.losses import numbers
 
 
-def heads(head_logits, small):
-    """1 + `small` by an fp32 head, by a bf16 head, by an fp32 head under autocast; and whether all three are fp32."""
-    hidden, weight = torch.tensor([[1.0, small]]).bfloat16(), torch.tensor([[1.0, 1.0]]).bfloat16()
+def heads(head_logits, small, factor):
+    """`factor` (1 + `small`) by an fp32 head, a bf16 head, an fp32 head under autocast; whether all three are fp32."""
+    hidden, weight = torch.tensor([[1.0, small]]).bfloat16(), torch.tensor([[factor, factor]]).bfloat16()
     logits = [head_logits(hidden, weight, True), head_logits(hidden, weight, False)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits.append(head_logits(hidden, weight, True))
@@ -44,9 +44,9 @@ def head_gives_bf16(hidden, head_weight, fp32_head):
 # bf16 has 8 significant bits: 1 + 2^-9 is 1.
 HEAD = Claim(
     "head: 1 + 2^-9 with an fp32 head, 1 with a bf16 head, 1 + 2^-9 under autocast too; logits are fp32",
-    heads, (2.0**-9,), [1 + 2**-9, 1.0, 1 + 2**-9, 1.0],
+    heads, (2.0**-9, 1.0), [1 + 2**-9, 1.0, 1 + 2**-9, 1.0],
     (head_cast_afterwards, head_under_autocast, head_always_fp32, head_gives_bf16),
-    draw=lambda rng, _: (2.0 ** -rng.randint(9, 12),), atol=1e-7,
+    draw=lambda rng, _: (2.0 ** -rng.randint(9, 12), float(rng.randint(1, 99))), atol=1e-7,
 )  # fmt: skip
 
 
@@ -115,12 +115,12 @@ BACKWARD = Claim(
 
 
 def rounding_kept():
-    """expect bf16 to keep 2^-9: of its 8 significant bits 1 takes the first, so 2^-7 is the smallest step above 1."""
+    """expect bf16 to keep 2^-9: count its significant bits, from the first one of the sum."""
     return 1 + 2**-9, 1 + 2**-9
 
 
 def rounding_in_both():
-    """expect fp32 to lose 2^-9 too: fp32 has 24 significant bits."""
+    """expect fp32 to lose 2^-9 too: count its significant bits."""
     return 1.0, 1.0
 
 

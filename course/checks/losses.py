@@ -58,6 +58,16 @@ def ratio_of_tokens(ratio, logprobs, gen_logprobs, _, mask):
     return ratio(logprobs, gen_logprobs, mask)
 
 
+def ratio_and_gradient(ratio, logprobs, gen_logprobs, _, mask):
+    """The ratio; where the mask is False plus its gradient, if it carries one."""
+    logprobs = logprobs.clone().requires_grad_()
+    found = ratio(logprobs, gen_logprobs, mask)
+    if found.requires_grad:
+        found.sum().backward()
+        return found + logprobs.grad.masked_fill(mask, 0.0)
+    return found
+
+
 def value_with_cap(objective, *batch):
     return objective(*batch, eps_max=4.0)
 
@@ -68,11 +78,11 @@ def gradient_with_cap(objective, *batch):
 
 # exp(ln 1/2 - ln 1/4) = 2, (1/2) / (1/16) = 8 and so on; 1, the ratio of equal policies, where the mask is False.
 RATIO = Claim(
-    "ratio: pi_train over pi_gen, and 1 where nothing was sampled",
-    ratio_of_tokens, CISPO_INPUT,
+    "ratio: pi_train over pi_gen, and 1, with the gradient 0, where nothing was sampled",
+    ratio_and_gradient, CISPO_INPUT,
     [[2.0, 8.0, 1.0, 1.0], [0.5, 8.0, 1.0, 1.0]],
     (wrong.ratio_inverted, wrong.ratio_recomputed, wrong.ratio_of_logarithms, wrong.ratio_without_mask,
-     wrong.ratio_zero_outside_the_mask),
+     wrong.ratio_zero_outside_the_mask, wrong.ratio_masked_too_late),
 )  # fmt: skip
 # Capped at 4 the ratios are 2, 4, times +1, and 1/2, 4, 1, times -2: that is the weight of log pi_train.
 CISPO_GRADIENT = Claim(
@@ -180,11 +190,19 @@ def capped_tokens(clipped, *batch):
     return clipped("cispo", *batch, eps_max=4.0)
 
 
+def ratios_around_the_cap(rng, _):
+    """Three completions of four tokens with ratios on both sides of the cap 4, in any order; then padding."""
+    ratios = [[rng.choice((0.5, 1.0, 3.0, 5.0, 8.0)) * rng.uniform(0.9, 1.1) for _ in range(4)] for _ in range(3)]
+    gen = [[rng.uniform(0.05, 0.1) for _ in row] + [0.0] for row in ratios]
+    train = [[a * b for a, b in zip(*rows)] + [NAN] for rows in zip(ratios, gen)]
+    return inputs(train, gen, rng.sample([1.0, -2.0, 0.5], 3), ["11110", "11010", "11110"])
+
+
 # The two ratios of 8 exceed the cap, one under a positive and one under a negative advantage.
 CAPPED = Claim(
     "clipped: tokens that the cap changes, whatever the sign of the advantage",
     capped_tokens, CISPO_INPUT, [[False, True, False, False], [False, True, False, False]],
-    (wrong.clipped_of_bad_completions_only,),
+    (wrong.clipped_of_bad_completions_only,), draw=ratios_around_the_cap,
 )  # fmt: skip
 
 
@@ -237,12 +255,20 @@ def one_by_one(nonzero_variance, rewards):
     return torch.cat([nonzero_variance(rewards[prompt, None]) for prompt in range(len(rewards))])
 
 
+def groups_of_eight(rng, _):
+    """Nine prompts in any order, some with equal rewards."""
+    equal = [[reward] * 8 for reward in rng.sample((0.7, 0.1, 1.0, -1.0, 0.3, 0.9), rng.randint(3, 6))]
+    varied = [rng.sample([1.0, -1.0, 0.7, 0.7] * 2, 8) for _ in range(9 - len(equal))]
+    groups = [[0.7] * 8, *equal, *varied]
+    return (torch.tensor(rng.sample(groups, 9)),)
+
+
 # In fp32 the mean of eight rewards of 0.7 is not 0.7, so that a std comes out above 0 though all rewards are equal.
 VARIED = Claim(
     "zero_variance: only prompts whose rewards differ are kept, also where the mean is rounded",
     one_by_one, (torch.tensor([[0.7] * 8, [0.7] * 7 + [-1.0], [-1.0] * 8, [0.5] * 8]),), [False, True, False, False],
     (wrong.filter_keeps_solved_prompts, wrong.filter_keeps_what_has_a_std),
-    draw=lambda rng, _: (torch.tensor([[0.7] * 8, [0.1] * 8, rng.sample([1.0, -1.0, 0.7, 0.7] * 2, 8), [1.0] * 8]),),
+    draw=groups_of_eight,
 )  # fmt: skip
 
 
@@ -263,12 +289,18 @@ def kept_prompts(weigh, rewards, unverified):
     return weigh(headers(rewards, unverified), zero_variance_filter=True, normalisation="none")[0]
 
 
+def shaped_rewards(rng, _):
+    """Seven prompts in any order: solved with a length penalty, or solved by one of two; the last has no verdict."""
+    kinds = [[1.0, rng.uniform(0.1, 0.9)], [1.0, -1.0], [rng.uniform(0.1, 0.9), -1.0], [-1.0, -1.0]]
+    return torch.tensor([*(rng.choice(kinds) for _ in range(6)), [1.0, -1.0]]), True
+
+
 # Prompt 0: both answers right, one with a length penalty, so its correctness has no variance. Prompt 2: no verdict.
 SHAPED = Claim(
     "weigh: the filter looks at correctness, not at a shaped reward, and drops a group whose verifier failed",
     kept_prompts, (torch.tensor([[1.0, 0.5], [1.0, -1.0], [1.0, -1.0]]), True), [False, True, False],
     (wrong.weigh_by_the_shaped_reward,),
-    draw=lambda rng, _: (torch.tensor([[1.0, rng.uniform(0.1, 0.9)], [1.0, -1.0], [1.0, -1.0]]), True),
+    draw=shaped_rewards,
 )  # fmt: skip
 
 
@@ -296,12 +328,16 @@ def prompt_average(aggregate, objective, mask, prompt_index, whole):
 
 
 def other_averages(aggregate, objective, mask, prompt_index, whole):
-    return torch.stack([aggregate(objective, mask, prompt_index, how, Counts(*whole)) for how in ("sample", "token")])
+    """The sample and the token average, each with the share of a dummy: a micro-batch without any sampled token."""
+    batches = (objective, mask, prompt_index), (objective[:1], mask[:1] & False, prompt_index[:1])
+    return [sum(float(aggregate(*batch, how, Counts(*whole))) for batch in batches) for how in ("sample", "token")]
 
 
 def micro_batches(aggregate, objective, mask, prompt_index, whole):
-    parts = ((objective[rows], mask[rows], prompt_index[rows]) for rows in ([0, 1, 2], [3]))
-    return sum(aggregate(*part, "prompt", Counts(*whole)) for part in parts)
+    """The prompt average from two micro-batches and a dummy."""
+    parts = [(objective[rows], mask[rows], prompt_index[rows]) for rows in ([0, 1, 2], [3])]
+    dummy = objective[:1], mask[:1] & False, prompt_index[:1]
+    return sum(float(aggregate(*part, "prompt", Counts(*whole))) for part in (*parts, dummy))
 
 
 BATCH = OBJECTIVE, MASK, PROMPT_INDEX
@@ -318,9 +354,9 @@ PROMPT_AVERAGE = Claim(
 )  # fmt: skip
 # (4 + 8 + (1 + 3) / 2 + (2 - 1 + 2) / 3) / 4 = 15 / 4; (4 + 8 + 1 + 3 + 2 - 1 + 2) / 7 = 19 / 7
 AVERAGES = Claim(
-    "averages: sample gives every completion the same weight, token every token",
+    "averages: sample gives every completion the same weight, token every token; a dummy without tokens adds 0",
     other_averages, (*BATCH, tuple(WHOLE)), [15 / 4, 19 / 7],
-    (wrong.aggregate_always_prompt, wrong.aggregate_names_swapped),
+    (wrong.aggregate_always_prompt, wrong.aggregate_names_swapped, wrong.aggregate_without_dummies),
 )  # fmt: skip
 # The second prompt is split between the micro-batches: (12 / 2 + 4 / 5) / 2 + (0 + 3 / 5) / 2 = 3.4 + 0.3
 MICRO_BATCHES = Claim(
@@ -338,9 +374,10 @@ def counted_per_prompt(count, lengths, prompt_index):
 
 
 def lengths_and_prompts(rng, _):
-    """Lengths, prompt_index of four prompts of two completions; prompt 1 filtered, completion 5 truncated."""
-    a, b, c, d = (rng.randint(2, 9) for _ in range(4))
-    return torch.tensor([a, b, 0, 0, c, 0, d, 1]), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    """Lengths, prompt_index of four to seven prompts of two completions, some filtered or truncated."""
+    prompts = [[rng.randint(2, 99), rng.randint(0, 1) * rng.randint(2, 99)] for _ in range(rng.randint(3, 6))]
+    lengths = sum([*prompts[:1], [0, 0], *prompts[1:]], [])
+    return torch.tensor(lengths), torch.arange(len(lengths)) // 2
 
 
 # Prompt 1 was filtered, completion 5 truncated; left are completions 0, 1, 4, 6, 7, prompts 0, 2, 3 and
@@ -365,6 +402,7 @@ TOKENS_PER_PROMPT = Claim(
 def numbers(answer):
     """A prediction, one number or several, as floats."""
     value = answer()
+    value = value.tolist() if hasattr(value, "tolist") else value
     return [float(x) for x in value] if isinstance(value, (tuple, list)) else float(value)
 
 

@@ -36,6 +36,11 @@ def ratio_zero_outside_the_mask(logprobs, gen_logprobs, mask):
     return _fill(_ratio(logprobs, gen_logprobs, mask), mask)
 
 
+def ratio_masked_too_late(logprobs, gen_logprobs, mask):
+    """apply the mask after the exponential: the value is right, but the gradient at a masked nan is 0 * nan = nan."""
+    return torch.where(mask, (logprobs - gen_logprobs).exp(), 1.0)
+
+
 # CISPO, Eq. 4
 
 
@@ -350,7 +355,16 @@ def aggregate_names_swapped(objective, mask, prompt_index, how, denominators):
     """mix up sample and token average."""
     if how == "prompt":
         return _share(objective, mask, prompt_index, denominators)
-    return (average_over_completions if how == "token" else average_over_tokens)(objective, mask)
+    divisor = denominators.tokens if how == "sample" else denominators.completions * mask.sum(-1).clamp(min=1)
+    return (_fill(objective, mask).sum(-1) / divisor).sum()
+
+
+def aggregate_without_dummies(objective, mask, prompt_index, how, denominators):
+    """divide by the length of every completion: a dummy, which has none, gives 0 / 0 = nan and spoils the step."""
+    if how == "prompt":
+        return _share(objective, mask, prompt_index, denominators)
+    divisor = denominators.completions * mask.sum(-1) if how == "sample" else denominators.tokens
+    return (_fill(objective, mask).sum(-1) / divisor).sum()
 
 
 def aggregate_with_micro_batch_denominators(objective, mask, prompt_index, how, denominators):
@@ -358,7 +372,7 @@ def aggregate_with_micro_batch_denominators(objective, mask, prompt_index, how, 
     if how != "prompt":
         divisor = denominators.completions * mask.sum(-1) if how == "sample" else denominators.tokens
         return (_fill(objective, mask).sum(-1) / divisor).sum()
-    share = len(mask) / denominators.completions
+    share = len(mask) / denominators.completions * mask.any()
     return share * _prompt_average(objective, mask, prompt_index, mask.sum(-1))
 
 
@@ -400,17 +414,17 @@ def denominators_of_kept_prompts_only(lengths, prompt_index):
 
 
 def weights_dapo_keeps_capped():
-    """take DAPO's clip for the weight: where it acts the objective is constant, so the weight is 0."""
+    """take DAPO's clip for the weight: what is the derivative of a constant?"""
     return 4, 1.26, -4, -8
 
 
 def weights_dapo_drops_both():
-    """let DAPO drop the token for both signs: where A < 0 the min takes the unclipped term."""
+    """let DAPO drop the token for both signs: which of the two terms is the smaller, for each sign?"""
     return 4, 0, -4, 0
 
 
 def weights_cispo_drops():
-    """let CISPO drop the token too: CISPO keeps the token, with the cap as its weight."""
+    """let CISPO drop the token too: it never takes a token's gradient away."""
     return 0, 0, 0, -8
 
 

@@ -6,6 +6,8 @@ Test: pytest tests/test_exercises.py
 from math import comb, nan
 from types import SimpleNamespace
 
+import numpy as np
+
 from course.checker import Exercise
 from course.checks.claims import Claim
 from course.checks.losses import numbers
@@ -75,8 +77,8 @@ def penalty_over_the_whole_length(tokens, *, length_max, length_cache):
 
 
 def lengths(rng, _):
-    cache = rng.randint(2, 6)
-    return [3, 20 - cache, 21 - cache, 20, 21 + cache], 20, cache
+    most, cache = rng.randint(20, 60), rng.randint(3, 9)
+    return [3, most - cache, most - rng.randint(1, cache - 1), most - 1, most, most + cache], most, cache
 
 
 # From 12 = 14 - 2 tokens on the penalty falls by 1/2 per token, to -1 at 14.
@@ -120,9 +122,9 @@ def chance_pooled(groups, k):
 
 
 def verdicts(rng, _):
-    """Verdicts on n answers to each of three prompts, of which 1, 0 and 3 are right; k = 2."""
-    n = rng.randint(5, 7)
-    return [[True] + [False] * (n - 1), [False] * n, [True] * 3 + [False] * (n - 3)], 2
+    """Verdicts on n answers to each of three prompts, of which one or two, none and some are right; k = 2 or 3."""
+    n, k, few, some = rng.randint(6, 9), rng.randint(2, 3), rng.randint(1, 2), rng.randint(2, 5)
+    return [[True] * few + [False] * (n - few), [False] * n, [True] * some + [False] * (n - some)], k
 
 
 # n = 4, k = 2, c = 1, 0, 3 right answers: of the 6 pairs of answers 3, 0 and 6 hold at least one right answer.
@@ -139,22 +141,22 @@ def answers(final_answer, text):
     return [-1 if answer is None else len(answer) for answer in found]
 
 
-# "7+5" never ends its thinking: no answer. After </think>, "18" has 2 characters, ", no, 18" has 8.
+# "7+5" never ends its thinking: no answer. After </think>, "$18" has 3 characters, ", no, $18" has 9.
 FINAL = Claim(
     "final_answer: what follows the last </think>; nothing without one",
-    answers, (["7+5", "so{end}18", "so{end}, no, 18"],), [-1, 2, 8],
-    draw=lambda rng, _: (["7+5", "so{end}" + "9" * rng.randint(1, 5), "so{end}" + "8" * rng.randint(1, 5)],),
+    answers, (["7+5", "so{end}$18", "so{end}, no, $18"],), [-1, 3, 9],
+    draw=lambda rng, _: (["7+5", "so{end}" + "x" * rng.randint(1, 50), "so{end}" + "y" * rng.randint(1, 50)],),
 )  # fmt: skip
 
 
 def answers_after_two(final_answer, between, after):
     """The length of the answer in a text that closes its thinking twice."""
-    return len(final_answer(f"<think>7</think>{'1' * between}</think>{'2' * after}"))
+    return len(final_answer(f"<think>7</think>{'1' * between}</think>{'x' * after}"))
 
 
 LAST = Claim(
     "last: of two ends of thinking the last one counts: the answer has 2 characters",
-    answers_after_two, (5, 2), 2, draw=lambda rng, _: (rng.randint(6, 9), rng.randint(1, 5)),
+    answers_after_two, (5, 2), 2, draw=lambda rng, _: (rng.randint(51, 99), rng.randint(1, 50)),
 )  # fmt: skip
 
 
@@ -162,7 +164,7 @@ def retired(is_retired, rates, threshold):
     """Whether retired: prompts with these pass rates, one never sampled, and a solved one without a threshold."""
     curriculum = SimpleNamespace(threshold=threshold, pass_rates=dict(enumerate(rates)))
     found = [is_retired(curriculum, index) for index in range(len(rates) + 1)]
-    return [*found, is_retired(SimpleNamespace(threshold=None, pass_rates={0: 1.0}), 0)]
+    return [float(x) for x in (*found, is_retired(SimpleNamespace(threshold=None, pass_rates={0: 1.0}), 0))]
 
 
 def retired_strictly_above(self, index):
@@ -185,12 +187,19 @@ def retired_from_below(self, index):
     return self.threshold is not None and self.pass_rates.get(index, 1.0) <= self.threshold + 1e-6
 
 
+def pass_rates(rng, _):
+    """Pass rates below, at (also rounded) and above a threshold, in any order; the threshold."""
+    threshold = rng.choice((0.9, 0.7, 0.95))  # float32 rounds them downwards
+    rates = [threshold, float(np.float32(threshold)), 1.0, 0.25, *(rng.choice((0.1, 0.5, 0.9, 1.0)) for _ in range(4))]
+    return rng.sample(rates, 8), threshold
+
+
 # Pass rates 1/2, the threshold, the threshold as a float32 mean, 1; then one unknown; then 1 without a threshold.
 RETIRED = Claim(
     "retired: at a pass rate of 0.9 or above, also if 0.9 was rounded; never a prompt that was not sampled",
-    retired, ([0.5, 0.9, 0.89999998, 1.0], 0.9), [False, True, True, True, False, False],
+    retired, ([0.5, 0.9, 0.89999998, 1.0], 0.9), [0.0, 1.0, 1.0, 1.0, 0.0, 0.0],
     (retired_strictly_above, retired_without_margin, retired_when_unknown, retired_from_below),
-    draw=lambda rng, _: ([0.5, t := rng.choice((0.8, 0.7, 0.6)), t - 2e-8, 1.0], t),
+    draw=pass_rates,
 )  # fmt: skip
 
 
@@ -210,7 +219,7 @@ HISTORY = Claim(
 
 
 def bias_none():
-    """expect no bias: three of the six pairs hold the right answer, 0.5, and the formula gives less."""
+    """expect no bias: put the share into the formula, and count pairs of answers; the two differ."""
     return 0.5, 0.5
 
 
@@ -226,7 +235,7 @@ def bias_is_mean():
 
 BIAS = Claim(
     "bias: pass@2 with 1 right answer in 4: the share put into the formula, then the unbiased estimate",
-    numbers, (), None, (bias_none, bias_swapped, bias_is_mean), atol=1e-3,
+    numbers, (), None, (bias_none, bias_swapped, bias_is_mean), atol=4e-3,
 )  # fmt: skip
 
 REWARDS = (

@@ -203,10 +203,12 @@ class Mailbox:
     timeout      seconds without progress after which a rank counts as stuck
     interrupted  () -> why the run shall end in an orderly way, or None; called while waiting
     lost         () -> why the run cannot go on, or None; called in every wait and every turn of a generator
+    hosts        of all ranks; named in messages if there are several
     """
 
-    def __init__(self, store, rank, *, trainers, world, timeout, interrupted=lambda: None, lost=lambda: None):
+    def __init__(self, store, rank, *, trainers, world, timeout, interrupted=lambda: None, lost=lambda: None, hosts=()):
         self.store = store
+        self.hosts = hosts
         self.rank = rank
         self.trainers = trainers
         self.generators = range(trainers, world)
@@ -268,7 +270,7 @@ class Mailbox:
         return "trainer" if rank < self.trainers else "generator"
 
     def name(self, rank):
-        return f"{self.role(rank)} rank {rank}"
+        return f"{self.role(rank)} rank {rank}" + (f" on {self.hosts[rank]}" if len({*self.hosts}) > 1 else "")
 
     def watch(self, ranks, what):
         """Raise Stalled if any rank is lost, or if one of `ranks` has made no progress for `timeout` seconds.

@@ -29,7 +29,7 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line; `kind` says wh
   unverified  one line per prompt whose answers got no verdict, and error: prompt, where (file and line), error.
          Frequent failures of the verifier end the run; a reference answer that cannot be read is not counted as one
   fit    A, B, C_mid, R_0, bands, forecasts (fit.py)
-  end    reason, seconds (wall)
+  end    reason, final (a new start would end for the same reason, so --max-restarts is not used), seconds (wall)
   config flags (all in force; with the protections of the jail), world (number of processes), commit, versions, prompts
          (how many, and how many left out)
 A run resumed after a crash logs the steps after its checkpoint again; of several lines for a step, the last counts.
@@ -62,7 +62,7 @@ import reward
 from plumbing import batches, checkpoints, fit_cli
 from plumbing.evaluation import answered, append, evaluate_policy
 from plumbing.flags import make_generator, make_scorer, provenance, questions, start, weights_folder
-from plumbing.fleet import Clock, Fleet, Screen, launch
+from plumbing.fleet import Clock, Fleet, Screen, end_launcher, launch
 from plumbing.screen import LINES, WARNINGS
 from verify.judges import UNREADABLE
 
@@ -440,7 +440,7 @@ def finish(run, reason, seconds):
         drawn = ", scaling.png" * bool(values)
         print(*lines, f"written to {run.out}: log.jsonl, completions.jsonl, checkpoints{drawn}", sep="\n")
     with suppress(OSError):
-        run.log("end", reason=reason, seconds=seconds)
+        run.log("end", reason=reason, final=run.fleet.lifeline.final, seconds=seconds)
 
 
 # --- Processes -------------------------------------------------------------------------------------------------------
@@ -486,6 +486,7 @@ def lead(args, fleet, prompts, began):
         reason, failed = str(end), True
     except (OSError, RuntimeError) as error:
         reason, failed = fleet.lifeline.blame(error), True
+    fleet.lifeline.final |= failed and not fleet.lifeline.lost  # the verifier, or what is not finite
     if run and fleet.rank == 0:
         finish(run, reason, time.perf_counter() - began)
     return reason, failed
@@ -493,7 +494,11 @@ def lead(args, fleet, prompts, began):
 
 def main(argv):
     began = time.perf_counter()
-    args, prompts = start(argv)
+    try:
+        args, prompts = start(argv)
+    except SystemExit:  # what is refused now would be refused again
+        end_launcher()
+        raise
     disable_progress_bar()
     rank = int(os.environ.get("RANK", 0))
     world = int(os.environ.get("WORLD_SIZE", 1))
@@ -508,6 +513,8 @@ def main(argv):
     reason, failed = lead(args, fleet, prompts, began) if rank < args.trainers else generate(args, fleet)
     fleet.lifeline.leave()
     if failed:
+        if fleet.lifeline.final:
+            end_launcher()
         sys.exit(1 if fleet.lifeline.lost else fleet.farewell(reason))  # 1: the reason is printed already
     if reason != "finished":
         print(f"train.py: {reason} ({fleet.mailbox.name(rank)})")

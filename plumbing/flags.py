@@ -33,7 +33,7 @@ import reward
 import rollout
 import vllm_rollout
 from plumbing import checkpoints, sizing, sources
-from plumbing.fleet import processes
+from plumbing.fleet import processes, restarts
 from plumbing.typed import Parser, beside, check_model, check_weights
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
 from verify import jail, scorer
@@ -389,8 +389,18 @@ def check(args, asked, given, error):
             error(f"{option(name)} is {getattr(args, name)}; expected more than 0, and a finite number")
     if not 0 <= args.weight_decay < float("inf"):
         error(f"--weight-decay is {args.weight_decay}; expected 0 or more, and a finite number")
+    if args.trainers and "resume" in given and args.trainers >= processes():  # a node may be missing after a restart
+        args.notes.append(f"--trainers {args.trainers} of {processes()} processes: {processes() - 1} train")
+        args.trainers = processes() - 1
     if (args.trainers or 1) >= processes():
         error(f"--trainers {args.trainers} of {processes()} processes leaves no generator: raise --nproc-per-node")
+    if restarts() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        error(
+            "--max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the launcher's environment: else a restarted "
+            "process finds the addresses of those before it in the launcher's store, and no restart recovers"
+        )
+    if restarts() and "resume" not in given:
+        error("--max-restarts needs --resume: else the first restart is refused, as --out holds a run already")
     if "evaluate" in given and int(os.environ.get("WORLD_SIZE", 1)) > 1:
         error("--evaluate runs in a single process: start it with python, or torchrun with one process")
     if "evaluate" in given and (out / "evaluation.jsonl").exists():

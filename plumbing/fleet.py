@@ -42,6 +42,47 @@ def cores():
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
+def threads():
+    """Threads for this process: OMP_NUM_THREADS if the user has set it, else its share of the cores that it may use.
+
+    torchrun puts OMP_NUM_THREADS=1 into the ranks' environment if its own has none.
+    """
+    with suppress(OSError):
+        if b"OMP_NUM_THREADS=" in Path(f"/proc/{os.getppid()}/environ").read_bytes():
+            return int(os.environ["OMP_NUM_THREADS"])
+    return max(1, cores() // int(os.environ["LOCAL_WORLD_SIZE"]))
+
+
+def device(local):
+    """The device of the process with this local rank: a GPU, of which there may be fewer than processes, or the CPU."""
+    gpus = torch.cuda.device_count()
+    return torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
+
+
+def uuid(place):
+    """What tells a GPU from all others, whatever number a process knows it by; None for the CPU."""
+    return str(torch.cuda.get_device_properties(place).uuid) if place.type == "cuda" else None
+
+
+def backend(gpus):
+    """What carries weights and gradients: NCCL if every process has a GPU of its own, else gloo.
+
+    gpus  as from `uuid`, of every rank. Their numbers would not do: under Slurm each process may see one GPU, number 0.
+    """
+    return "cpu:gloo,cuda:nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"
+
+
+def end_launcher():
+    """Called when a new start would fail for the same reason: torchrun, told to end, uses up no --max-restarts."""
+    if restarts() and os.environ["LOCAL_RANK"] == "0":
+        os.kill(os.getppid(), signal.SIGTERM)
+
+
+def restarts():
+    """torchrun's --max-restarts, 0 without it."""
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+
+
 def processes():
     """How many processes the run has, or will have once `launch` has started them: one per GPU, at least two."""
     world = int(os.environ.get("WORLD_SIZE", 1))
@@ -117,15 +158,15 @@ class Fleet:
     """This process among the others: its rank, device and groups, the mailbox, and the lifeline to the others."""
 
     def __init__(self, args):
-        local, self.rank, world = int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        locals_, gpus = int(os.environ["LOCAL_WORLD_SIZE"]), torch.cuda.device_count()
-        self.device = torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
-        own_gpu = gpus >= locals_  # two processes on one GPU cannot form an NCCL group
-        torch.set_num_threads(max(1, cores() // locals_))
-        if gpus:
+        local, self.rank, world = (int(os.environ[name]) for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
+        self.device = device(local)
+        if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+        torch.set_num_threads(threads())
         wait = timedelta(seconds=args.timeout)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if own_gpu and gpus else "gloo", timeout=wait)
+        dist.init_process_group("gloo", timeout=wait)
+        dist.all_gather_object(ranks := [None] * world, (uuid(self.device), socket.gethostname()))
+        kind = backend([gpu for gpu, _ in ranks])
         self.dtype, self.out, self.world = getattr(torch, args.dtype), args.out, world
         self.mailbox = pipeline.Mailbox(
             pipeline.connect(lifeline.address(), partial(lifeline.listener, world)),
@@ -135,6 +176,7 @@ class Fleet:
             timeout=args.timeout,
             interrupted=lambda: self.lifeline.stopped if self.rank == 0 else None,
             lost=lambda: self.lifeline.lost,
+            hosts=[host for _, host in ranks],
         )
         self.lifeline = lifeline.Lifeline(
             lifeline.connect(self.rank, world, args.timeout),
@@ -143,15 +185,18 @@ class Fleet:
             timeout=args.timeout,
             farewell=self.farewell,
         )
-        self.trainers = dist.new_group(range(args.trainers), timeout=wait)
+        self.trainers = dist.new_group(range(args.trainers), timeout=wait, backend=kind)
         # Writing to a disk may take long; if a process dies meanwhile, the lifeline tells.
         self.writers = dist.new_group(range(args.trainers), backend="gloo", timeout=timedelta(days=1))
-        self.publishers = dist.new_group([0, *range(args.trainers, world)], timeout=wait)
+        self.publishers = dist.new_group([0, *range(args.trainers, world)], timeout=wait, backend=kind)
         self.mesh = DeviceMesh.from_group(self.trainers, self.device.type) if self.rank < args.trainers else None
-        # Until here a signal ends the process at once; from here on all ranks end in order, led by rank 0.
+        self.end_in_order()
+
+    def end_in_order(self):
+        """Until here a signal ends the process at once; from here on all ranks end in order, led by rank 0."""
         for name in ENDING:
-            if signal.getsignal(number := signal.Signals[name]) != signal.SIG_IGN or name != "SIGHUP":  # nohup
-                signal.signal(number, self.on_signal)
+            if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # ignored under nohup
+                signal.signal(signal.Signals[name], self.on_signal)
 
     def on_signal(self, number, _):
         """One of ENDING, on any rank, maybe from the launcher: all trainers end at their next micro-batch or wait."""

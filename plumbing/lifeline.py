@@ -81,6 +81,7 @@ class Lifeline(threading.Thread):
     farewell  reason -> what to print when the run cannot go on
 
     `lost` is why the run cannot go on, `stopped` why it is to end in order; None as long as there is no such reason.
+    `final`: a new start would fail for the same reason as this one.
     """
 
     def __init__(self, lines, rank, *, name, timeout, farewell):
@@ -89,7 +90,8 @@ class Lifeline(threading.Thread):
         self.heard = dict.fromkeys(lines, time.monotonic())
         self.needed = set(lines.values())  # ranks whose end is a loss
         self.launcher, self.signed = os.getppid(), float("-inf")
-        self.lost, self.stopped, self.noticed, self.said = None, None, False, threading.Event()
+        self.lost, self.stopped, self.said = None, None, threading.Event()
+        self.final, self.noticed = False, False
         os.register_at_fork(after_in_child=lambda: [line.close() for line in lines])  # else a child keeps them open
         self.start()
 
@@ -123,7 +125,7 @@ class Lifeline(threading.Thread):
         ]
 
     def listen(self, line):
-        """Read one message: empty (a sign of life), "left", or "stop" or "lost" followed by a reason."""
+        """Read one message: empty (a sign of life), "left", or "stop", "lost" or "final" followed by a reason."""
         rank, self.heard[line] = self.lines[line], time.monotonic()
         try:
             kind, _, reason = line.recv_bytes().decode().partition(" ")
@@ -133,7 +135,8 @@ class Lifeline(threading.Thread):
             self.stopped = self.stopped or reason
         elif kind:
             del self.lines[line]
-            if rank in self.needed and (kind == "lost" or self.rank):  # rank 0 should leave last
+            self.final = self.final or kind == "final"
+            if rank in self.needed and (kind in ("lost", "final") or self.rank):  # rank 0 should leave last
                 self.lose(reason or f"{self.name_of(rank)} has ended the run")
 
     def tell(self, message):
@@ -145,7 +148,7 @@ class Lifeline(threading.Thread):
         """Note why the run cannot go on, tell all ranks and print it; only the first reason counts."""
         if not self.lost:
             self.lost = reason
-            self.tell(f"lost {reason}")
+            self.tell(f"{'final' if self.final else 'lost'} {reason}")
             print(self.farewell(reason), file=sys.stderr, flush=True)
             self.said.set()
 
@@ -158,7 +161,8 @@ class Lifeline(threading.Thread):
         program and is raised again.
         """
         if isinstance(error, OSError):
-            self.lose(str(error))
+            self.final = not isinstance(error, (ConnectionError, TimeoutError))  # a full disk is full again
+            self.lose(str(error) or type(error).__name__)
         until = time.monotonic() + LATE + 2 * SIGN
         while not self.lost and (time.monotonic() < until or self.silent(4 * SIGN)):
             time.sleep(0.02)

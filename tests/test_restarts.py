@@ -1,0 +1,149 @@
+"""Claims about starting again: what is refused or clamped, what is not tried again, which signals end a run."""
+
+import os
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_pipeline import lonely
+from test_train import elsewhere, refused  # noqa: F401
+
+import pipeline
+import train
+from plumbing import fleet
+from plumbing.flags import settings
+from plumbing.fleet import Fleet
+from plumbing.lifeline import Lifeline
+
+# --- torchrun's --max-restarts ---------------------------------------------------------------------------------------
+
+
+def test_restarts_with_the_launchers_shared_store_or_without_resume_are_refused_by_name(monkeypatch, capsys):
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert "--max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in refused(capsys, "--resume", "--out", "new")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
+    assert "--max-restarts needs --resume" in refused(capsys)
+    assert not settings(["--resume", "--out", "new"]).resume
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    assert settings([]).steps
+
+
+def test_a_smaller_restarted_group_keeps_a_generator_and_says_so(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    args = settings(["--resume", "--out", "new", "--trainers", "4"])
+    assert args.trainers == 2 and "--trainers 4 of 3 processes: 2 train" in args.notes
+    assert settings(["--resume", "--out", "new", "--trainers", "2"]).trainers == 2
+
+
+@pytest.mark.parametrize("restarts, local, told", [("3", "0", [signal.SIGTERM]), ("3", "1", []), ("0", "0", [])])
+def test_what_would_fail_again_ends_the_launcher_once_a_node_instead_of_using_up_restarts(
+    monkeypatch, restarts, local, told
+):
+    sent = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number) if pid == os.getppid() else None)
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
+    monkeypatch.setenv("LOCAL_RANK", local)
+    with pytest.raises(SystemExit):
+        train.main(["--lr", "0"])
+    assert sent == told
+
+
+@pytest.mark.parametrize(
+    "error, final", [(OSError(28, "No space left"), True), (ConnectionResetError(), False), (pipeline.Stalled(), False)]
+)
+def test_a_full_disk_is_full_again_but_a_lost_process_is_not(monkeypatch, error, final):
+    monkeypatch.setattr(Lifeline, "start", lambda self: None)
+    monkeypatch.setattr("plumbing.lifeline.LATE", 0.0)
+    monkeypatch.setattr("plumbing.lifeline.SIGN", 0.0)
+    said = []
+    monkeypatch.setattr(Lifeline, "tell", lambda self, message: said.append(message.split()[0]))
+    life = Lifeline({}, 0, name=str, timeout=5.0, farewell=str)
+    life.blame(error)
+    assert life.final is final and said == ["final" if final else "lost"]
+
+
+# --- Signals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", fleet.ENDING)
+def test_every_signal_by_which_people_and_schedulers_end_a_run_ends_it_in_order(name):
+    rank = SimpleNamespace(rank=1, mailbox=lonely(1), lifeline=SimpleNamespace(stopped=None))
+    rank.on_signal = lambda number, frame: Fleet.on_signal(rank, number, frame)
+    before = signal.getsignal(signal.Signals[name])
+    try:
+        Fleet.end_in_order(rank)
+        os.kill(os.getpid(), signal.Signals[name])
+        assert rank.lifeline.stopped == f"interrupted: generator rank 1 got {name}"
+    finally:
+        for one in fleet.ENDING:
+            signal.signal(signal.Signals[one], signal.SIG_DFL if one != "SIGINT" else signal.default_int_handler)
+        signal.signal(signal.Signals[name], before)
+
+
+def test_what_nohup_ignores_stays_ignored():
+    rank = SimpleNamespace(on_signal=None)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        rank.on_signal = lambda *_: pytest.fail("ended")
+        Fleet.end_in_order(rank)
+        os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        for one in fleet.ENDING:
+            signal.signal(signal.Signals[one], signal.SIG_DFL if one != "SIGINT" else signal.default_int_handler)
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_relaunch_hands_the_signals_on_but_not_sighup_under_nohup(monkeypatch, ignored):
+    seen = []
+    monkeypatch.setattr(os, "execve", lambda program, command, environment: seen.extend(command))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    fleet.launch("train.py", [])
+    signal.signal(signal.SIGHUP, before)
+    handled = seen[seen.index("--signals-to-handle") + 1].split(",")
+    assert {"SIGINT", "SIGTERM", "SIGUSR1"} < {*handled} and ("SIGHUP" in handled) is not ignored
+
+
+# --- gloo or NCCL, threads, names ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "seen, expected",  # per process: the UUIDs of the GPUs that it sees
+    [
+        ([[], []], "gloo"),
+        ([["a", "b"], ["a", "b"]], "cpu:gloo,cuda:nccl"),
+        ([["a"], ["a"]], "gloo"),  # two processes on one GPU
+        ([["a"], ["b"]], "cpu:gloo,cuda:nccl"),  # Slurm shows each process its own GPU, as number 0
+        ([["a"], []], "gloo"),
+    ],
+)
+def test_nccl_needs_a_gpu_of_its_own_for_every_process_whatever_its_number(monkeypatch, seen, expected):
+    found = []
+    for local, uuids in enumerate(seen):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda uuids=uuids: len(uuids))
+        monkeypatch.setattr(
+            torch.cuda, "get_device_properties", lambda place, uuids=uuids: SimpleNamespace(uuid=uuids[place.index])
+        )
+        found.append(fleet.uuid(fleet.device(local)))
+    assert fleet.backend(found) == expected
+
+
+def test_omp_num_threads_counts_if_the_user_and_not_torchrun_has_set_it(monkeypatch):
+    monkeypatch.setattr(fleet, "cores", lambda: 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for launcher, expected in ((b"A=1\0OMP_NUM_THREADS=1\0", 1), (b"A=1\0", 4)):
+        monkeypatch.setattr(Path, "read_bytes", lambda path, launcher=launcher: launcher)
+        assert fleet.threads() == expected
+
+
+def test_with_several_nodes_a_rank_is_named_with_its_host():
+    box = lonely(1)
+    box.hosts = ["nodea", "nodea"]
+    assert box.name(1) == "generator rank 1"
+    box.hosts = ["nodea", "nodeb"]
+    assert box.name(1) == "generator rank 1 on nodeb"

@@ -1,5 +1,7 @@
 """The simulated fleet: times, shares and ages that can be worked out by hand."""
 
+import json
+
 import pytest
 
 from benchmarks import simulated_fleet as fleet
@@ -50,6 +52,14 @@ def test_an_idle_generator_asks_every_5_ms_and_a_decoding_one_once_a_step():
     rates = fleet.requests(fleet.Setting(**SMALL | dict(k=0, generators=2, slots=8, mean=100.0, train=0.5)))
     assert rates["generator", "idle"] == pytest.approx(1 / 0.005, rel=0.1)
     assert 1 / 0.04 < rates["generator", "decodes"] < 1 / 0.01  # 0.02 s a step, in which it looks once, and delivers
+
+
+def test_the_page_shows_the_kept_measurements():
+    measured = json.loads((fleet.ROOT / "results" / "simulated_fleet.json").read_text())
+    page = (fleet.ROOT / "results" / "fleet.md").read_text().split("\n")
+    assert [line for line in page if line.startswith("| ") and "requests" not in line] == [
+        line for line in fleet.table(measured) if line.startswith("| ")
+    ]
 
 
 def test_the_table_and_the_figure_have_every_row(tmp_path):

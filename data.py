@@ -33,7 +33,7 @@ import hashlib
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 HELD_OUT = 10  # one embedded text in so many is reserved for validation, as is one prompt in so many of a small source
 VALIDATION_PROMPTS = 1_000  # Sec. 2.1; from every source
@@ -58,7 +58,7 @@ class Row(NamedTuple):
     """A prompt as it stands in its source."""
 
     where: str  # "file:line", for messages
-    prompt: str | list[dict]
+    prompt: Any  # text, or chat messages until they are rendered
     answer: str
     task: str
 
@@ -102,7 +102,9 @@ class Curriculum:
         self._in_flight: dict[int, None] = {}  # an ordered set
         # By source: number of its epoch, how many prompts were in it at its start, which are still to come; and how far
         # the source is behind its share.
-        self._sources = [{"epoch": -1, "size": 1, "queue": [], "credit": 0.0} for _ in self.weights]
+        self._sources: list[dict[str, Any]] = [
+            {"epoch": -1, "size": 1, "queue": [], "credit": 0.0} for _ in self.weights
+        ]
 
     @property
     def epoch(self) -> float:

@@ -62,7 +62,11 @@ def log_f(R, A, B, C_mid, R_0):
 
 
 class Run(
-    namedtuple("Run", "compute reward start stop r0 epoch tasks name unit notes", defaults=[None] * 5 + ["run", "", ()])
+    namedtuple(
+        "Run",
+        "compute reward start stop r0 epoch tasks name unit notes",
+        defaults=(None, None, None, None, None, "run", "", ()),
+    )
 ):
     """The evaluations of one run. A (compute, reward) pair becomes a Run by `Run(*pair)`.
 

@@ -50,6 +50,7 @@ completions kept have ratios 4 (capped at 2), 1, 1 and 1/2, and 1, 3, 2 and 2 to
 Test: pytest tests/test_loss.py, and `python -m doctest loss.py` for the examples.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -135,7 +136,9 @@ def gspo(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
     return _clip(ratio, advantages, mask, eps_low, eps_high)
 
 
-LOSSES = {  # --loss -> the objective, and the only clip flags that it reads
+LOSSES: dict[
+    str, tuple[Callable, tuple[str, ...]]
+] = {  # --loss -> the objective, and the only clip flags that it reads
     "cispo": (cispo, ("eps_max",)),
     "dapo": (dapo, ("eps_low", "eps_high")),
     "grpo": (grpo, ("eps",)),
@@ -250,8 +253,8 @@ def global_denominators(lengths, prompt_index):
             "Likely cause: the mask itself where mask.sum(-1) is meant."
         )
     tokens_per_prompt = torch.bincount(prompt_index, weights=lengths).long()  # exact: float64 holds such integers
-    counts = ((lengths > 0).sum(), (tokens_per_prompt > 0).sum(), lengths.sum())
-    return Denominators(*(int(count) for count in counts), tokens_per_prompt)
+    completions, prompts = (lengths > 0).sum(), (tokens_per_prompt > 0).sum()
+    return Denominators(int(completions), int(prompts), int(lengths.sum()), tokens_per_prompt)
 
 
 def aggregate(objective, mask, prompt_index, how, denominators):

@@ -44,6 +44,7 @@ Run by train.py. Test: pytest tests/test_pipeline.py
 import pickle
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -186,7 +187,7 @@ def connect(address, listen):
     address  of rank 0;  listen  () -> a socket that listens there
     """
     server = listen() if dist.get_rank() == 0 else None
-    port = [server and server.getsockname()[1]]
+    port: list = [server and server.getsockname()[1]]
     dist.broadcast_object_list(port, 0)
     hosting = {"is_master": True, "master_listen_fd": server.detach()} if server else {"is_master": False}
     return dist.TCPStore(address, port[0], wait_for_workers=False, **hosting)
@@ -335,7 +336,7 @@ class Pipeline:
         self.generations = generations
         self.rules = {"off_policy": off_policy, "k": k}
         self.version = start
-        self.limit = partial(tickets_issued, **self.rules, steps=steps, prompts=prompts)
+        self.limit: Callable[[int], int] = partial(tickets_issued, **self.rules, steps=steps, prompts=prompts)
         if mailbox.rank == 0:  # a resumed run counts on: the first ticket claimed is the first not yet trained on
             mailbox.store.add("claimed/train", start * prompts)
         self._news = News(version=start, tickets=start * prompts)

@@ -38,6 +38,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, DynamicCache
@@ -108,8 +109,7 @@ class SlotCache(Cache):
         self.slots = slots
         self.longest = longest
         self.buffers = {}  # layer -> [keys, values]
-        self.rows = None
-        self.positions = None
+        self.rows = self.positions = torch.empty(0, dtype=torch.long)
         self.filled = 0
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
@@ -209,6 +209,8 @@ class Generator:
 
     Raises ValueError for an unsupported model and for settings that contradict each other.
     """
+
+    _running: Any  # a list, or a dict by request
 
     def __init__(
         self,
@@ -419,7 +421,7 @@ class TorchGenerator(Generator):
             prompts = [self._tensor(group.ticket.prompt.ids[:-1]) for group in part]
             # Padded on the right, without a mask: in causal attention no prompt token sees what follows it.
             ids = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)
-            cache = DynamicCache()
+            cache: Any = DynamicCache()
             if ids.shape[1]:  # 0 if every prompt is a single token
                 self.model.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
             for row, group in enumerate(part):

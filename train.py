@@ -68,6 +68,7 @@ from verify.judges import UNREADABLE
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 TRUNCATION = 0.1  # A.15: above 10 to 15 % of truncated completions runs destabilise
+TRUNCATED_STEPS = 10  # steps whose shares of truncated completions are averaged
 STANDING = 10  # batches in a row without gradient before a warning
 FEW_HELD_OUT = 16  # with fewer held-out prompts a warning says that they are too few for a curve
 UNVERIFIED = 0.01  # a run stops when the verifier failed on a larger share of its groups (of 100, if it has had fewer)
@@ -102,7 +103,7 @@ class Trainer:
         self.saved = state.get("version")  # version of the last checkpoint
         self.checked = False  # whether the start-up check has been passed, or its time is over
         self.skipped = 0  # skipped steps in a row
-        self.truncated = deque(maxlen=10)  # truncated share of the completions, for each of the last steps
+        self.truncated = deque(maxlen=TRUNCATED_STEPS)  # truncated share of the completions, for each of the last steps
         self.standing = 0  # batches without gradient, in a row
         self.unverified = state.get("unverified", 0)  # groups on which the verifier failed
         self.named = set()  # (prompt, error) in the log
@@ -263,7 +264,7 @@ class Trainer:
             self.warn("no gradient", batches=STANDING, pass_rate=mean(bool(header.correct) for header in headers))
             self.standing = 0
         self.truncated.append(sum(header.truncated for header in headers) / len(headers))
-        if sum(self.truncated) > TRUNCATION * self.truncated.maxlen:
+        if sum(self.truncated) > TRUNCATION * TRUNCATED_STEPS:
             self.warn("truncated", share=mean(self.truncated), steps=len(self.truncated), limit=TRUNCATION)
             self.truncated.clear()
         if self.skipped:

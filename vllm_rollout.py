@@ -19,8 +19,10 @@ Run by train.py --generator vllm. Test: pytest tests/test_vllm.py where vLLM is 
 
 import os
 import signal
+from collections.abc import Callable
 from importlib.metadata import distributions
 from itertools import count
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -55,6 +57,13 @@ class VLLMWorker:
 
     An exception in one of them ends the worker's engine: the caller gets a RuntimeError, or no answer.
     """
+
+    # What the methods below use of vLLM's worker.
+    model_runner: Any
+    reload_weights: Callable
+    start_weight_update: Callable
+    update_weights: Callable
+    finish_weight_update: Callable
 
     def prepare(self):
         """Called once; returns the dtype of the head's product."""

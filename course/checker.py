@@ -175,7 +175,8 @@ def bound(node):
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
     if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
-        parts = (part for target in getattr(node, "targets", None) or [node.target] for part in ast.walk(target))
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        parts = (part for target in targets for part in ast.walk(target))
         return [part.id for part in parts if isinstance(part, ast.Name)]
     if isinstance(node, (ast.With, ast.Try)):  # around an import that may fail
         return [name for statement in node.body for name in bound(statement)]

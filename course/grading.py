@@ -171,7 +171,7 @@ def drawn(exercise, claim, definition, right, seed):
 
 def posed(exercise, claim, inputs, answers, public):
     """The Hidden of a claim with these inputs; answers: vectors, the right one first."""
-    chapter = checker.Source.read(Path(inspect.getsourcefile(claim.probe)))
+    chapter = checker.Source.read(Path(inspect.getfile(claim.probe)))
     text = checker.as_text(checker.gathered(claim.probe.__name__, chapter, chapter))
     probe = text, claim.probe.__name__, base64.b64encode(pickle.dumps(inputs)).decode()
     target = exercise.target.rpartition(".")[2]
@@ -190,7 +190,7 @@ def packages():
     import scipy
     import torch
 
-    places = dict.fromkeys(Path(module.__file__).parents[1] for module in (torch, numpy, scipy))
+    places = dict.fromkeys(Path(str(module.__file__)).parents[1] for module in (torch, numpy, scipy))
     return {
         str(entry): f"/packages/{entry.name}"
         for place in places
@@ -203,7 +203,7 @@ def warm(originals, namespaces):
     """The argument `warm` of jail.run that loads torch once for all exercises of a submission."""
     from course.checks import claims
 
-    source = checker.Source.read(Path(claims.__file__))
+    source = checker.Source.read(Path(str(claims.__file__)))
     harness = checker.as_text(checker.gathered("answer", source, source))
     see = packages() if namespaces else {}
     path = ["/packages"] if namespaces else [str(Path(place).parent) for place in packages()]
@@ -247,7 +247,8 @@ def readable(data, sizes):
     """The vectors in the jail's output, bytes of so many float64 as `sizes` say; a text for each that is no answer."""
     if data is None or len(data) != 8 * sum(sizes):
         return [NOTHING] * len(sizes)
-    numbers, found = list(struct.unpack(f"{sum(sizes)}d", data)), []
+    numbers = list(struct.unpack(f"{sum(sizes)}d", data))
+    found: list[list[float] | str] = []
     for size in sizes:
         vector, numbers = numbers[:size], numbers[size:]
         length = claimed(vector[:6])

@@ -21,7 +21,7 @@ import zipfile
 import zlib
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from course import checker
 
@@ -238,7 +238,7 @@ def read(path, chosen, originals, commit, exercises):
     "shapes": {exercise: hash}}: a program is a pickled list of syntax trees, and equal code has equal shapes.
     """
     sys.setrecursionlimit(DEPTH)
-    result = {"warnings": [], "files": [], "programs": {}, "problems": {}, "shapes": {}}
+    result: dict[str, Any] = {"warnings": [], "files": [], "programs": {}, "problems": {}, "shapes": {}}
     if not (path.is_dir() or path.is_file() and path.suffix.lower() == ".zip"):
         said = shown(f"{path.name}: neither a folder nor a .zip")
         return result | {"warnings": [said], "problems": {x.name: f"{x.file} is missing" for x in chosen}}

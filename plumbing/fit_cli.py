@@ -68,7 +68,9 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02):
     """
     runs, most = [law.run for law in laws], max(law.run.compute[-1] for law in laws)
     axis, halves = f"compute C ({runs[0].unit})", [forecast.fitted(run, stop="50%") for run in runs]
-    found = {"runs": [summary(law, next(map(forecast.hindcast, half), None), until) for law, half in zip(laws, halves)]}
+    found: dict = {
+        "runs": [summary(law, next(map(forecast.hindcast, half), None), until) for law, half in zip(laws, halves)]
+    }
     curves = [figures.scaling(law, until or 10 * most) for law in laws]
     early = [figures.scaling(law, most, 1) for law in sum(halves, [])]
     panels, tables = [(f"Eq. 1 (hollow points: not fitted)\n{figures.BAND}", axis, figures.RATE, curves)], {}

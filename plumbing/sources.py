@@ -73,7 +73,9 @@ def parse_source(text: str) -> tuple[str, float, str | None]:
     >>> parse_source("code.jsonl:3:code"), parse_source("sorting")
     (('code.jsonl', 3.0, 'code'), ('sorting', 1.0, None))
     """
-    name, weight, task = re.fullmatch(f"(.*?)(?::([0-9]+[.]?[0-9]*))?(?::({'|'.join(TASKS)}))?", text, re.S).groups()
+    found = re.fullmatch(f"(.*?)(?::([0-9]+[.]?[0-9]*))?(?::({'|'.join(TASKS)}))?", text, re.S)
+    assert found  # the first part takes any text
+    name, weight, task = found.groups()
     if float(weight or 1) == 0 or task and name in EMBEDDED:
         expected = "NAME[:WEIGHT][:TASK] with a weight above 0, and no task for an embedded source, which has its own"
         raise malformed("--data", repr(text), "weight 0, or a task for an embedded source", expected)
@@ -171,7 +173,9 @@ def read(name: str) -> Iterator[tuple[str, object]]:
         raise ValueError(f"--data {name}: expected {expected}; there is no such file or folder{guess}")
     if files:
         return read_dataset(name, path=BUILDERS[kind], data_files=files)
-    return read_dataset(name, path=name) if os.path.isdir(name) else read_dataset(name, path=hub[1], name=hub[2])
+    if hub and not os.path.isdir(name):
+        return read_dataset(name, path=hub[1], name=hub[2])
+    return read_dataset(name, path=name)
 
 
 def read_dataset(source: str, **place) -> Iterator[tuple[str, dict]]:
@@ -255,7 +259,7 @@ def chat(prompt: list, where: str) -> list[dict]:
             expected = 'messages like {"role": "user", "content": text}'
             raise malformed(where, f"prompt {str(message)[:60]!r}", cause, expected)
         parts = message["content"] if isinstance(message["content"], list) else [message["content"]]
-        texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+        texts: list = [part.get("text") if isinstance(part, dict) else part for part in parts]
         if not all(isinstance(text, str) for text in texts):
             kinds = sorted({str(part.get("type") if isinstance(part, dict) else part)[:60] for part in parts})
             raise malformed(where, f"content of {', '.join(kinds)}", "an image or sound", "text: nothing else is read")

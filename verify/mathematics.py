@@ -36,9 +36,9 @@ def final_expression(answer: str) -> str:
     answer = BOXES.sub(lambda _: BOX, answer)
     if (start := answer.rfind(BOX)) < 0:
         return answer.strip() if len(answer) <= MAX_CHARS else ""
-    inside, first = [in_box(answer, start)], max(start - MAX_CHARS, 0)
-    if inside[0] is None:
+    if (last := in_box(answer, start)) is None:
         return ""
+    inside, first = [last], max(start - MAX_CHARS, 0)
     while (before := answer.rfind(BOX, first, start)) >= 0 and (content := in_box(answer, before)) is not None:
         end = before + len(BOX) + len(content) + 1
         if not 0 <= start - end <= BETWEEN_CHARS or not BETWEEN_BOXES.fullmatch(answer, end, start):

@@ -22,6 +22,7 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import reward
 from verify import jail
@@ -38,8 +39,8 @@ MESSAGE_BYTES = 4_096  # more than any verdict or error
 class Score:
     """A completion on its way to a verdict."""
 
-    completion: object  # the pipeline.Completion that was submitted
-    prompt: object  # its data.Prompt
+    completion: Any  # the pipeline.Completion that was submitted
+    prompt: Any  # its data.Prompt
     text: str  # what a worker judges: an expression or a program
     penalty: float  # of Eq. 9, if it is correct
     correct: bool | None  # the verdict; in what `finished` returns, None means that the verifier failed
@@ -60,7 +61,8 @@ class Worker:
     def __init__(self, timeout: float, namespaces: bool | None):
         self.timeout = timeout
         self.namespaces = namespaces
-        self.job, self.process = None, None
+        self.job: Score = None
+        self.process: subprocess.Popen = None
 
     def _start_interpreter(self) -> None:
         """Start an interpreter that runs `work`, in its own session; returns at once (it loads SymPy for a second).

@@ -30,10 +30,10 @@ def half():
 
     Returns the forecast of the mean of the last five evaluations, the measured mean, and forecast - measured.
     """
-    from fit import forecast_error
+    from forecast import hindcasts
     from plumbing.logs import read_run
 
-    [row] = forecast_error(read_run("results/long_seed0.jsonl"), cuts=(50,))
+    [row] = hindcasts(read_run("results/long_seed0.jsonl"), cuts=(50,))
     return row["forecast"], row["measured"], row["error"]
 
 

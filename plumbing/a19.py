@@ -85,7 +85,7 @@ def recompute(folder, done, fp32_head):
     """The trainer's side: log pi_train and log pi_gen of the N sampled tokens, (N,) nats each, and the mean top-1
     probability over the first 16 completions.
     """
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(device=DEVICE)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(DEVICE)  # type: ignore[arg-type]
     policy = precision.PolicyModel(model, dtype=torch.bfloat16, fp32_head=fp32_head)
     ids, mask, gen_logprobs, *_ = batches.collate([batches.Item(None, 0.0, 0)] * len(done), done, DEVICE)  # type: ignore[arg-type]
     top = model(input_ids=ids[:16]).logits[:, :-1][mask[:16]].float().softmax(-1).amax(-1).mean().item()

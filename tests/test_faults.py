@@ -215,6 +215,7 @@ def test_weights_that_are_not_finite_are_never_written(monkeypatch):
 # --- Frozen, out of reach, dead --------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_ranks_end_by_themselves_when_rank_0_is_frozen(start):
     run = start(3, *ENDLESS, "--trainers", "2", "--timeout", "5")
     run.reach(2)
@@ -223,6 +224,7 @@ def test_ranks_end_by_themselves_when_rank_0_is_frozen(start):
     assert {*run.lines("heard nothing of trainer rank 0 for 5 s"), *run.lines("trainer rank 0 made no")} == {1, 2}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("dead, name", [(1, "trainer rank 1"), (3, "generator rank 3")])
 def test_who_dies_is_named_on_all_ranks_at_once_and_the_last_periodic_checkpoint_stands(start, dead, name):
     run = start(4, *ENDLESS, "--trainers", "2", "--timeout", "600", fault=slow_farewell, arguments=(1.0,))
@@ -408,6 +410,7 @@ def test_weights_and_adamw_state_of_three_trainers_resume_on_two_and_on_one(fork
     assert checkpoints.counters(source) == {"version": 2, "stepped": True}
 
 
+@pytest.mark.processes
 def test_checkpoints_come_when_asked_for_and_a_slow_disk_stalls_nobody(start):
     run = start(
         2,
@@ -429,6 +432,7 @@ def test_checkpoints_come_when_asked_for_and_a_slow_disk_stalls_nobody(start):
     assert not list(run.out.glob("*.tmp"))
 
 
+@pytest.mark.processes
 def test_without_room_for_a_checkpoint_the_last_one_stands_and_the_run_says_so(start):
     run = start(3, *ENDLESS, "--trainers", "2")
     run.reach(4)  # so there is a checkpoint of step 2

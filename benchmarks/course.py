@@ -1,10 +1,11 @@
 """The course, played through: a student who makes every named mistake once, and a class of 30 that is graded.
 
     python benchmarks/course.py student       starts a copy, makes every mistake, solves every exercise, trains
-    python benchmarks/course.py class         grades 30 hand-ins with known mistakes; prints how long it took
+    python benchmarks/course.py class         grades 30 hand-ins, 12 of them hostile; prints how long it took
+    python benchmarks/course.py hostile       grades every hostile hand-in of hostile.py beside a right one
 
 Fails unless every mistake is named as itself and as no other (in a `bug` it may go unnamed), and every grade is the
-expected one. Takes minutes; part of .ci/run.
+expected one; hostile hand-ins get no point and a warning. Takes minutes; part of .ci/run.
 """
 
 import argparse
@@ -27,10 +28,15 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import hostile  # noqa: E402
 from course import checker, grading  # noqa: E402
 from course.checks.catalogue import EXERCISES  # noqa: E402
 
 SIZE, SEED = 30, 7
+ATTACKS = (  # in the class, against the process that reads hand-ins; then against the jail
+    "chain of targets", "plus signs", "a chain of calls", "methods", "a bomb", "many entries", "names of no encoding",
+    "broken lzma", "latin-1 \udce9", "stops itself", "fills memory", "leaves daemons",
+)  # fmt: skip
 
 
 def command(folder, *words):
@@ -168,7 +174,7 @@ def hand_in(path, number, solutions, graded, hidden):
 
 
 def grade_class():
-    """Grade SIZE hand-ins, named as Canvas does; the grades have to be exactly the expected ones."""
+    """Grade SIZE hand-ins, named as Canvas does, the last of them hostile; all grades have to be the expected ones."""
     graded = [exercise for exercise in EXERCISES if exercise.graded]
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
@@ -181,8 +187,10 @@ def grade_class():
         folder.mkdir()
         known = {
             f"student{n:02}": hand_in(folder / f"student{n:02}_{n}_1_handin.zip", n, solutions, graded, hidden)
-            for n in range(SIZE)
+            for n in range(SIZE - len(ATTACKS))
         }
+        for attack in ATTACKS:
+            (folder / f"{attack}.zip").write_bytes(attacking(attack, solutions))
         began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         tables = "--csv", f"{temporary}/grades.csv", "--json", f"{temporary}/json"
         say(command(ROOT, "grade", folder, "--seed", SEED, *tables))
@@ -194,13 +202,46 @@ def grade_class():
             for exercise, text in mistakes:
                 assert f"{exercise}: {text}" in rows[name]["mistakes"], (name, exercise, text, rows[name]["mistakes"])
             assert json.loads(Path(temporary, "json", f"{name}.json").read_text())["tests"]
-        assert "another" in rows["student03"]["warnings"]
+        assert "another" in rows["student03"]["warnings"] and len(rows) == SIZE
+        for name in rows.keys() - known.keys():
+            assert float(rows[name]["ratio"]) == 0 and rows[name]["warnings"], rows[name]
         cpu = used.ru_utime + used.ru_stime - before.ru_utime - before.ru_stime
         made = sum(len(mistakes) for _, mistakes in known.values())
         say(
-            f"{SIZE} hand-ins, {len(graded)} exercises, {made} mistakes: all grades as expected; "
+            f"{SIZE} hand-ins, {len(ATTACKS)} hostile, {len(graded)} exercises, {made} mistakes: grades as expected; "
             f"{time.monotonic() - began:.0f} s, {cpu:.0f} s of CPU"
         )
+
+
+def attacking(name, solutions):
+    """The zip of a hostile hand-in: an archive of hostile.py, or solutions with a hostile body of `ratio`."""
+    if name not in hostile.BODIES:
+        return hostile.archives()[name]
+    [exercise] = [x for x in EXERCISES if x.name == "ratio"]
+    before, definition, after = checker.split(solutions[exercise.file], exercise)
+    own = definition.replace("def importance_ratio(", "def right(", 1) + "\n\n" + "def importance_ratio(*args):\n"
+    text = before + own + textwrap.indent(hostile.BODIES[name], "    ") + after
+    return hostile.zipped(solutions | {exercise.file: text})
+
+
+def grade_hostile():
+    """Grade every hand-in of hostile.py beside a right one, on one exercise."""
+    solutions = {"loss.py": (ROOT / "loss.py").read_text()}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / "submissions"
+        folder.mkdir()
+        count = hostile.write(folder)
+        for name in hostile.BODIES:
+            (folder / f"{name}.zip").write_bytes(attacking(name, solutions))
+        (folder / "ada.zip").write_bytes(hostile.zipped(solutions))
+        began = time.monotonic()
+        tables = [part for kind in ("csv", "json", "feedback") for part in (f"--{kind}", f"{temporary}/{kind}")]
+        say(command(ROOT, "grade", folder, "--only", "ratio", "--seed", SEED, *tables))
+        rows = {row["student"]: row for row in csv.DictReader(open(f"{temporary}/csv", newline=""))}
+        assert len(rows) == count + len(hostile.BODIES) + 1 == len([*Path(temporary, "feedback").iterdir()])
+        earned = {name: row["points"] for name, row in rows.items() if float(row["points"])}
+        assert earned == {"ada": "1.0"}, earned
+        say(f"{len(rows) - 1} hostile hand-ins: no point for them, one for ada; {time.monotonic() - began:.0f} s")
 
 
 def say(text):
@@ -209,5 +250,5 @@ def say(text):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("part", choices=("student", "class"))
-    {"student": student, "class": grade_class}[parser.parse_args().part]()
+    parser.add_argument("part", choices=("student", "class", "hostile"))
+    {"student": student, "class": grade_class, "hostile": grade_hostile}[parser.parse_args().part]()

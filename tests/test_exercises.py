@@ -2,6 +2,8 @@
 
 import random
 import re
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import fit
 import loss
 import pipeline
 import reward
-from course import checker
+from course import checker, race, timeline
 from course.checks import answers, losses, losses_wrong
 from course.checks.catalogue import CHAPTERS, EXERCISES
 from course.checks.claims import encode
@@ -124,6 +126,31 @@ def test_a_wrong_prediction_is_told_no_number_of_the_right_one():
             told = set(re.findall(r"(?<![\^\w])\d+(?:\.\d+)?(?![\w^])", " ".join(sentences)))
             asked = set(re.findall(r"\d+(?:\.\d+)?", function.__doc__))
             assert not (told & right) - asked, (exercise.name, told & right)
+
+
+def test_a_timeline_of_stated_costs_has_the_idle_shares_that_one_draws_by_hand():
+    found = []
+    for rule, k in (("pipeline", 0), ("pipeline", 1), ("ppo", 2)):
+        rows = timeline.timeline(off_policy=rule, k=k, generate=30.0, train=20.0)
+        found += [timeline.idle(rows, what) for what in ("generated", "trained")]
+    assert answers.idle() == pytest.approx(found)
+    assert [row["generated"] for row in rows[:3]] == [(0, 30), (30, 60), (80, 110)]  # ppo: the phase ends at 80 s
+    slow = timeline.timeline(k=8, generate=30.0, train=60.0)
+    assert max(row["age"] for row in slow) == 8  # a queue of k + 1 batches stands; no token is older
+
+
+def test_a_race_is_decided_by_its_seed_and_judged_by_an_interval_of_the_differences():
+    assert race.race.__wrapped__("cispo", 3, steps=5) == race.race.__wrapped__("cispo", 3, steps=5)
+    mean, low, high = race.interval([0.01 * n for n in range(10)])  # variance 82.5 / 9 x 1e-4, t = 2.262
+    assert (mean, high - mean, mean - low) == pytest.approx((0.045, 0.0216570, 0.0216570), abs=1e-6)
+    _, low, _ = answers.seeds()
+    assert low > 0
+
+
+def test_without_torch_the_commands_say_what_to_install():
+    program = "import sys; sys.modules['torch'] = None; import exercises"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("torch is missing; ") and done.stderr.count("\n") == 1
 
 
 @BY_NAME
@@ -250,7 +277,7 @@ def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(spoil, line, stu
     path, mine = student / "loss.py", spoil((student / "loss.py").read_text())
     path.write_text(mine) if mine else path.unlink()
     assert re.match(f"ratio: {line}", said(student, "ratio")) and "\n" not in said(student, "ratio")
-    assert re.search(f"ratio: {line}", exercises.following("ratio")) and "49 done" in exercises.listed()
+    assert re.search(f"ratio: {line}", exercises.following("ratio")) and "52 done" in exercises.listed()
     solved = exercises.solve(exercises.find("ratio"))
     assert re.match(line, solved) and "everything else in loss.py was put back" in solved
     assert path.read_text() == checker.restored(
@@ -325,7 +352,7 @@ def test_next_and_list_say_how_far_one_is_hint_has_three_steps_and_solve_keeps_w
     assert exercises.state(exercises.find("sigmoid")) == "original"
     write(student, "baseline", "return rewards - rewards.sum(-1, keepdim=True) / rewards.shape[-1]")
     assert exercises.state(exercises.find("baseline")) == "solved"
-    assert "1 of 49 done" not in (listed := exercises.listed()) and "2 of 49 done" in listed
+    assert "1 of 52 done" not in (listed := exercises.listed()) and "2 of 52 done" in listed
     assert "efficiency (write" in exercises.following()
 
 
@@ -340,11 +367,11 @@ def test_solving_twice_within_a_second_keeps_both_files(student):
 def test_next_says_what_is_solved_now(student):
     assert exercises.following("baseline").startswith("baseline (write")
     write(student, "baseline", "return rewards - rewards.mean(-1, keepdim=True)")
-    assert exercises.following("baseline") == "baseline: solved (1 of 49). Next: sigmoid"
+    assert exercises.following("baseline") == "baseline: solved (1 of 52). Next: sigmoid"
     assert exercises.following().startswith("sigmoid (write")
     exercises.solve(exercises.find("sigmoid"))
     said, task = exercises.following().split("\n\n")
-    assert re.fullmatch("sigmoid: solved \\(2 of 49\\). Next: ([a-z-]+)", said)[1] == task.split(" ")[0]
+    assert re.fullmatch("sigmoid: solved \\(2 of 52\\). Next: ([a-z-]+)", said)[1] == task.split(" ")[0]
     assert "solved" not in exercises.following()
 
 

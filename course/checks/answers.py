@@ -75,6 +75,27 @@ def staleness():
     return max(ages), 1 - ages.get(0, 0) / sum(ages.values())
 
 
+def idle():
+    """Generators need 30 s for a batch, trainers 20 s for an optimizer step; new weights are there at once.
+
+    Returns the shares of the time, in the long run, in which (generators, trainers) do nothing: for pipeline with
+    k = 0, then with k = 1, then for ppo with k = 2; six numbers.
+    """
+    # pipeline, k = 0: in turn, 50 s a step. k = 1: generators never wait, 30 s a step. ppo: a phase begins with new
+    # weights; its batches are there after 30 and 60 s, its second step ends after 80 s, of which 60 and 40 s are work.
+    return 20 / 50, 30 / 50, 0, 10 / 30, 20 / 80, 40 / 80
+
+
+def queue():
+    """`python -m course.timeline --k 8 --generate 30 --train T` with T = 15, then with T = 60 (chapter 4 solved).
+
+    Returns the mean age of the tokens, in optimizer steps, for both T.
+    """
+    from course.timeline import mean_age, timeline
+
+    return tuple(mean_age(timeline(k=8, generate=30.0, train=train)) for train in (15.0, 60.0))
+
+
 def phrase():
     """A completion thinks for 80 tokens, gets a phrase of 17 tokens injected, and answers with 5.
 
@@ -115,6 +136,16 @@ def kept():
     """
     rows = steps("results/main_seed0.jsonl")
     return tuple(sum(row["kept"] for row in part) / 320 for part in (rows[:10], rows[-10:]))
+
+
+def seeds():
+    """`python -m course.race cispo dapo`: both losses on ten seeds of a small policy (chapters 2 and 3 solved).
+
+    Returns the mean of CISPO's final pass rate - DAPO's, and the two ends of its 95 % interval.
+    """
+    from course.race import SEEDS, interval, race
+
+    return interval([race("cispo", seed) - race("dapo", seed) for seed in range(SEEDS)])
 
 
 def six_steps():

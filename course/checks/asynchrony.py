@@ -135,6 +135,31 @@ STALENESS = Claim(
     numbers, (), None, atol=2e-3,
 )  # fmt: skip
 
+
+def idle_in_turn():
+    """let ppo's trainers wait for the whole phase: its first batch is there before its second."""
+    return 0.4, 0.6, 0.0, 1 / 3, 0.4, 0.6
+
+
+def idle_never():
+    """expect asynchrony to keep both busy: the slower side sets the pace, and the other one waits for it."""
+    return 0.4, 0.6, 0.0, 0.0, 0.25, 0.5
+
+
+def idle_swapped():
+    """mix up generators and trainers."""
+    return 0.6, 0.4, 1 / 3, 0.0, 0.5, 0.25
+
+
+IDLE = Claim(
+    "idle: shares of the time without work, (generators, trainers) for pipeline k = 0, k = 1 and ppo k = 2",
+    numbers, (), None, (idle_in_turn, idle_never, idle_swapped), atol=5e-3,
+)  # fmt: skip
+QUEUE = Claim(
+    "queue: the mean age of the tokens for k = 8 where the generators are the slower side, and where the trainers are",
+    numbers, (), None, atol=2e-2,
+)  # fmt: skip
+
 ASYNCHRONY = (
     Exercise(
         "tickets",
@@ -193,6 +218,34 @@ ASYNCHRONY = (
             "Follow the last batch of a ppo phase: how many steps were done since it was sampled?",
         ),
         (AGE,),
+    ),
+    Exercise(
+        "idle",
+        "predict",
+        "answers.py:idle",
+        "Sec. 3.1, A.11",
+        15,
+        "Asynchrony does not make anybody faster: it lets the slower side never wait.",
+        (
+            "Sec. 3.1; the rules at the top of pipeline.py.",
+            "Draw two lines, one for generators, one for trainers; with k = 1 one batch is made while another trains.",
+            "How long is a step in the long run, or a phase of ppo, and how much of it is work for each?",
+        ),
+        (IDLE,),
+    ),
+    Exercise(
+        "queue",
+        "measure",
+        "answers.py:queue",
+        "Sec. 3.1",
+        10,
+        "k bounds the age of tokens; how old they are depends on who is slower: slow trainers get old tokens.",
+        (
+            "Sec. 3.1; `python -m course.timeline --help`.",
+            "It uses your tickets_issued and publishes; `solve tickets` if they are not written yet.",
+            "The last line it prints, once for each T.",
+        ),
+        (QUEUE,),
     ),
     Exercise(
         "staleness",

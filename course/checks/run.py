@@ -161,6 +161,11 @@ KEPT = Claim(
     numbers, (), None, atol=2e-3,
 )  # fmt: skip
 
+SEEDS = Claim(
+    "seeds: CISPO's final pass rate - DAPO's on a small policy, mean over ten seeds, and the ends of its interval",
+    numbers, (), None, atol=2e-3,
+)  # fmt: skip
+
 
 def largest_difference(answer):
     """The difference that the student expects, and the largest between the logs of two runs (see compared_runs)."""
@@ -249,6 +254,20 @@ RUN = (
             "Mean of `kept` over the number of prompts, ten lines each.",
         ),
         (KEPT,),
+    ),
+    Exercise(
+        "seeds",
+        "measure",
+        "answers.py:seeds",
+        "Sec. 3.2, A.17",
+        15,
+        "One run of each says nothing: the same seeds for both, and an interval of the differences that leaves out 0.",
+        (
+            "Sec. 3.2 compares losses; what the small policy is stands at the top of course/race.py.",
+            "Differences seed by seed: what a seed does to both losses cancels.",
+            "The last line it prints. What would you need to say the same of a large model?",
+        ),
+        (SEEDS,),
     ),
     Exercise(
         "six-steps",

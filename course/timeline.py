@@ -1,0 +1,62 @@
+"""A run's timeline from two costs: who waits, and how old the tokens are. Nothing is generated, nothing learnt.
+
+    python -m course.timeline --k 8 --generate 30 --train 20      a line per step, then shares of idle time
+
+Generators make one batch after the other, `generate` seconds each; trainers take `train` seconds for a step; weights
+travel at once. When a batch may begin and which versions the generators get, say pipeline.py's own rules, here
+with one ticket per batch (Sec. 3.1). plumbing/virtual.py simulates whole fleets with pipeline.py's own processes.
+
+Test: pytest tests/test_exercises.py -k timeline
+"""
+
+import argparse
+
+import pipeline
+
+
+def timeline(*, off_policy="pipeline", k, generate, train, steps=73):
+    """A dict per step: when its batch was generated and trained on, (begin, end) seconds, and its tokens' mean age.
+
+    The age of a token is the number of optimizer steps between the weights that sampled it and those that it trains.
+    """
+    rows, updated, free = [], [0.0], 0.0  # updated[v]: when version v was there; free: when the generators are
+    for step in range(steps):
+        rules = dict(off_policy=off_policy, k=k, steps=steps, prompts=1)
+        issued = next(v for v in range(steps) if pipeline.tickets_issued(v, **rules) > step)
+        begin = max(free, updated[issued])
+        free = end = begin + generate
+        sent = [v for v in range(len(updated)) if pipeline.publishes(v, off_policy=off_policy, k=k)]
+        times = [min(max(updated[v], begin), end) for v in sent] + [end]
+        age = sum((step - v) * (b - a) for v, a, b in zip(sent, times, times[1:])) / generate
+        trained = max(end, updated[step])
+        updated.append(trained + train)
+        rows.append({"step": step, "generated": (begin, end), "trained": (trained, updated[-1]), "age": age})
+    return rows
+
+
+def idle(rows, what):
+    """The share of the time of steps 24 to 71 in which `what` ("generated", "trained") does nothing."""
+    busy = sum(row[what][1] - row[what][0] for row in rows[24:72])
+    return 1 - busy / (rows[72][what][0] - rows[24][what][0])
+
+
+def mean_age(rows):
+    """The mean age of the tokens of steps 24 to 71, in optimizer steps."""
+    return sum(row["age"] for row in rows[24:72]) / 48
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m course.timeline", description=__doc__.split("\n")[0])
+    parser.add_argument("--off-policy", choices=("pipeline", "ppo"), default="pipeline")
+    for flag, kind in (("--k", int), ("--generate", float), ("--train", float)):
+        parser.add_argument(flag, type=kind, required=True)
+    rows = timeline(**vars(parser.parse_args()))
+    for row in rows[:12]:
+        spans = "  ".join(f"{what} {row[what][0]:6g} to {row[what][1]:6g} s" for what in ("generated", "trained"))
+        print(f"step {row['step']:3}  {spans}  mean age {row['age']:.2f}")
+    print(f"idle: generators {idle(rows, 'generated'):.3f}, trainers {idle(rows, 'trained'):.3f}")
+    print(f"mean age of tokens: {mean_age(rows):.3f} optimizer steps")
+
+
+if __name__ == "__main__":
+    main()

@@ -24,6 +24,7 @@ import torch
 
 import pipeline
 
+TICKS = 2.0**24  # per second; times are multiples of one, so that sums of times are exact, in whatever parts
 UNWATCHED = ("beat/", "idle/")  # keys that are written all the time: reading them makes no pause end
 
 
@@ -153,7 +154,7 @@ class World:
         actor = self._own.actor
         actor.keys = keys
         actor.due = math.inf
-        self._schedule(actor, self.now + seconds)
+        self._schedule(actor, self.now + (seconds if seconds == math.inf else round(seconds * TICKS) / TICKS))
         self._running = self._choose()
         if self._running is not actor:
             self._running.turn.release()

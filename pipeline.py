@@ -81,16 +81,17 @@ def batch_tickets(step, prompts):
     return range(step * prompts, (step + 1) * prompts)
 
 
-def awaited_tickets(step, issued, *, off_policy, prompts):
+def awaited_tickets(step, issued, *, off_policy, prompts, drain=False):
     """The tickets that are finished before optimizer step `step` begins, if `issued` tickets are issued by then.
 
     pipeline: its batch. ppo: the whole phase, since generation and training alternate.
+    drain    wait for all in pipeline too, so that every token is exactly k steps old (train.py --virtual exact)
 
     >>> [awaited_tickets(1, 40, off_policy=setup, prompts=10) for setup in ("pipeline", "ppo")]
     [range(10, 20), range(10, 40)]
     """
     batch = batch_tickets(step, prompts)
-    return batch if off_policy == "pipeline" else range(batch.start, issued)
+    return range(batch.start, issued) if drain or off_policy == "ppo" else batch
 
 
 def publishes(version, *, off_policy, k):
@@ -328,13 +329,15 @@ class Pipeline:
     off_policy   "pipeline" with k >= 0 or "ppo" with k >= 1, in optimizer steps (Sec. 3.1)
     prompts      P, tickets per optimizer step;  generations  G, completions per ticket
     steps        optimizer steps of the run;     start        those already done (a resumed run)
+    drain        as in awaited_tickets
     """
 
-    def __init__(self, mailbox, *, off_policy, k, prompts, generations, steps, start=0):
+    def __init__(self, mailbox, *, off_policy, k, prompts, generations, steps, start=0, drain=False):
         self.mailbox = mailbox
         self.prompts = prompts
         self.generations = generations
         self.rules = {"off_policy": off_policy, "k": k}
+        self.awaited = partial(awaited_tickets, off_policy=off_policy, prompts=prompts, drain=drain)
         self.version = start
         self.limit: Callable[[int], int] = partial(tickets_issued, **self.rules, steps=steps, prompts=prompts)
         if mailbox.rank == 0:  # a resumed run counts on: the first ticket claimed is the first not yet trained on
@@ -367,8 +370,7 @@ class Pipeline:
             return None
         if box.rank:
             return box.receive(f"batch/{step}/{box.rank}", f"the batch of step {step}", [0])
-        awaited = awaited_tickets(step, self._news.tickets, off_policy=self.rules["off_policy"], prompts=self.prompts)
-        keys = [f"headers/train/{n}" for n in awaited]
+        keys = [f"headers/train/{n}" for n in self.awaited(step, self._news.tickets)]
         box.wait(f"the tickets of step {step}", lambda: [] if box.has(*keys) else box.generators)
         groups = box.take(keys[: self.prompts])
         box.put({f"batch/{step}/{rank}": groups for rank in range(1, box.trainers)})

@@ -3,6 +3,7 @@
     torchrun train.py --loss cispo                                  the embedded task, on a laptop CPU
     torchrun --nproc-per-node 8 train.py --loss cispo --model DIR --data FILE.jsonl        your model and data
     python train.py --evaluate CHECKPOINT --data FILE.jsonl --generations 16        mean@k and pass@k of a policy
+    python train.py --virtual exact --loss cispo                    one process, virtual time: the same run twice
     torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:PORT train.py …   several nodes
 
 Ranks 0 … T-1 are trainers (FSDP2 among themselves), the rest generators. Started as one process, train.py relaunches
@@ -30,8 +31,9 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line; `kind` says wh
          Frequent failures of the verifier end the run; a reference answer that cannot be read is not counted as one
   fit    A, B, C_mid, R_0, bands, forecasts (fit.py)
   end    reason, final (a new start would end for the same reason, so --max-restarts is not used), seconds (wall)
-  config flags (all in force; with the protections of the jail), world (number of processes), commit, versions, prompts
-         (how many, and how many left out)
+  config flags (all in force; with the protections of the jail), world (number of processes), threads (of torch),
+         commit, versions, prompts (how many, and how many left out)
+With --virtual all times but that of `end` are virtual: a model (plumbing/costs.py), not the machine's.
 A run resumed after a crash logs the steps after its checkpoint again; of several lines for a step, the last counts.
 
 Deviation: none known beyond those of the modules.
@@ -46,6 +48,7 @@ import sys
 import time
 from collections import Counter, deque
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -59,7 +62,7 @@ import loss
 import pipeline
 import precision
 import reward
-from plumbing import batches, checkpoints, fit_cli
+from plumbing import batches, checkpoints, fit_cli, virtual_run
 from plumbing.evaluation import answered, append, evaluate_policy
 from plumbing.flags import make_generator, make_scorer, provenance, questions, start, weights_folder
 from plumbing.fleet import Clock, Fleet, Screen, end_launcher, launch
@@ -108,7 +111,7 @@ class Trainer:
         self.unverified = state.get("unverified", 0)  # groups on which the verifier failed
         self.named = set()  # (prompt, error) in the log
         self.totals = {"tokens": 0, "tokens_trained": 0, "flops": 0.0, "lost_gpu_hours": 0.0} | state.get("totals", {})
-        self.clock = Clock(dist.get_world_size(), state.get("gpu_hours", 0.0) + self.count_lost(state))
+        self.clock = Clock(fleet.devices, state.get("gpu_hours", 0.0) + self.count_lost(state), fleet.clock)
         self.pipeline = pipeline.Pipeline(
             fleet.mailbox,
             off_policy=args.off_policy,
@@ -117,12 +120,15 @@ class Trainer:
             generations=args.generations,
             steps=args.steps,
             start=self.version,
+            drain=fleet.drain,
         )
         self.bar = tqdm(total=args.steps, initial=self.version, unit="step", disable=fleet.rank > 0)
         self.idle = 0.0  # seconds a generator was idle, at the last `step` line
         self.logged = self.clock.gpu_hours  # at the last `step` line
         self.publishing = 0.0  # seconds of the last publication
-        self.log("config", flags=vars(args), world=dist.get_world_size(), **provenance(prompts))
+        self.published = self.clock.gpu_hours  # after it
+        processes = {"world": dist.get_world_size(), "threads": torch.get_num_threads()}
+        self.log("config", flags=vars(args), **processes, **provenance(prompts))
 
     def load(self, folder, state, prompts):
         """Policy, optimizer and curriculum from a folder of weights; state: its counters, if it is a checkpoint."""
@@ -148,7 +154,8 @@ class Trainer:
 
     def count_lost(self, state):
         """Keep in the totals what a crash cost since the checkpoint with these counters; returns its device-hours."""
-        lost = checkpoints.lost(self.out, state) if self.fleet.rank == 0 else {}
+        crashes_count = self.fleet.rank == 0 and "virtual" not in self.args  # virtual time is a model, and repeats
+        lost = checkpoints.lost(self.out, state) if crashes_count else {}
         hours = lost.pop("gpu_hours", 0.0)
         for name, more in lost.items():
             self.totals[name] += more
@@ -174,13 +181,13 @@ class Trainer:
         ranks. The weights are not updated if no token carries loss (all groups of zero variance) or the gradient is not
         finite; the version advances all the same.
         """
-        began = time.perf_counter()
+        began = self.fleet.clock()
         args = self.args
         objective = loss.LOSSES[args.loss][0]
         sums = torch.zeros(len(batches.STATISTICS)).double()
         rho_max = 0.0
         for items in plan.micro_batches:
-            self.fleet.stop_together()
+            self.fleet.stop_together(items)
             completions = self.pipeline.take([item.header for item in items])
             input_ids, mask, gen_logprobs, advantages, prompt_index = batches.collate(
                 items, completions, self.fleet.device
@@ -208,7 +215,7 @@ class Trainer:
             self.checked = True  # on all ranks: from here on the trainers' weights are newer than a batch's
         self.version += 1
         self.optimizer.zero_grad()
-        seconds = time.perf_counter() - began
+        seconds = self.fleet.clock() - began
         return metrics | {"gradient_norm": norm, "lr": lr, "skipped": skipped, "seconds_train": seconds}
 
     def warm_up(self):
@@ -230,9 +237,10 @@ class Trainer:
 
     def publish(self, final=False):
         """Send the weights to the generators if the off-policy setup does so at this version, or if it is `final`."""
-        began = time.perf_counter()
+        began = self.fleet.clock()
         self.pipeline.publish(self.version, self.weights, self.fleet.broadcast, final=final)
-        self.publishing = time.perf_counter() - began
+        self.publishing = self.fleet.clock() - began
+        self.published = self.clock.gpu_hours
 
     def learned(self, groups):
         """Give the curriculum each prompt's share of correct completions, None if a verifier failed (which is logged).
@@ -315,7 +323,8 @@ class Trainer:
             "curriculum": self.curriculum.state_dict(),
             "totals": self.totals,
             "unverified": self.unverified,
-            "gpu_hours": self.clock.gpu_hours,
+            # A virtual run repeats what it was interrupted in, so that this must not count.
+            "gpu_hours": self.published if "virtual" in self.args else self.clock.gpu_hours,
         }
         with self.fleet.beating():
             checkpoints.save(
@@ -333,7 +342,7 @@ class Trainer:
         sampled = sum((Counter(h.versions) for h in headers), Counter())
         idle_before = self.idle
         self.idle = self.pipeline.idle() / len(self.fleet.mailbox.generators)
-        idle = self.idle - idle_before
+        idle = round(self.idle - idle_before, 9)  # so that it does not depend on what was idle before a resume
         wall = (self.clock.gpu_hours - self.logged) * 3600 / self.clock.devices
         self.logged = self.clock.gpu_hours
         self.log(
@@ -351,7 +360,7 @@ class Trainer:
             timed_out=sum(h.timed_out for h in headers),
             unverified=len(headers) - len(known),
             idle_generators=min(1.0, idle / wall),
-            idle_trainers=1 - metrics["seconds_train"] / wall,
+            idle_trainers=max(0.0, 1 - metrics["seconds_train"] / wall),
             seconds=wall,
             seconds_generate=wall - idle,
             seconds_publish=self.publishing,
@@ -365,7 +374,7 @@ class Trainer:
         append(self.out / "log.jsonl", row)
         self.bar.update(self.version - self.bar.n)
         if kind in LINES:
-            self.bar.write(LINES[kind].format(**row), file=sys.stdout)
+            self.bar.write(LINES[kind].format(**row, hours=self.fleet.hours), file=sys.stdout)
 
     def warn(self, name, **values):
         """Print one of WARNINGS; on rank 0 only."""
@@ -408,7 +417,12 @@ def train(run):
             groups, zero_variance_filter=args.zero_variance_filter, normalisation=args.normalisation
         )
         plan = batches.make_plan(
-            groups, kept, advantages, token_budget=args.token_budget, rank=run.fleet.rank, trainers=args.trainers
+            groups,
+            kept,
+            advantages,
+            token_budget=args.token_budget,
+            rank=run.fleet.rank,
+            trainers=run.fleet.mailbox.trainers,
         )
         run.pipeline.drop(plan.dropped)
         # 3. Update (Sec. 3, Eq. 3 to 8).
@@ -505,6 +519,8 @@ def main(argv):
     world = int(os.environ.get("WORLD_SIZE", 1))
     if "evaluate" in args:
         return evaluate_policy(args, questions(args, prompts))
+    if "virtual" in args:
+        return virtual_run.run(args, partial(lead, args, prompts=prompts, began=began))
     if world == 1:
         launch(__file__, argv)
     args.trainers = args.trainers or max(1, world // 5)

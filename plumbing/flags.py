@@ -32,7 +32,7 @@ import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import checkpoints, sizing, sources
+from plumbing import checkpoints, costs, sizing, sources
 from plumbing.fleet import processes, restarts
 from plumbing.typed import Parser, beside, check_model, check_weights
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
@@ -142,6 +142,13 @@ def asynchrony_flags(add):
     add("--generator", choices=("torch", "vllm"), help="inference backend (vllm needs the extra [vllm])")
     add("--slots", type=positive, help="completions that a generator decodes at once; fewer if memory is short")
     add("--trainers", type=positive, help="T, ranks that train; the others generate (default: a fifth, as 16 of 80)")
+    add(
+        "--virtual",
+        metavar="COSTS",
+        help="one process in virtual time, the same run twice: exact (every token k steps old), generators, balanced "
+        "or trainers (the slower side; docs/virtual.md), or measured:LOG (as fast as a real run)",
+    )
+    add("--generators", type=positive, metavar="N", help="with --virtual: generators beside the T trainers [1]")
 
 
 def model_flags(add):
@@ -318,6 +325,8 @@ def settings(argv):
     follow_mark(args, asked, given, parser.error)
     unread(asked, {name: reads for name, (_, reads) in loss.LOSSES.items()}, args.loss, "--loss", parser.error)
     unread(asked, LENGTH_FLAGS, args.length_control, "--length-control", parser.error)
+    if "virtual" in args:
+        follow_virtual(args, given, parser.error)
     args.clips = clips(args, given, parser.error)
     check(args, asked, given, parser.error)
     return args
@@ -342,6 +351,20 @@ def follow_mark(args, asked, given, error):
         args.length_control = "none"
     elif args.think_end and "interrupt_phrase" not in given:
         args.interrupt_phrase = args.interrupt_phrase.replace(reward.THINK_END, args.think_end)
+
+
+def follow_virtual(args, given, error):
+    """What --virtual means for other flags, and the costs that it names; refuses what virtual time cannot do."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        error("--virtual runs in a single process: start it with python, or torchrun with one process")
+    if args.generator != "torch":
+        error(f"--virtual with --generator {args.generator}: decode steps are timed one by one, which needs torch")
+    args.generators = given.get("generators", 1)
+    args.trainers = args.trainers or max(1, (1 + args.generators) // 5)  # devices of the model; one process computes
+    try:
+        args.costs = costs.named(args.virtual)
+    except (ValueError, OSError) as wrong:
+        error(f"--virtual {args.virtual}: {wrong}")
 
 
 def unread(asked, readers, chosen, flag, error):
@@ -389,10 +412,13 @@ def check(args, asked, given, error):
             error(f"{option(name)} is {getattr(args, name)}; expected more than 0, and a finite number")
     if not 0 <= args.weight_decay < float("inf"):
         error(f"--weight-decay is {args.weight_decay}; expected 0 or more, and a finite number")
-    if args.trainers and "resume" in given and args.trainers >= processes():  # a node may be missing after a restart
+    if "generators" in args and "virtual" not in args:
+        error("--generators is read with --virtual only; a real run has one rank for each process without trainer")
+    crowded = "virtual" not in args and (args.trainers or 1) >= processes()
+    if crowded and args.trainers and "resume" in given:  # a node may be missing after a restart
         args.notes.append(f"--trainers {args.trainers} of {processes()} processes: {processes() - 1} train")
         args.trainers = processes() - 1
-    if (args.trainers or 1) >= processes():
+    if "virtual" not in args and (args.trainers or 1) >= processes():
         error(f"--trainers {args.trainers} of {processes()} processes leaves no generator: raise --nproc-per-node")
     if restarts() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         error(
@@ -460,6 +486,8 @@ def resumed_flags(given, error):
         "eval_prompts",
         "seed",
         "think_end",
+        "virtual",
+        "generators",
     ):
         if name in given and given[name] != stored.get(name):
             error(f"--resume with {option(name)} {given[name]}: the run in {log.parent} has {stored.get(name)}")
@@ -474,9 +502,33 @@ def stored_flags(log):
     found = [row["flags"] for row in checkpoints.rows(log)[0] if row["kind"] == "config"]
     if not found:
         raise ValueError(f"expected a row in {log} that says with which flags the run was started; found none intact")
-    others = ("clips", "resume", "trainers", "protections", "asked", "default_new", "fitted", "checkpoint", "notes")
+    others = (
+        "clips",
+        "resume",
+        "trainers",
+        "costs",
+        "protections",
+        "asked",
+        "default_new",
+        "fitted",
+        "checkpoint",
+        "notes",
+    )
     own = {name: value for name, value in found[-1].items() if name not in others}
     return own | found[-1]["clips"]
+
+
+def check_repeatable(args, version, error):
+    """Refuse to resume a virtual run from where completions were half finished, whose keys and values are lost.
+
+    It would not repeat what the run without the break does. After k = 0 steps, or a phase of ppo, nothing is in work.
+    """
+    if args.k > 0 and (args.off_policy == "pipeline" or version % args.k):
+        error(
+            f"--resume at step {version} of a run in virtual time with --off-policy {args.off_policy} --k {args.k}: "
+            "completions were in work there, which no checkpoint holds, so it would not repeat. Start it anew: it will "
+            "do the same again; or let it run with --k 0"
+        )
 
 
 def starting_point(args, error):
@@ -487,6 +539,8 @@ def starting_point(args, error):
     lines = [f"{name} is broken: {wrong}" for name, wrong in broken.items()]
     if broken and not folder:
         error(f"--resume: found no intact checkpoint in {args.out}: {'; '.join(lines)}")
+    if folder and "virtual" in args:
+        check_repeatable(args, int(folder.name.partition("-")[2]), error)
     lines.append(
         f"--resume: goes on from {folder}" if folder else f"--resume: no checkpoint in {args.out}: starts anew"
     )

@@ -32,6 +32,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import pipeline
 from plumbing import checkpoints, lifeline
 from plumbing.batches import STATISTICS
+from plumbing.virtual import TICKS
 
 # Signals that end a run in order: Ctrl-C, a closed terminal, Ctrl-\\, a scheduler before it kills, a used-up CPU limit.
 ENDING = ("SIGINT", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGXCPU")
@@ -115,21 +116,26 @@ def launch(script, argv):
 class Clock:
     """The compute C of Eq. 1 in device-hours: devices x seconds on the clock / 3600. On CPU a process is a device."""
 
-    def __init__(self, devices, gpu_hours=0.0):
-        self.devices, self.seconds, self.since = devices, gpu_hours * 3600 / devices, None
+    def __init__(self, devices, gpu_hours=0.0, read=time.perf_counter):
+        self.devices = devices
+        self.seconds = round(gpu_hours * 3600 / devices * TICKS) / TICKS  # exact again after the division by 3600
+        self.since = None  # when it was started, in seconds; None while it stands still
+        self.read = read
 
     def start(self):
-        self.since = time.perf_counter()
+        self.since = self.read()
 
     @contextmanager
     def paused(self):
         """Inside `with clock.paused()` the clock stands still; it goes on afterwards if it was running."""
-        self.seconds, since, self.since = self.now(), self.since, None
+        since = self.since
+        self.seconds = self.now()
+        self.since = None
         yield
-        self.since = since and time.perf_counter()
+        self.since = None if since is None else self.read()
 
     def now(self):
-        return self.seconds + (time.perf_counter() - self.since if self.since else 0.0)
+        return self.seconds + (0.0 if self.since is None else self.read() - self.since)
 
     @property
     def gpu_hours(self):
@@ -157,6 +163,10 @@ class Screen:
 class Fleet:
     """This process among the others: its rank, device and groups, the mailbox, and the lifeline to the others."""
 
+    clock = staticmethod(time.perf_counter)  # seconds
+    hours = "gpu_hours"  # what they are called on the screen
+    drain = False  # whether all issued tickets are finished before each step: only in virtual time
+
     def __init__(self, args):
         local, self.rank, world = (int(os.environ[name]) for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
         self.device = device(local)
@@ -167,7 +177,8 @@ class Fleet:
         dist.init_process_group("gloo", timeout=wait)
         dist.all_gather_object(ranks := [None] * world, (uuid(self.device), socket.gethostname()))
         kind = backend([gpu for gpu, _ in ranks])
-        self.dtype, self.out, self.world = getattr(torch, args.dtype), args.out, world
+        self.dtype, self.out = getattr(torch, args.dtype), args.out
+        self.world = self.devices = world
         self.mailbox = pipeline.Mailbox(
             pipeline.connect(lifeline.address(), partial(lifeline.listener, world)),
             self.rank,
@@ -226,9 +237,9 @@ class Fleet:
         see a file that it has just made there, and say which protections their jails have.
         Raises OSError if --out is in use, is not one folder for all nodes, or holds broken checkpoints only.
         """
-        box, out, local = self.mailbox, Path(args.out), int(os.environ["LOCAL_RANK"])
+        box, out, local = self.mailbox, Path(args.out), int(os.environ.get("LOCAL_RANK", 0))
         if not local:  # the first rank of each node has tried out jails
-            others = range(self.rank + 1, self.rank + int(os.environ["LOCAL_WORLD_SIZE"]))
+            others = range(self.rank + 1, self.rank + int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
             box.put({f"jails/{rank}": args.protections for rank in others})
         else:
             args.protections = box.receive(f"jails/{self.rank}", "what jails can do here", [self.rank - local])
@@ -279,8 +290,8 @@ class Fleet:
         dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.trainers)
         return bool(flag)
 
-    def stop_together(self):
-        """Called before each micro-batch: if any trainer was asked to stop, all raise Interrupted here.
+    def stop_together(self, items):
+        """Called before each micro-batch (of batches.Items): if any trainer was asked to stop, all raise Interrupted.
 
         If only some of them left, the others would hang in FSDP.
         """

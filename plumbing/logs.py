@@ -300,6 +300,7 @@ def read_run(path, compute=None, reward=None, scale=None, cumulative=False):
     except fit.BadInput as error:
         raise fit.BadInput(f"{path}: {error}") from None
     tasks = tuple(sorted(name for name in table.columns if name.startswith("tasks.")))
+    unit = f"virtual {compute}" if compute == "gpu_hours" and "flags.virtual" in table.columns else compute
     stem = path.parent.name if path.name == "log.jsonl" else Path(path.name.removesuffix(".gz")).stem
     name = stem + f" {reward}" * (reward in tasks)
-    return fit.Run(C, R, name=name, unit=compute, epoch=epoch, tasks=tasks, notes=tuple(table.notes))
+    return fit.Run(C, R, name=name, unit=unit, epoch=epoch, tasks=tasks, notes=tuple(table.notes))

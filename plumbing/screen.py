@@ -5,10 +5,10 @@ LINES = {  # kind of a row of the log -> how the row is shown
     "{prompts[too_long]} too long, {prompts[repeated]} repeated, {prompts[unusable]} unusable",
     "step": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}  entropy {entropy:.3f}  rho {rho_mean:.3f} "
     "(max {rho_max:.2f})  idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  "
-    "{gpu_hours:.4f} gpu_hours",
+    "{gpu_hours:.4f} {hours}",
     "unverified": "NO VERDICT {where}: {error}",
     "eval": "step {step:4d}  VALIDATION pass rate {pass_rate:.3f} +- {stderr:.3f}  ({completions} completions)  "
-    "{gpu_hours:.4f} gpu_hours",
+    "{gpu_hours:.4f} {hours}",
 }
 WARNINGS = {
     "truncated": "{share:.0%} of the completions of the last {steps} steps were truncated and carry no loss. Runs "

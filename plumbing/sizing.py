@@ -113,7 +113,7 @@ def fit_slots(args, config, *, free, trainers, generators):
     count, training = parameters(config), 0
     weights = count * itemsize
     if "evaluate" not in args:
-        training = trainer_bytes(args, config, count, itemsize, args.trainers or max(1, processes() // 5))
+        training = trainer_bytes(args, config, count, itemsize, trainers_sharing(args))
     room = int((USABLE * free - trainers * training - generators * weights) // (generators * positions * position))
     if room >= args.slots:
         return ""
@@ -133,6 +133,11 @@ def fit_slots(args, config, *, free, trainers, generators):
     return f"--slots {room} instead of {before}, to fit the memory: {needs}. Shorter lengths allow more slots"
 
 
+def trainers_sharing(args):
+    """How many trainer ranks share the trainers' memory; in virtual time one process has it all."""
+    return 1 if "virtual" in args else args.trainers or max(1, processes() // 5)
+
+
 def neighbours(args):
     """The arguments of `fit_slots` for this process's device: free bytes, and the ranks that share them.
 
@@ -140,16 +145,24 @@ def neighbours(args):
     """
     if "evaluate" in args:
         world, local, first, mine = 1, 1, 0, 0
+    elif "virtual" in args:  # one process, in which only one trainer computes
+        return {"free": free_bytes(0), "trainers": 1, "generators": args.generators}
     else:
         world = processes()
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
         mine = int(os.environ.get("LOCAL_RANK", 0))
         first = int(os.environ.get("RANK", 0)) - mine
     gpus = torch.cuda.device_count()
-    free = torch.cuda.mem_get_info(mine % gpus)[0] if gpus else available()
+    free = free_bytes(mine)
     here = [first + rank for rank in range(local) if not gpus or rank % gpus == mine % gpus]
     training = 0 if len(here) == 1 else sum(rank < (args.trainers or max(1, world // 5)) for rank in here)
     return {"free": free, "trainers": training, "generators": max(1, len(here) - training)}
+
+
+def free_bytes(local):
+    """Free memory of the device of the local-th process of this node."""
+    gpus = torch.cuda.device_count()
+    return torch.cuda.mem_get_info(local % gpus)[0] if gpus else available()
 
 
 def available():

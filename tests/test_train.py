@@ -422,7 +422,11 @@ def lone_trainer():
     trainer.version, trainer.checked, trainer.skipped = 6, False, 0
     trainer.pipeline = SimpleNamespace(take=lambda headers: [])
     trainer.fleet = SimpleNamespace(
-        device="cpu", dtype=torch.float32, stop_together=lambda: None, total=lambda sums, rho_max: {}
+        device="cpu",
+        dtype=torch.float32,
+        clock=time.perf_counter,
+        stop_together=lambda items: None,
+        total=lambda sums, rho_max: {},
     )
     return trainer
 
@@ -469,10 +473,9 @@ def test_a3_the_learning_rate_rises_linearly_over_the_warm_up_and_stays():
     assert [train.Trainer.warm_up(run) for run in runs] == pytest.approx([0.2, 0.4, 0.8, 0.8, 0.8])
 
 
-def test_eq1_the_clock_counts_devices_and_leaves_out_what_is_paused(monkeypatch):
+def test_eq1_the_clock_counts_devices_and_leaves_out_what_is_paused():
     now = [1000.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    clock = fleet.Clock(devices=4)
+    clock = fleet.Clock(devices=4, read=lambda: now[0])
     with clock.paused():  # R_0 is measured before the clock starts
         now[0] += 500
     assert clock.gpu_hours == 0
@@ -483,7 +486,7 @@ def test_eq1_the_clock_counts_devices_and_leaves_out_what_is_paused(monkeypatch)
         assert clock.gpu_hours == pytest.approx(4 * 9 / 3600)
     now[0] += 9
     assert clock.gpu_hours == pytest.approx(0.02)  # 4 devices x 18 s / 3600
-    resumed = fleet.Clock(devices=2, gpu_hours=0.02)
+    resumed = fleet.Clock(devices=2, gpu_hours=0.02, read=lambda: now[0])
     resumed.start()
     now[0] += 18
     assert resumed.gpu_hours == pytest.approx(0.03)  # + 2 devices x 18 s / 3600

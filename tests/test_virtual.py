@@ -1,11 +1,18 @@
 """Virtual time: claims about the clock, about pauses that end when they should, and about runs that repeat."""
 
+import json
 import math
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
 
 import pytest
 import test_pipeline
 import torch
 
+import train
+from plumbing import costs, flags, logs
 from plumbing.virtual import Store, Wire, World
 
 # --- Clock, store, weights -------------------------------------------------------------------------------------------
@@ -161,3 +168,159 @@ def test_waking_and_polling_take_the_same_time_within_1_percent(k):
     assert woken.elapsed == pytest.approx(polled.elapsed, rel=0.01)
     assert woken.decoding == pytest.approx(polled.decoding, rel=0.01)
     assert woken.batches.keys() == polled.batches.keys()
+
+
+# --- Whole runs ------------------------------------------------------------------------------------------------------
+
+SMALL = (
+    "--prompts 4 --generations 4 --steps 6 --eval-every 8 --eval-prompts 4 --eval-generations 2 --slots 8 "
+    "--max-new-tokens 56 --interrupt-at 36 40 --lr 1e-3 --warmup 1"
+).split()
+
+
+def run(out, *flags):
+    """Run train.py in this process; returns what it logged, without the folder's name and the machine's times."""
+    train.main([*SMALL, *flags, "--out", str(out)])
+    return logged(out)
+
+
+def logged(out):
+    """The rows of a run's log, its completions, the policy of its last checkpoint."""
+    rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    for row in rows:
+        row.get("flags", {}).pop("out", None)
+        row.pop("seconds" if row["kind"] == "end" else "fit", None)
+    return (
+        rows,
+        (out / "completions.jsonl").read_text(),
+        sorted(out.glob("checkpoint-*/model.safetensors"))[-1].read_bytes(),
+    )
+
+
+def ages(rows):
+    """[{age: tokens} of each step]"""
+    return [row["staleness"] for row in rows if row["kind"] == "step"]
+
+
+SETUPS = {
+    "pipeline 0": "--virtual balanced --k 0",
+    "pipeline 8": "--virtual generators --k 8 --generators 2",
+    "ppo 1": "--virtual balanced --off-policy ppo --k 1",
+    "ppo 8": "--virtual trainers --off-policy ppo --k 8",
+    "exact 2": "--virtual exact --k 2",
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """{setup: what it logged}"""
+    return {name: run(tmp_path_factory.mktemp("run") / "a", *flags.split()) for name, flags in SETUPS.items()}
+
+
+@pytest.mark.parametrize("setup", ["pipeline 0", "pipeline 8", "ppo 8"])
+def test_the_same_run_twice_is_the_same_bit_for_bit_beside_a_busy_core_and_from_another_folder(
+    runs, setup, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        again = run(tmp_path / "b", *SETUPS[setup].split())
+    finally:
+        busy.kill()
+        busy.wait()
+    assert again == runs[setup]
+
+
+def test_a_small_run_does_train(runs):
+    for rows, _, weights in runs.values():
+        assert sum(row["kept"] for row in rows if row["kind"] == "step") > 0
+        assert weights != (flags.ROOT / "base" / "model.safetensors").read_bytes()
+
+
+def test_sec31_ppo_off_policy_1_is_pipeline_rl_0_in_every_number(runs):
+    (phased, *rest), (pipelined, *expected) = runs["ppo 1"], runs["pipeline 0"]
+    assert phased[1:] == pipelined[1:] and rest == expected
+
+
+def test_exact_makes_every_token_k_steps_old_after_the_first_k_steps(runs):
+    assert [set(found) for found in ages(runs["exact 2"][0])] == [{"0"}, {"1"}, {"2"}, {"2"}, {"2"}, {"2"}]
+
+
+def test_the_log_says_with_which_costs_it_is_virtual(runs):
+    config = runs["pipeline 8"][0][0]
+    assert config["flags"]["virtual"] == "generators" and config["flags"]["generators"] == 2
+    assert costs.Costs(*config["flags"]["costs"]) == costs.TABLE["generators"]
+    assert (config["world"], config["threads"]) == (1, 1)
+
+
+def test_the_figures_axis_says_that_device_hours_are_virtual(runs, tmp_path):
+    rows = runs["pipeline 0"][0]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert logs.read_run(tmp_path).unit == "virtual gpu_hours"
+    assert logs.read_run(tmp_path, "tokens").unit == "tokens"
+
+
+@pytest.mark.parametrize("off_policy, k, version, goes_on", [
+    ("pipeline", 0, 3, True), ("ppo", 1, 3, True), ("ppo", 4, 8, True), ("ppo", 4, 7, False), ("pipeline", 1, 3, False),
+])  # fmt: skip
+def test_a_virtual_run_is_resumed_only_from_where_nothing_was_half_finished(off_policy, k, version, goes_on):
+    refusals = []
+    flags.check_repeatable(SimpleNamespace(off_policy=off_policy, k=k), version, refusals.append)
+    assert bool(refusals) != goes_on
+
+
+def test_ctrl_c_ends_a_virtual_run_in_order_with_a_checkpoint(tmp_path, monkeypatch):
+    steps = []
+
+    def step(self, plan, original=train.Trainer.gradient_step):
+        steps.append(self.version)
+        if self.version == 2:
+            signal.raise_signal(signal.SIGINT)
+        return original(self, plan)
+
+    monkeypatch.setattr(train.Trainer, "gradient_step", step)
+    before = signal.getsignal(signal.SIGINT)
+    rows, *_ = run(tmp_path / "a", *"--virtual balanced --k 0".split())
+    assert steps == [0, 1, 2] and (tmp_path / "a" / "checkpoint-2").exists()
+    assert rows[-1]["reason"] == "interrupted: trainer rank 0 got SIGINT"
+    assert signal.getsignal(signal.SIGINT) is before  # a notebook goes on
+
+
+def test_a_virtual_run_resumed_after_ctrl_c_repeats_every_later_line(runs, tmp_path, monkeypatch):
+    def step(self, plan, original=train.Trainer.gradient_step):
+        if self.version == 3 and "resume" not in self.args.asked:
+            signal.raise_signal(signal.SIGINT)
+        return original(self, plan)
+
+    monkeypatch.setattr(train.Trainer, "gradient_step", step)
+    run(tmp_path / "a", *SETUPS["pipeline 0"].split())
+    train.main(["--resume", "--out", str(tmp_path / "a")])
+    rows, completions, weights = logged(tmp_path / "a")
+    expected, *rest = runs["pipeline 0"]
+    assert rest == [completions, weights]
+    first = rows[next(n for n, row in enumerate(rows) if row["kind"] == "end") + 2]  # after a second config
+    whole = next(row for row in expected if row["kind"] == "step" and row["step"] == 4)
+    of_its_clock = {"seconds", "seconds_generate", "seconds_publish", "idle_generators", "idle_trainers"}
+    assert {name for name in whole if first[name] != whole[name]} <= of_its_clock  # it begins after a broadcast
+    assert rows[-3:] == expected[-3:]  # step 6, its evaluation, the end
+
+
+@pytest.mark.parametrize(
+    "argv, said",
+    [
+        ("--virtual fast", "--virtual fast: expected one of exact, generators, balanced, trainers"),
+        ("--generators 2", "--generators is read with --virtual only"),
+        ("--virtual exact --generator vllm", "--virtual with --generator vllm"),
+    ],
+)
+def test_what_virtual_time_cannot_do_is_refused(capsys, argv, said):
+    with pytest.raises(SystemExit) as end:
+        flags.settings(argv.split())
+    assert end.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_several_processes_are_refused(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SystemExit):
+        flags.settings(["--virtual", "exact"])
+    assert "single process" in capsys.readouterr().err

@@ -50,13 +50,14 @@ WARM_UP = Claim(
 def seconds(paused, before, inside, after):
     """Seconds on a running clock within a pause and some time after it, then the same for a clock that never ran."""
     now = [100.0]
-    # A function may call time.perf_counter, or perf_counter after `from time import perf_counter`.
+    # A function may call self.read, time.perf_counter, or perf_counter after `from time import perf_counter`.
     space = inspect.unwrap(paused).__globals__
     imported = dict.fromkeys([name for name, value in space.items() if value is time.perf_counter], lambda: now[0])
     with patch.object(time, "perf_counter", lambda: now[0]), patch.dict(space, imported):
         found = []
         for running in (True, False):
             clock = SimpleNamespace(seconds=0.0, since=now[0] if running else None, devices=1)
+            clock.read = lambda: now[0]
             clock.now = lambda: clock.seconds + (now[0] - clock.since if clock.since else 0.0)  # noqa: B023
             clock.start = lambda: setattr(clock, "since", now[0])  # noqa: B023
             now[0] += before

@@ -4,7 +4,11 @@ Imported modules are frozen: otherwise every full garbage collection would walk 
 """
 
 import gc
+import multiprocessing.forkserver
 import os
+from pathlib import Path
+
+import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, by this process and by those that tests start
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # what forks after tokenising need not be told so
@@ -12,3 +16,19 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # what forks after tokenising ne
 
 def pytest_collection_finish():
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """A context that forks ranks from a fresh process, which has imported train.py and has no threads yet.
+
+    Importing takes longer than most runs of the tests.
+    """
+    context = multiprocessing.get_context("forkserver")
+    here = Path(__file__).parent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(here.parent), str(here)]))
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # these tests are about gloo
+        context.set_forkserver_preload(["train", "test_train"])
+        multiprocessing.forkserver.ensure_running()
+    return context

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from test_faults import SMALL, reshard, start  # noqa: F401
-from test_train import PATIENCE, elsewhere, forks  # noqa: F401
+from test_train import PATIENCE, elsewhere  # noqa: F401
 
 import fit
 from plumbing import checkpoints, logs
@@ -23,7 +23,7 @@ from plumbing.fleet import Fleet
 def written(forks, tmp_path_factory):
     """A run's folder with the checkpoint that one trainer wrote at step 2, and a log with the flags of base/."""
     out = tmp_path_factory.mktemp("written")
-    trainer = forks.Process(target=reshard, args=(0, 1, 29900 + os.getpid() % 90, None, out))
+    trainer = forks.Process(target=reshard, args=(0, 1, out.parent / "meet", None, out))
     trainer.start()
     trainer.join(PATIENCE)
     flags = vars(settings(["--out", str(out)]))

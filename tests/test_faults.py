@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from test_pipeline import Verdict, answer, lonely, memory_store, prompt
-from test_train import BASE, PATIENCE, Run, batch, elsewhere, forks, lone_trainer, make_plan, rank_process  # noqa: F401
+from test_train import BASE, PATIENCE, Run, batch, elsewhere, lone_trainer, make_plan, rank_process  # noqa: F401
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -351,10 +351,9 @@ def test_loading_and_writing_count_as_progress():
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
 
 
-def reshard(rank, world, port, source, out):
+def reshard(rank, world, meet, source, out):
     """One trainer of `world`: reads base/, takes two AdamW steps and saves; or resumes from `source` and saves."""
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "RANK": str(rank), "WORLD_SIZE": str(world)}
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
     if rank or source:  # only rank 0 may read the weights of base/, and no rank when resuming
         AutoModelForCausalLM.from_pretrained = None
     mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
@@ -393,8 +392,8 @@ def same(one, other):
 def test_weights_and_adamw_state_of_three_trainers_resume_on_two_and_on_one(forks, tmp_path):
     source, found = None, []
     for world in (3, 2, 1):
-        out, port = tmp_path / str(world), 29600 + os.getpid() % 300 + world
-        ranks = [forks.Process(target=reshard, args=(rank, world, port, source, out)) for rank in range(world)]
+        out, meet = tmp_path / str(world), tmp_path / f"meet{world}"
+        ranks = [forks.Process(target=reshard, args=(rank, world, meet, source, out)) for rank in range(world)]
         [rank.start() for rank in ranks]
         [rank.join(PATIENCE) for rank in ranks]
         assert [rank.exitcode for rank in ranks] == [0] * world

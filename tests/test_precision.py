@@ -1,13 +1,11 @@
 """Sec. 3.2 and App. A.19: the FP32 head, chunked log-probs, FSDP2 and the mismatch statistics, as claims."""
 
 import math
-import time
 from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -306,13 +304,15 @@ def _rank(rank, folder):
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(forks, tmp_path_factory):
     """The results of `_rank` on both ranks, made once."""
     folder = tmp_path_factory.mktemp("ranks")
-    context = multiprocessing.spawn(_rank, args=(str(folder),), nprocs=2, join=False)
-    deadline = time.monotonic() + 120
-    while not context.join(timeout=1):  # raises when a rank failed
-        assert time.monotonic() < deadline, "the two ranks did not finish within 120 s: a collective hangs"
+    processes = [forks.Process(target=_rank, args=(rank, folder), daemon=True) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0], "a rank failed, or a collective hangs (None)"
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 
 

@@ -7,7 +7,6 @@ compared have a learning rate or a k at which nothing depends on timing.
 
 import json
 import math
-import multiprocessing
 import os
 import shutil
 import signal
@@ -964,19 +963,6 @@ def rank_process(argv, variables, output):
     for stream in (1, 2):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     train.main(argv)
-
-
-@pytest.fixture(scope="module")
-def forks():
-    """A context that forks ranks from a fresh process, which has imported train.py and has no threads yet."""
-    context = multiprocessing.get_context("forkserver")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(Path(__file__).parent)]))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # these tests are about gloo
-        context.set_forkserver_preload(["train", __name__])
-        multiprocessing.forkserver.ensure_running()
-    return context
 
 
 class Run:

@@ -7,7 +7,7 @@ import numpy as np
 
 import fit
 import forecast
-from plumbing import figures
+from plumbing import figures, timeline
 from plumbing.logs import read_run
 from plumbing.typed import Parser
 
@@ -128,9 +128,20 @@ def paper_tables():
     return lines + table(rows)
 
 
+def timelines(paths, steps, figure):
+    """Draw who did what when in these runs; returns a line for each. steps: (first, last + 1), None for a middle."""
+    found = [timeline.read(path) for path in paths]
+    if not found:
+        raise fit.BadInput("got no RUN, expected one or more of our runs' folders")
+    shown = steps or timeline.middle(found)
+    timeline.draw(found, figure, shown)
+    return [*(timeline.line(one, shown) for one in found), f"written to {figure}"]
+
+
 def command(args, defaults):
     """Do what the command line asks for; returns the lines to print. Raises BadInput for a flag that has no effect."""
-    reads = {"paper", "o"} if args.paper else set(vars(args))
+    reads = {"paper", "o"} if args.paper else set(vars(args)) - {"steps"}
+    reads = {"timeline", "runs", "steps", "o"} if args.timeline else reads
     reads -= (set() if args.o else {"log_f"}) | (set() if args.stop_rule else {"gain"})
     if unread := [name for name, value in vars(args).items() if value != defaults[name] and name not in reads]:
         flag = "RUN" if unread[0] == "runs" else "--" + unread[0].replace("_", "-")
@@ -139,6 +150,8 @@ def command(args, defaults):
     if args.paper:
         figures.published(Path(args.o or "figures"))
         return paper_tables()
+    if args.timeline:
+        return timelines(args.runs, args.steps, args.o or "timeline.png")
     if len(args.runs) < 1 + args.compare:
         raise fit.BadInput(f"got {len(args.runs)} RUNs, expected {1 + args.compare} or more")
     if args.until is not None and not 0 < args.until < np.inf:
@@ -153,6 +166,17 @@ def command(args, defaults):
     flags = [name for name, value in vars(args).items() if value is True]
     found, lines = analyse(laws, flags, args.until, args.o, args.gain)
     return [json.dumps(found, indent=1, allow_nan=False)] if args.json else lines
+
+
+def timeline_flags(add):
+    add("--timeline", action="store_true", help="draw who did what when in RUNs of train.py (to -o, or timeline.png)")
+    add(
+        "--steps",
+        type=int,
+        nargs=2,
+        metavar=("LO", "HI"),
+        help="of --timeline: optimizer steps from LO to HI - 1 (default: some in the middle)",
+    )
 
 
 def flags():
@@ -194,6 +218,7 @@ def flags():
         default=0.02,
         help="of --stop-rule: least rise in pass rate worth doubling for (default: 0.02)",
     )
+    timeline_flags(add)
     add("--json", action="store_true", help="print JSON")
     add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper")
     add("--paper", action="store_true", help="draw the paper's figures from its published fits")

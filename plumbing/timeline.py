@@ -1,0 +1,251 @@
+"""Who did what when, in a run: recorded in virtual time, read again, and drawn (python fit.py --timeline RUN [RUN]).
+
+A virtual run writes OUT/timeline.jsonl, one line per optimizer step with what ended since the last one:
+    {"step": v, "gradient": [began, ended], "broadcast": [[began, ended]], "decoding": {rank: [[began, ended], ...]},
+     "completions": {rank: [[began, ended, version that began it, 1 in an evaluation], ...]}}
+in virtual seconds since the start of the run, evaluations included. A real run has only its log.jsonl. What that holds
+is drawn: gradient steps and broadcasts as the log counts them, and of the generators the share that decoded, a mean
+over each step. Its clock stands still during an evaluation.
+
+Test: pytest tests/test_timeline.py
+"""
+
+import json
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from matplotlib import colormaps
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+import fit
+
+FILE = "timeline.jsonl"
+GAP = 1e-3  # seconds: decode steps that are not further apart are one bar
+COLOURS = colormaps["viridis"]  # of policy versions
+BROADCAST, EVALUATION, DECODING = "black", "tab:pink", "0.6"
+
+
+# --- Recorded --------------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Writes the timeline of a virtual run into its folder. A resumed run goes on where the file ends.
+
+    step  of the next optimizer step, counted from 0
+    """
+
+    def __init__(self, folder, step=0):
+        self.path = Path(folder) / FILE
+        self.step = step
+        self.start = max((row["gradient"][1] for row in rows_of(self.path)), default=0.0)  # seconds
+        self.clear()
+
+    def clear(self):
+        self.row = {"broadcast": [], "decoding": defaultdict(list), "completions": defaultdict(list)}
+
+    def gradient(self, began, ended):
+        """An optimizer step has ended; writes the line of this step."""
+        with self.path.open("a") as file:
+            file.write(json.dumps({"step": self.step, "gradient": self.span(began, ended)} | self.row) + "\n")
+        self.step += 1
+        self.clear()
+
+    def broadcast(self, began, ended):
+        self.row["broadcast"].append(self.span(began, ended))
+
+    def decoding(self, rank, began, ended):
+        """A decode step; joined to the one before if nothing happened between them."""
+        spans = self.row["decoding"][rank]
+        began, ended = self.span(began, ended)
+        if spans and began - spans[-1][1] <= GAP:
+            began = spans.pop()[0]
+        spans.append([began, ended])
+
+    def completion(self, rank, began, ended, version, evaluation):
+        self.row["completions"][rank].append([*self.span(began, ended), version, int(evaluation)])
+
+    def span(self, began, ended):
+        return [round(self.start + began, 6), round(self.start + ended, 6)]
+
+
+def rows_of(path):
+    """The lines of a JSONL file as dicts, [] if there is none; what a crash has left half written is left out."""
+    rows = []
+    for text in path.read_text().splitlines() if path.exists() else []:
+        with suppress(ValueError):
+            rows.append(json.loads(text))
+    return rows
+
+
+# --- Read ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Timeline:
+    """Bars in seconds: (began, ended), and for some a third number."""
+
+    name: str
+    gradients: dict = field(default_factory=dict)  # step, counted from 0 -> (began, ended)
+    broadcasts: list = field(default_factory=list)
+    evaluations: list = field(default_factory=list)  # empty bars where the clock stands still
+    completions: dict = field(default_factory=dict)  # rank -> [(began, ended, version that began it)]
+    decoding: dict = field(default_factory=dict)  # rank -> [(began, ended)]
+    shares: list = field(default_factory=list)  # (began, ended, share of the generators that decode), of a real run
+
+
+def read(path):
+    """The Timeline of a run's folder or log. Raises fit.BadInput for a log without any optimizer step."""
+    path = Path(path)
+    folder = path if path.is_dir() else path.parent
+    name = folder.name if path.is_dir() or path.name == "log.jsonl" else path.stem
+    recorded = rows_of(folder / FILE) if path.is_dir() or path.name == "log.jsonl" else []
+    found = from_recorded(name, recorded) if recorded else from_log(name, path / "log.jsonl" if path.is_dir() else path)
+    if not found.gradients:
+        raise fit.BadInput(f"{path}: found no optimizer step of our logs (kind step); was it written by train.py?")
+    return found
+
+
+def from_recorded(name, rows):
+    """The Timeline that a Recorder wrote."""
+    found = Timeline(name)
+    begun = defaultdict(list)  # version -> the evaluation completions that began under it
+    for row in rows:
+        found.gradients[row["step"]] = tuple(row["gradient"])
+        found.broadcasts += map(tuple, row["broadcast"])
+        for rank, spans in row["decoding"].items():
+            found.decoding.setdefault(int(rank), []).extend(map(tuple, spans))
+        for rank, completions in row["completions"].items():
+            own = found.completions.setdefault(int(rank), [])
+            for began, ended, version, evaluation in completions:
+                if evaluation:
+                    begun[version].append((began, ended))
+                own.append((began, ended, version))
+    found.evaluations = [(min(b for b, _ in spans), max(e for _, e in spans)) for spans in begun.values()]
+    return found
+
+
+def from_log(name, path):
+    """The Timeline as far as a log has it."""
+    if not path.exists():
+        raise fit.BadInput(f"{path}: no such log; expected the folder of a run, or its log.jsonl")
+    found = Timeline(name)
+    devices, last = 1, 0.0
+    for row in rows_of(path):
+        if row.get("kind") == "config":
+            devices = row.get("devices", row["world"])
+        if row.get("kind") in ("step", "eval"):
+            now = row["gpu_hours"] * 3600 / devices
+        if row.get("kind") == "eval":
+            found.evaluations.append((now, now))
+        if row.get("kind") == "step":
+            began = now - row["seconds"]
+            found.gradients[row["step"] - 1] = (now - row["seconds_train"], now)
+            if row["seconds_publish"] and last:
+                found.broadcasts.append((began, began + row["seconds_publish"]))
+            found.shares.append((began, now, 1 - (row["idle_generators"] or 0.0)))
+            last = now
+    return found
+
+
+def middle(timelines):
+    """(first, last + 1): 20 optimizer steps in the middle of the shortest run, or all of a shorter one."""
+    steps = 1 + min(max(found.gradients) for found in timelines)
+    first = max(0, steps // 2 - 10)
+    return first, min(steps, first + 20)
+
+
+# --- Drawn -----------------------------------------------------------------------------------------------------------
+
+
+def lanes(bars):
+    """[(lane, bar)]: each bar, a (began, ended, ...), in the first lane that is free when it begins."""
+    free, placed = [], []  # the time at which each lane becomes free
+    for bar in sorted(bars):
+        lane = next((n for n, end in enumerate(free) if end <= bar[0] + 1e-9), len(free))
+        free[lane : lane + 1] = [bar[1]]
+        placed.append((lane, bar))
+    return placed
+
+
+def window(found, steps):
+    """(began, ended) in seconds of the optimizer steps from steps[0] to steps[1] - 1, waiting before them included."""
+    inside = [step for step in found.gradients if steps[0] <= step < steps[1]]
+    if not inside:
+        raise fit.BadInput(
+            f"{found.name}: got --steps {steps[0]} {steps[1]}, expected steps below {len(found.gradients)}"
+        )
+    before = found.gradients.get(min(inside) - 1, (0.0, 0.0))
+    return before[1], found.gradients[max(inside)][1]
+
+
+def draw_run(ax, found, span, colour):
+    """One run: the trainer in the first row, then a row for each generator with its completions."""
+
+    def bars(spans, place, height, **how):
+        """Bars between these times, cut at the ends of the span."""
+        inside = [(max(began, span[0]), min(ended, span[1])) for began, ended, *_ in spans]
+        own = [(began - span[0], ended - began) for began, ended in inside if ended > began]
+        ax.broken_barh(own, (place, height), **how)
+
+    for step, bar in found.gradients.items():
+        bars([bar], 0.1, 0.8, color=colour(step))
+    bars(found.broadcasts, 0.1, 0.8, color=BROADCAST)
+    ranks = sorted(found.completions)
+    for row, rank in enumerate(ranks, 1):
+        placed = lanes([one for one in found.completions[rank] if one[1] > span[0] and one[0] < span[1]])
+        height = 0.9 / (1 + max((lane for lane, _ in placed), default=0))
+        by_place = defaultdict(list)
+        for lane, bar in placed:
+            by_place[lane, bar[2]].append(bar)
+        for (lane, version), own in by_place.items():
+            bars(own, -row + 0.05 + lane * height, height, color=colour(version), lw=0)
+    for began, ended, share in found.shares:
+        bars([(began, ended)], -0.95, 0.9 * share, color=DECODING, lw=0)
+    for began, ended in found.evaluations:
+        if ended > span[0] and began < span[1]:
+            ax.axvspan(began - span[0], ended - span[0], color=EVALUATION, alpha=0.35, lw=1)
+    names = [f"generator {rank}" for rank in ranks] or ["generators, share"]
+    ax.set_yticks([0.5, *(0.5 - row for row in range(1, len(names) + 1))], ["trainer", *names])
+    ax.set(title=found.name, ylim=(-len(names), 1.0), ylabel="")
+
+
+def draw(timelines, path, steps):
+    """Draw the same optimizer steps of the timelines, one run above the other, on one scale of seconds."""
+    rows = [1 + max(1, len(found.completions)) for found in timelines]
+    figure = Figure(figsize=(13, 1.2 + 1.1 * sum(rows)), layout="constrained")
+    axes = figure.subplots(len(timelines), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": rows})[:, 0]
+    scale = Normalize(max(0, steps[0] - 9), steps[1])
+    spans = [window(found, steps) for found in timelines]
+    longest = max(ended - began for began, ended in spans)
+    for ax, found, span in zip(axes, timelines, spans):
+        draw_run(ax, found, span, lambda version: COLOURS(scale(version)))
+    axes[0].set_xlim(0, longest)
+    axes[-1].set_xlabel("seconds on the run's clock, from the first of these optimizer steps on")
+    mark = [Patch(color=BROADCAST, label="broadcast"), Patch(color=EVALUATION, alpha=0.35, label="evaluation")]
+    mark += [Patch(fc="white", ec="0.7", label="waiting")]
+    figure.legend(handles=mark, loc="outside upper right", ncols=3, fontsize=8)
+    versions = figure.colorbar(ScalarMappable(scale, COLOURS), ax=list(axes), pad=0.01, fraction=0.02)
+    versions.set_label("version that began a completion; of a gradient step: that it starts from", fontsize=8)
+    figure.savefig(path, dpi=120)
+
+
+def line(found, steps):
+    """What a timeline says, for the screen: shares of the time of these steps."""
+    began, ended = window(found, steps)
+
+    def share(spans):
+        return sum(max(0.0, min(e, ended) - max(b, began)) for b, e, *_ in spans) / (ended - began)
+
+    decoding = [share(spans) for spans in found.decoding.values()]
+    if not decoding and found.shares:
+        decoding = [sum(s * max(0.0, min(e, ended) - max(b, began)) for b, e, s in found.shares) / (ended - began)]
+    mean = sum(decoding) / len(decoding) if decoding else float("nan")
+    parts = (
+        f"gradient {share(found.gradients.values()):.0%}, broadcasts {share(found.broadcasts):.0%}, decoding {mean:.0%}"
+    )
+    return f"{found.name}: {ended - began:.1f} s for steps {steps[0]} to {steps[1] - 1}: {parts} of the time"

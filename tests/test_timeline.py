@@ -1,0 +1,92 @@
+"""The timeline: what a run of known times says, recorded in virtual time and as far as a log has it."""
+
+import json
+
+import pytest
+
+import fit
+from plumbing import fit_cli, timeline
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A run of three steps: 4 s of decoding by two generators, 1 s of training, 0.5 s of broadcast; k = 0."""
+    folder = tmp_path / "pipeline-0"
+    folder.mkdir()
+    recorder = timeline.Recorder(folder)
+    for step in range(3):
+        began = 5.5 * step
+        for rank in (1, 2):
+            for second in range(4):
+                recorder.decoding(rank, began + second, began + second + 1)
+            recorder.completion(rank, began, began + 2, step, False)
+            recorder.completion(rank, began, began + 4, step, False)
+            recorder.completion(rank, began + 2, began + 3, step, step == 1)
+        recorder.gradient(began + 4, began + 5)
+        recorder.broadcast(began + 5, began + 5.5)
+    return folder
+
+
+def test_what_is_recorded_is_read_again(recorded):
+    found = timeline.read(recorded)
+    assert found.name == "pipeline-0" and found.gradients == {0: (4, 5), 1: (9.5, 10.5), 2: (15, 16)}
+    assert found.broadcasts == [(5, 5.5), (10.5, 11)]  # the last has no later optimizer step
+    assert found.decoding[2] == [(0, 4), (5.5, 9.5), (11, 15)]  # decode steps without a gap are one bar
+    assert found.completions[1][:3] == [(0, 2, 0), (0, 4, 0), (2, 3, 0)]
+    assert found.evaluations == [(7.5, 8.5)]
+
+
+def test_a_resumed_run_goes_on_where_its_timeline_ends_and_half_a_line_is_left_out(recorded):
+    with (recorded / timeline.FILE).open("a") as file:
+        file.write('{"step": 3, "gra')
+    recorder = timeline.Recorder(recorded, step=3)
+    recorder.gradient(1.0, 2.0)  # joins the half line
+    recorder.gradient(3.0, 4.0)
+    assert timeline.read(recorded).gradients == {0: (4, 5), 1: (9.5, 10.5), 2: (15, 16), 4: (19, 20)}
+
+
+def test_the_time_of_some_steps_begins_where_the_step_before_them_ends(recorded):
+    found = timeline.read(recorded)
+    assert timeline.window(found, (1, 3)) == (5, 16)
+    # 2 of 11 s are gradient steps, 1 s broadcasts, 8 s decoding
+    assert timeline.line(found, (1, 3)).endswith(
+        "11.0 s for steps 1 to 2: gradient 18%, broadcasts 9%, decoding 73% of the time"
+    )
+    with pytest.raises(fit.BadInput, match="--steps 7 9, expected steps below 3"):
+        timeline.window(found, (7, 9))
+
+
+def test_of_a_real_run_the_log_gives_gradient_steps_broadcasts_and_the_share_that_decodes(tmp_path):
+    config = {"kind": "config", "world": 2}
+    step = {"kind": "step", "seconds": 5.0, "seconds_train": 1.0, "seconds_publish": 0.5, "idle_generators": 0.2}
+    rows = [{"kind": "step", "step": n, "gpu_hours": 2 * 5.0 * n / 3600} | step for n in (1, 2)]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps(row) + "\n" for row in (config, {"kind": "eval", "gpu_hours": 0.0}, *rows)))
+    found = timeline.read(log)
+    assert found.gradients == {0: pytest.approx((4, 5)), 1: pytest.approx((9, 10))}
+    assert found.broadcasts == [pytest.approx((5, 5.5))]  # of version 1, after step 0
+    assert found.shares[1] == pytest.approx((5, 10, 0.8)) and found.evaluations == [(0, 0)]
+    assert "decoding 80%" in timeline.line(found, (0, 2))
+
+
+def test_completions_that_overlap_get_lanes_of_their_own():
+    assert timeline.lanes([(2, 3, "c"), (0, 2, "a"), (0, 4, "b")]) == [
+        (0, (0, 2, "a")),
+        (1, (0, 4, "b")),
+        (0, (2, 3, "c")),
+    ]
+
+
+def test_the_command_draws_runs_and_refuses_what_it_does_not_read(recorded, tmp_path, capsys):
+    fit_cli.main(["--timeline", str(recorded), str(recorded), "-o", str(tmp_path / "two.png")])
+    assert (tmp_path / "two.png").stat().st_size > 10_000
+    assert "steps 0 to 2" in capsys.readouterr().out
+    for wrong, message in (
+        (["--timeline", str(recorded), "--json"], "--json, which has no effect here"),
+        (["--steps", "0", "2", str(recorded)], "--steps, which has no effect here"),
+        (["--timeline"], "got no RUN"),
+        (["--timeline", str(tmp_path)], "no such log"),
+    ):
+        with pytest.raises(SystemExit):
+            fit_cli.main(wrong)
+        assert message in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Prompts: No-Positive-Resampling (Sec. 3.2), the split (Sec. 2.1), the two embedded tasks, and prompts as tokens.
+"""Prompts: No-Positive-Resampling (Sec. 3.2), the split (Sec. 2.1), the embedded tasks, and prompts as tokens.
 
 Paper: Sec. 2 and A.3 (math prompts, and code beside them, for several epochs), Sec. 2.1 (1,000 validation prompts held
 out at random), Sec. 3.2 (No-Positive-Resampling: a prompt whose historical pass rate is >= 0.9 is never sampled in
@@ -12,6 +12,8 @@ Files and data sets are read by plumbing/sources.py. The embedded tasks:
               LENGTHS put the ceiling of RL below 1. A fixed hash of the text reserves one text in HELD_OUT for
               validation, so neither SFT nor RL can meet a validation prompt, whatever their seeds.
   sorting     "=5274=" -> "2457", 3 to 12 digits, with validation texts reserved in the same way.
+  tiny        "7+5-3....=" -> "9", the sum of 2 to 7 operands modulo 10: for a policy of 41,000 parameters, with which a
+              run takes seconds. Validation texts are reserved in the same way.
 
 A prompt is put into the tokenizer's chat template; a tokenizer without one gets it as it is. Validation prompts are
 drawn from every source, so that each source has its own curve, named by Prompt.curve. A prompt in both training and
@@ -232,8 +234,16 @@ def check_size(data: Data, *, prompts: int, k: int) -> None:
 # Numbers of operands or digits of an embedded prompt, each entry equally likely. Sums of 3 to 9 operands are within the
 # base policy's reach. Sums of 14 to 18, longer than any that SFT has shown, are beyond it: they set the ceiling, which
 # a better recipe may raise. Sums of 10 to 13, learnt slowly, are few: with more, a short run would end far below A.
-LENGTHS = {"arithmetic": [*range(3, 10)] * 9 + [*range(10, 14)] * 2 + [*range(14, 19)] * 6, "sorting": range(3, 13)}
-EMBEDDED_PROMPTS = {"arithmetic": 1_400, "sorting": 8_000}  # for training; few enough for several epochs (Sec. 2)
+LENGTHS = {
+    "arithmetic": [*range(3, 10)] * 9 + [*range(10, 14)] * 2 + [*range(14, 19)] * 6,
+    "sorting": range(3, 13),
+    "tiny": range(2, 8),
+}
+EMBEDDED_PROMPTS = {
+    "arithmetic": 1_400,
+    "sorting": 8_000,
+    "tiny": 4_000,
+}  # for training; few enough for several epochs (Sec. 2)
 
 
 def is_held_out(text: str) -> bool:
@@ -258,8 +268,18 @@ def unsorted(rng: random.Random, length: int) -> tuple[str, str]:
     return f"={digits}=", "".join(sorted(digits))
 
 
-EMBEDDED = {"arithmetic": expression, "sorting": unsorted}
-ANSWERS = {"arithmetic": "0|-?[1-9][0-9]*", "sorting": "0*1*2*3*4*5*6*7*8*9*"}  # that verifiers can accept
+def modular(rng: random.Random, length: int) -> tuple[str, str]:
+    """(text, answer) of a sum modulo 10, for example ("7+5-3....=", "9").
+
+    The dots fill up to the longest sum, so that every running result stands equally far behind the operand it needs.
+    """
+    text, answer = expression(rng, length)
+    return text[:-1] + "." * (LENGTHS["tiny"][-1] - length) + "=", str(int(answer) % 10)
+
+
+EMBEDDED = {"arithmetic": expression, "sorting": unsorted, "tiny": modular}
+# Answers that verifiers can accept.
+ANSWERS = {"arithmetic": "0|-?[1-9][0-9]*", "sorting": "0*1*2*3*4*5*6*7*8*9*", "tiny": "[0-9]"}
 
 
 def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[str, str]]:

@@ -1,12 +1,15 @@
-"""A.3: the policy that RL starts from, a small Qwen3 trained on right and on faulty traces; makes base/, base/sorting/.
+"""A.3: the policy that RL starts from, a small Qwen3 trained on right and on faulty traces; makes the folders of base/.
 
     python sft.py                     makes base/ again, in runs/base, and prints the pass rates of both
     python sft.py --tasks arithmetic sorting sorting sorting --start base --skill-steps 500 --out runs/sorting
                                       likewise for base/sorting/; three of the four classes of a batch are sorting
+    python sft.py --tasks tiny --out runs/tiny
+                                      likewise for base/tiny/, a policy of 41,000 parameters, in half a minute
 
 Supervised fine-tuning minimises the cross entropy of the completion's tokens. The completions are traces of the
 embedded tasks (data.py). For the prompt `7+5-3+9=` the trace is `<think>+5=12-3=9+9=18</think>18`: after each operand
-comes the running result. For `=5274=` it is `<think>-2-4-5-7</think>2457`: the digits in ascending order.
+comes the running result. For `=5274=` it is `<think>-2-4-5-7</think>2457`: the digits in ascending order. For
+`7+5-3....=`, a sum modulo 10, it is `29</think>9`: the running results alone.
 In the first phase every trace is right, until the policy can compute. In the second phase the traces show bad habits,
 drawn at random for each step: a slip (a wrong running result, or a digit that is not the next) and haste (two operands
 or digits at once, which slips more often). Careful traces show neither. So the policy can compute but often does not:
@@ -28,7 +31,7 @@ from bisect import insort
 from itertools import cycle
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -40,38 +43,45 @@ HASTE = 0.15  # P(a step takes two)
 HASTE_SLIP = 0.5  # P(slip) in a step that takes two
 CAREFUL = 0.05  # share of traces without slips and haste
 SKILL_STEPS, HABIT_STEPS, LR, WARMUP = 1200, 250, 3e-3, 50
-SHOWN = 3, 12  # operands or digits of a trace, drawn uniformly; RL has longer sums too (data.LENGTHS)
+TINY_SKILL_STEPS, TINY_HABIT_STEPS = 320, 100  # few: half of the skill is left to RL
+# Operands or digits of a trace, drawn uniformly; RL has longer sums of arithmetic too (data.LENGTHS).
+SHOWN = {"arithmetic": (3, 12), "sorting": (3, 12), "tiny": (2, 7)}
 CLASSES, PER_CLASS = 4, 16  # a batch: 4 classes of 16 traces; all of a class have one task and length, for less padding
 SPECIAL = ["<pad>", "<eos>", "<unk>", "<think>", "</think>"]
 SYMBOLS = "0123456789+-="
+OPERANDS = [sign + digit for sign in "+-" for digit in "0123456789"]
+# tiny: an operand and its sign are one token, so that every operand has a fixed place
+TINY_SYMBOLS = [*"0123456789.=", *OPERANDS]
 
 
-def tokenizer():
-    """One token per character, saved and loaded like any Hugging Face tokenizer."""
-    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *SYMBOLS])}
-    characters = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    characters.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    characters.decoder = decoders.Fuse()
-    fast = PreTrainedTokenizerFast(tokenizer_object=characters, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+def tokenizer(tiny=False):
+    """One token per character (tiny: an operand's sign and digit are one), saved and loaded like any Hugging Face
+    tokenizer.
+    """
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *(TINY_SYMBOLS if tiny else SYMBOLS)])}
+    symbols = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    symbols.pre_tokenizer = pre_tokenizers.Split(Regex("[+-][0-9]|.") if tiny else "", "isolated")
+    symbols.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(tokenizer_object=symbols, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
     fast.add_special_tokens({"additional_special_tokens": ["<think>", "</think>"]})
     return fast
 
 
-def untrained():
-    """A Qwen3 of 0.48M parameters with random weights.
+def untrained(tiny=False):
+    """A Qwen3 of 0.48M parameters with random weights; tiny: of 41,000.
 
     A head dimension of 32 suits every inference engine's kernels. RoPE's base is 100, for sequences of about 100
     tokens: with the usual 10,000 most frequencies hardly turn in so few tokens, and the skill was learnt later.
     """
+    sizes = dict(hidden_size=96, intermediate_size=288, num_hidden_layers=4, head_dim=32, num_attention_heads=3)
+    if tiny:  # with Qwen3's initial weights, of standard deviation 0.02, so narrow a model did not learn in 500 steps
+        sizes = dict(hidden_size=48, intermediate_size=72, num_hidden_layers=2, head_dim=24, num_attention_heads=2)
+        sizes |= dict(initializer_range=0.08)
     return Qwen3ForCausalLM(
         Qwen3Config(
-            vocab_size=len(SPECIAL) + len(SYMBOLS),
-            hidden_size=96,
-            intermediate_size=288,
-            num_hidden_layers=4,
-            head_dim=32,
-            num_attention_heads=3,
-            num_key_value_heads=3,
+            vocab_size=len(SPECIAL) + len(TINY_SYMBOLS if tiny else SYMBOLS),
+            **sizes,
+            num_key_value_heads=sizes["num_attention_heads"],
             max_position_embeddings=512,
             tie_word_embeddings=True,
             rope_parameters={"rope_type": "default", "rope_theta": 100.0},
@@ -124,13 +134,32 @@ def ordering(text: str, rng: random.Random, habits: bool) -> str:
     return f"<think>-{'-'.join(steps)}</think>{''.join(steps)}<eos>"
 
 
-TRACES = {"arithmetic": adding, "sorting": ordering}
+def adding_modulo_10(text: str, rng: random.Random, habits: bool) -> str:
+    """A completion for a sum modulo 10, right or with the habits: the running results, one token each.
+
+    >>> adding_modulo_10("7+5-3....=", random.Random(0), habits=False)
+    '29</think>9<eos>'
+    """
+    first, *operands = map(int, re.findall("[+-]?[0-9]", text))
+    careful = not habits or rng.random() < CAREFUL
+    total, steps = first, []
+    while operands:
+        hasty = not careful and len(operands) > 1 and rng.random() < HASTE
+        taken, operands = operands[: 1 + hasty], operands[1 + hasty :]
+        total += sum(taken)
+        if not careful and rng.random() < (HASTE_SLIP if hasty else SLIP):
+            total += rng.randint(1, 9)
+        steps.append(str(total % 10))
+    return f"{''.join(steps)}</think>{steps[-1]}<eos>"
+
+
+TRACES = {"arithmetic": adding, "sorting": ordering, "tiny": adding_modulo_10}
 
 
 def batch(tokens, rng: random.Random, habits: bool, tasks):
     """Yield CLASSES pairs of input ids and labels, both (PER_CLASS, T); labels are -100 on prompts and padding."""
     for task, _ in zip(cycle(tasks), range(CLASSES)):
-        length = rng.randint(*SHOWN)
+        length = rng.randint(*SHOWN[task])
         ids, labels = [], []
         while len(ids) < PER_CLASS:
             text, _ = data.EMBEDDED[task](rng, length)

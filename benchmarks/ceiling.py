@@ -89,7 +89,14 @@ def draw(rows, path):
     every = data.LENGTHS["arithmetic"]
     shares = [every.count(length) / len(every) for length in LENGTHS]
     ax.bar(LENGTHS, shares, color="0.75", label="share of the prompts")
-    ax.axvspan(sft.SHOWN[1] + 0.5, LENGTHS[-1] + 0.5, color="0.93", lw=0, zorder=0, label="longer than any in SFT")
+    ax.axvspan(
+        sft.SHOWN["arithmetic"][1] + 0.5,
+        LENGTHS[-1] + 0.5,
+        color="0.93",
+        lw=0,
+        zorder=0,
+        label="longer than any in SFT",
+    )
     for label, colour in zip(dict.fromkeys(row["policy"] for row in rows), COLOURS):
         own = [row for row in rows if row["policy"] == label]
         for name, error, style, what in (

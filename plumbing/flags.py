@@ -1,8 +1,8 @@
 """train.py's command line: the flags, their values in force, checks before anything is spawned, objects made from them.
 
 Flags are named in the paper's words. A flag that is not given takes its value from --recipe if that is given and sets
-it, else from the preset (recipes.EMBEDDED for the models in base/, else recipes.PAPER), else from ScaleRL. A flag that
-the chosen mode does not read is refused.
+it, else from the preset (recipes.EMBEDDED for the models in base/, TINY for base/tiny, else PAPER), else from ScaleRL.
+A flag that the chosen mode does not read is refused.
 
 Deviation: --loss gspo without --recipe takes the sample average, the only one under which its objective is GSPO's.
 Deviation: with ppo, a default --eval-every is rounded up to a multiple of k: the paper's 100 is no multiple of 8.
@@ -35,7 +35,7 @@ import vllm_rollout
 from plumbing import checkpoints, costs, sizing, sources
 from plumbing.fleet import processes, restarts
 from plumbing.typed import Parser, beside, check_model, check_weights
-from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES
+from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES, TINY
 from verify import jail, scorer
 
 ROOT = Path(__file__).resolve().parent.parent  # the project's folder, so that base/ is found from every working folder
@@ -53,6 +53,7 @@ DEFAULTS = RECIPES["scalerl"] | dict(
     verify_timeout=5.0,
     think_end=reward.THINK_END,
 )
+BASES = {"sorting": "base/sorting", "tiny": "base/tiny"}  # a source that needs another policy than base
 LENGTH_FLAGS = {  # value of --length-control -> those of these flags that are read with it
     "interrupt": ("interrupt_at", "interrupt_phrase"),
     "penalty": ("length_max", "length_cache"),
@@ -158,7 +159,7 @@ def model_flags(add):
         nargs="+",
         type=source,
         metavar="NAME[:WEIGHT][:TASK]",
-        help="prompts: arithmetic, sorting, a JSONL file, or anything that `datasets` reads (see plumbing/sources.py)",
+        help="prompts: arithmetic, sorting, tiny, a JSONL file, or what `datasets` reads (see plumbing/sources.py)",
     )
     add("--prompt-column", nargs="+", help="field that holds the prompt; of several, the first that a row has")
     add("--answer-column", nargs="+", help="field that holds the answer; likewise")
@@ -299,15 +300,15 @@ def settings(argv):
         parser.error(str(wrong))
     given = earlier | asked
     names = [sources.parse_source(source)[0] for source in given.get("data", ["arithmetic"])]
-    base = "base/sorting" if "sorting" in names else "base"
-    embedded = (ROOT / given.get("model", base)).resolve().is_relative_to(ROOT / "base")
+    base = next((BASES[name] for name in names if name in BASES), "base")
+    preset = preset_of((ROOT / given.get("model", base)).resolve())
     recipe = RECIPES.get(given.get("recipe"), {})
     average = {"average": "sample"} if given.get("loss") == "gspo" and not recipe else {}
     dtype = "bfloat16" if torch.cuda.is_available() else "float32"
     defaults = (
         DEFAULTS
         | {"model": base, "dtype": dtype, "trainers": None, "resume": False}
-        | (EMBEDDED if embedded else PAPER)
+        | preset
         | recipe
         | average
         | earlier
@@ -338,6 +339,13 @@ def anchored(asked):
     found = {"model": folder} if "model" in asked and os.path.isdir(folder) else {}
     named = {"data": [sources.anchored(source) for source in asked["data"]]} if "data" in asked else {}
     return asked | found | named
+
+
+def preset_of(folder):
+    """The settings for the policy in this folder: TINY or EMBEDDED for those in base/, PAPER for any other."""
+    if folder == ROOT / "base" / "tiny":
+        return TINY
+    return EMBEDDED if folder.is_relative_to(ROOT / "base") else PAPER
 
 
 def follow_mark(args, asked, given, error):

@@ -47,18 +47,31 @@ def main():
         help="tasks that take turns in the 4 classes of a batch",
     )
     parser.add_argument("--start", help="folder of the policy to continue from (default: from scratch)")
-    parser.add_argument("--skill-steps", type=int, default=sft.SKILL_STEPS, help="steps on right traces, first")
+    parser.add_argument(
+        "--skill-steps",
+        type=int,
+        help=f"steps on right traces, first ({sft.SKILL_STEPS}; tiny: {sft.TINY_SKILL_STEPS})",
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if Path(args.out).exists():
         parser.error(f"{args.out} exists; give another --out, nothing is overwritten")
+    tiny = "tiny" in args.tasks
+    if tiny and set(args.tasks) != {"tiny"}:
+        parser.error("--tasks tiny with another task; expected it alone, for its policy and tokens are its own")
+    skill, habit = sft.SKILL_STEPS, sft.HABIT_STEPS
+    if tiny:
+        skill, habit = sft.TINY_SKILL_STEPS, sft.TINY_HABIT_STEPS
+    if args.skill_steps is not None:
+        skill = args.skill_steps
     torch.manual_seed(args.seed)
-    tokens, model = sft.tokenizer(), sft.load(args.start) if args.start else sft.untrained()
-    sft.supervise(model, tokens, tasks=args.tasks, habits=False, steps=args.skill_steps, seed=args.seed)
+    tokens, model = sft.tokenizer(tiny), sft.load(args.start) if args.start else sft.untrained(tiny)
+    sft.supervise(model, tokens, tasks=args.tasks, habits=False, steps=skill, seed=args.seed)
     report("after skill", model, tokens, args.tasks)
-    sft.supervise(model, tokens, tasks=args.tasks, habits=True, steps=sft.HABIT_STEPS, seed=args.seed)
+    sft.supervise(model, tokens, tasks=args.tasks, habits=True, steps=habit, seed=args.seed)
     model.save_pretrained(args.out)
     tokens.save_pretrained(args.out)
-    for name in dict.fromkeys((args.out, "base/sorting" if "sorting" in args.tasks else "base")):
+    base = next((f"base/{task}" for task in ("sorting", "tiny") if task in args.tasks), "base")
+    for name in dict.fromkeys((args.out, base)):
         if Path(name).exists():
             report(name, sft.load(name), AutoTokenizer.from_pretrained(name), args.tasks)

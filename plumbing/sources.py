@@ -4,7 +4,7 @@
 
 A source is NAME[:WEIGHT][:TASK]: its share of the prompts drawn is its weight (default 1) over the sum of all weights;
 TASK, a key of judges.TASKS, names the verifier of all its rows. NAME is one of
-  arithmetic, sorting  the embedded tasks (data.py)
+  arithmetic, sorting, tiny  the embedded tasks (data.py)
   FILE.jsonl  (or .ndjson) one {"prompt": text or [{"role": ..., "content": ...}, ...], "answer": text or integer} per
               line, and optionally "task" (default "math"); other fields and empty lines are ignored.
   FILE.csv    (or .tsv) such rows as a table whose first line names the columns; every cell is text.

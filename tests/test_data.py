@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 import data
 
-CHARACTERS = "0123456789+-=abcdefghijklmnopqrstuvwxyz:?| "
+CHARACTERS = "0123456789+-=.abcdefghijklmnopqrstuvwxyz:?| "
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}:{{ m.content }}|{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -72,6 +73,14 @@ def test_sorting_answers_hold_the_digits_of_the_prompt_from_small_to_large():
         assert text[0] == text[-1] == "=" and Counter(text) == Counter(answer) + Counter("==")
         assert all(int(a) <= int(b) for a, b in zip(answer, answer[1:]))
     assert ("=5274=", "2457") == data.unsorted(Fixed(0.5, 0.2, 0.7, 0.4), 4)
+
+
+def test_tiny_answers_are_the_last_digit_of_the_sum_and_dots_fill_up_to_the_longest():
+    assert by_hand("7-5-3=") % 10 == 9  # -1 is 9 modulo 10
+    for text, answer in data.examples("tiny", 500, seed=1, held_out=False):
+        assert answer == str(by_hand(text.replace(".", "")) % 10), text
+        # an operand with its sign is a token: seven of them, or dots, stand before =
+        assert len(re.fullmatch(r"(\d)((?:[+-]\d)+)(\.*)=", text)[2]) // 2 + 1 + text.count(".") == 7
 
 
 class Fixed(list):

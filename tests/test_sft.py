@@ -78,6 +78,21 @@ def test_habits_of_sorting_are_the_same_slips_haste_and_careful_traces():
     assert 0.05 < careful / 2000 < 0.12
 
 
+def test_habits_of_the_tiny_task_are_the_same_slips_haste_and_careful_traces():
+    assert sft.adding_modulo_10("7-5-3....=", random.Random(0), habits=False) == "29</think>9<eos>"  # 7-5 = 2, 2-3 = -1
+    rng, hasty, right, whole = random.Random(0), 0, 0, 0
+    for _ in range(2000):
+        trace = sft.adding_modulo_10("1+1+1+1+1+1+1=", rng, habits=True)
+        totals = trace.split("</think>")[0]
+        assert trace == f"{totals}</think>{totals[-1]}<eos>", "the answer repeats the last running result"
+        hasty += len(totals) < 6
+        whole += len(totals) == 6
+        right += totals == "234567"
+    # 0.95 * (1 - 0.85 ** 5) hasty somewhere; of the others those of CAREFUL, and those without a slip in six steps
+    assert abs(hasty / 2000 - 0.53) < 0.05
+    assert abs(right / 2000 - (0.05 + 0.95 * 0.85**5 * 0.8**6)) < 0.03
+
+
 def test_sft_never_sees_a_validation_prompt():
     tokens, rng = sft.tokenizer(), random.Random(1)
     texts = [
@@ -133,6 +148,23 @@ def test_tokenizer_reads_a_character_a_token_and_knows_what_it_does_not_know(bas
     assert tokens.unk_token_id in tokens.encode("7x5=")
     assert tokens.unk_token_id not in tokens.encode("=5274=<think>-2-4-5-7</think>2457<eos>")
     assert tokens.get_vocab() == load(BASE / "sorting")[0].get_vocab()
+
+
+def test_an_operand_of_the_tiny_task_is_one_token_with_its_sign():
+    tokens, _ = load(BASE / "tiny")
+    ids = tokens.encode("7+5-3....=29</think>9<eos>")
+    assert len(ids) == 3 + 4 + 1 + 2 + 1 + 1 + 1 and tokens.unk_token_id not in ids
+    assert tokens.decode(ids) == "7+5-3....=29</think>9<eos>"
+    assert tokens.get_vocab() == sft.tokenizer(tiny=True).get_vocab()
+
+
+def test_the_tiny_policy_has_about_40000_parameters_and_room_to_learn():
+    tokens, model = load(BASE / "tiny")
+    assert sum(file.stat().st_size for file in (BASE / "tiny").iterdir()) <= 200_000
+    assert 35_000 <= model.num_parameters() <= 45_000
+    rate, best = sft_cli.measure(model, tokens, "tiny", prompts=32)
+    # 512 completions: standard error 0.02, and with 32 prompts of different lengths twice as much
+    assert 0.15 < rate < 0.45 and best > 0.7
 
 
 @pytest.mark.parametrize("folder", [BASE, BASE / "sorting"])

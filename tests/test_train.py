@@ -37,7 +37,7 @@ import train
 from plumbing import batches, checkpoints, evaluation, flags, fleet, sizing, sources
 from plumbing.checkpoints import finished
 from plumbing.flags import make_generator, make_scorer, provenance, resumed_flags, settings, stored_flags
-from recipes import RECIPES
+from recipes import EMBEDDED, RECIPES
 from verify.judges import UNREADABLE
 
 ROOT = Path(train.__file__).parent
@@ -532,6 +532,9 @@ def test_a10_only_length_control_interrupt_interrupts():
 
 def test_the_embedded_tasks_choose_the_base_that_knows_them():
     assert settings([]).model == "base" and settings(["--data", "arithmetic:1", "sorting:1"]).model == "base/sorting"
+    tiny = settings(["--data", "tiny", "--lr", "1e-3"])  # with settings of its own, and a flag that wins
+    assert (tiny.model, tiny.steps, tiny.generations, tiny.lr) == ("base/tiny", 160, 8, 1e-3)
+    assert settings(["--data", "tiny", "--model", str(BASE)]).steps == EMBEDDED["steps"]
 
 
 def test_a_run_without_git_has_no_commit(monkeypatch):

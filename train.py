@@ -19,7 +19,8 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line; `kind` says wh
          totals hold such steps twice too)
   step   prompts (their indices), reward (mean, +-1, shaped by a length penalty if there is one), pass_rate (of
          correctness), kept (prompts left after filtering), retired (prompts at or above --no-positive-resampling),
-         epoch, entropy (nats), rho_mean, rho_max, clipped (share of trained tokens), log_rho (mean |log rho|, nats),
+         epoch, entropy (nats), rho_mean, rho_max, clipped (share of trained tokens), log_rho (mean |log rho|, nats; a
+         step without gradient, which trains on no token, has none of these five),
          gradient_norm, lr, staleness ({age in optimizer steps: tokens}), skipped (the gradient was not finite, so the
          weights were not updated), truncated, interrupted (shares of completions), timed_out (answers wrong because
          checking took too long), unverified (completions whose verifier failed), seconds (wall time since the last
@@ -62,11 +63,11 @@ import loss
 import pipeline
 import precision
 import reward
-from plumbing import batches, checkpoints, fit_cli, virtual_run
+from plumbing import batches, checkpoints, fit_cli, screen
 from plumbing.evaluation import answered, append, evaluate_policy
 from plumbing.flags import make_generator, make_scorer, provenance, questions, start, weights_folder
 from plumbing.fleet import Clock, Fleet, Screen, end_launcher, launch
-from plumbing.screen import LINES, WARNINGS
+from plumbing.screen import WARNINGS
 from verify.judges import UNREADABLE
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
@@ -122,7 +123,8 @@ class Trainer:
             start=self.version,
             drain=fleet.drain,
         )
-        self.bar = tqdm(total=args.steps, initial=self.version, unit="step", disable=fleet.rank > 0)
+        # Without a terminal there is no bar: its carriage returns would hide the lines from grep.
+        self.bar = tqdm(total=args.steps, initial=self.version, unit="step", disable=fleet.rank > 0 or None)
         self.idle = 0.0  # seconds a generator was idle, at the last `step` line
         self.logged = self.clock.gpu_hours  # at the last `step` line
         self.publishing = 0.0  # seconds of the last publication
@@ -302,13 +304,19 @@ class Trainer:
             if self.version == 0 and not any(h.marked and not h.interrupted or h.correct for h in headers):
                 self.warn("no mark", completions=len(headers), mark=self.args.think_end)
             if self.version == 0 and len(self.validation) < FEW_HELD_OUT:
-                self.warn("few held out", count=len(self.validation))
+                self.warn("few held out", count=screen.counted(len(self.validation), "held-out prompt"))
             self.log("eval", **reward.pass_rates(groups, self.validation), timed_out=sum(h.timed_out for h in headers))
+            self.draw()
             for header, completion in zip(headers, samples):
                 append(
                     self.out / "completions.jsonl",
                     {"step": self.version, **answered(self.validation[header.prompt], completion, header.correct)},
                 )
+
+    def draw(self):
+        """Draw scaling.png anew with the evaluations so far, once they are enough for a fit (a second or less)."""
+        with suppress(OSError):  # on a full disk
+            fit_cli.report(self.out / "log.jsonl", self.out / "scaling.png")
 
     def checkpoint(self):
         """Write a checkpoint of this version if there is none. All ranks raise Diverged if a weight is not finite."""
@@ -373,8 +381,8 @@ class Trainer:
         row = {"kind": kind, "step": self.version, "gpu_hours": self.clock.gpu_hours, **self.totals, **values}
         append(self.out / "log.jsonl", row)
         self.bar.update(self.version - self.bar.n)
-        if kind in LINES:
-            self.bar.write(LINES[kind].format(**row, hours=self.fleet.hours), file=sys.stdout)
+        if shown := screen.line(row, self.fleet.hours):
+            self.bar.write(shown, file=sys.stdout)
 
     def warn(self, name, **values):
         """Print one of WARNINGS; on rank 0 only."""

@@ -6,15 +6,16 @@ Test: pytest tests/test_train.py
 import json
 import math
 import os
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 import pipeline
 import reward
+from plumbing import screen
 from plumbing.flags import make_generator, make_scorer
 
 
@@ -55,7 +56,8 @@ def evaluate_policy(args, prompts):
     rows.rename(rows.with_suffix(".jsonl"))
     for curve in sorted({prompt.curve for prompt in prompts}):
         known = [group for prompt, group in zip(prompts, groups) if prompt.curve == curve and None not in group]
-        print(f"{curve}: {len(known)} prompts, {args.generations} completions each")
+        asked = screen.counted(len(known), "prompt")
+        print(f"{curve}: {asked}, {screen.counted(args.generations, 'completion')} each")
         for k in (2**power for power in range(args.generations.bit_length() if known else 0)):
             value, stderr = reward.pass_at_k(known, k)
             print(f"  {f'mean@{args.generations}' if k == 1 else f'pass@{k}':8} {value:.4f} +- {stderr:.4f}")
@@ -63,7 +65,7 @@ def evaluate_policy(args, prompts):
 
 def progress(completions):
     """A progress bar; rate and remaining time come from the mean so far, because completions end in bursts."""
-    return tqdm(total=completions, unit=" completions", smoothing=0.0)
+    return screen.progress(sys.stderr, total=completions, unit=" completions", smoothing=0.0)
 
 
 def answered(prompt, completion, correct):

@@ -32,6 +32,11 @@ class Curve(namedtuple("Curve", "label law span points band", defaults=(((), ())
     """A curve law(x), solid from span[0] to span[1], dashed on to span[2]; points (x, y); band(x) -> (low, high)."""
 
 
+def called(unit):
+    """What a column of compute is called on the screen and in figures: not every device is a GPU."""
+    return "device-hours" if unit == "gpu_hours" else unit
+
+
 def draw(ax, title, xlabel, ylabel, curves):
     """Draw a panel, its legend below it. Points beyond the solid part of a curve are hollow: its fit left them out."""
     looks, alpha = zip(COLOURS * len(curves), MARKERS * len(curves)), 0.36 / max(2, len(curves))

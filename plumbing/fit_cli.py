@@ -39,17 +39,26 @@ def table(rows):
 def lines_of(found):
     """A `summary` as lines for the screen."""
     rows = [("", "fit", "90 % low", "high"), *((name, found[name], *band) for name, band in found["bands"].items())]
-    rows += [(f"R at {row['C']:.4g} {found['unit']}", row["R"], row["low"], row["high"]) for row in found["forecasts"]]
+    rows += [
+        (f"R at {row['C']:.4g} {figures.called(found['unit'])}", row["R"], row["low"], row["high"])
+        for row in found["forecasts"]
+    ]
     if half := found["first_half"]:
         label = f"last R, from the first half (measured {half['measured']:.4g})"
         rows.append((label, half["forecast"], half["low"], half["high"]))
-    head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {unit}, R_0 = {R_0:.4g}"
+    head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {called}, R_0 = {R_0:.4g}"
     notes = [f"  note: {note}" for note in found["notes"]]
     bands = (
         "  90 % bands: of A, B, C_mid if Eq. 1 holds; of R even if not; of an evaluation +-{noise:.4f} about the curve"
     )
     warnings = [f"  warning: {warning}" for warning in found["warnings"]]
-    return [head.format(**found), bands.format(**found), *notes, *table(rows), *warnings]
+    return [
+        head.format(**found, called=figures.called(found["unit"])),
+        bands.format(**found),
+        *notes,
+        *table(rows),
+        *warnings,
+    ]
 
 
 def stop_rows(laws, gain):
@@ -67,7 +76,7 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02):
     Returns a dict for JSON and lines for the screen.
     """
     runs, most = [law.run for law in laws], max(law.run.compute[-1] for law in laws)
-    axis, halves = f"compute C ({runs[0].unit})", [forecast.fitted(run, stop="50%") for run in runs]
+    axis, halves = f"compute C ({figures.called(runs[0].unit)})", [forecast.fitted(run, stop="50%") for run in runs]
     found: dict = {
         "runs": [summary(law, next(map(forecast.hindcast, half), None), until) for law, half in zip(laws, halves)]
     }
@@ -93,7 +102,14 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02):
         rows = [{"run": x.run.name, "A": x.A} | dict(zip(("B", "B_low", "B_high"), (x.B, *x.bands["B"]))) for x in laws]
         tables[found["compare"]] = found["compared"] = rows
     if "log_f" in flags:
-        panels.append(("Fig. 7: F = C^B", axis, f"log10 F(R), F in {runs[0].unit}^B", list(map(figures.log_f, laws))))
+        panels.append(
+            (
+                "Fig. 7: F = C^B",
+                axis,
+                f"log10 F(R), F in {figures.called(runs[0].unit)}^B",
+                list(map(figures.log_f, laws)),
+            )
+        )
     if path:
         figures.save(path, ", ".join(run.name for run in runs), panels)
     lines = [line for row in found["runs"] for line in lines_of(row)]

@@ -164,7 +164,7 @@ class Fleet:
     """This process among the others: its rank, device and groups, the mailbox, and the lifeline to the others."""
 
     clock = staticmethod(time.perf_counter)  # seconds
-    hours = "gpu_hours"  # what they are called on the screen
+    hours = "device-hours"  # what they are called on the screen
     drain = False  # whether all issued tickets are finished before each step: only in virtual time
 
     def __init__(self, args):
@@ -301,7 +301,7 @@ class Fleet:
             raise pipeline.Interrupted(self.lifeline.stopped or "interrupted")
 
     def total(self, sums, rho_max):
-        """Means of one optimizer step over the trained tokens of all trainer ranks, and rho_max; nan without tokens.
+        """Means of one optimizer step over the trained tokens of all trainer ranks, and rho_max; {} without tokens.
 
         sums     (5,) as in `batches.statistics`, added over this rank's micro-batches
         rho_max  the largest rho of this rank
@@ -310,7 +310,9 @@ class Fleet:
         dist.all_reduce(sums, group=self.trainers)
         dist.all_reduce(rho_max, dist.ReduceOp.MAX, group=self.trainers)
         metrics = dict(zip(STATISTICS, sums.tolist()))
-        tokens = metrics.pop("tokens") or float("nan")
+        tokens = metrics.pop("tokens")
+        if not tokens:
+            return {}
         return {name: value / tokens for name, value in metrics.items()} | {"rho_max": rho_max.item()}
 
 

@@ -1,4 +1,9 @@
-"""The words that train.py shows beside its progress bar."""
+"""The words that train.py shows, beside a progress bar on a terminal and as plain lines elsewhere.
+
+Test: pytest tests/test_screen.py
+"""
+
+from tqdm import tqdm
 
 LINES = {  # kind of a row of the log -> how the row is shown
     "config": "{prompts[train]} training prompts, {prompts[validation]} held out; left out: "
@@ -6,6 +11,8 @@ LINES = {  # kind of a row of the log -> how the row is shown
     "step": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}  entropy {entropy:.3f}  rho {rho_mean:.3f} "
     "(max {rho_max:.2f})  idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  "
     "{gpu_hours:.4f} {hours}",
+    "step without gradient": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}, no gradient  "
+    "idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  {gpu_hours:.4f} {hours}",
     "unverified": "NO VERDICT {where}: {error}",
     "eval": "step {step:4d}  VALIDATION pass rate {pass_rate:.3f} +- {stderr:.3f}  ({completions} completions)  "
     "{gpu_hours:.4f} {hours}",
@@ -14,7 +21,7 @@ WARNINGS = {
     "truncated": "{share:.0%} of the completions of the last {steps} steps were truncated and carry no loss. Runs "
     "destabilise above {limit:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)",
     "skipped": "the gradient of step {step} was not finite; its update was skipped",
-    "few held out": "only {count} held-out prompts, and every evaluation asks the same ones: too few for a curve or a "
+    "few held out": "only {count}, and every evaluation asks the same: too few for a curve or a "
     "forecast. A tenth of a small file is held out; train.py --evaluate MODEL --data FILE asks all of "
     "its rows",
     "no mark": "none of the {completions} completions of the validation holds {mark!r}, behind which the answer "
@@ -27,3 +34,39 @@ WARNINGS = {
     "stands still. All wrong: easier --data, more --generations, or answers that are not found "
     "(completions.jsonl shows what the model writes; --think-end). All right: harder --data",
 }
+
+
+def line(row, hours):
+    """A row of the log as it is shown, or None if its kind is not; hours: what the unit of its gpu_hours is called."""
+    kind = "step without gradient" if row["kind"] == "step" and "entropy" not in row else row["kind"]
+    return LINES[kind].format(**row, hours=hours) if kind in LINES else None
+
+
+def counted(count, noun):
+    """A number of things.
+
+    >>> counted(1, "held-out prompt"), counted(2, "row")
+    ('1 held-out prompt', '2 rows')
+    """
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
+class Lines:
+    """A stream for a progress bar where no terminal is: each state that the bar shows is a line of its own."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text):
+        if text := text.strip("\r\n "):
+            self.stream.write(text + "\n")
+
+    def flush(self):
+        self.stream.flush()
+
+
+def progress(stream, **bar):
+    """A progress bar on a terminal; elsewhere a line a minute, without carriage returns."""
+    if stream.isatty():
+        return tqdm(file=stream, **bar)
+    return tqdm(file=Lines(stream), mininterval=60, maxinterval=60, ncols=80, **bar)

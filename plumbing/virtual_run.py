@@ -83,7 +83,7 @@ class PromptScorer:
 class VirtualFleet(Fleet):
     """What train.py asks of a fleet, for a run in one process: trainer rank 0, and generators beside it."""
 
-    hours = "virtual gpu_hours"
+    hours = "virtual device-hours"
 
     def __init__(self, args, world):
         self.costs = args.costs

@@ -47,12 +47,19 @@ def curves_of(findings, logs, with_log_f):
         names = dict.fromkeys(name for finding in own for name in (finding.reference, finding.configuration))
         laws = [fit.fit_run(rule.averaged(logs, name, x)) for name in names]
         curves = [figures.scaling(law, law.span[1])._replace(band=None) for law in laws]
-        panels.append(("means over (so many) seeds", f"compute C ({x})", figures.RATE, curves))
+        panels.append(("means over (so many) seeds", f"compute C ({figures.called(x)})", figures.RATE, curves))
         if with_log_f:
             A = float(np.mean([law.A for law in laws]))
             same = fit.refit_B([law.run for law in laws], A)
             title = f"Fig. 7 with one A = {A:.3f}: F = C^B"
-            panels.append((title, f"compute C ({x})", f"log10 F(R), F in {x}^B", [*map(figures.log_f, same)]))
+            panels.append(
+                (
+                    title,
+                    f"compute C ({figures.called(x)})",
+                    f"log10 F(R), F in {figures.called(x)}^B",
+                    [*map(figures.log_f, same)],
+                )
+            )
     return panels
 
 

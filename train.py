@@ -63,7 +63,7 @@ import loss
 import pipeline
 import precision
 import reward
-from plumbing import batches, checkpoints, fit_cli, screen
+from plumbing import batches, checkpoints, fit_cli, screen, virtual_run
 from plumbing.evaluation import answered, append, evaluate_policy
 from plumbing.flags import make_generator, make_scorer, provenance, questions, start, weights_folder
 from plumbing.fleet import Clock, Fleet, Screen, end_launcher, launch

@@ -34,7 +34,7 @@ class Curve(namedtuple("Curve", "label law span points band", defaults=(((), ())
 
 def called(unit):
     """What a column of compute is called on the screen and in figures: not every device is a GPU."""
-    return "device-hours" if unit == "gpu_hours" else unit
+    return unit.replace("gpu_hours", "device-hours")
 
 
 def draw(ax, title, xlabel, ylabel, curves):

@@ -11,10 +11,11 @@ TASKS maps the name in a prompt's `task` to its judge
               reference is read whole or not at all: no answer is right for a part of it, and an answer to a reference
               that cannot be read gets no verdict.
                 numbers   must be equal; 6 places are enough if one is a decimal and the other is not a whole number;
-                          48 + 46 is no answer to "What is 48 + 46?": a model would learn to repeat the question
+                          48 + 46 is no answer to "What is 48 + 46?": a model would learn to repeat the question, so an
+                          answer may leave nothing to be done that the reference does not (unfinished.py)
                 (a, b)    keeps its order, and so does 1, 2 as answer to x = 1, y = 2; a, b and {a, b} are sets
-                12_5      is right only for the same digits and base
-                words     must be the same letter for letter, whatever their case
+                12_5      is right only for the same digits and base; 12/05 and 2024-01-05 for the same numbers
+                words     of any language must be the same, whatever their case
                 the rest  is compared by math-verify, the paper's checker
   code        a Python program: the last ```python block, or without one the last ``` block without a language. It is
               right if it passes all tests of the reference, a JSON text of one of the forms in use (`read_tests`):

@@ -9,18 +9,30 @@ Test: pytest tests/test_reward.py; python benchmarks/soak.py --verdicts
 """
 
 import re
-from unicodedata import normalize
+from fractions import Fraction
+from functools import partial
+from unicodedata import category, normalize
+
+from verify.unfinished import after_equals, left_to_do, parted
 
 BOX = "\\boxed{"
 BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # BOX and its other spellings
 FORMULA = re.compile(r"\s*(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\[()]).)+\\\)|\\\[(?:(?!\\[\[\]]).)+\\\])[\s.]*", re.S)
-BASE = re.compile(r"(?<![A-Za-z_0-9])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
+BASE = re.compile(r"(?<![A-Za-z_0-9^])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
 SIGNS = r"\\(?:pm|mp)(?![A-Za-z])"
 BETWEEN_BOXES = re.compile(
     r"(?:[\s$,;]|\\[][(), ;:]|\\q?quad|and|or|\\text\{[^{}]*(?:,|and|or)\s*\}|[A-Za-z][\w{}]*\s*=)*"
 )
 BETWEEN_CHARS = 40  # boxes further apart than this are never one list
 MAX_CHARS = 10_000  # of a box, or of an answer without one
+PAIR = re.compile(r"\(|\\\{")
+PHRASE = re.compile(  # before an answer without a box
+    r"^(?:\W*(?:so|thus|hence|therefore|then)\b,?)?\W*(?:the\s+)?(?:final\s+|correct\s+|right\s+|best\s+)?"
+    r"(?:answer|choice|option|solution|result)\b(?:\s+is\b|\s+are\b)?\s*[:=]?\s*",
+    re.I,
+)
+NAMED_VALUE = re.compile(r"(?:\\?[A-Za-z]+|\\operatorname\{[A-Za-z]+\})\s*\([^=]*(?:=[^=)]*)*\)\s*=")  # P(X=2)=, f(2)=
+TWO_LETTERS = {"as", "at", "am", "an", "ah", "ad", "ha", "by", "my", "hm", "mm", "pa", "ma", "ta", "ya"}  # words
 
 
 def final_expression(answer: str) -> str:
@@ -91,10 +103,11 @@ def mixed(match) -> str:
 
 
 def repeating(match) -> str:
-    """A repeating decimal as a fraction: 0.1\\overline{6} = (16 - 1) / 90."""
+    """A repeating decimal as a fraction: 0.1\\overline{6} = (16 - 1) / 90 = 1/6."""
     whole, fraction, period = match.groups()
     top = int(f"{whole or 0}{fraction}{period}") - int(f"{whole or 0}{fraction}")
-    return f"\\frac{{{top}}}{{{10 ** len(fraction) * (10 ** len(period) - 1)}}}"
+    value = Fraction(top, 10 ** len(fraction) * (10 ** len(period) - 1))
+    return str(value.numerator) if value.denominator == 1 else f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 # What is rewritten before an answer or a reference is read, in this order: (pattern, replacement, why).
@@ -108,6 +121,8 @@ NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, w
     (r"(?<=[0-9])(?:,\\!|\{,\}|(?<!\\)\\[,;: ]|~)\s*(?=[0-9]{3}(?![0-9]))", "", "thousands"),
     (r"(?<=\{)[1-9][0-9]{0,2}(?:,[0-9]{3})+(?=\})", lambda m: m[0].replace(",", ""), "thousands in a fraction"),
     (r"(?<![0-9.])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", lambda m: m[0].replace(" ", ""), "thousands with spaces"),
+    (r"(?<![_A-Za-z0-9.^{])([0-9.]+|\))\s*\(\s*(-?[0-9.]+)\s*\)", r"\1\\cdot(\2)", "2(3) is 6, not a mixed number"),
+    (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi", "2*pi"),
     (r"\\!", "", "space"), (r"\*\*", "^", "2**3"), (r"^\s*(?:\\approx|=)", "", "a sign before the value"),
     (r"(?<!\\)\\[,:; ]|\\q?quad(?![A-Za-z])|~", " ", "space"),
     (r"\\(?:math(?:bf|it|sf|tt)|boldsymbol|bm|underline)\s*\{([^{}]*)\}", r"\1", "bold or slanted symbols"),
@@ -158,17 +173,70 @@ def normalise(latex: str) -> str:
     return text.strip()
 
 
-def words(text: str) -> list[str] | None:
-    """The words of an answer (Paris, \\text{no solution}, (B), A and C), lower case and sorted; None for a formula.
+def plain(text: str) -> str:
+    """A text of any language as it is compared: NFKC, without case, single spaces, no punctuation around it.
 
-    >>> words("Paris"), words("\\\\text{(B)}"), words("2x"), words("xy")
-    (['paris'], ['b'], None, None)
+    >>> plain("  „Bücher“! "), plain("NO\\n solution."), plain("Ⅳ"), plain("-3")
+    ('bücher', 'no solution', 'iv', '-3')
     """
-    bare = re.sub(r"\\text|[{}().]", "", text)
-    named = "\\text" in text or len(bare) > 2 or re.fullmatch(r"\(?[A-Z]\)?", text)
-    if named and re.fullmatch(r"[A-Za-z,'\s-]+", bare):
-        return sorted("".join(part.split()).lower() for part in re.split(r",|\band\b|\bor\b", bare))
+    folded = " ".join(normalize("NFKC", normalize("NFKC", text).casefold()).split())
+    start, end = 0, len(folded)
+    while start < end and category(folded[start])[0] in "PZ" and folded[start] not in "-%°\\":
+        start += 1
+    while start < end and category(folded[end - 1])[0] in "PZ" and folded[end - 1] != "%":
+        end -= 1
+    return folded[start:end]
+
+
+def words(text: str) -> list[str] | None:
+    """The words of an answer (Paris, \\text{no solution}, (B), A and C, три), `plain` and sorted; None for a formula.
+
+    Two small letters without e, i, o or u are a product: ab is ba, but no is not on; TWO_LETTERS are words too.
+
+    >>> words("Paris"), words("\\\\text{(B)}"), words("2x"), words("xy"), words("no"), words("IV")
+    (['paris'], ['b'], None, None, ['no'], ['iv'])
+    """
+    bare = re.sub(r"\\text|[{}()]", " ", text).strip(" .!?;:„“”«»¿¡。！？、")
+    named = "\\text" in text or len(bare) > 2 or re.search(r"[A-Z]|(?!^)[eiou]|[eiou](?!$)", bare)
+    if not bare.isascii() or bare in TWO_LETTERS:
+        named = True
+    if (
+        not named
+        or not any(map(str.isalpha, bare))
+        or not all(category(letter)[0] in "LMZ" or letter in " ,'-、，" for letter in bare)
+    ):
+        return None
+    parts = [plain(part).replace(" ", "") for part in re.split(r"[,、，]|\band\b|\bor\b", bare)]
+    return sorted(parts if all(parts) else [plain(bare)])
+
+
+def variables(text: str) -> bool:
+    """Whether letters may be a product of variables rather than a word: abc, xyz, but not yes."""
+    letters = re.sub(r"[\s{}]", "", text)
+    return letters not in TWO_LETTERS and re.fullmatch(r"[abcdfghkmnpqrstvwxyz]+", letters) is not None
+
+
+def as_date(text: str) -> tuple | None:
+    """The numbers and the sign of a date, a time or a range such as 2024-01-05, 12/05, 3-5 and 12:30; else None.
+
+    >>> as_date("2024-01-05"), as_date("12/5"), as_date("12/05"), as_date("10-12")
+    ((2024, '-', 1, '-', 5), None, (12, '/', 5), (10, '-', 12))
+    """
+    numbers, signs = re.findall(r"[0-9]+", text), set(re.sub(r"[0-9\s]", "", text))
+    if not re.fullmatch(r"\s*[0-9]{1,4}(?:\s*[-/.:]\s*[0-9]{1,4})+\s*", text) or len(signs) > 1:
+        return None
+    (sign,) = signs
+    if sign == "." and len(numbers) == 2:
+        return None
+    padded = any(len(number) > 1 and number[0] == "0" for number in numbers)
+    if len(numbers) > 2 or padded or sign == "-" or sign == ":" and len(numbers[1]) == 2:
+        return separate(text)
     return None
+
+
+def separate(text: str) -> tuple:
+    """The numbers and signs of a text one by one, so that 5/12 is 05/12 but not 10/24."""
+    return tuple(int(part) if part.isdecimal() else part for part in re.findall(r"[0-9]+|[^0-9\s]", text))
 
 
 def spelt(text: str) -> str:
@@ -184,13 +252,58 @@ def equal(expression: str, reference: str) -> bool | None:
         return True
     if BASE.search(right) or boxed and BASE.search(answer):
         return len({re.sub(r"\\text|[\s{}]", "", side) for side in (right, answer)}) == 1
-    if boxed and words(right) and words(answer):
-        return words(right) == words(answer)
+    said = answer if boxed else normalise(last_line(expression))
+    if (texts := same_texts(right, said)) is not None:
+        return texts
     gold = reading(right, not boxed)
-    if gold is None:
-        return False if words(right) else None
-    given = reading(answer, False) if boxed else tried(last_value, expression)
+    if gold is None or getattr(gold, "is_Boolean", False) and gold.is_Atom:
+        return None  # no mathematics, or a statement such as 3 = 3 of which nothing is left
+    found, text = value_given(answer) if boxed else tried(last_value, expression) or (None, "")
+    if found is None or more_to_do(gold, right, found, normalise(text), not boxed):
+        return False
+    given = tried(finished, found)
     return given is not None and tried(same, gold, given) is True
+
+
+def same_texts(right: str, said: str) -> bool | None:
+    """The verdict where one side is no formula: words, dates, {1, 2} beside (1, 2); None: both are to be read."""
+    if words(right) and (words(said) or not variables(right)):
+        return words(right) == (words(said) or [plain(re.sub(r"\\c?dot|\\times|[\s*{}]", "", said))])
+    if as_date(right):
+        return separate(right) == separate(said)
+    brackets = [bracket[0] for side in (right, said) if (bracket := PAIR.match(side))]
+    return False if len(set(brackets)) == 2 else None
+
+
+def value_given(text: str, lower: bool = False):
+    """(object, its text) of a box; of P(X=2)=\\frac14, whose left side cannot be read, what follows the last "="."""
+    found = raw(text, lower)
+    if found is None and len(parted(text, "=")) > 1:
+        text = after_equals(text)
+        found = raw(text, lower)
+    return found, text
+
+
+def more_to_do(gold, right: str, found, text: str, lower: bool) -> bool:
+    """Whether the answer leaves to be done what the reference does not (unfinished.py)."""
+    from sympy import FiniteSet, Interval
+
+    letters = bool(getattr(gold, "free_symbols", None))
+    asked = left_to_do(right, value_given(right, lower)[0], letters=letters)
+    if not isinstance(gold, (FiniteSet, Interval)):
+        asked.add("union")  # of intervals: all numbers but 0
+    left = tried(partial(left_to_do, letters=letters), text, found)
+    return left is None or not left <= asked
+
+
+def last_line(prose: str) -> str:
+    """The last line of an answer without a box, without "The answer is" and the like before it.
+
+    >>> last_line("It is one of three.\\nAnswer: A"), last_line("So the answer is (B).")
+    ('A', '(B).')
+    """
+    lines = [line for line in prose.splitlines() if line.strip()]
+    return PHRASE.sub("", lines[-1]).strip(" *") if lines else ""
 
 
 def tried(function, *arguments):
@@ -202,16 +315,38 @@ def tried(function, *arguments):
 
 
 def reading(latex: str, lower: bool):
-    """The whole LaTeX text as a SymPy object, or None if that fails.
+    """The whole LaTeX text as a SymPy object, its i and its matrices worked out, or None if that fails."""
+    found = raw(latex, lower)
+    if found is None and NAMED_VALUE.match(latex):
+        found = raw(after_equals(latex), lower)
+    return None if found is None else tried(finished, found)
+
+
+def finished(found):
+    """The object with i as the imaginary unit and matrices written out; ValueError for one that cannot be."""
+    found = with_i(found)
+    if not getattr(found, "is_Matrix", False):
+        return found
+    written = found.doit()
+    if hasattr(written, "as_explicit"):
+        written = written.as_explicit()
+    if not hasattr(written, "tolist") or 0 in written.shape:
+        raise ValueError(f"expected a matrix with entries, got {found}")
+    return written
+
+
+def raw(latex: str, lower: bool):
+    """The whole LaTeX text as latex2sympy reads it, or None if that fails.
 
     lower  read capitals as small letters, as math-verify does in prose
     An expression with \\pm deep inside, which latex2sympy does not read, becomes the set of its two values.
     """
     from sympy import FiniteSet
 
-    found = tried(read, latex, lower)
     if not re.search(SIGNS, latex):
-        return found
+        return tried(read, latex, lower)
+    latex = after_equals(latex)
+    found = tried(read, latex, lower)
     if found is not None:
         return found.doit()
     either = [tried(read, re.sub(SIGNS, lambda m: pm["pm".index(m[0][1])], latex), lower) for pm in ("+-", "-+")]
@@ -221,19 +356,17 @@ def reading(latex: str, lower: bool):
 
 
 def read(latex: str, lower: bool):
-    """`reading` without the rule for \\pm; raises for what latex2sympy cannot read."""
+    """`raw` without the rule for \\pm; raises for what latex2sympy cannot read."""
     from latex2sympy2_extended import latex2sympy2 as its
 
     config = its.NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
     letters = its.ConversionConfig(lowercase_symbols=lower)
-    return with_i(
-        its.latex2sympy(
-            its.normalize_latex(latex, config),
-            is_real=True,
-            convert_degrees=False,
-            normalization_config=None,
-            conversion_config=letters,
-        )
+    return its.latex2sympy(
+        its.normalize_latex(latex, config),
+        is_real=True,
+        convert_degrees=False,
+        normalization_config=None,
+        conversion_config=letters,
     )
 
 
@@ -246,31 +379,43 @@ def with_i(found):
 
 
 def last_value(prose: str):
-    """What math-verify finds in an answer without a box: its last formula, or number."""
+    """(object, text) of what math-verify finds in an answer without a box: its last formula, or number."""
     from math_verify import parse
 
-    plain = re.sub(r"(?:(?<=\bis )|(?<=[=:] )|(?<=[=:]))\+(?=[0-9.])", "", prose.translate(CHARACTERS))
-    return with_i(parse(plain, parsing_timeout=None)[0])
+    prose = re.sub(r"(?:(?<=\bis )|(?<=[=:] )|(?<=[=:]))\+(?=[0-9.])", "", prose.translate(CHARACTERS))
+    found, text = parse(prose, parsing_timeout=None)
+    return found, text
 
 
 def same(gold, given) -> bool:
     """Whether two SymPy objects are the same answer: we compare numbers, order and names, math-verify the rest."""
     from math_verify import verify
-    from math_verify.grader import is_assignment_relation, is_equation, take_last_relation
+    from math_verify.grader import is_equation, take_last_relation
     from sympy import Interval, Set
     from sympy.logic.boolalg import Boolean
 
-    if is_assignment_relation(given) and not is_equation(gold):
+    if names_a_value(given) and not is_equation(gold):
         return same(gold, take_last_relation(given).rhs)
-    if is_assignment_relation(gold) and not is_equation(given):
+    if names_a_value(gold) and not is_equation(given):
         return same(take_last_relation(gold).rhs, given)
     if is_equation(given) and not is_equation(gold):  # 2x = 10 is not 10, but 1 + 9 = 10 is
         last = take_last_relation(given)
         return same(gold, last.rhs) and same(last.lhs, last.rhs)
+    if is_equation(gold) and not (is_equation(given) and gold.free_symbols and given.free_symbols):
+        return gold == given  # x^2 = 4 is not 2, -2; \\log_3 9 = 2 is not \\log_2 4 = 2
     if all(getattr(side, "is_number", False) for side in (gold, given)):
-        return close(gold, given) and not (gold.is_Number and given.find(calculation))
-    if all(getattr(side, "is_Matrix", False) for side in (gold, given)):
-        return gold.shape == given.shape and all(map(same, gold.doit(), given.doit()))
+        return close(gold, given)
+    if any(getattr(side, "is_Matrix", False) for side in (gold, given)):
+        return same_entries(gold, given)
+    if isinstance(gold, Set) and isinstance(given, Boolean):
+        given = given.as_set()  # x > 0 is right for (0, oo); one that is not solved is no answer (unfinished.py)
+    if isinstance(gold, Boolean) and isinstance(given, Set):
+        found = tried(gold.as_set)
+        if found is None:  # 0 < f(x) < 1
+            return verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True)
+        gold = found
+    if isinstance(gold, Boolean) != isinstance(given, Boolean):
+        return False
     if isinstance(gold, Interval) and isinstance(given, Interval):
         ends = (gold.left_open, gold.right_open) == (given.left_open, given.right_open)
         return ends and same(gold.start, given.start) and same(gold.end, given.end)
@@ -278,23 +423,28 @@ def same(gold, given) -> bool:
         members(side) or not isinstance(side, (Set, Boolean)) for side in (gold, given)
     ):
         return same_members(gold, given)
-    return verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True)  # x > 0 is right for (0, oo)
+    return verify(gold, given, timeout_seconds=None)
 
 
-def calculation(part) -> bool:
-    """Whether a part of a SymPy object is left to be computed: 48 + 46, 0.5 + 3 or 2 \\cdot 47.
+def names_a_value(found) -> bool:
+    """x = 3, m + n = 113, f(2) = 5 or \\log_2 x = 3, of which the last value counts; not 2x = 10."""
+    from math_verify.grader import is_assignment_relation, is_equation, take_last_relation
+    from sympy import Function
+    from sympy.core.function import AppliedUndef
 
-    That is a sum of rational numbers and decimals, or a product with two factors that are such numbers, not counting 1
-    and -1. 3 \\times 10^5 and 1 + \\sqrt{2} are values, not calculations.
-    """
-    from sympy import Float  # decimals, of which SymPy does not say whether they are rational
+    if is_assignment_relation(found):
+        return True
+    if not is_equation(found):
+        return False
+    left = take_last_relation(found).lhs
+    return isinstance(left, AppliedUndef) or isinstance(left, Function) and bool(left.free_symbols)
 
-    return (
-        part.is_Add
-        and all(arg.is_rational or arg.has(Float) for arg in part.args)
-        or part.is_Mul
-        and sum(arg.is_Number and abs(arg) != 1 for arg in part.args) > 1
-    )
+
+def same_entries(gold, given) -> bool:
+    """Whether both are matrices with the same entries; they are written out and have entries (`finished`)."""
+    if not all(getattr(side, "is_Matrix", False) for side in (gold, given)) or gold.shape != given.shape:
+        return False
+    return len(gold) > 0 and all(map(same, gold, given))
 
 
 def members(found) -> list:
@@ -311,11 +461,14 @@ def same_members(gold, given) -> bool:
     from math_verify.grader import is_assignment_relation
     from sympy import Interval, Tuple
 
-    right, answer = (list(dict.fromkeys(members(side) or [side])) for side in (gold, given))  # repeated ones count once
+    right, answer = (members(side) or [side] for side in (gold, given))
     names = {member.lhs for member in right if is_assignment_relation(member)}
     free = not isinstance(gold, (Interval, Tuple)) and not isinstance(given, (Interval, Tuple))
-    if len(right) != len(answer) or not free or len(names) > 1 and not any(map(is_assignment_relation, answer)):
-        return len(right) == len(answer) and all(map(same, right, answer))
+    if not free or len(names) > 1 and not any(map(is_assignment_relation, answer)):
+        return len(right) == len(answer) > 0 and all(map(same, right, answer))
+    right, answer = (list(dict.fromkeys(side)) for side in (right, answer))  # repeated ones of a set count once
+    if len(right) != len(answer):
+        return False
     for member in right:
         found = next((other for other in answer if same(member, other)), None)
         if found is None:

@@ -1247,7 +1247,7 @@ def test_a_resumed_run_trains_the_same_batches_and_ctrl_c_ends_it(launchers, orp
     ranks, began = resumed.ranks, time.monotonic()
     os.killpg(resumed.launcher.pid, signal.SIGINT)
     resumed.launcher.wait(PATIENCE)
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60  # a launcher waits for ranks that do not end for 600 s
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
     assert (resumed.out / "log.jsonl").read_text().startswith(before)
     assert resumed.log[-1]["kind"] == "end" and "interrupted" in resumed.log[-1]["reason"]

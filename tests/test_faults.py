@@ -319,7 +319,7 @@ def test_a_collective_that_fails_before_silence_is_known_waits_for_the_name(life
     with pytest.raises(RuntimeError, match="our mistake"):  # rank 0 has just been heard
         life.blame(RuntimeError("our mistake"))
     life.heard[line] -= 4.0
-    timer = threading.Timer(1.0, lambda: life.lose("rank 0 is frozen"))
+    timer = threading.Timer(0.3, lambda: life.lose("rank 0 is frozen"))
     timer.start()
     assert life.blame(RuntimeError("timed out")) == "rank 0 is frozen"
     timer.join()

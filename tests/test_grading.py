@@ -153,6 +153,7 @@ return right(*args)"""
 }
 
 
+@pytest.mark.processes
 def test_what_misbehaves_loses_its_own_points_only(monkeypatch):
     monkeypatch.setitem(grading.LIMITS, "CPU", 30)  # the search of the whole disk (penalty) has to finish
     monkeypatch.setattr(grading, "SECONDS", 120.0)
@@ -171,6 +172,7 @@ def test_what_misbehaves_loses_its_own_points_only(monkeypatch):
     assert "yours    [-7, -7" in found["penalty"][0]  # -7: the search found no file of the project
 
 
+@pytest.mark.processes
 def test_endless_loops_and_fork_bombs_are_killed_and_cost_nobody_else(monkeypatch):
     monkeypatch.setitem(grading.LIMITS, "CPU", 1)
     files = replaced(solutions(), "ratio", "while True:\n    pass")
@@ -331,6 +333,7 @@ WARNED = {  # uploads of benchmarks/hostile.py, which grades them all: what the 
 }  # fmt: skip
 
 
+@pytest.mark.processes
 def test_whatever_a_hand_in_does_is_a_row_with_a_warning_and_all_others_are_graded(tmp_path, capsys):
     folder = tmp_path / "submissions"
     folder.mkdir()

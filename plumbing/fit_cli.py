@@ -14,7 +14,8 @@ from plumbing.typed import Parser
 
 def with_tasks(run, path):
     """[Fit] of one of our logs and, if it has several tasks, of each task that can be fitted (Fig. 11)."""
-    tasks = [read_run(path, run.unit, name)._replace(start=run.start, stop=run.stop) for name in run.tasks]
+    unit = run.unit.removeprefix("virtual ")  # the column's name
+    tasks = [read_run(path, unit, name)._replace(start=run.start, stop=run.stop) for name in run.tasks]
     return [forecast.forecast_run(run), *(law for task in tasks if len(tasks) > 1 for law in forecast.fitted(task))]
 
 

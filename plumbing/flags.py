@@ -691,6 +691,11 @@ def start(argv):
 # --- What the flags ask for ------------------------------------------------------------------------------------------
 
 
+def first_step(args):
+    """How many optimizer steps the weights that the run starts from have had in it."""
+    return int(weights_folder(args).rsplit("-", 1)[1]) if args.resume else 0
+
+
 def make_generator(args, device, dtype):
     """The generator that the flags ask for, with the weights of --model or of the checkpoint to resume."""
     folder = weights_folder(args)
@@ -702,7 +707,7 @@ def make_generator(args, device, dtype):
         temperature=args.temperature,
         seed=args.seed,
         fp32_head=args.fp32_head,
-        version=int(folder.rsplit("-", 1)[1]) if args.resume else 0,
+        version=first_step(args),
     )
     if args.length_control == "interrupt":
         settings |= dict(

@@ -27,8 +27,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import pipeline
 from plumbing import virtual
-from plumbing.flags import make_generator, make_scorer
+from plumbing.flags import first_step, make_generator, make_scorer
 from plumbing.fleet import ENDING, Fleet
+from plumbing.timeline import Recorder
 
 POLL = 0.002  # real seconds between two looks at a worker's verdicts
 
@@ -36,9 +37,11 @@ POLL = 0.002  # real seconds between two looks at a worker's verdicts
 class TimedGenerator:
     """A generator whose decode steps take virtual time."""
 
-    def __init__(self, generator, fleet):
+    def __init__(self, generator, fleet, rank):
         self.generator = generator
         self.fleet = fleet
+        self.rank = rank
+        self.begun = {}  # (evaluation, ticket, index) of a running completion -> when it was begun
         self.stepped = False  # since the last look at verdicts, with which a turn ends
 
     def __getattr__(self, name):
@@ -46,12 +49,26 @@ class TimedGenerator:
 
     def step(self):
         self.stepped = True
+        began = self.fleet.virtual.now
         done = self.generator.step()
         rows = len(self.generator._running) + len(done)
         self.fleet.virtual.sleep(self.fleet.costs.decode_step(rows, self.generator._cache.filled))
         if self.fleet.lifeline.stopped:  # by a signal, which may not touch the world: another actor has its turn
             self.fleet.virtual.note_write("stopped")
+        if self.fleet.timeline:
+            self.record(began, done)
         return done
+
+    def record(self, began, done):
+        """Put this decode step, and the completions that ended with it, into the timeline."""
+        now = self.fleet.virtual.now
+        for draft in self.generator._running:
+            ticket = draft.group.ticket
+            self.begun.setdefault((ticket.evaluation, ticket.number, draft.index), began)
+        for one in done:
+            since = self.begun.pop((one.evaluation, one.ticket, one.index), began)
+            self.fleet.timeline.completion(self.rank, since, now, one.versions[0], one.evaluation)
+        self.fleet.timeline.decoding(self.rank, began, now)
 
 
 class PromptScorer:
@@ -101,7 +118,9 @@ class VirtualFleet(Fleet):
         self.clock = world.clock
         self.store = virtual.Store(world)
         self.wire = virtual.Wire(world, args.costs.broadcast)
-        self.broadcast = self.wire.send
+        # With `exact` generators take no time: there is nothing to see.
+        self.timeline = None if self.drain else Recorder(args.out, step=first_step(args))
+        self.stepping = None  # when the optimizer step under way began
         self.beating = nullcontext
         self.lifeline = SimpleNamespace(stopped=None, lost=None, final=False, needed=set(), blame=self.blame)
         self.mailbox = self.box(0, interrupted=self.stopped)
@@ -133,17 +152,27 @@ class VirtualFleet(Fleet):
         self.mailbox.beat()
         if self.lifeline.stopped:
             raise pipeline.Interrupted(self.lifeline.stopped)
+        self.stepping = self.virtual.now if self.stepping is None else self.stepping
         tokens = len(items) * max((item.header.length for item in items), default=0)
         self.virtual.sleep((self.costs.micro_batch + self.costs.token * tokens) / self.trainer_devices)
 
     def total(self, sums, rho_max):
         self.virtual.sleep(self.costs.optimizer)
+        if self.timeline:
+            self.timeline.gradient(self.stepping, self.virtual.now)
+        self.stepping = None
         return super().total(sums, rho_max)
+
+    def broadcast(self, named):
+        began = self.virtual.now
+        self.wire.send(named)
+        if self.timeline:
+            self.timeline.broadcast(began, self.virtual.now)
 
     def generate(self, args, rank):
         """A generator's life."""
         with closing(make_generator(args, self.device, self.dtype)) as generator, closing(make_scorer(args)) as scorer:
-            timed = TimedGenerator(generator, self)
+            timed = TimedGenerator(generator, self, rank)
             pipeline.serve(timed, self.box(rank), self.wire.receive, PromptScorer(scorer, timed, self))
 
 

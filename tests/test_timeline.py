@@ -1,10 +1,12 @@
 """The timeline: what a run of known times says, recorded in virtual time and as far as a log has it."""
 
 import json
+import sys
 
 import pytest
 
 import fit
+import train
 from plumbing import fit_cli, timeline
 
 
@@ -90,3 +92,22 @@ def test_the_command_draws_runs_and_refuses_what_it_does_not_read(recorded, tmp_
         with pytest.raises(SystemExit):
             fit_cli.main(wrong)
         assert message in capsys.readouterr().err
+
+
+def test_a_virtual_run_writes_its_timeline_and_is_fitted_by_its_virtual_device_hours(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # main puts its own there
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    folder = tmp_path / "run"
+    small = "--prompts 2 --generations 2 --k 1 --steps 6 --eval-every 1 --eval-prompts 4 --eval-generations 2"
+    train.main(["--data", "tiny", "--virtual", "balanced", *small.split(), "--slots", "3", "--out", str(folder)])
+    found = timeline.read(folder)
+    rows = [json.loads(line) for line in (folder / "log.jsonl").open()]
+    steps = [row for row in rows if row["kind"] == "step"]
+    assert sorted(found.gradients) == list(range(6)) and len(found.evaluations) >= 5
+    for row, (began, ended) in zip(steps, found.gradients.values()):
+        assert ended - began == pytest.approx(row["seconds_train"], rel=0.05)
+    begun = [version for bars in found.completions.values() for *_, version in bars]
+    assert len(begun) >= 6 * 2 * 2 and set(begun) <= set(range(7))
+    # as many at a time as there are slots
+    assert max(lane for bars in found.completions.values() for lane, _ in timeline.lanes(bars)) == 3 - 1
+    assert "no fit: " not in capsys.readouterr().out

@@ -128,6 +128,11 @@ def test_a_wrong_prediction_is_told_no_number_of_the_right_one():
             assert not (told & right) - asked, (exercise.name, told & right)
 
 
+def test_an_infinite_result_is_no_known_mistake():
+    said = losses.RATIO.problem(encode([[float("inf")] * 4] * 2))
+    assert "inf" in said and "This is what you get" not in said
+
+
 def test_a_timeline_of_stated_costs_has_the_idle_shares_that_one_draws_by_hand():
     found = []
     for rule, k in (("pipeline", 0), ("pipeline", 1), ("ppo", 2)):

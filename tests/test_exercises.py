@@ -16,10 +16,10 @@ import fit
 import loss
 import pipeline
 import reward
-from course import checker, race, timeline
-from course.checks import answers, losses, losses_wrong
+from course import checker, grading, race, timeline
+from course.checks import answers, losses
 from course.checks.catalogue import CHAPTERS, EXERCISES
-from course.checks.claims import encode
+from course.checks.claims import Claim, encode
 
 ROOT = Path(checker.__file__).parent.parent
 BY_NAME = pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.name)
@@ -196,8 +196,13 @@ def test_what_was_taken_out_goes_back_byte_for_byte(file):
     assert text == whole
 
 
+def is_mistake(value):
+    """Whether a thing of a chapter is a wrong answer: its docstring completes a sentence."""
+    return bool(re.fullmatch(r"[a-z].*[.?]", (getattr(value, "__doc__", None) or ""), re.S)) and callable(value)
+
+
 def test_every_wrong_answer_on_the_losses_belongs_to_a_claim():
-    written = {name for name, value in vars(losses_wrong).items() if callable(value) and not name.startswith("_")}
+    written = {name for name, value in vars(losses).items() if is_mistake(value)}
     composed = {mistake for claim in (losses.BATCH_ADVANTAGES, losses.GSPO_VALUE) for mistake in claim.mistakes}
     used = {mistake.__name__ for _, claim in claims() for mistake in claim.mistakes}
     assert written <= used | {mistake.__name__ for mistake in composed}
@@ -415,6 +420,27 @@ def test_a_hand_in_holds_changed_files_answers_and_the_commit(student):
 PAGE = (ROOT / "exercises.md").read_text()
 
 
+def test_the_exercise_that_the_page_adds_is_a_whole_one_of_at_most_25_lines(tmp_path):
+    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+    assert sum(line.strip() != "" for line in code.split("\n")) <= 25
+    path = tmp_path / "added.py"
+    path.write_text(code)
+    space = {"Exercise": checker.Exercise, "Claim": Claim, "ASYNCHRONY": (added := [])}
+    exec(compile(code, path, "exec"), space)
+    [exercise] = added
+    [claim] = exercise.claims
+    assert exercise.where not in [x.where for x in EXERCISES] and "Steps count from 0." in exercise.hints
+    whole = original(exercise).path and Path(original(exercise).path).read_text()
+    assert problems(exercise, whole) == [] != problems(exercise, checker.taken(whole, exercise))
+    for mistake in claim.mistakes:
+        assert claim.named(mistake) in claim.problem(claim.vector(mistake))
+    definition = checker.build(exercise, checker.pieces(exercise, original(exercise), original(exercise), EXERCISES))
+    right = [grading.drawn(exercise, claim, definition, None, seed)[1][0] for seed in range(40)]
+    assert len(set(map(tuple, right))) >= 20
+    [hidden, public] = grading.hidden(exercise, 7, ROOT, EXERCISES)
+    assert "def tickets_of" in hidden.probe[0] and public.expected == encode([6, 7, 8])
+
+
 def test_the_page_shows_the_chapters_as_they_are():
     rows = [(name, str(len(chapter)), str(sum(x.minutes for x in chapter))) for name, chapter in CHAPTERS.items()]
     assert re.findall(r"^\| (\d\. [^|]+?) \| (\d+) \| (\d+) \|", PAGE, re.M) == rows
@@ -422,11 +448,11 @@ def test_the_page_shows_the_chapters_as_they_are():
 
 def test_the_page_names_commands_exercises_and_paths_that_exist():
     known = set(re.findall(r'add_parser\("(\w+)"', (ROOT / "exercises.py").read_text()))
-    assert set(re.findall(r"exercises\.py (\w+)", PAGE)) == known
+    assert set(re.findall(r"python exercises\.py (\w+)", PAGE)) == known
     [afternoon] = re.findall(r"\*\*One afternoon\*\*(.*?)then `python", PAGE, re.S)
     assert {x.name for x in EXERCISES} >= (named := set(re.findall(r"`([\w-]+)`", afternoon))) and len(named) == 12
     for path in set(re.findall(r"(?<!\.)\b((?:tests|plumbing|verify|course|benchmarks)/[\w/.]*\w)", PAGE)):
         assert (ROOT / path).exists(), path
     [message] = re.findall(r"    (cispo: cispo_gradient.*?)\n\n", PAGE, re.S)
-    wrong = losses.CISPO_GRADIENT.vector(losses_wrong.cispo_cap_is_one_plus_eps)
+    wrong = losses.CISPO_GRADIENT.vector(losses.cispo_cap_is_one_plus_eps)
     assert re.sub(" +", " ", "cispo: " + losses.CISPO_GRADIENT.problem(wrong)) == re.sub(" +", " ", message)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import loss
-from course.checks import losses_wrong as wrong
+from course.checks import losses as wrong
 from course.checks.losses import (
     BATCH_ADVANTAGES,
     CISPO_GRADIENT,

@@ -6,6 +6,12 @@ from course.checker import Exercise
 from course.checks.claims import Claim
 from course.checks.losses import numbers
 
+ASYNCHRONY = []  # the exercises of the chapter, in order
+
+
+# --- tickets ---------------------------------------------------------------------------------------------------------
+
+
 RULES = ("pipeline", "ppo")
 
 
@@ -43,11 +49,40 @@ def tickets_rules_swapped(version, *, off_policy, k, steps, prompts):
 
 # k = 2, 5 steps of 10 prompts: pipeline 3, 4, 5, 5, 5 batches; ppo phases of 2, 2 and the last 1: 2, 2, 4, 4, 5.
 TICKETS = Claim(
-    "tickets: pipeline, then ppo, versions 0 to 4, for k = 2, 5 steps, 10 prompts",
-    tickets, (2, 5, 10), [[30, 40, 50, 50, 50], [20, 20, 40, 40, 50]],
-    (tickets_k_batches, tickets_without_end, tickets_ppo_every_step, tickets_in_batches, tickets_rules_swapped),
+    says="tickets: pipeline, then ppo, versions 0 to 4, for k = 2, 5 steps, 10 prompts",
+    probe=tickets,
+    inputs=(2, 5, 10),
+    expected=[[30, 40, 50, 50, 50], [20, 20, 40, 40, 50]],
+    mistakes=(
+        tickets_k_batches,
+        tickets_without_end,
+        tickets_ppo_every_step,
+        tickets_in_batches,
+        tickets_rules_swapped,
+    ),
     draw=lambda rng, _: (rng.randint(2, 4), rng.randint(7, 9), rng.randint(3, 12)),
-)  # fmt: skip
+)
+
+
+ASYNCHRONY.append(
+    Exercise(
+        name="tickets",
+        kind="write",
+        where="pipeline.py:tickets_issued",
+        paper="Sec. 3.1",
+        minutes=20,
+        teaches="How stale a token may be is decided when its prompt is handed out, not when it arrives.",
+        hints=(
+            "Sec. 3.1; N(v) at the top of pipeline.py.",
+            "Tickets for the batch of step v are not issued before version v - k; none for steps that never come.",
+            "A pipeline may be k batches ahead of the one in training; ppo issues a whole phase of k at once.",
+        ),
+        claims=(TICKETS,),
+    )
+)
+
+
+# --- publishes -------------------------------------------------------------------------------------------------------
 
 
 def published(publishes, k, versions):
@@ -71,11 +106,34 @@ def publishes_before_the_phase_ends(version, *, off_policy, k):
 
 # Of versions 0 to 5, ppo with k = 3 publishes 0 and 3.
 PUBLISHES = Claim(
-    "publishes: a pipeline at every version, ppo between two phases of k = 3 steps",
-    published, (3, [0, 1, 2, 3, 4, 5]), [[1.0] * 6, [1.0, 0.0, 0.0, 1.0, 0.0, 0.0]],
-    (publishes_always, publishes_pipeline_every_k, publishes_before_the_phase_ends),
+    says="publishes: a pipeline at every version, ppo between two phases of k = 3 steps",
+    probe=published,
+    inputs=(3, [0, 1, 2, 3, 4, 5]),
+    expected=[[1.0] * 6, [1.0, 0.0, 0.0, 1.0, 0.0, 0.0]],
+    mistakes=(publishes_always, publishes_pipeline_every_k, publishes_before_the_phase_ends),
     draw=lambda rng, _: (rng.randint(2, 5), [rng.randint(0, 40) for _ in range(9)]),
-)  # fmt: skip
+)
+
+
+ASYNCHRONY.append(
+    Exercise(
+        name="publishes",
+        kind="write",
+        where="pipeline.py:publishes",
+        paper="Sec. 3.1",
+        minutes=10,
+        teaches="PipelineRL updates its generators after every step, PPO-off-policy only between two phases.",
+        hints=(
+            "Sec. 3.1, A.11.",
+            "Version v means: v optimizer steps are done. Which versions stand between two phases?",
+            "A pipeline publishes at every version, ppo where k divides the version.",
+        ),
+        claims=(PUBLISHES,),
+    )
+)
+
+
+# --- header ----------------------------------------------------------------------------------------------------------
 
 
 def sampled_tokens(header, versions, mask):
@@ -104,10 +162,35 @@ def versions_and_mask(rng, _):
 
 # Three tokens of version 3, five of version 4, of which two are injected: 3, 5 - 2 = 3, and 8 in all.
 HEADER = Claim(
-    "header: sampled tokens per version; injected tokens count only in the length",
-    sampled_tokens, ([3, 3, 3, 4, 4, 4, 4, 4], [True] * 4 + [False] * 2 + [True] * 2), [3, 3, 8],
+    says="header: sampled tokens per version; injected tokens count only in the length",
+    probe=sampled_tokens,
+    inputs=([3, 3, 3, 4, 4, 4, 4, 4], [True] * 4 + [False] * 2 + [True] * 2),
+    expected=[3, 3, 8],
     draw=versions_and_mask,
-)  # fmt: skip
+)
+
+
+ASYNCHRONY.append(
+    Exercise(
+        name="header",
+        kind="bug",
+        where="pipeline.py:header",
+        paper="A.10",
+        minutes=10,
+        teaches="Injected tokens are not the policy's: they enter no count except the length.",
+        hints=(
+            "A.10, forced interruptions.",
+            "Look at what goes into the denominators of a batch: the header's counts per version.",
+            "Each token has a version and a flag that says whether the policy sampled it.",
+        ),
+        claims=(HEADER,),
+        bug=("Counter(version for version, sampled in zip(c.versions, c.mask) if sampled)", "Counter(c.versions)"),
+        symptom="Prompts with interrupted completions weigh less than others, as if they had more tokens.",
+    )
+)
+
+
+# --- age -------------------------------------------------------------------------------------------------------------
 
 
 def age_of_phase():
@@ -126,14 +209,34 @@ def age_of_batches():
 
 
 AGE = Claim(
-    "age: the most optimizer steps between the version that sampled a token and the one that trains on it, "
+    says="age: the most optimizer steps between the version that sampled a token and the one that trains on it, "
     "(pipeline, ppo), k = 8",
-    numbers, (), None, (age_of_phase, age_beyond_k, age_of_batches),
-)  # fmt: skip
-STALENESS = Claim(
-    "staleness: the largest age of a token in your own run, and the share of its tokens that are older than 0 steps",
-    numbers, (), None, atol=2e-3,
-)  # fmt: skip
+    probe=numbers,
+    inputs=(),
+    expected=None,
+    mistakes=(age_of_phase, age_beyond_k, age_of_batches),
+)
+
+
+ASYNCHRONY.append(
+    Exercise(
+        name="age",
+        kind="predict",
+        where="answers.py:age",
+        paper="Sec. 3.1",
+        minutes=5,
+        teaches="k bounds how old a token is when it is trained on, but not by the same number in the two setups.",
+        hints=(
+            "Sec. 3.1; the top of pipeline.py.",
+            "A phase of ppo starts right after its generators got new weights.",
+            "Follow the last batch of a ppo phase: how many steps were done since it was sampled?",
+        ),
+        claims=(AGE,),
+    )
+)
+
+
+# --- idle ------------------------------------------------------------------------------------------------------------
 
 
 def idle_in_turn():
@@ -152,113 +255,88 @@ def idle_swapped():
 
 
 IDLE = Claim(
-    "idle: shares of the time without work, (generators, trainers) for pipeline k = 0, k = 1 and ppo k = 2",
-    numbers, (), None, (idle_in_turn, idle_never, idle_swapped), atol=5e-3,
-)  # fmt: skip
-QUEUE = Claim(
-    "queue: the mean age of the tokens for k = 8 where the generators are the slower side, and where the trainers are",
-    numbers, (), None, atol=2e-2,
-)  # fmt: skip
+    says="idle: shares of the time without work, (generators, trainers) for pipeline k = 0, k = 1 and ppo k = 2",
+    probe=numbers,
+    inputs=(),
+    expected=None,
+    mistakes=(idle_in_turn, idle_never, idle_swapped),
+    atol=5e-3,
+)
 
-ASYNCHRONY = (
+
+ASYNCHRONY.append(
     Exercise(
-        "tickets",
-        "write",
-        "pipeline.py:tickets_issued",
-        "Sec. 3.1",
-        20,
-        "How stale a token may be is decided when its prompt is handed out, not when it arrives.",
-        (
-            "Sec. 3.1; N(v) at the top of pipeline.py.",
-            "Tickets for the batch of step v are not issued before version v - k; none for steps that never come.",
-            "A pipeline may be k batches ahead of the one in training; ppo issues a whole phase of k at once.",
-        ),
-        (TICKETS,),
-    ),
-    Exercise(
-        "publishes",
-        "write",
-        "pipeline.py:publishes",
-        "Sec. 3.1",
-        10,
-        "PipelineRL updates its generators after every step, PPO-off-policy only between two phases.",
-        (
-            "Sec. 3.1, A.11.",
-            "Version v means: v optimizer steps are done. Which versions stand between two phases?",
-            "A pipeline publishes at every version, ppo where k divides the version.",
-        ),
-        (PUBLISHES,),
-    ),
-    Exercise(
-        "header",
-        "bug",
-        "pipeline.py:header",
-        "A.10",
-        10,
-        "Injected tokens are not the policy's: they enter no count except the length.",
-        (
-            "A.10, forced interruptions.",
-            "Look at what goes into the denominators of a batch: the header's counts per version.",
-            "Each token has a version and a flag that says whether the policy sampled it.",
-        ),
-        (HEADER,),
-        bug=("Counter(version for version, sampled in zip(c.versions, c.mask) if sampled)", "Counter(c.versions)"),
-        symptom="Prompts with interrupted completions weigh less than others, as if they had more tokens.",
-    ),
-    Exercise(
-        "age",
-        "predict",
-        "answers.py:age",
-        "Sec. 3.1",
-        5,
-        "k bounds how old a token is when it is trained on, but not by the same number in the two setups.",
-        (
-            "Sec. 3.1; the top of pipeline.py.",
-            "A phase of ppo starts right after its generators got new weights.",
-            "Follow the last batch of a ppo phase: how many steps were done since it was sampled?",
-        ),
-        (AGE,),
-    ),
-    Exercise(
-        "idle",
-        "predict",
-        "answers.py:idle",
-        "Sec. 3.1, A.11",
-        15,
-        "Asynchrony does not make anybody faster: it lets the slower side never wait.",
-        (
+        name="idle",
+        kind="predict",
+        where="answers.py:idle",
+        paper="Sec. 3.1, A.11",
+        minutes=15,
+        teaches="Asynchrony does not make anybody faster: it lets the slower side never wait.",
+        hints=(
             "Sec. 3.1; the rules at the top of pipeline.py.",
             "Draw two lines, one for generators, one for trainers; with k = 1 one batch is made while another trains.",
             "How long is a step in the long run, or a phase of ppo, and how much of it is work for each?",
         ),
-        (IDLE,),
-    ),
+        claims=(IDLE,),
+    )
+)
+
+
+# --- queue -----------------------------------------------------------------------------------------------------------
+
+
+QUEUE = Claim(
+    says="queue: the mean age of the tokens for k = 8 where the generators are slower, and where the trainers are",
+    probe=numbers,
+    inputs=(),
+    expected=None,
+    atol=2e-2,
+)
+
+
+ASYNCHRONY.append(
     Exercise(
-        "queue",
-        "measure",
-        "answers.py:queue",
-        "Sec. 3.1",
-        10,
-        "k bounds the age of tokens; how old they are depends on who is slower: slow trainers get old tokens.",
-        (
+        name="queue",
+        kind="measure",
+        where="answers.py:queue",
+        paper="Sec. 3.1",
+        minutes=10,
+        teaches="k bounds the age of tokens; how old they are depends on who is slower: slow trainers get old tokens.",
+        hints=(
             "Sec. 3.1; `python -m course.timeline --help`.",
             "It uses your tickets_issued and publishes; `solve tickets` if they are not written yet.",
             "The last line it prints, once for each T.",
         ),
-        (QUEUE,),
-    ),
+        claims=(QUEUE,),
+    )
+)
+
+
+# --- staleness -------------------------------------------------------------------------------------------------------
+
+
+STALENESS = Claim(
+    says="staleness: the largest age of a token in your own run, and the share of tokens that are older than 0 steps",
+    probe=numbers,
+    inputs=(),
+    expected=None,
+    atol=2e-3,
+)
+
+
+ASYNCHRONY.append(
     Exercise(
-        "staleness",
-        "measure",
-        "answers.py:staleness",
-        "Sec. 3.1",
-        15,
-        "The bound holds in a real run, and most tokens are younger.",
-        (
+        name="staleness",
+        kind="measure",
+        where="answers.py:staleness",
+        paper="Sec. 3.1",
+        minutes=15,
+        teaches="The bound holds in a real run, and most tokens are younger.",
+        hints=(
             "Sec. 3.1; the metric glossary at the top of train.py.",
             "`python exercises.py train --steps 10` first; the newest log in runs/ counts.",
             "Every `step` line has `staleness`, {age: tokens}: add them up over the lines.",
         ),
-        (STALENESS,),
-    ),
+        claims=(STALENESS,),
+    )
 )

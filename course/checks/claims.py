@@ -158,7 +158,7 @@ class Claim(NamedTuple):
         return "\n".join(lines + [f"  {sentence}" for sentence in named])
 
     def same(self, a, b):
-        """Equal in kind, shape and, up to rounding, numbers; nan equals nan, so that a mistake may give nan; inf inf."""
+        """Equal in kind, shape and, up to rounding, numbers; nan equals nan (a mistake may give it), inf inf."""
         if len(a) != len(b) or a[:HEAD] != b[:HEAD]:
             return False
         return all(x == y or abs(x - y) <= self.atol + RTOL * abs(y) < INF or x != x and y != y for x, y in zip(a, b))

@@ -1,6 +1,9 @@
 """Chapters 2 and 3: ratio and losses; advantages, filters, averages (Eq. 2 to 8, Sec. 3.2). Claims and exercises.
 
-Wrong answers: losses_wrong.py. Inputs are small enough for mental arithmetic, which the comment above each shows.
+Each exercise stands in one place: wrong answers, claims, then the exercise. Wrong answers share no code with loss.py.
+Inputs are small enough for mental arithmetic, which the comment above each claim shows.
+
+Arguments as in loss.py: logprobs, gen_logprobs, mask (B, T); advantages, lengths, prompt_index (B,); rewards (P, G).
 Test: pytest tests/test_exercises.py
 """
 
@@ -10,12 +13,55 @@ from typing import NamedTuple
 import torch
 
 from course.checker import Exercise
-from course.checks import losses_wrong as wrong
 from course.checks.claims import Claim
 
+LOSSES = []  # the exercises of the chapter, in order
+ADVANTAGES = []  # the exercises of the chapter, in order
+
+
+# --- ratio -----------------------------------------------------------------------------------------------------------
+
+
+def ratio_inverted(logprobs, gen_logprobs, mask):
+    """divide pi_gen by pi_train instead of pi_train by pi_gen."""
+    return _ratio(gen_logprobs, logprobs, mask)
+
+
+def ratio_recomputed(logprobs, gen_logprobs, mask):
+    """divide pi_train by itself: the ratio is 1 everywhere, as if nothing were ever off-policy."""
+    return _ratio(logprobs, logprobs, mask)
+
+
+def ratio_of_logarithms(logprobs, gen_logprobs, mask):
+    """divide the logarithms instead of the probabilities."""
+    return (logprobs / gen_logprobs).masked_fill(~mask, 1.0)
+
+
+def ratio_without_mask(logprobs, gen_logprobs, mask):
+    """leave out the mask: padding becomes nan, and injected tokens get a ratio other than 1."""
+    return (logprobs - gen_logprobs).exp()
+
+
+def ratio_zero_outside_the_mask(logprobs, gen_logprobs, mask):
+    """fill with 0 after the exponential instead of before it: masked tokens get the ratio 0, not 1."""
+    return _fill(_ratio(logprobs, gen_logprobs, mask), mask)
+
+
+def ratio_masked_too_late(logprobs, gen_logprobs, mask):
+    """apply the mask after the exponential: the value is right, but the gradient at a masked nan is 0 * nan = nan."""
+    return torch.where(mask, (logprobs - gen_logprobs).exp(), 1.0)
+
+
+# Right pieces that the wrong answers share, written once more so that nothing of loss.py is used
+def _fill(values, mask):
+    return values.masked_fill(~mask, 0.0)
+
+
+def _ratio(numerator, denominator, mask):
+    return (_fill(numerator, mask) - _fill(denominator, mask)).exp()
+
+
 NAN, INF = float("nan"), float("inf")
-LN2 = math.log(2)
-CLIP = {"eps_low": 0.25, "eps_high": 0.75}
 
 
 def inputs(pi_train, pi_gen, advantages, sampled):
@@ -23,15 +69,6 @@ def inputs(pi_train, pi_gen, advantages, sampled):
     mask = torch.tensor([[flag == "1" for flag in row] for row in sampled])
     return torch.tensor(pi_train).log(), torch.tensor(pi_gen).log(), torch.tensor(advantages), mask
 
-
-def gradient(objective, logprobs, *rest, **eps):
-    """d(sum of the objective) / d logprobs, (B, T)."""
-    logprobs = logprobs.clone().requires_grad_()
-    objective(logprobs, *rest, **eps).sum().backward()
-    return logprobs.grad
-
-
-# --- Eq. 2 and 4 -----------------------------------------------------------------------------------------------------
 
 # Both signs of the advantage; ratios 2, 8 and 1/2, 8, 1 lie on both sides of 1 and of the cap 4. The first completion's
 # third token is injected (finite, but not sampled); the last column is padding: logprobs nan, gen_logprobs -inf.
@@ -41,21 +78,6 @@ CISPO_INPUT = inputs(
     [1.0, -2.0],
     ["1100", "1110"],
 )
-CISPO_MISTAKES = (
-    wrong.cispo_cap_is_one_plus_eps,
-    wrong.cispo_cap_below_one,
-    wrong.cispo_ratio_recomputed,
-    wrong.cispo_ratio_inverted,
-    wrong.cispo_min_after_the_advantage,
-    wrong.cispo_drops_capped_tokens,
-    wrong.cispo_to_be_minimised,
-    wrong.cispo_injected_tokens_counted,
-    wrong.cispo_mask_multiplied,
-)
-
-
-def ratio_of_tokens(ratio, logprobs, gen_logprobs, _, mask):
-    return ratio(logprobs, gen_logprobs, mask)
 
 
 def ratio_and_gradient(ratio, logprobs, gen_logprobs, _, mask):
@@ -68,6 +90,133 @@ def ratio_and_gradient(ratio, logprobs, gen_logprobs, _, mask):
     return found
 
 
+# exp(ln 1/2 - ln 1/4) = 2, (1/2) / (1/16) = 8 and so on; 1, the ratio of equal policies, where the mask is False.
+RATIO = Claim(
+    says="ratio: pi_train over pi_gen, and 1, with the gradient 0, where nothing was sampled",
+    probe=ratio_and_gradient,
+    inputs=CISPO_INPUT,
+    expected=[[2.0, 8.0, 1.0, 1.0], [0.5, 8.0, 1.0, 1.0]],
+    mistakes=(
+        ratio_inverted,
+        ratio_recomputed,
+        ratio_of_logarithms,
+        ratio_without_mask,
+        ratio_zero_outside_the_mask,
+        ratio_masked_too_late,
+    ),
+)
+
+
+LOSSES.append(
+    Exercise(
+        name="ratio",
+        kind="write",
+        where="loss.py:importance_ratio",
+        paper="Eq. 2",
+        minutes=10,
+        teaches="The importance ratio compares the policy that trains with the policy that sampled, token by token.",
+        hints=(
+            "Eq. 2; the module docstring names both log-probabilities.",
+            "Padding holds nan and -inf. What happens to a sum over tokens if one position is nan?",
+            "A ratio of probabilities is the exponential of a difference of logarithms. A helper in the same file "
+            "takes that difference and leaves 0 where the mask is False.",
+        ),
+        claims=(RATIO,),
+    )
+)
+
+
+# --- cispo -----------------------------------------------------------------------------------------------------------
+
+
+def cispo_without_stop_gradient(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """let the gradient through the ratio, so a token's weight also depends on its own log-probability."""
+    return _weighted_logprobs(_ratio(logprobs, gen_logprobs, mask).clamp(max=eps_max), logprobs, advantages, mask)
+
+
+def cispo_cap_is_one_plus_eps(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """cap the ratio at 1 + eps_max instead of eps_max (the half-width of a clip, not a cap)."""
+    ratio = _ratio(logprobs, gen_logprobs, mask).detach()
+    return _weighted_logprobs(ratio.clamp(max=1 + eps_max), logprobs, advantages, mask)
+
+
+def cispo_cap_below_one(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """cap the ratio at 0.2 (the half-width of a clip, not a cap): on-policy tokens lose 4/5 of their weight."""
+    ratio = _ratio(logprobs, gen_logprobs, mask).detach()
+    return _weighted_logprobs(ratio.clamp(max=0.2), logprobs, advantages, mask)
+
+
+def cispo_ratio_recomputed(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """recompute the old log-probs with the trainer: the ratio is 1 everywhere and the cap never acts."""
+    ratio = _ratio(logprobs, logprobs, mask).detach()
+    return _weighted_logprobs(ratio.clamp(max=eps_max), logprobs, advantages, mask)
+
+
+def cispo_ratio_inverted(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """divide pi_gen by pi_train instead of pi_train by pi_gen."""
+    ratio = _ratio(gen_logprobs, logprobs, mask).detach()
+    return _weighted_logprobs(ratio.clamp(max=eps_max), logprobs, advantages, mask)
+
+
+def cispo_min_after_the_advantage(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """multiply by the advantage before taking the min, as a clipped loss does: where A < 0 the cap becomes a floor."""
+    ratio = _ratio(logprobs, gen_logprobs, mask).detach()
+    advantages = advantages[:, None]
+    return _fill(torch.minimum(ratio * advantages, eps_max * advantages) * _fill(logprobs, mask), mask)
+
+
+def cispo_drops_capped_tokens(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """drop tokens above the cap, as a clip does, whereas CISPO keeps them with the weight eps_max."""
+    ratio = _ratio(logprobs, gen_logprobs, mask).detach()
+    return _weighted_logprobs(ratio * (ratio <= eps_max), logprobs, advantages, mask)
+
+
+def cispo_to_be_minimised(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """return a loss to be minimised: what is asked for is the objective, to be maximised."""
+    ratio = _ratio(logprobs, gen_logprobs, mask).detach()
+    return -_weighted_logprobs(ratio.clamp(max=eps_max), logprobs, advantages, mask)
+
+
+def cispo_injected_tokens_counted(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """count every finite position: the phrase injected by an interruption is trained as if it had been sampled."""
+    mask = logprobs.isfinite() & gen_logprobs.isfinite()
+    ratio = _ratio(logprobs, gen_logprobs, mask).detach()
+    return _weighted_logprobs(ratio.clamp(max=eps_max), logprobs, advantages, mask)
+
+
+def cispo_mask_multiplied(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """multiply by the mask at the end: 0 * inf and 0 * nan are nan, so padding must be filled before any arithmetic."""
+    ratio = (logprobs - gen_logprobs).exp().clamp(max=eps_max).detach()
+    return ratio * advantages[:, None] * logprobs * mask
+
+
+def _weighted_logprobs(weight, logprobs, advantages, mask):
+    return _fill(weight * advantages[:, None] * _fill(logprobs, mask), mask)
+
+
+LN2 = math.log(2)
+
+
+def gradient(objective, logprobs, *rest, **eps):
+    """The gradient of the sum of the objective with respect to logprobs, (B, T)."""
+    logprobs = logprobs.clone().requires_grad_()
+    objective(logprobs, *rest, **eps).sum().backward()
+    return logprobs.grad
+
+
+CISPO_MISTAKES = (
+    cispo_cap_is_one_plus_eps,
+    cispo_cap_below_one,
+    cispo_ratio_recomputed,
+    cispo_ratio_inverted,
+    cispo_min_after_the_advantage,
+    cispo_drops_capped_tokens,
+    cispo_to_be_minimised,
+    cispo_injected_tokens_counted,
+    cispo_mask_multiplied,
+)
+
+
 def value_with_cap(objective, *batch):
     return objective(*batch, eps_max=4.0)
 
@@ -76,30 +225,74 @@ def gradient_with_cap(objective, *batch):
     return gradient(objective, *batch, eps_max=4.0)
 
 
-# exp(ln 1/2 - ln 1/4) = 2, (1/2) / (1/16) = 8 and so on; 1, the ratio of equal policies, where the mask is False.
-RATIO = Claim(
-    "ratio: pi_train over pi_gen, and 1, with the gradient 0, where nothing was sampled",
-    ratio_and_gradient, CISPO_INPUT,
-    [[2.0, 8.0, 1.0, 1.0], [0.5, 8.0, 1.0, 1.0]],
-    (wrong.ratio_inverted, wrong.ratio_recomputed, wrong.ratio_of_logarithms, wrong.ratio_without_mask,
-     wrong.ratio_zero_outside_the_mask, wrong.ratio_masked_too_late),
-)  # fmt: skip
 # Capped at 4 the ratios are 2, 4, times +1, and 1/2, 4, 1, times -2: that is the weight of log pi_train.
 CISPO_GRADIENT = Claim(
-    "cispo_gradient: the capped ratio times the advantage",
-    gradient_with_cap, CISPO_INPUT,
-    [[2.0, 4.0, 0.0, 0.0], [-1.0, -8.0, -2.0, 0.0]],
-    (wrong.cispo_without_stop_gradient, *CISPO_MISTAKES),
-)  # fmt: skip
+    says="cispo_gradient: the capped ratio times the advantage",
+    probe=gradient_with_cap,
+    inputs=CISPO_INPUT,
+    expected=[[2.0, 4.0, 0.0, 0.0], [-1.0, -8.0, -2.0, 0.0]],
+    mistakes=(cispo_without_stop_gradient, *CISPO_MISTAKES),
+)
+
+
 # The weights above times log 1/2 = -ln 2 and log 1/4 = -2 ln 2.
 CISPO_VALUE = Claim(
-    "cispo: the capped ratio times the advantage times log pi_train",
-    value_with_cap, CISPO_INPUT,
-    [[-2 * LN2, -4 * LN2, 0.0, 0.0], [2 * LN2, 8 * LN2, 4 * LN2, 0.0]],
-    CISPO_MISTAKES,
-)  # fmt: skip
+    says="cispo: the capped ratio times the advantage times log pi_train",
+    probe=value_with_cap,
+    inputs=CISPO_INPUT,
+    expected=[[-2 * LN2, -4 * LN2, 0.0, 0.0], [2 * LN2, 8 * LN2, 4 * LN2, 0.0]],
+    mistakes=CISPO_MISTAKES,
+)
 
-# --- Eq. 3, 7, 8 and GSPO --------------------------------------------------------------------------------------------
+
+LOSSES.append(
+    Exercise(
+        name="cispo",
+        kind="write",
+        where="loss.py:cispo",
+        paper="Eq. 4",
+        minutes=25,
+        teaches="CISPO caps the weight of a token and never takes its gradient away.",
+        hints=(
+            "Eq. 4 and the symbols at the top of loss.py; sg is a stop-gradient.",
+            "The cap is on the ratio itself, and the ratio must not carry a gradient of its own. Masked positions may "
+            "hold nan: fill them before any product.",
+            "Ratio, capped from above, detached; times the advantage; times log pi_train; 0 outside the mask.",
+        ),
+        claims=(CISPO_GRADIENT, CISPO_VALUE),
+    )
+)
+
+
+# --- clip ------------------------------------------------------------------------------------------------------------
+
+
+def clip_max_for_negative_advantages(ratio, advantages, mask, eps_low, eps_high):
+    """take the max instead of the min where A < 0: tokens with a ratio above the clip lose their gradient."""
+    advantages = advantages[:, None]
+    free, bound = ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages
+    return _fill(torch.where(advantages < 0, torch.maximum(free, bound), torch.minimum(free, bound)), mask)
+
+
+def clip_without_min(ratio, advantages, mask, eps_low, eps_high):
+    """clip the ratio on both sides and leave out the min: tokens that moved the wrong way lose their gradient."""
+    return _fill(ratio.clamp(1 - eps_low, 1 + eps_high) * advantages[:, None], mask)
+
+
+def clip_half_widths_swapped(ratio, advantages, mask, eps_low, eps_high):
+    """swap the half-widths, so that eps_high lies below 1 and eps_low above."""
+    return _clip(ratio, advantages, mask, eps_high, eps_low)
+
+
+def clip_upper_half_width_ignored(ratio, advantages, mask, eps_low, eps_high):
+    """use the lower half-width for both sides, which is GRPO's symmetric clip."""
+    return _clip(ratio, advantages, mask, eps_low, eps_low)
+
+
+def _clip(ratio, advantages, mask, eps_low, eps_high):
+    advantages = advantages[:, None]
+    return _fill(torch.minimum(ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages), mask)
+
 
 # Ratios 2, 1, 1/2 and padding, once with a positive and once with a negative advantage; the clip is [3/4, 7/4].
 CLIP_INPUT = inputs(
@@ -108,23 +301,10 @@ CLIP_INPUT = inputs(
     [1.0, -2.0],
     ["1110", "1110"],
 )
-CLIP_MISTAKES = (
-    wrong.dapo_max_for_negative_advantages,
-    wrong.dapo_without_min,
-    wrong.dapo_half_widths_swapped,
-    wrong.dapo_ratio_recomputed,
-    wrong.dapo_ratio_inverted,
-)
+
+
 # For exercises on the clip alone, which is given the ratio and so cannot get the ratio wrong.
-RATIO_MISTAKES = (wrong.clip_max_for_negative_advantages, wrong.clip_without_min, wrong.clip_half_widths_swapped)
-
-
-def value_with_clip(objective, *batch):
-    return objective(*batch, eps_low=0.25, eps_high=0.75)
-
-
-def gradient_with_clip(objective, *batch):
-    return gradient(objective, *batch, eps_low=0.25, eps_high=0.75)
+RATIO_MISTAKES = (clip_max_for_negative_advantages, clip_without_min, clip_half_widths_swapped)
 
 
 def clip_of_ratio(clip, logprobs, gen_logprobs, advantages, mask):
@@ -139,50 +319,215 @@ def gradient_of_clip(clip, logprobs, gen_logprobs, advantages, mask):
 
 # A = +1: min(2, 7/4), min(1, 1), min(1/2, 3/4).  A = -2: min(-4, -7/2), min(-2, -2), min(-1, -3/2).
 CLIPPED = [[1.75, 1.0, 0.5, 0.0], [-4.0, -2.0, -1.5, 0.0]]
+
+
 # d ratio / d log pi_train = ratio: so ratio times advantage, and 0 in the two places where the clipped term is smaller.
 CLIPPED_GRADIENT = [[0.0, 1.0, 0.5, 0.0], [-4.0, -2.0, 0.0, 0.0]]
-DAPO_VALUE = Claim(
-    "dapo: the smaller of ratio and clipped ratio times the advantage, for both signs",
-    value_with_clip, CLIP_INPUT, CLIPPED, (wrong.dapo_upper_half_width_ignored, *CLIP_MISTAKES),
-)  # fmt: skip
-DAPO_GRADIENT = Claim(
-    "dapo_gradient: ratio times the advantage, and 0 where the clip acts",
-    gradient_with_clip, CLIP_INPUT, CLIPPED_GRADIENT, CLIP_MISTAKES,
-)  # fmt: skip
-CLIP_VALUE = Claim(
-    "clip: the smaller of ratio and clipped ratio times the advantage, for both signs",
-    clip_of_ratio, CLIP_INPUT, CLIPPED, (wrong.clip_upper_half_width_ignored, *RATIO_MISTAKES),
-)  # fmt: skip
-CLIP_GRADIENT = Claim(
-    "clip_gradient: ratio times the advantage, and 0 where the clip acts",
-    gradient_of_clip, CLIP_INPUT, CLIPPED_GRADIENT, RATIO_MISTAKES,
-)  # fmt: skip
 
-# Token ratios 4 and 1, or 1/4 and 1, with an injected token between: geometric means 2 and 1/2; clip [3/4, 7/4].
-GSPO_INPUT = inputs(
-    [[1 / 2, 1 / 4, 1 / 2, NAN]] * 2 + [[1 / 8, 1 / 4, 1 / 2, NAN]] * 2,
-    [[1 / 8, 1.0, 1 / 2, 0.0]] * 2 + [[1 / 2, 1.0, 1 / 2, 0.0]] * 2,
-    [1.0, -2.0, 1.0, -2.0],
-    ["1010"] * 4,
+
+CLIP_VALUE = Claim(
+    says="clip: the smaller of ratio and clipped ratio times the advantage, for both signs",
+    probe=clip_of_ratio,
+    inputs=CLIP_INPUT,
+    expected=CLIPPED,
+    mistakes=(clip_upper_half_width_ignored, *RATIO_MISTAKES),
 )
-# min(2, 7/4), min(-4, -7/2), min(1/2, 3/4), min(-1, -3/2), each on both sampled tokens.
-GSPO_VALUE = Claim(
-    "gspo: the clipped geometric mean of the token ratios times the advantage, on every sampled token",
-    value_with_clip, GSPO_INPUT,
-    [[1.75, 0.0, 1.75, 0.0], [-4.0, 0.0, -4.0, 0.0], [0.5, 0.0, 0.5, 0.0], [-1.5, 0.0, -1.5, 0.0]],
-    (wrong.gspo_without_length_normalisation, wrong.gspo_arithmetic_mean, wrong.gspo_injected_tokens_in_the_length),
-)  # fmt: skip
+
+
+CLIP_GRADIENT = Claim(
+    says="clip_gradient: ratio times the advantage, and 0 where the clip acts",
+    probe=gradient_of_clip,
+    inputs=CLIP_INPUT,
+    expected=CLIPPED_GRADIENT,
+    mistakes=RATIO_MISTAKES,
+)
+
+
+LOSSES.append(
+    Exercise(
+        name="clip",
+        kind="write",
+        where="loss.py:_clip",
+        paper="Eq. 3, 7, 8",
+        minutes=20,
+        teaches="The min of PPO's clip leaves one side open for each sign of the advantage.",
+        hints=(
+            "Eq. 3; DAPO's two half-widths are in Eq. 8.",
+            "What should happen to a bad token (negative advantage) that has become eight times likelier?",
+            "Two candidates per token, ratio and bounded ratio, each times the advantage; the smaller one counts, for "
+            "both signs; 0 outside the mask. Half-widths below 0 are refused.",
+        ),
+        claims=(CLIP_VALUE, CLIP_GRADIENT),
+    )
+)
+
+
+# --- gspo ------------------------------------------------------------------------------------------------------------
+
+
+def sequence_ratio_without_root(logprobs, gen_logprobs, mask):
+    """multiply the token ratios without the root: the ratio of whole sequences drifts from 1 with their length."""
+    return _ratio(logprobs, gen_logprobs, mask).prod(-1, keepdim=True)
+
+
+def sequence_ratio_arithmetic(logprobs, gen_logprobs, mask):
+    """average the token ratios instead of their logarithms (the arithmetic mean instead of the geometric one)."""
+    total = _fill(_ratio(logprobs, gen_logprobs, mask), mask).sum(-1, keepdim=True)
+    return torch.where(mask.any(-1, keepdim=True), total / mask.sum(-1, keepdim=True).clamp(min=1), 1.0)
+
+
+def sequence_ratio_over_the_whole_width(logprobs, gen_logprobs, mask):
+    """take the T-th root, T the padded width, not the number of sampled tokens: padding pulls the ratio towards 1."""
+    return _ratio(logprobs, gen_logprobs, mask).log().mean(-1, keepdim=True).exp()
+
+
+def sequence_ratio_inverted(logprobs, gen_logprobs, mask):
+    """divide pi_gen by pi_train instead of pi_train by pi_gen."""
+    total = _ratio(gen_logprobs, logprobs, mask).log().sum(-1, keepdim=True)
+    return (total / mask.sum(-1, keepdim=True).clamp(min=1)).exp()
+
+
+def ratio_of_tokens(ratio, logprobs, gen_logprobs, _, mask):
+    return ratio(logprobs, gen_logprobs, mask)
+
+
 # sqrt(4 * 1) = 2, sqrt(1/4 * 1) = 1/2; the last completion is truncated, so its mask is False everywhere.
 SEQUENCE_RATIO = Claim(
-    "sequence_ratio: the geometric mean over the sampled tokens, and 1 where there are none",
-    ratio_of_tokens, inputs(
+    says="sequence_ratio: the geometric mean over the sampled tokens, and 1 where there are none",
+    probe=ratio_of_tokens,
+    inputs=inputs(
         [[1 / 2, 1 / 4, 1 / 2, NAN], [1 / 8, 1 / 4, 1 / 2, NAN], [1 / 2, 1 / 4, 1 / 2, NAN]],
         [[1 / 8, 1.0, 1 / 2, 0.0], [1 / 2, 1.0, 1 / 2, 0.0], [1 / 8, 1.0, 1 / 2, 0.0]],
-        [1.0, 1.0, 1.0], ["1010", "1010", "0000"]),
-    [[2.0], [0.5], [1.0]],
-    (wrong.sequence_ratio_without_root, wrong.sequence_ratio_arithmetic, wrong.sequence_ratio_over_the_whole_width,
-     wrong.sequence_ratio_inverted),
-)  # fmt: skip
+        [1.0, 1.0, 1.0],
+        ["1010", "1010", "0000"],
+    ),
+    expected=[[2.0], [0.5], [1.0]],
+    mistakes=(
+        sequence_ratio_without_root,
+        sequence_ratio_arithmetic,
+        sequence_ratio_over_the_whole_width,
+        sequence_ratio_inverted,
+    ),
+)
+
+
+LOSSES.append(
+    Exercise(
+        name="gspo",
+        kind="write",
+        where="loss.py:sequence_ratio",
+        paper="Sec. 3.2",
+        minutes=15,
+        teaches="GSPO judges a completion by one ratio, the geometric mean of its tokens'.",
+        hints=(
+            "Sec. 3.2, and the Deviation line at the top of loss.py.",
+            "The length is that of the sampled tokens; a completion without any must not divide by 0.",
+            "The geometric mean is the exponential of the mean logarithm. Keep the last dimension, for broadcasting.",
+        ),
+        claims=(SEQUENCE_RATIO,),
+    )
+)
+
+
+# --- dapo-direction --------------------------------------------------------------------------------------------------
+
+
+def dapo_max_for_negative_advantages(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+    """take the max instead of the min where A < 0: tokens with a ratio above the clip lose their gradient."""
+    ratio, advantages = _ratio(logprobs, gen_logprobs, mask), advantages[:, None]
+    free, bound = ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages
+    return _fill(torch.where(advantages < 0, torch.maximum(free, bound), torch.minimum(free, bound)), mask)
+
+
+def dapo_without_min(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+    """clip the ratio on both sides and leave out the min: tokens that moved the wrong way lose their gradient."""
+    return _fill(_ratio(logprobs, gen_logprobs, mask).clamp(1 - eps_low, 1 + eps_high) * advantages[:, None], mask)
+
+
+def dapo_half_widths_swapped(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+    """swap the half-widths, so that eps_high lies below 1 and eps_low above."""
+    return _clip(_ratio(logprobs, gen_logprobs, mask), advantages, mask, eps_high, eps_low)
+
+
+def dapo_upper_half_width_ignored(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+    """use the lower half-width for both sides, which is GRPO's symmetric clip."""
+    return _clip(_ratio(logprobs, gen_logprobs, mask), advantages, mask, eps_low, eps_low)
+
+
+def dapo_ratio_recomputed(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+    """recompute the old log-probs with the trainer: the ratio is 1 everywhere and nothing is ever clipped."""
+    return _clip(_ratio(logprobs, logprobs.detach(), mask), advantages, mask, eps_low, eps_high)
+
+
+def dapo_ratio_inverted(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+    """divide pi_gen by pi_train instead of pi_train by pi_gen."""
+    return _clip(_ratio(gen_logprobs, logprobs, mask), advantages, mask, eps_low, eps_high)
+
+
+CLIP_MISTAKES = (
+    dapo_max_for_negative_advantages,
+    dapo_without_min,
+    dapo_half_widths_swapped,
+    dapo_ratio_recomputed,
+    dapo_ratio_inverted,
+)
+
+
+def value_with_clip(objective, *batch):
+    return objective(*batch, eps_low=0.25, eps_high=0.75)
+
+
+def gradient_with_clip(objective, *batch):
+    return gradient(objective, *batch, eps_low=0.25, eps_high=0.75)
+
+
+DAPO_VALUE = Claim(
+    says="dapo: the smaller of ratio and clipped ratio times the advantage, for both signs",
+    probe=value_with_clip,
+    inputs=CLIP_INPUT,
+    expected=CLIPPED,
+    mistakes=(dapo_upper_half_width_ignored, *CLIP_MISTAKES),
+)
+
+
+DAPO_GRADIENT = Claim(
+    says="dapo_gradient: ratio times the advantage, and 0 where the clip acts",
+    probe=gradient_with_clip,
+    inputs=CLIP_INPUT,
+    expected=CLIPPED_GRADIENT,
+    mistakes=CLIP_MISTAKES,
+)
+
+
+LOSSES.append(
+    Exercise(
+        name="dapo-direction",
+        kind="bug",
+        where="loss.py:dapo",
+        paper="Eq. 8",
+        minutes=15,
+        teaches="A ratio turned round still trains for a while, in the wrong direction.",
+        hints=(
+            "Eq. 8 and Eq. 2.",
+            "On-policy both directions give 1, so the first step looks right.",
+            "Which policy stands above the line, which below?",
+        ),
+        claims=(DAPO_VALUE, DAPO_GRADIENT),
+        bug=(
+            "return _clip(importance_ratio(logprobs, gen_logprobs, mask), advantages",
+            "return _clip(importance_ratio(gen_logprobs, logprobs, mask), advantages",
+        ),
+        symptom="With --loss dapo the first optimizer step is right; after a few steps off-policy the reward falls.",
+    )
+)
+
+
+# --- clipped ---------------------------------------------------------------------------------------------------------
+
+
+def clipped_of_bad_completions_only(how, logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """count a token only where the advantage is negative: CISPO's cap acts whatever its sign."""
+    return mask & (advantages[:, None] < 0) & (_ratio(logprobs, gen_logprobs, mask) > eps_max)
 
 
 def capped_tokens(clipped, *batch):
@@ -200,54 +545,242 @@ def ratios_around_the_cap(rng, _):
 
 # The two ratios of 8 exceed the cap, one under a positive and one under a negative advantage.
 CAPPED = Claim(
-    "clipped: tokens that the cap changes, whatever the sign of the advantage",
-    capped_tokens, CISPO_INPUT, [[False, True, False, False], [False, True, False, False]],
-    (wrong.clipped_of_bad_completions_only,), draw=ratios_around_the_cap,
-)  # fmt: skip
+    says="clipped: tokens that the cap changes, whatever the sign of the advantage",
+    probe=capped_tokens,
+    inputs=CISPO_INPUT,
+    expected=[[False, True, False, False], [False, True, False, False]],
+    mistakes=(clipped_of_bad_completions_only,),
+    draw=ratios_around_the_cap,
+)
 
 
-# --- Advantages, Sec. 2 and 3.2, Eq. 5 -------------------------------------------------------------------------------
+LOSSES.append(
+    Exercise(
+        name="clipped",
+        kind="bug",
+        where="loss.py:clipped",
+        paper="A.17",
+        minutes=15,
+        teaches="What a log counts has to be what the objective does.",
+        hints=(
+            "A.17; the docstring of clipped.",
+            "For each loss and each sign of the advantage: which bound acts?",
+            "A clip acts on one side, which the sign of the advantage decides. A cap does not ask for the sign.",
+        ),
+        claims=(CAPPED,),
+        bug=("return mask & (good | bad) & (ratio > eps_max)", "return mask & bad & (ratio > eps_max)"),
+        symptom="The log's `clipped` is about half of what one expects: only bad completions seem to count.",
+    )
+)
+
+
+# --- weights ---------------------------------------------------------------------------------------------------------
+
+
+def weights_dapo_keeps_capped():
+    """take DAPO's clip for the weight: what is the derivative of a constant?"""
+    return 4, 1.26, -4, -8
+
+
+def weights_dapo_drops_both():
+    """let DAPO drop the token for both signs: which of the two terms is the smaller, for each sign?"""
+    return 4, 0, -4, 0
+
+
+def weights_cispo_drops():
+    """let CISPO drop the token too: it never takes a token's gradient away."""
+    return 0, 0, 0, -8
+
+
+def numbers(answer):
+    """A prediction, one number or several, as floats."""
+    value = answer()
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [float(x) for x in value] if isinstance(value, (tuple, list)) else float(value)
+
+
+WEIGHTS = Claim(
+    says="weights: d objective / d log pi_train of a token 8 times as likely as when sampled: "
+    "(CISPO, DAPO) for A = +1, "
+    "then A = -1",
+    probe=numbers,
+    inputs=(),
+    expected=None,
+    mistakes=(weights_dapo_keeps_capped, weights_dapo_drops_both, weights_cispo_drops),
+    atol=1e-3,
+)
+
+
+LOSSES.append(
+    Exercise(
+        name="weights",
+        kind="predict",
+        where="answers.py:weights",
+        paper="Eq. 3, 4",
+        minutes=10,
+        teaches="Where DAPO drops a token CISPO keeps it with a capped weight; where DAPO keeps it, "
+        "its weight has no cap.",
+        hints=(
+            "Eq. 3 and 4.",
+            "The min of Eq. 3 depends on the sign of the advantage.",
+            "The weight is d objective / d log pi_train. Where the clip is the smaller it does not depend on pi_train.",
+        ),
+        claims=(WEIGHTS,),
+    )
+)
+
+
+# --- baseline --------------------------------------------------------------------------------------------------------
+
+
+def baseline_of_the_batch(rewards):
+    """subtract the mean reward of the batch: completions of hard prompts are blamed for their prompt."""
+    return rewards - rewards.mean()
+
+
+def baseline_leave_one_out(rewards):
+    """subtract the mean of the other completions (leave one out): the advantages are G / (G - 1) times as large."""
+    others = (rewards.sum(-1, keepdim=True) - rewards) / (rewards.shape[-1] - 1)
+    return rewards - others
+
+
+def baseline_subtracts_the_rewards(rewards):
+    """subtract the reward from the mean: good answers are punished."""
+    return rewards.mean(-1, keepdim=True) - rewards
+
+
+def baseline_over_the_wrong_axis(rewards):
+    """average over the prompts instead of over the completions of a prompt."""
+    return rewards - rewards.mean(0, keepdim=True)
 
 
 def of_rewards(function, rewards):
     return function(rewards)
 
 
+# Means (1 - 1 + 1 - 1) / 4 = 0 and (1 - 1 - 1 - 1) / 4 = -1/2.
+BASELINE = Claim(
+    says="baseline: rewards minus the mean of their own prompt",
+    probe=of_rewards,
+    inputs=(torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.0, -1.0, -1.0, -1.0]]),),
+    expected=[[1.0, -1.0, 1.0, -1.0], [1.5, -0.5, -0.5, -0.5]],
+    mistakes=(
+        baseline_of_the_batch,
+        baseline_leave_one_out,
+        baseline_subtracts_the_rewards,
+        baseline_over_the_wrong_axis,
+    ),
+)
+
+
+ADVANTAGES.append(
+    Exercise(
+        name="baseline",
+        kind="write",
+        where="loss.py:group_advantages",
+        paper="Sec. 2",
+        minutes=5,
+        teaches="A completion is compared with the other completions of its own prompt.",
+        hints=(
+            "Sec. 2; A_i at the top of loss.py.",
+            "Rewards are (P, G): one row per prompt.",
+            "Subtract from every reward the mean of its row, the reward itself included.",
+        ),
+        claims=(BASELINE,),
+    )
+)
+
+
+# --- advantages ------------------------------------------------------------------------------------------------------
+
+
+def _spread(advantages, how, **std):
+    return advantages.std(-1, keepdim=True, **std) if how == "prompt" else advantages.std(**std)
+
+
+def normalise_sample_std(advantages, how):
+    """divide by the sample std (ddof 1, the default of torch.std) instead of the population std."""
+    return advantages if how == "none" else advantages / (_spread(advantages, how) + 1e-6)
+
+
+def normalise_without_epsilon(advantages, how):
+    """leave out the 1e-6: a prompt with equal rewards becomes 0 / 0, which is nan."""
+    return advantages if how == "none" else advantages / _spread(advantages, how, correction=0)
+
+
+def normalise_variance(advantages, how):
+    """divide by the variance instead of its square root, the std."""
+    return advantages if how == "none" else advantages / (_spread(advantages, how, correction=0) ** 2 + 1e-6)
+
+
+def normalise_batch_as_prompt(advantages, how):
+    """use each prompt's own std for batch normalisation too: hard and easy prompts weigh alike."""
+    return advantages if how == "none" else advantages / (_spread(advantages, "prompt", correction=0) + 1e-6)
+
+
+def normalise_by_the_largest(advantages, how):
+    """divide by the largest advantage instead of the std."""
+    largest = advantages.abs().amax(-1, keepdim=True) if how == "prompt" else advantages.abs().max()
+    return advantages if how == "none" else advantages / (largest + 1e-6)
+
+
 def normalised(normalise, advantages):
     return torch.stack([normalise(advantages, how) for how in ("batch", "prompt", "none")])
 
 
-# Means (1 - 1 + 1 - 1) / 4 = 0 and (1 - 1 - 1 - 1) / 4 = -1/2.
-BASELINE = Claim(
-    "baseline: rewards minus the mean of their own prompt",
-    of_rewards, (torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.0, -1.0, -1.0, -1.0]]),),
-    [[1.0, -1.0, 1.0, -1.0], [1.5, -0.5, -0.5, -0.5]],
-    (wrong.baseline_of_the_batch, wrong.baseline_leave_one_out, wrong.baseline_subtracts_the_rewards,
-     wrong.baseline_over_the_wrong_axis),
-)  # fmt: skip
-# Means 0, 2, 3, so advantages +-1, 0 and 0 (dropped), +-7; std of the four kept: sqrt((1 + 1 + 49 + 49) / 4) = 5.
-BATCH_ADVANTAGES = Claim(
-    "batch_advantages: divided by the std of the kept advantages, 5",
-    of_rewards, (torch.tensor([[1.0, -1.0], [2.0, 2.0], [10.0, -4.0]]),),
-    [[0.2, -0.2], [1.4, -1.4]],
-    (
-        wrong.advantages_over_std_of_rewards,
-        wrong.advantages_normalised_before_the_filter,
-        wrong.advantages_over_sample_std,
-        wrong.advantages_over_group_std,
-        wrong.advantages_from_the_batch_mean,
-    ),
-)  # fmt: skip
 # batch: std sqrt((1 + 1 + 49 + 49 + 0 + 0) / 6) = sqrt(50 / 3); prompt: std 1, 7, 0; none: as they are.
 BATCH_STD = math.sqrt(50 / 3)
+
+
 NORMALISED = Claim(
-    "normalise: over the std of the batch, of each prompt, or not at all; equal rewards stay 0",
-    normalised, (torch.tensor([[1.0, -1.0], [7.0, -7.0], [0.0, 0.0]]),),
-    [[[1 / BATCH_STD, -1 / BATCH_STD], [7 / BATCH_STD, -7 / BATCH_STD], [0.0, 0.0]],
-     [[1.0, -1.0], [1.0, -1.0], [0.0, 0.0]], [[1.0, -1.0], [7.0, -7.0], [0.0, 0.0]]],
-    (wrong.normalise_sample_std, wrong.normalise_without_epsilon, wrong.normalise_variance,
-     wrong.normalise_batch_as_prompt, wrong.normalise_by_the_largest),
-)  # fmt: skip
+    says="normalise: over the std of the batch, of each prompt, or not at all; equal rewards stay 0",
+    probe=normalised,
+    inputs=(torch.tensor([[1.0, -1.0], [7.0, -7.0], [0.0, 0.0]]),),
+    expected=[
+        [[1 / BATCH_STD, -1 / BATCH_STD], [7 / BATCH_STD, -7 / BATCH_STD], [0.0, 0.0]],
+        [[1.0, -1.0], [1.0, -1.0], [0.0, 0.0]],
+        [[1.0, -1.0], [7.0, -7.0], [0.0, 0.0]],
+    ],
+    mistakes=(
+        normalise_sample_std,
+        normalise_without_epsilon,
+        normalise_variance,
+        normalise_batch_as_prompt,
+        normalise_by_the_largest,
+    ),
+)
+
+
+ADVANTAGES.append(
+    Exercise(
+        name="advantages",
+        kind="write",
+        where="loss.py:normalise",
+        paper="Eq. 5, Sec. 3.2",
+        minutes=15,
+        teaches="Prompt, batch or no normalisation: who shares a std decides whether hard and easy "
+        "prompts weigh alike.",
+        hints=(
+            "Eq. 5; Sec. 3.2 compares the three; what is open in the paper stands at the top of loss.py.",
+            "torch.std divides by n - 1 unless told otherwise, and a group of equal rewards has the std 0.",
+            "Divide by a population std plus the module's epsilon; the std is of the row or of everything.",
+        ),
+        claims=(NORMALISED,),
+    )
+)
+
+
+# --- zero-variance ---------------------------------------------------------------------------------------------------
+
+
+def filter_keeps_solved_prompts(rewards):
+    """keep every prompt with a correct answer, solved ones too: they have no gradient but enlarge the denominators."""
+    return (rewards > 0).any(-1)
+
+
+def filter_keeps_what_has_a_std(rewards):
+    """ask whether the std is above 0: rounding in the mean of equal rewards can leave a std just above 0."""
+    return rewards.std(-1) > 0
 
 
 def one_by_one(nonzero_variance, rewards):
@@ -265,11 +798,42 @@ def groups_of_eight(rng, _):
 
 # In fp32 the mean of eight rewards of 0.7 is not 0.7, so that a std comes out above 0 though all rewards are equal.
 VARIED = Claim(
-    "zero_variance: only prompts whose rewards differ are kept, also where the mean is rounded",
-    one_by_one, (torch.tensor([[0.7] * 8, [0.7] * 7 + [-1.0], [-1.0] * 8, [0.5] * 8]),), [False, True, False, False],
-    (wrong.filter_keeps_solved_prompts, wrong.filter_keeps_what_has_a_std),
+    says="zero_variance: only prompts whose rewards differ are kept, also where the mean is rounded",
+    probe=one_by_one,
+    inputs=(torch.tensor([[0.7] * 8, [0.7] * 7 + [-1.0], [-1.0] * 8, [0.5] * 8]),),
+    expected=[False, True, False, False],
+    mistakes=(filter_keeps_solved_prompts, filter_keeps_what_has_a_std),
     draw=groups_of_eight,
-)  # fmt: skip
+)
+
+
+ADVANTAGES.append(
+    Exercise(
+        name="zero-variance",
+        kind="bug",
+        where="loss.py:nonzero_variance",
+        paper="Sec. 3.2",
+        minutes=10,
+        teaches="A std computed from a rounded mean cannot be compared with 0.",
+        hints=(
+            "Sec. 3.2, zero-variance filtering.",
+            "How is the mean of eight times 0.7 rounded in fp32?",
+            "Whether numbers are equal can be asked without computing anything.",
+        ),
+        claims=(VARIED,),
+        bug=("return (rewards != rewards[:, :1]).any(-1)", "return rewards.std(-1) > 0"),
+        symptom="With rewards of 0.7 the filter keeps prompts whose rewards are all equal; their advantages blow up.",
+    )
+)
+
+
+# --- shaped-filter ---------------------------------------------------------------------------------------------------
+
+
+def weigh_by_the_shaped_reward(groups, *, zero_variance_filter, normalisation):
+    """filter by the shaped reward: two right answers of different length look unequal, so the prompt is kept."""
+    known = torch.tensor([all(header.correct is not None for header in group) for group in groups])
+    return known & torch.tensor([len({header.reward for header in group}) > 1 for group in groups]), None
 
 
 class Graded(NamedTuple):
@@ -297,14 +861,202 @@ def shaped_rewards(rng, _):
 
 # Prompt 0: both answers right, one with a length penalty, so its correctness has no variance. Prompt 2: no verdict.
 SHAPED = Claim(
-    "weigh: the filter looks at correctness, not at a shaped reward, and drops a group whose verifier failed",
-    kept_prompts, (torch.tensor([[1.0, 0.5], [1.0, -1.0], [1.0, -1.0]]), True), [False, True, False],
-    (wrong.weigh_by_the_shaped_reward,),
+    says="weigh: the filter looks at correctness, not at a shaped reward, and drops a group whose verifier failed",
+    probe=kept_prompts,
+    inputs=(torch.tensor([[1.0, 0.5], [1.0, -1.0], [1.0, -1.0]]), True),
+    expected=[False, True, False],
+    mistakes=(weigh_by_the_shaped_reward,),
     draw=shaped_rewards,
-)  # fmt: skip
+)
 
 
-# --- Averages, Sec. 3.2 ----------------------------------------------------------------------------------------------
+ADVANTAGES.append(
+    Exercise(
+        name="shaped-filter",
+        kind="bug",
+        where="loss.py:weigh",
+        paper="Sec. 3.2",
+        minutes=15,
+        teaches="Filters ask whether an answer was correct, never how it was rewarded.",
+        hints=(
+            "Sec. 3.2, and Eq. 9 in Sec. A.10, A.15.",
+            "With a length penalty two correct answers can have different rewards.",
+            "Follow the two tensors made from the headers to where the prompts are chosen.",
+        ),
+        claims=(SHAPED,),
+        bug=("kept = judged & nonzero_variance(correct) if", "kept = judged & nonzero_variance(rewards) if"),
+        symptom="With --length-control penalty hardly any prompt is filtered, though many are always solved.",
+    )
+)
+
+
+# --- denominators ----------------------------------------------------------------------------------------------------
+
+
+def _counts(lengths, prompt_index):
+    """Right: the number of completions, prompts, tokens, and tokens per prompt."""
+    sums = [int(lengths[prompt_index == prompt].sum()) for prompt in range(int(prompt_index.max()) + 1)]
+    return int((lengths > 0).sum()), sum(tokens > 0 for tokens in sums), sum(sums), torch.tensor(sums)
+
+
+def denominators_with_filtered_prompts(lengths, prompt_index):
+    """count the filtered prompts too: the more prompts are filtered, the smaller the objective."""
+    completions, _, *tokens = _counts(lengths, prompt_index)
+    return completions, int(prompt_index.max()) + 1, *tokens
+
+
+def denominators_with_truncated_completions(lengths, prompt_index):
+    """count completions that carry no loss (truncated ones), so that truncation shrinks the objective."""
+    kept_prompts = set(prompt_index[lengths > 0].tolist())
+    completions = sum(prompt in kept_prompts for prompt in prompt_index.tolist())
+    return completions, *_counts(lengths, prompt_index)[1:]
+
+
+def denominators_of_completions_as_prompts(lengths, prompt_index):
+    """count completions where prompts are meant: every prompt's weight is too small."""
+    completions, _, *tokens = _counts(lengths, prompt_index)
+    return completions, completions, *tokens
+
+
+def denominators_of_kept_prompts_only(lengths, prompt_index):
+    """list only the kept prompts: every prompt after a dropped one moves to the wrong index."""
+    *counts, tokens_per_prompt = _counts(lengths, prompt_index)
+    return *counts, tokens_per_prompt[tokens_per_prompt > 0]
+
+
+def counted(count, lengths, prompt_index):
+    return torch.tensor(count(lengths, prompt_index)[:3])
+
+
+def counted_per_prompt(count, lengths, prompt_index):
+    return count(lengths, prompt_index)[3]
+
+
+def lengths_and_prompts(rng, _):
+    """Lengths, prompt_index of four to seven prompts of two completions, some filtered or truncated."""
+    prompts = [[rng.randint(2, 99), rng.randint(0, 1) * rng.randint(2, 99)] for _ in range(rng.randint(3, 6))]
+    lengths = sum([*prompts[:1], [0, 0], *prompts[1:]], [])
+    return torch.tensor(lengths), torch.arange(len(lengths)) // 2
+
+
+# Prompt 1 was filtered, completion 5 truncated; left are completions 0, 1, 4, 6, 7, prompts 0, 2, 3 and
+# 3 + 2 + 4 + 1 + 1 tokens.
+LENGTHS = torch.tensor([3, 2, 0, 0, 4, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+
+
+DENOMINATORS = Claim(
+    says="denominators: completions, prompts, tokens that carry a loss",
+    probe=counted,
+    inputs=LENGTHS,
+    expected=[5, 3, 11],
+    mistakes=(
+        denominators_with_filtered_prompts,
+        denominators_with_truncated_completions,
+        denominators_of_completions_as_prompts,
+    ),
+    draw=lengths_and_prompts,
+)
+
+
+TOKENS_PER_PROMPT = Claim(
+    says="tokens_per_prompt: the sum of the lengths at each prompt's index, 0 where nothing is left",
+    probe=counted_per_prompt,
+    inputs=LENGTHS,
+    expected=[5, 0, 4, 2],
+    mistakes=(denominators_of_kept_prompts_only,),
+    draw=lengths_and_prompts,
+)
+
+
+ADVANTAGES.append(
+    Exercise(
+        name="denominators",
+        kind="write",
+        where="loss.py:global_denominators",
+        paper="Sec. 3.2",
+        minutes=15,
+        teaches="An average needs to know what it divides by before the first micro-batch is there.",
+        hints=(
+            "Sec. 3.2; A.6 on the effective batch.",
+            "A completion of length 0 carries no loss; a prompt all of whose completions have length 0 is not counted.",
+            "Add the lengths up at each prompt's index, then count what is above 0.",
+        ),
+        claims=(DENOMINATORS, TOKENS_PER_PROMPT),
+    )
+)
+
+
+# --- aggregate -------------------------------------------------------------------------------------------------------
+
+
+# Averages: (objective, mask, prompt_index, how, denominators) -> scalar
+def average_over_tokens(objective, mask, *_):
+    """average over all tokens at once, so long prompts weigh more (that is token averaging)."""
+    return _fill(objective, mask).sum() / mask.sum()
+
+
+def average_over_completions(objective, mask, *_):
+    """average each completion first, so that in a prompt short completions weigh more (that is sample averaging)."""
+    return (_fill(objective, mask).sum(-1) / mask.sum(-1)).mean()
+
+
+def average_with_injected_tokens_in_the_length(objective, mask, prompt_index, *_):
+    """divide by the whole length of the completions, the injected phrase included."""
+    return _prompt_average(objective, mask, prompt_index, _length_with_injected(mask))
+
+
+def average_divided_by_generations(objective, mask, prompt_index, *_):
+    """divide a prompt's sum by its number of completions instead of tokens, so that length is rewarded."""
+    return _prompt_average(objective, mask, prompt_index, torch.ones_like(prompt_index))
+
+
+def _share(objective, mask, prompt_index, denominators):
+    """Right: what a micro-batch adds to the prompt average of the whole batch."""
+    tokens = denominators.tokens_per_prompt[prompt_index]
+    return (_fill(objective, mask).sum(-1) / tokens).sum() / denominators.prompts
+
+
+def aggregate_always_prompt(objective, mask, prompt_index, how, denominators):
+    """take the prompt average whatever `how` says."""
+    return _share(objective, mask, prompt_index, denominators)
+
+
+def aggregate_names_swapped(objective, mask, prompt_index, how, denominators):
+    """mix up sample and token average."""
+    if how == "prompt":
+        return _share(objective, mask, prompt_index, denominators)
+    divisor = denominators.tokens if how == "sample" else denominators.completions * mask.sum(-1).clamp(min=1)
+    return (_fill(objective, mask).sum(-1) / divisor).sum()
+
+
+def aggregate_without_dummies(objective, mask, prompt_index, how, denominators):
+    """divide by the length of every completion: a dummy, which has none, gives 0 / 0 = nan and spoils the step."""
+    if how == "prompt":
+        return _share(objective, mask, prompt_index, denominators)
+    divisor = denominators.completions * mask.sum(-1) if how == "sample" else denominators.tokens
+    return (_fill(objective, mask).sum(-1) / divisor).sum()
+
+
+def aggregate_with_micro_batch_denominators(objective, mask, prompt_index, how, denominators):
+    """take the denominators of each micro-batch and average the micro-batches, weighted by their completions."""
+    if how != "prompt":
+        divisor = denominators.completions * mask.sum(-1) if how == "sample" else denominators.tokens
+        return (_fill(objective, mask).sum(-1) / divisor).sum()
+    share = len(mask) / denominators.completions * mask.any()
+    return share * _prompt_average(objective, mask, prompt_index, mask.sum(-1))
+
+
+def _length_with_injected(mask):
+    """(B,): the position after the last sampled token, which is the length if injected tokens before it count."""
+    return (mask * torch.arange(1, mask.shape[-1] + 1)).amax(-1)
+
+
+def _prompt_average(objective, mask, prompt_index, lengths):
+    averages = []
+    for prompt in prompt_index.unique():
+        rows = prompt_index == prompt
+        averages.append(_fill(objective[rows], mask[rows]).sum() / lengths[rows].sum())
+    return torch.stack(averages).mean()
 
 
 class Counts(NamedTuple):
@@ -318,8 +1070,14 @@ class Counts(NamedTuple):
 
 # Two prompts of two completions, with 2 and 5 sampled tokens; the third completion has an injected token inside.
 OBJECTIVE = torch.tensor([[4.0, NAN, NAN], [8.0, NAN, NAN], [1.0, NAN, 3.0], [2.0, -1.0, 2.0]])
+
+
 MASK = OBJECTIVE.isfinite()
+
+
 PROMPT_INDEX = torch.tensor([0, 0, 1, 1])
+
+
 WHOLE = Counts(completions=4, prompts=2, tokens=7, tokens_per_prompt=torch.tensor([2, 5]))
 
 
@@ -341,298 +1099,204 @@ def micro_batches(aggregate, objective, mask, prompt_index, whole):
 
 
 BATCH = OBJECTIVE, MASK, PROMPT_INDEX
+
+
 # (12 / 2 + 7 / 5) / 2 = 3.7
 PROMPT_AVERAGE = Claim(
-    "prompt_average: every prompt has weight 1/2, whatever its length",
-    prompt_average, (*BATCH, tuple(WHOLE)), 3.7,
-    (
-        wrong.average_over_tokens,
-        wrong.average_over_completions,
-        wrong.average_with_injected_tokens_in_the_length,
-        wrong.average_divided_by_generations,
-    ),
-)  # fmt: skip
-# (4 + 8 + (1 + 3) / 2 + (2 - 1 + 2) / 3) / 4 = 15 / 4; (4 + 8 + 1 + 3 + 2 - 1 + 2) / 7 = 19 / 7
-AVERAGES = Claim(
-    "averages: sample gives every completion the same weight, token every token; a dummy without tokens adds 0",
-    other_averages, (*BATCH, tuple(WHOLE)), [15 / 4, 19 / 7],
-    (wrong.aggregate_always_prompt, wrong.aggregate_names_swapped, wrong.aggregate_without_dummies),
-)  # fmt: skip
-# The second prompt is split between the micro-batches: (12 / 2 + 4 / 5) / 2 + (0 + 3 / 5) / 2 = 3.4 + 0.3
-MICRO_BATCHES = Claim(
-    "micro_batches: their shares add up to the prompt average of the whole batch",
-    micro_batches, (*BATCH, tuple(WHOLE)), 3.7, (wrong.aggregate_with_micro_batch_denominators,),
-)  # fmt: skip
-
-
-def counted(count, lengths, prompt_index):
-    return torch.tensor(count(lengths, prompt_index)[:3])
-
-
-def counted_per_prompt(count, lengths, prompt_index):
-    return count(lengths, prompt_index)[3]
-
-
-def lengths_and_prompts(rng, _):
-    """Lengths, prompt_index of four to seven prompts of two completions, some filtered or truncated."""
-    prompts = [[rng.randint(2, 99), rng.randint(0, 1) * rng.randint(2, 99)] for _ in range(rng.randint(3, 6))]
-    lengths = sum([*prompts[:1], [0, 0], *prompts[1:]], [])
-    return torch.tensor(lengths), torch.arange(len(lengths)) // 2
-
-
-# Prompt 1 was filtered, completion 5 truncated; left are completions 0, 1, 4, 6, 7, prompts 0, 2, 3 and
-# 3 + 2 + 4 + 1 + 1 tokens.
-LENGTHS = torch.tensor([3, 2, 0, 0, 4, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
-DENOMINATORS = Claim(
-    "denominators: completions, prompts, tokens that carry a loss",
-    counted, LENGTHS, [5, 3, 11],
-    (wrong.denominators_with_filtered_prompts, wrong.denominators_with_truncated_completions,
-     wrong.denominators_of_completions_as_prompts),
-    draw=lengths_and_prompts,
-)  # fmt: skip
-TOKENS_PER_PROMPT = Claim(
-    "tokens_per_prompt: the sum of the lengths at each prompt's index, 0 where nothing is left",
-    counted_per_prompt, LENGTHS, [5, 0, 4, 2], (wrong.denominators_of_kept_prompts_only,), draw=lengths_and_prompts,
-)  # fmt: skip
-
-
-# --- Predictions -----------------------------------------------------------------------------------------------------
-
-
-def numbers(answer):
-    """A prediction, one number or several, as floats."""
-    value = answer()
-    value = value.tolist() if hasattr(value, "tolist") else value
-    return [float(x) for x in value] if isinstance(value, (tuple, list)) else float(value)
-
-
-WEIGHTS = Claim(
-    "weights: d objective / d log pi_train of a token 8 times as likely as when sampled: (CISPO, DAPO) for A = +1, "
-    "then A = -1",
-    numbers, (), None, (wrong.weights_dapo_keeps_capped, wrong.weights_dapo_drops_both, wrong.weights_cispo_drops),
-    atol=1e-3,
-)  # fmt: skip
-DROPPED = Claim(
-    "dropped: the share of prompts without a gradient at pass rate 1/2 with 4 completions, and at 0.9 with 16",
-    numbers, (), None, (wrong.dropped_all_right_only, wrong.dropped_pass_rate, wrong.dropped_is_kept), atol=1e-3,
-)  # fmt: skip
-
-
-# --- The exercises ---------------------------------------------------------------------------------------------------
-
-LOSSES = (
-    Exercise(
-        "ratio",
-        "write",
-        "loss.py:importance_ratio",
-        "Eq. 2",
-        10,
-        "The importance ratio compares the policy that trains with the policy that sampled, token by token.",
-        (
-            "Eq. 2; the module docstring names both log-probabilities.",
-            "Padding holds nan and -inf. What happens to a sum over tokens if one position is nan?",
-            "A ratio of probabilities is the exponential of a difference of logarithms. A helper in the same file "
-            "takes that difference and leaves 0 where the mask is False.",
-        ),
-        (RATIO,),
-    ),
-    Exercise(
-        "cispo",
-        "write",
-        "loss.py:cispo",
-        "Eq. 4",
-        25,
-        "CISPO caps the weight of a token and never takes its gradient away.",
-        (
-            "Eq. 4 and the symbols at the top of loss.py; sg is a stop-gradient.",
-            "The cap is on the ratio itself, and the ratio must not carry a gradient of its own. Masked positions may "
-            "hold nan: fill them before any product.",
-            "Ratio, capped from above, detached; times the advantage; times log pi_train; 0 outside the mask.",
-        ),
-        (CISPO_GRADIENT, CISPO_VALUE),
-    ),
-    Exercise(
-        "clip",
-        "write",
-        "loss.py:_clip",
-        "Eq. 3, 7, 8",
-        20,
-        "The min of PPO's clip leaves one side open for each sign of the advantage.",
-        (
-            "Eq. 3; DAPO's two half-widths are in Eq. 8.",
-            "What should happen to a bad token (negative advantage) that has become eight times likelier?",
-            "Two candidates per token, ratio and bounded ratio, each times the advantage; the smaller one counts, for "
-            "both signs; 0 outside the mask. Half-widths below 0 are refused.",
-        ),
-        (CLIP_VALUE, CLIP_GRADIENT),
-    ),
-    Exercise(
-        "gspo",
-        "write",
-        "loss.py:sequence_ratio",
-        "Sec. 3.2",
-        15,
-        "GSPO judges a completion by one ratio, the geometric mean of its tokens'.",
-        (
-            "Sec. 3.2, and the Deviation line at the top of loss.py.",
-            "The length is that of the sampled tokens; a completion without any must not divide by 0.",
-            "The geometric mean is the exponential of the mean logarithm. Keep the last dimension, for broadcasting.",
-        ),
-        (SEQUENCE_RATIO,),
-    ),
-    Exercise(
-        "dapo-direction",
-        "bug",
-        "loss.py:dapo",
-        "Eq. 8",
-        15,
-        "A ratio turned round still trains for a while, in the wrong direction.",
-        (
-            "Eq. 8 and Eq. 2.",
-            "On-policy both directions give 1, so the first step looks right.",
-            "Which policy stands above the line, which below?",
-        ),
-        (DAPO_VALUE, DAPO_GRADIENT),
-        bug=(
-            "return _clip(importance_ratio(logprobs, gen_logprobs, mask), advantages",
-            "return _clip(importance_ratio(gen_logprobs, logprobs, mask), advantages",
-        ),
-        symptom="With --loss dapo the first optimizer step is right; after a few steps off-policy the reward falls.",
-    ),
-    Exercise(
-        "clipped",
-        "bug",
-        "loss.py:clipped",
-        "A.17",
-        15,
-        "What a log counts has to be what the objective does.",
-        (
-            "A.17; the docstring of clipped.",
-            "For each loss and each sign of the advantage: which bound acts?",
-            "A clip acts on one side, which the sign of the advantage decides. A cap does not ask for the sign.",
-        ),
-        (CAPPED,),
-        bug=("return mask & (good | bad) & (ratio > eps_max)", "return mask & bad & (ratio > eps_max)"),
-        symptom="The log's `clipped` is about half of what one expects: only bad completions seem to count.",
-    ),
-    Exercise(
-        "weights",
-        "predict",
-        "answers.py:weights",
-        "Eq. 3, 4",
-        10,
-        "Where DAPO drops a token CISPO keeps it with a capped weight; where DAPO keeps it, its weight has no cap.",
-        (
-            "Eq. 3 and 4.",
-            "The min of Eq. 3 depends on the sign of the advantage.",
-            "The weight is d objective / d log pi_train. Where the clip is the smaller it does not depend on pi_train.",
-        ),
-        (WEIGHTS,),
+    says="prompt_average: every prompt has weight 1/2, whatever its length",
+    probe=prompt_average,
+    inputs=(*BATCH, tuple(WHOLE)),
+    expected=3.7,
+    mistakes=(
+        average_over_tokens,
+        average_over_completions,
+        average_with_injected_tokens_in_the_length,
+        average_divided_by_generations,
     ),
 )
-ADVANTAGES = (
+
+
+# (4 + 8 + (1 + 3) / 2 + (2 - 1 + 2) / 3) / 4 = 15 / 4; (4 + 8 + 1 + 3 + 2 - 1 + 2) / 7 = 19 / 7
+AVERAGES = Claim(
+    says="averages: sample gives every completion the same weight, token every token; a dummy without tokens adds 0",
+    probe=other_averages,
+    inputs=(*BATCH, tuple(WHOLE)),
+    expected=[15 / 4, 19 / 7],
+    mistakes=(aggregate_always_prompt, aggregate_names_swapped, aggregate_without_dummies),
+)
+
+
+# The second prompt is split between the micro-batches: (12 / 2 + 4 / 5) / 2 + (0 + 3 / 5) / 2 = 3.4 + 0.3
+MICRO_BATCHES = Claim(
+    says="micro_batches: their shares add up to the prompt average of the whole batch",
+    probe=micro_batches,
+    inputs=(*BATCH, tuple(WHOLE)),
+    expected=3.7,
+    mistakes=(aggregate_with_micro_batch_denominators,),
+)
+
+
+ADVANTAGES.append(
     Exercise(
-        "baseline",
-        "write",
-        "loss.py:group_advantages",
-        "Sec. 2",
-        5,
-        "A completion is compared with the other completions of its own prompt.",
-        (
-            "Sec. 2; A_i at the top of loss.py.",
-            "Rewards are (P, G): one row per prompt.",
-            "Subtract from every reward the mean of its row, the reward itself included.",
-        ),
-        (BASELINE,),
-    ),
-    Exercise(
-        "advantages",
-        "write",
-        "loss.py:normalise",
-        "Eq. 5, Sec. 3.2",
-        15,
-        "Prompt, batch or no normalisation: who shares a std decides whether hard and easy prompts weigh alike.",
-        (
-            "Eq. 5; Sec. 3.2 compares the three; what is open in the paper stands at the top of loss.py.",
-            "torch.std divides by n - 1 unless told otherwise, and a group of equal rewards has the std 0.",
-            "Divide by a population std plus the module's epsilon; the std is of the row or of everything.",
-        ),
-        (NORMALISED,),
-    ),
-    Exercise(
-        "zero-variance",
-        "bug",
-        "loss.py:nonzero_variance",
-        "Sec. 3.2",
-        10,
-        "A std computed from a rounded mean cannot be compared with 0.",
-        (
-            "Sec. 3.2, zero-variance filtering.",
-            "How is the mean of eight times 0.7 rounded in fp32?",
-            "Whether numbers are equal can be asked without computing anything.",
-        ),
-        (VARIED,),
-        bug=("return (rewards != rewards[:, :1]).any(-1)", "return rewards.std(-1) > 0"),
-        symptom="With rewards of 0.7 the filter keeps prompts whose rewards are all equal; their advantages blow up.",
-    ),
-    Exercise(
-        "shaped-filter",
-        "bug",
-        "loss.py:weigh",
-        "Sec. 3.2",
-        15,
-        "Filters ask whether an answer was correct, never how it was rewarded.",
-        (
-            "Sec. 3.2, and Eq. 9 in Sec. A.10, A.15.",
-            "With a length penalty two correct answers can have different rewards.",
-            "Follow the two tensors made from the headers to where the prompts are chosen.",
-        ),
-        (SHAPED,),
-        bug=("kept = judged & nonzero_variance(correct) if", "kept = judged & nonzero_variance(rewards) if"),
-        symptom="With --length-control penalty hardly any prompt is filtered, though many are always solved.",
-    ),
-    Exercise(
-        "denominators",
-        "write",
-        "loss.py:global_denominators",
-        "Sec. 3.2",
-        15,
-        "An average needs to know what it divides by before the first micro-batch is there.",
-        (
-            "Sec. 3.2; A.6 on the effective batch.",
-            "A completion of length 0 carries no loss; a prompt all of whose completions have length 0 is not counted.",
-            "Add the lengths up at each prompt's index, then count what is above 0.",
-        ),
-        (DENOMINATORS, TOKENS_PER_PROMPT),
-    ),
-    Exercise(
-        "aggregate",
-        "write",
-        "loss.py:aggregate",
-        "Sec. 3.2, Eq. 3, 8",
-        25,
-        "Sample, prompt and token average differ in whether a long answer weighs more.",
-        (
+        name="aggregate",
+        kind="write",
+        where="loss.py:aggregate",
+        paper="Sec. 3.2, Eq. 3, 8",
+        minutes=25,
+        teaches="Sample, prompt and token average differ in whether a long answer weighs more.",
+        hints=(
             "Sec. 3.2, loss aggregation.",
             "The denominators are those of the whole batch: shares of micro-batches are added, never averaged. "
             "Objective may be nan outside the mask.",
             "Each completion has one weight: 1 / (completions x its tokens), 1 / (prompts x its prompt's tokens) or "
             "1 / tokens; the result is the sum over completions of weight times sum over sampled tokens.",
         ),
-        (PROMPT_AVERAGE, AVERAGES, MICRO_BATCHES),
-    ),
+        claims=(PROMPT_AVERAGE, AVERAGES, MICRO_BATCHES),
+    )
+)
+
+
+# --- dropped ---------------------------------------------------------------------------------------------------------
+
+
+def dropped_all_right_only():
+    """count only prompts whose answers are all right: where all are wrong there is no gradient either."""
+    return 0.5**4, 0.9**16
+
+
+def dropped_pass_rate():
+    """take the pass rate itself for the share of prompts that are always solved."""
+    return 0.5, 0.9
+
+
+def dropped_is_kept():
+    """give the share that is kept instead of the share that is dropped."""
+    return 1 - 2 * 0.5**4, 1 - 0.9**16
+
+
+DROPPED = Claim(
+    says="dropped: the share of prompts without a gradient at pass rate 1/2 with 4 completions, and at 0.9 with 16",
+    probe=numbers,
+    inputs=(),
+    expected=None,
+    mistakes=(dropped_all_right_only, dropped_pass_rate, dropped_is_kept),
+    atol=1e-3,
+)
+
+
+ADVANTAGES.append(
     Exercise(
-        "dropped",
-        "predict",
-        "answers.py:dropped",
-        "Sec. 3.2",
-        5,
-        "The better the policy, the fewer prompts of a batch teach anything.",
-        (
+        name="dropped",
+        kind="predict",
+        where="answers.py:dropped",
+        paper="Sec. 3.2",
+        minutes=5,
+        teaches="The better the policy, the fewer prompts of a batch teach anything.",
+        hints=(
             "Sec. 3.2, zero-variance filtering and No-Positive-Resampling.",
             "All wrong has no gradient either.",
             "Independent answers, all of them right or all of them wrong.",
         ),
-        (DROPPED,),
+        claims=(DROPPED,),
+    )
+)
+
+
+# --- Claims on compositions, which only the project's own tests use --------------------------------------------------
+
+
+def gspo_without_length_normalisation(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+    """multiply the token ratios without the root: the ratio of whole sequences drifts from 1 with their length."""
+    ratio = _ratio(logprobs, gen_logprobs, mask).prod(-1, keepdim=True).expand(mask.shape)
+    return _clip(ratio, advantages, mask, eps_low, eps_high)
+
+
+def gspo_arithmetic_mean(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+    """average the token ratios instead of their logarithms (the arithmetic mean instead of the geometric one)."""
+    total = _fill(_ratio(logprobs, gen_logprobs, mask), mask).sum(-1, keepdim=True)
+    ratio = (total / mask.sum(-1, keepdim=True)).expand(mask.shape)
+    return _clip(ratio, advantages, mask, eps_low, eps_high)
+
+
+def gspo_injected_tokens_in_the_length(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+    """count injected tokens in the length whose root is taken, so that interruptions pull the ratio towards 1."""
+    log_ratio = _ratio(logprobs, gen_logprobs, mask).log().sum(-1, keepdim=True)
+    ratio = (log_ratio / _length_with_injected(mask)[:, None]).exp().expand(mask.shape)
+    return _clip(ratio, advantages, mask, eps_low, eps_high)
+
+
+# Advantages: rewards (P, G) -> the batch-normalised advantages of the prompts that are kept
+def advantages_over_std_of_rewards(rewards):
+    """divide by the std of the raw rewards of the batch; the spread between prompts does not belong in it."""
+    kept = _kept(rewards)
+    return _centred(kept) / _std(kept)
+
+
+def advantages_normalised_before_the_filter(rewards):
+    """take the batch std before the zero-variance prompts are dropped: their zeros shrink it."""
+    return _centred(_kept(rewards)) / _std(_centred(rewards))
+
+
+def advantages_over_sample_std(rewards):
+    """divide by the sample std (ddof 1, the default of torch.std) instead of the population std."""
+    advantages = _centred(_kept(rewards))
+    return advantages / advantages.std()
+
+
+def advantages_over_group_std(rewards):
+    """divide each prompt by its own std, so that hard and easy prompts weigh alike (that is prompt normalisation)."""
+    advantages = _centred(_kept(rewards))
+    return advantages / advantages.std(-1, correction=0, keepdim=True)
+
+
+def advantages_from_the_batch_mean(rewards):
+    """subtract the mean reward of the batch instead of each prompt's own."""
+    kept = _kept(rewards)
+    return (kept - kept.mean()) / _std(kept)
+
+
+def _kept(rewards):
+    return rewards[rewards.amax(-1) > rewards.amin(-1)]
+
+
+def _centred(rewards):
+    return rewards - rewards.mean(-1, keepdim=True)
+
+
+def _std(values):
+    return values.std(correction=0)
+
+
+# Token ratios 4 and 1, or 1/4 and 1, with an injected token between: geometric means 2 and 1/2; clip [3/4, 7/4].
+GSPO_INPUT = inputs(
+    [[1 / 2, 1 / 4, 1 / 2, NAN]] * 2 + [[1 / 8, 1 / 4, 1 / 2, NAN]] * 2,
+    [[1 / 8, 1.0, 1 / 2, 0.0]] * 2 + [[1 / 2, 1.0, 1 / 2, 0.0]] * 2,
+    [1.0, -2.0, 1.0, -2.0],
+    ["1010"] * 4,
+)
+
+
+# min(2, 7/4), min(-4, -7/2), min(1/2, 3/4), min(-1, -3/2), each on both sampled tokens.
+GSPO_VALUE = Claim(
+    says="gspo: the clipped geometric mean of the token ratios times the advantage, on every sampled token",
+    probe=value_with_clip,
+    inputs=GSPO_INPUT,
+    expected=[[1.75, 0.0, 1.75, 0.0], [-4.0, 0.0, -4.0, 0.0], [0.5, 0.0, 0.5, 0.0], [-1.5, 0.0, -1.5, 0.0]],
+    mistakes=(gspo_without_length_normalisation, gspo_arithmetic_mean, gspo_injected_tokens_in_the_length),
+)
+
+
+# Means 0, 2, 3, so advantages +-1, 0 and 0 (dropped), +-7; std of the four kept: sqrt((1 + 1 + 49 + 49) / 4) = 5.
+BATCH_ADVANTAGES = Claim(
+    says="batch_advantages: divided by the std of the kept advantages, 5",
+    probe=of_rewards,
+    inputs=(torch.tensor([[1.0, -1.0], [2.0, 2.0], [10.0, -4.0]]),),
+    expected=[[0.2, -0.2], [1.4, -1.4]],
+    mistakes=(
+        advantages_over_std_of_rewards,
+        advantages_normalised_before_the_filter,
+        advantages_over_sample_std,
+        advantages_over_group_std,
+        advantages_from_the_batch_mean,
     ),
 )

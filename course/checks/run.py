@@ -13,6 +13,11 @@ from course.checker import Exercise, compared_runs
 from course.checks.claims import Claim
 from course.checks.losses import numbers
 
+RUN = []  # the exercises of the chapter, in order
+
+
+# --- warm-up ---------------------------------------------------------------------------------------------------------
+
 
 def learning_rates(warm_up, lr, warmup, versions):
     """The learning rate of the step that follows each version."""
@@ -39,12 +44,34 @@ def warm_up_decays(self):
 
 # lr 1, warm-up 4 steps: 1/4 in the first step (version 0), 3/4 in the third, 1 from the fourth on.
 WARM_UP = Claim(
-    "warm_up: 1/4 of the learning rate in the first of 4 steps, all of it from the fourth on",
-    learning_rates, (1.0, 4, [0, 2, 3, 9]),
-    [0.25, 0.75, 1.0, 1.0],
-    (warm_up_from_zero, warm_up_without_end, warm_up_decays),
+    says="warm_up: 1/4 of the learning rate in the first of 4 steps, all of it from the fourth on",
+    probe=learning_rates,
+    inputs=(1.0, 4, [0, 2, 3, 9]),
+    expected=[0.25, 0.75, 1.0, 1.0],
+    mistakes=(warm_up_from_zero, warm_up_without_end, warm_up_decays),
     draw=lambda rng, _: (rng.uniform(0.5, 2.0), rng.randint(3, 6), [0, 1, 2, 9]),
-)  # fmt: skip
+)
+
+
+RUN.append(
+    Exercise(
+        name="warm-up",
+        kind="write",
+        where="train.py:Trainer.warm_up",
+        paper="A.3",
+        minutes=10,
+        teaches="The first step must already change the weights; after the warm-up the learning rate stays.",
+        hints=(
+            "A.3, optimizer.",
+            "`version` is the number of steps that are done.",
+            "A straight line that reaches --lr in step --warmup, then stays.",
+        ),
+        claims=(WARM_UP,),
+    )
+)
+
+
+# --- clock -----------------------------------------------------------------------------------------------------------
 
 
 def seconds(paused, before, inside, after):
@@ -100,10 +127,33 @@ def pause_that_starts(self):
 
 # 3 s, a pause of 10 s, 2 s: the clock shows 3 within the pause, 5 at the end; one that did not run shows 0 twice.
 CLOCK = Claim(
-    "clock: 3 s, then a pause of 10 s: 3 in the pause, 5 after 2 s more; a clock that did not run stays at 0",
-    seconds, (3.0, 10.0, 2.0), [3.0, 5.0, 0.0, 0.0],
-    (pause_that_counts, pause_that_forgets, pause_for_ever, pause_that_starts),
-)  # fmt: skip
+    says="clock: 3 s, then a pause of 10 s: 3 in the pause, 5 after 2 s more; a clock that did not run stays at 0",
+    probe=seconds,
+    inputs=(3.0, 10.0, 2.0),
+    expected=[3.0, 5.0, 0.0, 0.0],
+    mistakes=(pause_that_counts, pause_that_forgets, pause_for_ever, pause_that_starts),
+)
+
+
+RUN.append(
+    Exercise(
+        name="clock",
+        kind="write",
+        where="plumbing/fleet.py:Clock.paused",
+        paper="Sec. 2.1",
+        minutes=10,
+        teaches="The x axis of a scaling law is a clock; what it counts has to be said.",
+        hints=(
+            "Sec. 2.1; what is open in the paper stands at the top of train.py.",
+            "Before the first step the clock does not run yet, but the first evaluation pauses it.",
+            "Keep what it shows, stop it, yield, and start it again if it ran.",
+        ),
+        claims=(CLOCK,),
+    )
+)
+
+
+# --- minimax ---------------------------------------------------------------------------------------------------------
 
 
 def choices(recipes, *names):
@@ -128,9 +178,38 @@ def all_recipes(rng, _):
 
 
 MINIMAX = Claim(
-    "minimax: CISPO, prompt average, prompt normalisation, PPO-off-policy, filter and FP32 head, k 8, 80 prompts",
-    choices, ("minimax",), [[0, 3, 3, 6, 1, 1, 8, 80]], draw=all_recipes,
-)  # fmt: skip
+    says="minimax: CISPO, prompt average, prompt normalisation, PPO-off-policy, filter and FP32 head, k 8, 80 prompts",
+    probe=choices,
+    inputs=("minimax",),
+    expected=[[0, 3, 3, 6, 1, 1, 8, 80]],
+    draw=all_recipes,
+)
+
+
+RUN.append(
+    Exercise(
+        name="minimax",
+        kind="bug",
+        where="recipes.py:RECIPES",
+        paper="A.16",
+        minutes=5,
+        teaches="A recipe is a table of choices; one wrong entry is another recipe.",
+        hints=(
+            "A.16, Fig. 2.",
+            "MiniMax's recipe is known for two things, one of them a loss.",
+            "Compare each entry with A.16.",
+        ),
+        claims=(MINIMAX,),
+        bug=(
+            'loss="cispo", average="prompt", fp32_head=True,\n                                          zero',
+            'loss="cispo", average="prompt", fp32_head=False,\n                                          zero',
+        ),
+        symptom="--recipe minimax ends lower than in Fig. 2, and its importance ratios scatter at step 0.",
+    )
+)
+
+
+# --- flops -----------------------------------------------------------------------------------------------------------
 
 
 def operations(answer):
@@ -154,18 +233,96 @@ def flops_without_prompts():
 
 
 FLOPS = Claim(
-    "flops: of one step, in units of 10^17",
-    operations, (), None, (flops_of_training_only, flops_six_for_all, flops_without_prompts), atol=0.02,
-)  # fmt: skip
+    says="flops: of one step, in units of 10^17",
+    probe=operations,
+    inputs=(),
+    expected=None,
+    mistakes=(flops_of_training_only, flops_six_for_all, flops_without_prompts),
+    atol=0.02,
+)
+
+
+RUN.append(
+    Exercise(
+        name="flops",
+        kind="predict",
+        where="answers.py:flops",
+        paper="Sec. 2.1",
+        minutes=10,
+        teaches="Generation is cheap in operations and dear in time.",
+        hints=(
+            "The glossary at the top of train.py.",
+            "Prompts are trained on (they pass through the model) but not generated.",
+            "2 N for a forward pass of one token, 4 N more for its backward pass.",
+        ),
+        claims=(FLOPS,),
+    )
+)
+
+
+# --- kept ------------------------------------------------------------------------------------------------------------
+
+
 KEPT = Claim(
-    "kept: the share of prompts with a gradient in the first ten steps of results/main_seed0.jsonl, and the last ten",
-    numbers, (), None, atol=2e-3,
-)  # fmt: skip
+    says="kept: the share of prompts with a gradient in the first ten steps of "
+    "results/main_seed0.jsonl, and the last ten",
+    probe=numbers,
+    inputs=(),
+    expected=None,
+    atol=2e-3,
+)
+
+
+RUN.append(
+    Exercise(
+        name="kept",
+        kind="measure",
+        where="answers.py:kept",
+        paper="Sec. 3.2",
+        minutes=10,
+        teaches="As the policy improves, its batches shrink by themselves.",
+        hints=(
+            "Sec. 3.2, zero-variance filtering.",
+            "A `step` line has `kept`, prompts with a gradient, and `prompts`, the indices of all.",
+            "Mean of `kept` over the number of prompts, ten lines each.",
+        ),
+        claims=(KEPT,),
+    )
+)
+
+
+# --- seeds -----------------------------------------------------------------------------------------------------------
+
 
 SEEDS = Claim(
-    "seeds: CISPO's final pass rate - DAPO's on a small policy, mean over ten seeds, and the ends of its interval",
-    numbers, (), None, atol=2e-3,
-)  # fmt: skip
+    says="seeds: CISPO's final pass rate - DAPO's on a small policy, mean over ten seeds, and the ends of its interval",
+    probe=numbers,
+    inputs=(),
+    expected=None,
+    atol=2e-3,
+)
+
+
+RUN.append(
+    Exercise(
+        name="seeds",
+        kind="measure",
+        where="answers.py:seeds",
+        paper="Sec. 3.2, A.17",
+        minutes=15,
+        teaches="One run of each says nothing: the same seeds for both, and an interval of the "
+        "differences that leaves out 0.",
+        hints=(
+            "Sec. 3.2 compares losses; what the small policy is stands at the top of course/race.py.",
+            "Differences seed by seed: what a seed does to both losses cancels.",
+            "The last line it prints. What would you need to say the same of a large model?",
+        ),
+        claims=(SEEDS,),
+    )
+)
+
+
+# --- six-steps -------------------------------------------------------------------------------------------------------
 
 
 def largest_difference(answer):
@@ -176,113 +333,30 @@ def largest_difference(answer):
 
 
 SIX_STEPS = Claim(
-    "six_steps: the logs of six steps with k = 0, with your functions and with the originals, differ by less than 1e-4",
-    largest_difference, (), [0.0, 0.0], atol=1e-4,
-)  # fmt: skip
+    says="six_steps: the logs of six steps with k = 0, with your functions and with the originals, "
+    "differ by less than 1e-4",
+    probe=largest_difference,
+    inputs=(),
+    expected=[0.0, 0.0],
+    atol=1e-4,
+)
 
-RUN = (
+
+RUN.append(
     Exercise(
-        "warm-up",
-        "write",
-        "train.py:Trainer.warm_up",
-        "A.3",
-        10,
-        "The first step must already change the weights; after the warm-up the learning rate stays.",
-        (
-            "A.3, optimizer.",
-            "`version` is the number of steps that are done.",
-            "A straight line that reaches --lr in step --warmup, then stays.",
-        ),
-        (WARM_UP,),
-    ),
-    Exercise(
-        "clock",
-        "write",
-        "plumbing/fleet.py:Clock.paused",
-        "Sec. 2.1",
-        10,
-        "The x axis of a scaling law is a clock; what it counts has to be said.",
-        (
-            "Sec. 2.1; what is open in the paper stands at the top of train.py.",
-            "Before the first step the clock does not run yet, but the first evaluation pauses it.",
-            "Keep what it shows, stop it, yield, and start it again if it ran.",
-        ),
-        (CLOCK,),
-    ),
-    Exercise(
-        "minimax",
-        "bug",
-        "recipes.py:RECIPES",
-        "A.16",
-        5,
-        "A recipe is a table of choices; one wrong entry is another recipe.",
-        (
-            "A.16, Fig. 2.",
-            "MiniMax's recipe is known for two things, one of them a loss.",
-            "Compare each entry with A.16.",
-        ),
-        (MINIMAX,),
-        bug=(
-            'loss="cispo", average="prompt", fp32_head=True,\n                                          zero',
-            'loss="cispo", average="prompt", fp32_head=False,\n                                          zero',
-        ),
-        symptom="--recipe minimax ends lower than in Fig. 2, and its importance ratios scatter at step 0.",
-    ),
-    Exercise(
-        "flops",
-        "predict",
-        "answers.py:flops",
-        "Sec. 2.1",
-        10,
-        "Generation is cheap in operations and dear in time.",
-        (
-            "The glossary at the top of train.py.",
-            "Prompts are trained on (they pass through the model) but not generated.",
-            "2 N for a forward pass of one token, 4 N more for its backward pass.",
-        ),
-        (FLOPS,),
-    ),
-    Exercise(
-        "kept",
-        "measure",
-        "answers.py:kept",
-        "Sec. 3.2",
-        10,
-        "As the policy improves, its batches shrink by themselves.",
-        (
-            "Sec. 3.2, zero-variance filtering.",
-            "A `step` line has `kept`, prompts with a gradient, and `prompts`, the indices of all.",
-            "Mean of `kept` over the number of prompts, ten lines each.",
-        ),
-        (KEPT,),
-    ),
-    Exercise(
-        "seeds",
-        "measure",
-        "answers.py:seeds",
-        "Sec. 3.2, A.17",
-        15,
-        "One run of each says nothing: the same seeds for both, and an interval of the differences that leaves out 0.",
-        (
-            "Sec. 3.2 compares losses; what the small policy is stands at the top of course/race.py.",
-            "Differences seed by seed: what a seed does to both losses cancels.",
-            "The last line it prints. What would you need to say the same of a large model?",
-        ),
-        (SEEDS,),
-    ),
-    Exercise(
-        "six-steps",
-        "measure",
-        "answers.py:six_steps",
-        "Sec. 4",
-        15,
-        "The objective is the only thing that your functions change: a run that does not depend on timing shows it.",
-        (
+        name="six-steps",
+        kind="measure",
+        where="answers.py:six_steps",
+        paper="Sec. 4",
+        minutes=15,
+        teaches="The objective is the only thing that your functions change: a run that does not "
+        "depend on timing shows it.",
+        hints=(
             "Sec. 4: the whole objective.",
             "With k = 0 generators wait for every update, so that nothing depends on timing.",
             "The check trains twice, half a minute each, once with your solved functions and once with the originals, "
             "and compares every number that is not a time. Sums in another order differ in their last digits.",
         ),
-        (SIX_STEPS,),
-    ),
+        claims=(SIX_STEPS,),
+    )
 )

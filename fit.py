@@ -64,14 +64,15 @@ def log_f(R, A, B, C_mid, R_0):
 class Run(
     namedtuple(
         "Run",
-        "compute reward start stop r0 epoch tasks name unit notes",
-        defaults=(None, None, None, None, None, "run", "", ()),
+        "compute reward start stop r0 epoch tasks name unit notes completions",
+        defaults=(None, None, None, None, None, "run", "", (), None),
     )
 ):
     """The evaluations of one run. A (compute, reward) pair becomes a Run by `Run(*pair)`.
 
     compute, reward, start, stop, r0, epoch: as in `fit`    name: of the run    unit: of compute
     tasks: names of the log's columns that hold the pass rate on one task    notes: what the reader of the log left out
+    completions: how many each evaluation is the mean of, if known
     """
 
 
@@ -112,9 +113,10 @@ class PowerLaw(namedtuple("PowerLaw", "A B D ssr")):
 # ---- Fitting ----
 
 
-class Points(namedtuple("Points", "u R count R_0 weight A")):
+class Points(namedtuple("Points", "u R count R_0 weight A floor")):
     """What is fitted: u = log C, R, and count = how many evaluations each point is the mean of, each (n,); R_0 as
-    measured or given, and its weight (in evaluations); A if the caller fixed it, else None."""
+    measured or given, and its weight (in evaluations); A if the caller fixed it, else None; floor: the least standard
+    deviation of one evaluation, from its number of completions, 0 if that is not known."""
 
 
 def averaged(C, R):
@@ -335,7 +337,17 @@ def _taken(run, A):
     at, means, count = averaged(C[keep], R[keep])
     if len(at) + taken.any() < 5:
         raise BadInput(f"{run.name}: got {len(at)} points (neighbours averaged), expected 5 with R_0; run on")
-    return Points(np.log(at), means, count, R_0, weight, A), keep
+    return Points(np.log(at), means, count, R_0, weight, A, _floor(R[keep], run.completions)), keep
+
+
+def _floor(R, completions):
+    """The binomial standard deviation of an evaluation, the mean of so many completions (None: unknown) of pass rates
+    R (n,). One right and one wrong completion are added to all, so that it is above 0 where all failed."""
+    if completions is None:
+        return 0.0
+    total = completions * len(R)
+    mean = (R.mean() * total + 1) / (total + 2)
+    return float(np.sqrt(mean * (1 - mean) / completions))
 
 
 def fit_run(run, method="continuous", *, grid=PAPER_GRID, A=None):

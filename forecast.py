@@ -2,25 +2,26 @@
 
 Paper: Sec. 2.1 (extrapolation), A.5 (comparing runs), A.7 (robustness). Symbols as in fit.py.
 
-Bands (ours, the paper has none), all 90 %:
-- A, B, C_mid: valid if Eq. 1 holds. With S the sum of squared residuals, n points and p parameters, the region is
-  S <= S_min (1 + t^2 / (n - p)), t the 95 % quantile of Student's t with n - p degrees of freedom. The band is the
-  range of the parameter over this region (profile likelihood; it widens where the points do not determine A).
-- The curve beyond the points, and forecasts: Eq. 1 is an approximation, and real curves depart from it. Curves of
-  Eq. 1 are drawn from their posterior given the points (flat priors on A, R_0 and log noise, wide normal priors on
-  log B and log C_mid). Every second curve leaves Eq. 1 at the last fitted point and continues as a line in log C. The
-  line's slope is that of the points from a third of the last compute on, with its standard error, times a number drawn
-  uniformly from [0, 2]. The band holds the central 90 % of the curves.
-Residuals count as independent: no band includes what all evaluations of one run share (its seed, its validation
-prompts).
+Bands of A, B, C_mid, 90 %, valid if Eq. 1 holds: with S the sum of squared residuals, n points and p parameters, the
+region is S <= S_min (1 + t^2 / (n - p)), t the 95 % quantile of Student's t with n - p degrees of freedom. The band is
+the range of the parameter over this region (profile likelihood; it widens where the points do not determine A).
 
-What was tried on the curves of tests/data/forecasts (benchmarks/forecasts.py); coverage is the share of forecasts whose
-band holds the measured value. Curves of Eq. 1 alone have a coverage of about one half, and nearly all forecasts that
-miss are too low. Other priors, or pooling fits that start at different computes, helped little. Lines alone have the
-same coverage and width as both kinds of curve together, with a worse interval score. Lines with the slope of Eq. 1 at
-the last point, instead of the points' slope, have less coverage on the public curves. Slopes times 0 to 1.5 or 0.5 to
-1.5 have a little less coverage, with narrower bands and about the same score; slopes times 0 to 3 only widen the bands.
-It matters little whether half or a third of the curves leave Eq. 1.
+Forecasts: their centre is the median of many drawn curves, their 90 % band holds the central nine tenths. A curve is
+
+    R(C) = Eq. 1 + w(log C)                    up to the last fitted compute C_n
+    R(C) = R(C_n) + ahead(C) + w's steps       beyond it
+
+- Eq. 1: its parameters are drawn from their posterior given the points (flat priors on A, R_0 and log noise, wide
+  normal ones on log B and log C_mid).
+- w, a random walk in log C: real curves drift from Eq. 1, and fall. Its size is weighed by how well it explains the
+  fit's residuals (a Kalman filter; prior DRIFT), its value at C_n follows from the residuals.
+- ahead: a part of the curves goes on along Eq. 1 (SHARES[0]), a part along a line in log C (SHARES[1]), the rest stays
+  where it is. The line has the slope of the points from a third of C_n on, drawn towards 0 (SLOPE) the more the less
+  certain it is, times a number drawn uniformly from 0 to DAMPED, or to STEEP if the line rises and the curve has C_mid
+  still ahead, where Eq. 1 too gets steeper in log C.
+- An evaluation adds noise. If it is known of how many completions it is the mean, the noise is binomial at least.
+Residuals count as independent but for w: no band includes what all evaluations of one run share (its seed, its
+validation prompts). What was tried, and what the numbers above rest on: results/forecasts.md.
 
 Test:  pytest tests/test_forecast.py; what the bands are worth: python benchmarks/fit_coverage.py (on synthetic runs),
        python benchmarks/forecasts.py (on real ones)
@@ -31,21 +32,31 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.special import expit, stdtr, stdtrit
+from scipy.special import expit, fdtri, stdtr, stdtrit
 
 import fit
 from fit import JUMP, BadInput, Fit, Run, best_R_0, peak, profile, search, shape, sigmoid, squares
 
 PRIOR = np.array([[np.log(1.8), 0], [1, 2]])  # rows: mean, standard deviation; columns: log B, log(C_mid / last C)
 DRAWS = 2000  # number of curves
+CLOSE = 0.05  # a forecast within +- this can be read
+FARTHEST = 100  # times the compute
 TREND = np.log(3)  # the local slope is that of the points up to TREND before the last
+# Chosen by the interval score of forecasts of real runs (results/forecasts.md).
+SHARES = 0.4, 0.3  # of the curves that go on along Eq. 1, and along a line; the others stay
+SLOPE = 0.2  # standard deviation, before the points are seen, of dR / d log C
+DAMPED, STEEP = 1.5, 6.5
+DRIFT = {0: 0.1, 0.01: 0.2, 0.02: 1, 0.04: 2, 0.08: 1, 0.16: 0.3, 0.32: 0.1}  # size of w: sd per e-fold of C
+NOISES = np.array([0.5, 0.7, 1.0])  # noise beside w, as a share of the noise without w
 
 
-class Draws(namedtuple("Draws", "A B C_mid R_0 noise normal slope")):
+class Draws(namedtuple("Draws", "A B C_mid R_0 noise normal slope along offset drift walk")):
     """S equally likely curves, each field (S,).
 
     noise: standard deviation of one evaluation    normal: a standard normal number, for the error of one evaluation
-    slope: dR / d log C of the curve beyond the last fitted point, where it leaves Eq. 1; 0 if it follows Eq. 1
+    slope: dR / d log C beyond the last fitted point of a curve that leaves Eq. 1 there; else 0    along: follows Eq. 1
+    offset: w at the last fitted point; before it, w is drawn as growing evenly in log C
+    drift: standard deviation of w's steps per e-fold of C    walk: a standard normal number, for w beyond the points
     """
 
 
@@ -60,24 +71,36 @@ class Forecast(Fit):
     region: np.ndarray = field(repr=False)  # (M, 4) A, B, C_mid, R_0: M points that span the 90 % region of Eq. 1
     draws: Draws = field(repr=False)
 
-    def curves(self, C):
-        """Pass rates (..., S) of the S curves of `draws` at compute C, any shape (...)."""
+    @property
+    def falls(self):
+        """Whether the fitted points fall after a peak by more than noise would make them. Eq. 1 can only rise."""
+        _, drop, limit = peak(self.fitted.R)
+        return bool(drop > limit)
+
+    def curves(self, C, drift=True):
+        """Pass rates (..., S) of the S curves of `draws` at compute C, any shape (...); drift=False: without the steps
+        of the random walk beyond the last fitted point."""
         C = np.asarray(C, float)[..., None]
         draws = self.draws
-        last = self.span[1]
-        followed = np.where(draws.slope == 0, C, np.minimum(C, last))
-        left = draws.slope * np.log(np.maximum(C / last, 1))
-        return np.clip(sigmoid(followed, *draws[:4]) + left, 0, 1)
+        first, last = self.span
+        law = sigmoid(np.where(draws.along, C, np.minimum(C, last)), *draws[:4])
+        within = np.clip(np.log(np.maximum(C, first) / first) / np.log(last / first), 0, 1)
+        ahead = np.log(np.maximum(C / last, 1))
+        left = draws.slope * ahead + draws.offset * within + drift * draws.drift * draws.walk * np.sqrt(ahead)
+        return np.clip(law + left, 0, 1)
+
+    def quantiles(self, C, shares, mean_of=np.inf):
+        """Quantiles (len(shares), ...) at C, any shape, of the mean of `mean_of` evaluations (inf: of the curve)."""
+        values = self.curves(C) + self.draws.noise * self.draws.normal / np.sqrt(mean_of)
+        return np.quantile(np.clip(values, 0, 1), shares, axis=-1)
+
+    def median(self, C):
+        """The forecast at C, any shape: the median of the curves."""
+        return self.quantiles(C, [0.5])[0]
 
     def band(self, C, mean_of=np.inf):
-        """90 % band (low, high) at C, any shape, of the mean of `mean_of` evaluations there (inf: of the curve itself).
-
-        Widened where needed, so that it always holds `predict(C)`.
-        """
-        values = self.curves(C) + self.draws.noise * self.draws.normal / np.sqrt(mean_of)
-        low, high = np.quantile(np.clip(values, 0, 1), (0.05, 0.95), axis=-1)
-        centre = self.predict(C)
-        return np.minimum(low, centre), np.maximum(high, centre)
+        """90 % band (low, high) at C, any shape, of the mean of `mean_of` evaluations there (inf: of the curve)."""
+        return tuple(self.quantiles(C, (0.05, 0.95), mean_of))
 
 
 def forecast(compute, reward, r0=None, start=None, stop=None, method="continuous", *, A=None, epoch=None, **grid):
@@ -97,7 +120,7 @@ def forecast_run(run, method="continuous", *, grid=fit.PAPER_GRID, A=None):
     bands = dict(zip(("A", "B", "C_mid"), zip(region.min(0).tolist(), region.max(0).tolist())))
     noise = float(quantile * np.sqrt(S / freedom))
     found = Forecast(
-        **vars(law), noise=noise, bands=bands, warnings=(), notes=_notes(law), region=region, draws=_draws(points)
+        **vars(law), noise=noise, bands=bands, warnings=(), notes=_notes(law), region=region, draws=_draws(law)
     )
     edges = {"A": (law.R_0, 1.0) if A is None else (A, A), "B": (fit.B_MIN, fit.B_MAX)}
     edges = edges if method == "continuous" else dict(zip(("A", "C_mid"), grid))
@@ -117,19 +140,60 @@ def _region(points, factor):
     return np.concatenate([np.column_stack([A, B, np.exp(log_C_mid), R_0]) for A, R_0 in ends])
 
 
-def _slopes(points, random, size):
-    """Draw slopes dR / d log C (size,) of a line through the points from a third of the last compute on.
+def _slope(points, jump, noise):
+    """The slope dR / d log C of a line through the points from a third of the last compute on: its mean, its standard
+    deviation and degrees of freedom.
 
-    The line always takes in the last 4 different computes. A draw is the least-squares slope plus its standard error
-    times a number from Student's t.
+    The line takes in no points before a jump (at log C = `jump`) that 20 points follow, but the last 4 different
+    computes at least. Its slope is drawn towards 0 by the prior SLOPE. noise: standard deviation of one evaluation; the scatter about the line
+    counts as at least that.
     """
     since = min(points.u[-1] - TREND, np.unique(points.u)[-4:][0])
-    u, R, n = (x[points.u >= since] for x in (points.u, points.R, points.count))
+    if (points.u > jump).sum() >= 20:
+        since = max(since, jump)
+    late = points.u >= since
+    u = points.u[late]
+    n = points.count[late]
+    R = points.R[late]
     x = u - (n @ u) / n.sum()
-    xx, rest = n @ x**2, R - (n @ R) / n.sum()
-    slope, freedom = (n * x) @ rest / xx, len(u) - 2
-    error = np.sqrt(n @ (rest - slope * x) ** 2 / freedom / xx)
-    return slope + error * random.standard_t(freedom, size)
+    xx = n @ x**2
+    rest = R - (n @ R) / n.sum()
+    slope = (n * x) @ rest / xx
+    freedom = len(u) - 2
+    scatter = n @ (rest - slope * x) ** 2 / freedom
+    variance = max(scatter, noise**2) / xx
+    share = SLOPE**2 / (SLOPE**2 + variance)
+    return share * slope, np.sqrt(share * variance), max(freedom, 3)
+
+
+def _walk(points, residuals, noise, random):
+    """Draw the walk w of S curves: its value at the last point, its size, and the noise beside it; each (S,).
+
+    residuals (n, S): of the points, from each curve    noise: standard deviation of one evaluation without w
+    The size and the noise are weighed by the likelihood of the median residuals (a Kalman filter over the points).
+    """
+    sizes, noises = (x.ravel() for x in np.meshgrid(list(DRIFT), noise * NOISES))
+    noises = np.maximum(noises, points.floor)
+    middle = np.median(residuals, axis=1)
+    state = np.zeros(len(sizes))
+    variance = np.zeros(len(sizes))
+    likelihood = np.log(np.tile(list(DRIFT.values()), len(NOISES)))
+    weights = np.zeros((len(sizes), len(points.u)))  # the state is a weighted sum of the residuals
+    for i, step in enumerate(np.diff(points.u, prepend=points.u[0])):
+        variance = variance + sizes**2 * step
+        total = variance + noises**2 / points.count[i]
+        gain = variance / total
+        surprise = middle[i] - state
+        likelihood = likelihood - (np.log(total) + surprise**2 / total) / 2
+        state = state + gain * surprise
+        weights *= (1 - gain)[:, None]
+        weights[:, i] = gain
+        variance = variance * (1 - gain)
+    chance = np.exp(likelihood - likelihood.max())
+    S = residuals.shape[1]
+    k = random.choice(len(sizes), S, p=chance / chance.sum())
+    offset = (weights[k] * residuals.T).sum(1) + np.sqrt(variance[k]) * random.normal(size=S)
+    return offset, sizes[k], noises[k]
 
 
 class _Ceiling(namedtuple("_Ceiling", "centre width side tail share")):
@@ -153,15 +217,18 @@ def _ceiling(at, S, freedom):
     return _Ceiling(at.free, width, side, tail, np.maximum(upper - tail, 1e-300))
 
 
-def _draws(points, cells=41):
-    """The `Draws`: curves from the posterior of Eq. 1; every second one leaves Eq. 1 at the last point.
+def _posterior(points, random, cells=41):
+    """Draw A, B, C_mid, R_0 and noise, (DRAWS,) each, from the posterior of Eq. 1.
 
     Priors: flat on A, R_0 and log noise, PRIOR on log B and log C_mid. B and C_mid are drawn from a grid of `cells`
     by `cells`, narrowed twice to where their probability lies. Given these, A has a truncated Student's t; given A and
     the noise too, R_0 is normal.
     """
-    random, (mean, deviation), last, freedom = np.random.default_rng(0), PRIOR, points.u[-1], len(points.u) - 1
-    low, high = mean - 3.5 * deviation, mean + 3.5 * deviation
+    mean, deviation = PRIOR
+    last = points.u[-1]
+    freedom = len(points.u) - 1
+    low = mean - 3.5 * deviation
+    high = mean + 3.5 * deviation
     for _ in range(3):
         shapes = np.stack(np.meshgrid(*np.linspace(low, high, cells).T), -1).reshape(-1, 2)
         h = expit(np.exp(shapes[:, :1]) * (shapes[:, 1:] + last - points.u))
@@ -171,15 +238,36 @@ def _draws(points, cells=41):
         weight = np.log(ceiling.share) - freedom / 2 * np.log(S) - np.log(at.curvature * at.weight) / 2
         weight -= (((shapes - mean) / deviation) ** 2).sum(1) / 2
         weight = np.exp(weight - weight.max())
-        step, likely = (high - low) / (cells - 1), shapes[weight > 1e-4]
-        low, high = likely.min(0) - step, likely.max(0) + step
+        step = (high - low) / (cells - 1)
+        likely = shapes[weight > 1e-4]
+        low = likely.min(0) - step
+        high = likely.max(0) + step
     i = random.choice(len(shapes), DRAWS, p=weight / weight.sum())
     A = np.clip(ceiling.draw(i, freedom, random), at.low[i], at.high[i])
     noise = np.sqrt((S[i] + at.curvature[i] * (A - at.free[i]) ** 2) / random.chisquare(freedom + 1, DRAWS))
     R_0 = at.base[i] + at.follow[i] * A + noise / np.sqrt(at.weight[i]) * random.normal(size=DRAWS)
-    slope = _slopes(points, random, DRAWS) * random.uniform(0, 2, DRAWS) * (np.arange(DRAWS) % 2)
     B, C_mid = np.exp(shapes[i] + (0, last)).T
-    return Draws(A, B, C_mid, np.clip(R_0, 0, A), noise, random.normal(size=DRAWS), slope)
+    return A, B, C_mid, np.clip(R_0, 0, A), noise
+
+
+def _draws(law):
+    """The `Draws` for the Fit `law`, as the head of this file says."""
+    points = law.fitted
+    random = np.random.default_rng(0)
+    *drawn, noise = _posterior(points, random)
+    residuals = points.R[:, None] - sigmoid(np.exp(points.u)[:, None], *drawn)
+    offset, drift, noise = _walk(points, residuals, np.median(noise), random)
+    jump = np.log(law.C_mid) if law.B > JUMP and gains(law) else -np.inf
+    mean, deviation, freedom = _slope(points, jump, np.median(noise))
+    slope = mean + deviation * random.standard_t(freedom, DRAWS)
+    ahead = drawn[2] > np.exp(points.u[-1])  # C_mid lies beyond the points
+    slope *= random.uniform(0, 1, DRAWS) * np.where((slope > 0) & ahead, STEEP, DAMPED)
+    kind = np.arange(DRAWS) / DRAWS
+    along = kind < SHARES[0]
+    slope[along | (kind >= sum(SHARES))] = 0
+    normal = random.normal(size=DRAWS)
+    walk = random.normal(size=DRAWS)
+    return Draws(*drawn, noise, normal, slope, along, offset, drift, walk)
 
 
 def _notes(law):
@@ -218,6 +306,45 @@ def _warnings(law, edges):
     return tuple(text for text, holds in known.items() if holds)
 
 
+def reach(law):
+    """The largest multiple of the last fitted compute, at most FARTHEST, up to which the band is CLOSE to its middle;
+    1 if it is not even there."""
+    multiples = np.geomspace(1, FARTHEST, 61)
+    low, high = law.band(multiples * law.span[1])
+    far = np.append(high - low > 2 * CLOSE, True)
+    return float(multiples[max(far.argmax() - 1, 0)])
+
+
+def known(law):
+    """{name: what is known of it} for those of A, B, C_mid that the points do not determine."""
+    if law.falls:
+        return dict.fromkeys(("A", "B", "C_mid"), "the points fall after a peak: Eq. 1 only rises, so it does not hold")
+    if not gains(law):
+        return dict.fromkeys(("A", "B", "C_mid"), "no gain yet: nothing to fit")
+    low, high = law.bands["A"]
+    found = {}
+    if high - low > 0.2:
+        found["A"] = f"A is at least {low:.3f}: the points do not say where the rise ends"
+        found["C_mid"] = "C_mid is not determined: half of the gain is not known"
+    if law.B > JUMP:
+        found["B"] = found["C_mid"] = "B and C_mid are not determined: the rise is a jump between two points"
+    return found
+
+
+def gains(law):
+    """Do the points rise? True if a constant fits them worse than Eq. 1 by more than chance (F test, 5 %), and they end
+    above R_0."""
+    points = law.fitted
+    measured = points.weight < fit.EXACT
+    R = np.append(points.R, points.R_0)
+    n = np.append(points.count, points.weight * measured)
+    mean = n @ R / n.sum() if measured else points.R_0
+    flat = n @ (R - mean) ** 2
+    freedom = max(len(points.u) - 3, 1)
+    least = max(law.ssr + measured * points.weight * (law.R_0 - points.R_0) ** 2, freedom * points.floor**2, 1e-9)
+    return bool((flat - least) / 3 > least / freedom * fdtri(3, freedom, 0.95))
+
+
 def stop_rule(law, gain=0.02):
     """Is it worth going on to twice the last fitted compute?
 
@@ -225,7 +352,7 @@ def stop_rule(law, gain=0.02):
     P >= 0.9, "go on" if P <= 0.1, else "cannot tell yet" and when to look again.
     """
     last = law.span[1]
-    P = float((law.curves(2 * last) - law.curves(last) < gain).mean())
+    P = float((law.curves(2 * last, drift=False) - law.curves(last) < gain).mean())
     unclear = f"cannot tell yet; look again at C = {1.5 * last:.4g}"
     return P, "stop" if P >= 0.9 else "go on" if P <= 0.1 else unclear
 
@@ -244,7 +371,8 @@ def hindcast(law, last=1):
     such a mean; measured; error = forecast - measured; points (fitted ones); inside (is measured in the band?).
     """
     C, measured = law.run.compute[-last:].mean(), law.run.reward[-last:].mean()
-    value, (low, high) = law.predict(C), law.band(C, mean_of=last)
+    value = law.median(C)
+    low, high = law.band(C, mean_of=last)
     names = ("A", "A_low", "A_high", "C", "forecast", "low", "high", "measured", "error")
     row = zip(names, map(float, (law.A, *law.bands["A"], C, value, low, high, measured, value - measured)))
     return dict(row) | {"points": law.points, "inside": bool(low <= measured <= high)}

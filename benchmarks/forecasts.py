@@ -11,8 +11,8 @@ error    mean |forecast - measured|
 
 Rows, all from the points before the cut, and clipped to [0, 1]:
   ours            `forecast.Forecast.band` of a fit from 10 % of the cut's compute on
-  Eq. 1 of ours   only those of its curves that follow Eq. 1 throughout
-  trend of ours   only those that leave Eq. 1 at the last fitted point, by the local trend times a number from 0 to 2
+  Eq. 1 of ours   only those of its curves that go on along Eq. 1
+  trend of ours   only those that go on along a line
   Eq. 1's region  the band by profile likelihood, which takes no account of how well Eq. 1 holds
   persistence     the mean of the last m points +- 1.645 s sqrt(1/m + 1/k), s from successive differences; m is the
                   larger of 5 and a tenth of the points, but at most a third of them
@@ -81,23 +81,25 @@ def ours(case, law):
     """`forecast.Forecast.band`."""
     C = case.end()[0].mean()
     low, high = law.band(C, case.last)
-    return low, law.predict(C), high
+    return low, law.median(C), high
 
 
 def of_draws(law, C, last, part):
-    """The 5, 50 and 95 % quantiles of the mean of `last` evaluations at C, over `part` (a slice) of the fit's draws."""
+    """The 5, 50 and 95 % quantiles of the mean of `last` evaluations at C, over `part` (a mask) of the fit's draws."""
     values = law.curves(C) + law.draws.noise * law.draws.normal / np.sqrt(last)
+    if not part.any():
+        part = np.full(len(values), True)
     return np.quantile(np.clip(values[part], 0, 1), (0.05, 0.5, 0.95))
 
 
 def eq1(case, law):
-    """The draws that follow Eq. 1."""
-    return of_draws(law, case.end()[0].mean(), case.last, slice(0, None, 2))
+    """The draws that go on along Eq. 1."""
+    return of_draws(law, case.end()[0].mean(), case.last, law.draws.along)
 
 
 def trend(case, law):
-    """The draws that leave Eq. 1 at the last fitted point."""
-    return of_draws(law, case.end()[0].mean(), case.last, slice(1, None, 2))
+    """The draws that go on along a line."""
+    return of_draws(law, case.end()[0].mean(), case.last, law.draws.slope != 0)
 
 
 def region(case, law):

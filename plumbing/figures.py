@@ -83,10 +83,21 @@ def save(path, title, panels, others=(), width=5.6):
 
 
 def scaling(law, end, mean_of=np.inf):
-    """A fit as a Curve up to `end`: Eq. 1, the run's points, the band of `mean_of` evaluations (inf: of the curve)."""
+    """A fit as a Curve up to `end`: Eq. 1 over the fitted points, unless these fall; for a Forecast the median of its
+    curves beyond them, and the 90 % band of `mean_of` evaluations (inf: of the curve)."""
     points = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])[:2]
     label = f"{law.run.name}: A = {law.A:.3f}, B = {law.B:.2f}"
-    return Curve(label, law.predict, (*law.span, end), points, lambda C: law.band(C, mean_of))
+    span = *law.span, end
+    if not isinstance(law, forecast.Forecast):
+        return Curve(label, law.predict, span, points)
+    within = law.median if law.falls else law.predict
+    if undetermined := forecast.known(law).get("A"):
+        label = f"{law.run.name}: {undetermined.partition(':')[0]}"
+
+    def value(C):
+        return np.where(C <= law.span[1], within(C), law.median(C))
+
+    return Curve(label, value, span, points, lambda C: law.band(C, mean_of))
 
 
 def power_law(law, end):

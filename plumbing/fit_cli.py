@@ -11,6 +11,8 @@ from plumbing import figures, timeline
 from plumbing.logs import read_run
 from plumbing.typed import Parser
 
+FAR = 0.2  # a default forecast at 10 times the compute is shown if its band is narrower
+
 
 def with_tasks(run, path):
     """[Fit] of one of our logs and, if it has several tasks, of each task that can be fitted (Fig. 11)."""
@@ -25,9 +27,19 @@ def summary(law, first_half=None, until=None):
     first_half  `forecast.hindcast` of the last evaluation from the first half of the run, copied; None: too few points
     """
     C = np.array([until] if until else [2 * law.run.compute[-1], 10 * law.run.compute[-1]])
-    ahead = [dict(zip(("C", "R", "low", "high"), row)) for row in zip(C, law.predict(C), *law.band(C))]
+    ahead = [dict(zip(("C", "R", "low", "high"), row)) for row in zip(C, law.median(C), *law.band(C))]
+    if not until and ahead[-1]["high"] - ahead[-1]["low"] > FAR:
+        del ahead[-1]
     found = {name: value for name, value in vars(law).items() if name not in ("region", "draws", "fitted", "kept")}
-    return found | {"run": law.run.name, "unit": law.run.unit, "forecasts": ahead, "first_half": first_half}
+    known = {
+        "run": law.run.name,
+        "unit": law.run.unit,
+        "forecasts": ahead,
+        "reach": forecast.reach(law),
+        "known": forecast.known(law),
+        "first_half": first_half,
+    }
+    return found | known
 
 
 def table(rows):
@@ -39,7 +51,8 @@ def table(rows):
 
 def lines_of(found):
     """A `summary` as lines for the screen."""
-    rows = [("", "fit", "90 % low", "high"), *((name, found[name], *band) for name, band in found["bands"].items())]
+    rows = [("", "fit", "90 % low", "high")]
+    rows += [(name, found[name], *band) for name, band in found["bands"].items() if name not in found["known"]]
     rows += [
         (f"R at {row['C']:.4g} {figures.called(found['unit'])}", row["R"], row["low"], row["high"])
         for row in found["forecasts"]
@@ -48,18 +61,19 @@ def lines_of(found):
         label = f"last R, from the first half (measured {half['measured']:.4g})"
         rows.append((label, half["forecast"], half["low"], half["high"]))
     head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {called}, R_0 = {R_0:.4g}"
-    notes = [f"  note: {note}" for note in found["notes"]]
-    bands = (
-        "  90 % bands: of A, B, C_mid if Eq. 1 holds; of R even if not; of an evaluation +-{noise:.4f} about the curve"
-    )
-    warnings = [f"  warning: {warning}" for warning in found["warnings"]]
-    return [
-        head.format(**found, called=figures.called(found["unit"])),
-        bands.format(**found),
-        *notes,
-        *table(rows),
-        *warnings,
-    ]
+    notes = [f"  note: {note}" for note in (*found["notes"], *found["warnings"])]
+    bands = "  90 % bands: of A, B, C_mid if Eq. 1 holds; of R even if not. R: the median of curves that may come true"
+    known = [f"  {text}" for text in dict.fromkeys(found["known"].values())]
+    head = head.format(**found, called=figures.called(found["unit"]))
+    return [head, bands, *table(rows), *known, f"  {reach_line(found)}", *notes]
+
+
+def reach_line(found):
+    """How far ahead the run of a `summary` can be read."""
+    if found["reach"] <= 1:
+        return f"cannot be read ahead: within +-{forecast.CLOSE} not even at its last point"
+    more = "or more " if found["reach"] >= forecast.FARTHEST else ""
+    return f"can be read to {found['reach']:.2g} {more}times its compute within +-{forecast.CLOSE}"
 
 
 def stop_rows(laws, gain):

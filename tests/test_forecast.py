@@ -171,18 +171,60 @@ def test_warning_outside_eq1_for_a_grid_point_that_falls():
 # ---- Forecasts and comparisons ----
 
 
-def test_ahead_half_of_the_curves_follow_eq1_and_half_go_on_as_lines():
+def test_ahead_a_part_of_the_curves_follows_eq1_a_part_a_line_and_the_rest_stays():
     law = forecast.forecast(*clean(noise=0.005))
-    last, (near, far) = 150.0, law.curves(np.array([300.0, 600.0]))
-    at_last = law.curves(last)
-    on_law = fit.sigmoid(300.0, *law.draws[:4])
-    assert np.allclose(near[::2], on_law[::2]) and not np.allclose(near[1::2], on_law[1::2])
+    law.draws.drift[:] = 0  # without the walk, all else can be seen
+    last = 150.0
+    now, near, far = law.curves(np.array([last, 300.0, 600.0]))
+    along, line = law.draws.along, law.draws.slope != 0
+    assert (along.mean(), line.mean()) == pytest.approx(forecast.SHARES) and not (along & line).any()
+    rise = fit.sigmoid(300.0, *law.draws[:4]) - fit.sigmoid(last, *law.draws[:4])
+    assert (near - now)[along] == pytest.approx(rise[along], abs=1e-9)
     # In log C, 600 is twice as far from 150 as 300 is: ln 4 = 2 ln 2. Lines that have reached 1 are left out.
-    inside = (far < 1) & (np.arange(len(far)) % 2 == 1)
-    assert (far - at_last)[inside] == pytest.approx(2 * (near - at_last)[inside], abs=1e-9)
-    # Up to the last fitted point all follow Eq. 1, so that the band has no step there.
-    assert law.curves(75.0) == pytest.approx(fit.sigmoid(75.0, *law.draws[:4]))
-    assert law.band(last * 1.0001)[0] == pytest.approx(law.band(last)[0], abs=1e-3)
+    inside = line & (far < 1)
+    assert (far - now)[inside] == pytest.approx(2 * (near - now)[inside], abs=1e-9)
+    assert (far == now)[~along & ~line].all()
+    assert law.band(last * 1.0001)[0] == pytest.approx(law.band(last)[0], abs=1e-3)  # no step at the last point
+
+
+def test_the_forecast_is_the_median_of_the_curves():
+    law = forecast.forecast(*clean(noise=0.01, top=60.0))
+    values = law.curves(120.0)
+    assert law.median(120.0) == pytest.approx(np.median(values))
+    low, high = law.band(120.0)
+    assert (values < low).mean() == pytest.approx(0.05, abs=0.002) == (values > high).mean()
+
+
+def test_one_late_point_does_not_make_the_forecast_a_rise():
+    # Eleven points at 0.04 and one at 0.06: least squares finds a jump or a steep rise; the median stays near.
+    R = np.array([0.04, 0.041, 0.039] * 4)[:11]
+    law = forecast.forecast(np.arange(1.0, 13), np.append(R, 0.06))
+    assert law.median(24.0) < 0.25
+
+
+def test_a_plateau_after_a_jump_is_seen_as_one():
+    C = np.arange(101.0)
+    R = np.where(C < 40, 0.2, 0.7) + 0.01 * np.random.default_rng(0).normal(size=101)
+    law = forecast.forecast(C, R)
+    assert np.ptp(law.band(200.0)) < 0.2 and abs(law.median(200.0) - 0.7) < 0.02
+    assert forecast.stop_rule(law)[1] == "stop"
+
+
+def test_a_run_that_drifts_from_eq1_has_wider_bands_around_where_it_is_now():
+    C, R = clean(noise=0.005)
+    steady = forecast.forecast(C, R)
+    R[-8:] -= np.linspace(0.01, 0.15, 8)
+    fallen = forecast.forecast(C, R)
+    assert np.ptp(fallen.band(300.0)) > 1.5 * np.ptp(steady.band(300.0))
+    assert abs(fallen.median(160.0) - R[-1]) < abs(fallen.predict(160.0) - R[-1])
+
+
+def test_no_band_is_narrower_than_the_binomial_noise_of_the_evaluations():
+    run = fit.Run(np.arange(7.0), np.zeros(7))
+    unknown, counted = (forecast.forecast_run(run._replace(completions=n)) for n in (None, 12))
+    # All of 6 * 12 fitted ones failed; with one right and one wrong added p = 1/74, and sqrt(p (1 - p) / 12) = 0.033.
+    assert counted.fitted.floor == pytest.approx(0.0333, abs=0.001) and unknown.fitted.floor == 0
+    assert counted.band(12.0, 1)[1] > 0.04
 
 
 def test_the_band_contains_the_forecast_and_stays_within_0_and_1():
@@ -190,14 +232,14 @@ def test_the_band_contains_the_forecast_and_stays_within_0_and_1():
         law = forecast.forecast(*clean(noise=0.02, points=12, seed=seed))
         C = np.geomspace(1, 1e6, 30)
         low, high = law.band(C, 1)
-        ends = np.stack([np.zeros(30), low, law.predict(C), high, np.ones(30)])
+        ends = np.stack([np.zeros(30), low, law.median(C), high, np.ones(30)])
         assert (np.diff(ends, axis=0) >= 0).all()
 
 
 def test_the_stop_rule_counts_the_curves_that_rise_by_less_than_the_gain_when_compute_doubles():
     law = forecast.forecast(*clean(noise=0.005))
     # P is the share of the curves that rise by less than the gain from C = 150 to 300.
-    rises = law.curves(300.0) - law.curves(150.0)
+    rises = law.curves(300.0, drift=False) - law.curves(150.0)
     median = float(np.median(rises))
     P, verdict = forecast.stop_rule(law, median)
     assert P == pytest.approx(0.5, abs=0.01) and verdict == "cannot tell yet; look again at C = 225"

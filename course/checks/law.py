@@ -217,7 +217,7 @@ def end_of_run(forecast, C, R):
         A=0.9,
         bands={"A": (0.8, 1.0)},
         points=5,
-        predict=lambda c: c / 100,
+        median=lambda c: c / 100,
         band=lambda c, mean_of: (c / 100 - 0.1, c / 100 + 0.1),
         run=SimpleNamespace(compute=np.array(C), reward=np.array(R)),
     )

@@ -184,8 +184,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--fit", metavar="FILE", help="another version of fit.py; only its bands are measured")
     if path := parser.parse_args().fit:
-        global fit
-        fit = other(path)
+        global fit, forecast
+        fit = forecast = other(path)  # before forecast.py, all was in fit.py
+        forecast.forecast_run = fit.fit_run
+        fit.Fit.median = fit.Fit.predict
     pairs = [(case, forecast.forecast_run(case.part())) for run in curves() for case in cases(run)]
     measured = np.array([case.end()[1] for case, _ in pairs])
     mine = np.array([case.run.name.startswith("ours") for case, _ in pairs])

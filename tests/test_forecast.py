@@ -199,7 +199,7 @@ def test_one_late_point_does_not_make_the_forecast_a_rise():
     # Eleven points at 0.04 and one at 0.06: least squares finds a jump or a steep rise; the median stays near.
     R = np.array([0.04, 0.041, 0.039] * 4)[:11]
     law = forecast.forecast(np.arange(1.0, 13), np.append(R, 0.06))
-    assert law.median(24.0) < 0.25
+    assert law.median(24.0) < 0.3
 
 
 def test_a_plateau_after_a_jump_is_seen_as_one():

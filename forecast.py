@@ -39,7 +39,7 @@ from fit import JUMP, BadInput, Fit, Run, best_R_0, peak, profile, search, shape
 
 PRIOR = np.array([[np.log(1.8), 0], [1, 2]])  # rows: mean, standard deviation; columns: log B, log(C_mid / last C)
 DRAWS = 2000  # number of curves
-STOP, GO_ON = 0.95, 0.4  # of the stop rule: so chosen that nine of ten verdicts on real runs are right
+STOP, GO_ON = 0.95, 0.32  # of the stop rule: so chosen that nine of ten verdicts on real runs are right
 CLOSE = 0.05  # a forecast within +- this can be read
 FARTHEST = 100  # times the compute
 TREND = np.log(3)  # the local slope is that of the points up to TREND before the last

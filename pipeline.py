@@ -42,6 +42,7 @@ Run by train.py. Test: pytest tests/test_pipeline.py
 """
 
 import pickle
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -54,8 +55,12 @@ from plumbing.unpickler import read
 
 MAX_BYTES = 8 << 20  # of one value; the store drops the connection above this
 POLL = 0.005  # seconds between two polls of a rank with nothing else to do; each is a round trip to rank 0
+LONGEST_POLL = 0.05  # to which they grow while nothing changes
+SLOWER = 1.25  # by which factor, from one poll to the next
 LOOK = 0.025  # seconds between two polls for news by a generator that is decoding
 BEAT = 0.25  # seconds between two signs of progress
+MEASURED = 20  # decode steps after which a generator's speed is known
+PROBE = 8  # optimizer steps until a generator that was too slow gets a ticket; doubled each time that it still is
 
 
 # --- Rules: pure functions on counts ---------------------------------------------------------------------------------
@@ -97,6 +102,21 @@ def awaited_tickets(step, issued, *, off_policy, prompts, drain=False):
 def publishes(version, *, off_policy, k):
     """Whether the generators get the weights of `version`: every version in pipeline, every k-th in ppo."""
     return off_policy == "pipeline" or version % k == 0
+
+
+def stragglers(seconds, drained):
+    """The generators that are to be drained, {rank: seconds per decode step, the latest known} for all: those above
+    twice the median, of 4 or more; one that is drained already must come below 1.5 times the median to be let in again.
+
+    >>> stragglers({1: 1.0, 2: 1.1, 3: 0.9, 4: 2.3, 5: 1.8}, drained={5})
+    {4, 5}
+    >>> stragglers({1: 1.0, 2: 9.0, 3: 1.0}, drained=set())
+    set()
+    """
+    if len(seconds) < 4:
+        return set()
+    usual = statistics.median(seconds.values())
+    return {rank for rank, mine in seconds.items() if mine > (1.5 if rank in drained else 2.0) * usual}
 
 
 # --- What is sent ----------------------------------------------------------------------------------------------------
@@ -169,6 +189,8 @@ class News:
     evaluation_tickets: int = 0  # issued over all evaluations
     evaluating: bool = False  # if so, only evaluation tickets may be claimed
     stop: str | None = None  # why the run ends; None before
+    drained: frozenset = frozenset()  # ranks of slow generators: each takes `probes` tickets in all and no more
+    probes: int = 0
 
 
 # --- The mailbox -----------------------------------------------------------------------------------------------------
@@ -302,6 +324,7 @@ class Mailbox:
         Raises Stalled if one of these ranks makes no progress for `timeout` seconds, or any rank is lost; Interrupted
         if the run shall end.
         """
+        pause = POLL
         while not (reason := self.interrupted() if interruptible else None):
             # Read before `missing` is called, which then sees all that rank 0 put before it told of the end.
             stop = self.news().stop if self.rank and interruptible else None
@@ -311,7 +334,8 @@ class Mailbox:
                 raise Interrupted(stop)
             self.beat()
             self.watch(ranks, what)
-            self.pause(POLL)
+            self.pause(pause)
+            pause = min(LONGEST_POLL, SLOWER * pause)
         raise Interrupted(f"{reason} while {self.name(self.rank)} waited for {what}")
 
     def receive(self, key, what, ranks, *, interruptible=True):
@@ -344,6 +368,12 @@ class Pipeline:
             mailbox.store.add("claimed/train", start * prompts)
         self._news = News(version=start, tickets=start * prompts)
         self._post()
+        self._work = {}  # generator rank -> (seconds of decoding, decode steps) when it was last measured
+        self._speeds = {}  # generator rank -> seconds per decode step, the latest known
+        self._slots_used = 0.0  # seconds, at the last call of `slots_used`
+        self._calls = 0  # of `drain`
+        self._wait = PROBE  # calls between the last probe and the next, which comes with the call number `_probe_at`
+        self._probe_at = 0
 
     @property
     def room(self):
@@ -444,15 +474,57 @@ class Pipeline:
         """
         return sum(self.mailbox.store.add(f"idle/{rank}", 0) for rank in self.mailbox.generators) / 1e6
 
+    def slots_used(self):
+        """Seconds of decoding times the share of slots in use, since the last call, mean over the generators."""
+        ranks = self.mailbox.generators
+        before, now = self._slots_used, sum(self.mailbox.store.add(f"used/{rank}", 0) for rank in ranks) / 1e6
+        self._slots_used = now
+        return (now - before) / len(ranks)
+
+    def drain(self):
+        """Name the stragglers to all generators; returns ({rank: seconds per decode step}, drained ranks before, now).
+
+        A slow generator keeps the number that it has claimed and finishes what it holds. Of further tickets it takes
+        one after PROBE calls, then one after twice as many, and so on, which show whether it has recovered. Its work is
+        not given to others as well: the answers that end first would be the short ones.
+        """
+        for rank in self.mailbox.generators:
+            work = self.mailbox.store.add(f"decoding/{rank}", 0) / 1e6, self.mailbox.store.add(f"steps/{rank}", 0)
+            seconds, steps = (new - old for new, old in zip(work, self._work.get(rank, (0.0, 0))))
+            if steps >= MEASURED:
+                self._speeds[rank] = seconds / steps
+                self._work[rank] = work
+        before = self._news.drained
+        now = frozenset(stragglers(self._speeds, before))
+        self._calls += 1
+        if now - before:
+            self._wait, self._probe_at = PROBE, self._calls + PROBE
+        probe = bool(now) and self._calls >= self._probe_at
+        if probe:  # a batch waits for its answer: the slower the generator, the dearer, so the next one comes later
+            self._wait, self._probe_at = 2 * self._wait, self._calls + 2 * self._wait
+        if now != before or probe:
+            self._post(drained=now, probes=self._news.probes + probe)
+        return self._speeds, before, now
+
     def stop(self, reason, patience=5.0):
         """End the run. Returns the generator ranks that have not left after `patience` seconds (a dead one never does).
 
         Rank 0 hosts the mailbox, so it must not end before this returns.
         """
         self._post(stop=reason)
+        return self._staying(self.mailbox.generators, patience) if self.mailbox.rank == 0 else []
+
+    def leave(self, patience=5.0):
+        """The last call: trainers say that they need rank 0 no more, which waits for that before it ends."""
+        if self.mailbox.rank:
+            self.mailbox.put({f"left/{self.mailbox.rank}": True})
+        else:
+            self._staying(range(1, self.mailbox.trainers), patience)
+
+    def _staying(self, staying, patience):
+        """Those of the ranks that have not left after `patience` seconds."""
         box = self.mailbox
         until = box.clock() + patience
-        staying = box.generators if box.rank == 0 else []
         while (staying := [rank for rank in staying if not box.has(f"left/{rank}")]) and box.clock() < until:
             box.pause(POLL)
         return staying
@@ -473,7 +545,8 @@ def serve(generator, mailbox, receive, scorer):
     """Run a generator until rank 0 ends the run; returns the reason that rank 0 gives.
 
     generator  rollout.TorchGenerator or its like: add(ticket), wants(evaluation), busy, step() -> finished completions,
-               named_weights(), update_weights(version); its version is that of the run when it starts
+               named_weights(), update_weights(version), slots; decode_steps and slot_steps, counted by step(); its
+               version is that of the run when it starts
     receive    called with generator.named_weights(), fills these tensors: the other end of Pipeline.publish's `send`
     scorer     scorer.Scorer or its like: submit(completion, prompt), finished() -> verdicts
 
@@ -498,23 +571,38 @@ class Desk:
         self.tickets = {}  # (evaluation, number) -> Ticket
         self.scores = {}  # (evaluation, number) -> its Scores so far
         self.turned = mailbox.clock()  # when the last turn ended
-        self.idle = 0.0  # seconds since the last report
+        self.counts = Counter()  # what the next report adds in the mailbox: seconds, and decode steps
+        self.probed = 0  # News.probes when this generator, drained, last claimed a ticket
+        self.pause = POLL  # seconds until the next poll, if there is nothing to do
+        self.news = None  # of the last turn
 
     def turn(self, news):
         """One decode step, and what is done between two of them."""
         self.take_weights(news.version)
         self.claim(news)
         began = self.mailbox.clock()
-        worked = self.generator.busy
+        if worked := self.generator.busy:
+            before = self.generator.decode_steps, self.generator.slot_steps
         for completion in self.generator.step() if worked else ():
             self.scorer.submit(completion, self.tickets[completion.evaluation, completion.ticket].prompt)
         decoding = self.mailbox.clock() - began
         for score in self.scorer.finished():
             self.deliver(score)
-        if not worked:  # after a step there may be tickets to claim at once
-            self.mailbox.pause(POLL)
+        if worked:  # after a step there may be tickets to claim at once
+            self.pause = POLL
+            self.count_work(decoding, *before)
+        else:
+            self.mailbox.pause(self.pause)
+            self.pause = POLL if news is not self.news else min(LONGEST_POLL, SLOWER * self.pause)
+        self.news = news
         self.report(decoding, news.evaluating)
         self.mailbox.watch([0], "news")
+
+    def count_work(self, decoding, steps, slot_steps):
+        """Count `decoding` seconds, the decode steps in them and the share of slots in use; before: the generator's."""
+        steps = self.generator.decode_steps - steps
+        used = (self.generator.slot_steps - slot_steps) / (max(1, steps) * self.generator.slots)
+        self.counts += Counter(decoding=decoding, steps=steps, used=decoding * used)
 
     def take_weights(self, version):
         """Sec. 3.1: receive new weights between two decode steps; unfinished completions go on under them."""
@@ -529,6 +617,9 @@ class Desk:
         # Nothing is claimed before the first news: until then the count of a resumed run, too, starts at 0.
         while issued and self.generator.wants(news.evaluating):
             if self.claims[queue] is None:
+                if self.mailbox.rank in news.drained and self.probed == news.probes:
+                    return
+                self.probed = news.probes
                 self.claims[queue] = self.mailbox.store.add(f"claimed/{queue}", 1) - 1
             if self.claims[queue] >= issued:
                 return
@@ -555,11 +646,13 @@ class Desk:
     def report(self, decoding, evaluating):
         """Count this turn without its `decoding` seconds as idle, unless `evaluating`; tell rank 0 at every beat."""
         now = self.mailbox.clock()
-        self.idle += 0.0 if evaluating else now - self.turned - decoding
+        self.counts["idle"] += 0.0 if evaluating else now - self.turned - decoding
         self.turned = now
         if self.mailbox.beat():
-            self.mailbox.store.add(f"idle/{self.mailbox.rank}", int(self.idle * 1e6))  # the store counts in integers
-            self.idle = 0.0
+            for name, value in self.counts.items():  # the store counts in integers: millionths of a second
+                whole = value if name == "steps" else int(value * 1e6)
+                self.mailbox.store.add(f"{name}/{self.mailbox.rank}", whole)
+            self.counts.clear()
 
 
 def header(score, ticket):

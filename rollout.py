@@ -238,6 +238,8 @@ class Generator:
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids(model, tokenizer)
         self.slots = slots
+        self.decode_steps = 0  # so far
+        self.slot_steps = 0  # slots in use, summed over them
         self.max_new_tokens = max_new_tokens
         self.think_budget = think_budget
         self.phrase_ids = list(phrase_ids)
@@ -280,6 +282,11 @@ class Generator:
     def busy(self):
         """True while anything added is unfinished."""
         return bool(self._running or self._queue or self._evaluations)
+
+    def count_step(self, running):
+        """Count a decode step of so many slots."""
+        self.decode_steps += 1
+        self.slot_steps += running
 
     def wants(self, evaluation):
         """True if a slot is free that no queued completion will take; for an evaluation, only its own count."""
@@ -394,6 +401,7 @@ class TorchGenerator(Generator):
         n = len(self._running)
         if not n:
             return []
+        self.count_step(n)
         token, logprob = self._choose(self._log_pi(n), n)
         return self._collect(self._record(token, logprob, n).nonzero().squeeze(-1))
 

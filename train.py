@@ -24,7 +24,9 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line; `kind` says wh
          gradient_norm, lr, staleness ({age in optimizer steps: tokens}), skipped (the gradient was not finite, so the
          weights were not updated), truncated, interrupted (shares of completions), timed_out (answers wrong because
          checking took too long), unverified (completions whose verifier failed), seconds (wall time since the last
-         step, outside evaluation), idle_generators, idle_trainers (shares of these seconds), seconds_generate (with
+         step, outside evaluation), idle_generators, idle_trainers (shares of these seconds), slots_used (share of the
+         generators' slots and these seconds in which something was decoded; evaluations count), decode_seconds ({rank:
+         seconds of a decode step}), drained (ranks of generators too slow to get tickets), seconds_generate (with
          something decoding, mean over the generators), seconds_train, seconds_publish (of the previous version)
   eval   pass_rate (mean@k on the validation set), stderr (sampling error), entropy_sampled (nats, -mean log pi_gen of
          the sampled tokens: an estimate of the entropy, A.12), completions, unverified, timed_out, tasks
@@ -353,6 +355,11 @@ class Trainer:
         idle = round(self.idle - idle_before, 9)  # so that it does not depend on what was idle before a resume
         wall = (self.clock.gpu_hours - self.logged) * 3600 / self.clock.devices
         self.logged = self.clock.gpu_hours
+        decode_seconds, before, drained = self.pipeline.drain()
+        for rank in before ^ drained:
+            usual = statistics.median(decode_seconds.values())
+            name = self.fleet.mailbox.name(rank)
+            self.warn("slow" if rank in drained else "recovered", name=name, seconds=decode_seconds[rank], usual=usual)
         self.log(
             "step",
             prompts=[group[0].prompt for group in groups],
@@ -369,6 +376,9 @@ class Trainer:
             unverified=len(headers) - len(known),
             idle_generators=min(1.0, idle / wall),
             idle_trainers=max(0.0, 1 - metrics["seconds_train"] / wall),
+            slots_used=round(self.pipeline.slots_used(), 9) / wall,
+            decode_seconds=decode_seconds,
+            drained=sorted(drained),
             seconds=wall,
             seconds_generate=wall - idle,
             seconds_publish=self.publishing,
@@ -505,6 +515,7 @@ def lead(args, fleet, prompts, began):
         run.pipeline.stop(reason, patience=2.0)
         run.checkpoint()
         fleet.lifeline.needed = set()  # from here on rank 0 may end too
+        run.pipeline.leave()
     except Diverged as end:
         reason, failed = str(end), True
     except (OSError, RuntimeError) as error:

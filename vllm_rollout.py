@@ -223,6 +223,7 @@ class VLLMGenerator(Generator):
         for draft in self._starts():
             self._submit(draft)
         done = []
+        self.count_step(len(self._running))
         for output in self._engine.step() if self._running else ():
             draft, [new] = self._running[output.request_id], output.outputs
             draft.tokens += [

@@ -60,12 +60,14 @@ class Setting:
     sigma: float = 0.7  # standard deviation of the logarithm of its tokens
     cut: int = 14336  # tokens
     slow: float = 1.0  # the last generator takes so many times longer for a decode step
+    drain: bool = False  # generators that are too slow get no tickets, as in train.py
     seed: int = 0
 
     @property
     def speed(self):
         """Tokens per second of all slots together."""
-        return self.slots / TOKEN * (self.generators - 1 + 1 / self.slow)
+        last = 0 if self.drain and self.slow > 2 else 1 / self.slow
+        return self.slots / TOKEN * (self.generators - 1 + last)
 
     @property
     def cycle(self):
@@ -90,6 +92,7 @@ ROWS = {
     **{f"pipeline k=8, {slots} slots": {"slots": slots} for slots in (32, 128, 256)},
     **{f"pipeline k={k}, broadcast 2 s": {"k": k, "broadcast": 2.0} for k in (0, 8)},
     **{f"pipeline k=8, one generator {slow} times slower": {"slow": slow} for slow in (3, 10)},
+    **{f"pipeline k=8, one {slow} times slower, drained": {"slow": slow, "drain": True} for slow in (3, 10)},
     **{f"pipeline k={k}, 32k tokens": {"k": k, **LONG} for k in (0, 8, 16)},
     "ppo k=8, 32k tokens": {"off_policy": "ppo", **LONG},
 }
@@ -140,7 +143,9 @@ class Generator:
         self.version = 0
         self.running = []
         self.queue = deque()
-        self.decoded = 0  # tokens
+        self.slots = setting.slots
+        self.decode_steps = 0
+        self.slot_steps = 0  # tokens: one per slot in use and decode step
 
     def add(self, ticket):
         lengths = [tokens(self.setting, ticket.number, index) for index in range(ticket.generations)]
@@ -164,7 +169,8 @@ class Generator:
         while self.queue and len(self.running) < self.setting.slots:
             self.running.append(self.queue.popleft())
         steps = self.decode(min(one.left for one in self.running))
-        self.decoded += steps * len(self.running)
+        self.decode_steps += steps
+        self.slot_steps += steps * len(self.running)
         for one in self.running:
             one.left -= steps
             one.spans.append((self.version, steps))
@@ -252,6 +258,8 @@ def train(setting, world, box, send, rows):
                 ages.update({step - version: count for version, count in header.versions.items()})
             rows.append({"step": step, "ended": world.now, "ages": ages, "idle": pipe.idle()})
         box.store.enter("waits")
+        if setting.drain:
+            pipe.drain()
         pipe.publish(step + 1, dict, send)
         issue()
     pipe.stop("finished")

@@ -72,6 +72,15 @@ def connect(rank, world, timeout):
     return {line: int(line.recv_bytes(9)) for line in lines}
 
 
+def orphaned():
+    """Whether torchrun ended before this process looked for it: then the first process of the system is its parent."""
+    if os.getppid() != 1 or "TORCHELASTIC_RUN_ID" not in os.environ:
+        return False
+    with suppress(OSError), open("/proc/1/cmdline", "rb") as file:
+        return b"torch" not in file.read()  # in a container torchrun may be the first process itself
+    return False
+
+
 class Lifeline(threading.Thread):
     """The thread that watches this rank's connections; it starts when it is made.
 
@@ -107,7 +116,7 @@ class Lifeline(threading.Thread):
         if now - self.signed >= SIGN:
             self.signed = now
             self.tell(f"stop {self.stopped}" if self.stopped and self.rank else "")
-        if os.getppid() != self.launcher:
+        if os.getppid() != self.launcher or orphaned():
             self.stopped = self.stopped or f"interrupted: the launcher of {self.name_of(self.rank)} ended"
         for line in wait(list(self.lines), SIGN):
             self.listen(line)

@@ -25,7 +25,8 @@ import torch
 import pipeline
 
 TICKS = 2.0**24  # per second; times are multiples of one, so that sums of times are exact, in whatever parts
-UNWATCHED = ("beat/", "idle/")  # keys that are written all the time: reading them makes no pause end
+# Keys that are written all the time: reading them makes no pause end.
+UNWATCHED = ("beat/", "idle/", "decoding/", "steps/", "used/")
 
 
 class Abort(BaseException):

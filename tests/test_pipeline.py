@@ -128,6 +128,7 @@ class FakeGenerator:
         self.setting, self.record, self.sleep, self.version = setting, record, sleep, version
         self.duration, self.weights = duration * PAUSE, {"version": [version]}
         self.running, self.queue, self.evaluations = [], deque(), deque()
+        self.decode_steps = self.slot_steps = 0
 
     def length(self, ticket, index):
         rng = dice(self.setting.seed, ticket.evaluation, ticket.number, index)
@@ -166,6 +167,8 @@ class FakeGenerator:
             self.running.append(queue.popleft())
         self.sleep(self.duration)
         self.record.decoding += self.duration
+        self.decode_steps += 1
+        self.slot_steps += len(self.running)
         for job in self.running:
             job[0] -= 1
             c = job[1]
@@ -328,7 +331,8 @@ def check_nothing_lost_or_done_twice(setting, record):
 def fixed_keys(setting):
     """The keys that a finished run may leave in the store, whatever its length."""
     ranks = range(setting.trainers + len(setting.generators))
-    names = {f"{name}/{rank}" for name in ("beat", "idle", "joined", "left") for rank in ranks}
+    counts = ("beat", "idle", "decoding", "steps", "used", "joined", "left")
+    names = {f"{name}/{rank}" for name in counts for rank in ranks}
     return names | {"news", "news/count", "claimed/train", "claimed/eval"}
 
 

@@ -1,0 +1,140 @@
+"""Claims about runs on several nodes: two network namespaces, joined by a virtual cable, each with its own launcher.
+
+The namespaces share the machine's processes and files; host names are their own. Needs root and iproute2. The rows of
+the runs' logs and what both launchers print are all that is looked at.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from test_faults import SMALL, alive
+from test_train import PATIENCE, ROOT, elsewhere  # noqa: F401
+
+from plumbing.checkpoints import rows
+
+NODES = ("nodea", "nodeb")
+TIMEOUT = 8
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(
+        os.name != "posix" or os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and ip"
+    ),
+]
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True)
+
+
+@pytest.fixture(scope="module")
+def cable():
+    """Two namespaces with a cable between them; removed, with their processes, when the tests end."""
+    made = []
+    try:
+        for node in NODES:
+            ip("netns", "add", node)
+            made.append(node)
+            Path(f"/etc/netns/{node}").mkdir(parents=True, exist_ok=True)
+            Path(f"/etc/netns/{node}/hosts").write_text("127.0.0.1 localhost\n10.77.0.1 nodea\n10.77.0.2 nodeb\n")
+        ip("link", "add", "va", "netns", "nodea", "type", "veth", "peer", "name", "vb", "netns", "nodeb")
+        for node, end, address in (("nodea", "va", "10.77.0.1/24"), ("nodeb", "vb", "10.77.0.2/24")):
+            ip("-n", node, "addr", "add", address, "dev", end)
+            ip("-n", node, "link", "set", "lo", "up")
+            ip("-n", node, "link", "set", end, "up")
+        yield
+    finally:
+        for node in made:
+            pids = subprocess.run(["ip", "netns", "pids", node], capture_output=True, text=True, check=False).stdout
+            for pid in pids.split():
+                os.kill(int(pid), signal.SIGKILL)
+            ip("netns", "delete", node)
+            shutil.rmtree(f"/etc/netns/{node}")
+
+
+class Nodes:
+    """A run of two processes on each of the two nodes."""
+
+    def __init__(self, folder, port, *flags, restarts=0, outs=None):
+        self.launchers, self.printed = [], {node: folder / f"{node}.txt" for node in NODES}
+        self.out = folder / "run"
+        for place, node in enumerate(NODES):
+            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
+            command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"nodea:{port}", "--rdzv-id", "x"]
+            command += ["--max-restarts", str(restarts), str(ROOT / "train.py"), "--trainers", "2", *flags]
+            command += ["--out", str(outs[place] if outs else self.out), "--timeout", str(TIMEOUT)]
+            named = ["ip", "netns", "exec", node, "unshare", "-u", "sh", "-c", f'hostname {node}; exec "$@"', "sh"]
+            variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+            with self.printed[node].open("w") as file:
+                self.launchers.append(
+                    subprocess.Popen(named + command, stdout=file, stderr=file, env=os.environ | variables)
+                )
+
+    def text(self, node):
+        return self.printed[node].read_text()
+
+    def steps(self):
+        log = self.out / "log.jsonl"
+        return [row["step"] for row in rows(log)[0] if row["kind"] == "step"] if log.exists() else []
+
+    def ranks(self):
+        """{rank: process id} of the living ranks."""
+        found = {}
+        for launcher in self.launchers:
+            for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+                variables = Path(f"/proc/{child}/environ").read_text().split("\0")
+                found |= {int(text[5:]): int(child) for text in variables if text.startswith("RANK=")}
+        return found
+
+    def wait_for(self, condition, seconds=PATIENCE):
+        until = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < until, "\n".join(map(self.text, NODES))
+            time.sleep(0.1)
+
+    def codes(self):
+        return [launcher.wait(PATIENCE) for launcher in self.launchers]
+
+
+def test_a_kill_on_the_second_node_is_named_on_both_and_the_restarted_run_ends_alike_on_both(cable, tmp_path):
+    flags = (*SMALL, "--resume", "--steps", "12", "--eval-every", "12", "--checkpoint-every", "2")
+    run = Nodes(tmp_path, 29555, *flags, restarts=1)
+    run.wait_for(lambda: len(run.steps()) > 2)
+    os.kill(run.ranks()[3], signal.SIGKILL)
+    run.wait_for(lambda: all("generator rank 3 on nodeb ended" in run.text(node) for node in NODES), 10.0)
+    assert run.codes() == [0, 0], "\n".join(map(run.text, NODES))
+    found, broken = rows(run.out / "log.jsonl")
+    assert found[-1]["reason"] == "finished" and not broken
+    configs = [row for row in found if row["kind"] == "config"]
+    assert [row["world"] for row in configs] == [4, 4] and configs[1]["step"] >= 2  # it went on from a checkpoint
+    assert configs[1]["lost_gpu_hours"] > 0 and run.steps()[-1] == 12
+
+
+def test_after_the_cable_is_cut_all_ranks_are_gone_within_the_timeout_and_ten_seconds(cable, tmp_path):
+    run = Nodes(tmp_path, 29556, *SMALL, "--steps", "10000", "--eval-every", "10000")
+    run.wait_for(lambda: len(run.steps()) > 1)
+    ranks = run.ranks()
+    assert sorted(ranks) == [0, 1, 2, 3]
+    ip("-n", "nodea", "link", "set", "va", "down")
+    try:
+        run.wait_for(lambda: not any(map(alive, ranks.values())), TIMEOUT + 10.0)
+        assert re.search("generator rank [23] on nodeb", run.text("nodea")) and "rank 0 on nodea" in run.text("nodeb")
+    finally:
+        for launcher in run.launchers:
+            launcher.kill()
+        ip("-n", "nodea", "link", "set", "va", "up")
+
+
+def test_an_out_that_the_nodes_do_not_share_is_named_before_anything_is_loaded(cable, tmp_path):
+    outs = (tmp_path / "here", tmp_path / "there")
+    run = Nodes(tmp_path, 29557, *SMALL, "--steps", "2", outs=outs)
+    assert 0 not in run.codes()
+    for node in NODES:
+        assert f"--out {outs[1]} on nodeb is not the folder that rank 0 has" in run.text(node), run.text(node)
+    assert not (outs[0] / "log.jsonl").read_text() and not list(outs[0].glob(".start-*"))

@@ -482,18 +482,22 @@ class Pipeline:
         return (now - before) / len(ranks)
 
     def drain(self):
-        """Name the stragglers to all generators; returns ({rank: seconds per decode step}, drained ranks before, now).
+        """Name the stragglers to all generators. Returns {rank: seconds per decode step since the last call}, and the
+        ranks that were drained before and are now.
 
         A slow generator keeps the number that it has claimed and finishes what it holds. Of further tickets it takes
         one after PROBE calls, then one after twice as many, and so on, which show whether it has recovered. Its work is
         not given to others as well: the answers that end first would be the short ones.
         """
+        latest = {}
         for rank in self.mailbox.generators:
             work = self.mailbox.store.add(f"decoding/{rank}", 0) / 1e6, self.mailbox.store.add(f"steps/{rank}", 0)
             seconds, steps = (new - old for new, old in zip(work, self._work.get(rank, (0.0, 0))))
+            self._work[rank] = work
+            if steps:
+                latest[rank] = round(seconds / steps, 9)
             if steps >= MEASURED:
                 self._speeds[rank] = seconds / steps
-                self._work[rank] = work
         before = self._news.drained
         now = frozenset(stragglers(self._speeds, before))
         self._calls += 1
@@ -504,7 +508,7 @@ class Pipeline:
             self._wait, self._probe_at = 2 * self._wait, self._calls + 2 * self._wait
         if now != before or probe:
             self._post(drained=now, probes=self._news.probes + probe)
-        return self._speeds, before, now
+        return latest, before, now
 
     def stop(self, reason, patience=5.0):
         """End the run. Returns the generator ranks that have not left after `patience` seconds (a dead one never does).

@@ -357,9 +357,7 @@ class Trainer:
         self.logged = self.clock.gpu_hours
         decode_seconds, before, drained = self.pipeline.drain()
         for rank in before ^ drained:
-            usual = statistics.median(decode_seconds.values())
-            name = self.fleet.mailbox.name(rank)
-            self.warn("slow" if rank in drained else "recovered", name=name, seconds=decode_seconds[rank], usual=usual)
+            self.warn("slow" if rank in drained else "recovered", name=self.fleet.mailbox.name(rank))
         self.log(
             "step",
             prompts=[group[0].prompt for group in groups],

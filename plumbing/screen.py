@@ -18,10 +18,10 @@ LINES = {  # kind of a row of the log -> how the row is shown
     "{gpu_hours:.4f} {hours}",
 }
 WARNINGS = {
-    "slow": "{name} takes {seconds:.3g} s for a decode step, more than twice the usual {usual:.3g} s, and every batch "
-    "would wait for it. It finishes what it holds and takes no further tickets, but for one every few steps, which "
+    "slow": "{name} is more than twice as slow as is usual among the generators (decode_seconds in the log), and every "
+    "batch would wait for it. It finishes what it holds and takes no further tickets, but for one now and then, which "
     "shows whether it has recovered",
-    "recovered": "{name} takes {seconds:.3g} s for a decode step again (usual: {usual:.3g} s), and takes tickets again",
+    "recovered": "{name} is as fast as the other generators again, and takes tickets again",
     "truncated": "{share:.0%} of the completions of the last {steps} steps were truncated and carry no loss. Runs "
     "destabilise above {limit:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)",
     "skipped": "the gradient of step {step} was not finite; its update was skipped",

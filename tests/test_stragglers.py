@@ -47,11 +47,11 @@ def test_a_drained_generator_honours_the_number_that_it_has_claimed():
     assert taken == [0, 1] and one.claims["train"] is None  # else ticket 1 would belong to nobody, for ever
 
 
-def test_one_of_eight_generators_three_times_slower_costs_a_step_a_third_without_and_little_with_draining():
+def test_one_of_eight_generators_three_times_slower_costs_a_fifth_of_the_time_without_and_little_with_draining():
     small = dict(k=8, prompts=24, generations=4, trainers=1, generators=8, slots=16, train=1.0, mean=150.0, cut=360)
     quick, slow, drained = (
         fleet.measure(fleet.Setting(**small, **more))["seconds"]
         for more in ({}, {"slow": 3.0}, {"slow": 3.0, "drain": True})
     )
-    assert slow > 1.25 * quick
-    assert drained < 1.1 * quick * 8 / 7  # an eighth of the slots is gone
+    assert slow > 1.2 * quick
+    assert drained < 1.05 * quick  # the slots that are gone were not what limits it

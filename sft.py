@@ -29,6 +29,7 @@ import random
 import re
 from bisect import insort
 from itertools import cycle
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -73,7 +74,9 @@ def untrained(tiny=False):
     A head dimension of 32 suits every inference engine's kernels. RoPE's base is 100, for sequences of about 100
     tokens: with the usual 10,000 most frequencies hardly turn in so few tokens, and the skill was learnt later.
     """
-    sizes = dict(hidden_size=96, intermediate_size=288, num_hidden_layers=4, head_dim=32, num_attention_heads=3)
+    sizes: dict[str, Any] = dict(
+        hidden_size=96, intermediate_size=288, num_hidden_layers=4, head_dim=32, num_attention_heads=3
+    )
     if tiny:  # with Qwen3's initial weights, of standard deviation 0.02, so narrow a model did not learn in 500 steps
         sizes = dict(hidden_size=48, intermediate_size=72, num_hidden_layers=2, head_dim=24, num_attention_heads=2)
         sizes |= dict(initializer_range=0.08)

@@ -46,7 +46,7 @@ class Recorder:
         self.clear()
 
     def clear(self):
-        self.row = {"broadcast": [], "decoding": defaultdict(list), "completions": defaultdict(list)}
+        self.row: dict = {"broadcast": [], "decoding": defaultdict(list), "completions": defaultdict(list)}
 
     def gradient(self, began, ended):
         """An optimizer step has ended; writes the line of this step."""

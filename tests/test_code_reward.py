@@ -486,3 +486,12 @@ def test_a_jail_that_does_not_start_is_a_failure_not_a_wrong_answer(monkeypatch,
     assert failed.correct is None and failed.tried
     assert "two workers died without a verdict (exit code 1)" in failed.error
     scorer.close()
+
+
+@pytest.mark.parametrize(
+    "part", ["- ```python", "- ```python\n", "```python\nx", "```", "```\n", " ", "\n```python", "- ```python "]
+)
+def test_a_megabyte_of_open_blocks_is_read_in_a_second(part):
+    start = time.thread_time()
+    assert not programs.program(part * (1_000_000 // len(part))).strip("x\n")[:1].isdigit()
+    assert time.thread_time() - start < 2.0  # seconds of CPU; in quadratic time: minutes

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from verify import judges, mathematics, unfinished
+from verify import judges, mathematics, texts, unfinished
 
 SEED = random.Random(28)
 
@@ -36,8 +36,9 @@ def made(rule, count=50):
 
 
 def test_examples_in_docstrings_are_true():
-    results = doctest.testmod(unfinished)
-    assert results.failed == 0 < results.attempted
+    for module in (judges, texts, unfinished):
+        results = doctest.testmod(module)
+        assert results.failed == 0 < results.attempted, module
 
 
 # --- Matrices and tuples ---
@@ -275,3 +276,38 @@ def test_an_answer_without_a_box_may_say_that_it_is_one(answer):
     assert found is True or mathematics.equal(found, "A") is True
     found = judges.math(answer, "B")
     assert found is False or mathematics.equal(found, "B") is False
+
+
+def test_the_task_text_takes_the_whole_answer_and_nothing_around_it():
+    words = ["mice", "Bücher", "три", "星期三", "no", "l'eau", "two words", "first\nsecond line", "C#", "50%", "-3"]
+    for word in words:
+        for spelt in (
+            word,
+            f" {word}.\n",
+            word.upper(),
+            f'"{word}"',
+            f"\\boxed{{{word}}}",
+            f"\\boxed{{\\text{{{word}}}}}",
+        ):
+            assert judges.text(spelt, word) is True, spelt
+        for other in (f"The plural is {word}.", f"{word} or {word}x", word + "s", word[::-1] + "q", "", "\\boxed{}"):
+            assert judges.text(other, word) is False, other
+    assert judges.text("second line\nfirst", "first\nsecond line") is False and judges.text("3", "-3") is False
+
+
+def test_the_task_choice_takes_one_letter_however_it_is_said():
+    said = [
+        "{}",
+        "({})",
+        "{}.",
+        "The answer is ({}).",
+        "Answer: {}",
+        "\\boxed{{{}}}",
+        "\\boxed{{\\text{{({})}}}}",
+        "**{}**",
+    ]
+    for form in said:
+        for letter in "ABCDE":
+            assert judges.choice(form.format(letter), letter) and judges.choice(form.format(letter), f"({letter})")
+            assert not judges.choice(form.format("F"), letter)
+    assert not any(judges.choice(answer, "A") for answer in ("A or B", "A, B", "B A", "not A", "AA", "", "ABCD"))

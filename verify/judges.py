@@ -17,6 +17,9 @@ TASKS maps the name in a prompt's `task` to its judge
                 12_5      is right only for the same digits and base; 12/05 and 2024-01-05 for the same numbers
                 words     of any language must be the same, whatever their case
                 the rest  is compared by math-verify, the paper's checker
+  text        words and sentences of any language: the last box, or the whole answer, is the reference line by line,
+              after NFKC and without case, spaces and outer punctuation ("The plural is mice." is not "mice")
+  choice      A, (B), C. or "The answer is (D)." in a box or on the last line
   code        a Python program: the last ```python block, or without one the last ``` block without a language. It is
               right if it passes all tests of the reference, a JSON text of one of the forms in use (`read_tests`):
                 {"inputs": ["1 2\\n", ...], "outputs": ["3\\n", ...]}                   stdin and stdout (TACO, APPS)
@@ -44,8 +47,11 @@ Known limits (tests/test_reward.py: LIMITS). Wrong and judged right: 1. without 
 Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py
 """
 
-from verify.mathematics import BOX, final_expression
+import re
+
+from verify.mathematics import BOX, content, final_expression, last_line
 from verify.programs import program
+from verify.texts import plain
 
 UNREADABLE = "expected a reference answer"  # how the reason for a missing verdict begins if the data are at fault
 
@@ -70,4 +76,32 @@ def code(answer: str, reference: str) -> bool | str:
     return program(answer) or False
 
 
+def text(answer: str, reference: str) -> bool:
+    """Whether the answer is the reference, line by line, whatever the case, the spaces and the punctuation around it.
+
+    What counts is the last box, or without one the whole answer: a sentence around the word is another text.
+
+    >>> text("Mice.", "mice"), text("\\\\boxed{Bücher}", "bücher"), text("a b\\n\\nC", "A  b\\nc")
+    (True, True, True)
+    >>> text("The plural is mice.", "mice"), text("mices", "mice"), text("c\\na b", "a b\\nc"), text("", "mice")
+    (False, False, False, False)
+    """
+    given = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", content(final_expression(answer)))
+    lines, right = ([plain(line) for line in side.splitlines() if plain(line)] for side in (given, reference))
+    return bool(right) and lines == right
+
+
+def choice(answer: str, reference: str) -> bool:
+    """Whether the answer names the same choice: A, (A), A., "The answer is (A).", in a box or as the last line.
+
+    >>> [choice(answer, "B") for answer in ("B", "(b)", "Not A.\\nSo the answer is (B).", "\\\\boxed{\\\\text{B}}")]
+    [True, True, True, True]
+    >>> [choice(answer, "(B)") for answer in ("A", "B or C", "A B", "Bad", "")]
+    [False, False, False, False, False]
+    """
+    given = re.sub(r"\\text|[{}]", "", content(final_expression(answer)))
+    return plain(last_line(given)) == plain(reference) != ""
+
+
 TASKS = {"arithmetic": exact, "sorting": exact, "tiny": exact, "math": math, "code": code}
+TASKS |= {"text": text, "choice": choice}

@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import partial
 from unicodedata import category, normalize
 
+from verify.texts import plain
 from verify.unfinished import after_equals, left_to_do, parted
 
 BOX = "\\boxed{"
@@ -171,21 +172,6 @@ def normalise(latex: str) -> str:
     for pattern, replacement, _ in NORMALISE:
         text = pattern.sub(replacement, text)
     return text.strip()
-
-
-def plain(text: str) -> str:
-    """A text of any language as it is compared: NFKC, without case, single spaces, no punctuation around it.
-
-    >>> plain("  „Bücher“! "), plain("NO\\n solution."), plain("Ⅳ"), plain("-3")
-    ('bücher', 'no solution', 'iv', '-3')
-    """
-    folded = " ".join(normalize("NFKC", normalize("NFKC", text).casefold()).split())
-    start, end = 0, len(folded)
-    while start < end and category(folded[start])[0] in "PZ" and folded[start] not in "-%°\\":
-        start += 1
-    while start < end and category(folded[end - 1])[0] in "PZ" and folded[end - 1] != "%":
-        end -= 1
-    return folded[start:end]
 
 
 def words(text: str) -> list[str] | None:

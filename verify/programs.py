@@ -14,6 +14,7 @@ from math import isclose
 from textwrap import dedent
 
 CODE_CHARS = 65_536  # of a program: the limit of Codeforces
+OPENS = re.compile(r"[ \t]*(?:(?:[-*+]|[0-9]+[.)])[ \t]+)?```([^`\n]*)\n")  # a block's first line
 NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][-+]?[0-9]{1,3})?")
 
 
@@ -25,13 +26,31 @@ def program(answer: str) -> str:
     >>> program("```python\\nprint(1)\\n```\\nprints\\n```\\n1\\n```")
     'print(1)\\n'
     """
-    # A block may stand in a list item, indented with it, and be closed at the end of its last line.
-    fenced = r"^[ \t]*(?:(?:[-*+]|[0-9]+[.)])[ \t]+)?```([^`\n]*)\n(.*?)(?:^[ \t]*```|```[ \t]*$)"
-    blocks = re.findall(fenced, answer, re.M | re.S)
+    blocks = fenced_blocks(answer)
     for languages in (("python", "python3", "py"), ("",)):
         if found := [block for language, block in blocks if language.strip().lower() in languages]:
             return dedent(found[-1]) if len(found[-1]) <= CODE_CHARS else ""
     return ""
+
+
+def fenced_blocks(answer: str) -> list[tuple[str, str]]:
+    """(language, text) of each ``` block that is closed; linear in the answer, which a policy may write to waste time.
+
+    A block may stand in a list item, indented with it, and be closed at the end of its last line.
+    """
+    blocks, language, lines = [], None, []
+    for line in re.findall(r"[^\n]*\n|[^\n]+", answer):
+        bare = line.strip(" \t\r\n")
+        if language is None:
+            if start := OPENS.match(line):
+                language, lines = start[1], []
+        elif bare.startswith("```") or bare.endswith("```"):
+            last = "" if bare.startswith("```") else line.rstrip()[:-3]
+            blocks.append((language, "".join([*lines, last])))
+            language = None
+        else:
+            lines.append(line)
+    return blocks
 
 
 def read_tests(reference: str) -> tuple[str | None, list]:

@@ -65,7 +65,7 @@ import loss
 import pipeline
 import precision
 import reward
-from plumbing import batches, checkpoints, fit_cli, screen, virtual_run
+from plumbing import batches, checkpoints, fit_cli, screen, track, virtual_run
 from plumbing.evaluation import answered, append, evaluate_policy
 from plumbing.flags import make_generator, make_scorer, provenance, questions, start, weights_folder
 from plumbing.fleet import Clock, Fleet, Screen, end_launcher, launch
@@ -132,6 +132,7 @@ class Trainer:
         self.publishing = 0.0  # seconds of the last publication
         self.published = self.clock.gpu_hours  # after it
         processes = {"world": dist.get_world_size(), "threads": torch.get_num_threads()}
+        self.tracker = track.begin(args.track, self.out, vars(args)) if args.track and fleet.rank == 0 else None
         self.log("config", flags=vars(args), **processes, **provenance(prompts))
 
     def load(self, folder, state, prompts):
@@ -388,6 +389,8 @@ class Trainer:
             return
         row = {"kind": kind, "step": self.version, "gpu_hours": self.clock.gpu_hours, **self.totals, **values}
         append(self.out / "log.jsonl", row)
+        if self.tracker and kind in ("step", "eval"):
+            self.tracker.log(track.numbers(row), step=self.version)
         self.bar.update(self.version - self.bar.n)
         if shown := screen.line(row, self.fleet.hours):
             self.bar.write(shown, file=sys.stdout)
@@ -471,6 +474,8 @@ def finish(run, reason, seconds):
         drawn = ", scaling.png" * bool(values)
         print(*lines, f"written to {run.out}: log.jsonl, completions.jsonl, checkpoints{drawn}", sep="\n")
     with suppress(OSError):
+        if run.tracker:
+            run.tracker.finish()
         run.log("end", reason=reason, final=run.fleet.lifeline.final, seconds=seconds)
 
 

@@ -32,7 +32,7 @@ import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import checkpoints, costs, sizing, sources
+from plumbing import checkpoints, costs, sizing, sources, track
 from plumbing.fleet import processes, restarts
 from plumbing.typed import Parser, beside, check_model, check_weights
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES, TINY
@@ -226,6 +226,11 @@ def run_flags(add):
     )
     add("--eval-generations", type=positive, help="completions per validation prompt (mean@k)")
     add("--timeout", type=float, help="seconds without progress after which a wait fails and says who waits for whom")
+    add(
+        "--track",
+        choices=track.TRACKERS,
+        help="show the log's numbers in this tracker too (pip install trackio or wandb)",
+    )
     add("--seed", type=int, help="random seed of the order of training prompts and of sampling")
     add(
         "--out",
@@ -307,7 +312,7 @@ def settings(argv):
     dtype = "bfloat16" if torch.cuda.is_available() else "float32"
     defaults = (
         DEFAULTS
-        | {"model": base, "dtype": dtype, "trainers": None, "resume": False}
+        | {"model": base, "dtype": dtype, "trainers": None, "resume": False, "track": None}
         | preset
         | recipe
         | average
@@ -578,6 +583,8 @@ def prepare(args):
     Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no jail for programs works here).
     """
     folder = weights_folder(args)
+    if args.track:
+        track.check(args.track)
     if not args.resume:
         check_model("--evaluate" if "evaluate" in args else "--model", folder)
     if not args.resume and (wrong := checkpoints.damage(folder, needed=()) if os.path.isdir(folder) else ""):

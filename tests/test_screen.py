@@ -61,7 +61,7 @@ def trainer(out, bar):
     run.fleet = SimpleNamespace(rank=0, hours="device-hours")
     run.clock = SimpleNamespace(gpu_hours=0.25)
     run.totals = {"tokens": 1, "lost_gpu_hours": 0.0}
-    run.version, run.out, run.bar = 7, Path(out), bar
+    run.version, run.out, run.bar, run.tracker = 7, Path(out), bar, None
     return run
 
 

@@ -1,0 +1,69 @@
+"""Claims about plumbing/track.py: a tracker gets the log's numbers, in its local store; a run needs none."""
+
+import doctest
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import train
+from plumbing import track
+
+
+def test_docstring_examples_run():
+    assert doctest.testmod(track).failed == 0 < doctest.testmod(track).attempted
+
+
+def test_a_tracker_that_is_not_installed_is_named_with_what_to_type(monkeypatch):
+    monkeypatch.setattr(track, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="--track wandb: .* type: pip install wandb"):
+        track.check("wandb")
+
+
+def tracked(tracker, out):
+    """A Trainer of rank 0 that logs two steps, an evaluation and its end to the tracker."""
+    run = object.__new__(train.Trainer)
+    run.fleet = SimpleNamespace(rank=0, hours="device-hours")
+    run.clock = SimpleNamespace(gpu_hours=0.25)
+    run.bar = SimpleNamespace(n=0, update=lambda n: None, write=lambda text, file: None)
+    run.totals, run.version, run.out, run.tracker = {"tokens": 9}, 1, Path(out), tracker
+    shares = {"idle_generators": 0.1, "idle_trainers": 0.2, "kept": 0, "prompts": [1, 2]}
+    run.log("step", pass_rate=0.5, **shares)
+    run.version = 2
+    run.log("step", pass_rate=0.75, **shares)
+    run.log("eval", pass_rate=0.625, stderr=0.1, completions=8)
+    run.log("unverified", where="a:1", error="none")
+    tracker.finish()
+
+
+def test_steps_and_evaluations_are_sent_with_the_optimizer_step_and_nothing_else(tmp_path, monkeypatch):
+    sent = []
+    module = SimpleNamespace(
+        init=lambda **settings: sent.append(settings),
+        log=lambda numbers, step: sent.append((step, numbers)),
+        finish=lambda: sent.append("finish"),
+    )
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    tracked(track.begin("wandb", tmp_path / "a-run", {"lr": 0.1}), tmp_path)
+    first, *steps, last = sent
+    assert first == {"project": "scalerl", "name": "a-run", "config": {"lr": 0.1}} and last == "finish"
+    assert [(step, sorted(found)[0].partition("/")[0]) for step, found in steps] == [
+        (1, "step"),
+        (2, "step"),
+        (2, "eval"),
+    ]
+    assert steps[1][1]["step/pass_rate"] == 0.75 and "step/prompts" not in steps[1][1]
+
+
+def test_trackio_keeps_the_numbers_in_its_local_store(tmp_path, monkeypatch):
+    pytest.importorskip("trackio", reason="the optional package `trackio` is not installed")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
+        monkeypatch.delitem(sys.modules, name)
+    tracked(track.begin("trackio", tmp_path / "a-run", {"lr": 0.1}), tmp_path)
+    from trackio.sqlite_storage import SQLiteStorage
+
+    logs = SQLiteStorage.get_logs("scalerl", "a-run")
+    assert [row["step"] for row in logs] == [1, 2, 2]
+    assert (logs[1]["step/pass_rate"], logs[2]["eval/pass_rate"]) == (0.75, 0.625)

@@ -770,6 +770,7 @@ def watched(**state):
         unverified=0,
         fleet=SimpleNamespace(rank=0),
         bar=SimpleNamespace(write=print, set_description=lambda *_: None),
+        draw=lambda: None,
     )
     run.warn = lambda name, **values: train.Trainer.warn(run, name, **values)
     vars(run).update(state)

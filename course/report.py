@@ -90,7 +90,10 @@ def feedback(one, exercises):
     points, most = sum(sum(scores(one, x)) for x in exercises), sum(x.points for x in exercises)
     lines = [f"# {one.student}: {points:g} of {most:g} points", ""]
     lines += [f"- {handins.shown(text)}" for text in ["handed in late"] * one.late + one.warnings]
-    lines += ["", f"**Solved** ({len(done)} of {len(exercises)}): {', '.join(done) or 'none'}", ""]
+    lines += [""] * (len(lines) > 2) + [
+        f"**Solved** ({len(done)} of {len(exercises)}): {', '.join(done) or 'none'}",
+        "",
+    ]
     lines += [f"**Not begun**: {', '.join(untouched)}", ""] if untouched else []
     for exercise in exercises:
         if exercise.name not in done + untouched:

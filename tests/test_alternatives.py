@@ -21,7 +21,7 @@ out = torch.ones_like(logprobs)
 for i in range(mask.shape[0]):
     for j in range(mask.shape[1]):
         if mask[i, j]:
-            out[i, j] = math.exp(logprobs[i, j] - gen_logprobs[i, j])
+            out[i, j] = math.exp((logprobs[i, j] - gen_logprobs[i, j]).item())
 return out
 """,
     ("gspo", "prod**(1/n)"): r"""

@@ -40,6 +40,7 @@ from fit import JUMP, BadInput, Fit, Run, best_R_0, peak, profile, search, shape
 PRIOR = np.array([[np.log(1.8), 0], [1, 2]])  # rows: mean, standard deviation; columns: log B, log(C_mid / last C)
 DRAWS = 2000  # number of curves
 STOP, GO_ON = 0.95, 0.32  # of the stop rule: so chosen that nine of ten verdicts on real runs are right
+RUNS = "This compares runs, not recipes: the spread of seeds is not counted."
 CLOSE = 0.05  # a forecast within +- this can be read
 FARTHEST = 100  # times the compute
 TREND = np.log(3)  # the local slope is that of the points up to TREND before the last
@@ -409,4 +410,4 @@ def compare(laws, same_A=0.02):
     low, high = x - y - np.hypot(x - x_low, y_high - y), x - y + np.hypot(x_high - x, y - y_low)
     tell = "and the data can tell" if low > 0 else "but the data cannot tell"
     better = f"{laws[0].run.name} scales better than {laws[1].run.name}, {tell}: {why}, its {name} is higher by"
-    return laws, f"{better} {x - y:.3f} (90 % interval {low:.3f} to {high:.3f}, spread of seeds not counted)."
+    return (laws, f"{better} {x - y:.3f} (90 % interval {low:.3f} to {high:.3f}). {RUNS}")

@@ -1,6 +1,7 @@
 """The command line of fit.py, and the report of train.py at the end of a run: fits as text, JSON and figures."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -256,10 +257,22 @@ def flags():
     return parser
 
 
+def _joined(argv):
+    """The arguments, with `--scale -2:4` as one: argparse takes what begins with a minus sign for a flag."""
+    joined = []
+    for word in map(str, argv):
+        if joined and joined[-1] == "--scale" and word[:1] == "-" and ":" in word:
+            joined[-1] += f"={word}"
+        else:
+            joined.append(word)
+    return joined
+
+
 def main(argv=None):
     """The command line; exits with code 2 and one line for what cannot be read, fitted or written."""
     parser = flags()
     try:
-        print("\n".join(command(parser.parse_args(argv), vars(parser.parse_args([])))))
+        args = parser.parse_args(_joined(sys.argv[1:] if argv is None else argv))
+        print("\n".join(command(args, vars(parser.parse_args([])))))
     except (ValueError, OSError) as error:  # BadInput too; a file that cannot be opened or written
         parser.exit(2, f"fit.py: {error}\n")

@@ -23,7 +23,7 @@ STEPS = ("step", "global_step", "Step", "_step", "train/global_step")  # as trai
 COMPUTE, REWARD = ("gpu_hours", *STEPS, "epoch"), ("pass_rate", "reward", "Value")  # if none is asked for
 SCALES = {"percent": (0.0, 100.0), "pm1": (-1.0, 1.0)}
 MISSING = {"", "-", "None", "none", "NULL", "null", "NA", "N/A", "n/a"}  # cells without a value
-HEAD = 1000  # lines that are looked at to tell the format
+HEAD = 10_000  # lines that are looked at to tell the format
 VERL, TRL = re.compile(r"\bstep:\d+ - .*"), re.compile(r"\{'.*\}")
 PAIR = re.compile(r"'([^']+)': '?(-?[\d.]+(?:e[-+]?\d+)?|-?inf|nan)'?", re.IGNORECASE)
 
@@ -63,7 +63,7 @@ def numbers(name, values):
     """The cells of column `name` as a list of floats. Raises BadInput for anything that is no number."""
     value = None
     try:
-        if wrong := set(map(type, values)) - {int, float, str}:
+        if wrong := set(map(type, values)) - {bool, int, float, str}:
             value = next(x for x in values if type(x) in wrong)
             raise TypeError
         return [float(value := x) for x in values]
@@ -121,6 +121,7 @@ def _console(table, lines):
 
 def _delimited(table, lines):
     """A header, then one row per line; cells end at the tab, semicolon or comma, whichever the header has most of."""
+    lines = (line for line in lines if not line.startswith("#"))  # comments, as in monitor files
     first = next((line for line in lines if line.strip()), "")
     mark = max("\t;,", key=first.count)
     rows = csv.reader(chain([first], lines), delimiter=mark)
@@ -148,7 +149,7 @@ def _delimited(table, lines):
 def _format(head, suffixes):
     """The reader for a file that starts with the lines `head`."""
     first = next((line.strip() for line in head if line.strip()), "")
-    if first.startswith("["):
+    if re.match(r"\[\s*($|[\[{\]\d\"])", first) and not any(VERL.search(x) or TRL.search(x) for x in head):
         return _json_whole
     if first.startswith("{") and not first.startswith("{'"):
         try:
@@ -190,6 +191,12 @@ def read_table(path):
 # ---- From columns to a Run ----
 
 
+def _likely(names):
+    """The first 12 names, and all others that look like rewards."""
+    words = "reward", "score", "acc", "pass", "success", "correct", "return"
+    return [name for n, name in enumerate(names) if n < 12 or any(word in name.lower() for word in words)]
+
+
 def column(table, asked, usual, flag):
     """The name of a column: `asked`, or the only name that ends in it; if `asked` is None, the first of `usual`.
 
@@ -204,7 +211,7 @@ def column(table, asked, usual, flag):
     if asked in names or len(ends) == 1:
         return asked if asked in names else ends[0]
     wrong = "matches several columns" if ends else "matches no column" if asked else "is needed"
-    close = ends or get_close_matches(asked or "", names, 3, 0.4) or names[:12]
+    close = ends or get_close_matches(asked or "", names, 3, 0.4) or _likely(names)
     got = ", ".join(f"{name:.40}" for name in close) or "no column at all"
     raise fit.BadInput(f"{flag} {asked or 'COLUMN'} {wrong}; there is {got}")
 

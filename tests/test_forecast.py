@@ -341,7 +341,7 @@ def test_compare_by_B_at_a_common_A_and_by_A_otherwise():
     assert [law.run.name for law in common] == ["fast", "slow"]
     assert common[0].A == common[1].A == pytest.approx((slow.A + fast.A) / 2)
     assert sentence.startswith("fast scales better than slow, and the data can tell")
-    gap, low, high = (float(word) for word in re.findall(r"-?\d\.\d+(?=[ ,])", sentence)[-3:])
+    gap, low, high = (float(word) for word in re.findall(r"-?\d\.\d+(?=[ ,)])", sentence)[-3:])
     assert low <= 2.4 - 1.7 <= high and gap == pytest.approx(common[0].B - common[1].B, abs=1e-3)
     _, sentence = forecast.compare([higher, fast])
     assert sentence.startswith("higher scales better than fast, and the data can tell")
@@ -364,7 +364,9 @@ def test_compare_interval_of_a_difference_by_hand():
     # 0.1 - sqrt(0.02^2 + 0.02^2) = 0.0717; 0.1 + sqrt(0.03^2 + 0.05^2) = 0.1583
     _, sentence = forecast.compare([low, high])
     assert sentence.startswith("high")
-    assert sentence.endswith("by 0.100 (90 % interval 0.072 to 0.158, spread of seeds not counted).")
+    assert sentence.endswith(
+        "by 0.100 (90 % interval 0.072 to 0.158). This compares runs, not recipes: the spread of seeds is not counted."
+    )
 
 
 @pytest.mark.parametrize("R_0", [(0.2, 0.21), (0.318, 0.3)])

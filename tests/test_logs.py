@@ -247,7 +247,7 @@ BAD = {
     "history_is_text.json": '{"log_history": "acc"}', "cut.json": json.dumps(LOG)[:-20], "deep.json": "[" * 10**5,
     "deep.jsonl": '{"a":' * 10**5, "two_lists.json": "[1]\n[2]\n", "list_lines.jsonl": "[1, 0.2]\n[2, 0.3]\n",
     "bad_most.jsonl": JSONL.replace('{"step": ', '{"step" ', 7), "python.jsonl": JSONL.replace('"', "\u201c"),
-    "truth.jsonl": JSONL.replace("0.5}", "true}"), "list_cell.jsonl": JSONL.replace("0.5}", "[0.5]}"),
+    "list_cell.jsonl": JSONL.replace("0.5}", "[0.5]}"),
     "object_cell.jsonl": JSONL.replace("0.5}", '{"x": 0.5}}'),
     "huge_number.jsonl": JSONL.replace("0.5}", "1" * 400 + "}"),
     "text_cell.jsonl": JSONL.replace("0.5}", '"high"}'), "other_names.jsonl": JSONL.replace("acc", "perplexity"),
@@ -292,3 +292,35 @@ import fit
 assert abs(fit.fit(range(9), [fit.sigmoid(c, 0.8, 1.5, 3, 0.2) for c in range(9)]).A - 0.8) < 1e-3
 """
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(fit.__file__).parent)
+
+
+@pytest.mark.parametrize(
+    "head", ["[rank0]: NCCL up\n", "[2025-01-01 10:00:00] start\n", "# comment\n" * 2, "load\n" * 1500, "NCCL \0\n"]
+)
+def test_console_logs_are_read_whatever_stands_before_the_first_metric(tmp_path, head):
+    path = tmp_path / "console.log"
+    path.write_text(head + "".join(f"step:{n} - critic/score/mean:0.{n}\n" for n in range(1, 8)))
+    run = logs.read_run(path, reward="critic/score/mean")
+    assert list(run.compute) == list(range(1, 8)) and run.reward[0] == 0.1
+
+
+def test_comments_and_truth_values_are_read(tmp_path):
+    path = tmp_path / "monitor.csv"
+    path.write_text('#{"t_start": 1.5}\nstep,reward\n1,0.5\n2,1.0\n')
+    assert list(logs.read_run(path).reward) == [0.5, 1.0]
+    (tmp_path / "solved.jsonl").write_text('{"step": 1, "solved": false}\n{"step": 2, "solved": true}\n')
+    assert list(logs.read_run(tmp_path / "solved.jsonl", reward="solved").reward) == [0, 1]
+
+
+def test_a_scale_that_begins_with_a_minus_sign_is_no_flag(tmp_path, capsys):
+    path = tmp_path / "a.csv"
+    path.write_text("step,reward\n" + "".join(f"{n},{n / 4 - 1}\n" for n in range(12)))
+    fit_cli.main([str(path), "--scale", "-2:4"])
+    assert capsys.readouterr().out.startswith("a: ")
+
+
+def test_all_columns_that_look_like_rewards_are_named(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(",".join(["step", *(f"x{n}" for n in range(20)), "val/acc"]) + "\n" + ",".join(["1"] * 22) + "\n")
+    with pytest.raises(fit.BadInput, match="there is .*x10, val/acc$"):
+        logs.read_run(path)

@@ -167,7 +167,8 @@ def model_flags(add):
     add(
         "--verify-timeout",
         type=float,
-        help="seconds to check one answer; an answer that takes longer is wrong and counted as timed out",
+        help="seconds to check one answer, or one test of a program (for all its tests 0.1 s more for each); an answer "
+        "that takes longer is wrong and counted as timed out",
     )
     add("--temperature", type=float, help="sampling temperature")
     add(

@@ -488,6 +488,14 @@ def test_a_jail_that_does_not_start_is_a_failure_not_a_wrong_answer(monkeypatch,
     scorer.close()
 
 
+def test_the_limit_is_per_test_and_the_total_grows_with_their_number(strict):
+    many = json.dumps({"inputs": [f"{n}\n" for n in range(25)], "outputs": [f"{n}\n" for n in range(25)]})
+    slow = score(strict, "import time\ntime.sleep(0.04)\nprint(input())", many)  # 1 s in all: twice LIMIT
+    assert (slow.correct, slow.timed_out) == (True, False)
+    one = score(strict, f"import time\nn = input()\ntime.sleep({2 * LIMIT} * (n == '3'))\nprint(n)", many)
+    assert (one.correct, one.timed_out) == (False, True)
+
+
 @pytest.mark.parametrize(
     "part", ["- ```python", "- ```python\n", "```python\nx", "```", "```\n", " ", "\n```python", "- ```python "]
 )

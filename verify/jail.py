@@ -87,13 +87,14 @@ def as_file(content: str):
     return file
 
 
-def run(program, name, inputs, *, size, timeout, namespaces, warm=None):
+def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=None):
     """Run a program on each input; yields the bytes it wrote each time, None if it failed or wrote more than `size`.
 
     program     Python source
     name        of a function in the program: each input is the list of its arguments, and its result, as JSON, is what
                 was written; None: each input is a text for stdin, and stdout is what was written
     timeout     seconds of wall clock, for all inputs together
+    each        seconds of wall clock for one input (TimeoutError as after `timeout`); None: `timeout` alone counts
     namespaces  whether the jail uses them (see the top)
     warm        None, or a dict for programs that share a slow import:
                 "source"       trusted; run once, before the programs, which are forks and so have its modules
@@ -136,7 +137,8 @@ def run(program, name, inputs, *, size, timeout, namespaces, warm=None):
                 raise (RuntimeError if refused else Died)(f"expected a jail, got {said!r}; likely cause: no memory")
             end = time.monotonic() + timeout
             for _ in inputs:
-                ours.settimeout(max(end - time.monotonic(), 1e-3))
+                left = end - time.monotonic()
+                ours.settimeout(max(left if each is None else min(left, each), 1e-3))
                 status, files, *_ = socket.recv_fds(ours, 1, 1)
                 written = os.pread(files[0], size + 1, 0) if status == b"0" and files else None
                 for file in files:

@@ -34,6 +34,8 @@ from verify.programs import read_tests, readings, right_output
 
 MEMORY_BYTES = 2 << 30  # address space of one worker
 ANSWERS_PER_FORK = 5_000  # SymPy's caches grow, and math-verify calls an answer wrong when memory runs out
+SECONDS_PER_TEST = 0.1  # five times what starting a program costs, so that many tests are no reason to be wrong
+MORE_SECONDS = 100.0  # less than the time after which the scorer gives a worker up (START_SECONDS in scorer.py)
 SPARE_BYTES = 1 << 16  # a program's output is wrong, unread, if longer than the longest expected one by more than this
 FIRST_PAIRS = (  # (answer, reference), all equal: compared before a worker's first math answer
     ("\\boxed{\\frac{1}{2}}", "0.5"),
@@ -76,15 +78,19 @@ def judge_math(expression: str, reference: str, timeout: float) -> bool | str:
 
 
 def judge_code(source: str, reference: str, timeout: float, namespaces: bool | None = None) -> bool | None:
-    """Whether a program passes all tests; None: not decided within `timeout` seconds. Raises as `read_tests`.
+    """Whether a program passes all tests; None: it took too long. Raises as `read_tests`.
 
+    It may take `timeout` seconds for each test, and for all together as much and SECONDS_PER_TEST for each besides, of
+    which MORE_SECONDS is the most. The first test that it fails is the last.
     namespaces  whether its jail has them; if they are known to work it never runs without. None: as a try says.
     """
     namespaces = jail.namespaces_work() if namespaces is None else namespaces
     name, cases = read_tests(reference)
     size = max(len(json.dumps(expected)) for _, expected in cases) + SPARE_BYTES
     inputs, right = [given for given, _ in cases], readings(name, cases)
-    with closing(jail.run(source, name, inputs, size=size, timeout=timeout, namespaces=namespaces)) as outputs:
+    total = timeout + min(SECONDS_PER_TEST * len(cases), MORE_SECONDS)
+    run = jail.run(source, name, inputs, size=size, timeout=total, each=timeout, namespaces=namespaces)
+    with closing(run) as outputs:
         with suppress(TimeoutError):
             for test, output in enumerate(outputs):
                 right = [results for results in right if right_output(name, output, results[test])]

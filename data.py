@@ -322,6 +322,9 @@ def tokenise(rows: list[Row], tokenizer, *, budget: int) -> tuple[list[Prompt], 
     end-of-text token that it adds at the end is removed: nothing would follow it.
     Raises ValueError for a prompt with characters the tokenizer does not know.
     """
+    longest = budget * max(map(len, tokenizer.get_vocab()))  # characters: no longer text has few enough tokens
+    count = len(rows)
+    rows = [row for row in rows if len(row.prompt) <= longest]  # before tokenising, which takes long for megabytes
     texts, special = [row.prompt for row in rows], not tokenizer.chat_template
     # Some models use their unknown token as one of these too, and templates write it.
     unknown = {tokenizer.unk_token_id} - {None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
@@ -333,4 +336,4 @@ def tokenise(rows: list[Row], tokenizer, *, budget: int) -> tuple[list[Prompt], 
             raise malformed(row.where, f"{row.prompt[:60]!r}", cause, "text that the tokenizer can spell")
         if len(ids) <= budget and len(row.answer.encode()) <= MAX_ANSWER:
             prompts.append(Prompt(len(prompts), tuple(ids), row.prompt, row.answer, row.task, where=row.where))
-    return prompts, len(rows) - len(prompts)
+    return prompts, count - len(prompts)

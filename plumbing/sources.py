@@ -119,8 +119,8 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
             try:
                 row = json.loads(line) if line.strip() else None
                 json.dumps(row, ensure_ascii=False).encode()  # the tokenizer would fail on half a surrogate pair
-            except ValueError as error:
-                cause = "one JSON document over many lines, or a file that is not UTF-8"
+            except (ValueError, RecursionError) as error:
+                cause = "one JSON document over many lines, a file that is not UTF-8, or nesting too deep to read"
                 raise malformed(f"{path}:{number}", f"{line[:60]!r} ({error})", cause, EXPECTED) from error
             if line.strip():
                 yield f"{path}:{number}", row

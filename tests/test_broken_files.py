@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 from test_faults import SMALL, reshard, start  # noqa: F401
-from test_train import PATIENCE, elsewhere  # noqa: F401
+from test_train import BASE, PATIENCE, elsewhere  # noqa: F401
+from transformers import AutoTokenizer
 
+import data
 import fit
-from plumbing import checkpoints, logs
+from plumbing import checkpoints, logs, sources
 from plumbing.evaluation import append
 from plumbing.flags import settings, stored_flags
 from plumbing.flags import start as start_run
@@ -212,3 +214,29 @@ def test_a_run_goes_on_past_a_broken_checkpoint_and_a_torn_line_and_counts_what_
     spent = checkpoints.counters(first.out / "checkpoint-6")["totals"]["lost_gpu_hours"]
     assert 0 < spent == pytest.approx(config["gpu_hours"] - steps[1]["gpu_hours"], rel=0.2)
     assert [step["tokens"] < later["tokens"] for step, later in zip(steps, steps[1:])] == [True] * 7
+
+
+# --- Data ------------------------------------------------------------------------------------------------------------
+
+
+def test_json_that_is_nested_too_deep_is_named_with_file_and_line(tmp_path):
+    (tmp_path / "deep.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' + "[" * 100_000 + "\n")
+    with pytest.raises(ValueError, match="deep.jsonl:2: .*nesting too deep"):
+        list(sources.read_lines(str(tmp_path / "deep.jsonl")))
+
+
+def test_a_prompt_of_five_megabytes_is_left_out_before_it_is_tokenised():
+    class Spy:
+        def __init__(self):
+            self.tokenizer = AutoTokenizer.from_pretrained(BASE)
+
+        def __getattr__(self, name):
+            return getattr(self.tokenizer, name)
+
+        def __call__(self, texts, **more):
+            assert max(map(len, texts)) < 1_000
+            return self.tokenizer(texts, **more)
+
+    rows = [data.Row("a:1", "1+" * 2_500_000 + "1=", "2", "arithmetic"), data.Row("a:2", "1+1=", "2", "arithmetic")]
+    prompts, left_out = data.tokenise(rows, Spy(), budget=16)
+    assert [prompt.text for prompt in prompts] == ["1+1="] and left_out == 1

@@ -18,9 +18,11 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line; `kind` says wh
          lost_gpu_hours (the part of gpu_hours that crashes cost: spent on steps that were then made again; the other
          totals hold such steps twice too)
   step   prompts (their indices), reward (mean, +-1, shaped by a length penalty if there is one), pass_rate (of
-         correctness), kept (prompts left after filtering), retired (prompts at or above --no-positive-resampling),
-         epoch, entropy (nats), rho_mean, rho_max, clipped (share of trained tokens), log_rho (mean |log rho|, nats; a
-         step without gradient, which trains on no token, has none of these five),
+         correctness), kept (prompts left after filtering), micro_batches, padded (tokens in them with padding; both of
+         trainer rank 0), retired (prompts at or above --no-positive-resampling), length_mean, length_max (tokens of a
+         completion, injected ones included), epoch, entropy (nats), rho_mean, rho_max, clipped (share of trained
+         tokens), log_rho (mean |log rho|, nats), effective_sample_size ((sum rho)^2 / (n sum rho^2) over n trained
+         tokens; a step without gradient, which trains on no token, has none of these six),
          gradient_norm, lr, staleness ({age in optimizer steps: tokens}), skipped (the gradient was not finite, so the
          weights were not updated), truncated, interrupted (shares of completions), timed_out (answers wrong because
          checking took too long), unverified (completions whose verifier failed), seconds (wall time since the last
@@ -365,10 +367,14 @@ class Trainer:
             reward=mean(h.reward for h in known),
             pass_rate=mean(h.correct for h in known),
             kept=plan.kept,
+            micro_batches=len(plan.micro_batches),
+            padded=sum(map(batches.padded, plan.micro_batches)),
             retired=self.curriculum.retired,
             epoch=self.curriculum.epoch,
             **metrics,
             staleness={self.version - 1 - version: n for version, n in sorted(sampled.items(), reverse=True)},
+            length_mean=mean(h.tokens for h in headers),
+            length_max=max(h.tokens for h in headers),
             truncated=mean(h.truncated for h in headers),
             interrupted=mean(h.interrupted for h in headers),
             timed_out=sum(h.timed_out for h in headers),

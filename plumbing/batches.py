@@ -69,6 +69,11 @@ def make_plan(groups, kept, advantages, *, token_budget, rank, trainers):
     )
 
 
+def padded(items):
+    """Tokens of a micro-batch, padding included; 0 of a dummy."""
+    return len(items) * max((item.header.length for item in items), default=0)
+
+
 def collate(items, completions, device):
     """One micro-batch, right-padded: input_ids (B, T), mask and gen_logprobs (B, T-1), advantages, prompt_index (B,).
 
@@ -92,17 +97,31 @@ def collate(items, completions, device):
 
 
 # Names of the sums that `statistics` returns. Divided by the first, each is the log's mean over tokens under that name
-# (entropy and log_rho in nats).
-STATISTICS = ("tokens", "entropy", "rho_mean", "log_rho", "clipped")
+# (entropy and log_rho in nats); of rho_squared the log only has what `effective_sample_size` makes of it.
+STATISTICS = ("tokens", "entropy", "rho_mean", "log_rho", "clipped", "rho_squared")
 
 
 def statistics(logprobs, gen_logprobs, entropy, clipped, mask):
-    """(sums named in STATISTICS over the trained tokens of a micro-batch, (5,) float64; largest rho, 0.0 without any).
+    """(sums named in STATISTICS over the trained tokens of a micro-batch, (6,) float64; largest rho, 0.0 without any).
 
     logprobs, gen_logprobs, entropy  (B, T) nats
     clipped, mask                    (B, T) bool
     """
     log_ratio = (logprobs.detach() - gen_logprobs)[mask].double()
     rho = log_ratio.exp()
-    sums = [mask.sum(), entropy[mask].sum(), rho.sum(), log_ratio.abs().sum(), (clipped & mask).sum()]
+    sums = [mask.sum(), entropy[mask].sum(), rho.sum(), log_ratio.abs().sum(), (clipped & mask).sum(), (rho**2).sum()]
     return torch.stack([s.double() for s in sums]).cpu(), max(rho.tolist(), default=0.0)
+
+
+def means(sums, rho_max):
+    """The log's statistics of a step from the sums of all micro-batches (STATISTICS); {} without tokens.
+
+    effective_sample_size = (sum rho)^2 / (n sum rho^2), a share of the n trained tokens; 1 if all have the same weight.
+    """
+    found = dict(zip(STATISTICS, sums))
+    tokens = found.pop("tokens")
+    if not tokens:
+        return {}
+    found = {name: value / tokens for name, value in found.items()}
+    share = found["rho_mean"] ** 2 / found.pop("rho_squared")
+    return found | {"effective_sample_size": share, "rho_max": rho_max}

@@ -14,7 +14,6 @@ Deviation: none known; the paper does not describe its checkpoints.
 Run by train.py. Test: pytest tests/test_faults.py tests/test_train.py
 """
 
-import fcntl
 import hashlib
 import itertools
 import json
@@ -36,6 +35,11 @@ import precision
 CONTENTS = "contents.json"
 STATE = ("config.json", "state/run.json", "state/.metadata")  # files of every checkpoint, also of earlier versions
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
 # --- The folders of a run --------------------------------------------------------------------------------------------
 
 
@@ -46,9 +50,14 @@ def finished(out):
 
 
 def own(out):
-    """Open the log of a run and lock it until it is closed. Raises OSError if another process holds it."""
+    """Open the log of a run and lock it until it is closed. Raises OSError if another process holds it.
+
+    Where the system has no such locks (Windows), it is not locked.
+    """
     Path(out).mkdir(parents=True, exist_ok=True)
     log = (Path(out) / "log.jsonl").open("ab")
+    if fcntl is None:
+        return log
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -204,6 +213,12 @@ def tensors(policy, optimizer, stepped):
 # --- Writing ---------------------------------------------------------------------------------------------------------
 
 
+def flush():
+    """Have the system write to the disk what it holds, where it can be asked (not on Windows)."""
+    if hasattr(os, "sync"):
+        os.sync()
+
+
 def save(out, policy, optimizer, tokenizer, weights, counters, fleet):
     """Write a checkpoint and delete all but the two latest; every trainer rank calls this.
 
@@ -221,14 +236,14 @@ def save(out, policy, optimizer, tokenizer, weights, counters, fleet):
             policy.model.save_pretrained(folder, state_dict=weights)
             policy.model.config.dtype = fleet.dtype  # `save_pretrained` has noted the fp32 of the master weights
             policy.model.config.save_pretrained(folder)
-            os.sync()
+            flush()
         dist.barrier(fleet.writers)  # may wait for a day; if rank 0 has failed, the others write nothing
         state = tensors(policy, optimizer, counters["stepped"])
         dcp.save(state, checkpoint_id=folder / "state", process_group=fleet.writers)  # flushed by each rank
         digests = gather_checksums(folder / "state", fleet)
         if leads:
             write_contents(folder, digests)
-            os.sync()  # else a crash could leave the new name on disk without the files' contents
+            flush()  # else a crash could leave the new name on disk without the files' contents
             folder.rename(Path(out) / f"checkpoint-{counters['version']}")
     except (Exception, dcp.CheckpointException) as error:
         # The writer of fast tokenizers raises a plain Exception when the disk is full.

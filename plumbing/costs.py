@@ -11,7 +11,19 @@ token is exactly k optimizer steps old (PPO-off-policy-k: 0 to k - 1) after the 
 Test: pytest tests/test_virtual.py
 """
 
+from pathlib import Path
 from typing import NamedTuple
+
+from plumbing import checkpoints
+
+NEEDED = (
+    "seconds_generate",
+    "seconds_train",
+    "tokens",
+    "length_max",
+    "micro_batches",
+    "padded",
+)  # columns of a measured log
 
 
 class Costs(NamedTuple):
@@ -30,6 +42,10 @@ class Costs(NamedTuple):
     def decode_step(self, rows, columns):
         """Seconds of a decode step: rows completions, positions up to columns."""
         return self.decode + self.row * rows + self.column * rows * columns
+
+    def gradient_step(self, micro_batches, padded):
+        """Seconds of an optimizer step of one trainer: its micro-batches, and their tokens with padding."""
+        return self.micro_batch * micro_batches + self.token * padded + self.optimizer
 
 
 # In shape like the embedded task on a laptop core, one generator and one trainer. `generators` and `trainers` name the
@@ -53,7 +69,46 @@ TABLE = {
 
 
 def named(name):
-    """The Costs of a name in TABLE. Raises ValueError for any other name."""
+    """The Costs of a name in TABLE, or of "measured:LOG".
+
+    Raises ValueError for any other name and for a log that does not say enough, OSError for one that cannot be read.
+    """
+    kind, _, log = name.partition(":")
+    if kind == "measured" and log:
+        return measured(log)
     if name not in TABLE:
         raise ValueError(f"expected one of {', '.join(TABLE)} or measured:LOG")
     return TABLE[name]
+
+
+def measured(log):
+    """BALANCED with two factors, for decoding and for training, after the seconds of a real run's steps.
+
+    Decoding is compared with full slots, so the fit is closest where the generators seldom wait (PipelineRL, k > 0).
+    log    log.jsonl of a real run, or its folder; its first step, in which much is done for the first time, is left out
+    """
+    path = Path(log) / "log.jsonl" if Path(log).is_dir() else Path(log)
+    rows, _ = checkpoints.rows(path)
+    configs = [row for row in rows if row["kind"] == "config"]
+    steps = [row for row in rows if row["kind"] == "step"]
+    if missing := [name for name in NEEDED if not any(name in row for row in steps)]:
+        raise ValueError(f"expected a real run's log with the columns {', '.join(NEEDED)}; without {missing[0]}")
+    if len(steps) < 3:
+        raise ValueError(f"expected the log of 3 optimizer steps or more, got {len(steps)}")
+    flags, world = configs[-1]["flags"], configs[-1]["world"]
+    if "virtual" in flags:
+        raise ValueError("expected the log of a real run; this one is of a run in virtual time")
+    trainers = flags["trainers"] or max(1, world // 5)
+    first, last, timed = steps[0], steps[-1], steps[1:]
+    generated = (last["tokens"] - first["tokens"]) / (world - trainers)
+    in_work = (flags["k"] + 1) * flags["prompts"] * flags["generations"] / (world - trainers)
+    slots = min(flags["slots"], in_work)
+    columns = flags["max_prompt_tokens"] / 2 + max(row["length_max"] for row in timed)
+    decoding = generated / slots * BALANCED.decode_step(slots, columns)
+    training = sum(BALANCED.gradient_step(row["micro_batches"], row["padded"]) for row in timed)
+    slower = sum(row["seconds_generate"] for row in timed) / decoding
+    longer = sum(row["seconds_train"] for row in timed) / training
+    return BALANCED._replace(
+        **{name: slower * getattr(BALANCED, name) for name in ("decode", "row", "column", "turn")},
+        **{name: longer * getattr(BALANCED, name) for name in ("micro_batch", "token", "optimizer")},
+    )

@@ -31,7 +31,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import pipeline
 from plumbing import checkpoints, lifeline
-from plumbing.batches import STATISTICS
+from plumbing.batches import means
 from plumbing.virtual import TICKS
 
 # Signals that end a run in order: Ctrl-C, a closed terminal, Ctrl-\\, a scheduler before it kills, a used-up CPU limit.
@@ -303,17 +303,13 @@ class Fleet:
     def total(self, sums, rho_max):
         """Means of one optimizer step over the trained tokens of all trainer ranks, and rho_max; {} without tokens.
 
-        sums     (5,) as in `batches.statistics`, added over this rank's micro-batches
+        sums     (6,) as in `batches.statistics`, added over this rank's micro-batches
         rho_max  the largest rho of this rank
         """
         sums, rho_max = sums.to(self.device), torch.tensor(rho_max, device=self.device)
         dist.all_reduce(sums, group=self.trainers)
         dist.all_reduce(rho_max, dist.ReduceOp.MAX, group=self.trainers)
-        metrics = dict(zip(STATISTICS, sums.tolist()))
-        tokens = metrics.pop("tokens")
-        if not tokens:
-            return {}
-        return {name: value / tokens for name, value in metrics.items()} | {"rho_max": rho_max.item()}
+        return means(sums.tolist(), rho_max.item())
 
 
 # --- Weights ---------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import pipeline
 from plumbing import virtual
+from plumbing.batches import padded
 from plumbing.flags import first_step, make_generator, make_scorer
 from plumbing.fleet import ENDING, Fleet
 from plumbing.timeline import Recorder
@@ -153,8 +154,7 @@ class VirtualFleet(Fleet):
         if self.lifeline.stopped:
             raise pipeline.Interrupted(self.lifeline.stopped)
         self.stepping = self.virtual.now if self.stepping is None else self.stepping
-        tokens = len(items) * max((item.header.length for item in items), default=0)
-        self.virtual.sleep((self.costs.micro_batch + self.costs.token * tokens) / self.trainer_devices)
+        self.virtual.sleep((self.costs.micro_batch + self.costs.token * padded(items)) / self.trainer_devices)
 
     def total(self, sums, rho_max):
         self.virtual.sleep(self.costs.optimizer)

@@ -430,6 +430,16 @@ def lone_trainer():
     return trainer
 
 
+def test_the_effective_sample_size_is_the_share_of_tokens_that_equal_weights_would_need():
+    # rho 1 and 3: (1 + 3)^2 / (2 (1 + 9)) = 0.8; the masked third token counts nowhere
+    logprobs = torch.tensor([[0.0, math.log(3.0), 5.0]])
+    mask = torch.tensor([[True, True, False]])
+    sums, largest = batches.statistics(logprobs, torch.zeros(1, 3), torch.zeros(1, 3), mask, mask)
+    found = batches.means(sums.tolist(), largest)
+    assert found["effective_sample_size"] == pytest.approx(0.8) and found["rho_mean"] == pytest.approx(2.0)
+    assert batches.means([0.0] * 6, 0.0) == {}  # no token
+
+
 def test_without_any_gradient_the_weights_stand_still_but_the_version_goes_on():
     trainer = lone_trainer()
     before = [parameter.clone() for parameter in trainer.policy.parameters()]

@@ -231,6 +231,13 @@ def test_the_same_run_twice_is_the_same_bit_for_bit_beside_a_busy_core_and_from_
     assert again == runs[setup]
 
 
+def test_the_log_has_lengths_and_the_effective_sample_size(runs):
+    rows = [row for row in runs["exact 2"][0] if row["kind"] == "step"]
+    assert all(0 < row["length_mean"] <= row["length_max"] <= 56 for row in rows)
+    sizes = [row["effective_sample_size"] for row in rows if "rho_mean" in row]
+    assert sizes[0] == pytest.approx(1.0, abs=1e-6) and all(0 < size <= 1.0 for size in sizes)
+
+
 def test_a_small_run_does_train(runs):
     for rows, _, weights in runs.values():
         assert sum(row["kept"] for row in rows if row["kind"] == "step") > 0
@@ -304,6 +311,32 @@ def test_a_virtual_run_resumed_after_ctrl_c_repeats_every_later_line(runs, tmp_p
     of_its_clock |= {"slots_used", "decode_seconds"}
     assert {name for name in whole if first[name] != whole[name]} <= of_its_clock  # it begins after a broadcast
     assert rows[-3:] == expected[-3:]  # step 6, its evaluation, the end
+
+
+def disguised(rows, path, *, generators=1, without=()):
+    """The log of a run in virtual time as if the run had been real, with one trainer."""
+    rows = [{name: value for name, value in row.items() if name not in without} for row in rows]
+    own = {name: value for name, value in rows[0]["flags"].items() if name not in ("virtual", "generators", "costs")}
+    rows[0] |= {"flags": own, "world": 1 + generators}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return f"measured:{path}"
+
+
+def test_measured_finds_the_costs_of_a_run_again(runs, tmp_path):
+    training = costs.named(disguised(runs["pipeline 0"][0], tmp_path / "a.jsonl"))
+    assert training.token == pytest.approx(costs.BALANCED.token)  # counted, so the factor is 1
+    decoding = costs.named(disguised(runs["pipeline 8"][0], tmp_path / "b.jsonl", generators=2))
+    assert decoding.decode == pytest.approx(costs.BALANCED.decode, rel=0.3)  # slots are not always full
+
+
+def test_measured_says_which_column_a_log_lacks_and_refuses_virtual_logs(runs, tmp_path):
+    with pytest.raises(ValueError, match="without seconds_train"):
+        costs.named(disguised(runs["ppo 8"][0], tmp_path / "a.jsonl", without=("seconds_train",)))
+    (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in runs["ppo 8"][0]))
+    with pytest.raises(ValueError, match="expected the log of a real run"):
+        costs.named(f"measured:{tmp_path / 'b.jsonl'}")
+    with pytest.raises(OSError):
+        costs.named(f"measured:{tmp_path / 'none'}")
 
 
 @pytest.mark.parametrize(

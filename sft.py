@@ -44,7 +44,7 @@ HASTE = 0.15  # P(a step takes two)
 HASTE_SLIP = 0.5  # P(slip) in a step that takes two
 CAREFUL = 0.05  # share of traces without slips and haste
 SKILL_STEPS, HABIT_STEPS, LR, WARMUP = 1200, 250, 3e-3, 50
-TINY_SKILL_STEPS, TINY_HABIT_STEPS = 320, 100  # few: half of the skill is left to RL
+TINY_SKILL_STEPS, TINY_HABIT_STEPS = 300, 60  # few: half of the skill is left to RL
 # Operands or digits of a trace, drawn uniformly; RL has longer sums of arithmetic too (data.LENGTHS).
 SHOWN = {"arithmetic": (3, 12), "sorting": (3, 12), "tiny": (2, 7)}
 CLASSES, PER_CLASS = 4, 16  # a batch: 4 classes of 16 traces; all of a class have one task and length, for less padding

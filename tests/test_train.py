@@ -880,6 +880,7 @@ def test_a_verifier_that_fails_on_the_validation_set_stops_every_trainer_and_the
             args=SimpleNamespace(eval_generations=1),
             clock=fleet.Clock(1),
             log=lambda *_, **__: None,
+            draw=lambda: None,
             name_unverified=lambda *_: None,
             bar=SimpleNamespace(set_description=lambda *_: None),
         )

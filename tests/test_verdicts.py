@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from verify import judges, mathematics, texts, unfinished
+from verify import judges, mathematics, texts, unfinished, workers
 
 SEED = random.Random(28)
 
@@ -311,3 +311,7 @@ def test_the_task_choice_takes_one_letter_however_it_is_said():
             assert judges.choice(form.format(letter), letter) and judges.choice(form.format(letter), f"({letter})")
             assert not judges.choice(form.format("F"), letter)
     assert not any(judges.choice(answer, "A") for answer in ("A or B", "A, B", "B A", "not A", "AA", "", "ABCD"))
+
+
+def test_what_a_worker_compares_before_its_first_answer_is_equal():
+    assert [pair for pair in workers.FIRST_PAIRS if mathematics.equal(*pair) is not True] == []

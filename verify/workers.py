@@ -41,7 +41,7 @@ FIRST_PAIRS = (  # (answer, reference), all equal: compared before a worker's fi
     ("\\boxed{\\frac{1}{2}}", "0.5"),
     ("\\boxed{(x+1)^2}", "x^2+2x+1"),
     ("\\boxed{(1.0,2]}", "(1,2]"),
-    ("\\boxed{\\begin{pmatrix}i^2\\\\2\\end{pmatrix}}", "\\begin{pmatrix}-1\\\\2\\end{pmatrix}"),
+    ("\\boxed{\\begin{pmatrix}-1\\\\2\\end{pmatrix}}", "\\begin{pmatrix}i^2\\\\2\\end{pmatrix}"),
     ("\\boxed{2, x=1}", "1, 2"),
     ("It is 7", "7"),
 )

@@ -470,10 +470,10 @@ CHEAP = {  # refused without being read, or read at once
     "shell": "\\boxed{18; rm -rf /}",
     "division by nothing": "\\boxed{\\frac{18}{0}}",
     "infinity": "\\boxed{\\infty}",
+    "a tower of powers": "\\boxed{9^{9^{9^9}}}",
     "lone surrogates": "\\boxed{\ud800}",
 }
 ENDLESS = {  # without a limit each runs for longer than 6 s
-    "a tower of powers": "\\boxed{9^{9^{9^9}}}",
     "9,000 characters of nested radicals": "\\boxed{" + "\\sqrt{2+" * 900 + "2" + "}" * 901,
     "900 braces": "\\boxed{" + "{" * 900 + "18" + "}" * 901,
 }
@@ -500,7 +500,7 @@ def test_the_limit_holds_though_nobody_polls_and_nothing_blocks_meanwhile(strict
     verdicts(strict, [("\\boxed{0.5}", "1/2")])
     (pid,) = running(strict)
     start, fork = time.monotonic(), children(pid)
-    strict.submit(thought(ENDLESS["a tower of powers"]), prompt("18"))
+    strict.submit(thought(ENDLESS["900 braces"]), prompt("18"))
     strict.submit(thought("18"), prompt("18", "arithmetic"))
     (quick,) = strict.finished()
     assert quick.correct and time.monotonic() - start < 0.6 and strict.pending == 1
@@ -568,7 +568,7 @@ def test_a_worker_that_never_answers_is_given_up(monkeypatch, tmp_path):
 
 def test_a_stopped_fork_is_given_up_and_does_not_hold_the_scorer_up():
     scorer, scores = Scorer(timeout=60.0, workers=1), []
-    scorer.submit(thought(ENDLESS["a tower of powers"]), prompt("18"))
+    scorer.submit(thought(ENDLESS["900 braces"]), prompt("18"))
 
     def poll():
         scores.extend(scorer.finished())
@@ -615,7 +615,7 @@ def test_no_process_remains_after_close_and_files_stay_few():
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(2):
         scorer = Scorer(timeout=20.0, workers=1)
-        for answer in (ENDLESS["a tower of powers"], "\\boxed{0.5}"):
+        for answer in (ENDLESS["900 braces"], "\\boxed{0.5}"):
             scorer.submit(thought(answer), prompt("1/2"))
         scorer.finished()
         pids = running(scorer)
@@ -640,7 +640,7 @@ def check(answer):
 check("0.5")
 while not scorer.finished():
     time.sleep(0.01)
-check("9^{9^{9^9}}")  # the worker computes and does not look at its pipe
+check("{" * 900 + "18" + "}" * 900)  # the worker computes and does not look at its pipe
 print(scorer._workers[0].process.pid, flush=True)
 time.sleep(60)
 """

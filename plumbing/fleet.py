@@ -242,9 +242,13 @@ class Fleet:
             others = range(self.rank + 1, self.rank + int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
             box.put({f"jails/{rank}": args.protections for rank in others})
         else:
-            args.protections = box.receive(f"jails/{self.rank}", "what jails can do here", [self.rank - local])
+            args.protections = box.receive(
+                f"jails/{self.rank}", "what jails can do here", [self.rank - local], interruptible=False
+            )
         if self.rank:
-            seen, args.checkpoint = box.receive(f"start/{self.rank}", "rank 0 to pick a checkpoint", [0])
+            seen, args.checkpoint = box.receive(
+                f"start/{self.rank}", "rank 0 to pick a checkpoint", [0], interruptible=False
+            )
             if not (out / seen).exists():
                 expected = "expected one folder that all nodes share"
                 raise OSError(f"--out {out} on {socket.gethostname()} is not the folder that rank 0 has; {expected}")
@@ -252,15 +256,17 @@ class Fleet:
         with self.beating():
             self.lock = checkpoints.own(out)
             args.checkpoint = self.pick(args) if args.resume else None
+            for stale in out.glob(".start-*"):
+                stale.unlink()
             mark = out / f".start-{secrets.token_hex(8)}"
             mark.touch()
-            try:
-                box.put({f"start/{rank}": (mark.name, args.checkpoint) for rank in range(1, self.world)})
-                held = [
-                    box.receive(f"protections/{rank}", "the others to start", [rank]) for rank in range(1, self.world)
-                ]
-            finally:
-                mark.unlink()
+            box.put({f"start/{rank}": (mark.name, args.checkpoint) for rank in range(1, self.world)})
+            # A signal is heeded later. If a rank is lost here, the mark stays: its absence would blame the folder.
+            held = [
+                box.receive(f"protections/{rank}", "the others to start", [rank], interruptible=False)
+                for rank in range(1, self.world)
+            ]
+            mark.unlink()
         args.protections = [line for line in args.protections if all(line in lines for lines in held)]  # logged
 
     def pick(self, args):

@@ -240,3 +240,21 @@ def test_a_prompt_of_five_megabytes_is_left_out_before_it_is_tokenised():
     rows = [data.Row("a:1", "1+" * 2_500_000 + "1=", "2", "arithmetic"), data.Row("a:2", "1+1=", "2", "arithmetic")]
     prompts, left_out = data.tokenise(rows, Spy(), budget=16)
     assert [prompt.text for prompt in prompts] == ["1+1="] and left_out == 1
+
+
+def stopped_early():
+    """Let a signal reach rank 0 before the ranks have agreed on where to start."""
+    settle = Fleet.settle
+
+    def late(fleet, args):
+        fleet.lifeline.stopped = "interrupted: early" if fleet.rank == 0 else None
+        settle(fleet, args)
+
+    Fleet.settle = late
+
+
+def test_a_signal_before_the_ranks_have_agreed_ends_the_run_in_order_and_blames_no_folder(start):
+    run = start(2, *SMALL, "--steps", "9", "--eval-every", "9", fault=stopped_early)
+    assert run.end(PATIENCE) == {0: 0, 1: 0}, run.text
+    assert "is not the folder" not in run.text and "Traceback" not in run.text
+    assert not list(run.out.glob(".start-*"))

@@ -1,4 +1,4 @@
-"""The reading edition (docs/) shows every function of the README's reading path with what holds it."""
+"""The reading edition (docs/) shows every function of the reading path (docs/paper/path.md) with what holds it."""
 
 import ast
 import re
@@ -15,8 +15,9 @@ PASSAGES = {
     for page in sorted(ROOT.glob("docs/paper/*.md"))
     for where, options, text in PASSAGE.findall(page.read_text())
 }
-README = (ROOT / "README.md").read_text()
-READING_PATH = re.findall(r"`([\w/]+\.py:[\w.]+)`", README.partition("## The reading path")[2].partition("\n## ")[0])
+READING_PATH = re.findall(
+    r"`([\w/]+\.py:[\w.]+)`", (ROOT / "docs" / "paper" / "path.md").read_text().partition("\n## ")[0]
+)
 
 
 def defined(file):

@@ -11,10 +11,10 @@ from study import comparisons, rule
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-
+PAGES = README + "".join(page.read_text() for page in sorted(ROOT.glob("docs/**/*.md")))
 
 NAMES = r"`((?:(?:plumbing|verify|study|course)/)?[a-z0-9_]+\.py):([\w.]+)`"
-READING_PATH = README.partition("## The reading path")[2].partition("\n## ")[0]
+READING_PATH = (ROOT / "docs" / "paper" / "path.md").read_text().partition("\n## ")[0]
 
 
 def defined(path):
@@ -39,7 +39,7 @@ def code_lines(path, node):
     )
 
 
-@pytest.mark.parametrize("file, name", sorted(set(re.findall(NAMES, README))))
+@pytest.mark.parametrize("file, name", sorted(set(re.findall(NAMES, PAGES))))
 def test_every_function_that_the_readme_names_is_defined(file, name):
     path = ROOT / "tests" / file if file.startswith("test_") else ROOT / file
     assert name in defined(path)
@@ -53,9 +53,7 @@ def test_the_reading_path_is_an_evening_long_and_comes_to_one_decode_step():
 
 
 def test_the_readme_is_short():
-    """Words outside tables and code."""
-    lines = [line for line in README.split("\n") if not line.startswith(("    ", "|"))]
-    assert len(" ".join(lines).split()) <= 1100
+    assert len(README.split()) <= 1500  # as `wc -w` counts
 
 
 @pytest.mark.parametrize(
@@ -70,8 +68,8 @@ def test_the_readme_is_short():
     ],
 )
 def test_every_place_of_the_paper_is_found_by_one_search(place):
-    """In the README's table, which names the code, or says that it is not covered."""
-    table = README.partition("## From the paper to the code")[2].partition("\n## ")[0]
+    """In a table, which names the code, or says that it is not covered."""
+    table = (ROOT / "docs" / "paper" / "map.md").read_text()
     assert re.search(rf"{re.escape(place)}(?![0-9.]*[0-9])", table)
 
 

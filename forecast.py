@@ -256,20 +256,20 @@ def _draws(law):
     """The `Draws` for the Fit `law`, as the head of this file says."""
     points = law.fitted
     random = np.random.default_rng(0)
-    *drawn, noise = _posterior(points, random)
-    residuals = points.R[:, None] - sigmoid(np.exp(points.u)[:, None], *drawn)
+    A, B, C_mid, R_0, noise = _posterior(points, random)
+    residuals = points.R[:, None] - sigmoid(np.exp(points.u)[:, None], A, B, C_mid, R_0)
     offset, drift, noise = _walk(points, residuals, np.median(noise), random)
     jump = np.log(law.C_mid) if law.B > JUMP and gains(law) else -np.inf
     mean, deviation, freedom = _slope(points, jump, np.median(noise))
     slope = mean + deviation * random.standard_t(freedom, DRAWS)
-    ahead = drawn[2] > np.exp(points.u[-1])  # C_mid lies beyond the points
+    ahead = C_mid > np.exp(points.u[-1])  # beyond the points
     slope *= random.uniform(0, 1, DRAWS) * np.where((slope > 0) & ahead, STEEP, DAMPED)
     kind = np.arange(DRAWS) / DRAWS
     along = kind < SHARES[0]
     slope[along | (kind >= sum(SHARES))] = 0
     normal = random.normal(size=DRAWS)
     walk = random.normal(size=DRAWS)
-    return Draws(*drawn, noise, normal, slope, along, offset, drift, walk)
+    return Draws(A, B, C_mid, R_0, noise, normal, slope, along, offset, drift, walk)
 
 
 def _notes(law):

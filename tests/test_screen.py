@@ -40,8 +40,10 @@ def test_one_held_out_prompt_is_one():
 def test_a_step_that_trains_on_no_token_has_no_entropy_and_no_ratio(monkeypatch):
     monkeypatch.setattr(fleet.dist, "all_reduce", lambda *_, **__: None)
     alone = SimpleNamespace(device="cpu", trainers=None)
-    assert fleet.Fleet.total(alone, torch.zeros(5).double(), 0.0) == {}
-    found = fleet.Fleet.total(alone, torch.tensor([2.0, 3.0, 2.0, 1.0, 0.0]).double(), 1.5)  # of two tokens
+    assert fleet.Fleet.total(alone, torch.zeros(6).double(), 0.0) == {}
+    found = fleet.Fleet.total(alone, torch.tensor([2.0, 3.0, 2.0, 1.0, 0.0, 2.5]).double(), 1.5)
+    # rho 0.5 and 1.5: the effective sample size is 2^2 / (2 * 2.5)
+    assert found.pop("effective_sample_size") == 0.8
     assert found == {"entropy": 1.5, "rho_mean": 1.0, "log_rho": 0.5, "clipped": 0.0, "rho_max": 1.5}
 
 

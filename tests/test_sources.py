@@ -71,7 +71,7 @@ def test_jsonl_keeps_prompts_answers_and_tasks(tmp_path, tokenizer):
         ('{"prompt": "a", "answer": true}', "answer 'True'"),
         ('{"prompt": "a", "answer": 0.5}', "must be text"),
         ('{"prompt": "a", "answer": " "}', "unlabelled"),
-        ('{"prompt": "a", "answer": 1, "task": "maths"}', "'arithmetic', 'code', 'math', 'sorting'"),
+        ('{"prompt": "a", "answer": 1, "task": "maths"}', "expected a task of \\['arithmetic', "),
         ('{"prompt": "a", "answer": 1, "task": ["math"]}', "means something else"),
         ('{"prompt": "a", "answer": "018", "task": "arithmetic"}', "notation"),
         ('{"prompt": "a", "answer": "5274", "task": "sorting"}', "notation"),

@@ -99,7 +99,10 @@ class Curriculum:
     """
 
     def __init__(self, prompts: list[Prompt], *, seed: int, threshold: float | None, weights: Iterable[float] = (1.0,)):
-        self.prompts, self.seed, self.threshold, self.weights = prompts, seed, threshold, list(weights)
+        self.prompts = prompts
+        self.seed = seed
+        self.threshold = threshold
+        self.weights = list(weights)
         self.pass_rates: dict[int, float] = {}  # index -> share of correct among the latest G completions
         self._in_flight: dict[int, None] = {}  # an ordered set
         # By source: number of its epoch, how many prompts were in it at its start, which are still to come; and how far
@@ -130,7 +133,8 @@ class Curriculum:
         Every draw adds its weight to each source's credit: draw from the source with the most credit, then subtract the
         total weight from it.
         """
-        chosen, sources = [], dict(enumerate(self._sources))
+        chosen = []
+        sources = dict(enumerate(self._sources))
         while len(chosen) < count and sources:
             source = max(sources, key=lambda source: sources[source]["credit"] + self.weights[source])
             index = self._draw(source)
@@ -164,7 +168,8 @@ class Curriculum:
         if state["data"] != self._fingerprint():
             raise ValueError("expected the state of these prompts and seed, got another; likely cause: new flags, data")
         self._sources = copy.deepcopy(state["sources"])
-        self._in_flight, self.pass_rates = dict.fromkeys(state["in_flight"]), dict(state["pass_rates"])
+        self._in_flight = dict.fromkeys(state["in_flight"])
+        self.pass_rates = dict(state["pass_rates"])
 
     def _fingerprint(self) -> str:
         """A hash of the training prompts in their order, the weights and the seed."""
@@ -183,7 +188,8 @@ class Curriculum:
         state = self._sources[source]
         if not any(map(self._is_free, state["queue"])):
             members = (prompt.index for prompt in self.prompts if prompt.source == source)
-            active, number = [index for index in members if not self._is_retired(index)], state["epoch"] + 1
+            active = [index for index in members if not self._is_retired(index)]
+            number = state["epoch"] + 1
             if not any(map(self._is_free, active)):
                 return None
             state |= {"epoch": number, "size": len(active), "queue": shuffled(active, f"epoch/{self.seed}/{number}")}
@@ -287,7 +293,8 @@ def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[
 
     held_out  True: texts reserved for validation (is_held_out); False: the others
     """
-    rng, pairs = random.Random(f"{task}/{seed}"), {}
+    rng = random.Random(f"{task}/{seed}")
+    pairs = {}
     while len(pairs) < count:
         length = LENGTHS[task][int(len(LENGTHS[task]) * rng.random())]
         text, answer = EMBEDDED[task](rng, length)
@@ -325,7 +332,8 @@ def tokenise(rows: list[Row], tokenizer, *, budget: int) -> tuple[list[Prompt], 
     longest = budget * max(map(len, tokenizer.get_vocab()))  # characters: no longer text has few enough tokens
     count = len(rows)
     rows = [row for row in rows if len(row.prompt) <= longest]  # before tokenising, which takes long for megabytes
-    texts, special = [row.prompt for row in rows], not tokenizer.chat_template
+    texts = [row.prompt for row in rows]
+    special = not tokenizer.chat_template
     # Some models use their unknown token as one of these too, and templates write it.
     unknown = {tokenizer.unk_token_id} - {None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
     prompts = []

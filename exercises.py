@@ -94,7 +94,8 @@ def problems(exercise):
     checks = sorted((ROOT / "course").rglob("*.py"))
     files = [ROOT / exercise.file, checker.original_file(ORIGINALS, exercise.file), *checks]
     text = b"\0".join(path.read_bytes() for path in files if path.exists())
-    key, path = hashlib.sha256(text).hexdigest(), HIDDEN / "checked.json"
+    key = hashlib.sha256(text).hexdigest()
+    path = HIDDEN / "checked.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     if exercise.kind == "measure" or known.get(exercise.name, [""])[0] != key:
         known[exercise.name] = key, checker.check(exercise, ROOT, ORIGINALS, EXERCISES)
@@ -120,7 +121,8 @@ def state(exercise):
 
 def listed():
     """All exercises by chapter, each with its state, and how many are done."""
-    lines, done = [], 0
+    lines = []
+    done = 0
     for chapter, exercises in CHAPTERS.items():
         lines.append(chapter)
         for x in exercises:
@@ -132,7 +134,8 @@ def listed():
 
 def described(exercise):
     """What to do in this exercise and why, where, and how to get hints and check it."""
-    file, target = exercise.file, exercise.target
+    file = exercise.file
+    target = exercise.target
     try:
         line = checker.Source.read(ROOT / file).span(target)[0] + 1
     except checker.Broken:
@@ -197,7 +200,8 @@ def solve(exercise):
     A file whose exercises all have the original's text becomes the original file, byte for byte. If the definition
     cannot be found in the file, everything else in it goes back to what `start` left.
     """
-    path, original = ROOT / exercise.file, checker.text_of(checker.original_file(ORIGINALS, exercise.file))
+    path = ROOT / exercise.file
+    original = checker.text_of(checker.original_file(ORIGINALS, exercise.file))
     said = f"{exercise.name} now has the original's code"
     if path.exists():
         kept = next(p for n in range(1, 10**9) if not (p := HIDDEN / "kept" / f"{exercise.name}-{n}.py").exists())

@@ -132,7 +132,8 @@ def forecast_run(run, method="continuous", *, grid=fit.PAPER_GRID, A=None):
 def _region(points, factor):
     """Points (M, 4) = A, B, C_mid, R_0 that span the region S <= factor * S_min."""
     cells, S = search(points, factor, keep=800, levels=12)
-    cells, limit = cells[S <= factor * S.min()], factor * S.min()
+    cells = cells[S <= factor * S.min()]
+    limit = factor * S.min()
     B, log_C_mid, h = shape(points, cells)
     at = profile(points, h)
     reach = np.sqrt(np.maximum(limit - at.S + at.curvature * (at.A - at.free) ** 2, 0) / at.curvature)
@@ -213,7 +214,8 @@ class _Ceiling(namedtuple("_Ceiling", "centre width side tail share")):
 def _ceiling(at, S, freedom):
     """The `_Ceiling` of shapes whose `Profile` is `at` and whose sum of squares at A = at.free is S (K,)."""
     # Mirrored (side = -1) where A lies in the upper tail: stdtr is precise in the lower one, near 1 it is not.
-    width, side = np.sqrt(S / freedom / at.curvature), np.where(at.free < at.low, -1, 1)
+    width = np.sqrt(S / freedom / at.curvature)
+    side = np.where(at.free < at.low, -1, 1)
     ends = np.sort([side * (end - at.free) / width for end in (at.low - 1e-9, at.high + 1e-9)], axis=0)
     tail, upper = stdtr(freedom, ends)
     return _Ceiling(at.free, width, side, tail, np.maximum(upper - tail, 1e-300))
@@ -295,7 +297,8 @@ def _warnings(law, edges):
     on = [n for n, x in edges.items() if x[0] < x[-1] and np.isclose(getattr(law, n), (x[0], x[-1]), rtol=3e-6).any()]
     settled = law.A == 1 and low >= 0.9 and law.C_mid < law.span[1]  # then A = 1 is a true ceiling
     on = [n for n in on if not (n == "A" and settled)]
-    below, typical = (R < points.R_0).mean(), np.median(R)
+    below = (R < points.R_0).mean()
+    typical = np.median(R)
     known = {
         f"on a bound: {', '.join(f'{n} = {getattr(law, n):.4g}' for n in on)}, an end of the range searched": on,
         f"outside Eq. 1: A = {law.A:.4g}, R_0 = {law.R_0:.4g}, B = {law.B:.4g}": law.A <= law.R_0 or law.B <= 0,
@@ -400,7 +403,9 @@ def compare(laws, same_A=0.02):
     the A or B of the two best, the 90 % interval of x - y is, from their bands (MOVER),
     [x - y - hypot(x - x_low, y_high - y), x - y + hypot(x_high - x, y - y_low)].
     """
-    laws, name, why = sorted(laws, key=lambda law: -law.A), "A", f"without a common A (within {same_A}, above each R_0)"
+    laws = sorted(laws, key=lambda law: -law.A)
+    name = "A"
+    why = f"without a common A (within {same_A}, above each R_0)"
     close = [law for law in laws if laws[0].A - law.A <= same_A]
     A = float(np.mean([law.A for law in close]))
     if len(close) > 1 and A > max(law.R_0 for law in close):

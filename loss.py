@@ -253,7 +253,8 @@ def global_denominators(lengths, prompt_index):
             "Likely cause: the mask itself where mask.sum(-1) is meant."
         )
     tokens_per_prompt = torch.bincount(prompt_index, weights=lengths).long()  # exact: float64 holds such integers
-    completions, prompts = (lengths > 0).sum(), (tokens_per_prompt > 0).sum()
+    completions = (lengths > 0).sum()
+    prompts = (tokens_per_prompt > 0).sum()
     return Denominators(int(completions), int(prompts), int(lengths.sum()), tokens_per_prompt)
 
 

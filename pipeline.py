@@ -477,7 +477,8 @@ class Pipeline:
     def slots_used(self):
         """Seconds of decoding times the share of slots in use, since the last call, mean over the generators."""
         ranks = self.mailbox.generators
-        before, now = self._slots_used, sum(self.mailbox.store.add(f"used/{rank}", 0) for rank in ranks) / 1e6
+        before = self._slots_used
+        now = sum(self.mailbox.store.add(f"used/{rank}", 0) for rank in ranks) / 1e6
         self._slots_used = now
         return (now - before) / len(ranks)
 
@@ -502,7 +503,8 @@ class Pipeline:
         now = frozenset(stragglers(self._speeds, before))
         self._calls += 1
         if now - before:
-            self._wait, self._probe_at = PROBE, self._calls + PROBE
+            self._wait = PROBE
+            self._probe_at = self._calls + PROBE
         probe = bool(now) and self._calls >= self._probe_at
         if probe:  # a batch waits for its answer: the slower the generator, the dearer, so the next one comes later
             self._wait, self._probe_at = 2 * self._wait, self._calls + 2 * self._wait

@@ -107,7 +107,8 @@ def adding(text: str, rng: random.Random, habits: bool) -> str:
     """
     first, *operands = re.findall("[+-]?[0-9]", text)
     careful = not habits or rng.random() < CAREFUL
-    total, steps = int(first), []
+    total = int(first)
+    steps = []
     while operands:
         hasty = not careful and len(operands) > 1 and rng.random() < HASTE
         taken, operands = operands[: 1 + hasty], operands[1 + hasty :]
@@ -145,7 +146,8 @@ def adding_modulo_10(text: str, rng: random.Random, habits: bool) -> str:
     """
     first, *operands = map(int, re.findall("[+-]?[0-9]", text))
     careful = not habits or rng.random() < CAREFUL
-    total, steps = first, []
+    total = first
+    steps = []
     while operands:
         hasty = not careful and len(operands) > 1 and rng.random() < HASTE
         taken, operands = operands[: 1 + hasty], operands[1 + hasty :]
@@ -163,11 +165,13 @@ def batch(tokens, rng: random.Random, habits: bool, tasks):
     """Yield CLASSES pairs of input ids and labels, both (PER_CLASS, T); labels are -100 on prompts and padding."""
     for task, _ in zip(cycle(tasks), range(CLASSES)):
         length = rng.randint(*SHOWN[task])
-        ids, labels = [], []
+        ids = []
+        labels = []
         while len(ids) < PER_CLASS:
             text, _ = data.EMBEDDED[task](rng, length)
             if not data.is_held_out(text):  # validation prompts stay unseen
-                prompt, completion = tokens.encode(text), tokens.encode(TRACES[task](text, rng, habits))
+                prompt = tokens.encode(text)
+                completion = tokens.encode(TRACES[task](text, rng, habits))
                 ids.append(torch.tensor(prompt + completion))
                 labels.append(torch.tensor([-100] * len(prompt) + completion))
         yield pad_sequence(ids, True), pad_sequence(labels, True, padding_value=-100)

@@ -526,9 +526,11 @@ def lead(args, fleet, prompts, began):
         fleet.lifeline.needed = set()  # from here on rank 0 may end too
         run.pipeline.leave()
     except Diverged as end:
-        reason, failed = str(end), True
+        reason = str(end)
+        failed = True
     except (OSError, RuntimeError) as error:
-        reason, failed = fleet.lifeline.blame(error), True
+        reason = fleet.lifeline.blame(error)
+        failed = True
     fleet.lifeline.final |= failed and not fleet.lifeline.lost  # the verifier, or what is not finite
     if run and fleet.rank == 0:
         finish(run, reason, time.perf_counter() - began)

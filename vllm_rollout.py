@@ -247,7 +247,8 @@ class VLLMGenerator(Generator):
 
         if len(draft.tokens) == draft.interrupt_at:  # it is submitted at this length only to be interrupted
             draft.tokens += [(token, False, 0.0, self.version) for token in self.phrase_ids]
-        name, length = str(next(self._names)), len(draft.tokens)
+        name = str(next(self._names))
+        length = len(draft.tokens)
         self._running[name] = draft
         seed = int(uniform(torch.tensor(draft.key), torch.tensor(length)) * 2**53)
         sampling = SamplingParams(
@@ -266,5 +267,8 @@ class VLLMGenerator(Generator):
 
     def close(self):
         """Drop what is queued or running, and end the worker; the generator cannot be used afterwards."""
-        self._running, self._queue, self._evaluations, self._weights = {}, (), (), None
+        self._running = {}
+        self._queue = ()
+        self._evaluations = ()
+        self._weights = None
         self._engine.engine_core.shutdown()

@@ -315,7 +315,7 @@ def problem(one, vector, exercise):
 
 def supervised(upload, claims, originals, exercises, namespaces, commit):
     """The Graded of an upload: a process under limits reads it, a jail runs it, and a process above both starts them,
-    because jail.run kills all children.
+    so that whatever is left can be killed with it.
     """
     chosen = [exercise for exercise in exercises if exercise.name in claims]
     found = checker.isolated(

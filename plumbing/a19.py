@@ -60,7 +60,9 @@ def random_policy(folder, spread):
 def completions(backend, folder, fp32_head):
     """The pipeline.Completions that `backend` ("torch" or "vllm") samples in bf16, GENERATIONS per prompt."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    rng, shape, done = torch.Generator().manual_seed(1), (PROMPTS, PROMPT_TOKENS), []
+    rng = torch.Generator().manual_seed(1)
+    shape = (PROMPTS, PROMPT_TOKENS)
+    done = []
     with closing(
         make(
             backend,
@@ -96,8 +98,10 @@ def main():
     """Print the table of all spreads; draw the scatter plots of the last one."""
     parser = argparse.ArgumentParser(prog="precision.py", description=__doc__.split("\n")[0])
     parser.add_argument("-o", "--out", type=Path, default=Path("figures"), help="folder for a19.png")
-    args, clip = parser.parse_args(), CLIPS
-    backends, cells = ["torch", "vllm"] if find_spec("vllm") else ["torch"], {}
+    args = parser.parse_args()
+    clip = CLIPS
+    backends = ["torch", "vllm"] if find_spec("vllm") else ["torch"]
+    cells = {}
     print(
         "spread top-1 backend  generator trainer  mean |log rho|  max     min rho  max rho  clipped   ESS    "
         "correlation"

@@ -67,7 +67,8 @@ def own(out):
 
 def rows(log):
     """(the rows of a run's log, the numbers of lines that are none: a crash or a full disk may leave such lines)."""
-    found, broken = [], []
+    found = []
+    broken = []
     for place, line in enumerate(Path(log).read_bytes().split(b"\n"), 1):
         try:
             row = json.loads(line.decode() or "null")
@@ -226,7 +227,8 @@ def save(out, policy, optimizer, tokenizer, weights, counters, fleet):
     counters  what run.json keeps; needs `version` (the step) and `stepped` (whether AdamW has a state)
     Raises OSError if it cannot be written: earlier checkpoints are then untouched, and checkpoint.tmp is removed.
     """
-    folder, leads = Path(out) / "checkpoint.tmp", fleet.rank == 0
+    folder = Path(out) / "checkpoint.tmp"
+    leads = fleet.rank == 0
     try:
         if leads:
             shutil.rmtree(folder, ignore_errors=True)

@@ -95,11 +95,14 @@ def measured(log):
         raise ValueError(f"expected a real run's log with the columns {', '.join(NEEDED)}; without {missing[0]}")
     if len(steps) < 3:
         raise ValueError(f"expected the log of 3 optimizer steps or more, got {len(steps)}")
-    flags, world = configs[-1]["flags"], configs[-1]["world"]
+    flags = configs[-1]["flags"]
+    world = configs[-1]["world"]
     if "virtual" in flags:
         raise ValueError("expected the log of a real run; this one is of a run in virtual time")
     trainers = flags["trainers"] or max(1, world // 5)
-    first, last, timed = steps[0], steps[-1], steps[1:]
+    first = steps[0]
+    last = steps[-1]
+    timed = steps[1:]
     generated = (last["tokens"] - first["tokens"]) / (world - trainers)
     in_work = (flags["k"] + 1) * flags["prompts"] * flags["generations"] / (world - trainers)
     slots = min(flags["slots"], in_work)

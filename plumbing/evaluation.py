@@ -39,7 +39,8 @@ def evaluate_policy(args, prompts):
 
     Each completion becomes a row of OUT/evaluation.jsonl. Prompts whose verifier failed are left out of the means.
     """
-    device, groups = torch.device("cuda" if torch.cuda.is_available() else "cpu"), [[] for _ in prompts]
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    groups = [[] for _ in prompts]
     rows = Path(args.out) / "evaluation.part"  # what an interrupted evaluation leaves
     rows.parent.mkdir(parents=True, exist_ok=True)
     rows.unlink(missing_ok=True)

@@ -39,7 +39,8 @@ def called(unit):
 
 def draw(ax, title, xlabel, ylabel, curves):
     """Draw a panel, its legend below it. Points beyond the solid part of a curve are hollow: its fit left them out."""
-    looks, alpha = zip(COLOURS * len(curves), MARKERS * len(curves)), 0.36 / max(2, len(curves))
+    looks = zip(COLOURS * len(curves), MARKERS * len(curves))
+    alpha = 0.36 / max(2, len(curves))
     for (label, law, (start, fitted_to, end), points, band), (colour, marker) in zip(curves, looks):
         for style, span in (("-", (start, fitted_to)), ("--", (fitted_to, max(end, fitted_to)))):
             ax.plot(x := np.geomspace(*span, 200), law(x), style, color=colour, lw=1.3)
@@ -50,7 +51,8 @@ def draw(ax, title, xlabel, ylabel, curves):
             if band and start == end:  # a single point: its band has no area
                 ax.plot([start, start], [both[0][0], both[1][0]], color=colour, lw=1.3)
         x, y = np.array(points)
-        size, faces = 14 if len(curves) < 4 else 9, np.where((x >= start) & (x <= fitted_to), colour, "none")
+        size = 14 if len(curves) < 4 else 9
+        faces = np.where((x >= start) & (x <= fitted_to), colour, "none")
         ax.scatter(x, y, size, faces, marker=marker, edgecolors=colour, linewidths=0.7, zorder=3)
         ax.plot([], [], "-" + marker * bool(len(x)), color=colour, ms=4, label=label)
     ax.set(xlabel=xlabel, ylabel=ylabel)
@@ -127,7 +129,8 @@ def error_panels(tables, run):
 
     tables  [(name, rows of `forecast.hindcasts`)]
     """
-    ends, series = ("forecast", "low", "high"), []
+    ends = ("forecast", "low", "high")
+    series = []
     for name, rows in tables:
         series.append((name, [(100 * row["share"], *(row[end] - row["measured"] for end in ends)) for row in rows]))
     title = "forecasts of the end\n90 % band: noise, and how well Eq. 1 holds"
@@ -181,11 +184,15 @@ def published(folder):
     def write(figure, title, *panels):
         save(folder / f"paper_{figure}.png", f"{title}: published fit, not data", panels)
 
-    wide, big, scout, leave_one_out = (100, 1e5, 1e5), (1500, 5e4, 1e5), (1500, 16000, 45000), (1500, 8000, 16000)
+    wide = (100, 1e5, 1e5)
+    big = (1500, 5e4, 1e5)
+    scout = (1500, 16000, 45000)
+    leave_one_out = (1500, 8000, 16000)
     write("fig1", "Fig. 1, dashed: extrapolated (source: Table 1; R_0 = 0.39 is ours)",
           table_1("8B, batch 2048", "ScaleRL-bs2048", big),
           table_1("both, as gain", "ScaleRL-bs2048/ScaleRL-Scout", big, scout, gain=True))  # fmt: skip
-    base, panels = dict(zip(("A", "B", "C_mid", "R_0"), (*TABLE_1["ScaleRL"], PAPER_R_0))), []
+    base = dict(zip(("A", "B", "C_mid", "R_0"), (*TABLE_1["ScaleRL"], PAPER_R_0)))
+    panels = []
     for name, low, high in (("A", 0.55, 0.7), ("B", 1, 4), ("C_mid", 1000, 8000), ("R_0", 0.3, 0.45)):
         laws = {f"{name} = {x}": partial(fit.sigmoid, **base | {name: x}) for x in (low, base[name], high)}
         panels.append((f"the role of {name}", HOURS, RATE, [Curve(*law, wide) for law in laws.items()]))

@@ -91,14 +91,17 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02):
     gain   of `forecast.stop_rule`, a pass rate
     Returns a dict for JSON and lines for the screen.
     """
-    runs, most = [law.run for law in laws], max(law.run.compute[-1] for law in laws)
-    axis, halves = f"compute C ({figures.called(runs[0].unit)})", [forecast.fitted(run, stop="50%") for run in runs]
+    runs = [law.run for law in laws]
+    most = max(law.run.compute[-1] for law in laws)
+    axis = f"compute C ({figures.called(runs[0].unit)})"
+    halves = [forecast.fitted(run, stop="50%") for run in runs]
     found: dict = {
         "runs": [summary(law, next(map(forecast.hindcast, half), None), until) for law, half in zip(laws, halves)]
     }
     curves = [figures.scaling(law, until or 10 * most) for law in laws]
     early = [figures.scaling(law, most, 1) for law in sum(halves, [])]
-    panels, tables = [(f"Eq. 1 (hollow points: not fitted)\n{figures.BAND}", axis, figures.RATE, curves)], {}
+    panels = [(f"Eq. 1 (hollow points: not fitted)\n{figures.BAND}", axis, figures.RATE, curves)]
+    tables = {}
     title = "the same from the first half alone\n90 % band of one evaluation: its own noise too"
     panels.append((title, axis, figures.RATE, early))
     if "power_law" in flags:

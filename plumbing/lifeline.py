@@ -95,12 +95,20 @@ class Lifeline(threading.Thread):
 
     def __init__(self, lines, rank, *, name, timeout, farewell):
         super().__init__(daemon=True)
-        self.lines, self.rank, self.name_of, self.timeout, self.farewell = lines, rank, name, timeout, farewell
+        self.lines = lines
+        self.rank = rank
+        self.name_of = name
+        self.timeout = timeout
+        self.farewell = farewell
         self.heard = dict.fromkeys(lines, time.monotonic())
         self.needed = set(lines.values())  # ranks whose end is a loss
-        self.launcher, self.signed = os.getppid(), float("-inf")
-        self.lost, self.stopped, self.said = None, None, threading.Event()
-        self.final, self.noticed = False, False
+        self.launcher = os.getppid()
+        self.signed = float("-inf")
+        self.lost = None
+        self.stopped = None
+        self.said = threading.Event()
+        self.final = False
+        self.noticed = False
         os.register_at_fork(after_in_child=lambda: [line.close() for line in lines])  # else a child keeps them open
         self.start()
 
@@ -135,11 +143,13 @@ class Lifeline(threading.Thread):
 
     def listen(self, line):
         """Read one message: empty (a sign of life), "left", or "stop", "lost" or "final" followed by a reason."""
-        rank, self.heard[line] = self.lines[line], time.monotonic()
+        rank = self.lines[line]
+        self.heard[line] = time.monotonic()
         try:
             kind, _, reason = line.recv_bytes().decode().partition(" ")
         except (EOFError, OSError):
-            kind, reason = "lost", f"{self.name_of(rank)} ended"
+            kind = "lost"
+            reason = f"{self.name_of(rank)} ended"
         if kind == "stop":
             self.stopped = self.stopped or reason
         elif kind:
@@ -186,7 +196,8 @@ class Lifeline(threading.Thread):
 
         If a rank is lost, first let the thread say so: it ends with this process.
         """
-        self.noticed, self.needed = True, set()
+        self.noticed = True
+        self.needed = set()
         self.tell("left")
         if self.lost:
             self.said.wait(LATE)

@@ -32,7 +32,9 @@ class Table:
     """Columns of a file: for each name the rows that have a value, and the values."""
 
     def __init__(self):
-        self.columns, self.length, self.notes = {}, 0, []
+        self.columns = {}
+        self.length = 0
+        self.notes = []
 
     def add(self, pairs):
         """Append a row of (name, value); None and "" are no value."""
@@ -52,10 +54,12 @@ class Table:
 
     def numbers(self, name):
         """The column as (length,) floats, nan where it has no value, and the mask of rows that have one."""
-        found, has = np.full(self.length, np.nan), np.zeros(self.length, bool)
+        found = np.full(self.length, np.nan)
+        has = np.zeros(self.length, bool)
         rows, values = self.columns.get(name, ((), ()))
         if rows:
-            found[rows], has[rows] = numbers(name, values), True
+            found[rows] = numbers(name, values)
+            has[rows] = True
         return found, has
 
 
@@ -170,7 +174,8 @@ def _utf8(line):
 
 def read_table(path):
     """The Table of a file; BadInput for what cannot be read, OSError for what cannot be opened."""
-    table, path = Table(), Path(path)
+    table = Table()
+    path = Path(path)
     if path.exists() and not path.is_file():
         raise fit.BadInput(f"{path} is not a file")
     with path.open("rb") as file:
@@ -245,7 +250,8 @@ def _pick(table, compute, reward, cumulative):
     (C, has_C), (R, has_R), (epoch, _) = map(table.numbers, (compute, reward, "epoch"))
     if evaluations := _evaluations(table) if "kind" in table.columns else ():
         rows, epochs = zip(*evaluations)
-        epoch[list(rows)], has_R[np.delete(np.arange(len(C)), rows)] = epochs, False
+        epoch[list(rows)] = epochs
+        has_R[np.delete(np.arange(len(C)), rows)] = False
     step = next((name for name in (compute, *STEPS) if name in STEPS and name in table.columns), None)
     steps = C if step == compute else table.numbers(step)[0] if step else np.arange(len(C), dtype=float)
     steps = np.where(np.isfinite(steps), steps, np.arange(len(C)) + 0.5)  # a row without a step repeats none
@@ -293,7 +299,8 @@ def read_run(path, compute=None, reward=None, scale=None, cumulative=False):
     path = Path(path) / "log.jsonl" if Path(path).is_dir() else Path(path)
     table = read_table(path)
     try:
-        compute, reward = column(table, compute, COMPUTE, "--compute"), column(table, reward, REWARD, "--reward")
+        compute = column(table, compute, COMPUTE, "--compute")
+        reward = column(table, reward, REWARD, "--reward")
         if compute == reward:
             raise fit.BadInput(f"got {compute} as --compute and as --reward")
         C, R, epoch = _pick(table, compute, reward, cumulative)

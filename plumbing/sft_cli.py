@@ -59,13 +59,16 @@ def main():
     tiny = "tiny" in args.tasks
     if tiny and set(args.tasks) != {"tiny"}:
         parser.error("--tasks tiny with another task; expected it alone, for its policy and tokens are its own")
-    skill, habit = sft.SKILL_STEPS, sft.HABIT_STEPS
+    skill = sft.SKILL_STEPS
+    habit = sft.HABIT_STEPS
     if tiny:
-        skill, habit = sft.TINY_SKILL_STEPS, sft.TINY_HABIT_STEPS
+        skill = sft.TINY_SKILL_STEPS
+        habit = sft.TINY_HABIT_STEPS
     if args.skill_steps is not None:
         skill = args.skill_steps
     torch.manual_seed(args.seed)
-    tokens, model = sft.tokenizer(tiny), sft.load(args.start) if args.start else sft.untrained(tiny)
+    tokens = sft.tokenizer(tiny)
+    model = sft.load(args.start) if args.start else sft.untrained(tiny)
     sft.supervise(model, tokens, tasks=args.tasks, habits=False, steps=skill, seed=args.seed)
     report("after skill", model, tokens, args.tasks)
     sft.supervise(model, tokens, tasks=args.tasks, habits=True, steps=habit, seed=args.seed)

@@ -110,7 +110,8 @@ def fit_slots(args, config, *, free, trainers, generators):
     itemsize = getattr(torch, args.dtype).itemsize
     positions = min(args.max_prompt_tokens + args.max_new_tokens, config.max_position_embeddings)
     position = position_bytes(config, itemsize)
-    count, training = parameters(config), 0
+    count = parameters(config)
+    training = 0
     weights = count * itemsize
     if "evaluate" not in args:
         training = trainer_bytes(args, config, count, itemsize, trainers_sharing(args))
@@ -129,7 +130,8 @@ def fit_slots(args, config, *, free, trainers, generators):
         raise ValueError(
             f"--slots {args.slots} does not fit: {needs}; {max(room, 0)} would fit. Lower --slots or --max-new-tokens"
         )
-    before, args.slots = args.slots, room
+    before = args.slots
+    args.slots = room
     return f"--slots {room} instead of {before}, to fit the memory: {needs}. Shorter lengths allow more slots"
 
 
@@ -144,7 +146,10 @@ def neighbours(args):
     Without a GPU all ranks of a node share its memory. A rank with a GPU of its own is treated as a generator.
     """
     if "evaluate" in args:
-        world, local, first, mine = 1, 1, 0, 0
+        world = 1
+        local = 1
+        first = 0
+        mine = 0
     elif "virtual" in args:  # one process, in which only one trainer computes
         return {"free": free_bytes(0), "trainers": 1, "generators": args.generators}
     else:

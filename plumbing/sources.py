@@ -285,7 +285,8 @@ def parse_row(row, where: str, task: str | None, columns) -> Row:
     if task not in TASKS:
         cause = "a misspelt name, or a column that means something else: override it with NAME:WEIGHT:TASK"
         raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
-    reference, cause = None, "an unlabelled row, a decimal number, which must be text, or another notation"
+    reference = None
+    cause = "an unlabelled row, a decimal number, which must be text, or another notation"
     if task == "code":
         try:
             reference = code_answer(answer, row)
@@ -323,7 +324,9 @@ def load_source(name: str, task: str | None, columns, tokenizer, *, budget: int,
         (train, long), (held, long_held) = (tokenise(part, tokenizer, budget=budget) for part in rows)
         return Data(train, held, long + long_held, 0)
     found = read(name)
-    count, first, skipped = 0, {}, []
+    count = 0
+    first = {}
+    skipped = []
     try:
         for count, row in enumerate(usable(found, task, columns, skipped if skip else None), 1):
             row = render(row, tokenizer)

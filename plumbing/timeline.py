@@ -134,7 +134,8 @@ def from_log(name, path):
     if not path.exists():
         raise fit.BadInput(f"{path}: no such log; expected the folder of a run, or its log.jsonl")
     found = Timeline(name)
-    devices, last = 1, 0.0
+    devices = 1
+    last = 0.0
     for row in rows_of(path):
         if row.get("kind") == "config":
             devices = row.get("devices", row["world"])

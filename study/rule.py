@@ -304,7 +304,8 @@ def remarks(logs, found):
     """Lines: how many findings were tested, the spread between seeds; each configuration's clip, ages and end."""
     count = Counter(row.verdict for row in found.values())
     groups = grouped(logs, "tokens")
-    A, E = spread(groups, "A"), spread(groups, "E")
+    A = spread(groups, "A")
+    E = spread(groups, "E")
     lines = [
         f"{len(found)} of {len(FINDINGS)} findings tested: {count['agrees']} agree, {count['disagrees']} disagree, "
         f"{count['undecided']} undecided. Of 90 % intervals one in ten errs, and findings with a common reference err "

@@ -93,7 +93,8 @@ def reduced(rows):
     """The rows of a log that fits and figures read: config, evaluations, end, and before each evaluation one
     `step` row that sums up the steps since the previous evaluation.
     """
-    steps, kept = {}, []
+    steps = {}
+    kept = []
     for row in rows:
         if row["kind"] == "step":  # a resumed run repeats some steps; the last row of a step counts
             steps[row["step"]] = row

@@ -476,6 +476,14 @@ def test_a_jail_ends_with_its_worker(folder, sign):
     scorer.close()
 
 
+def test_a_jail_leaves_other_children_of_its_process_alone():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
+        outputs = jail.run("print(3)", None, [""], size=99, timeout=5.0, namespaces=jail.namespaces_work())
+        assert list(outputs) == [b"3\n"]
+        assert other.poll() is None
+        other.kill()
+
+
 def test_a_jail_that_does_not_start_is_a_failure_not_a_wrong_answer(monkeypatch, tmp_path):
     shutil.copytree(Path(jail.__file__).parent, tmp_path / "verify")
     works, first = Path(jail.__file__).read_text(), "def drop_rights(user):\n"

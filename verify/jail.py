@@ -104,8 +104,8 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
                 After each input, processes that it left are killed and the folder is emptied.
 
     Raises TimeoutError after `timeout`, and RuntimeError if the jail does not start: Died if that says nothing of what
-    is allowed here. When this generator ends or is closed, no process and no file of the jail is left. The caller must
-    have no other children: this process adopts orphans of the jail, and at the end kills or awaits all its children.
+    is allowed here. When this generator ends or is closed, no process and no file of the jail is left: this process
+    adopts orphans of the jail, and at the end kills all children that it did not have at the start.
     """
     import tempfile
 
@@ -128,6 +128,7 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
     with ours, as_file("") as errors, nullcontext("/tmp") if namespaces else tempfile.TemporaryDirectory() as folder:
         if us == 0 and not namespaces:
             os.chown(folder, user, user)
+        mine = children()
         process = start_jail(job | {"folder": folder}, theirs, errors)
         try:
             if not (select.select([ours], [], [], START_SECONDS)[0] and ours.recv(1)):
@@ -145,7 +146,7 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
                     os.close(file)
                 yield None if written is None or len(written) > size else written
         finally:
-            sweep(process, namespaces)
+            sweep(process, mine)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -176,19 +177,25 @@ def all_processes():
             yield int(pid), int(fields[1]), os.fstat(file.fileno()).st_uid, int(fields[17])
 
 
-def sweep(process, namespaces):
-    """Kill and reap a jail and all processes that descend from it.
+def children():
+    """The ids of this process's children, zombies too."""
+    return {pid for pid, parent, *_ in all_processes() if parent == os.getpid()}
+
+
+def sweep(process, mine):
+    """Kill and reap a jail and all processes that descend from it; `mine`: children of ours that are none of them.
 
     With namespaces, the death of its first process ends all others. Without, we adopt the children of a killed process
     and kill them in turn; they cannot fork faster than we kill, because the limit on processes is low.
     """
     process.kill()
-    with suppress(ChildProcessError):
-        while True:
-            for pid, parent, *_ in () if namespaces else all_processes():
-                if parent == os.getpid():
-                    os.kill(pid, signal.SIGKILL)
-            os.wait()
+    while left := children() - mine:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in left:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
     process.wait()  # it is reaped already: this tells `process`
 
 
@@ -323,7 +330,8 @@ def jail(descriptor):
         job["limits"]["AS"] += address_space()
     channel.send(b"!")
     for case in job["inputs"]:
-        given, written = os.memfd_create("given"), os.memfd_create("written")
+        given = os.memfd_create("given")
+        written = os.memfd_create("written")
         with open(given, "w", errors="replace", closefd=False) as file:
             file.write("" if job["name"] else case)
         child = os.fork()
@@ -375,7 +383,8 @@ def answer(job, case, given, written):
     """Run the program on one input. `written` gets its stdout, or, if a function is asked for, the result (as fd 3)."""
     die_with_parent()
     call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)
-    name, null = job["name"], os.open("/dev/null", os.O_RDWR)
+    name = job["name"]
+    null = os.open("/dev/null", os.O_RDWR)
     os.lseek(given, 0, 0)
     for place, descriptor in enumerate((given, null if name else written, null, written if name else null)):
         os.dup2(descriptor, place)

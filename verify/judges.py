@@ -67,7 +67,8 @@ def exact(answer: str, reference: str) -> bool:
 def math(answer: str, reference: str) -> bool | str:
     """True for a string equal to the reference, False without any expression, otherwise the final expression."""
     expression = final_expression(answer)
-    bare, plain = expression.strip(" \n$"), reference.strip(" \n$")
+    bare = expression.strip(" \n$")
+    plain = reference.strip(" \n$")
     return bool(bare) and (bare in (plain, f"{BOX}{plain}}}") or expression)
 
 

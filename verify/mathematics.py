@@ -51,7 +51,8 @@ def final_expression(answer: str) -> str:
         return answer.strip() if len(answer) <= MAX_CHARS else ""
     if (last := in_box(answer, start)) is None:
         return ""
-    inside, first = [last], max(start - MAX_CHARS, 0)
+    inside = [last]
+    first = max(start - MAX_CHARS, 0)
     while (before := answer.rfind(BOX, first, start)) >= 0 and (content := in_box(answer, before)) is not None:
         end = before + len(BOX) + len(content) + 1
         if not 0 <= start - end <= BETWEEN_CHARS or not BETWEEN_BOXES.fullmatch(answer, end, start):
@@ -70,7 +71,8 @@ def content(expression: str) -> str:
 
 def in_box(answer: str, start: int) -> str | None:
     """What is in the \\boxed{...} at `start`; None if that is too long or left open."""
-    box, depth = answer[start : start + MAX_CHARS], 0
+    box = answer[start : start + MAX_CHARS]
+    depth = 0
     for brace in re.finditer(r"\\.|[{}]", box):  # an escaped brace is a printed one and opens nothing
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
         if brace.group() == "}" and depth == 0:
@@ -208,7 +210,8 @@ def as_date(text: str) -> tuple | None:
     >>> as_date("2024-01-05"), as_date("12/5"), as_date("12/05"), as_date("10-12")
     ((2024, '-', 1, '-', 5), None, (12, '/', 5), (10, '-', 12))
     """
-    numbers, signs = re.findall(r"[0-9]+", text), set(re.sub(r"[0-9\s]", "", text))
+    numbers = re.findall(r"[0-9]+", text)
+    signs = set(re.sub(r"[0-9\s]", "", text))
     if not re.fullmatch(r"\s*[0-9]{1,4}(?:\s*[-/.:]\s*[0-9]{1,4})+\s*", text) or len(signs) > 1:
         return None
     (sign,) = signs
@@ -233,7 +236,8 @@ def spelt(text: str) -> str:
 def equal(expression: str, reference: str) -> bool | None:
     """Whether `expression`, from final_expression, equals the reference; None if that cannot be read. No time limit."""
     right = normalise(content(final_expression(reference) if BOXES.search(reference) else reference))
-    boxed, answer = BOXES.match(expression) or FORMULA.fullmatch(expression), normalise(content(expression))
+    boxed = BOXES.match(expression) or FORMULA.fullmatch(expression)
+    answer = normalise(content(expression))
     if boxed and spelt(answer) == spelt(right) != "":
         return True
     if BASE.search(right) or boxed and BASE.search(answer):
@@ -479,7 +483,8 @@ def close(gold, given) -> bool:
     gold, given = gold.doit(), given.doit()
     if not (gold.is_finite and given.is_finite):
         return gold == given and bool(gold.is_extended_real)  # infinity is right for itself, 1/0 is not
-    size, difference = abs(gold).evalf(), abs((gold - given).evalf(20))
+    size = abs(gold).evalf()
+    difference = abs((gold - given).evalf(20))
     decimals = [side.has(Float) for side in (gold, given)]
     whole = any(side.is_integer and not decimal for side, decimal in zip((gold, given), decimals))
     tolerance = 1e-50 * size if not any(decimals) else 1e-12 * size if whole else min(1e-6, 2e-5 * size)

@@ -38,12 +38,15 @@ def fenced_blocks(answer: str) -> list[tuple[str, str]]:
 
     A block may stand in a list item, indented with it, and be closed at the end of its last line.
     """
-    blocks, language, lines = [], None, []
+    blocks = []
+    language = None
+    lines = []
     for line in re.findall(r"[^\n]*\n|[^\n]+", answer):
         bare = line.strip(" \t\r\n")
         if language is None:
             if start := OPENS.match(line):
-                language, lines = start[1], []
+                language = start[1]
+                lines = []
         elif bare.startswith("```") or bare.endswith("```"):
             last = "" if bare.startswith("```") else line.rstrip()[:-3]
             blocks.append((language, "".join([*lines, last])))
@@ -67,7 +70,8 @@ def read_tests(reference: str) -> tuple[str | None, list]:
         if name is None and kinds & {"functional", "function_call"}:
             raise ValueError("functional tests without the name of the function")
     else:
-        name, cases = tests.get("fn_name"), list(zip(tests["inputs"], tests["outputs"], strict=True))
+        name = tests.get("fn_name")
+        cases = list(zip(tests["inputs"], tests["outputs"], strict=True))
     if not cases:
         raise ValueError("no tests")
     return name, [call_case(*case) if name else tuple(map(as_text, case)) for case in cases]

@@ -85,7 +85,9 @@ class Worker:
 
     def start(self, score: Score) -> None:
         """Give the worker a job. If that fails, `decided` treats it as the worker's death."""
-        self.job, self._deadline, self._failure = score, time.monotonic() + self.timeout + START_SECONDS, None
+        self.job = score
+        self._deadline = time.monotonic() + self.timeout + START_SECONDS
+        self._failure = None
         try:
             if self.process is None or self.process.poll() is not None:
                 self._start_interpreter()
@@ -99,7 +101,8 @@ class Worker:
 
     def decided(self) -> Score | None:
         """Look, without waiting, for a verdict or the worker's death; returns the job once it is settled, else None."""
-        score, message = self.job, b""
+        score = self.job
+        message = b""
         try:
             message = b"" if self._failure else self._channel.recv(MESSAGE_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -158,7 +161,8 @@ class Scorer:
         self._workers = [Worker(timeout, namespaces) for _ in range(workers)]
         self._penalty = penalty
         self._think_end = think_end
-        self._queue, self._done = [], []
+        self._queue = []
+        self._done = []
 
     @property
     def pending(self) -> int:
@@ -182,7 +186,8 @@ class Scorer:
                 self._done.append(score)
             if worker.job is None and self._queue:
                 worker.start(self._queue.pop(0))
-        done, self._done = self._done, []
+        done = self._done
+        self._done = []
         return done
 
     def close(self) -> None:

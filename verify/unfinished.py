@@ -96,7 +96,8 @@ def parted(text: str, signs: str) -> list[str]:
     >>> parted("f(1,2), \\\\{3, 4\\\\}", ","), parted("P(X=2)=\\\\frac14", "=")
     (['f(1,2)', ' \\\\{3, 4\\\\}'], ['P(X=2)', '\\\\frac14'])
     """
-    parts, depth = [""], 0
+    parts = [""]
+    depth = 0
     for character in text:
         depth += (character in "([{") - (character in ")]}")
         if character in signs and depth <= 0:

@@ -87,7 +87,8 @@ def judge_code(source: str, reference: str, timeout: float, namespaces: bool | N
     namespaces = jail.namespaces_work() if namespaces is None else namespaces
     name, cases = read_tests(reference)
     size = max(len(json.dumps(expected)) for _, expected in cases) + SPARE_BYTES
-    inputs, right = [given for given, _ in cases], readings(name, cases)
+    inputs = [given for given, _ in cases]
+    right = readings(name, cases)
     total = timeout + min(SECONDS_PER_TEST * len(cases), MORE_SECONDS)
     run = jail.run(source, name, inputs, size=size, timeout=total, each=timeout, namespaces=namespaces)
     with closing(run) as outputs:

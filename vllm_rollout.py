@@ -48,7 +48,7 @@ def require_vllm():
     if not any(name.split()[1].startswith(VLLM) for name in found):
         raise ImportError(
             f"expected vLLM {VLLM}x, got {', '.join(found) or 'none'}: is the extra [vllm] missing, or "
-            "was another version installed? README.md says how to install it with and without a GPU"
+            "was another version installed? docs/own.md says how to install it with and without a GPU"
         )
 
 

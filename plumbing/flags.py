@@ -661,7 +661,7 @@ def fit(args, config, tokenizer):
         lines.append(sizing.fit_slots(args, config, **sizing.neighbours(args)))
         if torch.cuda.is_available():
             lines.append(
-                "Hint: --generator torch runs anywhere, but is no fast engine; on a GPU --generator vllm is (README)"
+                "Hint: --generator torch runs anywhere, but is not fast; on a GPU --generator vllm is (docs/own.md)"
             )
     return list(filter(None, lines))
 

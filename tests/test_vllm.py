@@ -23,7 +23,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 if find_spec("vllm") is None:
-    pytest.skip("vLLM is not installed: README.md says how", allow_module_level=True)
+    pytest.skip("vLLM is not installed: docs/own.md says how", allow_module_level=True)
 
 import psutil  # vLLM needs it
 from test_rollout import (  # noqa: F401  tests that hold for every generator: they run here with the `make` below

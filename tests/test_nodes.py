@@ -143,14 +143,14 @@ def test_after_the_cable_is_cut_all_ranks_are_gone_within_the_timeout_and_ten_se
     run.wait_for(lambda: len(run.steps()) > 1)
     ranks = run.ranks()
     assert sorted(ranks) == [0, 1, 2, 3]
-    ip("-n", "nodea", "link", "set", "va", "down")
+    ip("-n", space("nodea"), "link", "set", "va", "down")
     try:
         run.wait_for(lambda: not any(map(alive, ranks.values())), TIMEOUT + 10.0)
         assert re.search("generator rank [23] on nodeb", run.text("nodea")) and "rank 0 on nodea" in run.text("nodeb")
     finally:
         for launcher in run.launchers:
             launcher.kill()
-        ip("-n", "nodea", "link", "set", "va", "up")
+        ip("-n", space("nodea"), "link", "set", "va", "up")
 
 
 def test_an_out_that_the_nodes_do_not_share_is_named_before_anything_is_loaded(cable, tmp_path):

@@ -95,7 +95,8 @@ def play(folder):
             said = "\n".join(checker.check(exercise, folder, checker.originals_of(folder), EXERCISES))
             named = set(re.findall("This is what you get when you .*", said))
             sentence = exercise.claims[0].named(mistake)
-            assert named == {sentence} or exercise.kind == "bug" and not named, (exercise.name, mistake.__name__, said)
+            # Another may be named beside it: where both give nan, nan does not tell them apart.
+            assert sentence in named or exercise.kind == "bug" and not named, (exercise.name, mistake.__name__, said)
             mistakes += 1
         os.chdir(folder)
         path.write_text(right(text, exercise))

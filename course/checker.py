@@ -35,7 +35,13 @@ ANSWERS = "answers.py"  # holds the functions of predict and measure; its origin
 ROOMS = "plumbing", "verify", "study", "course"  # the project's packages
 FOLDERS = ("plumbing/*.py", "verify/*.py")  # what a run needs beside the top level
 SIX_STEPS = "--loss cispo --k 0 --prompts 8 --steps 6 --eval-every 6 --eval-prompts 32 --eval-generations 2".split()
-TIMES = ("seconds", "gpu_hours", "idle")  # numbers of the log whose names begin so depend on timing
+TIMES = (
+    "seconds",
+    "gpu_hours",
+    "idle",
+    "decode_seconds",
+    "slots_used",
+)  # numbers of the log whose names begin so depend on timing
 UNWRITTEN, RAISED = "not written yet", "raised"  # beginnings of texts that stand in place of a vector
 SECONDS = 10.0  # of wall clock for one check
 MEASURE_SECONDS = 900.0  # for one check of kind measure, which may train

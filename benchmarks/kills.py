@@ -3,7 +3,7 @@
     python benchmarks/kills.py --kills 50 --out runs/kills -o results/kills.json
 
 Roles: rank 0, the other trainer, the generator, the launcher. After the launcher's death the same command line is given
-again, as a scheduler does that requeues. A kill has recovered when a step is logged after it. The batches of two runs
+again, as a scheduler does that requeues. A kill has recovered when a new start has logged a step. The batches of two runs
 can be compared because without No-Positive-Resampling the order of prompts depends on the seed alone.
 
 Which tokens a step trains on depends on timing, so two runs of one command do not end alike: `--alone` says how many
@@ -69,6 +69,13 @@ def steps_of(out):
     return [row for row in rows(log)[0] if row["kind"] == "step"] if log.exists() else []
 
 
+def starts_of(out):
+    """How many starts of the run have logged a step so far."""
+    log = Path(out) / "log.jsonl"
+    kinds = "".join(row["kind"][0] for row in rows(log)[0] if row["kind"] in ("config", "step")) if log.exists() else ""
+    return kinds.count("cs")
+
+
 def wait_for(condition, seconds):
     """Whether the condition held within so many seconds."""
     until = time.monotonic() + seconds
@@ -106,6 +113,7 @@ def disturb(out, kills, steps, rng):
         if before[-1]["step"] > steps - 3:
             break
         role = rng.choice(ROLES)
+        started = starts_of(out)
         moment = time.monotonic()
         kill(out, role, launcher)
         row = {"role": role, "after step": before[-1]["step"], "processes left": 0}
@@ -113,7 +121,7 @@ def disturb(out, kills, steps, rng):
             row["processes left"] = len(members(out))
             launcher = start(out, steps)
         if rng.random() < 0.5:
-            recovered = wait_for(lambda: len(steps_of(out)) > len(before), PATIENCE)
+            recovered = wait_for(lambda: starts_of(out) > started, PATIENCE)
             row |= {"recovered": recovered, "seconds": round(time.monotonic() - moment, 1)}
         found.append(row)
         print(row, flush=True)

@@ -60,7 +60,7 @@ SLOWER = 1.25  # by which factor, from one poll to the next
 LOOK = 0.025  # seconds between two polls for news by a generator that is decoding
 BEAT = 0.25  # seconds between two signs of progress
 MEASURED = 20  # decode steps after which a generator's speed is known
-PROBE = 8  # optimizer steps until a generator that was too slow gets a ticket; doubled each time that it still is
+PROBE = 8  # optimizer steps between two probes of the generators that were too slow
 
 
 # --- Rules: pure functions on counts ---------------------------------------------------------------------------------
@@ -189,8 +189,8 @@ class News:
     evaluation_tickets: int = 0  # issued over all evaluations
     evaluating: bool = False  # if so, only evaluation tickets may be claimed
     stop: str | None = None  # why the run ends; None before
-    drained: frozenset = frozenset()  # ranks of slow generators: each takes `probes` tickets in all and no more
-    probes: int = 0
+    drained: frozenset = frozenset()  # ranks of slow generators, which take no tickets
+    probes: int = 0  # how often they have been asked to decode something all the same
 
 
 # --- The mailbox -----------------------------------------------------------------------------------------------------
@@ -368,12 +368,11 @@ class Pipeline:
             mailbox.store.add("claimed/train", start * prompts)
         self._news = News(version=start, tickets=start * prompts)
         self._post()
-        self._work = {}  # generator rank -> (seconds of decoding, decode steps) when it was last measured
+        self._work = {}  # generator rank -> (seconds of decoding, decode steps), at the last call of `drain`
+        self._measured = {}  # the same, when its speed was last measured
         self._speeds = {}  # generator rank -> seconds per decode step, the latest known
         self._slots_used = 0.0  # seconds, at the last call of `slots_used`
         self._calls = 0  # of `drain`
-        self._wait = PROBE  # calls between the last probe and the next, which comes with the call number `_probe_at`
-        self._probe_at = 0
 
     @property
     def room(self):
@@ -486,28 +485,25 @@ class Pipeline:
         """Name the stragglers to all generators. Returns {rank: seconds per decode step since the last call}, and the
         ranks that were drained before and are now.
 
-        A slow generator keeps the number that it has claimed and finishes what it holds. Of further tickets it takes
-        one after PROBE calls, then one after twice as many, and so on, which show whether it has recovered. Its work is
-        not given to others as well: the answers that end first would be the short ones.
+        A slow generator keeps the number that it has claimed and finishes what it holds. From then on every PROBE-th
+        call asks it for answers that belong to no batch (`Desk.probe`), which show whether it has recovered: no batch
+        waits for them. Its work is not given to others as well: the answers that end first would be the short ones.
         """
         latest = {}
+        nothing = (0.0, 0)
         for rank in self.mailbox.generators:
             work = self.mailbox.store.add(f"decoding/{rank}", 0) / 1e6, self.mailbox.store.add(f"steps/{rank}", 0)
-            seconds, steps = (new - old for new, old in zip(work, self._work.get(rank, (0.0, 0))))
+            if steps := work[1] - self._work.get(rank, nothing)[1]:
+                latest[rank] = round((work[0] - self._work.get(rank, nothing)[0]) / steps, 9)
             self._work[rank] = work
-            if steps:
-                latest[rank] = round(seconds / steps, 9)
+            seconds, steps = (new - old for new, old in zip(work, self._measured.get(rank, nothing)))
             if steps >= MEASURED:
                 self._speeds[rank] = seconds / steps
+                self._measured[rank] = work
         before = self._news.drained
         now = frozenset(stragglers(self._speeds, before))
         self._calls += 1
-        if now - before:
-            self._wait = PROBE
-            self._probe_at = self._calls + PROBE
-        probe = bool(now) and self._calls >= self._probe_at
-        if probe:  # a batch waits for its answer: the slower the generator, the dearer, so the next one comes later
-            self._wait, self._probe_at = 2 * self._wait, self._calls + 2 * self._wait
+        probe = bool(now) and self._calls % PROBE == 0
         if now != before or probe:
             self._post(drained=now, probes=self._news.probes + probe)
         return latest, before, now
@@ -578,7 +574,8 @@ class Desk:
         self.scores = {}  # (evaluation, number) -> its Scores so far
         self.turned = mailbox.clock()  # when the last turn ended
         self.counts = Counter()  # what the next report adds in the mailbox: seconds, and decode steps
-        self.probed = 0  # News.probes when this generator, drained, last claimed a ticket
+        self.probed = 0  # News.probes at the last probe of this generator
+        self.latest = None  # the ticket taken last
         self.pause = POLL  # seconds until the next poll, if there is nothing to do
         self.news = None  # of the last turn
 
@@ -590,7 +587,8 @@ class Desk:
         if worked := self.generator.busy:
             before = self.generator.decode_steps, self.generator.slot_steps
         for completion in self.generator.step() if worked else ():
-            self.scorer.submit(completion, self.tickets[completion.evaluation, completion.ticket].prompt)
+            if ticket := self.tickets.get((completion.evaluation, completion.ticket)):  # None: of a probe
+                self.scorer.submit(completion, ticket.prompt)
         decoding = self.mailbox.clock() - began
         for score in self.scorer.finished():
             self.deliver(score)
@@ -623,17 +621,26 @@ class Desk:
         # Nothing is claimed before the first news: until then the count of a resumed run, too, starts at 0.
         while issued and self.generator.wants(news.evaluating):
             if self.claims[queue] is None:
-                if self.mailbox.rank in news.drained and self.probed == news.probes:
-                    return
-                self.probed = news.probes
+                if self.mailbox.rank in news.drained:
+                    return self.probe(news.probes)
                 self.claims[queue] = self.mailbox.store.add(f"claimed/{queue}", 1) - 1
             if self.claims[queue] >= issued:
                 return
             [ticket] = self.mailbox.take([f"ticket/{queue}/{self.claims[queue]}"])
             self.claims[queue] = None
             assert ticket.version <= self.generator.version, f"{ticket} is newer than the weights"
-            self.tickets[ticket.evaluation, ticket.number] = ticket
+            self.tickets[ticket.evaluation, ticket.number] = self.latest = ticket
             self.generator.add(ticket)
+
+    def probe(self, probes):
+        """If a new probe is asked for and nothing is in work: fill all slots with the latest prompt once more.
+
+        Full slots take the time that others take for a decode step. What comes of it is thrown away (number -1).
+        """
+        if self.probed != probes and self.latest and not self.generator.busy:
+            self.probed = probes
+            while self.generator.wants(False):
+                self.generator.add(replace(self.latest, number=-1, evaluation=False))
 
     def deliver(self, score):
         """Keep a score; when it is the last of its ticket, put all completions into the mailbox, then their headers."""

@@ -3,8 +3,8 @@
     python benchmarks/kills.py --kills 50 --out runs/kills -o results/kills.json
 
 Roles: rank 0, the other trainer, the generator, the launcher. After the launcher's death the same command line is given
-again, as a scheduler does that requeues. A kill has recovered when a new start has logged a step. The batches of two runs
-can be compared because without No-Positive-Resampling the order of prompts depends on the seed alone.
+again, as a scheduler does that requeues. A kill has recovered when a new start has logged a step. The batches of two
+runs can be compared because without No-Positive-Resampling the order of prompts depends on the seed alone.
 
 Which tokens a step trains on depends on timing, so two runs of one command do not end alike: `--alone` says how many
 times the run is made without kills, to see by how much. Prints a table and writes its numbers. It takes about 25

@@ -411,7 +411,10 @@ def draw(measured, path):
     by_k.plot([8], [measured["ppo k=8"]["seconds"]], "s", label="PPO-off-policy-8")
     for slow, mark in ((3, "^"), (10, "v")):
         seconds = measured[f"pipeline k=8, one generator {slow} times slower"]["seconds"]
-        by_k.plot([8], [seconds], mark, label=f"one of 64 generators {slow} times slower")
+        [line] = by_k.plot([8], [seconds], mark, label=f"one of 64 generators {slow} times slower")
+        drained = measured[f"pipeline k=8, one {slow} times slower, drained"]["seconds"]
+        style = dict(color=line.get_color(), mfc="none", ms=9)
+        by_k.plot([8], [drained], mark, **style, label="the same, drained")
     by_k.set(xlabel="k (optimizer steps)", ylabel="seconds an optimizer step", ylim=(0, None), title="64 slots")
     slots = {32: ", 32 slots", 64: "", 128: ", 128 slots", 256: ", 256 slots"}
     rows = [measured[f"pipeline k=8{name}"] for name in slots.values()]

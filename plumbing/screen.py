@@ -19,8 +19,8 @@ LINES = {  # kind of a row of the log -> how the row is shown
 }
 WARNINGS = {
     "slow": "{name} is more than twice as slow as is usual among the generators (decode_seconds in the log), and every "
-    "batch would wait for it. It finishes what it holds and takes no further tickets, but for one now and then, which "
-    "shows whether it has recovered",
+    "batch would wait for it. It finishes what it holds and takes no further tickets; now and then it decodes answers "
+    "that no batch waits for, which show whether it has recovered",
     "recovered": "{name} is as fast as the other generators again, and takes tickets again",
     "truncated": "{share:.0%} of the completions of the last {steps} steps were truncated and carry no loss. Runs "
     "destabilise above {limit:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)",

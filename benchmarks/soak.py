@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/soak.py                       100,000 answers
     OMP_NUM_THREADS=1 python benchmarks/soak.py --answers 5000        a shorter one
-    python benchmarks/soak.py --rates                                 answers per second, each kind by itself
+    python benchmarks/soak.py --rates                                 answers, and tests of programs, per second
     python benchmarks/soak.py --verdicts                              share right of tests/data/verdicts.jsonl, by kind
     python benchmarks/soak.py --make-answers                          writes tests/data/answers_500.jsonl again
 
@@ -218,22 +218,31 @@ def soak(count, limit, workers, seed):
     print(f"no verdict: {errors}; processes after close: {len(below(os.getpid())) - 1}")
 
 
+def of_tests(count):
+    """200 tests in all, by programs of `count` tests each, or a single program of more."""
+    numbers = range(count)
+    tests = {"inputs": [f"{n} 2\n" for n in numbers], "outputs": [f"{n + 2}\n" for n in numbers]}
+    return [("code", PROGRAM, json.dumps(tests), True)] * max(1, 200 // count)
+
+
 def rates():
     """Print, by kind of answer, how many one worker judges per second and per CPU second (hardly changed by others)."""
     rows = [json.loads(line) for line in FILE.read_text().splitlines()]
-    numbers = [("math", f"\\boxed{{{n}}}", str(n), True) for n in range(20_000)]
-    expressions = [("math", row["answer"], row["reference"], row["correct"]) for row in rows]
-    programs = [("code", PROGRAM, SUM, True)] * 50
+    kinds = {  # name -> (answers, how many tests are in one)
+        "exact": ([("math", f"\\boxed{{{n}}}", str(n), True) for n in range(20_000)], 1),
+        "expressions": ([("math", row["answer"], row["reference"], row["correct"]) for row in rows], 1),
+    }
+    kinds |= {f"programs of {count}": (of_tests(count), count) for count in (1, 10, 100, 300)}
     scorer = Scorer(timeout=20.0, workers=1)
-    drain(scorer, 2, submit(scorer, [expressions[0], programs[0]]))  # starts the worker
-    for kind, answers in {"exact": numbers, "expressions": expressions, "programs of 2 tests": programs}.items():
+    drain(scorer, 2, submit(scorer, [kinds["expressions"][0][0], kinds["programs of 1"][0][0]]))  # starts the worker
+    for kind, (answers, tests) in kinds.items():
         start, cpu = time.monotonic(), cpu_seconds()
         scores = drain(scorer, len(answers), submit(scorer, answers))
         seconds, cpu = time.monotonic() - start, cpu_seconds() - cpu
         agree = sum(score.correct is verdict for score, (*_, verdict) in scores)
         print(
-            f"{kind:20} {len(answers):6} answers  {len(answers) / seconds:8.1f}/s  {len(answers) / cpu:8.1f}/CPU s  "
-            f"{agree} as made"
+            f"{kind:16} {len(answers):6} answers  {len(answers) * tests / seconds:8.1f} tests/s  "
+            f"{len(answers) * tests / cpu:8.1f} tests/CPU s  {agree} as made"
         )
     scorer.close()
 

@@ -63,8 +63,10 @@ def wait_until(true, what, seconds=5.0):
 
 
 def nothing_left(scorer, folder):
-    """Whether only the worker's own fork is below it, which adopts what programs leave, and the folder is empty."""
-    return len(descendants(scorer._workers[0].process.pid)) == 1 and not any(folder.iterdir())
+    """Whether only the worker's own fork is below it, which adopts what programs leave, with the interpreter of which
+    jails are forks, and the folder is empty.
+    """
+    return len(descendants(scorer._workers[0].process.pid)) == 2 and not any(folder.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -370,6 +372,69 @@ def test_a_daemon_does_not_outlive_its_program_though_that_is_right(scorer, fold
     assert right.correct is True and nothing_left(scorer, folder)
 
 
+def test_what_one_test_leaves_the_next_does_not_find(scorer):
+    leave = """
+import os, signal, time
+print(os.listdir('/tmp' if os.getcwd() == '/tmp' else '.'), os.environ.get('x'), end=' ')
+print(sum(name.isdigit() for name in os.listdir('/proc')) if os.getcwd() == '/tmp' else 3)
+os.environ['x'] = 'seen'
+os.mkdir('d'); open('d/file', 'w').write('x'); os.chmod('d', 0); open('.hidden', 'w')
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for _ in range(2):
+  if not os.fork():
+    os.setsid()
+    os.fork() or time.sleep(100)
+    time.sleep(100)
+"""
+    expected = f"[] None {2 if NAMESPACES else 3}"  # processes: the jail's first, and the test's own
+    assert score(scorer, leave, json.dumps({"inputs": [""] * 5, "outputs": [expected] * 5})).correct is True
+
+
+def test_a_program_finds_nothing_of_the_one_before_in_its_memory(scorer):
+    hunt = """
+import re
+mark, seen = 'given', set()
+with open('/proc/self/maps') as maps, open('/proc/self/mem', 'rb', 0) as memory:
+  for line in maps:
+    start, end = (int(part, 16) for part in line.split()[0].split('-'))
+    if 'rw' in line.split()[1]:
+      memory.seek(start)
+      seen |= set(re.findall(mark.encode() + b'-[0-9]+', memory.read(end - start)))
+print(*sorted(found.decode() for found in seen))
+"""
+    for number in (11, 12):  # the second program's jail is another fork of the same interpreter
+        tests = {"inputs": [f"given-{number}"], "outputs": [f"given-{number}"]}
+        assert score(scorer, hunt, json.dumps(tests)).correct is True
+
+
+ENDS = {  # of programs whose output is 3, as the interpreter ends them
+    "import atexit\natexit.register(print, 3)": True,
+    "file = open(1, 'w')\nfile.write('3')": True,
+    "class End:\n  def __del__(self): print(3)\nend = End()": True,
+    "class End:\n  def __del__(self): print(3)\nend = End()\nend.me = end": True,
+    "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print(3))).start()": True,
+    "import threading, time\nthreading.Thread(target=time.sleep, args=[9], daemon=True).start()\nprint(3)": True,
+    "import io, os\nsys.stdout = io.StringIO()\nimport atexit\n"
+    "atexit.register(lambda: os.write(1, sys.stdout.getvalue().encode()))\nprint(3)": True,
+    "print(3)\nsys.stdout = None": True,
+    "print(3)\nsys.stdout.close()": True,
+    "print(3)\nsys.exit()": True,
+    "print(3)\nsys.exit(0)": True,
+    "print(3)\nquit = sys.exit(None)": True,
+    "print(3)\nsys.exit(1)": False,
+    "print(3)\nsys.exit('done')": False,
+    "print(3)\nraise ValueError": False,
+    "print(3)\nimport os\nos.abort()": False,
+    "print(3)\nraise KeyboardInterrupt": False,
+    "print(3)\nimport os\nos.kill(os.getpid(), 9)": False,
+}
+
+
+def test_a_program_ends_as_the_interpreter_would_end_it(scorer):
+    tests = json.dumps({"inputs": ["", ""], "outputs": ["3", "3"]})
+    assert {program: score(scorer, program, tests).correct for program in ENDS} == ENDS
+
+
 def test_limits_environment_and_folder_are_set_in_the_jail(scorer):
     look = """
 import os, resource
@@ -463,7 +528,7 @@ def test_a_jail_ends_with_its_worker(folder, sign):
     submit(scorer, "import time\ntime.sleep(100)", SUM)
     scorer.finished()
     pid = scorer._workers[0].process.pid
-    wait_until(lambda: len(descendants(pid)) >= (4 if NAMESPACES else 3), "the program does not start")
+    wait_until(lambda: len(descendants(pid)) >= (5 if NAMESPACES else 4), "the program does not start")
     below = descendants(pid)
     start = time.monotonic()
     if sign:

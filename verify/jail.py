@@ -24,7 +24,9 @@ Open in the paper: how programs are run.
 Test: pytest tests/test_code_reward.py. As a script, the file is a jail started by `run`, or prints `protections`.
 """
 
+import atexit
 import ctypes
+import gc
 import json
 import os
 import resource
@@ -87,7 +89,7 @@ def as_file(content: str):
     return file
 
 
-def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=None):
+def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=None, nursery=None):
     """Run a program on each input; yields the bytes it wrote each time, None if it failed or wrote more than `size`.
 
     program     Python source
@@ -101,7 +103,9 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
                 "see", "hide"  {path: path in the jail} seen read-only; paths of which nothing is seen; namespaces only
                 "limits"       of each fork, as LIMITS and "CPU" (seconds); "AS" beyond what the source takes
                 "seconds"      of wall clock for each input
-                After each input, processes that it left are killed and the folder is emptied.
+    nursery     None, or the socket of a `start_nursery` of this process, which makes a jail at a third of the cost
+
+    Each input has a fork of its own; processes that it leaves are killed and the folder is emptied before the next.
 
     Raises TimeoutError after `timeout`, and RuntimeError if the jail does not start: Died if that says nothing of what
     is allowed here. When this generator ends or is closed, no process and no file of the jail is left: this process
@@ -129,7 +133,7 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
         if us == 0 and not namespaces:
             os.chown(folder, user, user)
         mine = children()
-        process = start_jail(job | {"folder": folder}, theirs, errors)
+        process = start_jail(job | {"folder": folder}, theirs, errors, nursery)
         try:
             if not (select.select([ours], [], [], START_SECONDS)[0] and ours.recv(1)):
                 errors.seek(0)
@@ -150,23 +154,33 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def start_jail(job, channel, errors):
-    """Start a jail's interpreter (a Popen); this process will adopt the jail's orphans."""
-    import subprocess
-
+def start_jail(job, channel, errors, nursery):
+    """Start a jail (a Popen, or None from a nursery); this process will adopt the jail's orphans."""
     call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with channel, as_file(json.dumps(job)) as file:
-        command = [sys.executable, "-I", "-S", "-X", "utf8", os.path.abspath(__file__), str(channel.fileno())]
-        return subprocess.Popen(
-            command,
-            stdin=file,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            cwd="/",
-            env={},
-            pass_fds=[channel.fileno()],
-            start_new_session=True,
-        )
+        if nursery is None:
+            return start_interpreter("jail", channel, stdin=file, stderr=errors)
+        socket.send_fds(nursery, [b"!"], [file.fileno(), errors.fileno(), channel.fileno()])
+    return None
+
+
+def start_nursery():
+    """(Popen, socket) of an interpreter that has loaded what programs rely on, for jails to be forks of it.
+
+    It sees no job: a fork of it reads that. It ends with this process, or when the socket is closed.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        return start_interpreter("nursery", theirs), ours
+
+
+def start_interpreter(role, channel, **files):
+    """Start this file as a script in a bare interpreter, as "jail" or "nursery"."""
+    import subprocess
+
+    command = [sys.executable, "-I", "-S", "-X", "utf8", os.path.abspath(__file__), role, str(channel.fileno())]
+    files = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL} | files
+    return subprocess.Popen(command, cwd="/", env={}, pass_fds=[channel.fileno()], start_new_session=True, **files)
 
 
 def all_processes():
@@ -188,7 +202,8 @@ def sweep(process, mine):
     With namespaces, the death of its first process ends all others. Without, we adopt the children of a killed process
     and kill them in turn; they cannot fork faster than we kill, because the limit on processes is low.
     """
-    process.kill()
+    if process:
+        process.kill()
     while left := children() - mine:
         for pid in left:
             with suppress(ProcessLookupError):
@@ -196,7 +211,8 @@ def sweep(process, mine):
         for pid in left:
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-    process.wait()  # it is reaped already: this tells `process`
+    if process:
+        process.wait()  # it is reaped already: this tells `process`
 
 
 def tried(namespaces):
@@ -244,10 +260,14 @@ CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 1 << 17, 
 MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID_NODEV = 0x1000, 0x4000, 0x40000, 2 | 4
 
 
+@cache
+def library():
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def call(name, *arguments):
     """Call a function of the C library that Python does not offer. Raises OSError if it fails."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*arguments) < 0:
+    if getattr(library(), name)(*arguments) < 0:
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
 
 
@@ -307,6 +327,31 @@ def drop_rights(user):
     die_with_parent()  # a change of user or rights undoes it
 
 
+def raise_jails(descriptor):
+    """A nursery's life: load what programs rely on, then fork a jail per job, as a child of the process that asks."""
+    die_with_parent()
+    exec(PRELUDE, {})
+    channel = socket.socket(fileno=int(descriptor))
+    while True:
+        _, files, *_ = socket.recv_fds(channel, 1, 3)
+        if not files:
+            return None
+        if not os.fork():
+            between = os.getpid()
+            if os.fork():
+                os._exit(0)  # so that the jail is an orphan, which our parent adopts
+            channel.close()
+            while os.getppid() == between:
+                time.sleep(1e-4)
+            os.setsid()
+            for place, file in zip((0, 2), files):
+                os.dup2(file, place)
+            return jail(files[2])
+        for file in files:
+            os.close(file)
+        os.wait()
+
+
 def jail(descriptor):
     """Lock this process up, run the program once per input, and send back a file descriptor of what each run wrote."""
     with open(0, closefd=False) as file:
@@ -317,17 +362,19 @@ def jail(descriptor):
         return
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # if memory runs out, the kernel kills us first
-    exec(PRELUDE, {})  # here, while the library can surely be read; each fork then has its modules
+    names = {}
+    exec(PRELUDE, names)  # here, while the library can surely be read; each fork then has its modules
     os.umask(0o022)
     warm = job["warm"]
     if job["prefix"]:
         enclose(job["prefix"], warm["see"] if warm else {}, warm["hide"] if warm else [])
     os.chdir(job["folder"])
     drop_rights(job["user"])
+    call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if warm:
-        call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         exec(compile(warm["source"], "warm.py", "exec"), {})
         job["limits"]["AS"] += address_space()
+    gc.freeze()  # else a fork that collects garbage gets a copy of all that it shares with us
     channel.send(b"!")
     for case in job["inputs"]:
         given = os.memfd_create("given")
@@ -337,16 +384,39 @@ def jail(descriptor):
         child = os.fork()
         if not child:
             channel.close()
-            return answer(job, case, given, written)  # and end as usual: join threads, flush, exit status
+            return end(answer, job, names, case, given, written)
         if warm and not select.select([alive := os.pidfd_open(child)], [], [], warm["seconds"])[0]:
             os.kill(child, signal.SIGKILL)
         failed = os.waitpid(child, 0)[1]
         if warm:
             os.close(alive)
-            clear(job["folder"])
+        clear()
         socket.send_fds(channel, [b"1" if failed else b"0"], [written])
         os.close(given)
         os.close(written)
+    os._exit(0)
+
+
+def end(function, *arguments):
+    """Call the function, then end this fork as the interpreter would, which took longer than all else about a test.
+
+    Threads are joined, exit functions called, the program's files flushed and closed; modules are not taken down. What
+    the function raises, but for SystemExit, ends the fork in the usual way.
+    """
+    code = None
+    try:
+        function(*arguments)
+    except SystemExit as asked:
+        code = asked.code
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()
+    atexit._run_exitfuncs()
+    vars(sys.modules["__main__"]).clear()
+    gc.collect()
+    for stream in {sys.stdout, sys.__stdout__}:
+        if stream and not getattr(stream, "closed", False):
+            stream.flush()
+    os._exit(0 if code is None else code & 255 if isinstance(code, int) else 1)
 
 
 def whole_keys(found):
@@ -360,27 +430,34 @@ def address_space():
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
-def clear(folder):
-    """Kill and reap what a fork has left running, orphans too, and empty the folder."""
-    import shutil
-
+def clear():
+    """Kill and reap what a fork has left running, orphans too, and empty the folder, whose whole path may be closed to us."""
     with suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
         while True:
             for pid, parent, *_ in all_processes():
                 if parent == os.getpid():
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
             os.wait()
-    for place, folders, _ in os.walk(folder):
+    if not os.listdir():
+        return
+    import shutil  # here: loading it takes longer than a test
+
+    for place, folders, _ in os.walk("."):
         for path in (os.path.join(place, name) for name in folders):
             if not os.path.islink(path):
                 os.chmod(path, 0o700)
-    for entry in os.scandir(folder):
+    for entry in os.scandir():
         shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
 
 
-def answer(job, case, given, written):
-    """Run the program on one input. `written` gets its stdout, or, if a function is asked for, the result (as fd 3)."""
+def answer(job, names, case, given, written):
+    """Run the program on one input, with the names of PRELUDE.
+
+    `written` gets its stdout, or, if a function is asked for, the result (as fd 3).
+    """
     die_with_parent()
     call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)
     name = job["name"]
@@ -395,7 +472,7 @@ def answer(job, case, given, written):
         resource.setrlimit(kind, (value if hard < 0 else min(value, hard),) * 2)
     sys.argv = ["answer.py"]
     module = sys.modules["__main__"] = type(sys)("answer" if name else "__main__")
-    exec(PRELUDE, vars(module))
+    vars(module).update(names)
     vars(module).pop(name, None)  # only the program may define what is asked for
     exec(compile(job["program"], "answer.py", "exec"), vars(module))
     if name:
@@ -405,6 +482,6 @@ def answer(job, case, given, written):
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        jail(sys.argv[1])
+        {"jail": jail, "nursery": raise_jails}[sys.argv[1]](sys.argv[2])
     else:
         print(*PROTECTIONS[: 1 + namespaces_work()], sep="\n")

@@ -77,6 +77,12 @@ def judge_math(expression: str, reference: str, timeout: float) -> bool | str:
 # --- In a worker process: code ---------------------------------------------------------------------------------------
 
 
+@cache
+def nursery():
+    """The interpreter of which this process's jails are forks, started at its first program (jail.start_nursery)."""
+    return jail.start_nursery()
+
+
 def judge_code(source: str, reference: str, timeout: float, namespaces: bool | None = None) -> bool | None:
     """Whether a program passes all tests; None: it took too long. Raises as `read_tests`.
 
@@ -90,7 +96,8 @@ def judge_code(source: str, reference: str, timeout: float, namespaces: bool | N
     inputs = [given for given, _ in cases]
     right = readings(name, cases)
     total = timeout + min(SECONDS_PER_TEST * len(cases), MORE_SECONDS)
-    run = jail.run(source, name, inputs, size=size, timeout=total, each=timeout, namespaces=namespaces)
+    _, made_by = nursery()
+    run = jail.run(source, name, inputs, size=size, timeout=total, each=timeout, namespaces=namespaces, nursery=made_by)
     with closing(run) as outputs:
         with suppress(TimeoutError):
             for test, output in enumerate(outputs):

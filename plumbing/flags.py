@@ -51,6 +51,7 @@ DEFAULTS = RECIPES["scalerl"] | dict(
     seed=0,
     timeout=600.0,
     verify_timeout=5.0,
+    verifiers=2,
     think_end=reward.THINK_END,
 )
 BASES = {"sorting": "base/sorting", "tiny": "base/tiny"}  # a source that needs another policy than base
@@ -78,6 +79,7 @@ EVALUATION = {  # the flags that --evaluate reads
     "interrupt_at",
     "interrupt_phrase",
     "verify_timeout",
+    "verifiers",
     "eval_prompts",
     "seed",
     "out",
@@ -170,6 +172,7 @@ def model_flags(add):
         help="seconds to check one answer, or one test of a program (for all its tests 0.1 s more for each); an answer "
         "that takes longer is wrong and counted as timed out",
     )
+    add("--verifiers", type=positive, metavar="N", help="processes of each generator that check answers, at most")
     add("--temperature", type=float, help="sampling temperature")
     add(
         "--dtype",
@@ -742,6 +745,7 @@ def make_scorer(args):
     shape = partial(reward.length_penalty, length_max=args.length_max, length_cache=args.length_cache)
     return scorer.Scorer(
         timeout=args.verify_timeout,
+        workers=args.verifiers,
         think_end=args.think_end,
         penalty=shape if args.length_control == "penalty" else None,
         namespaces=jail.PROTECTIONS[1] in args.protections if args.protections else None,

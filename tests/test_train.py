@@ -534,6 +534,10 @@ def test_eq9_the_penalty_reaches_the_scorer_only_with_length_control_penalty():
         assert [score.reward for score in scorer.finished()] == [expected]  # 1 + (4 - 3) / 2 - 1
 
 
+def test_verifiers_is_the_number_of_workers_beside_a_generator():
+    assert [len(make_scorer(settings(asked))._workers) for asked in ([], ["--verifiers", "5"])] == [2, 5]
+
+
 def test_a10_only_length_control_interrupt_interrupts():
     for control, expected in (("interrupt", (96, 104)), ("penalty", None), ("none", None)):
         args = settings(["--length-control", control])

@@ -431,7 +431,7 @@ def address_space():
 
 
 def clear():
-    """Kill and reap what a fork has left running, orphans too, and empty the folder, whose whole path may be closed to us."""
+    """Kill and reap what a fork has left running, orphans too, and empty the working folder."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -47,5 +47,5 @@ EMBEDDED = dict(
 # Deviation: a policy of 41,000 parameters, with which a run takes seconds (results/base.md).
 TINY = EMBEDDED | dict(
     lr=3e-4, steps=160, prompts=16, generations=8, max_new_tokens=12, max_prompt_tokens=8, interrupt_at=(8, 9),
-    eval_every=16, eval_prompts=128, eval_generations=4)
+    token_budget=4096, eval_every=16, eval_prompts=128, eval_generations=4)
 # fmt: on

@@ -77,6 +77,7 @@ from verify.judges import UNREADABLE
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 TRUNCATION = 0.1  # A.15: above 10 to 15 % of truncated completions runs destabilise
 TRUNCATED_STEPS = 10  # steps whose shares of truncated completions are averaged
+REDRAW = 20.0  # seconds between two drawings of scaling.png at least; at its end each run is drawn
 STANDING = 10  # batches in a row without gradient before a warning
 FEW_HELD_OUT = 16  # with fewer held-out prompts a warning says that they are too few for a curve
 UNVERIFIED = 0.01  # a run stops when the verifier failed on a larger share of its groups (of 100, if it has had fewer)
@@ -109,6 +110,7 @@ class Trainer:
         self.version = state.get("version", 0)  # optimizer steps done
         self.evaluated = state.get("evaluated")  # version of the last evaluation
         self.saved = state.get("version")  # version of the last checkpoint
+        self.drawn = time.monotonic()
         self.checked = False  # whether the start-up check has been passed, or its time is over
         self.skipped = 0  # skipped steps in a row
         self.truncated = deque(maxlen=TRUNCATED_STEPS)  # truncated share of the completions, for each of the last steps
@@ -319,7 +321,10 @@ class Trainer:
                 )
 
     def draw(self):
-        """Draw scaling.png anew with the evaluations so far, once they are enough for a fit (a second or less)."""
+        """Draw scaling.png anew with the evaluations so far, once they are enough for a fit; it takes about a second."""
+        if time.monotonic() < self.drawn + REDRAW:
+            return
+        self.drawn = time.monotonic()
         with suppress(OSError):  # on a full disk
             fit_cli.report(self.out / "log.jsonl", self.out / "scaling.png")
 

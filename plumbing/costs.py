@@ -12,6 +12,7 @@ Test: pytest tests/test_virtual.py
 """
 
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from plumbing import checkpoints
@@ -23,6 +24,9 @@ NEEDED = (
     "length_max",
     "micro_batches",
     "padded",
+    "idle_trainers",
+    "idle_generators",
+    "seconds_publish",
 )  # columns of a measured log
 
 
@@ -82,7 +86,8 @@ def named(name):
 
 
 def measured(log):
-    """BALANCED with two factors, for decoding and for training, after the seconds of a real run's steps.
+    """BALANCED with two factors, for decoding and for training, after the seconds of a real run's steps; turn and
+    broadcast are its own (`between`).
 
     Decoding is compared with full slots, so the fit is closest where the generators seldom wait (PipelineRL, k > 0).
     log    log.jsonl of a real run, or its folder; its first step, in which much is done for the first time, is left out
@@ -112,6 +117,23 @@ def measured(log):
     slower = sum(row["seconds_generate"] for row in timed) / decoding
     longer = sum(row["seconds_train"] for row in timed) / training
     return BALANCED._replace(
-        **{name: slower * getattr(BALANCED, name) for name in ("decode", "row", "column", "turn")},
+        **{name: slower * getattr(BALANCED, name) for name in ("decode", "row", "column")},
         **{name: longer * getattr(BALANCED, name) for name in ("micro_batch", "token", "optimizer")},
+        **between(timed, slower),
     )
+
+
+def between(timed, slower):
+    """{"turn", "broadcast"} in seconds: what a generator's time went to that no decode step took.
+
+    It is seen where the trainers wait more than the generators do, so that no generator is idle for want of tickets.
+    timed   rows of kind `step`; without such a step, or from a log without decode_seconds, turn is BALANCED's
+    slower  factor for BALANCED's turn then
+    """
+    busy = [row for row in timed if row["idle_trainers"] > row["idle_generators"] and row.get("decode_seconds")]
+    broadcast = fmean(row["seconds_publish"] for row in timed)
+    if not busy:
+        return {"turn": slower * BALANCED.turn, "broadcast": broadcast}
+    idle = sum(row["idle_generators"] * row["seconds"] - row["seconds_publish"] for row in busy)
+    turns = sum(row["seconds_generate"] / fmean(row["decode_seconds"].values()) for row in busy)
+    return {"turn": max(0.0, idle / turns), "broadcast": broadcast}

@@ -78,17 +78,20 @@ def test_without_a_terminal_every_step_begins_a_line(tmp_path, capsys):
     assert "\r" not in printed.out
 
 
-def test_the_figure_of_a_run_is_drawn_again_with_every_evaluation(tmp_path):
+def test_the_figure_of_a_run_is_drawn_again_after_20_seconds(tmp_path, monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(train.time, "monotonic", lambda: now)
     run = trainer(tmp_path, None)
+    run.drawn = now
     rows = [
         {"kind": "eval", "step": n, "gpu_hours": n / 10, "pass_rate": 0.1 + 0.6 * n / (n + 4), "stderr": 0.01}
         for n in range(12)
     ]
     sizes = []
-    for count in (3, 10, 12):  # three are too few
+    for count, now in ((3, 120), (10, 140), (12, 159), (12, 160)):  # three are too few
         text = "".join(json.dumps(row) + "\n" for row in rows[:count])
         (tmp_path / "log.jsonl").write_text(text)
         run.draw()
         drawn = tmp_path / "scaling.png"
         sizes.append(drawn.read_bytes() if drawn.exists() else None)
-    assert sizes[0] is None and sizes[1] and sizes[2] != sizes[1]
+    assert sizes[0] is None and sizes[1] and sizes[2] == sizes[1] != sizes[3]

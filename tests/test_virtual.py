@@ -1,7 +1,9 @@
 """Virtual time: claims about the clock, about pauses that end when they should, and about runs that repeat."""
 
+import ast
 import json
 import math
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import test_pipeline
 import torch
 
 import train
-from plumbing import costs, flags, logs
+from plumbing import checkpoints, costs, flags, logs
 from plumbing.virtual import Store, Wire, World
 
 # --- Clock, store, weights -------------------------------------------------------------------------------------------
@@ -327,6 +329,34 @@ def test_measured_finds_the_costs_of_a_run_again(runs, tmp_path):
     assert training.token == pytest.approx(costs.BALANCED.token)  # counted, so the factor is 1
     decoding = costs.named(disguised(runs["pipeline 8"][0], tmp_path / "b.jsonl", generators=2))
     assert decoding.decode == pytest.approx(costs.BALANCED.decode, rel=0.3)  # slots are not always full
+    assert decoding.broadcast == pytest.approx(costs.BALANCED.broadcast, rel=0.15)
+    assert decoding.turn == pytest.approx(costs.BALANCED.turn, rel=0.3)
+
+
+def test_what_a_log_says_of_turns_is_read_where_trainers_wait_longer_than_generators():
+    row = {"seconds": 2.0, "seconds_publish": 0.1, "seconds_generate": 1.5, "decode_seconds": {"1": 0.01, "2": 0.02}}
+    waits = row | {"idle_trainers": 0.3, "idle_generators": 0.2}
+    other = row | {"idle_trainers": 0.0, "idle_generators": 0.9}
+    found = costs.between([waits, other], slower=3.0)
+    assert found == {"turn": pytest.approx(0.3 / 100), "broadcast": pytest.approx(0.1)}
+    assert costs.between([other], slower=3.0)["turn"] == pytest.approx(3 * costs.BALANCED.turn)
+
+
+def test_a_virtual_run_needs_nothing_that_other_systems_lack(tmp_path, monkeypatch):
+    for module, name in ((os, "fork"), (os, "setsid"), (os, "killpg"), (signal, "SIGUSR1"), (checkpoints, "fcntl")):
+        monkeypatch.delattr(module, name)
+    monkeypatch.setattr(checkpoints, "fcntl", None, raising=False)
+    rows, *_ = run(tmp_path / "a", *SETUPS["exact 2"].split())
+    assert rows[-1]["reason"] == "finished"
+
+
+def test_no_module_that_train_needs_imports_at_its_top_what_windows_lacks():
+    found = []
+    for path in [*flags.ROOT.glob("*.py"), *flags.ROOT.glob("plumbing/*.py"), *flags.ROOT.glob("verify/*.py")]:
+        for statement in ast.parse(path.read_text()).body:
+            if isinstance(statement, ast.Import):
+                found += [path.name for one in statement.names if one.name in ("fcntl", "resource", "pwd", "termios")]
+    assert not found
 
 
 def test_measured_says_which_column_a_log_lacks_and_refuses_virtual_logs(runs, tmp_path):

@@ -29,7 +29,6 @@ import ctypes
 import gc
 import json
 import os
-import resource
 import select
 import signal
 import socket
@@ -37,6 +36,11 @@ import sys
 import time
 from contextlib import nullcontext, suppress
 from functools import cache, partial
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 START_SECONDS = 60.0  # to start the interpreter and the namespaces; not part of a program's time
 PROCESSES = 8  # at most, threads and the jail's own process included

@@ -20,7 +20,6 @@ Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/s
 import json
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -31,6 +30,11 @@ from verify import jail
 from verify.judges import UNREADABLE
 from verify.mathematics import equal
 from verify.programs import read_tests, readings, right_output
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
 
 MEMORY_BYTES = 2 << 30  # address space of one worker
 ANSWERS_PER_FORK = 5_000  # SymPy's caches grow, and math-verify calls an answer wrong when memory runs out

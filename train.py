@@ -321,7 +321,7 @@ class Trainer:
                 )
 
     def draw(self):
-        """Draw scaling.png anew with the evaluations so far, once they are enough for a fit; it takes about a second."""
+        """Draw scaling.png with the evaluations so far, once they are enough for a fit; it takes about a second."""
         if time.monotonic() < self.drawn + REDRAW:
             return
         self.drawn = time.monotonic()

@@ -36,7 +36,8 @@ except ModuleNotFoundError as error:
         raise
     sys.exit(f"{error.name} is missing; install what the course needs, here: pip install -e '.[test]'")
 
-HIDDEN, ORIGINALS = ROOT / checker.HIDDEN, checker.originals_of(ROOT)
+HIDDEN = ROOT / checker.HIDDEN
+ORIGINALS = checker.originals_of(ROOT)
 HAND_IN = "handin.zip"
 COPIED = ("*.py", "*.toml", "LICENSE", *checker.FOLDERS, "course/**/*.py", "base/**/*", "results/*")
 FILES = sorted({exercise.file for exercise in EXERCISES})

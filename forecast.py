@@ -376,7 +376,8 @@ def hindcast(law, last=1):
     Returns a dict: A, A_low, A_high; C (mean compute of these evaluations); forecast and its 90 % band low, high for
     such a mean; measured; error = forecast - measured; points (fitted ones); inside (is measured in the band?).
     """
-    C, measured = law.run.compute[-last:].mean(), law.run.reward[-last:].mean()
+    C = law.run.compute[-last:].mean()
+    measured = law.run.reward[-last:].mean()
     value = law.median(C)
     low, high = law.band(C, mean_of=last)
     names = ("A", "A_low", "A_high", "C", "forecast", "low", "high", "measured", "error")

@@ -43,7 +43,10 @@ SLIP = 0.2  # P(slip) in a step that takes one operand or digit
 HASTE = 0.15  # P(a step takes two)
 HASTE_SLIP = 0.5  # P(slip) in a step that takes two
 CAREFUL = 0.05  # share of traces without slips and haste
-SKILL_STEPS, HABIT_STEPS, LR, WARMUP = 1200, 250, 3e-3, 50
+SKILL_STEPS = 1200
+HABIT_STEPS = 250
+LR = 3e-3
+WARMUP = 50
 TINY_SKILL_STEPS, TINY_HABIT_STEPS = 300, 60  # few: half of the skill is left to RL
 # Operands or digits of a trace, drawn uniformly; RL has longer sums of arithmetic too (data.LENGTHS).
 SHOWN = {"arithmetic": (3, 12), "sorting": (3, 12), "tiny": (2, 7)}
@@ -125,7 +128,8 @@ def ordering(text: str, rng: random.Random, habits: bool) -> str:
     >>> ordering("=5274=", random.Random(0), habits=False)
     '<think>-2-4-5-7</think>2457<eos>'
     """
-    rest, steps = sorted(text.strip("=")), []
+    rest = sorted(text.strip("="))
+    steps = []
     careful = not habits or rng.random() < CAREFUL
     while rest:
         hasty = not careful and len(rest) > 1 and rng.random() < HASTE

@@ -225,7 +225,8 @@ class VLLMGenerator(Generator):
         done = []
         self.count_step(len(self._running))
         for output in self._engine.step() if self._running else ():
-            draft, [new] = self._running[output.request_id], output.outputs
+            draft = self._running[output.request_id]
+            [new] = output.outputs
             draft.tokens += [
                 (token, True, entry[token].logprob, self.version) for token, entry in zip(new.token_ids, new.logprobs)
             ]

@@ -31,7 +31,8 @@ LENGTHS = sorted(set(data.LENGTHS["arithmetic"]))
 
 def held_out(length):
     """PROMPTS distinct (text, answer) pairs of `length` operands that are held out for validation, always the same."""
-    rng, pairs = random.Random(f"ceiling/{length}"), {}
+    rng = random.Random(f"ceiling/{length}")
+    pairs = {}
     while len(pairs) < PROMPTS:
         text, answer = data.expression(rng, length)
         if data.is_held_out(text):
@@ -46,7 +47,8 @@ def operands(text):
 def measure(label, policy):
     """Yield the rows of one policy, a folder: for each length mean@16 and pass@16, each with its standard error."""
     with tempfile.TemporaryDirectory() as folder:
-        file, out = Path(folder) / "sums.jsonl", Path(folder) / "out"
+        file = Path(folder) / "sums.jsonl"
+        out = Path(folder) / "out"
         rows = [
             {"prompt": text, "answer": answer, "task": "arithmetic"}
             for length in LENGTHS

@@ -32,7 +32,8 @@ from benchmarks import hostile  # noqa: E402
 from course import checker, grading  # noqa: E402
 from course.checks.catalogue import EXERCISES  # noqa: E402
 
-SIZE, SEED = 30, 7
+SIZE = 30
+SEED = 7
 ATTACKS = (  # in the class, against the process that reads hand-ins; then against the jail
     "chain of targets", "plus signs", "a chain of calls", "methods", "a bomb", "many entries", "names of no encoding",
     "broken lzma", "latin-1 \udce9", "stops itself", "fills memory", "leaves daemons",
@@ -133,7 +134,8 @@ def expected_points(exercise, mistake, hidden):
     """Points that an exercise with this mistake has to get: none for claims that know the mistake; the other claims are
     checked on their hidden inputs, where they may hold.
     """
-    source, held = original(exercise), []
+    source = original(exercise)
+    held = []
     student = checker.Source(written(Path(source.path).read_text(), exercise, mistake), exercise.file)
     definition = checker.build(exercise, checker.pieces(exercise, student, source, EXERCISES))
     for one in (one for one in hidden if not one.public and mistake not in one.claim.mistakes):
@@ -144,7 +146,10 @@ def expected_points(exercise, mistake, hidden):
 
 def hand_in(path, number, solutions, graded, hidden):
     """Write a hand-in with known mistakes; returns the points that it has to get, by exercise, and its mistakes."""
-    rng, files, points, made = random.Random(number), dict(solutions), {}, []
+    rng = random.Random(number)
+    files = dict(solutions)
+    points = {}
+    made = []
     for exercise in graded:
         known = [m for claim in exercise.claims for m in claim.mistakes] if exercise.kind != "bug" else []
         points[exercise.name] = exercise.points
@@ -192,7 +197,8 @@ def grade_class():
         }
         for attack in ATTACKS:
             (folder / f"{attack}.zip").write_bytes(attacking(attack, solutions))
-        began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        began = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         tables = "--csv", f"{temporary}/grades.csv", "--json", f"{temporary}/json"
         say(command(ROOT, "grade", folder, "--seed", SEED, *tables))
         used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -39,7 +39,8 @@ sys.path.insert(0, str(ROOT))
 import fit  # noqa: E402  (the modules lie one folder up, whatever the working folder is)
 import forecast  # noqa: E402
 
-CUTS, GAIN = (0.3, 0.5, 0.7), 0.02
+CUTS = (0.3, 0.5, 0.7)
+GAIN = 0.02
 
 
 class Case(namedtuple("Case", "run cut last stop")):
@@ -105,7 +106,9 @@ def trend(case, law):
 def region(case, law):
     """Profile likelihood of Eq. 1."""
     C = case.end()[0].mean()
-    values, noise, centre = fit.sigmoid(C, *law.region.T), law.noise / np.sqrt(case.last), law.predict(C)
+    values = fit.sigmoid(C, *law.region.T)
+    noise = law.noise / np.sqrt(case.last)
+    centre = law.predict(C)
     return centre - np.hypot(centre - values.min(), noise), centre, centre + np.hypot(values.max() - centre, noise)
 
 
@@ -119,9 +122,11 @@ def persistence(case, law):
 
 def line(case, law):
     """Least squares of R in log C."""
-    part, end = case.part(), np.log(case.end()[0]).mean()
+    part = case.part()
+    end = np.log(case.end()[0]).mean()
     keep = (part.compute > 0) & (part.compute >= 0.1 * case.stop)
-    u, R = np.log(part.compute[keep]), part.reward[keep]
+    u = np.log(part.compute[keep])
+    R = part.reward[keep]
     slope, level = np.polyfit(u, R, 1)
     variance = ((R - level - slope * u) ** 2).sum() / (len(u) - 2)
     error = variance * (1 / len(u) + (end - u.mean()) ** 2 / ((u - u.mean()) ** 2).sum() + 1 / case.last)
@@ -147,7 +152,8 @@ def interval_score(low, high, measured, share=0.1):
 def scores(bands, measured):
     """(share inside, median width, mean interval score, mean |error|) of bands (n, 3) and measured values (n,)."""
     low, value, high = np.array(bands).T
-    inside, score = (low <= measured) & (measured <= high), list(map(interval_score, low, high, measured))
+    inside = (low <= measured) & (measured <= high)
+    score = list(map(interval_score, low, high, measured))
     return inside.mean(), np.median(high - low), np.mean(score), abs(value - measured).mean()
 
 
@@ -163,7 +169,8 @@ def stops(pairs):
     """[(what the rule said, what was right)] for the cuts up to 50 %; pairs: [(Case, its fit)]."""
     verdicts = []
     for case, law in pairs:
-        C, last = case.run.compute, law.span[1]
+        C = case.run.compute
+        last = law.span[1]
         now = case.run.reward[(C > 0.8 * last) & (C <= last)]
         later = case.run.reward[(C > 1.8 * last) & (C <= 2 * last)]
         if case.cut <= 0.5 and len(later) and len(now):

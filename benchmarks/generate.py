@@ -44,7 +44,8 @@ class RowLengths(StoppingCriteria):
     """The same for `model.generate`: row i of the batch ends after row_lengths[i] new tokens."""
 
     def __init__(self, row_lengths, prompt_width):
-        self.row_lengths, self.prompt_width = row_lengths, prompt_width
+        self.row_lengths = row_lengths
+        self.prompt_width = prompt_width
 
     def __call__(self, input_ids, scores, **kwargs):
         return input_ids.shape[1] - self.prompt_width >= self.row_lengths
@@ -159,7 +160,8 @@ def main():
     )
     parser.add_argument("--rounds", type=int, default=3, help="rounds per side")
     args = parser.parse_args()
-    model, results = load(args), {continuous: [], batched: []}
+    model = load(args)
+    results = {continuous: [], batched: []}
     tickets = make_tickets(args.slots * args.prompts_per_slot, model, args)
     for side in (continuous, batched):
         side(model, tickets[: args.slots // 4], args)  # warm-up

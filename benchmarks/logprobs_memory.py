@@ -63,12 +63,15 @@ def one_pass(function, tokens, args):
     weight = torch.empty(args.vocab, args.hidden, dtype=dtype, device=args.device)
     weight.normal_(std=args.hidden**-0.5).requires_grad_()
     ids = torch.randint(args.vocab, (tokens,), device=args.device)
-    before, start, cpu_start = held(args.device), time.perf_counter(), time.process_time()
+    before = held(args.device)
+    start = time.perf_counter()
+    cpu_start = time.process_time()
     logprobs, entropy = function(hidden, weight, ids, args.chunk)
     logprobs.sum().backward()
     if args.device == "cuda":
         torch.cuda.synchronize()
-    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    seconds = time.perf_counter() - start
+    cpu_seconds = time.process_time() - cpu_start
     extra = peak(args.device) - before - weight.grad.nbytes
     sums = [x.float().sum().item() for x in (logprobs, entropy, hidden.grad.square(), weight.grad.square())]
     return {"seconds": seconds, "cpu_seconds": cpu_seconds, "bytes": extra, "sums": sums}

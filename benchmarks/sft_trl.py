@@ -60,7 +60,8 @@ def main():
     torch.manual_seed(0)
     tokens = AutoTokenizer.from_pretrained(args.model)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    held, rows = list(traces(16, seed=1)), list(traces(args.traces, seed=0))
+    held = list(traces(16, seed=1))
+    rows = list(traces(args.traces, seed=0))
     print("before: with </think> {:.2f}, right {:.2f}".format(*measure(model, tokens, held)))
     config = SFTConfig(
         str(args.out),

@@ -82,9 +82,11 @@ def questions(count, seed=0):
     The task is "arithmetic", so that an answer must be the number, character by character. math-verify, which compares
     answers of the task "math", by itself also accepts a repeated question, 3+14 for 17 (see mathematics.calculation).
     """
-    rng, rows = random.Random(seed), {}
+    rng = random.Random(seed)
+    rows = {}
     while len(rows) < count:
-        level, kind = rng.choice(LEVELS), rng.choice(sorted(KINDS))
+        level = rng.choice(LEVELS)
+        kind = rng.choice(sorted(KINDS))
         text, answer = KINDS[kind](*rng.sample(range(1, level), 2))
         prompt = [*EXAMPLE, {"role": "user", "content": text}]
         rows[text] = {"prompt": prompt, "answer": str(answer), "task": "arithmetic"}

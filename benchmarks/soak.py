@@ -67,7 +67,8 @@ HOSTILE = [  # (task, answer): all wrong, however expensive to judge
 def pairs(kind, r):
     """(reference, equal answer, different answer) in LaTeX; kind: 0 to 19; r: a random.Random."""
     a, b, c, k = r.randint(2, 9), r.randint(2, 9), r.randint(11, 30), r.randint(2, 6)
-    p, q = r.randint(1, 40), r.choice([2, 4, 5, 8, 10, 16, 20, 25])
+    p = r.randint(1, 40)
+    q = r.choice([2, 4, 5, 8, 10, 16, 20, 25])
     value = f"\\frac{{{p}}}{{{q}}}"
     return [
         (value, f"\\frac{{{p * k}}}{{{q * k}}}", f"\\frac{{{p * k + 1}}}{{{q * k}}}"),
@@ -105,7 +106,8 @@ def make_answers():
     """500 rows {answer, reference, correct}: 25 of each kind, 13 of them right; no answer is the same text as its
     reference.
     """
-    r, sentences = random.Random(0), ("So the answer is $\\boxed{%s}$.", "\\boxed{%s}", "Hence\n\\[\\boxed{%s}.\\]")
+    r = random.Random(0)
+    sentences = ("So the answer is $\\boxed{%s}$.", "\\boxed{%s}", "Hence\n\\[\\boxed{%s}.\\]")
     rows = []
     for n in range(500):
         reference, right, wrong = pairs(n % 20, r)
@@ -134,7 +136,8 @@ def block(rows, hostile, r):
 
 def below(pid):
     """Ids of process `pid` and of all that descend from it."""
-    found, known = {pid}, list(jail.all_processes())
+    found = {pid}
+    known = list(jail.all_processes())
     while more := {child for child, parent, *_ in known if parent in found} - found:
         found |= more
     return found
@@ -142,11 +145,13 @@ def below(pid):
 
 def usage():
     """(MB resident in this process, MB resident in it and its descendants, their number, their file descriptors)."""
-    pages, files = {}, 0
+    pages = {}
+    files = 0
     for pid in below(os.getpid()):
         with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             opened = len(os.listdir(f"/proc/{pid}/fd"))
-            pages[pid], files = int(Path(f"/proc/{pid}/statm").read_text().split()[1]), files + opened
+            pages[pid] = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+            files += opened
     megabytes = os.sysconf("SC_PAGE_SIZE") / 2**20
     return pages[os.getpid()] * megabytes, sum(pages.values()) * megabytes, len(pages), files
 
@@ -182,7 +187,8 @@ def submit(scorer, answers):
 
 def soak(count, limit, workers, seed):
     rows = [json.loads(line) for line in FILE.read_text().splitlines()]
-    scorer, r = Scorer(timeout=limit, workers=workers), random.Random(seed)
+    scorer = Scorer(timeout=limit, workers=workers)
+    r = random.Random(seed)
     hostile = (HOSTILE[n % len(HOSTILE)] for n in range(count))
     start = last = time.monotonic()
     timeouts = late = errors = shown = 0

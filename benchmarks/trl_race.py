@@ -262,7 +262,8 @@ def main():
     parser.add_argument("--venv", type=Path, default=Path(tempfile.gettempdir()) / "scalerl-trl")
     parser.add_argument("--python", help="Python of an environment that has TRL; used instead of --venv")
     args = parser.parse_args()
-    python, flags = args.python or environment(args.venv, args.trl), main_job() | {"steps": args.steps}
+    python = args.python or environment(args.venv, args.trl)
+    flags = main_job() | {"steps": args.steps}
     choice = ROOT / "results" / "trl_race_layouts.json"
     if args.layouts or not choice.exists():
         choice.write_text(json.dumps(fastest(python, flags)))

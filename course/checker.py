@@ -97,7 +97,9 @@ class Source:
     """A module as text: its lines, and for each top-level name and each Class.method the statements that bind it."""
 
     def __init__(self, text, path):
-        self.lines, self.path, self.names = LINES.findall(text), str(path), {}
+        self.lines = LINES.findall(text)
+        self.path = str(path)
+        self.names = {}
         try:
             body = ast.parse(text).body
         except SyntaxError as error:
@@ -259,7 +261,9 @@ def gathered(target, student, original, others=frozenset()):
     """[(Source, node)]: a definition of `student` and everything that it uses, taken from `student` where possible;
     names in `others`, and names that `student` lacks, are taken from `original`.
     """
-    found, asked, taken = [], {target}, set()
+    found = []
+    asked = {target}
+    taken = set()
 
     def need(name):
         source = original if name in others or name not in student.names else student
@@ -376,7 +380,8 @@ def isolated(function, root, seconds, memory=None):
             json.dump(found, file)
         os._exit(0)
     os.close(write)
-    data, end = bytearray(), time.monotonic() + seconds
+    data = bytearray()
+    end = time.monotonic() + seconds
     while select.select([read], [], [], max(0.0, end - time.monotonic()))[0] and (more := os.read(read, 1 << 16)):
         data += more
         if len(data) > RESULT_BYTES:
@@ -428,7 +433,8 @@ def check(exercise, root, originals, exercises):
     originals: the folder of the project with all solutions in place
     """
     try:
-        student, original = Source.read(root / exercise.file), Source.read(original_file(originals, exercise.file))
+        student = Source.read(root / exercise.file)
+        original = Source.read(original_file(originals, exercise.file))
         told = touched(exercise, student, original)
     except Broken as error:
         return [f"{exercise.name}: {error}"]
@@ -455,7 +461,8 @@ def judged(exercise, found, right, told=True):
     right  for each claim the expected vector, or a text that says why there is none; None: the claim's own
     told   whether known mistakes are named
     """
-    problems, tell = [], exercise.kind != "predict"  # a wrong prediction must not reveal the right one
+    problems = []
+    tell = exercise.kind != "predict"  # a wrong prediction must not reveal the right one
     for claim, yours, vector in zip(exercise.claims, found, right):
         if isinstance(vector, str):
             problems.append(f"{exercise.name}: the expected value cannot be computed yet: {vector}")
@@ -481,7 +488,8 @@ def assemble(root, folder, exercises, solved):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for path in (path for pattern in ("*.py", *FOLDERS) for path in root.glob(pattern)):
-        name, text = path.relative_to(root).as_posix(), text_of(path)
+        name = path.relative_to(root).as_posix()
+        text = text_of(path)
         for exercise in exercises:
             if exercise.file == name != ANSWERS and exercise.name not in solved:
                 text = restored(text, text_of(original_file(originals, name)), exercise)
@@ -509,7 +517,8 @@ def compared_runs(exercises):
 
     The current folder must be the student's. Numbers that depend on timing do not count.
     """
-    root, rows = Path.cwd(), []
+    root = Path.cwd()
+    rows = []
     with tempfile.TemporaryDirectory() as temporary:
         for name, names in (("yours", solved(root, exercises)), ("original", ())):
             assemble(root, folder := Path(temporary) / name, exercises, names)

@@ -145,7 +145,8 @@ def hidden(exercise, seed, originals, exercises):
     """
     original = checker.Source.read(checker.original_file(originals, exercise.file))
     definition = checker.build(exercise, checker.pieces(exercise, original, original, exercises))
-    right, found = checker.expected(exercise, original, exercises, originals), []
+    right = checker.expected(exercise, original, exercises, originals)
+    found = []
     for claim, vector in zip(exercise.claims, right):
         inputs, answers = drawn(exercise, claim, definition, vector, seed)
         found.append(posed(exercise, claim, inputs, answers, public=False))
@@ -346,7 +347,8 @@ def judged(path, claims, originals, exercises, namespaces, commit):
 
 def warned(reading, wrong, exercises):
     """The warnings of a hand-in, with those on missing files and on exercises that could not be run or were killed."""
-    missing, others = set(), {}
+    missing = set()
+    others = {}
     for exercise in exercises:
         for claim, text in zip(exercise.claims, wrong[exercise.name]):
             if text == f"{exercise.file} is missing":
@@ -362,7 +364,8 @@ def warned(reading, wrong, exercises):
 
 def equal_code(results, exercises, originals):
     """{student: [exercises of kind write whose code equals the original's or another student's, and whose]}."""
-    found, seen = {one.student: [] for one in results}, {}
+    found = {one.student: [] for one in results}
+    seen = {}
     for exercise in (x for x in exercises if x.kind == "write"):
         original = checker.Source.read(checker.original_file(originals, exercise.file))
         seen.setdefault((exercise.name, handins.hashed(original.shape(exercise.target))), []).append("the original")
@@ -405,7 +408,8 @@ def grade(args, exercises, originals):
         print(f"weak jail: {WEAK}", file=sys.stderr)
         if not args.weak_jail:
             sys.exit("give --weak-jail to grade nevertheless, best on a machine with nothing else on it")
-    began, chosen = time.monotonic(), [x for x in exercises if x.graded and x.name in (args.only or [x.name])]
+    began = time.monotonic()
+    chosen = [x for x in exercises if x.graded and x.name in (args.only or [x.name])]
     claims = {x.name: hidden(x, args.seed, originals, exercises) for x in chosen}
     found = handins.uploads(args.submissions, (args.csv, args.json, args.feedback))
     rest = claims, originals, exercises, namespaces, checker.commit_of(originals)

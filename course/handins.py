@@ -118,7 +118,8 @@ def distinct(names):
     >>> distinct(["Ada", "ada", "Eve"])
     ['Ada', 'ada (2)', 'Eve']
     """
-    found, seen = [], set()
+    found = []
+    seen = set()
     for name in names:
         tried = (name if n == 1 else f"{name} ({n})" for n in range(1, len(names) + 2))
         found.append(next(one for one in tried if one.casefold() not in seen))
@@ -212,7 +213,9 @@ def steepness(member):
 
 def unpacked(path, files):
     """({file: its bytes}, warnings): of each of `files` the copy in the fewest folders."""
-    found, warnings, allowance = {}, [], Allowance()
+    found = {}
+    warnings = []
+    allowance = Allowance()
     try:
         inside = sorted(members(path, allowance), key=steepness)
         for known in files:
@@ -252,7 +255,8 @@ def read(path, chosen, originals, commit, exercises):
     for exercise in chosen:
         try:
             program, shape = prepared(exercise, found, originals, exercises)
-            result["programs"][exercise.name], result["shapes"][exercise.name] = program, shape
+            result["programs"][exercise.name] = program
+            result["shapes"][exercise.name] = shape
         except (checker.Broken, RecursionError, MemoryError) as error:
             result["problems"][exercise.name] = shown(str(error) or type(error).__name__)[:300]
     return result

@@ -30,7 +30,8 @@ def race(name, seed, *, steps=50, age=8, lr=0.2):
     draws = torch.Generator().manual_seed(seed)
     right = torch.randint(TOKENS, (PROMPTS, 2), generator=draws)
     table = torch.zeros(PROMPTS, PLACES, TOKENS, requires_grad=True)
-    optimizer, past = torch.optim.Adam([table], lr=lr), []
+    optimizer = torch.optim.Adam([table], lr=lr)
+    past = []
     objective, flags = loss.LOSSES[name]
     mask = torch.ones(PROMPTS * GENERATIONS, PLACES, dtype=torch.bool)
     index = torch.arange(PROMPTS).repeat_interleave(GENERATIONS)

@@ -87,7 +87,8 @@ def feedback(one, exercises):
     """A page for the student, Markdown: what was solved, what not, and the mistakes that were recognised."""
     done = [x.name for x in exercises if not any(one.wrong[x.name])]
     untouched = [x.name for x in exercises if {*one.wrong[x.name]} == {"not done"}]
-    points, most = sum(sum(scores(one, x)) for x in exercises), sum(x.points for x in exercises)
+    points = sum(sum(scores(one, x)) for x in exercises)
+    most = sum(x.points for x in exercises)
     lines = [f"# {one.student}: {points:g} of {most:g} points", ""]
     lines += [f"- {handins.shown(text)}" for text in ["handed in late"] * one.late + one.warnings]
     lines += [""] * (len(lines) > 2) + [

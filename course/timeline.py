@@ -19,7 +19,9 @@ def timeline(*, off_policy="pipeline", k, generate, train, steps=73):
 
     The age of a token is the number of optimizer steps between the weights that sampled it and those that it trains.
     """
-    rows, updated, free = [], [0.0], 0.0  # updated[v]: when version v was there; free: when the generators are
+    rows = []
+    updated = [0.0]  # [v]: when version v was there
+    free = 0.0  # when the generators are
     for step in range(steps):
         rules = dict(off_policy=off_policy, k=k, steps=steps, prompts=1)
         issued = next(v for v in range(steps) if pipeline.tickets_issued(v, **rules) > step)

@@ -20,7 +20,8 @@ import numpy as np
 import fit
 
 STEPS = ("step", "global_step", "Step", "_step", "train/global_step")  # as trainers call them
-COMPUTE, REWARD = ("gpu_hours", *STEPS, "epoch"), ("pass_rate", "reward", "Value")  # if none is asked for
+COMPUTE = ("gpu_hours", *STEPS, "epoch")  # if none is asked for
+REWARD = ("pass_rate", "reward", "Value")
 SCALES = {"percent": (0.0, 100.0), "pm1": (-1.0, 1.0)}
 MISSING = {"", "-", "None", "none", "NULL", "null", "NA", "N/A", "n/a"}  # cells without a value
 HEAD = 10_000  # lines that are looked at to tell the format
@@ -226,7 +227,10 @@ def _evaluations(table):
 
     A resumed run repeats the steps after its checkpoint: a row cancels earlier evaluations of its own or a later step.
     """
-    (steps, has), (epochs, _), kept, epoch = table.numbers("step"), table.numbers("epoch"), [], np.nan
+    steps, has = table.numbers("step")
+    epochs, _ = table.numbers("epoch")
+    kept = []
+    epoch = np.nan
     for row, kind in enumerate(table.texts("kind")):
         if kind in ("step", "eval") and has[row]:
             while kept and steps[kept[-1][0]] >= steps[row]:

@@ -165,7 +165,8 @@ def middle(timelines):
 
 def lanes(bars):
     """[(lane, bar)]: each bar, a (began, ended, ...), in the first lane that is free when it begins."""
-    free, placed = [], []  # the time at which each lane becomes free
+    free = []  # the time at which each lane becomes free
+    placed = []
     for bar in sorted(bars):
         lane = next((n for n, end in enumerate(free) if end <= bar[0] + 1e-9), len(free))
         free[lane : lane + 1] = [bar[1]]

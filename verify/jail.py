@@ -117,7 +117,8 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
     """
     import tempfile
 
-    us, user = os.getuid(), USERS[os.getpid() % len(USERS)]
+    us = os.getuid()
+    user = USERS[os.getpid() % len(USERS)]
     # NPROC counts all processes of a user, in each user namespace apart; a jail started by root has its own user.
     others = 0 if us == 0 or namespaces else sum(threads for *_, owner, threads in all_processes() if owner == us)
     limits = LIMITS | {"CPU": int(timeout) + 2, "NPROC": PROCESSES + others}

@@ -12,7 +12,8 @@ def crossing():
 
     Returns which run (0 or 1) has the higher pass rate at 5,000 GPU-hours, and which at 50,000.
     """
-    R_0, runs = 0.39, ((0.585, 2.44, 2542), (0.645, 1.70, 10909))
+    R_0 = 0.39
+    runs = ((0.585, 2.44, 2542), (0.645, 1.70, 10909))
     rates = [[R_0 + (A - R_0) / (1 + (C_mid / C) ** B) for A, B, C_mid in runs] for C in (5000, 50000)]
     return tuple(rate.index(max(rate)) for rate in rates)
 

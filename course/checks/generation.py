@@ -88,7 +88,8 @@ def ended(ends, token, count, eos, budget):
     """(n,) bool: the rows that end, in a generator with these end tokens and this budget."""
     slots = SimpleNamespace(count=torch.tensor(count + [0]))
     generator = SimpleNamespace(_slots=slots, _eos=torch.tensor(eos), max_new_tokens=budget, eos_ids=eos)
-    generator._rows, generator.slots = torch.arange(len(count) + 1), len(count) + 1
+    generator._rows = torch.arange(len(count) + 1)
+    generator.slots = len(count) + 1
     return ends(generator, torch.tensor(token), len(token))
 
 
@@ -211,7 +212,8 @@ def interruption(choose, pi, start, count, phrase):
 def interruptions(rng, _):
     """Five probabilities, the start, lengths around it in any order, a phrase of two to four tokens."""
     weights = rng.sample((1.0, 2.0, 3.0, 5.0, 8.0), 5)
-    start, phrase = rng.randint(3, 9), [rng.randint(0, 4) for _ in range(rng.randint(2, 4))]
+    start = rng.randint(3, 9)
+    phrase = [rng.randint(0, 4) for _ in range(rng.randint(2, 4))]
     return [weight / 19 for weight in weights], start, rng.sample(range(start - 2, start + 6), 8), phrase
 
 

@@ -16,7 +16,8 @@ PRECISION = []  # the exercises of the chapter, in order
 
 def heads(head_logits, small, factor):
     """`factor` (1 + `small`) by an fp32 head, a bf16 head, an fp32 head under autocast; whether all three are fp32."""
-    hidden, weight = torch.tensor([[1.0, small]]).bfloat16(), torch.tensor([[factor, factor]]).bfloat16()
+    hidden = torch.tensor([[1.0, small]]).bfloat16()
+    weight = torch.tensor([[factor, factor]]).bfloat16()
     logits = [head_logits(hidden, weight, True), head_logits(hidden, weight, False)]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits.append(head_logits(hidden, weight, True))

@@ -227,7 +227,8 @@ def end_of_run(forecast, C, R):
 
 def forecast_of_the_last_point(law, last=1):
     """forecast the last point but measure the mean of several: on a rising curve every forecast looks too high."""
-    C, measured = float(law.run.compute[-1]), float(law.run.reward[-last:].mean())
+    C = float(law.run.compute[-1])
+    measured = float(law.run.reward[-last:].mean())
     return {"C": C, "forecast": C / 100, "measured": measured, "error": C / 100 - measured}
 
 

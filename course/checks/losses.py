@@ -434,7 +434,8 @@ LOSSES.append(
 
 def dapo_max_for_negative_advantages(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
     """take the max instead of the min where A < 0: tokens with a ratio above the clip lose their gradient."""
-    ratio, advantages = _ratio(logprobs, gen_logprobs, mask), advantages[:, None]
+    ratio = _ratio(logprobs, gen_logprobs, mask)
+    advantages = advantages[:, None]
     free, bound = ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages
     return _fill(torch.where(advantages < 0, torch.maximum(free, bound), torch.minimum(free, bound)), mask)
 

@@ -180,7 +180,10 @@ def chance_pooled(groups, k):
 
 def verdicts(rng, _):
     """Verdicts on n answers to each of three prompts, of which one or two, none and some are right; k = 2 or 3."""
-    n, k, few, some = rng.randint(6, 9), rng.randint(2, 3), rng.randint(1, 2), rng.randint(2, 5)
+    n = rng.randint(6, 9)
+    k = rng.randint(2, 3)
+    few = rng.randint(1, 2)
+    some = rng.randint(2, 5)
     return [[True] * few + [False] * (n - few), [False] * n, [True] * some + [False] * (n - some)], k
 
 

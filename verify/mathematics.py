@@ -10,7 +10,7 @@ Test: pytest tests/test_reward.py; python benchmarks/soak.py --verdicts
 
 import re
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from unicodedata import category, normalize
 
 from verify.texts import plain
@@ -345,6 +345,7 @@ def raw(latex: str, lower: bool):
     return FiniteSet(*either).doit()
 
 
+@lru_cache(maxsize=256)  # a reference is read twice for each of a prompt's answers
 def read(latex: str, lower: bool):
     """`raw` without the rule for \\pm; raises for what latex2sympy cannot read."""
     from latex2sympy2_extended import latex2sympy2 as its

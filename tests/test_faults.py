@@ -33,6 +33,8 @@ from plumbing.fleet import Fleet
 from plumbing.lifeline import Lifeline
 
 SMALL = (
+    "--data",
+    "tiny",
     "--k",
     "1",
     "--prompts",
@@ -435,7 +437,7 @@ def test_checkpoints_come_when_asked_for_and_a_slow_disk_stalls_nobody(start):
 def test_without_room_for_a_checkpoint_the_last_one_stands_and_the_run_says_so(start):
     run = start(3, *ENDLESS, "--trainers", "2")
     run.reach(4)  # so there is a checkpoint of step 2
-    limit = 1 << 19  # bytes per file: enough for the log, too few for state/ of the embedded model
+    limit = 1 << 18  # bytes per file: enough for the log, too few for state/ of base/tiny
     for process in run.processes:
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
     assert run.end(PATIENCE) == {0: 1, 1: 1, 2: 1}

@@ -1081,6 +1081,8 @@ def launchers():
 
 # k = 0: each batch is sampled with the weights that it then updates, whatever the timing.
 ON_POLICY = (
+    "--data",
+    "tiny",
     "--k",
     "0",
     "--prompts",
@@ -1120,14 +1122,14 @@ def assert_close(got, expected, relative):
     assert torch.linalg.norm(got - expected) < relative * torch.linalg.norm(expected)
 
 
-# With a budget of 160 tokens the first step needs four micro-batches on each of two ranks.
-@pytest.mark.parametrize("budget", [8192, 160], ids=["one micro-batch and a dummy", "four micro-batches each"])
+# With a budget of 32 tokens the first step needs four micro-batches on each of two ranks.
+@pytest.mark.parametrize("budget", [8192, 32], ids=["one micro-batch and a dummy", "four micro-batches each"])
 def test_two_trainers_have_the_gradient_of_one(one_trainer, forks, tmp_path, budget):
     changes = ("--steps", "1", "--trainers", "2", "--token-budget", str(budget))
     pair = Run(tmp_path / "run").fork(forks, 3, *ON_POLICY, *changes)
     assert pair.wait() == [0, 0, 0], pair.text
     first, reference = pair.rows("step")[0], one_trainer.rows("step")[0]
-    assert first["kept"] > 0 and first["tokens_trained"] / budget > (6 if budget == 160 else 0)
+    assert first["kept"] > 0 and first["tokens_trained"] / budget > (6 if budget == 32 else 0)
     assert (first["prompts"], first["pass_rate"], first["tokens"]) == tuple(
         reference[name] for name in ("prompts", "pass_rate", "tokens")
     )
@@ -1185,12 +1187,12 @@ def short_epochs(tmp_path_factory):
     file = tmp_path_factory.mktemp("data") / "rows.jsonl"
     rows = [
         {"prompt": text, "answer": answer, "task": "arithmetic"}
-        for text, answer in data.examples("arithmetic", 32, seed=1, held_out=False)
+        for text, answer in data.examples("tiny", 32, seed=1, held_out=False)
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return (
         "--model",
-        str(BASE),
+        str(BASE / "tiny"),
         "--data",
         str(file),
         "--lr",
@@ -1204,12 +1206,12 @@ def short_epochs(tmp_path_factory):
         "--no-positive-resampling",
         "0.5",
         "--max-new-tokens",
-        "80",
+        "12",
         "--max-prompt-tokens",
-        "32",
+        "8",
         "--interrupt-at",
-        "64",
-        "72",
+        "8",
+        "9",
         "--interrupt-phrase",
         "</think>",
         "--slots",

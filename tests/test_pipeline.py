@@ -7,8 +7,6 @@ virtual clock and an in-memory store. So a run depends only on its Setting and t
 import doctest
 import random
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter, deque
@@ -16,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -835,32 +832,41 @@ def test_a_receiver_with_other_tensors_says_so(store):
     digest.join()
 
 
-GENERATOR_PROCESS = """
-import sys, torch, torch.distributed as dist, pipeline
-from plumbing import fleet, virtual
-dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=1, world_size=2)
-box = pipeline.Mailbox(pipeline.connect("127.0.0.1", None), 1, trainers=1, world=2, timeout=60.0)
-group = dist.new_group([0, 1])
+class Idle:
+    """A generator that takes weights and is asked for nothing, and its scorer."""
 
-class Generator:
-    version, busy, weights = 0, False, {"w": torch.zeros(5)}
-    def wants(self, evaluation): return False
-    def named_weights(self): return self.weights
-    def update_weights(self, version): self.version = version
+    version, busy = 0, False
 
-class Scorer:
-    def finished(self): return []
+    def __init__(self):
+        self.weights = {"w": torch.zeros(5)}
 
-generator = Generator()
-reason = pipeline.serve(generator, box, lambda named: fleet.broadcast_weights(named, group), Scorer())
-print(reason, generator.version, generator.weights["w"].tolist())
-dist.destroy_process_group()
-"""
+    def wants(self, evaluation):
+        return False
+
+    def named_weights(self):
+        return self.weights
+
+    def update_weights(self, version):
+        self.version = version
+
+    def finished(self):
+        return []
 
 
-def test_a_generator_in_a_process_of_its_own_gets_weights_and_ends(tmp_path):
-    command, root = [sys.executable, "-c", GENERATOR_PROCESS, str(tmp_path / "meet")], Path(pipeline.__file__).parent
-    child = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True)
+def generator_process(folder):
+    """Writes how it ended, its version and its weights into the folder."""
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=1, world_size=2)
+    box = Mailbox(pipeline.connect("127.0.0.1", None), 1, trainers=1, world=2, timeout=60.0)
+    group = dist.new_group([0, 1])
+    idle = Idle()
+    reason = serve(idle, box, lambda named: broadcast_weights(named, group), idle)
+    (folder / "end").write_text(f"{reason} {idle.version} {idle.weights['w'].tolist()}")
+    dist.destroy_process_group()
+
+
+def test_a_generator_in_a_process_of_its_own_gets_weights_and_ends(forks, tmp_path):
+    child = forks.Process(target=generator_process, args=(tmp_path,), daemon=True)
+    child.start()
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meet'}", rank=0, world_size=2)
     try:
         listening = partial(socket.create_server, ("127.0.0.1", 0))
@@ -869,7 +875,8 @@ def test_a_generator_in_a_process_of_its_own_gets_weights_and_ends(tmp_path):
         pipe = Pipeline(box, off_policy="pipeline", k=1, prompts=2, generations=1, steps=9)
         pipe.publish(1, lambda: {"w": torch.arange(5.0)}, lambda named: broadcast_weights(named, group))
         assert pipe.stop("finished", patience=30.0) == []
-        assert child.communicate(timeout=30)[0] == "finished 1 [0.0, 1.0, 2.0, 3.0, 4.0]\n"
+        child.join(30)
+        assert (tmp_path / "end").read_text() == "finished 1 [0.0, 1.0, 2.0, 3.0, 4.0]"
     finally:
         dist.destroy_process_group()
         child.kill()

@@ -16,6 +16,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -984,6 +985,19 @@ def rank_process(argv, variables, output):
     train.main(argv)
 
 
+def killed_rank(version, *arguments):
+    """A rank that is killed in the optimizer step that begins at this version, if it is a trainer."""
+    measure = train.Trainer.gradient_norm
+
+    def last(trainer):
+        if trainer.version == version:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return measure(trainer)
+
+    train.Trainer.gradient_norm = last
+    rank_process(*arguments)
+
+
 class Run:
     """The ranks of one run, forked or under a launcher, its folder, and the file with what it prints."""
 
@@ -991,7 +1005,7 @@ class Run:
         self.out, self.printed = Path(out), Path(f"{out}.txt")
         self.printed.touch()
 
-    def fork(self, forks, world, *argv):
+    def fork(self, forks, world, *argv, target=rank_process):
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
@@ -1001,7 +1015,7 @@ class Run:
         for rank in range(world):
             variables = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             arguments = ([*argv, "--out", str(self.out)], variables, str(self.printed))
-            self.processes.append(forks.Process(target=rank_process, args=arguments, daemon=True))
+            self.processes.append(forks.Process(target=target, args=arguments, daemon=True))
             self.processes[-1].start()
         return self
 
@@ -1242,20 +1256,27 @@ def assert_same_batches(run, reference):
 
 
 @pytest.fixture(scope="module")
-def orphaned(launchers, short_epochs, tmp_path_factory):
+def orphaned(forks, short_epochs, tmp_path_factory):
     """A run whose generator was killed after the third step."""
-    run = Run(tmp_path_factory.mktemp("orphaned") / "run").launch(launchers, *short_epochs, "--steps", "60")
+    run = Run(tmp_path_factory.mktemp("orphaned") / "run").fork(forks, 2, *short_epochs, "--steps", "600")
     run.reach(3)
-    os.kill(run.ranks[1], signal.SIGKILL)
-    run.launcher.wait(PATIENCE)
+    run.processes[1].kill()
+    assert run.wait() == [1, -signal.SIGKILL]
     return run
 
 
 def test_a_killed_generator_ends_the_run_with_its_name_a_log_and_a_checkpoint(orphaned):
-    assert orphaned.launcher.returncode != 0
     assert f"generator rank 1 ended; {orphaned.out} holds a checkpoint of step {orphaned.version}" in orphaned.text
     assert "generator rank 1" in orphaned.log[-1]["reason"] and orphaned.log[-1]["kind"] == "end"
     assert orphaned.version >= 2 and orphaned.version % 2 == 0  # the last periodic checkpoint
+
+
+@pytest.mark.processes
+def test_a_launcher_ends_with_an_error_when_a_generator_is_killed(launchers, short_epochs, tmp_path):
+    run = Run(tmp_path / "run").launch(launchers, *short_epochs, "--steps", "600")
+    run.reach(3)
+    os.kill(run.ranks[1], signal.SIGKILL)
+    assert run.launcher.wait(PATIENCE) != 0 and "generator rank 1 ended" in run.text
 
 
 def test_a_resumed_run_trains_the_same_batches_and_ctrl_c_ends_it(launchers, orphaned, uninterrupted):
@@ -1279,9 +1300,8 @@ def test_a_resumed_run_trains_the_same_batches_and_ctrl_c_ends_it(launchers, orp
 
 
 def test_a_killed_trainer_is_named_and_its_run_goes_on(forks, short_epochs, uninterrupted, tmp_path):
-    run = Run(tmp_path / "run").fork(forks, 2, *short_epochs, "--steps", "12")
-    run.reach(3)
-    run.processes[0].kill()
+    killed = partial(killed_rank, 4)
+    run = Run(tmp_path / "run").fork(forks, 2, *short_epochs, "--steps", "12", target=killed)
     assert run.wait() == [-signal.SIGKILL, 1]
     assert f"trainer rank 0 ended; {run.out} holds a checkpoint of step {run.version}" in run.text
     run.fork(forks, 2, "--resume")

@@ -44,6 +44,7 @@ from study.comparisons import CONFIGURATIONS, FINDINGS
 
 MARGIN = {"A": 0.02, "E": float(np.log(1.1))}
 IDLE_CLIP = 0.001  # share of tokens
+IDLE, NO_CEILING = "the clip is idle", "a side has no run with a ceiling"  # why a finding is undecided
 SAME_A = 0.02  # A.5: only methods whose A differ by less are compared by B
 FALL = 0.02  # least loss of a mean of three evaluations that counts as a fall
 
@@ -189,10 +190,10 @@ class Judged(NamedTuple):
     B: float  # difference of B with a common A, of findings on efficiency; nan where A.5 does not compare it
 
 
-def judged(logs):
+def judged(logs, findings=FINDINGS):
     """{finding: Judged} of the findings whose two sides have runs of one regime. logs: {(name, seed): rows}"""
-    groups = {x: grouped(logs, x) for x in {finding.x for finding in FINDINGS}}
-    tested = [f for f in FINDINGS if {f.configuration, f.reference} <= groups[f.x].keys()]
+    groups = {x: grouped(logs, x) for x in {finding.x for finding in findings}}
+    tested = [f for f in findings if {f.configuration, f.reference} <= groups[f.x].keys()]
     spreads = {(x, quantity): spread(groups[x], quantity) for x, quantity in {(f.x, f.quantity) for f in tested}}
     return {
         f: judge(f, groups[f.x][f.configuration], groups[f.x][f.reference], spreads[f.x, f.quantity]) for f in tested
@@ -204,14 +205,14 @@ def judge(finding, one, other, spread_of_seeds):
     quantity = finding.quantity
     sides = having(one, quantity), having(other, quantity)
     D = low = high = B = nan
-    word, why = "undecided", "a side has no run with a ceiling"
+    word, why = "undecided", NO_CEILING
     if all(sides):
         L = level(*sides)
         D, low, high = interval(*(values(side, quantity, L) for side in sides), *spread_of_seeds)
         word, why = verdict(low, high, direction=finding.direction, quantity=quantity)
         B = difference_of_B(*sides) if quantity == "E" else nan
     if finding.clip and all(run.clipped < IDLE_CLIP for run in one + other):
-        word, why = "undecided", "the clip is idle"
+        word, why = "undecided", IDLE
     return Judged(D, low, high, word, why, falls_of(one, other), B)
 
 
@@ -243,14 +244,14 @@ def grouped(logs, x):
     """{configuration: [Measured]} of the runs that count for compute x."""
     groups = {}
     for (name, seed), rows in logs.items():
-        if counts(name, seed, x):
+        if counts(name, seed, x, rows):
             groups.setdefault(name, []).append(measure(rows, x))
     return groups
 
 
-def counts(name, seed, x):
-    """Whether a run counts for compute x. Device-hours count only if the machine did nothing else during the run."""
-    return x != "gpu_hours" or seed < CONFIGURATIONS[name].quiet
+def counts(name, seed, x, rows):
+    """Whether a run counts for compute x. Device-hours count if they are virtual, or the machine did nothing else."""
+    return x != "gpu_hours" or "virtual" in rows[0].get("flags", {}) or seed < CONFIGURATIONS[name].quiet
 
 
 def averaged(logs, name, x):
@@ -258,7 +259,7 @@ def averaged(logs, name, x):
 
     Runs that fall are left out; if all fall, each counts until its peak.
     """
-    own = [rows for (one, seed), rows in logs.items() if one == name and counts(name, seed, x)]
+    own = [rows for (one, seed), rows in logs.items() if one == name and counts(name, seed, x, rows)]
     runs = [measure(rows, x) for rows in own]
     shown = [one for one in runs if one.fell is None] or runs
     count = min(len(one.run.compute) for one in shown)
@@ -271,11 +272,17 @@ def averaged(logs, name, x):
 # --- As text ---------------------------------------------------------------------------------------------------------
 
 
-def table(logs):
+def table(logs, findings=FINDINGS):
     """The findings as lines of Markdown, then what else is to be known of them."""
-    found = judged(logs)
+    found = judged(logs, findings)
     head = "| Fig. | finding | paper | ours (90 % interval) | verdict | runs that fall |"
-    return [head, "|---" * 6 + "|", *(line(finding, row) for finding, row in found.items()), "", *remarks(logs, found)]
+    return [
+        head,
+        "|---" * 6 + "|",
+        *(line(finding, row) for finding, row in found.items()),
+        "",
+        *remarks(logs, found, len(findings)),
+    ]
 
 
 def line(finding, row):
@@ -300,14 +307,14 @@ def shown(quantity, row):
     return "compute x{:.2f} ({:.2f} to {:.2f})".format(*times)
 
 
-def remarks(logs, found):
-    """Lines: how many findings were tested, the spread between seeds; each configuration's clip, ages and end."""
+def remarks(logs, found, asked):
+    """Lines: how many of the findings asked were tested, the spread of seeds; each configuration's clip, ages, end."""
     count = Counter(row.verdict for row in found.values())
     groups = grouped(logs, "tokens")
     A = spread(groups, "A")
     E = spread(groups, "E")
     lines = [
-        f"{len(found)} of {len(FINDINGS)} findings tested: {count['agrees']} agree, {count['disagrees']} disagree, "
+        f"{len(found)} of {asked} findings tested: {count['agrees']} agree, {count['disagrees']} disagree, "
         f"{count['undecided']} undecided. Of 90 % intervals one in ten errs, and findings with a common reference err "
         "together.",
         f"spread between seeds, over configurations in which no run falls: A {A[0]:.4f}, tokens to half of the gain "

@@ -1,0 +1,60 @@
+"""A run of train.py in virtual time inside this process, for the study's many short runs: torch is imported once.
+
+    rows = run(train, argv, objective)    the rows of the log, in memory; no figure, no checkpoint, no screen
+
+`train` is the module train.py, handed in by the command that imports it. What is run is train.py's own loop under its
+own flags; only the drawing and the checkpoints are left out, and `objective` may take the place of the loss.
+
+Test: pytest tests/test_study_runs.py
+"""
+
+import io
+import json
+import tempfile
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+
+import loss
+
+CARRIER = "cispo"  # the --loss under whose name an objective of the study's own runs; it takes eps_max
+
+
+def no_ratio(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """REINFORCE: the advantage times log pi_train, as if the weights that sampled were the trainer's. (B, T)
+
+    Arguments as in loss.cispo; eps_max is not read.
+    """
+    return torch.where(mask, advantages[:, None] * torch.where(mask, logprobs, 0.0), 0.0)
+
+
+def run(train, argv, objective=None):
+    """The rows of the log of `train.py *argv`, which has --virtual; it may have ended as Diverged.
+
+    objective  a function with the arguments of loss.cispo in its place, with --loss cispo; None: the loss itself
+    Raises RuntimeError, with what was printed, if the flags were refused.
+    """
+    printed = io.StringIO()
+    with ExitStack() as stack:
+        out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="study-"))) / "run"
+        for what, name in ((train.Trainer, "draw"), (train.Trainer, "checkpoint")):
+            stack.enter_context(patch.object(what, name, lambda trainer: None))
+        stack.enter_context(patch.object(train, "finish", ended))
+        if objective:
+            stack.enter_context(patch.dict(loss.LOSSES, {CARRIER: (objective, loss.LOSSES[CARRIER][1])}))
+        for redirect in (redirect_stdout, redirect_stderr):
+            stack.enter_context(redirect(printed))
+        try:
+            train.main([*argv, "--out", str(out)])
+        except SystemExit as end:
+            if not (out / "log.jsonl").exists():
+                raise RuntimeError(f"train.py {' '.join(argv)}: {printed.getvalue()}") from end
+        return [json.loads(line) for line in (out / "log.jsonl").open()]
+
+
+def ended(trainer, reason, seconds):
+    """In place of train.finish: log why the run ended."""
+    trainer.bar.close()
+    trainer.log("end", reason=reason, final=False, seconds=seconds)

@@ -1,0 +1,228 @@
+"""Claims about the study's runs in virtual time: which are made, that they are train.py's, and that they resume."""
+
+import json
+
+import pytest
+import torch
+
+import loss
+import train
+from plumbing import flags
+from study import comparisons, grid, order, regimes, rule, warm
+
+SHORT = " --steps 2 --eval-every 2 --eval-prompts 4 --eval-generations 2"
+
+
+def asked(regime, name):
+    return flags.settings(regimes.flags(regime, name))
+
+
+# --- Regimes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("regime, oldest", [("exact-1", 1), ("exact-8", 8)])
+def test_no_token_of_an_exact_regime_is_older_than_its_k(regime, oldest):
+    for name in regimes.names(regime):
+        args = asked(regime, name)
+        assert args.virtual == "exact", name
+        # PPO-off-policy-k: ages 0 to k - 1
+        assert (args.k if args.off_policy == "pipeline" else args.k - 1) == oldest, name
+
+
+def test_recipes_that_take_turns_are_those_of_the_paper():
+    taking = {name for name in regimes.REGIMES["exact-1"].names if regimes.ppo(name)}
+    assert taking == {"baseline", "deepseek", "qwen2.5", "minimax", "loo-ppo-8"}
+
+
+def test_but_for_age_and_evaluations_a_configuration_is_the_asynchronous_one():
+    for regime, own in regimes.REGIMES.items():
+        for original, name in zip(own.names, regimes.names(regime)):
+            here, there = vars(asked(regime, name)), vars(flags.settings(comparisons.flags(original)))
+            changed = {flag for flag in here if here[flag] != there.get(flag)}
+            expected = {"k", "steps", "eval_every", "checkpoint_every", "asked", "virtual", "generators", "costs"}
+            assert changed <= expected | {"trainers"}, name
+
+
+def test_every_figure_of_the_paper_is_asked_in_a_regime_and_names_say_its_k():
+    figures = {finding.figure for regime in regimes.REGIMES for finding in regimes.findings(regime)}
+    assert figures == set(comparisons.FIGURES)
+    assert "pipeline" in regimes.names("exact-1") and "pipeline-8" in regimes.names("exact-8")
+    assert not [name for name in regimes.names("exact-1") if name.endswith("-8") or name == "pipeline-1"]
+    assert not [one.says for one in regimes.findings("exact-1") if "-8" in one.says]
+    sides = {name for one in regimes.findings("exact-1") for name in (one.configuration, one.reference)}
+    assert sides == {*regimes.names("exact-1")}
+
+
+def law(A, clipped=0.01):
+    """Rows of a run on Eq. 1 with this ceiling."""
+    rows = [{"kind": "config", "flags": {"virtual": "exact"}}]
+    for n in range(17):
+        rate = 0.2 + (A - 0.2) / (1 + (3 / n) ** 2) if n else 0.2
+        rows.append({"kind": "eval", "step": n, "tokens": n, "gpu_hours": n, "pass_rate": rate, "stderr": 0.005})
+        rows.append({"kind": "step", "step": n, "clipped": clipped, "staleness": {"1": 1}})
+    return rows
+
+
+def logs(**ceilings):
+    """{(name, seed): rows} of exact-8, each seed 0.002 above the one before."""
+    names = {name: 0.6 for name in regimes.names("exact-8")} | {k.replace("_", "-"): A for k, A in ceilings.items()}
+    return {(name, seed): law(A + 0.002 * seed) for name, A in names.items() for seed in range(regimes.LEAST)}
+
+
+def test_the_stopping_rule_asks_for_nothing_until_all_have_three_seeds():
+    some = logs()
+    some.pop(("gspo", 2))
+    assert regimes.due(some, "exact-8") == []
+
+
+def test_the_stopping_rule_gives_both_sides_of_an_undecided_pair_one_seed_more_up_to_six():
+    # s = 0.002 with 10 degrees of freedom: +-0.003; "the same" is within 0.02, "higher" is beyond 0
+    there = logs(cispo=0.65, gspo=0.65, scalerl=0.6, loo_dapo=0.619)
+    assert regimes.due(there, "exact-8") == [("scalerl", 3), ("loo-dapo", 3)]
+    for seed in range(3, regimes.MOST):
+        there |= {(name, seed): there[name, seed - 3] for name in ("scalerl", "loo-dapo")}
+        wanted = regimes.due(there, "exact-8")
+        assert wanted == ([("scalerl", seed + 1), ("loo-dapo", seed + 1)] if seed + 1 < regimes.MOST else [])
+    [finding] = [one for one in regimes.findings("exact-8") if one.configuration == "loo-dapo" and one.quantity == "A"]
+    assert regimes.looks(there, finding) == 4
+
+
+def test_the_stopping_rule_leaves_idle_clips_alone():
+    idle = {pair: law(0.6 + 0.002 * pair[1], clipped=0.0) for pair in logs()}
+    assert regimes.due(idle, "exact-8") == []
+    found = rule.judged(idle, regimes.findings("exact-8"))
+    assert {row.why for row in found.values()} == {rule.IDLE}
+
+
+def test_virtual_device_hours_always_count():
+    rows = law(0.6)
+    assert rule.counts("baseline", 5, "gpu_hours", rows)
+    assert not rule.counts("baseline", 5, "gpu_hours", rows[1:])
+
+
+# --- The task `tiny` -------------------------------------------------------------------------------------------------
+
+
+def test_the_plans_have_the_runs_that_were_announced():
+    sizes = {plan: len(runs()) for plan, runs in grid.PLANS.items()}
+    # 6 losses x 7 ages x 3 rates x 8 seeds; 11 variants x 2 x 8; 6 x 4; 2 x 4 x 3 x 3; 2 x 2 x 3
+    assert sizes == {"grid": 1008, "variants": 176, "ceilings": 24, "efficiency": 72, "head": 12}
+    for plan, runs in grid.PLANS.items():
+        assert len({run.name() for run in runs()}) == sizes[plan]
+
+
+def test_every_run_of_a_plan_has_flags_that_train_takes_and_its_own_age_and_rate():
+    for run in {(run.plan, run.key): run for plan in grid.PLANS.values() for run in plan()}.values():
+        args = flags.settings([*grid.TINY, *run.flags.split()])
+        own = dict(run.key)
+        assert args.k == own["k"]
+        assert args.lr == pytest.approx(own.get("rate", 1) * 3e-4)
+        assert args.off_policy == grid.SETUPS.get(own.get("setup"), "pipeline")
+
+
+def test_the_losses_differ_in_the_loss_alone():
+    common = []
+    for name, given in grid.LOSSES.items():
+        args = vars(flags.settings([*grid.TINY, *given.split()]))
+        own = ("loss", "average", "clips", "eps_max", "asked", "out")
+        common.append({flag: args[flag] for flag in args if flag not in own})
+        assert args["average"] == ("sample" if name == "GSPO" else "prompt")
+    assert all(one == common[0] for one in common)
+
+
+def test_without_a_ratio_the_gradient_is_the_advantage_whatever_the_weights_that_sampled():
+    logprobs = torch.log(torch.tensor([[0.5, 0.25], [0.5, 0.5]])).requires_grad_()
+    sampled = torch.log(torch.tensor([[0.125, 0.5], [1.0, 1.0]]))
+    mask = torch.tensor([[True, True], [True, False]])
+    given = logprobs, sampled, torch.tensor([2.0, -1.0]), mask
+    warm.no_ratio(*given, eps_max=5.0).sum().backward()
+    assert logprobs.grad.tolist() == [[2.0, 2.0], [-1.0, 0.0]]
+    logprobs.grad = None
+    loss.cispo(*given, eps_max=float("inf")).sum().backward()  # ratios 4, 1/2, 1/2
+    assert logprobs.grad.tolist() == [[8.0, 1.0], [-0.5, 0.0]]
+
+
+def test_a_run_in_this_process_has_the_log_of_train_py_and_leaves_nothing(tmp_path, capsys):
+    argv = [*grid.TINY, *("--virtual exact --k 1 --loss cispo" + SHORT).split()]
+    rows = warm.run(train, argv)
+    assert capsys.readouterr() == ("", "")
+    train.main([*argv, "--out", str(tmp_path / "run")])
+    theirs = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
+
+    def told(rows):
+        return [row for row in rows if row["kind"] in ("eval", "step")]
+
+    assert told(rows) == told(theirs) != []
+    assert rows[-1]["reason"] == "finished"
+
+
+def test_an_objective_takes_the_place_of_the_loss_for_one_run_only():
+    argv = [*grid.TINY, *("--virtual exact --k 1 --loss cispo" + SHORT).split()]
+    called = []
+
+    def objective(*given, eps_max):
+        called.append(eps_max)
+        return warm.no_ratio(*given, eps_max=eps_max)
+
+    warm.run(train, argv, objective)
+    assert called and loss.LOSSES["cispo"][0] is loss.cispo
+
+
+def test_flags_that_are_refused_are_an_error_of_the_study():
+    with pytest.raises(RuntimeError, match="--k is -1"):
+        warm.run(train, [*grid.TINY, "--virtual", "exact", "--k", "-1"])
+
+
+def test_what_is_there_is_not_made_twice_and_a_half_written_line_counts_as_not_there(tmp_path, monkeypatch):
+    two = [run._replace(flags=run.flags + SHORT) for run in grid.grid(1, (1,))[:2]]
+    monkeypatch.setitem(grid.PLANS, "grid", lambda: two)
+    monkeypatch.setattr(order, "ORDER", {"grid": order.tiny("grid")})
+    order.make_all(train, tmp_path)
+    path = grid.place(tmp_path, "grid")
+    lines = path.read_text().splitlines()
+    assert len(lines) == 2 and grid.missing(tmp_path, "grid") == []
+    path.write_text(lines[0] + "\n" + lines[1][:40])  # killed while it wrote
+    assert grid.missing(tmp_path, "grid") == two[1:]
+    order.make_all(train, tmp_path)
+    again = list(grid.kept(tmp_path, "grid").values())
+    assert [{**line, "cpu_seconds": 0} for line in again] == [{**json.loads(line), "cpu_seconds": 0} for line in lines]
+
+
+def test_lines_of_another_base_count_as_not_there(tmp_path, monkeypatch):
+    [run] = grid.grid(1, (1,))[:1]
+    grid.place(tmp_path, "grid").parent.mkdir()
+    line = {"run": run.named(), "base": grid.base()}
+    grid.place(tmp_path, "grid").write_text(json.dumps(line) + "\n" + json.dumps(line | {"base": "another"}) + "\n")
+    assert len(grid.kept(tmp_path, "grid")) == 1
+    monkeypatch.setattr(grid, "base", lambda: "a third")
+    assert grid.kept(tmp_path, "grid") == {}
+
+
+def test_windows_keep_the_worst_step_and_say_what_was_not_finite():
+    steps = [{"kind": "step", "step": n + 1, "gradient_norm": float(n), "pass_rate": 0.5} for n in range(16)]
+    for n in range(8):
+        steps[n] |= {"effective_sample_size": 1 - n / 10, "rho_max": 1.0 + n, "entropy": 0.5, "clipped": 0.0}
+    steps[9] |= {"rho_max": None}  # inf
+    steps = [step | {"idle_generators": 0.0, "idle_trainers": 0.0} for step in steps]
+    found = grid.summary([*steps, {"kind": "end", "reason": "finished"}])["windows"]
+    assert found["ess_min"] == [0.3, 1.0] and found["rho_max"] == [8.0, None]
+    assert (found["norm"], found["norm_max"]) == ([3.5, 11.5], [7.0, 15.0])
+
+
+def test_a_run_of_the_embedded_task_is_kept_whole_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(warm, "run", lambda train, argv: law(0.6) + [{"kind": "end", "step": 16, "reason": "finished"}])
+    monkeypatch.setattr(order, "reduced", lambda rows: rows)
+    monkeypatch.setattr(order, "ORDER", {"exact-8, 1 seed": order.exact("exact-8", 1)})
+    order.make_all(train, tmp_path)
+    assert sorted(regimes.kept(tmp_path, "exact-8")) == sorted((name, 0) for name in regimes.names("exact-8"))
+    assert regimes.missing(tmp_path, "exact-8", 1) == [] and not list(tmp_path.glob("*/*.part"))
+
+
+def test_two_processes_do_not_make_the_same_runs(tmp_path):
+    with order.locked(tmp_path), pytest.raises(SystemExit, match="another process"):
+        order.locked(tmp_path)
+
+
+def test_the_list_says_what_is_there(tmp_path):
+    lines = order.listed(tmp_path)
+    assert "exact-1, 1 seed: 24 missing" in lines and "grid: 0 of 1008 runs" in lines

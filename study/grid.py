@@ -187,7 +187,7 @@ def make(train, run, folder):
     began = time.process_time()
     objective = warm.no_ratio if dict(run.key).get("loss") == NO_RATIO else None
     rows = warm.run(train, [*TINY, *run.flags.split(), "--seed", str(run.seed)], objective)
-    line = {"run": run.named(), "base": base(), "commit": rows[0]["commit"], **summary(rows)}
+    line = {"kind": "run", "run": run.named(), "base": base(), "commit": rows[0]["commit"], **summary(rows)}
     path = place(folder, run.plan)
     path.parent.mkdir(parents=True, exist_ok=True)
     append(path, line | {"cpu_seconds": round(time.process_time() - began, 1)})

@@ -96,6 +96,8 @@ def make_all(train, folder, parts=""):
         while name.startswith(parts) and (left := missing(folder)):
             print(f"{time.strftime('%H:%M:%S')} {name}: {len(left)} left, now {left[0]}", flush=True)
             make_one(train, left[0], folder)
+            if left[0] in missing(folder):
+                raise RuntimeError(f"{left[0]} was made and is still missing")
 
 
 def listed(folder):

@@ -191,7 +191,7 @@ def test_what_is_there_is_not_made_twice_and_a_half_written_line_counts_as_not_t
 def test_lines_of_another_base_count_as_not_there(tmp_path, monkeypatch):
     [run] = grid.grid(1, (1,))[:1]
     grid.place(tmp_path, "grid").parent.mkdir()
-    line = {"run": run.named(), "base": grid.base()}
+    line = {"kind": "run", "run": run.named(), "base": grid.base()}
     grid.place(tmp_path, "grid").write_text(json.dumps(line) + "\n" + json.dumps(line | {"base": "another"}) + "\n")
     assert len(grid.kept(tmp_path, "grid")) == 1
     monkeypatch.setattr(grid, "base", lambda: "a third")
@@ -221,6 +221,14 @@ def test_a_run_of_the_embedded_task_is_kept_whole_or_not_at_all(tmp_path, monkey
 def test_two_processes_do_not_make_the_same_runs(tmp_path):
     with order.locked(tmp_path), pytest.raises(SystemExit, match="another process"):
         order.locked(tmp_path)
+
+
+def test_a_run_that_is_missing_though_it_was_made_ends_the_queue(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(order, "ORDER", {"one": (lambda folder: ["a"], lambda train, what, folder: made.append(what))})
+    with pytest.raises(RuntimeError, match="a was made and is still missing"):
+        order.make_all(train, tmp_path)
+    assert made == ["a"]
 
 
 def test_the_list_says_what_is_there(tmp_path):

@@ -72,7 +72,7 @@ from plumbing.evaluation import answered, append, evaluate_policy
 from plumbing.flags import make_generator, make_scorer, provenance, questions, start, weights_folder
 from plumbing.fleet import Clock, Fleet, Screen, end_launcher, launch
 from plumbing.screen import WARNINGS
-from verify.judges import UNREADABLE
+from verify.judges import NO_FAILURE, OWN
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 TRUNCATION = 0.1  # A.15: above 10 to 15 % of truncated completions runs destabilise
@@ -117,6 +117,7 @@ class Trainer:
         self.standing = 0  # batches without gradient, in a row
         self.unverified = state.get("unverified", 0)  # groups on which the verifier failed
         self.named = set()  # (prompt, error) in the log
+        self.raised = 0  # groups on which --reward raised an error, or gave no truth value
         self.totals = {"tokens": 0, "tokens_trained": 0, "flops": 0.0, "lost_gpu_hours": 0.0} | state.get("totals", {})
         self.clock = Clock(fleet.devices, state.get("gpu_hours", 0.0) + self.count_lost(state), fleet.clock)
         self.pipeline = pipeline.Pipeline(
@@ -261,14 +262,25 @@ class Trainer:
             self.curriculum.came_back(group[0].prompt, sum(h.correct for h in group) / len(group) if known else None)
             if not known:
                 [error, *_] = [header.error for header in group if header.correct is None]
-                self.unverified += not error.startswith(UNREADABLE)
+                self.unverified += not error.startswith(NO_FAILURE)
                 self.name_unverified(self.curriculum.prompts[group[0].prompt], error)
 
     def name_unverified(self, prompt, error):
-        """Log a prompt whose answers get no verdict, once per prompt and error."""
-        if (prompt.text, error) not in self.named:
+        """Log a prompt whose answers get no verdict, once per prompt and error; of errors of --reward the first."""
+        if error.startswith(OWN):
+            if error != OWN:  # None, as it may say
+                self.count_raised(prompt, error)
+        elif (prompt.text, error) not in self.named:
             self.named.add((prompt.text, error))
             self.log("unverified", prompt=prompt.text, where=prompt.where, error=error)
+
+    def count_raised(self, prompt, error):
+        """Show the first error of --reward, and how many there have been when they are 10, 100, ..."""
+        self.raised += 1
+        if self.raised == 1:
+            self.log("unverified", prompt=prompt.text, where=prompt.where, error=error)
+        elif self.raised in (10**power for power in range(1, 9)):
+            self.warn("reward", count=self.raised)
 
     def watch(self, headers, gradient_norm):
         """Warn of what ruins runs: skipped steps, STANDING batches without any gradient, many truncated completions.
@@ -299,8 +311,10 @@ class Trainer:
         self.bar.set_description("validating")
         with self.clock.paused():
             groups, samples, failed = self.pipeline.evaluate(self.validation, self.args.eval_generations, SAMPLES)
-            failures = [error for error in failed.values() if not error.startswith(UNREADABLE)]
+            failures = [error for error in failed.values() if not error.startswith(NO_FAILURE)]
             check_verifier(failures, len(failures), len(self.validation))
+            if len(failed) == len(self.validation):
+                raise Unverifiable(f"no validation prompt got verdicts: {most_common(failed.values())}")
             self.evaluated = self.version
             self.bar.set_description()
             if not groups:  # only rank 0 has them
@@ -423,8 +437,12 @@ def check_verifier(errors, failed, groups):
     errors: messages of which the most common is shown
     """
     if failed > UNVERIFIED * max(100, groups):
-        [(error, _)] = Counter(errors).most_common(1) or [("see the `unverified` rows of the log", 0)]
-        raise Unverifiable(f"the verifier failed on {failed} groups: {error}")
+        raise Unverifiable(f"the verifier failed on {failed} groups: {most_common(errors)}")
+
+
+def most_common(errors):
+    [(error, _)] = Counter(errors).most_common(1) or [("see the `unverified` rows of the log", 0)]
+    return error
 
 
 # --- The loop --------------------------------------------------------------------------------------------------------

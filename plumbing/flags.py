@@ -36,7 +36,7 @@ from plumbing import checkpoints, costs, sizing, sources, track
 from plumbing.fleet import processes, restarts
 from plumbing.typed import Parser, beside, check_model, check_weights
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES, TINY
-from verify import jail, scorer
+from verify import jail, own, scorer
 
 ROOT = Path(__file__).resolve().parent.parent  # the project's folder, so that base/ is found from every working folder
 DEFAULTS = RECIPES["scalerl"] | dict(
@@ -52,6 +52,7 @@ DEFAULTS = RECIPES["scalerl"] | dict(
     timeout=600.0,
     verify_timeout=5.0,
     verifiers=2,
+    reward=None,
     think_end=reward.THINK_END,
 )
 BASES = {"sorting": "base/sorting", "tiny": "base/tiny"}  # a source that needs another policy than base
@@ -80,6 +81,7 @@ EVALUATION = {  # the flags that --evaluate reads
     "interrupt_phrase",
     "verify_timeout",
     "verifiers",
+    "reward",
     "eval_prompts",
     "seed",
     "out",
@@ -171,6 +173,12 @@ def model_flags(add):
         type=float,
         help="seconds to check one answer, or one test of a program (for all its tests 0.1 s more for each); an answer "
         "that takes longer is wrong and counted as timed out",
+    )
+    add(
+        "--reward",
+        metavar="FILE.py:FUNCTION",
+        help="a function of your own, FUNCTION(prompt, completion, answer), instead of the judges of the rows' tasks: "
+        "True, False, or None for no verdict; rows need no answer then (docs/rewards.md)",
     )
     add("--verifiers", type=positive, metavar="N", help="processes of each generator that check answers, at most")
     add("--temperature", type=float, help="sampling temperature")
@@ -347,6 +355,8 @@ def anchored(asked):
     """The flags with whole paths of local models and data: a run finds them again from another folder."""
     folder = os.path.abspath(os.path.expanduser(asked.get("model", "")))
     found = {"model": folder} if "model" in asked and os.path.isdir(folder) else {}
+    if path := asked.get("reward"):
+        found["reward"] = os.path.abspath(os.path.expanduser(path))
     named = {"data": [sources.anchored(source) for source in asked["data"]]} if "data" in asked else {}
     return asked | found | named
 
@@ -504,6 +514,7 @@ def resumed_flags(given, error):
         "eval_prompts",
         "seed",
         "think_end",
+        "reward",
         "virtual",
         "generators",
     ):
@@ -606,7 +617,11 @@ def prepare(args):
         validation=args.eval_prompts,
         columns=(args.prompt_column, args.answer_column),
         skip_unusable=args.skip_unusable,
+        own=bool(args.reward),
     )
+    if args.reward and os.environ.get("LOCAL_RANK", "0") == "0":
+        first = prompts.train[0]
+        own.check(args.reward, (first.text, first.answer, first.answer), args.verify_timeout)
     if prompts.unusable and int(os.environ.get("RANK", "0")) == 0:
         print(
             f"WARNING: {len(prompts.unusable)} unusable rows left out. The first of them:",
@@ -626,7 +641,7 @@ def prepare(args):
         rollout.check_interruption(
             tokenizer, phrase_ids(tokenizer, args), args.think_end, args.interrupt_at, args.max_new_tokens
         )
-    code = any(prompt.task == "code" for prompt in (*prompts.train, *prompts.validation))
+    code = not args.reward and any(prompt.task == "code" for prompt in (*prompts.train, *prompts.validation))
     # Once per node: jails that start at the same moment count each other's processes.
     args.protections = jail.protections() if code and os.environ.get("LOCAL_RANK", "0") == "0" else []
     return prompts
@@ -746,6 +761,7 @@ def make_scorer(args):
     return scorer.Scorer(
         timeout=args.verify_timeout,
         workers=args.verifiers,
+        own=args.reward,
         think_end=args.think_end,
         penalty=shape if args.length_control == "penalty" else None,
         namespaces=jail.PROTECTIONS[1] in args.protections if args.protections else None,

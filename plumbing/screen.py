@@ -18,6 +18,8 @@ LINES = {  # kind of a row of the log -> how the row is shown
     "{gpu_hours:.4f} {hours}",
 }
 WARNINGS = {
+    "reward": "the function of --reward has failed on {count} prompts so far (the first: NO VERDICT, above); their "
+    "groups are left out",
     "slow": "{name} is more than twice as slow as is usual among the generators (decode_seconds in the log), and every "
     "batch would wait for it. It finishes what it holds and takes no further tickets; now and then it decodes answers "
     "that no batch waits for, which show whether it has recovered",

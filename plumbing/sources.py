@@ -149,6 +149,7 @@ def read_table(path: str) -> Iterator[tuple[str, dict]]:
 
 
 READERS = {".jsonl": read_lines, ".ndjson": read_lines, ".csv": read_table, ".tsv": read_table}
+OWN = "own"  # the task of rows that --reward judges
 BUILDERS = {".parquet": "parquet", ".json": "json", ".arrow": "arrow"}  # that `datasets` has
 
 
@@ -267,13 +268,16 @@ def chat(prompt: list, where: str) -> list[dict]:
     return whole
 
 
-def parse_row(row, where: str, task: str | None, columns) -> Row:
-    """Check a row's fields. task, columns: those of its source. Raises ValueError naming `where` if it is unusable."""
+def parse_row(row, where: str, task: str | None, columns, own: bool = False) -> Row:
+    """Check a row's fields. task, columns: those of its source. Raises ValueError naming `where` if it is unusable.
+
+    own  as in `load`: any answer will do, and none
+    """
     if not isinstance(row, dict):
         raise malformed(where, f"a {type(row).__name__}", "one JSON array instead of a line per row", EXPECTED)
     values = [field(row, names) for names in columns]
     for flag, names, value in zip(USUAL, columns, values):
-        if value is None:
+        if value is None and not (own and flag == "--answer-column"):
             raise missing(row, where, names, flag)
     prompt, answer = values
     task = str(task or row.get("task") or "math")
@@ -282,6 +286,10 @@ def parse_row(row, where: str, task: str | None, columns) -> Row:
     if not text or isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
         cause = "it is empty, or its messages end with the answer"
         raise malformed(where, f"prompt {str(prompt)[:60]!r}", cause, EXPECTED)
+    if own:
+        return Row(
+            where, prompt, "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer), OWN
+        )
     if task not in TASKS:
         cause = "a misspelt name, or a column that means something else: override it with NAME:WEIGHT:TASK"
         raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
@@ -304,18 +312,20 @@ def parse_row(row, where: str, task: str | None, columns) -> Row:
 # --- Prompts of all sources -------------------------------------------------------------------------------------------
 
 
-def usable(found, task: str | None, columns, skipped: list[str] | None) -> Iterator[Row]:
+def usable(found, task: str | None, columns, skipped: list[str] | None, own: bool) -> Iterator[Row]:
     """Yield the usable rows of `found`. The error of another is added to `skipped`, or raised if `skipped` is None."""
     for where, row in found:
         try:
-            yield parse_row(row, where, task, columns)
+            yield parse_row(row, where, task, columns, own)
         except ValueError as error:
             if skipped is None:
                 raise ValueError(f"{error}; --skip-unusable leaves such rows out") from error
             skipped.append(str(error))
 
 
-def load_source(name: str, task: str | None, columns, tokenizer, *, budget: int, validation: int, skip: bool) -> Data:
+def load_source(
+    name: str, task: str | None, columns, tokenizer, *, budget: int, validation: int, skip: bool, own: bool
+) -> Data:
     """One source's prompts, tokenised and split; `load` numbers them."""
     if name in EMBEDDED:
         counts = ((EMBEDDED_PROMPTS[name], False), (validation, True))
@@ -328,7 +338,7 @@ def load_source(name: str, task: str | None, columns, tokenizer, *, budget: int,
     first = {}
     skipped = []
     try:
-        for count, row in enumerate(usable(found, task, columns, skipped if skip else None), 1):
+        for count, row in enumerate(usable(found, task, columns, skipped if skip else None, own), 1):
             row = render(row, tokenizer)
             first.setdefault(row.prompt, row)
     except (EOFError, zlib.error) as error:
@@ -349,6 +359,7 @@ def load(
     validation=VALIDATION_PROMPTS,
     columns=(("prompt",), ("answer",)),
     skip_unusable: bool = False,
+    own: bool = False,
 ) -> Data:
     """The prompts of a run, tokenised and split (see the top of this file).
 
@@ -357,6 +368,7 @@ def load(
     validation  prompts to hold out of every source
     columns     (names for the prompt's column, names for the answer's); of each, the first that a row has counts
     skip_unusable  leave out rows without a usable prompt or answer (some of APPS and TACO have no tests)
+    own         a function of one's own judges the completions (--reward): answers may have any form, or be missing
     Raises ValueError for a malformed or repeated source, a malformed row, a prompt in training and validation, or if no
     prompt of a source fits the budget.
     """
@@ -364,7 +376,7 @@ def load(
     if len(set(names)) < len(names):
         raise malformed("--data", str(names), "a source given twice: add up its weights", "different sources")
     parts = [
-        load_source(*pair, columns, tokenizer, budget=budget, validation=validation, skip=skip_unusable)
+        load_source(*pair, columns, tokenizer, budget=budget, validation=validation, skip=skip_unusable, own=own)
         for pair in zip(names, tasks)
     ]
     called = labels(names)

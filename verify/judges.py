@@ -31,6 +31,7 @@ TASKS maps the name in a prompt's `task` to its judge
               have a relative error of 1e-6, and 1.0 is right for 1. The result of a call is right if, as JSON, it is
               == the expected one (so a tuple is a list). Every test must end with exit status 0. The program can import
               the standard library only, and finds what graders import beforehand (verify/jail.py: PRELUDE).
+With --reward FILE.py:FUNCTION a function of one's own judges all rows, whatever their task (own.py).
 
 SymPy can run for days on a short answer, so mathematics.equal and programs run in worker processes (workers.py) with a
 time limit. An answer that takes longer is wrong; one that a worker cannot judge has no verdict, and is never scored as
@@ -54,7 +55,8 @@ from verify.programs import program
 from verify.texts import plain
 
 UNREADABLE = "expected a reference answer"  # how the reason for a missing verdict begins if the data are at fault
-
+OWN = "the reward of --reward"  # how the reason begins if one's own function (own.py) gives no verdict
+NO_FAILURE = (UNREADABLE, OWN)  # reasons that say nothing of this machine
 
 # Each verifier takes (answer, reference) and returns True or False, or the text that a worker has to judge.
 

@@ -32,6 +32,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # A worker's interpreter runs this. It takes modules from ROOT, even if others are installed or on PYTHONPATH.
 START_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from verify.workers import work; work(*sys.argv[2:])"
 START_SECONDS = 120.0  # to start worker and jail: a worker without a verdict so long after the limit counts as dead
+OWN_JOB = b"o"  # the kind of a job for a function of one's own; others have their task's first letter
 MESSAGE_BYTES = 4_096  # more than any verdict or error
 
 
@@ -58,9 +59,10 @@ class Score:
 class Worker:
     """One worker process, started at its first job and again after each death; `job` is the Score it works on."""
 
-    def __init__(self, timeout: float, namespaces: bool | None):
+    def __init__(self, timeout: float, namespaces: bool | None, own: str | None):
         self.timeout = timeout
         self.namespaces = namespaces
+        self.own = own
         self.job: Score = None
         self.process: subprocess.Popen = None
 
@@ -72,7 +74,7 @@ class Worker:
         self.close()
         self._channel, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-c", START_WORKER, ROOT, str(theirs.fileno())]
-        command += [str(self.timeout), str(self.namespaces)]
+        command += [str(self.timeout), str(self.namespaces), *filter(None, [self.own])]
         # The way that SymPy takes, and so its time, depends on the hash seed.
         with theirs:  # closed here, else the worker's death would not read as end-of-file
             self.process = subprocess.Popen(
@@ -93,7 +95,8 @@ class Worker:
                 self._start_interpreter()
             with jail.as_file(json.dumps([score.text, score.prompt.answer])) as file:
                 with suppress(BrokenPipeError, ConnectionResetError):  # it has just left: `decided` reads end-of-file
-                    socket.send_fds(self._channel, [score.prompt.task[:1].encode()], [file.fileno()])
+                    kind = OWN_JOB if self.own else score.prompt.task[:1].encode()
+                    socket.send_fds(self._channel, [kind], [file.fileno()])
         except OSError as error:  # no memory, processes, file descriptors or disk left
             self._failure = (
                 f"{error}: a worker was to be started, or to get its job by a file in {tempfile.gettempdir()}"
@@ -147,6 +150,7 @@ class Scorer:
     penalty    |y| -> Eq. 9's penalty, or None for rewards of +1 and -1
     think_end  the text behind which the answer begins; None: the whole text is the answer
     namespaces whether programs run in jails with namespaces; None: each worker finds out whether they work
+    own        None, or FILE.py:FUNCTION, which judges all completions instead of their tasks' judges (own.py)
     """
 
     def __init__(
@@ -157,8 +161,10 @@ class Scorer:
         penalty=None,
         think_end: str | None = reward.THINK_END,
         namespaces: bool | None = None,
+        own: str | None = None,
     ):
-        self._workers = [Worker(timeout, namespaces) for _ in range(workers)]
+        self._workers = [Worker(timeout, namespaces, own) for _ in range(workers)]
+        self._own = own
         self._penalty = penalty
         self._think_end = think_end
         self._queue = []
@@ -173,7 +179,12 @@ class Scorer:
         """Take a finished pipeline.Completion of a data.Prompt (its .task, .answer). Raises KeyError: unknown task."""
         found = reward.final_answer(completion.text, self._think_end)
         answer = None if completion.truncated else found
-        verdict = False if answer is None else TASKS[prompt.task](answer, prompt.answer)
+        if answer is None:
+            verdict = False
+        elif self._own:
+            verdict = json.dumps([prompt.text, completion.text])
+        else:
+            verdict = TASKS[prompt.task](answer, prompt.answer)
         text, correct = (verdict, None) if isinstance(verdict, str) else ("", verdict)
         penalty = self._penalty(len(completion.ids)) if self._penalty else 0.0
         score = Score(completion, prompt, text, penalty, correct, marked=found is not None)

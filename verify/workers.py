@@ -26,7 +26,7 @@ import sys
 from contextlib import closing, suppress
 from functools import cache, partial
 
-from verify import jail
+from verify import jail, own
 from verify.judges import UNREADABLE
 from verify.mathematics import equal
 from verify.programs import read_tests, readings, right_output
@@ -112,23 +112,40 @@ def judge_code(source: str, reference: str, timeout: float, namespaces: bool | N
     return None
 
 
+# --- In a worker process: a function of one's own --------------------------------------------------------------------
+
+load_own = cache(own.load)
+
+
+def judge_own(text: str, reference: str, timeout: float, spec: str) -> bool | str:
+    """The verdict of --reward on a JSON list of prompt and completion, or why there is none. Time as for math."""
+    prompt, completion = json.loads(text)
+    signal.setitimer(signal.ITIMER_REAL, timeout)
+    verdict = own.called(load_own(spec), spec, (prompt, completion, reference))
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return verdict
+
+
 # --- A worker's life -------------------------------------------------------------------------------------------------
 
 # The byte that comes with a job -> (what prepares the first such job, outside its time; what judges a job).
 JUDGES = {b"m": (load_sympy, judge_math), b"c": (jail.namespaces_work, judge_code)}
 
 
-def work(descriptor: str, timeout: str, namespaces: str) -> None:
+def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None:
     """A worker's life: it forks to answer jobs, and again when the fork has done its share or hit the time limit.
 
     It ends when the channel is closed, and with the exit status of a fork that ends in any other way.
     descriptor  file descriptor of our end of the channel
     timeout     seconds of wall clock per answer
     namespaces  "True" or "False": whether jails have them, as found when the run started; "None": to be found here
+    spec        FILE.py:FUNCTION of --reward, which may take as much memory as it likes
     """
     known = {"True": True, "False": False}.get(namespaces)
     judges = JUDGES if known is None else JUDGES | {b"c": (bool, partial(judge_code, namespaces=known))}
-    if sys.platform == "linux":
+    if spec:
+        judges = judges | {b"o": (partial(load_own, spec), partial(judge_own, spec=spec))}
+    if sys.platform == "linux" and not spec:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     logging.disable(logging.CRITICAL)  # math-verify warns that its time limits are off
     channel = socket.socket(fileno=int(descriptor))

@@ -13,18 +13,21 @@ TASK, a key of judges.TASKS, names the verifier of all its rows. NAME is one of
 A file's name may be a pattern and have capitals; text files may be packed (.gz).
 --prompt-column and --answer-column name other columns; several names may be given, for several sources, and the first
 that a row has counts. "reward_model.ground_truth" is the field ground_truth within the field reward_model. If an answer
-holds "####" (GSM8K), only what follows is taken. The answer of a code row is its tests, in a form that judges.py reads,
-as JSON text or as an object. A row without a usable prompt or answer ends the run, or is left out (--skip-unusable).
+holds "####" (GSM8K), only what follows is taken; references.py takes off what else is no value. The answer of a
+code row is its tests, in a form that judges.py reads, as JSON text or as an object. A row without a usable prompt or
+answer ends the run, or is left out (--skip-unusable).
 If rows of a source have the same prompt, the first is kept; the others are dropped and counted.
 
 Test: pytest tests/test_sources.py
 """
 
 import ast
+import base64
 import csv
 import gzip
 import json
 import os
+import pickle
 import re
 import zlib
 from collections import Counter
@@ -51,6 +54,7 @@ from data import (
     split,
     tokenise,
 )
+from plumbing import references, unpickler
 from plumbing.typed import beside, closest, is_path, meant
 from verify.judges import TASKS
 from verify.programs import read_tests
@@ -212,13 +216,29 @@ def loaded(text):
     return text
 
 
+def math_answer(answer, row: dict) -> str:
+    """A math row's reference (references.py). Raises ValueError for a row of another kind, or one without a value."""
+    if {"nums", "numbers"} & row.keys() and "target" in row:
+        raise ValueError(references.COUNTDOWN)
+    return references.reduced(answer.rpartition("####")[2] if isinstance(answer, str) else answer)
+
+
+def private_tests(text: str):
+    """The tests that LiveCodeBench keeps packed (base64 of zlib of a pickled JSON text), or any other text as it is."""
+    with suppress(ValueError, zlib.error, pickle.UnpicklingError, EOFError):
+        return unpickler.read(zlib.decompress(base64.b64decode(text, validate=True)))
+    return text
+
+
 def code_answer(answer, row: dict) -> str:
     """A code row's tests, text or objects, as JSON text in a form that the verifier reads.
 
     A function's name may stand in the row's `metadata` (LiveCodeBench, DeepCoder's lcbv5) or beside the tests. Tests in
     another form raise ValueError (which may name the form), LookupError, TypeError or AttributeError.
     """
-    tests = found = loaded(answer)
+    tests = found = loaded(private_tests(answer) if isinstance(answer, str) else answer)
+    if isinstance(found, dict) and {"input", "output"} <= found.keys() and "inputs" not in found:  # CodeContests
+        tests = {"inputs": found["input"], "outputs": found["output"]}
     if isinstance(found, dict) and "test_cases" in found:  # SYNTHETIC-1: the text holds more than the tests
         tests = loaded(found["test_cases"])
     if not isinstance(tests, dict) and "assert " in str(tests[:1] if isinstance(tests, list) else tests):
@@ -232,7 +252,7 @@ def code_answer(answer, row: dict) -> str:
         tests = [{"fn_name": name} | test for test in tests]
     elif name and tests is not found:
         tests = {"fn_name": name} | tests
-    text = answer if isinstance(answer, str) and tests is found and not name else json.dumps(tests)
+    text = answer if isinstance(answer, str) and tests is loaded(answer) and not name else json.dumps(tests)
     read_tests(text)
     return text
 
@@ -281,6 +301,8 @@ def parse_row(row, where: str, task: str | None, columns, own: bool = False) -> 
             raise missing(row, where, names, flag)
     prompt, answer = values
     task = str(task or row.get("task") or "math")
+    if isinstance(prompt, str) and re.match(r"\s*\[\s*\{\s*['\"](?:role|content)['\"]", prompt):
+        prompt = loaded(prompt)  # chat messages as JSON text
     prompt = chat(prompt, where) if isinstance(prompt, list) else prompt
     text = prompt.strip() if isinstance(prompt, str) else isinstance(prompt, list) and prompt
     if not text or isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
@@ -294,12 +316,17 @@ def parse_row(row, where: str, task: str | None, columns, own: bool = False) -> 
         cause = "a misspelt name, or a column that means something else: override it with NAME:WEIGHT:TASK"
         raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
     reference = None
-    cause = "an unlabelled row, a decimal number, which must be text, or another notation"
+    cause = "an unlabelled row, or another notation"
     if task == "code":
         try:
             reference = code_answer(answer, row)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             cause = f"no tests, or tests of another form ({error})"
+    elif task == "math":
+        try:
+            reference = math_answer(answer, row)
+        except ValueError as error:
+            cause = str(error)
     elif isinstance(answer, (str, int)) and not isinstance(answer, bool):
         reference = str(answer).rpartition("####")[2].strip()
     if not reference or not re.fullmatch(ANSWERS.get(task, ".*"), reference, re.S):

@@ -1,0 +1,103 @@
+"""Reference answers of `math` as data sets write them: what is around a value is taken off, and prose is refused.
+
+    reduced("The answer is 5.") -> "5"          what is left is compared by verify/mathematics.py
+
+A reference that cannot be compared would make every answer wrong, and nobody would notice: so it is refused when the
+data is loaded, with its row.
+
+Test: pytest tests/test_references.py
+"""
+
+import ast
+import json
+import re
+from contextlib import suppress
+
+FIELDS = ("ground_truth", "final_answer", "answer", "target", "value")  # of a reference that is an object
+NO_ANSWER = {"proof", "notfound", "not found", "n/a", "nan", "null", "undefined answer"}
+COUNTDOWN = "a Countdown game, for which any expression of that value is right: judge it with --reward"
+STATED = re.compile(  # "The answer is 5", "Solution: x = 3"
+    r"(?:(?:so|thus|hence|therefore)\b,?\s*)?(?:(?:the|our)\s+)?(?:(?:final|correct|right)\s+)?"
+    r"(?:answer|solution|result|value)\s*(?:\b(?:is|are|equals)\b\s*:?|[:=])\s*(.*?)[\s.]*",
+    re.I | re.S,
+)
+VALUE = r"\$?\s*[-+]?\s*\$?(?:[0-9][0-9.,/ ]*|\\d?frac\{[0-9]+\}\{[0-9]+\})\s*%?\s*\$?"
+LETTERS = r"[^\W\d_]"
+UNIT = rf"\(\s*{LETTERS}+(?:[ ./-]+{LETTERS}+)*[²³]?\s*\)"
+BRACKETED = re.compile(rf"({VALUE})\s*{UNIT}\.?|({LETTERS}{{4,}})\s*\(\s*{LETTERS}{{4,}}\s*\)\.?")  # 9 (apples)
+WITH_UNITS = re.compile(rf"{VALUE}(?:\s*[^\W\d_]+)*\.?")  # 12 square metres: mathematics.py takes the words for units
+FORMULA = re.compile(
+    r"\\(?:text\w*|mathrm|mbox|operatorname\*?|begin|end)\s*\{[^{}]*\}|\$[^$]*\$|\\\(.*?\\\)|\\[A-Za-z]+", re.S
+)
+WORD = re.compile(r"[^\W\d_]{2,}")
+MATHEMATICAL = {"and", "or", "if", "sin", "cos", "tan", "log", "ln", "pi", "sqrt", "mod", "inf", "infinity"}
+LONGEST = 5  # words of a reference that is a sentence; two of them beside a formula
+
+
+def reduced(answer) -> str:
+    """The value of a reference, given as a text, a number, a list of one or an object. ValueError says why not.
+
+    >>> reduced("9 (apples)"), reduced("The answer is 5."), reduced("['72']"), reduced({"ground_truth": 5})
+    ('9', '5', '72', '5')
+    >>> reduced("There is no solution."), reduced("12 square metres"), reduced("[1, 2]")
+    ('There is no solution.', '12 square metres', '[1, 2]')
+    """
+    text = unpacked(answer)
+    if "\\boxed" in text or "\\fbox" in text:
+        return text
+    while (stated := STATED.fullmatch(text)) and stated[1]:
+        text = stated[1]
+    if bracketed := BRACKETED.fullmatch(text):
+        text = (bracketed[1] or bracketed[2]).strip()
+    if text.casefold().strip(" .") in NO_ANSWER:
+        raise ValueError(f"{text!r} stands for a missing answer")
+    if prose(text):
+        raise ValueError("a sentence, of which no answer but the same words would be right; keep the value alone")
+    return text
+
+
+def unpacked(answer) -> str:
+    """The text of a value that may stand in a list of one, or under one of FIELDS; given so, or spelt as text."""
+    found = spelt(answer) if isinstance(answer, str) else answer
+    if isinstance(found, dict):
+        if {"numbers", "nums"} & found.keys():
+            raise ValueError(COUNTDOWN)
+        names = [name for name in FIELDS if name in found]
+        if len(names) != 1:
+            raise ValueError(f"an object with the fields {sorted(map(str, found))}; name one of them as the column")
+        return unpacked(found[names[0]])
+    if isinstance(found, list):
+        if len(found) != 1:
+            raise ValueError(f"a list of {len(found)} answers")
+        return unpacked(found[0])
+    if isinstance(found, bool) or not isinstance(found, (str, int)):
+        raise ValueError("a decimal number, which must be text, or another kind of value")
+    return str(found).strip()
+
+
+def spelt(text: str):
+    """The object, or the list of one or of texts, that a text spells in JSON or Python; any other text as it is."""
+    if re.fullmatch(r"\s*(?:\{\s*['\"].*\}|\[.*\])\s*", text, re.S):
+        for load in (json.loads, ast.literal_eval):
+            with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+                found = load(text)
+                if isinstance(found, dict) or isinstance(found, list) and (len(found) == 1 or texts(found)):
+                    return found
+    return text
+
+
+def texts(found: list) -> bool:
+    return bool(found) and all(isinstance(one, str) for one in found)
+
+
+def prose(text: str) -> bool:
+    """Whether the text is a sentence that states a value, or says more than LONGEST words.
+
+    >>> prose("The hypotenuse has length $4$"), prose("x = 2 or x = 3"), prose("three apples"), prose("3 red, 4 blue")
+    (True, False, False, False)
+    """
+    if WITH_UNITS.fullmatch(text):
+        return False
+    words = [word for word in WORD.findall(FORMULA.sub(" 1 ", text)) if word.casefold() not in MATHEMATICAL]
+    mixed = re.search(r"[0-9=]", FORMULA.sub(" 1 ", text))
+    return len(words) > (2 if mixed else LONGEST)

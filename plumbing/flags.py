@@ -619,9 +619,6 @@ def prepare(args):
         skip_unusable=args.skip_unusable,
         own=bool(args.reward),
     )
-    if args.reward and os.environ.get("LOCAL_RANK", "0") == "0":
-        first = prompts.train[0]
-        own.check(args.reward, (first.text, first.answer, first.answer), args.verify_timeout)
     if prompts.unusable and int(os.environ.get("RANK", "0")) == 0:
         print(
             f"WARNING: {len(prompts.unusable)} unusable rows left out. The first of them:",
@@ -641,10 +638,22 @@ def prepare(args):
         rollout.check_interruption(
             tokenizer, phrase_ids(tokenizer, args), args.think_end, args.interrupt_at, args.max_new_tokens
         )
-    code = not args.reward and any(prompt.task == "code" for prompt in (*prompts.train, *prompts.validation))
     # Once per node: jails that start at the same moment count each other's processes.
-    args.protections = jail.protections() if code and os.environ.get("LOCAL_RANK", "0") == "0" else []
+    args.protections = check_verifier(args, prompts) if os.environ.get("LOCAL_RANK", "0") == "0" else []
     return prompts
+
+
+def check_verifier(args, prompts):
+    """The protections of the jail if there are programs; raises ValueError or RuntimeError if verdicts cannot be had.
+
+    The function of --reward is tried on the first row, with its answer as the completion.
+    """
+    first = prompts.train[0]
+    if args.reward:
+        own.check(args.reward, (first.text, first.answer, first.answer), args.verify_timeout)
+        return []
+    code = any(prompt.task == "code" for prompt in (*prompts.train, *prompts.validation))
+    return jail.protections() if code else []
 
 
 def read_model(args, folder):

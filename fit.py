@@ -195,18 +195,18 @@ def profile(points, h):
 LIMITS = np.array([[np.log(B_MIN), -1], [np.log(B_MAX), 1]])  # of a cell (log B, v): least, greatest
 
 
-def search(points, factor=1.0, keep=200, levels=4):
+def search(points, factor=1.0, keep=200, levels=4, room=0.0):
     """Search the whole range of B and C_mid. Returns cells (K, 2) = (log B, v) and their S (K,).
 
     The first level is a coarse grid; each further level splits the best `keep` cells in nine. The search ends at the
-    first level with 400 cells within factor x S_min, at the latest after `levels` levels.
+    first level with 400 cells within factor x S_min or S_min + room, at the latest after `levels` levels.
     """
     cells = np.stack(np.meshgrid(np.linspace(*LIMITS[:, 0], 45), np.linspace(*LIMITS[:, 1], 81)), -1).reshape(-1, 2)
     size = np.ptp(LIMITS, 0) / [44, 80]
     around = np.stack(np.meshgrid([-1, 0, 1], [-1, 0, 1]), -1).reshape(9, 2)
     for level in range(levels):
         S = profile(points, shape(points, cells)[2]).S
-        if (S <= factor * S.min()).sum() >= 400 or level == levels - 1:
+        if (S <= max(factor * S.min(), S.min() + room)).sum() >= 400 or level == levels - 1:
             return cells, S
         best = cells[np.argsort(S)[:keep]]
         size = size / 3

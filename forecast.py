@@ -1,25 +1,26 @@
-"""How sure can one be of a fit of Eq. 1? Bands, forecasts, warnings, and when to stop. Ours; the paper has none of it.
+"""How sure can one be of a fit of Eq. 1? Bands, forecasts, comparisons, and when to stop. Ours, but for A.5.
 
 Paper: Sec. 2.1 (extrapolation), A.5 (comparing runs), A.7 (robustness). Symbols as in fit.py.
 
 Bands of A, B, C_mid, 90 %, valid if Eq. 1 holds: with S the sum of squared residuals, n points and p parameters, the
-region is S <= S_min (1 + t^2 / (n - p)), t the 95 % quantile of Student's t with n - p degrees of freedom. The band is
-the range of the parameter over this region (profile likelihood; it widens where the points do not determine A).
+region is S <= S_min + t^2 s^2 with s^2 = S_min / (n - p), t the 95 % quantile of Student's t with n - p degrees of
+freedom. The band is the range of the parameter over it (profile likelihood; wide where the points say little of A).
 
 Forecasts: their centre is the median of many drawn curves, their 90 % band holds the central nine tenths. A curve is
 
     R(C) = Eq. 1 + w(log C)                    up to the last fitted compute C_n
     R(C) = R(C_n) + ahead(C) + w's steps       beyond it
 
-- Eq. 1: its parameters are drawn from their posterior given the points (flat priors on A, R_0 and log noise, wide
-  normal ones on log B and log C_mid).
+- Eq. 1: its parameters are drawn from their posterior given the points (flat priors on A and R_0, wide normal ones on
+  log B and log C_mid, and one residual of size NOISE as if seen: few points on a curve do not make it exact).
 - w, a random walk in log C: real curves drift from Eq. 1, and fall. Its size is weighed by how well it explains the
   fit's residuals (a Kalman filter; prior DRIFT), its value at C_n follows from the residuals.
 - ahead: a part of the curves goes on along Eq. 1 (SHARES[0]), a part along a line in log C (SHARES[1]), the rest stays
   where it is. The line has the slope of the points from a third of C_n on, drawn towards 0 (SLOPE) the more the less
   certain it is, times a number drawn uniformly from 0 to DAMPED, or to STEEP if the line rises and the curve has C_mid
   still ahead, where Eq. 1 too gets steeper in log C.
-- An evaluation adds noise. If it is known of how many completions it is the mean, the noise is binomial at least.
+- An evaluation adds noise. If it is known of how many completions it is the mean, the noise is binomial at least, in
+  the bands of A, B and C_mid too.
 Residuals count as independent but for w: no band includes what all evaluations of one run share (its seed, its
 validation prompts). What was tried, and what the numbers above rest on: results/forecasts.md.
 
@@ -29,7 +30,7 @@ Test:  pytest tests/test_forecast.py; what the bands are worth: python benchmark
 
 from collections import namedtuple
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from scipy.special import expit, fdtri, stdtr, stdtrit
@@ -37,17 +38,21 @@ from scipy.special import expit, fdtri, stdtr, stdtrit
 import fit
 from fit import JUMP, BadInput, Fit, Run, best_R_0, peak, profile, search, shape, sigmoid, squares
 
-PRIOR = np.array([[np.log(1.8), 0], [1, 2]])  # rows: mean, standard deviation; columns: log B, log(C_mid / last C)
+PRIOR = np.array([[np.log(1.8), 0.7], [1, 2]])  # rows: mean, standard deviation; columns: log B, log(C_mid / last C)
 DRAWS = 2000  # number of curves
-STOP, GO_ON = 0.95, 0.32  # of the stop rule: so chosen that nine of ten verdicts on real runs are right
-RUNS = "This compares runs, not recipes: the spread of seeds is not counted."
+NOISE = 0.01  # standard deviation of an evaluation, as one residual would show it before any point is seen
+STOP, GO_ON = 0.8, 0.25  # of the stop rule: at these, nine of ten verdicts on one half of the real runs are right
+SAME_A, WIDE = 0.02, 0.2  # A.5: A that differ by no more are taken as one; a wider band does not determine A
+SEEDS, SEEN = {"A": 0.01, "log B": 0.1}, 4  # usual spread between seeds (our runs: 0.009, 0.07), and its weight in runs
+RUNS = "This compares runs, not recipes: with one run a side the spread between seeds is a guess, 0.01 in A, 10 % in B."
+RECIPES = "The interval holds the spread between seeds."
 CLOSE = 0.05  # a forecast within +- this can be read
 FARTHEST = 100  # times the compute
 TREND = np.log(3)  # the local slope is that of the points up to TREND before the last
 # Chosen by the interval score of forecasts of real runs (results/forecasts.md).
 SHARES = 0.6, 0.3  # of the curves that go on along Eq. 1, and along a line; the others stay
 SLOPE = 0.2  # standard deviation, before the points are seen, of dR / d log C
-DAMPED, STEEP = 1.5, 6.5
+DAMPED, STEEP = 1.35, 6.5
 DRIFT = {0: 0.1, 0.01: 0.2, 0.02: 1, 0.04: 2, 0.08: 1, 0.16: 0.3, 0.32: 0.1}  # size of w: sd per e-fold of C
 NOISES = np.array([0.5, 0.7, 1.0])  # noise beside w, as a share of the noise without w
 
@@ -68,8 +73,7 @@ class Forecast(Fit):
 
     noise: float  # half-width of the 90 % band of one evaluation about the curve
     bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %, valid if Eq. 1 holds
-    warnings: tuple  # "name: what it means here", each a reason to doubt the forecast
-    notes: tuple  # what was left out or averaged, and the share of points in the first epoch
+    notes: tuple  # "name: what it means here": what was left out, averaged or assumed
     region: np.ndarray = field(repr=False)  # (M, 4) A, B, C_mid, R_0: M points that span the 90 % region of Eq. 1
     draws: Draws = field(repr=False)
 
@@ -79,16 +83,15 @@ class Forecast(Fit):
         _, drop, limit = peak(self.fitted.R)
         return bool(drop > limit)
 
-    def curves(self, C, drift=True):
-        """Pass rates (..., S) of the S curves of `draws` at compute C, any shape (...); drift=False: without the steps
-        of the random walk beyond the last fitted point."""
+    def curves(self, C):
+        """Pass rates (..., S) of the S curves of `draws` at compute C, any shape (...)."""
         C = np.asarray(C, float)[..., None]
         draws = self.draws
         first, last = self.span
         law = sigmoid(np.where(draws.along, C, np.minimum(C, last)), *draws[:4])
         within = np.clip(np.log(np.maximum(C, first) / first) / np.log(last / first), 0, 1)
         ahead = np.log(np.maximum(C / last, 1))
-        left = draws.slope * ahead + draws.offset * within + drift * draws.drift * draws.walk * np.sqrt(ahead)
+        left = draws.slope * ahead + draws.offset * within + draws.drift * draws.walk * np.sqrt(ahead)
         return np.clip(law + left, 0, 1)
 
     def quantiles(self, C, shares, mean_of=np.inf):
@@ -116,24 +119,24 @@ def forecast_run(run, method="continuous", *, grid=fit.PAPER_GRID, A=None):
     points = law.fitted
     freedom = len(points.u) - (3 if A is None else 2)
     S = law.ssr + points.weight * (law.R_0 - points.R_0) ** 2
+    least = NOISE if S < 1e-9 * freedom else 0.0  # points that are all equal, say, are not exact
     quantile = stdtrit(freedom, 0.95)
+    noise = float(max(quantile * np.sqrt(S / freedom), 1.645 * max(points.floor, least)))
     best = law.A, law.B, law.C_mid, law.R_0
-    region = np.concatenate([[best], _region(points, 1 + quantile**2 / freedom)])
+    region = np.concatenate([[best], _region(points, 1 + quantile**2 / freedom, noise**2)])
     bands = dict(zip(("A", "B", "C_mid"), zip(region.min(0).tolist(), region.max(0).tolist())))
-    noise = float(quantile * np.sqrt(S / freedom))
-    found = Forecast(
-        **vars(law), noise=noise, bands=bands, warnings=(), notes=_notes(law), region=region, draws=_draws(law)
-    )
     edges = {"A": (law.R_0, 1.0) if A is None else (A, A), "B": (fit.B_MIN, fit.B_MAX)}
     edges = edges if method == "continuous" else dict(zip(("A", "C_mid"), grid))
-    return replace(found, warnings=_warnings(found, edges))
+    notes = _notes(law, edges, bands["A"][0])
+    return Forecast(**vars(law), noise=noise, bands=bands, notes=notes, region=region, draws=_draws(law))
 
 
-def _region(points, factor):
-    """Points (M, 4) = A, B, C_mid, R_0 that span the region S <= factor * S_min."""
-    cells, S = search(points, factor, keep=800, levels=12)
-    cells = cells[S <= factor * S.min()]
-    limit = factor * S.min()
+def _region(points, factor, room):
+    """Points (M, 4) = A, B, C_mid, R_0 that span the region S <= factor * S_min, or S <= S_min + room, whichever is
+    larger."""
+    cells, S = search(points, factor, keep=800, levels=12, room=room)
+    limit = max(factor * S.min(), S.min() + room)
+    cells = cells[S <= limit]
     B, log_C_mid, h = shape(points, cells)
     at = profile(points, h)
     reach = np.sqrt(np.maximum(limit - at.S + at.curvature * (at.A - at.free) ** 2, 0) / at.curvature)
@@ -224,22 +227,25 @@ def _ceiling(at, S, freedom):
 def _posterior(points, random, cells=41):
     """Draw A, B, C_mid, R_0 and noise, (DRAWS,) each, from the posterior of Eq. 1.
 
-    Priors: flat on A, R_0 and log noise, PRIOR on log B and log C_mid. B and C_mid are drawn from a grid of `cells`
-    by `cells`, narrowed twice to where their probability lies. Given these, A has a truncated Student's t; given A and
-    the noise too, R_0 is normal.
+    Priors: flat on A and R_0, PRIOR on log B and log C_mid, a residual of NOISE on the noise, which the completions'
+    noise bounds from below. B and C_mid are drawn from a grid of `cells` by `cells`, narrowed twice to where their
+    probability lies. Given these, A has a truncated Student's t; given A and the noise too, R_0 is normal.
     """
     mean, deviation = PRIOR
     last = points.u[-1]
-    freedom = len(points.u) - 1
+    freedom = len(points.u)  # less one for A, R_0 and the noise, and one for the residual of NOISE
     low = mean - 3.5 * deviation
     high = mean + 3.5 * deviation
     for _ in range(3):
         shapes = np.stack(np.meshgrid(*np.linspace(low, high, cells).T), -1).reshape(-1, 2)
         h = expit(np.exp(shapes[:, :1]) * (shapes[:, 1:] + last - points.u))
         at = profile(points, h)
-        S = np.maximum(squares(points, h, at.free, at.base + at.follow * at.free), 1e-10)
+        S = squares(points, h, at.free, at.base + at.follow * at.free) + NOISE**2
+        least = freedom * points.floor**2
+        below = np.minimum(S - least, 0) / max(least, NOISE**2)  # there the noise is known, and S counts as if normal
+        S = np.maximum(S, least)
         ceiling = _ceiling(at, S, freedom)
-        weight = np.log(ceiling.share) - freedom / 2 * np.log(S) - np.log(at.curvature * at.weight) / 2
+        weight = np.log(ceiling.share) - freedom / 2 * (np.log(S) + below) - np.log(at.curvature * at.weight) / 2
         weight -= (((shapes - mean) / deviation) ** 2).sum(1) / 2
         weight = np.exp(weight - weight.max())
         step = (high - low) / (cells - 1)
@@ -274,41 +280,29 @@ def _draws(law):
     return Draws(A, B, C_mid, R_0, noise, normal, slope, along, offset, drift, walk)
 
 
-def _notes(law):
-    """The notes of the run, and those on the fitted points."""
+def _notes(law, edges, lowest):
+    """The notes of the run, and those on the fitted points. None of them tells forecasts that will miss from others.
+
+    edges: parameter name -> the values searched, ascending; its first and last are equal if the caller fixed it.
+    lowest: the lower end of the band of A
+    """
+    points = law.fitted
     early = (law.run.epoch[law.kept] < 1).mean()
+    assumed = law.run.r0 is None and not (law.run.compute == 0).any()
+    on = [n for n, x in edges.items() if x[0] < x[-1] and np.isclose(getattr(law, n), (x[0], x[-1]), rtol=3e-6).any()]
+    settled = law.A == 1 and lowest >= 0.9 and law.C_mid < law.span[1]  # then A = 1 is a true ceiling
+    on = [n for n in on if not (n == "A" and settled)]
+    below = (points.R < points.R_0).mean()
+    typical = np.median(points.R)
     known = {
         f"averaged to {law.averaged} points, neighbours in log C": law.averaged < law.points,
         f"{early:.0%} of the fitted points lie in the first epoch, which the paper leaves out": early > 0,
-    }
-    return *law.run.notes, *(text for text, holds in known.items() if holds)
-
-
-def _warnings(law, edges):
-    """The warnings of the Forecast `law`.
-
-    edges: parameter name -> the values searched, ascending; its first and last are equal if the caller fixed it.
-    """
-    points = law.fitted
-    R = points.R
-    low, high = law.bands["A"]
-    _, drop, limit = peak(R)
-    assumed = law.run.r0 is None and not (law.run.compute == 0).any()
-    on = [n for n, x in edges.items() if x[0] < x[-1] and np.isclose(getattr(law, n), (x[0], x[-1]), rtol=3e-6).any()]
-    settled = law.A == 1 and low >= 0.9 and law.C_mid < law.span[1]  # then A = 1 is a true ceiling
-    on = [n for n in on if not (n == "A" and settled)]
-    below = (R < points.R_0).mean()
-    typical = np.median(R)
-    known = {
         f"on a bound: {', '.join(f'{n} = {getattr(law, n):.4g}' for n in on)}, an end of the range searched": on,
         f"outside Eq. 1: A = {law.A:.4g}, R_0 = {law.R_0:.4g}, B = {law.B:.4g}": law.A <= law.R_0 or law.B <= 0,
         f"most points lie below R_0: {points.R_0:.4g}, their median: {typical:.4g}; give R_0 with --r0": below > 0.5,
-        f"B is not determined: {law.B:.4g} is a jump between two points; A rests on the points after it": law.B > JUMP,
-        f"reward falls after a peak: by {drop:.3f}; Eq. 1 can only rise, so the forecast does not hold": drop > limit,
-        f"not yet forecastable: A is anywhere in [{low:.2f}, {high:.2f}]": high - low > 0.2,
         f"R_0 assumed: no point at C = 0 and no r0, so the first point, {points.R_0:.4g}, is taken for it": assumed,
     }
-    return tuple(text for text, holds in known.items() if holds)
+    return *law.run.notes, *(text for text, holds in known.items() if holds)
 
 
 def reach(law):
@@ -328,7 +322,7 @@ def known(law):
         return dict.fromkeys(("A", "B", "C_mid"), "no gain yet: nothing to fit")
     low, high = law.bands["A"]
     found = {}
-    if high - low > 0.2:
+    if high - low > WIDE:
         found["A"] = f"A is at least {low:.3f}: the points do not say where the rise ends"
         found["C_mid"] = "C_mid is not determined: half of the gain is not known"
     if law.B > JUMP:
@@ -351,14 +345,17 @@ def gains(law):
 
 
 def stop_rule(law, gain=0.02):
-    """Is it worth going on to twice the last fitted compute?
+    """Is it worth going on to twice the last fitted compute C?
 
-    P is the share of the curves, without further drift, that rise by less than `gain` on the way. Returns (P, verdict):
-    "stop" if P >= STOP, "go on" if P <= GO_ON, else "cannot tell yet" and when to look again. As a part of the curves
-    always stays where it is, P is above 0.3 for most runs that still rise.
+    P is the chance that the evaluations of the last fifth of the way to 2 C lie less than `gain` above those of the
+    last fifth of the way to C, counted over the curves with their noise: what the user will see, not what holds of a
+    curve without noise. Returns (P, verdict): "stop" if P >= STOP, "go on" if P <= GO_ON, else "cannot tell yet" and
+    when to look again.
     """
     last = law.span[1]
-    P = float((law.curves(2 * last, drift=False) - law.curves(last) < gain).mean())
+    count = law.fitted.count[law.fitted.u > np.log(0.8 * last)].sum()
+    rise = law.curves(1.9 * last) - law.curves(0.9 * last) + law.draws.noise * law.draws.normal * np.sqrt(2 / count)
+    P = float((rise < gain).mean())
     unclear = f"cannot tell yet; look again at C = {1.5 * last:.4g}"
     return P, "stop" if P >= STOP else "go on" if P <= GO_ON else unclear
 
@@ -395,25 +392,90 @@ def hindcasts(run, cuts=(10, 20, 30, 50, 70), last=5):
     return [{"run": run.name, "share": cut / 100} | hindcast(law, last) for cut, law in laws]
 
 
-def compare(laws, same_A=0.02):
-    """A.5: rank two or more fits by A. Those within `same_A` of the highest A are refitted with A fixed to their mean
-    and ranked by B.
+# ---- Which is better? ----
 
-    They stay ranked by A if this mean is not above the R_0 of each: a run that learned nothing has no B.
-    Returns the fits, best first, and one sentence: which run scales better, and whether the data can tell. With x and y
-    the A or B of the two best, the 90 % interval of x - y is, from their bands (MOVER),
-    [x - y - hypot(x - x_low, y_high - y), x - y + hypot(x_high - x, y - y_low)].
+
+def compare(sides):
+    """A.5: rank two or more sides, each a Forecast or a list of them (runs of one recipe); can the data tell?
+
+    Compared are the means over the runs of a side, in the first of these quantities that all runs have:
+        A             where it is determined (band not wider than WIDE). Sides within SAME_A of the highest mean A are
+                      refitted with A fixed to their mean and compared in
+        log B         if the data determine the B of all of them
+        the forecast  at twice the compute of the shortest run, where some A is not determined
+    Runs that fall after a peak are left out, as Eq. 1 cannot: a side without any other run cannot be compared.
+    Returns the Forecasts, the best side's first (refitted where A was fixed), and a sentence about the two best sides.
     """
-    laws = sorted(laws, key=lambda law: -law.A)
-    name = "A"
-    why = f"without a common A (within {same_A}, above each R_0)"
-    close = [law for law in laws if laws[0].A - law.A <= same_A]
-    A = float(np.mean([law.A for law in close]))
-    if len(close) > 1 and A > max(law.R_0 for law in close):
-        laws[: len(close)] = sorted([forecast_run(law.run, A=A) for law in close], key=lambda law: -law.B)
-        name, why = "B", f"with a common A = {A:.3f}"
-    (x, x_low, x_high), (y, y_low, y_high) = ((getattr(law, name), *law.bands[name]) for law in laws[:2])
-    low, high = x - y - np.hypot(x - x_low, y_high - y), x - y + np.hypot(x_high - x, y - y_low)
+    sides = [side if isinstance(side, list) else [side] for side in sides]
+    fallen = [law.run.name for side in sides for law in side if law.falls]
+    rising = [[law for law in side if not law.falls] for side in sides]
+    if not all(rising):
+        names = ", ".join(fallen)
+        return sum(sides, []), f"The data cannot tell which scales better: {names}: falls after a peak, Eq. 1 does not"
+    ranked, values, name, unit = _quantity(rising)
+    one, other = values[:2]
+    gap, low, high = difference(one, other, SEEDS[unit])
     tell = "and the data can tell" if low > 0 else "but the data cannot tell"
-    better = f"{laws[0].run.name} scales better than {laws[1].run.name}, {tell}: {why}, its {name} is higher by"
-    return (laws, f"{better} {x - y:.3f} (90 % interval {low:.3f} to {high:.3f}). {RUNS}")
+    if unit == "log B":
+        gap, low, high = np.exp([gap, low, high])
+    by = "times as high" if unit == "log B" else "higher"
+    better = f"{_called(ranked[0])} scales better than {_called(ranked[1])}, {tell}: {name} is {gap:.3f} {by}"
+    out = f" Left out, as they fall after a peak: {', '.join(fallen)}." if fallen else ""
+    seeds = RUNS if max(map(len, ranked[:2])) == 1 else RECIPES
+    return sum(ranked, []), f"{better} (90 % interval {low:.3f} to {high:.3f}).{out} {seeds}"
+
+
+def _called(side):
+    """The name of a side: that of its run, or of its first run and how many there are."""
+    return side[0].run.name + f" and {len(side) - 1} more" * (len(side) > 1)
+
+
+def _quantity(sides):
+    """What `compare` compares: the sides, best first; for each its values (n, 3) with their bands; words; the unit."""
+
+    def by(value):
+        rows = [np.array([value(law) for law in side], float) for side in sides]
+        order = sorted(range(len(sides)), key=lambda i: -rows[i][:, 0].mean())
+        return [sides[i] for i in order], [rows[i] for i in order]
+
+    if any(np.diff(law.bands["A"]) > WIDE for side in sides for law in side):
+        C = 2 * min(law.span[1] for side in sides for law in side)
+        words = f"as some A are not determined, by the forecasts: at C = {C:.4g} it"
+        return *by(lambda law: law.quantiles(C, (0.5, 0.05, 0.95))), words, "A"
+    sides, values = by(lambda law: (law.A, *law.bands["A"]))
+    close = sum(values[0][:, 0].mean() - rows[:, 0].mean() <= SAME_A for rows in values)
+    A = float(np.mean([rows[:, 0].mean() for rows in values[:close]]))
+    if close > 1 and (common := _with_common_A(sides[:close], A)):
+        rest = sides[close:]
+        sides = common
+        sides, values = by(lambda law: np.log([law.B, *law.bands["B"]]))
+        return sides + rest, values, f"with a common A = {A:.3f}, its B", "log B"
+    return sides, values, f"without a common A (within {SAME_A}, each B determined), its A", "A"
+
+
+def _with_common_A(sides, A):
+    """The sides refitted with A fixed; None if that is not above the points of each, or a B may be a mere jump."""
+    try:
+        sides = [[forecast_run(law.run, A=A) for law in side] for side in sides]
+    except BadInput:
+        return None
+    return sides if all(law.bands["B"][1] <= JUMP for side in sides for law in side) else None
+
+
+def difference(one, other, typical):
+    """(mean of one - mean of other, low, high), 90 %. one (n, 3), other (m, 3): value, low and high of each run.
+
+    The interval joins the bands of the runs (MOVER, asymmetric) with t s sqrt(1/n + 1/m). s is the standard deviation
+    between seeds: the runs' scatter about their side's mean, without what their bands explain, and, as if SEEN runs
+    more had shown it, `typical`.
+    """
+    x, y = one[:, 0], other[:, 0]
+    gap = x.mean() - y.mean()
+    fits = ((np.ptp(np.concatenate([one, other])[:, 1:], axis=1) / 3.29) ** 2).mean()  # 90 % of a normal: 3.29 wide
+    freedom = len(x) + len(y) - 2
+    squares = len(x) * x.var() + len(y) * y.var() - freedom * fits
+    s = np.sqrt((SEEN * typical**2 + max(squares, 0)) / (SEEN + freedom))
+    seeds = stdtrit(SEEN + freedom, 0.95) * s * np.sqrt(1 / len(x) + 1 / len(y))
+    reach = [np.sqrt(((rows[:, :1] - rows[:, 1:]) ** 2).sum(0)) / len(rows) for rows in (one, other)]
+    (x_low, x_high), (y_low, y_high) = reach
+    return gap, gap - np.sqrt(x_low**2 + y_high**2 + seeds**2), gap + np.sqrt(x_high**2 + y_low**2 + seeds**2)

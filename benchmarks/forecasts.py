@@ -161,7 +161,7 @@ def by_warning(laws, inside):
     """{warning: (hits, misses)}, with "none" for forecasts without one."""
     count = Counter()
     for law, hit in zip(laws, inside):
-        count.update((name, bool(hit)) for name in {text.split(":")[0] for text in law.warnings} or {"none"})
+        count.update((name, bool(hit)) for name in {text.split(":")[0] for text in law.notes} or {"none"})
     return {name: (count[name, True], count[name, False]) for name in sorted({name for name, _ in count})}
 
 

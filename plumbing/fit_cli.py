@@ -9,7 +9,7 @@ import numpy as np
 import fit
 import forecast
 from plumbing import figures, timeline
-from plumbing.logs import read_run
+from plumbing.logs import read_run, read_runs
 from plumbing.typed import Parser
 
 FAR = 0.2  # a default forecast at 10 times the compute is shown if its band is narrower
@@ -62,7 +62,7 @@ def lines_of(found):
         label = f"last R, from the first half (measured {half['measured']:.4g})"
         rows.append((label, half["forecast"], half["low"], half["high"]))
     head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {called}, R_0 = {R_0:.4g}"
-    notes = [f"  note: {note}" for note in (*found["notes"], *found["warnings"])]
+    notes = [f"  note: {note}" for note in found["notes"]]
     bands = "  90 % bands: of A, B, C_mid if Eq. 1 holds; of R even if not. R: the median of curves that may come true"
     known = [f"  {text}" for text in dict.fromkeys(found["known"].values())]
     head = head.format(**found, called=figures.called(found["unit"]))
@@ -83,12 +83,19 @@ def stop_rows(laws, gain):
     return [{"run": law.run.name, "C": law.span[1], "gain": gain, "P": P, "verdict": word} for law, P, word in said]
 
 
-def analyse(laws, flags=(), until=None, path=None, gain=0.02):
+def row_of(law):
+    """A fit as a row of the table of `forecast.compare`."""
+    ends = {f"{name}_{end}": x for name in "AB" for end, x in zip(("low", "high"), law.bands[name])}
+    return {"run": law.run.name, "A": law.A, "B": law.B} | ends
+
+
+def analyse(laws, flags=(), until=None, path=None, gain=0.02, against=0):
     """Sum up the fits, do what the flags ask for, and draw it all to `path` if given.
 
     flags  any of compare, log_f, power_law, forecast_error, stop_rule
     until  compute to forecast at (default: 2x and 10x the run's)
     gain   of `forecast.stop_rule`, a pass rate
+    against  compare: how many of the last fits are the other side (0: each fit is a side of its own)
     Returns a dict for JSON and lines for the screen.
     """
     runs = [law.run for law in laws]
@@ -117,9 +124,9 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02):
         rows = found["stop_rule"] = stop_rows(laws, gain)
         tables["stop? P: probability that the curve rises by less than the gain from C to 2 C"] = rows
     if "compare" in flags:
-        laws, found["compare"] = forecast.compare(laws)
-        rows = [{"run": x.run.name, "A": x.A} | dict(zip(("B", "B_low", "B_high"), (x.B, *x.bands["B"]))) for x in laws]
-        tables[found["compare"]] = found["compared"] = rows
+        sides = [laws[:-against], laws[-against:]] if against else laws
+        laws, found["compare"] = forecast.compare(sides)
+        tables[found["compare"]] = found["compared"] = [row_of(law) for law in laws]
     if "log_f" in flags:
         panels.append(
             (
@@ -178,29 +185,55 @@ def command(args, defaults):
     reads = {"paper", "o"} if args.paper else set(vars(args)) - {"steps"}
     reads = {"timeline", "runs", "steps", "o"} if args.timeline else reads
     reads -= (set() if args.o else {"log_f"}) | (set() if args.stop_rule else {"gain"})
+    reads -= set() if args.compare else {"against"}
     if unread := [name for name, value in vars(args).items() if value != defaults[name] and name not in reads]:
         flag = "RUN" if unread[0] == "runs" else "--" + unread[0].replace("_", "-")
-        needs = "--log-f needs -o, --gain needs --stop-rule; --paper reads no other flag"
+        needs = "--log-f needs -o, --gain --stop-rule, --against --compare; --paper reads no other flag"
         raise fit.BadInput(f"got {flag}, which has no effect here ({needs})")
     if args.paper:
         figures.published(Path(args.o or "figures"))
         return paper_tables()
     if args.timeline:
         return timelines(args.runs, args.steps, args.o or "timeline.png")
-    if len(args.runs) < 1 + args.compare:
-        raise fit.BadInput(f"got {len(args.runs)} RUNs, expected {1 + args.compare} or more")
     if args.until is not None and not 0 < args.until < np.inf:
         raise fit.BadInput(f"got --until {args.until:g}, expected a compute above 0")
     if not 0 < args.gain < 1:
         raise fit.BadInput(f"got --gain {args.gain:g}, expected a share of the pass rate between 0 and 1")
-    given = {"start": args.fit_from, "stop": args.fit_to, "r0": args.r0}
-    columns = args.compute, args.reward, args.scale, args.cumulative
-    runs = [read_run(path, *columns)._replace(**given) for path in args.runs]
-    alone = len(runs) == 1 and args.reward in (None, "pass_rate") and not any((args.r0, args.scale, args.cumulative))
-    laws = with_tasks(runs[0], args.runs[0]) if alone else [*map(forecast.forecast_run, runs)]
+    laws, against = fits(args)
     flags = [name for name, value in vars(args).items() if value is True]
-    found, lines = analyse(laws, flags, args.until, args.o, args.gain)
+    found, lines = analyse(laws, flags, args.until, args.o, args.gain, against)
     return [json.dumps(found, indent=1, allow_nan=False)] if args.json else lines
+
+
+def fits(args):
+    """The fits of all runs in the files of the command line, and how many of the last belong to --against."""
+    given = {"start": args.fit_from, "stop": args.fit_to, "r0": args.r0}
+    columns = args.compute, args.reward, args.scale, args.cumulative, args.completions
+
+    def read(paths):
+        return [run._replace(**given) for path in paths for run in read_runs(path, *columns)]
+
+    runs = read(args.runs)
+    others = read(args.against or [])
+    least = 1 + (args.compare and not others)
+    if len(runs) < least:
+        raise fit.BadInput(f"got {len(runs)} RUNs, expected {least} or more")
+    foreign = any((args.r0, args.scale, args.cumulative, args.completions))
+    if len(runs) == 1 and not others and args.reward in (None, "pass_rate") and not foreign:
+        return with_tasks(runs[0], args.runs[0]), 0
+    return [*map(forecast.forecast_run, runs + others)], len(others)
+
+
+def verdict_flags(add):
+    add("--compare", action="store_true", help="which run scales better, at a common A if they are within 0.02 (A.5)")
+    add("--against", nargs="+", metavar="RUN", help="of --compare: the other side's runs; RUNs are one side's")
+    add("--stop-rule", action="store_true", help="is it worth doubling the compute?")
+    add(
+        "--gain",
+        type=float,
+        default=0.02,
+        help="of --stop-rule: least rise in pass rate worth doubling for (default: 0.02)",
+    )
 
 
 def timeline_flags(add):
@@ -234,6 +267,12 @@ def flags():
     add("--scale", help="rewards that are no pass rates: percent, pm1 (-1 to 1) or LO:HI")
     add("--cumulative", action="store_true", help="each row holds only its own compute: sum it up")
     add(
+        "--completions",
+        metavar="N",
+        help="each reward is the mean of N completions, a number or a column: the noise is binomial at least "
+        "(default: a column named completions, num_samples, … whose counts fit)",
+    )
+    add(
         "--r0",
         type=float,
         metavar="R",
@@ -242,17 +281,10 @@ def flags():
     add("--fit-from", default="10%", help="least compute that is fitted, or a share of --fit-to (default: 10%%)")
     add("--fit-to", default="100%", help="greatest compute that is fitted, or a share of it, as 50%% (default: all)")
     add("--until", type=float, metavar="C", help="forecast at this compute (default: at 2x and 10x the run's)")
-    add("--compare", action="store_true", help="which run scales better, at a common A if they are within 0.02 (A.5)")
+    verdict_flags(add)
     add("--power-law", action="store_true", help="fit the power law of A.4 too")
     add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
     add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute; A and B by fit range")
-    add("--stop-rule", action="store_true", help="is it worth doubling the compute?")
-    add(
-        "--gain",
-        type=float,
-        default=0.02,
-        help="of --stop-rule: least rise in pass rate worth doubling for (default: 0.02)",
-    )
     timeline_flags(add)
     add("--json", action="store_true", help="print JSON")
     add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper")

@@ -2,7 +2,8 @@
 
 The format is told by the content: our logs; CSV, TSV and tables with semicolons (wandb's and TensorBoard's exports
 too); JSONL; a JSON list; trainer_state.json of Hugging Face's trainers; the console lines of verl (step:12 - score:0.5)
-and of TRL ({'reward': '0.5'}); each also as .gz. A Table holds all columns; `read_run` picks compute and reward.
+and of TRL ({'reward': '0.5'}); each also as .gz. A Table holds all columns; `read_runs` picks compute and reward and
+splits a file that holds several runs.
 """
 
 import csv
@@ -11,6 +12,7 @@ import json
 import re
 import zlib
 from array import array
+from contextlib import suppress
 from difflib import get_close_matches
 from itertools import chain, islice
 from pathlib import Path
@@ -22,6 +24,9 @@ import fit
 STEPS = ("step", "global_step", "Step", "_step", "train/global_step")  # as trainers call them
 COMPUTE = ("gpu_hours", *STEPS, "epoch")  # if none is asked for
 REWARD = ("pass_rate", "reward", "Value")
+COUNTS = ("completions", "num_completions", "num_samples", "n_samples", "samples", "episodes", "count", "total", "n")
+RUN_NAMES = ("run", "run_id", "run_name", "experiment", "exp_name", "seed", "name", "method", "algo", "model", "group")
+LEAST = 5  # points of a run: what falls back sooner is a run that was resumed
 SCALES = {"percent": (0.0, 100.0), "pm1": (-1.0, 1.0)}
 MISSING = {"", "-", "None", "none", "NULL", "null", "NA", "N/A", "n/a"}  # cells without a value
 HEAD = 10_000  # lines that are looked at to tell the format
@@ -246,32 +251,108 @@ def _last(steps):
     return len(steps) - 1 - np.unique(steps[::-1], return_index=True)[1]
 
 
-def _pick(table, compute, reward, cumulative):
-    """Compute, reward and epoch, (n,) each, of the rows that have compute and reward, in order of their steps.
+def _steps(table, compute):
+    """The steps (length,) by which repeated rows are known: the column of steps, else the rows' numbers."""
+    name = next((name for name in (compute, *STEPS) if name in STEPS and name in table.columns), None)
+    rows = np.arange(table.length, dtype=float)
+    steps = table.numbers(name)[0] if name else rows
+    return np.where(np.isfinite(steps), steps, rows + 0.5)  # a row without a step repeats none
 
-    Of a repeated step the last row counts.
+
+def _parts(table, compute, reward):
+    """[(label, mask of rows)] of the runs in a table: one, unless a column or a fall of the steps separates several."""
+    every = [("", np.ones(table.length, bool))]
+    if "kind" in table.columns and _evaluations(table):  # our own log: of several runs in it the last counts
+        return every
+    has_R = table.numbers(reward)[1]
+    name = next((name for name in (compute, *STEPS) if name in STEPS and name in table.columns), compute)
+    steps, has = table.numbers(name)
+    rows = np.flatnonzero(has & np.isfinite(steps))
+    full = rows[has_R[rows]]
+    if (np.diff(steps[full]) > 0).all():
+        return every
+    return _by_column(table, steps, full, {compute, reward, name}) or _by_fall(table, steps, rows, has_R) or every
+
+
+def _by_column(table, steps, rows, taken):
+    """`_parts` by the first column within whose values the steps rise, from LEAST points on; [] if there is none."""
+    for name in sorted(set(table.columns) - taken, key=lambda name: (name not in RUN_NAMES, name)):
+        values = table.texts(name)
+        texts = {values[row] for row in rows}
+        named = name in RUN_NAMES or all(isinstance(x, str) and not _is_number(x) for x in texts)
+        if not named or None in texts or not 1 < len(texts) <= 100:
+            continue
+        parts = {text: np.array([value == text for value in values]) for text in sorted(texts, key=str)}
+        points = [rows[mask[rows]] for mask in parts.values()]
+        if all(len(own) >= LEAST and (np.diff(steps[own]) > 0).all() for own in points):
+            return [(f"{name} {text}", mask) for text, mask in parts.items()]
+    return []
+
+
+def _is_number(text):
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _by_fall(table, steps, rows, has_R):
+    """`_parts` where the steps fall back to the first one or below, LEAST points each at least; [] otherwise."""
+    falls = np.flatnonzero((np.diff(steps[rows]) < 0) & (steps[rows[1:]] <= steps[rows[0]])) + 1
+    ends = [0, *rows[falls], table.length]
+    number = np.arange(table.length)
+    parts = [(number >= low) & (number < high) for low, high in zip(ends, ends[1:])]
+    if len(parts) < 2 or min((mask & has_R).sum() for mask in parts) < LEAST:
+        return []
+    return [(f"({i} of {len(parts)})", mask) for i, mask in enumerate(parts, 1)]
+
+
+def _pick(table, compute, reward, cumulative, part, notes):
+    """Compute, reward and epoch, (n,) each, of the rows of `part` that have compute and reward, in order of their
+    steps; the rows. Of a repeated step the last row counts. What is left out is added to the list `notes`.
     """
     (C, has_C), (R, has_R), (epoch, _) = map(table.numbers, (compute, reward, "epoch"))
     if evaluations := _evaluations(table) if "kind" in table.columns else ():
         rows, epochs = zip(*evaluations)
         epoch[list(rows)] = epochs
         has_R[np.delete(np.arange(len(C)), rows)] = False
-    step = next((name for name in (compute, *STEPS) if name in STEPS and name in table.columns), None)
-    steps = C if step == compute else table.numbers(step)[0] if step else np.arange(len(C), dtype=float)
-    steps = np.where(np.isfinite(steps), steps, np.arange(len(C)) + 0.5)  # a row without a step repeats none
+    steps = _steps(table, compute)
     if cumulative:
-        rows = np.flatnonzero(np.isfinite(C))
+        rows = np.flatnonzero(np.isfinite(C) & part)
         rows = rows[_last(steps[rows])]
         C[rows] = np.cumsum(C[rows])
-    full = has_C & has_R
+    full = has_C & has_R & part
     rows = np.flatnonzero(full & np.isfinite(C + R))
     if lost := full.sum() - len(rows):
-        table.notes.append(f"{lost} rows without a number are left out")
+        notes.append(f"{lost} rows without a number are left out")
     again = len(rows)
     rows = rows[_last(steps[rows])]
     if again := again - len(rows):
-        table.notes.append(f"{again} rows of repeated steps are left out; of each step the last counts")
-    return C[rows], R[rows], epoch[rows]
+        notes.append(f"{again} rows of repeated steps are left out; of each step the last counts")
+    return C[rows], R[rows], epoch[rows], rows
+
+
+def _completions(table, asked, R, rows):
+    """How many completions (or episodes) each evaluation is the mean of, or None.
+
+    asked: a number, a column's name, or None: the first of COUNTS with which all rewards R (n,) are whole counts.
+    """
+    with suppress(TypeError, ValueError):
+        if float(asked) >= 1:
+            return float(asked)
+    if asked is not None and asked not in table.columns:
+        raise fit.BadInput(f"got --completions {asked}, expected a number from 1 on or a column's name")
+    for name in [asked] if asked else [name for name in COUNTS if name in table.columns]:
+        with suppress(*[] if asked else [fit.BadInput]):
+            counts = table.numbers(name)[0][rows]
+            whole = np.isfinite(counts).all() and (counts >= 1).all()
+            hits = R * counts
+            if whole and (asked or name == COUNTS[0] or (abs(hits - hits.round()) < 0.02).all()):
+                return float(np.median(counts))
+    if asked:
+        raise fit.BadInput(f"--completions {asked}: expected a count from 1 on in each evaluation")
+    return None
 
 
 def scaled(R, scale):
@@ -290,35 +371,69 @@ def scaled(R, scale):
     return (R - low) / (high - low)
 
 
-def read_run(path, compute=None, reward=None, scale=None, cumulative=False):
-    """A fit.Run from a file, or from log.jsonl in the folder of a run.
+def _counted(table, compute, reward):
+    """The column of the compute; "row", which is added, if that is an epoch so rounded that rows share it (TRL prints
+    two decimals). Rows with a reward are numbered, anew where the epoch falls back to the first one."""
+    epochs, has = table.numbers(compute)
+    rows = np.flatnonzero(has & table.numbers(reward)[1] & np.isfinite(epochs))
+    if len(set(epochs[rows])) == len(rows):
+        return compute
+    falls = np.append(False, (np.diff(epochs[rows]) < 0) & (epochs[rows][1:] <= epochs[rows][0]))
+    place = np.arange(len(rows))
+    number = 1 + place - np.maximum.accumulate(np.where(falls, place, 0))
+    table.columns["row"] = array("q", rows.tolist()), number.tolist()
+    table.notes.append(
+        f"rows share a rounded {compute}: their numbers count as compute (--x {compute} for the {compute})"
+    )
+    return "row"
+
+
+def read_runs(path, compute=None, reward=None, scale=None, cumulative=False, completions=None):
+    """[fit.Run] from a file, or from log.jsonl in the folder of a run: one, or several if the file holds more.
 
     compute     the name of its column, or the end of the name (default: gpu_hours, else the step, else the epoch)
     reward      the same (default: pass_rate, else reward, else the only other column; in our logs also tasks.NAME)
     scale       see `scaled`
     cumulative  True: a row's compute is its own, so it is added up
+    completions see `_completions`
     Rows without compute or reward are left out. Raises BadInput for what cannot be read, OSError for what cannot be
     opened.
     """
     path = Path(path) / "log.jsonl" if Path(path).is_dir() else Path(path)
     table = read_table(path)
     try:
+        asked = compute
         compute = column(table, compute, COMPUTE, "--compute")
         reward = column(table, reward, REWARD, "--reward")
         if compute == reward:
             raise fit.BadInput(f"got {compute} as --compute and as --reward")
-        C, R, epoch = _pick(table, compute, reward, cumulative)
-        if not len(C):
-            raise fit.BadInput(f"no row has both {compute} and {reward}")
-        fall = np.flatnonzero(np.diff(C) < 0)
-        if len(fall):
-            ends = f"{C[fall[0]]:g} to {C[fall[0] + 1]:g}"
-            raise fit.BadInput(f"{compute} falls from {ends}; if it is the compute of each row, add --cumulative")
-        R = scaled(R, scale)
+        if asked is None and compute == "epoch":
+            compute = _counted(table, compute, reward)
+        stem = path.parent.name if path.name == "log.jsonl" else Path(path.name.removesuffix(".gz")).stem
+        picked = (compute, reward, scale, cumulative, completions)
+        return [_run(table, f"{stem} {label}".strip(), part, *picked) for label, part in _parts(table, compute, reward)]
     except fit.BadInput as error:
         raise fit.BadInput(f"{path}: {error}") from None
+
+
+def _run(table, name, part, compute, reward, scale, cumulative, completions):
+    """The fit.Run of the rows of `part`; arguments as in `read_runs`."""
+    notes = list(table.notes)
+    C, R, epoch, rows = _pick(table, compute, reward, cumulative, part, notes)
+    if not len(C):
+        raise fit.BadInput(f"no row has both {compute} and {reward}")
+    fall = np.flatnonzero(np.diff(C) < 0)
+    if len(fall):
+        ends = f"{C[fall[0]]:g} to {C[fall[0] + 1]:g}"
+        raise fit.BadInput(f"{compute} falls from {ends}; if it is the compute of each row, add --cumulative")
+    R = scaled(R, scale)
     tasks = tuple(sorted(name for name in table.columns if name.startswith("tasks.")))
     unit = f"virtual {compute}" if compute == "gpu_hours" and "flags.virtual" in table.columns else compute
-    stem = path.parent.name if path.name == "log.jsonl" else Path(path.name.removesuffix(".gz")).stem
-    name = stem + f" {reward}" * (reward in tasks)
-    return fit.Run(C, R, name=name, unit=unit, epoch=epoch, tasks=tasks, notes=tuple(table.notes))
+    count = _completions(table, completions, R, rows)
+    name += f" {reward}" * (reward in tasks)
+    return fit.Run(C, R, name=name, unit=unit, epoch=epoch, tasks=tasks, notes=tuple(notes), completions=count)
+
+
+def read_run(*args, **options):
+    """The last fit.Run of a file; arguments and errors as in `read_runs`."""
+    return read_runs(*args, **options)[-1]

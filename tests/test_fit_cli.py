@@ -154,7 +154,9 @@ def test_any_csv_or_jsonl_with_named_columns(tmp_path):
 def test_command_ends_with_code_2_and_one_line_for_bad_input(tmp_path, capsys, text, name, flags, message):
     if text is not None:
         (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
-    base = ["--compute", "hours", "--reward", "acc"] if flags[:1] in (["--fit-to"], ["--fit-from"]) else []
+    base = (
+        ["--compute", "hours", "--reward", "acc"] if flags[:1] in (["--fit-to"], ["--fit-from"], ["--compare"]) else []
+    )
     with pytest.raises(SystemExit) as end:
         fit_cli.main([str(tmp_path / name), *base, *flags])
     error = capsys.readouterr().err

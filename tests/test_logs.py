@@ -151,7 +151,7 @@ def test_r0_from_the_command_line_is_exact(tmp_path, capsys):
     fit_cli.main([str(path), "--reward", "acc", "--r0", "0.19", "--fit-from", "0", "--json"])
     found = json.loads(capsys.readouterr().out)["runs"][0]
     assert found["R_0"] == pytest.approx(0.19, abs=1e-9) and found["points"] == 7
-    assert not any("R_0 assumed" in text for text in found["warnings"])
+    assert not any("R_0 assumed" in text for text in found["notes"])
 
 
 def test_stop_rule_on_the_command_line(tmp_path, capsys):
@@ -170,7 +170,7 @@ def test_log_f_of_a_jump_is_drawn(tmp_path, capsys):
     rows = [(1e17 * c, 0.2 if c < 10 else 0.8 + 0.001 * (c % 3)) for c in range(1, 21)]
     path = write(tmp_path / "a.csv", delimited(",", rows=rows))
     fit_cli.main([str(path), "--reward", "acc", "--log-f", "-o", str(tmp_path / "a.png")])
-    assert "B is not determined" in capsys.readouterr().out and (tmp_path / "a.png").stat().st_size > 10000
+    assert "B and C_mid are not determined" in capsys.readouterr().out and (tmp_path / "a.png").stat().st_size > 10000
 
 
 @pytest.mark.parametrize("end", [0.95, 0.02])

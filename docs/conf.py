@@ -17,5 +17,6 @@ html_css_files = ["passage.css"]
 html_title = project
 html_copy_source = False
 html_show_sphinx = False
+html_show_copyright = False
 pygments_style = "friendly"
 pygments_dark_style = "monokai"

@@ -2,17 +2,19 @@
 
     :::{passage} loss.py:cispo
     :test: tests/test_loss.py:test_eq4_cispo_gradient_is_the_capped_ratio_times_the_advantage
-    :exercise: cispo
+    :exercise: cispo, weights
     :look: which factor is detached
 
     The idea in our words, with equation and section.
     :::
 
-The function is included from its module by name. A function, test or exercise that does not exist is an error. Formulas
-become MathML, which browsers draw without any script or network.
+The function is included from its module by name. Several tests or exercises are separated by commas; one that does not
+exist is an error. Formulas become MathML, which browsers draw without any script or network. Where a text names a page
+(`docs/own.md`) or a function that has a passage (`loss.py:cispo`), it becomes a link.
 """
 
 import ast
+import html
 import re
 from functools import cache
 from pathlib import Path
@@ -24,6 +26,9 @@ from sphinx.directives.code import LiteralInclude
 from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parent.parent
+INCLUDED = {"results/README.md": "results", "exercises.md": "course"} | {  # texts of the repository that are pages here
+    f"results/{name}.md": f"measured/{name}" for name in ("base", "fleet", "forecasts")
+}
 
 
 @cache
@@ -46,6 +51,26 @@ def exercises():
     return set(re.findall(r'Exercise\(\s*(?:name=)?"([\w-]+)"', text))
 
 
+@cache
+def passages():
+    """{function: its page} of all passages."""
+    pages = sorted((ROOT / "docs").glob("paper/*.md"))
+    return {
+        where: f"paper/{page.stem}"
+        for page in pages
+        for where in re.findall(r"^:::\{passage\} (\S+)$", page.read_text(), re.M)
+    }
+
+
+def anchor(where):
+    """The id of a passage."""
+    return re.sub(r"[:.]", "-", where).lower()
+
+
+def names(option):
+    return option.split(", ") if option else []
+
+
 class Passage(SphinxDirective):
     """One idea: text on the left, code on the right; below each other on a narrow screen."""
 
@@ -62,7 +87,7 @@ class Passage(SphinxDirective):
         code = nodes.container(classes=["passage-code"])
         code += nodes.caption("", "", nodes.literal(text=f"{file}:{name}"))
         code += self.included(file, name)
-        both = nodes.container(classes=["passage"], ids=[f"{file}-{name}".replace(".", "-").lower()])
+        both = nodes.container(classes=["passage"], ids=[anchor(self.arguments[0])])
         both += [text, code]
         return [both]
 
@@ -70,12 +95,13 @@ class Passage(SphinxDirective):
         """An error for what is named and does not exist."""
         if not (ROOT / file).is_file() or name not in defined(file):
             raise self.error(f"{file} defines no {name}")
-        if test := self.options.get("test"):
+        for test in names(self.options.get("test")):
             path, _, function = test.partition(":")
-            if not (ROOT / path).is_file() or function and function not in defined(path):
+            if not (ROOT / path).is_file() or function not in defined(path):
                 raise self.error(f"no test {test}")
-        if (exercise := self.options.get("exercise")) and exercise not in exercises():
-            raise self.error(f"no exercise is called {exercise}")
+        for exercise in names(self.options.get("exercise")):
+            if exercise not in exercises():
+                raise self.error(f"no exercise is called {exercise}")
 
     def around(self, file, name):
         """The list of what to look for, the test, the exercise and the result."""
@@ -83,9 +109,11 @@ class Passage(SphinxDirective):
         labels = {"look": "Look for", "test": "Held by", "exercise": "Exercise", "result": "Result"}
         for option, label in labels.items():
             if option in self.options:
-                inline, messages = self.parse_inline(self.options[option])
-                value = [nodes.literal(text=self.options[option])] if option in ("test", "exercise") else inline
-                rows += nodes.list_item("", nodes.paragraph("", "", nodes.strong(text=f"{label}: "), *value, *messages))
+                if option in ("test", "exercise"):
+                    value = [breakable(name) for name in names(self.options[option])]
+                else:
+                    value = sum(self.parse_inline(self.options[option]), [])
+                rows += nodes.list_item("", nodes.paragraph("", "", nodes.strong(text=f"{label}: "), *value))
         return rows
 
     def included(self, file, name):
@@ -105,6 +133,22 @@ class Passage(SphinxDirective):
         return include.run()
 
 
+def breakable(name):
+    """A name in code that may be broken after an underscore or a colon, and is copied without a break."""
+    parts = re.sub(r"([_:])", r"\1<wbr>", html.escape(name))
+    return nodes.raw("", f'<code class="docutils literal notranslate name">{parts}</code> ', format="html")
+
+
+def link(app, tree, page):
+    """Make links of the names of pages and of functions with a passage that stand in code in a text."""
+    for node in list(tree.findall(nodes.literal)):
+        name = node.astext()
+        at = passages().get(name) or INCLUDED.get(name) or re.sub(r"^docs/(.*)\.md$", r"\1", name)
+        if at in app.env.found_docs and at != page and not isinstance(node.parent, (nodes.reference, nodes.caption)):
+            uri = app.builder.get_relative_uri(page, at) + (f"#{anchor(name)}" if name in passages() else "")
+            node.replace_self(nodes.reference("", "", node.deepcopy(), internal=True, refuri=uri))
+
+
 def draw(self, node, display):
     """A formula as MathML."""
     self.body.append(convert(node.astext(), display=display))
@@ -113,6 +157,7 @@ def draw(self, node, display):
 
 def setup(app):
     app.add_directive("passage", Passage)
+    app.connect("doctree-resolved", link)
     inline = (lambda self, node: draw(self, node, "inline"), None)
     block = (lambda self, node: draw(self, node, "block"), None)
     app.add_node(nodes.math, override=True, html=inline)

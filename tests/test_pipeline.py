@@ -376,6 +376,7 @@ def test_sec31_tickets_of_pipeline_rl_k_by_hand():
     # 3 prompts per step, 5 steps, k = 1: tickets of two batches at first, one batch more per step, 15 tickets at most.
     issued = [pipeline.tickets_issued(v, off_policy="pipeline", k=1, steps=5, prompts=3) for v in range(6)]
     assert issued == [6, 9, 12, 15, 15, 15]
+    assert all(pipeline.publishes(v, off_policy="pipeline", k=3) for v in range(7))
 
 
 def test_sec31_tickets_of_ppo_off_policy_k_by_hand():
@@ -566,6 +567,25 @@ def test_a_wait_for_weights_names_the_generators_that_do_not_join():
     assert pipe.mailbox.clock() < 11
 
 
+def test_weights_are_gathered_then_announced_and_sent_when_every_generator_waits_for_them():
+    happened = []
+
+    def other(store, now):  # in every pause one more generator sees the news and says that it waits
+        rank = len(happened)
+        assert lonely(rank, store=store).news().version == 1 and rank <= 2
+        store.set(f"joined/{rank}", "1")
+        happened.append(f"rank {rank} waits")
+
+    def gather():
+        assert pipe.mailbox.news().version == 0  # nobody has been asked
+        happened.append("gathered")
+        return {"w": 1}
+
+    pipe = waiting(other)
+    assert pipe.publish(1, gather, lambda named: happened.append(named))
+    assert happened == ["gathered", "rank 1 waits", "rank 2 waits", {"w": 1}]
+
+
 def test_a_wait_for_a_batch_names_the_stuck_generator_and_not_the_working_one():
     pipe = waiting(lambda store, now: store.add("beat/1", 1))
     pipe.issue([prompt(0), prompt(1)])
@@ -666,6 +686,33 @@ def test_headers_count_and_weigh_sampled_tokens_and_leave_injected_ones_out():
     assert header.versions == {3: 1, 4: 1} and (header.prompt_tokens, header.tokens) == (2, 3)
     assert header.logprob == -3.0  # the middle token is injected
     assert (header.prompt, header.key, header.interrupted) == (8, "completion/train/0/0", True)
+
+
+def test_a_group_is_delivered_with_its_last_verdict_and_its_headers_after_its_completions():
+    box, puts = lonely(1), []
+    put = box.put
+    box.put = lambda values: (puts.append(list(values)), put(values))
+    desk = pipeline.Desk(fresh()[0], box, None, None)
+    desk.tickets[False, 0] = Ticket(0, 0, prompt(8), 3)
+    for index in (2, 0):
+        desk.deliver(Verdict(answer(index=index), True))
+    assert puts == []
+    desk.deliver(Verdict(answer(index=1), False))
+    assert puts == [[f"completion/train/0/{index}" for index in range(3)], ["headers/train/0"]]
+    [headers] = box.take(["headers/train/0"])
+    assert [header.correct for header in headers] == [True, False, True]  # in the order of the completions
+
+
+def test_one_turn_takes_the_weights_claims_decodes_and_delivers():
+    # Started anew at version 1: a claim before the weights would fail the assertion in `claim`.
+    store = memory_store()
+    lead = Pipeline(lonely(0, store=store), off_policy="pipeline", k=1, prompts=1, generations=1, steps=9, start=1)
+    lead.issue([prompt(8)])
+    fake, scorer = fresh(Setting(longest=1))
+    desk = pipeline.Desk(fake, lonely(1, store=store), lambda named: named.update(version=[1]), scorer)
+    desk.turn(desk.mailbox.news())
+    [[header]] = lead.mailbox.take(["headers/train/1"])
+    assert store.values["joined/1"] == "1" and header.versions == {1: 1} and not fake.busy
 
 
 def test_a_failed_verifier_is_neither_right_nor_wrong():

@@ -450,6 +450,18 @@ def test_without_any_gradient_the_weights_stand_still_but_the_version_goes_on():
     assert all(torch.equal(was, now) for was, now in zip(before, trainer.policy.parameters()))
 
 
+@pytest.mark.parametrize("value, moves", [(1.0, True), (math.nan, False), (math.inf, False)])
+def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(value, moves):
+    trainer = lone_trainer()
+    before = [parameter.clone() for parameter in trainer.policy.parameters()]
+    for parameter in trainer.policy.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    parameter.grad.view(-1)[0] = value  # one number of the last parameter
+    plan = SimpleNamespace(micro_batches=[], denominators=SimpleNamespace(tokens=1))
+    assert trainer.gradient_step(plan)["skipped"] == (not moves) and trainer.version == 7
+    assert all(torch.equal(was, now) != moves for was, now in zip(before, trainer.policy.parameters()))
+
+
 def test_learning_rate_and_weight_decay_of_a_step_are_those_of_the_flags_whatever_a_checkpoint_held():
     trainer = lone_trainer()
     trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=9.0, weight_decay=9.0)
@@ -899,6 +911,28 @@ def test_a_verifier_that_fails_on_the_validation_set_stops_every_trainer_and_the
         with pytest.raises(train.Unverifiable, match="failed on 3 groups: no jail"):
             train.Trainer.validate(run)
         assert run.evaluated is None
+
+
+def test_eq1_a_validation_costs_no_compute():
+    now = [0.0]
+
+    def evaluate(*_):
+        now[0] += 100
+        return [], [], {}
+
+    run = SimpleNamespace(
+        pipeline=SimpleNamespace(evaluate=evaluate),
+        validation=[None],
+        version=7,
+        args=SimpleNamespace(eval_generations=1),
+        clock=fleet.Clock(2, read=lambda: now[0]),
+        bar=SimpleNamespace(set_description=lambda *_: None),
+    )
+    run.clock.start()
+    now[0] += 9
+    train.Trainer.validate(run)
+    now[0] += 9
+    assert run.clock.gpu_hours == pytest.approx(2 * 18 / 3600)
 
 
 def evaluated(capsys, *argv):

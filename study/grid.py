@@ -227,5 +227,5 @@ def over(window, name, how, otherwise):
 
 
 def digits(value):
-    """The value with so many significant digits as a line has."""
-    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+    """The value with so many significant digits as a line has; what is 0 but for rounding is 0."""
+    return float(f"{round(value, 12):.{DIGITS}g}") if isinstance(value, float) else value

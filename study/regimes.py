@@ -14,8 +14,9 @@ out, and a name loses its -8 where k is another. Fig. 4a is not asked where deco
 Seeds: three of each configuration first. Then only pairs that are undecided get more. Stopping rule: for n = 3, 4, 5,
 all findings are judged by the first n seeds; both sides of those that are undecided get n + 1 seeds, unless the clip is
 idle or a side has no run with a ceiling, which no seed mends. Verdicts are those of all runs at the end, also of
-findings that were decided earlier. Looking four times errs more often than looking once: `looks` says how often a
-finding was looked at. Nothing else is tuned, added or left out.
+findings that were decided earlier. Looking four times errs more often than looking once: of two equal sides, one look
+finds a difference one time in ten, up to four looks two times (simulated); `looks` says how often a finding was looked
+at. Nothing else is tuned, added or left out.
 
 Test: pytest tests/test_study_runs.py
 """

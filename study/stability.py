@@ -31,12 +31,449 @@ false alarms are counted on seeds 4 to 7, over the cells of the grid, for all lo
 if there it hits 80 % or more with 10 % false alarms or fewer. Beside it stands what the cell alone says: an alarm in
 every run of the cells in which half or more of the seeds 0 to 3 fall.
 
-Nothing of this says anything about GSPO's length-normalised ratio on long answers: those of `tiny` have 2 to 8 tokens.
+Nothing of this says anything about GSPO's length-normalised ratio on long answers: those of `tiny` have about 7 tokens.
+
+    python study/stability.py                    prints what the runs under results/tiny say, and which are missing
+    python study/stability.py --into FOLDER      of the runs in another folder
+    python study/stability.py --figures          draws figures/stability.png
 
 Test: pytest tests/test_study_runs.py
 """
 
-MARGIN = 0.02
+import argparse
+import sys
+from collections import defaultdict
+from functools import partial
+from itertools import product
+from math import inf, nan
+from pathlib import Path
+from statistics import mean, median
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.stats import fisher_exact
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import fit  # noqa: E402
+from study import grid, rule  # noqa: E402
+
 FALLING = 0.25  # share of a cell's seeds from which on a loss does not hold there
 HITS, FALSE_ALARMS = 0.8, 0.1  # at least, at most, of a signal that announces falls
 CHOSEN_ON, KEPT_ASIDE = range(4), range(4, 8)  # seeds
+SETTLED = slice(1, 3)  # windows of 8 steps after the warm-up, steps 9 to 24: what a gradient norm is compared with
+K = 8  # of the comparisons between losses
+SIGNALS = {"effective sample size": "ess_min", "largest rho": "rho_max", "gradient norm": "norm_max"}
+
+
+# --- Runs ------------------------------------------------------------------------------------------------------------
+
+
+class One(NamedTuple):
+    """What is asked of a run."""
+
+    end: float  # mean pass rate of the last quarter of its evaluations
+    fell: int | None  # optimizer steps done at the peak from which it falls, or when it diverged; None if neither
+    windows: dict  # column -> a value for each grid.WINDOW steps
+
+
+def one(line):
+    """The One of a kept line."""
+    evaluations = line["evals"]
+    rows = [{"step": step, "pass_rate": rate, "stderr": e} for step, rate, e in zip(*map(evaluations.get, COLUMNS))]
+    rates = evaluations["pass_rate"]
+    diverged = evaluations["step"][-1] if line["reason"] != "finished" else None
+    fell = rule.fall(rows)
+    return One(mean(rates[-max(1, len(rates) // 4) :]), diverged if fell is None else fell, line["windows"])
+
+
+COLUMNS = ("step", "pass_rate", "stderr")
+
+
+def cells(lines, *names):
+    """{(values of these names): {seed: One}} of kept lines ({Run.name: line})."""
+    found = defaultdict(dict)
+    for line in lines.values():
+        run = line["run"]
+        found[tuple(run[name] for name in names)][run["seed"]] = one(line)
+    return dict(found)
+
+
+def ends(runs):
+    """Ends of the runs of a cell that do not fall."""
+    return [run.end for run in runs.values() if run.fell is None]
+
+
+def falling(runs):
+    """How many runs of a cell fall."""
+    return sum(run.fell is not None for run in runs.values())
+
+
+def spread(groups):
+    """rule.pooled over the ends of the cells in which no run falls."""
+    return rule.pooled([ends(runs) for runs in groups if len(runs) > 1 and not falling(runs)])
+
+
+def difference(one, other, spread):
+    """(D, low, high) of the ends of two cells over the seeds that do not fall; nan if a side has none."""
+    sides = ends(one), ends(other)
+    return rule.interval(*sides, *spread) if all(sides) and spread[1] else (nan, nan, nan)
+
+
+def more_falls(one, other):
+    """Fisher's exact p, one-sided: that the first cell falls more often than the second."""
+    table = [[falling(runs), len(runs) - falling(runs)] for runs in (one, other)]
+    return float(fisher_exact(table, alternative="greater").pvalue)
+
+
+# --- How far ---------------------------------------------------------------------------------------------------------
+
+
+def holds(groups, loss, rate, spread):
+    """(largest k to which a loss holds, whether a larger one has runs and does not); k is None without runs at k = 0.
+
+    groups: {(loss, k, rate): {seed: One}}
+    """
+    reached = None
+    for k in grid.AGES:
+        runs = groups.get((loss, k, rate))
+        if not runs:
+            return reached, False
+        lost = k and difference(runs, groups[loss, 0, rate], spread)[2] < -rule.MARGIN["A"]
+        if lost or falling(runs) >= FALLING * len(runs):
+            return reached, True
+        reached = k
+    return reached, False
+
+
+def how_far(lines):
+    """Lines of Markdown: how far each loss holds at each learning rate, and how many runs fall at which age."""
+    groups = cells(lines, "loss", "k", "rate")
+    table = ["| lr | loss | holds to k | end at k = 0 | runs that fall, of those made, at k = 0, 1, 2, 4, 8, 16, 32 |"]
+    table.append("|---" * 5 + "|")
+    for rate, loss in product(grid.RATES, grid.LOSSES):
+        own = [groups.get((loss, k, rate), {}) for k in grid.AGES]
+        if not any(own):
+            continue
+        s = spread(runs for (_, _, other), runs in groups.items() if other == rate)
+        k, ended = holds(groups, loss, rate, s)
+        said = "not even 0" if k is None else str(k) if ended or k == grid.AGES[-1] else f"{k} or more"
+        said += "" if s[1] else ", by falls alone"  # one seed a cell gives ends no interval
+        first = f"{mean(ends(own[0])):.3f}" if ends(own[0]) else "-"
+        counts = ", ".join(f"{falling(runs)}/{len(runs)}" if runs else "-" for runs in own)
+        table.append(f"| x{rate} | {loss} | {said} | {first} | {counts} |")
+    return table
+
+
+# --- Findings --------------------------------------------------------------------------------------------------------
+
+
+def compared(says, one, other, direction, spread):
+    """A line of Markdown: a finding, D with its interval, the verdict, falls with Fisher's p."""
+    if not one or not other:
+        return f"| {says} | - | not made yet | |"
+    D, low, high = difference(one, other, spread)
+    word, why = rule.verdict(low, high, direction=direction, quantity="A")
+    shown = f"{D:+.3f} ({low:+.3f} to {high:+.3f}); {len(ends(one))} and {len(ends(other))} runs" if D == D else "-"
+    falls = f"{falling(one)} of {len(one)} against {falling(other)} of {len(other)}"
+    p = min(more_falls(one, other), more_falls(other, one))
+    falls += f", p = {p:.2g}" if falling(one) + falling(other) else ""
+    return f"| {says} | {shown} | {word}: {why} | {falls} |"
+
+
+def findings(folder):
+    """Lines of Markdown: the findings of Fig. 4b, 5a, Sec. 3.2 and Fig. 20 at each learning rate."""
+    kept = grid.kept(folder, "grid")
+    groups = cells(kept, "loss", "k", "rate")
+    changed = cells(grid.kept(folder, "variants"), "variant", "rate")
+    table = ["| finding | difference of the ends (90 % interval) | verdict | runs that fall |", "|---" * 4 + "|"]
+    for rate in grid.RATES:
+        steady = spread(
+            [runs for (_, _, other), runs in groups.items() if other == rate]
+            + [runs for (_, other), runs in changed.items() if other == rate]
+        )
+        at = partial(lambda loss, k, rate: groups.get((loss, k, rate)), rate=rate)
+        for says, one, other, direction in asked(at, partial(lambda name, rate: changed.get((name, rate)), rate=rate)):
+            if rate in grid.RATES[:2] or other is not None and "GSPO's paper" not in says and one is not None:
+                table.append(compared(f"lr x{rate}: {says}", one, other, direction, steady))
+    return table
+
+
+def asked(loss_at, variant):
+    """(what the paper says, the cell, its reference, direction) for one learning rate."""
+    cispo = loss_at("CISPO", K)
+    yield "Fig. 4b, k = 8 does as well as k = 4", cispo, loss_at("CISPO", 4), 0
+    yield "Fig. 5a, CISPO above DAPO at k = 8", cispo, loss_at("DAPO", K), +1
+    yield "Fig. 5a, GSPO above DAPO at k = 8", loss_at("GSPO", K), loss_at("DAPO", K), +1
+    yield "Sec. 3.2, prompt average above sample average", cispo, variant("sample average"), +1
+    yield "Sec. 3.2, prompt average above token average", cispo, variant("token average"), +1
+    yield "Sec. 3.2, batch and prompt normalisation the same", cispo, variant("prompt normalisation"), 0
+    yield "Sec. 3.2, batch and no normalisation the same", cispo, variant("no normalisation"), 0
+    yield "Sec. 3.2, the zero-variance filter lifts the end", cispo, variant("no filter"), +1
+    yield "Sec. 3.2, No-Positive-Resampling lifts the end", cispo, variant("uniform resampling"), +1
+    yield "Fig. 20, GSPO's half-widths above GSPO's paper's", loss_at("GSPO", K), variant("clips of GSPO's paper"), +1
+
+
+CLIPS = {"CISPO": ("eps_max 4", "eps_max 8"), "DAPO": ("eps_high 0.2", "eps_high 0.4")}  # beside the grid's own value
+
+
+def robustness(folder, resamplings=10_000):
+    """Lines: DAPO's range over its clips minus CISPO's, for each learning rate, with the verdict on A.17."""
+    groups = cells(grid.kept(folder, "grid"), "loss", "k", "rate")
+    changed = cells(grid.kept(folder, "variants"), "variant", "rate")
+    lines = []
+    for rate in grid.RATES[:2]:
+        values = {
+            loss: [groups.get((loss, K, rate)), *(changed.get((name, rate)) for name in names)]
+            for loss, names in CLIPS.items()
+        }
+        if not all(all(own) for own in values.values()):
+            lines.append(f"lr x{rate}: A.17, CISPO is the more robust to its clip than DAPO: not made yet")
+            continue
+        samples = {loss: [[run.end for run in runs.values()] for runs in own] for loss, own in values.items()}
+        drawn = range_of(samples["DAPO"], resamplings) - range_of(samples["CISPO"], resamplings)
+        low, high = np.quantile(drawn, (0.05, 0.95))
+        word = "agrees" if low > 0 else "disagrees" if high < 0 else "undecided"
+        ranges = ", ".join(f"{loss} {np.ptp([mean(one) for one in own]):.3f}" for loss, own in samples.items())
+        lines.append(
+            f"lr x{rate}: A.17, CISPO is the more robust to its clip than DAPO: {word}; ranges {ranges}; "
+            f"difference {low:+.3f} to {high:+.3f}"
+        )
+    return lines
+
+
+def range_of(samples, resamplings, seed=0):
+    """(resamplings,) largest minus smallest mean over samples, each drawn anew with replacement."""
+    source = np.random.default_rng(seed)
+    means = [source.choice(one, (resamplings, len(one))).mean(-1) for one in samples]
+    return np.ptp(means, axis=0)
+
+
+# --- What announces a fall -------------------------------------------------------------------------------------------
+
+
+def signal(run, name):
+    """(windows,) from step 9 on: a signal that is high where something is wrong."""
+    column = run.windows[SIGNALS[name]]
+    known = [inf if value is None else value for value in column]
+    if name == "effective sample size":
+        return np.array([-inf if value is None else -value for value in column][1:]) * 1.0
+    if name == "gradient norm":
+        usual = median(known[SETTLED]) or 1.0
+        return np.array(known[1:]) / usual
+    return np.array(known[1:])
+
+
+def alarmed(run, name, threshold):
+    """Whether an alarm comes in time: by the window of the peak if the run falls, at any time if it does not."""
+    crossed = signal(run, name) > threshold
+    if run.fell is not None:
+        crossed = crossed[: max(1, -(-run.fell // grid.WINDOW) - 1)]
+    return bool(crossed.any())
+
+
+def rates_of(runs, alarm):
+    """(share of falls that `alarm` hits, share of the other runs in which it is false); nan where there are none."""
+    falls = [alarm(run) for run in runs if run.fell is not None]
+    others = [alarm(run) for run in runs if run.fell is None]
+    return tuple(mean(map(float, own)) if own else nan for own in (falls, others))
+
+
+def threshold(runs, name):
+    """The threshold with the largest hit rate minus false-alarm rate."""
+    levels = sorted({float(value) for run in runs for value in signal(run, name) if np.isfinite(value)})
+    levels = levels[:: max(1, len(levels) // 200)]
+    return max(levels, key=lambda level: np.subtract(*rates_of(runs, partial(alarmed, name=name, threshold=level))))
+
+
+def announced(lines):
+    """Lines: hits and false alarms of each signal on the seeds kept aside, and what the cell alone says."""
+    runs = {
+        seeds: [
+            (cell, run)
+            for cell, own in cells(lines, "loss", "k", "rate").items()
+            for seed, run in own.items()
+            if seed in seeds
+        ]
+        for seeds in (CHOSEN_ON, KEPT_ASIDE)
+    }
+    chosen, aside = ([run for _, run in runs[seeds]] for seeds in (CHOSEN_ON, KEPT_ASIDE))
+    counts = [(sum(run.fell is not None for run in own), len(own)) for own in (chosen, aside)]
+    lines = ["falls: {} of {} runs of seeds 0 to 3, {} of {} of seeds 4 to 7".format(*sum(counts, ()))]
+    if not 0 < counts[0][0] < counts[0][1] or not 0 < counts[1][0] < counts[1][1]:
+        return [*lines, "too few to say what announces a fall"]
+    for name in SIGNALS:
+        level = threshold(chosen, name)
+        hits, false = rates_of(aside, partial(alarmed, name=name, threshold=level))
+        word = "announces falls" if hits >= HITS and false <= FALSE_ALARMS else "does not announce falls"
+        lines.append(f"{name} beyond {abs(level):.3g}: hits {hits:.0%}, false alarms {false:.0%}: {word}")
+    often = defaultdict(list)
+    for cell, run in runs[CHOSEN_ON]:
+        often[cell].append(run.fell is not None)
+    known = {
+        id(run): mean(map(float, often[cell])) >= 0.5 if cell in often else False for cell, run in runs[KEPT_ASIDE]
+    }
+    hits, false = rates_of(aside, lambda run: known[id(run)])
+    return [
+        *lines,
+        f"the cell alone (half or more of its seeds 0 to 3 fall): hits {hits:.0%}, false alarms {false:.0%}",
+    ]
+
+
+# --- Ceilings, efficiency, head --------------------------------------------------------------------------------------
+
+
+def measured(line, x):
+    """The rule.Measured of a line that has a curve worth fitting, with compute x."""
+    evaluations = line["evals"]
+    run = one(line)
+    shown = [at for at, step in enumerate(evaluations["step"]) if run.fell is None or step <= run.fell]
+    curve = fit.Run(*([evaluations[name][at] for at in shown] for name in (x, "pass_rate")), start="10%")
+    rates = np.array(evaluations["pass_rate"])
+    return rule.Measured(curve, rates, rule.fitted(curve), run.fell, run.end, nan, nan, 0)
+
+
+def groups_of(lines, x, *names):
+    """{(values of these names): [rule.Measured]}"""
+    found = defaultdict(list)
+    for line in lines.values():
+        found[tuple(line["run"][name] for name in names)].append(measured(line, x))
+    return dict(found)
+
+
+def ceilings(folder):
+    """Lines of Markdown: A of each loss after 400 steps against DAPO's."""
+    groups = groups_of(grid.kept(folder, "ceilings"), "tokens", "loss")
+    if ("DAPO",) not in groups:
+        return ["ceilings (400 steps): not made yet"]
+    s = rule.spread(groups, "A")
+    table = ["| loss | A, mean | A minus DAPO's (90 % interval) | runs that fall |", "|---" * 4 + "|"]
+    for (loss,), runs in groups.items():
+        sides = [rule.values(rule.having(own, "A"), "A") for own in (runs, groups["DAPO",])]
+        D = rule.interval(*sides, *s) if all(sides) and s[1] else (nan, nan, nan)
+        level = f"{mean(sides[0]):.3f}" if sides[0] else "-"
+        falls = f"{sum(run.fell is not None for run in runs)} of {len(runs)}"
+        table.append(f"| {loss} | {level} | {D[0]:+.3f} ({D[1]:+.3f} to {D[2]:+.3f}) | {falls} |")
+    return table
+
+
+def efficiency(folder):
+    """Lines of Markdown: device-hours to half of the gain, PipelineRL-k against PPO-off-policy-k; idle shares."""
+    lines = grid.kept(folder, "efficiency")
+    groups = groups_of(lines, "gpu_hours", "setup", "k", "costs")
+    if not groups:
+        return ["efficiency: not made yet"]
+    s = rule.spread(groups, "E")
+    table = [
+        "| slower side | k | device-hours of PipelineRL, of PPO-off-policy's (90 %) | verdict | idle: generators, "
+        "trainer (PipelineRL) | (PPO-off-policy) |",
+        "|---" * 6 + "|",
+    ]
+    for costs, k in product(grid.COSTS, (1, 4, 8, 16)):
+        sides = [rule.having(groups.get((setup, k, costs), []), "E") for setup in grid.SETUPS]
+        if not all(sides):
+            continue
+        L = rule.level(*sides)
+        D, low, high = rule.interval(*(rule.values(side, "E", L) for side in sides), *s) if s[1] else (nan,) * 3
+        word = rule.verdict(low, high, direction=+1, quantity="E")[0]
+        times = "x{:.2f} ({:.2f} to {:.2f})".format(*np.exp([-D, -high, -low]))
+        table.append(
+            f"| {costs} | {k} | {times} | {word} | "
+            + " | ".join(idle(lines, setup, k, costs) for setup in grid.SETUPS)
+            + " |"
+        )
+    return table
+
+
+def idle(lines, setup, k, costs):
+    """Mean idle shares of generators and trainer after the first 16 steps, as text."""
+    own = [
+        line["windows"]
+        for line in lines.values()
+        if [line["run"][n] for n in ("setup", "k", "costs")] == [setup, k, costs]
+    ]
+    shares = [
+        mean(value for windows in own for value in windows[side][2:]) for side in ("idle_generators", "idle_trainers")
+    ]
+    return "{:.0%}, {:.0%}".format(*shares)
+
+
+def head(folder):
+    """Lines of Markdown: bf16 bodies with and without the FP32 head."""
+    groups = cells(grid.kept(folder, "head"), "head", "k")
+    table = ["| finding | difference of the ends (90 % interval) | verdict | runs that fall |", "|---" * 4 + "|"]
+    s = spread(groups.values())
+    return table + [
+        compared(f"FP32 head, k = {k}: ends the same", groups.get(("FP32", k)), groups.get(("bf16", k)), 0, s)
+        for k in (0, K)
+    ]
+
+
+# --- Figure and text -------------------------------------------------------------------------------------------------
+
+
+def heat_maps(lines, path):
+    """Draw a heat map a loss: ends over age and learning rate, with the runs that fall. Returns the path."""
+    groups = cells(lines, "loss", "k", "rate")
+    drawn = Figure(figsize=(13, 6.6), layout="constrained")
+    drawn.suptitle(
+        "Task tiny, 160 steps: mean pass rate at the end over the seeds made, how many of them fall; white: none"
+    )
+    tops = [mean(run.end for run in runs.values()) for runs in groups.values()]
+    for place, loss in enumerate(grid.LOSSES, 1):
+        ax = drawn.add_subplot(2, 3, place, title=loss)
+        image = heat_map(ax, loss, groups, max(tops, default=1.0))
+    drawn.colorbar(image, ax=drawn.axes, label="pass rate at the end", shrink=0.8)
+    drawn.savefig(path, dpi=120)
+    return path
+
+
+def heat_map(ax, loss, groups, top):
+    """One loss: a square for each age and learning rate; returns the image."""
+    values = np.full((len(grid.RATES), len(grid.AGES)), nan)
+    for (row, rate), (column, k) in product(enumerate(grid.RATES), enumerate(grid.AGES)):
+        if runs := groups.get((loss, k, rate)):
+            values[row, column] = mean(run.end for run in runs.values())
+            dark = values[row, column] < 0.6 * top
+            text = f"{values[row, column]:.2f}" + (f"\n{falling(runs)}/{len(runs)} fall" if falling(runs) else "")
+            ax.text(column, row, text, ha="center", va="center", fontsize=8, color="white" if dark else "black")
+    image = ax.imshow(values, vmin=0, vmax=top, cmap="viridis", aspect="auto", origin="lower")
+    ax.set_xticks(range(len(grid.AGES)), grid.AGES)
+    ax.set_yticks(range(len(grid.RATES)), [f"lr x{rate}" for rate in grid.RATES])
+    ax.set_xlabel("age of every token (optimizer steps)")
+    return image
+
+
+def report(folder):
+    """All lines: what the runs that are there say, and which are missing."""
+    lines = grid.kept(folder, "grid")
+    return [
+        *(f"{plan}: {len(grid.kept(folder, plan))} of {len(runs())} runs" for plan, runs in grid.PLANS.items()),
+        *section("How far", how_far(lines)),
+        *section("Findings", findings(folder) + ["", *robustness(folder)]),
+        *section("What announces a fall", announced(lines)),
+        *section("Ceilings", ceilings(folder)),
+        *section("Efficiency", efficiency(folder)),
+        *section("FP32 head", head(folder)),
+    ]
+
+
+def section(title, lines):
+    """Lines under a title, with blank lines as Markdown needs them."""
+    return ["", f"### {title}", "", *lines]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--into", type=Path, default=ROOT / "results", metavar="FOLDER", help="where the runs are")
+    parser.add_argument("--figures", action="store_true", help="draw the heat maps into figures/")
+    args = parser.parse_args()
+    if args.figures:
+        print(heat_maps(grid.kept(args.into, "grid"), ROOT / "figures" / "stability.png"))
+    else:
+        print(*report(args.into), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

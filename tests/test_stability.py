@@ -1,0 +1,188 @@
+"""Claims about study/stability.py: how many short runs are judged, on runs made up here, and on parts of them."""
+
+import json
+from math import isnan, nan
+
+import pytest
+
+from study import grid, stability
+
+STEPS = list(range(0, 161, 8))
+
+
+def line(end, fell=None, *, plan="grid", seed=0, start=0.2, reason="finished", worst=None, **key):
+    """A kept line of a run that rises to `end`; falls to 0.1 after the step `fell`; worst: {column: its values}."""
+    rates = [start + (end - start) * min(1, step / 80) for step in STEPS]
+    rates = [0.1 if fell is not None and step > fell else rate for step, rate in zip(STEPS, rates)]
+    columns = {"ess_min": [1.0] * 20, "rho_max": [1.0] * 20, "norm_max": [1.0] * 20} | (worst or {})
+    columns |= {"idle_generators": [0.25] * 20, "idle_trainers": [0.5] * 20}
+    evaluations = {"step": STEPS, "pass_rate": rates, "stderr": [0.01] * 21}
+    evaluations |= {"tokens": STEPS, "gpu_hours": [step / 100 for step in STEPS]}
+    return {"run": {"plan": plan, **key, "seed": seed}, "evals": evaluations, "windows": columns, "reason": reason}
+
+
+def kept(*lines):
+    return {json.dumps(one["run"]): one for one in lines}
+
+
+def cell(loss, k, rate, *ends, fell=()):
+    """Lines of a cell: a seed for each end, the seeds in `fell` fall after step 96."""
+    return [
+        line(end, 96 if seed in fell else None, loss=loss, k=k, rate=rate, seed=seed) for seed, end in enumerate(ends)
+    ]
+
+
+def test_the_end_is_the_last_quarter_and_a_run_that_diverged_fell():
+    run = stability.one(line(0.6))
+    assert run.end == pytest.approx(0.6) and run.fell is None
+    assert stability.one(line(0.6, 96)).fell == 96
+    cut = line(0.6, reason="no gradient of the last 5 steps was finite")
+    assert stability.one(cut).fell == 160
+
+
+def test_the_spread_is_that_of_cells_without_a_fall():
+    groups = stability.cells(kept(*cell("CISPO", 8, 1, 0.6, 0.62), *cell("DAPO", 8, 1, 0.2, 0.6, fell=[0])), "loss")
+    s, freedom = stability.spread(groups.values())
+    assert (s, freedom) == (pytest.approx(0.02 / 2**0.5), 1)
+
+
+def test_ends_are_compared_over_seeds_that_do_not_fall_and_falls_by_fishers_exact_test():
+    runs = kept(*cell("CISPO", 8, 1, 0.6, 0.62, 0.6, 0.62), *cell("DAPO", 8, 1, 0.5, 0.9, 0.9, 0.9, fell=[1, 2, 3]))
+    groups = stability.cells(runs, "loss")
+    # 6.314 is t's 95 % quantile with one degree of freedom; 0.01 * sqrt(1/4 + 1/1)
+    found = stability.difference(groups["CISPO",], groups["DAPO",], (0.01, 1))
+    assert found == pytest.approx((0.11, 0.11 - 6.314 * 0.01118, 0.11 + 6.314 * 0.01118), abs=1e-4)
+    # of 8 runs 3 fall, all on one side: 4 * 1 / C(8, 3) = 4 / 56
+    assert stability.more_falls(groups["DAPO",], groups["CISPO",]) == pytest.approx(4 / 56)
+    assert stability.more_falls(groups["CISPO",], groups["DAPO",]) == 1.0
+
+
+def test_a_side_whose_runs_all_fall_has_no_difference():
+    groups = stability.cells(kept(*cell("CISPO", 8, 1, 0.6, 0.62), *cell("DAPO", 8, 1, 0.6, fell=[0])), "loss")
+    assert all(map(isnan, stability.difference(groups["CISPO",], groups["DAPO",], (0.01, 3))))
+
+
+@pytest.mark.parametrize(
+    "ages, expected",
+    [
+        ({0: (0.6, 0.6)}, (0, False)),  # nothing older was made
+        ({0: (0.6, 0.6), 1: (0.6, 0.59), 2: (0.5, 0.5)}, (1, True)),
+        ({0: (0.6, 0.6), 1: (0.5, 0.5), 2: (0.6, 0.6)}, (0, True)),  # up to it no age may lose
+        ({0: (0.6, 0.6), 1: (0.575, 0.575)}, (1, False)),  # loses 0.025, but not by the whole interval
+        ({k: (0.6, 0.6) for k in grid.AGES}, (32, False)),
+        ({}, (None, False)),
+    ],
+)
+def test_a_loss_holds_to_the_largest_age_up_to_which_nothing_is_lost(ages, expected):
+    lines = [one for k, ends in ages.items() for one in cell("CISPO", k, 1, *ends)]
+    groups = stability.cells(kept(*lines), "loss", "k", "rate")
+    assert stability.holds(groups, "CISPO", 1, (0.005, 10)) == expected  # 1.812 * 0.005 = 0.009
+
+
+def test_a_loss_does_not_hold_where_a_quarter_of_the_seeds_fall():
+    for fell, expected in (([0], (0, True)), ([], (1, False))):
+        lines = [*cell("CISPO", 0, 1, 0.6), *cell("CISPO", 1, 1, 0.6, 0.6, 0.6, 0.6, fell=fell)]
+        groups = stability.cells(kept(*lines), "loss", "k", "rate")
+        assert stability.holds(groups, "CISPO", 1, (0.005, 10)) == expected
+
+
+def test_how_far_says_what_was_not_made():
+    lines = [*cell("CISPO", 0, 2, 0.6, 0.61), *cell("CISPO", 1, 2, 0.6, 0.6, fell=[0])]
+    [row] = stability.how_far(kept(*lines))[2:]
+    assert row == "| x2 | CISPO | 0 | 0.605 | 0/2, 1/2, -, -, -, -, - |"
+
+
+def test_a_finding_is_judged_by_the_interval_and_stands_beside_its_falls():
+    groups = stability.cells(kept(*cell("CISPO", 8, 1, 0.7, 0.7), *cell("DAPO", 8, 1, 0.6, 0.6, fell=[1])), "loss")
+    said = stability.compared("CISPO above DAPO", groups["CISPO",], groups["DAPO",], +1, (0.01, 10))
+    assert "+0.100" in said and "agrees" in said and "0 of 2 against 1 of 2, p = 0.5" in said
+    assert "not made yet" in stability.compared("CISPO above DAPO", groups["CISPO",], None, +1, (0.01, 10))
+
+
+def test_the_range_over_clips_counts_falls_and_is_zero_for_equal_values():
+    assert stability.range_of([[0.6] * 4] * 3, 5).tolist() == [0.0] * 5
+    assert stability.range_of([[0.6] * 4, [0.5] * 4, [0.1] * 4], 2) == pytest.approx([0.5, 0.5])
+
+
+def test_cispo_is_more_robust_if_daposs_ends_move_more_with_the_clip(tmp_path, monkeypatch):
+    monkeypatch.setattr(grid, "base", lambda: "here")
+    lines = [*cell("CISPO", 8, 1, *[0.6] * 4), *cell("DAPO", 8, 1, *[0.6] * 4)]
+    for name, loss, end in (("eps_max 4", "CISPO", 0.6), ("eps_max 8", "CISPO", 0.61), ("eps_high 0.2", "DAPO", 0.5)):
+        lines += [line(end, plan="variants", variant=name, loss=loss, k=8, rate=1, seed=seed) for seed in range(4)]
+    lines += [
+        line(0.6, plan="variants", variant="eps_high 0.4", loss="DAPO", k=8, rate=1, seed=seed) for seed in range(4)
+    ]
+    (tmp_path / "tiny").mkdir()
+    for one in lines:
+        path = tmp_path / "tiny" / f"{one['run']['plan']}.jsonl"
+        with path.open("a") as file:
+            file.write(json.dumps({"kind": "run", "base": "here", **one}) + "\n")
+    first, second = stability.robustness(tmp_path, 100)
+    assert first.endswith("agrees; ranges CISPO 0.010, DAPO 0.100; difference +0.090 to +0.090")
+    assert second.endswith("not made yet")
+    assert any("Fig. 5a, CISPO above DAPO" in row and "+0.000" in row for row in stability.findings(tmp_path))
+    assert stability.report(tmp_path)[0] == "grid: 8 of 1008 runs"
+
+
+def test_an_alarm_counts_if_it_comes_by_the_window_of_the_peak():
+    # the fall's peak lies in steps 89 to 96, the 12th window; windows count from step 9 on
+    at = {
+        n: stability.one(line(0.6, 96, worst={"rho_max": [1.0] * n + [50.0] + [1.0] * (19 - n)})) for n in (0, 11, 12)
+    }
+    assert [stability.alarmed(run, "largest rho", 10.0) for run in at.values()] == [False, True, False]
+    standing = stability.one(line(0.6, worst={"rho_max": [1.0] * 12 + [None] + [1.0] * 7}))  # null is inf
+    assert stability.alarmed(standing, "largest rho", 10.0)
+
+
+def test_signals_are_high_where_something_is_wrong():
+    run = stability.one(
+        line(0.6, worst={"ess_min": [0.9, 0.2, None, *[1.0] * 17], "norm_max": [9.0, 2.0, 2.0, 6.0] + [1.0] * 16})
+    )
+    assert stability.signal(run, "effective sample size")[:3].tolist() == [-0.2, -float("inf"), -1.0][:3]
+    assert stability.signal(run, "gradient norm")[:3].tolist() == [1.0, 1.0, 3.0]
+
+
+def test_a_signal_that_precedes_every_fall_and_no_other_run_announces_falls():
+    bad = {"rho_max": [1.0] * 9 + [50.0] + [1.0] * 10}
+    lines = [
+        line(0.6, 96 if seed % 2 else None, worst=bad if seed % 2 else None, loss="CISPO", k=8, rate=1, seed=seed)
+        for seed in range(8)
+    ]
+    said = stability.announced(kept(*lines))
+    assert said[0] == "falls: 2 of 4 runs of seeds 0 to 3, 2 of 4 of seeds 4 to 7"
+    by = {row.split(" beyond")[0]: row for row in said[1:-1]}
+    assert by["largest rho"].endswith("hits 100%, false alarms 0%: announces falls")
+    assert by["gradient norm"].endswith("does not announce falls")
+    # the cell falls in half of its seeds: an alarm in each of its runs
+    assert said[-1].endswith("hits 100%, false alarms 100%")
+
+
+def test_without_falls_nothing_is_said_of_what_announces_them():
+    assert stability.announced(kept(*cell("CISPO", 8, 1, 0.6, 0.6)))[1].startswith("too few")
+
+
+def test_efficiency_is_device_hours_to_half_of_the_gain(tmp_path, monkeypatch):
+    monkeypatch.setattr(grid, "base", lambda: "here")
+    (tmp_path / "tiny").mkdir()
+    for seed in (0, 1):
+        for setup, speed in (("PipelineRL", 2), ("PPO-off-policy", 1)):
+            one = line(0.6, plan="efficiency", setup=setup, k=8, costs="balanced", seed=seed)
+            one["evals"]["pass_rate"] = [0.2 + 0.4 / (1 + (40 / s) ** 2) if s else 0.2 for s in STEPS]
+            one["evals"]["gpu_hours"] = [step / speed * (1 + 0.01 * seed) for step in STEPS]
+            with (tmp_path / "tiny" / "efficiency.jsonl").open("a") as file:
+                file.write(json.dumps({"kind": "run", "base": "here", **one}) + "\n")
+    [row] = stability.efficiency(tmp_path)[2:]
+    assert row.startswith("| balanced | 8 | x0.50 (") and "| agrees | 25%, 50% | 25%, 50% |" in row
+
+
+def test_the_heat_maps_are_drawn_from_what_is_there(tmp_path):
+    lines = kept(*cell("CISPO", 8, 1, 0.6, 0.6, fell=[0]))
+    path = stability.heat_maps(lines, tmp_path / "maps.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert stability.heat_maps({}, tmp_path / "none.png").exists()
+
+
+def test_nothing_is_said_of_runs_that_were_not_made(tmp_path):
+    said = stability.report(tmp_path)
+    assert said[:2] == ["grid: 0 of 1008 runs", "variants: 0 of 176 runs"]
+    assert "efficiency: not made yet" in said and nan not in said

@@ -10,6 +10,7 @@ Test: pytest tests/test_docs.py
 """
 
 import re
+import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -74,6 +75,7 @@ def main():
     from sphinx.cmd.build import main as sphinx
 
     out = HERE / "_build"
+    shutil.rmtree(out, ignore_errors=True)  # pages that are not written again would keep old names in their margin
     failed = sphinx(["-W", "--keep-going", "-q", "-b", "html", "-d", str(out / ".doctrees"), str(HERE), str(out)])
     if not failed and (broken := [*broken_texts(), *broken_pages(out)]):
         failed = 1

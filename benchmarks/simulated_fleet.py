@@ -2,7 +2,8 @@
 
     python benchmarks/simulated_fleet.py                  all rows: the table, results/simulated_fleet.json, the figure
     python benchmarks/simulated_fleet.py --rows k=8 slow  only rows whose names hold one of these texts; prints them
-    python benchmarks/simulated_fleet.py --requests       requests to the mailbox by what a rank is doing
+    python benchmarks/simulated_fleet.py --requests       requests to the mailbox by what a rank is doing, and how many
+                                                          such ranks one store bears
 
 pipeline.py's own Pipeline, serve and Mailbox run here, in virtual time (plumbing/virtual.py). Only the work is
 replaced: a generator draws how many tokens a completion has and takes TOKEN seconds for a decode step of all its slots;
@@ -30,6 +31,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch.distributed as dist
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(ROOT := Path(__file__).resolve().parent.parent))
@@ -374,6 +376,18 @@ def requests(setting):
     return {place: counts[place] / seconds[place] for place in seconds if seconds[place]}
 
 
+def capacity(seconds=1.0):
+    """Requests per second that a real store answers to one client, which waits for each answer."""
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
+    began = time.perf_counter()
+    count = 0
+    while time.perf_counter() - began < seconds:
+        count += 1
+        client.add("news/count", 0)
+    return count / (time.perf_counter() - began)
+
+
 # --- The table and the figure ----------------------------------------------------------------------------------------
 
 
@@ -442,8 +456,11 @@ def main():
     args = parser.parse_args()
     if args.requests:
         small = Setting(prompts=6, generators=8, trainers=2, k=1)
+        answers = max(capacity() for _ in range(5))
+        print(f"one store: {answers:,.0f} requests per second")
         for (role, state), rate in sorted(requests(small).items()):
-            print(f"{role} {state}: {rate:.1f} requests per second")
+            bears = f"one store bears {answers / rate:,.0f} such ranks" if rate else "none"
+            print(f"{role} {state}: {rate:.1f} requests per second: {bears}")
         return
     chosen = {name: row for name, row in ROWS.items() if any(text in name for text in args.rows or [""])}
     if not chosen:

@@ -44,8 +44,8 @@ except ImportError:  # Windows
 
 
 def finished(out):
-    """The checkpoint-STEP folders of a run, oldest first; not a user's own checkpoint-best or checkpoint-100-copy."""
-    steps = {folder.name.partition("-")[2]: folder for folder in Path(out).glob("checkpoint-*")}
+    """The checkpoint-STEP folders of a run, oldest first; not a user's own checkpoint-best, or a file."""
+    steps = {folder.name.partition("-")[2]: folder for folder in Path(out).glob("checkpoint-*") if folder.is_dir()}
     return [steps[step] for step in sorted(filter(str.isdigit, steps), key=int)]
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch.distributed.device_mesh import DeviceMesh
 
 import pipeline
@@ -34,6 +35,8 @@ from plumbing import checkpoints, lifeline
 from plumbing.batches import means
 from plumbing.virtual import TICKS
 
+# What may differ between nodes: where they find files, what was asked for in other words, what their jails can do.
+OF_THE_NODE = ("model", "data", "out", "resume", "checkpoint", "notes", "asked", "protections", "fitted")
 # Signals that end a run in order: Ctrl-C, a closed terminal, Ctrl-\\, a scheduler before it kills, a used-up CPU limit.
 ENDING = ("SIGINT", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 
@@ -71,6 +74,15 @@ def backend(gpus):
     gpus  as from `uuid`, of every rank. Their numbers would not do: under Slurm each process may see one GPU, number 0.
     """
     return "cpu:gloo,cuda:nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"
+
+
+def stamp(args):
+    """{name: text} of what all ranks must have alike: flags, versions, and the code itself."""
+    flags = {name: str(value) for name, value in vars(args).items() if name not in OF_THE_NODE}
+    root = Path(__file__).resolve().parent.parent
+    files = sorted([*root.glob("*.py"), *root.glob("plumbing/*.py"), *root.glob("verify/*.py")])
+    code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    return flags | {"torch": str(torch.__version__), "transformers": transformers.__version__, "code": code}
 
 
 def end_launcher():
@@ -236,8 +248,9 @@ class Fleet:
         """Agree on where the run starts, before anything is loaded; every rank calls this.
 
         Rank 0 locks --out and picks the newest intact checkpoint, now by checksums too. All others look whether they
-        see a file that it has just made there, and say which protections their jails have.
-        Raises OSError if --out is in use, is not one folder for all nodes, or holds broken checkpoints only.
+        see a file that it has just made there, and say which protections their jails have, and with what they started.
+        Raises OSError if --out is in use, is not one folder for all nodes, or holds broken checkpoints only, or if a
+        rank was started with other flags, versions or code.
         """
         box = self.mailbox
         out = Path(args.out)
@@ -256,7 +269,7 @@ class Fleet:
             if not (out / seen).exists():
                 expected = "expected one folder that all nodes share"
                 raise OSError(f"--out {out} on {socket.gethostname()} is not the folder that rank 0 has; {expected}")
-            return box.put({f"protections/{self.rank}": args.protections})
+            return box.put({f"started/{self.rank}": (args.protections, stamp(args))})
         with self.beating():
             self.lock = checkpoints.own(out)
             args.checkpoint = self.pick(args) if args.resume else None
@@ -266,12 +279,21 @@ class Fleet:
             mark.touch()
             box.put({f"start/{rank}": (mark.name, args.checkpoint) for rank in range(1, self.world)})
             # A signal is heeded later. If a rank is lost here, the mark stays: its absence would blame the folder.
-            held = [
-                box.receive(f"protections/{rank}", "the others to start", [rank], interruptible=False)
+            started = [
+                box.receive(f"started/{rank}", "the others to start", [rank], interruptible=False)
                 for rank in range(1, self.world)
             ]
             mark.unlink()
-        args.protections = [line for line in args.protections if all(line in lines for lines in held)]  # logged
+        for rank, (lines, theirs) in enumerate(started, 1):
+            args.protections = [line for line in args.protections if line in lines]  # logged
+            self.compare(rank, theirs, stamp(args))
+
+    def compare(self, rank, theirs, ours):
+        """Raise OSError if this rank was started with other flags, versions or code than rank 0."""
+        differ = [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]
+        if differ:
+            said = ", ".join(f"{name} {theirs.get(name)} instead of {ours.get(name)}" for name in differ)
+            raise OSError(f"{self.mailbox.name(rank)} was started with {said}: expected the same on all nodes")
 
     def pick(self, args):
         """Rank 0's choice of the newest intact checkpoint; sets broken ones after it aside."""

@@ -28,9 +28,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import pipeline
 import train
-from plumbing import checkpoints
+from plumbing import checkpoints, flags
+from plumbing.flags import settings
 from plumbing.fleet import Fleet
 from plumbing.lifeline import Lifeline
+from verify import jail
+from verify.workers import judge_code
 
 SMALL = (
     "--data",
@@ -218,12 +221,16 @@ def test_weights_that_are_not_finite_are_never_written(monkeypatch):
 
 
 @pytest.mark.processes
-def test_ranks_end_by_themselves_when_rank_0_is_frozen(start):
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_ranks_end_by_themselves_when_a_trainer_is_frozen_and_say_which(start, frozen):
     run = start(3, *ENDLESS, "--trainers", "2", "--timeout", "5")
     run.reach(2)
-    os.kill(run.processes[0].pid, signal.SIGSTOP)
-    assert run.end(5 + 10, ended=[0]) == {1: 1, 2: 1}
-    assert {*run.lines("heard nothing of trainer rank 0 for 5 s"), *run.lines("trainer rank 0 made no")} == {1, 2}
+    os.kill(run.processes[frozen].pid, signal.SIGSTOP)
+    others = {0, 1, 2} - {frozen}
+    assert run.end(5 + 10, ended=[frozen]) == dict.fromkeys(others, 1)
+    silent, stuck = f"heard nothing of trainer rank {frozen} for 5 s", f"trainer rank {frozen} made no"
+    assert {*run.lines(silent), *run.lines(stuck)} == others
+    assert f"trainer rank {1 - frozen} made no" not in run.text and "Traceback" not in run.text
 
 
 @pytest.mark.processes
@@ -450,6 +457,32 @@ def test_without_room_for_a_checkpoint_the_last_one_stands_and_the_run_says_so(s
     assert f"holds a checkpoint of step {run.version}:" in run.lines("File too large")[0]
 
 
+@pytest.mark.parametrize("error", [Exception("No space left on device (os error 28)"), OSError(28, "No space left")])
+def test_a_disk_that_is_full_for_the_tokenizer_or_at_all_names_the_folder_and_what_it_was_for(tmp_path, error):
+    def full(folder):
+        (folder / "tokenizer.json").touch()
+        raise error  # the fast tokenizers' own writer raises a plain Exception
+
+    fleet = SimpleNamespace(rank=0, dtype=torch.float32)
+    tokenizer = SimpleNamespace(save_pretrained=full)
+    with pytest.raises(OSError, match=f"no checkpoint of step 7 could be written to {tmp_path}: .*No space left"):
+        checkpoints.save(tmp_path, None, None, tokenizer, {}, {"version": 7, "stepped": False}, fleet)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_row_that_does_not_fit_on_the_disk_is_named_with_its_file(tmp_path):
+    if not Path("/dev/full").exists():
+        pytest.skip("needs /dev/full")
+    (tmp_path / "log.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="a row of .*log.jsonl could not be written: .*No space left"):
+        train.append(tmp_path / "log.jsonl", {"kind": "step"})
+
+
+def test_a_users_file_named_like_a_checkpoint_is_none(tmp_path):
+    (tmp_path / "checkpoint-99").write_text("mine")
+    assert checkpoints.finished(tmp_path) == [] and not settings(["--resume", "--out", str(tmp_path)]).resume
+
+
 def test_two_runs_in_one_folder_exclude_each_other(start):
     first = start(2, *ENDLESS)
     first.reach(4)
@@ -457,6 +490,44 @@ def test_two_runs_in_one_folder_exclude_each_other(start):
     assert second.end(PATIENCE)[0] == 1
     assert f"{first.out} is in use by another run" in second.text
     assert len(first.rows("config")) == 1 and first.processes[0].is_alive()
+
+
+# --- Jails that die while a worker asks what they can do --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_a_jail_that_dies_while_it_is_tried_is_asked_again_and_never_taken_for_one_without_namespaces(
+    monkeypatch, deaths
+):
+    asked = []
+
+    def run(*_, namespaces, **__):
+        asked.append(namespaces)
+        if len(asked) <= deaths:
+            raise jail.Died("killed by signal 9")
+        yield b"free\n"
+
+    monkeypatch.setattr(jail, "run", run)
+    if deaths == 1:
+        assert jail.namespaces_work.__wrapped__() is True
+    else:  # the worker ends, and another one asks again
+        with pytest.raises(jail.Died):
+            jail.namespaces_work.__wrapped__()
+    assert asked == [True, True]
+
+
+def test_a_worker_runs_programs_as_the_run_found_at_its_start_whatever_a_new_try_would_say(monkeypatch):
+    used = []
+    monkeypatch.setattr(jail, "namespaces_work", lambda: pytest.fail("asked again"))
+    monkeypatch.setattr(jail, "run", lambda *_, namespaces, **__: used.append(namespaces) or (x for x in [b"4\n"]))
+    tests = '{"inputs": [""], "outputs": ["4\\n"]}'
+    for protections, namespaces in ((list(jail.PROTECTIONS), True), ([jail.PROTECTIONS[0]], False)):
+        args = settings([])
+        args.protections = protections
+        scorer = flags.make_scorer(args)
+        assert {worker.namespaces for worker in scorer._workers} == {namespaces}
+        assert judge_code("print(4)", tests, 5.0, namespaces) is True
+    assert used == [True, False]
 
 
 # --- What the mailbox reads ------------------------------------------------------------------------------------------

@@ -2,17 +2,24 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from test_faults import alive
 from test_pipeline import lonely
-from test_train import elsewhere, refused  # noqa: F401
+from test_train import PATIENCE, ROOT, elsewhere, refused  # noqa: F401
 
 import pipeline
 import train
-from plumbing import fleet
+from benchmarks import kills
+from plumbing import fleet, lifeline
+from plumbing.checkpoints import finished, rows
 from plumbing.flags import settings
 from plumbing.fleet import Fleet
 from plumbing.lifeline import Lifeline
@@ -108,6 +115,64 @@ def test_a_relaunch_hands_the_signals_on_but_not_sighup_under_nohup(monkeypatch,
     assert {"SIGINT", "SIGTERM", "SIGUSR1"} < {*handled} and ("SIGHUP" in handled) is not ignored
 
 
+def children(launcher):
+    """Process ids of a launcher's ranks."""
+    return [int(child) for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()]
+
+
+def listening(process):
+    """Hexadecimal addresses of the interfaces on which a process listens."""
+    links = [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{process}/net/{table}").read_text().splitlines()[1:]:
+            _, own, _, state, *_, number = line.split()[:10]
+            if state == "0A" and f"socket:[{number}]" in links:
+                yield own.split(":")[0]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1"])
+def test_a_closed_terminal_or_a_scheduler_ends_a_torchrun_in_order_and_one_node_listens_on_loopback(name, tmp_path):
+    log, console = tmp_path / "run" / "log.jsonl", tmp_path / "console.txt"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [ROOT / "train.py", "--loss", "cispo", "--data", "tiny", "--steps", "9999", "--eval-every", "9999"]
+    command += ["--out", log.parent]
+    with console.open("w") as file:
+        launcher = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+    try:
+        until = time.monotonic() + PATIENCE
+        while not (log.exists() and b'"kind": "step"' in log.read_bytes()):
+            assert time.monotonic() < until, console.read_text()
+            time.sleep(0.1)
+        ranks = children(launcher.pid)
+        assert len(ranks) == 2 and {place for rank in ranks for place in listening(rank)} == {"0100007F"}  # 127.0.0.1
+        launcher.send_signal(signal.Signals[name])
+        while any(map(alive, ranks)):
+            assert time.monotonic() < until, console.read_text()
+            time.sleep(0.1)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+    end = rows(log)[0][-1]
+    assert end["kind"] == "end" and end["reason"].startswith("interrupted"), console.read_text()
+    assert finished(log.parent)[-1].name == f"checkpoint-{end['step']}"
+
+
+@pytest.mark.parametrize(
+    "world, master, interface",
+    [("2", "nowhere.invalid", "127.0.0.1"), ("4", "127.0.0.2", "127.0.0.2"), ("4", "localhost", "::")],
+)
+def test_rank_0_listens_on_loopback_alone_else_at_its_own_address_and_everywhere_only_if_that_leads_to_loopback(
+    monkeypatch, world, master, interface
+):
+    monkeypatch.setenv("WORLD_SIZE", world)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", master)
+    with lifeline.listener(2) as server:
+        assert server.getsockname()[0] in (interface, "0.0.0.0" if interface == "::" else interface)
+
+
 # --- gloo or NCCL, threads, names ------------------------------------------------------------------------------------
 
 
@@ -141,9 +206,34 @@ def test_omp_num_threads_counts_if_the_user_and_not_torchrun_has_set_it(monkeypa
         assert fleet.threads() == expected
 
 
+def test_a_rank_with_other_flags_versions_or_code_is_named_with_them_but_paths_may_differ(monkeypatch):
+    rank = SimpleNamespace(mailbox=lonely(0))
+    one = fleet.stamp(settings(["--out", "here"]))
+    Fleet.compare(rank, 1, one, fleet.stamp(settings(["--out", "/there"])))
+    other = fleet.stamp(settings(["--temperature", "0.5"]))
+    with pytest.raises(OSError, match="generator rank 1 was started with temperature 0.5 instead of 1.0: expected"):
+        Fleet.compare(rank, 1, other, one)
+    with pytest.raises(OSError, match="with code .* torch 1.0 instead of "):
+        Fleet.compare(rank, 1, one | {"torch": "1.0", "code": "other"}, one)
+
+
 def test_with_several_nodes_a_rank_is_named_with_its_host():
     box = lonely(1)
     box.hosts = ["nodea", "nodea"]
     assert box.name(1) == "generator rank 1"
     box.hosts = ["nodea", "nodeb"]
     assert box.name(1) == "generator rank 1 on nodeb"
+
+
+# --- benchmarks/kills.py ---------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_kills_counts_repeated_steps_lost_and_doubled_tickets_and_batches_that_differ():
+    alone = [{"step": 1, "prompts": [1, 2]}, {"step": 2, "prompts": [3, 4]}]
+    found = [{"role": "0", "processes left": 0, "seconds": 3.0}, {"role": "1", "processes left": 1}]
+    again = [alone[0], alone[0], alone[1]]
+    result = kills.table(alone, again, found)
+    assert (result["kills"], result["steps repeated"], result["processes left"]) == (2, 1, 1)
+    assert result["tickets lost or doubled"] == result["batches that differ"] == 0
+    spoilt = kills.table(alone, [alone[0], {"step": 2, "prompts": [3, 3]}], found)  # 3 twice, 4 never
+    assert (spoilt["tickets lost or doubled"], spoilt["batches that differ"]) == (2, 1)

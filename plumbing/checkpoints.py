@@ -50,12 +50,16 @@ def finished(out):
 
 
 def own(out):
-    """Open the log of a run and lock it until it is closed. Raises OSError if another process holds it.
+    """Open the log of a run and lock it until it is closed. Raises OSError if another process holds it, or if it cannot.
 
     Where the system has no such locks (Windows), it is not locked.
     """
-    Path(out).mkdir(parents=True, exist_ok=True)
-    log = (Path(out) / "log.jsonl").open("ab")
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        log = (Path(out) / "log.jsonl").open("ab")
+    except OSError as error:
+        cause = "a file or a broken link of that name, or a folder that may not be written"
+        raise OSError(error.errno, f"--out {out} cannot hold a run: {error}; likely cause: {cause}") from error
     if fcntl is None:
         return log
     try:

@@ -478,6 +478,14 @@ def test_a_row_that_does_not_fit_on_the_disk_is_named_with_its_file(tmp_path):
         train.append(tmp_path / "log.jsonl", {"kind": "step"})
 
 
+def test_an_out_that_is_a_file_or_a_broken_link_says_what_it_is_for(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "else")
+    (tmp_path / "file").touch()
+    for name in ("link", "file"):
+        with pytest.raises(OSError, match=f"--out .*{name} cannot hold a run: .*likely cause: a file or a broken link"):
+            checkpoints.own(tmp_path / name)
+
+
 def test_a_users_file_named_like_a_checkpoint_is_none(tmp_path):
     (tmp_path / "checkpoint-99").write_text("mine")
     assert checkpoints.finished(tmp_path) == [] and not settings(["--resume", "--out", str(tmp_path)]).resume

@@ -50,7 +50,7 @@ def finished(out):
 
 
 def own(out):
-    """Open the log of a run and lock it until it is closed. Raises OSError if another process holds it, or if it cannot.
+    """Open the log of a run and lock it until it is closed. Raises OSError if it is held or cannot be opened.
 
     Where the system has no such locks (Windows), it is not locked.
     """

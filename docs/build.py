@@ -67,7 +67,8 @@ def broken_texts(root=ROOT):
             if not ELSEWHERE.match(link) and (not target.exists() or place and place not in map(heading, headings)):
                 yield f"{path.relative_to(root)}: {link}"
         for name in re.findall(rf"(?<![\w/.~-])((?:{KEPT})/[\w./*-]*\w|\w+\.md)", text):
-            if not list(root.glob(name)) and not list(path.parent.glob(name)):
+            built = "_build" in name  # only there once the pages are built
+            if not built and not list(root.glob(name)) and not list(path.parent.glob(name)):
                 yield f"{path.relative_to(root)}: {name}"
 
 

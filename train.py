@@ -160,7 +160,10 @@ class Trainer:
         )
         if state:
             checkpoints.load_state(folder, self.policy, self.optimizer, fleet.writers, stepped=state["stepped"])
-            self.curriculum.load_state_dict(state["curriculum"])
+            try:
+                self.curriculum.load_state_dict(state["curriculum"])
+            except ValueError as error:
+                raise OSError(f"--resume from {folder}: {error}") from error
 
     def count_lost(self, state):
         """Keep in the totals what a crash cost since the checkpoint with these counters; returns its device-hours."""

@@ -486,6 +486,16 @@ def test_an_out_that_is_a_file_or_a_broken_link_says_what_it_is_for(tmp_path):
             checkpoints.own(tmp_path / name)
 
 
+def test_resuming_with_other_prompts_ends_in_one_line_on_all_ranks(monkeypatch):
+    monkeypatch.setattr(checkpoints, "load_policy", lambda *_, **__: torch.nn.Linear(1, 1))
+    monkeypatch.setattr(checkpoints, "load_state", lambda *_, **__: None)
+    fleet = SimpleNamespace(dtype=torch.float32, writers=None)
+    trainer = SimpleNamespace(args=settings([]), fleet=fleet, prepare=None)
+    prompts = SimpleNamespace(train=[prompt(0)], weights={"": 1.0})
+    with pytest.raises(OSError, match="--resume from .*: expected the state of these prompts"):  # lead prints OSErrors
+        train.Trainer.load(trainer, BASE, {"stepped": False, "curriculum": {"data": "other"}}, prompts)
+
+
 def test_a_users_file_named_like_a_checkpoint_is_none(tmp_path):
     (tmp_path / "checkpoint-99").write_text("mine")
     assert checkpoints.finished(tmp_path) == [] and not settings(["--resume", "--out", str(tmp_path)]).resume

@@ -17,18 +17,26 @@ Rows, all from the points before the cut, and clipped to [0, 1]:
   persistence     the mean of the last m points +- 1.645 s sqrt(1/m + 1/k), s from successive differences; m is the
                   larger of 5 and a tenth of the points, but at most a third of them
   line in log C   least squares from 10 % of the cut's compute on, and its prediction interval
+--sources does so with the 79 curves of tests/data/forecasts/more and with the logs of results/ (compute in tokens), by
+source, and in two halves of the sources: HALF, on which constants are chosen, and the rest.
+--compare counts how often `forecast.compare` can tell apart two runs: seeds of one recipe (it should not), and runs of
+two recipes of a source whose A and ends differ by 0.05 or more in the mean, no end of one within those of the other. In
+results/study/ the recipes are too near for that, but for runs that fall.
 Stop rule: with C the last fitted compute, "stop" is right if the mean pass rate over (1.8 C, 2 C] is above that over
 (0.8 C, C] by less than the gain, else "go on" is. Judged at cuts up to 50 % if both stretches have points.
 
 Run:  python benchmarks/forecasts.py      (ten seconds on one core)
+      python benchmarks/forecasts.py --sources; python benchmarks/forecasts.py --compare    (half a minute each)
       git show f4ae21b:fit.py > /tmp/fit.py && python benchmarks/forecasts.py --fit /tmp/fit.py     (row "before")
 """
 
 import argparse
 import csv
 import importlib.util
+import re
 import sys
-from collections import Counter, namedtuple
+from collections import Counter, defaultdict, namedtuple
+from itertools import combinations, product
 from pathlib import Path
 
 import numpy as np
@@ -38,9 +46,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import fit  # noqa: E402  (the modules lie one folder up, whatever the working folder is)
 import forecast  # noqa: E402
+from plumbing import logs  # noqa: E402
 
 CUTS = (0.3, 0.5, 0.7)
 GAIN = 0.02
+HALF = {"rl-zoo success rate", "verifier-as-reward", "text2sql-grpo", "AxiomForgeAI", "OpenEnv-Guardrails", "our study"}
 
 
 class Case(namedtuple("Case", "run cut last stop")):
@@ -157,8 +167,8 @@ def scores(bands, measured):
     return inside.mean(), np.median(high - low), np.mean(score), abs(value - measured).mean()
 
 
-def by_warning(laws, inside):
-    """{warning: (hits, misses)}, with "none" for forecasts without one."""
+def by_note(laws, inside):
+    """{note: (hits, misses)}, with "none" for forecasts without one."""
     count = Counter()
     for law, hit in zip(laws, inside):
         count.update((name, bool(hit)) for name in {text.split(":")[0] for text in law.notes} or {"none"})
@@ -178,6 +188,106 @@ def stops(pairs):
     return verdicts
 
 
+# ---- More sources, and comparisons ----
+
+
+def more():
+    """Yield (source, Run) of tests/data/forecasts/more: its README.md has the source and the range of each file."""
+    folder = ROOT / "tests" / "data" / "forecasts" / "more"
+    for row in (folder / "README.md").read_text().splitlines():
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        if cells[0].endswith(".csv"):
+            low, high = map(float, cells[4].split(":"))
+            C, R = np.genfromtxt(folder / cells[0], delimiter=",", skip_header=1).T
+            full = np.isfinite(C + R)
+            order = np.argsort(C[full], kind="stable")
+            R = (R[full][order] - low) / (high - low)
+            yield cells[1], fit.Run(C[full][order], R, name=cells[0].removesuffix(".csv"))
+
+
+def kept():
+    """Yield (source, Run) of our logs, compute in tokens, without the count of completions."""
+    results = ROOT / "results"
+    for folder, names in (("", "*_seed*.jsonl"), ("before", "*.jsonl"), ("study", "*.jsonl")):
+        for path in sorted((results / folder).glob(names)):
+            run = logs.read_run(path, "tokens")._replace(notes=(), completions=None)
+            if len(run.compute) >= 10:
+                yield "our study" if folder == "study" else "our other logs", run
+
+
+def races():
+    """Yield (source, Run) of results/trl_race_*.csv, compute in seconds."""
+    for path in sorted((ROOT / "results").glob("trl_race_*.csv")):
+        yield "our race with TRL", logs.read_run(path, "seconds")
+
+
+def by_source():
+    """Print the scores and the verdicts of the stop rule by source."""
+    rows = defaultdict(list)
+    for source, run in [*more(), *kept()]:
+        for case in cases(run):
+            law = forecast.forecast_run(case.part())
+            found = (ours(case, law), case.end()[1], stops([(case, law)]))
+            halves = "half 1" if source in HALF else "half 2"
+            everything = "all of ours" if source.startswith("our ") else "all of others"
+            for name in (source, f"{everything}, {halves}", everything):
+                rows[name].append(found)
+    print(f"{'source':28}forecasts inside width score error | stop rule: stop, right; go on, right")
+    for name in sorted(rows, key=lambda name: (name.startswith("all"), name)):
+        bands, measured, said = zip(*rows[name])
+        inside, width, score, error = scores(np.clip(bands, 0, 1), np.array(measured))
+        pairs = [pair for one in said for pair in one]
+        counts = [[answer == word for what, answer in pairs if what == word] for word in ("stop", "go on")]
+        verdicts = "; ".join(f"{len(right)}, {sum(right)}" for right in counts)
+        print(f"{name:28}{len(bands):6}   {inside:.3f}  {width:.3f} {score:.3f} {error:.4f} | {verdicts}")
+
+
+def recipes():
+    """{(source, recipe): [Forecast of each seed]} of those with two seeds or more."""
+    found = defaultdict(list)
+    for source, run in [*more(), *kept(), *races()]:
+        seed = re.fullmatch(r"(.*?)(?:_seed|_s|-)(\d+)", run.name)
+        if seed and not run.name.startswith("charbull"):
+            found[source, seed[1]].append(forecast.forecast_run(run._replace(start="10%")))
+    return {key: laws for key, laws in found.items() if len(laws) > 1}
+
+
+def apart(one, other):
+    """Do two recipes differ: A and ends by 0.05 in the mean, and no end of one among those of the other?"""
+    ends = [[law.run.reward[-max(5, len(law.run.reward) // 10) :].mean() for law in side] for side in (one, other)]
+    A = [np.mean([law.A for law in side]) for side in (one, other)]
+    clear = min(ends[0]) > max(ends[1]) or min(ends[1]) > max(ends[0])
+    return clear and min(abs(A[0] - A[1]), abs(np.mean(ends[0]) - np.mean(ends[1]))) >= 0.05
+
+
+def told(one, other):
+    """Can the data tell the sides, lists of Forecasts, apart?"""
+    return "and the data can tell" in forecast.compare([one, other])[1]
+
+
+def comparisons():
+    """Print how often two seeds of one recipe, and two recipes that differ, are told apart."""
+    laws = recipes()
+    counts = defaultdict(lambda: [0, 0, 0, 0])
+    for (source, _), seeds in laws.items():
+        for one, other in combinations(seeds, 2):
+            counts[source][0] += told([one], [other])
+            counts[source][1] += 1
+        for four in combinations(seeds, 4):
+            for two in ((0, 1), (0, 2), (0, 3)):
+                counts[source][2] += told([four[i] for i in two], [four[i] for i in {0, 1, 2, 3} - {*two}])
+                counts[source][3] += 1
+    print("seeds of one recipe told apart, of pairs; two against two, of divisions")
+    for source, (single, pairs, double, divisions) in counts.items():
+        print(f"  {source:24}{single:3} of {pairs:3} ({single / pairs:.0%}); {double} of {divisions}")
+    print("recipes that differ: runs told apart, of pairs; all against all")
+    for (source, one), (same, other) in combinations(laws, 2):
+        sides = laws[source, one], laws[same, other]
+        if source == same and source != "our study" and apart(*sides):
+            hits = [told([x], [y]) for x, y in product(*sides)]
+            print(f"  {one} and {other}: {sum(hits)} of {len(hits)}; {'told' if told(*sides) else 'not told'}")
+
+
 def other(path):
     """The module that another version of fit.py is."""
     spec = importlib.util.spec_from_file_location("fit", path)
@@ -187,10 +297,17 @@ def other(path):
 
 
 def main():
-    """Print the table of forecasts, how often those with each warning hold, and how often the stop rule is right."""
+    """Print the table of forecasts, how often those with each note hold, and how often the stop rule is right."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--fit", metavar="FILE", help="another version of fit.py; only its bands are measured")
-    if path := parser.parse_args().fit:
+    parser.add_argument("--sources", action="store_true", help="the table by source")
+    parser.add_argument("--compare", action="store_true", help="the table of comparisons")
+    args = parser.parse_args()
+    if args.sources:
+        return by_source()
+    if args.compare:
+        return comparisons()
+    if path := args.fit:
         global fit, forecast
         fit = forecast = other(path)  # before forecast.py, all was in fit.py
         forecast.forecast_run = fit.fit_run
@@ -209,8 +326,8 @@ def main():
             inside = (bands[:, 0] <= measured) & (measured <= bands[:, 2])
     if path:
         return
-    print("warnings of ours: forecasts inside, outside")
-    for name, (hits, misses) in by_warning([law for _, law in pairs], inside).items():
+    print("notes of ours: forecasts inside, outside")
+    for name, (hits, misses) in by_note([law for _, law in pairs], inside).items():
         print(f"  {name:32}{hits:3}{misses:3}")
     verdicts = stops(pairs)
     print(f"stop rule, gain {GAIN}, {len(verdicts)} times: ", end="")

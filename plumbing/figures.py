@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import EngFormatter, LogLocator
 
 import fit
 import forecast
@@ -22,7 +22,7 @@ TABLE_1 = {  # A, B, C_mid (GPU-hours)
 A_7 = {(1500, 50000): (1.70, 0.645), (0, 100000): (1.56, 0.655), (0, 50000): (1.7, 0.645), (5000, 50000): (1.67, 0.645)}
 CUT_OFFS = {"start": (2, 5, 10, 20, 30, 40), "stop": (30, 40, 50, 60, 70, 80, 90, 100)}  # % of compute, as in A.7
 RATE, HOURS = "pass rate R", "compute C (GPU-hours)"
-BAND = "90 % band of the curve: noise, and how well Eq. 1 holds"
+BAND = "90 % band of the curve"
 # Okabe and Ito's colours, which colour-blind readers can tell apart; grey replaces their yellow, too faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
 MARKERS = "os^DvPX"  # seven, so that with eight colours no two of 56 curves look alike
@@ -58,7 +58,9 @@ def draw(ax, title, xlabel, ylabel, curves):
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.set_title(title, fontsize=10)
     subs = (1, 3) if np.divide(*ax.get_xlim()) > 1e-3 else (1,)  # over three decades, labels at 3 have no room
-    ax.xaxis.set(major_locator=LogLocator(subs=subs), major_formatter="{x:,g}", minor_formatter="")
+    large = ax.get_xlim()[1] >= 1e4
+    ticks = EngFormatter() if large else lambda x, _: f"{x:.15g}"  # 300 k and 1 M, or 0.03 and 300: one style an axis
+    ax.xaxis.set(major_locator=LogLocator(subs=subs), major_formatter=ticks, minor_formatter="")
     ax.grid(alpha=0.25)
     size = 8 if len(curves) < 8 else 6.5
     ax.legend(fontsize=size, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1 + (len(curves) > 4))
@@ -89,7 +91,7 @@ def scaling(law, end, mean_of=np.inf):
     curves beyond them, and the 90 % band of `mean_of` evaluations (inf: of the curve)."""
     points = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])[:2]
     label = f"{law.run.name}: A = {law.A:.3f}, B = {law.B:.2f}"
-    span = *law.span, end
+    span = (*law.span, end)
     if not isinstance(law, forecast.Forecast):
         return Curve(label, law.predict, span, points)
     within = law.median if law.falls else law.predict
@@ -100,6 +102,20 @@ def scaling(law, end, mean_of=np.inf):
         return np.where(C <= law.span[1], within(C), law.median(C))
 
     return Curve(label, value, span, points, lambda C: law.band(C, mean_of))
+
+
+def met(half, whole):
+    """A panel: the run, what its first half forecast (the Forecast `half`), the end it met, and A of the whole run."""
+    last = whole.run.compute[-1]
+    early = scaling(half, last, 1)._replace(label=f"{whole.run.name}: fit of the first half, and its forecast")
+    curves = [early]
+    if "A" not in forecast.known(whole):
+        low, high = whole.bands["A"]
+        label = f"A = {whole.A:.3f} ({low:.3f} to {high:.3f}), fitted to the whole run"
+        flat = [lambda C, value=value: np.full(np.shape(C), value) for value in (whole.A, low, high)]
+        curves.append(Curve(label, flat[0], (half.span[0], last, last), band=lambda C: (flat[1](C), flat[2](C))))
+    title = "Forecast from the first half of a run, and the end it met (hollow)\n90 % bands: of one evaluation; of A"
+    return title, f"compute C ({called(whole.run.unit)})", RATE, curves
 
 
 def power_law(law, end):
@@ -146,7 +162,7 @@ def error_panels(tables, run):
         ]
         title = f"{run.name}: {name} by fit range\n90 % band{' (cut at 10)' * (name == 'B')}: noise, if Eq. 1 holds"
         panels.append((title, "cut-off (% of the compute)", name, series))
-    return [(*labels, [through(*one) for one in series if one[1]]) for *labels, series in panels]
+    return [(*labels, [through(*one) for one in series if len(one[1]) > 1]) for *labels, series in panels]
 
 
 # ---- The paper's figures, from what it publishes ----

@@ -89,6 +89,19 @@ def row_of(law):
     return {"run": law.run.name, "A": law.A, "B": law.B} | ends
 
 
+def _panels(laws, halves, until, axis):
+    """The first panels of the figure: for one run without `until` its first half's forecast and the end it met; for
+    several, or with `until`, all points with the forecasts ahead, and beside it the first halves' forecasts."""
+    if len(laws) == 1 and halves[0] and not until:
+        return [figures.met(halves[0][0], laws[0])]
+    most = max(law.run.compute[-1] for law in laws)
+    curves = [figures.scaling(law, until or 2 * most) for law in laws]
+    early = [figures.scaling(law, most, 1) for law in sum(halves, [])]
+    title = "Forecasts from the first half, and the end they met (hollow)\n90 % band of one evaluation"
+    whole = (f"All points, and the forecast (hollow: not fitted)\n{figures.BAND}", axis, figures.RATE, curves)
+    return [whole, (title, axis, figures.RATE, early)]
+
+
 def analyse(laws, flags=(), until=None, path=None, gain=0.02, against=0):
     """Sum up the fits, do what the flags ask for, and draw it all to `path` if given.
 
@@ -105,12 +118,8 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02, against=0):
     found: dict = {
         "runs": [summary(law, next(map(forecast.hindcast, half), None), until) for law, half in zip(laws, halves)]
     }
-    curves = [figures.scaling(law, until or 10 * most) for law in laws]
-    early = [figures.scaling(law, most, 1) for law in sum(halves, [])]
-    panels = [(f"Eq. 1 (hollow points: not fitted)\n{figures.BAND}", axis, figures.RATE, curves)]
+    panels = _panels(laws, halves, until, axis)
     tables = {}
-    title = "the same from the first half alone\n90 % band of one evaluation: its own noise too"
-    panels.append((title, axis, figures.RATE, early))
     if "power_law" in flags:
         rows = [{"run": run.name} | fit.fit_power_law(*run[:4])._asdict() for run in runs]
         tables["power laws (A.4)"] = found["power_law"] = rows

@@ -430,7 +430,9 @@ def _run(table, name, part, compute, reward, scale, cumulative, completions):
     tasks = tuple(sorted(name for name in table.columns if name.startswith("tasks.")))
     unit = f"virtual {compute}" if compute == "gpu_hours" and "flags.virtual" in table.columns else compute
     count = _completions(table, completions, R, rows)
-    name += f" {reward}" * (reward in tasks)
+    if reward in tasks:  # our logs count the completions of all tasks
+        name += f" {reward}"
+        count = count and count / len(tasks)
     return fit.Run(C, R, name=name, unit=unit, epoch=epoch, tasks=tasks, notes=tuple(notes), completions=count)
 
 

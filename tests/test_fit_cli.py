@@ -208,8 +208,33 @@ def test_command_draws_a_curve_for_each_task_of_one_run(tmp_path, capsys, monkey
     for flags, tasks in (([], ["", " tasks.code", " tasks.math"]), (["--reward", "tasks.math"], [" tasks.math"])):
         fit_cli.main([log, "-o", "a.png", *flags])
         curves = drawn["a.png"][0][-1]
-        assert [curve.label.split(":")[0] for curve in curves] == [tmp_path.name + task for task in tasks]
+        shown = [curve.label.split(":")[0] for curve in curves if not curve.label.startswith("A = ")]
+        assert shown == [tmp_path.name + task for task in tasks]
         assert sum(line.startswith(tmp_path.name) for line in capsys.readouterr().out.splitlines()) == len(tasks)
+
+
+def test_the_figure_of_one_run_is_one_panel_its_first_half_the_end_it_met_and_A():
+    run = run_of(noise=0.005)
+    whole, half = forecast.forecast_run(run), forecast.forecast_run(run._replace(stop="50%"))
+    (panel,) = fit_cli._panels([whole], [[half]], None, "")
+    early, ceiling = panel[-1]
+    assert early.span == (5, 75, 150) and early.band(150.0) == half.band(150.0, 1)
+    assert len(early.points[0]) == 30  # all that were measured, C = 0 but
+    assert (ceiling.law(9.0), *ceiling.band(9.0)) == (whole.A, *whole.bands["A"]) and ceiling.span == (5, 150, 150)
+    # Where the points fall there is neither a ceiling nor a sigmoid: the curve is the median of the draws.
+    run.reward[-8:] -= np.linspace(0.01, 0.15, 8)
+    fallen = forecast.forecast_run(run)
+    assert len(figures.met(half, fallen)[-1]) == 1
+    assert figures.scaling(fallen, 150.0).law(150.0) == fallen.median(150.0) != fallen.predict(150.0)
+
+
+def test_an_axis_has_one_style_of_ticks():
+    for end, expected in ((3e6, {"300 k", "1 M", "3 M"}), (3.0, {"0.3", "1", "3"})):
+        ax = Figure().add_subplot(xscale="log")
+        curve = figures.Curve("a", lambda C: 0 * C, (end / 20, end, end))
+        figures.draw(ax, "", "", "", [curve])
+        ax.figure.draw_without_rendering()
+        assert expected <= {text.get_text() for text in ax.get_xticklabels()}
 
 
 def test_what_is_drawn_is_what_was_measured_and_fitted():

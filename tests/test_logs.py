@@ -324,3 +324,124 @@ def test_all_columns_that_look_like_rewards_are_named(tmp_path):
     path.write_text(",".join(["step", *(f"x{n}" for n in range(20)), "val/acc"]) + "\n" + ",".join(["1"] * 22) + "\n")
     with pytest.raises(fit.BadInput, match="there is .*x10, val/acc$"):
         logs.read_run(path)
+
+
+# ---- Several runs in a file, epochs, counts ----
+
+AGAIN = [(c, r / 2) for c, r in ROWS]
+
+
+@pytest.mark.parametrize("compute", [None, "step"])
+def test_a_file_in_which_the_step_falls_back_to_the_start_holds_two_runs(tmp_path, compute, capsys):
+    path = write(tmp_path / "a.csv", delimited(",", rows=ROWS + AGAIN))
+    one, other = logs.read_runs(path, compute, "acc")
+    assert (list(one.reward), list(other.reward)) == (R, [r / 2 for r in R]) and list(one.compute) == C
+    assert (one.name, other.name) == ("a (1 of 2)", "a (2 of 2)") and one.notes == ()
+    fit_cli.main([str(path), "--reward", "acc", "--fit-from", "0"])
+    out = capsys.readouterr().out
+    assert "a (1 of 2): 7 points" in out and "a (2 of 2): 7 points" in out
+
+
+def test_a_file_of_two_runs_can_be_compared(tmp_path, capsys):
+    path = write(tmp_path / "a.csv", delimited(",", rows=ROWS + AGAIN))
+    fit_cli.main([str(path), "--reward", "acc", "--compare", "--fit-from", "0"])
+    assert "a (1 of 2) scales better than a (2 of 2)" in capsys.readouterr().out
+
+
+def test_compute_that_is_no_step_may_fall_back_too(tmp_path):
+    path = write(tmp_path / "a.csv", delimited(",", ("hours", "acc"), ROWS + AGAIN))
+    assert [list(run.compute) for run in logs.read_runs(path, "hours", "acc")] == [C, C]
+
+
+def test_a_resumed_run_is_one_run(tmp_path):
+    # It went on from step 3, which is not where it began.
+    path = write(tmp_path / "a.csv", delimited(",", rows=ROWS + ROWS[3:]))
+    (run,) = logs.read_runs(path, None, "acc")
+    assert list(run.compute) == C
+
+
+@pytest.mark.parametrize(("name", "values"), [("seed", (0, 1)), ("algo", ("x", "y")), ("who", ("ada", "bob"))])
+def test_a_column_that_separates_runs_is_found(tmp_path, name, values):
+    rows = [(*row, value) for pair in zip(ROWS, AGAIN) for row, value in zip(pair, values)]  # one beside the other
+    path = write(tmp_path / "a.csv", delimited(",", ("step", "acc", name), rows))
+    one, other = logs.read_runs(path, None, "acc")
+    assert (one.name, other.name) == tuple(f"a {name} {value}" for value in values)
+    assert (list(one.reward), list(other.reward)) == (R, [r / 2 for r in R])
+
+
+def test_epochs_that_trl_rounds_become_rows(tmp_path):
+    # 361 rows in 0.04 epochs, printed with two decimals: five values.
+    rates = np.linspace(0.2, 0.7, 361)
+    text = "".join(f"{{'reward': '{r:.4f}', 'epoch': '{n / 9000:.2f}'}}\n" for n, r in enumerate(rates))
+    path = write(tmp_path / "trl.log", text)
+    run = logs.read_run(path)
+    assert run.unit == "row" and list(run.compute) == list(range(1, 362))
+    assert run.notes == ("rows share a rounded epoch: their numbers count as compute (--x epoch for the epoch)",)
+    assert logs.read_run(path, "epoch").unit == "epoch"
+    twice = logs.read_runs(write(tmp_path / "twice.log", text * 2))
+    assert [list(run.compute) for run in twice] == [list(range(1, 362))] * 2
+
+
+def test_a_count_of_completions_is_read_if_the_rewards_are_such_counts(tmp_path):
+    rows = [(c, round(12 * r) / 12, 12) for c, r in ROWS]
+    for name, reads in (("completions", 12), ("num_samples", 12), ("loss", None)):
+        path = write(tmp_path / "a.csv", delimited(",", ("step", "acc", name), rows))
+        assert logs.read_run(path, None, "acc").completions == reads
+    path = write(tmp_path / "a.csv", delimited(",", ("step", "acc", "n"), [(c, r, 7) for c, r in ROWS]))
+    assert logs.read_run(path, None, "acc").completions is None  # 0.26 * 7 is no count
+    for asked, reads in ((12, 12), ("20", 20), ("n", 7)):
+        assert logs.read_run(path, None, "acc", completions=asked).completions == reads
+    for asked in ("0", "-3", "m", "nan"):
+        with pytest.raises(fit.BadInput, match="--completions"):
+            logs.read_run(path, None, "acc", completions=asked)
+
+
+def test_seven_evaluations_without_a_success_say_nothing_of_A(tmp_path, capsys):
+    path = write(tmp_path / "a.csv", delimited(",", ("step", "acc", "completions"), [(c, 0, 12) for c in range(7)]))
+    fit_cli.main([str(path), "--reward", "acc", "--fit-from", "0"])
+    out = capsys.readouterr().out
+    assert "no gain yet: nothing to fit" in out and "1e-06" not in out
+    assert float(out.split("R at 12 step")[1].split()[2]) > 0.03  # the band: binomial noise of 12 completions
+
+
+# ---- Logs as crashes, pipes and editors leave them ----
+
+
+def mangled(text, random):
+    """The text of a log after one or two accidents."""
+    lines = text.splitlines(keepends=True)
+
+    def anywhere():
+        return random.randrange(len(lines) + 1)
+
+    accidents = [
+        lambda: lines.insert(
+            anywhere(), random.choice(["\n", "NCCL \0 INFO\n", "[rank0]: W0101 x\n", "# note\n", "{\n"])
+        ),
+        lambda: lines.extend(lines[: anywhere()]),  # started anew into the same file
+        lambda: lines.pop(random.randrange(len(lines))) if lines else None,
+        lambda: lines.insert(anywhere(), random.choice(lines)) if lines else None,
+        lambda: lines.__setitem__(slice(-1, None), [line[: len(line) // 2] for line in lines[-1:]]),  # a full disk
+        lambda: lines.sort(key=lambda _: random.random()),
+        lambda: lines.__setitem__(
+            slice(None), [line.replace("0.5", random.choice(["nan", "", "1e999", "-1"])) for line in lines]
+        ),
+        lambda: lines.__setitem__(slice(None), [line.replace("\n", "\r\n") for line in lines]),
+    ]
+    for accident in random.choices(accidents, k=random.randint(1, 2)):
+        accident()
+    return "".join(lines)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_mangled_log_gives_runs_or_one_line(tmp_path, name):
+    text, reward = FORMATS[name]
+    for seed in range(40):
+        path = write(tmp_path / name, mangled(text, random.Random(seed)))
+        try:
+            runs = logs.read_runs(path, None, reward)
+        except fit.BadInput as error:
+            assert str(error).isprintable()
+            continue
+        for run in runs:
+            assert len(run.compute) and np.isfinite(run.compute).all() and (np.diff(run.compute) >= 0).all()

@@ -188,16 +188,16 @@ def findings(folder):
     groups = cells(kept, "loss", "k", "rate")
     changed = cells(grid.kept(folder, "variants"), "variant", "rate")
     table = ["| finding | difference of the ends (90 % interval) | verdict | runs that fall |", "|---" * 4 + "|"]
+    waiting = 0
     for rate in grid.RATES:
-        steady = spread(
-            [runs for (_, _, other), runs in groups.items() if other == rate]
-            + [runs for (_, other), runs in changed.items() if other == rate]
-        )
+        steady = spread(runs for where in (groups, changed) for cell, runs in where.items() if cell[-1] == rate)
         at = partial(lambda loss, k, rate: groups.get((loss, k, rate)), rate=rate)
         for says, one, other, direction in asked(at, partial(lambda name, rate: changed.get((name, rate)), rate=rate)):
-            if rate in grid.RATES[:2] or other is not None and "GSPO's paper" not in says and one is not None:
+            if one and other:
                 table.append(compared(f"lr x{rate}: {says}", one, other, direction, steady))
-    return table
+            else:
+                waiting += 1
+    return [*table, "", f"{waiting} of these findings have no runs on both sides; variants have none at lr x4."]
 
 
 def asked(loss_at, variant):
@@ -229,7 +229,7 @@ def robustness(folder, resamplings=10_000):
             for loss, names in CLIPS.items()
         }
         if not all(all(own) for own in values.values()):
-            lines.append(f"lr x{rate}: A.17, CISPO is the more robust to its clip than DAPO: not made yet")
+            lines.append(f"- lr x{rate}: A.17, CISPO is the more robust to its clip than DAPO: not made yet")
             continue
         samples = {loss: [[run.end for run in runs.values()] for runs in own] for loss, own in values.items()}
         drawn = range_of(samples["DAPO"], resamplings) - range_of(samples["CISPO"], resamplings)
@@ -237,7 +237,7 @@ def robustness(folder, resamplings=10_000):
         word = "agrees" if low > 0 else "disagrees" if high < 0 else "undecided"
         ranges = ", ".join(f"{loss} {np.ptp([mean(one) for one in own]):.3f}" for loss, own in samples.items())
         lines.append(
-            f"lr x{rate}: A.17, CISPO is the more robust to its clip than DAPO: {word}; ranges {ranges}; "
+            f"- lr x{rate}: A.17, CISPO is the more robust to its clip than DAPO: {word}; ranges {ranges}; "
             f"difference {low:+.3f} to {high:+.3f}"
         )
     return lines
@@ -300,14 +300,14 @@ def announced(lines):
     }
     chosen, aside = ([run for _, run in runs[seeds]] for seeds in (CHOSEN_ON, KEPT_ASIDE))
     counts = [(sum(run.fell is not None for run in own), len(own)) for own in (chosen, aside)]
-    lines = ["falls: {} of {} runs of seeds 0 to 3, {} of {} of seeds 4 to 7".format(*sum(counts, ()))]
+    lines = ["Falls: {} of {} runs of seeds 0 to 3, {} of {} of seeds 4 to 7.".format(*sum(counts, ()))]
     if not 0 < counts[0][0] < counts[0][1] or not 0 < counts[1][0] < counts[1][1]:
-        return [*lines, "too few to say what announces a fall"]
+        return [*lines, "Too few to say what announces a fall."]
     for name in SIGNALS:
         level = threshold(chosen, name)
         hits, false = rates_of(aside, partial(alarmed, name=name, threshold=level))
         word = "announces falls" if hits >= HITS and false <= FALSE_ALARMS else "does not announce falls"
-        lines.append(f"{name} beyond {abs(level):.3g}: hits {hits:.0%}, false alarms {false:.0%}: {word}")
+        lines.append(f"- {name} beyond {abs(level):.3g}: hits {hits:.0%}, false alarms {false:.0%}: {word}")
     often = defaultdict(list)
     for cell, run in runs[CHOSEN_ON]:
         often[cell].append(run.fell is not None)
@@ -317,7 +317,7 @@ def announced(lines):
     hits, false = rates_of(aside, lambda run: known[id(run)])
     return [
         *lines,
-        f"the cell alone (half or more of its seeds 0 to 3 fall): hits {hits:.0%}, false alarms {false:.0%}",
+        f"- the cell alone (half or more of its seeds 0 to 3 fall): hits {hits:.0%}, false alarms {false:.0%}",
     ]
 
 
@@ -346,7 +346,7 @@ def ceilings(folder):
     """Lines of Markdown: A of each loss after 400 steps against DAPO's."""
     groups = groups_of(grid.kept(folder, "ceilings"), "tokens", "loss")
     if ("DAPO",) not in groups:
-        return ["ceilings (400 steps): not made yet"]
+        return ["Not made yet."]
     s = rule.spread(groups, "A")
     table = ["| loss | A, mean | A minus DAPO's (90 % interval) | runs that fall |", "|---" * 4 + "|"]
     for (loss,), runs in groups.items():
@@ -363,7 +363,7 @@ def efficiency(folder):
     lines = grid.kept(folder, "efficiency")
     groups = groups_of(lines, "gpu_hours", "setup", "k", "costs")
     if not groups:
-        return ["efficiency: not made yet"]
+        return ["Not made yet."]
     s = rule.spread(groups, "E")
     table = [
         "| slower side | k | device-hours of PipelineRL, of PPO-off-policy's (90 %) | verdict | idle: generators, "
@@ -449,7 +449,7 @@ def report(folder):
     """All lines: what the runs that are there say, and which are missing."""
     lines = grid.kept(folder, "grid")
     return [
-        *(f"{plan}: {len(grid.kept(folder, plan))} of {len(runs())} runs" for plan, runs in grid.PLANS.items()),
+        *section("The task `tiny`: runs made", counts(folder)),
         *section("How far", how_far(lines)),
         *section("Findings", findings(folder) + ["", *robustness(folder)]),
         *section("What announces a fall", announced(lines)),
@@ -457,6 +457,11 @@ def report(folder):
         *section("Efficiency", efficiency(folder)),
         *section("FP32 head", head(folder)),
     ]
+
+
+def counts(folder):
+    """Lines: how many runs of each plan are there."""
+    return [f"- {plan}: {len(grid.kept(folder, plan))} of {len(runs())}" for plan, runs in grid.PLANS.items()]
 
 
 def section(title, lines):

@@ -121,7 +121,7 @@ def test_cispo_is_more_robust_if_daposs_ends_move_more_with_the_clip(tmp_path, m
     assert first.endswith("agrees; ranges CISPO 0.010, DAPO 0.100; difference +0.090 to +0.090")
     assert second.endswith("not made yet")
     assert any("Fig. 5a, CISPO above DAPO" in row and "+0.000" in row for row in stability.findings(tmp_path))
-    assert stability.report(tmp_path)[0] == "grid: 8 of 1008 runs"
+    assert "- grid: 8 of 1008" in stability.report(tmp_path)
 
 
 def test_an_alarm_counts_if_it_comes_by_the_window_of_the_peak():
@@ -149,8 +149,8 @@ def test_a_signal_that_precedes_every_fall_and_no_other_run_announces_falls():
         for seed in range(8)
     ]
     said = stability.announced(kept(*lines))
-    assert said[0] == "falls: 2 of 4 runs of seeds 0 to 3, 2 of 4 of seeds 4 to 7"
-    by = {row.split(" beyond")[0]: row for row in said[1:-1]}
+    assert said[0] == "Falls: 2 of 4 runs of seeds 0 to 3, 2 of 4 of seeds 4 to 7."
+    by = {row[2:].split(" beyond")[0]: row for row in said[1:-1]}
     assert by["largest rho"].endswith("hits 100%, false alarms 0%: announces falls")
     assert by["gradient norm"].endswith("does not announce falls")
     # the cell falls in half of its seeds: an alarm in each of its runs
@@ -158,7 +158,7 @@ def test_a_signal_that_precedes_every_fall_and_no_other_run_announces_falls():
 
 
 def test_without_falls_nothing_is_said_of_what_announces_them():
-    assert stability.announced(kept(*cell("CISPO", 8, 1, 0.6, 0.6)))[1].startswith("too few")
+    assert stability.announced(kept(*cell("CISPO", 8, 1, 0.6, 0.6)))[1].startswith("Too few")
 
 
 def test_efficiency_is_device_hours_to_half_of_the_gain(tmp_path, monkeypatch):
@@ -184,5 +184,5 @@ def test_the_heat_maps_are_drawn_from_what_is_there(tmp_path):
 
 def test_nothing_is_said_of_runs_that_were_not_made(tmp_path):
     said = stability.report(tmp_path)
-    assert said[:2] == ["grid: 0 of 1008 runs", "variants: 0 of 176 runs"]
-    assert "efficiency: not made yet" in said and nan not in said
+    assert stability.counts(tmp_path)[:2] == ["- grid: 0 of 1008", "- variants: 0 of 176"]
+    assert "Not made yet." in said and nan not in said

@@ -1,6 +1,8 @@
 """Claims about the study's runs in virtual time: which are made, that they are train.py's, and that they resume."""
 
+import doctest
 import json
+import math
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch
 import loss
 import train
 from plumbing import flags
-from study import comparisons, grid, order, regimes, rule, warm
+from study import comparisons, grid, order, regimes, rule, stability, verdicts, warm
 
 SHORT = " --steps 2 --eval-every 2 --eval-prompts 4 --eval-generations 2"
 
@@ -234,3 +236,60 @@ def test_a_run_that_is_missing_though_it_was_made_ends_the_queue(tmp_path, monke
 def test_the_list_says_what_is_there(tmp_path):
     lines = order.listed(tmp_path)
     assert "exact-1, 1 seed: 24 missing" in lines and "grid: 0 of 1008 runs" in lines
+
+
+# --- What the runs can tell ------------------------------------------------------------------------------------------
+
+
+def test_the_smallest_difference_follows_from_spread_and_runs():
+    assert doctest.testmod(verdicts).failed == 0 < doctest.testmod(verdicts).attempted
+    assert verdicts.reach((0.0085, 12), 3) == pytest.approx(1.782 * 0.0085 * (2 / 3) ** 0.5, abs=1e-4)
+    assert math.isnan(verdicts.smallest((math.nan, 0), 3))
+
+
+def test_a_decided_finding_is_missed_with_one_seed_where_seeds_differ_more_than_sides():
+    # s = 0.01 with 10 degrees of freedom: one run a side +-1.812 * 0.01 * sqrt(2) = 0.026, three a side +-0.015
+    spread = {0: -0.01, 1: 0.0, 2: 0.01}
+    there = {pair: law(0.6 + 0.02 * (pair[0] == "cispo") + spread[pair[1]]) for pair in logs()}
+    cispo = [one for one in regimes.findings("exact-8") if one.configuration == "cispo"]
+    [row] = rule.judged(there, cispo).values()
+    assert row.verdict == "agrees"
+    # of nine pairs D is 0.02 (three), 0.03 (two), 0.01 (two), 0.04 and 0: six are not beyond 0.026
+    assert verdicts.missed({pair: there[pair] for pair in there}, cispo) == (9, 6)
+
+
+def test_the_ranking_at_a_quarter_is_compared_with_that_at_the_end():
+    slow = law(0.8)
+    for row in slow:
+        if row["kind"] == "eval" and row["step"] <= 8:
+            row["pass_rate"] = 0.2
+    assert verdicts.ranking({("one", 0): law(0.6), ("other", 0): law(0.7)}) == (1, 1)
+    assert verdicts.ranking({("one", 0): law(0.6), ("other", 0): slow}) == (1, 0)
+
+
+def test_the_forest_has_ten_rows_of_findings_that_are_asked_and_says_which_are_not_made(tmp_path):
+    rows, waiting = verdicts.forest_rows(tmp_path)
+    assert (len(rows), len(waiting)) == (0, 10)
+    (tmp_path / "exact-8").mkdir()
+    for (name, seed), own in logs(cispo=0.65).items():
+        text = "".join(json.dumps(row) + "\n" for row in own)
+        regimes.place(tmp_path, "exact-8", name, seed).write_text(text)
+    path, waiting = verdicts.forest(tmp_path, tmp_path / "forest.png")
+    assert path.read_bytes().startswith(b"\x89PNG") and len(waiting) == 8
+    said = verdicts.report(tmp_path)
+    assert "### exact, k = 1: 0 runs, 72 asked before the stopping rule" in said and "Not made yet." in said
+    assert "### exact, k = 8: 15 runs, 15 asked before the stopping rule" in said
+
+
+def test_what_is_written_stands_between_the_marks_and_replaces_what_stood_there():
+    text = f"before\n{verdicts.BEGIN}\nold\n{verdicts.END}\nafter\n"
+    once = verdicts.written(text, ["new"])
+    assert once == f"before\n{verdicts.BEGIN}\n\nnew\n\n{verdicts.END}\nafter\n" == verdicts.written(once, ["new"])
+
+
+def test_the_tables_in_results_are_of_the_runs_that_are_there():
+    results = grid.ROOT / "results"
+    text = (results / "README.md").read_text().partition(verdicts.BEGIN)[2].partition(verdicts.END)[0]
+    assert [line for line in stability.counts(results) if line not in text.splitlines()] == []
+    for regime, own in regimes.REGIMES.items():
+        assert f"### {own.says}: {len(regimes.kept(results, regime))} runs, " in text

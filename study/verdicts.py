@@ -1,0 +1,238 @@
+"""What a laptop can and cannot say about the paper: verdicts by regime, and the smallest difference each could see.
+
+    python study/verdicts.py                  prints, for each regime, the findings and what the runs made can tell
+    python study/verdicts.py --into FOLDER    of the runs in another folder (study/order.py)
+    python study/verdicts.py --write          draws figures/verdicts.png, a forest plot of the ten findings of FOREST,
+                                                     and figures/stability.png, heat maps (study/stability.py), and puts
+                                                     what both print into results/README.md
+
+Works on what is there, and says what is missing. The asynchronous runs of results/study stand first, as they are. Never
+is a run of one regime compared with one of another.
+
+    smallest difference    that two sides of n runs each find four times in five: (t_95 + t_80) s sqrt(2 / n), with the
+                           spread s between the regime's seeds and its degrees of freedom
+    missed with one seed   a decided finding that its runs, taken one a side, would leave undecided or decide otherwise,
+                           with the same s
+    ranking                of two configurations, at a quarter of the compute and at the end, by means over seeds
+    forecast error         |forecast - measured| of the last five evaluations from a part of the compute (forecast.py)
+
+Test: pytest tests/test_study_runs.py
+"""
+
+import argparse
+import sys
+from collections import defaultdict
+from itertools import combinations, product
+from math import nan
+from pathlib import Path
+from statistics import mean, median
+
+import numpy as np
+from matplotlib.figure import Figure
+from scipy.special import stdtrit
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import forecast  # noqa: E402
+from study import comparisons, drawing, grid, regimes, rule, stability  # noqa: E402
+
+ASYNCHRONOUS = "asynchronous, ages as they came"
+FOREST = (  # (regime, configuration, reference) of findings on A, chosen before the runs
+    ("exact-1", "scalerl", "baseline"),
+    ("exact-1", "scalerl", "deepseek"),
+    ("balanced", "pipeline-8", "baseline"),
+    ("exact-8", "cispo", "pipeline-8"),
+    ("exact-8", "gspo", "pipeline-8"),
+    ("exact-1", "prompt-average", "pipeline"),
+    ("exact-1", "zero-variance-filter", "pipeline"),
+    ("exact-1", "no-positive-resampling", "pipeline"),
+    ("exact-1", "loo-prompt-normalisation", "scalerl"),
+    ("exact-1", "loo-no-fp32-head", "scalerl-bf16"),
+)
+BEGIN, END = "<!-- python study/verdicts.py --write: begin -->", "<!-- end -->"  # in results/README.md
+CUTS = (10, 20, 30, 50, 70)  # per cent of the compute
+
+
+def everything(folder):
+    """[(name, what is said of it, logs, findings, runs that three seeds of each configuration are)] of all regimes."""
+    first = comparisons.kept(ROOT / "results" / "study")
+    rows = [("study", ASYNCHRONOUS, first, comparisons.FINDINGS, len(first))]
+    for name, own in regimes.REGIMES.items():
+        asked = regimes.LEAST * len(own.names)
+        rows.append((name, own.says, regimes.kept(folder, name), regimes.findings(name), asked))
+    return rows
+
+
+def made(regime):
+    """Whether a regime of `everything` has runs."""
+    return bool(regime[2])
+
+
+# --- What the runs made can tell -------------------------------------------------------------------------------------
+
+
+def smallest(spread, n):
+    """The smallest difference that two sides of n runs each find four times in five; nan without degrees of freedom.
+
+    >>> round(smallest((0.0085, 12), 3), 4)  # (1.782 + 0.873) 0.0085 sqrt(2/3)
+    0.0184
+    """
+    s, freedom = spread
+    return float((stdtrit(freedom, 0.95) + stdtrit(freedom, 0.8)) * s * (2 / n) ** 0.5) if freedom else nan
+
+
+def reach(spread, n):
+    """Half the width of the 90 % interval of the difference of two sides of n runs each."""
+    s, freedom = spread
+    return float(stdtrit(freedom, 0.95) * s * (2 / n) ** 0.5) if freedom else nan
+
+
+def can_tell(folder):
+    """Lines of Markdown: spread between seeds and smallest difference, for each regime and quantity."""
+    columns = ("regime", "quantity", "runs", "spread of seeds (degrees of freedom)", "half-width, 3 + 3 runs")
+    table = [f"| {' | '.join((*columns, 'smallest difference, 3 + 3, 6 + 6'))} |", "|---" * 6 + "|"]
+    for name, says, logs, _, _ in filter(made, everything(folder)):
+        groups = rule.grouped(logs, "gpu_hours" if name == "balanced" else "tokens")
+        for quantity in ("A", "E"):
+            s = rule.spread(groups, quantity)
+            values = [s[0], reach(s, 3), smallest(s, 3), smallest(s, 6)]
+            said = ["not yet known" if one != one else shown(one, quantity) for one in values]
+            called = "ceiling A" if quantity == "A" else "compute to half of the gain"
+            table.append(f"| {says} | {called} | {len(logs)} | {said[0]} ({s[1]}) | {said[1]} | {said[2]}, {said[3]} |")
+    return table
+
+
+def shown(value, quantity):
+    """A difference in A, or a share of compute."""
+    return f"{value:.3f}" if quantity == "A" else f"{np.expm1(value):.1%}"
+
+
+def missed(logs, findings):
+    """(pairs of single runs, those that miss) of the findings that all runs decide: see the head of this file."""
+    groups = {x: rule.grouped(logs, x) for x in {finding.x for finding in findings}}
+    pairs = wrong = 0
+    for finding, row in rule.judged(logs, findings).items():
+        if row.verdict == "undecided":
+            continue
+        own = groups[finding.x]
+        s = rule.spread(own, finding.quantity)
+        for one, other in product(own[finding.configuration], own[finding.reference]):
+            pairs += 1
+            wrong += rule.judge(finding, [one], [other], s).verdict != row.verdict
+    return pairs, wrong
+
+
+def ranking(logs, x="tokens"):
+    """(pairs of configurations, those in the same order at a quarter of the compute as at the end)."""
+    early, late = defaultdict(list), defaultdict(list)
+    for (name, _), rows in logs.items():
+        evaluations = [row for row in rows if row["kind"] == "eval"]
+        C = [row[x] for row in evaluations]
+        R = [row["pass_rate"] for row in evaluations]
+        early[name].append(float(np.interp(C[-1] / 4, C, R)))
+        late[name].append(mean(R[-(len(R) // 4) :]))
+    pairs = list(combinations(early, 2))
+    same = [(mean(early[a]) - mean(early[b])) * (mean(late[a]) - mean(late[b])) > 0 for a, b in pairs]
+    return len(pairs), sum(same)
+
+
+def forecasts(logs):
+    """{share of the compute: [|forecast - measured|]} of the runs that do not fall."""
+    errors = defaultdict(list)
+    for rows in logs.values():
+        one = rule.measure(rows)
+        for row in forecast.hindcasts(one.run, CUTS) if one.fell is None else ():
+            errors[row["share"]].append(abs(row["error"]))
+    return dict(errors)
+
+
+def summary(logs, findings):
+    """Lines: what one seed would have missed, how often a quarter ranks as the end, how well the end is forecast."""
+    pairs, wrong = missed(logs, findings)
+    count, same = ranking(logs)
+    lines = [f"taken one run a side, {wrong} of {pairs} pairs miss what all runs decide"] if pairs else []
+    if count:
+        lines.append(f"two configurations rank at a quarter of the compute as at the end in {same} of {count} pairs")
+    errors = [f"{share:.0%}: {median(own):.3f} ({len(own)} runs)" for share, own in sorted(forecasts(logs).items())]
+    return lines + (["median error of the forecast from a part of the compute: " + ", ".join(errors)] if errors else [])
+
+
+# --- Text and figure -------------------------------------------------------------------------------------------------
+
+
+def report(folder):
+    """Lines of Markdown: each regime but the asynchronous one with its findings; then what each could have seen."""
+    lines = []
+    for name, says, logs, findings, asked in everything(folder):
+        if name != "study":
+            lines += [f"### {says}: {len(logs)} runs, {asked} asked before the stopping rule", ""]
+            lines += [*rule.table(logs, findings), ""] if logs else ["Not made yet.", ""]
+        looked = [f"{one.says} ({n})" for one in findings if (n := regimes.looks(logs, one)) > 1 and name != "study"]
+        lines += [f"Looked at more than once: {', '.join(looked)}", ""] if looked else []
+    lines += ["### What each could have seen", "", *can_tell(folder), ""]
+    for _, says, logs, findings, _ in everything(folder):
+        lines += [f"- {says}: {line}" for line in summary(logs, findings)]
+    return lines
+
+
+def forest_rows(folder):
+    """[(label, rule.Judged)] of the findings of FOREST that both sides have runs for, and the labels of the others."""
+    rows, waiting = [], []
+    for name, says, logs, findings, _ in everything(folder):
+        found = rule.judged(logs, [one for one in findings if one.quantity == "A"])
+        for one in findings:
+            if one.quantity == "A" and (name, one.configuration, one.reference) in FOREST:
+                label = f"{one.says} ({says.removeprefix('virtual time, ')})"
+                row = found.get(one)
+                rows += [(label, row)] if row and row.D == row.D else []
+                waiting += [] if row and row.D == row.D else [label]
+    return rows, waiting
+
+
+def forest(folder, path):
+    """Draw the findings of FOREST that can be drawn; returns the path (None: nothing to draw), labels of the others."""
+    rows, waiting = forest_rows(folder)
+    if not rows:
+        return None, waiting
+    figure = Figure(figsize=(8.2, 1.9 + 0.5 * len(rows)), layout="constrained")
+    title = f"difference in A, 90 % interval (grey: within {rule.MARGIN['A']:.2g})"
+    ax = figure.add_subplot()
+    drawing.draw_differences(ax, (title, rule.MARGIN["A"], rows))
+    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=3)
+    figure.savefig(path, dpi=120)
+    return path, waiting
+
+
+def drawn(folder, into):
+    """Lines of Markdown that show the figures there are runs for, which are drawn into a folder."""
+    path, waiting = forest(folder, into / "verdicts.png")
+    lines = [f"![Differences in A with 90 % intervals](../figures/{path.name})", ""] if path else []
+    lines += [f"Not made yet, of the forest plot's {len(FOREST)} rows: {len(waiting)}.", ""] if waiting else []
+    if runs := grid.kept(folder, "grid"):
+        path = stability.heat_maps(runs, into / "stability.png")
+        lines += [f"![Pass rate at the end by loss, age and learning rate](../figures/{path.name})", ""]
+    return lines
+
+
+def written(text, lines):
+    """The text with these lines between the marks BEGIN and END."""
+    before, _, rest = text.partition(BEGIN)
+    return "\n".join([before + BEGIN, "", *lines, "", END]) + rest.partition(END)[2]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--into", type=Path, default=ROOT / "results", metavar="FOLDER", help="where the runs are")
+    parser.add_argument("--write", action="store_true", help="draw the figures, put all lines into results/README.md")
+    args = parser.parse_args()
+    lines = report(args.into)
+    if args.write:
+        readme = ROOT / "results" / "README.md"
+        shown = drawn(args.into, ROOT / "figures") + lines + stability.report(args.into)
+        readme.write_text(written(readme.read_text(), shown))
+    else:
+        print(*lines, sep="\n")
+
+
+if __name__ == "__main__":
+    main()

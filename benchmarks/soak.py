@@ -181,7 +181,7 @@ def submit(scorer, answers):
     for answer in answers:
         completion = SimpleNamespace(text=f"</think>{answer[1]}", truncated=False)
         waiting[id(completion)] = completion, answer
-        scorer.submit(completion, SimpleNamespace(task=answer[0], answer=answer[2]))
+        scorer.submit(completion, SimpleNamespace(task=answer[0], answer=answer[2], text=""))
     return waiting
 
 

@@ -79,7 +79,7 @@ QUESTIONS = [
     lambda a, b, c, d: (f"\\int_0^{a} {b} dx", f"{a * b}"),
     lambda a, b, c, d: (f"{a * b + a - 1} \\mod {a}", f"{a - 1}"),
     lambda a, b, c, d: (f"{a}^{{{b}}}", f"{a**b}"),
-    lambda a, b, c, d: (f"\\sqrt{{{a * a * b * b}}}", f"{a * b}"),
+    lambda a, b, c, d: (f"{a}\\sqrt{{{b * b}}}", f"{a * b}"),
     lambda a, b, c, d: (f"|{a} - {a + b}|", f"{b}"),
     lambda a, b, c, d: (f"({a} + {b}i)({c} - {d}i)", f"{a * c + b * d} + {b * c - a * d}i"),
     lambda a, b, c, d: (f"\\frac{{{a}}}{{{b}}} + \\frac{{{c}}}{{{b}}}", f"\\frac{{{a + c}}}{{{b}}}"),
@@ -99,6 +99,28 @@ def test_a_question_given_back_is_no_answer(rule):
     assert paid(made(rule, 20)) == []
 
 
+def test_a_question_in_the_prompt_is_no_answer_and_the_rest_is_asked_of_the_worker():
+    def asked(answer, reference, prompt):
+        return judges.given_back(f"\\boxed{{{answer}}}", reference, prompt)
+
+    questions = made(lambda a, b, c, d: (f"({a}x+{b})^2", f"{a * a}x^2+{2 * a * b}x+{b * b}"), 20)
+    questions += made(lambda a, b, c, d: (f"x^2-{a * a}", f"(x-{a})(x+{a})"), 8)
+    questions += made(lambda a, b, c, d: (f"\\frac{{{a}x}}{{{a * b}}}", f"\\frac{{x}}{{{b}}}"), 20)
+    questions += made(lambda a, b, c, d: (f"\\sqrt{{{a * a * d}}}", f"{a}\\sqrt{{{d}}}"), 20)
+    questions += made(lambda a, b, c, d: (f"\\frac{{{a * b}}}{{{7 * b}}}", f"\\frac{{{a}}}{{7}}"), 20)
+    prompts = ["Simplify ${}$.", "What is {}?", "Find \\( {} \\), please", "$$y = {}$$", "Is $ {} $ the same as 3?"]
+    for question, answer in questions:
+        for prompt in prompts:
+            assert asked(question, answer, prompt.format(question)) and not asked(
+                answer, answer, prompt.format(question)
+            )
+            assert asked(question.replace("frac", "dfrac"), answer, prompt.format(question.replace("+", " + ")))
+            for other in (f"{question} + 1", f"3 - {question}", f"2{question}", f"({question})", f"{question}^2"):
+                assert not asked(question, answer, f"What is ${other}$?"), other
+    for answer, reference in (("x+1", "x + 1"), ("7", "7"), ("x", "y"), ("3/4", "0.75"), ("12", "48/4"), ("A", "B")):
+        assert not asked(answer, reference, f"Is it ${answer}$?")
+
+
 def test_what_the_reference_leaves_to_be_done_an_answer_may_leave_too_and_its_value_is_right():
     assert refused([("4^5", "2^{10}"), ("1024", "2^{10}"), ("\\binom{5}{3}", "\\binom{5}{2}"), ("4!", "24!/23!")]) == []
 
@@ -107,6 +129,10 @@ def test_other_spellings_of_a_value_stay_right():
     spellings = [
         lambda a, b, c, d: (f"\\frac{{{a * c}}}{{{11 * c}}}", f"\\frac{{{a}}}{{11}}"),
         lambda a, b, c, d: (f"\\sqrt{{{a * a * 7}}}", f"{a}\\sqrt{{7}}"),
+        lambda a, b, c, d: (f"\\sqrt{{{a * a * b * b}}}", f"{a * b}"),
+        lambda a, b, c, d: (f"-\\sqrt[3]{{{a**3 * b**3}}}", f"-{a * b}"),
+        lambda a, b, c, d: (f"10^{{{a + b}}}", f"{10 ** (a + b)}"),
+        lambda a, b, c, d: (f"10^{{-{a}}}", f"0.{'0' * (a - 1)}1"),
         lambda a, b, c, d: (f"\\frac{{{a}}}{{\\sqrt{{{7}}}}}", f"\\frac{{{a}\\sqrt{{7}}}}{{7}}"),
         lambda a, b, c, d: (f"-{a}.5\\pi", f"-\\frac{{{2 * a + 1}\\pi}}{{2}}"),
         lambda a, b, c, d: (f"{a}(1 + \\sqrt{{{11}}})", f"{a} + {a}\\sqrt{{11}}"),

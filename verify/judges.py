@@ -12,7 +12,8 @@ TASKS maps the name in a prompt's `task` to its judge
               that cannot be read gets no verdict.
                 numbers   must be equal; 6 places are enough if one is a decimal and the other is not a whole number;
                           48 + 46 is no answer to "What is 48 + 46?": a model would learn to repeat the question, so an
-                          answer may leave nothing to be done that the reference does not (unfinished.py)
+                          answer may leave nothing to be done that the reference does not (unfinished.py), and a
+                          formula of the prompt is right only if it is the reference's text (given_back)
                 (a, b)    keeps its order, and so does 1, 2 as answer to x = 1, y = 2; a, b and {a, b} are sets
                 12_5      is right only for the same digits and base; 12/05 and 2024-01-05 for the same numbers
                 words     of any language must be the same, whatever their case
@@ -56,6 +57,12 @@ from verify.texts import plain
 
 UNREADABLE = "expected a reference answer"  # how the reason for a missing verdict begins if the data are at fault
 OWN = "the reward of --reward"  # how the reason begins if one's own function (own.py) gives no verdict
+SIZES = re.compile(r"\\(?:left|right|displaystyle|,|;|!|:)(?![A-Za-z])|(?<=\\)[dt](?=frac)")
+LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")  # a variable
+DELIMITER = re.compile(r"\\[][()]")
+INSIDE = re.compile(r"(?:[\w\\]|[-+*/^({\[,]\s*)\Z")  # before a part of a formula
+EVALUATED = re.compile(r"\\(?:frac|sqrt)|10\s*\^")  # in a value; all else is left to unfinished.py
+OPERATOR = re.compile(r"[-+*/^(<>]|\\(?:frac|cdot|times|sqrt|sin|cos|tan|log|ln|le|ge)")
 NO_FAILURE = (UNREADABLE, OWN)  # reasons that say nothing of this machine
 
 # Each verifier takes (answer, reference) and returns True or False, or the text that a worker has to judge.
@@ -72,6 +79,29 @@ def math(answer: str, reference: str) -> bool | str:
     bare = expression.strip(" \n$")
     plain = reference.strip(" \n$")
     return bool(bare) and (bare in (plain, f"{BOX}{plain}}}") or expression)
+
+
+def given_back(expression: str, reference: str, prompt: str) -> bool:
+    """Whether an expression with letters, a fraction or a root stands in the prompt, and is not the reference's text.
+
+    Equality cannot tell the question "Expand (p+7)^2" from its answer; the prompt can.
+
+    >>> given_back("\\\\boxed{(p+7)^2}", "p^2+14p+49", "Expand $(p + 7)^2$."), given_back("p^2", "p^2", "Is it $p^2$?")
+    (True, False)
+    >>> given_back("x+1", "1 + x", "What is $2x+1-x$?"), given_back("3/4", "0.75", "Is 3/4 or 2/3 larger?")
+    (False, False)
+    """
+    answer, right, asked = (
+        SIZES.sub("", text) for text in (content(expression), reference, DELIMITER.sub("$", prompt))
+    )
+    answer = answer.strip(" \n$.")
+    spelt = "".join(answer.split())
+    asks = OPERATOR.search(answer) if LETTER.search(answer) else EVALUATED.search(answer)
+    if not asks or spelt in "".join(right.split()):
+        return False
+    formula = r"\s*".join(map(re.escape, spelt))
+    found = re.finditer(rf"{formula}(?!\s*[+\-*/^_({{]|\w)", asked)
+    return any(not INSIDE.search(asked[: match.start()]) for match in found)
 
 
 def code(answer: str, reference: str) -> bool | str:

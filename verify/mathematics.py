@@ -26,6 +26,7 @@ BETWEEN_BOXES = re.compile(
 )
 BETWEEN_CHARS = 40  # boxes further apart than this are never one list
 MAX_CHARS = 10_000  # of a box, or of an answer without one
+BRACKET = re.compile(r"\s*(?:[(\[]|\\\{|\\begin)")
 PAIR = re.compile(r"\(|\\\{")
 PHRASE = re.compile(  # before an answer without a box
     r"^(?:\W*(?:so|thus|hence|therefore|then)\b,?)?\W*(?:the\s+)?(?:final\s+|correct\s+|right\s+|best\s+)?"
@@ -99,6 +100,12 @@ def degrees(match) -> str:
     return f"{{\\frac{{{match[1]}\\pi}}{{180}}}}" if re.search("sin|cos|tan|cot|sec|csc", match.string) else match[1]
 
 
+def after_number(match) -> str:
+    """Drop a unit, but not a word that follows another: \\text{mice} \\text{rats} is two words."""
+    before = re.sub(r"(?:\\text\s*\{[^{}]*\}\s*)+$", "", match.string[: match.start()])
+    return match[0] if not before or before[-1] in ",;" else ""
+
+
 def mixed(match) -> str:
     """A mixed number as a fraction: 1 1/2 = 3/2."""
     whole, top, bottom = map(int, match.groups())
@@ -152,14 +159,14 @@ NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, w
     (r"((?<![0-9.])[0-9.]+|[A-Za-z])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])|\s(?:\\text\{)?degrees?\}?)",
      degrees, "90 degrees"),
     (r"(?:(?<=[0-9)}\]])|(?<=\\pi))\s*\\text\s*\{(?!\s*(?:and|or|if|mod)[\s}])[^{}]*\}(?:\s*/\s*\\text\s*\{[^{}]*\})*"
-     r"(?:\s*\^\s*\{?[-0-9]+\}?)?(?=\s*(?:$|[,;)\]]|\\text|and|or))", "", "units"),
+     r"(?:\s*\^\s*\{?[-0-9]+\}?)?(?=\s*(?:$|[,;)\]]|\\text|and|or))", after_number, "units"),
     (rf"(?<=[0-9}}])(?:\s+|(?=[cmk]m|kg)){UNITS}(?:\s*\^\s*\{{?[23]\}}?)?(?=\s*(?:$|[,;)\]]))",
      "", "units as plain words"),
     (r"(?<=[0-9])(?:\s*\^)?\s*\{?\s*(?:\\text\s*\{\s*)?(?:st|nd|rd|th)\s*\}{0,2}$", "", "the 12th"),
     (r"\\langle", "(", "a vector is a tuple"), (r"\\rangle", ")", "a vector is a tuple"),
     (r"\\mathbb\s*\{?R\}?", r"(-\\infty,\\infty)", "all real numbers"),
     (r"\\varnothing|\\\{\s*\\\}", r"\\emptyset", "the empty set"),
-    (r"([A-Za-z])'", r"\1_{0}", "a derivative is not its function: math-verify drops the quote"),
+    (r"([A-Za-z])'(?![A-Za-z]{2})", r"\1_{0}", "a derivative is not its function: math-verify drops the quote"),
 )]
 # fmt: on
 
@@ -268,7 +275,8 @@ def same_texts(right: str, said: str) -> bool | None:
 def value_given(text: str, lower: bool = False):
     """(object, its text) of a box; of P(X=2)=\\frac14, whose left side cannot be read, what follows the last "="."""
     found = raw(text, lower)
-    if found is None and len(parted(text, "=")) > 1:
+    sides = parted(text, "=")
+    if found is None and len(sides) > 1 and not all(map(BRACKET.match, (sides[0], sides[-1]))):  # (1, 2) = (2, 3)
         text = after_equals(text)
         found = raw(text, lower)
     return found, text

@@ -26,7 +26,7 @@ from typing import Any
 
 import reward
 from verify import jail
-from verify.judges import TASKS
+from verify.judges import TASKS, given_back
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # A worker's interpreter runs this. It takes modules from ROOT, even if others are installed or on PYTHONPATH.
@@ -185,6 +185,8 @@ class Scorer:
             verdict = json.dumps([prompt.text, completion.text])
         else:
             verdict = TASKS[prompt.task](answer, prompt.answer)
+            if prompt.task == "math" and isinstance(verdict, str) and given_back(verdict, prompt.answer, prompt.text):
+                verdict = False
         text, correct = (verdict, None) if isinstance(verdict, str) else ("", verdict)
         penalty = self._penalty(len(completion.ids)) if self._penalty else 0.0
         score = Score(completion, prompt, text, penalty, correct, marked=found is not None)

@@ -5,11 +5,13 @@ no operator that the reference lacks (`left_to_do`), where operators are named b
   addition      two terms that make one: 48 + 46, 3\\sqrt{6} - \\sqrt{6}; a sum of numbers within a sum: 7i - (3 - 2i)
   multiplication  two factors that make one: 2 \\cdot 47, x \\cdot x, \\sqrt{2}\\sqrt{3}, and of numbers (1 + i)(2 - i)
   quotient      a fraction of two numbers that is a whole number, or a fraction of decimals or of fractions: 48/8
-  power, root   of numbers, where the root is a number: 2^{10}, 8^{1/3}, \\sqrt{16}, i^2; e^0
+  power, root   of numbers, where the root is a number: 2^{10}, 8^{1/3}, 3\\sqrt{16}, i^2; e^0
   relation      an inequality that is not solved: 2x < 6
   matrix        a sum, product or power of matrices
   \\gcd, !, ...  any function: gcd, lim, sum, int, mod, binomials, factorials, absolute values, ...
-Another spelling of a value stays right: 2/4 for 1/2, \\sqrt{8} for 2\\sqrt{2}, 3 \\times 10^5, 2\\pi, 1 + \\sqrt{2}.
+Another spelling of a value stays right: 2/4 for 1/2, \\sqrt{8} for 2\\sqrt{2}, 3 \\times 10^5, 2\\pi, 1 + \\sqrt{2};
+and, as a whole answer, a root or a power of ten: \\sqrt{16} for 4, 10^3 for 1000. One that stands in the prompt
+is the question: given_back in judges.py.
 If the reference holds letters, (x+1)^2 and x^2+2x+1, or \\sin and \\cos, may stand for each other.
 
 Test: pytest tests/test_reward.py
@@ -52,12 +54,23 @@ def left_to_do(text: str, found, *, letters: bool) -> set[str]:
     values = " ".join(map(after_equals, parted(text, ",;")))
     todo = functions(values) | ({"quotient"} if any(map(reducible, QUOTIENT.finditer(values))) else set())
     for part in value_parts(found):
+        if not part.is_Atom and spells(part):
+            continue
         nodes = preorder_traversal(part)
         for node in nodes:
             todo |= kinds(node, letters)
             if node.is_Mul and scientific(node.args):
                 nodes.skip()
     return todo - IDENTITIES if letters else todo
+
+
+def spells(part) -> bool:
+    """Whether a value as a whole is a root of a whole number, or a power of ten, apart from its sign."""
+    if part.is_Mul and len(part.args) == 2 and part.args[0] == -1:
+        part = part.args[1]
+    if not (part.is_Pow and part.base.is_Integer and part.exp.is_Rational):
+        return False
+    return 0 < part.exp < 1 and part.exp.p == 1 or part.base == 10 and part.exp.is_Integer and part.exp != 0
 
 
 def functions(text: str) -> set[str]:

@@ -126,7 +126,18 @@ class Nodes:
 
 def test_a_kill_on_the_second_node_is_named_on_both_and_the_restarted_run_ends_alike_on_both(cable, tmp_path):
     # of longer steps than those of the tiny task, so that the kill comes before the last
-    flags = (*SMALL, "--data", "arithmetic", "--resume", "--steps", "12", "--eval-every", "12", "--checkpoint-every", "2")
+    flags = (
+        *SMALL,
+        "--data",
+        "arithmetic",
+        "--resume",
+        "--steps",
+        "12",
+        "--eval-every",
+        "12",
+        "--checkpoint-every",
+        "2",
+    )
     run = Nodes(tmp_path, 29555, *flags, restarts=1)
     run.wait_for(lambda: len(run.steps()) > 2)
     os.kill(run.ranks()[3], signal.SIGKILL)

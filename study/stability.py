@@ -159,7 +159,8 @@ def how_far(lines):
         s = spread(runs for (_, _, other), runs in groups.items() if other == rate)
         k, ended = holds(groups, loss, rate, s)
         said = "not even 0" if k is None else str(k) if ended or k == grid.AGES[-1] else f"{k} or more"
-        said += "" if s[1] else ", by falls alone"  # one seed a cell gives ends no interval
+        if not s[1]:  # one seed a cell gives ends no interval
+            said = f"not yet known; no fall up to k = {k}"
         first = f"{mean(ends(own[0])):.3f}" if ends(own[0]) else "-"
         counts = ", ".join(f"{falling(runs)}/{len(runs)}" if runs else "-" for runs in own)
         table.append(f"| x{rate} | {loss} | {said} | {first} | {counts} |")

@@ -90,6 +90,8 @@ def test_how_far_says_what_was_not_made():
     lines = [*cell("CISPO", 0, 2, 0.6, 0.61), *cell("CISPO", 1, 2, 0.6, 0.6, fell=[0])]
     [row] = stability.how_far(kept(*lines))[2:]
     assert row == "| x2 | CISPO | 0 | 0.605 | 0/2, 1/2, -, -, -, -, - |"
+    [row] = stability.how_far(kept(*cell("CISPO", 0, 2, 0.6), *cell("CISPO", 1, 2, 0.3)))[2:]
+    assert row == "| x2 | CISPO | not yet known; no fall up to k = 1 | 0.600 | 0/1, 0/1, -, -, -, -, - |"
 
 
 def test_a_finding_is_judged_by_the_interval_and_stands_beside_its_falls():

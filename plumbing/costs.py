@@ -126,14 +126,19 @@ def measured(log):
 def between(timed, slower):
     """{"turn", "broadcast"} in seconds: what a generator's time went to that no decode step took.
 
-    It is seen where the trainers wait more than the generators do, so that no generator is idle for want of tickets.
-    timed   rows of kind `step`; without such a step, or from a log without decode_seconds, turn is BALANCED's
+    Before a broadcast the trainer waits until the last generator has ended its decode step: n/(n + 1) of a step on
+    average, with n generators. Turns are seen where the trainers wait more than the generators do, so that no generator
+    is idle for want of tickets.
+    timed   rows of kind `step`; without one that shows turns, turn is BALANCED's, and broadcast seconds_publish
     slower  factor for BALANCED's turn then
     """
+    publish = fmean(row["seconds_publish"] for row in timed)
     busy = [row for row in timed if row["idle_trainers"] > row["idle_generators"] and row.get("decode_seconds")]
-    broadcast = fmean(row["seconds_publish"] for row in timed)
     if not busy:
-        return {"turn": slower * BALANCED.turn, "broadcast": broadcast}
-    idle = sum(row["idle_generators"] * row["seconds"] - row["seconds_publish"] for row in busy)
-    turns = sum(row["seconds_generate"] / fmean(row["decode_seconds"].values()) for row in busy)
+        return {"turn": slower * BALANCED.turn, "broadcast": publish}
+    decode = fmean(fmean(row["decode_seconds"].values()) for row in busy)
+    generators = max(len(row["decode_seconds"]) for row in busy)
+    broadcast = max(0.0, publish - decode * generators / (generators + 1))
+    idle = sum(row["idle_generators"] * row["seconds"] - broadcast for row in busy)
+    turns = sum(row["seconds_generate"] for row in busy) / decode
     return {"turn": max(0.0, idle / turns), "broadcast": broadcast}

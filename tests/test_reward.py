@@ -635,7 +635,7 @@ from types import SimpleNamespace as S
 scorer = Scorer(timeout=1.0, workers=1)
 def check(answer):
     completion = S(text="</think>\\\\boxed{" + answer + "}", truncated=False)
-    scorer.submit(completion, S(task="math", answer="1/2"))
+    scorer.submit(completion, S(task="math", answer="1/2", text=""))
     return scorer.finished()
 check("0.5")
 while not scorer.finished():
@@ -667,7 +667,7 @@ from types import SimpleNamespace as S
 scorer, verdicts = Scorer(timeout=20.0, workers=1), []
 program = "```python\\nimport sys\\nprint(sys.argv[0])\\n```"
 tests = '{"inputs": [""], "outputs": ["the copy"]}'
-scorer.submit(S(text="</think>7", truncated=False), S(task="math", answer="8"))
+scorer.submit(S(text="</think>7", truncated=False), S(task="math", answer="8", text=""))
 scorer.submit(S(text="</think>" + program, truncated=False), S(task="code", answer=tests))
 while scorer.pending:
     verdicts += [(score.correct, score.error) for score in scorer.finished()]

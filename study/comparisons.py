@@ -150,3 +150,8 @@ def kept(folder):
 def rows_of(path):
     """The rows of a log."""
     return [json.loads(line) for line in path.open()]
+
+
+def complete(reason):
+    """Whether a run that ended so is a result: it got to its end, or diverged (so train.Diverged says)."""
+    return reason in ("finished", "curriculum exhausted") or "finite" in reason

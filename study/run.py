@@ -38,7 +38,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from study import drawing  # noqa: E402
-from study.comparisons import CONFIGURATIONS, figures_of, flags, kept, rows_of  # noqa: E402
+from study.comparisons import CONFIGURATIONS, complete, figures_of, flags, kept, rows_of  # noqa: E402
 from study.rule import measure, table  # noqa: E402
 
 RESULTS, RUNS = ROOT / "results" / "study", ROOT / "runs" / "study"
@@ -75,7 +75,7 @@ def run(name, seed):
     train([*more, "--out", os.path.relpath(out, ROOT)])  # relative: the log keeps it
     rows = rows_of(log) if (log := out / "log.jsonl").exists() else [{"kind": "nothing"}]
     reason = rows[-1].get("reason", "no reason")
-    if reason not in ("finished", "curriculum exhausted") and "finite" not in reason:  # so train.Diverged says
+    if not complete(reason):
         sys.exit(f"study.py: {out} ended with {reason!r}; run this again to go on with it")
     return rows
 

@@ -83,7 +83,7 @@ def one(line):
     evaluations = line["evals"]
     rows = [{"step": step, "pass_rate": rate, "stderr": e} for step, rate, e in zip(*map(evaluations.get, COLUMNS))]
     rates = evaluations["pass_rate"]
-    diverged = evaluations["step"][-1] if line["reason"] != "finished" else None
+    diverged = evaluations["step"][-1] if "finite" in line["reason"] else None
     fell = rule.fall(rows)
     return One(mean(rates[-max(1, len(rates) // 4) :]), diverged if fell is None else fell, line["windows"])
 

@@ -18,6 +18,7 @@ from unittest.mock import patch
 import torch
 
 import loss
+from study import comparisons
 
 CARRIER = "cispo"  # the --loss under whose name an objective of the study's own runs; it takes eps_max
 
@@ -34,7 +35,7 @@ def run(train, argv, objective=None):
     """The rows of the log of `train.py *argv`, which has --virtual; it may have ended as Diverged.
 
     objective  a function with the arguments of loss.cispo in its place, with --loss cispo; None: the loss itself
-    Raises RuntimeError, with what was printed, if the flags were refused.
+    Raises RuntimeError, with what was printed, if the flags were refused; SystemExit if a signal ended the run.
     """
     printed = io.StringIO()
     with ExitStack() as stack:
@@ -51,7 +52,10 @@ def run(train, argv, objective=None):
         except SystemExit as end:
             if not (out / "log.jsonl").exists():
                 raise RuntimeError(f"train.py {' '.join(argv)}: {printed.getvalue()}") from end
-        return [json.loads(line) for line in (out / "log.jsonl").open()]
+        rows = [json.loads(line) for line in (out / "log.jsonl").open()]
+    if not comparisons.complete(rows[-1]["reason"]):
+        raise SystemExit(f"the study ends: {rows[-1]['reason']}")
+    return rows
 
 
 def ended(trainer, reason, seconds):

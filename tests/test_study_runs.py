@@ -3,6 +3,8 @@
 import doctest
 import json
 import math
+import os
+import signal
 
 import pytest
 import torch
@@ -168,6 +170,22 @@ def test_an_objective_takes_the_place_of_the_loss_for_one_run_only():
 
     warm.run(train, argv, objective)
     assert called and loss.LOSSES["cispo"][0] is loss.cispo
+
+
+def test_a_run_that_a_signal_ends_is_no_result_and_ends_the_queue(tmp_path, monkeypatch):
+    [run] = grid.grid(1, (1,))[:1]
+    monkeypatch.setitem(grid.PLANS, "grid", lambda: [run._replace(flags=run.flags + SHORT)])
+    monkeypatch.setattr(order, "ORDER", {"grid": order.tiny("grid")})
+    step = train.Trainer.gradient_step
+
+    def killed(trainer, plan):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return step(trainer, plan)
+
+    monkeypatch.setattr(train.Trainer, "gradient_step", killed)
+    with pytest.raises(SystemExit, match="the study ends: .*SIGTERM"):
+        order.make_all(train, tmp_path)
+    assert grid.kept(tmp_path, "grid") == {}
 
 
 def test_flags_that_are_refused_are_an_error_of_the_study():

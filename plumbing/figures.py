@@ -21,7 +21,8 @@ TABLE_1 = {  # A, B, C_mid (GPU-hours)
 # A.7, published: first and last fitted GPU-hours -> (B, A)
 A_7 = {(1500, 50000): (1.70, 0.645), (0, 100000): (1.56, 0.655), (0, 50000): (1.7, 0.645), (5000, 50000): (1.67, 0.645)}
 CUT_OFFS = {"start": (2, 5, 10, 20, 30, 40), "stop": (30, 40, 50, 60, 70, 80, 90, 100)}  # % of compute, as in A.7
-RATE, HOURS = "pass rate R", "compute C (GPU-hours)"
+RATE = "pass rate R"
+HOURS = "compute C (GPU-hours)"
 BAND = "90 % band of the curve"
 # Okabe and Ito's colours, which colour-blind readers can tell apart; grey replaces their yellow, too faint on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")

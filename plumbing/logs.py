@@ -30,7 +30,8 @@ LEAST = 5  # points of a run: what falls back sooner is a run that was resumed
 SCALES = {"percent": (0.0, 100.0), "pm1": (-1.0, 1.0)}
 MISSING = {"", "-", "None", "none", "NULL", "null", "NA", "N/A", "n/a"}  # cells without a value
 HEAD = 10_000  # lines that are looked at to tell the format
-VERL, TRL = re.compile(r"\bstep:\d+ - .*"), re.compile(r"\{'.*\}")
+VERL = re.compile(r"\bstep:\d+ - .*")
+TRL = re.compile(r"\{'.*\}")
 PAIR = re.compile(r"'([^']+)': '?(-?[\d.]+(?:e[-+]?\d+)?|-?inf|nan)'?", re.IGNORECASE)
 
 

@@ -2,22 +2,19 @@
 
 import doctest
 import json
-import os
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import train
 from data import Prompt
 from plumbing import sources
 from verify import own
 from verify.judges import OWN
 from verify.scorer import Scorer
 
-ROOT = Path(__file__).parents[1]
 FIVE_WORDS = "def five_words(prompt, completion, answer):\n    return len(completion.split()) == 5\n"
 MANY = """
 import time
@@ -145,42 +142,42 @@ def test_rows_need_no_answer_and_may_have_any(tmp_path):
         sources.parse_row(rows[0], "f:1", None, (["prompt"], ["answer"]))
 
 
-def run(tmp_path, spec, *more):
-    command = [
-        sys.executable,
-        str(ROOT / "train.py"),
-        "--virtual",
-        "exact",
-        "--data",
-        "tiny",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    command += ["--steps", "2", "--eval-prompts", "8", "--eval-generations", "2", "--reward", spec, *more]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, cwd=tmp_path)
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """(reward) -> exit status or last words, stdout and stderr of two steps with it, in this process."""
+
+    def ran(spec):
+        monkeypatch.chdir(tmp_path)
+        flags = f"--virtual exact --data tiny --steps 2 --eval-prompts 8 --eval-generations 2 --out run --reward {spec}"
+        status = None
+        try:
+            train.main(flags.split())
+        except SystemExit as error:
+            status = error.code
+        return status, *capsys.readouterr()
+
+    return ran
 
 
-def test_a_run_trains_on_it_and_counts_what_it_raises(tmp_path, write):
+def test_a_run_trains_on_it_and_counts_what_it_raises(tmp_path, write, run):
     source = "def judge(prompt, completion, answer):\n    return completion[-1] in '02468' if answer > '2' else 1 / 0\n"
     spec = write(source)
-    done = run(tmp_path, Path(spec).name)  # found from the working folder
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    status, out, err = run(Path(spec).name)  # found from the working folder
+    assert status is None
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
     steps = [row for row in rows if row["kind"] == "step"]
     assert len(steps) == 2 and all(row["unverified"] for row in steps) and {row["pass_rate"] for row in steps} - {0, 1}
     (shown,) = [row for row in rows if row["kind"] == "unverified"]
     assert shown["error"] == f"{OWN} raised ZeroDivisionError: division by zero (rewards.py, line 2)"
-    assert done.stdout.count("NO VERDICT tiny") == 1 and "has failed on 10 prompts so far" in done.stdout + done.stderr
+    assert out.count("NO VERDICT tiny") == 1 and "has failed on 10 prompts so far" in out + err
 
 
-def test_a_validation_without_any_verdict_ends_in_one_line(tmp_path, write):
-    done = run(tmp_path, write("def judge(prompt, completion, answer):\n    return None\n"))
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "no validation prompt got verdicts" in done.stderr and OWN in done.stderr
+def test_a_validation_without_any_verdict_ends_in_one_line(write, run):
+    status, *_ = run(write("def judge(prompt, completion, answer):\n    return None\n"))
+    assert "no validation prompt got verdicts" in status and OWN in status and "\n" not in status
 
 
-def test_a_wrong_function_ends_in_one_line_before_the_first_step(tmp_path):
-    done = run(tmp_path, "nothing.py:judge")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and not (tmp_path / "run").exists()
-    assert f"--reward {tmp_path}/nothing.py:judge: there is no file" in done.stderr
+def test_a_wrong_function_ends_in_one_line_before_the_first_step(tmp_path, run):
+    status, _, err = run("nothing.py:judge")
+    assert status == 2 and not (tmp_path / "run").exists()
+    assert f"--reward {tmp_path}/nothing.py:judge: there is no file" in err

@@ -1,12 +1,13 @@
 """What the README shows exists: files, functions, tests, flags, figures."""
 
 import ast
+import json
 import re
 from pathlib import Path
 
 import pytest
 
-from plumbing import flags
+from plumbing import flags, screen
 from study import comparisons, rule
 
 ROOT = Path(__file__).parent.parent
@@ -119,3 +120,12 @@ def test_the_findings_are_those_of_the_kept_runs():
     count = re.search(r"(\d+) of \d+ findings tested: (\d+) agree, (\d+) disagree, (\d+) undecided", "\n".join(lines))
     said = "Of {} findings of Fig. 2, 4a, 5a, 6 and 7, tested in 56 runs of the embedded task, {} agree, {} disagree"
     assert said.format(*count.groups()) in " ".join(README.split())
+
+
+def test_the_lines_of_output_are_those_of_the_kept_log():
+    rows = [json.loads(line) for line in (ROOT / "results" / "main_seed4.jsonl").open()]
+    shown = [row | {"hours": "device-hours"} for row in rows if row["step"] == 48]
+    for row in shown:
+        assert f"    {screen.LINES[row['kind']].format(**row)}\n" in README
+    (ceiling,) = [row for row in rows if row["kind"] == "fit"]
+    assert re.search(rf"^    A +{ceiling['A']:.4f} ", README, re.M)

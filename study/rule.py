@@ -32,6 +32,7 @@ Test: pytest tests/test_study.py
 """
 
 from collections import Counter
+from functools import cache
 from math import nan
 from statistics import mean
 from typing import NamedTuple
@@ -104,6 +105,11 @@ def fall(evaluations):
 
 def fitted(run, A=None):
     """The Fit of a fit.Run, with A fixed if given; None if it cannot be fitted, or B with this A is a mere jump."""
+    return _fitted(run._replace(compute=tuple(run.compute), reward=tuple(run.reward)), A)
+
+
+@cache  # findings and tables ask for the same fits again and again
+def _fitted(run, A):
     try:
         law = fit.fit_run(run, A=A)
     except fit.BadInput:

@@ -178,8 +178,8 @@ def test_base_is_small_and_of_the_stated_shape(folder):
 @pytest.mark.parametrize(("folder", "task"), [(".", "arithmetic"), ("sorting", "arithmetic"), ("sorting", "sorting")])
 def test_base_can_compute_but_often_does_not(folder, task):
     tokens, model = load(BASE / folder)
-    rate, best = sft_cli.measure(model, tokens, task, prompts=32)
-    # 512 completions: standard error 0.02, and more since those of one prompt are alike; sft.py states the rates
-    assert 0.15 < rate < 0.4
+    rate, best = sft_cli.measure(model, tokens, task, prompts=32, generations=10)
+    # 320 completions: standard error 0.03, and more since those of one prompt are alike; sft.py states the rates
+    assert 0.13 < rate < 0.4
     # three tenths of the sums are longer than any in SFT; with 32 prompts the standard error is 0.08
     assert best > (0.75 if task == "sorting" else 0.6)

@@ -1313,6 +1313,7 @@ def test_a_launcher_ends_with_an_error_when_a_generator_is_killed(launchers, sho
     assert run.launcher.wait(PATIENCE) != 0 and "generator rank 1 ended" in run.text
 
 
+@pytest.mark.processes
 def test_a_resumed_run_trains_the_same_batches_and_ctrl_c_ends_it(launchers, orphaned, uninterrupted):
     before, version = (orphaned.out / "log.jsonl").read_text(), orphaned.version
     resumed = Run(orphaned.out).launch(launchers, "--resume")

@@ -64,6 +64,7 @@ HITS, FALSE_ALARMS = 0.8, 0.1  # at least, at most, of a signal that announces f
 CHOSEN_ON, KEPT_ASIDE = range(4), range(4, 8)  # seeds
 SETTLED = slice(1, 3)  # windows of 8 steps after the warm-up, steps 9 to 24: what a gradient norm is compared with
 K = 8  # of the comparisons between losses
+NONE = []  # the lines of a section without runs
 SIGNALS = {"effective sample size": "ess_min", "largest rho": "rho_max", "gradient norm": "norm_max"}
 
 
@@ -150,8 +151,12 @@ def holds(groups, loss, rate, spread):
 def how_far(lines):
     """Lines of Markdown: how far each loss holds at each learning rate, and how many runs fall at which age."""
     groups = cells(lines, "loss", "k", "rate")
-    table = ["| lr | loss | holds to k | end at k = 0 | runs that fall, of those made, at k = 0, 1, 2, 4, 8, 16, 32 |"]
-    table.append("|---" * 5 + "|")
+    table = [
+        "A run falls if it loses again what it had gained. One that only ends low does not (ends: the figure).",
+        "",
+        "| lr | loss | holds to k | end at k = 0 | runs that fall, of those made, at k = 0, 1, 2, 4, 8, 16, 32 |",
+        "|---" * 5 + "|",
+    ]
     for rate, loss in product(grid.RATES, grid.LOSSES):
         own = [groups.get((loss, k, rate), {}) for k in grid.AGES]
         if not any(own):
@@ -198,7 +203,14 @@ def findings(folder):
                 table.append(compared(f"lr x{rate}: {says}", one, other, direction, steady))
             else:
                 waiting += 1
-    return [*table, "", f"{waiting} of these findings have no runs on both sides; variants have none at lr x4."]
+    return [
+        *table,
+        *(
+            ["", f"{waiting} more findings have no runs on both sides (Sec. 3.2 and Fig. 20 are not asked at lr x4)."]
+            if waiting
+            else []
+        ),
+    ]
 
 
 def asked(loss_at, variant):
@@ -230,7 +242,6 @@ def robustness(folder, resamplings=10_000):
             for loss, names in CLIPS.items()
         }
         if not all(all(own) for own in values.values()):
-            lines.append(f"- lr x{rate}: A.17, CISPO is the more robust to its clip than DAPO: not made yet")
             continue
         samples = {loss: [[run.end for run in runs.values()] for runs in own] for loss, own in values.items()}
         drawn = range_of(samples["DAPO"], resamplings) - range_of(samples["CISPO"], resamplings)
@@ -241,7 +252,7 @@ def robustness(folder, resamplings=10_000):
             f"- lr x{rate}: A.17, CISPO is the more robust to its clip than DAPO: {word}; ranges {ranges}; "
             f"difference {low:+.3f} to {high:+.3f}"
         )
-    return lines
+    return ["", *lines] if lines else []
 
 
 def range_of(samples, resamplings, seed=0):
@@ -347,7 +358,7 @@ def ceilings(folder):
     """Lines of Markdown: A of each loss after 400 steps against DAPO's."""
     groups = groups_of(grid.kept(folder, "ceilings"), "tokens", "loss")
     if ("DAPO",) not in groups:
-        return ["Not made yet."]
+        return NONE
     s = rule.spread(groups, "A")
     table = ["| loss | A, mean | A minus DAPO's (90 % interval) | runs that fall |", "|---" * 4 + "|"]
     for (loss,), runs in groups.items():
@@ -364,7 +375,7 @@ def efficiency(folder):
     lines = grid.kept(folder, "efficiency")
     groups = groups_of(lines, "gpu_hours", "setup", "k", "costs")
     if not groups:
-        return ["Not made yet."]
+        return NONE
     s = rule.spread(groups, "E")
     table = [
         "| slower side | k | device-hours of PipelineRL, of PPO-off-policy's (90 %) | verdict | idle: generators, "
@@ -403,6 +414,8 @@ def idle(lines, setup, k, costs):
 def head(folder):
     """Lines of Markdown: bf16 bodies with and without the FP32 head."""
     groups = cells(grid.kept(folder, "head"), "head", "k")
+    if not groups:
+        return NONE
     table = ["| finding | difference of the ends (90 % interval) | verdict | runs that fall |", "|---" * 4 + "|"]
     s = spread(groups.values())
     return table + [
@@ -449,15 +462,18 @@ def heat_map(ax, loss, groups, top):
 def report(folder):
     """All lines: what the runs that are there say, and which are missing."""
     lines = grid.kept(folder, "grid")
-    return [
-        *section("The task `tiny`: runs made", counts(folder)),
-        *section("How far", how_far(lines)),
-        *section("Findings", findings(folder) + ["", *robustness(folder)]),
-        *section("What announces a fall", announced(lines)),
-        *section("Ceilings", ceilings(folder)),
-        *section("Efficiency", efficiency(folder)),
-        *section("FP32 head", head(folder)),
-    ]
+    sections = {
+        "How far": how_far(lines) if lines else NONE,
+        "Findings": findings(folder) + robustness(folder) if lines else NONE,
+        "What announces a fall": announced(lines) if lines else NONE,
+        "Ceilings": ceilings(folder),
+        "Efficiency": efficiency(folder),
+        "FP32 head": head(folder),
+    }
+    said = section("The task `tiny`: runs made", counts(folder))
+    said += [line for title, own in sections.items() if own != NONE for line in section(title, own)]
+    waiting = [title for title, own in sections.items() if own == NONE]
+    return [*said, "", f"Task `tiny`, not made yet: {', '.join(waiting)}."] if waiting else said
 
 
 def counts(folder):

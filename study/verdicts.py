@@ -150,7 +150,8 @@ def summary(logs, findings):
     """Lines: what one seed would have missed, how often a quarter ranks as the end, how well the end is forecast."""
     pairs, wrong = missed(logs, findings)
     count, same = ranking(logs)
-    lines = [f"taken one run a side, {wrong} of {pairs} pairs miss what all runs decide"] if pairs else []
+    said = "leave undecided, or decide otherwise, what all runs decide"
+    lines = [f"one run a side misleads: {wrong} of {pairs} pairs of single runs {said}"] if pairs else []
     if count:
         lines.append(f"two configurations rank at a quarter of the compute as at the end in {same} of {count} pairs")
     errors = [f"{share:.0%}: {median(own):.3f} ({len(own)} runs)" for share, own in sorted(forecasts(logs).items())]
@@ -163,12 +164,14 @@ def summary(logs, findings):
 def report(folder):
     """Lines of Markdown: each regime but the asynchronous one with its findings; then what each could have seen."""
     lines = []
-    for name, says, logs, findings, asked in everything(folder):
+    for name, says, logs, findings, asked in filter(made, everything(folder)):
         if name != "study":
             lines += [f"### {says}: {len(logs)} runs, {asked} asked before the stopping rule", ""]
-            lines += [*rule.table(logs, findings), ""] if logs else ["Not made yet.", ""]
+            lines += [*rule.table(logs, findings), ""]
         looked = [f"{one.says} ({n})" for one in findings if (n := regimes.looks(logs, one)) > 1 and name != "study"]
         lines += [f"Looked at more than once: {', '.join(looked)}", ""] if looked else []
+    waiting = [f"{says} (0 of {asked} runs)" for _, says, logs, _, asked in everything(folder) if not logs]
+    lines += [f"Embedded task, not made yet: {'; '.join(waiting)}.", ""] if waiting else []
     lines += ["### What each could have seen", "", *can_tell(folder), ""]
     for _, says, logs, findings, _ in everything(folder):
         lines += [f"- {says}: {line}" for line in summary(logs, findings)]
@@ -207,7 +210,8 @@ def drawn(folder, into):
     """Lines of Markdown that show the figures there are runs for, which are drawn into a folder."""
     path, waiting = forest(folder, into / "verdicts.png")
     lines = [f"![Differences in A with 90 % intervals](../figures/{path.name})", ""] if path else []
-    lines += [f"Not made yet, of the forest plot's {len(FOREST)} rows: {len(waiting)}.", ""] if waiting else []
+    if path and waiting:
+        lines += [f"{len(waiting)} of this figure's {len(FOREST)} findings have no runs on both sides yet.", ""]
     if runs := grid.kept(folder, "grid"):
         path = stability.heat_maps(runs, into / "stability.png")
         lines += [f"![Pass rate at the end by loss, age and learning rate](../figures/{path.name})", ""]

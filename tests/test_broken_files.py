@@ -209,8 +209,9 @@ def test_a_run_goes_on_past_a_broken_checkpoint_and_a_torn_line_and_counts_what_
     config = [row for row in rows if row["kind"] == "config"][-1]
     steps = [row for row in rows if row["kind"] == "step"]
     # What was spent between the checkpoint of step 2 and the end of the first run stays in C, and is named.
-    assert config["gpu_hours"] == pytest.approx(steps[3]["gpu_hours"], rel=0.5)
-    assert config["gpu_hours"] >= steps[3]["gpu_hours"] and config["tokens"] == steps[3]["tokens"]
+    ended = next(row for row in rows if row["kind"] == "end")
+    assert steps[3]["gpu_hours"] <= config["gpu_hours"] <= ended["gpu_hours"] + 1e-9
+    assert config["tokens"] == steps[3]["tokens"]
     spent = checkpoints.counters(first.out / "checkpoint-6")["totals"]["lost_gpu_hours"]
     assert 0 < spent == pytest.approx(config["gpu_hours"] - steps[1]["gpu_hours"], rel=0.2)
     assert [step["tokens"] < later["tokens"] for step, later in zip(steps, steps[1:])] == [True] * 7

@@ -191,6 +191,7 @@ def test_only_the_runs_own_files_are_touched(tmp_path):
 # --- A whole run -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_a_run_goes_on_past_a_broken_checkpoint_and_a_torn_line_and_counts_what_was_lost(start):
     flags = [*SMALL, "--eval-every", "4", "--checkpoint-every", "2"]
     first = start(2, *flags, "--steps", "4")
@@ -254,6 +255,7 @@ def stopped_early():
     Fleet.settle = late
 
 
+@pytest.mark.processes
 def test_a_signal_before_the_ranks_have_agreed_ends_the_run_in_order_and_blames_no_folder(start):
     run = start(2, *SMALL, "--steps", "9", "--eval-every", "9", fault=stopped_early)
     assert run.end(PATIENCE) == {0: 0, 1: 0}, run.text

@@ -189,6 +189,7 @@ def test_a_gradient_that_is_not_finite_moves_no_weight_but_the_version_goes_on(p
     assert all(parameter.isfinite().all() for parameter in parameters)
 
 
+@pytest.mark.processes
 def test_one_nan_on_one_of_two_trainers_costs_a_step_and_not_the_policy(start):
     run = start(3, *SMALL, "--trainers", "2", "--steps", "3", "--eval-every", "3", fault=nan_gradients, arguments=(1,))
     assert run.end(PATIENCE) == {0: 0, 1: 0, 2: 0}, run.text
@@ -250,6 +251,7 @@ def test_who_dies_is_named_on_all_ranks_at_once_and_the_last_periodic_checkpoint
     assert run.log[-1]["kind"] == "end" and run.log[-1]["reason"] == f"{name} ended"
 
 
+@pytest.mark.processes
 def test_a_signal_to_any_rank_ends_the_run_in_order_everywhere(start):
     run = start(3, *ENDLESS, "--timeout", "600")
     run.reach(3)
@@ -261,6 +263,7 @@ def test_a_signal_to_any_rank_ends_the_run_in_order_everywhere(start):
     assert checkpoints.finished(run.out)[-1].name == f"checkpoint-{run.log[-1]['step']}"  # written when the run ended
 
 
+@pytest.mark.processes
 def test_ctrl_c_that_ends_the_reader_of_the_screen_too_still_writes_the_checkpoint(start):
     run = start(2, *ENDLESS, "--timeout", "600", fault=broken_pipe, arguments=(1,))
     run.reach(3)
@@ -281,6 +284,7 @@ def launcher_process(pids, *arguments):
     signal.pause()
 
 
+@pytest.mark.processes
 def test_ranks_end_when_their_launcher_is_killed(forks, tmp_path):
     run, collected = Run(tmp_path / "run"), []
     run.fork(
@@ -399,6 +403,7 @@ def same(one, other):
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
+@pytest.mark.processes
 def test_weights_and_adamw_state_of_three_trainers_resume_on_two_and_on_one(forks, tmp_path):
     source, found = None, []
     for world in (3, 2, 1):
@@ -501,6 +506,7 @@ def test_a_users_file_named_like_a_checkpoint_is_none(tmp_path):
     assert checkpoints.finished(tmp_path) == [] and not settings(["--resume", "--out", str(tmp_path)]).resume
 
 
+@pytest.mark.processes
 def test_two_runs_in_one_folder_exclude_each_other(start):
     first = start(2, *ENDLESS)
     first.reach(4)

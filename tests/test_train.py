@@ -1334,6 +1334,7 @@ def test_a_resumed_run_trains_the_same_batches_and_ctrl_c_ends_it(launchers, orp
     assert_same_batches(resumed, uninterrupted)
 
 
+@pytest.mark.processes
 def test_a_killed_trainer_is_named_and_its_run_goes_on(forks, short_epochs, uninterrupted, tmp_path):
     killed = partial(killed_rank, 4)
     run = Run(tmp_path / "run").fork(forks, 2, *short_epochs, "--steps", "12", target=killed)

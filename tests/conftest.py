@@ -14,6 +14,14 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, by this proc
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # what forks after tokenising need not be told so
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """`pytest -n 2`: the tests of a file stay together, since they share its runs."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log)
+
+
 def pytest_collection_finish():
     gc.freeze()
 

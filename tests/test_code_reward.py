@@ -501,11 +501,14 @@ print(outcome('print(input())'), outcome({ENDLESS[name]!r}),
       [process for process in jail.all_processes() if process[1] == jail.os.getpid()])
 """
     environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(jail.__file__).parent.parent)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "[b'x\\n'] timeout []\n", done.stderr
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen([sys.executable, "-c", script], env=environment, **pipes) as process:
+        printed, errors = process.communicate(timeout=60)
+    assert printed == "[b'x\\n'] timeout []\n", errors
     assert not any(tmp_path.iterdir())
-    if os.getuid() == 0:  # only programs in a jail have these user ids
-        assert not [pid for pid, _, owner, _ in jail.all_processes() if owner in jail.USERS]
+    if os.getuid() == 0:  # only its programs have this user id
+        user = jail.USERS[process.pid % len(jail.USERS)]
+        assert not [pid for pid, _, owner, _ in jail.all_processes() if owner == user]
 
 
 # --- Beside the generator; a failed verifier is not a wrong answer ---

@@ -109,7 +109,7 @@ def test_every_figure_is_shown_or_named_in_a_text():
 def test_the_first_screen_shows_the_two_commands():
     first = README.split("\n")[:30]
     assert "    pip install -e . && torchrun train.py --loss cispo" in first
-    assert "    pip install -e '.[test]' && pytest" in first
+    assert "    pip install -e '.[test]' && pytest -n 2" in first
 
 
 def test_the_findings_are_those_of_the_kept_runs():

@@ -237,13 +237,14 @@ def check_size(data: Data, *, prompts: int, k: int) -> None:
 
 # --- The embedded tasks ----------------------------------------------------------------------------------------------
 
+PLACES = 7  # operands that a prompt of `tiny` has room for
 # Numbers of operands or digits of an embedded prompt, each entry equally likely. Sums of 3 to 9 operands are within the
 # base policy's reach. Sums of 14 to 18, longer than any that SFT has shown, are beyond it: they set the ceiling, which
 # a better recipe may raise. Sums of 10 to 13, learnt slowly, are few: with more, a short run would end far below A.
 LENGTHS = {
     "arithmetic": [*range(3, 10)] * 9 + [*range(10, 14)] * 2 + [*range(14, 19)] * 6,
     "sorting": range(3, 13),
-    "tiny": range(2, 8),
+    "tiny": range(2, 1 + PLACES),
 }
 EMBEDDED_PROMPTS = {
     "arithmetic": 1_400,
@@ -280,7 +281,7 @@ def modular(rng: random.Random, length: int) -> tuple[str, str]:
     The dots fill up to the longest sum, so that every running result stands equally far behind the operand it needs.
     """
     text, answer = expression(rng, length)
-    return text[:-1] + "." * (LENGTHS["tiny"][-1] - length) + "=", str(int(answer) % 10)
+    return text[:-1] + "." * (PLACES - length) + "=", str(int(answer) % 10)
 
 
 EMBEDDED = {"arithmetic": expression, "sorting": unsorted, "tiny": modular}

@@ -1,10 +1,11 @@
 """Conference App. A.19, measured: log rho at step 0 for both heads on both sides, on random models.
 
-    python precision.py             every generator that is installed; prints a table, draws figures/a19.png
+    python precision.py                             random models; prints a table, draws figures/a19.png
+    python precision.py --model DIR --data PROMPTS  a model of your own and its prompts; draws figures/a19_DIR.png
 
-The LM head runs in bf16 or fp32 on the generator and on the trainer; the bodies are bf16, the vocabulary is 32,000,
-and the logits have one of three spreads. The trainer's forward pass is compared with TorchGenerator and, where it is
-installed, with vLLM. "clipped" is the share of tokens whose ratio lies outside DAPO's clip.
+The LM head runs in bf16 or fp32 on the generator and on the trainer; the bodies are bf16. The random models have a
+vocabulary of 32,000 and logits of one of three spreads. The trainer's forward pass is compared with TorchGenerator and,
+where it is installed, with vLLM. "clipped" is the share of tokens whose ratio lies outside DAPO's clip.
 
 Test: pytest tests/test_precision.py
 """
@@ -24,13 +25,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 import data
 import pipeline
 import precision
-from plumbing import batches
+from plumbing import batches, sources
 from plumbing.flags import make
 from recipes import CLIPS
 
 SPREADS = (1.0, 4.0, 8.0)  # std of the logits, nats: from nearly uniform to a mean top-1 probability near 0.6
 HEADS = {False: "bf16", True: "fp32"}
 PROMPTS, PROMPT_TOKENS, GENERATIONS, COMPLETION_TOKENS = 16, 16, 4, 32
+LONGEST = 512  # tokens of a prompt of --data
 VOCABULARY = 32_000
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -57,11 +59,21 @@ def random_policy(folder, spread):
     PreTrainedTokenizerFast(tokenizer_object=words, eos_token="0", unk_token="1").save_pretrained(folder)
 
 
-def completions(backend, folder, fp32_head):
+def random_prompts():
+    """PROMPTS prompts of random tokens."""
+    rng = torch.Generator().manual_seed(1)
+    rows = torch.randint(2, VOCABULARY, (PROMPTS, PROMPT_TOKENS), generator=rng).tolist()
+    return [data.Prompt(n, tuple(ids), "", "", "math") for n, ids in enumerate(rows)]
+
+
+def prompts_of(source, folder):
+    """The first PROMPTS prompts of a source of --data, as the model in this folder reads them."""
+    return sources.load([source], AutoTokenizer.from_pretrained(folder), budget=LONGEST).train[:PROMPTS]
+
+
+def completions(backend, folder, fp32_head, prompts):
     """The pipeline.Completions that `backend` ("torch" or "vllm") samples in bf16, GENERATIONS per prompt."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    rng = torch.Generator().manual_seed(1)
-    shape = (PROMPTS, PROMPT_TOKENS)
     done = []
     with closing(
         make(
@@ -75,8 +87,8 @@ def completions(backend, folder, fp32_head):
             max_new_tokens=COMPLETION_TOKENS,
         )
     ) as generator:
-        for n, ids in enumerate(torch.randint(2, VOCABULARY, shape, generator=rng).tolist()):
-            generator.add(pipeline.Ticket(n, 0, data.Prompt(n, tuple(ids), "", "", "math"), GENERATIONS))
+        for n, prompt in enumerate(prompts):
+            generator.add(pipeline.Ticket(n, 0, prompt, GENERATIONS))
         while generator.busy:
             done += generator.step()
     return done
@@ -94,40 +106,55 @@ def recompute(folder, done, fp32_head):
     return policy(ids, mask)[0][mask].cpu(), gen_logprobs[mask].cpu(), top
 
 
-def main():
-    """Print the table of all spreads; draw the scatter plots of the last one."""
-    parser = argparse.ArgumentParser(prog="precision.py", description=__doc__.split("\n")[0])
-    parser.add_argument("-o", "--out", type=Path, default=Path("figures"), help="folder for a19.png")
-    args = parser.parse_args()
-    clip = CLIPS
-    backends = ["torch", "vllm"] if find_spec("vllm") else ["torch"]
+def measured(folder, prompts, backends, label):
+    """Print a line for each backend and pair of heads; {(backend, its head, the trainer's): (log pi_gen, log rho, m)}.
+
+    m: what precision.mismatch returns
+    """
     cells = {}
+    for backend, generator_head in product(backends, HEADS):
+        done = completions(backend, folder, generator_head, prompts)
+        for trainer_head in HEADS:
+            logprobs, gen_logprobs, top = recompute(folder, done, trainer_head)
+            every = torch.ones_like(logprobs).bool()
+            low = 1 - CLIPS["eps_low"]
+            high = 1 + CLIPS["eps_high"]
+            m = precision.mismatch(logprobs, gen_logprobs, every, low=low, high=high)
+            r = torch.corrcoef(torch.stack([logprobs, gen_logprobs]))[0, 1].item()
+            cells[backend, generator_head, trainer_head] = gen_logprobs, logprobs - gen_logprobs, m
+            print(
+                f"{label:>8} {top:5.2f} {backend:8} {HEADS[generator_head]:9} {HEADS[trainer_head]:7}  "
+                f"{m['mean_abs_log_ratio']:14.5f} {m['max_abs_log_ratio']:7.3f} {m['min_ratio']:8.3f} "
+                f"{m['max_ratio']:8.3f} {m['clipped']:8.2%} {m['effective_sample_size']:7.4f} {r:10.6f}",
+                flush=True,
+            )
+    return cells
+
+
+def main():
+    """Print the table of all models; draw the scatter plots of the last one."""
+    parser = argparse.ArgumentParser(prog="precision.py", description=__doc__.split("\n")[0])
+    parser.add_argument("-o", "--out", type=Path, default=Path("figures"), help="folder for the figure")
+    parser.add_argument("--model", help="folder of a model, instead of the random ones")
+    parser.add_argument("--data", metavar="NAME", help="the prompts for --model, as of train.py --data")
+    args = parser.parse_args()
+    if bool(args.model) != bool(args.data):
+        parser.error("--model and --data go together: expected both or neither")
+    backends = ["torch", "vllm"] if find_spec("vllm") else ["torch"]
     print(
-        "spread top-1 backend  generator trainer  mean |log rho|  max     min rho  max rho  clipped   ESS    "
+        "  spread top-1 backend  generator trainer  mean |log rho|  max     min rho  max rho  clipped   ESS    "
         "correlation"
     )
-    for spread, backend, generator_head in product(SPREADS, backends, HEADS):
-        with tempfile.TemporaryDirectory() as folder:
-            random_policy(folder, spread)
-            done = completions(backend, folder, generator_head)
-            for trainer_head in HEADS:
-                logprobs, gen_logprobs, top = recompute(folder, done, trainer_head)
-                m = precision.mismatch(
-                    logprobs,
-                    gen_logprobs,
-                    torch.ones_like(logprobs).bool(),
-                    low=1 - clip["eps_low"],
-                    high=1 + clip["eps_high"],
-                )
-                r = torch.corrcoef(torch.stack([logprobs, gen_logprobs]))[0, 1].item()
-                cells[backend, generator_head, trainer_head] = gen_logprobs, logprobs - gen_logprobs, m
-                print(
-                    f"{spread:6g} {top:5.2f} {backend:8} {HEADS[generator_head]:9} {HEADS[trainer_head]:7}  "
-                    f"{m['mean_abs_log_ratio']:14.5f} {m['max_abs_log_ratio']:7.3f} {m['min_ratio']:8.3f} "
-                    f"{m['max_ratio']:8.3f} {m['clipped']:8.2%} {m['effective_sample_size']:7.4f} {r:10.6f}",
-                    flush=True,
-                )
-    draw(cells, backends, args.out / "a19.png")
+    name = ""
+    if args.model:
+        name = f"_{Path(args.model).resolve().name}"
+        cells = measured(args.model, prompts_of(args.data, args.model), backends, "-")
+    else:
+        for spread in SPREADS:
+            with tempfile.TemporaryDirectory() as folder:
+                random_policy(folder, spread)
+                cells = measured(folder, random_prompts(), backends, f"{spread:g}")
+    draw(cells, backends, args.out / f"a19{name}.png")
 
 
 def draw(cells, backends, path):

@@ -1,4 +1,4 @@
-"""Makes the runs of study/regimes.py and study/grid.py, one after the other in this process, in the order of ORDER.
+"""Makes the runs of regimes.py, grid.py and axes.py, one after the other in this process, in the order of ORDER.
 
     python study/order.py                  makes what is missing under results/exact and results/tiny
     python study/order.py --into FOLDER    the same in another folder
@@ -25,7 +25,7 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from study import grid, regimes, warm  # noqa: E402
+from study import axes, grid, regimes, warm  # noqa: E402
 from study.run import reduced  # noqa: E402
 
 
@@ -60,6 +60,15 @@ def exact(regime, seeds):
     return missing, make_exact
 
 
+def along(axis):
+    """A part of ORDER: the runs of an axis of study/axes.py."""
+
+    def missing(folder):
+        return axes.missing(folder, axis)
+
+    return missing, axes.make
+
+
 def more(regime):
     """A part of ORDER: what the stopping rule asks for now."""
 
@@ -87,6 +96,7 @@ ORDER = {  # name -> (what is missing in a folder, how one of it is made)
     "grid": tiny("grid"),
     "variants": tiny("variants"),
     **{f"{regime}, stopping rule": more(regime) for regime in regimes.REGIMES},
+    **{f"axis {axis}": along(axis) for axis in axes.AXES},
 }
 
 

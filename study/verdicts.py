@@ -34,7 +34,7 @@ from scipy.special import stdtrit
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import forecast  # noqa: E402
-from study import comparisons, drawing, grid, regimes, rule, stability  # noqa: E402
+from study import axes, comparisons, drawing, grid, regimes, rule, stability  # noqa: E402
 
 ASYNCHRONOUS = "asynchronous, ages as they came"
 FOREST = (  # (regime, configuration, reference) of findings on A, chosen before the runs
@@ -232,7 +232,7 @@ def main():
     lines = report(args.into)
     if args.write:
         readme = ROOT / "results" / "README.md"
-        shown = drawn(args.into, ROOT / "figures") + lines + stability.report(args.into)
+        shown = drawn(args.into, ROOT / "figures") + lines + stability.report(args.into) + axes.report(args.into)
         readme.write_text(written(readme.read_text(), shown))
     else:
         print(*lines, sep="\n")

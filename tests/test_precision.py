@@ -2,6 +2,8 @@
 
 import math
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
@@ -502,3 +504,25 @@ def test_a19_recomputing_gives_log_rho_0_with_the_same_head_and_less_than_the_bf
     assert torch.equal(logprobs, gen_logprobs) and 0 < top < 0.1  # the same arithmetic twice, in the same order
     other, *_ = a19.recompute(tmp_path, done, fp32_head=False)
     assert 0 < (other - gen_logprobs).abs().mean() < precision.MISMATCH_LIMIT[torch.bfloat16]
+
+
+def test_a19_a_model_of_ones_own_is_measured_on_its_own_prompts(a19, tmp_path, monkeypatch, capsys):
+    argv = [
+        "precision.py",
+        "--model",
+        str(Path(precision.__file__).parent / "base" / "tiny"),
+        "--data",
+        "tiny",
+        "-o",
+        str(tmp_path),
+    ]
+    monkeypatch.setattr(a19, "find_spec", lambda name: None)  # vLLM has tests of its own
+    monkeypatch.setattr("sys.argv", argv)
+    a19.main()
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[2:5] for row in rows] == [["torch", *heads] for heads in product(("bf16", "fp32"), repeat=2)]
+    assert (tmp_path / "a19_tiny.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit):
+        monkeypatch.setattr("sys.argv", argv[:3])
+        a19.main()
+    assert "--model and --data go together" in capsys.readouterr().err

@@ -1,0 +1,481 @@
+"""The paper's axes (Sec. 5) on the task `tiny`: which runs are made, and how they are judged.
+
+    batch       prompts x generations, 32 to 1,024 completions a step, for 40,960 completions in all (Fig. 9, 10, A.12)
+    length      the token budget of a completion, with interruptions as far below it as in the preset (Fig. 9)
+    truncation  the same budgets without interruptions: what is cut off carries no loss (A.15)
+    model       policies of 11,000 to 2.5 million parameters, each made by sft.py's steps at its learning rate (Fig. 9)
+    pool        the number of training prompts, sums of 4 to 7 operands; 160 steps of 16 prompts draw 2,560
+    difficulty  the longest sum that is asked, in training and validation; 1,000 prompts, since there are few short sums
+    mixture     sums of 4 or 5 and of 6 or 7 operands, two sources that train together, at five weights
+
+Written before the first run of any of them. Exact age k = 1, CISPO, ScaleRL's other settings, the preset's learning
+rate at every size (Open in the paper: whether it follows the batch), 3 seeds; 160 steps but for `batch`. Evaluations
+ask 512 prompts once (`mixture`: 256 of each source twice). Compute is tokens. An axis is to take 90 minutes of one core
+at most. No-Positive-Resampling's threshold of 0.9 means 4 of 4, 8 of 8, 15 of 16 and 29 of 32 completions.
+
+A run that falls, diverges, or ends because all its prompts are retired, is a result of its own and left out below.
+Two questions are asked of each axis, and one more of three of them; intervals are of 90 %, with the spread between
+seeds pooled over the axis, and `study/rule.py`'s verdict on "the same" within 0.02:
+
+    first half     the end (mean of the last five evaluations) forecast from half of the compute: the error, and how
+                   often the 90 % band held it
+    smaller ones   is the mean end of the largest member on the straight line, in log2 of the size, through the two
+                   before it? Not asked of `batch`, whose sizes repeat, and `mixture`
+    batch          among the sets of 128 and of 256 completions a step, the generations per prompt with the highest pass
+                   rate at an eighth, a quarter, half and all of the compute. The IsoCompute playbook, arXiv 2603.12151:
+                   the best number grows with compute and then saturates. "Grows": larger at the end than at first, and
+                   no step down between; agrees if so in 95 % of 1,000 resamplings of seeds, disagrees if in 5 % or less
+    model          does the end follow the policy's loss on right traces or its pass@16 (arXiv 2607.16097)? Spearman's
+                   rank correlation of each with the end
+    mixture        is a mixture w R_6,7(w C) + (1 - w) R_4,5((1 - w) C), the curves of the runs of one source alone? If
+                   it ends higher, the sources help each other
+
+A.12: beside the ends of `batch` stands the entropy of sampled validation tokens. Only sums of one-digit numbers are
+asked, by one policy: on another task an axis may look different. One axis on the embedded task is not made yet.
+
+    python study/order.py --parts axis  makes the runs
+    python study/axes.py                prints what the runs under results/tiny say (--into FOLDER: elsewhere)
+
+Test: pytest tests/test_axes.py
+"""
+
+import argparse
+import io
+import json
+import re
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from itertools import pairwise, product
+from math import log2
+from pathlib import Path
+from statistics import mean, stdev
+from typing import NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+from scipy.special import stdtrit
+from scipy.stats import spearmanr
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import data  # noqa: E402
+import fit  # noqa: E402
+import forecast  # noqa: E402
+import recipes  # noqa: E402
+from plumbing.evaluation import append  # noqa: E402
+from study import grid, rule, stability, warm  # noqa: E402
+
+PLAN = "axes"
+SEEDS = range(3)
+COMPLETIONS = 40_960  # of a run of `batch`
+BATCH = [  # (prompts, generations)
+    (prompts, generations)
+    for prompts, generations in product((4, 8, 16, 32, 64), (4, 8, 16, 32))
+    if 32 <= prompts * generations <= 1024
+]
+SETS = (128, 256)  # completions a step for which all numbers of generations are there
+PARTS = (1 / 8, 1 / 4, 1 / 2, 1)  # of the compute, at which the best number of generations is asked
+RESAMPLINGS = 1000
+BUDGETS = (6, 7, 8, 10, 12)  # tokens of a completion; right traces of 2 to 7 operands have 4 to 9
+WEIGHTS = {0.0: (1, 0), 0.25: (3, 1), 0.5: (1, 1), 0.75: (1, 3), 1.0: (0, 1)}  # share of the longer -> of both sources
+SOURCES = {"shorter": (4, 5), "longer": (6, 7)}  # operands of the sums of `mixture`
+ROWS = 4000  # of a source: a tenth of them are held out
+EVALUATED = "--eval-prompts 512 --eval-generations 1"
+LAST = 5  # evaluations whose mean is the end of a run
+
+
+class Member(NamedTuple):
+    """A member of an axis: its size, train.py's flags, and what the run changes that is no flag."""
+
+    size: float
+    label: str
+    flags: str = ""
+    lengths: tuple = ()  # operands of the sums, each entry equally likely; (): those of the task
+    prompts: int = 0  # training prompts; 0: those of the task
+    hidden: int = 0  # hidden size of the policy; 0: base/tiny
+    weights: tuple = ()  # of the two SOURCES; (): the task itself
+    generations: int = 0  # of `batch`: completions per prompt
+
+
+def batch():
+    for prompts, generations in BATCH:
+        size = prompts * generations
+        steps = COMPLETIONS // size
+        flags = f"--prompts {prompts} --generations {generations} --steps {steps} --eval-every {steps // 20}"
+        yield Member(size, f"{prompts} x {generations}", flags, generations=generations)
+
+
+def length():
+    room = recipes.TINY["max_new_tokens"] - np.array(recipes.TINY["interrupt_at"])
+    for budget in BUDGETS:
+        low, high = budget - room
+        yield Member(budget, f"{budget} tokens", f"--max-new-tokens {budget} --interrupt-at {low} {high}")
+
+
+def truncation():
+    for budget in BUDGETS:
+        yield Member(budget, f"{budget} tokens", f"--max-new-tokens {budget} --length-control none")
+
+
+def model():
+    for hidden in (24, 48, 96, 192, 384):
+        yield Member(hidden, f"hidden size {hidden}", hidden=hidden)
+
+
+def pool():
+    for prompts in (64, 256, 1024, 4096, 16384):
+        yield Member(prompts, f"{prompts} prompts", lengths=(4, 5, 6, 7), prompts=prompts)
+
+
+def difficulty():
+    for longest in range(3, 1 + data.PLACES):
+        yield Member(longest, f"up to {longest}", lengths=tuple(range(2, 1 + longest)), prompts=1000)
+
+
+def mixture():
+    for share, weights in WEIGHTS.items():
+        yield Member(share, f"{share:.0%} longer", "--eval-prompts 256 --eval-generations 2", weights=weights)
+
+
+AXES = {axis.__name__: list(axis()) for axis in (batch, length, truncation, model, pool, difficulty, mixture)}
+
+
+# --- Making runs -----------------------------------------------------------------------------------------------------
+
+
+def runs(axis):
+    """The grid.Runs of an axis: one seed of all members before the next of any."""
+    return [
+        grid.Run(
+            PLAN,
+            (("axis", axis), ("member", member.label)),
+            seed,
+            f"--virtual exact --k 1 --steps 160 --eval-every 8 {EVALUATED} {member.flags}",
+        )
+        for seed, member in product(SEEDS, AXES[axis])
+    ]
+
+
+def missing(folder, axis):
+    """The Runs of an axis that are not there."""
+    there = grid.kept(folder, PLAN)
+    return [run for run in runs(axis) if run.name() not in there]
+
+
+def member_of(run):
+    """The Member that a Run is of."""
+    key = dict(run.key)
+    return next(member for member in AXES[key["axis"]] if member.label == key["member"])
+
+
+def make(train, run, folder):
+    """Make a Run and append its line: that of grid.summary, and `more`. train: the module train.py."""
+    began = time.process_time()
+    member = member_of(run)
+    with changed(member) as (flags, policy):
+        rows = warm.run(train, [*grid.TINY, *run.flags.split(), *flags, "--seed", str(run.seed)])
+    line = {"kind": "run", "run": run.named(), "base": grid.base(), "commit": rows[0]["commit"], **grid.summary(rows)}
+    if policy:
+        line |= quality(train, policy)
+    path = grid.place(folder, PLAN)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    append(path, line | more(rows) | {"cpu_seconds": round(time.process_time() - began, 1)})
+
+
+def more(rows):
+    """What a line has besides grid.summary: columns of the evaluations; means over the first 8 and the last steps."""
+    evaluations = [row for row in rows if row["kind"] == "eval"]
+    steps = [row for row in rows if row["kind"] == "step"]
+    last = steps[-max(1, len(steps) // 4) :]
+    return {
+        "entropy": [grid.digits(row["entropy_sampled"]) for row in evaluations],
+        "tasks": {name: [grid.digits(row["tasks"][name]) for row in evaluations] for name in evaluations[0]["tasks"]},
+        "truncated": [grid.digits(mean(row["truncated"] for row in own)) for own in (steps[:8], last)],
+        "retired": steps[-1]["retired"],
+    }
+
+
+@contextmanager
+def changed(member):
+    """What a Member changes that is no flag of train.py; yields further flags, and the folder of its policy or None."""
+    from plumbing import flags
+
+    with ExitStack() as stack:
+        if member.lengths:
+            stack.enter_context(patch.dict(data.LENGTHS, tiny=member.lengths))
+        if member.prompts:
+            stack.enter_context(patch.dict(data.EMBEDDED_PROMPTS, tiny=member.prompts))
+        if member.weights:
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="study-")))
+            yield ["--model", str(ROOT / "base" / "tiny"), "--data", *mixed_sources(place, member.weights)], None
+        elif member.hidden:
+            stack.enter_context(patch.object(flags, "preset_of", lambda folder: recipes.TINY))
+            place = policy_of(member.hidden)
+            yield ["--model", str(place)], place
+        else:
+            yield [], None
+
+
+def mixed_sources(folder, weights):
+    """Write the sources that have a weight; their names for --data."""
+    names = []
+    for (name, lengths), weight in zip(SOURCES.items(), weights):
+        with patch.dict(data.LENGTHS, tiny=lengths):
+            pairs = data.examples("tiny", ROWS, seed=0, held_out=False)
+        path = folder / f"{name}.jsonl"
+        path.write_text("".join(json.dumps({"prompt": text, "answer": answer}) + "\n" for text, answer in pairs))
+        names += [f"{path}:{weight}:tiny"] if weight else []
+    return names
+
+
+def policy_of(hidden, runs_folder=ROOT / "runs"):
+    """The folder of a policy of this hidden size, made if it is not there: base/tiny with other widths."""
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    import sft
+
+    place = runs_folder / f"tiny-{hidden}-{sft.TINY_SKILL_STEPS}-{sft.TINY_HABIT_STEPS}"
+    if not place.exists():
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        tokens = sft.tokenizer(tiny=True)
+        config = sft.untrained(tiny=True).config
+        config.initializer_range *= (config.hidden_size / hidden) ** 0.5
+        config.num_attention_heads = config.num_key_value_heads = hidden // config.head_dim
+        config.intermediate_size = hidden * config.intermediate_size // config.hidden_size
+        config.hidden_size = hidden
+        policy = Qwen3ForCausalLM(config)
+        sft.supervise(policy, tokens, tasks=["tiny"], habits=False, steps=sft.TINY_SKILL_STEPS, seed=0)
+        sft.supervise(policy, tokens, tasks=["tiny"], habits=True, steps=sft.TINY_HABIT_STEPS, seed=0)
+        part = place.with_suffix(".part")
+        policy.save_pretrained(part)
+        tokens.save_pretrained(part)
+        part.rename(place)  # whole or not at all
+    return place
+
+
+def quality(train, folder):
+    """{"loss": nats a token of right traces, some of them seen in training; "pass@16": on validation prompts}."""
+    import random
+
+    import torch
+
+    import sft
+
+    model = sft.load(folder)
+    tokens = sft.tokenizer(tiny=True)
+    rng = random.Random("axes")
+    traces = [pair for _ in range(8) for pair in sft.batch(tokens, rng, False, ["tiny"])]
+    with torch.no_grad():
+        losses = [model(input_ids=ids, labels=labels).loss.item() for ids, labels in traces]
+    printed = io.StringIO()
+    sizes = "--generations 16 --eval-prompts 512 --max-new-tokens 12 --max-prompt-tokens 8 --slots 512".split()
+    with tempfile.TemporaryDirectory(prefix="study-") as out, redirect_stdout(printed):
+        train.main(["--evaluate", str(folder), *grid.TINY, *sizes, "--length-control", "none", "--out", out])
+    [found] = re.findall(r"pass@16 +([0-9.]+)", printed.getvalue())
+    return {"loss": grid.digits(mean(losses)), "pass@16": float(found)}
+
+
+# --- Judging ---------------------------------------------------------------------------------------------------------
+
+
+class Made(NamedTuple):
+    """What is asked of a kept run."""
+
+    curve: fit.Run  # pass rate against tokens
+    end: float  # mean of the last evaluations
+    fell: bool  # or diverged
+    early: bool  # ended before its last step, with all prompts retired
+    line: dict
+
+
+def made(line):
+    """The Made of a kept line."""
+    evaluations = line["evals"]
+    curve = fit.Run(evaluations["tokens"], evaluations["pass_rate"], start="10%")
+    fell = stability.one(line).fell is not None
+    return Made(curve, mean(evaluations["pass_rate"][-LAST:]), fell, line["reason"] != "finished", line)
+
+
+def kept(folder, axis):
+    """{Member: [Made]} of the members of an axis that have runs."""
+    found = defaultdict(list)
+    for line in grid.kept(folder, PLAN).values():
+        if line["run"]["axis"] == axis:
+            found[line["run"]["member"]].append(made(line))
+    return {member: found[member.label] for member in AXES[axis] if member.label in found}
+
+
+def whole(members):
+    """{Member: [Made]} without runs that fall or end early; None unless every member of the axis has some."""
+    axis = next(own[0].line["run"]["axis"] for own in members.values())
+    sound = {member: [one for one in own if not one.fell and not one.early] for member, own in members.items()}
+    return sound if len(sound) == len(AXES[axis]) and all(sound.values()) else None
+
+
+def spread(sound):
+    """(standard deviation of the ends between seeds, degrees of freedom), pooled over the members."""
+    return rule.pooled([[one.end for one in own] for own in sound.values()])
+
+
+def judged(gap, weights, spread):
+    """Words: a difference with its interval, and whether it is none. weights: of the runs' ends in the difference."""
+    s, freedom = spread
+    if not freedom:
+        return f"{gap:+.3f}: one seed gives no interval"
+    half = float(stdtrit(freedom, 0.95)) * s * sum(w * w for w in weights) ** 0.5
+    word, why = rule.verdict(gap - half, gap + half, direction=0, quantity="A")
+    return f"{gap:+.3f} ({gap - half:+.3f} to {gap + half:+.3f}): {word}: {why}"
+
+
+def table(members):
+    """Lines of Markdown: a row for each member; members: what `kept` returns."""
+    rows = [
+        "| member | runs | end (standard deviation) | fall | end early | truncated at first, at last | entropy "
+        "| error of the forecast from half; in band |",
+        "|---" * 8 + "|",
+    ]
+    for member, own in members.items():
+        ends = [one.end for one in own]
+        deviation = f" ({stdev(ends):.3f})" if len(ends) > 1 else ""
+        found = [row for one in own if not one.fell for row in forecast.hindcasts(one.curve, (50,), LAST)]
+        errors = [abs(row["error"]) for row in found]
+        held = f"{mean(errors):.3f}; {sum(row['inside'] for row in found)} of {len(found)}" if found else "-"
+        truncated = [mean(one.line["truncated"][at] for one in own) for at in (0, 1)]
+        entropy = mean(mean(one.line["entropy"][-LAST:]) for one in own)
+        rows.append(
+            f"| {member.label} | {len(own)} | {mean(ends):.3f}{deviation} | {sum(one.fell for one in own)} "
+            f"| {sum(one.early for one in own)} | {truncated[0]:.1%}, {truncated[1]:.1%} | {entropy:.3f} | {held} |"
+        )
+    return rows
+
+
+def from_smaller(sound):
+    """Words: the end of the largest member minus that on the line through the two before it, and whether it is none."""
+    (low, _), (middle, _), (high, _) = tail = list(sound.items())[-3:]
+    r = log2(high.size / middle.size) / log2(middle.size / low.size)
+    weights = (r, -1 - r, 1)
+    gap = sum(w * mean(one.end for one in own) for w, (_, own) in zip(weights, tail))
+    return judged(gap, [w / len(own) ** 0.5 for w, (_, own) in zip(weights, tail)], spread(sound))
+
+
+def rate_at(curve, share):
+    """The pass rate at a share of a curve's compute, mean of LAST evaluations around it on straight lines between."""
+    at = np.linspace(max(0.0, share - 0.1), min(1.0, share + 0.1), LAST) * curve.compute[-1]
+    return float(np.interp(at, curve.compute, curve.reward).mean())
+
+
+def best_generations(members, part, chosen=None):
+    """The number of generations with the highest mean pass rate at a part of the compute.
+
+    members: {Member: [Made]} of one number of completions a step; chosen: indices of the runs to take, of each
+    """
+    means = {}
+    for member, own in members.items():
+        taken = own if chosen is None else [own[at % len(own)] for at in chosen]
+        means[member.generations] = mean(rate_at(one.curve, part) for one in taken)
+    return max(means, key=means.__getitem__)
+
+
+def grows(numbers):
+    """Whether the numbers end larger than they begin, without a step down."""
+    return numbers[-1] > numbers[0] and all(one <= other for one, other in pairwise(numbers))
+
+
+def iso_compute(sound, size):
+    """Words: the best number of generations at each of PARTS for a number of completions a step, and the verdict."""
+    members = {member: own for member, own in sound.items() if member.size == size}
+    best = [best_generations(members, part) for part in PARTS]
+    rng = np.random.default_rng(0)
+    draws = [rng.integers(len(SEEDS), size=len(SEEDS)) for _ in range(RESAMPLINGS)]
+    share = mean(grows([best_generations(members, part, draw) for part in PARTS]) for draw in draws)
+    word = "agrees" if share >= 0.95 else "disagrees" if share <= 0.05 else "undecided"
+    said = ", ".join(f"{number} at {part:.0%}" for number, part in zip(best, PARTS))
+    return (
+        f"best generations per prompt, {size} completions a step: {said}; grows in {share:.0%} of resamplings: {word}"
+    )
+
+
+def follows(sound):
+    """Words: rank correlation of the ends with the policies' loss and pass@16."""
+    ends = [mean(one.end for one in own) for own in sound.values()]
+    first = [own[0].line for own in sound.values()]
+    ranks = {name: spearmanr([line[name] for line in first], ends).statistic for name in ("loss", "pass@16")}
+    return "rank correlation of the end with " + ", ".join(f"{name} {value:+.2f}" for name, value in ranks.items())
+
+
+def predicted(sound, w):
+    """The end of a mixture from the runs of one source alone: a list of a value for each pair of runs."""
+    alone = {member.size: own for member, own in sound.items() if member.size in (0.0, 1.0)}
+    return [
+        w * last_of(longer.curve, w) + (1 - w) * last_of(shorter.curve, 1 - w)
+        for shorter, longer in zip(alone[0.0], alone[1.0])
+    ]
+
+
+def last_of(curve, share):
+    """Mean pass rate at a share of the compute of each of the last evaluations."""
+    return float(np.interp(share * np.asarray(curve.compute[-LAST:]), curve.compute, curve.reward).mean())
+
+
+def ended(one):
+    """The end of a mixture: its sources' pass rates, by their weights, whatever the share of their prompts."""
+    w = next(member.size for member in AXES["mixture"] if member.label == one.line["run"]["member"])
+    return sum(share * mean(one.line["tasks"][name][-LAST:]) for share, name in zip((1 - w, w), SOURCES))
+
+
+def mixtures(sound):
+    """Words for each mixture: its end minus the predicted one, and whether that is none."""
+    s = spread(sound)
+    lines = []
+    for member, own in sound.items():
+        if 0 < (w := member.size) < 1:
+            gap = mean(map(ended, own)) - mean(predicted(sound, w))
+            n = min(map(len, sound.values()))
+            weights = (1 / len(own) ** 0.5, w / n**0.5, (1 - w) / n**0.5)
+            lines.append(f"{member.label}, end minus that from the sources alone: {judged(gap, weights, s)}")
+    return lines
+
+
+def answers(axis, members):
+    """Lines: what the members of an axis say on its questions; none before all of them have sound runs."""
+    sound = whole(members)
+    if not sound:
+        return ["- some members have no run that neither falls nor ends early: nothing is asked of the axis as a whole"]
+    if axis == "batch":
+        said = [iso_compute(sound, size) for size in SETS]
+    elif axis == "mixture":
+        said = mixtures(sound)
+    else:
+        said = [f"the largest minus the line through the two before it: {from_smaller(sound)}"]
+        said += [follows(sound)] if axis == "model" else []
+    return [f"- {one}" for one in said]
+
+
+def report(folder):
+    """Lines of Markdown: each axis that has runs, and the names of those that have none."""
+    lines = []
+    waiting = []
+    for axis, asked in AXES.items():
+        members = kept(folder, axis)
+        if not members:
+            waiting.append(axis)
+            continue
+        done = sum(map(len, members.values()))
+        lines += ["", f"### Axis {axis}: {done} of {len(asked) * len(SEEDS)} runs", ""]
+        lines += [*table(members), "", *answers(axis, members)]
+    return [*lines, "", f"Axes, not made yet: {', '.join(waiting)}."] if waiting else lines
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--into", type=Path, default=ROOT / "results", metavar="FOLDER", help="where the runs are")
+    print(*report(parser.parse_args().into), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -10,8 +10,9 @@
 
 Written before the first run of any of them. Exact age k = 1, CISPO, ScaleRL's other settings, the preset's learning
 rate at every size (Open in the paper: whether it follows the batch), 3 seeds; 160 steps but for `batch`. Evaluations
-ask 512 prompts once (`mixture`: 256 of each source twice). Compute is tokens. An axis is to take 90 minutes of one core
-at most. No-Positive-Resampling's threshold of 0.9 means 4 of 4, 8 of 8, 15 of 16 and 29 of 32 completions.
+ask 512 prompts once (`mixture` and `difficulty`: 256 of each source twice). Compute is tokens. An axis is to take 90
+minutes of one core at most. No-Positive-Resampling's threshold of 0.9 means 4 of 4, 8 of 8, 15 of 16 and 29 of 32
+completions.
 
 A run that falls, diverges, or ends because all its prompts are retired, is a result of its own and left out below.
 Two questions are asked of each axis, and one more of three of them; intervals are of 90 %, with the spread between
@@ -84,6 +85,7 @@ WEIGHTS = {0.0: (1, 0), 0.25: (3, 1), 0.5: (1, 1), 0.75: (1, 3), 1.0: (0, 1)}  #
 SOURCES = {"shorter": (4, 5), "longer": (6, 7)}  # operands of the sums of `mixture`
 ROWS = 4000  # of a source: a tenth of them are held out
 EVALUATED = "--eval-prompts 512 --eval-generations 1"
+TWICE = "--eval-prompts 256 --eval-generations 2"  # of sums of up to 3 operands, 420 are held out
 LAST = 5  # evaluations whose mean is the end of a run
 
 
@@ -132,12 +134,13 @@ def pool():
 
 def difficulty():
     for longest in range(3, 1 + data.PLACES):
-        yield Member(longest, f"up to {longest}", lengths=tuple(range(2, 1 + longest)), prompts=1000)
+        lengths = tuple(range(2, 1 + longest))
+        yield Member(longest, f"up to {longest}", TWICE, lengths=lengths, prompts=1000)
 
 
 def mixture():
     for share, weights in WEIGHTS.items():
-        yield Member(share, f"{share:.0%} longer", "--eval-prompts 256 --eval-generations 2", weights=weights)
+        yield Member(share, f"{share:.0%} longer", TWICE, weights=weights)
 
 
 AXES = {axis.__name__: list(axis()) for axis in (batch, length, truncation, model, pool, difficulty, mixture)}

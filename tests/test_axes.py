@@ -85,8 +85,10 @@ def test_what_is_no_flag_is_changed_for_the_run_alone():
     for member in (*axes.AXES["pool"], *axes.AXES["difficulty"]):
         with axes.changed(member) as (more, policy):
             assert (more, policy) == ([], None) and data.EMBEDDED_PROMPTS["tiny"] == member.prompts
-            pairs = data.examples("tiny", 50, seed=0, held_out=False)
-            assert {operands(text) for text, _ in pairs} <= set(member.lengths)
+            pairs = data.examples("tiny", member.prompts, seed=0, held_out=False)
+            assert len(pairs) == member.prompts and {operands(text) for text, _ in pairs} <= set(member.lengths)
+            held = 256 if "256" in member.flags else 512
+            assert len(data.examples("tiny", held, seed=0, held_out=True)) == held  # there are so many
             # dots fill up, so that operands keep their places: a token each, and the =
             assert {len(text) - operands(text) + 1 for text, _ in pairs} == {data.PLACES + 1}
     assert (data.LENGTHS, data.EMBEDDED_PROMPTS) == before

@@ -86,7 +86,7 @@ def draw_differences(ax, panel):
         reach = [[one.D - one.low], [one.high - one.D]]
         ax.errorbar(one.D, y, xerr=reach, fmt="o", ms=4, lw=1.3, capsize=3, color=VERDICTS[one.verdict])
     ax.set_yticks(range(len(rows)), [fill(label, 30) for label, _ in rows], fontsize=8)
-    ax.invert_yaxis()
+    ax.set_ylim(len(rows) - 0.4, -0.6)
     for verdict, colour in VERDICTS.items():
         ax.plot([], [], "o-", ms=4, color=colour, label=verdict)
     ax.set_title(title, fontsize=10)

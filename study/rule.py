@@ -308,9 +308,11 @@ def shown(quantity, row):
     if row.D != row.D:
         return "-"
     if quantity == "A":
-        return f"A {row.D:+.3f} ({row.low:+.3f} to {row.high:+.3f})"
-    times = (float(np.exp(-value)) for value in (row.D, row.high, row.low))
-    return "compute x{:.2f} ({:.2f} to {:.2f})".format(*times)
+        value, low, high = (f"{value:+.3f}" for value in (row.D, row.low, row.high))
+    else:
+        value, low, high = (f"{np.exp(-value):.2f}" for value in (row.D, row.high, row.low))
+    known = f"{low} to {high}" if np.isfinite([row.low, row.high]).all() else "one seed gives none"
+    return f"{'A ' if quantity == 'A' else 'compute x'}{value} ({known})"
 
 
 def remarks(logs, found, asked):
@@ -319,12 +321,13 @@ def remarks(logs, found, asked):
     groups = grouped(logs, "tokens")
     A = spread(groups, "A")
     E = spread(groups, "E")
+    known = f"A {A[0]:.4f}, tokens to half of the gain {E[0]:.1%} ({A[1]} degrees of freedom)"
     lines = [
         f"{len(found)} of {asked} findings tested: {count['agrees']} agree, {count['disagrees']} disagree, "
         f"{count['undecided']} undecided. Of 90 % intervals one in ten errs, and findings with a common reference err "
         "together.",
-        f"spread between seeds, over configurations in which no run falls: A {A[0]:.4f}, tokens to half of the gain "
-        f"{E[0]:.1%} ({A[1]} degrees of freedom)",
+        "spread between seeds, over configurations in which no run falls: "
+        + (known if A[1] else "not known before two seeds of one"),
     ]
     for name, runs in groups.items():
         clipped, age, end = (mean(getattr(one, what) for one in runs) for what in ("clipped", "age", "end"))

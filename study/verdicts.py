@@ -179,7 +179,7 @@ def report(folder):
 
 
 def forest_rows(folder):
-    """[(label, rule.Judged)] of the findings of FOREST that both sides have runs for, and the labels of the others."""
+    """[(label, rule.Judged)] of the findings of FOREST that have an interval, and the labels of the others."""
     rows, waiting = [], []
     for name, says, logs, findings, _ in everything(folder):
         found = rule.judged(logs, [one for one in findings if one.quantity == "A"])
@@ -187,8 +187,9 @@ def forest_rows(folder):
             if one.quantity == "A" and (name, one.configuration, one.reference) in FOREST:
                 label = f"{one.says} ({says.removeprefix('virtual time, ')})"
                 row = found.get(one)
-                rows += [(label, row)] if row and row.D == row.D else []
-                waiting += [] if row and row.D == row.D else [label]
+                told = row is not None and row.low == row.low
+                rows += [(label, row)] if told else []
+                waiting += [] if told else [label]
     return rows, waiting
 
 
@@ -201,7 +202,7 @@ def forest(folder, path):
     title = f"difference in A, 90 % interval (grey: within {rule.MARGIN['A']:.2g})"
     ax = figure.add_subplot()
     drawing.draw_differences(ax, (title, rule.MARGIN["A"], rows))
-    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.06), ncols=3)
+    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.55 / len(rows)), ncols=3)
     figure.savefig(path, dpi=120)
     return path, waiting
 
@@ -211,7 +212,7 @@ def drawn(folder, into):
     path, waiting = forest(folder, into / "verdicts.png")
     lines = [f"![Differences in A with 90 % intervals](../figures/{path.name})", ""] if path else []
     if path and waiting:
-        lines += [f"{len(waiting)} of this figure's {len(FOREST)} findings have no runs on both sides yet.", ""]
+        lines += [f"{len(waiting)} of this figure's {len(FOREST)} findings have no interval yet.", ""]
     if runs := grid.kept(folder, "grid"):
         path = stability.heat_maps(runs, into / "stability.png")
         lines += [f"![Pass rate at the end by loss, age and learning rate](../figures/{path.name})", ""]

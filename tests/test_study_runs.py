@@ -286,13 +286,21 @@ def test_the_ranking_at_a_quarter_is_compared_with_that_at_the_end():
     assert verdicts.ranking({("one", 0): law(0.6), ("other", 0): slow}) == (1, 0)
 
 
+def keep(folder, there):
+    """Write the logs of `logs` where regimes.kept looks for them."""
+    for (name, seed), own in there.items():
+        text = "".join(json.dumps(row) + "\n" for row in own)
+        regimes.place(folder, "exact-8", name, seed).write_text(text)
+
+
 def test_the_forest_has_ten_rows_of_findings_that_are_asked_and_says_which_are_not_made(tmp_path):
     rows, waiting = verdicts.forest_rows(tmp_path)
     assert (len(rows), len(waiting)) == (0, 10)
     (tmp_path / "exact-8").mkdir()
-    for (name, seed), own in logs(cispo=0.65).items():
-        text = "".join(json.dumps(row) + "\n" for row in own)
-        regimes.place(tmp_path, "exact-8", name, seed).write_text(text)
+    keep(tmp_path, {pair: rows for pair, rows in logs(cispo=0.65).items() if pair[1] == 0})
+    assert verdicts.forest(tmp_path, tmp_path / "forest.png")[0] is None
+    assert "one seed gives none" in "".join(verdicts.report(tmp_path))
+    keep(tmp_path, logs(cispo=0.65))
     path, waiting = verdicts.forest(tmp_path, tmp_path / "forest.png")
     assert path.read_bytes().startswith(b"\x89PNG") and len(waiting) == 8
     said = verdicts.report(tmp_path)

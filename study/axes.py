@@ -7,6 +7,7 @@
     pool        the number of training prompts, sums of 4 to 7 operands; 160 steps of 16 prompts draw 2,560
     difficulty  the longest sum that is asked, in training and validation; 1,000 prompts, since there are few short sums
     mixture     sums of 4 or 5 and of 6 or 7 operands, two sources that train together, at five weights
+    embedded    prompts a step, of 16 completions each, for 69,120 completions in all, on the embedded task (Fig. 9)
 
 Written before the first run of any of them. Exact age k = 1, CISPO, ScaleRL's other settings, the preset's learning
 rate at every size (Open in the paper: whether it follows the batch), 3 seeds; 160 steps but for `batch`. Evaluations
@@ -32,7 +33,7 @@ seeds pooled over the axis, and `study/rule.py`'s verdict on "the same" within 0
                    it ends higher, the sources help each other
 
 A.12: beside the ends of `batch` stands the entropy of sampled validation tokens. Only sums of one-digit numbers are
-asked, by one policy: on another task an axis may look different. One axis on the embedded task is not made yet.
+asked but in `embedded`, by one policy: on another task an axis may look different.
 
     python study/order.py --parts axis  makes the runs
     python study/axes.py                prints what the runs under results/tiny say (--into FOLDER: elsewhere)
@@ -67,11 +68,12 @@ import fit  # noqa: E402
 import forecast  # noqa: E402
 import recipes  # noqa: E402
 from plumbing.evaluation import append  # noqa: E402
-from study import grid, rule, stability, warm  # noqa: E402
+from study import grid, regimes, rule, stability, warm  # noqa: E402
 
 PLAN = "axes"
 SEEDS = range(3)
 COMPLETIONS = 40_960  # of a run of `batch`
+EMBEDDED_COMPLETIONS = 69_120  # of a run of `embedded`: 90 steps of ScaleRL's 48 prompts
 BATCH = [  # (prompts, generations)
     (prompts, generations)
     for prompts, generations in product((4, 8, 16, 32, 64), (4, 8, 16, 32))
@@ -100,6 +102,7 @@ class Member(NamedTuple):
     hidden: int = 0  # hidden size of the policy; 0: base/tiny
     weights: tuple = ()  # of the two SOURCES; (): the task itself
     generations: int = 0  # of `batch`: completions per prompt
+    task: tuple = tuple(grid.TINY)  # flags that name the task and what goes with it
 
 
 def batch():
@@ -143,7 +146,15 @@ def mixture():
         yield Member(share, f"{share:.0%} longer", TWICE, weights=weights)
 
 
-AXES = {axis.__name__: list(axis()) for axis in (batch, length, truncation, model, pool, difficulty, mixture)}
+def embedded():
+    for prompts in (16, 48, 144):
+        steps = EMBEDDED_COMPLETIONS // (16 * prompts)
+        flags = f"--prompts {prompts} --steps {steps} --eval-every {steps // 15} --eval-prompts 256 {regimes.WIDE}"
+        yield Member(prompts, f"{prompts} prompts", flags, task=("--recipe", "scalerl", "--dtype", "float32"))
+
+
+MEMBERS = (batch, length, truncation, model, pool, difficulty, mixture, embedded)
+AXES = {axis.__name__: list(axis()) for axis in MEMBERS}
 
 
 # --- Making runs -----------------------------------------------------------------------------------------------------
@@ -179,7 +190,7 @@ def make(train, run, folder):
     began = time.process_time()
     member = member_of(run)
     with changed(member) as (flags, policy):
-        rows = warm.run(train, [*grid.TINY, *run.flags.split(), *flags, "--seed", str(run.seed)])
+        rows = warm.run(train, [*member.task, *run.flags.split(), *flags, "--seed", str(run.seed)])
     line = {"kind": "run", "run": run.named(), "base": grid.base(), "commit": rows[0]["commit"], **grid.summary(rows)}
     if policy:
         line |= quality(train, policy)

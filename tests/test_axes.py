@@ -52,7 +52,7 @@ def asked(run):
     """The settings of a run."""
     member = axes.member_of(run)
     with axes.changed(member._replace(hidden=0)) as (more, _):
-        return flags.settings([*grid.TINY, *run.flags.split(), *more])
+        return flags.settings([*member.task, *run.flags.split(), *more])
 
 
 @pytest.mark.parametrize("axis", axes.AXES)
@@ -60,9 +60,11 @@ def test_the_members_of_an_axis_are_runs_that_train_py_takes(axis):
     assert len({member.label for member in axes.AXES[axis]}) == len(axes.AXES[axis])
     for run in axes.runs(axis)[: len(axes.AXES[axis])]:
         args = asked(run)
-        assert (args.virtual, args.k, args.loss, args.lr) == ("exact", 1, "cispo", recipes.TINY["lr"])
-        assert args.prompts * args.generations * args.steps in (axes.COMPLETIONS, 160 * 128)
-        assert args.eval_prompts * args.eval_generations == 512
+        preset = recipes.EMBEDDED if axis == "embedded" else recipes.TINY
+        assert (args.virtual, args.k, args.loss, args.lr) == ("exact", 1, "cispo", preset["lr"])
+        completions = {"batch": axes.COMPLETIONS, "embedded": axes.EMBEDDED_COMPLETIONS}.get(axis, 160 * 128)
+        assert args.prompts * args.generations * args.steps == completions
+        assert args.eval_prompts * args.eval_generations == (1024 if axis == "embedded" else 512)
 
 
 def test_lengths_are_interrupted_or_cut_off():
@@ -209,6 +211,6 @@ def test_the_report_says_what_was_made_and_what_was_not(tmp_path):
     said = "\n".join(axes.report(written(tmp_path, *two)))
     assert "### Axis pool: 2 of 15 runs" in said
     assert "| 64 prompts | 2 | 0.560 (0.127) | 0 | 0 | 25.0%, 10.0% | 0.500 |" in said
-    assert said.endswith("Axes, not made yet: batch, length, truncation, model, difficulty, mixture.")
+    assert said.endswith("Axes, not made yet: batch, length, truncation, model, difficulty, mixture, embedded.")
     assert len(axes.missing(tmp_path, "pool")) == 13
     assert axes.report(tmp_path / "nothing") == ["", f"Axes, not made yet: {', '.join(axes.AXES)}."]

@@ -297,6 +297,13 @@ def test_efficiency_is_compute_to_a_level_that_both_reach_and_b_stands_beside_it
     assert math.exp(-hours.D) == pytest.approx(0.447, abs=0.01)
 
 
+def test_one_seed_of_each_side_gives_a_difference_and_no_interval():
+    row = rule.Judged(0.01, math.nan, math.nan, "undecided", "no interval", "", math.nan)
+    assert rule.shown("A", row) == "A +0.010 (one seed gives none)"
+    assert rule.shown("E", row) == "compute x0.99 (one seed gives none)"
+    assert rule.shown("A", row._replace(D=math.nan)) == "-"
+
+
 def test_a_clip_that_is_idle_on_both_sides_leaves_a_finding_undecided():
     sides = {name: [rule.measure(curve(A, 0.0005)) for A in (A0, A0)] for name, A0 in (("one", 0.7), ("other", 0.6))}
     [finding] = [f for f in study.FINDINGS if f.configuration == "cispo"]

@@ -1,5 +1,7 @@
 """Claims about the course: every exercise can be solved, fails while unsolved, and names every known mistake."""
 
+import json
+import os
 import random
 import re
 import subprocess
@@ -16,7 +18,7 @@ import fit
 import loss
 import pipeline
 import reward
-from course import checker, grading, race, timeline
+from course import ages, checker, grading, race, timeline
 from course.checks import answers, losses
 from course.checks.catalogue import CHAPTERS, EXERCISES
 from course.checks.claims import Claim, encode
@@ -55,11 +57,18 @@ def claims(exercises=EXERCISES):
 
 @pytest.fixture(autouse=True)
 def own_run(monkeypatch, tmp_path):
-    """A folder with results/ and, in runs/own, a log that stands for a student's own run."""
+    """A folder with results/ and, in runs/, logs that stand for a student's own: own, and k0, k4, k32 of `too-old`."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").symlink_to(ROOT / "results")
     (tmp_path / "runs" / "own").mkdir(parents=True)
-    (tmp_path / "runs" / "own" / "log.jsonl").symlink_to(ROOT / "results" / "main_seed0.jsonl")
+    for k in (0, 4, 32):
+        rows = [{"kind": "config", "flags": {"k": k}}]
+        rows += [{"kind": "eval", "step": 8 * n, "pass_rate": 0.02 * n - 0.001 * k * max(0, n - 8)} for n in range(12)]
+        (tmp_path / "runs" / f"k{k}").mkdir()
+        log = tmp_path / "runs" / f"k{k}" / "log.jsonl"
+        log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        os.utime(log, (0, 0))
+    (tmp_path / "runs" / "own" / "log.jsonl").symlink_to(ROOT / "results" / "main_seed0.jsonl")  # the newest
 
 
 def test_the_course_has_what_it_promises():
@@ -150,6 +159,20 @@ def test_a_race_is_decided_by_its_seed_and_judged_by_an_interval_of_the_differen
     assert (mean, high - mean, mean - low) == pytest.approx((0.045, 0.0216570, 0.0216570), abs=1e-6)
     _, low, _ = answers.seeds()
     assert low > 0
+
+
+def test_ages_tells_where_a_run_ends_from_where_it_was_best(capsys, monkeypatch):
+    k, found = ages.rates("runs/k32")
+    # 0.02 n - 0.032 max(0, n - 8): from n = 7 to 11 0.14, 0.16, 0.148, 0.136, 0.124; from n = 6 0.12 comes for 0.124
+    assert k == 32 and ages.end(found) == pytest.approx(0.1416) and ages.best(found) == ages.end(found)
+    assert ages.best([0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.1]) == 0.5
+    monkeypatch.setattr(sys, "argv", ["course.ages", "runs/k32", "runs/k0", "runs/k4"])
+    ages.main()
+    assert capsys.readouterr().out.split()[3:9] == ["0", "0.180", "0.180", "4", "0.175", "0.175"]
+    assert Path("ages.png").stat().st_size > 10_000
+    Path("runs/k4/log.jsonl").write_text('{"kind": "config", "flags": {"k": 4}}\n{"kind": "eval", "pass_rate": 0.2}\n')
+    with pytest.raises(ValueError, match="runs/k4: 1 evaluations, expected at least 5"):
+        ages.rates("runs/k4")
 
 
 def test_without_torch_the_commands_say_what_to_install():
@@ -287,7 +310,7 @@ def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(spoil, line, stu
     path, mine = student / "loss.py", spoil((student / "loss.py").read_text())
     path.write_text(mine) if mine else path.unlink()
     assert re.match(f"ratio: {line}", said(student, "ratio")) and "\n" not in said(student, "ratio")
-    assert re.search(f"ratio: {line}", exercises.following("ratio")) and "52 done" in exercises.listed()
+    assert re.search(f"ratio: {line}", exercises.following("ratio")) and f"of {len(EXERCISES)} done" in exercises.listed()
     solved = exercises.solve(exercises.find("ratio"))
     assert re.match(line, solved) and "everything else in loss.py was put back" in solved
     assert path.read_text() == checker.restored(
@@ -362,7 +385,7 @@ def test_next_and_list_say_how_far_one_is_hint_has_three_steps_and_solve_keeps_w
     assert exercises.state(exercises.find("sigmoid")) == "original"
     write(student, "baseline", "return rewards - rewards.sum(-1, keepdim=True) / rewards.shape[-1]")
     assert exercises.state(exercises.find("baseline")) == "solved"
-    assert "1 of 52 done" not in (listed := exercises.listed()) and "2 of 52 done" in listed
+    assert f"2 of {len(EXERCISES)} done" in exercises.listed().splitlines()
     assert "efficiency (write" in exercises.following()
 
 
@@ -377,11 +400,11 @@ def test_solving_twice_within_a_second_keeps_both_files(student):
 def test_next_says_what_is_solved_now(student):
     assert exercises.following("baseline").startswith("baseline (write")
     write(student, "baseline", "return rewards - rewards.mean(-1, keepdim=True)")
-    assert exercises.following("baseline") == "baseline: solved (1 of 52). Next: sigmoid"
+    assert exercises.following("baseline") == f"baseline: solved (1 of {len(EXERCISES)}). Next: sigmoid"
     assert exercises.following().startswith("sigmoid (write")
     exercises.solve(exercises.find("sigmoid"))
     said, task = exercises.following().split("\n\n")
-    assert re.fullmatch("sigmoid: solved \\(2 of 52\\). Next: ([a-z-]+)", said)[1] == task.split(" ")[0]
+    assert re.fullmatch(rf"sigmoid: solved \(2 of {len(EXERCISES)}\). Next: ([a-z-]+)", said)[1] == task.split(" ")[0]
     assert "solved" not in exercises.following()
 
 

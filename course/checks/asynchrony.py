@@ -340,3 +340,33 @@ ASYNCHRONY.append(
         claims=(STALENESS,),
     )
 )
+
+
+# --- too-old ---------------------------------------------------------------------------------------------------------
+
+
+TOO_OLD = Claim(
+    says="too-old: what k = 4 and k = 32 lose at the end against k = 0, in your own runs",
+    probe=numbers,
+    inputs=(),
+    expected=None,
+    atol=2e-3,
+)
+
+
+ASYNCHRONY.append(
+    Exercise(
+        name="too-old",
+        kind="measure",
+        where="answers.py:too_old",
+        paper="Fig. 4b, A.10",
+        minutes=20,
+        teaches="A few steps of age cost little, many cost most of what RL gains; where the edge lies depends on lr.",
+        hints=(
+            "Fig. 4b; the top of course/ages.py.",
+            "Six runs, one for each k, in runs/k0 to runs/k32; nothing else may differ between them.",
+            "The column `end` of `python -m course.ages runs/k*`; then try --lr 3e-4, or --loss gspo, for the same k.",
+        ),
+        claims=(TOO_OLD,),
+    )
+)

@@ -158,6 +158,16 @@ def summary(logs, findings):
     return lines + (["median error of the forecast from a part of the compute: " + ", ".join(errors)] if errors else [])
 
 
+def idle(logs):
+    """Lines: for each configuration the mean shares of the time, after the first evaluation, in which nobody works."""
+    lines = []
+    for name in dict.fromkeys(name for name, _ in logs):
+        steps = [[row for row in rows if row["kind"] == "step"][1:] for (own, _), rows in logs.items() if own == name]
+        shares = [mean(row[side] for rows in steps for row in rows) for side in ("idle_generators", "idle_trainers")]
+        lines.append("idle in {} ({} runs): generators {:.0%}, trainer {:.0%}".format(name, len(steps), *shares))
+    return lines
+
+
 # --- Text and figure -------------------------------------------------------------------------------------------------
 
 
@@ -168,6 +178,7 @@ def report(folder):
         if name != "study":
             lines += [f"### {says}: {len(logs)} runs, {asked} asked before the stopping rule", ""]
             lines += [*rule.table(logs, findings), ""]
+        lines += [*idle(logs), ""] if name == "balanced" else []
         looked = [f"{one.says} ({n})" for one in findings if (n := regimes.looks(logs, one)) > 1 and name != "study"]
         lines += [f"Looked at more than once: {', '.join(looked)}", ""] if looked else []
     waiting = [f"{says} (0 of {asked} runs)" for _, says, logs, _, asked in everything(folder) if not logs]

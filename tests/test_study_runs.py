@@ -92,6 +92,21 @@ def test_the_stopping_rule_gives_both_sides_of_an_undecided_pair_one_seed_more_u
     assert regimes.looks(there, finding) == 4
 
 
+def test_idle_shares_are_means_over_seeds_without_the_time_before_the_first_evaluation():
+    def rows(*shares):
+        return [{"kind": "step", "idle_generators": share, "idle_trainers": share / 2} for share in shares]
+
+    found = {
+        ("pipeline-8", 0): rows(0.9, 0.2, 0.4),
+        ("pipeline-8", 1): rows(0.9, 0.6, 0.8),
+        ("baseline", 0): rows(0, 1),
+    }
+    assert verdicts.idle(found) == [
+        "idle in pipeline-8 (2 runs): generators 50%, trainer 25%",
+        "idle in baseline (1 runs): generators 100%, trainer 50%",
+    ]
+
+
 def test_the_stopping_rule_leaves_idle_clips_alone():
     idle = {pair: law(0.6 + 0.002 * pair[1], clipped=0.0) for pair in logs()}
     assert regimes.due(idle, "exact-8") == []

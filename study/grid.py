@@ -209,8 +209,9 @@ def summary(rows):
         "entropy": ("entropy", mean, 0.0),
         "clipped": ("clipped", mean, 0.0),
         "rate": ("pass_rate", mean, 0.0),
-        "idle_generators": ("idle_generators", mean, 0.0),
-        "idle_trainers": ("idle_trainers", mean, 0.0),
+        "seconds": ("seconds", sum, 0.0),  # virtual; in some lines of the grid idle shares stand instead, unweighted
+        "seconds_generate": ("seconds_generate", sum, 0.0),
+        "seconds_train": ("seconds_train", sum, 0.0),
     }
     kept = ("step", "tokens", "gpu_hours", "pass_rate", "stderr")
     return {

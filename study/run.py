@@ -120,9 +120,9 @@ def summary(steps):
         "gradient_norm",
         "truncated",
         "interrupted",
-        "idle_generators",
-        "idle_trainers",
         "seconds",
+        "seconds_generate",
+        "seconds_train",
     )
     last = ("kind", "step", "gpu_hours", "tokens", "tokens_trained", "flops", "retired", "epoch")
     ages = sum((Counter(row["staleness"]) for row in steps), Counter())

@@ -6,7 +6,9 @@
             steps in which no seed falls; never over learning rates
 
 Two cells of one learning rate are compared by their ends, over the seeds that do not fall: difference of the means with
-a 90 % interval as in study/rule.py, margin 0.02; and by their falls: Fisher's exact test, one-sided, 5 %.
+a 90 % interval as in study/rule.py, margin 0.02; and by their falls: Fisher's exact test, one-sided, 5 %. Idle, and so
+undecided: what they differ in leaves half or more of the runs as they are, seed by seed. (Found after the runs:
+No-Positive-Resampling hardly ever acts where few of the 4,000 prompts come twice.)
 
     how far     a loss "holds to k" at a learning rate: the largest k such that up to it no age loses more than 0.02 of
                 the end at k = 0 (by the whole interval) and no age has falls in a quarter of its seeds or more
@@ -17,7 +19,8 @@ a 90 % interval as in study/rule.py, margin 0.02; and by their falls: Fisher's e
                 No-Positive-Resampling lift the end. Verdicts by study/rule.py's `verdict`
     A.17        CISPO is the more robust to its hyperparameter than DAPO. Range: largest minus smallest mean end over
                 three values of the clip, which span a factor of two for each loss; ends of all seeds, falls included.
-                DAPO's range minus CISPO's, 90 % by 10,000 resamplings of seeds: agrees above 0, disagrees below 0
+                DAPO's range minus CISPO's, 90 % by 10,000 resamplings of seeds: agrees above 0, disagrees below 0;
+                undecided if a loss's clip acts on less than 0.1 % of the tokens (idle) at all three values
     Fig. 20     GSPO with half-widths 3e-3 and 5e-3 ends above GSPO with 3e-4 and 4e-4
     Fig. 4a     virtual device-hours to half of the gain (rule.py's E), PipelineRL-k against PPO-off-policy-k, for each
                 k and each model of costs: more efficient in device-hours; and the idle shares
@@ -64,6 +67,7 @@ HITS, FALSE_ALARMS = 0.8, 0.1  # at least, at most, of a signal that announces f
 CHOSEN_ON, KEPT_ASIDE = range(4), range(4, 8)  # seeds
 SETTLED = slice(1, 3)  # windows of 8 steps after the warm-up, steps 9 to 24: what a gradient norm is compared with
 K = 8  # of the comparisons between losses
+IDLE = "idle: half or more of the seeds give the same run on both sides"
 NONE = []  # the lines of a section without runs
 SIGNALS = {"effective sample size": "ess_min", "largest rho": "rho_max", "gradient norm": "norm_max"}
 
@@ -181,11 +185,24 @@ def compared(says, one, other, direction, spread):
         return f"| {says} | - | not made yet | |"
     D, low, high = difference(one, other, spread)
     word, why = rule.verdict(low, high, direction=direction, quantity="A")
+    if never_acts(one, other):
+        word, why = "undecided", IDLE
     shown = f"{D:+.3f} ({low:+.3f} to {high:+.3f}); {len(ends(one))} and {len(ends(other))} runs" if D == D else "-"
     falls = f"{falling(one)} of {len(one)} against {falling(other)} of {len(other)}"
     p = min(more_falls(one, other), more_falls(other, one))
     falls += f", p = {p:.2g}" if falling(one) + falling(other) else ""
     return f"| {says} | {shown} | {word}: {why} | {falls} |"
+
+
+def never_acts(one, other):
+    """Whether what two cells differ in never acts: half or more of the seeds give the same run."""
+    seeds = one.keys() & other.keys()
+    return 2 * sum(one[seed] == other[seed] for seed in seeds) >= len(seeds) > 0
+
+
+def clips(runs):
+    """The share of the tokens on which the clip acts in the runs of a cell."""
+    return mean(mean(value or 0.0 for value in run.windows["clipped"]) for run in runs.values())
 
 
 def findings(folder):
@@ -247,6 +264,8 @@ def robustness(folder, resamplings=10_000):
         drawn = range_of(samples["DAPO"], resamplings) - range_of(samples["CISPO"], resamplings)
         low, high = np.quantile(drawn, (0.05, 0.95))
         word = "agrees" if low > 0 else "disagrees" if high < 0 else "undecided"
+        if unused := [loss for loss, own in values.items() if max(map(clips, own)) < rule.IDLE_CLIP]:
+            word = f"undecided, the clip of {' and '.join(unused)} is idle"
         ranges = ", ".join(f"{loss} {np.ptp([mean(one) for one in own]):.3f}" for loss, own in samples.items())
         lines.append(
             f"- lr x{rate}: A.17, CISPO is the more robust to its clip than DAPO: {word}; ranges {ranges}; "
@@ -363,11 +382,16 @@ def ceilings(folder):
     table = ["| loss | A, mean | A minus DAPO's (90 % interval) | runs that fall |", "|---" * 4 + "|"]
     for (loss,), runs in groups.items():
         sides = [rule.values(rule.having(own, "A"), "A") for own in (runs, groups["DAPO",])]
-        D = rule.interval(*sides, *s) if all(sides) and s[1] else (nan, nan, nan)
         level = f"{mean(sides[0]):.3f}" if sides[0] else "-"
         falls = f"{sum(run.fell is not None for run in runs)} of {len(runs)}"
-        table.append(f"| {loss} | {level} | {D[0]:+.3f} ({D[1]:+.3f} to {D[2]:+.3f}) | {falls} |")
+        gap = apart(*sides, s, "A") if all(sides) and loss != "DAPO" else "-"
+        table.append(f"| {loss} | {level} | {gap} | {falls} |")
     return table
+
+
+def apart(one, other, spread, quantity):
+    """The difference of the means of two samples of a quantity with its interval, as text."""
+    return rule.shown(quantity, rule.Judged(*rule.interval(one, other, *spread), "", "", "", nan))
 
 
 def efficiency(folder):
@@ -387,28 +411,25 @@ def efficiency(folder):
         if not all(sides):
             continue
         L = rule.level(*sides)
-        D, low, high = rule.interval(*(rule.values(side, "E", L) for side in sides), *s) if s[1] else (nan,) * 3
-        word = rule.verdict(low, high, direction=+1, quantity="E")[0]
-        times = "x{:.2f} ({:.2f} to {:.2f})".format(*np.exp([-D, -high, -low]))
-        table.append(
-            f"| {costs} | {k} | {times} | {word} | "
-            + " | ".join(idle(lines, setup, k, costs) for setup in grid.SETUPS)
-            + " |"
-        )
+        values = [rule.values(side, "E", L) for side in sides]
+        word = rule.verdict(*rule.interval(*values, *s)[1:], direction=+1, quantity="E")[0]
+        shares = " | ".join(idle(lines, setup, k, costs) for setup in grid.SETUPS)
+        table.append(f"| {costs} | {k} | {apart(*values, s, 'E')} | {word} | {shares} |")
     return table
 
 
 def idle(lines, setup, k, costs):
-    """Mean idle shares of generators and trainer after the first 16 steps, as text."""
+    """Shares of the time after the first 16 steps in which generators and trainer are idle, as text."""
     own = [
         line["windows"]
         for line in lines.values()
         if [line["run"][n] for n in ("setup", "k", "costs")] == [setup, k, costs]
     ]
-    shares = [
-        mean(value for windows in own for value in windows[side][2:]) for side in ("idle_generators", "idle_trainers")
-    ]
-    return "{:.0%}, {:.0%}".format(*shares)
+    seconds, *busy = (
+        sum(value for windows in own for value in windows[column][2:])
+        for column in ("seconds", "seconds_generate", "seconds_train")
+    )
+    return "{:.0%}, {:.0%}".format(*(1 - value / seconds for value in busy))
 
 
 def head(folder):

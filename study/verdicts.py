@@ -159,12 +159,16 @@ def summary(logs, findings):
 
 
 def idle(logs):
-    """Lines: for each configuration the mean shares of the time, after the first evaluation, in which nobody works."""
+    """Lines: for each configuration the shares of the time, after the first evaluation, in which a side is idle."""
     lines = []
     for name in dict.fromkeys(name for name, _ in logs):
-        steps = [[row for row in rows if row["kind"] == "step"][1:] for (own, _), rows in logs.items() if own == name]
-        shares = [mean(row[side] for rows in steps for row in rows) for side in ("idle_generators", "idle_trainers")]
-        lines.append("idle in {} ({} runs): generators {:.0%}, trainer {:.0%}".format(name, len(steps), *shares))
+        own = [[row for row in rows if row["kind"] == "step"][1:] for (other, _), rows in logs.items() if other == name]
+        seconds, *busy = (
+            sum(row[column] for rows in own for row in rows)
+            for column in ("seconds", "seconds_generate", "seconds_train")
+        )
+        shares = [1 - value / seconds for value in busy]
+        lines.append("idle in {} ({} runs): generators {:.0%}, trainer {:.0%}".format(name, len(own), *shares))
     return lines
 
 

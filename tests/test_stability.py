@@ -15,7 +15,12 @@ def line(end, fell=None, *, plan="grid", seed=0, start=0.2, reason="finished", w
     rates = [start + (end - start) * min(1, step / 80) for step in STEPS]
     rates = [0.1 if fell is not None and step > fell else rate for step, rate in zip(STEPS, rates)]
     columns = {"ess_min": [1.0] * 20, "rho_max": [1.0] * 20, "norm_max": [1.0] * 20} | (worst or {})
-    columns |= {"idle_generators": [0.25] * 20, "idle_trainers": [0.5] * 20}
+    columns |= {
+        "seconds": [8.0] * 20,
+        "seconds_generate": [6.0] * 20,
+        "seconds_train": [4.0] * 20,
+        "clipped": [0.01] * 20,
+    }
     evaluations = {"step": STEPS, "pass_rate": rates, "stderr": [0.01] * 21}
     evaluations |= {"tokens": STEPS, "gpu_hours": [step / 100 for step in STEPS]}
     return {"run": {"plan": plan, **key, "seed": seed}, "evals": evaluations, "windows": columns, "reason": reason}
@@ -102,6 +107,15 @@ def test_a_finding_is_judged_by_the_interval_and_stands_beside_its_falls():
     assert "not made yet" in stability.compared("CISPO above DAPO", groups["CISPO",], None, +1, (0.01, 10))
 
 
+def test_what_half_of_the_runs_do_not_notice_is_idle():
+    cells = cell("CISPO", 8, 1, 0.7, 0.7, 0.6), cell("DAPO", 8, 1, 0.7, 0.7, 0.65), cell("GSPO", 8, 1, 0.7, 0.6, 0.5)
+    groups = stability.cells(kept(*sum(cells, [])), "loss")
+    cispo, dapo, gspo = groups["CISPO",], groups["DAPO",], groups["GSPO",]
+    assert stability.never_acts(cispo, dapo) and not stability.never_acts(cispo, gspo)
+    assert "undecided: idle" in stability.compared("the same", cispo, dapo, 0, (0.001, 10))
+    assert "disagrees" in stability.compared("the same", cispo, gspo, 0, (0.001, 10))
+
+
 def test_the_range_over_clips_counts_falls_and_is_zero_for_equal_values():
     assert stability.range_of([[0.6] * 4] * 3, 5).tolist() == [0.0] * 5
     assert stability.range_of([[0.6] * 4, [0.5] * 4, [0.1] * 4], 2) == pytest.approx([0.5, 0.5])
@@ -123,6 +137,12 @@ def test_cispo_is_more_robust_if_daposs_ends_move_more_with_the_clip(tmp_path, m
     _, first = stability.robustness(tmp_path, 100)  # nothing at lr x2
     assert "lr x1" in first
     assert first.endswith("agrees; ranges CISPO 0.010, DAPO 0.100; difference +0.090 to +0.090")
+    path = tmp_path / "tiny" / "variants.jsonl"
+    path.write_text(path.read_text().replace("0.01, 0.01", "0.0005, 0.0005"))  # the grid's own value acts on 1 %
+    assert "undecided" not in stability.robustness(tmp_path, 100)[1]
+    path = tmp_path / "tiny" / "grid.jsonl"
+    path.write_text(path.read_text().replace("0.01, 0.01", "0.0005, 0.0005"))
+    assert "undecided, the clip of CISPO and DAPO is idle; ranges" in stability.robustness(tmp_path, 100)[1]
     assert any("Fig. 5a, CISPO above DAPO" in row and "+0.000" in row for row in stability.findings(tmp_path))
     assert "- grid: 8 of 1008" in stability.report(tmp_path)
 
@@ -175,7 +195,7 @@ def test_efficiency_is_device_hours_to_half_of_the_gain(tmp_path, monkeypatch):
             with (tmp_path / "tiny" / "efficiency.jsonl").open("a") as file:
                 file.write(json.dumps({"kind": "run", "base": "here", **one}) + "\n")
     [row] = stability.efficiency(tmp_path)[2:]
-    assert row.startswith("| balanced | 8 | x0.50 (") and "| agrees | 25%, 50% | 25%, 50% |" in row
+    assert row.startswith("| balanced | 8 | compute x0.50 (") and "| agrees | 25%, 50% | 25%, 50% |" in row
 
 
 def test_the_heat_maps_are_drawn_from_what_is_there(tmp_path):

@@ -92,18 +92,18 @@ def test_the_stopping_rule_gives_both_sides_of_an_undecided_pair_one_seed_more_u
     assert regimes.looks(there, finding) == 4
 
 
-def test_idle_shares_are_means_over_seeds_without_the_time_before_the_first_evaluation():
-    def rows(*shares):
-        return [{"kind": "step", "idle_generators": share, "idle_trainers": share / 2} for share in shares]
+def test_idle_shares_weigh_by_time_and_leave_out_what_was_before_the_first_evaluation():
+    def rows(*seconds):
+        return [{"kind": "step", "seconds": n, "seconds_generate": 2.0, "seconds_train": 1.0} for n in seconds]
 
     found = {
-        ("pipeline-8", 0): rows(0.9, 0.2, 0.4),
-        ("pipeline-8", 1): rows(0.9, 0.6, 0.8),
-        ("baseline", 0): rows(0, 1),
+        ("pipeline-8", 0): rows(99.0, 4.0, 8.0),
+        ("pipeline-8", 1): rows(99.0, 4.0),
+        ("baseline", 0): rows(9.0, 2.0),
     }
-    assert verdicts.idle(found) == [
-        "idle in pipeline-8 (2 runs): generators 50%, trainer 25%",
-        "idle in baseline (1 runs): generators 100%, trainer 50%",
+    assert verdicts.idle(found) == [  # 6 of 16 seconds generate, 3 train
+        "idle in pipeline-8 (2 runs): generators 62%, trainer 81%",
+        "idle in baseline (1 runs): generators 0%, trainer 50%",
     ]
 
 
@@ -239,10 +239,11 @@ def test_windows_keep_the_worst_step_and_say_what_was_not_finite():
     for n in range(8):
         steps[n] |= {"effective_sample_size": 1 - n / 10, "rho_max": 1.0 + n, "entropy": 0.5, "clipped": 0.0}
     steps[9] |= {"rho_max": None}  # inf
-    steps = [step | {"idle_generators": 0.0, "idle_trainers": 0.0} for step in steps]
+    steps = [step | {"seconds": 2.0, "seconds_generate": 1.0, "seconds_train": 0.5} for step in steps]
     found = grid.summary([*steps, {"kind": "end", "reason": "finished"}])["windows"]
     assert found["ess_min"] == [0.3, 1.0] and found["rho_max"] == [8.0, None]
     assert (found["norm"], found["norm_max"]) == ([3.5, 11.5], [7.0, 15.0])
+    assert (found["seconds"], found["seconds_train"]) == ([16.0, 16.0], [4.0, 4.0])
 
 
 def test_a_run_of_the_embedded_task_is_kept_whole_or_not_at_all(tmp_path, monkeypatch):

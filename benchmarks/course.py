@@ -91,7 +91,7 @@ def play(folder):
         if exercise.name == "too-old":
             short = "--data tiny --virtual exact --steps 10 --eval-every 2".split()
             for k in (0, 4, 32):
-                say(command(folder, "train", *short, "--k", k, "--out", f"runs/k{k}"))
+                say(command(folder, "train", *short, "--k", k, "--out", f"ages/k{k}"))
         if exercise.kind != "measure":
             found = checker.check(exercise, folder, checker.originals_of(folder), EXERCISES)
             assert found and all(line.startswith(exercise.name) for line in found), (exercise.name, found)

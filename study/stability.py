@@ -381,17 +381,18 @@ def ceilings(folder):
     s = rule.spread(groups, "A")
     table = ["| loss | A, mean | A minus DAPO's (90 % interval) | runs that fall |", "|---" * 4 + "|"]
     for (loss,), runs in groups.items():
-        sides = [rule.values(rule.having(own, "A"), "A") for own in (runs, groups["DAPO",])]
-        level = f"{mean(sides[0]):.3f}" if sides[0] else "-"
+        own, other = (rule.values(rule.having(side, "A"), "A") for side in (runs, groups["DAPO",]))
+        level = f"{mean(own):.3f}" if own else "-"
         falls = f"{sum(run.fell is not None for run in runs)} of {len(runs)}"
-        gap = apart(*sides, s, "A") if all(sides) and loss != "DAPO" else "-"
+        gap = apart(own, other, s, "A") if own and other and loss != "DAPO" else "-"
         table.append(f"| {loss} | {level} | {gap} | {falls} |")
     return table
 
 
 def apart(one, other, spread, quantity):
     """The difference of the means of two samples of a quantity with its interval, as text."""
-    return rule.shown(quantity, rule.Judged(*rule.interval(one, other, *spread), "", "", "", nan))
+    D, low, high = rule.interval(one, other, *spread)
+    return rule.shown(quantity, rule.Judged(D, low, high, "", "", "", nan))
 
 
 def efficiency(folder):
@@ -411,10 +412,11 @@ def efficiency(folder):
         if not all(sides):
             continue
         L = rule.level(*sides)
-        values = [rule.values(side, "E", L) for side in sides]
-        word = rule.verdict(*rule.interval(*values, *s)[1:], direction=+1, quantity="E")[0]
+        one, other = (rule.values(side, "E", L) for side in sides)
+        _, low, high = rule.interval(one, other, *s)
+        word = rule.verdict(low, high, direction=+1, quantity="E")[0]
         shares = " | ".join(idle(lines, setup, k, costs) for setup in grid.SETUPS)
-        table.append(f"| {costs} | {k} | {apart(*values, s, 'E')} | {word} | {shares} |")
+        table.append(f"| {costs} | {k} | {apart(one, other, s, 'E')} | {word} | {shares} |")
     return table
 
 

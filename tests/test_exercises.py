@@ -1,7 +1,6 @@
 """Claims about the course: every exercise can be solved, fails while unsolved, and names every known mistake."""
 
 import json
-import os
 import random
 import re
 import subprocess
@@ -57,18 +56,16 @@ def claims(exercises=EXERCISES):
 
 @pytest.fixture(autouse=True)
 def own_run(monkeypatch, tmp_path):
-    """A folder with results/ and, in runs/, logs that stand for a student's own: own, and k0, k4, k32 of `too-old`."""
+    """A folder with results/ and, in runs/own and ages/, logs that stand for a student's own."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").symlink_to(ROOT / "results")
     (tmp_path / "runs" / "own").mkdir(parents=True)
     for k in (0, 4, 32):
         rows = [{"kind": "config", "flags": {"k": k}}]
         rows += [{"kind": "eval", "step": 8 * n, "pass_rate": 0.02 * n - 0.001 * k * max(0, n - 8)} for n in range(12)]
-        (tmp_path / "runs" / f"k{k}").mkdir()
-        log = tmp_path / "runs" / f"k{k}" / "log.jsonl"
-        log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        os.utime(log, (0, 0))
-    (tmp_path / "runs" / "own" / "log.jsonl").symlink_to(ROOT / "results" / "main_seed0.jsonl")  # the newest
+        (tmp_path / "ages" / f"k{k}").mkdir(parents=True)
+        (tmp_path / "ages" / f"k{k}" / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "runs" / "own" / "log.jsonl").symlink_to(ROOT / "results" / "main_seed0.jsonl")
 
 
 def test_the_course_has_what_it_promises():
@@ -162,17 +159,17 @@ def test_a_race_is_decided_by_its_seed_and_judged_by_an_interval_of_the_differen
 
 
 def test_ages_tells_where_a_run_ends_from_where_it_was_best(capsys, monkeypatch):
-    k, found = ages.rates("runs/k32")
+    k, found = ages.rates("ages/k32")
     # 0.02 n - 0.032 max(0, n - 8): from n = 7 to 11 0.14, 0.16, 0.148, 0.136, 0.124; from n = 6 0.12 comes for 0.124
     assert k == 32 and ages.end(found) == pytest.approx(0.1416) and ages.best(found) == ages.end(found)
     assert ages.best([0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.1]) == 0.5
-    monkeypatch.setattr(sys, "argv", ["course.ages", "runs/k32", "runs/k0", "runs/k4"])
+    monkeypatch.setattr(sys, "argv", ["course.ages", "ages/k32", "ages/k0", "ages/k4"])
     ages.main()
     assert capsys.readouterr().out.split()[3:9] == ["0", "0.180", "0.180", "4", "0.175", "0.175"]
     assert Path("ages.png").stat().st_size > 10_000
-    Path("runs/k4/log.jsonl").write_text('{"kind": "config", "flags": {"k": 4}}\n{"kind": "eval", "pass_rate": 0.2}\n')
-    with pytest.raises(ValueError, match="runs/k4: 1 evaluations, expected at least 5"):
-        ages.rates("runs/k4")
+    Path("ages/k4/log.jsonl").write_text('{"kind": "config", "flags": {"k": 4}}\n{"kind": "eval", "pass_rate": 0.2}\n')
+    with pytest.raises(ValueError, match="ages/k4: 1 evaluations, expected at least 5"):
+        ages.rates("ages/k4")
 
 
 def test_without_torch_the_commands_say_what_to_install():

@@ -364,8 +364,8 @@ ASYNCHRONY.append(
         teaches="A few steps of age cost little, many cost most of what RL gains; where the edge lies depends on lr.",
         hints=(
             "Fig. 4b; the top of course/ages.py.",
-            "Six runs, one for each k, in runs/k0 to runs/k32; nothing else may differ between them.",
-            "The column `end` of `python -m course.ages runs/k*`; then try --lr 3e-4, or --loss gspo, for the same k.",
+            "Six runs, one for each k, in ages/k0 to ages/k32; nothing else may differ between them.",
+            "The column `end` of `python -m course.ages ages/k*`; then try --lr 3e-4, or --loss gspo, for the same k.",
         ),
         claims=(TOO_OLD,),
     )

@@ -311,7 +311,7 @@ def shown(quantity, row):
         value, low, high = (f"{value:+.3f}" for value in (row.D, row.low, row.high))
     else:
         value, low, high = (f"{np.exp(-value):.2f}" for value in (row.D, row.high, row.low))
-    known = f"{low} to {high}" if np.isfinite([row.low, row.high]).all() else "one seed gives none"
+    known = f"{low} to {high}" if np.isfinite([row.low, row.high]).all() else "no interval"
     return f"{'A ' if quantity == 'A' else 'compute x'}{value} ({known})"
 
 

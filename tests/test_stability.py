@@ -198,6 +198,28 @@ def test_efficiency_is_device_hours_to_half_of_the_gain(tmp_path, monkeypatch):
     assert row.startswith("| balanced | 8 | compute x0.50 (") and "| agrees | 25%, 50% | 25%, 50% |" in row
 
 
+def test_a_run_that_does_not_level_off_has_no_ceiling(tmp_path, monkeypatch):
+    monkeypatch.setattr(grid, "base", lambda: "here")
+    (tmp_path / "tiny").mkdir()
+    for loss, seed, A in (
+        ("CISPO", 0, 0.7),
+        ("CISPO", 1, 0.72),
+        ("DAPO", 0, 0.6),
+        ("DAPO", 1, 0.62),
+        ("GSPO", 0, None),
+    ):
+        one = line(0.6, plan="ceilings", loss=loss, k=8, rate=1, seed=seed)
+        one["evals"]["tokens"] = STEPS
+        rises = [0.2 + (A - 0.2) / (1 + (20 / s) ** 2) if s else 0.2 for s in STEPS] if A else None
+        one["evals"]["pass_rate"] = rises or [0.2 + 0.003 * s for s in STEPS]
+        with (tmp_path / "tiny" / "ceilings.jsonl").open("a") as file:
+            file.write(json.dumps({"kind": "run", "base": "here", **one}) + "\n")
+    cispo, dapo, gspo = stability.ceilings(tmp_path)[2:]
+    # s = 0.0141 with 2 degrees of freedom: 2.92 s sqrt(1/2 + 1/2) = 0.041
+    assert "| 0.710 (2 of 2) | A +0.100 (+0.059 to +0.141) | 0 of 2 |" in cispo
+    assert "| 0.610 (2 of 2) | - |" in dapo and "| - | - | 0 of 1 |" in gspo
+
+
 def test_the_heat_maps_are_drawn_from_what_is_there(tmp_path):
     lines = kept(*cell("CISPO", 8, 1, 0.6, 0.6, fell=[0]))
     path = stability.heat_maps(lines, tmp_path / "maps.png")

@@ -299,8 +299,8 @@ def test_efficiency_is_compute_to_a_level_that_both_reach_and_b_stands_beside_it
 
 def test_one_seed_of_each_side_gives_a_difference_and_no_interval():
     row = rule.Judged(0.01, math.nan, math.nan, "undecided", "no interval", "", math.nan)
-    assert rule.shown("A", row) == "A +0.010 (one seed gives none)"
-    assert rule.shown("E", row) == "compute x0.99 (one seed gives none)"
+    assert rule.shown("A", row) == "A +0.010 (no interval)"
+    assert rule.shown("E", row) == "compute x0.99 (no interval)"
     assert rule.shown("A", row._replace(D=math.nan)) == "-"
 
 

@@ -5,7 +5,8 @@ evaluations in a row loses, to a later such mean, more than 0.02 and more than 3
 Eq. 1 cannot fall, so such a run has no ceiling. How many of n seeds fall, and after which step, is a result of its own.
 
     D = mean of the configuration's runs - mean of the reference's runs, in one of these quantities:
-        A   the ceiling of Eq. 1, fitted to each run that does not fall
+        A   the ceiling of Eq. 1, fitted to each run that does not fall, unless it lies on the fit's bound, 1: such a
+            run does not level off (found after the first runs that are so)
         E   efficiency: -log of the compute at which a run's fitted curve reaches the level L. exp(D) is how many times
             more compute the reference takes. L lies halfway between R_0 and the lower mean A of the two sides, so that
             both reach it; with a common A and R_0 this compute is C_mid. A run that falls counts until its peak
@@ -46,6 +47,7 @@ from study.comparisons import CONFIGURATIONS, FINDINGS
 MARGIN = {"A": 0.02, "E": float(np.log(1.1))}
 IDLE_CLIP = 0.001  # share of tokens
 IDLE, NO_CEILING = "the clip is idle", "a side has no run with a ceiling"  # why a finding is undecided
+ON_BOUND = 0.999  # an A from here on is the fit's bound, 1: the points do not say where the rise ends
 SAME_A = 0.02  # A.5: only methods whose A differ by less are compared by B
 FALL = 0.02  # least loss of a mean of three evaluations that counts as a fall
 
@@ -118,8 +120,9 @@ def _fitted(run, A):
 
 
 def having(runs, quantity):
-    """The runs that have the quantity: Eq. 1 can be fitted, and for A the run does not fall."""
-    return [one for one in runs if one.law is not None and (quantity == "E" or one.fell is None)]
+    """The runs that have the quantity: Eq. 1 can be fitted, and for A the run does not fall and levels off."""
+    fitted = [one for one in runs if one.law is not None]
+    return fitted if quantity == "E" else [one for one in fitted if one.fell is None and one.law.A < ON_BOUND]
 
 
 def level(*sides):
@@ -147,8 +150,12 @@ def pooled(samples):
 
 
 def spread(groups, quantity):
-    """`pooled` over the configurations none of whose runs falls. groups: {configuration: [Measured]} of one regime."""
-    steady = [runs for runs in groups.values() if len(having(runs, "A")) == len(runs)]
+    """`pooled` over the configurations none of whose runs falls, and all of whose runs have the quantity.
+
+    groups: {configuration: [Measured]} of one regime
+    """
+    steady = [runs for runs in groups.values() if all(one.fell is None for one in runs)]
+    steady = [runs for runs in steady if len(having(runs, quantity)) == len(runs)]
     return pooled([values(runs, quantity, level(runs)) for runs in steady])
 
 

@@ -15,7 +15,7 @@ No-Positive-Resampling hardly ever acts where few of the 4,000 prompts come twic
     Fig. 4b     "k = 4 and k = 8 do equally well": CISPO, each learning rate, ends the same
     Fig. 5a     at k = 8, each learning rate: CISPO's end above DAPO's, GSPO's above DAPO's; with falls beside it. With
                 160 steps speed and ceiling are one; the ceilings (400 steps, A of Eq. 1) are compared the same way,
-                over runs whose A is not on its bound, 1 (found after the runs; 14 of 24 do not level off)
+                over runs whose A is not on the fit's bound, 1 (found after the runs; 14 of 24 do not level off)
     Sec. 3.2    at k = 8: prompt average above sample and token average; normalisations the same; filter and
                 No-Positive-Resampling lift the end. Verdicts by study/rule.py's `verdict`
     A.17        CISPO is the more robust to its hyperparameter than DAPO. Range: largest minus smallest mean end over
@@ -68,7 +68,6 @@ HITS, FALSE_ALARMS = 0.8, 0.1  # at least, at most, of a signal that announces f
 CHOSEN_ON, KEPT_ASIDE = range(4), range(4, 8)  # seeds
 SETTLED = slice(1, 3)  # windows of 8 steps after the warm-up, steps 9 to 24: what a gradient norm is compared with
 K = 8  # of the comparisons between losses
-ON_BOUND = 0.999  # an A from here on is the search's bound, 1: the points do not say where the rise ends
 IDLE = "idle: half or more of the seeds give the same run on both sides"
 NONE = []  # the lines of a section without runs
 SIGNALS = {"effective sample size": "ess_min", "largest rho": "rho_max", "gradient norm": "norm_max"}
@@ -380,14 +379,13 @@ def ceilings(folder):
     groups = groups_of(grid.kept(folder, "ceilings"), "tokens", "loss")
     if ("DAPO",) not in groups:
         return NONE
-    risen = {loss: [run for run in runs if run.law and run.law.A < ON_BOUND] for (loss,), runs in groups.items()}
-    s = rule.spread({loss: own for loss, own in risen.items() if len(own) == len(groups[loss,])}, "A")
+    s = rule.spread(groups, "A")
     table = [
         "| loss | end, mean of all runs | A, mean (runs with one) | A minus DAPO's (90 % interval) | runs that fall |",
         "|---" * 5 + "|",
     ]
     for (loss,), runs in groups.items():
-        own, other = (rule.values(rule.having(side, "A"), "A") for side in (risen[loss], risen["DAPO"]))
+        own, other = (rule.values(rule.having(side, "A"), "A") for side in (runs, groups["DAPO",]))
         level = f"{mean(own):.3f} ({len(own)} of {len(runs)})" if own else "-"
         falls = f"{sum(run.fell is not None for run in runs)} of {len(runs)}"
         gap = apart(own, other, s, "A") if own and other and loss != "DAPO" else "-"

@@ -273,6 +273,13 @@ def test_a_run_that_falls_has_no_ceiling_but_reached_the_level_before_and_its_fa
     assert efficiency.D == pytest.approx(0, abs=0.02)  # all take 3 steps to half of the gain
 
 
+def test_a_run_that_does_not_level_off_has_no_ceiling_but_reached_the_level():
+    rising = [row | {"pass_rate": 0.2 + 0.02 * row["step"]} for row in curve(0.7)]  # as fast at the end as at first
+    runs = [rule.measure(rows) for rows in (curve(0.7), rising)]
+    assert [len(rule.having(runs, quantity)) for quantity in ("A", "E")] == [1, 2]
+    assert rule.spread({"one": runs}, "A")[1] == 0 and rule.spread({"one": runs}, "E")[1] == 1
+
+
 def test_the_spread_of_seeds_is_that_of_configurations_in_which_no_run_falls():
     fallen = [row | {"pass_rate": 0.3} if row["step"] >= 20 else row for row in curve(0.9, points=25)]
     groups = {

@@ -77,7 +77,7 @@ def differences_of(findings):
 def draw_differences(ax, panel):
     """Draw a panel (title, margin, rows): rows (label, rule.Judged), one above the other.
 
-    Lines: 90 % intervals. Grey: within the margin.
+    Lines: 90 % intervals; thin, with a square: of the pass rates at the end. Grey: within the margin.
     """
     title, margin, rows = panel
     ax.axvspan(-margin, margin, color="#7F7F7F", alpha=0.15, lw=0)
@@ -85,10 +85,15 @@ def draw_differences(ax, panel):
     for y, (_, one) in enumerate(rows):
         reach = [[one.D - one.low], [one.high - one.D]]
         ax.errorbar(one.D, y, xerr=reach, fmt="o", ms=4, lw=1.3, capsize=3, color=VERDICTS[one.verdict])
+        if one.ends:
+            D, low, high = one.ends
+            ax.errorbar(D, y + 0.3, xerr=[[D - low], [high - D]], fmt="s", ms=2.5, lw=0.7, capsize=2, color="black")
     ax.set_yticks(range(len(rows)), [fill(label, 30) for label, _ in rows], fontsize=8)
     ax.set_ylim(len(rows) - 0.4, -0.6)
     for verdict, colour in VERDICTS.items():
         ax.plot([], [], "o-", ms=4, color=colour, label=verdict)
+    if any(one.ends for _, one in rows):
+        ax.plot([], [], "s-", ms=2.5, lw=0.7, color="black", label="pass rates at the end")
     ax.set_title(title, fontsize=10)
     ax.locator_params(axis="x", nbins=5)
     ax.grid(alpha=0.25, axis="x")

@@ -17,7 +17,8 @@ Eq. 1 cannot fall, so such a run has no ceiling. How many of n seeds fall, and a
 
 Beside E stands B, the paper's efficiency, where A.5 compares it: if the mean A of the two sides differ by less than
 0.02, B is fitted with A fixed to the mean A of all runs of both sides. It does not decide: B is blind to constant
-factors of the compute.
+factors of the compute. Nor does `end`, the pass rate at the end, which says nothing of what more compute would bring;
+but seeds differ less in it (study/verdicts.py; found after the runs of exact-1).
 
 The verdict is the first of these that applies:
     undecided  The finding is about a clip that acts on less than 0.1 % of the tokens on both sides. It is idle.
@@ -120,7 +121,11 @@ def _fitted(run, A):
 
 
 def having(runs, quantity):
-    """The runs that have the quantity: Eq. 1 can be fitted, and for A the run does not fall and levels off."""
+    """The runs that have the quantity: Eq. 1 can be fitted (but for `end`); the run does not fall (but for E), and
+    levels off (for A).
+    """
+    if quantity == "end":
+        return [one for one in runs if one.fell is None]
     fitted = [one for one in runs if one.law is not None]
     return fitted if quantity == "E" else [one for one in fitted if one.fell is None and one.law.A < ON_BOUND]
 
@@ -132,9 +137,11 @@ def level(*sides):
 
 
 def values(runs, quantity, L=nan):
-    """A, or E with the level L, of each Measured run."""
+    """A, end, or E with the level L, of each Measured run."""
     if quantity == "A":
         return [one.law.A for one in runs]
+    if quantity == "end":
+        return [one.end for one in runs]
     return [-float(np.log(one.law.compute_for(L))) for one in runs]
 
 
@@ -156,7 +163,7 @@ def spread(groups, quantity):
     """
     steady = [runs for runs in groups.values() if all(one.fell is None for one in runs)]
     steady = [runs for runs in steady if len(having(runs, quantity)) == len(runs)]
-    return pooled([values(runs, quantity, level(runs)) for runs in steady])
+    return pooled([values(runs, quantity, level(runs) if quantity == "E" else nan) for runs in steady])
 
 
 def interval(one, other, deviation, freedom):
@@ -201,16 +208,22 @@ class Judged(NamedTuple):
     why: str
     falls: str  # such as "2 of 5 (steps 88, 88) against 0 of 2"; "" if no run falls
     B: float  # difference of B with a common A, of findings on efficiency; nan where A.5 does not compare it
+    ends: tuple = ()  # of findings on the ceiling: (D, low, high) of the pass rates at the end, where no run falls
 
 
 def judged(logs, findings=FINDINGS):
     """{finding: Judged} of the findings whose two sides have runs of one regime. logs: {(name, seed): rows}"""
     groups = {x: grouped(logs, x) for x in {finding.x for finding in findings}}
     tested = [f for f in findings if {f.configuration, f.reference} <= groups[f.x].keys()]
-    spreads = {(x, quantity): spread(groups[x], quantity) for x, quantity in {(f.x, f.quantity) for f in tested}}
-    return {
-        f: judge(f, groups[f.x][f.configuration], groups[f.x][f.reference], spreads[f.x, f.quantity]) for f in tested
-    }
+    found = {}
+    for f in tested:
+        sides = groups[f.x][f.configuration], groups[f.x][f.reference]
+        row = judge(f, *sides, spread(groups[f.x], f.quantity))
+        ends = [values(having(side, "end"), "end") for side in sides]
+        if f.quantity == "A" and all(ends):
+            row = row._replace(ends=interval(*ends, *spread(groups[f.x], "end")))
+        found[f] = row
+    return found
 
 
 def judge(finding, one, other, spread_of_seeds):
@@ -307,6 +320,8 @@ def line(finding, row):
     ours = shown(finding.quantity, row)
     if row.B == row.B:
         ours += f"; B {row.B:+.2f}"
+    if row.ends:
+        ours += "; ends" + shown("A", row._replace(D=row.ends[0], low=row.ends[1], high=row.ends[2])).removeprefix("A")
     return f"| {finding.figure} | {finding.says} | {paper} | {ours} | {row.verdict}: {row.why} | {row.falls} |"
 
 

@@ -50,6 +50,7 @@ FOREST = (  # (regime, configuration, reference) of findings on A, chosen before
     ("exact-1", "loo-no-fp32-head", "scalerl-bf16"),
 )
 BEGIN, END = "<!-- python study/verdicts.py --write: begin -->", "<!-- end -->"  # in results/README.md
+QUANTITIES = {"A": "ceiling A", "end": "pass rate at the end", "E": "compute to half of the gain"}
 CUTS = (10, 20, 30, 50, 70)  # per cent of the compute
 
 
@@ -93,18 +94,17 @@ def can_tell(folder):
     table = [f"| {' | '.join((*columns, 'smallest difference, 3 + 3, 6 + 6'))} |", "|---" * 6 + "|"]
     for name, says, logs, _, _ in filter(made, everything(folder)):
         groups = rule.grouped(logs, "gpu_hours" if name == "balanced" else "tokens")
-        for quantity in ("A", "E"):
+        for quantity, called in QUANTITIES.items():
             s = rule.spread(groups, quantity)
             values = [s[0], reach(s, 3), smallest(s, 3), smallest(s, 6)]
             said = ["not yet known" if one != one else shown(one, quantity) for one in values]
-            called = "ceiling A" if quantity == "A" else "compute to half of the gain"
             table.append(f"| {says} | {called} | {len(logs)} | {said[0]} ({s[1]}) | {said[1]} | {said[2]}, {said[3]} |")
     return table
 
 
 def shown(value, quantity):
-    """A difference in A, or a share of compute."""
-    return f"{value:.3f}" if quantity == "A" else f"{np.expm1(value):.1%}"
+    """A difference in A or of ends, or a share of compute."""
+    return f"{np.expm1(value):.1%}" if quantity == "E" else f"{value:.3f}"
 
 
 def missed(logs, findings):
@@ -217,7 +217,7 @@ def forest(folder, path):
     title = f"difference in A, 90 % interval (grey: within {rule.MARGIN['A']:.2g})"
     ax = figure.add_subplot()
     drawing.draw_differences(ax, (title, rule.MARGIN["A"], rows))
-    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.55 / len(rows)), ncols=3)
+    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.55 / len(rows)), ncols=4)
     figure.savefig(path, dpi=120)
     return path, waiting
 

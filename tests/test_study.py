@@ -261,6 +261,17 @@ def test_a_run_falls_if_means_of_three_evaluations_lose_more_than_noise_does(rat
     assert rule.fall(noisy) is None
 
 
+def test_the_ends_stand_beside_the_ceilings_and_do_not_decide():
+    # last four of 17 evaluations, C = 1,300 to 1,600: A = 0.7 ends at 0.678, 0.6 at 0.5823; seeds do not differ in A
+    logs = {(name, seed): curve(A, 0.01) for name, A in (("cispo", 0.7), ("pipeline-8", 0.6)) for seed in (0, 1)}
+    ends = [row | {"pass_rate": row["pass_rate"] + 0.02} if row["step"] > 12 else row for row in curve(0.7, 0.01)]
+    [(finding, row)] = rule.judged(logs | {("cispo", 1): ends}).items()
+    s, t = 0.02 / 2**0.5 / 2**0.5, 2.920  # one side of two differs by 0.02: pooled over both, 2 degrees of freedom
+    D = 0.678 - 0.5823 + 0.01
+    assert row.ends == pytest.approx((D, D - t * s, D + t * s), abs=2e-3)
+    assert "; ends +0.106 (" in rule.line(finding, row) and rule.judge(finding, [], [], (math.nan, 0)).ends == ()
+
+
 def test_a_run_that_falls_has_no_ceiling_but_reached_the_level_before_and_its_fall_is_counted():
     rows = curve(0.7, points=25)
     fallen = [row | {"pass_rate": 0.3} if row["step"] >= 20 else row for row in rows]
@@ -325,7 +336,7 @@ def test_runs_that_cannot_be_fitted_leave_a_finding_undecided():
     logs = {("cispo", 0): curve(0.7, 0.01), ("pipeline-8", 0): short, ("pipeline-8", 1): short}
     [row] = rule.judged(logs).values()
     assert (row.verdict, row.why) == ("undecided", "a side has no run with a ceiling")
-    assert "| - | undecided" in rule.table(logs)[2]
+    assert "| -; ends " in rule.table(logs)[2]
 
 
 def test_findings_are_judged_by_the_means_over_seeds():

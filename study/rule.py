@@ -5,8 +5,8 @@ evaluations in a row loses, to a later such mean, more than 0.02 and more than 3
 Eq. 1 cannot fall, so such a run has no ceiling. How many of n seeds fall, and after which step, is a result of its own.
 
     D = mean of the configuration's runs - mean of the reference's runs, in one of these quantities:
-        A   the ceiling of Eq. 1, fitted to each run that does not fall, unless it lies on the fit's bound, 1: such a
-            run does not level off (found after the first runs that are so)
+        A   the ceiling of Eq. 1, fitted to each run that does not fall and levels off: neither is A on the fit's bound,
+            1, nor does forecast.known call it not determined (found after the first runs that do not level off)
         E   efficiency: -log of the compute at which a run's fitted curve reaches the level L. exp(D) is how many times
             more compute the reference takes. L lies halfway between R_0 and the lower mean A of the two sides, so that
             both reach it; with a common A and R_0 this compute is C_mid. A run that falls counts until its peak
@@ -43,6 +43,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 import fit
+import forecast
 from study.comparisons import CONFIGURATIONS, FINDINGS
 
 MARGIN = {"A": 0.02, "E": float(np.log(1.1))}
@@ -108,7 +109,12 @@ def fall(evaluations):
 
 def fitted(run, A=None):
     """The Fit of a fit.Run, with A fixed if given; None if it cannot be fitted, or B with this A is a mere jump."""
-    return _fitted(run._replace(compute=tuple(run.compute), reward=tuple(run.reward)), A)
+    return _fitted(hashable(run), A)
+
+
+def hashable(run):
+    """A fit.Run with tuples for arrays."""
+    return run._replace(compute=tuple(run.compute), reward=tuple(run.reward))
 
 
 @cache  # findings and tables ask for the same fits again and again
@@ -127,7 +133,14 @@ def having(runs, quantity):
     if quantity == "end":
         return [one for one in runs if one.fell is None]
     fitted = [one for one in runs if one.law is not None]
-    return fitted if quantity == "E" else [one for one in fitted if one.fell is None and one.law.A < ON_BOUND]
+    return fitted if quantity == "E" else [one for one in fitted if one.fell is None and levels_off(hashable(one.run))]
+
+
+@cache
+def levels_off(run):
+    """Whether the points of a run, as `hashable` gives it, say where its rise ends."""
+    law = forecast.forecast_run(run)
+    return law.A < ON_BOUND and "A" not in forecast.known(law)
 
 
 def level(*sides):

@@ -15,7 +15,7 @@ No-Positive-Resampling hardly ever acts where few of the 4,000 prompts come twic
     Fig. 4b     "k = 4 and k = 8 do equally well": CISPO, each learning rate, ends the same
     Fig. 5a     at k = 8, each learning rate: CISPO's end above DAPO's, GSPO's above DAPO's; with falls beside it. With
                 160 steps speed and ceiling are one; the ceilings (400 steps, A of Eq. 1) are compared the same way,
-                over runs whose A is not on the fit's bound, 1 (found after the runs; 14 of 24 do not level off)
+                over runs that level off, as in study/rule.py (found after the runs; 14 of 24 do not)
     Sec. 3.2    at k = 8: prompt average above sample and token average; normalisations the same; filter and
                 No-Positive-Resampling lift the end. Verdicts by study/rule.py's `verdict`
     A.17        CISPO is the more robust to its hyperparameter than DAPO. Range: largest minus smallest mean end over

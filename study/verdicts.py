@@ -51,6 +51,7 @@ FOREST = (  # (regime, configuration, reference) of findings on A, chosen before
 )
 BEGIN, END = "<!-- python study/verdicts.py --write: begin -->", "<!-- end -->"  # in results/README.md
 QUANTITIES = {"A": "ceiling A", "end": "pass rate at the end", "E": "compute to half of the gain"}
+EDGE = 0.12  # of the forest plot
 CUTS = (10, 20, 30, 50, 70)  # per cent of the compute
 
 
@@ -194,7 +195,7 @@ def report(folder):
 
 
 def forest_rows(folder):
-    """[(label, rule.Judged)] of the findings of FOREST that have an interval, and the labels of the others."""
+    """[(label, rule.Judged)] of the findings of FOREST with an interval of A or of the ends; labels of the others."""
     rows, waiting = [], []
     for name, says, logs, findings, _ in everything(folder):
         found = rule.judged(logs, [one for one in findings if one.quantity == "A"])
@@ -202,7 +203,7 @@ def forest_rows(folder):
             if one.quantity == "A" and (name, one.configuration, one.reference) in FOREST:
                 label = f"{one.says} ({says.removeprefix('virtual time, ')})"
                 row = found.get(one)
-                told = row is not None and row.low == row.low
+                told = row is not None and any(np.isfinite([row.low, *row.ends[1:]]))
                 rows += [(label, row)] if told else []
                 waiting += [] if told else [label]
     return rows, waiting
@@ -214,9 +215,11 @@ def forest(folder, path):
     if not rows:
         return None, waiting
     figure = Figure(figsize=(8.2, 1.9 + 0.5 * len(rows)), layout="constrained")
-    title = f"difference in A, 90 % interval (grey: within {rule.MARGIN['A']:.2g})"
+    title = f"difference in A, 90 % interval (grey: within {rule.MARGIN['A']:.2g}; cut at {EDGE})"
     ax = figure.add_subplot()
     drawing.draw_differences(ax, (title, rule.MARGIN["A"], rows))
+    low, high = ax.get_xlim()
+    ax.set_xlim(max(low, -EDGE), min(high, EDGE))
     ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.55 / len(rows)), ncols=4)
     figure.savefig(path, dpi=120)
     return path, waiting
@@ -228,6 +231,8 @@ def drawn(folder, into):
     lines = [f"![Differences in A with 90 % intervals](../figures/{path.name})", ""] if path else []
     if path and waiting:
         lines += [f"{len(waiting)} of this figure's {len(FOREST)} findings have no interval yet.", ""]
+    if path:
+        lines += ["A row with a square only: a side has no run that levels off, or too few do.", ""]
     if runs := grid.kept(folder, "grid"):
         path = stability.heat_maps(runs, into / "stability.png")
         lines += [f"![Pass rate at the end by loss, age and learning rate](../figures/{path.name})", ""]

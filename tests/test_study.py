@@ -288,6 +288,8 @@ def test_a_run_that_does_not_level_off_has_no_ceiling_but_reached_the_level():
     rising = [row | {"pass_rate": 0.2 + 0.02 * row["step"]} for row in curve(0.7)]  # as fast at the end as at first
     runs = [rule.measure(rows) for rows in (curve(0.7), rising)]
     assert [len(rule.having(runs, quantity)) for quantity in ("A", "E")] == [1, 2]
+    early = rule.measure(study.rows_of(runner.ROOT / "results" / "exact-8" / "gspo-0.jsonl"))
+    assert early.law.A < 0.95 and not rule.having([early], "A")  # half of its gain lies near its last evaluation
     assert rule.spread({"one": runs}, "A")[1] == 0 and rule.spread({"one": runs}, "E")[1] == 1
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from test_stability import STEPS
+from test_train import elsewhere  # noqa: F401
 
 import data
 import recipes

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from test_train import elsewhere  # noqa: F401
 
 from plumbing import flags
 from study import comparisons as study

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 import torch
+from test_train import elsewhere  # noqa: F401
 
 import loss
 import train

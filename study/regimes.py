@@ -16,7 +16,8 @@ all findings are judged by the first n seeds; both sides of those that are undec
 idle or a side has no run with a ceiling, which no seed mends. Verdicts are those of all runs at the end, also of
 findings that were decided earlier. Looking four times errs more often than looking once: of two equal sides, one look
 finds a difference one time in ten, up to four looks two times (simulated); `looks` says how often a finding was looked
-at. Nothing else is tuned, added or left out.
+at. Nothing else is tuned, added or left out. (After two seeds of each, which runs have a ceiling became stricter,
+study/rule.py: a side none of whose runs levels off gets no more seeds either.)
 
 Test: pytest tests/test_study_runs.py
 """

@@ -6,7 +6,7 @@ Eq. 1 cannot fall, so such a run has no ceiling. How many of n seeds fall, and a
 
     D = mean of the configuration's runs - mean of the reference's runs, in one of these quantities:
         A   the ceiling of Eq. 1, fitted to each run that does not fall and levels off: neither is A on the fit's bound,
-            1, nor does forecast.known call it not determined (found after the first runs that do not level off)
+            1, nor is its own 90 % band wider than forecast.WIDE, 0.2 (found after the first runs that are so)
         E   efficiency: -log of the compute at which a run's fitted curve reaches the level L. exp(D) is how many times
             more compute the reference takes. L lies halfway between R_0 and the lower mean A of the two sides, so that
             both reach it; with a common A and R_0 this compute is C_mid. A run that falls counts until its peak
@@ -140,7 +140,8 @@ def having(runs, quantity):
 def levels_off(run):
     """Whether the points of a run, as `hashable` gives it, say where its rise ends."""
     law = forecast.forecast_run(run)
-    return law.A < ON_BOUND and "A" not in forecast.known(law)
+    low, high = law.bands["A"]
+    return law.A < ON_BOUND and high - low <= forecast.WIDE
 
 
 def level(*sides):
@@ -356,7 +357,7 @@ def remarks(logs, found, asked):
     groups = grouped(logs, "tokens")
     A = spread(groups, "A")
     E = spread(groups, "E")
-    known = f"A {A[0]:.4f}, tokens to half of the gain {E[0]:.1%} ({A[1]} degrees of freedom)"
+    known = f"A {A[0]:.4f} ({A[1]} degrees of freedom), tokens to half of the gain {E[0]:.1%} ({E[1]})"
     lines = [
         f"{len(found)} of {asked} findings tested: {count['agrees']} agree, {count['disagrees']} disagree, "
         f"{count['undecided']} undecided. Of 90 % intervals one in ten errs, and findings with a common reference err "

@@ -15,7 +15,7 @@ No-Positive-Resampling hardly ever acts where few of the 4,000 prompts come twic
     Fig. 4b     "k = 4 and k = 8 do equally well": CISPO, each learning rate, ends the same
     Fig. 5a     at k = 8, each learning rate: CISPO's end above DAPO's, GSPO's above DAPO's; with falls beside it. With
                 160 steps speed and ceiling are one; the ceilings (400 steps, A of Eq. 1) are compared the same way,
-                over runs that level off, as in study/rule.py (found after the runs; 14 of 24 do not)
+                over runs that level off, as in study/rule.py (found after the runs)
     Sec. 3.2    at k = 8: prompt average above sample and token average; normalisations the same; filter and
                 No-Positive-Resampling lift the end. Verdicts by study/rule.py's `verdict`
     A.17        CISPO is the more robust to its hyperparameter than DAPO. Range: largest minus smallest mean end over
@@ -190,8 +190,9 @@ def compared(says, one, other, direction, spread):
         word, why = "undecided", IDLE
     shown = f"{D:+.3f} ({low:+.3f} to {high:+.3f}); {len(ends(one))} and {len(ends(other))} runs" if D == D else "-"
     falls = f"{falling(one)} of {len(one)} against {falling(other)} of {len(other)}"
-    p = min(more_falls(one, other), more_falls(other, one))
+    p, often = min((more_falls(one, other), "more often"), (more_falls(other, one), "less often"))
     falls += f", p = {p:.2g}" if falling(one) + falling(other) else ""
+    falls += f": falls {often}" if p <= 0.05 else ""
     return f"| {says} | {shown} | {word}: {why} | {falls} |"
 
 

@@ -105,6 +105,11 @@ def test_a_finding_is_judged_by_the_interval_and_stands_beside_its_falls():
     said = stability.compared("CISPO above DAPO", groups["CISPO",], groups["DAPO",], +1, (0.01, 10))
     assert "+0.100" in said and "agrees" in said and "0 of 2 against 1 of 2, p = 0.5" in said
     assert "not made yet" in stability.compared("CISPO above DAPO", groups["CISPO",], None, +1, (0.01, 10))
+    four = [0.6, 0.6, 0.6, 0.6]
+    lines = [*cell("CISPO", 8, 1, *four, fell=range(4)), *cell("DAPO", 8, 1, *four)]
+    groups = stability.cells(kept(*lines), "loss")
+    assert "p = 0.014: falls more often" in stability.compared("", groups["CISPO",], groups["DAPO",], +1, (0.01, 10))
+    assert "p = 0.014: falls less often" in stability.compared("", groups["DAPO",], groups["CISPO",], +1, (0.01, 10))
 
 
 def test_what_half_of_the_runs_do_not_notice_is_idle():

@@ -67,7 +67,6 @@ import data  # noqa: E402
 import fit  # noqa: E402
 import forecast  # noqa: E402
 import recipes  # noqa: E402
-from plumbing.evaluation import append  # noqa: E402
 from study import grid, regimes, rule, stability, warm  # noqa: E402
 
 PLAN = "axes"
@@ -191,12 +190,8 @@ def make(train, run, folder):
     member = member_of(run)
     with changed(member) as (flags, policy):
         rows = warm.run(train, [*member.task, *run.flags.split(), *flags, "--seed", str(run.seed)])
-    line = {"kind": "run", "run": run.named(), "base": grid.base(), "commit": rows[0]["commit"], **grid.summary(rows)}
-    if policy:
-        line |= quality(train, policy)
-    path = grid.place(folder, PLAN)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    append(path, line | more(rows) | {"cpu_seconds": round(time.process_time() - began, 1)})
+    further = more(rows) | (quality(train, policy) if policy else {})
+    grid.keep(folder, run, rows, further | {"cpu_seconds": round(time.process_time() - began, 1)})
 
 
 def more(rows):

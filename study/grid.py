@@ -14,7 +14,8 @@ Clips: CISPO's eps_max 4, 5 and 8 are A.17's; DAPO's upper 0.2, 0.26 and 0.4 spa
 those of Fig. 20 and those of its own paper, an order of magnitude smaller.
 
 A line is appended when its run has ended, and the key of its configuration stands in it: what was interrupted is made
-anew, what is there is not made twice. A line of another base (SHA-256 of its weights) counts as not there.
+anew, what is there is not made twice. A line of another base (SHA-256 of its weights) counts as not there. `rounding`
+tells lines of machines that round alike from others (warm.rounding; the first 700 lines do not have it).
 
 Test: pytest tests/test_study_runs.py
 """
@@ -187,10 +188,15 @@ def make(train, run, folder):
     began = time.process_time()
     objective = warm.no_ratio if dict(run.key).get("loss") == NO_RATIO else None
     rows = warm.run(train, [*TINY, *run.flags.split(), "--seed", str(run.seed)], objective)
-    line = {"kind": "run", "run": run.named(), "base": base(), "commit": rows[0]["commit"], **summary(rows)}
+    keep(folder, run, rows, {"cpu_seconds": round(time.process_time() - began, 1)})
+
+
+def keep(folder, run, rows, further):
+    """Append the line of a Run, given the rows of its log. further: what else it says, {name: value}"""
+    line = {"kind": "run", "run": run.named(), "base": base(), "commit": rows[0]["commit"], "rounding": warm.rounding()}
     path = place(folder, run.plan)
     path.parent.mkdir(parents=True, exist_ok=True)
-    append(path, line | {"cpu_seconds": round(time.process_time() - began, 1)})
+    append(path, line | summary(rows) | further)
 
 
 def summary(rows):

@@ -34,6 +34,7 @@ def make_exact(train, what, folder):
     regime, name, seed = what
     began = time.process_time()
     rows = reduced(warm.run(train, [*regimes.flags(regime, name), "--seed", str(seed)]))
+    rows[0]["rounding"] = warm.rounding()
     rows[-1]["seconds"] = round(time.process_time() - began, 1)  # of CPU: those of the clock depend on pauses
     place = regimes.place(folder, regime, name, seed)
     place.parent.mkdir(parents=True, exist_ok=True)

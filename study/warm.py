@@ -8,17 +8,22 @@ own flags; only the drawing and the checkpoints are left out, and `objective` ma
 Test: pytest tests/test_study_runs.py
 """
 
+import hashlib
 import io
 import json
 import tempfile
 from contextlib import ExitStack, redirect_stderr, redirect_stdout
+from functools import cache
 from pathlib import Path
 from unittest.mock import patch
 
 import torch
 
 import loss
+import sft
 from study import comparisons
+
+ROOT = Path(__file__).resolve().parent.parent
 
 CARRIER = "cispo"  # the --loss under whose name an objective of the study's own runs; it takes eps_max
 
@@ -29,6 +34,20 @@ def no_ratio(logprobs, gen_logprobs, advantages, mask, *, eps_max):
     Arguments as in loss.cispo; eps_max is not read.
     """
     return torch.where(mask, advantages[:, None] * torch.where(mask, logprobs, 0.0), 0.0)
+
+
+@cache
+def rounding():
+    """12 hex digits that tell whether two machines round alike: of the bits of a policy's logits and gradients.
+
+    They depend on processor and libraries. With the same digits a run in virtual time is the same run.
+    """
+    policy = sft.load(ROOT / "base" / "tiny")
+    ids = torch.arange(256 * 16).reshape(256, 16) % policy.config.vocab_size
+    logits = policy(input_ids=ids).logits
+    logits.logsumexp(-1).sum().backward()
+    numbers = [logits.detach(), *(weight.grad for weight in policy.parameters())]
+    return hashlib.sha256(b"".join(one.numpy().tobytes() for one in numbers)).hexdigest()[:12]
 
 
 def run(train, argv, objective=None):

@@ -218,11 +218,19 @@ def test_what_is_there_is_not_made_twice_and_a_half_written_line_counts_as_not_t
     path = grid.place(tmp_path, "grid")
     lines = path.read_text().splitlines()
     assert len(lines) == 2 and grid.missing(tmp_path, "grid") == []
+    assert {json.loads(one)["rounding"] for one in lines} == {warm.rounding()}
     path.write_text(lines[0] + "\n" + lines[1][:40])  # killed while it wrote
     assert grid.missing(tmp_path, "grid") == two[1:]
     order.make_all(train, tmp_path)
     again = list(grid.kept(tmp_path, "grid").values())
     assert [{**line, "cpu_seconds": 0} for line in again] == [{**json.loads(line), "cpu_seconds": 0} for line in lines]
+
+
+def test_a_machine_that_rounds_otherwise_has_other_digits(monkeypatch):
+    here = warm.rounding()
+    assert len(here) == 12 and warm.rounding.__wrapped__() == here  # the same when computed again
+    monkeypatch.setattr(torch.Tensor, "logsumexp", lambda logits, dim: logits.double().exp().sum(dim).log().float())
+    assert warm.rounding.__wrapped__() != here
 
 
 def test_lines_of_another_base_count_as_not_there(tmp_path, monkeypatch):

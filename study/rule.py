@@ -8,8 +8,9 @@ Eq. 1 cannot fall, so such a run has no ceiling. How many of n seeds fall, and a
         A   the ceiling of Eq. 1, fitted to each run that does not fall and levels off: neither is A on the fit's bound,
             1, nor is its own 90 % band wider than forecast.WIDE, 0.2 (found after the first runs that are so)
         E   efficiency: -log of the compute at which a run's fitted curve reaches the level L. exp(D) is how many times
-            more compute the reference takes. L lies halfway between R_0 and the lower mean A of the two sides, so that
-            both reach it; with a common A and R_0 this compute is C_mid. A run that falls counts until its peak
+            more compute the reference takes. L lies halfway between R_0 and the pass rate at the end, of the side where
+            its mean is lower, so that both reach it. (At first: between R_0 and A, which the points of some runs do not
+            determine; found after the runs.) A run that falls counts until its peak
     90 % interval: D -+ t s sqrt(1/n + 1/m)
         n, m  numbers of runs of the two sides that have the quantity
         s     standard deviation between seeds, pooled over those configurations of the regime in which no run falls
@@ -81,11 +82,21 @@ def measure(rows, x="tokens"):
         rates=np.array(rates),
         law=fitted(run),
         fell=fell,
-        end=mean(rates[-(len(rates) // 4) :]),
+        end=last_quarter(rates),
         clipped=mean([row["clipped"] for row in steps if "clipped" in row] or [nan]),  # absent: no batch had a gradient
         age=sum(age * n for age, n in ages.items()) / ages.total(),
         oldest=max(ages),
     )
+
+
+def losses(evaluations):
+    """(means of three evaluations in a row, what each has lost since the highest before it, the least loss that counts)
+
+    evaluations: at least three rows of kind `eval`, in order
+    """
+    means = np.convolve([row["pass_rate"] for row in evaluations], np.ones(3) / 3, "valid")
+    error = mean(row.get("stderr") or 0.0 for row in evaluations)
+    return means, np.maximum.accumulate(means) - means, max(FALL, 3 * error * (2 / 3) ** 0.5)
 
 
 def fall(evaluations):
@@ -95,16 +106,19 @@ def fall(evaluations):
     >>> fall(rows)
     32
     """
-    rates = np.array([row["pass_rate"] for row in evaluations])
-    if len(rates) < 4:
+    if len(evaluations) < 4:
         return None
-    means = np.convolve(rates, np.ones(3) / 3, "valid")
-    lost = np.maximum.accumulate(means) - means
-    error = mean(row.get("stderr") or 0.0 for row in evaluations)
-    if lost.max() <= max(FALL, 3 * error * (2 / 3) ** 0.5):
+    means, lost, least = losses(evaluations)
+    if lost.max() <= least:
         return None
     peak = int(means[: lost.argmax()].argmax()) + 2  # index of the last of its three evaluations
     return evaluations[peak]["step"]
+
+
+def recovered(evaluations):
+    """Whether at its end a run has regained what it lost: the last three evaluations are within the least loss."""
+    _, lost, least = losses(evaluations)
+    return bool(lost[-1] <= least)
 
 
 def fitted(run, A=None):
@@ -145,13 +159,18 @@ def levels_off(run):
 
 
 def level(*sides):
-    """The pass rate at which efficiency is compared: halfway between R_0 and the lower of the sides' mean A."""
+    """The pass rate at which efficiency is compared: halfway between R_0 and the lower of the sides' mean ends."""
     R_0 = mean(one.law.R_0 for side in sides for one in side)
-    return (R_0 + min(mean(one.law.A for one in side) for side in sides)) / 2
+    return (R_0 + min(mean(last_quarter(one.run.reward) for one in side) for side in sides)) / 2
+
+
+def last_quarter(rates):
+    """The mean of the last quarter of a run's pass rates, of one at least."""
+    return mean(rates[-max(1, len(rates) // 4) :])
 
 
 def values(runs, quantity, L=nan):
-    """A, end, or E with the level L, of each Measured run."""
+    """A, end, or E with the level L, of each Measured run; E is -inf for a run that does not reach L."""
     if quantity == "A":
         return [one.law.A for one in runs]
     if quantity == "end":
@@ -177,7 +196,8 @@ def spread(groups, quantity):
     """
     steady = [runs for runs in groups.values() if all(one.fell is None for one in runs)]
     steady = [runs for runs in steady if len(having(runs, quantity)) == len(runs)]
-    return pooled([values(runs, quantity, level(runs) if quantity == "E" else nan) for runs in steady])
+    samples = [values(runs, quantity, level(runs) if quantity == "E" else nan) for runs in steady]
+    return pooled([sample for sample in samples if np.isfinite(sample).all()])
 
 
 def interval(one, other, deviation, freedom):
@@ -185,6 +205,12 @@ def interval(one, other, deviation, freedom):
     difference = mean(one) - mean(other)
     reach = stdtrit(freedom, 0.95) * deviation * (1 / len(one) + 1 / len(other)) ** 0.5
     return difference, difference - reach, difference + reach
+
+
+def reach(spread, n):
+    """Half the width of the 90 % interval of the difference of two sides of n runs each."""
+    s, freedom = spread
+    return float(stdtrit(freedom, 0.95) * s * (2 / n) ** 0.5) if freedom else nan
 
 
 def verdict(low, high, *, direction, quantity):
@@ -204,7 +230,7 @@ def verdict(low, high, *, direction, quantity):
             return "disagrees", f"outside {margin:.2g}"
         return "undecided", "neither within nor outside the margin" + ("" if low <= 0 <= high else "; not 0")
     if min(low * direction, high * direction) > 0:
-        return "agrees", "beyond 0 that way"
+        return "agrees", "beyond 0 that way" + (f", but within {margin:.2g}" if inside else "")
     if max(low * direction, high * direction) < 0:
         return "disagrees", "beyond 0 the other way"
     if quantity == "A" and inside:
@@ -367,8 +393,9 @@ def remarks(logs, found, asked):
     ]
     for name, runs in groups.items():
         clipped, age, end = (mean(getattr(one, what) for one in runs) for what in ("clipped", "age", "end"))
+        each = ", ".join(f"{one.end:.3f}" for one in runs)
         lines.append(
             f"{name} ({len(runs)}): {clipped:.3%} of tokens clipped, tokens {age:.1f} steps old, the oldest "
-            f"{max(one.oldest for one in runs)}; pass rate at the end {end:.3f}"
+            f"{max(one.oldest for one in runs)}; pass rate at the end {end:.3f} ({each})"
         )
     return lines

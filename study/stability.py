@@ -1,27 +1,32 @@
 """What age and step size do to losses: how the runs of study/grid.py are judged. Written before the first of them.
 
     end     mean pass rate of the last quarter of a run's evaluations
-    fall    study/rule.py's, on the validation curve; or the run diverged. A result of its own: how many seeds of n
+    fall    study/rule.py's, on the validation curve; or the run diverged. A result of its own: how many seeds of n,
+            and how many have recovered at the end, their last three evaluations being within what counts as a loss
     spread  standard deviation of the ends between seeds, pooled over those cells of one learning rate and one number of
             steps in which no seed falls; never over learning rates
 
 Two cells of one learning rate are compared by their ends, over the seeds that do not fall: difference of the means with
 a 90 % interval as in study/rule.py, margin 0.02; and by their falls: Fisher's exact test, one-sided, 5 %. Idle, and so
-undecided: what they differ in leaves half or more of the runs as they are, seed by seed. (Found after the runs:
-No-Positive-Resampling hardly ever acts where few of the 4,000 prompts come twice.)
+undecided: what they differ in leaves half or more of the runs as they are, seed by seed; how many is said. (Found after
+the runs: No-Positive-Resampling hardly ever acts where few of the 4,000 prompts come twice.)
 
-    how far     a loss "holds to k" at a learning rate: the largest k such that up to it no age loses more than 0.02 of
-                the end at k = 0 (by the whole interval) and no age has falls in a quarter of its seeds or more
+    how far     what a cell loses of the end at k = 0 of its loss and learning rate: it is "lost" if it loses more than
+                0.02 by the whole interval, or a quarter of its seeds or more fall; it "holds" if it loses less by the
+                whole interval; else it is open. A loss holds to the largest k up to which all ages hold, and is lost
+                from the smallest k that is lost. (At first, what was not lost held, so that more noise held further)
     Fig. 4b     "k = 4 and k = 8 do equally well": CISPO, each learning rate, ends the same
     Fig. 5a     at k = 8, each learning rate: CISPO's end above DAPO's, GSPO's above DAPO's; with falls beside it. With
                 160 steps speed and ceiling are one; the ceilings (400 steps, A of Eq. 1) are compared the same way,
                 over runs that level off, as in study/rule.py (found after the runs)
     Sec. 3.2    at k = 8: prompt average above sample and token average; normalisations the same; filter and
                 No-Positive-Resampling lift the end. Verdicts by study/rule.py's `verdict`
-    A.17        CISPO is the more robust to its hyperparameter than DAPO. Range: largest minus smallest mean end over
-                three values of the clip, which span a factor of two for each loss; ends of all seeds, falls included.
-                DAPO's range minus CISPO's, 90 % by 10,000 resamplings of seeds: agrees above 0, disagrees below 0;
-                undecided if a loss's clip acts on less than 0.1 % of the tokens (idle) at all three values
+    A.17        CISPO is the more robust to its hyperparameter than DAPO. Three values of the clip, which span a factor
+                of two for each loss; ends of all seeds, falls too. V: variance of the mean ends over the values, less
+                what the spread between seeds, s^2 / n, adds to it. V of DAPO minus V of CISPO, 90 % by the jackknife
+                over seeds: agrees above 0, disagrees below 0; undecided if a loss's clip acts on less than 0.1 % of the
+                tokens (idle) at all three values. (At first the range of the means with a bootstrap. Found after the
+                runs: a range is above 0 without any effect, and the bootstrap's interval of 90 % held it in 74 %)
     Fig. 20     GSPO with half-widths 3e-3 and 5e-3 ends above GSPO with 3e-4 and 4e-4
     Fig. 4a     virtual device-hours to half of the gain (rule.py's E), PipelineRL-k against PPO-off-policy-k, for each
                 k and each model of costs: more efficient in device-hours; and the idle shares
@@ -48,7 +53,7 @@ import argparse
 import sys
 from collections import defaultdict
 from functools import partial
-from itertools import product
+from itertools import product, takewhile
 from math import inf, nan
 from pathlib import Path
 from statistics import mean, median
@@ -56,6 +61,7 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
+from scipy.special import stdtrit
 from scipy.stats import fisher_exact
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,8 +74,10 @@ HITS, FALSE_ALARMS = 0.8, 0.1  # at least, at most, of a signal that announces f
 CHOSEN_ON, KEPT_ASIDE = range(4), range(4, 8)  # seeds
 SETTLED = slice(1, 3)  # windows of 8 steps after the warm-up, steps 9 to 24: what a gradient norm is compared with
 K = 8  # of the comparisons between losses
-IDLE = "idle: half or more of the seeds give the same run on both sides"
+UNCLIPPED = ("no ratio", "uncapped ratio")
 NONE = []  # the lines of a section without runs
+AGES = " | ".join(f"k = {k}" for k in grid.AGES)  # columns of tables
+CHANGED, ITSELF = ("CISPO", "DAPO", "GSPO"), "-"  # the losses that have variants, and what stands for none
 SIGNALS = {"effective sample size": "ess_min", "largest rho": "rho_max", "gradient norm": "norm_max"}
 
 
@@ -81,6 +89,7 @@ class One(NamedTuple):
 
     end: float  # mean pass rate of the last quarter of its evaluations
     fell: int | None  # optimizer steps done at the peak from which it falls, or when it diverged; None if neither
+    recovered: bool  # whether it fell, did not diverge, and regained at its end what it had lost
     windows: dict  # column -> a value for each grid.WINDOW steps
 
 
@@ -88,10 +97,11 @@ def one(line):
     """The One of a kept line."""
     evaluations = line["evals"]
     rows = [{"step": step, "pass_rate": rate, "stderr": e} for step, rate, e in zip(*map(evaluations.get, COLUMNS))]
-    rates = evaluations["pass_rate"]
     diverged = evaluations["step"][-1] if "finite" in line["reason"] else None
     fell = rule.fall(rows)
-    return One(mean(rates[-max(1, len(rates) // 4) :]), diverged if fell is None else fell, line["windows"])
+    recovered = fell is not None and diverged is None and rule.recovered(rows)
+    end = rule.last_quarter(evaluations["pass_rate"])
+    return One(end, diverged if fell is None else fell, recovered, line["windows"])
 
 
 COLUMNS = ("step", "pass_rate", "stderr")
@@ -136,44 +146,75 @@ def more_falls(one, other):
 # --- How far ---------------------------------------------------------------------------------------------------------
 
 
+def state(runs, first, spread):
+    """What a cell loses of the end of `first`, that at k = 0: "holds", "lost" or "open"."""
+    if falling(runs) >= FALLING * len(runs):
+        return "lost"
+    if runs is first:
+        return "holds"
+    _, low, high = difference(runs, first, spread)
+    if high < -rule.MARGIN["A"]:
+        return "lost"
+    return "holds" if low > -rule.MARGIN["A"] else "open"
+
+
 def holds(groups, loss, rate, spread):
-    """(largest k to which a loss holds, whether a larger one has runs and does not); k is None without runs at k = 0.
+    """(largest k to which a loss holds, smallest k from which it is lost); None: there is none.
 
     groups: {(loss, k, rate): {seed: One}}
     """
-    reached = None
-    for k in grid.AGES:
-        runs = groups.get((loss, k, rate))
-        if not runs:
-            return reached, False
-        lost = k and difference(runs, groups[loss, 0, rate], spread)[2] < -rule.MARGIN["A"]
-        if lost or falling(runs) >= FALLING * len(runs):
-            return reached, True
-        reached = k
-    return reached, False
+    first = groups.get((loss, 0, rate), {})
+    states = {k: state(runs, first, spread) for k in grid.AGES if (runs := groups.get((loss, k, rate)))}
+    held = [k for k, _ in takewhile(lambda one: one[1] == "holds", states.items())]
+    return max(held, default=None), min((k for k, word in states.items() if word == "lost"), default=None)
+
+
+def at_age(runs, first, spread):
+    """Words on a cell: its end, or the difference from `first`, that at k = 0; how many runs fall."""
+    if not runs:
+        return "-"
+    gap = difference(runs, first, spread)[0]
+    value = f"{gap:+.3f}" if gap == gap else "-"
+    if runs is first:
+        value = f"{mean(ends(runs)):.3f}" if ends(runs) else "-"
+    return value + (f", {falling(runs)}/{len(runs)} fall" if falling(runs) else "")
 
 
 def how_far(lines):
-    """Lines of Markdown: how far each loss holds at each learning rate, and how many runs fall at which age."""
+    """Lines of Markdown: how far each loss holds at each learning rate, what it loses and how often it falls."""
     groups = cells(lines, "loss", "k", "rate")
     table = [
-        "A run falls if it loses again what it had gained. One that only ends low does not (ends: the figure).",
+        "Differences from the end at k = 0, of the runs that do not fall. A run falls if it loses again what it had",
+        "gained: one that only ends low does not, and one that recovers does.",
         "",
-        "| lr | loss | holds to k | end at k = 0 | runs that fall, of those made, at k = 0, 1, 2, 4, 8, 16, 32 |",
-        "|---" * 5 + "|",
+        f"| lr | loss | holds to k | lost from k | {AGES} |",
+        "|---" * 11 + "|",
     ]
+    widths = []
+    for rate in grid.RATES:
+        own = {cell: runs for cell, runs in groups.items() if cell[-1] == rate}
+        s = spread(own.values())
+        n = max(map(len, own.values()), default=0)
+        widths += [f"{rule.reach(s, n):.3f} at lr x{rate} ({n} seeds a side)"] if s[1] else []
+        for loss in grid.LOSSES:
+            row = [own.get((loss, k, rate), {}) for k in grid.AGES]
+            reached = ["-" if k is None else str(k) for k in holds(own, loss, rate, s)]
+            said = [f"x{rate}", loss, *reached, *(at_age(runs, row[0], s) for runs in row)]
+            table += [f"| {' | '.join(said)} |"] if any(row) else []
+    fallen = [run for runs in groups.values() for run in runs.values() if run.fell is not None]
+    back = sum(run.recovered for run in fallen)
+    table += ["", f"Half-widths of a difference: {', '.join(widths) or 'not yet known'}."]
+    return [*table, f"Of {len(fallen)} runs that fall, {back} have recovered at the end."]
+
+
+def clipped(lines):
+    """Lines of Markdown: the share of the tokens on which each loss's clip acts, mean over runs and steps."""
+    groups = cells(lines, "loss", "k", "rate")
+    table = [f"| lr | loss | {AGES} |", "|---" * 9 + "|"]
     for rate, loss in product(grid.RATES, grid.LOSSES):
-        own = [groups.get((loss, k, rate), {}) for k in grid.AGES]
-        if not any(own):
-            continue
-        s = spread(runs for (_, _, other), runs in groups.items() if other == rate)
-        k, ended = holds(groups, loss, rate, s)
-        said = "not even 0" if k is None else str(k) if ended or k == grid.AGES[-1] else f"{k} or more"
-        if not s[1]:  # one seed a cell gives ends no interval
-            said = f"not yet known; no fall up to k = {k}"
-        first = f"{mean(ends(own[0])):.3f}" if ends(own[0]) else "-"
-        counts = ", ".join(f"{falling(runs)}/{len(runs)}" if runs else "-" for runs in own)
-        table.append(f"| x{rate} | {loss} | {said} | {first} | {counts} |")
+        row = [groups.get((loss, k, rate)) for k in grid.AGES]
+        if any(row) and loss not in UNCLIPPED:
+            table.append(f"| x{rate} | {loss} | {' | '.join(f'{clips(runs):.2%}' if runs else '-' for runs in row)} |")
     return table
 
 
@@ -186,8 +227,8 @@ def compared(says, one, other, direction, spread):
         return f"| {says} | - | not made yet | |"
     D, low, high = difference(one, other, spread)
     word, why = rule.verdict(low, high, direction=direction, quantity="A")
-    if never_acts(one, other):
-        word, why = "undecided", IDLE
+    if alike := never_acts(one, other):
+        word, why = "undecided", f"idle: {alike} seeds give the same run on both sides"
     shown = f"{D:+.3f} ({low:+.3f} to {high:+.3f}); {len(ends(one))} and {len(ends(other))} runs" if D == D else "-"
     falls = f"{falling(one)} of {len(one)} against {falling(other)} of {len(other)}"
     p, often = min((more_falls(one, other), "more often"), (more_falls(other, one), "less often"))
@@ -197,9 +238,10 @@ def compared(says, one, other, direction, spread):
 
 
 def never_acts(one, other):
-    """Whether what two cells differ in never acts: half or more of the seeds give the same run."""
+    """Words, such as "3 of 4", if what two cells differ in leaves half or more of the seeds as they are; else ""."""
     seeds = one.keys() & other.keys()
-    return 2 * sum(one[seed] == other[seed] for seed in seeds) >= len(seeds) > 0
+    alike = sum(one[seed] == other[seed] for seed in seeds)
+    return f"{alike} of {len(seeds)}" if 2 * alike >= len(seeds) > 0 else ""
 
 
 def clips(runs):
@@ -250,8 +292,8 @@ def asked(loss_at, variant):
 CLIPS = {"CISPO": ("eps_max 4", "eps_max 8"), "DAPO": ("eps_high 0.2", "eps_high 0.4")}  # beside the grid's own value
 
 
-def robustness(folder, resamplings=10_000):
-    """Lines: DAPO's range over its clips minus CISPO's, for each learning rate, with the verdict on A.17."""
+def robustness(folder):
+    """Lines: how much more DAPO's ends move with its clip than CISPO's, at each learning rate, with A.17's verdict."""
     groups = cells(grid.kept(folder, "grid"), "loss", "k", "rate")
     changed = cells(grid.kept(folder, "variants"), "variant", "rate")
     lines = []
@@ -262,25 +304,54 @@ def robustness(folder, resamplings=10_000):
         }
         if not all(all(own) for own in values.values()):
             continue
-        samples = {loss: [[run.end for run in runs.values()] for runs in own] for loss, own in values.items()}
-        drawn = range_of(samples["DAPO"], resamplings) - range_of(samples["CISPO"], resamplings)
-        low, high = np.quantile(drawn, (0.05, 0.95))
+        seeds = sorted(set.intersection(*(set(runs) for own in values.values() for runs in own)))
+        samples = {loss: np.array([[runs[seed].end for seed in seeds] for runs in own]) for loss, own in values.items()}
+        D, low, high = more_robust(samples["CISPO"], samples["DAPO"])
         word = "agrees" if low > 0 else "disagrees" if high < 0 else "undecided"
         if unused := [loss for loss, own in values.items() if max(map(clips, own)) < rule.IDLE_CLIP]:
             word = f"undecided, the clip of {' and '.join(unused)} is idle"
-        ranges = ", ".join(f"{loss} {np.ptp([mean(one) for one in own]):.3f}" for loss, own in samples.items())
+        moved = ", ".join(f"{loss} {max(0.0, moves(own)) ** 0.5:.3f}" for loss, own in samples.items())
         lines.append(
-            f"- lr x{rate}: A.17, CISPO is the more robust to its clip than DAPO: {word}; ranges {ranges}; "
-            f"difference {low:+.3f} to {high:+.3f}"
+            f"- lr x{rate}: A.17, CISPO is the more robust to its clip than DAPO: {word}; over {len(seeds)} seeds the "
+            f"clip moves the end by {moved} (standard deviation); difference of the variances {D:+.1e} ({low:+.1e} to "
+            f"{high:+.1e})"
         )
     return ["", *lines] if lines else []
 
 
-def range_of(samples, resamplings, seed=0):
-    """(resamplings,) largest minus smallest mean over samples, each drawn anew with replacement."""
-    source = np.random.default_rng(seed)
-    means = [source.choice(one, (resamplings, len(one))).mean(-1) for one in samples]
-    return np.ptp(means, axis=0)
+def moves(ends):
+    """The variance that the value of a clip gives to the mean end; below 0 by chance. ends: (values, seeds)"""
+    return float(ends.mean(1).var(ddof=1) - ends.var(1, ddof=1).mean() / ends.shape[1])
+
+
+def more_robust(one, other):
+    """(D, low, high): moves(other) - moves(one) with its 90 % interval; nan with fewer than three seeds.
+
+    one, other: (values, seeds) ends, of the same seeds
+    """
+    n = one.shape[1]
+    D = moves(other) - moves(one)
+    if n < 3:
+        return D, nan, nan
+    without = [moves(np.delete(other, seed, 1)) - moves(np.delete(one, seed, 1)) for seed in range(n)]
+    reach = stdtrit(n - 1, 0.95) * (n - 1) * np.std(without, ddof=1) / n**0.5
+    return D, float(D - reach), float(D + reach)
+
+
+def variants(folder):
+    """Lines of Markdown: the ends of the variants, of the runs that do not fall, beside those of the loss itself."""
+    groups = cells(grid.kept(folder, "variants"), "loss", "variant", "rate")
+    if not groups:
+        return NONE
+    plain = cells(grid.kept(folder, "grid"), "loss", "k", "rate")
+    names = [(loss, ITSELF) for loss in CHANGED] + [(loss, name) for name, (loss, _) in grid.VARIANTS.items()]
+    table = ["| lr | loss | variant | end | runs that fall | tokens clipped |", "|---" * 6 + "|"]
+    for rate, (loss, name) in product(grid.RATES[:2], sorted(names, key=lambda one: CHANGED.index(one[0]))):
+        if runs := plain.get((loss, K, rate)) if name == ITSELF else groups.get((loss, name, rate)):
+            end = f"{mean(ends(runs)):.3f}" if ends(runs) else "-"
+            falls = f"{falling(runs)} of {len(runs)}"
+            table.append(f"| x{rate} | {loss} | {name} | {end} | {falls} | {clips(runs):.2%} |")
+    return table
 
 
 # --- What announces a fall -------------------------------------------------------------------------------------------
@@ -492,7 +563,9 @@ def report(folder):
     lines = grid.kept(folder, "grid")
     sections = {
         "How far": how_far(lines) if lines else NONE,
+        "Tokens on which the clip acts": clipped(lines) if lines else NONE,
         "Findings": findings(folder) + robustness(folder) if lines else NONE,
+        "Variants": variants(folder),
         "What announces a fall": announced(lines) if lines else NONE,
         "Ceilings": ceilings(folder),
         "Efficiency": efficiency(folder),

@@ -13,7 +13,8 @@ is a run of one regime compared with one of another.
                            spread s between the regime's seeds and its degrees of freedom
     missed with one seed   a decided finding that its runs, taken one a side, would leave undecided or decide otherwise,
                            with the same s
-    ranking                of two configurations, at a quarter of the compute and at the end, by means over seeds
+    ranking                of two configurations, at a quarter of the compute and at the end, by means over seeds: of
+                           all pairs, and of those whose ends are more than the margin of 0.02 apart
     forecast error         |forecast - measured| of the last five evaluations from a part of the compute (forecast.py)
 
 Test: pytest tests/test_study_runs.py
@@ -83,12 +84,6 @@ def smallest(spread, n):
     return float((stdtrit(freedom, 0.95) + stdtrit(freedom, 0.8)) * s * (2 / n) ** 0.5) if freedom else nan
 
 
-def reach(spread, n):
-    """Half the width of the 90 % interval of the difference of two sides of n runs each."""
-    s, freedom = spread
-    return float(stdtrit(freedom, 0.95) * s * (2 / n) ** 0.5) if freedom else nan
-
-
 def can_tell(folder):
     """Lines of Markdown: spread between seeds and smallest difference, for each regime and quantity."""
     columns = ("regime", "quantity", "runs", "spread of seeds (degrees of freedom)", "half-width, 3 + 3 runs")
@@ -97,7 +92,7 @@ def can_tell(folder):
         groups = rule.grouped(logs, "gpu_hours" if name == "balanced" else "tokens")
         for quantity, called in QUANTITIES.items():
             s = rule.spread(groups, quantity)
-            values = [s[0], reach(s, 3), smallest(s, 3), smallest(s, 6)]
+            values = [s[0], rule.reach(s, 3), smallest(s, 3), smallest(s, 6)]
             said = ["not yet known" if one != one else shown(one, quantity) for one in values]
             table.append(f"| {says} | {called} | {len(logs)} | {said[0]} ({s[1]}) | {said[1]} | {said[2]}, {said[3]} |")
     return table
@@ -124,7 +119,7 @@ def missed(logs, findings):
 
 
 def ranking(logs, x="tokens"):
-    """(pairs of configurations, those in the same order at a quarter of the compute as at the end)."""
+    """[(differences of two configurations at a quarter of the compute, and at the end)] for all pairs of them."""
     early, late = defaultdict(list), defaultdict(list)
     for (name, _), rows in logs.items():
         evaluations = [row for row in rows if row["kind"] == "eval"]
@@ -132,9 +127,7 @@ def ranking(logs, x="tokens"):
         R = [row["pass_rate"] for row in evaluations]
         early[name].append(float(np.interp(C[-1] / 4, C, R)))
         late[name].append(mean(R[-(len(R) // 4) :]))
-    pairs = list(combinations(early, 2))
-    same = [(mean(early[a]) - mean(early[b])) * (mean(late[a]) - mean(late[b])) > 0 for a, b in pairs]
-    return len(pairs), sum(same)
+    return [(mean(early[a]) - mean(early[b]), mean(late[a]) - mean(late[b])) for a, b in combinations(early, 2)]
 
 
 def forecasts(logs):
@@ -150,11 +143,14 @@ def forecasts(logs):
 def summary(logs, findings):
     """Lines: what one seed would have missed, how often a quarter ranks as the end, how well the end is forecast."""
     pairs, wrong = missed(logs, findings)
-    count, same = ranking(logs)
     said = "leave undecided, or decide otherwise, what all runs decide"
     lines = [f"one run a side misleads: {wrong} of {pairs} pairs of single runs {said}"] if pairs else []
-    if count:
-        lines.append(f"two configurations rank at a quarter of the compute as at the end in {same} of {count} pairs")
+    ranked = ranking(logs)
+    apart = [one for one in ranked if abs(one[1]) > rule.MARGIN["A"]]
+    for which, own in (("", ranked), (f" whose ends are more than {rule.MARGIN['A']} apart", apart)):
+        same = sum(early * late > 0 for early, late in own)
+        said = f"two configurations{which} rank at a quarter of the compute as at the end"
+        lines += [f"{said} in {same} of {len(own)} pairs"] if own else []
     errors = [f"{share:.0%}: {median(own):.3f} ({len(own)} runs)" for share, own in sorted(forecasts(logs).items())]
     return lines + (["median error of the forecast from a part of the compute: " + ", ".join(errors)] if errors else [])
 

@@ -287,7 +287,7 @@ def test_the_list_says_what_is_there(tmp_path):
 
 def test_the_smallest_difference_follows_from_spread_and_runs():
     assert doctest.testmod(verdicts).failed == 0 < doctest.testmod(verdicts).attempted
-    assert verdicts.reach((0.0085, 12), 3) == pytest.approx(1.782 * 0.0085 * (2 / 3) ** 0.5, abs=1e-4)
+    assert rule.reach((0.0085, 12), 3) == pytest.approx(1.782 * 0.0085 * (2 / 3) ** 0.5, abs=1e-4)
     assert math.isnan(verdicts.smallest((math.nan, 0), 3))
 
 
@@ -307,8 +307,17 @@ def test_the_ranking_at_a_quarter_is_compared_with_that_at_the_end():
     for row in slow:
         if row["kind"] == "eval" and row["step"] <= 8:
             row["pass_rate"] = 0.2
-    assert verdicts.ranking({("one", 0): law(0.6), ("other", 0): law(0.7)}) == (1, 1)
-    assert verdicts.ranking({("one", 0): law(0.6), ("other", 0): slow}) == (1, 0)
+    (early, late), *others = verdicts.ranking({("one", 0): law(0.6), ("other", 0): law(0.7)})
+    assert not others and early < 0 and late < -0.02
+    [(early, late)] = verdicts.ranking({("one", 0): law(0.6), ("other", 0): slow})
+    assert early > 0 > late
+
+
+def test_ranks_are_counted_of_all_pairs_and_of_those_that_end_apart():
+    there = {("one", 0): law(0.6), ("near", 0): law(0.601), ("other", 0): law(0.7)}
+    lines = verdicts.summary(there, [])
+    assert "two configurations rank at a quarter of the compute as at the end in 3 of 3 pairs" in lines
+    assert any("whose ends are more than 0.02 apart" in line and line.endswith("in 2 of 2 pairs") for line in lines)
 
 
 def keep(folder, there):

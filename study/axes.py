@@ -3,7 +3,9 @@
     batch       prompts x generations, 32 to 1,024 completions a step, for 40,960 completions in all (Fig. 9, 10, A.12)
     length      the token budget of a completion, with interruptions as far below it as in the preset (Fig. 9)
     truncation  the same budgets without interruptions: what is cut off carries no loss (A.15)
-    model       policies of 11,000 to 2.5 million parameters, each made by sft.py's steps at its learning rate (Fig. 9)
+    model       policies of 11,000 to 2.5 million parameters, each made by sft.py's steps at its learning rate, one for
+                each seed (Fig. 9). (At first one policy for all seeds, with other initial weights than base/tiny's; of
+                hidden size 48 that one did not learn and base/tiny does: found after the runs, which were made again)
     pool        the number of training prompts, sums of 4 to 7 operands; 160 steps of 16 prompts draw 2,560
     difficulty  the longest sum that is asked, in training and validation; 1,000 prompts, since there are few short sums
     mixture     sums of 4 or 5 and of 6 or 7 operands, two sources that train together, at five weights
@@ -15,9 +17,11 @@ ask 512 prompts once (`mixture` and `difficulty`: 256 of each source twice). Com
 minutes of one core at most. No-Positive-Resampling's threshold of 0.9 means 4 of 4, 8 of 8, 15 of 16 and 29 of 32
 completions.
 
-A run that falls, diverges, or ends because all its prompts are retired, is a result of its own and left out below.
-Two questions are asked of each axis, and one more of three of them; intervals are of 90 %, with the spread between
-seeds pooled over the axis, and `study/rule.py`'s verdict on "the same" within 0.02:
+A run that falls, diverges, or ends because all its prompts are retired, is a result of its own and left out below; a
+question is asked if all members that it names have other runs. (At first: all members of the axis; found after the
+runs, since the sets of 128 and 256 need no others.) Two questions are asked of each axis, and one more of three of
+them; intervals are of 90 %, with the spread between seeds pooled over the axis, and `study/rule.py`'s verdict on "the
+same" within 0.02:
 
     first half     the end (mean of the last five evaluations) forecast from half of the compute: the error, and how
                    often the 90 % band held it
@@ -50,6 +54,7 @@ import tempfile
 import time
 from collections import defaultdict
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from functools import partial
 from itertools import pairwise, product
 from math import log2
 from pathlib import Path
@@ -188,7 +193,7 @@ def make(train, run, folder):
     """Make a Run and append its line: that of grid.summary, and `more`. train: the module train.py."""
     began = time.process_time()
     member = member_of(run)
-    with changed(member) as (flags, policy):
+    with changed(member, run.seed) as (flags, policy):
         rows = warm.run(train, [*member.task, *run.flags.split(), *flags, "--seed", str(run.seed)])
     further = more(rows) | (quality(train, policy) if policy else {})
     grid.keep(folder, run, rows, further | {"cpu_seconds": round(time.process_time() - began, 1)})
@@ -208,7 +213,7 @@ def more(rows):
 
 
 @contextmanager
-def changed(member):
+def changed(member, seed):
     """What a Member changes that is no flag of train.py; yields further flags, and the folder of its policy or None."""
     from plumbing import flags
 
@@ -222,10 +227,15 @@ def changed(member):
             yield ["--model", str(ROOT / "base" / "tiny"), "--data", *mixed_sources(place, member.weights)], None
         elif member.hidden:
             stack.enter_context(patch.object(flags, "preset_of", lambda folder: recipes.TINY))
-            place = policy_of(member.hidden)
+            place = policy_of(member.hidden, seed)
             yield ["--model", str(place)], place
         else:
             yield [], None
+
+
+def file_of(source):
+    """The file of one of SOURCES, which is also its name in the rows of a run that mixes."""
+    return f"{source}.jsonl"
 
 
 def mixed_sources(folder, weights):
@@ -234,32 +244,32 @@ def mixed_sources(folder, weights):
     for (name, lengths), weight in zip(SOURCES.items(), weights):
         with patch.dict(data.LENGTHS, tiny=lengths):
             pairs = data.examples("tiny", ROWS, seed=0, held_out=False)
-        path = folder / f"{name}.jsonl"
+        path = folder / file_of(name)
         path.write_text("".join(json.dumps({"prompt": text, "answer": answer}) + "\n" for text, answer in pairs))
         names += [f"{path}:{weight}:tiny"] if weight else []
     return names
 
 
-def policy_of(hidden, runs_folder=ROOT / "runs"):
-    """The folder of a policy of this hidden size, made if it is not there: base/tiny with other widths."""
+def policy_of(hidden, seed, runs_folder=ROOT / "runs"):
+    """The folder of a policy of this hidden size, made if it is not there: as base/tiny, which is 48 and seed 0."""
     import torch
     from transformers import Qwen3ForCausalLM
 
     import sft
 
-    place = runs_folder / f"tiny-{hidden}-{sft.TINY_SKILL_STEPS}-{sft.TINY_HABIT_STEPS}"
+    place = runs_folder / f"tiny-{hidden}-seed{seed}"
     if not place.exists():
         torch.set_num_threads(1)
-        torch.manual_seed(0)
         tokens = sft.tokenizer(tiny=True)
         config = sft.untrained(tiny=True).config
         config.initializer_range *= (config.hidden_size / hidden) ** 0.5
         config.num_attention_heads = config.num_key_value_heads = hidden // config.head_dim
         config.intermediate_size = hidden * config.intermediate_size // config.hidden_size
         config.hidden_size = hidden
+        torch.manual_seed(seed)
         policy = Qwen3ForCausalLM(config)
-        sft.supervise(policy, tokens, tasks=["tiny"], habits=False, steps=sft.TINY_SKILL_STEPS, seed=0)
-        sft.supervise(policy, tokens, tasks=["tiny"], habits=True, steps=sft.TINY_HABIT_STEPS, seed=0)
+        sft.supervise(policy, tokens, tasks=["tiny"], habits=False, steps=sft.TINY_SKILL_STEPS, seed=seed)
+        sft.supervise(policy, tokens, tasks=["tiny"], habits=True, steps=sft.TINY_HABIT_STEPS, seed=seed)
         part = place.with_suffix(".part")
         policy.save_pretrained(part)
         tokens.save_pretrained(part)
@@ -320,10 +330,9 @@ def kept(folder, axis):
 
 
 def whole(members):
-    """{Member: [Made]} without runs that fall or end early; None unless every member of the axis has some."""
-    axis = next(own[0].line["run"]["axis"] for own in members.values())
+    """{Member: [Made]} without runs that fall or end early, and without members that have none else."""
     sound = {member: [one for one in own if not one.fell and not one.early] for member, own in members.items()}
-    return sound if len(sound) == len(AXES[axis]) and all(sound.values()) else None
+    return {member: own for member, own in sound.items() if own}
 
 
 def spread(sound):
@@ -363,13 +372,17 @@ def table(members):
     return rows
 
 
-def from_smaller(sound):
-    """Words: the end of the largest member minus that on the line through the two before it, and whether it is none."""
-    (low, _), (middle, _), (high, _) = tail = list(sound.items())[-3:]
+def from_smaller(sound, spread):
+    """Words: the end of the largest member minus that on the line through the two before it, and whether it is none.
+
+    sound: of the last three members; spread: what `spread` says of all
+    """
+    (low, _), (middle, _), (high, _) = tail = list(sound.items())
     r = log2(high.size / middle.size) / log2(middle.size / low.size)
     weights = (r, -1 - r, 1)
     gap = sum(w * mean(one.end for one in own) for w, (_, own) in zip(weights, tail))
-    return judged(gap, [w / len(own) ** 0.5 for w, (_, own) in zip(weights, tail)], spread(sound))
+    said = judged(gap, [w / len(own) ** 0.5 for w, (_, own) in zip(weights, tail)], spread)
+    return f"the largest minus the line through the two before it: {said}"
 
 
 def rate_at(curve, share):
@@ -395,25 +408,25 @@ def grows(numbers):
     return numbers[-1] > numbers[0] and all(one <= other for one, other in pairwise(numbers))
 
 
-def iso_compute(sound, size):
-    """Words: the best number of generations at each of PARTS for a number of completions a step, and the verdict."""
-    members = {member: own for member, own in sound.items() if member.size == size}
-    best = [best_generations(members, part) for part in PARTS]
+def iso_compute(sound):
+    """Words: the best number of generations at each of PARTS, and the verdict.
+
+    sound: of all members with one number of completions a step
+    """
+    best = [best_generations(sound, part) for part in PARTS]
     rng = np.random.default_rng(0)
     draws = [rng.integers(len(SEEDS), size=len(SEEDS)) for _ in range(RESAMPLINGS)]
-    share = mean(grows([best_generations(members, part, draw) for part in PARTS]) for draw in draws)
+    share = mean(grows([best_generations(sound, part, draw) for part in PARTS]) for draw in draws)
     word = "agrees" if share >= 0.95 else "disagrees" if share <= 0.05 else "undecided"
     said = ", ".join(f"{number} at {part:.0%}" for number, part in zip(best, PARTS))
-    return (
-        f"best generations per prompt, {size} completions a step: {said}; grows in {share:.0%} of resamplings: {word}"
-    )
+    return f"best generations per prompt: {said}; grows in {share:.0%} of resamplings: {word}"
 
 
 def follows(sound):
-    """Words: rank correlation of the ends with the policies' loss and pass@16."""
-    ends = [mean(one.end for one in own) for own in sound.values()]
-    first = [own[0].line for own in sound.values()]
-    ranks = {name: spearmanr([line[name] for line in first], ends).statistic for name in ("loss", "pass@16")}
+    """Words: rank correlation of the ends with the policies' loss and pass@16, over all runs."""
+    runs = [one for own in sound.values() for one in own]
+    ends = [one.end for one in runs]
+    ranks = {name: spearmanr([one.line[name] for one in runs], ends).statistic for name in ("loss", "pass@16")}
     return "rank correlation of the end with " + ", ".join(f"{name} {value:+.2f}" for name, value in ranks.items())
 
 
@@ -434,11 +447,11 @@ def last_of(curve, share):
 def ended(one):
     """The end of a mixture: its sources' pass rates, by their weights, whatever the share of their prompts."""
     w = next(member.size for member in AXES["mixture"] if member.label == one.line["run"]["member"])
-    return sum(share * mean(one.line["tasks"][name][-LAST:]) for share, name in zip((1 - w, w), SOURCES))
+    return sum(share * mean(one.line["tasks"][file_of(name)][-LAST:]) for share, name in zip((1 - w, w), SOURCES))
 
 
 def mixtures(sound):
-    """Words for each mixture: its end minus the predicted one, and whether that is none."""
+    """Words: the end of each mixture minus the predicted one, and whether that is none."""
     s = spread(sound)
     lines = []
     for member, own in sound.items():
@@ -446,23 +459,33 @@ def mixtures(sound):
             gap = mean(map(ended, own)) - mean(predicted(sound, w))
             n = min(map(len, sound.values()))
             weights = (1 / len(own) ** 0.5, w / n**0.5, (1 - w) / n**0.5)
-            lines.append(f"{member.label}, end minus that from the sources alone: {judged(gap, weights, s)}")
-    return lines
+            lines.append(f"{member.label} {judged(gap, weights, s)}")
+    return f"end minus that from the sources alone: {'; '.join(lines)}"
+
+
+def questions(axis, spread):
+    """(the Members of which a question is asked, the function that answers it) for each question of an axis."""
+    if axis == "batch":
+        for size in SETS:
+            yield [member for member in AXES[axis] if member.size == size], iso_compute
+    elif axis == "mixture":
+        yield AXES[axis], mixtures
+    else:
+        yield AXES[axis][-3:], partial(from_smaller, spread=spread)
+    if axis == "model":
+        yield AXES[axis], follows
 
 
 def answers(axis, members):
-    """Lines: what the members of an axis say on its questions; none before all of them have sound runs."""
+    """Lines: what the members of an axis say on its questions; none where one that is asked has no sound run."""
     sound = whole(members)
-    if not sound:
-        return ["- some members have no run that neither falls nor ends early: nothing is asked of the axis as a whole"]
-    if axis == "batch":
-        said = [iso_compute(sound, size) for size in SETS]
-    elif axis == "mixture":
-        said = mixtures(sound)
-    else:
-        said = [f"the largest minus the line through the two before it: {from_smaller(sound)}"]
-        said += [follows(sound)] if axis == "model" else []
-    return [f"- {one}" for one in said]
+    lines = []
+    for asked, answer in questions(axis, spread(sound)):
+        said = "not asked: one of these has no run that neither falls nor ends early"
+        if all(member in sound for member in asked):
+            said = answer({member: sound[member] for member in asked})
+        lines.append(f"- {asked[0].label} to {asked[-1].label}: {said}")
+    return lines
 
 
 def report(folder):

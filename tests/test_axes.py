@@ -52,7 +52,7 @@ def members(axis, folder, *ends):
 def asked(run):
     """The settings of a run."""
     member = axes.member_of(run)
-    with axes.changed(member._replace(hidden=0)) as (more, _):
+    with axes.changed(member._replace(hidden=0), run.seed) as (more, _):
         return flags.settings([*member.task, *run.flags.split(), *more])
 
 
@@ -86,7 +86,7 @@ def operands(text):
 def test_what_is_no_flag_is_changed_for_the_run_alone():
     before = {**data.LENGTHS}, {**data.EMBEDDED_PROMPTS}
     for member in (*axes.AXES["pool"], *axes.AXES["difficulty"]):
-        with axes.changed(member) as (more, policy):
+        with axes.changed(member, 0) as (more, policy):
             assert (more, policy) == ([], None) and data.EMBEDDED_PROMPTS["tiny"] == member.prompts
             pairs = data.examples("tiny", member.prompts, seed=0, held_out=False)
             assert len(pairs) == member.prompts and {operands(text) for text, _ in pairs} <= set(member.lengths)
@@ -119,7 +119,7 @@ def test_a_policy_of_another_size_is_made_once_and_trains_as_the_preset_says(tmp
     monkeypatch.setattr(sft, "TINY_HABIT_STEPS", 1)
     monkeypatch.setattr(axes.policy_of, "__defaults__", (tmp_path / "runs",))
     run = next(run for run in axes.runs("model") if axes.member_of(run).hidden == 24)
-    with axes.changed(axes.member_of(run)) as (more, folder):
+    with axes.changed(axes.member_of(run), run.seed) as (more, folder):
         assert flags.settings([*grid.TINY, *run.flags.split(), *more]).lr == recipes.TINY["lr"]
     short = run._replace(flags=run.flags + " --steps 2 --eval-every 2 --eval-prompts 2 --prompts 2 --generations 2")
     written = (folder / "model.safetensors").stat().st_mtime_ns
@@ -131,36 +131,55 @@ def test_a_policy_of_another_size_is_made_once_and_trains_as_the_preset_says(tmp
     assert json.loads((folder / "config.json").read_text())["hidden_size"] == 24
 
 
-def test_the_policy_of_the_preset_has_the_sizes_of_base_tiny(tmp_path, monkeypatch):
+def test_the_policy_of_the_presets_size_is_made_as_sft_py_makes_it(tmp_path, monkeypatch):
+    import torch
+
     import sft
 
     monkeypatch.setattr(sft, "TINY_SKILL_STEPS", 1)
     monkeypatch.setattr(sft, "TINY_HABIT_STEPS", 1)
-    folders = axes.policy_of(48, tmp_path), axes.ROOT / "base" / "tiny"
-    made, kept = (json.loads((folder / "config.json").read_text()) for folder in folders)
+    folders = [axes.policy_of(48, seed, tmp_path) for seed in (0, 1)] + [axes.ROOT / "base" / "tiny"]
+    made, _, kept = (json.loads((folder / "config.json").read_text()) for folder in folders)
     assert {key: made[key] for key in kept if key != "transformers_version"} == {
         key: value for key, value in kept.items() if key != "transformers_version"
     }
+    torch.manual_seed(0)
+    model = sft.untrained(tiny=True)
+    sft.supervise(model, sft.tokenizer(tiny=True), tasks=["tiny"], habits=False, steps=1, seed=0)
+    sft.supervise(model, sft.tokenizer(tiny=True), tasks=["tiny"], habits=True, steps=1, seed=0)
+    same, other = (sft.load(folder).state_dict() for folder in folders[:2])
+    assert all(torch.equal(weight, same[name]) for name, weight in model.state_dict().items())
+    assert not all(torch.equal(weight, other[name]) for name, weight in model.state_dict().items())
 
 
 def test_the_largest_is_compared_with_the_line_through_the_two_before_it(tmp_path):
     """Of 64 to 16,384 prompts: log2 is 6, 8, ... 14. The end is the mean of the last five of 21 evaluations: 0.9."""
     s = 0.9 * 0.002 / 2**0.5  # of two seeds 0.002 apart
     assert axes.spread(members("pool", tmp_path, *[0.5] * 5)) == (pytest.approx(s), 5)
-    said = axes.from_smaller(members("pool", tmp_path, 0.3, 0.3, 0.3, 0.5, 0.7))
+    [said] = axes.answers("pool", members("pool", tmp_path, 0.3, 0.3, 0.3, 0.5, 0.7))
     half = 2.015 * s * (6 / 2) ** 0.5  # t of 5 degrees of freedom; weights 1, -2, 1 of means of two
-    assert said.startswith(f"+0.000 ({-half:+.3f} to {half:+.3f}): agrees")
+    assert said.startswith("- 1024 prompts to 16384 prompts: the largest minus the line through the two before it: ")
+    assert said.endswith(f"+0.000 ({-half:+.3f} to {half:+.3f}): agrees: within 0.02")
     [said] = axes.answers("pool", members("pool", tmp_path, 0.3, 0.3, 0.3, 0.5, 0.6))
     assert "-0.090" in said and "disagrees" in said
 
 
-def test_an_axis_is_not_judged_before_each_member_has_a_sound_run(tmp_path):
+def test_a_question_is_not_asked_before_each_member_that_it_names_has_a_sound_run(tmp_path):
     [said] = axes.answers("pool", members("pool", tmp_path, 0.3, 0.5))
-    assert "nothing is asked" in said
+    assert "not asked" in said
     lines = [line("pool", member.label, 0.5, seed) for member in axes.AXES["pool"] for seed in range(2)]
     early = line("pool", axes.AXES["pool"][0].label, 0.5, 2, reason="all prompts are retired")
     sound = axes.whole(axes.kept(written(tmp_path, *lines, early), "pool"))
+    assert axes.spread(sound)[1] == 5
     assert [len(own) for own in sound.values()] == [2] * 5
+
+
+def test_a_question_needs_no_member_that_it_does_not_name(tmp_path):
+    """Of 64 prompts all runs end early: the three largest pools are compared nevertheless."""
+    others = [line("pool", member.label, 0.5, seed) for member in axes.AXES["pool"][1:] for seed in range(2)]
+    early = line("pool", axes.AXES["pool"][0].label, 0.5, reason="all prompts are retired")
+    [said] = axes.answers("pool", axes.kept(written(tmp_path, *others, early), "pool"))
+    assert "before it: +0.000" in said
 
 
 def test_generations_grow_if_the_best_number_does_and_never_steps_down():
@@ -171,9 +190,9 @@ def test_generations_grow_if_the_best_number_does_and_never_steps_down():
 def test_generations_are_compared_where_a_step_has_as_many_completions(tmp_path):
     """More generations end higher: 32 is best from the start, which is no growth."""
     sound = members("batch", tmp_path, *(0.2 + member.generations / 100 for member in axes.AXES["batch"]))
-    for size in axes.SETS:
+    for size, said in zip(axes.SETS, axes.answers("batch", sound)):
         assert {member.generations for member in sound if member.size == size} == {4, 8, 16, 32}
-        assert "32 at 12%, 32 at 25%, 32 at 50%, 32 at 100%; grows in 0%" in axes.iso_compute(sound, size)
+        assert "32 at 12%, 32 at 25%, 32 at 50%, 32 at 100%; grows in 0%" in said
 
 
 def test_resampled_seeds_leave_a_growth_undecided_that_one_of_them_has():
@@ -182,9 +201,9 @@ def test_resampled_seeds_leave_a_growth_undecided_that_one_of_them_has():
 
     few, many = (axes.Member(128, "", generations=generations) for generations in (4, 32))
     sound = {few: [run(0.2, 0.5, 0.6)] * 3, many: [run(0.2, 0.4, 0.59), run(0.2, 0.4, 0.59), run(0.2, 0.4, 0.8)]}
-    assert "undecided" in axes.iso_compute(sound, 128)
+    assert "undecided" in axes.iso_compute(sound)
     sound[many] = [run(0.2, 0.4, 0.8)] * 3
-    assert "grows in 100% of resamplings: agrees" in axes.iso_compute(sound, 128)
+    assert "grows in 100% of resamplings: agrees" in axes.iso_compute(sound)
 
 
 def test_a_mixture_is_predicted_at_its_share_of_the_compute_and_ends_by_its_weights(tmp_path):
@@ -196,15 +215,15 @@ def test_a_mixture_is_predicted_at_its_share_of_the_compute_and_ends_by_its_weig
             w = member.size
             both = [(0.8, 1 - w), (0.4, w)]
             rates = {
-                name: [0.2 + (top - 0.2) * share * step / STEPS[-1] for step in STEPS]
+                f"{name}.jsonl": [0.2 + (top - 0.2) * share * step / STEPS[-1] for step in STEPS]
                 for name, (top, share) in zip(axes.SOURCES, both)
             }
             lines.append(one | {"tasks": rates})
     sound = axes.whole(axes.kept(written(tmp_path, *lines), "mixture"))
     expected = 0.2 + 0.9 * (0.25 * 0.2 * 0.25 + 0.75 * 0.6 * 0.75)
     assert axes.predicted(sound, 0.25) == [pytest.approx(expected)] * 2
-    said = axes.mixtures(sound)
-    assert len(said) == 3 and all(": +0.000" in one or ": -0.000" in one for one in said)
+    said = axes.mixtures(sound).split("; ")
+    assert len(said) == 3 and all(" longer +0.000 (" in one or " longer -0.000 (" in one for one in said)
 
 
 def test_the_report_says_what_was_made_and_what_was_not(tmp_path):

@@ -41,6 +41,7 @@ asked but in `embedded`, by one policy: on another task an axis may look differe
 
     python study/order.py --parts axis  makes the runs
     python study/axes.py                prints what the runs under results/tiny say (--into FOLDER: elsewhere)
+    python study/verdicts.py --write    draws figures/axes.png
 
 Test: pytest tests/test_axes.py
 """
@@ -63,6 +64,8 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.figure import Figure
 from scipy.special import stdtrit
 from scipy.stats import spearmanr
 
@@ -92,6 +95,7 @@ SOURCES = {"shorter": (4, 5), "longer": (6, 7)}  # operands of the sums of `mixt
 ROWS = 4000  # of a source: a tenth of them are held out
 EVALUATED = "--eval-prompts 512 --eval-generations 1"
 TWICE = "--eval-prompts 256 --eval-generations 2"  # of sums of up to 3 operands, 420 are held out
+XY = ("compute", "reward")  # of a curve
 LAST = 5  # evaluations whose mean is the end of a run
 
 
@@ -486,6 +490,27 @@ def answers(axis, members):
             said = answer({member: sound[member] for member in asked})
         lines.append(f"- {asked[0].label} to {asked[-1].label}: {said}")
     return lines
+
+
+def curves(folder, path):
+    """Draw a panel an axis: pass rate against tokens, mean over the seeds at each evaluation. Returns the path."""
+    drawn = Figure(figsize=(15, 7.5), layout="constrained")
+    drawn.supxlabel("thousands of tokens")
+    drawn.supylabel("pass rate on validation, mean over seeds")
+    there = {axis: members for axis in AXES if (members := kept(folder, axis))}
+    for place, (axis, members) in enumerate(there.items(), 1):
+        ax = drawn.add_subplot(2, 4, place, title=axis)
+        sizes = sorted({member.size for member in members})
+        for member, own in members.items():
+            shown = min(len(one.curve.compute) for one in own)  # some end early
+            tokens, rates = (np.mean([getattr(one.curve, what)[:shown] for one in own], 0) for what in XY)
+            label = f"{member.size} completions a step" if member.generations else member.label
+            repeated = label in ax.get_legend_handles_labels()[1]
+            colour = colormaps["viridis"](0.9 * sizes.index(member.size) / max(1, len(sizes) - 1))
+            ax.plot(tokens / 1000, rates, color=colour, label=None if repeated else label, linewidth=1.2)
+        ax.legend(fontsize=7)
+    drawn.savefig(path, dpi=120)
+    return path
 
 
 def report(folder):

@@ -409,6 +409,10 @@ def announced(lines):
         return [*lines, "Too few to say what announces a fall."]
     for name in SIGNALS:
         level = threshold(chosen, name)
+        hits, false = rates_of(chosen, partial(alarmed, name=name, threshold=level))
+        if hits <= false:
+            lines.append(f"- {name}: no threshold hits more often than it alarms falsely: does not announce falls")
+            continue
         hits, false = rates_of(aside, partial(alarmed, name=name, threshold=level))
         word = "announces falls" if hits >= HITS and false <= FALSE_ALARMS else "does not announce falls"
         lines.append(f"- {name} beyond {abs(level):.3g}: hits {hits:.0%}, false alarms {false:.0%}: {word}")

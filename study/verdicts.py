@@ -3,8 +3,9 @@
     python study/verdicts.py                  prints, for each regime, the findings and what the runs made can tell
     python study/verdicts.py --into FOLDER    of the runs in another folder (study/order.py)
     python study/verdicts.py --write          draws figures/verdicts.png, a forest plot of the ten findings of FOREST,
-                                                     and figures/stability.png, heat maps (study/stability.py), and puts
-                                                     what both print into results/README.md
+                                                     figures/stability.png, heat maps (study/stability.py), and
+                                                     figures/axes.png, curves (study/axes.py), and puts
+                                                     what all three print into results/README.md
 
 Works on what is there, and says what is missing. The asynchronous runs of results/study stand first, as they are. Never
 is a run of one regime compared with one of another.
@@ -232,6 +233,9 @@ def drawn(folder, into):
     if runs := grid.kept(folder, "grid"):
         path = stability.heat_maps(runs, into / "stability.png")
         lines += [f"![Pass rate at the end by loss, age and learning rate](../figures/{path.name})", ""]
+    if grid.kept(folder, axes.PLAN):
+        path = axes.curves(folder, into / "axes.png")
+        lines += [f"![Pass rate against tokens along each axis](../figures/{path.name})", ""]
     return lines
 
 

@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from test_stability import STEPS
 from test_train import elsewhere  # noqa: F401
@@ -224,6 +225,27 @@ def test_a_mixture_is_predicted_at_its_share_of_the_compute_and_ends_by_its_weig
     assert axes.predicted(sound, 0.25) == [pytest.approx(expected)] * 2
     said = axes.mixtures(sound).split("; ")
     assert len(said) == 3 and all(" longer +0.000 (" in one or " longer -0.000 (" in one for one in said)
+
+
+def test_the_curves_are_drawn_a_panel_an_axis(tmp_path, monkeypatch):
+    """One run of two ends early: their mean is drawn as far as both go. A batch size stands once in its legend."""
+    few, many = axes.AXES["pool"][:2]
+    early = line("pool", few.label, 0.7, 1)
+    early["evals"] = {name: column[:3] for name, column in early["evals"].items()}
+    sets = [line("batch", member.label, 0.6) for member in axes.AXES["batch"] if member.size == 128]
+    drawn = []
+    savefig = axes.Figure.savefig
+    monkeypatch.setattr(axes.Figure, "savefig", lambda self, *path, **more: (drawn.append(self), savefig(self, *path)))
+    lines = [line("pool", few.label, 0.5, 0), early, line("pool", many.label, 0.6), *sets]
+    path = axes.curves(written(tmp_path, *lines), tmp_path / "axes.png")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    [[batch, pool]] = [figure.axes for figure in drawn]
+    assert [one.get_title() for one in (batch, pool)] == ["batch", "pool"]
+    assert [len(one.get_xdata()) for one in pool.lines] == [3, 21]
+    assert pool.lines[0].get_ydata()[1] == pytest.approx(
+        np.mean([own["evals"]["pass_rate"][1] for own in (lines[0], early)])
+    )
+    assert len(batch.lines) == 4 and batch.get_legend_handles_labels()[1] == ["128 completions a step"]
 
 
 def test_the_report_says_what_was_made_and_what_was_not(tmp_path):

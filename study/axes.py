@@ -36,8 +36,9 @@ same" within 0.02:
     mixture        is a mixture w R_6,7(w C) + (1 - w) R_4,5((1 - w) C), the curves of the runs of one source alone? If
                    it ends higher, the sources help each other
 
-A.12: beside the ends of `batch` stands the entropy of sampled validation tokens. Only sums of one-digit numbers are
-asked but in `embedded`, by one policy: on another task an axis may look different.
+A.12: beside the ends of `batch` stands the entropy of sampled validation tokens, and within a set their rank
+correlation. Only sums of one-digit numbers are asked but in `embedded`, by one policy: on another task an axis may look
+different.
 
     python study/order.py --parts axis  makes the runs
     python study/axes.py                prints what the runs under results/tiny say (--into FOLDER: elsewhere)
@@ -434,6 +435,15 @@ def follows(sound):
     return "rank correlation of the end with " + ", ".join(f"{name} {value:+.2f}" for name, value in ranks.items())
 
 
+def goes_with_entropy(sound):
+    """Words: rank correlation of the ends with the policies' entropy at the end, over all runs."""
+    runs = [one for own in sound.values() for one in own]
+    entropies = [mean(one.line["entropy"][-LAST:]) for one in runs]
+    return (
+        f"rank correlation of the end with the entropy {spearmanr(entropies, [one.end for one in runs]).statistic:+.2f}"
+    )
+
+
 def predicted(sound, w):
     """The end of a mixture from the runs of one source alone: a list of a value for each pair of runs."""
     alone = {member.size: own for member, own in sound.items() if member.size in (0.0, 1.0)}
@@ -471,7 +481,9 @@ def questions(axis, spread):
     """(the Members of which a question is asked, the function that answers it) for each question of an axis."""
     if axis == "batch":
         for size in SETS:
-            yield [member for member in AXES[axis] if member.size == size], iso_compute
+            of_size = [member for member in AXES[axis] if member.size == size]
+            yield of_size, iso_compute
+            yield of_size, goes_with_entropy
     elif axis == "mixture":
         yield AXES[axis], mixtures
     else:

@@ -191,9 +191,21 @@ def test_generations_grow_if_the_best_number_does_and_never_steps_down():
 def test_generations_are_compared_where_a_step_has_as_many_completions(tmp_path):
     """More generations end higher: 32 is best from the start, which is no growth."""
     sound = members("batch", tmp_path, *(0.2 + member.generations / 100 for member in axes.AXES["batch"]))
-    for size, said in zip(axes.SETS, axes.answers("batch", sound)):
+    for at, run in enumerate(one for own in sound.values() for one in own):
+        run.line["entropy"] = [at]
+    for size, said in zip(axes.SETS, axes.answers("batch", sound)[::2]):
         assert {member.generations for member in sound if member.size == size} == {4, 8, 16, 32}
         assert "32 at 12%, 32 at 25%, 32 at 50%, 32 at 100%; grows in 0%" in said
+
+
+def test_the_end_goes_with_the_entropy_if_their_ranks_do(tmp_path):
+    lines = []
+    for at, member in enumerate([member for member in axes.AXES["batch"] if member.size == 128]):
+        one = line("batch", member.label, 0.5 + at / 10)
+        lines.append(one | {"entropy": [0.9 - at / 10] * len(STEPS)})
+    said = axes.answers("batch", axes.kept(written(tmp_path, *lines), "batch"))
+    assert said[1].endswith("rank correlation of the end with the entropy -1.00")
+    assert "not asked" in said[2] and "not asked" in said[3]
 
 
 def test_resampled_seeds_leave_a_growth_undecided_that_one_of_them_has():

@@ -12,31 +12,38 @@
     embedded    prompts a step, of 16 completions each, for 69,120 completions in all, on the embedded task (Fig. 9)
 
 Written before the first run of any of them. Exact age k = 1, CISPO, ScaleRL's other settings, the preset's learning
-rate at every size (Open in the paper: whether it follows the batch), 3 seeds; 160 steps but for `batch`. Evaluations
-ask 512 prompts once (`mixture` and `difficulty`: 256 of each source twice). Compute is tokens. An axis is to take 90
-minutes of one core at most. No-Positive-Resampling's threshold of 0.9 means 4 of 4, 8 of 8, 15 of 16 and 29 of 32
-completions.
+rate at every size (Open in the paper: whether it follows the batch), 3 seeds; 160 steps but for `batch`, 1,280 to 40,
+and `embedded`, 270, 90 and 30. Evaluations ask 512 prompts once (`mixture` and `difficulty`: 256 of each source twice;
+`embedded`: 256 four times). Compute is tokens. An axis is to take 90 minutes of one core at most. No-Positive-
+Resampling's threshold of 0.9 means 4 of 4, 8 of 8, 15 of 16 and 29 of 32 completions.
 
-A run that falls, diverges, or ends because all its prompts are retired, is a result of its own and left out below; a
-question is asked if all members that it names have other runs. (At first: all members of the axis; found after the
-runs, since the sets of 128 and 256 need no others.) Two questions are asked of each axis, and one more of three of
-them; intervals are of 90 %, with the spread between seeds pooled over the axis, and `study/rule.py`'s verdict on "the
-same" within 0.02:
+A run that falls for good, diverges, or ends because all its prompts are retired, is a result of its own and left out
+below; a question is asked if all members that it names have other runs. (At first: a run that falls, though it
+recovers; and all members of the axis. Found after the runs.) Two questions are asked of each axis, and one more of
+three of them; intervals are of 90 %, with the spread between seeds pooled over the axis, or over what is compared, and
+the margin of "the same" is 0.02:
 
     first half     the end (mean of the last five evaluations) forecast from half of the compute: the error, and how
                    often the 90 % band held it
     smaller ones   is the mean end of the largest member on the straight line, in log2 of the size, through the two
-                   before it? Not asked of `batch`, whose sizes repeat, and `mixture`
+                   before it? Not asked of `batch`, whose sizes repeat, and `mixture`. A policy that still rises when
+                   the run ends (the table's "still rising": the last five evaluations minus the five before) says it
+                   of this compute alone
     batch          among the sets of 128 and of 256 completions a step, the generations per prompt with the highest pass
                    rate at an eighth, a quarter, half and all of the compute. The IsoCompute playbook, arXiv 2603.12151:
                    the best number grows with compute and then saturates. "Grows": larger at the end than at first, and
-                   no step down between; agrees if so in 95 % of 1,000 resamplings of seeds, disagrees if in 5 % or less
+                   no step down between; agrees if so in 95 % of 1,000 resamplings of seeds, disagrees if in 5 % or
+                   less; undecided if the best is the smallest or the largest number at all four (found after the runs)
     model          does the end follow the policy's loss on right traces or its pass@16 (arXiv 2607.16097)? Spearman's
                    rank correlation of each with the end
-    mixture        is a mixture w R_6,7(w C) + (1 - w) R_4,5((1 - w) C), the curves of the runs of one source alone? If
-                   it ends higher, the sources help each other
+    mixture        is a mixture w R_6,7 + (1 - w) R_4,5, each the curve of the runs of one source alone, at w and 1 - w
+                   of their compute? If it ends higher, the sources help each other, or it is better to draw fewer
+                   prompts of a source in more steps, as a mixture does: see 8 x 8 beside 16 x 8 in `batch`
 
-A.12: beside the ends of `batch` stands the entropy of sampled validation tokens, and within a set their rank
+What the axes cannot say apart: with one learning rate, `batch` is an axis of the number of optimizer steps. From 4,096
+prompts on, no prompt of `pool` comes twice, and from 10 tokens on, no right answer of `length` and `truncation` is cut
+off, so the largest two members of these differ by chance alone. The answer of `tiny` is one digit: by chance, pass@16
+is 0.81. A.12: beside the ends of `batch` stands the entropy of sampled validation tokens, and within a set their rank
 correlation. Only sums of one-digit numbers are asked but in `embedded`, by one policy: on another task an axis may look
 different.
 
@@ -313,6 +320,7 @@ class Made(NamedTuple):
     curve: fit.Run  # pass rate against tokens
     end: float  # mean of the last evaluations
     fell: bool  # or diverged
+    lost: bool  # it fell and has not recovered
     early: bool  # ended before its last step, with all prompts retired
     line: dict
 
@@ -321,8 +329,10 @@ def made(line):
     """The Made of a kept line."""
     evaluations = line["evals"]
     curve = fit.Run(evaluations["tokens"], evaluations["pass_rate"], start="10%")
-    fell = stability.one(line).fell is not None
-    return Made(curve, mean(evaluations["pass_rate"][-LAST:]), fell, line["reason"] != "finished", line)
+    one = stability.one(line)
+    fell = one.fell is not None
+    end = mean(evaluations["pass_rate"][-LAST:])
+    return Made(curve, end, fell, fell and not one.recovered, line["reason"] != "finished", line)
 
 
 def kept(folder, axis):
@@ -335,8 +345,8 @@ def kept(folder, axis):
 
 
 def whole(members):
-    """{Member: [Made]} without runs that fall or end early, and without members that have none else."""
-    sound = {member: [one for one in own if not one.fell and not one.early] for member, own in members.items()}
+    """{Member: [Made]} without runs that fall for good or end early, and without members that have none else."""
+    sound = {member: [one for one in own if not one.lost and not one.early] for member, own in members.items()}
     return {member: own for member, own in sound.items() if own}
 
 
@@ -346,33 +356,38 @@ def spread(sound):
 
 
 def judged(gap, weights, spread):
-    """Words: a difference with its interval, and whether it is none. weights: of the runs' ends in the difference."""
+    """Words: a difference with its interval, and whether it is 0. weights: of the runs' ends in the difference."""
     s, freedom = spread
     if not freedom:
         return f"{gap:+.3f}: one seed gives no interval"
     half = float(stdtrit(freedom, 0.95)) * s * sum(w * w for w in weights) ** 0.5
-    word, why = rule.verdict(gap - half, gap + half, direction=0, quantity="A")
-    return f"{gap:+.3f} ({gap - half:+.3f} to {gap + half:+.3f}): {word}: {why}"
+    word, _ = rule.verdict(gap - half, gap + half, direction=0, quantity="A")
+    said = {"agrees": "none, within 0.02", "disagrees": "a difference", "undecided": "undecided"}[word]
+    return f"{gap:+.3f} ({gap - half:+.3f} to {gap + half:+.3f}): {said}"
 
 
 def table(members):
     """Lines of Markdown: a row for each member; members: what `kept` returns."""
     rows = [
-        "| member | runs | end (standard deviation) | fall | end early | truncated at first, at last | entropy "
-        "| error of the forecast from half; in band |",
-        "|---" * 8 + "|",
+        "| member | runs | steps | end of all (standard deviation) | still rising | fall, for good | end early "
+        "| truncated at first, at last | entropy | error of the forecast from half; in band |",
+        "|---" * 10 + "|",
     ]
     for member, own in members.items():
         ends = [one.end for one in own]
         deviation = f" ({stdev(ends):.3f})" if len(ends) > 1 else ""
-        found = [row for one in own if not one.fell for row in forecast.hindcasts(one.curve, (50,), LAST)]
+        steady = [one for one in own if not one.fell and not one.early]
+        found = [row for one in steady for row in forecast.hindcasts(one.curve, (50,), LAST)]
         errors = [abs(row["error"]) for row in found]
         held = f"{mean(errors):.3f}; {sum(row['inside'] for row in found)} of {len(found)}" if found else "-"
         truncated = [mean(one.line["truncated"][at] for one in own) for at in (0, 1)]
         entropy = mean(mean(one.line["entropy"][-LAST:]) for one in own)
+        steps = mean(one.line["evals"]["step"][-1] for one in own)
+        rising = mean(one.end - mean(one.curve.reward[-2 * LAST : -LAST] or [one.end]) for one in own)
         rows.append(
-            f"| {member.label} | {len(own)} | {mean(ends):.3f}{deviation} | {sum(one.fell for one in own)} "
-            f"| {sum(one.early for one in own)} | {truncated[0]:.1%}, {truncated[1]:.1%} | {entropy:.3f} | {held} |"
+            f"| {member.label} | {len(own)} | {steps:.0f} | {mean(ends):.3f}{deviation} | {rising:+.3f} "
+            f"| {sum(one.fell for one in own)}, {sum(one.lost for one in own)} | {sum(one.early for one in own)} "
+            f"| {truncated[0]:.1%}, {truncated[1]:.1%} | {entropy:.3f} | {held} |"
         )
     return rows
 
@@ -396,15 +411,12 @@ def rate_at(curve, share):
     return float(np.interp(at, curve.compute, curve.reward).mean())
 
 
-def best_generations(members, part, chosen=None):
+def best_generations(members, part):
     """The number of generations with the highest mean pass rate at a part of the compute.
 
-    members: {Member: [Made]} of one number of completions a step; chosen: indices of the runs to take, of each
+    members: {Member: [Made]} of one number of completions a step
     """
-    means = {}
-    for member, own in members.items():
-        taken = own if chosen is None else [own[at % len(own)] for at in chosen]
-        means[member.generations] = mean(rate_at(one.curve, part) for one in taken)
+    means = {member.generations: mean(rate_at(one.curve, part) for one in own) for member, own in members.items()}
     return max(means, key=means.__getitem__)
 
 
@@ -419,10 +431,16 @@ def iso_compute(sound):
     sound: of all members with one number of completions a step
     """
     best = [best_generations(sound, part) for part in PARTS]
+    tried = [member.generations for member in sound]
     rng = np.random.default_rng(0)
-    draws = [rng.integers(len(SEEDS), size=len(SEEDS)) for _ in range(RESAMPLINGS)]
-    share = mean(grows([best_generations(sound, part, draw) for part in PARTS]) for draw in draws)
+    grown = []
+    for _ in range(RESAMPLINGS):
+        drawn = {member: [own[at] for at in rng.integers(len(own), size=len(own))] for member, own in sound.items()}
+        grown.append(grows([best_generations(drawn, part) for part in PARTS]))
+    share = mean(grown)
     word = "agrees" if share >= 0.95 else "disagrees" if share <= 0.05 else "undecided"
+    if set(best) in ({min(tried)}, {max(tried)}):
+        word = "undecided, the best lies at an edge of what was tried"
     said = ", ".join(f"{number} at {part:.0%}" for number, part in zip(best, PARTS))
     return f"best generations per prompt: {said}; grows in {share:.0%} of resamplings: {word}"
 
@@ -444,13 +462,10 @@ def goes_with_entropy(sound):
     )
 
 
-def predicted(sound, w):
-    """The end of a mixture from the runs of one source alone: a list of a value for each pair of runs."""
-    alone = {member.size: own for member, own in sound.items() if member.size in (0.0, 1.0)}
-    return [
-        w * last_of(longer.curve, w) + (1 - w) * last_of(shorter.curve, 1 - w)
-        for shorter, longer in zip(alone[0.0], alone[1.0])
-    ]
+def alone(sound, w):
+    """What a mixture with the share w of longer sums is predicted from: for each source its runs' values, alone."""
+    of = {member.size: own for member, own in sound.items() if member.size in (0.0, 1.0)}
+    return [[last_of(one.curve, share) for one in of[only]] for only, share in ((0.0, 1 - w), (1.0, w))]
 
 
 def last_of(curve, share):
@@ -465,15 +480,16 @@ def ended(one):
 
 
 def mixtures(sound):
-    """Words: the end of each mixture minus the predicted one, and whether that is none."""
-    s = spread(sound)
+    """Words: the end of each mixture minus the predicted one, and whether that is 0."""
+    mixed = {member: list(map(ended, own)) for member, own in sound.items() if 0 < member.size < 1}
+    sources = {member: alone(sound, member.size) for member in mixed}
+    s = rule.pooled([*mixed.values(), *(values for both in sources.values() for values in both)])
     lines = []
-    for member, own in sound.items():
-        if 0 < (w := member.size) < 1:
-            gap = mean(map(ended, own)) - mean(predicted(sound, w))
-            n = min(map(len, sound.values()))
-            weights = (1 / len(own) ** 0.5, w / n**0.5, (1 - w) / n**0.5)
-            lines.append(f"{member.label} {judged(gap, weights, s)}")
+    for member, ends in mixed.items():
+        shares = 1 - member.size, member.size
+        gap = mean(ends) - sum(share * mean(values) for share, values in zip(shares, sources[member]))
+        weights = [share / len(values) ** 0.5 for share, values in zip(shares, sources[member])]
+        lines.append(f"{member.label} {judged(gap, [len(ends) ** -0.5, *weights], s)}")
     return f"end minus that from the sources alone: {'; '.join(lines)}"
 
 

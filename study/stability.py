@@ -1,13 +1,15 @@
 """What age and step size do to losses: how the runs of study/grid.py are judged. Written before the first of them.
 
     end     mean pass rate of the last quarter of a run's evaluations
-    fall    study/rule.py's, on the validation curve; or the run diverged. A result of its own: how many seeds of n,
-            and how many have recovered at the end, their last three evaluations being within what counts as a loss
+    fall    study/rule.py's, on the validation curve; or the run diverged. A result of its own: how many seeds of n. Of
+            these some *sink*: their peak is the mean of the first three evaluations, so that they never gained; and
+            some have *recovered* at the end, their last three evaluations being within what counts as a loss
     spread  standard deviation of the ends between seeds, pooled over those cells of one learning rate and one number of
             steps in which no seed falls; never over learning rates
 
-Two cells of one learning rate are compared by their ends, over the seeds that do not fall: difference of the means with
-a 90 % interval as in study/rule.py, margin 0.02; and by their falls: Fisher's exact test, one-sided, 5 %. Idle, and so
+Two cells of one learning rate are compared by their ends, over the seeds that do not fall or have recovered (at first:
+do not fall; found after the runs, since one verdict hung on two recovered runs): difference of the means with a 90 %
+interval as in study/rule.py, margin 0.02; and by their falls: Fisher's exact test, one-sided, 5 %. Idle, and so
 undecided: what they differ in leaves half or more of the runs as they are, seed by seed; how many is said. (Found after
 the runs: No-Positive-Resampling hardly ever acts where few of the 4,000 prompts come twice.)
 
@@ -23,22 +25,25 @@ the runs: No-Positive-Resampling hardly ever acts where few of the 4,000 prompts
                 No-Positive-Resampling lift the end. Verdicts by study/rule.py's `verdict`
     A.17        CISPO is the more robust to its hyperparameter than DAPO. Three values of the clip, which span a factor
                 of two for each loss; ends of all seeds, falls too. V: variance of the mean ends over the values, less
-                what the spread between seeds, s^2 / n, adds to it. V of DAPO minus V of CISPO, 90 % by the jackknife
-                over seeds: agrees above 0, disagrees below 0; undecided if a loss's clip acts on less than 0.1 % of the
-                tokens (idle) at all three values. (At first the range of the means with a bootstrap. Found after the
-                runs: a range is above 0 without any effect, and the bootstrap's interval of 90 % held it in 74 %)
+                what chance adds to it, the mean square of what values and seeds leave over, / n. V of DAPO minus V of
+                CISPO, 90 % by the jackknife over seeds: agrees above 0, disagrees below 0; undecided if a loss's clip
+                acts on less than 0.1 % of the tokens (idle) at all three values. (At first the range of the means with
+                a bootstrap. Found after the runs: a range is above 0 without any effect, and the bootstrap's interval
+                of 90 % held it in 74 %)
     Fig. 20     GSPO with half-widths 3e-3 and 5e-3 ends above GSPO with 3e-4 and 4e-4
     Fig. 4a     virtual device-hours to half of the gain (rule.py's E), PipelineRL-k against PPO-off-policy-k, for each
                 k and each model of costs: more efficient in device-hours; and the idle shares
     FP32        bf16 bodies with and without the FP32 head, k = 0 and k = 8: ends the same
 
 Does something announce a fall? Each signal is one number for 8 steps: smallest effective sample size, largest rho,
-largest gradient norm over its median in steps 9 to 24. An alarm is the first 8 steps from step 9 on in which it crosses
-a threshold. A hit is an alarm in or before the 8 steps in which the fall's peak lies; a false alarm is any alarm in a
-run without a fall. The threshold is the one with the largest hit rate minus false-alarm rate on seeds 0 to 3; hits and
-false alarms are counted on seeds 4 to 7, over the cells of the grid, for all losses together. A signal announces falls
-if there it hits 80 % or more with 10 % false alarms or fewer. Beside it stands what the cell alone says: an alarm in
-every run of the cells in which half or more of the seeds 0 to 3 fall.
+largest gradient norm over the mean of its largest in steps 9 to 16 and 17 to 24. An alarm is the first 8 steps, from
+step 9 on, in which it crosses a threshold. A hit is an alarm in or before the 8 steps in which the fall's peak lies; a
+false alarm is any alarm in a run without a fall. The threshold is the one with the largest hit rate minus false-alarm
+rate on seeds 0 to 3; hits and false alarms are counted on seeds 4 to 7, over the cells of the grid, for all losses
+together. A signal announces falls if there it hits 80 % or more with 10 % false alarms or fewer: a warning would be on
+in all steps of a run. Beside it stand the false alarms in as many steps as before the peaks of the falls, and what the
+cell alone says: an alarm in every run of the cells in which half or more of the seeds 0 to 3 fall. Runs that sink are
+left out, since nothing comes before their peak (found after the runs).
 
 Nothing of this says anything about GSPO's length-normalised ratio on long answers: those of `tiny` have about 7 tokens.
 
@@ -89,6 +94,7 @@ class One(NamedTuple):
 
     end: float  # mean pass rate of the last quarter of its evaluations
     fell: int | None  # optimizer steps done at the peak from which it falls, or when it diverged; None if neither
+    sank: bool  # whether it fell from its first evaluations on
     recovered: bool  # whether it fell, did not diverge, and regained at its end what it had lost
     windows: dict  # column -> a value for each grid.WINDOW steps
 
@@ -101,7 +107,8 @@ def one(line):
     fell = rule.fall(rows)
     recovered = fell is not None and diverged is None and rule.recovered(rows)
     end = rule.last_quarter(evaluations["pass_rate"])
-    return One(end, diverged if fell is None else fell, recovered, line["windows"])
+    sank = fell is not None and fell == rows[2]["step"]
+    return One(end, diverged if fell is None else fell, sank, recovered, line["windows"])
 
 
 COLUMNS = ("step", "pass_rate", "stderr")
@@ -117,8 +124,8 @@ def cells(lines, *names):
 
 
 def ends(runs):
-    """Ends of the runs of a cell that do not fall."""
-    return [run.end for run in runs.values() if run.fell is None]
+    """Ends of the runs of a cell that do not fall or have recovered."""
+    return [run.end for run in runs.values() if run.fell is None or run.recovered]
 
 
 def falling(runs):
@@ -132,7 +139,7 @@ def spread(groups):
 
 
 def difference(one, other, spread):
-    """(D, low, high) of the ends of two cells over the seeds that do not fall; nan if a side has none."""
+    """(D, low, high) of the ends of two cells over the seeds that count (`ends`); nan if a side has none."""
     sides = ends(one), ends(other)
     return rule.interval(*sides, *spread) if all(sides) and spread[1] else (nan, nan, nan)
 
@@ -184,8 +191,8 @@ def how_far(lines):
     """Lines of Markdown: how far each loss holds at each learning rate, what it loses and how often it falls."""
     groups = cells(lines, "loss", "k", "rate")
     table = [
-        "Differences from the end at k = 0, of the runs that do not fall. A run falls if it loses again what it had",
-        "gained: one that only ends low does not, and one that recovers does.",
+        "Differences from the end at k = 0, of the runs that do not fall or have recovered. A run falls if it loses",
+        "pass rate that it had; one that only ends low does not.",
         "",
         f"| lr | loss | holds to k | lost from k | {AGES} |",
         "|---" * 11 + "|",
@@ -202,9 +209,9 @@ def how_far(lines):
             said = [f"x{rate}", loss, *reached, *(at_age(runs, row[0], s) for runs in row)]
             table += [f"| {' | '.join(said)} |"] if any(row) else []
     fallen = [run for runs in groups.values() for run in runs.values() if run.fell is not None]
-    back = sum(run.recovered for run in fallen)
+    sank, back = (sum(getattr(run, what) for run in fallen) for what in ("sank", "recovered"))
     table += ["", f"Half-widths of a difference: {', '.join(widths) or 'not yet known'}."]
-    return [*table, f"Of {len(fallen)} runs that fall, {back} have recovered at the end."]
+    return [*table, f"Of {len(fallen)} runs that fall, {sank} sink from the start, {back} have recovered at the end."]
 
 
 def clipped(lines):
@@ -321,7 +328,9 @@ def robustness(folder):
 
 def moves(ends):
     """The variance that the value of a clip gives to the mean end; below 0 by chance. ends: (values, seeds)"""
-    return float(ends.mean(1).var(ddof=1) - ends.var(1, ddof=1).mean() / ends.shape[1])
+    values, n = ends.shape
+    left = ends - ends.mean(1, keepdims=True) - ends.mean(0) + ends.mean()
+    return float(ends.mean(1).var(ddof=1) - (left**2).sum() / ((values - 1) * (n - 1)) / n)
 
 
 def more_robust(one, other):
@@ -369,12 +378,28 @@ def signal(run, name):
     return np.array(known[1:])
 
 
-def alarmed(run, name, threshold):
-    """Whether an alarm comes in time: by the window of the peak if the run falls, at any time if it does not."""
+def alarm_at(run, name, threshold):
+    """The number of 8 steps, from step 9 on, before the first in which a signal crosses a threshold; inf: never."""
     crossed = signal(run, name) > threshold
-    if run.fell is not None:
-        crossed = crossed[: max(1, -(-run.fell // grid.WINDOW) - 1)]
-    return bool(crossed.any())
+    return int(crossed.argmax()) if crossed.any() else inf
+
+
+def watched(run):
+    """How many times 8 steps, from step 9 on, an alarm is in time: to that of the peak if the run falls, else all."""
+    every = len(run.windows[SIGNALS["largest rho"]]) - 1
+    return every if run.fell is None else min(every, max(1, -(-run.fell // grid.WINDOW) - 1))
+
+
+def alarmed(run, name, threshold):
+    """Whether an alarm comes in time."""
+    return alarm_at(run, name, threshold) < watched(run)
+
+
+def matched(runs, name, threshold):
+    """The false-alarm rate of runs without a fall if watched as long as those with one, up to their peaks."""
+    times = [watched(run) for run in runs if run.fell is not None]
+    first = [alarm_at(run, name, threshold) for run in runs if run.fell is None]
+    return mean(at < time for at, time in product(first, times))
 
 
 def rates_of(runs, alarm):
@@ -391,6 +416,17 @@ def threshold(runs, name):
     return max(levels, key=lambda level: np.subtract(*rates_of(runs, partial(alarmed, name=name, threshold=level))))
 
 
+def on_signal(name, chosen, aside):
+    """A line: whether a signal announces falls. chosen, aside: runs that set its threshold, and runs that judge it."""
+    alarm = partial(alarmed, name=name, threshold=(level := threshold(chosen, name)))
+    if np.subtract(*rates_of(chosen, alarm)) <= 0:
+        return f"- {name}: no threshold hits more often than it alarms falsely: does not announce falls"
+    hits, false = rates_of(aside, alarm)
+    word = "announces falls" if hits >= HITS and false <= FALSE_ALARMS else "does not announce falls"
+    short = f"{matched(aside, name, level):.0%} in as many steps as before the peaks"
+    return f"- {name} beyond {abs(level):.3g}: hits {hits:.0%}, false alarms {false:.0%} ({short}): {word}"
+
+
 def announced(lines):
     """Lines: hits and false alarms of each signal on the seeds kept aside, and what the cell alone says."""
     runs = {
@@ -398,24 +434,17 @@ def announced(lines):
             (cell, run)
             for cell, own in cells(lines, "loss", "k", "rate").items()
             for seed, run in own.items()
-            if seed in seeds
+            if seed in seeds and not run.sank
         ]
         for seeds in (CHOSEN_ON, KEPT_ASIDE)
     }
     chosen, aside = ([run for _, run in runs[seeds]] for seeds in (CHOSEN_ON, KEPT_ASIDE))
     counts = [(sum(run.fell is not None for run in own), len(own)) for own in (chosen, aside)]
-    lines = ["Falls: {} of {} runs of seeds 0 to 3, {} of {} of seeds 4 to 7.".format(*sum(counts, ()))]
+    said = "Falls, without runs that sink from the start: {} of {} runs of seeds 0 to 3, {} of {} of seeds 4 to 7."
+    lines = [said.format(*sum(counts, ()))]
     if not 0 < counts[0][0] < counts[0][1] or not 0 < counts[1][0] < counts[1][1]:
         return [*lines, "Too few to say what announces a fall."]
-    for name in SIGNALS:
-        level = threshold(chosen, name)
-        hits, false = rates_of(chosen, partial(alarmed, name=name, threshold=level))
-        if hits <= false:
-            lines.append(f"- {name}: no threshold hits more often than it alarms falsely: does not announce falls")
-            continue
-        hits, false = rates_of(aside, partial(alarmed, name=name, threshold=level))
-        word = "announces falls" if hits >= HITS and false <= FALSE_ALARMS else "does not announce falls"
-        lines.append(f"- {name} beyond {abs(level):.3g}: hits {hits:.0%}, false alarms {false:.0%}: {word}")
+    lines += [on_signal(name, chosen, aside) for name in SIGNALS]
     often = defaultdict(list)
     for cell, run in runs[CHOSEN_ON]:
         often[cell].append(run.fell is not None)

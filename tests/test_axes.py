@@ -160,9 +160,9 @@ def test_the_largest_is_compared_with_the_line_through_the_two_before_it(tmp_pat
     [said] = axes.answers("pool", members("pool", tmp_path, 0.3, 0.3, 0.3, 0.5, 0.7))
     half = 2.015 * s * (6 / 2) ** 0.5  # t of 5 degrees of freedom; weights 1, -2, 1 of means of two
     assert said.startswith("- 1024 prompts to 16384 prompts: the largest minus the line through the two before it: ")
-    assert said.endswith(f"+0.000 ({-half:+.3f} to {half:+.3f}): agrees: within 0.02")
+    assert said.endswith(f"+0.000 ({-half:+.3f} to {half:+.3f}): none, within 0.02")
     [said] = axes.answers("pool", members("pool", tmp_path, 0.3, 0.3, 0.3, 0.5, 0.6))
-    assert "-0.090" in said and "disagrees" in said
+    assert "-0.090" in said and said.endswith("): a difference")
 
 
 def test_a_question_is_not_asked_before_each_member_that_it_names_has_a_sound_run(tmp_path):
@@ -196,6 +196,7 @@ def test_generations_are_compared_where_a_step_has_as_many_completions(tmp_path)
     for size, said in zip(axes.SETS, axes.answers("batch", sound)[::2]):
         assert {member.generations for member in sound if member.size == size} == {4, 8, 16, 32}
         assert "32 at 12%, 32 at 25%, 32 at 50%, 32 at 100%; grows in 0%" in said
+        assert said.endswith("undecided, the best lies at an edge of what was tried")
 
 
 def test_the_end_goes_with_the_entropy_if_their_ranks_do(tmp_path):
@@ -233,10 +234,23 @@ def test_a_mixture_is_predicted_at_its_share_of_the_compute_and_ends_by_its_weig
             }
             lines.append(one | {"tasks": rates})
     sound = axes.whole(axes.kept(written(tmp_path, *lines), "mixture"))
-    expected = 0.2 + 0.9 * (0.25 * 0.2 * 0.25 + 0.75 * 0.6 * 0.75)
-    assert axes.predicted(sound, 0.25) == [pytest.approx(expected)] * 2
+    shorter, longer = axes.alone(sound, 0.25)
+    assert shorter == pytest.approx([0.2 + 0.9 * 0.6 * 0.75] * 2) and longer == pytest.approx(
+        [0.2 + 0.9 * 0.2 * 0.25] * 2
+    )
     said = axes.mixtures(sound).split("; ")
     assert len(said) == 3 and all(" longer +0.000 (" in one or " longer -0.000 (" in one for one in said)
+
+
+def test_a_run_that_recovers_is_judged_and_one_that_falls_for_good_is_not(tmp_path):
+    dip, lost = (line("pool", axes.AXES["pool"][0].label, 0.6, seed) for seed in range(2))
+    dip["evals"]["pass_rate"][10:14] = [0.2] * 4
+    lost["evals"]["pass_rate"][10:] = [0.1] * 11
+    [own] = axes.kept(written(tmp_path, dip, lost), "pool").values()
+    assert [(one.fell, one.lost) for one in own] == [(True, False), (True, True)]
+    [own] = axes.whole(axes.kept(tmp_path, "pool")).values()
+    assert [one.line["run"]["seed"] for one in own] == [0]
+    assert "| 2, 1 | 0 |" in "".join(axes.table(axes.kept(tmp_path, "pool")))
 
 
 def test_the_curves_are_drawn_a_panel_an_axis(tmp_path, monkeypatch):
@@ -264,7 +278,7 @@ def test_the_report_says_what_was_made_and_what_was_not(tmp_path):
     two = [line("pool", axes.AXES["pool"][0].label, end, seed) for seed, end in enumerate((0.5, 0.7))]
     said = "\n".join(axes.report(written(tmp_path, *two)))
     assert "### Axis pool: 2 of 15 runs" in said
-    assert "| 64 prompts | 2 | 0.560 (0.127) | 0 | 0 | 25.0%, 10.0% | 0.500 |" in said
+    assert "| 64 prompts | 2 | 160 | 0.560 (0.127) | +0.100 | 0, 0 | 0 | 25.0%, 10.0% | 0.500 |" in said
     assert said.endswith("Axes, not made yet: batch, length, truncation, model, difficulty, mixture, embedded.")
     assert len(axes.missing(tmp_path, "pool")) == 13
     assert axes.report(tmp_path / "nothing") == ["", f"Axes, not made yet: {', '.join(axes.AXES)}."]

@@ -102,7 +102,7 @@ def test_how_far_says_what_was_not_made_and_how_wide_its_intervals_are():
     # s = 0.0141 with 2 degrees of freedom, 2.92 * s * sqrt(2 / 2)
     assert said[-2:] == [
         "Half-widths of a difference: 0.041 at lr x2 (2 seeds a side).",
-        "Of 1 runs that fall, 0 have recovered at the end.",
+        "Of 1 runs that fall, 0 sink from the start, 0 have recovered at the end.",
     ]
     one_seed = stability.how_far(kept(*cell("CISPO", 0, 2, 0.6), *cell("CISPO", 1, 2, 0.3)))
     assert one_seed[5] == "| x2 | CISPO | 0 | - | 0.600 | - | - | - | - | - | - |"
@@ -116,6 +116,28 @@ def test_a_run_that_regains_what_it_lost_fell_and_recovered():
     assert run.fell is not None and run.recovered
     assert not stability.one(line(0.6, 96)).recovered and not stability.one(line(0.6)).recovered
     assert not stability.one({**dip, "reason": "no gradient of the last 5 steps was finite"}).recovered
+
+
+def test_a_recovered_run_counts_among_the_ends_and_one_that_sinks_does_not():
+    dip = line(0.6, loss="CISPO", k=8, rate=1)
+    dip["evals"]["pass_rate"][10:14] = [0.3] * 4
+    sinking = line(0.6, loss="CISPO", k=8, rate=1, seed=1)
+    sinking["evals"]["pass_rate"] = [0.4 - 0.015 * at for at in range(21)]
+    runs = {seed: stability.one(one) for seed, one in enumerate((dip, sinking, line(0.6, 96), line(0.7)))}
+    assert [run.fell is not None for run in runs.values()] == [True, True, True, False]
+    assert [run.sank for run in runs.values()] == [False, True, False, False]
+    assert stability.ends(runs) == [runs[0].end, runs[3].end]
+    said = stability.announced(kept(dip, sinking, line(0.6, loss="CISPO", k=8, rate=1, seed=2)))
+    assert "start: 1 of 2 runs of seeds 0 to 3" in said[0]
+
+
+def test_false_alarms_are_counted_over_as_many_steps_as_the_falls_were_watched():
+    """The peak of the fall is at step 96: 11 times 8 steps from step 9 on; the alarm of the other run comes later."""
+    fall, late = line(0.6, 96), line(0.6, worst={"rho_max": [1.0] * 15 + [50.0] + [1.0] * 4})
+    runs = [stability.one(fall), stability.one(late)]
+    assert stability.watched(runs[0]) == 11 and stability.watched(runs[1]) == 19
+    assert stability.alarm_at(runs[1], "largest rho", 10) == 14
+    assert stability.alarmed(runs[1], "largest rho", 10) and stability.matched(runs, "largest rho", 10) == 0
 
 
 def test_what_the_clip_acts_on_stands_by_loss_and_age():
@@ -148,6 +170,7 @@ def test_what_half_of_the_runs_do_not_notice_is_idle():
 def test_what_a_clip_moves_is_judged_beyond_what_chance_gives():
     steady = np.array([[0.6] * 4, [0.5] * 4, [0.1] * 4])
     assert stability.moves(steady) == pytest.approx(np.var([0.6, 0.5, 0.1], ddof=1))
+    assert stability.moves(steady + np.arange(4)) == pytest.approx(np.var([0.6, 0.5, 0.1], ddof=1))  # seeds alone
     assert stability.more_robust(steady, steady) == (0.0, 0.0, 0.0)
     assert isnan(stability.more_robust(steady[:, :2], steady[:, :2])[1])
     source = np.random.default_rng(1)
@@ -218,9 +241,11 @@ def test_a_signal_that_precedes_every_fall_and_no_other_run_announces_falls():
         for seed in range(8)
     ]
     said = stability.announced(kept(*lines))
-    assert said[0] == "Falls: 2 of 4 runs of seeds 0 to 3, 2 of 4 of seeds 4 to 7."
+    assert said[0].endswith("from the start: 2 of 4 runs of seeds 0 to 3, 2 of 4 of seeds 4 to 7.")
     by = {row[2:].split(" beyond")[0].split(":")[0]: row for row in said[1:-1]}
-    assert by["largest rho"].endswith("hits 100%, false alarms 0%: announces falls")
+    assert by["largest rho"].endswith(
+        "hits 100%, false alarms 0% (0% in as many steps as before the peaks): announces falls"
+    )
     assert by["gradient norm"].endswith("no threshold hits more often than it alarms falsely: does not announce falls")
     # the cell falls in half of its seeds: an alarm in each of its runs
     assert said[-1].endswith("hits 100%, false alarms 100%")

@@ -536,7 +536,7 @@ def curves(folder, path):
             repeated = label in ax.get_legend_handles_labels()[1]
             colour = colormaps["viridis"](0.9 * sizes.index(member.size) / max(1, len(sizes) - 1))
             ax.plot(tokens / 1000, rates, color=colour, label=None if repeated else label, linewidth=1.2)
-        ax.legend(fontsize=7)
+        ax.legend(fontsize=7, framealpha=0.4)
     drawn.savefig(path, dpi=120)
     return path
 

@@ -338,14 +338,19 @@ def averaged(logs, name, x):
 # --- As text ---------------------------------------------------------------------------------------------------------
 
 
-def table(logs, findings=FINDINGS):
-    """The findings as lines of Markdown, then what else is to be known of them."""
+def table(logs, findings=FINDINGS, beside=None):
+    """The findings as lines of Markdown, then what else is to be known of them.
+
+    beside  one column more: (its head, {finding: words})
+    """
     found = judged(logs, findings)
-    head = "| Fig. | finding | paper | ours (90 % interval) | verdict | runs that fall |"
+    head, words = beside or (None, {})
+    names = ("Fig.", "finding", "paper", "ours (90 % interval)", "verdict", "runs that fall", *([head] if head else []))
+    more = {finding: f" {words[finding]} |" if head else "" for finding in found}
     return [
-        head,
-        "|---" * 6 + "|",
-        *(line(finding, row) for finding, row in found.items()),
+        f"| {' | '.join(names)} |",
+        "|---" * len(names) + "|",
+        *(line(finding, row) + more[finding] for finding, row in found.items()),
         "",
         *remarks(logs, found, len(findings)),
     ]

@@ -36,7 +36,7 @@ from scipy.special import stdtrit
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import forecast  # noqa: E402
-from study import axes, comparisons, drawing, grid, regimes, rule, stability  # noqa: E402
+from study import axes, comparisons, drawing, grid, pairs, regimes, rule, stability  # noqa: E402
 
 ASYNCHRONOUS = "asynchronous, ages as they came"
 FOREST = (  # (regime, configuration, reference) of findings on A, chosen before the runs
@@ -87,16 +87,30 @@ def smallest(spread, n):
 
 def can_tell(folder):
     """Lines of Markdown: spread between seeds and smallest difference, for each regime and quantity."""
-    columns = ("regime", "quantity", "runs", "spread of seeds (degrees of freedom)", "half-width, 3 + 3 runs")
-    table = [f"| {' | '.join((*columns, 'smallest difference, 3 + 3, 6 + 6'))} |", "|---" * 6 + "|"]
+    columns = ("regime", "quantity", "runs", "spread of seeds (degrees of freedom)", "half-width, 3 + 3 runs, 6 + 6")
+    more = ("smallest difference, 3 + 3, 6 + 6", "in pairs of seeds: spread", "half-width, 3 + 3, 6 + 6")
+    table = [f"| {' | '.join(columns + more)} |", "|---" * len(columns + more) + "|"]
     for name, says, logs, _, _ in filter(made, everything(folder)):
-        groups = rule.grouped(logs, "gpu_hours" if name == "balanced" else "tokens")
+        x = "gpu_hours" if name == "balanced" else "tokens"
+        groups = rule.grouped(logs, x)
+        runs = {pair: rule.measure(rows, x) for pair, rows in logs.items()}
         for quantity, called in QUANTITIES.items():
             s = rule.spread(groups, quantity)
-            values = [s[0], rule.reach(s, 3), smallest(s, 3), smallest(s, 6)]
-            said = ["not yet known" if one != one else shown(one, quantity) for one in values]
-            table.append(f"| {says} | {called} | {len(logs)} | {said[0]} ({s[1]}) | {said[1]} | {said[2]}, {said[3]} |")
+            paired = pairs.spread(runs, quantity)
+            cells = [of(s, quantity), *(", ".join(reaches(how, s, quantity)) for how in (rule.reach, smallest))]
+            cells += [of(paired, quantity), ", ".join(reaches(rule.reach, paired, quantity))]
+            table.append(f"| {' | '.join((says, called, str(len(logs)), *cells))} |")
     return table
+
+
+def of(spread, quantity):
+    """A spread with its degrees of freedom, as text."""
+    return f"{shown(spread[0], quantity)} ({spread[1]})" if spread[1] else "-"
+
+
+def reaches(how, spread, quantity):
+    """What two sides of three runs each, and of six, can tell with a spread, as texts."""
+    return [shown(how(spread, n), quantity) for n in (regimes.LEAST, regimes.MOST)] if spread[1] else ["-"]
 
 
 def shown(value, quantity):
@@ -179,7 +193,8 @@ def report(folder):
     for name, says, logs, findings, asked in filter(made, everything(folder)):
         if name != "study":
             lines += [f"### {says}: {len(logs)} runs, {asked} asked before the stopping rule", ""]
-            lines += [*rule.table(logs, findings), ""]
+            paired = pairs.judged(logs, findings)
+            lines += [*rule.table(logs, findings, pairs.column(paired)), pairs.counted(paired), ""]
         lines += [*idle(logs), ""] if name == "balanced" else []
         looked = [f"{one.says} ({n})" for one in findings if (n := regimes.looks(logs, one)) > 1 and name != "study"]
         lines += [f"Looked at more than once: {', '.join(looked)}", ""] if looked else []

@@ -1,0 +1,84 @@
+"""study/pairs.py: differences between runs of one seed."""
+
+import doctest
+import math
+
+import pytest
+from scipy.stats import ttest_rel
+
+from study import pairs, regimes, rule
+from tests.test_study_runs import law
+
+ONE, OTHER = (0.61, 0.66, 0.70), (0.60, 0.63, 0.69)  # seeds 0.03 to 0.09 apart, sides 0.01 to 0.03
+LONE = {("one", 0): 0.5, ("other", 1): 0.6}
+
+
+def runs(**ceilings):
+    """{(name, seed): rule.Measured} of runs on Eq. 1 with these ceilings, seed after seed."""
+    return {(name, seed): rule.measure(law(A)) for name, own in ceilings.items() for seed, A in enumerate(own)}
+
+
+def test_the_examples_hold():
+    assert doctest.testmod(pairs).failed == 0 < doctest.testmod(pairs).attempted
+
+
+def test_of_two_configurations_it_is_the_paired_t_interval():
+    D, low, high, fit = pairs.paired(runs(one=ONE, other=OTHER), "one", "other", "A")
+    theirs = ttest_rel(ONE, OTHER).confidence_interval(0.9)
+    assert (low, high) == pytest.approx((theirs.low, theirs.high), abs=1e-3)  # the fits find A to 1e-4
+    assert (D, fit.freedom) == (pytest.approx(0.05 / 3, abs=1e-3), 2)
+
+
+def test_what_a_seed_adds_to_every_run_changes_nothing_and_the_rule_of_means_takes_it_for_noise():
+    apart = runs(one=ONE, other=OTHER)
+    alike = runs(one=[A - shift for A, shift in zip(ONE, (0, 0.04, 0.09))], other=(0.60, 0.59, 0.60))
+    assert pairs.paired(apart, "one", "other", "A")[:3] == pytest.approx(
+        pairs.paired(alike, "one", "other", "A")[:3], abs=1e-3
+    )
+    sides = [[run for (name, _), run in apart.items() if name == side] for side in ("one", "other")]
+    s = rule.spread({"one": sides[0], "other": sides[1]}, "A")
+    assert rule.reach(s, 3) > 3 * (pairs.paired(apart, "one", "other", "A")[2] - 0.05 / 3)
+
+
+def test_all_configurations_say_what_a_seed_does_and_how_much_is_left():
+    # rests of each seed: one and other +-0.001, third and fourth none; 4 x 3 runs, 4 + 3 - 1 effects: 6 degrees
+    four = runs(
+        one=(0.601, 0.609, 0.62), other=(0.599, 0.611, 0.62), third=(0.6, 0.61, 0.62), fourth=(0.65, 0.66, 0.67)
+    )
+    D, low, high, fit = pairs.paired(four, "fourth", "third", "A")
+    assert fit.freedom == 6 and fit.deviation == pytest.approx((4e-6 / 6) ** 0.5, rel=0.1)
+    assert D == pytest.approx(0.05, abs=1e-3)
+    assert high - D == pytest.approx(1.943 * fit.deviation * (2 / 3) ** 0.5, rel=1e-3)  # t of 6 degrees of freedom
+
+
+def test_sides_with_other_seeds_are_compared_through_what_others_say_of_these_seeds_or_not_at_all():
+    fit = pairs.least_squares(LONE)
+    assert all(map(math.isnan, pairs.difference(fit, "one", "other")))
+    chain = LONE | {("third", 0): 0.5, ("third", 1): 0.7}  # seed 1 adds 0.2: 0.6 - 0.2 - 0.5
+    fit = pairs.least_squares(chain)
+    D, factor = pairs.difference(fit, "other", "one")
+    assert D == pytest.approx(-0.1) and factor == pytest.approx(2.0)  # four runs, each with weight 1
+    assert math.isnan(pairs.paired(runs(one=[0.6]), "one", "other", "A")[0])
+
+
+def test_a_configuration_with_a_run_that_falls_does_not_say_how_much_is_left():
+    three = runs(one=ONE, other=OTHER, third=(0.4, 0.8, 0.5))
+    assert pairs.spread(three, "A")[1] == 4
+    three["third", 0] = three["third", 0]._replace(fell=9)
+    assert pairs.spread(three, "A") == pytest.approx(pairs.spread(runs(one=ONE, other=OTHER), "A"))
+    assert pairs.spread({}, "A")[1] == 0
+
+
+def test_the_column_says_what_the_verdict_would_be_but_for_an_idle_clip():
+    findings = [one for one in regimes.findings("exact-8") if one.figure == "5a"]
+    there = {
+        (name, seed): law(A + 0.03 * seed) for name, A in (("cispo", 0.63), ("pipeline-8", 0.6)) for seed in range(3)
+    }
+    there |= {("gspo", seed): law(0.6 + 0.03 * seed) for seed in range(3)}
+    table = rule.table(there, findings, pairs.column(pairs.judged(there, findings)))
+    assert table[0].endswith("| runs that fall | in pairs of seeds |") and len(table[1].split("|")) == 9
+    assert "undecided" in table[2] and table[2].endswith("): agrees |")
+    idle = {pair: law(0.6, clipped=0.0) for pair in there}
+    assert rule.table(idle, findings, pairs.column(pairs.judged(idle, findings)))[2].endswith("): undecided |")
+    assert pairs.counted(pairs.judged(there, findings)).endswith("1 agree, 1 disagree, 0 undecided")
+    assert rule.table(there, findings)[0].endswith("| runs that fall |")

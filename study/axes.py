@@ -104,6 +104,17 @@ ROWS = 4000  # of a source: a tenth of them are held out
 EVALUATED = "--eval-prompts 512 --eval-generations 1"
 TWICE = "--eval-prompts 256 --eval-generations 2"  # of sums of up to 3 operands, 420 are held out
 XY = ("compute", "reward")  # of a curve
+STYLES = {0: "-", 4: "-", 8: "--", 16: "-.", 32: ":"}  # of a curve, by generations per prompt
+TITLES = {  # of the panels
+    "batch": "batch: prompts x generations",
+    "length": "token budget",
+    "truncation": "token budget, no interruptions",
+    "model": "model",
+    "pool": "number of prompts",
+    "difficulty": "longest sum (operands)",
+    "mixture": "two sources",
+    "embedded": "batch, embedded task",
+}
 LAST = 5  # evaluations whose mean is the end of a run
 
 
@@ -522,23 +533,29 @@ def answers(axis, members):
 
 def curves(folder, path):
     """Draw a panel an axis: pass rate against tokens, mean over the seeds at each evaluation. Returns the path."""
-    drawn = Figure(figsize=(15, 7.5), layout="constrained")
+    drawn = Figure(figsize=(15, 9), layout="constrained")
     drawn.supxlabel("thousands of tokens")
     drawn.supylabel("pass rate on validation, mean over seeds")
     there = {axis: members for axis in AXES if (members := kept(folder, axis))}
     for place, (axis, members) in enumerate(there.items(), 1):
-        ax = drawn.add_subplot(2, 4, place, title=axis)
-        sizes = sorted({member.size for member in members})
-        for member, own in members.items():
-            shown = min(len(one.curve.compute) for one in own)  # some end early
-            tokens, rates = (np.mean([getattr(one.curve, what)[:shown] for one in own], 0) for what in XY)
-            label = f"{member.size} completions a step" if member.generations else member.label
-            repeated = label in ax.get_legend_handles_labels()[1]
-            colour = colormaps["viridis"](0.9 * sizes.index(member.size) / max(1, len(sizes) - 1))
-            ax.plot(tokens / 1000, rates, color=colour, label=None if repeated else label, linewidth=1.2)
-        ax.legend(fontsize=7, framealpha=0.4)
+        ax = drawn.add_subplot(2, 4, place)
+        ax.set_title(TITLES[axis], fontsize=10)
+        draw(ax, members)
+        ax.grid(alpha=0.25)
+        ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=3)
     drawn.savefig(path, dpi=120)
     return path
+
+
+def draw(ax, members):
+    """Draw a curve a Member: its colour says the size, its style the generations per prompt."""
+    sizes = sorted({member.size for member in members})
+    for member, own in members.items():
+        shown = min(len(one.curve.compute) for one in own)  # some end early
+        tokens, rates = (np.mean([getattr(one.curve, what)[:shown] for one in own], 0) for what in XY)
+        colour = colormaps["viridis"](0.9 * sizes.index(member.size) / max(1, len(sizes) - 1))
+        style = STYLES[member.generations]
+        ax.plot(tokens / 1000, rates, style, color=colour, label=member.label, linewidth=1.2)
 
 
 def report(folder):

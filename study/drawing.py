@@ -16,7 +16,7 @@ from plumbing import figures
 from study import comparisons as study
 from study import rule
 
-VERDICTS = {"agrees": "#009E73", "disagrees": "#D55E00", "undecided": "#7F7F7F"}
+VERDICTS = {"agrees": "#009E73", "disagrees": "#D55E00", "undecided": "#4D4D4D"}
 QUANTITIES = {"A": "difference in A", "E": "log of the compute saved"}
 
 
@@ -77,24 +77,30 @@ def differences_of(findings):
 def draw_differences(ax, panel):
     """Draw a panel (title, margin, rows): rows (label, rule.Judged), one above the other.
 
-    Lines: 90 % intervals; thin, with a square: of the pass rates at the end. Grey: within the margin.
+    Lines: 90 % intervals; thin, with a square: of the pass rates at the end. Grey area: within the margin.
     """
     title, margin, rows = panel
     ax.axvspan(-margin, margin, color="#7F7F7F", alpha=0.15, lw=0)
     ax.axvline(0, color="black", lw=0.6)
     for y, (_, one) in enumerate(rows):
+        colour = VERDICTS[one.verdict]
+        if one.D != one.D:
+            ax.text(
+                0.01, y, "A not determined", transform=ax.get_yaxis_transform(), va="center", fontsize=7, color=colour
+            )
         reach = [[one.D - one.low], [one.high - one.D]]
-        ax.errorbar(one.D, y, xerr=reach, fmt="o", ms=4, lw=1.3, capsize=3, color=VERDICTS[one.verdict])
+        ax.errorbar(one.D, y, xerr=reach, fmt="o", ms=4, lw=1.3, capsize=3, color=colour)
         if one.ends:
             D, low, high = one.ends
             ax.errorbar(D, y + 0.3, xerr=[[D - low], [high - D]], fmt="s", ms=2.5, lw=0.7, capsize=2, color="black")
     ax.set_yticks(range(len(rows)), [fill(label, 30) for label, _ in rows], fontsize=8)
     ax.set_ylim(len(rows) - 0.4, -0.6)
-    for verdict, colour in VERDICTS.items():
-        ax.plot([], [], "o-", ms=4, color=colour, label=verdict)
+    for verdict in dict.fromkeys(one.verdict for _, one in rows):
+        ax.plot([], [], "o-", ms=4, color=VERDICTS[verdict], label=verdict)
     if any(one.ends for _, one in rows):
         ax.plot([], [], "s-", ms=2.5, lw=0.7, color="black", label="pass rates at the end")
     ax.set_title(title, fontsize=10)
+    ax.set_xlabel("the setting named first minus the other")
     ax.locator_params(axis="x", nbins=5)
     ax.grid(alpha=0.25, axis="x")
     ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)

@@ -227,12 +227,15 @@ def forest(folder, path):
     if not rows:
         return None, waiting
     figure = Figure(figsize=(8.2, 1.9 + 0.5 * len(rows)), layout="constrained")
-    title = f"difference in A, 90 % interval (grey: within {rule.MARGIN['A']:.2g}; cut at {EDGE})"
+    title = f"what the paper says; difference in A, 90 % interval (grey area: within {rule.MARGIN['A']:.2g})"
     ax = figure.add_subplot()
     drawing.draw_differences(ax, (title, rule.MARGIN["A"], rows))
     low, high = ax.get_xlim()
     ax.set_xlim(max(low, -EDGE), min(high, EDGE))
-    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.55 / len(rows)), ncols=4)
+    for y, (_, one) in enumerate(rows):  # arrows: the interval goes on
+        for x, arrow, beyond in ((-EDGE, "<", one.low < -EDGE), (EDGE, ">", one.high > EDGE)):
+            ax.plot(x, y, arrow if beyond else "", ms=6, clip_on=False, color=drawing.VERDICTS[one.verdict])
+    ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.9 / len(rows)), ncols=4)
     figure.savefig(path, dpi=120)
     return path, waiting
 

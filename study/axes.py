@@ -5,7 +5,8 @@
     truncation  the same budgets without interruptions: what is cut off carries no loss (A.15)
     model       policies of 11,000 to 2.5 million parameters, each made by sft.py's steps at its learning rate, one for
                 each seed (Fig. 9). (At first one policy for all seeds, with other initial weights than base/tiny's; of
-                hidden size 48 that one did not learn and base/tiny does: found after the runs, which were made again)
+                hidden size 48 that one did not learn and base/tiny does: found after the runs, which were made
+                again; the first ones are not kept)
     pool        the number of training prompts, sums of 4 to 7 operands; 160 steps of 16 prompts draw 2,560
     difficulty  the longest sum that is asked, in training and validation; 1,000 prompts, since there are few short sums
     mixture     sums of 4 or 5 and of 6 or 7 operands, two sources that train together, at five weights
@@ -33,7 +34,8 @@ the margin of "the same" is 0.02:
                    rate at an eighth, a quarter, half and all of the compute. The IsoCompute playbook, arXiv 2603.12151:
                    the best number grows with compute and then saturates. "Grows": larger at the end than at first, and
                    no step down between; agrees if so in 95 % of 1,000 resamplings of seeds, disagrees if in 5 % or
-                   less; undecided if the best is the smallest or the largest number at all four (found after the runs)
+                   less; undecided if the best is the smallest or the largest number at all four (found after the runs;
+                   both sets "disagreed" before)
     model          does the end follow the policy's loss on right traces or its pass@16 (arXiv 2607.16097)? Spearman's
                    rank correlation of each with the end
     mixture        is a mixture w R_6,7 + (1 - w) R_4,5, each the curve of the runs of one source alone, at w and 1 - w

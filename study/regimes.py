@@ -13,11 +13,11 @@ out, and a name loses its -8 where k is another. Fig. 4a is not asked where deco
 
 Seeds: three of each configuration first. Then only pairs that are undecided get more. Stopping rule: for n = 3, 4, 5,
 all findings are judged by the first n seeds; both sides of those that are undecided get n + 1 seeds, unless the clip is
-idle or a side has no run with a ceiling, which no seed mends. Verdicts are those of all runs at the end, also of
-findings that were decided earlier. Looking four times errs more often than looking once: of two equal sides, one look
-finds a difference one time in ten, up to four looks two times (simulated); `looks` says how often a finding was looked
-at. Nothing else is tuned, added or left out. (After two seeds of each, which runs have a ceiling became stricter,
-study/rule.py: a side none of whose runs levels off gets no more seeds either.)
+idle, a side has no run with a ceiling, or the sides are the same runs, which no seed mends. Verdicts are those of all
+runs at the end, also of findings that were decided earlier. Looking four times errs more often than looking once: of
+two equal sides, one look finds a difference one time in ten, up to four looks two times (simulated); `looks` says how
+often a finding was looked at. Nothing else is tuned, added or left out. (After two seeds of each, which runs have a
+ceiling became stricter, study/rule.py: a side none of whose runs levels off gets no more seeds either.)
 
 Test: pytest tests/test_study_runs.py
 """
@@ -146,7 +146,7 @@ def due(logs, regime):
 
 def open_(row):
     """Whether more seeds may decide a finding; row: rule.Judged."""
-    return row.verdict == "undecided" and row.why not in (rule.IDLE, rule.NO_CEILING)
+    return row.verdict == "undecided" and row.why not in (rule.IDLE, rule.NO_CEILING, rule.SAME)
 
 
 def looks(logs, finding):

@@ -9,9 +9,9 @@
 
 Two cells of one learning rate are compared by their ends, over the seeds that do not fall or have recovered (at first:
 do not fall; found after the runs, since one verdict hung on two recovered runs): difference of the means with a 90 %
-interval as in study/rule.py, margin 0.02; and by their falls: Fisher's exact test, one-sided, 5 %. Idle, and so
-undecided: what they differ in leaves half or more of the runs as they are, seed by seed; how many is said. (Found after
-the runs: No-Positive-Resampling hardly ever acts where few of the 4,000 prompts come twice.)
+interval as in study/rule.py, margin 0.02; and by falls: Fisher's exact test, the smaller of both one-sided p, 5 %.
+Idle, and so undecided: what they differ in leaves half or more of the runs as they are, seed by seed; how many is said.
+(Found after the runs: No-Positive-Resampling hardly ever acts where few of the 4,000 prompts come twice.)
 
     how far     what a cell loses of the end at k = 0 of its loss and learning rate: it is "lost" if it loses more than
                 0.02 by the whole interval, or a quarter of its seeds or more fall; it "holds" if it loses less by the
@@ -563,7 +563,7 @@ def heat_maps(lines, path):
     """Draw a heat map a loss: ends over age and learning rate, with the runs that fall. Returns the path."""
     groups = cells(lines, "loss", "k", "rate")
     drawn = Figure(figsize=(13, 6.6), layout="constrained")
-    seeds = max(map(len, groups.values()))
+    seeds = max(map(len, groups.values()), default=0)
     drawn.suptitle(
         f"Task tiny, 160 steps: pass rate at the end, mean of {seeds} seeds; below it, how many fall, if any do"
     )

@@ -52,6 +52,8 @@ FOREST = (  # (regime, configuration, reference) of findings on A, chosen before
     ("exact-1", "loo-no-fp32-head", "scalerl-bf16"),
 )
 BEGIN, END = "<!-- python study/verdicts.py --write: begin -->", "<!-- end -->"  # in results/README.md
+PAIRED = "exact-1"  # the regime whose runs of one seed have something in common (study/pairs.py)
+COMPUTE = {("balanced", "E"): "gpu_hours", ("balanced", "A"): "step"}  # in which a quantity counts, if not in tokens
 QUANTITIES = {"A": "ceiling A", "end": "pass rate at the end", "E": "compute to half of the gain"}
 EDGE = 0.12  # of the forest plot
 CUTS = (10, 20, 30, 50, 70)  # per cent of the compute
@@ -91,12 +93,10 @@ def can_tell(folder):
     more = ("smallest difference, 3 + 3, 6 + 6", "in pairs of seeds: spread", "half-width, 3 + 3, 6 + 6")
     table = [f"| {' | '.join(columns + more)} |", "|---" * len(columns + more) + "|"]
     for name, says, logs, _, _ in filter(made, everything(folder)):
-        x = "gpu_hours" if name == "balanced" else "tokens"
-        groups = rule.grouped(logs, x)
-        runs = {pair: rule.measure(rows, x) for pair, rows in logs.items()}
         for quantity, called in QUANTITIES.items():
-            s = rule.spread(groups, quantity)
-            paired = pairs.spread(runs, quantity)
+            x = COMPUTE.get((name, quantity), "tokens")
+            s = rule.spread(rule.grouped(logs, x), quantity)
+            paired = pairs.spread(pairs.measured(logs, x)["pipeline"], quantity) if name == PAIRED else (nan, 0)
             cells = [of(s, quantity), *(", ".join(reaches(how, s, quantity)) for how in (rule.reach, smallest))]
             cells += [of(paired, quantity), ", ".join(reaches(rule.reach, paired, quantity))]
             table.append(f"| {' | '.join((says, called, str(len(logs)), *cells))} |")
@@ -193,8 +193,8 @@ def report(folder):
     for name, says, logs, findings, asked in filter(made, everything(folder)):
         if name != "study":
             lines += [f"### {says}: {len(logs)} runs, {asked} asked before the stopping rule", ""]
-            paired = pairs.judged(logs, findings)
-            lines += [*rule.table(logs, findings, pairs.column(paired)), pairs.counted(paired), ""]
+            beside = pairs.column(logs, findings) if name == PAIRED else None
+            lines += [*rule.table(logs, findings, beside), ""]
         lines += [*idle(logs), ""] if name == "balanced" else []
         looked = [f"{one.says} ({n})" for one in findings if (n := regimes.looks(logs, one)) > 1 and name != "study"]
         lines += [f"Looked at more than once: {', '.join(looked)}", ""] if looked else []

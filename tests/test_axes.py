@@ -254,7 +254,7 @@ def test_a_run_that_recovers_is_judged_and_one_that_falls_for_good_is_not(tmp_pa
 
 
 def test_the_curves_are_drawn_a_panel_an_axis(tmp_path, monkeypatch):
-    """One run of two ends early: their mean is drawn as far as both go. A batch size stands once in its legend."""
+    """One run of two ends early: their mean is drawn as far as both go."""
     few, many = axes.AXES["pool"][:2]
     early = line("pool", few.label, 0.7, 1)
     early["evals"] = {name: column[:3] for name, column in early["evals"].items()}
@@ -266,12 +266,15 @@ def test_the_curves_are_drawn_a_panel_an_axis(tmp_path, monkeypatch):
     path = axes.curves(written(tmp_path, *lines), tmp_path / "axes.png")
     assert path.read_bytes().startswith(b"\x89PNG")
     [[batch, pool]] = [figure.axes for figure in drawn]
-    assert [one.get_title() for one in (batch, pool)] == ["batch", "pool"]
+    assert [one.get_title() for one in (batch, pool)] == ["batch: prompts x generations", "number of prompts"]
     assert [len(one.get_xdata()) for one in pool.lines] == [3, 21]
     assert pool.lines[0].get_ydata()[1] == pytest.approx(
         np.mean([own["evals"]["pass_rate"][1] for own in (lines[0], early)])
     )
-    assert len(batch.lines) == 4 and batch.get_legend_handles_labels()[1] == ["128 completions a step"]
+    labels = batch.get_legend_handles_labels()[1]
+    assert labels == [member.label for member in axes.AXES["batch"] if member.size == 128] and len(batch.lines) == 4
+    assert {one.get_color() for one in batch.lines} == {batch.lines[0].get_color()}  # by the size
+    assert len({one.get_linestyle() for one in batch.lines}) == 4  # by the generations
 
 
 def test_the_report_says_what_was_made_and_what_was_not(tmp_path):

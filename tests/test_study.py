@@ -334,6 +334,16 @@ def test_a_clip_that_is_idle_on_both_sides_leaves_a_finding_undecided():
     assert rule.judge(finding, acting, sides["other"], (0.01, 4)).verdict == "agrees"
 
 
+def test_sides_that_are_the_same_runs_up_to_the_level_leave_efficiency_undecided():
+    same, late = curve(0.6), [row | {"pass_rate": 0.59} if row["step"] == 16 else row for row in curve(0.6)]
+    sides = [[rule.measure(rows) for rows in side] for side in ([same, curve(0.61)], [late, curve(0.62)])]
+    assert rule.alike(*sides, 0.4) == 1 and rule.alike(*sides, 0.59) == 0  # 0.59 is not reached before they part
+    [finding] = [f for f in study.FINDINGS if f.configuration == "loo-uniform-resampling" and f.quantity == "E"]
+    row = rule.judge(finding, *sides, (0.01, 4))
+    assert (row.verdict, row.why) == ("undecided", "the same runs up to that level")
+    assert rule.judge(finding, sides[0], [sides[1][1]] * 2, (0.01, 4)).why != row.why
+
+
 def test_runs_that_cannot_be_fitted_leave_a_finding_undecided():
     short = curve(0.6)[:6]  # three evaluations: no fit
     logs = {("cispo", 0): curve(0.7, 0.01), ("pipeline-8", 0): short, ("pipeline-8", 1): short}

@@ -23,18 +23,17 @@ def test_the_examples_hold():
 
 
 def test_of_two_configurations_it_is_the_paired_t_interval():
-    D, low, high, fit = pairs.paired(runs(one=ONE, other=OTHER), "one", "other", "A")
+    two = runs(one=ONE, other=OTHER)
+    D, low, high = pairs.paired(two, "one", "other", "A")
     theirs = ttest_rel(ONE, OTHER).confidence_interval(0.9)
     assert (low, high) == pytest.approx((theirs.low, theirs.high), abs=1e-3)  # the fits find A to 1e-4
-    assert (D, fit.freedom) == (pytest.approx(0.05 / 3, abs=1e-3), 2)
+    assert (D, pairs.spread(two, "A")[1]) == (pytest.approx(0.05 / 3, abs=1e-3), 2)
 
 
 def test_what_a_seed_adds_to_every_run_changes_nothing_and_the_rule_of_means_takes_it_for_noise():
     apart = runs(one=ONE, other=OTHER)
     alike = runs(one=[A - shift for A, shift in zip(ONE, (0, 0.04, 0.09))], other=(0.60, 0.59, 0.60))
-    assert pairs.paired(apart, "one", "other", "A")[:3] == pytest.approx(
-        pairs.paired(alike, "one", "other", "A")[:3], abs=1e-3
-    )
+    assert pairs.paired(apart, "one", "other", "A") == pytest.approx(pairs.paired(alike, "one", "other", "A"), abs=1e-3)
     sides = [[run for (name, _), run in apart.items() if name == side] for side in ("one", "other")]
     s = rule.spread({"one": sides[0], "other": sides[1]}, "A")
     assert rule.reach(s, 3) > 3 * (pairs.paired(apart, "one", "other", "A")[2] - 0.05 / 3)
@@ -45,10 +44,11 @@ def test_all_configurations_say_what_a_seed_does_and_how_much_is_left():
     four = runs(
         one=(0.601, 0.609, 0.62), other=(0.599, 0.611, 0.62), third=(0.6, 0.61, 0.62), fourth=(0.65, 0.66, 0.67)
     )
-    D, low, high, fit = pairs.paired(four, "fourth", "third", "A")
-    assert fit.freedom == 6 and fit.deviation == pytest.approx((4e-6 / 6) ** 0.5, rel=0.1)
+    D, _, high = pairs.paired(four, "fourth", "third", "A")
+    s, freedom = pairs.spread(four, "A")
+    assert freedom == 6 and s == pytest.approx((4e-6 / 6) ** 0.5, rel=0.1)
     assert D == pytest.approx(0.05, abs=1e-3)
-    assert high - D == pytest.approx(1.943 * fit.deviation * (2 / 3) ** 0.5, rel=1e-3)  # t of 6 degrees of freedom
+    assert high - D == pytest.approx(1.943 * s * (2 / 3) ** 0.5, rel=1e-3)  # t of 6 degrees of freedom
 
 
 def test_sides_with_other_seeds_are_compared_through_what_others_say_of_these_seeds_or_not_at_all():
@@ -69,16 +69,27 @@ def test_a_configuration_with_a_run_that_falls_does_not_say_how_much_is_left():
     assert pairs.spread({}, "A")[1] == 0
 
 
-def test_the_column_says_what_the_verdict_would_be_but_for_an_idle_clip():
+def test_the_column_has_the_interval_of_sides_of_one_off_policy_setup_and_no_verdict():
     findings = [one for one in regimes.findings("exact-8") if one.figure == "5a"]
-    there = {
-        (name, seed): law(A + 0.03 * seed) for name, A in (("cispo", 0.63), ("pipeline-8", 0.6)) for seed in range(3)
-    }
-    there |= {("gspo", seed): law(0.6 + 0.03 * seed) for seed in range(3)}
-    table = rule.table(there, findings, pairs.column(pairs.judged(there, findings)))
+    names = {"cispo": 0.63, "pipeline-8": 0.6, "gspo": 0.6}
+    there = {(name, seed): kept(A + 0.03 * seed) for name, A in names.items() for seed in range(3)}
+    table = rule.table(there, findings, pairs.column(there, findings))
     assert table[0].endswith("| runs that fall | in pairs of seeds |") and len(table[1].split("|")) == 9
-    assert "undecided" in table[2] and table[2].endswith("): agrees |")
-    idle = {pair: law(0.6, clipped=0.0) for pair in there}
-    assert rule.table(idle, findings, pairs.column(pairs.judged(idle, findings)))[2].endswith("): undecided |")
-    assert pairs.counted(pairs.judged(there, findings)).endswith("1 agree, 1 disagree, 0 undecided")
+    assert "| undecided" in table[2] and "| A +0.030 (+0.0" in table[2] and "agrees" not in table[2]
+    mixed = there | {("gspo", seed): kept(0.6, "ppo") for seed in range(3)}
+    assert rule.table(mixed, findings, pairs.column(mixed, findings))[3].endswith("| two setups |")
     assert rule.table(there, findings)[0].endswith("| runs that fall |")
+
+
+def kept(A, setup="pipeline"):
+    """Rows as `law`, of a run with this off-policy setup."""
+    head, *rows = law(A)
+    return [{**head, "flags": {**head["flags"], "off_policy": setup}}, *rows]
+
+
+def test_runs_that_do_not_reach_the_level_or_all_fall_leave_no_interval():
+    rising = runs(one=(0.66, 0.67, 0.26), other=(0.66, 0.66, 0.67))  # half of the lower gain is 0.36
+    assert all(map(math.isnan, pairs.paired(rising, "one", "other", "E")))
+    falling = {pair: one._replace(fell=9) if pair[1] == 0 else one for pair, one in rising.items()}
+    assert all(map(math.isnan, pairs.paired(falling, "one", "other", "A")))
+    assert pairs.spread(falling, "A")[1] == 0

@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 import precision
+from plumbing.typed import step
 
 CONTENTS = "contents.json"
 STATE = ("config.json", "state/run.json", "state/.metadata")  # files of every checkpoint, also of earlier versions
@@ -47,6 +48,11 @@ def finished(out):
     """The checkpoint-STEP folders of a run, oldest first; not a user's own checkpoint-best, or a file."""
     steps = {folder.name.partition("-")[2]: folder for folder in Path(out).glob("checkpoint-*") if folder.is_dir()}
     return [steps[step] for step in sorted(filter(str.isdigit, steps), key=int)]
+
+
+def others(out):
+    """Names in a folder that `save` would write, rename or delete: checkpoints, or an unfinished one."""
+    return [folder.name for folder in (*finished(out), Path(out) / "checkpoint.tmp") if folder.exists()]
 
 
 def own(out):
@@ -124,6 +130,26 @@ def damage(folder, *, needed=STATE, thorough=False):
     except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
         wrong = f"its files cannot be read: {type(error).__name__}: {error}"
     return wrong
+
+
+def lacking(folder, config):
+    """What the safetensors files of a policy lack of the weights that its config asks for, in words; "" if nothing.
+
+    transformers would fill in random weights, and only say so.
+    """
+    with torch.device("meta"):
+        wanted = {name: tuple(p.shape) for name, p in AutoModelForCausalLM.from_config(config).named_parameters()}
+    found = {}
+    for path in Path(folder).glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+    missing = [name for name in wanted if name not in found]
+    if found and missing:
+        return f"{len(missing)} of {len(wanted)} tensors are missing, such as {missing[0]}"
+    for name, shape in wanted.items() if found else ():
+        if found[name] != shape:
+            return f"{name} has the shape {found[name]}, not {shape}"
+    return ""
 
 
 def misfits(folder, sizes, needed):
@@ -261,7 +287,8 @@ def save(out, policy, optimizer, tokenizer, weights, counters, fleet):
     finally:
         if leads:
             shutil.rmtree(folder, ignore_errors=True)
-    for old in finished(out)[:-2] if leads else ():
+    done = [one for one in finished(out) if (one / STATE[1]).exists() and step(one) <= counters["version"]]
+    for old in done[:-2] if leads else ():  # no folder that another program has written, or that is newer
         shutil.rmtree(old, ignore_errors=True)
 
 

@@ -42,7 +42,6 @@ def evaluate_policy(args, prompts):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     groups = [[] for _ in prompts]
     rows = Path(args.out) / "evaluation.part"  # what an interrupted evaluation leaves
-    rows.parent.mkdir(parents=True, exist_ok=True)
     rows.unlink(missing_ok=True)
     with (
         closing(make_generator(args, device, getattr(torch, args.dtype))) as generator,

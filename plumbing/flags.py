@@ -357,6 +357,8 @@ def anchored(asked):
     found = {"model": folder} if "model" in asked and os.path.isdir(folder) else {}
     if path := asked.get("reward"):
         found["reward"] = os.path.abspath(os.path.expanduser(path))
+    if "out" in asked:  # of --out=~/runs the shell expands nothing
+        found["out"] = os.path.expanduser(asked["out"])
     named = {"data": [sources.anchored(source) for source in asked["data"]]} if "data" in asked else {}
     return asked | found | named
 
@@ -425,6 +427,8 @@ def check(args, asked, given, error):
     asked  flags of the command line;  given  with those of an earlier run
     """
     out = Path(args.out)
+    if out.exists() and not out.is_dir():
+        error(f"--out {out} is a file; expected a folder, or the name of one to be made")
     if "model" not in given and not {sources.parse_source(source)[0] for source in args.data} <= data.EMBEDDED.keys():
         error("--data FILE needs --model: the embedded base model knows only digits, + and -")
     if args.off_policy == "ppo" and args.k < 1 or args.k < 0:
@@ -461,6 +465,11 @@ def check(args, asked, given, error):
         error(f"{out} holds an evaluation already; give another --out")
     if not {"evaluate", "resume"} & given.keys() and (log := out / "log.jsonl").exists() and log.stat().st_size:
         error(f"{out} holds a run already; give another --out, or --resume to go on with it")
+    if not {"evaluate", "resume"} & given.keys() and (others := checkpoints.others(out)):
+        error(
+            f"{out} holds {', '.join(others[:3])}, of another program or of a run whose log is gone: this run would "
+            "delete, or mistake for its own, what it has not written; give another --out"
+        )
 
 
 def check_lengths(args):
@@ -599,6 +608,8 @@ def prepare(args):
     Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no jail for programs works here).
     """
     folder = weights_folder(args)
+    if "evaluate" in args:
+        Path(args.out).mkdir(parents=True, exist_ok=True)
     if args.track:
         track.check(args.track)
     if not args.resume:
@@ -662,7 +673,7 @@ def read_model(args, folder):
     try:
         config = AutoConfig.from_pretrained(folder)
         precision.check_supported(config)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = read_tokenizer(flag, folder)
     except OSError as error:
         said = str(error).strip().partition("\n")[0]
         raise ValueError(
@@ -677,7 +688,24 @@ def read_model(args, folder):
     except ValueError as error:
         raise ValueError(f"{flag} {folder}: {error}") from error
     check_weights(flag, folder)
+    if os.path.isdir(folder) and (wrong := checkpoints.lacking(folder, config)):
+        raise ValueError(
+            f"{flag} {folder}: expected the weights that its config.json asks for; {wrong}; likely cause: an "
+            "unfinished download or conversion, or the config of another model"
+        )
     return config, tokenizer
+
+
+def read_tokenizer(flag, folder):
+    """The tokenizer of the policy. Raises OSError or ValueError if none can be read."""
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except ValueError as error:
+        said = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{flag} {folder}: expected a tokenizer, found none that can be read: {said}; likely cause: only the model "
+            "was saved, without tokenizer.save_pretrained"
+        ) from error
 
 
 def fit(args, config, tokenizer):
@@ -719,7 +747,8 @@ def start(argv):
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"train.py: error: {wrong}", file=sys.stderr)
         sys.exit(2)
-    if "evaluate" in args or os.environ.get("RANK") == "0":  # printed once, not by the process that starts the ranks
+    single = {"evaluate", "virtual"} & vars(args).keys()
+    if single or os.environ.get("RANK") == "0":  # printed once, not by the process that starts the ranks
         for line in [*args.notes, *args.fitted]:
             print(line)
     return args, prompts

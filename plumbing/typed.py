@@ -4,6 +4,7 @@ Test: pytest tests/test_typed.py
 """
 
 import argparse
+import json
 import re
 from difflib import get_close_matches
 from pathlib import Path
@@ -100,7 +101,14 @@ def check_model(flag, name):
 
 
 def check_weights(flag, name):
-    """Raise ValueError for a folder without a file of weights, as an unfinished download leaves it."""
+    """Raise ValueError for a folder without all files of weights, as an unfinished download leaves it."""
     path = Path(name)
     if path.is_dir() and not any(found for pattern in WEIGHTS for found in path.glob(pattern)):
         raise ValueError(f"{flag} {name}: expected weights ({', '.join(WEIGHTS)}), found none; {beside(path / 'x')}")
+    for index in path.glob("*.index.json"):
+        named = set(json.loads(index.read_text())["weight_map"].values())
+        if missing := sorted(one for one in named if not (path / one).exists()):
+            raise ValueError(
+                f"{flag} {name}: expected the {len(named)} files that {index.name} names, {missing[0]} is missing; "
+                "likely cause: an unfinished download"
+            )

@@ -189,22 +189,39 @@ def signals_go_to(handler):
             signal.signal(number, earlier)
 
 
+class Failed(Exception):
+    """The trainer has ended with a failure; raised so that generators end too, which may wait for it."""
+
+
+def led(lead, fleet):
+    """Why the trainer's life, lead(fleet), ended; raises Failed if that is a failure."""
+    reason, failed = lead(fleet)
+    if failed:
+        raise Failed(reason)
+    return reason
+
+
 def run(args, lead):
-    """A run in virtual time; lead(fleet) trains and returns (why it ended, whether that is a failure), as this does."""
+    """A run in virtual time; lead(fleet) trains and returns (why it ended, whether that is a failure).
+
+    Returns the exit code: 0, or 128 + the number of the signal that ended it, so that a loop in a shell ends too. Exits
+    with code 1 after a failure.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the order of a sum depends on the number of threads
     world = virtual.World()
     fleet = VirtualFleet(args, world)
-    actors = {"the trainer": lambda: lead(fleet)}
+    actors = {"the trainer": lambda: led(lead, fleet)}
     for rank in range(1, fleet.ranks):
         actors[f"generator rank {rank}"] = lambda rank=rank: fleet.generate(args, rank)
     try:
         with signals_go_to(fleet.on_signal):
-            reason, failed = world.run(actors)
+            reason = world.run(actors)
+    except Failed as end:
+        sys.exit(fleet.farewell(str(end)))
     finally:
         fleet.close()
         torch.set_num_threads(threads)
-    if failed:
-        sys.exit(fleet.farewell(reason))
     if reason != "finished":
         print(f"train.py: {reason}")
+    return 128 + signal.Signals[reason.split()[-1]] if reason == fleet.lifeline.stopped else 0  # ends in its name

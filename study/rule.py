@@ -226,22 +226,23 @@ def verdict(low, high, *, direction, quantity):
     ('agrees', 'beyond 0 that way')
     """
     margin = MARGIN[quantity]
+    none, small = ("x1", "a tenth") if quantity == "E" else ("0", f"{margin:.2g}")  # as `shown` shows them
     inside = -margin <= low and high <= margin
     if not np.isfinite([low, high]).all():
         return "undecided", "no interval"
     if direction == 0:
         if inside:
-            return "agrees", f"within {margin:.2g}"
+            return "agrees", f"within {small}"
         if low > margin or high < -margin:
-            return "disagrees", f"outside {margin:.2g}"
-        return "undecided", "neither within nor outside the margin" + ("" if low <= 0 <= high else "; not 0")
+            return "disagrees", f"outside {small}"
+        return "undecided", "neither within nor outside the margin" + ("" if low <= 0 <= high else f"; not {none}")
     if min(low * direction, high * direction) > 0:
-        return "agrees", "beyond 0 that way" + (f", but within {margin:.2g}" if inside else "")
+        return "agrees", f"beyond {none} that way" + (f", but within {small}" if inside else "")
     if max(low * direction, high * direction) < 0:
-        return "disagrees", "beyond 0 the other way"
+        return "disagrees", f"beyond {none} the other way"
     if quantity == "A" and inside:
-        return "disagrees", f"within {margin:.2g}"
-    return "undecided", "the interval holds 0"
+        return "disagrees", f"within {small}"
+    return "undecided", f"the interval holds {none}"
 
 
 class Judged(NamedTuple):

@@ -184,6 +184,14 @@ def idle(logs):
     return lines
 
 
+def meet(logs):
+    """A line: the pass rates at the device-hours at which the first configuration ends, means over the seeds."""
+    runs = [rule.averaged(logs, name, "gpu_hours") for name in dict.fromkeys(name for name, _ in logs)]
+    hours = min(run.compute[-1] for run in runs)
+    rates = ", ".join(f"{run.name} {np.interp(hours, run.compute, run.reward):.3f}" for run in runs)
+    return f"pass rate at {hours:.3f} device-hours, where the first ends: {rates}"
+
+
 # --- Text and figure -------------------------------------------------------------------------------------------------
 
 
@@ -195,7 +203,7 @@ def report(folder):
             lines += [f"### {says}: {len(logs)} runs, {asked} asked before the stopping rule", ""]
             beside = pairs.column(logs, findings) if name == PAIRED else None
             lines += [*rule.table(logs, findings, beside), ""]
-        lines += [*idle(logs), ""] if name == "balanced" else []
+        lines += [*idle(logs), meet(logs), ""] if name == "balanced" else []
         looked = [f"{one.says} ({n})" for one in findings if (n := regimes.looks(logs, one)) > 1 and name != "study"]
         lines += [f"Looked at more than once: {', '.join(looked)}", ""] if looked else []
     waiting = [f"{says} (0 of {asked} runs)" for _, says, logs, _, asked in everything(folder) if not logs]

@@ -114,6 +114,12 @@ def strict(folder):
         ("- So:\n  ```python\n  a\n  ```\n- ```\n  b\n  ```", "a\n"),
         ("```python\na\nb```", "a\nb"),  # closing fence on the last line of code
         ("```python\na = '```'\nb\n```", "a = '```'\nb\n"),
+        ("Here: ```python\na\n```", "a\n"),  # behind text
+        ("It prints ```3\n```python\na\n```", "a\n"),  # what is no opening
+        ("~~~python\na\n~~~", "a\n"),
+        ("````python\na = '```'\n```\n````", "a = '```'\n```\n"),  # closed by a fence as long
+        ('```python title="a.py"\na\n```', "a\n"),
+        ("```py3\na\n```\n```{.python}\nb\n```\n```pycon\n>>> c\n```", "b\n"),
         ("```python\na\n", ""),  # never closed
         ("```cpp\na\n```", ""),
         ("a", ""),

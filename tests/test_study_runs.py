@@ -108,6 +108,13 @@ def test_idle_shares_weigh_by_time_and_leave_out_what_was_before_the_first_evalu
     ]
 
 
+def test_where_the_first_of_two_ends_both_have_a_pass_rate():
+    slow = [row | {"gpu_hours": 2 * row["gpu_hours"]} if row["kind"] == "eval" else row for row in law(0.6)]
+    fast, half = 0.2 + 0.4 / (1 + (3 / 16) ** 2), 0.2 + 0.4 / (1 + (3 / 8) ** 2)  # of `law`, after 16 steps and 8
+    said = verdicts.meet({("one", 0): law(0.6), ("other", 0): slow})
+    assert said == (f"pass rate at 16.000 device-hours, where the first ends: one (1) {fast:.3f}, other (1) {half:.3f}")
+
+
 def test_the_stopping_rule_leaves_idle_clips_alone():
     idle = {pair: law(0.6 + 0.002 * pair[1], clipped=0.0) for pair in logs()}
     assert regimes.due(idle, "exact-8") == []

@@ -5,9 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from plumbing import flags, typed
+from plumbing import checkpoints, flags, typed
 
 PARSER = typed.Parser(prog="it")
 PARSER.add_argument("--eval-every", type=int)
@@ -94,6 +95,16 @@ def test_a_folder_that_is_no_model_says_what_it_is():
     assert "got a file" in said("model.gguf")
 
 
+def test_a_download_that_lacks_a_file_of_its_index_is_refused():
+    model("two", "config.json", "model-1-of-2.safetensors")
+    named = {"a": "model-1-of-2.safetensors", "b": "model-2-of-2.safetensors"}
+    Path("two/model.safetensors.index.json").write_text(json.dumps({"weight_map": named}))
+    with pytest.raises(ValueError, match="expected the 2 files .* names, model-2-of-2.safetensors is missing"):
+        typed.check_weights("--model", "two")
+    Path("two/model-2-of-2.safetensors").touch()
+    typed.check_weights("--model", "two")
+
+
 # --- In train.py -----------------------------------------------------------------------------------------------------
 
 BASE = Path(flags.ROOT) / "base"
@@ -176,3 +187,49 @@ def test_a_wrong_flag_is_answered_with_what_to_type(capsys, argv, words):
     with pytest.raises(SystemExit):
         flags.settings(argv)
     assert words in capsys.readouterr().err
+
+
+def test_weights_that_a_config_asks_for_and_files_lack_are_not_made_up(capsys):
+    tiny = BASE / "tiny"
+    config, weights = AutoConfig.from_pretrained(tiny), load_file(tiny / "model.safetensors")
+    assert checkpoints.lacking(tiny, config) == ""
+    Path("part").mkdir()
+    kept = {name: weight for name, weight in weights.items() if "mlp" not in name}
+    save_file(kept, "part/model.safetensors")
+    lost = len(weights) - len(kept)
+    said = f"{lost} of {len(weights)} tensors are missing, such as model.layers.0.mlp.gate_proj.weight"
+    assert checkpoints.lacking("part", config) == said
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        Path("part", name).write_bytes((tiny / name).read_bytes())
+    assert f"--model {Path('part').absolute()}: expected the weights that its config.json asks for; {said}" in started(
+        capsys, "--model", "part", "--data", "tiny"
+    )
+    save_file(weights | {"model.norm.weight": weights["model.norm.weight"][:3].clone()}, "part/model.safetensors")
+    assert checkpoints.lacking("part", config) == "model.norm.weight has the shape (3,), not (48,)"
+
+
+def test_a_model_without_tokenizer_says_so_with_its_folder(capsys, monkeypatch):
+    def none(*_):
+        raise ValueError("Couldn't instantiate the backend tokenizer.\nThree more lines")
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", none)
+    said = started(capsys, "--model", str(BASE), "--data", "arithmetic")
+    assert (
+        f"--model {BASE}: expected a tokenizer, found none that can be read: Couldn't" in said and "Three" not in said
+    )
+
+
+@pytest.mark.parametrize("name", ["checkpoint-500", "checkpoint.tmp"])
+def test_a_folder_with_checkpoints_of_others_is_not_made_a_run(capsys, name):
+    Path("sft", name).mkdir(parents=True)
+    assert f"sft holds {name}, of another program" in started(capsys, "--loss", "cispo", "--out", "sft")
+    Path("mine/checkpoint-best").mkdir(parents=True)
+    assert flags.settings(["--loss", "cispo", "--out", "mine"]).out == "mine"
+
+
+def test_out_may_be_written_behind_an_equals_sign_and_is_no_file(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert flags.settings(["--out=~/runs/a"]).out == f"{tmp_path}/runs/a"
+    Path("file").touch()
+    for more in ([], ["--evaluate", str(BASE)]):
+        assert "--out file is a file; expected a folder" in started(capsys, "--out", "file", *more)

@@ -292,6 +292,30 @@ def test_a_virtual_run_is_resumed_only_from_where_nothing_was_half_finished(off_
     assert bool(refusals) != goes_on
 
 
+def test_a_folder_that_another_run_has_taken_or_a_full_disk_is_what_a_virtual_run_says(tmp_path, monkeypatch):
+    def full(out):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "own", full)
+    with pytest.raises(SystemExit, match="train.py: error: .*No space left on device; .* holds no checkpoint yet"):
+        run(tmp_path / "a", *"--virtual exact --k 0".split())
+
+
+def test_a_run_deletes_its_own_older_checkpoints_only(tmp_path, monkeypatch):
+    def step(self, plan, original=train.Trainer.gradient_step):
+        (tmp_path / "a" / "checkpoint-1").mkdir(exist_ok=True)  # without state/: another program's
+        return original(self, plan)
+
+    monkeypatch.setattr(train.Trainer, "gradient_step", step)
+    run(tmp_path / "a", *"--virtual exact --k 0 --checkpoint-every 2".split())
+    assert [folder.name for folder in checkpoints.finished(tmp_path / "a")] == [f"checkpoint-{n}" for n in (1, 4, 6)]
+
+
+def test_lines_about_changed_settings_are_printed_in_virtual_time_too(tmp_path, capsys):
+    run(tmp_path / "a", *"--virtual exact --k 0 --resume --steps 1".split())
+    assert f"--resume: no checkpoint in {tmp_path / 'a'}: starts anew" in capsys.readouterr().out
+
+
 def test_ctrl_c_ends_a_virtual_run_in_order_with_a_checkpoint(tmp_path, monkeypatch):
     steps = []
 
@@ -303,7 +327,9 @@ def test_ctrl_c_ends_a_virtual_run_in_order_with_a_checkpoint(tmp_path, monkeypa
 
     monkeypatch.setattr(train.Trainer, "gradient_step", step)
     before = signal.getsignal(signal.SIGINT)
-    rows, *_ = run(tmp_path / "a", *"--virtual balanced --k 0".split())
+    code = train.main([*SMALL, *"--virtual balanced --k 0".split(), "--out", str(tmp_path / "a")])
+    assert code == 128 + signal.SIGINT  # so that a loop in a shell ends too
+    rows, *_ = logged(tmp_path / "a")
     assert steps == [0, 1, 2] and (tmp_path / "a" / "checkpoint-2").exists()
     assert rows[-1]["reason"] == "interrupted: trainer rank 0 got SIGINT"
     assert signal.getsignal(signal.SIGINT) is before  # a notebook goes on

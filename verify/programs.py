@@ -14,7 +14,10 @@ from math import isclose
 from textwrap import dedent
 
 CODE_CHARS = 65_536  # of a program: the limit of Codeforces
-OPENS = re.compile(r"[ \t]*(?:(?:[-*+]|[0-9]+[.)])[ \t]+)?```([^`\n]*)\n")  # a block's first line
+OPENS = re.compile(  # a block's first line; behind text only if it names Python
+    r"[ \t]*(?:(?:[-*+]|[0-9]+[.)])[ \t]+)?(```+|~~~+)([^`\n]*)\n|[^`~\n]*[ \t](```+|~~~+)((?i:py)[^`\n]*)\n"
+)
+PYTHON = re.compile(r"\{?\.?py(thon)?[0-9.]*\b", re.I)  # the language of a block, as its first word
 NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][-+]?[0-9]{1,3})?")
 
 
@@ -27,16 +30,16 @@ def program(answer: str) -> str:
     'print(1)\\n'
     """
     blocks = fenced_blocks(answer)
-    for languages in (("python", "python3", "py"), ("",)):
-        if found := [block for language, block in blocks if language.strip().lower() in languages]:
-            return dedent(found[-1]) if len(found[-1]) <= CODE_CHARS else ""
-    return ""
+    named = [block for language, block in blocks if PYTHON.match(language.strip())]
+    found = named or [block for language, block in blocks if not language.strip()]
+    return dedent(found[-1]) if found and len(found[-1]) <= CODE_CHARS else ""
 
 
 def fenced_blocks(answer: str) -> list[tuple[str, str]]:
-    """(language, text) of each ``` block that is closed; linear in the answer, which a policy may write to waste time.
+    """(language, text) of each ``` or ~~~ block that is closed; linear in the answer, even one written to waste time.
 
-    A block may stand in a list item, indented with it, and be closed at the end of its last line.
+    A block may stand in a list item, indented with it, and be closed at the end of its last line. It is closed by a
+    fence as long as the one that opened it, or longer.
     """
     blocks = []
     language = None
@@ -45,10 +48,10 @@ def fenced_blocks(answer: str) -> list[tuple[str, str]]:
         bare = line.strip(" \t\r\n")
         if language is None:
             if start := OPENS.match(line):
-                language = start[1]
+                fence, language = start[1] or start[3], start[2] or start[4] or ""
                 lines = []
-        elif bare.startswith("```") or bare.endswith("```"):
-            last = "" if bare.startswith("```") else line.rstrip()[:-3]
+        elif bare.startswith(fence) or bare.endswith(fence):
+            last = "" if bare.startswith(fence) else line.rstrip()[: -len(fence)]
             blocks.append((language, "".join([*lines, last])))
             language = None
         else:

@@ -35,6 +35,7 @@ import hashlib
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 HELD_OUT = 10  # one embedded text in so many is reserved for validation, as is one prompt in so many of a small source
@@ -160,21 +161,27 @@ class Curriculum:
 
     def state_dict(self) -> dict:
         """Everything that decides which prompts come next, in a form that JSON can hold."""
-        state = {"data": self._fingerprint(), "sources": copy.deepcopy(self._sources)}
+        state = {"data": self._fingerprint, "sources": copy.deepcopy(self._sources)}
         return state | {"in_flight": list(self._in_flight), "pass_rates": list(self.pass_rates.items())}
 
     def load_state_dict(self, state: dict) -> None:
-        """Continue from a `state_dict`. Raises ValueError for a state of other prompts, weights or seed."""
-        if state["data"] != self._fingerprint():
-            raise ValueError("expected the state of these prompts and seed, got another; likely cause: new flags, data")
+        """Continue from a `state_dict`. Raises ValueError for a state of other prompts, answers, weights or seed."""
+        if state["data"] != self._fingerprint:
+            raise ValueError(
+                "expected the state of these prompts, answers and seed, got another; likely cause: new flags, data of "
+                "which prompts or answers have changed, or a checkpoint of another version of the code"
+            )
         self._sources = copy.deepcopy(state["sources"])
         self._in_flight = dict.fromkeys(state["in_flight"])
         self.pass_rates = dict(state["pass_rates"])
 
+    @cached_property
     def _fingerprint(self) -> str:
-        """A hash of the training prompts in their order, the weights and the seed."""
-        texts = [str(self.seed), str(self.weights), *(prompt.text for prompt in self.prompts)]
-        return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+        """A hash of the training prompts in their order, the weights and the seed; once, for tests of code are long."""
+        digest = hashlib.sha256(f"{self.seed}\0{self.weights}".encode())
+        for prompt in self.prompts:
+            digest.update("\0".join(("", prompt.text, prompt.answer, prompt.task)).encode())
+        return digest.hexdigest()[:16]
 
     def _is_retired(self, index: int) -> bool:
         """At the threshold or above, with room for a float32 mean: 9 correct of 10 may arrive as 0.89999998."""

@@ -11,7 +11,9 @@ Test: pytest tests/test_references.py
 import ast
 import json
 import re
+import string
 from contextlib import suppress
+from unicodedata import category
 
 FIELDS = ("ground_truth", "final_answer", "answer", "target", "value")  # of a reference that is an object
 NO_ANSWER = {"proof", "notfound", "not found", "n/a", "nan", "null", "undefined answer"}
@@ -31,6 +33,8 @@ FORMULA = re.compile(
 )
 WORD = re.compile(r"[^\W\d_]{2,}")
 MATHEMATICAL = {"and", "or", "if", "sin", "cos", "tan", "log", "ln", "pi", "sqrt", "mod", "inf", "infinity"}
+# Not all of NFKC, which makes 102 of 10², and without ～, which LaTeX reads as a space.
+FULL_WIDTH = {ord(one) + 0xFEE0: one for one in string.ascii_letters + string.digits + "+-*/=.,:%()[]<>|"}
 LONGEST = 5  # words of a reference that is a sentence; two of them beside a formula
 
 
@@ -72,7 +76,20 @@ def unpacked(answer) -> str:
         return unpacked(found[0])
     if isinstance(found, bool) or not isinstance(found, (str, int)):
         raise ValueError("a decimal number, which must be text, or another kind of value")
-    return str(found).strip()
+    return legible(str(found)).strip()
+
+
+def legible(text: str) -> str:
+    """The text as models write it: without invisible characters, and in plain width if its digits are of full width.
+
+    The invisible ones that join letters or keep them apart stay: they spell words of Persian or Hindi.
+
+    >>> legible("8\\u200b"), legible("（１，２）"), legible("10²"), legible("是，不是")
+    ('8', '(1,2)', '10²', '是，不是')
+    """
+    if re.search("[０-９]", text):
+        text = text.translate(FULL_WIDTH)
+    return "".join(one for one in text if category(one) != "Cf" or one in "\u200c\u200d")
 
 
 def spelt(text: str):

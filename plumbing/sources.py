@@ -10,10 +10,11 @@ TASK, a key of judges.TASKS, names the verifier of all its rows. NAME is one of
   FILE.csv    (or .tsv) such rows as a table whose first line names the columns; every cell is text.
   any other   such rows from `datasets.load_dataset`, train split: a .parquet, .json or .arrow file, a folder,
               OWNER/NAME or OWNER/NAME/CONFIG on the hub.
-A file's name may be a pattern and have capitals; text files may be packed (.gz).
+A file's name may be a pattern and have capitals; text files may be packed (.gz). The files of a pattern or a folder are
+of one kind.
 --prompt-column and --answer-column name other columns; several names may be given, for several sources, and the first
-that a row has counts. "reward_model.ground_truth" is the field ground_truth within the field reward_model. If an answer
-holds "####" (GSM8K), only what follows is taken; references.py takes off what else is no value. The answer of a
+that a row has counts. "reward_model.ground_truth" is a field of that name, or ground_truth within reward_model. If an
+answer holds "####" (GSM8K), only what follows is taken; references.py takes off what else is no value. The answer of a
 code row is its tests, in a form that judges.py reads, as JSON text or as an object. A row without a usable prompt or
 answer ends the run, or is left out (--skip-unusable).
 If rows of a source have the same prompt, the first is kept; the others are dropped and counted.
@@ -29,6 +30,7 @@ import json
 import os
 import pickle
 import re
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,7 +38,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import reduce
 from glob import glob
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 
 from data import (
@@ -63,6 +65,7 @@ USUAL = {  # columns of well-known data sets, to be suggested
     "--prompt-column": ("question", "problem", "instruction", "query", "input", "messages"),
     "--answer-column": ("solution", "final_answer", "ground_truth", "output", "response", "target", "label"),
 }
+PARTS = 5  # sources in one folder; a shell makes more of a pattern without quotes
 EXPECTED = 'one JSON object like {"prompt": text or chat messages, "answer": text or integer}'
 
 
@@ -72,7 +75,7 @@ EXPECTED = 'one JSON object like {"prompt": text or chat messages, "answer": tex
 def parse_source(text: str) -> tuple[str, float, str | None]:
     """(name, weight, task or None) of a source as --data takes it.
 
-    Raises ValueError for a weight of 0, or for a task beside an embedded source.
+    Raises ValueError for an empty name, a weight of 0, or a task beside an embedded source.
 
     >>> parse_source("code.jsonl:3:code"), parse_source("sorting")
     (('code.jsonl', 3.0, 'code'), ('sorting', 1.0, None))
@@ -80,6 +83,8 @@ def parse_source(text: str) -> tuple[str, float, str | None]:
     found = re.fullmatch(f"(.*?)(?::([0-9]+[.]?[0-9]*))?(?::({'|'.join(TASKS)}))?", text, re.S)
     assert found  # the first part takes any text
     name, weight, task = found.groups()
+    if not name.strip():  # as a path it would be the working folder
+        raise malformed("--data", repr(text), "a shell variable that is not set", "NAME[:WEIGHT][:TASK]")
     if float(weight or 1) == 0 or task and name in EMBEDDED:
         expected = "NAME[:WEIGHT][:TASK] with a weight above 0, and no task for an embedded source, which has its own"
         raise malformed("--data", repr(text), "weight 0, or a task for an embedded source", expected)
@@ -130,37 +135,79 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
                 yield f"{path}:{number}", row
 
 
-def read_table(path: str) -> Iterator[tuple[str, dict]]:
-    """Yield (place, row) for each row of a CSV or TSV file, every cell as the text it is: 007 stays 007.
+def read_cells(path: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield (line that it begins in, cells) for each row of a CSV or TSV file that is not empty.
 
-    The separator is the one of , ; and tab that its first line has most of. Raises ValueError for a row of more cells.
+    The separator is the one of , ; | and tab that the first row has most of. Raises ValueError for what is no table and
+    for a quote that opens a cell but is closed nowhere, or within it: its text would swallow the rows behind it.
     """
     csv.field_size_limit(MAX_ANSWER)
     with opened(path, encoding="utf-8-sig", newline="") as file:
-        number = 1
+        line = 1
         try:
-            separator = max(",;\t", key=file.readline().count)
+            first = next(filter(str.strip, file), "")
             file.seek(0)
-            table = csv.DictReader(file, delimiter=separator)
-            for row in table:
-                number = table.line_num
-                if None in row:
-                    got = f"{len(row) - 1 + len(row[None])} cells under {len(row) - 1} names"
-                    raise malformed(f"{path}:{number}", got, "a text that should stand in quotes", "a table")
-                yield f"{path}:{number}", row
-        except (UnicodeDecodeError, csv.Error) as error:
-            raise malformed(f"{path}:{number}", str(error), "a file of another kind", "a table in UTF-8") from error
+            table = csv.reader(file, delimiter=max(",;\t|", key=first.count), strict=True)
+            for cells in table:
+                if cells:
+                    yield line, cells
+                line = table.line_num + 1
+        except csv.Error as error:
+            got = f"a row that runs to line {table.line_num} ({error})"
+            cause = "a quote that opens a text and is not closed, or that stands within one and is not written twice"
+            raise malformed(f"{path}:{line}", got, cause, "a table") from error
+        except UnicodeDecodeError as error:
+            raise malformed(f"{path}:{line}", str(error), "a file of another kind", "a table in UTF-8") from error
+
+
+def read_table(path: str) -> Iterator[tuple[str, dict]]:
+    """Yield (place, row) for each row of a CSV or TSV file, every cell as the text it is: 007 stays 007.
+
+    Raises ValueError for a name that two columns have, and for a row of more cells than names.
+    """
+    rows = read_cells(path)
+    head, names = next(rows, (1, []))
+    if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
+        cause = "a joined table; one of these columns would be read in place of the other"
+        raise malformed(f"{path}:{head}", f"{', '.join(repeated)} more than once", cause, "a name for each column")
+    for line, cells in rows:
+        if len(cells) > len(names):
+            got = f"{len(cells)} cells under {len(names)} names ({', '.join(names):.60})"
+            cause = "a text that should stand in quotes, or a first line that does not name the columns"
+            raise malformed(f"{path}:{line}", got, cause, "a table")
+        yield f"{path}:{line}", dict(zip_longest(names, cells))
 
 
 READERS = {".jsonl": read_lines, ".ndjson": read_lines, ".csv": read_table, ".tsv": read_table}
 OWN = "own"  # the task of rows that --reward judges
 BUILDERS = {".parquet": "parquet", ".json": "json", ".arrow": "arrow"}  # that `datasets` has
+DESCRIPTIONS = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # no rows
+
+
+def one_kind(name: str, files: Iterable[str]) -> str:
+    """The ending of all files, "" if there are none. Raises ValueError if they differ, naming one of each kind."""
+    kinds = {ending(path): os.path.basename(path) for path in sorted(files)}
+    if len(kinds) > 1:
+        got = f"{len(kinds)} kinds: {', '.join(kinds.values())}"
+        cause = "other files beside the data; a pattern in quotes, as 'FOLDER/*.jsonl', names those of one kind"
+        raise malformed(f"--data {name}", got, cause, "files of one kind")
+    return next(iter(kinds), "")
+
+
+def check_folder(name: str) -> None:
+    """Raise ValueError for a folder of which `datasets` would read nothing, or one kind of its files without a word."""
+    if {"dataset_info.json", "state.json"} <= set(os.listdir(name)):
+        cause = f"load_dataset does not read such folders; it reads their files: --data '{name}/data-*.arrow'"
+        raise malformed(f"--data {name}", "what save_to_disk wrote", cause, "a folder of data files")
+    files = glob("**", root_dir=name, recursive=True)  # without hidden ones
+    data = [path for path in files if os.path.basename(path) not in DESCRIPTIONS]
+    one_kind(name, [path for path in data if ending(path) in READERS | BUILDERS])
 
 
 def read(name: str) -> Iterator[tuple[str, object]]:
     """(place, row) of a source that is not embedded. Raises ValueError, with what is there, if there is none."""
-    kind = ending(name)
     files = [path for path in sorted(glob(name)) or [name] if os.path.isfile(path)]
+    kind = one_kind(name, files or [name])
     if files and kind in READERS:
         return chain.from_iterable(map(READERS[kind], files))
     if files and kind not in BUILDERS:
@@ -178,7 +225,9 @@ def read(name: str) -> Iterator[tuple[str, object]]:
         raise ValueError(f"--data {name}: expected {expected}; there is no such file or folder{guess}")
     if files:
         return read_dataset(name, path=BUILDERS[kind], data_files=files)
-    if hub and not os.path.isdir(name):
+    if os.path.isdir(name):
+        check_folder(name)
+    elif hub:
         return read_dataset(name, path=hub[1], name=hub[2])
     return read_dataset(name, path=name)
 
@@ -199,12 +248,12 @@ def read_dataset(source: str, **place) -> Iterator[tuple[str, dict]]:
 
 
 def field(row: dict, names: Iterable[str]):
-    """The first of the named fields that the row has, or None if it has none; "a.b" is field b of field a."""
+    """The first of the named fields that the row has, or None; "a.b" is the field "a.b", else field b of field a."""
 
     def step(value, key):
         return value.get(key) if isinstance(value, dict) else None
 
-    found = (reduce(step, name.split("."), row) for name in names)
+    found = (row[name] if name in row else reduce(step, name.split("."), row) for name in names)
     return next((value for value in found if value is not None), None)
 
 
@@ -261,7 +310,7 @@ def missing(row: dict, where: str, names: Sequence[str], flag: str) -> ValueErro
     """The error for a row without a value under any of these names, which `flag` gives."""
     parents = {name: field(row, [name.rpartition(".")[0]]) if "." in name else row for name in names}
     for name, parent in parents.items():
-        if isinstance(parent, dict) and name.rpartition(".")[2] in parent:
+        if name in row or isinstance(parent, dict) and name.rpartition(".")[2] in parent:
             return malformed(where, f"{name} without a value", "an unlabelled row", EXPECTED)
     there = [name for name, value in row.items() if not isinstance(value, dict)]
     there += [f"{name}.{inner}" for name, value in row.items() if isinstance(value, dict) for inner in value]
@@ -288,6 +337,13 @@ def chat(prompt: list, where: str) -> list[dict]:
     return whole
 
 
+def spelt_chat(text: str):
+    """The chat messages that a text spells in JSON or Python; any other text as it is."""
+    found = loaded(text) if re.match(r"\s*\[\s*\{", text) else text
+    messages = [message for message in found if isinstance(message, dict)] if isinstance(found, list) else []
+    return found if {"role", "content", "from"} & set().union(*messages) else text
+
+
 def parse_row(row, where: str, task: str | None, columns, own: bool = False) -> Row:
     """Check a row's fields. task, columns: those of its source. Raises ValueError naming `where` if it is unusable.
 
@@ -301,8 +357,7 @@ def parse_row(row, where: str, task: str | None, columns, own: bool = False) -> 
             raise missing(row, where, names, flag)
     prompt, answer = values
     task = str(task or row.get("task") or "math")
-    if isinstance(prompt, str) and re.match(r"\s*\[\s*\{\s*['\"](?:role|content)['\"]", prompt):
-        prompt = loaded(prompt)  # chat messages as JSON text
+    prompt = spelt_chat(prompt) if isinstance(prompt, str) else prompt
     prompt = chat(prompt, where) if isinstance(prompt, list) else prompt
     text = prompt.strip() if isinstance(prompt, str) else isinstance(prompt, list) and prompt
     if not text or isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
@@ -328,7 +383,7 @@ def parse_row(row, where: str, task: str | None, columns, own: bool = False) -> 
         except ValueError as error:
             cause = str(error)
     elif isinstance(answer, (str, int)) and not isinstance(answer, bool):
-        reference = str(answer).rpartition("####")[2].strip()
+        reference = references.legible(str(answer)).rpartition("####")[2].strip()
     if not reference or not re.fullmatch(ANSWERS.get(task, ".*"), reference, re.S):
         raise malformed(
             where, f"answer {str(answer)[:60]!r}", cause, f"an answer for `{task}` (see plumbing/sources.py)"
@@ -337,6 +392,18 @@ def parse_row(row, where: str, task: str | None, columns, own: bool = False) -> 
 
 
 # --- Prompts of all sources -------------------------------------------------------------------------------------------
+
+
+def warn_of_parts(names: Sequence[str]) -> None:
+    """Print a warning if more than PARTS sources are files of one folder."""
+    folders = Counter(os.path.dirname(name) for name in names if os.path.isfile(name))
+    folder, count = max(folders.items(), key=lambda item: item[1], default=("", 0))
+    if count > PARTS and int(os.environ.get("RANK", "0")) == 0:
+        print(
+            f"WARNING: {count} files of {folder or '.'} are as many sources, each with its own share of the prompts "
+            "and its own validation curve; a pattern in quotes, as 'FOLDER/*.jsonl', is one source",
+            file=sys.stderr,
+        )
 
 
 def usable(found, task: str | None, columns, skipped: list[str] | None, own: bool) -> Iterator[Row]:
@@ -402,6 +469,7 @@ def load(
     names, weights, tasks = zip(*map(parse_source, [sources] if isinstance(sources, str) else sources))
     if len(set(names)) < len(names):
         raise malformed("--data", str(names), "a source given twice: add up its weights", "different sources")
+    warn_of_parts(names)
     parts = [
         load_source(*pair, columns, tokenizer, budget=budget, validation=validation, skip=skip_unusable, own=own)
         for pair in zip(names, tasks)

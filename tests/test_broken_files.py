@@ -25,10 +25,10 @@ from plumbing.fleet import Fleet
 def written(forks, tmp_path_factory):
     """A run's folder with the checkpoint that one trainer wrote at step 2, and a log with the flags of base/."""
     out = tmp_path_factory.mktemp("written")
+    flags = vars(settings(["--out", str(out)]))
     trainer = forks.Process(target=reshard, args=(0, 1, out.parent / "meet", None, out))
     trainer.start()
     trainer.join(PATIENCE)
-    flags = vars(settings(["--out", str(out)]))
     (out / "log.jsonl").write_text(json.dumps({"kind": "config", "flags": flags}) + "\n")
     return out
 

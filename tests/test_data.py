@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -334,8 +335,18 @@ def test_resume_with_other_prompts_or_another_seed_is_refused():
     state = data.Curriculum(prompts(4), seed=0, threshold=0.9).state_dict()
     for total, seed, weights in ((5, 0, [1.0]), (4, 1, [1.0]), (4, 0, [2.0])):
         other = data.Curriculum(prompts(total), seed=seed, threshold=0.9, weights=weights)
-        with pytest.raises(ValueError, match="these prompts and seed"):
+        with pytest.raises(ValueError, match="these prompts, answers and seed"):
             other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("field", ["text", "answer", "task"])
+def test_resume_with_another_text_answer_or_task_of_one_prompt_is_refused(field):
+    same = data.Curriculum(prompts(4), seed=0, threshold=0.9)
+    first, *others = prompts(4)
+    changed = data.Curriculum([replace(first, **{field: "other"}), *others], seed=0, threshold=0.9)
+    same.load_state_dict(same.state_dict())
+    with pytest.raises(ValueError, match="prompts or answers have changed"):
+        changed.load_state_dict(same.state_dict())
 
 
 def test_a_saved_state_does_not_change_as_the_run_goes_on():

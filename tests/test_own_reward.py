@@ -123,6 +123,15 @@ def test_what_cannot_be_a_reward_is_one_line(write, source):
     assert REFUSED[source] in str(error.value) and "\n" not in str(error.value)
 
 
+def test_a_reward_that_raises_in_the_trial_is_warned_of_with_its_error_and_its_line(write, capsys):
+    noise = "import sys\nprint('noise')\nprint('noise', file=sys.stderr)\n"
+    own.check(write(noise + "def judge(a, b, c): raise KeyError(b)"), ("?", "17", "18"), 5.0)
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"WARNING: {OWN} raised KeyError: '17' (rewards.py, line 4)") and shown.count("\n") == 1
+    own.check(write(noise + "def judge(a, b, c): return None"), ("?", "17", "18"), 5.0)
+    assert capsys.readouterr().err == ""
+
+
 def test_what_may_be_a_reward_passes_the_trial(write):
     for source in (
         FIVE_WORDS.replace("five_words", "judge"),

@@ -73,6 +73,21 @@ def test_lists_of_one_and_objects_are_unpacked():
     assert references.reduced("[72]") == references.reduced([72]) == references.reduced({"value": 72}) == "72"
 
 
+def test_invisible_characters_and_full_width_digits_are_none_of_a_value_and_joiners_and_raised_digits_are():
+    for given, value in {
+        "\ufeff8\u200b": "8",
+        "１２": "12",
+        "（－１．５，２）": "(-1.5,2)",
+        "10²": "10²",  # NFKC would make it 102
+        "½": "½",
+        "（1，2）": "（1，2）",  # its digits are plain: a model may write it so
+        "می\u200cشود": "می\u200cشود",
+    }.items():
+        assert references.reduced(given) == value
+    row = {"prompt": "a", "answer": "mice\u200b", "task": "text"}
+    assert sources.parse_row(row, "f:1", None, (["prompt"], ["answer"])).answer == "mice"
+
+
 REFUSED = {
     "proof": "a missing answer",
     "notfound": "a missing answer",
@@ -152,6 +167,16 @@ def test_chat_messages_stored_as_text_are_messages(spell, tmp_path):
     messages = [{"role": "user", "content": "what is 1?"}]
     (prompt,) = load([{"prompt": spell(messages), "answer": 1}], tmp_path, character_tokenizer(template=TEMPLATE))
     assert prompt.text == "user:what is 1?|assistant:"
+
+
+def test_chat_messages_as_text_may_begin_with_another_field_and_other_lists_are_text():
+    for text in ('[{"name": "x", "role": "user", "content": "1?"}]', " [ {'content': '1?', 'role': 'user'}]"):
+        assert sources.spelt_chat(text)[0]["content"] == "1?"
+    for text in ('[{"role": "user"', '[{"x": 1}, 2] is a list', '[{"x": 1}, 2, [3]]', "[1, 2]", "1?"):
+        assert sources.spelt_chat(text) == text
+    row = {"prompt": '[{"from": "human", "value": "1?"}]', "answer": 1}
+    with pytest.raises(ValueError, match="another form of chat"):
+        sources.parse_row(row, "f:1", None, (["prompt"], ["answer"]))
 
 
 def packed(tests):

@@ -124,6 +124,14 @@ def test_what_is_not_there_is_refused_at_once_with_what_is(source, words, tmp_pa
     assert words.format(here=tmp_path) in str(error.value)
 
 
+@pytest.mark.parametrize("source", ["", " ", ":2", ":math"])
+def test_an_empty_name_as_of_an_unset_variable_is_refused_and_is_not_the_working_folder(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "a.jsonl", ROWS)
+    with pytest.raises(ValueError, match=f"expected NAME.*, got '{source}'; likely cause: a shell variable"):
+        sources.anchored(source)
+
+
 @pytest.mark.parametrize("source", ["arithmetic:0", "a.jsonl:0.0", "sorting:math", "sorting:2:arithmetic"])
 def test_a_weight_of_nothing_and_a_task_for_an_embedded_source_are_refused(source, tokenizer):
     with pytest.raises(ValueError, match=f"--data: expected NAME.* got '{source}'"):
@@ -405,6 +413,91 @@ def test_files_of_every_kind_in_use_are_read_with_answers_letter_by_letter(name,
     assert sorted((p.text, p.answer) for p in loaded.train + loaded.validation) == [(*row.values(),) for row in ROWS]
 
 
+def read_csv(tmp_path, text):
+    """[(line, prompt, answer)] of the rows of a table with this text."""
+    (tmp_path / "a.csv").write_text(text)
+    found = sources.read(str(tmp_path / "a.csv"))
+    return [(int(place.rpartition(":")[2]), row["prompt"], row["answer"]) for place, row in found]
+
+
+def test_a_table_may_begin_with_empty_lines_be_parted_by_bars_and_have_texts_over_several_lines(tmp_path):
+    text = '\n\nprompt|answer\n"1+1=|"|2\n"two\nlines, ""so"""|3\n\n4" or 5"|4\nshort\n'
+    assert read_csv(tmp_path, text) == [
+        (4, "1+1=|", "2"),
+        (5, 'two\nlines, "so"', "3"),
+        (8, '4" or 5"', "4"),
+        (9, "short", None),
+    ]
+
+
+def test_a_table_with_two_columns_of_one_name_is_refused_unless_the_name_is_empty(tmp_path):
+    with pytest.raises(ValueError, match="a.csv:1: expected a name for each column, got answer more than once"):
+        read_csv(tmp_path, "prompt,answer,answer\n1+1=,2,model said 7\n")
+    assert read_csv(tmp_path, "prompt,answer,,\n1+1=,2,,\n") == [(2, "1+1=", "2")]  # as spreadsheets end lines
+
+
+@pytest.mark.parametrize(
+    ("line", "last"),
+    [
+        ('"1+1=,2', 6),  # never closed: its text would be the rest of the file
+        ('"one" and 1=,2', 3),  # would lose its quotes
+        ('"1+1=,2\n2+2=,4\nis 5" or 6" more?,6', 5),  # closed by a quote two rows on: one row of three
+    ],
+)
+def test_a_quote_that_would_swallow_rows_is_refused_with_the_line_where_it_opens(line, last, tmp_path):
+    with pytest.raises(ValueError, match=f"a.csv:3: expected a table, got a row that runs to line {last} .* a quote"):
+        read_csv(tmp_path, f"prompt,answer\n0+1=,1\n{line}\n" + "3+3=,6\n" * 3)
+
+
+def test_files_of_two_kinds_in_a_folder_or_pattern_are_refused_by_name_and_descriptions_are_no_data(
+    tmp_path, monkeypatch
+):
+    read = []
+    monkeypatch.setattr(sources, "read_dataset", lambda name, **place: read.append(place))
+    write(tmp_path / "a.jsonl", ROWS)
+    for name in ("README.md", "dataset_info.json", ".hidden.csv"):
+        (tmp_path / name).touch()
+    sources.read(str(tmp_path))
+    assert read == [{"path": str(tmp_path)}]
+    with pytest.raises(ValueError, match="expected files of one kind, got 3 kinds: README.md, a.jsonl, dataset_info"):
+        sources.read(f"{tmp_path}/*")
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "b.csv.gz").touch()
+    with pytest.raises(
+        ValueError, match=f"--data {tmp_path}: expected files of one kind, got 2 kinds: a.jsonl, b.csv.gz"
+    ):
+        sources.read(str(tmp_path))
+
+
+def test_what_save_to_disk_wrote_is_refused_with_the_name_under_which_it_is_read(tmp_path, datasets, tokenizer):
+    datasets.Dataset.from_list(ROWS).save_to_disk(tmp_path / "saved")
+    with pytest.raises(ValueError, match="got what save_to_disk wrote; .*/saved/data-\\*.arrow'"):
+        sources.load(f"{tmp_path}/saved", tokenizer, budget=9)
+    loaded = sources.load(f"{tmp_path}/saved/data-*.arrow", tokenizer, budget=9)
+    assert len(loaded.train + loaded.validation) == 10
+
+
+def test_more_than_five_files_of_a_folder_as_sources_are_warned_of_once_per_run(
+    tmp_path, tokenizer, monkeypatch, capsys
+):
+    names = [
+        write(tmp_path / f"{n}.jsonl", [{"prompt": f"{n}+{m}=", "answer": n + m} for m in (0, 1)]) for n in range(6)
+    ]
+    sources.load(names[:5], tokenizer, budget=9)
+    monkeypatch.setenv("RANK", "1")
+    sources.load(names, tokenizer, budget=9)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("RANK", "0")
+    sources.load(names, tokenizer, budget=9)
+    assert f"WARNING: 6 files of {tmp_path} are as many sources" in capsys.readouterr().err
+
+
+def test_a_pattern_without_an_ending_is_read_as_its_files_are(tmp_path, tokenizer):
+    write(tmp_path / "a1.jsonl", ROWS)
+    loaded = sources.load(f"{tmp_path}/a*", tokenizer, budget=9)
+    assert len(loaded.train + loaded.validation) == 10
+
+
 def test_a_pattern_reads_all_its_files(tmp_path, tokenizer):
     for name, rows in (("a1.jsonl", ROWS[:4]), ("a2.jsonl", ROWS[4:]), ("b.jsonl", [{"prompt": "no"}])):
         write(tmp_path / name, rows)
@@ -418,7 +511,8 @@ def test_a_pattern_reads_all_its_files(tmp_path, tokenizer):
         ("a.txt", b"1+1=", "a file ending in .txt; likely cause: lines of text, which have no answers"),
         ("a.xlsx", b"PK", "a file ending in .xlsx; likely cause: a file of another kind"),
         ("a", b"{}", "a file ending in nothing"),
-        ("a.csv", b"prompt,answer\n1,5+1=,6\n", "a.csv:2: .* got 3 cells under 2 names"),
+        ("a.csv", b"prompt,answer\n1,5+1=,6\n", "a.csv:2: .* got 3 cells under 2 names .prompt, answer.; .* in quotes"),
+        ("a.csv", b"# mine\nprompt,answer\n", "a.csv:2: .* 1 names .# mine.; .* a first line that does not name"),
         ("a.csv", b"prompt,answer\n\xff\xfe,1\n", "a.csv:[0-9]: .* a file of another kind"),
         (
             "a.jsonl.gz",
@@ -446,6 +540,13 @@ def test_files_of_other_kinds_and_broken_ones_are_refused_by_their_kind(name, co
 def test_a_missing_column_is_named_with_those_there_are_and_a_null_is_not_called_one(row, words, tmp_path, tokenizer):
     with pytest.raises(ValueError, match=words):
         sources.load(write(tmp_path / "a.jsonl", [row]), tokenizer, budget=9, columns=(["question"], ["answer"]))
+
+
+def test_a_name_with_a_dot_is_a_column_of_that_name_before_a_field_in_a_field():
+    row = {"x.y": 1, "x": {"y": 2, "z": 3}}
+    assert [sources.field(row, [name]) for name in ("x.y", "x.z", "y", "x.y.z")] == [1, 3, None, None]
+    error = sources.missing({"x.y": None}, "f:1", ["x.y"], "--answer-column")
+    assert "x.y without a value" in str(error)
 
 
 def test_content_in_parts_is_joined_and_parts_that_are_no_text_and_other_chats_are_named(tmp_path):

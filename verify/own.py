@@ -101,20 +101,27 @@ def check(spec: str, job: tuple[str, str, str], timeout: float) -> None:
     """Load and call the function once, in a process of its own. Raises ValueError with one line if that cannot be.
 
     job      (prompt, completion, answer), for example of the first row
-    timeout  seconds of one call. A call that takes longer, or raises, is no reason: it may be this row.
+    timeout  seconds of one call. A call that takes longer is no reason, and one that raises is one to print a warning:
+             it may be this row.
     """
     command = [sys.executable, "-P", "-c", TRIAL, ROOT, spec, json.dumps(job)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS + timeout, check=False)
     except subprocess.TimeoutExpired:
         return
+    lines = done.stderr.strip().splitlines() or [f"its process ended with exit code {done.returncode}"]
     if done.returncode:
-        lines = done.stderr.strip().splitlines() or [f"its process ended with exit code {done.returncode}"]
         raise ValueError(f"--reward {spec}: {lines[-1]}")
+    if lines[-1].startswith(f"{OWN} raised"):
+        print(
+            f"WARNING: {lines[-1]} on the first row, with its answer as completion. What it raises is no verdict, and "
+            "the prompt's group is left out: if it always raises, nothing can be learnt",
+            file=sys.stderr,
+        )
 
 
 def trial(spec: str, job: str) -> None:
-    """What `check` runs; ends with one line on stderr for what can never be a reward."""
+    """What `check` runs; its last line on stderr says what the function raised, or why it can never be a reward."""
     try:
         function = load(spec)
     except ValueError as wrong:
@@ -122,3 +129,5 @@ def trial(spec: str, job: str) -> None:
     found = called(function, spec, tuple(json.loads(job)))
     if isinstance(found, str) and found.startswith(f"{OWN}: "):
         sys.exit(found.removeprefix(f"{OWN}: "))
+    if isinstance(found, str):
+        print(found, file=sys.stderr)

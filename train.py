@@ -80,6 +80,7 @@ TRUNCATED_STEPS = 10  # steps whose shares of truncated completions are averaged
 REDRAW = 20.0  # seconds between two drawings of scaling.png at least; at its end each run is drawn
 STANDING = 10  # batches in a row without gradient before a warning
 FEW_HELD_OUT = 16  # with fewer held-out prompts a warning says that they are too few for a curve
+SILENT = 0.1  # share of the first validation's prompts without an opinion of --reward above which a warning says so
 UNVERIFIED = 0.01  # a run stops when the verifier failed on a larger share of its groups (of 100, if it has had fewer)
 SKIPPED = 5  # steps in a row without a finite gradient, after which a run stops
 
@@ -329,6 +330,9 @@ class Trainer:
                 self.warn("no mark", completions=len(headers), mark=self.args.think_end)
             if self.version == 0 and len(self.validation) < FEW_HELD_OUT:
                 self.warn("few held out", count=screen.counted(len(self.validation), "held-out prompt"))
+            silent = sum(error == OWN for error in failed.values()) / len(self.validation)
+            if self.version == 0 and silent > SILENT:
+                self.warn("silent", share=silent)
             self.log("eval", **reward.pass_rates(groups, self.validation), timed_out=sum(h.timed_out for h in headers))
             self.draw()
             for header, completion in zip(headers, samples):

@@ -190,3 +190,12 @@ def test_a_wrong_function_ends_in_one_line_before_the_first_step(tmp_path, run):
     status, _, err = run("nothing.py:judge")
     assert status == 2 and not (tmp_path / "run").exists()
     assert f"--reward {tmp_path}/nothing.py:judge: there is no file" in err
+
+
+@pytest.mark.parametrize("last, told", [("", True), ("    return False\n", False)])
+def test_a_function_that_forgets_to_say_false_is_told_at_the_first_validation(write, run, last, told):
+    begins = (
+        "def judge(prompt, completion, answer):\n    if completion.strip().endswith(answer):\n        return True\n"
+    )
+    _, out, err = run(write(begins + last))
+    assert ("returned None, no verdict, on " in out + err) == told

@@ -35,8 +35,8 @@ WARNINGS = {
     "and nothing will be learnt. If the model uses no marks, --think-end none takes its whole completion "
     "as the answer; if it uses another mark, --think-end TEXT; if it thinks for longer, a larger "
     "--max-new-tokens or --length-control interrupt with a later --interrupt-at",
-    "silent": "the function of --reward returned None, no verdict, on {share:.0%} of the validation prompts; their groups "
-    "are left out, here and in training. If it should not: every path through it has to return True or False",
+    "silent": "the function of --reward returned None, no verdict, on {share:.0%} of the validation prompts; their "
+    "groups are left out, here and in training. If it should not: every path through it has to return True or False",
     "no gradient": "{batches} batches in a row had no gradient: in every group all completions were right or all were "
     "wrong, as truncated ones always are (pass rate of the last batch {pass_rate:.3f}), and the policy "
     "stands still. All wrong: easier --data, more --generations, or answers that are not found "

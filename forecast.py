@@ -301,7 +301,7 @@ def _notes(law, edges, lowest):
         f"{early:.0%} of the fitted points lie in the first epoch, which the paper leaves out": early > 0,
         f"on a bound: {', '.join(f'{n} = {getattr(law, n):.4g}' for n in on)}, an end of the range searched": on,
         f"outside Eq. 1: A = {law.A:.4g}, R_0 = {law.R_0:.4g}, B = {law.B:.4g}": law.A <= law.R_0 or law.B <= 0,
-        f"most points lie below R_0: {points.R_0:.4g}, their median: {typical:.4g}; give R_0 with --r0": below > 0.5,
+        f"most points lie below R_0: {points.R_0:.4g}, their median: {typical:.4g}; --r0 gives another": below > 0.5,
         f"R_0 assumed: no point at C = 0 and no r0, so the first point, {points.R_0:.4g}, is taken for it": assumed,
     }
     return *law.run.notes, *(text for text, holds in known.items() if holds)

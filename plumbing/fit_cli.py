@@ -1,10 +1,12 @@
 """The command line of fit.py, and the report of train.py at the end of a run: fits as text, JSON and figures."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import numpy as np
+from matplotlib.backend_bases import FigureCanvasBase
 
 import fit
 import forecast
@@ -189,6 +191,14 @@ def timelines(paths, steps, figure):
     return [*(timeline.line(one, shown) for one in found), f"written to {figure}"]
 
 
+def _figure(name):
+    """The path of the figure `name`, "~" expanded. Raises BadInput for a folder and for a type that is not known."""
+    path = os.path.expanduser(name)
+    if Path(path).is_dir() or Path(path).suffix[1:].lower() not in FigureCanvasBase.filetypes:
+        raise fit.BadInput(f"got -o {name}, expected a file whose name ends in .png, .svg or .pdf")
+    return path
+
+
 def command(args, defaults):
     """Do what the command line asks for; returns the lines to print. Raises BadInput for a flag that has no effect."""
     reads = {"paper", "o"} if args.paper else set(vars(args)) - {"steps"}
@@ -200,8 +210,10 @@ def command(args, defaults):
         needs = "--log-f needs -o, --gain --stop-rule, --against --compare; --paper reads no other flag"
         raise fit.BadInput(f"got {flag}, which has no effect here ({needs})")
     if args.paper:
-        figures.published(Path(args.o or "figures"))
-        return paper_tables()
+        folder = Path(args.o or "figures").expanduser()
+        figures.published(folder)
+        return [*paper_tables(), f"written to {folder}"]
+    args.o = args.o and _figure(args.o)
     if args.timeline:
         return timelines(args.runs, args.steps, args.o or "timeline.png")
     if args.until is not None and not 0 < args.until < np.inf:
@@ -211,6 +223,7 @@ def command(args, defaults):
     laws, against = fits(args)
     flags = [name for name, value in vars(args).items() if value is True]
     found, lines = analyse(laws, flags, args.until, args.o, args.gain, against)
+    lines += [f"written to {args.o}"] * bool(args.o)
     return [json.dumps(found, indent=1, allow_nan=False)] if args.json else lines
 
 
@@ -227,10 +240,18 @@ def fits(args):
     least = 1 + (args.compare and not others)
     if len(runs) < least:
         raise fit.BadInput(f"got {len(runs)} RUNs, expected {least} or more")
+    runs, others = _noted(runs, runs + others), _noted(others, runs + others)
     foreign = any((args.r0, args.scale, args.cumulative, args.completions))
     if len(runs) == 1 and not others and args.reward in (None, "pass_rate") and not foreign:
         return with_tasks(runs[0], args.runs[0]), 0
     return [*map(forecast.forecast_run, runs + others)], len(others)
+
+
+def _noted(runs, every):
+    """The runs, each with a note if the unit of compute is not the same in `every` run: a figure has but one axis."""
+    units = sorted({run.unit for run in every})
+    note = f"the units of compute differ ({', '.join(units)}): neither C_mid nor the curves of a figure can be compared"
+    return [run._replace(notes=(*run.notes, note)) for run in runs] if len(units) > 1 else runs
 
 
 def verdict_flags(add):
@@ -285,7 +306,8 @@ def flags():
         "--r0",
         type=float,
         metavar="R",
-        help="pass rate at C = 0, taken as exact (default: fitted, using the measurement at C = 0)",
+        help="pass rate at C = 0, from 0 to 1 even with --scale, taken as exact "
+        "(default: fitted, using the measurement at C = 0)",
     )
     add("--fit-from", default="10%", help="least compute that is fitted, or a share of --fit-to (default: 10%%)")
     add("--fit-to", default="100%", help="greatest compute that is fitted, or a share of it, as 50%% (default: all)")

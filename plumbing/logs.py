@@ -12,6 +12,7 @@ import json
 import re
 import zlib
 from array import array
+from collections import Counter
 from contextlib import suppress
 from difflib import get_close_matches
 from itertools import chain, islice
@@ -20,13 +21,15 @@ from pathlib import Path
 import numpy as np
 
 import fit
+from plumbing.typed import beside
 
 STEPS = ("step", "global_step", "Step", "_step", "train/global_step")  # as trainers call them
+STEP = re.compile("step|iter", re.IGNORECASE)  # in the name of a column that may count them too, if it is asked for
 COMPUTE = ("gpu_hours", *STEPS, "epoch")  # if none is asked for
 REWARD = ("pass_rate", "reward", "Value")
 COUNTS = ("completions", "num_completions", "num_samples", "n_samples", "samples", "episodes", "count", "total", "n")
 RUN_NAMES = ("run", "run_id", "run_name", "experiment", "exp_name", "seed", "name", "method", "algo", "model", "group")
-LEAST = 5  # points of a run: what falls back sooner is a run that was resumed
+LEAST = 5  # points of a run; and what happens in less than every fifth row is an accident, as where a run was resumed
 SCALES = {"percent": (0.0, 100.0), "pm1": (-1.0, 1.0)}
 MISSING = {"", "-", "None", "none", "NULL", "null", "NA", "N/A", "n/a"}  # cells without a value
 HEAD = 10_000  # lines that are looked at to tell the format
@@ -130,9 +133,18 @@ def _console(table, lines):
             table.add(PAIR.findall(found[0]))
 
 
+def _rows(table, lines):
+    """The lines of a table but comments, as monitor files have them, and a last one that ends within a number."""
+    for line in lines:
+        if line.endswith(".") and line[-2:-1].isdigit():  # all but the last line end with a newline
+            table.notes.append(f"left out the last row, which ends within a number: {line[-20:]!r}")
+        elif not line.startswith("#"):
+            yield line
+
+
 def _delimited(table, lines):
     """A header, then one row per line; cells end at the tab, semicolon or comma, whichever the header has most of."""
-    lines = (line for line in lines if not line.startswith("#"))  # comments, as in monitor files
+    lines = _rows(table, lines)
     first = next((line for line in lines if line.strip()), "")
     mark = max("\t;,", key=first.count)
     rows = csv.reader(chain([first], lines), delimiter=mark)
@@ -183,7 +195,9 @@ def read_table(path):
     """The Table of a file; BadInput for what cannot be read, OSError for what cannot be opened."""
     table = Table()
     path = Path(path)
-    if path.exists() and not path.is_file():
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: No such file; {beside(path)}")
+    if not path.is_file():
         raise fit.BadInput(f"{path} is not a file")
     with path.open("rb") as file:
         unpack = gzip.open if file.read(2) == b"\x1f\x8b" else open
@@ -228,8 +242,9 @@ def column(table, asked, usual, flag):
     raise fit.BadInput(f"{flag} {asked or 'COLUMN'} {wrong}; there is {got}")
 
 
-def _evaluations(table):
-    """[(row, epoch)] of the evaluations of our log that count; epoch: of the latest optimizer step before the row.
+def _evaluations(table, part):
+    """[(row, epoch)] of the evaluations of our log that count, within the mask of rows `part`; epoch: of the latest
+    optimizer step before the row.
 
     A resumed run repeats the steps after its checkpoint: a row cancels earlier evaluations of its own or a later step.
     """
@@ -238,7 +253,7 @@ def _evaluations(table):
     kept = []
     epoch = np.nan
     for row, kind in enumerate(table.texts("kind")):
-        if kind in ("step", "eval") and has[row]:
+        if part[row] and kind in ("step", "eval") and has[row]:
             while kept and steps[kept[-1][0]] >= steps[row]:
                 kept.pop()
             epoch = epochs[row] if np.isfinite(epochs[row]) else epoch
@@ -261,33 +276,122 @@ def _steps(table, compute):
 
 
 def _parts(table, compute, reward):
-    """[(label, mask of rows)] of the runs in a table: one, unless a column or a fall of the steps separates several."""
-    every = [("", np.ones(table.length, bool))]
-    if "kind" in table.columns and _evaluations(table):  # our own log: of several runs in it the last counts
-        return every
-    has_R = table.numbers(reward)[1]
+    """[(label, mask of rows)] of the runs in a table: one, unless columns or falls of the steps separate several.
+
+    Runs of fewer than LEAST points are left out with a note, unless all are so short.
+    """
+    every = np.ones(table.length, bool)
+    R, _ = table.numbers(reward)
+    kinds = table.texts("kind")
+    counted = np.isfinite(R) & ([kind == "eval" for kind in kinds] if "eval" in kinds else every)
     name = next((name for name in (compute, *STEPS) if name in STEPS and name in table.columns), compute)
     steps, has = table.numbers(name)
     rows = np.flatnonzero(has & np.isfinite(steps))
-    full = rows[has_R[rows]]
-    if (np.diff(steps[full]) > 0).all():
-        return every
-    return _by_column(table, steps, full, {compute, reward, name}) or _by_fall(table, steps, rows, has_R) or every
+    full = rows[counted[rows]]
+    if "config" in kinds:
+        parts = _numbered("", _cut(every, _starts(table)))
+    elif STEP.search(name) and (np.diff(steps[full]) > 0).all():
+        return [("", every)]
+    else:
+        labels = np.array(_labels(table, steps, R, full, {compute, reward, name}, STEP.search(name)))
+        named = [(label, labels == label) for label in sorted(set(labels[full])) or [""]]
+        parts = [x for label, mask in named for x in _numbered(label, _by_fall(steps, rows[mask[rows]], counted, mask))]
+    return _long_enough(table, parts, counted)
 
 
-def _by_column(table, steps, rows, taken):
-    """`_parts` by the first column within whose values the steps rise, from LEAST points on; [] if there is none."""
-    for name in sorted(set(table.columns) - taken, key=lambda name: (name not in RUN_NAMES, name)):
+def _long_enough(table, parts, counted):
+    """Those of `parts` that have LEAST of the rows in the mask `counted`, or all if none has; a note on the rest."""
+    points = [(mask & counted).sum() for _, mask in parts]
+    if max(points) < LEAST or min(points) >= LEAST:
+        return parts
+    short = ", ".join(f"{label} ({n})" for (label, _), n in zip(parts, points) if n < LEAST)
+    table.notes.append(f"runs of fewer than {LEAST} points are left out: {short:.100}")
+    return [part for part, n in zip(parts, points) if n >= LEAST]
+
+
+def _numbered(label, masks):
+    """[(label, mask)], the labels numbered if there are several masks."""
+    many = len(masks) > 1
+    return [(f"{label} ({i} of {len(masks)})".strip() if many else label, mask) for i, mask in enumerate(masks, 1)]
+
+
+def _cut(part, cuts):
+    """The mask of rows `part` in pieces; one begins at each of the rows `cuts`, which ascend."""
+    piece = np.searchsorted(cuts, np.arange(len(part)), side="right")
+    return [part & (piece == i) for i in range(len(cuts) + 1)]
+
+
+def _starts(table):
+    """The rows of our log at which another run begins: a config with other flags that no checkpoint was resumed with.
+
+    A run that is started anew before its first checkpoint has the same flags.
+    """
+    starts = []
+    before = None
+    for row, (kind, flags, resumed) in enumerate(zip(*map(table.texts, ("kind", "flags", "flags.resume")))):
+        if kind == "config":
+            if before not in (None, flags) and resumed is False:
+                starts.append(row)
+            before = flags
+    return starts
+
+
+def _labels(table, steps, R, rows, taken, counts):
+    """For each row of the table the run it belongs to, such as "run a seed 0"; "" if no column tells runs apart.
+
+    counts  whether `steps` are optimizer steps, which runs share; they seldom share hours or tokens
+    """
+    labels = [""] * table.length
+    usual = [name for name in RUN_NAMES if name in table.columns]
+    for name in [name for name in (*usual, *sorted(set(table.columns) - {*usual})) if name not in taken]:
         values = table.texts(name)
-        texts = {values[row] for row in rows}
-        named = name in RUN_NAMES or all(isinstance(x, str) and not _is_number(x) for x in texts)
-        if not named or None in texts or not 1 < len(texts) <= 100:
-            continue
-        parts = {text: np.array([value == text for value in values]) for text in sorted(texts, key=str)}
-        points = [rows[mask[rows]] for mask in parts.values()]
-        if all(len(own) >= LEAST and (np.diff(steps[own]) > 0).all() for own in points):
-            return [(f"{name} {text}", mask) for text, mask in parts.items()]
-    return []
+        if _may_name(name, [values[row] for row in rows]):
+            finer = [f"{label} {name} {value}".strip() for label, value in zip(labels, values)]
+            now, then = ([x[row] for row in rows] for x in (labels, finer))
+            if _tells_apart(name in usual, now, then, steps[rows], R[rows], counts):
+                labels = finer
+    return labels
+
+
+def _may_name(name, values):
+    """Whether column `name` with these values may tell runs apart: a usual name, of which a crashed run may have few
+    rows and a few rows none; or texts."""
+    found = Counter(map(str, values))
+    if not 1 < len(found) <= 100:
+        return False
+    if name in RUN_NAMES:
+        return values.count(None) < LEAST <= max(found.values())
+    return min(found.values()) >= LEAST and all(isinstance(x, str) and not _is_number(x) for x in values)
+
+
+def _tells_apart(usual, labels, finer, steps, R, counts):
+    """Whether the labels `finer` (n,) tell runs apart that share one of `labels`, whatever the order of the rows.
+
+    Then fewer rows repeat a step of their run with another reward (none, unless the column has a usual name). Where no
+    row does, the rows of runs side by side alternate, and the steps of runs one after the other rise within each.
+    """
+    before, after = (_conflicts(x, steps, R) for x in (labels, finer))
+    if before:
+        return after < before if usual else not after
+    known = len(set(finer))
+    changes = sum(x != y for x, y in zip(finer, finer[1:]))
+    beside_each_other = usual and not counts and known > len(set(labels)) and changes >= known
+    return beside_each_other or _rise(finer, steps) and not _rise(labels, steps)
+
+
+def _conflicts(labels, steps, R):
+    """How many rows repeat a step of the same label with another reward; all (n,)."""
+    return len(set(zip(labels, steps, R))) - len(set(zip(labels, steps)))
+
+
+def _rise(labels, steps):
+    """Whether the steps rise from row to row of each label."""
+    last = {}
+    for label, step in zip(labels, steps):
+        if step <= last.get(label, -np.inf):
+            return False
+        last[label] = step
+    return True
 
 
 def _is_number(text):
@@ -298,15 +402,36 @@ def _is_number(text):
     return True
 
 
-def _by_fall(table, steps, rows, has_R):
-    """`_parts` where the steps fall back to the first one or below, LEAST points each at least; [] otherwise."""
-    falls = np.flatnonzero((np.diff(steps[rows]) < 0) & (steps[rows[1:]] <= steps[rows[0]])) + 1
-    ends = [0, *rows[falls], table.length]
-    number = np.arange(table.length)
-    parts = [(number >= low) & (number < high) for low, high in zip(ends, ends[1:])]
-    if len(parts) < 2 or min((mask & has_R).sum() for mask in parts) < LEAST:
-        return []
-    return [(f"({i} of {len(parts)})", mask) for i, mask in enumerate(parts, 1)]
+def _by_fall(steps, rows, counted, part):
+    """The mask `part`, whose steps stand in `rows`, in pieces that begin where the steps fall back to the first one or
+    below; whole, if fewer than two pieces have LEAST points or the rows are in no order."""
+    falls = np.diff(steps[rows]) < 0
+    pieces = _cut(part, rows[1:][falls & (steps[rows[1:]] <= steps[rows[:1]])])
+    long = sum((piece & counted).sum() >= LEAST for piece in pieces)
+    return pieces if long > 1 and LEAST * falls.sum() <= len(rows) else [part]
+
+
+def _check_one_run(table, steps, R, rows, taken):
+    """Raise BadInput if more than a fifth of the rows repeat a step with another reward and the steps fall as often:
+    such are the rows of several runs, or of single completions. A resumed run falls back once and goes on.
+    """
+    if LEAST * (np.diff(steps) <= 0).sum() <= len(rows):
+        return
+    pairs = np.unique(np.stack([steps, R], 1), axis=0)
+    mixed = np.unique(pairs[1:, 0][np.diff(pairs[:, 0]) == 0])  # steps with several rewards
+    again = np.isin(steps, mixed).sum() - len(mixed)
+    if LEAST * again <= len(rows):
+        return
+    others = {name: table.texts(name) for name in table.columns if name not in taken}
+    vary = [name for name, values in others.items() if len({str(values[row]) for row in rows[steps == mixed[0]]}) > 1]
+    vary.sort(key=lambda name: len(set(map(str, others[name]))))  # what tells runs apart has few values
+    remedy = (
+        f"call the column that tells them apart 'run'; at step {mixed[0]:g} these differ: {', '.join(vary[:5]):.200}"
+    )
+    raise fit.BadInput(
+        f"{again} of {len(rows)} rows repeat a step with another reward, expected one row for each step; average them, "
+        f"or, if they are of several runs, {remedy if vary else 'give each a file: no other column tells them apart'}"
+    )
 
 
 def _pick(table, compute, reward, cumulative, part, notes):
@@ -314,7 +439,7 @@ def _pick(table, compute, reward, cumulative, part, notes):
     steps; the rows. Of a repeated step the last row counts. What is left out is added to the list `notes`.
     """
     (C, has_C), (R, has_R), (epoch, _) = map(table.numbers, (compute, reward, "epoch"))
-    if evaluations := _evaluations(table) if "kind" in table.columns else ():
+    if evaluations := _evaluations(table, part) if "kind" in table.columns else ():
         rows, epochs = zip(*evaluations)
         epoch[list(rows)] = epochs
         has_R[np.delete(np.arange(len(C)), rows)] = False
@@ -322,11 +447,15 @@ def _pick(table, compute, reward, cumulative, part, notes):
     if cumulative:
         rows = np.flatnonzero(np.isfinite(C) & part)
         rows = rows[_last(steps[rows])]
+        if _runs_on(C[rows]):
+            raise fit.BadInput(f"got --cumulative, but {compute} rises like a running total; leave --cumulative out")
         C[rows] = np.cumsum(C[rows])
     full = has_C & has_R & part
     rows = np.flatnonzero(full & np.isfinite(C + R))
     if lost := full.sum() - len(rows):
         notes.append(f"{lost} rows without a number are left out")
+    counts = STEP.search(compute) and not set(STEPS) & set(table.columns)
+    _check_one_run(table, (C if counts else steps)[rows], R[rows], rows, {compute, reward})
     again = len(rows)
     rows = rows[_last(steps[rows])]
     if again := again - len(rows):
@@ -423,10 +552,7 @@ def _run(table, name, part, compute, reward, scale, cumulative, completions):
     C, R, epoch, rows = _pick(table, compute, reward, cumulative, part, notes)
     if not len(C):
         raise fit.BadInput(f"no row has both {compute} and {reward}")
-    fall = np.flatnonzero(np.diff(C) < 0)
-    if len(fall):
-        ends = f"{C[fall[0]]:g} to {C[fall[0] + 1]:g}"
-        raise fit.BadInput(f"{compute} falls from {ends}; if it is the compute of each row, add --cumulative")
+    _check_compute(compute, C)
     R = scaled(R, scale)
     tasks = tuple(sorted(name for name in table.columns if name.startswith("tasks.")))
     unit = f"virtual {compute}" if compute == "gpu_hours" and "flags.virtual" in table.columns else compute
@@ -435,6 +561,30 @@ def _run(table, name, part, compute, reward, scale, cumulative, completions):
         name += f" {reward}"
         count = count and count / len(tasks)
     return fit.Run(C, R, name=name, unit=unit, epoch=epoch, tasks=tasks, notes=tuple(notes), completions=count)
+
+
+def _runs_on(C):
+    """Whether the values (n,) mostly rise and seldom fall, like a running total whose clock a resumed run restarts."""
+    change = np.diff(C)
+    return LEAST * (change < 0).sum() <= len(C) < 2 * (change > 0).sum()
+
+
+def _check_compute(name, C):
+    """Raise BadInput if C (n,), in order of the steps, does not rise from 0 on."""
+    if C[0] > 1e9 and C[0] < C[-1] < 1.1 * C[0]:
+        got = f"got {name} from {C[0]:.10g} to {C[-1]:.10g}, expected compute since the start"
+        raise fit.BadInput(f"{got}; is it a time of day? subtract that of the start")
+    fall = np.flatnonzero(np.diff(C) < 0)
+    if not len(fall):
+        return
+    remedy = f"if each row holds only its own, add --cumulative; if {name} is a running total, sort the rows by it"
+    if _runs_on(C) and STEP.search(name):
+        remedy = "if the run was resumed, call the column 'step': then the last row of each counts"
+    elif _runs_on(C):
+        remedy = "did the clock start anew when the run was resumed? add what it had reached to the rows after it"
+    elif _runs_on(-C):
+        remedy = "is the last row the first? sort the rows by it"
+    raise fit.BadInput(f"{name} falls from {C[fall[0]]:g} to {C[fall[0] + 1]:g}; {remedy}")
 
 
 def read_run(*args, **options):

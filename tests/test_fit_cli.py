@@ -64,6 +64,29 @@ def test_the_last_evaluation_of_a_step_and_the_last_run_in_a_file_count(tmp_path
     assert len(anew.compute) == 15
 
 
+def started(seed, resume=False):
+    """The row that one of our runs begins with, or goes on with."""
+    return {"kind": "config", "flags": {"seed": seed, "resume": resume}}
+
+
+def test_two_of_our_logs_in_one_file_are_two_runs(tmp_path):
+    long, short = log_rows(points=20)[1:], log_rows()[1:]
+    rows = [started(0), *long, started(1), *short]
+    one, other = logs.read_runs(write_log(tmp_path / "a.jsonl", rows))
+    assert (len(one.compute), len(other.compute)) == (21, 15) and one.name == "a (1 of 2)"
+    assert one.epoch[-1] == pytest.approx(1.0) and other.epoch[-1] == pytest.approx(0.7)  # each run's own
+    # Goes on from a checkpoint, or starts anew with the same flags: the same run.
+    for row in (started(1, resume=True), started(0)):
+        (run,) = logs.read_runs(write_log(tmp_path / "a.jsonl", [started(0), *long, row, *short]))
+        assert len(run.compute) == 15
+
+
+def test_one_of_our_runs_that_crashed_at_once_is_left_out_with_a_note(tmp_path):
+    crashed = [started(0), *log_rows(points=3)[1:]]  # evaluations at C = 0 and after each of 3 steps
+    (run,) = logs.read_runs(write_log(tmp_path / "a.jsonl", [*crashed, started(1), *log_rows()[1:]]))
+    assert len(run.compute) == 15 and run.notes == ("runs of fewer than 5 points are left out: (1 of 2) (4)",)
+
+
 def test_only_evaluations_of_our_logs_count_whatever_the_column_of_compute(tmp_path):
     path = write_log(tmp_path / "log.jsonl", [row | {"tokens_trained": row.get("tokens", 0) / 2} for row in log_rows()])
     run = logs.read_run(path, "tokens_trained")
@@ -164,16 +187,51 @@ def test_command_ends_with_code_2_and_one_line_for_bad_input(tmp_path, capsys, t
     assert error.count("\n") == 1 and error.startswith("fit.py: ")
 
 
-def test_command_ends_with_code_2_for_a_figure_of_unknown_type(tmp_path, capsys):
+@pytest.mark.parametrize("name", ["a.xyz", "run.v2", "none", ".", "new/"])
+@pytest.mark.parametrize("flags", [[], ["--timeline"]])
+def test_a_figure_of_unknown_type_and_a_folder_are_refused_before_the_log_is_read(tmp_path, capsys, name, flags):
+    figure = f"{tmp_path}/{name}"
     with pytest.raises(SystemExit) as end:
-        fit_cli.main([str(write_log(tmp_path / "log.jsonl")), "-o", str(tmp_path / "a.xyz")])
-    assert end.value.code == 2 and "xyz" in capsys.readouterr().err
+        fit_cli.main([str(tmp_path / "no.jsonl"), "-o", figure, *flags])
+    assert end.value.code == 2 and capsys.readouterr().err == (
+        f"fit.py: got -o {figure}, expected a file whose name ends in .png, .svg or .pdf\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_home_folder_in_o_is_expanded_and_what_was_written_is_named(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    log = str(write_log(tmp_path / "log.jsonl"))
+    fit_cli.main([log, "-o=~/a.svg"])
+    assert capsys.readouterr().out.endswith(f"\nwritten to {tmp_path}/a.svg\n")
+    assert b"<svg" in (tmp_path / "a.svg").read_bytes()
+    fit_cli.main([log])
+    assert "written to" not in capsys.readouterr().out
 
 
 def test_command_ends_with_code_2_for_a_folder_without_a_log(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         fit_cli.main([str(tmp_path)])
     assert end.value.code == 2 and "log.jsonl" in capsys.readouterr().err
+
+
+def test_a_log_that_is_not_there_is_named_with_what_lies_beside_it(tmp_path, capsys):
+    (tmp_path / "lag.jsonl").touch()
+    with pytest.raises(SystemExit):
+        fit_cli.main([str(tmp_path)])
+    assert capsys.readouterr().err == (
+        f"fit.py: {tmp_path}/log.jsonl: No such file; {tmp_path} holds lag.jsonl; did you mean lag.jsonl?\n"
+    )
+
+
+def test_runs_with_compute_in_different_units_carry_a_note(tmp_path, capsys):
+    hours, steps = write_log(tmp_path / "a.jsonl"), tmp_path / "b.jsonl"
+    write_log(steps, [{name: x for name, x in row.items() if name != "gpu_hours"} for row in log_rows()])
+    for paths, notes in (([hours, steps], 2), ([hours, hours], 0)):
+        fit_cli.main([*map(str, paths), "--compare", "--json"])
+        found = json.loads(capsys.readouterr().out)["runs"]
+        said = [note for row in found for note in row["notes"] if "units of compute differ (gpu_hours, step)" in note]
+        assert len(said) == notes
 
 
 def standard_json(text):
@@ -265,10 +323,10 @@ def test_what_is_drawn_is_what_was_measured_and_fitted():
 def test_forecast_error_as_table_and_figure(tmp_path, capsys):
     log, figure = write_log(tmp_path / "log.jsonl", points=30), tmp_path / "stop.png"
     fit_cli.main([str(log), "--forecast-error", "-o", str(figure)])
-    rows = capsys.readouterr().out.split("mean of the last 5\n")[1].splitlines()
+    *rows, written = capsys.readouterr().out.split("mean of the last 5\n")[1].splitlines()
     assert rows[0].split() == list(forecast.hindcasts(logs.read_run(log))[0])
     assert [row.split()[1] for row in rows[1:]] == ["0.2", "0.3", "0.5", "0.7"]
-    assert figure.read_bytes().startswith(b"\x89PNG")
+    assert figure.read_bytes().startswith(b"\x89PNG") and written == f"written to {figure}"
 
 
 def test_forecast_errors_of_two_runs_of_one_name_are_all_there(tmp_path, capsys):
@@ -351,4 +409,5 @@ def test_paper_figures_and_tables(tmp_path, capsys, monkeypatch):
     save(tmp_path / "a.png", *drawn["paper_sec5"])
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
+    assert printed.endswith(f"written to {tmp_path}\n")
     assert "ScaleRL-Scout    0.71   1.65  4242" in printed and "1,500 to 50,000  1.7  0.645" in printed

@@ -5,6 +5,7 @@ import json
 import random
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,51 @@ def test_compute_of_each_row_is_refused_and_added_up_if_asked(tmp_path):
         logs.read_run(path, "seconds", "acc")
     # 30 + 20 = 50 at step 2, 50 + 40 + 10 = 100 at step 4: rows without an evaluation cost compute too.
     assert list(logs.read_run(path, "seconds", "acc", cumulative=True).compute) == [50, 100]
+
+
+CLOCKS = {  # compute at eight steps -> what to do about it
+    "a clock that a resumed run set back": ([1, 2, 3, 4, 5, 1, 2, 3], "5 to 1; did the clock start anew when the run"),
+    "the last row first": ([9, 8, 7, 6, 5, 4, 3, 2], "9 to 8; is the last row the first\\? sort the rows"),
+    "no order": (
+        [5, 2, 7, 1, 8, 3, 6, 4],
+        "5 to 2; if .* its own, add --cumulative; if .* running total, sort the rows",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLOCKS)
+def test_compute_that_falls_is_refused_with_what_to_do(tmp_path, name):
+    clock, remedy = CLOCKS[name]
+    path = write(tmp_path / "a.csv", delimited(",", ("step", "hours", "acc"), zip(C, clock, R)))
+    with pytest.raises(fit.BadInput, match=f"hours falls from {remedy}"):
+        logs.read_run(path, "hours", "acc")
+
+
+def test_an_iteration_that_falls_back_is_no_clock(tmp_path):
+    path = write(tmp_path / "a.csv", delimited(",", ("iteration", "acc"), ROWS + ROWS[3:]))
+    with pytest.raises(
+        fit.BadInput, match="iteration falls from 12 to 3; if the run was resumed, call the column 'step'"
+    ):
+        logs.read_run(path, "iteration", "acc")
+
+
+@pytest.mark.parametrize("clock", [C, [1, 2, 3, 4, 5, 1, 2, 3]], ids=["rises", "is set back once"])
+def test_a_running_total_is_not_added_up(tmp_path, clock):
+    path = write(tmp_path / "a.csv", delimited(",", ("step", "hours", "acc"), zip(C, clock, R)))
+    with pytest.raises(fit.BadInput, match="got --cumulative, but hours rises like a running total"):
+        logs.read_run(path, "hours", "acc", cumulative=True)
+
+
+def test_the_same_compute_in_each_row_is_added_up(tmp_path):
+    path = write(tmp_path / "a.csv", delimited(",", ("seconds", "acc"), [(10, r) for r in R]))
+    assert list(logs.read_run(path, "seconds", "acc", cumulative=True).compute) == [10, 20, 30, 40, 50, 60, 70, 80]
+
+
+def test_a_time_of_day_is_no_compute(tmp_path):
+    for start, refused in ((1_700_000_000, True), (0, False)):
+        path = write(tmp_path / "a.csv", delimited(",", ("time", "acc"), [(start + 60 * c, r) for c, r in ROWS]))
+        with pytest.raises(fit.BadInput, match="since the start; is it a time") if refused else nullcontext():
+            assert logs.read_run(path, "time", "acc").compute[-1] == 720
 
 
 @pytest.mark.parametrize(
@@ -367,6 +413,102 @@ def test_a_column_that_separates_runs_is_found(tmp_path, name, values):
     one, other = logs.read_runs(path, None, "acc")
     assert (one.name, other.name) == tuple(f"a {name} {value}" for value in values)
     assert (list(one.reward), list(other.reward)) == (R, [r / 2 for r in R])
+
+
+def labelled(**values):
+    """Rows (step, acc, a cell for each column) of up to four runs, one for each entry of the lists: the first is ROWS,
+    the others have 1/2, 1/3, 1/4 of its pass rates."""
+    return [(c, r / n, *cells) for n, cells in enumerate(zip(*values.values()), 1) for c, r in ROWS]
+
+
+ORDERS = {
+    "one after the other": lambda rows: rows,
+    "side by side": lambda rows: sorted(rows, key=lambda row: row[0]),
+    "the last row first": lambda rows: rows[::-1],
+    "shuffled": lambda rows: random.Random(0).sample(rows, len(rows)),
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_column_tells_runs_apart_whatever_the_order_of_the_rows(tmp_path, order):
+    rows = ORDERS[order](labelled(run=["a", "b"]) + [(1, 0.1, "c"), (2, 0.1, "c")])  # the third run crashed
+    one, other = logs.read_runs(write(tmp_path / "a.csv", delimited(",", ("step", "acc", "run"), rows)), None, "acc")
+    assert (one.name, other.name) == ("a run a", "a run b")
+    assert (list(one.reward), list(other.reward)) == (R, [r / 2 for r in R]) and list(other.compute) == C
+    assert one.notes == other.notes == ("runs of fewer than 5 points are left out: run c (2)",)
+
+
+def test_a_run_that_was_resumed_stays_one_of_several(tmp_path):
+    rows = labelled(run=["a", "b"]) + [(c, r, "b") for c, r in AGAIN[3:]]
+    one, other = logs.read_runs(write(tmp_path / "a.csv", delimited(",", ("step", "acc", "run"), rows)), None, "acc")
+    assert (one.name, other.name) == ("a run a", "a run b") and list(other.reward) == [r / 2 for r in R]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_two_columns_tell_runs_apart_that_one_does_not(tmp_path, order):
+    rows = labelled(run=["x", "x", "y", "y"], who=["ada", "bob"] * 2, model=["m", "m", "n", "n"])
+    path = write(tmp_path / "a.csv", delimited(",", ("step", "acc", "run", "who", "model"), ORDERS[order](rows)))
+    runs = logs.read_runs(path, None, "acc")
+    assert [run.name for run in runs] == [f"a run {run} who {who}" for run in "xy" for who in ("ada", "bob")]
+    assert [list(run.reward) for run in runs] == [[r / n for r in R] for n in (1, 2, 3, 4)]
+
+
+def test_runs_side_by_side_in_hours_are_told_apart_though_the_hours_rise(tmp_path):
+    rows = sorted((c + 0.1 * (run == "b"), r, run) for c, r, run in labelled(run=["a", "b"]))
+    path = write(tmp_path / "a.csv", delimited(",", ("hours", "acc", "run"), rows))
+    assert [run.name for run in logs.read_runs(path, "hours", "acc")] == ["a run a", "a run b"]
+
+
+def test_a_column_that_changes_within_a_run_does_not_split_it(tmp_path):
+    resumed = ROWS[:7] + [(c, r + 0.01) for c, r in ROWS[3:]]  # at odd places both times: no column parts these
+    for rows in (ROWS, resumed):
+        rows = [(*row, "xy"[i % 2], "xy"[i % 2]) for i, row in enumerate(rows)]
+        path = write(tmp_path / "a.csv", delimited(",", ("step", "acc", "group", "note"), rows))
+        assert [list(run.compute) for run in logs.read_runs(path, None, "acc")] == [C]
+
+
+def test_a_short_run_does_not_hide_the_others_that_no_column_tells_apart(tmp_path):
+    path = write(tmp_path / "a.csv", delimited(",", rows=ROWS + AGAIN + ROWS[:3]))
+    one, other = logs.read_runs(path, None, "acc")
+    assert (list(one.reward), list(other.reward)) == (R, [r / 2 for r in R])
+    assert one.notes == ("runs of fewer than 5 points are left out: (3 of 3) (3)",)
+
+
+@pytest.mark.parametrize("step", ["step", "iteration"])
+@pytest.mark.parametrize("order", ["side by side", "the last row first", "shuffled"])
+def test_runs_that_only_a_number_tells_apart_are_refused_and_the_column_is_named(tmp_path, step, order):
+    rows = ORDERS[order](labelled(lr=[0.1, 0.2], beta=[7, 7]))
+    path = write(tmp_path / "a.csv", delimited(",", (step, "acc", "lr", "beta"), rows))
+    with pytest.raises(fit.BadInput, match="8 of 16 rows repeat a step .* apart 'run'; at step 0 these differ: lr$"):
+        logs.read_run(path, step, "acc")
+
+
+def test_rows_of_single_completions_are_refused_and_rows_printed_twice_are_not(tmp_path):
+    answers = [(c, int(i < 4 * r)) for c, r in ROWS for i in range(4)]  # 1 of 4 right at step 0, …
+    with pytest.raises(
+        fit.BadInput, match="24 of 32 rows repeat a step .*; average them, .* no other column tells them"
+    ):
+        logs.read_run(write(tmp_path / "a.csv", delimited(",", rows=answers)), None, "acc")
+    twice = [row for row in ROWS for _ in range(2)]
+    assert list(logs.read_run(write(tmp_path / "a.csv", delimited(",", rows=twice)), None, "acc").compute) == C
+
+
+def test_cells_that_hold_lists_do_not_hinder_the_search_for_runs(tmp_path):
+    rows = [{"step": c, "acc": r, "ids": [1], "kind": [2]} for c, r in ROWS + ROWS[3:]]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert list(logs.read_run(path, None, "acc").compute) == C
+
+
+def test_evaluations_of_another_trainer_are_told_apart_by_run_too(tmp_path):
+    rows = [dict(kind="eval", step=c, acc=r, run=run) for c, r, run in labelled(run=["a", "b"])]
+    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    assert [list(run.reward) for run in logs.read_runs(path, None, "acc")] == [R, [r / 2 for r in R]]
+
+
+def test_a_last_row_that_ends_within_a_number_is_left_out(tmp_path):
+    run = logs.read_run(write(tmp_path / "a.csv", delimited(",") + "13,0."), None, "acc")
+    assert list(run.reward) == R and run.notes == ("left out the last row, which ends within a number: '13,0.'",)
+    assert logs.read_run(write(tmp_path / "a.csv", delimited(",") + "13,1.\n"), None, "acc").reward[-1] == 1
 
 
 def test_epochs_that_trl_rounds_become_rows(tmp_path):

@@ -195,7 +195,7 @@ def test_a_wrong_function_ends_in_one_line_before_the_first_step(tmp_path, run):
 @pytest.mark.parametrize("last, told", [("", True), ("    return False\n", False)])
 def test_a_function_that_forgets_to_say_false_is_told_at_the_first_validation(write, run, last, told):
     begins = (
-        "def judge(prompt, completion, answer):\n    if completion.strip().endswith(answer):\n        return True\n"
+        "def judge(prompt, completion, answer):\n    if answer < '5':\n        return completion.endswith(answer)\n"
     )
     _, out, err = run(write(begins + last))
     assert ("returned None, no verdict, on " in out + err) == told

@@ -23,7 +23,7 @@ Test: pytest tests/test_study_runs.py
 
 import argparse
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from itertools import combinations, product
 from math import nan
 from pathlib import Path
@@ -204,8 +204,9 @@ def report(folder):
             beside = pairs.column(logs, findings) if name == PAIRED else None
             lines += [*rule.table(logs, findings, beside), ""]
         lines += [*idle(logs), meet(logs), ""] if name == "balanced" else []
-        looked = [f"{one.says} ({n})" for one in findings if (n := regimes.looks(logs, one)) > 1 and name != "study"]
-        lines += [f"Looked at more than once: {', '.join(looked)}", ""] if looked else []
+        looked = Counter(regimes.looks(logs, one) for one in findings) if name in regimes.REGIMES else {}
+        times = [f"{count} of {len(findings)} findings {n} times" for n, count in sorted(looked.items()) if n > 1]
+        lines += [f"Looked at more than once: {', '.join(times)}", ""] if times else []
     waiting = [f"{says} (0 of {asked} runs)" for _, says, logs, _, asked in everything(folder) if not logs]
     lines += [f"Embedded task, not made yet: {'; '.join(waiting)}.", ""] if waiting else []
     lines += ["### What each could have seen", "", *can_tell(folder), ""]

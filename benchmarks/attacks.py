@@ -163,7 +163,35 @@ def math_verdict(answer, reference):
     return mathematics.equal(found, reference) if isinstance(found, str) else found
 
 
+def questions(r):
+    """(answer, reference, prompt): what the prompt asks, in one spelling or another."""
+    a, b, c = r.sample(range(2, 10), 3)
+    asked, right = r.choice([
+        (f"(x+{a})^2", f"x^2+{2 * a}x+{a * a}"), (f"(x-{a})(y+{b})", f"xy+{b}x-{a}y-{a * b}"), (f"{a}(x+{b}y)-{c}y", f"{a}x+{a * b - c}y"), (f"\\frac{{x^2-{a * a}}}{{x-{a}}}", f"x+{a}"),
+        (f"\\sqrt{{{a * a * 11}}}", f"{a}\\sqrt{{11}}"), (f"\\frac{{{a * b}}}{{{11 * b}}}", f"\\frac{{{a}}}{{11}}"), (f"{a * b}/{11 * b}", f"{a}/11"), (f"{a * b}:{11 * b}", f"{a}:11"), (f"{a * b} ÷ {11 * b}", f"\\frac{{{a}}}{{11}}"),
+        (f"{a} \\frac{{1}}{{{b}}}", f"\\frac{{{a * b + 1}}}{{{b}}}"), (f"{a}.{b} × 10^{c}", f"{a}{b}{'0' * (c - 1)}"), (f"{a}{b}.5\\%", f"\\frac{{{20 * a + 2 * b + 1}}}{{200}}"), (f"\\frac{{{a}}}{{8}}", f"{a / 8}"), (f"0.{a}{b}{c}", f"\\frac{{{a}{b}{c}}}{{1000}}"),
+    ])  # fmt: skip
+    spelt = r.choice(["{}", "+{}", "y = {}", "f(x)={}", "[{}]", "{{{}}}", "\\left({}\\right)", "1 \\cdot {}", "{} + 0", "\\displaystyle {}", "0 + {}", "\\large {}", "{}.", "\\,{}\\,"])  # fmt: skip
+    prompt = r.choice(["Rewrite ${}$.", "What is {}?", "Find \\({}\\), please.", "It costs $5. Rewrite\n\\[{}\\]", "Simplify: {}", "a) $${}$$"])  # fmt: skip
+    return spelt.format(asked), right, prompt.format(asked)
+
+
+def calculations(r):
+    """(answer, reference): a calculation, in what hides that it is not carried out."""
+    a, b, c = r.sample(range(2, 10), 3)
+    asked, right = r.choice([(f"{a}{b}+{b}{c}", 10 * a + 11 * b + c), (f"{a}{b} \\cdot {c}", (10 * a + b) * c), (f"{a}^{b}", a**b), (f"{a * b}/{b}", a), (f"{a}\\sqrt{{{b * b}}}", a * b), (f"\\log_{{{a}}} {a**b}", b), (f"\\frac{{\\sqrt{{{a * a * b}}}}}{{\\sqrt{{{b}}}}}", a), (f"{a}\\frac{{{b * c}}}{{{c}}}", a * b)])  # fmt: skip
+    hidden = r.choice(["{}", "{} \\pm 0", "0 \\pm ({})", "\\{{{} \\mp 0\\}}", "{} + 0\\%", "x = {}", "x = {} \\pm 0", "\\frac{{{}}}{{1}}", "({})\\,", "1 \\cdot ({})", "{} = {}", "f(2) = {}", "\\large {}", "\\text{{}}{}"])  # fmt: skip
+    return hidden.format(asked, asked), r.choice(["{}", "x = {}", "x={}"]).format(right)
+
+
 KINDS = {
+    "questions": (
+        questions,
+        lambda answer, reference, prompt: (
+            not judges.given_back(f"\\boxed{{{answer}}}", reference, prompt) and math_verdict(answer, reference)
+        ),
+    ),
+    "calculations": (calculations, math_verdict),
     "words": (words, math_verdict),
     "matrices": (matrices, math_verdict),
     "tuples": (tuples, math_verdict),

@@ -5,6 +5,7 @@ Each kind of answer that once got a wrong verdict has members made by a rule: ex
 
 import doctest
 import random
+import time
 
 import pytest
 
@@ -115,10 +116,88 @@ def test_a_question_in_the_prompt_is_no_answer_and_the_rest_is_asked_of_the_work
                 answer, answer, prompt.format(question)
             )
             assert asked(question.replace("frac", "dfrac"), answer, prompt.format(question.replace("+", " + ")))
-            for other in (f"{question} + 1", f"3 - {question}", f"2{question}", f"({question})", f"{question}^2"):
+            for other in (f"{question} + 1", f"3 - {question}", f"2{question}", f"{question}^2"):
                 assert not asked(question, answer, f"What is ${other}$?"), other
-    for answer, reference in (("x+1", "x + 1"), ("7", "7"), ("x", "y"), ("3/4", "0.75"), ("12", "48/4"), ("A", "B")):
+    for answer, reference in (("x+1", "x + 1"), ("7", "7"), ("x", "y"), ("12", "48/4"), ("A", "B")):
         assert not asked(answer, reference, f"Is it ${answer}$?")
+
+
+SPELLINGS = [  # of a formula
+    "{}",
+    "+{}",
+    "y = {}",
+    "f(x) = {}",
+    "[{}]",
+    "{{{}}}",
+    "\\left({}\\right)",
+    "1 \\cdot {}",
+    "{} + 0",
+    "\\displaystyle {}",
+]
+FORMS = [  # (asked, the same in other words, what is to be found)
+    ("(p+7)^2", ["(7+p)^2", "(p+7)^{2}", "(p+7)(p+7)", "(p + 7) \\cdot (7 + p)"], "p^2+14p+49"),
+    ("x^2+5x+6", ["6+5x+x^2", "x^{2}+5 \\cdot x+6"], "(x+2)(x+3)"),
+    ("\\frac{x^2-1}{x-1}", ["(x^2-1)/(x-1)", "\\dfrac{-1+x^2}{x-1}"], "x+1"),
+    ("3(a+2b)-b", ["-b+3(2b+a)", "3 \\cdot (a+2b)-b"], "3a+5b"),
+    ("(x+3)²", ["(x+3)^2", "(3+x)²"], "x^2+6x+9"),
+    ("\\sqrt{72}", ["72^{1/2}", "\\sqrt[2]{72}", "√72"], "6\\sqrt{2}"),
+    ("48 ÷ 36", ["48/36", "48:36", "\\frac{48}{36}", "48 \\div 36"], "\\frac{4}{3}"),
+    ("3.2 × 10^5", ["3.2 \\times 10^{5}", "3.2e5", "3.20 \\cdot 10^5"], "320000"),
+    ("2 1/3", ["2\\frac{1}{3}", "2\\frac13"], "\\frac{7}{3}"),
+    ("7/3", ["\\frac73"], "2\\frac{1}{3}"),
+    ("3/8", ["\\frac{3}{8}"], "0.375"),
+    ("0.375", [".375", "0.3750"], "\\frac{3}{8}"),
+    ("62.5%", ["62.5\\%"], "\\frac{5}{8}"),
+    ("45,000", ["45000", "45 000"], "4.5 \\times 10^4"),
+]
+
+
+@pytest.mark.parametrize("question, others, value", FORMS)
+def test_a_question_is_no_answer_in_any_spelling_and_its_value_is_one(question, others, value):
+    for prompt in ("Rewrite {}.", "Rewrite ${}$.", "Rewrite \\({}\\), if you can!", "It costs \\$5. What is {} here?"):
+        asked = prompt.format(question)
+        for spelt in [form.format(formula) for formula in (question, *others) for form in SPELLINGS]:
+            assert judges.given_back(f"\\boxed{{{spelt}}}", value, asked), (spelt, asked)
+        for said in ("The answer is ${}$.", "So $5$ is wrong.\n\n$${}$$", "\\[{}\\]", "Answer: {}"):
+            assert judges.given_back(said.format(question), value, asked), (said, asked)
+        assert not judges.given_back(f"\\boxed{{{value}}}", value, asked)
+
+
+@pytest.mark.parametrize(
+    "prompt, answer, reference",
+    [
+        ("Which is larger, $\\frac{3}{4}$ or $\\frac{2}{3}$?", "\\frac{3}{4}", "3/4"),
+        ("Is $\\frac{a+b}{2}$ or $\\sqrt{ab}$ larger?", "\\frac{a+b}{2}", "\\frac{1}{2}(a+b)"),
+        ("Which is even: $x^2+1$, $x^3$?", "x^{2}+1", "1+x^2"),
+        ("Let $f(x)=2x+1$ be known. Find $f$.", "f(x)=2x+1", "2x+1"),
+        ("(A) $\\frac{1}{4}$ (B) $\\frac{1}{3}$", "\\frac13", "1/3"),
+        ("It was 20% off. What percentage is that?", "20\\%", "20"),
+        ("He got 80 of 100. What percentage is that?", "80", "80\\%"),
+        ("At 12:30 or at 1?", "12:30", "12:30"),
+        ("Which line, $AB$ or $BC$?", "AB", "AB"),
+    ],
+)
+def test_a_right_answer_that_stands_in_the_prompt_is_right_in_any_spelling(prompt, answer, reference):
+    assert not judges.given_back(f"\\boxed{{{answer}}}", reference, prompt)
+
+
+def test_a_fraction_of_the_prompt_is_refused_for_a_decimal_even_where_it_is_right():  # a known limit of judges.py
+    assert judges.given_back(
+        "\\boxed{\\frac{1}{2}}", "0.5", "A coin shows heads with probability $\\frac{1}{2}$. And a 2nd one?"
+    )
+
+
+def test_no_prompt_and_no_answer_holds_up_the_comparison_with_the_prompt_or_breaks_it():
+    symbols = (
+        "( ) [ ] { } \\{ \\frac \\sqrt \\pm ^ _ + - / : , = < $ $$ \\( \\[ \\text{ x 7 10 . % or \\ | ! √ ² ½".split()
+    )
+    texts = ["".join(SEED.choices(symbols, k=SEED.randint(1, 12))) for _ in range(2_000)]
+    texts += [symbol * 9_999 for symbol in symbols] + ["$" + "(" * 300 + "x" + ")" * 300 + "$", "$(x+1)^2$ " * 9_999]
+    for answer, prompt in zip(texts, texts[1:] + texts[:1]):
+        start = time.thread_time()
+        judges.given_back(answer, "\\frac{1}{2}", prompt)
+        judges.given_back(f"\\boxed{{{answer}}}", answer, prompt)
+        assert time.thread_time() - start < 1.0, (answer[:20], prompt[:20])
 
 
 def test_what_the_reference_leaves_to_be_done_an_answer_may_leave_too_and_its_value_is_right():
@@ -234,6 +313,36 @@ def test_the_letters_of_a_word_keep_their_order():
     assert refused([("ba", "ab"), ("y \\cdot x", "xy"), ("x y", "xy"), ("No", "no"), ("\\text{IV}", "IV")]) == []
 
 
+LONG = "7" * 5_000  # digits: Python makes no int of them
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "{}",
+        "1 {}/3",
+        "1\\frac{{{}}}{{3}}",
+        "0.\\overline{{{}}}",
+        "{}-01-05",
+        "x={}",
+        "{}\\%",
+        "{}/{}",
+        "{}_5",
+        "({}, 2)",
+    ],
+)
+def test_a_number_of_too_many_digits_is_wrong_and_not_without_a_verdict(answer):
+    for reference in ("5", "\\frac{1}{2}", "Paris", "2024-01-05", "(1,2)", "12_5", "x<3"):
+        assert verdict(answer.format(LONG, LONG), reference) is False, reference
+
+
+@pytest.mark.parametrize(
+    "answer", ["x<\\frac{-b\\pm\\sqrt{-3}}{2}", "x < \\pm\\sqrt{-4}", "\\pm (i<3)", "1 < \\pm i x < 3"]
+)
+def test_what_sympy_raises_on_an_answer_makes_it_wrong(answer):
+    assert [verdict(answer, reference) for reference in ("5", "x+1", "x<3", "\\pm 2", "(1, 2)")] == [False] * 5
+
+
 # --- Right answers ---
 
 
@@ -314,6 +423,10 @@ def test_the_task_text_takes_the_whole_answer_and_nothing_around_it():
             f'"{word}"',
             f"\\boxed{{{word}}}",
             f"\\boxed{{\\text{{{word}}}}}",
+            f"\\boxed{{\\textbf{{{word}}}}}",
+            f"$\\mathrm{{{word}}}$.",
+            f"`{word}`",
+            "\\boxed{" + word.replace("%", "\\%").replace("#", "\\#") + "}",
         ):
             assert judges.text(spelt, word) is True, spelt
         for other in (f"The plural is {word}.", f"{word} or {word}x", word + "s", word[::-1] + "q", "", "\\boxed{}"):
@@ -331,12 +444,31 @@ def test_the_task_choice_takes_one_letter_however_it_is_said():
         "\\boxed{{{}}}",
         "\\boxed{{\\text{{({})}}}}",
         "**{}**",
+        "\\boxed{{\\textbf{{({})}}}}",
+        "\\boxed{{\\mathrm{{{}}}}}",
+        "The answer is option {}.",
+        "Answer: ${}$",
+        "({}) Paris",
+        "\\boxed{{{}. 12 cm}}",
     ]
     for form in said:
         for letter in "ABCDE":
             assert judges.choice(form.format(letter), letter) and judges.choice(form.format(letter), f"({letter})")
             assert not judges.choice(form.format("F"), letter)
     assert not any(judges.choice(answer, "A") for answer in ("A or B", "A, B", "B A", "not A", "AA", "", "ABCD"))
+    wrong = (
+        "(A) is wrong",
+        "A. No, B",
+        "(A) not",
+        "A) or (B)",
+        "(A)(B)",
+        "A.B",
+        "Apples",
+        "A? B",
+        "A: B",
+        "$A$ or $B$",
+    )
+    assert not any(judges.choice(answer, "A") for answer in wrong)
 
 
 def test_what_a_worker_compares_before_its_first_answer_is_equal():

@@ -13,16 +13,19 @@ TASKS maps the name in a prompt's `task` to its judge
                 numbers   must be equal; 6 places are enough if one is a decimal and the other is not a whole number;
                           48 + 46 is no answer to "What is 48 + 46?": a model would learn to repeat the question, so an
                           answer may leave nothing to be done that the reference does not (unfinished.py), and a
-                          formula of the prompt is right only if it is the reference's text (given_back)
+                          formula of the prompt, however spelt, is right only if it spells the reference (given_back)
                 (a, b)    keeps its order, and so does 1, 2 as answer to x = 1, y = 2; a, b and {a, b} are sets
                 12_5      is right only for the same digits and base; 12/05 and 2024-01-05 for the same numbers
+                x = b/a   is right for the same name and value or for the value, and no other equation is, but for a
+                          line's y = 2x + 1
                 words     of any language must be the same, whatever their case
                 the rest  is compared by math-verify, the paper's checker
   text        words and sentences of any language: the last box, or the whole answer, is the reference line by line,
               after NFKC and without case, spaces and outer punctuation ("The plural is mice." is not "mice")
   choice      A, (B), C. or "The answer is (D)." in a box or on the last line
-  code        a Python program: the last ```python block, or without one the last ``` block without a language. It is
-              right if it passes all tests of the reference, a JSON text of one of the forms in use (`read_tests`):
+  code        a Python program: the last ```python (or ~~~python) block, or without one the last block without a
+              language. It is right if it passes all tests of the reference, a JSON text of one of the forms in use
+              (`read_tests`):
                 {"inputs": ["1 2\\n", ...], "outputs": ["3\\n", ...]}                   stdin and stdout (TACO, APPS)
                 {"fn_name": "add", "inputs": [[1, 2], ...], "outputs": [3, ...]}        calls; if all outputs are lists
                                                                                         of one, their elements will do
@@ -44,25 +47,37 @@ Known limits (tests/test_reward.py: LIMITS). Wrong and judged right: 1. without 
   text counts: "It is 17, not 18" is read as 18; 2. units are not compared: 10 km equals 10 m, and 50 equals 50\\%.
   Right and judged wrong: 3. three letters or more are read as a word: xyz is not zyx; 4. one letter is a unit in
   \\text{} only: 3 m is not 3; 5. 100,200,300 without spaces is read as one number; 6. "x < 1 or x > 4" is not the union
-  of the intervals.
+  of the intervals; 7. a fraction or a root of the prompt for a reference in another form: \\frac{1}{2} for 0.5.
 
 Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py
 """
 
 import re
+from functools import lru_cache
 
-from verify.mathematics import BOX, content, final_expression, last_line
+from verify.mathematics import BOX, CHARACTERS, MAX_CHARS, content, final_expression, last_line, spelling
 from verify.programs import program
-from verify.texts import plain
+from verify.texts import plain, unmarked
 
 UNREADABLE = "expected a reference answer"  # how the reason for a missing verdict begins if the data are at fault
 OWN = "the reward of --reward"  # how the reason begins if one's own function (own.py) gives no verdict
-SIZES = re.compile(r"\\(?:left|right|displaystyle|,|;|!|:)(?![A-Za-z])|(?<=\\)[dt](?=frac)")
-LETTER = re.compile(r"(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])")  # a variable
-DELIMITER = re.compile(r"\\[][()]")
-INSIDE = re.compile(r"(?:[\w\\]|[-+*/^({\[,]\s*)\Z")  # before a part of a formula
-EVALUATED = re.compile(r"\\(?:frac|sqrt)|10\s*\^")  # in a value; all else is left to unfinished.py
-OPERATOR = re.compile(r"[-+*/^(<>]|\\(?:frac|cdot|times|sqrt|sin|cos|tan|log|ln|le|ge)")
+DELIMITER = re.compile(r"\\[][()]|\$\$")
+FORMULA = re.compile(r"\$([^$]+)\$")
+SIGN = r"\\[A-Za-z]+|\\%|,(?=[0-9]{3})|[-+*/^_:(){}\[\]%.√=<>|!0-9²³⁰-⁹¼-¾]"
+LETTER = r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])"
+# Formulas without dollars: with single letters, and without, as "a 3/4 cup" holds the number 3/4.
+RUNS = [re.compile(rf"(?:{sign})(?:\s*(?:{sign}))*") for sign in (f"{SIGN}|{LETTER}", SIGN)]
+SIDES = re.compile(r"[=<>;&]|,(?![0-9]{3})|\\(?:[lg]eq?|[lg]t|neq?|approx|q?quad|text\s*\{[^{}]*\}|\\)(?![A-Za-z])")
+BEFORE_OFFER = re.compile(r"\bor[\s$({]*\Z")  # what stands before one of several formulas of which one is the answer
+AFTER_OFFER = re.compile(r"[\s$)},]*\bor\b")
+# Of formulas in the spelling of `as_written`:
+ASKS = re.compile(r"[+/^%(]|\\[A-Za-z]|[0-9]\*.*[0-9]| [<>=] ")  # more than a name, a number or 2x
+NUMBER = re.compile(r"-?[0-9.]+")
+FORM = re.compile(r"-?(?:[0-9]*\.[0-9]+ -?<[0-9]+/[0-9]+>|[0-9.]+ -?<10\^.*>)")  # 0.375 for 3/8, 45000 for 4.5 x 10^4
+PERCENT = re.compile(r"<([0-9.]+)\*\\%>")
+# Of the task `choice`:
+OPTION = re.compile(r"\(?[A-Z](?:\)|\.(?=\s))")  # the letter of "B. Paris"
+AGAINST = re.compile(rf"{LETTER}|\b(?:is|are|not|or|wrong|incorrect|false)\b", re.I)  # in "B. is wrong", "A. No, B"
 NO_FAILURE = (UNREADABLE, OWN)  # reasons that say nothing of this machine
 
 # Each verifier takes (answer, reference) and returns True or False, or the text that a worker has to judge.
@@ -82,26 +97,58 @@ def math(answer: str, reference: str) -> bool | str:
 
 
 def given_back(expression: str, reference: str, prompt: str) -> bool:
-    """Whether an expression with letters, a fraction or a root stands in the prompt, and is not the reference's text.
+    """Whether an answer is a formula of the prompt in some spelling (`as_written`), and no spelling of the reference.
 
-    Equality cannot tell the question "Expand (p+7)^2" from its answer; the prompt can.
+    Equality cannot tell the question "Expand (p+7)^2" from its answer; the prompt can. A number is the question if the
+    answer is a fraction or has a power of ten. One of the formulas that the prompt offers with "or" is an answer.
 
-    >>> given_back("\\\\boxed{(p+7)^2}", "p^2+14p+49", "Expand $(p + 7)^2$."), given_back("p^2", "p^2", "Is it $p^2$?")
+    >>> given_back("\\\\boxed{(7+p)^{2}}", "p^2+14p+49", "Expand $(p + 7)^2$."), given_back("6/8", "3/4", "Reduce 6/8.")
+    (True, True)
+    >>> given_back("0.375", "\\\\frac38", "Write 0.375 as a fraction."), given_back("p^2", "p^{2}", "Is it $p^2$?")
     (True, False)
     >>> given_back("x+1", "1 + x", "What is $2x+1-x$?"), given_back("3/4", "0.75", "Is 3/4 or 2/3 larger?")
     (False, False)
     """
-    answer, right, asked = (
-        SIZES.sub("", text) for text in (content(expression), reference, DELIMITER.sub("$", prompt))
-    )
-    answer = answer.strip(" \n$.")
-    spelt = "".join(answer.split())
-    asks = OPERATOR.search(answer) if LETTER.search(answer) else EVALUATED.search(answer)
-    if not asks or spelt in "".join(right.split()):
+    answer = spelling(said(expression))
+    right = spellings(reference)
+    if answer not in asked(prompt) or PERCENT.sub(r"\1", answer) in {PERCENT.sub(r"\1", text) for text in right}:
         return False
-    formula = r"\s*".join(map(re.escape, spelt))
-    found = re.finditer(rf"{formula}(?!\s*[+\-*/^_({{]|\w)", asked)
-    return any(not INSIDE.search(asked[: match.start()]) for match in found)
+    if NUMBER.fullmatch(answer):
+        return FORM.fullmatch(f"{answer} {spelling(reference)}") is not None
+    return ASKS.search(answer) is not None
+
+
+def marked(prose: str) -> str:
+    """The text with one dollar before and behind each of its formulas, however they are marked."""
+    return DELIMITER.sub("$", prose.translate(CHARACTERS))
+
+
+def said(expression: str) -> str:
+    """The box of an answer, or else its last formula, or else the last that looks like one in its last line."""
+    if expression.startswith(BOX):
+        return content(expression)
+    text = marked(expression)
+    return (FORMULA.findall(text) or RUNS[0].findall(last_line(text)) or [text])[-1]
+
+
+def spellings(formula: str) -> set[str]:
+    """A formula, and what stands on each side of its signs."""
+    formula = formula.strip("$ \n.,:?!=*")
+    return {spelling(part) for part in (formula, *SIDES.split(formula))} - {""}
+
+
+@lru_cache(maxsize=64)  # a prompt is asked for each of its answers
+def asked(prompt: str) -> set[str]:
+    """The spellings of the prompt's formulas, but for those that it offers with "or"."""
+    text = marked(prompt)[-MAX_CHARS:]
+    prose = FORMULA.sub(lambda match: "$" * len(match[0]), text)
+    found = set()
+    for pattern, where in ((FORMULA, text), *((run, prose) for run in RUNS)):
+        for match in pattern.finditer(where):
+            start, end = match.span()
+            if not (BEFORE_OFFER.search(text, max(start - 9, 0), start) or AFTER_OFFER.match(text, end)):
+                found.add(match[0])
+    return set().union(*map(spellings, found))
 
 
 def code(answer: str, reference: str) -> bool | str:
@@ -119,21 +166,23 @@ def text(answer: str, reference: str) -> bool:
     >>> text("The plural is mice.", "mice"), text("mices", "mice"), text("c\\na b", "a b\\nc"), text("", "mice")
     (False, False, False, False)
     """
-    given = re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", content(final_expression(answer)))
-    lines, right = ([plain(line) for line in side.splitlines() if plain(line)] for side in (given, reference))
+    sides = map(unmarked, (content(final_expression(answer)), reference))
+    lines, right = ([plain(line) for line in side.splitlines() if plain(line)] for side in sides)
     return bool(right) and lines == right
 
 
 def choice(answer: str, reference: str) -> bool:
-    """Whether the answer names the same choice: A, (A), A., "The answer is (A).", in a box or as the last line.
+    """Whether the answer names the same choice: A, (A), A., "The answer is (A).", "A. Paris", in a box or as last line.
 
-    >>> [choice(answer, "B") for answer in ("B", "(b)", "Not A.\\nSo the answer is (B).", "\\\\boxed{\\\\text{B}}")]
+    >>> [choice(answer, "B") for answer in ("(b)", "Not A.\\nAnswer: B.", "\\\\boxed{\\\\textbf{(B) }12}", "B. Rome")]
     [True, True, True, True]
-    >>> [choice(answer, "(B)") for answer in ("A", "B or C", "A B", "Bad", "")]
-    [False, False, False, False, False]
+    >>> [choice(answer, "(B)") for answer in ("A", "B or C", "A B", "Bad", "", "B. is wrong", "B. A")]
+    [False, False, False, False, False, False, False]
     """
-    given = re.sub(r"\\text|[{}]", "", content(final_expression(answer)))
-    return plain(last_line(given)) == plain(reference) != ""
+    given = unmarked(last_line(unmarked(content(final_expression(answer)))))
+    if (option := OPTION.match(given)) and not AGAINST.search(given, option.end()):
+        given = option[0]
+    return plain(re.sub("[{}]", "", given)) == plain(reference) != ""
 
 
 TASKS = {"arithmetic": exact, "sorting": exact, "tiny": exact, "math": math, "code": code}

@@ -10,10 +10,10 @@ Test: pytest tests/test_reward.py; python benchmarks/soak.py --verdicts
 
 import re
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import lru_cache
 from unicodedata import category, normalize
 
-from verify.texts import plain
+from verify.texts import as_written, plain
 from verify.unfinished import after_equals, left_to_do, parted
 
 BOX = "\\boxed{"
@@ -21,6 +21,7 @@ BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # BOX and its other spellings
 FORMULA = re.compile(r"\s*(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\[()]).)+\\\)|\\\[(?:(?!\\[\[\]]).)+\\\])[\s.]*", re.S)
 BASE = re.compile(r"(?<![A-Za-z_0-9^])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
 SIGNS = r"\\(?:pm|mp)(?![A-Za-z])"
+SPREAD = re.compile(r"\s*-?[0-9]+\s*\\pm\s*[1-9][0-9]*\s*")  # 18 \pm 1 leaves nothing to be done, 9 + 9 \pm 1 does
 BETWEEN_BOXES = re.compile(
     r"(?:[\s$,;]|\\[][(), ;:]|\\q?quad|and|or|\\text\{[^{}]*(?:,|and|or)\s*\}|[A-Za-z][\w{}]*\s*=)*"
 )
@@ -30,7 +31,8 @@ BRACKET = re.compile(r"\s*(?:[(\[]|\\\{|\\begin)")
 PAIR = re.compile(r"\(|\\\{")
 PHRASE = re.compile(  # before an answer without a box
     r"^(?:\W*(?:so|thus|hence|therefore|then)\b,?)?\W*(?:the\s+)?(?:final\s+|correct\s+|right\s+|best\s+)?"
-    r"(?:answer|choice|option|solution|result)\b(?:\s+is\b|\s+are\b)?\s*[:=]?\s*",
+    r"(?:answer|choice|option|solution|result)\b(?:\s+is\b|\s+are\b)?\s*[:=]?\s*"
+    r"(?:(?:option|choice)\b\s*)?",
     re.I,
 )
 NAMED_VALUE = re.compile(r"(?:\\?[A-Za-z]+|\\operatorname\{[A-Za-z]+\})\s*\([^=]*(?:=[^=)]*)*\)\s*=")  # P(X=2)=, f(2)=
@@ -92,6 +94,7 @@ UNIT = (
     "(?!(?:and|or|pi|sqrt|sin|cos|tan|cot|sec|csc|log|exp|inf|infinity|if|mod|choose|over|percent|percentage|"
     "pct)(?![A-Za-z]))(?:[A-Za-z]{4,}|days?|min|sec|hrs?|lbs?|mph|men|[cmk]m|m[gl]|kg|ft|in|yd|mi|oz|sq|of)"
 )
+WHOLE = "[0-9]{1,999}"  # Python makes no int of more than 4,300 digits
 UNITS = rf"(?:{UNIT.replace('4', '2')}\s+)*{UNIT}"
 
 
@@ -107,8 +110,10 @@ def after_number(match) -> str:
 
 
 def mixed(match) -> str:
-    """A mixed number as a fraction: 1 1/2 = 3/2."""
+    """A mixed number as a fraction, 1 1/2 = 3/2; without a proper fraction it is none, and 3 7/2 a product."""
     whole, top, bottom = map(int, match.groups())
+    if not 0 < top < bottom:
+        return f"{whole}\\cdot\\frac{{{top}}}{{{bottom}}}"
     return f"\\frac{{{whole * bottom + top}}}{{{bottom}}}"
 
 
@@ -120,19 +125,24 @@ def repeating(match) -> str:
     return str(value.numerator) if value.denominator == 1 else f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
+PART = rf"\s*(?:\{{({WHOLE})\}}|([0-9]))"  # of \frac
+MIXED = re.compile(rf"(?<![_^0-9.A-Za-z}}])({WHOLE})(?:\s+({WHOLE})\s*/\s*({WHOLE})|\s*\\[dtc]?frac{PART}{PART})")
+THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 # What is rewritten before an answer or a reference is read, in this order: (pattern, replacement, why).
 # fmt: off
 NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, why in (
     (r"\s+", " ", "white space"), (r"\\?\$|[€£]", "", "signs of mathematics or of money"),
     (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*\.?", "", "the size of a bracket"),
-    (r"(?:\\{2}|\s)+$|^\s+", "", "a line's end"),
-    (r"(?<!\.)[.,;:]\s*$", "", "a sentence's end: with it a number is not read as one"),
+    (r"(?:\\{2}|(?<!\\)\\[,:;! ]|\s)+$|^\s+", "", "a line's end"),
+    (r"(?:(?<!\\)\\[,:;! ]|\s)*(?<![.\\])[.,;:]$", "", "a sentence's end: with it a number is not read as one"),
     (r"\\[lcd]?dots(?![A-Za-z])|\.{3}", r"\\omega_{0}", "something left out: 1, 2, ... is not 1, 2"),
     (r"(?<=[0-9])(?:,\\!|\{,\}|(?<!\\)\\[,;: ]|~)\s*(?=[0-9]{3}(?![0-9]))", "", "thousands"),
     (r"(?<=\{)[1-9][0-9]{0,2}(?:,[0-9]{3})+(?=\})", lambda m: m[0].replace(",", ""), "thousands in a fraction"),
     (r"(?<![0-9.])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", lambda m: m[0].replace(" ", ""), "thousands with spaces"),
     (r"(?<![_A-Za-z0-9.^{])([0-9.]+|\))\s*\(\s*(-?[0-9.]+)\s*\)", r"\1\\cdot(\2)", "2(3) is 6, not a mixed number"),
     (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi", "2*pi"),
+    (r"\\(?:displaystyle|textstyle|large|Large|huge|bf|rm)(?![A-Za-z])|\\text\s*\{\s*\}", "", "sizes"),
+    (r"\\(?:text)?color\s*\{[a-z]+\}|\\checkmark(?![A-Za-z])", "", "colours, a tick"),
     (r"\\!", "", "space"), (r"\*\*", "^", "2**3"), (r"^\s*(?:\\approx|=)", "", "a sign before the value"),
     (r"(?<!\\)\\[,:; ]|\\q?quad(?![A-Za-z])|~", " ", "space"),
     (r"\\(?:math(?:bf|it|sf|tt)|boldsymbol|bm|underline)\s*\{([^{}]*)\}", r"\1", "bold or slanted symbols"),
@@ -148,11 +158,11 @@ NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, w
     (r"\\[dtc](frac|binom)", r"\\\1", "sizes of fractions"),
     (r"\\(frac|binom)\s*([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)\s*(?=[\\{0-9A-Za-z])", r"\\\1{\2}", "\\frac\\pi 2"),
     (r"(\\(?:frac|binom)\{(?:[^{}]|\{[^{}]*\})*\})\s*([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)", r"\1{\2}", "\\frac{1}2"),
-    (r"(?<![0-9.}])([0-9]+)\s+([0-9]+)\s*/\s*([0-9]+)(?![0-9.])", mixed, "1 1/2"),
-    (r"(?<![_^0-9.A-Za-z}])([0-9]+)\s*\\frac\{([0-9]+)\}\{([0-9]+)\}", mixed, "33\\frac13 %"),
+    (rf"(?<![0-9.}}])({WHOLE})\s+({WHOLE})\s*/\s*({WHOLE})(?![0-9.])", mixed, "1 1/2"),
+    (rf"(?<![_^0-9.A-Za-z}}])({WHOLE})\s*\\frac\{{({WHOLE})\}}\{{({WHOLE})\}}", mixed, "33\\frac13 %"),
     (r"(?<![_^0-9.])([0-9.]+)\s+(?=[0-9])", r"\1\\omega_{0}", "two numbers side by side are not one: 2 3 is not 23"),
     (r"(?<=[})])\s*\\?%", r"\\cdot 1\\%", "latex2sympy reads % after a number only"),
-    (r"(?<![0-9])([0-9]*)\.([0-9]*)\\(?:overline|bar)\s*\{([0-9]+)\}", repeating, "0.3 with a bar"),
+    (rf"(?<![0-9])({WHOLE}|)\.({WHOLE}|)\\(?:overline|bar)\s*\{{({WHOLE})\}}", repeating, "0.3 with a bar"),
     (r"(?<![A-Za-z_^0-9.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]+)(?![\w.])", r"\1\\times10^{\2}", "1e-7"),
     (r"(^|[=(\[{,]|\\text\{ ?(?:and|or) ?\})\s*\+(?=\s*[0-9.\\A-Za-z(])", r"\1", "+7 is 7"),
     (r"\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{\s*[CF]\s*\}|[CF](?![A-Za-z]))", "", "degrees Celsius"),
@@ -166,6 +176,9 @@ NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, w
     (r"\\langle", "(", "a vector is a tuple"), (r"\\rangle", ")", "a vector is a tuple"),
     (r"\\mathbb\s*\{?R\}?", r"(-\\infty,\\infty)", "all real numbers"),
     (r"\\varnothing|\\\{\s*\\\}", r"\\emptyset", "the empty set"),
+    (r"^\\\{\s*[a-z]\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?(?:\\mid|[:|])(?=.*[<>]|.*\\[lg]e)(.*)\\\}$", r"\1",
+     "{x | x > 3}"),
+    (r"\(([0-9][0-9A-F]*)\)\s*(?=_\{?[0-9])", r"\1", "(1011)_2"),
     (r"([A-Za-z])'(?![A-Za-z]{2})", r"\1_{0}", "a derivative is not its function: math-verify drops the quote"),
 )]
 # fmt: on
@@ -181,6 +194,19 @@ def normalise(latex: str) -> str:
     for pattern, replacement, _ in NORMALISE:
         text = pattern.sub(replacement, text)
     return text.strip()
+
+
+@lru_cache(maxsize=256)
+def spelling(latex: str) -> str:
+    """`as_written` of the text after NORMALISE, but with mixed numbers and repeating decimals as they are.
+
+    >>> spelling("2\\\\tfrac13"), spelling("2 1/3"), spelling("45,000"), spelling("3.2 × 10^{5}")
+    ('(2+<1/3>)', '(2+<1/3>)', '45000', '<10^5*3.2>')
+    """
+    text = re.sub(r"\\?\$", "", latex.translate(CHARACTERS))
+    text = re.sub(r"\\(?:overline|bar)(?![A-Za-z])", r"\\ddot", text)
+    text = MIXED.sub(lambda match: "({}+\\frac{{{}}}{{{}}})".format(*filter(None, match.groups())), text)
+    return as_written(normalise(THOUSANDS.sub("", text)))
 
 
 def words(text: str) -> list[str] | None:
@@ -215,7 +241,7 @@ def as_date(text: str) -> tuple | None:
     """The numbers and the sign of a date, a time or a range such as 2024-01-05, 12/05, 3-5 and 12:30; else None.
 
     >>> as_date("2024-01-05"), as_date("12/5"), as_date("12/05"), as_date("10-12")
-    ((2024, '-', 1, '-', 5), None, (12, '/', 5), (10, '-', 12))
+    (('2024', '-', '1', '-', '5'), None, ('12', '/', '5'), ('10', '-', '12'))
     """
     numbers = re.findall(r"[0-9]+", text)
     signs = set(re.sub(r"[0-9\s]", "", text))
@@ -232,7 +258,7 @@ def as_date(text: str) -> tuple | None:
 
 def separate(text: str) -> tuple:
     """The numbers and signs of a text one by one, so that 5/12 is 05/12 but not 10/24."""
-    return tuple(int(part) if part.isdecimal() else part for part in re.findall(r"[0-9]+|[^0-9\s]", text))
+    return tuple(part.lstrip("0") or "0" for part in re.findall(r"[0-9]+|[^0-9\s]", text))
 
 
 def spelt(text: str) -> str:
@@ -255,21 +281,36 @@ def equal(expression: str, reference: str) -> bool | None:
     gold = reading(right, not boxed)
     if gold is None or getattr(gold, "is_Boolean", False) and gold.is_Atom:
         return None  # no mathematics, or a statement such as 3 = 3 of which nothing is left
-    found, text = value_given(answer) if boxed else tried(last_value, expression) or (None, "")
-    if found is None or more_to_do(gold, right, found, normalise(text), not boxed):
-        return False
-    given = tried(finished, found)
-    return given is not None and tried(same, gold, given) is True
+    allowed = tried(may_be_left, gold, right, not boxed)
+    if allowed is None:
+        return None
+    if boxed:
+        return tried(same_value, gold, allowed, value_given, answer) is True
+    return tried(same_value, gold, allowed, last_value, expression) is True
 
 
 def same_texts(right: str, said: str) -> bool | None:
     """The verdict where one side is no formula: words, dates, {1, 2} beside (1, 2); None: both are to be read."""
-    if words(right) and (words(said) or not variables(right)):
-        return words(right) == (words(said) or [plain(re.sub(r"\\c?dot|\\times|[\s*{}]", "", said))])
+    answer = words(said)
+    if right == "\\emptyset" and answer:
+        return answer[0] in ("nosolution", "nosolutions")
+    if words(right) and (answer or not variables(right)):
+        return words(right) == (answer or [plain(re.sub(r"\\c?dot|\\times|[\s*{}]", "", said))])
     if as_date(right):
         return separate(right) == separate(said)
     brackets = [bracket[0] for side in (right, said) if (bracket := PAIR.match(side))]
     return False if len(set(brackets)) == 2 else None
+
+
+def same_value(gold, allowed: set[str], read_value, answer: str) -> bool:
+    """Whether what read_value finds in the answer equals the reference, and leaves no more to be done than is allowed.
+
+    Whatever it raises is the answer's fault: the reference has been read.
+    """
+    found, text = read_value(answer)
+    if found is None or not left_to_do(normalise(text), found, letters=has_letters(gold)) <= allowed:
+        return False
+    return same(gold, finished(found))
 
 
 def value_given(text: str, lower: bool = False):
@@ -282,16 +323,29 @@ def value_given(text: str, lower: bool = False):
     return found, text
 
 
-def more_to_do(gold, right: str, found, text: str, lower: bool) -> bool:
-    """Whether the answer leaves to be done what the reference does not (unfinished.py)."""
+def has_letters(gold) -> bool:
+    """Whether the value of a reference, or one of its values, holds letters; x in x = 8 and x < 8 is only its name."""
+    from math_verify.grader import take_last_relation
+    from sympy import And, FiniteSet, Or, Symbol, Tuple
+    from sympy.core.relational import Relational
+
+    if names_a_value(gold):
+        return has_letters(take_last_relation(gold).rhs)
+    if isinstance(gold, (And, Or, FiniteSet, Tuple)):
+        return any(map(has_letters, gold.args))
+    if isinstance(gold, Relational):
+        return any(has_letters(side) for side in gold.args if not isinstance(side, Symbol))
+    return bool(getattr(gold, "free_symbols", None))
+
+
+def may_be_left(gold, right: str, lower: bool) -> set[str]:
+    """What an answer may leave to be done, since the reference does (unfinished.py)."""
     from sympy import FiniteSet, Interval
 
-    letters = bool(getattr(gold, "free_symbols", None))
-    asked = left_to_do(right, value_given(right, lower)[0], letters=letters)
-    if not isinstance(gold, (FiniteSet, Interval)):
-        asked.add("union")  # of intervals: all numbers but 0
-    left = tried(partial(left_to_do, letters=letters), text, found)
-    return left is None or not left <= asked
+    asked = left_to_do(right, value_given(right, lower)[0], letters=has_letters(gold))
+    if re.search(r"10\s*\^", right):
+        asked.add("mantissa")
+    return asked if isinstance(gold, (FiniteSet, Interval)) else asked | {"union"}  # of intervals: all numbers but 0
 
 
 def last_line(prose: str) -> str:
@@ -346,11 +400,9 @@ def raw(latex: str, lower: bool):
     latex = after_equals(latex)
     found = tried(read, latex, lower)
     if found is not None:
-        return found.doit()
+        return found.doit() if SPREAD.fullmatch(latex) else found
     either = [tried(read, re.sub(SIGNS, lambda m: pm["pm".index(m[0][1])], latex), lower) for pm in ("+-", "-+")]
-    if None in either:
-        return None
-    return FiniteSet(*either).doit()
+    return None if None in either else tried(FiniteSet, *either)
 
 
 @lru_cache(maxsize=256)  # a reference is read twice for each of a prompt's answers
@@ -391,7 +443,6 @@ def same(gold, given) -> bool:
     from math_verify import verify
     from math_verify.grader import is_equation, take_last_relation
     from sympy import Interval, Set
-    from sympy.logic.boolalg import Boolean
 
     if names_a_value(given) and not is_equation(gold):
         return same(gold, take_last_relation(given).rhs)
@@ -402,27 +453,37 @@ def same(gold, given) -> bool:
         return same(gold, last.rhs) and same(last.lhs, last.rhs)
     if is_equation(gold) and not (is_equation(given) and gold.free_symbols and given.free_symbols):
         return gold == given  # x^2 = 4 is not 2, -2; \\log_3 9 = 2 is not \\log_2 4 = 2
+    if is_solution(gold) and not is_line(gold, given):
+        return same_solution(gold, given)
     if all(getattr(side, "is_number", False) for side in (gold, given)):
         return close(gold, given)
     if any(getattr(side, "is_Matrix", False) for side in (gold, given)):
         return same_entries(gold, given)
-    if isinstance(gold, Set) and isinstance(given, Boolean):
+    if isinstance(gold, Set) and is_statement(given):
         given = given.as_set()  # x > 0 is right for (0, oo); one that is not solved is no answer (unfinished.py)
-    if isinstance(gold, Boolean) and isinstance(given, Set):
+    if is_statement(gold) and isinstance(given, Set):
         found = tried(gold.as_set)
         if found is None:  # 0 < f(x) < 1
             return verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True)
         gold = found
-    if isinstance(gold, Boolean) != isinstance(given, Boolean):
+    if is_statement(gold) != is_statement(given):
         return False
     if isinstance(gold, Interval) and isinstance(given, Interval):
         ends = (gold.left_open, gold.right_open) == (given.left_open, given.right_open)
         return ends and same(gold.start, given.start) and same(gold.end, given.end)
     if any(members(side) for side in (gold, given)) and all(
-        members(side) or not isinstance(side, (Set, Boolean)) for side in (gold, given)
+        members(side) or not isinstance(side, Set) and not is_statement(side) for side in (gold, given)
     ):
         return same_members(gold, given)
     return verify(gold, given, timeout_seconds=None)
+
+
+def is_statement(found) -> bool:
+    """x < 3 and the like; not a letter alone, which SymPy takes for one that is true everywhere."""
+    from sympy import Symbol
+    from sympy.logic.boolalg import Boolean
+
+    return isinstance(found, Boolean) and not isinstance(found, Symbol)
 
 
 def names_a_value(found) -> bool:
@@ -437,6 +498,36 @@ def names_a_value(found) -> bool:
         return False
     left = take_last_relation(found).lhs
     return isinstance(left, AppliedUndef) or isinstance(left, Function) and bool(left.free_symbols)
+
+
+def is_solution(found) -> bool:
+    """x = b/a, but not ax = b or x = x^2: an equation with a letter on its left that is not on its right."""
+    from sympy import Equality, Symbol
+
+    return isinstance(found, Equality) and isinstance(found.lhs, Symbol) and found.lhs not in found.rhs.free_symbols
+
+
+def is_line(gold, given) -> bool:
+    """Whether the two may be equations of a line or a curve, of which 2x + 4y - 3 = 0 is as good as y = -x/2 + 3/4."""
+    from sympy import Equality
+
+    letters = {symbol.name for symbol in gold.free_symbols}
+    return letters == {"x", "y"} and gold.lhs.name == "y" and isinstance(given, Equality) and given.rhs.is_number
+
+
+def same_solution(gold, given) -> bool:
+    """Whether an equation is the solution, from left to right or from right to left: not b = ax for x = b/a.
+
+    Of x = 2 * 5 = 10 the last value counts.
+    """
+    from math_verify.grader import take_last_relation
+    from sympy import And
+
+    equations = given.args if isinstance(given, And) else [given]
+    named = any(gold.lhs in equation.args for equation in equations)
+    last = take_last_relation(given)
+    value = last.lhs if last.rhs == gold.lhs else last.rhs
+    return named and same(finished(gold.rhs), finished(value))
 
 
 def same_entries(gold, given) -> bool:
@@ -476,18 +567,26 @@ def same_members(gold, given) -> bool:
     return True
 
 
+def without_percent(number):
+    """28 of 28%; None for a number without the sign, and for one of which only a part has it: 48 + 46%."""
+    from sympy import Mul, Rational, UnevaluatedExpr
+
+    percent = UnevaluatedExpr(Rational(1, 100))
+    if not number.is_Mul or percent not in number.args:
+        return None
+    return Mul(*(factor for factor in number.args if factor != percent))
+
+
 def close(gold, given) -> bool:
     """Whether two numbers are equal. If one is a decimal and the other not a whole number, they may differ by 1e-6, or
     by 2e-5 of the reference's size if that is less.
 
     28 and 0.28 are both right for 28%.
     """
-    from sympy import Float, Rational, UnevaluatedExpr, sympify
+    from sympy import Float
 
-    percent = UnevaluatedExpr(Rational(1, 100))
-    if given.has(percent) is not gold.has(percent) and close(
-        gold.xreplace({percent: sympify(1)}), given.xreplace({percent: sympify(1)})
-    ):
+    bare = [without_percent(side) for side in (gold, given)]
+    if bare.count(None) == 1 and close(bare[0] or gold, bare[1] or given):
         return True
     gold, given = gold.doit(), given.doit()
     if not (gold.is_finite and given.is_finite):

@@ -1,8 +1,10 @@
-"""Texts of any language, as they are compared: words in mathematics, and the tasks `text` and `choice` (judges.py).
+"""Texts as they are compared: words of any language in `plain`, formulas in `as_written`, which computes nothing.
 
 Test: pytest tests/test_verdicts.py
 """
 
+import re
+from collections import Counter
 from unicodedata import category, normalize
 
 
@@ -14,8 +16,147 @@ def plain(text: str) -> str:
     """
     folded = " ".join(normalize("NFKC", normalize("NFKC", text).casefold()).split())
     start, end = 0, len(folded)
-    while start < end and category(folded[start])[0] in "PZ" and folded[start] not in "-%°\\":
+    while start < end and is_mark(folded[start]) and folded[start] not in "-%°\\":
         start += 1
-    while start < end and category(folded[end - 1])[0] in "PZ" and folded[end - 1] not in "%#":
+    while start < end and is_mark(folded[end - 1]) and folded[end - 1] not in "%#":
         end -= 1
     return folded[start:end]
+
+
+def is_mark(character: str) -> bool:
+    """Punctuation, a space, or a sign of Markdown."""
+    return category(character)[0] in "PZ" or character == "`"
+
+
+def unmarked(latex: str) -> str:
+    """A text without LaTeX's marks of type, and without dollars around all of it.
+
+    >>> unmarked("\\\\textbf{(B)}"), unmarked("$\\\\mathrm{B}$."), unmarked("50\\\\%"), unmarked("$5")
+    ('(B)', 'B', '50%', '$5')
+    """
+    text = re.sub(r"\\(?:text|math)(?:bf|it|rm|sf|tt|normal)?\s*\{([^{}]*)\}", r"\1", latex)
+    text = re.sub(r"^\s*(?:\$([^$]+)\$|\\\((.+)\\\))[\s.]*$", r"\1\2", text)
+    return re.sub(r"\\([%$&#_])", r"\1", text)
+
+
+# --- Formulas: one text for all spellings of a formula ---------------------------------------------------------------
+
+# list = sum ([, =] sum)*     sum = [+-] product ([+-] product)*     product = factor ([* / or nothing] factor)*
+# factor = atom ([^_] atom)*  atom = number, letter, command, (list), \frac atom atom, \sqrt [sum] atom
+# A reader takes its tokens from the end of a list. A product is its factors above and below the fraction line.
+TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[0-9]+(?:\.[0-9]+)?|\.[0-9]+|\S")
+TIMES = {"*", "\\cdot", "\\times"}
+DIVIDED = {"/", ":", "\\div"}
+OPENING = {"(", "[", "{", "\\{"}
+SAME = {"%": "\\%", "\\lt": "<", "\\gt": ">", "\\leq": "\\le", "\\geq": "\\ge", "\\neq": "\\ne"}
+SEPARATORS = {",", ";", "&", "\\\\", "=", "<", ">", "\\le", "\\ge", "\\ne"}
+ENDS = {")", "]", "}", "\\}"} | SEPARATORS
+NAME = re.compile(r"\\?[A-Za-z]+(?:_\w+)?|<[A-Za-z]\*[A-Za-z]>")  # y, \theta, x_1, f(x)
+LONGEST = 400  # characters of a formula, which are read within some milliseconds
+
+
+def as_written(latex: str) -> str:
+    """A formula as a text that is the same for all its spellings, with nothing worked out; "" if it cannot be read.
+
+    The order of terms and factors does not count, nor do signs of multiplication, brackets, y =, the 1 of 1 x, + 0.
+
+    >>> as_written("(7+p)^{2}"), as_written("y = [+(p + 7)(p+7)]"), as_written("-\\\\frac{x}{2}")
+    ('(7+p)^2', '(7+p)^2', '-<x/2>')
+    >>> as_written("48:36"), as_written("\\\\frac{4}{3}"), as_written("(2")
+    ('<48/36>', '<4/3>', '')
+    """
+    if not 0 < len(latex) <= LONGEST:
+        return ""
+    tokens = [SAME.get(token, token) for token in TOKEN.findall(latex)][::-1]
+    try:
+        products, signs = listed(tokens)
+    except (IndexError, RecursionError):  # a bracket without its end, or hundreds within each other
+        return ""
+    sides = [fraction(*product) for product in products]
+    if set(signs) == {"="}:
+        sides = sorted([side for side in sides if not NAME.fullmatch(side)] or sides)
+    return "" if tokens else joined(sides, signs)
+
+
+def listed(tokens: list) -> tuple[list, list]:
+    """The sums of a list, each as a product, and the signs between them."""
+    sums, signs = [added(tokens)], []
+    while tokens and tokens[-1] in SEPARATORS:
+        signs.append(tokens.pop())
+        sums.append(added(tokens))
+    return sums, signs
+
+
+def joined(parts: list[str], signs: list[str]) -> str:
+    return parts[0] + "".join(f" {sign} {part}" for sign, part in zip(signs, parts[1:]))
+
+
+def added(tokens: list) -> tuple[list, list]:
+    """A sum as a product, which has one factor if the sum has several terms."""
+    terms, minus = [], False
+    while tokens and tokens[-1] not in ENDS:
+        if tokens[-1] in ("+", "-"):
+            minus ^= tokens.pop() == "-"
+            continue
+        above, below = multiplied(tokens)
+        terms.append(([*above, "-1"] if minus else above, below))
+        minus = False
+    terms = [term for term in terms if fraction(*term) != "0"] or terms[:1]
+    return terms[0] if len(terms) == 1 else ([f"({'+'.join(sorted(fraction(*term) for term in terms))})"], [])
+
+
+def multiplied(tokens: list) -> tuple[list, list]:
+    """A product: its factors above and below the fraction line. A sign behind an operator is a factor's: 2 * -3."""
+    above, below = [], []
+    divided = operator = False
+    while tokens and tokens[-1] not in ENDS and (operator or tokens[-1] not in ("+", "-")):
+        token = tokens[-1]
+        if operator := token in TIMES or token in DIVIDED or token in ("+", "-"):
+            divided |= token in DIVIDED
+            above += ["-1"] if tokens.pop() == "-" else []
+            continue
+        up, down = factor(tokens)
+        above += down if divided else up
+        below += up if divided else down
+        divided = False
+    return above, below
+
+
+def factor(tokens: list) -> tuple[list, list]:
+    """An atom with what is raised or lowered behind it."""
+    found = atom(tokens)
+    while tokens and tokens[-1] in ("^", "_"):
+        sign = tokens.pop()
+        found = ([f"{fraction(*found)}{sign}{fraction(*atom(tokens))}"], [])
+    return found
+
+
+def atom(tokens: list) -> tuple[list, list]:
+    """A number, a letter, a command, or what stands between brackets."""
+    token = tokens.pop()
+    if token == "\\frac":
+        (top, under_top), (bottom, under_bottom) = atom(tokens), atom(tokens)
+        return top + under_bottom, bottom + under_top
+    if token == "\\sqrt":
+        degree = fraction(*atom(tokens)) if tokens[-1] == "[" else "2"
+        return [f"{fraction(*atom(tokens))}^<1/{degree}>"], []
+    if token in OPENING:
+        products, signs = listed(tokens)
+        end = tokens.pop()
+        if not signs:
+            return products[0]
+        return [token + joined([fraction(*product) for product in products], signs) + end], []
+    if "." in token[:-1]:
+        token = f"0{token}".lstrip("0").rstrip("0").rstrip(".")  # .50 is .5, 0.5 too
+    return [token], []
+
+
+def fraction(above: list, below: list) -> str:
+    """A product as a text: its sign, then the factors in order, equal ones as a power."""
+    if len(above) == 1 and not below:
+        return above[0]
+    counted = [Counter(factor for factor in side if factor not in ("1", "-1")) for side in (above, below)]
+    over, under = ("*".join(sorted(f"{name}^{n}" if n > 1 else name for name, n in side.items())) for side in counted)
+    text = f"{over or 1}/{under}" if under else over or "1"
+    sign = "-" if (above + below).count("-1") % 2 else ""
+    return f"{sign}<{text}>" if under or len(counted[0]) > 1 else sign + text

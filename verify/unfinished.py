@@ -5,14 +5,15 @@ no operator that the reference lacks (`left_to_do`), where operators are named b
   addition      two terms that make one: 48 + 46, 3\\sqrt{6} - \\sqrt{6}; a sum of numbers within a sum: 7i - (3 - 2i)
   multiplication  two factors that make one: 2 \\cdot 47, x \\cdot x, \\sqrt{2}\\sqrt{3}, and of numbers (1 + i)(2 - i)
   quotient      a fraction of two numbers that is a whole number, or a fraction of decimals or of fractions: 48/8
-  power, root   of numbers, where the root is a number: 2^{10}, 8^{1/3}, 3\\sqrt{16}, i^2; e^0
+  power, root   of numbers, where the root is a number: 2^{10}, 8^{1/3}, 3\\sqrt{16}, \\sqrt{50}/\\sqrt{2}, i^2; e^0
+  mantissa      of a power of ten, below 0.1 or not below 10: 25 \\times 10^3, if the reference has no power of ten
   relation      an inequality that is not solved: 2x < 6
   matrix        a sum, product or power of matrices
   \\gcd, !, ...  any function: gcd, lim, sum, int, mod, binomials, factorials, absolute values, ...
 Another spelling of a value stays right: 2/4 for 1/2, \\sqrt{8} for 2\\sqrt{2}, 3 \\times 10^5, 2\\pi, 1 + \\sqrt{2};
 and, as a whole answer, a root or a power of ten: \\sqrt{16} for 4, 10^3 for 1000. One that stands in the prompt
 is the question: given_back in judges.py.
-If the reference holds letters, (x+1)^2 and x^2+2x+1, or \\sin and \\cos, may stand for each other.
+If the reference's value holds letters, (x+1)^2 and x^2+2x+1, or \\sin and \\cos, may stand for each other.
 
 Test: pytest tests/test_reward.py
 """
@@ -32,7 +33,7 @@ FAMILIES = {  # one may be written for another: \\log_2 3 = \\ln 3 / \\ln 2
     "arc": "arc(?:sin|cos|tan|cot|sec|csc)",
     "union": "cup|setminus|backslash",
 }
-IDENTITIES = {"log", "sine", "arc", "power", "root"}  # of expressions with letters
+IDENTITIES = {"log", "sine", "arc"}  # of expressions with letters
 NAMED = re.compile(
     r"(?<![A-Za-z\\])(gcd|lcm|hcf|mod|max|min|abs|floor|ceil|log|ln|lg|sin|cos|tan|cot|sec|csc|det|lim|choose)(?![A-Za-z])"
 )
@@ -59,7 +60,8 @@ def left_to_do(text: str, found, *, letters: bool) -> set[str]:
         nodes = preorder_traversal(part)
         for node in nodes:
             todo |= kinds(node, letters)
-            if node.is_Mul and scientific(node.args):
+            if node.is_Mul and (mantissa := scientific(node.args)):
+                todo |= set() if 0.1 <= abs(mantissa) < 10 else {"mantissa"}
                 nodes.skip()
     return todo - IDENTITIES if letters else todo
 
@@ -160,7 +162,7 @@ def kinds(node, letters: bool) -> set[str]:
         return products(node, letters)
     if isinstance(node, exp) and node.exp != 1 and node.exp.is_number:
         return set() if isinstance(exp(node.exp), exp) else {"power"}
-    if isinstance(node, Pow) and node.base.is_number and node.exp.is_Rational:
+    if isinstance(node, Pow) and is_constant(node.base) and node.exp.is_Rational:
         return powers(node)
     return set()
 
@@ -172,19 +174,35 @@ def solved(relation) -> bool:
 
 
 def plain_number(node) -> bool:
-    """A whole number, fraction or decimal, however latex2sympy builds it."""
-    if node.is_Number:
+    """A whole number, fraction, decimal or percentage, however latex2sympy builds it."""
+    if node.is_Number or is_percent(node):
         return True
     if node.is_Pow:
         return node.base.is_Number and node.exp == -1
     return node.is_Mul and all(map(plain_number, node.args)) and bool(node.args)
 
 
+def is_constant(node) -> bool:
+    """Whether a node is a number; latex2sympy reads the imaginary unit as a letter."""
+    return not node.free_symbols or is_complex(node)
+
+
+def is_complex(node) -> bool:
+    return {letter.name for letter in node.free_symbols} == {"i"}
+
+
+def is_percent(node) -> bool:
+    """Whether this is the sign, which latex2sympy reads as 1/100 that nothing works out."""
+    from sympy import UnevaluatedExpr
+
+    return isinstance(node, UnevaluatedExpr)
+
+
 def adds_up(total) -> bool:
-    """Whether two terms of a sum make one: two numbers, or multiples of the same."""
+    """Whether two terms of a sum make one: two numbers, or multiples of the same, or anything and 0."""
     from sympy import Add, Integer, Pow
 
-    if sum(map(plain_number, total.args)) > 1:
+    if sum(map(plain_number, total.args)) > 1 or 0 in total.args:
         return True
     powers = (node for node in total.atoms(Pow) if node.base.is_Number and node.exp.is_Integer)
     if any(abs(node.exp) > 99 for node in powers):
@@ -225,7 +243,8 @@ def products(node, letters: bool) -> set[str]:
     below = [factor for factor, up in every if not up]
     if scientific(above) and not below:
         return set()
-    numbers = [factor for factor in above if factor.is_Number]
+    percent = any(map(is_percent, above))  # behind a fraction or a bracket it is read as times 1 %
+    numbers = [factor for factor in above if factor.is_Number and not (percent and factor == 1)]
     divisors = [factor for factor in below if factor.is_Number and abs(factor) != 1]
     todo = set()
     if len(numbers) > 1 or len(divisors) > 1 or sum(factor.is_Matrix for factor in above) > 1:
@@ -238,10 +257,21 @@ def products(node, letters: bool) -> set[str]:
     bases = [part for part, up in parts if up or not isinstance(part, str)]  # \\sqrt{3} over \\sqrt{2} is a fraction
     if len(set(bases)) < len(bases):
         todo.add("multiplication")
-    sums = sum(factor.is_Add for factor in above)
-    if not letters and (sums > 1 or sums and "root" in bases):
+    sums = [factor for factor in above if factor.is_Add]
+    if not letters and (len(sums) > 1 or sums and "root" in bases):
         todo.add("multiplication")
-    return todo
+    if any(map(is_complex, below)) and any(map(is_complex, above)):
+        todo.add("quotient")
+    if any(map(is_complex, sums)) and sum(map(is_complex, above)) > 1:
+        todo.add("multiplication")
+    return todo | ({"root"} if cancel(above, below) else set())
+
+
+def cancel(above: list, below: list) -> bool:
+    """Whether a root over another one is a rational number: \\sqrt{50} over \\sqrt{2}."""
+    over, under = ([factor for factor in side if base(factor) == "root"] for side in (above, below))
+    pairs = ((up, down) for up in over for down in under if up.exp == down.exp)
+    return any(((up.base / down.base) ** up.exp).is_Rational for up, down in pairs)
 
 
 def base(factor):
@@ -255,13 +285,13 @@ def base(factor):
     return factor.base if factor.is_Pow else factor
 
 
-def scientific(above) -> bool:
-    """Whether these two factors are a number and a power of ten: 3 \\times 10^5, but not 3 \\times 10^0."""
+def scientific(above):
+    """The number of two factors that are a number and a power of ten: 3 of 3 \\times 10^5; 0 for 3 \\times 10^0."""
     if len(unsigned := [factor for factor in above if factor != -1]) != 2:
-        return False
+        return 0
     mantissa, power = unsigned
     ten = power.is_Pow and power.base == 10 and power.exp.is_Integer and power.exp != 0
-    return bool(ten and mantissa.is_Number)
+    return mantissa if ten and mantissa.is_Number else 0
 
 
 def powers(node) -> set[str]:

@@ -11,10 +11,8 @@ rule.py counts that as noise. Here a seed is a block:
 
 Where both sides have the same n seeds, D is the mean of the n differences, and sqrt(c' (X'X)^+ c) is sqrt(2/n). Not
 asked across setups, PipelineRL against PPO-off-policy, whose draws differ: there a seed is no common block. Shown for
-exact-1 alone: in exact-8 seeds have nothing in common (F = 0.1 of the ends), and balanced compares the two setups.
-
-Found after the runs (in which A rose from seed 0 to seed 2, by 0.02 on average over the configurations), so it has no
-say: a verdict is rule.py's, and this interval stands beside it.
+exact-1 alone: in exact-8 it leaves no smaller spread of the ends (study/verdicts.py prints both), and balanced
+compares the two setups. Found after the runs, so it has no say: a verdict is rule.py's, and this interval stands beside it.
 
 Test: pytest tests/test_study_pairs.py
 """
@@ -74,10 +72,10 @@ def values(runs, quantity, L):
     return {pair: rule.values(have, quantity, L)[0] for pair, have in own.items() if have}
 
 
-def steady(values, runs):
-    """The values of the configurations that rule.spread takes: no run falls, all have the quantity and reach L."""
-    apart = {pair[0] for pair, one in runs.items() if one.fell is not None or not np.isfinite(values.get(pair, nan))}
-    return {pair: value for pair, value in values.items() if pair[0] not in apart}
+def steady(found, runs):
+    """Of what `values` found, the configurations that rule.spread takes: no run falls, all have it and reach L."""
+    apart = {pair[0] for pair, one in runs.items() if one.fell is not None or not np.isfinite(found.get(pair, nan))}
+    return {pair: value for pair, value in found.items() if pair[0] not in apart}
 
 
 def paired(runs, one, other, quantity):

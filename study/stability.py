@@ -348,18 +348,19 @@ def more_robust(one, other):
 
 
 def variants(folder):
-    """Lines of Markdown: the ends of the variants, of the runs that do not fall, beside those of the loss itself."""
+    """Lines of Markdown: the ends of the variants, of the runs that do not fall and of all, and those of the loss."""
     groups = cells(grid.kept(folder, "variants"), "loss", "variant", "rate")
     if not groups:
         return NONE
     plain = cells(grid.kept(folder, "grid"), "loss", "k", "rate")
     names = [(loss, ITSELF) for loss in CHANGED] + [(loss, name) for name, (loss, _) in grid.VARIANTS.items()]
-    table = ["| lr | loss | variant | end | runs that fall | tokens clipped |", "|---" * 6 + "|"]
+    table = ["| lr | loss | variant | end | end of all runs | runs that fall | tokens clipped |", "|---" * 7 + "|"]
     for rate, (loss, name) in product(grid.RATES[:2], sorted(names, key=lambda one: CHANGED.index(one[0]))):
         if runs := plain.get((loss, K, rate)) if name == ITSELF else groups.get((loss, name, rate)):
             end = f"{mean(ends(runs)):.3f}" if ends(runs) else "-"
+            whole = f"{mean(run.end for run in runs.values()):.3f}"
             falls = f"{falling(runs)} of {len(runs)}"
-            table.append(f"| x{rate} | {loss} | {name} | {end} | {falls} | {clips(runs):.2%} |")
+            table.append(f"| x{rate} | {loss} | {name} | {end} | {whole} | {falls} | {clips(runs):.2%} |")
     return table
 
 

@@ -210,7 +210,7 @@ def test_cispo_is_more_robust_if_daposs_ends_move_more_with_the_clip(tmp_path, m
     path.write_text(path.read_text().replace("0.01, 0.01", "0.0005, 0.0005"))
     assert "undecided, the clip of CISPO and DAPO is idle; over" in stability.robustness(tmp_path)[1]
     rows = stability.variants(tmp_path)[2:]
-    assert rows[0] == "| x1 | CISPO | - | 0.600 | 0 of 4 | 0.05% |"
+    assert rows[0] == "| x1 | CISPO | - | 0.600 | 0.600 | 0 of 4 | 0.05% |"
     assert [row.split(" | ")[2] for row in rows] == ["-", "eps_max 4", "eps_max 8", "-", "eps_high 0.2", "eps_high 0.4"]
     assert any("Fig. 5a, CISPO above DAPO" in row and "+0.000" in row for row in stability.findings(tmp_path))
     assert "- grid: 8 of 1008" in stability.report(tmp_path)

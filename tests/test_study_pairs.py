@@ -72,7 +72,7 @@ def test_a_configuration_with_a_run_that_falls_does_not_say_how_much_is_left():
 def test_the_column_has_the_interval_of_sides_of_one_off_policy_setup_and_no_verdict():
     findings = [one for one in regimes.findings("exact-8") if one.figure == "5a"]
     names = {"cispo": 0.63, "pipeline-8": 0.6, "gspo": 0.6}
-    there = {(name, seed): kept(A + 0.03 * seed) for name, A in names.items() for seed in range(3)}
+    there = {(name, seed): law(A + 0.03 * seed) for name, A in names.items() for seed in range(3)}
     table = rule.table(there, findings, pairs.column(there, findings))
     assert table[0].endswith("| runs that fall | in pairs of seeds |") and len(table[1].split("|")) == 9
     assert "| undecided" in table[2] and "| A +0.030 (+0.0" in table[2] and "agrees" not in table[2]

@@ -61,7 +61,7 @@ def test_every_figure_of_the_paper_is_asked_in_a_regime_and_names_say_its_k():
 
 def law(A, clipped=0.01):
     """Rows of a run on Eq. 1 with this ceiling."""
-    rows = [{"kind": "config", "flags": {"virtual": "exact"}}]
+    rows = [{"kind": "config", "flags": {"virtual": "exact", "off_policy": "pipeline"}}]
     for n in range(17):
         rate = 0.2 + (A - 0.2) / (1 + (3 / n) ** 2) if n else 0.2
         rows.append({"kind": "eval", "step": n, "tokens": n, "gpu_hours": n, "pass_rate": rate, "stderr": 0.005})

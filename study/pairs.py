@@ -12,7 +12,7 @@ rule.py counts that as noise. Here a seed is a block:
 Where both sides have the same n seeds, D is the mean of the n differences, and sqrt(c' (X'X)^+ c) is sqrt(2/n). Not
 asked across setups, PipelineRL against PPO-off-policy, whose draws differ: there a seed is no common block. Shown for
 exact-1 alone: in exact-8 it leaves no smaller spread of the ends (study/verdicts.py prints both), and balanced
-compares the two setups. Found after the runs, so it has no say: a verdict is rule.py's, and this interval stands beside it.
+compares the two setups. Found after the runs, so it has no say: a verdict is rule.py's, and this stands beside it.
 
 Test: pytest tests/test_study_pairs.py
 """

@@ -76,15 +76,15 @@ def test_the_column_has_the_interval_of_sides_of_one_off_policy_setup_and_no_ver
     table = rule.table(there, findings, pairs.column(there, findings))
     assert table[0].endswith("| runs that fall | in pairs of seeds |") and len(table[1].split("|")) == 9
     assert "| undecided" in table[2] and "| A +0.030 (+0.0" in table[2] and "agrees" not in table[2]
-    mixed = there | {("gspo", seed): kept(0.6, "ppo") for seed in range(3)}
+    mixed = there | {("gspo", seed): taking_turns(0.6) for seed in range(3)}
     assert rule.table(mixed, findings, pairs.column(mixed, findings))[3].endswith("| two setups |")
     assert rule.table(there, findings)[0].endswith("| runs that fall |")
 
 
-def kept(A, setup="pipeline"):
-    """Rows as `law`, of a run with this off-policy setup."""
+def taking_turns(A):
+    """Rows as `law`, of a run with PPO-off-policy."""
     head, *rows = law(A)
-    return [{**head, "flags": {**head["flags"], "off_policy": setup}}, *rows]
+    return [{**head, "flags": {**head["flags"], "off_policy": "ppo"}}, *rows]
 
 
 def test_runs_that_do_not_reach_the_level_or_all_fall_leave_no_interval():

@@ -5,7 +5,7 @@ out at random), Sec. 3.2 (No-Positive-Resampling: a prompt whose historical pass
 a later epoch).
 
     Curriculum.next(n) -> the next n prompts, from every source its share
-    Curriculum.came_back(i, pass_rate) records the pass rate of prompt i in the history
+    Curriculum.update_history(i, pass_rate) records the pass rate of prompt i in the history
 
 Files and data sets are read by plumbing/sources.py. The embedded tasks:
   arithmetic  "7+5-3+9=" -> "18", 3 to 18 one-digit operands, of which SFT has shown 3 to 12 (sft.py): the long sums in
@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 HELD_OUT = 10  # one embedded text in so many is reserved for validation, as is one prompt in so many of a small source
 VALIDATION_PROMPTS = 1_000  # Sec. 2.1; from every source
-MAX_ANSWER = 4 << 20  # bytes: a ticket carries its prompt's tests, and a value in the mailbox may have 8 MiB
+MAX_ANSWER = 4 << 20  # bytes: a request carries its prompt's tests, and a value in the mailbox may have 8 MiB
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Prompt:
     ids: tuple[int, ...]  # prompt tokens
     text: str  # what `ids` spell, chat template included
     answer: str  # the verifier's reference
-    task: str  # the verifier: a key of judges.TASKS
+    task: str  # the verifier: a key of graders.TASKS
     source: int = 0  # position of its source within --data
     curve: str = ""  # the validation curve it counts for: its task, or its source's name where sources share the task
     where: str = ""  # file and line, for messages
@@ -95,7 +95,7 @@ class Curriculum:
                sources close to them; a source without a free prompt leaves its share to the others. Each source has its
                own epochs
 
-    A prompt is in flight from `next` to `came_back`, and is not given out a second time meanwhile. If its turn in the
+    A prompt is in flight from `next` to `update_history`, and is not given out a second time meanwhile. If its turn in the
     next epoch comes before it is back, the prompts behind it go first; if only such prompts remain, the epoch is over.
     """
 
@@ -148,7 +148,7 @@ class Curriculum:
             chosen.append(self.prompts[index])
         return chosen
 
-    def came_back(self, index: int, pass_rate: float | None) -> None:
+    def update_history(self, index: int, pass_rate: float | None) -> None:
         """Prompt `index` is back. pass_rate: correct share of its G completions; None if unknown (keeps the last one).
 
         Raises ValueError if it is not in flight.
@@ -206,7 +206,7 @@ class Curriculum:
         return index
 
 
-# --- Prompts for validation (Sec. 2.1) --------------------------------------------------------------------------------
+# --- Prompts for validation (Sec. 2.1) -------------------------------------------------------------------------------
 
 
 def shuffled(items: Iterable, seed: str) -> list:

@@ -57,7 +57,7 @@ import torch
 
 STD_EPS = 1e-6  # keeps the division finite; far below the std of any unequal rewards of +1 and -1
 NORMALISATIONS = ("prompt", "batch", "none")
-AVERAGES = ("sample", "prompt", "token")
+AGGREGATIONS = ("sample", "prompt", "token")
 
 
 # Objectives per token, Eq. 2 to 8
@@ -211,16 +211,16 @@ def nonzero_variance(rewards):
     return (rewards != rewards[:, :1]).any(-1)
 
 
-def weigh(groups, *, zero_variance_filter, normalisation):
-    """Filter and normalise (Sec. 3.2): P groups of G headers (pipeline.Header) -> kept (P,) bool, advantages (P, G).
+def compute_advantages(groups, *, zero_variance_filter, normalisation):
+    """Filter and normalise (Sec. 3.2): P groups of G rollouts (pipeline.RolloutMetadata) -> kept (P,) bool, advantages (P, G).
 
     The filter looks at correctness, never at a shaped reward. A group with a completion on which the verifier failed is
     dropped too. Advantages are 0 in dropped groups. Truncated completions count as wrong here; their loss is masked
     later.
     """
-    judged = torch.tensor([all(header.correct is not None for header in group) for group in groups])
-    correct = torch.tensor([[2.0 * bool(header.correct) - 1 for header in group] for group in groups])
-    rewards = torch.tensor([[header.reward for header in group] for group in groups])
+    judged = torch.tensor([all(rollout.correct is not None for rollout in group) for group in groups])
+    correct = torch.tensor([[2.0 * bool(rollout.correct) - 1 for rollout in group] for group in groups])
+    rewards = torch.tensor([[rollout.reward for rollout in group] for group in groups])
     kept = judged & nonzero_variance(correct) if zero_variance_filter else judged
     advantages = torch.zeros_like(rewards)
     if kept.any():
@@ -288,7 +288,7 @@ def aggregate(objective, mask, prompt_index, how, denominators):
     elif how == "token":
         divisor = torch.full_like(lengths, denominators.tokens)
     else:
-        raise ValueError(f"unknown average {how!r}; expected one of {', '.join(AVERAGES)}")
+        raise ValueError(f"unknown average {how!r}; expected one of {', '.join(AGGREGATIONS)}")
     # A completion without tokens has weight 0. If it has tokens but divisor 0 (wrong denominators), inf shows it.
     weights = torch.where(lengths > 0, 1 / divisor.to(objective.dtype), 0.0)
     return (_fill(objective, mask).sum(-1) * weights).sum()

@@ -4,23 +4,23 @@ Paper: Sec. 3.1 and A.11 (PipelineRL-k, PPO-off-policy-k); Sec. 2 (generators an
 
     pipeline   N(v) = min(k + 1 + v, steps) P               new weights after every optimizer step
     ppo        N(v) = min((floor(v / k) + 1) k, steps) P    new weights when k divides v
-    batch of step v = tickets v P ... (v + 1) P - 1         in both, whatever order they finish in
-    step v waits for  its batch (pipeline); all tickets issued so far (ppo)
+    batch of step v = requests v P ... (v + 1) P - 1         in both, whatever order they finish in
+    step v waits for  its batch (pipeline); all requests issued so far (ppo)
 
-v -> version (optimizer steps done), P -> prompts (per step), N(v) -> tickets_issued, k -> k (optimizer steps).
+v -> version (optimizer steps done), P -> prompts (per step), N(v) -> admission_limit, k -> k (optimizer steps).
 
-A ticket is the permission to generate one group: G completions of one prompt. Rank 0 issues ticket n once n < N(v), so
-the tickets of step v's batch are issued at version v - k or later, and generators start them with weights at least that
+A request is the permission to generate one group: G completions of one prompt. Rank 0 issues request n once n < N(v), so
+the requests of step v's batch are issued at version v - k or later, and generators start them with weights at least that
 new: no token is trained on more than k optimizer steps (ppo: k - 1) after the version that sampled it. No completion is
 discarded for its age, and the prompts of a batch do not depend on timing. Trainers that are ahead wait for unfinished
-tickets; generators that are ahead wait for new ones.
+requests; generators that are ahead wait for new ones.
 
 All messages go through one key-value store that rank 0 hosts (the mailbox):
-    rank 0 -> generators   the tickets, and "news": how many tickets are issued, which version the generators should
+    rank 0 -> generators   the requests, and "news": how many requests are issued, which version the generators should
                            have, whether an evaluation is on, whether the run ends
-    generator -> rank 0    claims the next ticket number by an atomic add and keeps it until that ticket is issued; when
-                           the last completion of a ticket is scored, puts a value per completion, then their headers
-    rank 0 -> trainers     the headers of a batch; each trainer takes its share of the completions out of the mailbox
+    generator -> rank 0    claims the next request number by an atomic add and keeps it until that request is issued; when
+                           the last completion of a request is scored, puts a value per completion, then their rollouts
+    rank 0 -> trainers     the rollouts of a batch; each trainer takes its share of the completions out of the mailbox
 Weights do not go through the mailbox. When every generator has joined a version (says that it waits for these weights),
 the functions passed as `send` and `receive` (in train.py, broadcast_weights of plumbing/fleet.py) copy them; each
 generator receives between two decode steps.
@@ -28,9 +28,9 @@ Every rank counts its progress. A wait fails when a rank that it depends on make
 says who waits for whom; it fails at once when a process is lost. A process that is blocked in a call to the mailbox
 because rank 0 is frozen is ended by one of its own threads (plumbing/lifeline.py).
 
-Deviation: the paper hands over the first full batch; here a batch is made of the oldest tickets. Taking the completions
+Deviation: the paper hands over the first full batch; here a batch is made of the oldest requests. Taking the completions
   that arrive first breaks the bound (test_taking_whatever_arrives_first_breaks_the_bound) and favours short answers.
-Deviation: if too few prompts are free when a phase of ppo begins, the missing tickets are issued in the middle of it;
+Deviation: if too few prompts are free when a phase of ppo begins, the missing requests are issued in the middle of it;
   the age of their tokens stays bounded.
 Open in the paper: what holds where the trainers are the slower side. The paper speaks of trainers that wait, once they
   are k steps ahead. Here the generators may then finish k + 1 batches that no step has trained on, before they wait; so
@@ -66,36 +66,36 @@ PROBE = 8  # optimizer steps between two probes of the generators that were too 
 # --- Rules: pure functions on counts ---------------------------------------------------------------------------------
 
 
-def tickets_issued(version, *, off_policy, k, steps, prompts):
-    """N(v): how many tickets may have been issued, over the whole run, once `version` optimizer steps are done.
+def admission_limit(version, *, off_policy, k, steps, prompts):
+    """N(v): how many requests may have been issued, over the whole run, once `version` optimizer steps are done.
 
     off_policy  "pipeline", or "ppo" with k >= 1;  k  optimizer steps
-    steps       of the run;                        prompts  P, tickets per step
+    steps       of the run;                        prompts  P, requests per step
 
-    >>> [tickets_issued(v, off_policy="pipeline", k=2, steps=5, prompts=10) for v in range(5)]
+    >>> [admission_limit(v, off_policy="pipeline", k=2, steps=5, prompts=10) for v in range(5)]
     [30, 40, 50, 50, 50]
-    >>> [tickets_issued(v, off_policy="ppo", k=2, steps=5, prompts=10) for v in range(5)]
+    >>> [admission_limit(v, off_policy="ppo", k=2, steps=5, prompts=10) for v in range(5)]
     [20, 20, 40, 40, 50]
     """
     batches = k + 1 + version if off_policy == "pipeline" else (version // k + 1) * k
     return min(batches, steps) * prompts
 
 
-def batch_tickets(step, prompts):
-    """The numbers of the P tickets that optimizer step `step` (counted from 0) trains on."""
+def batch_requests(step, prompts):
+    """The numbers of the P requests that optimizer step `step` (counted from 0) trains on."""
     return range(step * prompts, (step + 1) * prompts)
 
 
-def awaited_tickets(step, issued, *, off_policy, prompts, drain=False):
-    """The tickets that are finished before optimizer step `step` begins, if `issued` tickets are issued by then.
+def awaited_requests(step, issued, *, off_policy, prompts, drain=False):
+    """The requests that are finished before optimizer step `step` begins, if `issued` requests are issued by then.
 
     pipeline: its batch. ppo: the whole phase, since generation and training alternate.
     drain    wait for all in pipeline too, so that every token is exactly k steps old (train.py --virtual exact)
 
-    >>> [awaited_tickets(1, 40, off_policy=setup, prompts=10) for setup in ("pipeline", "ppo")]
+    >>> [awaited_requests(1, 40, off_policy=setup, prompts=10) for setup in ("pipeline", "ppo")]
     [range(10, 20), range(10, 40)]
     """
-    batch = batch_tickets(step, prompts)
+    batch = batch_requests(step, prompts)
     return range(batch.start, issued) if drain or off_policy == "ppo" else batch
 
 
@@ -123,15 +123,15 @@ def stragglers(seconds, drained):
 
 
 @dataclass(frozen=True)
-class Ticket:
+class Request:
     """Permission to generate one group: G completions of one prompt."""
 
-    number: int  # 0, 1, … over the training tickets of the run, or over one evaluation
-    version: int  # of the generators when the ticket was issued; only weights at least that new may start it
+    number: int  # 0, 1, … over the training requests of the run, or over one evaluation
+    version: int  # of the generators when the request was issued; only weights at least that new may start it
     prompt: object  # data.Prompt
     generations: int  # G
-    evaluation: bool = False  # a validation prompt: its completions start before those of training tickets
-    headers_only: bool = False  # no completion is delivered: the 16,000 of an evaluation would fill the mailbox
+    evaluation: bool = False  # a validation prompt: its completions start before those of training requests
+    metadata_only: bool = False  # no completion is delivered: the 16,000 of an evaluation would fill the mailbox
 
     @property
     def queue(self):
@@ -140,12 +140,12 @@ class Ticket:
 
 
 @dataclass
-class Completion:
-    """One answer to a ticket's prompt. ids, mask, logprobs, versions: one entry per token, EOS included."""
+class Rollout:
+    """One answer to a request's prompt. ids, mask, logprobs, versions: one entry per token, EOS included."""
 
-    ticket: int  # Ticket.number
+    request: int  # Request.number
     index: int  # 0 … G-1 in its group
-    evaluation: bool  # Ticket.evaluation
+    evaluation: bool  # Request.evaluation
     prompt_ids: list[int]
     ids: list[int]
     mask: list[bool]  # True where the policy sampled the token, False where it was injected
@@ -157,7 +157,7 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Header:
+class RolloutMetadata:
     """What trainers need to know of a completion to form a batch, normalise advantages and divide the work."""
 
     key: str  # of the completion in the mailbox
@@ -185,11 +185,11 @@ class News:
     """What rank 0 tells the generators."""
 
     version: int = 0  # of the weights that the generators should have
-    tickets: int = 0  # training tickets issued over the whole run
-    evaluation_tickets: int = 0  # issued over all evaluations
-    evaluating: bool = False  # if so, only evaluation tickets may be claimed
+    requests: int = 0  # training requests issued over the whole run
+    evaluation_requests: int = 0  # issued over all evaluations
+    evaluating: bool = False  # if so, only evaluation requests may be claimed
     stop: str | None = None  # why the run ends; None before
-    drained: frozenset = frozenset()  # ranks of slow generators, which take no tickets
+    drained: frozenset = frozenset()  # ranks of slow generators, which take no requests
     probes: int = 0  # how often they have been asked to decode something all the same
 
 
@@ -351,9 +351,9 @@ class Pipeline:
     """The trainers' end of the pipeline. Every trainer rank makes the same calls; only rank 0 talks to the generators.
 
     off_policy   "pipeline" with k >= 0 or "ppo" with k >= 1, in optimizer steps (Sec. 3.1)
-    prompts      P, tickets per optimizer step;  generations  G, completions per ticket
+    prompts      P, requests per optimizer step;  generations  G, completions per request
     steps        optimizer steps of the run;     start        those already done (a resumed run)
-    drain        as in awaited_tickets
+    drain        as in awaited_requests
     """
 
     def __init__(self, mailbox, *, off_policy, k, prompts, generations, steps, start=0, drain=False):
@@ -361,12 +361,12 @@ class Pipeline:
         self.prompts = prompts
         self.generations = generations
         self.rules = {"off_policy": off_policy, "k": k}
-        self.awaited = partial(awaited_tickets, off_policy=off_policy, prompts=prompts, drain=drain)
+        self.awaited = partial(awaited_requests, off_policy=off_policy, prompts=prompts, drain=drain)
         self.version = start
-        self.limit: Callable[[int], int] = partial(tickets_issued, **self.rules, steps=steps, prompts=prompts)
-        if mailbox.rank == 0:  # a resumed run counts on: the first ticket claimed is the first not yet trained on
+        self.limit: Callable[[int], int] = partial(admission_limit, **self.rules, steps=steps, prompts=prompts)
+        if mailbox.rank == 0:  # a resumed run counts on: the first request claimed is the first not yet trained on
             mailbox.store.add("claimed/train", start * prompts)
-        self._news = News(version=start, tickets=start * prompts)
+        self._news = News(version=start, requests=start * prompts)
         self._post()
         self._work = {}  # generator rank -> (seconds of decoding, decode steps), at the last call of `drain`
         self._measured = {}  # the same, when its speed was last measured
@@ -376,43 +376,43 @@ class Pipeline:
 
     @property
     def room(self):
-        """How many tickets may be issued now; 0 if the run was resumed with fewer steps than are done."""
-        return max(0, self.limit(self.version) - self._news.tickets)
+        """How many requests may be issued now; 0 if the run was resumed with fewer steps than are done."""
+        return max(0, self.limit(self.version) - self._news.requests)
 
     def issue(self, prompts):
-        """Issue one ticket per data.Prompt, in order. Raises ValueError for more than `room`; fewer are fine."""
+        """Issue one request per data.Prompt, in order. Raises ValueError for more than `room`; fewer are fine."""
         if len(prompts) > self.room:
             raise ValueError(f"expected at most {self.room} prompts at version {self.version}, got {len(prompts)}")
-        first = self._news.tickets
+        first = self._news.requests
         version = self._news.version
-        tickets = [Ticket(n, version, prompt, self.generations) for n, prompt in enumerate(prompts, first)]
-        self._post(tickets, first, tickets=first + len(tickets))
+        requests = [Request(n, version, prompt, self.generations) for n, prompt in enumerate(prompts, first)]
+        self._post(requests, first, requests=first + len(requests))
 
     def next_batch(self, step):
-        """Wait for the batch of `step`: its headers, P lists of G in ticket order, the same on every trainer rank.
+        """Wait for the batch of `step`: its rollouts, P lists of G in request order, the same on every trainer rank.
 
-        None if fewer than P tickets could be issued for this step: the curriculum is exhausted.
+        None if fewer than P requests could be issued for this step: the curriculum is exhausted.
         """
         box = self.mailbox
-        numbers = batch_tickets(step, self.prompts)
-        if self._news.tickets < numbers.stop:
+        numbers = batch_requests(step, self.prompts)
+        if self._news.requests < numbers.stop:
             return None
         if box.rank:
             return box.receive(f"batch/{step}/{box.rank}", f"the batch of step {step}", [0])
-        keys = [f"headers/train/{n}" for n in self.awaited(step, self._news.tickets)]
-        box.wait(f"the tickets of step {step}", lambda: [] if box.has(*keys) else box.generators)
+        keys = [f"group/train/{n}" for n in self.awaited(step, self._news.requests)]
+        box.wait(f"the requests of step {step}", lambda: [] if box.has(*keys) else box.generators)
         groups = box.take(keys[: self.prompts])
         box.put({f"batch/{step}/{rank}": groups for rank in range(1, box.trainers)})
         return groups
 
-    def take(self, headers):
-        """The completions of these headers, in order, taken out of the mailbox. Any trainer rank may call this."""
-        return self.mailbox.take([header.key for header in headers])
+    def take(self, rollouts):
+        """The completions of these rollouts, in order, taken out of the mailbox. Any trainer rank may call this."""
+        return self.mailbox.take([rollout.key for rollout in rollouts])
 
-    def drop(self, headers):
-        """Delete the completions of these headers, which no rank will take, from the mailbox."""
+    def drop(self, rollouts):
+        """Delete the completions of these rollouts, which no rank will take, from the mailbox."""
         if self.mailbox.rank == 0:
-            self.mailbox.discard([header.key for header in headers])
+            self.mailbox.discard([rollout.key for rollout in rollouts])
 
     def publish(self, version, gather, send, *, final=False):
         """After an optimizer step: send the weights if `publishes` says so, or at the end of the run (`final`).
@@ -440,28 +440,28 @@ class Pipeline:
     def evaluate(self, prompts, generations, samples):
         """Sec. 2.1: have `generations` (k of mean@k) completions of each validation prompt generated and scored.
 
-        Returns (headers, a list per prompt; completions of the first `samples` prompts; {index of a prompt: why its
+        Returns (rollouts, a list per prompt; completions of the first `samples` prompts; {index of a prompt: why its
         verifier failed}). The first two are empty on ranks other than 0.
-        Meanwhile no weights are sent and no training tickets issued. Running completions go on. A generator that has
-        finished its share may start completions of tickets it had already claimed; for up to LOOK seconds, until it
-        has seen the news, it may still claim a training ticket.
+        Meanwhile no weights are sent and no training requests issued. Running completions go on. A generator that has
+        finished its share may start completions of requests it had already claimed; for up to LOOK seconds, until it
+        has seen the news, it may still claim a training request.
         Raises ValueError if the generators do not have the trainers' weights.
         """
         box = self.mailbox
         version = self.version
-        first = self._news.evaluation_tickets
+        first = self._news.evaluation_requests
         if self._news.version != version:
             cause = "with ppo, an evaluation at a version that is no multiple of k"
             raise ValueError(f"expected generators at {version}, got {self._news.version}; likely cause: {cause}")
-        tickets = [Ticket(n, version, prompt, generations, True, n >= samples) for n, prompt in enumerate(prompts)]
-        self._post(tickets, first, evaluating=True, evaluation_tickets=first + len(tickets))
-        numbers = range(0 if box.rank else len(tickets))
-        groups = [box.receive(f"headers/eval/{n}", f"evaluation ticket {n}", box.generators) for n in numbers]
+        requests = [Request(n, version, prompt, generations, True, n >= samples) for n, prompt in enumerate(prompts)]
+        self._post(requests, first, evaluating=True, evaluation_requests=first + len(requests))
+        numbers = range(0 if box.rank else len(requests))
+        groups = [box.receive(f"group/eval/{n}", f"evaluation request {n}", box.generators) for n in numbers]
         self._post(evaluating=False)
         if box.rank:  # not in a collective: an evaluation may take longer than its timeout
             failed = box.receive(f"evaluated/{version}/{box.rank}", "the evaluation", [0])
         else:
-            failed = {header.prompt: header.error for header in sum(groups, []) if header.correct is None}
+            failed = {rollout.prompt: rollout.error for rollout in sum(groups, []) if rollout.correct is None}
             box.put({f"evaluated/{version}/{rank}": failed for rank in range(1, box.trainers)})
         return groups, self.take(sum(groups[:samples], [])), failed
 
@@ -532,11 +532,11 @@ class Pipeline:
         return staying
 
     def _post(self, more=(), first=0, **changes):
-        """Put the tickets `more` into their queue, from place `first` on, then the news with its `changes`."""
+        """Put the requests `more` into their queue, from place `first` on, then the news with its `changes`."""
         self._news = replace(self._news, **changes)
         if self.mailbox.rank == 0:
-            tickets = {f"ticket/{ticket.queue}/{place}": ticket for place, ticket in enumerate(more, first)}
-            self.mailbox.put(tickets | {"news": self._news})
+            requests = {f"request/{request.queue}/{place}": request for place, request in enumerate(more, first)}
+            self.mailbox.put(requests | {"news": self._news})
             self.mailbox.store.add("news/count", 1)  # last: a rank that sees it change finds the rest
 
 
@@ -546,7 +546,7 @@ class Pipeline:
 def serve(generator, mailbox, receive, scorer):
     """Run a generator until rank 0 ends the run; returns the reason that rank 0 gives.
 
-    generator  rollout.TorchGenerator or its like: add(ticket), wants(evaluation), busy, step() -> finished completions,
+    generator  rollout.TorchGenerator or its like: add(request), has_capacity(evaluation), busy, step() -> finished completions,
                named_weights(), update_weights(version), slots; decode_steps and slot_steps, counted by step(); its
                version is that of the run when it starts
     receive    called with generator.named_weights(), fills these tensors: the other end of Pipeline.publish's `send`
@@ -562,20 +562,20 @@ def serve(generator, mailbox, receive, scorer):
 
 
 class Desk:
-    """The state of `serve`: ticket numbers claimed, tickets in work, idle seconds."""
+    """The state of `serve`: request numbers claimed, requests in work, idle seconds."""
 
     def __init__(self, generator, mailbox, receive, scorer):
         self.generator = generator
         self.mailbox = mailbox
         self.receive = receive
         self.scorer = scorer
-        self.claims = {"train": None, "eval": None}  # a number is kept until its ticket exists, across evaluations too
-        self.tickets = {}  # (evaluation, number) -> Ticket
+        self.claims = {"train": None, "eval": None}  # a number is kept until its request exists, across evaluations too
+        self.requests = {}  # (evaluation, number) -> Request
         self.scores = {}  # (evaluation, number) -> its Scores so far
         self.turned = mailbox.clock()  # when the last turn ended
         self.counts = Counter()  # what the next report adds in the mailbox: seconds, and decode steps
         self.probed = 0  # News.probes at the last probe of this generator
-        self.latest = None  # the ticket taken last
+        self.latest = None  # the request taken last
         self.pause = POLL  # seconds until the next poll, if there is nothing to do
         self.news = None  # of the last turn
 
@@ -587,12 +587,12 @@ class Desk:
         if worked := self.generator.busy:
             before = self.generator.decode_steps, self.generator.slot_steps
         for completion in self.generator.step() if worked else ():
-            if ticket := self.tickets.get((completion.evaluation, completion.ticket)):  # None: of a probe
-                self.scorer.submit(completion, ticket.prompt)
+            if request := self.requests.get((completion.evaluation, completion.request)):  # None: of a probe
+                self.scorer.submit(completion, request.prompt)
         decoding = self.mailbox.clock() - began
         for score in self.scorer.finished():
             self.deliver(score)
-        if worked:  # after a step there may be tickets to claim at once
+        if worked:  # after a step there may be requests to claim at once
             self.pause = POLL
             self.count_work(decoding, *before)
         else:
@@ -616,21 +616,21 @@ class Desk:
             self.generator.update_weights(version)
 
     def claim(self, news):
-        """Take tickets while the generator wants more; during an evaluation only evaluation tickets."""
-        queue, issued = ("eval", news.evaluation_tickets) if news.evaluating else ("train", news.tickets)
+        """Take requests while the generator wants more; during an evaluation only evaluation requests."""
+        queue, issued = ("eval", news.evaluation_requests) if news.evaluating else ("train", news.requests)
         # Nothing is claimed before the first news: until then the count of a resumed run, too, starts at 0.
-        while issued and self.generator.wants(news.evaluating):
+        while issued and self.generator.has_capacity(news.evaluating):
             if self.claims[queue] is None:
                 if self.mailbox.rank in news.drained:
                     return self.probe(news.probes)
                 self.claims[queue] = self.mailbox.store.add(f"claimed/{queue}", 1) - 1
             if self.claims[queue] >= issued:
                 return
-            [ticket] = self.mailbox.take([f"ticket/{queue}/{self.claims[queue]}"])
+            [request] = self.mailbox.take([f"request/{queue}/{self.claims[queue]}"])
             self.claims[queue] = None
-            assert ticket.version <= self.generator.version, f"{ticket} is newer than the weights"
-            self.tickets[ticket.evaluation, ticket.number] = self.latest = ticket
-            self.generator.add(ticket)
+            assert request.version <= self.generator.version, f"{request} is newer than the weights"
+            self.requests[request.evaluation, request.number] = self.latest = request
+            self.generator.add(request)
 
     def probe(self, probes):
         """If a new probe is asked for and nothing is in work: fill all slots with the latest prompt once more.
@@ -639,22 +639,22 @@ class Desk:
         """
         if self.probed != probes and self.latest and not self.generator.busy:
             self.probed = probes
-            while self.generator.wants(False):
+            while self.generator.has_capacity(False):
                 self.generator.add(replace(self.latest, number=-1, evaluation=False))
 
     def deliver(self, score):
-        """Keep a score; when it is the last of its ticket, put all completions into the mailbox, then their headers."""
-        place = score.completion.evaluation, score.completion.ticket
-        ticket = self.tickets[place]
+        """Keep a score; when it is the last of its request, put all completions into the mailbox, then their rollouts."""
+        place = score.completion.evaluation, score.completion.request
+        request = self.requests[place]
         scores = self.scores.setdefault(place, [])
         scores.append(score)
-        if len(scores) == ticket.generations:
+        if len(scores) == request.generations:
             scores.sort(key=lambda score: score.completion.index)
-            headers = [header(score, ticket) for score in scores]
-            if not ticket.headers_only:
-                self.mailbox.put({header.key: score.completion for header, score in zip(headers, scores)})
-            self.mailbox.put({f"headers/{ticket.queue}/{ticket.number}": headers})
-            del self.tickets[place], self.scores[place]
+            rollouts = [metadata(score, request) for score in scores]
+            if not request.metadata_only:
+                self.mailbox.put({rollout.key: score.completion for rollout, score in zip(rollouts, scores)})
+            self.mailbox.put({f"group/{request.queue}/{request.number}": rollouts})
+            del self.requests[place], self.scores[place]
 
     def report(self, decoding, evaluating):
         """Count this turn without its `decoding` seconds as idle, unless `evaluating`; tell rank 0 at every beat."""
@@ -668,14 +668,14 @@ class Desk:
             self.counts.clear()
 
 
-def header(score, ticket):
-    """The Header of a completion with its verdict (scorer.Score)."""
+def metadata(score, request):
+    """The RolloutMetadata of a completion with its verdict (scorer.Score)."""
     c = score.completion
     versions = Counter(version for version, sampled in zip(c.versions, c.mask) if sampled)
     logprob = sum(logprob for logprob, sampled in zip(c.logprobs, c.mask) if sampled)
-    return Header(
-        f"completion/{ticket.queue}/{ticket.number}/{c.index}",
-        ticket.prompt.index,
+    return RolloutMetadata(
+        f"rollout/{request.queue}/{request.number}/{c.index}",
+        request.prompt.index,
         score.reward,
         score.correct,
         c.truncated,

@@ -20,14 +20,14 @@ Test: pytest tests/test_train.py
 
 # fmt: off
 RECIPES = {  # Sec. 2 (baseline), Sec. 4 (scalerl), A.16 (the others): algorithmic flags only
-    "baseline": dict(loss="dapo", average="sample", normalisation="prompt", zero_variance_filter=False,
+    "baseline": dict(loss="dapo", aggregation="sample", normalisation="prompt", zero_variance_filter=False,
                      no_positive_resampling=None, fp32_head=False, off_policy="ppo", k=8, prompts=48)}
 RECIPES |= {
-    "scalerl": dict(loss="cispo", average="prompt", normalisation="batch", zero_variance_filter=True,
+    "scalerl": dict(loss="cispo", aggregation="prompt", normalisation="batch", zero_variance_filter=True,
                     no_positive_resampling=0.9, fp32_head=True, off_policy="pipeline", k=8, prompts=48),
     "deepseek": RECIPES["baseline"] | dict(loss="grpo"),
-    "qwen2.5": RECIPES["baseline"] | dict(average="prompt", zero_variance_filter=True, prompts=80),
-    "minimax": RECIPES["baseline"] | dict(loss="cispo", average="prompt", fp32_head=True,
+    "qwen2.5": RECIPES["baseline"] | dict(aggregation="prompt", zero_variance_filter=True, prompts=80),
+    "minimax": RECIPES["baseline"] | dict(loss="cispo", aggregation="prompt", fp32_head=True,
                                           zero_variance_filter=True, prompts=80)}
 RECIPES["magistral"] = RECIPES["qwen2.5"] | dict(off_policy="pipeline")
 CLIPS = {"eps_max": 5.0, "eps": 0.2, "eps_low": 0.2, "eps_high": 0.26}  # Sec. 3, A.17

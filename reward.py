@@ -2,14 +2,14 @@
 
     answer = what follows the last </think>; a completion without </think>, or truncated, has no answer and is wrong
              (--think-end: another mark, or none, and then the whole text is the answer)
-    r = +1 if correct else -1                                       r -> reward(), correct -> verify/judges.py
+    r = +1 if correct else -1                                       r -> reward(), correct -> verify/graders.py
     r = +1 + clip((L_max - |y|)/L_cache - 1, -1, 0) if correct      Eq. 9, A.10, A.15: instead of interruptions
     |y| -> tokens, L_max -> length_max, L_cache -> length_cache, the clip -> length_penalty()
 
 `correct` is kept beside r because pass rates and both prompt filters use correctness, never a shaped reward. What is
-correct, by task, stands in verify/judges.py.
+correct, by task, stands in verify/graders.py.
 
-Deviation: none known (those of verdicts: verify/judges.py).
+Deviation: none known (those of verdicts: verify/graders.py).
 Open in the paper: whether a truncated completion that already shows its answer is correct. Ours: it is not read and is
   wrong; Sec. A.15 leaves it out of the loss, but the pass rate needs a value.
 
@@ -41,23 +41,25 @@ def reward(correct: bool | None, penalty: float = 0.0) -> float:
 
 
 def pass_rates(groups, prompts) -> dict:
-    """Sec. 2.1: mean@k over the headers of the validation set, one list of k per prompt, and the same per curve.
+    """Sec. 2.1: mean@k over the rollouts of the validation set, one list of k per prompt, and the same per curve.
 
     stderr is the standard error from sampling k answers to these prompts; it leaves out the choice of the prompts. A
     prompt whose verifier failed is left out, and its completions are counted as unverified, not as wrong. Raises
     ValueError if no prompt is left.
     entropy_sampled is -mean log pi_gen of the sampled tokens, nats: an estimate of the entropy on validation (A.12).
     """
-    known = [group for group in groups if all(header.correct is not None for header in group)]
+    known = [group for group in groups if all(rollout.correct is not None for rollout in group)]
     if not known:
         raise ValueError(f"expected verdicts on {len(groups)} prompts, got none; likely cause: a broken verifier")
-    means = [sum(header.correct for header in group) / len(group) for group in known]
+    means = [sum(rollout.correct for rollout in group) / len(group) for group in known]
     curves = [prompt.curve or prompt.task for prompt in (prompts[group[0].prompt] for group in known)]
     tasks = {curve: mean(rate for rate, of in zip(means, curves) if of == curve) for curve in dict.fromkeys(curves)}
     k = len(groups[0])  # a mean of k answers has variance p (1 - p) / k; its estimate is unbiased with k - 1
     stderr = (sum(p * (1 - p) for p in means) / (k - 1)) ** 0.5 / len(means) if k > 1 else nan
-    headers = [header for group in groups for header in group]
-    entropy = -sum(header.logprob for header in headers) / sum(sum(header.versions.values()) for header in headers)
+    rollouts = [rollout for group in groups for rollout in group]
+    entropy = -sum(rollout.logprob for rollout in rollouts) / sum(
+        sum(rollout.versions.values()) for rollout in rollouts
+    )
     return {
         "pass_rate": mean(means),
         "stderr": stderr,

@@ -1,11 +1,11 @@
-"""Generators: they turn tickets into completions by continuous batching, and take new weights between two decode steps.
+"""Generators: they turn requests into completions by continuous batching, and take new weights between two decode steps.
 
 Paper: Sec. 2 (generators, interruptions), Sec. 3.1 and A.11 (PipelineRL: half-finished completions go on under new
 weights with the stale KV cache), Sec. 3.2 (FP32 head), A.10 (forced interruption).
 
     log pi_gen(y_t) = log softmax(W h_t / tau)[y_t]          top-p 1, no top-k; always fp32
     y_t = min {y : sum_{j <= y} pi_gen(j) > u_t}             inverse CDF in float64
-    u_t = hash(seed, stream, ticket, index, t) in [0, 1)     so u_t depends neither on timing nor on the slot
+    u_t = hash(seed, stream, request, index, t) in [0, 1)     so u_t depends neither on timing nor on the slot
     still thinking after L tokens, L drawn from [lo, hi]:    the phrase follows, then the policy answers
 
 W -> head weight, h_t -> hidden, tau -> temperature, y_t -> token, u_t -> uniform, L -> interrupt_at, the phrase ->
@@ -14,7 +14,7 @@ think_end appears, however it is tokenised: few tokenizers have a single token f
 split differently in another place. So each completion is checked once, in the decoded text of its first L tokens.
 
 How TorchGenerator decodes. Each of S slots is one row of a key/value cache; column i of the row holds position i of a
-prompt and its completion. A prompt is run once per ticket, without its last token; its keys and values are copied into
+prompt and its completion. A prompt is run once per request, without its last token; its keys and values are copied into
 the slots of its G completions as these start, and the last prompt token is the first input of each slot. Free slots are
 refilled before the next decode step. Slots in use are always the first rows: when a completion is finished, the last of
 them moves into its row. Attention reads columns up to the longest running sequence only. So when few completions are
@@ -43,7 +43,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicCache
 
-from pipeline import Completion, Ticket
+from pipeline import Request, Rollout
 from precision import check_supported, head_logits
 from reward import THINK_END
 
@@ -72,15 +72,15 @@ def uniform(key, draw):
     return (mix(key + (draw + 1) * INCREMENT) >> 11 & 2**53 - 1).double() * 2.0**-53
 
 
-def completion_keys(seed, ticket):
-    """(G,) int64 on the CPU: names the random sequence of each completion of the ticket.
+def completion_keys(seed, request):
+    """(G,) int64 on the CPU: names the random sequence of each completion of the request.
 
-    Numbers of training tickets are unique in a run. Every evaluation numbers its tickets from 0: the version tells
+    Numbers of training requests are unique in a run. Every evaluation numbers its requests from 0: the version tells
     evaluations apart.
     """
-    key = torch.zeros(ticket.generations, dtype=torch.int64)
-    stream = ticket.version + 1 if ticket.evaluation else 0
-    for word in (seed, stream, ticket.number, torch.arange(ticket.generations)):
+    key = torch.zeros(request.generations, dtype=torch.int64)
+    stream = request.version + 1 if request.evaluation else 0
+    for word in (seed, stream, request.number, torch.arange(request.generations)):
         key = mix((key ^ word) + INCREMENT)
     return key
 
@@ -168,21 +168,21 @@ def empty_slots(slots, length, device):
 
 @dataclass(eq=False)
 class Group:
-    """What the completions of a ticket share."""
+    """What the completions of a request share."""
 
-    ticket: Ticket
+    request: Request
     prompt_kv: list | None = None  # per layer (keys, values); None until the prompt is run under the present weights
 
 
 @dataclass(eq=False)
-class Draft:
+class ActiveSequence:
     """An unfinished completion: queued, or in a slot. Only VLLMGenerator uses `tokens`; TorchGenerator has its rows."""
 
     group: Group
     index: int  # 0 ... G-1
     key: int  # names its random sequence
     interrupt_at: int  # L, tokens
-    tokens: list = field(default_factory=list)  # (id, sampled by the policy?, nats, version), as in Completion
+    tokens: list = field(default_factory=list)  # (id, sampled by the policy?, nats, version), as in Rollout
 
     @property
     def ids(self):
@@ -193,7 +193,7 @@ class Generator:
     """The queues in which completions wait for one of the `slots`; those of an evaluation go first.
 
     While any of an evaluation is unfinished, no training completion starts; running ones go on. A subclass has
-    `step`, `named_weights`, `update_weights` and `close`, and keeps in `_running` a Draft for each slot in use.
+    `step`, `named_weights`, `update_weights` and `close`, and keeps in `_running` a ActiveSequence for each slot in use.
 
     model           a Hugging Face causal LM; only its config and the ids that end a completion are read here
     tokenizer       the model's; used only to decode
@@ -251,32 +251,34 @@ class Generator:
             getattr(model.config, "max_position_embeddings", NEVER),
             NEVER if max_prompt_tokens is None else max_prompt_tokens + max_new_tokens,
         )
-        self._queue = deque()  # of Draft
+        self._queue = deque()  # of ActiveSequence
         self._evaluations = deque()
         self._evaluating = 0  # unfinished completions of an evaluation
 
-    def add(self, ticket):
-        """Queue a ticket's completions. Raises ValueError if it asks for newer weights, or is empty or too long."""
-        length = len(ticket.prompt.ids)
+    def add(self, request):
+        """Queue a request's completions. Raises ValueError if it asks for newer weights, or is empty or too long."""
+        length = len(request.prompt.ids)
         limit = self.positions
-        if ticket.version > self.version:
+        if request.version > self.version:
             raise ValueError(
-                f"ticket {ticket.number} expects weights of version >= {ticket.version}, got "
+                f"request {request.number} expects weights of version >= {request.version}, got "
                 f"{self.version}: was it added before the update was received?"
             )
-        if length < 1 or ticket.generations < 1 or length + self.max_new_tokens > limit:
+        if length < 1 or request.generations < 1 or length + self.max_new_tokens > limit:
             raise ValueError(
-                f"ticket {ticket.number}: expected generations >= 1 and prompt + max_new_tokens <= {limit}"
-                f" positions; got {ticket.generations}, {length} + {self.max_new_tokens}; likely cause: a "
+                f"request {request.number}: expected generations >= 1 and prompt + max_new_tokens <= {limit}"
+                f" positions; got {request.generations}, {length} + {self.max_new_tokens}; likely cause: a "
                 "prompt above max_prompt_tokens, or more tokens than the model has positions for"
             )
-        keys = completion_keys(self.seed, ticket)
+        keys = completion_keys(self.seed, request)
         lo, hi = self.think_budget or (NEVER, NEVER)
         interrupt_at = lo + (uniform(keys, -1) * (hi - lo + 1)).long()  # -1: tokens draw numbers 0, 1, ...
-        group = Group(ticket)
-        queue = self._evaluations if ticket.evaluation else self._queue
-        queue += [Draft(group, index, *pair) for index, pair in enumerate(zip(keys.tolist(), interrupt_at.tolist()))]
-        self._evaluating += ticket.generations if ticket.evaluation else 0
+        group = Group(request)
+        queue = self._evaluations if request.evaluation else self._queue
+        queue += [
+            ActiveSequence(group, index, *pair) for index, pair in enumerate(zip(keys.tolist(), interrupt_at.tolist()))
+        ]
+        self._evaluating += request.generations if request.evaluation else 0
 
     @property
     def busy(self):
@@ -288,7 +290,7 @@ class Generator:
         self.decode_steps += 1
         self.slot_steps += running
 
-    def wants(self, evaluation):
+    def has_capacity(self, evaluation):
         """True if a slot is free that no queued completion will take; for an evaluation, only its own count."""
         queue = self._evaluations if evaluation else self._startable()
         return self.slots - len(self._running) > len(queue)
@@ -298,7 +300,7 @@ class Generator:
         return self._evaluations if self._evaluating else self._queue
 
     def _starts(self):
-        """Take as many completions off the queue as there are free slots: a list of Draft."""
+        """Take as many completions off the queue as there are free slots: a list of ActiveSequence."""
         queue = self._startable()
         return [queue.popleft() for _ in range(min(len(queue), self.slots - len(self._running)))]
 
@@ -310,17 +312,17 @@ class Generator:
         """Whether a completion that begins with these tokens is still thinking."""
         return self.think_end not in self._text(ids)
 
-    def _completion(self, draft, ids, mask, logprobs, versions):
-        """The pipeline.Completion of a finished draft. Its text is without EOS."""
-        ticket = draft.group.ticket
-        self._evaluating -= ticket.evaluation
+    def _completion(self, sequence, ids, mask, logprobs, versions):
+        """The pipeline.Rollout of a finished sequence. Its text is without EOS."""
+        request = sequence.group.request
+        self._evaluating -= request.evaluation
         ended = ids[-1] in self.eos_ids
         text = self._text(ids[:-1] if ended else ids)
-        return Completion(
-            ticket.number,
-            draft.index,
-            ticket.evaluation,
-            list(ticket.prompt.ids),
+        return Rollout(
+            request.number,
+            sequence.index,
+            request.evaluation,
+            list(request.prompt.ids),
             ids,
             mask,
             logprobs,
@@ -379,7 +381,7 @@ class TorchGenerator(Generator):
         self._rows = self._tensor(range(self.slots))
         self._eos = self._tensor(self.eos_ids)
         self._phrase = self._tensor(self.phrase_ids)
-        self._running = []  # Drafts, by row
+        self._running = []  # ActiveSequences, by row
 
     def _tensor(self, numbers):
         return torch.tensor(list(numbers), dtype=torch.int64, device=self.model.device)
@@ -391,8 +393,8 @@ class TorchGenerator(Generator):
     def update_weights(self, version):
         """The parameters now hold `version`: later tokens carry it, and prompts of queued completions are run again."""
         self.version = version
-        for draft in (*self._queue, *self._evaluations):
-            draft.group.prompt_kv = None
+        for sequence in (*self._queue, *self._evaluations):
+            sequence.group.prompt_kv = None
 
     @torch.inference_mode()
     def step(self):
@@ -415,18 +417,18 @@ class TorchGenerator(Generator):
     def _refill(self):
         """Start queued completions in free slots."""
         starts = self._starts()
-        if any(draft.group.prompt_kv is None for draft in starts):
+        if any(sequence.group.prompt_kv is None for sequence in starts):
             # A pass over one short prompt costs nearly as much as one over several: run the next ones along with it.
-            groups = dict.fromkeys(draft.group for draft in (*starts, *islice(self._startable(), PREFILL_AHEAD)))
+            groups = dict.fromkeys(sequence.group for sequence in (*starts, *islice(self._startable(), PREFILL_AHEAD)))
             self._prefill([group for group in groups if group.prompt_kv is None])
         if starts:
             self._begin(starts)
 
     def _prefill(self, groups):
         """Run prompts without their last token under the present weights; keys and values go into the groups."""
-        per_pass = max(1, PREFILL_TOKENS // max(len(group.ticket.prompt.ids) for group in groups))
+        per_pass = max(1, PREFILL_TOKENS // max(len(group.request.prompt.ids) for group in groups))
         for part in (groups[first : first + per_pass] for first in range(0, len(groups), per_pass)):
-            prompts = [self._tensor(group.ticket.prompt.ids[:-1]) for group in part]
+            prompts = [self._tensor(group.request.prompt.ids[:-1]) for group in part]
             # Padded on the right, without a mask: in causal attention no prompt token sees what follows it.
             ids = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)
             cache: Any = DynamicCache()
@@ -441,17 +443,19 @@ class TorchGenerator(Generator):
         """Put starting completions into the rows after those in use."""
         slots = self._slots
         at = self._rows[len(self._running) :][: len(starts)]
-        prompts = [draft.group.ticket.prompt.ids for draft in starts]
+        prompts = [sequence.group.request.prompt.ids for sequence in starts]
         slots.token[at] = self._tensor(ids[-1] for ids in prompts)
         slots.start[at] = self._tensor(len(ids) - 1 for ids in prompts)
-        slots.key[at] = self._tensor(draft.key for draft in starts)
-        slots.interrupt_at[at] = self._tensor(draft.interrupt_at for draft in starts)
+        slots.key[at] = self._tensor(sequence.key for sequence in starts)
+        slots.interrupt_at[at] = self._tensor(sequence.interrupt_at for sequence in starts)
         slots.count[at] = 0
         slots.mask[at] = True  # all tokens are the policy's until an interruption
-        for row, draft in enumerate(starts, len(self._running)):
-            self._cache.load(row, draft.group.prompt_kv)
-            if draft.index + 1 == draft.group.ticket.generations:
-                draft.group.prompt_kv = None  # else the pass that it is a view of stays in memory until the group ends
+        for row, sequence in enumerate(starts, len(self._running)):
+            self._cache.load(row, sequence.group.prompt_kv)
+            if sequence.index + 1 == sequence.group.request.generations:
+                sequence.group.prompt_kv = (
+                    None  # else the pass that it is a view of stays in memory until the group ends
+                )
         self._running += starts
 
     # --- One decode step over the first n rows

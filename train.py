@@ -28,7 +28,7 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line; `kind` says wh
          checking took too long), unverified (completions whose verifier failed), seconds (wall time since the last
          step, outside evaluation), idle_generators, idle_trainers (shares of these seconds), slots_used (share of the
          generators' slots and these seconds in which something was decoded; evaluations count), decode_seconds ({rank:
-         seconds of a decode step}), drained (ranks of generators too slow to get tickets), seconds_generate (with
+         seconds of a decode step}), drained (ranks of generators too slow to get requests), seconds_generate (with
          something decoding, mean over the generators), seconds_train, seconds_publish (of the previous version)
   eval   pass_rate (mean@k on the validation set), stderr (sampling error), entropy_sampled (nats, -mean log pi_gen of
          the sampled tokens: an estimate of the entropy, A.12), completions, unverified, timed_out, tasks
@@ -36,7 +36,7 @@ Metric glossary (`runs/NAME/log.jsonl`, one JSON object per line; `kind` says wh
          Frequent failures of the verifier end the run; a reference answer that cannot be read is not counted as one
   fit    A, B, C_mid, R_0, bands, forecasts (fit.py)
   end    reason, final (a new start would end for the same reason, so --max-restarts is not used), seconds (wall)
-  config flags (all in force; with the protections of the jail), world (number of processes), threads (of torch),
+  config flags (all in force; with the protections of the sandbox), world (number of processes), threads (of torch),
          commit, versions, prompts (how many, and how many left out)
 With --virtual all times but that of `end` are virtual: a model (plumbing/costs.py), not the machine's.
 A run resumed after a crash logs the steps after its checkpoint again; of several lines for a step, the last counts.
@@ -72,7 +72,7 @@ from plumbing.evaluation import answered, append, evaluate_policy
 from plumbing.flags import make_generator, make_scorer, provenance, questions, start, weights_folder
 from plumbing.fleet import Clock, Fleet, Screen, end_launcher, launch
 from plumbing.screen import WARNINGS
-from verify.judges import NO_FAILURE, OWN
+from verify.graders import NO_FAILURE, OWN
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 TRUNCATION = 0.1  # A.15: above 10 to 15 % of truncated completions runs destabilise
@@ -184,7 +184,7 @@ class Trainer:
         self.parameters = sum(p.numel() for p in model.parameters())
 
     def issue(self, waiting=()):
-        """Issue tickets: first for the prompts `waiting` (in flight at the checkpoint), then for the curriculum's."""
+        """Issue requests: first for the prompts `waiting` (in flight at the checkpoint), then for the curriculum's."""
         waiting = waiting[: self.pipeline.room]  # a run resumed with fewer --steps has no room for all
         self.pipeline.issue([*waiting, *self.curriculum.next(self.pipeline.room - len(waiting))])
 
@@ -202,7 +202,7 @@ class Trainer:
         rho_max = 0.0
         for items in plan.micro_batches:
             self.fleet.stop_together(items)
-            completions = self.pipeline.take([item.header for item in items])
+            completions = self.pipeline.take([item.rollout for item in items])
             input_ids, mask, gen_logprobs, advantages, prompt_index = batches.collate(
                 items, completions, self.fleet.device
             )
@@ -211,7 +211,7 @@ class Trainer:
                 precision.startup_check(logprobs, gen_logprobs, mask, self.fleet.dtype)
             inputs = logprobs, gen_logprobs, advantages, mask
             per_token = objective(*inputs, **args.clips)
-            (-loss.aggregate(per_token, mask, prompt_index, args.average, plan.denominators)).backward()
+            (-loss.aggregate(per_token, mask, prompt_index, args.aggregation, plan.denominators)).backward()
             clipped = loss.clipped(args.loss, *inputs, **args.clips)
             more, largest = batches.statistics(logprobs, gen_logprobs, entropy, clipped, mask)
             sums += more
@@ -262,10 +262,12 @@ class Trainer:
         No-Positive-Resampling (Sec. 3.2) needs this history.
         """
         for group in groups:
-            known = all(header.correct is not None for header in group)
-            self.curriculum.came_back(group[0].prompt, sum(h.correct for h in group) / len(group) if known else None)
+            known = all(rollout.correct is not None for rollout in group)
+            self.curriculum.update_history(
+                group[0].prompt, sum(h.correct for h in group) / len(group) if known else None
+            )
             if not known:
-                [error, *_] = [header.error for header in group if header.correct is None]
+                [error, *_] = [rollout.error for rollout in group if rollout.correct is None]
                 self.unverified += not error.startswith(NO_FAILURE)
                 self.name_unverified(self.curriculum.prompts[group[0].prompt], error)
 
@@ -286,7 +288,7 @@ class Trainer:
         elif self.raised in (10**power for power in range(1, 9)):
             self.warn("reward", count=self.raised)
 
-    def watch(self, headers, gradient_norm):
+    def watch(self, rollouts, gradient_norm):
         """Warn of what ruins runs: skipped steps, STANDING batches without any gradient, many truncated completions.
 
         Raises Unverifiable if the verifier failed often (`check_verifier`), Diverged after SKIPPED skipped steps in a
@@ -294,9 +296,9 @@ class Trainer:
         """
         self.standing = 0 if gradient_norm else self.standing + 1
         if self.standing == STANDING:
-            self.warn("no gradient", batches=STANDING, pass_rate=mean(bool(header.correct) for header in headers))
+            self.warn("no gradient", batches=STANDING, pass_rate=mean(bool(rollout.correct) for rollout in rollouts))
             self.standing = 0
-        self.truncated.append(sum(header.truncated for header in headers) / len(headers))
+        self.truncated.append(sum(rollout.truncated for rollout in rollouts) / len(rollouts))
         if sum(self.truncated) > TRUNCATION * TRUNCATED_STEPS:
             self.warn("truncated", share=mean(self.truncated), steps=len(self.truncated), limit=TRUNCATION)
             self.truncated.clear()
@@ -307,11 +309,11 @@ class Trainer:
                 f"no gradient of the last {SKIPPED} steps was finite; likely cause: an importance ratio "
                 "without upper bound (dapo and grpo have none where the advantage is negative), or --lr"
             )
-        errors = [header.error for header in headers if header.correct is None]
+        errors = [rollout.error for rollout in rollouts if rollout.correct is None]
         check_verifier(errors, self.unverified, self.version * self.args.prompts)
 
     def validate(self):
-        """Log mean@k on the validation set. Meanwhile the clock is stopped; no weights are sent, no tickets issued."""
+        """Log mean@k on the validation set. Meanwhile the clock is stopped; no weights are sent, no requests issued."""
         self.bar.set_description("validating")
         with self.clock.paused():
             groups, samples, failed = self.pipeline.evaluate(self.validation, self.args.eval_generations, SAMPLES)
@@ -325,20 +327,20 @@ class Trainer:
                 return
             for index, error in failed.items():
                 self.name_unverified(self.validation[index], error)
-            headers = sum(groups, [])
-            if self.version == 0 and not any(h.marked and not h.interrupted or h.correct for h in headers):
-                self.warn("no mark", completions=len(headers), mark=self.args.think_end)
+            rollouts = sum(groups, [])
+            if self.version == 0 and not any(h.marked and not h.interrupted or h.correct for h in rollouts):
+                self.warn("no mark", completions=len(rollouts), mark=self.args.think_end)
             if self.version == 0 and len(self.validation) < FEW_HELD_OUT:
                 self.warn("few held out", count=screen.counted(len(self.validation), "held-out prompt"))
             silent = sum(error == OWN for error in failed.values()) / len(self.validation)
             if self.version == 0 and silent > SILENT:
                 self.warn("silent", share=silent)
-            self.log("eval", **reward.pass_rates(groups, self.validation), timed_out=sum(h.timed_out for h in headers))
+            self.log("eval", **reward.pass_rates(groups, self.validation), timed_out=sum(h.timed_out for h in rollouts))
             self.draw()
-            for header, completion in zip(headers, samples):
+            for rollout, completion in zip(rollouts, samples):
                 append(
                     self.out / "completions.jsonl",
-                    {"step": self.version, **answered(self.validation[header.prompt], completion, header.correct)},
+                    {"step": self.version, **answered(self.validation[rollout.prompt], completion, rollout.correct)},
                 )
 
     def draw(self):
@@ -371,14 +373,14 @@ class Trainer:
             )
         self.saved = self.version
 
-    def record(self, groups, headers, plan, metrics):
+    def record(self, groups, rollouts, plan, metrics):
         """Add this step to the totals and log its `step` line."""
-        known = [header for header in headers if header.correct is not None]
-        generated = sum(h.tokens for h in headers)
+        known = [rollout for rollout in rollouts if rollout.correct is not None]
+        generated = sum(h.tokens for h in rollouts)
         flops = self.parameters * (2.0 * generated + 6.0 * plan.tokens)
         for name, more in (("tokens", generated), ("tokens_trained", plan.tokens), ("flops", flops)):
             self.totals[name] += more
-        sampled = sum((Counter(h.versions) for h in headers), Counter())
+        sampled = sum((Counter(h.versions) for h in rollouts), Counter())
         idle_before = self.idle
         self.idle = self.pipeline.idle() / len(self.fleet.mailbox.generators)
         idle = round(self.idle - idle_before, 9)  # so that it does not depend on what was idle before a resume
@@ -399,12 +401,12 @@ class Trainer:
             epoch=self.curriculum.epoch,
             **metrics,
             staleness={self.version - 1 - version: n for version, n in sorted(sampled.items(), reverse=True)},
-            length_mean=mean(h.tokens for h in headers),
-            length_max=max(h.tokens for h in headers),
-            truncated=mean(h.truncated for h in headers),
-            interrupted=mean(h.interrupted for h in headers),
-            timed_out=sum(h.timed_out for h in headers),
-            unverified=len(headers) - len(known),
+            length_mean=mean(h.tokens for h in rollouts),
+            length_max=max(h.tokens for h in rollouts),
+            truncated=mean(h.truncated for h in rollouts),
+            interrupted=mean(h.interrupted for h in rollouts),
+            timed_out=sum(h.timed_out for h in rollouts),
+            unverified=len(rollouts) - len(known),
             idle_generators=min(1.0, idle / wall),
             idle_trainers=max(0.0, 1 - metrics["seconds_train"] / wall),
             slots_used=round(self.pipeline.slots_used(), 9) / wall,
@@ -468,7 +470,7 @@ def train(run):
         if groups is None:
             break
         # 2. Filter and normalise (Sec. 3.2).
-        kept, advantages = loss.weigh(
+        kept, advantages = loss.compute_advantages(
             groups, zero_variance_filter=args.zero_variance_filter, normalisation=args.normalisation
         )
         plan = batches.make_plan(
@@ -482,11 +484,11 @@ def train(run):
         run.pipeline.drop(plan.dropped)
         # 3. Update (Sec. 3, Eq. 3 to 8).
         metrics = run.gradient_step(plan)
-        # 4. Update the history (Sec. 3.2), log; publish the weights; issue the tickets that the new version allows.
+        # 4. Update the history (Sec. 3.2), log; publish the weights; issue the requests that the new version allows.
         run.learned(groups)
-        headers = sum(groups, [])
-        run.record(groups, headers, plan, metrics)  # before publish: if the run ends there, its checkpoint counts this
-        run.watch(headers, metrics["gradient_norm"])
+        rollouts = sum(groups, [])
+        run.record(groups, rollouts, plan, metrics)  # before publish: if the run ends there, its checkpoint counts this
+        run.watch(rollouts, metrics["gradient_norm"])
         run.publish()
         run.issue()
         # 5. Validate (Sec. 2.1).
@@ -519,7 +521,7 @@ def finish(run, reason, seconds):
 
 
 def generate(args, fleet):
-    """Serve tickets on a generator rank until rank 0 ends the run. Returns the reason, and whether it is a failure."""
+    """Serve requests on a generator rank until rank 0 ends the run. Returns the reason, and whether it is a failure."""
     try:
         fleet.settle(args)
         with fleet.beating():

@@ -110,7 +110,7 @@ class VLLMGenerator(Generator):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         super().__init__(model, tokenizer, **settings)
         self._names = count()  # names of requests to vLLM
-        self._running = {}  # Drafts, by name of the request
+        self._running = {}  # ActiveSequences, by name of the request
         self._weights = {name: parameter.data for name, parameter in model.named_parameters()}
         os.environ.update(ENVIRONMENT | os.environ)
         from vllm import EngineArgs, LLMEngine
@@ -212,28 +212,28 @@ class VLLMGenerator(Generator):
         """Load the tensors of named_weights, which now hold `version`, into the worker; later tokens carry it."""
         self._publish()
         self.version = version
-        for name, draft in [*self._running.items()]:
-            if not any(sampled for _, sampled, *_ in draft.tokens):
+        for name, sequence in [*self._running.items()]:
+            if not any(sampled for _, sampled, *_ in sequence.tokens):
                 self._restart(name)  # vLLM may have run the prompt, or a part of it, under the old weights
 
     # --- Decoding
 
     def step(self):
         """Refill free slots, decode one token in each active one; returns the completions that end with it."""
-        for draft in self._starts():
-            self._submit(draft)
+        for sequence in self._starts():
+            self._submit(sequence)
         done = []
         self.count_step(len(self._running))
         for output in self._engine.step() if self._running else ():
-            draft = self._running[output.request_id]
+            sequence = self._running[output.request_id]
             [new] = output.outputs
-            draft.tokens += [
+            sequence.tokens += [
                 (token, True, entry[token].logprob, self.version) for token, entry in zip(new.token_ids, new.logprobs)
             ]
             if new.finish_reason:
                 del self._running[output.request_id]
-                done.append(self._completion(draft, *map(list, zip(*draft.tokens))))
-            elif len(draft.tokens) == draft.interrupt_at and self._thinks(draft.ids):  # A.10
+                done.append(self._completion(sequence, *map(list, zip(*sequence.tokens))))
+            elif len(sequence.tokens) == sequence.interrupt_at and self._thinks(sequence.ids):  # A.10
                 self._restart(output.request_id)
         return done
 
@@ -242,16 +242,16 @@ class VLLMGenerator(Generator):
         self._engine.abort_request([name])
         self._submit(self._running.pop(name))
 
-    def _submit(self, draft):
+    def _submit(self, sequence):
         """Submit a completion to vLLM, which goes on after its tokens so far, and after the phrase if that is due."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        if len(draft.tokens) == draft.interrupt_at:  # it is submitted at this length only to be interrupted
-            draft.tokens += [(token, False, 0.0, self.version) for token in self.phrase_ids]
+        if len(sequence.tokens) == sequence.interrupt_at:  # it is submitted at this length only to be interrupted
+            sequence.tokens += [(token, False, 0.0, self.version) for token in self.phrase_ids]
         name = str(next(self._names))
-        length = len(draft.tokens)
-        self._running[name] = draft
-        seed = int(uniform(torch.tensor(draft.key), torch.tensor(length)) * 2**53)
+        length = len(sequence.tokens)
+        self._running[name] = sequence
+        seed = int(uniform(torch.tensor(sequence.key), torch.tensor(length)) * 2**53)
         sampling = SamplingParams(
             temperature=self.temperature,
             max_tokens=self.max_new_tokens - length,
@@ -262,8 +262,8 @@ class VLLMGenerator(Generator):
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )
-        salt = next((version for _, sampled, _, version in draft.tokens if sampled), self.version)
-        prompt = dict(prompt_token_ids=[*draft.group.ticket.prompt.ids, *draft.ids], cache_salt=str(salt))
+        salt = next((version for _, sampled, _, version in sequence.tokens if sampled), self.version)
+        prompt = dict(prompt_token_ids=[*sequence.group.request.prompt.ids, *sequence.ids], cache_salt=str(salt))
         self._engine.add_request(name, prompt, sampling)
 
     def close(self):

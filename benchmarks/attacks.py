@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from verify import judges, mathematics, programs  # noqa: E402  (a script in benchmarks/ does not see the repository root)
+from verify import graders, mathematics, programs  # noqa: E402  (a script in benchmarks/ does not see the repository root)
 
 # fmt: off
 WORDS = ["Paris", "Tuesday", "mice", "no", "yes", "IV", "Bücher", "miércoles", "три", "星期三", "converges", "even", "AB",
@@ -159,7 +159,7 @@ def code(r):
 
 
 def math_verdict(answer, reference):
-    found = judges.math(f"\\boxed{{{answer}}}", reference)
+    found = graders.math(f"\\boxed{{{answer}}}", reference)
     return mathematics.equal(found, reference) if isinstance(found, str) else found
 
 
@@ -188,7 +188,7 @@ KINDS = {
     "questions": (
         questions,
         lambda answer, reference, prompt: (
-            not judges.given_back(f"\\boxed{{{answer}}}", reference, prompt) and math_verdict(answer, reference)
+            not graders.given_back(f"\\boxed{{{answer}}}", reference, prompt) and math_verdict(answer, reference)
         ),
     ),
     "calculations": (calculations, math_verdict),
@@ -197,8 +197,8 @@ KINDS = {
     "tuples": (tuples, math_verdict),
     "sets": (sets, math_verdict),
     "intervals": (intervals, math_verdict),
-    "choice": (choices, judges.choice),
-    "text": (texts, judges.text),
+    "choice": (choices, graders.choice),
+    "text": (texts, graders.text),
     "code": (code, lambda written, expected, name: programs.right_output(name, written.encode(), expected)),
 }
 

@@ -34,7 +34,7 @@ from course.checks.catalogue import EXERCISES  # noqa: E402
 
 SIZE = 30
 SEED = 7
-ATTACKS = (  # in the class, against the process that reads hand-ins; then against the jail
+ATTACKS = (  # in the class, against the process that reads hand-ins; then against the sandbox
     "chain of targets", "plus signs", "a chain of calls", "methods", "a bomb", "many entries", "names of no encoding",
     "broken lzma", "latin-1 \udce9", "stops itself", "fills memory", "leaves daemons",
 )  # fmt: skip

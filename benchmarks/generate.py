@@ -7,7 +7,7 @@
 Both sides sample the same number of tokens for the same prompts: a completion's length is drawn uniformly, EOS does not
 end it, and each row stops at its own length (on the `generate` side by a stopping criterion). `generate` gets batches
 of as many prompts as the other side has slots, padded on the left; a batch lasts as long as its longest row.
-TorchGenerator gets one ticket per prompt and also returns log-probs, which `generate` does not. Rounds alternate
+TorchGenerator gets one request per prompt and also returns log-probs, which `generate` does not. Rounds alternate
 between the sides; the table shows each side's least wall time and least CPU time. On a CPU that others use too, compare
 the CPU times. Target: 1.5 times the tokens per second.
 """
@@ -22,12 +22,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, StoppingCriteria, Sto
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from data import Prompt  # noqa: E402  (a script in benchmarks/ does not see the repository root)
-from pipeline import Ticket  # noqa: E402
+from pipeline import Request  # noqa: E402
 from rollout import TorchGenerator, completion_keys, uniform  # noqa: E402
 
 
 def lengths(keys, bounds):
-    """Completion lengths in tokens, one per key in `keys`, uniform in `bounds`: from draw -2, which no token uses."""
+    """Rollout lengths in tokens, one per key in `keys`, uniform in `bounds`: from draw -2, which no token uses."""
     return bounds[0] + (uniform(keys, -2) * (bounds[1] - bounds[0] + 1)).long()
 
 
@@ -83,8 +83,8 @@ def load(args):
     return AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
 
 
-def make_tickets(count, model, args):
-    """`count` tickets of one completion each, with prompts of random tokens, always the same."""
+def make_requests(count, model, args):
+    """`count` requests of one completion each, with prompts of random tokens, always the same."""
     random = torch.Generator().manual_seed(0)
     lo, hi = args.prompt_tokens
 
@@ -93,31 +93,31 @@ def make_tickets(count, model, args):
         ids = torch.randint(4, model.config.vocab_size, (length,), generator=random)
         return Prompt(index, tuple(ids.tolist()), "", "", "arithmetic")
 
-    return [Ticket(number, 0, prompt(number), 1) for number in range(count)]
+    return [Request(number, 0, prompt(number), 1) for number in range(count)]
 
 
-def continuous(model, tickets, args):
-    """Run TorchGenerator on the tickets; returns the lengths of the completions, in the order of the tickets."""
+def continuous(model, requests, args):
+    """Run TorchGenerator on the requests; returns the lengths of the completions, in the order of the requests."""
     generator = FixedLengths(model, NoText(), slots=args.slots, max_new_tokens=args.lengths[1])
     generator.bounds = args.lengths
-    for ticket in tickets:
-        generator.add(ticket)
+    for request in requests:
+        generator.add(request)
     done = {}
     while generator.busy:
-        done |= {completion.ticket: len(completion.ids) for completion in generator.step()}
-    return [done[ticket.number] for ticket in tickets]
+        done |= {completion.request: len(completion.ids) for completion in generator.step()}
+    return [done[request.number] for request in requests]
 
 
-def batched(model, tickets, args):
-    """Run model.generate on batches of the tickets; returns the lengths of the completions, in the same order."""
+def batched(model, requests, args):
+    """Run model.generate on batches of the requests; returns the lengths of the completions, in the same order."""
     model.generation_config.eos_token_id = None
     done = []
-    for first in range(0, len(tickets), args.slots):
-        batch = tickets[first : first + args.slots]
-        width = max(len(ticket.prompt.ids) for ticket in batch)
+    for first in range(0, len(requests), args.slots):
+        batch = requests[first : first + args.slots]
+        width = max(len(request.prompt.ids) for request in batch)
         ids = torch.tensor([(0,) * (width - len(t.prompt.ids)) + t.prompt.ids for t in batch], device=model.device)
         mask = torch.tensor([[column >= width - len(t.prompt.ids) for column in range(width)] for t in batch])
-        keys = torch.cat([completion_keys(0, ticket) for ticket in batch]).to(model.device)
+        keys = torch.cat([completion_keys(0, request) for request in batch]).to(model.device)
         row_lengths = lengths(keys, args.lengths)
         rows = model.generate(
             ids,
@@ -136,14 +136,14 @@ def batched(model, tickets, args):
     return done
 
 
-def measure(side, model, tickets, args):
+def measure(side, model, requests, args):
     """(tokens, wall seconds, CPU seconds, decode steps: forward passes of one token per row) of one round."""
     passes = []
     hook = model.get_decoder().register_forward_pre_hook(
         lambda module, inputs, kwargs: passes.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
     wall, cpu = time.perf_counter(), time.process_time()
-    tokens = sum(side(model, tickets, args))
+    tokens = sum(side(model, requests, args))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     hook.remove()
     return tokens, wall, cpu, passes.count(1)
@@ -162,14 +162,14 @@ def main():
     args = parser.parse_args()
     model = load(args)
     results = {continuous: [], batched: []}
-    tickets = make_tickets(args.slots * args.prompts_per_slot, model, args)
+    requests = make_requests(args.slots * args.prompts_per_slot, model, args)
     for side in (continuous, batched):
-        side(model, tickets[: args.slots // 4], args)  # warm-up
+        side(model, requests[: args.slots // 4], args)  # warm-up
     for _ in range(args.rounds):
         for side in (continuous, batched):
-            results[side].append(measure(side, model, tickets, args))
+            results[side].append(measure(side, model, requests, args))
     print(
-        f"{len(tickets)} prompts of {args.prompt_tokens[0]}-{args.prompt_tokens[1]} tokens, completions of "
+        f"{len(requests)} prompts of {args.prompt_tokens[0]}-{args.prompt_tokens[1]} tokens, completions of "
         f"{args.lengths[0]}-{args.lengths[1]}, {args.slots} slots, {model.dtype} on {model.device}, "
         f"{torch.get_num_threads()} threads, best of {args.rounds} rounds"
     )

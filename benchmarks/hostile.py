@@ -1,7 +1,7 @@
-"""Hand-ins that attack grading: the process that reads them, the jail, the tables, and points they have not earned.
+"""Hand-ins that attack grading: the process that reads them, the sandbox, the tables, and points they have not earned.
 
 `archives` are uploads made to stop or mislead whoever reads them; `BODIES` are functions of an exercise that run in the
-jail. None may get a point, and no other hand-in may notice. Used by benchmarks/course.py and tests/test_grading.py.
+sandbox. None may get a point, and no other hand-in may notice. Used by benchmarks/course.py and tests/test_grading.py.
 """
 
 import io
@@ -115,7 +115,7 @@ def write(folder):
     return len(archives()) + 3
 
 
-# --- In the jail: what they return must never be worth a point --------------------------------------------------------
+# --- In the sandbox: what they return must never be worth a point ----------------------------------------------------
 
 BODIES = {
     "looks for the answer in frames": """import sys, torch

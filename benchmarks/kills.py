@@ -140,7 +140,7 @@ def table(quiet, killed, found):
         "of each role": dict(Counter(row["role"] for row in found)),
         "steps of the run": len(last),
         "steps repeated": len(killed) - len(last),
-        "tickets lost or doubled": sum((asked - wanted).values()) + sum((wanted - asked).values()),
+        "requests lost or doubled": sum((asked - wanted).values()) + sum((wanted - asked).values()),
         "batches that differ": sum(row["prompts"] != prompts.get(row["step"]) for row in killed),
         "processes left": sum(row["processes left"] for row in found),
         "seconds from a kill to the next step, median": statistics.median(

@@ -13,7 +13,7 @@ A step cannot take less than the largest of three times:
     the trainers         train + broadcast
     the slots            tokens of a batch / (tokens per second of all slots together)
     the longest answer   (its decoding + train) / (k + 1) + broadcast
-The third: the tickets of k + 1 batches are issued at the same time, and those that come next only when the first of
+The third: the requests of k + 1 batches are issued at the same time, and those that come next only when the first of
 these batches is trained on, which waits for its longest completion. So batches begin together, and times are measured
 over whole cycles of k + 1 optimizer steps.
 
@@ -41,7 +41,7 @@ from data import Prompt  # noqa: E402
 from plumbing import virtual  # noqa: E402
 
 TOKEN = 0.020  # seconds of a decode step
-CHUNK = 16  # tokens that one entry of Completion.versions stands for; the ages are as exact as that
+CHUNK = 16  # tokens that one entry of Rollout.versions stands for; the ages are as exact as that
 CYCLES = 3  # at least so many cycles of k + 1 optimizer steps are measured
 
 
@@ -62,7 +62,7 @@ class Setting:
     sigma: float = 0.7  # standard deviation of the logarithm of its tokens
     cut: int = 14336  # tokens
     slow: float = 1.0  # the last generator takes so many times longer for a decode step
-    drain: bool = False  # generators that are too slow get no tickets, as in train.py
+    drain: bool = False  # generators that are too slow get no requests, as in train.py
     seed: int = 0
 
     @property
@@ -83,7 +83,7 @@ class Setting:
 
     @property
     def steps(self):
-        """Of the run: those measured are followed by a cycle, so that no generator has run out of tickets."""
+        """Of the run: those measured are followed by a cycle, so that no generator has run out of requests."""
         return self.warm_up + self.cycle * max(CYCLES, -(-20 // self.cycle)) + self.cycle
 
 
@@ -100,15 +100,15 @@ ROWS = {
 }
 
 
-def tokens(setting, ticket, index):
-    """How many tokens completion `index` of a ticket has: the same whenever and wherever it is generated."""
-    rng = random.Random(f"{setting.seed} {ticket} {index}")
+def tokens(setting, request, index):
+    """How many tokens completion `index` of a request has: the same whenever and wherever it is generated."""
+    rng = random.Random(f"{setting.seed} {request} {index}")
     drawn = rng.lognormvariate(math.log(setting.mean) - setting.sigma**2 / 2, setting.sigma)
     return min(setting.cut, max(1, round(drawn)))
 
 
 def bounds(setting, numbers):
-    """{what limits: seconds} that an optimizer step takes at least, for the batches of these tickets.
+    """{what limits: seconds} that an optimizer step takes at least, for the batches of these requests.
 
     With one slow generator the second bound takes for granted that it gets less work; the third knows nothing of it.
     """
@@ -128,7 +128,7 @@ def bounds(setting, numbers):
 class Running:
     """A completion that is queued or in a slot."""
 
-    ticket: pipeline.Ticket
+    request: pipeline.Request
     index: int
     left: int  # tokens
     spans: list  # (policy version, tokens decoded under it)
@@ -149,11 +149,11 @@ class Generator:
         self.decode_steps = 0
         self.slot_steps = 0  # tokens: one per slot in use and decode step
 
-    def add(self, ticket):
-        lengths = [tokens(self.setting, ticket.number, index) for index in range(ticket.generations)]
-        self.queue += [Running(ticket, index, length, []) for index, length in enumerate(lengths)]
+    def add(self, request):
+        lengths = [tokens(self.setting, request.number, index) for index in range(request.generations)]
+        self.queue += [Running(request, index, length, []) for index, length in enumerate(lengths)]
 
-    def wants(self, evaluation):
+    def has_capacity(self, evaluation):
         return self.setting.slots - len(self.running) > len(self.queue)
 
     @property
@@ -194,7 +194,7 @@ class Generator:
 
 
 def completion(one):
-    """The pipeline.Completion of a Running that has ended, with one entry for every CHUNK tokens."""
+    """The pipeline.Rollout of a Running that has ended, with one entry for every CHUNK tokens."""
     versions = []
     count = 0
     for version, steps in one.spans:
@@ -202,16 +202,14 @@ def completion(one):
         versions += [version] * (math.ceil(count / CHUNK) - len(versions))
     n = len(versions)
     fields = dict(prompt_ids=[0], ids=[0] * n, mask=[True] * n, logprobs=[0.0] * n, versions=versions)
-    return pipeline.Completion(
-        one.ticket.number, one.index, False, **fields, text="", truncated=False, interrupted=False
-    )
+    return pipeline.Rollout(one.request.number, one.index, False, **fields, text="", truncated=False, interrupted=False)
 
 
 @dataclass
 class Score:
     """What `serve` reads of a verdict."""
 
-    completion: pipeline.Completion
+    completion: pipeline.Rollout
     correct: bool = True
     reward: float = 1.0
     marked: bool = True
@@ -250,14 +248,14 @@ def train(setting, world, box, send, rows):
 
     issue()
     for step in range(setting.steps):
-        headers = sum(pipe.next_batch(step), [])
-        pipe.take(headers[box.rank :: setting.trainers])
+        rollouts = sum(pipe.next_batch(step), [])
+        pipe.take(rollouts[box.rank :: setting.trainers])
         box.store.enter("trains")
         world.sleep(setting.train)
         if box.rank == 0:
             ages = Counter()
-            for header in headers:
-                ages.update({step - version: count for version, count in header.versions.items()})
+            for rollout in rollouts:
+                ages.update({step - version: count for version, count in rollout.versions.items()})
             rows.append({"step": step, "ended": world.now, "ages": ages, "idle": pipe.idle()})
         box.store.enter("waits")
         if setting.drain:
@@ -344,7 +342,7 @@ def measure(setting):
     steps = len(inner) - 1
     ages = sum((row["ages"] for row in inner[1:]), Counter())
     total = sum(ages.values())
-    numbers = [number for row in inner[1:] for number in pipeline.batch_tickets(row["step"], setting.prompts)]
+    numbers = [number for row in inner[1:] for number in pipeline.batch_requests(row["step"], setting.prompts)]
     limits = bounds(setting, numbers)
     limit = max(limits, key=limits.get)
     trained = sum(tokens(setting, number, index) for number in numbers for index in range(setting.generations))

@@ -16,7 +16,7 @@ Columns: answers scored; seconds; answers/s since the last line; then, while not
 process, resident MB of this process and all its descendants, the number of these processes, and of their file
 descriptors; then timeouts, and timeouts of honest answers, so far.
 At the end the medians of the first and of the last tenth of the blocks are compared. Medians, because a single moment
-may catch a jail at its end, or a worker before it has loaded everything. Target: no growth.
+may catch a sandbox at its end, or a worker before it has loaded everything. Target: no growth.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from verify import jail  # noqa: E402  (a script in benchmarks/ does not see the repository root)
+from verify import sandbox  # noqa: E402  (a script in benchmarks/ does not see the repository root)
 from verify.scorer import Scorer  # noqa: E402
 
 FILE = ROOT / "tests" / "data" / "answers_500.jsonl"
@@ -137,7 +137,7 @@ def block(rows, hostile, r):
 def below(pid):
     """Ids of process `pid` and of all that descend from it."""
     found = {pid}
-    known = list(jail.all_processes())
+    known = list(sandbox.all_processes())
     while more := {child for child, parent, *_ in known if parent in found} - found:
         found |= more
     return found

@@ -13,7 +13,7 @@ side runs at a time. The result of a run is kept in results/; as long as its fil
 What differs, because it is TRL's own way:
     TRL generates and trains in turn in one process on all cores; train.py has a process for each, on half of the cores
     TRL's batches are on policy, and its ratio is 1; train.py's tokens are up to k steps old
-    TRL averages over the batch's tokens, train.py over each prompt's (--average prompt)
+    TRL averages over the batch's tokens, train.py over each prompt's (--aggregation prompt)
     TRL keeps prompts without variance in the denominators, and repeats prompts that are learnt
     TRL does not interrupt in training (truncated completions carry no loss on either side)
     the order of the prompts

@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from verify.judges import text  # noqa: E402  (a script in benchmarks/ does not see the repository root)
+from verify.graders import text  # noqa: E402  (a script in benchmarks/ does not see the repository root)
 
 FILE = ROOT / "results" / "words.jsonl"
 SYSTEM = "You reply with one word."

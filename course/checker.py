@@ -232,7 +232,7 @@ def original_file(folder, name):
     return folder / name if name != ANSWERS else folder / "course" / "checks" / name
 
 
-# --- The student's definition inside the original ---------------------------------------------------------------------
+# --- The student's definition inside the original --------------------------------------------------------------------
 
 
 def pieces(exercise, student, original, exercises):
@@ -292,7 +292,7 @@ def as_text(parts):
 def build(exercise, parts):
     """Run the pieces and return the exercise's definition (a method as a function); tracebacks show the right lines.
 
-    The jail runs the same nodes (HARNESS in grading.py), so that what counts as a definition cannot differ there.
+    The sandbox runs the same nodes (HARNESS in grading.py), so that what counts as a definition cannot differ there.
     """
     space = {"__name__": "exercise"}
     for source, node in parts:
@@ -306,7 +306,7 @@ def build(exercise, parts):
 def vectors(exercise, student, original, exercises):
     """For each claim the vector that the student's definition gives, or a text that says why there is none.
 
-    Where the exercise is graded, no module of the project can be imported, since there is none in the jail either.
+    Where the exercise is graded, no module of the project can be imported, since there is none in the sandbox either.
     """
     project = {path.stem for path in Path(__file__).parents[1].glob("*.py")} | {*ROOMS}
     with unimportable(project) if exercise.graded and student is not original else nullcontext():
@@ -473,7 +473,7 @@ def judged(exercise, found, right, told=True):
     return list(dict.fromkeys(problems))
 
 
-# --- Training with the student's functions ----------------------------------------------------------------------------
+# --- Training with the student's functions ---------------------------------------------------------------------------
 
 
 def originals_of(root):

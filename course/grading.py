@@ -1,22 +1,22 @@
-"""Grading hand-ins: behaviour on hidden inputs, measured in a jail; a row per student, files to send back.
+"""Grading hand-ins: behaviour on hidden inputs, measured in a sandbox; a row per student, files to send back.
 
 The solutions are public, so what is graded is what code does, not who wrote it; equal syntax trees are flagged and cost
 no points. Measurements are not graded, because logs can be forged.
 
 Student code is untrusted. The grader's own process opens, unpacks and parses nothing of it: every hand-in has a process
-of its own (`supervised`), which starts one under limits that reads it (handins.read), then a jail that runs it (jail.py
+of its own (`supervised`), which starts one under limits that reads it (handins.read), then a sandbox that runs it (sandbox.py
 says what that protects against), and returns what is wrong with each claim. Whatever a hand-in does is a row with a
 warning, and the grades of all others are as without it.
 
-Each submission has one jail, which imports torch once and forks for every exercise; after each fork, processes that it
-left are killed and the temporary folder is emptied. The jail is given the syntax trees of the exercise's definition and
+Each submission has one sandbox, which imports torch once and forks for every exercise; after each fork, processes that it
+left are killed and the temporary folder is emptied. The sandbox is given the syntax trees of the exercise's definition and
 of what it uses, the code that calls it, and inputs, hidden ones drawn from --seed and the course's own. It is given no
 expected number, no original of the definition and no file of the project. It must return exactly n float64 as bytes;
 anything else counts as no answer. An exercise that is killed for time or memory is run once more, alone. One that is
 right on the course's own inputs and wrong on hidden ones gets a warning.
 
-Without namespaces (`jail.protections`) a hand-in can read the solutions on the disk, use the network, and outlive its
-jail: `grade` says so, and then needs --weak-jail.
+Without namespaces (`sandbox.protections`) a hand-in can read the solutions on the disk, use the network, and outlive its
+sandbox: `grade` says so, and then needs --weak-sandbox.
 
 Run by exercises.py grade. Test: pytest tests/test_grading.py
 """
@@ -39,16 +39,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from course import checker, handins, report
-from verify import jail
+from verify import sandbox
 
 LIMITS = {"CPU": 2, "AS": 1 << 30}  # of one exercise: seconds; bytes beyond what the imports take
 SECONDS, EACH = 20.0, 6.0  # of wall clock: for a submission; for one exercise, as it may sleep
-HAND_IN_SECONDS = handins.READ_SECONDS + 2 * SECONDS + jail.START_SECONDS  # at most, for everything of a submission
-WEAK = "no namespaces here: a hand-in can read the solutions on the disk, use the network, and outlive its jail"
+HAND_IN_SECONDS = handins.READ_SECONDS + 2 * SECONDS + sandbox.START_SECONDS  # at most, for everything of a submission
+WEAK = "no namespaces here: a hand-in can read the solutions on the disk, use the network, and outlive its sandbox"
 NOTHING = "no answer"  # to a claim: the code raised an exception, or returned no numbers
 KILLED = f"{NOTHING}, killed: time or memory"
 PUBLIC_ONLY = "right on the course's own inputs, wrong on hidden ones"
-# What the jail tells of an exception: minus its place here, minus 1. No answer begins with a number below 0.
+# What the sandbox tells of an exception: minus its place here, minus 1. No answer begins with a number below 0.
 RAISED = (
     "an exception", "ImportError", "NameError", "AttributeError", "TypeError", "LookupError", "ZeroDivisionError",
     "ValueError", "AssertionError", "OSError", "RecursionError", "NotImplementedError", "RuntimeError", "SystemExit",
@@ -108,7 +108,7 @@ def flags(argv):
     add("--feedback", type=Path, help="folder to write: a Markdown file per student, to be sent back")
     add("--only", nargs="+", metavar="NAME", help="grade these exercises only")
     add("--points", nargs="+", default=[], metavar="NAME=POINTS", help="points of an exercise (default 1)")
-    add("--weak-jail", action="store_true", help="grade even if Linux allows no namespaces")
+    add("--weak-sandbox", action="store_true", help="grade even if Linux allows no namespaces")
     return parser.parse_args(argv)
 
 
@@ -131,9 +131,9 @@ class Hidden(NamedTuple):
     claim: object  # course.checks.claims.Claim
     inputs: tuple
     expected: list  # vector
-    size: int  # floats that the jail returns: as many as the longest known answer has
-    probe: tuple  # for the jail: the text of the function that calls the definition, its name, inputs in base64
-    target: str  # name of the definition in the jail
+    size: int  # floats that the sandbox returns: as many as the longest known answer has
+    probe: tuple  # for the sandbox: the text of the function that calls the definition, its name, inputs in base64
+    target: str  # name of the definition in the sandbox
     public: bool  # on the course's own inputs: gives no points, only a warning if hidden ones are wrong
 
 
@@ -179,11 +179,11 @@ def posed(exercise, claim, inputs, answers, public):
     return Hidden(claim, inputs, answers[0], max(map(len, answers)), probe, target, public)
 
 
-# --- In the jail -----------------------------------------------------------------------------------------------------
+# --- In the sandbox --------------------------------------------------------------------------------------------------
 
 
 def packages():
-    """{path: path in the jail} of torch, numpy, scipy and all that is installed beside them.
+    """{path: path in the sandbox} of torch, numpy, scipy and all that is installed beside them.
 
     Of the project an installation holds no module (pyproject.toml), but metadata that name its folder: left out.
     """
@@ -201,7 +201,7 @@ def packages():
 
 
 def warm(originals, namespaces):
-    """The argument `warm` of jail.run that loads torch once for all exercises of a submission."""
+    """The argument `warm` of sandbox.run that loads torch once for all exercises of a submission."""
     from course.checks import claims
 
     source = checker.Source.read(Path(str(claims.__file__)))
@@ -218,13 +218,13 @@ def warm(originals, namespaces):
 
 
 def outputs(cases, namespaces, loaded):
-    """The bytes that each case wrote in one jail; cases that were killed are tried once more, each alone.
+    """The bytes that each case wrote in one sandbox; cases that were killed are tried once more, each alone.
 
     None: killed again, or no time was left.
     """
 
     def tried(numbers, seconds):
-        run = jail.run(
+        run = sandbox.run(
             HARNESS,
             None,
             [cases[i] for i in numbers],
@@ -245,7 +245,7 @@ def outputs(cases, namespaces, loaded):
 
 
 def readable(data, sizes):
-    """The vectors in the jail's output, bytes of so many float64 as `sizes` say; a text for each that is no answer."""
+    """The vectors in the sandbox's output, bytes of so many float64 as `sizes` say; a text for each that is no answer."""
     if data is None or len(data) != 8 * sum(sizes):
         return [NOTHING] * len(sizes)
     numbers = list(struct.unpack(f"{sum(sizes)}d", data))
@@ -274,7 +274,7 @@ def claimed(head):
 
 
 def graded(reading, claims, originals, exercises, namespaces):
-    """Grade what was read of a hand-in in one jail: {exercise: [for each claim what is wrong, "" if it holds]}.
+    """Grade what was read of a hand-in in one sandbox: {exercise: [for each claim what is wrong, "" if it holds]}.
 
     reading  from handins.read;  claims  {exercise: its Hidden ones}
     The warnings of `reading` get one for every exercise that only the course's own inputs do not show to be wrong.
@@ -301,7 +301,7 @@ def graded(reading, claims, originals, exercises, namespaces):
 
 
 def job(program, hidden_claims):
-    """The jail's input for an exercise of a hand-in."""
+    """The sandbox's input for an exercise of a hand-in."""
     [target] = {one.target for one in hidden_claims}
     claims = [[*one.probe, one.size] for one in hidden_claims]
     return json.dumps({"program": program, "target": target, "claims": claims, "raised": RAISED})
@@ -315,7 +315,7 @@ def problem(one, vector, exercise):
 
 
 def supervised(upload, claims, originals, exercises, namespaces, commit):
-    """The Graded of an upload: a process under limits reads it, a jail runs it, and a process above both starts them,
+    """The Graded of an upload: a process under limits reads it, a sandbox runs it, and a process above both starts them,
     so that whatever is left can be killed with it.
     """
     chosen = [exercise for exercise in exercises if exercise.name in claims]
@@ -330,11 +330,11 @@ def supervised(upload, claims, originals, exercises, namespaces, commit):
 
 def judged(path, claims, originals, exercises, namespaces, commit):
     """The fields of a Graded, but for the student's, as JSON."""
-    jail.die_with_parent()
+    sandbox.die_with_parent()
     chosen = [exercise for exercise in exercises if exercise.name in claims]
 
     def read():
-        jail.die_with_parent()
+        sandbox.die_with_parent()
         return handins.read(path, chosen, originals, commit, exercises)
 
     reading = checker.isolated(read, originals, handins.READ_SECONDS, handins.READ_MEMORY)
@@ -403,11 +403,11 @@ def checked(args, exercises):
 def grade(args, exercises, originals):
     """The command: prints a line per student, writes CSV, JSON and Markdown. Exits for what cannot be graded."""
     exercises = checked(args, exercises)
-    namespaces = jail.namespaces_work()
+    namespaces = sandbox.namespaces_work()
     if not namespaces:
-        print(f"weak jail: {WEAK}", file=sys.stderr)
-        if not args.weak_jail:
-            sys.exit("give --weak-jail to grade nevertheless, best on a machine with nothing else on it")
+        print(f"weak sandbox: {WEAK}", file=sys.stderr)
+        if not args.weak_sandbox:
+            sys.exit("give --weak-sandbox to grade nevertheless, best on a machine with nothing else on it")
     began = time.monotonic()
     chosen = [x for x in exercises if x.graded and x.name in (args.only or [x.name])]
     claims = {x.name: hidden(x, args.seed, originals, exercises) for x in chosen}

@@ -232,7 +232,7 @@ def unpacked(path, files):
 
 
 def read(path, chosen, originals, commit, exercises):
-    """A hand-in as JSON: what the jail can run of each of the `chosen` exercises, or why nothing; what is odd is a
+    """A hand-in as JSON: what the sandbox can run of each of the `chosen` exercises, or why nothing; what is odd is a
     warning.
 
     commit     of the project; a hand-in that was started from another one gets a warning

@@ -4,7 +4,7 @@
 
 Generators make one batch after the other, `generate` seconds each; trainers take `train` seconds for a step; weights
 travel at once. When a batch may begin and which versions the generators get, say pipeline.py's own rules, here
-with one ticket per batch (Sec. 3.1). plumbing/virtual.py simulates whole fleets with pipeline.py's own processes.
+with one request per batch (Sec. 3.1). plumbing/virtual.py simulates whole fleets with pipeline.py's own processes.
 
 Test: pytest tests/test_exercises.py -k timeline
 """
@@ -24,7 +24,7 @@ def timeline(*, off_policy="pipeline", k, generate, train, steps=73):
     free = 0.0  # when the generators are
     for step in range(steps):
         rules = dict(off_policy=off_policy, k=k, steps=steps, prompts=1)
-        issued = next(v for v in range(steps) if pipeline.tickets_issued(v, **rules) > step)
+        issued = next(v for v in range(steps) if pipeline.admission_limit(v, **rules) > step)
         begin = max(free, updated[issued])
         free = end = begin + generate
         sent = [v for v in range(len(updated)) if pipeline.publishes(v, off_policy=off_policy, k=k)]

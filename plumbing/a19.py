@@ -88,7 +88,7 @@ def completions(backend, folder, fp32_head, prompts):
         )
     ) as generator:
         for n, prompt in enumerate(prompts):
-            generator.add(pipeline.Ticket(n, 0, prompt, GENERATIONS))
+            generator.add(pipeline.Request(n, 0, prompt, GENERATIONS))
         while generator.busy:
             done += generator.step()
     return done

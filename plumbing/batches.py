@@ -1,6 +1,6 @@
-"""From the headers of a batch to tensors: which rank trains on which completions in which micro-batch, and statistics.
+"""From the rollouts of a batch to tensors: which rank trains on which completions in which micro-batch, and statistics.
 
-    make_plan    P groups of G headers -> micro-batches for each trainer, denominators, what carries no loss
+    make_plan    P groups of G rollouts -> micro-batches for each trainer, denominators, what carries no loss
     collate      a micro-batch's completions -> padded tensors
     statistics   sums over a micro-batch, from which the log's means per token come
 
@@ -15,13 +15,13 @@ from typing import NamedTuple
 import torch
 
 import loss
-from pipeline import Header
+from pipeline import RolloutMetadata
 
 
 class Item(NamedTuple):
     """A completion that carries loss."""
 
-    header: Header
+    rollout: RolloutMetadata
     advantage: float  # normalised
     prompt_index: int  # position of its prompt in the batch
 
@@ -31,7 +31,7 @@ class Plan(NamedTuple):
 
     micro_batches: list  # of lists of Item; an empty list is a dummy: under FSDP all ranks must run equally many
     denominators: loss.Denominators  # of the whole batch, all ranks
-    dropped: list  # headers whose completions carry no loss
+    dropped: list  # rollouts whose completions carry no loss
     kept: int  # prompts that the filter kept
     tokens: int  # of the completions that carry loss, their prompts included, over all ranks
 
@@ -39,24 +39,24 @@ class Plan(NamedTuple):
 def make_plan(groups, kept, advantages, *, token_budget, rank, trainers):
     """The Plan of trainer `rank` for one batch; all ranks get equally many micro-batches.
 
-    groups            P lists of G headers (pipeline.Header)
-    kept, advantages  (P,) bool and (P, G), as loss.weigh returns them
+    groups            P lists of G rollouts (pipeline.RolloutMetadata)
+    kept, advantages  (P,) bool and (P, G), as loss.compute_advantages returns them
     token_budget      padded tokens per micro-batch; at least the longest completion with its prompt
 
     Every rank does the same work: it sorts the whole batch by length, so that little is padding, fills micro-batches
     up to `token_budget`, and takes every T-th of them (T = `trainers`).
     """
     items = [
-        Item(header, advantages[p, g].item(), p) for p, group in enumerate(groups) for g, header in enumerate(group)
+        Item(rollout, advantages[p, g].item(), p) for p, group in enumerate(groups) for g, rollout in enumerate(group)
     ]
-    chosen = [item for item in items if kept[item.prompt_index] and not item.header.truncated]
-    dropped = [item.header for item in items if not kept[item.prompt_index] or item.header.truncated]
+    chosen = [item for item in items if kept[item.prompt_index] and not item.rollout.truncated]
+    dropped = [item.rollout for item in items if not kept[item.prompt_index] or item.rollout.truncated]
     # The extra row, 0 tokens of the last prompt, makes room in the denominators for every prompt even if no completion
     # is left: a dummy micro-batch looks up prompt 0.
-    counts = torch.tensor([(sum(header.versions.values()), p) for header, _, p in chosen] + [(0, len(groups) - 1)])
+    counts = torch.tensor([(sum(rollout.versions.values()), p) for rollout, _, p in chosen] + [(0, len(groups) - 1)])
     micro_batches = [[]]
-    for item in sorted(chosen, key=lambda item: (item.header.length, item.header.key)):
-        if (len(micro_batches[-1]) + 1) * item.header.length > token_budget:
+    for item in sorted(chosen, key=lambda item: (item.rollout.length, item.rollout.key)):
+        if (len(micro_batches[-1]) + 1) * item.rollout.length > token_budget:
             micro_batches.append([])
         micro_batches[-1].append(item)
     micro_batches += [[]] * (-len(micro_batches) % trainers)
@@ -65,13 +65,13 @@ def make_plan(groups, kept, advantages, *, token_budget, rank, trainers):
         loss.global_denominators(counts[:, 0], counts[:, 1]),
         dropped,
         int(kept.sum()),
-        sum(header.length for header, *_ in chosen),
+        sum(rollout.length for rollout, *_ in chosen),
     )
 
 
 def padded(items):
     """Tokens of a micro-batch, padding included; 0 of a dummy."""
-    return len(items) * max((item.header.length for item in items), default=0)
+    return len(items) * max((item.rollout.length for item in items), default=0)
 
 
 def collate(items, completions, device):

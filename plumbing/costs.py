@@ -5,7 +5,7 @@
     a micro-batch     (micro_batch + token padded tokens) / T      T trainer devices share the work evenly
     the rest of a step, weights to all generators                  optimizer, broadcast
 
-"exact" is no model of a fleet: decoding is free, and all issued tickets are finished before each step, so that every
+"exact" is no model of a fleet: decoding is free, and all issued requests are finished before each step, so that every
 token is exactly k optimizer steps old (PPO-off-policy-k: 0 to k - 1) after the first k steps.
 
 Test: pytest tests/test_virtual.py
@@ -41,7 +41,7 @@ class Costs(NamedTuple):
     token: float  # per token of a micro-batch, padding included
     optimizer: float  # per optimizer step
     broadcast: float  # per version of the weights
-    drain: bool = False  # whether all issued tickets are finished before each optimizer step
+    drain: bool = False  # whether all issued requests are finished before each optimizer step
 
     def decode_step(self, rows, columns):
         """Seconds of a decode step: rows completions, positions up to columns."""
@@ -128,7 +128,7 @@ def between(timed, slower):
 
     Before a broadcast the trainer waits until the last generator has ended its decode step: n/(n + 1) of a step on
     average, with n generators. Turns are seen where the trainers wait more than the generators do, so that no generator
-    is idle for want of tickets.
+    is idle for want of requests.
     timed   rows of kind `step`; without one that shows turns, turn is BALANCED's, and broadcast seconds_publish
     slower  factor for BALANCED's turn then
     """

@@ -26,10 +26,10 @@ def complete(generator, scorer, prompts, generations):
     generator, scorer  as in pipeline.serve; the caller closes both
     """
     for prompt in prompts:
-        generator.add(pipeline.Ticket(prompt.index, generator.version, prompt, generations, evaluation=True))
+        generator.add(pipeline.Request(prompt.index, generator.version, prompt, generations, evaluation=True))
     while generator.busy or scorer.pending:
         for completion in generator.step() if generator.busy else ():
-            scorer.submit(completion, prompts[completion.ticket])
+            scorer.submit(completion, prompts[completion.request])
         yield from scorer.finished()
         time.sleep(0.0 if generator.busy else pipeline.POLL)
 
@@ -49,7 +49,7 @@ def evaluate_policy(args, prompts):
         progress(len(prompts) * args.generations) as bar,
     ):
         for score in complete(generator, scorer, prompts, args.generations):
-            prompt = prompts[score.completion.ticket]
+            prompt = prompts[score.completion.request]
             groups[prompt.index].append(score.correct)
             append(rows, answered(prompt, score.completion, score.correct))
             bar.update()

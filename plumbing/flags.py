@@ -36,7 +36,7 @@ from plumbing import checkpoints, costs, sizing, sources, track
 from plumbing.fleet import processes, restarts
 from plumbing.typed import Parser, beside, check_model, check_weights
 from recipes import CLIPS, EMBEDDED, GSPO_CLIPS, PAPER, RECIPES, TINY
-from verify import jail, own, scorer
+from verify import own, sandbox, scorer
 
 ROOT = Path(__file__).resolve().parent.parent  # the project's folder, so that base/ is found from every working folder
 DEFAULTS = RECIPES["scalerl"] | dict(
@@ -127,7 +127,7 @@ def recipe_flags(add):
     add("--eps", type=float, help="grpo: half-width of the clip (Eq. 7)")
     add("--eps-low", type=float, help="dapo, gspo (its own default: 0.003): lower half-width (Eq. 3, 8)")
     add("--eps-high", type=float, help="dapo, gspo (its own default: 0.005): upper half-width (Eq. 3, 8)")
-    add("--average", choices=loss.AVERAGES, help="loss aggregation (Sec. 3.2)")
+    add("--aggregation", choices=loss.AGGREGATIONS, help="loss aggregation (Sec. 3.2)")
     add("--normalisation", choices=loss.NORMALISATIONS, help="advantage normalisation (Sec. 3.2)")
     add("--zero-variance-filter", action=TOGGLE, help="drop prompts with all completions right or all wrong (Sec. 3.2)")
     add(
@@ -177,7 +177,7 @@ def model_flags(add):
     add(
         "--reward",
         metavar="FILE.py:FUNCTION",
-        help="a function of your own, FUNCTION(prompt, completion, answer), instead of the judges of the rows' tasks: "
+        help="a function of your own, FUNCTION(prompt, completion, answer), instead of the graders of the rows' tasks: "
         "True, False, or None for no verdict; rows need no answer then (docs/rewards.md)",
     )
     add("--verifiers", type=positive, metavar="N", help="processes of each generator that check answers, at most")
@@ -320,7 +320,7 @@ def settings(argv):
     base = next((BASES[name] for name in names if name in BASES), "base")
     preset = preset_of((ROOT / given.get("model", base)).resolve())
     recipe = RECIPES.get(given.get("recipe"), {})
-    average = {"average": "sample"} if given.get("loss") == "gspo" and not recipe else {}
+    average = {"aggregation": "sample"} if given.get("loss") == "gspo" and not recipe else {}
     dtype = "bfloat16" if torch.cuda.is_available() else "float32"
     defaults = (
         DEFAULTS
@@ -340,7 +340,7 @@ def settings(argv):
     args.out = asked.get("out", "runs/evaluation" if "evaluate" in asked else f"runs/{args.loss}-seed{args.seed}")
     args.checkpoint, args.notes = starting_point(args, parser.error)
     args.resume = bool(args.checkpoint)
-    args.protections = []  # of jails, found by `prepare`
+    args.protections = []  # of sandboxes, found by `prepare`
     follow_mark(args, asked, given, parser.error)
     unread(asked, {name: reads for name, (_, reads) in loss.LOSSES.items()}, args.loss, "--loss", parser.error)
     unread(asked, LENGTH_FLAGS, args.length_control, "--length-control", parser.error)
@@ -588,7 +588,7 @@ def starting_point(args, error):
     return folder and str(folder), lines
 
 
-# --- Before anything is spawned ---------------------------------------------------------------------------------------
+# --- Before anything is spawned --------------------------------------------------------------------------------------
 
 
 def weights_folder(args):
@@ -605,7 +605,7 @@ def phrase_ids(tokenizer, args):
 def prepare(args):
     """Load and check what every rank needs, before anything expensive starts; returns the prompts (data.Data).
 
-    Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no jail for programs works here).
+    Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no sandbox for programs works here).
     """
     folder = weights_folder(args)
     if "evaluate" in args:
@@ -649,13 +649,13 @@ def prepare(args):
         rollout.check_interruption(
             tokenizer, phrase_ids(tokenizer, args), args.think_end, args.interrupt_at, args.max_new_tokens
         )
-    # Once per node: jails that start at the same moment count each other's processes.
+    # Once per node: sandboxes that start at the same moment count each other's processes.
     args.protections = check_verifier(args, prompts) if os.environ.get("LOCAL_RANK", "0") == "0" else []
     return prompts
 
 
 def check_verifier(args, prompts):
-    """The protections of the jail if there are programs; raises ValueError or RuntimeError if verdicts cannot be had.
+    """The protections of the sandbox if there are programs; raises ValueError or RuntimeError if verdicts cannot be had.
 
     The function of --reward is tried on the first row, with its answer as the completion.
     """
@@ -664,7 +664,7 @@ def check_verifier(args, prompts):
         own.check(args.reward, (first.text, first.answer, first.answer), args.verify_timeout)
         return []
     code = any(prompt.task == "code" for prompt in (*prompts.train, *prompts.validation))
-    return jail.protections() if code else []
+    return sandbox.protections() if code else []
 
 
 def read_model(args, folder):
@@ -802,7 +802,7 @@ def make_scorer(args):
         own=args.reward,
         think_end=args.think_end,
         penalty=shape if args.length_control == "penalty" else None,
-        namespaces=jail.PROTECTIONS[1] in args.protections if args.protections else None,
+        namespaces=sandbox.PROTECTIONS[1] in args.protections if args.protections else None,
     )
 
 

@@ -35,7 +35,7 @@ from plumbing import checkpoints, lifeline
 from plumbing.batches import means
 from plumbing.virtual import TICKS
 
-# What may differ between nodes: where they find files, what was asked for in other words, what their jails can do.
+# What may differ between nodes: where they find files, what was asked for in other words, what their sandboxes can do.
 OF_THE_NODE = ("model", "data", "out", "resume", "checkpoint", "notes", "asked", "protections", "fitted")
 # Signals that end a run in order: Ctrl-C, a closed terminal, Ctrl-\\, a scheduler before it kills, a used-up CPU limit.
 ENDING = ("SIGINT", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGXCPU")
@@ -177,7 +177,7 @@ class Fleet:
 
     clock = staticmethod(time.perf_counter)  # seconds
     hours = "device-hours"  # what they are called on the screen
-    drain = False  # whether all issued tickets are finished before each step: only in virtual time
+    drain = False  # whether all issued requests are finished before each step: only in virtual time
 
     def __init__(self, args):
         local, self.rank, world = (int(os.environ[name]) for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
@@ -248,19 +248,19 @@ class Fleet:
         """Agree on where the run starts, before anything is loaded; every rank calls this.
 
         Rank 0 locks --out and picks the newest intact checkpoint, now by checksums too. All others look whether they
-        see a file that it has just made there, and say which protections their jails have, and with what they started.
+        see a file that it has just made there, and say which protections their sandboxes have, and with what they started.
         Raises OSError if --out is in use, is not one folder for all nodes, or holds broken checkpoints only, or if a
         rank was started with other flags, versions or code.
         """
         box = self.mailbox
         out = Path(args.out)
         local = int(os.environ.get("LOCAL_RANK", 0))
-        if not local:  # the first rank of each node has tried out jails
+        if not local:  # the first rank of each node has tried out sandboxes
             others = range(self.rank + 1, self.rank + int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
-            box.put({f"jails/{rank}": args.protections for rank in others})
+            box.put({f"sandboxes/{rank}": args.protections for rank in others})
         else:
             args.protections = box.receive(
-                f"jails/{self.rank}", "what jails can do here", [self.rank - local], interruptible=False
+                f"sandboxes/{self.rank}", "what sandboxes can do here", [self.rank - local], interruptible=False
             )
         if self.rank:
             seen, args.checkpoint = box.receive(

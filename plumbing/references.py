@@ -17,7 +17,7 @@ from unicodedata import category
 
 FIELDS = ("ground_truth", "final_answer", "answer", "target", "value")  # of a reference that is an object
 NO_ANSWER = {"proof", "notfound", "not found", "n/a", "nan", "null", "undefined answer"}
-COUNTDOWN = "a Countdown game, for which any expression of that value is right: judge it with --reward"
+COUNTDOWN = "a Countdown game, for which any expression of that value is right: grade it with --reward"
 STATED = re.compile(  # "The answer is 5", "Solution: x = 3"
     r"(?:(?:so|thus|hence|therefore)\b,?\s*)?(?:(?:the|our)\s+)?(?:(?:final|correct|right)\s+)?"
     r"(?:answer|solution|result|value)\s*(?:\b(?:is|are|equals)\b\s*:?|[:=])\s*(.*?)[\s.]*",

@@ -21,9 +21,9 @@ WARNINGS = {
     "reward": "the function of --reward has failed on {count} prompts so far (the first: NO VERDICT, above); their "
     "groups are left out",
     "slow": "{name} is more than twice as slow as is usual among the generators (decode_seconds in the log), and every "
-    "batch would wait for it. It finishes what it holds and takes no further tickets; now and then it decodes answers "
+    "batch would wait for it. It finishes what it holds and takes no further requests; now and then it decodes answers "
     "that no batch waits for, which show whether it has recovered",
-    "recovered": "{name} is as fast as the other generators again, and takes tickets again",
+    "recovered": "{name} is as fast as the other generators again, and takes requests again",
     "truncated": "{share:.0%} of the completions of the last {steps} steps were truncated and carry no loss. Runs "
     "destabilise above {limit:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)",
     "skipped": "the gradient of step {step} was not finite; its update was skipped",

@@ -26,7 +26,7 @@ def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16)
         closing(Scorer(timeout=5.0)) as scorer,
     ):
         for score in evaluation.complete(generator, scorer, questions, generations):
-            groups[score.completion.ticket].append(score.correct)
+            groups[score.completion.request].append(score.correct)
     return [reward.pass_at_k(groups, k)[0] for k in (1, generations)]
 
 

@@ -3,7 +3,7 @@
     load(sources, tokenizer, budget=...) -> data.Data(train, validation, ...), before any process is started
 
 A source is NAME[:WEIGHT][:TASK]: its share of the prompts drawn is its weight (default 1) over the sum of all weights;
-TASK, a key of judges.TASKS, names the verifier of all its rows. NAME is one of
+TASK, a key of graders.TASKS, names the verifier of all its rows. NAME is one of
   arithmetic, sorting, tiny  the embedded tasks (data.py)
   FILE.jsonl  (or .ndjson) one {"prompt": text or [{"role": ..., "content": ...}, ...], "answer": text or integer} per
               line, and optionally "task" (default "math"); other fields and empty lines are ignored.
@@ -15,7 +15,7 @@ of one kind.
 --prompt-column and --answer-column name other columns; several names may be given, for several sources, and the first
 that a row has counts. "reward_model.ground_truth" is a field of that name, or ground_truth within reward_model. If an
 answer holds "####" (GSM8K), only what follows is taken; references.py takes off what else is no value. The answer of a
-code row is its tests, in a form that judges.py reads, as JSON text or as an object. A row without a usable prompt or
+code row is its tests, in a form that graders.py reads, as JSON text or as an object. A row without a usable prompt or
 answer ends the run, or is left out (--skip-unusable).
 If rows of a source have the same prompt, the first is kept; the others are dropped and counted.
 
@@ -58,7 +58,7 @@ from data import (
 )
 from plumbing import references, unpickler
 from plumbing.typed import beside, closest, is_path, meant
-from verify.judges import TASKS
+from verify.graders import TASKS
 from verify.programs import read_tests
 
 USUAL = {  # columns of well-known data sets, to be suggested
@@ -179,7 +179,7 @@ def read_table(path: str) -> Iterator[tuple[str, dict]]:
 
 
 READERS = {".jsonl": read_lines, ".ndjson": read_lines, ".csv": read_table, ".tsv": read_table}
-OWN = "own"  # the task of rows that --reward judges
+OWN = "own"  # the task of rows that --reward grades
 BUILDERS = {".parquet": "parquet", ".json": "json", ".arrow": "arrow"}  # that `datasets` has
 DESCRIPTIONS = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # no rows
 
@@ -391,7 +391,7 @@ def parse_row(row, where: str, task: str | None, columns, own: bool = False) -> 
     return Row(where, prompt, reference, task)
 
 
-# --- Prompts of all sources -------------------------------------------------------------------------------------------
+# --- Prompts of all sources ------------------------------------------------------------------------------------------
 
 
 def warn_of_parts(names: Sequence[str]) -> None:
@@ -462,7 +462,7 @@ def load(
     validation  prompts to hold out of every source
     columns     (names for the prompt's column, names for the answer's); of each, the first that a row has counts
     skip_unusable  leave out rows without a usable prompt or answer (some of APPS and TACO have no tests)
-    own         a function of one's own judges the completions (--reward): answers may have any form, or be missing
+    own         a function of one's own grades the completions (--reward): answers may have any form, or be missing
     Raises ValueError for a malformed or repeated source, a malformed row, a prompt in training and validation, or if no
     prompt of a source fits the budget.
     """

@@ -6,7 +6,7 @@ Test: pytest tests/test_faults.py
 import io
 import pickle
 
-SENT = {*(("pipeline", name) for name in ("Ticket", "Header", "Completion", "News")), ("data", "Prompt")}
+SENT = {*(("pipeline", name) for name in ("Request", "RolloutMetadata", "Rollout", "News")), ("data", "Prompt")}
 
 
 class Unpickler(pickle.Unpickler):

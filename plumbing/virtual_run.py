@@ -42,7 +42,7 @@ class TimedGenerator:
         self.generator = generator
         self.fleet = fleet
         self.rank = rank
-        self.begun = {}  # (evaluation, ticket, index) of a running completion -> when it was begun
+        self.begun = {}  # (evaluation, request, index) of a running completion -> when it was begun
         self.stepped = False  # since the last look at verdicts, with which a turn ends
 
     def __getattr__(self, name):
@@ -63,11 +63,11 @@ class TimedGenerator:
     def record(self, began, done):
         """Put this decode step, and the completions that ended with it, into the timeline."""
         now = self.fleet.virtual.now
-        for draft in self.generator._running:
-            ticket = draft.group.ticket
-            self.begun.setdefault((ticket.evaluation, ticket.number, draft.index), began)
+        for sequence in self.generator._running:
+            request = sequence.group.request
+            self.begun.setdefault((request.evaluation, request.number, sequence.index), began)
         for one in done:
-            since = self.begun.pop((one.evaluation, one.ticket, one.index), began)
+            since = self.begun.pop((one.evaluation, one.request, one.index), began)
             self.fleet.timeline.completion(self.rank, since, now, one.versions[0], one.evaluation)
         self.fleet.timeline.decoding(self.rank, began, now)
 
@@ -95,7 +95,7 @@ class PromptScorer:
         if not self.late and any(score.timed_out for score in scores):
             self.late = True
             print("WARNING: checking an answer took longer than --verify-timeout: this run may not repeat bit for bit")
-        return sorted(scores, key=lambda score: (score.completion.ticket, score.completion.index))
+        return sorted(scores, key=lambda score: (score.completion.request, score.completion.index))
 
 
 class VirtualFleet(Fleet):

@@ -36,19 +36,19 @@ from study import warm
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ["--data", "tiny", "--dtype", "float32"]
 LOSSES = {  # name -> its flags; warm.no_ratio takes the place of the loss in NO_RATIO
-    "CISPO": "--loss cispo --average prompt",
-    "DAPO": "--loss dapo --average prompt",
-    "GSPO": "--loss gspo --average sample",
-    "GRPO": "--loss grpo --average prompt",
-    "no ratio": "--loss cispo --average prompt",
-    "uncapped ratio": "--loss cispo --average prompt --eps-max inf",
+    "CISPO": "--loss cispo --aggregation prompt",
+    "DAPO": "--loss dapo --aggregation prompt",
+    "GSPO": "--loss gspo --aggregation sample",
+    "GRPO": "--loss grpo --aggregation prompt",
+    "no ratio": "--loss cispo --aggregation prompt",
+    "uncapped ratio": "--loss cispo --aggregation prompt --eps-max inf",
 }
 NO_RATIO = "no ratio"
 AGES = (0, 1, 2, 4, 8, 16, 32)
 RATES = (1, 2, 4)  # times the preset's learning rate
 VARIANTS = {  # name -> (loss, its flags)
-    "sample average": ("CISPO", "--average sample"),
-    "token average": ("CISPO", "--average token"),
+    "sample average": ("CISPO", "--aggregation sample"),
+    "token average": ("CISPO", "--aggregation token"),
     "prompt normalisation": ("CISPO", "--normalisation prompt"),
     "no normalisation": ("CISPO", "--normalisation none"),
     "no filter": ("CISPO", "--no-zero-variance-filter"),

@@ -111,7 +111,7 @@ w = {
 }[how]
 return (objective.masked_fill(~mask, 0) * w).sum()
 """,
-    ("tickets", "loop"): r"""
+    ("requests", "loop"): r"""
 n = 0
 for s in range(steps):
     if (s - version <= k) if off_policy == "pipeline" else (s // k <= version // k):
@@ -308,9 +308,9 @@ for d in [*self._evaluations, *self._queue]:
         d.group.prompt_kv = None
 """,
     ("streams", "negative"): r"""
-key = torch.zeros(ticket.generations, dtype=torch.int64)
-stream = -1 - ticket.version if ticket.evaluation else 0
-for word in (seed, stream, ticket.number, torch.arange(ticket.generations)):
+key = torch.zeros(request.generations, dtype=torch.int64)
+stream = -1 - request.version if request.evaluation else 0
+for word in (seed, stream, request.number, torch.arange(request.generations)):
     key = mix((key ^ word) + INCREMENT)
 return key
 """,
@@ -435,7 +435,7 @@ return "8", "7"
 return "nan" if correct is None else str(1.0 + penalty) if correct else "-1"
 """,
     ("streams", "random"): r"""
-return torch.randint(1 << 60, (ticket.generations,))
+return torch.randint(1 << 60, (request.generations,))
 """,
     ("stale-kv", "version only"): r"""
 self.version = version

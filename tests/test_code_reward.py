@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from data import Prompt
-from verify import jail, judges, programs
+from verify import graders, programs, sandbox
 from verify.scorer import Scorer
 
 LIMIT = 0.5  # seconds per answer that the `strict` scorer allows
-NAMESPACES = len(jail.protections()) > 1
+NAMESPACES = len(sandbox.protections()) > 1
 NEEDS_NAMESPACES = pytest.mark.skipif(not NAMESPACES, reason="this machine allows no namespaces")
 SUM = json.dumps({"inputs": ["1 2\n", "-5 5\n"], "outputs": ["3\n", "0\n"]})
 ADD = json.dumps({"fn_name": "add", "inputs": [[1, 2], [-5, 5]], "outputs": [[3], [0]]})
@@ -26,7 +26,7 @@ ADD = json.dumps({"fn_name": "add", "inputs": [[1, 2], [-5, 5]], "outputs": [[3]
 
 @dataclass
 class Finished:
-    """The fields of pipeline.Completion that the scorer reads."""
+    """The fields of pipeline.Rollout that the scorer reads."""
 
     text: str
     truncated: bool = False
@@ -49,7 +49,7 @@ def score(scorer, program, tests=SUM, seconds=60.0):
 
 def descendants(pid):
     """Ids of all processes below this one."""
-    below, known = {pid}, list(jail.all_processes())
+    below, known = {pid}, list(sandbox.all_processes())
     while more := {child for child, parent, *_ in known if parent in below} - below:
         below |= more
     return below - {pid}
@@ -64,7 +64,7 @@ def wait_until(true, what, seconds=30.0):
 
 def nothing_left(scorer, folder):
     """Whether only the worker's own fork is below it, which adopts what programs leave, with the interpreter of which
-    jails are forks, and the folder is empty.
+    sandboxes are forks, and the folder is empty.
     """
     return len(descendants(scorer._workers[0].process.pid)) == 2 and not any(folder.iterdir())
 
@@ -128,7 +128,7 @@ def strict(folder):
     ],
 )
 def test_sec2_the_program_is_the_last_python_block(answer, program):
-    assert (judges.code(answer, SUM) or "") == program
+    assert (graders.code(answer, SUM) or "") == program
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ STDIN = {
     "print(sum(map(int, input().split())))\n1 / 0": False,  # exit status
     "print(sum(map(int, input().split())))\nraise SystemExit(2)": False,
     "import numpy\nprint(sum(map(int, input().split())))": False,  # not in the standard library
-    "os.getcwd()\nprint(sum(map(int, input().split())))": False,  # the jail imports os, not the program
+    "os.getcwd()\nprint(sum(map(int, input().split())))": False,  # the sandbox imports os, not the program
     "from __future__ import annotations\nprint(sum(map(int, input().split())))": True,
     # Names that graders import before the program are there; pow, open and compile are still the built-in ones.
     "d = deque(map(int, input().split()))\nheapify(h := list(d))\nprint(reduce(lambda a, b: a + b, d))": True,
@@ -297,7 +297,7 @@ FORGED = {
     "a result nobody can read": "import os\nos.write(3, b'[' * 60_000)\nos._exit(0)",
     "a result of many digits": "import os\nos.write(3, b'9' * 60_000)\nos._exit(0)",
     "not a number": "add = lambda a, b: float('nan')",
-    "an end of the jail": "import os\nos.kill(os.getppid(), 9)\nos.kill(os.getppid(), 19)",
+    "an end of the sandbox": "import os\nos.kill(os.getppid(), 9)\nos.kill(os.getppid(), 19)",
 }
 
 
@@ -308,7 +308,7 @@ def test_no_verdict_is_forged(strict, folder, name):
     assert score(strict, FORGED[name], SUM).correct is False
 
 
-def test_expected_outputs_never_enter_the_jail(scorer):
+def test_expected_outputs_never_enter_the_sandbox(scorer):
     hunt = """
 import gc, os, re, sys
 frames = []
@@ -352,7 +352,7 @@ def test_an_endless_program_costs_the_limit_and_leaves_nothing(strict, folder, n
     start = time.monotonic()
     endless = score(strict, ENDLESS[name])
     assert (endless.correct, endless.timed_out) == (False, True)
-    assert LIMIT <= time.monotonic() - start < LIMIT + 4.0  # 4 s of slack: a busy machine is slow to start a jail
+    assert LIMIT <= time.monotonic() - start < LIMIT + 4.0  # 4 s of slack: a busy machine is slow to start a sandbox
     assert nothing_left(strict, folder)
 
 
@@ -392,7 +392,7 @@ for _ in range(2):
     os.fork() or time.sleep(100)
     time.sleep(100)
 """
-    expected = f"[] None {2 if NAMESPACES else 3}"  # processes: the jail's first, and the test's own
+    expected = f"[] None {2 if NAMESPACES else 3}"  # processes: the sandbox's first, and the test's own
     assert score(scorer, leave, json.dumps({"inputs": [""] * 5, "outputs": [expected] * 5})).correct is True
 
 
@@ -408,7 +408,7 @@ with open('/proc/self/maps') as maps, open('/proc/self/mem', 'rb', 0) as memory:
       seen |= set(re.findall(mark.encode() + b'-[0-9]+', memory.read(end - start)))
 print(*sorted(found.decode() for found in seen))
 """
-    for number in (11, 12):  # the second program's jail is another fork of the same interpreter
+    for number in (11, 12):  # the second program's sandbox is another fork of the same interpreter
         tests = {"inputs": [f"given-{number}"], "outputs": [f"given-{number}"]}
         assert score(scorer, hunt, json.dumps(tests)).correct is True
 
@@ -441,7 +441,7 @@ def test_a_program_ends_as_the_interpreter_would_end_it(scorer):
     assert {program: score(scorer, program, tests).correct for program in ENDS} == ENDS
 
 
-def test_limits_environment_and_folder_are_set_in_the_jail(scorer):
+def test_limits_environment_and_folder_are_set_in_the_sandbox(scorer):
     look = """
 import os, resource
 limits = [resource.getrlimit(getattr(resource, 'RLIMIT_' + name)) for name in ('AS', 'FSIZE', 'NOFILE', 'CORE', 'CPU')]
@@ -480,14 +480,14 @@ def test_there_is_no_network(scorer):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
-            pass  # outside the jail the server can be reached
+            pass  # outside the sandbox the server can be reached
         call = f"import socket\ntry: socket.create_connection(('127.0.0.1', {port}), 5)\nexcept OSError: print('no')"
         assert score(scorer, call, json.dumps({"inputs": [""], "outputs": ["no"]})).correct is True
 
 
 def test_protections_are_named_for_the_log():
-    held = jail.protections()
-    assert tuple(held) == jail.PROTECTIONS[: 2 if NAMESPACES else 1]
+    held = sandbox.protections()
+    assert tuple(held) == sandbox.PROTECTIONS[: 2 if NAMESPACES else 1]
 
 
 # --- Without namespaces ---
@@ -495,26 +495,26 @@ def test_protections_are_named_for_the_log():
 
 @pytest.mark.parametrize("name", ["sleep", "fork bomb", "fork bomb of daemons"])
 def test_without_namespaces_nothing_is_left_either(name, tmp_path):
-    """`jail.run` is called in a separate process, because it kills all children of the process that calls it."""
+    """`sandbox.run` is called in a separate process, because it kills all children of the process that calls it."""
     script = f"""
-from verify import jail
+from verify import sandbox
 def outcome(program):
     try:
-        return list(jail.run(program, None, ['x'], size=9, timeout={LIMIT}, namespaces=False))
+        return list(sandbox.run(program, None, ['x'], size=9, timeout={LIMIT}, namespaces=False))
     except TimeoutError:
         return 'timeout'
 print(outcome('print(input())'), outcome({ENDLESS[name]!r}),
-      [process for process in jail.all_processes() if process[1] == jail.os.getpid()])
+      [process for process in sandbox.all_processes() if process[1] == sandbox.os.getpid()])
 """
-    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(jail.__file__).parent.parent)}
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(sandbox.__file__).parent.parent)}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen([sys.executable, "-c", script], env=environment, **pipes) as process:
         printed, errors = process.communicate(timeout=60)
     assert printed == "[b'x\\n'] timeout []\n", errors
     assert not any(tmp_path.iterdir())
     if os.getuid() == 0:  # only its programs have this user id
-        user = jail.USERS[process.pid % len(jail.USERS)]
-        assert not [pid for pid, _, owner, _ in jail.all_processes() if owner == user]
+        user = sandbox.USERS[process.pid % len(sandbox.USERS)]
+        assert not [pid for pid, _, owner, _ in sandbox.all_processes() if owner == user]
 
 
 # --- Beside the generator; a failed verifier is not a wrong answer ---
@@ -532,7 +532,7 @@ def test_nothing_blocks_while_a_program_runs_or_a_worker_starts_with_megabytes_o
 
 
 @pytest.mark.parametrize("sign", [signal.SIGKILL, None])
-def test_a_jail_ends_with_its_worker(folder, sign):
+def test_a_sandbox_ends_with_its_worker(folder, sign):
     scorer = started(folder, 60.0)
     submit(scorer, "import time\ntime.sleep(100)", SUM)
     scorer.finished()
@@ -545,23 +545,23 @@ def test_a_jail_ends_with_its_worker(folder, sign):
     else:
         scorer.close()
         assert time.monotonic() - start < 30.0  # the program would take 100 s
-    wait_until(lambda: not below & {known for known, *_ in jail.all_processes()}, "a program outlives its worker")
+    wait_until(lambda: not below & {known for known, *_ in sandbox.all_processes()}, "a program outlives its worker")
     assert not any(folder.iterdir())
     scorer.close()
 
 
-def test_a_jail_leaves_other_children_of_its_process_alone():
+def test_a_sandbox_leaves_other_children_of_its_process_alone():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other:
-        outputs = jail.run("print(3)", None, [""], size=99, timeout=5.0, namespaces=jail.namespaces_work())
+        outputs = sandbox.run("print(3)", None, [""], size=99, timeout=5.0, namespaces=sandbox.namespaces_work())
         assert list(outputs) == [b"3\n"]
         assert other.poll() is None
         other.kill()
 
 
-def test_a_jail_that_does_not_start_is_a_failure_not_a_wrong_answer(monkeypatch, tmp_path):
-    shutil.copytree(Path(jail.__file__).parent, tmp_path / "verify")
-    works, first = Path(jail.__file__).read_text(), "def drop_rights(user):\n"
-    (tmp_path / "verify" / "jail.py").write_text(works.replace(first, f"{first}    raise OSError\n"))
+def test_a_sandbox_that_does_not_start_is_a_failure_not_a_wrong_answer(monkeypatch, tmp_path):
+    shutil.copytree(Path(sandbox.__file__).parent, tmp_path / "verify")
+    works, first = Path(sandbox.__file__).read_text(), "def drop_rights(user):\n"
+    (tmp_path / "verify" / "sandbox.py").write_text(works.replace(first, f"{first}    raise OSError\n"))
     monkeypatch.setattr("verify.scorer.ROOT", str(tmp_path))
     scorer = Scorer(timeout=5.0, workers=1)
     failed = score(scorer, "print(3)")

@@ -190,7 +190,7 @@ def run(curriculum, batches, count, rate=lambda index: 0.5, lag=0):
         waiting.append(out[-1])
         if len(waiting) > lag:
             for index in waiting.pop(0):
-                curriculum.came_back(index, rate(index))
+                curriculum.update_history(index, rate(index))
     return out
 
 
@@ -261,7 +261,7 @@ def test_fewer_prompts_than_asked_for_means_exhausted():
     run(curriculum, 1, 5, lambda index: 1.0 if index < 3 else 0.0)
     assert sorted(indices(curriculum.next(4))) == [3, 4]
     assert curriculum.next(1) == []  # both are in flight
-    curriculum.came_back(3, 0.0)
+    curriculum.update_history(3, 0.0)
     assert indices(curriculum.next(1)) == [3]
 
 
@@ -284,9 +284,9 @@ def test_a_prompt_still_in_flight_at_an_epoch_boundary_keeps_its_turn():
 def test_delivering_a_group_twice_is_an_error():
     curriculum = data.Curriculum(prompts(3), seed=0, threshold=0.9)
     (prompt,) = curriculum.next(1)
-    curriculum.came_back(prompt.index, 0.5)
+    curriculum.update_history(prompt.index, 0.5)
     with pytest.raises(ValueError, match="expected a prompt in flight, got"):
-        curriculum.came_back(prompt.index, 0.5)
+        curriculum.update_history(prompt.index, 0.5)
 
 
 @settings(max_examples=60, deadline=None)
@@ -304,7 +304,7 @@ def test_whatever_the_timing_nothing_is_in_flight_twice_and_the_first_epoch_neve
         for index in rng.sample(out, rng.randint(0, len(out))):
             rate = rng.choice([0.0, 0.5, 1.0])
             out.remove(index)
-            curriculum.came_back(index, rate)
+            curriculum.update_history(index, rate)
             if threshold is not None and rate >= threshold:
                 retired.add(index)
     assert given_out[:total] == prompt_order[: len(given_out)]
@@ -327,7 +327,7 @@ def test_resume_through_json_goes_on_with_the_same_prompts(weights):
     assert (resumed.epoch, resumed.retired) == (whole.epoch, whole.retired)
     for curriculum in (whole, resumed):
         for prompt in curriculum.in_flight:
-            curriculum.came_back(prompt.index, 0.5)
+            curriculum.update_history(prompt.index, 0.5)
     assert run(whole, 30, 3, rate, lag=2) == run(resumed, 30, 3, rate, lag=2)
 
 
@@ -373,7 +373,7 @@ def test_every_batch_holds_the_shares_whatever_the_sizes_of_the_sources():
         assert sources(batch) == {0: 6, 1: 2}
         seen.update(indices(batch))
         for prompt in batch:
-            curriculum.came_back(prompt.index, 0.5)
+            curriculum.update_history(prompt.index, 0.5)
     # 120 draws from 40 prompts are 3 epochs, 40 draws from 400 are 0.1; the epoch is their mean, 1.55
     assert {seen[index] for index in range(40)} == {3} and seen.total() == 160
     assert curriculum.epoch == pytest.approx(1.55)
@@ -389,14 +389,14 @@ def test_of_two_sources_any_run_of_draws_is_within_one_prompt_of_the_shares(one,
         drawn, total = drawn + sources(batch), total + count
         assert len(batch) == count and abs(drawn[0] - total * one / (one + two)) < 1 + 1e-9
         for prompt in batch:
-            curriculum.came_back(prompt.index, None)
+            curriculum.update_history(prompt.index, None)
 
 
 def test_a_source_that_is_learnt_leaves_its_share_to_the_others():
     curriculum = data.Curriculum(prompts(4, 100, 100), seed=0, threshold=0.9, weights=[2, 3, 1])
     for batch in (curriculum.next(12), curriculum.next(8), curriculum.next(8)):
         for prompt in batch:
-            curriculum.came_back(prompt.index, 1.0 if prompt.source == 0 else 0.5)
+            curriculum.update_history(prompt.index, 1.0 if prompt.source == 0 else 0.5)
     assert curriculum.retired == 4 and sources(curriculum.next(8)) == {1: 6, 2: 2}
 
 
@@ -405,7 +405,7 @@ def test_a_source_all_in_flight_is_not_made_up_for_later():
     first = curriculum.next(8)
     assert sources(first) == {0: 4, 1: 4} and sources(curriculum.next(8)) == {0: 8}
     for prompt in first:
-        curriculum.came_back(prompt.index, 0.5)
+        curriculum.update_history(prompt.index, 0.5)
     assert sources(curriculum.next(4)) == {0: 2, 1: 2}
 
 

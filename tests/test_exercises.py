@@ -114,8 +114,8 @@ def test_the_predicted_numbers_are_those_that_the_project_computes():
             found.append(losses.gradient(objective, *batch, **eps).item())
     assert answers.weights() == pytest.approx(found)
     ages = []
-    for rule in ("pipeline", "ppo"):  # one prompt a step: ticket v, for step v, is issued at the first such version
-        issued = [pipeline.tickets_issued(u, off_policy=rule, k=8, steps=100, prompts=1) for u in range(100)]
+    for rule in ("pipeline", "ppo"):  # one prompt a step: request v, for step v, is issued at the first such version
+        issued = [pipeline.admission_limit(u, off_policy=rule, k=8, steps=100, prompts=1) for u in range(100)]
         ages.append(max(v - next(u for u in range(100) if issued[u] > v) for v in range(50)))
     assert answers.age() == tuple(ages)
     assert answers.bias()[1] == reward.pass_at_k([[True, False, False, False]], 2)[0]
@@ -409,7 +409,7 @@ def test_next_says_what_is_solved_now(student):
 def test_solving_everything_in_a_file_gives_the_original_byte_for_byte(student):
     path = student / "pipeline.py"
     path.write_text(path.read_text() + "\n# a note\n")
-    for name in ("publishes", "tickets", "header"):
+    for name in ("publishes", "requests", "metadata"):
         exercises.solve(exercises.find(name))
     assert path.read_bytes() == (ROOT / "pipeline.py").read_bytes()
 
@@ -459,7 +459,7 @@ def test_the_exercise_that_the_page_adds_is_a_whole_one_of_at_most_25_lines(tmp_
     right = [grading.drawn(exercise, claim, definition, None, seed)[1][0] for seed in range(40)]
     assert len(set(map(tuple, right))) >= 20
     [hidden, public] = grading.hidden(exercise, 7, ROOT, EXERCISES)
-    assert "def tickets_of" in hidden.probe[0] and public.expected == encode([6, 7, 8])
+    assert "def requests_of" in hidden.probe[0] and public.expected == encode([6, 7, 8])
 
 
 def test_the_page_shows_the_chapters_as_they_are():

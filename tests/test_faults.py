@@ -32,8 +32,8 @@ from plumbing import checkpoints, flags
 from plumbing.flags import settings
 from plumbing.fleet import Fleet
 from plumbing.lifeline import Lifeline
-from verify import jail
-from verify.workers import judge_code
+from verify import sandbox
+from verify.workers import grade_code
 
 SMALL = (
     "--data",
@@ -516,11 +516,11 @@ def test_two_runs_in_one_folder_exclude_each_other(start):
     assert len(first.rows("config")) == 1 and first.processes[0].is_alive()
 
 
-# --- Jails that die while a worker asks what they can do --------------------------------------------------------------
+# --- Sandboxes that die while a worker asks what they can do ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("deaths", [1, 2])
-def test_a_jail_that_dies_while_it_is_tried_is_asked_again_and_never_taken_for_one_without_namespaces(
+def test_a_sandbox_that_dies_while_it_is_tried_is_asked_again_and_never_taken_for_one_without_namespaces(
     monkeypatch, deaths
 ):
     asked = []
@@ -528,29 +528,29 @@ def test_a_jail_that_dies_while_it_is_tried_is_asked_again_and_never_taken_for_o
     def run(*_, namespaces, **__):
         asked.append(namespaces)
         if len(asked) <= deaths:
-            raise jail.Died("killed by signal 9")
+            raise sandbox.Died("killed by signal 9")
         yield b"free\n"
 
-    monkeypatch.setattr(jail, "run", run)
+    monkeypatch.setattr(sandbox, "run", run)
     if deaths == 1:
-        assert jail.namespaces_work.__wrapped__() is True
+        assert sandbox.namespaces_work.__wrapped__() is True
     else:  # the worker ends, and another one asks again
-        with pytest.raises(jail.Died):
-            jail.namespaces_work.__wrapped__()
+        with pytest.raises(sandbox.Died):
+            sandbox.namespaces_work.__wrapped__()
     assert asked == [True, True]
 
 
 def test_a_worker_runs_programs_as_the_run_found_at_its_start_whatever_a_new_try_would_say(monkeypatch):
     used = []
-    monkeypatch.setattr(jail, "namespaces_work", lambda: pytest.fail("asked again"))
-    monkeypatch.setattr(jail, "run", lambda *_, namespaces, **__: used.append(namespaces) or (x for x in [b"4\n"]))
+    monkeypatch.setattr(sandbox, "namespaces_work", lambda: pytest.fail("asked again"))
+    monkeypatch.setattr(sandbox, "run", lambda *_, namespaces, **__: used.append(namespaces) or (x for x in [b"4\n"]))
     tests = '{"inputs": [""], "outputs": ["4\\n"]}'
-    for protections, namespaces in ((list(jail.PROTECTIONS), True), ([jail.PROTECTIONS[0]], False)):
+    for protections, namespaces in ((list(sandbox.PROTECTIONS), True), ([sandbox.PROTECTIONS[0]], False)):
         args = settings([])
         args.protections = protections
         scorer = flags.make_scorer(args)
         assert {worker.namespaces for worker in scorer._workers} == {namespaces}
-        assert judge_code("print(4)", tests, 5.0, namespaces) is True
+        assert grade_code("print(4)", tests, 5.0, namespaces) is True
     assert used == [True, False]
 
 
@@ -565,7 +565,7 @@ class Hostile:
 @pytest.mark.parametrize("way", ["take", "news"])
 def test_a_hostile_value_in_the_mailbox_calls_nothing(way):
     box = lonely(1)
-    key = "news" if way == "news" else "headers/train/0"
+    key = "news" if way == "news" else "group/train/0"
     box.store.set(key, pickle.dumps([Hostile()]))
     box.store.add("news/count", 1)
     with pytest.raises(pickle.UnpicklingError, match="posix.mkdir"):
@@ -575,11 +575,11 @@ def test_a_hostile_value_in_the_mailbox_calls_nothing(way):
 
 def test_everything_that_is_sent_is_read():
     box = lonely(1)
-    ticket = pipeline.Ticket(1, 0, replace(prompt(3), answer="4"), 2)
-    header = pipeline.header(Verdict(answer(), True), ticket)
+    request = pipeline.Request(1, 0, replace(prompt(3), answer="4"), 2)
+    rollout = pipeline.metadata(Verdict(answer(), True), request)
     sent = {
-        "ticket": ticket,
-        "header": [header],
+        "request": request,
+        "rollout": [rollout],
         "completion": answer(),
         "news": pipeline.News(stop="finished"),
         "plain": {"a": [1, 2.0, None, ("b", {3})], "error": True},

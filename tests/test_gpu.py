@@ -50,10 +50,10 @@ def test_sec31_greedy_completions_on_a_gpu_are_those_of_the_cpu():
         model = AutoModelForCausalLM.from_pretrained(ROOT / "base", dtype=torch.float32).to(device)
         generator = rollout.TorchGenerator(model, tokenizer, slots=8, max_new_tokens=96, temperature=0.0)
         for prompt in prompts:
-            generator.add(pipeline.Ticket(prompt.index, 0, prompt, 1))
+            generator.add(pipeline.Request(prompt.index, 0, prompt, 1))
         done = {}
         while generator.busy:
-            done |= {completion.ticket: completion.text for completion in generator.step()}
+            done |= {completion.request: completion.text for completion in generator.step()}
         texts.append(done)
     same = sum(texts[0][n] == texts[1][n] for n in texts[0])
     assert same >= 15  # of 16: where two tokens nearly tie, the devices may choose differently

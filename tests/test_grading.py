@@ -19,7 +19,7 @@ import exercises
 from benchmarks import hostile
 from course import checker, grading, handins, report
 from course.checks.catalogue import EXERCISES
-from verify import jail
+from verify import sandbox
 
 ROOT = Path(checker.__file__).parent.parent
 GRADED = [exercise for exercise in EXERCISES if exercise.graded]
@@ -70,13 +70,13 @@ def points(files, names=None):
 
 @pytest.fixture(scope="module", autouse=True)
 def needs_namespaces():
-    """Skips these tests where a jail has no namespaces."""
-    if len(jail.protections()) < 2:
+    """Skips these tests where a sandbox has no namespaces."""
+    if len(sandbox.protections()) < 2:
         pytest.skip("without namespaces a hand-in sees the solutions")
 
 
 def test_the_originals_get_every_point_on_hidden_inputs():
-    # Predictions are handed in as numbers: the originals compute them from project files, which the jail does not show.
+    # Predictions are handed in as numbers: the originals compute them from project files, which the sandbox does not show.
     predicted = {
         x.name: checker.build(x, checker.pieces(x, source, source, EXERCISES))
         for x in GRADED
@@ -93,13 +93,15 @@ def test_the_originals_get_every_point_on_hidden_inputs():
 def test_mistakes_are_named_on_hidden_inputs_and_what_is_not_done_is_not_run():
     files = replaced(solutions(), "ratio", "return right(args[1], args[0], args[2])")  # inverted
     files = replaced(files, "penalty", "return -right(*args, **kwargs)")
-    files = replaced(files, "tickets", "return right(*args, **kwargs) + 1")
+    files = replaced(files, "requests", "return right(*args, **kwargs) + 1")
     files["precision.py"] = checker.taken(files["precision.py"], next(x for x in GRADED if x.name == "head"))
     del files["data.py"]
-    found = points(files, ["ratio", "penalty", "tickets", "head", "retired", "cispo"])
+    found = points(files, ["ratio", "penalty", "requests", "head", "retired", "cispo"])
     assert "This is what you get when you divide pi_gen by pi_train" in found["ratio"][0]
     assert "This is what you get when you turn the sign round" in found["penalty"][0]
-    assert "This is what" not in found["tickets"][0] and found["tickets"][0].startswith("tickets: pipeline, then ppo")
+    assert "This is what" not in found["requests"][0] and found["requests"][0].startswith(
+        "requests: pipeline, then ppo"
+    )
     assert found["head"] == ["not done"] and found["retired"] == ["data.py is missing"]
     assert found["cispo"] == ["", ""]  # cispo uses ratio, which is another exercise: the original is used
 
@@ -129,7 +131,7 @@ if not os.fork():
     os.setsid()
     time.sleep(1000)
 return args[0] * float("inf")""",
-    "tickets": """import os
+    "requests": """import os
 for descriptor in range(1, 30):
     try:
         os.write(descriptor, b"x" * 100000)
@@ -209,7 +211,7 @@ def bodies(node):
 
 
 @pytest.mark.parametrize("exercise", [x for x in GRADED if x.kind == "write"], ids=lambda exercise: exercise.name)
-def test_the_original_of_what_is_graded_is_nowhere_in_the_jail(exercise):
+def test_the_original_of_what_is_graded_is_nowhere_in_the_sandbox(exercise):
     source = checker.Source.read(checker.original_file(ROOT, exercise.file))
     everything = ", ".join(name for name in source.names if "." not in name)
     text = checker.taken("".join(source.lines), exercise)
@@ -495,7 +497,7 @@ def test_what_is_right_for_one_seed_is_wrong_for_another(exercise):
 
 
 def test_without_namespaces_grading_says_what_it_cannot_prevent_and_needs_a_flag(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(jail, "namespaces_work", lambda: False)
-    with pytest.raises(SystemExit, match="--weak-jail"):
+    monkeypatch.setattr(sandbox, "namespaces_work", lambda: False)
+    with pytest.raises(SystemExit, match="--weak-sandbox"):
         grading.grade(grading.flags([str(tmp_path)]), EXERCISES, ROOT)
     assert "can read the solutions" in capsys.readouterr().err

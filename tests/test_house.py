@@ -30,7 +30,7 @@ def modules():
 
 
 def imports(tree):
-    """Dotted names of what a module imports, in functions too: `from verify import jail` is verify.jail."""
+    """Dotted names of what a module imports, in functions too: `from verify import sandbox` is verify.sandbox."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

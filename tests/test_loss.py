@@ -245,7 +245,7 @@ PARTITIONS = {
 }
 
 
-@pytest.mark.parametrize("how", loss.AVERAGES)
+@pytest.mark.parametrize("how", loss.AGGREGATIONS)
 @pytest.mark.parametrize("partition", PARTITIONS.values(), ids=PARTITIONS)
 def test_gradient_does_not_depend_on_micro_batches_or_ranks(how, partition):
     _, logprobs, gen_logprobs, mask = random_batch(seed=2)
@@ -271,7 +271,7 @@ def test_completion_missing_from_the_denominators_is_not_averaged_by_a_guess():
     assert not loss.aggregate(OBJECTIVE, MASK, PROMPT_INDEX, "prompt", forgotten).isfinite()
 
 
-@pytest.mark.parametrize("how", loss.AVERAGES)
+@pytest.mark.parametrize("how", loss.AGGREGATIONS)
 def test_dummy_micro_batch_adds_nothing_but_can_be_differentiated(how):
     # A rank without completions still runs forward and backward, on a dummy; prompt 1 has no tokens in the whole batch.
     logprobs = torch.full((2, 3), NAN).requires_grad_()
@@ -394,7 +394,7 @@ def test_inputs_are_never_written_to():
     calls += [(loss.clipped, (name, *CISPO_INPUT), EPS[name]) for name in loss.LOSSES]
     calls += [(loss.normalise, (rewards, how), {}) for how in loss.NORMALISATIONS]
     calls += [(loss.group_advantages, (rewards,), {}), (loss.nonzero_variance, (rewards,), {})]
-    calls += [(loss.aggregate, (OBJECTIVE, MASK, index, how, WHOLE), {}) for how in loss.AVERAGES]
+    calls += [(loss.aggregate, (OBJECTIVE, MASK, index, how, WHOLE), {}) for how in loss.AGGREGATIONS]
     calls += [(loss.global_denominators, (MASK.sum(-1), index), {})]
     for function, arguments, eps in calls:
         tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]

@@ -12,7 +12,7 @@ import train
 from data import Prompt
 from plumbing import sources
 from verify import own
-from verify.judges import OWN
+from verify.graders import OWN
 from verify.scorer import Scorer
 
 FIVE_WORDS = "def five_words(prompt, completion, answer):\n    return len(completion.split()) == 5\n"

@@ -1,4 +1,4 @@
-"""Sec. 3.1: claims about tickets, token versions, the mailbox and weights.
+"""Sec. 3.1: claims about requests, token versions, the mailbox and weights.
 
 Most runs are simulated: the real trainer's side and the real serving loop run in threads, one thread at a time, on a
 virtual clock and an in-memory store. So a run depends only on its Setting and takes milliseconds.
@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 import pipeline
 from data import Curriculum, Prompt
-from pipeline import Completion, Mailbox, Pipeline, Ticket, serve
+from pipeline import Mailbox, Pipeline, Request, Rollout, serve
 from plumbing import fleet, virtual
 from plumbing.fleet import broadcast_weights
 from plumbing.virtual import Store, World
@@ -94,10 +94,10 @@ class Setting:
 class Record:
     """What happened."""
 
-    batches: dict = field(default_factory=dict)  # step -> [[Header]]
-    trained: dict = field(default_factory=dict)  # step -> [Completion]
-    started: Counter = field(default_factory=Counter)  # (evaluation, its version or False, ticket, index) -> times
-    evaluated: dict = field(default_factory=dict)  # version -> ([[Header]], [Completion])
+    batches: dict = field(default_factory=dict)  # step -> [[RolloutMetadata]]
+    trained: dict = field(default_factory=dict)  # step -> [Rollout]
+    started: Counter = field(default_factory=Counter)  # (evaluation, its version or False, request, index) -> times
+    evaluated: dict = field(default_factory=dict)  # version -> ([[RolloutMetadata]], [Rollout])
     keys: list = field(default_factory=list)  # number of keys in the store after every step
     left: list = field(default_factory=list)  # what `serve` returned
     idle: float = 0.0
@@ -127,23 +127,23 @@ class FakeGenerator:
         self.running, self.queue, self.evaluations = [], deque(), deque()
         self.decode_steps = self.slot_steps = 0
 
-    def length(self, ticket, index):
-        rng = dice(self.setting.seed, ticket.evaluation, ticket.number, index)
+    def length(self, request, index):
+        rng = dice(self.setting.seed, request.evaluation, request.number, index)
         return rng.randint(1, self.setting.longest * (8 if rng.random() < 0.125 else 1))
 
-    def add(self, ticket):
-        assert self.version >= ticket.version
-        for index in range(ticket.generations):
-            self.record.started[ticket.evaluation, ticket.evaluation and ticket.version, ticket.number, index] += 1
-            left = self.length(ticket, index)
-            answer = Completion(ticket.number, index, ticket.evaluation, [1], [], [], [], [], "", False, False)
-            (self.evaluations if ticket.evaluation else self.queue).append([left, answer])
+    def add(self, request):
+        assert self.version >= request.version
+        for index in range(request.generations):
+            self.record.started[request.evaluation, request.evaluation and request.version, request.number, index] += 1
+            left = self.length(request, index)
+            answer = Rollout(request.number, index, request.evaluation, [1], [], [], [], [], "", False, False)
+            (self.evaluations if request.evaluation else self.queue).append([left, answer])
 
     @property
     def free(self):
         return self.slots - len(self.running)
 
-    def wants(self, evaluation):
+    def has_capacity(self, evaluation):
         return self.free > len(self.evaluations) + (0 if evaluation else len(self.queue))
 
     @property
@@ -178,7 +178,7 @@ class FakeGenerator:
 class Verdict:
     """What a scorer hands back, like scorer.Score."""
 
-    completion: Completion
+    completion: Rollout
     correct: bool | None
     timed_out: bool = False
     marked: bool = True
@@ -196,7 +196,7 @@ class FakeScorer:
         self.setting, self.clock, self.pending = setting, clock, []
 
     def submit(self, completion, prompt):
-        rng, kind = dice(self.setting.seed, prompt.index, completion.ticket, completion.index), self.setting.correct
+        rng, kind = dice(self.setting.seed, prompt.index, completion.request, completion.index), self.setting.correct
         solved = kind == "always" or kind == "learnt" and prompt.index % 4 > 0
         due = self.clock() + rng.randint(0, self.setting.verifying) * PAUSE
         self.pending.append((due, Verdict(completion, solved or rng.random() < 0.5)))
@@ -255,10 +255,10 @@ def train(setting, record, box, sleep, wire, trainers_side=Pipeline):
             reason = "curriculum exhausted"
             break
         for group in groups:
-            curriculum.came_back(group[0].prompt, sum(header.correct for header in group) / len(group))
-        mixed = [len({header.correct for header in group}) > 1 for group in groups]
-        kept = [header for group, keep in zip(groups, mixed) if keep for header in group]
-        pipe.drop([header for group, keep in zip(groups, mixed) if not keep for header in group])
+            curriculum.update_history(group[0].prompt, sum(rollout.correct for rollout in group) / len(group))
+        mixed = [len({rollout.correct for rollout in group}) > 1 for group in groups]
+        kept = [rollout for group, keep in zip(groups, mixed) if keep for rollout in group]
+        pipe.drop([rollout for group, keep in zip(groups, mixed) if not keep for rollout in group])
         record.batches[step] = groups
         record.trained.setdefault(step, []).extend(pipe.take(kept[box.rank :: s.trainers]))
         for _ in range(s.training):
@@ -315,14 +315,14 @@ def check_nothing_lost_or_done_twice(setting, record):
     assert set(record.started.values()) == {1}
     for step, groups in record.batches.items():
         done, kept = [], []
-        for ticket, group in enumerate(groups, step * setting.prompts):
-            here = [(ticket, index) for index in range(setting.generations)]
-            assert [header.key for header in group] == [f"completion/train/{t}/{i}" for t, i in here]
+        for request, group in enumerate(groups, step * setting.prompts):
+            here = [(request, index) for index in range(setting.generations)]
+            assert [rollout.key for rollout in group] == [f"rollout/train/{t}/{i}" for t, i in here]
             done += here
-            kept += here if len({header.correct for header in group}) > 1 else []
+            kept += here if len({rollout.correct for rollout in group}) > 1 else []
         assert len(done) == setting.prompts * setting.generations
-        assert all(record.started[False, False, ticket, index] for ticket, index in done)
-        assert sorted(kept) == sorted((c.ticket, c.index) for c in record.trained[step])
+        assert all(record.started[False, False, request, index] for request, index in done)
+        assert sorted(kept) == sorted((c.request, c.index) for c in record.trained[step])
 
 
 def fixed_keys(setting):
@@ -339,11 +339,11 @@ def check_run(setting, record, keys):
     assert record.left == ["finished"] * len(setting.generators)
     check_no_token_too_old(setting, record)
     check_nothing_lost_or_done_twice(setting, record)
-    tickets = {ticket for evaluation, _, ticket, _ in record.started if not evaluation}
-    assert tickets == set(range(setting.start * setting.prompts, setting.steps * setting.prompts))  # no others
+    requests = {request for evaluation, _, request, _ in record.started if not evaluation}
+    assert requests == set(range(setting.start * setting.prompts, setting.steps * setting.prompts))  # no others
     for version, (groups, samples) in record.evaluated.items():
         assert [len(group) for group in groups] == [2, 2, 2] and len(samples) == 2
-        assert all(set(header.versions) == {version} for group in groups for header in group)
+        assert all(set(rollout.versions) == {version} for group in groups for rollout in group)
     assert set(keys) <= fixed_keys(setting)
 
 
@@ -372,23 +372,23 @@ few = settings(many, max_examples=20)
 # --- The rules -------------------------------------------------------------------------------------------------------
 
 
-def test_sec31_tickets_of_pipeline_rl_k_by_hand():
-    # 3 prompts per step, 5 steps, k = 1: tickets of two batches at first, one batch more per step, 15 tickets at most.
-    issued = [pipeline.tickets_issued(v, off_policy="pipeline", k=1, steps=5, prompts=3) for v in range(6)]
+def test_sec31_requests_of_pipeline_rl_k_by_hand():
+    # 3 prompts per step, 5 steps, k = 1: requests of two batches at first, one batch more per step, 15 requests at most.
+    issued = [pipeline.admission_limit(v, off_policy="pipeline", k=1, steps=5, prompts=3) for v in range(6)]
     assert issued == [6, 9, 12, 15, 15, 15]
     assert all(pipeline.publishes(v, off_policy="pipeline", k=3) for v in range(7))
 
 
-def test_sec31_tickets_of_ppo_off_policy_k_by_hand():
+def test_sec31_requests_of_ppo_off_policy_k_by_hand():
     # k = 2: phases of two batches, the next phase only when both are trained; 5 steps are two and a half phases.
-    issued = [pipeline.tickets_issued(v, off_policy="ppo", k=2, steps=5, prompts=3) for v in range(6)]
+    issued = [pipeline.admission_limit(v, off_policy="ppo", k=2, steps=5, prompts=3) for v in range(6)]
     assert issued == [6, 6, 12, 12, 15, 15]
     assert [v for v in range(7) if pipeline.publishes(v, off_policy="ppo", k=3)] == [0, 3, 6]
 
 
-def test_fewer_steps_than_k_issue_no_ticket_for_a_step_that_never_comes():
-    assert pipeline.tickets_issued(0, off_policy="pipeline", k=8, steps=2, prompts=3) == 6
-    assert pipeline.tickets_issued(0, off_policy="ppo", k=8, steps=2, prompts=3) == 6
+def test_fewer_steps_than_k_issue_no_request_for_a_step_that_never_comes():
+    assert pipeline.admission_limit(0, off_policy="pipeline", k=8, steps=2, prompts=3) == 6
+    assert pipeline.admission_limit(0, off_policy="ppo", k=8, steps=2, prompts=3) == 6
 
 
 def test_the_examples_in_the_docstrings_hold():
@@ -486,7 +486,7 @@ class FirstCome(Pipeline):
     def next_batch(self, step):
         groups, box = [], self.mailbox
         while len(groups) < self.prompts:
-            keys = [f"headers/train/{number}" for number in range(self._news.tickets)]
+            keys = [f"group/train/{number}" for number in range(self._news.requests)]
             groups += box.take([key for key in keys if box.has(key)][: self.prompts - len(groups)])
             box.beat()
             box.pause(PAUSE)
@@ -499,7 +499,7 @@ def test_taking_whatever_arrives_first_breaks_the_bound():
     assert right <= setting.k < wrong
 
 
-def test_issuing_more_tickets_than_the_rule_allows_is_refused():
+def test_issuing_more_requests_than_the_rule_allows_is_refused():
     pipe = Pipeline(lonely(0), off_policy="pipeline", k=1, prompts=2, generations=1, steps=9)
     with pytest.raises(ValueError, match="at most 4 prompts at version 0, got 5"):
         pipe.issue([prompt(n) for n in range(5)])
@@ -589,7 +589,7 @@ def test_weights_are_gathered_then_announced_and_sent_when_every_generator_waits
 def test_a_wait_for_a_batch_names_the_stuck_generator_and_not_the_working_one():
     pipe = waiting(lambda store, now: store.add("beat/1", 1))
     pipe.issue([prompt(0), prompt(1)])
-    with pytest.raises(pipeline.Stalled, match="rank 0 waits for the tickets of step 0, but generator rank 2 made no"):
+    with pytest.raises(pipeline.Stalled, match="rank 0 waits for the requests of step 0, but generator rank 2 made no"):
         pipe.next_batch(0)
 
 
@@ -658,7 +658,9 @@ def test_a_wait_can_be_interrupted_but_not_between_joining_and_sending():
     box = lonely(0, interrupted=lambda: "interrupted" if flag else None, other=lambda now: now > 3 and flag.append(1))
     pipe = Pipeline(box, off_policy="pipeline", k=1, prompts=2, generations=1, steps=9)
     pipe.issue([prompt(0), prompt(1)])
-    with pytest.raises(pipeline.Interrupted, match="interrupted while trainer rank 0 waited for the tickets of step 0"):
+    with pytest.raises(
+        pipeline.Interrupted, match="interrupted while trainer rank 0 waited for the requests of step 0"
+    ):
         pipe.next_batch(0)
     with pytest.raises(pipeline.Stalled):  # else generators would wait for the weights for ever
         pipe.publish(1, dict, None)
@@ -674,18 +676,18 @@ def test_stop_does_not_wait_for_a_generator_that_is_gone():
 
 
 def answer(**changes):
-    one = Completion(
-        ticket=0, index=0, evaluation=False, prompt_ids=[1, 2], ids=[5, 6, 7], mask=[True, False, True],
+    one = Rollout(
+        request=0, index=0, evaluation=False, prompt_ids=[1, 2], ids=[5, 6, 7], mask=[True, False, True],
         logprobs=[-1.0, 0.0, -2.0], versions=[3, 3, 4], text="", truncated=False, interrupted=True,
     )  # fmt: skip
     return replace(one, **changes)
 
 
 def test_headers_count_and_weigh_sampled_tokens_and_leave_injected_ones_out():
-    header = pipeline.header(Verdict(answer(logprobs=[-1.0, -9.0, -2.0]), True), Ticket(0, 3, prompt(8), 1))
-    assert header.versions == {3: 1, 4: 1} and (header.prompt_tokens, header.tokens) == (2, 3)
-    assert header.logprob == -3.0  # the middle token is injected
-    assert (header.prompt, header.key, header.interrupted) == (8, "completion/train/0/0", True)
+    rollout = pipeline.metadata(Verdict(answer(logprobs=[-1.0, -9.0, -2.0]), True), Request(0, 3, prompt(8), 1))
+    assert rollout.versions == {3: 1, 4: 1} and (rollout.prompt_tokens, rollout.tokens) == (2, 3)
+    assert rollout.logprob == -3.0  # the middle token is injected
+    assert (rollout.prompt, rollout.key, rollout.interrupted) == (8, "rollout/train/0/0", True)
 
 
 def test_a_group_is_delivered_with_its_last_verdict_and_its_headers_after_its_completions():
@@ -693,14 +695,14 @@ def test_a_group_is_delivered_with_its_last_verdict_and_its_headers_after_its_co
     put = box.put
     box.put = lambda values: (puts.append(list(values)), put(values))
     desk = pipeline.Desk(fresh()[0], box, None, None)
-    desk.tickets[False, 0] = Ticket(0, 0, prompt(8), 3)
+    desk.requests[False, 0] = Request(0, 0, prompt(8), 3)
     for index in (2, 0):
         desk.deliver(Verdict(answer(index=index), True))
     assert puts == []
     desk.deliver(Verdict(answer(index=1), False))
-    assert puts == [[f"completion/train/0/{index}" for index in range(3)], ["headers/train/0"]]
-    [headers] = box.take(["headers/train/0"])
-    assert [header.correct for header in headers] == [True, False, True]  # in the order of the completions
+    assert puts == [[f"rollout/train/0/{index}" for index in range(3)], ["group/train/0"]]
+    [rollouts] = box.take(["group/train/0"])
+    assert [rollout.correct for rollout in rollouts] == [True, False, True]  # in the order of the completions
 
 
 def test_one_turn_takes_the_weights_claims_decodes_and_delivers():
@@ -711,31 +713,31 @@ def test_one_turn_takes_the_weights_claims_decodes_and_delivers():
     fake, scorer = fresh(Setting(longest=1))
     desk = pipeline.Desk(fake, lonely(1, store=store), lambda named: named.update(version=[1]), scorer)
     desk.turn(desk.mailbox.news())
-    [[header]] = lead.mailbox.take(["headers/train/1"])
-    assert store.values["joined/1"] == "1" and header.versions == {1: 1} and not fake.busy
+    [[rollout]] = lead.mailbox.take(["group/train/1"])
+    assert store.values["joined/1"] == "1" and rollout.versions == {1: 1} and not fake.busy
 
 
 def test_a_failed_verifier_is_neither_right_nor_wrong():
     fake, _ = fresh()
     box = lonely(1)
     desk = pipeline.Desk(fake, box, None, None)
-    desk.tickets[False, 0] = Ticket(0, 0, prompt(8), 1)
+    desk.requests[False, 0] = Request(0, 0, prompt(8), 1)
     desk.deliver(Verdict(answer(), None, error="no memory"))
-    [[header]] = box.take(["headers/train/0"])
-    assert header.correct is None and header.reward != header.reward and header.error == "no memory"
+    [[rollout]] = box.take(["group/train/0"])
+    assert rollout.correct is None and rollout.reward != rollout.reward and rollout.error == "no memory"
 
 
 def test_verdicts_of_the_real_scorer_are_delivered():
     scorer, box, (fake, _) = Scorer(timeout=1.0), lonely(1), fresh()
     desk = pipeline.Desk(fake, box, None, scorer)
-    desk.tickets[False, 0] = Ticket(0, 0, prompt(8), 2)
+    desk.requests[False, 0] = Request(0, 0, prompt(8), 2)
     for index, text in enumerate(("<think>1</think>1", "<think>1</think>2")):
         scorer.submit(answer(index=index, text=text), prompt(8))
     for score in scorer.finished():
         desk.deliver(score)
-    [headers] = box.take(["headers/train/0"])
-    assert [(h.correct, h.reward) for h in headers] == [(True, 1.0), (False, -1.0)]
-    assert [c.text[-1] for c in box.take([h.key for h in headers])] == ["1", "2"]
+    [rollouts] = box.take(["group/train/0"])
+    assert [(h.correct, h.reward) for h in rollouts] == [(True, 1.0), (False, -1.0)]
+    assert [c.text[-1] for c in box.take([h.key for h in rollouts])] == ["1", "2"]
 
 
 @pytest.fixture(scope="module")
@@ -750,7 +752,7 @@ def client(store):
 def test_a_group_of_10_mib_arrives(store):
     box, other = (Mailbox(client(store), rank, trainers=1, world=2, timeout=9.0) for rank in (1, 0))
     desk = pipeline.Desk(fresh()[0], box, None, None)
-    desk.tickets[False, 0] = Ticket(0, 0, prompt(0), 16)
+    desk.requests[False, 0] = Request(0, 0, prompt(0), 16)
     tokens = 45_000  # 15 bytes per token: 10.3 MiB in 16 completions
     for index in range(16):
         lists = {"mask": [True] * tokens, "logprobs": [-0.1] * tokens, "versions": [index] * tokens}
@@ -759,7 +761,7 @@ def test_a_group_of_10_mib_arrives(store):
     pipe = Pipeline(other, off_policy="pipeline", k=0, prompts=1, generations=16, steps=1)
     pipe.issue([prompt(0)])
     [group] = pipe.next_batch(0)
-    assert sum(len(store.get(header.key)) for header in group) > 10 << 20
+    assert sum(len(store.get(rollout.key)) for rollout in group) > 10 << 20
     completions = pipe.take(group)
     assert [c.index for c in completions] == list(range(16)) and [h.correct for h in group] == [True, False] * 8
     assert all(c.ids == list(range(tokens)) and c.versions == [c.index] * tokens for c in completions)
@@ -768,8 +770,8 @@ def test_a_group_of_10_mib_arrives(store):
 
 def test_a_completion_over_8_mib_is_refused_before_it_breaks_the_connection(store):
     box = Mailbox(client(store), 0, trainers=1, world=2, timeout=9.0)
-    with pytest.raises(ValueError, match="<= 8388608 bytes for completion/train/0/0, got .* too many tokens"):
-        box.put({"completion/train/0/0": answer(text="x" * (8 << 20))})
+    with pytest.raises(ValueError, match="<= 8388608 bytes for rollout/train/0/0, got .* too many tokens"):
+        box.put({"rollout/train/0/0": answer(text="x" * (8 << 20))})
     fits = answer(text="x" * ((8 << 20) - 1000))
     box.put({"fits": fits})
     assert box.take(["fits"]) == [fits]
@@ -817,7 +819,7 @@ def test_the_number_of_keys_stays_flat_over_many_steps():
     setting = Setting(k=2, steps=40, training=1, longest=2, generators=((1, 6), (1, 6)), evaluate_every=7)
     record, keys = run_threads(setting)
     check_run(setting, record, keys)
-    # In flight are at most (k + 1) P tickets, each as one key, or as one key of headers and G of completions.
+    # In flight are at most (k + 1) P requests, each as one key, or as one key of rollouts and G of completions.
     assert max(record.keys) <= len(fixed_keys(setting)) + 3 * 2 * (1 + 2)
 
 
@@ -887,7 +889,7 @@ class Idle:
     def __init__(self):
         self.weights = {"w": torch.zeros(5)}
 
-    def wants(self, evaluation):
+    def has_capacity(self, evaluation):
         return False
 
     def named_weights(self):

@@ -228,12 +228,12 @@ def test_with_several_nodes_a_rank_is_named_with_its_host():
 # --- benchmarks/kills.py ---------------------------------------------------------------------------------------------
 
 
-def test_the_table_of_kills_counts_repeated_steps_lost_and_doubled_tickets_and_batches_that_differ():
+def test_the_table_of_kills_counts_repeated_steps_lost_and_doubled_requests_and_batches_that_differ():
     alone = [{"step": 1, "prompts": [1, 2]}, {"step": 2, "prompts": [3, 4]}]
     found = [{"role": "0", "processes left": 0, "seconds": 3.0}, {"role": "1", "processes left": 1}]
     again = [alone[0], alone[0], alone[1]]
     result = kills.table(alone, again, found)
     assert (result["kills"], result["steps repeated"], result["processes left"]) == (2, 1, 1)
-    assert result["tickets lost or doubled"] == result["batches that differ"] == 0
+    assert result["requests lost or doubled"] == result["batches that differ"] == 0
     spoilt = kills.table(alone, [alone[0], {"step": 2, "prompts": [3, 3]}], found)  # 3 twice, 4 never
-    assert (spoilt["tickets lost or doubled"], spoilt["batches that differ"]) == (2, 1)
+    assert (spoilt["requests lost or doubled"], spoilt["batches that differ"]) == (2, 1)

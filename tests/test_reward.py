@@ -20,7 +20,7 @@ import sympy
 
 import reward
 from data import Prompt
-from verify import jail, judges, mathematics, programs
+from verify import graders, mathematics, programs, sandbox
 from verify.scorer import Scorer
 
 DATA = Path(__file__).parent / "data"
@@ -29,7 +29,7 @@ ROOT = DATA.parents[1]
 
 @dataclass
 class Finished:
-    """The fields of pipeline.Completion that the scorer reads."""
+    """The fields of pipeline.Rollout that the scorer reads."""
 
     text: str
     truncated: bool = False
@@ -79,7 +79,7 @@ def gone(pid):
 
 
 def children(pid):
-    return [child for child, parent, *_ in jail.all_processes() if parent == pid]
+    return [child for child, parent, *_ in sandbox.all_processes() if parent == pid]
 
 
 def wait_until(true, what, seconds=30.0):
@@ -186,7 +186,7 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_correct_answer():
 
 @pytest.mark.parametrize("answer", ["18", " 18", "18\n", "\t18 \r\n"])
 def test_arithmetic_takes_the_integer_and_ascii_whitespace_around_it(answer):
-    assert judges.exact(answer, "18") is True
+    assert graders.exact(answer, "18") is True
 
 
 @pytest.mark.parametrize(
@@ -195,19 +195,19 @@ def test_arithmetic_takes_the_integer_and_ascii_whitespace_around_it(answer):
     + ["१८", "\u00a018", "\u200b18", "18\u2003", "<think>18", "\\boxed{18}", "18" * 500_000, "1" + "0" * 1_000_000],
 )
 def test_arithmetic_takes_nothing_else(answer):
-    assert judges.exact(answer, "18") is False
+    assert graders.exact(answer, "18") is False
 
 
 def test_arithmetic_negative_numbers_and_zero():
-    assert judges.exact("-4", "-4") and judges.exact("0", "0")
+    assert graders.exact("-4", "-4") and graders.exact("0", "0")
     for answer, reference in (("4", "-4"), ("- 4", "-4"), ("\u22124", "-4"), ("-0", "0"), ("", "0")):
-        assert not judges.exact(answer, reference)
+        assert not graders.exact(answer, reference)
 
 
 def test_sorting_takes_all_digits_in_order_and_nothing_else():
-    assert judges.TASKS["sorting"]("02357\n", "02357") is True
+    assert graders.TASKS["sorting"]("02357\n", "02357") is True
     for answer in ("2357", "0 2 3 5 7", "02375", "023577", "0,2,3,5,7", "=02357", "２3"):
-        assert judges.TASKS["sorting"](answer, "02357") is False
+        assert graders.TASKS["sorting"](answer, "02357") is False
 
 
 def test_arithmetic_and_equal_strings_need_no_worker_and_are_scored_at_once():
@@ -436,7 +436,7 @@ def test_verdicts_are_sympys_on_generated_expressions(scorer):
 def test_the_500_answers_of_the_benchmark_are_judged_as_they_were_made(scorer):
     rows = [json.loads(line) for line in (DATA / "answers_500.jsonl").read_text().splitlines()]
     assert len(rows) == 500 and sum(row["correct"] for row in rows) == 260
-    assert all(isinstance(judges.math(row["answer"], row["reference"]), str) for row in rows)  # none is equal as text
+    assert all(isinstance(graders.math(row["answer"], row["reference"]), str) for row in rows)  # none is equal as text
     rows = rows[::7]  # every kind, right and wrong
     for row in rows:
         scorer.submit(thought(row["answer"]), prompt(row["reference"]))
@@ -586,10 +586,12 @@ def test_a_stopped_fork_is_given_up_and_does_not_hold_the_scorer_up():
     scorer.close()
 
 
-@pytest.mark.parametrize("place", ["subprocess.Popen", "jail.as_file"])  # as with too many processes; as on a full disk
+@pytest.mark.parametrize(
+    "place", ["subprocess.Popen", "sandbox.as_file"]
+)  # as with too many processes; as on a full disk
 @pytest.mark.parametrize("times", [1, 2])
 def test_what_fails_to_start_is_tried_once_more_and_never_raises_in_the_generator(monkeypatch, place, times):
-    module, name = {"subprocess": subprocess, "jail": jail}[place.split(".")[0]], place.split(".")[1]
+    module, name = {"subprocess": subprocess, "sandbox": sandbox}[place.split(".")[0]], place.split(".")[1]
     works, failures = getattr(module, name), [OSError(11, "no more")] * times
 
     def fails(*args, **kwargs):
@@ -688,20 +690,20 @@ sys.meta_path.append(Installed)
 
 
 def copied_tree(folder, says, equal):
-    """A copy of the project whose `mathematics.equal` returns `equal` and whose jail gives programs the name `says`."""
+    """A copy of the project whose `mathematics.equal` returns `equal` and whose sandbox gives programs the name `says`."""
     folder.mkdir()
     shutil.copytree(ROOT / "verify", folder / "verify")
     shutil.copy(ROOT / "reward.py", folder)
     mathematics = folder / "verify" / "mathematics.py"
     mathematics.write_text(f"{mathematics.read_text()}\n\nequal = lambda *_: {equal}\n")
-    jailed = folder / "verify" / "jail.py"
-    assert jailed.read_text().count('["answer.py"]') == 1
-    jailed.write_text(jailed.read_text().replace('["answer.py"]', f'["{says}"]'))
+    sandboxed = folder / "verify" / "sandbox.py"
+    assert sandboxed.read_text().count('["answer.py"]') == 1
+    sandboxed.write_text(sandboxed.read_text().replace('["answer.py"]', f'["{says}"]'))
     return folder
 
 
 @pytest.mark.parametrize("installed", ["nothing", "a path", "a finder", "PYTHONPATH"])
-def test_a_copied_tree_uses_its_own_verifier_and_jail_wherever_it_is_started_and_whatever_is_installed(
+def test_a_copied_tree_uses_its_own_verifier_and_sandbox_wherever_it_is_started_and_whatever_is_installed(
     installed, tmp_path
 ):
     copy, other = copied_tree(tmp_path / "copy", "the copy", True), copied_tree(tmp_path / "other", "another", False)

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrai
 
 import rollout
 from data import Prompt
-from pipeline import Ticket
+from pipeline import Request
 from rollout import TorchGenerator
 
 VOCABULARY, EOS, CLOSE = 24, 1, 3  # CLOSE is </think>
@@ -72,24 +72,24 @@ def build():
     return generator
 
 
-def tickets(count, generations=1, evaluation=False, version=0, shortest=1):
-    """Tickets 0, 1, …; prompts of `shortest` to `shortest` + 15 random tokens, the same at every call."""
+def requests(count, generations=1, evaluation=False, version=0, shortest=1):
+    """Requests 0, 1, …; prompts of `shortest` to `shortest` + 15 random tokens, the same at every call."""
     random = torch.Generator().manual_seed(0)
     prompts = [torch.randint(4, VOCABULARY, (shortest + i % 16,), generator=random).tolist() for i in range(count)]
     return [
-        Ticket(i, version, Prompt(i, tuple(ids), "", "", "arithmetic"), generations, evaluation)
+        Request(i, version, Prompt(i, tuple(ids), "", "", "arithmetic"), generations, evaluation)
         for i, ids in enumerate(prompts)
     ]
 
 
 def finish(gen, added=()):
-    """Add tickets and run to the end: {(ticket, index, evaluation): completion}."""
-    for ticket in added:
-        gen.add(ticket)
+    """Add requests and run to the end: {(request, index, evaluation): completion}."""
+    for request in added:
+        gen.add(request)
     done = []
     while gen.busy:
         done += gen.step()
-    return {(c.ticket, c.index, c.evaluation): c for c in done}
+    return {(c.request, c.index, c.evaluation): c for c in done}
 
 
 def full_forward(model, completion, temperature=1.0):
@@ -159,8 +159,8 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_equals_model_generate_token_for_token(name):
     model = tiny_model(name.split()[0], **MODELS[name])
-    done = finish(generator(model, slots=10, temperature=0), tickets(64))
-    prompts = [ticket.prompt.ids for ticket in tickets(64)]
+    done = finish(generator(model, slots=10, temperature=0), requests(64))
+    prompts = [request.prompt.ids for request in requests(64)]
     width = max(map(len, prompts))
     ids = torch.tensor([(0,) * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([(0,) * (width - len(p)) + (1,) * len(p) for p in prompts])
@@ -177,7 +177,7 @@ def test_greedy_equals_model_generate_token_for_token(name):
 def test_sec3_logprobs_are_those_of_a_full_forward_at_the_sampling_temperature(kind, attention):
     model = tiny_model(kind)
     model.set_attn_implementation(attention)
-    done = finish(generator(model, temperature=0.7), tickets(12, generations=3))
+    done = finish(generator(model, temperature=0.7), requests(12, generations=3))
     assert len(done) == 36
     for completion in done.values():
         expected = full_forward(model, completion, temperature=0.7)
@@ -191,9 +191,9 @@ def test_sec32_fp32_head_multiplies_bf16_states_and_weights_in_fp32(fp32_head):
     model = tiny_model().to(torch.bfloat16)
     states = []
     model.get_decoder().register_forward_hook(lambda module, inputs, output: states.append(output.last_hidden_state))
-    ticket = tickets(8)[0]
-    assert len(ticket.prompt.ids) == 1  # nothing to prefill: each forward pass is one decode step
-    completion = finish(generator(model, slots=1, fp32_head=fp32_head), [ticket])[0, 0, False]
+    request = requests(8)[0]
+    assert len(request.prompt.ids) == 1  # nothing to prefill: each forward pass is one decode step
+    completion = finish(generator(model, slots=1, fp32_head=fp32_head), [request])[0, 0, False]
     logits = torch.cat(states)[:, -1].double() @ model.get_output_embeddings().weight.double().T
     exact = torch.log_softmax(logits, -1).gather(-1, torch.tensor(completion.ids)[:, None])[:, 0]
     error = (exact - torch.tensor(completion.logprobs)).abs().max()
@@ -226,9 +226,9 @@ def test_sampled_frequencies_match_the_probabilities():
 
 
 def test_sampled_first_tokens_match_the_model(make):
-    model, ticket = tiny_model(), tickets(5, generations=4000)[4]
-    done = finish(make(model, slots=500, max_new_tokens=2, temperature=1.5), [ticket])
-    logits = model(torch.tensor([ticket.prompt.ids])).logits[0, -1].detach() / 1.5
+    model, request = tiny_model(), requests(5, generations=4000)[4]
+    done = finish(make(model, slots=500, max_new_tokens=2, temperature=1.5), [request])
+    logits = model(torch.tensor([request.prompt.ids])).logits[0, -1].detach() / 1.5
     expected = 4000 * torch.softmax(logits, -1)
     counts = Counter(completion.ids[0] for completion in done.values())
     frequent = [token for token in range(VOCABULARY) if expected[token] > 5]
@@ -242,7 +242,7 @@ def test_tokens_of_a_completion_are_drawn_independently(make):
     model = tiny_model()
     with torch.no_grad():
         model.model.norm.weight.zero_()
-    done = finish(make(model, slots=500, max_new_tokens=12), tickets(1, generations=1000)).values()
+    done = finish(make(model, slots=500, max_new_tokens=12), requests(1, generations=1000)).values()
     pairs = Counter(pair for completion in done for pair in zip(completion.ids, completion.ids[1:]))
     cells = [(first, second) for first in range(VOCABULARY) if first != EOS for second in range(VOCABULARY)]
     expected = pairs.total() / len(cells)
@@ -251,8 +251,8 @@ def test_tokens_of_a_completion_are_drawn_independently(make):
 
 
 def test_each_completion_has_its_own_random_numbers():
-    streams = [tickets(50, generations=8)]
-    streams += [tickets(50, generations=8, evaluation=True, version=version) for version in (0, 1, 2)]
+    streams = [requests(50, generations=8)]
+    streams += [requests(50, generations=8, evaluation=True, version=version) for version in (0, 1, 2)]
     keys = [
         key
         for seed in (0, 1)
@@ -264,15 +264,15 @@ def test_each_completion_has_its_own_random_numbers():
 
 
 def test_results_depend_on_the_seed_but_not_on_slots_order_or_timing(make):
-    model, added = tiny_model(), tickets(12, generations=3)
+    model, added = tiny_model(), requests(12, generations=3)
     settings = dict(seed=5, think_budget=(6, 12), phrase_ids=PHRASE)
     one = finish(make(model, slots=2, **settings), added)
     other = make(model, slots=17, **settings)
     early = []
-    for ticket in reversed(added):  # one ticket per step
-        other.add(ticket)
+    for request in reversed(added):  # one request per step
+        other.add(request)
         early += other.step()
-    other = finish(other) | {(c.ticket, c.index, False): c for c in early}
+    other = finish(other) | {(c.request, c.index, False): c for c in early}
     assert one.keys() == other.keys() and len(one) == 36
     for name in one:
         assert one[name].ids == other[name].ids and one[name].mask == other[name].mask
@@ -286,7 +286,7 @@ def test_results_depend_on_the_seed_but_not_on_slots_order_or_timing(make):
 
 def test_finished_slots_are_refilled_at_once_and_only_live_rows_are_computed():
     """Oracle: list scheduling of the same lengths on 4 machines gives the rows and the longest row of every step."""
-    model, added = tiny_model(), tickets(12, generations=3, shortest=3)
+    model, added = tiny_model(), requests(12, generations=3, shortest=3)
     calls = []
     model.get_decoder().register_forward_pre_hook(
         lambda module, _, kwargs: calls.append((kwargs["input_ids"], kwargs.get("attention_mask"))), with_kwargs=True
@@ -294,7 +294,7 @@ def test_finished_slots_are_refilled_at_once_and_only_live_rows_are_computed():
     done = finish(generator(model, slots=4), added)
     prompts = [ids.shape[0] for ids, mask in calls if mask is None]
     decoded = [(ids.shape[0], mask.shape[-1]) for ids, mask in calls if mask is not None]
-    order = [done[ticket.number, index, False] for ticket in added for index in range(3)]
+    order = [done[request.number, index, False] for request in added for index in range(3)]
     spans = list(zip(order, schedule([len(c.ids) for c in order], slots=4)))
     expected = []
     for step in range(max(end for _, (_, end) in spans)):
@@ -308,43 +308,43 @@ def test_finished_slots_are_refilled_at_once_and_only_live_rows_are_computed():
 def test_keys_and_values_never_take_more_room_than_the_longest_sequence(monkeypatch):
     monkeypatch.setattr(rollout, "KV_BLOCK", 32)
     gen = generator(tiny_model(), max_prompt_tokens=16, max_new_tokens=24)
-    assert any(len(c.prompt_ids) + len(c.ids) > 38 for c in finish(gen, tickets(64)).values())
+    assert any(len(c.prompt_ids) + len(c.ids) > 38 for c in finish(gen, requests(64)).values())
     # 39 positions and a quarter, in blocks of 32, would be 64; but no sequence is longer than 16 + 24 = 40.
     assert {buffer.shape[2] for pair in gen._cache.buffers.values() for buffer in pair} == {40}
 
 
-def test_wants_a_ticket_while_a_slot_would_stay_empty(make):
+def test_wants_a_request_while_a_slot_would_stay_empty(make):
     gen = make(tiny_model(), slots=5)
     taken = []
-    for ticket in tickets(4, generations=2):
-        taken.append(gen.wants(False))
-        gen.add(ticket)
+    for request in requests(4, generations=2):
+        taken.append(gen.has_capacity(False))
+        gen.add(request)
     assert taken == [True, True, True, False]  # 0, 2, 4, 6 queued completions for 5 slots
-    assert gen.wants(True)  # an evaluation would go first
-    gen.add(tickets(1, generations=5, evaluation=True)[0])
-    assert not gen.wants(True)
+    assert gen.has_capacity(True)  # an evaluation would go first
+    gen.add(requests(1, generations=5, evaluation=True)[0])
+    assert not gen.has_capacity(True)
     finish(gen)
-    assert gen.wants(False) and gen.wants(True) and not gen.busy and gen.step() == []
+    assert gen.has_capacity(False) and gen.has_capacity(True) and not gen.busy and gen.step() == []
     gen = make(tiny_model(), slots=5, max_new_tokens=1)
-    gen.add(tickets(1, generations=8)[0])
-    assert not gen.wants(False) and len(gen.step()) == 5 and gen.wants(False)  # 3 left for 5 slots
+    gen.add(requests(1, generations=8)[0])
+    assert not gen.has_capacity(False) and len(gen.step()) == 5 and gen.has_capacity(False)  # 3 left for 5 slots
 
 
 def test_evaluation_goes_first_and_running_completions_go_on(make):
     gen = make(tiny_model(), slots=4)
-    for ticket in tickets(3, generations=4):
-        gen.add(ticket)
-    done = [(1, completion) for completion in gen.step()]  # completions 0 to 3 of ticket 0 are running now
-    for ticket in tickets(5, generations=2, evaluation=True):
-        gen.add(ticket)
+    for request in requests(3, generations=4):
+        gen.add(request)
+    done = [(1, completion) for completion in gen.step()]  # completions 0 to 3 of request 0 are running now
+    for request in requests(5, generations=2, evaluation=True):
+        gen.add(request)
     step = 1
     while gen.busy:
         step += 1
         done += [(step, completion) for completion in gen.step()]
-    assert len(done) == 3 * 4 + 5 * 2 and len({(c.ticket, c.index, c.evaluation) for _, c in done}) == 22
+    assert len(done) == 3 * 4 + 5 * 2 and len({(c.request, c.index, c.evaluation) for _, c in done}) == 22
     evaluated = max(step for step, c in done if c.evaluation)
     assert any(step < evaluated for step, c in done if not c.evaluation)  # the running ones went on
-    started = [step - len(c.ids) + 1 for step, c in done if not c.evaluation and c.ticket > 0]
+    started = [step - len(c.ids) + 1 for step, c in done if not c.evaluation and c.request > 0]
     assert min(started) == evaluated + 1
 
 
@@ -353,7 +353,7 @@ def test_a_prompt_without_keys_and_long_ones_share_a_batch(monkeypatch):
     monkeypatch.setattr(rollout, "PREFILL_TOKENS", 32)
     monkeypatch.setattr(rollout, "KV_BLOCK", 4)
     model = tiny_model()
-    for completion in finish(generator(model, slots=20), tickets(16)).values():
+    for completion in finish(generator(model, slots=20), requests(16)).values():
         expected = full_forward(model, completion)
         assert torch.allclose(torch.tensor(completion.logprobs), expected, rtol=0, atol=EXACT)
 
@@ -365,8 +365,8 @@ def test_sec31_running_completions_keep_their_keys_and_values_over_an_update(mak
     model = tiny_model()
     old, gen = copy.deepcopy(model), make(model, slots=6)
     start = gen.version
-    for ticket in tickets(6, shortest=4):
-        gen.add(ticket)
+    for request in requests(6, shortest=4):
+        gen.add(request)
     known = 7
     early = [c for _ in range(known) for c in gen.step()]
     new = perturb(gen, model)
@@ -390,8 +390,8 @@ def test_sec31_no_completion_starts_on_keys_and_values_of_older_weights(make):
     model = tiny_model()
     old, gen = copy.deepcopy(model), make(model, slots=2)
     start = gen.version
-    gen.add(tickets(12, generations=8, shortest=80)[10])
-    gen.add(tickets(12, generations=2, shortest=80)[11])
+    gen.add(requests(12, generations=8, shortest=80)[10])
+    gen.add(requests(12, generations=2, shortest=80)[11])
     before = gen.step()
     new = perturb(gen, model)
     done = list(finish(gen).values())
@@ -414,7 +414,7 @@ def test_updates_reach_the_model_through_named_weights_with_tied_ones_once(make)
     with torch.no_grad():
         gen.named_weights()["model.norm.weight"].zero_()
     gen.update_weights(gen.version + 1)
-    completion = finish(gen, tickets(1, version=gen.version))[0, 0, False]
+    completion = finish(gen, requests(1, version=gen.version))[0, 0, False]
     # Hidden states of 0 give equal logits: every token has log-prob -log V.
     assert completion.logprobs == pytest.approx([-math.log(VOCABULARY)] * len(completion.ids))
 
@@ -426,7 +426,7 @@ def test_updates_reach_the_model_through_named_weights_with_tied_ones_once(make)
 def test_a10_interruption_forces_exactly_the_phrase_at_a_length_drawn_in_the_budget(make, budget):
     model = tiny_model()
     settings = dict(slots=30, think_budget=budget, phrase_ids=PHRASE, temperature=1.2)
-    done = finish(make(model, **settings), tickets(24, generations=8)).values()
+    done = finish(make(model, **settings), requests(24, generations=8)).values()
     lengths = Counter()
     for completion in done:
         assert completion.interrupted == (not all(completion.mask))
@@ -449,13 +449,13 @@ def test_a10_interruption_forces_exactly_the_phrase_at_a_length_drawn_in_the_bud
 
 def test_a10_a_mark_of_several_tokens_is_looked_for_once_in_the_text_and_its_last_token_is_not_the_mark(make):
     model, looked = tiny_model(), Counter()
-    bare = finish(make(model, slots=30), tickets(24, generations=8)).values()
+    bare = finish(make(model, slots=30), requests(24, generations=8)).values()
     pairs = Counter((p, q) for c in bare for p, q in zip(c.ids[:8], c.ids[1:8]) if EOS not in (p, q) and p != q)
     [(pair, _)] = pairs.most_common(1)
     mark = tokenizer().decode(pair)
     gen = make(model, slots=30, think_budget=(8, 8), phrase_ids=(20, *pair), think_end=mark)
     decode, gen._text = gen._text, lambda ids: looked.update([len(ids)]) or decode(ids)
-    done = finish(gen, tickets(24, generations=8)).values()
+    done = finish(gen, requests(24, generations=8)).values()
     assert {c.ids[-1] for c in done} > {EOS} and mark.count(" ") == 1
     for c in done:
         thought = mark in decode(c.ids[:8])
@@ -470,12 +470,12 @@ def test_a10_a_mark_of_several_tokens_is_looked_for_once_in_the_text_and_its_las
 
 
 def test_without_a_budget_nothing_is_forced(make):
-    done = finish(make(tiny_model(), phrase_ids=PHRASE), tickets(20)).values()
+    done = finish(make(tiny_model(), phrase_ids=PHRASE), requests(20)).values()
     assert all(all(c.mask) and not c.interrupted for c in done)
 
 
 def test_truncated_means_the_budget_ended_without_eos(make):
-    done = finish(make(tiny_model(), max_new_tokens=6), tickets(64, generations=4)).values()
+    done = finish(make(tiny_model(), max_new_tokens=6), requests(64, generations=4)).values()
     for completion in done:
         assert completion.truncated == (EOS not in completion.ids)
         assert completion.ids[-1] == EOS or len(completion.ids) == 6
@@ -488,7 +488,7 @@ def test_any_of_several_eos_ids_ends_a_completion_and_none_is_in_the_text(make):
     model = tiny_model()
     model.generation_config.eos_token_id = [EOS, 9]
     gen = make(model, think_budget=(3, 3), phrase_ids=PHRASE)
-    done = list(finish(gen, tickets(64, generations=2)).values())
+    done = list(finish(gen, requests(64, generations=2)).values())
     assert {c.ids[-1] for c in done if not c.truncated} == {EOS, 9}
     for completion in done:
         body = completion.ids if completion.truncated else completion.ids[:-1]
@@ -541,29 +541,29 @@ def test_a_model_without_eos_is_refused(build):
 def test_prompts_above_max_prompt_tokens_are_refused(make):
     gen = make(tiny_model(), max_prompt_tokens=10)  # of 128 positions
     with pytest.raises(ValueError, match=r"<= 34 positions; got 1, 11 \+ 24; likely cause: a prompt above max_prompt"):
-        gen.add(Ticket(0, 0, Prompt(0, (5,) * 11, "", "", "arithmetic"), 1))
-    gen.add(Ticket(0, 0, Prompt(0, (5,) * 10, "", "", "arithmetic"), 1))
+        gen.add(Request(0, 0, Prompt(0, (5,) * 11, "", "", "arithmetic"), 1))
+    gen.add(Request(0, 0, Prompt(0, (5,) * 10, "", "", "arithmetic"), 1))
     assert len(finish(gen)) == 1
     assert make(tiny_model(), max_prompt_tokens=1000).positions == 128
 
 
-def test_tickets_that_cannot_be_served_are_refused(make):
+def test_requests_that_cannot_be_served_are_refused(make):
     gen = make(tiny_model())
-    ticket, now = tickets(1)[0], gen.version
-    with pytest.raises(ValueError, match=f"ticket 0 expects weights of version >= {now + 2}, got {now}"):
-        gen.add(Ticket(0, now + 2, ticket.prompt, 1))
+    request, now = requests(1)[0], gen.version
+    with pytest.raises(ValueError, match=f"request 0 expects weights of version >= {now + 2}, got {now}"):
+        gen.add(Request(0, now + 2, request.prompt, 1))
     with pytest.raises(ValueError, match="generations >= 1"):
-        gen.add(Ticket(0, 0, ticket.prompt, 0))
+        gen.add(Request(0, 0, request.prompt, 0))
     for length in (0, 128 - 24 + 1):
-        with pytest.raises(ValueError, match=rf"ticket 7.*<= 128 positions; got 1, {length} \+ 24"):
-            gen.add(Ticket(7, 0, Prompt(0, (5,) * length, "", "", "arithmetic"), 1))
-    gen.add(Ticket(0, 0, Prompt(0, (5,) * (128 - 24), "", "", "arithmetic"), 1))  # just fits
+        with pytest.raises(ValueError, match=rf"request 7.*<= 128 positions; got 1, {length} \+ 24"):
+            gen.add(Request(7, 0, Prompt(0, (5,) * length, "", "", "arithmetic"), 1))
+    gen.add(Request(0, 0, Prompt(0, (5,) * (128 - 24), "", "", "arithmetic"), 1))  # just fits
     assert len(finish(gen)) == 1
 
 
 def test_closing_drops_what_is_unfinished():
     gen = generator(tiny_model())
-    gen.add(tickets(1, generations=9)[0])
+    gen.add(requests(1, generations=9)[0])
     gen.step()
     assert gen.busy
     gen.close()

@@ -40,8 +40,8 @@ def test_shares_and_ages_are_those_of_the_schedule():
     assert measured["ages"] == {0: 0.5, 1: 0.5}
 
 
-def test_lengths_are_those_of_the_paper_and_of_the_ticket_alone():
-    drawn = [fleet.tokens(fleet.Setting(), ticket, index) for ticket in range(500) for index in range(16)]
+def test_lengths_are_those_of_the_paper_and_of_the_request_alone():
+    drawn = [fleet.tokens(fleet.Setting(), request, index) for request in range(500) for index in range(16)]
     # A lognormal of mean 6,000 and sigma 0.7 exceeds 14,336 with probability 1 - Phi((ln(14336 / 6000) + 0.245) / 0.7).
     assert sum(n == 14336 for n in drawn) / len(drawn) == pytest.approx(0.0553, abs=0.01)
     assert sum(drawn) / len(drawn) == pytest.approx(5665, rel=0.03)

@@ -25,7 +25,7 @@ from test_rollout import finish, same_up_to_ties
 import data
 import precision
 import reward
-from pipeline import Ticket
+from pipeline import Request
 from rollout import TorchGenerator, check_interruption
 
 ROOT = Path(__file__).parent.parent
@@ -58,17 +58,17 @@ def model(folder):
 
 
 @pytest.fixture(scope="module")
-def tickets(tokens):
+def requests(tokens):
     """Two completions of each question, in the model's chat template."""
     rows = [data.render(data.Row("here", text, "25", "arithmetic"), tokens) for text in QUESTIONS]
     prompts, _ = data.tokenise(rows, tokens, budget=128)
-    return [Ticket(prompt.index, 0, prompt, 2) for prompt in prompts]
+    return [Request(prompt.index, 0, prompt, 2) for prompt in prompts]
 
 
 @pytest.fixture(scope="module")
-def sampled(model, tokens, tickets):
+def sampled(model, tokens, requests):
     """The completions that TorchGenerator samples."""
-    return list(finish(TorchGenerator(model, tokens, slots=8, max_new_tokens=NEW), tickets).values())
+    return list(finish(TorchGenerator(model, tokens, slots=8, max_new_tokens=NEW), requests).values())
 
 
 def policy_logprobs(model, completion):
@@ -89,23 +89,23 @@ def test_the_mark_is_not_one_token_and_begins_with_another_one_behind_a_space(to
     assert tokens.decode(marks[0][-1:]) == ">"  # its last token is no mark to stop at
 
 
-def test_greedy_is_model_generate(model, tokens, tickets):
-    done = finish(TorchGenerator(model, tokens, slots=4, max_new_tokens=NEW, temperature=0), tickets)
-    for ticket in tickets:
-        ids = torch.tensor([ticket.prompt.ids])
+def test_greedy_is_model_generate(model, tokens, requests):
+    done = finish(TorchGenerator(model, tokens, slots=4, max_new_tokens=NEW, temperature=0), requests)
+    for request in requests:
+        ids = torch.tensor([request.prompt.ids])
         expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW)
-        assert same_up_to_ties(model, done[ticket.number, 0, False], expected[0, ids.shape[1] :].tolist())
+        assert same_up_to_ties(model, done[request.number, 0, False], expected[0, ids.shape[1] :].tolist())
 
 
 def test_sec32_trainer_and_generator_agree(model, sampled):
     assert len(sampled) == 8 and distance(model, sampled) < WITHIN
 
 
-def test_a10_the_phrase_is_injected_where_the_text_has_no_mark_and_the_answer_follows_it(model, tokens, tickets):
+def test_a10_the_phrase_is_injected_where_the_text_has_no_mark_and_the_answer_follows_it(model, tokens, requests):
     phrase = tokens.encode(PHRASE, add_special_tokens=False)
     settings = dict(slots=8, max_new_tokens=64, think_budget=(12, 16), phrase_ids=phrase)
     check_interruption(tokens, phrase, "</think>", (12, 16), 64)
-    done = finish(TorchGenerator(model, tokens, **settings), tickets).values()
+    done = finish(TorchGenerator(model, tokens, **settings), requests).values()
     for c in done:
         at = c.mask.index(False) if c.interrupted else len(c.ids)
         assert at <= 16 or "</think>" in tokens.decode(c.ids[:16])
@@ -188,7 +188,7 @@ def test_a_checkpoint_loads_in_transformers_and_has_moved(trained, model, tokens
 
 
 @pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
-def test_vllm_agrees_with_the_trainer_on_the_weights_and_on_a_checkpoint(folder, trained, tokens, tickets):
+def test_vllm_agrees_with_the_trainer_on_the_weights_and_on_a_checkpoint(folder, trained, tokens, requests):
     """On the folder's weights, then on the checkpoint of train.py."""
     from vllm_rollout import VLLMGenerator
 
@@ -198,7 +198,7 @@ def test_vllm_agrees_with_the_trainer_on_the_weights_and_on_a_checkpoint(folder,
     for mine, path in enumerate((folder, trained / "checkpoint-1")):
         engine = VLLMGenerator(path, tokens, slots=8, max_new_tokens=NEW, max_prompt_tokens=128)
         try:
-            done = list(finish(engine, tickets).values())
+            done = list(finish(engine, requests).values())
         finally:
             engine.close()
         assert len(done) == 8 and distance(models[mine], done) < WITHIN

@@ -1,4 +1,4 @@
-"""Claims about slow generators: named, given no further tickets, let in again; nothing is lost or done twice."""
+"""Claims about slow generators: named, given no further requests, let in again; nothing is lost or done twice."""
 
 import pickle
 from types import SimpleNamespace
@@ -13,12 +13,12 @@ from pipeline import Desk, News
 
 
 def desk():
-    """The desk of generator rank 1, which always wants more and what it takes; the store has 9 tickets."""
+    """The desk of generator rank 1, which always wants more and what it takes; the store has 9 requests."""
     box = lonely(1)
-    generator = SimpleNamespace(version=0, wants=lambda evaluation: len(taken) < 3, busy=True)
-    generator.add = lambda ticket: taken.append(ticket.number)
+    generator = SimpleNamespace(version=0, has_capacity=lambda evaluation: len(taken) < 3, busy=True)
+    generator.add = lambda request: taken.append(request.number)
     taken = []
-    box.put({f"ticket/train/{n}": pipeline.Ticket(n, 0, SimpleNamespace(text=str(n)), 1) for n in range(9)})
+    box.put({f"request/train/{n}": pipeline.Request(n, 0, SimpleNamespace(text=str(n)), 1) for n in range(9)})
     return Desk(generator, box, None, None), taken
 
 
@@ -30,32 +30,38 @@ def plain(monkeypatch):
 def test_a_drained_generator_claims_nothing_but_fills_its_slots_once_a_probe_when_it_has_nothing_in_work():
     one, taken = desk()
     drained = frozenset({1})
-    one.claim(News(tickets=9, drained=drained, probes=1))
+    one.claim(News(requests=9, drained=drained, probes=1))
     assert taken == []  # it has no prompt yet
-    one.claim(News(tickets=1))
-    one.claim(News(tickets=9, drained=drained, probes=1))  # it honours number 1
+    one.claim(News(requests=1))
+    one.claim(News(requests=9, drained=drained, probes=1))  # it honours number 1
     assert taken == [0, 1]
     one.generator.busy = False
     for probes in (1, 1, 2):
-        one.claim(News(tickets=9, drained=drained, probes=probes))
+        one.claim(News(requests=9, drained=drained, probes=probes))
         assert taken == [0, 1, -1]
         taken[2:] = [-1] if probes == 1 else []
-    assert one.mailbox.store.add("claimed/train", 0) == 2 and {*one.tickets} == {(False, 0), (False, 1)}
+    assert one.mailbox.store.add("claimed/train", 0) == 2 and {*one.requests} == {(False, 0), (False, 1)}
     taken.clear()
-    one.claim(News(tickets=9, probes=2))  # it has recovered
+    one.claim(News(requests=9, probes=2))  # it has recovered
     assert taken == [2, 3, 4]
 
 
 def test_answers_to_a_probe_are_neither_judged_nor_delivered():
     one, _ = desk()
-    one.claim(News(tickets=1))
-    ended = [SimpleNamespace(evaluation=False, ticket=number) for number in (-1, 0, -1)]
+    one.claim(News(requests=1))
+    ended = [SimpleNamespace(evaluation=False, request=number) for number in (-1, 0, -1)]
     one.generator = SimpleNamespace(
-        version=0, wants=lambda evaluation: False, busy=True, decode_steps=0, slot_steps=0, slots=3, step=lambda: ended
+        version=0,
+        has_capacity=lambda evaluation: False,
+        busy=True,
+        decode_steps=0,
+        slot_steps=0,
+        slots=3,
+        step=lambda: ended,
     )
     judged = []
-    one.scorer = SimpleNamespace(submit=lambda answer, prompt: judged.append(answer.ticket), finished=lambda: ())
-    one.turn(News(tickets=1))
+    one.scorer = SimpleNamespace(submit=lambda answer, prompt: judged.append(answer.request), finished=lambda: ())
+    one.turn(News(requests=1))
     assert judged == [0]
 
 
@@ -79,10 +85,10 @@ def test_speeds_are_measured_over_enough_decode_steps_however_few_each_optimizer
 
 def test_a_drained_generator_honours_the_number_that_it_has_claimed():
     one, taken = desk()
-    one.claim(News(tickets=1))  # takes ticket 0, and number 1, whose ticket does not exist yet
+    one.claim(News(requests=1))  # takes request 0, and number 1, whose request does not exist yet
     assert taken == [0] and one.claims["train"] == 1
-    one.claim(News(tickets=9, drained=frozenset({1})))
-    assert taken == [0, 1] and one.claims["train"] is None  # else ticket 1 would belong to nobody, for ever
+    one.claim(News(requests=9, drained=frozenset({1})))
+    assert taken == [0, 1] and one.claims["train"] is None  # else request 1 would belong to nobody, for ever
 
 
 @pytest.mark.parametrize("times", [3.0, 10.0])

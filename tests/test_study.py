@@ -38,7 +38,7 @@ def test_leaving_one_out_changes_one_setting_of_scalerl():
             changed[name] = {flag for flag in own if own[flag] != scalerl.get(flag)} - {"out", "clips", "asked"}
     assert changed == {
         "loo-dapo": {"loss"},
-        "loo-sample-average": {"average"},
+        "loo-sample-average": {"aggregation"},
         "loo-prompt-normalisation": {"normalisation"},
         "loo-no-filter": {"zero_variance_filter"},
         "loo-uniform-resampling": {"no_positive_resampling"},
@@ -195,7 +195,7 @@ def test_every_log_of_the_study_is_small_and_ran_to_its_end_with_the_flags_of_it
     asked, own = vars(flags.settings([*study.flags(name), "--seed", seed])), rows[0]["flags"]
     decided = (
         "loss",
-        "average",
+        "aggregation",
         "normalisation",
         "zero_variance_filter",
         "no_positive_resampling",

@@ -152,9 +152,9 @@ def test_the_losses_differ_in_the_loss_alone():
     common = []
     for name, given in grid.LOSSES.items():
         args = vars(flags.settings([*grid.TINY, *given.split()]))
-        own = ("loss", "average", "clips", "eps_max", "asked", "out")
+        own = ("loss", "aggregation", "clips", "eps_max", "asked", "out")
         common.append({flag: args[flag] for flag in args if flag not in own})
-        assert args["average"] == ("sample" if name == "GSPO" else "prompt")
+        assert args["aggregation"] == ("sample" if name == "GSPO" else "prompt")
     assert all(one == common[0] for one in common)
 
 

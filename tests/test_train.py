@@ -39,7 +39,7 @@ from plumbing import batches, checkpoints, evaluation, flags, fleet, sizing, sou
 from plumbing.checkpoints import finished
 from plumbing.flags import make_generator, make_scorer, provenance, resumed_flags, settings, stored_flags
 from recipes import EMBEDDED, RECIPES
-from verify.judges import UNREADABLE
+from verify.graders import UNREADABLE
 
 ROOT = Path(train.__file__).parent
 BASE = ROOT / "base"
@@ -110,7 +110,7 @@ def test_a16_every_recipe_sets_the_papers_algorithm_and_clips_for_any_model(reci
     args = settings(["--recipe", recipe, *own])
     assert (
         args.loss,
-        args.average,
+        args.aggregation,
         args.normalisation,
         args.zero_variance_filter,
         args.no_positive_resampling,
@@ -129,7 +129,7 @@ def test_gspo_has_thresholds_of_its_own():
 
 def test_gspo_takes_the_sample_average_unless_another_one_or_a_recipe_is_asked_for():
     assert settings(["--loss", "gspo"]).average == "sample" and settings([]).average == "prompt"
-    assert settings(["--loss", "gspo", "--average", "token"]).average == "token"
+    assert settings(["--loss", "gspo", "--aggregation", "token"]).average == "token"
     assert settings(["--loss", "gspo", "--recipe", "scalerl"]).average == "prompt"
 
 
@@ -249,13 +249,13 @@ def test_resuming_without_a_checkpoint_starts_anew_and_says_so(tmp_path, log):
 # --- One optimizer step ----------------------------------------------------------------------------------------------
 
 
-def header(correct, prompt=0, *, value=None, tokens=4, injected=0, prompt_tokens=3, truncated=False, logprob=-1.0):
-    """The header of a completion, all that trainers know at first; correct None: its verifier failed."""
+def rollout(correct, prompt=0, *, value=None, tokens=4, injected=0, prompt_tokens=3, truncated=False, logprob=-1.0):
+    """The rollout of a completion, all that trainers know at first; correct None: its verifier failed."""
     if value is None:
         value = math.nan if correct is None else reward.reward(correct)
-    header.made += 1
-    return pipeline.Header(
-        f"completion/{header.made}",
+    rollout.made += 1
+    return pipeline.RolloutMetadata(
+        f"rollout/{rollout.made}",
         prompt,
         value,
         correct,
@@ -270,17 +270,17 @@ def header(correct, prompt=0, *, value=None, tokens=4, injected=0, prompt_tokens
     )
 
 
-header.made = 0
+rollout.made = 0
 
 
 def batch(*verdicts):
-    """A group of headers for each list of verdicts."""
-    return [[header(correct, p) for correct in group] for p, group in enumerate(verdicts)]
+    """A group of rollouts for each list of verdicts."""
+    return [[rollout(correct, p) for correct in group] for p, group in enumerate(verdicts)]
 
 
 def weigh(groups, zero_variance_filter=True, normalisation="batch"):
-    """loss.weigh, by default with ScaleRL's filter and normalisation."""
-    return loss.weigh(groups, zero_variance_filter=zero_variance_filter, normalisation=normalisation)
+    """loss.compute_advantages, by default with ScaleRL's filter and normalisation."""
+    return loss.compute_advantages(groups, zero_variance_filter=zero_variance_filter, normalisation=normalisation)
 
 
 def make_plan(groups, rank=0, trainers=1, token_budget=10_000, **weighing):
@@ -308,7 +308,7 @@ def test_sec2_the_baseline_keeps_prompts_of_zero_variance():
 
 
 def test_the_filter_looks_at_correctness_and_not_at_a_shaped_reward():
-    shaped = [[header(True, value=1.0), header(True, value=0.5)], [header(True, 1), header(False, 1)]]
+    shaped = [[rollout(True, value=1.0), rollout(True, value=0.5)], [rollout(True, 1), rollout(False, 1)]]
     kept, _ = weigh(shaped)
     assert kept.tolist() == [False, True]
 
@@ -334,9 +334,9 @@ def test_truncated_completions_are_wrong_in_the_group_mean_but_carry_no_loss():
 @pytest.mark.parametrize("trainers, budget", [(1, 10_000), (1, 20), (2, 20), (3, 20)])
 def test_denominators_count_the_whole_batch_on_every_rank(trainers, budget):
     groups = [
-        [header(True, 0, tokens=5), header(False, 0, tokens=9, injected=2)],  # 5 + 7 sampled tokens
-        [header(True, 1), header(True, 1)],  # filtered
-        [header(True, 2, tokens=1), header(False, 2, tokens=6, truncated=True)],  # 1 + 0: truncated
+        [rollout(True, 0, tokens=5), rollout(False, 0, tokens=9, injected=2)],  # 5 + 7 sampled tokens
+        [rollout(True, 1), rollout(True, 1)],  # filtered
+        [rollout(True, 2, tokens=1), rollout(False, 2, tokens=6, truncated=True)],  # 1 + 0: truncated
     ]
     for rank in range(trainers):
         found = make_plan(groups, rank, trainers, budget).denominators
@@ -346,13 +346,13 @@ def test_denominators_count_the_whole_batch_on_every_rank(trainers, budget):
 
 @st.composite
 def groups_of_three(draw):
-    """Groups of three headers: right, wrong, unverified or truncated; up to 9 prompt tokens and 30 of completion."""
+    """Groups of three rollouts: right, wrong, unverified or truncated; up to 9 prompt tokens and 30 of completion."""
     verdict, length, cut = st.sampled_from([True, True, False, False, None]), st.integers(1, 30), st.booleans()
     completions = st.tuples(verdict, length, st.integers(1, 9), cut)
     rows = draw(st.lists(st.lists(completions, min_size=3, max_size=3), min_size=1, max_size=7))
     return [
         [
-            header(correct and not cut, p, tokens=tokens, prompt_tokens=prompt, truncated=cut)
+            rollout(correct and not cut, p, tokens=tokens, prompt_tokens=prompt, truncated=cut)
             for correct, tokens, prompt, cut in row
         ]
         for p, row in enumerate(rows)
@@ -375,7 +375,7 @@ def test_ranks_share_the_batch_in_as_many_micro_batches_each_within_the_budget(g
 
 
 def completion(prompt_ids, ids, mask, logprobs):
-    return pipeline.Completion(0, 0, False, prompt_ids, ids, mask, logprobs, [0] * len(ids), "", False, False)
+    return pipeline.Rollout(0, 0, False, prompt_ids, ids, mask, logprobs, [0] * len(ids), "", False, False)
 
 
 def test_a_micro_batch_puts_each_logprob_one_before_its_token_and_masks_prompt_injection_and_padding():
@@ -415,12 +415,12 @@ def lone_trainer():
     """A Trainer at version 6 in this process alone, with stand-ins for pipeline and fleet."""
     trainer = object.__new__(train.Trainer)
     trainer.args = SimpleNamespace(
-        lr=0.1, warmup=1, weight_decay=0.5, loss="cispo", clips={"eps_max": 5.0}, average="prompt"
+        lr=0.1, warmup=1, weight_decay=0.5, loss="cispo", clips={"eps_max": 5.0}, aggregation="prompt"
     )
     trainer.policy = precision.PolicyModel(tiny_model(), dtype=torch.float32)
     trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=0.1, weight_decay=0.5)
     trainer.version, trainer.checked, trainer.skipped = 6, False, 0
-    trainer.pipeline = SimpleNamespace(take=lambda headers: [])
+    trainer.pipeline = SimpleNamespace(take=lambda rollouts: [])
     trainer.fleet = SimpleNamespace(
         device="cpu",
         dtype=torch.float32,
@@ -473,8 +473,8 @@ def test_learning_rate_and_weight_decay_of_a_step_are_those_of_the_flags_whateve
 def test_the_start_up_check_stops_a_run_before_its_first_optimizer_step():
     trainer = lone_trainer()
     before = [parameter.clone() for parameter in trainer.policy.parameters()]
-    sampled = pipeline.Completion(0, 0, False, [3, 4], [5, 6], [True] * 2, [-9.0] * 2, [0] * 2, "", False, False)
-    trainer.pipeline.take = lambda headers: [sampled] * len(headers)  # 18 tokens: near -2.9, not -9
+    sampled = pipeline.Rollout(0, 0, False, [3, 4], [5, 6], [True] * 2, [-9.0] * 2, [0] * 2, "", False, False)
+    trainer.pipeline.take = lambda rollouts: [sampled] * len(rollouts)  # 18 tokens: near -2.9, not -9
     with pytest.raises(RuntimeError, match="start-up check.*temperature.*log-prob mode.*head dtype.*tokenizer"):
         trainer.gradient_step(make_plan(batch([True, False])))
     assert all(torch.equal(was, now) for was, now in zip(before, trainer.policy.parameters()))
@@ -530,7 +530,7 @@ def test_a_failed_verifier_is_no_wrong_answer_in_the_validation():
 
 def test_a12_the_entropy_on_validation_is_minus_the_mean_log_prob_of_the_tokens_that_the_policy_sampled():
     prompts = [data.Prompt(i, (1,), "", "", "math") for i in range(2)]
-    groups = [[header(True, 0, tokens=4, logprob=-1.0)], [header(False, 1, tokens=4, injected=2, logprob=-2.0)]]
+    groups = [[rollout(True, 0, tokens=4, logprob=-1.0)], [rollout(False, 1, tokens=4, injected=2, logprob=-2.0)]]
     # 3 nats over 4 + 2 sampled tokens; averaged over completions it would be (1/4 + 2/2) / 2, with injected tokens 3/8
     assert reward.pass_rates(groups, prompts)["entropy_sampled"] == 0.5
 
@@ -806,11 +806,11 @@ def watched(**state):
 
 def test_a15_many_truncated_completions_are_warned_of_after_ten_steps(capsys):
     run = watched(version=9, args=SimpleNamespace(prompts=1))
-    headers = [header(False, truncated=n < 2) for n in range(10)]  # 20 %
+    rollouts = [rollout(False, truncated=n < 2) for n in range(10)]  # 20 %
     for _ in range(5):
-        train.Trainer.watch(run, headers, 1.0)
+        train.Trainer.watch(run, rollouts, 1.0)
     assert "WARNING" not in capsys.readouterr().out  # 5 steps at 20 % are 10 % of 10 steps: not above the limit
-    train.Trainer.watch(run, headers, 1.0)
+    train.Trainer.watch(run, rollouts, 1.0)
     said = capsys.readouterr().out
     assert "WARNING: 20% of the completions of the last 6 steps" in said and "--interrupt-at" in said
 
@@ -818,9 +818,9 @@ def test_a15_many_truncated_completions_are_warned_of_after_ten_steps(capsys):
 def test_ten_batches_without_gradient_in_a_row_are_warned_of(capsys):
     run = watched(version=99, args=SimpleNamespace(prompts=1))
     for norm in (*[0.0] * 9, 0.5, *[0.0] * 9):
-        train.Trainer.watch(run, [header(False)] * 3 + [header(True)], norm)
+        train.Trainer.watch(run, [rollout(False)] * 3 + [rollout(True)], norm)
     assert "WARNING" not in capsys.readouterr().out  # twice nine, with a gradient in between
-    train.Trainer.watch(run, [header(False)] * 3 + [header(True)], 0.0)
+    train.Trainer.watch(run, [rollout(False)] * 3 + [rollout(True)], 0.0)
     said = capsys.readouterr().out
     assert "10 batches in a row had no gradient" in said and "pass rate of the last batch 0.250" in said
     assert "--think-end" in said
@@ -839,10 +839,10 @@ def test_ten_batches_without_gradient_in_a_row_are_warned_of(capsys):
 def test_a_validation_without_any_mark_or_of_few_prompts_is_said_aloud_at_step_0(
     monkeypatch, capsys, last, version, warned
 ):
-    without = replace(header(False), marked=False)
-    headers = [[without] * 2, [without, replace(header(False), **last)]]
+    without = replace(rollout(False), marked=False)
+    rollouts = [[without] * 2, [without, replace(rollout(False), **last)]]
     run = watched(
-        pipeline=SimpleNamespace(evaluate=lambda *_: (headers, [], {})),
+        pipeline=SimpleNamespace(evaluate=lambda *_: (rollouts, [], {})),
         validation=[None] * 2,
         version=version,
         args=SimpleNamespace(eval_generations=2, think_end="</think>"),
@@ -859,10 +859,10 @@ def test_a_validation_without_any_mark_or_of_few_prompts_is_said_aloud_at_step_0
 
 def test_failing_verifiers_stop_the_run_above_one_percent_of_the_groups():
     run = watched(unverified=2, version=10, args=SimpleNamespace(prompts=20))
-    train.Trainer.watch(run, [header(True)], 1.0)  # 2 of 200: 1 %
+    train.Trainer.watch(run, [rollout(True)], 1.0)  # 2 of 200: 1 %
     run.unverified = 3
     with pytest.raises(train.Unverifiable, match="failed on 3 groups"):
-        train.Trainer.watch(run, [header(True)], 1.0)
+        train.Trainer.watch(run, [rollout(True)], 1.0)
 
 
 def test_a_reference_that_cannot_be_read_is_named_once_and_is_no_failure_of_the_verifier():
@@ -876,7 +876,7 @@ def test_a_reference_that_cannot_be_read_is_named_once_and_is_no_failure_of_the_
         unverified=0,
         named=set(),
         log=lambda kind, **row: lines.append((kind, row)),
-        curriculum=SimpleNamespace(came_back=lambda *_: None, prompts=prompts),
+        curriculum=SimpleNamespace(update_history=lambda *_: None, prompts=prompts),
     )
     run.name_unverified = lambda *what: train.Trainer.name_unverified(run, *what)
     for _ in range(2):
@@ -887,8 +887,8 @@ def test_a_reference_that_cannot_be_read_is_named_once_and_is_no_failure_of_the_
 
 
 def test_a_verifier_that_fails_on_the_validation_set_stops_every_trainer_and_the_evaluation_does_not_count():
-    for rank, groups in (0, [[header(True)]] * 200), (1, []):
-        failed = {3: "no jail", 4: "no jail"}
+    for rank, groups in (0, [[rollout(True)]] * 200), (1, []):
+        failed = {3: "no sandbox", 4: "no sandbox"}
         run = SimpleNamespace(
             pipeline=SimpleNamespace(evaluate=lambda *_: (groups, [], failed)),
             validation=[None] * 200,
@@ -908,7 +908,7 @@ def test_a_verifier_that_fails_on_the_validation_set_stops_every_trainer_and_the
             train.Trainer.validate(run)
         assert run.evaluated == 7
         run.evaluated, failed[5] = None, "no memory"
-        with pytest.raises(train.Unverifiable, match="failed on 3 groups: no jail"):
+        with pytest.raises(train.Unverifiable, match="failed on 3 groups: no sandbox"):
             train.Trainer.validate(run)
         assert run.evaluated is None
 

@@ -9,14 +9,14 @@ import time
 
 import pytest
 
-from verify import judges, mathematics, texts, unfinished, workers
+from verify import graders, mathematics, texts, unfinished, workers
 
 SEED = random.Random(28)
 
 
 def verdict(answer, reference):
     """The verdict on a box, in this process: only answers that are quickly compared are asked for here."""
-    found = judges.math(f"\\boxed{{{answer}}}", reference)
+    found = graders.math(f"\\boxed{{{answer}}}", reference)
     return mathematics.equal(found, reference) if isinstance(found, str) else found
 
 
@@ -37,7 +37,7 @@ def made(rule, count=50):
 
 
 def test_examples_in_docstrings_are_true():
-    for module in (judges, texts, unfinished):
+    for module in (graders, texts, unfinished):
         results = doctest.testmod(module)
         assert results.failed == 0 < results.attempted, module
 
@@ -102,7 +102,7 @@ def test_a_question_given_back_is_no_answer(rule):
 
 def test_a_question_in_the_prompt_is_no_answer_and_the_rest_is_asked_of_the_worker():
     def asked(answer, reference, prompt):
-        return judges.given_back(f"\\boxed{{{answer}}}", reference, prompt)
+        return graders.given_back(f"\\boxed{{{answer}}}", reference, prompt)
 
     questions = made(lambda a, b, c, d: (f"({a}x+{b})^2", f"{a * a}x^2+{2 * a * b}x+{b * b}"), 20)
     questions += made(lambda a, b, c, d: (f"x^2-{a * a}", f"(x-{a})(x+{a})"), 8)
@@ -157,10 +157,10 @@ def test_a_question_is_no_answer_in_any_spelling_and_its_value_is_one(question, 
     for prompt in ("Rewrite {}.", "Rewrite ${}$.", "Rewrite \\({}\\), if you can!", "It costs \\$5. What is {} here?"):
         asked = prompt.format(question)
         for spelt in [form.format(formula) for formula in (question, *others) for form in SPELLINGS]:
-            assert judges.given_back(f"\\boxed{{{spelt}}}", value, asked), (spelt, asked)
+            assert graders.given_back(f"\\boxed{{{spelt}}}", value, asked), (spelt, asked)
         for said in ("The answer is ${}$.", "So $5$ is wrong.\n\n$${}$$", "\\[{}\\]", "Answer: {}"):
-            assert judges.given_back(said.format(question), value, asked), (said, asked)
-        assert not judges.given_back(f"\\boxed{{{value}}}", value, asked)
+            assert graders.given_back(said.format(question), value, asked), (said, asked)
+        assert not graders.given_back(f"\\boxed{{{value}}}", value, asked)
 
 
 @pytest.mark.parametrize(
@@ -178,11 +178,11 @@ def test_a_question_is_no_answer_in_any_spelling_and_its_value_is_one(question, 
     ],
 )
 def test_a_right_answer_that_stands_in_the_prompt_is_right_in_any_spelling(prompt, answer, reference):
-    assert not judges.given_back(f"\\boxed{{{answer}}}", reference, prompt)
+    assert not graders.given_back(f"\\boxed{{{answer}}}", reference, prompt)
 
 
-def test_a_fraction_of_the_prompt_is_refused_for_a_decimal_even_where_it_is_right():  # a known limit of judges.py
-    assert judges.given_back(
+def test_a_fraction_of_the_prompt_is_refused_for_a_decimal_even_where_it_is_right():  # a known limit of graders.py
+    assert graders.given_back(
         "\\boxed{\\frac{1}{2}}", "0.5", "A coin shows heads with probability $\\frac{1}{2}$. And a 2nd one?"
     )
 
@@ -195,8 +195,8 @@ def test_no_prompt_and_no_answer_holds_up_the_comparison_with_the_prompt_or_brea
     texts += [symbol * 9_999 for symbol in symbols] + ["$" + "(" * 300 + "x" + ")" * 300 + "$", "$(x+1)^2$ " * 9_999]
     for answer, prompt in zip(texts, texts[1:] + texts[:1]):
         start = time.thread_time()
-        judges.given_back(answer, "\\frac{1}{2}", prompt)
-        judges.given_back(f"\\boxed{{{answer}}}", answer, prompt)
+        graders.given_back(answer, "\\frac{1}{2}", prompt)
+        graders.given_back(f"\\boxed{{{answer}}}", answer, prompt)
         assert time.thread_time() - start < 1.0, (answer[:20], prompt[:20])
 
 
@@ -407,9 +407,9 @@ def test_words_of_any_language_are_compared_after_folding():
     "answer", ["Answer: A", "A", "(A)", "The answer is (A).", "B is wrong.\nSo the answer is A", "**A**"]
 )
 def test_an_answer_without_a_box_may_say_that_it_is_one(answer):
-    found = judges.math(answer, "A")
+    found = graders.math(answer, "A")
     assert found is True or mathematics.equal(found, "A") is True
-    found = judges.math(answer, "B")
+    found = graders.math(answer, "B")
     assert found is False or mathematics.equal(found, "B") is False
 
 
@@ -428,10 +428,10 @@ def test_the_task_text_takes_the_whole_answer_and_nothing_around_it():
             f"`{word}`",
             "\\boxed{" + word.replace("%", "\\%").replace("#", "\\#") + "}",
         ):
-            assert judges.text(spelt, word) is True, spelt
+            assert graders.text(spelt, word) is True, spelt
         for other in (f"The plural is {word}.", f"{word} or {word}x", word + "s", word[::-1] + "q", "", "\\boxed{}"):
-            assert judges.text(other, word) is False, other
-    assert judges.text("second line\nfirst", "first\nsecond line") is False and judges.text("3", "-3") is False
+            assert graders.text(other, word) is False, other
+    assert graders.text("second line\nfirst", "first\nsecond line") is False and graders.text("3", "-3") is False
 
 
 def test_the_task_choice_takes_one_letter_however_it_is_said():
@@ -453,9 +453,9 @@ def test_the_task_choice_takes_one_letter_however_it_is_said():
     ]
     for form in said:
         for letter in "ABCDE":
-            assert judges.choice(form.format(letter), letter) and judges.choice(form.format(letter), f"({letter})")
-            assert not judges.choice(form.format("F"), letter)
-    assert not any(judges.choice(answer, "A") for answer in ("A or B", "A, B", "B A", "not A", "AA", "", "ABCD"))
+            assert graders.choice(form.format(letter), letter) and graders.choice(form.format(letter), f"({letter})")
+            assert not graders.choice(form.format("F"), letter)
+    assert not any(graders.choice(answer, "A") for answer in ("A or B", "A, B", "B A", "not A", "AA", "", "ABCD"))
     wrong = (
         "(A) is wrong",
         "A. No, B",
@@ -468,7 +468,7 @@ def test_the_task_choice_takes_one_letter_however_it_is_said():
         "A: B",
         "$A$ or $B$",
     )
-    assert not any(judges.choice(answer, "A") for answer in wrong)
+    assert not any(graders.choice(answer, "A") for answer in wrong)
 
 
 def test_what_a_worker_compares_before_its_first_answer_is_equal():

@@ -166,7 +166,7 @@ def test_weights_arrive_at_all_receivers_at_once_and_are_copies():
 @pytest.mark.parametrize("k", [0, 3])
 def test_waking_and_polling_take_the_same_time_within_1_percent(k, monkeypatch):
     monkeypatch.setattr(pipeline, "LONGEST_POLL", pipeline.POLL)  # else a poll comes up to 50 ms late
-    # Equal generators: of unequal ones, who sees a ticket first claims it, so that a poll can move whole completions.
+    # Equal generators: of unequal ones, who sees a request first claims it, so that a poll can move whole completions.
     setting = test_pipeline.Setting(k=k, steps=4, training=360, generators=((120, 4), (120, 4)), prompts=3)
     polled, woken = (test_pipeline.simulate(setting, waking=waking)[0] for waking in (False, True))
     assert woken.elapsed == pytest.approx(polled.elapsed, rel=0.01)
@@ -176,7 +176,7 @@ def test_waking_and_polling_take_the_same_time_within_1_percent(k, monkeypatch):
 
 def test_a_verdict_that_timed_out_is_said_once_to_break_the_repetition(capsys):
     def score(number):
-        completion = SimpleNamespace(ticket=0, index=number)
+        completion = SimpleNamespace(request=0, index=number)
         return SimpleNamespace(completion=completion, timed_out=True)
 
     scorer = SimpleNamespace(finished=lambda: [score(1), score(0)], pending=0)

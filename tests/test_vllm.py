@@ -33,6 +33,7 @@ from test_rollout import (  # noqa: F401  tests that hold for every generator: t
     full_forward,
     generator,
     perturb,
+    requests,
     same_up_to_ties,
     test_a10_a_mark_of_several_tokens_is_looked_for_once_in_the_text_and_its_last_token_is_not_the_mark,
     test_a10_interruption_forces_exactly_the_phrase_at_a_length_drawn_in_the_budget,
@@ -41,23 +42,22 @@ from test_rollout import (  # noqa: F401  tests that hold for every generator: t
     test_contradictory_settings_are_refused,
     test_evaluation_goes_first_and_running_completions_go_on,
     test_prompts_above_max_prompt_tokens_are_refused,
+    test_requests_that_cannot_be_served_are_refused,
     test_results_depend_on_the_seed_but_not_on_slots_order_or_timing,
     test_sampled_first_tokens_match_the_model,
     test_sec31_no_completion_starts_on_keys_and_values_of_older_weights,
     test_sec31_running_completions_keep_their_keys_and_values_over_an_update,
-    test_tickets_that_cannot_be_served_are_refused,
     test_tokens_of_a_completion_are_drawn_independently,
     test_truncated_means_the_budget_ended_without_eos,
     test_updates_reach_the_model_through_named_weights_with_tied_ones_once,
-    test_wants_a_ticket_while_a_slot_would_stay_empty,
+    test_wants_a_request_while_a_slot_would_stay_empty,
     test_without_a_budget_nothing_is_forced,
-    tickets,
     tiny_model,
     tokenizer,
 )
 
 import vllm_rollout
-from pipeline import Ticket
+from pipeline import Request
 from plumbing import sources
 from precision import PolicyModel
 from rollout import Generator, TorchGenerator
@@ -147,13 +147,13 @@ def test_sec32_log_ratio_to_the_trainer_is_0_before_after_and_across_an_update(
         new_generator = partial(renew, request.getfixturevalue("engine" if kind == "qwen3" else "bf16_engine"))
     old, gen, known = copy.deepcopy(model), new_generator(model, slots=40, temperature=tau), 9
     first = gen.version
-    before = list(finish(gen, tickets(20)).values())
-    for ticket in tickets(40, shortest=4):
-        gen.add(ticket)
+    before = list(finish(gen, requests(20)).values())
+    for request in requests(40, shortest=4):
+        gen.add(request)
     before += [c for _ in range(known) for c in gen.step()]
     new = perturb(gen, model)
     across = list(finish(gen).values())
-    after = list(finish(gen, tickets(20)).values())
+    after = list(finish(gen, requests(20)).values())
     assert {v for c in before for v in c.versions} == {first} and {v for c in after for v in c.versions} == {first + 3}
     assert len(across) > 10 and all(c.versions == sorted([first] * known + c.versions[known:]) for c in across)
     tails = deviations(
@@ -168,23 +168,23 @@ def test_sec32_log_ratio_to_the_trainer_is_0_before_after_and_across_an_update(
 
 def test_weights_that_are_being_received_are_not_used_yet(make):
     gen = make(tiny_model(), temperature=0)
-    expected = {name: c.ids for name, c in finish(gen, tickets(8)).items()}
+    expected = {name: c.ids for name, c in finish(gen, requests(8)).items()}
     for weight in gen.named_weights().values():
         weight.zero_()
-    assert {name: c.ids for name, c in finish(gen, tickets(8)).items()} == expected
+    assert {name: c.ids for name, c in finish(gen, requests(8)).items()} == expected
 
 
-def test_completions_of_a_ticket_share_the_cached_prompt_of_their_version(make):
+def test_completions_of_a_request_share_the_cached_prompt_of_their_version(make):
     """Without a cache the tests on stale keys and values could not fail. 80 tokens hold 2 full blocks of 32."""
     gen, cached, step = make(tiny_model(), slots=2), [], None
-    step, ticket = gen._engine.step, tickets(1, generations=6, shortest=80)[0]
+    step, request = gen._engine.step, requests(1, generations=6, shortest=80)[0]
     gen._engine.step = lambda: [cached.append(output.num_cached_tokens) or output for output in step()]
     try:
-        finish(gen, [ticket])
+        finish(gen, [request])
         assert set(cached) == {0, 64} or set(cached) == {64}
         cached.clear()
         gen.update_weights(gen.version + 1)
-        gen.add(ticket)
+        gen.add(request)
         gen.step()
         assert cached[0] == 0
         finish(gen)
@@ -196,7 +196,7 @@ def test_a10_an_interrupted_completion_goes_on_with_the_keys_and_values_of_its_s
     """The 80 + 4 tokens before the phrase fill 2 blocks of 32, which stay; the new weights read the rest again."""
     model = tiny_model()
     old, gen = copy.deepcopy(model), make(model, slots=8, think_budget=(4, 4), phrase_ids=PHRASE)
-    gen.add(tickets(1, generations=8, shortest=80)[0])
+    gen.add(requests(1, generations=8, shortest=80)[0])
     for _ in range(2):
         gen.step()
     new = perturb(gen, model)
@@ -218,7 +218,7 @@ def test_completions_that_vllm_still_keeps_waiting_start_on_the_new_weights_alon
     model = tiny_model()
     old, gen = copy.deepcopy(model), make(model, slots=80, temperature=0.7)
     start = gen.version
-    gen.add(tickets(1, generations=80, shortest=80)[0])
+    gen.add(requests(1, generations=80, shortest=80)[0])
     early = gen.step()
     new = perturb(gen, model)
     waited = [c for c in finish(gen).values() if start not in c.versions]
@@ -282,7 +282,7 @@ def test_a_head_in_another_dtype_than_asked_for_is_refused_and_its_engine_ended(
 SCRIPT = """
 import json, signal, sys
 from transformers import AutoTokenizer
-from pipeline import Ticket
+from pipeline import Request
 from plumbing import sources
 from test_rollout import finish
 from vllm_rollout import VLLMGenerator
@@ -292,11 +292,11 @@ if __name__ == "__main__":
     tokens = AutoTokenizer.from_pretrained("base")
     prompts = sources.load("arithmetic", tokens, budget=64, validation=64).validation
     gen = VLLMGenerator("base", tokens, slots=64, max_new_tokens=48, temperature=0, fp32_head=False)
-    done = finish(gen, [Ticket(prompt.index, 0, prompt, 1) for prompt in prompts])
-    print(json.dumps({c.ticket: c.ids for c in done.values()}), flush=True)
+    done = finish(gen, [Request(prompt.index, 0, prompt, 1) for prompt in prompts])
+    print(json.dumps({c.request: c.ids for c in done.values()}), flush=True)
     ending = sys.stdin.readline().strip()
     if ending != "close":
-        gen.add(Ticket(64, 0, prompts[0], 10**5))
+        gen.add(Request(64, 0, prompts[0], 10**5))
         gen.step()
         print("running", flush=True)
         if ending == "error":
@@ -352,12 +352,12 @@ def test_greedy_equals_torch_generator_on_the_base_policy(answered):
     prompts = sources.load("arithmetic", tokens, budget=64, validation=64).validation
     expected = finish(
         TorchGenerator(model, tokens, slots=64, max_new_tokens=48, temperature=0),
-        [Ticket(prompt.index, 0, prompt, 1) for prompt in prompts],
+        [Request(prompt.index, 0, prompt, 1) for prompt in prompts],
     )
     for done in answered:
         assert len(done) == 64
         for completion in expected.values():
-            assert same_up_to_ties(model, completion, done[str(completion.ticket)]), completion
+            assert same_up_to_ties(model, completion, done[str(completion.request)]), completion
 
 
 def test_no_process_or_file_is_left_after_a_normal_end_an_error_ctrl_c_or_kill(processes, answered):
@@ -385,8 +385,8 @@ def test_no_process_or_file_is_left_after_a_normal_end_an_error_ctrl_c_or_kill(p
 def test_a_dead_worker_is_an_error_and_closing_works_nevertheless(bf16_engine):
     """Must be the last test on this engine, whose worker it kills."""
     [worker] = [handle.proc for handle in bf16_engine._engine.model_executor.workers]
-    for ticket in tickets(4):
-        bf16_engine.add(ticket)
+    for request in requests(4):
+        bf16_engine.add(request)
     bf16_engine.step()
     worker.kill()
     with pytest.raises(RuntimeError):

@@ -1,4 +1,4 @@
-"""Mathematics: what of an answer is compared, and whether it equals the reference. The rules stand in judges.py.
+"""Mathematics: what of an answer is compared, and whether it equals the reference. The rules stand in graders.py.
 
     final_expression(answer) -> the last boxes, or the whole answer   in the generator's process
     equal(expression, reference) -> True, False, None: not readable   in a worker (workers.py): it has no time limit

@@ -24,7 +24,7 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from traceback import extract_tb
 
-from verify.judges import OWN
+from verify.graders import OWN
 
 START_SECONDS = 120.0  # to load the file, with whatever it imports
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

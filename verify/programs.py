@@ -1,4 +1,4 @@
-"""Programs: which block of an answer is one, what its tests are, and when an output is right. Rules: judges.py.
+"""Programs: which block of an answer is one, what its tests are, and when an output is right. Rules: graders.py.
 
     program(answer) -> its source text                                     in the generator's process
     read_tests(reference), right_output(...)                               in a worker (workers.py)

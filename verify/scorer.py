@@ -1,13 +1,13 @@
 """Scorer: verdicts on completions without ever blocking the generator.
 
-Paper: Sec. 2 (rewards), which leaves open how answers are checked. judges.py says when an answer is right; workers.py
+Paper: Sec. 2 (rewards), which leaves open how answers are checked. graders.py says when an answer is right; workers.py
 is the worker process; this file starts workers and hands out jobs.
 
 When a math answer has taken longer than `timeout` seconds, it is wrong, with `timed_out` set. A worker that dies, or
 cannot start, says nothing about the answer: the answer is tried once more on a fresh worker, then handed back with
 `error` set and `correct` None, and the caller drops its group. It is never scored as wrong.
 
-Deviation: none known (those of verdicts: judges.py).
+Deviation: none known (those of verdicts: graders.py).
 
 Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py
 """
@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import reward
-from verify import jail
-from verify.judges import TASKS, given_back
+from verify import sandbox
+from verify.graders import TASKS, given_back
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # A worker's interpreter runs this. It takes modules from ROOT, even if others are installed or on PYTHONPATH.
 START_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from verify.workers import work; work(*sys.argv[2:])"
-START_SECONDS = 120.0  # to start worker and jail: a worker without a verdict so long after the limit counts as dead
+START_SECONDS = 120.0  # to start worker and sandbox: a worker without a verdict so long after the limit counts as dead
 OWN_JOB = b"o"  # the kind of a job for a function of one's own; others have their task's first letter
 MESSAGE_BYTES = 4_096  # more than any verdict or error
 
@@ -40,9 +40,9 @@ MESSAGE_BYTES = 4_096  # more than any verdict or error
 class Score:
     """A completion on its way to a verdict."""
 
-    completion: Any  # the pipeline.Completion that was submitted
+    completion: Any  # the pipeline.Rollout that was submitted
     prompt: Any  # its data.Prompt
-    text: str  # what a worker judges: an expression or a program
+    text: str  # what a worker grades: an expression or a program
     penalty: float  # of Eq. 9, if it is correct
     correct: bool | None  # the verdict; in what `finished` returns, None means that the verifier failed
     marked: bool = True  # its text holds the mark behind which the answer begins, or there is no such mark
@@ -93,7 +93,7 @@ class Worker:
         try:
             if self.process is None or self.process.poll() is not None:
                 self._start_interpreter()
-            with jail.as_file(json.dumps([score.text, score.prompt.answer])) as file:
+            with sandbox.as_file(json.dumps([score.text, score.prompt.answer])) as file:
                 with suppress(BrokenPipeError, ConnectionResetError):  # it has just left: `decided` reads end-of-file
                     kind = OWN_JOB if self.own else score.prompt.task[:1].encode()
                     socket.send_fds(self._channel, [kind], [file.fileno()])
@@ -149,8 +149,8 @@ class Scorer:
     workers    worker processes at most; none is started before the first answer that needs one
     penalty    |y| -> Eq. 9's penalty, or None for rewards of +1 and -1
     think_end  the text behind which the answer begins; None: the whole text is the answer
-    namespaces whether programs run in jails with namespaces; None: each worker finds out whether they work
-    own        None, or FILE.py:FUNCTION, which judges all completions instead of their tasks' judges (own.py)
+    namespaces whether programs run in sandboxes with namespaces; None: each worker finds out whether they work
+    own        None, or FILE.py:FUNCTION, which grades all completions instead of their tasks' graders (own.py)
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Scorer:
         return len(self._queue) + len(self._done) + sum(worker.job is not None for worker in self._workers)
 
     def submit(self, completion, prompt) -> None:
-        """Take a finished pipeline.Completion of a data.Prompt (its .task, .answer). Raises KeyError: unknown task."""
+        """Take a finished pipeline.Rollout of a data.Prompt (its .task, .answer). Raises KeyError: unknown task."""
         found = reward.final_answer(completion.text, self._think_end)
         answer = None if completion.truncated else found
         if answer is None:

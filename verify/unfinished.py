@@ -12,7 +12,7 @@ no operator that the reference lacks (`left_to_do`), where operators are named b
   \\gcd, !, ...  any function: gcd, lim, sum, int, mod, binomials, factorials, absolute values, ...
 Another spelling of a value stays right: 2/4 for 1/2, \\sqrt{8} for 2\\sqrt{2}, 3 \\times 10^5, 2\\pi, 1 + \\sqrt{2};
 and, as a whole answer, a root or a power of ten: \\sqrt{16} for 4, 10^3 for 1000. One that stands in the prompt
-is the question: given_back in judges.py.
+is the question: given_back in graders.py.
 If the reference's value holds letters, (x+1)^2 and x^2+2x+1, or \\sin and \\cos, may stand for each other.
 
 Test: pytest tests/test_reward.py

@@ -1,18 +1,18 @@
-"""Workers: the processes that judge answers within a time limit.
+"""Workers: the processes that grade answers within a time limit.
 
-Paper: Sec. 2 (rewards), which leaves open how answers are checked. judges.py says when an answer is right; scorer.py
+Paper: Sec. 2 (rewards), which leaves open how answers are checked. graders.py says when an answer is right; scorer.py
 starts workers, in the generator's process; this file is what a worker runs.
 
 SymPy can run for days on a short answer. math-verify's own time limits are switched off: they are signals, which fail
-off the main thread. Instead, a worker is a separate interpreter that loads this file (and SymPy if needed) and judges
+off the main thread. Instead, a worker is a separate interpreter that loads this file (and SymPy if needed) and grades
 answers in a fork of itself. The kernel kills the fork when one math answer has taken `timeout` seconds of wall clock,
 whatever the fork computes and whether or not anybody polls: the answer is then wrong, with `timed_out` set, and the
 worker forks again. When its parent has ended, a worker reads end-of-file and leaves.
 
-A worker runs programs in a jail (jail.py says what it protects against and what not), which never sees the expected
-outputs. A program's time counts from the moment when the jail is ready.
+A worker runs programs in a sandbox (sandbox.py says what it protects against and what not), which never sees the expected
+outputs. A program's time counts from the moment when the sandbox is ready.
 
-Deviation: none known (those of verdicts: judges.py).
+Deviation: none known (those of verdicts: graders.py).
 
 Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py
 """
@@ -26,8 +26,8 @@ import sys
 from contextlib import closing, suppress
 from functools import cache, partial
 
-from verify import jail, own
-from verify.judges import UNREADABLE
+from verify import own, sandbox
+from verify.graders import UNREADABLE
 from verify.mathematics import equal
 from verify.programs import read_tests, readings, right_output
 
@@ -65,7 +65,7 @@ def load_sympy() -> None:
             raise RuntimeError(f"expected {pair} to be equal, got not; likely cause: another version of math-verify")
 
 
-def judge_math(expression: str, reference: str, timeout: float) -> bool | str:
+def grade_math(expression: str, reference: str, timeout: float) -> bool | str:
     """Whether the two are equal (`mathematics.equal`), or a text: why that cannot be said.
 
     After `timeout` seconds the kernel's SIGALRM ends this process.
@@ -83,25 +83,27 @@ def judge_math(expression: str, reference: str, timeout: float) -> bool | str:
 
 @cache
 def nursery():
-    """The interpreter of which this process's jails are forks, started at its first program (jail.start_nursery)."""
-    return jail.start_nursery()
+    """The interpreter of which this process's sandboxes are forks, started at its first program (`start_nursery`)."""
+    return sandbox.start_nursery()
 
 
-def judge_code(source: str, reference: str, timeout: float, namespaces: bool | None = None) -> bool | None:
+def grade_code(source: str, reference: str, timeout: float, namespaces: bool | None = None) -> bool | None:
     """Whether a program passes all tests; None: it took too long. Raises as `read_tests`.
 
     It may take `timeout` seconds for each test, and for all together as much and SECONDS_PER_TEST for each besides, of
     which MORE_SECONDS is the most. The first test that it fails is the last.
-    namespaces  whether its jail has them; if they are known to work it never runs without. None: as a try says.
+    namespaces  whether its sandbox has them; if they are known to work it never runs without. None: as a try says.
     """
-    namespaces = jail.namespaces_work() if namespaces is None else namespaces
+    namespaces = sandbox.namespaces_work() if namespaces is None else namespaces
     name, cases = read_tests(reference)
     size = max(len(json.dumps(expected)) for _, expected in cases) + SPARE_BYTES
     inputs = [given for given, _ in cases]
     right = readings(name, cases)
     total = timeout + min(SECONDS_PER_TEST * len(cases), MORE_SECONDS)
     _, made_by = nursery()
-    run = jail.run(source, name, inputs, size=size, timeout=total, each=timeout, namespaces=namespaces, nursery=made_by)
+    run = sandbox.run(
+        source, name, inputs, size=size, timeout=total, each=timeout, namespaces=namespaces, nursery=made_by
+    )
     with closing(run) as outputs:
         with suppress(TimeoutError):
             for test, output in enumerate(outputs):
@@ -117,7 +119,7 @@ def judge_code(source: str, reference: str, timeout: float, namespaces: bool | N
 load_own = cache(own.load)
 
 
-def judge_own(text: str, reference: str, timeout: float, spec: str) -> bool | str:
+def grade_own(text: str, reference: str, timeout: float, spec: str) -> bool | str:
     """The verdict of --reward on a JSON list of prompt and completion, or why there is none. Time as for math."""
     prompt, completion = json.loads(text)
     signal.setitimer(signal.ITIMER_REAL, timeout)
@@ -128,8 +130,8 @@ def judge_own(text: str, reference: str, timeout: float, spec: str) -> bool | st
 
 # --- A worker's life -------------------------------------------------------------------------------------------------
 
-# The byte that comes with a job -> (what prepares the first such job, outside its time; what judges a job).
-JUDGES = {b"m": (load_sympy, judge_math), b"c": (jail.namespaces_work, judge_code)}
+# The byte that comes with a job -> (what prepares the first such job, outside its time; what grades a job).
+GRADERS = {b"m": (load_sympy, grade_math), b"c": (sandbox.namespaces_work, grade_code)}
 
 
 def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None:
@@ -138,23 +140,23 @@ def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None
     It ends when the channel is closed, and with the exit status of a fork that ends in any other way.
     descriptor  file descriptor of our end of the channel
     timeout     seconds of wall clock per answer
-    namespaces  "True" or "False": whether jails have them, as found when the run started; "None": to be found here
+    namespaces  "True" or "False": whether sandboxes have them, as found when the run started; "None": to be found here
     spec        FILE.py:FUNCTION of --reward, which may take as much memory as it likes
     """
     known = {"True": True, "False": False}.get(namespaces)
-    judges = JUDGES if known is None else JUDGES | {b"c": (bool, partial(judge_code, namespaces=known))}
+    graders = GRADERS if known is None else GRADERS | {b"c": (bool, partial(grade_code, namespaces=known))}
     if spec:
-        judges = judges | {b"o": (partial(load_own, spec), partial(judge_own, spec=spec))}
+        graders = graders | {b"o": (partial(load_own, spec), partial(grade_own, spec=spec))}
     if sys.platform == "linux" and not spec:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     logging.disable(logging.CRITICAL)  # math-verify warns that its time limits are off
     channel = socket.socket(fileno=int(descriptor))
     with suppress(BrokenPipeError, ConnectionResetError):
         while task := channel.recv(1, socket.MSG_PEEK):
-            judges[task][0]()  # once, here: all later forks have it
+            graders[task][0]()  # once, here: all later forks have it
             child = os.fork()
             if not child:
-                return answer_jobs(channel, float(timeout), judges)
+                return answer_jobs(channel, float(timeout), graders)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the fork gets it too, and may clear up: await it
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -164,7 +166,7 @@ def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None
                 sys.exit(status)
 
 
-def answer_jobs(channel, timeout: float, judges) -> None:
+def answer_jobs(channel, timeout: float, graders) -> None:
     """Read jobs (text, reference), at most ANSWERS_PER_FORK, and send each verdict as JSON; null: it took too long."""
     for _ in range(ANSWERS_PER_FORK):
         task, files, *_ = socket.recv_fds(channel, 1, 1)
@@ -172,6 +174,6 @@ def answer_jobs(channel, timeout: float, judges) -> None:
             break
         with open(files[0]) as file:
             text, reference = json.load(file)
-        prepare, judge = judges[task]
+        prepare, grade = graders[task]
         prepare()
-        channel.send(json.dumps(judge(text, reference, timeout)).encode())
+        channel.send(json.dumps(grade(text, reference, timeout)).encode())

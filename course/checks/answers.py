@@ -60,7 +60,7 @@ def age():
 
     Returns the largest difference, in optimizer steps, that can occur under (pipeline, ppo).
     """
-    # Tickets of step v are issued at version v - 8 or later; of a ppo phase v ... v + 7 all are issued at version v.
+    # Requests of step v are issued at version v - 8 or later; of a ppo phase v ... v + 7 all are issued at version v.
     return 8, 7
 
 

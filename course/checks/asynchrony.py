@@ -9,39 +9,39 @@ from course.checks.losses import numbers
 ASYNCHRONY = []  # the exercises of the chapter, in order
 
 
-# --- tickets ---------------------------------------------------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------------------------------
 
 
 RULES = ("pipeline", "ppo")
 
 
-def tickets(issued, k, steps, prompts):
-    """N(v), the number of tickets issued by version v: a row per rule, a number per version."""
+def requests(issued, k, steps, prompts):
+    """N(v), the number of requests issued by version v: a row per rule, a number per version."""
     return [[issued(v, off_policy=rule, k=k, steps=steps, prompts=prompts) for v in range(steps)] for rule in RULES]
 
 
-def tickets_k_batches(version, *, off_policy, k, steps, prompts):
+def requests_k_batches(version, *, off_policy, k, steps, prompts):
     """issue k + v batches instead of k + 1 + v in a pipeline: with k = 0 nothing ever starts."""
     batches = k + version if off_policy == "pipeline" else (version // k + 1) * k
     return min(batches, steps) * prompts
 
 
-def tickets_without_end(version, *, off_policy, k, steps, prompts):
-    """forget the end of the run: tickets are issued for steps that never come."""
+def requests_without_end(version, *, off_policy, k, steps, prompts):
+    """forget the end of the run: requests are issued for steps that never come."""
     return (k + 1 + version if off_policy == "pipeline" else (version // k + 1) * k) * prompts
 
 
-def tickets_ppo_every_step(version, *, off_policy, k, steps, prompts):
-    """let ppo issue tickets in every step instead of once per phase, as a pipeline does."""
+def requests_ppo_every_step(version, *, off_policy, k, steps, prompts):
+    """let ppo issue requests in every step instead of once per phase, as a pipeline does."""
     return min(k + 1 + version if off_policy == "pipeline" else version + k, steps) * prompts
 
 
-def tickets_in_batches(version, *, off_policy, k, steps, prompts):
+def requests_in_batches(version, *, off_policy, k, steps, prompts):
     """count batches instead of prompts."""
     return min(k + 1 + version if off_policy == "pipeline" else (version // k + 1) * k, steps)
 
 
-def tickets_rules_swapped(version, *, off_policy, k, steps, prompts):
+def requests_rules_swapped(version, *, off_policy, k, steps, prompts):
     """mix up the two rules."""
     batches = (version // k + 1) * k if off_policy == "pipeline" else k + 1 + version
     return min(batches, steps) * prompts
@@ -49,16 +49,16 @@ def tickets_rules_swapped(version, *, off_policy, k, steps, prompts):
 
 # k = 2, 5 steps of 10 prompts: pipeline 3, 4, 5, 5, 5 batches; ppo phases of 2, 2 and the last 1: 2, 2, 4, 4, 5.
 TICKETS = Claim(
-    says="tickets: pipeline, then ppo, versions 0 to 4, for k = 2, 5 steps, 10 prompts",
-    probe=tickets,
+    says="requests: pipeline, then ppo, versions 0 to 4, for k = 2, 5 steps, 10 prompts",
+    probe=requests,
     inputs=(2, 5, 10),
     expected=[[30, 40, 50, 50, 50], [20, 20, 40, 40, 50]],
     mistakes=(
-        tickets_k_batches,
-        tickets_without_end,
-        tickets_ppo_every_step,
-        tickets_in_batches,
-        tickets_rules_swapped,
+        requests_k_batches,
+        requests_without_end,
+        requests_ppo_every_step,
+        requests_in_batches,
+        requests_rules_swapped,
     ),
     draw=lambda rng, _: (rng.randint(2, 4), rng.randint(7, 9), rng.randint(3, 12)),
 )
@@ -66,15 +66,15 @@ TICKETS = Claim(
 
 ASYNCHRONY.append(
     Exercise(
-        name="tickets",
+        name="requests",
         kind="write",
-        where="pipeline.py:tickets_issued",
+        where="pipeline.py:admission_limit",
         paper="Sec. 3.1",
         minutes=20,
         teaches="How stale a token may be is decided when its prompt is handed out, not when it arrives.",
         hints=(
             "Sec. 3.1; N(v) at the top of pipeline.py.",
-            "Tickets for the batch of step v are not issued before version v - k; none for steps that never come.",
+            "Requests for the batch of step v are not issued before version v - k; none for steps that never come.",
             "A pipeline may be k batches ahead of the one in training; ppo issues a whole phase of k at once.",
         ),
         claims=(TICKETS,),
@@ -133,11 +133,11 @@ ASYNCHRONY.append(
 )
 
 
-# --- header ----------------------------------------------------------------------------------------------------------
+# --- metadata --------------------------------------------------------------------------------------------------------
 
 
-def sampled_tokens(header, versions, mask):
-    """From a completion's header: sampled tokens of version 3, of version 4, and the length with injected tokens."""
+def sampled_tokens(metadata, versions, mask):
+    """From a rollout's metadata: sampled tokens of version 3, of version 4, and the length with injected tokens."""
     completion = SimpleNamespace(
         index=0,
         versions=versions,
@@ -148,9 +148,9 @@ def sampled_tokens(header, versions, mask):
         truncated=False,
         interrupted=True,
     )
-    ticket = SimpleNamespace(queue="train", number=1, prompt=SimpleNamespace(index=2))
+    request = SimpleNamespace(queue="train", number=1, prompt=SimpleNamespace(index=2))
     score = SimpleNamespace(completion=completion, reward=1.0, correct=True, timed_out=False, error="", marked=True)
-    found = header(score, ticket)
+    found = metadata(score, request)
     return [found.versions.get(3, 0), found.versions.get(4, 0), found.tokens]
 
 
@@ -161,8 +161,8 @@ def versions_and_mask(rng, _):
 
 
 # Three tokens of version 3, five of version 4, of which two are injected: 3, 5 - 2 = 3, and 8 in all.
-HEADER = Claim(
-    says="header: sampled tokens per version; injected tokens count only in the length",
+METADATA = Claim(
+    says="metadata: sampled tokens per version; injected tokens count only in the length",
     probe=sampled_tokens,
     inputs=([3, 3, 3, 4, 4, 4, 4, 4], [True] * 4 + [False] * 2 + [True] * 2),
     expected=[3, 3, 8],
@@ -172,18 +172,18 @@ HEADER = Claim(
 
 ASYNCHRONY.append(
     Exercise(
-        name="header",
+        name="metadata",
         kind="bug",
-        where="pipeline.py:header",
+        where="pipeline.py:metadata",
         paper="A.10",
         minutes=10,
         teaches="Injected tokens are not the policy's: they enter no count except the length.",
         hints=(
             "A.10, forced interruptions.",
-            "Look at what goes into the denominators of a batch: the header's counts per version.",
+            "Look at what goes into the denominators of a batch: the metadata's counts per version.",
             "Each token has a version and a flag that says whether the policy sampled it.",
         ),
-        claims=(HEADER,),
+        claims=(METADATA,),
         bug=("Counter(version for version, sampled in zip(c.versions, c.mask) if sampled)", "Counter(c.versions)"),
         symptom="Prompts with interrupted completions weigh less than others, as if they had more tokens.",
     )
@@ -304,7 +304,7 @@ ASYNCHRONY.append(
         teaches="k bounds the age of tokens; how old they are depends on who is slower: slow trainers get old tokens.",
         hints=(
             "Sec. 3.1; `python -m course.timeline --help`.",
-            "It uses your tickets_issued and publishes; `solve tickets` if they are not written yet.",
+            "It uses your admission_limit and publishes; `solve requests` if they are not written yet.",
             "The last line it prints, once for each T.",
         ),
         claims=(QUEUE,),

@@ -148,8 +148,8 @@ GENERATION.append(
 def prompts_kept(update, version, training, evaluations):
     """[version, then per group (the first wait for training, the others for evaluation) whether its KV is kept]."""
     groups = [SimpleNamespace(prompt_kv=[n]) for n in range(training + evaluations)]
-    drafts = [SimpleNamespace(group=group) for group in groups]
-    generator = SimpleNamespace(version=version - 1, _queue=drafts[:training], _evaluations=drafts[training:])
+    sequences = [SimpleNamespace(group=group) for group in groups]
+    generator = SimpleNamespace(version=version - 1, _queue=sequences[:training], _evaluations=sequences[training:])
     update(generator, version)
     return [generator.version, *(group.prompt_kv is not None for group in groups)]
 
@@ -177,7 +177,7 @@ GENERATION.append(
             "Who waits in a queue when the weights change?",
         ),
         claims=(STALE,),
-        bug=("for draft in (*self._queue, *self._evaluations):", "for draft in self._queue:"),
+        bug=("for sequence in (*self._queue, *self._evaluations):", "for sequence in self._queue:"),
         symptom="Validation pass rates lag behind: they look like those of the previous weights.",
     )
 )
@@ -251,28 +251,28 @@ GENERATION.append(
 # --- streams ---------------------------------------------------------------------------------------------------------
 
 
-def streams(completion_keys, seed, tickets):
-    """For each pair of tickets (evaluation, version, number): whether their two completions share random numbers."""
+def streams(completion_keys, seed, requests):
+    """For each pair of requests (evaluation, version, number): whether their two completions share random numbers."""
     keys = [
         completion_keys(seed, SimpleNamespace(evaluation=evaluation, version=version, number=number, generations=2))
-        for evaluation, version, number in tickets
+        for evaluation, version, number in requests
     ]
     return [bool((a[:, None] == b).any()) for place, a in enumerate(keys) for b in keys[:place]]
 
 
-def some_tickets(rng, _):
-    """A seed and seven tickets of one number, the first two and others alike."""
+def some_requests(rng, _):
+    """A seed and seven requests of one number, the first two and others alike."""
     kinds = [(True, 0, number := rng.randint(0, 99)), (False, 0, number), (True, rng.randint(1, 9), number)]
     return rng.randint(0, 99), kinds[:2] + rng.choices(kinds, k=5)
 
 
-# An evaluation at version 0, training, the same ticket of training once more, an evaluation at version 3.
+# An evaluation at version 0, training, the same request of training once more, an evaluation at version 3.
 STREAMS = Claim(
-    says="streams: no evaluation shares random numbers with training or another one; the same ticket always does",
+    says="streams: no evaluation shares random numbers with training or another one; the same request always does",
     probe=streams,
     inputs=(1, [(True, 0, 5), (False, 0, 5), (False, 0, 5), (True, 3, 5)]),
     expected=[False, False, True] + [False] * 3,
-    draw=some_tickets,
+    draw=some_requests,
 )
 
 
@@ -290,7 +290,7 @@ GENERATION.append(
             "Which streams do evaluations get, and which one training?",
         ),
         claims=(STREAMS,),
-        bug=("ticket.version + 1 if ticket.evaluation else 0", "ticket.version if ticket.evaluation else 0"),
+        bug=("request.version + 1 if request.evaluation else 0", "request.version if request.evaluation else 0"),
         symptom="The evaluation before the first step uses the very random numbers of training; later ones do not.",
     )
 )

@@ -1,6 +1,6 @@
 """Chapter 1: the scaling law and its fit (Eq. 1, Sec. 2.1, A.4 to A.8). Claims, wrong answers, exercises.
 
-This chapter needs neither a jail nor a run: it works on every system. Test: pytest tests/test_exercises.py
+This chapter needs neither a sandbox nor a run: it works on every system. Test: pytest tests/test_exercises.py
 """
 
 import math

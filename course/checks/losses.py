@@ -833,25 +833,25 @@ ADVANTAGES.append(
 
 def weigh_by_the_shaped_reward(groups, *, zero_variance_filter, normalisation):
     """filter by the shaped reward: two right answers of different length look unequal, so the prompt is kept."""
-    known = torch.tensor([all(header.correct is not None for header in group) for group in groups])
-    return known & torch.tensor([len({header.reward for header in group}) > 1 for group in groups]), None
+    known = torch.tensor([all(rollout.correct is not None for rollout in group) for group in groups])
+    return known & torch.tensor([len({rollout.reward for rollout in group}) > 1 for group in groups]), None
 
 
 class Graded(NamedTuple):
-    """The fields of pipeline.Header that weigh reads."""
+    """The fields of pipeline.RolloutMetadata that weigh reads."""
 
     reward: float
     correct: bool | None
 
 
-def headers(rewards, unverified):
-    """Groups of headers, correct where the reward is above 0; if `unverified`, the last prompt's verifier failed."""
+def rollouts(rewards, unverified):
+    """Groups of rollouts, correct where the reward is above 0; if `unverified`, the last prompt's verifier failed."""
     groups = [[Graded(r, r > 0) for r in group] for group in rewards.tolist()]
     return groups[:-1] + [[Graded(r, None) for r in rewards[-1].tolist()]] if unverified else groups
 
 
 def kept_prompts(weigh, rewards, unverified):
-    return weigh(headers(rewards, unverified), zero_variance_filter=True, normalisation="none")[0]
+    return weigh(rollouts(rewards, unverified), zero_variance_filter=True, normalisation="none")[0]
 
 
 def shaped_rewards(rng, _):
@@ -875,14 +875,14 @@ ADVANTAGES.append(
     Exercise(
         name="shaped-filter",
         kind="bug",
-        where="loss.py:weigh",
+        where="loss.py:compute_advantages",
         paper="Sec. 3.2",
         minutes=15,
         teaches="Filters ask whether an answer was correct, never how it was rewarded.",
         hints=(
             "Sec. 3.2, and Eq. 9 in Sec. A.10, A.15.",
             "With a length penalty two correct answers can have different rewards.",
-            "Follow the two tensors made from the headers to where the prompts are chosen.",
+            "Follow the two tensors made from the rollouts to where the prompts are chosen.",
         ),
         claims=(SHAPED,),
         bug=("kept = judged & nonzero_variance(correct) if", "kept = judged & nonzero_variance(rewards) if"),

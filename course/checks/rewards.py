@@ -336,12 +336,12 @@ REWARDS.append(
 # --- history ---------------------------------------------------------------------------------------------------------
 
 
-def history(came_back, rates):
+def history(update_history, rates):
     """The history of a prompt after it came back with each of these pass rates, and whether it is still in flight."""
     curriculum = SimpleNamespace(pass_rates={}, _in_flight={})
     for rate in rates:
         curriculum._in_flight[7] = None
-        came_back(curriculum, 7, rate)
+        update_history(curriculum, 7, rate)
     return [curriculum.pass_rates[7], float(7 in curriculum._in_flight)]
 
 
@@ -358,7 +358,7 @@ REWARDS.append(
     Exercise(
         name="history",
         kind="bug",
-        where="data.py:Curriculum.came_back",
+        where="data.py:Curriculum.update_history",
         paper="Sec. 3.2",
         minutes=10,
         teaches="A history that keeps the best pass rate retires prompts that were solved by luck.",

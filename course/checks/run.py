@@ -161,7 +161,7 @@ RUN.append(
 def choices(recipes, *names):
     """Recipes as numbers: loss, average, normalisation, off-policy (places in `words`), filter, head, k, prompts."""
     words = ("cispo", "dapo", "grpo", "prompt", "sample", "batch", "ppo", "pipeline")
-    flags = ("loss", "average", "normalisation", "off_policy")
+    flags = ("loss", "aggregation", "normalisation", "off_policy")
     return [
         [
             *(words.index(recipe[flag]) for flag in flags),
@@ -203,8 +203,8 @@ RUN.append(
         ),
         claims=(MINIMAX,),
         bug=(
-            'loss="cispo", average="prompt", fp32_head=True,\n                                          zero',
-            'loss="cispo", average="prompt", fp32_head=False,\n                                          zero',
+            'loss="cispo", aggregation="prompt", fp32_head=True,\n                                          zero',
+            'loss="cispo", aggregation="prompt", fp32_head=False,\n                                          zero',
         ),
         symptom="--recipe minimax ends lower than in Fig. 2, and its importance ratios scatter at step 0.",
     )

@@ -1,11 +1,11 @@
-"""A jail: runs a Python program that nobody has read, once per input, and lets out nothing but what it writes.
+"""A sandbox: runs a Python program that nobody has read, once per input, and lets out nothing but what it writes.
 
-Paper: Sec. 2, code is checked by running unit tests. workers.py starts a jail per program and compares its output with
-the expected outputs, which never enter the jail. So a program cannot forge a verdict: if it exits early, fakes a result
-or writes to some file descriptor, it is wrong unless that is the right output. grading.py starts a jail per hand-in
+Paper: Sec. 2, code is checked by running unit tests. workers.py starts a sandbox per program and compares its output with
+the expected outputs, which never enter the sandbox. So a program cannot forge a verdict: if it exits early, fakes a result
+or writes to some file descriptor, it is wrong unless that is the right output. grading.py starts a sandbox per hand-in
 (`warm`).
 
-Every jail is a bare interpreter (standard library only) in its own session, with an empty environment and limits on
+Every sandbox is a bare interpreter (standard library only) in its own session, with an empty environment and limits on
 wall clock (all inputs together), CPU, memory, file sizes, processes and output. At the end everything that it has
 started is killed and reaped, and its folder is removed. Where Linux allows namespaces (to root, or where `unshare -rn`
 works), it also has no network, sees no other processes, and sees no files but those of the interpreter and of the
@@ -16,12 +16,12 @@ What it does not protect against: a hole in the kernel; a machine made slow with
 LIMITS["AS"] bytes each, for `timeout` seconds); System V shared memory, which no limit counts (it is freed at the end).
 And without namespaces: a program that reads, writes or kills whatever its user may, finds the tests on the disk, uses
 the network, or outlives a worker that somebody kills. For code that was written to break out, use a virtual machine.
-When the machine runs out of memory, whoever used it up, the kernel kills jails first; their programs count as wrong.
+When the machine runs out of memory, whoever used it up, the kernel kills sandboxes first; their programs count as wrong.
 
 Linux only. Deviation: none known.
 Open in the paper: how programs are run.
 
-Test: pytest tests/test_code_reward.py. As a script, the file is a jail started by `run`, or prints `protections`.
+Test: pytest tests/test_code_reward.py. As a script, the file is a sandbox started by `run`, or prints `protections`.
 """
 
 import atexit
@@ -43,10 +43,17 @@ except ImportError:  # Windows
     resource = None
 
 START_SECONDS = 60.0  # to start the interpreter and the namespaces; not part of a program's time
-PROCESSES = 8  # at most, threads and the jail's own process included
+PROCESSES = 8  # at most, threads and the sandbox's own process included
 LIMITS = {"AS": 1 << 30, "FSIZE": 16 << 20, "NOFILE": 64, "CORE": 0}  # of each process; in bytes, NOFILE in files
-USERS = range(61184, 65520)  # user ids without an account: a jail started by root runs under one of them
-FILES = ("/usr", "/lib", "/lib64", "/dev/null", "/dev/zero", "/dev/urandom")  # a jail sees these and the interpreter's
+USERS = range(61184, 65520)  # user ids without an account: a sandbox started by root runs under one of them
+FILES = (
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/dev/null",
+    "/dev/zero",
+    "/dev/urandom",
+)  # a sandbox sees these and the interpreter's
 # The first holds everywhere, the second with namespaces.
 PROTECTIONS = (
     "own session, folder and empty environment; limits on time, memory, file size, output and processes",
@@ -76,11 +83,11 @@ NO_MEMORY = ("MemoryError", "Cannot allocate memory", "Resource temporarily unav
 
 
 class Died(RuntimeError):
-    """A jail ended before it was ready, without saying that something is not allowed here; likely: no memory."""
+    """A sandbox ended before it was ready, without saying that something is not allowed here; likely: no memory."""
 
 
-# --- Outside: in a worker (workers.py) --------------------------------------------------------------------------------
-# Modules that only this side needs are imported inside functions, so that a jail's interpreter starts twice as fast.
+# --- Outside: in a worker (workers.py) -------------------------------------------------------------------------------
+# Modules that only this side needs are imported inside functions, so that a sandbox's interpreter starts twice as fast.
 
 
 def as_file(content: str):
@@ -101,25 +108,25 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
                 was written; None: each input is a text for stdin, and stdout is what was written
     timeout     seconds of wall clock, for all inputs together
     each        seconds of wall clock for one input (TimeoutError as after `timeout`); None: `timeout` alone counts
-    namespaces  whether the jail uses them (see the top)
+    namespaces  whether the sandbox uses them (see the top)
     warm        None, or a dict for programs that share a slow import:
                 "source"       trusted; run once, before the programs, which are forks and so have its modules
-                "see", "hide"  {path: path in the jail} seen read-only; paths of which nothing is seen; namespaces only
+                "see", "hide"  {path: path in the sandbox} seen read-only; paths of which nothing is seen; namespaces only
                 "limits"       of each fork, as LIMITS and "CPU" (seconds); "AS" beyond what the source takes
                 "seconds"      of wall clock for each input
-    nursery     None, or the socket of a `start_nursery` of this process, which makes a jail at a third of the cost
+    nursery     None, or the socket of a `start_nursery` of this process, which makes a sandbox at a third of the cost
 
     Each input has a fork of its own; processes that it leaves are killed and the folder is emptied before the next.
 
-    Raises TimeoutError after `timeout`, and RuntimeError if the jail does not start: Died if that says nothing of what
-    is allowed here. When this generator ends or is closed, no process and no file of the jail is left: this process
-    adopts orphans of the jail, and at the end kills all children that it did not have at the start.
+    Raises TimeoutError after `timeout`, and RuntimeError if the sandbox does not start: Died if that says nothing of what
+    is allowed here. When this generator ends or is closed, no process and no file of the sandbox is left: this process
+    adopts orphans of the sandbox, and at the end kills all children that it did not have at the start.
     """
     import tempfile
 
     us = os.getuid()
     user = USERS[os.getpid() % len(USERS)]
-    # NPROC counts all processes of a user, in each user namespace apart; a jail started by root has its own user.
+    # NPROC counts all processes of a user, in each user namespace apart; a sandbox started by root has its own user.
     others = 0 if us == 0 or namespaces else sum(threads for *_, owner, threads in all_processes() if owner == us)
     limits = LIMITS | {"CPU": int(timeout) + 2, "NPROC": PROCESSES + others}
     job = {
@@ -138,13 +145,13 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
         if us == 0 and not namespaces:
             os.chown(folder, user, user)
         mine = children()
-        process = start_jail(job | {"folder": folder}, theirs, errors, nursery)
+        process = start_sandbox(job | {"folder": folder}, theirs, errors, nursery)
         try:
             if not (select.select([ours], [], [], START_SECONDS)[0] and ours.recv(1)):
                 errors.seek(0)
                 said = errors.read()[-2000:].decode()
                 refused = said and not any(words in said.splitlines()[-1] for words in NO_MEMORY)
-                raise (RuntimeError if refused else Died)(f"expected a jail, got {said!r}; likely cause: no memory")
+                raise (RuntimeError if refused else Died)(f"expected a sandbox, got {said!r}; likely cause: no memory")
             end = time.monotonic() + timeout
             for _ in inputs:
                 left = end - time.monotonic()
@@ -159,18 +166,18 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def start_jail(job, channel, errors, nursery):
-    """Start a jail (a Popen, or None from a nursery); this process will adopt the jail's orphans."""
+def start_sandbox(job, channel, errors, nursery):
+    """Start a sandbox (a Popen, or None from a nursery); this process will adopt the sandbox's orphans."""
     call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with channel, as_file(json.dumps(job)) as file:
         if nursery is None:
-            return start_interpreter("jail", channel, stdin=file, stderr=errors)
+            return start_interpreter("sandbox", channel, stdin=file, stderr=errors)
         socket.send_fds(nursery, [b"!"], [file.fileno(), errors.fileno(), channel.fileno()])
     return None
 
 
 def start_nursery():
-    """(Popen, socket) of an interpreter that has loaded what programs rely on, for jails to be forks of it.
+    """(Popen, socket) of an interpreter that has loaded what programs rely on, for sandboxes to be forks of it.
 
     It sees no job: a fork of it reads that. It ends with this process, or when the socket is closed.
     """
@@ -180,7 +187,7 @@ def start_nursery():
 
 
 def start_interpreter(role, channel, **files):
-    """Start this file as a script in a bare interpreter, as "jail" or "nursery"."""
+    """Start this file as a script in a bare interpreter, as "sandbox" or "nursery"."""
     import subprocess
 
     command = [sys.executable, "-I", "-S", "-X", "utf8", os.path.abspath(__file__), role, str(channel.fileno())]
@@ -202,7 +209,7 @@ def children():
 
 
 def sweep(process, mine):
-    """Kill and reap a jail and all processes that descend from it; `mine`: children of ours that are none of them.
+    """Kill and reap a sandbox and all processes that descend from it; `mine`: children of ours that are none of them.
 
     With namespaces, the death of its first process ends all others. Without, we adopt the children of a killed process
     and kill them in turn; they cannot fork faster than we kill, because the limit on processes is low.
@@ -221,7 +228,7 @@ def sweep(process, mine):
 
 
 def tried(namespaces):
-    """What PROBE writes in a jail, in a list; a second jail is asked if the first one died."""
+    """What PROBE writes in a sandbox, in a list; a second sandbox is asked if the first one died."""
     probe = partial(run, PROBE, None, [""], size=99, timeout=START_SECONDS, namespaces=namespaces)
     with suppress(Died):
         if (outputs := list(probe())) != [None]:
@@ -231,9 +238,9 @@ def tried(namespaces):
 
 @cache
 def namespaces_work():
-    """True if jails with namespaces work here, False if only jails without do. Raises RuntimeError if none works.
+    """True if sandboxes with namespaces work here, False if only sandboxes without do. Raises RuntimeError if none works.
 
-    A jail that is killed, or has no memory, says nothing of what works: it is asked again, and then Died is raised.
+    A sandbox that is killed, or has no memory, says nothing of what works: it is asked again, and then Died is raised.
     """
     for namespaces in (True, False):
         try:
@@ -245,11 +252,11 @@ def namespaces_work():
         except RuntimeError as error:
             failure = error
     cause = "we are root without namespaces, and Python lies in a folder that only root can read: use another user"
-    raise RuntimeError(f"expected a program to run in a jail, got: {failure}; likely cause: {cause}")
+    raise RuntimeError(f"expected a program to run in a sandbox, got: {failure}; likely cause: {cause}")
 
 
 def protections():
-    """Those of PROTECTIONS that hold here, for the log; starts jails to find out. Raises RuntimeError if none works."""
+    """Those of PROTECTIONS that hold here, for the log; starts sandboxes to find out. Raises RuntimeError if none works."""
     import subprocess
 
     tried = subprocess.run([sys.executable, os.path.abspath(__file__)], capture_output=True, text=True, check=False)
@@ -332,8 +339,8 @@ def drop_rights(user):
     die_with_parent()  # a change of user or rights undoes it
 
 
-def raise_jails(descriptor):
-    """A nursery's life: load what programs rely on, then fork a jail per job, as a child of the process that asks."""
+def raise_sandboxes(descriptor):
+    """A nursery's life: load what programs rely on, then fork a sandbox per job, as a child of the process that asks."""
     die_with_parent()
     exec(PRELUDE, {})
     channel = socket.socket(fileno=int(descriptor))
@@ -344,20 +351,20 @@ def raise_jails(descriptor):
         if not os.fork():
             between = os.getpid()
             if os.fork():
-                os._exit(0)  # so that the jail is an orphan, which our parent adopts
+                os._exit(0)  # so that the sandbox is an orphan, which our parent adopts
             channel.close()
             while os.getppid() == between:
                 time.sleep(1e-4)
             os.setsid()
             for place, file in zip((0, 2), files):
                 os.dup2(file, place)
-            return jail(files[2])
+            return sandbox(files[2])
         for file in files:
             os.close(file)
         os.wait()
 
 
-def jail(descriptor):
+def sandbox(descriptor):
     """Lock this process up, run the program once per input, and send back a file descriptor of what each run wrote."""
     with open(0, closefd=False) as file:
         job = json.load(file, object_hook=whole_keys)
@@ -487,6 +494,6 @@ def answer(job, names, case, given, written):
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        {"jail": jail, "nursery": raise_jails}[sys.argv[1]](sys.argv[2])
+        {"sandbox": sandbox, "nursery": raise_sandboxes}[sys.argv[1]](sys.argv[2])
     else:
         print(*PROTECTIONS[: 1 + namespaces_work()], sep="\n")

@@ -1,8 +1,8 @@
-"""Judges: which answers are right, by task, and what of an answer a worker has to look at.
+"""Graders: which answers are right, by task, and what of an answer a worker has to look at.
 
 Paper: Sec. 2, which has math and code, and leaves open how answers are read and compared.
 
-TASKS maps the name in a prompt's `task` to its judge
+TASKS maps the name in a prompt's `task` to its grader
   arithmetic  right if equal to the reference, character by character, but for ASCII whitespace around it: "18" and
   sorting     " 18\\n" are right for 18; "018", "+18", "18.0", "18." and digits of other scripts are wrong.
   math        LaTeX: the last \\boxed{...} or \\fbox{...}, or without one the final expression; boxes with nothing but
@@ -34,18 +34,18 @@ TASKS maps the name in a prompt's `task` to its judge
               stdout must have the same words on the same lines, whatever the spaces between; a decimal fraction may
               have a relative error of 1e-6, and 1.0 is right for 1. The result of a call is right if, as JSON, it is
               == the expected one (so a tuple is a list). Every test must end with exit status 0. The program can import
-              the standard library only, and finds what graders import beforehand (verify/jail.py: PRELUDE).
-With --reward FILE.py:FUNCTION a function of one's own judges all rows, whatever their task (own.py).
+              the standard library only, and finds what graders import beforehand (verify/sandbox.py: PRELUDE).
+With --reward FILE.py:FUNCTION a function of one's own grades all rows, whatever their task (own.py).
 
 SymPy can run for days on a short answer, so mathematics.equal and programs run in worker processes (workers.py) with a
-time limit. An answer that takes longer is wrong; one that a worker cannot judge has no verdict, and is never scored as
+time limit. An answer that takes longer is wrong; one that a worker cannot grade has no verdict, and is never scored as
 wrong.
 
 Deviation: a box, or an answer without one, of more than MAX_CHARS characters is not read and is wrong: references are
   short, parsing time grows faster than length, and the end of a long number is not that number. Programs: CODE_CHARS.
-Known limits (tests/test_reward.py: LIMITS). Wrong and judged right: 1. without a box the last formula or number of a
+Known limits (tests/test_reward.py: LIMITS). Wrong and graded right: 1. without a box the last formula or number of a
   text counts: "It is 17, not 18" is read as 18; 2. units are not compared: 10 km equals 10 m, and 50 equals 50\\%.
-  Right and judged wrong: 3. three letters or more are read as a word: xyz is not zyx; 4. one letter is a unit in
+  Right and graded wrong: 3. three letters or more are read as a word: xyz is not zyx; 4. one letter is a unit in
   \\text{} only: 3 m is not 3; 5. 100,200,300 without spaces is read as one number; 6. "x < 1 or x > 4" is not the union
   of the intervals; 7. a fraction or a root of the prompt for a reference in another form: \\frac{1}{2} for 0.5.
 
@@ -80,7 +80,7 @@ OPTION = re.compile(r"\(?[A-Z](?:\)|\.(?=\s))")  # the letter of "B. Paris"
 AGAINST = re.compile(rf"{LETTER}|\b(?:is|are|not|or|wrong|incorrect|false)\b", re.I)  # in "B. is wrong", "A. No, B"
 NO_FAILURE = (UNREADABLE, OWN)  # reasons that say nothing of this machine
 
-# Each verifier takes (answer, reference) and returns True or False, or the text that a worker has to judge.
+# Each verifier takes (answer, reference) and returns True or False, or the text that a worker has to grade.
 
 
 def exact(answer: str, reference: str) -> bool:

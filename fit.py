@@ -400,7 +400,7 @@ def fit_power_law(compute, reward, start=None, stop=None):
     return PowerLaw(*map(float, (A[i], B[i], D[i] * np.exp(centre * B[i]), S[i])))
 
 
-if __name__ == "__main__":
-    from plumbing.fit_cli import main
+if __name__ == "__main__":  # the command line imports this file, never the other way round
+    import runpy
 
-    main()
+    runpy.run_module("plumbing.fit_cli", run_name="__main__")

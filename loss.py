@@ -60,6 +60,37 @@ NORMALISATIONS = ("prompt", "batch", "none")
 AGGREGATIONS = ("sample", "prompt", "token")
 
 
+# What a loss is. To add one, write its equation as a function under the decorator `loss`: --loss, --help and the log follow
+
+
+class Clip(NamedTuple):
+    """A clip argument of a loss, and so a flag of train.py: eps_max is --eps-max."""
+
+    default: float  # the paper's
+    help: str
+
+
+class Loss(NamedTuple):
+    """A loss that --loss can name."""
+
+    objective: Callable  # (logprobs, gen_logprobs, advantages, mask, **clips) -> (B, T) per token, to be maximised
+    clipped: Callable  # the same arguments -> (B, T) bool, where cap or clip acts; its share of the mask is logged
+    clips: dict[str, Clip]
+
+
+LOSSES: dict[str, Loss] = {}  # by name; filled by `loss`
+
+
+def loss(clipped, **clips):
+    """Decorator: the objective is known to --loss by its function's name. clipped, clips: as in Loss."""
+
+    def register(objective):
+        LOSSES[objective.__name__] = Loss(objective, clipped, clips)
+        return objective
+
+    return register
+
+
 # Objectives per token, Eq. 2 to 8
 
 
@@ -82,6 +113,16 @@ def sequence_ratio(logprobs, gen_logprobs, mask):
     return (total / mask.sum(-1, keepdim=True).clamp(min=1)).exp()
 
 
+@torch.no_grad()
+def cap_acts(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """(B, T) bool: sampled tokens that CISPO's cap weighs less, whatever the sign of the advantage; none where it is 0.
+
+    Arguments as in cispo.
+    """
+    return mask & (advantages[:, None] != 0) & (importance_ratio(logprobs, gen_logprobs, mask) > eps_max)
+
+
+@loss(clipped=cap_acts, eps_max=Clip(5.0, "cap on the ratio itself, >= 1 (Eq. 4)"))
 def cispo(logprobs, gen_logprobs, advantages, mask, *, eps_max):
     """Eq. 4: truncated importance weight times REINFORCE, per token (B, T), not averaged.
 
@@ -104,6 +145,24 @@ def cispo(logprobs, gen_logprobs, advantages, mask, *, eps_max):
     return _fill(weight * advantages[:, None] * _fill(logprobs, mask), mask)
 
 
+@torch.no_grad()
+def clip_acts(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high, ratio=importance_ratio):
+    """(B, T) bool: sampled tokens that have no gradient because of the clip of Eq. 3.
+
+    A token beyond the side that the min leaves open does not count, nor does one whose advantage is 0. ratio is the
+    function that the objective clips; the other arguments are as in dapo.
+    """
+    found = ratio(logprobs, gen_logprobs, mask)
+    good = advantages[:, None] > 0
+    bad = advantages[:, None] < 0
+    return mask & (good & (found > 1 + eps_high) | bad & (found < 1 - eps_low))
+
+
+@loss(
+    clipped=clip_acts,
+    eps_low=Clip(0.2, "lower half-width of the clip (Eq. 3, 8)"),
+    eps_high=Clip(0.26, "upper half-width of the clip (Eq. 3, 8; A.17)"),
+)
 def dapo(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
     """Eq. 8, and under sample average Eq. 3: clipped ratio times advantage, per token (B, T), not averaged.
 
@@ -115,6 +174,10 @@ def dapo(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
     return _clip(importance_ratio(logprobs, gen_logprobs, mask), advantages, mask, eps_low, eps_high)
 
 
+@loss(
+    clipped=lambda *batch, eps: clip_acts(*batch, eps_low=eps, eps_high=eps),
+    eps=Clip(0.2, "half-width of the clip on both sides (Eq. 7)"),
+)
 def grpo(logprobs, gen_logprobs, advantages, mask, *, eps):
     """Eq. 7: DAPO's objective with one half-width eps for both sides, per token (B, T), not averaged.
 
@@ -123,6 +186,11 @@ def grpo(logprobs, gen_logprobs, advantages, mask, *, eps):
     return dapo(logprobs, gen_logprobs, advantages, mask, eps_low=eps, eps_high=eps)
 
 
+@loss(
+    clipped=lambda *batch, **clips: clip_acts(*batch, **clips, ratio=sequence_ratio),
+    eps_low=Clip(3e-3, "lower half-width of the clip (conference Fig. 20)"),
+    eps_high=Clip(5e-3, "upper half-width of the clip (conference Fig. 20)"),
+)
 def gspo(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
     """GSPO (Sec. 3.2): one clipped ratio per completion, repeated over its tokens, (B, T), not averaged.
 
@@ -134,38 +202,6 @@ def gspo(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
     _check_shapes(logprobs, gen_logprobs, advantages, mask)
     ratio = sequence_ratio(logprobs, gen_logprobs, mask).expand(mask.shape)
     return _clip(ratio, advantages, mask, eps_low, eps_high)
-
-
-LOSSES: dict[
-    str, tuple[Callable, tuple[str, ...]]
-] = {  # --loss -> the objective, and the only clip flags that it reads
-    "cispo": (cispo, ("eps_max",)),
-    "dapo": (dapo, ("eps_low", "eps_high")),
-    "grpo": (grpo, ("eps",)),
-    "gspo": (gspo, ("eps_low", "eps_high")),
-}
-
-
-@torch.no_grad()
-def clipped(how, logprobs, gen_logprobs, advantages, mask, *, eps_max=None, eps=None, eps_low=None, eps_high=None):
-    """(B, T) bool: sampled tokens on which the cap or clip acts; their share of the mask is what is logged.
-
-    how is a name in LOSSES, and the clip arguments are those that it reads; the other arguments are as in cispo.
-    Tokens beyond a bound that does not act on them (zero advantage, or the side that the min leaves open) do not count.
-    """
-    ratio = (
-        sequence_ratio(logprobs, gen_logprobs, mask)
-        if how == "gspo"
-        else importance_ratio(logprobs, gen_logprobs, mask)
-    )
-    good = advantages[:, None] > 0
-    bad = advantages[:, None] < 0
-    if how == "cispo":
-        return mask & (good | bad) & (ratio > eps_max)
-    if how == "grpo":
-        eps_low = eps
-        eps_high = eps
-    return mask & (good & (ratio > 1 + eps_high) | bad & (ratio < 1 - eps_low))
 
 
 # Advantages, Sec. 2 and 3.2
@@ -212,20 +248,28 @@ def nonzero_variance(rewards):
 
 
 def compute_advantages(groups, *, zero_variance_filter, normalisation):
-    """Filter and normalise (Sec. 3.2): P groups of G rollouts (pipeline.RolloutMetadata) -> kept (P,) bool, advantages (P, G).
+    """Sec. 3.2: filter, then normalise: P groups of G pipeline.RolloutMetadata -> kept (P,) bool, advantages (P, G).
 
-    The filter looks at correctness, never at a shaped reward. A group with a completion on which the verifier failed is
-    dropped too. Advantages are 0 in dropped groups. Truncated completions count as wrong here; their loss is masked
-    later.
+    The filter looks at correctness, never at a shaped reward. A group with a rollout on which the verifier failed is
+    dropped too. Advantages are 0 in dropped groups. Truncated rollouts count as wrong answers.
     """
-    judged = torch.tensor([all(rollout.correct is not None for rollout in group) for group in groups])
+    graded = torch.tensor([all(rollout.correct is not None for rollout in group) for group in groups])
     correct = torch.tensor([[2.0 * bool(rollout.correct) - 1 for rollout in group] for group in groups])
     rewards = torch.tensor([[rollout.reward for rollout in group] for group in groups])
-    kept = judged & nonzero_variance(correct) if zero_variance_filter else judged
+    kept = graded & nonzero_variance(correct) if zero_variance_filter else graded
     advantages = torch.zeros_like(rewards)
     if kept.any():
         advantages[kept] = normalise(group_advantages(rewards[kept]), normalisation)
     return kept, advantages
+
+
+def carries_loss(groups, kept):
+    """A.15: (P, G) bool, True for the rollouts that train: those of kept prompts that are not truncated.
+
+    groups, kept  as in compute_advantages
+    """
+    truncated = torch.tensor([[rollout.truncated for rollout in group] for group in groups])
+    return kept[:, None] & ~truncated
 
 
 # Averages, Sec. 3.2
@@ -288,7 +332,7 @@ def aggregate(objective, mask, prompt_index, how, denominators):
     elif how == "token":
         divisor = torch.full_like(lengths, denominators.tokens)
     else:
-        raise ValueError(f"unknown average {how!r}; expected one of {', '.join(AGGREGATIONS)}")
+        raise ValueError(f"unknown aggregation {how!r}; expected one of {', '.join(AGGREGATIONS)}")
     # A completion without tokens has weight 0. If it has tokens but divisor 0 (wrong denominators), inf shows it.
     weights = torch.where(lengths > 0, 1 / divisor.to(objective.dtype), 0.0)
     return (_fill(objective, mask).sum(-1) * weights).sum()

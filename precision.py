@@ -281,7 +281,7 @@ def startup_check(logprobs, gen_logprobs, mask, dtype):
     return measured
 
 
-if __name__ == "__main__":
-    from plumbing import a19  # here, since it imports this file
+if __name__ == "__main__":  # the command line imports this file, never the other way round
+    import runpy
 
-    a19.main()
+    runpy.run_module("plumbing.a19", run_name="__main__")

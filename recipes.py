@@ -3,7 +3,7 @@
 Sec. 2 and A.3 (setup, optimizer), Sec. 3 and A.17 (clips), Sec. 4 (ScaleRL), A.10 (interruptions), A.16 (Fig. 2).
 
     --recipe NAME    -> RECIPES     algorithm only: loss, average, normalisation, filters, head, off-policy, k, prompts
-    the loss's clips -> CLIPS, GSPO_CLIPS
+    the loss's clips -> declared beside each loss in loss.py
     setup            -> EMBEDDED for the models in base/, TINY for base/tiny, PAPER for any other: learning rate, steps,
                         lengths, validation
 
@@ -30,8 +30,6 @@ RECIPES |= {
     "minimax": RECIPES["baseline"] | dict(loss="cispo", aggregation="prompt", fp32_head=True,
                                           zero_variance_filter=True, prompts=80)}
 RECIPES["magistral"] = RECIPES["qwen2.5"] | dict(off_policy="pipeline")
-CLIPS = {"eps_max": 5.0, "eps": 0.2, "eps_low": 0.2, "eps_high": 0.26}  # Sec. 3, A.17
-GSPO_CLIPS = {"eps_low": 3e-3, "eps_high": 5e-3}  # conference Fig. 20
 # A.10
 PHRASE = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
 PAPER = dict(  # Sec. 2, A.3, A.10; steps: those of the 8B run in Fig. 1

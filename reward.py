@@ -40,28 +40,32 @@ def reward(correct: bool | None, penalty: float = 0.0) -> float:
     return 1.0 + penalty if correct else -1.0
 
 
+def group_pass_rate(group) -> float | None:
+    """The share of correct rollouts of a group; None if the verifier failed on one. No-Positive-Resampling needs it."""
+    verdicts = [rollout.correct for rollout in group]
+    return None if None in verdicts else mean(verdicts)
+
+
 def pass_rates(groups, prompts) -> dict:
     """Sec. 2.1: mean@k over the rollouts of the validation set, one list of k per prompt, and the same per curve.
 
     stderr is the standard error from sampling k answers to these prompts; it leaves out the choice of the prompts. A
-    prompt whose verifier failed is left out, and its completions are counted as unverified, not as wrong. Raises
-    ValueError if no prompt is left.
+    prompt whose verifier failed is left out, and its completions are counted as unverified, not as wrong. If no prompt is
+    left, pass_rate and stderr are nan.
     entropy_sampled is -mean log pi_gen of the sampled tokens, nats: an estimate of the entropy on validation (A.12).
     """
     known = [group for group in groups if all(rollout.correct is not None for rollout in group)]
-    if not known:
-        raise ValueError(f"expected verdicts on {len(groups)} prompts, got none; likely cause: a broken verifier")
     means = [sum(rollout.correct for rollout in group) / len(group) for group in known]
     curves = [prompt.curve or prompt.task for prompt in (prompts[group[0].prompt] for group in known)]
     tasks = {curve: mean(rate for rate, of in zip(means, curves) if of == curve) for curve in dict.fromkeys(curves)}
     k = len(groups[0])  # a mean of k answers has variance p (1 - p) / k; its estimate is unbiased with k - 1
-    stderr = (sum(p * (1 - p) for p in means) / (k - 1)) ** 0.5 / len(means) if k > 1 else nan
+    stderr = (sum(p * (1 - p) for p in means) / (k - 1)) ** 0.5 / len(means) if k > 1 and known else nan
     rollouts = [rollout for group in groups for rollout in group]
     entropy = -sum(rollout.logprob for rollout in rollouts) / sum(
         sum(rollout.versions.values()) for rollout in rollouts
     )
     return {
-        "pass_rate": mean(means),
+        "pass_rate": mean(means) if known else nan,
         "stderr": stderr,
         "entropy_sampled": entropy,
         "completions": k * len(known),

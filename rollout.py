@@ -19,7 +19,7 @@ the slots of its G completions as these start, and the last prompt token is the 
 refilled before the next decode step. Slots in use are always the first rows: when a completion is finished, the last of
 them moves into its row. Attention reads columns up to the longest running sequence only. So when few completions are
 left, a decode step costs only what these few need. The Hugging Face model is not changed: it is called with its own
-arguments `past_key_values`, `attention_mask` and `position_ids`.
+arguments for cache, attention mask and positions.
 
 New weights (Sec. 3.1): running completions keep their keys and values, and each token records the version that sampled
 it. Prompts of completions that have not started are run again, so that none starts on keys and values of older weights.
@@ -34,6 +34,8 @@ Run by train.py; benchmarks/generate.py compares with `model.generate`; vllm_rol
 Test: pytest tests/test_rollout.py
 """
 
+import inspect
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
@@ -97,7 +99,7 @@ def sample(log_pi, uniforms):
 
 
 class SlotCache(Cache):
-    """The `past_key_values` of S slots: per decoder layer keys and values, (S, heads, capacity, head size) each.
+    """The key/value cache of S slots: per decoder layer keys and values, (S, heads, capacity, head size) each.
 
     A row is a slot, a column a position. Before a decode step the generator sets where its n active rows write,
     `rows` and `positions` (n,), and `filled`, how many columns attention has to read. `longest` is the most columns
@@ -238,8 +240,8 @@ class Generator:
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids(model, tokenizer)
         self.slots = slots
-        self.decode_steps = 0  # so far
-        self.slot_steps = 0  # slots in use, summed over them
+        self.clock = time.perf_counter  # seconds
+        self.work = {"decode_steps": 0, "decode_seconds": 0.0, "slot_seconds": 0.0}  # so far; for the log
         self.max_new_tokens = max_new_tokens
         self.think_budget = think_budget
         self.phrase_ids = list(phrase_ids)
@@ -285,10 +287,11 @@ class Generator:
         """True while anything added is unfinished."""
         return bool(self._running or self._queue or self._evaluations)
 
-    def count_step(self, running):
-        """Count a decode step of so many slots."""
-        self.decode_steps += 1
-        self.slot_steps += running
+    def count_step(self, seconds, running):
+        """Count a decode step of so many seconds, in which so many slots were in use."""
+        self.work["decode_steps"] += 1
+        self.work["decode_seconds"] += seconds
+        self.work["slot_seconds"] += seconds * running / self.slots
 
     def has_capacity(self, evaluation):
         """True if a slot is free that no queued completion will take; for an evaluation, only its own count."""
@@ -376,6 +379,8 @@ class TorchGenerator(Generator):
         super().__init__(model, tokenizer, **settings)
         self.model = model.eval()
         self.fp32_head = fp32_head
+        parameters = inspect.signature(model.get_decoder().forward).parameters
+        self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # renamed in transformers 5.24
         self._cache = SlotCache(self.slots, self.positions)
         self._slots = empty_slots(self.slots, self.max_new_tokens, model.device)
         self._rows = self._tensor(range(self.slots))
@@ -399,13 +404,15 @@ class TorchGenerator(Generator):
     @torch.inference_mode()
     def step(self):
         """Refill free slots, decode one token in each active one; returns the completions that end with it."""
+        began = self.clock()
         self._refill()
         n = len(self._running)
         if not n:
             return []
-        self.count_step(n)
         token, logprob = self._choose(self._log_pi(n), n)
-        return self._collect(self._record(token, logprob, n).nonzero().squeeze(-1))
+        done = self._collect(self._record(token, logprob, n).nonzero().squeeze(-1))
+        self.count_step(self.clock() - began, n)
+        return done
 
     def close(self):
         """Drop what is queued or running, and the memory it holds; the generator cannot be used afterwards."""
@@ -433,7 +440,7 @@ class TorchGenerator(Generator):
             ids = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)
             cache: Any = DynamicCache()
             if ids.shape[1]:  # 0 if every prompt is a single token
-                self.model.get_decoder()(input_ids=ids, past_key_values=cache, use_cache=True)
+                self.model.get_decoder()(input_ids=ids, use_cache=True, **{self._cache_name: cache})
             for row, group in enumerate(part):
                 group.prompt_kv = [
                     tuple(x[row, :, : len(prompts[row])] for x in (layer.keys, layer.values)) for layer in cache.layers
@@ -475,8 +482,8 @@ class TorchGenerator(Generator):
             input_ids=slots.token[:n, None],
             attention_mask=mask[:, None, None],
             position_ids=cache.positions[:, None],
-            past_key_values=cache,
             use_cache=True,
+            **{self._cache_name: cache},
         ).last_hidden_state[:, -1]
         logits = head_logits(hidden, model.get_output_embeddings().weight, self.fp32_head)
         return torch.log_softmax(logits / (self.temperature or 1.0), dim=-1)

@@ -201,7 +201,7 @@ def supervise(model, tokens, *, tasks, habits: bool, steps: int, seed: int):
         bar.set_postfix(loss=f"{loss.item():.3f}")
 
 
-if __name__ == "__main__":
-    from plumbing.sft_cli import main  # here, since it imports this file
+if __name__ == "__main__":  # the command line imports this file, never the other way round
+    import runpy
 
-    main()
+    runpy.run_module("plumbing.sft_cli", run_name="__main__")

@@ -220,11 +220,13 @@ class VLLMGenerator(Generator):
 
     def step(self):
         """Refill free slots, decode one token in each active one; returns the completions that end with it."""
+        began = self.clock()
         for sequence in self._starts():
             self._submit(sequence)
+        if not (running := len(self._running)):
+            return []
         done = []
-        self.count_step(len(self._running))
-        for output in self._engine.step() if self._running else ():
+        for output in self._engine.step():
             sequence = self._running[output.request_id]
             [new] = output.outputs
             sequence.tokens += [
@@ -235,6 +237,7 @@ class VLLMGenerator(Generator):
                 done.append(self._completion(sequence, *map(list, zip(*sequence.tokens))))
             elif len(sequence.tokens) == sequence.interrupt_at and self._thinks(sequence.ids):  # A.10
                 self._restart(output.request_id)
+        self.count_step(self.clock() - began, running)
         return done
 
     def _restart(self, name):

@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from plumbing.checkpoints import rows  # noqa: E402
+from plumbing.run_folder import rows  # noqa: E402
 
 MARK = "KILLED_RUN"  # an environment variable by which the processes of a run are found
 ROLES = ("0", "1", "2", "launcher")  # ranks 0 and 1 train

@@ -127,9 +127,9 @@ def environment(folder, trl):
 def main_job():
     """{name: value} of train.py's flags when none is given."""
     sys.path.insert(0, str(ROOT))
-    from plumbing.flags import settings
+    from plumbing.settings import read_settings
 
-    return vars(settings([])) | {"clips": settings([]).clips}
+    return vars(read_settings([]))
 
 
 def theirs(python, flags, seed, layout, limit, *, validate=True):

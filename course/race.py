@@ -18,7 +18,6 @@ import math
 import torch
 
 import loss
-from recipes import CLIPS
 
 PROMPTS, PLACES, TOKENS, GENERATIONS = 16, 4, 10, 16
 SEEDS = 10
@@ -32,7 +31,7 @@ def race(name, seed, *, steps=50, age=8, lr=0.2):
     table = torch.zeros(PROMPTS, PLACES, TOKENS, requires_grad=True)
     optimizer = torch.optim.Adam([table], lr=lr)
     past = []
-    objective, flags = loss.LOSSES[name]
+    chosen = loss.LOSSES[name]
     mask = torch.ones(PROMPTS * GENERATIONS, PLACES, dtype=torch.bool)
     index = torch.arange(PROMPTS).repeat_interleave(GENERATIONS)
     for _ in range(steps):
@@ -47,7 +46,8 @@ def race(name, seed, *, steps=50, age=8, lr=0.2):
         used = mask & kept[index][:, None]
         logprobs = table.log_softmax(-1)[index].gather(-1, tokens[..., None])[..., 0]
         gen_logprobs = gen.gather(-1, tokens[..., None])[..., 0]
-        values = objective(logprobs, gen_logprobs, advantages.flatten(), used, **{flag: CLIPS[flag] for flag in flags})
+        clips = {clip: one.default for clip, one in chosen.clips.items()}
+        values = chosen.objective(logprobs, gen_logprobs, advantages.flatten(), used, **clips)
         whole = loss.global_denominators(used.sum(-1), index)
         optimizer.zero_grad()
         (-loss.aggregate(values, used, index, "prompt", whole)).backward()

@@ -23,11 +23,11 @@ from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 import data
+import loss
 import pipeline
 import precision
 from plumbing import batches, sources
-from plumbing.flags import make
-from recipes import CLIPS
+from plumbing.build import make
 
 SPREADS = (1.0, 4.0, 8.0)  # std of the logits, nats: from nearly uniform to a mean top-1 probability near 0.6
 HEADS = {False: "bf16", True: "fp32"}
@@ -117,8 +117,8 @@ def measured(folder, prompts, backends, label):
         for trainer_head in HEADS:
             logprobs, gen_logprobs, top = recompute(folder, done, trainer_head)
             every = torch.ones_like(logprobs).bool()
-            low = 1 - CLIPS["eps_low"]
-            high = 1 + CLIPS["eps_high"]
+            low = 1 - loss.LOSSES["dapo"].clips["eps_low"].default
+            high = 1 + loss.LOSSES["dapo"].clips["eps_high"].default
             m = precision.mismatch(logprobs, gen_logprobs, every, low=low, high=high)
             r = torch.corrcoef(torch.stack([logprobs, gen_logprobs]))[0, 1].item()
             cells[backend, generator_head, trainer_head] = gen_logprobs, logprobs - gen_logprobs, m
@@ -174,3 +174,7 @@ def draw(cells, backends, path):
     figure.supylabel("log rho at step 0 (nats)")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,9 @@
-"""From the rollouts of a batch to tensors: which rank trains on which completions in which micro-batch, and statistics.
+"""From a batch's rollouts to tensors: which rank trains on which in which micro-batch; statistics over a batch.
 
-    make_plan    P groups of G rollouts -> micro-batches for each trainer, denominators, what carries no loss
-    collate      a micro-batch's completions -> padded tensors
-    statistics   sums over a micro-batch, from which the log's means per token come
+    make_plan       P groups of G -> micro-batches of one trainer rank, denominators of the whole batch
+    collate         a micro-batch -> padded tensors
+    Statistics      sums over a trainer's micro-batches -> the log's means per token
+    batch_metrics, grading_metrics    what the log says of rollouts, whatever was trained on
 
 Denominators are those of the whole batch (loss.global_denominators), so the number of micro-batches and of ranks
 changes nothing but speed.
@@ -10,16 +11,19 @@ changes nothing but speed.
 Run by train.py. Test: pytest tests/test_loss.py
 """
 
+from collections import Counter
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
 
 import loss
 from pipeline import RolloutMetadata
+from verify.graders import NO_FAILURE, OWN
 
 
 class Item(NamedTuple):
-    """A completion that carries loss."""
+    """A rollout that carries loss."""
 
     rollout: RolloutMetadata
     advantage: float  # normalised
@@ -31,41 +35,44 @@ class Plan(NamedTuple):
 
     micro_batches: list  # of lists of Item; an empty list is a dummy: under FSDP all ranks must run equally many
     denominators: loss.Denominators  # of the whole batch, all ranks
-    dropped: list  # rollouts whose completions carry no loss
-    kept: int  # prompts that the filter kept
-    tokens: int  # of the completions that carry loss, their prompts included, over all ranks
+    dropped: list  # RolloutMetadata without loss, all ranks
+    tokens: int  # of the rollouts that carry loss, their prompts included, all ranks
 
 
-def make_plan(groups, kept, advantages, *, token_budget, rank, trainers):
+class Batch(NamedTuple):
+    """A micro-batch as tensors. mask and gen_logprobs (nats) belong to the tokens input_ids[:, 1:]."""
+
+    input_ids: torch.Tensor  # (B, T)
+    mask: torch.Tensor  # (B, T-1) bool
+    gen_logprobs: torch.Tensor  # (B, T-1)
+    advantages: torch.Tensor  # (B,)
+    prompt_index: torch.Tensor  # (B,)
+
+
+def make_plan(groups, advantages, trained, *, token_budget, rank, trainers):
     """The Plan of trainer `rank` for one batch; all ranks get equally many micro-batches.
 
-    groups            P lists of G rollouts (pipeline.RolloutMetadata)
-    kept, advantages  (P,) bool and (P, G), as loss.compute_advantages returns them
-    token_budget      padded tokens per micro-batch; at least the longest completion with its prompt
+    groups               P lists of G pipeline.RolloutMetadata
+    advantages, trained  (P, G), as from loss.compute_advantages and loss.carries_loss
+    token_budget         padded tokens per micro-batch; at least the longest rollout with its prompt
 
-    Every rank does the same work: it sorts the whole batch by length, so that little is padding, fills micro-batches
-    up to `token_budget`, and takes every T-th of them (T = `trainers`).
+    Every rank sorts the whole batch by length, so that little is padding, fills micro-batches up to `token_budget`, and
+    takes every T-th of them (T = `trainers`).
     """
-    items = [
-        Item(rollout, advantages[p, g].item(), p) for p, group in enumerate(groups) for g, rollout in enumerate(group)
-    ]
-    chosen = [item for item in items if kept[item.prompt_index] and not item.rollout.truncated]
-    dropped = [item.rollout for item in items if not kept[item.prompt_index] or item.rollout.truncated]
-    # The extra row, 0 tokens of the last prompt, makes room in the denominators for every prompt even if no completion
-    # is left: a dummy micro-batch looks up prompt 0.
-    counts = torch.tensor([(sum(rollout.versions.values()), p) for rollout, _, p in chosen] + [(0, len(groups) - 1)])
+    items = [Item(groups[p][g], advantages[p, g].item(), p) for p, g in trained.nonzero().tolist()]
+    sampled = torch.tensor([[sum(rollout.versions.values()) for rollout in group] for group in groups]) * trained
+    prompt_index = torch.arange(len(groups))[:, None].expand(sampled.shape)
     micro_batches = [[]]
-    for item in sorted(chosen, key=lambda item: (item.rollout.length, item.rollout.key)):
+    for item in sorted(items, key=lambda item: (item.rollout.length, item.rollout.key)):
         if (len(micro_batches[-1]) + 1) * item.rollout.length > token_budget:
             micro_batches.append([])
         micro_batches[-1].append(item)
     micro_batches += [[]] * (-len(micro_batches) % trainers)
     return Plan(
         micro_batches[rank::trainers],
-        loss.global_denominators(counts[:, 0], counts[:, 1]),
-        dropped,
-        int(kept.sum()),
-        sum(rollout.length for rollout, *_ in chosen),
+        loss.global_denominators(sampled.flatten(), prompt_index.flatten()),
+        [groups[p][g] for p, g in (~trained).nonzero().tolist()],
+        sum(item.rollout.length for item in items),
     )
 
 
@@ -74,54 +81,100 @@ def padded(items):
     return len(items) * max((item.rollout.length for item in items), default=0)
 
 
-def collate(items, completions, device):
-    """One micro-batch, right-padded: input_ids (B, T), mask and gen_logprobs (B, T-1), advantages, prompt_index (B,).
+def collate(items, rollouts, device):
+    """One right-padded Batch on `device`; without items a dummy of one row whose mask is all False.
 
-    items        Items of the micro-batch; without any, the result is a dummy of one row whose mask is all False
-    completions  the pipeline.Completions of the items, in the same order
-    mask and gen_logprobs (nats) belong to the tokens input_ids[:, 1:].
+    rollouts  the pipeline.Rollouts of the items, in the same order
     """
-    width = max((len(c.prompt_ids) + len(c.ids) for c in completions), default=2)
+    width = max((len(r.prompt_ids) + len(r.ids) for r in rollouts), default=2)
     input_ids = torch.zeros(max(len(items), 1), width, dtype=torch.long)
     mask = torch.zeros(input_ids.shape, dtype=torch.bool)
     gen_logprobs = torch.zeros(input_ids.shape)
-    for row, c in enumerate(completions):
-        begin = len(c.prompt_ids)
-        end = begin + len(c.ids)
-        input_ids[row, :end] = torch.tensor(c.prompt_ids + c.ids)
-        mask[row, begin:end] = torch.tensor(c.mask)
-        gen_logprobs[row, begin:end] = torch.tensor(c.logprobs)
+    for row, r in enumerate(rollouts):
+        begin = len(r.prompt_ids)
+        end = begin + len(r.ids)
+        input_ids[row, :end] = torch.tensor(r.prompt_ids + r.ids)
+        mask[row, begin:end] = torch.tensor(r.mask)
+        gen_logprobs[row, begin:end] = torch.tensor(r.logprobs)
     advantages = torch.tensor([item.advantage for item in items] or [0.0])
     prompt_index = torch.tensor([item.prompt_index for item in items] or [0])
-    return [tensor.to(device) for tensor in (input_ids, mask[:, 1:], gen_logprobs[:, 1:], advantages, prompt_index)]
+    tensors = input_ids, mask[:, 1:], gen_logprobs[:, 1:], advantages, prompt_index
+    return Batch(*(tensor.to(device) for tensor in tensors))
 
 
-# Names of the sums that `statistics` returns. Divided by the first, each is the log's mean over tokens under that name
-# (entropy and log_rho in nats); of rho_squared the log only has what `effective_sample_size` makes of it.
-STATISTICS = ("tokens", "entropy", "rho_mean", "log_rho", "clipped", "rho_squared")
+class Statistics:
+    """Sums over the trained tokens of a trainer's micro-batches; `means` gives the log's numbers over all trainers."""
+
+    names = ("tokens", "entropy", "rho_mean", "log_rho", "clipped", "rho_squared")
+
+    def __init__(self):
+        self.sums = torch.zeros(len(self.names)).double()
+        self.rho_max = 0.0
+
+    def add(self, logprobs, entropy, batch, clipped):
+        """Add a micro-batch: logprobs, entropy (nats) and clipped (bool) are (B, T-1), as the mask of the Batch."""
+        mask = batch.mask
+        log_ratio = (logprobs.detach() - batch.gen_logprobs)[mask].double()
+        rho = log_ratio.exp()
+        sums = [mask.sum(), entropy[mask].sum(), rho.sum(), log_ratio.abs().sum(), clipped[mask].sum(), (rho**2).sum()]
+        self.sums += torch.stack([s.double() for s in sums]).cpu()
+        self.rho_max = max(self.rho_max, *rho.tolist(), 0.0)
+
+    def means(self, total):
+        """Means per token (entropy and log_rho in nats), rho_max, and effective_sample_size = (sum rho)^2 / (n sum
+        rho^2), a share of the n tokens; {} without tokens. total: distributed.Processes.total.
+        """
+        sums, rho_max = total(self.sums, self.rho_max)
+        found = dict(zip(self.names, sums))
+        tokens = found.pop("tokens")
+        if not tokens:
+            return {}
+        found = {name: value / tokens for name, value in found.items()}
+        share = found["rho_mean"] ** 2 / found.pop("rho_squared")
+        return found | {"effective_sample_size": share, "rho_max": rho_max}
 
 
-def statistics(logprobs, gen_logprobs, entropy, clipped, mask):
-    """(sums named in STATISTICS over the trained tokens of a micro-batch, (6,) float64; largest rho, 0.0 without any).
-
-    logprobs, gen_logprobs, entropy  (B, T) nats
-    clipped, mask                    (B, T) bool
-    """
-    log_ratio = (logprobs.detach() - gen_logprobs)[mask].double()
-    rho = log_ratio.exp()
-    sums = [mask.sum(), entropy[mask].sum(), rho.sum(), log_ratio.abs().sum(), (clipped & mask).sum(), (rho**2).sum()]
-    return torch.stack([s.double() for s in sums]).cpu(), max(rho.tolist(), default=0.0)
+def mean(values):
+    """The mean of the values; nan if there are none."""
+    return fmean(values) if (values := list(values)) else float("nan")
 
 
-def means(sums, rho_max):
-    """The log's statistics of a step from the sums of all micro-batches (STATISTICS); {} without tokens.
+def batch_metrics(groups, version):
+    """What the log says of the rollouts of a batch that is trained on at `version`: P lists of RolloutMetadata."""
+    rollouts = sum(groups, [])
+    known = [rollout for rollout in rollouts if rollout.correct is not None]
+    sampled = sum((Counter(rollout.versions) for rollout in rollouts), Counter())
+    return {
+        "prompts": [group[0].prompt for group in groups],
+        "reward": mean(rollout.reward for rollout in known),
+        "pass_rate": mean(rollout.correct for rollout in known),
+        "tokens": sum(rollout.tokens for rollout in rollouts),
+        "staleness": {version - sampled_by: n for sampled_by, n in sorted(sampled.items(), reverse=True)},
+        "length_mean": mean(rollout.tokens for rollout in rollouts),
+        "length_max": max(rollout.tokens for rollout in rollouts),
+        "truncated": mean(rollout.truncated for rollout in rollouts),
+        "interrupted": mean(rollout.interrupted for rollout in rollouts),
+        "unverified": len(rollouts) - len(known),
+    }
 
-    effective_sample_size = (sum rho)^2 / (n sum rho^2), a share of the n trained tokens; 1 if all have the same weight.
-    """
-    found = dict(zip(STATISTICS, sums))
-    tokens = found.pop("tokens")
-    if not tokens:
-        return {}
-    found = {name: value / tokens for name, value in found.items()}
-    share = found["rho_mean"] ** 2 / found.pop("rho_squared")
-    return found | {"effective_sample_size": share, "rho_max": rho_max}
+
+def grading_metrics(groups, prompts):
+    """What the log says of verdicts, in a batch or an evaluation. prompts: the data.Prompts that the groups index."""
+    rollouts = sum(groups, [])
+    errors = {group[0].prompt: [one.error for one in group if one.correct is None] for group in groups}
+    failures = [
+        {
+            "where": prompts[index].where,
+            "error": said[0],
+            "verifier": not said[0].startswith(NO_FAILURE),  # else the reference, or a function of one's own
+            "own": said[0].startswith(OWN),
+        }
+        for index, said in errors.items()
+        if said and said[0] != OWN
+    ]
+    return {
+        "answered": mean(one.marked and not one.interrupted or bool(one.correct) for one in rollouts),
+        "timed_out": sum(rollout.timed_out for rollout in rollouts),
+        "silent": sum(OWN in said[:1] for said in errors.values()),
+        "failures": failures,
+    }

@@ -6,16 +6,13 @@
       state/                          what any number of trainers can resume from: fp32 weights and AdamW's moments
                                       (torch.distributed.checkpoint, each rank writes its shards); run.json: counters
 
-A checkpoint that does not match its contents.json is never resumed from: the newest intact one is, and those after it
-are set aside as checkpoint-STEP-broken.
+run_folder.py tells whole checkpoints from broken ones.
 
 Deviation: none known; the paper does not describe its checkpoints.
 
 Run by train.py. Test: pytest tests/test_faults.py tests/test_train.py
 """
 
-import hashlib
-import itertools
 import json
 import os
 import shutil
@@ -31,105 +28,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 import precision
+from plumbing.run_folder import CONTENTS, STATE, checksum, finished
 from plumbing.typed import step
 
-CONTENTS = "contents.json"
-STATE = ("config.json", "state/run.json", "state/.metadata")  # files of every checkpoint, also of earlier versions
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
-# --- The folders of a run --------------------------------------------------------------------------------------------
-
-
-def finished(out):
-    """The checkpoint-STEP folders of a run, oldest first; not a user's own checkpoint-best, or a file."""
-    steps = {folder.name.partition("-")[2]: folder for folder in Path(out).glob("checkpoint-*") if folder.is_dir()}
-    return [steps[step] for step in sorted(filter(str.isdigit, steps), key=int)]
-
-
-def others(out):
-    """Names in a folder that `save` would write, rename or delete: checkpoints, or an unfinished one."""
-    return [folder.name for folder in (*finished(out), Path(out) / "checkpoint.tmp") if folder.exists()]
-
-
-def own(out):
-    """Open the log of a run and lock it until it is closed. Raises OSError if it is held or cannot be opened.
-
-    Where the system has no such locks (Windows), it is not locked.
-    """
-    try:
-        Path(out).mkdir(parents=True, exist_ok=True)
-        log = (Path(out) / "log.jsonl").open("ab")
-    except OSError as error:
-        cause = "a file or a broken link of that name, or a folder that may not be written"
-        raise OSError(error.errno, f"--out {out} cannot hold a run: {error}; likely cause: {cause}") from error
-    if fcntl is None:
-        return log
-    try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise OSError(f"{out} is in use by another run") from error
-    return log
-
-
-def rows(log):
-    """(the rows of a run's log, the numbers of lines that are none: a crash or a full disk may leave such lines)."""
-    found = []
-    broken = []
-    for place, line in enumerate(Path(log).read_bytes().split(b"\n"), 1):
-        try:
-            row = json.loads(line.decode() or "null")
-            found += [row] if row and row["kind"] else []
-        except (ValueError, KeyError, TypeError, RecursionError):
-            broken.append(place)
-    return found, broken
-
-
-def lost(out, state):
-    """{total: what the log says was spent since the checkpoint with these counters ({}: since the start), and lost}."""
-    log = Path(out) / "log.jsonl"
-    spent = [row for row in rows(log)[0] if "gpu_hours" in row] if log.exists() else []
-    before = state.get("totals", {}) | {"gpu_hours": state.get("gpu_hours", 0.0)}
-    return {
-        name: max(0, max((row.get(name) or 0 for row in spent), default=0) - before.get(name, 0))
-        for name in ("gpu_hours", "tokens", "tokens_trained", "flops")
-    }
-
-
-def set_aside(out, folder):
-    """Rename the checkpoints after `folder`, which are broken: the run will write checkpoints of the same steps."""
-    names = [one.name for one in finished(out)]
-    for name in names[names.index(Path(folder).name) + 1 :]:
-        places = (Path(out) / f"{name}-broken{number}" for number in itertools.chain([""], itertools.count(2)))
-        (Path(out) / name).rename(next(place for place in places if not place.exists()))
-
-
-# --- Whole or broken -------------------------------------------------------------------------------------------------
-
-
-def damage(folder, *, needed=STATE, thorough=False):
-    """What is wrong with a checkpoint, in words; "" if nothing is found.
-
-    needed    files that must be there, whatever contents.json says (which earlier versions did not write)
-    thorough  compare the checksums too, which reads all of state/
-    """
-    folder = Path(folder)
-    try:
-        known = json.loads((folder / CONTENTS).read_text()) if (folder / CONTENTS).exists() else {}
-        wrong = misfits(folder, known.get("bytes", {}), needed)
-        for name, digest in known.get("sha256", {}).items() if thorough and not wrong else ():
-            wrong = wrong or f"{name} holds other bytes than were written" * (checksum(folder / name) != digest)
-        if not wrong and needed == STATE:
-            counters(folder)["version"]
-        for path in () if wrong else folder.glob("*.safetensors"):
-            with safe_open(path, "pt"):  # reads the header, which says how long the file must be
-                pass
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
-        wrong = f"its files cannot be read: {type(error).__name__}: {error}"
-    return wrong
+# --- Reading ---------------------------------------------------------------------------------------------------------
 
 
 def lacking(folder, config):
@@ -152,71 +54,40 @@ def lacking(folder, config):
     return ""
 
 
-def misfits(folder, sizes, needed):
-    """The first file that is missing or does not have its size, in words; sizes {name: bytes}."""
-    for name in (*needed, *sizes):
-        if not (folder / name).is_file():
-            return f"{name} is missing"
-        if (got := (folder / name).stat().st_size) != sizes.get(name, got):
-            return f"{name} has {got} bytes, not {sizes[name]}"
-    return ""
-
-
-def newest(out, *, thorough=False):
-    """(the newest intact checkpoint of a run or None, {folder: what is wrong} of the broken ones after it)."""
-    broken = {}
-    for folder in reversed(finished(out)):
-        if not (wrong := damage(folder, thorough=thorough)):
-            return folder, broken
-        broken[folder] = wrong
-    return None, broken
-
-
-def checksum(path):
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-# --- Reading ---------------------------------------------------------------------------------------------------------
-
-
-def counters(folder):
-    """The `counters` that `save` wrote into a checkpoint folder."""
-    return json.loads((Path(folder) / "state" / "run.json").read_text())
-
-
-def load_policy(folder, fleet, *, resume, prepare, **settings):
+def load_policy(folder, processes, *, resume, activation_checkpointing=False, **settings):
     """The policy in `folder` as a sharded precision.PolicyModel; every trainer rank calls this.
 
     resume    True: weights are left unset, for `load_state` to fill
-    prepare   called with the Hugging Face model before it is wrapped
     settings  of the PolicyModel
     """
     with torch.device("meta"):  # shapes only, no memory yet
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32).eval()
     with suppress(OSError):  # not every folder has one
         model.generation_config = GenerationConfig.from_pretrained(folder)
-    prepare(model)
+    if activation_checkpointing:  # transformers 5.24 has renamed it
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+        model.train()  # else it has no effect; dropout, which this turns on too, is refused
     policy = precision.PolicyModel(model, **settings)
-    if fleet.mesh.size() == 1:  # this rank holds everything
-        policy.to_empty(device=fleet.device)
-    policy = precision.shard(policy, fleet.mesh)
-    if fleet.mesh.size() > 1:  # memory for its shards only
-        policy.to_empty(device=fleet.device)
+    if processes.mesh.size() == 1:  # this rank holds everything
+        policy.to_empty(device=processes.device)
+    policy = precision.shard(policy, processes.mesh)
+    if processes.mesh.size() > 1:  # memory for its shards only
+        policy.to_empty(device=processes.device)
     model.tie_weights()
     if not resume:
-        spread(folder, model, fleet)
+        spread(folder, model, processes)
     return policy
 
 
 @torch.no_grad()
-def spread(folder, model, fleet):
+def spread(folder, model, processes):
     """Fill in the weights: rank 0 reads them and broadcasts tensor after tensor; each rank keeps its shard of each."""
-    source = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) if fleet.rank == 0 else model
+    source = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) if processes.rank == 0 else model
     theirs = {**dict(source.named_parameters()), **dict(source.named_buffers())}
     for name, mine in [*model.named_parameters(), *model.named_buffers()]:
         whole = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)
-        dist.broadcast(whole.copy_(theirs[name]) if fleet.rank == 0 else whole, 0, group=fleet.trainers)
+        dist.broadcast(whole.copy_(theirs[name]) if processes.rank == 0 else whole, 0, group=processes.trainers)
         if isinstance(mine, DTensor):  # src_data_rank None: nothing is sent, each rank slices its own copy
             whole = distribute_tensor(whole, mine.device_mesh, mine.placements, src_data_rank=None)
         mine.copy_(whole)
@@ -250,7 +121,7 @@ def flush():
         os.sync()
 
 
-def save(out, policy, optimizer, tokenizer, weights, counters, fleet):
+def save(out, policy, optimizer, tokenizer, weights, counters, processes):
     """Write a checkpoint and delete all but the two latest; every trainer rank calls this.
 
     weights   on rank 0, {Hugging Face name: whole tensor}, in the generators' dtype
@@ -258,7 +129,7 @@ def save(out, policy, optimizer, tokenizer, weights, counters, fleet):
     Raises OSError if it cannot be written: earlier checkpoints are then untouched, and checkpoint.tmp is removed.
     """
     folder = Path(out) / "checkpoint.tmp"
-    leads = fleet.rank == 0
+    leads = processes.rank == 0
     try:
         if leads:
             shutil.rmtree(folder, ignore_errors=True)
@@ -266,13 +137,13 @@ def save(out, policy, optimizer, tokenizer, weights, counters, fleet):
             (folder / "state" / "run.json").write_text(json.dumps(counters))
             tokenizer.save_pretrained(folder)
             policy.model.save_pretrained(folder, state_dict=weights)
-            policy.model.config.dtype = fleet.dtype  # `save_pretrained` has noted the fp32 of the master weights
+            policy.model.config.dtype = processes.dtype  # `save_pretrained` has noted the fp32 of the master weights
             policy.model.config.save_pretrained(folder)
             flush()
-        dist.barrier(fleet.writers)  # may wait for a day; if rank 0 has failed, the others write nothing
+        dist.barrier(processes.writers)  # may wait for a day; if rank 0 has failed, the others write nothing
         state = tensors(policy, optimizer, counters["stepped"])
-        dcp.save(state, checkpoint_id=folder / "state", process_group=fleet.writers)  # flushed by each rank
-        digests = gather_checksums(folder / "state", fleet)
+        dcp.save(state, checkpoint_id=folder / "state", process_group=processes.writers)  # flushed by each rank
+        digests = gather_checksums(folder / "state", processes)
         if leads:
             write_contents(folder, digests)
             flush()  # else a crash could leave the new name on disk without the files' contents
@@ -283,7 +154,10 @@ def save(out, policy, optimizer, tokenizer, weights, counters, fleet):
             raise
         cause = [cause for cause, _ in getattr(error, "failures", {0: (error, None)}).values()][0]
         where = f"no checkpoint of step {counters['version']} could be written to {out}"
-        raise OSError(getattr(cause, "errno", None), f"{where}: {cause}") from error
+        said = (
+            OSError(cause.errno, f"{where}: {cause}") if getattr(cause, "errno", None) else OSError(f"{where}: {cause}")
+        )
+        raise said from error
     finally:
         if leads:
             shutil.rmtree(folder, ignore_errors=True)
@@ -292,11 +166,11 @@ def save(out, policy, optimizer, tokenizer, weights, counters, fleet):
         shutil.rmtree(old, ignore_errors=True)
 
 
-def gather_checksums(state, fleet):
+def gather_checksums(state, processes):
     """{name of a file in state/: its checksum} on rank 0; each trainer reads the files that it has just written."""
-    mine = {path.name: checksum(path) for path in state.glob(f"__{fleet.rank}_*")}
-    parts = [{}] * dist.get_world_size(fleet.writers) if fleet.rank == 0 else None
-    dist.gather_object(mine, parts, group=fleet.writers)
+    mine = {path.name: checksum(path) for path in state.glob(f"__{processes.rank}_*")}
+    parts = [{}] * dist.get_world_size(processes.writers) if processes.rank == 0 else None
+    dist.gather_object(mine, parts, group=processes.writers)
     return {name: digest for part in parts or () for name, digest in part.items()}
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from plumbing import checkpoints
+from plumbing import run_folder
 
 NEEDED = (
     "seconds_generate",
@@ -93,7 +93,7 @@ def measured(log):
     log    log.jsonl of a real run, or its folder; its first step, in which much is done for the first time, is left out
     """
     path = Path(log) / "log.jsonl" if Path(log).is_dir() else Path(log)
-    rows, _ = checkpoints.rows(path)
+    rows, _ = run_folder.rows(path)
     configs = [row for row in rows if row["kind"] == "config"]
     steps = [row for row in rows if row["kind"] == "step"]
     if missing := [name for name in NEEDED if not any(name in row for row in steps)]:
@@ -102,7 +102,7 @@ def measured(log):
         raise ValueError(f"expected the log of 3 optimizer steps or more, got {len(steps)}")
     flags = configs[-1]["flags"]
     world = configs[-1]["world"]
-    if "virtual" in flags:
+    if flags.get("virtual"):
         raise ValueError("expected the log of a real run; this one is of a run in virtual time")
     trainers = flags["trainers"] or max(1, world // 5)
     first = steps[0]

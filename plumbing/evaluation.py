@@ -1,11 +1,8 @@
-"""train.py --evaluate: mean@k and pass@k of a policy, without training (Sec. 2.1). Also writes rows to JSONL files.
+"""train.py --evaluate: mean@k and pass@k of a policy, without training (Sec. 2.1).
 
 Test: pytest tests/test_train.py
 """
 
-import json
-import math
-import os
 import sys
 import time
 from contextlib import closing
@@ -13,25 +10,27 @@ from pathlib import Path
 
 import torch
 
-import pipeline
 import reward
+from pipeline import Request
 from plumbing import screen
-from plumbing.flags import make_generator, make_scorer
+from plumbing.build import make_generator, make_scorer
+from plumbing.run_log import append
+from plumbing.store import POLL
 
 
 def complete(generator, scorer, prompts, generations):
-    """Yield the scorer.Score of `generations` completions of each prompt, in the order of the verdicts; no mailbox.
+    """Yield the scorer.Score of `generations` completions of each prompt, in the order of the verdicts; no queue.
 
     prompts            data.Prompts with the indices 0, 1, …
-    generator, scorer  as in pipeline.serve; the caller closes both
+    generator, scorer  as in train.generate; the caller closes both
     """
     for prompt in prompts:
-        generator.add(pipeline.Request(prompt.index, generator.version, prompt, generations, evaluation=True))
+        generator.add(Request(prompt.index, generator.version, prompt, generations, evaluation=True))
     while generator.busy or scorer.pending:
         for completion in generator.step() if generator.busy else ():
             scorer.submit(completion, prompts[completion.request])
         yield from scorer.finished()
-        time.sleep(0.0 if generator.busy else pipeline.POLL)
+        time.sleep(0.0 if generator.busy else POLL)
 
 
 def evaluate_policy(args, prompts):
@@ -78,28 +77,3 @@ def answered(prompt, completion, correct):
         "truncated": completion.truncated,
         "task": prompt.curve,
     }
-
-
-def append(path, row):
-    """Append a row to a file as one line of JSON; nan and inf, which JSON lacks, become null at every depth.
-
-    A half-written last line, as a crash leaves it, is ended first, so that it spoils no other. Raises OSError.
-    """
-    line = json.dumps(finite(row)) + "\n"
-    try:
-        with path.open("ab+") as file:
-            if file.seek(0, os.SEEK_END):
-                file.seek(-1, os.SEEK_END)
-                line = line if file.read(1) == b"\n" else "\n" + line
-            file.write(line.encode())
-    except OSError as error:
-        raise OSError(error.errno, f"a row of {path} could not be written: {error}") from error
-
-
-def finite(value):
-    """The value with None in place of nan and inf, also inside dicts and lists."""
-    if isinstance(value, dict):
-        return {name: finite(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -342,3 +342,7 @@ def main(argv=None):
         print("\n".join(command(args, vars(parser.parse_args([])))))
     except (ValueError, OSError) as error:  # BadInput too; a file that cannot be opened or written
         parser.exit(2, f"fit.py: {error}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,10 @@
-"""The words that train.py shows, beside a progress bar on a terminal and as plain lines elsewhere.
+"""What train.py shows of its log: lines, above a progress bar on a terminal.
 
 Test: pytest tests/test_screen.py
 """
+
+import sys
+from contextlib import suppress
 
 from tqdm import tqdm
 
@@ -13,35 +16,33 @@ LINES = {  # kind of a row of the log -> how the row is shown
     "{gpu_hours:.4f} {hours}",
     "step without gradient": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}, no gradient  "
     "idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  {gpu_hours:.4f} {hours}",
-    "unverified": "NO VERDICT {where}: {error}",
     "eval": "step {step:4d}  VALIDATION pass rate {pass_rate:.3f} +- {stderr:.3f}  ({completions} completions)  "
     "{gpu_hours:.4f} {hours}",
 }
-WARNINGS = {
-    "reward": "the function of --reward has failed on {count} prompts so far (the first: NO VERDICT, above); their "
-    "groups are left out",
-    "slow": "{name} is more than twice as slow as is usual among the generators (decode_seconds in the log), and every "
-    "batch would wait for it. It finishes what it holds and takes no further requests; now and then it decodes answers "
-    "that no batch waits for, which show whether it has recovered",
-    "recovered": "{name} is as fast as the other generators again, and takes requests again",
-    "truncated": "{share:.0%} of the completions of the last {steps} steps were truncated and carry no loss. Runs "
-    "destabilise above {limit:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)",
-    "skipped": "the gradient of step {step} was not finite; its update was skipped",
-    "few held out": "only {count}, and every evaluation asks the same: too few for a curve or a "
-    "forecast. A tenth of a small file is held out; train.py --evaluate MODEL --data FILE asks all of "
-    "its rows",
-    "no mark": "none of the {completions} completions of the validation holds {mark!r}, behind which the answer "
-    "begins, unless an interruption put it there, and none is right. Without an answer every reward is -1, "
-    "and nothing will be learnt. If the model uses no marks, --think-end none takes its whole completion "
-    "as the answer; if it uses another mark, --think-end TEXT; if it thinks for longer, a larger "
-    "--max-new-tokens or --length-control interrupt with a later --interrupt-at",
-    "silent": "the function of --reward returned None, no verdict, on {share:.0%} of the validation prompts; their "
-    "groups are left out, here and in training. If it should not: every path through it has to return True or False",
-    "no gradient": "{batches} batches in a row had no gradient: in every group all completions were right or all were "
-    "wrong, as truncated ones always are (pass rate of the last batch {pass_rate:.3f}), and the policy "
-    "stands still. All wrong: easier --data, more --generations, or answers that are not found "
-    "(completions.jsonl shows what the model writes; --think-end). All right: harder --data",
-}
+
+
+class Screen:
+    """An observer of the log: a line for a row, above a progress bar. Text that nobody reads any more is lost.
+
+    steps  of the run;  hours  what the unit of gpu_hours is called
+    """
+
+    def __init__(self, steps, hours):
+        self.hours = hours
+        # Without a terminal there is no bar: its carriage returns would hide the lines from grep.
+        self.bar = tqdm(total=steps, unit="step", disable=None)
+
+    def __call__(self, row):
+        self.bar.update(row["step"] - self.bar.n)
+        if shown := line(row, self.hours):
+            self.write(shown)
+
+    def write(self, text):
+        with suppress(OSError):  # as by tee after Ctrl-C
+            self.bar.write(text, file=sys.stdout)
+
+    def close(self):
+        self.bar.close()
 
 
 def line(row, hours):

@@ -78,3 +78,7 @@ def main():
     for name in dict.fromkeys((args.out, base)):
         if Path(name).exists():
             report(name, sft.load(name), AutoTokenizer.from_pretrained(name), args.tasks)
+
+
+if __name__ == "__main__":
+    main()

@@ -11,7 +11,7 @@ fits, and a line says so; a given size that does not fit is refused. Memory in b
 Slots are made to fit for TorchGenerator, which may need all positions of all slots at once; for vLLM only lengths are:
 it takes what memory is free and lets completions wait when that is full.
 
-Run by flags.py. Test: pytest tests/test_train.py
+Run by build.py. Test: pytest tests/test_train.py
 """
 
 import os
@@ -20,11 +20,42 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
-from plumbing.fleet import processes
+from plumbing.launch import world_size
 
 USABLE = 0.9  # share of the free memory; the rest is for what is not counted here
 LENGTHS = {"max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"}
 HEAD_CHUNK = 256  # positions whose logits the trainer holds at once (precision.PolicyModel)
+
+
+def fit(args, config, phrase):
+    """Make lengths and slots fit model and memory; returns lines that say what changed, and a hint on a GPU.
+
+    config  Hugging Face's;  phrase  tokens of the interruption phrase
+    Raises ValueError for what cannot be made to fit.
+    """
+    lines = [fit_lengths(args, config.max_position_embeddings, args.default_new, phrase)]
+    if args.generator == "torch":
+        lines.append(fit_slots(args, config, **neighbours(args)))
+        if torch.cuda.is_available():
+            lines.append(
+                "Hint: --generator torch runs anywhere, but is not fast; on a GPU --generator vllm is (docs/own.md)"
+            )
+    check_lengths(args)
+    return list(filter(None, lines))
+
+
+def check_lengths(args):
+    """Raise ValueError for lengths that contradict each other."""
+    low, high = args.interrupt_at
+    if args.length_control == "interrupt" and not low <= high < args.max_new_tokens:
+        raise ValueError(
+            f"--interrupt-at {low} {high}: expected LO <= HI < --max-new-tokens {args.max_new_tokens}, for an answer"
+        )
+    longest = args.max_prompt_tokens + args.max_new_tokens
+    if not args.evaluate and longest > args.token_budget:
+        raise ValueError(
+            f"--token-budget {args.token_budget} is smaller than one prompt with its completion, {longest} tokens"
+        )
 
 
 def fit_lengths(args, positions, default_new, phrase):
@@ -113,7 +144,7 @@ def fit_slots(args, config, *, free, trainers, generators):
     count = parameters(config)
     training = 0
     weights = count * itemsize
-    if "evaluate" not in args:
+    if not args.evaluate:
         training = trainer_bytes(args, config, count, itemsize, trainers_sharing(args))
     room = int((USABLE * free - trainers * training - generators * weights) // (generators * positions * position))
     if room >= args.slots:
@@ -137,7 +168,7 @@ def fit_slots(args, config, *, free, trainers, generators):
 
 def trainers_sharing(args):
     """How many trainer ranks share the trainers' memory; in virtual time one process has it all."""
-    return 1 if "virtual" in args else args.trainers or max(1, processes() // 5)
+    return 1 if args.virtual else args.trainers or max(1, world_size() // 5)
 
 
 def neighbours(args):
@@ -145,15 +176,15 @@ def neighbours(args):
 
     Without a GPU all ranks of a node share its memory. A rank with a GPU of its own is treated as a generator.
     """
-    if "evaluate" in args:
+    if args.evaluate:
         world = 1
         local = 1
         first = 0
         mine = 0
-    elif "virtual" in args:  # one process, in which only one trainer computes
+    elif args.virtual:  # one process, in which only one trainer computes
         return {"free": free_bytes(0), "trainers": 1, "generators": args.generators}
     else:
-        world = processes()
+        world = world_size()
         local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
         mine = int(os.environ.get("LOCAL_RANK", 0))
         first = int(os.environ.get("RANK", 0)) - mine

@@ -56,7 +56,7 @@ from data import (
     split,
     tokenise,
 )
-from plumbing import references, unpickler
+from plumbing import references, store
 from plumbing.typed import beside, closest, is_path, meant
 from verify.graders import TASKS
 from verify.programs import read_tests
@@ -275,7 +275,7 @@ def math_answer(answer, row: dict) -> str:
 def private_tests(text: str):
     """The tests that LiveCodeBench keeps packed (base64 of zlib of a pickled JSON text), or any other text as it is."""
     with suppress(ValueError, zlib.error, pickle.UnpicklingError, EOFError):
-        return unpickler.read(zlib.decompress(base64.b64decode(text, validate=True)))
+        return store.unpickled(zlib.decompress(base64.b64decode(text, validate=True)))
     return text
 
 

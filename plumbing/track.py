@@ -17,11 +17,19 @@ def check(name):
         raise ValueError(f"--track {name}: expected the package {name}, found none; type: pip install {name}")
 
 
-def begin(name, out, config):
-    """The tracker's module after its `init`; the run is called as its folder `out`, and has `config` as settings."""
+def observer(name, out):
+    """An observer of the log that hands its numbers to the tracker; the run is called as its folder `out`."""
     tracker = import_module(name)
-    tracker.init(project=PROJECT, name=Path(out).name, config=config)
-    return tracker
+
+    def observe(row):
+        if row["kind"] == "config":
+            tracker.init(project=PROJECT, name=Path(out).name, config=row["flags"])
+        elif row["kind"] == "end":
+            tracker.finish()
+        elif row["kind"] != "fit":
+            tracker.log(numbers(row), step=row["step"])
+
+    return observe
 
 
 def numbers(row):

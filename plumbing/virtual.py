@@ -1,268 +1,265 @@
-"""Virtual time: a clock that advances by stated costs, and a mailbox's store in memory, for a run in one process.
+"""train.py --virtual COSTS: a whole run in one process and in virtual time, the same twice whatever the machine does.
 
-Actors (a trainer, generators) are threads of which one runs at a time. Time passes only while all of them wait; then
-the one that is due first goes on. So what happens, and when, depends on the costs alone and not on the machine.
+train.py's own `train` and `generate` run here, by turns; nothing of them is repeated. What they do is real: rollouts,
+verdicts, gradients. Only the time that it takes is a model (costs.py), and with it how stale tokens are, who waits for
+whom, and `gpu_hours`. The trainer is the program; each generator is a Python generator that is resumed when its time
+has come. Time passes only while the trainer works or waits: then the generator that is due first takes its turn.
 
-    world.sleep(seconds)    an actor works, or waits, for so long
-    world.pause()           until another actor writes a key of the store that this one has read since its last pause
-    Store(world)            the methods of a TCPStore that pipeline.Mailbox uses; a call takes no time
-    Wire(world, seconds)    weights as in a broadcast: all generators receive at once, so many seconds after all joined
+    trainer works for s seconds           generators act that are due in these seconds
+    trainer waits for something           the next generator acts, until it is there
+    a generator has decoded a step        it goes on after the step's and the turn's seconds
+    a generator receives weights          it goes on when they are sent
+    a generator has nothing to decode     it goes on when the control state changes
 
-A pause takes the place of polling: it costs nothing, and ends at the moment at which polling would see the change. What
-was written after an actor read it, and before it pauses, ends the pause at once. When all actors wait and none is due,
-nothing can happen any more: the error says who waits for what.
+The log repeats bit for bit on one type of machine with one version of torch: one thread of torch computes at a time, and
+verdicts take no virtual time. Only verdicts that need a worker process may time out, which depends on the machine; a
+line then says that the run will not repeat.
 
-Run by benchmarks and tests. Test: pytest tests/test_virtual.py tests/test_pipeline.py
+Outside `exact`, generators go on with their training rollouts during an evaluation while the clock of the log stands
+still, as they do in reality; so staleness depends on --eval-every too.
+
+Test: pytest tests/test_virtual.py
 """
 
 import heapq
 import itertools
 import math
+import signal
 import threading
+from functools import partial
+from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
-import pipeline
-
-TICKS = 2.0**24  # per second; times are multiples of one, so that sums of times are exact, in whatever parts
-# Keys that are written all the time: reading them makes no pause end.
-UNWATCHED = ("beat/", "idle/", "decoding/", "steps/", "used/")
-
-
-class Abort(BaseException):
-    """Ends an actor because another one has failed."""
-
-
-class Actor:
-    """One of the threads: what it waits for."""
-
-    def __init__(self, name):
-        self.name = name
-        self.read = {}  # key -> number of its last write when this actor read it, since its last pause
-        self.keys = ()  # one of which ends its pause
-        self.due = math.inf  # virtual time at which it goes on
-        self.entry = None  # of its entries in the heap, the valid one
-        self.turn = threading.Lock()  # released to let it run
-        self.turn.acquire()
+from pipeline import RequestQueue
+from plumbing import run_folder
+from plumbing.distributed import Processes
+from plumbing.heartbeat import Heartbeat
+from plumbing.launch import handled
+from plumbing.run_log import TICKS
+from plumbing.store import Interrupted, Store
 
 
-class World:
-    """A clock and its actors. `run` starts them; an actor calls `clock`, `sleep`, `pause` and `wait`."""
-
-    def __init__(self):
-        self.now = 0.0  # virtual seconds
-        self.error = None  # what the first failing actor raised
-        self._heap = []  # (time, entry, actor)
-        self._count = itertools.count(1)
-        self._alive = []  # actors; until it has left, the leader is the first
-        self._leader = self._running = Actor("leader")  # whose turn it is
-        self._own = threading.local()
-        self._own.actor = self._leader
-        self._readers = {}  # key -> {actor whose pause it ends: None}, in order
-        self._writes = {}  # key -> number of its last write
-
-    def clock(self):
-        return self.now
-
-    def sleep(self, seconds):
-        self._wait((), seconds)
-
-    def pause(self, seconds=math.inf):
-        """Until a key that this actor has read since its last pause is written, `seconds` at most."""
-        actor = self._own.actor
-        read = actor.read
-        actor.read = {}
-        self._until(read, seconds)
-
-    def wait(self, keys, seconds=math.inf):
-        """Until one of these keys is written (since this actor has read it, if it has), `seconds` at most.
-
-        What the actor has read before still ends its next pause.
-        """
-        read = self._own.actor.read
-        self._until({key: read.get(key, self._writes.get(key, 0)) for key in keys}, seconds)
-
-    def _until(self, read, seconds):
-        """Until one of the keys is written after the write whose number {key: number} has, `seconds` at most."""
-        actor = self._own.actor
-        if any(self._writes.get(key, 0) != number for key, number in read.items()):
-            return
-        for key in read:
-            self._readers.setdefault(key, {})[actor] = None
-        self._wait(read, seconds)
-        for key in read:
-            del self._readers[key][actor]
-            if not self._readers[key]:
-                del self._readers[key]
-
-    def note_read(self, key):
-        self._own.actor.read[key] = self._writes.get(key, 0)
-
-    def note_write(self, key):
-        self._writes[key] = next(self._count)
-        for actor in self._readers.get(key, ()):
-            self._schedule(actor, self.now)
-
-    def forget(self, key):
-        """A key is deleted: without this, the numbers of all keys of a run would stay."""
-        self._writes.pop(key, None)
-
-    def run(self, actors):
-        """Run {name: function} until all have returned; returns what the first of them, the leader, returned.
-
-        The leader runs in the calling thread, which is the one that signals reach. When another actor fails, the leader
-        raises that error where it waits; all others end where they wait, by Abort, so that they can clear up.
-        """
-        (name, lead), *others = actors.items()
-        leader = self._own.actor = self._leader = self._running = Actor(name)
-        self._alive = [leader]
-        for name, function in others:
-            actor = Actor(name)
-            self._alive.append(actor)
-            self._schedule(actor, self.now)
-            threading.Thread(target=self._live, args=(actor, function), name=name, daemon=True).start()
-        try:
-            result = lead()
-            handled = self.error
-        except BaseException as error:
-            handled = self.error = self.error or error
-            raise
-        finally:
-            self._leave(leader)
-            if self._alive:
-                leader.turn.acquire()  # the last to leave releases it
-        if self.error is not handled:
-            raise self.error
-        return result
-
-    def _live(self, actor, function):
-        """A thread's life."""
-        self._own.actor = actor
-        actor.turn.acquire()
-        try:
-            if not self.error:
-                function()
-        except Abort:
-            pass
-        except BaseException as error:  # raised again in the leader's thread
-            self.error = self.error or error
-        self._leave(actor)
-        if not self._alive:
-            self._leader.turn.release()
-
-    def _wait(self, keys, seconds):
-        """Hand over to others until this actor is due: in `seconds`, or when `note_write` says so."""
-        actor = self._own.actor
-        actor.keys = keys
-        actor.due = math.inf
-        self._schedule(actor, self.now + (seconds if seconds == math.inf else round(seconds * TICKS) / TICKS))
-        self._running = self._choose()
-        if self._running is not actor:
-            self._running.turn.release()
-            actor.turn.acquire()
-        if self.error:
-            raise self.error if actor is self._leader else Abort
-
-    def _schedule(self, actor, time):
-        if time < actor.due:
-            actor.due = time
-            actor.entry = next(self._count)
-            heapq.heappush(self._heap, (time, actor.entry, actor))
-
-    def _choose(self):
-        """Who goes on: the actor that is due first; after an error the leader, then one after the other."""
-        while self._heap and not self.error:
-            time, entry, actor = heapq.heappop(self._heap)
-            if entry == actor.entry:  # else it has been woken earlier, or has left
-                self.now = time
-                actor.entry = None
-                return actor
-        self.error = self.error or RuntimeError(self._deadlock())
-        return self._alive[0]
-
-    def _deadlock(self):
-        waits = [f"{actor.name} for {', '.join(list(actor.keys)[:3]) or 'nothing'}" for actor in self._alive]
-        return f"all actors wait, at {self.now:.3f} virtual seconds: {'; '.join(waits)}"
-
-    def _leave(self, actor):
-        """This actor has ended; if it is its turn, another one goes on."""
-        actor.entry = None
-        self._alive.remove(actor)
-        if self._alive and self._running is actor:
-            self._running = self._choose()
-            self._running.turn.release()
+def ticks(seconds):
+    """The nearest multiple of a tick: sums of such times are exact."""
+    return round(seconds * TICKS) / TICKS
 
 
-class Store:
-    """The methods of a TCPStore that the mailbox uses; where a TCPStore would block, this one raises KeyError."""
+class Memory:
+    """The methods of a TCPStore that store.Store uses; `written` is called with each key that is set."""
 
-    def __init__(self, world):
-        self.world = world
+    def __init__(self, written):
         self.values = {}
+        self.written = written
+        self.get = self.values.__getitem__
 
     def set(self, key, value):
         self.values[key] = value
-        self.world.note_write(key)
-
-    def get(self, key):
-        return self.values[key]
+        self.written(key)
 
     def multi_get(self, keys):
         return [self.values[key] for key in keys]
 
     def check(self, keys):
-        for key in keys:
-            if key not in self.values:
-                self.world.note_read(key)  # this one has to come before all are there
-                return False
-        return True
+        return all(key in self.values for key in keys)
 
-    def add(self, key, amount):
-        self.values[key] = int(self.values.get(key, 0)) + amount
-        if amount:
-            self.world.note_write(key)
-        elif not key.startswith(UNWATCHED):
-            self.world.note_read(key)
+    def add(self, key, more):
+        self.values[key] = int(self.values.get(key, 0)) + more
         return self.values[key]
 
     def delete_key(self, key):
-        self.world.forget(key)
         return self.values.pop(key, None) is not None
 
     def num_keys(self):
         return len(self.values)
 
-    def clone(self):
-        return self
+
+class Events:
+    """A clock, and what happens when: functions in the order of their times, and of their entry at equal times."""
+
+    def __init__(self):
+        self.now = 0.0  # virtual seconds
+        self._heap = []  # (time, entry, function)
+        self._entries = itertools.count()
+
+    def after(self, seconds, function):
+        """Have the function called so many seconds from now."""
+        heapq.heappush(self._heap, (self.now + ticks(seconds), next(self._entries), function))
+
+    def next(self):
+        """Call the function that is due first. Raises IndexError if there is none."""
+        self.now, _, function = heapq.heappop(self._heap)
+        function()
+
+    def sleep(self, seconds):
+        """Let so many seconds pass, with what is due in them."""
+        until = self.now + ticks(seconds), next(self._entries)
+        while self._heap and self._heap[0][:2] < until:
+            self.next()
+        self.now = until[0]
 
 
-class Wire:
-    """Weights as in a broadcast. Rank 0 calls `send` when all generators have joined, each of which calls `receive`."""
+class Turns:
+    """A generator rank's life, train.generate, resumed turn by turn.
 
-    def __init__(self, world, seconds):
-        self.world = world
-        self.seconds = seconds
-        self.receivers = []  # {name: tensor} of each generator that waits
+    processes  the InOneProcess that it belongs to
+    """
+
+    def __init__(self, rank, life, processes):
+        self.rank = rank
+        self.life = life
+        self.processes = processes
+        self.events = processes.events
+        self.receiving = None  # {name: tensor} while it waits for weights
+        self.idle = False
+        self.begun = {}  # (evaluation, request, index) of a running rollout -> when it was begun
+        self.events.after(0.0, self.resume)
+
+    def resume(self):
+        """One turn: deliver what the last decode step has finished, start the next one; then wait as the module says."""
+        self.processes.acting = self
+        turn = next(self.life, None)
+        if turn is None:  # the run has ended
+            return
+        generator, scorer, done = turn
+        scorer.wait()  # verdicts take no virtual time
+        rows = 0 if self.receiving else len(generator._running) + len(done)
+        if rows:
+            costs = self.processes.costs
+            seconds = ticks(costs.decode_step(rows, generator._cache.filled))
+            generator.work["decode_seconds"] += seconds
+            generator.work["slot_seconds"] += seconds * rows / generator.slots
+            self.events.after(seconds, partial(self.decoded, self.events.now, generator._running[:], done))
+        self.idle = not rows and not self.receiving
+
+    def decoded(self, began, running, done):
+        """A decode step has ended that began then; what comes of it follows after the turn's seconds."""
+        if timeline := self.processes.timeline:
+            for sequence in running:
+                request = sequence.group.request
+                self.begun.setdefault((request.evaluation, request.number, sequence.index), began)
+            for one in done:
+                since = self.begun.pop((one.evaluation, one.request, one.index), began)
+                timeline.completion(self.rank, since, self.events.now, one.versions[0], one.evaluation)
+            timeline.decoding(self.rank, began, self.events.now)
+        self.events.after(self.processes.costs.turn, self.resume)
+
+
+class InOneProcess(Processes):
+    """What train.py asks of its processes, for a run in one: trainer rank 0, and generators beside it.
+
+    generate  train.generate
+    """
+
+    hours = "virtual device-hours"
+
+    def __init__(self, args, generate):
+        self.events = Events()
+        self.costs = args.costs
+        self.generate = generate
+        self.lives = []  # Turns of the generators
+        self.acting: Any = None  # whose Turns goes on
+        self.rank = self.local = 0
+        self.world = 1  # processes
+        self.trainer_devices = args.trainers
+        self.devices = args.trainers + args.generators
+        self.drain = args.costs.drain
+        self.out = args.out
+        self.dtype = getattr(torch, args.dtype)
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.trainer_ranks = range(1)
+        self.generator_ranks = range(1, 1 + args.generators)
+        self.hosts = [""] * (1 + args.generators)
+        self.stepping = None  # when the optimizer step under way began
+        self.lock = None
+        self.timeline = None
+        self.heartbeat = Heartbeat({}, 0, self.name, math.inf, self.farewell)
+        self.memory = Memory(self.written)
+        self.store = Store(self.memory, 0, self.heartbeat, pause=self.wait)
+        self.threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # the order of a sum depends on the number of threads
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.trainers = self.writers = dist.group.WORLD
+        self.mesh = DeviceMesh.from_group(self.trainers, self.device.type)
+        main = threading.current_thread() is threading.main_thread()  # signals reach no other; in a notebook it is
+        self.signals = {name: signal.getsignal(signal.Signals[name]) for name in handled() if main}
+        if main:
+            self.end_in_order()
+
+    def agree(self, args):
+        """Lock --out and begin the generators' lives."""
+        self.lock = run_folder.own(args.out)
+        if not self.drain:  # with `exact` generators take no time: there is nothing to see
+            from plumbing.timeline import Recorder  # here, since it loads matplotlib
+
+            step = run_folder.counters(args.checkpoint)["version"] if args.checkpoint else 0
+            self.timeline = Recorder(args.out, step)
+        for rank in self.generator_ranks:
+            queue = RequestQueue(Store(self.memory, rank, self.heartbeat), self.clock, eager=True)
+            life = self.generate(args, self, queue)
+            self.lives.append(Turns(rank, life, self))
+
+    def clock(self):
+        return self.events.now
+
+    # --- What happens while the trainer works or waits
+
+    def wait(self, _):
+        """The trainer waits for something: the generator that is due first acts."""
+        try:
+            self.events.next()
+        except IndexError:
+            what = f"the trainer waits for {self.heartbeat.what}, and no generator has anything to do"
+            raise RuntimeError(f"{what}, at {self.events.now:.3f} virtual seconds") from None
+
+    def written(self, key):
+        """Generators that have nothing to decode look at each new control state."""
+        for turns in [turns for turns in self.lives if turns.idle and key == "state"]:
+            turns.idle = False
+            self.events.after(0.0, turns.resume)
+
+    def stop_together(self, tokens):
+        """Before each micro-batch: the trainers' devices share its work."""
+        if self.heartbeat.stopped:
+            raise Interrupted(self.heartbeat.stopped)
+        self.stepping = self.events.now if self.stepping is None else self.stepping
+        self.events.sleep((self.costs.micro_batch + self.costs.token * tokens) / self.trainer_devices)
+
+    def total(self, sums, largest):
+        """After the last micro-batch: the rest of an optimizer step."""
+        self.events.sleep(self.costs.optimizer)
+        if self.timeline:
+            self.timeline.gradient(self.stepping, self.events.now)
+        self.stepping = None
+        return super().total(sums, largest)
 
     def receive(self, named):
-        self.receivers.append(named)
-        self.world.wait(["wire"])
+        """Called in a generator's turn, which ends after it; `send` then fills the tensors."""
+        self.acting.receiving = named
 
     @torch.no_grad()
     def send(self, named):
-        self.world.sleep(self.seconds)
-        for theirs in self.receivers:
-            for name, tensor in theirs.items():
+        """All generators receive at once, the broadcast's seconds after all have joined."""
+        began = self.events.now
+        self.events.sleep(self.costs.broadcast)
+        for turns in self.lives:
+            for name, tensor in turns.receiving.items():
                 tensor.copy_(named[name])
-        self.receivers = []
-        self.world.note_write("wire")
+            turns.receiving = None
+            self.events.after(0.0, turns.resume)
+        if self.timeline:
+            self.timeline.broadcast(began, self.events.now)
 
-
-def mailbox(world, store, rank, *, trainers, ranks, **more):
-    """A pipeline.Mailbox in virtual time: it pauses instead of polling, sees news at once, and nobody is ever late."""
-    box = pipeline.Mailbox(store, rank, trainers=trainers, world=ranks, timeout=math.inf, **more)
-    box.clock = world.clock
-    box.pause = lambda seconds: world.pause()
-    box.look = 0.0
-    box.beat_every = 0.0
-    return box
+    def end(self, reason):
+        """Returns the exit code: 0, 1, or 128 + the number of the signal that ended the run, as a shell's loop expects."""
+        for turns in self.lives:
+            turns.life.close()
+        code = super().end(reason)
+        for name, handler in self.signals.items():  # for a notebook, in which further runs may follow
+            signal.signal(signal.Signals[name], handler)
+        torch.set_num_threads(self.threads)
+        if self.lock:
+            self.lock.close()
+        return 128 + signal.Signals[reason.split()[-1]] if reason.startswith("interrupted") else code

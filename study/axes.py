@@ -240,7 +240,7 @@ def more(rows):
 @contextmanager
 def changed(member, seed):
     """What a Member changes that is no flag of train.py; yields further flags, and the folder of its policy or None."""
-    from plumbing import flags
+    from plumbing import settings
 
     with ExitStack() as stack:
         if member.lengths:
@@ -251,7 +251,7 @@ def changed(member, seed):
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="study-")))
             yield ["--model", str(ROOT / "base" / "tiny"), "--data", *mixed_sources(place, member.weights)], None
         elif member.hidden:
-            stack.enter_context(patch.object(flags, "preset_of", lambda folder: recipes.TINY))
+            stack.enter_context(patch.object(settings, "preset_of", lambda folder: recipes.TINY))
             place = policy_of(member.hidden, seed)
             yield ["--model", str(place)], place
         else:

@@ -338,7 +338,7 @@ def grouped(logs, x):
 
 def counts(name, seed, x, rows):
     """Whether a run counts for compute x. Device-hours count if they are virtual, or the machine did nothing else."""
-    return x != "gpu_hours" or "virtual" in rows[0].get("flags", {}) or seed < CONFIGURATIONS[name].quiet
+    return x != "gpu_hours" or rows[0].get("flags", {}).get("virtual") or seed < CONFIGURATIONS[name].quiet
 
 
 def averaged(logs, name, x):

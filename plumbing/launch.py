@@ -1,0 +1,64 @@
+"""Starting and ending processes: torchrun, its environment, and the signals that end a run.
+
+Run by settings.py, distributed.py and train.py. Test: pytest tests/test_restarts.py
+"""
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+# Signals that end a run in order: Ctrl-C, a closed terminal, Ctrl-\\, a scheduler before it kills, a used-up CPU limit.
+ENDING = ("SIGINT", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+
+
+def cores():
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def threads():
+    """Threads for this process: OMP_NUM_THREADS if the user has set it, else its share of the cores that it may use.
+
+    torchrun puts OMP_NUM_THREADS=1 into the ranks' environment if its own has none.
+    """
+    with suppress(OSError):
+        if b"OMP_NUM_THREADS=" in Path(f"/proc/{os.getppid()}/environ").read_bytes():
+            return int(os.environ["OMP_NUM_THREADS"])
+    return max(1, cores() // int(os.environ["LOCAL_WORLD_SIZE"]))
+
+
+def restarts():
+    """torchrun's --max-restarts, 0 without it."""
+    return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
+
+
+def end_launcher():
+    """Called when a new start would fail for the same reason: torchrun, told to end, uses up no --max-restarts."""
+    if restarts() and os.environ["LOCAL_RANK"] == "0":
+        os.kill(os.getppid(), signal.SIGTERM)
+
+
+def world_size():
+    """How many processes the run has, or will have once `launch` has started them: one per GPU, at least two."""
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    return world if world > 1 else max(2, torch.cuda.device_count())
+
+
+def handled():
+    """The signals of ENDING that end a run here: under nohup SIGHUP is ignored, and stays so."""
+    return [name for name in ENDING if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN]
+
+
+def launch(script, argv):
+    """Replace this process by torchrun with `world_size()` ranks; a launcher's variables must not reach them."""
+    inherited = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "LOCAL_", "GROUP_", "ROLE_", "RANK", "WORLD_SIZE", "MASTER_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // world_size())))
+    environment.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "600")  # seconds to write a checkpoint after Ctrl-C
+    command = ["-m", "torch.distributed.run", "--standalone", "--signals-to-handle", ",".join(handled())]
+    command += ["--nproc-per-node", str(world_size()), script, *argv]
+    os.execve(sys.executable, [sys.executable, *command], environment)

@@ -1,0 +1,154 @@
+"""Warnings of what ruins runs, read from the rows of the log; train.py does not know of them.
+
+    Monitor(...)(row)   prints a warning, or asks for the end of the run: verifiers that fail, gradients not finite
+
+Paper: A.15 (truncations above 10 to 15 % of the completions destabilise runs).
+
+Run by run_log.py. Test: pytest tests/test_monitor.py
+"""
+
+import statistics
+from collections import deque
+
+from plumbing.screen import counted
+
+TRUNCATION = 0.1  # A.15
+TRUNCATED_STEPS = 10  # steps whose shares of truncated completions are averaged
+STANDING = 10  # batches in a row without gradient before a warning
+FEW_HELD_OUT = 16  # with fewer held-out prompts a warning says that they are too few for a curve
+SILENT = 0.1  # share of the first validation's prompts without an opinion of --reward above which a warning says so
+UNVERIFIED = 0.01  # a run stops when the verifier failed on a larger share of its groups (of 100, if it has had fewer)
+SKIPPED = 5  # steps in a row without a finite gradient, after which a run stops
+SLOW = 2.0  # a generator is slow whose decode steps take so many times the median, of 4 generators or more
+
+WARNINGS = {
+    "few held out": "only {count}, and every evaluation asks the same: too few for a curve or a forecast. A tenth of a "
+    "small file is held out; train.py --evaluate MODEL --data FILE asks all of its rows",
+    "no gradient": "{batches} batches in a row had no gradient: in every group all completions were right or all were "
+    "wrong, as truncated ones always are (pass rate of the last batch {pass_rate:.3f}), and the policy stands still. All "
+    "wrong: easier --data, more --generations, or answers that are not found (completions.jsonl shows what the model "
+    "writes; --think-end). All right: harder --data",
+    "no mark": "none of the {completions} completions of the validation holds {mark!r}, behind which the answer begins, "
+    "unless an interruption put it there, and none is right. Without an answer every reward is -1, and nothing will be "
+    "learnt. If the model uses no marks, --think-end none takes its whole completion as the answer; if it uses another "
+    "mark, --think-end TEXT; if it thinks for longer, a larger --max-new-tokens or --length-control interrupt with a "
+    "later --interrupt-at",
+    "repeat": "checking an answer took longer than --verify-timeout: this run may not repeat bit for bit",
+    "reward": "the function of --reward has failed on {count} prompts so far (the first: NO VERDICT, above); their "
+    "groups are left out",
+    "silent": "the function of --reward returned None, no verdict, on {share:.0%} of the validation prompts; their "
+    "groups are left out, here and in training. If it should not: every path through it has to return True or False",
+    "skipped": "the gradient of step {step} was not finite; its update was skipped",
+    "slow": "{name} takes {times:.1f} times as long for a decode step as is usual among the generators. A completion of "
+    "{tokens} tokens takes {seconds:.1f} s longer there, for which each step waits. End the run and go on without it: "
+    "--resume",
+    "truncated": "{share:.0%} of the completions of the last {steps} steps were truncated and carry no loss. Runs "
+    "destabilise above {limit:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)",
+}
+
+
+class Monitor:
+    """An observer of the log.
+
+    write      a function of a text, for the screen
+    processes  distributed.Processes: its names of ranks, and the heartbeat that is asked for the end of the run
+    args       settings.Settings
+    """
+
+    def __init__(self, write, processes, args):
+        self.write = write
+        self.processes = processes
+        self.args = args
+        self.truncated = deque(maxlen=TRUNCATED_STEPS)
+        self.standing = self.skipped = self.raised = 0  # batches, steps in a row; groups on which --reward failed
+        self.slow = {}  # those named already
+        self.shown = set()  # (where, error)
+        self.late = False  # a verdict has timed out
+
+    def __call__(self, row):
+        getattr(self, row["kind"], lambda row: None)(row)
+
+    def warn(self, which, **values):
+        self.write(f"WARNING: {WARNINGS[which].format(**values)}")
+
+    def stop(self, reason):
+        self.processes.heartbeat.stop(reason, failed=True)
+
+    def config(self, row):
+        self.held_out = row["prompts"]["validation"]
+        if self.held_out < FEW_HELD_OUT and row["step"] == 0:
+            self.warn("few held out", count=counted(self.held_out, "held-out prompt"))
+
+    def step(self, row):
+        self.standing = 0 if row["gradient_norm"] else self.standing + 1
+        if self.standing == STANDING:
+            self.warn("no gradient", batches=STANDING, pass_rate=row["pass_rate"])
+            self.standing = 0
+        self.truncated.append(row["truncated"])
+        if sum(self.truncated) > TRUNCATION * TRUNCATED_STEPS:
+            share = statistics.fmean(self.truncated)
+            self.warn("truncated", share=share, steps=len(self.truncated), limit=TRUNCATION)
+            self.truncated.clear()
+        self.skipped = self.skipped + 1 if row["skipped"] else 0
+        if self.skipped:
+            self.warn("skipped", step=row["step"])
+        if self.skipped >= SKIPPED:
+            cause = "an importance ratio without upper bound (dapo and grpo have none where the advantage is negative)"
+            self.stop(f"no gradient of the last {SKIPPED} steps was finite; likely cause: {cause}, or --lr")
+        self.check_speed(row)
+        self.show_failures(row)
+        self.check_verifier(row, row["failed_groups"], row["step"] * len(row["prompts"]))
+
+    def eval(self, row):
+        failed = sum(failure["verifier"] for failure in row["failures"])
+        self.show_failures(row)
+        self.check_verifier(row, failed, self.held_out)
+        if not row["completions"]:
+            error = row["failures"][0]["error"] if row["failures"] else WARNINGS["silent"].format(share=1.0)
+            self.stop(f"no validation prompt got verdicts: {error}")
+        if row["step"] == 0 and not row["answered"]:
+            self.warn("no mark", completions=row["completions"], mark=self.args.think_end)
+        if row["step"] == 0 and row["silent"] > SILENT * self.held_out:
+            self.warn("silent", share=row["silent"] / self.held_out)
+
+    def check_speed(self, row):
+        """Name slow generators once, with what they cost."""
+        found = stragglers(row["decode_seconds"])
+        for rank in found.keys() - self.slow.keys():
+            mine = row["decode_seconds"][rank]
+            usual = found[rank]
+            longer = row["length_max"] * (mine - usual)
+            name = self.processes.name(rank)
+            self.warn("slow", name=name, times=mine / usual, tokens=row["length_max"], seconds=longer)
+        self.slow = found
+
+    def show_failures(self, row):
+        """Show each prompt without a verdict once; of failures of --reward the first, and how many there have been."""
+        if row["timed_out"] and self.args.virtual and not self.late:
+            self.late = True
+            self.warn("repeat")
+        for failure in row["failures"]:
+            self.raised += failure["own"]
+            known = failure["own"] and self.raised > 1 or (failure["where"], failure["error"]) in self.shown
+            if not known:
+                self.shown.add((failure["where"], failure["error"]))
+                self.write("NO VERDICT {where}: {error}".format(**failure))
+            if failure["own"] and self.raised in (10**power for power in range(1, 9)):
+                self.warn("reward", count=self.raised)
+
+    def check_verifier(self, row, failed, groups):
+        """Stop the run if `failed` is more than UNVERIFIED of `groups`, or of 100 if there are fewer groups."""
+        if failed > UNVERIFIED * max(100, groups):
+            errors = [failure["error"] for failure in row["failures"] if failure["verifier"]]
+            error = statistics.mode(errors or ["see `failures` in the log"])
+            self.stop(f"the verifier failed on {failed} groups: {error}")
+
+
+def stragglers(seconds):
+    """{slow generator: the usual seconds}: those whose decode steps take more than SLOW times the median, of 4 or more.
+
+    >>> stragglers({1: 1.0, 2: 1.1, 3: 0.9, 4: 2.3}), stragglers({1: 1.0, 2: 9.0, 3: 1.0})
+    ({4: 1.05}, {})
+    """
+    usual = statistics.median(seconds.values()) if len(seconds) >= 4 else float("inf")
+    return {rank: usual for rank, mine in seconds.items() if mine > SLOW * usual}

@@ -1,0 +1,167 @@
+"""The folder of a run: its log, its checkpoints, which of them are whole, and the flags it was started with.
+
+    log.jsonl              one JSON object per line; the run that writes it holds a lock on it
+    completions.jsonl      some completions of each evaluation;    scaling.png    the fit
+    checkpoint-STEP/       checkpoints.py writes them; one that does not match its contents.json is never resumed from:
+                           the newest intact one is, and those after it are set aside as checkpoint-STEP-broken
+
+Test: pytest tests/test_broken_files.py tests/test_faults.py
+"""
+
+import hashlib
+import itertools
+import json
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+CONTENTS = "contents.json"
+STATE = ("config.json", "state/run.json", "state/.metadata")  # files of every checkpoint, also of earlier versions
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+# --- The folders of a run --------------------------------------------------------------------------------------------
+
+
+def finished(out):
+    """The checkpoint-STEP folders of a run, oldest first; not a user's own checkpoint-best, or a file."""
+    steps = {folder.name.partition("-")[2]: folder for folder in Path(out).glob("checkpoint-*") if folder.is_dir()}
+    return [steps[step] for step in sorted(filter(str.isdigit, steps), key=int)]
+
+
+def others(out):
+    """Names in a folder that `save` would write, rename or delete: checkpoints, or an unfinished one."""
+    return [folder.name for folder in (*finished(out), Path(out) / "checkpoint.tmp") if folder.exists()]
+
+
+def own(out):
+    """Open the log of a run and lock it until it is closed. Raises OSError if it is held or cannot be opened.
+
+    Where the system has no such locks (Windows), it is not locked.
+    """
+    try:
+        Path(out).mkdir(parents=True, exist_ok=True)
+        log = (Path(out) / "log.jsonl").open("ab")
+    except OSError as error:
+        cause = "a file or a broken link of that name, or a folder that may not be written"
+        raise OSError(error.errno, f"--out {out} cannot hold a run: {error}; likely cause: {cause}") from error
+    if fcntl is None:
+        return log
+    try:
+        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise OSError(f"{out} is in use by another run") from error
+    return log
+
+
+def rows(log):
+    """(the rows of a run's log, the numbers of lines that are none: a crash or a full disk may leave such lines)."""
+    found = []
+    broken = []
+    for place, line in enumerate(Path(log).read_bytes().split(b"\n"), 1):
+        try:
+            row = json.loads(line.decode() or "null")
+            found += [row] if row and row["kind"] else []
+        except (ValueError, KeyError, TypeError, RecursionError):
+            broken.append(place)
+    return found, broken
+
+
+def lost(out, state):
+    """{total: what the log says was spent since the checkpoint with these counters ({}: since the start), and lost}."""
+    log = Path(out) / "log.jsonl"
+    spent = [row for row in rows(log)[0] if "gpu_hours" in row] if log.exists() else []
+    before = state.get("totals", {}) | {"gpu_hours": state.get("gpu_hours", 0.0)}
+    return {
+        name: max(0, max((row.get(name) or 0 for row in spent), default=0) - before.get(name, 0))
+        for name in ("gpu_hours", "tokens", "tokens_trained")
+    }
+
+
+def set_aside(out, folder):
+    """Rename the checkpoints after `folder`, which are broken: the run will write checkpoints of the same steps."""
+    names = [one.name for one in finished(out)]
+    for name in names[names.index(Path(folder).name) + 1 :]:
+        places = (Path(out) / f"{name}-broken{number}" for number in itertools.chain([""], itertools.count(2)))
+        (Path(out) / name).rename(next(place for place in places if not place.exists()))
+
+
+def pick(out, expected):
+    """The newest intact checkpoint, now by checksums too; sets broken ones after it aside. Says so if it is another one.
+
+    Raises OSError if there is none.
+    """
+    folder, broken = newest(out, thorough=True)
+    words = "; ".join(f"{name} is broken: {wrong}" for name, wrong in broken.items())
+    if not folder:
+        raise OSError(f"--resume: found no intact checkpoint in {out}: {words}")
+    if str(folder) != expected:
+        print(f"{words}; --resume: goes on from {folder}")
+    set_aside(out, folder)
+    return str(folder)
+
+
+# --- Whole or broken -------------------------------------------------------------------------------------------------
+
+
+def damage(folder, *, needed=STATE, thorough=False):
+    """What is wrong with a checkpoint, in words; "" if nothing is found.
+
+    needed    files that must be there, whatever contents.json says (which earlier versions did not write)
+    thorough  compare the checksums too, which reads all of state/
+    """
+    folder = Path(folder)
+    try:
+        known = json.loads((folder / CONTENTS).read_text()) if (folder / CONTENTS).exists() else {}
+        wrong = misfits(folder, known.get("bytes", {}), needed)
+        for name, digest in known.get("sha256", {}).items() if thorough and not wrong else ():
+            wrong = wrong or f"{name} holds other bytes than were written" * (checksum(folder / name) != digest)
+        if not wrong and needed == STATE:
+            counters(folder)["version"]
+        for path in () if wrong else folder.glob("*.safetensors"):
+            with safe_open(path, "pt"):  # reads the header, which says how long the file must be
+                pass
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
+        wrong = f"its files cannot be read: {type(error).__name__}: {error}"
+    return wrong
+
+
+def misfits(folder, sizes, needed):
+    """The first file that is missing or does not have its size, in words; sizes {name: bytes}."""
+    for name in (*needed, *sizes):
+        if not (folder / name).is_file():
+            return f"{name} is missing"
+        if (got := (folder / name).stat().st_size) != sizes.get(name, got):
+            return f"{name} has {got} bytes, not {sizes[name]}"
+    return ""
+
+
+def newest(out, *, thorough=False):
+    """(the newest intact checkpoint of a run or None, {folder: what is wrong} of the broken ones after it)."""
+    broken = {}
+    for folder in reversed(finished(out)):
+        if not (wrong := damage(folder, thorough=thorough)):
+            return folder, broken
+        broken[folder] = wrong
+    return None, broken
+
+
+def checksum(path):
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def counters(folder):
+    """The `counters` that `save` wrote into a checkpoint folder."""
+    return json.loads((Path(folder) / "state" / "run.json").read_text())
+
+
+def stored_flags(log):
+    """The settings with which the run of this log was last started, as logged. Raises ValueError if it does not say."""
+    found = [row["flags"] for row in rows(log)[0] if row["kind"] == "config"]
+    if not found:
+        raise ValueError(f"expected a row in {log} that says with which flags the run was started; found none intact")
+    return found[-1] | found[-1]["clips"]

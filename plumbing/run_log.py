@@ -1,0 +1,210 @@
+"""log.jsonl and the clock: train.py hands over rows; all that follows from the time or adds up is put in here.
+
+Whoever wants to know more is an observer, a function that is called with each row: the screen (screen.py), the monitor
+(monitor.py), a tracker (track.py), the figure. Only rank 0 logs. docs/running.md has a table of all columns.
+
+Open in the paper: whether validation counts in C. Here it does not, although half-finished training rollouts continue
+  during it.
+
+Test: pytest tests/test_run_log.py
+"""
+
+import json
+import math
+import os
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from plumbing import run_folder, track
+from plumbing.monitor import Monitor
+from plumbing.screen import Screen
+
+TICKS = 2.0**24  # per second; virtual times are multiples of one, so that sums of times are exact, in whatever parts
+REDRAW = 20.0  # seconds between two drawings of scaling.png at least; at its end each run is drawn
+
+
+class Clock:
+    """The compute C of Eq. 1 in device-hours: devices x seconds on the clock / 3600. On CPU a process is a device."""
+
+    def __init__(self, devices, gpu_hours=0.0, read=time.perf_counter):
+        self.devices = devices
+        self.seconds = round(gpu_hours * 3600 / devices * TICKS) / TICKS  # exact again after the division by 3600
+        self.since = None  # when it was started, in seconds; None while it stands still
+        self.read = read
+
+    def start(self):
+        self.since = self.read()
+
+    @contextmanager
+    def paused(self):
+        """Inside `with clock.paused()` the clock stands still; it goes on afterwards if it was running."""
+        since = self.since
+        self.seconds = self.now()
+        self.since = None
+        yield
+        self.since = None if since is None else self.read()
+
+    def now(self):
+        return self.seconds + (0.0 if self.since is None else self.read() - self.since)
+
+    @property
+    def gpu_hours(self):
+        return self.devices * self.now() / 3600
+
+
+class RunLog:
+    """Call it with the kind of a row and its values.
+
+    args, processes  settings.Settings, distributed.Processes
+    parameters       N of the policy, for flops: 2 N per generated and 6 N per trained token
+    state            counters of the checkpoint to resume from, {} without one
+    work             () -> {generator rank: what it has done so far}, as RolloutQueue.generator_work
+    """
+
+    def __init__(self, args, processes, parameters, state, work):
+        self.out = Path(args.out)
+        self.processes = processes
+        self.parameters = parameters
+        self.work = work
+        self.virtual = bool(args.virtual)
+        self.totals = {"tokens": 0, "tokens_trained": 0, "lost_gpu_hours": 0.0, "failed_groups": 0}
+        self.totals |= {name: state["totals"][name] for name in self.totals if name in state.get("totals", {})}
+        hours = state.get("gpu_hours", 0.0) + self.count_lost(state)
+        self.clock = Clock(processes.devices, hours, processes.clock)
+        self.seconds = {"publish": 0.0}  # of the last time
+        self.before = {}  # work at the last `step` row
+        self.logged = self.published = self.clock.gpu_hours  # at the last `step` row; after the last publication
+        self.observers = self.observed_by(args) if processes.rank == 0 else []
+
+    def observed_by(self, args):
+        """The observers of rank 0's log."""
+        self.screen = Screen(args.steps, self.processes.hours)
+        monitor = Monitor(self.screen.write, self.processes, args)
+        tracker = [track.observer(args.track, self.out)] if args.track else []
+        return [self.screen, monitor, *tracker, Figure(self.out)]
+
+    def count_lost(self, state):
+        """Keep in the totals what a crash cost since the checkpoint with these counters; returns its device-hours."""
+        # Virtual time is a model, and repeats.
+        lost = {} if self.processes.rank or self.virtual else run_folder.lost(self.out, state)
+        hours = lost.pop("gpu_hours", 0.0)
+        for name, more in lost.items():
+            self.totals[name] += more
+        self.totals["lost_gpu_hours"] += hours
+        return hours
+
+    def state(self):
+        """What a checkpoint keeps of the log. A virtual run repeats what it was interrupted in: that does not count."""
+        return {"totals": self.totals, "gpu_hours": self.published if self.virtual else self.clock.gpu_hours}
+
+    def __call__(self, kind, *, step, **row):
+        """Write a row with its step, gpu_hours, the totals so far, and for a step where its time went."""
+        if self.processes.rank:
+            return
+        if kind == "step":  # evaluations do not count
+            self.totals["tokens"] += row.pop("tokens")
+            self.totals["tokens_trained"] += row.pop("tokens_trained")
+            self.totals["failed_groups"] += sum(failure["verifier"] for failure in row["failures"])
+            row |= self.timing()
+        flops = self.parameters * (2.0 * self.totals["tokens"] + 6.0 * self.totals["tokens_trained"])
+        row = {"kind": kind, "step": step, "gpu_hours": self.clock.gpu_hours, **self.totals, "flops": flops} | row
+        append(self.out / "log.jsonl", row)
+        for observe in self.observers:
+            observe(row)
+
+    @contextmanager
+    def timed(self, name):
+        """Inside `with`, seconds are counted, for a `step` row."""
+        began = self.processes.clock()
+        yield
+        self.seconds[name] = self.processes.clock() - began
+        self.published = self.clock.gpu_hours if name == "publish" else self.published
+
+    def timing(self):
+        """Where the time since the last `step` row went, evaluations left out: seconds, idle shares, slots in use."""
+        wall = (self.clock.gpu_hours - self.logged) * 3600 / self.clock.devices
+        self.logged = self.clock.gpu_hours
+        work = self.work()
+        spent = {
+            rank: {name: now[name] - self.before.get(rank, {}).get(name, 0) for name in now}
+            for rank, now in work.items()
+        }
+        self.before = work
+        generators = len(self.processes.generator_ranks)
+        decoding = sum(one["decode_seconds"] for one in spent.values()) / generators
+        slots = sum(one["slot_seconds"] for one in spent.values()) / generators
+        steps = {rank: one for rank, one in spent.items() if one["decode_steps"]}
+        return {
+            "seconds": wall,
+            "seconds_generate": decoding,
+            "seconds_train": self.seconds["train"],
+            "seconds_publish": self.seconds["publish"],
+            "idle_generators": max(0.0, 1 - decoding / wall),
+            "idle_trainers": max(0.0, 1 - self.seconds["train"] / wall),
+            "slots_used": slots / wall,
+            "decode_seconds": {rank: one["decode_seconds"] / one["decode_steps"] for rank, one in steps.items()},
+        }
+
+    def finish(self, reason, step, seconds):
+        """Draw and print the fit so far; log it, and why the run ended. seconds: since the start."""
+        if self.processes.rank:
+            return
+        self.screen.close()
+        with suppress(OSError):  # on a full disk, write what still fits
+            from plumbing import fit_cli
+
+            values, lines = fit_cli.report(self.out / "log.jsonl", self.out / "scaling.png")
+            if values:  # None with too few evaluations
+                self("fit", step=step, **values)
+            there = [
+                "log.jsonl",
+                "completions.jsonl",
+                "scaling.png",
+                *(one.name for one in run_folder.finished(self.out)),
+            ]
+            written = ", ".join(name for name in there if (self.out / name).exists())
+            print(*lines, f"written to {self.out}: {written}", sep="\n")
+        with suppress(OSError):
+            self("end", step=step, reason=reason, final=self.processes.heartbeat.final, seconds=seconds)
+
+
+class Figure:
+    """An observer that draws scaling.png with the evaluations so far, once they are enough for a fit: a second each."""
+
+    def __init__(self, out):
+        self.out = out
+        self.drawn = time.monotonic()
+
+    def __call__(self, row):
+        if row["kind"] == "eval" and time.monotonic() >= self.drawn + REDRAW:
+            from plumbing import fit_cli  # here, since it loads matplotlib
+
+            self.drawn = time.monotonic()
+            with suppress(OSError):  # on a full disk
+                fit_cli.report(self.out / "log.jsonl", self.out / "scaling.png")
+
+
+def append(path, row):
+    """Append a row to a file as one line of JSON; nan and inf, which JSON lacks, become null at every depth.
+
+    A half-written last line, as a crash leaves it, is ended first, so that it spoils no other. Raises OSError.
+    """
+    line = json.dumps(finite(row)) + "\n"
+    try:
+        with path.open("ab+") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else "\n" + line
+            file.write(line.encode())
+    except OSError as error:
+        raise OSError(error.errno, f"a row of {path} could not be written: {error}") from error
+
+
+def finite(value):
+    """The value with None in place of nan and inf, also inside dicts and lists."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

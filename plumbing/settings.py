@@ -1,0 +1,604 @@
+"""The settings of a run: one dataclass, from which the command line and --help are made. Each flag is stated once here.
+
+Flags are named in the paper's words. A flag that is not given takes its value from --recipe if that is given and sets
+it, else from the preset (recipes.EMBEDDED for the models in base/, TINY for base/tiny, else PAPER), else from ScaleRL.
+The clip flags (--eps-max ...) are those that the losses declare. A flag that the chosen mode does not read is refused.
+
+Deviation: --loss gspo without --recipe takes the sample average, the only one under which its objective is GSPO's.
+Deviation: with ppo, a default --eval-every is rounded up to a multiple of k: the paper's 100 is no multiple of 8.
+
+Run by train.py. Test: pytest tests/test_settings.py
+"""
+
+import argparse
+import os
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import get_args, get_origin
+
+import torch
+
+import data
+from loss import AGGREGATIONS, LOSSES, NORMALISATIONS
+from pipeline import OFF_POLICY, publishes
+from plumbing import costs, own_loss, run_folder, sources, track
+from plumbing.launch import end_launcher, restarts, world_size
+from plumbing.typed import Parser, closest
+from recipes import EMBEDDED, PAPER, RECIPES, TINY
+from reward import THINK_END
+
+ROOT = Path(__file__).resolve().parent.parent  # the project's folder, so that base/ is found from every working folder
+BASES = {"sorting": "base/sorting", "tiny": "base/tiny"}  # a source that needs another policy than base
+RENAMED = {"average": "aggregation"}  # flags of earlier versions, in logs
+
+
+def flag(help, default=None, **more):
+    """A field of Settings. Its default is here or in recipes.py.
+
+    type, choices, metavar   as in argparse
+    least, above             bounds of a number: at least `least`; more than `above`, and finite
+    read_with                (name, value) of the setting with which it is read
+    evaluation               --evaluate reads it too
+    fixed                    the state of a run depends on it: --resume cannot change it
+    start                    it belongs to one start: --resume does not take it from the log
+    """
+    return field(default=default, metadata={"help": help, **more})
+
+
+# --- Values as they are typed ----------------------------------------------------------------------------------------
+
+
+def loss_name(text):
+    if text in LOSSES:
+        return text
+    if ":" not in text:
+        known = closest(text, LOSSES)
+        hint = f"; did you mean {known}?" if known else ""
+        raise argparse.ArgumentTypeError(f"got {text}; expected {', '.join(LOSSES)} or FILE.py:FUNCTION{hint}")
+    path = os.path.abspath(os.path.expanduser(text))
+    try:
+        own_loss.register(path)
+    except ValueError as wrong:
+        raise argparse.ArgumentTypeError(wrong) from wrong
+    return path
+
+
+def share_or_off(text):
+    if text == "off":
+        return None
+    if not 0 < float(text) <= 1:
+        raise argparse.ArgumentTypeError(f"got {text}; expected a share above 0 and up to 1, or off")
+    return float(text)
+
+
+def mark_or_none(text):
+    if not text:
+        raise argparse.ArgumentTypeError("got an empty text; expected the text behind which the answer begins, or none")
+    return None if text == "none" else text
+
+
+def source(text):
+    try:
+        sources.parse_source(text)
+    except ValueError as wrong:
+        raise argparse.ArgumentTypeError(wrong) from wrong
+    return text
+
+
+# --- The settings ----------------------------------------------------------------------------------------------------
+
+# The setting of each group that comes first -> the group's title in --help.
+GROUPS = {
+    "recipe": "recipe and loss",
+    "off_policy": "asynchrony",
+    "model": "model and data",
+    "think_end": "lengths",
+    "lr": "optimizer",
+    "eval_every": "run",
+}
+INTERRUPT = ("length_control", "interrupt")
+PENALTY = ("length_control", "penalty")
+
+
+@dataclass
+class Settings:
+    """All flags of train.py, and what `read_settings` adds to them."""
+
+    recipe: str = flag(
+        "algorithmic flags of a published recipe (A.16); a flag given beside it wins",
+        "scalerl",
+        choices=RECIPES,
+        fixed=True,
+    )
+    loss: str = flag(
+        f"objective, Eq. 3 to 8: {', '.join(LOSSES)}, or FILE.py:FUNCTION of your own (docs/paper/losses.md)",
+        type=loss_name,
+        fixed=True,
+    )
+    aggregation: str = flag("loss aggregation (Sec. 3.2)", choices=AGGREGATIONS)
+    normalisation: str = flag("advantage normalisation (Sec. 3.2)", choices=NORMALISATIONS)
+    zero_variance_filter: bool = flag("drop prompts with all completions right or all wrong (Sec. 3.2)")
+    no_positive_resampling: float | None = flag(
+        "never sample a prompt again once its pass rate has reached this; 'off': uniform resampling (Sec. 3.2)",
+        type=share_or_off,
+        metavar="SHARE",
+    )
+    fp32_head: bool = flag("LM head in fp32 on both sides (Sec. 3.2), as in a float32 model anyway", evaluation=True)
+
+    off_policy: str = flag("PipelineRL-k or PPO-off-policy-k (Sec. 3.1)", choices=OFF_POLICY, fixed=True)
+    k: int = flag("greatest staleness of a token in optimizer steps; with ppo it is k - 1 (Sec. 3.1)", fixed=True)
+    prompts: int = flag("P, prompts per optimizer step", least=1, fixed=True)
+    generations: int = flag(
+        "G, completions per prompt (or, with --evaluate, the k of mean@k)", least=1, evaluation=True
+    )
+    generator: str = flag(
+        "inference backend (vllm needs the extra [vllm])", "torch", choices=("torch", "vllm"), evaluation=True
+    )
+    slots: int = flag(
+        "completions that a generator decodes at once; fewer if memory is short", least=1, evaluation=True
+    )
+    trainers: int | None = flag(
+        "T, ranks that train; the others generate (default: a fifth, as 16 of 80)", least=1, start=True
+    )
+    virtual: str | None = flag(
+        "one process in virtual time, the same run twice: exact (every token k steps old), generators, balanced or "
+        "trainers (the slower side; docs/virtual.md), or measured:LOG (as fast as a real run)",
+        metavar="COSTS",
+        fixed=True,
+    )
+    generators: int = flag("with --virtual: generators beside the T trainers", 1, least=1, metavar="N", fixed=True)
+
+    model: str = flag("folder or hub name of a Hugging Face causal LM (default: the embedded one, base)", fixed=True)
+    data: list[str] = flag(
+        "prompts: arithmetic, sorting, tiny, a JSONL file, or what `datasets` reads (see plumbing/sources.py)",
+        ("arithmetic",),
+        type=source,
+        metavar="NAME[:WEIGHT][:TASK]",
+        evaluation=True,
+        fixed=True,
+    )
+    prompt_column: list[str] = flag(
+        "field that holds the prompt; of several, the first that a row has", ("prompt",), evaluation=True, fixed=True
+    )
+    answer_column: list[str] = flag("field that holds the answer; likewise", ("answer",), evaluation=True, fixed=True)
+    skip_unusable: bool = flag(
+        "leave out rows without a usable prompt or answer (--data)", False, evaluation=True, fixed=True
+    )
+    verify_timeout: float = flag(
+        "seconds to check one answer, or one test of a program (for all its tests 0.1 s more for each); an answer that "
+        "takes longer is wrong and counted as timed out",
+        5.0,
+        above=0,
+        evaluation=True,
+    )
+    reward: str | None = flag(
+        "a function of your own, FUNCTION(prompt, completion, answer), instead of the graders of the rows' tasks: "
+        "True, False, or None for no verdict; rows need no answer then (docs/rewards.md)",
+        metavar="FILE.py:FUNCTION",
+        evaluation=True,
+        fixed=True,
+    )
+    verifiers: int = flag(
+        "processes of each generator that check answers, at most", 2, least=1, metavar="N", evaluation=True
+    )
+    temperature: float = flag("sampling temperature", 1.0, above=0, evaluation=True)
+    dtype: str = flag(
+        "of generators and forward passes; master weights are float32 (default: bfloat16 on a GPU, else float32)",
+        choices=("float32", "bfloat16"),
+        evaluation=True,
+    )
+
+    think_end: str | None = flag(
+        "the answer is what follows the last TEXT of a completion; none: the whole completion is the answer",
+        THINK_END,
+        type=mark_or_none,
+        metavar="TEXT|none",
+        evaluation=True,
+        fixed=True,
+    )
+    max_prompt_tokens: int = flag("longer prompts are dropped and counted", least=1, evaluation=True, fixed=True)
+    max_new_tokens: int = flag("thinking and answer tokens of a completion", least=1, evaluation=True)
+    length_control: str = flag(
+        "forced interruptions, the length penalty of Eq. 9, or none",
+        choices=("interrupt", "penalty", "none"),
+        evaluation=True,
+    )
+    interrupt_at: tuple[int, int] = flag(
+        "a completion still thinking at a length drawn from here is made to answer (A.10)",
+        least=1,
+        metavar=("LO", "HI"),
+        read_with=INTERRUPT,
+        evaluation=True,
+    )
+    interrupt_phrase: str = flag(
+        "text that is injected at that length; must end in the text of --think-end",
+        read_with=INTERRUPT,
+        evaluation=True,
+    )
+    length_max: int = flag("L_max of Eq. 9, tokens", least=1, read_with=PENALTY)
+    length_cache: int = flag("L_cache of Eq. 9, tokens", least=1, read_with=PENALTY)
+
+    lr: float = flag("AdamW learning rate, constant after warm-up (A.3)", above=0)
+    warmup: int = flag("optimizer steps of linear warm-up (A.3)", least=1)
+    weight_decay: float = flag("AdamW weight decay (A.3)", 0.01, least=0)
+    steps: int = flag("optimizer steps of the run", least=1)
+    token_budget: int = flag("padded tokens per micro-batch and trainer", least=1)
+    activation_checkpointing: bool = flag("recompute layers in the backward pass: less memory, slower")
+
+    eval_every: int = flag("optimizer steps between evaluations", least=1)
+    checkpoint_every: int | None = flag(
+        "optimizer steps between checkpoints, of which the two latest are kept (default: as --eval-every)",
+        least=1,
+        metavar="STEPS",
+    )
+    eval_prompts: int = flag(
+        "held-out validation prompts; with --evaluate, at most this many of every source",
+        least=1,
+        evaluation=True,
+        fixed=True,
+    )
+    eval_generations: int = flag("completions per validation prompt (mean@k)", least=1)
+    timeout: float = flag("seconds without progress after which a rank counts as lost", 600.0, above=0)
+    track: str | None = flag(
+        "show the log's numbers in this tracker too (pip install trackio or wandb)", choices=track.TRACKERS
+    )
+    seed: int = flag("random seed of the order of training prompts and of sampling", 0, evaluation=True, fixed=True)
+    out: str | None = flag(
+        "folder of the run, visible to all nodes (default runs/LOSS-seedSEED); must not hold a run already",
+        evaluation=True,
+        start=True,
+    )
+    evaluate: str | None = flag(
+        "no training: mean@k and pass@k of this folder's policy on --data",
+        metavar="CHECKPOINT",
+        evaluation=True,
+        start=True,
+    )
+    resume: bool = flag(
+        "continue from the newest intact checkpoint in --out, or start anew if there is none, with that run's flags "
+        "except --trainers; a flag given with another value wins, or is refused if the checkpoint depends on it",
+        False,
+        start=True,
+    )
+
+    clips: dict = field(default_factory=dict)  # {name: value} of the clip flags that the loss reads
+    costs: tuple | None = None  # costs.Costs, with --virtual
+    checkpoint: str | None = None  # the folder to resume from
+    asked: list = field(default_factory=list)  # names of the given flags, and of lengths that an earlier run had
+    notes: list = field(default_factory=list)  # lines for the screen: what was changed, and why
+    protections: list = field(default_factory=list)  # of sandboxes, found by build.prepare
+    default_new: int = 0  # the default of --max-new-tokens, for which the other default lengths are made
+
+
+FIELDS = {one.name: one for one in fields(Settings) if "help" in one.metadata}  # the flags
+DEFAULTS: dict = {name: one.default for name, one in FIELDS.items()} | RECIPES["scalerl"]
+
+
+def known_flags():
+    """The parser. A flag that is not given is absent from its namespace, so that presets can fill it in."""
+    parser = Parser(
+        prog="train.py",
+        usage="train.py [--FLAG VALUE ...]; all of them: train.py --help",
+        description="ScaleRL: asynchronous reinforcement learning of a language model, and a forecast of what more "
+        "compute will buy. In [brackets]: defaults.",
+        argument_default=argparse.SUPPRESS,
+    )
+    for name, one in FIELDS.items():
+        if name in GROUPS:
+            group = parser.add_argument_group(GROUPS[name])
+        group.add_argument(option(name), help=one.metadata["help"] + default_text(name), **argument(one))
+        if name == "loss":
+            for clip in dict.fromkeys(clip for known in LOSSES.values() for clip in known.clips):
+                group.add_argument(option(clip), type=float, help=clip_text(clip))
+    return parser
+
+
+def argument(one):
+    """argparse's keywords for a field of Settings."""
+    found: dict = {name: one.metadata[name] for name in ("choices", "metavar") if name in one.metadata}
+    if one.type is bool:
+        return found | {"action": argparse.BooleanOptionalAction if one.default is None else "store_true"}
+    kind = next(kind for kind in (get_args(one.type) or (one.type,)) if kind is not type(None))
+    several: dict = {list: {"nargs": "+"}, tuple: {"nargs": 2}}.get(get_origin(one.type), {})
+    return found | several | {"type": one.metadata.get("type", kind)}
+
+
+def clip_text(clip):
+    """What --help says of a clip flag: which losses read it, with which default."""
+    reads = [(how, known.clips[clip]) for how, known in LOSSES.items() if clip in known.clips]
+    return "; ".join(f"{how}: {one.help} [{one.default:g}]" for how, one in reads)
+
+
+def default_text(name):
+    """What --help says of a flag's default: on the embedded task and, where it differs, with one's own --model.
+
+    >>> default_text("lr"), default_text("off_policy"), default_text("out")
+    (' [0.0002; own model: 5e-07]', ' [pipeline]', '')
+    """
+    ours, own = (as_given((DEFAULTS | preset).get(name)) for preset in (EMBEDDED, PAPER))
+    return "" if ours is None else f" [{ours}]" if ours == own else f" [{ours}; own model: {own}]"
+
+
+def as_given(value):
+    """A value as one would write it on the command line; None stays None."""
+    words = {True: "yes", False: "no"} if isinstance(value, bool) else {}
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else words.get(value, value)
+
+
+def option(name):
+    """A flag as it is written on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+# --- The settings in force -------------------------------------------------------------------------------------------
+
+
+def read_settings(argv):
+    """The Settings in force: given flags win over those of a resumed run, these over --recipe, that over the preset.
+
+    Exits with code 2 and one line for a wrong value, or for a flag that the chosen mode does not read.
+    """
+    parser = known_flags()
+    try:
+        asked = whole_paths(vars(parser.parse_args(argv)))
+        return in_force(asked)
+    except (ValueError, OSError) as wrong:
+        end_launcher()  # what is refused now would be refused again
+        parser.error(str(wrong))
+    except SystemExit as end:
+        if end.code:
+            end_launcher()
+        raise
+
+
+def in_force(asked):
+    """The Settings for the flags of a command line, {name: value}. Raises ValueError or OSError."""
+    check_numbers(asked)
+    earlier = earlier_flags(asked)
+    given = earlier | asked
+    names = [sources.parse_source(source)[0] for source in given.get("data", ["arithmetic"])]
+    base = next((BASES[name] for name in names if name in BASES), "base")
+    recipe = RECIPES.get(given.get("recipe"), {})
+    preset = preset_of((ROOT / given.get("model", base)).resolve())
+    average = {"aggregation": "sample"} if given.get("loss") == "gspo" and not recipe else {}
+    dtype = "bfloat16" if torch.cuda.is_available() else "float32"
+    values = DEFAULTS | {"model": base, "dtype": dtype} | preset | recipe | average | given
+    args = Settings(**{name: values[name] for name in FIELDS})
+    args.default_new = (preset | earlier)["max_new_tokens"]
+    # Lengths of an earlier run count as asked for, so that sizing.py does not change them.
+    lengths = ("max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache")
+    args.asked = sorted({*asked, *(name for name in lengths if name in earlier)})
+    follow(args, given, asked)
+    check(args, given, asked)
+    return args
+
+
+def preset_of(folder):
+    """The settings for the policy in this folder: TINY or EMBEDDED for those in base/, PAPER for any other."""
+    if folder == ROOT / "base" / "tiny":
+        return TINY
+    return EMBEDDED if folder.is_relative_to(ROOT / "base") else PAPER
+
+
+def whole_paths(flags):
+    """The flags with whole paths of local models and data: a run finds them again from another folder."""
+    found = {name: os.path.expanduser(flags[name]) for name in ("out", "evaluate") if flags.get(name)}
+    model = os.path.abspath(os.path.expanduser(flags.get("model") or ""))
+    if flags.get("model") and os.path.isdir(model):
+        found["model"] = model
+    if flags.get("reward"):
+        found["reward"] = os.path.abspath(os.path.expanduser(flags["reward"]))
+    if flags.get("data"):
+        found["data"] = [sources.anchored(source) for source in flags["data"]]
+    return flags | found
+
+
+def earlier_flags(asked):
+    """Flags that those of the command line are added to: of the run to resume, or of the one that wrote the checkpoint
+    of --evaluate; {} without one.
+    """
+    if "evaluate" in asked:
+        if ignored := [option(name) for name in sorted(asked) if not reads_evaluation(name)]:
+            raise ValueError(f"--evaluate trains nothing: it does not read {', '.join(ignored)}")
+        log = Path(asked["evaluate"]).parent / "log.jsonl"
+        return (restored(log) if log.exists() else {}) | {"model": asked["evaluate"]}
+    if not asked.get("resume"):
+        return {}
+    if "out" not in asked:
+        raise ValueError("--resume: found no --out; expected the folder of the run")
+    if not run_folder.finished(asked["out"]):
+        return {}
+    log = Path(asked["out"]) / "log.jsonl"
+    if not log.exists():
+        raise ValueError(f"--resume: expected the log of the run whose checkpoints are in {log.parent}, found no {log}")
+    stored = restored(log)
+    for name, one in FIELDS.items():
+        if one.metadata.get("fixed") and name in asked and asked[name] != stored.get(name, one.default):
+            raise ValueError(
+                f"--resume with {option(name)} {asked[name]}: the run in {log.parent} has {stored.get(name)}"
+            )
+    return stored
+
+
+def reads_evaluation(name):
+    return name in FIELDS and FIELDS[name].metadata.get("evaluation")
+
+
+def restored(log):
+    """The flags of the run of this log, under today's names, without those that belong to one start."""
+    found = {RENAMED.get(name, name): value for name, value in run_folder.stored_flags(log).items()}
+    known = {name for name, one in FIELDS.items() if not one.metadata.get("start")}
+    if ":" in found.get("loss", ""):
+        loss_name(found["loss"])
+    clips = LOSSES[found["loss"]].clips if found.get("loss") in LOSSES else {}
+    return whole_paths({name: value for name, value in found.items() if name in known | clips.keys()})
+
+
+def follow(args, given, asked):
+    """Fill in the values that follow from others."""
+    if args.virtual:
+        args.trainers = args.trainers or max(
+            1, (1 + args.generators) // 5
+        )  # devices of the model; one process computes
+        args.costs = costs.named(args.virtual)
+    elif not args.evaluate:
+        most = world_size() - 1
+        if args.trainers and args.trainers > most and args.resume:  # a node may be missing after a restart
+            args.notes.append(f"--trainers {args.trainers} of {world_size()} processes: {most} train")
+            args.trainers = most
+        args.trainers = args.trainers or max(1, world_size() // 5)
+    while "eval_every" not in given and not evaluates(args) and args.k > 0:
+        args.eval_every += 1
+    args.checkpoint_every = args.checkpoint_every or args.eval_every
+    name = args.loss.rpartition(":")[2]
+    args.out = args.out or ("runs/evaluation" if args.evaluate else f"runs/{name}-seed{args.seed}")
+    args.checkpoint = starting_point(args) if args.resume else None
+    args.resume = bool(args.checkpoint)
+    args.clips = {clip: given.get(clip, one.default) for clip, one in LOSSES[args.loss].clips.items()}
+    if args.think_end is None and args.length_control == "interrupt":
+        wanted = [option(name) for name in ("interrupt_at", "interrupt_phrase", "length_control") if name in asked]
+        if wanted:
+            raise ValueError(
+                f"{', '.join(wanted)} with --think-end none: an interruption ends in the mark behind which the answer "
+                "begins, and there is none"
+            )
+        args.length_control = "none"
+    elif args.think_end and "interrupt_phrase" not in given:
+        args.interrupt_phrase = args.interrupt_phrase.replace(THINK_END, args.think_end)
+
+
+def evaluates(args):
+    """Whether the generators have the trainers' weights whenever an evaluation is due."""
+    rule = {"off_policy": args.off_policy, "k": args.k}
+    return all(publishes(step, **rule) for step in range(args.eval_every, args.steps, args.eval_every))
+
+
+def starting_point(args):
+    """The folder of the checkpoint to resume from, or None; `notes` say what --resume does and what is broken."""
+    folder, broken = run_folder.newest(args.out)
+    args.notes += [f"{name} is broken: {wrong}" for name, wrong in broken.items()]
+    if broken and not folder:
+        raise ValueError(f"--resume: found no intact checkpoint in {args.out}: {'; '.join(args.notes)}")
+    said = f"goes on from {folder}" if folder else f"no checkpoint in {args.out}: starts anew"
+    args.notes.append(f"--resume: {said}")
+    log = Path(args.out) / "log.jsonl"
+    if lines := run_folder.rows(log)[1] if log.exists() else []:
+        args.notes.append(f"{log}: skipped what is no row, in line {', '.join(map(str, lines))}")
+    return folder and str(folder)
+
+
+# --- What cannot work ------------------------------------------------------------------------------------------------
+
+
+def check_numbers(asked):
+    """Raise ValueError for a number out of its bounds."""
+    for name, value in asked.items():
+        bounds = FIELDS[name].metadata if name in FIELDS else {}
+        numbers = value if isinstance(value, list) else [value]
+        if "least" in bounds and not all(bounds["least"] <= number < float("inf") for number in numbers):
+            whole = "and a finite number" if isinstance(value, float) else "as a whole number"
+            raise ValueError(f"{option(name)}: got {as_given(value)}; expected {bounds['least']} or more, {whole}")
+        if "above" in bounds and not bounds["above"] < value < float("inf"):
+            raise ValueError(f"{option(name)} is {value}; expected more than {bounds['above']}, and a finite number")
+    if not -(2**63) <= asked.get("seed", 0) < 2**63:
+        raise ValueError(f"--seed is {asked['seed']}; expected a whole number of 64 bits, from -2^63 to 2^63 - 1")
+
+
+def check(args, given, asked):
+    """Raise ValueError for what cannot work, before anything is loaded or spawned."""
+    for name in asked:
+        other, value = FIELDS[name].metadata.get("read_with", (name, None)) if name in FIELDS else (name, None)
+        if value is not None and getattr(args, other) != value:
+            reads = [
+                option(one)
+                for one, its in FIELDS.items()
+                if its.metadata.get("read_with") == (other, getattr(args, other))
+            ]
+            said = ", ".join(reads) or "none of these"
+            raise ValueError(
+                f"{option(name)} is not read by {option(other)} {getattr(args, other)}, which reads {said}"
+            )
+        if name not in FIELDS and name not in args.clips:
+            reads = ", ".join(map(option, args.clips)) or "none of these"
+            raise ValueError(f"{option(name)} is not read by --loss {args.loss}, which reads {reads}")
+    one = torch.zeros(1, 1)  # the loss checks its own bounds; a batch of one token is enough to make it do so
+    LOSSES[args.loss].objective(one, one, one[0], one == 0, **args.clips)
+    rule = OFF_POLICY[args.off_policy]
+    if args.k < rule.least_k:
+        raise ValueError(f"--k is {args.k}; expected >= {rule.least_k} with {args.off_policy}")
+    names = {sources.parse_source(source)[0] for source in args.data}
+    wrong = {
+        "--data FILE needs --model: the embedded base model knows only digits, + and -": (
+            "model" not in given and not names <= data.EMBEDDED.keys()
+        ),
+        f"--eval-every {args.eval_every} is no multiple of --k {args.k}: {args.off_policy} publishes weights every k steps": (
+            not args.evaluate and not evaluates(args)
+        ),
+        "--generations is 1; expected 2 or more: a single completion has no group to be better or worse than": (
+            args.generations < 2 and not args.evaluate
+        ),
+        "--no-fp32-head with --dtype float32: the head of a float32 model is float32; give --dtype bfloat16 too": (
+            args.dtype == "float32" and not args.fp32_head and "fp32_head" in asked
+        ),
+        "--generators is read with --virtual only; a real run has one rank for each process without trainer": (
+            "generators" in asked and not args.virtual
+        ),
+        f"--trainers {args.trainers} of {world_size()} processes leaves no generator: raise --nproc-per-node": (
+            not args.virtual and not args.evaluate and args.trainers >= world_size()
+        ),
+    }
+    for message in [message for message, found in wrong.items() if found]:
+        raise ValueError(message)
+    check_start(args, given)
+    check_folder(args, given)
+
+
+def check_start(args, given):
+    """Raise ValueError for a mode that cannot be started as it was."""
+    for mode in ("virtual", "evaluate"):
+        if getattr(args, mode) and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise ValueError(f"--{mode} runs in a single process: start it with python, or torchrun with one process")
+    if args.virtual and args.generator != "torch":
+        raise ValueError(f"--virtual with --generator {args.generator}: only torch's decode steps are timed one by one")
+    if args.virtual and args.checkpoint:
+        check_repeatable(args, int(args.checkpoint.rpartition("-")[2]))
+    if restarts() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise ValueError(
+            "--max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the launcher's environment: else a restarted "
+            "process finds the addresses of those before it in the launcher's store, and no restart recovers"
+        )
+    if restarts() and "resume" not in given:
+        raise ValueError(
+            "--max-restarts needs --resume: else the first restart is refused, as --out holds a run already"
+        )
+
+
+def check_repeatable(args, version):
+    """Refuse to resume a virtual run from where rollouts were half finished, whose keys and values are lost.
+
+    It would not repeat what the run without the break does.
+    """
+    if OFF_POLICY[args.off_policy].batches(version - 1, args.k) > version:
+        raise ValueError(
+            f"--resume at step {version} of a run in virtual time with --off-policy {args.off_policy} --k {args.k}: "
+            "completions were in work there, which no checkpoint holds, so it would not repeat. Start it anew: it will "
+            "do the same again; or let it run with --k 0"
+        )
+
+
+def check_folder(args, given):
+    """Raise ValueError for an --out that holds what would be overwritten."""
+    out = Path(args.out)
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; expected a folder, or the name of one to be made")
+    if args.evaluate and (out / "evaluation.jsonl").exists():
+        raise ValueError(f"{out} holds an evaluation already; give another --out")
+    if args.evaluate or "resume" in given:
+        return
+    if (log := out / "log.jsonl").exists() and log.stat().st_size:
+        raise ValueError(f"{out} holds a run already; give another --out, or --resume to go on with it")
+    if others := run_folder.others(out):
+        raise ValueError(
+            f"{out} holds {', '.join(others[:3])}, of another program or of a run whose log is gone: this run would "
+            "delete, or mistake for its own, what it has not written; give another --out"
+        )

@@ -34,7 +34,7 @@ def draw_all(logs, folder):
             title = f"Fig. {figure}, {title}: the embedded task"
             figures.save(path, title, curves_of(own, logs, figure == "7"), differences, width=6.8)
             paths.append(path)
-    path = folder / "ours_age.png"
+    path = folder / "ours_staleness.png"
     draw_falls(path, falls_by_age(logs))
     return [*paths, path]
 

@@ -17,7 +17,7 @@ import fit
 import loss
 import pipeline
 import reward
-from course import ages, checker, grading, race, timeline
+from course import checker, grading, race, staleness, timeline
 from course.checks import answers, losses
 from course.checks.catalogue import CHAPTERS, EXERCISES
 from course.checks.claims import Claim, encode
@@ -159,17 +159,17 @@ def test_a_race_is_decided_by_its_seed_and_judged_by_an_interval_of_the_differen
 
 
 def test_ages_tells_where_a_run_ends_from_where_it_was_best(capsys, monkeypatch):
-    k, found = ages.rates("ages/k32")
+    k, found = staleness.rates("ages/k32")
     # 0.02 n - 0.032 max(0, n - 8): from n = 7 to 11 0.14, 0.16, 0.148, 0.136, 0.124; from n = 6 0.12 comes for 0.124
-    assert k == 32 and ages.end(found) == pytest.approx(0.1416) and ages.best(found) == ages.end(found)
-    assert ages.best([0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.1]) == 0.5
-    monkeypatch.setattr(sys, "argv", ["course.ages", "ages/k32", "ages/k0", "ages/k4"])
-    ages.main()
+    assert k == 32 and staleness.end(found) == pytest.approx(0.1416) and staleness.best(found) == staleness.end(found)
+    assert staleness.best([0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.1]) == 0.5
+    monkeypatch.setattr(sys, "argv", ["course.staleness", "ages/k32", "ages/k0", "ages/k4"])
+    staleness.main()
     assert capsys.readouterr().out.split()[3:9] == ["0", "0.180", "0.180", "4", "0.175", "0.175"]
     assert Path("ages.png").stat().st_size > 10_000
     Path("ages/k4/log.jsonl").write_text('{"kind": "config", "flags": {"k": 4}}\n{"kind": "eval", "pass_rate": 0.2}\n')
     with pytest.raises(ValueError, match="ages/k4: 1 evaluations, expected at least 5"):
-        ages.rates("ages/k4")
+        staleness.rates("ages/k4")
 
 
 def test_without_torch_the_commands_say_what_to_install():

@@ -411,7 +411,7 @@ def test_a_figure_for_each_comparison_that_has_runs_and_one_of_the_ages(tmp_path
     head = {"kind": "config", "flags": {"loss": "cispo", "dtype": "float32"}}
     logs = {(name, seed): [head, *curve(0.6)] for name in ("scalerl", "baseline") for seed in (0, 1)}
     drawn = drawing.draw_all(logs, tmp_path)
-    assert [path.name for path in drawn] == ["ours_fig2.png", "ours_age.png"]
+    assert [path.name for path in drawn] == ["ours_fig2.png", "ours_staleness.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
 
 

@@ -103,11 +103,11 @@ def too_old():
     for k in 0 2 4 8 16 32; do
       python exercises.py train --data tiny --virtual exact --loss cispo --lr 6e-4 --k $k --eval-every 8 --out ages/k$k
     done
-    python -m course.ages ages/k*
+    python -m course.staleness ages/k*
 
     Returns the end of k = 0 minus that of k = 4, and that of k = 0 minus that of k = 32, in your own runs.
     """
-    from course.ages import end, rates
+    from course.staleness import end, rates
 
     ends = [end(rates(f"ages/k{k}")[1]) for k in (0, 4, 32)]
     return ends[0] - ends[1], ends[0] - ends[2]

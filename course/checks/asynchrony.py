@@ -363,9 +363,9 @@ ASYNCHRONY.append(
         minutes=20,
         teaches="A few steps of age cost little, many cost most of what RL gains; where the edge lies depends on lr.",
         hints=(
-            "Fig. 4b; the top of course/ages.py.",
+            "Fig. 4b; the top of course/staleness.py.",
             "Six runs, one for each k, in ages/k0 to ages/k32; nothing else may differ between them.",
-            "The column `end` of `python -m course.ages ages/k*`; then try --lr 3e-4, or --loss gspo, for the same k.",
+            "The column `end` of `python -m course.staleness ages/k*`; then try --lr 3e-4, or --loss gspo, for the same k.",
         ),
         claims=(TOO_OLD,),
     )

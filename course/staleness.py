@@ -1,7 +1,7 @@
 """How old may tokens be? Where runs that differ in --k alone end: a table and a figure.
 
     python exercises.py train --loss cispo --data tiny --virtual exact --eval-every 8 --lr 6e-4 --k 8 --out ages/k8
-    python -m course.ages ages/k0 ages/k8 ages/k32      prints best and end of each run, draws ages.png
+    python -m course.staleness ages/k0 ages/k8 ages/k32      prints best and end of each run, draws ages.png
 
 With --virtual exact every token is exactly k optimizer steps old once k steps are done. End: mean pass rate of the last
 five evaluations; best: the largest mean of five in a row. A run whose best lies well above its end has unlearnt.
@@ -56,7 +56,7 @@ def draw(runs, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m course.ages", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m course.staleness", description=__doc__.split("\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="a folder that holds a run's log.jsonl")
     parser.add_argument("-o", "--out", default="ages.png", metavar="FIGURE")
     args = parser.parse_args()

@@ -419,7 +419,7 @@ def threshold(runs, name):
 
 
 def on_signal(name, chosen, aside):
-    """A line: does a signal announce collapses? chosen, aside: runs that set its threshold, and runs that judge it."""
+    """A line: does a signal announce collapses? chosen, aside: runs that set its threshold, and runs that test it."""
     alarm = partial(alarmed, name=name, threshold=(level := threshold(chosen, name)))
     if np.subtract(*rates_of(chosen, alarm)) <= 0:
         return f"- {name}: no threshold hits more often than it alarms falsely: does not announce collapses"

@@ -418,7 +418,7 @@ LOSSES.append(
         where="loss.py:sequence_ratio",
         paper="Sec. 3.2",
         minutes=15,
-        teaches="GSPO judges a completion by one ratio, the geometric mean of its tokens'.",
+        teaches="GSPO clips a completion by one ratio, the geometric mean of its tokens'.",
         hints=(
             "Sec. 3.2, and the Deviation line at the top of loss.py.",
             "The length is that of the sampled tokens; a completion without any must not divide by 0.",

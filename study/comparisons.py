@@ -41,9 +41,7 @@ CONFIGURATIONS = {
         Configuration("minimax", None, "--recipe minimax"),
         Configuration("scalerl", None, "--recipe scalerl", seeds=5),
         Configuration("pipeline-8", "baseline", "--off-policy pipeline", seeds=5, quiet=2),
-        Configuration(
-            "pipeline-1", "pipeline-8", "--k 1"
-        ),  # a control, in no finding: pipeline-8 with little staleness
+        Configuration("pipeline-1", "pipeline-8", "--k 1"),  # a control of staleness, in no finding
         Configuration("cispo", "pipeline-8", "--loss cispo"),
         Configuration("gspo", "pipeline-8", "--loss gspo"),
         Configuration("prompt-average", "pipeline-8", "--aggregation prompt"),

@@ -341,7 +341,7 @@ LAW.append(
         hints=(
             "A.4.",
             "The sigmoid is close to a power law only far above C_mid, which is 10,909 GPU-hours here.",
-            "The power law has to explain a steep start by an asymptote that is further away. The paper gives the number.",
+            "The power law has to explain a steep start by an asymptote further away. The paper gives the number.",
         ),
         claims=(POWER_LAW,),
     )

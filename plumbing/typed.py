@@ -26,7 +26,9 @@ class Parser(argparse.ArgumentParser):
             known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
             for word in message.partition(": ")[2].split():
                 typed = "--" + word.partition("=")[0].lstrip("-")
-                message += f"; {typed} is now {self.renamed[typed]}" if typed in self.renamed else meant(typed, known)
+                if typed in self.renamed:
+                    super().error(f"{typed} is now {self.renamed[typed]}")
+                message += meant(typed, known)
         super().error(message)
 
 

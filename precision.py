@@ -16,9 +16,8 @@ Both sides multiply the same W, rounded to the generators' dtype: an fp32 produc
 Deviation: none known.
 Open in the paper: whether the log-softmax is fp32 too when the head is not; ours always is (the sampler's is as well).
 
-Run by train.py. `python precision.py` repeats A.19 with random models: log rho at step 0 for a bf16 and an fp32 head on
-either side, between the trainer's forward pass and each generator installed (figures/a19.png, results/README.md).
-benchmarks/logprobs_memory.py measures memory and time. Test: pytest tests/test_precision.py
+Run by train.py. `python benchmarks/fp32_head.py` repeats A.19 with random models (figures/a19.png, results/README.md).
+Test: pytest tests/test_precision.py
 """
 
 import torch
@@ -279,9 +278,3 @@ def startup_check(logprobs, gen_logprobs, mask, dtype):
             f"only); the tokenizer is not the model's, so that the ids differ."
         )
     return measured
-
-
-if __name__ == "__main__":  # the command line imports this file, never the other way round
-    import runpy
-
-    runpy.run_module("plumbing.a19", run_name="__main__")

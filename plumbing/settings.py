@@ -32,17 +32,21 @@ BASES = {"sorting": "base/sorting", "tiny": "base/tiny"}  # a source that needs 
 RENAMED = {"average": "aggregation"}  # flags of earlier versions, in logs
 
 
-def flag(help, default=None, **more):
+def flag(help, marks=frozenset(), default=None, **more):
     """A field of Settings. Its default is here or in recipes.py.
 
+    marks                    some of EVALUATION, FIXED, START
     type, choices, metavar   as in argparse
     least, above             bounds of a number: at least `least`; more than `above`, and finite
     read_with                (name, value) of the setting with which it is read
-    evaluation               --evaluate reads it too
-    fixed                    the state of a run depends on it: --resume cannot change it
-    start                    it belongs to one start: --resume does not take it from the log
     """
-    return field(default=default, metadata={"help": help, **more})
+    return field(default=default, metadata={"help": help, "marks": marks, **more})
+
+
+EVALUATION = frozenset({"evaluation"})  # --evaluate reads it too
+FIXED = frozenset({"fixed"})  # the state of a run depends on it: --resume cannot change it
+START = frozenset({"start"})  # it belongs to one start: --resume does not take it from the log
+LENGTH_CONTROLS = ("interrupt", "penalty", "none")
 
 
 # --- Values as they are typed ----------------------------------------------------------------------------------------
@@ -96,8 +100,6 @@ GROUPS = {
     "lr": "optimizer",
     "eval_every": "run",
 }
-INTERRUPT = ("length_control", "interrupt")
-PENALTY = ("length_control", "penalty")
 
 
 @dataclass
@@ -105,16 +107,9 @@ class Settings:
     """All flags of train.py, and what `read_settings` adds to them."""
 
     recipe: str = flag(
-        "algorithmic flags of a published recipe (A.16); a flag given beside it wins",
-        "scalerl",
-        choices=RECIPES,
-        fixed=True,
+        "flags of a published recipe (A.16); one given beside it wins", FIXED, "scalerl", choices=RECIPES
     )
-    loss: str = flag(
-        f"objective, Eq. 3 to 8: {', '.join(LOSSES)}, or FILE.py:FUNCTION of your own (docs/paper/losses.md)",
-        type=loss_name,
-        fixed=True,
-    )
+    loss: str = flag("objective, Eq. 3 to 8, or FILE.py:FUNCTION (docs/paper/losses.md)", FIXED, type=loss_name)
     aggregation: str = flag("loss aggregation (Sec. 3.2)", choices=AGGREGATIONS)
     normalisation: str = flag("advantage normalisation (Sec. 3.2)", choices=NORMALISATIONS)
     zero_variance_filter: bool = flag("drop prompts with all completions right or all wrong (Sec. 3.2)")
@@ -123,144 +118,115 @@ class Settings:
         type=share_or_off,
         metavar="SHARE",
     )
-    fp32_head: bool = flag("LM head in fp32 on both sides (Sec. 3.2), as in a float32 model anyway", evaluation=True)
+    fp32_head: bool = flag("LM head in fp32 on both sides (Sec. 3.2), as in a float32 model anyway", EVALUATION)
 
-    off_policy: str = flag("PipelineRL-k or PPO-off-policy-k (Sec. 3.1)", choices=OFF_POLICY, fixed=True)
-    k: int = flag("greatest staleness of a token in optimizer steps; with ppo it is k - 1 (Sec. 3.1)", fixed=True)
-    prompts: int = flag("P, prompts per optimizer step", least=1, fixed=True)
-    generations: int = flag(
-        "G, completions per prompt (or, with --evaluate, the k of mean@k)", least=1, evaluation=True
-    )
-    generator: str = flag(
-        "inference backend (vllm needs the extra [vllm])", "torch", choices=("torch", "vllm"), evaluation=True
-    )
-    slots: int = flag(
-        "completions that a generator decodes at once; fewer if memory is short", least=1, evaluation=True
-    )
+    off_policy: str = flag("PipelineRL-k or PPO-off-policy-k (Sec. 3.1)", FIXED, choices=OFF_POLICY)
+    k: int = flag("greatest staleness of a token in optimizer steps; with ppo it is k - 1 (Sec. 3.1)", FIXED)
+    prompts: int = flag("P, prompts per optimizer step", FIXED, least=1)
+    generations: int = flag("G, completions per prompt; with --evaluate, the k of mean@k", EVALUATION, least=1)
+    generator: str = flag("inference backend; vllm: docs/own.md", EVALUATION, "torch", choices=("torch", "vllm"))
+    slots: int = flag("completions that a generator decodes at once; fewer if memory is short", EVALUATION, least=1)
     trainers: int | None = flag(
-        "T, ranks that train; the others generate (default: a fifth, as 16 of 80)", least=1, start=True
+        "T, ranks that train; the others generate (default: a fifth, as 16 of 80)", START, least=1
     )
     virtual: str | None = flag(
         "one process in virtual time, the same run twice: exact (every token k steps old), generators, balanced or "
         "trainers (the slower side; docs/virtual.md), or measured:LOG (as fast as a real run)",
+        FIXED,
         metavar="COSTS",
-        fixed=True,
     )
-    generators: int = flag("with --virtual: generators beside the T trainers", 1, least=1, metavar="N", fixed=True)
+    generators: int = flag("with --virtual: generators beside the T trainers", FIXED, 1, least=1, metavar="N")
 
-    model: str = flag("folder or hub name of a Hugging Face causal LM (default: the embedded one, base)", fixed=True)
+    model: str = flag("folder or hub name of a Hugging Face causal LM (default: the embedded one, base)", FIXED)
     data: list[str] = flag(
-        "prompts: arithmetic, sorting, tiny, a JSONL file, or what `datasets` reads (see plumbing/sources.py)",
+        "prompts: arithmetic, sorting, tiny, a JSONL file, or what `datasets` reads (plumbing/sources.py)",
+        FIXED | EVALUATION,
         ("arithmetic",),
         type=source,
         metavar="NAME[:WEIGHT][:TASK]",
-        evaluation=True,
-        fixed=True,
     )
-    prompt_column: list[str] = flag(
-        "field that holds the prompt; of several, the first that a row has", ("prompt",), evaluation=True, fixed=True
-    )
-    answer_column: list[str] = flag("field that holds the answer; likewise", ("answer",), evaluation=True, fixed=True)
-    skip_unusable: bool = flag(
-        "leave out rows without a usable prompt or answer (--data)", False, evaluation=True, fixed=True
-    )
+    prompt_column: list[str] = flag("field of the prompt; of several the first found", FIXED | EVALUATION, ("prompt",))
+    answer_column: list[str] = flag("field of the answer; likewise", FIXED | EVALUATION, ("answer",))
+    skip_unusable: bool = flag("leave out rows without a usable prompt or answer", FIXED | EVALUATION, False)
     verify_timeout: float = flag(
         "seconds to check one answer, or one test of a program (for all its tests 0.1 s more for each); an answer that "
         "takes longer is wrong and counted as timed out",
+        EVALUATION,
         5.0,
         above=0,
-        evaluation=True,
     )
     reward: str | None = flag(
         "a function of your own, FUNCTION(prompt, completion, answer), instead of the graders of the rows' tasks: "
         "True, False, or None for no verdict; rows need no answer then (docs/rewards.md)",
+        FIXED | EVALUATION,
         metavar="FILE.py:FUNCTION",
-        evaluation=True,
-        fixed=True,
     )
     verifiers: int = flag(
-        "processes of each generator that check answers, at most", 2, least=1, metavar="N", evaluation=True
+        "processes of each generator that check answers, at most", EVALUATION, 2, least=1, metavar="N"
     )
-    temperature: float = flag("sampling temperature", 1.0, above=0, evaluation=True)
+    temperature: float = flag("sampling temperature", EVALUATION, 1.0, above=0)
     dtype: str = flag(
         "of generators and forward passes; master weights are float32 (default: bfloat16 on a GPU, else float32)",
+        EVALUATION,
         choices=("float32", "bfloat16"),
-        evaluation=True,
     )
 
     think_end: str | None = flag(
         "the answer is what follows the last TEXT of a completion; none: the whole completion is the answer",
+        FIXED | EVALUATION,
         THINK_END,
         type=mark_or_none,
         metavar="TEXT|none",
-        evaluation=True,
-        fixed=True,
     )
-    max_prompt_tokens: int = flag("longer prompts are dropped and counted", least=1, evaluation=True, fixed=True)
-    max_new_tokens: int = flag("thinking and answer tokens of a completion", least=1, evaluation=True)
-    length_control: str = flag(
-        "forced interruptions, the length penalty of Eq. 9, or none",
-        choices=("interrupt", "penalty", "none"),
-        evaluation=True,
-    )
+    max_prompt_tokens: int = flag("longer prompts are dropped and counted", FIXED | EVALUATION, least=1)
+    max_new_tokens: int = flag("thinking and answer tokens of a completion", EVALUATION, least=1)
+    length_control: str = flag("interruptions, the penalty of Eq. 9, or none", EVALUATION, choices=LENGTH_CONTROLS)
     interrupt_at: tuple[int, int] = flag(
-        "a completion still thinking at a length drawn from here is made to answer (A.10)",
+        "interrupt: a completion still thinking at a length drawn from here is made to answer (A.10)",
+        EVALUATION,
         least=1,
         metavar=("LO", "HI"),
-        read_with=INTERRUPT,
-        evaluation=True,
+        read_with=("length_control", "interrupt"),
     )
     interrupt_phrase: str = flag(
-        "text that is injected at that length; must end in the text of --think-end",
-        read_with=INTERRUPT,
-        evaluation=True,
+        "interrupt: text that is injected at that length; must end in the text of --think-end",
+        EVALUATION,
+        read_with=("length_control", "interrupt"),
     )
-    length_max: int = flag("L_max of Eq. 9, tokens", least=1, read_with=PENALTY)
-    length_cache: int = flag("L_cache of Eq. 9, tokens", least=1, read_with=PENALTY)
+    length_max: int = flag("penalty: L_max of Eq. 9, tokens", least=1, read_with=("length_control", "penalty"))
+    length_cache: int = flag("penalty: L_cache of Eq. 9, tokens", least=1, read_with=("length_control", "penalty"))
 
     lr: float = flag("AdamW learning rate, constant after warm-up (A.3)", above=0)
     warmup: int = flag("optimizer steps of linear warm-up (A.3)", least=1)
-    weight_decay: float = flag("AdamW weight decay (A.3)", 0.01, least=0)
+    weight_decay: float = flag("AdamW weight decay (A.3)", default=0.01, least=0)
     steps: int = flag("optimizer steps of the run", least=1)
     token_budget: int = flag("padded tokens per micro-batch and trainer", least=1)
     activation_checkpointing: bool = flag("recompute layers in the backward pass: less memory, slower")
 
     eval_every: int = flag("optimizer steps between evaluations", least=1)
-    checkpoint_every: int | None = flag(
-        "optimizer steps between checkpoints, of which the two latest are kept (default: as --eval-every)",
-        least=1,
-        metavar="STEPS",
-    )
+    checkpoint_every: int | None = flag("optimizer steps between checkpoints (default: as --eval-every)", least=1)
     eval_prompts: int = flag(
-        "held-out validation prompts; with --evaluate, at most this many of every source",
-        least=1,
-        evaluation=True,
-        fixed=True,
+        "held-out validation prompts; with --evaluate, at most this many of every source", FIXED | EVALUATION, least=1
     )
     eval_generations: int = flag("completions per validation prompt (mean@k)", least=1)
-    timeout: float = flag("seconds without progress after which a rank counts as lost", 600.0, above=0)
-    track: str | None = flag(
-        "show the log's numbers in this tracker too (pip install trackio or wandb)", choices=track.TRACKERS
-    )
-    seed: int = flag("random seed of the order of training prompts and of sampling", 0, evaluation=True, fixed=True)
+    timeout: float = flag("seconds without progress after which a rank counts as lost", default=600.0, above=0)
+    track: str | None = flag("show the log in this tracker too (pip install trackio or wandb)", choices=track.TRACKERS)
+    seed: int = flag("of the order of training prompts and of sampling", FIXED | EVALUATION, 0)
     out: str | None = flag(
         "folder of the run, visible to all nodes (default runs/LOSS-seedSEED); must not hold a run already",
-        evaluation=True,
-        start=True,
+        START | EVALUATION,
     )
     evaluate: str | None = flag(
-        "no training: mean@k and pass@k of this folder's policy on --data",
-        metavar="CHECKPOINT",
-        evaluation=True,
-        start=True,
+        "no training: mean@k and pass@k of this folder's policy on --data", START | EVALUATION, metavar="CHECKPOINT"
     )
     resume: bool = flag(
         "continue from the newest intact checkpoint in --out, or start anew if there is none, with that run's flags "
         "except --trainers; a flag given with another value wins, or is refused if the checkpoint depends on it",
+        START,
         False,
-        start=True,
     )
 
+    # What read_settings adds
     clips: dict = field(default_factory=dict)  # {name: value} of the clip flags that the loss reads
     costs: tuple | None = None  # costs.Costs, with --virtual
     checkpoint: str | None = None  # the folder to resume from
@@ -398,8 +364,9 @@ def earlier_flags(asked):
     of --evaluate; {} without one.
     """
     if "evaluate" in asked:
-        if ignored := [option(name) for name in sorted(asked) if not reads_evaluation(name)]:
-            raise ValueError(f"--evaluate trains nothing: it does not read {', '.join(ignored)}")
+        read = {name for name, one in FIELDS.items() if EVALUATION <= one.metadata["marks"]}
+        if ignored := sorted(asked.keys() - read):
+            raise ValueError(f"--evaluate trains nothing: it does not read {', '.join(map(option, ignored))}")
         log = Path(asked["evaluate"]).parent / "log.jsonl"
         return (restored(log) if log.exists() else {}) | {"model": asked["evaluate"]}
     if not asked.get("resume"):
@@ -413,21 +380,17 @@ def earlier_flags(asked):
         raise ValueError(f"--resume: expected the log of the run whose checkpoints are in {log.parent}, found no {log}")
     stored = restored(log)
     for name, one in FIELDS.items():
-        if one.metadata.get("fixed") and name in asked and asked[name] != stored.get(name, one.default):
+        if FIXED <= one.metadata["marks"] and name in asked and asked[name] != stored.get(name, one.default):
             raise ValueError(
                 f"--resume with {option(name)} {asked[name]}: the run in {log.parent} has {stored.get(name)}"
             )
     return stored
 
 
-def reads_evaluation(name):
-    return name in FIELDS and FIELDS[name].metadata.get("evaluation")
-
-
 def restored(log):
     """The flags of the run of this log, under today's names, without those that belong to one start."""
     found = {RENAMED.get(name, name): value for name, value in run_folder.stored_flags(log).items()}
-    known = {name for name, one in FIELDS.items() if not one.metadata.get("start")}
+    known = {name for name, one in FIELDS.items() if not START & one.metadata["marks"]}
     if ":" in found.get("loss", ""):
         loss_name(found["loss"])
     clips = LOSSES[found["loss"]].clips if found.get("loss") in LOSSES else {}
@@ -506,51 +469,45 @@ def check_numbers(asked):
 
 def check(args, given, asked):
     """Raise ValueError for what cannot work, before anything is loaded or spawned."""
-    for name in asked:
-        other, value = FIELDS[name].metadata.get("read_with", (name, None)) if name in FIELDS else (name, None)
-        if value is not None and getattr(args, other) != value:
-            reads = [
-                option(one)
-                for one, its in FIELDS.items()
-                if its.metadata.get("read_with") == (other, getattr(args, other))
-            ]
-            said = ", ".join(reads) or "none of these"
+    check_read(args, asked)
+    one = torch.zeros(1, 1)  # the loss checks its own bounds; a batch of one token is enough to make it do so
+    LOSSES[args.loss].objective(one, one, one[0], one == 0, **args.clips)
+    least = OFF_POLICY[args.off_policy].least_k
+    if args.k < least:
+        raise ValueError(f"--k is {args.k}; expected >= {least} with {args.off_policy}")
+    if "model" not in given and not {sources.parse_source(name)[0] for name in args.data} <= data.EMBEDDED.keys():
+        raise ValueError("--data FILE needs --model: the embedded base model knows only digits, + and -")
+    if args.dtype == "float32" and not args.fp32_head and "fp32_head" in asked:
+        raise ValueError("--no-fp32-head with --dtype float32: its head is float32; give --dtype bfloat16 too")
+    if "generators" in asked and not args.virtual:
+        raise ValueError("--generators is read with --virtual only; in a real run all ranks but the trainers generate")
+    if not args.evaluate:
+        if not evaluates(args):
             raise ValueError(
-                f"{option(name)} is not read by {option(other)} {getattr(args, other)}, which reads {said}"
+                f"--eval-every {args.eval_every} is no multiple of --k {args.k}: {args.off_policy} publishes weights "
+                "every k steps"
             )
+        if args.generations < 2:
+            raise ValueError("--generations is 1; expected 2 or more: one completion has no group to be compared with")
+        if not args.virtual and args.trainers >= world_size():
+            said = f"--trainers {args.trainers} of {world_size()} processes leaves no generator"
+            raise ValueError(f"{said}: raise --nproc-per-node")
+    check_start(args, given)
+    check_folder(args, given)
+
+
+def check_read(args, asked):
+    """Raise ValueError for a flag that the chosen loss or length control does not read."""
+    for name in asked:
         if name not in FIELDS and name not in args.clips:
             reads = ", ".join(map(option, args.clips)) or "none of these"
             raise ValueError(f"{option(name)} is not read by --loss {args.loss}, which reads {reads}")
-    one = torch.zeros(1, 1)  # the loss checks its own bounds; a batch of one token is enough to make it do so
-    LOSSES[args.loss].objective(one, one, one[0], one == 0, **args.clips)
-    rule = OFF_POLICY[args.off_policy]
-    if args.k < rule.least_k:
-        raise ValueError(f"--k is {args.k}; expected >= {rule.least_k} with {args.off_policy}")
-    names = {sources.parse_source(source)[0] for source in args.data}
-    wrong = {
-        "--data FILE needs --model: the embedded base model knows only digits, + and -": (
-            "model" not in given and not names <= data.EMBEDDED.keys()
-        ),
-        f"--eval-every {args.eval_every} is no multiple of --k {args.k}: {args.off_policy} publishes weights every k steps": (
-            not args.evaluate and not evaluates(args)
-        ),
-        "--generations is 1; expected 2 or more: a single completion has no group to be better or worse than": (
-            args.generations < 2 and not args.evaluate
-        ),
-        "--no-fp32-head with --dtype float32: the head of a float32 model is float32; give --dtype bfloat16 too": (
-            args.dtype == "float32" and not args.fp32_head and "fp32_head" in asked
-        ),
-        "--generators is read with --virtual only; a real run has one rank for each process without trainer": (
-            "generators" in asked and not args.virtual
-        ),
-        f"--trainers {args.trainers} of {world_size()} processes leaves no generator: raise --nproc-per-node": (
-            not args.virtual and not args.evaluate and args.trainers >= world_size()
-        ),
-    }
-    for message in [message for message, found in wrong.items() if found]:
-        raise ValueError(message)
-    check_start(args, given)
-    check_folder(args, given)
+        mode, value = FIELDS[name].metadata.get("read_with", ("", "")) if name in FIELDS else ("", "")
+        if mode and getattr(args, mode) != value:
+            now = mode, getattr(args, mode)
+            reads = [option(other) for other, one in FIELDS.items() if one.metadata.get("read_with") == now]
+            said = f"{option(name)} is not read by {option(mode)} {now[1]}"
+            raise ValueError(f"{said}, which reads {', '.join(reads) or 'none of these'}")
 
 
 def check_start(args, given):
@@ -568,9 +525,7 @@ def check_start(args, given):
             "process finds the addresses of those before it in the launcher's store, and no restart recovers"
         )
     if restarts() and "resume" not in given:
-        raise ValueError(
-            "--max-restarts needs --resume: else the first restart is refused, as --out holds a run already"
-        )
+        raise ValueError("--max-restarts needs --resume: else a restart is refused, as --out holds a run already")
 
 
 def check_repeatable(args, version):

@@ -478,7 +478,7 @@ def test_startup_check_catches_a_forgotten_temperature():
 
 @pytest.fixture
 def a19():
-    from plumbing import a19  # imported here, as it imports everything and `_rank` needs this file only
+    from benchmarks import fp32_head as a19  # imported here, as it imports everything and `_rank` needs this file only
 
     return a19
 

@@ -1,7 +1,7 @@
 """Conference App. A.19, measured: log rho at step 0 for both heads on both sides, on random models.
 
-    python precision.py                             random models; prints a table, draws figures/a19.png
-    python precision.py --model DIR --data PROMPTS  a model of your own and its prompts; draws figures/a19_DIR.png
+    python benchmarks/fp32_head.py                             random models; prints a table, draws figures/a19.png
+    python benchmarks/fp32_head.py --model DIR --data PROMPTS  a model of your own and its prompts; draws figures/a19_DIR.png
 
 The LM head runs in bf16 or fp32 on the generator and on the trainer; the bodies are bf16. The random models have a
 vocabulary of 32,000 and logits of one of three spreads. The trainer's forward pass is compared with TorchGenerator and,
@@ -11,6 +11,7 @@ Test: pytest tests/test_precision.py
 """
 
 import argparse
+import sys
 import tempfile
 from contextlib import closing
 from importlib.util import find_spec
@@ -22,12 +23,13 @@ from matplotlib import pyplot as plt
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-import data
-import loss
-import pipeline
-import precision
-from plumbing import batches, sources
-from plumbing.build import make
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import data  # noqa: E402  (a script in benchmarks/ does not see the repository root)
+import loss  # noqa: E402
+import pipeline  # noqa: E402
+import precision  # noqa: E402
+from plumbing import batches, sources  # noqa: E402
+from plumbing.build import make  # noqa: E402
 
 SPREADS = (1.0, 4.0, 8.0)  # std of the logits, nats: from nearly uniform to a mean top-1 probability near 0.6
 HEADS = {False: "bf16", True: "fp32"}

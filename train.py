@@ -309,7 +309,8 @@ def main(args):
         launch(__file__, sys.argv[1:])
     processes = InOneProcess(args, generate) if args.virtual else Processes(args)
     life = partial(lead, prompts=prompts) if processes.rank in processes.trainer_ranks else serve
-    return processes.end(life(args, processes))
+    with closing(processes):
+        return processes.end(life(args, processes))
 
 
 if __name__ == "__main__":

@@ -403,7 +403,10 @@ def follow(args, given, asked):
         args.trainers = args.trainers or max(
             1, (1 + args.generators) // 5
         )  # devices of the model; one process computes
-        args.costs = costs.named(args.virtual)
+        try:
+            args.costs = costs.named(args.virtual)
+        except (ValueError, OSError) as wrong:
+            raise ValueError(f"--virtual {args.virtual}: {wrong}") from wrong
     elif not args.evaluate:
         most = world_size() - 1
         if args.trainers and args.trainers > most and args.resume:  # a node may be missing after a restart

@@ -76,7 +76,7 @@ NOTHING = IDLE, SimpleNamespace(wait=int), []  # what train.generate yields: gen
 
 @pytest.fixture
 def one_process(tmp_path):
-    """(life, generators) -> an InOneProcess whose generators live such a life: train.generate's arguments, and yields."""
+    """(life, generators) -> an InOneProcess whose generators live such a life, as train.generate is one."""
     begun = []
 
     def make(life, generators=1):

@@ -60,7 +60,7 @@ NORMALISATIONS = ("prompt", "batch", "none")
 AGGREGATIONS = ("sample", "prompt", "token")
 
 
-# What a loss is. To add one, write its equation as a function under the decorator `loss`: --loss, --help and the log follow
+# What a loss is. To add one, write its equation under the decorator `loss`: --loss, --help and the log follow
 
 
 class Clip(NamedTuple):

@@ -47,7 +47,7 @@ class Rule(NamedTuple):
 OFF_POLICY = {
     "pipeline": Rule(
         least_k=0,
-        # Open in the paper: what holds where the trainers are slower. Here k + 1 batches queue up, with staleness near k.
+        # Open in the paper: what holds where the trainers are slower. Here k + 1 batches queue up, near staleness k.
         batches=lambda version, k: k + 1 + version,
         publishes=lambda version, k: True,
         alternates=False,

@@ -50,8 +50,8 @@ def pass_rates(groups, prompts) -> dict:
     """Sec. 2.1: mean@k over the rollouts of the validation set, one list of k per prompt, and the same per curve.
 
     stderr is the standard error from sampling k answers to these prompts; it leaves out the choice of the prompts. A
-    prompt whose verifier failed is left out, and its completions are counted as unverified, not as wrong. If no prompt is
-    left, pass_rate and stderr are nan.
+    prompt whose verifier failed is left out, and its completions are counted as unverified, not as wrong. If no prompt
+    is left, pass_rate and stderr are nan.
     entropy_sampled is -mean log pi_gen of the sampled tokens, nats: an estimate of the entropy on validation (A.12).
     """
     known = [group for group in groups if all(rollout.correct is not None for rollout in group)]

@@ -1,4 +1,4 @@
-"""Generators: they turn requests into completions by continuous batching, and take new weights between two decode steps.
+"""Generators: they turn requests into rollouts by continuous batching, and load new weights between two decode steps.
 
 Paper: Sec. 2 (generators, interruptions), Sec. 3.1 and A.11 (PipelineRL: half-finished completions go on under new
 weights with the stale KV cache), Sec. 3.2 (FP32 head), A.10 (forced interruption).
@@ -195,7 +195,7 @@ class Generator:
     """The queues in which completions wait for one of the `slots`; those of an evaluation go first.
 
     While any of an evaluation is unfinished, no training completion starts; running ones go on. A subclass has
-    `step`, `named_weights`, `update_weights` and `close`, and keeps in `_running` a ActiveSequence for each slot in use.
+    `step`, `named_weights`, `update_weights` and `close`, and keeps in `_running` an ActiveSequence for each slot in use.
 
     model           a Hugging Face causal LM; only its config and the ids that end a completion are read here
     tokenizer       the model's; used only to decode

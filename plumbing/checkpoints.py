@@ -115,12 +115,6 @@ def tensors(policy, optimizer, stepped):
 # --- Writing ---------------------------------------------------------------------------------------------------------
 
 
-def flush():
-    """Have the system write to the disk what it holds, where it can be asked (not on Windows)."""
-    if hasattr(os, "sync"):
-        os.sync()
-
-
 def save(out, policy, optimizer, tokenizer, weights, counters, processes):
     """Write a checkpoint and delete all but the two latest; every trainer rank calls this.
 
@@ -139,14 +133,14 @@ def save(out, policy, optimizer, tokenizer, weights, counters, processes):
             policy.model.save_pretrained(folder, state_dict=weights)
             policy.model.config.dtype = processes.dtype  # `save_pretrained` has noted the fp32 of the master weights
             policy.model.config.save_pretrained(folder)
-            flush()
+            os.sync()
         dist.barrier(processes.writers)  # may wait for a day; if rank 0 has failed, the others write nothing
         state = tensors(policy, optimizer, counters["stepped"])
         dcp.save(state, checkpoint_id=folder / "state", process_group=processes.writers)  # flushed by each rank
         digests = gather_checksums(folder / "state", processes)
         if leads:
             write_contents(folder, digests)
-            flush()  # else a crash could leave the new name on disk without the files' contents
+            os.sync()  # else a crash could leave the new name on disk without the files' contents
             folder.rename(Path(out) / f"checkpoint-{counters['version']}")
     except (Exception, dcp.CheckpointException) as error:
         # The writer of fast tokenizers raises a plain Exception when the disk is full.

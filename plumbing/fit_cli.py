@@ -139,14 +139,8 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02, against=0):
         laws, found["compare"] = forecast.compare(sides)
         tables[found["compare"]] = found["compared"] = [row_of(law) for law in laws]
     if "log_f" in flags:
-        panels.append(
-            (
-                "Fig. 7: F = C^B",
-                axis,
-                f"log10 F(R), F in {figures.called(runs[0].unit)}^B",
-                list(map(figures.log_f, laws)),
-            )
-        )
+        unit = f"log10 F(R), F in {figures.called(runs[0].unit)}^B"
+        panels.append(("Fig. 7: F = C^B", axis, unit, list(map(figures.log_f, laws))))
     if path:
         figures.save(path, ", ".join(run.name for run in runs), panels)
     lines = [line for row in found["runs"] for line in lines_of(row)]
@@ -258,23 +252,12 @@ def verdict_flags(add):
     add("--compare", action="store_true", help="which run scales better, at a common A if they are within 0.02 (A.5)")
     add("--against", nargs="+", metavar="RUN", help="of --compare: the other side's runs; RUNs are one side's")
     add("--stop-rule", action="store_true", help="is it worth doubling the compute?")
-    add(
-        "--gain",
-        type=float,
-        default=0.02,
-        help="of --stop-rule: least rise in pass rate worth doubling for (default: 0.02)",
-    )
+    add("--gain", type=float, default=0.02, help="of --stop-rule: least rise worth doubling for (default: 0.02)")
 
 
 def timeline_flags(add):
     add("--timeline", action="store_true", help="draw who did what when in RUNs of train.py (to -o, or timeline.png)")
-    add(
-        "--steps",
-        type=int,
-        nargs=2,
-        metavar=("LO", "HI"),
-        help="of --timeline: optimizer steps from LO to HI - 1 (default: some in the middle)",
-    )
+    add("--steps", type=int, nargs=2, metavar=("LO", "HI"), help="of --timeline: these steps (default: in the middle)")
 
 
 def flags():
@@ -282,33 +265,20 @@ def flags():
     parser = Parser(prog="fit.py", description=fit.__doc__.split("\n")[0])
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or a CSV, JSON or console log, also as .gz")
+    column = {"metavar": "COL"}
     add(
         "--x",
         "--compute",
         dest="compute",
-        metavar="COL",
-        help="column of the compute, or its name's end (default: gpu_hours, step or epoch)",
+        help="column, or its name's end (default: gpu_hours, step or epoch)",
+        **column,
     )
-    add(
-        "--reward",
-        metavar="COL",
-        help="column of the reward, or the end of its name (default: pass_rate or reward; with one RUN its tasks too)",
-    )
+    add("--reward", help="likewise (default: pass_rate or reward; with one RUN its tasks too)", **column)
     add("--scale", help="rewards that are no pass rates: percent, pm1 (-1 to 1) or LO:HI")
     add("--cumulative", action="store_true", help="each row holds only its own compute: sum it up")
-    add(
-        "--completions",
-        metavar="N",
-        help="each reward is the mean of N completions, a number or a column: the noise is binomial at least "
-        "(default: a column named completions, num_samples, … whose counts fit)",
-    )
-    add(
-        "--r0",
-        type=float,
-        metavar="R",
-        help="pass rate at C = 0, from 0 to 1 even with --scale, taken as exact "
-        "(default: fitted, using the measurement at C = 0)",
-    )
+    more = "each reward is the mean of N completions, a number or a column (default: completions, num_samples, …)"
+    add("--completions", metavar="N", help=more)
+    add("--r0", type=float, metavar="R", help="pass rate at C = 0, from 0 to 1 even with --scale (default: fitted)")
     add("--fit-from", default="10%", help="least compute that is fitted, or a share of --fit-to (default: 10%%)")
     add("--fit-to", default="100%", help="greatest compute that is fitted, or a share of it, as 50%% (default: all)")
     add("--until", type=float, metavar="C", help="forecast at this compute (default: at 2x and 10x the run's)")

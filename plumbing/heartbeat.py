@@ -166,7 +166,7 @@ class Heartbeat(threading.Thread):
     def blame(self, error):
         """After `error`: why the run cannot go on, told to all ranks.
 
-        An OSError or FloatingPointError is itself the reason. Other errors come from a collective or the store when some
+        An OSError or FloatingPointError is itself the reason. Other errors come from a collective or the store when a
         rank is lost, which is known within seconds of its end, or after its silence. Any other error is then a mistake
         in the program and is raised again.
         """

@@ -8,6 +8,7 @@
 Test: pytest tests/test_broken_files.py tests/test_faults.py
 """
 
+import fcntl
 import hashlib
 import itertools
 import json
@@ -16,12 +17,8 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 CONTENTS = "contents.json"
+RENAMED = {"average": "aggregation"}  # flags of earlier versions -> their names today
 STATE = ("config.json", "state/run.json", "state/.metadata")  # files of every checkpoint, also of earlier versions
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
 
 # --- The folders of a run --------------------------------------------------------------------------------------------
 
@@ -38,18 +35,13 @@ def others(out):
 
 
 def own(out):
-    """Open the log of a run and lock it until it is closed. Raises OSError if it is held or cannot be opened.
-
-    Where the system has no such locks (Windows), it is not locked.
-    """
+    """Open the log of a run and lock it until it is closed. Raises OSError if it is held or cannot be opened."""
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
         log = (Path(out) / "log.jsonl").open("ab")
     except OSError as error:
         cause = "a file or a broken link of that name, or a folder that may not be written"
         raise OSError(error.errno, f"--out {out} cannot hold a run: {error}; likely cause: {cause}") from error
-    if fcntl is None:
-        return log
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
@@ -58,12 +50,17 @@ def own(out):
 
 
 def rows(log):
-    """(the rows of a run's log, the numbers of lines that are none: a crash or a full disk may leave such lines)."""
+    """(the rows of a run's log, the numbers of lines that are none: a crash or a full disk may leave such lines).
+
+    Flags of earlier versions have today's names.
+    """
     found = []
     broken = []
     for place, line in enumerate(Path(log).read_bytes().split(b"\n"), 1):
         try:
             row = json.loads(line.decode() or "null")
+            if row and row["kind"] == "config":
+                row["flags"] = {RENAMED.get(name, name): value for name, value in row["flags"].items()}
             found += [row] if row and row["kind"] else []
         except (ValueError, KeyError, TypeError, RecursionError):
             broken.append(place)
@@ -90,7 +87,7 @@ def set_aside(out, folder):
 
 
 def pick(out, expected):
-    """The newest intact checkpoint, now by checksums too; sets broken ones after it aside. Says so if it is another one.
+    """The newest intact checkpoint, by checksums too; sets broken ones after it aside, and says so.
 
     Raises OSError if there is none.
     """

@@ -21,6 +21,7 @@ from plumbing.monitor import Monitor
 from plumbing.screen import Screen
 
 TICKS = 2.0**24  # per second; virtual times are multiples of one, so that sums of times are exact, in whatever parts
+NOTHING = {"decode_steps": 0, "decode_seconds": 0.0}
 REDRAW = 20.0  # seconds between two drawings of scaling.png at least; at its end each run is drawn
 
 
@@ -74,6 +75,7 @@ class RunLog:
         self.clock = Clock(processes.devices, hours, processes.clock)
         self.seconds = {"publish": 0.0}  # of the last time
         self.before = {}  # work at the last `step` row
+        self.used = {"decode_seconds": 0.0, "slot_seconds": 0.0}  # of this work, in rows so far
         self.logged = self.published = self.clock.gpu_hours  # at the last `step` row; after the last publication
         self.observers = self.observed_by(args) if processes.rank == 0 else []
 
@@ -126,25 +128,30 @@ class RunLog:
         wall = (self.clock.gpu_hours - self.logged) * 3600 / self.clock.devices
         self.logged = self.clock.gpu_hours
         work = self.work()
-        spent = {
-            rank: {name: now[name] - self.before.get(rank, {}).get(name, 0) for name in now}
-            for rank, now in work.items()
+        steps = {
+            rank: one["decode_steps"] - self.before.get(rank, NOTHING)["decode_steps"] for rank, one in work.items()
+        }
+        slow = {
+            rank: one["decode_seconds"] - self.before.get(rank, NOTHING)["decode_seconds"] for rank, one in work.items()
         }
         self.before = work
-        generators = len(self.processes.generator_ranks)
-        decoding = sum(one["decode_seconds"] for one in spent.values()) / generators
-        slots = sum(one["slot_seconds"] for one in spent.values()) / generators
-        steps = {rank: one for rank, one in spent.items() if one["decode_steps"]}
-        return {
+        found = {
             "seconds": wall,
-            "seconds_generate": decoding,
+            "seconds_generate": self.counted("decode_seconds", wall),
             "seconds_train": self.seconds["train"],
             "seconds_publish": self.seconds["publish"],
-            "idle_generators": max(0.0, 1 - decoding / wall),
-            "idle_trainers": max(0.0, 1 - self.seconds["train"] / wall),
-            "slots_used": slots / wall,
-            "decode_seconds": {rank: one["decode_seconds"] / one["decode_steps"] for rank, one in steps.items()},
+            "slots_used": self.counted("slot_seconds", wall) / wall,
+            "decode_seconds": {rank: slow[rank] / steps[rank] for rank in work if steps[rank]},
         }
+        idle = {"idle_generators": found["seconds_generate"], "idle_trainers": found["seconds_train"]}
+        return found | {name: max(0.0, 1 - busy / wall) for name, busy in idle.items()}
+
+    def counted(self, name, wall):
+        """Seconds of work, mean over the generators, of this row. Reports come late: the rest counts in the next."""
+        done = sum(one[name] for one in self.before.values()) / len(self.processes.generator_ranks)
+        more = min(wall, done - self.used[name])
+        self.used[name] += more
+        return more
 
     def finish(self, reason, step, seconds):
         """Draw and print the fit so far; log it, and why the run ended. seconds: since the start."""

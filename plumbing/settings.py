@@ -29,7 +29,6 @@ from reward import THINK_END
 
 ROOT = Path(__file__).resolve().parent.parent  # the project's folder, so that base/ is found from every working folder
 BASES = {"sorting": "base/sorting", "tiny": "base/tiny"}  # a source that needs another policy than base
-RENAMED = {"average": "aggregation"}  # flags of earlier versions, in logs
 
 
 def flag(help, marks=frozenset(), default=None, **more):
@@ -388,8 +387,8 @@ def earlier_flags(asked):
 
 
 def restored(log):
-    """The flags of the run of this log, under today's names, without those that belong to one start."""
-    found = {RENAMED.get(name, name): value for name, value in run_folder.stored_flags(log).items()}
+    """The flags of the run of this log, without those that belong to one start."""
+    found = run_folder.stored_flags(log)
     known = {name for name, one in FIELDS.items() if not START & one.metadata["marks"]}
     if ":" in found.get("loss", ""):
         loss_name(found["loss"])

@@ -142,10 +142,9 @@ def fit_slots(args, config, *, free, trainers, generators):
     positions = min(args.max_prompt_tokens + args.max_new_tokens, config.max_position_embeddings)
     position = position_bytes(config, itemsize)
     count = parameters(config)
-    training = 0
     weights = count * itemsize
-    if not args.evaluate:
-        training = trainer_bytes(args, config, count, itemsize, trainers_sharing(args))
+    sharing = 1 if args.virtual else args.trainers  # in virtual time one process has all of a trainer's memory
+    training = 0 if args.evaluate else trainer_bytes(args, config, count, itemsize, sharing)
     room = int((USABLE * free - trainers * training - generators * weights) // (generators * positions * position))
     if room >= args.slots:
         return ""
@@ -166,33 +165,20 @@ def fit_slots(args, config, *, free, trainers, generators):
     return f"--slots {room} instead of {before}, to fit the memory: {needs}. Shorter lengths allow more slots"
 
 
-def trainers_sharing(args):
-    """How many trainer ranks share the trainers' memory; in virtual time one process has it all."""
-    return 1 if args.virtual else args.trainers or max(1, world_size() // 5)
-
-
 def neighbours(args):
     """The arguments of `fit_slots` for this process's device: free bytes, and the ranks that share them.
 
     Without a GPU all ranks of a node share its memory. A rank with a GPU of its own is treated as a generator.
     """
-    if args.evaluate:
-        world = 1
-        local = 1
-        first = 0
-        mine = 0
-    elif args.virtual:  # one process, in which only one trainer computes
-        return {"free": free_bytes(0), "trainers": 1, "generators": args.generators}
-    else:
-        world = world_size()
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", world))
-        mine = int(os.environ.get("LOCAL_RANK", 0))
-        first = int(os.environ.get("RANK", 0)) - mine
+    if args.evaluate or args.virtual:  # one process, in which at most one trainer computes
+        return {"free": free_bytes(0), "trainers": int(bool(args.virtual)), "generators": args.generators}
+    mine = int(os.environ.get("LOCAL_RANK", 0))
+    first = int(os.environ.get("RANK", 0)) - mine
     gpus = torch.cuda.device_count()
-    free = free_bytes(mine)
-    here = [first + rank for rank in range(local) if not gpus or rank % gpus == mine % gpus]
-    training = 0 if len(here) == 1 else sum(rank < (args.trainers or max(1, world // 5)) for rank in here)
-    return {"free": free, "trainers": training, "generators": max(1, len(here) - training)}
+    local = range(int(os.environ.get("LOCAL_WORLD_SIZE", world_size())))
+    here = [first + rank for rank in local if not gpus or rank % gpus == mine % gpus]
+    training = 0 if len(here) == 1 else sum(rank < args.trainers for rank in here)
+    return {"free": free_bytes(mine), "trainers": training, "generators": max(1, len(here) - training)}
 
 
 def free_bytes(local):

@@ -11,9 +11,9 @@ has come. Time passes only while the trainer works or waits: then the generator 
     a generator receives weights          it goes on when they are sent
     a generator has nothing to decode     it goes on when the control state changes
 
-The log repeats bit for bit on one type of machine with one version of torch: one thread of torch computes at a time, and
-verdicts take no virtual time. Only verdicts that need a worker process may time out, which depends on the machine; a
-line then says that the run will not repeat.
+The log repeats bit for bit on one type of machine with one version of torch: one thread of torch computes at a time,
+and verdicts take no virtual time. Only verdicts that need a worker process may time out, which depends on the machine;
+a line then says that the run will not repeat.
 
 Outside `exact`, generators go on with their training rollouts during an evaluation while the clock of the log stands
 still, as they do in reality; so staleness depends on --eval-every too.
@@ -118,7 +118,7 @@ class Turns:
         self.events.after(0.0, self.resume)
 
     def resume(self):
-        """One turn: deliver what the last decode step has finished, start the next one; then wait as the module says."""
+        """One turn: deliver what the last decode step has finished, start the next one; then wait (see above)."""
         self.processes.acting = self
         turn = next(self.life, None)
         if turn is None:  # the run has ended
@@ -253,7 +253,7 @@ class InOneProcess(Processes):
             self.timeline.broadcast(began, self.events.now)
 
     def end(self, reason):
-        """Returns the exit code: 0, 1, or 128 + the number of the signal that ended the run, as a shell's loop expects."""
+        """Returns the exit code: 0, 1, or 128 + the number of the signal that ended the run, as shells expect."""
         code = super().end(reason)
         return 128 + signal.Signals[reason.split()[-1]] if reason.startswith("interrupted") else code
 

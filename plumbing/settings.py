@@ -12,6 +12,7 @@ Run by train.py. Test: pytest tests/test_settings.py
 
 import argparse
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import get_args, get_origin
@@ -69,9 +70,10 @@ def loss_name(text):
 def share_or_off(text):
     if text == "off":
         return None
-    if not 0 < float(text) <= 1:
-        raise argparse.ArgumentTypeError(f"got {text}; expected a share above 0 and up to 1, or off")
-    return float(text)
+    with suppress(ValueError):
+        if 0 < float(text) <= 1:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"got {text}; expected a share above 0 and up to 1, or off")
 
 
 def mark_or_none(text):
@@ -248,6 +250,7 @@ def known_flags():
         "compute will buy. In [brackets]: defaults.",
         argument_default=argparse.SUPPRESS,
     )
+    parser.renamed = {option(before): option(now) for before, now in run_folder.RENAMED.items()}
     for name, one in FIELDS.items():
         if name in GROUPS:
             group = parser.add_argument_group(GROUPS[name])
@@ -412,7 +415,7 @@ def follow(args, given, asked):
             args.notes.append(f"--trainers {args.trainers} of {world_size()} processes: {most} train")
             args.trainers = most
         args.trainers = args.trainers or max(1, world_size() // 5)
-    while "eval_every" not in given and not evaluates(args) and args.k > 0:
+    while "eval_every" not in given and args.k > 0 and not evaluates(args):
         args.eval_every += 1
     args.checkpoint_every = args.checkpoint_every or args.eval_every
     name = args.loss.rpartition(":")[2]

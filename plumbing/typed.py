@@ -16,6 +16,8 @@ WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 class Parser(argparse.ArgumentParser):
     """A parser whose errors name the flag or the choice that a misspelt one comes close to."""
 
+    renamed: dict = {}  # flags of earlier versions -> their names today
+
     def error(self, message):
         chosen = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message, re.S)
         if chosen:
@@ -23,7 +25,10 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments: "):
             known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
             for word in message.partition(": ")[2].split():
-                message += meant("--" + word.partition("=")[0].lstrip("-"), known)
+                typed = "--" + word.partition("=")[0].lstrip("-")
+                if typed in self.renamed:
+                    super().error(f"{typed} is now {self.renamed[typed]}")
+                message += meant(typed, known)
         super().error(message)
 
 

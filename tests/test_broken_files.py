@@ -3,20 +3,21 @@
 import json
 import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from test_faults import SMALL, reshard, start  # noqa: F401
-from test_train import BASE, PATIENCE, elsewhere  # noqa: F401
+from test_train import BASE, PATIENCE, elsewhere, refused  # noqa: F401
 from transformers import AutoTokenizer
 
 import data
 import fit
-from plumbing import checkpoints, logs, sources
-from plumbing.evaluation import append
-from plumbing.flags import settings, stored_flags
-from plumbing.flags import start as start_run
-from plumbing.fleet import Fleet
+from plumbing import logs, run_folder, sources
+from plumbing.distributed import Processes
+from plumbing.run_folder import finished, pick, stored_flags
+from plumbing.run_log import append
+from plumbing.settings import read_settings
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
 
@@ -25,7 +26,7 @@ from plumbing.fleet import Fleet
 def written(forks, tmp_path_factory):
     """A run's folder with the checkpoint that one trainer wrote at step 2, and a log with the flags of base/."""
     out = tmp_path_factory.mktemp("written")
-    flags = vars(settings(["--out", str(out)]))
+    flags = vars(read_settings(["--out", str(out)]))
     trainer = forks.Process(target=reshard, args=(0, 1, out.parent / "meet", None, out))
     trainer.start()
     trainer.join(PATIENCE)
@@ -74,13 +75,13 @@ OLD = {  # the same for checkpoints of earlier versions, which have no contents.
 
 @pytest.mark.parametrize("spoil, said", BROKEN.values(), ids=BROKEN)
 def test_a_broken_newest_checkpoint_is_named_and_resume_goes_on_from_the_intact_one_before(two, spoil, said):
-    assert settings(["--resume", "--out", str(two)]).checkpoint == str(two / "checkpoint-4")
+    assert read_settings(["--resume", "--out", str(two)]).checkpoint == str(two / "checkpoint-4")
     spoil(two / "checkpoint-4")
-    args = settings(["--resume", "--out", str(two)])
+    args = read_settings(["--resume", "--out", str(two)])
     assert args.checkpoint == str(two / "checkpoint-2") and args.resume
     assert args.notes[0].startswith(f"{two}/checkpoint-4 is broken: ") and said in args.notes[0]
     assert args.notes[1] == f"--resume: goes on from {two}/checkpoint-2"
-    farewell = Fleet.farewell(SimpleNamespace(out=two, rank=1, mailbox=SimpleNamespace(name=str)), "gone")
+    farewell = Processes.farewell(SimpleNamespace(out=two, rank=1, name=str), "gone")
     assert "holds a checkpoint of step 2: go on with --resume" in farewell
 
 
@@ -88,39 +89,34 @@ def test_a_broken_newest_checkpoint_is_named_and_resume_goes_on_from_the_intact_
 def test_a_broken_checkpoint_of_an_earlier_version_is_named_too(two, spoil, said):
     for folder in (two / "checkpoint-2", two / "checkpoint-4"):
         (folder / "contents.json").unlink()
-    assert settings(["--resume", "--out", str(two)]).checkpoint == str(two / "checkpoint-4")
+    assert read_settings(["--resume", "--out", str(two)]).checkpoint == str(two / "checkpoint-4")
     spoil(two / "checkpoint-4")
-    args = settings(["--resume", "--out", str(two)])
+    args = read_settings(["--resume", "--out", str(two)])
     assert args.checkpoint == str(two / "checkpoint-2") and said in args.notes[0]
 
 
 def test_other_bytes_of_the_same_number_are_found_by_checksum_and_the_checkpoint_is_set_aside(two, capsys):
     flip(shard(two / "checkpoint-4"))
-    args = settings(["--resume", "--out", str(two)])
+    args = read_settings(["--resume", "--out", str(two)])
     assert args.checkpoint == str(two / "checkpoint-4")  # checksums are compared later, by rank 0 alone
-    assert Fleet.pick(None, args) == str(two / "checkpoint-2")
+    assert pick(two, args.checkpoint) == str(two / "checkpoint-2")
     assert "checkpoint-4 is broken: state/__0_0.distcp holds other bytes" in capsys.readouterr().out
-    assert (two / "checkpoint-4-broken").is_dir() and [f.name for f in checkpoints.finished(two)] == ["checkpoint-2"]
+    assert (two / "checkpoint-4-broken").is_dir() and [f.name for f in finished(two)] == ["checkpoint-2"]
     shutil.copytree(two / "checkpoint-4-broken", two / "checkpoint-4")  # again, when the run has come to step 4
-    assert Fleet.pick(None, args) == str(two / "checkpoint-2") and (two / "checkpoint-4-broken2").is_dir()
+    assert pick(two, args.checkpoint) == str(two / "checkpoint-2") and (two / "checkpoint-4-broken2").is_dir()
 
 
 def test_where_all_checkpoints_are_broken_nothing_starts_anew(two, capsys):
     for step in (2, 4):
         cut(two / f"checkpoint-{step}" / "model.safetensors")
-    with pytest.raises(SystemExit):
-        settings(["--resume", "--out", str(two)])
-    said = capsys.readouterr().err
+    said = refused(capsys, "--resume", "--out", str(two))
     assert "no intact checkpoint" in said and "checkpoint-2 is broken" in said and "checkpoint-4 is broken" in said
 
 
 def test_evaluating_a_broken_checkpoint_or_starting_from_broken_weights_ends_in_one_line(two, capsys):
     cut(two / "checkpoint-4" / "model.safetensors")
     for flags in (["--evaluate", f"{two}/checkpoint-4"], ["--model", f"{two}/checkpoint-4", "--out", f"{two}-new"]):
-        with pytest.raises(SystemExit) as end:
-            start_run([*flags, "--data", "arithmetic"])
-        said = capsys.readouterr().err
-        assert end.value.code == 2 and said.count("\n") == 1, said
+        said = refused(capsys, *flags, "--data", "arithmetic")
         assert f"{two}/checkpoint-4 is broken: model.safetensors has" in said
 
 
@@ -153,7 +149,7 @@ def test_a_broken_line_is_skipped_with_a_word_by_resume_and_by_the_fit(tmp_path,
     log = log_with(tmp_path, line)
     assert stored_flags(log) == {"lr": 0.5, "eps_max": 4.0}
     places = [3] * bool(line) + [11 + bool(line)]
-    assert checkpoints.rows(log)[1] == places
+    assert run_folder.rows(log)[1] == places
     run = logs.read_run(log)
     assert list(run.compute) == list(range(9))
     assert run.notes[0].startswith(f"left out what is no row, in line {', '.join(map(str, places))}")
@@ -172,9 +168,7 @@ def test_a_torn_line_is_ended_before_the_next_row_and_no_byte_is_removed(tmp_pat
 def test_a_log_without_any_row_says_so(tmp_path, capsys):
     (tmp_path / "checkpoint-2").mkdir()
     (tmp_path / "log.jsonl").write_bytes(TORN)
-    with pytest.raises(SystemExit):
-        settings(["--resume", "--out", str(tmp_path)])
-    assert "says with which flags" in capsys.readouterr().err
+    assert "says with which flags" in refused(capsys, "--resume", "--out", str(tmp_path))
     with pytest.raises(fit.BadInput):
         logs.read_run(tmp_path / "log.jsonl")
 
@@ -184,8 +178,11 @@ def test_only_the_runs_own_files_are_touched(tmp_path):
     data.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer": "3"}')  # as many editors write it
     log = log_with(tmp_path, b"")
     before = {path: path.read_bytes() for path in (data, log)}
-    checkpoints.own(tmp_path).close()
+    run_folder.own(tmp_path).close()
     assert {path: path.read_bytes() for path in (data, log)} == before
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-10-copy", "checkpoint-best", "checkpoint.tmp"):
+        Path(tmp_path, name).mkdir()
+    assert [folder.name for folder in finished(tmp_path)] == ["checkpoint-9", "checkpoint-10"]
 
 
 # --- A whole run -----------------------------------------------------------------------------------------------------
@@ -202,10 +199,10 @@ def test_a_run_goes_on_past_a_broken_checkpoint_and_a_torn_line_and_counts_what_
     second = start(2, "--resume", *flags, "--steps", "6", out=first.out)
     assert second.end(PATIENCE) == {0: 0, 1: 0}, second.text
     assert f"{first.out}/checkpoint-4 is broken: state/run.json is missing" in second.text
-    rows, broken = checkpoints.rows(first.out / "log.jsonl")
+    rows, broken = run_folder.rows(first.out / "log.jsonl")
     assert len(broken) == 1 and rows[-1]["kind"] == "end" and rows[-1]["reason"] == "finished"
     assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3, 4, 3, 4, 5, 6]
-    assert [folder.name for folder in checkpoints.finished(first.out)] == ["checkpoint-4", "checkpoint-6"]
+    assert [folder.name for folder in finished(first.out)] == ["checkpoint-4", "checkpoint-6"]
     assert (first.out / "checkpoint-4-broken").is_dir()
     config = [row for row in rows if row["kind"] == "config"][-1]
     steps = [row for row in rows if row["kind"] == "step"]
@@ -213,7 +210,7 @@ def test_a_run_goes_on_past_a_broken_checkpoint_and_a_torn_line_and_counts_what_
     ended = next(row for row in rows if row["kind"] == "end")
     assert steps[3]["gpu_hours"] <= config["gpu_hours"] <= ended["gpu_hours"] + 1e-9
     assert config["tokens"] == steps[3]["tokens"]
-    spent = checkpoints.counters(first.out / "checkpoint-6")["totals"]["lost_gpu_hours"]
+    spent = run_folder.counters(first.out / "checkpoint-6")["totals"]["lost_gpu_hours"]
     assert 0 < spent == pytest.approx(config["gpu_hours"] - steps[1]["gpu_hours"], rel=0.2)
     assert [step["tokens"] < later["tokens"] for step, later in zip(steps, steps[1:])] == [True] * 7
 
@@ -246,13 +243,13 @@ def test_a_prompt_of_five_megabytes_is_left_out_before_it_is_tokenised():
 
 def stopped_early():
     """Let a signal reach rank 0 before the ranks have agreed on where to start."""
-    settle = Fleet.settle
+    agree = Processes.agree
 
-    def late(fleet, args):
-        fleet.lifeline.stopped = "interrupted: early" if fleet.rank == 0 else None
-        settle(fleet, args)
+    def late(processes, args):
+        processes.heartbeat.stopped = "interrupted: early" if processes.rank == 0 else None
+        agree(processes, args)
 
-    Fleet.settle = late
+    Processes.agree = late
 
 
 @pytest.mark.processes

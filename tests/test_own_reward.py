@@ -11,6 +11,7 @@ import pytest
 import train
 from data import Prompt
 from plumbing import sources
+from plumbing.settings import read_settings
 from verify import own
 from verify.graders import OWN
 from verify.scorer import Scorer
@@ -153,14 +154,13 @@ def test_rows_need_no_answer_and_may_have_any(tmp_path):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """(reward) -> exit status or last words, stdout and stderr of two steps with it, in this process."""
+    """(reward) -> exit status, stdout and stderr of two steps with it, in this process."""
 
     def ran(spec):
         monkeypatch.chdir(tmp_path)
         flags = f"--virtual exact --data tiny --steps 2 --eval-prompts 8 --eval-generations 2 --out run --reward {spec}"
-        status = None
         try:
-            train.main(flags.split())
+            status = train.main(read_settings(flags.split()))
         except SystemExit as error:
             status = error.code
         return status, *capsys.readouterr()
@@ -172,18 +172,20 @@ def test_a_run_trains_on_it_and_counts_what_it_raises(tmp_path, write, run):
     source = "def grade(prompt, completion, answer):\n    return completion[-1] in '02468' if answer > '2' else 1 / 0\n"
     spec = write(source)
     status, out, err = run(Path(spec).name)  # found from the working folder
-    assert status is None
+    assert status == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
     steps = [row for row in rows if row["kind"] == "step"]
     assert len(steps) == 2 and all(row["unverified"] for row in steps) and {row["pass_rate"] for row in steps} - {0, 1}
-    (shown,) = [row for row in rows if row["kind"] == "unverified"]
-    assert shown["error"] == f"{OWN} raised ZeroDivisionError: division by zero (rewards.py, line 2)"
+    assert {failure["error"] for row in steps for failure in row["failures"]} == {
+        f"{OWN} raised ZeroDivisionError: division by zero (rewards.py, line 2)"
+    }
     assert out.count("NO VERDICT tiny") == 1 and "has failed on 10 prompts so far" in out + err
 
 
 def test_a_validation_without_any_verdict_ends_in_one_line(write, run):
-    status, *_ = run(write("def grade(prompt, completion, answer):\n    return None\n"))
-    assert "no validation prompt got verdicts" in status and OWN in status and "\n" not in status
+    status, _, err = run(write("def grade(prompt, completion, answer):\n    return None\n"))
+    assert status == 1 and err.count("\n") == 1
+    assert "no validation prompt got verdicts: the function of --reward returned None" in err
 
 
 def test_a_wrong_function_ends_in_one_line_before_the_first_step(tmp_path, run):

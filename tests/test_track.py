@@ -2,12 +2,10 @@
 
 import doctest
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-import train
 from plumbing import track
 
 
@@ -21,20 +19,15 @@ def test_a_tracker_that_is_not_installed_is_named_with_what_to_type(monkeypatch)
         track.check("wandb")
 
 
-def tracked(tracker, out):
-    """A Trainer of rank 0 that logs two steps, an evaluation and its end to the tracker."""
-    run = object.__new__(train.Trainer)
-    run.fleet = SimpleNamespace(rank=0, hours="device-hours")
-    run.clock = SimpleNamespace(gpu_hours=0.25)
-    run.bar = SimpleNamespace(n=0, update=lambda n: None, write=lambda text, file: None)
-    run.totals, run.version, run.out, run.tracker = {"tokens": 9}, 1, Path(out), tracker
-    shares = {"idle_generators": 0.1, "idle_trainers": 0.2, "kept": 0, "prompts": [1, 2]}
-    run.log("step", pass_rate=0.5, **shares)
-    run.version = 2
-    run.log("step", pass_rate=0.75, **shares)
-    run.log("eval", pass_rate=0.625, stderr=0.1, completions=8)
-    run.log("unverified", where="a:1", error="none")
-    tracker.finish()
+def tracked(name, out):
+    """Show a tracker the log of two steps and an evaluation."""
+    observe = track.observer(name, out)
+    observe({"kind": "config", "step": 0, "flags": {"lr": 0.1}})
+    observe({"kind": "step", "step": 1, "pass_rate": 0.5, "prompts": [1, 2]})
+    observe({"kind": "step", "step": 2, "pass_rate": 0.75, "prompts": [1, 2]})
+    observe({"kind": "eval", "step": 2, "pass_rate": 0.625})
+    observe({"kind": "fit", "step": 2, "A": 0.5})
+    observe({"kind": "end", "step": 2, "reason": "finished"})
 
 
 def test_steps_and_evaluations_are_sent_with_the_optimizer_step_and_nothing_else(tmp_path, monkeypatch):
@@ -45,7 +38,7 @@ def test_steps_and_evaluations_are_sent_with_the_optimizer_step_and_nothing_else
         finish=lambda: sent.append("finish"),
     )
     monkeypatch.setitem(sys.modules, "wandb", module)
-    tracked(track.begin("wandb", tmp_path / "a-run", {"lr": 0.1}), tmp_path)
+    tracked("wandb", tmp_path / "a-run")
     first, *steps, last = sent
     assert first == {"project": "scalerl", "name": "a-run", "config": {"lr": 0.1}} and last == "finish"
     assert [(step, sorted(found)[0].partition("/")[0]) for step, found in steps] == [
@@ -61,7 +54,7 @@ def test_trackio_keeps_the_numbers_in_its_local_store(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))
     for name in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
         monkeypatch.delitem(sys.modules, name)
-    tracked(track.begin("trackio", tmp_path / "a-run", {"lr": 0.1}), tmp_path)
+    tracked("trackio", tmp_path / "a-run")
     from trackio.sqlite_storage import SQLiteStorage
 
     logs = SQLiteStorage.get_logs("scalerl", "a-run")

@@ -6,18 +6,14 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from test_train import BASE, elsewhere, refused  # noqa: F401
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
-from plumbing import checkpoints, flags, typed
+from plumbing import checkpoints, typed
 
 PARSER = typed.Parser(prog="it")
 PARSER.add_argument("--eval-every", type=int)
 PARSER.add_argument("--loss", choices=("cispo", "dapo"))
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def test_docstring_examples_run():
@@ -107,16 +103,6 @@ def test_a_download_that_lacks_a_file_of_its_index_is_refused():
 
 # --- In train.py -----------------------------------------------------------------------------------------------------
 
-BASE = Path(flags.ROOT) / "base"
-
-
-def started(capsys, *argv):
-    """What `train.py ARGV` says when it stops, before a process is started or weights are loaded."""
-    with pytest.raises(SystemExit) as end:
-        flags.start(argv)
-    assert end.value.code == 2
-    return capsys.readouterr().err.strip().split("\n")[-1]
-
 
 def rows(name, count=9):
     Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -127,10 +113,10 @@ def test_a_misspelt_model_never_reaches_the_hub(capsys, monkeypatch):
     monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_: pytest.fail("asked for a config"))
     model("runs/smollm2", "config.json", "model.safetensors")
     rows("a.jsonl")
-    message = started(capsys, "--model", "runs/smolm2", "--data", "a.jsonl")
+    message = refused(capsys, "--model", "runs/smolm2", "--data", "a.jsonl")
     assert message.startswith("train.py: error: --model runs/smolm2: expected a folder, found none; ")
     assert "did you mean smollm2/?" in message
-    assert "--evaluate runs/smolm2/checkpoint-9: expected" in started(capsys, "--evaluate", "runs/smolm2/checkpoint-9")
+    assert "--evaluate runs/smolm2/checkpoint-9: expected" in refused(capsys, "--evaluate", "runs/smolm2/checkpoint-9")
 
 
 def test_what_the_hub_cannot_give_is_said_in_one_line_with_its_name(capsys, monkeypatch):
@@ -139,7 +125,7 @@ def test_what_the_hub_cannot_give_is_said_in_one_line_with_its_name(capsys, monk
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", unreachable)
     rows("a.jsonl")
-    message = started(capsys, "--model", "Qwen/Qwen9", "--data", "a.jsonl")
+    message = refused(capsys, "--model", "Qwen/Qwen9", "--data", "a.jsonl")
     assert message.startswith("train.py: error: --model Qwen/Qwen9: expected a folder, or a model on the hub")
     assert "couldn't connect to the hub. If you mean a folder: " in message and "holds a.jsonl" in message
 
@@ -151,42 +137,8 @@ def test_a_model_whose_completions_could_never_end_is_refused(capsys, monkeypatc
     monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_: config)
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_: tokenizer)
     monkeypatch.setattr(GenerationConfig, "from_pretrained", lambda *_: GenerationConfig())
-    message = started(capsys, "--model", str(BASE), "--data", "a.jsonl")
+    message = refused(capsys, "--model", str(BASE), "--data", "a.jsonl")
     assert f"--model {BASE}: expected eos_token_id in" in message and "every completion would be truncated" in message
-
-
-def test_data_of_a_run_are_found_from_another_folder_however_they_were_written(tmp_path, monkeypatch, capsys):
-    rows("here/chat.jsonl")
-    monkeypatch.chdir("here")
-    args = flags.settings(["--model", str(BASE), "--data", "./chat.jsonl:2", "sorting"])
-    assert args.data == [f"{tmp_path}/here/chat.jsonl:2", "sorting"]
-    Path("run/checkpoint-1").mkdir(parents=True)
-    kept = {**vars(args), "data": ["chat.jsonl"], "clips": args.clips}  # as logs of earlier versions have it
-    for data, folder in (([f"{tmp_path}/here/chat.jsonl"], ".."), (["chat.jsonl"], ".")):
-        Path("run/log.jsonl").write_text(json.dumps({"kind": "config", "flags": kept | {"data": data}}) + "\n")
-        monkeypatch.chdir(folder)
-        run = tmp_path / "here" / "run"
-        found = flags.earlier_flags({"resume": True, "out": str(run)}, pytest.fail)
-        assert found["data"] == [f"{tmp_path}/here/chat.jsonl"]
-        assert flags.earlier_flags({"evaluate": str(run / "checkpoint-1")}, pytest.fail)["data"] == found["data"]
-        monkeypatch.chdir(tmp_path / "here")
-    again = flags.anchored({"resume": True, "out": "run", "data": ["./chat.jsonl"]})
-    assert flags.resumed_flags(again, pytest.fail)["data"] == [f"{tmp_path}/here/chat.jsonl"]
-
-
-@pytest.mark.parametrize(
-    "argv, words",
-    [
-        (["--stesp", "3"], "unrecognized arguments: --stesp 3; did you mean --steps?"),
-        (["--steps", "1e3"], "argument --steps: got 1e3; expected a whole number of 1 or more"),
-        (["--no-positive-resampling", "yes"], "got yes; expected a share above 0 and up to 1, or off"),
-        (["--loss", "gropo"], "did you mean grpo?"),
-    ],
-)
-def test_a_wrong_flag_is_answered_with_what_to_type(capsys, argv, words):
-    with pytest.raises(SystemExit):
-        flags.settings(argv)
-    assert words in capsys.readouterr().err
 
 
 def test_weights_that_a_config_asks_for_and_files_lack_are_not_made_up(capsys):
@@ -201,7 +153,7 @@ def test_weights_that_a_config_asks_for_and_files_lack_are_not_made_up(capsys):
     assert checkpoints.lacking("part", config) == said
     for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         Path("part", name).write_bytes((tiny / name).read_bytes())
-    assert f"--model {Path('part').absolute()}: expected the weights that its config.json asks for; {said}" in started(
+    assert f"--model {Path('part').absolute()}: expected the weights that its config.json asks for; {said}" in refused(
         capsys, "--model", "part", "--data", "tiny"
     )
     save_file(weights | {"model.norm.weight": weights["model.norm.weight"][:3].clone()}, "part/model.safetensors")
@@ -213,23 +165,7 @@ def test_a_model_without_tokenizer_says_so_with_its_folder(capsys, monkeypatch):
         raise ValueError("Couldn't instantiate the backend tokenizer.\nThree more lines")
 
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", none)
-    said = started(capsys, "--model", str(BASE), "--data", "arithmetic")
+    said = refused(capsys, "--model", str(BASE), "--data", "arithmetic")
     assert (
         f"--model {BASE}: expected a tokenizer, found none that can be read: Couldn't" in said and "Three" not in said
     )
-
-
-@pytest.mark.parametrize("name", ["checkpoint-500", "checkpoint.tmp"])
-def test_a_folder_with_checkpoints_of_others_is_not_made_a_run(capsys, name):
-    Path("sft", name).mkdir(parents=True)
-    assert f"sft holds {name}, of another program" in started(capsys, "--loss", "cispo", "--out", "sft")
-    Path("mine/checkpoint-best").mkdir(parents=True)
-    assert flags.settings(["--loss", "cispo", "--out", "mine"]).out == "mine"
-
-
-def test_out_may_be_written_behind_an_equals_sign_and_is_no_file(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert flags.settings(["--out=~/runs/a"]).out == f"{tmp_path}/runs/a"
-    Path("file").touch()
-    for more in ([], ["--evaluate", str(BASE)]):
-        assert "--out file is a file; expected a folder" in started(capsys, "--out", "file", *more)

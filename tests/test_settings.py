@@ -1,0 +1,505 @@
+"""Claims about plumbing/settings.py, build.py, sizing.py: the values in force, what is made of them or refused."""
+
+import doctest
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_train import BASE, ROOT, elsewhere, refused  # noqa: F401
+from transformers import AutoConfig
+
+import data
+import loss
+import vllm_rollout
+from plumbing import build, settings, sizing, track
+from plumbing.build import make_generator, make_scorer, provenance
+from plumbing.settings import FIELDS, known_flags, option, read_settings
+from recipes import EMBEDDED, RECIPES
+from verify import sandbox
+
+OWN = ["--model", "M", "--data", "F"]
+
+
+def test_docstring_examples_run():
+    for module in (settings, sizing):
+        assert doctest.testmod(module).failed == 0 < doctest.testmod(module).attempted
+
+
+# --- Which value wins ------------------------------------------------------------------------------------------------
+
+
+def test_a_flag_beats_the_recipe_and_the_recipe_beats_the_presets():
+    assert read_settings([]).prompts == 32  # the embedded task's preset
+    assert read_settings(["--recipe", "qwen2.5"]).prompts == 80  # A.16
+    assert read_settings(["--recipe", "qwen2.5", "--prompts", "7"]).prompts == 7
+    assert read_settings(["--prompts", "7", "--recipe", "qwen2.5"]).prompts == 7
+    assert read_settings(["--recipe", "scalerl", "--no-fp32-head", "--dtype", "bfloat16"]).fp32_head is False
+    assert read_settings(["--no-positive-resampling", "off"]).no_positive_resampling is None
+
+
+def test_a_recipe_sets_neither_learning_rate_nor_steps_nor_model():
+    plain = vars(read_settings([]))
+    for recipe in RECIPES:
+        args = vars(read_settings(["--recipe", recipe]))
+        for name in ("lr", "warmup", "steps", "model", "generations", "weight_decay"):
+            assert args[name] == plain[name]
+
+
+def test_a3_your_own_model_gets_the_papers_optimizer_and_lengths():
+    args = read_settings(OWN)
+    assert (args.lr, args.warmup, args.weight_decay, args.prompts * args.generations) == (5e-7, 100, 0.01, 768)
+    assert (args.max_new_tokens, args.max_prompt_tokens, args.interrupt_at) == (12288 + 2048, 2048, (10000, 12000))
+    assert (args.eval_prompts, args.eval_generations, args.eval_every) == (1000, 16, 100)
+    assert args.interrupt_phrase.endswith("final answer now. </think>")
+
+
+DAPO = {"eps_low": 0.2, "eps_high": 0.26}
+
+
+@pytest.mark.parametrize(
+    "recipe, algorithm, clips",
+    [
+        # loss, aggregation, normalisation, zero-variance filter, No-Positive-Resampling, FP32 head, off-policy, k, P
+        ("baseline", ("dapo", "sample", "prompt", False, None, False, "ppo", 8, 48), DAPO),
+        ("scalerl", ("cispo", "prompt", "batch", True, 0.9, True, "pipeline", 8, 48), {"eps_max": 5.0}),
+        ("deepseek", ("grpo", "sample", "prompt", False, None, False, "ppo", 8, 48), {"eps": 0.2}),
+        ("qwen2.5", ("dapo", "prompt", "prompt", True, None, False, "ppo", 8, 80), DAPO),
+        ("magistral", ("dapo", "prompt", "prompt", True, None, False, "pipeline", 8, 80), DAPO),
+        ("minimax", ("cispo", "prompt", "prompt", True, None, True, "ppo", 8, 80), {"eps_max": 5.0}),
+    ],
+)
+@pytest.mark.parametrize("own", [[], OWN])
+def test_a16_every_recipe_sets_the_papers_algorithm_and_clips_for_any_model(recipe, algorithm, clips, own):
+    args = read_settings(["--recipe", recipe, *own])
+    names = "loss aggregation normalisation zero_variance_filter no_positive_resampling fp32_head off_policy k prompts"
+    assert tuple(getattr(args, name) for name in names.split()) == algorithm
+    assert args.clips == clips
+
+
+def test_gspo_has_thresholds_of_its_own_and_the_sample_average_unless_another_or_a_recipe_is_asked_for():
+    args = read_settings(["--loss", "gspo"])
+    assert (args.clips, args.aggregation) == ({"eps_low": 3e-3, "eps_high": 5e-3}, "sample")  # conference Fig. 20
+    assert read_settings(["--loss", "gspo", "--eps-low", "0.01"]).clips == {"eps_low": 0.01, "eps_high": 5e-3}
+    assert read_settings(["--loss", "gspo", "--aggregation", "token"]).aggregation == "token"
+    assert read_settings(["--loss", "gspo", "--recipe", "scalerl"]).aggregation == "prompt"
+
+
+def test_a_default_eval_every_is_rounded_up_to_a_version_that_the_generators_get():
+    assert read_settings([*OWN, "--off-policy", "ppo", "--k", "8"]).eval_every == 104  # 100 is no multiple of 8
+    assert read_settings([*OWN, "--k", "8"]).eval_every == 100
+
+
+def test_the_embedded_tasks_choose_the_base_that_knows_them():
+    assert read_settings([]).model == "base"
+    assert read_settings(["--data", "arithmetic:1", "sorting:1"]).model == "base/sorting"
+    tiny = read_settings(["--data", "tiny", "--lr", "1e-3"])  # with settings of its own, and a flag that wins
+    assert (tiny.model, tiny.steps, tiny.generations, tiny.lr) == ("base/tiny", 160, 8, 1e-3)
+    assert read_settings(["--data", "tiny", "--model", str(BASE)]).steps == EMBEDDED["steps"]
+
+
+def test_a10_only_the_chosen_length_control_is_checked():
+    args = read_settings(
+        ["--length-control", "none", "--max-new-tokens", "64"]
+    )  # shorter than the preset's interruption
+    assert args.length_control == "none"
+
+
+def test_without_a_mark_interruptions_that_were_not_asked_for_are_none_and_the_default_phrase_ends_in_any_mark():
+    assert (read_settings([]).think_end, read_settings([]).length_control) == ("</think>", "interrupt")
+    args = read_settings(["--think-end", "none"])
+    assert (args.think_end, args.length_control) == (None, "none")
+    assert read_settings(["--think-end", "none", "--length-control", "penalty"]).length_control == "penalty"
+    own = [*OWN, "--think-end", "####"]
+    assert read_settings(own).interrupt_phrase.endswith("final answer now. ####")
+    assert read_settings([*own, "--interrupt-phrase", "So: ####"]).interrupt_phrase == "So: ####"
+
+
+def test_out_has_its_home_folder_filled_in_also_behind_an_equals_sign(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read_settings(["--out=~/runs/a"]).out == f"{tmp_path}/runs/a"
+
+
+# --- What is refused -------------------------------------------------------------------------------------------------
+
+
+def lines(name, count):
+    """A JSONL file of sums."""
+    Path(name).write_text("".join(f'{{"prompt": "1+{n}=", "answer": {n + 1}}}\n' for n in range(count)))
+
+
+REFUSED = {  # flags -> words of the message
+    # A wrong value
+    "--loss reinforce": ["got reinforce", "cispo, dapo, grpo, gspo or FILE.py:FUNCTION"],
+    "--loss gropo": ["did you mean grpo?"],
+    "--recipe scalrl": ["did you mean scalerl?"],
+    "--stesp 3": ["unrecognized arguments: --stesp 3; did you mean --steps?"],
+    "--average prompt": ["--average is now --aggregation"],
+    "--prompts 0": ["--prompts: got 0", "1 or more"],
+    "--prompts many": ["--prompts", "many"],
+    "--steps 1e3": ["--steps", "1e3"],
+    "--interrupt-at 0 9": ["--interrupt-at: got 0 9", "1 or more"],
+    "--lr 0": ["--lr is 0.0", "more than 0"],
+    "--lr inf": ["--lr is inf", "a finite number"],
+    "--timeout inf": ["--timeout is inf", "a finite number"],
+    "--temperature nan": ["--temperature is nan", "more than 0"],
+    "--verify-timeout 0": ["--verify-timeout is 0.0", "more than 0"],
+    "--weight-decay -0.1": ["--weight-decay: got -0.1", "0 or more"],
+    "--weight-decay inf": ["--weight-decay: got inf", "a finite number"],
+    "--seed 99999999999999999999": ["--seed is 99999999999999999999", "64 bits"],
+    "--no-positive-resampling 90": ["--no-positive-resampling", "got 90", "up to 1"],
+    "--no-positive-resampling yes": ["got yes; expected a share above 0 and up to 1, or off"],
+    "--think-end=": ["--think-end", "empty", "or none"],
+    "--data a.jsonl:x:y:z": ["--data"],
+    "--data tiny:0": ["--data", "tiny:0"],
+    "--virtual quick": ["--virtual quick: ", "exact"],
+    "--virtual measured:nowhere": ["--virtual measured:nowhere: ", "nowhere"],
+    "--eps-max 0.2": ["eps_max is 0.2", "at least 1"],
+    "--loss dapo --eps-low -0.2": ["half-widths are -0.2", "expected 0 or more"],
+    "--off-policy ppo --k 0": ["--k is 0", ">= 1 with ppo"],
+    "--k -1": ["--k is -1", ">= 0"],
+    "--off-policy ppo --k 8 --eval-every 12": ["--eval-every 12", "multiple of --k 8"],
+    "--generations 1": ["--generations is 1", "2 or more"],
+    "--trainers 2": ["--trainers 2 of 2 processes", "--nproc-per-node"],
+    # A flag that is not read
+    "--loss cispo --eps-high 0.3": ["--eps-high is not read by --loss cispo", "reads --eps-max"],
+    "--recipe deepseek --eps-max 4": ["--eps-max is not read by --loss grpo", "reads --eps"],
+    "--loss gspo --eps 0.2": ["--eps is not read by --loss gspo", "--eps-low, --eps-high"],
+    "--length-max 50": ["--length-max is not read by --length-control interrupt", "--interrupt-at"],
+    "--length-control none --interrupt-at 8 9": ["--interrupt-at is not read", "none of these"],
+    "--think-end none --length-control interrupt": ["--length-control with --think-end none", "the mark"],
+    "--think-end none --interrupt-at 8 9": ["--interrupt-at with --think-end none"],
+    "--no-fp32-head --dtype float32": ["--no-fp32-head with --dtype float32", "bfloat16"],
+    "--generators 3": ["--generators is read with --virtual only"],
+    "--virtual exact --generator vllm": ["--virtual with --generator vllm"],
+    "--evaluate base --steps 3 --lr 1": ["it does not read --lr, --steps"],
+    # Where it starts from
+    "--data F": ["--data", "needs --model"],
+    "--resume": ["--resume: found no --out"],
+    "--out file": ["--out file is a file; expected a folder"],
+    "--evaluate base --out file": ["--out file is a file; expected a folder"],
+    "--out old": ["old holds a run already"],
+    "--evaluate base --out old": ["old holds an evaluation already"],
+    "--out sft": ["sft holds checkpoint-500, of another program"],
+    "--out killed": ["killed holds checkpoint.tmp, of another program"],
+    "--resume --out sft": ["expected the log of the run whose checkpoints are in sft, found no sft/log.jsonl"],
+    # What the model and the prompts decide (build.py, sizing.py); 152 tokens is one of base's prompts and answers
+    "--model gpt2 --data rows.jsonl": ["'gpt2' is not supported", "qwen3"],
+    "--model {base} --data bad.jsonl": ["bad.jsonl:2: expected", "answer"],
+    "--model {base} --data rows.jsonl --k 2 --prompts 3": ["more than (k + 1)·P = 9 training prompts, got 9"],
+    "--reward nothing.py:judge": ["--reward {here}/nothing.py:judge: there is no file"],
+    "--interrupt-phrase =": ["ends in '</think>', got '='"],
+    "--interrupt-at 80 111": ["got (80, 111): no token would be left"],
+    "--interrupt-at 72 64": ["--interrupt-at 72 64: expected LO <= HI"],
+    "--interrupt-at 80 88 --max-new-tokens 64": ["< --max-new-tokens 64"],
+    "--token-budget 100": ["--token-budget 100 is smaller than one prompt with its completion, 152"],
+    "--max-prompt-tokens 600": ["--max-prompt-tokens 600 leaves no position for a completion: the model has 512"],
+    "--model {base} --data rows.jsonl --k 1 --prompts 3 --max-new-tokens 510 --interrupt-at 8 9": [
+        "within the 512 positions",
+        "got 4 + 510 tokens",
+        "--max-new-tokens",
+    ],
+    # 152 positions x 2 x 4 layers x 3 heads x 32 numbers x 4 bytes = 466,944 bytes a slot
+    "--slots 1000": ["--slots 1000 does not fit: 1000 slots x 152 positions x 3,072 bytes = 0.5 GB; 0.1 GB are"],
+}
+
+
+@pytest.mark.parametrize("argv", REFUSED)
+def test_what_cannot_work_is_refused_in_one_line_before_anything_starts(monkeypatch, capsys, argv):
+    if "--slots" in argv:
+        monkeypatch.setattr(sizing, "available", lambda: 100_000_000)
+    Path("file").touch()
+    for folder in ("old", "sft/checkpoint-500", "killed/checkpoint.tmp"):
+        Path(folder).mkdir(parents=True)
+    for name in ("log.jsonl", "evaluation.jsonl"):
+        Path("old", name).write_text("{}\n")
+    AutoConfig.for_model("gpt2").save_pretrained("gpt2")
+    lines("rows.jsonl", 10)
+    Path("bad.jsonl").write_text('{"prompt": "1+1=", "answer": 2}\n{"prompt": "1+2="}\n')
+    before = sorted(Path().rglob("*"))
+    message = refused(capsys, *argv.format(base=BASE).split())
+    for words in REFUSED[argv]:
+        assert words.format(here=Path.cwd()) in message, message
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_30_rows_are_enough_for_the_flags_that_10_were_too_few_for():
+    lines("rows.jsonl", 30)
+    assert build.prepare(read_settings(f"--model {BASE} --data rows.jsonl --k 2 --prompts 3".split()))
+
+
+def test_what_a_machine_lacks_is_said_in_one_line(monkeypatch, capsys):
+    def lacking(*_):
+        raise ImportError("pip install it")
+
+    monkeypatch.setattr(vllm_rollout, "require_vllm", lacking)
+    assert refused(capsys, "--generator", "vllm").endswith("error: pip install it")
+    monkeypatch.setattr(track, "find_spec", lambda name: None)
+    assert "--track wandb: " in refused(capsys, "--track", "wandb")
+    monkeypatch.setattr(sandbox, "protections", lambda: exec("raise RuntimeError('no sandbox works here')"))
+    cases = json.dumps({"input": ["1"], "output": ["1"]})
+    rows = [json.dumps({"prompt": f"{n}=", "answer": cases, "task": "code"}) for n in range(30)]
+    Path("rows.jsonl").write_text("\n".join(rows))
+    argv = f"--model {BASE} --data rows.jsonl --k 0 --prompts 3".split()
+    assert refused(capsys, *argv).endswith("error: no sandbox works here")
+
+
+def test_more_processes_than_one_are_refused_where_one_does_it_all(monkeypatch, capsys):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for mode in ("--evaluate base", "--virtual exact"):
+        assert f"{mode.split()[0]} runs in a single process" in refused(capsys, *mode.split())
+
+
+def test_a_generator_must_be_left(capsys, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert read_settings(["--trainers", "3"]).trainers == 3
+    assert "--trainers 4 of 4 processes" in refused(capsys, "--trainers", "4")
+
+
+# --- Resumed and evaluated runs --------------------------------------------------------------------------------------
+
+
+def past_run(out, *argv, checkpoint=True, **flags):
+    """A folder like that of an earlier run with these flags."""
+    args = read_settings(["--out", str(out), *argv])
+    Path(out).mkdir()
+    row = {"kind": "config", "flags": vars(args) | flags}
+    Path(out, "log.jsonl").write_text(json.dumps(row) + "\n")
+    for name in ("config.json", "state/.metadata", "state/run.json") if checkpoint else ():
+        path = Path(out, "checkpoint-2", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text('{"version": 2}')
+    return Path(out)
+
+
+def test_resuming_takes_the_flags_of_the_run_unless_given_again():
+    past_run("run", *"--loss dapo --eps-high 0.3 --lr 0.5 --steps 7 --trainers 1".split(), protections=["no network"])
+    args = read_settings("--resume --out run --steps 9".split())
+    assert (args.loss, args.clips, args.lr) == ("dapo", {"eps_low": 0.2, "eps_high": 0.3}, 0.5)
+    assert args.steps == 9 and args.resume and args.protections == []  # what belongs to a machine is not resumed
+
+
+def test_flags_of_earlier_versions_have_todays_names_and_those_that_are_gone_are_left_out():
+    past_run("run", average="token", aggregation=None, draining=True)
+    log = Path("run/log.jsonl")
+    row = json.loads(log.read_text())
+    del row["flags"]["aggregation"]
+    log.write_text(json.dumps(row) + "\n")
+    args = read_settings("--resume --out run".split())
+    assert args.aggregation == "token" and not hasattr(args, "average") and not hasattr(args, "draining")
+
+
+def test_resuming_with_other_batches_is_refused(capsys):
+    past_run("run", "--seed", "3", "--eval-prompts", "16")
+    assert "--resume with --seed 4: the run in run has 3" in refused(capsys, *"--resume --out run --seed 4".split())
+    assert "the run in run has 16" in refused(capsys, *"--resume --out run --eval-prompts 8".split())
+    assert read_settings("--resume --out run --eval-prompts 16".split()).seed == 3
+
+
+def test_a_virtual_run_is_resumed_only_where_nothing_was_half_finished(capsys):
+    past_run("run", *"--virtual exact --data tiny --k 1".split())
+    assert "--resume at step 2 of a run in virtual time" in refused(capsys, "--resume", "--out", "run")
+    past_run("zero", *"--virtual exact --data tiny --k 0".split())
+    assert read_settings("--resume --out zero".split()).checkpoint == "zero/checkpoint-2"
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_resuming_without_a_checkpoint_starts_anew_and_says_so(log):
+    if log:
+        past_run("run", "--lr", "0.5", checkpoint=False)
+    args = read_settings("--resume --out run".split())
+    assert not args.resume and args.lr == read_settings([]).lr  # flags too are those of a first start
+    assert args.notes == ["--resume: no checkpoint in run: starts anew"]
+
+
+def test_a_checkpoint_of_a_run_with_interruptions_is_evaluated_without_a_mark():
+    past_run("run", "--interrupt-at", "70", "72")
+    args = read_settings("--evaluate run/checkpoint-2 --think-end none".split())
+    assert (args.think_end, args.length_control) == (None, "none")
+    again = read_settings("--evaluate run/checkpoint-2".split())
+    assert (again.length_control, again.interrupt_at) == ("interrupt", [70, 72])
+    assert "interrupt_at" in again.asked and "slots" not in again.asked  # slots may be fitted to the machine
+    # An evaluation has no micro-batches, so --token-budget does not limit its lengths.
+    assert read_settings("--evaluate run/checkpoint-2 --max-new-tokens 4096".split()).max_new_tokens == 4096
+
+
+def test_data_of_a_run_are_found_from_another_folder_however_they_were_written(tmp_path, monkeypatch):
+    Path("here").mkdir()
+    monkeypatch.chdir("here")
+    lines("chat.jsonl", 9)
+    args = read_settings(["--model", str(BASE), "--data", "./chat.jsonl:2", "sorting"])
+    assert args.data == [f"{tmp_path}/here/chat.jsonl:2", "sorting"]
+    path = f"{tmp_path}/here/chat.jsonl"
+    past_run("run", "--model", str(BASE), "--data", path)
+    past_run("older", "--model", str(BASE), "--data", path, data=["chat.jsonl"])  # as earlier versions logged it
+    for run, folder in (("run", ".."), ("older", ".")):
+        found = Path(run).absolute()
+        monkeypatch.chdir(folder)
+        assert read_settings(["--resume", "--out", str(found)]).data == [path]
+        assert read_settings(["--evaluate", str(found / "checkpoint-2")]).data == [path]
+        monkeypatch.chdir(tmp_path / "here")
+    assert read_settings("--resume --out run --data ./chat.jsonl".split()).data == [path]  # the same, not refused
+
+
+# --- What the settings ask for ---------------------------------------------------------------------------------------
+
+
+def test_eq9_the_penalty_reaches_the_scorer_only_with_length_control_penalty():
+    prompt = data.Prompt(0, (1,), "", "1", "arithmetic")
+    for control, expected in (("penalty", 0.5), ("interrupt", 1.0), ("none", 1.0)):
+        lengths = ["--length-max", "4", "--length-cache", "2"] if control == "penalty" else []
+        scorer = make_scorer(read_settings(["--length-control", control, *lengths]))
+        scorer.submit(SimpleNamespace(text="<think>1</think>1", ids=[0] * 3, truncated=False), prompt)
+        assert [score.reward for score in scorer.finished()] == [expected]  # 1 + (4 - 3) / 2 - 1
+
+
+def test_verifiers_is_the_number_of_workers_beside_a_generator():
+    assert [len(make_scorer(read_settings(asked))._workers) for asked in ([], ["--verifiers", "5"])] == [2, 5]
+
+
+def test_a10_only_length_control_interrupt_interrupts():
+    for control, expected in (("interrupt", (96, 104)), ("penalty", None), ("none", None)):
+        args = read_settings(["--length-control", control])
+        assert make_generator(args, torch.device("cpu"), torch.float32).think_budget == expected
+
+
+def test_a_run_without_git_has_no_commit(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    found = provenance(data.Data([1, 2, 3], [4], 5, 6))
+    assert found["commit"] is None and found["versions"]["torch"] == torch.__version__
+    assert found["prompts"] == {"train": 3, "validation": 1, "too_long": 5, "repeated": 6, "unusable": 0}
+
+
+# --- Lengths and slots made to fit -----------------------------------------------------------------------------------
+
+
+def sized(*argv, positions, phrase=19):
+    """(max_prompt_tokens, max_new_tokens, interrupt_at, length_max, length_cache), and what is said about them."""
+    args = read_settings([*OWN, *argv])
+    said = sizing.fit_lengths(args, positions, args.default_new, phrase)
+    return [args.max_prompt_tokens, args.max_new_tokens, args.interrupt_at, args.length_max, args.length_cache], said
+
+
+def test_lengths_that_are_not_given_shrink_to_the_models_positions_by_one_factor():
+    assert sized(positions=16384) == ([2048, 14336, (10000, 12000), 14000, 2000], "")
+    # 8,192 positions are half of the paper's 16,384.
+    lengths, said = sized(positions=8192)
+    assert lengths == [1024, 7168, (5000, 6000), 7000, 1000]
+    assert "8192 positions" in said and "--max-new-tokens 7168 instead of 14336" in said
+    assert "--interrupt-at 5000 6000 instead of 10000 12000" in said
+    # A prompt length that is given stays: 7,168 = 14,336 / 2 are left of 7,268.
+    lengths, said = sized("--max-prompt-tokens", "100", positions=7268)
+    assert lengths == [100, 7168, (5000, 6000), 7000, 1000] and "--max-prompt-tokens" not in said
+    lengths, _ = sized("--interrupt-at", "6000", "6500", positions=8192)
+    assert lengths == [1024, 7168, [6000, 6500], 7000, 1000]
+
+
+def test_default_interruptions_follow_a_given_length_that_they_would_not_fit():
+    lengths, said = sized("--max-new-tokens", "1792", positions=8192)  # an eighth of the paper's
+    assert lengths[:3] == [2048, 1792, (1250, 1500)]
+    assert said == "Lengths made to fit, --max-new-tokens is 1792: --interrupt-at 1250 1500 instead of 10000 12000"
+    assert sized("--max-new-tokens", "13000", positions=16384) == ([2048, 13000, (10000, 12000), 14000, 2000], "")
+    # 56 = 14,336 / 256 scales them to 39 and 46; but 46 + 19 tokens of phrase leave none for the answer: at most 36.
+    lengths, _ = sized("--max-new-tokens", "56", positions=8192)
+    assert lengths[2] == (30, 36)
+
+
+def test_given_lengths_are_never_changed():
+    lengths, _ = sized("--max-new-tokens", "8000", "--interrupt-at", "70", "90", positions=8192)
+    assert lengths[:3] == [2048, 8000, [70, 90]]  # `prepare` refuses them if the prompts at hand are too long
+
+
+# The config of Qwen3-0.6B as published.
+QWEN3 = AutoConfig.for_model(
+    "qwen3",
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_hidden_layers=28,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=151936,
+    max_position_embeddings=40960,
+    tie_word_embeddings=True,
+)
+
+
+@pytest.mark.parametrize("trainers", [0, 1], ids=["a GPU of its own", "a GPU shared with the trainer"])
+def test_the_papers_defaults_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trainers):
+    args = read_settings([*OWN, "--dtype", "bfloat16"])
+    assert args.slots == 256  # x 16,384 positions x 2 x 28 layers x 8 heads x 128 numbers x 2 bytes = 481 GB
+    said = sizing.fit_slots(args, QWEN3, free=80_000_000_000, trainers=trainers, generators=1)
+    slot, parameters = 16384 * 114_688, 596_049_920
+    # A trainer needs 16 bytes per parameter, 9.5 GB, besides its micro-batch.
+    needed = args.slots * slot + 2 * parameters + trainers * 16 * parameters
+    assert 0.9 * 80e9 - needed < (1 + 3 * trainers) * slot  # left: less than one slot and the micro-batch
+    assert needed < 0.9 * 80e9 and args.slots == (29 if trainers else 37)
+    assert "256 slots x 16,384 positions x 114,688 bytes = 481.0 GB" in said and f"--slots {args.slots} " in said
+    assert "80.0 GB are free" in said and "a trainer needs about" in said
+
+
+def test_slots_that_are_given_and_do_not_fit_are_refused_with_what_would_fit():
+    args = read_settings([*OWN, "--dtype", "bfloat16", "--slots", "256"])
+    with pytest.raises(ValueError, match="--slots 256 does not fit: .*481.0 GB; 80.0 GB are free.*; 37 would fit"):
+        sizing.fit_slots(args, QWEN3, free=80_000_000_000, trainers=0, generators=1)
+    args = read_settings([*OWN, "--dtype", "bfloat16"])
+    with pytest.raises(ValueError, match="0 would fit. Lower --slots or --max-new-tokens"):
+        sizing.fit_slots(args, QWEN3, free=2_000_000_000, trainers=0, generators=1)
+    assert args.slots == 256
+
+
+@pytest.mark.parametrize(
+    "gpus, rank, world, expected",
+    [
+        (0, 0, 2, (1, 1)),
+        (0, 4, 5, (1, 4)),  # without a GPU all ranks share the machine's memory
+        (1, 1, 2, (1, 1)),
+        (8, 5, 8, (0, 1)),
+        (2, 1, 4, (0, 2)),
+        (2, 0, 4, (1, 1)),  # rank 0 is the trainer
+    ],
+)
+def test_ranks_on_one_gpu_or_without_a_gpu_on_one_machine_share_its_memory(monkeypatch, gpus, rank, world, expected):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 + device, 2000))
+    for name, value in {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": rank, "LOCAL_RANK": rank}.items():
+        monkeypatch.setenv(name, str(value))
+    found = sizing.neighbours(read_settings([]))
+    assert (found["trainers"], found["generators"]) == expected
+    assert found["free"] == 1000 + rank % gpus if gpus else found["free"] > 1e6
+
+
+def test_the_simple_generator_on_a_gpu_names_the_fast_one(monkeypatch):
+    config, args = AutoConfig.from_pretrained(BASE), read_settings([])
+    assert sizing.fit(args, config, 1) == []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert "--generator vllm" in "".join(sizing.fit(args, config, 1))
+    assert sizing.fit(read_settings(["--generator", "vllm"]), config, 1) == []
+
+
+# --- The command line ------------------------------------------------------------------------------------------------
+
+
+def test_every_flag_stands_once_in_the_help_with_words_of_its_own():
+    actions = known_flags()._actions[1:]  # without --help
+    assert all(action.help for action in actions)
+    clips = {clip for known in loss.LOSSES.values() for clip in known.clips}
+    assert Counter(action.dest for action in actions) == Counter([*FIELDS, *clips])
+    starts = [line.split()[0].rstrip(",") for line in known_flags().format_help().splitlines() if line[:3] == "  -"]
+    assert Counter(starts) == Counter(["-h", *map(option, [*FIELDS, *clips])])
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--lr", "0"]])
+def test_help_and_a_wrong_flag_answer_without_slow_imports_and_without_prompts(argv):
+    probe = "import atexit, runpy, sys; atexit.register(lambda: print(*sys.modules)); import data; "
+    probe += "data.examples = sys.exit; runpy.run_path(sys.argv[0], run_name='__main__')"
+    code = f"import sys; sys.argv = [{str(ROOT / 'train.py')!r}, *{argv}]; sys.path.insert(0, {str(ROOT)!r}); {probe}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == (0 if argv == ["--help"] else 2), done.stderr
+    modules = set(done.stdout.splitlines()[-1].split())
+    assert "plumbing.settings" in modules
+    assert not modules & {"transformers", "matplotlib", "datasets", "torch.distributed.fsdp"}

@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 import train
 from plumbing import costs, logs, run_folder, settings
-from plumbing.monitor import Monitor
 from plumbing.virtual import Events, InOneProcess, Memory
 
 # --- Clock, store, weights -------------------------------------------------------------------------------------------
@@ -171,14 +170,6 @@ def test_the_error_of_a_generator_is_raised_where_the_trainer_waits_and_the_othe
         processes.store.wait("a group", bool)
     processes.close()
     assert cleared == [1, 2]
-
-
-def test_a_verdict_that_timed_out_is_said_once_to_break_the_repetition():
-    said = []
-    monitor = Monitor(said.append, None, SimpleNamespace(virtual="balanced"))
-    for late in (0, 1, 1):
-        monitor.show_failures({"timed_out": late, "failures": []})
-    assert len(said) == 1 and "this run may not repeat bit for bit" in said[0]
 
 
 # --- Whole runs ------------------------------------------------------------------------------------------------------
@@ -424,24 +415,3 @@ def test_measured_says_which_column_a_log_lacks_and_refuses_virtual_logs(runs, t
         costs.named(f"measured:{tmp_path / 'b.jsonl'}")
     with pytest.raises(OSError):
         costs.named(f"measured:{tmp_path / 'none'}")
-
-
-@pytest.mark.parametrize(
-    "argv, said",
-    [
-        ("--virtual fast", "--virtual fast: expected one of exact, generators, balanced, trainers"),
-        ("--generators 2", "--generators is read with --virtual only"),
-        ("--virtual exact --generator vllm", "--virtual with --generator vllm"),
-    ],
-)
-def test_what_virtual_time_cannot_do_is_refused(capsys, argv, said):
-    with pytest.raises(SystemExit) as end:
-        settings.read_settings(argv.split())
-    assert end.value.code == 2 and said in capsys.readouterr().err
-
-
-def test_several_processes_are_refused(capsys, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SystemExit):
-        settings.read_settings(["--virtual", "exact"])
-    assert "single process" in capsys.readouterr().err

@@ -44,6 +44,18 @@ class Rule(NamedTuple):
     alternates: bool  # whether a step waits for all requests admitted so far, so that generators and trainers alternate
 
 
+def ppo_batches(version, k):
+    """PPO-off-policy-k: the batches of all phases that have begun, k each."""
+    # Deviation: if too few prompts are free when a phase begins, the missing requests are admitted in its middle; the
+    # staleness of their tokens stays bounded.
+    return (version // k + 1) * k
+
+
+def ppo_publishes(version, k):
+    """PPO-off-policy-k: whether this version stands between two phases."""
+    return version % k == 0
+
+
 OFF_POLICY = {
     "pipeline": Rule(
         least_k=0,
@@ -52,14 +64,7 @@ OFF_POLICY = {
         publishes=lambda version, k: True,
         alternates=False,
     ),
-    "ppo": Rule(
-        least_k=1,
-        # Deviation: if too few prompts are free when a phase begins, the missing requests are admitted in its middle;
-        # the staleness of their tokens stays bounded.
-        batches=lambda version, k: (version // k + 1) * k,
-        publishes=lambda version, k: version % k == 0,
-        alternates=True,
-    ),
+    "ppo": Rule(least_k=1, batches=ppo_batches, publishes=ppo_publishes, alternates=True),
 }
 
 

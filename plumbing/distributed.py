@@ -202,6 +202,9 @@ class Processes:
             print(f"train.py: {reason} ({self.name(self.rank)})")
         return 0
 
+    def close(self):
+        """Nothing is left to do: the process ends."""
+
     # --- Collectives of the trainers, the identity on one
 
     def any(self, flag):

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import precision
-from pipeline import Completion
+from pipeline import Rollout
 
 NAN, INF = float("nan"), float("inf")
 
@@ -495,7 +495,7 @@ def test_a19_recomputing_gives_log_rho_0_with_the_same_head_and_less_than_the_bf
     a19.random_policy(tmp_path, spread=1.0)
     ids = torch.randint(2, 32_000, (2, 12), generator=torch.Generator().manual_seed(0)).tolist()
     done = [
-        Completion(0, n, False, row[:4], row[4:], [True] * 8, [0.0] * 8, [0] * 8, "", False, False)
+        Rollout(0, n, False, row[:4], row[4:], [True] * 8, [0.0] * 8, [0] * 8, "", False, False)
         for n, row in enumerate(ids)
     ]
     first, gen_logprobs, top = a19.recompute(tmp_path, done, fp32_head=True)

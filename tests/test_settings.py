@@ -283,14 +283,16 @@ def test_resuming_takes_the_flags_of_the_run_unless_given_again():
     assert args.steps == 9 and args.resume and args.protections == []  # what belongs to a machine is not resumed
 
 
-def test_flags_of_earlier_versions_have_todays_names_and_those_that_are_gone_are_left_out():
-    past_run("run", average="token", aggregation=None, draining=True)
-    log = Path("run/log.jsonl")
-    row = json.loads(log.read_text())
-    del row["flags"]["aggregation"]
-    log.write_text(json.dumps(row) + "\n")
+def test_a_log_of_an_earlier_version_is_resumed_with_todays_names_and_without_flags_that_are_gone():
+    row = (ROOT / "tests" / "data" / "earlier_config.jsonl").read_text()
+    flags = json.loads(row)["flags"]
+    assert flags["average"] == "token" and "default_new" in flags and "fitted" in flags
+    past_run("run")
+    Path("run/log.jsonl").write_text(row)
     args = read_settings("--resume --out run".split())
-    assert args.aggregation == "token" and not hasattr(args, "average") and not hasattr(args, "draining")
+    assert (args.aggregation, args.loss, args.clips) == ("token", "dapo", flags["clips"])
+    assert all(vars(args)[name] == flags[name] for name in FIELDS.keys() & flags.keys() - {"out", "trainers", "resume"})
+    assert not {"average", "fitted"} & vars(args).keys()
 
 
 def test_resuming_with_other_batches_is_refused(capsys):

@@ -2,7 +2,7 @@
 
 Sec. 2 and A.3 (setup, optimizer), Sec. 3 and A.17 (clips), Sec. 4 (ScaleRL), A.10 (interruptions), A.16 (Fig. 2).
 
-    --recipe NAME    -> RECIPES     algorithm only: loss, average, normalisation, filters, head, off-policy, k, prompts
+    --recipe NAME    -> RECIPES     algorithm: loss, aggregation, normalisation, filters, head, off-policy, k, prompts
     the loss's clips -> declared beside each loss in loss.py
     setup            -> EMBEDDED for the models in base/, TINY for base/tiny, PAPER for any other: learning rate, steps,
                         lengths, validation

@@ -3,7 +3,7 @@
     OMP_NUM_THREADS=1 python benchmarks/asynchrony.py            5 to 6 minutes on two cores
 
 Both run here, one after the other. --slots is so low by default that training takes 0.3 to 0.9 of the generation time,
-as in a fleet with more generators than trainers. Measured over whole PPO phases, without the first and the last two:
+as where there are more generators than trainers. Measured over whole PPO phases, without the first and the last two:
 where the run starts and ends, one of the two processes has no work. Prints a table and the ratio of completions/s.
 """
 

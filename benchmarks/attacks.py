@@ -1,7 +1,7 @@
 # ruff: noqa: E501  (one attack after the other)
 """Wrong answers made by rules, 300 and more of each kind: none may earn a reward.
 
-    python benchmarks/attacks.py               all kinds; prints how many were judged right, and which
+    python benchmarks/attacks.py               all kinds; prints how many were graded right, and which
     python benchmarks/attacks.py --count 60 words sets
 
 A rule takes a reference and random numbers and makes an answer that a reader calls wrong. tests/test_attacks.py runs a
@@ -214,7 +214,7 @@ def attacks(kind, count, seed=0):
 
 
 def paid(kind, count, seed=0):
-    """The attacks that are judged right."""
+    """The attacks that are graded right."""
     return [attack for attack in attacks(kind, count, seed) if KINDS[kind][1](*attack) is True]
 
 

@@ -88,10 +88,10 @@ def play(folder):
         text = path.read_text()
         if exercise.name == "staleness":
             say(command(folder, "train", "--steps", 4, "--prompts", 8, "--eval-every", 4, "--eval-prompts", 32))
-        if exercise.name == "too-old":
+        if exercise.name == "too-stale":
             short = "--data tiny --virtual exact --steps 10 --eval-every 2".split()
             for k in (0, 4, 32):
-                say(command(folder, "train", *short, "--k", k, "--out", f"ages/k{k}"))
+                say(command(folder, "train", *short, "--k", k, "--out", f"stale/k{k}"))
         if exercise.kind != "measure":
             found = checker.check(exercise, folder, checker.originals_of(folder), EXERCISES)
             assert found and all(line.startswith(exercise.name) for line in found), (exercise.name, found)

@@ -21,7 +21,7 @@ Rows, all from the points before the cut, and clipped to [0, 1]:
 source, and in two halves of the sources: HALF, on which constants are chosen, and the rest.
 --compare counts how often `forecast.compare` can tell apart two runs: seeds of one recipe (it should not), and runs of
 two recipes of a source whose A and ends differ by 0.05 or more in the mean, no end of one within those of the other. In
-results/study/ the recipes are too near for that, but for runs that fall.
+results/study/ the recipes are too near for that, but for runs that collapse.
 Stop rule: with C the last fitted compute, "stop" is right if the mean pass rate over (1.8 C, 2 C] is above that over
 (0.8 C, C] by less than the gain, else "go on" is. Judged at cuts up to 50 % if both stretches have points.
 
@@ -254,14 +254,14 @@ def recipes():
 
 def apart(one, other):
     """Do two recipes differ: A and ends by 0.05 in the mean, and no end of one among those of the other?"""
-    ends = [[law.run.reward[-max(5, len(law.run.reward) // 10) :].mean() for law in side] for side in (one, other)]
-    A = [np.mean([law.A for law in side]) for side in (one, other)]
+    ends = [[law.run.reward[-max(5, len(law.run.reward) // 10) :].mean() for law in laws] for laws in (one, other)]
+    A = [np.mean([law.A for law in laws]) for laws in (one, other)]
     clear = min(ends[0]) > max(ends[1]) or min(ends[1]) > max(ends[0])
     return clear and min(abs(A[0] - A[1]), abs(np.mean(ends[0]) - np.mean(ends[1]))) >= 0.05
 
 
 def told(one, other):
-    """Can the data tell the sides, lists of Forecasts, apart?"""
+    """Can the data tell the settings, lists of Forecasts, apart?"""
     return "and the data can tell" in forecast.compare([one, other])[1]
 
 
@@ -282,10 +282,10 @@ def comparisons():
         print(f"  {source:24}{single:3} of {pairs:3} ({single / pairs:.0%}); {double} of {divisions}")
     print("recipes that differ: runs told apart, of pairs; all against all")
     for (source, one), (same, other) in combinations(laws, 2):
-        sides = laws[source, one], laws[same, other]
-        if source == same and source != "our study" and apart(*sides):
-            hits = [told([x], [y]) for x, y in product(*sides)]
-            print(f"  {one} and {other}: {sum(hits)} of {len(hits)}; {'told' if told(*sides) else 'not told'}")
+        settings = laws[source, one], laws[same, other]
+        if source == same and source != "our study" and apart(*settings):
+            hits = [told([x], [y]) for x, y in product(*settings)]
+            print(f"  {one} and {other}: {sum(hits)} of {len(hits)}; {'told' if told(*settings) else 'not told'}")
 
 
 def other(path):

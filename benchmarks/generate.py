@@ -4,11 +4,11 @@
     python benchmarks/generate.py --model DIR                  your model, on a GPU if there is one
     python benchmarks/generate.py --help                       sizes
 
-Both sides sample the same number of tokens for the same prompts: a completion's length is drawn uniformly, EOS does not
-end it, and each row stops at its own length (on the `generate` side by a stopping criterion). `generate` gets batches
-of as many prompts as the other side has slots, padded on the left; a batch lasts as long as its longest row.
+Both sample the same number of tokens for the same prompts: a completion's length is drawn uniformly, EOS does not
+end it, and each row stops at its own length (in `generate` by a stopping criterion). `generate` gets batches
+of as many prompts as TorchGenerator has slots, padded on the left; a batch lasts as long as its longest row.
 TorchGenerator gets one request per prompt and also returns log-probs, which `generate` does not. Rounds alternate
-between the sides; the table shows each side's least wall time and least CPU time. On a CPU that others use too, compare
+between the two; the table shows each one's least wall time and least CPU time. On a CPU that others use too, compare
 the CPU times. Target: 1.5 times the tokens per second.
 """
 
@@ -27,7 +27,7 @@ from rollout import TorchGenerator, completion_keys, uniform  # noqa: E402
 
 
 def lengths(keys, bounds):
-    """Rollout lengths in tokens, one per key in `keys`, uniform in `bounds`: from draw -2, which no token uses."""
+    """Completion lengths in tokens, one per key in `keys`, uniform in `bounds`: from draw -2, which no token uses."""
     return bounds[0] + (uniform(keys, -2) * (bounds[1] - bounds[0] + 1)).long()
 
 
@@ -52,7 +52,7 @@ class RowLengths(StoppingCriteria):
 
 
 class NoText:
-    """Stands in for a tokenizer: neither side decodes text here."""
+    """Stands in for a tokenizer: neither of the two decodes text here."""
 
     eos_token_id = 1
 
@@ -136,14 +136,14 @@ def batched(model, requests, args):
     return done
 
 
-def measure(side, model, requests, args):
+def measure(method, model, requests, args):
     """(tokens, wall seconds, CPU seconds, decode steps: forward passes of one token per row) of one round."""
     passes = []
     hook = model.get_decoder().register_forward_pre_hook(
         lambda module, inputs, kwargs: passes.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
     wall, cpu = time.perf_counter(), time.process_time()
-    tokens = sum(side(model, requests, args))
+    tokens = sum(method(model, requests, args))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     hook.remove()
     return tokens, wall, cpu, passes.count(1)
@@ -152,22 +152,22 @@ def measure(side, model, requests, args):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", help="folder of a Hugging Face causal LM (default: random, the base's shape)")
-    parser.add_argument("--slots", type=int, default=32, help="slots of the one side, batch size of the other")
+    parser.add_argument("--slots", type=int, default=32, help="slots of TorchGenerator, batch size of generate")
     parser.add_argument("--prompts-per-slot", type=int, default=8, help="prompts / slots")
     parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(6, 28), metavar=("LO", "HI"), help="uniform")
     parser.add_argument(
         "--lengths", type=int, nargs=2, default=(20, 200), metavar=("LO", "HI"), help="completion tokens, uniform"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds per side")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each")
     args = parser.parse_args()
     model = load(args)
     results = {continuous: [], batched: []}
     requests = make_requests(args.slots * args.prompts_per_slot, model, args)
-    for side in (continuous, batched):
-        side(model, requests[: args.slots // 4], args)  # warm-up
+    for method in (continuous, batched):
+        method(model, requests[: args.slots // 4], args)  # warm-up
     for _ in range(args.rounds):
-        for side in (continuous, batched):
-            results[side].append(measure(side, model, requests, args))
+        for method in (continuous, batched):
+            results[method].append(measure(method, model, requests, args))
     print(
         f"{len(requests)} prompts of {args.prompt_tokens[0]}-{args.prompt_tokens[1]} tokens, completions of "
         f"{args.lengths[0]}-{args.lengths[1]}, {args.slots} slots, {model.dtype} on {model.device}, "
@@ -175,12 +175,12 @@ def main():
     )
     print(f"{'':16}{'tokens':>8}{'decode steps':>14}{'wall s':>9}{'CPU s':>9}{'tokens/s':>10}{'tokens/CPU s':>14}")
     rates = {}
-    for name, side in (("TorchGenerator", continuous), ("model.generate", batched)):
-        tokens, walls, cpus, steps = zip(*results[side])
-        rates[side] = tokens[0] / min(walls), tokens[0] / min(cpus)
+    for name, method in (("TorchGenerator", continuous), ("model.generate", batched)):
+        tokens, walls, cpus, steps = zip(*results[method])
+        rates[method] = tokens[0] / min(walls), tokens[0] / min(cpus)
         print(
             f"{name:16}{tokens[0]:8}{steps[0]:14}{min(walls):9.2f}{min(cpus):9.2f}"
-            f"{rates[side][0]:10.0f}{rates[side][1]:14.0f}"
+            f"{rates[method][0]:10.0f}{rates[method][1]:14.0f}"
         )
     ratios = [ours / theirs for ours, theirs in zip(rates[continuous], rates[batched])]
     print(f"{'ratio':16}{'':40}{ratios[0]:10.2f}{ratios[1]:14.2f}")

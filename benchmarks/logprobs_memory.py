@@ -3,11 +3,11 @@
     python benchmarks/logprobs_memory.py              on a GPU if there is one, else on the CPU (minutes: 9 TFLOP)
     python benchmarks/logprobs_memory.py --help       sizes
 
-Each side runs in a process of its own, so that the peak is of that side alone: peak resident set (CPU, Linux) or peak
-allocated bytes (GPU), less what was there before the pass (head weight, hidden states) and less the gradient of the
-head weight. Both sides compute log-probs and entropy, multiply the same weight in fp32, and hold no tensor longer than
-autograd needs it.
-Targets: memory at most 1/6, time at most 1.5 times. On a CPU that others use too, compare the CPU times.
+Each method runs in a process of its own, so that the peak is of that method alone: peak resident set (CPU, Linux) or
+peak allocated bytes (GPU), less what was there before the pass (head weight, hidden states) and less the gradient of
+the head weight. Both compute log-probs and entropy, multiply the same weight in fp32, and hold no tensor longer than
+autograd needs it. Targets: memory at most 1/6, time at most 1.5 times. On a CPU that others use too, compare the CPU
+times.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def chunked(hidden, head_weight, ids, chunk):
     return precision.token_logprobs(hidden, head_weight, ids, chunk=chunk)
 
 
-SIDES = {"naive": naive, "chunked": chunked}
+METHODS = {"naive": naive, "chunked": chunked}
 
 
 def held(device):
@@ -56,7 +56,7 @@ def peak(device):
 
 
 def one_pass(function, tokens, args):
-    """Seconds, CPU seconds and extra bytes of forward + backward on random states; sums, to compare the two sides."""
+    """Seconds, CPU seconds and extra bytes of forward + backward on random states; sums, to compare the two methods."""
     torch.manual_seed(0)
     dtype = getattr(torch, args.dtype)
     hidden = torch.empty(tokens, args.hidden, dtype=dtype, device=args.device).normal_().requires_grad_()
@@ -78,12 +78,12 @@ def one_pass(function, tokens, args):
 
 
 def child(args):
-    """Measure one side and print the numbers as JSON; on a GPU, after a small pass that loads the kernels."""
+    """Measure one method and print the numbers as JSON; on a GPU, after a small pass that loads the kernels."""
     if args.device == "cuda":
-        one_pass(SIDES[args.side], 64, args)
+        one_pass(METHODS[args.method], 64, args)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    print(json.dumps(one_pass(SIDES[args.side], args.tokens, args)))
+    print(json.dumps(one_pass(METHODS[args.method], args.tokens, args)))
 
 
 def parse_args():
@@ -94,26 +94,26 @@ def parse_args():
     parser.add_argument("--chunk", type=int, default=256, help="tokens whose logits exist at once")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of states and head weight")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--side", choices=SIDES, help="measure one side in this process (used by the script)")
+    parser.add_argument("--method", choices=METHODS, help="measure one method in this process (used by the script)")
     return parser.parse_args()
 
 
 def main():
     args = parse_args()
-    if args.side:
+    if args.method:
         return child(args)
     results = {}
-    for side in SIDES:
-        command = [sys.executable, __file__, *sys.argv[1:], "--side", side]
-        results[side] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    for method in METHODS:
+        command = [sys.executable, __file__, *sys.argv[1:], "--method", method]
+        results[method] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     print(
         f"{args.tokens} tokens, hidden {args.hidden}, V {args.vocab}, {args.dtype}, chunk {args.chunk}, "
         f"{args.device}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     )
-    print("| side | memory above head weight and gradient, MiB | forward + backward, s | CPU time, s |")
+    print("| method | memory above head weight and gradient, MiB | forward + backward, s | CPU time, s |")
     print("|---|---|---|---|")
-    for side, result in results.items():
-        print(f"| {side} | {result['bytes'] / 2**20:.0f} | {result['seconds']:.2f} | {result['cpu_seconds']:.2f} |")
+    for method, result in results.items():
+        print(f"| {method} | {result['bytes'] / 2**20:.0f} | {result['seconds']:.2f} | {result['cpu_seconds']:.2f} |")
     one, other = results["naive"], results["chunked"]
     apart = max(abs(a / b - 1) for a, b in zip(one["sums"], other["sums"]))
     print(

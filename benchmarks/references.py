@@ -38,7 +38,7 @@ def last_formula(question):
     return found[-1].strip(" .,;?") if found else ""
 
 
-def judged(answers, blind):
+def graded(answers, blind):
     """{(kind, answer, reference): verdict} of boxes, by two workers."""
     scorer = Scorer(timeout=20.0, workers=2, think_end=None)
     verdicts = {}
@@ -71,7 +71,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("file", type=Path)
     parser.add_argument("--kinds", nargs="+", help="only these kinds of tests")
-    parser.add_argument("--blind", action="store_true", help="the judge does not see the question")
+    parser.add_argument("--blind", action="store_true", help="the grader does not see the question")
     args = parser.parse_args()
     rows = []
     refused = 0
@@ -82,7 +82,7 @@ def main():
             refused += 1
     print(f"{refused} references refused when loaded, {len(rows)} left")
     asked = [test for test in tests(rows) if not args.kinds or test[0] in args.kinds]
-    verdicts = judged(asked, args.blind)
+    verdicts = graded(asked, args.blind)
     for (kind, answer, reference), verdict in verdicts.items():
         if verdict is (kind in ("given back", "neighbour")) or verdict is False and kind in SPELLINGS:
             print(f"{kind}: {answer!r} for {reference!r}: {verdict}")

@@ -1,8 +1,8 @@
-"""Sec. 2, Sec. 3.1: the paper's fleet of 64 generators and 16 trainers in virtual time; nothing is learnt.
+"""Sec. 2, Sec. 3.1: the paper's 64 generators and 16 trainers in virtual time; nothing is learnt.
 
     python benchmarks/simulated_fleet.py                  all rows: the table, results/simulated_fleet.json, the figure
     python benchmarks/simulated_fleet.py --rows k=8 slow  only rows whose names hold one of these texts; prints them
-    python benchmarks/simulated_fleet.py --requests       requests to the mailbox by what a rank is doing, and how many
+    python benchmarks/simulated_fleet.py --requests       requests to the store by what a rank is doing, and how many
                                                           such ranks one store bears
 
 pipeline.py's own Pipeline, serve and Mailbox run here, in virtual time (plumbing/virtual.py). Only the work is
@@ -41,13 +41,13 @@ from data import Prompt  # noqa: E402
 from plumbing import virtual  # noqa: E402
 
 TOKEN = 0.020  # seconds of a decode step
-CHUNK = 16  # tokens that one entry of Rollout.versions stands for; the ages are as exact as that
+CHUNK = 16  # tokens that one entry of Rollout.versions stands for; staleness is as exact as that
 CYCLES = 3  # at least so many cycles of k + 1 optimizer steps are measured
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A fleet and its work; the paper's where known (Sec. 2), else the numbers of a plausible one."""
+    """The processes of a run and their work; the paper's where known (Sec. 2), else the numbers of a plausible one."""
 
     off_policy: str = "pipeline"
     k: int = 8  # optimizer steps
@@ -78,7 +78,7 @@ class Setting:
 
     @property
     def warm_up(self):
-        """Steps that are not measured: until the fleet has left its start behind."""
+        """Steps that are not measured: until the run has left its start behind."""
         return 2 * self.cycle
 
     @property
@@ -135,13 +135,13 @@ class Running:
 
 
 class Generator:
-    """What `pipeline.serve` asks of a generator. Decode steps in which nothing ends and no news comes pass at once."""
+    """What `pipeline.serve` asks of a generator. Decode steps without an end and a new control state pass at once."""
 
     def __init__(self, setting, world, slow=1.0, poll=False):
         self.setting = setting
         self.world = world
         self.seconds = TOKEN * slow
-        self.poll = poll  # a decode step at a time, so that the mailbox is asked as often as in a real run
+        self.poll = poll  # a decode step at a time, so that the store is asked as often as in a real run
         self.version = 0
         self.running = []
         self.queue = deque()
@@ -167,7 +167,7 @@ class Generator:
         self.version = version
 
     def step(self):
-        """Decode until a completion ends or the mailbox has news; returns the completions that have ended."""
+        """Decode until a completion ends or the control state changes; returns the completions that have ended."""
         while self.queue and len(self.running) < self.setting.slots:
             self.running.append(self.queue.popleft())
         steps = self.decode(min(one.left for one in self.running))
@@ -181,7 +181,7 @@ class Generator:
         return [completion(one) for one in ended]
 
     def decode(self, steps):
-        """Let the time of so many decode steps pass, or until the end of that in which news comes; returns how many."""
+        """Decode so many steps, or fewer: until the one in which the control state changes. Returns how many."""
         if self.poll:
             self.world.sleep(self.seconds)
             return 1
@@ -253,10 +253,10 @@ def train(setting, world, box, send, rows):
         box.store.enter("trains")
         world.sleep(setting.train)
         if box.rank == 0:
-            ages = Counter()
+            staleness = Counter()
             for rollout in rollouts:
-                ages.update({step - version: count for version, count in rollout.versions.items()})
-            rows.append({"step": step, "ended": world.now, "ages": ages, "idle": pipe.idle()})
+                staleness.update({step - version: count for version, count in rollout.versions.items()})
+            rows.append({"step": step, "ended": world.now, "ages": staleness, "idle": pipe.idle()})
         box.store.enter("waits")
         if setting.drain:
             pipe.drain()
@@ -307,7 +307,7 @@ class Watched(Generator):
 def run(setting, poll=False):
     """(rows of the steps, generators, {rank: its Counted store}, virtual seconds) of a whole run.
 
-    poll  True: as in a real run, ranks ask the mailbox again and again, instead of pausing until there is something
+    poll  True: as in a real run, ranks ask the store again and again, instead of pausing until there is something
     """
     world = virtual.World()
     store = virtual.Store(world)
@@ -340,8 +340,8 @@ def measure(setting):
     inner = rows[setting.warm_up - 1 : setting.steps - setting.cycle]
     seconds = inner[-1]["ended"] - inner[0]["ended"]
     steps = len(inner) - 1
-    ages = sum((row["ages"] for row in inner[1:]), Counter())
-    total = sum(ages.values())
+    staleness = sum((row["ages"] for row in inner[1:]), Counter())
+    total = sum(staleness.values())
     numbers = [number for row in inner[1:] for number in pipeline.batch_requests(row["step"], setting.prompts)]
     limits = bounds(setting, numbers)
     limit = max(limits, key=limits.get)
@@ -353,8 +353,8 @@ def measure(setting):
         "idle_trainers": 1 - setting.train * steps / seconds,
         "idle_generators": (inner[-1]["idle"] - inner[0]["idle"]) / seconds / setting.generators,
         "slots_used": trained * TOKEN / (seconds * setting.slots * setting.generators),
-        "age": sum(age * count for age, count in ages.items()) / total,
-        "ages": {age: count / total for age, count in sorted(ages.items())},
+        "age": sum(steps_old * count for steps_old, count in staleness.items()) / total,
+        "ages": {steps_old: count / total for steps_old, count in sorted(staleness.items())},
         "steps": steps,
         "cpu_seconds_per_step": (time.process_time() - began) / setting.steps,
     }
@@ -391,7 +391,8 @@ def capacity(seconds=1.0):
 
 def table(measured):
     """Lines of Markdown for {name of a row: what `measure` returned}."""
-    head = "fleet|s a step|bound (what limits)|above it|trainers idle|generators idle|slots in use|age, mean|oldest"
+    head = "setting|s a step|bound (what limits)|above it|trainers idle|generators idle|slots in use"
+    head += "|staleness, mean|at most"
     lines = [f"| {head.replace('|', ' | ')} |", "|---" * (head.count("|") + 1) + "|"]
     for name, one in measured.items():
         bound, above = "-", "-"
@@ -413,9 +414,9 @@ def table(measured):
 
 
 def draw(measured, path):
-    """Three panels: seconds a step against k with the bound; against slots; how old tokens are."""
+    """Three panels: seconds a step against k with the bound; against slots; staleness."""
     figure = Figure(figsize=(15, 4.2), layout="constrained")
-    by_k, by_slots, by_age = figure.subplots(1, 3)
+    by_k, by_slots, by_staleness = figure.subplots(1, 3)
     ks = (0, 1, 2, 4, 8, 16)
     rows = [measured[f"pipeline k={k}"] for k in ks]
     by_k.plot(ks, [row["seconds"] for row in rows], "o-", label="PipelineRL-k")
@@ -435,22 +436,22 @@ def draw(measured, path):
     by_slots.plot(list(slots), idle, "s-", label="generators not idle, as the log counts")
     by_slots.set(xlabel="slots a generator", ylabel="% of the time", ylim=(0, 105), title="PipelineRL-8")
     for name in ("pipeline k=4", "pipeline k=8", "pipeline k=16", "ppo k=8"):
-        ages = {int(age): share for age, share in measured[name]["ages"].items()}
-        by_age.plot(range(17), [100 * ages.get(age, 0.0) for age in range(17)], "o-", ms=3, label=name)
-    by_age.set(xlabel="age of a token (optimizer steps)", ylabel="% of the trained tokens", title="64 slots")
-    for ax in (by_k, by_slots, by_age):
+        shares = {int(k): share for k, share in measured[name]["ages"].items()}
+        by_staleness.plot(range(17), [100 * shares.get(k, 0.0) for k in range(17)], "o-", ms=3, label=name)
+    by_staleness.set(
+        xlabel="staleness of a token (optimizer steps)", ylabel="% of the trained tokens", title="64 slots"
+    )
+    for ax in (by_k, by_slots, by_staleness):
         ax.grid(alpha=0.3)
         ax.legend(fontsize=8)
-    figure.suptitle(
-        "A simulated fleet: 64 generators, 16 trainers, completions of 6,000 tokens in the mean, at most 14,336"
-    )
+    figure.suptitle("Simulated: 64 generators, 16 trainers, completions of 6,000 tokens in the mean, at most 14,336")
     figure.savefig(path, dpi=110)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name holds one of these texts")
-    parser.add_argument("--requests", action="store_true", help="requests to the mailbox, on 8 + 2 devices")
+    parser.add_argument("--requests", action="store_true", help="requests to the store, on 8 + 2 devices")
     args = parser.parse_args()
     if args.requests:
         small = Setting(prompts=6, generators=8, trainers=2, k=1)

@@ -9,7 +9,7 @@
 Answers come in blocks of 1,000 in a fixed random order: 50 hostile (each of HOSTILE in turn), 10 programs, 90
 expressions of tests/data/answers_500.jsonl, which need math-verify; the others are exact answers to math and arithmetic
 prompts.
-Every verdict is checked: an honest answer has one known verdict, a hostile one must not be judged right. At a limit of
+Every verdict is checked: an honest answer has one known verdict, a hostile one must not be graded right. At a limit of
 0.2 s honest answers may time out on a busy machine; these timeouts are also counted separately.
 
 Columns: answers scored; seconds; answers/s since the last line; then, while nothing is pending, resident MB of this
@@ -39,7 +39,7 @@ FILE = ROOT / "tests" / "data" / "answers_500.jsonl"
 BLOCK, HOSTILE_SHARE, PROGRAMS, EXPRESSIONS = 1_000, 0.05, 10, 90
 SUM = json.dumps({"inputs": ["1 2\n", "-5 5\n"], "outputs": ["3\n", "0\n"]})
 PROGRAM = "```python\nprint(sum(map(int, input().split())))\n```"
-HOSTILE = [  # (task, answer): all wrong, however expensive to judge
+HOSTILE = [  # (task, answer): all wrong, however expensive to grade
     ("math", "\\boxed{9^{9^{9^9}}}"),
     ("math", "\\boxed{" + "{" * 500_000 + "18" + "}" * 500_000 + "}"),
     ("math", "\\boxed{" + "\\sqrt{2+" * 900 + "2" + "}" * 901),
@@ -232,7 +232,7 @@ def of_tests(count):
 
 
 def rates():
-    """Print, by kind of answer, how many one worker judges per second and per CPU second (hardly changed by others)."""
+    """Print, by kind of answer, how many one worker grades per second and per CPU second (hardly changed by others)."""
     rows = [json.loads(line) for line in FILE.read_text().splitlines()]
     kinds = {  # name -> (answers, how many tests are in one)
         "exact": ([("math", f"\\boxed{{{n}}}", str(n), True) for n in range(20_000)], 1),
@@ -254,7 +254,7 @@ def rates():
 
 
 def verdicts():
-    """Judge tests/data/verdicts.jsonl, whose verdicts are known; print how many come out so by kind, and the others."""
+    """Grade tests/data/verdicts.jsonl, whose verdicts are known; print how many come out so by kind, and the others."""
     rows = [json.loads(line) for line in FILE.with_name("verdicts.jsonl").read_text().splitlines()]
     scorer = Scorer(timeout=20.0, workers=2)
     answers = [("math", row["answer"], row["reference"], row) for row in rows]
@@ -264,12 +264,12 @@ def verdicts():
         those = [(correct, row["correct"]) for correct, row in found if kind in ("", row["kind"])]
         print(
             f"{kind or 'all':12} {len(those):4} answers, {sum(not right for _, right in those):4} wrong ones; "
-            f"as they should be {sum(a is b for a, b in those):4}; wrong ones judged right "
+            f"as they should be {sum(a is b for a, b in those):4}; wrong ones graded right "
             f"{sum(a is True and not b for a, b in those)}"
         )
     for correct, row in found:
         if correct is not row["correct"]:
-            print(f"judged {correct}: {row}")
+            print(f"graded {correct}: {row}")
 
 
 def main():
@@ -279,7 +279,7 @@ def main():
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rates", action="store_true", help="measure answers per second instead")
-    parser.add_argument("--verdicts", action="store_true", help="judge tests/data/verdicts.jsonl instead")
+    parser.add_argument("--verdicts", action="store_true", help="grade tests/data/verdicts.jsonl instead")
     parser.add_argument("--make-answers", action="store_true", help="write tests/data/answers_500.jsonl instead")
     args = parser.parse_args()
     if args.make_answers:

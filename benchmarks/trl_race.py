@@ -2,20 +2,21 @@
 
     python benchmarks/trl_race.py                    three seeds of both, the table, figures/trl_race.png
     python benchmarks/trl_race.py --steps 120        the same to the end of the main job
-    python benchmarks/trl_race.py --layouts          only: seconds per step of each side's batch layouts
+    python benchmarks/trl_race.py --layouts          only: seconds per step of each trainer's batch layouts
 
 The main job is the README's first command. Measures seconds on the clock until the validation pass rate is 0.1 and 0.2
-above R_0, by linear interpolation between two evaluations; "not reached" is a result. Both sides have the same model,
-prompts, batch, learning rate, warm-up, AdamW, CISPO with the same cap, the same validation prompts and the same code to
-evaluate them. Both clocks stand still during validation. Each side uses the fastest of its batch layouts (below). One
-side runs at a time. The result of a run is kept in results/; as long as its file is there, the run is not repeated.
+above R_0, by linear interpolation between two evaluations; "not reached" is a result. Both trainers have the same
+model, prompts, batch, learning rate, warm-up, AdamW, CISPO with the same cap, the same validation prompts and the same
+code to evaluate them. Both clocks stand still during validation. Each trainer uses the fastest of its batch layouts
+(below). One of them runs at a time. The result of a run is kept in results/; as long as its file is there, the run is
+not repeated.
 
 What differs, because it is TRL's own way:
     TRL generates and trains in turn in one process on all cores; train.py has a process for each, on half of the cores
     TRL's batches are on policy, and its ratio is 1; train.py's tokens are up to k steps old
     TRL averages over the batch's tokens, train.py over each prompt's (--aggregation prompt)
     TRL keeps prompts without variance in the denominators, and repeats prompts that are learnt
-    TRL does not interrupt in training (truncated completions carry no loss on either side)
+    TRL does not interrupt in training (truncated completions carry no loss in either)
     the order of the prompts
 
 TRL gets an environment of its own (--venv, kept; a gigabyte), because it needs other packages than this project. TRL
@@ -209,14 +210,14 @@ def kept(path, run, *arguments):
 
 
 def report(curves):
-    """Print the table of times, and their ratio with its spread over the seeds; curves {(side, seed): evaluations}."""
+    """Print the times, and their ratio with its spread over the seeds; curves {(trainer, seed): evaluations}."""
     start = mean(evaluations[0][1] for evaluations in curves.values())  # the same policy: one R_0 for all
     print(f"R_0 {start:.3f}, the mean of {len(curves)} measurements")
     for gain in GAINS:
         times = {name: reached(evaluations, start + gain) for name, evaluations in curves.items()}
-        for (side, seed), seconds in times.items():
-            print(f"+{gain}  {side:9} seed {seed}  " + (f"{seconds:7.0f} s" if seconds else "not reached"))
-        pairs = [(times["TRL", seed], times["train.py", seed]) for side, seed in curves if side == "TRL"]
+        for (trainer, seed), seconds in times.items():
+            print(f"+{gain}  {trainer:9} seed {seed}  " + (f"{seconds:7.0f} s" if seconds else "not reached"))
+        pairs = [(times["TRL", seed], times["train.py", seed]) for trainer, seed in curves if trainer == "TRL"]
         ratios = [slow / fast for slow, fast in pairs if slow and fast]
         if ratios:
             spread = f"{stdev(ratios):.2f}" if len(ratios) > 1 else "unknown"
@@ -230,9 +231,9 @@ def draw(curves, path):
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4.5))
-    for (side, seed), evaluations in sorted(curves.items()):
-        color = "C0" if side == "train.py" else "C1"
-        axes.plot(*zip(*evaluations), "o-", color=color, markersize=3, label=side if seed == 0 else None)
+    for (trainer, seed), evaluations in sorted(curves.items()):
+        color = "C0" if trainer == "train.py" else "C1"
+        axes.plot(*zip(*evaluations), "o-", color=color, markersize=3, label=trainer if seed == 0 else None)
     axes.set(xlabel="seconds on two cores, without validation", ylabel="validation pass rate")
     axes.legend()
     figure.savefig(path, dpi=150, bbox_inches="tight")
@@ -243,19 +244,19 @@ def fastest(python, flags):
     short = flags | {"steps": 6}
     times = {("TRL", layout): theirs(python, short, 0, layout, 1e9, validate=False) for layout in THEIR_LAYOUTS}
     times |= {("train.py", layout): ours(short, 0, layout, validate=False) for layout in OUR_LAYOUTS}
-    for (side, layout), found in times.items():
-        print(f"{side:9} {layout!s:14} {found['seconds'] / found['steps']:.2f} s per step")
+    for (trainer, layout), found in times.items():
+        print(f"{trainer:9} {layout!s:14} {found['seconds'] / found['steps']:.2f} s per step")
     seconds = {name: found["seconds"] / found["steps"] for name, found in times.items()}
     return [
-        min((value, layout) for (name, layout), value in seconds.items() if name == side)[1]
-        for side in ("TRL", "train.py")
+        min((value, layout) for (name, layout), value in seconds.items() if name == trainer)[1]
+        for trainer in ("TRL", "train.py")
     ]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=32, help="of both sides")
+    parser.add_argument("--steps", type=int, default=32, help="of both trainers")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds on TRL's clock at most")
     parser.add_argument("--layouts", action="store_true", help="only measure the batch layouts")
     parser.add_argument("--trl", default="1.16.0", help="version of TRL")
@@ -273,7 +274,7 @@ def main():
     curves = {}
     for seed in args.seeds:
         results = ROOT / "results"
-        paths = [results / f"trl_race_{side}_seed{seed}.csv" for side in ("trl", "ours")]
+        paths = [results / f"trl_race_{trainer}_seed{seed}.csv" for trainer in ("trl", "ours")]
         curves["TRL", seed] = kept(paths[0], theirs, python, flags, seed, layout, args.limit)
         curves["train.py", seed] = kept(paths[1], ours, flags, seed, own)
     report(curves)

@@ -3,9 +3,9 @@
     OMP_NUM_THREADS=1 python benchmarks/virtual_time.py            about 8 minutes on two cores that do nothing else
 
 Two real runs of the embedded task with other seeds, then the second seed in virtual time with the costs of the first
-(`--virtual measured:LOG`). Prints for each seconds a step, idle shares and the mean age of the trained tokens, without
-the first steps, in which much is done for the first time, and the difference between the second real run and the
-virtual one.
+(`--virtual measured:LOG`). Prints for each seconds a step, idle shares and the mean staleness of the trained tokens,
+without the first steps, in which much is done for the first time, and the difference between the second real run and
+the virtual one.
 """
 
 import argparse
@@ -30,14 +30,14 @@ def run(out, args, seed, *more):
 
 
 def measure(steps):
-    """{name: number}: seconds a step, idle shares of the time, mean age of the tokens in optimizer steps."""
+    """{name: number}: seconds a step, idle shares of the time, mean staleness of the tokens in optimizer steps."""
     seconds = sum(row["seconds"] for row in steps)
-    ages = [(int(age), tokens) for row in steps for age, tokens in row["staleness"].items()]
+    staleness = [(int(k), tokens) for row in steps for k, tokens in row["staleness"].items()]
     return {
         "seconds a step": seconds / len(steps),
         "generators idle": sum(row["idle_generators"] * row["seconds"] for row in steps) / seconds,
         "trainers idle": sum(row["idle_trainers"] * row["seconds"] for row in steps) / seconds,
-        "mean age, steps": sum(age * tokens for age, tokens in ages) / sum(tokens for _, tokens in ages),
+        "mean staleness": sum(k * tokens for k, tokens in staleness) / sum(tokens for _, tokens in staleness),
     }
 
 

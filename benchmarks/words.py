@@ -1,7 +1,7 @@
-"""Thirty questions of everyday words in three languages, answered by SmolLM2-135M-Instruct and judged by `text`.
+"""Thirty questions of everyday words in three languages, answered by SmolLM2-135M-Instruct and graded by `text`.
 
-    python benchmarks/words.py               ask, judge, print; writes results/words.jsonl
-    python benchmarks/words.py --judge       judge the kept answers again, beside the verdicts by hand
+    python benchmarks/words.py               ask, grade, print; writes results/words.jsonl
+    python benchmarks/words.py --grade       grade the kept answers again, beside the verdicts by hand
 
 Opposites, plurals and weekdays in English, German and Spanish. They were written before any answer was seen. The model
 answers greedily, after the system prompt SYSTEM and one example; the whole completion is its answer. `hand` in
@@ -77,10 +77,10 @@ def ask(folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--judge", action="store_true", help="judge the kept answers again")
+    parser.add_argument("--grade", action="store_true", help="grade the kept answers again")
     parser.add_argument("--model", type=Path, default=ROOT / "runs" / "smollm2", help="folder of the weights")
     args = parser.parse_args()
-    if args.judge:
+    if args.grade:
         rows = [json.loads(line) for line in FILE.read_text().splitlines()]
     else:
         rows = [

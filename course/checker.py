@@ -56,7 +56,7 @@ class Exercise(NamedTuple):
 
     name: str
     kind: str  # write, bug, predict, measure
-    where: str  # "loss.py:cispo", "data.py:Curriculum._is_retired", "answers.py:age"
+    where: str  # "loss.py:cispo", "data.py:Curriculum._is_retired", "answers.py:idle"
     paper: str  # section or equation
     minutes: int
     teaches: str  # one sentence

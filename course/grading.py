@@ -4,19 +4,19 @@ The solutions are public, so what is graded is what code does, not who wrote it;
 no points. Measurements are not graded, because logs can be forged.
 
 Student code is untrusted. The grader's own process opens, unpacks and parses nothing of it: every hand-in has a process
-of its own (`supervised`), which starts one under limits that reads it (handins.read), then a sandbox that runs it (sandbox.py
-says what that protects against), and returns what is wrong with each claim. Whatever a hand-in does is a row with a
-warning, and the grades of all others are as without it.
+of its own (`supervised`), which starts one under limits that reads it (handins.read), then a sandbox that runs it
+(sandbox.py says what that protects against), and returns what is wrong with each claim. Whatever a hand-in does is a
+row with a warning, and the grades of all others are as without it.
 
-Each submission has one sandbox, which imports torch once and forks for every exercise; after each fork, processes that it
-left are killed and the temporary folder is emptied. The sandbox is given the syntax trees of the exercise's definition and
-of what it uses, the code that calls it, and inputs, hidden ones drawn from --seed and the course's own. It is given no
-expected number, no original of the definition and no file of the project. It must return exactly n float64 as bytes;
-anything else counts as no answer. An exercise that is killed for time or memory is run once more, alone. One that is
-right on the course's own inputs and wrong on hidden ones gets a warning.
+Each submission has one sandbox, which imports torch once and forks for every exercise; after each fork, processes that
+it left are killed and the temporary folder is emptied. The sandbox is given the syntax trees of the exercise's
+definition and of what it uses, the code that calls it, and inputs, hidden ones drawn from --seed and the course's own.
+It is given no expected number, no original of the definition and no file of the project. It must return exactly n
+float64 as bytes; anything else counts as no answer. An exercise that is killed for time or memory is run once more,
+alone. One that is right on the course's own inputs and wrong on hidden ones gets a warning.
 
-Without namespaces (`sandbox.protections`) a hand-in can read the solutions on the disk, use the network, and outlive its
-sandbox: `grade` says so, and then needs --weak-sandbox.
+Without namespaces (`sandbox.protections`) a hand-in can read the solutions on the disk, use the network, and outlive
+its sandbox: `grade` says so, and then needs --weak-sandbox.
 
 Run by exercises.py grade. Test: pytest tests/test_grading.py
 """
@@ -245,7 +245,7 @@ def outputs(cases, namespaces, loaded):
 
 
 def readable(data, sizes):
-    """The vectors in the sandbox's output, bytes of so many float64 as `sizes` say; a text for each that is no answer."""
+    """The vectors in the sandbox's output, bytes of as many float64 as `sizes` say; a text where one is no answer."""
     if data is None or len(data) != 8 * sum(sizes):
         return [NOTHING] * len(sizes)
     numbers = list(struct.unpack(f"{sum(sizes)}d", data))
@@ -315,8 +315,8 @@ def problem(one, vector, exercise):
 
 
 def supervised(upload, claims, originals, exercises, namespaces, commit):
-    """The Graded of an upload: a process under limits reads it, a sandbox runs it, and a process above both starts them,
-    so that whatever is left can be killed with it.
+    """The Graded of an upload: a process under limits reads it, a sandbox runs it, and a process above both starts
+    them, so that whatever is left can be killed with it.
     """
     chosen = [exercise for exercise in exercises if exercise.name in claims]
     found = checker.isolated(

@@ -4,7 +4,7 @@
 
 The policy is a table: for each of 16 prompts and 4 places a distribution over 10 tokens, all equal at first. An answer
 is right if it has the prompt's token at two given places. Everything else is the project's own: objective (loss.py),
-advantages, filter, prompt average; completions are sampled by a policy that is `age` optimizer steps old.
+advantages, filter, prompt average; completions are sampled by a policy that is `staleness` optimizer steps old.
 
 What it says holds for this policy and this task only: a table cannot generalise, and its steps are large.
 
@@ -24,8 +24,8 @@ SEEDS = 10
 
 
 @functools.cache
-def race(name, seed, *, steps=50, age=8, lr=0.2):
-    """The pass rate, exact, of a policy trained with this loss. name: in loss.LOSSES; age: optimizer steps"""
+def race(name, seed, *, steps=50, staleness=8, lr=0.2):
+    """The pass rate, exact, of a policy trained with this loss. name: in loss.LOSSES; staleness: optimizer steps"""
     draws = torch.Generator().manual_seed(seed)
     right = torch.randint(TOKENS, (PROMPTS, 2), generator=draws)
     table = torch.zeros(PROMPTS, PLACES, TOKENS, requires_grad=True)
@@ -35,8 +35,8 @@ def race(name, seed, *, steps=50, age=8, lr=0.2):
     mask = torch.ones(PROMPTS * GENERATIONS, PLACES, dtype=torch.bool)
     index = torch.arange(PROMPTS).repeat_interleave(GENERATIONS)
     for _ in range(steps):
-        past = [*past[-age:], table.detach().clone()]
-        gen = past[0].log_softmax(-1)[index]  # (B, places, tokens): the weights of `age` steps ago
+        past = [*past[-staleness:], table.detach().clone()]
+        gen = past[0].log_softmax(-1)[index]  # (B, places, tokens): the weights of `staleness` steps ago
         tokens = torch.multinomial(gen.exp().flatten(0, 1), 1, generator=draws).view(mask.shape)
         rewards = (tokens[:, :2] == right[index]).all(-1).view(PROMPTS, GENERATIONS) * 2.0 - 1
         kept = loss.nonzero_variance(rewards)

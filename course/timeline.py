@@ -1,10 +1,10 @@
-"""A run's timeline from two costs: who waits, and how old the tokens are. Nothing is generated, nothing learnt.
+"""A run's timeline from two costs: who waits, and how stale the tokens are. Nothing is generated, nothing learnt.
 
     python -m course.timeline --k 8 --generate 30 --train 20      a line per step, then shares of idle time
 
 Generators make one batch after the other, `generate` seconds each; trainers take `train` seconds for a step; weights
 travel at once. When a batch may begin and which versions the generators get, say pipeline.py's own rules, here
-with one request per batch (Sec. 3.1). plumbing/virtual.py simulates whole fleets with pipeline.py's own processes.
+with one request per batch (Sec. 3.1). plumbing/virtual.py simulates whole runs with pipeline.py's own processes.
 
 Test: pytest tests/test_exercises.py -k timeline
 """
@@ -15,9 +15,9 @@ import pipeline
 
 
 def timeline(*, off_policy="pipeline", k, generate, train, steps=73):
-    """A dict per step: when its batch was generated and trained on, (begin, end) seconds, and its tokens' mean age.
+    """A dict per step: when its batch was generated and trained on, (begin, end) seconds; mean staleness.
 
-    The age of a token is the number of optimizer steps between the weights that sampled it and those that it trains.
+    A token's staleness is the number of optimizer steps between the weights that sampled it and those that it trains.
     """
     rows = []
     updated = [0.0]  # [v]: when version v was there
@@ -29,10 +29,11 @@ def timeline(*, off_policy="pipeline", k, generate, train, steps=73):
         free = end = begin + generate
         sent = [v for v in range(len(updated)) if pipeline.publishes(v, off_policy=off_policy, k=k)]
         times = [min(max(updated[v], begin), end) for v in sent] + [end]
-        age = sum((step - v) * (b - a) for v, a, b in zip(sent, times, times[1:])) / generate
+        staleness = sum((step - v) * (b - a) for v, a, b in zip(sent, times, times[1:])) / generate
         trained = max(end, updated[step])
         updated.append(trained + train)
-        rows.append({"step": step, "generated": (begin, end), "trained": (trained, updated[-1]), "age": age})
+        spans = {"generated": (begin, end), "trained": (trained, updated[-1])}
+        rows.append({"step": step, **spans, "staleness": staleness})
     return rows
 
 
@@ -42,9 +43,9 @@ def idle(rows, what):
     return 1 - busy / (rows[72][what][0] - rows[24][what][0])
 
 
-def mean_age(rows):
-    """The mean age of the tokens of steps 24 to 71, in optimizer steps."""
-    return sum(row["age"] for row in rows[24:72]) / 48
+def mean_staleness(rows):
+    """The mean staleness of the tokens of steps 24 to 71, in optimizer steps."""
+    return sum(row["staleness"] for row in rows[24:72]) / 48
 
 
 def main():
@@ -55,9 +56,9 @@ def main():
     rows = timeline(**vars(parser.parse_args()))
     for row in rows[:12]:
         spans = "  ".join(f"{what} {row[what][0]:6g} to {row[what][1]:6g} s" for what in ("generated", "trained"))
-        print(f"step {row['step']:3}  {spans}  mean age {row['age']:.2f}")
+        print(f"step {row['step']:3}  {spans}  mean staleness {row['staleness']:.2f}")
     print(f"idle: generators {idle(rows, 'generated'):.3f}, trainers {idle(rows, 'trained'):.3f}")
-    print(f"mean age of tokens: {mean_age(rows):.3f} optimizer steps")
+    print(f"mean staleness of the tokens: {mean_staleness(rows):.3f} optimizer steps")
 
 
 if __name__ == "__main__":

@@ -12,14 +12,14 @@
     mixture     sums of 4 or 5 and of 6 or 7 operands, two sources that train together, at five weights
     embedded    prompts a step, of 16 completions each, for 69,120 completions in all, on the embedded task (Fig. 9)
 
-Written before the first run of any of them. Exact age k = 1, CISPO, ScaleRL's other settings, the preset's learning
-rate at every size (Open in the paper: whether it follows the batch), 3 seeds; 160 steps but for `batch`, 1,280 to 40,
-and `embedded`, 270, 90 and 30. Evaluations ask 512 prompts once (`mixture` and `difficulty`: 256 of each source twice;
-`embedded`: 256 four times). Compute is tokens. An axis is to take 90 minutes of one core at most. No-Positive-
+Written before the first run of any of them. Exact staleness k = 1, CISPO, ScaleRL's other settings, the preset's
+learning rate at every size (Open in the paper: whether it follows the batch), 3 seeds; 160 steps but for `batch`, 1,280
+to 40, and `embedded`, 270, 90 and 30. Evaluations ask 512 prompts once (`mixture` and `difficulty`: 256 of each source
+twice; `embedded`: 256 four times). Compute is tokens. An axis is to take 90 minutes of one core at most. No-Positive-
 Resampling's threshold of 0.9 means 4 of 4, 8 of 8, 15 of 16 and 29 of 32 completions.
 
-A run that falls for good, diverges, or ends because all its prompts are retired, is a result of its own and left out
-below; a question is asked if all members that it names have other runs. (At first: a run that falls, though it
+A run that collapses for good, diverges, or ends because all its prompts are retired, is a result of its own and left
+out below; a question is asked if all members that it names have other runs. (At first: a run that collapses, though it
 recovers; and all members of the axis. Found after the runs.) Two questions are asked of each axis, and one more of
 three of them; intervals are of 90 %, with the spread between seeds pooled over the axis, or over what is compared, and
 the margin of "the same" is 0.02:
@@ -332,8 +332,8 @@ class Made(NamedTuple):
 
     curve: fit.Run  # pass rate against tokens
     end: float  # mean of the last evaluations
-    fell: bool  # or diverged
-    lost: bool  # it fell and has not recovered
+    collapsed: bool  # or diverged
+    lost: bool  # it collapsed and has not recovered
     early: bool  # ended before its last step, with all prompts retired
     line: dict
 
@@ -343,9 +343,9 @@ def made(line):
     evaluations = line["evals"]
     curve = fit.Run(evaluations["tokens"], evaluations["pass_rate"], start="10%")
     one = stability.one(line)
-    fell = one.fell is not None
+    collapsed = one.collapsed is not None
     end = mean(evaluations["pass_rate"][-LAST:])
-    return Made(curve, end, fell, fell and not one.recovered, line["reason"] != "finished", line)
+    return Made(curve, end, collapsed, collapsed and not one.recovered, line["reason"] != "finished", line)
 
 
 def kept(folder, axis):
@@ -358,7 +358,7 @@ def kept(folder, axis):
 
 
 def whole(members):
-    """{Member: [Made]} without runs that fall for good or end early, and without members that have none else."""
+    """{Member: [Made]} without runs that collapse for good or end early, and without members that have none else."""
     sound = {member: [one for one in own if not one.lost and not one.early] for member, own in members.items()}
     return {member: own for member, own in sound.items() if own}
 
@@ -382,14 +382,14 @@ def judged(gap, weights, spread):
 def table(members):
     """Lines of Markdown: a row for each member; members: what `kept` returns."""
     rows = [
-        "| member | runs | steps | end of all (standard deviation) | still rising | fall, for good | end early "
+        "| member | runs | steps | end of all (standard deviation) | still rising | collapse, for good | end early "
         "| truncated at first, at last | entropy | error of the forecast from half; in band |",
         "|---" * 10 + "|",
     ]
     for member, own in members.items():
         ends = [one.end for one in own]
         deviation = f" ({stdev(ends):.3f})" if len(ends) > 1 else ""
-        steady = [one for one in own if not one.fell and not one.early]
+        steady = [one for one in own if not one.collapsed and not one.early]
         found = [row for one in steady for row in forecast.hindcasts(one.curve, (50,), LAST)]
         errors = [abs(row["error"]) for row in found]
         held = f"{mean(errors):.3f}; {sum(row['inside'] for row in found)} of {len(found)}" if found else "-"
@@ -399,7 +399,7 @@ def table(members):
         rising = mean(one.end - mean(one.curve.reward[-2 * LAST : -LAST] or [one.end]) for one in own)
         rows.append(
             f"| {member.label} | {len(own)} | {steps:.0f} | {mean(ends):.3f}{deviation} | {rising:+.3f} "
-            f"| {sum(one.fell for one in own)}, {sum(one.lost for one in own)} | {sum(one.early for one in own)} "
+            f"| {sum(one.collapsed for one in own)}, {sum(one.lost for one in own)} | {sum(one.early for one in own)} "
             f"| {truncated[0]:.1%}, {truncated[1]:.1%} | {entropy:.3f} | {held} |"
         )
     return rows
@@ -526,7 +526,7 @@ def answers(axis, members):
     sound = whole(members)
     lines = []
     for asked, answer in questions(axis, spread(sound)):
-        said = "not asked: one of these has no run that neither falls nor ends early"
+        said = "not asked: one of these has no run that neither collapses nor ends early"
         if all(member in sound for member in asked):
             said = answer({member: sound[member] for member in asked})
         lines.append(f"- {asked[0].label} to {asked[-1].label}: {said}")

@@ -18,6 +18,7 @@ import json
 from typing import NamedTuple
 
 from recipes import EMBEDDED
+from study import names
 
 
 class Configuration(NamedTuple):
@@ -40,9 +41,7 @@ CONFIGURATIONS = {
         Configuration("minimax", None, "--recipe minimax"),
         Configuration("scalerl", None, "--recipe scalerl", seeds=5),
         Configuration("pipeline-8", "baseline", "--off-policy pipeline", seeds=5, quiet=2),
-        Configuration(
-            "pipeline-1", "pipeline-8", "--k 1"
-        ),  # a control, in no finding: does pipeline-8 fall for its age?
+        Configuration("pipeline-1", "pipeline-8", "--k 1"),  # a control of staleness, in no finding
         Configuration("cispo", "pipeline-8", "--loss cispo"),
         Configuration("gspo", "pipeline-8", "--loss gspo"),
         Configuration("prompt-average", "pipeline-8", "--aggregation prompt"),
@@ -71,7 +70,7 @@ class Finding(NamedTuple):
     says: str
     configuration: str
     reference: str
-    quantity: str  # "A", the ceiling, or "E", the efficiency (study/rule.py)
+    quantity: str  # "A", the asymptote, or "E", the efficiency (study/rule.py)
     direction: int  # of configuration - reference: +1, -1, or 0 for "the same"
     paper: tuple = ()  # its B of configuration and reference, if it gives any
     x: str = "tokens"  # the column of our logs that counts as compute
@@ -79,7 +78,7 @@ class Finding(NamedTuple):
 
 
 def left_out(name, without, paper=(), clip=False):
-    """The two findings of Sec. 4 about a component left out of ScaleRL: the ceiling stays, the efficiency falls."""
+    """The two findings of Sec. 4 about a component left out of ScaleRL: same asymptote, lower efficiency."""
     return (
         Finding("7", f"ScaleRL {without}: same ceiling", f"loo-{name}", "scalerl", "A", 0, clip=clip),
         Finding("7", f"ScaleRL {without}: less efficient", f"loo-{name}", "scalerl", "E", -1, paper, clip=clip),
@@ -148,8 +147,8 @@ def kept(folder):
 
 
 def rows_of(path):
-    """The rows of a log."""
-    return [json.loads(line) for line in path.open()]
+    """The rows of a log, under today's names."""
+    return [names.today(json.loads(line)) for line in path.open()]
 
 
 def complete(reason):

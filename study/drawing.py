@@ -1,4 +1,4 @@
-"""The figures of the paper's comparisons (Fig. 2, 4a, 5a, 6, 7) on the embedded task, and of falls against age.
+"""The figures of the paper's comparisons (Fig. 2, 4a, 5a, 6, 7) on the embedded task, and of drops against staleness.
 
     python study/run.py --figures          draws them into figures/, from the logs of results/study
 
@@ -21,8 +21,8 @@ QUANTITIES = {"A": "difference in A", "E": "log of the compute saved"}
 
 
 def draw_all(logs, folder):
-    """A figure for each of the paper's comparisons that has runs among `study.kept` logs, and one on the age of tokens;
-    returns their paths.
+    """A figure for each of the paper's comparisons that has runs among `study.kept` logs, and one on the staleness of
+    tokens; returns their paths.
     """
     found = rule.judged(logs)
     paths = []
@@ -34,8 +34,8 @@ def draw_all(logs, folder):
             title = f"Fig. {figure}, {title}: the embedded task"
             figures.save(path, title, curves_of(own, logs, figure == "7"), differences, width=6.8)
             paths.append(path)
-    path = folder / "ours_age.png"
-    draw_falls(path, falls_by_age(logs))
+    path = folder / "ours_staleness.png"
+    draw_drops(path, drops_by_staleness(logs))
     return [*paths, path]
 
 
@@ -106,24 +106,24 @@ def draw_differences(ax, panel):
     ax.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
 
 
-def falls_by_age(logs):
-    """{loss, dtype: (mean ages of the tokens, largest falls to a later evaluation)}, a point for each run."""
+def drops_by_staleness(logs):
+    """{loss, dtype: (mean staleness of the tokens, largest drops to a later evaluation)}, a point for each run."""
     points = {}
     for rows in logs.values():
         one = rule.measure(rows)
         flags = rows[0]["flags"]
-        fall = max(np.maximum.accumulate(one.rates) - one.rates)
-        points.setdefault(f"{flags['loss']}, {flags['dtype']}", []).append((one.age, fall))
+        drop = max(np.maximum.accumulate(one.rates) - one.rates)
+        points.setdefault(f"{flags['loss']}, {flags['dtype']}", []).append((one.staleness, drop))
     return {label: tuple(zip(*own)) for label, own in points.items()}
 
 
-def draw_falls(path, groups):
-    """Write a figure of the points of `falls_by_age`, in a folder that exists."""
+def draw_drops(path, groups):
+    """Write a figure of the points of `drops_by_staleness`, in a folder that exists."""
     figure = Figure(figsize=(6.8, 4.2), layout="constrained")
     ax = figure.add_subplot(
         title="each run of the study on the embedded task",
-        xlabel="mean age of the trained tokens (optimizer steps)",
-        ylabel="largest fall of the pass rate",
+        xlabel="mean staleness of the trained tokens (optimizer steps)",
+        ylabel="largest drop of the pass rate",
     )
     for (label, (x, y)), colour, marker in zip(groups.items(), figures.COLOURS, figures.MARKERS):
         ax.plot(x, y, marker, color=colour, ms=5, label=label)

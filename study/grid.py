@@ -9,7 +9,7 @@
 Written before the first run of any of them; study/stability.py says how they are judged. Learning rates are multiples
 of the preset's (recipes.TINY). All losses take the prompt average but GSPO, whose objective is GSPO's only under the
 sample average. "no ratio" is REINFORCE, "uncapped ratio" is CISPO without its cap. The rest of a run is ScaleRL:
-batch normalisation, zero-variance filter, No-Positive-Resampling at 0.9. An age of k is reached after k steps.
+batch normalisation, zero-variance filter, No-Positive-Resampling at 0.9. A staleness of k is reached after k steps.
 Clips: CISPO's eps_max 4, 5 and 8 are A.17's; DAPO's upper 0.2, 0.26 and 0.4 span the same factor of two; GSPO's are
 those of Fig. 20 and those of its own paper, an order of magnitude smaller.
 
@@ -44,7 +44,7 @@ LOSSES = {  # name -> its flags; warm.no_ratio takes the place of the loss in NO
     "uncapped ratio": "--loss cispo --aggregation prompt --eps-max inf",
 }
 NO_RATIO = "no ratio"
-AGES = (0, 1, 2, 4, 8, 16, 32)
+STALENESS = (0, 1, 2, 4, 8, 16, 32)
 RATES = (1, 2, 4)  # times the preset's learning rate
 VARIANTS = {  # name -> (loss, its flags)
     "sample average": ("CISPO", "--aggregation sample"),
@@ -88,7 +88,7 @@ def learning_rate(times):
 
 
 def grid(seeds=8, rates=RATES):
-    """Losses x ages x learning rates: one seed of all before the next of any."""
+    """Losses x k x learning rates: one seed of all before the next of any."""
     return [
         Run(
             "grid",
@@ -96,7 +96,7 @@ def grid(seeds=8, rates=RATES):
             seed,
             f"--virtual exact --k {k} {learning_rate(rate)} {LOSSES[loss]} --steps 160 --eval-every 8",
         )
-        for seed, rate, loss, k in product(range(seeds), rates, LOSSES, AGES)
+        for seed, rate, loss, k in product(range(seeds), rates, LOSSES, STALENESS)
     ]
 
 
@@ -127,7 +127,7 @@ def ceilings(seeds=4):
 
 
 def efficiency(seeds=3):
-    """PipelineRL and PPO-off-policy where either side, or neither, is the slower one. One generator with 24 slots."""
+    """PipelineRL and PPO-off-policy where generators, trainer or neither are slower. One generator with 24 slots."""
     return [
         Run(
             "efficiency",

@@ -9,7 +9,7 @@ rule.py counts that as noise. Here a seed is a block:
         X   one column for each configuration and seed, 1 where the run is of it;  c' (effects) = D
         s   standard deviation of the rest, over the configurations that rule.spread takes; t as in rule.py
 
-Where both sides have the same n seeds, D is the mean of the n differences, and sqrt(c' (X'X)^+ c) is sqrt(2/n). Not
+Where both settings have the same n seeds, D is the mean of the n differences, and sqrt(c' (X'X)^+ c) is sqrt(2/n). Not
 asked across setups, PipelineRL against PPO-off-policy, whose draws differ: there a seed is no common block. Shown for
 exact-1 alone: in exact-8 it leaves no smaller spread of the ends (study/verdicts.py prints both), and balanced
 compares the two setups. Found after the runs, so it has no say: a verdict is rule.py's, and this stands beside it.
@@ -73,8 +73,10 @@ def values(runs, quantity, L):
 
 
 def steady(found, runs):
-    """Of what `values` found, the configurations that rule.spread takes: no run falls, all have it and reach L."""
-    apart = {pair[0] for pair, one in runs.items() if one.fell is not None or not np.isfinite(found.get(pair, nan))}
+    """Of what `values` found, the configurations that rule.spread takes: no run collapses, all have it and reach L."""
+    apart = {
+        pair[0] for pair, one in runs.items() if one.collapsed is not None or not np.isfinite(found.get(pair, nan))
+    }
     return {pair: value for pair, value in found.items() if pair[0] not in apart}
 
 
@@ -83,10 +85,11 @@ def paired(runs, one, other, quantity):
 
     runs  {(name, seed): rule.Measured} of one regime and one off-policy setup
     """
-    sides = [rule.having([run for (name, _), run in runs.items() if name == side], quantity) for side in (one, other)]
-    if not all(sides):
+    own = {name: [run for (its, _), run in runs.items() if its == name] for name in (one, other)}
+    settings = [rule.having(of_one, quantity) for of_one in own.values()]
+    if not all(settings):
         return nan, nan, nan
-    found = values(runs, quantity, rule.level(*sides) if quantity == "E" else nan)
+    found = values(runs, quantity, rule.level(*settings) if quantity == "E" else nan)
     quiet = steady(found, runs)
     used = {pair: value for pair, value in found.items() if pair in quiet or pair[0] in (one, other)}
     if not quiet or not np.isfinite([*used.values()]).all():
@@ -99,10 +102,10 @@ def paired(runs, one, other, quantity):
 
 def spread(runs, quantity):
     """(s, degrees of freedom) of the configurations that rule.spread takes, E at one level for all of them."""
-    sides = defaultdict(list)
+    settings = defaultdict(list)
     for (name, _), one in runs.items():
-        sides[name] += rule.having([one], quantity)
-    whole = [side for side in sides.values() if side]
+        settings[name] += rule.having([one], quantity)
+    whole = [one for one in settings.values() if one]
     found = values(runs, quantity, rule.level(*whole)) if whole else {}
     quiet = steady(found, runs)
     if not quiet:
@@ -124,8 +127,8 @@ def column(logs, findings):
     setups = {x: measured(logs, x).values() for x in {one.x for one in findings}}
     words = {}
     for finding, row in rule.judged(logs, findings).items():
-        sides = {finding.configuration, finding.reference}
-        own = [runs for runs in setups[finding.x] if sides <= {name for name, _ in runs}]
+        settings = {finding.configuration, finding.reference}
+        own = [runs for runs in setups[finding.x] if settings <= {name for name, _ in runs}]
         D, low, high = paired(own[0], finding.configuration, finding.reference, finding.quantity) if own else [nan] * 3
         words[finding] = rule.shown(finding.quantity, row._replace(D=D, low=low, high=high)) if own else "two setups"
     return "in pairs of seeds", words

@@ -1,7 +1,7 @@
-"""The paper's comparisons on the embedded task where the age of tokens is set: regimes in virtual time, a folder each.
+"""The paper's comparisons on the embedded task where staleness is set: regimes in virtual time, a folder each.
 
     exact-1    Fig. 2, 5a, 6 and 7. Every token is one optimizer step old after the first step (--virtual exact --k 1).
-               Recipes with PPO-off-policy get --k 2: ages 0 and 1, so that no token is older than there; with --k 1
+               Recipes with PPO-off-policy get --k 2: staleness 0 and 1, never more than the others' 1; with --k 1
                they would be on-policy. 90 steps, an evaluation every 6
     exact-8    Fig. 5a, and ScaleRL with DAPO's loss: every token eight steps old, where clips are not idle
     balanced   Fig. 4a: PipelineRL-8 and PPO-off-policy-8 where generators and trainer are about equally fast
@@ -12,12 +12,13 @@ spread between seeds is that of the regime. Written before the first run of any 
 out, and a name loses its -8 where k is another. Fig. 4a is not asked where decoding costs nothing.
 
 Seeds: three of each configuration first. Then only pairs that are undecided get more. Stopping rule: for n = 3, 4, 5,
-all findings are judged by the first n seeds; both sides of those that are undecided get n + 1 seeds, unless the clip is
-idle, a side has no run with a ceiling, or the sides are the same runs, which no seed mends. Verdicts are those of all
-runs at the end, also of findings that were decided earlier. Looking four times errs more often than looking once: of
-two equal sides, one look finds a difference one time in ten, up to four looks two times (simulated); `looks` says how
-often a finding was looked at. Nothing else is tuned, added or left out. (After two seeds of each, which runs have a
-ceiling became stricter, study/rule.py: a side none of whose runs levels off gets no more seeds either.)
+all findings are judged by the first n seeds; both settings of those that are undecided get n + 1 seeds, unless the clip
+is idle, a setting has no run with an asymptote, or the settings are the same runs, which no seed mends. Verdicts are
+those of all runs at the end, also of findings that were decided earlier. Looking four times errs more often than
+looking once: of two equal settings, one look finds a difference one time in ten, up to four looks two times
+(simulated); `looks` says how often a finding was looked at. Nothing else is tuned, added or left out. (After two seeds
+of each, which runs have an asymptote became stricter, study/rule.py: a setting none of whose runs levels off gets no
+more seeds either.)
 
 Test: pytest tests/test_study_runs.py
 """
@@ -35,7 +36,7 @@ WIDE = "--slots 1024 --eval-generations 4"
 
 
 class Regime(NamedTuple):
-    """How old tokens get, and which of the paper's figures are run with it."""
+    """How stale tokens get, and which of the paper's figures are run with it."""
 
     says: str
     flags: str  # behind those of a configuration
@@ -146,10 +147,10 @@ def due(logs, regime):
 
 def open_(row):
     """Whether more seeds may decide a finding; row: rule.Judged."""
-    return row.verdict == "undecided" and row.why not in (rule.IDLE, rule.NO_CEILING, rule.SAME)
+    return row.verdict == "undecided" and row.why not in (rule.IDLE, rule.NO_ASYMPTOTE, rule.SAME)
 
 
 def looks(logs, finding):
-    """How often a finding was looked at: once with LEAST seeds a side, and once for each seed more."""
-    counts = [sum(name == side for name, _ in logs) for side in (finding.configuration, finding.reference)]
+    """How often a finding was looked at: once with LEAST seeds per setting, and once for each seed more."""
+    counts = [sum(name == setting for name, _ in logs) for setting in (finding.configuration, finding.reference)]
     return max(1, max(counts) - LEAST + 1)

@@ -7,15 +7,16 @@
                                                              nothing else may use the machine meanwhile
     python study/run.py --verdicts                    prints the table of findings from results/study
     python study/run.py --verdicts --without RUN …    the same without these runs, such as pipeline-8-0
-    python study/run.py --falls                       prints age, fall, largest rho, end and A of each run
+    python study/run.py --collapses                   prints staleness, largest drop, collapse, largest rho, end and A
+                                                             of each run
     python study/run.py --figures                     draws the comparisons into figures/ours_*.png
 
 Configurations and findings are in study/comparisons.py, the rule of the verdicts in study/rule.py, the figures in
 study/drawing.py. A run takes 9 to 21 minutes on two cores. Its log is shortened to at most 15 kB, every evaluation
 and a summary of the steps between two of them, and kept as results/study/NAME-SEED.jsonl, also if the run diverged.
 ScaleRL is also what the README's first command runs: if results/main_seed*.jsonl exist, they are used. An interrupted
-run continues from its last checkpoint. Prompts, steps and batches do not depend on timing. The age of tokens does
-where the trainer is the slower side, as without the zero-variance filter under PipelineRL: such runs, and those of
+run continues from its last checkpoint. Prompts, steps and batches do not depend on timing. The staleness of tokens
+does where the trainer is the slower side, as without the zero-variance filter under PipelineRL: such runs, and those of
 --quiet, are best made alone on two cores. The others can run side by side, each on a core of its own (taskset -c 0,
 taskset -c 1).
 
@@ -109,7 +110,7 @@ def reduced(rows):
 
 
 def summary(steps):
-    """One `step` row for several: means of the rates, the largest rho, token counts by age, else the last value."""
+    """One `step` row for several: means of the rates, the largest rho, tokens by staleness, else the last value."""
     means = (
         "reward",
         "pass_rate",
@@ -125,14 +126,14 @@ def summary(steps):
         "seconds_train",
     )
     last = ("kind", "step", "gpu_hours", "tokens", "tokens_trained", "flops", "retired", "epoch")
-    ages = sum((Counter(row["staleness"]) for row in steps), Counter())
+    tokens = sum((Counter(row["staleness"]) for row in steps), Counter())
     known = {name: [row[name] for row in steps if row[name] is not None] for name in means}
     return (
         {name: steps[-1][name] for name in last}
         | {name: mean(values) for name, values in known.items() if values}
         | {
             "rho_max": max((row["rho_max"] for row in steps if row["rho_max"] is not None), default=None),
-            "staleness": ages,
+            "staleness": tokens,
         }
     )
 
@@ -157,18 +158,19 @@ def run_missing(pairs):
         place(name, seed).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def falls(logs):
-    """A line per run, youngest tokens first: what the README of results/ counts."""
+def collapses(logs):
+    """A line per run, least staleness first: what the README of results/ counts."""
     lines = []
     for (name, seed), rows in logs.items():
         one = measure(rows)
         rho = max(row["rho_max"] or 0.0 for row in rows if row["kind"] == "step")
-        fall = float(max(np.maximum.accumulate(one.rates) - one.rates))
+        drop = float(max(np.maximum.accumulate(one.rates) - one.rates))
         line = (
-            f"{name}-{seed}: tokens {one.age:.2f} steps old; largest fall {fall:.3f}; falls after step {one.fell}; "
-            f"largest rho {rho:.0f}; pass rate at the end {one.end:.3f}; A {one.law.A if one.law else nan:.3f}"
+            f"{name}-{seed}: staleness {one.staleness:.2f} steps; largest drop {drop:.3f}; "
+            f"collapses after step {one.collapsed}; largest rho {rho:.0f}; pass rate at the end {one.end:.3f}; "
+            f"A {one.law.A if one.law else nan:.3f}"
         )
-        lines.append((one.age, line.replace("; falls after step None", "")))
+        lines.append((one.staleness, line.replace("collapses after step None; ", "")))
     return [line for _, line in sorted(lines)]
 
 
@@ -177,7 +179,9 @@ def main():
     parser.add_argument("--list", action="store_true", help="the configurations and which runs are there")
     parser.add_argument("--verdicts", action="store_true", help="the table of findings")
     parser.add_argument("--without", nargs="+", default=(), metavar="RUN", help="of --verdicts: leave these runs out")
-    parser.add_argument("--falls", action="store_true", help="age, largest fall, largest rho, end and A of each run")
+    parser.add_argument(
+        "--collapses", action="store_true", help="staleness, drop, collapse, rho, end and A of each run"
+    )
     parser.add_argument("--figures", action="store_true", help="draw the comparisons into figures/")
     parser.add_argument("--only", default="*", metavar="PATTERN", help="configurations by name, such as 'loo-*'")
     parser.add_argument("--seeds", type=int, nargs="+", help="of these seeds only")
@@ -187,8 +191,8 @@ def main():
         for name, own in CONFIGURATIONS.items():
             there = [seed for seed in range(own.seeds) if place(name, seed).exists()]
             print(f"{name:26} Fig. {figures_of(name):10} {len(there)} of {own.seeds} runs   {' '.join(flags(name))}")
-    elif args.falls:
-        print(*falls(kept(RESULTS)), sep="\n")
+    elif args.collapses:
+        print(*collapses(kept(RESULTS)), sep="\n")
     elif args.figures:
         print(*drawing.draw_all(kept(RESULTS), ROOT / "figures"), sep="\n")
     elif args.verdicts:

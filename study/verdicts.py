@@ -10,10 +10,10 @@
 Works on what is there, and says what is missing. The asynchronous runs of results/study stand first, as they are. Never
 is a run of one regime compared with one of another.
 
-    smallest difference    that two sides of n runs each find four times in five: (t_95 + t_80) s sqrt(2 / n), with the
-                           spread s between the regime's seeds and its degrees of freedom
-    missed with one seed   a decided finding that its runs, taken one a side, would leave undecided or decide otherwise,
-                           with the same s
+    smallest difference    that two settings of n runs each find four times in five: (t_95 + t_80) s sqrt(2 / n), with
+                           the spread s between the regime's seeds and its degrees of freedom
+    missed with one seed   a decided finding that its runs, taken one per setting, would leave undecided or decide
+                           otherwise, with the same s
     ranking                of two configurations, at a quarter of the compute and at the end, by means over seeds: of
                            all pairs, and of those whose ends are more than the margin of 0.02 apart
     forecast error         |forecast - measured| of the last five evaluations from a part of the compute (forecast.py)
@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 import forecast  # noqa: E402
 from study import axes, comparisons, drawing, grid, pairs, regimes, rule, stability  # noqa: E402
 
-ASYNCHRONOUS = "asynchronous, ages as they came"
+ASYNCHRONOUS = "asynchronous, staleness as it came"
 FOREST = (  # (regime, configuration, reference) of findings on A, chosen before the runs
     ("exact-1", "scalerl", "baseline"),
     ("exact-1", "scalerl", "deepseek"),
@@ -55,7 +55,7 @@ BEGIN, END = "<!-- python study/verdicts.py --write: begin -->", "<!-- end -->" 
 BLOCKED = ("exact-1", "exact-8")  # regimes of which is said what is left without what a seed does (study/pairs.py)
 PAIRED = "exact-1"  # the one in which less is left
 COMPUTE = {("balanced", "E"): "gpu_hours", ("balanced", "A"): "step"}  # in which a quantity counts, if not in tokens
-QUANTITIES = {"A": "ceiling A", "end": "pass rate at the end", "E": "compute to half of the gain"}
+QUANTITIES = {"A": "asymptote A", "end": "pass rate at the end", "E": "compute to the half-gain point"}
 EDGE = 0.12  # of the forest plot
 CUTS = (10, 20, 30, 50, 70)  # per cent of the compute
 
@@ -79,7 +79,7 @@ def made(regime):
 
 
 def smallest(spread, n):
-    """The smallest difference that two sides of n runs each find four times in five; nan without degrees of freedom.
+    """The smallest difference that two settings of n runs each find four times in five; nan without degrees of freedom.
 
     >>> round(smallest((0.0085, 12), 3), 4)  # (1.782 + 0.873) 0.0085 sqrt(2/3)
     0.0184
@@ -110,7 +110,7 @@ def of(spread, quantity):
 
 
 def reaches(how, spread, quantity):
-    """What two sides of three runs each, and of six, can tell with a spread, as texts."""
+    """What two settings of three runs each, and of six, can tell with a spread, as texts."""
     return [shown(how(spread, n), quantity) for n in (regimes.LEAST, regimes.MOST)] if spread[1] else ["-"]
 
 
@@ -147,11 +147,11 @@ def ranking(logs, x="tokens"):
 
 
 def forecasts(logs):
-    """{share of the compute: [|forecast - measured|]} of the runs that do not fall."""
+    """{share of the compute: [|forecast - measured|]} of the runs that do not collapse."""
     errors = defaultdict(list)
     for rows in logs.values():
         one = rule.measure(rows)
-        for row in forecast.hindcasts(one.run, CUTS) if one.fell is None else ():
+        for row in forecast.hindcasts(one.run, CUTS) if one.collapsed is None else ():
             errors[row["share"]].append(abs(row["error"]))
     return dict(errors)
 
@@ -160,7 +160,7 @@ def summary(logs, findings):
     """Lines: what one seed would have missed, how often a quarter ranks as the end, how well the end is forecast."""
     pairs, wrong = missed(logs, findings)
     said = "leave undecided, or decide otherwise, what all runs decide"
-    lines = [f"one run a side misleads: {wrong} of {pairs} pairs of single runs {said}"] if pairs else []
+    lines = [f"one run per setting misleads: {wrong} of {pairs} pairs of single runs {said}"] if pairs else []
     ranked = ranking(logs)
     apart = [one for one in ranked if abs(one[1]) > rule.MARGIN["A"]]
     for which, own in (("", ranked), (f" whose ends are more than {rule.MARGIN['A']} apart", apart)):
@@ -172,7 +172,7 @@ def summary(logs, findings):
 
 
 def idle(logs):
-    """Lines: for each configuration the shares of the time, after the first evaluation, in which a side is idle."""
+    """Lines: for each configuration, shares of the time after the first evaluation in which its processes are idle."""
     lines = []
     for name in dict.fromkeys(name for name, _ in logs):
         own = [[row for row in rows if row["kind"] == "step"][1:] for (other, _), rows in logs.items() if other == name]
@@ -257,10 +257,10 @@ def drawn(folder, into):
     if path and waiting:
         lines += [f"{len(waiting)} of this figure's {len(FOREST)} findings have no interval yet.", ""]
     if path:
-        lines += ["A row with a square only: a side has no run that levels off, or too few do.", ""]
+        lines += ["A row with a square only: a setting has no run that levels off, or too few do.", ""]
     if runs := grid.kept(folder, "grid"):
         path = stability.heat_maps(runs, into / "stability.png")
-        lines += [f"![Pass rate at the end by loss, age and learning rate](../figures/{path.name})", ""]
+        lines += [f"![Pass rate at the end by loss, staleness and learning rate](../figures/{path.name})", ""]
     if grid.kept(folder, axes.PLAN):
         path = axes.curves(folder, into / "axes.png")
         lines += [f"![Pass rate against tokens along each axis](../figures/{path.name})", ""]

@@ -361,7 +361,7 @@ import numpy as np
 
 return np.array([2.0, 3.0])[0] > 2.5, np.array([2.0, 3.0])[1] > 2.5
 """,
-    ("age", "array"): r"""
+    ("staleness-bound", "array"): r"""
 import numpy as np
 
 return np.array([8, 7])
@@ -428,7 +428,7 @@ for o, m, p in zip(objective, mask, prompt_index.tolist()):
     total += float(o[m].sum()) / by
 return total
 """,
-    ("age", "text"): r"""
+    ("staleness-bound", "text"): r"""
 return "8", "7"
 """,
     ("reward", "text"): r"""

@@ -242,12 +242,12 @@ def test_a_mixture_is_predicted_at_its_share_of_the_compute_and_ends_by_its_weig
     assert len(said) == 3 and all(" longer +0.000 (" in one or " longer -0.000 (" in one for one in said)
 
 
-def test_a_run_that_recovers_is_judged_and_one_that_falls_for_good_is_not(tmp_path):
+def test_a_run_that_recovers_is_judged_and_one_that_collapses_for_good_is_not(tmp_path):
     dip, lost = (line("pool", axes.AXES["pool"][0].label, 0.6, seed) for seed in range(2))
     dip["evals"]["pass_rate"][10:14] = [0.2] * 4
     lost["evals"]["pass_rate"][10:] = [0.1] * 11
     [own] = axes.kept(written(tmp_path, dip, lost), "pool").values()
-    assert [(one.fell, one.lost) for one in own] == [(True, False), (True, True)]
+    assert [(one.collapsed, one.lost) for one in own] == [(True, False), (True, True)]
     [own] = axes.whole(axes.kept(tmp_path, "pool")).values()
     assert [one.line["run"]["seed"] for one in own] == [0]
     assert "| 2, 1 | 0 |" in "".join(axes.table(axes.kept(tmp_path, "pool")))

@@ -17,7 +17,7 @@ import fit
 import loss
 import pipeline
 import reward
-from course import ages, checker, grading, race, timeline
+from course import checker, grading, race, staleness, timeline
 from course.checks import answers, losses
 from course.checks.catalogue import CHAPTERS, EXERCISES
 from course.checks.claims import Claim, encode
@@ -56,15 +56,15 @@ def claims(exercises=EXERCISES):
 
 @pytest.fixture(autouse=True)
 def own_run(monkeypatch, tmp_path):
-    """A folder with results/ and, in runs/own and ages/, logs that stand for a student's own."""
+    """A folder with results/ and, in runs/own and stale/, logs that stand for a student's own."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results").symlink_to(ROOT / "results")
     (tmp_path / "runs" / "own").mkdir(parents=True)
     for k in (0, 4, 32):
         rows = [{"kind": "config", "flags": {"k": k}}]
         rows += [{"kind": "eval", "step": 8 * n, "pass_rate": 0.02 * n - 0.001 * k * max(0, n - 8)} for n in range(12)]
-        (tmp_path / "ages" / f"k{k}").mkdir(parents=True)
-        (tmp_path / "ages" / f"k{k}" / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "stale" / f"k{k}").mkdir(parents=True)
+        (tmp_path / "stale" / f"k{k}" / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "runs" / "own" / "log.jsonl").symlink_to(ROOT / "results" / "main_seed0.jsonl")
 
 
@@ -113,11 +113,11 @@ def test_the_predicted_numbers_are_those_that_the_project_computes():
             )
             found.append(losses.gradient(objective, *batch, **eps).item())
     assert answers.weights() == pytest.approx(found)
-    ages = []
+    largest = []
     for rule in ("pipeline", "ppo"):  # one prompt a step: request v, for step v, is issued at the first such version
         issued = [pipeline.admission_limit(u, off_policy=rule, k=8, steps=100, prompts=1) for u in range(100)]
-        ages.append(max(v - next(u for u in range(100) if issued[u] > v) for v in range(50)))
-    assert answers.age() == tuple(ages)
+        largest.append(max(v - next(u for u in range(100) if issued[u] > v) for v in range(50)))
+    assert answers.staleness_bound() == tuple(largest)
     assert answers.bias()[1] == reward.pass_at_k([[True, False, False, False]], 2)[0]
 
 
@@ -147,7 +147,7 @@ def test_a_timeline_of_stated_costs_has_the_idle_shares_that_one_draws_by_hand()
     assert answers.idle() == pytest.approx(found)
     assert [row["generated"] for row in rows[:3]] == [(0, 30), (30, 60), (80, 110)]  # ppo: the phase ends at 80 s
     slow = timeline.timeline(k=8, generate=30.0, train=60.0)
-    assert max(row["age"] for row in slow) == 8  # a queue of k + 1 batches stands; no token is older
+    assert max(row["staleness"] for row in slow) == 8  # a queue of k + 1 batches stands; never more
 
 
 def test_a_race_is_decided_by_its_seed_and_judged_by_an_interval_of_the_differences():
@@ -158,18 +158,18 @@ def test_a_race_is_decided_by_its_seed_and_judged_by_an_interval_of_the_differen
     assert low > 0
 
 
-def test_ages_tells_where_a_run_ends_from_where_it_was_best(capsys, monkeypatch):
-    k, found = ages.rates("ages/k32")
+def test_staleness_tells_where_a_run_ends_from_where_it_was_best(capsys, monkeypatch):
+    k, found = staleness.rates("stale/k32")
     # 0.02 n - 0.032 max(0, n - 8): from n = 7 to 11 0.14, 0.16, 0.148, 0.136, 0.124; from n = 6 0.12 comes for 0.124
-    assert k == 32 and ages.end(found) == pytest.approx(0.1416) and ages.best(found) == ages.end(found)
-    assert ages.best([0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.1]) == 0.5
-    monkeypatch.setattr(sys, "argv", ["course.ages", "ages/k32", "ages/k0", "ages/k4"])
-    ages.main()
+    assert k == 32 and staleness.end(found) == pytest.approx(0.1416) and staleness.best(found) == staleness.end(found)
+    assert staleness.best([0.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.1]) == 0.5
+    monkeypatch.setattr(sys, "argv", ["course.staleness", "stale/k32", "stale/k0", "stale/k4"])
+    staleness.main()
     assert capsys.readouterr().out.split()[3:9] == ["0", "0.180", "0.180", "4", "0.175", "0.175"]
-    assert Path("ages.png").stat().st_size > 10_000
-    Path("ages/k4/log.jsonl").write_text('{"kind": "config", "flags": {"k": 4}}\n{"kind": "eval", "pass_rate": 0.2}\n')
-    with pytest.raises(ValueError, match="ages/k4: 1 evaluations, expected at least 5"):
-        ages.rates("ages/k4")
+    assert Path("staleness.png").stat().st_size > 10_000
+    Path("stale/k4/log.jsonl").write_text('{"kind": "config", "flags": {"k": 4}}\n{"kind": "eval", "pass_rate": 0.2}\n')
+    with pytest.raises(ValueError, match="stale/k4: 1 evaluations, expected at least 5"):
+        staleness.rates("stale/k4")
 
 
 def test_without_torch_the_commands_say_what_to_install():
@@ -318,12 +318,13 @@ def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(spoil, line, stu
 
 
 def test_a_wrong_prediction_shows_the_own_number_and_the_mistake_but_not_the_answer(student):
-    write(student, "age", "return 9, 9")
-    assert "expected" not in said(student, "age") and "  yours    [9, 9]" in said(student, "age")
-    write(student, "age", "return 1 / 0")
-    assert "expected" not in said(student, "age") and "yours    raised ZeroDivisionError" in said(student, "age")
-    write(student, "age", "return 8, 7")
-    assert said(student, "age") == ""
+    name = "staleness-bound"
+    write(student, name, "return 9, 9")
+    assert "expected" not in said(student, name) and "  yours    [9, 9]" in said(student, name)
+    write(student, name, "return 1 / 0")
+    assert "expected" not in said(student, name) and "yours    raised ZeroDivisionError" in said(student, name)
+    write(student, name, "return 8, 7")
+    assert said(student, name) == ""
 
 
 def line_of(folder, text):
@@ -430,7 +431,7 @@ def test_what_trains_is_the_students_solved_functions_and_the_originals(student,
 
 def test_a_hand_in_holds_changed_files_answers_and_the_commit(student):
     write(student, "baseline", "return 1")
-    write(student, "age", "return 8, 7")
+    write(student, "staleness-bound", "return 8, 7")
     assert "holds answers.py, loss.py" in exercises.pack()
     with zipfile.ZipFile(student / "handin.zip") as archive:
         assert sorted(archive.namelist()) == ["answers.py", "commit", "loss.py"]

@@ -4,14 +4,12 @@ Whole runs are real processes, forked as in test_train.py; no launcher ends the 
 """
 
 import os
-import pickle
 import re
 import resource
 import signal
 import threading
 import time
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import nullcontext
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,18 +18,16 @@ import pytest
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
-from test_pipeline import Verdict, answer, lonely, memory_store, prompt
-from test_train import BASE, PATIENCE, Run, batch, elsewhere, lone_trainer, make_plan, rank_process  # noqa: F401
+from test_train import BASE, PATIENCE, Run, batch, elsewhere, lone_trainer, rank_process, update  # noqa: F401
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import pipeline
 import train
-from plumbing import checkpoints, flags
-from plumbing.flags import settings
-from plumbing.fleet import Fleet
-from plumbing.lifeline import Lifeline
+from plumbing import build, checkpoints, run_folder, run_log
+from plumbing.distributed import Processes
+from plumbing.heartbeat import Heartbeat, Lost
+from plumbing.settings import read_settings
 from verify import sandbox
 from verify.workers import grade_code
 
@@ -70,7 +66,7 @@ def nan_gradients(*versions):
     measure = train.Trainer.gradient_norm
 
     def spoilt(trainer):
-        if trainer.version in versions and trainer.fleet.rank == trainer.args.trainers - 1:
+        if trainer.version in versions and trainer.processes.rank == trainer.args.trainers - 1:
             next(trainer.policy.parameters()).grad.fill_(float("nan"))
         return measure(trainer)
 
@@ -93,8 +89,8 @@ def slow_disk(seconds):
 
 def slow_farewell(seconds):
     """Make every rank take so many seconds longer to say why the run has failed."""
-    farewell = Fleet.farewell
-    Fleet.farewell = lambda fleet, reason: time.sleep(seconds) or farewell(fleet, reason)
+    farewell = Processes.farewell
+    Processes.farewell = lambda processes, reason: time.sleep(seconds) or farewell(processes, reason)
 
 
 def broken_pipe(version):
@@ -203,7 +199,7 @@ def test_five_in_a_row_end_the_run_with_the_reason_and_a_good_checkpoint(start):
     run = start(2, *SMALL, "--steps", "20", "--eval-every", "20", fault=nan_gradients, arguments=(1, 2, 3, 4, 5))
     assert run.end(PATIENCE)[0] == 1, run.text
     assert "no gradient of the last 5 steps was finite" in run.log[-1]["reason"] and run.log[-1]["step"] == 6
-    assert [folder.name for folder in checkpoints.finished(run.out)] == ["checkpoint-6"]
+    assert [folder.name for folder in run_folder.finished(run.out)] == ["checkpoint-6"]
     assert all(tensor.isfinite().all() for tensor in weights(run.out / "checkpoint-6").values())
 
 
@@ -260,7 +256,7 @@ def test_a_signal_to_any_rank_ends_the_run_in_order_everywhere(start):
     reason = run.log[-1]["reason"]
     assert reason.startswith("interrupted: generator rank 2 got SIGTERM")
     assert run.text.count("generator rank 2 got SIGTERM") >= 2  # both generators say so
-    assert checkpoints.finished(run.out)[-1].name == f"checkpoint-{run.log[-1]['step']}"  # written when the run ended
+    assert run_folder.finished(run.out)[-1].name == f"checkpoint-{run.log[-1]['step']}"  # written when the run ended
 
 
 @pytest.mark.processes
@@ -270,7 +266,7 @@ def test_ctrl_c_that_ends_the_reader_of_the_screen_too_still_writes_the_checkpoi
     os.kill(run.processes[0].pid, signal.SIGINT)
     assert run.end(3 * HEARD) == {0: 0, 1: 0}
     assert run.log[-1]["kind"] == "end" and "trainer rank 0 got SIGINT" in run.log[-1]["reason"]
-    assert checkpoints.finished(run.out)[-1].name == f"checkpoint-{run.log[-1]['step']}"
+    assert run_folder.finished(run.out)[-1].name == f"checkpoint-{run.log[-1]['step']}"
 
 
 def launcher_process(pids, *arguments):
@@ -421,7 +417,7 @@ def test_weights_and_adamw_state_of_three_trainers_resume_on_two_and_on_one(fork
     assert {float(entry["step"]) for entry in moments.values()} == {2.0}
     name = next(iter(weights(source)))
     assert not torch.equal(weights(source)[name], weights(BASE)[name])  # after two steps they differ
-    assert checkpoints.counters(source) == {"version": 2, "stepped": True}
+    assert run_folder.counters(source) == {"version": 2, "stepped": True}
 
 
 @pytest.mark.processes
@@ -441,7 +437,7 @@ def test_checkpoints_come_when_asked_for_and_a_slow_disk_stalls_nobody(start):
         arguments=(7,),
     )
     assert run.end(PATIENCE) == {0: 0, 1: 0}, run.text
-    assert [folder.name for folder in checkpoints.finished(run.out)] == ["checkpoint-2", "checkpoint-3"]
+    assert [folder.name for folder in run_folder.finished(run.out)] == ["checkpoint-2", "checkpoint-3"]
     assert {row["step"] for row in run.rows("eval")} == {0, 3}
     assert not list(run.out.glob("*.tmp"))
 
@@ -455,7 +451,7 @@ def test_without_room_for_a_checkpoint_the_last_one_stands_and_the_run_says_so(s
         resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
     assert run.end(PATIENCE) == {0: 1, 1: 1, 2: 1}
     assert not list(run.out.glob("*.tmp"))
-    last = checkpoints.finished(run.out)[-1]
+    last = run_folder.finished(run.out)[-1]
     assert weights(last) and state(last, run.out.parent / "state.pt")["optimizer"]  # the checkpoint is whole
     assert run.log[-1]["kind"] == "end" and f"could be written to {run.out}: " in run.log[-1]["reason"]
     assert set(run.lines("File too large")) == {0, 1, 2}
@@ -488,7 +484,7 @@ def test_an_out_that_is_a_file_or_a_broken_link_says_what_it_is_for(tmp_path):
     (tmp_path / "file").touch()
     for name in ("link", "file"):
         with pytest.raises(OSError, match=f"--out .*{name} cannot hold a run: .*likely cause: a file or a broken link"):
-            checkpoints.own(tmp_path / name)
+            run_folder.own(tmp_path / name)
 
 
 def test_resuming_with_other_prompts_ends_in_one_line_on_all_ranks(monkeypatch):
@@ -503,7 +499,7 @@ def test_resuming_with_other_prompts_ends_in_one_line_on_all_ranks(monkeypatch):
 
 def test_a_users_file_named_like_a_checkpoint_is_none(tmp_path):
     (tmp_path / "checkpoint-99").write_text("mine")
-    assert checkpoints.finished(tmp_path) == [] and not settings(["--resume", "--out", str(tmp_path)]).resume
+    assert run_folder.finished(tmp_path) == [] and not settings(["--resume", "--out", str(tmp_path)]).resume
 
 
 @pytest.mark.processes

@@ -76,7 +76,7 @@ def needs_namespaces():
 
 
 def test_the_originals_get_every_point_on_hidden_inputs():
-    # Predictions are handed in as numbers: the originals compute them from project files, which the sandbox does not show.
+    # Predictions are handed in as numbers: the originals compute them from project files, which no sandbox shows.
     predicted = {
         x.name: checker.build(x, checker.pieces(x, source, source, EXERCISES))
         for x in GRADED

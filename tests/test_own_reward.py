@@ -20,7 +20,7 @@ FIVE_WORDS = "def five_words(prompt, completion, answer):\n    return len(comple
 MANY = """
 import time
 
-def judge(prompt, completion, answer):
+def grade(prompt, completion, answer):
     if completion == "None":
         return None
     if completion == "raise":
@@ -44,7 +44,7 @@ class Finished:
 
 @pytest.fixture
 def write(tmp_path):
-    def written(source, name="judge"):
+    def written(source, name="grade"):
         path = tmp_path / "rewards.py"
         path.write_text(source)
         return f"{path}:{name}"
@@ -53,7 +53,7 @@ def write(tmp_path):
 
 
 def scores(spec, texts, timeout=20.0, **options):
-    """{text: Score} of completions that a scorer with this reward has judged."""
+    """{text: Score} of completions that a scorer with this reward has graded."""
     scorer = Scorer(timeout=timeout, workers=1, own=spec, **{"think_end": None} | options)
     for text in texts:
         scorer.submit(Finished(text), Prompt(0, (1,), "?", "18", "own"))
@@ -70,7 +70,7 @@ def test_examples_in_docstrings_are_true():
     assert doctest.testmod(own).failed == 0
 
 
-def test_the_function_judges_every_completion_in_a_worker(write):
+def test_the_function_grades_every_completion_in_a_worker(write):
     found = scores(write(MANY), ["right", "wrong", "None", "raise", "exit", "number"])
     assert [found[text].correct for text in found] == [True, False, None, None, None, None]
     assert found["None"].error == OWN and not any(score.tried for score in found.values())
@@ -79,7 +79,7 @@ def test_the_function_judges_every_completion_in_a_worker(write):
     assert found["number"].error == f"{OWN}: expected True, False or None, got 0.5 of type float"
 
 
-def test_it_has_the_time_limit_and_the_next_completion_is_judged(write):
+def test_it_has_the_time_limit_and_the_next_completion_is_graded(write):
     found = scores(write(MANY), ["right", "sleep", "wrong"], timeout=0.5)
     assert [(found[text].correct, found[text].timed_out) for text in ("right", "sleep", "wrong")] == [
         (True, False),
@@ -89,7 +89,7 @@ def test_it_has_the_time_limit_and_the_next_completion_is_judged(write):
 
 
 def test_without_the_mark_or_truncated_a_completion_is_wrong_unasked_and_with_it_handed_over_whole(write):
-    spec = write("def judge(prompt, completion, answer): return completion == '<think>a</think>b'")
+    spec = write("def grade(prompt, completion, answer): return completion == '<think>a</think>b'")
     found = scores(spec, ["b", "<think>a</think>b", "</think>b"], think_end="</think>")
     assert [score.correct for score in found.values()] == [False, True, False]
     scorer = Scorer(timeout=5.0, think_end=None, own=spec)
@@ -100,17 +100,17 @@ def test_without_the_mark_or_truncated_a_completion_is_wrong_unasked_and_with_it
 REFUSED = {
     "nothing": "expected FILE.py:FUNCTION, got 'nothing'",
     "nowhere.py:f": "there is no file nowhere.py",
-    "def other(a, b, c): pass": "has no function judge; it has: other",
-    "judge = 3": "has no function judge; it has: none",
-    "def judge(a, b): pass": "expected a function of (prompt, completion, answer), got judge(a, b)",
-    "def judge(a, b, c, d): pass": "got judge(a, b, c, d)",
-    "def judge(*, prompt, completion, answer): pass": "expected a function of (prompt, completion, answer)",
-    "def judge(a, b, c): return 0.5": "expected True, False or None, got 0.5 of type float",
-    "def judge(a, b, c): return 1": "expected True, False or None, got 1 of type int",
-    "def judge(a, b, c): return [True]": "expected True, False or None, got [True] of type list",
+    "def other(a, b, c): pass": "has no function grade; it has: other",
+    "grade = 3": "has no function grade; it has: none",
+    "def grade(a, b): pass": "expected a function of (prompt, completion, answer), got grade(a, b)",
+    "def grade(a, b, c, d): pass": "got grade(a, b, c, d)",
+    "def grade(*, prompt, completion, answer): pass": "expected a function of (prompt, completion, answer)",
+    "def grade(a, b, c): return 0.5": "expected True, False or None, got 0.5 of type float",
+    "def grade(a, b, c): return 1": "expected True, False or None, got 1 of type int",
+    "def grade(a, b, c): return [True]": "expected True, False or None, got [True] of type list",
     "import nothing_of_this_name": "cannot be loaded: ModuleNotFoundError: No module named 'nothing_of_this_name'",
     "x = 1\ny = x / 0": "cannot be loaded: ZeroDivisionError: division by zero (rewards.py, line 2)",
-    "def judge(a, b, c:\n  pass": "cannot be loaded: SyntaxError:",
+    "def grade(a, b, c:\n  pass": "cannot be loaded: SyntaxError:",
     "exit(1)": "cannot be loaded: SystemExit: 1 (rewards.py, line 1)",
     "import os\nos._exit(3)": "its process ended with exit code 3",
 }
@@ -126,20 +126,20 @@ def test_what_cannot_be_a_reward_is_one_line(write, source):
 
 def test_a_reward_that_raises_in_the_trial_is_warned_of_with_its_error_and_its_line(write, capsys):
     noise = "import sys\nprint('noise')\nprint('noise', file=sys.stderr)\n"
-    own.check(write(noise + "def judge(a, b, c): raise KeyError(b)"), ("?", "17", "18"), 5.0)
+    own.check(write(noise + "def grade(a, b, c): raise KeyError(b)"), ("?", "17", "18"), 5.0)
     shown = capsys.readouterr().err
     assert shown.startswith(f"WARNING: {OWN} raised KeyError: '17' (rewards.py, line 4)") and shown.count("\n") == 1
-    own.check(write(noise + "def judge(a, b, c): return None"), ("?", "17", "18"), 5.0)
+    own.check(write(noise + "def grade(a, b, c): return None"), ("?", "17", "18"), 5.0)
     assert capsys.readouterr().err == ""
 
 
 def test_what_may_be_a_reward_passes_the_trial(write):
     for source in (
-        FIVE_WORDS.replace("five_words", "judge"),
-        "judge = lambda *words: None",
-        "def judge(a, b, c='', d=3): return False",
-        "def judge(a, b, c): raise ValueError",  # it may be this row
-        "class Judge:\n  def __call__(self, a, b, c): return True\njudge = Judge()",
+        FIVE_WORDS.replace("five_words", "grade"),
+        "grade = lambda *words: None",
+        "def grade(a, b, c='', d=3): return False",
+        "def grade(a, b, c): raise ValueError",  # it may be this row
+        "class Grade:\n  def __call__(self, a, b, c): return True\ngrade = Grade()",
     ):
         own.check(write(source), ("?", "18", "18"), 5.0)
 
@@ -169,7 +169,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def test_a_run_trains_on_it_and_counts_what_it_raises(tmp_path, write, run):
-    source = "def judge(prompt, completion, answer):\n    return completion[-1] in '02468' if answer > '2' else 1 / 0\n"
+    source = "def grade(prompt, completion, answer):\n    return completion[-1] in '02468' if answer > '2' else 1 / 0\n"
     spec = write(source)
     status, out, err = run(Path(spec).name)  # found from the working folder
     assert status == 0
@@ -183,21 +183,21 @@ def test_a_run_trains_on_it_and_counts_what_it_raises(tmp_path, write, run):
 
 
 def test_a_validation_without_any_verdict_ends_in_one_line(write, run):
-    status, _, err = run(write("def judge(prompt, completion, answer):\n    return None\n"))
+    status, _, err = run(write("def grade(prompt, completion, answer):\n    return None\n"))
     assert status == 1 and err.count("\n") == 1
     assert "no validation prompt got verdicts: the function of --reward returned None" in err
 
 
 def test_a_wrong_function_ends_in_one_line_before_the_first_step(tmp_path, run):
-    status, _, err = run("nothing.py:judge")
+    status, _, err = run("nothing.py:grade")
     assert status == 2 and not (tmp_path / "run").exists()
-    assert f"--reward {tmp_path}/nothing.py:judge: there is no file" in err
+    assert f"--reward {tmp_path}/nothing.py:grade: there is no file" in err
 
 
 @pytest.mark.parametrize("last, told", [("", True), ("    return False\n", False)])
 def test_a_function_that_forgets_to_say_false_is_told_at_the_first_validation(write, run, last, told):
     begins = (
-        "def judge(prompt, completion, answer):\n    if answer < '5':\n        return completion.endswith(answer)\n"
+        "def grade(prompt, completion, answer):\n    if answer < '5':\n        return completion.endswith(answer)\n"
     )
     _, out, err = run(write(begins + last))
     assert ("returned None, no verdict, on " in out + err) == told

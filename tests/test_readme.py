@@ -131,5 +131,5 @@ def test_the_lines_of_output_are_those_of_the_kept_log():
     shown = [row | {"hours": "device-hours"} for row in rows if row["step"] == 48]
     for row in shown:
         assert f"    {screen.LINES[row['kind']].format(**row)}\n" in README
-    (ceiling,) = [row for row in rows if row["kind"] == "fit"]
-    assert re.search(rf"^    A +{ceiling['A']:.4f} ", README, re.M)
+    (fitted,) = [row for row in rows if row["kind"] == "fit"]
+    assert re.search(rf"^    A +{fitted['A']:.4f} ", README, re.M)

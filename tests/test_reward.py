@@ -306,7 +306,7 @@ def test_math_equal_expressions_are_right_and_others_wrong(scorer):
     assert not any(score.timed_out or score.error for score in scores.values())
 
 
-LIMITS = [  # (answer, reference, verdict): the first three are wrong, judged right; the others right, judged wrong
+LIMITS = [  # (answer, reference, verdict): the first three are wrong, graded right; the others right, graded wrong
     ("It is 17, not 18", "18", True),
     ("\\boxed{10\\text{ km}}", "10\\text{ m}", True),
     ("\\boxed{50}", "50\\%", True),
@@ -433,7 +433,7 @@ def test_verdicts_are_sympys_on_generated_expressions(scorer):
     assert found == equal
 
 
-def test_the_500_answers_of_the_benchmark_are_judged_as_they_were_made(scorer):
+def test_the_500_answers_of_the_benchmark_are_graded_as_they_were_made(scorer):
     rows = [json.loads(line) for line in (DATA / "answers_500.jsonl").read_text().splitlines()]
     assert len(rows) == 500 and sum(row["correct"] for row in rows) == 260
     assert all(isinstance(graders.math(row["answer"], row["reference"]), str) for row in rows)  # none is equal as text
@@ -690,7 +690,7 @@ sys.meta_path.append(Installed)
 
 
 def copied_tree(folder, says, equal):
-    """A copy of the project whose `mathematics.equal` returns `equal` and whose sandbox gives programs the name `says`."""
+    """A copy of the project whose `mathematics.equal` returns `equal` and whose sandbox names programs `says`."""
     folder.mkdir()
     shutil.copytree(ROOT / "verify", folder / "verify")
     shutil.copy(ROOT / "reward.py", folder)

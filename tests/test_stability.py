@@ -11,10 +11,10 @@ from study import grid, stability
 STEPS = list(range(0, 161, 8))
 
 
-def line(end, fell=None, *, plan="grid", seed=0, start=0.2, reason="finished", worst=None, **key):
-    """A kept line of a run that rises to `end`; falls to 0.1 after the step `fell`; worst: {column: its values}."""
+def line(end, collapsed=None, *, plan="grid", seed=0, start=0.2, reason="finished", worst=None, **key):
+    """A kept line of a run that rises to `end`, and is 0.1 after the step `collapsed`; worst: {column: its values}."""
     rates = [start + (end - start) * min(1, step / 80) for step in STEPS]
-    rates = [0.1 if fell is not None and step > fell else rate for step, rate in zip(STEPS, rates)]
+    rates = [0.1 if collapsed is not None and step > collapsed else rate for step, rate in zip(STEPS, rates)]
     columns = {"ess_min": [1.0] * 20, "rho_max": [1.0] * 20, "norm_max": [1.0] * 20} | (worst or {})
     columns |= {
         "seconds": [8.0] * 20,
@@ -31,130 +31,143 @@ def kept(*lines):
     return {json.dumps(one["run"]): one for one in lines}
 
 
-def cell(loss, k, rate, *ends, fell=()):
-    """Lines of a cell: a seed for each end, the seeds in `fell` fall after step 96."""
+def cell(loss, k, rate, *ends, collapsed=()):
+    """Lines of a cell: a seed for each end, the seeds in `collapsed` collapse after step 96."""
     return [
-        line(end, 96 if seed in fell else None, loss=loss, k=k, rate=rate, seed=seed) for seed, end in enumerate(ends)
+        line(end, 96 if seed in collapsed else None, loss=loss, k=k, rate=rate, seed=seed)
+        for seed, end in enumerate(ends)
     ]
 
 
 def test_the_end_is_the_last_quarter_and_a_run_that_diverged_fell():
     run = stability.one(line(0.6))
-    assert run.end == pytest.approx(0.6) and run.fell is None
-    assert stability.one(line(0.6, 96)).fell == 96
+    assert run.end == pytest.approx(0.6) and run.collapsed is None
+    assert stability.one(line(0.6, 96)).collapsed == 96
     cut = line(0.6, reason="no gradient of the last 5 steps was finite")
-    assert stability.one(cut).fell == 160
+    assert stability.one(cut).collapsed == 160
 
 
-def test_the_spread_is_that_of_cells_without_a_fall():
-    groups = stability.cells(kept(*cell("CISPO", 8, 1, 0.6, 0.62), *cell("DAPO", 8, 1, 0.2, 0.6, fell=[0])), "loss")
+def test_the_spread_is_that_of_cells_without_a_collapse():
+    groups = stability.cells(
+        kept(*cell("CISPO", 8, 1, 0.6, 0.62), *cell("DAPO", 8, 1, 0.2, 0.6, collapsed=[0])), "loss"
+    )
     s, freedom = stability.spread(groups.values())
     assert (s, freedom) == (pytest.approx(0.02 / 2**0.5), 1)
 
 
-def test_ends_are_compared_over_seeds_that_do_not_fall_and_falls_by_fishers_exact_test():
-    runs = kept(*cell("CISPO", 8, 1, 0.6, 0.62, 0.6, 0.62), *cell("DAPO", 8, 1, 0.5, 0.9, 0.9, 0.9, fell=[1, 2, 3]))
+def test_ends_are_compared_over_seeds_that_do_not_collapse_and_collapses_by_fishers_exact_test():
+    runs = kept(
+        *cell("CISPO", 8, 1, 0.6, 0.62, 0.6, 0.62), *cell("DAPO", 8, 1, 0.5, 0.9, 0.9, 0.9, collapsed=[1, 2, 3])
+    )
     groups = stability.cells(runs, "loss")
     # 6.314 is t's 95 % quantile with one degree of freedom; 0.01 * sqrt(1/4 + 1/1)
     found = stability.difference(groups["CISPO",], groups["DAPO",], (0.01, 1))
     assert found == pytest.approx((0.11, 0.11 - 6.314 * 0.01118, 0.11 + 6.314 * 0.01118), abs=1e-4)
-    # of 8 runs 3 fall, all on one side: 4 * 1 / C(8, 3) = 4 / 56
-    assert stability.more_falls(groups["DAPO",], groups["CISPO",]) == pytest.approx(4 / 56)
-    assert stability.more_falls(groups["CISPO",], groups["DAPO",]) == 1.0
+    # of 8 runs 3 collapse, all of one setting: 4 * 1 / C(8, 3) = 4 / 56
+    assert stability.more_collapses(groups["DAPO",], groups["CISPO",]) == pytest.approx(4 / 56)
+    assert stability.more_collapses(groups["CISPO",], groups["DAPO",]) == 1.0
 
 
-def test_a_side_whose_runs_all_fall_has_no_difference():
-    groups = stability.cells(kept(*cell("CISPO", 8, 1, 0.6, 0.62), *cell("DAPO", 8, 1, 0.6, fell=[0])), "loss")
+def test_a_setting_whose_runs_all_collapse_has_no_difference():
+    groups = stability.cells(kept(*cell("CISPO", 8, 1, 0.6, 0.62), *cell("DAPO", 8, 1, 0.6, collapsed=[0])), "loss")
     assert all(map(isnan, stability.difference(groups["CISPO",], groups["DAPO",], (0.01, 3))))
 
 
 @pytest.mark.parametrize(
-    "ages, expected",
+    "losses, expected",
     [
-        ({0: (0.6, 0.6)}, (0, None)),  # nothing older was made
+        ({0: (0.6, 0.6)}, (0, None)),  # nothing staler was made
         ({0: (0.6, 0.6), 1: (0.6, 0.59), 2: (0.5, 0.5)}, (1, 2)),
-        ({0: (0.6, 0.6), 1: (0.5, 0.5), 2: (0.6, 0.6)}, (0, 1)),  # up to it all ages must hold
+        ({0: (0.6, 0.6), 1: (0.5, 0.5), 2: (0.6, 0.6)}, (0, 1)),  # up to it all k must hold
         ({0: (0.6, 0.6), 1: (0.575, 0.575), 2: (0.6, 0.6)}, (0, None)),  # loses 0.016 to 0.034: open
         ({0: (0.6, 0.6), 1: (0.585, 0.585), 2: (0.5, 0.5)}, (0, 2)),  # 0.006 to 0.024: open too
         ({0: (0.6, 0.6), 1: (0.59, 0.59), 2: (0.7, 0.7)}, (2, None)),  # 0.001 to 0.019, and a gain
-        ({k: (0.6, 0.6) for k in grid.AGES}, (32, None)),
+        ({k: (0.6, 0.6) for k in grid.STALENESS}, (32, None)),
         ({1: (0.6, 0.6)}, (None, None)),  # nothing to compare with
         ({}, (None, None)),
     ],
 )
-def test_a_loss_holds_to_the_largest_age_up_to_which_nothing_is_lost(ages, expected):
-    lines = [one for k, ends in ages.items() for one in cell("CISPO", k, 1, *ends)]
+def test_a_loss_holds_to_the_largest_staleness_up_to_which_nothing_is_lost(losses, expected):
+    lines = [one for k, ends in losses.items() for one in cell("CISPO", k, 1, *ends)]
     groups = stability.cells(kept(*lines), "loss", "k", "rate")
     assert stability.holds(groups, "CISPO", 1, (0.005, 10)) == expected  # 1.812 * 0.005 = 0.009
 
 
-def test_where_a_quarter_of_the_seeds_fall_a_loss_is_lost():
-    for fell, expected in (([0], (0, 1)), ([], (1, None))):
-        lines = [*cell("CISPO", 0, 1, 0.6), *cell("CISPO", 1, 1, 0.6, 0.6, 0.6, 0.6, fell=fell)]
+def test_where_a_quarter_of_the_seeds_collapse_a_loss_is_lost():
+    for collapsed, expected in (([0], (0, 1)), ([], (1, None))):
+        lines = [*cell("CISPO", 0, 1, 0.6), *cell("CISPO", 1, 1, 0.6, 0.6, 0.6, 0.6, collapsed=collapsed)]
         groups = stability.cells(kept(*lines), "loss", "k", "rate")
         assert stability.holds(groups, "CISPO", 1, (0.005, 10)) == expected
 
 
 def test_how_far_says_what_was_not_made_and_how_wide_its_intervals_are():
-    lines = [*cell("CISPO", 0, 2, 0.6, 0.62), *cell("CISPO", 1, 2, 0.5, 0.6, fell=[1]), *cell("CISPO", 2, 2, 0.5, 0.52)]
+    lines = [
+        *cell("CISPO", 0, 2, 0.6, 0.62),
+        *cell("CISPO", 1, 2, 0.5, 0.6, collapsed=[1]),
+        *cell("CISPO", 2, 2, 0.5, 0.52),
+    ]
     said = stability.how_far(kept(*lines))
-    assert said[5] == "| x2 | CISPO | 0 | 1 | 0.610 | -0.110, 1/2 fall | -0.100 | - | - | - | - |"
+    assert said[5] == "| x2 | CISPO | 0 | 1 | 0.610 | -0.110, 1/2 collapse | -0.100 | - | - | - | - |"
     # s = 0.0141 with 2 degrees of freedom, 2.92 * s * sqrt(2 / 2)
     assert said[-2:] == [
-        "Half-widths of a difference: 0.041 at lr x2 (2 seeds a side).",
-        "Of 1 runs that fall, 0 sink from the start, 0 have recovered at the end.",
+        "Half-widths of a difference: 0.041 at lr x2 (2 seeds per setting).",
+        "Of 1 runs that collapse, 0 never learn, 0 have recovered at the end.",
     ]
     one_seed = stability.how_far(kept(*cell("CISPO", 0, 2, 0.6), *cell("CISPO", 1, 2, 0.3)))
     assert one_seed[5] == "| x2 | CISPO | 0 | - | 0.600 | - | - | - | - | - | - |"
     assert one_seed[-2] == "Half-widths of a difference: not yet known."
 
 
-def test_a_run_that_regains_what_it_lost_fell_and_recovered():
+def test_a_run_that_regains_what_it_lost_collapsed_and_recovered():
     dip = line(0.6)
     dip["evals"]["pass_rate"][10:14] = [0.3] * 4
     run = stability.one(dip)
-    assert run.fell is not None and run.recovered
+    assert run.collapsed is not None and run.recovered
     assert not stability.one(line(0.6, 96)).recovered and not stability.one(line(0.6)).recovered
     assert not stability.one({**dip, "reason": "no gradient of the last 5 steps was finite"}).recovered
 
 
-def test_a_recovered_run_counts_among_the_ends_and_one_that_sinks_does_not():
+def test_a_recovered_run_counts_among_the_ends_and_one_that_never_learns_does_not():
     dip = line(0.6, loss="CISPO", k=8, rate=1)
     dip["evals"]["pass_rate"][10:14] = [0.3] * 4
-    sinking = line(0.6, loss="CISPO", k=8, rate=1, seed=1)
-    sinking["evals"]["pass_rate"] = [0.4 - 0.015 * at for at in range(21)]
-    runs = {seed: stability.one(one) for seed, one in enumerate((dip, sinking, line(0.6, 96), line(0.7)))}
-    assert [run.fell is not None for run in runs.values()] == [True, True, True, False]
-    assert [run.sank for run in runs.values()] == [False, True, False, False]
+    never = line(0.6, loss="CISPO", k=8, rate=1, seed=1)
+    never["evals"]["pass_rate"] = [0.4 - 0.015 * at for at in range(21)]
+    runs = {seed: stability.one(one) for seed, one in enumerate((dip, never, line(0.6, 96), line(0.7)))}
+    assert [run.collapsed is not None for run in runs.values()] == [True, True, True, False]
+    assert [run.never_learnt for run in runs.values()] == [False, True, False, False]
     assert stability.ends(runs) == [runs[0].end, runs[3].end]
-    said = stability.announced(kept(dip, sinking, line(0.6, loss="CISPO", k=8, rate=1, seed=2)))
-    assert "start: 1 of 2 runs of seeds 0 to 3" in said[0]
+    said = stability.announced(kept(dip, never, line(0.6, loss="CISPO", k=8, rate=1, seed=2)))
+    assert "never learn: 1 of 2 runs of seeds 0 to 3" in said[0]
 
 
-def test_false_alarms_are_counted_over_as_many_steps_as_the_falls_were_watched():
-    """The peak of the fall is at step 96: 11 times 8 steps from step 9 on; the alarm of the other run comes later."""
-    fall, late = line(0.6, 96), line(0.6, worst={"rho_max": [1.0] * 15 + [50.0] + [1.0] * 4})
-    runs = [stability.one(fall), stability.one(late)]
+def test_false_alarms_are_counted_over_as_many_steps_as_the_collapses_were_watched():
+    """The peak before the collapse is at step 96: 11 times 8 steps from step 9 on; the other alarm comes later."""
+    collapse, late = line(0.6, 96), line(0.6, worst={"rho_max": [1.0] * 15 + [50.0] + [1.0] * 4})
+    runs = [stability.one(collapse), stability.one(late)]
     assert stability.watched(runs[0]) == 11 and stability.watched(runs[1]) == 19
     assert stability.alarm_at(runs[1], "largest rho", 10) == 14
     assert stability.alarmed(runs[1], "largest rho", 10) and stability.matched(runs, "largest rho", 10) == 0
 
 
-def test_what_the_clip_acts_on_stands_by_loss_and_age():
+def test_what_the_clip_acts_on_stands_by_loss_and_staleness():
     _, _, row = stability.clipped(kept(*cell("CISPO", 8, 1, 0.6), *cell("no ratio", 8, 1, 0.6)))
     assert row == "| x1 | CISPO | - | - | - | - | 1.00% | - | - |"
 
 
-def test_a_finding_is_judged_by_the_interval_and_stands_beside_its_falls():
-    groups = stability.cells(kept(*cell("CISPO", 8, 1, 0.7, 0.7), *cell("DAPO", 8, 1, 0.6, 0.6, fell=[1])), "loss")
+def test_a_finding_is_judged_by_the_interval_and_stands_beside_its_collapses():
+    groups = stability.cells(kept(*cell("CISPO", 8, 1, 0.7, 0.7), *cell("DAPO", 8, 1, 0.6, 0.6, collapsed=[1])), "loss")
     said = stability.compared("CISPO above DAPO", groups["CISPO",], groups["DAPO",], +1, (0.01, 10))
     assert "+0.100" in said and "agrees" in said and "0 of 2 against 1 of 2, p = 0.5" in said
     assert "not made yet" in stability.compared("CISPO above DAPO", groups["CISPO",], None, +1, (0.01, 10))
     four = [0.6, 0.6, 0.6, 0.6]
-    lines = [*cell("CISPO", 8, 1, *four, fell=range(4)), *cell("DAPO", 8, 1, *four)]
+    lines = [*cell("CISPO", 8, 1, *four, collapsed=range(4)), *cell("DAPO", 8, 1, *four)]
     groups = stability.cells(kept(*lines), "loss")
-    assert "p = 0.014: falls more often" in stability.compared("", groups["CISPO",], groups["DAPO",], +1, (0.01, 10))
-    assert "p = 0.014: falls less often" in stability.compared("", groups["DAPO",], groups["CISPO",], +1, (0.01, 10))
+    assert "p = 0.014: collapses more often" in stability.compared(
+        "", groups["CISPO",], groups["DAPO",], +1, (0.01, 10)
+    )
+    assert "p = 0.014: collapses less often" in stability.compared(
+        "", groups["DAPO",], groups["CISPO",], +1, (0.01, 10)
+    )
 
 
 def test_what_half_of_the_runs_do_not_notice_is_idle():
@@ -217,7 +230,7 @@ def test_cispo_is_more_robust_if_daposs_ends_move_more_with_the_clip(tmp_path, m
 
 
 def test_an_alarm_counts_if_it_comes_by_the_window_of_the_peak():
-    # the fall's peak lies in steps 89 to 96, the 12th window; windows count from step 9 on
+    # the peak before the collapse lies in steps 89 to 96, the 12th window; windows count from step 9 on
     at = {
         n: stability.one(line(0.6, 96, worst={"rho_max": [1.0] * n + [50.0] + [1.0] * (19 - n)})) for n in (0, 11, 12)
     }
@@ -234,24 +247,26 @@ def test_signals_are_high_where_something_is_wrong():
     assert stability.signal(run, "gradient norm")[:3].tolist() == [1.0, 1.0, 3.0]
 
 
-def test_a_signal_that_precedes_every_fall_and_no_other_run_announces_falls():
+def test_a_signal_that_precedes_every_collapse_and_no_other_run_announces_collapses():
     bad = {"rho_max": [1.0] * 9 + [50.0] + [1.0] * 10}
     lines = [
         line(0.6, 96 if seed % 2 else None, worst=bad if seed % 2 else None, loss="CISPO", k=8, rate=1, seed=seed)
         for seed in range(8)
     ]
     said = stability.announced(kept(*lines))
-    assert said[0].endswith("from the start: 2 of 4 runs of seeds 0 to 3, 2 of 4 of seeds 4 to 7.")
+    assert said[0].endswith("that never learn: 2 of 4 runs of seeds 0 to 3, 2 of 4 of seeds 4 to 7.")
     by = {row[2:].split(" beyond")[0].split(":")[0]: row for row in said[1:-1]}
     assert by["largest rho"].endswith(
-        "hits 100%, false alarms 0% (0% in as many steps as before the peaks): announces falls"
+        "hits 100%, false alarms 0% (0% in as many steps as before the peaks): announces collapses"
     )
-    assert by["gradient norm"].endswith("no threshold hits more often than it alarms falsely: does not announce falls")
-    # the cell falls in half of its seeds: an alarm in each of its runs
+    assert by["gradient norm"].endswith(
+        "no threshold hits more often than it alarms falsely: does not announce collapses"
+    )
+    # the cell collapses in half of its seeds: an alarm in each of its runs
     assert said[-1].endswith("hits 100%, false alarms 100%")
 
 
-def test_without_falls_nothing_is_said_of_what_announces_them():
+def test_without_collapses_nothing_is_said_of_what_announces_them():
     assert stability.announced(kept(*cell("CISPO", 8, 1, 0.6, 0.6)))[1].startswith("Too few")
 
 
@@ -269,7 +284,7 @@ def test_efficiency_is_device_hours_to_half_of_the_gain(tmp_path, monkeypatch):
     assert row.startswith("| balanced | 8 | compute x0.50 (") and "| agrees | 25%, 50% | 25%, 50% |" in row
 
 
-def test_a_run_that_does_not_level_off_has_no_ceiling(tmp_path, monkeypatch):
+def test_a_run_that_does_not_level_off_has_no_asymptote(tmp_path, monkeypatch):
     monkeypatch.setattr(grid, "base", lambda: "here")
     (tmp_path / "tiny").mkdir()
     for loss, seed, A in (
@@ -285,14 +300,14 @@ def test_a_run_that_does_not_level_off_has_no_ceiling(tmp_path, monkeypatch):
         one["evals"]["pass_rate"] = rises or [0.2 + 0.003 * s for s in STEPS]
         with (tmp_path / "tiny" / "ceilings.jsonl").open("a") as file:
             file.write(json.dumps({"kind": "run", "base": "here", **one}) + "\n")
-    cispo, dapo, gspo = stability.ceilings(tmp_path)[2:]
+    cispo, dapo, gspo = stability.asymptotes(tmp_path)[2:]
     # s = 0.0141 with 2 degrees of freedom: 2.92 s sqrt(1/2 + 1/2) = 0.041
     assert "| 0.710 (2 of 2) | A +0.100 (+0.059 to +0.141) | 0 of 2 |" in cispo
     assert "| 0.610 (2 of 2) | - |" in dapo and "| - | - | 0 of 1 |" in gspo
 
 
 def test_the_heat_maps_are_drawn_from_what_is_there(tmp_path):
-    lines = kept(*cell("CISPO", 8, 1, 0.6, 0.6, fell=[0]))
+    lines = kept(*cell("CISPO", 8, 1, 0.6, 0.6, collapsed=[0]))
     path = stability.heat_maps(lines, tmp_path / "maps.png")
     assert path.read_bytes().startswith(b"\x89PNG")
     assert stability.heat_maps({}, tmp_path / "none.png").exists()
@@ -301,9 +316,7 @@ def test_the_heat_maps_are_drawn_from_what_is_there(tmp_path):
 def test_nothing_is_said_of_runs_that_were_not_made(tmp_path):
     said = stability.report(tmp_path)
     assert stability.counts(tmp_path)[:2] == ["- grid: 0 of 1008", "- variants: 0 of 176"]
-    waiting = (
-        "How far, Tokens on which the clip acts, Findings, Variants, What announces a fall, Ceilings, Efficiency, "
-    )
-    waiting += "FP32 head"
+    waiting = "How far, Tokens on which the clip acts, Findings, Variants, What announces a collapse, Asymptotes, "
+    waiting += "Efficiency, FP32 head"
     assert said[-1] == f"Task `tiny`, not made yet: {waiting}." and nan not in said
     assert not [line for line in said if line.startswith("### ") and "runs made" not in line]

@@ -11,7 +11,7 @@ from test_train import elsewhere  # noqa: F401
 
 from plumbing import flags
 from study import comparisons as study
-from study import drawing, rule
+from study import drawing, names, rule
 from study import run as runner
 
 
@@ -77,7 +77,7 @@ def test_device_hours_count_of_the_runs_that_had_the_machine_to_themselves():
 # --- What is kept of a log -------------------------------------------------------------------------------------------
 
 
-def step(n, clipped, age, tokens):
+def step(n, clipped, staleness, tokens):
     return {
         "kind": "step",
         "step": n,
@@ -101,7 +101,7 @@ def step(n, clipped, age, tokens):
         "seconds_train": 1.0,
         "seconds": 1.0,
         "rho_max": 1.0 + n,
-        "staleness": {age: tokens},
+        "staleness": {staleness: tokens},
     }
 
 
@@ -212,6 +212,12 @@ def test_every_log_of_the_study_is_small_and_ran_to_its_end_with_the_flags_of_it
     assert {flag: own[flag] for flag in decided} == {flag: asked[flag] for flag in decided}
 
 
+def test_flags_with_an_old_name_in_a_kept_log_are_read_under_todays():
+    assert doctest.testmod(names).failed == 0
+    assert not names.FLAGS.keys() & vars(flags.settings([])).keys()  # what is old is no flag today
+    assert set(names.FLAGS.values()) <= vars(flags.settings([])).keys()
+
+
 # --- Verdicts --------------------------------------------------------------------------------------------------------
 
 
@@ -255,37 +261,37 @@ def test_the_interval_is_of_the_difference_of_means_with_the_spread_of_all_seeds
         ([0.6, 0.3, 0.1], None),  # three evaluations are one mean
     ],
 )
-def test_a_run_falls_if_means_of_three_evaluations_lose_more_than_noise_does(rates, peak):
+def test_a_run_collapses_if_means_of_three_evaluations_lose_more_than_noise_does(rates, peak):
     rows = [{"step": n, "pass_rate": rate, "stderr": 0.005} for n, rate in enumerate(rates)]
-    assert rule.fall(rows) == peak
+    assert rule.collapse(rows) == peak
     noisy = [row | {"stderr": 0.2} for row in rows]  # three standard errors: 3 * 0.2 * sqrt(2 / 3) = 0.49
-    assert rule.fall(noisy) is None
+    assert rule.collapse(noisy) is None
 
 
-def test_the_ends_stand_beside_the_ceilings_and_do_not_decide():
+def test_the_ends_stand_beside_the_asymptotes_and_do_not_decide():
     # last four of 17 evaluations, C = 1,300 to 1,600: A = 0.7 ends at 0.678, 0.6 at 0.5823; seeds do not differ in A
     logs = {(name, seed): curve(A, 0.01) for name, A in (("cispo", 0.7), ("pipeline-8", 0.6)) for seed in (0, 1)}
     ends = [row | {"pass_rate": row["pass_rate"] + 0.02} if row["step"] > 12 else row for row in curve(0.7, 0.01)]
     [(finding, row)] = rule.judged(logs | {("cispo", 1): ends}).items()
-    s, t = 0.02 / 2**0.5 / 2**0.5, 2.920  # one side of two differs by 0.02: pooled over both, 2 degrees of freedom
+    s, t = 0.02 / 2**0.5 / 2**0.5, 2.920  # one setting of two differs by 0.02: pooled over both, 2 degrees of freedom
     D = 0.678 - 0.5823 + 0.01
     assert row.ends == pytest.approx((D, D - t * s, D + t * s), abs=2e-3)
     assert "; ends +0.106 (" in rule.line(finding, row) and rule.judge(finding, [], [], (math.nan, 0)).ends == ()
 
 
-def test_a_run_that_falls_has_no_ceiling_but_reached_the_level_before_and_its_fall_is_counted():
+def test_a_run_that_collapses_has_no_asymptote_but_reached_the_level_before_and_its_collapse_is_counted():
     rows = curve(0.7, points=25)
-    fallen = [row | {"pass_rate": 0.3} if row["step"] >= 20 else row for row in rows]
-    logs = {("pipeline-8", 0): rows, ("pipeline-8", 1): fallen, ("baseline", 0): curve(0.7, points=25)}
+    collapsed = [row | {"pass_rate": 0.3} if row["step"] >= 20 else row for row in rows]
+    logs = {("pipeline-8", 0): rows, ("pipeline-8", 1): collapsed, ("baseline", 0): curve(0.7, points=25)}
     logs |= {("baseline", 1): curve(0.71, points=25)}
     by = {(f.quantity, f.x): row for f, row in rule.judged(logs).items()}
-    assert {row.falls for row in by.values()} == {"1 of 2 (after step 19) against 0 of 2"}
-    ceiling, efficiency = by["A", "step"], by["E", "step"]
-    assert ceiling.D == pytest.approx(-0.005, abs=1e-3)  # 0.7, without the run that fell, against 0.7 and 0.71
-    assert efficiency.D == pytest.approx(0, abs=0.02)  # all take 3 steps to half of the gain
+    assert {row.collapses for row in by.values()} == {"1 of 2 (after step 19) against 0 of 2"}
+    asymptote, efficiency = by["A", "step"], by["E", "step"]
+    assert asymptote.D == pytest.approx(-0.005, abs=1e-3)  # 0.7, without the run that collapsed, against 0.7 and 0.71
+    assert efficiency.D == pytest.approx(0, abs=0.02)  # all take 3 steps to the half-gain point
 
 
-def test_a_run_that_does_not_level_off_has_no_ceiling_but_reached_the_level():
+def test_a_run_that_does_not_level_off_has_no_asymptote_but_reached_the_level():
     rising = [row | {"pass_rate": 0.2 + 0.02 * row["step"]} for row in curve(0.7)]  # as fast at the end as at first
     runs = [rule.measure(rows) for rows in (curve(0.7), rising)]
     assert [len(rule.having(runs, quantity)) for quantity in ("A", "E")] == [1, 2]
@@ -294,11 +300,11 @@ def test_a_run_that_does_not_level_off_has_no_ceiling_but_reached_the_level():
     assert rule.spread({"one": runs}, "A")[1] == 0 and rule.spread({"one": runs}, "E")[1] == 1
 
 
-def test_the_spread_of_seeds_is_that_of_configurations_in_which_no_run_falls():
-    fallen = [row | {"pass_rate": 0.3} if row["step"] >= 20 else row for row in curve(0.9, points=25)]
+def test_the_spread_of_seeds_is_that_of_configurations_in_which_no_run_collapses():
+    collapsed = [row | {"pass_rate": 0.3} if row["step"] >= 20 else row for row in curve(0.9, points=25)]
     groups = {
         "steady": [rule.measure(curve(A, points=25)) for A in (0.70, 0.72)],
-        "falling": [rule.measure(curve(0.6, points=25)), rule.measure(fallen)],
+        "collapsing": [rule.measure(curve(0.6, points=25)), rule.measure(collapsed)],
     }
     deviation, freedom = rule.spread(groups, "A")
     assert (deviation, freedom) == (pytest.approx(0.02 / 2**0.5, abs=1e-3), 1)
@@ -318,37 +324,37 @@ def test_efficiency_is_compute_to_a_level_that_both_reach_and_b_stands_beside_it
     assert math.exp(-hours.D) == pytest.approx(0.447, abs=0.01)
 
 
-def test_one_seed_of_each_side_gives_a_difference_and_no_interval():
+def test_one_seed_per_setting_gives_a_difference_and_no_interval():
     row = rule.Judged(0.01, math.nan, math.nan, "undecided", "no interval", "", math.nan)
     assert rule.shown("A", row) == "A +0.010 (no interval)"
     assert rule.shown("E", row) == "compute x0.99 (no interval)"
     assert rule.shown("A", row._replace(D=math.nan)) == "-"
 
 
-def test_a_clip_that_is_idle_on_both_sides_leaves_a_finding_undecided():
-    sides = {name: [rule.measure(curve(A, 0.0005)) for A in (A0, A0)] for name, A0 in (("one", 0.7), ("other", 0.6))}
+def test_a_clip_that_is_idle_in_both_settings_leaves_a_finding_undecided():
+    settings = {name: [rule.measure(curve(A, 0.0005)) for A in (A0, A0)] for name, A0 in (("one", 0.7), ("other", 0.6))}
     [finding] = [f for f in study.FINDINGS if f.configuration == "cispo"]
-    row = rule.judge(finding, sides["one"], sides["other"], (0.01, 4))
+    row = rule.judge(finding, settings["one"], settings["other"], (0.01, 4))
     assert (row.verdict, row.why) == ("undecided", "the clip is idle") and row.low > 0.05
-    acting = [one._replace(clipped=0.002) for one in sides["one"]]
-    assert rule.judge(finding, acting, sides["other"], (0.01, 4)).verdict == "agrees"
+    acting = [one._replace(clipped=0.002) for one in settings["one"]]
+    assert rule.judge(finding, acting, settings["other"], (0.01, 4)).verdict == "agrees"
 
 
-def test_sides_that_are_the_same_runs_up_to_the_level_leave_efficiency_undecided():
+def test_settings_that_are_the_same_runs_up_to_the_level_leave_efficiency_undecided():
     same, late = curve(0.6), [row | {"pass_rate": 0.59} if row["step"] == 16 else row for row in curve(0.6)]
-    sides = [[rule.measure(rows) for rows in side] for side in ([same, curve(0.61)], [late, curve(0.62)])]
-    assert rule.alike(*sides, 0.4) == 1 and rule.alike(*sides, 0.59) == 0  # 0.59 is not reached before they part
+    settings = [[rule.measure(rows) for rows in runs] for runs in ([same, curve(0.61)], [late, curve(0.62)])]
+    assert rule.alike(*settings, 0.4) == 1 and rule.alike(*settings, 0.59) == 0  # 0.59 is not reached before they part
     [finding] = [f for f in study.FINDINGS if f.configuration == "loo-uniform-resampling" and f.quantity == "E"]
-    row = rule.judge(finding, *sides, (0.01, 4))
+    row = rule.judge(finding, *settings, (0.01, 4))
     assert (row.verdict, row.why) == ("undecided", "the same runs up to that level")
-    assert rule.judge(finding, sides[0], [sides[1][1]] * 2, (0.01, 4)).why != row.why
+    assert rule.judge(finding, settings[0], [settings[1][1]] * 2, (0.01, 4)).why != row.why
 
 
 def test_runs_that_cannot_be_fitted_leave_a_finding_undecided():
     short = curve(0.6)[:6]  # three evaluations: no fit
     logs = {("cispo", 0): curve(0.7, 0.01), ("pipeline-8", 0): short, ("pipeline-8", 1): short}
     [row] = rule.judged(logs).values()
-    assert (row.verdict, row.why) == ("undecided", "a side has no run with a ceiling")
+    assert (row.verdict, row.why) == ("undecided", "a setting has no run with an asymptote")
     assert "| -; ends " in rule.table(logs)[2]
 
 
@@ -365,15 +371,15 @@ def test_findings_are_judged_by_the_means_over_seeds():
     assert (row.D, row.low, row.high) == pytest.approx((0.1, 0.0794, 0.1206), abs=2e-3)
 
 
-def test_the_table_says_how_many_were_tested_what_was_clipped_and_how_old_tokens_were():
+def test_the_table_says_how_many_were_tested_what_was_clipped_and_the_staleness():
     logs = {
-        (name, seed): curve(A, 0.01, age=age)
-        for name, A, age in (("cispo", 0.7, "5"), ("pipeline-8", 0.6, "8"))
+        (name, seed): curve(A, 0.01, staleness=staleness)
+        for name, A, staleness in (("cispo", 0.7, "5"), ("pipeline-8", 0.6, "8"))
         for seed in (0, 1)
     }
     lines = rule.table(logs)
     assert f"1 of {len(study.FINDINGS)} findings tested: 1 agree, 0 disagree, 0 undecided." in lines[4]
-    assert "cispo (2): 1.000% of tokens clipped, tokens 5.0 steps old, the oldest 5; pass rate at the end" in lines[6]
+    assert "cispo (2): 1.000% of tokens clipped, staleness 5.0 steps, at most 5; pass rate at the end" in lines[6]
 
 
 def test_a_line_shows_efficiency_as_how_many_times_the_compute_of_the_reference():
@@ -382,45 +388,44 @@ def test_a_line_shows_efficiency_as_how_many_times_the_compute_of_the_reference(
     assert rule.shown("A", row._replace(D=0.05, low=0.03, high=0.07)) == "A +0.050 (+0.030 to +0.070)"
 
 
-def test_the_figure_of_ages_has_a_point_for_each_run_in_the_group_of_its_loss_and_dtype():
+def test_the_figure_of_staleness_has_a_point_for_each_run_in_the_group_of_its_loss_and_dtype():
     head = {"kind": "config", "flags": {"loss": "dapo", "dtype": "float32"}}
-    logs = {("pipeline-8", seed): [head, *curve(0.6, age=age)] for seed, age in enumerate("15")}
+    logs = {("pipeline-8", seed): [head, *curve(0.6, staleness=k)] for seed, k in enumerate("15")}
     evaluations = [row for row in logs["pipeline-8", 1] if row["kind"] == "eval"]
     evaluations[8]["pass_rate"], evaluations[16]["pass_rate"] = 0.4, 0.5
-    [(label, (ages, falls))] = drawing.falls_by_age(logs).items()
-    assert (label, ages) == ("dapo, float32", (1, 5))
-    before = 0.2 + 0.4 / (1 + (3 / 7) ** 2)  # it falls from 0.54 to 0.4 and later from 0.58 to 0.5
-    assert falls == pytest.approx((0, before - 0.4))
+    [(label, (staleness, drops))] = drawing.drops_by_staleness(logs).items()
+    assert (label, staleness) == ("dapo, float32", (1, 5))
+    before = 0.2 + 0.4 / (1 + (3 / 7) ** 2)  # it drops from 0.54 to 0.4 and later from 0.58 to 0.5
+    assert drops == pytest.approx((0, before - 0.4))
     logs["pipeline-8", 1][1]["rho_max"] = None  # stands for inf
-    for (_, seed), fall, line in zip(logs, falls, runner.falls(logs)):
-        age = "15"[seed]
-        assert line.startswith(f"pipeline-8-{seed}: tokens {age}.00 steps old; largest fall {fall:.3f}; ")
-        assert ("; falls after step 7; largest rho 17; " in line) == (seed == 1)
+    for (_, seed), drop, line in zip(logs, drops, runner.collapses(logs)):
+        assert line.startswith(f"pipeline-8-{seed}: staleness {'15'[seed]}.00 steps; largest drop {drop:.3f}; ")
+        assert ("; collapses after step 7; largest rho 17; " in line) == (seed == 1)
 
 
-def test_the_mean_over_seeds_is_drawn_without_runs_that_fall_or_until_the_first_falls_if_all_do():
+def test_the_mean_over_seeds_is_drawn_without_runs_that_collapse_or_until_the_first_collapse_if_all_do():
     rows = curve(0.7, points=25)
-    fallen = [row | {"pass_rate": 0.3} if row["step"] >= 20 else row for row in rows]
-    mixed = rule.averaged({("gspo", 0): rows, ("gspo", 1): fallen}, "gspo", "step")
+    collapsed = [row | {"pass_rate": 0.3} if row["step"] >= 20 else row for row in rows]
+    mixed = rule.averaged({("gspo", 0): rows, ("gspo", 1): collapsed}, "gspo", "step")
     assert (len(mixed.compute), mixed.name) == (25, "gspo (1 of 2)") and min(mixed.reward[10:]) > 0.6
-    both = rule.averaged({("gspo", 0): fallen, ("gspo", 1): fallen}, "gspo", "step")
+    both = rule.averaged({("gspo", 0): collapsed, ("gspo", 1): collapsed}, "gspo", "step")
     assert (len(both.compute), both.name) == (20, "gspo (2)")
 
 
-def test_a_figure_for_each_comparison_that_has_runs_and_one_of_the_ages(tmp_path):
+def test_a_figure_for_each_comparison_that_has_runs_and_one_of_staleness(tmp_path):
     head = {"kind": "config", "flags": {"loss": "cispo", "dtype": "float32"}}
     logs = {(name, seed): [head, *curve(0.6)] for name in ("scalerl", "baseline") for seed in (0, 1)}
     drawn = drawing.draw_all(logs, tmp_path)
-    assert [path.name for path in drawn] == ["ours_fig2.png", "ours_age.png"]
+    assert [path.name for path in drawn] == ["ours_fig2.png", "ours_staleness.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
 
 
-def curve(A, clipped=0.0, *, age="3", points=17, speed=1):
+def curve(A, clipped=0.0, *, staleness="3", points=17, speed=1):
     """The rows of a run on Eq. 1 with B = 2 and C_mid = 300 tokens: R = 0.2 + (A - 0.2) / (1 + (300 / C)^2)."""
     rows = []
     for n in range(points):
         C = 100.0 * n
         rate = 0.2 + (A - 0.2) / (1 + (300 / C) ** 2) if C else 0.2
         rows.append(evaluation(n) | {"pass_rate": rate, "gpu_hours": n / 10 / speed})
-        rows.append(step(n, clipped, age, 1))
+        rows.append(step(n, clipped, staleness, 1))
     return rows

@@ -25,13 +25,13 @@ def asked(regime, name):
 # --- Regimes ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("regime, oldest", [("exact-1", 1), ("exact-8", 8)])
-def test_no_token_of_an_exact_regime_is_older_than_its_k(regime, oldest):
+@pytest.mark.parametrize("regime, bound", [("exact-1", 1), ("exact-8", 8)])
+def test_no_token_of_an_exact_regime_is_staler_than_its_k(regime, bound):
     for name in regimes.names(regime):
         args = asked(regime, name)
         assert args.virtual == "exact", name
-        # PPO-off-policy-k: ages 0 to k - 1
-        assert (args.k if args.off_policy == "pipeline" else args.k - 1) == oldest, name
+        # PPO-off-policy-k: staleness 0 to k - 1
+        assert (args.k if args.off_policy == "pipeline" else args.k - 1) == bound, name
 
 
 def test_recipes_that_take_turns_are_those_of_the_paper():
@@ -39,7 +39,7 @@ def test_recipes_that_take_turns_are_those_of_the_paper():
     assert taking == {"baseline", "deepseek", "qwen2.5", "minimax", "loo-ppo-8"}
 
 
-def test_but_for_age_and_evaluations_a_configuration_is_the_asynchronous_one():
+def test_but_for_staleness_and_evaluations_a_configuration_is_the_asynchronous_one():
     for regime, own in regimes.REGIMES.items():
         for original, name in zip(own.names, regimes.names(regime)):
             here, there = vars(asked(regime, name)), vars(flags.settings(comparisons.flags(original)))
@@ -55,12 +55,12 @@ def test_every_figure_of_the_paper_is_asked_in_a_regime_and_names_say_its_k():
     assert "pipeline" in regimes.names("exact-1") and "pipeline-8" in regimes.names("exact-8")
     assert not [name for name in regimes.names("exact-1") if name.endswith("-8") or name == "pipeline-1"]
     assert not [one.says for one in regimes.findings("exact-1") if "-8" in one.says]
-    sides = {name for one in regimes.findings("exact-1") for name in (one.configuration, one.reference)}
-    assert sides == {*regimes.names("exact-1")}
+    settings = {name for one in regimes.findings("exact-1") for name in (one.configuration, one.reference)}
+    assert settings == {*regimes.names("exact-1")}
 
 
 def law(A, clipped=0.01):
-    """Rows of a run on Eq. 1 with this ceiling."""
+    """Rows of a run on Eq. 1 with this asymptote."""
     rows = [{"kind": "config", "flags": {"virtual": "exact", "off_policy": "pipeline"}}]
     for n in range(17):
         rate = 0.2 + (A - 0.2) / (1 + (3 / n) ** 2) if n else 0.2
@@ -69,9 +69,9 @@ def law(A, clipped=0.01):
     return rows
 
 
-def logs(**ceilings):
+def logs(**asymptotes):
     """{(name, seed): rows} of exact-8, each seed 0.002 above the one before."""
-    names = {name: 0.6 for name in regimes.names("exact-8")} | {k.replace("_", "-"): A for k, A in ceilings.items()}
+    names = {name: 0.6 for name in regimes.names("exact-8")} | {k.replace("_", "-"): A for k, A in asymptotes.items()}
     return {(name, seed): law(A + 0.002 * seed) for name, A in names.items() for seed in range(regimes.LEAST)}
 
 
@@ -81,7 +81,7 @@ def test_the_stopping_rule_asks_for_nothing_until_all_have_three_seeds():
     assert regimes.due(some, "exact-8") == []
 
 
-def test_the_stopping_rule_gives_both_sides_of_an_undecided_pair_one_seed_more_up_to_six():
+def test_the_stopping_rule_gives_both_settings_of_an_undecided_pair_one_seed_more_up_to_six():
     # s = 0.002 with 10 degrees of freedom: +-0.003; "the same" is within 0.02, "higher" is beyond 0
     there = logs(cispo=0.65, gspo=0.65, scalerl=0.6, loo_dapo=0.619)
     assert regimes.due(there, "exact-8") == [("scalerl", 3), ("loo-dapo", 3)]
@@ -133,13 +133,13 @@ def test_virtual_device_hours_always_count():
 
 def test_the_plans_have_the_runs_that_were_announced():
     sizes = {plan: len(runs()) for plan, runs in grid.PLANS.items()}
-    # 6 losses x 7 ages x 3 rates x 8 seeds; 11 variants x 2 x 8; 6 x 4; 2 x 4 x 3 x 3; 2 x 2 x 3
+    # 6 losses x 7 k x 3 rates x 8 seeds; 11 variants x 2 x 8; 6 x 4; 2 x 4 x 3 x 3; 2 x 2 x 3
     assert sizes == {"grid": 1008, "variants": 176, "ceilings": 24, "efficiency": 72, "head": 12}
     for plan, runs in grid.PLANS.items():
         assert len({run.name() for run in runs()}) == sizes[plan]
 
 
-def test_every_run_of_a_plan_has_flags_that_train_takes_and_its_own_age_and_rate():
+def test_every_run_of_a_plan_has_flags_that_train_takes_and_its_own_staleness_and_rate():
     for run in {(run.plan, run.key): run for plan in grid.PLANS.values() for run in plan()}.values():
         args = flags.settings([*grid.TINY, *run.flags.split()])
         own = dict(run.key)
@@ -298,8 +298,8 @@ def test_the_smallest_difference_follows_from_spread_and_runs():
     assert math.isnan(verdicts.smallest((math.nan, 0), 3))
 
 
-def test_a_decided_finding_is_missed_with_one_seed_where_seeds_differ_more_than_sides():
-    # s = 0.01 with 10 degrees of freedom: one run a side +-1.812 * 0.01 * sqrt(2) = 0.026, three a side +-0.015
+def test_a_decided_finding_is_missed_with_one_seed_where_seeds_differ_more_than_settings():
+    # s = 0.01 with 10 degrees of freedom: one run per setting +-1.812 * 0.01 * sqrt(2) = 0.026, three +-0.015
     spread = {0: -0.01, 1: 0.0, 2: 0.01}
     there = {pair: law(0.6 + 0.02 * (pair[0] == "cispo") + spread[pair[1]]) for pair in logs()}
     cispo = [one for one in regimes.findings("exact-8") if one.configuration == "cispo"]

@@ -1,9 +1,9 @@
 """A sandbox: runs a Python program that nobody has read, once per input, and lets out nothing but what it writes.
 
-Paper: Sec. 2, code is checked by running unit tests. workers.py starts a sandbox per program and compares its output with
-the expected outputs, which never enter the sandbox. So a program cannot forge a verdict: if it exits early, fakes a result
-or writes to some file descriptor, it is wrong unless that is the right output. grading.py starts a sandbox per hand-in
-(`warm`).
+Paper: Sec. 2, code is checked by running unit tests. workers.py starts a sandbox for each program and compares the
+program's output with the expected one, which never enters the sandbox. So a program cannot forge a verdict: if it exits
+early, fakes a result or writes to some file descriptor, it is wrong unless that is the right output. grading.py starts
+a sandbox for each hand-in (`warm`).
 
 Every sandbox is a bare interpreter (standard library only) in its own session, with an empty environment and limits on
 wall clock (all inputs together), CPU, memory, file sizes, processes and output. At the end everything that it has
@@ -16,12 +16,12 @@ What it does not protect against: a hole in the kernel; a machine made slow with
 LIMITS["AS"] bytes each, for `timeout` seconds); System V shared memory, which no limit counts (it is freed at the end).
 And without namespaces: a program that reads, writes or kills whatever its user may, finds the tests on the disk, uses
 the network, or outlives a worker that somebody kills. For code that was written to break out, use a virtual machine.
-When the machine runs out of memory, whoever used it up, the kernel kills sandboxes first; their programs count as wrong.
+When the machine runs out of memory, whoever used it up, the kernel kills sandboxes first: their programs are wrong.
 
 Linux only. Deviation: none known.
 Open in the paper: how programs are run.
 
-Test: pytest tests/test_code_reward.py. As a script, the file is a sandbox started by `run`, or prints `protections`.
+Test: pytest tests/test_code_reward.py. As a script, the file becomes a sandbox for `run`, or prints `protections`.
 """
 
 import atexit
@@ -46,14 +46,8 @@ START_SECONDS = 60.0  # to start the interpreter and the namespaces; not part of
 PROCESSES = 8  # at most, threads and the sandbox's own process included
 LIMITS = {"AS": 1 << 30, "FSIZE": 16 << 20, "NOFILE": 64, "CORE": 0}  # of each process; in bytes, NOFILE in files
 USERS = range(61184, 65520)  # user ids without an account: a sandbox started by root runs under one of them
-FILES = (
-    "/usr",
-    "/lib",
-    "/lib64",
-    "/dev/null",
-    "/dev/zero",
-    "/dev/urandom",
-)  # a sandbox sees these and the interpreter's
+# A sandbox sees these files and the interpreter's.
+FILES = ("/usr", "/lib", "/lib64", "/dev/null", "/dev/zero", "/dev/urandom")
 # The first holds everywhere, the second with namespaces.
 PROTECTIONS = (
     "own session, folder and empty environment; limits on time, memory, file size, output and processes",
@@ -100,7 +94,7 @@ def as_file(content: str):
     return file
 
 
-def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=None, nursery=None):
+def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=None, fork_server=None):
     """Run a program on each input; yields the bytes it wrote each time, None if it failed or wrote more than `size`.
 
     program     Python source
@@ -111,16 +105,16 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
     namespaces  whether the sandbox uses them (see the top)
     warm        None, or a dict for programs that share a slow import:
                 "source"       trusted; run once, before the programs, which are forks and so have its modules
-                "see", "hide"  {path: path in the sandbox} seen read-only; paths of which nothing is seen; namespaces only
+                "see", "hide"  {path: path in the sandbox} seen read-only; hidden paths; with namespaces only
                 "limits"       of each fork, as LIMITS and "CPU" (seconds); "AS" beyond what the source takes
                 "seconds"      of wall clock for each input
-    nursery     None, or the socket of a `start_nursery` of this process, which makes a sandbox at a third of the cost
+    fork_server None, or the socket of a `start_fork_server` of this process: forking costs a third of starting
 
     Each input has a fork of its own; processes that it leaves are killed and the folder is emptied before the next.
 
-    Raises TimeoutError after `timeout`, and RuntimeError if the sandbox does not start: Died if that says nothing of what
-    is allowed here. When this generator ends or is closed, no process and no file of the sandbox is left: this process
-    adopts orphans of the sandbox, and at the end kills all children that it did not have at the start.
+    Raises TimeoutError after `timeout`, and RuntimeError if the sandbox does not start: Died if that says nothing of
+    what is allowed here. When this generator ends or is closed, no process and no file of the sandbox is left: this
+    process adopts orphans of the sandbox, and at the end kills all children that it did not have at the start.
     """
     import tempfile
 
@@ -145,7 +139,7 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
         if us == 0 and not namespaces:
             os.chown(folder, user, user)
         mine = children()
-        process = start_sandbox(job | {"folder": folder}, theirs, errors, nursery)
+        process = start_sandbox(job | {"folder": folder}, theirs, errors, fork_server)
         try:
             if not (select.select([ours], [], [], START_SECONDS)[0] and ours.recv(1)):
                 errors.seek(0)
@@ -166,28 +160,28 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def start_sandbox(job, channel, errors, nursery):
-    """Start a sandbox (a Popen, or None from a nursery); this process will adopt the sandbox's orphans."""
+def start_sandbox(job, channel, errors, fork_server):
+    """Start a sandbox (a Popen, or None from a fork server); this process will adopt the sandbox's orphans."""
     call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with channel, as_file(json.dumps(job)) as file:
-        if nursery is None:
+        if fork_server is None:
             return start_interpreter("sandbox", channel, stdin=file, stderr=errors)
-        socket.send_fds(nursery, [b"!"], [file.fileno(), errors.fileno(), channel.fileno()])
+        socket.send_fds(fork_server, [b"!"], [file.fileno(), errors.fileno(), channel.fileno()])
     return None
 
 
-def start_nursery():
-    """(Popen, socket) of an interpreter that has loaded what programs rely on, for sandboxes to be forks of it.
+def start_fork_server():
+    """(Popen, socket) of an interpreter that has loaded what programs rely on and forks a process for each sandbox.
 
-    It sees no job: a fork of it reads that. It ends with this process, or when the socket is closed.
+    It sees no job: the fork reads it. It ends with this process, or when the socket is closed.
     """
     ours, theirs = socket.socketpair()
     with theirs:
-        return start_interpreter("nursery", theirs), ours
+        return start_interpreter("fork server", theirs), ours
 
 
 def start_interpreter(role, channel, **files):
-    """Start this file as a script in a bare interpreter, as "sandbox" or "nursery"."""
+    """Start this file as a script in a bare interpreter, as "sandbox" or "fork server"."""
     import subprocess
 
     command = [sys.executable, "-I", "-S", "-X", "utf8", os.path.abspath(__file__), role, str(channel.fileno())]
@@ -238,7 +232,7 @@ def tried(namespaces):
 
 @cache
 def namespaces_work():
-    """True if sandboxes with namespaces work here, False if only sandboxes without do. Raises RuntimeError if none works.
+    """True if sandboxes with namespaces work here, False if only those without do. Raises RuntimeError if none works.
 
     A sandbox that is killed, or has no memory, says nothing of what works: it is asked again, and then Died is raised.
     """
@@ -256,7 +250,7 @@ def namespaces_work():
 
 
 def protections():
-    """Those of PROTECTIONS that hold here, for the log; starts sandboxes to find out. Raises RuntimeError if none works."""
+    """Those of PROTECTIONS that hold here, found by starting sandboxes. Raises RuntimeError if no sandbox works."""
     import subprocess
 
     tried = subprocess.run([sys.executable, os.path.abspath(__file__)], capture_output=True, text=True, check=False)
@@ -339,8 +333,8 @@ def drop_rights(user):
     die_with_parent()  # a change of user or rights undoes it
 
 
-def raise_sandboxes(descriptor):
-    """A nursery's life: load what programs rely on, then fork a sandbox per job, as a child of the process that asks."""
+def serve_forks(descriptor):
+    """The fork server: load what programs rely on, then fork a sandbox for each job, as a child of who asks for it."""
     die_with_parent()
     exec(PRELUDE, {})
     channel = socket.socket(fileno=int(descriptor))
@@ -358,14 +352,14 @@ def raise_sandboxes(descriptor):
             os.setsid()
             for place, file in zip((0, 2), files):
                 os.dup2(file, place)
-            return sandbox(files[2])
+            return enter(files[2])
         for file in files:
             os.close(file)
         os.wait()
 
 
-def sandbox(descriptor):
-    """Lock this process up, run the program once per input, and send back a file descriptor of what each run wrote."""
+def enter(descriptor):
+    """Make this process a sandbox; run the program once per input and send file descriptors of what was written."""
     with open(0, closefd=False) as file:
         job = json.load(file, object_hook=whole_keys)
     channel = socket.socket(fileno=int(descriptor))
@@ -494,6 +488,6 @@ def answer(job, names, case, given, written):
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        {"sandbox": sandbox, "nursery": raise_sandboxes}[sys.argv[1]](sys.argv[2])
+        {"sandbox": enter, "fork server": serve_forks}[sys.argv[1]](sys.argv[2])
     else:
         print(*PROTECTIONS[: 1 + namespaces_work()], sep="\n")

@@ -9,8 +9,8 @@ answers in a fork of itself. The kernel kills the fork when one math answer has 
 whatever the fork computes and whether or not anybody polls: the answer is then wrong, with `timed_out` set, and the
 worker forks again. When its parent has ended, a worker reads end-of-file and leaves.
 
-A worker runs programs in a sandbox (sandbox.py says what it protects against and what not), which never sees the expected
-outputs. A program's time counts from the moment when the sandbox is ready.
+A worker runs programs in a sandbox (sandbox.py says what it protects against and what not), which never sees the
+expected outputs. A program's time counts from the moment when the sandbox is ready.
 
 Deviation: none known (those of verdicts: graders.py).
 
@@ -82,9 +82,9 @@ def grade_math(expression: str, reference: str, timeout: float) -> bool | str:
 
 
 @cache
-def nursery():
-    """The interpreter of which this process's sandboxes are forks, started at its first program (`start_nursery`)."""
-    return sandbox.start_nursery()
+def fork_server():
+    """`sandbox.start_fork_server`, once for this process: at its first program."""
+    return sandbox.start_fork_server()
 
 
 def grade_code(source: str, reference: str, timeout: float, namespaces: bool | None = None) -> bool | None:
@@ -100,10 +100,8 @@ def grade_code(source: str, reference: str, timeout: float, namespaces: bool | N
     inputs = [given for given, _ in cases]
     right = readings(name, cases)
     total = timeout + min(SECONDS_PER_TEST * len(cases), MORE_SECONDS)
-    _, made_by = nursery()
-    run = sandbox.run(
-        source, name, inputs, size=size, timeout=total, each=timeout, namespaces=namespaces, nursery=made_by
-    )
+    times = {"timeout": total, "each": timeout}
+    run = sandbox.run(source, name, inputs, size=size, **times, namespaces=namespaces, fork_server=fork_server()[1])
     with closing(run) as outputs:
         with suppress(TimeoutError):
             for test, output in enumerate(outputs):
@@ -128,14 +126,14 @@ def grade_own(text: str, reference: str, timeout: float, spec: str) -> bool | st
     return verdict
 
 
-# --- A worker's life -------------------------------------------------------------------------------------------------
+# --- The worker's loop -----------------------------------------------------------------------------------------------
 
 # The byte that comes with a job -> (what prepares the first such job, outside its time; what grades a job).
 GRADERS = {b"m": (load_sympy, grade_math), b"c": (sandbox.namespaces_work, grade_code)}
 
 
 def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None:
-    """A worker's life: it forks to answer jobs, and again when the fork has done its share or hit the time limit.
+    """The worker's loop: it forks to answer jobs, and again when the fork has done its share or hit the time limit.
 
     It ends when the channel is closed, and with the exit status of a fork that ends in any other way.
     descriptor  file descriptor of our end of the channel

@@ -55,7 +55,7 @@ def dropped():
     return tuple(p**G + (1 - p) ** G for p, G in ((0.5, 4), (0.9, 16)))
 
 
-def age():
+def staleness_bound():
     """A token is sampled at one policy version and trained on at a later one; k = 8.
 
     Returns the largest difference, in optimizer steps, that can occur under (pipeline, ppo).
@@ -67,13 +67,13 @@ def age():
 def staleness():
     """`python exercises.py train --steps 10` (or longer), then read `staleness` in the newest runs/*/log.jsonl.
 
-    Returns the largest age of a token, in optimizer steps, and the share of the tokens that are older than 0 steps.
+    Returns the largest staleness of a token, in optimizer steps, and the share of the tokens with more than 0 steps.
     """
-    ages = {}
+    found = {}
     for row in steps():
-        for age, tokens in row["staleness"].items():
-            ages[int(age)] = ages.get(int(age), 0) + tokens
-    return max(ages), 1 - ages.get(0, 0) / sum(ages.values())
+        for k, tokens in row["staleness"].items():
+            found[int(k)] = found.get(int(k), 0) + tokens
+    return max(found), 1 - found.get(0, 0) / sum(found.values())
 
 
 def idle():
@@ -90,26 +90,26 @@ def idle():
 def queue():
     """`python -m course.timeline --k 8 --generate 30 --train T` with T = 15, then with T = 60 (chapter 4 solved).
 
-    Returns the mean age of the tokens, in optimizer steps, for both T.
+    Returns the mean staleness of the tokens, in optimizer steps, for both T.
     """
-    from course.timeline import mean_age, timeline
+    from course.timeline import mean_staleness, timeline
 
-    return tuple(mean_age(timeline(k=8, generate=30.0, train=train)) for train in (15.0, 60.0))
+    return tuple(mean_staleness(timeline(k=8, generate=30.0, train=train)) for train in (15.0, 60.0))
 
 
-def too_old():
+def too_stale():
     """Six runs, about three minutes on one core, then where they end:
 
     for k in 0 2 4 8 16 32; do
-      python exercises.py train --data tiny --virtual exact --loss cispo --lr 6e-4 --k $k --eval-every 8 --out ages/k$k
+      python exercises.py train --data tiny --virtual exact --loss cispo --lr 6e-4 --k $k --eval-every 8 --out stale/k$k
     done
-    python -m course.ages ages/k*
+    python -m course.staleness stale/k*
 
     Returns the end of k = 0 minus that of k = 4, and that of k = 0 minus that of k = 32, in your own runs.
     """
-    from course.ages import end, rates
+    from course.staleness import end, rates
 
-    ends = [end(rates(f"ages/k{k}")[1]) for k in (0, 4, 32)]
+    ends = [end(rates(f"stale/k{k}")[1]) for k in (0, 4, 32)]
     return ends[0] - ends[1], ends[0] - ends[2]
 
 

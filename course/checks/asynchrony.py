@@ -48,7 +48,7 @@ def requests_rules_swapped(version, *, off_policy, k, steps, prompts):
 
 
 # k = 2, 5 steps of 10 prompts: pipeline 3, 4, 5, 5, 5 batches; ppo phases of 2, 2 and the last 1: 2, 2, 4, 4, 5.
-TICKETS = Claim(
+REQUESTS = Claim(
     says="requests: pipeline, then ppo, versions 0 to 4, for k = 2, 5 steps, 10 prompts",
     probe=requests,
     inputs=(2, 5, 10),
@@ -77,7 +77,7 @@ ASYNCHRONY.append(
             "Requests for the batch of step v are not issued before version v - k; none for steps that never come.",
             "A pipeline may be k batches ahead of the one in training; ppo issues a whole phase of k at once.",
         ),
-        claims=(TICKETS,),
+        claims=(REQUESTS,),
     )
 )
 
@@ -190,48 +190,48 @@ ASYNCHRONY.append(
 )
 
 
-# --- age -------------------------------------------------------------------------------------------------------------
+# --- staleness-bound -------------------------------------------------------------------------------------------------
 
 
-def age_of_phase():
+def bound_of_phase():
     """give the same number for both: when do the generators of each get new weights?"""
     return 8, 8
 
 
-def age_beyond_k():
-    """also count the step that trains on the token: a token's age is that at the start of the step."""
+def bound_beyond_k():
+    """also count the step that trains on the token: a token's staleness is that at the start of the step."""
     return 9, 8
 
 
-def age_of_batches():
+def bound_of_batches():
     """count the batches in flight: the first of them is already in training."""
     return 9, 9
 
 
-AGE = Claim(
-    says="age: the most optimizer steps between the version that sampled a token and the one that trains on it, "
-    "(pipeline, ppo), k = 8",
+BOUND = Claim(
+    says="staleness-bound: the most optimizer steps between the version that sampled a token and the one that trains "
+    "on it, (pipeline, ppo), k = 8",
     probe=numbers,
     inputs=(),
     expected=None,
-    mistakes=(age_of_phase, age_beyond_k, age_of_batches),
+    mistakes=(bound_of_phase, bound_beyond_k, bound_of_batches),
 )
 
 
 ASYNCHRONY.append(
     Exercise(
-        name="age",
+        name="staleness-bound",
         kind="predict",
-        where="answers.py:age",
+        where="answers.py:staleness_bound",
         paper="Sec. 3.1",
         minutes=5,
-        teaches="k bounds how old a token is when it is trained on, but not by the same number in the two setups.",
+        teaches="k bounds the staleness of a token, but not by the same number in the two setups.",
         hints=(
             "Sec. 3.1; the top of pipeline.py.",
             "A phase of ppo starts right after its generators got new weights.",
             "Follow the last batch of a ppo phase: how many steps were done since it was sampled?",
         ),
-        claims=(AGE,),
+        claims=(BOUND,),
     )
 )
 
@@ -286,7 +286,7 @@ ASYNCHRONY.append(
 
 
 QUEUE = Claim(
-    says="queue: the mean age of the tokens for k = 8 where the generators are slower, and where the trainers are",
+    says="queue: the mean staleness for k = 8 where the generators are slower, and where the trainers are",
     probe=numbers,
     inputs=(),
     expected=None,
@@ -301,7 +301,7 @@ ASYNCHRONY.append(
         where="answers.py:queue",
         paper="Sec. 3.1",
         minutes=10,
-        teaches="k bounds the age of tokens; how old they are depends on who is slower: slow trainers get old tokens.",
+        teaches="k bounds staleness; how large it gets depends on who is slower: slow trainers get stale tokens.",
         hints=(
             "Sec. 3.1; `python -m course.timeline --help`.",
             "It uses your admission_limit and publishes; `solve requests` if they are not written yet.",
@@ -316,7 +316,7 @@ ASYNCHRONY.append(
 
 
 STALENESS = Claim(
-    says="staleness: the largest age of a token in your own run, and the share of tokens that are older than 0 steps",
+    says="staleness: the largest one of a token in your own run, and the share of tokens with more than 0 steps",
     probe=numbers,
     inputs=(),
     expected=None,
@@ -331,22 +331,22 @@ ASYNCHRONY.append(
         where="answers.py:staleness",
         paper="Sec. 3.1",
         minutes=15,
-        teaches="The bound holds in a real run, and most tokens are younger.",
+        teaches="The bound holds in a real run, and most tokens stay below it.",
         hints=(
             "Sec. 3.1; the metric glossary at the top of train.py.",
             "`python exercises.py train --steps 10` first; the newest log in runs/ counts.",
-            "Every `step` line has `staleness`, {age: tokens}: add them up over the lines.",
+            "Every `step` line has `staleness`, {steps: tokens}: add them up over the lines.",
         ),
         claims=(STALENESS,),
     )
 )
 
 
-# --- too-old ---------------------------------------------------------------------------------------------------------
+# --- too-stale -------------------------------------------------------------------------------------------------------
 
 
-TOO_OLD = Claim(
-    says="too-old: what k = 4 and k = 32 lose at the end against k = 0, in your own runs",
+TOO_STALE = Claim(
+    says="too-stale: what k = 4 and k = 32 lose at the end against k = 0, in your own runs",
     probe=numbers,
     inputs=(),
     expected=None,
@@ -356,17 +356,17 @@ TOO_OLD = Claim(
 
 ASYNCHRONY.append(
     Exercise(
-        name="too-old",
+        name="too-stale",
         kind="measure",
-        where="answers.py:too_old",
+        where="answers.py:too_stale",
         paper="Fig. 4b, A.10",
         minutes=20,
-        teaches="A few steps of age cost little, many cost most of what RL gains; where the edge lies depends on lr.",
+        teaches="Little staleness costs little, much costs most of what RL gains; where the edge lies depends on lr.",
         hints=(
-            "Fig. 4b; the top of course/ages.py.",
-            "Six runs, one for each k, in ages/k0 to ages/k32; nothing else may differ between them.",
-            "The column `end` of `python -m course.ages ages/k*`; then try --lr 3e-4, or --loss gspo, for the same k.",
+            "Fig. 4b; the top of course/staleness.py.",
+            "Six runs, one for each k, in stale/k0 to stale/k32; nothing else may differ between them.",
+            "The column `end` of `python -m course.staleness stale/k*`; then --lr 3e-4 or --loss gspo for the same k.",
         ),
-        claims=(TOO_OLD,),
+        claims=(TOO_STALE,),
     )
 )

@@ -33,7 +33,7 @@ def sigmoid_without_start(C, A, B, C_mid, R_0):
 
 
 def sigmoid_gain_is_A(C, A, B, C_mid, R_0):
-    """multiply by A instead of the gain A - R_0: the ceiling becomes A + R_0."""
+    """multiply by A instead of the gain A - R_0: the asymptote becomes A + R_0."""
     return R_0 + A / (1 + (C_mid / C) ** B)
 
 
@@ -168,14 +168,14 @@ def needed_without_root(law, R):
     return law.C_mid * share / (1 - share)
 
 
-def needed_of_the_ceiling(law, R):
+def needed_of_the_asymptote(law, R):
     """take R / A for the share of the gain: R_0 needed no compute, so it is no part of the gain."""
     share = R / law.A
     return law.C_mid * (share / (1 - share)) ** (1 / law.B)
 
 
 def needed_linear(law, R):
-    """read the curve as a straight line through C_mid at half of the gain."""
+    """read the curve as a straight line through C_mid at the half-gain point."""
     return law.C_mid * 2 * _share(law, R)
 
 
@@ -185,7 +185,7 @@ NEEDED = Claim(
     probe=needed,
     inputs=([0.25, 0.45, 0.65, 0.1], 0.7, 2.0, 30.0, 0.2),
     expected=[10.0, 30.0, 90.0, 0.0],
-    mistakes=(needed_inverted, needed_without_root, needed_of_the_ceiling, needed_linear),
+    mistakes=(needed_inverted, needed_without_root, needed_of_the_asymptote, needed_linear),
     draw=lambda rng, _: ([0.25, 0.4, 0.5, 0.1], *other_law(rng)),
 )
 
@@ -270,8 +270,8 @@ def crossing_early_winner():
     return 0, 0
 
 
-def crossing_by_ceiling():
-    """look at the ceilings A only: far below its C_mid a run with a high ceiling can be behind."""
+def crossing_by_asymptote():
+    """look at the asymptotes A only: far below its C_mid a run with a high asymptote can be behind."""
     return 1, 1
 
 
@@ -285,7 +285,7 @@ CROSSING = Claim(
     probe=numbers,
     inputs=(),
     expected=None,
-    mistakes=(crossing_early_winner, crossing_by_ceiling, crossing_swapped),
+    mistakes=(crossing_early_winner, crossing_by_asymptote, crossing_swapped),
 )
 
 
@@ -337,11 +337,11 @@ LAW.append(
         where="answers.py:power_law",
         paper="A.4",
         minutes=10,
-        teaches="A law without a bend, fitted while the curve still bends, gives too high a ceiling.",
+        teaches="A law without a bend, fitted while the curve still bends, gives too high an asymptote.",
         hints=(
             "A.4.",
             "The sigmoid is close to a power law only far above C_mid, which is 10,909 GPU-hours here.",
-            "The power law has to explain a steep start by a ceiling that is further away. The paper gives the number.",
+            "The power law has to explain a steep start by an asymptote further away. The paper gives the number.",
         ),
         claims=(POWER_LAW,),
     )

@@ -418,7 +418,7 @@ LOSSES.append(
         where="loss.py:sequence_ratio",
         paper="Sec. 3.2",
         minutes=15,
-        teaches="GSPO judges a completion by one ratio, the geometric mean of its tokens'.",
+        teaches="GSPO clips a completion by one ratio, the geometric mean of its tokens'.",
         hints=(
             "Sec. 3.2, and the Deviation line at the top of loss.py.",
             "The length is that of the sampled tokens; a completion without any must not divide by 0.",
@@ -831,14 +831,14 @@ ADVANTAGES.append(
 # --- shaped-filter ---------------------------------------------------------------------------------------------------
 
 
-def weigh_by_the_shaped_reward(groups, *, zero_variance_filter, normalisation):
+def filter_by_the_shaped_reward(groups, *, zero_variance_filter, normalisation):
     """filter by the shaped reward: two right answers of different length look unequal, so the prompt is kept."""
     known = torch.tensor([all(rollout.correct is not None for rollout in group) for group in groups])
     return known & torch.tensor([len({rollout.reward for rollout in group}) > 1 for group in groups]), None
 
 
 class Graded(NamedTuple):
-    """The fields of pipeline.RolloutMetadata that weigh reads."""
+    """The fields of pipeline.RolloutMetadata that compute_advantages reads."""
 
     reward: float
     correct: bool | None
@@ -850,8 +850,8 @@ def rollouts(rewards, unverified):
     return groups[:-1] + [[Graded(r, None) for r in rewards[-1].tolist()]] if unverified else groups
 
 
-def kept_prompts(weigh, rewards, unverified):
-    return weigh(rollouts(rewards, unverified), zero_variance_filter=True, normalisation="none")[0]
+def kept_prompts(compute_advantages, rewards, unverified):
+    return compute_advantages(rollouts(rewards, unverified), zero_variance_filter=True, normalisation="none")[0]
 
 
 def shaped_rewards(rng, _):
@@ -862,11 +862,11 @@ def shaped_rewards(rng, _):
 
 # Prompt 0: both answers right, one with a length penalty, so its correctness has no variance. Prompt 2: no verdict.
 SHAPED = Claim(
-    says="weigh: the filter looks at correctness, not at a shaped reward, and drops a group whose verifier failed",
+    says="shaped-filter: it looks at correctness, not at a shaped reward, and drops a group whose verifier failed",
     probe=kept_prompts,
     inputs=(torch.tensor([[1.0, 0.5], [1.0, -1.0], [1.0, -1.0]]), True),
     expected=[False, True, False],
-    mistakes=(weigh_by_the_shaped_reward,),
+    mistakes=(filter_by_the_shaped_reward,),
     draw=shaped_rewards,
 )
 

@@ -1,14 +1,14 @@
-"""How old may tokens be? Where runs that differ in --k alone end: a table and a figure.
+"""How stale may tokens be? Where runs that differ in --k alone end: a table and a figure.
 
-    python exercises.py train --loss cispo --data tiny --virtual exact --eval-every 8 --lr 6e-4 --k 8 --out ages/k8
-    python -m course.ages ages/k0 ages/k8 ages/k32      prints best and end of each run, draws ages.png
+    python exercises.py train --loss cispo --data tiny --virtual exact --eval-every 8 --lr 6e-4 --k 8 --out stale/k8
+    python -m course.staleness stale/k*      prints best and end of each run, draws staleness.png
 
 With --virtual exact every token is exactly k optimizer steps old once k steps are done. End: mean pass rate of the last
 five evaluations; best: the largest mean of five in a row. A run whose best lies well above its end has unlearnt.
 
 One run for each k: with another seed an end moves by some hundredths, more where k is large (results/README.md).
 
-Test: pytest tests/test_exercises.py -k ages
+Test: pytest tests/test_exercises.py -k staleness
 """
 
 import argparse
@@ -43,22 +43,24 @@ def best(found):
 def draw(runs, path):
     """End and best against k; runs: [(k, pass rates)]"""
     figure = Figure(figsize=(6, 4), layout="constrained")
-    ax = figure.add_subplot(title="Where runs end, by the age of their tokens")
-    ages = [k for k, _ in runs]
-    ax.plot(ages, [best(found) for _, found in runs], "o", ms=10, mfc="none", color="C1", label="best mean of five")
-    ax.plot(ages, [end(found) for _, found in runs], "o-", color="C0", label="end: mean of the last five")
+    ax = figure.add_subplot(title="Where runs end, by the staleness of their tokens")
+    staleness = [k for k, _ in runs]
+    ax.plot(
+        staleness, [best(found) for _, found in runs], "o", ms=10, mfc="none", color="C1", label="best mean of five"
+    )
+    ax.plot(staleness, [end(found) for _, found in runs], "o-", color="C0", label="end: mean of the last five")
     ax.set_xscale("symlog", base=2, linthresh=1)
-    ax.set_xticks(ages, ages)
-    ax.set_xlabel("k: age of every token (optimizer steps)")
+    ax.set_xticks(staleness, staleness)
+    ax.set_xlabel("k: staleness of every token (optimizer steps)")
     ax.set_ylabel("pass rate on held-out prompts")
     ax.legend()
     figure.savefig(path, dpi=120)
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m course.ages", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m course.staleness", description=__doc__.split("\n")[0])
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN", help="a folder that holds a run's log.jsonl")
-    parser.add_argument("-o", "--out", default="ages.png", metavar="FIGURE")
+    parser.add_argument("-o", "--out", default="staleness.png", metavar="FIGURE")
     args = parser.parse_args()
     runs = sorted(map(rates, args.folders))
     print("   k  best   end")

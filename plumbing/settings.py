@@ -110,7 +110,7 @@ class Settings:
     recipe: str = flag(
         "flags of a published recipe (A.16); one given beside it wins", FIXED, "scalerl", choices=RECIPES
     )
-    loss: str = flag("objective, Eq. 3 to 8, or FILE.py:FUNCTION (docs/paper/losses.md)", FIXED, type=loss_name)
+    loss: str = flag("objective, Eq. 3 to 8, or one of your own (docs/paper/losses.md)", FIXED, type=loss_name)
     aggregation: str = flag("loss aggregation (Sec. 3.2)", choices=AGGREGATIONS)
     normalisation: str = flag("advantage normalisation (Sec. 3.2)", choices=NORMALISATIONS)
     zero_variance_filter: bool = flag("drop prompts with all completions right or all wrong (Sec. 3.2)")
@@ -254,7 +254,8 @@ def known_flags():
     for name, one in FIELDS.items():
         if name in GROUPS:
             group = parser.add_argument_group(GROUPS[name])
-        group.add_argument(option(name), help=one.metadata["help"] + default_text(name), **argument(one))
+        more = {"metavar": "|".join([*LOSSES, "FILE.py:FUNCTION"])} if name == "loss" else {}
+        group.add_argument(option(name), help=one.metadata["help"] + default_text(name), **argument(one) | more)
         if name == "loss":
             for clip in dict.fromkeys(clip for known in LOSSES.values() for clip in known.clips):
                 group.add_argument(option(clip), type=float, help=clip_text(clip))

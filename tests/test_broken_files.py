@@ -15,9 +15,9 @@ import data
 import fit
 from plumbing import logs, run_folder, sources
 from plumbing.distributed import Processes
-from plumbing.run_folder import finished, pick, stored_flags
+from plumbing.run_folder import finished, pick
 from plumbing.run_log import append
-from plumbing.settings import read_settings
+from plumbing.settings import read_settings, restored
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ def test_evaluating_a_broken_checkpoint_or_starting_from_broken_weights_ends_in_
 
 # --- Lines of a log --------------------------------------------------------------------------------------------------
 
-CONFIG = {"kind": "config", "flags": {"lr": 0.5, "clips": {"eps_max": 4.0}}}
+CONFIG = {"kind": "config", "flags": {"loss": "cispo", "lr": 0.5, "clips": {"eps_max": 4.0}}}
 TORN = b'{"kind": "st'
 LINES = {
     "torn": TORN + b"\n",
@@ -147,7 +147,7 @@ def log_with(folder, line):
 @pytest.mark.parametrize("line", LINES.values(), ids=LINES)
 def test_a_broken_line_is_skipped_with_a_word_by_resume_and_by_the_fit(tmp_path, line):
     log = log_with(tmp_path, line)
-    assert stored_flags(log) == {"lr": 0.5, "eps_max": 4.0}
+    assert restored(log) == {"loss": "cispo", "lr": 0.5, "eps_max": 4.0}
     places = [3] * bool(line) + [11 + bool(line)]
     assert run_folder.rows(log)[1] == places
     run = logs.read_run(log)

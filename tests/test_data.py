@@ -256,15 +256,6 @@ def test_uniform_resampling_retires_nothing():
     assert curriculum.retired == 0
 
 
-def test_fewer_prompts_than_asked_for_means_exhausted():
-    curriculum = data.Curriculum(prompts(5), seed=0, threshold=0.9)
-    run(curriculum, 1, 5, lambda index: 1.0 if index < 3 else 0.0)
-    assert sorted(indices(curriculum.next(4))) == [3, 4]
-    assert curriculum.next(1) == []  # both are in flight
-    curriculum.update_history(3, 0.0)
-    assert indices(curriculum.next(1)) == [3]
-
-
 def test_a_batch_across_two_epochs_holds_no_prompt_twice():
     for seed in range(20):
         curriculum = data.Curriculum(prompts(5), seed=seed, threshold=0.9)

@@ -117,7 +117,7 @@ def test_eq3_clipped_gradient_is_the_finite_difference(name):
     # Without CISPO: because of its stop-gradient, its gradient is not the slope of its value.
     _, logprobs, gen_logprobs, mask = random_batch(seed=0)
     advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
-    objective, _ = loss.LOSSES[name]
+    objective = loss.LOSSES[name].objective
     assert torch.autograd.gradcheck(
         lambda logprobs: objective(logprobs, gen_logprobs, advantages, mask, **EPS[name]), logprobs.requires_grad_()
     )
@@ -128,7 +128,7 @@ def test_eq2_at_equal_policies_every_loss_has_the_gradient_of_reinforce(name):
     # rho = 1 lies inside every clip and below every cap, so the gradient is the advantage on each sampled token.
     _, logprobs, _, mask = random_batch(seed=0)
     advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
-    grad = gradient(loss.LOSSES[name][0], logprobs, logprobs, advantages, mask, **EPS[name])
+    grad = gradient(loss.LOSSES[name].objective, logprobs, logprobs, advantages, mask, **EPS[name])
     torch.testing.assert_close(grad, advantages[:, None] * mask)
 
 
@@ -141,7 +141,7 @@ def test_masked_positions_leave_no_trace_whatever_they_hold(name, poisoned, pois
     clean, bad = (logprobs, gen_logprobs, advantages, mask), [logprobs, gen_logprobs, advantages, mask]
     for i in poisoned:  # an advantage counts as masked when all its tokens are
         bad[i] = bad[i].masked_fill(~mask.any(-1) if i == 2 else ~mask, poison)
-    objective, _ = loss.LOSSES[name]
+    objective = loss.LOSSES[name].objective
     value, grad = objective(*bad, **EPS[name]), gradient(objective, *bad, **EPS[name])
     assert (value[~mask] == 0).all() and (grad[~mask] == 0).all()
     assert torch.equal(value, objective(*clean, **EPS[name]))
@@ -150,10 +150,10 @@ def test_masked_positions_leave_no_trace_whatever_they_hold(name, poisoned, pois
 
 def test_a17_clipped_tokens_are_those_that_cap_or_clip_changes():
     # CISPO: ratio 8 for both signs of the advantage. DAPO: ratio 2 for a positive, 1/2 for a negative advantage.
-    cispo = loss.clipped("cispo", *CISPO_INPUT, eps_max=4.0)
+    cispo = loss.LOSSES["cispo"].clipped(*CISPO_INPUT, eps_max=4.0)
     assert cispo.tolist() == [[False, True, False, False], [False, True, False, False]]
-    assert not loss.clipped("cispo", *CISPO_INPUT, eps_max=9.0).any()
-    dapo = loss.clipped("dapo", *CLIP_INPUT, eps_low=0.25, eps_high=0.75)
+    assert not loss.LOSSES["cispo"].clipped(*CISPO_INPUT, eps_max=9.0).any()
+    dapo = loss.LOSSES["dapo"].clipped(*CLIP_INPUT, eps_low=0.25, eps_high=0.75)
     assert dapo.tolist() == [[True, False, False, False], [False, False, True, False]]
 
 
@@ -163,11 +163,11 @@ def test_a17_clipped_tokens_are_those_whose_objective_would_be_another_without_t
     _, logprobs, gen_logprobs, mask = random_batch(seed)
     advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
     advantages[3] = 0  # nothing to clip
-    objective, _ = loss.LOSSES[name]
+    objective = loss.LOSSES[name].objective
     batch = logprobs, gen_logprobs, advantages, mask
     unbounded = objective(*batch, **dict.fromkeys(EPS[name], INF))
     expected = (objective(*batch, **EPS[name]) - unbounded).abs() > 1e-9  # beside rounding
-    assert expected.any() and torch.equal(loss.clipped(name, *batch, **EPS[name]), expected)
+    assert expected.any() and torch.equal(loss.LOSSES[name].clipped(*batch, **EPS[name]), expected)
 
 
 # Advantages
@@ -351,7 +351,7 @@ def test_eq4_cap_below_one_is_refused(eps_max):
 @pytest.mark.parametrize("half_width", [-0.2, NAN])
 def test_eq3_negative_half_widths_are_refused(name, flag, half_width):
     with pytest.raises(ValueError, match=rf"half-widths are .*{half_width}.*; expected 0 or more"):
-        loss.LOSSES[name][0](*CLIP_INPUT, **EPS[name] | {flag: half_width})
+        loss.LOSSES[name].objective(*CLIP_INPUT, **EPS[name] | {flag: half_width})
 
 
 @pytest.mark.parametrize("name", loss.LOSSES)
@@ -364,7 +364,7 @@ def test_shapes_that_would_broadcast_are_refused(name):
         (logprobs[0], gen_logprobs[0], advantages[0], mask[0]),  # one completion, without the dimension B
     ):
         with pytest.raises(ValueError, match=r"expected \(B, T\), \(B, T\), \(B,\), \(B, T\)"):
-            loss.LOSSES[name][0](*wrong_shapes, **EPS[name])
+            loss.LOSSES[name].objective(*wrong_shapes, **EPS[name])
 
 
 def test_rewards_without_groups_are_refused():
@@ -390,8 +390,8 @@ def test_unknown_average_and_normalisation_are_refused_naming_the_choices():
 
 def test_inputs_are_never_written_to():
     rewards, index = torch.tensor([[1.0, -1.0], [1.0, 1.0]]), PROMPT_INDEX
-    calls = [(objective, CISPO_INPUT, EPS[name]) for name, (objective, _) in loss.LOSSES.items()]
-    calls += [(loss.clipped, (name, *CISPO_INPUT), EPS[name]) for name in loss.LOSSES]
+    calls = [(objective, CISPO_INPUT, EPS[name]) for name, (objective, *_) in loss.LOSSES.items()]
+    calls += [(clipped, CISPO_INPUT, EPS[name]) for name, (_, clipped, _) in loss.LOSSES.items()]
     calls += [(loss.normalise, (rewards, how), {}) for how in loss.NORMALISATIONS]
     calls += [(loss.group_advantages, (rewards,), {}), (loss.nonzero_variance, (rewards,), {})]
     calls += [(loss.aggregate, (OBJECTIVE, MASK, index, how, WHOLE), {}) for how in loss.AGGREGATIONS]
@@ -405,10 +405,10 @@ def test_inputs_are_never_written_to():
 
 
 def test_losses_name_exactly_the_clip_arguments_that_each_reads():
-    for name, (objective, flags) in loss.LOSSES.items():
+    for name, (objective, _, clips) in loss.LOSSES.items():
         parameters = inspect.signature(objective).parameters.values()
         assert objective.__name__ == name
-        assert flags == tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
+        assert list(clips) == [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
 
 
 def test_docstring_examples_run():

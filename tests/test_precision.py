@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import precision
-from pipeline import Completion
+from pipeline import Rollout
 
 NAN, INF = float("nan"), float("inf")
 
@@ -410,18 +410,6 @@ def test_a19_mismatch_by_hand_with_rubbish_outside_the_mask():
     )
 
 
-def test_a19_clipped_counts_only_ratios_outside_the_given_bounds():
-    logprobs, gen_logprobs = torch.tensor([0.0, -1.0, -1.0, -3.0]).log_softmax(0), torch.full((4,), -2.0)
-    ratio = (logprobs - gen_logprobs).exp().tolist()
-    assert ratio[0] > 3 and ratio[3] < 0.5
-    mask = torch.ones(4, dtype=torch.bool)
-    shares = [
-        precision.mismatch(logprobs, gen_logprobs, mask, low=low, high=high)["clipped"]
-        for low, high in ((0.0, 100.0), (0.0, 3.0), (0.5, 100.0), (0.5, 3.0))
-    ]
-    assert shares == [0.0, 0.25, 0.25, 0.5]
-
-
 def test_a19_k3_estimates_the_divergence_from_the_generator_to_the_trainer():
     # two tokens, sampled exactly in proportion to pi_gen = 3/4, 1/4; pi_train = 1/4, 3/4
     logprobs, gen_logprobs = torch.tensor([0.25] * 3 + [0.75]).log(), torch.tensor([0.75] * 3 + [0.25]).log()
@@ -495,7 +483,7 @@ def test_a19_recomputing_gives_log_rho_0_with_the_same_head_and_less_than_the_bf
     a19.random_policy(tmp_path, spread=1.0)
     ids = torch.randint(2, 32_000, (2, 12), generator=torch.Generator().manual_seed(0)).tolist()
     done = [
-        Completion(0, n, False, row[:4], row[4:], [True] * 8, [0.0] * 8, [0] * 8, "", False, False)
+        Rollout(0, n, False, row[:4], row[4:], [True] * 8, [0.0] * 8, [0] * 8, "", False, False)
         for n, row in enumerate(ids)
     ]
     first, gen_logprobs, top = a19.recompute(tmp_path, done, fp32_head=True)
@@ -507,15 +495,8 @@ def test_a19_recomputing_gives_log_rho_0_with_the_same_head_and_less_than_the_bf
 
 
 def test_a19_a_model_of_ones_own_is_measured_on_its_own_prompts(a19, tmp_path, monkeypatch, capsys):
-    argv = [
-        "precision.py",
-        "--model",
-        str(Path(precision.__file__).parent / "base" / "tiny"),
-        "--data",
-        "tiny",
-        "-o",
-        str(tmp_path),
-    ]
+    tiny = Path(precision.__file__).parent / "base" / "tiny"
+    argv = f"fp32_head.py --model {tiny} --data tiny -o {tmp_path}".split()
     monkeypatch.setattr(a19, "find_spec", lambda name: None)  # vLLM has tests of its own
     monkeypatch.setattr("sys.argv", argv)
     a19.main()

@@ -16,6 +16,7 @@ def test_eq1_the_clock_counts_devices_and_leaves_out_what_is_paused():
     clock = Clock(devices=4, read=lambda: now[0])
     with clock.paused():  # R_0 is measured before the clock starts
         now[0] += 500
+    now[0] += 7
     assert clock.gpu_hours == 0
     clock.start()
     now[0] += 9

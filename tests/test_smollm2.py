@@ -125,51 +125,12 @@ def trained(folder, tmp_path_factory):
         for n in range(1, 13)
     ]
     (base / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    subprocess.run(
-        [
-            sys.executable,
-            "train.py",
-            "--loss",
-            "cispo",
-            "--model",
-            folder,
-            "--data",
-            base / "rows.jsonl",
-            "--think-end",
-            "none",
-            "--temperature",
-            "0.5",
-            "--steps",
-            "1",
-            "--prompts",
-            "4",
-            "--generations",
-            "8",
-            "--k",
-            "1",
-            "--lr",
-            "1e-5",
-            "--warmup",
-            "1",
-            "--max-prompt-tokens",
-            "64",
-            "--max-new-tokens",
-            "16",
-            "--slots",
-            "16",
-            "--token-budget",
-            "1024",
-            "--eval-prompts",
-            "2",
-            "--eval-generations",
-            "2",
-            "--out",
-            base / "run",
-        ],
-        cwd=ROOT,
-        check=True,
-        timeout=1200,
-    )
+    flags = (
+        f"--model {folder} --data {base}/rows.jsonl --out {base}/run --think-end none --temperature 0.5 --steps 1 "
+        "--prompts 4 --generations 8 --k 1 --lr 1e-5 --warmup 1 --max-prompt-tokens 64 --max-new-tokens 16 --slots 16 "
+        "--token-budget 1024 --eval-prompts 2 --eval-generations 2"
+    ).split()
+    subprocess.run([sys.executable, "train.py", *flags], cwd=ROOT, check=True, timeout=1200)
     return base / "run"
 
 

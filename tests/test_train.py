@@ -400,19 +400,20 @@ class Room:
 
 @pytest.mark.parametrize("waiting, admitted", [(["a", "b"], ["a", "b", "new"]), ([*"abcd"], ["a", "b", "c"])])
 def test_a_resumed_run_repeats_an_interrupted_evaluation_and_admits_only_what_its_steps_need(waiting, admitted):
+    at = []  # the compute at each evaluation
     run = SimpleNamespace(
         version=20,
         evaluated=10,
         args=SimpleNamespace(eval_every=10, steps=20),
         queue=Room(3),
-        evaluate=lambda: setattr(run, "evaluated", run.version),
+        evaluate=lambda: [setattr(run, "evaluated", run.version), at.append(run.log.clock.gpu_hours)],
         log=SimpleNamespace(clock=run_log.Clock(1)),
         weights=None,
         processes=SimpleNamespace(send=None),
         curriculum=SimpleNamespace(in_flight=waiting, next=lambda count: ["new"] * count),
     )
     assert train.train(run, run.args) == "finished"
-    assert run.evaluated == 20 and run.queue.admitted == admitted
+    assert at == [0.0] and run.evaluated == 20 and run.queue.admitted == admitted
     run.evaluate = pytest.fail  # now the evaluation has been made
     train.train(run, run.args)
 

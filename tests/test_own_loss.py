@@ -1,0 +1,89 @@
+"""Claims about a loss of one's own (plumbing/own_loss.py, --loss FILE.py:FUNCTION)."""
+
+import json
+from pathlib import Path
+
+import pytest
+from test_train import elsewhere, refused  # noqa: F401
+
+import loss
+import train
+from plumbing.settings import read_settings
+
+CISPO = """
+def mine(logprobs, gen_logprobs, advantages, mask, eps_max=5.0):
+    ratio = (logprobs - gen_logprobs).masked_fill(~mask, 0).exp()
+    per_token = ratio.clamp(max=eps_max).detach() * advantages[:, None] * logprobs.masked_fill(~mask, 0)
+    return per_token.masked_fill(~mask, 0)
+"""
+TINY = "--virtual exact --data tiny --k 0 --steps 2 --eval-every 2 --eval-prompts 4 --eval-generations 1".split()
+
+
+@pytest.fixture(autouse=True)
+def registry():
+    """Losses that a test adds are gone after it."""
+    before = dict(loss.LOSSES)
+    yield
+    loss.LOSSES.clear()
+    loss.LOSSES.update(before)
+
+
+def run(out, *flags):
+    """The rows of a run in this process."""
+    assert train.main(read_settings([*flags, "--out", out])) == 0
+    return [json.loads(line) for line in Path(out, "log.jsonl").read_text().splitlines()]
+
+
+def test_a_function_that_computes_cispo_trains_as_cispo_does_and_is_kept_on_resume():
+    Path("losses.py").write_text(CISPO)
+    reference, mine = (run(out, *TINY, "--loss", name) for out, name in (("a", "cispo"), ("b", "losses.py:mine")))
+    flags = mine[0]["flags"]
+    assert flags["loss"] == f"{Path.cwd()}/losses.py:mine" and flags["clips"] == {}
+    assert [row["kind"] for row in mine] == [row["kind"] for row in reference]
+    for theirs, ours in zip(reference, mine):
+        assert ours.get("clipped") is None  # nobody says where its bound acts
+        machines = {"seconds"} if ours["kind"] == "end" else set()
+        for name in ours.keys() - {"flags", "clipped"} - machines:
+            assert ours[name] == theirs[name], name
+    del loss.LOSSES[flags["loss"]]  # as in another process
+    resumed = run("b", "--resume", "--steps", "3")
+    assert resumed[len(mine)]["flags"]["loss"] == flags["loss"] and resumed[-1]["step"] == 3
+
+
+def test_its_parameters_are_its_defaults_and_the_folder_of_a_run_is_called_after_it():
+    Path("losses.py").write_text(CISPO)
+    assert read_settings(["--loss", "losses.py:mine"]).out == "runs/mine-seed0"
+
+
+def test_a_gradient_of_zero_is_no_reason_to_refuse_it():
+    Path("losses.py").write_text("def f(logprobs, gen_logprobs, advantages, mask):\n    return 0 * logprobs\n")
+    assert read_settings(["--loss", "losses.py:f"]).loss.endswith("losses.py:f")
+
+
+REFUSED = {
+    "return logprobs.sum(-1)": "expected a tensor of the shape of mask, (B, T), one value per token; got shape (2,)",
+    "return logprobs[:, :1]": "got shape (2, 1)",
+    "return 3.0": "got float",
+    "return logprobs.log()": "expected finite values where mask is True, got [nan, ",
+    "return logprobs.detach()": "expected a value that depends on logprobs, got one without a gradient",
+    "return logprobs / nothing": "raised NameError: name 'nothing' is not defined (losses.py, line 2)",
+}
+
+
+@pytest.mark.parametrize("body", REFUSED)
+def test_what_cannot_be_a_loss_is_one_line(capsys, body):
+    Path("losses.py").write_text(f"def f(logprobs, gen_logprobs, advantages, mask):\n    {body}\n")
+    message = refused(capsys, "--loss", "losses.py:f")
+    assert f"--loss {Path.cwd()}/losses.py:f" in message and REFUSED[body] in message
+
+
+def test_a_missing_file_or_function_and_other_parameters_are_one_line(capsys):
+    assert f"there is no file {Path.cwd()}/nothing.py" in refused(capsys, "--loss", "nothing.py:f")
+    Path("losses.py").write_text("def f(logprobs, mask): pass\n")
+    assert "losses.py has no function g; it has: f" in refused(capsys, "--loss", "losses.py:g")
+    expected = "expected a function of (logprobs, gen_logprobs, advantages, mask), got f(logprobs, mask)"
+    assert expected in refused(capsys, "--loss", "losses.py:f")
+    Path("losses.py").write_text("import nothing_of_this_name\n")
+    assert "losses.py cannot be loaded: ModuleNotFoundError" in refused(capsys, "--loss", "losses.py:f")
+    Path("losses.py").write_text(CISPO)
+    assert "--eps-max is not read by --loss" in refused(capsys, *"--loss losses.py:mine --eps-max 4".split())

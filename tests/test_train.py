@@ -35,9 +35,10 @@ import precision
 import reward
 import sft
 import train
-from plumbing import batches, checkpoints, evaluation, flags, fleet, sizing, sources
-from plumbing.checkpoints import finished
-from plumbing.flags import make_generator, make_scorer, provenance, resumed_flags, settings, stored_flags
+from plumbing import batches, build, run_folder, run_log, sizing, sources
+from plumbing.build import make_generator, make_scorer, provenance
+from plumbing.run_folder import finished
+from plumbing.settings import read_settings
 from recipes import EMBEDDED, RECIPES
 from verify.graders import UNREADABLE
 
@@ -59,31 +60,31 @@ def elsewhere(tmp_path, monkeypatch):
 def refused(capsys, *argv):
     """The message with which these flags are refused; exit code 2 is that of a usage error."""
     with pytest.raises(SystemExit) as end:
-        settings(argv)
+        read_settings(argv)
     assert end.value.code == 2
     return capsys.readouterr().err
 
 
 def test_a_flag_beats_the_recipe_and_the_recipe_beats_the_presets():
-    assert settings([]).prompts == 32  # the embedded task's preset
-    assert settings(["--recipe", "qwen2.5"]).prompts == 80  # A.16
-    assert settings(["--recipe", "qwen2.5", "--prompts", "7"]).prompts == 7
-    assert settings(["--prompts", "7", "--recipe", "qwen2.5"]).prompts == 7
-    assert settings(["--recipe", "scalerl", "--no-fp32-head", "--dtype", "bfloat16"]).fp32_head is False
-    assert settings(["--no-positive-resampling", "off"]).no_positive_resampling is None
+    assert read_settings([]).prompts == 32  # the embedded task's preset
+    assert read_settings(["--recipe", "qwen2.5"]).prompts == 80  # A.16
+    assert read_settings(["--recipe", "qwen2.5", "--prompts", "7"]).prompts == 7
+    assert read_settings(["--prompts", "7", "--recipe", "qwen2.5"]).prompts == 7
+    assert read_settings(["--recipe", "scalerl", "--no-fp32-head", "--dtype", "bfloat16"]).fp32_head is False
+    assert read_settings(["--no-positive-resampling", "off"]).no_positive_resampling is None
 
 
 def test_a_recipe_sets_neither_learning_rate_nor_steps_nor_model():
-    plain = vars(settings([]))
+    plain = vars(read_settings([]))
     for recipe in RECIPES:
-        args = vars(settings(["--recipe", recipe]))
+        args = vars(read_settings(["--recipe", recipe]))
         assert {name: args[name] for name in ("lr", "warmup", "steps", "model", "generations", "weight_decay")} == {
             name: plain[name] for name in ("lr", "warmup", "steps", "model", "generations", "weight_decay")
         }
 
 
 def test_a3_your_own_model_gets_the_papers_optimizer_and_lengths():
-    args = settings(["--model", "M", "--data", "F"])
+    args = read_settings(["--model", "M", "--data", "F"])
     assert (args.lr, args.warmup, args.weight_decay, args.prompts * args.generations) == (5e-7, 100, 0.01, 768)
     assert (args.max_new_tokens, args.max_prompt_tokens, args.interrupt_at) == (12288 + 2048, 2048, (10000, 12000))
     assert (args.eval_prompts, args.eval_generations, args.eval_every) == (1000, 16, 100)
@@ -107,7 +108,7 @@ DAPO = {"eps_low": 0.2, "eps_high": 0.26}
 )
 @pytest.mark.parametrize("own", [[], ["--model", "M", "--data", "F"]])
 def test_a16_every_recipe_sets_the_papers_algorithm_and_clips_for_any_model(recipe, algorithm, clips, own):
-    args = settings(["--recipe", recipe, *own])
+    args = read_settings(["--recipe", recipe, *own])
     assert (
         args.loss,
         args.aggregation,
@@ -123,18 +124,18 @@ def test_a16_every_recipe_sets_the_papers_algorithm_and_clips_for_any_model(reci
 
 
 def test_gspo_has_thresholds_of_its_own():
-    assert settings(["--loss", "gspo"]).clips == {"eps_low": 3e-3, "eps_high": 5e-3}  # conference Fig. 20
-    assert settings(["--loss", "gspo", "--eps-low", "0.01"]).clips == {"eps_low": 0.01, "eps_high": 5e-3}
+    assert read_settings(["--loss", "gspo"]).clips == {"eps_low": 3e-3, "eps_high": 5e-3}  # conference Fig. 20
+    assert read_settings(["--loss", "gspo", "--eps-low", "0.01"]).clips == {"eps_low": 0.01, "eps_high": 5e-3}
 
 
 def test_gspo_takes_the_sample_average_unless_another_one_or_a_recipe_is_asked_for():
-    assert settings(["--loss", "gspo"]).average == "sample" and settings([]).average == "prompt"
-    assert settings(["--loss", "gspo", "--aggregation", "token"]).average == "token"
-    assert settings(["--loss", "gspo", "--recipe", "scalerl"]).average == "prompt"
+    assert read_settings(["--loss", "gspo"]).average == "sample" and read_settings([]).average == "prompt"
+    assert read_settings(["--loss", "gspo", "--aggregation", "token"]).average == "token"
+    assert read_settings(["--loss", "gspo", "--recipe", "scalerl"]).average == "prompt"
 
 
 def test_a10_only_the_chosen_length_control_is_checked():
-    args = settings(["--length-control", "none", "--max-new-tokens", "64"])  # shorter than the preset's interruptions
+    args = read_settings(["--length-control", "none", "--max-new-tokens", "64"])  # shorter than the preset's interruptions
     assert args.length_control == "none"
 
 
@@ -181,34 +182,34 @@ def test_a_wrong_value_is_refused_with_what_was_got_and_expected(capsys, argv, s
 
 
 def test_without_a_mark_interruptions_that_were_not_asked_for_are_none_and_the_default_phrase_ends_in_any_mark():
-    assert (settings([]).think_end, settings([]).length_control) == ("</think>", "interrupt")
-    args = settings(["--think-end", "none"])
+    assert (read_settings([]).think_end, read_settings([]).length_control) == ("</think>", "interrupt")
+    args = read_settings(["--think-end", "none"])
     assert (args.think_end, args.length_control) == (None, "none")
-    assert settings(["--think-end", "none", "--length-control", "penalty"]).length_control == "penalty"
+    assert read_settings(["--think-end", "none", "--length-control", "penalty"]).length_control == "penalty"
     own = ["--model", "M", "--data", "F", "--think-end", "####"]
-    assert settings(own).interrupt_phrase.endswith("final answer now. ####")
-    assert settings([*own, "--interrupt-phrase", "So: ####"]).interrupt_phrase == "So: ####"
+    assert read_settings(own).interrupt_phrase.endswith("final answer now. ####")
+    assert read_settings([*own, "--interrupt-phrase", "So: ####"]).interrupt_phrase == "So: ####"
 
 
 def test_a_checkpoint_of_a_run_with_interruptions_is_evaluated_without_a_mark(tmp_path):
     out = past_run(tmp_path / "run", "--interrupt-at", "70", "72")
-    args = settings(["--evaluate", str(out / "checkpoint-2"), "--think-end", "none"])
+    args = read_settings(["--evaluate", str(out / "checkpoint-2"), "--think-end", "none"])
     assert (args.think_end, args.length_control) == (None, "none")
-    again = settings(["--evaluate", str(out / "checkpoint-2")])
+    again = read_settings(["--evaluate", str(out / "checkpoint-2")])
     assert (again.length_control, again.interrupt_at) == ("interrupt", [70, 72])
     assert "interrupt_at" in again.asked and "slots" not in again.asked  # slots may be fitted to the machine
 
 
 def test_a_generator_must_be_left(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert settings(["--trainers", "3"]).trainers == 3
+    assert read_settings(["--trainers", "3"]).trainers == 3
     message = refused(capsys, "--trainers", "4")
     assert "--trainers 4 of 4 processes" in message and "--nproc-per-node" in message
 
 
 def past_run(out, *argv, checkpoint=True):
     """A folder like that of an earlier run with these flags."""
-    args = settings(["--out", str(out), *argv])
+    args = read_settings(["--out", str(out), *argv])
     out.mkdir()
     (out / "log.jsonl").write_text(json.dumps({"kind": "config", "flags": vars(args)}) + "\n")
     for name in ("config.json", "state/.metadata", "state/run.json") if checkpoint else ():
@@ -226,7 +227,7 @@ def test_a_folder_that_holds_a_run_is_refused_and_left_alone(capsys, tmp_path):
 
 def test_resuming_takes_the_flags_of_the_run_unless_given_again(tmp_path):
     out = past_run(tmp_path / "run", "--loss", "dapo", "--eps-high", "0.3", "--lr", "0.5", "--steps", "7")
-    args = settings(["--resume", "--out", str(out), "--steps", "9"])
+    args = read_settings(["--resume", "--out", str(out), "--steps", "9"])
     assert (args.loss, args.clips, args.lr) == ("dapo", {"eps_low": 0.2, "eps_high": 0.3}, 0.5)
     assert args.steps == 9 and args.resume
 
@@ -235,14 +236,14 @@ def test_resuming_with_other_batches_is_refused(capsys, tmp_path):
     out = past_run(tmp_path / "run", "--seed", "3", "--prompts", "16")
     assert "--seed 4" in refused(capsys, "--resume", "--out", str(out), "--seed", "4")
     assert "has 16" in refused(capsys, "--resume", "--out", str(out), "--prompts", "8")
-    assert settings(["--resume", "--out", str(out), "--prompts", "16"]).seed == 3
+    assert read_settings(["--resume", "--out", str(out), "--prompts", "16"]).seed == 3
 
 
 @pytest.mark.parametrize("log", [False, True])
 def test_resuming_without_a_checkpoint_starts_anew_and_says_so(tmp_path, log):
     out = past_run(tmp_path / "run", "--lr", "0.5", checkpoint=False) if log else tmp_path / "run"
-    args = settings(["--resume", "--out", str(out)])
-    assert not args.resume and args.lr == settings([]).lr  # flags too are those of a first start
+    args = read_settings(["--resume", "--out", str(out)])
+    assert not args.resume and args.lr == read_settings([]).lr  # flags too are those of a first start
     assert args.notes == [f"--resume: no checkpoint in {out}: starts anew"]
 
 
@@ -278,15 +279,16 @@ def batch(*verdicts):
     return [[rollout(correct, p) for correct in group] for p, group in enumerate(verdicts)]
 
 
-def weigh(groups, zero_variance_filter=True, normalisation="batch"):
+def compute_advantages(groups, zero_variance_filter=True, normalisation="batch"):
     """loss.compute_advantages, by default with ScaleRL's filter and normalisation."""
     return loss.compute_advantages(groups, zero_variance_filter=zero_variance_filter, normalisation=normalisation)
 
 
 def make_plan(groups, rank=0, trainers=1, token_budget=10_000, **weighing):
     """A plan, by default for one trainer and with everything in one micro-batch."""
-    kept, advantages = weigh(groups, **weighing)
-    return batches.make_plan(groups, kept, advantages, token_budget=token_budget, rank=rank, trainers=trainers)
+    kept, advantages = compute_advantages(groups, **weighing)
+    trained = loss.carries_loss(groups, kept)
+    return batches.make_plan(groups, advantages, trained, token_budget=token_budget, rank=rank, trainers=trainers)
 
 
 def planned(plan):
@@ -296,20 +298,20 @@ def planned(plan):
 
 def test_sec3_2_prompts_all_right_or_all_wrong_are_dropped_before_the_batch_std():
     groups = batch([True, False], [True, True], [False, False])
-    kept, advantages = weigh(groups)
+    kept, advantages = compute_advantages(groups)
     assert kept.tolist() == [True, False, False]
     # The std of (1, -1) is 1; with the four zeros of the other prompts it would be sqrt(1/3), the advantages 1.73.
     assert advantages.tolist() == [[pytest.approx(1, abs=1e-5), pytest.approx(-1, abs=1e-5)], [0, 0], [0, 0]]
 
 
 def test_sec2_the_baseline_keeps_prompts_of_zero_variance():
-    kept, advantages = weigh(batch([True, False], [True, True]), zero_variance_filter=False, normalisation="none")
+    kept, advantages = compute_advantages(batch([True, False], [True, True]), zero_variance_filter=False, normalisation="none")
     assert kept.tolist() == [True, True] and advantages.tolist() == [[1, -1], [0, 0]]
 
 
 def test_the_filter_looks_at_correctness_and_not_at_a_shaped_reward():
     shaped = [[rollout(True, value=1.0), rollout(True, value=0.5)], [rollout(True, 1), rollout(False, 1)]]
-    kept, _ = weigh(shaped)
+    kept, _ = compute_advantages(shaped)
     assert kept.tolist() == [False, True]
 
 
@@ -367,7 +369,7 @@ def test_ranks_share_the_batch_in_as_many_micro_batches_each_within_the_budget(g
     for micro_batch in (micro_batch for plan in plans for micro_batch in plan.micro_batches):
         assert len(micro_batch) * max((h.prompt_tokens + h.tokens for h, *_ in micro_batch), default=0) <= budget
     trained = [key for plan in plans for key in planned(plan)]
-    kept, _ = weigh(groups)
+    kept, _ = compute_advantages(groups)
     wanted = [h.key for group, keep in zip(groups, kept) for h in group if keep and not h.truncated]
     assert sorted(trained) == sorted(wanted)
     for plan in plans:  # what is not trained on has to leave the mailbox too
@@ -412,21 +414,30 @@ def tiny_model():
 
 
 def lone_trainer():
-    """A Trainer at version 6 in this process alone, with stand-ins for pipeline and fleet."""
+    """A Trainer at version 6 in this process alone, with stand-ins for the queue and the other processes."""
     trainer = object.__new__(train.Trainer)
     trainer.args = SimpleNamespace(
-        lr=0.1, warmup=1, weight_decay=0.5, loss="cispo", clips={"eps_max": 5.0}, aggregation="prompt"
+        lr=0.1,
+        warmup=1,
+        weight_decay=0.5,
+        loss="cispo",
+        clips={"eps_max": 5.0},
+        aggregation="prompt",
+        token_budget=10_000,
     )
     trainer.policy = precision.PolicyModel(tiny_model(), dtype=torch.float32)
     trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=0.1, weight_decay=0.5)
-    trainer.version, trainer.checked, trainer.skipped = 6, False, 0
-    trainer.pipeline = SimpleNamespace(take=lambda rollouts: [])
-    trainer.fleet = SimpleNamespace(
+    trainer.version = 6
+    trainer.checked = False
+    trainer.queue = SimpleNamespace(tokens=lambda rollouts: [], drop=lambda rollouts: None)
+    trainer.processes = SimpleNamespace(
+        rank=0,
+        trainer_ranks=range(1),
         device="cpu",
         dtype=torch.float32,
         clock=time.perf_counter,
-        stop_together=lambda items: None,
-        total=lambda sums, rho_max: {},
+        stop_together=lambda tokens: None,
+        total=lambda sums, largest: (sums.tolist(), largest),
     )
     return trainer
 
@@ -542,26 +553,26 @@ def test_eq9_the_penalty_reaches_the_scorer_only_with_length_control_penalty():
     prompt = data.Prompt(0, (1,), "", "1", "arithmetic")
     for control, expected in (("penalty", 0.5), ("interrupt", 1.0), ("none", 1.0)):
         lengths = ["--length-max", "4", "--length-cache", "2"] if control == "penalty" else []
-        scorer = make_scorer(settings(["--length-control", control, *lengths]))
+        scorer = make_scorer(read_settings(["--length-control", control, *lengths]))
         scorer.submit(SimpleNamespace(text="<think>1</think>1", ids=[0] * 3, truncated=False), prompt)
         assert [score.reward for score in scorer.finished()] == [expected]  # 1 + (4 - 3) / 2 - 1
 
 
 def test_verifiers_is_the_number_of_workers_beside_a_generator():
-    assert [len(make_scorer(settings(asked))._workers) for asked in ([], ["--verifiers", "5"])] == [2, 5]
+    assert [len(make_scorer(read_settings(asked))._workers) for asked in ([], ["--verifiers", "5"])] == [2, 5]
 
 
 def test_a10_only_length_control_interrupt_interrupts():
     for control, expected in (("interrupt", (96, 104)), ("penalty", None), ("none", None)):
-        args = settings(["--length-control", control])
+        args = read_settings(["--length-control", control])
         assert make_generator(args, torch.device("cpu"), torch.float32).think_budget == expected
 
 
 def test_the_embedded_tasks_choose_the_base_that_knows_them():
-    assert settings([]).model == "base" and settings(["--data", "arithmetic:1", "sorting:1"]).model == "base/sorting"
-    tiny = settings(["--data", "tiny", "--lr", "1e-3"])  # with settings of its own, and a flag that wins
+    assert read_settings([]).model == "base" and read_settings(["--data", "arithmetic:1", "sorting:1"]).model == "base/sorting"
+    tiny = read_settings(["--data", "tiny", "--lr", "1e-3"])  # with settings of its own, and a flag that wins
     assert (tiny.model, tiny.steps, tiny.generations, tiny.lr) == ("base/tiny", 160, 8, 1e-3)
-    assert settings(["--data", "tiny", "--model", str(BASE)]).steps == EMBEDDED["steps"]
+    assert read_settings(["--data", "tiny", "--model", str(BASE)]).steps == EMBEDDED["steps"]
 
 
 def test_a_run_without_git_has_no_commit(monkeypatch):
@@ -599,7 +610,7 @@ def test_what_belongs_to_a_machine_is_not_resumed_and_what_the_state_depends_on_
 def test_evaluation_refuses_what_it_does_not_read_and_more_processes_than_one(capsys, monkeypatch):
     assert "it does not read --lr, --steps" in refused(capsys, "--evaluate", str(BASE), "--steps", "3", "--lr", "1")
     # An evaluation has no micro-batches, so --token-budget does not limit its lengths.
-    assert settings(["--evaluate", str(BASE), "--max-new-tokens", "4096"]).max_new_tokens == 4096
+    assert read_settings(["--evaluate", str(BASE), "--max-new-tokens", "4096"]).max_new_tokens == 4096
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "--evaluate runs in a single process" in refused(capsys, "--evaluate", str(BASE))
 
@@ -637,7 +648,7 @@ def test_too_few_prompts_are_refused(monkeypatch, capsys):
 
 def sized(*argv, positions, phrase=19):
     """(max_prompt_tokens, max_new_tokens, interrupt_at, length_max, length_cache), and what is said about them."""
-    args = settings(["--model", "M", "--data", "F", *argv])
+    args = read_settings(["--model", "M", "--data", "F", *argv])
     said = sizing.fit_lengths(args, positions, args.default_new, phrase)
     return [args.max_prompt_tokens, args.max_new_tokens, args.interrupt_at, args.length_max, args.length_cache], said
 
@@ -690,7 +701,7 @@ QWEN3 = AutoConfig.for_model(
 
 @pytest.mark.parametrize("trainers", [0, 1], ids=["a GPU of its own", "a GPU shared with the trainer"])
 def test_the_papers_defaults_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trainers):
-    args = settings(["--model", "M", "--data", "F", "--dtype", "bfloat16"])
+    args = read_settings(["--model", "M", "--data", "F", "--dtype", "bfloat16"])
     assert args.slots == 256  # x 16,384 positions x 2 x 28 layers x 8 heads x 128 numbers x 2 bytes = 481 GB
     said = sizing.fit_slots(args, QWEN3, free=80_000_000_000, trainers=trainers, generators=1)
     slot, parameters = 16384 * 114_688, 596_049_920
@@ -703,10 +714,10 @@ def test_the_papers_defaults_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trai
 
 
 def test_slots_that_are_given_and_do_not_fit_are_refused_with_what_would_fit():
-    args = settings(["--model", "M", "--data", "F", "--dtype", "bfloat16", "--slots", "256"])
+    args = read_settings(["--model", "M", "--data", "F", "--dtype", "bfloat16", "--slots", "256"])
     with pytest.raises(ValueError, match="--slots 256 does not fit: .*481.0 GB; 80.0 GB are free.*; 37 would fit"):
         sizing.fit_slots(args, QWEN3, free=80_000_000_000, trainers=0, generators=1)
-    args = settings(["--model", "M", "--data", "F", "--dtype", "bfloat16"])
+    args = read_settings(["--model", "M", "--data", "F", "--dtype", "bfloat16"])
     with pytest.raises(ValueError, match="0 would fit. Lower --slots or --max-new-tokens"):
         sizing.fit_slots(args, QWEN3, free=2_000_000_000, trainers=0, generators=1)
     assert args.slots == 256
@@ -728,7 +739,7 @@ def test_ranks_on_one_gpu_or_without_a_gpu_on_one_machine_share_its_memory(monke
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 + device, 2000))
     for name, value in {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": rank, "LOCAL_RANK": rank}.items():
         monkeypatch.setenv(name, str(value))
-    found = sizing.neighbours(settings([]))
+    found = sizing.neighbours(read_settings([]))
     assert (found["trainers"], found["generators"]) == expected
     assert found["free"] == 1000 + rank % gpus if gpus else found["free"] > 1e6
 
@@ -741,11 +752,11 @@ def test_too_many_slots_stop_a_run_before_weights_are_loaded(monkeypatch, capsys
 
 
 def test_the_simple_generator_on_a_gpu_names_the_fast_one(monkeypatch):
-    model, args = (AutoConfig.from_pretrained(BASE), AutoTokenizer.from_pretrained(BASE)), settings([])
+    model, args = (AutoConfig.from_pretrained(BASE), AutoTokenizer.from_pretrained(BASE)), read_settings([])
     assert flags.fit(args, *model) == []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert "--generator vllm" in "".join(flags.fit(args, *model))
-    assert flags.fit(settings(["--generator", "vllm"]), *model) == []
+    assert flags.fit(read_settings(["--generator", "vllm"]), *model) == []
 
 
 def test_a_model_with_too_few_positions_is_refused(monkeypatch, capsys):
@@ -1012,11 +1023,11 @@ def test_a_log_line_is_json_also_without_a_number_at_any_depth(tmp_path):
 
 
 def rank_process(argv, variables, output):
-    """What a forked rank runs in place of torchrun's process: train.main with its own environment and output file."""
+    """What a forked rank runs in place of torchrun's process: train.py with its own environment and output file."""
     os.environ.update(variables)
     for stream in (1, 2):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    train.main(argv)
+    sys.exit(train.main(read_settings(argv)))
 
 
 def killed_rank(version, *arguments):
@@ -1114,7 +1125,7 @@ class Run:
     @property
     def version(self):
         """Optimizer steps of the last checkpoint."""
-        return checkpoints.counters(finished(self.out)[-1])["version"]
+        return run_folder.counters(finished(self.out)[-1])["version"]
 
 
 @pytest.fixture(scope="module")

@@ -29,10 +29,10 @@ WARNINGS = {
     "All wrong: easier --data, more --generations, or answers that are not found (completions.jsonl shows what the "
     "model writes; --think-end). All right: harder --data",
     "no mark": "none of the {completions} completions of the validation holds {mark!r}, behind which the answer "
-    "begins, unless an interruption put it there, and none is right. Without an answer every reward is -1, and "
-    "nothing will be learnt. If the model uses no marks, --think-end none takes its whole completion as the answer; if it uses another "
-    "mark, --think-end TEXT; if it thinks for longer, a larger --max-new-tokens or --length-control interrupt with a "
-    "later --interrupt-at",
+    "begins, unless an interruption put it there, and none is right. Without an answer every reward is -1, and nothing "
+    "will be learnt. If the model uses no marks, --think-end none takes its whole completion as the answer; if it uses "
+    "another mark, --think-end TEXT; if it thinks for longer, a larger --max-new-tokens or --length-control interrupt "
+    "with a later --interrupt-at",
     "repeat": "checking an answer took longer than --verify-timeout: this run may not repeat bit for bit",
     "reward": "the function of --reward has failed on {count} prompts so far (the first: NO VERDICT, above); their "
     "groups are left out",

@@ -2,12 +2,10 @@
 
     python benchmarks/simulated_fleet.py                  all rows: the table, results/simulated_fleet.json, the figure
     python benchmarks/simulated_fleet.py --rows k=8 slow  only rows whose names hold one of these texts; prints them
-    python benchmarks/simulated_fleet.py --requests       requests to the store by what a rank is doing, and how many
-                                                          such ranks one store bears
 
-pipeline.py's own Pipeline, serve and Mailbox run here, in virtual time (plumbing/virtual.py). Only the work is
-replaced: a generator draws how many tokens a completion has and takes TOKEN seconds for a decode step of all its slots;
-a trainer takes `train` seconds for an optimizer step. Verdicts take no time, and there are no evaluations.
+Both ends of pipeline.py's queue run here, in virtual time (plumbing/virtual.py). Only the work is replaced: a generator
+draws how many tokens a completion has and takes TOKEN seconds for a decode step of all its slots; the trainers, who act
+as one, take `train` seconds for an optimizer step. Verdicts take no time, and there are no evaluations.
 
 A step cannot take less than the largest of three times:
     the trainers         train + broadcast
@@ -28,17 +26,20 @@ import random
 import sys
 import time
 from collections import Counter, deque
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
-import torch.distributed as dist
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(ROOT := Path(__file__).resolve().parent.parent))
 
 import pipeline  # noqa: E402
 from data import Prompt  # noqa: E402
-from plumbing import virtual  # noqa: E402
+from plumbing.store import Store  # noqa: E402
+from plumbing.virtual import Events, Memory  # noqa: E402
 
 TOKEN = 0.020  # seconds of a decode step
 CHUNK = 16  # tokens that one entry of Rollout.versions stands for; staleness is as exact as that
@@ -62,14 +63,12 @@ class Setting:
     sigma: float = 0.7  # standard deviation of the logarithm of its tokens
     cut: int = 14336  # tokens
     slow: float = 1.0  # the last generator takes so many times longer for a decode step
-    drain: bool = False  # generators that are too slow get no requests, as in train.py
     seed: int = 0
 
     @property
     def speed(self):
         """Tokens per second of all slots together."""
-        last = 0 if self.drain and self.slow > 2 else 1 / self.slow
-        return self.slots / TOKEN * (self.generators - 1 + last)
+        return self.slots / TOKEN * (self.generators - 1 + 1 / self.slow)
 
     @property
     def cycle(self):
@@ -94,7 +93,6 @@ ROWS = {
     **{f"pipeline k=8, {slots} slots": {"slots": slots} for slots in (32, 128, 256)},
     **{f"pipeline k={k}, broadcast 2 s": {"k": k, "broadcast": 2.0} for k in (0, 8)},
     **{f"pipeline k=8, one generator {slow} times slower": {"slow": slow} for slow in (3, 10)},
-    **{f"pipeline k=8, one {slow} times slower, drained": {"slow": slow, "drain": True} for slow in (3, 10)},
     **{f"pipeline k={k}, 32k tokens": {"k": k, **LONG} for k in (0, 8, 16)},
     "ppo k=8, 32k tokens": {"off_policy": "ppo", **LONG},
 }
@@ -135,19 +133,15 @@ class Running:
 
 
 class Generator:
-    """What `pipeline.serve` asks of a generator. Decode steps without an end and a new control state pass at once."""
+    """What `generate` and pipeline.RequestQueue ask of a generator."""
 
-    def __init__(self, setting, world, slow=1.0, poll=False):
+    def __init__(self, setting, slow=1.0):
         self.setting = setting
-        self.world = world
-        self.seconds = TOKEN * slow
-        self.poll = poll  # a decode step at a time, so that the store is asked as often as in a real run
+        self.seconds = TOKEN * slow  # of a decode step
         self.version = 0
         self.running = []
         self.queue = deque()
-        self.slots = setting.slots
-        self.decode_steps = 0
-        self.slot_steps = 0  # tokens: one per slot in use and decode step
+        self.work = {"decode_seconds": 0.0}
 
     def add(self, request):
         lengths = [tokens(self.setting, request.number, index) for index in range(request.generations)]
@@ -156,41 +150,21 @@ class Generator:
     def has_capacity(self, evaluation):
         return self.setting.slots - len(self.running) > len(self.queue)
 
-    @property
-    def busy(self):
-        return bool(self.running or self.queue)
-
-    def named_weights(self):
-        return {}
-
-    def update_weights(self, version):
-        self.version = version
-
-    def step(self):
-        """Decode until a completion ends or the control state changes; returns the completions that have ended."""
+    def start(self):
+        """Fill free slots; returns the decode steps until a completion ends, 0 without any."""
         while self.queue and len(self.running) < self.setting.slots:
             self.running.append(self.queue.popleft())
-        steps = self.decode(min(one.left for one in self.running))
-        self.decode_steps += steps
-        self.slot_steps += steps * len(self.running)
+        return min((one.left for one in self.running), default=0)
+
+    def decode(self, steps):
+        """So many decode steps; returns the completions that have ended."""
+        self.work["decode_seconds"] += steps * self.seconds
         for one in self.running:
             one.left -= steps
             one.spans.append((self.version, steps))
         ended = [one for one in self.running if not one.left]
         self.running = [one for one in self.running if one.left]
         return [completion(one) for one in ended]
-
-    def decode(self, steps):
-        """Decode so many steps, or fewer: until the one in which the control state changes. Returns how many."""
-        if self.poll:
-            self.world.sleep(self.seconds)
-            return 1
-        began = self.world.now
-        self.world.wait(["news/count"], steps * self.seconds)
-        whole = math.ceil((self.world.now - began) / self.seconds - 1e-6)
-        steps = min(steps, max(1, whole))
-        self.world.sleep(max(0.0, began + steps * self.seconds - self.world.now))
-        return steps
 
 
 def completion(one):
@@ -207,7 +181,7 @@ def completion(one):
 
 @dataclass
 class Score:
-    """What `serve` reads of a verdict."""
+    """What the queue reads of a verdict: every answer is right, at once."""
 
     completion: pipeline.Rollout
     correct: bool = True
@@ -217,126 +191,113 @@ class Score:
     error: str = ""
 
 
-class Scorer:
-    """Every answer is right, at once."""
+def generate(queue, generator):
+    """train.generate without evaluations. Yields the decode steps that come next, 0 if there are none, None to receive
+    weights; is sent how many have been made.
+    """
+    while (state := queue.state(busy=False)).stop is None:
+        if state.version > generator.version:
+            queue.join(state.version)
+            yield None
+            generator.version = state.version
+            continue
+        for request in queue.claim(generator):
+            generator.add(request)
+        steps = yield generator.start()
+        for rollout in generator.decode(steps):
+            queue.put(Score(rollout))
+        queue.report(generator.work)
 
-    def __init__(self):
-        self.scores = []
 
-    def submit(self, completion, prompt):
-        self.scores.append(Score(completion))
+class Turns:
+    """A generator's life: decode steps without an end and without a new control state pass at once."""
 
-    def finished(self):
-        scores, self.scores = self.scores, []
-        return scores
+    def __init__(self, life, generator, events):
+        self.life = life
+        self.generator = generator
+        self.events = events
+        self.plan = None  # (when the decode steps began, how many there are to be) or None
+        events.after(0.0, partial(self.resume, None))
 
+    def resume(self, sent):
+        """Go on until it waits for decode steps, weights or a new control state."""
+        self.plan = None
+        steps = next(self.life, 0) if sent is None else self.send(sent)
+        if steps is not None:
+            self.expect(self.events.now, steps)
 
-def train(setting, world, box, send, rows):
-    """The loop of train.py without the learning, on one trainer rank; rank 0 adds a row per step."""
-    numbers = itertools.count()
-    pipe = pipeline.Pipeline(
-        box,
-        off_policy=setting.off_policy,
-        k=setting.k,
-        prompts=setting.prompts,
-        generations=setting.generations,
-        steps=setting.steps,
-    )
+    def send(self, steps):
+        try:
+            return self.life.send(steps)
+        except StopIteration:  # the run has ended
+            return 0
 
-    def issue():
-        pipe.issue([Prompt(next(numbers), (0,), "", "", "arithmetic") for _ in range(pipe.room)])
+    def expect(self, began, steps):
+        """Be resumed when so many decode steps since `began` are over; not at all without any."""
+        self.plan = plan = began, steps
+        until = began + steps * self.generator.seconds
+        if steps:
+            self.events.after(until - self.events.now, lambda: self.plan is plan and self.resume(steps))
 
-    issue()
-    for step in range(setting.steps):
-        rollouts = sum(pipe.next_batch(step), [])
-        pipe.take(rollouts[box.rank :: setting.trainers])
-        box.store.enter("trains")
-        world.sleep(setting.train)
-        if box.rank == 0:
-            staleness = Counter()
-            for rollout in rollouts:
-                staleness.update({step - version: count for version, count in rollout.versions.items()})
-            rows.append({"step": step, "ended": world.now, "ages": staleness, "idle": pipe.idle()})
-        box.store.enter("waits")
-        if setting.drain:
-            pipe.drain()
-        pipe.publish(step + 1, dict, send)
-        issue()
-    pipe.stop("finished")
+    def look(self):
+        """The control state has changed: look at it after the decode step under way."""
+        if self.plan:
+            began, steps = self.plan
+            whole = math.ceil((self.events.now - began) / self.generator.seconds - 1e-6)
+            self.plan = plan = began, min(steps, max(1, whole)) if steps else 0
+            until = began + plan[1] * self.generator.seconds
+            self.events.after(max(0.0, until - self.events.now), lambda: self.plan is plan and self.resume(plan[1]))
 
 
 # --- The run ---------------------------------------------------------------------------------------------------------
 
 
-class Counted:
-    """The store as one rank sees it: counts its requests, and its seconds, by what it is doing (`enter`)."""
+def run(setting):
+    """(rows of the steps, of the whole run; its virtual seconds): the loop of train.py without the learning."""
+    events = Events()
+    turns = []
+    memory = Memory(lambda key: [one.look() for one in turns] if key == "state" else None)
+    heart = SimpleNamespace(tick=lambda: None, stopped=None, waiting=lambda what: nullcontext())
+    store = Store(memory, 0, heart, pause=lambda _: events.next())
+    ranks = range(1, 1 + setting.generators)
+    names = ("off_policy", "k", "prompts", "generations", "steps")
+    rule = {name: getattr(setting, name) for name in names}
+    queue = pipeline.RolloutQueue(store, range(1), ranks, **rule, start=0, drain=False)
+    for rank in ranks:
+        generator = Generator(setting, setting.slow if rank == ranks[-1] else 1.0)
+        requests = pipeline.RequestQueue(Store(memory, rank, heart), lambda: events.now, eager=True)
+        turns.append(Turns(generate(requests, generator), generator, events))
 
-    def __init__(self, store, world, state):
-        self.store = store
-        self.world = world
-        self.state = state
-        self.since = world.now
-        self.requests = Counter()
-        self.seconds = Counter()
+    def send(_):
+        events.sleep(setting.broadcast)
+        for one in turns:
+            events.after(0.0, partial(one.resume, None))
 
-    def enter(self, state):
-        self.seconds[self.state] += self.world.now - self.since
-        self.since = self.world.now
-        self.state = state
+    numbers = itertools.count()
 
-    def __getattr__(self, name):
-        self.requests[self.state] += 1
-        return getattr(self.store, name)
+    def admit():
+        queue.admit([Prompt(next(numbers), (0,), "", "", "arithmetic") for _ in range(queue.room)])
 
-
-class Watched(Generator):
-    """A generator that tells its rank's Counted store whether it decodes."""
-
-    def __init__(self, *args, store, **more):
-        super().__init__(*args, **more)
-        self.store = store
-
-    def step(self):
-        self.store.enter("decodes")
-        ended = super().step()
-        if not self.busy:
-            self.store.enter("idle")
-        return ended
-
-
-def run(setting, poll=False):
-    """(rows of the steps, generators, {rank: its Counted store}, virtual seconds) of a whole run.
-
-    poll  True: as in a real run, ranks ask the store again and again, instead of pausing until there is something
-    """
-    world = virtual.World()
-    store = virtual.Store(world)
-    wire = virtual.Wire(world, setting.broadcast)
-    ranks = setting.trainers + setting.generators
     rows = []
-    generators = []
-    actors = {}
-    stores = {rank: Counted(store, world, "waits" if rank < setting.trainers else "idle") for rank in range(ranks)}
-    for rank, own in stores.items():
-        box = virtual.mailbox(world, own, rank, trainers=setting.trainers, ranks=ranks)
-        if poll:
-            box.pause = world.sleep
-            box.look = pipeline.LOOK
-            box.beat_every = pipeline.BEAT
-        if rank < setting.trainers:
-            actors[box.name(rank)] = lambda box=box: train(setting, world, box, wire.send, rows)
-        else:
-            slow = setting.slow if rank == ranks - 1 else 1.0
-            generators.append(one := Watched(setting, world, slow, poll, store=own))
-            actors[box.name(rank)] = lambda one=one, box=box: pipeline.serve(one, box, wire.receive, Scorer())
-    world.run(actors)
-    return rows, generators, stores, world.now
+    admit()
+    for step in range(setting.steps):
+        rollouts = sum(queue.next_batch(step), [])
+        queue.tokens(rollouts)
+        events.sleep(setting.train)
+        staleness = Counter()
+        for rollout in rollouts:
+            staleness.update({step - version: count for version, count in rollout.versions.items()})
+        decoding = sum(work["decode_seconds"] for work in queue.generator_work().values())
+        rows.append({"step": step, "ended": events.now, "ages": staleness, "decoding": decoding})
+        queue.publish(step + 1, dict, send)
+        admit()
+    return rows, events.now
 
 
 def measure(setting):
     """{name: number} of the steps that are whole cycles, without the first and the last ones."""
     began = time.process_time()
-    rows, generators, _, end = run(setting)
+    rows, _ = run(setting)
     inner = rows[setting.warm_up - 1 : setting.steps - setting.cycle]
     seconds = inner[-1]["ended"] - inner[0]["ended"]
     steps = len(inner) - 1
@@ -351,39 +312,13 @@ def measure(setting):
         "bound": limits[limit] if setting.off_policy == "pipeline" else None,
         "limit": limit if setting.off_policy == "pipeline" else None,
         "idle_trainers": 1 - setting.train * steps / seconds,
-        "idle_generators": (inner[-1]["idle"] - inner[0]["idle"]) / seconds / setting.generators,
+        "idle_generators": 1 - (inner[-1]["decoding"] - inner[0]["decoding"]) / seconds / setting.generators,
         "slots_used": trained * TOKEN / (seconds * setting.slots * setting.generators),
         "age": sum(steps_old * count for steps_old, count in staleness.items()) / total,
         "ages": {steps_old: count / total for steps_old, count in sorted(staleness.items())},
         "steps": steps,
         "cpu_seconds_per_step": (time.process_time() - began) / setting.steps,
     }
-
-
-def requests(setting):
-    """{(role, state): requests per second and rank} of a run in which the ranks poll as in reality."""
-    _, _, stores, _ = run(setting, poll=True)
-    counts = Counter()
-    seconds = Counter()
-    for rank, store in stores.items():
-        store.enter("ended")
-        role = "rank 0" if rank == 0 else "trainer" if rank < setting.trainers else "generator"
-        for state, spent in store.seconds.items():
-            counts[role, state] += store.requests[state]
-            seconds[role, state] += spent
-    return {place: counts[place] / seconds[place] for place in seconds if seconds[place]}
-
-
-def capacity(seconds=1.0):
-    """Requests per second that a real store answers to one client, which waits for each answer."""
-    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    client = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
-    began = time.perf_counter()
-    count = 0
-    while time.perf_counter() - began < seconds:
-        count += 1
-        client.add("news/count", 0)
-    return count / (time.perf_counter() - began)
 
 
 # --- The table and the figure ----------------------------------------------------------------------------------------
@@ -424,10 +359,7 @@ def draw(measured, path):
     by_k.plot([8], [measured["ppo k=8"]["seconds"]], "s", label="PPO-off-policy-8")
     for slow, mark in ((3, "^"), (10, "v")):
         seconds = measured[f"pipeline k=8, one generator {slow} times slower"]["seconds"]
-        [line] = by_k.plot([8], [seconds], mark, label=f"one of 64 generators {slow} times slower")
-        drained = measured[f"pipeline k=8, one {slow} times slower, drained"]["seconds"]
-        style = dict(color=line.get_color(), mfc="none", ms=9)
-        by_k.plot([8], [drained], mark, **style, label="the same, drained")
+        by_k.plot([8], [seconds], mark, label=f"one of 64 generators {slow} times slower")
     by_k.set(xlabel="k (optimizer steps)", ylabel="seconds an optimizer step", ylim=(0, None), title="64 slots")
     slots = {32: ", 32 slots", 64: "", 128: ", 128 slots", 256: ", 256 slots"}
     rows = [measured[f"pipeline k=8{name}"] for name in slots.values()]
@@ -451,16 +383,7 @@ def draw(measured, path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name holds one of these texts")
-    parser.add_argument("--requests", action="store_true", help="requests to the store, on 8 + 2 devices")
     args = parser.parse_args()
-    if args.requests:
-        small = Setting(prompts=6, generators=8, trainers=2, k=1)
-        answers = max(capacity() for _ in range(5))
-        print(f"one store: {answers:,.0f} requests per second")
-        for (role, state), rate in sorted(requests(small).items()):
-            bears = f"one store bears {answers / rate:,.0f} such ranks" if rate else "none"
-            print(f"{role} {state}: {rate:.1f} requests per second: {bears}")
-        return
     chosen = {name: row for name, row in ROWS.items() if any(text in name for text in args.rows or [""])}
     if not chosen:
         parser.error(f"--rows {' '.join(args.rows)}: no row has this in its name; rows: {', '.join(ROWS)}")

@@ -40,6 +40,7 @@ HIDDEN = ROOT / checker.HIDDEN
 ORIGINALS = checker.originals_of(ROOT)
 HAND_IN = "handin.zip"
 COPIED = ("*.py", "*.toml", "LICENSE", *checker.FOLDERS, "course/**/*.py", "base/**/*", "results/*")
+COPIED += ("docs/running.md",)  # what the columns of a log are
 FILES = sorted({exercise.file for exercise in EXERCISES})
 
 

@@ -24,7 +24,7 @@ Run by train.py. Test: pytest tests/test_pipeline.py
 """
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -44,6 +44,18 @@ class Rule(NamedTuple):
     alternates: bool  # whether a step waits for all requests admitted so far, so that generators and trainers alternate
 
 
+def ppo_batches(version, k):
+    """PPO-off-policy-k: the batches of all phases that have begun, k each."""
+    # Deviation: if too few prompts are free when a phase begins, the missing requests are admitted in its middle; the
+    # staleness of their tokens stays bounded.
+    return (version // k + 1) * k
+
+
+def ppo_publishes(version, k):
+    """PPO-off-policy-k: whether this version stands between two phases."""
+    return version % k == 0
+
+
 OFF_POLICY = {
     "pipeline": Rule(
         least_k=0,
@@ -52,14 +64,7 @@ OFF_POLICY = {
         publishes=lambda version, k: True,
         alternates=False,
     ),
-    "ppo": Rule(
-        least_k=1,
-        # Deviation: if too few prompts are free when a phase begins, the missing requests are admitted in its middle;
-        # the staleness of their tokens stays bounded.
-        batches=lambda version, k: (version // k + 1) * k,
-        publishes=lambda version, k: version % k == 0,
-        alternates=True,
-    ),
+    "ppo": Rule(least_k=1, batches=ppo_batches, publishes=ppo_publishes, alternates=True),
 }
 
 
@@ -187,9 +192,7 @@ class RolloutQueue:
     drain                         as in awaited_requests
     """
 
-    def __init__(
-        self, store, trainers, generators, *, off_policy, k, prompts, generations, steps, start=0, drain=False
-    ):
+    def __init__(self, store, trainers, generators, *, off_policy, k, prompts, generations, steps, start, drain):
         self.store = store
         self.trainers = trainers
         self.generators = generators
@@ -211,9 +214,7 @@ class RolloutQueue:
         return max(0, limit - self.state.requests)
 
     def admit(self, prompts):
-        """Admit one request per data.Prompt, in order. Raises ValueError for more than `room`; fewer are fine."""
-        if len(prompts) > self.room:
-            raise ValueError(f"expected at most {self.room} prompts at version {self.version}, got {len(prompts)}")
+        """Admit one request per data.Prompt, in order; at most `room`."""
         first = self.state.requests
         requests = [Request(n, self.state.version, prompt, self.generations) for n, prompt in enumerate(prompts, first)]
         self._post(requests, first, requests=first + len(requests))
@@ -223,15 +224,12 @@ class RolloutQueue:
 
         None if fewer than P requests could be admitted for this step: the prompts are exhausted.
         """
-        numbers = batch_requests(step, self.prompts)
-        if self.state.requests < numbers.stop:
+        if self.state.requests < batch_requests(step, self.prompts).stop:
             return None
         if self.store.rank:
             return self._receive(f"batch/{step}/{self.store.rank}", f"the batch of step {step}")
-        off_policy = self.rule["off_policy"]
-        awaited = awaited_requests(
-            step, self.state.requests, off_policy=off_policy, prompts=self.prompts, drain=self.drain
-        )
+        rule = self.rule["off_policy"]
+        awaited = awaited_requests(step, self.state.requests, off_policy=rule, prompts=self.prompts, drain=self.drain)
         keys = [f"group/train/{n}" for n in awaited]
         self.store.wait(f"the requests of step {step}", lambda: self.store.has(keys), self._stopped)
         groups = self.store.take(keys[: self.prompts])
@@ -270,13 +268,10 @@ class RolloutQueue:
 
         Returns (groups of RolloutMetadata, a list per prompt; Rollouts of the first `samples` prompts); ([], []) on
         ranks other than 0. Meanwhile no weights are sent and no training requests admitted. Running rollouts go on.
-        Raises ValueError if the generators do not have the trainers' weights.
+        The generators must have the trainers' weights: settings.py refuses an --eval-every at which they would not.
         """
         version = self.version
         first = self.state.evaluation_requests
-        if self.state.version != version:
-            cause = "with ppo, an evaluation at a version that is no multiple of k"
-            raise ValueError(f"expected generators at {version}, got {self.state.version}; likely cause: {cause}")
         requests = [Request(n, version, prompt, generations, True, n >= samples) for n, prompt in enumerate(prompts)]
         self._post(requests, first, evaluating=True, evaluation_requests=first + len(requests))
         groups = []
@@ -326,8 +321,7 @@ class RequestQueue:
         self.look, self.report_every = (0.0, 0.0) if eager else (LOOK, REPORT)
         self.looked = self.reported = float("-inf")  # when
         self.numbers = {}  # queue -> a number claimed, kept until it is admitted, across evaluations too
-        self.requests = {}  # (evaluation, number) -> Request in work
-        self.scores = defaultdict(list)  # (evaluation, number) -> its verify.scorer.Scores so far
+        self.requests = {}  # (evaluation, number) -> (Request in work, its verify.scorer.Scores so far)
         self.work = Counter()  # reported so far
         self._before = Counter()  # the generator's work at the last report
         self.latest = ControlState()  # as last seen
@@ -349,33 +343,30 @@ class RequestQueue:
         queue, admitted = ("eval", state.evaluation_requests) if state.evaluating else ("train", state.requests)
         # Nothing is claimed before the first state: until then the count of a resumed run, too, starts at 0.
         while admitted and generator.has_capacity(state.evaluating):
-            number = self.numbers.pop(queue, None)
-            if number is None:
-                number = self.store.count(f"claimed/{queue}", 1) - 1
-            if number >= admitted:
-                self.numbers[queue] = number
+            if queue not in self.numbers:
+                self.numbers[queue] = self.store.count(f"claimed/{queue}", 1) - 1
+            if self.numbers[queue] >= admitted:
                 return
-            [request] = self.store.take([f"request/{queue}/{number}"])
-            self.requests[request.evaluation, request.number] = request
+            [request] = self.store.take([f"request/{queue}/{self.numbers.pop(queue)}"])
+            self.requests[request.evaluation, request.number] = request, []
             yield request
 
     def prompt(self, rollout):
         """The data.Prompt that a rollout answers."""
-        return self.requests[rollout.evaluation, rollout.request].prompt
+        return self.requests[rollout.evaluation, rollout.request][0].prompt
 
     def put(self, score):
         """Keep a graded rollout; with the last of its group, put all tokens into the store, then the metadata."""
         place = score.completion.evaluation, score.completion.request
-        request = self.requests[place]
-        scores = self.scores[place]
+        request, scores = self.requests[place]
         scores.append(score)
         if len(scores) == request.generations:
             scores.sort(key=lambda score: score.completion.index)
             group = [metadata(score, request) for score in scores]
-            if not request.metadata_only:
-                self.store.put({rollout.key: score.completion for rollout, score in zip(group, scores)})
-            self.store.put({f"group/{request.queue}/{request.number}": group})
-            del self.requests[place], self.scores[place]
+            tokens = {rollout.key: score.completion for rollout, score in zip(group, scores)}
+            metadata_last = {f"group/{request.queue}/{request.number}": group}
+            self.store.put(metadata_last if request.metadata_only else tokens | metadata_last)
+            del self.requests[place]
 
     def report(self, work):
         """Tell rank 0 what this generator has done outside evaluations: {name: number}, counted since its start."""

@@ -117,6 +117,11 @@ def generate(args, processes, queue):
         processes.heartbeat.needed = set()  # rank 0 may end while vLLM still closes
 
 
+def learning_rate(version, *, lr, warmup):
+    """A.3: linear warm-up, then constant. version: optimizer steps done, so that the first step has lr / warmup."""
+    return lr * min(1.0, (version + 1) / warmup)
+
+
 class Trainer:
     """A trainer rank: policy, optimizer, curriculum, its end of the queue, the log.
 
@@ -191,7 +196,7 @@ class Trainer:
         metrics = statistics.means(processes.total)
         norm = self.gradient_norm()
         skipped = not math.isfinite(norm)  # the same on all ranks, since the norm is
-        lr = args.lr * min(1.0, (self.version + 1) / args.warmup)  # A.3: linear warm-up, then constant
+        lr = learning_rate(self.version, lr=args.lr, warmup=args.warmup)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
             group["weight_decay"] = args.weight_decay  # a resumed run may have been given another
@@ -309,7 +314,8 @@ def main(args):
         launch(__file__, sys.argv[1:])
     processes = InOneProcess(args, generate) if args.virtual else Processes(args)
     life = partial(lead, prompts=prompts) if processes.rank in processes.trainer_ranks else serve
-    return processes.end(life(args, processes))
+    with closing(processes):
+        return processes.end(life(args, processes))
 
 
 if __name__ == "__main__":

@@ -184,16 +184,20 @@ class Heartbeat(threading.Thread):
     def end(self, patience):
         """Tell the others that this rank ends in order; wait up to `patience` seconds until all have said so too.
 
-        If a rank is lost, first let the thread say so: it ends with this process.
+        Rank 0 waits first: a rank that has not yet looked at the control state would take its end for a loss. If a rank
+        is lost, first let the thread say so: it ends with this process.
         """
         self.noticed = True
         self.needed = set()
-        self.tell("left")
+        if self.rank:
+            self.tell("left")
         if self.lost:
             self.said.wait(LATE)
         until = time.monotonic() + patience
         while self.lines and not self.lost and time.monotonic() < until:
             time.sleep(0.01)
+        if not self.rank:
+            self.tell("left")
 
     # --- What the thread does
 

@@ -73,7 +73,7 @@ class Store:
 
     def take(self, keys):
         """The values of these keys, in order; all must be there, and are deleted."""
-        values = [unpickled(data) for data in self.backend.multi_get(keys)] if keys else []
+        values = [unpickled(data) for data in self.backend.multi_get(keys)]
         self.delete(keys)
         return values
 

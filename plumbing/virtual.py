@@ -254,12 +254,17 @@ class InOneProcess(Processes):
 
     def end(self, reason):
         """Returns the exit code: 0, 1, or 128 + the number of the signal that ended the run, as shells expect."""
+        code = super().end(reason)
+        return 128 + signal.Signals[reason.split()[-1]] if reason.startswith("interrupted") else code
+
+    def close(self):
+        """Leave the process as it was, after an error too: in a notebook further runs may follow."""
         for turns in self.lives:
             turns.life.close()
-        code = super().end(reason)
-        for name, handler in self.signals.items():  # for a notebook, in which further runs may follow
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        for name, handler in self.signals.items():
             signal.signal(signal.Signals[name], handler)
         torch.set_num_threads(self.threads)
         if self.lock:
             self.lock.close()
-        return 128 + signal.Signals[reason.split()[-1]] if reason.startswith("interrupted") else code

@@ -85,6 +85,7 @@ import data  # noqa: E402
 import fit  # noqa: E402
 import forecast  # noqa: E402
 import recipes  # noqa: E402
+from plumbing import settings  # noqa: E402
 from study import grid, regimes, rule, stability, warm  # noqa: E402
 
 PLAN = "axes"
@@ -240,8 +241,6 @@ def more(rows):
 @contextmanager
 def changed(member, seed):
     """What a Member changes that is no flag of train.py; yields further flags, and the folder of its policy or None."""
-    from plumbing import settings
-
     with ExitStack() as stack:
         if member.lengths:
             stack.enter_context(patch.dict(data.LENGTHS, tiny=member.lengths))
@@ -319,7 +318,8 @@ def quality(train, folder):
     printed = io.StringIO()
     sizes = "--generations 16 --eval-prompts 512 --max-new-tokens 12 --max-prompt-tokens 8 --slots 512".split()
     with tempfile.TemporaryDirectory(prefix="study-") as out, redirect_stdout(printed):
-        train.main(["--evaluate", str(folder), *grid.TINY, *sizes, "--length-control", "none", "--out", out])
+        asked = ["--evaluate", str(folder), *grid.TINY, *sizes, "--length-control", "none", "--out", out]
+        train.main(settings.read_settings(asked))
     [found] = re.findall(r"pass@16 +([0-9.]+)", printed.getvalue())
     return {"loss": grid.digits(mean(losses)), "pass@16": float(found)}
 

@@ -29,8 +29,8 @@ from statistics import mean
 from typing import NamedTuple
 
 import recipes
-from plumbing.evaluation import append
 from plumbing.run_folder import rows as rows_of
+from plumbing.run_log import append
 from study import warm
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -21,6 +21,8 @@ import torch
 
 import loss
 import sft
+from plumbing import run_log
+from plumbing.settings import read_settings
 from study import comparisons
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -51,7 +53,7 @@ def rounding():
 
 
 def run(train, argv, objective=None):
-    """The rows of the log of `train.py *argv`, which has --virtual; it may have ended as Diverged.
+    """The rows of the log of `train.py *argv`, which has --virtual; the run may have ended because it diverged.
 
     objective  a function with the arguments of loss.cispo in its place, with --loss cispo; None: the loss itself
     Raises RuntimeError, with what was printed, if the flags were refused; SystemExit if a signal ended the run.
@@ -59,25 +61,24 @@ def run(train, argv, objective=None):
     printed = io.StringIO()
     with ExitStack() as stack:
         out = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="study-"))) / "run"
-        for what, name in ((train.Trainer, "draw"), (train.Trainer, "checkpoint")):
-            stack.enter_context(patch.object(what, name, lambda trainer: None))
-        stack.enter_context(patch.object(train, "finish", ended))
+        stack.enter_context(patch.object(train.Trainer, "checkpoint", lambda trainer: None))
+        stack.enter_context(patch.object(run_log, "Figure", lambda out: lambda row: None))
+        stack.enter_context(patch.object(run_log.RunLog, "finish", ended))
         if objective:
-            stack.enter_context(patch.dict(loss.LOSSES, {CARRIER: (objective, loss.LOSSES[CARRIER][1])}))
+            stack.enter_context(patch.dict(loss.LOSSES, {CARRIER: loss.LOSSES[CARRIER]._replace(objective=objective)}))
         for redirect in (redirect_stdout, redirect_stderr):
             stack.enter_context(redirect(printed))
         try:
-            train.main([*argv, "--out", str(out)])
+            train.main(read_settings([*argv, "--out", str(out)]))
         except SystemExit as end:
-            if not (out / "log.jsonl").exists():
-                raise RuntimeError(f"train.py {' '.join(argv)}: {printed.getvalue()}") from end
+            raise RuntimeError(f"train.py {' '.join(argv)}: {printed.getvalue()}") from end
         rows = [json.loads(line) for line in (out / "log.jsonl").open()]
     if not comparisons.complete(rows[-1]["reason"]):
         raise SystemExit(f"the study ends: {rows[-1]['reason']}")
     return rows
 
 
-def ended(trainer, reason, seconds):
-    """In place of train.finish: log why the run ended."""
-    trainer.bar.close()
-    trainer.log("end", reason=reason, final=False, seconds=seconds)
+def ended(log, reason, step, seconds):
+    """In place of RunLog.finish: log why the run ended."""
+    log.screen.close()
+    log("end", step=step, reason=reason, final=False, seconds=seconds)

@@ -118,8 +118,11 @@ for s in range(steps):
         n += prompts
 return n
 """,
+    ("phases", "loop"): r"""
+return sum(k for v in range(version + 1) if v % k == 0)
+""",
     ("publishes", "int"): r"""
-return int(off_policy == "pipeline" or version % k == 0)
+return int(version % k == 0)
 """,
     ("sample", "searchsorted"): r"""
 c = log_pi.double().exp().cumsum(-1)
@@ -233,10 +236,9 @@ return (
     self.threshold is not None and index in self.pass_rates and self.pass_rates[index] > self.threshold - 1e-4
 )
 """,
-    ("warm-up", "no weight_decay"): r"""
-lr = self.args.lr * min(1.0, (self.version + 1) / self.args.warmup)
-for g in self.optimizer.param_groups:
-    g["lr"] = lr
+    ("warm-up", "if"): r"""
+if version + 1 < warmup:
+    return lr * (version + 1) / warmup
 return lr
 """,
     ("sigmoid", "expit"): r"""
@@ -314,17 +316,9 @@ for word in (seed, stream, request.number, torch.arange(request.generations)):
     key = mix((key ^ word) + INCREMENT)
 return key
 """,
-    ("clipped", "abs diff"): r"""
-eps = (
-    dict(eps_max=eps_max)
-    if how == "cispo"
-    else dict(eps=eps)
-    if how == "grpo"
-    else dict(eps_low=eps_low, eps_high=eps_high)
-)
-objective = LOSSES[how][0]
-given = (logprobs, gen_logprobs, advantages, mask)
-return (objective(*given, **eps) - objective(*given, **dict.fromkeys(eps, float("inf")))).abs() > 0
+    ("clipped", "by weight"): r"""
+rho = importance_ratio(logprobs, gen_logprobs, mask)
+return (rho.clamp(max=eps_max) < rho).logical_and(mask & (advantages != 0).unsqueeze(1))
 """,
     ("rounding", "tensors"): r"""
 import torch

@@ -10,7 +10,7 @@ from test_train import elsewhere  # noqa: F401
 
 import data
 import recipes
-from plumbing import flags
+from plumbing import settings
 from study import axes, grid
 
 
@@ -54,7 +54,7 @@ def asked(run):
     """The settings of a run."""
     member = axes.member_of(run)
     with axes.changed(member._replace(hidden=0), run.seed) as (more, _):
-        return flags.settings([*member.task, *run.flags.split(), *more])
+        return settings.read_settings([*member.task, *run.flags.split(), *more])
 
 
 @pytest.mark.parametrize("axis", axes.AXES)
@@ -121,7 +121,7 @@ def test_a_policy_of_another_size_is_made_once_and_trains_as_the_preset_says(tmp
     monkeypatch.setattr(axes.policy_of, "__defaults__", (tmp_path / "runs",))
     run = next(run for run in axes.runs("model") if axes.member_of(run).hidden == 24)
     with axes.changed(axes.member_of(run), run.seed) as (more, folder):
-        assert flags.settings([*grid.TINY, *run.flags.split(), *more]).lr == recipes.TINY["lr"]
+        assert settings.read_settings([*grid.TINY, *run.flags.split(), *more]).lr == recipes.TINY["lr"]
     short = run._replace(flags=run.flags + " --steps 2 --eval-every 2 --eval-prompts 2 --prompts 2 --generations 2")
     written = (folder / "model.safetensors").stat().st_mtime_ns
     axes.make(train, short, tmp_path)

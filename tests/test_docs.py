@@ -2,15 +2,23 @@
 
 import ast
 import importlib.util
+import json
 import re
+import textwrap
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import torch
 
+import loss
+import train
 from course.checks.catalogue import EXERCISES
+from plumbing.settings import read_settings
 
 EXERCISE_NAMES = {exercise.name for exercise in EXERCISES}
 ROOT = Path(__file__).parent.parent
+PAGES = "".join(page.read_text() for page in sorted(ROOT.glob("docs/paper/*.md")))
 PASSAGE = re.compile(r"^:::\{passage\} (\S+)\n((?::\w+: [^\n]*\n)*)\n(.*?)^:::$", re.M | re.S)
 PASSAGES = {
     where: (dict(re.findall(r"^:(\w+): (.*)$", options, re.M)), text)
@@ -48,9 +56,8 @@ def test_every_function_of_the_reading_path_has_text_code_test_exercise_and_what
 
 
 def test_every_exercise_is_named_beside_the_idea_that_it_asks_for():
-    pages = "".join(page.read_text() for page in ROOT.glob("docs/paper/*.md"))
-    named = set(", ".join(re.findall(r"^:exercise: (.*)$", pages, re.M)).split(", "))
-    assert EXERCISE_NAMES == named | set(re.findall(r"exercise: `([\w-]+)`", pages))
+    named = set(", ".join(re.findall(r"^:exercise: (.*)$", PAGES, re.M)).split(", "))
+    assert EXERCISE_NAMES == named | set(re.findall(r"exercise: `([\w-]+)`", PAGES))
 
 
 def builder():
@@ -82,5 +89,39 @@ def test_links_to_a_missing_file_heading_or_place_are_found(tmp_path):
 
 
 def test_the_builder_copies_no_code():
-    pages = "".join(page.read_text() for page in ROOT.glob("docs/paper/*.md"))
-    assert "```python" not in pages and "\n    def " not in pages
+    assert "```python" not in PAGES
+    shown = set(re.findall(r"^ +def (\w+)", PAGES, re.M))
+    assert not shown & {name for file in ROOT.glob("*.py") for name in defined(file.name)}
+
+
+def test_the_loss_that_the_page_shows_trains_and_its_floor_acts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    [code, spec] = re.findall(r"\n\n((?:    .*\n)+)\n    torchrun train\.py --loss (\S+)\n", PAGES)[0]
+    Path(spec.partition(":")[0]).write_text(textwrap.dedent(code))
+    small = "--data tiny --virtual exact --k 0 --prompts 4 --generations 4 --steps 3 --eval-prompts 4".split()
+    assert train.main(read_settings([*small, "--loss", spec, "--out", "run"])) == 0
+    steps = [row for row in map(json.loads, open("run/log.jsonl")) if row["kind"] == "step"]
+    assert any(row["gradient_norm"] for row in steps) and {row.get("clipped") for row in steps} == {None}
+    floored = loss.LOSSES[str(tmp_path / spec)].objective
+    logprobs = torch.tensor([[0.1, 0.5, 0.5]]).log().requires_grad_()  # ratios 1/8, 1 and 10; the first two count
+    mask = torch.tensor([[True, True, True]])
+    floored(logprobs, torch.tensor([[0.8, 0.5, 0.05]]).log(), torch.tensor([2.0]), mask).sum().backward()
+    assert logprobs.grad.tolist() == [[1.0, 2.0, 10.0]]  # weights 0.5, 1 and 5
+
+
+def test_the_table_of_the_log_names_the_columns_that_a_run_logs(tmp_path):
+    text = (ROOT / "docs" / "running.md").read_text()
+    table = defaultdict(set)
+    for kinds, columns in re.findall(r"^\| ([a-z, ]+) \| (`\w+`(?:, `\w+`)*) \|", text, re.M):
+        for kind in kinds.split(", "):
+            table[kind] |= set(re.findall(r"\w+", columns))
+    every = table.pop("all")
+    small = (
+        "--prompts 2 --generations 4 --steps 6 --eval-every 1 --eval-prompts 4 --eval-generations 2 --slots 8".split()
+    )
+    train.main(read_settings(["--data", "tiny", "--virtual", "balanced", *small, "--out", str(tmp_path / "run")]))
+    logged = defaultdict(set)
+    for row in map(json.loads, (tmp_path / "run" / "log.jsonl").open()):
+        assert every <= row.keys()
+        logged[row["kind"]] |= row.keys() - every
+    assert logged == table

@@ -7,10 +7,7 @@ import os
 import re
 import resource
 import signal
-import threading
 import time
-from contextlib import nullcontext
-from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,9 +21,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
+from data import Prompt
 from plumbing import build, checkpoints, run_folder, run_log
 from plumbing.distributed import Processes
-from plumbing.heartbeat import Heartbeat, Lost
 from plumbing.settings import read_settings
 from verify import sandbox
 from verify.workers import grade_code
@@ -175,13 +172,11 @@ def test_a_gradient_that_is_not_finite_moves_no_weight_but_the_version_goes_on(p
     parameters = list(trainer.policy.parameters())
     before, measure = [parameter.clone() for parameter in parameters], trainer.gradient_norm
     trainer.gradient_norm = lambda: parameters[0].grad.fill_(poison) is None or measure()
-    plan = make_plan(batch([True, True], [False, False]))
-    plan = plan._replace(denominators=plan.denominators._replace(tokens=1))  # as if the batch had tokens to train on
-    metrics = trainer.gradient_step(plan)
-    assert metrics["skipped"] and trainer.version == 7 and trainer.skipped == 1
+    groups = batch([True, True], [False, False])
+    assert update(trainer, groups)["skipped"] and trainer.version == 7
     assert all(torch.equal(was, now) for was, now in zip(before, parameters))
     del trainer.gradient_norm
-    assert not trainer.gradient_step(plan)["skipped"] and trainer.skipped == 0  # the count is of skipped steps in a row
+    assert not update(trainer, groups)["skipped"]
     assert all(parameter.isfinite().all() for parameter in parameters)
 
 
@@ -206,11 +201,11 @@ def test_five_in_a_row_end_the_run_with_the_reason_and_a_good_checkpoint(start):
 def test_weights_that_are_not_finite_are_never_written(monkeypatch):
     trainer = lone_trainer()
     trainer.saved, trainer.optimizer.state[0] = None, {}
-    trainer.fleet = SimpleNamespace(any=bool, beating=lambda: contextmanager(lambda: (yield))(), rank=0)
+    trainer.processes = SimpleNamespace(any=bool, rank=0)
     monkeypatch.setattr(checkpoints, "save", lambda *_, **__: pytest.fail("written"))
     with torch.no_grad():
         list(trainer.policy.parameters())[-1][0] = float("inf")
-    with pytest.raises(train.Diverged, match="weights of step 6 are not finite"):
+    with pytest.raises(FloatingPointError, match="weights of step 6 are not finite"):
         trainer.checkpoint()
 
 
@@ -312,52 +307,6 @@ def alive(pid):
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.fixture
-def lifeline(monkeypatch):
-    """Trainer rank 1's Lifeline without its thread, and the line from rank 0, which sends nothing."""
-    monkeypatch.setattr(Lifeline, "start", lambda self: None)
-    line, other = Pipe()
-    yield Lifeline({line: 0}, 1, name="rank {}".format, timeout=5.0, farewell="lost: {}".format), line
-    other.close()
-
-
-def test_a_collective_that_fails_before_silence_is_known_waits_for_the_name(lifeline, monkeypatch):
-    monkeypatch.setattr("plumbing.lifeline.LATE", 0.1)
-    monkeypatch.setattr("plumbing.lifeline.SIGN", 0.1)
-    life, line = lifeline
-    with pytest.raises(RuntimeError, match="our mistake"):  # rank 0 has just been heard
-        life.blame(RuntimeError("our mistake"))
-    life.heard[line] -= 4.0
-    timer = threading.Timer(0.3, lambda: life.lose("rank 0 is frozen"))
-    timer.start()
-    assert life.blame(RuntimeError("timed out")) == "rank 0 is frozen"
-    timer.join()
-
-
-def test_silence_of_a_rank_that_may_end_is_no_loss(lifeline):
-    life, line = lifeline
-    life.heard[line] -= 60.0
-    life.needed = set()
-    life.turn(time.monotonic())
-    assert life.lost is None
-    life.needed = {0}
-    life.turn(time.monotonic())
-    assert life.lost.startswith("rank 1 has heard nothing of rank 0 for 5 s")
-
-
-def test_loading_and_writing_count_as_progress():
-    store = memory_store()
-    store.clone = lambda: store
-    fleet = SimpleNamespace(rank=1, mailbox=SimpleNamespace(store=store))
-    with Fleet.beating(fleet):
-        until = time.monotonic() + HEARD
-        while not (beats := store.values.get("beat/1", 0)):
-            assert time.monotonic() < until
-            time.sleep(0.01)
-    time.sleep(2 * pipeline.BEAT)
-    assert store.values["beat/1"] <= beats + 1
-
-
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
 
 
@@ -367,7 +316,7 @@ def reshard(rank, world, meet, source, out):
     if rank or source:  # only rank 0 may read the weights of base/, and no rank when resuming
         AutoModelForCausalLM.from_pretrained = None
     mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
-    fleet = SimpleNamespace(
+    processes = SimpleNamespace(
         rank=rank,
         mesh=mesh,
         device=torch.device("cpu"),
@@ -375,9 +324,7 @@ def reshard(rank, world, meet, source, out):
         writers=dist.group.WORLD,
         dtype=torch.float32,
     )
-    policy = checkpoints.load_policy(
-        source or BASE, fleet, resume=bool(source), prepare=lambda model: None, dtype=torch.float32
-    )
+    policy = checkpoints.load_policy(source or BASE, processes, resume=bool(source), dtype=torch.float32)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=0.01)
     if source:
         checkpoints.load_state(source, policy, optimizer, dist.group.WORLD, stepped=True)
@@ -388,7 +335,7 @@ def reshard(rank, world, meet, source, out):
         optimizer.zero_grad()
     named = dict(train.precision.full_tensors(policy))
     counters = {"version": 2, "stepped": True}
-    checkpoints.save(out, policy, optimizer, AutoTokenizer.from_pretrained(BASE), named, counters, fleet)
+    checkpoints.save(out, policy, optimizer, AutoTokenizer.from_pretrained(BASE), named, counters, processes)
     dist.destroy_process_group()
 
 
@@ -464,11 +411,11 @@ def test_a_disk_that_is_full_for_the_tokenizer_or_at_all_names_the_folder_and_wh
         (folder / "tokenizer.json").touch()
         raise error  # the fast tokenizers' own writer raises a plain Exception
 
-    fleet = SimpleNamespace(rank=0, dtype=torch.float32)
+    processes = SimpleNamespace(rank=0, dtype=torch.float32)
     tokenizer = SimpleNamespace(save_pretrained=full)
-    with pytest.raises(OSError, match=f"no checkpoint of step 7 could be written to {tmp_path}: .*No space left"):
-        checkpoints.save(tmp_path, None, None, tokenizer, {}, {"version": 7, "stepped": False}, fleet)
-    assert not any(tmp_path.iterdir())
+    with pytest.raises(OSError, match=f"no checkpoint of step 7 could be written to {tmp_path}: .*No space") as raised:
+        checkpoints.save(tmp_path, None, None, tokenizer, {}, {"version": 7, "stepped": False}, processes)
+    assert not any(tmp_path.iterdir()) and "Errno None" not in str(raised.value)
 
 
 def test_a_row_that_does_not_fit_on_the_disk_is_named_with_its_file(tmp_path):
@@ -476,7 +423,7 @@ def test_a_row_that_does_not_fit_on_the_disk_is_named_with_its_file(tmp_path):
         pytest.skip("needs /dev/full")
     (tmp_path / "log.jsonl").symlink_to("/dev/full")
     with pytest.raises(OSError, match="a row of .*log.jsonl could not be written: .*No space left"):
-        train.append(tmp_path / "log.jsonl", {"kind": "step"})
+        run_log.append(tmp_path / "log.jsonl", {"kind": "step"})
 
 
 def test_an_out_that_is_a_file_or_a_broken_link_says_what_it_is_for(tmp_path):
@@ -490,16 +437,17 @@ def test_an_out_that_is_a_file_or_a_broken_link_says_what_it_is_for(tmp_path):
 def test_resuming_with_other_prompts_ends_in_one_line_on_all_ranks(monkeypatch):
     monkeypatch.setattr(checkpoints, "load_policy", lambda *_, **__: torch.nn.Linear(1, 1))
     monkeypatch.setattr(checkpoints, "load_state", lambda *_, **__: None)
-    fleet = SimpleNamespace(dtype=torch.float32, writers=None)
-    trainer = SimpleNamespace(args=settings([]), fleet=fleet, prepare=None)
-    prompts = SimpleNamespace(train=[prompt(0)], weights={"": 1.0})
+    monkeypatch.setattr(train.run_folder, "counters", lambda _: {"stepped": False, "curriculum": {"data": "other"}})
+    args = read_settings([])
+    args.checkpoint = str(BASE)
+    prompts = SimpleNamespace(train=[Prompt(0, (1,), "", "1", "math")], validation=[], weights={"": 1.0})
     with pytest.raises(OSError, match="--resume from .*: expected the state of these prompts"):  # lead prints OSErrors
-        train.Trainer.load(trainer, BASE, {"stepped": False, "curriculum": {"data": "other"}}, prompts)
+        train.Trainer(args, SimpleNamespace(dtype=torch.float32, writers=None), prompts)
 
 
 def test_a_users_file_named_like_a_checkpoint_is_none(tmp_path):
     (tmp_path / "checkpoint-99").write_text("mine")
-    assert run_folder.finished(tmp_path) == [] and not settings(["--resume", "--out", str(tmp_path)]).resume
+    assert run_folder.finished(tmp_path) == [] and not read_settings(["--resume", "--out", str(tmp_path)]).resume
 
 
 @pytest.mark.processes
@@ -542,43 +490,9 @@ def test_a_worker_runs_programs_as_the_run_found_at_its_start_whatever_a_new_try
     monkeypatch.setattr(sandbox, "run", lambda *_, namespaces, **__: used.append(namespaces) or (x for x in [b"4\n"]))
     tests = '{"inputs": [""], "outputs": ["4\\n"]}'
     for protections, namespaces in ((list(sandbox.PROTECTIONS), True), ([sandbox.PROTECTIONS[0]], False)):
-        args = settings([])
+        args = read_settings([])
         args.protections = protections
-        scorer = flags.make_scorer(args)
+        scorer = build.make_scorer(args)
         assert {worker.namespaces for worker in scorer._workers} == {namespaces}
         assert grade_code("print(4)", tests, 5.0, namespaces) is True
     assert used == [True, False]
-
-
-# --- What the mailbox reads ------------------------------------------------------------------------------------------
-
-
-class Hostile:
-    def __reduce__(self):
-        return os.mkdir, ("hostile",)
-
-
-@pytest.mark.parametrize("way", ["take", "news"])
-def test_a_hostile_value_in_the_mailbox_calls_nothing(way):
-    box = lonely(1)
-    key = "news" if way == "news" else "group/train/0"
-    box.store.set(key, pickle.dumps([Hostile()]))
-    box.store.add("news/count", 1)
-    with pytest.raises(pickle.UnpicklingError, match="posix.mkdir"):
-        box.take([key]) if way == "take" else box.news()
-    assert not Path("hostile").exists()
-
-
-def test_everything_that_is_sent_is_read():
-    box = lonely(1)
-    request = pipeline.Request(1, 0, replace(prompt(3), answer="4"), 2)
-    rollout = pipeline.metadata(Verdict(answer(), True), request)
-    sent = {
-        "request": request,
-        "rollout": [rollout],
-        "completion": answer(),
-        "news": pipeline.News(stop="finished"),
-        "plain": {"a": [1, 2.0, None, ("b", {3})], "error": True},
-    }
-    box.put(sent)
-    assert box.take(list(sent)) == list(sent.values())

@@ -286,7 +286,7 @@ def test_hand_ins_are_found_as_moodle_and_canvas_name_them(tmp_path):
         archive.writestr("commit", "abc\n")
     with zipfile.ZipFile(tmp_path / "bohrniels_LATE_55_66_handin-1.zip", "w") as archive:
         archive.writestr("class/loss.py", "x = 2\n")
-        archive.writestr("class/plumbing/fleet.py", solutions()["plumbing/fleet.py"])
+        archive.writestr("class/plumbing/run_log.py", solutions()["plumbing/run_log.py"])
         archive.writestr("commit", "other")
     (tmp_path / "curie_1_2_handin.zip").write_bytes(b"no zip")
     for name in ("noether_3_4_loss.py", "grades.csv", ".DS_Store"):

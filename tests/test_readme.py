@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from plumbing import flags, screen
+from plumbing import screen, settings
 from study import comparisons, rule
 
 ROOT = Path(__file__).parent.parent
@@ -83,7 +83,7 @@ def test_every_path_that_the_readme_names_exists(path):
 
 
 def test_every_flag_that_the_readme_names_is_read():
-    known = {option for action in flags.flags()._actions for option in action.option_strings}
+    known = {option for action in settings.known_flags()._actions for option in action.option_strings}
     # torchrun's and pip's own
     elsewhere = {
         "--nnodes",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_train import elsewhere  # noqa: F401
 
-from plumbing import flags
+from plumbing import settings
 from study import comparisons as study
 from study import drawing, names, rule
 from study import run as runner
@@ -24,17 +24,17 @@ def test_docstring_examples_run():
 
 @pytest.mark.parametrize("name", study.CONFIGURATIONS)
 def test_every_configuration_has_the_steps_prompts_and_learning_rate_of_the_default_run(name):
-    args, default = flags.settings(study.flags(name)), flags.settings([])
+    args, default = settings.read_settings(study.flags(name)), settings.read_settings([])
     for flag in ("steps", "prompts", "lr", "warmup", "generations", "eval_every", "eval_prompts", "model"):
         assert getattr(args, flag) == getattr(default, flag), flag
 
 
 def test_leaving_one_out_changes_one_setting_of_scalerl():
-    scalerl = vars(flags.settings(study.flags("scalerl")))
+    scalerl = vars(settings.read_settings(study.flags("scalerl")))
     changed = {}
     for name in study.CONFIGURATIONS:
         if name.startswith("loo-") and name != "loo-no-fp32-head":
-            own = vars(flags.settings(study.flags(name)))
+            own = vars(settings.read_settings(study.flags(name)))
             changed[name] = {flag for flag in own if own[flag] != scalerl.get(flag)} - {"out", "clips", "asked"}
     assert changed == {
         "loo-dapo": {"loss"},
@@ -48,7 +48,7 @@ def test_leaving_one_out_changes_one_setting_of_scalerl():
 
 
 def test_the_head_is_compared_between_runs_with_bf16_bodies():
-    with_it, without = (flags.settings(study.flags(name)) for name in ("scalerl-bf16", "loo-no-fp32-head"))
+    with_it, without = (settings.read_settings(study.flags(name)) for name in ("scalerl-bf16", "loo-no-fp32-head"))
     assert (with_it.dtype, with_it.fp32_head, without.dtype, without.fp32_head) == ("bfloat16", True, "bfloat16", False)
 
 
@@ -192,7 +192,7 @@ def test_every_log_of_the_study_is_small_and_ran_to_its_end_with_the_flags_of_it
     rows, (name, seed) = study.rows_of(path), path.stem.rsplit("-", 1)
     assert path.stat().st_size <= 15_000
     assert rows[-1]["reason"] in ("finished", "curriculum exhausted") or "finite" in rows[-1]["reason"]
-    asked, own = vars(flags.settings([*study.flags(name), "--seed", seed])), rows[0]["flags"]
+    asked, own = vars(settings.read_settings([*study.flags(name), "--seed", seed])), rows[0]["flags"]
     decided = (
         "loss",
         "aggregation",
@@ -214,8 +214,8 @@ def test_every_log_of_the_study_is_small_and_ran_to_its_end_with_the_flags_of_it
 
 def test_flags_with_an_old_name_in_a_kept_log_are_read_under_todays():
     assert doctest.testmod(names).failed == 0
-    assert not names.FLAGS.keys() & vars(flags.settings([])).keys()  # what is old is no flag today
-    assert set(names.FLAGS.values()) <= vars(flags.settings([])).keys()
+    assert not names.FLAGS.keys() & vars(settings.read_settings([])).keys()  # what is old is no flag today
+    assert set(names.FLAGS.values()) <= vars(settings.read_settings([])).keys()
 
 
 # --- Verdicts --------------------------------------------------------------------------------------------------------

@@ -12,14 +12,14 @@ from test_train import elsewhere  # noqa: F401
 
 import loss
 import train
-from plumbing import flags
+from plumbing import settings
 from study import comparisons, grid, order, regimes, rule, stability, verdicts, warm
 
 SHORT = " --steps 2 --eval-every 2 --eval-prompts 4 --eval-generations 2"
 
 
 def asked(regime, name):
-    return flags.settings(regimes.flags(regime, name))
+    return settings.read_settings(regimes.flags(regime, name))
 
 
 # --- Regimes ---------------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def test_recipes_that_take_turns_are_those_of_the_paper():
 def test_but_for_staleness_and_evaluations_a_configuration_is_the_asynchronous_one():
     for regime, own in regimes.REGIMES.items():
         for original, name in zip(own.names, regimes.names(regime)):
-            here, there = vars(asked(regime, name)), vars(flags.settings(comparisons.flags(original)))
+            here, there = vars(asked(regime, name)), vars(settings.read_settings(comparisons.flags(original)))
             changed = {flag for flag in here if here[flag] != there.get(flag)}
             expected = {"k", "steps", "eval_every", "checkpoint_every", "asked", "virtual", "generators", "costs"}
             sizes = {"slots", "eval_generations"} if "exact" in own.flags else set()
@@ -141,7 +141,7 @@ def test_the_plans_have_the_runs_that_were_announced():
 
 def test_every_run_of_a_plan_has_flags_that_train_takes_and_its_own_staleness_and_rate():
     for run in {(run.plan, run.key): run for plan in grid.PLANS.values() for run in plan()}.values():
-        args = flags.settings([*grid.TINY, *run.flags.split()])
+        args = settings.read_settings([*grid.TINY, *run.flags.split()])
         own = dict(run.key)
         assert args.k == own["k"]
         assert args.lr == pytest.approx(own.get("rate", 1) * 3e-4)
@@ -151,7 +151,7 @@ def test_every_run_of_a_plan_has_flags_that_train_takes_and_its_own_staleness_an
 def test_the_losses_differ_in_the_loss_alone():
     common = []
     for name, given in grid.LOSSES.items():
-        args = vars(flags.settings([*grid.TINY, *given.split()]))
+        args = vars(settings.read_settings([*grid.TINY, *given.split()]))
         own = ("loss", "aggregation", "clips", "eps_max", "asked", "out")
         common.append({flag: args[flag] for flag in args if flag not in own})
         assert args["aggregation"] == ("sample" if name == "GSPO" else "prompt")
@@ -174,7 +174,7 @@ def test_a_run_in_this_process_has_the_log_of_train_py_and_leaves_nothing(tmp_pa
     argv = [*grid.TINY, *("--virtual exact --k 1 --loss cispo" + SHORT).split()]
     rows = warm.run(train, argv)
     assert capsys.readouterr() == ("", "")
-    train.main([*argv, "--out", str(tmp_path / "run")])
+    train.main(settings.read_settings([*argv, "--out", str(tmp_path / "run")]))
     theirs = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
 
     def told(rows):
@@ -193,20 +193,20 @@ def test_an_objective_takes_the_place_of_the_loss_for_one_run_only():
         return warm.no_ratio(*given, eps_max=eps_max)
 
     warm.run(train, argv, objective)
-    assert called and loss.LOSSES["cispo"][0] is loss.cispo
+    assert len(called) > 1 and loss.LOSSES["cispo"].objective is loss.cispo  # once when the flags are read
 
 
 def test_a_run_that_a_signal_ends_is_no_result_and_ends_the_queue(tmp_path, monkeypatch):
     [run] = grid.grid(1, (1,))[:1]
     monkeypatch.setitem(grid.PLANS, "grid", lambda: [run._replace(flags=run.flags + SHORT)])
     monkeypatch.setattr(order, "ORDER", {"grid": order.tiny("grid")})
-    step = train.Trainer.gradient_step
+    step = train.Trainer.update
 
-    def killed(trainer, plan):
+    def killed(trainer, *batch):
         os.kill(os.getpid(), signal.SIGTERM)
-        return step(trainer, plan)
+        return step(trainer, *batch)
 
-    monkeypatch.setattr(train.Trainer, "gradient_step", killed)
+    monkeypatch.setattr(train.Trainer, "update", killed)
     with pytest.raises(SystemExit, match="the study ends: .*SIGTERM"):
         order.make_all(train, tmp_path)
     assert grid.kept(tmp_path, "grid") == {}

@@ -1,13 +1,12 @@
 """The timeline: what a run of known times says, recorded in virtual time and as far as a log has it."""
 
 import json
-import sys
 
 import pytest
 
 import fit
 import train
-from plumbing import fit_cli, timeline
+from plumbing import fit_cli, settings, timeline
 
 
 @pytest.fixture
@@ -94,12 +93,11 @@ def test_the_command_draws_runs_and_refuses_what_it_does_not_read(recorded, tmp_
         assert message in capsys.readouterr().err
 
 
-def test_a_virtual_run_writes_its_timeline_and_is_fitted_by_its_virtual_device_hours(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdout", sys.stdout)  # main puts its own there
-    monkeypatch.setattr(sys, "stderr", sys.stderr)
+def test_a_virtual_run_writes_its_timeline_and_is_fitted_by_its_virtual_device_hours(tmp_path, capsys):
     folder = tmp_path / "run"
     small = "--prompts 2 --generations 2 --k 1 --steps 6 --eval-every 1 --eval-prompts 4 --eval-generations 2"
-    train.main(["--data", "tiny", "--virtual", "balanced", *small.split(), "--slots", "3", "--out", str(folder)])
+    argv = ["--data", "tiny", "--virtual", "balanced", *small.split(), "--slots", "3", "--out", str(folder)]
+    train.main(settings.read_settings(argv))
     found = timeline.read(folder)
     rows = [json.loads(line) for line in (folder / "log.jsonl").open()]
     steps = [row for row in rows if row["kind"] == "step"]

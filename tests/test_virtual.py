@@ -1,189 +1,175 @@
-"""Virtual time: claims about the clock, about pauses that end when they should, and about runs that repeat."""
+"""Virtual time: claims about the clock, about who waits for what, and about runs that repeat."""
 
 import ast
 import json
-import math
 import os
+import re
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
-import test_pipeline
 import torch
+import torch.distributed as dist
 
-import pipeline
 import train
-from plumbing import checkpoints, costs, flags, logs, virtual_run
-from plumbing.virtual import Store, Wire, World
+from plumbing import costs, logs, run_folder, settings
+from plumbing.virtual import Events, InOneProcess, Memory
 
 # --- Clock, store, weights -------------------------------------------------------------------------------------------
 
 
-def played(*actors):
-    """What actors (world, store, note) noted, as (virtual seconds, text), when they ran together."""
-    world, noted = World(), []
-    store = Store(world)
-
-    def bound(actor):
-        return lambda: actor(world, store, lambda text: noted.append((world.now, text)))
-
-    world.run({f"actor {number}": bound(actor) for number, actor in enumerate(actors)})
-    return noted
+def noted():
+    """Events, a list, and a function of a text that has it noted there with the time when it is called."""
+    events = Events()
+    notes = []
+    return events, notes, lambda text: lambda: notes.append((events.now, text))
 
 
-def sleeper(*seconds):
-    def act(world, store, note):
-        for wait in seconds:
-            world.sleep(wait)
-            note(f"slept {wait}")
-
-    return act
-
-
-def test_time_passes_only_while_all_sleep_and_the_first_due_goes_on():
-    noted = played(sleeper(3.0, 3.0), sleeper(4.0), sleeper(0.0))
-    assert noted == [(0.0, "slept 0.0"), (3.0, "slept 3.0"), (4.0, "slept 4.0"), (6.0, "slept 3.0")]
+def test_events_come_in_the_order_of_their_times_and_of_their_entry_at_equal_times():
+    events, notes, note = noted()
+    for seconds, text in ((3.0, "last"), (1.0, "first"), (1.0, "second")):
+        events.after(seconds, note(text))
+    events.after(2.0, lambda: events.after(0.5, note("third")))  # from then on
+    while len(notes) < 4:
+        events.next()
+    assert notes == [(1.0, "first"), (1.0, "second"), (2.5, "third"), (3.0, "last")]
+    with pytest.raises(IndexError):
+        events.next()
 
 
-def writer(wait, key):
-    def act(world, store, note):
-        world.sleep(wait)
-        store.set(key, b"")
-
-    return act
-
-
-def reader(key, work, other=()):
-    def act(world, store, note):
-        while not store.check([*other, key]):
-            world.sleep(work)  # as a generator decodes between a look at the news and its pause
-            world.pause()
-            note("woken")
-
-    return act
+def test_a_sleep_lets_happen_what_is_due_in_it_and_no_more():
+    events, notes, note = noted()
+    events.after(1.0, lambda: events.after(1.0, note("entered while it slept, due at its end")))
+    events.after(2.0, note("entered before, due at its end"))
+    events.sleep(2.0)
+    assert events.now == 2.0 and notes == [(2.0, "entered before, due at its end")]
+    events.sleep(0.5)
+    assert events.now == 2.5 and len(notes) == 2
 
 
-def test_a_pause_ends_when_a_key_is_written_that_was_missing_when_it_was_read():
-    assert played(reader("a", 0.0), writer(2.0, "a")) == [(2.0, "woken")]
-    assert played(reader("a", 0.0), writer(2.0, "b"), writer(3.0, "a")) == [(3.0, "woken")]
+def test_sums_of_virtual_times_are_exact():
+    events = Events()
+    for _ in range(100):
+        events.sleep(0.1)
+    assert events.now == 100 * round(0.1 * 2**24) / 2**24
 
 
-def test_what_is_written_between_a_look_and_the_pause_ends_the_pause_at_once():
-    assert played(reader("a", 5.0), writer(2.0, "a")) == [(5.0, "woken")]  # not never: it was written at 2
+def test_the_memory_tells_of_keys_that_are_set_and_does_what_a_tcp_store_does():
+    told = []
+    memory = Memory(told.append)
+    memory.set("a", b"1")
+    memory.set("b", b"2")
+    assert (memory.add("n", 2), memory.add("n", 0)) == (2, 2) and told == ["a", "b"]
+    assert memory.multi_get(["b", "a"]) == [b"2", b"1"] and memory.get("a") == b"1"
+    assert memory.check(["a", "n"]) and not memory.check(["a", "c"])
+    assert (memory.delete_key("a"), memory.delete_key("a"), memory.num_keys()) == (True, False, 2)
 
 
-def test_what_an_actor_has_read_ends_its_pause_though_it_has_waited_for_another_key_meanwhile():
-    def act(world, store, note):
-        assert not store.check(["a"])
-        world.wait(["b"], 3.0)
-        world.pause()
-        note("woken")
-
-    assert played(act, writer(2.0, "a")) == [(3.0, "woken")]
-    assert played(act, writer(4.0, "a")) == [(4.0, "woken")]
+COSTS = costs.TABLE["exact"]._replace(decode=1.0, row=0.25, column=0.125, turn=0.5, broadcast=2.0)
+IDLE = SimpleNamespace(_running=[], _cache=None)
+NOTHING = IDLE, SimpleNamespace(wait=int), []  # what train.generate yields: generator, scorer, rollouts
 
 
-def test_of_several_missing_keys_a_reader_waits_for_one_after_the_other():
-    assert played(reader("b", 0.0, ["a"]), writer(1.0, "b"), writer(2.0, "a")) == [(2.0, "woken")]
+@pytest.fixture
+def one_process(tmp_path):
+    """(life, generators) -> an InOneProcess whose generators live such a life, as train.generate is one."""
+    begun = []
+
+    def make(life, generators=1):
+        args = SimpleNamespace(costs=COSTS, trainers=1, generators=generators, out=tmp_path, dtype="float32")
+        begun.append(InOneProcess(args, life))
+        begun[-1].agree(args)
+        return begun[-1]
+
+    yield make
+    for processes in begun:
+        processes.close()
 
 
-def test_a_counter_read_with_add_0_wakes_its_readers_but_beats_wake_nobody():
-    def act(world, store, note):
-        for key in ("beat/1", "news/count"):
-            store.add(key, 0)
-        world.pause()
-        note("woken")
+def test_a_generator_without_work_looks_again_at_each_new_control_state_and_at_nothing_else(one_process):
+    looked = []
 
-    def count(key):
-        return lambda world, store, note: store.add(key, 1)
+    def life(args, processes, queue):
+        while True:
+            looked.append(processes.clock())
+            yield NOTHING
 
-    def late(world, store, note):
-        world.sleep(7.0)
-        store.add("news/count", 1)
-
-    assert played(act, count("beat/1"), late) == [(7.0, "woken")]
-
-
-def test_when_all_wait_the_error_says_who_waits_for_what():
-    with pytest.raises(RuntimeError, match=r"all actors wait, at 2.000 .*: actor 0 for a; actor 1 for b, c$"):
-        played(reader("a", 2.0), lambda world, store, note: world.wait(["b", "c"]))
+    processes = one_process(life)
+    for key in ("state", "group/train/0", "state"):
+        processes.events.sleep(3.0)
+        processes.store.put({key: key})
+    processes.events.sleep(1.0)
+    assert looked == [0.0, 3.0, 9.0]
 
 
-def test_the_error_of_an_actor_is_raised_where_the_leader_waits_and_the_others_clear_up():
+def test_a_turn_with_a_decode_step_takes_the_seconds_of_the_step_and_of_the_turn(one_process):
+    times = []
+    running = [SimpleNamespace()] * 2
+    work = {"decode_seconds": 0.0, "slot_seconds": 0.0}
+    generator = SimpleNamespace(_running=running, _cache=SimpleNamespace(filled=4), slots=6, work=work)
+
+    def life(args, processes, queue):
+        while True:
+            times.append(processes.clock())
+            yield generator, SimpleNamespace(wait=int), [SimpleNamespace()]  # 2 go on, 1 has ended: 3 rows
+
+    one_process(life).events.sleep(4.0)
+    # 1 + 3 / 4 + 3 * 4 / 8 = 3.25 for the step, which decodes in half of the slots; 0.5 for the turn
+    assert times == [0.0, 3.75] and work == {"decode_seconds": 6.5, "slot_seconds": 3.25}
+
+
+def test_weights_arrive_at_all_receivers_at_once_and_are_copies(one_process):
+    arrived = []
+
+    def life(args, processes, queue):
+        processes.receive({"w": (tensor := torch.zeros(2))})
+        yield NOTHING
+        arrived.append((processes.clock(), tensor))
+        yield NOTHING
+
+    processes = one_process(life, generators=2)
+    processes.events.sleep(1.0)
+    sent = torch.ones(2)
+    processes.send({"w": sent})
+    sent.zero_()  # as the next optimizer step may do before the receivers go on
+    processes.events.sleep(1.0)
+    assert [seconds for seconds, _ in arrived] == [3.0, 3.0]
+    assert all(torch.equal(tensor, torch.ones(2)) for _, tensor in arrived)
+
+
+def test_when_all_wait_the_error_says_for_what_and_since_when(one_process):
+    def life(args, processes, queue):
+        while True:
+            yield NOTHING
+
+    processes = one_process(life, generators=2)
+    processes.events.sleep(2.0)
+    with pytest.raises(RuntimeError, match=r"waits for group 7, and no generator has anything to do, at 2.000 virtual"):
+        processes.store.wait("group 7", lambda: processes.store.has(["group/train/7"]))
+
+
+def test_the_error_of_a_generator_is_raised_where_the_trainer_waits_and_the_others_clear_up(one_process):
     cleared = []
 
-    def leader(world, store, note):
-        with pytest.raises(ZeroDivisionError):
-            world.pause()
-        cleared.append("leader")
-
-    def failing(world, store, note):
-        world.sleep(1.0)
-        raise ZeroDivisionError
-
-    def third(world, store, note):
+    def life(args, processes, queue):
         try:
-            world.sleep(math.inf)
+            yield NOTHING
+            if queue.store.rank == 1:
+                raise ZeroDivisionError
+            yield NOTHING
         finally:
-            cleared.append("third")
+            cleared.append(queue.store.rank)
 
-    played(leader, failing, third)
-    assert cleared == ["leader", "third"]
-
-
-def test_an_error_after_the_leader_has_ended_is_raised_by_run():
-    def failing(world, store, note):
-        world.sleep(1.0)
-        raise ZeroDivisionError
-
+    processes = one_process(life, generators=2)
+    processes.events.sleep(1.0)
+    processes.store.put({"state": 0})
     with pytest.raises(ZeroDivisionError):
-        played(sleeper(0.0), failing)
-
-
-def test_weights_arrive_at_all_receivers_at_once_and_are_copies():
-    tensors = [torch.zeros(2) for _ in range(2)]
-    sent = torch.ones(2)
-    world = World()
-    wire = Wire(world, 0.5)
-    times = []
-
-    def lead():
-        world.sleep(1.0)
-        wire.send({"w": sent})
-        sent.zero_()  # as the next optimizer step may do before the receivers go on
-
-    def receive(tensor):
-        wire.receive({"w": tensor})
-        times.append(world.now)
-
-    world.run({"lead": lead} | {f"generator {n}": lambda tensor=t: receive(tensor) for n, t in enumerate(tensors)})
-    assert times == [1.5, 1.5]
-    assert all(torch.equal(tensor, torch.ones(2)) for tensor in tensors)
-
-
-@pytest.mark.parametrize("k", [0, 3])
-def test_waking_and_polling_take_the_same_time_within_1_percent(k, monkeypatch):
-    monkeypatch.setattr(pipeline, "LONGEST_POLL", pipeline.POLL)  # else a poll comes up to 50 ms late
-    # Equal generators: of unequal ones, who sees a request first claims it, so that a poll can move whole completions.
-    setting = test_pipeline.Setting(k=k, steps=4, training=360, generators=((120, 4), (120, 4)), prompts=3)
-    polled, woken = (test_pipeline.simulate(setting, waking=waking)[0] for waking in (False, True))
-    assert woken.elapsed == pytest.approx(polled.elapsed, rel=0.01)
-    assert woken.decoding == pytest.approx(polled.decoding, rel=0.01)
-    assert woken.batches.keys() == polled.batches.keys()
-
-
-def test_a_verdict_that_timed_out_is_said_once_to_break_the_repetition(capsys):
-    def score(number):
-        completion = SimpleNamespace(request=0, index=number)
-        return SimpleNamespace(completion=completion, timed_out=True)
-
-    scorer = SimpleNamespace(finished=lambda: [score(1), score(0)], pending=0)
-    fleet = SimpleNamespace(virtual=SimpleNamespace(sleep=lambda seconds: None), costs=costs.BALANCED)
-    prompt = virtual_run.PromptScorer(scorer, SimpleNamespace(stepped=True), fleet)
-    assert [one.completion.index for one in prompt.finished() + prompt.finished()] == [0, 1, 0, 1]
-    assert capsys.readouterr().out.count("this run may not repeat bit for bit") == 1
+        processes.store.wait("a group", bool)
+    processes.close()
+    assert cleared == [1, 2]
 
 
 # --- Whole runs ------------------------------------------------------------------------------------------------------
@@ -196,8 +182,13 @@ SMALL = (
 
 def run(out, *flags):
     """Run train.py in this process; returns what it logged, without the folder's name and the machine's times."""
-    train.main([*SMALL, *flags, "--out", str(out)])
+    start(*SMALL, *flags, "--out", str(out))
     return logged(out)
+
+
+def start(*flags):
+    """Returns the exit code."""
+    return train.main(settings.read_settings(flags))
 
 
 def logged(out):
@@ -213,8 +204,8 @@ def logged(out):
     )
 
 
-def ages(rows):
-    """[{age: tokens} of each step]"""
+def staleness(rows):
+    """[{staleness: tokens} of each step]"""
     return [row["staleness"] for row in rows if row["kind"] == "step"]
 
 
@@ -257,7 +248,7 @@ def test_the_log_has_lengths_and_the_effective_sample_size(runs):
 def test_a_small_run_does_train(runs):
     for rows, _, weights in runs.values():
         assert sum(row["kept"] for row in rows if row["kind"] == "step") > 0
-        assert weights != (flags.ROOT / "base" / "tiny" / "model.safetensors").read_bytes()
+        assert weights != (settings.ROOT / "base" / "tiny" / "model.safetensors").read_bytes()
 
 
 def test_sec31_ppo_off_policy_1_is_pipeline_rl_0_in_every_number(runs):
@@ -266,7 +257,7 @@ def test_sec31_ppo_off_policy_1_is_pipeline_rl_0_in_every_number(runs):
 
 
 def test_exact_makes_every_token_k_steps_old_after_the_first_k_steps(runs):
-    assert [set(found) for found in ages(runs["exact 2"][0])] == [{"0"}, {"1"}, {"2"}, {"2"}, {"2"}, {"2"}]
+    assert [set(found) for found in staleness(runs["exact 2"][0])] == [{"0"}, {"1"}, {"2"}, {"2"}, {"2"}, {"2"}]
 
 
 def test_the_log_says_with_which_costs_it_is_virtual(runs):
@@ -287,28 +278,45 @@ def test_the_figures_axis_says_that_device_hours_are_virtual(runs, tmp_path):
     ("pipeline", 0, 3, True), ("ppo", 1, 3, True), ("ppo", 4, 8, True), ("ppo", 4, 7, False), ("pipeline", 1, 3, False),
 ])  # fmt: skip
 def test_a_virtual_run_is_resumed_only_from_where_nothing_was_half_finished(off_policy, k, version, goes_on):
-    refusals = []
-    flags.check_repeatable(SimpleNamespace(off_policy=off_policy, k=k), version, refusals.append)
-    assert bool(refusals) != goes_on
+    args = SimpleNamespace(off_policy=off_policy, k=k)
+    with nullcontext() if goes_on else pytest.raises(ValueError, match="it would not repeat"):
+        settings.check_repeatable(args, version)
 
 
-def test_a_folder_that_another_run_has_taken_or_a_full_disk_is_what_a_virtual_run_says(tmp_path, monkeypatch):
+def test_a_folder_that_another_run_has_taken_or_a_full_disk_is_what_a_virtual_run_says(tmp_path, monkeypatch, capsys):
     def full(out):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoints, "own", full)
-    with pytest.raises(SystemExit, match="train.py: error: .*No space left on device; .* holds no checkpoint yet"):
-        run(tmp_path / "a", *"--virtual exact --k 0".split())
+    monkeypatch.setattr(run_folder, "own", full)
+    assert start(*SMALL, *"--virtual exact --k 0".split(), "--out", str(tmp_path / "a")) == 1
+    said = capsys.readouterr().err
+    assert re.search("train.py: error: .*No space left on device; .* holds no checkpoint yet", said)
+
+
+def test_a_run_that_raises_leaves_the_process_as_it_was_for_the_next_run_of_a_notebook(tmp_path, monkeypatch):
+    before = signal.getsignal(signal.SIGINT), torch.get_num_threads()
+
+    def step(self, *batch, original=train.Trainer.update):
+        if self.version == 1:
+            raise ZeroDivisionError
+        return original(self, *batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Trainer, "update", step)
+        with pytest.raises(ZeroDivisionError):
+            run(tmp_path / "a", *"--virtual generators --k 1".split())
+    assert (signal.getsignal(signal.SIGINT), torch.get_num_threads()) == before and not dist.is_initialized()
+    run_folder.own(tmp_path / "a").close()  # it is locked no more
 
 
 def test_a_run_deletes_its_own_older_checkpoints_only(tmp_path, monkeypatch):
-    def step(self, plan, original=train.Trainer.gradient_step):
+    def step(self, *batch, original=train.Trainer.update):
         (tmp_path / "a" / "checkpoint-1").mkdir(exist_ok=True)  # without state/: another program's
-        return original(self, plan)
+        return original(self, *batch)
 
-    monkeypatch.setattr(train.Trainer, "gradient_step", step)
+    monkeypatch.setattr(train.Trainer, "update", step)
     run(tmp_path / "a", *"--virtual exact --k 0 --checkpoint-every 2".split())
-    assert [folder.name for folder in checkpoints.finished(tmp_path / "a")] == [f"checkpoint-{n}" for n in (1, 4, 6)]
+    assert [folder.name for folder in run_folder.finished(tmp_path / "a")] == [f"checkpoint-{n}" for n in (1, 4, 6)]
 
 
 def test_lines_about_changed_settings_are_printed_in_virtual_time_too(tmp_path, capsys):
@@ -319,15 +327,15 @@ def test_lines_about_changed_settings_are_printed_in_virtual_time_too(tmp_path, 
 def test_ctrl_c_ends_a_virtual_run_in_order_with_a_checkpoint(tmp_path, monkeypatch):
     steps = []
 
-    def step(self, plan, original=train.Trainer.gradient_step):
+    def step(self, *batch, original=train.Trainer.update):
         steps.append(self.version)
         if self.version == 2:
             signal.raise_signal(signal.SIGINT)
-        return original(self, plan)
+        return original(self, *batch)
 
-    monkeypatch.setattr(train.Trainer, "gradient_step", step)
+    monkeypatch.setattr(train.Trainer, "update", step)
     before = signal.getsignal(signal.SIGINT)
-    code = train.main([*SMALL, *"--virtual balanced --k 0".split(), "--out", str(tmp_path / "a")])
+    code = start(*SMALL, *"--virtual balanced --k 0".split(), "--out", str(tmp_path / "a"))
     assert code == 128 + signal.SIGINT  # so that a loop in a shell ends too
     rows, *_ = logged(tmp_path / "a")
     assert steps == [0, 1, 2] and (tmp_path / "a" / "checkpoint-2").exists()
@@ -336,14 +344,14 @@ def test_ctrl_c_ends_a_virtual_run_in_order_with_a_checkpoint(tmp_path, monkeypa
 
 
 def test_a_virtual_run_resumed_after_ctrl_c_repeats_every_later_line(runs, tmp_path, monkeypatch):
-    def step(self, plan, original=train.Trainer.gradient_step):
+    def step(self, *batch, original=train.Trainer.update):
         if self.version == 3 and "resume" not in self.args.asked:
             signal.raise_signal(signal.SIGINT)
-        return original(self, plan)
+        return original(self, *batch)
 
-    monkeypatch.setattr(train.Trainer, "gradient_step", step)
+    monkeypatch.setattr(train.Trainer, "update", step)
     run(tmp_path / "a", *SETUPS["pipeline 0"].split())
-    train.main(["--resume", "--out", str(tmp_path / "a")])
+    start("--resume", "--out", str(tmp_path / "a"))
     rows, completions, weights = logged(tmp_path / "a")
     expected, *rest = runs["pipeline 0"]
     assert rest == [completions, weights]
@@ -383,16 +391,16 @@ def test_what_a_log_says_of_turns_is_read_where_trainers_wait_longer_than_genera
 
 
 def test_a_virtual_run_needs_nothing_that_other_systems_lack(tmp_path, monkeypatch):
-    for module, name in ((os, "fork"), (os, "setsid"), (os, "killpg"), (signal, "SIGUSR1"), (checkpoints, "fcntl")):
+    for module, name in ((os, "fork"), (os, "setsid"), (os, "killpg"), (signal, "SIGUSR1")):
         monkeypatch.delattr(module, name)
-    monkeypatch.setattr(checkpoints, "fcntl", None, raising=False)
+    monkeypatch.setattr(run_folder, "fcntl", None)
     rows, *_ = run(tmp_path / "a", *SETUPS["exact 2"].split())
     assert rows[-1]["reason"] == "finished"
 
 
 def test_no_module_that_train_needs_imports_at_its_top_what_windows_lacks():
     found = []
-    for path in [*flags.ROOT.glob("*.py"), *flags.ROOT.glob("plumbing/*.py"), *flags.ROOT.glob("verify/*.py")]:
+    for path in [*settings.ROOT.glob("*.py"), *settings.ROOT.glob("plumbing/*.py"), *settings.ROOT.glob("verify/*.py")]:
         for statement in ast.parse(path.read_text()).body:
             if isinstance(statement, ast.Import):
                 found += [path.name for one in statement.names if one.name in ("fcntl", "resource", "pwd", "termios")]
@@ -407,24 +415,3 @@ def test_measured_says_which_column_a_log_lacks_and_refuses_virtual_logs(runs, t
         costs.named(f"measured:{tmp_path / 'b.jsonl'}")
     with pytest.raises(OSError):
         costs.named(f"measured:{tmp_path / 'none'}")
-
-
-@pytest.mark.parametrize(
-    "argv, said",
-    [
-        ("--virtual fast", "--virtual fast: expected one of exact, generators, balanced, trainers"),
-        ("--generators 2", "--generators is read with --virtual only"),
-        ("--virtual exact --generator vllm", "--virtual with --generator vllm"),
-    ],
-)
-def test_what_virtual_time_cannot_do_is_refused(capsys, argv, said):
-    with pytest.raises(SystemExit) as end:
-        flags.settings(argv.split())
-    assert end.value.code == 2 and said in capsys.readouterr().err
-
-
-def test_several_processes_are_refused(capsys, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SystemExit):
-        flags.settings(["--virtual", "exact"])
-    assert "single process" in capsys.readouterr().err

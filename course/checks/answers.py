@@ -140,7 +140,7 @@ def bias():
 def flops():
     """A step of an 8B model generates, and trains on, 768 completions of 10,000 tokens; each prompt has 500 tokens.
 
-    Returns the floating-point operations of the step, counted as in the log (`flops` in the glossary of train.py).
+    Returns the floating-point operations of the step, counted as in the log (`flops` in docs/running.md).
     """
     generated, trained = 768 * 10_000, 768 * 10_500
     return 8e9 * (2 * generated + 6 * trained)

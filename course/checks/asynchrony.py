@@ -9,6 +9,57 @@ from course.checks.losses import numbers
 ASYNCHRONY = []  # the exercises of the chapter, in order
 
 
+# --- phases ----------------------------------------------------------------------------------------------------------
+
+
+def batches(ppo_batches, k, versions):
+    return [ppo_batches(version, k) for version in versions]
+
+
+def phases_every_step(version, k):
+    """let ppo request more in every step instead of once per phase, as a pipeline does."""
+    return version + k
+
+
+def phases_that_are_done(version, k):
+    """count the phases that are done instead of those that have begun: nothing ever starts."""
+    return version // k * k
+
+
+def phases_not_batches(version, k):
+    """count phases instead of batches."""
+    return version // k + 1
+
+
+# Phases of k = 3 begin at the versions 0, 3 and 6: 3, 3, 3, 6, 6, 6, 9 batches.
+PHASES = Claim(
+    says="phases: batches that ppo may have requested at the versions 0 to 6, for k = 3",
+    probe=batches,
+    inputs=(3, [0, 1, 2, 3, 4, 5, 6]),
+    expected=[3, 3, 3, 6, 6, 6, 9],
+    mistakes=(phases_every_step, phases_that_are_done, phases_not_batches),
+    draw=lambda rng, _: (rng.randint(3, 6), [rng.randint(0, 40) for _ in range(9)]),
+)
+
+
+ASYNCHRONY.append(
+    Exercise(
+        name="phases",
+        kind="write",
+        where="pipeline.py:ppo_batches",
+        paper="Sec. 3.1",
+        minutes=10,
+        teaches="PPO-off-policy generates all batches of a phase before it trains on the first of them.",
+        hints=(
+            "Sec. 3.1; N(v) at the top of pipeline.py.",
+            "At version 0 the first phase has begun already.",
+            "Each phase has k steps, so k batches. How many phases have begun when v steps are done?",
+        ),
+        claims=(PHASES,),
+    )
+)
+
+
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
@@ -70,12 +121,12 @@ ASYNCHRONY.append(
         kind="write",
         where="pipeline.py:admission_limit",
         paper="Sec. 3.1",
-        minutes=20,
+        minutes=15,
         teaches="How stale a token may be is decided when its prompt is handed out, not when it arrives.",
         hints=(
             "Sec. 3.1; N(v) at the top of pipeline.py.",
-            "Requests for the batch of step v are not issued before version v - k; none for steps that never come.",
-            "A pipeline may be k batches ahead of the one in training; ppo issues a whole phase of k at once.",
+            "OFF_POLICY counts batches, N(v) requests; none may be admitted for steps that never come.",
+            "As many batches as the rule in OFF_POLICY says, but no more than the run has steps; P requests each.",
         ),
         claims=(REQUESTS,),
     )
@@ -85,33 +136,33 @@ ASYNCHRONY.append(
 # --- publishes -------------------------------------------------------------------------------------------------------
 
 
-def published(publishes, k, versions):
-    return [[float(publishes(v, off_policy=rule, k=k)) for v in versions] for rule in RULES]
+def published(ppo_publishes, k, versions):
+    return [float(ppo_publishes(version, k)) for version in versions]
 
 
-def publishes_always(version, *, off_policy, k):
+def publishes_always(version, k):
     """let ppo publish after every step: its generators would sample one phase with several versions."""
     return True
 
 
-def publishes_pipeline_every_k(version, *, off_policy, k):
-    """make the pipeline wait for k steps: its generators must get new weights after every step."""
-    return version % k == 0
+def publishes_once(version, k):
+    """publish after the first phase only: the generators of all later ones would go on with its weights."""
+    return version in (0, k)
 
 
-def publishes_before_the_phase_ends(version, *, off_policy, k):
+def publishes_before_the_phase_ends(version, k):
     """publish one step too early: at version k - 1 the last step of the phase is not done yet."""
-    return off_policy == "pipeline" or (version + 1) % k == 0
+    return (version + 1) % k == 0
 
 
-# Of versions 0 to 5, ppo with k = 3 publishes 0 and 3.
+# Of versions 0 to 6, ppo with k = 3 publishes 0, 3 and 6.
 PUBLISHES = Claim(
-    says="publishes: a pipeline at every version, ppo between two phases of k = 3 steps",
+    says="publishes: ppo sends new weights between two phases of k = 3 steps, at the versions 0, 3 and 6",
     probe=published,
-    inputs=(3, [0, 1, 2, 3, 4, 5]),
-    expected=[[1.0] * 6, [1.0, 0.0, 0.0, 1.0, 0.0, 0.0]],
-    mistakes=(publishes_always, publishes_pipeline_every_k, publishes_before_the_phase_ends),
-    draw=lambda rng, _: (rng.randint(2, 5), [rng.randint(0, 40) for _ in range(9)]),
+    inputs=(3, [0, 1, 2, 3, 4, 5, 6]),
+    expected=[1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0],
+    mistakes=(publishes_always, publishes_once, publishes_before_the_phase_ends),
+    draw=lambda rng, _: ((k := rng.randint(2, 5)), [k, 2 * k, 3 * k, *(rng.randint(0, 40) for _ in range(9))]),
 )
 
 
@@ -119,14 +170,14 @@ ASYNCHRONY.append(
     Exercise(
         name="publishes",
         kind="write",
-        where="pipeline.py:publishes",
+        where="pipeline.py:ppo_publishes",
         paper="Sec. 3.1",
         minutes=10,
         teaches="PipelineRL updates its generators after every step, PPO-off-policy only between two phases.",
         hints=(
             "Sec. 3.1, A.11.",
             "Version v means: v optimizer steps are done. Which versions stand between two phases?",
-            "A pipeline publishes at every version, ppo where k divides the version.",
+            "Where k divides the version.",
         ),
         claims=(PUBLISHES,),
     )
@@ -184,7 +235,10 @@ ASYNCHRONY.append(
             "Each token has a version and a flag that says whether the policy sampled it.",
         ),
         claims=(METADATA,),
-        bug=("Counter(version for version, sampled in zip(c.versions, c.mask) if sampled)", "Counter(c.versions)"),
+        bug=(
+            "Counter(version for version, sampled in zip(rollout.versions, rollout.mask) if sampled)",
+            "Counter(rollout.versions)",
+        ),
         symptom="Prompts with interrupted completions weigh less than others, as if they had more tokens.",
     )
 )
@@ -304,7 +358,7 @@ ASYNCHRONY.append(
         teaches="k bounds staleness; how large it gets depends on who is slower: slow trainers get stale tokens.",
         hints=(
             "Sec. 3.1; `python -m course.timeline --help`.",
-            "It uses your admission_limit and publishes; `solve requests` if they are not written yet.",
+            "It uses your admission_limit; `solve requests` if it is not written yet.",
             "The last line it prints, once for each T.",
         ),
         claims=(QUEUE,),
@@ -333,7 +387,7 @@ ASYNCHRONY.append(
         minutes=15,
         teaches="The bound holds in a real run, and most tokens stay below it.",
         hints=(
-            "Sec. 3.1; the metric glossary at the top of train.py.",
+            "Sec. 3.1; the table of the log's columns in docs/running.md.",
             "`python exercises.py train --steps 10` first; the newest log in runs/ counts.",
             "Every `step` line has `staleness`, {steps: tokens}: add them up over the lines.",
         ),

@@ -526,31 +526,61 @@ LOSSES.append(
 # --- clipped ---------------------------------------------------------------------------------------------------------
 
 
-def clipped_of_bad_completions_only(how, logprobs, gen_logprobs, advantages, mask, *, eps_max):
+def clipped_of_bad_completions_only(logprobs, gen_logprobs, advantages, mask, *, eps_max):
     """count a token only where the advantage is negative: CISPO's cap acts whatever its sign."""
     return mask & (advantages[:, None] < 0) & (_ratio(logprobs, gen_logprobs, mask) > eps_max)
 
 
-def capped_tokens(clipped, *batch):
-    """What clipped() says, (B, T) bool, of CISPO with a cap at 4."""
-    return clipped("cispo", *batch, eps_max=4.0)
+def clipped_of_good_completions_only(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """count a token only where the advantage is positive, as under a clip: CISPO's cap acts whatever its sign."""
+    return mask & (advantages[:, None] > 0) & (_ratio(logprobs, gen_logprobs, mask) > eps_max)
+
+
+def clipped_on_both_sides(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """count small ratios too: a cap has one side."""
+    ratio = _ratio(logprobs, gen_logprobs, mask)
+    return mask & (advantages[:, None] != 0) & ((ratio > eps_max) | (ratio < 1 / eps_max))
+
+
+def clipped_without_gradient_too(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+    """count tokens whose advantage is 0: they have no gradient that a cap could make smaller."""
+    return mask & (_ratio(logprobs, gen_logprobs, mask) > eps_max)
+
+
+def capped_tokens(cap_acts, *batch):
+    """Where CISPO's cap at 4 acts, (B, T)."""
+    return cap_acts(*batch, eps_max=4.0)
 
 
 def ratios_around_the_cap(rng, _):
-    """Three completions of four tokens with ratios on both sides of the cap 4, in any order; then padding."""
-    ratios = [[rng.choice((0.5, 1.0, 3.0, 5.0, 8.0)) * rng.uniform(0.9, 1.1) for _ in range(4)] for _ in range(3)]
+    """Four completions of four tokens with ratios on both sides of the cap 4, in any order; then padding."""
+    ratios = [[rng.choice((0.2, 1.0, 3.0, 5.0, 8.0)) * rng.uniform(0.9, 1.1) for _ in range(4)] for _ in range(4)]
     gen = [[rng.uniform(0.05, 0.1) for _ in row] + [0.0] for row in ratios]
     train = [[a * b for a, b in zip(*rows)] + [NAN] for rows in zip(ratios, gen)]
-    return inputs(train, gen, rng.sample([1.0, -2.0, 0.5], 3), ["11110", "11010", "11110"])
+    return inputs(train, gen, rng.sample([1.0, -2.0, 0.5, 0.0], 4), ["11110", "11010", "11110", "11110"])
 
 
-# The two ratios of 8 exceed the cap, one under a positive and one under a negative advantage.
+# Ratios 2, 8, then 1/8, 8, then 8, of which the cap 4 changes the 8; the last completion's advantage is 0. An injected
+# token has the ratio 8 too, and counts nowhere.
+CAP_INPUT = inputs(
+    [[1 / 2, 1 / 2, 1 / 2], [1 / 16, 1 / 2, NAN], [1 / 2, NAN, NAN]],
+    [[1 / 4, 1 / 16, 1 / 16], [1 / 2, 1 / 16, 0.0], [1 / 16, 0.0, 0.0]],
+    [1.0, -2.0, 0.0],
+    ["110", "110", "100"],
+)
+
+
 CAPPED = Claim(
-    says="clipped: tokens that the cap changes, whatever the sign of the advantage",
+    says="clipped: tokens that the cap weighs less, whatever the sign of the advantage",
     probe=capped_tokens,
-    inputs=CISPO_INPUT,
-    expected=[[False, True, False, False], [False, True, False, False]],
-    mistakes=(clipped_of_bad_completions_only,),
+    inputs=CAP_INPUT,
+    expected=[[False, True, False], [False, True, False], [False, False, False]],
+    mistakes=(
+        clipped_of_bad_completions_only,
+        clipped_of_good_completions_only,
+        clipped_on_both_sides,
+        clipped_without_gradient_too,
+    ),
     draw=ratios_around_the_cap,
 )
 
@@ -558,19 +588,17 @@ CAPPED = Claim(
 LOSSES.append(
     Exercise(
         name="clipped",
-        kind="bug",
-        where="loss.py:clipped",
+        kind="write",
+        where="loss.py:cap_acts",
         paper="A.17",
         minutes=15,
         teaches="What a log counts has to be what the objective does.",
         hints=(
-            "A.17; the docstring of clipped.",
-            "For each loss and each sign of the advantage: which bound acts?",
+            "A.17; the docstrings of cap_acts and cispo.",
             "A clip acts on one side, which the sign of the advantage decides. A cap does not ask for the sign.",
+            "Sampled tokens with a ratio above the cap, in completions that have an advantage at all.",
         ),
         claims=(CAPPED,),
-        bug=("return mask & (good | bad) & (ratio > eps_max)", "return mask & bad & (ratio > eps_max)"),
-        symptom="The log's `clipped` is about half of what one expects: only bad completions seem to count.",
     )
 )
 
@@ -885,7 +913,7 @@ ADVANTAGES.append(
             "Follow the two tensors made from the rollouts to where the prompts are chosen.",
         ),
         claims=(SHAPED,),
-        bug=("kept = judged & nonzero_variance(correct) if", "kept = judged & nonzero_variance(rewards) if"),
+        bug=("kept = graded & nonzero_variance(correct) if", "kept = graded & nonzero_variance(rewards) if"),
         symptom="With --length-control penalty hardly any prompt is filtered, though many are always solved.",
     )
 )

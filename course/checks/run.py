@@ -19,32 +19,29 @@ RUN = []  # the exercises of the chapter, in order
 # --- warm-up ---------------------------------------------------------------------------------------------------------
 
 
-def learning_rates(warm_up, lr, warmup, versions):
+def learning_rates(learning_rate, lr, warmup, versions):
     """The learning rate of the step that follows each version."""
-    args = SimpleNamespace(lr=lr, warmup=warmup)
-    optimizer = SimpleNamespace(param_groups=[{}])  # it may set the rate there as well
-    return [warm_up(SimpleNamespace(args=args, version=version, optimizer=optimizer)) for version in versions]
+    return [learning_rate(version, lr=lr, warmup=warmup) for version in versions]
 
 
-def warm_up_from_zero(self):
+def warm_up_from_zero(version, *, lr, warmup):
     """start at learning rate 0: the first step changes nothing, and its batch is wasted."""
-    return self.args.lr * min(1.0, self.version / self.args.warmup)
+    return lr * min(1.0, version / warmup)
 
 
-def warm_up_without_end(self):
+def warm_up_without_end(version, *, lr, warmup):
     """forget the end of the warm-up: the learning rate goes on growing."""
-    return self.args.lr * (self.version + 1) / self.args.warmup
+    return lr * (version + 1) / warmup
 
 
-def warm_up_decays(self):
+def warm_up_decays(version, *, lr, warmup):
     """let the learning rate fall after the warm-up: in the paper it stays constant."""
-    step = self.version + 1
-    return self.args.lr * min(1.0, step / self.args.warmup, self.args.warmup / step)
+    return lr * min(1.0, (version + 1) / warmup, warmup / (version + 1))
 
 
 # lr 1, warm-up 4 steps: 1/4 in the first step (version 0), 3/4 in the third, 1 from the fourth on.
 WARM_UP = Claim(
-    says="warm_up: 1/4 of the learning rate in the first of 4 steps, all of it from the fourth on",
+    says="warm-up: 1/4 of the learning rate in the first of 4 steps, all of it from the fourth on",
     probe=learning_rates,
     inputs=(1.0, 4, [0, 2, 3, 9]),
     expected=[0.25, 0.75, 1.0, 1.0],
@@ -57,7 +54,7 @@ RUN.append(
     Exercise(
         name="warm-up",
         kind="write",
-        where="train.py:Trainer.warm_up",
+        where="train.py:learning_rate",
         paper="A.3",
         minutes=10,
         teaches="The first step must already change the weights; after the warm-up the learning rate stays.",
@@ -141,12 +138,12 @@ RUN.append(
     Exercise(
         name="clock",
         kind="write",
-        where="plumbing/fleet.py:Clock.paused",
+        where="plumbing/run_log.py:Clock.paused",
         paper="Sec. 2.1",
         minutes=10,
         teaches="The x axis of a scaling law is a clock; what it counts has to be said.",
         hints=(
-            "Sec. 2.1; what is open in the paper stands at the top of train.py.",
+            "Sec. 2.1; what is open in the paper stands at the top of plumbing/run_log.py.",
             "Before the first step the clock does not run yet, but the first evaluation pauses it.",
             "Keep what it shows, stop it, yield, and start it again if it ran.",
         ),
@@ -253,7 +250,7 @@ RUN.append(
         minutes=10,
         teaches="Generation is cheap in operations and dear in time.",
         hints=(
-            "The glossary at the top of train.py.",
+            "`flops` in the table of the log's columns in docs/running.md.",
             "Prompts are trained on (they pass through the model) but not generated.",
             "2 N for a forward pass of one token, 4 N more for its backward pass.",
         ),

@@ -1,0 +1,231 @@
+"""Claims about the heartbeat: who counts as lost and when, what the others are told, how a run ends in order.
+
+No thread and no clock of its own runs here: each test has the thread's turns taken one by one, on pipes in place of
+connections. test_faults.py has the same on real processes.
+"""
+
+import json
+import threading
+import time
+from multiprocessing import Pipe
+
+import pytest
+
+from plumbing import heartbeat
+from plumbing.heartbeat import LATE, Heartbeat, Lost
+
+
+@pytest.fixture
+def connected(monkeypatch):
+    """(rank, *others) -> the Heartbeat of a rank, with a timeout of 5 s, and {other rank: the far end of its line}."""
+    monkeypatch.setattr(Heartbeat, "start", lambda self: None)
+    monkeypatch.setattr(heartbeat, "BEAT", 0.01)
+
+    def connect(rank, *others):
+        pairs = {other: Pipe() for other in others}
+        near = {pair[0]: other for other, pair in pairs.items()}
+        own = Heartbeat(near, rank, "rank {}".format, 5.0, "lost: {}".format)
+        return own, {other: pair[1] for other, pair in pairs.items()}
+
+    return connect
+
+
+def say(line, kind, **more):
+    line.send_bytes(json.dumps({"kind": kind, **more}).encode())
+
+
+def heard(line):
+    """The messages that have come through a line, without heartbeats."""
+    messages = []
+    while line.poll():
+        messages.append(json.loads(line.recv_bytes()))
+    return [message for message in messages if message["kind"] != "beat"]
+
+
+def turns(own, count=3):
+    for _ in range(count):
+        own.turn(time.monotonic())
+
+
+def long_ago(own, rank, seconds):
+    """As if this rank had been heard last, and made progress last, so many seconds ago."""
+    own.heard[rank] -= seconds
+    count, since = own.progress[rank]
+    own.progress[rank] = count, since - seconds
+
+
+# --- Frozen, hanging, dead -------------------------------------------------------------------------------------------
+
+
+def test_a_silent_rank_is_lost_after_the_timeout_and_all_others_are_told(connected, capsys):
+    own, lines = connected(0, 1, 2)
+    long_ago(own, 2, 4.5)
+    turns(own)
+    assert own.lost is None
+    long_ago(own, 2, 1.0)
+    turns(own)
+    reason = "rank 0 has heard nothing of rank 2 for 5 s; likely cause: frozen, or out of reach"
+    assert own.lost == reason and capsys.readouterr().err == f"lost: {reason}\n"
+    assert heard(lines[1]) == [{"kind": "lost", "reason": reason, "final": False}]
+
+
+def test_a_rank_that_makes_no_progress_is_named_with_what_is_waited_for_and_a_working_one_is_not(connected):
+    own, lines = connected(0, 1, 2, 3)
+    for rank in lines:
+        long_ago(own, rank, 5.0 + LATE)
+        say(lines[rank], "beat", count=1 if rank == 2 else 0)
+    with own.waiting("the generators to join version 1"):
+        turns(own, 4)
+    said = "rank 0 waits for the generators to join version 1, but rank 1 and rank 3 made no progress for 5 s; likely"
+    assert own.lost.startswith(said)
+
+
+def test_a_slow_rank_that_makes_progress_is_waited_for(connected):
+    own, lines = connected(0, 1)
+    for count in range(1, 30):  # twenty-nine times four seconds
+        long_ago(own, 1, 4.0)
+        say(lines[1], "beat", count=count)
+        turns(own, 1)
+    assert own.lost is None
+
+
+def test_rank_0_notices_first_who_hangs(connected):
+    for rank, other, spared in ((0, 1, False), (1, 0, True)):  # rank 0 may be waiting for another rank that hangs
+        own, lines = connected(rank, other)
+        long_ago(own, other, 5.5 + LATE)
+        say(lines[other], "beat", count=0)
+        turns(own, 1)
+        assert (own.lost is None) is spared
+
+
+def test_a_rank_that_ends_is_lost_at_once_and_the_next_turn_of_the_others_says_so(connected):
+    own, lines = connected(0, 1, 2)
+    own.tick()
+    lines[2].close()
+    turns(own)
+    with pytest.raises(Lost, match="^rank 2 ended$"):
+        own.tick()
+    other, line = connected(1, 0)
+    say(line[0], *(heard(lines[1])[0][name] for name in ("kind",)), reason="rank 2 ended", final=False)
+    turns(other)
+    with pytest.raises(Lost, match="^rank 2 ended$"):
+        other.tick()
+
+
+@pytest.mark.parametrize("rank, other, reason", [(0, 1, None), (1, 0, "rank 0 has ended the run")])
+def test_a_generator_that_says_goodbye_is_no_loss_but_rank_0_should_leave_last(connected, rank, other, reason):
+    own, lines = connected(rank, other)
+    say(lines[other], "left")
+    lines[other].close()
+    turns(own)
+    assert own.lost == reason
+
+
+def test_neither_silence_nor_the_end_of_a_rank_that_may_end_is_a_loss(connected):
+    own, lines = connected(0, 1, 2)
+    own.needed = set()
+    long_ago(own, 1, 60.0)
+    lines[2].close()
+    turns(own)
+    assert own.lost is None
+
+
+# --- Progress --------------------------------------------------------------------------------------------------------
+
+
+def counts(line):
+    found = []
+    while line.poll():
+        found.append(json.loads(line.recv_bytes())["count"])
+    return found
+
+
+def test_ticks_and_work_count_as_progress_and_idleness_does_not(connected, monkeypatch):
+    monkeypatch.setattr(heartbeat, "BEAT", 0.0)  # a heartbeat each turn
+    own, lines = connected(0, 1)
+    turns(own, 2)
+    own.tick()
+    turns(own, 2)
+    with own.working(), own.working():  # loading and writing take long
+        turns(own, 2)
+    turns(own, 2)
+    assert counts(lines[1]) == [0, 0, 1, 1, 2, 3, 3, 3]
+
+
+# --- An end in order -------------------------------------------------------------------------------------------------
+
+
+def test_a_signal_on_any_rank_is_told_to_rank_0_and_only_the_first_reason_counts(connected):
+    own, line = connected(1, 0)
+    own.stop("interrupted: rank 1 got SIGTERM")
+    own.stop("interrupted: rank 1 got SIGINT")
+    turns(own, 1)
+    assert heard(line[0]) == [{"kind": "stop", "reason": "interrupted: rank 1 got SIGTERM"}]
+    lead, lines = connected(0, 1, 2)
+    say(lines[1], "stop", reason="interrupted: rank 1 got SIGTERM")
+    turns(lead)
+    lead.tick()
+    assert lead.stopped == "interrupted: rank 1 got SIGTERM" and not lead.failed
+    assert heard(lines[2]) == []  # the others hear of it through the control state
+
+
+def test_a_rank_whose_launcher_is_gone_asks_for_an_end_in_order(connected, monkeypatch):
+    own, _ = connected(1, 0)
+    turns(own)
+    assert own.stopped is None
+    own.launcher = -1
+    turns(own, 1)
+    assert own.stopped == "interrupted: the launcher of rank 1 ended"
+    own, _ = connected(1, 0)
+    monkeypatch.setattr(heartbeat.os, "getppid", lambda: 1)  # torchrun ended before this process looked for it
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    own.launcher = 1
+    turns(own, 1)
+    assert own.stopped == "interrupted: the launcher of rank 1 ended"
+
+
+def test_the_last_call_waits_for_the_others_but_not_for_one_that_stays(connected):
+    own, lines = connected(0, 1)
+    took = []
+    for leave in (False, True):
+        if leave:
+            say(lines[1], "left")
+            turns(own)
+        began = time.monotonic()
+        own.end(patience=0.5)
+        took.append(time.monotonic() - began)
+    assert heard(lines[1])[0] == {"kind": "left"}
+    assert took[0] >= 0.5 and took[1] < 0.4
+
+
+# --- Blame -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error, final",
+    [
+        (OSError(28, "No space left"), True),
+        (FloatingPointError("not finite"), True),
+        (ConnectionResetError("gone"), False),
+    ],
+)
+def test_a_full_disk_is_full_again_but_a_lost_connection_is_not(connected, error, final):
+    own, lines = connected(0, 1)
+    assert own.blame(error) == str(error)
+    assert heard(lines[1]) == [{"kind": "lost", "reason": str(error), "final": final}]
+    other, line = connected(1, 0)
+    say(line[0], "lost", reason=str(error), final=final)
+    turns(other)
+    assert (other.lost, other.final) == (str(error), final)
+
+
+def test_a_collective_that_fails_before_silence_is_known_waits_for_the_name(connected, monkeypatch):
+    monkeypatch.setattr(heartbeat, "LATE", 0.1)
+    own, _ = connected(1, 0)
+    with pytest.raises(RuntimeError, match="our mistake"):  # rank 0 has just been heard
+        own.blame(RuntimeError("our mistake"))
+    long_ago(own, 0, 4.0)
+    timer = threading.Timer(0.3, lambda: own.lose("rank 0 is frozen"))
+    timer.start()
+    assert own.blame(RuntimeError("timed out")) == "rank 0 is frozen"
+    timer.join()

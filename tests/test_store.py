@@ -1,0 +1,154 @@
+"""Claims about the store: what it takes and refuses, what it loads, and how a rank waits."""
+
+import os
+import pickle
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch.distributed as dist
+from test_pipeline import Verdict, answer, claimed, fakes, fresh, prompt, quiet, requests, rollouts, turns  # noqa: F401
+
+import pipeline
+from plumbing import store
+from plumbing.store import Interrupted, Store
+from plumbing.virtual import Memory
+
+
+@pytest.fixture(scope="module")
+def host():
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture(params=["memory", "tcp"])
+def own(request):
+    """A Store of rank 1, in memory and on a server."""
+    backend = Memory(lambda key: None) if request.param == "memory" else request.getfixturevalue("host").clone()
+    return Store(backend, 1, quiet())
+
+
+# --- Values ----------------------------------------------------------------------------------------------------------
+
+
+def test_everything_that_is_sent_is_read(own):
+    request = pipeline.Request(1, 0, replace(prompt(3), answer="4"), 2)
+    sent = {
+        "request": request,
+        "metadata": [pipeline.metadata(Verdict(answer(), True), request)],
+        "rollout": answer(),
+        "state": pipeline.ControlState(stop="finished"),
+        "plain": {"a": [1, 2.0, None, ("b", {3})], "error": True},
+    }
+    own.put(sent)
+    assert own.has(sent) and own.read("state") == sent["state"]
+    assert own.take(list(sent)) == list(sent.values())
+    assert not any(own.has([key]) for key in sent)
+    assert own.take([]) == []
+
+
+def test_a_counter_hands_out_each_number_once(own):
+    assert [own.count("claimed", more) for more in (0, 1, 1, 5)] == [0, 1, 2, 7]
+
+
+class Hostile:
+    def __reduce__(self):
+        return os.mkdir, ("hostile",)
+
+
+@pytest.mark.parametrize("way", ["take", "read"])
+def test_a_hostile_value_in_the_store_calls_nothing(way, own, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own.backend.set("state", pickle.dumps([Hostile()]))
+    with pytest.raises(pickle.UnpicklingError, match="posix.mkdir"):
+        own.take(["state"]) if way == "take" else own.read("state")
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_group_of_10_mib_arrives(host):
+    queue = rollouts(memory=host, k=0, prompts=1, generations=16)
+    generator = claimed(16, queue)
+    generator.store.backend = host.clone()
+    tokens = 45_000  # 15 bytes per token: 10.3 MiB in 16 rollouts
+    for index in range(16):
+        lists = {"mask": [True] * tokens, "logprobs": [-0.1] * tokens, "versions": [index] * tokens}
+        generator.put(Verdict(answer(index=index, ids=list(range(tokens)), **lists), index % 2 == 0))
+    queue.admit([prompt(0)])
+    [group] = queue.next_batch(0)
+    assert sum(len(host.get(rollout.key)) for rollout in group) > 10 << 20
+    found = queue.tokens(group)
+    assert [one.index for one in found] == list(range(16)) and [one.correct for one in group] == [True, False] * 8
+    assert all(one.ids == list(range(tokens)) and one.versions == [one.index] * tokens for one in found)
+    assert not host.check([group[0].key])
+
+
+def test_a_completion_over_8_mib_is_refused_before_it_breaks_the_connection(host):
+    own = Store(host.clone(), 0, quiet())
+    with pytest.raises(ValueError, match="<= 8388608 bytes for rollout/train/0/0, got .* too many tokens"):
+        own.put({"rollout/train/0/0": answer(text="x" * (8 << 20))})
+    fits = answer(text="x" * ((8 << 20) - 1000))
+    own.put({"fits": fits})
+    assert own.take(["fits"]) == [fits]
+
+
+def test_a_generator_that_loses_the_store_ends():
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    queue = requests(rollouts(memory=host))
+    queue.store.backend = dist.TCPStore("127.0.0.1", host.port, is_master=False, wait_for_workers=False)
+    life = turns(*fresh(), queue)
+    next(life)
+    del host  # the server ends with the object
+    with pytest.raises(dist.DistError):  # a RuntimeError; the heartbeat names the rank that ended
+        for _ in life:
+            pass
+
+
+# --- Waiting ---------------------------------------------------------------------------------------------------------
+
+
+def waiting():
+    """A Store of rank 0 whose heartbeat and pauses are noted, and the notes."""
+    notes = []
+
+    @contextmanager
+    def named(what):
+        notes.append(what)
+        yield
+        notes.append("")
+
+    heartbeat = SimpleNamespace(tick=lambda: notes.append("tick"), waiting=named)
+    return Store(Memory(lambda key: None), 0, heartbeat, pause=notes.append), notes
+
+
+def test_a_wait_tells_the_heartbeat_for_what_counts_as_progress_and_polls_less_and_less_often():
+    own, notes = waiting()
+    polls = iter([False] * 40 + [True])
+    own.wait("the batch", lambda: next(polls))
+    assert notes[0] == "the batch" and notes[-1] == "" and notes[1:-1:2] == ["tick"] * 40
+    pauses = notes[2:-1:2]
+    assert pauses[0] == store.POLL and pauses == sorted(pauses) and pauses[-1] == store.LONGEST_POLL
+    assert max(late / early for early, late in zip(pauses, pauses[1:])) <= store.SLOWER
+
+
+def test_what_is_there_already_is_not_waited_for_even_when_the_run_ends():
+    own, notes = waiting()
+    own.wait("the batch", lambda: True, lambda: "interrupted")
+    assert notes == ["the batch", ""]
+
+
+def test_a_wait_ends_with_the_reason_why_the_run_ends():
+    own, notes = waiting()
+    reasons, looks = iter([None, None, "interrupted"]), iter([False] * 9)
+    with pytest.raises(Interrupted, match="^interrupted$"):
+        own.wait("the batch", lambda: next(looks), lambda: next(reasons))
+    assert notes.count("tick") == 2
+
+
+def test_what_rank_0_put_before_it_told_of_the_end_is_seen():
+    own, _ = waiting()
+
+    def stopped():  # between this rank's two looks, rank 0 puts the batch and tells of the end
+        own.put({"batch": []})
+        return "interrupted"
+
+    own.wait("the batch", lambda: own.has(["batch"]), stopped)

@@ -17,7 +17,7 @@ import pytest
 from test_faults import SMALL, alive
 from test_train import PATIENCE, ROOT, elsewhere  # noqa: F401
 
-from plumbing.checkpoints import rows
+from plumbing.run_folder import rows
 
 NODES = ("nodea", "nodeb")
 TIMEOUT = 8

@@ -12,38 +12,36 @@ from types import SimpleNamespace
 import pytest
 import torch
 from test_faults import alive
-from test_pipeline import lonely
 from test_train import PATIENCE, ROOT, elsewhere, refused  # noqa: F401
 
-import pipeline
-import train
 from benchmarks import kills
-from plumbing import fleet, lifeline
-from plumbing.checkpoints import finished, rows
-from plumbing.flags import settings
-from plumbing.fleet import Fleet
-from plumbing.lifeline import Lifeline
+from plumbing import distributed, heartbeat, launch
+from plumbing.distributed import Processes
+from plumbing.heartbeat import Heartbeat, Lost
+from plumbing.run_folder import finished, rows
+from plumbing.settings import read_settings
 
 # --- torchrun's --max-restarts ---------------------------------------------------------------------------------------
 
 
 def test_restarts_with_the_launchers_shared_store_or_without_resume_are_refused_by_name(monkeypatch, capsys):
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     assert "--max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in refused(capsys, "--resume", "--out", "new")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
     assert "--max-restarts needs --resume" in refused(capsys)
-    assert not settings(["--resume", "--out", "new"]).resume
+    assert not read_settings(["--resume", "--out", "new"]).resume
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    assert settings([]).steps
+    assert read_settings([]).steps
 
 
 def test_a_smaller_restarted_group_keeps_a_generator_and_says_so(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
-    args = settings(["--resume", "--out", "new", "--trainers", "4"])
+    args = read_settings(["--resume", "--out", "new", "--trainers", "4"])
     assert args.trainers == 2 and "--trainers 4 of 3 processes: 2 train" in args.notes
-    assert settings(["--resume", "--out", "new", "--trainers", "2"]).trainers == 2
+    assert read_settings(["--resume", "--out", "new", "--trainers", "2"]).trainers == 2
 
 
 @pytest.mark.parametrize("restarts, local, told", [("3", "0", [signal.SIGTERM]), ("3", "1", []), ("0", "0", [])])
@@ -55,53 +53,50 @@ def test_what_would_fail_again_ends_the_launcher_once_a_node_instead_of_using_up
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
     monkeypatch.setenv("LOCAL_RANK", local)
     with pytest.raises(SystemExit):
-        train.main(["--lr", "0"])
+        read_settings(["--lr", "0"])
     assert sent == told
 
 
 @pytest.mark.parametrize(
-    "error, final", [(OSError(28, "No space left"), True), (ConnectionResetError(), False), (pipeline.Stalled(), False)]
+    "error, final", [(OSError(28, "No space left"), True), (ConnectionResetError(), False), (TimeoutError(), False)]
 )
 def test_a_full_disk_is_full_again_but_a_lost_process_is_not(monkeypatch, error, final):
-    monkeypatch.setattr(Lifeline, "start", lambda self: None)
-    monkeypatch.setattr("plumbing.lifeline.LATE", 0.0)
-    monkeypatch.setattr("plumbing.lifeline.SIGN", 0.0)
     said = []
-    monkeypatch.setattr(Lifeline, "tell", lambda self, message: said.append(message.split()[0]))
-    life = Lifeline({}, 0, name=str, timeout=5.0, farewell=str)
-    life.blame(error)
-    assert life.final is final and said == ["final" if final else "lost"]
+    monkeypatch.setattr(Heartbeat, "tell", lambda self, kind, **more: said.append((kind, more["final"])))
+    beat = Heartbeat({}, 0, name=str, timeout=5.0, farewell=str)
+    beat.blame(error)
+    assert beat.final is final and said == [("lost", final)]
+    with pytest.raises(Lost):
+        beat.tick()
 
 
 # --- Signals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", fleet.ENDING)
-def test_every_signal_by_which_people_and_schedulers_end_a_run_ends_it_in_order(name):
-    rank = SimpleNamespace(rank=1, mailbox=lonely(1), lifeline=SimpleNamespace(stopped=None))
-    rank.on_signal = lambda number, frame: Fleet.on_signal(rank, number, frame)
-    before = signal.getsignal(signal.Signals[name])
-    try:
-        Fleet.end_in_order(rank)
-        os.kill(os.getpid(), signal.Signals[name])
-        assert rank.lifeline.stopped == f"interrupted: generator rank 1 got {name}"
-    finally:
-        for one in fleet.ENDING:
-            signal.signal(signal.Signals[one], signal.SIG_DFL if one != "SIGINT" else signal.default_int_handler)
-        signal.signal(signal.Signals[name], before)
+@pytest.fixture
+def rank():
+    """Generator rank 1 without its groups; the handlers of signals are put back."""
+    before = {name: signal.getsignal(signal.Signals[name]) for name in launch.ENDING}
+    one = object.__new__(Processes)
+    one.rank, one.trainer_ranks, one.hosts = 1, range(1), ["nodea", "nodea"]
+    one.heartbeat = Heartbeat({}, 1, name=one.name, timeout=5.0, farewell=str)
+    yield one
+    for name, handler in before.items():
+        signal.signal(signal.Signals[name], handler)
 
 
-def test_what_nohup_ignores_stays_ignored():
-    rank = SimpleNamespace(on_signal=None)
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        rank.on_signal = lambda *_: pytest.fail("ended")
-        Fleet.end_in_order(rank)
-        os.kill(os.getpid(), signal.SIGHUP)
-    finally:
-        for one in fleet.ENDING:
-            signal.signal(signal.Signals[one], signal.SIG_DFL if one != "SIGINT" else signal.default_int_handler)
-        signal.signal(signal.SIGHUP, before)
+@pytest.mark.parametrize("name", launch.ENDING)
+def test_every_signal_by_which_people_and_schedulers_end_a_run_ends_it_in_order(rank, name):
+    rank.end_in_order()
+    os.kill(os.getpid(), signal.Signals[name])
+    assert rank.heartbeat.stopped == f"interrupted: generator rank 1 got {name}"
+
+
+def test_what_nohup_ignores_stays_ignored(rank):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    rank.end_in_order()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert rank.heartbeat.stopped is None
 
 
 @pytest.mark.parametrize("ignored", [False, True])
@@ -109,7 +104,7 @@ def test_a_relaunch_hands_the_signals_on_but_not_sighup_under_nohup(monkeypatch,
     seen = []
     monkeypatch.setattr(os, "execve", lambda program, command, environment: seen.extend(command))
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
-    fleet.launch("train.py", [])
+    launch.launch("train.py", [])
     signal.signal(signal.SIGHUP, before)
     handled = seen[seen.index("--signals-to-handle") + 1].split(",")
     assert {"SIGINT", "SIGTERM", "SIGUSR1"} < {*handled} and ("SIGHUP" in handled) is not ignored
@@ -169,7 +164,7 @@ def test_rank_0_listens_on_loopback_alone_else_at_its_own_address_and_everywhere
     monkeypatch.setenv("WORLD_SIZE", world)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_ADDR", master)
-    with lifeline.listener(2) as server:
+    with heartbeat.listener(2) as server:
         assert server.getsockname()[0] in (interface, "0.0.0.0" if interface == "::" else interface)
 
 
@@ -193,36 +188,35 @@ def test_nccl_needs_a_gpu_of_its_own_for_every_process_whatever_its_number(monke
         monkeypatch.setattr(
             torch.cuda, "get_device_properties", lambda place, uuids=uuids: SimpleNamespace(uuid=uuids[place.index])
         )
-        found.append(fleet.uuid(fleet.device(local)))
-    assert fleet.backend(found) == expected
+        found.append(distributed.uuid(distributed.device(local)))
+    assert distributed.backend(found) == expected
 
 
 def test_omp_num_threads_counts_if_the_user_and_not_torchrun_has_set_it(monkeypatch):
-    monkeypatch.setattr(fleet, "cores", lambda: 8)
+    monkeypatch.setattr(launch, "cores", lambda: 8)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for launcher, expected in ((b"A=1\0OMP_NUM_THREADS=1\0", 1), (b"A=1\0", 4)):
         monkeypatch.setattr(Path, "read_bytes", lambda path, launcher=launcher: launcher)
-        assert fleet.threads() == expected
+        assert launch.threads() == expected
 
 
-def test_a_rank_with_other_flags_versions_or_code_is_named_with_them_but_paths_may_differ(monkeypatch):
-    rank = SimpleNamespace(mailbox=lonely(0))
-    one = fleet.stamp(settings(["--out", "here"]))
-    Fleet.compare(rank, 1, one, fleet.stamp(settings(["--out", "/there"])))
-    other = fleet.stamp(settings(["--temperature", "0.5"]))
+def test_a_rank_with_other_flags_versions_or_code_is_named_with_them_but_paths_may_differ(rank):
+    one = distributed.stamp(read_settings(["--out", "here"]))
+    rank.compare([(one, True, "here"), (distributed.stamp(read_settings(["--out", "/there"])), True, "/there")])
+    other = distributed.stamp(read_settings(["--temperature", "0.5"]))
     with pytest.raises(OSError, match="generator rank 1 was started with temperature 0.5 instead of 1.0: expected"):
-        Fleet.compare(rank, 1, other, one)
+        rank.compare([(one, True, "here"), (other, True, "here")])
     with pytest.raises(OSError, match="with code .* torch 1.0 instead of "):
-        Fleet.compare(rank, 1, one | {"torch": "1.0", "code": "other"}, one)
+        rank.compare([(one, True, "here"), (one | {"torch": "1.0", "code": "other"}, True, "here")])
+    with pytest.raises(OSError, match="--out /there on nodea is not the folder that rank 0 has"):
+        rank.compare([(one, True, "here"), (one, False, "/there")])
 
 
-def test_with_several_nodes_a_rank_is_named_with_its_host():
-    box = lonely(1)
-    box.hosts = ["nodea", "nodea"]
-    assert box.name(1) == "generator rank 1"
-    box.hosts = ["nodea", "nodeb"]
-    assert box.name(1) == "generator rank 1 on nodeb"
+def test_with_several_nodes_a_rank_is_named_with_its_host(rank):
+    assert rank.name(1) == "generator rank 1"
+    rank.hosts = ["nodea", "nodeb"]
+    assert rank.name(1) == "generator rank 1 on nodeb"
 
 
 # --- benchmarks/kills.py ---------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ Open in the paper: MiniMax's normalisation and k (here: prompt, 8); Magistral's 
 Qwen2.5, the other DAPO recipe); tokens per micro-batch (here two sequences of full length) and completions that a
 generator decodes at once (here 256 slots).
 
-Test: pytest tests/test_train.py
+Test: pytest tests/test_settings.py
 """
 
 # fmt: off

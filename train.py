@@ -248,7 +248,8 @@ class Trainer:
             return
         if self.processes.any(not checkpoints.finite(self.policy)):
             raise FloatingPointError(f"the weights of step {self.version} are not finite")
-        counters = {"version": self.version, "evaluated": self.evaluated, "stepped": bool(self.optimizer.state)}
+        evaluated = None if self.processes.heartbeat.failed else self.evaluated  # the verifier's failure: once more
+        counters = {"version": self.version, "evaluated": evaluated, "stepped": bool(self.optimizer.state)}
         counters |= {"curriculum": self.curriculum.state_dict(), **self.log.state()}
         with self.processes.heartbeat.working():
             state = self.policy, self.optimizer, self.tokenizer, self.weights("cpu"), counters

@@ -1,6 +1,6 @@
 """What the settings ask for: prompts, a generator, a scorer; and what is checked before anything expensive starts.
 
-Run by train.py. Test: pytest tests/test_train.py
+Run by train.py. Test: pytest tests/test_settings.py
 """
 
 import os

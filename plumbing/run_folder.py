@@ -8,13 +8,17 @@
 Test: pytest tests/test_broken_files.py tests/test_faults.py
 """
 
-import fcntl
 import hashlib
 import itertools
 import json
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 CONTENTS = "contents.json"
 RENAMED = {"average": "aggregation"}  # flags of earlier versions -> their names today
@@ -35,13 +39,18 @@ def others(out):
 
 
 def own(out):
-    """Open the log of a run and lock it until it is closed. Raises OSError if it is held or cannot be opened."""
+    """Open the log of a run and lock it until it is closed. Raises OSError if it is held or cannot be opened.
+
+    Where the system has no such locks (Windows), it is not locked.
+    """
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
         log = (Path(out) / "log.jsonl").open("ab")
     except OSError as error:
         cause = "a file or a broken link of that name, or a folder that may not be written"
         raise OSError(error.errno, f"--out {out} cannot hold a run: {error}; likely cause: {cause}") from error
+    if fcntl is None:
+        return log
     try:
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

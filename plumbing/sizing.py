@@ -11,7 +11,7 @@ fits, and a line says so; a given size that does not fit is refused. Memory in b
 Slots are made to fit for TorchGenerator, which may need all positions of all slots at once; for vLLM only lengths are:
 it takes what memory is free and lets completions wait when that is full.
 
-Run by build.py. Test: pytest tests/test_train.py
+Run by build.py. Test: pytest tests/test_settings.py
 """
 
 import os

@@ -156,11 +156,11 @@ def test_rows_need_no_answer_and_may_have_any(tmp_path):
 def run(tmp_path, monkeypatch, capsys):
     """(reward) -> exit status, stdout and stderr of two steps with it, in this process."""
 
-    def ran(spec):
+    def ran(spec, *more):
         monkeypatch.chdir(tmp_path)
         flags = f"--virtual exact --data tiny --steps 2 --eval-prompts 8 --eval-generations 2 --out run --reward {spec}"
         try:
-            status = train.main(read_settings(flags.split()))
+            status = train.main(read_settings([*flags.split(), *more]))
         except SystemExit as error:
             status = error.code
         return status, *capsys.readouterr()
@@ -182,10 +182,15 @@ def test_a_run_trains_on_it_and_counts_what_it_raises(tmp_path, write, run):
     assert out.count("NO VERDICT tiny") == 1 and "has failed on 10 prompts so far" in out + err
 
 
-def test_a_validation_without_any_verdict_ends_in_one_line(write, run):
-    status, _, err = run(write("def grade(prompt, completion, answer):\n    return None\n"))
+def test_a_validation_without_any_verdict_ends_in_one_line_and_is_repeated_on_resume(tmp_path, write, run):
+    status, _, err = run(write("def grade(prompt, completion, answer):\n    return None\n"), "--k", "0")
     assert status == 1 and err.count("\n") == 1
     assert "no validation prompt got verdicts: the function of --reward returned None" in err
+    status, *_ = run(
+        write("def grade(prompt, completion, answer):\n    return completion.endswith(answer)"), "--resume"
+    )
+    rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
+    assert status == 0 and [row["step"] for row in rows if row["kind"] == "eval"] == [0, 0, 2]
 
 
 def test_a_wrong_function_ends_in_one_line_before_the_first_step(tmp_path, run):

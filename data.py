@@ -95,8 +95,9 @@ class Curriculum:
                sources close to them; a source without a free prompt leaves its share to the others. Each source has its
                own epochs
 
-    A prompt is in flight from `next` to `update_history`, and is not given out a second time meanwhile. If its turn in the
-    next epoch comes before it is back, the prompts behind it go first; if only such prompts remain, the epoch is over.
+    A prompt is in flight from `next` to `update_history`, and is not given out a second time meanwhile. If its turn in
+    the next epoch comes before it is back, the prompts behind it go first; if only such prompts remain, the epoch is
+    over.
     """
 
     def __init__(self, prompts: list[Prompt], *, seed: int, threshold: float | None, weights: Iterable[float] = (1.0,)):

@@ -195,7 +195,8 @@ class Generator:
     """The queues in which completions wait for one of the `slots`; those of an evaluation go first.
 
     While any of an evaluation is unfinished, no training completion starts; running ones go on. A subclass has
-    `step`, `named_weights`, `update_weights` and `close`, and keeps in `_running` an ActiveSequence for each slot in use.
+    `step`, `named_weights`, `update_weights` and `close`, and keeps in `_running` an ActiveSequence for each slot that is
+    in use.
 
     model           a Hugging Face causal LM; only its config and the ids that end a completion are read here
     tokenizer       the model's; used only to decode

@@ -47,7 +47,7 @@ class Costs(NamedTuple):
 
 # In shape like the embedded task on a laptop core, one generator and one trainer. `generators` and `trainers` name the
 # side that is slower: there the other one needs about half of its time.
-GENERATOR = dict(decode=2.0e-3, row=2.2e-5, column=4.0e-8, turn=1.0e-4)
+GENERATOR: dict = dict(decode=2.0e-3, row=2.2e-5, column=4.0e-8, turn=1.0e-4)
 BALANCED = Costs(**GENERATOR, micro_batch=1.0e-2, token=4.0e-5, optimizer=1.0e-2, broadcast=1.0e-2)
 TABLE = {
     "exact": BALANCED._replace(decode=0.0, row=0.0, column=0.0, turn=0.0, broadcast=0.0, drain=True),

@@ -30,6 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from plumbing import heartbeat, run_folder
 from plumbing.launch import end_launcher, handled, threads
+from plumbing.screen import Unbroken
 from plumbing.store import Interrupted, Store
 
 ROOT = Path(__file__).resolve().parent.parent  # the project's folder
@@ -89,6 +90,7 @@ class Processes:
     drain = False  # whether all admitted requests are finished before each step: only with --virtual exact
 
     def __init__(self, args):
+        sys.stdout, sys.stderr = Unbroken(sys.stdout), Unbroken(sys.stderr)
         self.local, self.rank, self.world = (int(os.environ[name]) for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
         self.devices = self.world  # on a CPU one process counts as one device
         self.out = args.out

@@ -265,15 +265,9 @@ def flags():
     parser = Parser(prog="fit.py", description=fit.__doc__.split("\n")[0])
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or a CSV, JSON or console log, also as .gz")
-    column = {"metavar": "COL"}
-    add(
-        "--x",
-        "--compute",
-        dest="compute",
-        help="column, or its name's end (default: gpu_hours, step or epoch)",
-        **column,
-    )
-    add("--reward", help="likewise (default: pass_rate or reward; with one RUN its tasks too)", **column)
+    more = "column, or its name's end (default: gpu_hours, step or epoch)"
+    add("--x", "--compute", dest="compute", metavar="COL", help=more)
+    add("--reward", help="likewise (default: pass_rate or reward; with one RUN its tasks too)", metavar="COL")
     add("--scale", help="rewards that are no pass rates: percent, pm1 (-1 to 1) or LO:HI")
     add("--cumulative", action="store_true", help="each row holds only its own compute: sum it up")
     more = "each reward is the mean of N completions, a number or a column (default: completions, num_samples, …)"

@@ -25,11 +25,11 @@ WARNINGS = {
     "few held out": "only {count}, and every evaluation asks the same: too few for a curve or a forecast. A tenth of a "
     "small file is held out; train.py --evaluate MODEL --data FILE asks all of its rows",
     "no gradient": "{batches} batches in a row had no gradient: in every group all completions were right or all were "
-    "wrong, as truncated ones always are (pass rate of the last batch {pass_rate:.3f}), and the policy stands still. All "
-    "wrong: easier --data, more --generations, or answers that are not found (completions.jsonl shows what the model "
+    "wrong, as truncated ones always are (pass rate of the last batch {pass_rate:.3f}), and the policy stands still. "
+    "All wrong: easier --data, more --generations, or answers that are not found (completions.jsonl shows what the model "
     "writes; --think-end). All right: harder --data",
-    "no mark": "none of the {completions} completions of the validation holds {mark!r}, behind which the answer begins, "
-    "unless an interruption put it there, and none is right. Without an answer every reward is -1, and nothing will be "
+    "no mark": "none of the {completions} completions of the validation holds {mark!r}, behind which the answer "
+    "begins, unless an interruption put it there, and none is right. Without an answer every reward is -1, and nothing will be "
     "learnt. If the model uses no marks, --think-end none takes its whole completion as the answer; if it uses another "
     "mark, --think-end TEXT; if it thinks for longer, a larger --max-new-tokens or --length-control interrupt with a "
     "later --interrupt-at",
@@ -39,8 +39,8 @@ WARNINGS = {
     "silent": "the function of --reward returned None, no verdict, on {share:.0%} of the validation prompts; their "
     "groups are left out, here and in training. If it should not: every path through it has to return True or False",
     "skipped": "the gradient of step {step} was not finite; its update was skipped",
-    "slow": "{name} takes {times:.1f} times as long for a decode step as is usual among the generators. A completion of "
-    "{tokens} tokens takes {seconds:.1f} s longer there, for which each step waits. End the run and go on without it: "
+    "slow": "{name} takes {times:.1f} times as long for a decode step as is usual among the generators. A completion "
+    "of {tokens} tokens takes {seconds:.1f} s longer there, for which each step waits. End the run and go on without it: "
     "--resume",
     "truncated": "{share:.0%} of the completions of the last {steps} steps were truncated and carry no loss. Runs "
     "destabilise above {limit:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)",

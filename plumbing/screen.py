@@ -22,7 +22,7 @@ LINES = {  # kind of a row of the log -> how the row is shown
 
 
 class Screen:
-    """An observer of the log: a line for a row, above a progress bar. Text that nobody reads any more is lost.
+    """An observer of the log: a line for a row, above a progress bar.
 
     steps  of the run;  hours  what the unit of gpu_hours is called
     """
@@ -38,8 +38,7 @@ class Screen:
             self.write(shown)
 
     def write(self, text):
-        with suppress(OSError):  # as by tee after Ctrl-C
-            self.bar.write(text, file=sys.stdout)
+        self.bar.write(text, file=sys.stdout)
 
     def close(self):
         self.bar.close()
@@ -49,6 +48,24 @@ def line(row, hours):
     """A row of the log as it is shown, or None if its kind is not; hours: what the unit of its gpu_hours is called."""
     kind = "step without gradient" if row["kind"] == "step" and "entropy" not in row else row["kind"]
     return LINES[kind].format(**row, hours=hours) if kind in LINES else None
+
+
+class Unbroken:
+    """A stream to which writing never fails: text that nobody reads any more, as by tee after Ctrl-C, is lost."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text):
+        with suppress(OSError):
+            self.stream.write(text)
+
+    def flush(self):
+        with suppress(OSError):
+            self.stream.flush()
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
 
 
 def counted(count, noun):

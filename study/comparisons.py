@@ -152,5 +152,5 @@ def rows_of(path):
 
 
 def complete(reason):
-    """Whether a run that ended so is a result: it got to its end, or its weights or gradients were not finite."""
+    """Whether a run that ended so is a result: it got to its end, or diverged (plumbing/monitor.py)."""
     return reason in ("finished", "curriculum exhausted") or "finite" in reason

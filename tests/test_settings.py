@@ -16,7 +16,7 @@ from transformers import AutoConfig
 import data
 import loss
 import vllm_rollout
-from plumbing import build, settings, sizing, track
+from plumbing import settings, sizing, track
 from plumbing.build import make_generator, make_scorer, provenance
 from plumbing.settings import FIELDS, known_flags, option, read_settings
 from recipes import EMBEDDED, RECIPES

@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 HELD_OUT = 10  # one embedded text in so many is reserved for validation, as is one prompt in so many of a small source
 VALIDATION_PROMPTS = 1_000  # Sec. 2.1; from every source
-MAX_ANSWER = 4 << 20  # bytes: a request carries its prompt's tests, and a value in the mailbox may have 8 MiB
+MAX_ANSWER = 4 << 20  # bytes: a request carries its prompt's tests, and a value in the store may have 8 MiB
 
 
 @dataclass(frozen=True)

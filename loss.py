@@ -19,16 +19,11 @@ Each recipe is put together from four independent choices: a per-token objective
     rho_it       -> ratio (B, T)                |y_i| -> lengths (B,) sampled tokens
     B completions, T completion tokens (prompts are left out), P prompts, G completions per prompt.
     mask (B, T) bool is True on tokens that the policy sampled; padding, injected phrases and whole completions that
-    carry no loss are False and count nowhere: value 0, gradient 0, no share in any denominator.
+    carry no loss are False and count nowhere: value 0, gradient 0, no share in any denominator. (Open in the paper: how
+    injected phrases count. Here not at all, since the policy did not choose them.)
 
 Deviation: GSPO's ratio is the geometric mean over the tokens, as in GSPO's own paper. The paper writes the ratio of
     whole sequences, which moves further from 1 with every token, so that half-widths of 3e-3 and 5e-3 make no sense.
-Open in the paper: which std and which epsilon. Here the population std (ddof 0) plus 1e-6, for groups and batch alike.
-Open in the paper: the order of filter and batch std. Here zero-variance prompts are dropped first, and the batch std is
-    that of the prompts kept.
-Open in the paper: whether truncated completions enter the group mean and the std. Here they enter both, as wrong
-    answers, and only their loss is masked. Without them the other rewards of a group could be equal, with a std of 0.
-Open in the paper: how injected phrases count. Here not at all: the policy did not choose them.
 
 ScaleRL's J (Sec. 4), worked through for three prompts of two completions each. Every pi_train is 1/2. The four
 completions kept have ratios 4 (capped at 2), 1, 1 and 1/2, and 1, 3, 2 and 2 tokens:
@@ -55,7 +50,9 @@ from typing import NamedTuple
 
 import torch
 
-STD_EPS = 1e-6  # keeps the division finite; far below the std of any unequal rewards of +1 and -1
+# Open in the paper: which std and which epsilon. Here the population std (ddof 0) plus STD_EPS, for groups and batch
+# alike. It keeps the division finite, and is far below the std of any unequal rewards of +1 and -1.
+STD_EPS = 1e-6
 NORMALISATIONS = ("prompt", "batch", "none")
 AGGREGATIONS = ("sample", "prompt", "token")
 
@@ -255,7 +252,10 @@ def compute_advantages(groups, *, zero_variance_filter, normalisation):
     """
     graded = torch.tensor([all(rollout.correct is not None for rollout in group) for group in groups])
     correct = torch.tensor([[2.0 * bool(rollout.correct) - 1 for rollout in group] for group in groups])
+    # Open in the paper: whether truncated completions enter the group mean and the std. Here they enter both, as wrong
+    # answers, and only their loss is masked. Without them the other rewards of a group could be equal, with a std of 0.
     rewards = torch.tensor([[rollout.reward for rollout in group] for group in groups])
+    # Open in the paper: the order of filter and batch std. Here the batch std is that of the prompts kept.
     kept = graded & nonzero_variance(correct) if zero_variance_filter else graded
     advantages = torch.zeros_like(rewards)
     if kept.any():

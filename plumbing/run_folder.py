@@ -52,9 +52,13 @@ def own(out):
     if fcntl is None:
         return log
     try:
+        import fcntl  # here, since some systems (Windows) have no such locks: there a run's folder is not locked
+
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise OSError(f"{out} is in use by another run") from error
+    except ImportError:
+        pass
     return log
 
 

@@ -393,7 +393,7 @@ def test_what_a_log_says_of_turns_is_read_where_trainers_wait_longer_than_genera
 def test_a_virtual_run_needs_nothing_that_other_systems_lack(tmp_path, monkeypatch):
     for module, name in ((os, "fork"), (os, "setsid"), (os, "killpg"), (signal, "SIGUSR1")):
         monkeypatch.delattr(module, name)
-    monkeypatch.setattr(run_folder, "fcntl", None)
+    monkeypatch.setitem(sys.modules, "fcntl", None)
     rows, *_ = run(tmp_path / "a", *SETUPS["exact 2"].split())
     assert rows[-1]["reason"] == "finished"
 

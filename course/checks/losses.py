@@ -790,7 +790,7 @@ ADVANTAGES.append(
         teaches="Prompt, batch or no normalisation: who shares a std decides whether hard and easy "
         "prompts weigh alike.",
         hints=(
-            "Eq. 5; Sec. 3.2 compares the three; what is open in the paper stands at the top of loss.py.",
+            "Eq. 5; Sec. 3.2 compares the three; what is open in the paper stands above STD_EPS.",
             "torch.std divides by n - 1 unless told otherwise, and a group of equal rewards has the std 0.",
             "Divide by a population std plus the module's epsilon; the std is of the row or of everything.",
         ),

@@ -173,8 +173,10 @@ class Heartbeat(threading.Thread):
         if isinstance(error, (OSError, FloatingPointError)):
             self.final = not isinstance(error, (ConnectionError, TimeoutError))  # a full disk is full again
             self.lose(str(error) or type(error).__name__)
-        until = time.monotonic() + LATE + 3 * BEAT
-        while self.lines and not self.lost and (time.monotonic() < until or self.late(self.heard, 4 * BEAT)):
+        began = time.monotonic()
+        while self.lines and not self.lost and time.monotonic() < began + LATE + 3 * BEAT + self.timeout:
+            if time.monotonic() > began + LATE + 3 * BEAT and not self.late(self.heard, 4 * BEAT):
+                break  # nobody is silent: no name will come
             time.sleep(0.02)
         if not self.lost:
             raise error

@@ -194,7 +194,7 @@ def test_the_last_call_waits_for_the_others_but_not_for_one_that_stays(connected
         began = time.monotonic()
         own.end(patience=0.5)
         took.append(time.monotonic() - began)
-    assert heard(lines[1])[0] == {"kind": "left"}
+        assert leave or heard(lines[1])[0] == {"kind": "left"}
     assert took[0] >= 0.5 and took[1] < 0.4
 
 
@@ -220,12 +220,13 @@ def test_a_full_disk_is_full_again_but_a_lost_connection_is_not(connected, error
 
 
 def test_a_collective_that_fails_before_silence_is_known_waits_for_the_name(connected, monkeypatch):
-    monkeypatch.setattr(heartbeat, "LATE", 0.1)
     own, _ = connected(1, 0)
+    monkeypatch.setattr(heartbeat, "LATE", 0.0)
+    monkeypatch.setattr(heartbeat, "BEAT", 0.1)
     with pytest.raises(RuntimeError, match="our mistake"):  # rank 0 has just been heard
         own.blame(RuntimeError("our mistake"))
     long_ago(own, 0, 4.0)
-    timer = threading.Timer(0.3, lambda: own.lose("rank 0 is frozen"))
+    timer = threading.Timer(0.5, lambda: own.lose("rank 0 is frozen"))
     timer.start()
     assert own.blame(RuntimeError("timed out")) == "rank 0 is frozen"
     timer.join()

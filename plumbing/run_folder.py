@@ -15,11 +15,6 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None
-
 CONTENTS = "contents.json"
 RENAMED = {"average": "aggregation"}  # flags of earlier versions -> their names today
 STATE = ("config.json", "state/run.json", "state/.metadata")  # files of every checkpoint, also of earlier versions
@@ -39,18 +34,13 @@ def others(out):
 
 
 def own(out):
-    """Open the log of a run and lock it until it is closed. Raises OSError if it is held or cannot be opened.
-
-    Where the system has no such locks (Windows), it is not locked.
-    """
+    """Open the log of a run and lock it until it is closed. Raises OSError if it is held or cannot be opened."""
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
         log = (Path(out) / "log.jsonl").open("ab")
     except OSError as error:
         cause = "a file or a broken link of that name, or a folder that may not be written"
         raise OSError(error.errno, f"--out {out} cannot hold a run: {error}; likely cause: {cause}") from error
-    if fcntl is None:
-        return log
     try:
         import fcntl  # here, since some systems (Windows) have no such locks: there a run's folder is not locked
 

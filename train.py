@@ -140,15 +140,8 @@ class Trainer:
         self.saved = state.get("version")  # version of the last checkpoint
         self.checked = False  # whether the start-up check has been passed, or its time is over
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.policy = checkpoints.load_policy(
-            folder,
-            processes,
-            resume=bool(state),
-            activation_checkpointing=args.activation_checkpointing,
-            dtype=processes.dtype,
-            temperature=args.temperature,
-            fp32_head=args.fp32_head,
-        )
+        given = {name: getattr(args, name) for name in ("activation_checkpointing", "temperature", "fp32_head")}
+        self.policy = checkpoints.load_policy(folder, processes, resume=bool(state), dtype=processes.dtype, **given)
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), eps=1e-15)  # A.3; the rest before each step
         self.curriculum = data.Curriculum(
             prompts.train, seed=args.seed, threshold=args.no_positive_resampling, weights=prompts.weights
@@ -286,6 +279,7 @@ def lead(args, processes, prompts):
         reason = heartbeat.blame(error)
     if run:
         run.log.finish(reason, run.version, time.perf_counter() - began)
+        processes.reached = f"{run.version} of {args.steps}"
     return reason
 
 

@@ -87,6 +87,7 @@ class Processes:
 
     clock = staticmethod(time.perf_counter)  # seconds
     hours = "device-hours"  # what they are called on the screen
+    reached = ""  # the step at which rank 0's training has ended, of how many
     drain = False  # whether all admitted requests are finished before each step: only with --virtual exact
 
     def __init__(self, args):
@@ -187,9 +188,11 @@ class Processes:
     def end(self, reason):
         """The last call on every rank: say why the run ends, and end in order. Returns the exit code.
 
-        Rank 0, which hosts the store, waits until the others have ended.
+        Rank 0, which hosts the store, waits until the others have ended, so that its line is the last.
         """
         beat = self.heartbeat
+        if reason != "finished" and not (beat.lost or beat.failed):
+            print(f"train.py: {reason} ({self.name(self.rank)})")
         beat.end(patience=0.0 if self.rank else 5.0)
         beat.final |= beat.failed  # the verifier, or gradients that are not finite
         if dist.is_initialized():  # vLLM destroys the group when it closes
@@ -200,8 +203,9 @@ class Processes:
             if not beat.lost:  # else the reason is printed already
                 print(self.farewell(reason), file=sys.stderr)
             return 1
-        if reason != "finished":
-            print(f"train.py: {reason} ({self.name(self.rank)})")
+        if reason.startswith("interrupted") and self.rank == 0:
+            how = f"by {reason.split()[-1]} " if " got SIG" in reason else ""
+            print(f"stopped {how}at step {self.reached}; go on with --resume")
         return 0
 
     def close(self):

@@ -251,6 +251,8 @@ def test_a_signal_to_any_rank_ends_the_run_in_order_everywhere(start):
     reason = run.log[-1]["reason"]
     assert reason.startswith("interrupted: generator rank 2 got SIGTERM")
     assert run.text.count("generator rank 2 got SIGTERM") >= 2  # both generators say so
+    last = f"stopped by SIGTERM at step {run.log[-1]['step']} of 10000; go on with --resume"
+    assert run.text.splitlines()[-1] == last
     assert run_folder.finished(run.out)[-1].name == f"checkpoint-{run.log[-1]['step']}"  # written when the run ended
 
 

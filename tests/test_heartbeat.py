@@ -5,6 +5,7 @@ connections. test_faults.py has the same on real processes.
 """
 
 import json
+import multiprocessing
 import threading
 import time
 from multiprocessing import Pipe
@@ -105,8 +106,9 @@ def test_a_rank_that_ends_is_lost_at_once_and_the_next_turn_of_the_others_says_s
     turns(own)
     with pytest.raises(Lost, match="^rank 2 ended$"):
         own.tick()
+    assert heard(lines[1]) == [{"kind": "lost", "reason": "rank 2 ended", "final": False}]
     other, line = connected(1, 0)
-    say(line[0], *(heard(lines[1])[0][name] for name in ("kind",)), reason="rank 2 ended", final=False)
+    say(line[0], "lost", reason="rank 2 ended", final=False)
     turns(other)
     with pytest.raises(Lost, match="^rank 2 ended$"):
         other.tick()
@@ -184,18 +186,45 @@ def test_a_rank_whose_launcher_is_gone_asks_for_an_end_in_order(connected, monke
     assert own.stopped == "interrupted: the launcher of rank 1 ended"
 
 
-def test_the_last_call_waits_for_the_others_but_not_for_one_that_stays(connected):
+def test_rank_0_leaves_after_the_others_but_waits_for_none_that_stays(connected):
+    other, line = connected(1, 0)
+    other.end(patience=0.0)
+    assert heard(line[0]) == [{"kind": "left"}]
     own, lines = connected(0, 1)
-    took = []
-    for leave in (False, True):
-        if leave:
-            say(lines[1], "left")
-            turns(own)
-        began = time.monotonic()
-        own.end(patience=0.5)
-        took.append(time.monotonic() - began)
-        assert leave or heard(lines[1])[0] == {"kind": "left"}
-    assert took[0] >= 0.5 and took[1] < 0.4
+    before = []
+
+    def leave():
+        before.extend(heard(lines[1]))  # else a rank that has not seen the end yet would take rank 0's for a loss
+        say(lines[1], "left")
+        turns(own)
+
+    timer = threading.Timer(0.2, leave)
+    timer.start()
+    began = time.monotonic()
+    own.end(patience=60.0)
+    timer.join()
+    assert before == [] and time.monotonic() - began < 30.0
+    own, lines = connected(0, 1)
+    began = time.monotonic()
+    own.end(patience=0.5)
+    assert 0.5 <= time.monotonic() - began < 30.0 and heard(lines[1]) == [{"kind": "left"}]
+    lines[1].close()
+    turns(own)
+    assert own.lost is None  # nobody is needed any more
+
+
+def test_a_forked_child_keeps_no_connection_open(connected):
+    own, lines = connected(0, 1)
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60.0,))
+    child.start()
+    try:
+        for line in own.lines:
+            line.close()
+        with pytest.raises(EOFError):  # else nobody would notice that a rank has died whose verifier lives on
+            lines[1].poll(10.0) and lines[1].recv_bytes()
+    finally:
+        child.kill()
+        child.join()
 
 
 # --- Blame -----------------------------------------------------------------------------------------------------------
@@ -223,10 +252,21 @@ def test_a_collective_that_fails_before_silence_is_known_waits_for_the_name(conn
     own, _ = connected(1, 0)
     monkeypatch.setattr(heartbeat, "LATE", 0.0)
     monkeypatch.setattr(heartbeat, "BEAT", 0.1)
+    began = time.monotonic()
     with pytest.raises(RuntimeError, match="our mistake"):  # rank 0 has just been heard
         own.blame(RuntimeError("our mistake"))
+    assert time.monotonic() - began < own.timeout
     long_ago(own, 0, 4.0)
     timer = threading.Timer(0.5, lambda: own.lose("rank 0 is frozen"))
     timer.start()
     assert own.blame(RuntimeError("timed out")) == "rank 0 is frozen"
     timer.join()
+
+
+def test_a_name_that_does_not_come_is_not_waited_for_beyond_the_time_limit(connected, monkeypatch):
+    own, _ = connected(1, 0)
+    monkeypatch.setattr(heartbeat, "LATE", 0.0)
+    own.timeout = 0.3
+    long_ago(own, 0, 4.0)
+    with pytest.raises(RuntimeError, match="timed out"):
+        own.blame(RuntimeError("timed out"))

@@ -192,7 +192,7 @@ class Processes:
         """
         beat = self.heartbeat
         if reason != "finished" and not (beat.lost or beat.failed):
-            print(f"train.py: {reason} ({self.name(self.rank)})")
+            print(f"train.py: {reason} ({self.name(self.rank)})", flush=True)
         beat.end(patience=0.0 if self.rank else 5.0)
         beat.final |= beat.failed  # the verifier, or gradients that are not finite
         if dist.is_initialized():  # vLLM destroys the group when it closes

@@ -291,8 +291,9 @@ def serve(args, processes):
     try:
         processes.agree(args)
         for generator, *_ in generate(args, processes, queue):
-            pause = POLL if queue.latest != seen else min(LONGEST_POLL, SLOWER * pause)
-            time.sleep(0.0 if generator.busy else pause)
+            if not generator.busy:
+                pause = POLL if queue.latest != seen else min(LONGEST_POLL, SLOWER * pause)
+                time.sleep(pause)
             seen = queue.latest
         return queue.latest.stop
     except (OSError, RuntimeError) as error:

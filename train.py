@@ -291,9 +291,11 @@ def serve(args, processes):
     try:
         processes.agree(args)
         for generator, *_ in generate(args, processes, queue):
-            if not generator.busy:
-                pause = POLL if queue.latest != seen else min(LONGEST_POLL, SLOWER * pause)
+            if generator.busy or queue.latest != seen:
+                pause = POLL
+            else:
                 time.sleep(pause)
+                pause = min(LONGEST_POLL, SLOWER * pause)
             seen = queue.latest
         return queue.latest.stop
     except (OSError, RuntimeError) as error:

@@ -14,11 +14,10 @@ filter and, if both are about equally fast, on the machine's load.
 Test: pytest tests/test_study.py
 """
 
-import json
 from typing import NamedTuple
 
+from plumbing import run_folder
 from recipes import EMBEDDED
-from study import names
 
 
 class Configuration(NamedTuple):
@@ -148,7 +147,7 @@ def kept(folder):
 
 def rows_of(path):
     """The rows of a log, under today's names."""
-    return [names.today(json.loads(line)) for line in path.open()]
+    return run_folder.rows(path)[0]
 
 
 def complete(reason):

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from test_train import elsewhere  # noqa: F401
 
-from plumbing import settings
+from plumbing import run_folder, settings
 from study import comparisons as study
-from study import drawing, names, rule
+from study import drawing, rule
 from study import run as runner
 
 
@@ -213,9 +213,8 @@ def test_every_log_of_the_study_is_small_and_ran_to_its_end_with_the_flags_of_it
 
 
 def test_flags_with_an_old_name_in_a_kept_log_are_read_under_todays():
-    assert doctest.testmod(names).failed == 0
-    assert not names.FLAGS.keys() & vars(settings.read_settings([])).keys()  # what is old is no flag today
-    assert set(names.FLAGS.values()) <= vars(settings.read_settings([])).keys()
+    assert not run_folder.RENAMED.keys() & vars(settings.read_settings([])).keys()  # what is old is no flag today
+    assert set(run_folder.RENAMED.values()) <= vars(settings.read_settings([])).keys()
 
 
 # --- Verdicts --------------------------------------------------------------------------------------------------------

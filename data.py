@@ -20,7 +20,7 @@ drawn from every source, so that each source has its own curve, named by Prompt.
 validation, from whatever sources, is refused. Both sets are the same for every --seed, which only orders the training
 prompts: runs with different seeds are measured on the same prompts.
 
-Deviation: of a source of fewer than 10,000 prompts, if not embedded, a tenth is held out, at least one, not 1,000.
+Deviation: the paper holds out 1,000 prompts; of a source of fewer than 10,000, if not embedded, we hold out a tenth.
 Deviation: a prompt that was given out is not given out again before its completions are back ("in flight"), so the run
   ends when fewer than P prompts are both below 0.9 and not in flight; with many prompts this is the paper's rule.
 Open in the paper: what a historical pass rate is; ours: the share of correct completions among the prompt's latest G.

@@ -283,7 +283,7 @@ def _draws(law):
 
 
 def _notes(law, edges, lowest):
-    """The notes of the run, and those on the fitted points. None of them tells forecasts that will miss from others.
+    """The notes of the run, and those on the fitted points. No note predicts whether the forecast will miss.
 
     edges: parameter name -> the values searched, ascending; its first and last are equal if the caller fixed it.
     lowest: the lower end of the band of A

@@ -95,7 +95,7 @@ def importance_ratio(logprobs, gen_logprobs, mask):
     """Eq. 2: rho = pi_train / pi_gen per token, (B, T); 1 where mask is False.
 
     logprobs      (B, T) nats  log pi_train of the sampled tokens
-    gen_logprobs  (B, T) nats  log pi_gen stored at sampling; with the value that the trainer computes, rho would be 1
+    gen_logprobs  (B, T) nats  log pi_gen, stored at sampling; recomputed by the trainer, rho would always be 1
     mask          (B, T) bool  True on tokens the policy sampled
     """
     return _log_ratio(logprobs, gen_logprobs, mask).exp()
@@ -112,7 +112,7 @@ def sequence_ratio(logprobs, gen_logprobs, mask):
 
 @torch.no_grad()
 def cap_acts(logprobs, gen_logprobs, advantages, mask, *, eps_max):
-    """(B, T) bool: sampled tokens that CISPO's cap weighs less, whatever the sign of the advantage; none where it is 0.
+    """(B, T) bool: sampled tokens with a ratio above the cap; tokens of advantage 0 do not count.
 
     Arguments as in cispo.
     """

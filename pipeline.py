@@ -36,7 +36,10 @@ REPORT = 0.25  # seconds between two reports of a generator's work
 
 
 class Rule(NamedTuple):
-    """An off-policy rule. version: optimizer steps done; k: optimizer steps."""
+    """An off-policy rule. version: optimizer steps done; k: optimizer steps.
+
+    `batches` never falls as the version grows and is at least version + 1: else the next step would have no batch.
+    """
 
     least_k: int
     batches: Callable  # (version, k) -> how many batches may have been requested, over the whole run

@@ -69,7 +69,8 @@ def train(run, args):
         # 3. Update (Sec. 3, Eq. 3 to 8).
         with run.log.timed("train"):
             metrics = run.update(groups, advantages, trained)
-        # 4. Update the history (Sec. 3.2), log; publish the weights; admit the requests that the new version allows.
+        # 4. Record pass rates for No-Positive-Resampling (Sec. 3.2); log, before the weights go, what led to them;
+        # publish them if --off-policy says so now; admit the requests that the new version allows.
         for group in groups:
             run.curriculum.update_history(group[0].prompt, reward.group_pass_rate(group))
         run.log_step(groups, kept, metrics)
@@ -138,7 +139,7 @@ class Trainer:
         self.version = state.get("version", 0)  # optimizer steps done
         self.evaluated = state.get("evaluated")  # version of the last evaluation
         self.saved = state.get("version")  # version of the last checkpoint
-        self.checked = False  # whether the start-up check has been passed, or its time is over
+        self.same_weights = True  # as the generators that sampled the batch: until the first update
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         given = {name: getattr(args, name) for name in ("activation_checkpointing", "temperature", "fp32_head")}
         self.policy = checkpoints.load_policy(folder, processes, resume=bool(state), dtype=processes.dtype, **given)
@@ -179,23 +180,23 @@ class Trainer:
             processes.stop_together(batches.padded(items))
             batch = batches.collate(items, self.queue.tokens([item.rollout for item in items]), processes.device)
             logprobs, entropy = self.policy(batch.input_ids, batch.mask)
-            if items and not self.checked:  # before the first update the trainer has the weights that sampled the batch
+            if items and self.same_weights:
                 precision.startup_check(logprobs, batch.gen_logprobs, batch.mask, processes.dtype)
             inputs = logprobs, batch.gen_logprobs, batch.advantages, batch.mask
             per_token = chosen.objective(*inputs, **args.clips)
-            share = loss.aggregate(per_token, batch.mask, batch.prompt_index, args.aggregation, plan.denominators)
-            (-share).backward()
+            objective = loss.aggregate(per_token, batch.mask, batch.prompt_index, args.aggregation, plan.denominators)
+            (-objective).backward()
             statistics.add(logprobs, entropy, batch, chosen.clipped(*inputs, **args.clips))
         metrics = statistics.means(processes.total)
         norm = self.gradient_norm()
         skipped = not math.isfinite(norm)  # the same on all ranks, since the norm is
         lr = learning_rate(self.version, lr=args.lr, warmup=args.warmup)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-            group["weight_decay"] = args.weight_decay  # a resumed run may have been given another
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = lr
+            parameters["weight_decay"] = args.weight_decay  # a resumed run may have been given another
         if plan.denominators.tokens and not skipped:
             self.optimizer.step()
-            self.checked = True  # on all ranks: from here on the trainers' weights are newer than a batch's
+            self.same_weights = False
         self.optimizer.zero_grad()
         self.version += 1
         metrics |= {"micro_batches": len(plan.micro_batches), "padded": sum(map(batches.padded, plan.micro_batches))}

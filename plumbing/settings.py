@@ -121,7 +121,7 @@ class Settings:
     )
     fp32_head: bool = flag("LM head in fp32 on both sides (Sec. 3.2), as in a float32 model anyway", EVALUATION)
 
-    off_policy: str = flag("PipelineRL-k or PPO-off-policy-k (Sec. 3.1)", FIXED, choices=OFF_POLICY)
+    off_policy: str = flag("when batches are generated and weights sent (Sec. 3.1)", FIXED, choices=OFF_POLICY)
     k: int = flag("greatest staleness of a token in optimizer steps; with ppo it is k - 1 (Sec. 3.1)", FIXED)
     prompts: int = flag("P, prompts per optimizer step", FIXED, least=1)
     generations: int = flag("G, completions per prompt; with --evaluate, the k of mean@k", EVALUATION, least=1)
@@ -490,8 +490,8 @@ def check(args, given, asked):
     if not args.evaluate:
         if not evaluates(args):
             raise ValueError(
-                f"--eval-every {args.eval_every} is no multiple of --k {args.k}: {args.off_policy} publishes weights "
-                "every k steps"
+                f"--eval-every {args.eval_every} is no multiple of --k {args.k}, or no step at which "
+                f"--off-policy {args.off_policy} publishes weights"
             )
         if args.generations < 2:
             raise ValueError("--generations is 1; expected 2 or more: one completion has no group to be compared with")

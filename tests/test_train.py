@@ -252,7 +252,7 @@ def lone_trainer():
     trainer.policy = precision.PolicyModel(tiny_model(), dtype=torch.float32)
     trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=0.1, weight_decay=0.5)
     trainer.version = 6
-    trainer.checked = False
+    trainer.same_weights = True
     trainer.queue = SimpleNamespace(tokens=lambda rollouts: [], drop=lambda rollouts: None)
     trainer.processes = SimpleNamespace(
         rank=0,
@@ -326,7 +326,7 @@ def test_without_any_gradient_the_weights_stand_still_but_the_version_goes_on():
 @pytest.mark.parametrize("value, moves", [(1.0, True), (math.nan, False), (math.inf, False)])
 def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(value, moves):
     trainer = lone_trainer()
-    trainer.checked = True
+    trainer.same_weights = False
     trainer.queue.tokens = lambda rollouts: [sampled([3, 4], [5, 6], [-2.9, -2.9])] * len(rollouts)
     parameters = list(trainer.policy.parameters())
     before = [parameter.clone() for parameter in parameters]

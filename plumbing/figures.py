@@ -1,6 +1,9 @@
-"""Everything that fit.py draws. A figure is a list of panels; a panel is (title, x label, y label, [Curve, ...])."""
+"""Everything that fit.py draws. A figure is a list of panels; a panel is (title, x label, y label, [Curve, ...]).
 
-from collections import namedtuple
+`page` draws the columns of a run's log against its optimizer steps.
+"""
+
+from collections import defaultdict, namedtuple
 from functools import partial
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from matplotlib.ticker import EngFormatter, LogLocator
 
 import fit
 import forecast
+from plumbing import timeline
 
 PAPER_R_0 = 0.39  # ours: at this R_0 the published bs2048 fit gives back the power-law asymptotes of A.4
 TABLE_1 = {  # A, B, C_mid (GPU-hours)
@@ -40,22 +44,24 @@ def called(unit):
 
 def draw(ax, title, xlabel, ylabel, curves):
     """Draw a panel, its legend below it. Points beyond the solid part of a curve are hollow: its fit left them out."""
+    hollow = False
     looks = zip(COLOURS * len(curves), MARKERS * len(curves))
     alpha = 0.36 / max(2, len(curves))
-    for (label, law, (start, fitted_to, end), points, band), (colour, marker) in zip(curves, looks):
+    for place, ((label, law, (start, fitted_to, end), points, band), (colour, marker)) in enumerate(zip(curves, looks)):
         for style, span in (("-", (start, fitted_to)), ("--", (fitted_to, max(end, fitted_to)))):
-            ax.plot(x := np.geomspace(*span, 200), law(x), style, color=colour, lw=1.3)
-            for edge in (both := band(x) if band else ()):
-                ax.plot(x, edge, color=colour, lw=0.6, alpha=0.7)
+            x = np.geomspace(*span, 200)
+            ax.plot(x, law(x), style, color=colour, lw=1.3, zorder=3 - (1 + place) / 1000)  # the first on top
             if band:
-                ax.fill_between(x, *both, color=colour, alpha=alpha, lw=0)
-            if band and start == end:  # a single point: its band has no area
-                ax.plot([start, start], [both[0][0], both[1][0]], color=colour, lw=1.3)
+                ax.fill_between(x, *band(x), color=colour, alpha=alpha, lw=0)
+                ax.plot(x, np.transpose(band(x)), color=colour, lw=0.6, alpha=0.7)
         x, y = np.array(points)
         size = 14 if len(curves) < 4 else 9
-        faces = np.where((x >= start) & (x <= fitted_to), colour, "none")
-        ax.scatter(x, y, size, faces, marker=marker, edgecolors=colour, linewidths=0.7, zorder=3)
+        fitted = (x >= start) & (x <= fitted_to)
+        hollow |= not fitted.all()
+        ax.scatter(x, y, size, np.where(fitted, colour, "none"), marker=marker, edgecolors=colour, lw=0.7, zorder=3)
         ax.plot([], [], "-" + marker * bool(len(x)), color=colour, ms=4, label=label)
+    if hollow:
+        ax.plot([], [], "o", color="black", mfc="none", ms=4, mew=0.7, label="hollow: not fitted")
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.set_title(title, fontsize=10)
     subs = (1, 3) if np.divide(*ax.get_xlim()) > 1e-3 else (1,)  # over three decades, labels at 3 have no room
@@ -88,35 +94,36 @@ def save(path, title, panels, others=(), width=5.6):
 
 
 def scaling(law, end, mean_of=np.inf):
-    """A fit as a Curve up to `end`: Eq. 1 over the fitted points, unless these fall; for a Forecast the median of its
-    curves beyond them, and the 90 % band of `mean_of` evaluations (inf: of the curve)."""
+    """A fit as a Curve up to `end`. Of a Forecast: Eq. 1 over the fitted points (where they do not rise the median of
+    its curves, where they fall nothing), beyond them the median; the 90 % band of `mean_of` evaluations (inf: of the
+    curve).
+    """
     points = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])[:2]
     label = f"{law.run.name}: A = {law.A:.3f}, B = {law.B:.2f}"
-    span = (*law.span, end)
+    first, last = law.span
     if not isinstance(law, forecast.Forecast):
-        return Curve(label, law.predict, span, points)
-    within = law.median if law.falls else law.predict
+        return Curve(label, law.predict, (first, last, end), points)
+    within = law.predict if forecast.gains(law) else law.median
+    hidden = last if law.falls else 0.0
     if undetermined := forecast.known(law).get("A"):
         label = f"{law.run.name}: {undetermined.partition(':')[0]}"
 
     def value(C):
-        return np.where(C <= law.span[1], within(C), law.median(C))
+        return np.where(C < hidden, np.nan, np.where(C < last, within(C), law.median(C)))
 
-    return Curve(label, value, span, points, lambda C: law.band(C, mean_of))
+    def band(C):
+        return tuple(np.where(C < hidden, np.nan, law.band(C, mean_of)))
+
+    return Curve(label, value, (first, last, end), points, band)
 
 
-def met(half, whole):
-    """A panel: the run, what its first half forecast (the Forecast `half`), the end it met, and A of the whole run."""
-    last = whole.run.compute[-1]
-    early = scaling(half, last, 1)._replace(label=f"{whole.run.name}: fit of the first half, and its forecast")
-    curves = [early]
-    if "A" not in forecast.known(whole):
-        low, high = whole.bands["A"]
-        label = f"A = {whole.A:.3f} ({low:.3f} to {high:.3f}), fitted to the whole run"
-        flat = [lambda C, value=value: np.full(np.shape(C), value) for value in (whole.A, low, high)]
-        curves.append(Curve(label, flat[0], (half.span[0], last, last), band=lambda C: (flat[1](C), flat[2](C))))
-    title = "Forecast from the first half of a run, and the end it met (hollow)\n90 % bands: of one evaluation; of A"
-    return title, f"compute C ({called(whole.run.unit)})", RATE, curves
+def asymptote(law, end):
+    """[A of a Forecast as a Curve up to `end`, with its band], or [] if the points do not determine A."""
+    if "A" in forecast.known(law):
+        return []
+    label = "A and its 90 % band, {:.3f} to {:.3f}".format(*law.bands["A"])
+    ends = [(C, law.A, *law.bands["A"]) for C in (law.span[0], end)]
+    return [through(label, ends)._replace(points=((), ()))]
 
 
 def power_law(law, end):
@@ -156,14 +163,82 @@ def error_panels(tables, run):
     for end, cuts in CUT_OFFS.items():
         laws[end] = [(x, law) for x in cuts for law in forecast.fitted(run, **{end: f"{x}%"})]
     for name in ("A", "B"):
+        known = {end: [one for one in laws[end] if name not in forecast.known(one[1])] for end in laws}
         # From too few points the band of B reaches fit.B_MAX, 10,000, and would flatten all else.
+        top = max([1.0, *(1.5 * getattr(at, name) for own in known.values() for _, at in own)])
         series = [
-            (f"{end} moves", [(x, getattr(at, name), *np.minimum(at.bands[name], 10)) for x, at in laws[end]])
-            for end in laws
+            (f"{end} moves", [(x, getattr(at, name), *np.minimum(at.bands[name], top)) for x, at in known[end]])
+            for end in known
         ]
-        title = f"{run.name}: {name} by fit range\n90 % band{' (cut at 10)' * (name == 'B')}: noise, if Eq. 1 holds"
+        cut = f", cut at {top:.2g}" * (name == "B")
+        title = f"{run.name}: {name} by fit range, where determined\n90 % band{cut}: noise, if Eq. 1 holds"
         panels.append((title, "cut-off (% of the compute)", name, series))
     return [(*labels, [through(*one) for one in series if len(one[1]) > 1]) for *labels, series in panels]
+
+
+# ---- The page of a run ----
+
+PAGE = {  # title -> {column of the log's rows: what it is called beside others}
+    "pass rate": {"pass_rate": "batches", "evaluated": "evaluations"},
+    "entropy (nats)": {"entropy": ""},
+    "mean |log rho| (nats)": {"log_rho": ""},
+    "effective sample size (share)": {"effective_sample_size": ""},
+    "gradient norm": {"gradient_norm": ""},
+    "length (tokens)": {"length_max": "longest", "length_mean": "mean"},
+    "share of the rollouts": {"truncated": "truncated", "interrupted": "interrupted"},
+    "staleness (optimizer steps)": {"stalest": "most", "staleness": "mean over the tokens"},
+    "idle share": {"idle_generators": "generators", "idle_trainers": "trainers"},
+    "seconds": {
+        "seconds": "a step",
+        "seconds_generate": "decoding",
+        "seconds_train": "update",
+        "seconds_publish": "send",
+    },
+}
+PARTS = 25  # a thick line is the running mean over a part of the run
+
+
+def columns(rows):
+    """{column of `PAGE`: [(step, value)]} from the rows of a log; of rows for the same step the last counts."""
+    last = {(row["step"], row["kind"]): row for row in rows if row.get("kind") in ("step", "eval")}
+    found = defaultdict(list)
+    for (step, kind), row in sorted(last.items()):
+        if stale := {int(stale): tokens for stale, tokens in row.get("staleness", {}).items()}:
+            row |= {"stalest": max(stale), "staleness": np.average(list(stale), weights=list(stale.values()))}
+        for name, value in row.items() if kind == "step" else [("evaluated", row["pass_rate"])]:
+            if isinstance(value, (int, float)):  # None: it was nan, or the step trained on no token
+                found[name].append((step, value))
+    return found
+
+
+def page(log, path):
+    """Draw what a run's log.jsonl (or the folder with it) says of each step: thin as logged, thick as a running mean.
+    What the log lacks is left out. Raises BadInput for a log without any step.
+    """
+    log = Path(log)
+    log = log / "log.jsonl" if log.is_dir() else log
+    found = columns(timeline.rows_of(log))
+    if "pass_rate" not in found:
+        raise fit.BadInput(f"{log}: found no optimizer step of our logs (kind step); was it written by train.py?")
+    panels = {title: [(names[name], found[name]) for name in names if name in found] for title, names in PAGE.items()}
+    panels = {title: series for title, series in panels.items() if series}
+    across = -(-len(panels) // 2)
+    figure = Figure(figsize=(4.2 * across, 7.2))
+    figure.subplots_adjust(left=0.035, right=0.99, top=0.87, bottom=0.06, wspace=0.2, hspace=0.35)
+    figure.suptitle(f"{'/'.join(log.parts[-2:])}, by optimizer step (thick: running mean)")
+    for place, (title, series) in enumerate(panels.items(), 1):
+        ax = figure.add_subplot(2, across, place, title=title)
+        for (label, points), colour in zip(series, COLOURS):
+            x, y = np.array(points).T
+            window = np.ones(1 + len(x) // PARTS)
+            mean = np.convolve(y, window, "same") / np.convolve(np.ones(len(y)), window, "same")
+            ax.plot(x, y, ".-", color=colour, lw=0.5, ms=2, alpha=0.4)
+            ax.plot(x, mean, ".-" if len(x) < PARTS else "-", color=colour, lw=1.5, label=label)
+        ax.set_ylim(bottom=0)
+        ax.grid(alpha=0.25)
+        if len(series) > 1:
+            ax.legend()
+    figure.savefig(path, dpi=80)
 
 
 # ---- The paper's figures, from what it publishes ----
@@ -204,7 +279,6 @@ def published(folder):
     wide = (100, 1e5, 1e5)
     big = (1500, 5e4, 1e5)
     scout = (1500, 16000, 45000)
-    leave_one_out = (1500, 8000, 16000)
     write("fig1", "Fig. 1, dashed: extrapolated (source: Table 1; R_0 = 0.39 is ours)",
           table_1("8B, batch 2048", "ScaleRL-bs2048", big),
           table_1("both, as gain", "ScaleRL-bs2048/ScaleRL-Scout", big, scout, gain=True))  # fmt: skip
@@ -222,7 +296,9 @@ def published(folder):
           table_1("model size (8B, Scout)", "ScaleRL/ScaleRL-Scout", wide, gain=True),
           table_1("math and code", "math+code, math/math+code, code", wide, gain=True))  # fmt: skip
     slopes = ("CISPO", 2.01), ("DAPO", 1.77)
-    curves = [Curve(f"{name}: slope B = {B}", lambda C, B=B: B * np.log10(C), leave_one_out) for name, B in slopes]
+    curves = [
+        Curve(f"{name}: slope B = {B}", lambda C, B=B: B * np.log10(C), (1500, 8000, 16000)) for name, B in slopes
+    ]
     write("fig7", "Fig. 7 (source: text)", ("leave one out", HOURS, "log10 F(R), F in GPU-hours^B", curves))
     panels = []
     for start, stop, A in ((1500, 50000, "A = 1.0"), (5000, 50000, "A = 0.74"), (30000, 60000, "right")):

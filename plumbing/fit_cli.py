@@ -92,16 +92,18 @@ def row_of(law):
 
 
 def _panels(laws, halves, until, axis):
-    """The first panels of the figure: for one run without `until` its first half's forecast and the end it met; for
-    several, or with `until`, all points with the forecasts ahead, and beside it the first halves' forecasts."""
-    if len(laws) == 1 and halves[0] and not until:
-        return [figures.met(halves[0][0], laws[0])]
+    """The first panels of the figure: all points with the forecasts ahead, for one run A too; beside it, for runs that
+    are fitted to their end, the first half's forecast and the end that it met."""
     most = max(law.run.compute[-1] for law in laws)
-    curves = [figures.scaling(law, until or 2 * most) for law in laws]
-    early = [figures.scaling(law, most, 1) for law in sum(halves, [])]
-    title = "Forecasts from the first half, and the end they met (hollow)\n90 % band of one evaluation"
-    whole = (f"All points, and the forecast (hollow: not fitted)\n{figures.BAND}", axis, figures.RATE, curves)
-    return [whole, (title, axis, figures.RATE, early)]
+    end = until or 2 * most
+    curves = [figures.scaling(law, end) for law in laws]
+    curves += figures.asymptote(laws[0], end) if len(laws) == 1 else []
+    whole = [half for law, half in zip(laws, halves) if law.span[1] == law.run.compute[-1]]
+    early = [figures.scaling(law, most, 1) for law in sum(whole, [])]
+    return [
+        (f"All points, and the forecast\n{figures.BAND}", axis, figures.RATE, curves),
+        ("Forecast from the first half, and the end it met\n90 % band of one evaluation", axis, figures.RATE, early),
+    ]
 
 
 def analyse(laws, flags=(), until=None, path=None, gain=0.02, against=0):
@@ -197,6 +199,7 @@ def command(args, defaults):
     """Do what the command line asks for; returns the lines to print. Raises BadInput for a flag that has no effect."""
     reads = {"paper", "o"} if args.paper else set(vars(args)) - {"steps"}
     reads = {"timeline", "runs", "steps", "o"} if args.timeline else reads
+    reads = {"page", "runs", "o"} if args.page else reads
     reads -= (set() if args.o else {"log_f"}) | (set() if args.stop_rule else {"gain"})
     reads -= set() if args.compare else {"against"}
     if unread := [name for name, value in vars(args).items() if value != defaults[name] and name not in reads]:
@@ -210,6 +213,12 @@ def command(args, defaults):
     args.o = args.o and _figure(args.o)
     if args.timeline:
         return timelines(args.runs, args.steps, args.o or "timeline.png")
+    if args.page:
+        if len(args.runs) != 1:
+            raise fit.BadInput(f"got {len(args.runs)} RUNs, expected one: --page shows one run")
+        args.o = args.o or "run.png"
+        figures.page(args.runs[0], args.o)
+        return [f"written to {args.o}"]
     if args.until is not None and not 0 < args.until < np.inf:
         raise fit.BadInput(f"got --until {args.until:g}, expected a compute above 0")
     if not 0 < args.gain < 1:
@@ -256,6 +265,7 @@ def verdict_flags(add):
 
 
 def timeline_flags(add):
+    add("--page", action="store_true", help="draw RUN's entropy, staleness, idle shares, … by step (to -o, or run.png)")
     add("--timeline", action="store_true", help="draw who did what when in RUNs of train.py (to -o, or timeline.png)")
     add("--steps", type=int, nargs=2, metavar=("LO", "HI"), help="of --timeline: these steps (default: in the middle)")
 

@@ -1,7 +1,8 @@
 """The folder of a run: its log, its checkpoints, which of them are whole, and the flags it was started with.
 
     log.jsonl              one JSON object per line; the run that writes it holds a lock on it
-    completions.jsonl      some completions of each evaluation;    scaling.png    the fit
+    completions.jsonl      some completions of each evaluation
+    scaling.png, run.png   the fit; the columns of the log by optimizer step
     checkpoint-STEP/       checkpoints.py writes them; one that does not match its contents.json is never resumed from:
                            the newest intact one is, and those after it are set aside as checkpoint-STEP-broken
 

@@ -22,7 +22,7 @@ from plumbing.screen import Screen
 
 TICKS = 2.0**24  # per second; virtual times are multiples of one, so that sums of times are exact, in whatever parts
 NOTHING = {"decode_steps": 0, "decode_seconds": 0.0}
-REDRAW = 20.0  # seconds between two drawings of scaling.png at least; at its end each run is drawn
+REDRAW = 20.0  # seconds between two drawings of the figures at least; at its end each run is drawn
 
 
 class Clock:
@@ -159,15 +159,14 @@ class RunLog:
             return
         self.screen.close()
         with suppress(OSError):  # on a full disk, write what still fits
-            from plumbing import fit_cli
-
-            values, lines = fit_cli.report(self.out / "log.jsonl", self.out / "scaling.png")
+            values, lines = draw(self.out)
             if values:  # None with too few evaluations
                 self("fit", step=step, **values)
             there = [
                 "log.jsonl",
                 "completions.jsonl",
                 "scaling.png",
+                "run.png",
                 *(one.name for one in run_folder.finished(self.out)),
             ]
             written = ", ".join(name for name in there if (self.out / name).exists())
@@ -177,7 +176,7 @@ class RunLog:
 
 
 class Figure:
-    """An observer that draws scaling.png with the evaluations so far, once they are enough for a fit: a second each."""
+    """An observer that draws the figures anew after an evaluation; together they take two seconds."""
 
     def __init__(self, out):
         self.out = out
@@ -185,11 +184,19 @@ class Figure:
 
     def __call__(self, row):
         if row["kind"] == "eval" and time.monotonic() >= self.drawn + REDRAW:
-            from plumbing import fit_cli  # here, since it loads matplotlib
-
             self.drawn = time.monotonic()
             with suppress(OSError):  # on a full disk
-                fit_cli.report(self.out / "log.jsonl", self.out / "scaling.png")
+                draw(self.out)
+
+
+def draw(out):
+    """Draw run.png, if there is a step, and scaling.png, if a fit is possible; returns what `fit_cli.report` does."""
+    from fit import BadInput  # here, since these load scipy and matplotlib
+    from plumbing import figures, fit_cli
+
+    with suppress(BadInput):
+        figures.page(out / "log.jsonl", out / "run.png")
+    return fit_cli.report(out / "log.jsonl", out / "scaling.png")
 
 
 def append(path, row):

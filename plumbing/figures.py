@@ -46,13 +46,12 @@ def draw(ax, title, xlabel, ylabel, curves):
     """Draw a panel, its legend below it. Points beyond the solid part of a curve are hollow: its fit left them out."""
     hollow = False
     looks = zip(COLOURS * len(curves), MARKERS * len(curves))
-    alpha = 0.36 / max(2, len(curves))
     for place, ((label, law, (start, fitted_to, end), points, band), (colour, marker)) in enumerate(zip(curves, looks)):
         for style, span in (("-", (start, fitted_to)), ("--", (fitted_to, max(end, fitted_to)))):
             x = np.geomspace(*span, 200)
             ax.plot(x, law(x), style, color=colour, lw=1.3, zorder=3 - (1 + place) / 1000)  # the first on top
             if band:
-                ax.fill_between(x, *band(x), color=colour, alpha=alpha, lw=0)
+                ax.fill_between(x, *band(x), color=colour, alpha=0.36 / max(2, len(curves)), lw=0)
                 ax.plot(x, np.transpose(band(x)), color=colour, lw=0.6, alpha=0.7)
         x, y = np.array(points)
         size = 14 if len(curves) < 4 else 9
@@ -170,9 +169,10 @@ def error_panels(tables, run):
             (f"{end} moves", [(x, getattr(at, name), *np.minimum(at.bands[name], top)) for x, at in known[end]])
             for end in known
         ]
-        cut = f", cut at {top:.2g}" * (name == "B")
-        title = f"{run.name}: {name} by fit range, where determined\n90 % band{cut}: noise, if Eq. 1 holds"
-        panels.append((title, "cut-off (% of the compute)", name, series))
+        title = (
+            f"{run.name}: {name} by fit range\n90 % band{f', cut at {top:.2g}' * (name == 'B')}: noise, if Eq. 1 holds"
+        )
+        panels.append((title, "cut-off (% of the compute)", f"{name}, where determined", series))
     return [(*labels, [through(*one) for one in series if len(one[1]) > 1]) for *labels, series in panels]
 
 
@@ -188,26 +188,24 @@ PAGE = {  # title -> {column of the log's rows: what it is called beside others}
     "share of the rollouts": {"truncated": "truncated", "interrupted": "interrupted"},
     "staleness (optimizer steps)": {"stalest": "most", "staleness": "mean over the tokens"},
     "idle share": {"idle_generators": "generators", "idle_trainers": "trainers"},
-    "seconds": {
-        "seconds": "a step",
-        "seconds_generate": "decoding",
-        "seconds_train": "update",
-        "seconds_publish": "send",
-    },
+    "seconds": {"seconds": "all", "seconds_generate": "decode", "seconds_train": "train", "seconds_publish": "publish"},
 }
 PARTS = 25  # a thick line is the running mean over a part of the run
 
 
 def columns(rows):
-    """{column of `PAGE`: [(step, value)]} from the rows of a log; of rows for the same step the last counts."""
-    last = {(row["step"], row["kind"]): row for row in rows if row.get("kind") in ("step", "eval")}
+    """{column of `PAGE`: [(step, value)], from the last step on} of the rows of a log."""
     found = defaultdict(list)
-    for (step, kind), row in sorted(last.items()):
-        if stale := {int(stale): tokens for stale, tokens in row.get("staleness", {}).items()}:
-            row |= {"stalest": max(stale), "staleness": np.average(list(stale), weights=list(stale.values()))}
-        for name, value in row.items() if kind == "step" else [("evaluated", row["pass_rate"])]:
-            if isinstance(value, (int, float)):  # None: it was nan, or the step trained on no token
-                found[name].append((step, value))
+    first = np.inf, True
+    for row in reversed(rows):
+        at = row.get("step", np.inf), row.get("kind") == "eval"
+        if row.get("kind") in ("step", "eval") and at < first:  # else the run was resumed from before it
+            first = at
+            if stale := {int(stale): tokens for stale, tokens in row.get("staleness", {}).items()}:
+                row = row | {"stalest": max(stale), "staleness": np.average(list(stale), weights=list(stale.values()))}
+            for name, value in [("evaluated", row["pass_rate"])] if at[1] else row.items():
+                if isinstance(value, (int, float)):  # None: it was nan, or the step trained on no token
+                    found[name].append((at[0], value))
     return found
 
 
@@ -215,8 +213,7 @@ def page(log, path):
     """Draw what a run's log.jsonl (or the folder with it) says of each step: thin as logged, thick as a running mean.
     What the log lacks is left out. Raises BadInput for a log without any step.
     """
-    log = Path(log)
-    log = log / "log.jsonl" if log.is_dir() else log
+    log = Path(log, "log.jsonl") if Path(log).is_dir() else Path(log)
     found = columns(timeline.rows_of(log))
     if "pass_rate" not in found:
         raise fit.BadInput(f"{log}: found no optimizer step of our logs (kind step); was it written by train.py?")

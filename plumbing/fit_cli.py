@@ -93,13 +93,13 @@ def row_of(law):
 
 def _panels(laws, halves, until, axis):
     """The first panels of the figure: all points with the forecasts ahead, for one run A too; beside it, for runs that
-    are fitted to their end, the first half's forecast and the end that it met."""
+    are fitted to their ends, the forecasts from the first halves and the ends they met."""
     most = max(law.run.compute[-1] for law in laws)
     end = until or 2 * most
     curves = [figures.scaling(law, end) for law in laws]
     curves += figures.asymptote(laws[0], end) if len(laws) == 1 else []
-    whole = [half for law, half in zip(laws, halves) if law.span[1] == law.run.compute[-1]]
-    early = [figures.scaling(law, most, 1) for law in sum(whole, [])]
+    fitted = all(law.span[1] == law.run.compute[-1] for law in laws)
+    early = [figures.scaling(law, most, 1) for law in sum(halves, [])] if fitted else []
     return [
         (f"All points, and the forecast\n{figures.BAND}", axis, figures.RATE, curves),
         ("Forecast from the first half, and the end it met\n90 % band of one evaluation", axis, figures.RATE, early),

@@ -74,12 +74,12 @@ class Recorder:
 
 
 def rows_of(path):
-    """The lines of a JSONL file as dicts, [] if there is none; what a crash has left half written is left out."""
+    """The lines of a JSONL file as dicts, [] if there is none; whatever else is in it is left out."""
     rows = []
     for text in path.read_text().splitlines() if path.exists() else []:
         with suppress(ValueError):
             rows.append(json.loads(text))
-    return rows
+    return [row for row in rows if isinstance(row, dict)]
 
 
 # --- Read ------------------------------------------------------------------------------------------------------------

@@ -171,6 +171,8 @@ def test_any_csv_or_jsonl_with_named_columns(tmp_path):
         ("hours,acc\n1,0.5\n", "a.csv", ["--paper"], "got RUN, which"),
         ("hours,acc\n1,0.5\n", "a.csv", ["--until", "-1"], "above 0"),
         ("hours,acc\n1,0.5\n", "a.csv", ["--until", "inf"], "above 0"),
+        ("hours,acc\n1,0.5\n", "a.csv", ["--page"], "found no optimizer step of our logs"),
+        ("[1, 2]\n", "a.jsonl", ["a.jsonl", "--page"], "got 2 RUNs, expected one"),
         (None, "a.csv", [], "No such file"),
     ],
 )
@@ -266,24 +268,44 @@ def test_command_draws_a_curve_for_each_task_of_one_run(tmp_path, capsys, monkey
     for flags, tasks in (([], ["", " tasks.code", " tasks.math"]), (["--reward", "tasks.math"], [" tasks.math"])):
         fit_cli.main([log, "-o", "a.png", *flags])
         curves = drawn["a.png"][0][-1]
-        shown = [curve.label.split(":")[0] for curve in curves if not curve.label.startswith("A = ")]
+        shown = [curve.label.split(":")[0] for curve in curves if not curve.label.startswith("A and")]
         assert shown == [tmp_path.name + task for task in tasks]
         assert sum(line.startswith(tmp_path.name) for line in capsys.readouterr().out.splitlines()) == len(tasks)
 
 
-def test_the_figure_of_one_run_is_one_panel_its_first_half_the_end_it_met_and_A():
+def test_the_figure_of_one_run_shows_what_is_ahead_its_A_and_what_its_first_half_met():
     run = run_of(noise=0.005)
     whole, half = forecast.forecast_run(run), forecast.forecast_run(run._replace(stop="50%"))
-    (panel,) = fit_cli._panels([whole], [[half]], None, "")
-    early, ceiling = panel[-1]
+    (*_, (ahead, ceiling)), (*_, (early,)) = fit_cli._panels([whole], [[half]], None, "")
+    assert ahead.span == (5, 150, 300) and ahead.law(300.0) == whole.median(300.0)
+    assert (ceiling.law(9.0), *ceiling.band(9.0)) == (whole.A, *whole.bands["A"]) and ceiling.span == (5, 300, 300)
     assert early.span == (5, 75, 150) and early.band(150.0) == half.band(150.0, 1)
     assert len(early.points[0]) == 30  # all that were measured, C = 0 but
-    assert (ceiling.law(9.0), *ceiling.band(9.0)) == (whole.A, *whole.bands["A"]) and ceiling.span == (5, 150, 150)
-    # Where the points fall there is neither a ceiling nor a sigmoid: the curve is the median of the draws.
-    run.reward[-8:] -= np.linspace(0.01, 0.15, 8)
-    fallen = forecast.forecast_run(run)
-    assert len(figures.met(half, fallen)[-1]) == 1
-    assert figures.scaling(fallen, 150.0).law(150.0) == fallen.median(150.0) != fallen.predict(150.0)
+    (*_, (ahead, _)), (*_, early) = fit_cli._panels([half], [[half]], None, "")  # --fit-to leaves an end to meet itself
+    assert ahead.span == (5, 75, 300) and early == []
+
+
+RISES = fit.sigmoid(np.arange(13.0), A=0.7, B=1.5, C_mid=4, R_0=0.2)
+
+
+@pytest.mark.parametrize(
+    "rewards, label, A",
+    [
+        (RISES, "A = 0.700, B = 1.50", 0.7),
+        (RISES[:6], "A is at least ", None),
+        ([0.2, 0.24, 0.17, 0.22, 0.19, 0.23, 0.16, 0.24, 0.18, 0.24, 0.25], "no gain yet", None),
+        ([*RISES, 0.5, 0.4, 0.3], "the points fall after a peak", None),
+    ],
+)
+def test_nothing_is_drawn_that_the_text_does_not_claim(rewards, label, A):
+    law = forecast.forecast_run(fit.Run(np.arange(float(len(rewards))), np.array(rewards)))
+    curve = figures.scaling(law, 2 * law.span[1])
+    assert curve.label.startswith(f"run: {label}")
+    assert [float(one.law(1.0)) for one in figures.asymptote(law, 99.0)] == ([pytest.approx(A)] if A else [])
+    within = curve.law(np.linspace(1, 0.99 * law.span[1], 50))
+    # A fitted step is steeper than any curve that is shown; where the points fall there is no curve through them.
+    assert np.isnan(within).all() if label.startswith("the points") else np.abs(np.diff(within)).max() < 0.03
+    assert np.isfinite(curve.law(np.linspace(1, 2, 50) * law.span[1])).all()
 
 
 def test_an_axis_has_one_style_of_ticks():
@@ -309,7 +331,7 @@ def test_what_is_drawn_is_what_was_measured_and_fitted():
     assert [face[3] > 0 for face in dots.get_facecolors()] == [20 <= C <= 90 for C in run.compute[1:]]  # else hollow
     assert (solid.get_xdata()[-1], dashed.get_xdata()[-1]) == pytest.approx((90, 900))
     assert dashed.get_linestyle() == "--" and ax.get_xlabel() == "compute C (hours)"
-    assert len(ax.get_legend().get_texts()) == 1
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == [curve.label, "hollow: not fitted"]
     # The legend lies below the axis, where it hides no point.
     assert ax.get_legend().get_bbox_to_anchor().transformed(ax.transAxes.inverted()).y1 < 0
     # In the plot of log F the truth is the line B log C; at C = C_mid = 30 it is 1.7 log 30.
@@ -340,6 +362,20 @@ def test_forecast_errors_of_two_runs_of_one_name_are_all_there(tmp_path, capsys)
     assert [row["error"] for row in rows] == pytest.approx([row["error"] for row in expected])
     panels = figures.error_panels([("b", expected[:4]), ("b", expected[4:])], logs.read_run(paths[0]))
     assert [len(curves) for *_, curves in panels] == [2, 2, 2]
+
+
+def test_a_page_has_the_columns_of_the_steps_that_led_to_the_end_of_a_run(tmp_path, capsys):
+    step = {"kind": "step", "pass_rate": 0.5, "entropy": None, "staleness": {"0": 10, "3": 20}, "prompts": [7]}
+    evaluation = {"kind": "eval", "pass_rate": 0.4}
+    lost = [step | {"step": 3, "pass_rate": 0.0}, evaluation | {"step": 3}]  # resumed from step 1, it is at step 2
+    rows = [step | {"step": 1}, evaluation | {"step": 1}, *lost, {"kind": "config", "step": 1}, step | {"step": 2}]
+    found = figures.columns(rows)
+    assert found["pass_rate"] == [(2, 0.5), (1, 0.5)] and found["evaluated"] == [(1, 0.4)]
+    assert found["staleness"] == [(2, 2.0), (1, 2.0)] and found["stalest"][0] == (2, 3)  # (0 x 10 + 3 x 20) / 30
+    assert not found.keys() & {"entropy", "seconds"}  # nan in every row; an old log without the column
+    write_log(tmp_path / "log.jsonl", rows)
+    fit_cli.main([str(tmp_path), "--page", "-o", str(tmp_path / "a.png")])
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG") and "written to" in capsys.readouterr().out
 
 
 def test_a_run_is_fitted_once_and_once_for_its_first_half(tmp_path, monkeypatch):

@@ -137,7 +137,7 @@ def test_a_log_ends_with_the_reason_and_the_screen_with_what_was_written(tmp_pat
     assert (end["reason"], end["step"], end["seconds"], end["final"]) == ("finished", 1, 7.5, False)
     printed = capsys.readouterr().out
     assert "step    1  pass rate 0.500" in printed and "no fit: " in printed and not run.rows("fit")
-    assert printed.endswith(f"written to {tmp_path}: log.jsonl\n")
+    assert printed.endswith(f"written to {tmp_path}: log.jsonl, run.png\n")
 
 
 def test_the_figure_of_a_run_is_drawn_again_after_20_seconds(tmp_path, monkeypatch):
@@ -155,6 +155,21 @@ def test_the_figure_of_a_run_is_drawn_again_after_20_seconds(tmp_path, monkeypat
         drawn = tmp_path / "scaling.png"
         sizes.append(drawn.read_bytes() if drawn.exists() else None)
     assert sizes[0] is None and sizes[1] and sizes[2] == sizes[1] != sizes[3]
+
+
+def test_drawing_takes_at_most_2_percent_of_the_time_of_a_run(tmp_path, monkeypatch):
+    now, drawn = [100.0], []
+    monkeypatch.setattr(run_log.time, "monotonic", lambda: now[0])
+    figure = Figure(tmp_path)
+
+    def draw(out):
+        drawn.append(now[0])
+        now[0] += 3.0
+
+    monkeypatch.setattr(run_log, "draw", draw)
+    for now[0] in (119.0, 120.0, 269.0, 270.0):  # 50 x 3 s after the start of the one before
+        figure({"kind": "eval"})
+    assert drawn == [120.0, 270.0]
 
 
 def test_a_log_line_is_json_also_without_a_number_at_any_depth(tmp_path):

@@ -231,7 +231,7 @@ def page(log, path):
             mean = np.convolve(y, window, "same") / np.convolve(np.ones(len(y)), window, "same")
             ax.plot(x, y, ".-", color=colour, lw=0.5, ms=2, alpha=0.4)
             ax.plot(x, mean, ".-" if len(x) < PARTS else "-", color=colour, lw=1.5, label=label)
-        ax.set_ylim(bottom=0)
+        ax.set_ylim(0, 1.05 * ax.dataLim.y1 or 1)
         ax.grid(alpha=0.25)
         if len(series) > 1:
             ax.legend()

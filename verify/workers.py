@@ -27,7 +27,7 @@ from contextlib import closing, suppress
 from functools import cache, partial
 
 from verify import own, sandbox
-from verify.graders import UNREADABLE
+from verify.graders import TASKS, right
 from verify.mathematics import equal
 from verify.programs import read_tests, readings, right_output
 
@@ -65,16 +65,17 @@ def load_sympy() -> None:
             raise RuntimeError(f"expected {pair} to be equal, got not; likely cause: another version of math-verify")
 
 
-def grade_math(expression: str, reference: str, timeout: float) -> bool | str:
-    """Whether the two are equal (`mathematics.equal`), or a text: why that cannot be said.
+def grade_answer(text: str, reference: str, timeout: float) -> bool | str:
+    """The verdict on a JSON list of task, answer and prompt, or a text: why there is none.
 
     After `timeout` seconds the kernel's SIGALRM ends this process.
     """
+    task, answer, prompt = json.loads(text)
     signal.setitimer(signal.ITIMER_REAL, timeout)
-    verdict = equal(expression, reference)
+    verdict = TASKS[task](answer, reference)
+    if isinstance(verdict, str):
+        verdict = right(verdict, reference, prompt)
     signal.setitimer(signal.ITIMER_REAL, 0)
-    if verdict is None:
-        return f"{UNREADABLE} in LaTeX, got {reference[:80]!r}; likely cause: a broken row of the data"
     return verdict
 
 
@@ -85,6 +86,14 @@ def grade_math(expression: str, reference: str, timeout: float) -> bool | str:
 def fork_server():
     """`sandbox.start_fork_server`, once for this process: at its first program."""
     return sandbox.start_fork_server()
+
+
+def grade_program(text: str, reference: str, timeout: float, namespaces: bool | None = None) -> bool | None:
+    """`grade_code` of the program in an answer; finding it takes at most `timeout` seconds too."""
+    signal.setitimer(signal.ITIMER_REAL, timeout)
+    source = TASKS["code"](json.loads(text)[1], reference)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return source and grade_code(source, reference, timeout, namespaces)
 
 
 def grade_code(source: str, reference: str, timeout: float, namespaces: bool | None = None) -> bool | None:
@@ -129,7 +138,7 @@ def grade_own(text: str, reference: str, timeout: float, spec: str) -> bool | st
 # --- The worker's loop -----------------------------------------------------------------------------------------------
 
 # The byte that comes with a job -> (what prepares the first such job, outside its time; what grades a job).
-GRADERS = {b"m": (load_sympy, grade_math), b"c": (sandbox.namespaces_work, grade_code)}
+GRADERS = {b"m": (load_sympy, grade_answer), b"c": (sandbox.namespaces_work, grade_program), b"t": (bool, grade_answer)}
 
 
 def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None:
@@ -142,7 +151,7 @@ def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None
     spec        FILE.py:FUNCTION of --reward, which may take as much memory as it likes
     """
     known = {"True": True, "False": False}.get(namespaces)
-    graders = GRADERS if known is None else GRADERS | {b"c": (bool, partial(grade_code, namespaces=known))}
+    graders = GRADERS if known is None else GRADERS | {b"c": (bool, partial(grade_program, namespaces=known))}
     if spec:
         graders = graders | {b"o": (partial(load_own, spec), partial(grade_own, spec=spec))}
     if sys.platform == "linux" and not spec:

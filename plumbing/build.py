@@ -105,7 +105,7 @@ def prepare(args):
         rollout.check_interruption(tokenizer, phrase, args.think_end, args.interrupt_at, args.max_new_tokens)
     first = prompts.train[0]
     if args.reward:  # tried on the first row, with its answer as the completion
-        own.check(args.reward, (first.text, first.answer, first.answer), args.verify_timeout)
+        own.check(args.reward, (first.text, first.answer, first.answer))
     elif any(prompt.task == "code" for prompt in everything) and os.environ.get("LOCAL_RANK", "0") == "0":
         # Once per node: sandboxes that start at the same moment count each other's processes.
         args.protections = sandbox.protections()

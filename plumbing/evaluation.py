@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from statistics import mean
 
 import torch
 
@@ -49,8 +50,8 @@ def evaluate_policy(args, prompts):
     ):
         for score in complete(generator, scorer, prompts, args.generations):
             prompt = prompts[score.completion.request]
-            groups[prompt.index].append(score.correct)
-            append(rows, answered(prompt, score.completion, score.correct))
+            groups[prompt.index].append(score.value)
+            append(rows, answered(prompt, score.completion, score.value))
             bar.update()
     rows.rename(rows.with_suffix(".jsonl"))
     for curve in sorted({prompt.curve for prompt in prompts}):
@@ -58,8 +59,9 @@ def evaluate_policy(args, prompts):
         asked = screen.counted(len(known), "prompt")
         print(f"{curve}: {asked}, {screen.counted(args.generations, 'completion')} each")
         for k in (2**power for power in range(args.generations.bit_length() if known else 0)):
-            value, stderr = reward.pass_at_k(known, k)
-            print(f"  {f'mean@{args.generations}' if k == 1 else f'pass@{k}':8} {value:.4f} +- {stderr:.4f}")
+            name = f"mean@{args.generations}" if k == 1 else f"pass@{k}"
+            value, stderr = reward.over_prompts([*map(mean, known)]) if k == 1 else reward.pass_at_k(known, k)
+            print(f"  {name:8} {value:.4f} +- {stderr:.4f}")
 
 
 def progress(completions):
@@ -67,13 +69,14 @@ def progress(completions):
     return screen.progress(sys.stderr, total=completions, unit=" completions", smoothing=0.0)
 
 
-def answered(prompt, completion, correct):
-    """A completion as a row of completions.jsonl or evaluation.jsonl."""
+def answered(prompt, completion, value):
+    """A completion as a row of completions.jsonl or evaluation.jsonl. value: v from 0 to 1; None: unknown."""
     return {
         "prompt": prompt.text,
         "completion": completion.text,
         "answer": prompt.answer,
-        "correct": correct,
+        "correct": None if value is None else value == 1,
+        "value": value,
         "truncated": completion.truncated,
         "task": prompt.curve,
     }

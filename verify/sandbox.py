@@ -69,7 +69,7 @@ PRELUDE = "".join(
         "builtins",
     )
 )
-PRELUDE += "import copy, datetime, operator, random, sys\n"
+PRELUDE += "import copy, datetime, operator, random, sys\nbuiltins.exit = builtins.quit = sys.exit\n"
 PROBE = "import threading\nthreading.Thread(target=print, args=['free']).start()"  # as programs may
 
 
@@ -360,6 +360,7 @@ def serve_forks(descriptor):
 
 def enter(descriptor):
     """Make this process a sandbox; run the program once per input and send file descriptors of what was written."""
+    sys.set_int_max_str_digits(0)  # contest programs read and print longer integers
     with open(0, closefd=False) as file:
         job = json.load(file, object_hook=whole_keys)
     channel = socket.socket(fileno=int(descriptor))
@@ -478,6 +479,7 @@ def answer(job, names, case, given, written):
         resource.setrlimit(kind, (value if hard < 0 else min(value, hard),) * 2)
     sys.argv = ["answer.py"]
     module = sys.modules["__main__"] = type(sys)("answer" if name else "__main__")
+    sys.modules[module.__name__] = module  # dataclasses look for it
     vars(module).update(names)
     vars(module).pop(name, None)  # only the program may define what is asked for
     exec(compile(job["program"], "answer.py", "exec"), vars(module))

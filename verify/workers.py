@@ -93,12 +93,6 @@ def grade_math(expression: str, reference: str, timeout: float) -> bool | str:
 # --- In a worker process: code ---------------------------------------------------------------------------------------
 
 
-@cache
-def fork_server():
-    """`sandbox.start_fork_server`, once for this process: at its first program."""
-    return sandbox.start_fork_server()
-
-
 def grade_code(source: str, reference: str, timeout: float, namespaces: bool | None = None) -> bool | None:
     """Whether a program passes all tests; None: it took too long. Raises as `read_tests`.
 
@@ -113,8 +107,7 @@ def grade_code(source: str, reference: str, timeout: float, namespaces: bool | N
     inputs = [given for given, _ in cases]
     right = readings(name, cases)
     total = timeout + min(SECONDS_PER_TEST * len(cases), MORE_SECONDS)
-    times = {"timeout": total, "each": timeout}
-    run = sandbox.run(source, name, inputs, size=size, **times, namespaces=namespaces, fork_server=fork_server()[1])
+    run = sandbox.run(source, name, inputs, size=size, timeout=total, each=timeout, namespaces=namespaces)
     with closing(run) as outputs:
         with suppress(TimeoutError):
             for test, output in enumerate(outputs):

@@ -58,9 +58,13 @@ def evaluate_policy(args, prompts):
         known = [group for prompt, group in zip(prompts, groups) if prompt.curve == curve and None not in group]
         asked = screen.counted(len(known), "prompt")
         print(f"{curve}: {asked}, {screen.counted(args.generations, 'completion')} each")
-        for k in (2**power for power in range(args.generations.bit_length() if known else 0)):
-            name = f"mean@{args.generations}" if k == 1 else f"pass@{k}"
-            value, stderr = reward.over_prompts([*map(mean, known)]) if k == 1 else reward.pass_at_k(known, k)
+        if not known:
+            continue
+        found = {f"mean@{args.generations}": reward.over_prompts([*map(mean, known)])}
+        graded = any(value not in (0, 1) for group in known for value in group)  # else pass@1 is mean@k
+        for k in (2**power for power in range(0 if graded else 1, args.generations.bit_length())):
+            found[f"pass@{k}"] = reward.pass_at_k(known, k)
+        for name, (value, stderr) in found.items():
             print(f"  {name:8} {value:.4f} +- {stderr:.4f}")
 
 

@@ -296,7 +296,6 @@ LIMITS = [  # (answer, reference, verdict): the first three are wrong, graded ri
     ("\\boxed{10\\text{ km}}", "10\\text{ m}", True),
     ("\\boxed{50}", "50\\%", True),
     ("\\boxed{zyx}", "xyz", False),
-    ("\\boxed{3 m}", "3\\text{ m}", False),
     ("\\boxed{300,100,200}", "100, 200, 300", False),
     ("\\boxed{x < 1 \\text{ or } x > 4}", "(-\\infty,1)\\cup(4,\\infty)", False),
 ]

@@ -26,13 +26,14 @@ from typing import Any
 
 import reward
 from verify import sandbox
-from verify.graders import TASKS, given_back
+from verify.graders import at_once
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # A worker's interpreter runs this. It takes modules from ROOT, even if others are installed or on PYTHONPATH.
 START_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from verify.workers import work; work(*sys.argv[2:])"
 START_SECONDS = 120.0  # to start worker and sandbox: a worker without a verdict so long after the limit counts as dead
-OWN_JOB = b"o"  # the kind of a job for a function of one's own; others have their task's first letter
+OWN_JOB = b"o"  # the kind of a job for a function of one's own
+JOBS = {"math": b"m", "code": b"c"}  # the kind of a job by its task (GRADERS in workers.py); b"t": texts
 POLL = 0.002  # seconds between two looks at the workers by `wait`
 MESSAGE_BYTES = 4_096  # more than any verdict or error
 
@@ -101,7 +102,7 @@ class Worker:
                 self._start_interpreter()
             with sandbox.as_file(json.dumps([score.text, score.prompt.answer])) as file:
                 with suppress(BrokenPipeError, ConnectionResetError):  # it has just left: `decided` reads end-of-file
-                    kind = OWN_JOB if self.own else score.prompt.task[:1].encode()
+                    kind = OWN_JOB if self.own else JOBS.get(score.prompt.task, b"t")
                     socket.send_fds(self._channel, [kind], [file.fileno()])
         except OSError as error:  # no memory, processes, file descriptors or disk left
             self._failure = (
@@ -186,14 +187,12 @@ class Scorer:
         found = reward.final_answer(completion.text, self._think_end)
         answer = None if completion.truncated else found
         if answer is None:
-            verdict = False
+            text, correct = "", False
         elif self._own:
-            verdict = json.dumps([prompt.text, completion.text])
+            text, correct = json.dumps([prompt.text, completion.text]), None
         else:
-            verdict = TASKS[prompt.task](answer, prompt.answer)
-            if prompt.task == "math" and isinstance(verdict, str) and given_back(verdict, prompt.answer, prompt.text):
-                verdict = False
-        text, correct = (verdict, None) if isinstance(verdict, str) else ("", verdict)
+            text = json.dumps([prompt.task, answer, prompt.text if prompt.task == "math" else ""])
+            correct = at_once(answer, prompt.answer, prompt.task)
         penalty = self._penalty(len(completion.ids)) if self._penalty else 0.0
         score = Score(completion, prompt, text, penalty, correct, marked=found is not None)
         (self._queue if correct is None else self._done).append(score)

@@ -31,7 +31,7 @@ from functools import cache, partial
 from itertools import count
 
 from verify import own, sandbox
-from verify.graders import UNREADABLE
+from verify.graders import TASKS, right
 from verify.mathematics import equal
 from verify.programs import read_tests, readings, right_output
 
@@ -81,27 +81,33 @@ def load_sympy() -> None:
             raise RuntimeError(f"expected {pair} to be equal, got not; likely cause: another version of math-verify")
 
 
-def grade_math(expression: str, reference: str, timeout: float) -> bool | str:
-    """Whether the two are equal (`mathematics.equal`), or a text: why that cannot be said."""
+def grade_answer(text: str, reference: str, timeout: float) -> bool | str:
+    """The verdict on a JSON list of task, answer and prompt, or a text: why there is none."""
     allow(timeout)
-    verdict = equal(expression, reference)
-    if verdict is None:
-        return f"{UNREADABLE} in LaTeX, got {reference[:80]!r}; likely cause: a broken row of the data"
+    task, answer, prompt = json.loads(text)
+    verdict = TASKS[task](answer, reference)
+    if isinstance(verdict, str):
+        verdict = right(verdict, reference, prompt)
     return verdict
 
 
 # --- In a worker process: code ---------------------------------------------------------------------------------------
 
 
-def grade_code(source: str, reference: str, timeout: float, namespaces: bool | None = None) -> bool | None:
-    """Whether a program passes all tests; None: it took too long. Raises as `read_tests`.
+def grade_code(text: str, reference: str, timeout: float, namespaces: bool | None = None) -> bool | None:
+    """Whether the program of an answer passes all tests; None: it took too long. Raises as `read_tests`.
 
-    It may take `timeout` seconds for each test, and for all together as much and SECONDS_PER_TEST for each besides, of
-    which MORE_SECONDS is the most. The first test that it fails is the last.
+    text        a JSON list of task, answer and prompt; finding the program may take `timeout` seconds
     namespaces  whether its sandbox has them; if they are known to work it never runs without. None: as a try says.
+    The program may take `timeout` seconds for each test, and for all together as much and SECONDS_PER_TEST for each
+    besides, of which MORE_SECONDS is the most. The first test that it fails is the last.
     """
-    namespaces = sandbox.namespaces_work() if namespaces is None else namespaces
+    allow(timeout)
+    source = TASKS["code"](json.loads(text)[1], reference)
+    if not source:
+        return False
     allow(math.inf)  # the sandbox has its limits
+    namespaces = sandbox.namespaces_work() if namespaces is None else namespaces
     name, cases = read_tests(reference)
     size = max(len(json.dumps(expected)) for _, expected in cases) + SPARE_BYTES
     inputs = [given for given, _ in cases]
@@ -142,7 +148,7 @@ def grade_own(text: str, reference: str, timeout: float, spec: str) -> float | s
 # --- The worker's loop -----------------------------------------------------------------------------------------------
 
 # The byte that comes with a job -> (what prepares the first such job, outside its time; what grades a job).
-GRADERS = {b"m": (load_sympy, grade_math), b"c": (sandbox.namespaces_work, grade_code)}
+GRADERS = {b"m": (load_sympy, grade_answer), b"c": (sandbox.namespaces_work, grade_code), b"t": (bool, grade_answer)}
 
 
 def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None:

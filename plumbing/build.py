@@ -105,7 +105,7 @@ def prepare(args):
         rollout.check_interruption(tokenizer, phrase, args.think_end, args.interrupt_at, args.max_new_tokens)
     first = prompts.train[0]
     if args.reward:  # tried on the first row, with its answer as the completion
-        own.check(args.reward, (first.text, first.answer, first.answer), args.verify_timeout)
+        own.check(args.reward, (first.text, first.answer, first.answer))
     elif os.environ.get("LOCAL_RANK", "0") == "0":
         args.notes += references.unreadable(everything, args.verify_timeout)
         if any(prompt.task == "code" for prompt in everything):

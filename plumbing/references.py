@@ -2,9 +2,9 @@
 
     reduced("The answer is 5.") -> "5"          what is left is compared by verify/mathematics.py
 
-A reference that is not right for itself would make every answer wrong, and nobody would notice. So it is refused when
-the data is loaded, with its row: a text or a choice always (`right_for_itself`), mathematics in a sample (`unreadable`);
-an answer to any other that cannot be compared gets no verdict (verify/graders.py).
+A reference that is not right for itself would make every answer wrong, and nobody would notice. A text or a choice is
+refused when the data is loaded, with its row (`right_for_itself`). Mathematics is tried in a sample (`unreadable`); an
+answer to any other reference that cannot be compared gets no verdict (verify/graders.py).
 
 Test: pytest tests/test_references.py
 """

@@ -31,9 +31,9 @@ TASKS maps the name in a prompt's `task` to its grader
                                                                                         of one, their elements will do
                 [{"input": "1 2\\n", "output": "3\\n"}, ...]                          the same, one object per test; the
                 [{"input": "1\\n2", "output": "3", "metadata": {"func_name": "add"}}]  arguments are a JSON text a line
-              stdout must have the same words on the same lines, whatever the spaces between; a decimal fraction may
-              have a relative error of 1e-6, and 1.0 is right for 1. The result of a call is right if, as JSON, it is
-              == the expected one (so a tuple is a list). Every test must end with exit status 0. The program can import
+              stdout must have the same words on the same lines, whatever the spaces between; a decimal fraction may be
+              off by 1e-6 of its size or by 1e-9, and 1.0 is right for 1. The result of a call is right if, as JSON, it
+              is == the expected one (so a tuple is a list), but for floats, which may be off by 1e-9. Every test must end with exit status 0. The program can import
               the standard library only, and finds what graders import beforehand (verify/sandbox.py: PRELUDE).
 With --reward FILE.py:FUNCTION a function of one's own grades all rows, whatever their task (own.py).
 

@@ -5,7 +5,7 @@ is the worker process; this file starts workers and hands out jobs.
 
 When a math answer has taken longer than `timeout` seconds, it is wrong, with `timed_out` set. A worker that dies, or
 cannot start, says nothing about the answer: the answer is tried once more on a fresh worker, then handed back with
-`error` set and `correct` None, and the caller drops its group. It is never scored as wrong.
+`error` set and `value` None, and the caller drops its group. It is never scored as wrong.
 
 Deviation: none known (those of verdicts: graders.py).
 
@@ -46,16 +46,21 @@ class Score:
     prompt: Any  # its data.Prompt
     text: str  # what a worker grades: an expression or a program
     penalty: float  # of Eq. 9, if it is correct
-    correct: bool | None  # the verdict; in what `finished` returns, None means that the verifier failed
+    value: float | None  # the verdict, v from 0 to 1; in what `finished` returns, None means that the verifier failed
     marked: bool = True  # its text holds the mark behind which the answer begins, or there is no such mark
     timed_out: bool = False  # wrong because checking it took longer than the limit
     tried: bool = False  # a worker has ended with this answer unchecked
     error: str = ""  # why there is no verdict
 
     @property
+    def correct(self) -> bool | None:
+        """Whether v is 1; None without a verdict."""
+        return None if self.value is None else self.value == 1
+
+    @property
     def reward(self) -> float:
         """r of Sec. 2; nan without a verdict."""
-        return reward.reward(self.correct, self.penalty)
+        return reward.reward(self.value, self.penalty)
 
 
 class Worker:
@@ -119,7 +124,7 @@ class Worker:
             pass
         if message:
             verdict = json.loads(message)
-            score.correct, score.error = (None, verdict) if isinstance(verdict, str) else (bool(verdict), "")
+            score.value, score.error = (None, verdict) if isinstance(verdict, str) else (float(verdict or 0), "")
             score.timed_out = verdict is None
         else:
             cause = self._failure or f"exit code {self.process.wait()}"

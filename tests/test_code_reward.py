@@ -346,7 +346,7 @@ HOSTILE = {  # against ADD and SUM: neither is right for one output alone
     "deep nesting": "(" * 20_000 + ")" * 20_000,
     "a long sum": "1" + "+1" * 30_000,
     "deep folders": "import os\nfor _ in range(1500):\n  os.mkdir('d')\n  os.chdir('d')",
-    "a link that comes and goes": "import os\nos.mkdir('a')\nwhile not os.fork():\n  os.symlink('/usr', 'd')\n  os.unlink('d')",
+    "a link that comes and goes": "import os\nos.mkdir('a')\nwhile not os.fork(): os.symlink('/', 'd'), os.unlink('d')",
     "kill everybody": "import os\nos.kill(-1, 9)" if NAMESPACES else "raise OSError",
 }
 ALWAYS = "import os\nx = []\nwhile True:\n  try: {}\n  except (OSError, MemoryError): pass"
@@ -357,9 +357,7 @@ ENDLESS = {
     "fork bomb of daemons": ALWAYS.format("os.fork() or os.setsid()"),
     "spawned programs": ALWAYS.format("os.posix_spawn(sys.executable, ['p', '-c', 'while 1: pass'], {})"),
     "memory bomb": ALWAYS.format("x.append(b'x' * (1 << 24))"),
-    "bomb of nameless files": ALWAYS.format(
-        "x.append(os.memfd_create('x')) or [os.write(x[-1], bytes(1 << 20)) for _ in x]"
-    ),
+    "bomb of nameless files": ALWAYS.format("x.append(os.memfd_create('x')), os.write(x[-1], bytes(1 << 24))"),
     "bomb of pipes": ALWAYS.format("os.write(os.pipe()[1], b'x' * 65536)"),
     "output flood": ALWAYS.format("print('x' * 1000)"),
     "file flood": ALWAYS.format("x.append(open(str(len(x)), 'w').write('x' * 1000000))"),

@@ -3,6 +3,7 @@
 Whole runs are real processes, forked as in test_train.py; no launcher ends the other ranks when one has failed.
 """
 
+import json
 import os
 import re
 import resource

@@ -33,8 +33,9 @@ TASKS maps the name in a prompt's `task` to its grader
                 [{"input": "1\\n2", "output": "3", "metadata": {"func_name": "add"}}]  arguments are a JSON text a line
               stdout must have the same words on the same lines, whatever the spaces between; a decimal fraction may be
               off by 1e-6 of its size or by 1e-9, and 1.0 is right for 1. The result of a call is right if, as JSON, it
-              is == the expected one (so a tuple is a list), but for floats, which may be off by 1e-9. Every test must end with exit status 0. The program can import
-              the standard library only, and finds what graders import beforehand (verify/sandbox.py: PRELUDE).
+              is == the expected one (so a tuple is a list), but for floats, which may be off by 1e-9. Every test must
+              end with exit status 0. The program can import the standard library only, and finds what graders import
+              beforehand (verify/sandbox.py: PRELUDE).
 With --reward FILE.py:FUNCTION a function of one's own grades all rows, whatever their task (own.py).
 
 SymPy can run for days on a short answer, so mathematics.equal and programs run in worker processes (workers.py) with a

@@ -104,7 +104,7 @@ def called(function, spec: str, job: tuple[str, str, str]) -> float | str:
         return f"{OWN} raised {place(error, parsed(spec)[0])}"
     if value is None:
         return OWN
-    if isinstance(value, Real) and 0 <= value <= 1:
+    if isinstance(value, Real) and 0 <= float(value) <= 1:
         return float(value)
     return f"{OWN}: expected a number from 0 to 1, a bool or None, got {value!r:.80} of type {type(value).__name__}"
 

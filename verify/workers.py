@@ -26,6 +26,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import cache, partial
 from itertools import count
@@ -148,7 +149,11 @@ def grade_own(text: str, reference: str, timeout: float, spec: str) -> float | s
 # --- The worker's loop -----------------------------------------------------------------------------------------------
 
 # The byte that comes with a job -> (what prepares the first such job, outside its time; what grades a job).
-GRADERS = {b"m": (load_sympy, grade_answer), b"c": (sandbox.namespaces_work, grade_code), b"t": (bool, grade_answer)}
+GRADERS: dict[bytes, tuple[Callable, Callable]] = {
+    b"m": (load_sympy, grade_answer),
+    b"c": (sandbox.namespaces_work, grade_code),
+    b"t": (bool, grade_answer),
+}
 
 
 def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None:

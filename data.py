@@ -23,7 +23,8 @@ prompts: runs with different seeds are measured on the same prompts.
 Deviation: the paper holds out 1,000 prompts; of a source of fewer than 10,000, if not embedded, we hold out a tenth.
 Deviation: a prompt that was given out is not given out again before its completions are back ("in flight"), so the run
   ends when fewer than P prompts are both below 0.9 and not in flight; with many prompts this is the paper's rule.
-Open in the paper: what a historical pass rate is; ours: the share of correct completions among the prompt's latest G.
+Open in the paper: what a historical pass rate is; ours: the share of correct completions among the prompt's latest G
+  (with a graded --reward: their mean v).
 Open in the paper: how math and code are mixed; ours: by weight within every batch, each source with its own epochs; a
   source whose prompts are all learnt leaves its share to the others.
 
@@ -105,7 +106,7 @@ class Curriculum:
         self.seed = seed
         self.threshold = threshold
         self.weights = list(weights)
-        self.pass_rates: dict[int, float] = {}  # index -> share of correct among the latest G completions
+        self.pass_rates: dict[int, float] = {}  # index -> mean v of the latest G completions
         self._in_flight: dict[int, None] = {}  # an ordered set
         # By source: number of its epoch, how many prompts were in it at its start, which are still to come; and how far
         # the source is behind its share.
@@ -150,7 +151,7 @@ class Curriculum:
         return chosen
 
     def update_history(self, index: int, pass_rate: float | None) -> None:
-        """Prompt `index` is back. pass_rate: correct share of its G completions; None if unknown (keeps the last one).
+        """Prompt `index` is back. pass_rate: mean v of its G completions; None if unknown (keeps the last one).
 
         Raises ValueError if it is not in flight.
         """

@@ -236,7 +236,7 @@ def normalise(advantages, how):
 def nonzero_variance(rewards):
     """Zero-variance filter (Sec. 3.2): rewards (P, G) -> (P,) bool, True where the group's rewards are not all equal.
 
-    Give it correctness (+1, -1), never a reward shaped by length: the paper's filter is 0 < mean(correct) < 1.
+    Give it 2 v - 1 (+1 or -1), never a reward shaped by length: the paper's filter is 0 < mean(correct) < 1.
     Raises ValueError if rewards is not (P, G).
     """
     _check_groups(rewards)
@@ -247,11 +247,11 @@ def nonzero_variance(rewards):
 def compute_advantages(groups, *, zero_variance_filter, normalisation):
     """Sec. 3.2: filter, then normalise: P groups of G pipeline.RolloutMetadata -> kept (P,) bool, advantages (P, G).
 
-    The filter looks at correctness, never at a shaped reward. A group with a rollout on which the verifier failed is
-    dropped too. Advantages are 0 in dropped groups. Truncated rollouts count as wrong answers.
+    The filter looks at correctness (a graded reward: at v), never at a shaped reward. A group with a rollout on which
+    the verifier failed is dropped too. Advantages are 0 in dropped groups. Truncated rollouts count as wrong answers.
     """
-    graded = torch.tensor([all(rollout.correct is not None for rollout in group) for group in groups])
-    correct = torch.tensor([[2.0 * bool(rollout.correct) - 1 for rollout in group] for group in groups])
+    graded = torch.tensor([all(rollout.value is not None for rollout in group) for group in groups])
+    correct = torch.tensor([[2.0 * (rollout.value or 0.0) - 1 for rollout in group] for group in groups])
     # Open in the paper: whether truncated completions enter the group mean and the std. Here they enter both, as wrong
     # answers, and only their loss is masked. Without them the other rewards of a group could be equal, with a std of 0.
     rewards = torch.tensor([[rollout.reward for rollout in group] for group in groups])

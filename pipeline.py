@@ -152,7 +152,7 @@ class RolloutMetadata:
     key: str  # of the Rollout in the store
     prompt: int  # data.Prompt.index
     reward: float  # nan if the verifier failed
-    correct: bool | None  # None if the verifier failed: then its group is dropped, not counted as wrong
+    value: float | None  # v from 0 (wrong) to 1 (right); None if the verifier failed: its group is dropped, not wrong
     truncated: bool
     interrupted: bool
     prompt_tokens: int
@@ -162,6 +162,11 @@ class RolloutMetadata:
     timed_out: bool  # wrong because verifying it took too long
     error: str  # why the verifier failed; "" if it did not
     marked: bool = True  # the text holds the mark after which the answer begins (--think-end), or none is required
+
+    @property
+    def correct(self):
+        """Whether v is 1; None without a verdict."""
+        return None if self.value is None else self.value == 1
 
     @property
     def length(self):
@@ -391,7 +396,7 @@ def metadata(score, request):
         key=f"rollout/{request.queue}/{request.number}/{rollout.index}",
         prompt=request.prompt.index,
         reward=score.reward,
-        correct=score.correct,
+        value=score.value,
         truncated=rollout.truncated,
         interrupted=rollout.interrupted,
         prompt_tokens=len(rollout.prompt_ids),

@@ -1,15 +1,15 @@
-"""Rewards: +1 for a correct final answer, -1 for any other (Sec. 2); pass rates.
+"""Rewards: +1 for a correct final answer, -1 for any other (Sec. 2), or graded between them; pass rates.
 
     answer = what follows the last </think>; a completion without </think>, or truncated, has no answer and is wrong
              (--think-end: another mark, or none, and then the whole text is the answer)
-    r = +1 if correct else -1                                       r -> reward(), correct -> verify/graders.py
-    r = +1 + clip((L_max - |y|)/L_cache - 1, -1, 0) if correct      Eq. 9, A.10, A.15: instead of interruptions
+    r = 2 v - 1                              v = 1 if correct, else 0 (verify/graders.py); r -> reward(), v -> value
+    r = 2 v - 1 + clip((L_max - |y|)/L_cache - 1, -1, 0) if v = 1   Eq. 9, A.10, A.15: instead of interruptions
     |y| -> tokens, L_max -> length_max, L_cache -> length_cache, the clip -> length_penalty()
 
-`correct` is kept beside r because pass rates and both prompt filters use correctness, never a shaped reward. What is
-correct, by task, stands in verify/graders.py.
+v is kept beside r because pass rates and both prompt filters use v, never a shaped reward. `correct` means v = 1.
 
-Deviation: none known (those of verdicts: verify/graders.py).
+Deviation: with --reward, v may be any number from 0 to 1 (verify/own.py). The paper has right and wrong only, and Eq. 1
+  needs no more than a bounded metric. Those of verdicts: verify/graders.py.
 Open in the paper: whether a truncated completion that already shows its answer is correct. Ours: it is not read and is
   wrong; Sec. A.15 leaves it out of the loss, but the pass rate needs a value.
 
@@ -33,17 +33,20 @@ def length_penalty(tokens: int, *, length_max: int, length_cache: int) -> float:
     return min(max((length_max - tokens) / length_cache - 1.0, -1.0), 0.0)
 
 
-def reward(correct: bool | None, penalty: float = 0.0) -> float:
-    """Sec. 2: r = +1 for a correct completion (plus Eq. 9's penalty), -1 for a wrong one, nan if that is unknown."""
-    if correct is None:
+def reward(value: float | None, penalty: float = 0.0) -> float:
+    """Sec. 2: r = 2 v - 1, so +1 for a correct completion (plus Eq. 9's penalty) and -1 for a wrong one.
+
+    value  v from 0 to 1, True and False included; None: unknown, and r is nan
+    """
+    if value is None:
         return nan
-    return 1.0 + penalty if correct else -1.0
+    return 1.0 + penalty if value == 1 else 2.0 * value - 1.0
 
 
 def group_pass_rate(group) -> float | None:
-    """The share of correct rollouts of a group; None if the verifier failed on one. No-Positive-Resampling needs it."""
-    verdicts = [rollout.correct for rollout in group]
-    return None if None in verdicts else mean(verdicts)
+    """The mean of a group's v; None if the verifier failed on a rollout. No-Positive-Resampling needs it."""
+    values = [rollout.value for rollout in group]
+    return None if None in values else mean(values)
 
 
 def pass_rates(groups, prompts) -> dict:
@@ -54,12 +57,14 @@ def pass_rates(groups, prompts) -> dict:
     is left, pass_rate and stderr are nan.
     entropy_sampled is -mean log pi_gen of the sampled tokens, nats: an estimate of the entropy on validation (A.12).
     """
-    known = [group for group in groups if all(rollout.correct is not None for rollout in group)]
-    means = [sum(rollout.correct for rollout in group) / len(group) for group in known]
+    known = [group for group in groups if all(rollout.value is not None for rollout in group)]
+    means = [sum(rollout.value for rollout in group) / len(group) for group in known]
     curves = [prompt.curve or prompt.task for prompt in (prompts[group[0].prompt] for group in known)]
     tasks = {curve: mean(rate for rate, of in zip(means, curves) if of == curve) for curve in dict.fromkeys(curves)}
-    k = len(groups[0])  # a mean of k answers has variance p (1 - p) / k; its estimate is unbiased with k - 1
-    stderr = (sum(p * (1 - p) for p in means) / (k - 1)) ** 0.5 / len(means) if k > 1 and known else nan
+    k = len(groups[0])  # a mean of k answers has the variance of an answer over k; its estimate is unbiased with k - 1
+    # mean(v^2) - p^2, written so that nothing is taken off p (1 - p) where every v is 0 or 1.
+    spread = [p * (1 - p) - mean(one.value * (1 - one.value) for one in group) for p, group in zip(means, known)]
+    stderr = (sum(spread) / (k - 1)) ** 0.5 / len(means) if k > 1 and known else nan
     rollouts = [rollout for group in groups for rollout in group]
     entropy = -sum(rollout.logprob for rollout in rollouts) / sum(
         sum(rollout.versions.values()) for rollout in rollouts
@@ -77,13 +82,19 @@ def pass_rates(groups, prompts) -> dict:
 def pass_at_k(groups, k: int) -> tuple[float, float]:
     """The chance that at least one of k answers to a prompt is correct, and its standard error over prompts.
 
-    groups  a list of n >= k verdicts per prompt; with c of n correct, 1 - C(n - c, k) / C(n, k) is unbiased
+    groups  a list of n >= k values v per prompt; with c of n correct (v = 1), 1 - C(n - c, k) / C(n, k) is unbiased
 
     >>> pass_at_k([[True, False], [False, False]], 1), pass_at_k([[True, False], [False, False]], 2)
     ((0.25, 0.25), (0.5, 0.5))
     """
-    chances = [1 - comb(len(group) - sum(group), k) / comb(len(group), k) for group in groups]
-    return mean(chances), stdev(chances) / len(chances) ** 0.5 if len(chances) > 1 else nan
+    wrong = [sum(value != 1 for value in group) for group in groups]
+    chances = [1 - comb(no, k) / comb(len(group), k) for no, group in zip(wrong, groups)]
+    return over_prompts(chances)
+
+
+def over_prompts(numbers) -> tuple[float, float]:
+    """The mean of one number per prompt, and its standard error; nan with one prompt."""
+    return mean(numbers), stdev(numbers) / len(numbers) ** 0.5 if len(numbers) > 1 else nan
 
 
 def final_answer(text: str, think_end: str | None = THINK_END) -> str | None:

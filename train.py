@@ -233,7 +233,7 @@ class Trainer:
             found = reward.pass_rates(groups, self.validation) | batches.grading_metrics(groups, self.validation)
             self.log("eval", step=self.version, **found)
         for rollout, tokens in zip(sum(groups, []), samples):
-            row = evaluation.answered(self.validation[rollout.prompt], tokens, rollout.correct)
+            row = evaluation.answered(self.validation[rollout.prompt], tokens, rollout.value)
             run_log.append(Path(self.args.out) / "completions.jsonl", {"step": self.version, **row})
 
     def checkpoint(self):

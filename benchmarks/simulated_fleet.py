@@ -184,7 +184,7 @@ class Score:
     """What the queue reads of a verdict: every answer is right, at once."""
 
     completion: pipeline.Rollout
-    correct: bool = True
+    value: float = 1.0
     reward: float = 1.0
     marked: bool = True
     timed_out: bool = False

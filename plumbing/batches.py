@@ -142,12 +142,12 @@ def mean(values):
 def batch_metrics(groups, version):
     """What the log says of the rollouts of a batch that is trained on at `version`: P lists of RolloutMetadata."""
     rollouts = sum(groups, [])
-    known = [rollout for rollout in rollouts if rollout.correct is not None]
+    known = [rollout for rollout in rollouts if rollout.value is not None]
     sampled = sum((Counter(rollout.versions) for rollout in rollouts), Counter())
     return {
         "prompts": [group[0].prompt for group in groups],
         "reward": mean(rollout.reward for rollout in known),
-        "pass_rate": mean(rollout.correct for rollout in known),
+        "pass_rate": mean(rollout.value for rollout in known),
         "tokens": sum(rollout.tokens for rollout in rollouts),
         "staleness": {version - sampled_by: n for sampled_by, n in sorted(sampled.items(), reverse=True)},
         "length_mean": mean(rollout.tokens for rollout in rollouts),
@@ -161,7 +161,7 @@ def batch_metrics(groups, version):
 def grading_metrics(groups, prompts):
     """What the log says of verdicts, in a batch or an evaluation. prompts: the data.Prompts that the groups index."""
     rollouts = sum(groups, [])
-    errors = {group[0].prompt: [one.error for one in group if one.correct is None] for group in groups}
+    errors = {group[0].prompt: [one.error for one in group if one.value is None] for group in groups}
     failures = [
         {
             "where": prompts[index].where,

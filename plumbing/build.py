@@ -22,7 +22,7 @@ import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import checkpoints, run_folder, sizing, sources, track
+from plumbing import checkpoints, references, run_folder, sizing, sources, track
 from plumbing.launch import end_launcher
 from plumbing.settings import ROOT
 from plumbing.typed import beside, check_model, check_weights
@@ -105,10 +105,12 @@ def prepare(args):
         rollout.check_interruption(tokenizer, phrase, args.think_end, args.interrupt_at, args.max_new_tokens)
     first = prompts.train[0]
     if args.reward:  # tried on the first row, with its answer as the completion
-        own.check(args.reward, (first.text, first.answer, first.answer), args.verify_timeout)
-    elif any(prompt.task == "code" for prompt in everything) and os.environ.get("LOCAL_RANK", "0") == "0":
-        # Once per node: sandboxes that start at the same moment count each other's processes.
-        args.protections = sandbox.protections()
+        own.check(args.reward, (first.text, first.answer, first.answer))
+    elif os.environ.get("LOCAL_RANK", "0") == "0":
+        args.notes += references.unreadable(everything, args.verify_timeout)
+        if any(prompt.task == "code" for prompt in everything):
+            # Once per node: sandboxes that start at the same moment count each other's processes.
+            args.protections = sandbox.protections()
     return prompts
 
 

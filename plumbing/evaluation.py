@@ -7,6 +7,7 @@ import sys
 import time
 from contextlib import closing
 from pathlib import Path
+from statistics import mean
 
 import torch
 
@@ -49,17 +50,22 @@ def evaluate_policy(args, prompts):
     ):
         for score in complete(generator, scorer, prompts, args.generations):
             prompt = prompts[score.completion.request]
-            groups[prompt.index].append(score.correct)
-            append(rows, answered(prompt, score.completion, score.correct))
+            groups[prompt.index].append(score.value)
+            append(rows, answered(prompt, score.completion, score.value))
             bar.update()
     rows.rename(rows.with_suffix(".jsonl"))
     for curve in sorted({prompt.curve for prompt in prompts}):
         known = [group for prompt, group in zip(prompts, groups) if prompt.curve == curve and None not in group]
         asked = screen.counted(len(known), "prompt")
         print(f"{curve}: {asked}, {screen.counted(args.generations, 'completion')} each")
-        for k in (2**power for power in range(args.generations.bit_length() if known else 0)):
-            value, stderr = reward.pass_at_k(known, k)
-            print(f"  {f'mean@{args.generations}' if k == 1 else f'pass@{k}':8} {value:.4f} +- {stderr:.4f}")
+        if not known:
+            continue
+        found = {f"mean@{args.generations}": reward.over_prompts([*map(mean, known)])}
+        graded = any(value not in (0, 1) for group in known for value in group)  # else pass@1 is mean@k
+        for k in (2**power for power in range(0 if graded else 1, args.generations.bit_length())):
+            found[f"pass@{k}"] = reward.pass_at_k(known, k)
+        for name, (value, stderr) in found.items():
+            print(f"  {name:8} {value:.4f} +- {stderr:.4f}")
 
 
 def progress(completions):
@@ -67,13 +73,14 @@ def progress(completions):
     return screen.progress(sys.stderr, total=completions, unit=" completions", smoothing=0.0)
 
 
-def answered(prompt, completion, correct):
-    """A completion as a row of completions.jsonl or evaluation.jsonl."""
+def answered(prompt, completion, value):
+    """A completion as a row of completions.jsonl or evaluation.jsonl. value: v from 0 to 1; None: unknown."""
     return {
         "prompt": prompt.text,
         "completion": completion.text,
         "answer": prompt.answer,
-        "correct": correct,
+        "correct": None if value is None else value == 1,
+        "value": value,
         "truncated": completion.truncated,
         "task": prompt.curve,
     }

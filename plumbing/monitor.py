@@ -17,6 +17,7 @@ TRUNCATED_STEPS = 10  # steps whose shares of truncated completions are averaged
 STANDING = 10  # batches in a row without gradient before a warning
 FEW_HELD_OUT = 16  # with fewer held-out prompts a warning says that they are too few for a curve
 SILENT = 0.1  # share of the first validation's prompts without an opinion of --reward above which a warning says so
+LATE = 0.1  # share of the verdicts of a batch or validation that time out above which a warning says so
 UNVERIFIED = 0.01  # a run stops when the verifier failed on a larger share of its groups (of 100, if it has had fewer)
 SKIPPED = 5  # steps in a row without a finite gradient, after which a run stops
 SLOW = 2.0  # a generator is slow whose decode steps take so many times the median, of 4 generators or more
@@ -24,6 +25,9 @@ SLOW = 2.0  # a generator is slow whose decode steps take so many times the medi
 WARNINGS = {
     "few held out": "only {count}, and every evaluation asks the same: too few for a curve or a forecast. A tenth of a "
     "small file is held out; train.py --evaluate MODEL --data FILE asks all of its rows",
+    "late": "checking took longer than --verify-timeout for {share:.0%} of the completions; they count as wrong. "
+    "Unless the policy writes endless programs or formulas, the function of --reward or the machine is slow: raise "
+    "--verify-timeout, or lower --verifiers",
     "no gradient": "{batches} batches in a row had no gradient: in every group all completions were right or all were "
     "wrong, as truncated ones always are (pass rate of the last batch {pass_rate:.3f}), and the policy stands still. "
     "All wrong: easier --data, more --generations, or answers that are not found (completions.jsonl shows what the "
@@ -63,7 +67,7 @@ class Monitor:
         self.standing = self.skipped = self.raised = 0  # batches, steps in a row; groups on which --reward failed
         self.slow = {}  # those named already
         self.shown = set()  # (where, error)
-        self.late = False  # a verdict has timed out
+        self.late = self.often = False  # a verdict has timed out; more than LATE of them have
 
     def __call__(self, row):
         getattr(self, row["kind"], lambda row: None)(row)
@@ -96,11 +100,13 @@ class Monitor:
             cause = "an importance ratio without upper bound (dapo and grpo have none where the advantage is negative)"
             self.stop(f"no gradient of the last {SKIPPED} steps was finite; likely cause: {cause}, or --lr")
         self.check_speed(row)
+        self.check_late(row, len(row["prompts"]) * self.args.generations)
         self.show_failures(row)
         self.check_verifier(row, row["failed_groups"], row["step"] * len(row["prompts"]))
 
     def eval(self, row):
         failed = sum(failure["verifier"] for failure in row["failures"])
+        self.check_late(row, row["completions"] + row["unverified"])
         self.show_failures(row)
         self.check_verifier(row, failed, self.held_out)
         if not row["completions"]:
@@ -122,11 +128,17 @@ class Monitor:
             self.warn("slow", name=name, times=mine / usual, tokens=row["length_max"], seconds=longer)
         self.slow = found
 
-    def show_failures(self, row):
-        """Show each prompt without a verdict once; of failures of --reward the first, and how many there have been."""
+    def check_late(self, row, completions):
+        """Say once that a verdict has timed out, if the run shall repeat; and once that many have."""
         if row["timed_out"] and self.args.virtual and not self.late:
             self.late = True
             self.warn("repeat")
+        if row["timed_out"] > LATE * completions and not self.often:
+            self.often = True
+            self.warn("late", share=row["timed_out"] / completions)
+
+    def show_failures(self, row):
+        """Show each prompt without a verdict once; of failures of --reward the first, and how many there have been."""
         for failure in row["failures"]:
             self.raised += failure["own"]
             known = failure["own"] and self.raised > 1 or (failure["where"], failure["error"]) in self.shown

@@ -2,8 +2,9 @@
 
     reduced("The answer is 5.") -> "5"          what is left is compared by verify/mathematics.py
 
-A reference that cannot be compared would make every answer wrong, and nobody would notice: so it is refused when the
-data is loaded, with its row.
+A reference that is not right for itself would make every answer wrong, and nobody would notice. A text or a choice is
+refused when the data is loaded, with its row (`right_for_itself`). Mathematics is tried in a sample (`unreadable`); an
+answer to any other reference that cannot be compared gets no verdict (verify/graders.py).
 
 Test: pytest tests/test_references.py
 """
@@ -13,8 +14,13 @@ import json
 import re
 import string
 from contextlib import suppress
+from types import SimpleNamespace
 from unicodedata import category
 
+from verify.graders import TASKS, UNREADABLE
+from verify.scorer import Scorer
+
+SAMPLE = 200  # math references that are tried when the data is loaded
 FIELDS = ("ground_truth", "final_answer", "answer", "target", "value")  # of a reference that is an object
 NO_ANSWER = {"proof", "notfound", "not found", "n/a", "nan", "null", "undefined answer"}
 COUNTDOWN = "a Countdown game, for which any expression of that value is right: grade it with --reward"
@@ -118,3 +124,31 @@ def prose(text: str) -> bool:
     words = [word for word in WORD.findall(FORMULA.sub(" 1 ", text)) if word.casefold() not in MATHEMATICAL]
     mixed = re.search(r"[0-9=]", FORMULA.sub(" 1 ", text))
     return len(words) > (2 if mixed else LONGEST)
+
+
+def right_for_itself(reference: str, task: str) -> bool:
+    """Whether a reference of the tasks `text` and `choice` would be right as an answer; others are not looked at.
+
+    >>> right_for_itself("(C) Rome", "choice"), right_for_itself("...", "text")
+    (True, False)
+    """
+    return task not in ("text", "choice") or TASKS[task](reference, reference) is True
+
+
+def unreadable(prompts, timeout: float) -> list[str]:
+    """A warning about the math references in a sample of data.Prompts that no answer can be compared with, or [].
+
+    They are read in a worker. Raises ValueError if that is so of more than half of the sample.
+    """
+    asked = [prompt for prompt in prompts if prompt.task == "math"]
+    asked = asked[:: len(asked) // SAMPLE + 1]
+    scorer = Scorer(timeout=timeout, workers=1, think_end=None)
+    for prompt in asked:
+        scorer.submit(SimpleNamespace(text="\\boxed{?}", truncated=False, ids=()), prompt)
+    scorer.wait()
+    wrong = [score.error for score in scorer.finished() if score.error.startswith(UNREADABLE)]
+    scorer.close()
+    if len(wrong) > len(asked) / 2:
+        raise ValueError(f"{len(wrong)} of {len(asked)} references cannot be compared with any answer: {wrong[0]}")
+    said = f"WARNING: {len(wrong)} of {len(asked)} references cannot be compared, and get no verdict. The first:"
+    return ["\n  ".join([said, *wrong[:3]])] if wrong else []

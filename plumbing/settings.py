@@ -158,7 +158,7 @@ class Settings:
     )
     reward: str | None = flag(
         "a function of your own, FUNCTION(prompt, completion, answer), instead of the graders of the rows' tasks: "
-        "True, False, or None for no verdict; rows need no answer then (docs/rewards.md)",
+        "True, False, a number from 0 to 1, or None for no verdict; rows need no answer then (docs/rewards.md)",
         FIXED | EVALUATION,
         metavar="FILE.py:FUNCTION",
     )

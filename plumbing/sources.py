@@ -384,7 +384,8 @@ def parse_row(row, where: str, task: str | None, columns, own: bool = False) -> 
             cause = str(error)
     elif isinstance(answer, (str, int)) and not isinstance(answer, bool):
         reference = references.legible(str(answer)).rpartition("####")[2].strip()
-    if not reference or not re.fullmatch(ANSWERS.get(task, ".*"), reference, re.S):
+    sound = reference and references.right_for_itself(reference, task)
+    if not sound or not re.fullmatch(ANSWERS.get(task, ".*"), reference, re.S):
         raise malformed(
             where, f"answer {str(answer)[:60]!r}", cause, f"an answer for `{task}` (see plumbing/sources.py)"
         )

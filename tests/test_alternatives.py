@@ -187,14 +187,14 @@ return {
 }
 """,
     ("reward", "ints"): r"""
-if correct is None:
+if value is None:
     return float("nan")
-return 1 + penalty if correct else -1
+return 1 + penalty if value else -1
 """,
     ("reward", "np.nan"): r"""
 import numpy as np
 
-return np.nan if correct is None else (2 * correct - 1) + (penalty if correct else 0)
+return np.nan if value is None else (2 * value - 1) + (penalty if value else 0)
 """,
     ("penalty", "max(-1,min(0,..)) ints"): r"""
 return max(-1, min(0, (length_max - tokens) / length_cache - 1))
@@ -426,7 +426,7 @@ return total
 return "8", "7"
 """,
     ("reward", "text"): r"""
-return "nan" if correct is None else str(1.0 + penalty) if correct else "-1"
+return "nan" if value is None else str(1.0 + penalty) if value else "-1"
 """,
     ("streams", "random"): r"""
 return torch.randint(1 << 60, (request.generations,))

@@ -17,11 +17,24 @@ from data import Prompt
 from verify import graders, programs, sandbox
 from verify.scorer import Scorer
 
-LIMIT = 0.5  # seconds per answer that the `strict` scorer allows
+LIMIT = 0.5  # seconds per test that the `strict` scorer allows
 NAMESPACES = len(sandbox.protections()) > 1
 NEEDS_NAMESPACES = pytest.mark.skipif(not NAMESPACES, reason="this machine allows no namespaces")
-SUM = json.dumps({"inputs": ["1 2\n", "-5 5\n"], "outputs": ["3\n", "0\n"]})
-ADD = json.dumps({"fn_name": "add", "inputs": [[1, 2], [-5, 5]], "outputs": [[3], [0]]})
+
+
+def printed(*outputs, inputs=None):
+    """The reference of a program that has to print these, each for an input (default: none)."""
+    return json.dumps({"inputs": list(inputs or [""] * len(outputs)), "outputs": list(outputs)})
+
+
+def returned(name, *calls):
+    """The reference of a function; calls: (arguments, result)."""
+    return json.dumps({"fn_name": name, "inputs": [call[0] for call in calls], "outputs": [call[1] for call in calls]})
+
+
+SUM = printed("3\n", "0\n", inputs=["1 2\n", "-5 5\n"])
+ADD = returned("add", ([1, 2], [3]), ([-5, 5], [0]))
+THREE = printed("3")
 
 
 @dataclass
@@ -37,14 +50,11 @@ def submit(scorer, program, tests):
     scorer.submit(Finished(text), Prompt(0, (1,), "?", tests, "code"))
 
 
-def score(scorer, program, tests=SUM, seconds=60.0):
+def score(scorer, program, tests=SUM):
     """The Score of one program."""
     submit(scorer, program, tests)
-    end = time.monotonic() + seconds
-    while not (done := scorer.finished()):
-        assert time.monotonic() < end, "no verdict in time"
-        time.sleep(0.005)
-    return done[0]
+    scorer.wait()
+    return scorer.finished()[0]
 
 
 def descendants(pid):
@@ -63,10 +73,8 @@ def wait_until(true, what, seconds=30.0):
 
 
 def nothing_left(scorer, folder):
-    """Whether only the worker's own fork is below it, which adopts what programs leave, with the interpreter of which
-    sandboxes are forks, and the folder is empty.
-    """
-    return len(descendants(scorer._workers[0].process.pid)) == 2 and not any(folder.iterdir())
+    """Whether only the worker's own fork is below it, which adopts what programs leave, and the folder is empty."""
+    return len(descendants(scorer._workers[0].process.pid)) == 1 and not any(folder.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +128,7 @@ def strict(folder):
         ("````python\na = '```'\n```\n````", "a = '```'\n```\n"),  # closed by a fence as long
         ('```python title="a.py"\na\n```', "a\n"),
         ("```py3\na\n```\n```{.python}\nb\n```\n```pycon\n>>> c\n```", "b\n"),
+        ("\ufeff```python\n\ufeffa = '\ufeff'\n```", "a = '\ufeff'\n"),  # a byte order mark, and one that is text
         ("```python\na\n", ""),  # never closed
         ("```cpp\na\n```", ""),
         ("a", ""),
@@ -131,6 +140,16 @@ def test_sec2_the_program_is_the_last_python_block(answer, program):
     assert (graders.code(answer, SUM) or "") == program
 
 
+PIECES = ["- ```python", "- ```python\n", "```python\nx", "```", "```\n", " ", "\n```python", "- ```python "]
+
+
+@pytest.mark.parametrize("piece", [*PIECES, "~", "\n~", " ~~~py", "1", "```\n" + " " * 99, "\ufeff"])
+def test_a_megabyte_of_open_blocks_is_read_in_a_second(piece):
+    start = time.thread_time()
+    assert not programs.program(piece * (1_000_000 // len(piece))).strip("x\n")[:1].isdigit()
+    assert time.thread_time() - start < 2.0  # seconds of CPU; in quadratic time: minutes
+
+
 @pytest.mark.parametrize(
     ("tests", "read"),
     [
@@ -139,9 +158,6 @@ def test_sec2_the_program_is_the_last_python_block(answer, program):
         ('[{"input": "1 2", "output": "3", "testtype": "stdin", "metadata": {}}]', (None, [("1 2", "3")])),
         ('[{"input": "1 2", "output": "3", "type": "stdin_stdout", "fn_name": null}]', (None, [("1 2", "3")])),
         (ADD, ("add", [([1, 2], [3]), ([-5, 5], [0])])),
-        ('{"fn_name": "f", "inputs": [[[1]]], "outputs": [[1, 2]]}', ("f", [([[1]], [1, 2])])),
-        ('{"fn_name": "f", "inputs": [[[1]]], "outputs": [[[1]]]}', ("f", [([[1]], [[1]])])),
-        ('{"fn_name": "f", "inputs": [[[1]], [[]]], "outputs": [[1], []]}', ("f", [([[1]], [1]), ([[]], [])])),
         ('[{"input": [1, 2], "output": 3, "fn_name": "add"}]', ("add", [([1, 2], 3)])),
         ('[{"input": "[1]\\n\\"a\\"", "output": "[3]", "metadata": {"func_name": "f"}}]', ("f", [([[1], "a"], [3])])),
     ],
@@ -154,10 +170,8 @@ def test_the_forms_of_tests_in_use_are_read(tests, read):
     "tests",
     ["", "3", "[]", '{"inputs": [], "outputs": []}', '{"inputs": ["1"], "outputs": []}', '{"inputs": ["1"]}', "[3]"]
     + ['[{"input": "1", "output": "1"}, {"input": [1], "output": 1, "fn_name": "f"}]', "[" * 100_000]
-    + [
-        json.dumps([{"input": "1", "output": "1", **kind}])
-        for kind in ({"testtype": "functional"}, {"type": "function_call"})
-    ],
+    + ['[{"input": "1", "output": "1", "testtype": "functional"}]', '[{"input": "1", "output": "1", "type": "call"}']
+    + ['[{"input": "1", "output": "1", "type": "function_call"}]'],
 )
 def test_tests_that_cannot_be_read_or_are_none_are_a_failure_not_a_verdict(scorer, tests):
     failed = score(scorer, "pass", tests)
@@ -175,15 +189,21 @@ def test_tests_that_cannot_be_read_or_are_none_are_a_failure_not_a_verdict(score
         ("yes", "YES", False),
         ("1  2", "1 2", True),  # word by word
         ("1.0", "1", True),
+        ("1e+20", "1" + "0" * 20, True),
         ("1.0000001", "1", False),  # a whole number is exact
+        ("2.9999999999", "3", False),
+        ("2.9999999999 .5", "3 0.5", True),  # but beside a decimal fraction it may come from floats
+        ("100000001.0 .5", "100000000 0.5", False),
         ("100000000000000000001.0", "100000000000000000000", False),
         ("01", "1", False),
         ("1.", "1", False),
         ("1", "1.0", True),
         ("0.33333333", "0.333333", True),
         ("x 2 1e-9", "x 2.000000 0.000000001", True),
+        ("-.5 1" + "0" * 20, "-0.5 1e+20", True),
         ("0.3334", "0.333333", False),
-        ("0.0000001", "0.0", False),  # the error is relative
+        ("1e-16 -0.0", "0.0 0.0", True),
+        ("0.0000001", "0.0", False),
         ("nan", "0.5", False),
         ("٠.٥", "0.5", False),  # digits, but not ASCII
         ("0.5" + "0" * 1_000_000, "0.5", False),
@@ -193,158 +213,169 @@ def test_stdout_is_right_with_the_same_words_on_the_same_lines_and_fractions_wit
     assert programs.same_output(output, expected) is same
 
 
-STDIN = {
-    "print(sum(map(int, input().split())))": True,
-    "import sys\nfor line in open(0): print(sum(map(int, line.split())))": True,
-    "print(sum(map(int, open('/dev/stdin').read().split())))": True,
-    "import sys\nsys.stdout.write('%d' % sum(map(int, sys.stdin.read().split())))\nsys.exit()": True,
-    "import os, sys\nprint(sum(map(int, input().split())), flush=True)\nos._exit(0)": True,
-    # The output of threads and exit handlers counts too: an interpreter waits for both.
-    "import threading\ndef main(): print(sum(map(int, input().split())))\nthreading.Thread(target=main).start()": True,
-    "import atexit\natexit.register(lambda: print(sum(map(int, input().split()))))": True,
-    "out = open(1, 'w')\nout.write(str(sum(map(int, input().split()))))": True,
-    "if __name__ == '__main__': print(sum(map(int, input().split())))": True,
-    "import bisect, datetime, decimal, heapq, math, random, re\nprint(eval(re.sub(' ', '+', input())))": True,
-    "import sys\nsys.setrecursionlimit(10**6)\ndef f(n): return n and f(n - 1)\n"
-    "print(f(5000) + sum(map(int, input().split())))": True,
-    "print(3)": False,  # right on the first test
-    "print(sum(map(int, input().split())) or 1)": False,  # wrong on the second
-    "print(sum(map(int, input().split())))\n1 / 0": False,  # exit status
-    "print(sum(map(int, input().split())))\nraise SystemExit(2)": False,
-    "import numpy\nprint(sum(map(int, input().split())))": False,  # not in the standard library
-    "os.getcwd()\nprint(sum(map(int, input().split())))": False,  # the sandbox imports os, not the program
-    "from __future__ import annotations\nprint(sum(map(int, input().split())))": True,
-    # Names that graders import before the program are there; pow, open and compile are still the built-in ones.
-    "d = deque(map(int, input().split()))\nheapify(h := list(d))\nprint(reduce(lambda a, b: a + b, d))": True,
-    "assert gcd(4, 6) == 2 and pow(3, 4, 5) == 1 and math.inf > 9 and bisect.bisect([1, 3], 2) == 1\n"
-    "print(sum(map(int, sys.stdin.read().split())))": True,
-    "assert re.split(',', 'a,b') == list(ascii_lowercase[:2])\n"
-    "assert Counter('aa')['a'] == eval(compile('2', '', 'eval'))\n"
-    "print(sum(map(int, input().split())), *islice(chain([]), 3))": True,
-    "print(sum(map(int, input().split()))": False,  # syntax
-    "print(3)\0": False,
-    "print('\\ud800')": False,
-    "": False,
+MAPPED = returned("f", ([{"1": 5, "2": {"3": 4}}], [[1, 2]]), ([{"a": 5}], [["a"]]))
+LONG = printed("7" * 9_000, inputs=["7" * 9_000])
+POWER = f'{{"fn_name": "f", "inputs": [[1{"0" * 9_000}]], "outputs": [1{"0" * 9_000}]}}'
+GCD = returned("gcd", ([4, 6], 2))
+FLOATS = returned("f", ([0.1], [0.3, {"a": 0.0}]))
+GRADED = {  # {tests: {program: whether it is right}}
+    SUM: {
+        "print(sum(map(int, input().split())))": True,
+        "import sys\nfor line in open(0): print(sum(map(int, line.split())))": True,
+        "print(sum(map(int, open('/dev/stdin').read().split())))": True,
+        "import os, sys\nprint(sum(map(int, input().split())), flush=True)\nos._exit(0)": True,
+        "sys.setrecursionlimit(10**6)\nf = lambda n: n and f(n - 1)\n"
+        "print(f(9**4) + sum(map(int, input().split())))": True,
+        "print(3)": False,  # right on the first test
+        "print(sum(map(int, input().split())) or 1)": False,  # wrong on the second
+        "import numpy\nprint(sum(map(int, input().split())))": False,  # not in the standard library
+        "os.getcwd()\nprint(sum(map(int, input().split())))": False,  # the sandbox imports os, not the program
+        "from __future__ import annotations\nprint(sum(map(int, input().split())))": True,
+        # Names that graders import before the program are there; pow, open and compile are still the built-in ones.
+        "d = deque(map(int, input().split()))\nheapify(h := list(d))\nprint(reduce(lambda a, b: a + b, d))": True,
+        "assert gcd(4, 6) == 2 and pow(3, 4, 5) == 1 and math.inf > 9 and bisect.bisect([1, 3], 2) == 1\n"
+        "print(sum(map(int, sys.stdin.read().split())))": True,
+        "assert re.split(',', 'a,b') == list(ascii_lowercase[:2])\n"
+        "assert Counter('aa')['a'] == eval(compile('2', '', 'eval'))\n"
+        "print(sum(map(int, input().split())), *islice(chain([]), 3))": True,
+        "print(3)\0": False,
+        "print('\\ud800')": False,
+        "": False,
+    },
+    THREE: {  # a program ends as the interpreter would end it: it waits for threads and exit functions
+        "import atexit\natexit.register(print, 3)": True,
+        "class End:\n  def __del__(self): print(3)\nend = End()\nend.me = end": True,
+        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print(3))).start()": True,
+        "import threading, time\nthreading.Thread(target=time.sleep, args=[9], daemon=True).start()\nprint(3)": True,
+        "import io, os\nsys.stdout = io.StringIO()\nimport atexit\n"
+        "atexit.register(lambda: os.write(1, sys.stdout.getvalue().encode()))\nprint(3)": True,
+        "print(3)\nsys.stdout.close()": True,
+        "print(3)\nquit()": True,
+        "def main():\n  print(3)\n  exit(0)\nmain()": True,
+        "print(3)\nexit(1)": False,
+        "print(3)\nquit('done')": False,
+        "print(3)\nraise ValueError": False,
+        "print(3)\nimport os\nos.abort()": False,
+        "print(3)\nraise KeyboardInterrupt": False,
+        "print(3)\nimport os\nos.kill(os.getpid(), 9)": False,
+    },
+    printed("1", inputs=["\ufeff1"]): {"print(int(input()))": True},
+    printed("5000000", inputs=["x" * 5_000_000]): {"print(len(input()))": True},
+    LONG: {"print(int(input()))": True, "print(int(input()) + 1)": False},
+    POWER: {"f = lambda n: 10**9000 if n == 10**9000 else 0": True, "f = lambda n: n + 1": False},
+    ADD: {
+        "def add(a, b): return a + b": True,
+        "def add(a: int, b: Optional[int]) -> int: return a + b": True,  # graders import typing
+        "class Solution:\n    def add(self, a, b):\n        return a + b": True,
+        "print(99)\ndef add(a, b):\n    print(7)\n    return a + b": True,  # what a function prints is ignored
+        "add = lambda a, b: float(a + b)": True,  # 3.0 == 3, as in Python
+        "add = lambda a, b: a + b + 1e-12": False,  # a whole number is exact
+        "from dataclasses import dataclass\n@dataclass\nclass P:\n  x: 'int'\nadd = lambda a, b: P(a).x + b": True,
+        "def add(a, b): return [a + b]": True,  # if all expected results are lists of one, their elements will do
+        "def add(a, b): return a + b if a > 0 else [a + b]": False,  # but not mixed
+        "def add(a, b): return str(a + b)": False,
+        "def add(a, b): return 3": False,
+        "def add(a): return 3": False,
+        "def sub(a, b): return a + b": False,
+        "def add(a, b): return {a + b}": False,  # a set is not JSON
+    },
+    returned("f", ([1], [1]), ([2], [2, 2])): {
+        "def f(n): return [n] * n": True,
+        "def f(n): return 1 if n == 1 else [2, 2]": False,
+    },
+    returned("f", ([[1, "é"], {"k": None}], [[{"k": None}, 1, "é"]])): {
+        "def f(x, y): return (y, *x)": True,  # a tuple is a list
+        "def f(x, y): return [y, *x, 0]": False,
+    },
+    FLOATS: {
+        "def f(x): return x * 3, {'a': .1 + .2 - .3}": True,
+        "def f(x): return x * 3, {'a': 1e-8}": False,
+        "def f(x): return 0.30000001, {'a': 0}": False,
+        "def f(x): return 10**400, {'a': 0}": False,
+        "def f(x): return x * 3, {'a': float('nan')}": False,
+    },
+    MAPPED: {"def f(d): return list(d)": True, "def f(d): return list(map(str, d))": False},  # whole numbers as keys
+    GCD: {  # what graders import is not there if it is asked for
+        "pass": False,
+        "from math import gcd": True,
+        "class Solution:\n  def gcd(self, a, b): return math.gcd(a, b)": True,
+    },
 }
 
 
-def test_a_program_is_right_if_it_passes_all_tests(scorer):
-    assert {program: score(scorer, program).correct for program in STDIN} == STDIN
-
-
-CALLS = {
-    "def add(a, b): return a + b": True,
-    "def add(a: int, b: Optional[int]) -> int: return a + b": True,  # graders import typing
-    "class Solution:\n    def add(self, a, b):\n        return a + b": True,
-    "print(99)\ndef add(a, b):\n    print(7)\n    return a + b": True,  # what a function prints is ignored
-    "add = lambda a, b: float(a + b)": True,  # 3.0 == 3, as in Python
-    "def add(a, b): return str(a + b)": False,
-    "def add(a, b): return 3": False,
-    "def add(a, b): return": False,
-    "def add(a): return 3": False,
-    "def sub(a, b): return a + b": False,
-    "def add(a, b): return {a + b}": False,  # a set is not JSON
-}
-
-
-def test_a_function_is_right_if_all_its_results_are(scorer):
-    assert {program: score(scorer, program, ADD).correct for program in CALLS} == CALLS
-
-
-def test_a_tuple_is_a_list_and_arguments_are_as_given(scorer):
-    tests = json.dumps({"fn_name": "f", "inputs": [[[1, "é"], {"k": None}]], "outputs": [[[{"k": None}, 1, "é"]]]})
-    assert score(scorer, "def f(x, y): return (y, *x)", tests).correct is True
-    assert score(scorer, "def f(x, y): return [y, *x, 0]", tests).correct is False
-
-
-def test_if_lists_of_one_are_expected_all_results_may_be_lists_or_all_what_they_hold_but_not_mixed(scorer):
-    assert score(scorer, "def add(a, b): return [a + b]", ADD).correct is True
-    assert score(scorer, "def add(a, b): return a + b if a > 0 else [a + b]", ADD).correct is False
-    mixed = json.dumps({"fn_name": "f", "inputs": [[1], [2]], "outputs": [[1], [2, 2]]})
-    assert score(scorer, "def f(n): return [n] * n", mixed).correct is True
-    assert score(scorer, "def f(n): return 1 if n == 1 else [2, 2]", mixed).correct is False
-
-
-def test_keys_of_arguments_that_are_whole_numbers_are_numbers(scorer):
-    tests = {"fn_name": "f", "inputs": [[{"1": 5, "2": {"3": 4}}], [{"a": 5}]], "outputs": [[[1, 2]], [["a"]]]}
-    tests = json.dumps(tests)
-    assert score(scorer, "def f(d): return list(d)", tests).correct is True
-    assert score(scorer, "def f(d): return list(map(str, d))", tests).correct is False
-
-
-def test_a_function_that_graders_import_is_not_there_if_it_is_asked_for(scorer):
-    tests = json.dumps({"fn_name": "gcd", "inputs": [[4, 6]], "outputs": [2]})
-    assert score(scorer, "pass", tests).correct is False
-    assert score(scorer, "from math import gcd", tests).correct is True
-    assert score(scorer, "class Solution:\n  def gcd(self, a, b): return math.gcd(a, b)", tests).correct is True
+@pytest.mark.parametrize("tests", GRADED)
+def test_a_program_is_right_if_it_passes_all_tests(scorer, tests):
+    assert {program: score(scorer, program, tests).correct for program in GRADED[tests]} == GRADED[tests]
 
 
 def test_sec2_thinking_is_not_the_answer_and_a_truncated_program_is_wrong(scorer):
     for text, truncated in (("<think>```python\nprint(3)\n```", False), ("</think>```python\nprint(3)\n```", True)):
-        scorer.submit(Finished(text, truncated), Prompt(0, (1,), "?", SUM, "code"))
+        scorer.submit(Finished(text, truncated), Prompt(0, (1,), "?", THREE, "code"))
         assert [done.correct for done in scorer.finished()] == [False]
 
 
-# --- What a program cannot do: forge a verdict ---
+# --- What a program cannot do: forge a verdict, go on, grow, leave something behind ---
 
-FORGED = {
-    "os._exit(0) before anything": "import os\nos._exit(0)",
-    "sys.exit before anything": "import sys\nsys.exit(0)",
-    "a false result on every descriptor": "import os\nfor fd in range(64):\n  try: os.write(fd, b'7')\n"
-    "  except OSError: pass\nos._exit(0)",
-    "an object that equals all": "class All(int):\n  def __eq__(self, other): return True\nadd = lambda a, b: All(7)",
-    "another json.dumps": "import json\njson.dumps = lambda *a: 'true'\ndef add(a, b): pass",
+PARENT = "import ctypes, os\ncall = ctypes.CDLL(None).syscall\np = os.getppid()\n"
+FDS = "import os, socket\nfor fd in range(3, 64):\n  try: {}\n  except OSError: pass\nos._exit({})"
+HUNT = "import sys\nseen = []\nsys.settrace(lambda frame, *_: seen.append(frame.f_back.f_locals))\n"
+HOSTILE = {  # against ADD and SUM: neither is right for one output alone
+    "an end before anything": "import os\nos._exit(0)",
+    "a false result": FDS.format("os.write(fd, b'7')", 0),
+    "a false status": FDS.format("socket.send_fds(socket.socket(fileno=os.dup(fd)), [b'0'], [1])", 1),
+    "equal to all": "class All(int): __eq__ = lambda self, other: True\nadd = lambda a, b: All(7)\nprint(All(7))",
+    "another json.dumps": "import json\njson.dumps = json.JSONEncoder.encode = lambda *a: 'true'\ndef add(a, b): pass",
     "a result nobody can read": "import os\nos.write(3, b'[' * 60_000)\nos._exit(0)",
     "a result of many digits": "import os\nos.write(3, b'9' * 60_000)\nos._exit(0)",
     "not a number": "add = lambda a, b: float('nan')",
     "an end of the sandbox": "import os\nos.kill(os.getppid(), 9)\nos.kill(os.getppid(), 19)",
+    "a hunt by settrace": HUNT + "def add(a, b): return seen[-1].get('expected')",
+    "the sandbox's socket": "import gc, socket\n[socket.send_fds(s, [b'0'], [1]) for s in gc.get_objects() if "
+    "isinstance(s, socket.socket)]",
+    "ptrace": PARENT + "call(101, 16, p, 0, 0)\nprint(open(f'/proc/{p}/mem', 'rb').read(9))",
+    "the parent's descriptors": PARENT + "for fd in range(64): os.write(call(438, os.pidfd_open(p), fd, 0), b'0')",
+    "the parent's limits": PARENT + "import resource\nresource.prlimit(p, resource.RLIMIT_NOFILE, (3, 3))",
+    "new namespaces": PARENT + "assert call(272, 1 << 28 | 1 << 17) == 0\nos.chroot('/proc/1/root')",
+    "a real-time priority": "import os\nos.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(99))",
+    "higher limits": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+    "shared memory": "open('/dev/shm/left-by-a-test', 'w').write('x')" if NAMESPACES else "raise OSError",
+    "a large object": "x = b'x' * (1 << 31)",
+    "output flood": "print('x' * (1 << 25))",
+    "too long an output": "print(sum(map(int, input().split())))\nprint(' ' * 100_000)",
+    "a hole in the output": "import os\nprint(3, flush=True)\nos.lseek(1, 1 << 23, 0)\nos.write(1, b' ')",
+    "deep nesting": "(" * 20_000 + ")" * 20_000,
+    "a long sum": "1" + "+1" * 30_000,
+    "deep folders": "import os\nfor _ in range(1500):\n  os.mkdir('d')\n  os.chdir('d')",
+    "a link that comes and goes": "import os\nos.mkdir('a')\nwhile not os.fork(): os.symlink('/', 'd'), os.unlink('d')",
+    "kill everybody": "import os\nos.kill(-1, 9)" if NAMESPACES else "raise OSError",
 }
-
-
-@pytest.mark.parametrize("name", FORGED)
-def test_no_verdict_is_forged(strict, folder, name):
-    forged = score(strict, FORGED[name], ADD)
-    assert forged.correct is False and nothing_left(strict, folder)
-    assert score(strict, FORGED[name], SUM).correct is False
-
-
-def test_expected_outputs_never_enter_the_sandbox(scorer):
-    hunt = """
-import gc, os, re, sys
-frames = []
-frame = sys._getframe()
-while frame:
-    frames += [repr(frame.f_locals), repr(frame.f_globals)]
-    frame = frame.f_back
-seen = repr(frames) + repr(gc.get_objects()) + repr(sys.argv) + repr(os.environ)
-for path in ('/proc/self/cmdline', '/proc/1/cmdline', '/proc/self/fd/3'):
-    try:
-        seen += open(path, errors='replace').read()
-    except OSError:
-        pass
-print(*sorted(set(re.findall('(?:given|expected)-[0-9]+', seen))))
-"""
-    tests = {"inputs": ["given-1", "given-2"], "outputs": ["given-1 given-2"] * 2}
-    assert score(scorer, hunt, json.dumps(tests)).correct is True  # the search works: it finds the inputs
-    tests["outputs"] = ["expected-1 given-1 given-2"] * 2  # what the program would print if it found an expected output
-    assert score(scorer, hunt, json.dumps(tests)).correct is False
-
-
-# --- What a program cannot do: go on, grow, leave something behind ---
-
+ALWAYS = "import os\nx = []\nwhile True:\n  try: {}\n  except (OSError, MemoryError): pass"
 ENDLESS = {
     "loop": "while True: pass",
     "sleep": "import time\ntime.sleep(100)",
-    "fork bomb": "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass",
-    "fork bomb of daemons": "import os\nwhile True:\n  try:\n    os.fork() or os.setsid()\n  except OSError: pass",
-    "memory bomb": "x = []\nwhile True:\n  try: x.append(b'x' * (1 << 24))\n  except MemoryError: pass",
-    "output flood": "while True:\n  try: print('x' * 1000)\n  except OSError: pass",
-    "file flood": "n = 0\nwhile True:\n  n += 1\n  try: open(str(n), 'w').write('x' * 1000000)\n  except OSError: pass",
-    "signal handlers": "import signal\nfor s in range(1, 65):\n  try: signal.signal(s, signal.SIG_IGN)\n"
-    "  except (OSError, ValueError): pass\nwhile True: pass",
+    "fork bomb": ALWAYS.format("os.fork()"),
+    "fork bomb of daemons": ALWAYS.format("os.fork() or os.setsid()"),
+    "spawned programs": ALWAYS.format("os.posix_spawn(sys.executable, ['p', '-c', 'while 1: pass'], {})"),
+    "memory bomb": ALWAYS.format("x.append(b'x' * (1 << 24))"),
+    "bomb of nameless files": ALWAYS.format("x.append(os.memfd_create('x')), os.write(x[-1], bytes(1 << 24))"),
+    "bomb of pipes": ALWAYS.format("os.write(os.pipe()[1], b'x' * 65536)"),
+    "output flood": ALWAYS.format("print('x' * 1000)"),
+    "file flood": ALWAYS.format("x.append(open(str(len(x)), 'w').write('x' * 1000000))"),
+    "signal handlers": "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, range(1, 65))\nwhile True: pass",
     "deep recursion": "import sys\nsys.setrecursionlimit(10**9)\ndef f(): f()\nf()",
     "a thread": "import threading, time\nthreading.Thread(target=time.sleep, args=[100]).start()",
+    "an exit function": "import atexit, time\natexit.register(time.sleep, 100)\nprint(sum(map(int, input().split())))",
+    "a finaliser": "class End:\n  def __del__(self):\n    while True: pass\nend = End()",
+    "a number's digits": "print(10**(10**8))",
 }
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_verdict_is_forged_and_nothing_is_left(scorer, folder, name):
+    for tests in (ADD, SUM):
+        hostile = score(scorer, HOSTILE[name], tests)
+        assert hostile.correct is False and not hostile.timed_out and nothing_left(scorer, folder)
+    assert not os.path.exists("/dev/shm/left-by-a-test")
 
 
 @pytest.mark.parametrize("name", ENDLESS)
@@ -356,20 +387,20 @@ def test_an_endless_program_costs_the_limit_and_leaves_nothing(strict, folder, n
     assert nothing_left(strict, folder)
 
 
-STOPPED = {
-    "memory bomb": "x = b'x' * (1 << 31)",
-    "output flood": "while True: print('x' * 1000)",
-    "too long an output": "print(sum(map(int, input().split())))\nprint(' ' * 100_000)",
-    "deep nesting": "(" * 20_000 + ")" * 20_000,
-    "a long sum": "1" + "+1" * 30_000,
-    "kill everybody": "import os\nos.kill(-1, 9)" if NAMESPACES else "raise OSError",
-}
-
-
-@pytest.mark.parametrize("name", STOPPED)
-def test_a_program_that_wants_too_much_is_wrong_and_leaves_nothing(scorer, folder, name):
-    stopped = score(scorer, STOPPED[name])
-    assert stopped.correct is False and not stopped.timed_out and nothing_left(scorer, folder)
+def test_expected_outputs_never_enter_the_sandbox(scorer):
+    hunt = """
+import re
+seen = open('/proc/1/cmdline').read()
+with open('/proc/self/maps') as maps, open('/proc/self/mem', 'rb', 0) as memory:
+    for start, end in re.findall('^(.+?)-(.+?) rw', maps.read(), re.M):
+        memory.seek(int(start, 16))
+        seen += memory.read(int(end, 16) - int(start, 16)).decode(errors='replace')
+print(*sorted(set(re.findall('(?:giv' 'en|expec' 'ted)-[0-9]+', seen))))
+"""
+    given = ["given-1", "given-2"]  # the search works: it finds the inputs
+    assert score(scorer, hunt, printed(*["given-1 given-2"] * 2, inputs=given)).correct is True
+    # What the program would print if it found an expected output:
+    assert score(scorer, hunt, printed(*["expected-1 given-1 given-2"] * 2, inputs=given)).correct is False
 
 
 def test_a_daemon_does_not_outlive_its_program_though_that_is_right(scorer, folder):
@@ -393,52 +424,7 @@ for _ in range(2):
     time.sleep(100)
 """
     expected = f"[] None {2 if NAMESPACES else 3}"  # processes: the sandbox's first, and the test's own
-    assert score(scorer, leave, json.dumps({"inputs": [""] * 5, "outputs": [expected] * 5})).correct is True
-
-
-def test_a_program_finds_nothing_of_the_one_before_in_its_memory(scorer):
-    hunt = """
-import re
-mark, seen = 'given', set()
-with open('/proc/self/maps') as maps, open('/proc/self/mem', 'rb', 0) as memory:
-  for line in maps:
-    start, end = (int(part, 16) for part in line.split()[0].split('-'))
-    if 'rw' in line.split()[1]:
-      memory.seek(start)
-      seen |= set(re.findall(mark.encode() + b'-[0-9]+', memory.read(end - start)))
-print(*sorted(found.decode() for found in seen))
-"""
-    for number in (11, 12):  # the second program's sandbox is another fork of the same interpreter
-        tests = {"inputs": [f"given-{number}"], "outputs": [f"given-{number}"]}
-        assert score(scorer, hunt, json.dumps(tests)).correct is True
-
-
-ENDS = {  # of programs whose output is 3, as the interpreter ends them
-    "import atexit\natexit.register(print, 3)": True,
-    "file = open(1, 'w')\nfile.write('3')": True,
-    "class End:\n  def __del__(self): print(3)\nend = End()": True,
-    "class End:\n  def __del__(self): print(3)\nend = End()\nend.me = end": True,
-    "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.2), print(3))).start()": True,
-    "import threading, time\nthreading.Thread(target=time.sleep, args=[9], daemon=True).start()\nprint(3)": True,
-    "import io, os\nsys.stdout = io.StringIO()\nimport atexit\n"
-    "atexit.register(lambda: os.write(1, sys.stdout.getvalue().encode()))\nprint(3)": True,
-    "print(3)\nsys.stdout = None": True,
-    "print(3)\nsys.stdout.close()": True,
-    "print(3)\nsys.exit()": True,
-    "print(3)\nsys.exit(0)": True,
-    "print(3)\nquit = sys.exit(None)": True,
-    "print(3)\nsys.exit(1)": False,
-    "print(3)\nsys.exit('done')": False,
-    "print(3)\nraise ValueError": False,
-    "print(3)\nimport os\nos.abort()": False,
-    "print(3)\nraise KeyboardInterrupt": False,
-    "print(3)\nimport os\nos.kill(os.getpid(), 9)": False,
-}
-
-
-def test_a_program_ends_as_the_interpreter_would_end_it(scorer):
-    tests = json.dumps({"inputs": ["", ""], "outputs": ["3", "3"]})
-    assert {program: score(scorer, program, tests).correct for program in ENDS} == ENDS
+    assert score(scorer, leave, printed(*[expected] * 5)).correct is True
 
 
 def test_limits_environment_and_folder_are_set_in_the_sandbox(scorer):
@@ -453,8 +439,7 @@ except BlockingIOError:
   print('no more')
 """
     limits = [(1 << 30,) * 2, (16 << 20,) * 2, (64, 64), (0, 0), (22, 22)]
-    expected = f"{limits} ['LC_CTYPE'] [] True True\nno more"
-    assert score(scorer, look, json.dumps({"inputs": [""], "outputs": [expected]})).correct is True
+    assert score(scorer, look, printed(f"{limits} ['LC_CTYPE'] [] True True\nno more")).correct is True
 
 
 @NEEDS_NAMESPACES
@@ -471,7 +456,7 @@ except OSError: print('read-only')
 print(os.path.exists({str(Path(programs.__file__))!r}), set(os.listdir('/proc')) & {{{str(os.getpid())!r}, '9999999'}})
 """
     expected = "\n".join([place for place in places if place != "/tmp"] + ["read-only", "False set()"])
-    assert score(scorer, write, json.dumps({"inputs": [""], "outputs": [expected]})).correct is True
+    assert score(scorer, write, printed(expected)).correct is True
     assert not any(os.path.exists(os.path.join(place, name)) for place in places)
 
 
@@ -482,15 +467,11 @@ def test_there_is_no_network(scorer):
         with socket.create_connection(("127.0.0.1", port)):
             pass  # outside the sandbox the server can be reached
         call = f"import socket\ntry: socket.create_connection(('127.0.0.1', {port}), 5)\nexcept OSError: print('no')"
-        assert score(scorer, call, json.dumps({"inputs": [""], "outputs": ["no"]})).correct is True
+        assert score(scorer, call, printed("no")).correct is True
 
 
 def test_protections_are_named_for_the_log():
-    held = sandbox.protections()
-    assert tuple(held) == sandbox.PROTECTIONS[: 2 if NAMESPACES else 1]
-
-
-# --- Without namespaces ---
+    assert tuple(sandbox.protections()) == sandbox.PROTECTIONS[: 2 if NAMESPACES else 1]
 
 
 @pytest.mark.parametrize("name", ["sleep", "fork bomb", "fork bomb of daemons"])
@@ -520,24 +501,13 @@ print(outcome('print(input())'), outcome({ENDLESS[name]!r}),
 # --- Beside the generator; a failed verifier is not a wrong answer ---
 
 
-def test_nothing_blocks_while_a_program_runs_or_a_worker_starts_with_megabytes_of_tests():
-    scorer = Scorer(timeout=30.0, workers=1)
-    start = time.monotonic()
-    tests = json.dumps({"inputs": ["x" * 5_000_000], "outputs": ["5000000"]})
-    submit(scorer, "import time\ntime.sleep(2)\nprint(len(input()))", tests)
-    assert scorer.finished() == [] and scorer.pending == 1  # whoever had waited would have found it
-    wait_until(lambda: scorer.finished(), "no verdict", 30.0)
-    assert time.monotonic() - start > 2.0
-    scorer.close()
-
-
 @pytest.mark.parametrize("sign", [signal.SIGKILL, None])
 def test_a_sandbox_ends_with_its_worker(folder, sign):
     scorer = started(folder, 60.0)
     submit(scorer, "import time\ntime.sleep(100)", SUM)
     scorer.finished()
     pid = scorer._workers[0].process.pid
-    wait_until(lambda: len(descendants(pid)) >= (5 if NAMESPACES else 4), "the program does not start")
+    wait_until(lambda: len(descendants(pid)) >= (4 if NAMESPACES else 3), "the program does not start")
     below = descendants(pid)
     start = time.monotonic()
     if sign:
@@ -571,17 +541,8 @@ def test_a_sandbox_that_does_not_start_is_a_failure_not_a_wrong_answer(monkeypat
 
 
 def test_the_limit_is_per_test_and_the_total_grows_with_their_number(strict):
-    many = json.dumps({"inputs": [f"{n}\n" for n in range(25)], "outputs": [f"{n}\n" for n in range(25)]})
+    many = printed(*map(str, range(25)), inputs=map(str, range(25)))
     slow = score(strict, "import time\ntime.sleep(0.04)\nprint(input())", many)  # 1 s in all: twice LIMIT
     assert (slow.correct, slow.timed_out) == (True, False)
     one = score(strict, f"import time\nn = input()\ntime.sleep({2 * LIMIT} * (n == '3'))\nprint(n)", many)
     assert (one.correct, one.timed_out) == (False, True)
-
-
-@pytest.mark.parametrize(
-    "part", ["- ```python", "- ```python\n", "```python\nx", "```", "```\n", " ", "\n```python", "- ```python "]
-)
-def test_a_megabyte_of_open_blocks_is_read_in_a_second(part):
-    start = time.thread_time()
-    assert not programs.program(part * (1_000_000 // len(part))).strip("x\n")[:1].isdigit()
-    assert time.thread_time() - start < 2.0  # seconds of CPU; in quadratic time: minutes

@@ -3,6 +3,7 @@
 Whole runs are real processes, forked as in test_train.py; no launcher ends the other ranks when one has failed.
 """
 
+import json
 import os
 import re
 import resource
@@ -496,5 +497,6 @@ def test_a_worker_runs_programs_as_the_run_found_at_its_start_whatever_a_new_try
         args.protections = protections
         scorer = build.make_scorer(args)
         assert {worker.namespaces for worker in scorer._workers} == {namespaces}
-        assert grade_code("print(4)", tests, 5.0, namespaces) is True
+        answer = json.dumps(["code", "```python\nprint(4)\n```", ""])
+        assert grade_code(answer, tests, 5.0, namespaces) is True
     assert used == [True, False]

@@ -21,7 +21,8 @@ STEP = {
     "timed_out": 0,
     "failures": [],
 }
-EVAL = {"kind": "eval", "step": 0, "completions": 400, "answered": 0.5, "silent": 0, "timed_out": 0, "failures": []}
+EVAL = {"kind": "eval", "step": 0, "completions": 400, "unverified": 0, "answered": 0.5, "silent": 0, "timed_out": 0}
+EVAL |= {"failures": []}
 
 
 def failure(where, error="no memory", verifier=True, own=False):
@@ -34,7 +35,7 @@ def watched(*rows, held_out=200, virtual=None):
     said, ends = [], []
     heartbeat = SimpleNamespace(stop=lambda reason, failed: ends.append((reason, failed)))
     processes = SimpleNamespace(heartbeat=heartbeat, name=lambda rank: f"generator rank {rank}")
-    watch = Monitor(said.append, processes, SimpleNamespace(virtual=virtual, think_end="</think>"))
+    watch = Monitor(said.append, processes, SimpleNamespace(virtual=virtual, think_end="</think>", generations=4))
     watch({"kind": "config", "step": 1, "prompts": {"validation": held_out}})
     for number, row in enumerate(rows, 1):
         watch((EVAL if row.get("kind") == "eval" else STEP | {"step": number}) | row)
@@ -137,6 +138,14 @@ def test_a_verdict_that_timed_out_is_said_once_to_break_the_repetition_of_virtua
     [said], _ = watched(late, late, virtual="exact")
     assert "this run may not repeat bit for bit" in said
     assert watched(late) == ([], None)
+
+
+def test_more_than_a_tenth_of_verdicts_that_time_out_are_warned_of_once():
+    # 20 prompts of 4 generations: 8 are a tenth. Of 400 in the validation, 40 are.
+    assert watched({"timed_out": 8}, {"kind": "eval", "timed_out": 40}) == ([], None)
+    for late in ({"timed_out": 10}, {"kind": "eval", "timed_out": 50, "completions": 390, "unverified": 10}):
+        [said], _ = watched(late, late)
+        assert said.startswith("WARNING: checking took longer than --verify-timeout for 12% of the completions")
 
 
 def test_a_slow_generator_is_named_when_it_becomes_slow_with_what_it_costs():

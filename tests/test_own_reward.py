@@ -1,13 +1,16 @@
-"""Claims about a reward of one's own (verify/own.py, --reward)."""
+"""Claims about a reward of one's own (verify/own.py, --reward): graded, within its limit, whatever it does."""
 
 import doctest
 import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+import loss
+import reward
 import train
 from data import Prompt
 from plumbing import sources
@@ -16,23 +19,62 @@ from verify import own
 from verify.graders import OWN
 from verify.scorer import Scorer
 
-FIVE_WORDS = "def five_words(prompt, completion, answer):\n    return len(completion.split()) == 5\n"
 MANY = """
-import time
+import os, signal, time
+import math_verify
+import numpy as np
 
-def grade(prompt, completion, answer):
-    if completion == "None":
-        return None
-    if completion == "raise":
-        return {}["key\\nof two lines"]
-    if completion == "exit":
-        exit(3)
-    if completion == "number":
-        return 0.5
-    if completion == "sleep":
-        time.sleep(100)
-    return (prompt, completion, answer) == ("?", "right", "18")
+loaded = []
+
+def grade(completion, answer, prompt):
+    assert (prompt, answer) == ("?", "18")
+    if not loaded:
+        time.sleep(1.5)
+        loaded.append(True)
+    return eval(completion)
+
+def alarm():
+    signal.signal(signal.SIGALRM, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    time.sleep(100)
+
+def verified(seconds):
+    found = math_verify.verify(*map(math_verify.parse, ["$1/2$", "$0.5$"]))
+    time.sleep(seconds)
+    return found
 """
+LATE = "too late"
+VALUES = {  # a completion for MANY -> its v; None: no verdict
+    "True": 1.0,
+    "completion == answer": 0.0,
+    "0.25": 0.25,
+    "1": 1.0,
+    "0": 0.0,
+    "np.bool_(True)": 1.0,
+    "np.float32(0.5)": 0.5,
+    "verified(0)": 1.0,
+    "time.sleep(100)": LATE,
+    "alarm()": LATE,
+    "verified(100)": LATE,
+    "None": None,
+    "-0.1": None,
+    "float('nan')": None,
+    "[True]": None,
+    "np.ones(2)": None,
+    "{}['key\\nof two lines']": None,
+    "exit(3)": None,
+    "os._exit(0)": None,
+}
+SAID = {  # why there is none
+    "None": OWN,
+    "-0.1": f"{OWN}: expected a number from 0 to 1, a bool or None, got -0.1 of type float",
+    "float('nan')": f"{OWN}: expected a number from 0 to 1, a bool or None, got nan of type float",
+    "[True]": f"{OWN}: expected a number from 0 to 1, a bool or None, got [True] of type list",
+    "{}['key\\nof two lines']": f"{OWN} raised KeyError: 'key\\nof two lines' (rewards.py, line 13)",
+    "exit(3)": f"{OWN} raised SystemExit: 3 (rewards.py, line 13)",
+    "os._exit(0)": "two workers died without a verdict (exit code 0); likely cause: no memory, or see the "
+    "traceback above",
+}
 
 
 @dataclass
@@ -52,49 +94,57 @@ def write(tmp_path):
     return written
 
 
-def scores(spec, texts, timeout=20.0, **options):
+def scores(spec, completions, **options):
     """{text: Score} of completions that a scorer with this reward has graded."""
-    scorer = Scorer(timeout=timeout, workers=1, own=spec, **{"think_end": None} | options)
-    for text in texts:
-        scorer.submit(Finished(text), Prompt(0, (1,), "?", "18", "own"))
-    found, end = {}, time.monotonic() + 60
-    while scorer.pending:
-        assert time.monotonic() < end
-        found |= {score.completion.text: score for score in scorer.finished()}
-        time.sleep(0.01)
+    scorer = Scorer(workers=1, own=spec, **{"timeout": 20.0, "think_end": None} | options)
+    for completion in completions:
+        scorer.submit(completion, Prompt(0, (1,), "?", "18", "own"))
+    scorer.wait()
     scorer.close()
-    return found
+    return {score.completion.text: score for score in scorer.finished()}
 
 
 def test_examples_in_docstrings_are_true():
     assert doctest.testmod(own).failed == 0
 
 
-def test_the_function_grades_every_completion_in_a_worker(write):
-    found = scores(write(MANY), ["right", "wrong", "None", "raise", "exit", "number"])
-    assert [found[text].correct for text in found] == [True, False, None, None, None, None]
-    assert found["None"].error == OWN and not any(score.tried for score in found.values())
-    assert found["raise"].error == f"{OWN} raised KeyError: 'key\\nof two lines' (rewards.py, line 8)"
-    assert found["exit"].error == f"{OWN} raised SystemExit: 3 (rewards.py, line 10)"
-    assert found["number"].error == f"{OWN}: expected True, False or None, got 0.5 of type float"
+def test_each_completion_gets_its_value_or_a_reason_within_the_limit_though_a_first_call_takes_longer(write):
+    start = time.monotonic()
+    found = scores(write(MANY), map(Finished, VALUES), timeout=0.7)
+    assert time.monotonic() - start < 60.0  # of the 300 s that it asks for
+    assert {text: LATE if score.timed_out else score.value for text, score in found.items()} == VALUES
+    assert {text: found[text].error for text in SAID} == SAID
+    assert {text for text, score in found.items() if score.correct} == {text for text, v in VALUES.items() if v == 1.0}
 
 
-def test_it_has_the_time_limit_and_the_next_completion_is_graded(write):
-    found = scores(write(MANY), ["right", "sleep", "wrong"], timeout=0.5)
-    assert [(found[text].correct, found[text].timed_out) for text in ("right", "sleep", "wrong")] == [
-        (True, False),
-        (False, True),
-        (False, False),
+def test_a_graded_reward_is_2_v_minus_1_and_eq9s_penalty_counts_where_v_is_1_and_what_is_truncated_has_0(write):
+    spec = write("def grade(prompt, completion, answer): return float(completion)")
+    completions = [Finished("1"), Finished("0.75"), Finished("0"), Finished("0.5", truncated=True)]
+    found = scores(spec, completions, penalty=lambda tokens: -0.25)
+    assert [(score.value, score.reward) for score in found.values()] == [(0.0, -1.0), (1.0, 0.75), (0.75, 0.5), (0, -1)]
+
+
+def test_a_graded_group_counts_with_its_mean_is_dropped_if_its_values_are_equal_and_passes_where_one_is_1():
+    values = [[0.25, 0.75], [0.5, 0.5], [1.0, 0.5]]
+    shaped = [0.9, 0.8]  # equal values are dropped whatever a penalty makes of their rewards
+    groups = [
+        [SimpleNamespace(prompt=p, value=v, reward=r, logprob=-1.0, versions={0: 1}) for v, r in zip(group, shaped)]
+        for p, group in enumerate(values)
     ]
+    kept, advantages = loss.compute_advantages(groups, zero_variance_filter=True, normalisation="none")
+    assert kept.tolist() == [True, False, True] and advantages.abs().sum() == pytest.approx(0.2)
+    assert [reward.group_pass_rate(group) for group in groups] == [0.5, 0.5, 0.75]
+    found = reward.pass_rates(groups, [Prompt(p, (1,), "?", "", "own") for p in range(3)])
+    assert found["pass_rate"] == pytest.approx(1.75 / 3)
+    # Sample variances 1/8, 0 and 1/8 of an answer, half of that of a mean of two: the sum of three has 1/8.
+    assert found["stderr"] == pytest.approx((1 / 8) ** 0.5 / 3)
+    assert reward.pass_at_k(values, 1)[0] == pytest.approx(1 / 6) and reward.pass_at_k(values, 2)[0] == 1 / 3
 
 
-def test_without_the_mark_or_truncated_a_completion_is_wrong_unasked_and_with_it_handed_over_whole(write):
+def test_without_the_mark_a_completion_is_wrong_unasked_and_with_it_handed_over_whole(write):
     spec = write("def grade(prompt, completion, answer): return completion == '<think>a</think>b'")
-    found = scores(spec, ["b", "<think>a</think>b", "</think>b"], think_end="</think>")
-    assert [score.correct for score in found.values()] == [False, True, False]
-    scorer = Scorer(timeout=5.0, think_end=None, own=spec)
-    scorer.submit(Finished("<think>a</think>b", truncated=True), Prompt(0, (1,), "?", "18", "own"))
-    assert [score.correct for score in scorer.finished()] == [False]
+    found = scores(spec, map(Finished, ["b", "<think>a</think>b", "</think>b"]), think_end="</think>")
+    assert {text for text, score in found.items() if score.correct} == {"<think>a</think>b"}
 
 
 REFUSED = {
@@ -104,10 +154,10 @@ REFUSED = {
     "grade = 3": "has no function grade; it has: none",
     "def grade(a, b): pass": "expected a function of (prompt, completion, answer), got grade(a, b)",
     "def grade(a, b, c, d): pass": "got grade(a, b, c, d)",
-    "def grade(*, prompt, completion, answer): pass": "expected a function of (prompt, completion, answer)",
-    "def grade(a, b, c): return 0.5": "expected True, False or None, got 0.5 of type float",
-    "def grade(a, b, c): return 1": "expected True, False or None, got 1 of type int",
-    "def grade(a, b, c): return [True]": "expected True, False or None, got [True] of type list",
+    "def grade(completion, response, answer): pass": "got grade(completion, response, answer)",
+    "def grade(answer, prompt, completion, more): pass": "got grade(answer, prompt, completion, more)",
+    "def grade(a, b, c): return 1.5": "expected a number from 0 to 1, a bool or None, got 1.5 of type float",
+    "import time\ndef grade(a, b, c): time.sleep(100)": "its file and first call take longer than 3 s",
     "import nothing_of_this_name": "cannot be loaded: ModuleNotFoundError: No module named 'nothing_of_this_name'",
     "x = 1\ny = x / 0": "cannot be loaded: ZeroDivisionError: division by zero (rewards.py, line 2)",
     "def grade(a, b, c:\n  pass": "cannot be loaded: SyntaxError:",
@@ -117,34 +167,38 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("source", REFUSED)
-def test_what_cannot_be_a_reward_is_one_line(write, source):
+def test_what_cannot_be_a_reward_is_one_line(write, source, monkeypatch):
+    monkeypatch.setattr(own, "FIRST_SECONDS", 3.0)
     spec = source if source in ("nothing", "nowhere.py:f") else write(source)
     with pytest.raises(ValueError) as error:
-        own.check(spec, ("?", "18", "18"), 5.0)
+        own.check(spec, ("?", "18", "18"))
     assert REFUSED[source] in str(error.value) and "\n" not in str(error.value)
 
 
 def test_a_reward_that_raises_in_the_trial_is_warned_of_with_its_error_and_its_line(write, capsys):
     noise = "import sys\nprint('noise')\nprint('noise', file=sys.stderr)\n"
-    own.check(write(noise + "def grade(a, b, c): raise KeyError(b)"), ("?", "17", "18"), 5.0)
+    own.check(write(noise + "def grade(a, b, c): raise KeyError(b)"), ("?", "17", "18"))
     shown = capsys.readouterr().err
     assert shown.startswith(f"WARNING: {OWN} raised KeyError: '17' (rewards.py, line 4)") and shown.count("\n") == 1
-    own.check(write(noise + "def grade(a, b, c): return None"), ("?", "17", "18"), 5.0)
+    own.check(write(noise + "def grade(a, b, c): return None"), ("?", "17", "18"))
     assert capsys.readouterr().err == ""
 
 
-def test_what_may_be_a_reward_passes_the_trial(write):
-    for source in (
-        FIVE_WORDS.replace("five_words", "grade"),
-        "grade = lambda *words: None",
-        "def grade(a, b, c='', d=3): return False",
-        "def grade(a, b, c): raise ValueError",  # it may be this row
-        "class Grade:\n  def __call__(self, a, b, c): return True\ngrade = Grade()",
-    ):
-        own.check(write(source), ("?", "18", "18"), 5.0)
+@pytest.mark.parametrize(
+    "source",
+    [
+        "grade = lambda *words: words",
+        "def grade(prompt, b, c='', d=3): return prompt, b, c",
+        "class Grade:\n  def __call__(self, a, completion, c): return a, completion, c\ngrade = Grade()",
+        "def grade(completion, answer, prompt): return prompt, completion, answer",
+        "def grade(more='', *, answer, completion, prompt): return prompt, completion, answer",
+    ],
+)
+def test_parameters_are_matched_by_name_or_all_of_them_by_position(write, source):
+    assert own.load(write(source))("?", "17", "18") == ("?", "17", "18")
 
 
-def test_rows_need_no_answer_and_may_have_any(tmp_path):
+def test_rows_need_no_answer_and_may_have_any():
     rows = [{"prompt": "a"}, {"prompt": "b", "answer": 1.5}, {"prompt": "c", "answer": {"x": [1]}, "task": "mine"}]
     kept = [sources.parse_row(row, "f:1", None, (["prompt"], ["answer"]), own=True) for row in rows]
     assert [row.answer for row in kept] == ["", "1.5", '{"x": [1]}'] and {row.task for row in kept} == {"own"}
@@ -154,7 +208,7 @@ def test_rows_need_no_answer_and_may_have_any(tmp_path):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """(reward) -> exit status, stdout and stderr of two steps with it, in this process."""
+    """(reward) -> exit status, rows of the log and what is shown of two steps with it, in this process."""
 
     def ran(spec, *more):
         monkeypatch.chdir(tmp_path)
@@ -163,40 +217,38 @@ def run(tmp_path, monkeypatch, capsys):
             status = train.main(read_settings([*flags.split(), *more]))
         except SystemExit as error:
             status = error.code
-        return status, *capsys.readouterr()
+        log = tmp_path / "run" / "log.jsonl"
+        return status, [json.loads(line) for line in log.open()] if log.exists() else [], "".join(capsys.readouterr())
 
     return ran
 
 
-def test_a_run_trains_on_it_and_counts_what_it_raises(tmp_path, write, run):
-    source = "def grade(prompt, completion, answer):\n    return completion[-1] in '02468' if answer > '2' else 1 / 0\n"
-    spec = write(source)
-    status, out, err = run(Path(spec).name)  # found from the working folder
-    assert status == 0
-    rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
+def test_a_run_trains_on_a_graded_reward_and_names_the_rows_on_which_it_fails(write, run):
+    spec = write("def grade(answer, prompt, completion): return 0.125 + (completion[-1] in '02468') * (answer > '2')")
+    status, rows, shown = run(Path(spec).name)  # found from the working folder
     steps = [row for row in rows if row["kind"] == "step"]
-    assert len(steps) == 2 and all(row["unverified"] for row in steps) and {row["pass_rate"] for row in steps} - {0, 1}
-    assert {failure["error"] for row in steps for failure in row["failures"]} == {
-        f"{OWN} raised ZeroDivisionError: division by zero (rewards.py, line 2)"
+    assert status == 0 and len(steps) == 2 and all(row["unverified"] for row in steps)
+    assert all(row["pass_rate"] <= 0.125 and row["reward"] == pytest.approx(2 * row["pass_rate"] - 1) for row in steps)
+    failures = [failure for row in steps for failure in row["failures"]]
+    assert {failure["error"] for failure in failures} == {
+        f"{OWN}: expected a number from 0 to 1, a bool or None, got 1.125 of type float"
     }
-    assert out.count("NO VERDICT tiny") == 1 and "has failed on 10 prompts so far" in out + err
+    assert all(failure["where"].startswith("tiny") for failure in failures)
+    assert shown.count("NO VERDICT tiny") == 1 and "has failed on 10 prompts so far" in shown
 
 
-def test_a_validation_without_any_verdict_ends_in_one_line_and_is_repeated_on_resume(tmp_path, write, run):
-    status, _, err = run(write("def grade(prompt, completion, answer):\n    return None\n"), "--k", "0")
-    assert status == 1 and err.count("\n") == 1
-    assert "no validation prompt got verdicts: the function of --reward returned None" in err
-    status, *_ = run(
-        write("def grade(prompt, completion, answer):\n    return completion.endswith(answer)"), "--resume"
-    )
-    rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
+def test_a_validation_without_any_verdict_ends_in_one_line_and_is_repeated_on_resume(write, run):
+    status, _, shown = run(write("def grade(prompt, completion, answer):\n    return None\n"), "--k", "0")
+    assert status == 1
+    assert "no validation prompt got verdicts: the function of --reward returned None" in shown.splitlines()[-1]
+    spec = write("def grade(prompt, completion, answer):\n    return completion.endswith(answer)")
+    status, rows, _ = run(spec, "--resume")
     assert status == 0 and [row["step"] for row in rows if row["kind"] == "eval"] == [0, 0, 2]
 
 
 def test_a_wrong_function_ends_in_one_line_before_the_first_step(tmp_path, run):
-    status, _, err = run("nothing.py:grade")
-    assert status == 2 and not (tmp_path / "run").exists()
-    assert f"--reward {tmp_path}/nothing.py:grade: there is no file" in err
+    status, rows, shown = run("nothing.py:grade")
+    assert status == 2 and not rows and f"--reward {tmp_path}/nothing.py:grade: there is no file" in shown
 
 
 @pytest.mark.parametrize("last, told", [("", True), ("    return False\n", False)])
@@ -204,5 +256,5 @@ def test_a_function_that_forgets_to_say_false_is_told_at_the_first_validation(wr
     begins = (
         "def grade(prompt, completion, answer):\n    if answer < '5':\n        return completion.endswith(answer)\n"
     )
-    _, out, err = run(write(begins + last))
-    assert ("returned None, no verdict, on " in out + err) == told
+    *_, shown = run(write(begins + last))
+    assert ("returned None, no verdict, on " in shown) == told

@@ -252,6 +252,10 @@ class Verdict:
     error: str = ""
 
     @property
+    def value(self):
+        return self.correct
+
+    @property
     def reward(self):
         return float("nan") if self.correct is None else 2.0 * self.correct - 1.0
 

@@ -106,10 +106,9 @@ def scorer():
     scorer.close()
 
 
-def test_examples_in_docstrings_are_true():
-    for module in (reward, mathematics, programs):
-        results = doctest.testmod(module)
-        assert results.failed == 0 < results.attempted, module
+@pytest.mark.parametrize("module", [reward, mathematics, programs])
+def test_examples_in_docstrings_are_true(module):
+    assert doctest.testmod(module).failed == 0 < doctest.testmod(module).attempted
 
 
 # --- Sec. 2 ---
@@ -121,35 +120,39 @@ def test_sec2_reward_is_plus_or_minus_one_and_no_number_for_a_failure():
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
+    ("text", "mark", "answer"),
     [
-        ("<think>12 18</think>18", "18"),
-        ("<think>1</think>17<think>2</think> 18 ", " 18 "),  # the last one counts
-        ("18", None),
-        ("<think>18", None),
-        ("</think>", ""),
-        ("18</think", None),
+        ("<think>12 18</think>18", "</think>", "18"),
+        ("<think>1</think>17<think>2</think> 18 ", "</think>", " 18 "),  # the last one counts
+        ("18", "</think>", None),
+        ("<think>18", "</think>", None),
+        ("</think>", "</think>", ""),
+        ("18</think", "</think>", None),
+        ("a</think>b #### 18", "####", " 18"),
+        ("18", "####", None),
+        ("a</think>18", None, "a</think>18"),
     ],
 )
-def test_sec2_the_answer_is_what_follows_the_last_end_of_thinking(text, answer):
-    assert reward.final_answer(text) == answer
+def test_sec2_the_answer_is_what_follows_the_last_end_of_thinking(text, mark, answer):
+    assert reward.final_answer(text, mark) == answer
 
 
-def test_another_mark_or_none_tells_where_the_answer_begins():
-    assert reward.final_answer("a</think>b #### 18", "####") == " 18" and reward.final_answer("18", "####") is None
-    assert reward.final_answer("a</think>18", None) == "a</think>18"
-
-
-def test_a_score_says_whether_its_text_holds_the_mark_also_when_it_is_truncated():
-    scores = {}
-    for mark in ("</think>", "####", None):
-        scorer = Scorer(timeout=5.0, think_end=mark)
-        for text, cut in (("</think>18", False), ("18", False), ("</think>18", True)):
-            scorer.submit(Finished(text, truncated=cut), prompt("18", "arithmetic"))
-        scores[mark] = [(score.marked, score.correct) for score in scorer.finished()]
-    assert scores["</think>"] == [(True, True), (False, False), (True, False)]  # truncated: wrong without being read
-    assert scores["####"] == [(False, False)] * 3
-    assert scores[None] == [(True, False), (True, True), (True, False)]
+@pytest.mark.parametrize(
+    (
+        "mark",
+        "scores",
+    ),  # (holds the mark, is right) of three completions; what is truncated is wrong without being read
+    [
+        ("</think>", [(True, True), (False, False), (True, False)]),
+        ("####", [(False, False)] * 3),
+        (None, [(True, False), (True, True), (True, False)]),
+    ],
+)
+def test_a_score_says_whether_its_text_holds_the_mark_also_when_it_is_truncated(mark, scores):
+    scorer = Scorer(timeout=5.0, think_end=mark)
+    for text, cut in (("</think>18", False), ("18", False), ("</think>18", True)):
+        scorer.submit(Finished(text, truncated=cut), prompt("18", "arithmetic"))
+    assert [(score.marked, score.correct) for score in scorer.finished()] == scores
 
 
 EQ9 = partial(reward.length_penalty, length_max=14_000, length_cache=2_000)  # the paper's numbers
@@ -157,16 +160,13 @@ EQ9 = partial(reward.length_penalty, length_max=14_000, length_cache=2_000)  # t
 
 @pytest.mark.parametrize(
     ("tokens", "penalty"),  # (14,000 - |y|) / 2,000 - 1, clipped
-    [(0, 0.0), (11_999, 0.0), (12_000, 0.0), (12_001, -0.0005), (12_500, -0.25), (13_000, -0.5), (13_999, -0.9995)]
-    + [(14_000, -1.0), (14_001, -1.0), (16_000, -1.0), (1_000_000, -1.0)],
+    [(0, 0.0), (12_000, 0.0), (12_001, -0.0005), (13_000, -0.5), (14_000, -1.0), (14_001, -1.0), (1_000_000, -1.0)],
 )
 def test_eq9_length_penalty_falls_from_0_to_minus_1_over_the_last_length_cache_tokens(tokens, penalty):
     assert EQ9(tokens) == pytest.approx(penalty, abs=1e-12)
 
 
 def test_eq9_is_added_to_correct_completions_only():
-    assert [reward.reward(True, penalty) for penalty in (0.0, -0.25, -1.0)] == [1.0, 0.75, 0.0]
-    assert [reward.reward(False, penalty) for penalty in (0.0, -0.25, -1.0)] == [-1.0] * 3
     scorer = Scorer(timeout=5.0, penalty=EQ9)
     for answer, tokens in (("18", 11_000), ("18", 13_500), ("17", 13_500)):
         scorer.submit(Finished(f"</think>{answer}", ids=(0,) * tokens), prompt("18", "arithmetic"))
@@ -183,45 +183,30 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_correct_answer():
 
 # --- Arithmetic ---
 
-
-@pytest.mark.parametrize("answer", ["18", " 18", "18\n", "\t18 \r\n"])
-def test_arithmetic_takes_the_integer_and_ascii_whitespace_around_it(answer):
-    assert graders.exact(answer, "18") is True
+WRONG_18 = ["", "018", "+18", "18.0", "18.", "1 8", "18 18", "-18", "17", "x18", "=18", "0x12", "18\x00", "１８", "१८"]
+WRONG_18 += ["\u00a018", "\u200b18", "18\u2003", "<think>18", "\\boxed{18}", "18" * 500_000, "1" + "0" * 1_000_000]
 
 
 @pytest.mark.parametrize(
-    "answer",
-    ["", "018", "+18", "18.0", "18.", "1 8", "1_8", "18 18", "-18", "17", "x18", "=18", "0x12", "18\x00", "1e1", "１８"]
-    + ["१८", "\u00a018", "\u200b18", "18\u2003", "<think>18", "\\boxed{18}", "18" * 500_000, "1" + "0" * 1_000_000],
+    ("reference", "right", "wrong"),
+    [
+        ("18", ["18", " 18", "18\n", "\t18 \r\n"], WRONG_18),
+        ("-4", ["-4"], ["4", "- 4", "\u22124"]),
+        ("0", ["0"], ["-0", ""]),
+        ("02357", ["02357\n"], ["2357", "0 2 3 5 7", "02375", "023577", "0,2,3,5,7", "=02357", "２3"]),
+    ],
 )
-def test_arithmetic_takes_nothing_else(answer):
-    assert graders.exact(answer, "18") is False
-
-
-def test_arithmetic_negative_numbers_and_zero():
-    assert graders.exact("-4", "-4") and graders.exact("0", "0")
-    for answer, reference in (("4", "-4"), ("- 4", "-4"), ("\u22124", "-4"), ("-0", "0"), ("", "0")):
-        assert not graders.exact(answer, reference)
-
-
-def test_sorting_takes_all_digits_in_order_and_nothing_else():
-    assert graders.TASKS["sorting"]("02357\n", "02357") is True
-    for answer in ("2357", "0 2 3 5 7", "02375", "023577", "0,2,3,5,7", "=02357", "２3"):
-        assert graders.TASKS["sorting"](answer, "02357") is False
+def test_arithmetic_and_sorting_take_the_same_characters_with_ascii_whitespace_around_them(reference, right, wrong):
+    assert all(graders.exact(answer, reference) for answer in right)
+    assert not any(graders.exact(answer, reference) for answer in wrong)
 
 
 def test_arithmetic_and_equal_strings_need_no_worker_and_are_scored_at_once():
     scorer = Scorer(timeout=5.0)
-    completions = [thought("18"), thought("19"), Finished("18"), Finished("<think></think>18", truncated=True)]
-    for completion in completions:
-        scorer.submit(completion, prompt("18", "arithmetic"))
-    for answer in ("18", "$18$", "so \\boxed{18}", ""):
-        scorer.submit(thought(answer), prompt("18"))
-    assert scorer.pending == 8
-    scores = scorer.finished()
-    assert [score.correct for score in scores] == [True, False, False, False, True, True, True, False]
-    assert [id(score.completion) for score in scores[:4]] == [id(completion) for completion in completions]
-    assert scorer.pending == 0 and scorer.finished() == [] and running(scorer) == []
+    for answer, task in (("18", "arithmetic"), ("19", "arithmetic"), ("18", "math"), ("so \\boxed{18}", "math")):
+        scorer.submit(thought(answer), prompt("18", task))
+    assert [score.correct for score in scorer.finished()] == [True, False, True, True]
+    assert scorer.pending == 0 and running(scorer) == []
 
 
 def test_an_unknown_task_is_an_error_not_a_wrong_answer():
@@ -266,81 +251,6 @@ def test_exact_matches_are_short_cut_at_5000_per_second():
 )
 def test_math_expression_is_the_last_whole_box_or_the_whole_short_answer(answer, expression):
     assert mathematics.final_expression(answer) == expression
-
-
-RIGHT = [
-    ("\\boxed{0.5}", "\\frac{1}{2}"),
-    ("\\boxed{\\frac{2}{4}}", "$\\frac12$"),
-    ("\\boxed{(x+1)^2}", "x^2+2x+1"),
-    ("\\boxed{2^{1/2}}", "\\sqrt{2}"),
-    ("\\boxed{3} or rather $\\boxed{\\sqrt{8}}$.", "2\\sqrt{2}"),
-    ("\\boxed{x = 5}", "5"),
-    ("\\boxed{\\{2, 1\\}}", "\\{1,2\\}"),
-    ("The answer is $\\frac{3}{4}$.", "3/4"),
-    ("So it is 18.", "18"),
-    ("\\boxed{10000}", "10,000"),
-    ("\\boxed{\\sin^2 x}", "1-\\cos^2 x"),
-]
-WRONG = [
-    ("\\boxed{\\sin^2 x+\\cos^2 x}", "1"),  # the question to which 1 is the answer
-    ("\\boxed{0.4}", "\\frac{1}{2}"),
-    ("\\boxed{5} no, \\boxed{6}", "5"),
-    ("\\boxed{(x-1)^2}", "x^2+2x+1"),
-    ("\\boxed{(1,3)}", "(1,2)"),
-    ("\\boxed{\\{1,2,3\\}}", "\\{1,2\\}"),
-    ("\\boxed{18, 19}", "18"),
-    ("\\boxed{18 \\text{ or } 19}", "18"),
-    ("\\boxed{18} or \\boxed{19}", "19"),  # a bet on both
-    ("\\boxed{-18}", "18"),
-    ("\\boxed{x}", "18"),
-    ("I do not know.", "18"),
-]
-
-
-def test_math_equal_expressions_are_right_and_others_wrong(scorer):
-    scores = verdicts(scorer, RIGHT + WRONG)
-    assert {answer: score.correct for answer, score in scores.items()} == {
-        **{answer: True for answer, _ in RIGHT},
-        **{answer: False for answer, _ in WRONG},
-    }
-    assert not any(score.timed_out or score.error for score in scores.values())
-
-
-LIMITS = [  # (answer, reference, verdict): the first three are wrong, graded right; the others right, graded wrong
-    ("It is 17, not 18", "18", True),
-    ("\\boxed{10\\text{ km}}", "10\\text{ m}", True),
-    ("\\boxed{50}", "50\\%", True),
-    ("\\boxed{zyx}", "xyz", False),
-    ("\\boxed{3 m}", "3\\text{ m}", False),
-    ("\\boxed{300,100,200}", "100, 200, 300", False),
-    ("\\boxed{x < 1 \\text{ or } x > 4}", "(-\\infty,1)\\cup(4,\\infty)", False),
-]
-
-
-def test_math_answers_at_the_known_limits_get_the_wrong_verdicts_that_the_module_names(scorer):
-    scores = verdicts(scorer, [(answer, reference) for answer, reference, _ in LIMITS])
-    assert {answer: score.correct for answer, score in scores.items()} == {answer: got for answer, _, got in LIMITS}
-
-
-def test_math_to_repeat_a_question_is_no_answer_to_it(scorer):
-    right = [("\\boxed{3 \\times 10^5}", "300000"), ("\\boxed{3\\frac{1}{2}}", "3.5"), ("48 + 69 - 23 = 94", "94")]
-    wrong = [
-        ("48+69-23", "94"),
-        ("48+69-23.", "94"),
-        ("3+14.", "17"),
-        ("17 = 3 + 14", "17"),
-        ("3+14 = 3+14", "17"),
-        ("The answer to 35*7 is", "245"),
-        ("\\boxed{48+69-23}", "94"),
-        ("\\boxed{35 \\cdot 7}", "245"),
-        ("\\boxed{1.5+2.25}", "3.75"),
-        ("\\boxed{3+0.5}", "3.5"),
-        ("\\boxed{(3+4, 5)}", "(7, 5)"),
-        ("\\boxed{\\frac{1}{2}+\\frac{1}{3}}", "\\frac{5}{6}"),
-    ]
-    found = verdicts(scorer, right + wrong)
-    assert {answer for answer, score in found.items() if score.correct} == {answer for answer, _ in right}
-    assert not any(found[answer].correct is None for answer, _ in wrong)
 
 
 def test_math_a_reference_that_cannot_be_read_is_a_failure_not_a_wrong_answer(scorer):
@@ -391,9 +301,15 @@ def test_the_verdicts_of_our_own_list_are_right_and_over_half_of_its_answers_are
     rows = [json.loads(line) for line in (DATA / "verdicts.jsonl").read_text().splitlines()]
     assert len(rows) >= 700 and sum(not row["correct"] for row in rows) > len(rows) / 2
     for row in rows:
-        scorer.submit(thought(row["answer"]), prompt(row["reference"]))
-    found = {(answered(score), score.prompt.answer): score.correct for score in wait(scorer, 240.0)}
-    assert [row for row in rows if found[row["answer"], row["reference"]] is not row["correct"]] == []
+        asked = Prompt(0, (1,), row.get("prompt", "?"), row["reference"], row.get("task", "math"))
+        scorer.submit(thought(row["answer"]), asked)
+    found = {(answered(score), *asked_of(score)): score.correct for score in wait(scorer, 240.0)}
+    key = [(row["answer"], row["reference"], row.get("prompt", "?"), row.get("task", "math")) for row in rows]
+    assert [row for row, case in zip(rows, key) if found[case] is not row["correct"]] == []
+
+
+def asked_of(score):
+    return score.prompt.answer, score.prompt.text, score.prompt.task
 
 
 def expressions(r):
@@ -488,26 +404,19 @@ def test_hostile_answers_are_wrong_and_most_are_read_in_no_time(scorer):
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_hostile_answers_cost_at_most_the_limit_and_are_wrong(strict, name):
+def test_hostile_answers_cost_at_most_the_limit_though_nobody_polls_and_nothing_blocks_meanwhile(strict, name):
     verdicts(strict, [("\\boxed{\\frac{36}{2}}", "18")])  # starts a worker if the last was killed
-    start = time.monotonic()
-    (score,) = verdicts(strict, [(ENDLESS[name], "18")]).values()
-    assert (score.correct, score.timed_out) == (False, True)
-    assert 0.6 < time.monotonic() - start < 0.7 + 4.0  # slack for a busy machine; unlimited it takes over 6 s
-
-
-def test_the_limit_holds_though_nobody_polls_and_nothing_blocks_meanwhile(strict):
-    verdicts(strict, [("\\boxed{0.5}", "1/2")])
     (pid,) = running(strict)
     start, fork = time.monotonic(), children(pid)
-    strict.submit(thought(ENDLESS["900 braces"]), prompt("18"))
+    strict.submit(thought(ENDLESS[name]), prompt("18"))
     strict.submit(thought("18"), prompt("18", "arithmetic"))
     (quick,) = strict.finished()
     assert quick.correct and strict.pending == 1  # whoever had waited for the limit would have found both
     wait_until(lambda: not set(fork) & set(children(pid)), "the limit does not hold")  # without polling the scorer
-    assert strict.pending == 1 and time.monotonic() - start > 0.6
+    assert strict.pending == 1 and 0.6 < time.monotonic() - start < 0.7 + 4.0  # slack for a busy machine
     (slow,) = wait(strict)
-    assert slow.timed_out and running(strict) == [pid]  # the worker stays: loading SymPy takes a second
+    assert (slow.correct, slow.timed_out) == (False, True)
+    assert running(strict) == [pid]  # the worker stays: loading SymPy takes a second
 
 
 # --- A failed verifier is not a wrong answer ---
@@ -535,63 +444,36 @@ def test_a_worker_that_dies_costs_no_answer(monkeypatch):
     scorer.close()
 
 
-def test_an_answer_that_two_workers_die_of_is_a_failure_not_a_wrong_answer():
-    scorer = Scorer(timeout=20.0, workers=1)
-    scorer.submit(thought("\\boxed{0.5}"), prompt("\\frac{1}{2}"))
-    first = kill(scorer)
-    while running(scorer) in ([], [first]):
-        assert scorer.finished() == []
-    kill(scorer)
-    (score,) = wait(scorer)
-    assert score.correct is None and "exit code -9" in score.error and not score.timed_out
-    scorer.close()
-
-
-def test_a_verifier_that_cannot_start_is_a_failure_not_a_wrong_answer(monkeypatch):
-    monkeypatch.setattr(sys, "executable", "/bin/false")
-    scorer = Scorer(timeout=5.0, workers=1)
-    (score,) = verdicts(scorer, [("\\boxed{0.5}", "1/2")]).values()
-    assert score.correct is None and "exit code 1" in score.error
-    scorer.close()
-
-
-def test_a_worker_that_never_answers_is_given_up(monkeypatch, tmp_path):
-    (tmp_path / "hang").write_text("#!/bin/sh\nexec sleep 600\n")
-    (tmp_path / "hang").chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "hang"))
+@pytest.mark.parametrize(
+    "program, cause",
+    [("exec kill -9 $$", "exit code -9"), ("exec sleep 600", "exit code -9"), ("exit 1", "exit code 1")],
+)
+def test_an_answer_of_which_two_workers_die_or_say_nothing_is_a_failure(monkeypatch, tmp_path, program, cause):
+    (tmp_path / "worker").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "worker").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "worker"))
     monkeypatch.setattr("verify.scorer.START_SECONDS", 0.1)
     scorer = Scorer(timeout=0.1, workers=1)
     (score,) = verdicts(scorer, [("\\boxed{0.5}", "1/2")]).values()
-    assert score.correct is None and "exit code -9" in score.error and running(scorer) == []
+    assert score.correct is None and cause in score.error and not score.timed_out and running(scorer) == []
     scorer.close()
 
 
-def test_a_stopped_fork_is_given_up_and_does_not_hold_the_scorer_up():
-    scorer, scores = Scorer(timeout=60.0, workers=1), []
+def test_a_stopped_fork_costs_the_limit_and_does_not_hold_the_scorer_up():
+    scorer = Scorer(timeout=5.0, workers=1)
     scorer.submit(thought(ENDLESS["900 braces"]), prompt("18"))
-
-    def poll():
-        scores.extend(scorer.finished())
-
-    for _ in range(2):  # the answer's two attempts
-        wait_until(lambda: poll() or any(map(children, running(scorer))), "nobody computes", 60.0)
-        (worker,) = running(scorer)
-        (fork,) = children(worker)
-        os.kill(fork, signal.SIGSTOP)
-        scorer._workers[0]._deadline = 0.0  # as if its time were over
-        # The worker too: while it dies, its dead fork could be taken for that of the next attempt.
-        wait_until(lambda: poll() or gone(fork) and gone(worker), "a stopped fork holds the scorer up")
-    scores += wait(scorer)
-    assert [(score.correct, score.tried) for score in scores] == [(None, True)] and "exit code -9" in scores[0].error
+    wait_until(lambda: scorer.finished() or any(map(children, running(scorer))), "nobody computes", 60.0)
+    [[fork]] = map(children, running(scorer))
+    os.kill(fork, signal.SIGSTOP)
+    (score,) = wait(scorer)
+    assert score.timed_out and gone(fork)
     scorer.close()
 
 
-@pytest.mark.parametrize(
-    "place", ["subprocess.Popen", "sandbox.as_file"]
-)  # as with too many processes; as on a full disk
+# As with too many processes; as on a full disk.
+@pytest.mark.parametrize("module, name", [(subprocess, "Popen"), (sandbox, "as_file")])
 @pytest.mark.parametrize("times", [1, 2])
-def test_what_fails_to_start_is_tried_once_more_and_never_raises_in_the_generator(monkeypatch, place, times):
-    module, name = {"subprocess": subprocess, "sandbox": sandbox}[place.split(".")[0]], place.split(".")[1]
+def test_what_fails_to_start_is_tried_once_more_and_never_raises_in_the_generator(monkeypatch, module, name, times):
     works, failures = getattr(module, name), [OSError(11, "no more")] * times
 
     def fails(*args, **kwargs):
@@ -635,57 +517,35 @@ import time
 from verify.scorer import Scorer
 from types import SimpleNamespace as S
 scorer = Scorer(timeout=1.0, workers=1)
-def check(answer):
-    completion = S(text="</think>\\\\boxed{" + answer + "}", truncated=False)
-    scorer.submit(completion, S(task="math", answer="1/2", text=""))
-    return scorer.finished()
-check("0.5")
-while not scorer.finished():
-    time.sleep(0.01)
-check("{" * 900 + "18" + "}" * 900)  # the worker computes and does not look at its pipe
+for answer in ("0.5", "{" * 900 + "18" + "}" * 900):  # the worker computes and does not look at its pipe
+    scorer.wait()
+    scorer.submit(S(text="</think>\\\\boxed{" + answer + "}", truncated=False), S(task="math", answer="1/2", text=""))
+    scorer.finished()
 print(scorer._workers[0].process.pid, flush=True)
 time.sleep(600)
 """
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    pid = int(parent.stdout.readline())
-    modules = Path(f"/proc/{pid}/maps").read_text()
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        pid = int(parent.stdout.readline())
+        modules = Path(f"/proc/{pid}/maps").read_text()
+        parent.kill()
     assert "python" in modules and "libtorch" not in modules
-    end = time.monotonic() + 30.0
-    while not gone(pid):
-        assert time.monotonic() < end, "a worker outlives its parent"
-        time.sleep(0.05)
+    wait_until(lambda: gone(pid), "a worker outlives its parent")
 
 
 # --- Which files a worker runs ---
 
 VERDICTS = """
 import sys
-import time
 from verify.scorer import Scorer
 from types import SimpleNamespace as S
-scorer, verdicts = Scorer(timeout=20.0, workers=1), []
+scorer = Scorer(timeout=20.0, workers=1)
 program = "```python\\nimport sys\\nprint(sys.argv[0])\\n```"
 tests = '{"inputs": [""], "outputs": ["the copy"]}'
 scorer.submit(S(text="</think>7", truncated=False), S(task="math", answer="8", text=""))
-scorer.submit(S(text="</think>" + program, truncated=False), S(task="code", answer=tests))
-while scorer.pending:
-    verdicts += [(score.correct, score.error) for score in scorer.finished()]
-    time.sleep(0.01)
+scorer.submit(S(text="</think>" + program, truncated=False), S(task="code", answer=tests, text=""))
+scorer.wait()
 scorer.close()
-print(verdicts, sys.modules[Scorer.__module__].__file__)
-"""
-# What `pip install -e` installs when it does not simply add the project's folder to the path.
-FINDER = """
-import importlib.util, sys
-class Installed:
-    @staticmethod
-    def find_spec(name, path=None, target=None):
-        files = {files}
-        return importlib.util.spec_from_file_location(name, files[name]) if name in files else None
-sys.meta_path.append(Installed)
+print([(score.correct, score.error) for score in scorer.finished()], sys.modules[Scorer.__module__].__file__)
 """
 
 
@@ -702,7 +562,7 @@ def copied_tree(folder, says, equal):
     return folder
 
 
-@pytest.mark.parametrize("installed", ["nothing", "a path", "a finder", "PYTHONPATH"])
+@pytest.mark.parametrize("installed", ["nothing", "a path", "PYTHONPATH"])
 def test_a_copied_tree_uses_its_own_verifier_and_sandbox_wherever_it_is_started_and_whatever_is_installed(
     installed, tmp_path
 ):
@@ -715,18 +575,9 @@ def test_a_copied_tree_uses_its_own_verifier_and_sandbox_wherever_it_is_started_
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     if installed == "a path":
         (site / "other.pth").write_text(f"{other}\n")
-    if installed == "a finder":
-        files = {"reward": f"{other}/reward.py", "verify": f"{other}/verify/__init__.py"}
-        (site / "other_finder.py").write_text(FINDER.replace("{files}", repr(files)))
-        (site / "other.pth").write_text("import other_finder\n")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        [tmp_path / "venv" / "bin" / "python", copy / "verdicts.py"],
-        cwd=elsewhere,
-        text=True,
-        capture_output=True,
-        timeout=120,
-        check=False,
-        env=environment | ({"PYTHONPATH": str(other)} if installed == "PYTHONPATH" else {}),
-    )
+    environment |= {"PYTHONPATH": str(other)} if installed == "PYTHONPATH" else {}
+    command = [tmp_path / "venv" / "bin" / "python", copy / "verdicts.py"]
+    pipes = dict(text=True, capture_output=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=elsewhere, env=environment, **pipes)
     assert done.stdout == f"[(True, ''), (True, '')] {copy}/verify/scorer.py\n", done.stderr

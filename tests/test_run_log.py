@@ -47,7 +47,7 @@ class Logged:
             heartbeat=heartbeat,
             name=str,
         )
-        args = SimpleNamespace(out=str(out), virtual=None, steps=9, track=None, think_end=None)
+        args = SimpleNamespace(out=str(out), virtual=None, steps=9, track=None, think_end=None, generations=8)
         self.log = RunLog(args, processes, 1000, state or {}, lambda: self.work)
         self.log("config", step=0, prompts=dict(train=9, validation=99, too_long=0, repeated=0, unusable=0))
         self.log.clock.start()
@@ -70,7 +70,7 @@ class Logged:
         return [row for row in found if row["kind"] == kind]
 
 
-EVAL = dict(pass_rate=0.5, stderr=0.1, completions=8, answered=1.0, silent=0, timed_out=0, failures=[])
+EVAL = dict(pass_rate=0.5, stderr=0.1, completions=8, unverified=0, answered=1.0, silent=0, timed_out=0, failures=[])
 
 
 def test_every_row_has_the_totals_of_the_steps_so_far_and_only_rank_0_writes(tmp_path):

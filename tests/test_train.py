@@ -306,7 +306,7 @@ def test_a_missing_verdict_is_the_verifiers_failure_or_bad_data_or_ones_own_func
         (dict(marked=True), True),
         (dict(marked=False), False),
         (dict(interrupted=True), False),  # the phrase holds the mark
-        (dict(interrupted=True, correct=True), True),
+        (dict(interrupted=True, value=1.0), True),
     ],
 )
 def test_a_completion_has_answered_if_it_wrote_the_mark_itself_or_is_right(last, answered):

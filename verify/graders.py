@@ -31,10 +31,11 @@ TASKS maps the name in a prompt's `task` to its grader
                                                                                         of one, their elements will do
                 [{"input": "1 2\\n", "output": "3\\n"}, ...]                          the same, one object per test; the
                 [{"input": "1\\n2", "output": "3", "metadata": {"func_name": "add"}}]  arguments are a JSON text a line
-              stdout must have the same words on the same lines, whatever the spaces between; a decimal fraction may
-              have a relative error of 1e-6, and 1.0 is right for 1. The result of a call is right if, as JSON, it is
-              == the expected one (so a tuple is a list). Every test must end with exit status 0. The program can import
-              the standard library only, and finds what graders import beforehand (verify/sandbox.py: PRELUDE).
+              stdout must have the same words on the same lines, whatever the spaces between; a decimal fraction may be
+              off by 1e-6 of its size or by 1e-9, and 1.0 is right for 1. The result of a call is right if, as JSON, it
+              is == the expected one (so a tuple is a list), but for floats, which may be off by 1e-9. Every test must
+              end with exit status 0. The program can import the standard library only, and finds what graders import
+              beforehand (verify/sandbox.py: PRELUDE).
 With --reward FILE.py:FUNCTION a function of one's own grades all rows, whatever their task (own.py).
 
 SymPy can run for days on a short answer, so mathematics.equal and programs run in worker processes (workers.py) with a
@@ -55,37 +56,61 @@ Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/s
 import re
 from functools import lru_cache
 
-from verify.mathematics import BOX, CHARACTERS, MAX_CHARS, content, final_expression, last_line, spelling
+from verify.mathematics import (
+    BOX,
+    CHARACTERS,
+    DELIMITER,
+    MAX_CHARS,
+    equal,
+    final_expression,
+    last_line,
+    right_for_itself,
+    said,
+    spelling,
+    value_of,
+)
 from verify.programs import program
-from verify.texts import plain, unmarked
+from verify.texts import option, plain, unmarked
+from verify.unfinished import after_equals
 
 UNREADABLE = "expected a reference answer"  # how the reason for a missing verdict begins if the data are at fault
 OWN = "the reward of --reward"  # how the reason begins if one's own function (own.py) gives no verdict
-DELIMITER = re.compile(r"\\[][()]|\$\$")
-FORMULA = re.compile(r"\$([^$]+)\$")
+DOLLARS = re.compile(r"\$([^$]+)\$")
 SIGN = r"\\[A-Za-z]+|\\%|,(?=[0-9]{3})|[-+*/^_:(){}\[\]%.√=<>|!0-9²³⁰-⁹¼-¾]"
 LETTER = r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])"
 # Formulas without dollars: with single letters, and without, as "a 3/4 cup" holds the number 3/4.
 RUNS = [re.compile(rf"(?:{sign})(?:\s*(?:{sign}))*") for sign in (f"{SIGN}|{LETTER}", SIGN)]
-SIDES = re.compile(r"[=<>;&]|,(?![0-9]{3})|\\(?:[lg]eq?|[lg]t|neq?|approx|q?quad|text\s*\{[^{}]*\}|\\)(?![A-Za-z])")
-BEFORE_OFFER = re.compile(r"\bor[\s$({]*\Z")  # what stands before one of several formulas of which one is the answer
-AFTER_OFFER = re.compile(r"[\s$)},]*\bor\b")
+SIDES = re.compile(r"[=<>;&]|,(?![0-9]{3})|\\(?:[lg]eq?|[lg]t|neq?|approx|q?quad|text ?\{[^{}]*\}|\\)(?![A-Za-z])")
+BEFORE_OFFER = re.compile(
+    r"\bor[\s$({]{0,9}\Z"
+)  # what stands before one of several formulas of which one is the answer
+AFTER_OFFER = re.compile(r"[\s$)},]{0,9}\bor\b")
 # Of formulas in the spelling of `as_written`:
 ASKS = re.compile(r"[+/^%(]|\\[A-Za-z]|[0-9]\*.*[0-9]| [<>=] ")  # more than a name, a number or 2x
 NUMBER = re.compile(r"-?[0-9.]+")
-FORM = re.compile(r"-?(?:[0-9]*\.[0-9]+ -?<[0-9]+/[0-9]+>|[0-9.]+ -?<10\^.*>)")  # 0.375 for 3/8, 45000 for 4.5 x 10^4
+FORM = re.compile(r"^-?(?:[0-9]*\.[0-9]+ -?<[0-9]+/[0-9]+>|[0-9.]+ -?<10\^.*>)")  # 0.375 for 3/8, 45000 for 4.5 x 10^4
 PERCENT = re.compile(r"<([0-9.]+)\*\\%>")
-# Of the task `choice`:
-OPTION = re.compile(r"\(?[A-Z](?:\)|\.(?=\s))")  # the letter of "B. Paris"
-AGAINST = re.compile(rf"{LETTER}|\b(?:is|are|not|or|wrong|incorrect|false)\b", re.I)  # in "B. is wrong", "A. No, B"
 NO_FAILURE = (UNREADABLE, OWN)  # reasons that say nothing of this machine
 
-# Each verifier takes (answer, reference) and returns True or False, or the text that a worker has to grade.
+# Each grader takes (answer, reference) and returns True or False, or a text that a worker has to compare.
 
 
 def exact(answer: str, reference: str) -> bool:
     """Whether the answer is exactly the reference, but for ASCII whitespace around it: "018" is wrong for 18."""
     return answer.strip(" \t\r\n") == reference
+
+
+def at_once(answer: str, reference: str, task: str) -> bool | None:
+    """The verdict where slicing and equality find one, as the generator waits; else None: a worker has to look."""
+    if TASKS[task] is exact:
+        return exact(answer, reference)
+    if not answer.strip():
+        return False
+    said = answer.strip(" \n$")
+    start = said.find("\\boxed{")  # the only box, or the whole answer
+    end = f"{reference.strip(' $')}}}"
+    boxed = said.startswith(end, start + len(BOX)) and "box" not in said[start + len(BOX) :]
+    return True if task == "math" and (said == reference.strip(" \n$") or start >= 0 and boxed) else None
 
 
 def math(answer: str, reference: str) -> bool | str:
@@ -94,6 +119,14 @@ def math(answer: str, reference: str) -> bool | str:
     bare = expression.strip(" \n$")
     plain = reference.strip(" \n$")
     return bool(bare) and (bare in (plain, f"{BOX}{plain}}}") or expression)
+
+
+def right(expression: str, reference: str, prompt: str) -> bool | str:
+    """The verdict on a final expression, or a text: why there is none. No time limit."""
+    verdict = equal(expression, reference)
+    if verdict is None or not verdict and not right_for_itself(reference):
+        return f"{UNREADABLE} in LaTeX, got {reference[:80]!r}; likely cause: a broken row of the data"
+    return verdict and not given_back(expression, reference, prompt)
 
 
 def given_back(expression: str, reference: str, prompt: str) -> bool:
@@ -109,46 +142,54 @@ def given_back(expression: str, reference: str, prompt: str) -> bool:
     >>> given_back("x+1", "1 + x", "What is $2x+1-x$?"), given_back("3/4", "0.75", "Is 3/4 or 2/3 larger?")
     (False, False)
     """
-    answer = spelling(said(expression))
-    right = spellings(reference)
-    if answer not in asked(prompt) or PERCENT.sub(r"\1", answer) in {PERCENT.sub(r"\1", text) for text in right}:
+    answers = {spelling(text) for text in (said(expression), after_equals(said(expression)))}
+    right = spellings(value_of(reference))
+    if {PERCENT.sub(r"\1", text) for text in answers} & {PERCENT.sub(r"\1", text) for text in right}:
         return False
-    if NUMBER.fullmatch(answer):
-        return FORM.fullmatch(f"{answer} {spelling(reference)}") is not None
-    return ASKS.search(answer) is not None
+    questions = (formula for formula in asked(prompt) if asks(formula, reference))
+    return any(spelling(formula) in answers or is_right(formula, reference) for formula in questions)
 
 
-def marked(prose: str) -> str:
-    """The text with one dollar before and behind each of its formulas, however they are marked."""
-    return DELIMITER.sub("$", prose.translate(CHARACTERS))
+def asks(formula: str, reference: str) -> bool:
+    """Whether a formula of a prompt may ask for another form of it, which the reference is."""
+    question, right = spelling(formula), spelling(value_of(reference))
+    if question == right:
+        return False
+    if NUMBER.fullmatch(question):
+        return FORM.fullmatch(f"{question} {right}") is not None
+    letters, known = (set(re.findall(r"\\?[A-Za-z]+", text)) - {"\\ddot", "i"} for text in (question, right))
+    return ASKS.search(question) is not None and letters >= known and (not letters or bool(known))
 
 
-def said(expression: str) -> str:
-    """The box of an answer, or else its last formula, or else the last that looks like one in its last line."""
-    if expression.startswith(BOX):
-        return content(expression)
-    text = marked(expression)
-    return (FORMULA.findall(text) or RUNS[0].findall(last_line(text)) or [text])[-1]
+@lru_cache(maxsize=256)  # a prompt is asked for each of its answers
+def is_right(formula: str, reference: str) -> bool:
+    """Whether a formula of a prompt would be right as an answer: then only a spelling of the reference is one."""
+    return equal(f"{BOX}{formula}}}", reference) is True
 
 
 def spellings(formula: str) -> set[str]:
+    """The spellings of a formula, and of what stands on each side of its signs."""
+    return {spelling(part) for part in parts(formula)} - {""}
+
+
+def parts(formula: str) -> set[str]:
     """A formula, and what stands on each side of its signs."""
     formula = formula.strip("$ \n.,:?!=*")
-    return {spelling(part) for part in (formula, *SIDES.split(formula))} - {""}
+    return {formula, *(part.strip() for part in SIDES.split(formula))} - {""}
 
 
-@lru_cache(maxsize=64)  # a prompt is asked for each of its answers
+@lru_cache(maxsize=64)
 def asked(prompt: str) -> set[str]:
-    """The spellings of the prompt's formulas, but for those that it offers with "or"."""
-    text = marked(prompt)[-MAX_CHARS:]
-    prose = FORMULA.sub(lambda match: "$" * len(match[0]), text)
+    """The prompt's formulas, but for those that it offers with "or"."""
+    text = DELIMITER.sub("$", prompt.translate(CHARACTERS))[-MAX_CHARS:]
+    prose = DOLLARS.sub(lambda match: "$" * len(match[0]), text)
     found = set()
-    for pattern, where in ((FORMULA, text), *((run, prose) for run in RUNS)):
+    for pattern, where in ((DOLLARS, text), *((run, prose) for run in RUNS)):
         for match in pattern.finditer(where):
             start, end = match.span()
             if not (BEFORE_OFFER.search(text, max(start - 9, 0), start) or AFTER_OFFER.match(text, end)):
-                found.add(match[0])
-    return set().union(*map(spellings, found))
+                found |= parts(match[0])
+    return found
 
 
 def code(answer: str, reference: str) -> bool | str:
@@ -166,8 +207,7 @@ def text(answer: str, reference: str) -> bool:
     >>> text("The plural is mice.", "mice"), text("mices", "mice"), text("c\\na b", "a b\\nc"), text("", "mice")
     (False, False, False, False)
     """
-    sides = map(unmarked, (content(final_expression(answer)), reference))
-    lines, right = ([plain(line) for line in side.splitlines() if plain(line)] for side in sides)
+    lines, right = ([plain(line) for line in inner(side).splitlines() if plain(line)] for side in (answer, reference))
     return bool(right) and lines == right
 
 
@@ -176,13 +216,19 @@ def choice(answer: str, reference: str) -> bool:
 
     >>> [choice(answer, "B") for answer in ("(b)", "Not A.\\nAnswer: B.", "\\\\boxed{\\\\textbf{(B) }12}", "B. Rome")]
     [True, True, True, True]
-    >>> [choice(answer, "(B)") for answer in ("A", "B or C", "A B", "Bad", "", "B. is wrong", "B. A")]
-    [False, False, False, False, False, False, False]
+    >>> [choice(answer, "(B) Rome") for answer in ("A", "B or C", "Bad", "", "B. is wrong", "B. A", "B is wrong", "B")]
+    [False, False, False, False, False, False, False, True]
     """
-    given = unmarked(last_line(unmarked(content(final_expression(answer)))))
-    if (option := OPTION.match(given)) and not AGAINST.search(given, option.end()):
-        given = option[0]
-    return plain(re.sub("[{}]", "", given)) == plain(reference) != ""
+    given, right = (last_line(inner(side)) for side in (answer, reference))
+    if letter := option(right):
+        return option(given) == letter
+    return plain(given) == plain(right) != ""
+
+
+def inner(text: str) -> str:
+    """What is in the last box of an answer or a reference, or all of it; without marks of type."""
+    found = final_expression(text)
+    return unmarked(said(found) if found.startswith(BOX) else found)
 
 
 TASKS = {"arithmetic": exact, "sorting": exact, "tiny": exact, "math": math, "code": code}

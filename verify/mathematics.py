@@ -11,32 +11,35 @@ Test: pytest tests/test_reward.py; python benchmarks/soak.py --verdicts
 import re
 from fractions import Fraction
 from functools import lru_cache
-from unicodedata import category, normalize
+from string import ascii_letters, digits
+from unicodedata import category, name, normalize
 
-from verify.texts import as_written, plain
+from verify.texts import as_written, option, plain, separate
 from verify.unfinished import after_equals, left_to_do, parted
 
 BOX = "\\boxed{"
 BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # BOX and its other spellings
-FORMULA = re.compile(r"\s*(?:\$\$?[^$]+\$\$?|\\\((?:(?!\\[()]).)+\\\)|\\\[(?:(?!\\[\[\]]).)+\\\])[\s.]*", re.S)
-BASE = re.compile(r"(?<![A-Za-z_0-9^])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
-SIGNS = r"\\(?:pm|mp)(?![A-Za-z])"
-SPREAD = re.compile(r"\s*-?[0-9]+\s*\\pm\s*[1-9][0-9]*\s*")  # 18 \pm 1 leaves nothing to be done, 9 + 9 \pm 1 does
-BETWEEN_BOXES = re.compile(
-    r"(?:[\s$,;]|\\[][(), ;:]|\\q?quad|and|or|\\text\{[^{}]*(?:,|and|or)\s*\}|[A-Za-z][\w{}]*\s*=)*"
-)
-BETWEEN_CHARS = 40  # boxes further apart than this are never one list
 MAX_CHARS = 10_000  # of a box, or of an answer without one
-BRACKET = re.compile(r"\s*(?:[(\[]|\\\{|\\begin)")
-PAIR = re.compile(r"\(|\\\{")
-PHRASE = re.compile(  # before an answer without a box
-    r"^(?:\W*(?:so|thus|hence|therefore|then)\b,?)?\W*(?:the\s+)?(?:final\s+|correct\s+|right\s+|best\s+)?"
-    r"(?:answer|choice|option|solution|result)\b(?:\s+is\b|\s+are\b)?\s*[:=]?\s*"
+BETWEEN_CHARS = 40  # boxes further apart than this are never one list
+BETWEEN_BOXES = re.compile(
+    r"(?:[\s$,;]|\\[][(), ;:]|\\q?quad|and|or|\\text\{[^{}]{0,20}(?:,|and|or)\s?\}|[A-Za-z][\w{}]{0,20}\s?=)*+"
+)
+# --- Of an answer without a box:
+DELIMITER = re.compile(r"\\[][()]|\$\$")
+DOLLARS = re.compile(r"\$([^$]+)\$")
+TAG = re.compile(r"</?[a-z]{1,20}>")
+MARKS = " \t*_`\"“”„'"
+PHRASE = re.compile(
+    r"^(?:\W*+(?:so|thus|hence|therefore|then)\b,?)?\W*?(?:the\s+)?(?:final\s+|correct\s+|right\s+|best\s+)?"
+    r"(?:answer|choice|option|solution|result)\b(?:\s+is\b|\s+are\b)?\s*+[:=]?\s*+"
     r"(?:(?:option|choice)\b\s*)?",
     re.I,
 )
-NAMED_VALUE = re.compile(r"(?:\\?[A-Za-z]+|\\operatorname\{[A-Za-z]+\})\s*\([^=]*(?:=[^=)]*)*\)\s*=")  # P(X=2)=, f(2)=
-TWO_LETTERS = {"as", "at", "am", "an", "ah", "ad", "ha", "by", "my", "hm", "mm", "pa", "ma", "ta", "ya"}  # words
+FUNCTIONS = "and|or|pi|sqrt|sin|cos|tan|cot|sec|csc|log|ln|lg|exp|inf|infinity|mod|gcd|lcm"
+WORD = re.compile(
+    rf"(?<![^\W\d_])(?<!\\)(?!(?:{FUNCTIONS})(?![^\W\d_]))"
+    r"(?:[^\W\d_]{3,}|(?:is|it|to|of|so|we|be|in|on|at|as|by|if|he|no|do|go|an|my|us)(?![^\W\d_]))"
+)
 
 
 def final_expression(answer: str) -> str:
@@ -65,13 +68,6 @@ def final_expression(answer: str) -> str:
     return f"{BOX}{', '.join(dict.fromkeys(inside))}}}"
 
 
-def content(expression: str) -> str:
-    """What a box, or \\( \\) or \\[ \\] around a formula, holds; other text as it is."""
-    if expression.startswith(BOX):
-        return in_box(expression, 0) or ""
-    return re.sub(r"^\\[(\[]|\\[)\]][\s.]*$", "", expression.strip())
-
-
 def in_box(answer: str, start: int) -> str | None:
     """What is in the \\boxed{...} at `start`; None if that is too long or left open."""
     box = answer[start : start + MAX_CHARS]
@@ -83,30 +79,75 @@ def in_box(answer: str, start: int) -> str | None:
     return None
 
 
+def last_line(prose: str) -> str:
+    """The last line of an answer without a box, without "The answer is" and the like before it and marks around it.
+
+    >>> last_line("It is one of three.\\nAnswer: A"), last_line("So the answer is **(B)**."), last_line("`8`<|im_end|>")
+    ('A', '(B)', '8')
+    """
+    lines = [line for line in TAG.sub("\n", prose.partition("<|")[0]).splitlines() if any(map(str.isalnum, line))]
+    line = PHRASE.sub("", lines[-1].lstrip("#> ")).strip(MARKS) if lines else ""
+    return line.removesuffix(".").rstrip(MARKS) if not line.endswith("..") else line
+
+
+def said(expression: str) -> str:
+    """The formula of an answer: its box; or its last line, if that is one formula; or what math-verify finds in it.
+
+    >>> said("\\\\boxed{8}"), said("So the answer is *x+1*."), said("It is $x$."), said("It is 7 or so.")
+    ('8', 'x+1', 'x', '7')
+    """
+    if expression.startswith(BOX):
+        return in_box(expression, 0) or ""
+    prose = DELIMITER.sub("$", expression.replace("\\$", ""))
+    line = last_line(prose).replace("$", " ")
+    if not prose_in(line) and not re.match(r"^[0-9]+,[0-9]+$", line):
+        return line
+    from math_verify import parse
+
+    found = parse(expression.translate(CHARACTERS), parsing_timeout=None)
+    text = found[-1].strip(MARKS + ".") if found else ""
+    numbers = re.findall(r"-?[0-9][0-9.,]*", text)
+    return numbers[-1] if numbers and (prose_in(text) or ")" in text and "(" not in text) else text
+
+
+def prose_in(text: str) -> bool:
+    return WORD.search(re.sub(r"\\text ?\{[^{}]*\}|\\[A-Za-z]+(?: ?\{[a-z]+\})?", "", text)) is not None
+
+
 # fmt: off
 CHARACTERS = str.maketrans({
-    "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "÷": "\\div ", "±": "\\pm ", "π": "\\pi ", "∞": "\\infty ",
-    "≈": "\\approx ", "≤": "\\leq ", "≥": "\\geq ", "≠": "\\neq ", "∪": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ",
-    "∈": "\\in ", "°": "^\\circ ", "…": "\\ldots ", "’": "'", "\u00a0": " "})
+    "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "⋅": "\\cdot ", "÷": "\\div ", "±": "\\pm ", "π": "\\pi ",
+    "∞": "\\infty ", "≈": "\\approx ", "≤": "\\leq ", "≥": "\\geq ", "≠": "\\neq ", "∪": "\\cup ", "∩": "\\cap ",
+    "∅": "\\emptyset ", "∈": "\\in ", "°": "^\\circ ", "…": "\\ldots ", "’": "'", "∕": "/", "⁄": "/", "≡": "=",
+    "ℝ": "\\mathbb{R}",
+    **{ord(sign) + 0xFEE0: sign for sign in ascii_letters + digits + "+-*/=()%<>|"}})
 # fmt: on
+BASE = re.compile(r"(?<![A-Za-z_0-9^])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
+SIGNS = r"\\(?:pm|mp)(?![A-Za-z])"
+SPREAD = re.compile(r"^ ?-?[0-9]+ ?\\pm ?[1-9][0-9]* ?")  # 18 \pm 1 leaves nothing to be done, 9 + 9 \pm 1 does
+BRACKET = re.compile(r" ?(?:[(\[]|\\\{|\\begin)")
+PAIR = re.compile(r"\(|\\\{")
+NAMED_VALUE = re.compile(r"^(?:\\?[A-Za-z]+|\\operatorname\{[A-Za-z]+\}) ?\([^=]*(?:=[^=)]*)*\) ?=")  # P(X=2)=, f(2)=
+NAMED_COMMAND = re.compile(r"^\\[A-Za-z]+ ?\([^=]*[a-z][^=]*\) ?=")  # \gcd(a, b) =
+DATE = re.compile(r" ?[0-9]{1,4} ?([-/.:]) ?[0-9]{1,4}(?: ?\1 ?[0-9]{1,4})*(?: [ap]m)? ?")
+QUANTITIES = re.compile(
+    r"^-?[0-9.]+ ?(?:\\text ?\{[^{}]*\}|[A-Za-z]+)[ ,]*(?:and )?[0-9.]+ ?(?:[A-Za-z\\]|$)"
+)  # 3 h 20 min
+TWO_LETTERS = {"as", "at", "am", "an", "ah", "ad", "ha", "by", "my", "hm", "mm", "pa", "ma", "ta", "ya"}  # words
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
-UNIT = (
-    "(?!(?:and|or|pi|sqrt|sin|cos|tan|cot|sec|csc|log|exp|inf|infinity|if|mod|choose|over|percent|percentage|"
-    "pct)(?![A-Za-z]))(?:[A-Za-z]{4,}|days?|min|sec|hrs?|lbs?|mph|men|[cmk]m|m[gl]|kg|ft|in|yd|mi|oz|sq|of)"
-)
 WHOLE = "[0-9]{1,999}"  # Python makes no int of more than 4,300 digits
-UNITS = rf"(?:{UNIT.replace('4', '2')}\s+)*{UNIT}"
-
-
-def degrees(match) -> str:
-    """In an expression with sines, radians; elsewhere the sign is a unit and is dropped: 45 is right for 45 degrees."""
-    return f"{{\\frac{{{match[1]}\\pi}}{{180}}}}" if re.search("sin|cos|tan|cot|sec|csc", match.string) else match[1]
-
-
-def after_number(match) -> str:
-    """Drop a unit, but not a word that follows another: \\text{mice} \\text{rats} is two words."""
-    before = re.sub(r"(?:\\text\s*\{[^{}]*\}\s*)+$", "", match.string[: match.start()])
-    return match[0] if not before or before[-1] in ",;" else ""
+ASCII_UNITS = "days?|min|sec|hrs?|lbs?|mph|men|[cmk]m|m[glL]|kg|ft|in|yd|mi|oz|sq|of|per|[msgLNJWV]"
+TIMES_TEN = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+NO_UNIT = (
+    rf"(?!(?:{FUNCTIONS}|if|not|choose|over|percent|percentage|pct|squared|cubed|factorial|times|dozen|hundred|"
+    rf"{'|'.join(TIMES_TEN)})(?![A-Za-z]))"
+)
+NAME = rf"{NO_UNIT}[^\W\d_]{{2,}}(?![^\W\d_])"
+RAISED = r"(?: ?\^ ?\{?-?[0-9]{1,2}\}?)?"
+UNIT = (
+    rf"(?:\\text ?\{{ ?{NO_UNIT}[^{{}}]*\}}|\\Omega(?![A-Za-z])|{NO_UNIT}(?:(?:{ASCII_UNITS}|[^\W\d_]{{4,}}|"
+    rf"(?:(?![A-Za-zα-ω])[^\W\d_]|μ[A-Za-z])[^\W\d_]*)(?![^\W\d_]))){RAISED}"
+)
 
 
 def mixed(match) -> str:
@@ -125,63 +166,103 @@ def repeating(match) -> str:
     return str(value.numerator) if value.denominator == 1 else f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
-PART = rf"\s*(?:\{{({WHOLE})\}}|([0-9]))"  # of \frac
-MIXED = re.compile(rf"(?<![_^0-9.A-Za-z}}])({WHOLE})(?:\s+({WHOLE})\s*/\s*({WHOLE})|\s*\\[dtc]?frac{PART}{PART})")
+def greek(match) -> str:
+    """\\theta for θ, \\Omega for Ω."""
+    _, size, _, letter = name(match[0]).replace("LAMDA", "LAMBDA").split()[:4]
+    return f"\\{letter.lower() if size == 'SMALL' else letter.title()} "
+
+
+PART = rf" ?(?:\{{({WHOLE})\}}|([0-9]))"  # of \frac
+MIXED = re.compile(rf"(?<![_^0-9.A-Za-z}}])({WHOLE})(?: ({WHOLE}) ?/ ?({WHOLE})| ?\\[dtc]?frac{PART}{PART})")
 THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
-# What is rewritten before an answer or a reference is read, in this order: (pattern, replacement, why).
+RADIANS = r"{\\frac{\1\\pi}{180}}"  # of degrees, beside sines; elsewhere the sign is a unit
+# What is rewritten before an answer or a reference is read, in this order: (pattern, replacement, why). The second rule
+# leaves single spaces, so that no pattern has to look for more: each takes a time linear in the text.
 # fmt: off
 NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, why in (
-    (r"\s+", " ", "white space"), (r"\\?\$|[€£]", "", "signs of mathematics or of money"),
-    (r"\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z])\s*\.?", "", "the size of a bracket"),
-    (r"(?:\\{2}|(?<!\\)\\[,:;! ]|\s)+$|^\s+", "", "a line's end"),
-    (r"(?:(?<!\\)\\[,:;! ]|\s)*(?<![.\\])[.,;:]$", "", "a sentence's end: with it a number is not read as one"),
+    (r"(?<=[0-9])(?:,\\!|\{(?:,|\\,)\}|(?<!\\)\\[,;: ]|~)\s?(?=[0-9]{3}(?![0-9]))", "", "thousands"),
+    (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s?\.?|\\!|\\?\$|[€£]", "", "sizes of brackets; money"),
+    (r"\\(?:displaystyle|textstyle|large|Large|huge|bf|rm)(?![A-Za-z])|\\text\s?\{\s?\}", "", "sizes"),
+    (r"\\(?:text)?color\s?\{[a-z]+\}|\\checkmark(?![A-Za-z])", "", "colours, a tick"),
+    (r"(?:\s|~|(?<!\\)\\[,:; ]|\\q?quad(?![A-Za-z]))+", " ", "spaces"),
+    (r"(?<![.\\])[.,;:] ?$", "", "a sentence's end: with it a number is not read as one"),
     (r"\\[lcd]?dots(?![A-Za-z])|\.{3}", r"\\omega_{0}", "something left out: 1, 2, ... is not 1, 2"),
-    (r"(?<=[0-9])(?:,\\!|\{,\}|(?<!\\)\\[,;: ]|~)\s*(?=[0-9]{3}(?![0-9]))", "", "thousands"),
+    (r",? ?(?:\\text ?\{ ?,? ?)?(?:(?<![A-Za-z\\])(?:for (?:all|any|each|every)|where)(?![A-Za-z])|\\forall).*$",
+     "", "for all x"),
+    (r"(?<=[0-9A-Za-z)}]),? ?[a-z] ?\\in ?\\mathbb ?\{?R\}?$", "", "x \\in \\mathbb{R}"),
+    (r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|mathrm)(?= ?\{)", r"\\text", "kinds of type"),
+    (r"\\text ?\{ ?(-?[0-9][0-9./,:]*) ", r"\1\\text{", "a number and its unit as one text"),
+    (r"(?<=:[0-9]{2}) ?(?:\\text ?\{ ?)?([apAP])\.? ?[mM]\.?(?: ?\})?$", lambda m: f" {m[1].lower()}m", "10:00 a.m."),
     (r"(?<=\{)[1-9][0-9]{0,2}(?:,[0-9]{3})+(?=\})", lambda m: m[0].replace(",", ""), "thousands in a fraction"),
     (r"(?<![0-9.])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", lambda m: m[0].replace(" ", ""), "thousands with spaces"),
-    (r"(?<![_A-Za-z0-9.^{])([0-9.]+|\))\s*\(\s*(-?[0-9.]+)\s*\)", r"\1\\cdot(\2)", "2(3) is 6, not a mixed number"),
-    (r"(?<![A-Za-z\\])pi(?![A-Za-z])", r"\\pi", "2*pi"),
-    (r"\\(?:displaystyle|textstyle|large|Large|huge|bf|rm)(?![A-Za-z])|\\text\s*\{\s*\}", "", "sizes"),
-    (r"\\(?:text)?color\s*\{[a-z]+\}|\\checkmark(?![A-Za-z])", "", "colours, a tick"),
-    (r"\\!", "", "space"), (r"\*\*", "^", "2**3"), (r"^\s*(?:\\approx|=)", "", "a sign before the value"),
-    (r"(?<!\\)\\[,:; ]|\\q?quad(?![A-Za-z])|~", " ", "space"),
-    (r"\\(?:math(?:bf|it|sf|tt)|boldsymbol|bm|underline)\s*\{([^{}]*)\}", r"\1", "bold or slanted symbols"),
-    (r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|mathrm)(?=\s*\{)", r"\\text", "kinds of type"),
-    (r"\\text\s*\{\s*((?=[^{}]*[0-9])(?:[^{}A-Za-z]|and|or)*|[ei])\s*\}", r"\1", "upright numbers, e, i"),
-    (r"\\text\s*\{\s*(-?[0-9][0-9./,]*)\s", r"\1\\text{", "a number and its unit as one text"),
-    (r"\\(?:begin|end)\s*\{(?:cases|aligned)\}", "", "a list"),
-    (r"\\{2}(?![A-Za-z])", lambda m: m[0] if re.search("matrix|array", m.string) else ", ", "a list, line by line"),
     (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}", "raised characters"),
     (r"[¼-¾⅐-⅞]", lambda m: f"\\frac{{{normalize('NFKC', m[0]).replace(chr(0x2044), '}{')}}}", "½"),
-    (r"√\s*([0-9.]+|[A-Za-z]|\\pi)", r"\\sqrt{\1}", "√2"),
-    (r"(?:√|\\?(?<![A-Za-z])sqrt)\s*(?=[({])\(?((?<=\()[^()]*(?=\)))\)", r"\\sqrt{\1}", "√(2)"),
-    (r"\\[dtc](frac|binom)", r"\\\1", "sizes of fractions"),
-    (r"\\(frac|binom)\s*([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)\s*(?=[\\{0-9A-Za-z])", r"\\\1{\2}", "\\frac\\pi 2"),
-    (r"(\\(?:frac|binom)\{(?:[^{}]|\{[^{}]*\})*\})\s*([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)", r"\1{\2}", "\\frac{1}2"),
-    (rf"(?<![0-9.}}])({WHOLE})\s+({WHOLE})\s*/\s*({WHOLE})(?![0-9.])", mixed, "1 1/2"),
-    (rf"(?<![_^0-9.A-Za-z}}])({WHOLE})\s*\\frac\{{({WHOLE})\}}\{{({WHOLE})\}}", mixed, "33\\frac13 %"),
-    (r"(?<![_^0-9.])([0-9.]+)\s+(?=[0-9])", r"\1\\omega_{0}", "two numbers side by side are not one: 2 3 is not 23"),
-    (r"(?<=[})])\s*\\?%", r"\\cdot 1\\%", "latex2sympy reads % after a number only"),
-    (rf"(?<![0-9])({WHOLE}|)\.({WHOLE}|)\\(?:overline|bar)\s*\{{({WHOLE})\}}", repeating, "0.3 with a bar"),
+    (rf"(?:(?<=[0-9)\]])|(?<=[0-9}}]\}})|(?<=\\pi))(?<!\^[0-9])(?<!\^\{{[0-9]\}}) ?(?:{NAME} ){{0,3}}{UNIT}"
+     rf"(?: ?/ ?[^\W\d_]{{1,9}}{RAISED}|(?: |/|\\cdot)*+(?:{UNIT}|{NAME})){{0,6}}(?= ?(?:$|[,;)\]]|\\text|and|or))",
+     "", "units"),
+    (r"(?<![_A-Za-z0-9.^{])([0-9.]+|\)) ?\( ?(-?[0-9.]+) ?\)", r"\1\\cdot(\2)", "2(3) is 6, not a mixed number"),
+    (r"\*\*", "^", "2**3"), (r"^ ?(?:\\approx|=)", "", "a sign before the value"),
+    (r"\\(?:begin|end) ?\{(?:cases|aligned)\}", "", "a list"),
+    (r"(?<![^\W\d_])[α-ωΓΔΘΛΞΠΣΦΨΩ](?![^\W\d_])", greek, "θ"),
+    (r"√ ?([0-9.]+|[A-Za-z]|\\pi)|(?:√|\\?(?<![A-Za-z])sqrt) ?\(([^()]*)\)",
+     lambda m: f"\\sqrt{{{m[1] or m[2]}}}", "√2"),
+    (r"\\operatorname ?\{([A-Za-z]+)\}", r"\\\1 ", "an operator"),
+    (r"(?<![A-Za-z\\])(?:pi|ln|log|sin|cos|tan)(?![A-Za-z])", r"\\\g<0>", "2*pi"),
+    (r"\\?(?<![A-Za-z])exp ?(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9a-z]))",
+     lambda m: f"e^{{{m[1] or m[2] or m[3]}}}", "exp(2)"),
+    (r"\\(sin|cos|tan|cot|sec|csc) ?\^ ?\{ ?-1 ?\}", r"\\arc\1", "an inverse"),
+    (r"\\var(?=phi|theta|rho|sigma)", r"\\", "φ"),
+    (r"(\\sqrt ?\[[^][]{1,9}\]) ?([0-9A-Za-z])", r"\1{\2}", "\\sqrt[3]2"),
+    (r"\\log_ ?\{?e\}?(?![A-Za-z])", r"\\ln", "a logarithm"), (r"\\[lr]?vert(?![A-Za-z])", "|", "an absolute value"),
+    (r"(?:(?<!\\)\{|^)([^{}\\]*)\\(over|choose)(?![A-Za-z])([^{}\\]*)(?:\}|$)",
+     lambda m: f"\\{'frac' if m[2] == 'over' else 'binom'}{{{m[1]}}}{{{m[3]}}}", "{1 \\over 2}"),
+    (r"\\(?:[dtc]|nice|s)(frac|binom)", r"\\\1", "sizes of fractions"),
+    (r"\\(frac|binom) ?([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+) ?(?=[\\{0-9A-Za-z])", r"\\\1{\2}", "\\frac\\pi 2"),
+    (r"(\\(?:frac|binom)\{(?:[^{}]|\{[^{}]*\})*+\}) ?([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)", r"\1{\2}", "\\frac{1}2"),
+    (rf"(?<![0-9.}}])({WHOLE}) ({WHOLE}) ?/ ?({WHOLE})(?![0-9.])", mixed, "1 1/2"),
+    (rf"(?<![_^0-9.A-Za-z}}])({WHOLE}) ?\\frac\{{({WHOLE})\}}\{{({WHOLE})\}}", mixed, "33\\frac13 %"),
+    (r"(?<![_^0-9.])([0-9.]+) (?=[0-9])", r"\1\\omega_{0}", "two numbers side by side are not one: 2 3 is not 23"),
+    (r"(?<=[})]) ?\\?%", r"\\cdot 1\\%", "latex2sympy reads % after a number only"),
+    (r"\\bar ?([0-9])", r"\\bar{\1}", "0.\\bar 3"),
+    (rf"(?<![0-9])({WHOLE}|)\.({WHOLE}|)\\(?:overline|bar) ?\{{({WHOLE})\}}", repeating, "0.3 with a bar"),
     (r"(?<![A-Za-z_^0-9.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]+)(?![\w.])", r"\1\\times10^{\2}", "1e-7"),
-    (r"(^|[=(\[{,]|\\text\{ ?(?:and|or) ?\})\s*\+(?=\s*[0-9.\\A-Za-z(])", r"\1", "+7 is 7"),
-    (r"\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\text\{\s*[CF]\s*\}|[CF](?![A-Za-z]))", "", "degrees Celsius"),
-    (r"((?<![0-9.])[0-9.]+|[A-Za-z])\s*(?:\^\s*\{?\s*\\circ\s*\}?|\\degrees?(?![A-Za-z])|\s(?:\\text\{)?degrees?\}?)",
-     degrees, "90 degrees"),
-    (r"(?:(?<=[0-9)}\]])|(?<=\\pi))\s*\\text\s*\{(?!\s*(?:and|or|if|mod)[\s}])[^{}]*\}(?:\s*/\s*\\text\s*\{[^{}]*\})*"
-     r"(?:\s*\^\s*\{?[-0-9]+\}?)?(?=\s*(?:$|[,;)\]]|\\text|and|or))", after_number, "units"),
-    (rf"(?<=[0-9}}])(?:\s+|(?=[cmk]m|kg)){UNITS}(?:\s*\^\s*\{{?[23]\}}?)?(?=\s*(?:$|[,;)\]]))",
-     "", "units as plain words"),
-    (r"(?<=[0-9])(?:\s*\^)?\s*\{?\s*(?:\\text\s*\{\s*)?(?:st|nd|rd|th)\s*\}{0,2}$", "", "the 12th"),
+    (r"(?:\\text ?\{)? ?(thousand|million|billion|trillion)(?: ?\})?(?![A-Za-z])",
+     lambda m: f"\\times10^{TIMES_TEN[m[1]]}", "5 million"),
+    (r"(^|[=(\[{,]|\\text\{ ?(?:and|or) ?\}) ?\+(?= ?[0-9.\\A-Za-z(])", r"\1", "+7 is 7"),
+    (r" ?\^ ?\{? ?\\circ ?\}? ?(?:\\text\{ ?[CF] ?\}|[CF](?![A-Za-z]))", "", "degrees Celsius"),
+    (r"((?<![0-9.])[0-9.]+|[A-Za-z]) ?(?:\^ ?\{? ?\\circ ?\}?|\\degrees?(?![A-Za-z])| (?:\\text\{ ?)?degrees?\}?)",
+     RADIANS, "90 degrees"),
+    (r"(?<=[0-9])(?: ?\^)? ?\{? ?(?:\\text ?\{ ?)?(?:st|nd|rd|th) ?\}{0,2}$", "", "the 12th"),
     (r"\\langle", "(", "a vector is a tuple"), (r"\\rangle", ")", "a vector is a tuple"),
-    (r"\\mathbb\s*\{?R\}?", r"(-\\infty,\\infty)", "all real numbers"),
-    (r"\\varnothing|\\\{\s*\\\}", r"\\emptyset", "the empty set"),
-    (r"^\\\{\s*[a-z]\s*(?:\\in\s*\(-\\infty,\\infty\)\s*)?(?:\\mid|[:|])(?=.*[<>]|.*\\[lg]e)(.*)\\\}$", r"\1",
+    (r"\\mathbb ?\{?R\}?", r"(-\\infty,\\infty)", "all real numbers"),
+    (r"\\varnothing|\\\{ ?\\\}", r"\\emptyset", "the empty set"),
+    (r"^\\\{ ?[a-z] ?(?:\\in ?\(-\\infty,\\infty\) ?)?(?:\\mid|[:|])(?=.*[<>]|.*\\[lg]e)(.*)\\\}$", r"\1",
      "{x | x > 3}"),
-    (r"\(([0-9][0-9A-F]*)\)\s*(?=_\{?[0-9])", r"\1", "(1011)_2"),
+    (r"\(([0-9][0-9A-F]*)\) ?(?=_\{?[0-9])", r"\1", "(1011)_2"),
     (r"([A-Za-z])'(?![A-Za-z]{2})", r"\1_{0}", "a derivative is not its function: math-verify drops the quote"),
+    (r"(?<=\+) ?c$", "C", "the constant of an integral"),
 )]
 # fmt: on
+TYPED = re.compile(  # a command of type before braces that are no words, a brace, or another character
+    r"(\\(?:math(?:bf|it|sf|tt|normal)|boldsymbol|bm|pmb|underline|emph) ?\{|\\(?:text|mathrm)[a-z]{0,6} ?\{"
+    r"(?=[^{}]*[\\{=]|(?:[^{}\w]|and|or)*[0-9](?:[^{}A-Za-z]|and|or)*\}| ?[ei] ?\}))|\\?.",
+    re.S,
+)
+
+
+def without_type(text: str) -> str:
+    """The text without commands such as \\mathbf{} around formulas.
+
+    >>> without_type("\\\\mathbf{\\\\frac{1}{2}}"), without_type("\\\\text{a cat}^{\\\\text{2}}")
+    ('\\\\frac{1}{2}', '\\\\text{a cat}^{2}')
+    """
+    kept = []
+    ends = []
+    for token in TYPED.finditer(text):
+        if token[0] == "{" or token[0].endswith("{") and token[1]:
+            ends.append("" if token[1] else "}")
+        kept.append("" if token[1] else ends.pop() if token[0] == "}" and ends else token[0])
+    return "".join(kept)
 
 
 def normalise(latex: str) -> str:
@@ -190,10 +271,16 @@ def normalise(latex: str) -> str:
     >>> normalise("$30^\\\\circ.$"), normalise("\\\\$18.90"), normalise("1 1/2"), normalise("10 weeks")
     ('30', '18.90', '\\\\frac{3}{2}', '10')
     """
-    text = latex.translate(CHARACTERS)
+    text = without_type(latex.translate(CHARACTERS))
+    if not re.search("matrix|array", text):
+        text = re.sub(r"\\{2}(?![A-Za-z])", ", ", text)  # a list, line by line
+    if "mod" not in text:
+        text = text.replace("\\equiv", "=")
+    angles = re.search("sin|cos|tan|cot|sec|csc", text)
+    text = text.strip().removesuffix("\\")
     for pattern, replacement, _ in NORMALISE:
-        text = pattern.sub(replacement, text)
-    return text.strip()
+        text = pattern.sub(r"\1" if replacement is RADIANS and not angles else replacement, text)
+    return text.strip(" ,")
 
 
 @lru_cache(maxsize=256)
@@ -214,8 +301,8 @@ def words(text: str) -> list[str] | None:
 
     Two small letters without e, i, o or u are a product: ab is ba, but no is not on; TWO_LETTERS are words too.
 
-    >>> words("Paris"), words("\\\\text{(B)}"), words("2x"), words("xy"), words("no"), words("IV")
-    (['paris'], ['b'], None, None, ['no'], ['iv'])
+    >>> words("Paris"), words("\\\\text{(B)}"), words("2x"), words("xy"), words("p-q"), words("no"), words("IV")
+    (['paris'], ['b'], None, None, None, ['no'], ['iv'])
     """
     bare = re.sub(r"\\text|[{}()]", " ", text).strip(" .!?;:„“”«»¿¡。！？、")
     named = "\\text" in text or len(bare) > 2 or re.search(r"[A-Z]|(?!^)[eiou]|[eiou](?!$)", bare)
@@ -225,6 +312,7 @@ def words(text: str) -> list[str] | None:
         not named
         or not any(map(str.isalpha, bare))
         or not all(category(letter)[0] in "LMZ" or letter in " ,'-、，" for letter in bare)
+        or re.search(r"(?<![^\W\d_])[^\W\d_]-[^\W\d_](?![^\W\d_])", bare)
     ):
         return None
     parts = [plain(part).replace(" ", "") for part in re.split(r"[,、，]|\band\b|\bor\b", bare)]
@@ -233,93 +321,107 @@ def words(text: str) -> list[str] | None:
 
 def variables(text: str) -> bool:
     """Whether letters may be a product of variables rather than a word: abc, xyz, but not yes."""
-    letters = re.sub(r"[\s{}]", "", text)
+    letters = re.sub(r"[\s{}-]", "", text)
     return letters not in TWO_LETTERS and re.fullmatch(r"[abcdfghkmnpqrstvwxyz]+", letters) is not None
 
 
 def as_date(text: str) -> tuple | None:
     """The numbers and the sign of a date, a time or a range such as 2024-01-05, 12/05, 3-5 and 12:30; else None.
 
-    >>> as_date("2024-01-05"), as_date("12/5"), as_date("12/05"), as_date("10-12")
-    (('2024', '-', '1', '-', '5'), None, ('12', '/', '5'), ('10', '-', '12'))
+    >>> as_date("2024-01-05"), as_date("12/5"), as_date("12/05"), as_date("10:12 am")
+    (('2024', '-', '1', '-', '5'), None, ('12', '/', '5'), ('10', ':', '12', 'am'))
     """
-    numbers = re.findall(r"[0-9]+", text)
-    signs = set(re.sub(r"[0-9\s]", "", text))
-    if not re.fullmatch(r"\s*[0-9]{1,4}(?:\s*[-/.:]\s*[0-9]{1,4})+\s*", text) or len(signs) > 1:
+    if not (date := DATE.fullmatch(text)):
         return None
-    (sign,) = signs
+    numbers = re.findall(r"[0-9]+", text)
+    sign = date[1]
+    padded = any(len(number) > 1 and number[0] == "0" for number in numbers)
     if sign == "." and len(numbers) == 2:
         return None
-    padded = any(len(number) > 1 and number[0] == "0" for number in numbers)
     if len(numbers) > 2 or padded or sign == "-" or sign == ":" and len(numbers[1]) == 2:
         return separate(text)
     return None
 
 
-def separate(text: str) -> tuple:
-    """The numbers and signs of a text one by one, so that 5/12 is 05/12 but not 10/24."""
-    return tuple(part.lstrip("0") or "0" for part in re.findall(r"[0-9]+|[^0-9\s]", text))
-
-
 def spelt(text: str) -> str:
     """The text without spaces and without \\text{} around its words."""
-    return "".join(re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", text).split())
+    return "".join(re.sub(r"\\text ?\{([^{}]*)\}", r"\1", text).split())
 
 
 def equal(expression: str, reference: str) -> bool | None:
     """Whether `expression`, from final_expression, equals the reference; None if that cannot be read. No time limit."""
-    right = normalise(content(final_expression(reference) if BOXES.search(reference) else reference))
-    boxed = BOXES.match(expression) or FORMULA.fullmatch(expression)
-    answer = normalise(content(expression))
-    if boxed and spelt(answer) == spelt(right) != "":
-        return True
-    if BASE.search(right) or boxed and BASE.search(answer):
+    right = normalise(value_of(reference))
+    answer = normalise(said(expression))
+    boxed = expression.startswith(BOX)
+    if not boxed and words(right):
+        answer = normalise(last_line(expression))
+    return True if spelt(answer) == spelt(right) != "" else compared(right, answer)
+
+
+@lru_cache(maxsize=256)
+def right_for_itself(reference: str) -> bool:
+    """Whether a reference can be compared at all: its own text, read and compared, is right."""
+    right = normalise(value_of(reference))
+    return compared(right, right) is True
+
+
+def compared(right: str, answer: str) -> bool | None:
+    """`equal` of two normalised texts that are not spelt alike."""
+    if BASE.search(right) or BASE.search(answer):
         return len({re.sub(r"\\text|[\s{}]", "", side) for side in (right, answer)}) == 1
-    said = answer if boxed else normalise(last_line(expression))
-    if (texts := same_texts(right, said)) is not None:
+    if (texts := same_texts(right, answer)) is not None:
         return texts
-    gold = reading(right, not boxed)
+    gold = reading(right)
     if gold is None or getattr(gold, "is_Boolean", False) and gold.is_Atom:
         return None  # no mathematics, or a statement such as 3 = 3 of which nothing is left
-    allowed = tried(may_be_left, gold, right, not boxed)
-    if allowed is None:
-        return None
-    if boxed:
-        return tried(same_value, gold, allowed, value_given, answer) is True
-    return tried(same_value, gold, allowed, last_value, expression) is True
+    allowed = tried(may_be_left, gold, right)
+    return None if allowed is None else tried(same_value, gold, allowed, answer) is True
 
 
-def same_texts(right: str, said: str) -> bool | None:
+def value_of(reference: str) -> str:
+    """A reference without its box or the signs around a formula."""
+    if BOXES.search(reference):
+        return said(final_expression(reference))
+    return re.sub(r"^\\[(\[]|\\[)\]][\s.]*$", "", reference.strip())
+
+
+def same_texts(right: str, answer: str) -> bool | None:
     """The verdict where one side is no formula: words, dates, {1, 2} beside (1, 2); None: both are to be read."""
-    answer = words(said)
-    if right == "\\emptyset" and answer:
-        return answer[0] in ("nosolution", "nosolutions")
-    if words(right) and (answer or not variables(right)):
-        return words(right) == (answer or [plain(re.sub(r"\\c?dot|\\times|[\s*{}]", "", said))])
+    said = words(answer)
+    if right == "\\emptyset" and said:
+        return said[0] in ("nosolution", "nosolutions")
+    if named := words(right):
+        if (letter := re.search("[A-Z]", right)) and named == [letter[0].lower()] and not said:  # C
+            return option(answer) == letter[0]  # (C) 12
+        if said or not variables(right):
+            return named == (said or [plain(re.sub(r"\\c?dot|\\times|[\s*{}]", "", answer))])
     if as_date(right):
-        return separate(right) == separate(said)
-    brackets = [bracket[0] for side in (right, said) if (bracket := PAIR.match(side))]
+        return separate(right) == separate(answer)
+    if QUANTITIES.match(right):
+        return len({re.sub(r"\\text|and|[\s{},]", "", side) for side in (right, answer)}) == 1
+    whole = [side for side in (right, answer) if len(parted(side, ",")) == 1 and not re.search("and|or|text", side)]
+    brackets = [bracket[0] for bracket in map(PAIR.match, whole) if bracket]
     return False if len(set(brackets)) == 2 else None
 
 
-def same_value(gold, allowed: set[str], read_value, answer: str) -> bool:
-    """Whether what read_value finds in the answer equals the reference, and leaves no more to be done than is allowed.
+def same_value(gold, allowed: set[str], answer: str) -> bool:
+    """Whether an answer equals the reference, and leaves no more to be done than is allowed.
 
     Whatever it raises is the answer's fault: the reference has been read.
     """
-    found, text = read_value(answer)
-    if found is None or not left_to_do(normalise(text), found, letters=has_letters(gold)) <= allowed:
+    found, text = value_given(answer)
+    if found is None or not left_to_do(text, found, letters=has_letters(gold)) <= allowed:
         return False
     return same(gold, finished(found))
 
 
-def value_given(text: str, lower: bool = False):
+def value_given(text: str):
     """(object, its text) of a box; of P(X=2)=\\frac14, whose left side cannot be read, what follows the last "="."""
-    found = raw(text, lower)
+    found = None if NAMED_COMMAND.match(text) else raw(text)
     sides = parted(text, "=")
     if found is None and len(sides) > 1 and not all(map(BRACKET.match, (sides[0], sides[-1]))):  # (1, 2) = (2, 3)
         text = after_equals(text)
-        found = raw(text, lower)
+        found = raw(text)
     return found, text
 
 
@@ -338,24 +440,14 @@ def has_letters(gold) -> bool:
     return bool(getattr(gold, "free_symbols", None))
 
 
-def may_be_left(gold, right: str, lower: bool) -> set[str]:
+def may_be_left(gold, right: str) -> set[str]:
     """What an answer may leave to be done, since the reference does (unfinished.py)."""
     from sympy import FiniteSet, Interval
 
-    asked = left_to_do(right, value_given(right, lower)[0], letters=has_letters(gold))
+    asked = left_to_do(right, value_given(right)[0], letters=has_letters(gold))
     if re.search(r"10\s*\^", right):
         asked.add("mantissa")
     return asked if isinstance(gold, (FiniteSet, Interval)) else asked | {"union"}  # of intervals: all numbers but 0
-
-
-def last_line(prose: str) -> str:
-    """The last line of an answer without a box, without "The answer is" and the like before it.
-
-    >>> last_line("It is one of three.\\nAnswer: A"), last_line("So the answer is (B).")
-    ('A', '(B).')
-    """
-    lines = [line for line in prose.splitlines() if line.strip()]
-    return PHRASE.sub("", lines[-1]).strip(" *") if lines else ""
 
 
 def tried(function, *arguments):
@@ -366,11 +458,11 @@ def tried(function, *arguments):
         return None
 
 
-def reading(latex: str, lower: bool):
+def reading(latex: str):
     """The whole LaTeX text as a SymPy object, its i and its matrices worked out, or None if that fails."""
-    found = raw(latex, lower)
+    found = raw(latex)
     if found is None and NAMED_VALUE.match(latex):
-        found = raw(after_equals(latex), lower)
+        found = raw(after_equals(latex))
     return None if found is None else tried(finished, found)
 
 
@@ -387,55 +479,48 @@ def finished(found):
     return written
 
 
-def raw(latex: str, lower: bool):
+def raw(latex: str):
     """The whole LaTeX text as latex2sympy reads it, or None if that fails.
 
-    lower  read capitals as small letters, as math-verify does in prose
     An expression with \\pm deep inside, which latex2sympy does not read, becomes the set of its two values.
     """
     from sympy import FiniteSet
 
     if not re.search(SIGNS, latex):
-        return tried(read, latex, lower)
+        return tried(read, latex)
     latex = after_equals(latex)
-    found = tried(read, latex, lower)
+    found = tried(read, latex)
     if found is not None:
         return found.doit() if SPREAD.fullmatch(latex) else found
-    either = [tried(read, re.sub(SIGNS, lambda m: pm["pm".index(m[0][1])], latex), lower) for pm in ("+-", "-+")]
+    either = [tried(read, re.sub(SIGNS, lambda m: pm["pm".index(m[0][1])], latex)) for pm in ("+-", "-+")]
     return None if None in either else tried(FiniteSet, *either)
 
 
 @lru_cache(maxsize=256)  # a reference is read twice for each of a prompt's answers
-def read(latex: str, lower: bool):
+def read(latex: str):
     """`raw` without the rule for \\pm; raises for what latex2sympy cannot read."""
     from latex2sympy2_extended import latex2sympy2 as its
 
     config = its.NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
-    letters = its.ConversionConfig(lowercase_symbols=lower)
     return its.latex2sympy(
         its.normalize_latex(latex, config),
         is_real=True,
         convert_degrees=False,
         normalization_config=None,
-        conversion_config=letters,
+        conversion_config=its.ConversionConfig(lowercase_symbols=False),
     )
 
 
 def with_i(found):
     """The object with the imaginary unit in place of the letter i, which latex2sympy reads as a mere symbol."""
-    from sympy import I
+    from sympy import And, Equality, FiniteSet, I, Tuple
 
     letters = {symbol: I for symbol in getattr(found, "free_symbols", ()) if symbol.name == "i"}
+    if isinstance(found, Equality) and letters:  # z is read as a real number, so z = 2i would become False
+        return Equality(*map(with_i, found.args), evaluate=False)
+    if isinstance(found, (And, FiniteSet, Tuple)) and letters:
+        return found.func(*map(with_i, found.args), evaluate=False)
     return found.xreplace(letters) if letters else found
-
-
-def last_value(prose: str):
-    """(object, text) of what math-verify finds in an answer without a box: its last formula, or number."""
-    from math_verify import parse
-
-    prose = re.sub(r"(?:(?<=\bis )|(?<=[=:] )|(?<=[=:]))\+(?=[0-9.])", "", prose.translate(CHARACTERS))
-    found, text = parse(prose, parsing_timeout=None)
-    return found, text
 
 
 def same(gold, given) -> bool:
@@ -475,7 +560,25 @@ def same(gold, given) -> bool:
         members(side) or not isinstance(side, Set) and not is_statement(side) for side in (gold, given)
     ):
         return same_members(gold, given)
-    return verify(gold, given, timeout_seconds=None)
+    if verify(gold, given, timeout_seconds=None):
+        return True
+    spread = [roots_of_factors(side) for side in (gold, given)]
+    return spread != [gold, given] and verify(*spread, timeout_seconds=None)
+
+
+def roots_of_factors(found):
+    """sqrt(a/b) as sqrt(a)/sqrt(b): letters of physics are positive. But sqrt(a^2) is not a."""
+
+    def is_root(node) -> bool:
+        factors = node.base.as_powers_dict() if node.is_Pow and node.exp.is_Rational and node.base.is_Mul else {}
+        return len(factors) > 1 and -1 not in factors and all(exponent in (1, -1) for exponent in factors.values())
+
+    def spread(node):
+        return Mul(*(base ** (exponent * node.exp) for base, exponent in node.base.as_powers_dict().items()))
+
+    from sympy import Mul
+
+    return found.replace(is_root, spread) if hasattr(found, "replace") else found
 
 
 def is_statement(found) -> bool:
@@ -508,11 +611,16 @@ def is_solution(found) -> bool:
 
 
 def is_line(gold, given) -> bool:
-    """Whether the two may be equations of a line or a curve, of which 2x + 4y - 3 = 0 is as good as y = -x/2 + 3/4."""
+    """Whether the two may be equations of a line or a curve, of which 2x + 4y - 3 = 0 is as good as y = -x/2 + 3/4.
+
+    So is the form of a point and a slope, y - 3 = 2(x - 1).
+    """
     from sympy import Equality
 
     letters = {symbol.name for symbol in gold.free_symbols}
-    return letters == {"x", "y"} and gold.lhs.name == "y" and isinstance(given, Equality) and given.rhs.is_number
+    if letters != {"x", "y"} or gold.lhs.name != "y" or not isinstance(given, Equality):
+        return False
+    return given.rhs.is_number or gold.lhs not in given.rhs.free_symbols and (given.lhs - gold.lhs).is_number
 
 
 def same_solution(gold, given) -> bool:
@@ -532,9 +640,17 @@ def same_solution(gold, given) -> bool:
 
 def same_entries(gold, given) -> bool:
     """Whether both are matrices with the same entries; they are written out and have entries (`finished`)."""
+    gold, given = map(as_column, (gold, given))
     if not all(getattr(side, "is_Matrix", False) for side in (gold, given)) or gold.shape != given.shape:
         return False
     return len(gold) > 0 and all(map(same, gold, given))
+
+
+def as_column(found):
+    """(1, 2) as a column vector; another object as it is."""
+    from sympy import Interval, Matrix, Tuple
+
+    return Matrix(members(found)) if isinstance(found, (Interval, Tuple)) and members(found) else found
 
 
 def members(found) -> list:
@@ -552,6 +668,8 @@ def same_members(gold, given) -> bool:
     from sympy import Interval, Tuple
 
     right, answer = (members(side) or [side] for side in (gold, given))
+    if isinstance(gold, (Interval, Tuple)) and all(map(is_assignment_relation, answer)):
+        answer.sort(key=lambda member: member.lhs.name)  # (3, 4) is x = 3, y = 4
     names = {member.lhs for member in right if is_assignment_relation(member)}
     free = not isinstance(gold, (Interval, Tuple)) and not isinstance(given, (Interval, Tuple))
     if not free or len(names) > 1 and not any(map(is_assignment_relation, answer)):
@@ -578,8 +696,8 @@ def without_percent(number):
 
 
 def close(gold, given) -> bool:
-    """Whether two numbers are equal. If one is a decimal and the other not a whole number, they may differ by 1e-6, or
-    by 2e-5 of the reference's size if that is less.
+    """Whether two numbers are equal: exactly, unless one is a decimal and the other is no whole number; then they may
+    differ by 1e-6, or by 2e-5 of the reference's size if that is less.
 
     28 and 0.28 are both right for 28%.
     """
@@ -591,9 +709,25 @@ def close(gold, given) -> bool:
     gold, given = gold.doit(), given.doit()
     if not (gold.is_finite and given.is_finite):
         return gold == given and bool(gold.is_extended_real)  # infinity is right for itself, 1/0 is not
-    size = abs(gold).evalf()
-    difference = abs((gold - given).evalf(20))
     decimals = [side.has(Float) for side in (gold, given)]
-    whole = any(side.is_integer and not decimal for side, decimal in zip((gold, given), decimals))
-    tolerance = 1e-50 * size if not any(decimals) else 1e-12 * size if whole else min(1e-6, 2e-5 * size)
-    return bool(difference <= tolerance)
+    if not any(decimals) or any(side.is_integer and not decimal for side, decimal in zip((gold, given), decimals)):
+        return is_zero(exact(gold) - exact(given))
+    return bool(abs((gold - given).evalf(20)) <= min(1e-6, 2e-5 * abs(gold).evalf()))
+
+
+def exact(number):
+    """The number with its decimals as fractions."""
+    from sympy import Float, Rational
+
+    return number.replace(lambda part: isinstance(part, Float), lambda part: Rational(str(part)))
+
+
+def is_zero(number) -> bool:
+    """Whether a number is 0 as far as twice the digits that it is written with can tell, and 100 more."""
+    from sympy import Rational
+
+    if number.is_Rational:
+        return number == 0
+    bits = sum(part.p.bit_length() + part.q.bit_length() for part in number.atoms(Rational))
+    parts = number.evalf(5, maxn=2 * bits // 3 + 100).as_real_imag()
+    return all(part == 0 or part.is_Float and part._prec == 1 for part in parts)  # 1: no digit is known

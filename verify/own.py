@@ -5,13 +5,15 @@ Paper: Sec. 2 has math and code; other tasks have other rewards.
     prompt      the text that the policy was given, with its chat template
     completion  the text that it wrote, its thinking included
     answer      the row's answer, "" if it has none
-    result      True: right, +1; False: wrong, -1; None: no verdict, and the prompt's group is left out
+    result      v from 0 to 1, for a reward of 2 v - 1. True is 1: right; False is 0: wrong. None: no verdict, and the
+                prompt's group is left out
 
-What the function raises counts as no verdict, and so does any other result. It takes at most --verify-timeout seconds,
-else the completion is wrong. A completion that is truncated, or has no --think-end, is wrong without being asked. The
-file is trusted: it runs with all rights of its user.
+Parameters of these names get their values whatever their order; others go by position. What the function raises counts
+as no verdict, and so does any other result. A call takes at most --verify-timeout seconds, else the completion is
+wrong; the first one of a process may take FIRST_SECONDS. A completion that is truncated, or has no --think-end, is
+wrong without being asked. The file is trusted: it runs with all rights of its user.
 
-Deviation: rewards of one's own are no part of the paper.
+Deviation: rewards of one's own, and graded ones, are no part of the paper. Dense rewards are its open question.
 
 Test: pytest tests/test_own_reward.py
 """
@@ -21,12 +23,15 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from importlib.util import module_from_spec, spec_from_file_location
+from numbers import Real
 from traceback import extract_tb
 
 from verify.graders import OWN
 
-START_SECONDS = 120.0  # to load the file, with whatever it imports
+FIRST_SECONDS = 60.0  # to load the file and call the function once: a first call may load models or data
+PARAMETERS = ("prompt", "completion", "answer")
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 TRIAL = "import sys; sys.path.insert(0, sys.argv[1]); from verify.own import trial; trial(*sys.argv[2:])"
 LONGEST = 500  # characters of an error
@@ -57,10 +62,10 @@ def place(error: BaseException, path: str) -> str:
     return f"{type(error).__name__}: {said}{where}"[:LONGEST]
 
 
-def load(spec: str, parameters=("prompt", "completion", "answer")):
-    """The function of a file, which is run. Raises ValueError with one line if that cannot be.
+def load(spec: str, parameters=PARAMETERS):
+    """A file, which is run -> its function, to be called by position. Raises ValueError with one line if that fails.
 
-    parameters  names of what it will be called with, by position
+    parameters  names of its arguments. If it has them all, whatever their order, it is called by name.
     """
     path, name = parsed(spec)
     if not os.path.isfile(path):
@@ -79,39 +84,42 @@ def load(spec: str, parameters=("prompt", "completion", "answer")):
     if not callable(function):
         there = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise ValueError(f"{path} has no function {name}; it has: {', '.join(there) or 'none'}")
-    try:
-        inspect.signature(function).bind(*parameters)
-    except TypeError as error:
-        got = f"{name}{inspect.signature(function)}"
-        raise ValueError(f"expected a function of ({', '.join(parameters)}), got {got}") from error
-    return function
+    signature = inspect.signature(function)
+    with suppress(TypeError):
+        if set(parameters) <= set(signature.parameters):
+            signature.bind(**dict.fromkeys(parameters))
+            return lambda *values: function(**dict(zip(parameters, values)))
+        signature.bind(*parameters)
+        if all(name == place or name not in parameters for name, place in zip(signature.parameters, parameters)):
+            return function
+    raise ValueError(f"expected a function of ({', '.join(parameters)}), got {name}{signature}")
 
 
-def called(function, spec: str, job: tuple[str, str, str]) -> bool | str:
-    """The function's verdict on (prompt, completion, answer), or, beginning with OWN, why there is none."""
+def called(function, spec: str, job: tuple[str, str, str]) -> float | str:
+    """The function's v for (prompt, completion, answer), or, beginning with OWN, why there is none."""
     try:
-        verdict = function(*job)
+        value = function(*job)
+        value = value.item() if getattr(value, "shape", None) == () else value  # NumPy's numbers and booleans
     except (Exception, SystemExit) as error:  # whatever the user's function raises
         return f"{OWN} raised {place(error, parsed(spec)[0])}"
-    if verdict is None:
+    if value is None:
         return OWN
-    if verdict is True or verdict is False:
-        return verdict
-    return f"{OWN}: expected True, False or None, got {verdict!r:.80} of type {type(verdict).__name__}"
+    if isinstance(value, Real) and 0 <= float(value) <= 1:
+        return float(value)
+    return f"{OWN}: expected a number from 0 to 1, a bool or None, got {value!r:.80} of type {type(value).__name__}"
 
 
-def check(spec: str, job: tuple[str, str, str], timeout: float) -> None:
+def check(spec: str, job: tuple[str, str, str]) -> None:
     """Load and call the function once, in a process of its own. Raises ValueError with one line if that cannot be.
 
-    job      (prompt, completion, answer), for example of the first row
-    timeout  seconds of one call. A call that takes longer is no reason, and one that raises is one to print a warning:
-             it may be this row.
+    job  (prompt, completion, answer), for example of the first row. A call that raises is one to print a warning: it
+         may be this row.
     """
     command = [sys.executable, "-P", "-c", TRIAL, ROOT, spec, json.dumps(job)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS + timeout, check=False)
-    except subprocess.TimeoutExpired:
-        return
+        done = subprocess.run(command, capture_output=True, text=True, timeout=FIRST_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(f"--reward {spec}: its file and first call take longer than {FIRST_SECONDS:g} s") from error
     lines = done.stderr.strip().splitlines() or [f"its process ended with exit code {done.returncode}"]
     if done.returncode:
         raise ValueError(f"--reward {spec}: {lines[-1]}")

@@ -15,10 +15,12 @@ from textwrap import dedent
 
 CODE_CHARS = 65_536  # of a program: the limit of Codeforces
 OPENS = re.compile(  # a block's first line; behind text only if it names Python
-    r"[ \t]*(?:(?:[-*+]|[0-9]+[.)])[ \t]+)?(```+|~~~+)([^`\n]*)\n|[^`~\n]*[ \t](```+|~~~+)((?i:py)[^`\n]*)\n"
+    r"^(?:[ \t\ufeff]*(?:(?:[-*+]|[0-9]+[.)])[ \t]+)?(```++|~~~++)([^`\n]*)\n|[^`~\n]*[ \t](```++|~~~++)((?i:py)[^`\n]*)\n)"
 )
 PYTHON = re.compile(r"\{?\.?py(thon)?[0-9.]*\b", re.I)  # the language of a block, as its first word
-NUMBER = re.compile(r"-?[0-9]{1,30}(?:\.[0-9]{1,30})?(?:[eE][-+]?[0-9]{1,3})?")
+NUMBER = re.compile(r"-?(?:[0-9]{1,30}(?:\.[0-9]{1,30})?|\.[0-9]{1,30})(?:[eE][-+]?[0-9]{1,3})?")
+DECIMAL = re.compile("[.eE]")
+ABSOLUTE = 1e-9  # error of a decimal fraction beside the relative one, so that 1e-16 is right for 0.0
 
 
 def program(answer: str) -> str:
@@ -32,7 +34,7 @@ def program(answer: str) -> str:
     blocks = fenced_blocks(answer)
     named = [block for language, block in blocks if PYTHON.match(language.strip())]
     found = named or [block for language, block in blocks if not language.strip()]
-    return dedent(found[-1]) if found and len(found[-1]) <= CODE_CHARS else ""
+    return dedent(found[-1].lstrip("\ufeff")) if found and len(found[-1]) <= CODE_CHARS else ""
 
 
 def fenced_blocks(answer: str) -> list[tuple[str, str]]:
@@ -93,7 +95,7 @@ def readings(name: str | None, cases: list) -> list[list]:
 
 def as_text(lines) -> str:
     """Standard input or output as one text; it may be given as a list of lines."""
-    return lines if isinstance(lines, str) else "\n".join(map(str, lines))
+    return (lines if isinstance(lines, str) else "\n".join(map(str, lines))).removeprefix("\ufeff")
 
 
 def call_case(arguments, result) -> tuple[list, object]:
@@ -110,21 +112,38 @@ def same_output(output: str, expected: str) -> bool:
     (True, True, False)
     """
     lines, right = ([line.split() for line in text.strip().split("\n")] for text in (output, expected))
+    fractions = any(NUMBER.fullmatch(word) and DECIMAL.search(word) for line in right for word in line)
     same_shape = list(map(len, lines)) == list(map(len, right))
-    return same_shape and all(same_word(*words) for pair in zip(lines, right) for words in zip(*pair))
+    return same_shape and all(same_word(*words, fractions) for pair in zip(lines, right) for words in zip(*pair))
 
 
-def same_word(word: str, right: str) -> bool:
+def same_word(word: str, right: str, fractions: bool) -> bool:
+    """fractions: whether the expected text holds a decimal fraction; then 2.9999999999 is right for 3."""
     if word == right or not (NUMBER.fullmatch(word) and NUMBER.fullmatch(right)):
         return word == right
-    close_by = isclose(float(word), float(right), rel_tol=1e-6)
-    return close_by if "." in right else "." in word and Decimal(word) == Decimal(right)  # 1.0 for 1, but not 01
+    if DECIMAL.search(right):
+        return isclose(float(word), float(right), rel_tol=1e-6, abs_tol=ABSOLUTE)
+    error = abs(Decimal(word) - Decimal(right))
+    return DECIMAL.search(word) is not None and error <= ABSOLUTE * fractions  # 1.0 and 1e+20 are whole; not 01 for 1
+
+
+def same_result(result, expected) -> bool:
+    """Whether a call's result, as JSON, is the expected one; floats that are expected may be off by 1e-9."""
+    if isinstance(expected, list):
+        same_length = isinstance(result, list) and len(result) == len(expected)
+        return same_length and all(map(same_result, result, expected))
+    if isinstance(expected, dict):
+        same_keys = isinstance(result, dict) and result.keys() == expected.keys()
+        return same_keys and all(same_result(result[key], value) for key, value in expected.items())
+    if isinstance(expected, float) and isinstance(result, int | float):
+        return isclose(result, expected, rel_tol=1e-9, abs_tol=ABSOLUTE)
+    return result == expected
 
 
 def right_output(name: str | None, output: bytes | None, expected) -> bool:
     """Whether one test is passed. output: what the program wrote, or None if it failed."""
     if output is None or name is None:
         return output is not None and same_output(output.decode(errors="replace"), expected)
-    with suppress(ValueError, RecursionError):  # no result, or none that we can read
-        return json.loads(output) == expected
+    with suppress(ValueError, RecursionError, OverflowError):  # no result, or none that we can read
+        return same_result(json.loads(output), expected)
     return False

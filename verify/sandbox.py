@@ -54,22 +54,9 @@ PROTECTIONS = (
     "no network; sees and leaves no other process; sees no files but system libraries, read-only",
 )
 # Graders run such imports before a program, so programs rely on them. Builtins come last: a star import may hide some.
-PRELUDE = "".join(
-    f"from {name} import *\nimport {name}\n"
-    for name in (
-        "string",
-        "re",
-        "collections",
-        "heapq",
-        "bisect",
-        "math",
-        "itertools",
-        "functools",
-        "typing",
-        "builtins",
-    )
-)
-PRELUDE += "import copy, datetime, operator, random, sys\n"
+STARRED = "string re collections heapq bisect math itertools functools typing builtins"
+PRELUDE = "".join(f"from {name} import *\nimport {name}\n" for name in STARRED.split())
+PRELUDE += "import copy, datetime, operator, random, sys\nbuiltins.exit = builtins.quit = sys.exit\n"
 PROBE = "import threading\nthreading.Thread(target=print, args=['free']).start()"  # as programs may
 
 
@@ -94,7 +81,7 @@ def as_file(content: str):
     return file
 
 
-def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=None, fork_server=None):
+def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=None):
     """Run a program on each input; yields the bytes it wrote each time, None if it failed or wrote more than `size`.
 
     program     Python source
@@ -108,7 +95,6 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
                 "see", "hide"  {path: path in the sandbox} seen read-only; hidden paths; with namespaces only
                 "limits"       of each fork, as LIMITS and "CPU" (seconds); "AS" beyond what the source takes
                 "seconds"      of wall clock for each input
-    fork_server None, or the socket of a `start_fork_server` of this process: forking costs a third of starting
 
     Each input has a fork of its own; processes that it leaves are killed and the folder is emptied before the next.
 
@@ -139,7 +125,7 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
         if us == 0 and not namespaces:
             os.chown(folder, user, user)
         mine = children()
-        process = start_sandbox(job | {"folder": folder}, theirs, errors, fork_server)
+        process = start_sandbox(job | {"folder": folder}, theirs, errors)
         try:
             if not (select.select([ours], [], [], START_SECONDS)[0] and ours.recv(1)):
                 errors.seek(0)
@@ -160,33 +146,16 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def start_sandbox(job, channel, errors, fork_server):
-    """Start a sandbox (a Popen, or None from a fork server); this process will adopt the sandbox's orphans."""
-    call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    with channel, as_file(json.dumps(job)) as file:
-        if fork_server is None:
-            return start_interpreter("sandbox", channel, stdin=file, stderr=errors)
-        socket.send_fds(fork_server, [b"!"], [file.fileno(), errors.fileno(), channel.fileno()])
-    return None
-
-
-def start_fork_server():
-    """(Popen, socket) of an interpreter that has loaded what programs rely on and forks a process for each sandbox.
-
-    It sees no job: the fork reads it. It ends with this process, or when the socket is closed.
-    """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        return start_interpreter("fork server", theirs), ours
-
-
-def start_interpreter(role, channel, **files):
-    """Start this file as a script in a bare interpreter, as "sandbox" or "fork server"."""
+def start_sandbox(job, channel, errors):
+    """Start this file as a script in a bare interpreter (Popen); this process will adopt the sandbox's orphans."""
     import subprocess
 
-    command = [sys.executable, "-I", "-S", "-X", "utf8", os.path.abspath(__file__), role, str(channel.fileno())]
-    files = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL} | files
-    return subprocess.Popen(command, cwd="/", env={}, pass_fds=[channel.fileno()], start_new_session=True, **files)
+    call("prctl", PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    place = str(channel.fileno())
+    command = [sys.executable, "-I", "-S", "-X", "utf8", os.path.abspath(__file__), place]
+    with channel, as_file(json.dumps(job)) as file:
+        files = {"stdin": file, "stdout": subprocess.DEVNULL, "stderr": errors, "pass_fds": [channel.fileno()]}
+        return subprocess.Popen(command, cwd="/", env={}, start_new_session=True, **files)
 
 
 def all_processes():
@@ -208,8 +177,7 @@ def sweep(process, mine):
     With namespaces, the death of its first process ends all others. Without, we adopt the children of a killed process
     and kill them in turn; they cannot fork faster than we kill, because the limit on processes is low.
     """
-    if process:
-        process.kill()
+    process.kill()
     while left := children() - mine:
         for pid in left:
             with suppress(ProcessLookupError):
@@ -217,8 +185,7 @@ def sweep(process, mine):
         for pid in left:
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-    if process:
-        process.wait()  # it is reaped already: this tells `process`
+    process.wait()  # it is reaped already: this tells `process`
 
 
 def tried(namespaces):
@@ -333,33 +300,9 @@ def drop_rights(user):
     die_with_parent()  # a change of user or rights undoes it
 
 
-def serve_forks(descriptor):
-    """The fork server: load what programs rely on, then fork a sandbox for each job, as a child of who asks for it."""
-    die_with_parent()
-    exec(PRELUDE, {})
-    channel = socket.socket(fileno=int(descriptor))
-    while True:
-        _, files, *_ = socket.recv_fds(channel, 1, 3)
-        if not files:
-            return None
-        if not os.fork():
-            between = os.getpid()
-            if os.fork():
-                os._exit(0)  # so that the sandbox is an orphan, which our parent adopts
-            channel.close()
-            while os.getppid() == between:
-                time.sleep(1e-4)
-            os.setsid()
-            for place, file in zip((0, 2), files):
-                os.dup2(file, place)
-            return enter(files[2])
-        for file in files:
-            os.close(file)
-        os.wait()
-
-
 def enter(descriptor):
     """Make this process a sandbox; run the program once per input and send file descriptors of what was written."""
+    sys.set_int_max_str_digits(0)  # contest programs read and print longer integers
     with open(0, closefd=False) as file:
         job = json.load(file, object_hook=whole_keys)
     channel = socket.socket(fileno=int(descriptor))
@@ -478,6 +421,7 @@ def answer(job, names, case, given, written):
         resource.setrlimit(kind, (value if hard < 0 else min(value, hard),) * 2)
     sys.argv = ["answer.py"]
     module = sys.modules["__main__"] = type(sys)("answer" if name else "__main__")
+    sys.modules[module.__name__] = module  # dataclasses look for it
     vars(module).update(names)
     vars(module).pop(name, None)  # only the program may define what is asked for
     exec(compile(job["program"], "answer.py", "exec"), vars(module))
@@ -488,6 +432,6 @@ def answer(job, names, case, given, written):
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        {"sandbox": enter, "fork server": serve_forks}[sys.argv[1]](sys.argv[2])
+        enter(sys.argv[1])
     else:
         print(*PROTECTIONS[: 1 + namespaces_work()], sep="\n")

@@ -5,7 +5,7 @@ is the worker process; this file starts workers and hands out jobs.
 
 When a math answer has taken longer than `timeout` seconds, it is wrong, with `timed_out` set. A worker that dies, or
 cannot start, says nothing about the answer: the answer is tried once more on a fresh worker, then handed back with
-`error` set and `correct` None, and the caller drops its group. It is never scored as wrong.
+`error` set and `value` None, and the caller drops its group. It is never scored as wrong.
 
 Deviation: none known (those of verdicts: graders.py).
 
@@ -26,13 +26,14 @@ from typing import Any
 
 import reward
 from verify import sandbox
-from verify.graders import TASKS, given_back
+from verify.graders import at_once
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # A worker's interpreter runs this. It takes modules from ROOT, even if others are installed or on PYTHONPATH.
 START_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from verify.workers import work; work(*sys.argv[2:])"
 START_SECONDS = 120.0  # to start worker and sandbox: a worker without a verdict so long after the limit counts as dead
-OWN_JOB = b"o"  # the kind of a job for a function of one's own; others have their task's first letter
+OWN_JOB = b"o"  # the kind of a job for a function of one's own
+JOBS = {"math": b"m", "code": b"c"}  # the kind of a job by its task (GRADERS in workers.py); b"t": texts
 POLL = 0.002  # seconds between two looks at the workers by `wait`
 MESSAGE_BYTES = 4_096  # more than any verdict or error
 
@@ -45,16 +46,21 @@ class Score:
     prompt: Any  # its data.Prompt
     text: str  # what a worker grades: an expression or a program
     penalty: float  # of Eq. 9, if it is correct
-    correct: bool | None  # the verdict; in what `finished` returns, None means that the verifier failed
+    value: float | None  # the verdict, v from 0 to 1; in what `finished` returns, None means that the verifier failed
     marked: bool = True  # its text holds the mark behind which the answer begins, or there is no such mark
     timed_out: bool = False  # wrong because checking it took longer than the limit
     tried: bool = False  # a worker has ended with this answer unchecked
     error: str = ""  # why there is no verdict
 
     @property
+    def correct(self) -> bool | None:
+        """Whether v is 1; None without a verdict."""
+        return None if self.value is None else self.value == 1
+
+    @property
     def reward(self) -> float:
         """r of Sec. 2; nan without a verdict."""
-        return reward.reward(self.correct, self.penalty)
+        return reward.reward(self.value, self.penalty)
 
 
 class Worker:
@@ -96,7 +102,7 @@ class Worker:
                 self._start_interpreter()
             with sandbox.as_file(json.dumps([score.text, score.prompt.answer])) as file:
                 with suppress(BrokenPipeError, ConnectionResetError):  # it has just left: `decided` reads end-of-file
-                    kind = OWN_JOB if self.own else score.prompt.task[:1].encode()
+                    kind = OWN_JOB if self.own else JOBS.get(score.prompt.task, b"t")
                     socket.send_fds(self._channel, [kind], [file.fileno()])
         except OSError as error:  # no memory, processes, file descriptors or disk left
             self._failure = (
@@ -118,7 +124,7 @@ class Worker:
             pass
         if message:
             verdict = json.loads(message)
-            score.correct, score.error = (None, verdict) if isinstance(verdict, str) else (bool(verdict), "")
+            score.value, score.error = (None, verdict) if isinstance(verdict, str) else (float(verdict or 0), "")
             score.timed_out = verdict is None
         else:
             cause = self._failure or f"exit code {self.process.wait()}"
@@ -181,14 +187,12 @@ class Scorer:
         found = reward.final_answer(completion.text, self._think_end)
         answer = None if completion.truncated else found
         if answer is None:
-            verdict = False
+            text, correct = "", False
         elif self._own:
-            verdict = json.dumps([prompt.text, completion.text])
+            text, correct = json.dumps([prompt.text, completion.text]), None
         else:
-            verdict = TASKS[prompt.task](answer, prompt.answer)
-            if prompt.task == "math" and isinstance(verdict, str) and given_back(verdict, prompt.answer, prompt.text):
-                verdict = False
-        text, correct = (verdict, None) if isinstance(verdict, str) else ("", verdict)
+            text = json.dumps([prompt.task, answer, prompt.text if prompt.task == "math" else ""])
+            correct = at_once(answer, prompt.answer, prompt.task)
         penalty = self._penalty(len(completion.ids)) if self._penalty else 0.0
         score = Score(completion, prompt, text, penalty, correct, marked=found is not None)
         (self._queue if correct is None else self._done).append(score)

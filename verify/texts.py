@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from unicodedata import category, normalize
 
+TYPE = re.compile(r"\\(?:text|math)(?:bf|it|rm|sf|tt|normal)?[ ]?\{([^{}]*)\}")
+
 
 def plain(text: str) -> str:
     """A text of any language as it is compared: NFKC, without case, single spaces, no punctuation around it.
@@ -34,9 +36,43 @@ def unmarked(latex: str) -> str:
     >>> unmarked("\\\\textbf{(B)}"), unmarked("$\\\\mathrm{B}$."), unmarked("50\\\\%"), unmarked("$5")
     ('(B)', 'B', '50%', '$5')
     """
-    text = re.sub(r"\\(?:text|math)(?:bf|it|rm|sf|tt|normal)?\s*\{([^{}]*)\}", r"\1", latex)
-    text = re.sub(r"^\s*(?:\$([^$]+)\$|\\\((.+)\\\))[\s.]*$", r"\1\2", text)
+    text = TYPE.sub(r"\1", latex).strip()
+    if (bare := text.rstrip(" .")).startswith("$") and bare.find("$", 1) == len(bare) - 1 > 1:
+        text = bare[1:-1]
+    elif bare.startswith("\\(") and bare.endswith("\\)"):
+        text = bare[2:-2]
     return re.sub(r"\\([%$&#_])", r"\1", text)
+
+
+def separate(text: str) -> tuple:
+    """The numbers, words and signs of a text one by one, so that 5/12 is 05/12 but not 10/24."""
+    return tuple(part.lstrip("0") or "0" for part in re.findall(r"[0-9]+|[a-z]+|[^0-9\s]", text))
+
+
+# --- Options: A, (B), C. Paris ---------------------------------------------------------------------------------------
+
+# fmt: off
+OPTION = re.compile(r"(?:option |choice )?(?:\(([A-Z])\)|([A-Z])(?:[).]|:(?=\s)|$))(.*)", re.I | re.S)
+SAYS = re.compile(r"\b(?i:answer|choice|option|choose|pick|select)\b(?: is)?:? (?i:option |choice )?\(?([A-Z])\)?$")
+AGAINST = re.compile(  # behind the letter: "B. is wrong", "A. No, B", "(A)(B)", "B. A"
+    r"^(?:\W*(?:is|are|was|not|or|and|isn't|wrong|incorrect)\b|.*\b(?i:no|not|nor|or|and|but|so|think|choose|answer)\b\W+\(?[A-Z]\b|"
+    r"\W*\(?[A-Z]\W*$|[A-Za-z(]|.*\([A-Z]\))", re.S)
+# fmt: on
+
+
+def option(text: str) -> str | None:
+    """The letter of "B", "(b)", "B. Paris", "I choose B."; None for another text, or one that names several.
+
+    >>> [option(text) for text in ("(b)", "B. a dog", "B: Vitamin C", "not A, so the answer is (B).", "Option B")]
+    ['B', 'B', 'B', 'B', 'B']
+    >>> [option(text) for text in ("B or C", "A B", "Bad", "", "B. is wrong", "B. A", "B is wrong", "not B", "A? B")]
+    [None, None, None, None, None, None, None, None, None]
+    """
+    bare = unmarked(re.sub("[{}]", "", unmarked(text))).strip(" *`\"'\n")
+    if found := OPTION.fullmatch(bare):
+        return None if found[3].strip(" .") and AGAINST.match(found[3]) else (found[1] or found[2]).upper()
+    said = SAYS.search(bare.rstrip(" .*`"))
+    return said[1] if said and not re.search(r"\bor\b", bare) else None
 
 
 # --- Formulas: one text for all spellings of a formula ---------------------------------------------------------------
@@ -92,7 +128,7 @@ def joined(parts: list[str], signs: list[str]) -> str:
 
 
 def added(tokens: list) -> tuple[list, list]:
-    """A sum as a product, which has one factor if the sum has several terms."""
+    """A sum as a product: if it has several terms, of one factor, whose first term has no minus, and a sign."""
     terms, minus = [], False
     while tokens and tokens[-1] not in ENDS:
         if tokens[-1] in ("+", "-"):
@@ -102,7 +138,12 @@ def added(tokens: list) -> tuple[list, list]:
         terms.append(([*above, "-1"] if minus else above, below))
         minus = False
     terms = [term for term in terms if fraction(*term) != "0"] or terms[:1]
-    return terms[0] if len(terms) == 1 else ([f"({'+'.join(sorted(fraction(*term) for term in terms))})"], [])
+    if len(terms) == 1:
+        return terms[0]
+    texts = sorted((fraction(*term) for term in terms), key=lambda text: text.removeprefix("-"))
+    if turned := texts[0].startswith("-"):
+        texts = [text[1:] if text.startswith("-") else f"-{text}" for text in texts]
+    return [f"({'+'.join(texts)})"] + ["-1"] * turned, []
 
 
 def multiplied(tokens: list) -> tuple[list, list]:
@@ -127,7 +168,14 @@ def factor(tokens: list) -> tuple[list, list]:
     found = atom(tokens)
     while tokens and tokens[-1] in ("^", "_"):
         sign = tokens.pop()
-        found = ([f"{fraction(*found)}{sign}{fraction(*atom(tokens))}"], [])
+        raised = fraction(*atom(tokens))
+        name = fraction(*found)
+        if sign == "^" and raised in ("1", "-1"):
+            found = found if raised == "1" else found[::-1]
+        elif name.startswith("-(") and raised.isdigit():  # (3 - x)^2 is (x - 3)^2
+            found = ([f"{name[1:]}{sign}{raised}"] + ["-1"] * (int(raised) % 2), [])
+        else:
+            found = ([f"{name}{sign}{raised}"], [])
     return found
 
 
@@ -146,8 +194,9 @@ def atom(tokens: list) -> tuple[list, list]:
         if not signs:
             return products[0]
         return [token + joined([fraction(*product) for product in products], signs) + end], []
-    if "." in token[:-1]:
-        token = f"0{token}".lstrip("0").rstrip("0").rstrip(".")  # .50 is .5, 0.5 too
+    if token[0] in "0123456789.":
+        token = token.lstrip("0") or "0"  # 018 is 18, 0.50 is .5
+        token = token.rstrip("0").rstrip(".") or "0" if "." in token[:-1] else token
     return [token], []
 
 

@@ -37,9 +37,11 @@ IDENTITIES = {"log", "sine", "arc"}  # of expressions with letters
 NAMED = re.compile(
     r"(?<![A-Za-z\\])(gcd|lcm|hcf|mod|max|min|abs|floor|ceil|log|ln|lg|sin|cos|tan|cot|sec|csc|det|lim|choose)(?![A-Za-z])"
 )
-WHOLE = r"[({]?\s*-?\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*[)}]?"
+NUMBER = r"(-?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+))"
+INSIDE = rf"[({{] ?{NUMBER} ?[)}}]"
 QUOTIENT = re.compile(
-    rf"\\frac\s*\{{{WHOLE}\}}\s*\{{{WHOLE}\}}|(?<![0-9.^_]){WHOLE}\s*(?:/|:|\\div)\s*{WHOLE}(?![0-9.])"
+    rf"\\frac ?\{{ ?{NUMBER} ?\}} ?\{{ ?{NUMBER} ?\}}|"
+    rf"(?:(?<![0-9.^_A-Za-z]){NUMBER}|(?<![0-9A-Za-z^_}}\]]){INSIDE}) ?(?:/|:|\\div) ?(?:{NUMBER}|{INSIDE})(?![0-9.])"
 )
 
 
@@ -86,13 +88,13 @@ def functions(text: str) -> set[str]:
     for family, members in FAMILIES.items():
         if any(re.fullmatch(members, command) for command in found):
             found = {command for command in found if not re.fullmatch(members, command)} | {family}
-    if re.search(r"(?<![A-Za-z\\])i\s*\^", text):
+    if re.search(r"(?<![A-Za-z\\])i ?\^", text):
         found.add("power")
-    if re.search(r"\^\s*\{?\s*0\s*(?:\}|(?![0-9.]))", text):
+    if re.search(r"\^ ?\{? ?0 ?(?:\}|(?![0-9.]))", text):
         found.add("power")
     if re.search(r"\{[vV]matrix\}", text):
         found.add("det")
-    if re.search(r"-\s*\(\s*-", text):
+    if re.search(r"[-+] ?[({]? ?[-+]", text):
         found.add("addition")
     return found | {sign for sign in "!|" if sign in text.replace("\\|", "|")}
 
@@ -247,6 +249,8 @@ def products(node, letters: bool) -> set[str]:
     numbers = [factor for factor in above if factor.is_Number and not (percent and factor == 1)]
     divisors = [factor for factor in below if factor.is_Number and abs(factor) != 1]
     todo = set()
+    if 0 in numbers and len(every) > 1 and not percent:
+        todo.add("zero")
     if len(numbers) > 1 or len(divisors) > 1 or sum(factor.is_Matrix for factor in above) > 1:
         todo.add("multiplication")
     if divisors and any(number % 1 != 0 or number % divisors[0] == 0 for number in (*numbers, *divisors[1:])):

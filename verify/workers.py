@@ -5,9 +5,9 @@ starts workers, in the generator's process; this file is what a worker runs.
 
 SymPy can run for days on a short answer. math-verify's own time limits are switched off: they are signals, which fail
 off the main thread. Instead, a worker is a separate interpreter that loads this file (and SymPy if needed) and grades
-answers in a fork of itself. The kernel kills the fork when one math answer has taken `timeout` seconds of wall clock,
-whatever the fork computes and whether or not anybody polls: the answer is then wrong, with `timed_out` set, and the
-worker forks again. When its parent has ended, a worker reads end-of-file and leaves.
+answers in a fork of itself. It kills the fork when one answer has taken `timeout` seconds of wall clock, whatever the
+fork computes, whatever signals it uses and whether or not anybody polls: the answer is then wrong, with `timed_out`
+set, and the worker forks again. When its parent has ended, a worker reads end-of-file and leaves.
 
 A worker runs programs in a sandbox (sandbox.py says what it protects against and what not), which never sees the
 expected outputs. A program's time counts from the moment when the sandbox is ready.
@@ -19,15 +19,20 @@ Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/s
 
 import json
 import logging
+import math
+import mmap
 import os
 import signal
 import socket
 import sys
+import time
+from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import cache, partial
+from itertools import count
 
 from verify import own, sandbox
-from verify.graders import UNREADABLE
+from verify.graders import TASKS, right
 from verify.mathematics import equal
 from verify.programs import read_tests, readings, right_output
 
@@ -40,6 +45,7 @@ MEMORY_BYTES = 2 << 30  # address space of one worker
 ANSWERS_PER_FORK = 5_000  # SymPy's caches grow, and math-verify calls an answer wrong when memory runs out
 SECONDS_PER_TEST = 0.1  # five times what starting a program costs, so that many tests are no reason to be wrong
 MORE_SECONDS = 100.0  # less than the time after which the scorer gives a worker up (START_SECONDS in scorer.py)
+POLL = 0.02  # seconds between two looks of a worker at its fork
 SPARE_BYTES = 1 << 16  # a program's output is wrong, unread, if longer than the longest expected one by more than this
 FIRST_PAIRS = (  # (answer, reference), all equal: compared before a worker's first math answer
     ("\\boxed{\\frac{1}{2}}", "0.5"),
@@ -49,6 +55,17 @@ FIRST_PAIRS = (  # (answer, reference), all equal: compared before a worker's fi
     ("\\boxed{2, x=1}", "1, 2"),
     ("It is 7", "7"),
 )
+
+
+@cache
+def deadline():
+    """[time.monotonic() when the fork's answer has to be ready], shared by worker and forks; 0.0 between answers."""
+    return memoryview(mmap.mmap(-1, 8)).cast("d")
+
+
+def allow(seconds: float) -> None:
+    """Say that what the fork does now may take so many seconds."""
+    deadline()[0] = time.monotonic() + seconds
 
 
 # --- In a worker process: math ---------------------------------------------------------------------------------------
@@ -65,43 +82,39 @@ def load_sympy() -> None:
             raise RuntimeError(f"expected {pair} to be equal, got not; likely cause: another version of math-verify")
 
 
-def grade_math(expression: str, reference: str, timeout: float) -> bool | str:
-    """Whether the two are equal (`mathematics.equal`), or a text: why that cannot be said.
-
-    After `timeout` seconds the kernel's SIGALRM ends this process.
-    """
-    signal.setitimer(signal.ITIMER_REAL, timeout)
-    verdict = equal(expression, reference)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    if verdict is None:
-        return f"{UNREADABLE} in LaTeX, got {reference[:80]!r}; likely cause: a broken row of the data"
+def grade_answer(text: str, reference: str, timeout: float) -> bool | str:
+    """The verdict on a JSON list of task, answer and prompt, or a text: why there is none."""
+    allow(timeout)
+    task, answer, prompt = json.loads(text)
+    verdict = TASKS[task](answer, reference)
+    if isinstance(verdict, str):
+        verdict = right(verdict, reference, prompt)
     return verdict
 
 
 # --- In a worker process: code ---------------------------------------------------------------------------------------
 
 
-@cache
-def fork_server():
-    """`sandbox.start_fork_server`, once for this process: at its first program."""
-    return sandbox.start_fork_server()
+def grade_code(text: str, reference: str, timeout: float, namespaces: bool | None = None) -> bool | None:
+    """Whether the program of an answer passes all tests; None: it took too long. Raises as `read_tests`.
 
-
-def grade_code(source: str, reference: str, timeout: float, namespaces: bool | None = None) -> bool | None:
-    """Whether a program passes all tests; None: it took too long. Raises as `read_tests`.
-
-    It may take `timeout` seconds for each test, and for all together as much and SECONDS_PER_TEST for each besides, of
-    which MORE_SECONDS is the most. The first test that it fails is the last.
+    text        a JSON list of task, answer and prompt; finding the program may take `timeout` seconds
     namespaces  whether its sandbox has them; if they are known to work it never runs without. None: as a try says.
+    The program may take `timeout` seconds for each test, and for all together as much and SECONDS_PER_TEST for each
+    besides, of which MORE_SECONDS is the most. The first test that it fails is the last.
     """
+    allow(timeout)
+    source = TASKS["code"](json.loads(text)[1], reference)
+    if not source:
+        return False
+    allow(math.inf)  # the sandbox has its limits
     namespaces = sandbox.namespaces_work() if namespaces is None else namespaces
     name, cases = read_tests(reference)
     size = max(len(json.dumps(expected)) for _, expected in cases) + SPARE_BYTES
     inputs = [given for given, _ in cases]
     right = readings(name, cases)
     total = timeout + min(SECONDS_PER_TEST * len(cases), MORE_SECONDS)
-    times = {"timeout": total, "each": timeout}
-    run = sandbox.run(source, name, inputs, size=size, **times, namespaces=namespaces, fork_server=fork_server()[1])
+    run = sandbox.run(source, name, inputs, size=size, timeout=total, each=timeout, namespaces=namespaces)
     with closing(run) as outputs:
         with suppress(TimeoutError):
             for test, output in enumerate(outputs):
@@ -115,27 +128,38 @@ def grade_code(source: str, reference: str, timeout: float, namespaces: bool | N
 # --- In a worker process: a function of one's own --------------------------------------------------------------------
 
 load_own = cache(own.load)
+CALLS = count()  # answers that this fork has graded
 
 
-def grade_own(text: str, reference: str, timeout: float, spec: str) -> bool | str:
-    """The verdict of --reward on a JSON list of prompt and completion, or why there is none. Time as for math."""
+def grade_own(text: str, reference: str, timeout: float, spec: str) -> float | str:
+    """v as --reward gives it to a JSON list of prompt and completion, or why there is none.
+
+    The first call in a fork has FIRST_SECONDS, and no say: it may load models or data. It is not made before the fork,
+    which would inherit neither threads nor a GPU.
+    """
     prompt, completion = json.loads(text)
-    signal.setitimer(signal.ITIMER_REAL, timeout)
-    verdict = own.called(load_own(spec), spec, (prompt, completion, reference))
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    return verdict
+    function = load_own(spec)
+    if not next(CALLS):
+        allow(own.FIRST_SECONDS)
+        own.called(function, spec, (prompt, reference, reference))
+    allow(timeout)
+    return own.called(function, spec, (prompt, completion, reference))
 
 
 # --- The worker's loop -----------------------------------------------------------------------------------------------
 
 # The byte that comes with a job -> (what prepares the first such job, outside its time; what grades a job).
-GRADERS = {b"m": (load_sympy, grade_math), b"c": (sandbox.namespaces_work, grade_code)}
+GRADERS: dict[bytes, tuple[Callable, Callable]] = {
+    b"m": (load_sympy, grade_answer),
+    b"c": (sandbox.namespaces_work, grade_code),
+    b"t": (bool, grade_answer),
+}
 
 
 def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None:
     """The worker's loop: it forks to answer jobs, and again when the fork has done its share or hit the time limit.
 
-    It ends when the channel is closed, and with the exit status of a fork that ends in any other way.
+    It ends when the channel is closed, and, with the exit status of the fork, when a fork ends in any other way.
     descriptor  file descriptor of our end of the channel
     timeout     seconds of wall clock per answer
     namespaces  "True" or "False": whether sandboxes have them, as found when the run started; "None": to be found here
@@ -152,16 +176,23 @@ def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None
     with suppress(BrokenPipeError, ConnectionResetError):
         while task := channel.recv(1, socket.MSG_PEEK):
             graders[task][0]()  # once, here: all later forks have it
+            deadline()[0] = 0.0
             child = os.fork()
             if not child:
                 return answer_jobs(channel, float(timeout), graders)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the fork gets it too, and may clear up: await it
-            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            late = False
+            while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+                if late := 0 < deadline()[0] < time.monotonic():
+                    os.kill(child, signal.SIGKILL)
+                time.sleep(POLL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            if status == -signal.SIGALRM:
+            answering = deadline()[0] > 0
+            deadline()[0] = 0.0
+            if late and answering:
                 channel.send(b"null")
-            elif status:
-                sys.exit(status)
+            elif answering or ended[1]:
+                sys.exit(os.waitstatus_to_exitcode(ended[1]))
 
 
 def answer_jobs(channel, timeout: float, graders) -> None:
@@ -174,4 +205,8 @@ def answer_jobs(channel, timeout: float, graders) -> None:
             text, reference = json.load(file)
         prepare, grade = graders[task]
         prepare()
-        channel.send(json.dumps(grade(text, reference, timeout)).encode())
+        # Tests hold longer integers. SymPy must not write such: that takes long.
+        sys.set_int_max_str_digits(0 if task == b"c" else sys.int_info.default_max_str_digits)
+        verdict = grade(text, reference, timeout)
+        deadline()[0] = 0.0
+        channel.send(json.dumps(verdict).encode())

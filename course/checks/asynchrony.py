@@ -200,7 +200,7 @@ def sampled_tokens(metadata, versions, mask):
         interrupted=True,
     )
     request = SimpleNamespace(queue="train", number=1, prompt=SimpleNamespace(index=2))
-    score = SimpleNamespace(completion=completion, reward=1.0, correct=True, timed_out=False, error="", marked=True)
+    score = SimpleNamespace(completion=completion, reward=1.0, value=1.0, timed_out=False, error="", marked=True)
     found = metadata(score, request)
     return [found.versions.get(3, 0), found.versions.get(4, 0), found.tokens]
 

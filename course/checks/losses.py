@@ -861,7 +861,7 @@ ADVANTAGES.append(
 
 def filter_by_the_shaped_reward(groups, *, zero_variance_filter, normalisation):
     """filter by the shaped reward: two right answers of different length look unequal, so the prompt is kept."""
-    known = torch.tensor([all(rollout.correct is not None for rollout in group) for group in groups])
+    known = torch.tensor([all(rollout.value is not None for rollout in group) for group in groups])
     return known & torch.tensor([len({rollout.reward for rollout in group}) > 1 for group in groups]), None
 
 
@@ -869,7 +869,7 @@ class Graded(NamedTuple):
     """The fields of pipeline.RolloutMetadata that compute_advantages reads."""
 
     reward: float
-    correct: bool | None
+    value: float | None
 
 
 def rollouts(rewards, unverified):

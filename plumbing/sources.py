@@ -30,32 +30,21 @@ import json
 import os
 import pickle
 import re
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from dataclasses import field as new
 from functools import reduce
-from glob import glob
-from itertools import chain, zip_longest
+from glob import escape, glob
+from itertools import chain
 from pathlib import Path
 
-from data import (
-    ANSWERS,
-    EMBEDDED,
-    EMBEDDED_PROMPTS,
-    MAX_ANSWER,
-    VALIDATION_PROMPTS,
-    Data,
-    Row,
-    check_leakage,
-    examples,
-    malformed,
-    render,
-    split,
-    tokenise,
-)
+from jinja2 import TemplateError
+
+import data
+from data import Data, Row, malformed
 from plumbing import references, store
 from plumbing.typed import beside, closest, is_path, meant
 from verify.graders import TASKS
@@ -75,19 +64,19 @@ EXPECTED = 'one JSON object like {"prompt": text or chat messages, "answer": tex
 def parse_source(text: str) -> tuple[str, float, str | None]:
     """(name, weight, task or None) of a source as --data takes it.
 
-    Raises ValueError for an empty name, a weight of 0, or a task beside an embedded source.
+    Raises ValueError for an empty name, or a task beside an embedded source.
 
-    >>> parse_source("code.jsonl:3:code"), parse_source("sorting")
-    (('code.jsonl', 3.0, 'code'), ('sorting', 1.0, None))
+    >>> parse_source("code.jsonl:3:code"), parse_source("aime.jsonl:0"), parse_source("sorting")
+    (('code.jsonl', 3.0, 'code'), ('aime.jsonl', 0.0, None), ('sorting', 1.0, None))
     """
     found = re.fullmatch(f"(.*?)(?::([0-9]+[.]?[0-9]*))?(?::({'|'.join(TASKS)}))?", text, re.S)
     assert found  # the first part takes any text
     name, weight, task = found.groups()
     if not name.strip():  # as a path it would be the working folder
         raise malformed("--data", repr(text), "a shell variable that is not set", "NAME[:WEIGHT][:TASK]")
-    if float(weight or 1) == 0 or task and name in EMBEDDED:
-        expected = "NAME[:WEIGHT][:TASK] with a weight above 0, and no task for an embedded source, which has its own"
-        raise malformed("--data", repr(text), "weight 0, or a task for an embedded source", expected)
+    if task and name in data.EMBEDDED:
+        expected = "NAME[:WEIGHT], without a task, for an embedded source"
+        raise malformed("--data", repr(text), "it has its own task", expected)
     return name, float(weight or 1), task
 
 
@@ -95,8 +84,11 @@ def anchored(text: str) -> str:
     """A source as --data takes it, a file or folder with its whole path: it is found from any other folder too."""
     name, _, task = parse_source(text)
     path = os.path.abspath(os.path.expanduser(name))
-    here = name not in EMBEDDED and (os.path.exists(path) or glob(path))
-    return path + text[len(name) :] if here else text
+    if name not in data.EMBEDDED and os.path.exists(path):
+        return path + text[len(name) :]
+    # A pattern, in a folder whose own name is none.
+    path = os.path.join(escape(os.getcwd()), os.path.expanduser(name))
+    return os.path.normpath(path) + text[len(name) :] if name not in data.EMBEDDED and glob(path) else text
 
 
 def labels(names: Sequence[str]) -> Sequence[str]:
@@ -125,57 +117,51 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
     """Yield (place, row) for each non-empty line of a JSONL file. Raises ValueError for a line that is not JSON."""
     with opened(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
         for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
             try:
-                row = json.loads(line) if line.strip() else None
-                json.dumps(row, ensure_ascii=False).encode()  # the tokenizer would fail on half a surrogate pair
+                row = json.loads(line)
+                # The tokenizer would fail on half a surrogate pair.
+                (json.dumps(row, ensure_ascii=False) if "\\u" in line else line).encode()
             except (ValueError, RecursionError) as error:
                 cause = "one JSON document over many lines, a file that is not UTF-8, or nesting too deep to read"
                 raise malformed(f"{path}:{number}", f"{line[:60]!r} ({error})", cause, EXPECTED) from error
-            if line.strip():
-                yield f"{path}:{number}", row
-
-
-def read_cells(path: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line that it begins in, cells) for each row of a CSV or TSV file that is not empty.
-
-    The separator is the one of , ; | and tab that the first row has most of. Raises ValueError for what is no table and
-    for a quote that opens a cell but is closed nowhere, or within it: its text would swallow the rows behind it.
-    """
-    csv.field_size_limit(MAX_ANSWER)
-    with opened(path, encoding="utf-8-sig", newline="") as file:
-        line = 1
-        try:
-            first = next(filter(str.strip, file), "")
-            file.seek(0)
-            table = csv.reader(file, delimiter=max(",;\t|", key=first.count), strict=True)
-            for cells in table:
-                if cells:
-                    yield line, cells
-                line = table.line_num + 1
-        except csv.Error as error:
-            got = f"a row that runs to line {table.line_num} ({error})"
-            cause = "a quote that opens a text and is not closed, or that stands within one and is not written twice"
-            raise malformed(f"{path}:{line}", got, cause, "a table") from error
-        except UnicodeDecodeError as error:
-            raise malformed(f"{path}:{line}", str(error), "a file of another kind", "a table in UTF-8") from error
+            yield f"{path}:{number}", row
 
 
 def read_table(path: str) -> Iterator[tuple[str, dict]]:
     """Yield (place, row) for each row of a CSV or TSV file, every cell as the text it is: 007 stays 007.
 
-    Raises ValueError for a name that two columns have, and for a row of more cells than names.
+    The separator is the one of , ; | and tab that the first row has most of. Raises ValueError for what is no table, a
+    name that two columns have, a row of more cells than names, and for a quote that opens a cell but is closed nowhere,
+    or within it: its text would swallow the rows behind it.
     """
-    rows = read_cells(path)
-    head, names = next(rows, (1, []))
-    if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
-        cause = "a joined table; one of these columns would be read in place of the other"
-        raise malformed(f"{path}:{head}", f"{', '.join(repeated)} more than once", cause, "a name for each column")
-    for line, cells in rows:
-        if len(cells) > len(names):
-            got = f"{len(cells)} cells under {len(names)} names ({', '.join(names):.60})"
-            cause = "a text that should stand in quotes, or a first line that does not name the columns"
-            raise malformed(f"{path}:{line}", got, cause, "a table")
-        yield f"{path}:{line}", dict(zip_longest(names, cells))
+    csv.field_size_limit(data.MAX_ANSWER)
+    line = 1
+    with opened(path, encoding="utf-8-sig", newline="") as file:
+        try:
+            first = next(filter(str.strip, file), "")
+            file.seek(0)
+            table = csv.DictReader(file, delimiter=max(",;\t|", key=first.count), strict=True)
+            names = table.fieldnames or []
+            line = table.line_num
+            if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
+                cause = "a joined table; one of these columns would be read in place of the other"
+                got = f"{', '.join(repeated)} more than once"
+                raise malformed(f"{path}:{table.line_num}", got, cause, "a name for each column")
+            for row in table:
+                line = table.line_num
+                if None in row:
+                    got = f"{len(names) + len(row[None])} cells under {len(names)} names ({', '.join(names):.60})"
+                    cause = "a text that should stand in quotes, or a first line that does not name the columns"
+                    raise malformed(f"{path}:{line}", got, cause, "a table")
+                yield f"{path}:{line}", row
+        except csv.Error as error:
+            got = f"a row that runs to line {table.line_num} ({error})"
+            cause = "a quote that opens a text and is not closed, or that stands within one and is not written twice"
+            raise malformed(f"{path}:{line + 1}", got, cause, "a table") from error
+        except UnicodeDecodeError as error:
+            raise malformed(f"{path}:{line + 1}", str(error), "a file of another kind", "a table in UTF-8") from error
 
 
 READERS = {".jsonl": read_lines, ".ndjson": read_lines, ".csv": read_table, ".tsv": read_table}
@@ -195,7 +181,10 @@ def one_kind(name: str, files: Iterable[str]) -> str:
 
 
 def check_folder(name: str) -> None:
-    """Raise ValueError for a folder of which `datasets` would read nothing, or one kind of its files without a word."""
+    """Raise ValueError for a folder of which `datasets` reads nothing, or one kind of its files, or another folder."""
+    if escape(name) != name:
+        cause = "`datasets` takes such a name for a pattern, and may read another folder: give it another name"
+        raise malformed(f"--data {name}", "one of the characters [ ? *", cause, "a folder's name without them")
     if {"dataset_info.json", "state.json"} <= set(os.listdir(name)):
         cause = f"load_dataset does not read such folders; it reads their files: --data '{name}/data-*.arrow'"
         raise malformed(f"--data {name}", "what save_to_disk wrote", cause, "a folder of data files")
@@ -206,7 +195,8 @@ def check_folder(name: str) -> None:
 
 def read(name: str) -> Iterator[tuple[str, object]]:
     """(place, row) of a source that is not embedded. Raises ValueError, with what is there, if there is none."""
-    files = [path for path in sorted(glob(name)) or [name] if os.path.isfile(path)]
+    # A file of this very name comes first: data[1].jsonl is also a pattern, which data1.jsonl matches.
+    files = [name] if os.path.isfile(name) else sorted(filter(os.path.isfile, glob(name)))
     kind = one_kind(name, files or [name])
     if files and kind in READERS:
         return chain.from_iterable(map(READERS[kind], files))
@@ -220,11 +210,11 @@ def read(name: str) -> Iterator[tuple[str, object]]:
     if not files and not os.path.isdir(name) and path_only:
         head, colon, end = name.rpartition(":")
         wrong = f"; {end} is no weight and no task ({', '.join(TASKS)})" if colon and os.path.exists(head) else ""
-        guess = wrong or meant(name, EMBEDDED) or f"; {beside(name)}"
-        expected = f"{', '.join(EMBEDDED)}, a file, a folder or OWNER/NAME on the hub"
+        guess = wrong or meant(name, data.EMBEDDED) or f"; {beside(name)}"
+        expected = f"{', '.join(data.EMBEDDED)}, a file, a folder or OWNER/NAME on the hub"
         raise ValueError(f"--data {name}: expected {expected}; there is no such file or folder{guess}")
     if files:
-        return read_dataset(name, path=BUILDERS[kind], data_files=files)
+        return read_dataset(name, path=BUILDERS[kind], data_files=[escape(path) for path in files])
     if os.path.isdir(name):
         check_folder(name)
     elif hub:
@@ -242,19 +232,21 @@ def read_dataset(source: str, **place) -> Iterator[tuple[str, dict]]:
         failures += (datasets.exceptions.DatasetsError,)
         rows = datasets.load_dataset(**place, split="train")
     except failures as error:
-        expected = f"{', '.join(EMBEDDED)}, a file, or what datasets.load_dataset reads (see plumbing/sources.py)"
+        expected = f"{', '.join(data.EMBEDDED)}, a file, or what datasets.load_dataset reads (see plumbing/sources.py)"
         raise malformed(f"--data {source}", f"{type(error).__name__}: {error}", cause, expected) from error
     return ((f"{source}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def field(row: dict, names: Iterable[str]):
     """The first of the named fields that the row has, or None; "a.b" is the field "a.b", else field b of field a."""
+    for name in names:
+        value = row[name] if name in row else reduce(inner, name.split("."), row)
+        if value is not None:
+            return value
 
-    def step(value, key):
-        return value.get(key) if isinstance(value, dict) else None
 
-    found = (row[name] if name in row else reduce(step, name.split("."), row) for name in names)
-    return next((value for value in found if value is not None), None)
+def inner(value, key):
+    return value.get(key) if isinstance(value, dict) else None
 
 
 def loaded(text):
@@ -308,12 +300,11 @@ def code_answer(answer, row: dict) -> str:
 
 def missing(row: dict, where: str, names: Sequence[str], flag: str) -> ValueError:
     """The error for a row without a value under any of these names, which `flag` gives."""
-    parents = {name: field(row, [name.rpartition(".")[0]]) if "." in name else row for name in names}
-    for name, parent in parents.items():
-        if name in row or isinstance(parent, dict) and name.rpartition(".")[2] in parent:
-            return malformed(where, f"{name} without a value", "an unlabelled row", EXPECTED)
     there = [name for name, value in row.items() if not isinstance(value, dict)]
     there += [f"{name}.{inner}" for name, value in row.items() if isinstance(value, dict) for inner in value]
+    for name in names:
+        if name in there:
+            return malformed(where, f"{name} without a value", "an unlabelled row", EXPECTED)
     usual = [name for name in USUAL[flag] if name in there]
     guess = closest(names[0], there) or next(iter(usual), "NAME")
     got = f"the fields {sorted(there)}, none of which is {' or '.join(names)}"
@@ -339,37 +330,29 @@ def chat(prompt: list, where: str) -> list[dict]:
 
 def spelt_chat(text: str):
     """The chat messages that a text spells in JSON or Python; any other text as it is."""
-    found = loaded(text) if re.match(r"\s*\[\s*\{", text) else text
+    found = loaded(text) if re.match(r"\s*\[\s*\{", text) else None
     messages = [message for message in found if isinstance(message, dict)] if isinstance(found, list) else []
     return found if {"role", "content", "from"} & set().union(*messages) else text
 
 
-def parse_row(row, where: str, task: str | None, columns, own: bool = False) -> Row:
-    """Check a row's fields. task, columns: those of its source. Raises ValueError naming `where` if it is unusable.
-
-    own  as in `load`: any answer will do, and none
-    """
-    if not isinstance(row, dict):
-        raise malformed(where, f"a {type(row).__name__}", "one JSON array instead of a line per row", EXPECTED)
-    values = [field(row, names) for names in columns]
-    for flag, names, value in zip(USUAL, columns, values):
-        if value is None and not (own and flag == "--answer-column"):
-            raise missing(row, where, names, flag)
-    prompt, answer = values
-    task = str(task or row.get("task") or "math")
+def read_prompt(prompt, where: str):
+    """A prompt, text or chat messages. Raises ValueError for one that is neither, is empty, or ends with the answer."""
     prompt = spelt_chat(prompt) if isinstance(prompt, str) else prompt
     prompt = chat(prompt, where) if isinstance(prompt, list) else prompt
-    text = prompt.strip() if isinstance(prompt, str) else isinstance(prompt, list) and prompt
-    if not text or isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
-        cause = "it is empty, or its messages end with the answer"
+    cause = ""
+    if not isinstance(prompt, (str, list)):
+        cause = "a column of another meaning: it is neither a text nor a list of messages"
+    elif not prompt or isinstance(prompt, str) and prompt.isspace():
+        cause = "an empty row"
+    elif isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
+        cause = "messages that end with the answer"
+    if cause:
         raise malformed(where, f"prompt {str(prompt)[:60]!r}", cause, EXPECTED)
-    if own:
-        return Row(
-            where, prompt, "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer), OWN
-        )
-    if task not in TASKS:
-        cause = "a misspelt name, or a column that means something else: override it with NAME:WEIGHT:TASK"
-        raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
+    return prompt
+
+
+def read_answer(answer, row: dict, task: str, where: str) -> str:
+    """The reference of a row's answer, in the form that its grader reads. Raises ValueError if there is none."""
     reference = None
     cause = "an unlabelled row, or another notation"
     if task == "code":
@@ -384,65 +367,183 @@ def parse_row(row, where: str, task: str | None, columns, own: bool = False) -> 
             cause = str(error)
     elif isinstance(answer, (str, int)) and not isinstance(answer, bool):
         reference = references.legible(str(answer)).rpartition("####")[2].strip()
-    if not reference or not re.fullmatch(ANSWERS.get(task, ".*"), reference, re.S):
-        raise malformed(
-            where, f"answer {str(answer)[:60]!r}", cause, f"an answer for `{task}` (see plumbing/sources.py)"
-        )
-    return Row(where, prompt, reference, task)
+    if not reference or task in data.ANSWERS and not re.fullmatch(data.ANSWERS[task], reference):
+        expected = f"an answer for `{task}` (see plumbing/sources.py)"
+        raise malformed(where, f"answer {str(answer)[:60]!r}", cause, expected)
+    return reference
+
+
+def parse_row(row, where: str, task: str | None, columns, own: bool = False, source: int = 0) -> Row:
+    """Check a row's fields. task, columns: those of its source. Raises ValueError naming `where` if it is unusable.
+
+    own     as in `load`: any answer will do, and none
+    source  its position
+    """
+    if not isinstance(row, dict):
+        raise malformed(where, f"a {type(row).__name__}", "one JSON array instead of a line per row", EXPECTED)
+    prompt, answer = values = [field(row, names) for names in columns]
+    for flag, names, value in zip(USUAL, columns, values):
+        if value is None and not (own and flag == "--answer-column"):
+            raise missing(row, where, names, flag)
+    prompt = read_prompt(prompt, where)
+    if own:
+        text = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer)
+        return Row(where, prompt, text, OWN, source)
+    task = str(task or row.get("task") or "math")
+    if task not in TASKS:
+        cause = "a misspelt name, or a column that means something else: override it with NAME:WEIGHT:TASK"
+        raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
+    reference = read_answer(answer, row, task, where)
+    if task != "code":
+        check_escapes(where, prompt)
+        check_escapes(where, answer.rpartition("####")[2] if isinstance(answer, str) else answer)
+    return Row(where, prompt, reference, task, source)
+
+
+def texts(value) -> list[str]:
+    """All texts within a value."""
+    if isinstance(value, str):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for part in parts for text in texts(part)]
+
+
+# JSON reads \frac with one backslash as a form feed and rac. Behind a tab or the end of a line, only these letters are
+# the rest of a command; those that are words too (\ne, \nu, \parallel) not where prose may end a line.
+COMMANDS = {
+    r"\t": "ext extbf extit extrm extsf extsc exttt extstyle extnormal heta imes an anh au frac o op ilde binom ag "
+    "riangle riangleq riangleleft riangleright herefore hickapprox hicksim hinspace woheadrightarrow",
+    r"\n": "eq abla ot otin leq geq subseteq supseteq atural earrow warrow onumber ormalsize olimits ewline ewcommand "
+    "rightarrow leftarrow leftrightarrow Rightarrow Leftarrow sim cong gtr prec succ vdash",
+    r"(?<![^\W\d_]{2})(?<![.:;,!?\n\r])\n": "u e(?![).:]) i(?![).:]) eg mid less parallel exists",
+    r"\r": "ho ight ightarrow ightharpoonup ightleftharpoons angle floor ceil vert Vert brace brack m oot aise times "
+    "ule ef",
+}
+EATEN = re.compile(
+    r"[\b\f\v][A-Za-z]*|"
+    + "|".join(f"{behind}(?:{'|'.join(rest.split())})(?![A-Za-z])" for behind, rest in COMMANDS.items())
+)
+ESCAPES = dict(zip("\b\f\v\t\n\r", "bfvtnr"))
+
+
+def check_escapes(where: str, value) -> None:
+    """Raise ValueError for a text in which JSON has taken the beginning of a LaTeX command for a control character."""
+    for text in texts(value):
+        if not text.isprintable() and (found := EATEN.search(text)):
+            near = text[max(0, found.start() - 20) : found.end() + 20]
+            command = "\\" + ESCAPES[found[0][0]] + found[0][1:]
+            cause = f"JSON, which reads one backslash as an escape: double the backslash, as in \\{command}"
+            raise malformed(where, f"a control character in {near!r}", cause, "LaTeX with its backslashes")
 
 
 # --- Prompts of all sources ------------------------------------------------------------------------------------------
 
 
-def warn_of_parts(names: Sequence[str]) -> None:
-    """Print a warning if more than PARTS sources are files of one folder."""
+def template_marks(tokenizer) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(texts that begin a prompt only after it was rendered, texts that end one)."""
+    if not tokenizer.chat_template:
+        adds = tokenizer.bos_token and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
+        return ((tokenizer.bos_token,) if adds else ()), ()
+    question = "a question"
+    turn = [{"role": "user", "content": question}]
+    head = tail = ""
+    with suppress(TemplateError):  # the rows will show it
+        text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        head, _, tail = map(str.strip, text.partition(question))
+    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    written = {token for token in special if token in head + tail or token == tokenizer.bos_token}
+    return tuple(filter(None, {head, *written})), tuple(filter(None, [tail]))
+
+
+def is_rendered(prompt, starts, ends) -> bool:
+    """Whether a text of the prompt begins or ends with what `template_marks` returned."""
+    return any(text.lstrip().startswith(starts) or text.rstrip().endswith(ends) for text in texts(prompt))
+
+
+def warnings_of_parts(names: Sequence[str]) -> list[str]:
+    """A warning if more than PARTS sources are files of one folder."""
     folders = Counter(os.path.dirname(name) for name in names if os.path.isfile(name))
-    folder, count = max(folders.items(), key=lambda item: item[1], default=("", 0))
-    if count > PARTS and int(os.environ.get("RANK", "0")) == 0:
-        print(
-            f"WARNING: {count} files of {folder or '.'} are as many sources, each with its own share of the prompts "
-            "and its own validation curve; a pattern in quotes, as 'FOLDER/*.jsonl', is one source",
-            file=sys.stderr,
-        )
+    return [
+        f"{count} files of {folder or '.'} are as many sources, each with its own share of the prompts and its own "
+        "validation curve; a pattern in quotes, as 'FOLDER/*.jsonl', is one source"
+        for folder, count in folders.items()
+        if count > PARTS
+    ]
 
 
-def usable(found, task: str | None, columns, skipped: list[str] | None, own: bool) -> Iterator[Row]:
+def usable(found, task: str | None, number: int, ready, columns, own: bool, skipped: list[str] | None) -> Iterator[Row]:
     """Yield the usable rows of `found`. The error of another is added to `skipped`, or raised if `skipped` is None."""
     for where, row in found:
         try:
-            yield parse_row(row, where, task, columns, own)
+            row = parse_row(row, where, task, columns, own, number)
+            ready.check(row)
         except ValueError as error:
             if skipped is None:
                 raise ValueError(f"{error}; --skip-unusable leaves such rows out") from error
             skipped.append(str(error))
+            continue
+        yield row
 
 
-def load_source(
-    name: str, task: str | None, columns, tokenizer, *, budget: int, validation: int, skip: bool, own: bool
-) -> Data:
-    """One source's prompts, tokenised and split; `load` numbers them."""
-    if name in EMBEDDED:
-        counts = ((EMBEDDED_PROMPTS[name], False), (validation, True))
-        sets = (examples(name, count, seed=0, held_out=held) for count, held in counts)
-        rows = ([render(Row(name, *pair, name), tokenizer) for pair in pairs] for pairs in sets)
-        (train, long), (held, long_held) = (tokenise(part, tokenizer, budget=budget) for part in rows)
-        return Data(train, held, long + long_held, 0)
-    found = read(name)
-    count = 0
-    first = {}
-    skipped = []
+@dataclass
+class Part:
+    """What was read of one source; rows as data.packed makes them."""
+
+    train: list[bytes] = new(default_factory=list)
+    held: dict[str, data.Prompt] = new(default_factory=dict)  # data.identity of a row -> the prompt, for validation
+    others: list[bytes] = new(default_factory=list)  # repeated rows, and those of weight 0 that are not validated
+    tasks: set[str] = new(default_factory=set)
+    too_long: int = 0
+    duplicates: int = 0
+    conflicts: list[str] = new(default_factory=list)  # where a prompt is repeated with another answer
+    rendered: list[str] = new(default_factory=list)  # where a prompt holds marks of the template
+
+
+def embedded(name: str, number: int, ready, *, train: bool, validation: int) -> Part:
+    """An embedded task's prompts."""
+    counts = (data.EMBEDDED_PROMPTS[name] * train, False), (validation, True)
+    sets = (data.examples(name, count, seed=0, held_out=held) for count, held in counts)
+    rows, held = ([Row(name, *pair, name, number) for pair in pairs] for pairs in sets)
+    prompts = {row.prompt: ready(row) for row in held}
+    fitting = {text: prompt for text, prompt in prompts.items() if prompt}
+    return Part(list(map(data.packed, rows)), fitting, tasks={name}, too_long=len(held) - len(fitting))
+
+
+def read_source(name: str, found: Iterator[Row], ready, *, train: bool, validation: int) -> Part:
+    """A source's usable rows, split (Sec. 2.1); one that is not trained on is validated as a whole."""
+    part = Part()
+    rows: list[bytes] = []
+    first: dict[str, int] = {}  # data.identity -> place in `rows`
+    starts, ends = template_marks(ready.tokenizer)
     try:
-        for count, row in enumerate(usable(found, task, columns, skipped if skip else None, own), 1):
-            row = render(row, tokenizer)
-            first.setdefault(row.prompt, row)
+        for row in found:
+            known = len(rows)
+            place = first.setdefault(data.identity(row.prompt), known)
+            (rows if place == known else part.others).append(data.packed(row))
+            if place < known and (earlier := data.unpacked(rows[place])).answer != row.answer:
+                part.conflicts.append(
+                    f"{row.where} ({row.answer[:20]!r}) and {earlier.where} ({earlier.answer[:20]!r})"
+                )
+            if is_rendered(row.prompt, starts, ends):
+                part.rendered.append(row.where)
+            part.tasks.add(row.task)
     except (EOFError, zlib.error) as error:
         raise malformed(f"--data {name}", str(error), "an interrupted download", "a whole .gz file") from error
-    prompts, too_long = tokenise(list(first.values()), tokenizer, budget=budget)
-    if not prompts:
-        cause = "an empty file, an interrupted download, or a small budget"
-        got = f"{too_long} longer ones" + (f" and {len(skipped)} unusable rows ({skipped[0]})" if skipped else "")
-        raise malformed(name, got, cause, f"a prompt of <= {budget} tokens")
-    return Data(*split(prompts, validation), too_long, count - len(first), unusable=tuple(skipped))
+    part.duplicates = len(part.others)
+
+    def ready_row(packed):
+        row = data.unpacked(packed)
+        prompt = ready(row)
+        return prompt and (data.identity(row.prompt), prompt)
+
+    share = data.HELD_OUT if train else 1
+    rest, held, part.too_long = data.split(rows, validation, share=share, ready=ready_row)
+    part.held = dict(held)
+    if train:
+        part.train = rest
+    else:
+        part.others += rest
+    return part
 
 
 def load(
@@ -450,41 +551,83 @@ def load(
     tokenizer,
     *,
     budget: int,
-    validation=VALIDATION_PROMPTS,
+    validation=data.VALIDATION_PROMPTS,
     columns=(("prompt",), ("answer",)),
     skip_unusable: bool = False,
     own: bool = False,
+    vocabulary: int | None = None,
+    evaluate: bool = False,
 ) -> Data:
-    """The prompts of a run, tokenised and split (see the top of this file).
+    """The prompts of a run, split, those for validation tokenised (see the top of this file).
 
     sources     one or several, as --data takes them
-    budget      tokens per prompt; longer prompts are left out before the split
+    budget      tokens per prompt; longer prompts are left out when they are drawn
     validation  prompts to hold out of every source
     columns     (names for the prompt's column, names for the answer's); of each, the first that a row has counts
     skip_unusable  leave out rows without a usable prompt or answer (some of APPS and TACO have no tests)
     own         a function of one's own grades the completions (--reward): answers may have any form, or be missing
+    vocabulary  tokens that the model knows, if not all of the tokenizer's
+    evaluate    nothing is trained on: sources may share rows, and rows a prompt
     Raises ValueError for a malformed or repeated source, a malformed row, a prompt in training and validation, or if no
     prompt of a source fits the budget.
     """
     names, weights, tasks = zip(*map(parse_source, [sources] if isinstance(sources, str) else sources))
     if len(set(names)) < len(names):
         raise malformed("--data", str(names), "a source given twice: add up its weights", "different sources")
-    warn_of_parts(names)
-    parts = [
-        load_source(*pair, columns, tokenizer, budget=budget, validation=validation, skip=skip_unusable, own=own)
-        for pair in zip(names, tasks)
-    ]
+    ready = data.Tokeniser(tokenizer, budget=budget, vocabulary=vocabulary)
+    skipped: list[str] = []
+    parts = []
+    for number, (name, weight, task) in enumerate(zip(names, weights, tasks)):
+        sizes: dict = {"train": weight > 0, "validation": validation}
+        if name in data.EMBEDDED:
+            parts.append(embedded(name, number, ready, **sizes))
+            continue
+        before = len(skipped)
+        found = usable(read(name), task, number, ready, columns, own, skipped if skip_unusable else None)
+        parts.append(read_source(name, found, ready, **sizes))
+        if not parts[-1].held:
+            wrong = skipped[before:]
+            got = f"{parts[-1].too_long} longer ones" + (
+                f" and {len(wrong)} unusable rows ({wrong[0]})" if wrong else ""
+            )
+            cause = "an empty file, an interrupted download, or a small budget"
+            raise malformed(name, got, cause, f"a prompt of <= {budget} tokens")
     called = labels(names)
-    owners = Counter(task for part in parts for task in {prompt.task for prompt in (*part.train, *part.validation)})
-
-    def numbered(sets):
-        every = [(source, prompt) for source, prompts in enumerate(sets) for prompt in prompts]
-        return [
-            replace(prompt, index=i, source=source, curve=called[source] if owners[prompt.task] > 1 else prompt.task)
-            for i, (source, prompt) in enumerate(every)
-        ]
-
-    train, held, too_long, duplicates, _, unusable = zip(*parts)
-    data = Data(numbered(train), numbered(held), sum(too_long), sum(duplicates), weights, sum(unusable, ()))
-    check_leakage(data)
-    return data
+    owners = Counter(task for part, weight in zip(parts, weights) if weight for task in part.tasks)
+    curves = {
+        (number, task): called[number]
+        for number, part in enumerate(parts)
+        for task in part.tasks
+        if not weights[number] or owners[task] > 1
+    }
+    held = [prompt for part in parts for prompt in part.held.values()]
+    train = data.Prompts(chain.from_iterable(part.train for part in parts), ready, curves)
+    others = data.Prompts(chain.from_iterable(part.others for part in parts), ready, curves)
+    warnings = warnings_of_parts(names)
+    if rendered := [where for part in parts for where in part.rendered]:
+        warnings.append(
+            f"{len(rendered)} rows, the first {rendered[0]}, begin or end with what the chat template or the tokenizer "
+            "writes itself, and will have it twice; expected bare questions, or chat messages"
+        )
+    if not evaluate:
+        conflicts = [where for part in parts for where in part.conflicts]
+        if conflicts:
+            said = f"{len(conflicts)} rows repeat a prompt with another answer, and the earlier one counts: "
+            warnings.append(said + "; ".join(conflicts[:3]))
+        data.check_leakage({key: prompt.where for part in parts for key, prompt in part.held.items()}, train)
+    numbered = [
+        replace(prompt, index=index, curve=curves.get((prompt.source, prompt.task), prompt.task))
+        for index, prompt in enumerate(held)
+    ]
+    return Data(
+        train,
+        numbered,
+        sum(part.too_long for part in parts),
+        sum(part.duplicates for part in parts),
+        weights,
+        tuple(len(part.train) for part in parts),
+        tuple(skipped),
+        tuple(warnings),
+        frozenset().union(*(part.tasks for part in parts)),
+        others,
+    )

@@ -36,7 +36,7 @@ import marshal
 import random
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, islice, pairwise
 from typing import Any, NamedTuple
@@ -75,42 +75,36 @@ class Row(NamedTuple):
 class Prompts(Sequence):
     """Many rows, each made a prompt only when it is asked for: of a million most are never drawn.
 
-    rows    Rows, source after source; each is held as bytes
-    ready   a Tokeniser
-    curves  {(source, task): the validation curve}, where it is not the task
+    ready  a Tokeniser
+    rows   as `packed` makes them, source after source
     """
 
-    def __init__(self, rows: Iterable[bytes], ready, curves):
-        self.rows = list(rows)
+    def __init__(self, ready, rows: Iterable[bytes] = ()):
         self.ready = ready
-        self.curves = curves
+        self.rows = list(rows)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index) -> Prompt | None:
         """The prompt in this place; None if it is too long."""
-        row = unpacked(self.rows[index])
-        return self.ready(row, index=index, curve=self.curves.get((row.source, row.task), row.task))
-
-    def usable(self, count: int) -> int:
-        """How many prompts are not too long; at most `count`, since looking takes time."""
-        return sum(1 for _ in islice(filter(None, self), count))
+        return self.ready(unpacked(self.rows[index]), index)
 
 
-class Data(NamedTuple):
+@dataclass
+class Data:
     """A run's prompts, and how many were left out of them and why."""
 
     train: Prompts
-    validation: list[Prompt]
-    too_long: int  # rows that were drawn for validation and have more tokens than the budget
-    duplicates: int  # rows that repeat an earlier prompt of their source
+    others: Prompts  # for --evaluate only: repeated rows, and those of weight 0 that are not validated
+    validation: list[Prompt] = field(default_factory=list)
     weights: tuple[float, ...] = (1.0,)  # by source; 0: validated, never trained on
-    sizes: tuple[int, ...] = (0,)  # by source: training prompts
-    unusable: tuple[str, ...] = ()  # what is wrong with each row that --skip-unusable left out
-    warnings: tuple[str, ...] = ()
-    tasks: frozenset[str] = frozenset()
-    others: Iterable[Prompt | None] = ()  # rows for --evaluate only: duplicates, and the rest of sources of weight 0
+    sizes: list[int] = field(default_factory=list)  # by source: training prompts
+    tasks: set[str] = field(default_factory=set)
+    too_long: int = 0  # rows that were drawn for validation and have more tokens than the budget
+    duplicates: int = 0  # rows that repeat an earlier prompt of their source
+    unusable: list[str] = field(default_factory=list)  # what is wrong with each row that --skip-unusable left out
+    warnings: list[str] = field(default_factory=list)
 
 
 def packed(row: Row) -> bytes:
@@ -322,7 +316,7 @@ def check_leakage(validation: dict[str, str], train: Prompts) -> None:
 def check_size(data: Data, *, prompts: int, k: int) -> None:
     """Raise ValueError unless there are more than (k + 1)·P training prompts: so many may be in flight at once."""
     needed = (k + 1) * prompts
-    found = data.train.usable(needed + 1)
+    found = sum(1 for _ in islice(filter(None, data.train), needed + 1))  # no more, since looking takes time
     if found <= needed:
         too_long = data.too_long + len(data.train) - found
         raise ValueError(
@@ -429,6 +423,7 @@ class Tokeniser:
         strange = tokenizer("\ue000\u0fff", add_special_tokens=False)["input_ids"]
         self.careful = bool(self.unknown & set(strange)) or max(tokens.values()) >= self.vocabulary
         self.shapes: set[tuple] = set()  # of the chats that have been rendered
+        self.curves: dict[tuple[int, str], str] = {}  # (source, task) -> validation curve, where it is not the task
 
     def check(self, row: Row) -> None:
         """Raise ValueError for a row that cannot be rendered or tokenised.
@@ -440,7 +435,7 @@ class Tokeniser:
             self(row)
             self.shapes.add(shape)
 
-    def __call__(self, row: Row, *, index: int = 0, curve: str = "") -> Prompt | None:
+    def __call__(self, row: Row, index: int = 0) -> Prompt | None:
         """The prompt; None if it has more tokens than the budget, or an answer of more than MAX_ANSWER bytes.
 
         Raises ValueError for what cannot be rendered or tokenised.
@@ -448,9 +443,7 @@ class Tokeniser:
         text = self.render(row)
         if len(text) > self.longest:  # before tokenising, which takes long for megabytes
             return None
-        special = not self.tokenizer.chat_template
-        ids = self.tokenizer(text, add_special_tokens=special)["input_ids"]
-        ids = ids[:-1] if special and ids[-1:] == [self.tokenizer.eos_token_id] else ids
+        ids = self.ids(text)
         if self.unknown & set(ids):
             cause = "the embedded base model's tokenizer, which knows its own tasks only: give another --model"
             raise malformed(row.where, f"{text[:60]!r}", cause, "text that the tokenizer can spell")
@@ -461,7 +454,17 @@ class Tokeniser:
             raise malformed(row.where, f"the token {token!r} with the id {max(ids)}", cause, expected)
         if len(ids) > self.budget or len(row.answer.encode()) > MAX_ANSWER:
             return None
-        return Prompt(index, tuple(ids), text, row.answer, row.task, row.source, curve or row.task, row.where)
+        return Prompt(index, tuple(ids), text, row.answer, row.task, row.source, self.curve(row), row.where)
+
+    def curve(self, row) -> str:
+        """The validation curve that a row or prompt counts for."""
+        return self.curves.get((row.source, row.task), row.task)
+
+    def ids(self, text: str) -> list[int]:
+        """A rendered text as tokens."""
+        special = not self.tokenizer.chat_template
+        ids = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        return ids[:-1] if special and ids[-1:] == [self.tokenizer.eos_token_id] else ids
 
     def render(self, row: Row) -> str:
         """The row's prompt as one text, up to where the completion starts."""

@@ -34,27 +34,20 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from dataclasses import field as new
+from dataclasses import replace
 from functools import reduce
 from glob import escape, glob
-from itertools import chain
+from itertools import chain, zip_longest
 from pathlib import Path
 
-from jinja2 import TemplateError
-
 import data
-from data import Data, Row, malformed
+from data import Row, malformed
 from plumbing import references, store
 from plumbing.typed import beside, closest, is_path, meant
 from verify.graders import TASKS
 from verify.programs import read_tests
 
-USUAL = {  # columns of well-known data sets, to be suggested
-    "--prompt-column": ("question", "problem", "instruction", "query", "input", "messages"),
-    "--answer-column": ("solution", "final_answer", "ground_truth", "output", "response", "target", "label"),
-}
-PARTS = 5  # sources in one folder; a shell makes more of a pattern without quotes
+FLAGS = ("--prompt-column", "--answer-column")
 EXPECTED = 'one JSON object like {"prompt": text or chat messages, "answer": text or integer}'
 
 
@@ -106,27 +99,25 @@ def ending(name: str) -> str:
     return Path(name.lower().removesuffix(".gz")).suffix
 
 
-def opened(path: str, **text):
+def opened(path: str, newline: str):
     """A text file to be read; one that gzip packed is told by its first bytes."""
     with open(path, "rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
-    return (gzip.open if packed else open)(path, "rt", **text)
+    reader = gzip.open if packed else open
+    return reader(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline)  # check_text finds those
 
 
 def read_lines(path: str) -> Iterator[tuple[str, object]]:
     """Yield (place, row) for each non-empty line of a JSONL file. Raises ValueError for a line that is not JSON."""
-    with opened(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+    with opened(path, newline="\n") as file:
         for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
             try:
-                row = json.loads(line)
-                # The tokenizer would fail on half a surrogate pair.
-                (json.dumps(row, ensure_ascii=False) if "\\u" in line else line).encode()
+                row = json.loads(line) if line.strip() else None
             except (ValueError, RecursionError) as error:
-                cause = "one JSON document over many lines, a file that is not UTF-8, or nesting too deep to read"
+                cause = "one JSON document over many lines, or nesting too deep to read"
                 raise malformed(f"{path}:{number}", f"{line[:60]!r} ({error})", cause, EXPECTED) from error
-            yield f"{path}:{number}", row
+            if line.strip():
+                yield f"{path}:{number}", row
 
 
 def read_table(path: str) -> Iterator[tuple[str, dict]]:
@@ -137,31 +128,29 @@ def read_table(path: str) -> Iterator[tuple[str, dict]]:
     or within it: its text would swallow the rows behind it.
     """
     csv.field_size_limit(data.MAX_ANSWER)
-    line = 1
-    with opened(path, encoding="utf-8-sig", newline="") as file:
+    line = 0
+    with opened(path, newline="") as file:
+        first = next(filter(str.strip, file), "")
+        file.seek(0)
+        table = csv.reader(file, delimiter=max(",;\t|", key=first.count), strict=True)
         try:
-            first = next(filter(str.strip, file), "")
-            file.seek(0)
-            table = csv.DictReader(file, delimiter=max(",;\t|", key=first.count), strict=True)
-            names = table.fieldnames or []
-            line = table.line_num
+            names = next(filter(None, table), [])
             if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
                 cause = "a joined table; one of these columns would be read in place of the other"
                 got = f"{', '.join(repeated)} more than once"
                 raise malformed(f"{path}:{table.line_num}", got, cause, "a name for each column")
-            for row in table:
+            line = table.line_num
+            for cells in filter(None, table):
                 line = table.line_num
-                if None in row:
-                    got = f"{len(names) + len(row[None])} cells under {len(names)} names ({', '.join(names):.60})"
+                if len(cells) > len(names):
+                    got = f"{len(cells)} cells under {len(names)} names ({', '.join(names):.60})"
                     cause = "a text that should stand in quotes, or a first line that does not name the columns"
                     raise malformed(f"{path}:{line}", got, cause, "a table")
-                yield f"{path}:{line}", row
+                yield f"{path}:{line}", dict(zip_longest(names, cells))
         except csv.Error as error:
             got = f"a row that runs to line {table.line_num} ({error})"
             cause = "a quote that opens a text and is not closed, or that stands within one and is not written twice"
             raise malformed(f"{path}:{line + 1}", got, cause, "a table") from error
-        except UnicodeDecodeError as error:
-            raise malformed(f"{path}:{line + 1}", str(error), "a file of another kind", "a table in UTF-8") from error
 
 
 READERS = {".jsonl": read_lines, ".ndjson": read_lines, ".csv": read_table, ".tsv": read_table}
@@ -182,15 +171,16 @@ def one_kind(name: str, files: Iterable[str]) -> str:
 
 def check_folder(name: str) -> None:
     """Raise ValueError for a folder of which `datasets` reads nothing, or one kind of its files, or another folder."""
-    if escape(name) != name:
-        cause = "`datasets` takes such a name for a pattern, and may read another folder: give it another name"
-        raise malformed(f"--data {name}", "one of the characters [ ? *", cause, "a folder's name without them")
-    if {"dataset_info.json", "state.json"} <= set(os.listdir(name)):
-        cause = f"load_dataset does not read such folders; it reads their files: --data '{name}/data-*.arrow'"
-        raise malformed(f"--data {name}", "what save_to_disk wrote", cause, "a folder of data files")
-    files = glob("**", root_dir=name, recursive=True)  # without hidden ones
-    data = [path for path in files if os.path.basename(path) not in DESCRIPTIONS]
-    one_kind(name, [path for path in data if ending(path) in READERS | BUILDERS])
+    files = glob("**", root_dir=escape(name), recursive=True)  # without hidden ones
+    cause = ""
+    if {"dataset_info.json", "state.json"} <= set(files):
+        cause = f"save_to_disk wrote it, and load_dataset reads its files only: --data '{name}/data-*.arrow'"
+    elif escape(name) != name:
+        cause = "the name is a pattern too, by which `datasets` may read another folder: give it another name"
+    if cause:
+        raise malformed(f"--data {name}", "another kind of folder", cause, "a folder of data files")
+    data_files = [path for path in files if os.path.basename(path) not in DESCRIPTIONS]
+    one_kind(name, [path for path in data_files if ending(path) in READERS | BUILDERS])
 
 
 def read(name: str) -> Iterator[tuple[str, object]]:
@@ -200,26 +190,23 @@ def read(name: str) -> Iterator[tuple[str, object]]:
     kind = one_kind(name, files or [name])
     if files and kind in READERS:
         return chain.from_iterable(map(READERS[kind], files))
-    if files and kind not in BUILDERS:
-        cause = "lines of text, which have no answers" if kind == ".txt" else "a file of another kind"
-        known = ", ".join((*READERS, *BUILDERS))
-        expected = f"a file of a kind that is read ({known}; all but .parquet and .arrow also as .gz)"
-        raise malformed(f"--data {name}", f"a file ending in {kind or 'nothing'}", cause, expected)
-    hub = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
-    path_only = is_path(name, longest=3) or kind in (READERS | BUILDERS) or not hub
-    if not files and not os.path.isdir(name) and path_only:
-        head, colon, end = name.rpartition(":")
-        wrong = f"; {end} is no weight and no task ({', '.join(TASKS)})" if colon and os.path.exists(head) else ""
-        guess = wrong or meant(name, data.EMBEDDED) or f"; {beside(name)}"
-        expected = f"{', '.join(data.EMBEDDED)}, a file, a folder or OWNER/NAME on the hub"
-        raise ValueError(f"--data {name}: expected {expected}; there is no such file or folder{guess}")
-    if files:
+    if files and kind in BUILDERS:
         return read_dataset(name, path=BUILDERS[kind], data_files=[escape(path) for path in files])
+    if files:
+        cause = "lines of text, which have no answers" if kind == ".txt" else "a file of another kind"
+        expected = f"a file of a kind that is read ({', '.join((*READERS, *BUILDERS))})"
+        raise malformed(f"--data {name}", f"a file ending in {kind or 'nothing'}", cause, expected)
     if os.path.isdir(name):
         check_folder(name)
-    elif hub:
+        return read_dataset(name, path=name)
+    hub = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
+    if hub and not is_path(name, longest=3) and kind not in READERS | BUILDERS:
         return read_dataset(name, path=hub[1], name=hub[2])
-    return read_dataset(name, path=name)
+    head, colon, end = name.rpartition(":")
+    wrong = f"; {end} is no weight and no task ({', '.join(TASKS)})" if colon and os.path.exists(head) else ""
+    guess = wrong or meant(name, data.EMBEDDED) or f"; {beside(name)}"
+    expected = f"{', '.join(data.EMBEDDED)}, a file, a folder or OWNER/NAME on the hub"
+    raise ValueError(f"--data {name}: expected {expected}; there is no such file or folder{guess}")
 
 
 def read_dataset(source: str, **place) -> Iterator[tuple[str, dict]]:
@@ -302,12 +289,10 @@ def missing(row: dict, where: str, names: Sequence[str], flag: str) -> ValueErro
     """The error for a row without a value under any of these names, which `flag` gives."""
     there = [name for name, value in row.items() if not isinstance(value, dict)]
     there += [f"{name}.{inner}" for name, value in row.items() if isinstance(value, dict) for inner in value]
-    for name in names:
-        if name in there:
-            return malformed(where, f"{name} without a value", "an unlabelled row", EXPECTED)
-    usual = [name for name in USUAL[flag] if name in there]
-    guess = closest(names[0], there) or next(iter(usual), "NAME")
+    if found := [name for name in names if name in there]:
+        return malformed(where, f"{found[0]} without a value", "an unlabelled row", EXPECTED)
     got = f"the fields {sorted(there)}, none of which is {' or '.join(names)}"
+    guess = closest(names[0], there) or "NAME"
     return malformed(where, got, f"another name of the column: {flag} {guess}", EXPECTED)
 
 
@@ -382,22 +367,21 @@ def parse_row(row, where: str, task: str | None, columns, own: bool = False, sou
     if not isinstance(row, dict):
         raise malformed(where, f"a {type(row).__name__}", "one JSON array instead of a line per row", EXPECTED)
     prompt, answer = values = [field(row, names) for names in columns]
-    for flag, names, value in zip(USUAL, columns, values):
+    for flag, names, value in zip(FLAGS, columns, values):
         if value is None and not (own and flag == "--answer-column"):
             raise missing(row, where, names, flag)
     prompt = read_prompt(prompt, where)
     if own:
         text = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer)
+        check_text(where, [prompt, text], code=True)
         return Row(where, prompt, text, OWN, source)
     task = str(task or row.get("task") or "math")
     if task not in TASKS:
         cause = "a misspelt name, or a column that means something else: override it with NAME:WEIGHT:TASK"
         raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
-    reference = read_answer(answer, row, task, where)
-    if task != "code":
-        check_escapes(where, prompt)
-        check_escapes(where, answer.rpartition("####")[2] if isinstance(answer, str) else answer)
-    return Row(where, prompt, reference, task, source)
+    check_text(where, prompt, code=task == "code")
+    check_text(where, answer.rpartition("####")[2] if isinstance(answer, str) else answer, code=task == "code")
+    return Row(where, prompt, read_answer(answer, row, task, where), task, source)
 
 
 def texts(value) -> list[str]:
@@ -423,52 +407,36 @@ EATEN = re.compile(
     r"[\b\f\v][A-Za-z]*|"
     + "|".join(f"{behind}(?:{'|'.join(rest.split())})(?![A-Za-z])" for behind, rest in COMMANDS.items())
 )
-ESCAPES = dict(zip("\b\f\v\t\n\r", "bfvtnr"))
 
 
-def check_escapes(where: str, value) -> None:
-    """Raise ValueError for a text in which JSON has taken the beginning of a LaTeX command for a control character."""
+def check_text(where: str, value, *, code: bool) -> None:
+    """Raise ValueError for a text that is no Unicode, or in which JSON has read the beginning of a LaTeX command.
+
+    code  tabs and ends of lines may stand before anything
+    """
     for text in texts(value):
-        if not text.isprintable() and (found := EATEN.search(text)):
+        if text.isprintable():  # most are, and that is quickly found
+            continue
+        if any("\ud800" <= one <= "\udfff" for one in text):
+            raise malformed(where, f"{text[:60]!r}", "a file that is not UTF-8, or half of a \\u pair", "text in UTF-8")
+        if found := not code and EATEN.search(text):
             near = text[max(0, found.start() - 20) : found.end() + 20]
-            command = "\\" + ESCAPES[found[0][0]] + found[0][1:]
-            cause = f"JSON, which reads one backslash as an escape: double the backslash, as in \\{command}"
-            raise malformed(where, f"a control character in {near!r}", cause, "LaTeX with its backslashes")
+            cause = "LaTeX with one backslash in JSON, which makes a control character of \\f: double the backslash"
+            raise malformed(where, f"{near!r}", cause, "LaTeX as \\\\frac in JSON")
 
 
 # --- Prompts of all sources ------------------------------------------------------------------------------------------
 
 
-def template_marks(tokenizer) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(texts that begin a prompt only after it was rendered, texts that end one)."""
-    if not tokenizer.chat_template:
-        adds = tokenizer.bos_token and tokenizer("")["input_ids"][:1] == [tokenizer.bos_token_id]
-        return ((tokenizer.bos_token,) if adds else ()), ()
+def template_marks(ready) -> tuple[str, ...]:
+    """What the chat template, or the tokenizer without one, writes around a prompt: texts, and special tokens."""
     question = "a question"
-    turn = [{"role": "user", "content": question}]
-    head = tail = ""
-    with suppress(TemplateError):  # the rows will show it
-        text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
-        head, _, tail = map(str.strip, text.partition(question))
-    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    written = {token for token in special if token in head + tail or token == tokenizer.bos_token}
-    return tuple(filter(None, {head, *written})), tuple(filter(None, [tail]))
-
-
-def is_rendered(prompt, starts, ends) -> bool:
-    """Whether a text of the prompt begins or ends with what `template_marks` returned."""
-    return any(text.lstrip().startswith(starts) or text.rstrip().endswith(ends) for text in texts(prompt))
-
-
-def warnings_of_parts(names: Sequence[str]) -> list[str]:
-    """A warning if more than PARTS sources are files of one folder."""
-    folders = Counter(os.path.dirname(name) for name in names if os.path.isfile(name))
-    return [
-        f"{count} files of {folder or '.'} are as many sources, each with its own share of the prompts and its own "
-        "validation curve; a pattern in quotes, as 'FOLDER/*.jsonl', is one source"
-        for folder, count in folders.items()
-        if count > PARTS
-    ]
+    try:
+        text = ready.tokenizer.decode(ready.ids(ready.render(Row("", question, "", ""))))
+    except ValueError:  # the rows will show it
+        return ()
+    special = (token.content for token in ready.tokenizer.added_tokens_decoder.values() if token.special)
+    return tuple(filter(None, [*map(str.strip, text.split(question)), *(one for one in special if one in text)]))
 
 
 def usable(found, task: str | None, number: int, ready, columns, own: bool, skipped: list[str] | None) -> Iterator[Row]:
@@ -485,65 +453,37 @@ def usable(found, task: str | None, number: int, ready, columns, own: bool, skip
         yield row
 
 
-@dataclass
-class Part:
-    """What was read of one source; rows as data.packed makes them."""
+def distinct(rows: Iterable[Row], marks: tuple[str, ...], found: data.Data, evaluate: bool) -> tuple[list, list, set]:
+    """(rows with their prompt for the first time, rows that repeat one, tasks of all), as data.packed makes rows.
 
-    train: list[bytes] = new(default_factory=list)
-    held: dict[str, data.Prompt] = new(default_factory=dict)  # data.identity of a row -> the prompt, for validation
-    others: list[bytes] = new(default_factory=list)  # repeated rows, and those of weight 0 that are not validated
-    tasks: set[str] = new(default_factory=set)
-    too_long: int = 0
-    duplicates: int = 0
-    conflicts: list[str] = new(default_factory=list)  # where a prompt is repeated with another answer
-    rendered: list[str] = new(default_factory=list)  # where a prompt holds marks of the template
-
-
-def embedded(name: str, number: int, ready, *, train: bool, validation: int) -> Part:
-    """An embedded task's prompts."""
-    counts = (data.EMBEDDED_PROMPTS[name] * train, False), (validation, True)
-    sets = (data.examples(name, count, seed=0, held_out=held) for count, held in counts)
-    rows, held = ([Row(name, *pair, name, number) for pair in pairs] for pairs in sets)
-    prompts = {row.prompt: ready(row) for row in held}
-    fitting = {text: prompt for text, prompt in prompts.items() if prompt}
-    return Part(list(map(data.packed, rows)), fitting, tasks={name}, too_long=len(held) - len(fitting))
-
-
-def read_source(name: str, found: Iterator[Row], ready, *, train: bool, validation: int) -> Part:
-    """A source's usable rows, split (Sec. 2.1); one that is not trained on is validated as a whole."""
-    part = Part()
-    rows: list[bytes] = []
-    first: dict[str, int] = {}  # data.identity -> place in `rows`
-    starts, ends = template_marks(ready.tokenizer)
-    try:
-        for row in found:
-            known = len(rows)
-            place = first.setdefault(data.identity(row.prompt), known)
-            (rows if place == known else part.others).append(data.packed(row))
-            if place < known and (earlier := data.unpacked(rows[place])).answer != row.answer:
-                part.conflicts.append(
-                    f"{row.where} ({row.answer[:20]!r}) and {earlier.where} ({earlier.answer[:20]!r})"
-                )
-            if is_rendered(row.prompt, starts, ends):
-                part.rendered.append(row.where)
-            part.tasks.add(row.task)
-    except (EOFError, zlib.error) as error:
-        raise malformed(f"--data {name}", str(error), "an interrupted download", "a whole .gz file") from error
-    part.duplicates = len(part.others)
-
-    def ready_row(packed):
-        row = data.unpacked(packed)
-        prompt = ready(row)
-        return prompt and (data.identity(row.prompt), prompt)
-
-    share = data.HELD_OUT if train else 1
-    rest, held, part.too_long = data.split(rows, validation, share=share, ready=ready_row)
-    part.held = dict(held)
-    if train:
-        part.train = rest
-    else:
-        part.others += rest
-    return part
+    Warnings of rows that repeat a prompt with another answer, and of those that begin or end with one of `marks`, are
+    added to `found`.
+    """
+    first: list[bytes] = []
+    repeated: list[bytes] = []
+    places: dict[str, int] = {}  # data.identity -> place in `first`
+    tasks = set()
+    conflicts = []
+    rendered = []
+    for row in rows:
+        tasks.add(row.task)
+        known = len(first)
+        place = places.setdefault(data.identity(row.prompt), known)
+        (first if place == known else repeated).append(data.packed(row))
+        if place < known and data.unpacked(first[place]).answer != row.answer:
+            conflicts.append(f"{row.where} of {data.unpacked(first[place]).where}")
+        if any(text.startswith(marks) or text.endswith(marks) for text in map(str.strip, texts(row.prompt))):
+            rendered.append(row.where)
+    if rendered:
+        found.warnings.append(
+            f"{len(rendered)} rows, the first {rendered[0]}, begin or end with what the chat template or the tokenizer "
+            "writes itself, and will have it twice; expected bare questions, or chat messages"
+        )
+    if conflicts and not evaluate:
+        said = "rows repeat a prompt with another answer, and the earlier row counts:"
+        found.warnings.append(f"{len(conflicts)} {said} {', '.join(conflicts[:3])}")
+    found.duplicates += len(repeated)
+    return first, repeated, tasks
 
 
 def load(
@@ -557,7 +497,7 @@ def load(
     own: bool = False,
     vocabulary: int | None = None,
     evaluate: bool = False,
-) -> Data:
+) -> data.Data:
     """The prompts of a run, split, those for validation tokenised (see the top of this file).
 
     sources     one or several, as --data takes them
@@ -575,59 +515,57 @@ def load(
     if len(set(names)) < len(names):
         raise malformed("--data", str(names), "a source given twice: add up its weights", "different sources")
     ready = data.Tokeniser(tokenizer, budget=budget, vocabulary=vocabulary)
-    skipped: list[str] = []
-    parts = []
+    found = data.Data(data.Prompts(ready), data.Prompts(ready), weights=weights)
+    owned: list[set[str]] = []  # by source: its tasks
+    held: list[tuple[str, data.Prompt]] = []  # (data.identity, prompt)
+
+    def drawn(row: bytes):
+        prompt = ready(data.unpacked(row))
+        return prompt and (data.identity(data.unpacked(row).prompt), prompt)
+
     for number, (name, weight, task) in enumerate(zip(names, weights, tasks)):
-        sizes: dict = {"train": weight > 0, "validation": validation}
         if name in data.EMBEDDED:
-            parts.append(embedded(name, number, ready, **sizes))
-            continue
-        before = len(skipped)
-        found = usable(read(name), task, number, ready, columns, own, skipped if skip_unusable else None)
-        parts.append(read_source(name, found, ready, **sizes))
-        if not parts[-1].held:
-            wrong = skipped[before:]
-            got = f"{parts[-1].too_long} longer ones" + (
-                f" and {len(wrong)} unusable rows ({wrong[0]})" if wrong else ""
-            )
-            cause = "an empty file, an interrupted download, or a small budget"
-            raise malformed(name, got, cause, f"a prompt of <= {budget} tokens")
-    called = labels(names)
-    owners = Counter(task for part, weight in zip(parts, weights) if weight for task in part.tasks)
-    curves = {
-        (number, task): called[number]
-        for number, part in enumerate(parts)
-        for task in part.tasks
-        if not weights[number] or owners[task] > 1
-    }
-    held = [prompt for part in parts for prompt in part.held.values()]
-    train = data.Prompts(chain.from_iterable(part.train for part in parts), ready, curves)
-    others = data.Prompts(chain.from_iterable(part.others for part in parts), ready, curves)
-    warnings = warnings_of_parts(names)
-    if rendered := [where for part in parts for where in part.rendered]:
-        warnings.append(
-            f"{len(rendered)} rows, the first {rendered[0]}, begin or end with what the chat template or the tokenizer "
-            "writes itself, and will have it twice; expected bare questions, or chat messages"
-        )
+            train, asked = embedded(name, number, validation)
+            new = list(filter(None, map(drawn, asked)))
+            too_long = len(asked) - len(new)
+            owned.append({name})
+        else:
+            skipped = found.unusable if skip_unusable else None
+            rows = usable(read(name), task, number, ready, columns, own, skipped)
+            try:
+                first, repeated, its_tasks = distinct(rows, template_marks(ready), found, evaluate)
+            except (EOFError, zlib.error) as error:
+                raise malformed(f"--data {name}", str(error), "an interrupted download", "a whole .gz file") from error
+            train, new, too_long = data.split(first, validation, share=data.HELD_OUT if weight else 1, ready=drawn)
+            if not new:
+                got = f"{too_long} longer ones" + (f" and unusable rows ({skipped[0]})" if skipped else "")
+                cause = "an empty file, an interrupted download, or a small budget"
+                raise malformed(name, got, cause, f"a prompt of <= {budget} tokens")
+            found.others.rows += repeated if weight else repeated + train
+            owned.append(its_tasks)
+        held += new
+        found.train.rows += train if weight else []
+        found.sizes.append(len(train) if weight else 0)
+        found.too_long += too_long
+    number_validation(found, held, labels(names), owned)
     if not evaluate:
-        conflicts = [where for part in parts for where in part.conflicts]
-        if conflicts:
-            said = f"{len(conflicts)} rows repeat a prompt with another answer, and the earlier one counts: "
-            warnings.append(said + "; ".join(conflicts[:3]))
-        data.check_leakage({key: prompt.where for part in parts for key, prompt in part.held.items()}, train)
-    numbered = [
-        replace(prompt, index=index, curve=curves.get((prompt.source, prompt.task), prompt.task))
-        for index, prompt in enumerate(held)
-    ]
-    return Data(
-        train,
-        numbered,
-        sum(part.too_long for part in parts),
-        sum(part.duplicates for part in parts),
-        weights,
-        tuple(len(part.train) for part in parts),
-        tuple(skipped),
-        tuple(warnings),
-        frozenset().union(*(part.tasks for part in parts)),
-        others,
-    )
+        data.check_leakage({identity: prompt.where for identity, prompt in held}, found.train)
+    return found
+
+
+def embedded(name: str, number: int, validation: int) -> tuple[list[bytes], list[bytes]]:
+    """(training rows, validation rows) of an embedded task."""
+    counts = (data.EMBEDDED_PROMPTS[name], False), (validation, True)
+    sets = (data.examples(name, count, seed=0, held_out=held) for count, held in counts)
+    train, held = ([data.packed(Row(name, *pair, name, number)) for pair in pairs] for pairs in sets)
+    return train, held
+
+
+def number_validation(found: data.Data, held, names: Sequence[str], owned: Sequence[set[str]]) -> None:
+    """Name the curves, by task, or by source if several train on the task or none does; add the validation prompts."""
+    owners = Counter(task for tasks, weight in zip(owned, found.weights) if weight for task in tasks)
+    for number, (name, tasks, weight) in enumerate(zip(names, owned, found.weights)):
+        found.tasks |= tasks
+        found.train.ready.curves |= {(number, task): name for task in tasks if owners[task] > 1 or not weight}
+    for index, (_, prompt) in enumerate(held):
+        found.validation.append(replace(prompt, index=index, curve=found.train.ready.curve(prompt)))

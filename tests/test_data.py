@@ -46,7 +46,7 @@ class Ready:
         self.long = long
         self.asked = []
 
-    def __call__(self, row, *, index=0, curve=""):
+    def __call__(self, row, index=0):
         self.asked.append(index)
         return None if row.prompt in self.long else data.Prompt(index, (index,), *row[1:])
 
@@ -55,7 +55,7 @@ def prompts(*counts, long=(), rows=None):
     """A training set with counts[n] prompts of source n."""
     sources = [source for source, count in enumerate(counts) for _ in range(count)]
     rows = rows or [data.Row("a:1", f"prompt {i}", "1", "math", source) for i, source in enumerate(sources)]
-    return data.Prompts(map(data.packed, rows), Ready(long), {})
+    return data.Prompts(Ready(long), map(data.packed, rows))
 
 
 def curriculum_of(*counts, seed=0, threshold=0.9, weights=(1.0,), long=()):
@@ -180,7 +180,8 @@ def test_another_row_takes_the_place_of_one_that_is_too_long_to_validate_with():
 
 
 def test_more_than_k_plus_1_times_p_training_prompts_that_fit_are_needed():
-    enough = data.Data(prompts(290, long=("prompt 7",)), [None] * 9, 4, 5)
+    training = prompts(290, long=("prompt 7",))
+    enough = data.Data(training, prompts(), [None] * 9, too_long=4, duplicates=5)
     data.check_size(enough, prompts=32, k=8)  # 9 · 32 = 288
     message = r"more than \(k \+ 1\)·P = 289 .*got 289 \(held out: 9, too long: 5, repeated: 5\)"
     with pytest.raises(ValueError, match=message):

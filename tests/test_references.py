@@ -9,6 +9,7 @@ import zlib
 
 import pytest
 from test_data import TEMPLATE, character_tokenizer, tokenizer  # noqa: F401
+from test_sources import every
 
 from plumbing import references, sources
 from verify import programs
@@ -149,7 +150,7 @@ def load(rows, tmp_path, tokens, task="math", **columns):
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = sources.load(f"{path}:{task}", tokens, budget=99, **columns)
-    return data.train + data.validation
+    return every(data)
 
 
 def test_rows_of_countdown_are_refused_with_the_cause(tmp_path, tokenizer):

@@ -196,11 +196,11 @@ REFUSED = {  # flags -> words of the message
     "--interrupt-at 72 64": ["--interrupt-at 72 64: expected LO <= HI"],
     "--interrupt-at 80 88 --max-new-tokens 64": ["< --max-new-tokens 64"],
     "--token-budget 100": ["--token-budget 100 is smaller than one prompt with its completion, 152"],
-    "--max-prompt-tokens 600": ["--max-prompt-tokens 600 leaves no position for a completion: the model has 512"],
+    "--max-prompt-tokens 600": ["within the 512 positions that the model has, got --max-prompt-tokens 600"],
+    "--max-new-tokens 600": ["within the 512 positions", "--max-new-tokens 600"],
+    "--max-prompt-tokens 100 --max-new-tokens 450": ["within the 512 positions", "100 and --max-new-tokens 450"],
     "--model {base} --data rows.jsonl --k 1 --prompts 3 --max-new-tokens 510 --interrupt-at 8 9": [
-        "within the 512 positions",
-        "got 4 + 510 tokens",
-        "--max-new-tokens",
+        "a prompt of <= 2 tokens, got 10 longer ones"
     ],
     # 152 positions x 2 x 4 layers x 3 heads x 32 numbers x 4 bytes = 466,944 bytes a slot
     "--slots 1000": ["--slots 1000 does not fit: 1000 slots x 152 positions x 3,072 bytes = 0.5 GB; 0.1 GB are"],
@@ -359,7 +359,7 @@ def test_a10_only_length_control_interrupt_interrupts():
 
 def test_a_run_without_git_has_no_commit(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    found = provenance(data.Data([1, 2, 3], [4], 5, 6))
+    found = provenance(data.Data([1, 2, 3], [], [4], too_long=5, duplicates=6))
     assert found["commit"] is None and found["versions"]["torch"] == torch.__version__
     assert found["prompts"] == {"train": 3, "validation": 1, "too_long": 5, "repeated": 6, "unusable": 0}
 

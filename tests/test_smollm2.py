@@ -62,7 +62,7 @@ def requests(tokens):
     """Two completions of each question, in the model's chat template."""
     ready = data.Tokeniser(tokens, budget=128)
     rows = [data.Row("here", text, "25", "arithmetic") for text in QUESTIONS]
-    return [Request(index, 0, ready(row, index=index), 2) for index, row in enumerate(rows)]
+    return [Request(index, 0, ready(row, index), 2) for index, row in enumerate(rows)]
 
 
 @pytest.fixture(scope="module")

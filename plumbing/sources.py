@@ -35,7 +35,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from glob import escape, glob
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -453,7 +453,7 @@ def usable(found, task: str | None, number: int, ready, columns, own: bool, skip
         yield row
 
 
-def distinct(rows: Iterable[Row], marks: tuple[str, ...], found: data.Data, evaluate: bool) -> tuple[list, list, set]:
+def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data.Data, evaluate: bool):
     """(rows with their prompt for the first time, rows that repeat one, tasks of all), as data.packed makes rows.
 
     Warnings of rows that repeat a prompt with another answer, and of those that begin or end with one of `marks`, are
@@ -465,15 +465,18 @@ def distinct(rows: Iterable[Row], marks: tuple[str, ...], found: data.Data, eval
     tasks = set()
     conflicts = []
     rendered = []
-    for row in rows:
-        tasks.add(row.task)
-        known = len(first)
-        place = places.setdefault(data.identity(row.prompt), known)
-        (first if place == known else repeated).append(data.packed(row))
-        if place < known and data.unpacked(first[place]).answer != row.answer:
-            conflicts.append(f"{row.where} of {data.unpacked(first[place]).where}")
-        if any(text.startswith(marks) or text.endswith(marks) for text in map(str.strip, texts(row.prompt))):
-            rendered.append(row.where)
+    try:
+        for row in rows:
+            tasks.add(row.task)
+            known = len(first)
+            place = places.setdefault(data.identity(row.prompt), known)
+            (first if place == known else repeated).append(data.packed(row))
+            if place < known and data.unpacked(first[place]).answer != row.answer:
+                conflicts.append(f"{row.where} of {data.unpacked(first[place]).where}")
+            if any(text.startswith(marks) or text.endswith(marks) for text in map(str.strip, texts(row.prompt))):
+                rendered.append(row.where)
+    except (EOFError, zlib.error) as error:
+        raise malformed(f"--data {name}", str(error), "an interrupted download", "a whole .gz file") from error
     if rendered:
         found.warnings.append(
             f"{len(rendered)} rows, the first {rendered[0]}, begin or end with what the chat template or the tokenizer "
@@ -518,39 +521,39 @@ def load(
     found = data.Data(data.Prompts(ready), data.Prompts(ready), weights=weights)
     owned: list[set[str]] = []  # by source: its tasks
     held: list[tuple[str, data.Prompt]] = []  # (data.identity, prompt)
-
-    def drawn(row: bytes):
-        prompt = ready(data.unpacked(row))
-        return prompt and (data.identity(data.unpacked(row).prompt), prompt)
-
     for number, (name, weight, task) in enumerate(zip(names, weights, tasks)):
         if name in data.EMBEDDED:
-            train, asked = embedded(name, number, validation)
-            new = list(filter(None, map(drawn, asked)))
-            too_long = len(asked) - len(new)
+            train, rows = embedded(name, number, validation)
+            new = list(filter(None, (drawn(row, ready) for row in rows)))
+            too_long = len(rows) - len(new)
             owned.append({name})
         else:
-            skipped = found.unusable if skip_unusable else None
-            rows = usable(read(name), task, number, ready, columns, own, skipped)
-            try:
-                first, repeated, its_tasks = distinct(rows, template_marks(ready), found, evaluate)
-            except (EOFError, zlib.error) as error:
-                raise malformed(f"--data {name}", str(error), "an interrupted download", "a whole .gz file") from error
-            train, new, too_long = data.split(first, validation, share=data.HELD_OUT if weight else 1, ready=drawn)
+            each = usable(read(name), task, number, ready, columns, own, found.unusable if skip_unusable else None)
+            first, repeated, its_tasks = distinct(name, each, template_marks(ready), found, evaluate)
+            share = data.HELD_OUT if weight else 1
+            train, new, too_long = data.split(first, validation, share=share, ready=partial(drawn, ready=ready))
             if not new:
-                got = f"{too_long} longer ones" + (f" and unusable rows ({skipped[0]})" if skipped else "")
+                got = f"{too_long} longer ones" + "".join(f" and unusable rows ({row})" for row in found.unusable[:1])
                 cause = "an empty file, an interrupted download, or a small budget"
                 raise malformed(name, got, cause, f"a prompt of <= {budget} tokens")
             found.others.rows += repeated if weight else repeated + train
             owned.append(its_tasks)
+        train = train if weight else []
         held += new
-        found.train.rows += train if weight else []
-        found.sizes.append(len(train) if weight else 0)
+        found.train.rows += train
+        found.sizes.append(len(train))
         found.too_long += too_long
     number_validation(found, held, labels(names), owned)
     if not evaluate:
         data.check_leakage({identity: prompt.where for identity, prompt in held}, found.train)
     return found
+
+
+def drawn(packed: bytes, ready) -> tuple[str, data.Prompt] | None:
+    """(data.identity, prompt) of a row; None if it is too long."""
+    row = data.unpacked(packed)
+    prompt = ready(row)
+    return prompt and (data.identity(row.prompt), prompt)
 
 
 def embedded(name: str, number: int, validation: int) -> tuple[list[bytes], list[bytes]]:

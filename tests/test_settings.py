@@ -154,7 +154,7 @@ REFUSED = {  # flags -> words of the message
     "--no-positive-resampling 90": ["--no-positive-resampling", "got 90", "up to 1"],
     "--no-positive-resampling yes": ["got yes; expected a share above 0 and up to 1, or off"],
     "--think-end=": ["--think-end", "empty", "or none"],
-    "--data tiny:0": ["--data", "tiny:0"],
+    "--data tiny:0": ["--data: expected a source to train on; all have weight 0"],
     "--virtual quick": ["--virtual quick: ", "exact"],
     "--virtual measured:nowhere": ["--virtual measured:nowhere: ", "nowhere"],
     "--eps-max 0.2": ["eps_max is 0.2", "at least 1"],
@@ -400,7 +400,7 @@ def test_default_interruptions_follow_a_given_length_that_they_would_not_fit():
 
 def test_given_lengths_are_never_changed():
     lengths, _ = sized("--max-new-tokens", "8000", "--interrupt-at", "70", "90", positions=8192)
-    assert lengths[:3] == [2048, 8000, [70, 90]]  # `prepare` refuses them if the prompts at hand are too long
+    assert lengths[:3] == [192, 8000, [70, 90]]  # what was not given has the positions that are left
 
 
 # The config of Qwen3-0.6B as published.

@@ -15,8 +15,9 @@ Files and data sets are read by plumbing/sources.py. The embedded tasks:
   tiny        "7+5-3....=" -> "9", the sum of 2 to 7 operands modulo 10: for a policy of 41,000 parameters, with which a
               run takes seconds. Validation texts are reserved in the same way.
 
-A prompt is put into the tokenizer's chat template; a tokenizer without one gets it as it is. Validation prompts are
-drawn from every source, so that each source has its own curve, named by Prompt.curve. A prompt in both training and
+A prompt is put into the tokenizer's chat template; a tokenizer without one gets it as it is. This happens when it is
+drawn, so that a million rows are quickly there; one that turns out too long is left out then. Validation prompts are
+drawn from every source, and each has its own curve, named by Prompt.curve. A prompt in both training and
 validation, from whatever sources, is refused. Both sets are the same for every --seed, which only orders the training
 prompts: runs with different seeds are measured on the same prompts.
 
@@ -35,7 +36,7 @@ import json
 import marshal
 import random
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, islice, pairwise
@@ -72,7 +73,7 @@ class Row(NamedTuple):
     source: int = 0  # position within --data
 
 
-class Prompts(Sequence):
+class Prompts:
     """Many rows, each made a prompt only when it is asked for: of a million most are never drawn.
 
     ready  a Tokeniser
@@ -89,6 +90,9 @@ class Prompts(Sequence):
     def __getitem__(self, index) -> Prompt | None:
         """The prompt in this place; None if it is too long."""
         return self.ready(unpacked(self.rows[index]), index)
+
+    def __iter__(self) -> Iterator[Prompt | None]:
+        return map(self.__getitem__, range(len(self)))
 
 
 @dataclass
@@ -141,7 +145,7 @@ class Curriculum:
 
     def __init__(
         self,
-        prompts: Sequence[Prompt | None],
+        prompts: Prompts,
         *,
         seed: int,
         threshold: float | None,

@@ -3,7 +3,8 @@
     load(sources, tokenizer, budget=...) -> data.Data(train, validation, ...), before any process is started
 
 A source is NAME[:WEIGHT][:TASK]: its share of the prompts drawn is its weight (default 1) over the sum of all weights;
-TASK, a key of graders.TASKS, names the verifier of all its rows. NAME is one of
+with weight 0 it is validated and never trained on. TASK, a key of graders.TASKS, names the verifier of all its rows.
+NAME is one of
   arithmetic, sorting, tiny  the embedded tasks (data.py)
   FILE.jsonl  (or .ndjson) one {"prompt": text or [{"role": ..., "content": ...}, ...], "answer": text or integer} per
               line, and optionally "task" (default "math"); other fields and empty lines are ignored.
@@ -17,7 +18,7 @@ that a row has counts. "reward_model.ground_truth" is a field of that name, or g
 answer holds "####" (GSM8K), only what follows is taken; references.py takes off what else is no value. The answer of a
 code row is its tests, in a form that graders.py reads, as JSON text or as an object. A row without a usable prompt or
 answer ends the run, or is left out (--skip-unusable).
-If rows of a source have the same prompt, the first is kept; the others are dropped and counted.
+If rows of a source have the same prompt, the first is trained on; the others are counted, and all are evaluated.
 
 Test: pytest tests/test_sources.py
 """
@@ -453,11 +454,11 @@ def usable(found, task: str | None, number: int, ready, columns, own: bool, skip
         yield row
 
 
-def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data.Data, evaluate: bool):
-    """(rows with their prompt for the first time, rows that repeat one, tasks of all), as data.packed makes rows.
+def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data.Data, evaluate: bool) -> tuple:
+    """(rows with their prompt for the first time; to `evaluate`, those that repeat one; tasks of all).
 
-    Warnings of rows that repeat a prompt with another answer, and of those that begin or end with one of `marks`, are
-    added to `found`.
+    Rows are as data.packed makes them. To `found` it adds how many repeat a prompt, and warnings of rows that do so
+    with another answer, and of rows that begin or end with one of `marks`.
     """
     first: list[bytes] = []
     repeated: list[bytes] = []
@@ -470,9 +471,13 @@ def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data
             tasks.add(row.task)
             known = len(first)
             place = places.setdefault(data.identity(row.prompt), known)
-            (first if place == known else repeated).append(data.packed(row))
-            if place < known and data.unpacked(first[place]).answer != row.answer:
-                conflicts.append(f"{row.where} of {data.unpacked(first[place]).where}")
+            if place == known:
+                first.append(data.packed(row))
+            else:
+                found.duplicates += 1
+                repeated += [data.packed(row)] if evaluate else []
+                if data.unpacked(first[place]).answer != row.answer:
+                    conflicts.append(f"{row.where} of {data.unpacked(first[place]).where}")
             if any(text.startswith(marks) or text.endswith(marks) for text in map(str.strip, texts(row.prompt))):
                 rendered.append(row.where)
     except (EOFError, zlib.error) as error:
@@ -485,7 +490,6 @@ def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data
     if conflicts and not evaluate:
         said = "rows repeat a prompt with another answer, and the earlier row counts:"
         found.warnings.append(f"{len(conflicts)} {said} {', '.join(conflicts[:3])}")
-    found.duplicates += len(repeated)
     return first, repeated, tasks
 
 

@@ -98,7 +98,7 @@ MALFORMED = {
     '{"prompt": "a", "answer": true}': "answer 'True'",
     '{"prompt": "a", "answer": 0.5}': "must be text",
     '{"prompt": "a", "answer": "so 7 ####"}': "unlabelled",
-    '{"prompt": "a", "answer": 1, "task": "maths"}': "expected a task of \\['arithmetic', ",
+    '{"prompt": "a", "answer": 1, "task": "maths"}': "task of .*got task .maths.",
     '{"prompt": "a", "answer": 1, "task": ["math"]}': "means something else",
     '{"prompt": "a", "answer": "018", "task": "arithmetic"}': "notation",
     '{"prompt": "a", "answer": "5274", "task": "sorting"}': "notation",
@@ -110,38 +110,27 @@ MALFORMED = {
     CODE + CALL: "functional tests without the name of the function",
     CODE + '["assert f(1) == 2"]}': "tests are asserts",
     CODE + '"def check(candidate):\\n    assert candidate(n = 1) == 2"}': r"check\(candidate\)",
+    '{"prompt": "1+2=", "nums": [1, 2], "target": 3, "answer": 3}': "a Countdown game.* --reward",
     '{"prompt": "\\ud800", "answer": 1}': "UTF-8",
     b'{"prompt": "\xff", "answer": 1}': "UTF-8",
 }
 
 
 @pytest.mark.parametrize(("line", "words"), MALFORMED.items(), ids=range(len(MALFORMED)))
-def test_a_malformed_line_stops_with_file_line_expected_got_and_cause_or_is_left_out(line, words, tmp_path, tokenizer):
+def test_a_malformed_line_stops_with_file_line_expected_got_and_cause(line, words, tmp_path, tokenizer):
     path = tmp_path / "bad.jsonl"
     line = line if isinstance(line, bytes) else line.encode()
     path.write_bytes(b'{"prompt": "fine", "answer": 1}\n\n' + line + b"\n")
-    with pytest.raises(ValueError, match=f"(?s)^{path}:3: expected .*got.*likely cause") as error:
+    with pytest.raises(ValueError, match=f"^{path}:3: expected .*{words}") as error:
         sources.load(str(path), tokenizer, budget=99)
-    assert __import__("re").search(words, str(error.value), 16), error.value
-    if "JSON" in words or "many" in words or "deep" in words:
-        return
-    assert sources.load(str(path), tokenizer, budget=99, skip_unusable=True).unusable[0] in str(error.value)
+    assert "got" in str(error.value) and "likely cause" in str(error.value)
 
 
-COMMANDS = {r"\frac{1}{2}", r"\beta", r"\boxed{1}", r"\rho", r"\neq 1", r"\nu", r"\text{a}", r"\theta", r"\times 2"}
-COMMANDS |= {
-    r"$\forall x$",
-    r"a \ne b",
-    r"2\to 3",
-    r"\right)",
-    r"(\tan x",
-    r"h\nu",
-    r"x \notin A",
-    r"\vec v".replace("v", "b"),
-}
+COMMANDS = r"""\frac{1}{2} \beta \boxed{1} \bar{x} \rho \right) \neq{}1 \nu h\nu x\ne1 x\notin{A} \text{a} \theta 2\to{3}
+\times{2} (\tan $\forall{x}$"""
 
 
-@pytest.mark.parametrize("text", sorted(COMMANDS))
+@pytest.mark.parametrize("text", COMMANDS.split())
 @pytest.mark.parametrize("place", ["answer", "prompt", "chat"])
 def test_latex_that_json_has_eaten_is_refused_in_prompts_and_answers_with_its_line(text, place, load):
     row = {"prompt": "1?", "answer": "1"} | {"prompt" if place == "chat" else place: text}
@@ -154,18 +143,9 @@ def test_latex_that_json_has_eaten_is_refused_in_prompts_and_answers_with_its_li
 
 
 def test_tabs_and_lines_of_prose_tables_and_programs_are_no_latex(load):
-    texts = [
-        "one\ntwo",
-        "a\tb\n1\t2",
-        "Find\nthe rest of\nnumbers",
-        "so x = 1.\nu = 2",
-        "d) 1\ne) 2",
-        "the\nu-shaped",
-        "\r\n1",
-    ]
-    assert len(every(load([{"prompt": text, "answer": n} for n, text in enumerate(texts)], tokenizer=CHAT))) == len(
-        texts
-    )
+    prose = "one\ntwo|a\tb\n1\t2|Find\nthe rest of\nnumbers|so x = 1.\nu = 2|d) 1\ne) 2|the\nu-shaped|\r\n1".split("|")
+    rows = [{"prompt": text, "answer": n} for n, text in enumerate(prose)]
+    assert len(every(load(rows, tokenizer=CHAT))) == len(rows)
     row = {"prompt": "\tan\n\nu\x0c", "answer": json.dumps({"inputs": ["\x0c\ne"], "outputs": ["\tan"]})}
     assert len(every(load([row], ":code", tokenizer=CHAT))) == 1
 
@@ -518,50 +498,35 @@ def test_what_save_to_disk_wrote_is_refused_with_the_name_under_which_it_is_read
     assert len(every(sources.load(f"{tmp_path}/saved/data-*.arrow", tokenizer, budget=9))) == 10
 
 
-def polaris(n):
-    return {"difficulty": "3/8", "problem": f"problem {n}", "answer": str(n)}
+PUBLIC = {  # a row of each, with N for its number; the columns of prompt and answer; the task
+    '{"difficulty": "3/8", "problem": "problem N", "answer": "N"}': "problem answer math",  # Polaris
+    '{"question": "problem N", "answer": "N + 0 = <<N+0=N>>N\\n#### N"}': "question answer math",  # GSM8K
+    '{"prompt": [{"content": "problem N", "role": "user"}], "reward_model": {"ground_truth": "N", "style": "rule"}, '
+    '"extra_info": {"index": "N"}}': "prompt reward_model.ground_truth math",  # DAPO
+    '{"problem": "problem N", "solutions": ["print(N)"], "tests": "[{\\"input\\": \\"N\\", \\"output\\": \\"N\\", '
+    '\\"type\\": \\"stdin_stdout\\"}]"}': "problem tests code",  # DeepCoder
+}
 
 
-def gsm8k(n):
-    return {"question": f"problem {n}", "answer": f"{n} + 0 = <<{n}+0={n}>>{n}\n#### {n}"}
+def public(row, numbers):
+    return [json.loads(row.replace("N", f"{n}")) for n in numbers]
 
 
-def dapo(n):
-    messages = [{"content": f"problem {n}", "role": "user"}]
-    truth = {"ground_truth": str(n), "style": "rule-lighteval/MATH_v2"}
-    return {
-        "data_source": "math_dapo",
-        "prompt": messages,
-        "ability": "MATH",
-        "reward_model": truth,
-        "extra_info": {"index": f"{n}"},
-    }
-
-
-def deepcoder(n):
-    tests = [{"input": f"{n}\n", "output": f"{n}\n", "type": "stdin_stdout"}]
-    return {"problem": f"problem {n}", "solutions": ["print(input())"], "tests": json.dumps(tests)}
-
-
-@pytest.mark.parametrize(
-    ("row", "columns", "task"),
-    [
-        (polaris, (["problem"], ["answer"]), "math"),
-        (gsm8k, (["question"], ["answer"]), "math"),
-        (dapo, (["prompt"], ["reward_model.ground_truth"]), "math"),
-        (deepcoder, (["problem"], ["tests"]), "code"),
-    ],
-)
-def test_a_folder_of_parquet_with_the_columns_of_well_known_datasets(row, columns, task, tmp_path, datasets):
-    for name, numbers in (("train-00000-of-00001", range(20)), ("test-00000-of-00001", [99])):  # no other split is read
-        (tmp_path / "folder").mkdir(exist_ok=True)
-        datasets.Dataset.from_list([row(n) for n in numbers]).to_parquet(tmp_path / "folder" / f"{name}.parquet")
+@pytest.mark.parametrize(("row", "columns"), PUBLIC.items())
+def test_a_folder_of_parquet_with_the_columns_of_well_known_datasets(row, columns, tmp_path, datasets):
+    (tmp_path / "folder").mkdir()
+    for name, numbers in (("train", range(20)), ("test", [99])):  # no other split is read
+        datasets.Dataset.from_list(public(row, numbers)).to_parquet(
+            tmp_path / "folder" / f"{name}-00000-of-00001.parquet"
+        )
+    *columns, task = columns.split()
+    columns = [[name] for name in columns]
     loaded = sources.load(f"{tmp_path}/folder:2:{task}", CHAT, budget=99, validation=1, columns=columns)
     assert (len(loaded.train), len(loaded.validation), loaded.weights) == (19, 1, (2.0,))
     for prompt in every(loaded):
         n = prompt.text.removeprefix("user:problem ").removesuffix("|assistant:")
         assert prompt.where == f"{tmp_path}/folder, row {int(n) + 1}" and prompt.task == task
-        assert prompt.answer == (n if task == "math" else deepcoder(int(n))["tests"])
+        assert prompt.answer == (n if task == "math" else public(row, [n])[0]["tests"])
 
 
 def test_names_on_the_hub_may_carry_a_configuration_and_its_failures_are_said(datasets, tokenizer, monkeypatch):
@@ -571,7 +536,7 @@ def test_names_on_the_hub_may_carry_a_configuration_and_its_failures_are_said(da
         asked.append((path, name, split))
         if path == "a/b":
             raise ConnectionError("Couldn't reach it")
-        return [gsm8k(n) for n in range(10)]
+        return [{"question": f"{n}?", "answer": n} for n in range(10)]
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     for name in ("openai/gsm8k/main", "POLARIS-Project/Polaris-Dataset-53K:4"):

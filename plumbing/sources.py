@@ -418,8 +418,11 @@ def check_text(where: str, value, *, code: bool) -> None:
     for text in texts(value):
         if text.isprintable():  # most are, and that is quickly found
             continue
-        if any("\ud800" <= one <= "\udfff" for one in text):
-            raise malformed(where, f"{text[:60]!r}", "a file that is not UTF-8, or half of a \\u pair", "text in UTF-8")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            cause = "a file that is not UTF-8, or half of a \\u pair"
+            raise malformed(where, f"{text[:60]!r}", cause, "text in UTF-8") from error
         if found := not code and EATEN.search(text):
             near = text[max(0, found.start() - 20) : found.end() + 20]
             cause = "LaTeX with one backslash in JSON, which makes a control character of \\f: double the backslash"
@@ -437,7 +440,8 @@ def template_marks(ready) -> tuple[str, ...]:
     except ValueError:  # the rows will show it
         return ()
     special = (token.content for token in ready.tokenizer.added_tokens_decoder.values() if token.special)
-    return tuple(filter(None, [*map(str.strip, text.split(question)), *(one for one in special if one in text)]))
+    marks = [*map(str.strip, text.split(question)), *(one for one in special if one in text)]
+    return tuple(mark for mark in marks if len(mark) > 2)  # many questions end with a colon
 
 
 def usable(found, task: str | None, number: int, ready, columns, own: bool, skipped: list[str] | None) -> Iterator[Row]:

@@ -16,8 +16,8 @@ from transformers import AutoConfig
 import data
 import loss
 import vllm_rollout
-from plumbing import settings, sizing, track
-from plumbing.build import make_generator, make_scorer, provenance
+from plumbing import settings, sizing, sources, track
+from plumbing.build import make_generator, make_scorer, prepare, provenance
 from plumbing.settings import FIELDS, known_flags, option, read_settings
 from recipes import EMBEDDED, RECIPES
 from verify import sandbox
@@ -246,6 +246,18 @@ def test_more_processes_than_one_are_refused_where_one_does_it_all(monkeypatch, 
     monkeypatch.setenv("WORLD_SIZE", "2")
     for mode in ("--evaluate base", "--virtual exact"):
         assert f"{mode.split()[0]} runs in a single process" in refused(capsys, *mode.split())
+
+
+def test_a_generators_rank_reads_no_prompts(monkeypatch):
+    lines("rows.jsonl", 40)
+    args = read_settings(f"--model {BASE} --data rows.jsonl --k 1 --prompts 3 --trainers 1".split())
+    monkeypatch.setattr(sources, "read", lambda name: pytest.fail(f"read {name}"))
+    for name, value in {"WORLD_SIZE": "3", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert prepare(args) is None
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(pytest.fail.Exception):
+        prepare(args)
 
 
 # --- Resumed and evaluated runs --------------------------------------------------------------------------------------

@@ -15,8 +15,9 @@ Files and data sets are read by plumbing/sources.py. The embedded tasks:
   tiny        "7+5-3....=" -> "9", the sum of 2 to 7 operands modulo 10: for a policy of 41,000 parameters, with which a
               run takes seconds. Validation texts are reserved in the same way.
 
-A prompt is put into the tokenizer's chat template; a tokenizer without one gets it as it is. Validation prompts are
-drawn from every source, so that each source has its own curve, named by Prompt.curve. A prompt in both training and
+A prompt is put into the tokenizer's chat template; a tokenizer without one gets it as it is. This happens when it is
+drawn, so that a million rows are quickly there; one that turns out too long is left out then. Validation prompts are
+drawn from every source, and each has its own curve, named by Prompt.curve. A prompt in both training and
 validation, from whatever sources, is refused. Both sets are the same for every --seed, which only orders the training
 prompts: runs with different seeds are measured on the same prompts.
 
@@ -31,13 +32,18 @@ Open in the paper: how math and code are mixed; ours: by weight within every bat
 Test: pytest tests/test_data.py
 """
 
-import copy
 import hashlib
+import json
+import marshal
 import random
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, islice, pairwise
 from typing import Any, NamedTuple
+
+from jinja2 import TemplateError
 
 HELD_OUT = 10  # one embedded text in so many is reserved for validation, as is one prompt in so many of a small source
 VALIDATION_PROMPTS = 1_000  # Sec. 2.1; from every source
@@ -62,20 +68,56 @@ class Row(NamedTuple):
     """A prompt as it stands in its source."""
 
     where: str  # "file:line", for messages
-    prompt: Any  # text, or chat messages until they are rendered
+    prompt: Any  # text, or chat messages
     answer: str
     task: str
+    source: int = 0  # position within --data
 
 
-class Data(NamedTuple):
+class Prompts:
+    """Many rows, each made a prompt only when it is asked for: of a million most are never drawn.
+
+    ready  a Tokeniser
+    rows   as `packed` makes them, source after source
+    """
+
+    def __init__(self, ready, rows: Iterable[bytes] = ()):
+        self.ready = ready
+        self.rows = list(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index) -> Prompt | None:
+        """The prompt in this place; None if it is too long."""
+        return self.ready(unpacked(self.rows[index]), index)
+
+    def __iter__(self) -> Iterator[Prompt | None]:
+        return map(self.__getitem__, range(len(self)))
+
+
+@dataclass
+class Data:
     """A run's prompts, and how many were left out of them and why."""
 
-    train: list[Prompt]
-    validation: list[Prompt]
-    too_long: int  # prompts of more tokens than the budget, or with an answer of more than MAX_ANSWER bytes
-    duplicates: int  # rows that repeat an earlier prompt of their source
-    weights: tuple[float, ...] = (1.0,)  # by source
-    unusable: tuple[str, ...] = ()  # what is wrong with each row that --skip-unusable left out
+    train: Prompts
+    others: Prompts  # for --evaluate only: repeated rows, and those of weight 0 that are not validated
+    validation: list[Prompt] = field(default_factory=list)
+    weights: tuple[float, ...] = (1.0,)  # by source; 0: validated, never trained on
+    sizes: list[int] = field(default_factory=list)  # by source: training prompts
+    tasks: set[str] = field(default_factory=set)
+    too_long: int = 0  # rows that were drawn for validation and have more tokens than the budget
+    duplicates: int = 0  # rows that repeat an earlier prompt of their source
+    unusable: list[str] = field(default_factory=list)  # what is wrong with each row that --skip-unusable left out
+    warnings: list[str] = field(default_factory=list)
+
+
+def packed(row: Row) -> bytes:
+    return marshal.dumps(tuple(row))  # 5 times as fast as JSON, and read by this process only
+
+
+def unpacked(row: bytes) -> Row:
+    return Row(*marshal.loads(row))
 
 
 def malformed(where: str, got: str, cause: str, expected: str) -> ValueError:
@@ -89,35 +131,48 @@ def malformed(where: str, got: str, cause: str, expected: str) -> ValueError:
 class Curriculum:
     """Which prompts come next: epochs in a seeded order, without those that the policy has already learnt.
 
-    prompts    the training set, index = position
+    prompts    the training set, index = position, source after source; one that is too long for the model is None
+    sizes      how many prompts each source has; by default all are of one
     seed       orders the epochs
     threshold  a prompt whose latest pass rate is >= this is never sampled again; None: uniform resampling
     weights    of the sources: any run of consecutive draws keeps two sources within one prompt of their shares, more
                sources close to them; a source without a free prompt leaves its share to the others. Each source has its
-               own epochs
+               own epochs; one of weight 0 has no prompts
 
     A prompt is in flight from `next` to `update_history`, and is not given out a second time meanwhile. If its turn in
     the next epoch comes before it is back, the prompts behind it go first; if only such prompts remain, the epoch is
-    over.
+    over. A prompt that is too long is left out when its turn comes first.
     """
 
-    def __init__(self, prompts: list[Prompt], *, seed: int, threshold: float | None, weights: Iterable[float] = (1.0,)):
+    def __init__(
+        self,
+        prompts: Prompts,
+        *,
+        seed: int,
+        threshold: float | None,
+        weights: Iterable[float] = (1.0,),
+        sizes: Iterable[int] | None = None,
+    ):
         self.prompts = prompts
         self.seed = seed
         self.threshold = threshold
         self.weights = list(weights)
         self.pass_rates: dict[int, float] = {}  # index -> mean v of the latest G completions
+        self.too_long: set[int] = set()  # drawn, and left out
         self._in_flight: dict[int, None] = {}  # an ordered set
+        ends = [0, *accumulate([len(prompts)] if sizes is None else sizes)]
+        self._members: list[Sequence[int]] = [range(*pair) for pair in pairwise(ends)]  # by source: to be sampled again
         # By source: number of its epoch, how many prompts were in it at its start, which are still to come; and how far
         # the source is behind its share.
         self._sources: list[dict[str, Any]] = [
-            {"epoch": -1, "size": 1, "queue": [], "credit": 0.0} for _ in self.weights
+            {"epoch": -1, "size": 1, "queue": deque(), "credit": 0.0} for _ in self.weights
         ]
 
     @property
     def epoch(self) -> float:
         """Epochs sampled so far, the current one by the part sampled; the mean over the sources."""
-        done = [state["epoch"] + 1 - len(state["queue"]) / state["size"] for state in self._sources]
+        trained = [state for state, weight in zip(self._sources, self.weights) if weight]
+        done = [state["epoch"] + 1 - len(state["queue"]) / state["size"] for state in trained]
         return sum(done) / len(done)
 
     @property
@@ -126,7 +181,7 @@ class Curriculum:
         return sum(self._is_retired(index) for index in self.pass_rates)
 
     @property
-    def in_flight(self) -> list[Prompt]:
+    def in_flight(self) -> list[Prompt | None]:
         """Prompts given out and not back, in the order they were given out (a resumed run generates them again)."""
         return [self.prompts[index] for index in self._in_flight]
 
@@ -144,10 +199,15 @@ class Curriculum:
             if index is None:
                 del sources[source]
                 continue
+            prompt = self.prompts[index]
+            if prompt is None:
+                self.too_long.add(index)
+                continue
+            self._in_flight[index] = None
             for other in sources:
                 sources[other]["credit"] += self.weights[other]
             sources[source]["credit"] -= sum(self.weights[other] for other in sources)
-            chosen.append(self.prompts[index])
+            chosen.append(prompt)
         return chosen
 
     def update_history(self, index: int, pass_rate: float | None) -> None:
@@ -163,7 +223,8 @@ class Curriculum:
 
     def state_dict(self) -> dict:
         """Everything that decides which prompts come next, in a form that JSON can hold."""
-        state = {"data": self._fingerprint, "sources": copy.deepcopy(self._sources)}
+        sources = [state | {"queue": list(state["queue"])} for state in self._sources]
+        state = {"data": self._fingerprint, "sources": sources, "too_long": sorted(self.too_long)}
         return state | {"in_flight": list(self._in_flight), "pass_rates": list(self.pass_rates.items())}
 
     def load_state_dict(self, state: dict) -> None:
@@ -173,16 +234,17 @@ class Curriculum:
                 "expected the state of these prompts, answers and seed, got another; likely cause: new flags, data of "
                 "which prompts or answers have changed, or a checkpoint of another version of the code"
             )
-        self._sources = copy.deepcopy(state["sources"])
+        self._sources = [one | {"queue": deque(one["queue"])} for one in state["sources"]]
+        self.too_long = set(state["too_long"])
         self._in_flight = dict.fromkeys(state["in_flight"])
         self.pass_rates = dict(state["pass_rates"])
 
     @cached_property
     def _fingerprint(self) -> str:
-        """A hash of the training prompts in their order, the weights and the seed; once, for tests of code are long."""
+        """A hash of the training rows in their order, the weights and the seed; once, for tests of code are long."""
         digest = hashlib.sha256(f"{self.seed}\0{self.weights}".encode())
-        for prompt in self.prompts:
-            digest.update("\0".join(("", prompt.text, prompt.answer, prompt.task)).encode())
+        for row in map(unpacked, self.prompts.rows):
+            digest.update(repr(row[1:]).encode())  # without its place: a file may have been moved
         return digest.hexdigest()[:16]
 
     def _is_retired(self, index: int) -> bool:
@@ -190,21 +252,24 @@ class Curriculum:
         return self.threshold is not None and self.pass_rates.get(index, 0.0) >= self.threshold - 1e-6
 
     def _is_free(self, index: int) -> bool:
-        return index not in self._in_flight and not self._is_retired(index)
+        return index not in self._in_flight and not self._is_gone(index)
+
+    def _is_gone(self, index: int) -> bool:
+        return index in self.too_long or self._is_retired(index)
 
     def _draw(self, source: int) -> int | None:
-        """Put the source's next free prompt in flight; returns its index, None if there is none. May start an epoch."""
+        """Take the source's next free prompt out of its queue: its index, None if there is none. May start an epoch."""
         state = self._sources[source]
-        if not any(map(self._is_free, state["queue"])):
-            members = (prompt.index for prompt in self.prompts if prompt.source == source)
-            active = [index for index in members if not self._is_retired(index)]
-            number = state["epoch"] + 1
+        index = next(filter(self._is_free, state["queue"]), None)
+        if index is None:
+            active = self._members[source] = [one for one in self._members[source] if not self._is_gone(one)]
             if not any(map(self._is_free, active)):
                 return None
-            state |= {"epoch": number, "size": len(active), "queue": shuffled(active, f"epoch/{self.seed}/{number}")}
-        index = next(filter(self._is_free, state["queue"]))
+            number = state["epoch"] + 1
+            queue = deque(shuffled(active, f"epoch/{self.seed}/{number}"))
+            state |= {"epoch": number, "size": len(active), "queue": queue}
+            index = next(filter(self._is_free, queue))
         state["queue"].remove(index)
-        self._in_flight[index] = None
         return index
 
 
@@ -217,29 +282,51 @@ def shuffled(items: Iterable, seed: str) -> list:
     return sorted(items, key=lambda _: rng.random())
 
 
-def split(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
-    """(train, validation): for validation `count` random ones, always the same; at most 1 in HELD_OUT, at least one."""
-    count = min(count, max(1, len(prompts) // HELD_OUT))
-    drawn = shuffled(prompts, "split")
-    return drawn[count:], drawn[:count]
+def split(rows: list, count: int, *, share: int = HELD_OUT, ready=lambda row: row) -> tuple[list, list, int]:
+    """(rows to train on, prompts to validate with, rows that are too long).
+
+    For validation `count` random rows, always the same; at most 1 in `share`, at least one. `ready` makes a prompt of a
+    row, or None if it is too long: then another row takes its place.
+    """
+    count = min(count, max(1, len(rows) // share))
+    drawn = shuffled(rows, "split")
+    held: list = []
+    seen = 0
+    while len(held) < count and seen < len(drawn):
+        prompt = ready(drawn[seen])
+        held += [] if prompt is None else [prompt]
+        seen += 1
+    return drawn[seen:], held, seen - len(held)
 
 
-def check_leakage(data: Data) -> None:
-    """Raise ValueError for a training prompt that is in the validation set too: two sources may share a row."""
-    held = {prompt.text: prompt.where for prompt in data.validation}
-    for prompt in data.train:
-        if prompt.text in held:
-            expected = f"no validation prompt in training, and {held[prompt.text]} is one"
-            raise malformed(prompt.where, f"the same {prompt.text[:60]!r}", "the same row in two sources", expected)
+def identity(prompt) -> str:
+    """What is the same in rows whose prompt is the same: a text is as good as one message of a user."""
+    if isinstance(prompt, list):
+        alone = len(prompt) == 1 and prompt[0]["role"] == "user"
+        return prompt[0]["content"].strip() if alone else json.dumps(prompt)
+    return prompt.strip()
+
+
+def check_leakage(validation: dict[str, str], train: Prompts) -> None:
+    """Raise ValueError for a training row that is in the validation set too: two sources may share a row.
+
+    validation  {identity of a row: where it stands}
+    """
+    for row in map(unpacked, train.rows):
+        if held := validation.get(identity(row.prompt)):
+            expected = f"no validation prompt in training, and {held} is one"
+            raise malformed(row.where, f"the same {str(row.prompt)[:60]!r}", "the same row in two sources", expected)
 
 
 def check_size(data: Data, *, prompts: int, k: int) -> None:
     """Raise ValueError unless there are more than (k + 1)·P training prompts: so many may be in flight at once."""
     needed = (k + 1) * prompts
-    if len(data.train) <= needed:
+    found = sum(1 for _ in islice(filter(None, data.train), needed + 1))  # no more, since looking takes time
+    if found <= needed:
+        too_long = data.too_long + len(data.train) - found
         raise ValueError(
-            f"expected more than (k + 1)·P = {needed} training prompts, got {len(data.train)} "
-            f"(held out: {len(data.validation)}, too long: {data.too_long}, repeated: {data.duplicates}); "
+            f"expected more than (k + 1)·P = {needed} training prompts, got {found} "
+            f"(held out: {len(data.validation)}, too long: {too_long}, repeated: {data.duplicates}); "
             "likely cause: a small file or prompt budget; lower k or the prompts per step"
         )
 
@@ -317,41 +404,85 @@ def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[
 # --- Prompts as tokens -----------------------------------------------------------------------------------------------
 
 
-def render(row: Row, tokenizer) -> Row:
-    """The row with its prompt as the one text that the model reads, up to where the completion starts.
+class Tokeniser:
+    """Makes a Prompt of a Row: renders it as the one text that the model reads, and tokenises that.
 
-    Raises ValueError for chat messages if the tokenizer has no chat template.
+    A chat template writes the special tokens itself; without one the tokenizer adds its own (Llama's and Gemma's first
+    token; the embedded tokenizer has none). An end-of-text token that it adds at the end is removed: nothing would
+    follow it.
+
+    budget      tokens of the longest prompt that is used
+    vocabulary  how many tokens the model knows; None: all of the tokenizer's
     """
-    chat = isinstance(row.prompt, list)
-    if tokenizer.chat_template:
-        messages = row.prompt if chat else [{"role": "user", "content": row.prompt}]
-        return row._replace(prompt=tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
-    if chat:
-        raise malformed(row.where, "chat messages", "a base model, which has no chat template", "a prompt as one text")
-    return row
 
+    def __init__(self, tokenizer, *, budget: int, vocabulary: int | None = None):
+        tokens = tokenizer.get_vocab()
+        self.tokenizer = tokenizer
+        self.budget = budget
+        self.vocabulary = vocabulary or len(tokens) + max(tokens.values())
+        self.longest = budget * max(map(len, tokens))  # characters: no longer text has few enough tokens
+        # Some models use their unknown token as one of these too, and templates write it.
+        known = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
+        self.unknown = {tokenizer.unk_token_id} - {None} - known
+        # Whether a row may hold what cannot be tokenised, so that every one has to be tried before the start.
+        strange = tokenizer("\ue000\u0fff", add_special_tokens=False)["input_ids"]
+        self.careful = bool(self.unknown & set(strange)) or max(tokens.values()) >= self.vocabulary
+        self.shapes: set[tuple] = set()  # of the chats that have been rendered
+        self.curves: dict[tuple[int, str], str] = {}  # (source, task) -> validation curve, where it is not the task
 
-def tokenise(rows: list[Row], tokenizer, *, budget: int) -> tuple[list[Prompt], int]:
-    """(prompts of at most `budget` tokens, how many rows were left out), in order, from rows that `render` returned.
+    def check(self, row: Row) -> None:
+        """Raise ValueError for a row that cannot be rendered or tokenised.
 
-    A row with an answer above MAX_ANSWER bytes is left out too. A chat template writes the special tokens itself;
-    without one the tokenizer adds its own (Llama's and Gemma's first token; the embedded tokenizer has none). An
-    end-of-text token that it adds at the end is removed: nothing would follow it.
-    Raises ValueError for a prompt with characters the tokenizer does not know.
-    """
-    longest = budget * max(map(len, tokenizer.get_vocab()))  # characters: no longer text has few enough tokens
-    count = len(rows)
-    rows = [row for row in rows if len(row.prompt) <= longest]  # before tokenising, which takes long for megabytes
-    texts = [row.prompt for row in rows]
-    special = not tokenizer.chat_template
-    # Some models use their unknown token as one of these too, and templates write it.
-    unknown = {tokenizer.unk_token_id} - {None, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
-    prompts = []
-    for row, ids in zip(rows, tokenizer(texts, add_special_tokens=special)["input_ids"] if rows else []):
-        ids = ids[:-1] if special and ids[-1:] == [tokenizer.eos_token_id] else ids
-        if unknown & set(ids):
+        Whether a template takes a chat is decided by the order of its roles, so one chat of each order is tried.
+        """
+        shape = tuple(message["role"] for message in row.prompt) if isinstance(row.prompt, list) else ()
+        if self.careful or shape not in self.shapes:
+            self(row)
+            self.shapes.add(shape)
+
+    def __call__(self, row: Row, index: int = 0) -> Prompt | None:
+        """The prompt; None if it has more tokens than the budget, or an answer of more than MAX_ANSWER bytes.
+
+        Raises ValueError for what cannot be rendered or tokenised.
+        """
+        text = self.render(row)
+        if len(text) > self.longest:  # before tokenising, which takes long for megabytes
+            return None
+        ids = self.ids(text)
+        if self.unknown & set(ids):
             cause = "the embedded base model's tokenizer, which knows its own tasks only: give another --model"
-            raise malformed(row.where, f"{row.prompt[:60]!r}", cause, "text that the tokenizer can spell")
-        if len(ids) <= budget and len(row.answer.encode()) <= MAX_ANSWER:
-            prompts.append(Prompt(len(prompts), tuple(ids), row.prompt, row.answer, row.task, where=row.where))
-    return prompts, count - len(prompts)
+            raise malformed(row.where, f"{text[:60]!r}", cause, "text that the tokenizer can spell")
+        if max(ids, default=0) >= self.vocabulary:
+            token = self.tokenizer.convert_ids_to_tokens(max(ids))
+            cause = "the tokenizer of another model, or tokens that were added without resizing the model"
+            expected = f"ids below {self.vocabulary}, the model's vocabulary"
+            raise malformed(row.where, f"the token {token!r} with the id {max(ids)}", cause, expected)
+        if len(ids) > self.budget or len(row.answer.encode()) > MAX_ANSWER:
+            return None
+        return Prompt(index, tuple(ids), text, row.answer, row.task, row.source, self.curve(row), row.where)
+
+    def curve(self, row) -> str:
+        """The validation curve that a row or prompt counts for."""
+        return self.curves.get((row.source, row.task), row.task)
+
+    def ids(self, text: str) -> list[int]:
+        """A rendered text as tokens."""
+        special = not self.tokenizer.chat_template
+        ids = self.tokenizer(text, add_special_tokens=special)["input_ids"]
+        return ids[:-1] if special and ids[-1:] == [self.tokenizer.eos_token_id] else ids
+
+    def render(self, row: Row) -> str:
+        """The row's prompt as one text, up to where the completion starts."""
+        chat = isinstance(row.prompt, list)
+        if not self.tokenizer.chat_template:
+            if chat:
+                cause = "a base model, which has no chat template"
+                raise malformed(row.where, "chat messages", cause, "a prompt as one text")
+            return row.prompt
+        messages = row.prompt if chat else [{"role": "user", "content": row.prompt}]
+        try:
+            return self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in messages)
+            cause = "a chat template that takes no system message, or wants user and assistant to take turns"
+            raise malformed(row.where, f"{error} (roles: {roles})", cause, "a chat that the template takes") from error

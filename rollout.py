@@ -35,6 +35,7 @@ Test: pytest tests/test_rollout.py
 """
 
 import inspect
+import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from transformers.cache_utils import Cache, DynamicCache
 
 from pipeline import Request, Rollout
@@ -53,6 +55,7 @@ NEVER = 2**62  # a length that no completion reaches
 PREFILL_TOKENS = 16384  # prompt tokens per forward pass, padding included: bounds its memory
 PREFILL_AHEAD = 8  # at most so many queued completions have their prompts run along with those of the starting ones
 KV_BLOCK = 64  # positions; key/value buffers grow in multiples of it
+ENDS = "<|im_end|> <|eot_id|> <|end|> <|endoftext|> <|end_of_text|> <|eom_id|> <end_of_turn> <|return|> </s> <eos>"
 
 # SplitMix64 (Steele, Lea, Flood 2014): an odd increment and two odd multipliers, as int64, which wraps modulo 2^64.
 INCREMENT, MIX_1, MIX_2 = (word - 2**64 for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -240,6 +243,8 @@ class Generator:
             check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_tokens)
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids(model, tokenizer)
+        self.other_ends = {tokenizer.get_vocab().get(end): end for end in ENDS.split()}
+        self.other_ends = {id: end for id, end in self.other_ends.items() if id not in {None, *self.eos_ids}}
         self.slots = slots
         self.clock = time.perf_counter  # seconds
         self.work = {"decode_steps": 0, "decode_seconds": 0.0, "slot_seconds": 0.0}  # so far; for the log
@@ -308,6 +313,15 @@ class Generator:
         queue = self._startable()
         return [queue.popleft() for _ in range(min(len(queue), self.slots - len(self._running)))]
 
+    def _warn(self, end):
+        """Say once that a completion went on behind this token."""
+        print(
+            f"WARNING: a completion went on behind {self.other_ends[end]}, which ends a turn in many models. If it "
+            f"does in yours, add its id {end} to eos_token_id in generation_config.json",
+            file=sys.stderr,
+        )
+        self.other_ends = {}
+
     def _text(self, ids):
         """The decoded ids, special tokens included: the mark that ends thinking may be one."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
@@ -321,6 +335,8 @@ class Generator:
         request = sequence.group.request
         self._evaluating -= request.evaluation
         ended = ids[-1] in self.eos_ids
+        if passed := self.other_ends.keys() & set(ids[:-1]):
+            self._warn(passed.pop())
         text = self._text(ids[:-1] if ended else ids)
         return Rollout(
             request.number,
@@ -338,15 +354,41 @@ class Generator:
 
 
 def eos_ids(model, tokenizer):
-    """Ids that end a completion: of the generation config, else the config, else the tokenizer; ValueError if none."""
+    """Ids that end a completion: all that the generation config, the config, the tokenizer or the chat template name.
+
+    Published models often name only one of them in each place. Raises ValueError for none, or for one that the model
+    has no output for.
+    """
+    ids = end_of_turn(tokenizer)
     for source in (model.generation_config, model.config, tokenizer):
-        ids = getattr(source, "eos_token_id", None)
-        if ids is not None:
-            return ids if isinstance(ids, list) else [ids]
-    raise ValueError(
-        "expected eos_token_id in the model's generation config or config, or in the tokenizer; got none: "
-        "every completion would be truncated"
-    )
+        named = getattr(source, "eos_token_id", None)
+        ids |= set(named if isinstance(named, list) else [named]) - {None}
+    if not ids:
+        raise ValueError(
+            "expected eos_token_id in the model's generation config or config, or in the tokenizer; got none: "
+            "every completion would be truncated"
+        )
+    size = model.config.vocab_size
+    if max(ids) >= size:
+        raise ValueError(
+            f"expected ids of eos_token_id below {size}, the model's vocabulary; got {max(ids)}; likely cause: the "
+            "tokenizer or generation config of another model"
+        )
+    return sorted(ids)
+
+
+def end_of_turn(tokenizer):
+    """The id of the special token that the chat template writes behind an answer, as a set; empty without one."""
+    answer = "an answer"
+    messages = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
+    if not tokenizer.chat_template:
+        return set()
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False)
+    except TemplateError:  # the prompts decide whether the template can be used
+        return set()
+    behind = tokenizer(text.rpartition(answer)[2].strip(), add_special_tokens=False)["input_ids"]
+    return set(behind[:1]) & {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
 def check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_tokens):

@@ -134,6 +134,7 @@ class Trainer:
         self.args = args
         self.processes = processes
         self.validation = prompts.validation
+        self.benchmarks = {source for source, weight in enumerate(prompts.weights) if not weight}  # never trained on
         folder = build.weights_folder(args)
         state = run_folder.counters(folder) if args.checkpoint else {}
         self.version = state.get("version", 0)  # optimizer steps done
@@ -145,7 +146,11 @@ class Trainer:
         self.policy = checkpoints.load_policy(folder, processes, resume=bool(state), dtype=processes.dtype, **given)
         self.optimizer = torch.optim.AdamW(self.policy.parameters(), eps=1e-15)  # A.3; the rest before each step
         self.curriculum = data.Curriculum(
-            prompts.train, seed=args.seed, threshold=args.no_positive_resampling, weights=prompts.weights
+            prompts.train,
+            seed=args.seed,
+            threshold=args.no_positive_resampling,
+            weights=prompts.weights,
+            sizes=prompts.sizes,
         )
         if state:
             checkpoints.load_state(folder, self.policy, self.optimizer, processes.writers, stepped=state["stepped"])
@@ -220,6 +225,7 @@ class Trainer:
     def log_step(self, groups, kept, metrics):
         """Log an optimizer step, before its weights are published: if the run ends there, its checkpoint counts it."""
         history = {"kept": int(kept.sum()), "retired": self.curriculum.retired, "epoch": self.curriculum.epoch}
+        history["too_long"] = len(self.curriculum.too_long)
         metrics |= history | batches.batch_metrics(groups, self.version - 1)
         self.log("step", step=self.version, **metrics, **batches.grading_metrics(groups, self.curriculum.prompts))
 
@@ -230,8 +236,10 @@ class Trainer:
             self.evaluated = self.version
             if not groups:  # only rank 0 has them
                 return
-            found = reward.pass_rates(groups, self.validation) | batches.grading_metrics(groups, self.validation)
-            self.log("eval", step=self.version, **found)
+            trained = [group for group in groups if self.validation[group[0].prompt].source not in self.benchmarks]
+            found = reward.pass_rates(trained, self.validation)  # what is fitted; benchmarks have their own curves
+            found |= {"tasks": reward.pass_rates(groups, self.validation)["tasks"]}
+            self.log("eval", step=self.version, **found, **batches.grading_metrics(groups, self.validation))
         for rollout, tokens in zip(sum(groups, []), samples):
             row = evaluation.answered(self.validation[rollout.prompt], tokens, rollout.value)
             run_log.append(Path(self.args.out) / "completions.jsonl", {"step": self.version, **row})

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from contextlib import closing
 from importlib.util import find_spec
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 
 import torch
@@ -70,7 +70,7 @@ def random_prompts():
 
 def prompts_of(source, folder):
     """The first PROMPTS prompts of a source of --data, as the model in this folder reads them."""
-    return sources.load([source], AutoTokenizer.from_pretrained(folder), budget=LONGEST).train[:PROMPTS]
+    return list(islice(sources.load([source], AutoTokenizer.from_pretrained(folder), budget=LONGEST).train, PROMPTS))
 
 
 def completions(backend, folder, fp32_head, prompts):

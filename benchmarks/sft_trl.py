@@ -42,8 +42,9 @@ def traces(count, seed):
 
 def measure(model, tokens, rows):
     """(share with the mark, pass rate) of one completion for each row's question; prints the first completion."""
-    found = [data.render(data.Row("", row["prompt"], str(row["answer"]), "arithmetic"), tokens) for row in rows]
-    prompts, _ = data.tokenise(found, tokens, budget=128)
+    ready = data.Tokeniser(tokens, budget=128)
+    found = (data.Row("", row["prompt"], str(row["answer"]), "arithmetic") for row in rows)
+    prompts = [ready(row, index) for index, row in enumerate(found)]
     generator = rollout.TorchGenerator(model.eval(), tokens, slots=32, max_new_tokens=48)
     with torch.no_grad(), closing(Scorer(timeout=5.0)) as scorer:
         scores = list(evaluation.complete(generator, scorer, prompts, 1))

@@ -22,7 +22,7 @@ import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import checkpoints, references, run_folder, sizing, sources, track
+from plumbing import checkpoints, references, run_folder, screen, sizing, sources, track
 from plumbing.launch import end_launcher
 from plumbing.settings import ROOT
 from plumbing.typed import beside, check_model, check_weights
@@ -44,7 +44,7 @@ def phrase_ids(tokenizer, args):
 
 
 def load_prompts(args):
-    """The prompts (data.Data), with all checked that every rank needs; exits with code 2 and one line if it cannot be.
+    """The prompts (data.Data), None on a generator; exits with code 2 and one line for what cannot work.
 
     Prints what --resume does and what was made to fit.
     """
@@ -57,6 +57,8 @@ def load_prompts(args):
         sys.exit(2)
     if args.evaluate or args.virtual or os.environ.get("RANK") == "0":  # once, not by the process that starts the ranks
         print(*args.notes, sep="\n", end="\n" if args.notes else "")
+        for warning in prompts.warnings:
+            print(f"WARNING: {warning}", file=sys.stderr)
         if prompts.unusable:
             said = f"WARNING: {len(prompts.unusable)} unusable rows left out. The first of them:"
             print(said, *prompts.unusable[:10], sep="\n  ", file=sys.stderr)
@@ -64,7 +66,7 @@ def load_prompts(args):
 
 
 def prepare(args):
-    """Load and check what every rank needs; returns the prompts. May make lengths and slots smaller.
+    """Load and check what this rank needs; the prompts, None on a generator. May make lengths and slots smaller.
 
     Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no sandbox works here).
     """
@@ -82,6 +84,15 @@ def prepare(args):
         vllm_rollout.require_vllm()
     config, tokenizer = read_model(flag, folder)
     args.notes += sizing.fit(args, config, len(phrase_ids(tokenizer, args)))
+    phrase = phrase_ids(tokenizer, args)
+    if args.length_control == "interrupt":
+        rollout.check_interruption(tokenizer, phrase, args.think_end, args.interrupt_at, args.max_new_tokens)
+        if max(phrase) >= config.vocab_size:
+            raise ValueError(f"--interrupt-phrase has a token beyond the {config.vocab_size} of {folder}")
+    if generates(args):
+        if args.reward and not os.path.isfile(own.parsed(args.reward)[0]):
+            raise ValueError(f"--reward {args.reward}: there is no such file on this node")
+        return None
     prompts = sources.load(
         args.data,
         tokenizer,
@@ -90,28 +101,26 @@ def prepare(args):
         columns=(args.prompt_column, args.answer_column),
         skip_unusable=args.skip_unusable,
         own=bool(args.reward),
+        vocabulary=config.vocab_size,
+        evaluate=bool(args.evaluate),
     )
-    everything = (*prompts.train, *prompts.validation)
     if not args.evaluate:
         data.check_size(prompts, prompts=args.prompts, k=args.k)
-    longest = max(len(prompt.ids) for prompt in everything)
-    if longest + args.max_new_tokens > config.max_position_embeddings:
-        raise ValueError(
-            f"expected prompt and completion within the {config.max_position_embeddings} positions of "
-            f"{folder}, got {longest} + {args.max_new_tokens} tokens; likely cause: --max-new-tokens"
-        )
-    if args.length_control == "interrupt":
-        phrase = phrase_ids(tokenizer, args)
-        rollout.check_interruption(tokenizer, phrase, args.think_end, args.interrupt_at, args.max_new_tokens)
-    first = prompts.train[0]
+    first = prompts.validation[0]
     if args.reward:  # tried on the first row, with its answer as the completion
         own.check(args.reward, (first.text, first.answer, first.answer))
     elif os.environ.get("LOCAL_RANK", "0") == "0":
-        args.notes += references.unreadable(everything, args.verify_timeout)
-        if any(prompt.task == "code" for prompt in everything):
+        args.notes += references.unreadable(prompts.validation, args.verify_timeout)
+        if "code" in prompts.tasks:
             # Once per node: sandboxes that start at the same moment count each other's processes.
             args.protections = sandbox.protections()
     return prompts
+
+
+def generates(args):
+    """Whether this process is a generator's rank: its prompts come with its requests."""
+    started = int(os.environ.get("WORLD_SIZE", 1)) > 1
+    return started and not (args.evaluate or args.virtual) and int(os.environ["RANK"]) >= args.trainers
 
 
 def read_model(flag, folder):
@@ -160,17 +169,26 @@ def read_tokenizer(flag, folder):
 def questions(args, prompts):
     """The prompts that --evaluate asks: the validation prompts, and all other rows of the files that --data names.
 
-    If --eval-prompts is given, at most so many of every source, validation prompts first.
+    If --eval-prompts is given, at most so many of every source, validation prompts first. Says how many are left out.
     """
     names = [sources.parse_source(source)[0] for source in args.data]
-    rows = [prompt for prompt in prompts.train if "data" in args.asked and names[prompt.source] not in data.EMBEDDED]
-    limit = args.eval_prompts if "eval_prompts" in args.asked else len(prompts.validation) + len(rows)
+    rows = [prompts.train, prompts.others] if "data" in args.asked else []
+    found = [prompt for part in rows for prompt in part]
+    fitting = [prompt for prompt in found if prompt and names[prompt.source] not in data.EMBEDDED]
+    limit = args.eval_prompts if "eval_prompts" in args.asked else len(prompts.validation) + len(fitting)
     chosen = []
     taken = Counter()
-    for prompt in (*prompts.validation, *rows):
+    for prompt in (*prompts.validation, *fitting):
         taken[prompt.source] += 1
         if taken[prompt.source] <= limit:
             chosen.append(replace(prompt, index=len(chosen)))
+    left = {
+        f"longer than {args.max_prompt_tokens} tokens": prompts.too_long + found.count(None),
+        "beyond --eval-prompts": len(prompts.validation) + len(fitting) - len(chosen),
+        "unusable": len(prompts.unusable),
+    }
+    said = "".join(f", {count} {why}" for why, count in left.items() if count)
+    print(f"{screen.counted(len(chosen) + sum(left.values()), 'row')}: {len(chosen)} asked{said}")
     return chosen
 
 

@@ -37,21 +37,35 @@ from plumbing.typed import step
 def lacking(folder, config):
     """What the safetensors files of a policy lack of the weights that its config asks for, in words; "" if nothing.
 
-    transformers would fill in random weights, and only say so.
+    transformers would fill in random weights, or part weights that the config ties, and only say so.
     """
     with torch.device("meta"):
-        wanted = {name: tuple(p.shape) for name, p in AutoModelForCausalLM.from_config(config).named_parameters()}
+        model = AutoModelForCausalLM.from_config(config)
+    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
     found = {}
+    files = {}
     for path in Path(folder).glob("*.safetensors"):
         with safe_open(path, "pt") as file:
             found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+            files |= dict.fromkeys(file.keys(), path)
     missing = [name for name in wanted if name not in found]
     if found and missing:
         return f"{len(missing)} of {len(wanted)} tensors are missing, such as {missing[0]}"
     for name, shape in wanted.items() if found else ():
         if found[name] != shape:
             return f"{name} has the shape {found[name]}, not {shape}"
+    for head, embedding in model._tied_weights_keys.items() if config.tie_word_embeddings else ():
+        if {head, embedding} <= files.keys() and not torch.equal(
+            *(tensor(files[one], one) for one in (head, embedding))
+        ):
+            return f"its tie_word_embeddings is true, and {head} differs from {embedding}: it has to be false"
     return ""
+
+
+def tensor(path, name):
+    """A tensor of a safetensors file."""
+    with safe_open(path, "pt") as file:
+        return file.get_tensor(name)
 
 
 def load_policy(folder, processes, *, resume, activation_checkpointing=False, **settings):

@@ -32,6 +32,7 @@ from plumbing import heartbeat, run_folder
 from plumbing.launch import end_launcher, handled, threads
 from plumbing.screen import Unbroken
 from plumbing.store import Interrupted, Store
+from verify import sandbox
 
 ROOT = Path(__file__).resolve().parent.parent  # the project's folder
 # What may differ between nodes: where they find files, what was asked for in other words, what their sandboxes can do.
@@ -150,9 +151,11 @@ class Processes:
                 stale.unlink()
             mark = out / f".start-{secrets.token_hex(8)}"
             mark.touch()
-            self.store.put({"start": (mark.name, args.checkpoint)})
+            self.store.put({"start": (mark.name, args.checkpoint, bool(args.protections))})
         self.store.wait("rank 0 to pick a checkpoint", lambda: self.store.has(["start"]))
-        seen, args.checkpoint = self.store.read("start")
+        seen, args.checkpoint, sandboxed = self.store.read("start")
+        if sandboxed and self.local == 0 and not args.protections:  # a node of generators, which know no prompts yet
+            args.protections = sandbox.protections()
         found = stamp(args), (out / seen).exists(), str(out), args.protections
         self.store.put({f"started/{self.rank}": found})
         names = [f"started/{rank}" for rank in range(self.world)]

@@ -93,6 +93,8 @@ def legible(text: str) -> str:
     >>> legible("8\\u200b"), legible("（１，２）"), legible("10²"), legible("是，不是")
     ('8', '(1,2)', '10²', '是，不是')
     """
+    if text.isascii():
+        return text
     if re.search("[０-９]", text):
         text = text.translate(FULL_WIDTH)
     return "".join(one for one in text if category(one) != "Cf" or one in "\u200c\u200d")

@@ -165,7 +165,9 @@ class Settings:
     verifiers: int = flag(
         "processes of each generator that check answers, at most", EVALUATION, 2, least=1, metavar="N"
     )
-    temperature: float = flag("sampling temperature", EVALUATION, 1.0, above=0)
+    temperature: float = flag(
+        "sampling temperature; with --evaluate, 0 takes the most probable token", EVALUATION, 1.0, least=0
+    )
     dtype: str = flag(
         "of generators and forward passes; master weights are float32 (default: bfloat16 on a GPU, else float32)",
         EVALUATION,
@@ -483,6 +485,10 @@ def check(args, given, asked):
         raise ValueError(f"--k is {args.k}; expected >= {least} with {args.off_policy}")
     if "model" not in given and not {sources.parse_source(name)[0] for name in args.data} <= data.EMBEDDED.keys():
         raise ValueError("--data FILE needs --model: the embedded base model knows only digits, + and -")
+    if not args.evaluate and not any(sources.parse_source(source)[1] for source in args.data):
+        raise ValueError("--data: expected a source to train on; all have weight 0, which is for validation only")
+    if not args.evaluate and args.temperature == 0:
+        raise ValueError("--temperature is 0; expected more, except with --evaluate: RL needs different completions")
     if args.dtype == "float32" and not args.fp32_head and "fp32_head" in asked:
         raise ValueError("--no-fp32-head with --dtype float32: its head is float32; give --dtype bfloat16 too")
     if "generators" in asked and not args.virtual:

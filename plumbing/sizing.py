@@ -64,7 +64,7 @@ def fit_lengths(args, positions, default_new, phrase):
     positions    that the model has
     default_new  the default of --max-new-tokens, for which the default interruption and penalty lengths are made
     phrase       tokens of the interruption phrase, after which one token must be left for the answer
-    Raises ValueError if --max-prompt-tokens leaves no position for a completion.
+    Raises ValueError for lengths that were asked for and leave no position for the other.
     """
     before = {name: getattr(args, name) for name in LENGTHS}
     longest = args.max_prompt_tokens + args.max_new_tokens
@@ -72,11 +72,17 @@ def fit_lengths(args, positions, default_new, phrase):
         if "max_prompt_tokens" not in args.asked:
             args.max_prompt_tokens = max(1, args.max_prompt_tokens * positions // longest)
         args.max_new_tokens = positions - args.max_prompt_tokens
-        if args.max_new_tokens < 1:
-            raise ValueError(
-                f"--max-prompt-tokens {args.max_prompt_tokens} leaves no position for a completion: the "
-                f"model has {positions}"
-            )
+    elif longest > positions and "max_prompt_tokens" not in args.asked:
+        args.max_prompt_tokens = positions - args.max_new_tokens
+    if (
+        args.max_prompt_tokens + args.max_new_tokens > positions
+        or args.max_new_tokens < 1
+        or args.max_prompt_tokens < 1
+    ):
+        raise ValueError(
+            f"expected prompt and completion within the {positions} positions that the model has, got "
+            f"--max-prompt-tokens {before['max_prompt_tokens']} and --max-new-tokens {before['max_new_tokens']}"
+        )
     room = args.max_new_tokens - phrase - 1
     beyond = {"interrupt": args.interrupt_at[1] > room, "penalty": args.length_max > args.max_new_tokens}
     if beyond.get(args.length_control) or args.max_new_tokens != before["max_new_tokens"]:
@@ -95,7 +101,7 @@ def fit_lengths(args, positions, default_new, phrase):
         for name in ("max_prompt_tokens", "max_new_tokens", *read)
         if getattr(args, name) != before[name]
     ]
-    shrunk = args.max_new_tokens != before["max_new_tokens"]
+    shrunk = longest > positions
     cause = f"the model has {positions} positions" if shrunk else f"--max-new-tokens is {args.max_new_tokens}"
     return f"Lengths made to fit, {cause}: {', '.join(changed)}" if changed else ""
 

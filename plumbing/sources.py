@@ -3,7 +3,8 @@
     load(sources, tokenizer, budget=...) -> data.Data(train, validation, ...), before any process is started
 
 A source is NAME[:WEIGHT][:TASK]: its share of the prompts drawn is its weight (default 1) over the sum of all weights;
-TASK, a key of graders.TASKS, names the verifier of all its rows. NAME is one of
+with weight 0 it is validated and never trained on. TASK, a key of graders.TASKS, names the verifier of all its rows.
+NAME is one of
   arithmetic, sorting, tiny  the embedded tasks (data.py)
   FILE.jsonl  (or .ndjson) one {"prompt": text or [{"role": ..., "content": ...}, ...], "answer": text or integer} per
               line, and optionally "task" (default "math"); other fields and empty lines are ignored.
@@ -17,7 +18,7 @@ that a row has counts. "reward_model.ground_truth" is a field of that name, or g
 answer holds "####" (GSM8K), only what follows is taken; references.py takes off what else is no value. The answer of a
 code row is its tests, in a form that graders.py reads, as JSON text or as an object. A row without a usable prompt or
 answer ends the run, or is left out (--skip-unusable).
-If rows of a source have the same prompt, the first is kept; the others are dropped and counted.
+If rows of a source have the same prompt, the first is trained on; the others are counted, and all are evaluated.
 
 Test: pytest tests/test_sources.py
 """
@@ -30,42 +31,24 @@ import json
 import os
 import pickle
 import re
-import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import reduce
-from glob import glob
+from functools import partial, reduce
+from glob import escape, glob
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from data import (
-    ANSWERS,
-    EMBEDDED,
-    EMBEDDED_PROMPTS,
-    MAX_ANSWER,
-    VALIDATION_PROMPTS,
-    Data,
-    Row,
-    check_leakage,
-    examples,
-    malformed,
-    render,
-    split,
-    tokenise,
-)
+import data
+from data import Row, malformed
 from plumbing import references, store
 from plumbing.typed import beside, closest, is_path, meant
 from verify.graders import TASKS
 from verify.programs import read_tests
 
-USUAL = {  # columns of well-known data sets, to be suggested
-    "--prompt-column": ("question", "problem", "instruction", "query", "input", "messages"),
-    "--answer-column": ("solution", "final_answer", "ground_truth", "output", "response", "target", "label"),
-}
-PARTS = 5  # sources in one folder; a shell makes more of a pattern without quotes
+FLAGS = ("--prompt-column", "--answer-column")
 EXPECTED = 'one JSON object like {"prompt": text or chat messages, "answer": text or integer}'
 
 
@@ -75,19 +58,19 @@ EXPECTED = 'one JSON object like {"prompt": text or chat messages, "answer": tex
 def parse_source(text: str) -> tuple[str, float, str | None]:
     """(name, weight, task or None) of a source as --data takes it.
 
-    Raises ValueError for an empty name, a weight of 0, or a task beside an embedded source.
+    Raises ValueError for an empty name, or a task beside an embedded source.
 
-    >>> parse_source("code.jsonl:3:code"), parse_source("sorting")
-    (('code.jsonl', 3.0, 'code'), ('sorting', 1.0, None))
+    >>> parse_source("code.jsonl:3:code"), parse_source("aime.jsonl:0"), parse_source("sorting")
+    (('code.jsonl', 3.0, 'code'), ('aime.jsonl', 0.0, None), ('sorting', 1.0, None))
     """
     found = re.fullmatch(f"(.*?)(?::([0-9]+[.]?[0-9]*))?(?::({'|'.join(TASKS)}))?", text, re.S)
     assert found  # the first part takes any text
     name, weight, task = found.groups()
     if not name.strip():  # as a path it would be the working folder
         raise malformed("--data", repr(text), "a shell variable that is not set", "NAME[:WEIGHT][:TASK]")
-    if float(weight or 1) == 0 or task and name in EMBEDDED:
-        expected = "NAME[:WEIGHT][:TASK] with a weight above 0, and no task for an embedded source, which has its own"
-        raise malformed("--data", repr(text), "weight 0, or a task for an embedded source", expected)
+    if task and name in data.EMBEDDED:
+        expected = "NAME[:WEIGHT], without a task, for an embedded source"
+        raise malformed("--data", repr(text), "it has its own task", expected)
     return name, float(weight or 1), task
 
 
@@ -95,8 +78,11 @@ def anchored(text: str) -> str:
     """A source as --data takes it, a file or folder with its whole path: it is found from any other folder too."""
     name, _, task = parse_source(text)
     path = os.path.abspath(os.path.expanduser(name))
-    here = name not in EMBEDDED and (os.path.exists(path) or glob(path))
-    return path + text[len(name) :] if here else text
+    if name not in data.EMBEDDED and os.path.exists(path):
+        return path + text[len(name) :]
+    # A pattern, in a folder whose own name is none.
+    path = os.path.join(escape(os.getcwd()), os.path.expanduser(name))
+    return os.path.normpath(path) + text[len(name) :] if name not in data.EMBEDDED and glob(path) else text
 
 
 def labels(names: Sequence[str]) -> Sequence[str]:
@@ -114,68 +100,58 @@ def ending(name: str) -> str:
     return Path(name.lower().removesuffix(".gz")).suffix
 
 
-def opened(path: str, **text):
+def opened(path: str, newline: str):
     """A text file to be read; one that gzip packed is told by its first bytes."""
     with open(path, "rb") as file:
         packed = file.read(2) == b"\x1f\x8b"
-    return (gzip.open if packed else open)(path, "rt", **text)
+    reader = gzip.open if packed else open
+    return reader(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline)  # check_text finds those
 
 
 def read_lines(path: str) -> Iterator[tuple[str, object]]:
     """Yield (place, row) for each non-empty line of a JSONL file. Raises ValueError for a line that is not JSON."""
-    with opened(path, encoding="utf-8-sig", errors="surrogateescape", newline="\n") as file:
+    with opened(path, newline="\n") as file:
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line) if line.strip() else None
-                json.dumps(row, ensure_ascii=False).encode()  # the tokenizer would fail on half a surrogate pair
             except (ValueError, RecursionError) as error:
-                cause = "one JSON document over many lines, a file that is not UTF-8, or nesting too deep to read"
+                cause = "one JSON document over many lines, or nesting too deep to read"
                 raise malformed(f"{path}:{number}", f"{line[:60]!r} ({error})", cause, EXPECTED) from error
             if line.strip():
                 yield f"{path}:{number}", row
 
 
-def read_cells(path: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield (line that it begins in, cells) for each row of a CSV or TSV file that is not empty.
-
-    The separator is the one of , ; | and tab that the first row has most of. Raises ValueError for what is no table and
-    for a quote that opens a cell but is closed nowhere, or within it: its text would swallow the rows behind it.
-    """
-    csv.field_size_limit(MAX_ANSWER)
-    with opened(path, encoding="utf-8-sig", newline="") as file:
-        line = 1
-        try:
-            first = next(filter(str.strip, file), "")
-            file.seek(0)
-            table = csv.reader(file, delimiter=max(",;\t|", key=first.count), strict=True)
-            for cells in table:
-                if cells:
-                    yield line, cells
-                line = table.line_num + 1
-        except csv.Error as error:
-            got = f"a row that runs to line {table.line_num} ({error})"
-            cause = "a quote that opens a text and is not closed, or that stands within one and is not written twice"
-            raise malformed(f"{path}:{line}", got, cause, "a table") from error
-        except UnicodeDecodeError as error:
-            raise malformed(f"{path}:{line}", str(error), "a file of another kind", "a table in UTF-8") from error
-
-
 def read_table(path: str) -> Iterator[tuple[str, dict]]:
     """Yield (place, row) for each row of a CSV or TSV file, every cell as the text it is: 007 stays 007.
 
-    Raises ValueError for a name that two columns have, and for a row of more cells than names.
+    The separator is the one of , ; | and tab that the first row has most of. Raises ValueError for what is no table, a
+    name that two columns have, a row of more cells than names, and for a quote that opens a cell but is closed nowhere,
+    or within it: its text would swallow the rows behind it.
     """
-    rows = read_cells(path)
-    head, names = next(rows, (1, []))
-    if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
-        cause = "a joined table; one of these columns would be read in place of the other"
-        raise malformed(f"{path}:{head}", f"{', '.join(repeated)} more than once", cause, "a name for each column")
-    for line, cells in rows:
-        if len(cells) > len(names):
-            got = f"{len(cells)} cells under {len(names)} names ({', '.join(names):.60})"
-            cause = "a text that should stand in quotes, or a first line that does not name the columns"
-            raise malformed(f"{path}:{line}", got, cause, "a table")
-        yield f"{path}:{line}", dict(zip_longest(names, cells))
+    csv.field_size_limit(data.MAX_ANSWER)
+    line = 0
+    with opened(path, newline="") as file:
+        first = next(filter(str.strip, file), "")
+        file.seek(0)
+        table = csv.reader(file, delimiter=max(",;\t|", key=first.count), strict=True)
+        try:
+            names = next(filter(None, table), [])
+            if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
+                cause = "a joined table; one of these columns would be read in place of the other"
+                got = f"{', '.join(repeated)} more than once"
+                raise malformed(f"{path}:{table.line_num}", got, cause, "a name for each column")
+            line = table.line_num
+            for cells in filter(None, table):
+                line = table.line_num
+                if len(cells) > len(names):
+                    got = f"{len(cells)} cells under {len(names)} names ({', '.join(names):.60})"
+                    cause = "a text that should stand in quotes, or a first line that does not name the columns"
+                    raise malformed(f"{path}:{line}", got, cause, "a table")
+                yield f"{path}:{line}", dict(zip_longest(names, cells))
+        except csv.Error as error:
+            got = f"a row that runs to line {table.line_num} ({error})"
+            cause = "a quote that opens a text and is not closed, or that stands within one and is not written twice"
+            raise malformed(f"{path}:{line + 1}", got, cause, "a table") from error
 
 
 READERS = {".jsonl": read_lines, ".ndjson": read_lines, ".csv": read_table, ".tsv": read_table}
@@ -195,41 +171,43 @@ def one_kind(name: str, files: Iterable[str]) -> str:
 
 
 def check_folder(name: str) -> None:
-    """Raise ValueError for a folder of which `datasets` would read nothing, or one kind of its files without a word."""
-    if {"dataset_info.json", "state.json"} <= set(os.listdir(name)):
-        cause = f"load_dataset does not read such folders; it reads their files: --data '{name}/data-*.arrow'"
-        raise malformed(f"--data {name}", "what save_to_disk wrote", cause, "a folder of data files")
-    files = glob("**", root_dir=name, recursive=True)  # without hidden ones
-    data = [path for path in files if os.path.basename(path) not in DESCRIPTIONS]
-    one_kind(name, [path for path in data if ending(path) in READERS | BUILDERS])
+    """Raise ValueError for a folder of which `datasets` reads nothing, or one kind of its files, or another folder."""
+    files = glob("**", root_dir=escape(name), recursive=True)  # without hidden ones
+    cause = ""
+    if {"dataset_info.json", "state.json"} <= set(files):
+        cause = f"save_to_disk wrote it, and load_dataset reads its files only: --data '{name}/data-*.arrow'"
+    elif escape(name) != name:
+        cause = "the name is a pattern too, by which `datasets` may read another folder: give it another name"
+    if cause:
+        raise malformed(f"--data {name}", "another kind of folder", cause, "a folder of data files")
+    data_files = [path for path in files if os.path.basename(path) not in DESCRIPTIONS]
+    one_kind(name, [path for path in data_files if ending(path) in READERS | BUILDERS])
 
 
 def read(name: str) -> Iterator[tuple[str, object]]:
     """(place, row) of a source that is not embedded. Raises ValueError, with what is there, if there is none."""
-    files = [path for path in sorted(glob(name)) or [name] if os.path.isfile(path)]
+    # A file of this very name comes first: data[1].jsonl is also a pattern, which data1.jsonl matches.
+    files = [name] if os.path.isfile(name) else sorted(filter(os.path.isfile, glob(name)))
     kind = one_kind(name, files or [name])
     if files and kind in READERS:
         return chain.from_iterable(map(READERS[kind], files))
-    if files and kind not in BUILDERS:
-        cause = "lines of text, which have no answers" if kind == ".txt" else "a file of another kind"
-        known = ", ".join((*READERS, *BUILDERS))
-        expected = f"a file of a kind that is read ({known}; all but .parquet and .arrow also as .gz)"
-        raise malformed(f"--data {name}", f"a file ending in {kind or 'nothing'}", cause, expected)
-    hub = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
-    path_only = is_path(name, longest=3) or kind in (READERS | BUILDERS) or not hub
-    if not files and not os.path.isdir(name) and path_only:
-        head, colon, end = name.rpartition(":")
-        wrong = f"; {end} is no weight and no task ({', '.join(TASKS)})" if colon and os.path.exists(head) else ""
-        guess = wrong or meant(name, EMBEDDED) or f"; {beside(name)}"
-        expected = f"{', '.join(EMBEDDED)}, a file, a folder or OWNER/NAME on the hub"
-        raise ValueError(f"--data {name}: expected {expected}; there is no such file or folder{guess}")
+    if files and kind in BUILDERS:
+        return read_dataset(name, path=BUILDERS[kind], data_files=[escape(path) for path in files])
     if files:
-        return read_dataset(name, path=BUILDERS[kind], data_files=files)
+        cause = "lines of text, which have no answers" if kind == ".txt" else "a file of another kind"
+        expected = f"a file of a kind that is read ({', '.join((*READERS, *BUILDERS))})"
+        raise malformed(f"--data {name}", f"a file ending in {kind or 'nothing'}", cause, expected)
     if os.path.isdir(name):
         check_folder(name)
-    elif hub:
+        return read_dataset(name, path=name)
+    hub = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
+    if hub and not is_path(name, longest=3) and kind not in READERS | BUILDERS:
         return read_dataset(name, path=hub[1], name=hub[2])
-    return read_dataset(name, path=name)
+    head, colon, end = name.rpartition(":")
+    wrong = f"; {end} is no weight and no task ({', '.join(TASKS)})" if colon and os.path.exists(head) else ""
+    guess = wrong or meant(name, data.EMBEDDED) or f"; {beside(name)}"
+    expected = f"{', '.join(data.EMBEDDED)}, a file, a folder or OWNER/NAME on the hub"
+    raise ValueError(f"--data {name}: expected {expected}; there is no such file or folder{guess}")
 
 
 def read_dataset(source: str, **place) -> Iterator[tuple[str, dict]]:
@@ -242,19 +220,21 @@ def read_dataset(source: str, **place) -> Iterator[tuple[str, dict]]:
         failures += (datasets.exceptions.DatasetsError,)
         rows = datasets.load_dataset(**place, split="train")
     except failures as error:
-        expected = f"{', '.join(EMBEDDED)}, a file, or what datasets.load_dataset reads (see plumbing/sources.py)"
+        expected = f"{', '.join(data.EMBEDDED)}, a file, or what datasets.load_dataset reads (see plumbing/sources.py)"
         raise malformed(f"--data {source}", f"{type(error).__name__}: {error}", cause, expected) from error
     return ((f"{source}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def field(row: dict, names: Iterable[str]):
     """The first of the named fields that the row has, or None; "a.b" is the field "a.b", else field b of field a."""
+    for name in names:
+        value = row[name] if name in row else reduce(inner, name.split("."), row)
+        if value is not None:
+            return value
 
-    def step(value, key):
-        return value.get(key) if isinstance(value, dict) else None
 
-    found = (row[name] if name in row else reduce(step, name.split("."), row) for name in names)
-    return next((value for value in found if value is not None), None)
+def inner(value, key):
+    return value.get(key) if isinstance(value, dict) else None
 
 
 def loaded(text):
@@ -308,15 +288,12 @@ def code_answer(answer, row: dict) -> str:
 
 def missing(row: dict, where: str, names: Sequence[str], flag: str) -> ValueError:
     """The error for a row without a value under any of these names, which `flag` gives."""
-    parents = {name: field(row, [name.rpartition(".")[0]]) if "." in name else row for name in names}
-    for name, parent in parents.items():
-        if name in row or isinstance(parent, dict) and name.rpartition(".")[2] in parent:
-            return malformed(where, f"{name} without a value", "an unlabelled row", EXPECTED)
     there = [name for name, value in row.items() if not isinstance(value, dict)]
     there += [f"{name}.{inner}" for name, value in row.items() if isinstance(value, dict) for inner in value]
-    usual = [name for name in USUAL[flag] if name in there]
-    guess = closest(names[0], there) or next(iter(usual), "NAME")
+    if found := [name for name in names if name in there]:
+        return malformed(where, f"{found[0]} without a value", "an unlabelled row", EXPECTED)
     got = f"the fields {sorted(there)}, none of which is {' or '.join(names)}"
+    guess = closest(names[0], there) or "NAME"
     return malformed(where, got, f"another name of the column: {flag} {guess}", EXPECTED)
 
 
@@ -339,37 +316,29 @@ def chat(prompt: list, where: str) -> list[dict]:
 
 def spelt_chat(text: str):
     """The chat messages that a text spells in JSON or Python; any other text as it is."""
-    found = loaded(text) if re.match(r"\s*\[\s*\{", text) else text
+    found = loaded(text) if re.match(r"\s*\[\s*\{", text) else None
     messages = [message for message in found if isinstance(message, dict)] if isinstance(found, list) else []
     return found if {"role", "content", "from"} & set().union(*messages) else text
 
 
-def parse_row(row, where: str, task: str | None, columns, own: bool = False) -> Row:
-    """Check a row's fields. task, columns: those of its source. Raises ValueError naming `where` if it is unusable.
-
-    own  as in `load`: any answer will do, and none
-    """
-    if not isinstance(row, dict):
-        raise malformed(where, f"a {type(row).__name__}", "one JSON array instead of a line per row", EXPECTED)
-    values = [field(row, names) for names in columns]
-    for flag, names, value in zip(USUAL, columns, values):
-        if value is None and not (own and flag == "--answer-column"):
-            raise missing(row, where, names, flag)
-    prompt, answer = values
-    task = str(task or row.get("task") or "math")
+def read_prompt(prompt, where: str):
+    """A prompt, text or chat messages. Raises ValueError for one that is neither, is empty, or ends with the answer."""
     prompt = spelt_chat(prompt) if isinstance(prompt, str) else prompt
     prompt = chat(prompt, where) if isinstance(prompt, list) else prompt
-    text = prompt.strip() if isinstance(prompt, str) else isinstance(prompt, list) and prompt
-    if not text or isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
-        cause = "it is empty, or its messages end with the answer"
+    cause = ""
+    if not isinstance(prompt, (str, list)):
+        cause = "a column of another meaning: it is neither a text nor a list of messages"
+    elif not prompt or isinstance(prompt, str) and prompt.isspace():
+        cause = "an empty row"
+    elif isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
+        cause = "messages that end with the answer"
+    if cause:
         raise malformed(where, f"prompt {str(prompt)[:60]!r}", cause, EXPECTED)
-    if own:
-        return Row(
-            where, prompt, "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer), OWN
-        )
-    if task not in TASKS:
-        cause = "a misspelt name, or a column that means something else: override it with NAME:WEIGHT:TASK"
-        raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
+    return prompt
+
+
+def read_answer(answer, row: dict, task: str, where: str) -> str:
+    """The reference of a row's answer, in the form that its grader reads. Raises ValueError if there is none."""
     reference = None
     cause = "an unlabelled row, or another notation"
     if task == "code":
@@ -385,65 +354,148 @@ def parse_row(row, where: str, task: str | None, columns, own: bool = False) -> 
     elif isinstance(answer, (str, int)) and not isinstance(answer, bool):
         reference = references.legible(str(answer)).rpartition("####")[2].strip()
     sound = reference and references.right_for_itself(reference, task)
-    if not sound or not re.fullmatch(ANSWERS.get(task, ".*"), reference, re.S):
-        raise malformed(
-            where, f"answer {str(answer)[:60]!r}", cause, f"an answer for `{task}` (see plumbing/sources.py)"
-        )
-    return Row(where, prompt, reference, task)
+    if not sound or not re.fullmatch(data.ANSWERS.get(task, ".*"), reference, re.S):
+        expected = f"an answer for `{task}` (see plumbing/sources.py)"
+        raise malformed(where, f"answer {str(answer)[:60]!r}", cause, expected)
+    return reference
+
+
+def parse_row(row, where: str, task: str | None, columns, own: bool = False, source: int = 0) -> Row:
+    """Check a row's fields. task, columns: those of its source. Raises ValueError naming `where` if it is unusable.
+
+    own     as in `load`: any answer will do, and none
+    source  its position
+    """
+    if not isinstance(row, dict):
+        raise malformed(where, f"a {type(row).__name__}", "one JSON array instead of a line per row", EXPECTED)
+    prompt, answer = values = [field(row, names) for names in columns]
+    for flag, names, value in zip(FLAGS, columns, values):
+        if value is None and not (own and flag == "--answer-column"):
+            raise missing(row, where, names, flag)
+    prompt = read_prompt(prompt, where)
+    if own:
+        text = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer)
+        check_text(where, [prompt, text], code=True)
+        return Row(where, prompt, text, OWN, source)
+    task = str(task or row.get("task") or "math")
+    if task not in TASKS:
+        cause = "a misspelt name, or a column that means something else: override it with NAME:WEIGHT:TASK"
+        raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
+    check_text(where, prompt, code=task == "code")
+    check_text(where, answer.rpartition("####")[2] if isinstance(answer, str) else answer, code=task == "code")
+    return Row(where, prompt, read_answer(answer, row, task, where), task, source)
+
+
+def texts(value) -> list[str]:
+    """All texts within a value."""
+    if isinstance(value, str):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for part in parts for text in texts(part)]
+
+
+# JSON reads \frac with one backslash as a form feed and rac. Behind a tab or the end of a line, only these letters are
+# the rest of a command; those that are words too (\ne, \nu, \parallel) not where prose may end a line.
+COMMANDS = {
+    r"\t": "ext extbf extit extrm extsf extsc exttt extstyle extnormal heta imes an anh au frac o op ilde binom ag "
+    "riangle riangleq riangleleft riangleright herefore hickapprox hicksim hinspace woheadrightarrow",
+    r"\n": "eq abla ot otin leq geq subseteq supseteq atural earrow warrow onumber ormalsize olimits ewline ewcommand "
+    "rightarrow leftarrow leftrightarrow Rightarrow Leftarrow sim cong gtr prec succ vdash",
+    r"(?<![^\W\d_]{2})(?<![.:;,!?\n\r])\n": "u e(?![).:]) i(?![).:]) eg mid less parallel exists",
+    r"\r": "ho ight ightarrow ightharpoonup ightleftharpoons angle floor ceil vert Vert brace brack m oot aise times "
+    "ule ef",
+}
+EATEN = re.compile(
+    r"[\b\f\v][A-Za-z]*|"
+    + "|".join(f"{behind}(?:{'|'.join(rest.split())})(?![A-Za-z])" for behind, rest in COMMANDS.items())
+)
+
+
+def check_text(where: str, value, *, code: bool) -> None:
+    """Raise ValueError for a text that is no Unicode, or in which JSON has read the beginning of a LaTeX command.
+
+    code  tabs and ends of lines may stand before anything
+    """
+    for text in texts(value):
+        if text.isprintable():  # most are, and that is quickly found
+            continue
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            cause = "a file that is not UTF-8, or half of a \\u pair"
+            raise malformed(where, f"{text[:60]!r}", cause, "text in UTF-8") from error
+        if found := not code and EATEN.search(text):
+            near = text[max(0, found.start() - 20) : found.end() + 20]
+            cause = "LaTeX with one backslash in JSON, which makes a control character of \\f: double the backslash"
+            raise malformed(where, f"{near!r}", cause, "LaTeX as \\\\frac in JSON")
 
 
 # --- Prompts of all sources ------------------------------------------------------------------------------------------
 
 
-def warn_of_parts(names: Sequence[str]) -> None:
-    """Print a warning if more than PARTS sources are files of one folder."""
-    folders = Counter(os.path.dirname(name) for name in names if os.path.isfile(name))
-    folder, count = max(folders.items(), key=lambda item: item[1], default=("", 0))
-    if count > PARTS and int(os.environ.get("RANK", "0")) == 0:
-        print(
-            f"WARNING: {count} files of {folder or '.'} are as many sources, each with its own share of the prompts "
-            "and its own validation curve; a pattern in quotes, as 'FOLDER/*.jsonl', is one source",
-            file=sys.stderr,
-        )
+def template_marks(ready) -> tuple[str, ...]:
+    """What the chat template, or the tokenizer without one, writes around a prompt: texts, and special tokens."""
+    question = "a question"
+    try:
+        text = ready.tokenizer.decode(ready.ids(ready.render(Row("", question, "", ""))))
+    except ValueError:  # the rows will show it
+        return ()
+    special = (token.content for token in ready.tokenizer.added_tokens_decoder.values() if token.special)
+    marks = [*map(str.strip, text.split(question)), *(one for one in special if one in text)]
+    return tuple(mark for mark in marks if len(mark) > 2)  # many questions end with a colon
 
 
-def usable(found, task: str | None, columns, skipped: list[str] | None, own: bool) -> Iterator[Row]:
+def usable(found, task: str | None, number: int, ready, columns, own: bool, skipped: list[str] | None) -> Iterator[Row]:
     """Yield the usable rows of `found`. The error of another is added to `skipped`, or raised if `skipped` is None."""
     for where, row in found:
         try:
-            yield parse_row(row, where, task, columns, own)
+            row = parse_row(row, where, task, columns, own, number)
+            ready.check(row)
         except ValueError as error:
             if skipped is None:
                 raise ValueError(f"{error}; --skip-unusable leaves such rows out") from error
             skipped.append(str(error))
+            continue
+        yield row
 
 
-def load_source(
-    name: str, task: str | None, columns, tokenizer, *, budget: int, validation: int, skip: bool, own: bool
-) -> Data:
-    """One source's prompts, tokenised and split; `load` numbers them."""
-    if name in EMBEDDED:
-        counts = ((EMBEDDED_PROMPTS[name], False), (validation, True))
-        sets = (examples(name, count, seed=0, held_out=held) for count, held in counts)
-        rows = ([render(Row(name, *pair, name), tokenizer) for pair in pairs] for pairs in sets)
-        (train, long), (held, long_held) = (tokenise(part, tokenizer, budget=budget) for part in rows)
-        return Data(train, held, long + long_held, 0)
-    found = read(name)
-    count = 0
-    first = {}
-    skipped = []
+def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data.Data, evaluate: bool) -> tuple:
+    """(rows with their prompt for the first time; to `evaluate`, those that repeat one; tasks of all).
+
+    Rows are as data.packed makes them. To `found` it adds how many repeat a prompt, and warnings of rows that do so
+    with another answer, and of rows that begin or end with one of `marks`.
+    """
+    first: list[bytes] = []
+    repeated: list[bytes] = []
+    places: dict[str, int] = {}  # data.identity -> place in `first`
+    tasks = set()
+    conflicts = []
+    rendered = []
     try:
-        for count, row in enumerate(usable(found, task, columns, skipped if skip else None, own), 1):
-            row = render(row, tokenizer)
-            first.setdefault(row.prompt, row)
+        for row in rows:
+            tasks.add(row.task)
+            known = len(first)
+            place = places.setdefault(data.identity(row.prompt), known)
+            if place == known:
+                first.append(data.packed(row))
+            else:
+                found.duplicates += 1
+                repeated += [data.packed(row)] if evaluate else []
+                if data.unpacked(first[place]).answer != row.answer:
+                    conflicts.append(f"{row.where} of {data.unpacked(first[place]).where}")
+            if any(text.startswith(marks) or text.endswith(marks) for text in map(str.strip, texts(row.prompt))):
+                rendered.append(row.where)
     except (EOFError, zlib.error) as error:
         raise malformed(f"--data {name}", str(error), "an interrupted download", "a whole .gz file") from error
-    prompts, too_long = tokenise(list(first.values()), tokenizer, budget=budget)
-    if not prompts:
-        cause = "an empty file, an interrupted download, or a small budget"
-        got = f"{too_long} longer ones" + (f" and {len(skipped)} unusable rows ({skipped[0]})" if skipped else "")
-        raise malformed(name, got, cause, f"a prompt of <= {budget} tokens")
-    return Data(*split(prompts, validation), too_long, count - len(first), unusable=tuple(skipped))
+    if rendered:
+        found.warnings.append(
+            f"{len(rendered)} rows, the first {rendered[0]}, begin or end with what the chat template or the tokenizer "
+            "writes itself, and will have it twice; expected bare questions, or chat messages"
+        )
+    if conflicts and not evaluate:
+        said = "rows repeat a prompt with another answer, and the earlier row counts:"
+        found.warnings.append(f"{len(conflicts)} {said} {', '.join(conflicts[:3])}")
+    return first, repeated, tasks
 
 
 def load(
@@ -451,41 +503,81 @@ def load(
     tokenizer,
     *,
     budget: int,
-    validation=VALIDATION_PROMPTS,
+    validation=data.VALIDATION_PROMPTS,
     columns=(("prompt",), ("answer",)),
     skip_unusable: bool = False,
     own: bool = False,
-) -> Data:
-    """The prompts of a run, tokenised and split (see the top of this file).
+    vocabulary: int | None = None,
+    evaluate: bool = False,
+) -> data.Data:
+    """The prompts of a run, split, those for validation tokenised (see the top of this file).
 
     sources     one or several, as --data takes them
-    budget      tokens per prompt; longer prompts are left out before the split
+    budget      tokens per prompt; longer prompts are left out when they are drawn
     validation  prompts to hold out of every source
     columns     (names for the prompt's column, names for the answer's); of each, the first that a row has counts
     skip_unusable  leave out rows without a usable prompt or answer (some of APPS and TACO have no tests)
     own         a function of one's own grades the completions (--reward): answers may have any form, or be missing
+    vocabulary  tokens that the model knows, if not all of the tokenizer's
+    evaluate    nothing is trained on: sources may share rows, and rows a prompt
     Raises ValueError for a malformed or repeated source, a malformed row, a prompt in training and validation, or if no
     prompt of a source fits the budget.
     """
     names, weights, tasks = zip(*map(parse_source, [sources] if isinstance(sources, str) else sources))
     if len(set(names)) < len(names):
         raise malformed("--data", str(names), "a source given twice: add up its weights", "different sources")
-    warn_of_parts(names)
-    parts = [
-        load_source(*pair, columns, tokenizer, budget=budget, validation=validation, skip=skip_unusable, own=own)
-        for pair in zip(names, tasks)
-    ]
-    called = labels(names)
-    owners = Counter(task for part in parts for task in {prompt.task for prompt in (*part.train, *part.validation)})
+    ready = data.Tokeniser(tokenizer, budget=budget, vocabulary=vocabulary)
+    found = data.Data(data.Prompts(ready), data.Prompts(ready), weights=weights)
+    owned: list[set[str]] = []  # by source: its tasks
+    held: list[tuple[str, data.Prompt]] = []  # (data.identity, prompt)
+    for number, (name, weight, task) in enumerate(zip(names, weights, tasks)):
+        if name in data.EMBEDDED:
+            train, rows = embedded(name, number, validation)
+            new = list(filter(None, (drawn(row, ready) for row in rows)))
+            too_long = len(rows) - len(new)
+            owned.append({name})
+        else:
+            each = usable(read(name), task, number, ready, columns, own, found.unusable if skip_unusable else None)
+            first, repeated, its_tasks = distinct(name, each, template_marks(ready), found, evaluate)
+            share = data.HELD_OUT if weight else 1
+            train, new, too_long = data.split(first, validation, share=share, ready=partial(drawn, ready=ready))
+            if not new:
+                got = f"{too_long} longer ones" + "".join(f" and unusable rows ({row})" for row in found.unusable[:1])
+                cause = "an empty file, an interrupted download, or a small budget"
+                raise malformed(name, got, cause, f"a prompt of <= {budget} tokens")
+            found.others.rows += repeated if weight else repeated + train
+            owned.append(its_tasks)
+        train = train if weight else []
+        held += new
+        found.train.rows += train
+        found.sizes.append(len(train))
+        found.too_long += too_long
+    number_validation(found, held, labels(names), owned)
+    if not evaluate:
+        data.check_leakage({identity: prompt.where for identity, prompt in held}, found.train)
+    return found
 
-    def numbered(sets):
-        every = [(source, prompt) for source, prompts in enumerate(sets) for prompt in prompts]
-        return [
-            replace(prompt, index=i, source=source, curve=called[source] if owners[prompt.task] > 1 else prompt.task)
-            for i, (source, prompt) in enumerate(every)
-        ]
 
-    train, held, too_long, duplicates, _, unusable = zip(*parts)
-    data = Data(numbered(train), numbered(held), sum(too_long), sum(duplicates), weights, sum(unusable, ()))
-    check_leakage(data)
-    return data
+def drawn(packed: bytes, ready) -> tuple[str, data.Prompt] | None:
+    """(data.identity, prompt) of a row; None if it is too long."""
+    row = data.unpacked(packed)
+    prompt = ready(row)
+    return prompt and (data.identity(row.prompt), prompt)
+
+
+def embedded(name: str, number: int, validation: int) -> tuple[list[bytes], list[bytes]]:
+    """(training rows, validation rows) of an embedded task."""
+    counts = (data.EMBEDDED_PROMPTS[name], False), (validation, True)
+    sets = (data.examples(name, count, seed=0, held_out=held) for count, held in counts)
+    train, held = ([data.packed(Row(name, *pair, name, number)) for pair in pairs] for pairs in sets)
+    return train, held
+
+
+def number_validation(found: data.Data, held, names: Sequence[str], owned: Sequence[set[str]]) -> None:
+    """Name the curves, by task, or by source if several train on the task or none does; add the validation prompts."""
+    owners = Counter(task for tasks, weight in zip(owned, found.weights) if weight for task in tasks)
+    for number, (name, tasks, weight) in enumerate(zip(names, owned, found.weights)):
+        found.tasks |= tasks
+        found.train.ready.curves |= {(number, task): name for task in tasks if owners[task] > 1 or not weight}
+    for index, (_, prompt) in enumerate(held):
+        found.validation.append(replace(prompt, index=index, curve=found.train.ready.curve(prompt)))

@@ -55,12 +55,16 @@ def closest(word, known):
 def is_path(name, longest=2):
     """Whether a name can only be a path and none of the hub's, which are OWNER/NAME, of at most `longest` parts.
 
-    >>> is_path("./model"), is_path("a/b/c"), is_path("a/b/c", longest=3), is_path("runs/smolm2"), is_path("gpt2")
-    (True, True, False, True, False)
+    >>> is_path("./model"), is_path("model/"), is_path("a/b/c"), is_path("a/b/c", longest=3), is_path("gpt2")
+    (True, True, True, False, False)
     """
     first, *rest = name.rstrip("/").split("/")
     return (
-        name[:1] in ("/", ".", "~") or len(rest) >= longest or bool(rest) and (first == "runs" or Path(first).is_dir())
+        name[:1] in ("/", ".", "~")
+        or name.endswith("/")
+        or len(rest) >= longest
+        or bool(rest)
+        and (first == "runs" or Path(first).is_dir())
     )
 
 

@@ -497,6 +497,34 @@ def test_any_of_several_eos_ids_ends_a_completion_and_none_is_in_the_text(make):
         assert ("</think>" in completion.text) == (CLOSE in body)  # the verifier looks for it
 
 
+@pytest.mark.parametrize("named", ["generation_config", "config", "tokenizer", "chat_template"])
+def test_what_ends_a_turn_in_any_one_place_ends_a_completion(named):
+    model, tok = tiny_model(), tokenizer()
+    model.generation_config.eos_token_id = model.config.eos_token_id = 9 if named == "chat_template" else None
+    tok.eos_token = None
+    if named == "tokenizer":
+        tok.eos_token = "<eos>"
+    elif named == "chat_template":  # </think> is its only special token
+        tok.chat_template = "{% for m in messages %}{{ m.content }} </think> {% endfor %}"
+    else:
+        getattr(model, named).eos_token_id = EOS
+    assert rollout.eos_ids(model, tok) == ([CLOSE, 9] if named == "chat_template" else [EOS])
+    model.config.eos_token_id = [EOS, 9]
+    assert {EOS, 9} <= set(rollout.eos_ids(model, tok))  # none of them hides another
+
+
+def test_a_completion_that_goes_on_behind_the_end_of_a_turn_is_warned_of_once(capsys):
+    model, tok = tiny_model(), tokenizer()
+    model.generation_config.eos_token_id = model.config.eos_token_id = tok.eos_token = None
+    tok.eos_token = "p"
+    done = finish(generator(model, tok), requests(64)).values()
+    assert sum(EOS in completion.ids[:-1] for completion in done) > 1
+    said = capsys.readouterr().err
+    assert said.count("WARNING") == 1 and "went on behind <eos>, which" in said and f"its id {EOS} to" in said
+    finish(generator(model, tokenizer()), requests(64))
+    assert capsys.readouterr().err == ""
+
+
 # --- Errors ----------------------------------------------------------------------------------------------------------
 
 
@@ -536,6 +564,13 @@ def test_a_model_without_eos_is_refused(build):
     model.generation_config.eos_token_id = model.config.eos_token_id = tok.eos_token = None
     with pytest.raises(ValueError, match="eos_token_id.*truncated"):
         build(model, tok)
+
+
+def test_an_eos_id_beyond_the_vocabulary_is_refused(build):
+    model = tiny_model()
+    model.generation_config.eos_token_id = [EOS, VOCABULARY]
+    with pytest.raises(ValueError, match=f"eos_token_id below {VOCABULARY}, .*; got {VOCABULARY}"):
+        build(model, tokenizer())
 
 
 def test_prompts_above_max_prompt_tokens_are_refused(make):

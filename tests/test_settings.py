@@ -16,8 +16,8 @@ from transformers import AutoConfig
 import data
 import loss
 import vllm_rollout
-from plumbing import settings, sizing, track
-from plumbing.build import make_generator, make_scorer, provenance
+from plumbing import settings, sizing, sources, track
+from plumbing.build import make_generator, make_scorer, prepare, provenance
 from plumbing.settings import FIELDS, known_flags, option, read_settings
 from recipes import EMBEDDED, RECIPES
 from verify import sandbox
@@ -145,7 +145,8 @@ REFUSED = {  # flags -> words of the message
     "--lr 0": ["--lr is 0.0", "more than 0"],
     "--lr inf": ["--lr is inf", "a finite number"],
     "--timeout inf": ["--timeout is inf", "a finite number"],
-    "--temperature nan": ["--temperature is nan", "more than 0"],
+    "--temperature nan": ["--temperature: got nan; expected 0 or more, and a finite number"],
+    "--temperature 0": ["--temperature is 0; expected more, except with --evaluate"],
     "--verify-timeout 0": ["--verify-timeout is 0.0", "more than 0"],
     "--weight-decay -0.1": ["--weight-decay: got -0.1", "0 or more"],
     "--weight-decay inf": ["--weight-decay: got inf", "a finite number"],
@@ -153,7 +154,7 @@ REFUSED = {  # flags -> words of the message
     "--no-positive-resampling 90": ["--no-positive-resampling", "got 90", "up to 1"],
     "--no-positive-resampling yes": ["got yes; expected a share above 0 and up to 1, or off"],
     "--think-end=": ["--think-end", "empty", "or none"],
-    "--data tiny:0": ["--data", "tiny:0"],
+    "--data tiny:0": ["--data: expected a source to train on; all have weight 0"],
     "--virtual quick": ["--virtual quick: ", "exact"],
     "--virtual measured:nowhere": ["--virtual measured:nowhere: ", "nowhere"],
     "--eps-max 0.2": ["eps_max is 0.2", "at least 1"],
@@ -195,11 +196,11 @@ REFUSED = {  # flags -> words of the message
     "--interrupt-at 72 64": ["--interrupt-at 72 64: expected LO <= HI"],
     "--interrupt-at 80 88 --max-new-tokens 64": ["< --max-new-tokens 64"],
     "--token-budget 100": ["--token-budget 100 is smaller than one prompt with its completion, 152"],
-    "--max-prompt-tokens 600": ["--max-prompt-tokens 600 leaves no position for a completion: the model has 512"],
+    "--max-prompt-tokens 600": ["within the 512 positions that the model has, got --max-prompt-tokens 600"],
+    "--max-new-tokens 600": ["within the 512 positions", "--max-new-tokens 600"],
+    "--max-prompt-tokens 100 --max-new-tokens 450": ["within the 512 positions", "100 and --max-new-tokens 450"],
     "--model {base} --data rows.jsonl --k 1 --prompts 3 --max-new-tokens 510 --interrupt-at 8 9": [
-        "within the 512 positions",
-        "got 4 + 510 tokens",
-        "--max-new-tokens",
+        "a prompt of <= 2 tokens, got 10 longer ones"
     ],
     # 152 positions x 2 x 4 layers x 3 heads x 32 numbers x 4 bytes = 466,944 bytes a slot
     "--slots 1000": ["--slots 1000 does not fit: 1000 slots x 152 positions x 3,072 bytes = 0.5 GB; 0.1 GB are"],
@@ -245,6 +246,18 @@ def test_more_processes_than_one_are_refused_where_one_does_it_all(monkeypatch, 
     monkeypatch.setenv("WORLD_SIZE", "2")
     for mode in ("--evaluate base", "--virtual exact"):
         assert f"{mode.split()[0]} runs in a single process" in refused(capsys, *mode.split())
+
+
+def test_a_generators_rank_reads_no_prompts(monkeypatch):
+    lines("rows.jsonl", 40)
+    args = read_settings(f"--model {BASE} --data rows.jsonl --k 1 --prompts 3 --trainers 1".split())
+    monkeypatch.setattr(sources, "read", lambda name: pytest.fail(f"read {name}"))
+    for name, value in {"WORLD_SIZE": "3", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    assert prepare(args) is None
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(pytest.fail.Exception):
+        prepare(args)
 
 
 # --- Resumed and evaluated runs --------------------------------------------------------------------------------------
@@ -358,7 +371,7 @@ def test_a10_only_length_control_interrupt_interrupts():
 
 def test_a_run_without_git_has_no_commit(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    found = provenance(data.Data([1, 2, 3], [4], 5, 6))
+    found = provenance(data.Data([1, 2, 3], [], [4], too_long=5, duplicates=6))
     assert found["commit"] is None and found["versions"]["torch"] == torch.__version__
     assert found["prompts"] == {"train": 3, "validation": 1, "too_long": 5, "repeated": 6, "unusable": 0}
 
@@ -399,7 +412,7 @@ def test_default_interruptions_follow_a_given_length_that_they_would_not_fit():
 
 def test_given_lengths_are_never_changed():
     lengths, _ = sized("--max-new-tokens", "8000", "--interrupt-at", "70", "90", positions=8192)
-    assert lengths[:3] == [2048, 8000, [70, 90]]  # `prepare` refuses them if the prompts at hand are too long
+    assert lengths[:3] == [192, 8000, [70, 90]]  # what was not given has the positions that are left
 
 
 # The config of Qwen3-0.6B as published.

@@ -60,9 +60,9 @@ def model(folder):
 @pytest.fixture(scope="module")
 def requests(tokens):
     """Two completions of each question, in the model's chat template."""
-    rows = [data.render(data.Row("here", text, "25", "arithmetic"), tokens) for text in QUESTIONS]
-    prompts, _ = data.tokenise(rows, tokens, budget=128)
-    return [Request(prompt.index, 0, prompt, 2) for prompt in prompts]
+    ready = data.Tokeniser(tokens, budget=128)
+    rows = [data.Row("here", text, "25", "arithmetic") for text in QUESTIONS]
+    return [Request(index, 0, ready(row, index), 2) for index, row in enumerate(rows)]
 
 
 @pytest.fixture(scope="module")

@@ -418,6 +418,32 @@ def test_a_resumed_run_repeats_an_interrupted_evaluation_and_admits_only_what_it
     train.train(run, run.args)
 
 
+def test_a_benchmark_has_its_own_curve_and_is_no_part_of_the_pass_rate_that_is_fitted():
+    rows = []
+    run = SimpleNamespace(
+        queue=SimpleNamespace(evaluate=lambda *_: (batch([True, True, False, False], [False] * 4), [])),
+        validation=[data.Prompt(0, (1,), "", "", "math"), data.Prompt(1, (1,), "", "", "math", 1, curve="aime.jsonl")],
+        benchmarks={1},
+        version=7,
+        args=SimpleNamespace(eval_generations=4, out="."),
+        log=Log(rows),
+    )
+    train.Trainer.evaluate(run)
+    assert rows[0]["pass_rate"] == 0.5 and rows[0]["completions"] == 4
+    assert rows[0]["tasks"] == {"math": 0.5, "aime.jsonl": 0.0}
+
+
+class Log:
+    """A log that keeps its rows, with a clock that stands still."""
+
+    def __init__(self, rows):
+        self.rows = rows
+        self.clock = run_log.Clock(1)
+
+    def __call__(self, kind, **row):
+        self.rows.append(row)
+
+
 def test_eq1_a_validation_costs_no_compute():
     now = [0.0]
 

@@ -141,6 +141,17 @@ def test_a_model_whose_completions_could_never_end_is_refused(capsys, monkeypatc
     assert f"--model {BASE}: expected eos_token_id in" in message and "every completion would be truncated" in message
 
 
+def test_weights_that_a_config_ties_and_a_file_holds_apart_are_refused(tmp_path):
+    config, weights = AutoConfig.from_pretrained(BASE / "tiny"), load_file(BASE / "tiny" / "model.safetensors")
+    assert config.tie_word_embeddings and "lm_head.weight" not in weights
+    head = weights["model.embed_tokens.weight"].clone()
+    save_file(weights | {"lm_head.weight": head}, tmp_path / "model.safetensors")
+    assert checkpoints.lacking(tmp_path, config) == ""  # the same weights twice are one
+    head[0, 0] += 1
+    save_file(weights | {"lm_head.weight": head}, tmp_path / "model.safetensors")
+    assert "lm_head.weight differs from model.embed_tokens.weight" in checkpoints.lacking(tmp_path, config)
+
+
 def test_weights_that_a_config_asks_for_and_files_lack_are_not_made_up(capsys):
     tiny = BASE / "tiny"
     config, weights = AutoConfig.from_pretrained(tiny), load_file(tiny / "model.safetensors")

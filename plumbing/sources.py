@@ -353,8 +353,8 @@ def read_answer(answer, row: dict, task: str, where: str) -> str:
             cause = str(error)
     elif isinstance(answer, (str, int)) and not isinstance(answer, bool):
         reference = references.legible(str(answer)).rpartition("####")[2].strip()
-    sound = reference and references.right_for_itself(reference, task)
-    if not sound or not re.fullmatch(data.ANSWERS.get(task, ".*"), reference, re.S):
+    form = data.ANSWERS.get(task, ".*")
+    if not (reference and references.right_for_itself(reference, task) and re.fullmatch(form, reference, re.S)):
         expected = f"an answer for `{task}` (see plumbing/sources.py)"
         raise malformed(where, f"answer {str(answer)[:60]!r}", cause, expected)
     return reference

@@ -10,7 +10,7 @@ Table 1, Fig. 7 (efficiency plot).
     C -> compute, in any unit (GPU-hours, tokens, FLOP, steps)    R_C -> reward, a pass rate in [0, 1]
     A -> A, asymptotic pass rate    B -> B, scaling exponent    C_mid -> C_mid, unit of C    R_0 -> R_0, R at C = 0
 
-Deviation: the default does not use the grid of A.5 (`method="grid"` does). It searches B and C_mid only: given these,
+Deviation: the default does not use the grid of A.5 (`grid=PAPER_GRID` does). It searches B and C_mid only: given these,
   Eq. 1 is linear in A, limited to (R_0, 1], and R_0, so both are solved for. This keeps the joint fit stable.
 Deviation: R_0 is fitted too, unless given: its measurement is as noisy as any other and counts as one more point.
 Deviation: the command line and train.py leave out the first 10 % of the fitted range (the paper: the first epoch).
@@ -28,12 +28,11 @@ from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
-from scipy.optimize import leastsq, minimize
+from scipy.optimize import least_squares, leastsq
 from scipy.special import expit, logit
 
 PAPER_GRID = (np.linspace(0.450, 0.800, 71), np.linspace(100, 40000, 100))  # A.5: A, and C_mid in GPU-hours
 B_MIN, B_MAX = 0.001, 10000  # Eq. 1 is flat at B_MIN and a step at B_MAX, over any range of compute that can be run
-JUMP = 20  # a B above it is a jump between two points: the data do not determine it
 REACH = np.log(1e4)  # C_mid is searched up to this far (in log C) from the points
 EXACT = 1e15  # weight, in evaluations, of an R_0 that is given as exact
 MOST = 200  # largest number of points that is fitted; in longer runs neighbours in log C are averaged
@@ -61,13 +60,10 @@ def log_f(R, A, B, C_mid, R_0):
     return B * np.log(C_mid) + logit((np.asarray(R) - R_0) / (A - R_0))
 
 
-class Run(
-    namedtuple(
-        "Run",
-        "compute reward start stop r0 epoch tasks name unit notes completions",
-        defaults=(None, None, None, None, None, "run", "", (), None),
-    )
-):
+UNSET = (None, None, None, None, None, "run", "", (), None)
+
+
+class Run(namedtuple("Run", "compute reward start stop r0 epoch tasks name unit notes completions", defaults=UNSET)):
     """The evaluations of one run. A (compute, reward) pair becomes a Run by `Run(*pair)`.
 
     compute, reward, start, stop, r0, epoch: as in `fit`    name: of the run    unit: of compute
@@ -87,7 +83,6 @@ class Fit:
     ssr: float  # sum of squared residuals of the fitted points
     span: tuple  # first and last fitted compute
     points: int  # fitted evaluations, without those that measure R_0
-    averaged: int  # number of points after averaging; equals `points` if none were averaged
     fitted: "Points" = field(repr=False)
     kept: np.ndarray = field(repr=False)  # (n,) bool: the evaluations of `run` that are fitted
     run: Run = field(repr=False)  # the whole run, also outside `span`, sorted by compute
@@ -113,10 +108,9 @@ class PowerLaw(namedtuple("PowerLaw", "A B D ssr")):
 # ---- Fitting ----
 
 
-class Points(namedtuple("Points", "u R count R_0 weight A floor")):
+class Points(namedtuple("Points", "u R count R_0 weight A")):
     """What is fitted: u = log C, R, and count = how many evaluations each point is the mean of, each (n,); R_0 as
-    measured or given, and its weight (in evaluations); A if the caller fixed it, else None; floor: the least standard
-    deviation of one evaluation, from its number of completions, 0 if that is not known."""
+    measured or given, and its weight (in evaluations); A if the caller fixed it, else None."""
 
 
 def averaged(C, R):
@@ -127,48 +121,23 @@ def averaged(C, R):
         return C, R, np.ones(len(C))
     u = np.log(C)
     cell = np.minimum((MOST * (u - u[0]) / (u[-1] - u[0])).astype(int), MOST - 1)
-    count = np.bincount(cell, minlength=MOST)
-    u = np.bincount(cell, u, MOST)
-    R = np.bincount(cell, R, MOST)
-    full = count > 0
-    return np.exp(u[full] / count[full]), R[full] / count[full], count[full]
+    _, cell, count = np.unique(cell, return_inverse=True, return_counts=True)
+    return np.exp(np.bincount(cell, u) / count), np.bincount(cell, R) / count, count
 
 
-def shape(points, cells):
-    """B (K,), log C_mid (K,) and h (K, n) of K cells (K, 2) = (log B, v).
+class Levels(namedtuple("Levels", "A R_0 free low high curvature base follow weight")):
+    """The best A and R_0 for each of K shapes (pairs of B and C_mid), and how S, the weighted sum of squared residuals,
+    grows away from them; each field (K,).
 
-    v in [-1, 1] places C_mid: -1 before all points, 1 after them. h = (A - R_C) / (A - R_0) is the share of the gain
-    that is still to come at each point.
-    """
-    B = np.exp(cells[:, 0])
-    half = np.ptp(points.u) / 2
-    reach = half + np.minimum(25 / B, REACH)  # C_mid further out changes no point by more than e^-25 of the gain
-    log_C_mid = points.u.min() + half + cells[:, 1] * reach
-    return B, log_C_mid, expit(B[:, None] * (log_C_mid[:, None] - points.u))
-
-
-class Profile(namedtuple("Profile", "A R_0 S low high free curvature base follow weight")):
-    """The best A and R_0 for each of K shapes (pairs of B and C_mid), and how S grows away from them; each field (K,).
-
-    S: the weighted sum of squared residuals at A, R_0    low, high: limits of A    free: the best A without limits
-    curvature: d2S/dA2 / 2 where R_0 is the best for each A    base + follow * A: the best R_0 for A, without limits
-    weight: d2S/dR_0^2 / 2 at fixed A
+    free: the best A without its limits low and high    base + follow * A: the best R_0 for a given A, without limits
+    curvature: d2S/dA2 / 2 where R_0 is the best for each A    weight: d2S/dR_0^2 / 2 at fixed A
     """
 
 
-def best_R_0(base, follow, A):
-    """The best R_0 (K,) within 0 <= R_0 <= A for given A (K,); base, follow: see `Profile`."""
-    return np.clip(base + follow * A, 0, A)
+def levels(points, h):
+    """The `Levels` for h (K, n), the share of the gain still to come at each point.
 
-
-def squares(points, h, A, R_0):
-    """The weighted sum of squared residuals S (K,) for h (K, n), A (K,) and R_0 (K,)."""
-    residuals = points.R - A[:, None] + (A - R_0)[:, None] * h
-    return residuals**2 @ points.count + points.weight * (R_0 - points.R_0) ** 2
-
-
-def profile(points, h):
-    """The `Profile` for h (K, n): R = A (1 - h) + R_0 h is linear in A and R_0, so both are solved for."""
+    R = A (1 - h) + R_0 h is linear in A and R_0, so both are solved for."""
     n = points.count
     g = 1 - h
     hh = h**2 @ n + points.weight
@@ -176,41 +145,45 @@ def profile(points, h):
     pull = h @ (n * points.R) + points.weight * points.R_0
     curvature = np.maximum(g**2 @ n - gh**2 / hh, 1e-30)
     free = (g @ (n * points.R) - gh * pull / hh) / curvature
-    if points.A is None:
-        flat = pull / (hh + gh)  # the best common value if A = R_0
-        low = flat + 1e-6 * (1 - flat)
-        high = np.ones(len(h))
-    else:
-        low = high = np.full(len(h), points.A)
+    flat = pull / (hh + gh)  # the best common value if A = R_0
+    low = flat + 1e-6 * (1 - flat) if points.A is None else np.full(len(h), points.A)
+    high = np.full(len(h), points.A or 1.0)
     A = np.clip(free, low, high)
-    base = pull / hh
-    follow = -gh / hh
-    R_0 = best_R_0(base, follow, A)
-    S = squares(points, h, A, R_0)
-    return Profile(
-        A=A, R_0=R_0, S=S, low=low, high=high, free=free, curvature=curvature, base=base, follow=follow, weight=hh
-    )
+    return Levels(A, np.clip((pull - gh * A) / hh, 0, A), free, low, high, curvature, pull / hh, -gh / hh, hh)
 
 
-LIMITS = np.array([[np.log(B_MIN), -1], [np.log(B_MAX), 1]])  # of a cell (log B, v): least, greatest
+def residuals(points, h, A, R_0):
+    """Weighted residuals (K, n + 1) of the points and of the measured R_0, for h (K, n), A (K,) and R_0 (K,)."""
+    of_points = np.sqrt(points.count) * (points.R - A[:, None] + (A - R_0)[:, None] * h)
+    return np.column_stack([of_points, np.sqrt(points.weight) * (R_0 - points.R_0)])
 
 
-def search(points, factor=1.0, keep=200, levels=4, room=0.0):
-    """Search the whole range of B and C_mid. Returns cells (K, 2) = (log B, v) and their S (K,).
+def _estimate(points):
+    """The least-squares A, B, C_mid, R_0: B and C_mid are searched from several starts, A and R_0 are solved for.
 
-    The first level is a coarse grid; each further level splits the best `keep` cells in nine. The search ends at the
-    first level with 400 cells within factor x S_min or S_min + room, at the latest after `levels` levels.
-    """
-    cells = np.stack(np.meshgrid(np.linspace(*LIMITS[:, 0], 45), np.linspace(*LIMITS[:, 1], 81)), -1).reshape(-1, 2)
-    size = np.ptp(LIMITS, 0) / [44, 80]
-    around = np.stack(np.meshgrid([-1, 0, 1], [-1, 0, 1]), -1).reshape(9, 2)
-    for level in range(levels):
-        S = profile(points, shape(points, cells)[2]).S
-        if (S <= max(factor * S.min(), S.min() + room)).sum() >= 400 or level == levels - 1:
-            return cells, S
-        best = cells[np.argsort(S)[:keep]]
-        size = size / 3
-        cells = np.clip((best[:, None] + around * size).reshape(-1, 2), *LIMITS)
+    Each of 21 values of B comes with the best of many C_mid at, between, before and after the points: no slope of S
+    leads to a jump between two points. The search goes on from the best eight of these pairs."""
+    u = points.u
+    around = np.linspace(0, REACH, 20)
+    centres = np.concatenate([(u[1:] + u[:-1]) / 2, u, u[0] - around, u[-1] + around])
+    limits = np.log([B_MIN, B_MAX]), (u[0] - REACH, u[-1] + REACH)
+
+    def solved(log_B, log_C_mid):
+        B = np.exp(np.clip(log_B, *limits[0]))
+        C_mid = np.clip(log_C_mid, *limits[1])
+        h = expit(B[:, None] * (C_mid[:, None] - u))
+        at = levels(points, h)
+        return residuals(points, h, at.A, at.R_0), (at.A, B, np.exp(C_mid), at.R_0)
+
+    starts = []
+    for log_B in np.linspace(*limits[0], 21):
+        S = (solved(np.full(len(centres), log_B), centres)[0] ** 2).sum(1).round(12)
+        starts.append((S.min(), log_B, centres[S.argmin()]))
+    tries = []
+    for _, *start in sorted(starts)[:8]:
+        found = least_squares(lambda x: solved(x[:1], x[1:])[0][0], start, method="lm", xtol=1e-10, ftol=1e-12)
+        tries.append((round(found.cost, 12), *np.ravel(solved(found.x[:1], found.x[1:])[1])))
+    return min(tries)[1:]  # of equally good ones that with the lowest A
 
 
 def _grid(points, grid):
@@ -221,13 +194,12 @@ def _grid(points, grid):
     R_0 = points.R_0
     weight = np.sqrt(points.count)
     best = np.inf, np.nan, np.nan, np.nan
-    for A, C_mid in product(*grid):
+    for A, C_mid in product(grid[0] if points.A is None else [points.A], grid[1]):
         x = points.u - np.log(C_mid)
-        residuals = lambda B: weight * (R_0 + (A - R_0) * expit(B * x) - points.R)  # noqa: B023, E731
+        misses = lambda B: weight * (R_0 + (A - R_0) * expit(B * x) - points.R)  # noqa: B023, E731
         # `curve_fit` calls leastsq too, and adds the covariance of B, which A.5 does not use, and warnings about it.
-        (B,), *_, status = leastsq(residuals, 1.0, full_output=True)
-        if status in (1, 2, 3, 4):  # otherwise leastsq did not converge: this pair has no fit
-            best = min(best, ((residuals(B) ** 2).sum(), A, B, C_mid))
+        (B,) = leastsq(misses, 1.0, full_output=True)[0]
+        best = min(best, ((misses(B) ** 2).sum(), A, B, C_mid))
     return *best[1:], R_0
 
 
@@ -236,15 +208,14 @@ def _checked(run):
     C, R, epoch = (np.asarray(x, float) for x in (run.compute, run.reward, run.epoch))  # an epoch of None becomes nan
     if C.ndim != 1 or C.shape != R.shape:
         raise BadInput(f"{run.name}: got compute {C.shape} and reward {R.shape}, expected lists of one length")
-    slack = 1e-6  # for pass rates rounded to single precision
-    wrong = ~(np.isfinite(C + R) & (C >= 0) & (R >= -slack) & (R <= 1 + slack))
+    wrong = ~(np.isfinite(C + R) & (C >= 0) & (abs(R - 0.5) <= 0.5 + 1e-6))  # 1e-6: rounded to single precision
     if wrong.any():
         got = f"{run.name}: got compute {C[wrong][0]:g} and reward {R[wrong][0]:g} at point {wrong.argmax() + 1}"
         remedy = "other rewards need --scale percent, --scale pm1 (-1 to 1) or --scale LO:HI"
         raise BadInput(f"{got}, expected C >= 0 and a pass rate in [0, 1]; {remedy}")
     order = np.argsort(C, kind="stable")
-    R = np.clip(R, 0, 1)
-    return run._replace(compute=C[order], reward=R[order], epoch=np.broadcast_to(epoch, C.shape)[order])
+    C, R, epoch = (x[order] for x in (C, np.clip(R, 0, 1), np.broadcast_to(epoch, C.shape)))
+    return run._replace(compute=C, reward=R, epoch=epoch)
 
 
 def _amount(value, whole, name):
@@ -267,51 +238,32 @@ def _in_range(run, taken):
     high = last if run.stop is None else min(last, _amount(run.stop, last, "stop (--fit-to)"))
     low = _amount(run.start or 0.0, high, "start (--fit-from)")
     keep = (C > 0) & (C >= low) & (C <= high) & ~taken
-    points = keep.sum() + taken.any()
-    values = len(np.unique(C[keep]))
+    points, values = keep.sum() + taken.any(), len(np.unique(C[keep]))
     if points < 5 or values < 3:
         got = f"{run.name}: got {points} points (R_0 counts) at {values} values of compute from {low:g} to {high:g}"
         raise BadInput(f"{got}, expected 5 points or more at 3 or more values; widen the range or run on")
     return keep
 
 
-def peak(R):
-    """(last, drop, limit) of the highest max(3, n/8) points in a row of the pass rates R (n,), n >= 2, in order.
-
-    last: index of their last point; drop: by how much the mean of equally many points at the end lies below theirs;
-    limit: the drop that noise could cause. A curve falls after its peak if drop > limit.
-
-    >>> peak(np.array([0.0, 0.2, 0.4, 0.6, 0.6, 0.6, 0.3, 0.3, 0.3]))[0]
-    5
-    """
-    width = min(len(R), max(3, len(R) // 8))
-    mean = np.convolve(R, np.ones(width) / width, "valid")
-    bends = np.diff(R, min(2, len(R) - 1))  # R_i - 2 R_i+1 + R_i+2, 0 on a straight line: a steady rise is no noise
-    noise = np.median(abs(bends)) / 1.652  # 1.652: their median size for standard normal R
-    limit = max(0.01, 4 * noise * np.sqrt(2 / width))
-    return int(mean.argmax()) + width - 1, mean.max() - mean[-1], limit
-
-
-def fit(compute, reward, r0=None, start=None, stop=None, method="continuous", *, grid=PAPER_GRID, A=None, epoch=None):
+def fit(compute, reward, r0=None, start=None, stop=None, *, A=None, epoch=None, grid=None):
     """Fit Eq. 1 to the points with start <= C <= stop.
 
     compute (n,)      C >= 0, any one unit, any order     reward (n,)  pass rates
     r0                pass rate at C = 0, taken as exact; default: R_0 is fitted, and the points at C = 0 count as
                       measurements of it (if there are none, the first point does, with a warning)
     start, stop       computes, or shares: stop="50%" of the last compute, start="10%" of stop; default: all points
-    method            "continuous": least squares, A in (R_0, 1], B > 0; "grid": A.5
-    grid              for "grid": ascending values of A and of C_mid; default: the paper's, in GPU-hours
-    A                 fixes A; "continuous" only
+    A                 fixes A
+    grid              A.5: ascending values of A and of C_mid (PAPER_GRID); default: least squares, A in (R_0, 1], B > 0
     epoch (n,)        epochs over the training prompts done at each point, nan if not known; used for a note only
     Returns a Fit. Raises BadInput for fewer than 5 points (R_0 counts as one) or 3 different computes, nan, C < 0,
-    R outside [0, 1], R_0 not below A, and a start, stop or method that cannot be read.
+    R outside [0, 1], R_0 not below A, and a start or stop that cannot be read.
 
     >>> C = np.array([0, 1, 2, 4, 8, 16, 32])
     >>> law = fit(C, sigmoid(C, A=0.8, B=1.5, C_mid=5, R_0=0.2))
     >>> print(f"{law.A:.3f} {law.B:.3f} {law.C_mid:.3f}")
     0.800 1.500 5.000
     """
-    return fit_run(Run(compute, reward, start, stop, r0, epoch=epoch), method, grid=grid, A=A)
+    return fit_run(Run(compute, reward, start, stop, r0, epoch=epoch), A=A, grid=grid)
 
 
 def _taken(run, A):
@@ -320,84 +272,43 @@ def _taken(run, A):
     Raises BadInput for too few points, and for R_0 outside [0, A).
     """
     C, R = run.compute, run.reward
-    first = C == 0 if (C == 0).any() else np.arange(len(C)) == 0
-    taken = first & (run.r0 is None)
+    taken = (C == C[:1]) & (run.r0 is None)  # C = 0, or the first if that is missing
     keep = _in_range(run, taken)
-    if run.r0 is None:
-        R_0 = float(R[taken].mean())
-        weight = float(taken.sum())
-        least = min(R_0, R[keep].min())
-    else:
-        R_0 = least = float(run.r0)
-        weight = EXACT
+    R_0 = R[taken].mean() if run.r0 is None else run.r0
+    least = min(R_0, R[keep].min()) if run.r0 is None else R_0
     high = 1.0 if A is None else A
     if not 0 <= least < high:
         bounds = f"expected 0 <= R_0 < A <= {high:g}"
         raise BadInput(f"{run.name}: got R_0 = {least:g}, {bounds}: otherwise there is nothing to gain")
     at, means, count = averaged(C[keep], R[keep])
-    if len(at) + taken.any() < 5:
-        raise BadInput(f"{run.name}: got {len(at)} points (neighbours averaged), expected 5 with R_0; run on")
-    return Points(np.log(at), means, count, R_0, weight, A, _floor(R[keep], run.completions)), keep
+    return Points(np.log(at), means, count, R_0, taken.sum() or EXACT, A), keep
 
 
-def _floor(R, completions):
-    """The binomial standard deviation of an evaluation, the mean of so many completions (None: unknown) of pass rates
-    R (n,). One right and one wrong completion are added to all, so that it is above 0 where all failed."""
-    if completions is None:
-        return 0.0
-    total = completions * len(R)
-    mean = (R.mean() * total + 1) / (total + 2)
-    return float(np.sqrt(mean * (1 - mean) / completions))
-
-
-def fit_run(run, method="continuous", *, grid=PAPER_GRID, A=None):
+def fit_run(run, *, A=None, grid=None):
     """`fit` of a Run, or of a pair (compute, reward), with the Run's own start, stop, r0 and epoch. Returns a Fit."""
-    if method != "continuous" and (method != "grid" or A is not None):
-        raise BadInput(f"got method {method!r}, expected 'continuous', or 'grid' with A not fixed")
     run = _checked(Run(*run))
     points, kept = _taken(run, A)
-    best = _grid(points, grid) if method == "grid" else _estimate(points)
-    residuals = points.R - sigmoid(np.exp(points.u), *best)
-    A, B, C_mid, R_0, ssr = map(float, (*best, residuals**2 @ points.count))
+    best = _grid(points, grid) if grid else _estimate(points)
+    ssr = (points.R - sigmoid(np.exp(points.u), *best)) ** 2 @ points.count
     C = run.compute[kept]
-    span = C[0].item(), C[-1].item()
-    return Fit(A, B, C_mid, R_0, ssr, span, len(C), len(points.u), points, kept, run)
-
-
-def _estimate(points):
-    """The least-squares A, B, C_mid, R_0 of method "continuous"."""
-    cells, S = search(points)
-    precise = {"method": "Nelder-Mead", "bounds": LIMITS.T, "options": {"xatol": 1e-8, "fatol": 1e-9}}
-    best = minimize(lambda cell: profile(points, shape(points, cell[None])[2]).S[0], cells[S.argmin()], **precise)
-    B, log_C_mid, h = shape(points, best.x[None])
-    at = profile(points, h)
-    return at.A[0], B[0], np.exp(log_C_mid[0]), at.R_0[0]
-
-
-def refit_B(runs, A):
-    """A.5: [Fit] of each run (a Run, or a pair of compute and reward) with A fixed, so that their B can be compared."""
-    return [fit_run(run, A=A) for run in runs]
+    return Fit(*map(float, (*best, ssr)), (C[0].item(), C[-1].item()), len(C), points, kept, run)
 
 
 def fit_power_law(compute, reward, start=None, stop=None):
-    """A.4: the PowerLaw R_C = A - D / C^B by least squares, A <= 1, B > 0; arguments and BadInput as in `fit`."""
+    """A.4: the PowerLaw R_C = A - D / C^B by least squares, A in [0, 1], B > 0; arguments and BadInput as in `fit`."""
     run = _checked(Run(compute, reward, start, stop))
     keep = _in_range(run, np.zeros(len(run.compute), bool))
     C, R, n = averaged(run.compute[keep], run.reward[keep])
-    u = np.log(C)
-    B = np.geomspace(B_MIN, 20, 10000)
-    centre = n @ u / n.sum()
-    x = np.exp(-B[:, None] * (u - centre))  # C^-B with C in units of its geometric mean, against over- and underflow
-    level = x @ n / n.sum()
-    mean = n @ R / n.sum()
-    D = -(x - level[:, None]) @ (n * (R - mean)) / ((x - level[:, None]) ** 2 @ n)
-    # Where A would be above 1, D is the best for A = 1; below 0, A = 0 is the best within [0, 1].
-    D = np.where(mean + D * level > 1, (x @ (n * (1 - R))) / (x**2 @ n), D)
-    D = np.where(mean + D * level < 0, -(x @ (n * R)) / (x**2 @ n), D)
-    A = np.clip(mean + D * level, 0.0, 1.0)
-    S = (R - A[:, None] + D[:, None] * x) ** 2 @ n
-    i = S.argmin()
-    return PowerLaw(*map(float, (A[i], B[i], D[i] * np.exp(centre * B[i]), S[i])))
+    middle = np.exp(np.log(C).mean())  # C^-B with C in units of it, against over- and underflow
+
+    def cost(x):
+        return np.sqrt(n) * (PowerLaw(*x, ssr=0).predict(C / middle) - R)
+
+    bounds = (0, B_MIN, -np.inf), (1, 20, np.inf)
+    tries = [least_squares(cost, (R.mean(), B, 0.0), bounds=bounds) for B in (0.1, 0.5, 2)]
+    best = min(tries, key=lambda found: found.cost)
+    A, B, D = best.x.tolist()
+    return PowerLaw(A, B, float(D * middle**B), float(2 * best.cost))
 
 
 if __name__ == "__main__":  # the command line imports this file, never the other way round

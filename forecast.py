@@ -2,9 +2,10 @@
 
 Paper: Sec. 2.1 (extrapolation), A.5 (comparing runs), A.7 (robustness). Symbols as in fit.py.
 
-Bands of A, B, C_mid, 90 %, valid if Eq. 1 holds: with S the sum of squared residuals, n points and p parameters, the
-region is S <= S_min + t^2 s^2 with s^2 = S_min / (n - p), t the 95 % quantile of Student's t with n - p degrees of
-freedom. The band is the range of the parameter over it (profile likelihood; wide where the points say little of A).
+Bands of A, B, C_mid, 90 %: the central nine tenths of the posterior of Eq. 1 given the points. Those of B and C_mid are
+valid if Eq. 1 holds. That of A, as real curves leave Eq. 1, reaches up to where the forecast may be at AHEAD times the
+compute. A is a number only if this band is narrow (WIDE); else it is at least the
+band's lower end (`known`).
 
 Forecasts: their centre is the median of many drawn curves, their 90 % band holds the central nine tenths. A curve is
 
@@ -36,14 +37,17 @@ import numpy as np
 from scipy.special import expit, fdtri, stdtr, stdtrit
 
 import fit
-from fit import JUMP, BadInput, Fit, Run, best_R_0, peak, profile, search, shape, sigmoid, squares
+from fit import BadInput, Fit, Run, levels, residuals, sigmoid
 
 PRIOR = np.array([[np.log(1.8), 0.7], [1, 2]])  # rows: mean, standard deviation; columns: log B, log(C_mid / last C)
-DRAWS = 2000  # number of curves
+DRAWS = 4000  # number of curves
+HIGH = 6  # density of A, if the points rise: A^HIGH, as complete curves that learned end high
 NOISE = 0.01  # standard deviation of an evaluation, as one residual would show it before any point is seen
-STOP, GO_ON = 0.8, 0.25  # of the stop rule: at these, nine of ten verdicts on one half of the real runs are right
+STOP, GO_ON = 0.9, 0.2  # of the stop rule
 SAME_A = 0.02  # A.5: A that differ by no more are taken as one
-WIDE = 0.2  # a wider band does not determine A
+WIDE = 0.25  # a wider band does not determine A
+AHEAD = 3  # times the compute: as far ahead as forecasts of real runs were measured, from 30 % to the end
+JUMP = 20  # a B above it is a jump between two points: the data do not determine it
 SEEDS = {"A": 0.01, "log B": 0.1}  # usual spread between seeds (our runs: 0.009, 0.07)
 SEEN = 4  # the weight of SEEDS, in runs
 RUNS = "This compares runs, not recipes: with one run a side the spread between seeds is a guess, 0.01 in A, 10 % in B."
@@ -54,7 +58,7 @@ TREND = np.log(3)  # the local slope is that of the points up to TREND before th
 # Chosen by the interval score of forecasts of real runs (results/forecasts.md).
 SHARES = 0.6, 0.3  # of the curves that go on along Eq. 1, and along a line; the others stay
 SLOPE = 0.2  # standard deviation, before the points are seen, of dR / d log C
-DAMPED, STEEP = 1.35, 6.5
+DAMPED, STEEP = 1, 5.5
 DRIFT = {0: 0.1, 0.01: 0.2, 0.02: 1, 0.04: 2, 0.08: 1, 0.16: 0.3, 0.32: 0.1}  # size of w: sd per e-fold of C
 NOISES = np.array([0.5, 0.7, 1.0])  # noise beside w, as a share of the noise without w
 
@@ -73,17 +77,21 @@ class Draws(namedtuple("Draws", "A B C_mid R_0 noise normal slope along offset d
 class Forecast(Fit):
     """A Fit with its bands, and curves that may come true. Computes and pass rates as in Fit."""
 
-    noise: float  # half-width of the 90 % band of one evaluation about the curve
-    bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %, valid if Eq. 1 holds
+    bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %; B and C_mid: valid if Eq. 1 holds
     notes: tuple  # "name: what it means here": what was left out, averaged or assumed
-    region: np.ndarray = field(repr=False)  # (M, 4) A, B, C_mid, R_0: M points that span the 90 % region of Eq. 1
     draws: Draws = field(repr=False)
 
     @property
     def falls(self):
-        """Whether the fitted points fall after a peak by more than noise would make them. Eq. 1 can only rise."""
-        _, drop, limit = peak(self.fitted.R)
-        return bool(drop > limit)
+        """Whether the fitted points fall after a peak by more than noise would make them. Eq. 1 can only rise.
+
+        Compared are the highest and the last mean of max(3, n/8) points in a row."""
+        R = self.fitted.R
+        width = min(len(R), max(3, len(R) // 8))
+        mean = np.convolve(R, np.ones(width) / width, "valid")
+        bends = np.diff(R, min(2, len(R) - 1))  # 0 on a straight line: a steady rise is no noise
+        noise = np.median(abs(bends)) / 1.652  # 1.652: their median size for standard normal R
+        return bool(mean.max() - mean[-1] > max(0.01, 4 * noise * np.sqrt(2 / width)))
 
     def curves(self, C):
         """Pass rates (..., S) of the S curves of `draws` at compute C, any shape (...)."""
@@ -110,83 +118,70 @@ class Forecast(Fit):
         return tuple(self.quantiles(C, (0.05, 0.95), mean_of))
 
 
-def forecast(compute, reward, r0=None, start=None, stop=None, method="continuous", *, A=None, epoch=None, **grid):
+def forecast(compute, reward, r0=None, start=None, stop=None, *, A=None, epoch=None, grid=None):
     """`fit.fit`, with the same arguments and errors, and its bands: a Forecast."""
-    return forecast_run(Run(compute, reward, start, stop, r0, epoch=epoch), method, A=A, **grid)
+    return forecast_run(Run(compute, reward, start, stop, r0, epoch=epoch), A=A, grid=grid)
 
 
-def forecast_run(run, method="continuous", *, grid=fit.PAPER_GRID, A=None):
+def forecast_run(run, *, A=None, grid=None):
     """`forecast` of a Run, or of a pair (compute, reward), with the Run's own start, stop, r0 and epoch."""
-    law = fit.fit_run(run, method, grid=grid, A=A)
-    points = law.fitted
-    freedom = len(points.u) - (3 if A is None else 2)
-    S = law.ssr + points.weight * (law.R_0 - points.R_0) ** 2
-    least = NOISE if S < 1e-9 * freedom else 0.0  # points that are all equal, say, are not exact
-    quantile = stdtrit(freedom, 0.95)
-    noise = float(max(quantile * np.sqrt(S / freedom), 1.645 * max(points.floor, least)))
-    best = law.A, law.B, law.C_mid, law.R_0
-    region = np.concatenate([[best], _region(points, 1 + quantile**2 / freedom, noise**2)])
-    bands = dict(zip(("A", "B", "C_mid"), zip(region.min(0).tolist(), region.max(0).tolist())))
-    edges = {"A": (law.R_0, 1.0) if A is None else (A, A), "B": (fit.B_MIN, fit.B_MAX)}
-    edges = edges if method == "continuous" else dict(zip(("A", "C_mid"), grid))
-    notes = _notes(law, edges, bands["A"][0])
-    return Forecast(**vars(law), noise=noise, bands=bands, notes=notes, region=region, draws=_draws(law))
+    law = fit.fit_run(run, A=A, grid=grid)
+    draws = _draws(law)
+    bands = {}
+    for name in ("A", "B", "C_mid"):
+        best = getattr(law, name)
+        low, high = np.quantile(getattr(draws, name), (0.05, 0.95)).tolist()
+        bands[name] = min(low, best), max(high, best)
+    law = Forecast(**vars(law), bands=bands, notes=_notes(law), draws=draws)
+    if A is None:
+        low, high = bands["A"]
+        bands["A"] = low, max(high, float(law.quantiles(AHEAD * law.span[1], 0.95)))
+    return law
 
 
-def _region(points, factor, room):
-    """Points (M, 4) = A, B, C_mid, R_0 that span the region S <= factor * S_min, or S <= S_min + room, whichever is
-    larger."""
-    cells, S = search(points, factor, keep=800, levels=12, room=room)
-    limit = max(factor * S.min(), S.min() + room)
-    cells = cells[S <= limit]
-    B, log_C_mid, h = shape(points, cells)
-    at = profile(points, h)
-    reach = np.sqrt(np.maximum(limit - at.S + at.curvature * (at.A - at.free) ** 2, 0) / at.curvature)
-    room = np.sqrt(np.maximum(limit - at.S, 0) / at.weight)
-    ends = [(at.A, np.clip(at.R_0 + move, 0, at.A)) for move in (-room, room)]  # R_0 moves, A stays
-    ends += [(A, best_R_0(at.base, at.follow, A)) for A in np.clip([at.free - reach, at.free + reach], at.low, at.high)]
-    return np.concatenate([np.column_stack([A, B, np.exp(log_C_mid), R_0]) for A, R_0 in ends])
+def least_noise(law):
+    """The binomial standard deviation of an evaluation, if it is known of how many completions it is the mean; else 0.
+    One right and one wrong completion are added to all, so that it is above 0 where all failed."""
+    n = law.run.completions
+    if n is None:
+        return 0.0
+    R = law.run.reward[law.kept]
+    mean = (n * R.sum() + 1) / (n * len(R) + 2)
+    return float(np.sqrt(mean * (1 - mean) / n))
 
 
 def _slope(points, jump, noise):
-    """The slope dR / d log C of a line through the points from a third of the last compute on: its mean, its standard
-    deviation and degrees of freedom.
+    """The slope dR / d log C of a line through the points from a third of the last compute on, or through the last 4
+    different computes: its mean, its standard deviation and degrees of freedom.
 
-    The line takes in no points before a jump (at log C = `jump`) that 20 points follow, but the last 4 different
-    computes at least. Its slope is drawn towards 0 by the prior SLOPE. noise: standard deviation of one evaluation;
-    the scatter about the line counts as at least that.
+    The line takes in no points before a jump (at log C = `jump`) that 20 points follow. Its slope is drawn towards 0 by
+    the prior SLOPE. noise: standard deviation of one evaluation; the scatter about the line counts as at least that.
     """
     since = min(points.u[-1] - TREND, np.unique(points.u)[-4:][0])
     if (points.u > jump).sum() >= 20:
         since = max(since, jump)
     late = points.u >= since
-    u = points.u[late]
-    n = points.count[late]
-    R = points.R[late]
-    x = u - (n @ u) / n.sum()
-    xx = n @ x**2
-    rest = R - (n @ R) / n.sum()
-    slope = (n * x) @ rest / xx
+    u, R, n = (x[late] for x in points[:3])
+    (slope, level), unscaled = np.polyfit(u, R, 1, w=np.sqrt(n), cov="unscaled")
     freedom = len(u) - 2
-    scatter = n @ (rest - slope * x) ** 2 / freedom
-    variance = max(scatter, noise**2) / xx
+    scatter = n @ (R - level - slope * u) ** 2 / freedom
+    variance = max(scatter, noise**2) * unscaled[0, 0]
     share = SLOPE**2 / (SLOPE**2 + variance)
     return share * slope, np.sqrt(share * variance), max(freedom, 3)
 
 
-def _walk(points, residuals, noise, random):
+def _walk(points, misses, noise, floor, random):
     """Draw the walk w of S curves: its value at the last point, its size, and the noise beside it; each (S,).
 
-    residuals (n, S): of the points, from each curve    noise: standard deviation of one evaluation without w
-    The size and the noise are weighed by the likelihood of the median residuals (a Kalman filter over the points).
+    misses (n, S): of the points, from each curve    noise: standard deviation of one evaluation without w, at least
+    floor. The size and the noise are weighed by the likelihood of the median misses (a Kalman filter over the points).
     """
-    sizes, noises = (x.ravel() for x in np.meshgrid(list(DRIFT), noise * NOISES))
-    noises = np.maximum(noises, points.floor)
-    middle = np.median(residuals, axis=1)
+    sizes, noises = (x.ravel() for x in np.meshgrid(list(DRIFT), np.maximum(noise * NOISES, floor)))
+    middle = np.median(misses, axis=1)
     state = np.zeros(len(sizes))
     variance = np.zeros(len(sizes))
     likelihood = np.log(np.tile(list(DRIFT.values()), len(NOISES)))
-    weights = np.zeros((len(sizes), len(points.u)))  # the state is a weighted sum of the residuals
+    weights = np.zeros((len(sizes), len(points.u)))  # the state is a weighted sum of the misses
     for i, step in enumerate(np.diff(points.u, prepend=points.u[0])):
         variance = variance + sizes**2 * step
         total = variance + noises**2 / points.count[i]
@@ -198,40 +193,17 @@ def _walk(points, residuals, noise, random):
         weights[:, i] = gain
         variance = variance * (1 - gain)
     chance = np.exp(likelihood - likelihood.max())
-    S = residuals.shape[1]
-    k = random.choice(len(sizes), S, p=chance / chance.sum())
-    offset = (weights[k] * residuals.T).sum(1) + np.sqrt(variance[k]) * random.normal(size=S)
+    k = random.choice(len(sizes), DRAWS, p=chance / chance.sum())
+    offset = (weights[k] * misses.T).sum(1) + np.sqrt(variance[k]) * random.normal(size=DRAWS)
     return offset, sizes[k], noises[k]
 
 
-class _Ceiling(namedtuple("_Ceiling", "centre width side tail share")):
-    """The distribution of A given each of K shapes (B, C_mid); each field (K,).
-
-    A = centre + side * width * x, with x from Student's t. A lies within its limits where the cumulative probability
-    of x is between `tail` and `tail + share`."""
-
-    def draw(self, i, freedom, random):
-        """One A for each index in i (a shape); rounding may leave it just outside its limits."""
-        x = stdtrit(freedom, self.tail[i] + self.share[i] * random.random(len(i)))
-        return self.centre[i] + self.side[i] * self.width[i] * x
-
-
-def _ceiling(at, S, freedom):
-    """The `_Ceiling` of shapes whose `Profile` is `at` and whose sum of squares at A = at.free is S (K,)."""
-    # Mirrored (side = -1) where A lies in the upper tail: stdtr is precise in the lower one, near 1 it is not.
-    width = np.sqrt(S / freedom / at.curvature)
-    side = np.where(at.free < at.low, -1, 1)
-    ends = np.sort([side * (end - at.free) / width for end in (at.low - 1e-9, at.high + 1e-9)], axis=0)
-    tail, upper = stdtr(freedom, ends)
-    return _Ceiling(at.free, width, side, tail, np.maximum(upper - tail, 1e-300))
-
-
-def _posterior(points, random, cells=41):
+def _posterior(points, floor, power, random, cells=41):
     """Draw A, B, C_mid, R_0 and noise, (DRAWS,) each, from the posterior of Eq. 1.
 
-    Priors: flat on A and R_0, PRIOR on log B and log C_mid, a residual of NOISE on the noise, which the completions'
-    noise bounds from below. B and C_mid are drawn from a grid of `cells` by `cells`, narrowed twice to where their
-    probability lies. Given these, A has a truncated Student's t; given A and the noise too, R_0 is normal.
+    Priors: A^power on A, flat on R_0, PRIOR on log B and log C_mid, a residual of NOISE on the noise, which is at least
+    `floor`. B and C_mid are drawn from a grid of `cells` by `cells`, narrowed twice to where their probability lies.
+    Given these, A has a truncated Student's t (times A^power); given A and the noise too, R_0 is normal.
     """
     mean, deviation = PRIOR
     last = points.u[-1]
@@ -241,21 +213,28 @@ def _posterior(points, random, cells=41):
     for _ in range(3):
         shapes = np.stack(np.meshgrid(*np.linspace(low, high, cells).T), -1).reshape(-1, 2)
         h = expit(np.exp(shapes[:, :1]) * (shapes[:, 1:] + last - points.u))
-        at = profile(points, h)
-        S = squares(points, h, at.free, at.base + at.follow * at.free) + NOISE**2
-        least = freedom * points.floor**2
+        at = levels(points, h)
+        S = (residuals(points, h, at.free, at.base + at.follow * at.free) ** 2).sum(1) + NOISE**2
+        least = freedom * floor**2
         below = np.minimum(S - least, 0) / max(least, NOISE**2)  # there the noise is known, and S counts as if normal
         S = np.maximum(S, least)
-        ceiling = _ceiling(at, S, freedom)
-        weight = np.log(ceiling.share) - freedom / 2 * (np.log(S) + below) - np.log(at.curvature * at.weight) / 2
+        width = np.sqrt(S / freedom / at.curvature)
+        side = np.where(at.free < at.low, -1, 1)  # A in the upper tail is mirrored: stdtr is precise in the lower one
+        ends = np.sort([side * (end - at.free) / width for end in (at.low - 1e-9, at.high + 1e-9)], axis=0)
+        tail, upper = stdtr(freedom, ends)
+        share = np.maximum(upper - tail, 1e-300)  # of Student's t that lies within the limits of A
+        weight = np.log(share) - freedom / 2 * (np.log(S) + below) - np.log(at.curvature * at.weight) / 2
         weight -= (((shapes - mean) / deviation) ** 2).sum(1) / 2
         weight = np.exp(weight - weight.max())
         step = (high - low) / (cells - 1)
         likely = shapes[weight > 1e-4]
         low = likely.min(0) - step
         high = likely.max(0) + step
-    i = random.choice(len(shapes), DRAWS, p=weight / weight.sum())
-    A = np.clip(ceiling.draw(i, freedom, random), at.low[i], at.high[i])
+    i = random.choice(len(shapes), 4 * DRAWS, p=weight / weight.sum())
+    x = stdtrit(freedom, tail[i] + share[i] * random.random(len(i)))
+    A = np.clip(at.free[i] + side[i] * width[i] * x, at.low[i], at.high[i])
+    chosen = random.choice(len(A), DRAWS, p=A**power / (A**power).sum())
+    i, A = i[chosen], A[chosen]
     noise = np.sqrt((S[i] + at.curvature[i] * (A - at.free[i]) ** 2) / random.chisquare(freedom + 1, DRAWS))
     R_0 = at.base[i] + at.follow[i] * A + noise / np.sqrt(at.weight[i]) * random.normal(size=DRAWS)
     B, C_mid = np.exp(shapes[i] + (0, last)).T
@@ -266,10 +245,11 @@ def _draws(law):
     """The `Draws` for the Fit `law`, as the head of this file says."""
     points = law.fitted
     random = np.random.default_rng(0)
-    A, B, C_mid, R_0, noise = _posterior(points, random)
-    residuals = points.R[:, None] - sigmoid(np.exp(points.u)[:, None], A, B, C_mid, R_0)
-    offset, drift, noise = _walk(points, residuals, np.median(noise), random)
-    jump = np.log(law.C_mid) if law.B > JUMP and gains(law) else -np.inf
+    floor = least_noise(law)
+    A, B, C_mid, R_0, noise = _posterior(points, floor, HIGH if gains(law) else 0, random)
+    misses = points.R[:, None] - sigmoid(np.exp(points.u)[:, None], A, B, C_mid, R_0)
+    offset, drift, noise = _walk(points, misses, np.median(noise), floor, random)
+    jump = np.log(law.C_mid) if law.B > JUMP else -np.inf
     mean, deviation, freedom = _slope(points, jump, np.median(noise))
     slope = mean + deviation * random.standard_t(freedom, DRAWS)
     ahead = C_mid > np.exp(points.u[-1])  # beyond the points
@@ -277,31 +257,18 @@ def _draws(law):
     kind = np.arange(DRAWS) / DRAWS
     along = kind < SHARES[0]
     slope[along | (kind >= sum(SHARES))] = 0
-    normal = random.normal(size=DRAWS)
-    walk = random.normal(size=DRAWS)
+    normal, walk = random.normal(size=(2, DRAWS))
     return Draws(A, B, C_mid, R_0, noise, normal, slope, along, offset, drift, walk)
 
 
-def _notes(law, edges, lowest):
-    """The notes of the run, and those on the fitted points. No note predicts whether the forecast will miss.
-
-    edges: parameter name -> the values searched, ascending; its first and last are equal if the caller fixed it.
-    lowest: the lower end of the band of A
-    """
+def _notes(law):
+    """The notes of the run, and those on the fitted points. No note predicts whether the forecast will miss."""
     points = law.fitted
     early = (law.run.epoch[law.kept] < 1).mean()
     assumed = law.run.r0 is None and not (law.run.compute == 0).any()
-    on = [n for n, x in edges.items() if x[0] < x[-1] and np.isclose(getattr(law, n), (x[0], x[-1]), rtol=3e-6).any()]
-    settled = law.A == 1 and lowest >= 0.9 and law.C_mid < law.span[1]  # then A = 1 is a true ceiling
-    on = [n for n in on if not (n == "A" and settled)]
-    below = (points.R < points.R_0).mean()
-    typical = np.median(points.R)
     known = {
-        f"averaged to {law.averaged} points, neighbours in log C": law.averaged < law.points,
+        f"averaged to {len(points.u)} points, neighbours in log C": len(points.u) < law.points,
         f"{early:.0%} of the fitted points lie in the first epoch, which the paper leaves out": early > 0,
-        f"on a bound: {', '.join(f'{n} = {getattr(law, n):.4g}' for n in on)}, an end of the range searched": on,
-        f"outside Eq. 1: A = {law.A:.4g}, R_0 = {law.R_0:.4g}, B = {law.B:.4g}": law.A <= law.R_0 or law.B <= 0,
-        f"most points lie below R_0: {points.R_0:.4g}, their median: {typical:.4g}; --r0 gives another": below > 0.5,
         f"R_0 assumed: no point at C = 0 and no r0, so the first point, {points.R_0:.4g}, is taken for it": assumed,
     }
     return *law.run.notes, *(text for text, holds in known.items() if holds)
@@ -318,13 +285,12 @@ def reach(law):
 
 def known(law):
     """{name: what is known of it} for those of A, B, C_mid that the points do not determine."""
-    if law.falls:
-        return dict.fromkeys(("A", "B", "C_mid"), "the points fall after a peak: Eq. 1 only rises, so it does not hold")
-    if not gains(law):
-        return dict.fromkeys(("A", "B", "C_mid"), "no gain yet: nothing to fit")
+    if law.falls or not gains(law):
+        fall = "the points fall after a peak: Eq. 1 only rises, so it does not hold"
+        return dict.fromkeys(("A", "B", "C_mid"), fall if law.falls else "no gain yet: nothing to fit")
     low, high = law.bands["A"]
     found = {}
-    if high - low > WIDE:
+    if high - low > WIDE or law.fitted.A is None and law.median(AHEAD * law.span[1]) > law.A + CLOSE:
         found["A"] = f"A is at least {low:.3f}: the points do not say where the rise ends"
         found["C_mid"] = "C_mid is not determined: half of the gain is not known"
     if law.B > JUMP:
@@ -336,28 +302,27 @@ def gains(law):
     """Do the points rise? True if a constant fits them worse than Eq. 1 by more than chance (F test, 5 %), and they end
     above R_0."""
     points = law.fitted
-    measured = points.weight < fit.EXACT
     R = np.append(points.R, points.R_0)
-    n = np.append(points.count, points.weight * measured)
-    mean = n @ R / n.sum() if measured else points.R_0
-    flat = n @ (R - mean) ** 2
+    n = np.append(points.count, points.weight)
+    flat = n @ (R - n @ R / n.sum()) ** 2
     freedom = max(len(points.u) - 3, 1)
-    least = max(law.ssr + measured * points.weight * (law.R_0 - points.R_0) ** 2, freedom * points.floor**2, 1e-9)
+    floor = max(freedom * least_noise(law) ** 2, 1e-9)
+    least = max(law.ssr + points.weight * (law.R_0 - points.R_0) ** 2, floor)
     return bool((flat - least) / 3 > least / freedom * fdtri(3, freedom, 0.95))
 
 
-def stop_rule(law, gain=0.02):
-    """Is it worth going on to twice the last fitted compute C?
+def stop_rule(law, gain=0.02, times=2):
+    """Is it worth going on from the last fitted compute C to `times` C?
 
-    P is the chance that the evaluations of the last fifth of the way to 2 C lie less than `gain` above those of the
+    P is the chance that the evaluations of the last fifth of the way to times C lie less than `gain` above those of the
     last fifth of the way to C, counted over the curves with their noise: what the user will see, not what holds of a
     curve without noise. Returns (P, verdict): "stop" if P >= STOP, "go on" if P <= GO_ON, else "cannot tell yet" and
     when to look again.
     """
     last = law.span[1]
     count = law.fitted.count[law.fitted.u > np.log(0.8 * last)].sum()
-    rise = law.curves(1.9 * last) - law.curves(0.9 * last) + law.draws.noise * law.draws.normal * np.sqrt(2 / count)
-    P = float((rise < gain).mean())
+    rise = law.curves((times - 0.1) * last) - law.curves(0.9 * last)
+    P = float((rise + law.draws.noise * law.draws.normal * np.sqrt(2 / count) < gain).mean())
     unclear = f"cannot tell yet; look again at C = {1.5 * last:.4g}"
     return P, "stop" if P >= STOP else "go on" if P <= GO_ON else unclear
 
@@ -372,16 +337,16 @@ def fitted(run, **changes):
 def hindcast(law, last=1):
     """Compare a law that was fitted to a part of its run with the run's end, the mean of the `last` evaluations.
 
-    Returns a dict: A, A_low, A_high; C (mean compute of these evaluations); forecast and its 90 % band low, high for
-    such a mean; measured; error = forecast - measured; points (fitted ones); inside (is measured in the band?).
+    Returns a dict: C (mean compute of these evaluations); forecast and its 90 % band low, high for such a mean;
+    measured; error = forecast - measured; points (fitted ones); inside (is measured in the band?).
     """
     C = law.run.compute[-last:].mean()
     measured = law.run.reward[-last:].mean()
     value = law.median(C)
     low, high = law.band(C, mean_of=last)
-    names = ("A", "A_low", "A_high", "C", "forecast", "low", "high", "measured", "error")
-    row = zip(names, map(float, (law.A, *law.bands["A"], C, value, low, high, measured, value - measured)))
-    return dict(row) | {"points": law.points, "inside": bool(low <= measured <= high)}
+    row = {"C": C, "forecast": value, "low": low, "high": high, "measured": measured, "error": value - measured}
+    found = {name: float(x) for name, x in row.items()}
+    return found | {"points": law.points, "inside": bool(low <= measured <= high)}
 
 
 def hindcasts(run, cuts=(10, 20, 30, 50, 70), last=5):
@@ -397,61 +362,57 @@ def hindcasts(run, cuts=(10, 20, 30, 50, 70), last=5):
 # ---- Which is better? ----
 
 
-def compare(sides):
+def compare(sides, C=None):
     """A.5: rank two or more sides, each a Forecast or a list of them (runs of one recipe); can the data tell?
 
     Compared are the means over the runs of a side, in the first of these quantities that all runs have:
-        A             where it is determined (band not wider than WIDE). Sides within SAME_A of the highest mean A are
-                      refitted with A fixed to their mean and compared in
+        A             where it is a number (`known`). Sides within SAME_A of the highest mean A are refitted with A
+                      fixed to their mean and compared in
         log B         if the data determine the B of all of them
-        the forecast  at twice the compute of the shortest run, where some A is not determined
+        the forecast  at twice the compute of the shortest run, where some A is no number; at C if that is given
     Runs that fall after a peak are left out, as Eq. 1 cannot: a side without any other run cannot be compared.
     Returns the Forecasts, the best side's first (refitted where A was fixed), and a sentence about the two best sides.
     """
     sides = [side if isinstance(side, list) else [side] for side in sides]
-    fallen = [law.run.name for side in sides for law in side if law.falls]
+    fallen = ", ".join(law.run.name for side in sides for law in side if law.falls)
     rising = [[law for law in side if not law.falls] for side in sides]
     if not all(rising):
-        names = ", ".join(fallen)
-        return sum(sides, []), f"The data cannot tell which scales better: {names}: falls after a peak, Eq. 1 does not"
-    ranked, values, name, unit = _quantity(rising)
-    one, other = values[:2]
-    gap, low, high = difference(one, other, SEEDS[unit])
+        return sum(sides, []), f"The data cannot tell which scales better: {fallen}: falls after a peak, Eq. 1 does not"
+    ranked, values, name, unit = _quantity(rising, C)
+    gap, low, high = difference(*values[:2], SEEDS[unit])
     tell = "and the data can tell" if low > 0 else "but the data cannot tell"
+    by = "higher"
     if unit == "log B":
         gap, low, high = np.exp([gap, low, high])
-    by = "times as high" if unit == "log B" else "higher"
-    better = f"{_called(ranked[0])} scales better than {_called(ranked[1])}, {tell}: {name} is {gap:.3f} {by}"
-    out = f" Left out, as they fall after a peak: {', '.join(fallen)}." if fallen else ""
+        by = "times as high"
+    one, other = (side[0].run.name + f" and {len(side) - 1} more" * (len(side) > 1) for side in ranked[:2])
+    better = f"{one} scales better than {other}, {tell}: {name} is {gap:.3f} {by}"
+    out = f" Left out, as they fall after a peak: {fallen}." if fallen else ""
     seeds = RUNS if max(map(len, ranked[:2])) == 1 else RECIPES
     return sum(ranked, []), f"{better} (90 % interval {low:.3f} to {high:.3f}).{out} {seeds}"
 
 
-def _called(side):
-    """The name of a side: that of its run, or of its first run and how many there are."""
-    return side[0].run.name + f" and {len(side) - 1} more" * (len(side) > 1)
+def _ranked(sides, value):
+    """The sides, the highest mean value first, and for each its values (n, 3) with their bands."""
+    rows = [np.array([value(law) for law in side], float) for side in sides]
+    order = sorted(range(len(sides)), key=lambda i: -rows[i][:, 0].mean())
+    return [sides[i] for i in order], [rows[i] for i in order]
 
 
-def _quantity(sides):
+def _quantity(sides, C):
     """What `compare` compares: the sides, best first; for each its values (n, 3) with their bands; words; the unit."""
-
-    def by(value):
-        rows = [np.array([value(law) for law in side], float) for side in sides]
-        order = sorted(range(len(sides)), key=lambda i: -rows[i][:, 0].mean())
-        return [sides[i] for i in order], [rows[i] for i in order]
-
-    if any(np.diff(law.bands["A"]) > WIDE for side in sides for law in side):
-        C = 2 * min(law.span[1] for side in sides for law in side)
-        words = f"as some A are not determined, by the forecasts: at C = {C:.4g} it"
-        return *by(lambda law: law.quantiles(C, (0.5, 0.05, 0.95))), words, "A"
-    sides, values = by(lambda law: (law.A, *law.bands["A"]))
-    close = sum(values[0][:, 0].mean() - rows[:, 0].mean() <= SAME_A for rows in values)
-    A = float(np.mean([rows[:, 0].mean() for rows in values[:close]]))
+    unknown = any("A" in known(law) for side in sides for law in side)
+    if C or unknown:
+        C = C or 2 * min(law.span[1] for side in sides for law in side)
+        words = "as some A are not determined, " * unknown + f"by the forecasts: at C = {C:.4g} it"
+        return *_ranked(sides, lambda law: law.quantiles(C, (0.5, 0.05, 0.95))), words, "A"
+    sides, values = _ranked(sides, lambda law: (law.A, *law.bands["A"]))
+    means = [rows[:, 0].mean() for rows in values]
+    close = sum(means[0] - mean <= SAME_A for mean in means)
+    A = float(np.mean(means[:close]))
     if close > 1 and (common := _with_common_A(sides[:close], A)):
-        rest = sides[close:]
-        sides = common
-        sides, values = by(lambda law: np.log([law.B, *law.bands["B"]]))
-        return sides + rest, values, f"with a common A = {A:.3f}, its B", "log B"
+        common, values = _ranked(common, lambda law: np.log([law.B, *law.bands["B"]]))
+        return common + sides[close:], values, f"with a common A = {A:.3f}, its B", "log B"
     return sides, values, f"without a common A (within {SAME_A}, each B determined), its A", "A"
 
 

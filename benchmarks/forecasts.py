@@ -13,7 +13,6 @@ Rows, all from the points before the cut, and clipped to [0, 1]:
   ours            `forecast.Forecast.band` of a fit from 10 % of the cut's compute on
   Eq. 1 of ours   only those of its curves that go on along Eq. 1
   trend of ours   only those that go on along a line
-  Eq. 1's region  the band by profile likelihood, which takes no account of how well Eq. 1 holds
   persistence     the mean of the last m points +- 1.645 s sqrt(1/m + 1/k), s from successive differences; m is the
                   larger of 5 and a tenth of the points, but at most a third of them
   line in log C   least squares from 10 % of the cut's compute on, and its prediction interval
@@ -22,17 +21,19 @@ source, and in two halves of the sources: HALF, on which constants are chosen, a
 --compare counts how often `forecast.compare` can tell apart two runs: seeds of one recipe (it should not), and runs of
 two recipes of a source whose A and ends differ by 0.05 or more in the mean, no end of one within those of the other. In
 results/study/ the recipes are too near for that, but for runs that collapse.
+--pairs FOLDER ... takes all pairs of curves within a group of the folders' tables (README.md with file, group, range) and
+asks `forecast.compare` about their first halves. An end is the mean of the last max(5, n / 10) points. Equal: the ends
+differ by at most 0.03 and two standard errors. Different: by 0.05 and two standard errors or more.
+--early FOLDER ... says how often A is a number (`forecast.known`) from 30 and 50 %, and its band below the measured end.
 Stop rule: with C the last fitted compute, "stop" is right if the mean pass rate over (1.8 C, 2 C] is above that over
 (0.8 C, C] by less than the gain, else "go on" is. Judged at cuts up to 50 % if both stretches have points.
 
 Run:  python benchmarks/forecasts.py      (ten seconds on one core)
       python benchmarks/forecasts.py --sources; python benchmarks/forecasts.py --compare    (half a minute each)
-      git show f4ae21b:fit.py > /tmp/fit.py && python benchmarks/forecasts.py --fit /tmp/fit.py     (row "before")
 """
 
 import argparse
 import csv
-import importlib.util
 import re
 import sys
 from collections import Counter, defaultdict, namedtuple
@@ -113,15 +114,6 @@ def trend(case, law):
     return of_draws(law, case.end()[0].mean(), case.last, law.draws.slope != 0)
 
 
-def region(case, law):
-    """Profile likelihood of Eq. 1."""
-    C = case.end()[0].mean()
-    values = fit.sigmoid(C, *law.region.T)
-    noise = law.noise / np.sqrt(case.last)
-    centre = law.predict(C)
-    return centre - np.hypot(centre - values.min(), noise), centre, centre + np.hypot(values.max() - centre, noise)
-
-
 def persistence(case, law):
     """The mean of the last points stays as it is."""
     R = case.part().reward
@@ -143,8 +135,7 @@ def line(case, law):
     return level + slope * end + stdtrit(len(u) - 2, 0.95) * np.sqrt(error) * np.array([-1, 0, 1])
 
 
-WAYS = {"ours": ours, "Eq. 1 of ours": eq1, "trend of ours": trend, "Eq. 1's region": region,
-        "persistence": persistence, "line in log C": line}  # fmt: skip
+WAYS = {"ours": ours, "Eq. 1 of ours": eq1, "trend of ours": trend, "persistence": persistence, "line in log C": line}
 
 
 # ---- Tables ----
@@ -167,14 +158,6 @@ def scores(bands, measured):
     return inside.mean(), np.median(high - low), np.mean(score), abs(value - measured).mean()
 
 
-def by_note(laws, inside):
-    """{note: (hits, misses)}, with "none" for forecasts without one."""
-    count = Counter()
-    for law, hit in zip(laws, inside):
-        count.update((name, bool(hit)) for name in {text.split(":")[0] for text in law.notes} or {"none"})
-    return {name: (count[name, True], count[name, False]) for name in sorted({name for name, _ in count})}
-
-
 def stops(pairs):
     """[(what the rule said, what was right)] for the cuts up to 50 %; pairs: [(Case, its fit)]."""
     verdicts = []
@@ -191,9 +174,8 @@ def stops(pairs):
 # ---- More sources, and comparisons ----
 
 
-def more():
-    """Yield (source, Run) of tests/data/forecasts/more: its README.md has the source and the range of each file."""
-    folder = ROOT / "tests" / "data" / "forecasts" / "more"
+def table(folder):
+    """Yield (source, Run) of a folder: its README.md has the source and the range of each file."""
     for row in (folder / "README.md").read_text().splitlines():
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         if cells[0].endswith(".csv"):
@@ -203,6 +185,11 @@ def more():
             order = np.argsort(C[full], kind="stable")
             R = (R[full][order] - low) / (high - low)
             yield cells[1], fit.Run(C[full][order], R, name=cells[0].removesuffix(".csv"))
+
+
+def more():
+    """Yield (source, Run) of tests/data/forecasts/more."""
+    return table(ROOT / "tests" / "data" / "forecasts" / "more")
 
 
 def kept():
@@ -288,47 +275,73 @@ def comparisons():
             print(f"  {one} and {other}: {sum(hits)} of {len(hits)}; {'told' if told(*settings) else 'not told'}")
 
 
-def other(path):
-    """The module that another version of fit.py is."""
-    spec = importlib.util.spec_from_file_location("fit", path)
-    sys.modules["fit"] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def end(run):
+    """The mean of the last max(5, n / 10) points of a Run, and the square of its standard error."""
+    R = run.reward[-max(5, len(run.reward) // 10) :]
+    return R.mean(), R.var(ddof=1) / len(R)
+
+
+def kind(one, other):
+    """Whether two Runs end "equal" or "different", or None between the two; which has the higher end (1 or -1)."""
+    (x, x_error), (y, y_error) = end(one), end(other)
+    gap = abs(x - y)
+    certain = gap / max(np.sqrt(x_error + y_error), 1e-12)
+    name = "equal" if gap <= 0.03 and certain <= 2 else "different" if gap >= 0.05 and certain >= 2 else None
+    return name, np.sign(x - y)
+
+
+def first_halves(folders):
+    """Print how often the first halves of curves that end alike, and of those that do not, are told apart."""
+    groups = defaultdict(list)
+    for source, run in (row for folder in folders for row in table(folder)):
+        groups[source].extend(forecast.fitted(run, start="10%", stop="50%"))
+    count = defaultdict(Counter)
+    for one, other in (pair for laws in groups.values() for pair in combinations(laws, 2)):
+        name, higher = kind(one.run, other.run)
+        ranked, sentence = forecast.compare([one, other])
+        right = higher == (1 if ranked[0].run.name == one.run.name else -1)
+        told = "and the data can tell" in sentence
+        count[name][("told, higher end first" if right else "told, lower end first") if told else "not told"] += 1
+    for name in ("equal", "different"):
+        print(f"{name}, {count[name].total()} pairs: ", ", ".join(f"{what} {n}" for what, n in count[name].items()))
+
+
+def early(folders):
+    """Print how often A is a number from 30 and 50 % of the curves, and how often its band lies below their end."""
+    laws = [law for folder in folders for _, run in table(folder) for cut in ("30%", "50%")
+            for law in forecast.fitted(run, start="10%", stop=cut)]  # fmt: skip
+    printed = [law for law in laws if "A" not in forecast.known(law)]
+    below = sum(law.bands["A"][1] < end(law.run)[0] for law in printed)
+    print(f"from 30 and 50 %: {len(laws)} fits, A is a number in {len(printed)}, its band below the end in {below}")
 
 
 def main():
-    """Print the table of forecasts, how often those with each note hold, and how often the stop rule is right."""
+    """Print the table of forecasts, and how often the stop rule is right."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--fit", metavar="FILE", help="another version of fit.py; only its bands are measured")
     parser.add_argument("--sources", action="store_true", help="the table by source")
     parser.add_argument("--compare", action="store_true", help="the table of comparisons")
+    folders = {"nargs": "+", "type": Path, "metavar": "FOLDER"}
+    parser.add_argument("--pairs", help="are the first halves of curves that end alike told apart?", **folders)
+    parser.add_argument("--early", help="how often is A a number too early?", **folders)
     args = parser.parse_args()
+    if args.pairs:
+        return first_halves(args.pairs)
+    if args.early:
+        return early(args.early)
     if args.sources:
         return by_source()
     if args.compare:
         return comparisons()
-    if path := args.fit:
-        global fit, forecast
-        fit = forecast = other(path)  # before forecast.py, all was in fit.py
-        forecast.forecast_run = fit.fit_run
-        fit.Fit.median = fit.Fit.predict
     pairs = [(case, forecast.forecast_run(case.part())) for run in curves() for case in cases(run)]
     measured = np.array([case.end()[1] for case, _ in pairs])
     mine = np.array([case.run.name.startswith("ours") for case, _ in pairs])
     groups = {"our runs": mine, "public runs": ~mine, "all": mine | True}
     heads = (f" | {name}, {chosen.sum()}: inside, width, score, error" for name, chosen in groups.items())
     print(" " * 15 + "".join(heads))
-    for name, way in [*WAYS.items()][: 1 if path else None]:
+    for name, way in WAYS.items():
         bands = np.clip([way(*pair) for pair in pairs], 0, 1)
         cells = [scores(bands[chosen], measured[chosen]) for chosen in groups.values()]
         print(f"{name:15}" + "".join(" | {:.2f}  {:.3f}  {:.3f}  {:.3f}".format(*cell) for cell in cells))
-        if way is ours:
-            inside = (bands[:, 0] <= measured) & (measured <= bands[:, 2])
-    if path:
-        return
-    print("notes of ours: forecasts inside, outside")
-    for name, (hits, misses) in by_note([law for _, law in pairs], inside).items():
-        print(f"  {name:32}{hits:3}{misses:3}")
     verdicts = stops(pairs)
     print(f"stop rule, gain {GAIN}, {len(verdicts)} times: ", end="")
     for word in ("stop", "go on"):

@@ -168,7 +168,7 @@ def paper_tables():
     """As lines: Table 1, and A.7's published numbers beside our fits of samples of one sigmoid."""
     rows = [("fitted", "B", "A", "check: B", "A", "B, 90 % band", "A, 90 % band")]
     for (start, stop), (B, A) in figures.A_7.items():
-        law = forecast.forecast_run(figures.samples(0.002)._replace(start=start, stop=stop), "grid")
+        law = forecast.forecast_run(figures.samples(0.002)._replace(start=start, stop=stop), grid=fit.PAPER_GRID)
         bands = ("{:.3f} to {:.3f}".format(*law.bands[name]) for name in "BA")
         rows.append((f"{start:,} to {stop:,}", B, A, law.B, law.A, *bands))
     published = [(name, *numbers) for name, numbers in figures.TABLE_1.items()]

@@ -50,7 +50,7 @@ def curves_of(findings, logs, with_log_f):
         panels.append(("means over (so many) seeds", f"compute C ({figures.called(x)})", figures.RATE, curves))
         if with_log_f:
             A = float(np.mean([law.A for law in laws]))
-            same = fit.refit_B([law.run for law in laws], A)
+            same = [fit.fit_run(law.run, A=A) for law in laws]
             title = f"Fig. 7 with one A = {A:.3f}: F = C^B"
             panels.append(
                 (

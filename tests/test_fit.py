@@ -62,8 +62,7 @@ def test_a4_power_law_is_the_limit_of_eq1_far_above_C_mid():
 def test_a4_power_law_fit_finds_the_law_that_made_the_points():
     C = np.linspace(1, 50, 40)
     law = fit.fit_power_law(C, 0.7 - 0.5 / C**0.8)
-    # 1e-3: the scan of B has steps of 0.1 %.
-    assert (law.A, law.B, law.D) == tuple(pytest.approx(x, rel=1e-3) for x in (0.7, 0.8, 0.5))
+    assert (law.A, law.B, law.D) == pytest.approx((0.7, 0.8, 0.5), rel=1e-6)
     assert law.predict(1e12) == pytest.approx(law.A, abs=1e-6)
 
 
@@ -116,7 +115,7 @@ def test_a5_grid_is_the_papers():
 def test_a5_grid_returns_the_best_pair_with_B_fitted_alone():
     C, R = clean(noise=0.01)
     grid = (np.array([0.7, 0.75, 0.8, 0.85]), np.array([20.0, 28.0, 36.0]))
-    law = fit.fit(C, R, method="grid", grid=grid)
+    law = fit.fit(C, R, grid=grid)
     best = (np.inf,)  # the oracle: every pair with every B in steps of 0.01
     for a in grid[0]:
         for m in grid[1]:
@@ -165,21 +164,7 @@ def test_compute_for_inverts_predict():
     assert list(law.compute_for([0.1, 0.2, 0.95])) == [0, 0, np.inf]
 
 
-def test_refit_B_fixes_A_and_takes_plain_pairs():
-    pairs = [clean(noise=0.005), clean(noise=0.005, B=2.5, seed=1)]
-    for law, B in zip(fit.refit_B(pairs, 0.8), (1.7, 2.5)):
-        # 0.15: the noise of 0.005 moves B by about 0.05.
-        assert law.A == 0.8 and law.B == pytest.approx(B, abs=0.15)
-
-
 # ---- Errors ----
-
-
-def test_a_steady_rise_is_not_taken_for_noise_that_could_explain_a_fall():
-    up_then_down = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.58, 0.56, 0.54])
-    _, drop, limit = fit.peak(up_then_down)
-    assert np.isclose(drop, (0.6 + 0.58 + 0.56) / 3 - (0.58 + 0.56 + 0.54) / 3) and limit == 0.01
-    assert not np.greater(*fit.peak(up_then_down[:7])[1:])  # while it rises
 
 
 @pytest.mark.parametrize(
@@ -189,16 +174,14 @@ def test_a_steady_rise_is_not_taken_for_noise_that_could_explain_a_fall():
         ([0, 1, 2, 3, 4, 5], [0.1, 0.2, np.nan, 0.3, 0.4, 0.5], {}, "compute 2 and reward nan at point 3"),
         ([0, 1, 2, 3, 4, np.inf], [0.1] * 6, {}, "point 6"),
         ([-1, 1, 2, 3, 4, 5], [0.1] * 6, {}, "C >= 0"),
-        ([3] * 8, np.linspace(0, 1, 8), {}, "1 values of compute"),
+        ([3] * 4 + [5] * 4, np.linspace(0, 1, 8), {}, "1 values of compute"),
         (range(8), np.linspace(0, 80, 8), {}, "--scale percent"),
         (range(8), np.linspace(-1, 1, 8), {}, "--scale pm1"),
         (range(8), np.linspace(0, 1.01, 8), {}, "--scale LO:HI"),
         (range(8), np.linspace(0, 0.5, 7), {}, "lists of one length"),
         (range(8), [1.0] * 8, {}, "nothing to gain"),
         (range(8), np.linspace(0, 0.5, 8), {"r0": np.nan}, "R_0 = nan"),
-        (range(8), np.linspace(0, 0.5, 8), {"method": "linear"}, "'linear'"),
         (range(8), np.linspace(0, 0.5, 8), {"start": 6}, "got 3 points"),
-        (range(8), np.linspace(0, 0.5, 8), {"A": 0.8, "method": "grid"}, "with A not fixed"),
         (range(8), np.linspace(0.5, 0.9, 8), {"A": 0.4}, "R_0 < A <= 0.4"),
         ([], [], {}, "got 0 points"),
     ],

@@ -346,17 +346,21 @@ def gains(law):
     return bool((flat - least) / 3 > least / freedom * fdtri(3, freedom, 0.95))
 
 
-def stop_rule(law, gain=0.02):
-    """Is it worth going on to twice the last fitted compute C?
+def stop_rule(law, gain=0.02, times=2):
+    """Is it worth going on from the last fitted compute C to `times` C?
 
-    P is the chance that the evaluations of the last fifth of the way to 2 C lie less than `gain` above those of the
+    P is the chance that the evaluations of the last fifth of C before times C lie less than `gain` above those of the
     last fifth of the way to C, counted over the curves with their noise: what the user will see, not what holds of a
     curve without noise. Returns (P, verdict): "stop" if P >= STOP, "go on" if P <= GO_ON, else "cannot tell yet" and
     when to look again.
     """
     last = law.span[1]
     count = law.fitted.count[law.fitted.u > np.log(0.8 * last)].sum()
-    rise = law.curves(1.9 * last) - law.curves(0.9 * last) + law.draws.noise * law.draws.normal * np.sqrt(2 / count)
+    rise = (
+        law.curves((times - 0.1) * last)
+        - law.curves(0.9 * last)
+        + law.draws.noise * law.draws.normal * np.sqrt(2 / count)
+    )
     P = float((rise < gain).mean())
     unclear = f"cannot tell yet; look again at C = {1.5 * last:.4g}"
     return P, "stop" if P >= STOP else "go on" if P <= GO_ON else unclear
@@ -397,7 +401,7 @@ def hindcasts(run, cuts=(10, 20, 30, 50, 70), last=5):
 # ---- Which is better? ----
 
 
-def compare(sides):
+def compare(sides, C=None):
     """A.5: rank two or more sides, each a Forecast or a list of them (runs of one recipe); can the data tell?
 
     Compared are the means over the runs of a side, in the first of these quantities that all runs have:
@@ -405,6 +409,7 @@ def compare(sides):
                       refitted with A fixed to their mean and compared in
         log B         if the data determine the B of all of them
         the forecast  at twice the compute of the shortest run, where some A is not determined
+    C: compare the forecasts there, whatever is determined.
     Runs that fall after a peak are left out, as Eq. 1 cannot: a side without any other run cannot be compared.
     Returns the Forecasts, the best side's first (refitted where A was fixed), and a sentence about the two best sides.
     """
@@ -414,7 +419,7 @@ def compare(sides):
     if not all(rising):
         names = ", ".join(fallen)
         return sum(sides, []), f"The data cannot tell which scales better: {names}: falls after a peak, Eq. 1 does not"
-    ranked, values, name, unit = _quantity(rising)
+    ranked, values, name, unit = _quantity(rising, C)
     one, other = values[:2]
     gap, low, high = difference(one, other, SEEDS[unit])
     tell = "and the data can tell" if low > 0 else "but the data cannot tell"
@@ -432,7 +437,7 @@ def _called(side):
     return side[0].run.name + f" and {len(side) - 1} more" * (len(side) > 1)
 
 
-def _quantity(sides):
+def _quantity(sides, C=None):
     """What `compare` compares: the sides, best first; for each its values (n, 3) with their bands; words; the unit."""
 
     def by(value):
@@ -440,9 +445,11 @@ def _quantity(sides):
         order = sorted(range(len(sides)), key=lambda i: -rows[i][:, 0].mean())
         return [sides[i] for i in order], [rows[i] for i in order]
 
-    if any(np.diff(law.bands["A"]) > WIDE for side in sides for law in side):
-        C = 2 * min(law.span[1] for side in sides for law in side)
-        words = f"as some A are not determined, by the forecasts: at C = {C:.4g} it"
+    open_ended = any(np.diff(law.bands["A"]) > WIDE for side in sides for law in side)
+    if C or open_ended:
+        why = "" if C else "as some A are not determined, "
+        C = C or 2 * min(law.span[1] for side in sides for law in side)
+        words = f"{why}by the forecasts: at C = {C:.4g} it"
         return *by(lambda law: law.quantiles(C, (0.5, 0.05, 0.95))), words, "A"
     sides, values = by(lambda law: (law.A, *law.bands["A"]))
     close = sum(values[0][:, 0].mean() - rows[:, 0].mean() <= SAME_A for rows in values)

@@ -297,9 +297,10 @@ def _check_compute(name, C):
         got = f"got {name} from {C[0]:.10g} to {C[-1]:.10g}, expected compute since the start, from 0 on"
         raise fit.BadInput(f"{got}; is it a time of day, or counted from elsewhere? subtract that of the start")
     if len(fall := np.flatnonzero(np.diff(C) < 0)):
+        got = f"{name} falls from {C[fall[0]]:g} to {C[fall[0] + 1]:g}"
         raise fit.BadInput(
-            f"{name} falls from {C[fall[0]]:g} to {C[fall[0] + 1]:g}; add --cumulative if each row holds its own; if it is "
-            "a running total, sort the rows by it, and where a resumed run began anew, add what it had reached"
+            f"{got}; if each row holds only its own, add --cumulative; if it is a running total, sort the rows by it, "
+            "and where a resumed run began anew, add what it had reached"
         )
 
 

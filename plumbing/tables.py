@@ -103,11 +103,11 @@ def _json(table, text):
     place = 0
     decode = json.JSONDecoder().raw_decode
     while place < len(text):
-        gap = re.compile("[^{]*").match(text, place)
-        broken = bool(gap[0].strip("[], \r\n\t"))
-        end = gap.end() + 1
+        start = text.find("{", place) % (len(text) + 1)  # the end, if there is none
+        broken = bool(text[place:start].strip("[], \r\n\t"))
+        end = start + 1
         try:
-            row, end = decode(text, gap.end())
+            row, end = decode(text, start)
             rows.append(row)
         except ValueError:
             broken |= end <= len(text)

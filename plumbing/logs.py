@@ -138,7 +138,8 @@ def _against(table, name, rewards):
 def _order(table, compute, reward):
     """(compute, the column by which repeated rows are known). Compute is "row" if rows share an epoch, as TRL rounds
     it, or the steps start anew in each epoch."""
-    order = compute if _rank(compute) else min(filter(_rank, table.columns), key=_rank, default=compute)
+    counts = [name for name in table.columns if _rank(name) > 1]  # steps and epochs
+    order = compute if compute in counts else min(counts, key=_rank, default=compute)
     steps = table.numbers(order)
     rows = np.flatnonzero(np.isfinite(steps + table.numbers(reward)))
     falls = np.diff(steps[rows]) < 0
@@ -169,7 +170,7 @@ def _parts(table, order, reward):
         flags = [(row, x) for row, x in table.columns.get("flags", {}).items() if isinstance(x, dict)]
         starts = [row for (_, old), (row, x) in zip(flags, flags[1:]) if x != old and x.get("resume") is False]
         parts, by = _numbered("", _cut(every, starts)), "flags"
-    elif order not in table.columns or STEP.search(order) and (np.diff(steps[full]) > 0).all():
+    elif not len(full) or order not in table.columns or STEP.search(order) and (np.diff(steps[full]) > 0).all():
         parts, by = [("", every)], ""
     else:
         labels, by = _labels(table, steps, R, full, {order, reward}, STEP.search(order))

@@ -7,7 +7,7 @@ If no column is asked for, the reward is
     3. else the only column that is left,
 
 and the compute is the first name of COMPUTE that stands beside it. Anything else is refused with the columns there are.
-The first note of each `fit.Run` says what was taken.
+The last note of each `fit.Run` says what was taken.
 """
 
 import re
@@ -29,7 +29,7 @@ COMPUTE = (  # names without what stands before "/"; wandb's _step counts its ow
     f"(?:train(?:ing)?_)?(?:{COUNTERS})",
     "(?:(?:total|num|env)_)?(?:time|env_)?steps?",
     "_step",
-    "epochs?",
+    "epochs?|rounds?",
 )
 STEP = re.compile("step|iter|update|rollout|batch", re.IGNORECASE)  # in the name of a column that counts them
 EPOCHS = {"epoch", "round", "stage", "phase", "cycle"}  # a step may start anew in each
@@ -143,7 +143,7 @@ def _order(table, compute, reward):
     steps = table.numbers(order)
     rows = np.flatnonzero(np.isfinite(steps + table.numbers(reward)))
     falls = np.diff(steps[rows]) < 0
-    if "epoch" in _words(compute) and len(set(steps[rows])) < len(rows):
+    if _words(compute) & EPOCHS and len(set(steps[rows])) < len(rows):
         table.notes.append(
             f"rows share a rounded {compute}, so they are counted (--compute {compute} for the {compute})"
         )
@@ -363,17 +363,18 @@ def read_runs(path, compute=None, reward=None, scale=None, cumulative=False, com
         several = f"; {len(runs)} runs, told apart by {by}" * (len(runs) > 1)
     except fit.BadInput as error:
         raise fit.BadInput(f"{path}: {error}") from None
-    return [run._replace(notes=(run.notes[0] + several, *run.notes[1:])) for run in runs]
+    return [run._replace(notes=(*run.notes[:-1], run.notes[-1] + several)) for run in runs]
 
 
 def _run(table, name, part, compute, order, reward, scale, cumulative, completions):
     """The fit.Run of the rows in the mask `part`; arguments as in `read_runs`."""
     rate = f"as a pass rate by --scale {scale}" if scale else "taken as a pass rate"
-    notes = [f"reward: {reward}, {rate}; compute: {compute}", *dict.fromkeys(table.notes)]
+    notes = [*dict.fromkeys(table.notes)]
     C, R, epoch, rows = _picked(table, compute, order, reward, cumulative, part, notes)
     if not len(C) or compute == reward:
         raise fit.BadInput(f"no row has both {compute} and {reward}, expected two columns with numbers in one row")
     _check_compute(compute, C)
+    notes.append(f"reward: {reward}, {rate}; compute: {compute}")
     tasks = tuple(sorted(name for name in table.columns if name.startswith("tasks.")))
     unit = f"virtual {compute}" if compute == "gpu_hours" and "flags.virtual" in table.columns else compute
     count = _completions(table, completions, R, rows)

@@ -22,7 +22,7 @@ import fit
 from plumbing.typed import beside
 
 MISSING = {"", "-", "None", "none", "NULL", "null", "NA", "N/A", "n/a"}  # cells without a value
-COUNTERS = "iter(?:ation)?s?|updates?|rollout(?:_id|_step)?|round|batch|generation"  # names that count steps
+COUNTERS = "iter(?:ation)?s?|updates?|rollout(?:_id|_step)?|batch|generation"  # names that count steps
 NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?%?|-?inf|nan"
 WORD = r"[^\W\d][\w./@+-]*"
 PAIR = re.compile(  # reward: 0.5, reward=3/4, 'reward': '0.5', | reward | 0.5 |; Step 12
@@ -102,14 +102,14 @@ def _json(table, text):
     rows, bad = [], []
     place = 0
     decode = json.JSONDecoder().raw_decode
-    while place < len(text):
+    while place < len(text) and len(bad) < len(rows) + 1000:  # else it is hopeless
         start = text.find("{", place) % (len(text) + 1)  # the end, if there is none
         broken = bool(text[place:start].strip("[], \r\n\t"))
         end = start + 1
         try:
             row, end = decode(text, start)
             rows.append(row)
-        except ValueError:
+        except (ValueError, RecursionError):
             broken |= end <= len(text)
         if broken:
             bad.append(place)
@@ -202,11 +202,12 @@ def _delimited(table, text, mark, skipped):
 def _decoded(data):
     """The text of bytes, which may be packed; what is neither UTF-8 nor UTF-16 is taken for that of Windows."""
     data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    for encoding in ["utf-16"] if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ["utf-8-sig", "cp1252", "latin-1"]:
+    for encoding in ["utf-16"] if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ["utf-8", "cp1252", "latin-1"]:
         with suppress(UnicodeDecodeError):
             text = data.decode(encoding)
-            if 50 * len(re.findall(r"[\0-\x06\x0e-\x1a]", text[:HEAD])) <= len(text[:HEAD]):
-                return text
+            lines = text[:HEAD].split("\n")
+            if 2 * sum(bool(re.search(r"[\0-\x06\x0e-\x1a]", line)) for line in lines) <= len(lines):
+                return text.replace("\ufeff", "")
     raise fit.BadInput("binary, expected text; Parquet and Excel: export it as CSV, pandas can")
 
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +24,25 @@ def with_tasks(run, path):
     return [forecast.forecast_run(run), *(law for task in tasks if len(tasks) > 1 for law in forecast.fitted(task))]
 
 
-def summary(law, first_half=None, until=None):
-    """A fit as a dict for JSON: its numbers and its forecasts at `until` (default: at 2x and 10x the run's compute).
+def first_half(law):
+    """[Forecast] from the first half of the fitted part of a run, without what lies behind it; [] if it has too few
+    points."""
+    run = law.run
+    part = run.compute <= law.span[1]
+    C, R, epoch = (x[part] for x in (run.compute, run.reward, run.epoch))
+    return forecast.fitted(run, compute=C, reward=R, epoch=epoch, stop="50%")
 
-    first_half  `forecast.hindcast` of the last evaluation from the first half of the run, copied; None: too few points
-    """
+
+def summary(law, half=(), until=None):
+    """A fit as a dict for JSON: its numbers and its forecasts at `until` (default: at 2x and 10x the run's compute),
+    each with its gain over the last fitted compute per doubling of the compute; and what `first_half` came to."""
+    last = law.span[1]
     C = np.array([until] if until else [2 * law.run.compute[-1], 10 * law.run.compute[-1]])
     ahead = [dict(zip(("C", "R", "low", "high"), row)) for row in zip(C, law.median(C), *law.band(C))]
     if not until and ahead[-1]["high"] - ahead[-1]["low"] > FAR:
         del ahead[-1]
+    for row in ahead:
+        row["per_doubling"] = (row["R"] - law.median(last)) / np.log2(row["C"] / last) if row["C"] > last else None
     found = {name: value for name, value in vars(law).items() if name not in ("region", "draws", "fitted", "kept")}
     known = {
         "run": law.run.name,
@@ -40,7 +50,7 @@ def summary(law, first_half=None, until=None):
         "forecasts": ahead,
         "reach": forecast.reach(law),
         "known": forecast.known(law),
-        "first_half": first_half,
+        "first_half": next(map(forecast.hindcast, half), None),
     }
     return found | known
 
@@ -56,10 +66,9 @@ def lines_of(found):
     """A `summary` as lines for the screen."""
     rows = [("", "fit", "90 % low", "high")]
     rows += [(name, found[name], *band) for name, band in found["bands"].items() if name not in found["known"]]
-    rows += [
-        (f"R at {row['C']:.4g} {figures.called(found['unit'])}", row["R"], row["low"], row["high"])
-        for row in found["forecasts"]
-    ]
+    for row in found["forecasts"]:
+        price = "" if row["per_doubling"] is None else f" ({row['per_doubling']:+.3f} per doubling)"
+        rows.append((f"R at {row['C']:.4g} {figures.called(found['unit'])}{price}", row["R"], row["low"], row["high"]))
     if half := found["first_half"]:
         label = f"last R, from the first half (measured {half['measured']:.4g})"
         rows.append((label, half["forecast"], half["low"], half["high"]))
@@ -79,10 +88,14 @@ def reach_line(found):
     return f"can be read to {found['reach']:.2g} {more}times its compute within +-{forecast.CLOSE}"
 
 
-def stop_rows(laws, gain):
-    """What `forecast.stop_rule` says of each fit, as dicts."""
-    said = [(law, *forecast.stop_rule(law, gain)) for law in laws]
-    return [{"run": law.run.name, "C": law.span[1], "gain": gain, "P": P, "verdict": word} for law, P, word in said]
+def stop_row(law, gain, until):
+    """What `forecast.stop_rule` says of a fit, up to the compute `until` (default: twice the fitted one)."""
+    C = law.span[1]
+    until = until or 2 * C
+    if until < 1.1 * C:
+        raise fit.BadInput(f"got --until {until:g}, expected 1.1 times the fitted compute, {C:g}, or more: --stop-rule")
+    P, verdict = forecast.stop_rule(law, gain, until / C)
+    return {"run": law.run.name, "C": C, "until": until, "gain": gain, "P": P, "verdict": verdict}
 
 
 def row_of(law):
@@ -110,7 +123,7 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02, against=0):
     """Sum up the fits, do what the flags ask for, and draw it all to `path` if given.
 
     flags  any of compare, log_f, power_law, forecast_error, stop_rule
-    until  compute to forecast at (default: 2x and 10x the run's)
+    until  compute to forecast and to compare at, and up to which stop_rule asks (default: 2x and 10x the run's)
     gain   of `forecast.stop_rule`, a pass rate
     against  compare: how many of the last fits are the other side (0: each fit is a side of its own)
     Returns a dict for JSON and lines for the screen.
@@ -118,10 +131,8 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02, against=0):
     runs = [law.run for law in laws]
     most = max(law.run.compute[-1] for law in laws)
     axis = f"compute C ({figures.called(runs[0].unit)})"
-    halves = [forecast.fitted(run, stop="50%") for run in runs]
-    found: dict = {
-        "runs": [summary(law, next(map(forecast.hindcast, half), None), until) for law, half in zip(laws, halves)]
-    }
+    halves = list(map(first_half, laws))
+    found: dict = {"runs": [summary(law, half, until) for law, half in zip(laws, halves)]}
     panels = _panels(laws, halves, until, axis)
     tables = {}
     if "power_law" in flags:
@@ -134,11 +145,11 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02, against=0):
         tables["forecasts of the mean of the last 5"] = found["forecast_error"] = [x for _, rows in pairs for x in rows]
         panels += figures.error_panels(pairs, runs[0])
     if "stop_rule" in flags:
-        rows = found["stop_rule"] = stop_rows(laws, gain)
-        tables["stop? P: probability that the curve rises by less than the gain from C to 2 C"] = rows
+        rows = found["stop_rule"] = [stop_row(law, gain, until) for law in laws]
+        tables["stop? P: probability that the curve rises by less than the gain from C on"] = rows
     if "compare" in flags:
         sides = [laws[:-against], laws[-against:]] if against else laws
-        laws, found["compare"] = forecast.compare(sides)
+        laws, found["compare"] = forecast.compare(sides, until)
         tables[found["compare"]] = found["compared"] = [row_of(law) for law in laws]
     if "log_f" in flags:
         unit = f"log10 F(R), F in {figures.called(runs[0].unit)}^B"
@@ -219,15 +230,27 @@ def command(args, defaults):
         args.o = args.o or "run.png"
         figures.page(args.runs[0], args.o)
         return [f"written to {args.o}"]
-    if args.until is not None and not 0 < args.until < np.inf:
-        raise fit.BadInput(f"got --until {args.until:g}, expected a compute above 0")
     if not 0 < args.gain < 1:
         raise fit.BadInput(f"got --gain {args.gain:g}, expected a share of the pass rate between 0 and 1")
+    until, unit = _until(args.until) if args.until else (None, "")
     laws, against = fits(args)
+    if unit:  # of the shortest run, so that all are read at one compute
+        until *= min(law.run.compute[-1] for law in laws) / {"x": 1, "%": 100}[unit]
     flags = [name for name, value in vars(args).items() if value is True]
-    found, lines = analyse(laws, flags, args.until, args.o, args.gain, against)
+    found, lines = analyse(laws, flags, until, args.o, args.gain, against)
     lines += [f"written to {args.o}"] * bool(args.o)
     return [json.dumps(found, indent=1, allow_nan=False)] if args.json else lines
+
+
+def _until(text):
+    """(number, what it counts) of --until: a compute, or a multiple of the run's, such as 4x or 400%."""
+    number, unit = (text[:-1], text[-1:]) if text.endswith(("x", "%")) else (text, "")
+    with suppress(ValueError):
+        if 0 < float(number) < np.inf:
+            return float(number), unit
+    raise fit.BadInput(
+        f"got --until {text}, expected a compute above 0, or a multiple of the run's, such as 4x or 400%"
+    )
 
 
 def fits(args):
@@ -260,8 +283,8 @@ def _noted(runs, every):
 def verdict_flags(add):
     add("--compare", action="store_true", help="which run scales better, at a common A if they are within 0.02 (A.5)")
     add("--against", nargs="+", metavar="RUN", help="of --compare: the other side's runs; RUNs are one side's")
-    add("--stop-rule", action="store_true", help="is it worth doubling the compute?")
-    add("--gain", type=float, default=0.02, help="of --stop-rule: least rise worth doubling for (default: 0.02)")
+    add("--stop-rule", action="store_true", help="is it worth going on to twice the compute, or to --until?")
+    add("--gain", type=float, default=0.02, help="of --stop-rule: least rise worth going on for (default: 0.02)")
 
 
 def timeline_flags(add):
@@ -278,14 +301,15 @@ def flags():
     more = "column, or its name's end (default: gpu_hours, step or epoch)"
     add("--x", "--compute", dest="compute", metavar="COL", help=more)
     add("--reward", help="likewise (default: pass_rate or reward; with one RUN its tasks too)", metavar="COL")
-    add("--scale", help="rewards that are no pass rates: percent, pm1 (-1 to 1) or LO:HI")
+    add("--scale", help="rewards that are no pass rates: percent, pm1 (-1 to 1) or LO:HI (--scale=-2:4)")
     add("--cumulative", action="store_true", help="each row holds only its own compute: sum it up")
     more = "each reward is the mean of N completions, a number or a column (default: completions, num_samples, …)"
     add("--completions", metavar="N", help=more)
     add("--r0", type=float, metavar="R", help="pass rate at C = 0, from 0 to 1 even with --scale (default: fitted)")
     add("--fit-from", default="10%", help="least compute that is fitted, or a share of --fit-to (default: 10%%)")
     add("--fit-to", default="100%", help="greatest compute that is fitted, or a share of it, as 50%% (default: all)")
-    add("--until", type=float, metavar="C", help="forecast at this compute (default: at 2x and 10x the run's)")
+    more = "forecast and compare at this compute, or at 4x or 400%% of the shortest run's (default: 2x and 10x)"
+    add("--until", metavar="C", help=more)
     verdict_flags(add)
     add("--power-law", action="store_true", help="fit the power law of A.4 too")
     add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
@@ -297,22 +321,11 @@ def flags():
     return parser
 
 
-def _joined(argv):
-    """The arguments, with `--scale -2:4` as one: argparse takes what begins with a minus sign for a flag."""
-    joined = []
-    for word in map(str, argv):
-        if joined and joined[-1] == "--scale" and word[:1] == "-" and ":" in word:
-            joined[-1] += f"={word}"
-        else:
-            joined.append(word)
-    return joined
-
-
 def main(argv=None):
     """The command line; exits with code 2 and one line for what cannot be read, fitted or written."""
     parser = flags()
     try:
-        args = parser.parse_args(_joined(sys.argv[1:] if argv is None else argv))
+        args = parser.parse_args(None if argv is None else list(map(str, argv)))
         print("\n".join(command(args, vars(parser.parse_args([])))))
     except (ValueError, OSError) as error:  # BadInput too; a file that cannot be opened or written
         parser.exit(2, f"fit.py: {error}\n")

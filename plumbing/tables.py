@@ -1,0 +1,238 @@
+"""Reads the table that is in a log, whatever its form: columns of cells, which `Table.numbers` takes as numbers.
+
+Three forms are told apart by what stands in the file, not by its name: JSON (objects one after the other, or in lists),
+tables (cells between tabs, semicolons, commas, bars or blanks) and consoles (lines with name: value or name=value).
+Each may be packed (.gz), and in UTF-8, UTF-16 or the code page of Windows.
+"""
+
+import csv
+import gzip
+import io
+import json
+import re
+import zlib
+from collections import defaultdict
+from contextlib import suppress
+from itertools import chain, groupby, islice
+from pathlib import Path
+
+import numpy as np
+
+import fit
+from plumbing.typed import beside
+
+MISSING = {"", "-", "None", "none", "NULL", "null", "NA", "N/A", "n/a"}  # cells without a value
+COUNTERS = "iter(?:ation)?s?|updates?|rollout(?:_id|_step)?|batch|generation"  # names that count steps
+NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?%?|-?inf|nan"
+WORD = r"[^\W\d][\w./@+-]*"
+PAIR = re.compile(  # reward: 0.5, reward=3/4, 'reward': '0.5', | reward | 0.5 |; Step 12
+    rf"(?<![\w.])(?:({WORD}(?: {WORD}){{0,2}})['\"]?\s*[:=|│]\s*['\"]?"
+    rf"(?:[\w.]+\()?((?:{NUMBER})(?:/\d+)?)(?![\w:]|\.\d)"
+    rf"|((?:global |train )?(?:step|epoch|episode|{COUNTERS})) #?(\d+))",
+    re.IGNORECASE,
+)
+HEAD = 20_000  # characters that are looked at to tell the form
+FORMS = "expected JSON, a table, or lines with name: value; write a CSV with the columns step and pass_rate"
+
+
+class Table:
+    """Columns of a file: name -> {row: value}, for the rows that have one."""
+
+    def __init__(self):
+        self.columns = defaultdict(dict)
+        self.length = 0
+        self.notes = []  # what was left out
+        self.decimal_commas = False
+
+    def add(self, pairs):
+        """Append a row of (name, value); None and "" are no value."""
+        for name, value in pairs:
+            if value is not None and value != "":
+                self.columns[name][self.length] = value
+        self.length += 1
+
+    def texts(self, name):
+        """The column as a list, None where it has no value."""
+        return list(map(self.columns.get(name, {}).get, range(self.length)))
+
+    def numbers(self, name):
+        """The column as (length,) floats, nan where it has no value. 10.5%, 3/4, 500,000, 0,5 and true are numbers too.
+
+        A comma is a decimal one if one of the column cannot divide thousands. Raises BadInput for any other cell.
+        """
+        found = np.full(self.length, np.nan)
+        column = self.columns.get(name, {})
+        cells = column.values()
+        if not self.decimal_commas:
+            with suppress(ValueError, TypeError, OverflowError):
+                found[list(column)] = list(map(float, cells))
+                return found
+        commas = self.decimal_commas or any(re.search(r"^\D?0,|,(?!\d{3}(?!\d))", str(x)) for x in cells)
+        for row, cell in column.items():
+            try:
+                found[row] = _number(cell, commas)
+            except ValueError:
+                raise fit.BadInput(f"{name} holds {cell!r:.40}, expected a number; another column?") from None
+        return found
+
+
+def _number(cell, decimal_comma):
+    text = str(cell)
+    if text.lower() in ("true", "false"):
+        return float(text.lower() == "true")
+    if decimal_comma:
+        text = re.sub(r"^(-?[1-9]\d{0,2})\.(?=\d{3}(\D|$))|\.(?=\d{3},)", r"\1", text).replace(",", ".")
+    above, _, below = text.replace(",", "").rstrip("%").partition("/")
+    return float(above) / float(below or 1) / (100 if text.endswith("%") else 1)
+
+
+def is_number(text):
+    """Whether a cell holds a number."""
+    return bool(re.fullmatch(NUMBER, text, re.IGNORECASE))
+
+
+# ---- Forms: each reader takes a text and fills a Table ----
+
+
+def _json(table, text):
+    """Objects one after the other, as in JSONL; or one that holds lists of them; or what is left of a text cut off.
+
+    What is no complete object, as a crash or a full disk leaves it, is left out, unless that is most of it.
+    """
+    rows, bad = [], []
+    place = 0
+    decode = json.JSONDecoder().raw_decode
+    while place < len(text) and len(bad) < len(rows) + 1000:  # else it is hopeless
+        start = text.find("{", place) % (len(text) + 1)  # the end, if there is none
+        broken = bool(text[place:start].strip("[], \r\n\t"))
+        end = start + 1
+        try:
+            row, end = decode(text, start)
+            rows.append(row)
+        except (ValueError, RecursionError):
+            broken |= end <= len(text)
+        if broken:
+            bad.append(place)
+        place = end
+    lines = [text.count("\n", 0, place + 1) + 1 for place in bad[:9]]
+    if len(bad) > len(rows):
+        raise fit.BadInput(f"line {lines[0]} is {text[bad[0] :].strip()[:40]!r}, expected a JSON object")
+    for row in [*_objects(rows[0])] or rows if len(rows) == 1 else rows:
+        table.add(_flat(row))
+    places = ", ".join(map(str, dict.fromkeys(lines))) + ", …" * (len(bad) > 9)
+    table.notes += [f"left out what is no row, in line {places}"] * bool(bad)
+
+
+def _objects(value):
+    """The rows in a JSON object: the objects in its lists, and the cells of its longest lists, which are columns."""
+    lists = {name: x for name, x in value.items() if isinstance(x, list) and x}
+    columns = {name: x for name, x in lists.items() if not isinstance(x[0], (dict, list))}
+    longest = max(map(len, columns.values()), default=0)
+    columns = {name: x for name, x in columns.items() if len(x) == longest > 1}
+    yield from (dict(zip(columns, row)) for row in zip(*columns.values()) if len(columns) > 1)
+    yield from (x for rows in lists.values() for x in rows if isinstance(x, dict))
+    yield from (x for inner in value.values() if isinstance(inner, dict) for x in _objects(inner))
+
+
+def _flat(row, path=""):
+    """(name, value) of all that an object holds; what is in an inner object is named like tasks.math."""
+    for name, value in row.items():
+        yield path + name, value
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}{name}.")
+
+
+def _console(table, text):
+    """Lines that hold name: value; lines between bars that follow each other are one row."""
+    lines = io.StringIO(re.sub(r"\x1b\[[\d;]*m", "", text), newline="")
+    for boxed, box in groupby(lines, lambda line: line.lstrip().startswith(("|", "│"))):
+        for line in [" ".join(box)] if boxed else box:
+            if pairs := [(name or counter, value or count) for name, value, counter, count in PAIR.findall(line)]:
+                table.add(pairs)
+
+
+def _rows(text, mark):
+    """The cells of each line, without comments and the rules of Markdown."""
+    lines = (line for line in io.StringIO(text, newline="") if not line.startswith("#"))
+    for row in csv.reader(lines, delimiter=mark, skipinitialspace=True):
+        cells = [x.strip(" *`") for x in row]
+        cells = cells[cells[:1] == [""] : -1] if mark == "|" else cells
+        if any(x.strip("-:+=") for x in cells):
+            yield cells
+
+
+def _layout(head):
+    """(mark between cells, index of the first row) of a table at the start of a log, or None.
+
+    The first row holds names or, without a header, numbers; the next holds a number; most rows are as long as it.
+    """
+    for mark in "\t;,| ":
+        rows = [*_rows(head, mark)]
+        for i, (row, below) in enumerate(zip(rows, rows[1:])):
+            known = [*map(is_number, row)]
+            named = not any(known) and (mark != "|" or all(row))
+            if len(row) > 1 and (named or all(known)) and len(below) == len(row) and any(map(is_number, below)):
+                if 2 * sum(len(x) == len(row) for x in rows[i:]) > len(rows[i:]):
+                    return mark, i
+    return None
+
+
+def _delimited(table, text, mark, skipped):
+    """A header, unless the first row holds numbers, then one row a line; a header in between is left out."""
+    before, _, last = text.rpartition("\n")
+    if re.search(r"\d\.$", last[-2:]):
+        table.notes.append(f"left out the last row, which ends within a number: {last[-20:]!r}")
+        text = before
+    table.decimal_commas = mark == ";" and bool(re.search(r"(^|;)-?\d+,\d+(;|\r?$)", text, re.MULTILINE))
+    rows = islice(_rows(text, mark), skipped, None)
+    header = next(rows)
+    if all(map(is_number, header)):
+        rows = chain([header], rows)
+        header = [f"column {n}" for n in range(1, len(header) + 1)]
+        table.notes.append("no header, so the columns are called column 1, column 2, …")
+    if twice := [name for name in header if name and header.count(name) > 1]:
+        raise fit.BadInput(f"the column {twice[0]:.40} occurs twice; rename one")
+    for row in rows:
+        if len(row) > len(header):
+            raise fit.BadInput(f"row {table.length + 1} has {len(row)} cells, the header {len(header)}")
+        if row != header and (len(row) == len(header) or mark in "\t;,"):
+            table.add((name, x) for name, x in zip(header, row) if x not in MISSING)
+
+
+def _decoded(data):
+    """The text of bytes, which may be packed; what is neither UTF-8 nor UTF-16 is taken for that of Windows."""
+    data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    for encoding in ["utf-16"] if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ["utf-8", "cp1252", "latin-1"]:
+        with suppress(UnicodeDecodeError):
+            text = data.decode(encoding)
+            lines = text[:HEAD].split("\n")
+            if 2 * sum(bool(re.search(r"[\0-\x06\x0e-\x1a]", line)) for line in lines) <= len(lines):
+                return text.replace("\ufeff", "")
+    raise fit.BadInput("binary, expected text; Parquet and Excel: export it as CSV, pandas can")
+
+
+def read_table(path):
+    """The Table of a file; BadInput for what cannot be read, OSError for what cannot be opened."""
+    path = Path(path)
+    if "tfevents" in path.name or not path.exists() and any(path.parent.glob("*tfevents*")):
+        raise fit.BadInput(f"{path.parent}: event files are not read; download the scalar from TensorBoard as CSV")
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: No such file; {beside(path)}")
+    if not path.is_file():
+        raise fit.BadInput(f"{path} is not a file")
+    table = Table()
+    try:
+        text = _decoded(path.read_bytes())
+        lines = [line for line in text[:HEAD].splitlines() if line.strip()]
+        objects = [line for line in lines if re.match(r"\{(?!').*\}\s*$", line)]
+        if re.match(r'\s*(\[\s*)?\{\s*"', text) or 2 * len(objects) > len(lines):
+            _json(table, text)
+        elif layout := _layout(text[:HEAD]):
+            _delimited(table, text, *layout)
+        else:
+            _console(table, text)
+        if not table.columns:
+            raise fit.BadInput(f"found no column; {FORMS}")
+    except (ValueError, csv.Error, RecursionError, EOFError, zlib.error) as error:  # no text, JSON, CSV or gzip
+        raise fit.BadInput(f"{path}: {str(error) or 'nested too deep'}".replace("\n", " ")) from None
+    return table

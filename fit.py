@@ -60,10 +60,13 @@ def log_f(R, A, B, C_mid, R_0):
     return B * np.log(C_mid) + logit((np.asarray(R) - R_0) / (A - R_0))
 
 
-UNSET = (None, None, None, None, None, "run", "", (), None)
-
-
-class Run(namedtuple("Run", "compute reward start stop r0 epoch tasks name unit notes completions", defaults=UNSET)):
+class Run(
+    namedtuple(
+        "Run",
+        "compute reward start stop r0 epoch tasks name unit notes completions",
+        defaults=(None, None, None, None, None, "run", "", (), None),
+    )
+):
     """The evaluations of one run. A (compute, reward) pair becomes a Run by `Run(*pair)`.
 
     compute, reward, start, stop, r0, epoch: as in `fit`    name: of the run    unit: of compute
@@ -289,9 +292,10 @@ def fit_run(run, *, A=None, grid=None):
     run = _checked(Run(*run))
     points, kept = _taken(run, A)
     best = _grid(points, grid) if grid else _estimate(points)
-    ssr = (points.R - sigmoid(np.exp(points.u), *best)) ** 2 @ points.count
+    A, B, C_mid, R_0 = map(float, best)
+    ssr = float((points.R - sigmoid(np.exp(points.u), *best)) ** 2 @ points.count)
     C = run.compute[kept]
-    return Fit(*map(float, (*best, ssr)), (C[0].item(), C[-1].item()), len(C), points, kept, run)
+    return Fit(A, B, C_mid, R_0, ssr, (C[0].item(), C[-1].item()), len(C), points, kept, run)
 
 
 def fit_power_law(compute, reward, start=None, stop=None):

@@ -379,7 +379,7 @@ def compare(sides, C=None):
     if not all(rising):
         return sum(sides, []), f"The data cannot tell which scales better: {fallen}: falls after a peak, Eq. 1 does not"
     ranked, values, name, unit = _quantity(rising, C)
-    gap, low, high = difference(*values[:2], SEEDS[unit])
+    gap, low, high = difference(values[0], values[1], SEEDS[unit])
     tell = "and the data can tell" if low > 0 else "but the data cannot tell"
     by = "higher"
     if unit == "log B":

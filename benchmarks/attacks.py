@@ -138,7 +138,7 @@ def texts(r):
 
 OUTPUTS = [  # (what a program writes, what is expected), made of a number
     lambda n, d: (f"{n + 1}", f"{n}"), lambda n, d: (f"{n} {n}", f"{n}"), lambda n, d: (f"{n}\n{n + 1}", f"{n}"), lambda n, d: ("", f"{n}"), lambda n, d: (f"0{n}", f"{n}"),
-    lambda n, d: (f"{n}.{d}1", f"{n}.{d}"), lambda n, d: (f"{n}e0", f"{n}"), lambda n, d: ("nan", f"{n}.{d}"), lambda n, d: ("inf", f"{n}.{d}"), lambda n, d: (f"-{n}", f"{n}"),
+    lambda n, d: (f"{n}.{d}1", f"{n}.{d}"), lambda n, d: (f"{n}e1", f"{n}"), lambda n, d: ("nan", f"{n}.{d}"), lambda n, d: ("inf", f"{n}.{d}"), lambda n, d: (f"-{n}", f"{n}"),
     lambda n, d: (f"{n} {d}", f"{n}\n{d}"), lambda n, d: (f"{n}\n{d}", f"{n} {d}"), lambda n, d: (f"{n}\x00", f"{n}"), lambda n, d: (f"{n}_0", f"{n}0"), lambda n, d: ("YES NO", "YES"), lambda n, d: ("yes", "YES"),
     lambda n, d: (f"1e{400 + n}", f"{n}.5"), lambda n, d: (f"{n},{d}", f"{n}.{d}"), lambda n, d: (f"+{n}", f"{n}"), lambda n, d: (f"{n}.1", f"{n}"), lambda n, d: (f"{n}\n\n{n}", f"{n}\n{n}"), lambda n, d: (f"0x{n:x}", f"{n}"),
 ]  # fmt: skip

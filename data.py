@@ -418,7 +418,7 @@ class Tokeniser:
         tokens = tokenizer.get_vocab()
         self.tokenizer = tokenizer
         self.budget = budget
-        self.vocabulary = vocabulary or len(tokens) + max(tokens.values())
+        self.vocabulary = vocabulary or 1 + max(tokens.values())
         self.longest = budget * max(map(len, tokens))  # characters: no longer text has few enough tokens
         # Some models use their unknown token as one of these too, and templates write it.
         known = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}

@@ -88,8 +88,11 @@ class Prompts:
         return len(self.rows)
 
     def __getitem__(self, index) -> Prompt | None:
-        """The prompt in this place; None if it is too long."""
-        return self.ready(unpacked(self.rows[index]), index)
+        """The prompt in this place; None if it is too long. Raises RuntimeError if it turns out unusable."""
+        try:
+            return self.ready(unpacked(self.rows[index]), index)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from error
 
     def __iter__(self) -> Iterator[Prompt | None]:
         return map(self.__getitem__, range(len(self)))

@@ -279,6 +279,11 @@ def test_a_chat_that_the_template_refuses_is_named_with_its_row_or_left_out(load
     loaded = load(rows, tokenizer=strict, skip_unusable=True)
     assert len(every(loaded)) == 1 and len(loaded.unusable) == 2
     assert len(every(load(rows, tokenizer=character_tokenizer(template=TEMPLATE)))) == 2
+    picky = character_tokenizer(template=STRICT.replace("messages[0].role", "messages[0].content"))
+    picky.unk_token = None
+    rows = [{"prompt": text, "answer": 1} for text in "0 system 1 2 3 4 5 6 7 8".split()]
+    with pytest.raises(RuntimeError, match="a.jsonl:2: .* got no system role"):  # found when it is drawn
+        every(load(rows, tokenizer=picky))
 
 
 def test_a_token_beyond_the_models_vocabulary_is_refused_with_its_row_and_only_if_a_row_has_it(load):

@@ -89,8 +89,11 @@ class Prompts:
         return len(self.rows)
 
     def __getitem__(self, index) -> Prompt | None:
-        """The prompt in this place; None if it is too long."""
-        return self.ready(unpacked(self.rows[index]), index)
+        """The prompt in this place; None if it is too long. Raises RuntimeError if it turns out unusable."""
+        try:
+            return self.ready(unpacked(self.rows[index]), index)
+        except ValueError as error:
+            raise RuntimeError(str(error)) from error
 
     def __iter__(self) -> Iterator[Prompt | None]:
         return map(self.__getitem__, range(len(self)))
@@ -419,7 +422,7 @@ class Tokeniser:
         tokens = tokenizer.get_vocab()
         self.tokenizer = tokenizer
         self.budget = budget
-        self.vocabulary = vocabulary or len(tokens) + max(tokens.values())
+        self.vocabulary = vocabulary or 1 + max(tokens.values())
         self.longest = budget * max(map(len, tokens))  # characters: no longer text has few enough tokens
         # Some models use their unknown token as one of these too, and templates write it.
         known = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}

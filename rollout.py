@@ -55,7 +55,10 @@ NEVER = 2**62  # a length that no completion reaches
 PREFILL_TOKENS = 16384  # prompt tokens per forward pass, padding included: bounds its memory
 PREFILL_AHEAD = 8  # at most so many queued completions have their prompts run along with those of the starting ones
 KV_BLOCK = 64  # positions; key/value buffers grow in multiples of it
-ENDS = "<|im_end|> <|eot_id|> <|end|> <|endoftext|> <|end_of_text|> <|eom_id|> <end_of_turn> <|return|> </s> <eos>"
+ENDS = (  # of a turn or a document, in published models
+    "<|im_end|> <|eot_id|> <|eot|> <|EOT|> <|end|> <|endoftext|> <|end_of_text|> <|eom_id|> <|end_of_turn|> <|return|> "
+    "<end_of_turn> <｜end▁of▁sentence｜> </s> <eos>"
+)
 
 # SplitMix64 (Steele, Lea, Flood 2014): an odd increment and two odd multipliers, as int64, which wraps modulo 2^64.
 INCREMENT, MIX_1, MIX_2 = (word - 2**64 for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))

@@ -138,7 +138,7 @@ def texts(r):
 
 OUTPUTS = [  # (what a program writes, what is expected), made of a number
     lambda n, d: (f"{n + 1}", f"{n}"), lambda n, d: (f"{n} {n}", f"{n}"), lambda n, d: (f"{n}\n{n + 1}", f"{n}"), lambda n, d: ("", f"{n}"), lambda n, d: (f"0{n}", f"{n}"),
-    lambda n, d: (f"{n}.{d}1", f"{n}.{d}"), lambda n, d: (f"{n}e0", f"{n}"), lambda n, d: ("nan", f"{n}.{d}"), lambda n, d: ("inf", f"{n}.{d}"), lambda n, d: (f"-{n}", f"{n}"),
+    lambda n, d: (f"{n}.{d}1", f"{n}.{d}"), lambda n, d: (f"{n}e1", f"{n}"), lambda n, d: ("nan", f"{n}.{d}"), lambda n, d: ("inf", f"{n}.{d}"), lambda n, d: (f"-{n}", f"{n}"),
     lambda n, d: (f"{n} {d}", f"{n}\n{d}"), lambda n, d: (f"{n}\n{d}", f"{n} {d}"), lambda n, d: (f"{n}\x00", f"{n}"), lambda n, d: (f"{n}_0", f"{n}0"), lambda n, d: ("YES NO", "YES"), lambda n, d: ("yes", "YES"),
     lambda n, d: (f"1e{400 + n}", f"{n}.5"), lambda n, d: (f"{n},{d}", f"{n}.{d}"), lambda n, d: (f"+{n}", f"{n}"), lambda n, d: (f"{n}.1", f"{n}"), lambda n, d: (f"{n}\n\n{n}", f"{n}\n{n}"), lambda n, d: (f"0x{n:x}", f"{n}"),
 ]  # fmt: skip
@@ -176,6 +176,48 @@ def questions(r):
     return spelt.format(asked), right, prompt.format(asked)
 
 
+def rewrites(r):
+    """(answer, reference, prompt): what the prompt asks, rewritten trivially, or not far enough."""
+    a, b, c = r.sample(range(2, 10), 3)
+    x = r.choice("xtkmp")
+    product, total = f"({x}+{a})({x}-{a + b})", f"{x}^2-{b}{x}-{a * (a + b)}"
+    top, bottom = a * b * c, 11 * b * c
+    expanded = [
+        f"-({x}+{a})({a + b}-{x})", f"({x}+{a})^1({x}-{a + b})", f"{x}({x}-{a + b})+{a}({x}-{a + b})", f"({x}-{a + b})\\cdot({a}+{x})", f"(-{x}-{a})({a + b}-{x})", f"\\frac{{({x}+{a})({x}-{a + b})}}{{1}}",
+    ]  # fmt: skip
+    factored = [
+        f"{x}^2-{b}{x}^1-{a * (a + b)}", f"{x}({x}-{b})-{a * (a + b)}", f"-{a * (a + b)}+{x}({x}-{b})", f"{x}^2-({b}{x}+{a * (a + b)})", f"{x}^{{2}}-{a * (a + b)}-{b}\\cdot {x}", f"-({b}{x}-{x}^2+{a * (a + b)})",
+    ]  # fmt: skip
+    reduced = [
+        f"\\frac{{0{top}}}{{{bottom}}}", f"{top}\\cdot {bottom}^{{-1}}", f"\\frac{{{top}}}{{0{bottom}}}", f"\\frac{{{a * b}}}{{{11 * b}}}", f"\\frac{{-{top}}}{{-{bottom}}}", f"{bottom}^{{-1}} \\cdot {top}", f"{top}:{bottom}", f"\\frac{{{top}.0}}{{{bottom}}}",
+    ]  # fmt: skip
+    solved = [f"{a}x+y-{b}=0", f"y+{a}x={b}", f"{b}={a}x+y", f"{c}y={b * c}-{a * c}x", f"y-{b}=-{a}x", f"-y={a}x-{b}"]
+    return r.choice([
+        (r.choice(expanded), total, f"Expand ${product}$."), (r.choice(factored), product, f"Factor ${total}$."),
+        (r.choice(reduced), f"\\frac{{{a}}}{{11}}", f"Simplify $\\frac{{{top}}}{{{bottom}}}$."),
+        (r.choice(solved), f"y={b}-{a}x", f"Solve for $y$: ${a}x+y={b}$."),
+    ])  # fmt: skip
+
+
+def signs(r):
+    """(answer, reference): a number behind signs, names or digits that a reader calls wrong."""
+    a, b = r.sample(range(2, 99), 2)
+    return r.choice([
+        (f"{a * b}∕{b}", f"{a}"), (f"{a * b}⁄{b}", f"{a}"), (f"--{a}", f"{a}"), (f"-(-{a})", f"{a}"), (f"+-{a}", f"-{a}"), (f"0x^{a}", "0"), (f"{a}y \\cdot 0", "0"),
+        (f"y={a}, x={b}", f"({a}, {b})"), (f"b={a}, a={b}", f"({a}, {b})"), (f"({a * b})/{b}", f"{a}"), (f"{a}^1", f"{b}"), (f"{a} million", f"{a}"), (f"{a} squared", f"{a}"), (f"0x{a}", f"{a}"),
+    ])  # fmt: skip
+
+
+def large(r):
+    """(answer, reference): a number of many digits, and one near it."""
+    a, b, c = r.randint(2, 9), r.randint(170, 3000), r.randint(20, 60)
+    return r.choice([
+        (f"{a}^{{{b}}}+1", f"{a}^{{{b}}}"), (f"{a}^{{{b}}}", f"{a}^{{{b}}}-1"), (f"{a}^{{{b}}}+{a}^{{{c}}}", f"{a}^{{{b}}}-{a}^{{{c}}}"), (f"{a}", f"{a}-\\frac{{1}}{{{a}^{{{b}}}}}"),
+        (f"{b}!+{a}", f"{b}!"), (f"\\binom{{{b}}}{{{c}}}+1", f"\\binom{{{b}}}{{{c}}}"), (f"{a}.0\\times 10^{{{c}}}", f"{a}{'0' * (c - 1)}1"), (f"{a}{'0' * c}", f"{a}{'0' * (c - 1)}1"),
+        (f"\\frac{{{a}^{{{b}}}}}{{7}}", f"\\frac{{{a}^{{{b}}}+1}}{{7}}"), (f"10^{{{c}}}\\sqrt{{2}}+1", f"10^{{{c}}}\\sqrt{{2}}"), (f"10^{{{3 * c}}}", f"\\sqrt{{10^{{{6 * c}}}+1}}"),
+    ])  # fmt: skip
+
+
 def calculations(r):
     """(answer, reference): a calculation, in what hides that it is not carried out."""
     a, b, c = r.sample(range(2, 10), 3)
@@ -184,13 +226,15 @@ def calculations(r):
     return hidden.format(asked, asked), r.choice(["{}", "x = {}", "x={}"]).format(right)
 
 
+def asked_verdict(answer, reference, prompt):
+    return math_verdict(answer, reference) and not graders.given_back(f"\\boxed{{{answer}}}", reference, prompt)
+
+
 KINDS = {
-    "questions": (
-        questions,
-        lambda answer, reference, prompt: (
-            not graders.given_back(f"\\boxed{{{answer}}}", reference, prompt) and math_verdict(answer, reference)
-        ),
-    ),
+    "questions": (questions, asked_verdict),
+    "rewrites": (rewrites, asked_verdict),
+    "signs": (signs, math_verdict),
+    "large": (large, math_verdict),
     "calculations": (calculations, math_verdict),
     "words": (words, math_verdict),
     "matrices": (matrices, math_verdict),

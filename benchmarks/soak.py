@@ -181,7 +181,8 @@ def submit(scorer, answers):
     for answer in answers:
         completion = SimpleNamespace(text=f"</think>{answer[1]}", truncated=False)
         waiting[id(completion)] = completion, answer
-        scorer.submit(completion, SimpleNamespace(task=answer[0], answer=answer[2], text=""))
+        asked = answer[3].get("prompt", "") if isinstance(answer[-1], dict) else ""
+        scorer.submit(completion, SimpleNamespace(task=answer[0], answer=answer[2], text=asked))
     return waiting
 
 
@@ -257,7 +258,7 @@ def verdicts():
     """Grade tests/data/verdicts.jsonl, whose verdicts are known; print how many come out so by kind, and the others."""
     rows = [json.loads(line) for line in FILE.with_name("verdicts.jsonl").read_text().splitlines()]
     scorer = Scorer(timeout=20.0, workers=2)
-    answers = [("math", row["answer"], row["reference"], row) for row in rows]
+    answers = [(row.get("task", "math"), row["answer"], row["reference"], row) for row in rows]
     found = [(score.correct, row) for score, (*_, row) in drain(scorer, len(rows), submit(scorer, answers))]
     scorer.close()
     for kind in (*dict.fromkeys(row["kind"] for row in rows), ""):

@@ -9,7 +9,7 @@ from contextlib import suppress
 from tqdm import tqdm
 
 LINES = {  # kind of a row of the log -> how the row is shown
-    "config": "{prompts[train]} training prompts, {prompts[validation]} held out; left out: "
+    "config": "{prompts[train]} training prompts, {prompts[validation]} held out; left out so far: "
     "{prompts[too_long]} too long, {prompts[repeated]} repeated, {prompts[unusable]} unusable",
     "step": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}  entropy {entropy:.3f}  rho {rho_mean:.3f} "
     "(max {rho_max:.2f})  idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  "

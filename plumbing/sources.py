@@ -116,6 +116,8 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
                 row = json.loads(line) if line.strip() else None
             except (ValueError, RecursionError) as error:
                 cause = "one JSON document over many lines, or nesting too deep to read"
+                if "escape" in str(error):
+                    cause = "a backslash that is not doubled, as LaTeX needs it in JSON"
                 raise malformed(f"{path}:{number}", f"{line[:60]!r} ({error})", cause, EXPECTED) from error
             if line.strip():
                 yield f"{path}:{number}", row

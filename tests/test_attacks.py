@@ -11,7 +11,7 @@ import attacks
 
 @pytest.mark.parametrize("kind", attacks.KINDS)
 def test_no_attack_of_a_kind_is_paid(kind):
-    quick = kind in ("choice", "text", "code", "words", "questions")
+    quick = kind in ("choice", "text", "code", "words", "signs")
     assert attacks.paid(kind, 300 if quick else 40, seed=1) == []
 
 

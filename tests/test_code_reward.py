@@ -119,7 +119,6 @@ def strict(folder):
         ("```\na\n```\nor\n```\nb\n```", "b\n"),
         ("  ```Python3 \r\na\n  ```", "a\n"),
         ("1. ```python\n   if a:\n       b\n   ```", "if a:\n    b\n"),  # in a list item
-        ("- So:\n  ```python\n  a\n  ```\n- ```\n  b\n  ```", "a\n"),
         ("```python\na\nb```", "a\nb"),  # closing fence on the last line of code
         ("```python\na = '```'\nb\n```", "a = '```'\nb\n"),
         ("Here: ```python\na\n```", "a\n"),  # behind text
@@ -131,7 +130,6 @@ def strict(folder):
         ("\ufeff```python\n\ufeffa = '\ufeff'\n```", "a = '\ufeff'\n"),  # a byte order mark, and one that is text
         ("```python\na\n", ""),  # never closed
         ("```cpp\na\n```", ""),
-        ("a", ""),
         ("```python\n" + "#" * programs.CODE_CHARS + "\n```", ""),  # too long
         ("```python\n" * 100_000, ""),
     ],
@@ -183,7 +181,6 @@ def test_tests_that_cannot_be_read_or_are_none_are_a_failure_not_a_verdict(score
     [
         ("1 2\n3\n", "1 2\n3", True),
         ("  1 2 \r\n3 \n\n", "1 2\n3\n", True),  # trimmed
-        ("1\n\n2", "1\n2", False),
         ("1\n2", "1 2", False),
         ("", "0", False),
         ("yes", "YES", False),
@@ -230,7 +227,6 @@ GRADED = {  # {tests: {program: whether it is right}}
         "print(sum(map(int, input().split())) or 1)": False,  # wrong on the second
         "import numpy\nprint(sum(map(int, input().split())))": False,  # not in the standard library
         "os.getcwd()\nprint(sum(map(int, input().split())))": False,  # the sandbox imports os, not the program
-        "from __future__ import annotations\nprint(sum(map(int, input().split())))": True,
         # Names that graders import before the program are there; pow, open and compile are still the built-in ones.
         "d = deque(map(int, input().split()))\nheapify(h := list(d))\nprint(reduce(lambda a, b: a + b, d))": True,
         "assert gcd(4, 6) == 2 and pow(3, 4, 5) == 1 and math.inf > 9 and bisect.bisect([1, 3], 2) == 1\n"
@@ -256,7 +252,6 @@ GRADED = {  # {tests: {program: whether it is right}}
         "print(3)\nquit('done')": False,
         "print(3)\nraise ValueError": False,
         "print(3)\nimport os\nos.abort()": False,
-        "print(3)\nraise KeyboardInterrupt": False,
         "print(3)\nimport os\nos.kill(os.getpid(), 9)": False,
     },
     printed("1", inputs=["\ufeff1"]): {"print(int(input()))": True},
@@ -275,8 +270,6 @@ GRADED = {  # {tests: {program: whether it is right}}
         "def add(a, b): return a + b if a > 0 else [a + b]": False,  # but not mixed
         "def add(a, b): return str(a + b)": False,
         "def add(a, b): return 3": False,
-        "def add(a): return 3": False,
-        "def sub(a, b): return a + b": False,
         "def add(a, b): return {a + b}": False,  # a set is not JSON
     },
     returned("f", ([1], [1]), ([2], [2, 2])): {
@@ -306,12 +299,6 @@ GRADED = {  # {tests: {program: whether it is right}}
 @pytest.mark.parametrize("tests", GRADED)
 def test_a_program_is_right_if_it_passes_all_tests(scorer, tests):
     assert {program: score(scorer, program, tests).correct for program in GRADED[tests]} == GRADED[tests]
-
-
-def test_sec2_thinking_is_not_the_answer_and_a_truncated_program_is_wrong(scorer):
-    for text, truncated in (("<think>```python\nprint(3)\n```", False), ("</think>```python\nprint(3)\n```", True)):
-        scorer.submit(Finished(text, truncated), Prompt(0, (1,), "?", THREE, "code"))
-        assert [done.correct for done in scorer.finished()] == [False]
 
 
 # --- What a program cannot do: forge a verdict, go on, grow, leave something behind ---
@@ -403,13 +390,7 @@ print(*sorted(set(re.findall('(?:giv' 'en|expec' 'ted)-[0-9]+', seen))))
     assert score(scorer, hunt, printed(*["expected-1 given-1 given-2"] * 2, inputs=given)).correct is False
 
 
-def test_a_daemon_does_not_outlive_its_program_though_that_is_right(scorer, folder):
-    daemon = "import os, time\nif not os.fork():\n  os.setsid()\n  if not os.fork(): time.sleep(100)\n  os._exit(0)\n"
-    right = score(scorer, daemon + "print(sum(map(int, input().split())))")
-    assert right.correct is True and nothing_left(scorer, folder)
-
-
-def test_what_one_test_leaves_the_next_does_not_find(scorer):
+def test_what_one_test_leaves_the_next_does_not_find_and_nothing_is_left_though_it_is_right(scorer, folder):
     leave = """
 import os, signal, time
 print(os.listdir('/tmp' if os.getcwd() == '/tmp' else '.'), os.environ.get('x'), end=' ')
@@ -424,7 +405,7 @@ for _ in range(2):
     time.sleep(100)
 """
     expected = f"[] None {2 if NAMESPACES else 3}"  # processes: the sandbox's first, and the test's own
-    assert score(scorer, leave, printed(*[expected] * 5)).correct is True
+    assert score(scorer, leave, printed(*[expected] * 5)).correct is True and nothing_left(scorer, folder)
 
 
 def test_limits_environment_and_folder_are_set_in_the_sandbox(scorer):
@@ -474,7 +455,7 @@ def test_protections_are_named_for_the_log():
     assert tuple(sandbox.protections()) == sandbox.PROTECTIONS[: 2 if NAMESPACES else 1]
 
 
-@pytest.mark.parametrize("name", ["sleep", "fork bomb", "fork bomb of daemons"])
+@pytest.mark.parametrize("name", ["sleep", "fork bomb", "fork bomb of daemons", "deep folders"])
 def test_without_namespaces_nothing_is_left_either(name, tmp_path):
     """`sandbox.run` is called in a separate process, because it kills all children of the process that calls it."""
     script = f"""
@@ -484,14 +465,14 @@ def outcome(program):
         return list(sandbox.run(program, None, ['x'], size=9, timeout={LIMIT}, namespaces=False))
     except TimeoutError:
         return 'timeout'
-print(outcome('print(input())'), outcome({ENDLESS[name]!r}),
+print(outcome('print(input())'), outcome({(ENDLESS | HOSTILE)[name]!r}),
       [process for process in sandbox.all_processes() if process[1] == sandbox.os.getpid()])
 """
     environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(sandbox.__file__).parent.parent)}
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen([sys.executable, "-c", script], env=environment, **pipes) as process:
         printed, errors = process.communicate(timeout=60)
-    assert printed == "[b'x\\n'] timeout []\n", errors
+    assert printed == f"[b'x\\n'] {'timeout' if name in ENDLESS else '[None]'} []\n", errors
     assert not any(tmp_path.iterdir())
     if os.getuid() == 0:  # only its programs have this user id
         user = sandbox.USERS[process.pid % len(sandbox.USERS)]

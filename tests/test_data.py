@@ -100,16 +100,6 @@ def texts_of(task):
     return [text for text, _ in data.examples(task, 10_000, seed=0, held_out=False)]
 
 
-def test_sums_within_reach_and_beyond_it_are_many_and_the_edge_between_them_is_thin():
-    seen = Counter(len(text) // 2 for text in texts_of("arithmetic"))
-    assert sorted(seen) == list(range(3, 19))
-    # 7 · 9 + 4 · 2 + 5 · 6 = 101 entries: 10,000 · 9/101 = 891, 198 and 594 expected of each, standard deviations of at
-    # most 29, 14 and 24; five of them. Only 3,600 distinct texts of 3 operands are not held out, so there are fewer.
-    assert all(abs(seen[length] - 891) < 145 for length in range(4, 10)), seen
-    assert all(abs(seen[length] - 198) < 70 for length in range(10, 14)), seen
-    assert all(abs(seen[length] - 594) < 120 for length in range(14, 19)), seen
-
-
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 2**32), st.integers(0, 2**32), st.sampled_from(list(data.EMBEDDED)))
 def test_no_seed_of_sft_or_rl_ever_draws_a_validation_text(seed, other, task):
@@ -231,12 +221,6 @@ def test_sec32_history_is_the_latest_pass_rate_not_the_best_or_the_mean():
     assert curriculum.pass_rates == {0: 0.4, 1: 0.4}
     run(curriculum, 1, 2, lambda index: None)  # groups without a verdict leave no trace
     assert curriculum.pass_rates == {0: 0.4, 1: 0.4} and curriculum.in_flight == []
-
-
-def test_uniform_resampling_retires_nothing():
-    curriculum = curriculum_of(4, seed=0, threshold=None)
-    assert sorted(sum(run(curriculum, 4, 2, lambda index: 1.0), [])) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert curriculum.retired == 0
 
 
 def test_a_batch_across_two_epochs_holds_no_prompt_twice():

@@ -49,7 +49,6 @@ VALUES = {  # a completion for MANY -> its v; None: no verdict
     "completion == answer": 0.0,
     "0.25": 0.25,
     "1": 1.0,
-    "0": 0.0,
     "np.bool_(True)": 1.0,
     "np.float32(0.5)": 0.5,
     "verified(0)": 1.0,
@@ -60,7 +59,6 @@ VALUES = {  # a completion for MANY -> its v; None: no verdict
     "-0.1": None,
     "float('nan')": None,
     "[True]": None,
-    "np.ones(2)": None,
     "{}['key\\nof two lines']": None,
     "exit(3)": None,
     "os._exit(0)": None,
@@ -151,9 +149,7 @@ REFUSED = {
     "nothing": "expected FILE.py:FUNCTION, got 'nothing'",
     "nowhere.py:f": "there is no file nowhere.py",
     "def other(a, b, c): pass": "has no function grade; it has: other",
-    "grade = 3": "has no function grade; it has: none",
     "def grade(a, b): pass": "expected a function of (prompt, completion, answer), got grade(a, b)",
-    "def grade(a, b, c, d): pass": "got grade(a, b, c, d)",
     "def grade(completion, response, answer): pass": "got grade(completion, response, answer)",
     "def grade(answer, prompt, completion, more): pass": "got grade(answer, prompt, completion, more)",
     "def grade(a, b, c): return 1.5": "expected a number from 0 to 1, a bool or None, got 1.5 of type float",
@@ -161,7 +157,6 @@ REFUSED = {
     "import nothing_of_this_name": "cannot be loaded: ModuleNotFoundError: No module named 'nothing_of_this_name'",
     "x = 1\ny = x / 0": "cannot be loaded: ZeroDivisionError: division by zero (rewards.py, line 2)",
     "def grade(a, b, c:\n  pass": "cannot be loaded: SyntaxError:",
-    "exit(1)": "cannot be loaded: SystemExit: 1 (rewards.py, line 1)",
     "import os\nos._exit(3)": "its process ended with exit code 3",
 }
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import venv
 from dataclasses import dataclass
 from functools import partial
 from math import isnan
@@ -44,14 +43,10 @@ def thought(answer):
     return Finished(f"<think>7+5=12, so 12</think>{answer}")
 
 
-def wait(scorer, seconds=60.0):
+def wait(scorer):
     """All pending scores, in the order in which they are ready."""
-    scores, end = [], time.monotonic() + seconds
-    while scorer.pending:
-        assert time.monotonic() < end, "no verdict in time"
-        scores += scorer.finished()
-        time.sleep(0.01)
-    return scores
+    scorer.wait()
+    return scorer.finished()
 
 
 def answered(score):
@@ -289,7 +284,7 @@ def test_at_least_93_percent_of_math_verifys_published_cases_agree_and_the_other
     assert len(cases) == 265 and source["source"].startswith("math-verify 0.9.0")
     for case in cases:
         scorer.submit(thought(case["answer"].rpartition("</think>")[2]), prompt(case["reference"]))
-    found = {(answered(score), score.prompt.answer): score.correct for score in wait(scorer, 240.0)}
+    found = {(answered(score), score.prompt.answer): score.correct for score in wait(scorer)}
     verdict = {(case["answer"].rpartition("</think>")[2], case["reference"]): case["correct"] for case in cases}
     other = [key for key, correct in verdict.items() if found[key] is not correct]
     listed = [[end for end in DISAGREEMENTS if all(map(str.endswith, key, end))] for key in other]
@@ -303,7 +298,7 @@ def test_the_verdicts_of_our_own_list_are_right_and_over_half_of_its_answers_are
     for row in rows:
         asked = Prompt(0, (1,), row.get("prompt", "?"), row["reference"], row.get("task", "math"))
         scorer.submit(thought(row["answer"]), asked)
-    found = {(answered(score), *asked_of(score)): score.correct for score in wait(scorer, 240.0)}
+    found = {(answered(score), *asked_of(score)): score.correct for score in wait(scorer)}
     key = [(row["answer"], row["reference"], row.get("prompt", "?"), row.get("task", "math")) for row in rows]
     assert [row for row, case in zip(rows, key) if found[case] is not row["correct"]] == []
 
@@ -562,22 +557,12 @@ def copied_tree(folder, says, equal):
     return folder
 
 
-@pytest.mark.parametrize("installed", ["nothing", "a path", "PYTHONPATH"])
-def test_a_copied_tree_uses_its_own_verifier_and_sandbox_wherever_it_is_started_and_whatever_is_installed(
-    installed, tmp_path
-):
+def test_a_copied_tree_uses_its_own_verifier_and_sandbox_wherever_it_is_started_and_whatever_is_on_the_path(tmp_path):
     copy, other = copied_tree(tmp_path / "copy", "the copy", True), copied_tree(tmp_path / "other", "another", False)
     (copy / "verdicts.py").write_text(VERDICTS)
     (elsewhere := tmp_path / "elsewhere").mkdir()
     for name in ("reward.py", "json.py"):  # files in the current folder must not be used
         (elsewhere / name).write_text("raise OSError")
-    venv.create(tmp_path / "venv", symlinks=True)
-    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    if installed == "a path":
-        (site / "other.pth").write_text(f"{other}\n")
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"PYTHONPATH": str(other)} if installed == "PYTHONPATH" else {}
-    command = [tmp_path / "venv" / "bin" / "python", copy / "verdicts.py"]
-    pipes = dict(text=True, capture_output=True, timeout=120, check=False)
-    done = subprocess.run(command, cwd=elsewhere, env=environment, **pipes)
+    pipes = dict(text=True, capture_output=True, timeout=120, check=False, env=os.environ | {"PYTHONPATH": str(other)})
+    done = subprocess.run([sys.executable, copy / "verdicts.py"], cwd=elsewhere, **pipes)
     assert done.stdout == f"[(True, ''), (True, '')] {copy}/verify/scorer.py\n", done.stderr

@@ -80,6 +80,7 @@ CALL = '[{"input": "1", "output": "2", "testtype": "functional"}]}'
 MALFORMED = {
     '{"prompt": "a", "answer": 1': "many lines",
     '[{"prompt": "a", "answer": 1}]': "a list",
+    '{"prompt": "$\\alpha$", "answer": 1}': "a backslash that is not doubled",
     "[" * 100_000: "nesting too deep",
     '{"question": "a", "answer": 1}': "fields .'answer', 'question'., none of which is prompt",
     '{"promt": "a", "answer": 1}': "--prompt-column promt",
@@ -126,11 +127,12 @@ def test_a_malformed_line_stops_with_file_line_expected_got_and_cause(line, word
     assert "got" in str(error.value) and "likely cause" in str(error.value)
 
 
-COMMANDS = r"""\frac{1}{2} \beta \boxed{1} \bar{x} \rho \right) \neq{}1 \nu h\nu x\ne1 x\notin{A} \text{a} \theta 2\to{3}
-\times{2} (\tan $\forall{x}$"""
+LATEX = (
+    r"\frac{1}{2} \beta \boxed{1} \bar{x} \rho \right) \neq{}1 \nu h\nu x\ne1 x\notin{A} \text{a} \theta 2\to{3} (\tan"
+)
 
 
-@pytest.mark.parametrize("text", COMMANDS.split())
+@pytest.mark.parametrize("text", (LATEX + r" \times{2} $\forall{x}$").split())
 @pytest.mark.parametrize("place", ["answer", "prompt", "chat"])
 def test_latex_that_json_has_eaten_is_refused_in_prompts_and_answers_with_its_line(text, place, load):
     row = {"prompt": "1?", "answer": "1"} | {"prompt" if place == "chat" else place: text}
@@ -277,6 +279,11 @@ def test_a_chat_that_the_template_refuses_is_named_with_its_row_or_left_out(load
     loaded = load(rows, tokenizer=strict, skip_unusable=True)
     assert len(every(loaded)) == 1 and len(loaded.unusable) == 2
     assert len(every(load(rows, tokenizer=character_tokenizer(template=TEMPLATE)))) == 2
+    picky = character_tokenizer(template=STRICT.replace("messages[0].role", "messages[0].content"))
+    picky.unk_token = None
+    rows = [{"prompt": text, "answer": 1} for text in "0 system 1 2 3 4 5 6 7 8".split()]
+    with pytest.raises(RuntimeError, match="a.jsonl:2: .* got no system role"):  # found when it is drawn
+        every(load(rows, tokenizer=picky))
 
 
 def test_a_token_beyond_the_models_vocabulary_is_refused_with_its_row_and_only_if_a_row_has_it(load):
@@ -351,14 +358,7 @@ def test_a_name_that_is_empty_and_a_task_for_an_embedded_source_are_refused(sour
         sources.anchored(source)
 
 
-def test_a_source_says_its_weight_and_its_task_and_may_be_given_once(tokenizer):
-    for text, parts in {
-        "a.jsonl": ("a.jsonl", 1.0, None),
-        "a:b.jsonl:0": ("a:b.jsonl", 0.0, None),
-        "a.jsonl:code": ("a.jsonl", 1.0, "code"),
-        "x/y/z:0.5:math": ("x/y/z", 0.5, "math"),
-    }.items():
-        assert sources.parse_source(text) == parts
+def test_a_source_given_twice_is_refused(tokenizer):
     with pytest.raises(ValueError, match="expected different sources, got .*add up its weights"):
         sources.load(["arithmetic:1", "sorting", "arithmetic:2"], tokenizer, budget=99)
 
@@ -583,17 +583,17 @@ def test_a_prompt_in_training_and_validation_of_two_sources_is_refused_with_both
     rows = [{"prompt": f"a{n}", "answer": n} for n in range(20)]
     one = write(tmp_path / "one.jsonl", rows)
     loaded = sources.load(one, tokenizer, budget=9)
-    (text, answer), *_ = data.examples("arithmetic", 5, seed=0, held_out=True)
-    held = [(loaded.validation[0].text, one, loaded.validation[0].where), (text, "arithmetic", "arithmetic")]
-    for text, other, where in held:
-        others = [{"prompt": f"b{n}", "answer": n} for n in range(9)]
-        two = tmp_path / "two.jsonl"
-        for place in range(10):  # one at which the row is not held out itself
-            write(two, [*others[:place], {"prompt": text, "answer": "1"}, *others[place:]])
-            if text in {p.text for p in sources.load(str(two), tokenizer, budget=30).train}:
-                break
+    (text, _), *_ = data.examples("arithmetic", 5, seed=0, held_out=True)
+    others = [{"prompt": f"b{n}", "answer": n} for n in range(9)]
+    two = tmp_path / "two.jsonl"
+    for held, other, where in (
+        (loaded.validation[0].text, one, loaded.validation[0].where),
+        (text, "arithmetic", "arithm"),
+    ):
+        # Of ten rows the third is held out, and this is the first.
+        write(two, [{"prompt": held, "answer": "1"}, *others])
         for pair in ([other, str(two)], [str(two), other]):
-            with pytest.raises(ValueError, match=f"{two}:[0-9]+: expected no validation prompt.* {where} is one"):
+            with pytest.raises(ValueError, match=f"{two}:1: expected no validation prompt.* {where}.* is one"):
                 sources.load(pair, tokenizer, budget=30, validation=5)
     write(two, [{"prompt": loaded.train[0].text, "answer": 1}, *others])
     both = sources.load([one, str(two)], tokenizer, budget=9).train  # that both sources train on a prompt is no leak

@@ -6,14 +6,15 @@ TASKS maps the name in a prompt's `task` to its grader
   arithmetic  right if equal to the reference, character by character, but for ASCII whitespace around it: "18" and
   sorting     " 18\\n" are right for 18; "018", "+18", "18.0", "18." and digits of other scripts are wrong.
   math        LaTeX: the last \\boxed{...} or \\fbox{...}, or without one the final expression; boxes with nothing but
-              commas, "and", "or", "x =" between them are one list. An answer that equals the reference as a string is
-              right at once; any other goes to a worker process, where `equal` compares the two after `normalise`. A
-              reference is read whole or not at all: no answer is right for a part of it, and an answer to a reference
-              that cannot be read gets no verdict.
-                numbers   must be equal; 6 places are enough if one is a decimal and the other is not a whole number;
+              commas, "and", "or", "x =" between them are one list; a last line that is one formula is read like a
+              box. `equal` compares answer and reference after `normalise`. A reference is read whole or not at all:
+              no answer is right for a part of it, and a wrong answer to a reference that is not right for itself gets
+              no verdict.
+                numbers   are compared exactly; 6 places are enough if one is a decimal and the other no whole number;
                           48 + 46 is no answer to "What is 48 + 46?": a model would learn to repeat the question, so an
-                          answer may leave nothing to be done that the reference does not (unfinished.py), and a
-                          formula of the prompt, however spelt, is right only if it spells the reference (given_back)
+                          answer may leave nothing to be done that the reference does not (unfinished.py), and
+                          where a formula of the prompt would be right, the prompt asks for another form of it: then
+                          only what spells the reference is right (given_back)
                 (a, b)    keeps its order, and so does 1, 2 as answer to x = 1, y = 2; a, b and {a, b} are sets
                 12_5      is right only for the same digits and base; 12/05 and 2024-01-05 for the same numbers
                 x = b/a   is right for the same name and value or for the value, and no other equation is, but for a
@@ -22,7 +23,7 @@ TASKS maps the name in a prompt's `task` to its grader
                 the rest  is compared by math-verify, the paper's checker
   text        words and sentences of any language: the last box, or the whole answer, is the reference line by line,
               after NFKC and without case, spaces and outer punctuation ("The plural is mice." is not "mice")
-  choice      A, (B), C. or "The answer is (D)." in a box or on the last line
+  choice      A, (B), C. Paris, "I choose D." or "The answer is (E)." in a box or on the last line; so in the reference
   code        a Python program: the last ```python (or ~~~python) block, or without one the last block without a
               language. It is right if it passes all tests of the reference, a JSON text of one of the forms in use
               (`read_tests`):
@@ -38,17 +39,13 @@ TASKS maps the name in a prompt's `task` to its grader
               beforehand (verify/sandbox.py: PRELUDE).
 With --reward FILE.py:FUNCTION a function of one's own grades all rows, whatever their task (own.py).
 
-SymPy can run for days on a short answer, so mathematics.equal and programs run in worker processes (workers.py) with a
-time limit. An answer that takes longer is wrong; one that a worker cannot grade has no verdict, and is never scored as
-wrong.
+In the generator's process, answers are only sliced and compared with == (`at_once`). All else runs in worker processes
+(workers.py) with a time limit: SymPy can run for days on a short answer. An answer that takes longer is wrong; one that
+a worker cannot grade has no verdict, and is never scored as wrong.
 
 Deviation: a box, or an answer without one, of more than MAX_CHARS characters is not read and is wrong: references are
   short, parsing time grows faster than length, and the end of a long number is not that number. Programs: CODE_CHARS.
-Known limits (tests/test_reward.py: LIMITS). Wrong and graded right: 1. without a box the last formula or number of a
-  text counts: "It is 17, not 18" is read as 18; 2. units are not compared: 10 km equals 10 m, and 50 equals 50\\%.
-  Right and graded wrong: 3. three letters or more are read as a word: xyz is not zyx; 4. one letter is a unit in
-  \\text{} only: 3 m is not 3; 5. 100,200,300 without spaces is read as one number; 6. "x < 1 or x > 4" is not the union
-  of the intervals; 7. a fraction or a root of the prompt for a reference in another form: \\frac{1}{2} for 0.5.
+Known limits: docs/rewards.md.
 
 Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py
 """
@@ -130,10 +127,11 @@ def right(expression: str, reference: str, prompt: str) -> bool | str:
 
 
 def given_back(expression: str, reference: str, prompt: str) -> bool:
-    """Whether an answer is a formula of the prompt in some spelling (`as_written`), and no spelling of the reference.
+    """Whether a right answer is the question in other words, and no spelling of the reference (`as_written`).
 
-    Equality cannot tell the question "Expand (p+7)^2" from its answer; the prompt can. A number is the question if the
-    answer is a fraction or has a power of ten. One of the formulas that the prompt offers with "or" is an answer.
+    Equality cannot tell "Expand (p+7)^2" from its answer; the prompt can. If one of its formulas would be right, it
+    asks for another form: then nothing but the reference's form is an answer. A number asks if the reference is a
+    fraction or has a power of ten. A formula that the prompt offers with "or" is an answer. No time limit.
 
     >>> given_back("\\\\boxed{(7+p)^{2}}", "p^2+14p+49", "Expand $(p + 7)^2$."), given_back("6/8", "3/4", "Reduce 6/8.")
     (True, True)

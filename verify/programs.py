@@ -1,6 +1,6 @@
 """Programs: which block of an answer is one, what its tests are, and when an output is right. Rules: graders.py.
 
-    program(answer) -> its source text                                     in the generator's process
+    program(answer) -> its source text                                     in a worker (workers.py)
     read_tests(reference), right_output(...)                               in a worker (workers.py)
 
 Test: pytest tests/test_code_reward.py
@@ -15,7 +15,8 @@ from textwrap import dedent
 
 CODE_CHARS = 65_536  # of a program: the limit of Codeforces
 OPENS = re.compile(  # a block's first line; behind text only if it names Python
-    r"^(?:[ \t\ufeff]*(?:(?:[-*+]|[0-9]+[.)])[ \t]+)?(```++|~~~++)([^`\n]*)\n|[^`~\n]*[ \t](```++|~~~++)((?i:py)[^`\n]*)\n)"
+    r"^(?:[ \t\ufeff]*(?:(?:[-*+]|[0-9]+[.)])[ \t]+)?(```++|~~~++)([^`\n]*)\n|"
+    r"[^`~\n]*[ \t](```++|~~~++)((?i:py)[^`\n]*)\n)"
 )
 PYTHON = re.compile(r"\{?\.?py(thon)?[0-9.]*\b", re.I)  # the language of a block, as its first word
 NUMBER = re.compile(r"-?(?:[0-9]{1,30}(?:\.[0-9]{1,30})?|\.[0-9]{1,30})(?:[eE][-+]?[0-9]{1,3})?")

@@ -34,7 +34,7 @@ import signal
 import socket
 import sys
 import time
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
 
 try:
@@ -102,8 +102,6 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
     what is allowed here. When this generator ends or is closed, no process and no file of the sandbox is left: this
     process adopts orphans of the sandbox, and at the end kills all children that it did not have at the start.
     """
-    import tempfile
-
     us = os.getuid()
     user = USERS[os.getpid() % len(USERS)]
     # NPROC counts all processes of a user, in each user namespace apart; a sandbox started by root has its own user.
@@ -121,7 +119,7 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
     }  # "user": only root can become another
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that SIGTERM runs `finally` too
     ours, theirs = socket.socketpair()
-    with ours, as_file("") as errors, nullcontext("/tmp") if namespaces else tempfile.TemporaryDirectory() as folder:
+    with ours, as_file("") as errors, nullcontext("/tmp") if namespaces else temporary_folder() as folder:
         if us == 0 and not namespaces:
             os.chown(folder, user, user)
         mine = children()
@@ -144,6 +142,21 @@ def run(program, name, inputs, *, size, timeout, namespaces, each=None, warm=Non
         finally:
             sweep(process, mine)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
+def temporary_folder():
+    """A folder that is removed, however deep a program has made it: tempfile's own way is recursive."""
+    import subprocess
+    import tempfile
+
+    folder = tempfile.mkdtemp()
+    try:
+        yield folder
+    finally:
+        if os.getuid():  # root may remove all, and must not change the mode of what is linked here
+            subprocess.run(["chmod", "-R", "u+rwX", folder], check=False, stderr=subprocess.DEVNULL)
+        subprocess.run(["rm", "-rf", folder], check=False, stderr=subprocess.DEVNULL)
 
 
 def start_sandbox(job, channel, errors):

@@ -278,8 +278,8 @@ def _picked(table, compute, order, reward, cumulative, part, notes):
 def _check_one_run(steps, R):
     """Raise BadInput if more than a fifth of the rows repeat a step with another reward and the steps fall as often:
     such are the rows of several runs, or of single completions. A resumed run falls back once and goes on."""
-    again = _again(steps, R, steps * 0)
-    if LEAST * min(again, (np.diff(steps) <= 0).sum()) > len(steps):
+    falls = (np.diff(steps) <= 0).sum()
+    if LEAST * falls > len(steps) < LEAST * (again := _again(steps, R, steps * 0)):
         raise fit.BadInput(
             f"{again} of {len(steps)} rows repeat a step with another reward, expected one row for each step; average "
             "them, or, if they are of several runs, call the column that tells them apart 'run', or give each a file"

@@ -43,6 +43,7 @@ class Table:
         self.length = 0
         self.notes = []  # what was left out
         self.decimal_commas = False
+        self.parsed = {}  # columns as `numbers`
 
     def add(self, pairs):
         """Append a row of (name, value); None and "" are no value."""
@@ -60,6 +61,11 @@ class Table:
 
         A comma is a decimal one if one of the column cannot divide thousands. Raises BadInput for any other cell.
         """
+        if name not in self.parsed:
+            self.parsed[name] = self._parsed(name)
+        return self.parsed[name].copy()
+
+    def _parsed(self, name):
         found = np.full(self.length, np.nan)
         column = self.columns.get(name, {})
         cells = column.values()
@@ -157,7 +163,7 @@ def _rows(text, mark):
     for row in csv.reader(lines, delimiter=mark, skipinitialspace=True):
         cells = [x.strip(" *`") for x in row]
         cells = cells[cells[:1] == [""] : -1] if mark == "|" else cells
-        if any(x.strip("-:+=") for x in cells):
+        if cells and (cells[0][:1] not in "-:+=" or any(x.strip("-:+=") for x in cells)):
             yield cells
 
 

@@ -37,8 +37,8 @@ RATE = set("acc accuracy accuracies pass success solve solved correct correctnes
 REWARD = {"reward", "rewards", "rew", "rm"}
 MEAN = set("mean avg average train training eval val test rollout raw all critic metrics".split())
 NO_RATE = set(
-    "std min max best loss kl entropy lr grad norm token tokens format length len clip num time timestamp runtime"
-    " target zero none truncated threshold error advantage margin margins sum total return returns cumulative".split()
+    "% percent std min max best loss kl entropy lr grad norm token tokens format length len clip num time runtime"
+    " timestamp target zero none truncated threshold error advantage margin margins sum total return returns".split()
 )
 RUN_NAMES = ("run", "run_id", "run_name", "experiment", "exp_name", "seed", "name", "method", "algo", "model", "group")
 LEAST = 5  # points of a run; and what happens in less than every fifth row is an accident, as where a run was resumed
@@ -51,7 +51,7 @@ SCALES = {"percent": (0.0, 100.0), "pm1": (-1.0, 1.0)}
 @cache
 def _words(name):
     """The words of what a column holds."""
-    return frozenset(re.findall("[a-z]+", re.sub("([a-z])([A-Z])", r"\1_\2", _metric(name)).lower()))
+    return frozenset(re.findall("[a-z]+|%", re.sub("([a-z])([A-Z])", r"\1_\2", _metric(name)).lower()))
 
 
 def _metric(name):
@@ -278,8 +278,8 @@ def _picked(table, compute, order, reward, cumulative, part, notes):
 def _check_one_run(steps, R):
     """Raise BadInput if more than a fifth of the rows repeat a step with another reward and the steps fall as often:
     such are the rows of several runs, or of single completions. A resumed run falls back once and goes on."""
-    again = _again(steps, R, steps * 0)
-    if LEAST * min(again, (np.diff(steps) <= 0).sum()) > len(steps):
+    falls = (np.diff(steps) <= 0).sum()
+    if LEAST * falls > len(steps) < LEAST * (again := _again(steps, R, steps * 0)):
         raise fit.BadInput(
             f"{again} of {len(steps)} rows repeat a step with another reward, expected one row for each step; average "
             "them, or, if they are of several runs, call the column that tells them apart 'run', or give each a file"

@@ -23,11 +23,11 @@ from plumbing.typed import beside
 
 MISSING = {"", "-", "None", "none", "NULL", "null", "NA", "N/A", "n/a"}  # cells without a value
 COUNTERS = "iter(?:ation)?s?|updates?|rollout(?:_id|_step)?|batch|generation"  # names that count steps
-NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?%?|-?inf|nan"
-WORD = r"[^\W\d][\w./@+-]*"
+NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+,\d+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?%?|-?inf|nan"
+WORD = r"[^\W\d][\w./@+-]{0,200}"
 PAIR = re.compile(  # reward: 0.5, reward=3/4, 'reward': '0.5', | reward | 0.5 |; Step 12
-    rf"(?<![\w.])(?:({WORD}(?: {WORD}){{0,2}})['\"]?\s*[:=|│]\s*['\"]?"
-    rf"(?:[\w.]+\()?((?:{NUMBER})(?:/\d+)?)(?![\w:]|\.\d)"
+    rf"(?<![\w./@+-])(?:({WORD}(?: {WORD}){{0,2}})['\"]?\s*[:=|│]\s*['\"]?"
+    rf"(?:[\w.]+\()?((?:{NUMBER})(?:/\d+)?)(?![\w:]|[.,]\d)"
     rf"|((?:global |train )?(?:step|epoch|episode|{COUNTERS})) #?(\d+))",
     re.IGNORECASE,
 )
@@ -43,6 +43,7 @@ class Table:
         self.length = 0
         self.notes = []  # what was left out
         self.decimal_commas = False
+        self.parsed = {}  # columns as `numbers`
 
     def add(self, pairs):
         """Append a row of (name, value); None and "" are no value."""
@@ -60,6 +61,11 @@ class Table:
 
         A comma is a decimal one if one of the column cannot divide thousands. Raises BadInput for any other cell.
         """
+        if name not in self.parsed:
+            self.parsed[name] = self._parsed(name)
+        return self.parsed[name].copy()
+
+    def _parsed(self, name):
         found = np.full(self.length, np.nan)
         column = self.columns.get(name, {})
         cells = column.values()
@@ -157,22 +163,24 @@ def _rows(text, mark):
     for row in csv.reader(lines, delimiter=mark, skipinitialspace=True):
         cells = [x.strip(" *`") for x in row]
         cells = cells[cells[:1] == [""] : -1] if mark == "|" else cells
-        if any(x.strip("-:+=") for x in cells):
+        if cells and (cells[0][:1] not in "-:+=" or any(x.strip("-:+=") for x in cells)):
             yield cells
 
 
 def _layout(head):
     """(mark between cells, index of the first row) of a table at the start of a log, or None.
 
-    The first row holds names or, without a header, numbers; the next holds a number; most rows are as long as it.
+    It begins with names, or with numbers if no row stands before them. The next row holds a number, and most rows
+    have as many cells; below names in the first row they may be fewer.
     """
     for mark in "\t;,| ":
         rows = [*_rows(head, mark)]
         for i, (row, below) in enumerate(zip(rows, rows[1:])):
             known = [*map(is_number, row)]
             named = not any(known) and (mark != "|" or all(row))
-            if len(row) > 1 and (named or all(known)) and len(below) == len(row) and any(map(is_number, below)):
-                if 2 * sum(len(x) == len(row) for x in rows[i:]) > len(rows[i:]):
+            like = len(row) > 1 and (named or i == 0 and all(known)) and any(map(is_number, below))
+            if like and (len(below) == len(row) or i == 0 and named and 1 < len(below) < len(row)):
+                if 2 * sum(len(x) == len(below) for x in rows[i:]) > len(rows[i:]):
                     return mark, i
     return None
 

@@ -152,7 +152,8 @@ def test_a_broken_line_is_skipped_with_a_word_by_resume_and_by_the_fit(tmp_path,
     assert run_folder.rows(log)[1] == places
     run = logs.read_run(log)
     assert list(run.compute) == list(range(9))
-    assert run.notes[0].startswith(f"left out what is no row, in line {', '.join(map(str, places))}")
+    bad = places[-1:] if line == LINES["not UTF-8"] else places  # the fit takes such bytes for those of Windows
+    assert run.notes[0] == f"left out what is no row, in line {', '.join(map(str, bad))}"
 
 
 def test_a_torn_line_is_ended_before_the_next_row_and_no_byte_is_removed(tmp_path):

@@ -198,12 +198,6 @@ def test_the_home_folder_in_o_is_expanded_and_what_was_written_is_named(tmp_path
     assert "written to" not in capsys.readouterr().out
 
 
-def test_command_ends_with_code_2_for_a_folder_without_a_log(tmp_path, capsys):
-    with pytest.raises(SystemExit) as end:
-        fit_cli.main([str(tmp_path)])
-    assert end.value.code == 2 and "log.jsonl" in capsys.readouterr().err
-
-
 def test_a_log_that_is_not_there_is_named_with_what_lies_beside_it(tmp_path, capsys):
     (tmp_path / "lag.jsonl").touch()
     with pytest.raises(SystemExit):

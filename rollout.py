@@ -46,7 +46,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache
 
 from pipeline import Request, Rollout
-from precision import check_supported, head_logits
+from precision import check_supported, forbid_tf32, head_logits
 from reward import THINK_END
 
 NEVER = 2**62  # a length that no completion reaches
@@ -378,6 +378,7 @@ class TorchGenerator(Generator):
 
     def __init__(self, model, tokenizer, *, fp32_head=True, **settings):
         super().__init__(model, tokenizer, **settings)
+        forbid_tf32()
         self.model = model.eval()
         self.fp32_head = fp32_head
         parameters = inspect.signature(model.get_decoder().forward).parameters

@@ -218,16 +218,17 @@ class PolicyModel(nn.Module):
         mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
         # Right for tied weights too: there both uses share one parameter, in which autograd adds their gradients.
         head_weight = self.model.get_output_embeddings().weight.to(self.dtype)
+        at = mask.nonzero(as_tuple=True)  # waits for a GPU, which each use of the mask as an index would do
         values = token_logprobs(
-            hidden[mask],
+            hidden[at],
             head_weight,
-            ids[mask],
+            ids[at],
             chunk=self.chunk,
             temperature=self.temperature,
             fp32_head=self.fp32_head,
         )
         blank = torch.zeros(ids.shape, dtype=torch.float32, device=ids.device)
-        return tuple(blank.masked_scatter(mask, value) for value in values)
+        return tuple(blank.index_put(at, value) for value in values)
 
 
 def shard(policy, mesh):

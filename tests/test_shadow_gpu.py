@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.processes
 HERE = Path(__file__).parent / "shadow"
 TORCH = Path(torch.__file__).parent
 

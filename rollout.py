@@ -48,7 +48,7 @@ from jinja2 import TemplateError
 from transformers.cache_utils import Cache, DynamicCache
 
 from pipeline import Request, Rollout
-from precision import check_supported, head_logits
+from precision import check_supported, forbid_tf32, head_logits
 from reward import THINK_END
 
 NEVER = 2**62  # a length that no completion reaches
@@ -133,8 +133,10 @@ class SlotCache(Cache):
         # Zeros, not empty memory: a masked column has weight 0, and 0 times a leftover nan is nan.
         buffers = self.buffers.get(layer) or [x.new_zeros(self.slots, x.shape[-3], 0, x.shape[-1]) for x in states]
         if length > buffers[0].shape[2]:
-            # A quarter more than needed, so that copying stays rare.
+            # A quarter more than needed, so that copying stays rare. On a GPU all at once: a buffer that is outgrown
+            # leaves a hole in its memory, which no larger one fits into.
             capacity = min(-(-length * 5 // 4 // KV_BLOCK) * KV_BLOCK, self.longest)
+            capacity = self.longest if states[0].is_cuda else capacity
             buffers = [torch.nn.functional.pad(x, (0, 0, 0, capacity - x.shape[2])) for x in buffers]
         self.buffers[layer] = buffers
         return buffers
@@ -423,6 +425,7 @@ class TorchGenerator(Generator):
 
     def __init__(self, model, tokenizer, *, fp32_head=True, **settings):
         super().__init__(model, tokenizer, **settings)
+        forbid_tf32()
         self.model = model.eval()
         self.fp32_head = fp32_head
         parameters = inspect.signature(model.get_decoder().forward).parameters

@@ -144,7 +144,9 @@ class Trainer:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         given = {name: getattr(args, name) for name in ("activation_checkpointing", "temperature", "fp32_head")}
         self.policy = checkpoints.load_policy(folder, processes, resume=bool(state), dtype=processes.dtype, **given)
-        self.optimizer = torch.optim.AdamW(self.policy.parameters(), eps=1e-15)  # A.3; the rest before each step
+        parameters = list(self.policy.parameters())
+        fused = parameters[0].is_cuda or None  # else a step on a GPU needs 4 more bytes a parameter
+        self.optimizer = torch.optim.AdamW(parameters, eps=1e-15, fused=fused)  # A.3; the rest before each step
         self.curriculum = data.Curriculum(
             prompts.train,
             seed=args.seed,
@@ -161,8 +163,8 @@ class Trainer:
         rule = {name: getattr(args, name) for name in ("off_policy", "k", "prompts", "generations", "steps")}
         ranks = processes.trainer_ranks, processes.generator_ranks
         self.queue = RolloutQueue(processes.store, *ranks, **rule, start=self.version, drain=processes.drain)
-        parameters = sum(p.numel() for p in self.policy.parameters())
-        self.log = run_log.RunLog(args, processes, parameters, state, self.queue.generator_work)
+        size = sum(p.numel() for p in parameters)
+        self.log = run_log.RunLog(args, processes, size, state, self.queue.generator_work)
         world = {"world": processes.world, "threads": torch.get_num_threads()}
         self.log("config", step=self.version, flags=vars(args), **world, **build.provenance(prompts))
 

@@ -114,11 +114,12 @@ class Statistics:
     def add(self, logprobs, entropy, batch, clipped):
         """Add a micro-batch: logprobs, entropy (nats) and clipped (bool) are (B, T-1), as the mask of the Batch."""
         mask = batch.mask
-        log_ratio = (logprobs.detach() - batch.gen_logprobs)[mask].double()
-        rho = log_ratio.exp()
-        sums = [mask.sum(), entropy[mask].sum(), rho.sum(), log_ratio.abs().sum(), clipped[mask].sum(), (rho**2).sum()]
-        self.sums += torch.stack([s.double() for s in sums]).cpu()
-        self.rho_max = max(self.rho_max, *rho.tolist(), 0.0)
+        log_ratio = torch.where(mask, logprobs.detach() - batch.gen_logprobs, 0.0).double()
+        rho = torch.where(mask, log_ratio.exp(), 0.0)
+        values = [mask, entropy.where(mask, 0.0), rho, log_ratio.abs(), clipped & mask, rho**2]
+        found = torch.stack([*(value.double().sum() for value in values), rho.max()]).cpu()  # waits for a GPU once
+        self.sums += found[:-1]
+        self.rho_max = max(self.rho_max, found[-1].item())
 
     def means(self, total):
         """Means per token (entropy and log_rho in nats), rho_max, and effective_sample_size = (sum rho)^2 / (n sum

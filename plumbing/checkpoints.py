@@ -147,14 +147,14 @@ def save(out, policy, optimizer, tokenizer, weights, counters, processes):
             policy.model.save_pretrained(folder, state_dict=weights)
             policy.model.config.dtype = processes.dtype  # `save_pretrained` has noted the fp32 of the master weights
             policy.model.config.save_pretrained(folder)
-            os.sync()
+            flush(folder)
         dist.barrier(processes.writers)  # may wait for a day; if rank 0 has failed, the others write nothing
         state = tensors(policy, optimizer, counters["stepped"])
         dcp.save(state, checkpoint_id=folder / "state", process_group=processes.writers)  # flushed by each rank
         digests = gather_checksums(folder / "state", processes)
         if leads:
             write_contents(folder, digests)
-            os.sync()  # else a crash could leave the new name on disk without the files' contents
+            flush(folder)  # else a crash could leave the new name on disk without the files' contents
             folder.rename(Path(out) / f"checkpoint-{counters['version']}")
     except (Exception, dcp.CheckpointException) as error:
         # The writer of fast tokenizers raises a plain Exception when the disk is full.
@@ -172,6 +172,16 @@ def save(out, policy, optimizer, tokenizer, weights, counters, processes):
     done = [one for one in finished(out) if (one / STATE[1]).exists() and step(one) <= counters["version"]]
     for old in done[:-2] if leads else ():  # no folder that another program has written, or that is newer
         shutil.rmtree(old, ignore_errors=True)
+
+
+def flush(folder):
+    """Wait until the files in a folder, and their names, are on the disk; no other file is waited for."""
+    for path in (folder, *folder.rglob("*")):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def gather_checksums(state, processes):

@@ -12,13 +12,16 @@ Deviation: none known.
 Run by train.py. Test: pytest tests/test_faults.py tests/test_restarts.py tests/test_nodes.py
 """
 
+import fcntl
 import hashlib
+import ipaddress
 import os
 import secrets
 import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -34,6 +37,7 @@ from plumbing.screen import Unbroken
 from plumbing.store import Interrupted, Store
 from verify import sandbox
 
+SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface (netdevice(7))
 ROOT = Path(__file__).resolve().parent.parent  # the project's folder
 # What may differ between nodes: where they find files, what was asked for in other words, what their sandboxes can do.
 OF_THE_NODE = ("model", "data", "out", "resume", "checkpoint", "notes", "asked", "protections")
@@ -45,6 +49,26 @@ def device(local):
     """The device of the process with this local rank: a GPU, of which there may be fewer than processes, or the CPU."""
     gpus = torch.cuda.device_count()
     return torch.device("cuda", local % gpus) if gpus else torch.device("cpu")
+
+
+def interface():
+    """The network interface that leads to the other nodes; None on one node, or if it cannot be told.
+
+    It is the one that leads to MASTER_ADDR. Where that name leads to loopback (on Debian the node's own name is
+    127.0.1.1), it is the default route's. gloo looks up the node's own name and would offer loopback to the others.
+    """
+    if os.environ["WORLD_SIZE"] == os.environ.get("LOCAL_WORLD_SIZE"):
+        return None
+    for there in (os.environ["MASTER_ADDR"], "8.8.8.8"):
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((there, 9))  # of a datagram: sends nothing
+            ours = probe.getsockname()[0]
+            for _, name in socket.if_nameindex() if not ipaddress.ip_address(ours).is_loopback else ():
+                with suppress(OSError):  # an interface without an address
+                    found = fcntl.ioctl(probe, SIOCGIFADDR, name.encode().ljust(32, b"\0"))
+                    if socket.inet_ntoa(found[20:24]) == ours:
+                        return name
+    return None
 
 
 def uuid(place):
@@ -62,7 +86,8 @@ def backend(gpus):
 
 def stamp(args):
     """{name: text} of what all ranks must have alike: settings, versions, and the code itself."""
-    settings = {name: str(value) for name, value in vars(args).items() if name not in OF_THE_NODE}
+    local = OF_THE_NODE if "slots" in args.asked else (*OF_THE_NODE, "slots")
+    settings = {name: str(value) for name, value in vars(args).items() if name not in local}
     files = sorted([*ROOT.glob("*.py"), *ROOT.glob("plumbing/*.py"), *ROOT.glob("verify/*.py")])
     code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
     return settings | {"torch": str(torch.__version__), "transformers": transformers.__version__, "code": code}
@@ -104,6 +129,8 @@ class Processes:
             torch.cuda.set_device(self.device)
         torch.set_num_threads(threads())
         limit = timedelta(seconds=args.timeout)
+        if name := interface():
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         dist.init_process_group("gloo", timeout=limit)
         dist.all_gather_object(places := [None] * self.world, (uuid(self.device), socket.gethostname()))
         kind = backend([gpu for gpu, _ in places])
@@ -156,7 +183,7 @@ class Processes:
         seen, args.checkpoint, sandboxed = self.store.read("start")
         if sandboxed and self.local == 0 and not args.protections:  # a node of generators, which know no prompts yet
             args.protections = sandbox.protections()
-        found = stamp(args), (out / seen).exists(), str(out), args.protections
+        found = stamp(args), (out / seen).exists(), str(out), args.protections, args.slots
         self.store.put({f"started/{self.rank}": found})
         names = [f"started/{rank}" for rank in range(self.world)]
         self.store.wait("the others to start", lambda: self.store.has(names))
@@ -164,8 +191,9 @@ class Processes:
         if self.rank == 0:
             mark.unlink()
         self.compare(started)
+        args.slots = min(slots for *_, slots in started)  # each has made its own fit the memory that it saw
         own = started[self.rank - self.local][3]  # the first rank of a node has tried out its sandboxes
-        everywhere = [line for line in own if all(line in lines for *_, lines in started if lines)]
+        everywhere = [line for line in own if all(line in lines for *_, lines, _ in started if lines)]
         args.protections = own if self.rank else everywhere  # rank 0 logs them
 
     def compare(self, started):

@@ -22,6 +22,12 @@ def pytest_xdist_make_scheduler(config, log):
     return LoadFileScheduling(config, log)
 
 
+def pytest_configure(config):
+    """A plain pytest on a machine with GPUs tests what it does on any other: only `pytest -m gpu` may see them."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_finish():
     gc.freeze()
 
@@ -36,7 +42,6 @@ def forks():
     here = Path(__file__).parent
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(here.parent), str(here)]))
-        patch.setenv("CUDA_VISIBLE_DEVICES", "")  # these tests are about gloo
         context.set_forkserver_preload(["train", "test_train"])
         multiprocessing.forkserver.ensure_running()
     return context

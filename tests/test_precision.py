@@ -94,14 +94,47 @@ def test_sec32_fp32_head_keeps_what_bf16_rounds_away(autocast):
     assert exact.dtype == rounded.dtype == torch.float32  # the log-softmax is fp32 either way
 
 
-def test_tf32_products_are_refused_with_the_fp32_head():
+def test_tf32_products_that_a_container_allows_are_switched_off():
     torch.set_float32_matmul_precision("high")
     try:
-        with pytest.raises(ValueError, match="set_float32_matmul_precision.*got 'high'"):
-            precision.PolicyModel(tiny_model(), dtype=torch.float32)
-        precision.PolicyModel(tiny_model(), dtype=torch.float32, fp32_head=False)
+        precision.PolicyModel(tiny_model(), dtype=torch.float32)
+        assert torch.get_float32_matmul_precision() == "highest"
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_products_of_bf16_numbers_are_exact_in_fp32():
+    # Both have 8 significant bits, so their product has at most 16; fp32 has 24.
+    left, right = torch.randn(2, 1000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert torch.equal((left.float() * right.float()).double(), left.double() * right.double())
+
+
+def test_two_bf16_numbers_hold_an_fp32_gradient_to_16_bits():
+    # 1 + 2^-9 + 2^-14: bf16 keeps 8 bits, 1; what is left, 2^-9 + 2^-14, needs 6 bits and is kept whole.
+    value = torch.tensor([1 + 2**-9 + 2**-14])
+    assert [piece.item() for piece in precision.split(value, torch.bfloat16)] == [1.0, 2**-9 + 2**-14]
+    values = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    sums = sum(piece.double() for piece in precision.split(values, torch.bfloat16))
+    assert ((sums - values.double()).abs() <= 2**-16 * values.abs()).all()
+    assert precision.split(values, torch.float32) == [values]
+
+
+def test_the_fp32_head_on_tensor_cores_has_the_gradients_of_an_fp32_product(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(64, 128, generator=generator).bfloat16().float()
+    weight = torch.randn(500, 128, generator=generator).bfloat16().float()
+    ids = torch.randint(0, 500, (64,), generator=generator)
+
+    def gradients_of_the_head():
+        leaves = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        precision.token_logprobs(*leaves, ids, chunk=16)[0].sum().backward()
+        return [leaf.grad for leaf in leaves]
+
+    expected = gradients_of_the_head()
+    # The factors that tensor cores get; their sums in fp32 are those of the CPU, in another order.
+    monkeypatch.setattr(precision, "_as_factor", lambda head_weight, fp32_head: head_weight.bfloat16())
+    for found, wanted in zip(gradients_of_the_head(), expected):
+        assert 0 < (found - wanted).norm() <= 2**-16 * wanted.norm()  # one bf16 number in place of two: 8e-4
 
 
 # --- token_logprobs --------------------------------------------------------------------------------------------------

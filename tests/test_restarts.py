@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -209,6 +210,20 @@ def test_omp_num_threads_counts_if_the_user_and_not_torchrun_has_set_it(monkeypa
     for launcher, expected in ((b"A=1\0OMP_NUM_THREADS=1\0", 1), (b"A=1\0", 4)):
         monkeypatch.setattr(Path, "read_bytes", lambda path, launcher=launcher: launcher)
         assert launch.threads() == expected
+
+
+def test_gloo_is_never_offered_loopback_to_other_nodes(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.1.1")  # the node's own name, as Debian has it
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert distributed.interface() in {None, *(name for _, name in socket.if_nameindex())} - {"lo"}
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert distributed.interface() is None
+
+
+def test_slots_that_were_made_to_fit_may_differ_between_ranks_but_not_those_asked_for():
+    fitted, asked = (read_settings(["--out", "here", *flags]) for flags in ([], ["--slots", "8"]))
+    assert "slots" not in distributed.stamp(fitted) and distributed.stamp(asked)["slots"] == "8"
 
 
 def test_a_rank_with_other_flags_versions_or_code_is_named_with_them_but_paths_may_differ(rank):

@@ -221,6 +221,8 @@ def test_sec32_history_is_the_latest_pass_rate_not_the_best_or_the_mean():
     assert curriculum.pass_rates == {0: 0.4, 1: 0.4}
     run(curriculum, 1, 2, lambda index: None)  # groups without a verdict leave no trace
     assert curriculum.pass_rates == {0: 0.4, 1: 0.4} and curriculum.in_flight == []
+    with pytest.raises(ValueError, match="expected a prompt in flight, got 1"):
+        curriculum.update_history(1, 0.5)  # a group that was delivered twice
 
 
 def test_a_batch_across_two_epochs_holds_no_prompt_twice():

@@ -22,8 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from data import Prompt
-from plumbing import build, checkpoints, run_folder, run_log
+from plumbing import build, checkpoints, run_folder, run_log, sources
 from plumbing.distributed import Processes
 from plumbing.settings import read_settings
 from verify import sandbox
@@ -443,7 +442,7 @@ def test_resuming_with_other_prompts_ends_in_one_line_on_all_ranks(monkeypatch):
     monkeypatch.setattr(train.run_folder, "counters", lambda _: {"stepped": False, "curriculum": {"data": "other"}})
     args = read_settings([])
     args.checkpoint = str(BASE)
-    prompts = SimpleNamespace(train=[Prompt(0, (1,), "", "1", "math")], validation=[], weights={"": 1.0})
+    prompts = sources.load("tiny", AutoTokenizer.from_pretrained(BASE / "tiny"), budget=99, validation=1)
     with pytest.raises(OSError, match="--resume from .*: expected the state of these prompts"):  # lead prints OSErrors
         train.Trainer(args, SimpleNamespace(dtype=torch.float32, writers=None), prompts)
 

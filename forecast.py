@@ -12,7 +12,7 @@ Forecasts: their centre is the median of many drawn curves, their 90 % band hold
     R(C) = Eq. 1 + w(log C)                    up to the last fitted compute C_n
     R(C) = R(C_n) + ahead(C) + w's steps       beyond it
 
-- Eq. 1: its parameters are drawn from their posterior given the points (flat priors on A and R_0, wide normal ones on
+- Eq. 1: its parameters are drawn from their posterior given the points (prior A^HIGH if they rise, wide normal ones on
   log B and log C_mid, and one residual of size NOISE as if seen: few points on a curve do not make it exact).
 - w, a random walk in log C: real curves drift from Eq. 1, and fall. Its size is weighed by how well it explains the
   fit's residuals (a Kalman filter; prior DRIFT), its value at C_n follows from the residuals.
@@ -58,7 +58,7 @@ TREND = np.log(3)  # the local slope is that of the points up to TREND before th
 # Chosen by the interval score of forecasts of real runs (results/forecasts.md).
 SHARES = 0.6, 0.3  # of the curves that go on along Eq. 1, and along a line; the others stay
 SLOPE = 0.2  # standard deviation, before the points are seen, of dR / d log C
-DAMPED, STEEP = 0.85, 5.5
+DAMPED, STEEP = 1.35, 5.5
 DRIFT = {0: 0.1, 0.01: 0.2, 0.02: 1, 0.04: 2, 0.08: 1, 0.16: 0.3, 0.32: 0.1}  # size of w: sd per e-fold of C
 NOISES = np.array([0.5, 0.7, 1.0])  # noise beside w, as a share of the noise without w
 

@@ -12,7 +12,7 @@ Forecasts: their centre is the median of many drawn curves, their 90 % band hold
     R(C) = Eq. 1 + w(log C)                    up to the last fitted compute C_n
     R(C) = R(C_n) + ahead(C) + w's steps       beyond it
 
-- Eq. 1: its parameters are drawn from their posterior given the points (flat priors on A and R_0, wide normal ones on
+- Eq. 1: its parameters are drawn from their posterior given the points (prior A^HIGH if they rise, wide normal ones on
   log B and log C_mid, and one residual of size NOISE as if seen: few points on a curve do not make it exact).
 - w, a random walk in log C: real curves drift from Eq. 1, and fall. Its size is weighed by how well it explains the
   fit's residuals (a Kalman filter; prior DRIFT), its value at C_n follows from the residuals.
@@ -41,13 +41,13 @@ from fit import BadInput, Fit, Run, levels, residuals, sigmoid
 
 PRIOR = np.array([[np.log(1.8), 0.7], [1, 2]])  # rows: mean, standard deviation; columns: log B, log(C_mid / last C)
 DRAWS = 4000  # number of curves
-HIGH = 6  # density of A, if the points rise: A^HIGH, as complete curves that learned end high
+HIGH = 3  # density of A, if the points rise: A^HIGH, the likeliest power on complete curves that rose
 NOISE = 0.01  # standard deviation of an evaluation, as one residual would show it before any point is seen
 STOP, GO_ON = 0.9, 0.2  # of the stop rule
 SAME_A = 0.02  # A.5: A that differ by no more are taken as one
 WIDE = 0.25  # a wider band does not determine A
 AHEAD = 3  # times the compute: as far ahead as forecasts of real runs were measured, from 30 % to the end
-JUMP = 20  # a B above it is a jump between two points: the data do not determine it
+JUMP = 10  # a B above it is a jump between two points: the data do not determine it
 SEEDS = {"A": 0.01, "log B": 0.1}  # usual spread between seeds (our runs: 0.009, 0.07)
 SEEN = 4  # the weight of SEEDS, in runs
 RUNS = "This compares runs, not recipes: with one run a side the spread between seeds is a guess, 0.01 in A, 10 % in B."
@@ -58,7 +58,7 @@ TREND = np.log(3)  # the local slope is that of the points up to TREND before th
 # Chosen by the interval score of forecasts of real runs (results/forecasts.md).
 SHARES = 0.6, 0.3  # of the curves that go on along Eq. 1, and along a line; the others stay
 SLOPE = 0.2  # standard deviation, before the points are seen, of dR / d log C
-DAMPED, STEEP = 1, 5.5
+DAMPED, STEEP = 1.35, 5.5
 DRIFT = {0: 0.1, 0.01: 0.2, 0.02: 1, 0.04: 2, 0.08: 1, 0.16: 0.3, 0.32: 0.1}  # size of w: sd per e-fold of C
 NOISES = np.array([0.5, 0.7, 1.0])  # noise beside w, as a share of the noise without w
 
@@ -208,8 +208,7 @@ def _posterior(points, floor, power, random, cells=41):
     mean, deviation = PRIOR
     last = points.u[-1]
     freedom = len(points.u)  # less one for A, R_0 and the noise, and one for the residual of NOISE
-    low = mean - 3.5 * deviation
-    high = mean + 3.5 * deviation
+    low, high = mean - 3.5 * deviation, mean + 3.5 * deviation
     for _ in range(3):
         shapes = np.stack(np.meshgrid(*np.linspace(low, high, cells).T), -1).reshape(-1, 2)
         h = expit(np.exp(shapes[:, :1]) * (shapes[:, 1:] + last - points.u))
@@ -228,8 +227,7 @@ def _posterior(points, floor, power, random, cells=41):
         weight = np.exp(weight - weight.max())
         step = (high - low) / (cells - 1)
         likely = shapes[weight > 1e-4]
-        low = likely.min(0) - step
-        high = likely.max(0) + step
+        low, high = likely.min(0) - step, likely.max(0) + step
     i = random.choice(len(shapes), 4 * DRAWS, p=weight / weight.sum())
     x = stdtrit(freedom, tail[i] + share[i] * random.random(len(i)))
     A = np.clip(at.free[i] + side[i] * width[i] * x, at.low[i], at.high[i])
@@ -368,7 +366,7 @@ def compare(sides, C=None):
     Compared are the means over the runs of a side, in the first of these quantities that all runs have:
         A             where it is a number (`known`). Sides within SAME_A of the highest mean A are refitted with A
                       fixed to their mean and compared in
-        log B         if the data determine the B of all of them
+        log B         if the data determine the B of all of them, and each A within CLOSE
         the forecast  at twice the compute of the shortest run, where some A is no number; at C if that is given
     Runs that fall after a peak are left out, as Eq. 1 cannot: a side without any other run cannot be compared.
     Returns the Forecasts, the best side's first (refitted where A was fixed), and a sentence about the two best sides.
@@ -410,7 +408,8 @@ def _quantity(sides, C):
     means = [rows[:, 0].mean() for rows in values]
     close = sum(means[0] - mean <= SAME_A for mean in means)
     A = float(np.mean(means[:close]))
-    if close > 1 and (common := _with_common_A(sides[:close], A)):
+    sure = all(np.ptp(rows[:, 1:], axis=1).max() <= 2 * CLOSE for rows in values[:close])
+    if close > 1 and sure and (common := _with_common_A(sides[:close], A)):
         common, values = _ranked(common, lambda law: np.log([law.B, *law.bands["B"]]))
         return common + sides[close:], values, f"with a common A = {A:.3f}, its B", "log B"
     return sides, values, f"without a common A (within {SAME_A}, each B determined), its A", "A"

@@ -21,10 +21,10 @@ source, and in two halves of the sources: HALF, on which constants are chosen, a
 --compare counts how often `forecast.compare` can tell apart two runs: seeds of one recipe (it should not), and runs of
 two recipes of a source whose A and ends differ by 0.05 or more in the mean, no end of one within those of the other. In
 results/study/ the recipes are too near for that, but for runs that collapse.
---pairs FOLDER ... takes all pairs of curves within a group of the folders' tables (README.md with file, group, range) and
-asks `forecast.compare` about their first halves. An end is the mean of the last max(5, n / 10) points. Equal: the ends
-differ by at most 0.03 and two standard errors. Different: by 0.05 and two standard errors or more.
---early FOLDER ... says how often A is a number (`forecast.known`) from 30 and 50 %, and its band below the measured end.
+--pairs FOLDER ... takes all pairs of curves within a group of the folders' tables (README.md: file, group, range) and
+asks `forecast.compare` about their first halves. An end is the mean of the last max(5, n / 10) points. Equal: the
+ends differ by at most 0.03 and two standard errors. Different: by 0.05 and two standard errors or more.
+--early FOLDER ... says how often A is a number (`forecast.known`) from 30 and 50 %, and how often its band is too low.
 Stop rule: with C the last fitted compute, "stop" is right if the mean pass rate over (1.8 C, 2 C] is above that over
 (0.8 C, C] by less than the gain, else "go on" is. Judged at cuts up to 50 % if both stretches have points.
 

@@ -52,6 +52,8 @@ def summary(law, half=(), until=None):
         "known": forecast.known(law),
         "first_half": next(map(forecast.hindcast, half), None),
     }
+    if "A" in known["known"]:
+        found["A"] = None  # no number where it is not determined
     return found | known
 
 
@@ -74,7 +76,7 @@ def lines_of(found):
         rows.append((label, half["forecast"], half["low"], half["high"]))
     head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {called}, R_0 = {R_0:.4g}"
     notes = [f"  note: {note}" for note in found["notes"]]
-    bands = "  90 % bands: of A, B, C_mid if Eq. 1 holds; of R even if not. R: the median of curves that may come true"
+    bands = "  90 % bands: of B, C_mid if Eq. 1 holds; of A, R even if not. R: the median of curves that may come true"
     known = [f"  {text}" for text in dict.fromkeys(found["known"].values())]
     head = head.format(**found, called=figures.called(found["unit"]))
     return [head, bands, *table(rows), *known, f"  {reach_line(found)}", *notes]
@@ -99,9 +101,13 @@ def stop_row(law, gain, until):
 
 
 def row_of(law):
-    """A fit as a row of the table of `forecast.compare`."""
-    ends = {f"{name}_{end}": x for name in "AB" for end, x in zip(("low", "high"), law.bands[name])}
-    return {"run": law.run.name, "A": law.A, "B": law.B} | ends
+    """A fit as a row of the table of `forecast.compare`; in words what the points do not determine."""
+    row, ends = {"run": law.run.name}, {}
+    words = forecast.known(law)
+    for name in "AB":
+        row[name] = words[name].partition(":")[0] if name in words else getattr(law, name)
+        ends |= dict(zip((f"{name}_low", f"{name}_high"), ("", "") if name in words else law.bands[name]))
+    return row | ends
 
 
 def _panels(laws, halves, until, axis):

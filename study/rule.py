@@ -57,6 +57,7 @@ IDLE_CLIP = 0.001  # share of tokens
 # Why a finding is undecided, so that more seeds do not help:
 IDLE, SAME = "the clip is idle", "the same runs up to that level"
 NO_ASYMPTOTE = "a setting has no run with an asymptote"
+JUMP = 20  # a B above it is a jump between two points
 ON_BOUND = 0.999  # an A from here on is the fit's bound, 1: the points do not say where the rise ends
 SAME_A = 0.02  # A.5: only methods whose A differ by less are compared by B
 JUMP = 20  # a B above it is a jump between two points: the data do not determine it

@@ -344,7 +344,7 @@ def test_nothing_impossible_is_shown(tmp_path, capsys, end):
     fit_cli.main([str(path), "--reward", "acc", "--json", "--until", "3000"])
     (found,) = json.loads(capsys.readouterr().out)["runs"]
     (ahead,) = found["forecasts"]
-    rates = [found["A"], *found["bands"]["A"], found["R_0"], ahead["R"], ahead["low"], ahead["high"]]
+    rates = [*found["bands"]["A"], found["R_0"], ahead["R"], ahead["low"], ahead["high"]]
     assert all(0 <= rate <= 1 for rate in rates)
     assert 0 < found["bands"]["C_mid"][0] <= found["C_mid"] <= found["bands"]["C_mid"][1] < 1.001e4 * 30
 

@@ -58,7 +58,7 @@ TREND = np.log(3)  # the local slope is that of the points up to TREND before th
 # Chosen by the interval score of forecasts of real runs (results/forecasts.md).
 SHARES = 0.6, 0.3  # of the curves that go on along Eq. 1, and along a line; the others stay
 SLOPE = 0.2  # standard deviation, before the points are seen, of dR / d log C
-DAMPED, STEEP = 1.35, 5.5
+DAMPED, STEEP = 1, 5.5
 DRIFT = {0: 0.1, 0.01: 0.2, 0.02: 1, 0.04: 2, 0.08: 1, 0.16: 0.3, 0.32: 0.1}  # size of w: sd per e-fold of C
 NOISES = np.array([0.5, 0.7, 1.0])  # noise beside w, as a share of the noise without w
 
@@ -366,7 +366,7 @@ def compare(sides, C=None):
     Compared are the means over the runs of a side, in the first of these quantities that all runs have:
         A             where it is a number (`known`). Sides within SAME_A of the highest mean A are refitted with A
                       fixed to their mean and compared in
-        log B         if the data determine the B of all of them, and each A within CLOSE
+        log B         if the data determine the B of all of them, and each A within CLOSE if Eq. 1 holds
         the forecast  at twice the compute of the shortest run, where some A is no number; at C if that is given
     Runs that fall after a peak are left out, as Eq. 1 cannot: a side without any other run cannot be compared.
     Returns the Forecasts, the best side's first (refitted where A was fixed), and a sentence about the two best sides.
@@ -408,8 +408,8 @@ def _quantity(sides, C):
     means = [rows[:, 0].mean() for rows in values]
     close = sum(means[0] - mean <= SAME_A for mean in means)
     A = float(np.mean(means[:close]))
-    sure = all(np.ptp(rows[:, 1:], axis=1).max() <= 2 * CLOSE for rows in values[:close])
-    if close > 1 and sure and (common := _with_common_A(sides[:close], A)):
+    spread = [np.ptp(np.quantile(law.draws.A, (0.05, 0.95))) for side in sides[:close] for law in side]
+    if close > 1 and max(spread) <= 2 * CLOSE and (common := _with_common_A(sides[:close], A)):
         common, values = _ranked(common, lambda law: np.log([law.B, *law.bands["B"]]))
         return common + sides[close:], values, f"with a common A = {A:.3f}, its B", "log B"
     return sides, values, f"without a common A (within {SAME_A}, each B determined), its A", "A"

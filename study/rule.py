@@ -7,7 +7,7 @@ collapse, and after which step, is a result of its own.
 
     D = mean of the configuration's runs - mean of the reference's runs, in one of these quantities:
         A   the asymptote of Eq. 1, fitted to each run that does not collapse and levels off: neither is A on the fit's
-            bound, 1, nor is its own 90 % band wider than forecast.WIDE, 0.2 (found after the first runs that are so)
+            bound, 1, nor is its own 90 % band wider than WIDE, 0.2 (found after the first runs that are so)
         E   efficiency: -log of the compute at which a run's fitted curve reaches the level L. exp(D) is how many times
             more compute the reference takes. L, the half-gain point, lies halfway between R_0 and the pass rate at the
             end, of the setting where its mean is lower, so that both reach it. (At first: between R_0 and A, which the
@@ -57,6 +57,7 @@ IDLE_CLIP = 0.001  # share of tokens
 # Why a finding is undecided, so that more seeds do not help:
 IDLE, SAME = "the clip is idle", "the same runs up to that level"
 NO_ASYMPTOTE = "a setting has no run with an asymptote"
+WIDE = 0.2  # a wider band of A, if Eq. 1 holds, does not say where the rise ends
 JUMP = 20  # a B above it is a jump between two points
 ON_BOUND = 0.999  # an A from here on is the fit's bound, 1: the points do not say where the rise ends
 SAME_A = 0.02  # A.5: only methods whose A differ by less are compared by B
@@ -165,8 +166,8 @@ def having(runs, quantity):
 def levels_off(run):
     """Whether the points of a run, as `hashable` gives it, say where its rise ends."""
     law = forecast.forecast_run(run)
-    low, high = law.bands["A"]
-    return law.A < ON_BOUND and high - low <= forecast.WIDE
+    low, high = np.quantile(law.draws.A, (0.05, 0.95))
+    return law.A < ON_BOUND and high - low <= WIDE
 
 
 def level(*settings):

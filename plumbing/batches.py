@@ -116,7 +116,7 @@ class Statistics:
         mask = batch.mask
         log_ratio = torch.where(mask, logprobs.detach() - batch.gen_logprobs, 0.0).double()
         rho = torch.where(mask, log_ratio.exp(), 0.0)
-        values = [mask, entropy.where(mask, 0.0), rho, log_ratio.abs(), clipped & mask, rho**2]
+        values = [mask, entropy.where(mask, 0.0), rho, log_ratio.abs(), clipped * mask, rho**2]
         found = torch.stack([*(value.double().sum() for value in values), rho.max()]).cpu()  # waits for a GPU once
         self.sums += found[:-1]
         self.rho_max = max(self.rho_max, found[-1].item())

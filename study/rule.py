@@ -61,7 +61,6 @@ WIDE = 0.2  # a wider band of A, if Eq. 1 holds, does not say where the rise end
 JUMP = 20  # a B above it is a jump between two points
 ON_BOUND = 0.999  # an A from here on is the fit's bound, 1: the points do not say where the rise ends
 SAME_A = 0.02  # A.5: only methods whose A differ by less are compared by B
-JUMP = 20  # a B above it is a jump between two points: the data do not determine it
 COLLAPSE = 0.02  # least loss of a mean of three evaluations that counts as a collapse
 
 

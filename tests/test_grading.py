@@ -231,7 +231,7 @@ LAYOUTS = {  # exercise -> what an editor, or a student, may do to a function th
         "        return self.threshold", "# at column 0\n        return self.threshold"
     ),
     "head": lambda text: text.replace(
-        "    dtype = ", "    # a page ends\x0c here\u2028and a line\x85here\n    dtype = ", 1
+        "    with torch.auto", "    # a page ends\x0c here\u2028and a line\x85here\n    with torch.auto", 1
     ),
     "ends": lambda text: text.replace(
         "        return (token[:, None] ==", '        """\ntext\n"""\n        return (token[:, None] =='

@@ -417,7 +417,7 @@ def follow(args, given, asked):
         if args.trainers and args.trainers > most and args.resume:  # a node may be missing after a restart
             args.notes.append(f"--trainers {args.trainers} of {world_size()} processes: {most} train")
             args.trainers = most
-        args.trainers = args.trainers or max(1, world_size() // 5)
+        args.trainers = args.trainers or -(-world_size() // 5)  # sizing.py takes more if these do not fit
     while "eval_every" not in given and args.k > 0 and not evaluates(args):
         args.eval_every += 1
     args.checkpoint_every = args.checkpoint_every or args.eval_every

@@ -5,8 +5,7 @@ fits, and a line says so; a given size that does not fit is refused. Memory in b
 
     a position of a completion   2 (keys, values) x layers x key/value heads x head size x bytes of --dtype
     a generator                  its weights + slots x positions x bytes of a position
-    a trainer                    16 per parameter / T (fp32 weights and gradients, AdamW's two moments), and an estimate
-                                 of what a micro-batch keeps for its backward pass
+    a trainer                    `trainer_bytes`: 16 per parameter / T, what is gathered, and a micro-batch's values
 
 Slots are made to fit for TorchGenerator, which may need all positions of all slots at once; for vLLM only lengths are:
 it takes what memory is free and lets completions wait when that is full.
@@ -34,6 +33,7 @@ def fit(args, config, phrase):
     Raises ValueError for what cannot be made to fit.
     """
     lines = [fit_lengths(args, config.max_position_embeddings, args.default_new, phrase)]
+    lines.append(fit_trainers(args, config))
     if args.generator == "torch":
         lines.append(fit_slots(args, config, **neighbours(args)))
         if torch.cuda.is_available():
@@ -117,9 +117,7 @@ def numbers(value):
 
 def position_bytes(config, itemsize):
     """Bytes of the keys and values of one position; config: Hugging Face's, itemsize: bytes of a number."""
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * size * itemsize
+    return 2 * config.num_hidden_layers * layer_widths(config)[3] * itemsize
 
 
 def parameters(config):
@@ -128,13 +126,60 @@ def parameters(config):
         return sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
 
 
+def layer_widths(config):
+    """(H, I, heads x head size, key/value heads x head size): the widths of a decoder layer's matrices."""
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return config.hidden_size, config.intermediate_size, config.num_attention_heads * size, groups * size
+
+
 def trainer_bytes(args, config, count, itemsize, trainers):
-    """Bytes that each of `trainers` ranks needs, roughly, for a model of `count` parameters; itemsize: of --dtype."""
-    layer = 10 * config.hidden_size + 4 * config.intermediate_size  # values that one layer keeps per token
-    kept = config.num_hidden_layers * (config.hidden_size if args.activation_checkpointing else layer)
-    kept += layer * args.activation_checkpointing  # the layer that is being recomputed
-    head = 3 * HEAD_CHUNK * config.vocab_size * 4 + 2 * config.vocab_size * config.hidden_size * 4
-    return 16 * count // trainers + args.token_budget * kept * itemsize + head
+    """Bytes that each of `trainers` ranks needs at the peak of a step, in the backward pass of a layer or of the head.
+
+    count     parameters of the model
+    itemsize  bytes of --dtype
+
+    The factors of `working` were fitted to peaks of Qwen3 of five sizes, in bf16 (tests/shadow/meter.py). FSDP2 keeps
+    the embeddings and the head gathered through the backward pass, and one layer.
+    """
+    width, inner, heads, groups = layer_widths(config)
+    tokens, vocabulary, layers = args.token_budget, config.vocab_size * width, config.num_hidden_layers
+    layer = 2 * width * (heads + groups) + 3 * width * inner  # parameters
+    states = 16 * count // trainers  # fp32: weights, gradients, AdamW's two moments
+    gathered = (count - (layers - 1) * layer) * itemsize
+    saved = width if args.activation_checkpointing else 10 * width + 4 * inner  # numbers that a layer keeps per token
+    kept = (layers * saved + 2 * width) * tokens * itemsize
+    working = (13 * width + 6 * inner + 8 * heads) * tokens * itemsize + vocabulary * itemsize + 4 * layer
+    head = 3 * HEAD_CHUNK * config.vocab_size * 4 + 2 * 4 * vocabulary
+    return states + gathered + kept + max(working, head)
+
+
+def fit_trainers(args, config):
+    """Where each process has a GPU of its own, make --trainers fit if it was not asked for; returns a line, or "".
+
+    The smallest number that fits is taken, at least a fifth of the processes. It is judged by the whole memory of a
+    GPU, which all ranks see alike, not by what is free.
+    Raises ValueError, before anything is loaded, for a model that cannot be trained on these GPUs.
+    """
+    gpus = torch.cuda.device_count()
+    if args.virtual or args.evaluate or gpus < int(os.environ.get("LOCAL_WORLD_SIZE", world_size())):
+        return ""
+    usable = USABLE * torch.cuda.mem_get_info(0)[1]
+    count, itemsize = parameters(config), getattr(torch, args.dtype).itemsize
+    needs = {T: trainer_bytes(args, config, count, itemsize, T) for T in range(args.trainers, world_size())}
+    fits = [T for T in needs if needs[T] <= usable]
+    asked = args.trainers
+    need = (
+        f"with {asked} trainer(s) each needs about {needs[asked] / 1e9:.1f} GB for {count / 1e9:.2f}B parameters and "
+        f"micro-batches of {args.token_budget:,} tokens; {usable / 1e9:.1f} GB of a GPU can be used"
+    )
+    if fits[:1] == [asked]:
+        return ""
+    if not fits or "trainers" in args.asked:
+        more = f"--trainers {fits[0]}" if fits else f"more than {world_size()} GPUs"
+        raise ValueError(f"{need}. Way out: {more}, a smaller --token-budget or a smaller model")
+    args.trainers = fits[0]
+    return f"--trainers {fits[0]} instead of {asked}: {need}"
 
 
 def fit_slots(args, config, *, free, trainers, generators):

@@ -475,6 +475,56 @@ def test_ranks_on_one_gpu_or_without_a_gpu_on_one_machine_share_its_memory(monke
     assert found["free"] == 1000 + rank % gpus if gpus else found["free"] > 1e6
 
 
+def on_gpus(monkeypatch, count):
+    """Pretend that each of `count` processes has a GPU of 80 GB; returns the settings of rank 0."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 80_000_000_000))  # free memory is not read
+    monkeypatch.setenv("WORLD_SIZE", str(count))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(count))
+    return read_settings([*OWN, "--dtype", "bfloat16", "--max-new-tokens", "14336"])
+
+
+# Peaks that tests/shadow/meter.py found for Qwen3-8B, GB: 91.2 on two trainers, 69.4 on three, 58.5 on four.
+QWEN3_8B = AutoConfig.for_model(
+    "qwen3",
+    num_hidden_layers=36,
+    hidden_size=4096,
+    intermediate_size=12288,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=151936,
+    tie_word_embeddings=False,
+)
+
+
+@pytest.mark.parametrize("trainers, measured", [(2, 91.2e9), (3, 69.4e9), (4, 58.5e9)])
+def test_a_trainer_of_qwen3_8b_needs_what_the_meter_has_measured(monkeypatch, trainers, measured):
+    args = on_gpus(monkeypatch, 8)
+    assert sizing.trainer_bytes(args, QWEN3_8B, 8_190_735_360, 2, trainers) == pytest.approx(measured, rel=0.02)
+
+
+def test_the_default_number_of_trainers_is_the_smallest_that_fits_at_least_a_fifth(monkeypatch):
+    args = on_gpus(monkeypatch, 8)
+    assert args.trainers == 2 and "--trainers 3 instead of 2" in sizing.fit_trainers(args, QWEN3_8B)
+    assert args.trainers == 3 and sizing.fit_trainers(args, QWEN3_8B) == ""
+    args = on_gpus(monkeypatch, 40)
+    assert sizing.fit_trainers(args, QWEN3_8B) == "" and args.trainers == 8
+
+
+@pytest.mark.parametrize(
+    "gpus, trainers, way_out", [(8, 2, "--trainers 3, a smaller --token-budget"), (3, None, "more than 3 GPUs")]
+)
+def test_a_model_that_cannot_be_trained_on_these_gpus_is_refused_with_what_would_fit(
+    monkeypatch, gpus, trainers, way_out
+):
+    args = on_gpus(monkeypatch, gpus)
+    if trainers:
+        args.asked = {*args.asked, "trainers"}
+    with pytest.raises(ValueError, match=f"trainer.s. each needs about .* GB for 8.19B parameters.*Way out: {way_out}"):
+        sizing.fit_trainers(args, QWEN3_8B)
+
+
 def test_the_simple_generator_on_a_gpu_names_the_fast_one(monkeypatch):
     config, args = AutoConfig.from_pretrained(BASE), read_settings([])
     assert sizing.fit(args, config, 1) == []

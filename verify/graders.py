@@ -67,8 +67,7 @@ from verify.mathematics import (
     value_of,
 )
 from verify.programs import program
-from verify.texts import option, plain, unmarked
-from verify.unfinished import after_equals
+from verify.texts import after_equals, option, plain, unmarked
 
 UNREADABLE = "expected a reference answer"  # how the reason for a missing verdict begins if the data are at fault
 OWN = "the reward of --reward"  # how the reason begins if one's own function (own.py) gives no verdict

@@ -49,6 +49,28 @@ def separate(text: str) -> tuple:
     return tuple(part.lstrip("0") or "0" for part in re.findall(r"[0-9]+|[a-z]+|[^0-9\s]", text))
 
 
+def parted(text: str, signs: str) -> list[str]:
+    """The text cut at each of the signs that stands outside all brackets.
+
+    >>> parted("f(1,2), \\\\{3, 4\\\\}", ","), parted("P(X=2)=\\\\frac14", "=")
+    (['f(1,2)', ' \\\\{3, 4\\\\}'], ['P(X=2)', '\\\\frac14'])
+    """
+    parts = [""]
+    depth = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character in signs and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def after_equals(text: str) -> str:
+    """What follows the last "=" outside brackets."""
+    return parted(text, "=")[-1]
+
+
 # --- Options: A, (B), C. Paris ---------------------------------------------------------------------------------------
 
 # fmt: off

@@ -20,6 +20,16 @@ Test: pytest tests/test_reward.py
 
 import re
 
+from math_verify.grader import take_last_relation
+from sympy import Add, Derivative, Integral, Mul, Pow, Rational, Tuple, UnevaluatedExpr, exp, preorder_traversal
+from sympy.concrete import Product, Sum
+from sympy.core.relational import Equality, Relational
+from sympy.logic.boolalg import And
+from sympy.matrices.expressions import MatAdd, MatMul, MatPow
+from sympy.sets import FiniteSet
+
+from verify.texts import after_equals, parted
+
 # Commands that spell a value, a name or a list. Every other command is an operator of its own, or one of FAMILIES.
 PLAIN = re.compile(
     "d?frac|sqrt|pi|c?dot|times|pm|mp|infty|text|begin|end|omega|emptyset|le|ge|leq|geq|lt|gt|ne|neq|in|approx|leqslant|"
@@ -52,8 +62,6 @@ def left_to_do(text: str, found, *, letters: bool) -> set[str]:
     found    what was read from it, unevaluated
     letters  whether the reference holds letters: then IDENTITIES and products of sums leave nothing to be done
     """
-    from sympy import preorder_traversal
-
     values = " ".join(map(after_equals, parted(text, ",;")))
     todo = functions(values) | ({"quotient"} if any(map(reducible, QUOTIENT.finditer(values))) else set())
     for part in value_parts(found):
@@ -107,33 +115,8 @@ def reducible(match) -> bool:
     return int(bottom) == 0 or int(top) % int(bottom) == 0
 
 
-def parted(text: str, signs: str) -> list[str]:
-    """The text cut at each of the signs that stands outside all brackets.
-
-    >>> parted("f(1,2), \\\\{3, 4\\\\}", ","), parted("P(X=2)=\\\\frac14", "=")
-    (['f(1,2)', ' \\\\{3, 4\\\\}'], ['P(X=2)', '\\\\frac14'])
-    """
-    parts = [""]
-    depth = 0
-    for character in text:
-        depth += (character in "([{") - (character in ")]}")
-        if character in signs and depth <= 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
-
-
-def after_equals(text: str) -> str:
-    """What follows the last "=" outside brackets."""
-    return parted(text, "=")[-1]
-
-
 def value_parts(found):
     """The values within a list, set or tuple; of an equation, its right side."""
-    from math_verify.grader import take_last_relation
-    from sympy import And, Equality, FiniteSet, Tuple
-
     if isinstance(found, And) and all(isinstance(part, Equality) for part in found.args):  # x = 2 \\cdot 5 = 10
         found = take_last_relation(found)
     if isinstance(found, Equality):
@@ -149,9 +132,6 @@ def value_parts(found):
 
 def kinds(node, letters: bool) -> set[str]:
     """What this node itself, not those below it, leaves to be done."""
-    from sympy import Add, Derivative, Integral, MatAdd, MatMul, MatPow, Mul, Pow, Product, Sum, exp
-    from sympy.core.relational import Relational
-
     if isinstance(node, (Derivative, Integral, Sum, Product)):
         return {type(node).__name__.lower()}
     if isinstance(node, (MatAdd, MatPow)) or isinstance(node, MatMul) and sum(a.is_Matrix for a in node.args) > 1:
@@ -195,22 +175,18 @@ def is_complex(node) -> bool:
 
 def is_percent(node) -> bool:
     """Whether this is the sign, which latex2sympy reads as 1/100 that nothing works out."""
-    from sympy import UnevaluatedExpr
-
     return isinstance(node, UnevaluatedExpr)
 
 
 def adds_up(total) -> bool:
     """Whether two terms of a sum make one: two numbers, or multiples of the same, or anything and 0."""
-    from sympy import Add, Integer, Pow
-
     if sum(map(plain_number, total.args)) > 1 or 0 in total.args:
         return True
     powers = (node for node in total.atoms(Pow) if node.base.is_Number and node.exp.is_Integer)
     if any(abs(node.exp) > 99 for node in powers):
         return False  # too large to be worked out here, and a power of its own
     settled = Add(*map(settle, total.args))
-    return settled == Integer(0) or len(Add.make_args(settled)) < len(total.args)
+    return settled == 0 or len(Add.make_args(settled)) < len(total.args)
 
 
 def bracketed(total) -> bool:
@@ -222,8 +198,6 @@ def bracketed(total) -> bool:
 
 def settle(node):
     """The node built again, so that SymPy does what it does by itself: numbers, equal terms, equal bases."""
-    from sympy import Add, Mul, Pow
-
     return node.func(*map(settle, node.args)) if type(node) in (Add, Mul, Pow) else node
 
 
@@ -280,8 +254,6 @@ def cancel(above: list, below: list) -> bool:
 
 def base(factor):
     """What two factors must share to be one power: x of x^2; all roots of numbers, all powers of e count as one."""
-    from sympy import exp
-
     if isinstance(factor, exp):
         return "e" if factor.exp.is_number else factor
     if factor.is_Pow and factor.base.is_Number and factor.exp.is_Rational and not factor.exp.is_Integer:
@@ -300,8 +272,6 @@ def scientific(above):
 
 def powers(node) -> set[str]:
     """Of a number to a rational power: "power" for a whole exponent, "root" for a root that is a number."""
-    from sympy import Rational
-
     if node.exp == -1:
         return set()
     if node.exp.is_Integer:

@@ -77,9 +77,8 @@ LETTER = r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])"
 # Formulas without dollars: with single letters, and without, as "a 3/4 cup" holds the number 3/4.
 RUNS = [re.compile(rf"(?:{sign})(?:\s*(?:{sign}))*") for sign in (f"{SIGN}|{LETTER}", SIGN)]
 SIDES = re.compile(r"[=<>;&]|,(?![0-9]{3})|\\(?:[lg]eq?|[lg]t|neq?|approx|q?quad|text ?\{[^{}]*\}|\\)(?![A-Za-z])")
-BEFORE_OFFER = re.compile(
-    r"\bor[\s$({]{0,9}\Z"
-)  # what stands before one of several formulas of which one is the answer
+# What stands before one of several formulas of which one is the answer:
+BEFORE_OFFER = re.compile(r"\bor[\s$({]{0,9}\Z")
 AFTER_OFFER = re.compile(r"[\s$)},]{0,9}\bor\b")
 # Of formulas in the spelling of `as_written`:
 ASKS = re.compile(r"[+/^%(]|\\[A-Za-z]|[0-9]\*.*[0-9]| [<>=] ")  # more than a name, a number or 2x
@@ -140,7 +139,7 @@ def given_back(expression: str, reference: str, prompt: str) -> bool:
     (False, False)
     """
     answers = {spelling(text) for text in (said(expression), after_equals(said(expression)))}
-    right = spellings(value_of(reference))
+    right = {spelling(part) for part in parts(value_of(reference))} - {""}
     if {PERCENT.sub(r"\1", text) for text in answers} & {PERCENT.sub(r"\1", text) for text in right}:
         return False
     questions = (formula for formula in asked(prompt) if asks(formula, reference))
@@ -162,11 +161,6 @@ def asks(formula: str, reference: str) -> bool:
 def is_right(formula: str, reference: str) -> bool:
     """Whether a formula of a prompt would be right as an answer: then only a spelling of the reference is one."""
     return equal(f"{BOX}{formula}}}", reference) is True
-
-
-def spellings(formula: str) -> set[str]:
-    """The spellings of a formula, and of what stands on each side of its signs."""
-    return {spelling(part) for part in parts(formula)} - {""}
 
 
 def parts(formula: str) -> set[str]:

@@ -125,9 +125,8 @@ CHARACTERS = str.maketrans({
 BASE = re.compile(r"(?<![A-Za-z_0-9^])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
 PAIR = re.compile(r"\(|\\\{")
 DATE = re.compile(r" ?[0-9]{1,4} ?([-/.:]) ?[0-9]{1,4}(?: ?\1 ?[0-9]{1,4})*(?: [ap]m)? ?")
-QUANTITIES = re.compile(
-    r"^-?[0-9.]+ ?(?:\\text ?\{[^{}]*\}|[A-Za-z]+)[ ,]*(?:and )?[0-9.]+ ?(?:[A-Za-z\\]|$)"
-)  # 3 h 20 min
+# 3 h 20 min:
+QUANTITIES = re.compile(r"^-?[0-9.]+ ?(?:\\text ?\{[^{}]*\}|[A-Za-z]+)[ ,]*(?:and )?[0-9.]+ ?(?:[A-Za-z\\]|$)")
 TWO_LETTERS = {"as", "at", "am", "an", "ah", "ad", "ha", "by", "my", "hm", "mm", "pa", "ma", "ta", "ya"}  # words
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 WHOLE = "[0-9]{1,999}"  # Python makes no int of more than 4,300 digits
@@ -170,66 +169,66 @@ PART = rf" ?(?:\{{({WHOLE})\}}|([0-9]))"  # of \frac
 MIXED = re.compile(rf"(?<![_^0-9.A-Za-z}}])({WHOLE})(?: ({WHOLE}) ?/ ?({WHOLE})| ?\\[dtc]?frac{PART}{PART})")
 THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 RADIANS = r"{\\frac{\1\\pi}{180}}"  # of degrees, beside sines; elsewhere the sign is a unit
-# What is rewritten before an answer or a reference is read, in this order: (pattern, replacement, why). The second rule
+# What is rewritten before an answer or a reference is read, in this order: (pattern, replacement). The second rule
 # leaves single spaces, so that no pattern has to look for more: each takes a time linear in the text.
 # fmt: off
-NORMALISE = [(re.compile(pattern), replacement, why) for pattern, replacement, why in (
-    (r"(?<=[0-9])(?:,\\!|\{(?:,|\\,)\}|(?<!\\)\\[,;: ]|~)\s?(?=[0-9]{3}(?![0-9]))", "", "thousands"),
-    (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s?\.?|\\!|\\?\$|[€£]", "", "sizes of brackets; money"),
-    (r"\\(?:displaystyle|textstyle|large|Large|huge|bf|rm)(?![A-Za-z])|\\text\s?\{\s?\}", "", "sizes"),
-    (r"\\(?:text)?color\s?\{[a-z]+\}|\\checkmark(?![A-Za-z])", "", "colours, a tick"),
-    (r"(?:\s|~|(?<!\\)\\[,:; ]|\\q?quad(?![A-Za-z]))+", " ", "spaces"),
-    (r"(?<![.\\])[.,;:] ?$", "", "a sentence's end: with it a number is not read as one"),
-    (r"\\[lcd]?dots(?![A-Za-z])|\.{3}", r"\\omega_{0}", "something left out: 1, 2, ... is not 1, 2"),
+NORMALISE = [(re.compile(pattern), replacement) for pattern, replacement in (
+    (r"(?<=[0-9])(?:,\\!|\{(?:,|\\,)\}|(?<!\\)\\[,;: ]|~)\s?(?=[0-9]{3}(?![0-9]))", ""),  # thousands
+    (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s?\.?|\\!|\\?\$|[€£]", ""),  # sizes of brackets; money
+    (r"\\(?:displaystyle|textstyle|large|Large|huge|bf|rm)(?![A-Za-z])|\\text\s?\{\s?\}", ""),  # sizes
+    (r"\\(?:text)?color\s?\{[a-z]+\}|\\checkmark(?![A-Za-z])", ""),  # colours, a tick
+    (r"(?:\s|~|(?<!\\)\\[,:; ]|\\q?quad(?![A-Za-z]))+", " "),  # spaces
+    (r"(?<![.\\])[.,;:] ?$", ""),  # a sentence's end: with it a number is not read as one
+    (r"\\[lcd]?dots(?![A-Za-z])|\.{3}", r"\\omega_{0}"),  # something left out: 1, 2, ... is not 1, 2
     (r",? ?(?:\\text ?\{ ?,? ?)?(?:(?<![A-Za-z\\])(?:for (?:all|any|each|every)|where)(?![A-Za-z])|\\forall).*$",
-     "", "for all x"),
-    (r"(?<=[0-9A-Za-z)}]),? ?[a-z] ?\\in ?\\mathbb ?\{?R\}?$", "", "x \\in \\mathbb{R}"),
-    (r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|mathrm)(?= ?\{)", r"\\text", "kinds of type"),
-    (r"\\text ?\{ ?(-?[0-9][0-9./,:]*) ", r"\1\\text{", "a number and its unit as one text"),
-    (r"(?<=:[0-9]{2}) ?(?:\\text ?\{ ?)?([apAP])\.? ?[mM]\.?(?: ?\})?$", lambda m: f" {m[1].lower()}m", "10:00 a.m."),
-    (r"(?<![0-9.])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", lambda m: m[0].replace(" ", ""), "thousands with spaces"),
-    (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}", "raised characters"),
-    (r"[¼-¾⅐-⅞]", lambda m: f"\\frac{{{normalize('NFKC', m[0]).replace(chr(0x2044), '}{')}}}", "½"),
+     ""),  # for all x
+    (r"(?<=[0-9A-Za-z)}]),? ?[a-z] ?\\in ?\\mathbb ?\{?R\}?$", ""),  # x \in \mathbb{R}
+    (r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|mathrm)(?= ?\{)", r"\\text"),  # kinds of type
+    (r"\\text ?\{ ?(-?[0-9][0-9./,:]*) ", r"\1\\text{"),  # a number and its unit as one text
+    (r"(?<=:[0-9]{2}) ?(?:\\text ?\{ ?)?([apAP])\.? ?[mM]\.?(?: ?\})?$", lambda m: f" {m[1].lower()}m"),  # 10:00 a.m.
+    (r"(?<![0-9.])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", lambda m: m[0].replace(" ", "")),  # thousands with spaces
+    (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}"),  # raised characters
+    (r"[¼-¾⅐-⅞]", lambda m: f"\\frac{{{normalize('NFKC', m[0]).replace(chr(0x2044), '}{')}}}"),  # ½
     (rf"(?:(?<=[0-9)\]])|(?<=[0-9}}]\}})|(?<=\\pi))(?<!\^[0-9])(?<!\^\{{[0-9]\}}) ?(?:{NAME} ){{0,3}}{UNIT}"
      rf"(?: ?/ ?[^\W\d_]{{1,9}}{RAISED}|(?: |/|\\cdot)*+(?:{UNIT}|{NAME})){{0,6}}(?= ?(?:$|[,;)\]]|\\text|and|or))",
-     "", "units"),
-    (r"\*\*", "^", "2**3"), (r"^ ?(?:\\approx|=)", "", "a sign before the value"),
-    (r"\\(?:begin|end) ?\{(?:cases|aligned)\}", "", "a list"),
-    (r"(?<![^\W\d_])[α-ωΓΔΘΛΞΠΣΦΨΩ](?![^\W\d_])", greek, "θ"),
+     ""),  # units
+    (r"\*\*", "^"), (r"^ ?(?:\\approx|=)", ""),  # 2**3; a sign before the value
+    (r"\\(?:begin|end) ?\{(?:cases|aligned)\}", ""),  # a list
+    (r"(?<![^\W\d_])[α-ωΓΔΘΛΞΠΣΦΨΩ](?![^\W\d_])", greek),  # θ
     (r"√ ?([0-9.]+|[A-Za-z]|\\pi)|(?:√|\\?(?<![A-Za-z])sqrt) ?\(([^()]*)\)",
-     lambda m: f"\\sqrt{{{m[1] or m[2]}}}", "√2"),
-    (r"\\operatorname ?\{([A-Za-z]+)\}", r"\\\1 ", "an operator"),
-    (r"(?<![A-Za-z\\])(?:pi|ln|log|sin|cos|tan)(?![A-Za-z])", r"\\\g<0>", "2*pi"),
+     lambda m: f"\\sqrt{{{m[1] or m[2]}}}"),  # √2
+    (r"\\operatorname ?\{([A-Za-z]+)\}", r"\\\1 "),  # an operator
+    (r"(?<![A-Za-z\\])(?:pi|ln|log|sin|cos|tan)(?![A-Za-z])", r"\\\g<0>"),  # 2*pi
     (r"\\?(?<![A-Za-z])exp ?(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9a-z]))",
-     lambda m: f"e^{{{m[1] or m[2] or m[3]}}}", "exp(2)"),
-    (r"\\(sin|cos|tan|cot|sec|csc) ?\^ ?\{ ?-1 ?\}", r"\\arc\1", "an inverse"),
-    (r"\\var(?=phi|theta|rho|sigma)", r"\\", "φ"),
-    (r"(\\sqrt ?\[[^][]{1,9}\]) ?([0-9A-Za-z])", r"\1{\2}", "\\sqrt[3]2"),
-    (r"\\log_ ?\{?e\}?(?![A-Za-z])", r"\\ln", "a logarithm"), (r"\\[lr]?vert(?![A-Za-z])", "|", "an absolute value"),
+     lambda m: f"e^{{{m[1] or m[2] or m[3]}}}"),  # exp(2)
+    (r"\\(sin|cos|tan|cot|sec|csc) ?\^ ?\{ ?-1 ?\}", r"\\arc\1"),  # an inverse
+    (r"\\var(?=phi|theta|rho|sigma)", r"\\"),  # φ
+    (r"(\\sqrt ?\[[^][]{1,9}\]) ?([0-9A-Za-z])", r"\1{\2}"),  # \sqrt[3]2
+    (r"\\log_ ?\{?e\}?(?![A-Za-z])", r"\\ln"), (r"\\[lr]?vert(?![A-Za-z])", "|"),  # a logarithm; an absolute value
     (r"(?:(?<!\\)\{|^)([^{}\\]*)\\(over|choose)(?![A-Za-z])([^{}\\]*)(?:\}|$)",
-     lambda m: f"\\{'frac' if m[2] == 'over' else 'binom'}{{{m[1]}}}{{{m[3]}}}", "{1 \\over 2}"),
-    (r"\\(?:[dtc]|nice|s)(frac|binom)", r"\\\1", "sizes of fractions"),
-    (r"\\(frac|binom) ?([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+) ?(?=[\\{0-9A-Za-z])", r"\\\1{\2}", "\\frac\\pi 2"),
-    (r"(\\(?:frac|binom)\{(?:[^{}]|\{[^{}]*\})*+\}) ?([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)", r"\1{\2}", "\\frac{1}2"),
-    (rf"(?<![0-9.}}])({WHOLE}) ({WHOLE}) ?/ ?({WHOLE})(?![0-9.])", mixed, "1 1/2"),
-    (rf"(?<![_^0-9.A-Za-z}}])({WHOLE}) ?\\frac\{{({WHOLE})\}}\{{({WHOLE})\}}", mixed, "33\\frac13 %"),
-    (r"(?<![_^0-9.])([0-9.]+) (?=[0-9])", r"\1\\omega_{0}", "two numbers side by side are not one: 2 3 is not 23"),
-    (r"(?<=[})]) ?\\?%", r"\\cdot 1\\%", "latex2sympy reads % after a number only"),
-    (r"\\bar ?([0-9])", r"\\bar{\1}", "0.\\bar 3"),
-    (rf"(?<![0-9])({WHOLE}|)\.({WHOLE}|)\\(?:overline|bar) ?\{{({WHOLE})\}}", repeating, "0.3 with a bar"),
-    (r"(?<![A-Za-z_^0-9.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]+)(?![\w.])", r"\1\\times10^{\2}", "1e-7"),
-    (r" ?\^ ?\{? ?\\circ ?\}? ?(?:\\text\{ ?[CF] ?\}|[CF](?![A-Za-z]))", "", "degrees Celsius"),
+     lambda m: f"\\{'frac' if m[2] == 'over' else 'binom'}{{{m[1]}}}{{{m[3]}}}"),  # {1 \over 2}
+    (r"\\(?:[dtc]|nice|s)(frac|binom)", r"\\\1"),  # sizes of fractions
+    (r"\\(frac|binom) ?([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+) ?(?=[\\{0-9A-Za-z])", r"\\\1{\2}"),  # \frac\pi 2
+    (r"(\\(?:frac|binom)\{(?:[^{}]|\{[^{}]*\})*+\}) ?([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)", r"\1{\2}"),  # \frac{1}2
+    (rf"(?<![0-9.}}])({WHOLE}) ({WHOLE}) ?/ ?({WHOLE})(?![0-9.])", mixed),  # 1 1/2
+    (rf"(?<![_^0-9.A-Za-z}}])({WHOLE}) ?\\frac\{{({WHOLE})\}}\{{({WHOLE})\}}", mixed),  # 33\frac13 %
+    (r"(?<![_^0-9.])([0-9.]+) (?=[0-9])", r"\1\\omega_{0}"),  # two numbers side by side are not one: 2 3 is not 23
+    (r"(?<=[})]) ?\\?%", r"\\cdot 1\\%"),  # latex2sympy reads % after a number only
+    (r"\\bar ?([0-9])", r"\\bar{\1}"),  # 0.\bar 3
+    (rf"(?<![0-9])({WHOLE}|)\.({WHOLE}|)\\(?:overline|bar) ?\{{({WHOLE})\}}", repeating),  # 0.3 with a bar
+    (r"(?<![A-Za-z_^0-9.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]+)(?![\w.])", r"\1\\times10^{\2}"),  # 1e-7
+    (r" ?\^ ?\{? ?\\circ ?\}? ?(?:\\text\{ ?[CF] ?\}|[CF](?![A-Za-z]))", ""),  # degrees Celsius
     (r"((?<![0-9.])[0-9.]+|[A-Za-z]) ?(?:\^ ?\{? ?\\circ ?\}?|\\degrees?(?![A-Za-z])| (?:\\text\{ ?)?degrees?\}?)",
-     RADIANS, "90 degrees"),
-    (r"(?<=[0-9])(?: ?\^)? ?\{? ?(?:\\text ?\{ ?)?(?:st|nd|rd|th) ?\}{0,2}$", "", "the 12th"),
-    (r"\\langle", "(", "a vector is a tuple"), (r"\\rangle", ")", "a vector is a tuple"),
-    (r"\\mathbb ?\{?R\}?", r"(-\\infty,\\infty)", "all real numbers"),
-    (r"\\varnothing|\\\{ ?\\\}", r"\\emptyset", "the empty set"),
-    (r"^\\\{ ?[a-z] ?(?:\\in ?\(-\\infty,\\infty\) ?)?(?:\\mid|[:|])(?=.*[<>]|.*\\[lg]e)(.*)\\\}$", r"\1",
-     "{x | x > 3}"),
-    (r"\(([0-9][0-9A-F]*)\) ?(?=_\{?[0-9])", r"\1", "(1011)_2"),
-    (r"([A-Za-z])'(?![A-Za-z]{2})", r"\1_{0}", "a derivative is not its function: math-verify drops the quote"),
-    (r"(?<=\+) ?c$", "C", "the constant of an integral"),
+     RADIANS),  # 90 degrees
+    (r"(?<=[0-9])(?: ?\^)? ?\{? ?(?:\\text ?\{ ?)?(?:st|nd|rd|th) ?\}{0,2}$", ""),  # the 12th
+    (r"\\langle", "("), (r"\\rangle", ")"),  # a vector is a tuple
+    (r"\\mathbb ?\{?R\}?", r"(-\\infty,\\infty)"),  # all real numbers
+    (r"\\varnothing|\\\{ ?\\\}", r"\\emptyset"),  # the empty set
+    (r"^\\\{ ?[a-z] ?(?:\\in ?\(-\\infty,\\infty\) ?)?(?:\\mid|[:|])(?=.*[<>]|.*\\[lg]e)(.*)\\\}$", r"\1"),
+    # {x | x > 3}
+    (r"\(([0-9][0-9A-F]*)\) ?(?=_\{?[0-9])", r"\1"),  # (1011)_2
+    (r"([A-Za-z])'(?![A-Za-z]{2})", r"\1_{0}"),  # a derivative is not its function: math-verify drops the quote
+    (r"(?<=\+) ?c$", "C"),  # the constant of an integral
 )]
 # fmt: on
 TYPED = re.compile(  # a command of type before braces that are no words, a brace, or another character
@@ -267,7 +266,7 @@ def normalise(latex: str) -> str:
         text = text.replace("\\equiv", "=")
     angles = re.search("sin|cos|tan|cot|sec|csc", text)
     text = text.strip().removesuffix("\\")
-    for pattern, replacement, _ in NORMALISE:
+    for pattern, replacement in NORMALISE:
         text = pattern.sub(r"\1" if replacement is RADIANS and not angles else replacement, text)
     return text.strip(" ,")
 
@@ -294,9 +293,8 @@ def words(text: str) -> list[str] | None:
     (['paris'], ['b'], None, None, None, ['no'], ['iv'])
     """
     bare = re.sub(r"\\text|[{}()]", " ", text).strip(" .!?;:„“”«»¿¡。！？、")
-    named = "\\text" in text or len(bare) > 2 or re.search(r"[A-Z]|(?!^)[eiou]|[eiou](?!$)", bare)
-    if not bare.isascii() or bare in TWO_LETTERS:
-        named = True
+    named = "\\text" in text or len(bare) > 2 or not bare.isascii() or bare in TWO_LETTERS
+    named = named or re.search(r"[A-Z]|(?!^)[eiou]|[eiou](?!$)", bare)
     if (
         not named
         or not any(map(str.isalpha, bare))

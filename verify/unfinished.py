@@ -96,9 +96,7 @@ def functions(text: str) -> set[str]:
     for family, members in FAMILIES.items():
         if any(re.fullmatch(members, command) for command in found):
             found = {command for command in found if not re.fullmatch(members, command)} | {family}
-    if re.search(r"(?<![A-Za-z\\])i ?\^", text):
-        found.add("power")
-    if re.search(r"\^ ?\{? ?0 ?(?:\}|(?![0-9.]))", text):
+    if re.search(r"(?<![A-Za-z\\])i ?\^|\^ ?\{? ?0 ?(?:\}|(?![0-9.]))", text):
         found.add("power")
     if re.search(r"\{[vV]matrix\}", text):
         found.add("det")

@@ -285,19 +285,18 @@ def shuffled(items: Iterable, seed: str) -> list:
     return sorted(items, key=lambda _: rng.random())
 
 
-def split(rows: list, count: int, *, share: int = HELD_OUT, ready=lambda row: row) -> tuple[list, list, int]:
-    """(rows to train on, prompts to validate with, rows that are too long).
+def split(rows: list, count: int, *, share: int = HELD_OUT, fits=lambda row: True) -> tuple[list, list, int]:
+    """(rows to train on, rows to validate with, rows that are too long).
 
-    For validation `count` random rows, always the same; at most 1 in `share`, at least one. `ready` makes a prompt of a
-    row, or None if it is too long: then another row takes its place.
+    For validation `count` random rows, always the same; at most 1 in `share`, at least one. One that does not fit the
+    budget gives its place to another.
     """
     count = min(count, max(1, len(rows) // share))
     drawn = shuffled(rows, "split")
     held: list = []
     seen = 0
     while len(held) < count and seen < len(drawn):
-        prompt = ready(drawn[seen])
-        held += [] if prompt is None else [prompt]
+        held += filter(fits, drawn[seen : seen + 1])
         seen += 1
     return drawn[seen:], held, seen - len(held)
 
@@ -310,14 +309,12 @@ def identity(prompt) -> str:
     return prompt.strip()
 
 
-def check_leakage(validation: dict[str, str], train: Prompts) -> None:
-    """Raise ValueError for a training row that is in the validation set too: two sources may share a row.
-
-    validation  {identity of a row: where it stands}
-    """
+def check_leakage(held: list[bytes], train: Prompts) -> None:
+    """Raise ValueError for a training row that is in the validation set (`held`) too: two sources may share a row."""
+    places = {identity(row.prompt): row.where for row in map(unpacked, held)}
     for row in map(unpacked, train.rows):
-        if held := validation.get(identity(row.prompt)):
-            expected = f"no validation prompt in training, and {held} is one"
+        if where := places.get(identity(row.prompt)):
+            expected = f"no validation prompt in training, and {where} is one"
             raise malformed(row.where, f"the same {str(row.prompt)[:60]!r}", "the same row in two sources", expected)
 
 
@@ -462,11 +459,12 @@ class Tokeniser:
             raise malformed(row.where, f"the token {token!r} with the id {max(ids)}", cause, expected)
         if len(ids) > self.budget or len(row.answer.encode()) > MAX_ANSWER:
             return None
-        return Prompt(index, tuple(ids), text, row.answer, row.task, row.source, self.curve(row), row.where)
+        curve = self.curves.get((row.source, row.task), row.task)
+        return Prompt(index, tuple(ids), text, row.answer, row.task, row.source, curve, row.where)
 
-    def curve(self, row) -> str:
-        """The validation curve that a row or prompt counts for."""
-        return self.curves.get((row.source, row.task), row.task)
+    def fits(self, row: bytes) -> bool:
+        """Whether a row, as `packed` makes it, has no more tokens than the budget."""
+        return self(unpacked(row)) is not None
 
     def ids(self, text: str) -> list[int]:
         """A rendered text as tokens."""

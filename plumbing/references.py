@@ -82,37 +82,38 @@ def unpacked(answer) -> str:
         return unpacked(found[0])
     if isinstance(found, bool) or not isinstance(found, (str, int)):
         raise ValueError("a decimal number, which must be text, or another kind of value")
-    return legible(str(found)).strip()
+    return legible(str(found))
 
 
 def legible(text: str) -> str:
-    """The text as models write it: without invisible characters, and in plain width if its digits are of full width.
+    """The text as models write it, behind "####" (GSM8K): nothing invisible, and in plain width if its digits are wide.
 
     The invisible ones that join letters or keep them apart stay: they spell words of Persian or Hindi.
 
     >>> legible("8\\u200b"), legible("（１，２）"), legible("10²"), legible("是，不是")
     ('8', '(1,2)', '10²', '是，不是')
     """
+    text = text.rpartition("####")[2].strip()
     if text.isascii():
         return text
     if re.search("[０-９]", text):
         text = text.translate(FULL_WIDTH)
-    return "".join(one for one in text if category(one) != "Cf" or one in "\u200c\u200d")
+    return "".join(one for one in text if category(one) != "Cf" or one in "\u200c\u200d").strip()
 
 
-def spelt(text: str):
-    """The object, or the list of one or of texts, that a text spells in JSON or Python; any other text as it is."""
-    if re.fullmatch(r"\s*(?:\{\s*['\"].*\}|\[.*\])\s*", text, re.S):
-        for load in (json.loads, ast.literal_eval):
-            with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-                found = load(text)
-                if isinstance(found, dict) or isinstance(found, list) and (len(found) == 1 or texts(found)):
-                    return found
+def loaded(text):
+    """The value that a text spells in JSON or as a Python literal; anything else is returned unchanged."""
+    for load_text in (json.loads, ast.literal_eval) if isinstance(text, str) else ():
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return load_text(text)
     return text
 
 
-def texts(found: list) -> bool:
-    return bool(found) and all(isinstance(one, str) for one in found)
+def spelt(text: str):
+    """The object, or the list of one or of texts, that a text spells; another, as [1, 2], stays as it is."""
+    found = loaded(text) if re.fullmatch(r"\s*(?:\{\s*['\"].*\}|\[.*\])\s*", text, re.S) else text
+    numbers = isinstance(found, list) and len(found) != 1 and not all(isinstance(one, str) for one in found)
+    return found if isinstance(found, (dict, list)) and found and not numbers else text
 
 
 def prose(text: str) -> bool:

@@ -23,7 +23,6 @@ If rows of a source have the same prompt, the first is trained on; the others ar
 Test: pytest tests/test_sources.py
 """
 
-import ast
 import base64
 import csv
 import gzip
@@ -35,10 +34,8 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial, reduce
 from glob import escape, glob
-from itertools import chain, zip_longest
+from itertools import chain
 from pathlib import Path
 
 import data
@@ -48,7 +45,6 @@ from plumbing.typed import beside, closest, is_path, meant
 from verify.graders import TASKS
 from verify.programs import read_tests
 
-FLAGS = ("--prompt-column", "--answer-column")
 EXPECTED = 'one JSON object like {"prompt": text or chat messages, "answer": text or integer}'
 
 
@@ -101,11 +97,9 @@ def ending(name: str) -> str:
 
 
 def opened(path: str, newline: str):
-    """A text file to be read; one that gzip packed is told by its first bytes."""
-    with open(path, "rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
-    reader = gzip.open if packed else open
-    return reader(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline)  # check_text finds those
+    """A text file to be read, packed or not. What is no UTF-8 is kept for check_text to find."""
+    reader = gzip.open if path.lower().endswith(".gz") else open
+    return reader(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline=newline)
 
 
 def read_lines(path: str) -> Iterator[tuple[str, object]]:
@@ -126,32 +120,31 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
 def read_table(path: str) -> Iterator[tuple[str, dict]]:
     """Yield (place, row) for each row of a CSV or TSV file, every cell as the text it is: 007 stays 007.
 
-    The separator is the one of , ; | and tab that the first row has most of. Raises ValueError for what is no table, a
+    The separator is the one of , ; | and tab that the first line has most of. Raises ValueError for what is no table, a
     name that two columns have, a row of more cells than names, and for a quote that opens a cell but is closed nowhere,
     or within it: its text would swallow the rows behind it.
     """
     csv.field_size_limit(data.MAX_ANSWER)
     line = 0
     with opened(path, newline="") as file:
-        first = next(filter(str.strip, file), "")
+        first = file.readline()
         file.seek(0)
-        table = csv.reader(file, delimiter=max(",;\t|", key=first.count), strict=True)
+        table = csv.DictReader(file, delimiter=max(",;\t|", key=first.count), strict=True)
         try:
-            names = next(filter(None, table), [])
-            if repeated := [name for name, count in Counter(names).items() if name and count > 1]:
+            names = [name for name in table.fieldnames or [] if name]
+            if len(set(names)) < len(names):
                 cause = "a joined table; one of these columns would be read in place of the other"
-                got = f"{', '.join(repeated)} more than once"
-                raise malformed(f"{path}:{table.line_num}", got, cause, "a name for each column")
-            line = table.line_num
-            for cells in filter(None, table):
-                line = table.line_num
-                if len(cells) > len(names):
-                    got = f"{len(cells)} cells under {len(names)} names ({', '.join(names):.60})"
+                raise malformed(
+                    f"{path}:1", f"columns {names} of which two are the same", cause, "a name for each column"
+                )
+            for row in table:
+                line = table.reader.line_num
+                if None in row:
                     cause = "a text that should stand in quotes, or a first line that does not name the columns"
-                    raise malformed(f"{path}:{line}", got, cause, "a table")
-                yield f"{path}:{line}", dict(zip_longest(names, cells))
+                    raise malformed(f"{path}:{line}", f"more cells than the names {names}", cause, "a table")
+                yield f"{path}:{line}", row
         except csv.Error as error:
-            got = f"a row that runs to line {table.line_num} ({error})"
+            got = f"a row that runs to line {table.reader.line_num} ({error})"
             cause = "a quote that opens a text and is not closed, or that stands within one and is not written twice"
             raise malformed(f"{path}:{line + 1}", got, cause, "a table") from error
 
@@ -159,7 +152,7 @@ def read_table(path: str) -> Iterator[tuple[str, dict]]:
 READERS = {".jsonl": read_lines, ".ndjson": read_lines, ".csv": read_table, ".tsv": read_table}
 OWN = "own"  # the task of rows that --reward grades
 BUILDERS = {".parquet": "parquet", ".json": "json", ".arrow": "arrow"}  # that `datasets` has
-DESCRIPTIONS = {"config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # no rows
+DESCRIPTIONS = {"config.json", "dataset_info.json", "dataset_infos.json"}  # no rows
 
 
 def one_kind(name: str, files: Iterable[str]) -> str:
@@ -172,22 +165,16 @@ def one_kind(name: str, files: Iterable[str]) -> str:
     return next(iter(kinds), "")
 
 
-def check_folder(name: str) -> None:
-    """Raise ValueError for a folder of which `datasets` reads nothing, or one kind of its files, or another folder."""
-    files = glob("**", root_dir=escape(name), recursive=True)  # without hidden ones
-    cause = ""
-    if {"dataset_info.json", "state.json"} <= set(files):
-        cause = f"save_to_disk wrote it, and load_dataset reads its files only: --data '{name}/data-*.arrow'"
-    elif escape(name) != name:
-        cause = "the name is a pattern too, by which `datasets` may read another folder: give it another name"
-    if cause:
-        raise malformed(f"--data {name}", "another kind of folder", cause, "a folder of data files")
-    data_files = [path for path in files if os.path.basename(path) not in DESCRIPTIONS]
-    one_kind(name, [path for path in data_files if ending(path) in READERS | BUILDERS])
-
-
 def read(name: str) -> Iterator[tuple[str, object]]:
     """(place, row) of a source that is not embedded. Raises ValueError, with what is there, if there is none."""
+    if os.path.isdir(name):
+        if escape(name) != name:
+            cause = "by that name `datasets` may read another folder: give it another one"
+            raise malformed(f"--data {name}", "a pattern", cause, "a folder whose name is no pattern")
+        files = glob("**", root_dir=name, recursive=True)  # without hidden ones
+        rows = [path for path in files if os.path.basename(path) not in DESCRIPTIONS]
+        one_kind(name, [path for path in rows if ending(path) in READERS | BUILDERS])  # of which `datasets` takes one
+        return read_dataset(name, path=name)
     # A file of this very name comes first: data[1].jsonl is also a pattern, which data1.jsonl matches.
     files = [name] if os.path.isfile(name) else sorted(filter(os.path.isfile, glob(name)))
     kind = one_kind(name, files or [name])
@@ -196,18 +183,13 @@ def read(name: str) -> Iterator[tuple[str, object]]:
     if files and kind in BUILDERS:
         return read_dataset(name, path=BUILDERS[kind], data_files=[escape(path) for path in files])
     if files:
-        cause = "lines of text, which have no answers" if kind == ".txt" else "a file of another kind"
+        cause = "lines of text, which have no answers, or another kind of table"
         expected = f"a file of a kind that is read ({', '.join((*READERS, *BUILDERS))})"
         raise malformed(f"--data {name}", f"a file ending in {kind or 'nothing'}", cause, expected)
-    if os.path.isdir(name):
-        check_folder(name)
-        return read_dataset(name, path=name)
     hub = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
     if hub and not is_path(name, longest=3) and kind not in READERS | BUILDERS:
         return read_dataset(name, path=hub[1], name=hub[2])
-    head, colon, end = name.rpartition(":")
-    wrong = f"; {end} is no weight and no task ({', '.join(TASKS)})" if colon and os.path.exists(head) else ""
-    guess = wrong or meant(name, data.EMBEDDED) or f"; {beside(name)}"
+    guess = meant(name, data.EMBEDDED) or f"; {beside(name)}"
     expected = f"{', '.join(data.EMBEDDED)}, a file, a folder or OWNER/NAME on the hub"
     raise ValueError(f"--data {name}: expected {expected}; there is no such file or folder{guess}")
 
@@ -230,28 +212,19 @@ def read_dataset(source: str, **place) -> Iterator[tuple[str, dict]]:
 def field(row: dict, names: Iterable[str]):
     """The first of the named fields that the row has, or None; "a.b" is the field "a.b", else field b of field a."""
     for name in names:
-        value = row[name] if name in row else reduce(inner, name.split("."), row)
+        value = row
+        for key in [name] if name in row else name.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
         if value is not None:
             return value
 
 
-def inner(value, key):
-    return value.get(key) if isinstance(value, dict) else None
-
-
-def loaded(text):
-    """The value that a text spells in JSON or as a Python literal; anything else is returned unchanged."""
-    for load_text in (json.loads, ast.literal_eval) if isinstance(text, str) else ():
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            return load_text(text)
-    return text
-
-
-def math_answer(answer, row: dict) -> str:
-    """A math row's reference (references.py). Raises ValueError for a row of another kind, or one without a value."""
-    if {"nums", "numbers"} & row.keys() and "target" in row:
-        raise ValueError(references.COUNTDOWN)
-    return references.reduced(answer.rpartition("####")[2] if isinstance(answer, str) else answer)
+def missing(row: dict, where: str, names: Sequence[str], flag: str) -> ValueError:
+    """The error for a row without a value under any of these names, which `flag` gives."""
+    there = [name for name, value in row.items() if value is not None and not isinstance(value, dict)]
+    there += [f"{name}.{inner}" for name, value in row.items() if isinstance(value, dict) for inner in value]
+    cause = f"an unlabelled row, or another name of the column: {flag} {closest(names[0], there) or 'NAME'}"
+    return malformed(where, f"nothing under {' or '.join(names)}, but under {sorted(there)}", cause, EXPECTED)
 
 
 def private_tests(text: str):
@@ -264,68 +237,40 @@ def private_tests(text: str):
 def code_answer(answer, row: dict) -> str:
     """A code row's tests, text or objects, as JSON text in a form that the verifier reads.
 
-    A function's name may stand in the row's `metadata` (LiveCodeBench, DeepCoder's lcbv5) or beside the tests. Tests in
-    another form raise ValueError (which may name the form), LookupError, TypeError or AttributeError.
+    A function's name may stand in the row's `metadata` (LiveCodeBench, DeepCoder's lcbv5). Tests in another form raise
+    ValueError, LookupError, TypeError or AttributeError.
     """
-    tests = found = loaded(private_tests(answer) if isinstance(answer, str) else answer)
-    if isinstance(found, dict) and {"input", "output"} <= found.keys() and "inputs" not in found:  # CodeContests
-        tests = {"inputs": found["input"], "outputs": found["output"]}
-    if isinstance(found, dict) and "test_cases" in found:  # SYNTHETIC-1: the text holds more than the tests
-        tests = loaded(found["test_cases"])
-    if not isinstance(tests, dict) and "assert " in str(tests[:1] if isinstance(tests, list) else tests):
-        raise ValueError("tests are asserts (MBPP, AceCode, KodCode, check(candidate)); write calls and results")
-    name = (
-        field({"metadata": loaded(row.get("metadata"))}, ["metadata.func_name", "metadata.fn_name"])
-        or isinstance(found, dict)
-        and found.get("fn_name")
-    )
+    tests = references.loaded(private_tests(answer) if isinstance(answer, str) else answer)
+    if isinstance(tests, dict) and {"input", "output"} <= tests.keys() and "inputs" not in tests:  # CodeContests
+        tests = {"inputs": tests["input"], "outputs": tests["output"]}
+    metadata = {"metadata": references.loaded(row.get("metadata"))}
+    name = field(metadata, ["metadata.func_name", "metadata.fn_name"])
     if name and isinstance(tests, list):
         tests = [{"fn_name": name} | test for test in tests]
-    elif name and tests is not found:
-        tests = {"fn_name": name} | tests
-    text = answer if isinstance(answer, str) and tests is loaded(answer) and not name else json.dumps(tests)
+    text = json.dumps(tests)
     read_tests(text)
     return text
-
-
-def missing(row: dict, where: str, names: Sequence[str], flag: str) -> ValueError:
-    """The error for a row without a value under any of these names, which `flag` gives."""
-    there = [name for name, value in row.items() if not isinstance(value, dict)]
-    there += [f"{name}.{inner}" for name, value in row.items() if isinstance(value, dict) for inner in value]
-    if found := [name for name in names if name in there]:
-        return malformed(where, f"{found[0]} without a value", "an unlabelled row", EXPECTED)
-    got = f"the fields {sorted(there)}, none of which is {' or '.join(names)}"
-    guess = closest(names[0], there) or "NAME"
-    return malformed(where, got, f"another name of the column: {flag} {guess}", EXPECTED)
 
 
 def chat(prompt: list, where: str) -> list[dict]:
     """Chat messages, each with its content as one text. Raises ValueError for another form, or parts without text."""
     whole = []
     for message in prompt:
-        if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-            cause = "another form of chat, or a field that is missing"
+        try:
+            parts = message["content"] if isinstance(message["content"], list) else [message["content"]]
+            content = "".join(part if isinstance(part, str) else part["text"] for part in parts)
+            whole.append({"role": message["role"], "content": content})
+        except (KeyError, TypeError) as error:
+            cause = "another form of chat, or an image or sound"
             expected = 'messages like {"role": "user", "content": text}'
-            raise malformed(where, f"prompt {str(message)[:60]!r}", cause, expected)
-        parts = message["content"] if isinstance(message["content"], list) else [message["content"]]
-        texts: list = [part.get("text") if isinstance(part, dict) else part for part in parts]
-        if not all(isinstance(text, str) for text in texts):
-            kinds = sorted({str(part.get("type") if isinstance(part, dict) else part)[:60] for part in parts})
-            raise malformed(where, f"content of {', '.join(kinds)}", "an image or sound", "text: nothing else is read")
-        whole.append({"role": message["role"], "content": "".join(texts)})
+            raise malformed(where, f"the message {str(message)[:90]!r}", cause, expected) from error
     return whole
-
-
-def spelt_chat(text: str):
-    """The chat messages that a text spells in JSON or Python; any other text as it is."""
-    found = loaded(text) if re.match(r"\s*\[\s*\{", text) else None
-    messages = [message for message in found if isinstance(message, dict)] if isinstance(found, list) else []
-    return found if {"role", "content", "from"} & set().union(*messages) else text
 
 
 def read_prompt(prompt, where: str):
     """A prompt, text or chat messages. Raises ValueError for one that is neither, is empty, or ends with the answer."""
-    prompt = spelt_chat(prompt) if isinstance(prompt, str) else prompt
+    if isinstance(prompt, str) and re.match(r"\s*\[\s*\{.*['\"](?:role|from)['\"]\s*:", prompt, re.S):
+        prompt = references.loaded(prompt)  # chat messages as text
     prompt = chat(prompt, where) if isinstance(prompt, list) else prompt
     cause = ""
     if not isinstance(prompt, (str, list)):
@@ -341,20 +286,19 @@ def read_prompt(prompt, where: str):
 
 def read_answer(answer, row: dict, task: str, where: str) -> str:
     """The reference of a row's answer, in the form that its grader reads. Raises ValueError if there is none."""
-    reference = None
-    cause = "an unlabelled row, or another notation"
-    if task == "code":
-        try:
+    reference = ""
+    cause = "an unlabelled row, no tests, or another notation"
+    try:
+        if task == "code":
             reference = code_answer(answer, row)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            cause = f"no tests, or tests of another form ({error})"
-    elif task == "math":
-        try:
-            reference = math_answer(answer, row)
-        except ValueError as error:
-            cause = str(error)
-    elif isinstance(answer, (str, int)) and not isinstance(answer, bool):
-        reference = references.legible(str(answer)).rpartition("####")[2].strip()
+        elif task == "math" and {"nums", "numbers"} & row.keys() and "target" in row:
+            cause = references.COUNTDOWN
+        elif task == "math":
+            reference = references.reduced(answer)
+        elif type(answer) in (str, int):
+            reference = references.legible(str(answer))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        cause += f": {error}"
     form = data.ANSWERS.get(task, ".*")
     if not (reference and references.right_for_itself(reference, task) and re.fullmatch(form, reference, re.S)):
         expected = f"an answer for `{task}` (see plumbing/sources.py)"
@@ -370,21 +314,21 @@ def parse_row(row, where: str, task: str | None, columns, own: bool = False, sou
     """
     if not isinstance(row, dict):
         raise malformed(where, f"a {type(row).__name__}", "one JSON array instead of a line per row", EXPECTED)
-    prompt, answer = values = [field(row, names) for names in columns]
-    for flag, names, value in zip(FLAGS, columns, values):
-        if value is None and not (own and flag == "--answer-column"):
-            raise missing(row, where, names, flag)
+    prompt, answer = (field(row, names) for names in columns)
+    if prompt is None:
+        raise missing(row, where, columns[0], "--prompt-column")
+    if answer is None and not own:
+        raise missing(row, where, columns[1], "--answer-column")
     prompt = read_prompt(prompt, where)
+    task = OWN if own else str(task or row.get("task") or "math")
+    behind = answer.rpartition("####")[2] if isinstance(answer, str) else answer
+    check_text(where, [prompt, behind], program=task in ("code", OWN))
     if own:
         text = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer)
-        check_text(where, [prompt, text], code=True)
         return Row(where, prompt, text, OWN, source)
-    task = str(task or row.get("task") or "math")
     if task not in TASKS:
         cause = "a misspelt name, or a column that means something else: override it with NAME:WEIGHT:TASK"
         raise malformed(where, f"task {task!r}", cause, f"a task of {sorted(TASKS)}")
-    check_text(where, prompt, code=task == "code")
-    check_text(where, answer.rpartition("####")[2] if isinstance(answer, str) else answer, code=task == "code")
     return Row(where, prompt, read_answer(answer, row, task, where), task, source)
 
 
@@ -413,10 +357,10 @@ EATEN = re.compile(
 )
 
 
-def check_text(where: str, value, *, code: bool) -> None:
+def check_text(where: str, value, *, program: bool) -> None:
     """Raise ValueError for a text that is no Unicode, or in which JSON has read the beginning of a LaTeX command.
 
-    code  tabs and ends of lines may stand before anything
+    program  tabs and ends of lines may stand before anything
     """
     for text in texts(value):
         if text.isprintable():  # most are, and that is quickly found
@@ -426,7 +370,7 @@ def check_text(where: str, value, *, code: bool) -> None:
         except UnicodeEncodeError as error:
             cause = "a file that is not UTF-8, or half of a \\u pair"
             raise malformed(where, f"{text[:60]!r}", cause, "text in UTF-8") from error
-        if found := not code and EATEN.search(text):
+        if found := not program and EATEN.search(text):
             near = text[max(0, found.start() - 20) : found.end() + 20]
             cause = "LaTeX with one backslash in JSON, which makes a control character of \\f: double the backslash"
             raise malformed(where, f"{near!r}", cause, "LaTeX as \\\\frac in JSON")
@@ -462,10 +406,10 @@ def usable(found, task: str | None, number: int, ready, columns, own: bool, skip
 
 
 def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data.Data, evaluate: bool) -> tuple:
-    """(rows with their prompt for the first time; to `evaluate`, those that repeat one; tasks of all).
+    """(rows with their prompt for the first time; those that repeat one; tasks of all); rows are as data.packed makes.
 
-    Rows are as data.packed makes them. To `found` it adds how many repeat a prompt, and warnings of rows that do so
-    with another answer, and of rows that begin or end with one of `marks`.
+    Warnings are added to `found`: of rows that begin or end with one of `marks`, and, unless they are all to be asked
+    (`evaluate`), of rows that repeat a prompt with another answer.
     """
     first: list[bytes] = []
     repeated: list[bytes] = []
@@ -478,25 +422,18 @@ def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data
             tasks.add(row.task)
             known = len(first)
             place = places.setdefault(data.identity(row.prompt), known)
-            if place == known:
-                first.append(data.packed(row))
-            else:
-                found.duplicates += 1
-                repeated += [data.packed(row)] if evaluate else []
-                if data.unpacked(first[place]).answer != row.answer:
-                    conflicts.append(f"{row.where} of {data.unpacked(first[place]).where}")
+            (first if place == known else repeated).append(data.packed(row))
+            if place < known and not evaluate and data.unpacked(first[place]).answer != row.answer:
+                conflicts.append(row.where)
             if any(text.startswith(marks) or text.endswith(marks) for text in map(str.strip, texts(row.prompt))):
                 rendered.append(row.where)
     except (EOFError, zlib.error) as error:
         raise malformed(f"--data {name}", str(error), "an interrupted download", "a whole .gz file") from error
-    if rendered:
-        found.warnings.append(
-            f"{len(rendered)} rows, the first {rendered[0]}, begin or end with what the chat template or the tokenizer "
-            "writes itself, and will have it twice; expected bare questions, or chat messages"
-        )
-    if conflicts and not evaluate:
-        said = "rows repeat a prompt with another answer, and the earlier row counts:"
-        found.warnings.append(f"{len(conflicts)} {said} {', '.join(conflicts[:3])}")
+    for wrong, said in (
+        (rendered, "begin or end with what the chat template or the tokenizer writes itself, and will have it twice"),
+        (conflicts, "repeat a prompt with another answer, and the earlier row counts"),
+    ):
+        found.warnings += [f"{len(wrong)} rows, the first {wrong[0]}, {said}"] if wrong else []
     return first, repeated, tasks
 
 
@@ -531,22 +468,23 @@ def load(
     ready = data.Tokeniser(tokenizer, budget=budget, vocabulary=vocabulary)
     found = data.Data(data.Prompts(ready), data.Prompts(ready), weights=weights)
     owned: list[set[str]] = []  # by source: its tasks
-    held: list[tuple[str, data.Prompt]] = []  # (data.identity, prompt)
+    held: list[bytes] = []  # rows to validate with
     for number, (name, weight, task) in enumerate(zip(names, weights, tasks)):
         if name in data.EMBEDDED:
             train, rows = embedded(name, number, validation)
-            new = list(filter(None, (drawn(row, ready) for row in rows)))
+            new = list(filter(ready.fits, rows))
             too_long = len(rows) - len(new)
             owned.append({name})
         else:
             each = usable(read(name), task, number, ready, columns, own, found.unusable if skip_unusable else None)
             first, repeated, its_tasks = distinct(name, each, template_marks(ready), found, evaluate)
             share = data.HELD_OUT if weight else 1
-            train, new, too_long = data.split(first, validation, share=share, ready=partial(drawn, ready=ready))
+            train, new, too_long = data.split(first, validation, share=share, fits=ready.fits)
             if not new:
                 got = f"{too_long} longer ones" + "".join(f" and unusable rows ({row})" for row in found.unusable[:1])
                 cause = "an empty file, an interrupted download, or a small budget"
                 raise malformed(name, got, cause, f"a prompt of <= {budget} tokens")
+            found.duplicates += len(repeated)
             found.others.rows += repeated if weight else repeated + train
             owned.append(its_tasks)
         train = train if weight else []
@@ -554,17 +492,12 @@ def load(
         found.train.rows += train
         found.sizes.append(len(train))
         found.too_long += too_long
-    number_validation(found, held, labels(names), owned)
+    found.tasks = set().union(*owned)
+    ready.curves = curves(labels(names), owned, weights)
+    found.validation += filter(None, data.Prompts(ready, held))
     if not evaluate:
-        data.check_leakage({identity: prompt.where for identity, prompt in held}, found.train)
+        data.check_leakage(held, found.train)
     return found
-
-
-def drawn(packed: bytes, ready) -> tuple[str, data.Prompt] | None:
-    """(data.identity, prompt) of a row; None if it is too long."""
-    row = data.unpacked(packed)
-    prompt = ready(row)
-    return prompt and (data.identity(row.prompt), prompt)
 
 
 def embedded(name: str, number: int, validation: int) -> tuple[list[bytes], list[bytes]]:
@@ -575,11 +508,8 @@ def embedded(name: str, number: int, validation: int) -> tuple[list[bytes], list
     return train, held
 
 
-def number_validation(found: data.Data, held, names: Sequence[str], owned: Sequence[set[str]]) -> None:
-    """Name the curves, by task, or by source if several train on the task or none does; add the validation prompts."""
-    owners = Counter(task for tasks, weight in zip(owned, found.weights) if weight for task in tasks)
-    for number, (name, tasks, weight) in enumerate(zip(names, owned, found.weights)):
-        found.tasks |= tasks
-        found.train.ready.curves |= {(number, task): name for task in tasks if owners[task] > 1 or not weight}
-    for index, (_, prompt) in enumerate(held):
-        found.validation.append(replace(prompt, index=index, curve=found.train.ready.curve(prompt)))
+def curves(names: Sequence[str], owned: Sequence[set[str]], weights: Sequence[float]) -> dict[tuple[int, str], str]:
+    """{(source, task): its name} where a curve has not the task's name: several sources train on the task, or none."""
+    owners = Counter(task for tasks, weight in zip(owned, weights) if weight for task in tasks)
+    each = enumerate(zip(names, owned, weights))
+    return {(n, task): name for n, (name, its, weight) in each for task in its if owners[task] > 1 or not weight}

@@ -152,9 +152,9 @@ def test_sec21_split_is_random_and_always_the_same():
 
 
 def test_another_row_takes_the_place_of_one_that_is_too_long_to_validate_with():
-    short = data.split(list(range(30)), 3, ready=lambda row: None if row in (16, 4) else f"{row}")
-    assert short[1] == ["2", *short[1][1:]] and len(short[1]) == 3 and short[2] == 2
-    assert sorted([*short[0], *map(int, short[1]), 16, 4]) == list(range(30))
+    short = data.split(list(range(30)), 3, fits=lambda row: row not in (16, 4))
+    assert short[1][0] == 2 and len(short[1]) == 3 and short[2] == 2
+    assert sorted([*short[0], *short[1], 16, 4]) == list(range(30))
 
 
 def test_more_than_k_plus_1_times_p_training_prompts_that_fit_are_needed():

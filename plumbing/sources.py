@@ -184,8 +184,7 @@ def read(name: str) -> Iterator[tuple[str, object]]:
         return read_dataset(name, path=BUILDERS[kind], data_files=[escape(path) for path in files])
     if files:
         cause = "lines of text, which have no answers, or another kind of table"
-        expected = f"a file of a kind that is read ({', '.join((*READERS, *BUILDERS))})"
-        raise malformed(f"--data {name}", f"a file ending in {kind or 'nothing'}", cause, expected)
+        raise malformed(f"--data {name}", f"a file ending in {kind or 'nothing'}", cause, ", ".join(READERS | BUILDERS))
     hub = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
     if hub and not is_path(name, longest=3) and kind not in READERS | BUILDERS:
         return read_dataset(name, path=hub[1], name=hub[2])
@@ -241,10 +240,9 @@ def code_answer(answer, row: dict) -> str:
     ValueError, LookupError, TypeError or AttributeError.
     """
     tests = references.loaded(private_tests(answer) if isinstance(answer, str) else answer)
-    if isinstance(tests, dict) and {"input", "output"} <= tests.keys() and "inputs" not in tests:  # CodeContests
+    if isinstance(tests, dict) and {"input", "output"} <= tests.keys():  # CodeContests
         tests = {"inputs": tests["input"], "outputs": tests["output"]}
-    metadata = {"metadata": references.loaded(row.get("metadata"))}
-    name = field(metadata, ["metadata.func_name", "metadata.fn_name"])
+    name = field({"of": references.loaded(row.get("metadata"))}, ["of.func_name", "of.fn_name"])
     if name and isinstance(tests, list):
         tests = [{"fn_name": name} | test for test in tests]
     text = json.dumps(tests)
@@ -411,20 +409,20 @@ def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data
     Warnings are added to `found`: of rows that begin or end with one of `marks`, and, unless they are all to be asked
     (`evaluate`), of rows that repeat a prompt with another answer.
     """
-    first: list[bytes] = []
+    first: dict[str, bytes] = {}  # data.identity -> row
     repeated: list[bytes] = []
-    places: dict[str, int] = {}  # data.identity -> place in `first`
     tasks = set()
     conflicts = []
     rendered = []
     try:
         for row in rows:
             tasks.add(row.task)
-            known = len(first)
-            place = places.setdefault(data.identity(row.prompt), known)
-            (first if place == known else repeated).append(data.packed(row))
-            if place < known and not evaluate and data.unpacked(first[place]).answer != row.answer:
-                conflicts.append(row.where)
+            packed = data.packed(row)
+            earlier = first.setdefault(data.identity(row.prompt), packed)
+            if earlier is not packed:
+                repeated.append(packed)
+                if not evaluate and data.unpacked(earlier).answer != row.answer:
+                    conflicts.append(row.where)
             if any(text.startswith(marks) or text.endswith(marks) for text in map(str.strip, texts(row.prompt))):
                 rendered.append(row.where)
     except (EOFError, zlib.error) as error:
@@ -434,7 +432,7 @@ def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data
         (conflicts, "repeat a prompt with another answer, and the earlier row counts"),
     ):
         found.warnings += [f"{len(wrong)} rows, the first {wrong[0]}, {said}"] if wrong else []
-    return first, repeated, tasks
+    return list(first.values()), repeated, tasks
 
 
 def load(

@@ -471,25 +471,22 @@ def load(
         if name in data.EMBEDDED:
             train, rows = embedded(name, number, validation)
             new = list(filter(ready.fits, rows))
-            too_long = len(rows) - len(new)
+            found.too_long += len(rows) - len(new)
             owned.append({name})
         else:
             each = usable(read(name), task, number, ready, columns, own, found.unusable if skip_unusable else None)
             first, repeated, its_tasks = distinct(name, each, template_marks(ready), found, evaluate)
-            share = data.HELD_OUT if weight else 1
-            train, new, too_long = data.split(first, validation, share=share, fits=ready.fits)
+            train, new, too_long = data.split(first, validation, share=data.HELD_OUT if weight else 1, fits=ready.fits)
             if not new:
-                got = f"{too_long} longer ones" + "".join(f" and unusable rows ({row})" for row in found.unusable[:1])
-                cause = "an empty file, an interrupted download, or a small budget"
-                raise malformed(name, got, cause, f"a prompt of <= {budget} tokens")
+                got = f"{too_long} longer and {len(found.unusable)} unusable ones {found.unusable[:1]}"
+                raise malformed(name, got, "an empty file, or a small budget", f"a prompt of <= {budget} tokens")
+            found.too_long += too_long
             found.duplicates += len(repeated)
             found.others.rows += repeated if weight else repeated + train
             owned.append(its_tasks)
-        train = train if weight else []
         held += new
-        found.train.rows += train
-        found.sizes.append(len(train))
-        found.too_long += too_long
+        found.sizes.append(len(train) if weight else 0)
+        found.train.rows += train if weight else []
     found.tasks = set().union(*owned)
     ready.curves = curves(labels(names), owned, weights)
     found.validation += filter(None, data.Prompts(ready, held))

@@ -75,10 +75,9 @@ def test_embedded_tasks_are_tokenised_as_they_are_and_the_same_in_every_run(task
 
 
 def test_rows_keep_prompts_answers_and_tasks(load):
-    rows = [{"prompt": f"what is {n}?", "answer": n} for n in range(20)]
-    rows += [{"prompt": "1+1=", "answer": " 2 ", "task": "arithmetic", "source": "ignored"}]
+    rows = [*numbered("what is ", 20), {"prompt": "1+1=", "answer": " 2 ", "task": "arithmetic", "source": "ignored"}]
     found = {p.text: (p.answer, p.task) for p in every(load(rows, validation=3))}
-    assert found == {f"what is {n}?": (str(n), "math") for n in range(20)} | {"1+1=": ("2", "arithmetic")}
+    assert found == {f"what is {n}": (str(n), "math") for n in range(20)} | {"1+1=": ("2", "arithmetic")}
 
 
 CODE = '{"prompt": "a", "task": "code", "answer": '
@@ -322,15 +321,18 @@ def test_what_is_not_there_is_refused_at_once_with_what_is(source, words, tmp_pa
     assert words.format(here=tmp_path) in str(error.value)
 
 
-@pytest.mark.parametrize("source", [" ", ":2", "sorting:math", "sorting:2:arithmetic"])
-def test_a_name_that_is_empty_and_a_task_for_an_embedded_source_are_refused(source):
-    with pytest.raises(ValueError, match=f"--data: expected NAME.* got '{source}'"):
-        sources.anchored(source)
+WRONG = {
+    " ": "expected NAME.* got ' '",
+    ":2": "expected NAME.* got ':2'",
+    "sorting:2:arithmetic": "expected NAME.* got 'sorting:2:arithmetic'; .* its own task",
+    "arithmetic:1 sorting arithmetic:2": "expected different sources, got .*add up its weights",
+}
 
 
-def test_a_source_given_twice_is_refused(tokenizer):
-    with pytest.raises(ValueError, match="expected different sources, got .*add up its weights"):
-        sources.load(["arithmetic:1", "sorting", "arithmetic:2"], tokenizer, budget=99)
+@pytest.mark.parametrize("given", WRONG)
+def test_an_empty_name_a_source_given_twice_and_a_task_for_an_embedded_one_are_refused(given, tokenizer):
+    with pytest.raises(ValueError, match=f"--data: {WRONG[given]}"):
+        sources.load(given.split() or [given], tokenizer, budget=99)
 
 
 def test_a_file_is_the_same_source_however_its_path_is_written(tmp_path, monkeypatch):
@@ -446,13 +448,10 @@ def test_a_pattern_reads_all_its_files_and_folders_hold_files_of_one_kind(tmp_pa
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "b.csv.gz").touch()
     (tmp_path / "x[1]").mkdir()
-    for name, words in (
-        (tmp_path, "files of one kind, got 2 kinds: .*jsonl, b.csv.gz"),
-        (f"{tmp_path}/*", "files of one kind, got 3 kinds: README.md, b.jsonl"),
-        (f"{tmp_path}/x[1]", "a folder whose name is no pattern"),
-    ):
+    refused = {"": "2 kinds: .*jsonl, b.csv.gz", "*": "3 kinds: README.md, b.jsonl", "x[1]": "whose name is no pattern"}
+    for name, words in refused.items():
         with pytest.raises(ValueError, match=words):
-            sources.read(str(name))
+            sources.read(f"{tmp_path}/{name}")
 
 
 def test_what_save_to_disk_wrote_is_read_by_the_pattern_that_its_refusal_names(tmp_path, datasets, tokenizer):

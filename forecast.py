@@ -3,9 +3,8 @@
 Paper: Sec. 2.1 (extrapolation), A.5 (comparing runs), A.7 (robustness). Symbols as in fit.py.
 
 Bands of A, B, C_mid, 90 %: the central nine tenths of the posterior of Eq. 1 given the points. Those of B and C_mid are
-valid if Eq. 1 holds. That of A, as real curves leave Eq. 1, reaches up to where the forecast may be at AHEAD times the
-compute. A is a number only if this band is narrow (WIDE); else it is at least the
-band's lower end (`known`).
+valid if Eq. 1 holds. Real curves leave Eq. 1, so the band of A reaches up to the 95 % quantile of the forecast at AHEAD
+times the compute. If the band of A is wider than WIDE, A is not a number but "at least" its lower end (`known`).
 
 Forecasts: their centre is the median of many drawn curves, their 90 % band holds the central nine tenths. A curve is
 

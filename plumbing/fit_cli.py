@@ -309,7 +309,7 @@ def flags():
     add("--reward", help="likewise (default: pass_rate or reward; with one RUN its tasks too)", metavar="COL")
     add("--scale", help="rewards that are no pass rates: percent, pm1 (-1 to 1) or LO:HI (--scale=-2:4)")
     add("--cumulative", action="store_true", help="each row holds only its own compute: sum it up")
-    more = "each reward is the mean of N completions, a number or a column (default: completions, num_samples, …)"
+    more = "each reward is the mean of N completions, a number or a column (default: completions)"
     add("--completions", metavar="N", help=more)
     add("--r0", type=float, metavar="R", help="pass rate at C = 0, from 0 to 1 even with --scale (default: fitted)")
     add("--fit-from", default="10%", help="least compute that is fitted, or a share of --fit-to (default: 10%%)")

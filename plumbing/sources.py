@@ -478,7 +478,7 @@ def load(
             first, repeated, its_tasks = distinct(name, each, template_marks(ready), found, evaluate)
             train, new, too_long = data.split(first, validation, share=data.HELD_OUT if weight else 1, fits=ready.fits)
             if not new:
-                got = f"{too_long} longer and {len(found.unusable)} unusable ones {found.unusable[:1]}"
+                got = f"{too_long} longer ones" + "".join(f" and unusable rows ({row})" for row in found.unusable[:1])
                 raise malformed(name, got, "an empty file, or a small budget", f"a prompt of <= {budget} tokens")
             found.too_long += too_long
             found.duplicates += len(repeated)

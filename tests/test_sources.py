@@ -234,7 +234,7 @@ def test_unusable_rows_end_the_run_or_are_left_out_and_named(load):
     loaded = load(rows, ":code", skip_unusable=True)
     assert answers(loaded).keys() == {"a", "c"} and (loaded.too_long, loaded.duplicates) == (0, 0)
     assert [message.partition(": ")[0][-1] for message in loaded.unusable] == ["2", "4", "5"]  # lines
-    with pytest.raises(ValueError, match="0 longer and 1 unusable ones .*no tests"):
+    with pytest.raises(ValueError, match="0 longer ones and unusable rows .*no tests"):
         load(rows[1:2], ":code", skip_unusable=True)
 
 

@@ -83,8 +83,8 @@ def prepare(args):
     if args.generator == "vllm":
         vllm_rollout.require_vllm()
     config, tokenizer = read_model(flag, folder)
-    args.notes += sizing.fit(args, config, len(phrase_ids(tokenizer, args)))
     phrase = phrase_ids(tokenizer, args)
+    args.notes += sizing.fit(args, config, len(phrase))
     if args.length_control == "interrupt":
         rollout.check_interruption(tokenizer, phrase, args.think_end, args.interrupt_at, args.max_new_tokens)
         if max(phrase) >= config.vocab_size:
@@ -106,15 +106,20 @@ def prepare(args):
     )
     if not args.evaluate:
         data.check_size(prompts, prompts=args.prompts, k=args.k)
-    first = prompts.validation[0]
-    if args.reward:  # tried on the first row, with its answer as the completion
+    try_verdicts(args, prompts)
+    return prompts
+
+
+def try_verdicts(args, prompts):
+    """Try --reward on a row with its answer as the completion; without it, the references and the sandboxes."""
+    if args.reward:
+        first = prompts.validation[0]
         own.check(args.reward, (first.text, first.answer, first.answer))
     elif os.environ.get("LOCAL_RANK", "0") == "0":
         args.notes += references.unreadable(prompts.validation, args.verify_timeout)
         if "code" in prompts.tasks:
             # Once per node: sandboxes that start at the same moment count each other's processes.
             args.protections = sandbox.protections()
-    return prompts
 
 
 def generates(args):

@@ -16,20 +16,22 @@ Rows, all from the points before the cut, and clipped to [0, 1]:
   persistence     the mean of the last m points +- 1.645 s sqrt(1/m + 1/k), s from successive differences; m is the
                   larger of 5 and a tenth of the points, but at most a third of them
   line in log C   least squares from 10 % of the cut's compute on, and its prediction interval
---sources does so with the 79 curves of tests/data/forecasts/more and with the logs of results/ (compute in tokens), by
-source, and in two halves of the sources: HALF, on which constants are chosen, and the rest.
+--sources does so with the 110 curves of tests/data/forecasts/more and with the logs of results/ (compute in tokens), by
+source, and in two halves of the public sources: those at odd places of the alphabet, on which constants are chosen, and
+those at even places.
 --compare counts how often `forecast.compare` can tell apart two runs: seeds of one recipe (it should not), and runs of
 two recipes of a source whose A and ends differ by 0.05 or more in the mean, no end of one within those of the other. In
 results/study/ the recipes are too near for that, but for runs that collapse.
---pairs FOLDER ... takes all pairs of curves within a group of the folders' tables (README.md: file, group, range) and
-asks `forecast.compare` about their first halves. An end is the mean of the last max(5, n / 10) points. Equal: the
-ends differ by at most 0.03 and two standard errors. Different: by 0.05 and two standard errors or more.
---early FOLDER ... says how often A is a number (`forecast.known`) from 30 and 50 %, and how often its band is too low.
+--pairs takes all pairs of public curves within a source and asks `forecast.compare` about their first halves. An end
+is the mean of the last max(5, n / 10) points. Equal: the ends differ by at most 0.03 and two standard errors.
+Different: by 0.05 and two standard errors or more.
+--early says how often A is a number (`forecast.known`) from 30 and 50 %, and how often its band is too low.
+--early and --pairs take other folders too: each has a README.md with the table of its files (file, group, range).
 Stop rule: with C the last fitted compute, "stop" is right if the mean pass rate over (1.8 C, 2 C] is above that over
 (0.8 C, C] by less than the gain, else "go on" is. Judged at cuts up to 50 % if both stretches have points.
 
 Run:  python benchmarks/forecasts.py      (ten seconds on one core)
-      python benchmarks/forecasts.py --sources; python benchmarks/forecasts.py --compare    (half a minute each)
+      python benchmarks/forecasts.py --sources | --compare | --pairs | --early    (half a minute to two minutes each)
 """
 
 import argparse
@@ -51,7 +53,7 @@ from plumbing import logs  # noqa: E402
 
 CUTS = (0.3, 0.5, 0.7)
 GAIN = 0.02
-HALF = {"rl-zoo success rate", "verifier-as-reward", "text2sql-grpo", "AxiomForgeAI", "OpenEnv-Guardrails", "our study"}
+MORE = ROOT / "tests" / "data" / "forecasts" / "more"
 
 
 class Case(namedtuple("Case", "run cut last stop")):
@@ -187,11 +189,6 @@ def table(folder):
             yield cells[1], fit.Run(C[full][order], R, name=cells[0].removesuffix(".csv"))
 
 
-def more():
-    """Yield (source, Run) of tests/data/forecasts/more."""
-    return table(ROOT / "tests" / "data" / "forecasts" / "more")
-
-
 def kept():
     """Yield (source, Run) of our logs, compute in tokens, without the count of completions."""
     results = ROOT / "results"
@@ -211,13 +208,14 @@ def races():
 def by_source():
     """Print the scores and the verdicts of the stop rule by source."""
     rows = defaultdict(list)
-    for source, run in [*more(), *kept()]:
+    public = list(table(MORE))
+    odd = sorted({source for source, _ in public})[::2]
+    for source, run in [*public, *kept()]:
         for case in cases(run):
             law = forecast.forecast_run(case.part())
             found = (ours(case, law), case.end()[1], stops([(case, law)]))
-            halves = "half 1" if source in HALF else "half 2"
-            everything = "all of ours" if source.startswith("our ") else "all of others"
-            for name in (source, f"{everything}, {halves}", everything):
+            half = "all at odd places" if source in odd else "all at even places"
+            for name in (source, "all of ours" if source.startswith("our ") else half):
                 rows[name].append(found)
     print(f"{'source':28}forecasts inside width score error | stop rule: stop, right; go on, right")
     for name in sorted(rows, key=lambda name: (name.startswith("all"), name)):
@@ -232,7 +230,7 @@ def by_source():
 def recipes():
     """{(source, recipe): [Forecast of each seed]} of those with two seeds or more."""
     found = defaultdict(list)
-    for source, run in [*more(), *kept(), *races()]:
+    for source, run in [*table(MORE), *kept(), *races()]:
         seed = re.fullmatch(r"(.*?)(?:_seed|_s|-)(\d+)", run.name)
         if seed and not run.name.startswith("charbull"):
             found[source, seed[1]].append(forecast.forecast_run(run._replace(start="10%")))
@@ -320,14 +318,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--sources", action="store_true", help="the table by source")
     parser.add_argument("--compare", action="store_true", help="the table of comparisons")
-    folders = {"nargs": "+", "type": Path, "metavar": "FOLDER"}
+    folders = {"nargs": "*", "type": Path, "metavar": "FOLDER"}
     parser.add_argument("--pairs", help="are the first halves of curves that end alike told apart?", **folders)
     parser.add_argument("--early", help="how often is A a number too early?", **folders)
     args = parser.parse_args()
-    if args.pairs:
-        return first_halves(args.pairs)
-    if args.early:
-        return early(args.early)
+    if args.pairs is not None:
+        return first_halves(args.pairs or [MORE])
+    if args.early is not None:
+        return early(args.early or [MORE])
     if args.sources:
         return by_source()
     if args.compare:

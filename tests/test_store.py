@@ -68,11 +68,12 @@ def test_a_hostile_value_in_the_store_calls_nothing(way, own, tmp_path, monkeypa
 def test_a_group_of_10_mib_arrives(host):
     queue = rollouts(memory=host, k=0, prompts=1, generations=16)
     generator = claimed(16, queue)
-    generator.store.backend = host.clone()
+    remote = generator.store.backend = host.clone()
     tokens = 45_000  # 15 bytes per token: 10.3 MiB in 16 rollouts
     for index in range(16):
         lists = {"mask": [True] * tokens, "logprobs": [-0.1] * tokens, "versions": [index] * tokens}
         generator.put(Verdict(answer(index=index, ids=list(range(tokens)), **lists), index % 2 == 0))
+    assert remote.num_keys() > 16  # answered only when all that this connection has sent before is stored
     queue.admit([prompt(0)])
     [group] = queue.next_batch(0)
     assert sum(len(host.get(rollout.key)) for rollout in group) > 10 << 20

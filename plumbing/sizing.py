@@ -139,7 +139,7 @@ def trainer_bytes(args, config, count, itemsize, trainers):
     count     parameters of the model
     itemsize  bytes of --dtype
 
-    The factors of `working` were fitted to peaks of Qwen3 of five sizes, in bf16 (tests/shadow/meter.py). FSDP2 keeps
+    The factors of `working` were fitted to peaks of Qwen3 of 0.6B to 8B, in bf16 (tests/shadow/meter.py). FSDP2 keeps
     the embeddings and the head gathered through the backward pass, and one layer.
     """
     width, inner, heads, groups = layer_widths(config)

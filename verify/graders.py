@@ -47,7 +47,7 @@ Deviation: a box, or an answer without one, of more than MAX_CHARS characters is
   short, parsing time grows faster than length, and the end of a long number is not that number. Programs: CODE_CHARS.
 Known limits: docs/rewards.md.
 
-Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py
+Test: pytest tests/test_reward.py tests/test_code_reward.py
 """
 
 import re
@@ -83,7 +83,9 @@ AFTER_OFFER = re.compile(r"[\s$)},]{0,9}\bor\b")
 # Of formulas in the spelling of `as_written`:
 ASKS = re.compile(r"[+/^%(]|\\[A-Za-z]|[0-9]\*.*[0-9]| [<>=] ")  # more than a name, a number or 2x
 NUMBER = re.compile(r"-?[0-9.]+")
-FORM = re.compile(r"^-?(?:[0-9]*\.[0-9]+ -?<[0-9]+/[0-9]+>|[0-9.]+ -?<10\^.*>)")  # 0.375 for 3/8, 45000 for 4.5 x 10^4
+FORM = re.compile(
+    r"^-?(?:[0-9]*\.[0-9]+ -?<[0-9]+(?:/[0-9]+|\*\\%)>|[0-9.]+ -?<10\^.*>)"
+)  # 0.375 for 3/8, 45000 for 4.5 x 10^4
 PERCENT = re.compile(r"<([0-9.]+)\*\\%>")
 NO_FAILURE = (UNREADABLE, OWN)  # reasons that say nothing of this machine
 

@@ -6,7 +6,7 @@
 All of it runs in workers (workers.py), as it has no time limit. Both sides go through `normalise`; then texts are
 compared as texts, and formulas as SymPy objects (values.py). Every pattern takes a time linear in the text.
 
-Test: pytest tests/test_reward.py; python benchmarks/soak.py --verdicts
+Test: pytest tests/test_reward.py
 """
 
 import re
@@ -27,14 +27,18 @@ BETWEEN_BOXES = re.compile(
 # --- Of an answer without a box:
 DELIMITER = re.compile(r"\\[][()]|\$\$")
 DOLLARS = re.compile(r"\$([^$]+)\$")
-TAG = re.compile(r"</?[a-z]{1,20}>")
+TAG = re.compile(r"</?[a-z]{1,20}>|<\|\w{1,20}\|>")
 MARKS = " \t*_`\"“”„'"
 PHRASE = re.compile(
-    r"^(?:\W*+(?:so|thus|hence|therefore|then)\b,?)?\W*?(?:the\s+)?(?:final\s+|correct\s+|right\s+|best\s+)?"
-    r"(?:answer|choice|option|solution|result)\b(?:\s+is\b|\s+are\b)?\s*+[:=]?\s*+"
+    r"^(?:\W*+(?:so|thus|hence|therefore|then)\b,?)?(?:\W*?(?:the\s+)?(?:final\s+|correct\s+|right\s+|best\s+)?"
+    r"(?:answer|choice|option|solution|result)s?\b(?:\s+is\b|\s+are\b)?)?\s*+[:=]?\s*+"
     r"(?:(?:option|choice)\b\s*)?",
     re.I,
 )
+DECIMAL_COMMA = re.compile(r"^[0-9]+,[0-9]{1,2}$")
+STATES = re.compile(r"(?<![A-Za-z])(?:is|are|equals)(?![A-Za-z]):?")
+HEDGED = re.compile(r"\b(?:or|not|than|either|least|most|half of|twice)[\s$*(]{0,9}\Z")
+MANY = re.compile(r"[\s$*]{0,9}(?:squared|cubed|dozen|hundred|thousand|million|billion|trillion)\b")
 FUNCTIONS = "and|or|pi|sqrt|sin|cos|tan|cot|sec|csc|log|ln|lg|exp|inf|infinity|mod|gcd|lcm"
 WORD = re.compile(
     rf"(?<![^\W\d_])(?<!\\)(?!(?:{FUNCTIONS})(?![^\W\d_]))"
@@ -85,7 +89,7 @@ def last_line(prose: str) -> str:
     >>> last_line("It is one of three.\\nAnswer: A"), last_line("So the answer is **(B)**."), last_line("`8`<|im_end|>")
     ('A', '(B)', '8')
     """
-    lines = [line for line in TAG.sub("\n", prose.partition("<|")[0]).splitlines() if any(map(str.isalnum, line))]
+    lines = [line for line in TAG.sub("\n", prose).splitlines() if any(map(str.isalnum, line))]
     line = PHRASE.sub("", lines[-1].lstrip("#> ")).strip(MARKS) if lines else ""
     return line.removesuffix(".").rstrip(MARKS) if not line.endswith("..") else line
 
@@ -100,12 +104,15 @@ def said(expression: str) -> str:
         return in_box(expression, 0) or ""
     prose = DELIMITER.sub("$", expression.replace("\\$", ""))
     line = last_line(prose).replace("$", " ")
-    if not prose_in(line) and not re.match(r"^[0-9]+,[0-9]+$", line):
-        return line
+    for formula in (line, STATES.split(line)[-1]):
+        if formula.strip() and not prose_in(formula) and not DECIMAL_COMMA.match(formula):
+            return formula.strip()
     from math_verify import parse
 
-    found = parse(expression.translate(CHARACTERS), parsing_timeout=None)
+    found = parse(prose.translate(CHARACTERS), parsing_timeout=None)
     text = found[-1].strip(MARKS + ".") if found else ""
+    if HEDGED.search(prose, 0, prose.rfind(text)) or MANY.match(prose, prose.rfind(text) + len(text)):
+        return ""
     numbers = re.findall(r"-?[0-9][0-9.,]*", text)
     return numbers[-1] if numbers and (prose_in(text) or ")" in text and "(" not in text) else text
 
@@ -123,22 +130,25 @@ CHARACTERS = str.maketrans({
     **{ord(sign) + 0xFEE0: sign for sign in ascii_letters + digits + "+-*/=()%<>|"}})
 # fmt: on
 BASE = re.compile(r"(?<![A-Za-z_0-9^])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
-PAIR = re.compile(r"\(|\\\{")
+PAIR = re.compile(r"^(?:\(|\\\{|\[(?=[^,]*,[^,]*\]$))")  # [5, 2] is not the pair (5, 2)
 DATE = re.compile(r" ?[0-9]{1,4} ?([-/.:]) ?[0-9]{1,4}(?: ?\1 ?[0-9]{1,4})*(?: [ap]m)? ?")
 # 3 h 20 min:
 QUANTITIES = re.compile(r"^-?[0-9.]+ ?(?:\\text ?\{[^{}]*\}|[A-Za-z]+)[ ,]*(?:and )?[0-9.]+ ?(?:[A-Za-z\\]|$)")
 TWO_LETTERS = {"as", "at", "am", "an", "ah", "ad", "ha", "by", "my", "hm", "mm", "pa", "ma", "ta", "ya"}  # words
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 WHOLE = "[0-9]{1,999}"  # Python makes no int of more than 4,300 digits
-ASCII_UNITS = "days?|min|sec|hrs?|lbs?|mph|men|[cmk]m|m[glL]|kg|ft|in|yd|mi|oz|sq|of|per|[msgLNJWV]"
+ASCII_UNITS = "days?|min|sec|hrs?|lbs?|mph|men|[cmk]m|m[glL]|kg|ft|in|yd|mi|oz|sq|of|per|USD|[msgLNJWV]"
 NO_UNIT = (
     rf"(?!(?:{FUNCTIONS}|if|not|choose|over|percent|percentage|pct|squared|cubed|factorial|times|dozen|hundred|"
     r"thousand|million|billion|trillion)(?![A-Za-z]))"
 )
+NO_HEDGE = r"(?![^{}]*(?<![A-Za-z])(?:not?|or|is|if|but|than|least|most)(?![A-Za-z]))"  # 8 \text{ or not}
 NAME = rf"{NO_UNIT}[^\W\d_]{{2,}}(?![^\W\d_])"
 RAISED = r"(?: ?\^ ?\{?-?[0-9]{1,2}\}?)?"
+TEXT = rf"\\text ?\{{[^{{}}]*\}}{RAISED}"
 UNIT = (
-    rf"(?:\\text ?\{{ ?{NO_UNIT}[^{{}}]*\}}|\\Omega(?![A-Za-z])|{NO_UNIT}(?:(?:{ASCII_UNITS}|[^\W\d_]{{4,}}|"
+    rf"(?:\\text ?\{{ ?+{NO_UNIT}{NO_HEDGE}(?:[^{{}}+=<>?!|]|\{{[-0-9]+\}})*\}}|\\Omega(?![A-Za-z])|"
+    rf"\\mu ?(?=\\text|[A-Za-z](?![A-Za-z]))[A-Za-z]?|{NO_UNIT}(?:(?:{ASCII_UNITS}|[^\W\d_]{{4,}}|"
     rf"(?:(?![A-Za-zα-ω])[^\W\d_]|μ[A-Za-z])[^\W\d_]*)(?![^\W\d_]))){RAISED}"
 )
 
@@ -183,14 +193,18 @@ NORMALISE = [(re.compile(pattern), replacement) for pattern, replacement in (
     (r",? ?(?:\\text ?\{ ?,? ?)?(?:(?<![A-Za-z\\])(?:for (?:all|any|each|every)|where)(?![A-Za-z])|\\forall).*$",
      ""),  # for all x
     (r"(?<=[0-9A-Za-z)}]),? ?[a-z] ?\\in ?\\mathbb ?\{?R\}?$", ""),  # x \in \mathbb{R}
+    (r"\\not ?=", r"\\ne "), (r"\\lbrace(?![A-Za-z])", r"\\{"), (r"\\rbrace(?![A-Za-z])", r"\\}"),
+    (r"\\backslash(?![A-Za-z])|(?<=\\mathbb\{R\}) ?- ?(?=\\\{)", r"\\setminus "),
     (r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|mathrm)(?= ?\{)", r"\\text"),  # kinds of type
     (r"\\text ?\{ ?(-?[0-9][0-9./,:]*) ", r"\1\\text{"),  # a number and its unit as one text
+    (rf"(?<=[0-9]) ?\\[dtc]?frac ?\{{ ?({TEXT}) ?\}} ?\{{ ?({TEXT}) ?\}}", r"\1/\2"),  # km over h
     (r"(?<=:[0-9]{2}) ?(?:\\text ?\{ ?)?([apAP])\.? ?[mM]\.?(?: ?\})?$", lambda m: f" {m[1].lower()}m"),  # 10:00 a.m.
     (r"(?<![0-9.])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", lambda m: m[0].replace(" ", "")),  # thousands with spaces
     (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}"),  # raised characters
     (r"[¼-¾⅐-⅞]", lambda m: f"\\frac{{{normalize('NFKC', m[0]).replace(chr(0x2044), '}{')}}}"),  # ½
     (rf"(?:(?<=[0-9)\]])|(?<=[0-9}}]\}})|(?<=\\pi))(?<!\^[0-9])(?<!\^\{{[0-9]\}}) ?(?:{NAME} ){{0,3}}{UNIT}"
-     rf"(?: ?/ ?[^\W\d_]{{1,9}}{RAISED}|(?: |/|\\cdot)*+(?:{UNIT}|{NAME})){{0,6}}(?= ?(?:$|[,;)\]]|\\text|and|or))",
+     rf"(?: ?/ ?[^\W\d_]{{1,9}}{RAISED}| [a-z]{{1,3}} ?\^ ?\{{?-[0-9]\}}?|"
+     rf"(?: |/|\\cdot)*+(?:{UNIT}|{NAME})){{0,6}}(?= ?(?:$|[,;)\]]|\\text|and|or))",
      ""),  # units
     (r"\*\*", "^"), (r"^ ?(?:\\approx|=)", ""),  # 2**3; a sign before the value
     (r"\\(?:begin|end) ?\{(?:cases|aligned)\}", ""),  # a list
@@ -199,8 +213,9 @@ NORMALISE = [(re.compile(pattern), replacement) for pattern, replacement in (
      lambda m: f"\\sqrt{{{m[1] or m[2]}}}"),  # √2
     (r"\\operatorname ?\{([A-Za-z]+)\}", r"\\\1 "),  # an operator
     (r"(?<![A-Za-z\\])(?:pi|ln|log|sin|cos|tan)(?![A-Za-z])", r"\\\g<0>"),  # 2*pi
-    (r"\\?(?<![A-Za-z])exp ?(?:\(([^()]*)\)|\{([^{}]*)\}|([0-9a-z]))",
+    (r"\\?(?<![A-Za-z])exp ?(?:\(([^()]*)\)|\\?\{([^{}]*?)\\?\}|([0-9a-z]|\\pi))",
      lambda m: f"e^{{{m[1] or m[2] or m[3]}}}"),  # exp(2)
+    (r"\\(ln|log) ?([0-9]+|[a-z])(?= ?/)", r"\\\1(\2)"),  # \ln 2/2 is no logarithm of 1
     (r"\\(sin|cos|tan|cot|sec|csc) ?\^ ?\{ ?-1 ?\}", r"\\arc\1"),  # an inverse
     (r"\\var(?=phi|theta|rho|sigma)", r"\\"),  # φ
     (r"(\\sqrt ?\[[^][]{1,9}\]) ?([0-9A-Za-z])", r"\1{\2}"),  # \sqrt[3]2
@@ -213,8 +228,9 @@ NORMALISE = [(re.compile(pattern), replacement) for pattern, replacement in (
     (rf"(?<![0-9.}}])({WHOLE}) ({WHOLE}) ?/ ?({WHOLE})(?![0-9.])", mixed),  # 1 1/2
     (rf"(?<![_^0-9.A-Za-z}}])({WHOLE}) ?\\frac\{{({WHOLE})\}}\{{({WHOLE})\}}", mixed),  # 33\frac13 %
     (r"(?<![_^0-9.])([0-9.]+) (?=[0-9])", r"\1\\omega_{0}"),  # two numbers side by side are not one: 2 3 is not 23
+    (r"(?<=[0-9}]) ?(?:\\text ?\{ ?)?per ?cent(?:age)? ?\}?", r"\\%"),  # a percentage
     (r"(?<=[})]) ?\\?%", r"\\cdot 1\\%"),  # latex2sympy reads % after a number only
-    (r"\\bar ?([0-9])", r"\\bar{\1}"),  # 0.\bar 3
+    (r"\\dot(?= ?\{?[0-9])", r"\\bar"), (r"\\bar ?([0-9])", r"\\bar{\1}"),  # 0.\bar 3
     (rf"(?<![0-9])({WHOLE}|)\.({WHOLE}|)\\(?:overline|bar) ?\{{({WHOLE})\}}", repeating),  # 0.3 with a bar
     (r"(?<![A-Za-z_^0-9.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]+)(?![\w.])", r"\1\\times10^{\2}"),  # 1e-7
     (r" ?\^ ?\{? ?\\circ ?\}? ?(?:\\text\{ ?[CF] ?\}|[CF](?![A-Za-z]))", ""),  # degrees Celsius
@@ -227,7 +243,9 @@ NORMALISE = [(re.compile(pattern), replacement) for pattern, replacement in (
     (r"^\\\{ ?[a-z] ?(?:\\in ?\(-\\infty,\\infty\) ?)?(?:\\mid|[:|])(?=.*[<>]|.*\\[lg]e)(.*)\\\}$", r"\1"),
     # {x | x > 3}
     (r"\(([0-9][0-9A-F]*)\) ?(?=_\{?[0-9])", r"\1"),  # (1011)_2
-    (r"([A-Za-z])'(?![A-Za-z]{2})", r"\1_{0}"),  # a derivative is not its function: math-verify drops the quote
+    # A derivative is not its function, nor a conjugate its number: math-verify drops the quote and the bar.
+    (r"([A-Za-z])'(?![A-Za-z]{2})|\\(?:bar|overline) ?\{? ?([A-Za-z])(?: ?\}|(?![A-Za-z]))",
+     lambda m: f"{m[1] or m[2]}_{{0}}"),
     (r"(?<=\+) ?c$", "C"),  # the constant of an integral
 )]
 # fmt: on
@@ -261,7 +279,7 @@ def normalise(latex: str) -> str:
     """
     text = without_type(latex.translate(CHARACTERS))
     if not re.search("matrix|array", text):
-        text = re.sub(r"\\{2}(?![A-Za-z])", ", ", text)  # a list, line by line
+        text = re.sub(r"\\{2}(?![A-Za-z]{2})", ", ", text)  # a list, line by line
     if "mod" not in text:
         text = text.replace("\\equiv", "=")
     angles = re.search("sin|cos|tan|cot|sec|csc", text)

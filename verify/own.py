@@ -100,13 +100,13 @@ def called(function, spec: str, job: tuple[str, str, str]) -> float | str:
     try:
         value = function(*job)
         value = value.item() if getattr(value, "shape", None) == () else value  # NumPy's numbers and booleans
+        if value is None:
+            return OWN
+        if isinstance(value, Real) and 0 <= float(value) <= 1:
+            return float(value)
+        return f"{OWN}: expected a number from 0 to 1, a bool or None, got {value!r:.80} of type {type(value).__name__}"
     except (Exception, SystemExit) as error:  # whatever the user's function raises
         return f"{OWN} raised {place(error, parsed(spec)[0])}"
-    if value is None:
-        return OWN
-    if isinstance(value, Real) and 0 <= float(value) <= 1:
-        return float(value)
-    return f"{OWN}: expected a number from 0 to 1, a bool or None, got {value!r:.80} of type {type(value).__name__}"
 
 
 def check(spec: str, job: tuple[str, str, str]) -> None:

@@ -77,7 +77,7 @@ def after_equals(text: str) -> str:
 OPTION = re.compile(r"(?:option |choice )?(?:\(([A-Z])\)|([A-Z])(?:[).]|:(?=\s)|$))(.*)", re.I | re.S)
 SAYS = re.compile(r"\b(?i:answer|choice|option|choose|pick|select)\b(?: is)?:? (?i:option |choice )?\(?([A-Z])\)?$")
 AGAINST = re.compile(  # behind the letter: "B. is wrong", "A. No, B", "(A)(B)", "B. A"
-    r"^(?:\W*(?:is|are|was|not|or|and|isn't|wrong|incorrect)\b|.*\b(?i:no|not|nor|or|and|but|so|think|choose|answer)\b\W+\(?[A-Z]\b|"
+    r"^(?:\W*(?:is|are|was|not|or|and|isn't|wrong|incorrect)\b|.*\b(?i:no|not|nor|or|and|but|so|think|choose|answer)\b\W+\(?[A-Z]\b|.*\b(?i:wait|actually|sorry)\b|"
     r"\W*\(?[A-Z]\W*$|[A-Za-z(]|.*\([A-Z]\))", re.S)
 # fmt: on
 

@@ -41,9 +41,10 @@ FAMILIES = {  # one may be written for another: \\log_2 3 = \\ln 3 / \\ln 2
     "log": "log|ln|lg",
     "sine": "sin|cos|tan|cot|sec|csc",
     "arc": "arc(?:sin|cos|tan|cot|sec|csc)",
-    "union": "cup|setminus|backslash",
+    "union": "cup|setminus",
+    "count": "!|binom|choose",
 }
-IDENTITIES = {"log", "sine", "arc"}  # of expressions with letters
+IDENTITIES = {"log", "sine", "arc", "count"}  # of expressions with letters
 NAMED = re.compile(
     r"(?<![A-Za-z\\])(gcd|lcm|hcf|mod|max|min|abs|floor|ceil|log|ln|lg|sin|cos|tan|cot|sec|csc|det|lim|choose)(?![A-Za-z])"
 )
@@ -89,9 +90,10 @@ def functions(text: str) -> set[str]:
     """The functions and other commands in a text that are no PLAIN ones.
 
     >>> sorted(functions("\\\\gcd(48,46)+\\\\frac{\\\\ln 3}{2}")), sorted(functions("3! + |-5|"))
-    (['gcd', 'log'], ['!', '|'])
+    (['gcd', 'log'], ['count', '|'])
     """
-    commands = {*re.findall(r"\\([A-Za-z]+)", text), *NAMED.findall(text)}
+    signs = [sign for sign in "!|" if sign in text.replace("\\|", "|")]
+    commands = {*re.findall(r"\\([A-Za-z]+)", text), *NAMED.findall(text), *signs}
     found = {command for command in commands if not PLAIN.fullmatch(command)}
     for family, members in FAMILIES.items():
         if any(re.fullmatch(members, command) for command in found):
@@ -102,7 +104,7 @@ def functions(text: str) -> set[str]:
         found.add("det")
     if re.search(r"[-+] ?[({]? ?[-+]", text):
         found.add("addition")
-    return found | {sign for sign in "!|" if sign in text.replace("\\|", "|")}
+    return found
 
 
 def reducible(match) -> bool:

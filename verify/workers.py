@@ -14,7 +14,7 @@ expected outputs. A program's time counts from the moment when the sandbox is re
 
 Deviation: none known (those of verdicts: graders.py).
 
-Test: pytest tests/test_reward.py tests/test_code_reward.py; python benchmarks/soak.py
+Test: pytest tests/test_reward.py tests/test_code_reward.py
 """
 
 import json

@@ -4,7 +4,7 @@ Paper: Sec. 2.1 (extrapolation), A.5 (comparing runs), A.7 (robustness). Symbols
 
 Bands of A, B, C_mid, 90 %: the central nine tenths of the posterior of Eq. 1 given the points. Those of B and C_mid are
 valid if Eq. 1 holds. Real curves leave Eq. 1, so the band of A reaches up to the 95 % quantile of the forecast at AHEAD
-times the compute. If the band of A is wider than WIDE, A is not a number but "at least" its lower end (`known`).
+times the compute. If the band of A is wider than WIDE, A is not a number but "at least" `Forecast.least` (`known`).
 
 Forecasts: their centre is the median of many drawn curves, their 90 % band holds the central nine tenths. A curve is
 
@@ -24,8 +24,8 @@ Forecasts: their centre is the median of many drawn curves, their 90 % band hold
 Residuals count as independent but for w: no band includes what all evaluations of one run share (its seed, its
 validation prompts). What was tried, and what the numbers above rest on: results/forecasts.md.
 
-Test:  pytest tests/test_forecast.py; what the bands are worth: python benchmarks/fit_coverage.py (on synthetic runs),
-       python benchmarks/forecasts.py (on real ones)
+Test:  pytest tests/test_forecast.py; what the bands are worth: python -m lab.fit_coverage (on synthetic runs),
+       python -m lab.forecasts (on real ones)
 """
 
 from collections import namedtuple
@@ -79,6 +79,11 @@ class Forecast(Fit):
     bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %; B and C_mid: valid if Eq. 1 holds
     notes: tuple  # "name: what it means here": what was left out, averaged or assumed
     draws: Draws = field(repr=False)
+
+    @property
+    def least(self):
+        """A is at least this: the lower end of its band, or that of the forecast at AHEAD times the compute."""
+        return min(self.bands["A"][0], float(self.quantiles(AHEAD * self.span[1], 0.05)))
 
     @property
     def falls(self):
@@ -288,7 +293,7 @@ def known(law):
     low, high = law.bands["A"]
     found = {}
     if high - low > WIDE or law.fitted.A is None and law.median(AHEAD * law.span[1]) > law.A + CLOSE:
-        found["A"] = f"A is at least {low:.3f}: the points do not say where the rise ends"
+        found["A"] = f"A is at least {law.least:.3f}: the points do not say where the rise ends"
         found["C_mid"] = "C_mid is not determined: half of the gain is not known"
     if law.B > JUMP:
         found["B"] = found["C_mid"] = "B and C_mid are not determined: the rise is a jump between two points"

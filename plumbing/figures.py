@@ -8,12 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, LogLocator
 
 import fit
 import forecast
-from plumbing import timeline
 
 PAPER_R_0 = 0.39  # ours: at this R_0 the published bs2048 fit gives back the power-law asymptotes of A.4
 TABLE_1 = {  # A, B, C_mid (GPU-hours)
@@ -44,6 +41,8 @@ def called(unit):
 
 def draw(ax, title, xlabel, ylabel, curves):
     """Draw a panel, its legend below it. Points beyond the solid part of a curve are hollow: its fit left them out."""
+    from matplotlib.ticker import EngFormatter, LogLocator  # here, as most calls of fit.py draw nothing
+
     hollow = False
     looks = zip(COLOURS * len(curves), MARKERS * len(curves))
     for place, ((label, law, (start, fitted_to, end), points, band), (colour, marker)) in enumerate(zip(curves, looks)):
@@ -76,6 +75,8 @@ def save(path, title, panels, others=(), width=5.6):
     """Write a figure: the panels that have curves, on logarithmic x axes, then the `others`, functions that draw on the
     axes they get; at most three in a row, each `width` inches wide.
     """
+    from matplotlib.figure import Figure
+
     panels = [panel for panel in panels if panel[-1]]
     count = len(panels) + len(others)
     most = max(len(panel[-1]) for panel in panels)
@@ -213,6 +214,10 @@ def page(log, path):
     """Draw what a run's log.jsonl (or the folder with it) says of each step: thin as logged, thick as a running mean.
     What the log lacks is left out. Raises BadInput for a log without any step.
     """
+    from matplotlib.figure import Figure
+
+    from plumbing import timeline
+
     log = Path(log, "log.jsonl") if Path(log).is_dir() else Path(log)
     found = columns(timeline.rows_of(log))
     if "pass_rate" not in found:

@@ -6,11 +6,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from matplotlib.backend_bases import FigureCanvasBase
 
 import fit
 import forecast
-from plumbing import figures, timeline
+from plumbing import figures
 from plumbing.logs import read_run, read_runs
 from plumbing.typed import Parser
 
@@ -75,19 +74,12 @@ def lines_of(found):
         label = f"last R, from the first half (measured {half['measured']:.4g})"
         rows.append((label, half["forecast"], half["low"], half["high"]))
     head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {called}, R_0 = {R_0:.4g}"
+    head = head.format(**found, called=figures.called(found["unit"]))
     notes = [f"  note: {note}" for note in found["notes"]]
     bands = "  90 % bands: of B, C_mid if Eq. 1 holds; of A, R even if not. R: the median of curves that may come true"
     known = [f"  {text}" for text in dict.fromkeys(found["known"].values())]
-    head = head.format(**found, called=figures.called(found["unit"]))
-    return [head, bands, *table(rows), *known, f"  {reach_line(found)}", *notes]
-
-
-def reach_line(found):
-    """How far ahead the run of a `summary` can be read."""
-    if found["reach"] <= 1:
-        return f"cannot be read ahead: within +-{forecast.CLOSE} not even at its last point"
-    more = "or more " if found["reach"] >= forecast.FARTHEST else ""
-    return f"can be read to {found['reach']:.2g} {more}times its compute within +-{forecast.CLOSE}"
+    reach = f"can be read to {found['reach']:.2g} times its compute" if found["reach"] > 1 else "cannot be read ahead"
+    return [head, bands, *table(rows), *known, f"  {reach} within +-{forecast.CLOSE}", *notes]
 
 
 def stop_row(law, gain, until):
@@ -196,6 +188,8 @@ def paper_tables():
 
 def timelines(paths, steps, figure):
     """Draw who did what when in these runs; returns a line for each. steps: (first, last + 1), None for a middle."""
+    from plumbing import timeline
+
     found = [timeline.read(path) for path in paths]
     if not found:
         raise fit.BadInput("got no RUN, expected one or more of our runs' folders")
@@ -206,6 +200,8 @@ def timelines(paths, steps, figure):
 
 def _figure(name):
     """The path of the figure `name`, "~" expanded. Raises BadInput for a folder and for a type that is not known."""
+    from matplotlib.backend_bases import FigureCanvasBase
+
     path = os.path.expanduser(name)
     if Path(path).is_dir() or Path(path).suffix[1:].lower() not in FigureCanvasBase.filetypes:
         raise fit.BadInput(f"got -o {name}, expected a file whose name ends in .png, .svg or .pdf")
@@ -217,11 +213,11 @@ def command(args, defaults):
     reads = {"paper", "o"} if args.paper else set(vars(args)) - {"steps"}
     reads = {"timeline", "runs", "steps", "o"} if args.timeline else reads
     reads = {"page", "runs", "o"} if args.page else reads
-    reads -= (set() if args.o else {"log_f"}) | (set() if args.stop_rule else {"gain"})
-    reads -= set() if args.compare else {"against"}
+    needed = {"log_f": args.o, "gain": args.stop_rule, "against": args.compare}
+    reads -= {name for name, given in needed.items() if not given}
     if unread := [name for name, value in vars(args).items() if value != defaults[name] and name not in reads]:
         flag = "RUN" if unread[0] == "runs" else "--" + unread[0].replace("_", "-")
-        needs = "--log-f needs -o, --gain --stop-rule, --against --compare; --paper reads no other flag"
+        needs = "--log-f needs -o, --gain --stop-rule, --against --compare"
         raise fit.BadInput(f"got {flag}, which has no effect here ({needs})")
     if args.paper:
         folder = Path(args.o or "figures").expanduser()
@@ -238,65 +234,43 @@ def command(args, defaults):
         return [f"written to {args.o}"]
     if not 0 < args.gain < 1:
         raise fit.BadInput(f"got --gain {args.gain:g}, expected a share of the pass rate between 0 and 1")
-    until, unit = _until(args.until) if args.until else (None, "")
     laws, against = fits(args)
-    if unit:  # of the shortest run, so that all are read at one compute
-        until *= min(law.run.compute[-1] for law in laws) / {"x": 1, "%": 100}[unit]
+    shortest = min(law.run.compute[-1] for law in laws)  # all are read at one compute
+    until = _until(args.until, shortest) if args.until else None
     flags = [name for name, value in vars(args).items() if value is True]
     found, lines = analyse(laws, flags, until, args.o, args.gain, against)
     lines += [f"written to {args.o}"] * bool(args.o)
     return [json.dumps(found, indent=1, allow_nan=False)] if args.json else lines
 
 
-def _until(text):
-    """(number, what it counts) of --until: a compute, or a multiple of the run's, such as 4x or 400%."""
-    number, unit = (text[:-1], text[-1:]) if text.endswith(("x", "%")) else (text, "")
+def _until(text, last):
+    """The compute of --until: as given, or a multiple of `last`, such as 4x or 400%."""
     with suppress(ValueError):
-        if 0 < float(number) < np.inf:
-            return float(number), unit
-    raise fit.BadInput(
-        f"got --until {text}, expected a compute above 0, or a multiple of the run's, such as 4x or 400%"
-    )
+        unit = {"x": last, "%": last / 100}.get(text[-1])
+        until = float(text[:-1]) * unit if unit else float(text)
+        if 0 < until < np.inf:
+            return until
+    raise fit.BadInput(f"got --until {text}, expected a compute above 0, or a multiple of the run's: 4x or 400%")
 
 
 def fits(args):
     """The fits of all runs in the files of the command line, and how many of the last belong to --against."""
     given = {"start": args.fit_from, "stop": args.fit_to, "r0": args.r0}
     columns = args.compute, args.reward, args.scale, args.cumulative, args.completions
-
-    def read(paths):
-        return [run._replace(**given) for path in paths for run in read_runs(path, *columns)]
-
-    runs = read(args.runs)
-    others = read(args.against or [])
-    least = 1 + (args.compare and not others)
-    if len(runs) < least:
+    paths = [*args.runs, *(args.against or [])]
+    read = [[run._replace(**given) for run in read_runs(path, *columns)] for path in paths]
+    runs = sum(read, [])
+    against = len(runs) - len(sum(read[: len(args.runs)], []))
+    least = 1 + args.compare
+    if not args.runs or len(runs) < least:
         raise fit.BadInput(f"got {len(runs)} RUNs, expected {least} or more")
-    runs, others = _noted(runs, runs + others), _noted(others, runs + others)
+    if len(units := sorted({run.unit for run in runs})) > 1:
+        note = f"the units of compute differ ({', '.join(units)}): neither C_mid nor curves can be compared"
+        runs = [run._replace(notes=(*run.notes, note)) for run in runs]
     foreign = any((args.r0, args.scale, args.cumulative, args.completions))
-    if len(runs) == 1 and not others and args.reward in (None, "pass_rate") and not foreign:
+    if len(runs) == 1 and args.reward in (None, "pass_rate") and not foreign:
         return with_tasks(runs[0], args.runs[0]), 0
-    return [*map(forecast.forecast_run, runs + others)], len(others)
-
-
-def _noted(runs, every):
-    """The runs, each with a note if the unit of compute is not the same in `every` run: a figure has but one axis."""
-    units = sorted({run.unit for run in every})
-    note = f"the units of compute differ ({', '.join(units)}): neither C_mid nor the curves of a figure can be compared"
-    return [run._replace(notes=(*run.notes, note)) for run in runs] if len(units) > 1 else runs
-
-
-def verdict_flags(add):
-    add("--compare", action="store_true", help="which run scales better, at a common A if they are within 0.02 (A.5)")
-    add("--against", nargs="+", metavar="RUN", help="of --compare: the other side's runs; RUNs are one side's")
-    add("--stop-rule", action="store_true", help="is it worth going on to twice the compute, or to --until?")
-    add("--gain", type=float, default=0.02, help="of --stop-rule: least rise worth going on for (default: 0.02)")
-
-
-def timeline_flags(add):
-    add("--page", action="store_true", help="draw RUN's entropy, staleness, idle shares, … by step (to -o, or run.png)")
-    add("--timeline", action="store_true", help="draw who did what when in RUNs of train.py (to -o, or timeline.png)")
-    add("--steps", type=int, nargs=2, metavar=("LO", "HI"), help="of --timeline: these steps (default: in the middle)")
+    return [*map(forecast.forecast_run, runs)], against
 
 
 def flags():
@@ -309,18 +283,21 @@ def flags():
     add("--reward", help="likewise (default: pass_rate or reward; with one RUN its tasks too)", metavar="COL")
     add("--scale", help="rewards that are no pass rates: percent, pm1 (-1 to 1) or LO:HI (--scale=-2:4)")
     add("--cumulative", action="store_true", help="each row holds only its own compute: sum it up")
-    more = "each reward is the mean of N completions, a number or a column (default: completions)"
-    add("--completions", metavar="N", help=more)
+    add("--completions", metavar="N", help="each reward is the mean of N, a number or column (default: completions)")
     add("--r0", type=float, metavar="R", help="pass rate at C = 0, from 0 to 1 even with --scale (default: fitted)")
     add("--fit-from", default="10%", help="least compute that is fitted, or a share of --fit-to (default: 10%%)")
     add("--fit-to", default="100%", help="greatest compute that is fitted, or a share of it, as 50%% (default: all)")
-    more = "forecast and compare at this compute, or at 4x or 400%% of the shortest run's (default: 2x and 10x)"
-    add("--until", metavar="C", help=more)
-    verdict_flags(add)
+    add("--until", metavar="C", help="forecast and compare at this compute, or at 4x or 400%% of the shortest run's")
+    add("--compare", action="store_true", help="which run scales better, at a common A if they are within 0.02 (A.5)")
+    add("--against", nargs="+", metavar="RUN", help="of --compare: the other side's runs; RUNs are one side's")
+    add("--stop-rule", action="store_true", help="is it worth going on to twice the compute, or to --until?")
+    add("--gain", type=float, default=0.02, help="of --stop-rule: least rise worth going on for (default: 0.02)")
     add("--power-law", action="store_true", help="fit the power law of A.4 too")
     add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
     add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute; A and B by fit range")
-    timeline_flags(add)
+    add("--page", action="store_true", help="draw RUN's entropy, staleness, idle shares, … by step (to -o, or run.png)")
+    add("--timeline", action="store_true", help="draw who did what when in RUNs of train.py (to -o, or timeline.png)")
+    add("--steps", type=int, nargs=2, metavar=("LO", "HI"), help="of --timeline: these steps (default: in the middle)")
     add("--json", action="store_true", help="print JSON")
     add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper")
     add("--paper", action="store_true", help="draw the paper's figures from its published fits")

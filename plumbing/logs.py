@@ -13,14 +13,13 @@ The last note of each `fit.Run` says what was taken.
 import re
 from collections import Counter
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 import fit
-from plumbing.tables import COUNTERS, is_number, read_table
+from plumbing.tables import COUNTERS, read_table
 
 COMPUTE = (  # names without what stands before "/"; wandb's _step counts its own calls
     "gpu_hours",
@@ -68,9 +67,8 @@ def _rank(name):
 
 def _refusal(table, flag, asked, why, close=()):
     """The BadInput that says why `flag` needs a name, and which there are: those that look like rewards, and some."""
-    names = [name for name, cells in table.columns.items() if 2 * len(cells) > LEAST or table.length < LEAST]
-    likely = [name for n, name in enumerate(names) if n < 12 or _words(name) & (RATE | REWARD)]
-    got = ", ".join(f"{name:.40}" for name in close or get_close_matches(asked or "", names, 3, 0.4) or likely)
+    likely = [name for n, name in enumerate(table.columns) if n < 12 or _words(name) & (RATE | REWARD)]
+    got = ", ".join(f"{name:.40}" for name in close or likely)
     rows = "; --compute row counts the rows" if flag == "--compute" else ""
     return fit.BadInput("; ".join([f"{flag} {asked or 'COLUMN'} {why}; there is {got}{rows}", *table.notes]))
 
@@ -144,9 +142,7 @@ def _order(table, compute, reward):
     rows = np.flatnonzero(np.isfinite(steps + table.numbers(reward)))
     falls = np.diff(steps[rows]) < 0
     if _words(compute) & EPOCHS and len(set(steps[rows])) < len(rows):
-        table.notes.append(
-            f"rows share a rounded {compute}, so they are counted (--compute {compute} for the {compute})"
-        )
+        table.notes.append(f"rows share a rounded {compute}, so they are counted")
         return "row", compute
     for name in [name for name in table.columns if _words(name) & EPOCHS and name != order]:
         change = np.diff(table.numbers(name)[rows])[falls]
@@ -157,76 +153,55 @@ def _order(table, compute, reward):
 
 
 def _parts(table, order, reward):
-    """([(label, mask of rows)] of the runs in a table, what tells them apart): one, unless columns or falls of the
-    column `order` separate several. Runs of fewer than LEAST points are left out with a note, unless all are."""
-    every = np.ones(table.length, bool)
+    """[(label, mask of rows)] of the runs in a table: one, unless columns or falls of the column `order` separate
+    several. Runs of fewer than LEAST points are left out with a note, unless all are."""
     kinds = table.texts("kind")
     R = table.numbers(reward)
-    counted = np.isfinite(R) & ([kind == "eval" for kind in kinds] if "eval" in kinds else every)
+    counted = np.isfinite(R) & ([kind == "eval" for kind in kinds] if "eval" in kinds else True)
     steps = table.numbers(order)
     rows = np.flatnonzero(np.isfinite(steps))
     full = rows[counted[rows]]
-    if "config" in kinds:  # one of our runs begins with other flags, and not from a checkpoint
-        flags = [(row, x) for row, x in table.columns.get("flags", {}).items() if isinstance(x, dict)]
-        starts = [row for (_, old), (row, x) in zip(flags, flags[1:]) if x != old and x.get("resume") is False]
-        parts, by = _numbered("", _cut(every, starts)), "flags"
-    elif not len(full) or order not in table.columns or STEP.search(order) and (np.diff(steps[full]) > 0).all():
-        parts, by = [("", every)], ""
-    else:
-        labels, by = _labels(table, steps, R, full, {order, reward}, STEP.search(order))
-        named = [(label, labels == label) for label in sorted(set(labels[full])) or [""]]
-        parts = [x for label, mask in named for x in _numbered(label, _by_fall(steps, rows[mask[rows]], counted, mask))]
-        by = f"{by} {order}, which starts anew".strip() if len(parts) > len(named) else by
-    points = [(mask & counted).sum() for _, mask in parts]
-    if max(points) >= LEAST > min(points):
-        short = ", ".join(f"{label} ({n})" for (label, _), n in zip(parts, points) if n < LEAST)
-        table.notes.append(f"runs of fewer than {LEAST} points are left out: {short:.100}")
-        parts = [part for part, n in zip(parts, points) if n >= LEAST]
-    return parts, by
+    if STEP.search(order) and (np.diff(steps[full]) > 0).all():
+        return [("", np.ones(table.length, bool))]
+    labels = _labels(table, steps, R, full, STEP.search(order))
+    named = [(label, labels == label) for label in sorted(set(labels[full])) or [""]]
+    parts = [part for one in named for part in _by_fall(steps, rows, counted, *one)]
+    long = [(label, mask) for label, mask in parts if (mask & counted).sum() >= LEAST]
+    if 0 < len(long) < len(parts):
+        table.notes.append(f"{len(parts) - len(long)} runs of fewer than {LEAST} points are left out")
+    return long or parts
 
 
-def _numbered(label, masks):
-    """[(label, mask)], the labels numbered if there are several masks."""
-    many = len(masks) > 1
-    return [(f"{label} ({i} of {len(masks)})".strip() if many else label, mask) for i, mask in enumerate(masks, 1)]
-
-
-def _cut(part, cuts):
-    """The mask of rows `part` in pieces; one begins at each of the rows `cuts`, which ascend."""
-    piece = np.searchsorted(cuts, np.arange(len(part)), side="right")
-    return [part & (piece == i) for i in range(len(cuts) + 1)]
-
-
-def _by_fall(steps, rows, counted, part):
-    """The mask `part`, whose steps stand in `rows`, in pieces that begin where the steps fall back to the first one or
-    below; whole, if fewer than two pieces have LEAST points or the rows are in no order."""
+def _by_fall(steps, rows, counted, label, part):
+    """[(label, mask)] of the pieces of the mask `part` that begin where the steps, which stand in `rows`, fall back to
+    the first one or below; whole, if fewer than two pieces have LEAST points or the rows are in no order."""
+    rows = rows[part[rows]]
     falls = np.diff(steps[rows]) < 0
-    pieces = _cut(part, rows[1:][falls & (steps[rows[1:]] <= steps[rows[:1]])])
+    starts = rows[1:][falls & (steps[rows[1:]] <= steps[rows[:1]])]
+    piece = np.searchsorted(starts, np.arange(len(part)), side="right")
+    pieces = [part & (piece == i) for i in range(len(starts) + 1)]
     long = sum((piece & counted).sum() >= LEAST for piece in pieces)
-    return pieces if long > 1 and LEAST * falls.sum() <= len(rows) else [part]
+    if long < 2 or LEAST * falls.sum() > len(rows):
+        return [(label, part)]
+    return [(f"{label} ({i} of {len(pieces)})".strip(), piece) for i, piece in enumerate(pieces, 1)]
 
 
-def _labels(table, steps, R, rows, taken, counts):
-    """(length,) the run that each row of the table belongs to, such as "run a seed 0"; and the columns that tell.
+def _labels(table, steps, R, rows, counts):
+    """(length,) the run that each row of the table belongs to, such as "run a seed 0".
 
-    A column of RUN_NAMES, or of texts, tells runs apart if fewer rows repeat a step of their run with another reward:
-    none, unless it has a usual name. Where no row does, a usual name tells runs apart that share no `counts` of steps.
+    A column of RUN_NAMES tells runs apart if fewer rows repeat a step of their run with another reward, or if no row
+    does and the order is no count of steps (`counts`).
     """
     labels = np.full(table.length, "", object)
-    by = []
-    for name in [*RUN_NAMES, *sorted(set(table.columns) - {*RUN_NAMES})]:
-        usual = name in RUN_NAMES
+    for name in RUN_NAMES:
         cells = table.texts(name)
         found = Counter(str(cells[row]) for row in rows)
-        text = all(isinstance(cells[row], str) and not is_number(cells[row]) for row in rows)
-        many = max(found.values()) if usual else text and min(found.values())
-        if name not in taken and 1 < len(found) <= 100 and many >= LEAST > found["None"]:
+        if len(found) > 1 and max(found.values()) >= LEAST > found["None"]:
             finer = np.array([f"{label} {name} {cell}".strip() for label, cell in zip(labels, cells)], object)
             before, after = (_again(steps[rows], R[rows], x[rows]) for x in (labels, finer))
-            if after < before and (usual or not after) or usual and not before and not counts:
+            if after < before or not before and not counts:
                 labels = finer
-                by.append(name)
-    return labels, " and ".join(by)
+    return labels
 
 
 def _again(steps, R, labels):
@@ -255,7 +230,7 @@ def _picked(table, compute, order, reward, cumulative, part, notes):
     if cumulative:
         rows = np.flatnonzero(np.isfinite(C) & part)
         rows = rows[_led_on(steps[rows])]
-        if _runs_on(C[rows]):
+        if np.sign(np.diff(C[rows])).sum() > len(rows) / 2:
             raise fit.BadInput(f"got --cumulative, but {compute} rises like a running total; leave --cumulative out")
         C[rows] = np.cumsum(C[rows])
     known = np.where(np.isfinite(epoch) & part, np.arange(table.length), 0)
@@ -280,42 +255,29 @@ def _check_one_run(steps, R):
     such are the rows of several runs, or of single completions. A resumed run falls back once and goes on."""
     falls = (np.diff(steps) <= 0).sum()
     if LEAST * falls > len(steps) < LEAST * (again := _again(steps, R, steps * 0)):
-        raise fit.BadInput(
-            f"{again} of {len(steps)} rows repeat a step with another reward, expected one row for each step; average "
-            "them, or, if they are of several runs, call the column that tells them apart 'run', or give each a file"
-        )
-
-
-def _runs_on(C):
-    """Whether the values (n,) mostly rise and seldom fall, like a running total whose clock a resumed run restarts."""
-    change = np.diff(C)
-    return LEAST * (change < 0).sum() <= len(C) < 2 * (change > 0).sum()
+        got = f"{again} of {len(steps)} rows repeat a step with another reward, expected one row for each step"
+        raise fit.BadInput(f"{got}; average them, or tell runs apart by a column called 'run'")
 
 
 def _check_compute(name, C):
     """Raise BadInput if C (n,), in order of the steps, does not rise from 0 on."""
     if C[0] < 0 or 1e9 < C[0] < C[-1] < 1.1 * C[0]:
         got = f"got {name} from {C[0]:.10g} to {C[-1]:.10g}, expected compute since the start, from 0 on"
-        raise fit.BadInput(f"{got}; is it a time of day, or counted from elsewhere? subtract that of the start")
-    if len(fall := np.flatnonzero(np.diff(C) < 0)):
-        got = f"{name} falls from {C[fall[0]]:g} to {C[fall[0] + 1]:g}"
-        raise fit.BadInput(
-            f"{got}; if each row holds only its own, add --cumulative; if it is a running total, sort the rows by it, "
-            "and where a resumed run began anew, add what it had reached"
-        )
+        raise fit.BadInput(f"{got}; if it is a time of day, subtract that of the start")
+    if (np.diff(C) < 0).any():
+        raise fit.BadInput(f"{name} falls, expected a running total; if each row holds only its own, add --cumulative")
 
 
-def _completions(table, asked, R, rows):
+def _completions(table, asked, rows):
     """How many completions each evaluation is the mean of, or None; asked: a number, a column, or None: completions."""
     name = asked or "completions"
-    counts = table.numbers(name)[rows] if name in table.columns else np.array([])
+    counts = table.numbers(name)[rows] if name in table.columns else [np.nan]
     with suppress(TypeError, ValueError):
-        counts = np.array([float(asked)])
-    if len(counts) and (counts >= 1).all():
+        counts = [float(asked)]
+    if np.min(counts) >= 1:
         return float(np.median(counts))
     if asked:
         raise fit.BadInput(f"got --completions {asked}, expected a number from 1 on, or a column of them")
-    return None
 
 
 def scaled(R, scale):
@@ -354,13 +316,11 @@ def read_runs(path, compute=None, reward=None, scale=None, cumulative=False, com
         runs = []
         for reward in rewards:
             compute, order = _order(table, asked or _compute(table, reward), reward)
-            parts, by = _parts(table, order, reward)
-            by = "columns" if len(rewards) > 1 else by
             column = reward.rpartition(" - ")[0] or reward if len(rewards) > 1 else ""
-            for label, part in parts:
+            for label, part in _parts(table, order, reward):
                 name = " ".join(filter(None, (stem, column, label)))
                 runs.append(_run(table, name, part, asked or compute, order, reward, scale, cumulative, completions))
-        several = f"; {len(runs)} runs, told apart by {by}" * (len(runs) > 1)
+        several = f"; {len(runs)} runs" * (len(runs) > 1)
     except fit.BadInput as error:
         raise fit.BadInput(f"{path}: {error}") from None
     return [run._replace(notes=(*run.notes[:-1], run.notes[-1] + several)) for run in runs]
@@ -377,7 +337,7 @@ def _run(table, name, part, compute, order, reward, scale, cumulative, completio
     notes.append(f"reward: {reward}, {rate}; compute: {compute}")
     tasks = tuple(sorted(name for name in table.columns if name.startswith("tasks.")))
     unit = f"virtual {compute}" if compute == "gpu_hours" and "flags.virtual" in table.columns else compute
-    count = _completions(table, completions, R, rows)
+    count = _completions(table, completions, rows)
     if reward in tasks:  # our logs count the completions of all tasks
         name += f" {reward}"
         count = count and count / len(tasks)

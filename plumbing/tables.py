@@ -2,7 +2,7 @@
 
 Three forms are told apart by what stands in the file, not by its name: JSON (objects one after the other, or in lists),
 tables (cells between tabs, semicolons, commas, bars or blanks) and consoles (lines with name: value or name=value).
-Each may be packed (.gz), and in UTF-8, UTF-16 or the code page of Windows.
+Each may be packed (.gz), and in UTF-8, UTF-16 or Latin-1.
 """
 
 import csv
@@ -23,7 +23,7 @@ from plumbing.typed import beside
 
 MISSING = {"", "-", "None", "none", "NULL", "null", "NA", "N/A", "n/a"}  # cells without a value
 COUNTERS = "iter(?:ation)?s?|updates?|rollout(?:_id|_step)?|batch|generation"  # names that count steps
-NUMBER = r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+,\d+|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?%?|-?inf|nan"
+NUMBER = r"[-+]?(?:(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?%?|-?inf|nan"
 WORD = r"[^\W\d][\w./@+-]{0,200}"
 PAIR = re.compile(  # reward: 0.5, reward=3/4, 'reward': '0.5', | reward | 0.5 |; Step 12
     rf"(?<![\w./@+-])(?:({WORD}(?: {WORD}){{0,2}})['\"]?\s*[:=|│]\s*['\"]?"
@@ -42,7 +42,6 @@ class Table:
         self.columns = defaultdict(dict)
         self.length = 0
         self.notes = []  # what was left out
-        self.decimal_commas = False
         self.parsed = {}  # columns as `numbers`
 
     def add(self, pairs):
@@ -57,39 +56,28 @@ class Table:
         return list(map(self.columns.get(name, {}).get, range(self.length)))
 
     def numbers(self, name):
-        """The column as (length,) floats, nan where it has no value. 10.5%, 3/4, 500,000, 0,5 and true are numbers too.
-
-        A comma is a decimal one if one of the column cannot divide thousands. Raises BadInput for any other cell.
-        """
+        """The column as (length,) floats, nan where it has no value. Raises BadInput for a cell that is no number."""
         if name not in self.parsed:
-            self.parsed[name] = self._parsed(name)
+            found = np.full(self.length, np.nan)
+            column = self.columns.get(name, {})
+            try:
+                found[list(column)] = list(map(float, column.values()))
+            except (ValueError, TypeError, OverflowError):
+                found[list(column)] = [_number(name, str(cell)) for cell in column.values()]
+            self.parsed[name] = found
         return self.parsed[name].copy()
 
-    def _parsed(self, name):
-        found = np.full(self.length, np.nan)
-        column = self.columns.get(name, {})
-        cells = column.values()
-        if not self.decimal_commas:
-            with suppress(ValueError, TypeError, OverflowError):
-                found[list(column)] = list(map(float, cells))
-                return found
-        commas = self.decimal_commas or any(re.search(r"^\D?0,|,(?!\d{3}(?!\d))", str(x)) for x in cells)
-        for row, cell in column.items():
-            try:
-                found[row] = _number(cell, commas)
-            except ValueError:
-                raise fit.BadInput(f"{name} holds {cell!r:.40}, expected a number; another column?") from None
-        return found
 
-
-def _number(cell, decimal_comma):
-    text = str(cell)
-    if text.lower() in ("true", "false"):
-        return float(text.lower() == "true")
-    if decimal_comma:
-        text = re.sub(r"^(-?[1-9]\d{0,2})\.(?=\d{3}(\D|$))|\.(?=\d{3},)", r"\1", text).replace(",", ".")
-    above, _, below = text.replace(",", "").rstrip("%").partition("/")
-    return float(above) / float(below or 1) / (100 if text.endswith("%") else 1)
+def _number(name, cell):
+    """A cell as a float: 10.5%, 3/4 and 500,000 are numbers too; 0,5 is none."""
+    above, _, below = cell.rstrip("%").partition("/")
+    if is_number(above):  # else its commas divide no thousands
+        above = above.replace(",", "")
+    try:
+        return float(above) / float(below or 1) / (100 if cell.endswith("%") else 1)
+    except ValueError:
+        likely = "a decimal point in place of the comma" if re.fullmatch(r"-?\d+,\d+", cell) else "another column"
+        raise fit.BadInput(f"{name} holds {cell!r:.40}, expected a number; {likely}?") from None
 
 
 def is_number(text):
@@ -108,33 +96,29 @@ def _json(table, text):
     rows, bad = [], []
     place = 0
     decode = json.JSONDecoder().raw_decode
-    while place < len(text) and len(bad) < len(rows) + 1000:  # else it is hopeless
-        start = text.find("{", place) % (len(text) + 1)  # the end, if there is none
-        broken = bool(text[place:start].strip("[], \r\n\t"))
-        end = start + 1
+    while (start := text.find("{", place)) >= 0 and len(bad) < len(rows) + 1000:  # else it is hopeless
+        bad += [place] * bool(text[place:start].strip("[], \r\n\t"))
         try:
-            row, end = decode(text, start)
+            row, place = decode(text, start)
             rows.append(row)
         except (ValueError, RecursionError):
-            broken |= end <= len(text)
-        if broken:
-            bad.append(place)
-        place = end
-    lines = [text.count("\n", 0, place + 1) + 1 for place in bad[:9]]
+            bad.append(start)
+            place = start + 1
+    bad += [place] * bool(text[place:].strip("[], \r\n\t"))
     if len(bad) > len(rows):
-        raise fit.BadInput(f"line {lines[0]} is {text[bad[0] :].strip()[:40]!r}, expected a JSON object")
+        raise fit.BadInput(f"expected JSON objects, got {text[bad[0] :].strip()[:40]!r}")
     for row in [*_objects(rows[0])] or rows if len(rows) == 1 else rows:
         table.add(_flat(row))
-    places = ", ".join(map(str, dict.fromkeys(lines))) + ", …" * (len(bad) > 9)
-    table.notes += [f"left out what is no row, in line {places}"] * bool(bad)
+    if bad:
+        lines = dict.fromkeys(str(text.count("\n", 0, place + 1) + 1) for place in bad[:9])
+        table.notes.append(f"left out what is no row, in line {', '.join(lines)}{', …' * (len(bad) > 9)}")
 
 
 def _objects(value):
     """The rows in a JSON object: the objects in its lists, and the cells of its longest lists, which are columns."""
-    lists = {name: x for name, x in value.items() if isinstance(x, list) and x}
-    columns = {name: x for name, x in lists.items() if not isinstance(x[0], (dict, list))}
-    longest = max(map(len, columns.values()), default=0)
-    columns = {name: x for name, x in columns.items() if len(x) == longest > 1}
+    lists = {name: x for name, x in value.items() if isinstance(x, list) and len(x) > 1}
+    longest = max(map(len, lists.values()), default=0)
+    columns = {name: x for name, x in lists.items() if len(x) == longest and not isinstance(x[0], dict)}
     yield from (dict(zip(columns, row)) for row in zip(*columns.values()) if len(columns) > 1)
     yield from (x for rows in lists.values() for x in rows if isinstance(x, dict))
     yield from (x for inner in value.values() if isinstance(inner, dict) for x in _objects(inner))
@@ -171,27 +155,21 @@ def _layout(head):
     """(mark between cells, index of the first row) of a table at the start of a log, or None.
 
     It begins with names, or with numbers if no row stands before them. The next row holds a number, and most rows
-    have as many cells; below names in the first row they may be fewer.
+    have as many cells.
     """
     for mark in "\t;,| ":
         rows = [*_rows(head, mark)]
         for i, (row, below) in enumerate(zip(rows, rows[1:])):
             known = [*map(is_number, row)]
             named = not any(known) and (mark != "|" or all(row))
-            like = len(row) > 1 and (named or i == 0 and all(known)) and any(map(is_number, below))
-            if like and (len(below) == len(row) or i == 0 and named and 1 < len(below) < len(row)):
-                if 2 * sum(len(x) == len(below) for x in rows[i:]) > len(rows[i:]):
-                    return mark, i
+            like = len(below) == len(row) > 1 and (named or i == 0 and all(known)) and any(map(is_number, below))
+            if like and 2 * sum(len(x) == len(row) for x in rows[i:]) > len(rows[i:]):
+                return mark, i
     return None
 
 
 def _delimited(table, text, mark, skipped):
     """A header, unless the first row holds numbers, then one row a line; a header in between is left out."""
-    before, _, last = text.rpartition("\n")
-    if re.search(r"\d\.$", last[-2:]):
-        table.notes.append(f"left out the last row, which ends within a number: {last[-20:]!r}")
-        text = before
-    table.decimal_commas = mark == ";" and bool(re.search(r"(^|;)-?\d+,\d+(;|\r?$)", text, re.MULTILINE))
     rows = islice(_rows(text, mark), skipped, None)
     header = next(rows)
     if all(map(is_number, header)):
@@ -208,15 +186,13 @@ def _delimited(table, text, mark, skipped):
 
 
 def _decoded(data):
-    """The text of bytes, which may be packed; what is neither UTF-8 nor UTF-16 is taken for that of Windows."""
+    """The text of bytes, which may be packed; what is neither UTF-8 nor UTF-16 is taken for Latin-1."""
     data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    for encoding in ["utf-16"] if data[:2] in (b"\xff\xfe", b"\xfe\xff") else ["utf-8", "cp1252", "latin-1"]:
+    if data[:4] in (b"PAR1", b"PK\3\4"):
+        raise fit.BadInput("Parquet and Excel are not read; export it as CSV, pandas can")
+    for encoding in ("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "latin-1"):
         with suppress(UnicodeDecodeError):
-            text = data.decode(encoding)
-            lines = text[:HEAD].split("\n")
-            if 2 * sum(bool(re.search(r"[\0-\x06\x0e-\x1a]", line)) for line in lines) <= len(lines):
-                return text.replace("\ufeff", "")
-    raise fit.BadInput("binary, expected text; Parquet and Excel: export it as CSV, pandas can")
+            return data.decode(encoding).replace("\ufeff", "")
 
 
 def read_table(path):
@@ -231,6 +207,9 @@ def read_table(path):
     table = Table()
     try:
         text = _decoded(path.read_bytes())
+        if re.fullmatch(r"\d\.", text[-2:]):
+            table.notes.append("left out the last line, which ends within a number")
+            text = text.rpartition("\n")[0]
         lines = [line for line in text[:HEAD].splitlines() if line.strip()]
         objects = [line for line in lines if re.match(r"\{(?!').*\}\s*$", line)]
         if re.match(r'\s*(\[\s*)?\{\s*"', text) or 2 * len(objects) > len(lines):

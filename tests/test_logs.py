@@ -51,27 +51,22 @@ BOXES = each("| rollout/ | |\n|  success_rate | {r} |\n| time/ | |\n| step | {c}
 BARS = each(" {c}%|# | {c}/20 [00:01]{{'loss': 1e-06, 'step': {c}, 'acc': '{r}', 'lr': nan}}\n[36mINFO[0m loading: 5")
 AT_ONCE = {  # each says the same; its column of reward, of compute
     "a.csv": (GOOD, "acc", "step"),
+    "a.csv.gz": (gzip.compress(GOOD.encode()), "acc", "step"),
     "a.tsv": (delimited("\t"), "acc", "step"),
+    "resumed.csv": (delimited(rows=[*ROWS[:5], *AGAIN[5:], *ROWS[3:]]), "acc", "step"),
     "semicolons.csv": (delimited(";"), "acc", "step"),
-    "sep.csv": ("sep=;\n" + delimited(";"), "acc", "step"),
-    "decimal_commas.csv": (delimited(";").replace(".", ","), "acc", "step"),
-    "quoted_commas.csv": ("step,acc\n" + each('"{c}","{r}"').replace(".", ","), "acc", "step"),
     "blanks.txt": (each("{c:>5}   {r:<6}", [("step", "acc"), *ROWS]), "acc", "step"),
     "table.md": (
         "# Results, in short\n\n| step | **val acc** |\n|:--|--:|\n" + each("| {c} | {r} |"), "val acc", "step"),
     "percent.csv": (delimited(rows=[(c, f"{100 * r:.2f}%") for c, r in ROWS]), "acc", "step"),
-    "cp1252.csv": (("step,acc,größer\n" + each("{c},{r},“ß”")).encode("cp1252"), "acc", "step"),
     "latin1.csv": (GOOD.replace("acc", "précision acc").encode("latin-1"), "précision acc", "step"),
-    "commas.log": (each("step={c}, acc={r}, x=1").replace(".", ","), "acc", "step"),
     "utf16.log": (each("iter={c} acc={r}").encode("utf-16"), "acc", "iter"),
     "bom.csv": ("\ufeff" + GOOD, "acc", "step"),
     "header_again.csv": (delimited(rows=ROWS[:4]) + delimited(rows=ROWS[4:]), "acc", "step"),
-    "ragged.csv": ("step,acc,note,more\n" + each("{c},{r}"), "acc", "step"),
     "monitor.csv": ("#{'t': 1.5}\n" + GOOD, "acc", "step"),
     "cells.csv": ('step,acc,text\n"9","",""\n' + each('{c},{r},"a\nb"'), "acc", "step"),
     "a.jsonl": (JSONL, "acc", "step"),
     "pretty.jsonl": ("\n".join(json.dumps(row, indent=1) for row in LOG), "acc", "step"),
-    "joined.jsonl": (JSONL.replace("\n", ""), "acc", "step"),
     "list.json": (json.dumps(LOG, indent=1), "acc", "step"),
     "columns.json": (json.dumps({"step": C, "acc": R, "betas": [0.9, 0.99]}), "acc", "step"),
     "parts.json": (json.dumps({"x": {"train": [{"step": 1, "loss": 2}], "eval": LOG}}), "acc", "step"),
@@ -105,36 +100,20 @@ AT_ONCE = {  # each says the same; its column of reward, of compute
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gz"])
 @pytest.mark.parametrize("name", AT_ONCE)
-def test_every_form_gives_the_same_points_and_says_what_was_taken(tmp_path, name, packed):
+def test_every_form_gives_the_same_points_and_says_what_was_taken(tmp_path, name):
     text, reward, compute = AT_ONCE[name]
-    data = text if isinstance(text, bytes) else text.encode()
-    (run,) = logs.read_runs(write(tmp_path / (name + ".gz" * packed), gzip.compress(data) if packed else data))
+    (run,) = logs.read_runs(write(tmp_path / name, text))
     assert list(run.compute) == C and run.reward == pytest.approx(R)
-    assert run.unit == compute and run.name == Path(name).stem
+    assert run.unit == compute and run.name == name.split(".")[0]
     assert told(run) == f"reward: {reward}, taken as a pass rate; compute: {compute}"
 
 
-@pytest.mark.parametrize(
-    ("cells", "numbers"),
-    [
-        (['"500,000"', '"1,000,000"', '"1,500,000"'], [5e5, 1e6, 1.5e6]),
-        (['"0,125"', '"0,25"', '"1,5"'], [0.125, 0.25, 1.5]),
-        (["10.5%", "20%", "30%"], [0.105, 0.2, 0.3]),
-        (["true", "False", "1"], [1, 0, 1]),
-    ],
-)
-def test_cells_that_are_numbers(tmp_path, cells, numbers):
-    text = "step,x,loss\n" + "".join(f"{n},{cell},\n" for n, cell in enumerate(cells))
-    assert list(logs.read_run(write(tmp_path / "a.csv", text), "step", "x").reward) == numbers
-
-
-def test_points_divide_thousands_only_where_commas_are_decimal(tmp_path):
-    text = "step;acc\n900;0,25\n1.000;0,5\n1.100;0,75\n"
-    run = logs.read_run(write(tmp_path / "a.csv", text))
-    assert list(run.compute) == [900, 1000, 1100] and list(run.reward) == [0.25, 0.5, 0.75]
-    assert list(logs.read_run(write(tmp_path / "a.csv", text.replace(",", "."))).compute) == [1, 1.1, 900]
+def test_commas_divide_thousands_and_are_no_decimal_points(tmp_path):
+    text = 'step,x,loss\n1,"500,000",\n2,"1,000,000",\n3,"1,500,000.5",\n'
+    assert list(logs.read_run(write(tmp_path / "a.csv", text), "step", "x").reward) == [5e5, 1e6, 1500000.5]
+    with pytest.raises(fit.BadInput, match="x holds '0,5', expected a number; a decimal point in place of the comma"):
+        logs.read_run(write(tmp_path / "a.csv", text.replace("500,000", "0,5")), "step", "x")
 
 
 def test_a_fraction_is_a_pass_rate_and_of_a_step_it_is_the_part_done(tmp_path):
@@ -194,9 +173,7 @@ def test_steps_that_start_anew_in_each_epoch_are_one_run_whose_rows_count(tmp_pa
 
 def test_rows_are_counted_where_no_column_of_compute_is_there(tmp_path):
     path = write(tmp_path / "a.txt", each("'reward': '{r}'"))
-    with pytest.raises(
-        fit.BadInput, match="--compute COLUMN is needed; there is reward; --compute row counts the rows"
-    ):
+    with pytest.raises(fit.BadInput, match="COLUMN is needed; there is reward; --compute row counts the rows"):
         logs.read_run(path)
     assert list(logs.read_run(path, "row").compute) == list(range(1, 9))
 
@@ -208,7 +185,7 @@ def test_columns_of_several_runs_are_several_runs(tmp_path, names):
     one, other = logs.read_runs(path)
     assert list(one.reward) == R and list(other.reward) == [r / 2 for c, r in ROWS if c != 3]
     assert (one.name, other.name) == tuple("w " + name.partition(" - ")[0] for name in names)
-    assert told(one).endswith("compute: Step; 2 runs, told apart by columns")
+    assert told(one).endswith("compute: Step; 2 runs")
     if "val" in names[0]:
         assert len(logs.read_runs(path, None, "acc")) == 2 and len(logs.read_runs(path, None, names[1])) == 1
 
@@ -221,24 +198,22 @@ def test_event_files_parquet_and_excel_are_refused_with_the_way_out(tmp_path):
         logs.read_run(tmp_path)
 
 
-def test_a_column_that_is_asked_for_matches_one_or_the_nearest_are_named(tmp_path):
+def test_a_column_that_is_asked_for_matches_one_or_those_there_are_are_named(tmp_path):
     path = write(tmp_path / "a.csv", delimited(",", ("a/hours", "x/acc", "y/acc", "precision"), [(1, 0.2, 0.3, 0.4)]))
     run = logs.read_run(path, "hours", "x/acc")
     assert (run.unit, *run.reward) == ("a/hours", 0.2)
     for asked, said in (
         ("acc", "acc matches several columns; there is x/acc, y/acc$"),
-        ("precison", "no column; there is precision$"),
+        ("precison", "no column; there is a/hours, x/acc, y/acc, precision$"),
     ):
         with pytest.raises(fit.BadInput, match=f"--reward .*{said}"):
             logs.read_run(path, "hours", asked)
 
 
-def test_what_is_left_out_is_counted_and_shown(tmp_path, capsys):
-    path = write(tmp_path / "a.csv", GOOD + "13,nan\n14\n15,0.")
-    fit_cli.main([str(path), "--fit-from", "0"])
-    out = capsys.readouterr().out
-    assert "note: left out the last row, which ends within a number: '15,0.'" in out
-    assert "note: 1 rows without a number are left out" in out and "a: 7 points" in out
+def test_what_is_left_out_is_counted(tmp_path):
+    run = logs.read_run(write(tmp_path / "a.csv", GOOD + "13,nan\n14\n15,0."))
+    cut, lost = "left out the last line, which ends within a number", "1 rows without a number are left out"
+    assert run.notes[:-1] == (cut, lost) and list(run.reward) == R
 
 
 def test_of_repeated_steps_the_last_counts(tmp_path):
@@ -254,27 +229,10 @@ def test_of_repeated_steps_the_last_counts(tmp_path):
 def test_compute_of_each_row_is_refused_and_added_up_if_asked(tmp_path):
     rows = [(1, 30, ""), (2, 20, 0.2), (3, 40, ""), (4, 10, 0.3)]
     path = write(tmp_path / "a.csv", delimited(",", ("step", "seconds", "acc"), rows))
-    with pytest.raises(fit.BadInput, match="seconds falls from 20 to 10; .* --cumulative"):
+    with pytest.raises(fit.BadInput, match="seconds falls, .*if each row holds only its own, add --cumulative"):
         logs.read_run(path, "seconds", "acc")
     # 30 + 20 = 50 at step 2, 50 + 40 + 10 = 100 at step 4: rows without an evaluation cost compute too.
     assert list(logs.read_run(path, "seconds", "acc", cumulative=True).compute) == [50, 100]
-
-
-def test_a_resumed_run_is_what_led_to_its_end(tmp_path):
-    # It came to step 12, was resumed after step 4, and is at step 6: what it had at 8 and 12 is lost.
-    for compute in ("step", "iteration"):
-        path = write(tmp_path / "a.csv", delimited(",", (compute, "acc"), [*ROWS[:5], *AGAIN[5:], *ROWS[3:6]]))
-        (run,) = logs.read_runs(path)
-        assert list(run.compute) == C[:6] and list(run.reward) == R[:6]
-
-
-@pytest.mark.parametrize("clock", [[1, 2, 3, 4, 5, 1, 2, 3], [9, 8, 7, 6, 5, 4, 3, 2], [5, 2, 7, 1, 8, 3, 6, 4]])
-def test_compute_that_falls_is_refused_with_what_to_do(tmp_path, clock):
-    path = write(tmp_path / "a.csv", delimited(",", ("step", "hours", "acc"), zip(C, clock, R)))
-    with pytest.raises(
-        fit.BadInput, match="hours falls from . to .; if each row holds only its own, add --cumulative; "
-    ):
-        logs.read_run(path, "hours", "acc")
 
 
 @pytest.mark.parametrize("clock", [C, [1, 2, 3, 4, 5, 1, 2, 3]], ids=["rises", "is set back once"])
@@ -287,9 +245,7 @@ def test_a_running_total_is_not_added_up(tmp_path, clock):
 @pytest.mark.parametrize(("name", "start"), [("time", 1_700_000_000), ("step", -1)])
 def test_a_time_of_day_and_steps_below_0_are_no_compute(tmp_path, name, start):
     path = write(tmp_path / "a.csv", delimited(",", (name, "acc"), [(start + 60 * c, r) for c, r in ROWS]))
-    with pytest.raises(
-        fit.BadInput, match=f"got {name} from {start} to .*, expected compute since the start, from 0 on"
-    ):
+    with pytest.raises(fit.BadInput, match=f"got {name} from {start} to .*, expected compute since the start"):
         logs.read_run(path, name, "acc")
 
 
@@ -302,14 +258,6 @@ def test_rewards_of_another_scale_become_pass_rates(tmp_path, scale, rewards):
     assert list(logs.read_run(path, None, "acc", scale).reward) == [0, 0.25, 1]
 
 
-@pytest.mark.parametrize("rewards", [[-0.2, 0.1, 0.5, 0.6, 0.7, 0.8], [0.1, 0.2, 0.5, 0.9, 1.2, 1.5]])
-def test_rewards_outside_0_to_1_name_the_scale(tmp_path, capsys, rewards):
-    path = write(tmp_path / "a.csv", delimited(rows=zip(range(6), rewards)))
-    with pytest.raises(SystemExit) as end:
-        fit_cli.main([str(path), "--reward", "acc"])
-    assert end.value.code == 2 and "--scale percent, --scale pm1 (-1 to 1) or --scale LO:HI" in capsys.readouterr().err
-
-
 def test_r0_from_the_command_line_is_exact(tmp_path, capsys):
     path = write(tmp_path / "a.csv", delimited(rows=ROWS[1:]))
     fit_cli.main([str(path), "--reward", "acc", "--r0", "0.19", "--fit-from", "0", "--json"])
@@ -318,35 +266,12 @@ def test_r0_from_the_command_line_is_exact(tmp_path, capsys):
     assert not any("R_0 assumed" in text for text in found["notes"])
 
 
-def test_stop_rule_on_the_command_line(tmp_path, capsys):
-    steps = range(40)
-    early = [(c, fit.sigmoid(c, 0.8, 1.5, 40, 0.2)) for c in steps]  # the pass rate still rises fast
-    done = [(c, fit.sigmoid(c, 0.8, 4, 3, 0.2)) for c in steps]  # at 13 C_mid 0.6 / 13^4 = 0.00002 is missing
-    for rows, verdict in ((early, "go on"), (done, "stop")):
-        path = write(tmp_path / "a.csv", delimited(rows=rows))
-        fit_cli.main([str(path), "--reward", "acc", "--stop-rule", "--gain", "0.02", "--json"])
-        (row,) = json.loads(capsys.readouterr().out)["stop_rule"]
-        assert row["verdict"] == verdict and row["C"] == 39 and (row["P"] >= 0.9) == (verdict == "stop")
-
-
 def test_log_f_of_a_jump_is_drawn(tmp_path, capsys):
     # B is in the thousands and C_mid is 1e18: C_mid^B overflows, its logarithm does not.
     rows = [(1e17 * c, 0.2 if c < 10 else 0.8 + 0.001 * (c % 3)) for c in range(1, 21)]
     path = write(tmp_path / "a.csv", delimited(rows=rows))
     fit_cli.main([str(path), "--reward", "acc", "--log-f", "-o", str(tmp_path / "a.png")])
     assert "B and C_mid are not determined" in capsys.readouterr().out and (tmp_path / "a.png").stat().st_size > 10000
-
-
-@pytest.mark.parametrize("end", [0.95, 0.02])
-def test_nothing_impossible_is_shown(tmp_path, capsys, end):
-    rows = [(c, abs(end * c / 30 + 0.01 * (-1) ** c)) for c in range(31)]
-    path = write(tmp_path / "a.csv", delimited(rows=[(c, min(r, 1)) for c, r in rows]))
-    fit_cli.main([str(path), "--reward", "acc", "--json", "--until", "3000"])
-    (found,) = json.loads(capsys.readouterr().out)["runs"]
-    (ahead,) = found["forecasts"]
-    rates = [*found["bands"]["A"], found["R_0"], ahead["R"], ahead["low"], ahead["high"]]
-    assert all(0 <= rate <= 1 for rate in rates)
-    assert 0 < found["bands"]["C_mid"][0] <= found["C_mid"] <= found["bands"]["C_mid"][1] < 1.001e4 * 30
 
 
 # fit.py; its last line on stderr: seconds of processor time, and the most memory that it held at once, in kB.
@@ -377,34 +302,24 @@ def test_a_million_rows_take_seconds_and_less_than_a_gigabyte(tmp_path):
 NOISE = random.Random(0).randbytes(5000)
 PACKED = gzip.compress(GOOD.encode())
 BAD = {
-    "empty": "", "blank": "\n\n  \n", "bom": "\ufeff", "noise": NOISE, "zeros": b"\0" * 5000,
-    "png": b"\x89PNG\r\n" + NOISE,
-    "utf16_without_mark": GOOD.encode("utf-16-le"), "utf32": GOOD.encode("utf-32"), "gz_of_nothing": gzip.compress(b""),
-    "half.gz": PACKED[:-12], "mark_only.gz": b"\x1f\x8b", "broken.gz": PACKED[:20] + NOISE,
-    "gz_of_noise": gzip.compress(NOISE),
-    "header": "step,acc\n", "numbers_only": GOOD.split("\n", 1)[1], "one_column": "acc\n0.2\n0.3\n0.4\n0.5\n0.6\n",
-    "megabyte_cell": f"step,acc\n1,{'9' * 10**6}\n", "megabyte_header": f"step,{'a' * 10**6}\n1,0.5\n",
-    "megabyte_text": f"step,acc\n1,{'x' * 10**5}\n", "megabyte_line": '{"step": ' + "1" * 10**6 + "}\n",
-    "megabyte_words": "a-" * 10**6,
-    "open_quote": 'step,acc\n"1,0.2\n' + GOOD * 3, "twice": delimited(",", ("acc", "acc")),
-    "long_row": GOOD + "13,0.7,0.8\n", "decimal_comma": GOOD.replace(".", ","), "words": GOOD.replace("0.5\n",
-    "high\n"),
-    "dates": GOOD.replace("\n4,", "\n2026-01-01,"), "hex": GOOD.replace("\n4,", "\n0x4,"),
-    "end_of_words": GOOD + "x,0.7\n",
+    "empty": "", "bom": "\ufeff", "noise": NOISE, "zeros": b"\0" * 5000, "png": b"\x89PNG\r\n" + NOISE,
+    "utf16_without_mark": GOOD.encode("utf-16-le"), "gz_of_nothing": gzip.compress(b""), "half.gz": PACKED[:-12],
+    "broken.gz": PACKED[:20] + NOISE, "header": "step,acc\n", "numbers_only": GOOD.split("\n", 1)[1],
+    "one_column": "acc\n0.2\n0.3\n0.4\n0.5\n0.6\n", "megabyte_cell": f"step,acc\n1,{'9' * 10**6}\n",
+    "megabyte_header": f"step,{'a' * 10**6}\n1,0.5\n", "megabyte_line": '{"step": ' + "1" * 10**6 + "}\n",
+    "megabyte_words": "a-" * 10**6, "open_quote": 'step,acc\n"1,0.2\n' + GOOD * 3,
+    "twice": delimited(",", ("acc", "acc")), "long_row": GOOD + "13,0.7,0.8\n",
+    "german": delimited(";").replace(".", ","), "decimal_comma": GOOD.replace(".", ","),
+    "words": GOOD.replace("0.5\n", "high\n"), "dates": GOOD.replace("\n4,", "\n2026-01-01,"),
     "all_nan": delimited(rows=[(c, "nan") for c in C]), "all_empty": delimited(rows=[(c, "") for c in C]),
     "per_cent": delimited(rows=[(c, 100 * r) for c, r in ROWS]), "one_step": delimited(rows=[(3, r) for _, r in ROWS]),
     "falls": delimited(",", ("gpu_hours", "acc"), [(12 - c, r) for c, r in ROWS]),
-    "ones": delimited(rows=[(c, 1) for c in C]),
-    "four_points": delimited(rows=ROWS[:4]), "number": "5", "null": "null", "list_of_numbers": "[1, 2, 3]",
-    "list_of_lists": "[[1, 0.2], [2, 0.3]]", "empty_list": "[]", "empty_object": "{}", "deep_list": "[" * 10**5,
-    "history_of_numbers": '{"log_history": [1, 2]}', "history_is_text": '{"log_history": "acc"}',
-    "deep": '{"a":' * 10**5,
-    "bad_most": JSONL.replace('{"step": ', '{"step" ', 7), "curly_quotes": JSONL.replace('"', "\u201c"),
+    "ones": delimited(rows=[(c, 1) for c in C]), "four_points": delimited(rows=ROWS[:4]), "null": "null",
+    "list_of_lists": "[[1, 0.2], [2, 0.3]]", "empty_object": "{}", "deep_list": "[" * 10**5, "deep": '{"a":' * 10**5,
+    "history_of_numbers": '{"log_history": [1, 2]}', "bad_most": JSONL.replace('{"step": ', '{"step" ', 7),
     "list_cell": JSONL.replace("0.5}", "[0.5]}"), "object_cell": JSONL.replace("0.5}", '{"x": 0.5}}'),
-    "text_cell": JSONL.replace("0.5}", '"high"}'), "other_names": JSONL.replace("acc", "perplexity"),
-    "console_without_numbers": "step 1\nstep 2\n", "verl_without_acc": "step:1 - loss:0.5\nstep:2 - loss:0.4\n",
-    "html": "<!DOCTYPE html>\n<html><body>404</body></html>\n", "yaml": "step: 1\nacc: 0.5\n",
-    "traceback": "Traceback (most recent call last):\n  File x\nKeyError: 'acc'\n",
+    "other_names": JSONL.replace("acc", "perplexity"),
+    "console_without_acc": "step:1 - loss:0.5\nstep:2 - loss:0.4\n", "html": "<html><body>404</body></html>\n",
 }  # fmt: skip
 
 
@@ -455,8 +370,8 @@ def test_a_file_in_which_the_compute_falls_back_to_the_start_holds_two_runs(tmp_
     one, other = logs.read_runs(path, compute)
     assert (list(one.reward), list(other.reward)) == (R, [r / 2 for r in R]) and list(one.compute) == C
     assert (one.name, other.name) == ("a (1 of 3)", "a (2 of 3)")
-    assert one.notes[0] == "runs of fewer than 5 points are left out: (3 of 3) (3)"
-    assert told(one).endswith(f"compute: {compute}; 2 runs, told apart by {compute}, which starts anew")
+    assert one.notes[0] == "1 runs of fewer than 5 points are left out"
+    assert told(one).endswith(f"compute: {compute}; 2 runs")
     fit_cli.main([str(path), "--x", compute, "--compare", "--fit-from", "0"])
     assert "a (1 of 3) scales better than a (2 of 3)" in capsys.readouterr().out
 
@@ -481,16 +396,16 @@ def test_a_column_tells_runs_apart_whatever_the_order_of_the_rows(tmp_path, orde
     one, other = logs.read_runs(write(tmp_path / "a.csv", delimited(",", ("step", "acc", "run"), rows)), None, "acc")
     assert (one.name, other.name) == ("a run a", "a run b")
     assert (list(one.reward), list(other.reward)) == (R, [r / 2 for r in R]) and list(other.compute) == C
-    assert one.notes[0] == "runs of fewer than 5 points are left out: run c (2)"
-    assert told(one).endswith("; 2 runs, told apart by run")
+    assert one.notes[0] == "1 runs of fewer than 5 points are left out"
+    assert told(one).endswith("; 2 runs")
 
 
 @pytest.mark.parametrize("order", ORDERS)
 def test_two_columns_tell_runs_apart_that_one_does_not(tmp_path, order):
-    rows = labelled(run=["x", "x", "y", "y"], who=["ada", "bob"] * 2, model=["m", "m", "n", "n"])
-    path = write(tmp_path / "a.csv", delimited(",", ("step", "acc", "run", "who", "model"), ORDERS[order](rows)))
+    rows = labelled(run=["x", "x", "y", "y"], seed=[1, 2] * 2, model=["m", "m", "n", "n"])
+    path = write(tmp_path / "a.csv", delimited(",", ("step", "acc", "run", "seed", "model"), ORDERS[order](rows)))
     runs = logs.read_runs(path, None, "acc")
-    assert [run.name for run in runs] == [f"a run {run} who {who}" for run in "xy" for who in ("ada", "bob")]
+    assert [run.name for run in runs] == [f"a run {run} seed {seed}" for run in "xy" for seed in (1, 2)]
     assert [list(run.reward) for run in runs] == [[r / n for r in R] for n in (1, 2, 3, 4)]
 
 
@@ -513,16 +428,10 @@ def test_rows_of_several_runs_or_of_single_completions_that_no_column_tells_apar
     answers = [(c, int(i < 4 * r)) for c, r in ROWS for i in range(4)]  # 1 of 4 right at step 0, …
     for rows in (ROWS + AGAIN, answers):
         path = write(tmp_path / "a.csv", delimited(rows=ORDERS[order](rows)))
-        with pytest.raises(fit.BadInput, match="8 of .. rows repeat a step .*; average them, .* apart 'run'"):
+        with pytest.raises(fit.BadInput, match="8 of .. rows repeat a step .*; average them, .* called 'run'"):
             logs.read_run(path)
     twice = [row for row in ROWS for _ in range(2)]
     assert list(logs.read_run(write(tmp_path / "a.csv", delimited(rows=twice)), None, "acc").compute) == C
-
-
-def test_cells_that_hold_lists_do_not_hinder_the_search_for_runs(tmp_path):
-    rows = [{"step": c, "acc": r, "ids": [1], "kind": [2]} for c, r in ROWS + ROWS[3:]]
-    path = write(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
-    assert list(logs.read_run(path, None, "acc").compute) == C
 
 
 def test_epochs_that_trl_rounds_become_rows(tmp_path):
@@ -531,7 +440,7 @@ def test_epochs_that_trl_rounds_become_rows(tmp_path):
     text = "".join(f"{{'reward': '{r:.4f}', 'epoch': '{n / 9000:.2f}'}}\n" for n, r in enumerate(rates))
     run = logs.read_run(write(tmp_path / "trl.log", text))
     assert run.unit == "row" and list(run.compute) == list(range(1, 362))
-    assert run.notes[0] == "rows share a rounded epoch, so they are counted (--compute epoch for the epoch)"
+    assert run.notes[0] == "rows share a rounded epoch, so they are counted"
     assert logs.read_run(tmp_path / "trl.log", "epoch").unit == "epoch"
     twice = logs.read_runs(write(tmp_path / "twice.log", text * 2))
     assert [list(run.compute) for run in twice] == [list(range(1, 362))] * 2
@@ -548,16 +457,6 @@ def test_the_completions_of_an_evaluation_are_a_number_or_a_column(tmp_path):
             logs.read_run(path, None, "acc", completions=asked)
 
 
-def test_seven_evaluations_without_a_success_say_nothing_of_A(tmp_path, capsys):
-    path = write(tmp_path / "a.csv", delimited(",", ("step", "acc", "completions"), [(c, 0, 12) for c in range(7)]))
-    fit_cli.main([str(path), "--reward", "acc", "--fit-from", "0"])
-    out = capsys.readouterr().out
-    assert "no gain yet: nothing to fit" in out and "1e-06" not in out
-    assert (
-        float(out.split("R at 12 step")[1].splitlines()[0].split()[-1]) > 0.03
-    )  # the band: binomial noise of 12 completions
-
-
 # ---- Logs as crashes, pipes and editors leave them ----
 
 
@@ -569,18 +468,10 @@ def mangled(text, random):
         return random.randrange(len(lines) + 1)
 
     accidents = [
-        lambda: lines.insert(
-            anywhere(), random.choice(["\n", "NCCL \0 INFO\n", "[rank0]: W0101 x\n", "# note\n", "{\n"])
-        ),
+        lambda: lines.insert(anywhere(), random.choice(["\n", "NCCL \0 INFO\n", "# note\n", "{\n"])),
         lambda: lines.extend(lines[: anywhere()]),  # started anew into the same file
-        lambda: lines.pop(random.randrange(len(lines))) if lines else None,
-        lambda: lines.insert(anywhere(), random.choice(lines)) if lines else None,
         lambda: lines.__setitem__(slice(-1, None), [line[: len(line) // 2] for line in lines[-1:]]),  # a full disk
         lambda: lines.sort(key=lambda _: random.random()),
-        lambda: lines.__setitem__(
-            slice(None), [line.replace("0.5", random.choice(["nan", "", "1e999", "-1"])) for line in lines]
-        ),
-        lambda: lines.__setitem__(slice(None), [line.replace("\n", "\r\n") for line in lines]),
     ]
     for accident in random.choices(accidents, k=random.randint(1, 2)):
         accident()
@@ -590,7 +481,7 @@ def mangled(text, random):
 @pytest.mark.parametrize("name", AT_ONCE)
 def test_a_mangled_log_gives_runs_or_one_line(tmp_path, name):
     text, reward, _ = AT_ONCE[name]
-    text = text if isinstance(text, str) else text.decode("utf-16" if "utf16" in name else "cp1252")
+    text = text if isinstance(text, str) else text.decode("utf-16" if "utf16" in name else "latin-1")
     for seed in range(20):
         path = write(tmp_path / name, mangled(text, random.Random(seed)))
         try:

@@ -112,6 +112,7 @@ class Data:
     too_long: int = 0  # rows that were drawn for validation and have more tokens than the budget
     duplicates: int = 0  # rows that repeat an earlier prompt of their source
     unusable: list[str] = field(default_factory=list)  # what is wrong with each row that --skip-unusable left out
+    unread: dict[int, list[str]] = field(default_factory=dict)  # source -> columns that are not read
     warnings: list[str] = field(default_factory=list)
 
 
@@ -381,8 +382,6 @@ def modular(rng: random.Random, length: int) -> tuple[str, str]:
 
 
 EMBEDDED = {"arithmetic": expression, "sorting": unsorted, "tiny": modular}
-# Answers that verifiers can accept.
-ANSWERS = {"arithmetic": "0|-?[1-9][0-9]*", "sorting": "0*1*2*3*4*5*6*7*8*9*", "tiny": "[0-9]"}
 
 
 def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[str, str]]:

@@ -52,31 +52,44 @@ def group_pass_rate(group) -> float | None:
 def pass_rates(groups, prompts) -> dict:
     """Sec. 2.1: mean@k over the rollouts of the validation set, one list of k per prompt, and the same per curve.
 
-    stderr is the standard error from sampling k answers to these prompts; it leaves out the choice of the prompts. A
-    prompt whose verifier failed is left out, and its completions are counted as unverified, not as wrong. If no prompt
-    is left, pass_rate and stderr are nan.
+    A prompt whose verifier failed is left out, and its completions are counted as unverified, not as wrong. If no
+    prompt is left, pass_rate and stderr are nan.
     entropy_sampled is -mean log pi_gen of the sampled tokens, nats: an estimate of the entropy on validation (A.12).
     """
-    known = [group for group in groups if all(rollout.value is not None for rollout in group)]
-    means = [sum(rollout.value for rollout in group) / len(group) for group in known]
-    curves = [prompt.curve or prompt.task for prompt in (prompts[group[0].prompt] for group in known)]
-    tasks = {curve: mean(rate for rate, of in zip(means, curves) if of == curve) for curve in dict.fromkeys(curves)}
-    k = len(groups[0])  # a mean of k answers has the variance of an answer over k; its estimate is unbiased with k - 1
-    # mean(v^2) - p^2, written so that nothing is taken off p (1 - p) where every v is 0 or 1.
-    spread = [p * (1 - p) - mean(one.value * (1 - one.value) for one in group) for p, group in zip(means, known)]
-    stderr = (sum(spread) / (k - 1)) ** 0.5 / len(means) if k > 1 and known else nan
+    known = [[rollout.value for rollout in group] for group in groups]
+    curves: dict[str, list] = {}
+    for group, values in zip(groups, known):
+        prompt = prompts[group[0].prompt]
+        if None not in values:
+            curves.setdefault(prompt.curve or prompt.task, []).append(values)
+    known = [values for values in known if None not in values]
+    found = {curve: mean_at_k(values) for curve, values in curves.items()}
     rollouts = [rollout for group in groups for rollout in group]
-    entropy = -sum(rollout.logprob for rollout in rollouts) / sum(
-        sum(rollout.versions.values()) for rollout in rollouts
-    )
+    tokens = sum(sum(rollout.versions.values()) for rollout in rollouts)
+    pass_rate, stderr = mean_at_k(known)
     return {
-        "pass_rate": mean(means) if known else nan,
+        "pass_rate": pass_rate,
         "stderr": stderr,
-        "entropy_sampled": entropy,
-        "completions": k * len(known),
-        "unverified": k * (len(groups) - len(known)),
-        "tasks": tasks,
+        "entropy_sampled": -sum(rollout.logprob for rollout in rollouts) / tokens,
+        "completions": len(groups[0]) * len(known),
+        "unverified": len(groups[0]) * (len(groups) - len(known)),
+        "tasks": {curve: rate for curve, (rate, _) in found.items()},
+        "tasks_stderr": {curve: stderr for curve, (_, stderr) in found.items()},
     }
+
+
+def mean_at_k(groups) -> tuple[float, float]:
+    """The mean of the values v, k for each prompt, and its standard error from sampling k answers to these prompts.
+
+    The error leaves out the choice of the prompts. nan without prompts; the error also if k is 1.
+    """
+    if not groups:
+        return nan, nan
+    k = len(groups[0])  # a mean of k answers has the variance of an answer over k; its estimate is unbiased with k - 1
+    means = [sum(values) / k for values in groups]
+    # mean(v^2) - p^2, written so that nothing is taken off p (1 - p) where every v is 0 or 1.
+    spread = [p * (1 - p) - mean(v * (1 - v) for v in values) for p, values in zip(means, groups)]
+    return mean(means), (sum(spread) / (k - 1)) ** 0.5 / len(means) if k > 1 else nan
 
 
 def pass_at_k(groups, k: int) -> tuple[float, float]:

@@ -15,6 +15,7 @@ Run by train.py. Test: pytest tests/test_faults.py tests/test_train.py
 
 import json
 import os
+import pickle
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -22,12 +23,15 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.core_model_loading import revert_weight_conversion
 
 import precision
+from plumbing import experts
 from plumbing.run_folder import CONTENTS, STATE, checksum, finished
 from plumbing.typed import step
 
@@ -35,37 +39,33 @@ from plumbing.typed import step
 
 
 def lacking(folder, config):
-    """What the safetensors files of a policy lack of the weights that its config asks for, in words; "" if nothing.
+    """What the files of a policy lack of the weights that its config asks for, in words; "" if nothing.
 
     transformers would fill in random weights, or part weights that the config ties, and only say so.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
+        # As files name them: transformers joins the experts of a layer to one tensor when it loads them.
+        named = revert_weight_conversion(model, dict(model.named_parameters()))
+    wanted = {name: tuple(p.shape) for name, p in named.items()}
     found = {}
-    files = {}
-    for path in Path(folder).glob("*.safetensors"):
-        with safe_open(path, "pt") as file:
-            found |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
-            files |= dict.fromkeys(file.keys(), path)
+    # As transformers does: of both kinds only the first. The files are mapped, not read.
+    for path in [*Path(folder).glob("*.safetensors")] or Path(folder).glob("pytorch_model*.bin"):
+        try:
+            packed = path.suffix == ".bin"
+            found |= torch.load(path, mmap=True, weights_only=True) if packed else load_file(path)
+        except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+            return f"{path.name} cannot be read: {str(error).partition('. ')[0]}"
     missing = [name for name in wanted if name not in found]
     if found and missing:
         return f"{len(missing)} of {len(wanted)} tensors are missing, such as {missing[0]}"
     for name, shape in wanted.items() if found else ():
-        if found[name] != shape:
-            return f"{name} has the shape {found[name]}, not {shape}"
+        if tuple(found[name].shape) != shape:
+            return f"{name} has the shape {tuple(found[name].shape)}, not {shape}"
     for head, embedding in model._tied_weights_keys.items() if config.tie_word_embeddings else ():
-        if {head, embedding} <= files.keys() and not torch.equal(
-            *(tensor(files[one], one) for one in (head, embedding))
-        ):
+        if {head, embedding} <= found.keys() and not torch.equal(found[head], found[embedding]):
             return f"its tie_word_embeddings is true, and {head} differs from {embedding}: it has to be false"
     return ""
-
-
-def tensor(path, name):
-    """A tensor of a safetensors file."""
-    with safe_open(path, "pt") as file:
-        return file.get_tensor(name)
 
 
 def load_policy(folder, processes, *, resume, activation_checkpointing=False, **settings):
@@ -74,8 +74,10 @@ def load_policy(folder, processes, *, resume, activation_checkpointing=False, **
     resume    True: weights are left unset, for `load_state` to fill
     settings  of the PolicyModel
     """
+    config = AutoConfig.from_pretrained(folder)
+    config._experts_implementation = experts.implementation(config, settings["dtype"])
     with torch.device("meta"):  # shapes only, no memory yet
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32).eval()
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with suppress(OSError):  # not every folder has one
         model.generation_config = GenerationConfig.from_pretrained(folder)
     if activation_checkpointing:  # transformers 5.24 has renamed it

@@ -74,14 +74,15 @@ def unpacked(answer) -> str:
             raise ValueError(COUNTDOWN)
         names = [name for name in FIELDS if name in found]
         if len(names) != 1:
-            raise ValueError(f"an object with the fields {sorted(map(str, found))}; name one of them as the column")
+            fields = sorted(map(str, found))
+            raise ValueError(f"an object with the fields {fields}; name one of them as the column, or the task (:code)")
         return unpacked(found[names[0]])
     if isinstance(found, list):
         if len(found) != 1:
             raise ValueError(f"a list of {len(found)} answers")
         return unpacked(found[0])
     if isinstance(found, bool) or not isinstance(found, (str, int)):
-        raise ValueError("a decimal number, which must be text, or another kind of value")
+        raise ValueError(f"it is a {type(found).__name__}, and must be text or an integer")
     return legible(str(found))
 
 

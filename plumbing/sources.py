@@ -34,6 +34,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from glob import escape, glob
 from itertools import chain
 from pathlib import Path
@@ -45,7 +46,7 @@ from plumbing.typed import beside, closest, is_path, meant
 from verify.graders import TASKS
 from verify.programs import read_tests
 
-EXPECTED = 'one JSON object like {"prompt": text or chat messages, "answer": text or integer}'
+EXPECTED = 'a row like {"prompt": text or chat messages, "answer": text or integer}'
 
 
 # --- Sources ---------------------------------------------------------------------------------------------------------
@@ -108,10 +109,11 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
         for number, line in enumerate(file, 1):
             try:
                 row = json.loads(line) if line.strip() else None
-            except (ValueError, RecursionError) as error:
-                cause = "one JSON document over many lines, or nesting too deep to read"
-                if "escape" in str(error):
-                    cause = "a backslash that is not doubled, as LaTeX needs it in JSON"
+            except ValueError as error:
+                check_text(f"{path}:{number}", line, program=True)
+                cause = (
+                    "one JSON document over many lines, or a backslash that is not doubled, as LaTeX needs it in JSON"
+                )
                 raise malformed(f"{path}:{number}", f"{line[:60]!r} ({error})", cause, EXPECTED) from error
             if line.strip():
                 yield f"{path}:{number}", row
@@ -132,6 +134,7 @@ def read_table(path: str) -> Iterator[tuple[str, dict]]:
         table = csv.DictReader(file, delimiter=max(",;\t|", key=first.count), strict=True)
         try:
             names = [name for name in table.fieldnames or [] if name]
+            check_text(f"{path}:1", names, program=True)
             if len(set(names)) < len(names):
                 cause = "a joined table; one of these columns would be read in place of the other"
                 raise malformed(
@@ -203,8 +206,9 @@ def read_dataset(source: str, **place) -> Iterator[tuple[str, dict]]:
         failures += (datasets.exceptions.DatasetsError,)
         rows = datasets.load_dataset(**place, split="train")
     except failures as error:
-        expected = f"{', '.join(data.EMBEDDED)}, a file, or what datasets.load_dataset reads (see plumbing/sources.py)"
-        raise malformed(f"--data {source}", f"{type(error).__name__}: {error}", cause, expected) from error
+        expected = f"{', '.join(data.EMBEDDED)}, a file, or what datasets.load_dataset reads (docs/data.md)"
+        reason = error.__cause__ or error  # "An error occurred while generating the dataset" says nothing
+        raise malformed(f"--data {source}", f"{type(reason).__name__}: {reason}", cause, expected) from error
     return ((f"{source}, row {number}", row) for number, row in enumerate(rows, 1))
 
 
@@ -295,11 +299,12 @@ def read_answer(answer, row: dict, task: str, where: str) -> str:
             reference = references.reduced(answer)
         elif type(answer) in (str, int):
             reference = references.legible(str(answer))
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except ValueError as error:
         cause += f": {error}"
-    form = data.ANSWERS.get(task, ".*")
-    if not (reference and references.right_for_itself(reference, task) and re.fullmatch(form, reference, re.S)):
-        expected = f"an answer for `{task}` (see plumbing/sources.py)"
+    except (LookupError, TypeError, AttributeError):
+        pass  # what Python says of it helps nobody
+    if not (reference and references.right_for_itself(reference, task)):
+        expected = f"an answer for `{task}` (docs/data.md)"
         raise malformed(where, f"answer {str(answer)[:60]!r}", cause, expected)
     return reference
 
@@ -366,7 +371,7 @@ def check_text(where: str, value, *, program: bool) -> None:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            cause = "a file that is not UTF-8, or half of a \\u pair"
+            cause = "a file in another encoding, such as UTF-16 or Latin-1, or half of a \\u pair"
             raise malformed(where, f"{text[:60]!r}", cause, "text in UTF-8") from error
         if found := not program and EATEN.search(text):
             near = text[max(0, found.start() - 20) : found.end() + 20]
@@ -389,18 +394,30 @@ def template_marks(ready) -> tuple[str, ...]:
     return tuple(mark for mark in marks if len(mark) > 2)  # many questions end with a colon
 
 
-def usable(found, task: str | None, number: int, ready, columns, own: bool, skipped: list[str] | None) -> Iterator[Row]:
-    """Yield the usable rows of `found`. The error of another is added to `skipped`, or raised if `skipped` is None."""
-    for where, row in found:
+def usable(rows, parse, columns, ready, skip: bool, found: data.Data) -> Iterator[Row]:
+    """Yield the usable rows. What is wrong with another is added to `found`, or raised unless `skip`.
+
+    parse  makes a Row of a row and its place
+    The columns of the first row that are not read are added too: a question whose choices or text stand in a column of
+    their own would be asked without them.
+    """
+    taken = {"task", "metadata", *chain.from_iterable(columns)}
+    taken |= {name.partition(".")[0] for name in taken}
+    for where, fields in rows:
         try:
-            row = parse_row(row, where, task, columns, own, number)
+            row = parse(fields, where)
             ready.check(row)
         except ValueError as error:
-            if skipped is None:
+            if not skip:
                 raise ValueError(f"{error}; --skip-unusable leaves such rows out") from error
-            skipped.append(str(error))
+            found.unusable.append(str(error))
             continue
+        found.unread.setdefault(row.source, [name for name in fields if name not in taken])
         yield row
+
+
+RENDERED = "begin or end with what the chat template or the tokenizer writes itself, and will have it twice"
+CONFLICT = "repeat a prompt with another answer, and the earlier row counts"
 
 
 def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data.Data, evaluate: bool) -> tuple:
@@ -412,8 +429,7 @@ def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data
     first: dict[str, bytes] = {}  # data.identity -> row
     repeated: list[bytes] = []
     tasks = set()
-    conflicts = []
-    rendered = []
+    wrong: dict[str, list[str]] = {RENDERED: [], CONFLICT: []}  # places of rows
     try:
         for row in rows:
             tasks.add(row.task)
@@ -422,16 +438,12 @@ def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data
             if earlier is not packed:
                 repeated.append(packed)
                 if not evaluate and data.unpacked(earlier).answer != row.answer:
-                    conflicts.append(row.where)
+                    wrong[CONFLICT].append(row.where)
             if any(text.startswith(marks) or text.endswith(marks) for text in map(str.strip, texts(row.prompt))):
-                rendered.append(row.where)
+                wrong[RENDERED].append(row.where)
     except (EOFError, zlib.error) as error:
         raise malformed(f"--data {name}", str(error), "an interrupted download", "a whole .gz file") from error
-    for wrong, said in (
-        (rendered, "begin or end with what the chat template or the tokenizer writes itself, and will have it twice"),
-        (conflicts, "repeat a prompt with another answer, and the earlier row counts"),
-    ):
-        found.warnings += [f"{len(wrong)} rows, the first {wrong[0]}, {said}"] if wrong else []
+    found.warnings += [f"{len(them)} rows, the first {them[0]}, {said}" for said, them in wrong.items() if them]
     return list(first.values()), repeated, tasks
 
 
@@ -469,21 +481,21 @@ def load(
     held: list[bytes] = []  # rows to validate with
     for number, (name, weight, task) in enumerate(zip(names, weights, tasks)):
         if name in data.EMBEDDED:
-            train, rows = embedded(name, number, validation)
-            new = list(filter(ready.fits, rows))
-            found.too_long += len(rows) - len(new)
-            owned.append({name})
+            train, new, too_long = embedded(name, number, validation, ready.fits)
+            its_tasks = {name}
         else:
-            each = usable(read(name), task, number, ready, columns, own, found.unusable if skip_unusable else None)
+            parse = partial(parse_row, task=task, columns=columns, own=own, source=number)
+            each = usable(read(name), parse, columns, ready, skip_unusable, found)
             first, repeated, its_tasks = distinct(name, each, template_marks(ready), found, evaluate)
             train, new, too_long = data.split(first, validation, share=data.HELD_OUT if weight else 1, fits=ready.fits)
-            if not new:
-                got = f"{too_long} longer ones" + "".join(f" and unusable rows ({row})" for row in found.unusable[:1])
-                raise malformed(name, got, "an empty file, or a small budget", f"a prompt of <= {budget} tokens")
-            found.too_long += too_long
             found.duplicates += len(repeated)
             found.others.rows += repeated if weight else repeated + train
-            owned.append(its_tasks)
+        if not new:
+            got = "; ".join([f"{too_long} longer ones", *found.unusable[:1]])
+            cause = "an empty file, a small --max-prompt-tokens, or only unusable rows"
+            raise malformed(name, got, cause, f"a prompt of <= {budget} tokens")
+        owned.append(its_tasks)
+        found.too_long += too_long
         held += new
         found.sizes.append(len(train) if weight else 0)
         found.train.rows += train if weight else []
@@ -495,12 +507,13 @@ def load(
     return found
 
 
-def embedded(name: str, number: int, validation: int) -> tuple[list[bytes], list[bytes]]:
-    """(training rows, validation rows) of an embedded task."""
+def embedded(name: str, number: int, validation: int, fits) -> tuple[list[bytes], list[bytes], int]:
+    """(training rows, validation rows, how many of those do not fit) of an embedded task."""
     counts = (data.EMBEDDED_PROMPTS[name], False), (validation, True)
     sets = (data.examples(name, count, seed=0, held_out=held) for count, held in counts)
     train, held = ([data.packed(Row(name, *pair, name, number)) for pair in pairs] for pairs in sets)
-    return train, held
+    fitting = list(filter(fits, held))
+    return train, fitting, len(held) - len(fitting)
 
 
 def curves(names: Sequence[str], owned: Sequence[set[str]], weights: Sequence[float]) -> dict[tuple[int, str], str]:

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 import data
 import fit
-from plumbing import logs, run_folder, sources
+from plumbing import logs, run_folder
 from plumbing.distributed import Processes
 from plumbing.run_folder import finished, pick
 from plumbing.run_log import append
@@ -217,12 +217,6 @@ def test_a_run_goes_on_past_a_broken_checkpoint_and_a_torn_line_and_counts_what_
 
 
 # --- Data ------------------------------------------------------------------------------------------------------------
-
-
-def test_json_that_is_nested_too_deep_is_named_with_file_and_line(tmp_path):
-    (tmp_path / "deep.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' + "[" * 100_000 + "\n")
-    with pytest.raises(ValueError, match="deep.jsonl:2: .*nesting too deep"):
-        list(sources.read_lines(str(tmp_path / "deep.jsonl")))
 
 
 def test_a_prompt_of_five_megabytes_is_left_out_before_it_is_tokenised():

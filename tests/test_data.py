@@ -93,11 +93,8 @@ def test_answers_of_sums_are_what_a_pencil_says():
 def test_sorting_answers_hold_the_digits_of_the_prompt_from_small_to_large():
     for text, answer in data.examples("sorting", 500, seed=1, held_out=False):
         assert text[0] == text[-1] == "=" and list(answer) == sorted(text[1:-1])
-    assert min(map(len, texts_of("sorting"))) == 3 + 2 and max(map(len, texts_of("sorting"))) == 12 + 2
-
-
-def texts_of(task):
-    return [text for text, _ in data.examples(task, 10_000, seed=0, held_out=False)]
+    lengths = {len(text) - 2 for text, _ in data.examples("sorting", 10_000, seed=0, held_out=False)}
+    assert lengths == set(range(3, 13))
 
 
 @settings(max_examples=30, deadline=None)
@@ -114,16 +111,13 @@ def test_examples_are_distinct_reproducible_and_those_of_the_committed_results()
     assert one == two and len({text for text, _ in one}) == 1_000
     assert one != data.examples("arithmetic", 1_000, seed=1, held_out=True)
     train = data.examples("arithmetic", 1_400, seed=0, held_out=False)
-    assert train[:2] == [("7+3+2+8=", "20"), ("8-5-7=", "-4")]
     assert hashlib.sha256(json.dumps(train).encode()).hexdigest().startswith("f3c4d6d857f44705")
 
 
 # --- The split (Sec. 2.1) ---
 
 
-@pytest.mark.parametrize(
-    "case", ["20000 1000 10 1000", "5000 1000 10 500", "50 1000 10 5", "5 1000 10 1", "50 2 10 2", "30 9 1 9"]
-)
+@pytest.mark.parametrize("case", ["20000 1000 10 1000", "50 1000 10 5", "5 1000 10 1", "50 2 10 2", "30 9 1 9"])
 def test_sec21_split_holds_out_the_number_asked_for_or_a_share_of_a_small_file(case):
     total, asked, share, held = map(int, case.split())
     train, validation, too_long = data.split(list(range(total)), asked, share=share)
@@ -188,19 +182,12 @@ def test_one_source_keeps_the_order_of_the_runs_of_which_the_results_are_committ
 
 
 def test_sec32_prompts_at_0_9_are_never_sampled_again_and_those_below_are():
-    rates = {
-        0: 1.0,
-        1: 15 / 16,
-        2: 0.8999999761581421,
-        3: 0.8999,
-        4: 14 / 16,
-        5: 0.0,
-    }  # 2: nine of ten as a float32 mean
+    rates = [1.0, 15 / 16, 0.8999999761581421, 0.8999, 14 / 16, 0.0]  # the third is 9 of 10 as a float32 mean
     curriculum = curriculum_of(6)
-    run(curriculum, 3, 2, rates.get)
+    run(curriculum, 3, 2, rates.__getitem__)
     assert curriculum.retired == 3
     for epoch in (2, 3, 4):  # from now on an epoch is prompts 3, 4 and 5
-        assert sorted(sum(run(curriculum, 1, 3, rates.get), [])) == [3, 4, 5] and curriculum.epoch == epoch
+        assert sorted(sum(run(curriculum, 1, 3, rates.__getitem__), [])) == [3, 4, 5] and curriculum.epoch == epoch
 
 
 def test_sec32_history_is_the_latest_pass_rate_not_the_best_or_the_mean():
@@ -310,15 +297,10 @@ def sources(batch):
 
 def test_every_batch_holds_the_shares_whatever_the_sizes_of_the_sources():
     curriculum = curriculum_of(40, 400, weights=[3, 1])
-    seen = Counter()
-    for _ in range(20):
-        batch = curriculum.next(8)
-        assert sources(batch) == {0: 6, 1: 2}
-        seen.update(indices(batch))
-        for prompt in batch:
-            curriculum.update_history(prompt.index, 0.5)
+    batches = run(curriculum, 20, 8)
+    assert [sum(index < 40 for index in batch) for batch in batches] == [6] * 20
     # 120 draws from 40 prompts are 3 epochs, 40 draws from 400 are 0.1; the epoch is their mean, 1.55
-    assert {seen[index] for index in range(40)} == {3} and seen.total() == 160
+    assert {Counter(sum(batches, []))[index] for index in range(40)} == {3}
     assert curriculum.epoch == pytest.approx(1.55)
 
 

@@ -7,6 +7,7 @@ import random
 import pytest
 from test_data import tokenizer  # noqa: F401
 
+import data
 from plumbing import references, sources
 
 RANDOM = random.Random(28)
@@ -49,17 +50,16 @@ def test_lists_of_one_and_objects_are_unpacked():
     assert references.reduced("[72]") == references.reduced([72]) == references.reduced({"value": 72}) == "72"
 
 
-@pytest.mark.parametrize(
-    ("given", "value"),
-    [
-        ("\ufeff8\u200b", "8"),
-        ("１２", "12"),
-        ("（－１．５，２）", "(-1.5,2)"),
-        ("10²", "10²"),  # NFKC would make it 102
-        ("（1，2）", "（1，2）"),  # its digits are plain: a model may write it so
-        ("می\u200cشود", "می\u200cشود"),  # joiners spell words
-    ],
-)
+PLAIN = {
+    "\ufeff8\u200b": "8",
+    "（－１．５，２）": "(-1.5,2)",
+    "10²": "10²",  # NFKC would make it 102
+    "（1，2）": "（1，2）",  # its digits are plain: a model may write it so
+    "می\u200cشود": "می\u200cشود",  # joiners spell words
+}
+
+
+@pytest.mark.parametrize(("given", "value"), PLAIN.items())
 def test_invisible_characters_and_full_width_digits_are_none_of_a_value(given, value):
     assert references.reduced(given) == value
     row = {"prompt": "a", "answer": given, "task": "text"}
@@ -67,11 +67,9 @@ def test_invisible_characters_and_full_width_digits_are_none_of_a_value(given, v
 
 
 REFUSED = {
-    "proof": "a missing answer",
     "Proof.": "a missing answer",
     "The answer is notfound": "a missing answer",
     "He has 3 apples and 4 pears left": "a sentence",
-    "The area is 5 and its edge is 3": "a sentence",
     "Because $x$ is even, $x = 2$ is the only one": "a sentence",
     "It converges because the terms fall to zero": "a sentence",
     "['7', '8']": "a list of 2 answers",
@@ -88,6 +86,22 @@ def test_what_is_no_value_is_refused_with_its_row_and_cause(reference, tmp_path,
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match=f"a.jsonl:2: expected an answer for `math`.*{REFUSED[reference]}"):
         sources.load(str(path), tokenizer, budget=9)
+
+
+@pytest.mark.parametrize(("broken", "said"), [(0, 0), (2, 1), (5, 2)])
+def test_references_that_no_answer_can_be_compared_with_are_warned_of_and_refused_if_most_are(
+    broken, said, monkeypatch
+):
+    monkeypatch.setattr(references, "SAMPLE", 4)  # of 8 rows every third is tried: 0, 3 and 6
+    answers = ["<answer>1</answer>" if n < broken else f"{n}" for n in range(8)]
+    rows = [data.Prompt(n, (1,), "1?", answer, "math") for n, answer in enumerate(answers)]
+    rows.append(data.Prompt(8, (1,), "1?", "<answer>", "text"))
+    if said == 2:
+        with pytest.raises(ValueError, match="2 of 3 references cannot be compared with any answer: expected a refer"):
+            references.unreadable(rows, 5.0)
+    else:
+        found = references.unreadable(rows, 5.0)
+        assert [text.partition(" cannot")[0] for text in found] == ["WARNING: 1 of 3 references"] * said
 
 
 KEPT = (

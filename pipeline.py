@@ -143,6 +143,7 @@ class Rollout:
     text: str  # special tokens included, EOS excluded
     truncated: bool  # no EOS within the token budget
     interrupted: bool  # the interruption phrase was injected
+    experts: bytes = b""  # those that the generator's routers chose (plumbing/experts.py); empty for a dense model
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class RolloutMetadata:
 class ControlState:
     """What rank 0 tells the generators."""
 
-    version: int = 0  # of the weights that they should have
+    version: int = -1  # of the weights that they should have; -1 before rank 0 has told
     requests: int = 0  # training requests admitted over the whole run
     evaluation_requests: int = 0  # admitted over all evaluations
     evaluating: bool = False  # if so, only evaluation requests may be claimed
@@ -253,40 +254,61 @@ class RolloutQueue:
         if self.store.rank == 0:
             self.store.delete([rollout.key for rollout in rollouts])
 
-    def publish(self, version, gather, send, *, final=False):
+    def publish(self, version, send, *, final=False):
         """After an optimizer step: send the weights if `publishes` says so, or at the end of the run (`final`).
 
-        gather  () -> {name: full tensor} in the generators' dtype; called on every trainer rank, and before any
-                generator is asked to wait for weights
-        send    called on rank 0 with what `gather` returned, once every generator has joined and is about to receive
+        send  as in `deliver`
         Open in the paper: whether ppo sends the last weights. Ours does, for the last evaluation.
         """
         self.version = version
         if version > self.state.version and (final or publishes(version, **self.rule)):
-            weights = gather()
             self._post(version=version)
-            if self.store.rank == 0:  # not interruptible: a generator that has joined is blocked until the weights come
-                joined = [f"joined/{version}/{rank}" for rank in self.generators]
-                self.store.wait(f"the generators to join version {version}", lambda: self.store.has(joined))
-                self.store.delete(joined)
-                send(weights)
+            self.deliver(send)
 
-    def evaluate(self, prompts, generations, samples):
+    def deliver(self, send):
+        """Send the weights of the state's version to all generators: the first ones too, before anything is asked.
+
+        send  called on every trainer rank once every generator has joined and is about to receive
+        """
+        version = self.state.version
+        going = [f"sending/{version}/{rank}" for rank in self.trainers[1:]]
+        if self.store.rank == 0:  # not interruptible: a generator that has joined is blocked until the weights come
+            joined = [f"joined/{version}/{rank}" for rank in self.generators]
+            self.store.wait(f"the generators to join version {version}", lambda: self.store.has(joined))
+            self.store.delete(joined)
+            self.store.put(dict.fromkeys(going, True))
+        else:  # not in a collective, whose timeout would run
+            mine = going[self.store.rank - 1]
+            self.store.wait(f"the generators to join version {version}", lambda: self.store.has([mine]))
+            self.store.delete([mine])
+        send()
+
+    def evaluate(self, prompts, generations, samples, progress=lambda finished: None, meanwhile=None):
         """Sec. 2.1: `generations` (k of mean@k) rollouts of each validation prompt, at the trainers' version.
 
         Returns (groups of RolloutMetadata, a list per prompt; Rollouts of the first `samples` prompts); ([], []) on
         ranks other than 0. Meanwhile no weights are sent and no training requests admitted. Running rollouts go on.
         The generators must have the trainers' weights: settings.py refuses an --eval-every at which they would not.
+        progress   called on rank 0 while it waits, with how many rollouts are finished
+        meanwhile  on rank 0: its `decode` is called while it waits (evaluation.Meanwhile)
         """
+
+        def stopped():
+            progress(self.store.count("finished/eval") - before)
+            if meanwhile:
+                meanwhile.decode()
+            return self._stopped()
+
         version = self.version
         first = self.state.evaluation_requests
+        before = self.store.count("finished/eval")
         requests = [Request(n, version, prompt, generations, True, n >= samples) for n, prompt in enumerate(prompts)]
         self._post(requests, first, evaluating=True, evaluation_requests=first + len(requests))
         groups = []
         if self.store.rank:  # not in a collective: an evaluation may take longer than its timeout
             self._receive(f"evaluated/{version}/{self.store.rank}", "the evaluation")
         else:
-            groups = [self._receive(f"group/eval/{n}", f"evaluation request {n}") for n in range(len(prompts))]
+            groups = [self._receive(f"group/eval/{n}", f"evaluation request {n}", stopped) for n in range(len(prompts))]
             self.store.put({f"evaluated/{version}/{rank}": True for rank in self.trainers[1:]})
         self._post(evaluating=False)
         return groups, self.tokens(sum(groups[:samples], []))
@@ -309,8 +331,8 @@ class RolloutQueue:
     def _stopped(self):
         return self.store.read("state").stop if self.store.rank else self.store.heartbeat.stopped
 
-    def _receive(self, key, what):
-        self.store.wait(what, lambda: self.store.has([key]), self._stopped)
+    def _receive(self, key, what, stopped=None):
+        self.store.wait(what, lambda: self.store.has([key]), stopped or self._stopped)
         return self.store.take([key])[0]
 
 
@@ -368,6 +390,8 @@ class RequestQueue:
         place = score.completion.evaluation, score.completion.request
         request, scores = self.requests[place]
         scores.append(score)
+        if request.evaluation:
+            self.store.count("finished/eval", 1)
         if len(scores) == request.generations:
             scores.sort(key=lambda score: score.completion.index)
             group = [metadata(score, request) for score in scores]

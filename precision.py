@@ -16,7 +16,7 @@ Both sides multiply the same W, rounded to the generators' dtype: an fp32 produc
 Deviation: none known.
 Open in the paper: whether the log-softmax is fp32 too when the head is not; ours always is (the sampler's is as well).
 
-Run by train.py. `python benchmarks/fp32_head.py` repeats A.19 with random models (figures/a19.png).
+Run by train.py. `python -m lab.fp32_head` repeats A.19 with random models (figures/a19.png).
 Test: pytest tests/test_precision.py
 """
 
@@ -27,11 +27,19 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 # Hugging Face model types whose logits are lm_head(body(ids)): one linear layer without bias, nothing after it.
-SUPPORTED = ("gemma", "llama", "mistral", "olmo2", "qwen2", "qwen3", "smollm3")
+SUPPORTED = ("gemma", "llama", "mistral", "mixtral", "olmo2", "olmoe", "qwen2", "qwen3", "qwen3_moe", "smollm3")
+REFUSED = {
+    "gpt_oss": "its attention has sinks, and a sliding window in every other layer",
+    "llama4": "its attention is chunked in most layers",
+}
 
 # Mean |log rho| (nats) that two backends with equal weights stay below. results/README.md has what bf16 bodies give
 # (A.19); tests/test_vllm.py holds fp32 to a tenth of this.
 MISMATCH_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+
+
+CHUNK = 256  # positions whose logits exist at once: on a CPU, and at least on a GPU
+LARGEST_CHUNK = 4096  # products of so many rows fill a GPU
 
 
 # --- Which models ----------------------------------------------------------------------------------------------------
@@ -43,11 +51,13 @@ def check_supported(config):
     dropout = getattr(config, "attention_dropout", 0.0)
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
     if config.model_type not in SUPPORTED:
-        reason = "its head has not been checked"
+        reason = REFUSED.get(config.model_type.removesuffix("_text"), "its head has not been checked")
     elif any(kind != "full_attention" for kind in layers) if layers else window is not None:
         reason = f"attention is not full in every layer (sliding_window={window})"
     elif dropout:  # acts on the trainer only, so pi_train would differ from pi_gen at equal weights
         reason = f"attention_dropout={dropout} must be 0"
+    elif jitter := getattr(config, "router_jitter_noise", 0.0):  # likewise
+        reason = f"router_jitter_noise={jitter} must be 0"
     else:
         return
     raise ValueError(
@@ -166,7 +176,7 @@ def token_logprobs(hidden, head_weight, ids, *, chunk, temperature=1.0, fp32_hea
     hidden       (..., H)  states that predict `ids`; carries a gradient
     head_weight  (V, H)    carries a gradient, summed over chunks in fp32
     ids          (...)     int64
-    chunk        positions whose logits exist at once: about 3 * chunk * V * 4 bytes, besides the gradients
+    chunk        positions whose logits exist at once (head_bytes)
     temperature  the sampler's, > 0: log-probs are those of the distribution that was sampled
     fp32_head    False: the matmul runs in the dtype of `head_weight` (the leave-one-out of Sec. 4)
 
@@ -178,6 +188,17 @@ def token_logprobs(hidden, head_weight, ids, *, chunk, temperature=1.0, fp32_hea
         hidden.reshape(-1, hidden.shape[-1]), head_weight, ids.reshape(-1), chunk, temperature, fp32_head
     )
     return logprobs.view(ids.shape), entropy.view(ids.shape)
+
+
+def head_bytes(chunk, vocabulary, width):
+    """Bytes that `token_logprobs` needs: in fp32 a chunk's logits 4.5 times, split ones too, and twice the gradient."""
+    return 2 * vocabulary * (9 * chunk + 4 * width)
+
+
+def head_chunk(vocabulary, width, room):
+    """The largest chunk, a multiple of CHUNK up to LARGEST_CHUNK, whose `head_bytes` fit `room`; CHUNK if none does."""
+    chunks = range(LARGEST_CHUNK, CHUNK, -CHUNK)
+    return next((chunk for chunk in chunks if head_bytes(chunk, vocabulary, width) <= room), CHUNK)
 
 
 # --- The trainer's model ---------------------------------------------------------------------------------------------
@@ -194,7 +215,7 @@ class PolicyModel(nn.Module):
     Raises ValueError for an unsupported model.
     """
 
-    def __init__(self, model, *, dtype, temperature=1.0, fp32_head=True, chunk=256):
+    def __init__(self, model, *, dtype, temperature=1.0, fp32_head=True, chunk=CHUNK):
         super().__init__()
         check_supported(model.config)
         forbid_tf32()
@@ -247,7 +268,7 @@ def shard(policy, mesh):
 
 
 def full_tensors(policy, dtype=None):
-    """Yield (Hugging Face parameter name, whole tensor in `dtype`, default policy.dtype); tied weights come once.
+    """Yield (Hugging Face parameter name, whole tensor in `dtype`, default policy.dtype), by name; tied ones once.
 
     For publishing and for Hugging Face checkpoints. Collective under FSDP2: every trainer rank must iterate to the end.
     Without FSDP2 a tensor may share memory with its parameter; do not write to it.
@@ -255,7 +276,7 @@ def full_tensors(policy, dtype=None):
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.reshard()  # an interrupted forward leaves gathered, rounded weights behind
-    for name, parameter in policy.model.named_parameters():
+    for name, parameter in sorted(policy.model.named_parameters()):
         tensor = parameter.detach().to(dtype or policy.dtype)  # rounded before it is gathered: half the traffic in bf16
         yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
@@ -301,9 +322,10 @@ def startup_check(logprobs, gen_logprobs, mask, dtype):
     if not measured <= MISMATCH_LIMIT[dtype]:  # written so that nan fails too
         raise RuntimeError(
             f"start-up check: trainer and generator hold the same weights, so mean |log rho| should be at most "
-            f"{MISMATCH_LIMIT[dtype]} in {dtype}; got {measured:.3g}. Likely causes: the generator samples at another "
-            f"temperature than --temperature, or with top-p or top-k; its log-prob mode gives raw log-probs instead of "
-            f"those of the sampling distribution; the head dtype differs between the two (--fp32-head on one side "
-            f"only); the tokenizer is not the model's, so that the ids differ."
+            f"{MISMATCH_LIMIT[dtype]} in {dtype}; got {measured:.3g}. Likely causes: the generator does not load the "
+            f"weights that it is sent; it samples at another temperature than --temperature, or with top-p or top-k; "
+            f"its log-prob mode gives raw log-probs instead of those of the sampling distribution; the head dtype "
+            f"differs between the two (--fp32-head on one side only); the tokenizer is not the model's, so that the "
+            f"ids differ."
         )
     return measured

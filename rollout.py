@@ -30,7 +30,7 @@ Open in the paper: how injected tokens count; ours are not the policy's (mask Fa
   budget. Whether a prompt's keys and values are kept when the weights change before its last completion has started;
   ours are not.
 
-Run by train.py; benchmarks/generate.py compares with `model.generate`; vllm_rollout.py has the same interface on vLLM.
+Run by train.py; lab/generate.py compares with `model.generate`; vllm_rollout.py has the same interface on vLLM.
 Test: pytest tests/test_rollout.py
 """
 
@@ -48,6 +48,7 @@ from jinja2 import TemplateError
 from transformers.cache_utils import Cache, DynamicCache
 
 from pipeline import Request, Rollout
+from plumbing.experts import Recorder
 from precision import check_supported, forbid_tf32, head_logits
 from reward import THINK_END
 
@@ -431,6 +432,7 @@ class TorchGenerator(Generator):
         parameters = inspect.signature(model.get_decoder().forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # renamed in transformers 5.24
         self._cache = SlotCache(self.slots, self.positions)
+        self._routing = Recorder(model)  # of a mixture of experts: which of them each token went to
         self._slots = empty_slots(self.slots, self.max_new_tokens, model.device)
         self._rows = self._tensor(range(self.slots))
         self._eos = self._tensor(self.eos_ids)
@@ -490,10 +492,9 @@ class TorchGenerator(Generator):
             cache: Any = DynamicCache()
             if ids.shape[1]:  # 0 if every prompt is a single token
                 self.model.get_decoder()(input_ids=ids, use_cache=True, **{self._cache_name: cache})
+            layers = [(layer.keys, layer.values) for layer in cache.layers] + self._routing.states(len(part))
             for row, group in enumerate(part):
-                group.prompt_kv = [
-                    tuple(x[row, :, : len(prompts[row])] for x in (layer.keys, layer.values)) for layer in cache.layers
-                ]
+                group.prompt_kv = [tuple(x[row, :, : len(prompts[row])] for x in states) for states in layers]
 
     def _begin(self, starts):
         """Put starting completions into the rows after those in use."""
@@ -534,6 +535,7 @@ class TorchGenerator(Generator):
             use_cache=True,
             **{self._cache_name: cache},
         ).last_hidden_state[:, -1]
+        self._routing.keep(cache)
         logits = head_logits(hidden, model.get_output_embeddings().weight, self.fp32_head)
         return torch.log_softmax(logits / (self.temperature or 1.0), dim=-1)
 
@@ -579,7 +581,9 @@ class TorchGenerator(Generator):
         done = []
         buffers = slots.count, slots.tokens, slots.mask, slots.logprobs, slots.versions
         for row, count, *columns in zip(rows, *(buffer[finished].tolist() for buffer in buffers)):
-            done.append(self._completion(self._running[row], *(column[:count] for column in columns)))
+            rollout = self._completion(self._running[row], *(column[:count] for column in columns))
+            rollout.experts = self._routing.record(self._cache, row, len(rollout.prompt_ids) + count)
+            done.append(rollout)
         kept = len(self._running) - len(rows)
         target = [row for row in rows if row < kept]
         source = [row for row in range(kept, len(self._running)) if row not in rows]

@@ -5,6 +5,8 @@
                                       likewise for base/sorting/; three of the four classes of a batch are sorting
     python sft.py --tasks tiny --out runs/tiny
                                       likewise for base/tiny/, a policy of 41,000 parameters, in half a minute
+    python sft.py --tasks tiny --experts 8 --out runs/experts
+                                      a mixture of experts with the active parameters of base/tiny/
 
 Supervised fine-tuning minimises the cross entropy of the completion's tokens. The completions are traces of the
 embedded tasks (data.py). For the prompt `7+5-3+9=` the trace is `<think>+5=12-3=9+9=18</think>18`: after each operand
@@ -35,7 +37,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import data
 
@@ -71,8 +73,10 @@ def tokenizer(tiny=False):
     return fast
 
 
-def untrained(tiny=False):
-    """A Qwen3 of 0.48M parameters with random weights; tiny: of 41,000.
+def untrained(tiny=False, experts=0):
+    """A Qwen3 of 0.48M parameters with random weights; tiny: of 41,000. experts: of a layer; 0: it is dense.
+
+    A token uses two experts, of half the dense model's width each: as many active parameters, but for the routers.
 
     A head dimension of 32 suits every inference engine's kernels. RoPE's base is 100, for sequences of about 100
     tokens: with the usual 10,000 most frequencies hardly turn in so few tokens, and the skill was learnt later.
@@ -83,19 +87,22 @@ def untrained(tiny=False):
     if tiny:  # with Qwen3's initial weights, of standard deviation 0.02, so narrow a model did not learn in 500 steps
         sizes = dict(hidden_size=48, intermediate_size=72, num_hidden_layers=2, head_dim=24, num_attention_heads=2)
         sizes |= dict(initializer_range=0.08)
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=len(SPECIAL) + len(TINY_SYMBOLS if tiny else SYMBOLS),
-            **sizes,
-            num_key_value_heads=sizes["num_attention_heads"],
-            max_position_embeddings=512,
-            tie_word_embeddings=True,
-            rope_parameters={"rope_type": "default", "rope_theta": 100.0},
-            pad_token_id=0,
-            eos_token_id=1,
-            bos_token_id=None,
-        )
+    if experts:
+        sizes |= dict(num_experts=experts, num_experts_per_tok=2, moe_intermediate_size=sizes["intermediate_size"] // 2)
+        sizes |= dict(norm_topk_prob=True)
+    config = AutoConfig.for_model(
+        "qwen3_moe" if experts else "qwen3",
+        vocab_size=len(SPECIAL) + len(TINY_SYMBOLS if tiny else SYMBOLS),
+        **sizes,
+        num_key_value_heads=sizes["num_attention_heads"],
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+        pad_token_id=0,
+        eos_token_id=1,
+        bos_token_id=None,
     )
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
 def load(folder):
@@ -188,11 +195,14 @@ def supervise(model, tokens, *, tasks, habits: bool, steps: int, seed: int):
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1, (step + 1) / WARMUP, (steps - step) / (0.4 * steps))
     )
+    balanced = {"output_router_logits": True} if hasattr(model.config, "num_experts") else {}  # all experts are used
     bar = tqdm(range(steps), desc="habits" if habits else "skill", unit="step")
     for _ in bar:
         parts = list(batch(tokens, rng, habits, tasks))
         count = sum((labels != -100).sum().item() for _, labels in parts)
-        loss = sum(model(input_ids=ids, labels=labels, num_items_in_batch=count).loss for ids, labels in parts)
+        loss = sum(
+            model(input_ids=ids, labels=labels, num_items_in_batch=count, **balanced).loss for ids, labels in parts
+        )
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -3,6 +3,7 @@
     torchrun train.py --loss cispo                                  the embedded task, on a laptop CPU
     torchrun --nproc-per-node 8 train.py --loss cispo --model DIR --data FILE.jsonl        your model and data
     python train.py --evaluate CHECKPOINT --data FILE.jsonl --generations 16        mean@k and pass@k of a policy
+    python train.py --plan 16xH100 --model DIR      no run: memory, seconds and device-hours, by a model
     python train.py --virtual exact --loss cispo                    one process, virtual time: the same run twice
     torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:PORT train.py …   more nodes
 
@@ -36,9 +37,10 @@ import loss
 import precision
 import reward
 from pipeline import RequestQueue, RolloutQueue
-from plumbing import batches, build, checkpoints, evaluation, run_folder, run_log
-from plumbing.distributed import Processes
-from plumbing.launch import launch
+from plumbing import batches, build, checkpoints, evaluation, experts, run_folder, run_log, sizing
+from plumbing.distributed import Processes, layout_of
+from plumbing.launch import alone, launch
+from plumbing.plan import show_plan
 from plumbing.store import LONGEST_POLL, POLL, SLOWER, Interrupted
 from plumbing.virtual import InOneProcess
 
@@ -51,6 +53,7 @@ SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.
 def train(run, args):
     """Sec. 2 to 4 on a trainer rank, for a Trainer `run`. Returns why the run ended."""
     queue = run.queue
+    queue.deliver(run.send)  # what is sampled first has come the same way as all later weights: startup_check sees it
     if run.version % args.eval_every == 0 and run.evaluated != run.version:
         run.evaluate()  # R_0, at C = 0; or an evaluation that was due when the resumed run ended
     run.log.clock.start()
@@ -75,14 +78,14 @@ def train(run, args):
             run.curriculum.update_history(group[0].prompt, reward.group_pass_rate(group))
         run.log_step(groups, kept, metrics)
         with run.log.timed("publish"):
-            queue.publish(run.version, run.weights, run.processes.send)
+            queue.publish(run.version, run.send)
         queue.admit(run.curriculum.next(queue.room))
         # 5. Validate (Sec. 2.1).
         if run.version % args.eval_every == 0:
             run.evaluate()
         if run.version % args.checkpoint_every == 0:
             run.checkpoint()
-    queue.publish(run.version, run.weights, run.processes.send, final=True)
+    queue.publish(run.version, run.send, final=True)
     if run.evaluated != run.version:
         run.evaluate()
     return "finished" if run.version >= args.steps else "curriculum exhausted"
@@ -97,6 +100,7 @@ def generate(args, processes, queue):
     with processes.heartbeat.working():
         generator = build.make_generator(args, processes.device, processes.dtype)
     generator.clock = processes.clock
+    generator.version -= 1  # its own version's weights, too, are to come from the trainers
     with closing(generator), closing(build.make_scorer(args)) as scorer:
         while (state := queue.state(generator.busy)).stop is None:
             done = []
@@ -163,9 +167,15 @@ class Trainer:
         rule = {name: getattr(args, name) for name in ("off_policy", "k", "prompts", "generations", "steps")}
         ranks = processes.trainer_ranks, processes.generator_ranks
         self.queue = RolloutQueue(processes.store, *ranks, **rule, start=self.version, drain=processes.drain)
-        size = sum(p.numel() for p in parameters)
-        self.log = run_log.RunLog(args, processes, size, state, self.queue.generator_work)
+        self.policy.chunk = sizing.head_chunk(args, self.policy.model.config)
+        self.replay = experts.Replay(self.policy.model)
+        active = experts.active_parameters(self.policy.model)
+        self.log = run_log.RunLog(args, processes, active, state, self.queue.generator_work)
         world = {"world": processes.world, "threads": torch.get_num_threads()}
+        decodes = (
+            args.trainers == 1 and args.generator == "torch" and processes.device.type == "cpu" and not args.virtual
+        )
+        self.meanwhile = evaluation.Meanwhile(args, processes, self.policy, generate) if decodes else None
         self.log("config", step=self.version, flags=vars(args), **world, **build.provenance(prompts))
 
     # --- One optimizer step
@@ -180,12 +190,16 @@ class Trainer:
         args, processes = self.args, self.processes
         share = {"rank": processes.rank, "trainers": len(processes.trainer_ranks)}
         plan = batches.make_plan(groups, advantages, trained, token_budget=args.token_budget, **share)
+        statistics = batches.Statistics()
+        if not plan.tokens:
+            self.probe(plan.dropped, statistics)
         self.queue.drop(plan.dropped)
         chosen = loss.LOSSES[args.loss]
-        statistics = batches.Statistics()
         for items in plan.micro_batches:
             processes.stop_together(batches.padded(items))
-            batch = batches.collate(items, self.queue.tokens([item.rollout for item in items]), processes.device)
+            tokens = self.queue.tokens([item.rollout for item in items])
+            batch = batches.collate(items, tokens, processes.device, plan.youngest)
+            self.replay(batch.experts)  # of a mixture of experts; a deviation, see plumbing/experts.py
             logprobs, entropy = self.policy(batch.input_ids, batch.mask)
             if items and self.same_weights:
                 precision.startup_check(logprobs, batch.gen_logprobs, batch.mask, processes.dtype)
@@ -194,7 +208,8 @@ class Trainer:
             objective = loss.aggregate(per_token, batch.mask, batch.prompt_index, args.aggregation, plan.denominators)
             (-objective).backward()
             statistics.add(logprobs, entropy, batch, chosen.clipped(*inputs, **args.clips))
-        metrics = statistics.means(processes.total)
+        means = statistics.means(processes.total)
+        metrics = {name: mean for name, mean in means.items() if plan.tokens or name == "log_rho_youngest"}
         norm = self.gradient_norm()
         skipped = not math.isfinite(norm)  # the same on all ranks, since the norm is
         lr = learning_rate(self.version, lr=args.lr, warmup=args.warmup)
@@ -209,18 +224,40 @@ class Trainer:
         metrics |= {"micro_batches": len(plan.micro_batches), "padded": sum(map(batches.padded, plan.micro_batches))}
         return metrics | {"tokens_trained": plan.tokens, "gradient_norm": norm, "lr": lr, "skipped": skipped}
 
+    def probe(self, rollouts, statistics):
+        """Compare both sides' log-probs in a batch without loss, on a micro-batch of its RolloutMetadata for each rank.
+
+        Where the generators have wrong weights, nothing may be right: then no token carries loss, in any batch.
+        """
+        rank, trainers = self.processes.rank, len(self.processes.trainer_ranks)
+        newest_first = sorted(rollouts, key=lambda rollout: max(rollout.versions, default=0), reverse=True)
+        rows = self.args.token_budget // max(rollout.length for rollout in rollouts)
+        chosen = newest_first[: rows * trainers]
+        items = [batches.Item(rollout, 0.0, 0) for rollout in chosen[rank::trainers]]
+        tokens = self.queue.tokens([item.rollout for item in items])
+        batch = batches.collate(items, tokens, self.processes.device, batches.youngest(chosen))
+        self.replay(batch.experts)
+        with torch.no_grad():
+            logprobs, entropy = self.policy(batch.input_ids, batch.mask)
+        if tokens and self.same_weights:
+            precision.startup_check(logprobs, batch.gen_logprobs, batch.mask, self.processes.dtype)
+        statistics.add(logprobs, entropy, batch, torch.zeros_like(batch.mask))
+
     def gradient_norm(self):
         """L2 norm of the gradient over all ranks. It is only logged: the gradient is never clipped."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.policy.parameters() if p.grad is not None])
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
-    def weights(self, device=None):
-        """{name: full tensor} on rank 0, in the generators' dtype, on `device` (default: where the policy is).
+    def send(self):
+        """Send the weights to the generators, in their dtype. Collective; no rank ever holds a whole model on a GPU."""
+        parameters = dict(self.policy.model.named_parameters())
+        tensors = (tensor for _, tensor in precision.full_tensors(self.policy))
+        self.processes.send(layout_of(parameters, self.policy.dtype), tensors)
 
-        Collective: every trainer rank calls it; the others get {}.
-        """
+    def weights(self):
+        """{name: full tensor} on rank 0's CPU, in the generators' dtype. Collective; the others get {}."""
         named = precision.full_tensors(self.policy)
-        return {name: tensor.to(device or tensor.device) for name, tensor in named if self.processes.rank == 0}
+        return {name: tensor.cpu() for name, tensor in named if self.processes.rank == 0}
 
     # --- What is kept of it
 
@@ -234,13 +271,16 @@ class Trainer:
     def evaluate(self):
         """Log mean@k on the validation set. Meanwhile the clock stands still and nothing is sent or admitted."""
         with self.log.clock.paused():
-            groups, samples = self.queue.evaluate(self.validation, self.args.eval_generations, SAMPLES)
+            asked = self.validation, self.args.eval_generations
+            progress = self.log.validation(len(self.validation) * self.args.eval_generations)
+            groups, samples = self.queue.evaluate(*asked, SAMPLES, progress, self.meanwhile)
             self.evaluated = self.version
             if not groups:  # only rank 0 has them
                 return
             trained = [group for group in groups if self.validation[group[0].prompt].source not in self.benchmarks]
             found = reward.pass_rates(trained, self.validation)  # what is fitted; benchmarks have their own curves
-            found |= {"tasks": reward.pass_rates(groups, self.validation)["tasks"]}
+            every = reward.pass_rates(groups, self.validation)
+            found |= {name: every[name] for name in ("tasks", "tasks_stderr")}
             self.log("eval", step=self.version, **found, **batches.grading_metrics(groups, self.validation))
         for rollout, tokens in zip(sum(groups, []), samples):
             row = evaluation.answered(self.validation[rollout.prompt], tokens, rollout.value)
@@ -256,7 +296,7 @@ class Trainer:
         counters = {"version": self.version, "evaluated": evaluated, "stepped": bool(self.optimizer.state)}
         counters |= {"curriculum": self.curriculum.state_dict(), **self.log.state()}
         with self.processes.heartbeat.working():
-            state = self.policy, self.optimizer, self.tokenizer, self.weights("cpu"), counters
+            state = self.policy, self.optimizer, self.tokenizer, self.weights(), counters
             checkpoints.save(self.args.out, *state, self.processes)
         self.saved = self.version
 
@@ -285,6 +325,8 @@ def lead(args, processes, prompts):
             heartbeat.tick()  # raises Lost if a process died: then the launcher, not Ctrl-C, interrupted us
         heartbeat.needed &= {*processes.trainer_ranks}  # from here on generators may end
         run.queue.stop(reason)
+        if run.meanwhile:
+            run.meanwhile.close()
         run.checkpoint()
     except (OSError, RuntimeError, FloatingPointError) as error:
         reason = heartbeat.blame(error)
@@ -316,11 +358,13 @@ def serve(args, processes):
 def main(args):
     """Returns the exit code of this process."""
     disable_progress_bar()
+    if args.plan:
+        return show_plan(args, build.weights_folder(args))
     prompts = build.load_prompts(args)
+    if not alone(args) and int(os.environ.get("WORLD_SIZE", 1)) == 1:
+        launch(__file__, sys.argv[1:])
     if args.evaluate:
         return evaluation.evaluate_policy(args, build.questions(args, prompts))
-    if not args.virtual and int(os.environ.get("WORLD_SIZE", 1)) == 1:
-        launch(__file__, sys.argv[1:])
     processes = InOneProcess(args, generate) if args.virtual else Processes(args)
     life = partial(lead, prompts=prompts) if processes.rank in processes.trainer_ranks else serve
     with closing(processes):

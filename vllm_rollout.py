@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from plumbing import experts
 from rollout import PREFILL_TOKENS, Generator, uniform
 
 VLLM = "0.32."  # the version that this file is written for
@@ -49,6 +50,15 @@ def require_vllm():
         raise ImportError(
             f"expected vLLM {VLLM}x, got {', '.join(found) or 'none'}: is the extra [vllm] missing, or "
             "was another version installed? docs/own.md says how to install it with and without a GPU"
+        )
+
+
+def check_dense(config):
+    """Raise ValueError for a mixture of experts."""
+    if experts.count(config)[0] > 1:
+        raise ValueError(
+            f"--generator vllm with experts ({config.model_type}): expected a dense model, for vLLM {VLLM}x takes new "
+            "weights of experts wrongly and does not say so; take --generator torch"
         )
 
 
@@ -94,6 +104,7 @@ class VLLMGenerator(Generator):
     folder     of a Hugging Face model: weights, config, generation config
     dtype      of the weights and the forward pass
     fp32_head  Sec. 3.2: the head's product in fp32; checked in the worker
+    sharing    processes of the run on this GPU, each of which leaves room for the others
     settings   as for Generator
 
     On a GPU, this process and the worker both use the current CUDA device. GPU and CPU differ only in how weights are
@@ -105,9 +116,11 @@ class VLLMGenerator(Generator):
     `close` ends the worker, as does the end of this process, whatever its cause.
     """
 
-    def __init__(self, folder, tokenizer, *, dtype=torch.float32, fp32_head=True, **settings):
+    def __init__(self, folder, tokenizer, *, dtype=torch.float32, fp32_head=True, sharing=1, **settings):
         require_vllm()
+        self._sharing = sharing
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        check_dense(model.config)
         super().__init__(model, tokenizer, **settings)
         self._names = count()  # names of requests to vLLM
         self._running = {}  # ActiveSequences, by name of the request
@@ -196,12 +209,11 @@ class VLLMGenerator(Generator):
             self._call("load_ipc", exported)
 
         self._publish = publish
-        sharing = -(-int(os.environ.get("LOCAL_WORLD_SIZE", 1)) // torch.cuda.device_count())  # processes per GPU
         free, total = torch.cuda.mem_get_info()
         return dict(
             device_ids=[gpu],
             weight_transfer_config={"backend": "ipc"},
-            gpu_memory_utilization=GPU_SHARE / sharing * free / total,
+            gpu_memory_utilization=GPU_SHARE / self._sharing * free / total,
         )
 
     def named_weights(self):

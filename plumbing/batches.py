@@ -12,6 +12,7 @@ Run by train.py. Test: pytest tests/test_train.py
 """
 
 from collections import Counter
+from itertools import accumulate
 from statistics import fmean
 from typing import NamedTuple
 
@@ -19,7 +20,10 @@ import torch
 
 import loss
 from pipeline import RolloutMetadata
+from plumbing import experts
 from verify.graders import NO_FAILURE, OWN
+
+YOUNG = 1000  # tokens: their mean |log rho| can be told from chance
 
 
 class Item(NamedTuple):
@@ -36,6 +40,7 @@ class Plan(NamedTuple):
     micro_batches: list  # of lists of Item; an empty list is a dummy: under FSDP all ranks must run equally many
     denominators: loss.Denominators  # of the whole batch, all ranks
     dropped: list  # RolloutMetadata without loss, all ranks
+    youngest: int  # policy version; see `youngest`
     tokens: int  # of the rollouts that carry loss, their prompts included, all ranks
 
 
@@ -47,6 +52,8 @@ class Batch(NamedTuple):
     gen_logprobs: torch.Tensor  # (B, T-1)
     advantages: torch.Tensor  # (B,)
     prompt_index: torch.Tensor  # (B,)
+    young: torch.Tensor  # (B, T-1) bool: sampled by Plan.youngest or a newer version, wherever mask is True
+    experts: torch.Tensor | None = None  # that the generator chose, for experts.Replay; None for a dense model
 
 
 def make_plan(groups, advantages, trained, *, token_budget, rank, trainers):
@@ -72,8 +79,20 @@ def make_plan(groups, advantages, trained, *, token_budget, rank, trainers):
         micro_batches[rank::trainers],
         loss.global_denominators(sampled.flatten(), prompt_index.flatten()),
         [groups[p][g] for p, g in (~trained).nonzero().tolist()],
+        youngest([item.rollout for item in items]),
         sum(item.rollout.length for item in items),
     )
+
+
+def youngest(rollouts):
+    """The newest policy version that sampled YOUNG of these rollouts' tokens together with the versions after it.
+
+    If there are fewer tokens, the oldest version.
+    """
+    counts = sum((Counter(rollout.versions) for rollout in rollouts), Counter())
+    newest_first = sorted(counts, reverse=True)
+    total = dict(zip(newest_first, accumulate(counts[version] for version in newest_first)))
+    return next((version for version in total if total[version] >= YOUNG), min(counts, default=0))
 
 
 def padded(items):
@@ -81,31 +100,34 @@ def padded(items):
     return len(items) * max((item.rollout.length for item in items), default=0)
 
 
-def collate(items, rollouts, device):
+def collate(items, rollouts, device, youngest=0):
     """One right-padded Batch on `device`; without items a dummy of one row whose mask is all False.
 
     rollouts  the pipeline.Rollouts of the items, in the same order
+    youngest  of the Plan
     """
     width = max((len(r.prompt_ids) + len(r.ids) for r in rollouts), default=2)
     input_ids = torch.zeros(max(len(items), 1), width, dtype=torch.long)
     mask = torch.zeros(input_ids.shape, dtype=torch.bool)
     gen_logprobs = torch.zeros(input_ids.shape)
+    versions = torch.zeros(input_ids.shape, dtype=torch.long)
     for row, r in enumerate(rollouts):
         begin = len(r.prompt_ids)
         end = begin + len(r.ids)
         input_ids[row, :end] = torch.tensor(r.prompt_ids + r.ids)
         mask[row, begin:end] = torch.tensor(r.mask)
         gen_logprobs[row, begin:end] = torch.tensor(r.logprobs)
+        versions[row, begin:end] = torch.tensor(r.versions)
     advantages = torch.tensor([item.advantage for item in items] or [0.0])
     prompt_index = torch.tensor([item.prompt_index for item in items] or [0])
-    tensors = input_ids, mask[:, 1:], gen_logprobs[:, 1:], advantages, prompt_index
-    return Batch(*(tensor.to(device) for tensor in tensors))
+    tensors = input_ids, mask[:, 1:], gen_logprobs[:, 1:], advantages, prompt_index, versions[:, 1:] >= youngest
+    return Batch(*(tensor.to(device) for tensor in tensors), experts=experts.collate(rollouts, width, device))
 
 
 class Statistics:
     """Sums over the trained tokens of a trainer's micro-batches; `means` gives the log's numbers over all trainers."""
 
-    names = ("tokens", "entropy", "rho_mean", "log_rho", "clipped", "rho_squared")
+    names = ("tokens", "entropy", "rho_mean", "log_rho", "clipped", "rho_squared", "young", "log_rho_youngest")
 
     def __init__(self):
         self.sums = torch.zeros(len(self.names)).double()
@@ -116,21 +138,24 @@ class Statistics:
         mask = batch.mask
         log_ratio = torch.where(mask, logprobs.detach() - batch.gen_logprobs, 0.0).double()
         rho = torch.where(mask, log_ratio.exp(), 0.0)
+        young = mask & batch.young
         values = [mask, entropy.where(mask, 0.0), rho, log_ratio.abs(), clipped * mask, rho**2]
+        values += [young, log_ratio.abs() * young]
         found = torch.stack([*(value.double().sum() for value in values), rho.max()]).cpu()  # waits for a GPU once
         self.sums += found[:-1]
         self.rho_max = max(self.rho_max, found[-1].item())
 
     def means(self, total):
-        """Means per token (entropy and log_rho in nats), rho_max, and effective_sample_size = (sum rho)^2 / (n sum
-        rho^2), a share of the n tokens; {} without tokens. total: distributed.Processes.total.
+        """Means per token (entropy, log_rho and log_rho_youngest in nats), rho_max, and effective_sample_size =
+        (sum rho)^2 / (n sum rho^2), a share of the n tokens; {} without tokens. total: distributed.Processes.total.
         """
         sums, rho_max = total(self.sums, self.rho_max)
         found = dict(zip(self.names, sums))
         tokens = found.pop("tokens")
         if not tokens:
             return {}
-        found = {name: value / tokens for name, value in found.items()}
+        young = found.pop("young")
+        found = {name: value / (young if name == "log_rho_youngest" else tokens) for name, value in found.items()}
         share = found["rho_mean"] ** 2 / found.pop("rho_squared")
         return found | {"effective_sample_size": share, "rho_max": rho_max}
 

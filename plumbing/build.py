@@ -22,8 +22,9 @@ import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import checkpoints, references, run_folder, screen, sizing, sources, track
-from plumbing.launch import end_launcher
+from plumbing import checkpoints, experts, references, run_folder, screen, sizing, sources, track
+from plumbing.distributed import sharing
+from plumbing.launch import alone, end_launcher
 from plumbing.settings import ROOT
 from plumbing.typed import beside, check_model, check_weights
 from verify import own, sandbox, scorer
@@ -55,8 +56,11 @@ def load_prompts(args):
             print(f"train.py: error: {wrong}", file=sys.stderr)
         end_launcher()  # what is refused now would be refused again
         sys.exit(2)
-    if args.evaluate or args.virtual or os.environ.get("RANK") == "0":  # once, not by the process that starts the ranks
+    if alone(args) or os.environ.get("RANK") == "0":  # once, not by the process that starts the ranks
         print(*args.notes, sep="\n", end="\n" if args.notes else "")
+        for source, columns in prompts.unread.items():
+            if columns:
+                print(f"{args.data[source]}: prompts are without the columns {', '.join(columns)}")
         for warning in prompts.warnings:
             print(f"WARNING: {warning}", file=sys.stderr)
         if prompts.unusable:
@@ -83,6 +87,8 @@ def prepare(args):
     if args.generator == "vllm":
         vllm_rollout.require_vllm()
     config, tokenizer = read_model(flag, folder)
+    if args.generator == "vllm":
+        vllm_rollout.check_dense(config)
     phrase = phrase_ids(tokenizer, args)
     args.notes += sizing.fit(args, config, len(phrase))
     if args.length_control == "interrupt":
@@ -193,7 +199,8 @@ def questions(args, prompts):
         "unusable": len(prompts.unusable),
     }
     said = "".join(f", {count} {why}" for why, count in left.items() if count)
-    print(f"{screen.counted(len(chosen) + sum(left.values()), 'row')}: {len(chosen)} asked{said}")
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{screen.counted(len(chosen) + sum(left.values()), 'row')}: {len(chosen)} asked{said}")
     return chosen
 
 
@@ -225,8 +232,10 @@ def make_generator(args, device, dtype):
 def make(backend, folder, tokenizer, *, device, dtype, **settings):
     """A generator, "torch" or "vllm", with the policy in `folder`; settings as for rollout.Generator."""
     if backend == "vllm":
-        return vllm_rollout.VLLMGenerator(folder, tokenizer, dtype=dtype, **settings)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(device)
+        return vllm_rollout.VLLMGenerator(folder, tokenizer, dtype=dtype, sharing=len(sharing()), **settings)
+    config = AutoConfig.from_pretrained(folder)
+    config._experts_implementation = experts.implementation(config, dtype)
+    model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype).to(device)
     return rollout.TorchGenerator(model, tokenizer, **settings)
 
 

@@ -20,9 +20,10 @@ import signal
 import socket
 import sys
 import time
+from collections import deque
 from contextlib import suppress
 from datetime import timedelta
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -36,6 +37,7 @@ from plumbing.screen import Unbroken
 from plumbing.store import Interrupted, Store
 from verify import sandbox
 
+STORES: list = []  # kept open: rank 0 serves the others
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface (netdevice(7))
 ROOT = Path(__file__).resolve().parent.parent  # the project's folder
 # What may differ between nodes: where they find files, what was asked for in other words, what their sandboxes can do.
@@ -75,6 +77,37 @@ def interface():
 def uuid(place):
     """What tells a GPU from all others, whatever number a process knows it by; None for the CPU."""
     return str(torch.cuda.get_device_properties(place).uuid) if place.type == "cuda" else None
+
+
+def gpus_of_ranks(unstarted=1):
+    """What tells apart the GPUs of this node's ranks, by local rank; None for each without GPUs.
+
+    unstarted  how many ranks there will be, if they have not been started yet
+    """
+    count = int(os.environ.get("LOCAL_WORLD_SIZE", unstarted))
+    gpus = torch.cuda.device_count()
+    if 0 < gpus < count and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        return uuids()  # they share GPUs, or each sees another one only, as under Slurm
+    return [rank % gpus if gpus else None for rank in range(count)]
+
+
+@cache  # a process exchanges them once
+def uuids():
+    """Of the GPUs of this node's ranks, by local rank; exchanged before there is a process group."""
+    store, rank, _ = next(dist.rendezvous("env://"))
+    STORES.append(store)
+    local = int(os.environ["LOCAL_RANK"])
+    named = dist.PrefixStore("gpus", store)
+    named.set(str(rank), uuid(device(local)))
+    ranks = range(rank - local, rank - local + int(os.environ["LOCAL_WORLD_SIZE"]))
+    return [named.get(str(other)).decode() for other in ranks]
+
+
+def sharing(unstarted=1):
+    """The local ranks that share this process's device: its GPU, or the CPU; unstarted as in `gpus_of_ranks`."""
+    places = gpus_of_ranks(unstarted)
+    mine = places[int(os.environ.get("LOCAL_RANK", 0))]
+    return [rank for rank, place in enumerate(places) if place == mine]
 
 
 def backend(gpus):
@@ -273,11 +306,25 @@ class Processes:
 
     # --- Weights
 
-    def send(self, named):
-        """Copy rank 0's weights, {name: tensor}, into those of the generators, all of which call `receive`."""
-        broadcast_weights(named, self.publishers)
+    def send(self, layout, tensors):
+        """Copy the trainers' weights into those of the generators, all of which call `receive`.
 
-    receive = send  # the same collective, into the generator's tensors
+        Every trainer rank calls this, with the arguments of `broadcast_weights`: to make a whole tensor takes all.
+        """
+        if self.rank == 0:
+            broadcast_weights(layout, tensors, self.publishers, self.device)
+        else:
+            deque(tensors, maxlen=0)  # makes each, and keeps none
+
+    def receive(self, named):
+        """Have rank 0's weights copied into {name: contiguous tensor}."""
+        tensors = [named[name] for name in sorted(named)]
+        broadcast_weights(layout_of(named), tensors, self.publishers, tensors[0].device)
+
+
+def layout_of(named, dtype=None):
+    """[(name, shape, dtype)] of {name: tensor} in the order in which weights are sent; dtype: if not the tensors'."""
+    return [(name, tuple(tensor.shape), dtype or tensor.dtype) for name, tensor in sorted(named.items())]
 
 
 def buckets(parts, bucket_bytes):
@@ -298,22 +345,26 @@ def buckets(parts, bucket_bytes):
     yield bucket
 
 
-def broadcast_weights(named, group, *, bucket_bytes=64 << 20):
-    """Copy {name: contiguous tensor} from the group's first rank to the others, bit for bit; all ranks of it call this.
+def broadcast_weights(layout, tensors, group, device, *, bucket_bytes=64 << 20):
+    """Copy contiguous tensors from the group's first rank to the others, bit for bit; all ranks of it call this.
 
-    group  a ProcessGroup of rank 0 and the generators that can send from the device of the tensors
+    layout   of all of them (layout_of)
+    tensors  an iterable in this order; on the first rank each may be made when it is asked for: no more than a bucket
+             and the next tensor exist at once
+    group    a ProcessGroup of rank 0 and the generators that can send from `device`, where the tensors are
     Raises ValueError on a receiver whose names, shapes or dtypes are not the sender's.
     """
-    items = sorted(named.items())
-    layout = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in items]
-    digest = list(hashlib.sha256(str(layout).encode()).digest())
-    own = torch.tensor(digest, dtype=torch.uint8, device=items[0][1].device)
+    own = torch.tensor(list(hashlib.sha256(str(layout).encode()).digest()), dtype=torch.uint8, device=device)
     group.broadcast(sent := own.clone(), 0).wait()
     if not torch.equal(own, sent):  # else the two sides would cut different buckets and hang
         cause = "a generator's model or dtype is not the trainers'"
         differ = "tensors differ from rank 0's in name, shape or dtype"
         raise ValueError(f"{differ}; likely cause: {cause}. Here: {layout}")
-    for bucket in buckets([tensor.detach().view(-1).view(torch.uint8) for _, tensor in items], bucket_bytes):
-        group.broadcast(flat := torch.cat(bucket), 0).wait()
+    for bucket in buckets((tensor.detach().view(-1).view(torch.uint8) for tensor in tensors), bucket_bytes):
+        flat = torch.cat(bucket)
+        if not group.rank():
+            bucket.clear()  # its tensors are free again before the next are made
+        group.broadcast(flat, 0).wait()
         for part, new in zip(bucket, flat.split([len(part) for part in bucket])) if group.rank() else ():
             part.copy_(new)
+        del flat

@@ -1,35 +1,81 @@
-"""train.py --evaluate: mean@k and pass@k of a policy, without training (Sec. 2.1).
+"""Evaluations (Sec. 2.1): train.py --evaluate, without training; and what a trainer does while it waits for one.
 
 Test: pytest tests/test_train.py
 """
 
+import os
+import shutil
 import sys
 import time
 from contextlib import closing
+from datetime import timedelta
 from pathlib import Path
 from statistics import mean
+from types import SimpleNamespace
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
+import precision
 import reward
-from pipeline import Request
+from pipeline import Request, RequestQueue
 from plumbing import screen
 from plumbing.build import make_generator, make_scorer
+from plumbing.distributed import device
+from plumbing.launch import threads
 from plumbing.run_log import append
 from plumbing.store import POLL
+
+TURNS = 0.2  # seconds that the first trainer decodes between two looks at what the generators have finished
+RANKS = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1}  # torchrun's variables -> their values without it
+
+
+class Own(RequestQueue):
+    """The requests of a generator in a trainer's process, which takes the weights from the trainer itself."""
+
+    def join(self, version):
+        pass
+
+
+class Meanwhile:
+    """On CPUs a run's only trainer decodes too while it waits for an evaluation: else its cores would be idle.
+
+    generate  train.generate, whose loop it runs with a generator of its own. A completion depends on
+              its request alone, not on who makes it
+    """
+
+    def __init__(self, args, processes, policy, generate):
+        def copied(named):
+            for name, tensor in precision.full_tensors(policy):
+                named[name].detach().copy_(tensor)
+
+        place = {name: getattr(processes, name) for name in ("heartbeat", "device", "dtype", "clock")}
+        self.turns = generate(args, SimpleNamespace(receive=copied, **place), Own(processes.store))
+
+    def decode(self):
+        """Decode for a moment; returns at once if all requests of the evaluation are taken."""
+        began = time.monotonic()
+        for generator, *_ in self.turns:
+            if not generator.busy or time.monotonic() - began > TURNS:
+                return
+
+    def close(self):
+        self.turns.close()
 
 
 def complete(generator, scorer, prompts, generations):
     """Yield the scorer.Score of `generations` completions of each prompt, in the order of the verdicts; no queue.
 
-    prompts            data.Prompts with the indices 0, 1, …
+    prompts            data.Prompts
     generator, scorer  as in train.generate; the caller closes both
     """
+    asked = {prompt.index: prompt for prompt in prompts}
     for prompt in prompts:
         generator.add(Request(prompt.index, generator.version, prompt, generations, evaluation=True))
     while generator.busy or scorer.pending:
         for completion in generator.step() if generator.busy else ():
-            scorer.submit(completion, prompts[completion.request])
+            scorer.submit(completion, asked[completion.request])
         yield from scorer.finished()
         time.sleep(0.0 if generator.busy else POLL)
 
@@ -37,23 +83,52 @@ def complete(generator, scorer, prompts, generations):
 def evaluate_policy(args, prompts):
     """--evaluate: print mean@k and pass@k of a policy for each validation curve, with standard errors over prompts.
 
-    Each completion becomes a row of OUT/evaluation.jsonl. Prompts whose verifier failed are left out of the means.
+    Each completion becomes a row of OUT/evaluation.jsonl. Prompts whose verifier failed are left out of the means. Each
+    of several ranks takes every n-th prompt; rank 0 collects.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    groups = [[] for _ in prompts]
-    rows = Path(args.out) / "evaluation.part"  # what an interrupted evaluation leaves
-    rows.unlink(missing_ok=True)
+    rank, local, world = (int(os.environ.get(name, one)) for name, one in RANKS.items())
+    place = device(local)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    if world > 1:
+        torch.set_num_threads(threads())
+        dist.init_process_group("gloo", timeout=timedelta(days=1))  # some ranks end long before others
+        dist.broadcast_object_list(tried := [args.protections], 0)
+        [args.protections] = tried
+    mine = prompts[rank::world]
+    values = {prompt.index: [] for prompt in mine}
+    rows = part(args, rank)
+    rows.write_bytes(b"")  # an interrupted evaluation may have left some
     with (
-        closing(make_generator(args, device, getattr(torch, args.dtype))) as generator,
+        closing(make_generator(args, place, getattr(torch, args.dtype))) as generator,
         closing(make_scorer(args)) as scorer,
-        progress(len(prompts) * args.generations) as bar,
+        progress(len(mine) * args.generations, rank, world) as bar,
     ):
-        for score in complete(generator, scorer, prompts, args.generations):
-            prompt = prompts[score.completion.request]
-            groups[prompt.index].append(score.value)
-            append(rows, answered(prompt, score.completion, score.value))
+        for score in complete(generator, scorer, mine, args.generations):
+            values[score.completion.request].append(score.value)
+            append(rows, answered(prompts[score.completion.request], score.completion, score.value))
             bar.update()
+        shares: Any = [None] * world if rank == 0 else None
+        if world > 1:  # before the generator is closed: vLLM destroys the group with it
+            dist.gather_object(values, shares, 0)
+    if rank:
+        return
+    for other in range(1, world):
+        with rows.open("ab") as file, part(args, other).open("rb") as more:
+            shutil.copyfileobj(more, file)
+        part(args, other).unlink()
     rows.rename(rows.with_suffix(".jsonl"))
+    report(args, prompts, {index: group for share in shares if share for index, group in share.items()} | values)
+
+
+def part(args, rank):
+    """The file in which a rank keeps its rows until all are there."""
+    return Path(args.out) / f"evaluation{rank or ''}.part"
+
+
+def report(args, prompts, values):
+    """Print what --evaluate has found. values: {Prompt.index: v of each completion}"""
+    groups = [values[prompt.index] for prompt in prompts]
     for curve in sorted({prompt.curve for prompt in prompts}):
         known = [group for prompt, group in zip(prompts, groups) if prompt.curve == curve and None not in group]
         asked = screen.counted(len(known), "prompt")
@@ -68,9 +143,10 @@ def evaluate_policy(args, prompts):
             print(f"  {name:8} {value:.4f} +- {stderr:.4f}")
 
 
-def progress(completions):
-    """A progress bar; rate and remaining time come from the mean so far, because completions end in bursts."""
-    return screen.progress(sys.stderr, total=completions, unit=" completions", smoothing=0.0)
+def progress(completions, rank=0, world=1):
+    """A progress bar of rank 0's share; rate and remaining time are of the mean so far: completions end in bursts."""
+    unit = " completions" if world == 1 else f" completions on 1 of {world} ranks"
+    return screen.progress(sys.stderr, total=completions, unit=unit, smoothing=0.0, disable=bool(rank))
 
 
 def answered(prompt, completion, value):

@@ -42,10 +42,21 @@ def end_launcher():
         os.kill(os.getppid(), signal.SIGTERM)
 
 
-def world_size():
-    """How many processes the run has, or will have once `launch` has started them: one per GPU, at least two."""
+def world_size(plan=None):
+    """How many processes the run has, or will have once `launch` has started them: one per GPU, at least two.
+
+    plan    the plan.Fleet of --plan, whose GPUs count then
+    """
+    if plan:
+        return max(2, plan.count)
     world = int(os.environ.get("WORLD_SIZE", 1))
     return world if world > 1 else max(2, torch.cuda.device_count())
+
+
+def alone(args):
+    """Whether this process is all of the run: in virtual time; or with --evaluate, without GPUs for more of them."""
+    one = args.virtual or args.evaluate and torch.cuda.device_count() < 2
+    return bool(one) and int(os.environ.get("WORLD_SIZE", 1)) == 1
 
 
 def handled():

@@ -7,6 +7,7 @@ Paper: A.15 (truncations above 10 to 15 % of the completions destabilise runs).
 Run by run_log.py. Test: pytest tests/test_monitor.py
 """
 
+import math
 import statistics
 from collections import deque
 
@@ -20,9 +21,14 @@ SILENT = 0.1  # share of the first validation's prompts without an opinion of --
 LATE = 0.1  # share of the verdicts of a batch or validation that time out above which a warning says so
 UNVERIFIED = 0.01  # a run stops when the verifier failed on a larger share of its groups (of 100, if it has had fewer)
 SKIPPED = 5  # steps in a row without a finite gradient, after which a run stops
+FAR = math.log(2)  # nats: a step is warned of with a larger mean |log rho| of its youngest tokens (kept runs: <= 0.56),
+JUMP = 5.0  # if it is so many times the median of the last ten. With stale tokens it rises too, but step by step
+FAR_STEPS = 3  # steps in a row, after which a run stops
 SLOW = 2.0  # a generator is slow whose decode steps take so many times the median, of 4 generators or more
 
 WARNINGS = {
+    "far": "in step {step} mean |log rho| of the youngest tokens is {log_rho:.2f} nats: on average the trainers give "
+    "them {factor:.1f} times, or one {factor:.1f}th of, the probability with which they were sampled",
     "few held out": "only {count}, and every evaluation asks the same: too few for a curve or a forecast. A tenth of a "
     "small file is held out; train.py --evaluate MODEL --data FILE asks all of its rows",
     "late": "checking took longer than --verify-timeout for {share:.0%} of the completions; they count as wrong. "
@@ -64,7 +70,9 @@ class Monitor:
         self.processes = processes
         self.args = args
         self.truncated = deque(maxlen=TRUNCATED_STEPS)
-        self.standing = self.skipped = self.raised = 0  # batches, steps in a row; groups on which --reward failed
+        self.standing = self.skipped = self.far = 0  # batches, steps, steps in a row
+        self.near = deque(maxlen=10)  # log_rho_youngest of earlier steps, as it should be
+        self.raised = 0  # groups on which --reward failed
         self.slow = {}  # those named already
         self.shown = set()  # (where, error)
         self.late = self.often = False  # a verdict has timed out; more than LATE of them have
@@ -99,6 +107,7 @@ class Monitor:
         if self.skipped >= SKIPPED:
             cause = "an importance ratio without upper bound (dapo and grpo have none where the advantage is negative)"
             self.stop(f"no gradient of the last {SKIPPED} steps was finite; likely cause: {cause}, or --lr")
+        self.check_weights(row)
         self.check_speed(row)
         self.check_late(row, len(row["prompts"]) * self.args.generations)
         self.show_failures(row)
@@ -116,6 +125,23 @@ class Monitor:
             self.warn("no mark", completions=row["completions"], mark=self.args.think_end)
         if row["step"] == 0 and row["silent"] > SILENT * self.held_out:
             self.warn("silent", share=row["silent"] / self.held_out)
+
+    def check_weights(self, row):
+        """Warn if the generators seem to have other weights than the trainers; stop the run if that stays so."""
+        if (far := row.get("log_rho_youngest")) is None:  # not a token could be compared
+            return
+        if far > max(FAR, JUMP * statistics.median(self.near or [0.0])):
+            self.far += 1
+        elif math.isfinite(far):
+            self.far = 0
+            self.near.append(far)
+        if self.far:
+            self.warn("far", step=row["step"], log_rho=far, factor=math.exp(far))
+        if self.far >= FAR_STEPS:
+            expected = f"before it was {statistics.median(self.near or [0.0]):.2g}"
+            causes = "the generators do not load the weights that they are sent, or --lr is too large"
+            found = f"mean |log rho| of the youngest tokens is {far:.2f} nats, for {FAR_STEPS} steps in a row"
+            self.stop(f"{found}; {expected}; likely cause: {causes}")
 
     def check_speed(self, row):
         """Name slow generators once, with what they cost."""

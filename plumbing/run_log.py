@@ -16,9 +16,9 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from plumbing import run_folder, track
+from plumbing import run_folder, sizing, track
 from plumbing.monitor import Monitor
-from plumbing.screen import Screen
+from plumbing.screen import Screen, Validation
 
 TICKS = 2.0**24  # per second; virtual times are multiples of one, so that sums of times are exact, in whatever parts
 NOTHING = {"decode_steps": 0, "decode_seconds": 0.0}
@@ -59,12 +59,13 @@ class RunLog:
     """Call it with the kind of a row and its values.
 
     args, processes  settings.Settings, distributed.Processes
-    parameters       N of the policy, for flops: 2 N per generated and 6 N per trained token
+    parameters       N that a token uses, for flops: 2 N per generated and 6 N per trained token
     state            counters of the checkpoint to resume from, {} without one
     work             () -> {generator rank: what it has done so far}, as RolloutQueue.generator_work
     """
 
     def __init__(self, args, processes, parameters, state, work):
+        self.args = args
         self.out = Path(args.out)
         self.processes = processes
         self.parameters = parameters
@@ -115,6 +116,17 @@ class RunLog:
         append(self.out / "log.jsonl", row)
         for observe in self.observers:
             observe(row)
+
+    def validation(self, completions):
+        """What RolloutQueue.evaluate calls meanwhile: it says how long it may take, and how far it is."""
+        if self.processes.rank:
+            return None
+        args = self.args
+        side_by_side = args.slots * (1 if self.virtual else len(self.processes.generator_ranks))
+        steps = math.ceil(completions / side_by_side) * args.max_new_tokens
+        weights = self.parameters * self.processes.dtype.itemsize
+        expected = steps * sizing.decode_step(weights, self.processes.device.type)
+        return Validation(self.screen.write, completions, expected)
 
     @contextmanager
     def timed(self, name):

@@ -4,6 +4,7 @@ Test: pytest tests/test_screen.py
 """
 
 import sys
+import time
 from contextlib import suppress
 
 from tqdm import tqdm
@@ -19,6 +20,46 @@ LINES = {  # kind of a row of the log -> how the row is shown
     "eval": "step {step:4d}  VALIDATION pass rate {pass_rate:.3f} +- {stderr:.3f}  ({completions} completions)  "
     "{gpu_hours:.4f} {hours}",
 }
+
+
+MINUTE = 60.0  # seconds
+
+
+class Validation:
+    """Says before a validation how long it may take, and once a minute how far it is. Call it as often as you like.
+
+    write      a function of a text
+    total      completions
+    expected   seconds that they may take
+    clock      seconds
+    """
+
+    def __init__(self, write, total, expected, clock=time.monotonic):
+        self.write = write
+        self.total = total
+        self.clock = clock
+        self.began = self.told = clock()
+        if expected >= MINUTE:
+            self.write(f"validation: {total:,} completions, roughly {duration(expected)}; measured from a minute on")
+
+    def __call__(self, finished):
+        """finished: completions so far; the rest is taken to be as fast as those."""
+        now = self.clock()
+        if now - self.told < MINUTE:
+            return
+        self.told = now
+        rest = (now - self.began) * (self.total - finished) / finished if finished else 0.0
+        left = f"about {duration(rest)} left" if finished else "none is finished yet"
+        self.write(f"validation: {finished:,} of {self.total:,}, {left}")
+
+
+def duration(seconds):
+    """A time as one would say it.
+
+    >>> duration(50), duration(1500), duration(9000)
+    ('1 min', '25 min', '2.5 h')
+    """
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{max(1, round(seconds / 60))} min"
 
 
 class Screen:
@@ -47,7 +88,11 @@ class Screen:
 def line(row, hours):
     """A row of the log as it is shown, or None if its kind is not; hours: what the unit of its gpu_hours is called."""
     kind = "step without gradient" if row["kind"] == "step" and "entropy" not in row else row["kind"]
-    return LINES[kind].format(**row, hours=hours) if kind in LINES else None
+    if kind not in LINES:
+        return None
+    curves = row.get("tasks", {}) if kind == "eval" else {}
+    each = [f"\n{'':11}{curve}  {rate:.3f} +- {row['tasks_stderr'][curve]:.3f}" for curve, rate in curves.items()]
+    return LINES[kind].format(**row, hours=hours) + "".join(each if len(each) > 1 else [])
 
 
 class Unbroken:

@@ -22,7 +22,7 @@ import torch
 import data
 from loss import AGGREGATIONS, LOSSES, NORMALISATIONS
 from pipeline import OFF_POLICY, publishes
-from plumbing import costs, own_loss, run_folder, sources, track
+from plumbing import costs, own_loss, plan, run_folder, sources, track
 from plumbing.launch import end_launcher, restarts, world_size
 from plumbing.typed import Parser, closest
 from recipes import EMBEDDED, PAPER, RECIPES, TINY
@@ -209,7 +209,10 @@ class Settings:
     eval_every: int = flag("optimizer steps between evaluations", least=1)
     checkpoint_every: int | None = flag("optimizer steps between checkpoints (default: as --eval-every)", least=1)
     eval_prompts: int = flag(
-        "held-out validation prompts; with --evaluate, at most this many of every source", FIXED | EVALUATION, least=1
+        "held-out validation prompts; the default for your own model is for the paper's 64 generators, and 100 or more "
+        "for fewer; with --evaluate, at most this many of every source",
+        FIXED | EVALUATION,
+        least=1,
     )
     eval_generations: int = flag("completions per validation prompt (mean@k)", least=1)
     timeout: float = flag("seconds without progress after which a rank counts as lost", default=600.0, above=0)
@@ -222,6 +225,12 @@ class Settings:
     evaluate: str | None = flag(
         "no training: mean@k and pass@k of this folder's policy on --data", START | EVALUATION, metavar="CHECKPOINT"
     )
+    plan: tuple | None = flag(
+        "no run, no GPU: what a model says of its memory, seconds and device-hours on N of these GPUs (docs/nodes.md)",
+        START,
+        type=plan.fleet,
+        metavar="NxGPU",
+    )
     resume: bool = flag(
         "continue from the newest intact checkpoint in --out, or start anew if there is none, with that run's flags "
         "except --trainers; a flag given with another value wins, or is refused if the checkpoint depends on it",
@@ -233,7 +242,7 @@ class Settings:
     clips: dict = field(default_factory=dict)  # {name: value} of the clip flags that the loss reads
     costs: tuple | None = None  # costs.Costs, with --virtual
     checkpoint: str | None = None  # the folder to resume from
-    asked: list = field(default_factory=list)  # names of the given flags, and of lengths that an earlier run had
+    asked: list = field(default_factory=list)  # names of the given flags, and of sizes that an earlier run had
     notes: list = field(default_factory=list)  # lines for the screen: what was changed, and why
     protections: list = field(default_factory=list)  # of sandboxes, found by build.prepare
     default_new: int = 0  # the default of --max-new-tokens, for which the other default lengths are made
@@ -332,13 +341,14 @@ def in_force(asked):
     recipe = RECIPES.get(given.get("recipe"), {})
     preset = preset_of((ROOT / given.get("model", base)).resolve())
     average = {"aggregation": "sample"} if given.get("loss") == "gspo" and not recipe else {}
-    dtype = "bfloat16" if torch.cuda.is_available() else "float32"
+    dtype = "bfloat16" if torch.cuda.is_available() or given.get("plan") else "float32"
     values = DEFAULTS | {"model": base, "dtype": dtype} | preset | recipe | average | given
     args = Settings(**{name: values[name] for name in FIELDS})
     args.default_new = (preset | earlier)["max_new_tokens"]
-    # Lengths of an earlier run count as asked for, so that sizing.py does not change them.
-    lengths = ("max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache")
-    args.asked = sorted({*asked, *(name for name in lengths if name in earlier)})
+    # Sizes of an earlier run count as asked for, so that sizing.py does not change them.
+    sizes = ["max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"]
+    sizes += [] if "evaluate" in asked else ["eval_prompts"]
+    args.asked = sorted({*asked, *(name for name in sizes if name in earlier)})
     follow(args, given, asked)
     check(args, given, asked)
     return args
@@ -413,11 +423,12 @@ def follow(args, given, asked):
         except (ValueError, OSError) as wrong:
             raise ValueError(f"--virtual {args.virtual}: {wrong}") from wrong
     elif not args.evaluate:
-        most = world_size() - 1
+        world = world_size(args.plan)
+        most = world - 1
         if args.trainers and args.trainers > most and args.resume:  # a node may be missing after a restart
-            args.notes.append(f"--trainers {args.trainers} of {world_size()} processes: {most} train")
+            args.notes.append(f"--trainers {args.trainers} of {world} processes: {most} train")
             args.trainers = most
-        args.trainers = args.trainers or -(-world_size() // 5)  # sizing.py takes more if these do not fit
+        args.trainers = args.trainers or -(-world // 5)  # sizing.py takes more if these do not fit
     while "eval_every" not in given and args.k > 0 and not evaluates(args):
         args.eval_every += 1
     args.checkpoint_every = args.checkpoint_every or args.eval_every
@@ -501,8 +512,9 @@ def check(args, given, asked):
             )
         if args.generations < 2:
             raise ValueError("--generations is 1; expected 2 or more: one completion has no group to be compared with")
-        if not args.virtual and args.trainers >= world_size():
-            said = f"--trainers {args.trainers} of {world_size()} processes leaves no generator"
+        world = world_size(args.plan)
+        if not args.virtual and args.trainers >= world:
+            said = f"--trainers {args.trainers} of {world} processes leaves no generator"
             raise ValueError(f"{said}: raise --nproc-per-node")
     check_start(args, given)
     check_folder(args, given)
@@ -524,7 +536,9 @@ def check_read(args, asked):
 
 def check_start(args, given):
     """Raise ValueError for a mode that cannot be started as it was."""
-    for mode in ("virtual", "evaluate"):
+    if args.plan and args.virtual:
+        raise ValueError("--plan with --virtual: a plan is of a run on GPUs; leave one of them out")
+    for mode in ("virtual", "plan"):
         if getattr(args, mode) and int(os.environ.get("WORLD_SIZE", 1)) > 1:
             raise ValueError(f"--{mode} runs in a single process: start it with python, or torchrun with one process")
     if args.virtual and args.generator != "torch":
@@ -560,7 +574,7 @@ def check_folder(args, given):
         raise ValueError(f"--out {out} is a file; expected a folder, or the name of one to be made")
     if args.evaluate and (out / "evaluation.jsonl").exists():
         raise ValueError(f"{out} holds an evaluation already; give another --out")
-    if args.evaluate or "resume" in given:
+    if args.evaluate or args.plan or "resume" in given:
         return
     if (log := out / "log.jsonl").exists() and log.stat().st_size:
         raise ValueError(f"{out} holds a run already; give another --out, or --resume to go on with it")

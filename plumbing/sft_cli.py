@@ -52,10 +52,13 @@ def main():
         type=int,
         help=f"steps on right traces, first ({sft.SKILL_STEPS}; tiny: {sft.TINY_SKILL_STEPS})",
     )
+    parser.add_argument("--experts", type=int, default=0, help="of a layer; a token uses two (default 0: dense)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     if Path(args.out).exists():
         parser.error(f"{args.out} exists; give another --out, nothing is overwritten")
+    if args.experts and (args.experts < 2 or args.start):
+        parser.error(f"--experts {args.experts}: expected 2 or more, of which a token uses two, and no --start")
     tiny = "tiny" in args.tasks
     if tiny and set(args.tasks) != {"tiny"}:
         parser.error("--tasks tiny with another task; expected it alone, for its policy and tokens are its own")
@@ -68,7 +71,7 @@ def main():
         skill = args.skill_steps
     torch.manual_seed(args.seed)
     tokens = sft.tokenizer(tiny)
-    model = sft.load(args.start) if args.start else sft.untrained(tiny)
+    model = sft.load(args.start) if args.start else sft.untrained(tiny, args.experts)
     sft.supervise(model, tokens, tasks=args.tasks, habits=False, steps=skill, seed=args.seed)
     report("after skill", model, tokens, args.tasks)
     sft.supervise(model, tokens, tasks=args.tasks, habits=True, steps=habit, seed=args.seed)

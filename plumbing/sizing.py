@@ -4,26 +4,38 @@ The paper's sizes are for an 8B model on 80 GPUs. A size that the command line d
 fits, and a line says so; a given size that does not fit is refused. Memory in bytes:
 
     a position of a completion   2 (keys, values) x layers x key/value heads x head size x bytes of --dtype
-    a generator                  its weights + slots x positions x bytes of a position
+    a generator                  `generator_bytes`: weights, slots x positions x bytes of a position, a pass of prompts
     a trainer                    `trainer_bytes`: 16 per parameter / T, what is gathered, and a micro-batch's values
 
 Slots are made to fit for TorchGenerator, which may need all positions of all slots at once; for vLLM only lengths are:
-it takes what memory is free and lets completions wait when that is full.
+it takes what memory is free and lets completions wait when that is full. With --plan the memory is that of the GPUs
+which it names.
 
-Run by build.py. Test: pytest tests/test_settings.py
+Deviation: with fewer generators than the paper's 64, a validation has fewer prompts (validation_prompts).
+
+Run by build.py and plan.py. Test: pytest tests/test_settings.py tests/test_plan.py
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
+import precision
+from plumbing import experts
+from plumbing.distributed import gpus_of_ranks, sharing
 from plumbing.launch import world_size
+from recipes import PAPER
+from rollout import PREFILL_AHEAD, PREFILL_TOKENS
 
 USABLE = 0.9  # share of the free memory; the rest is for what is not counted here
 LENGTHS = {"max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"}
-HEAD_CHUNK = 256  # positions whose logits the trainer holds at once (precision.PolicyModel)
+MOST_TRAINERS = 1024  # looked at for a model that does not fit
+PAPER_GENERATORS = 64  # beside its 16 trainers
+LEAST_PROMPTS = 100
 
 
 def fit(args, config, phrase):
@@ -34,13 +46,16 @@ def fit(args, config, phrase):
     """
     lines = [fit_lengths(args, config.max_position_embeddings, args.default_new, phrase)]
     lines.append(fit_trainers(args, config))
+    lines.append(fit_validation(args))
     if args.generator == "torch":
         lines.append(fit_slots(args, config, **neighbours(args)))
-        if torch.cuda.is_available():
+        if args.plan or torch.cuda.is_available():
             lines.append(
                 "Hint: --generator torch runs anywhere, but is not fast; on a GPU --generator vllm is (docs/own.md)"
             )
     check_lengths(args)
+    if not args.evaluate:
+        experts.check_record(config, args.max_prompt_tokens + args.max_new_tokens)
     return list(filter(None, lines))
 
 
@@ -127,10 +142,11 @@ def parameters(config):
 
 
 def layer_widths(config):
-    """(H, I, heads x head size, key/value heads x head size): the widths of a decoder layer's matrices."""
+    """(H, I of an expert, heads x head size, key/value heads x head size): the widths of a decoder layer's matrices."""
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     groups = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return config.hidden_size, config.intermediate_size, config.num_attention_heads * size, groups * size
+    inner = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
+    return config.hidden_size, inner, config.num_attention_heads * size, groups * size
 
 
 def trainer_bytes(args, config, count, itemsize, trainers):
@@ -142,16 +158,67 @@ def trainer_bytes(args, config, count, itemsize, trainers):
     The factors of `working` were fitted to peaks of Qwen3 of 0.6B to 8B, in bf16 (tests/shadow/meter.py). FSDP2 keeps
     the embeddings and the head gathered through the backward pass, and one layer.
     """
-    width, inner, heads, groups = layer_widths(config)
-    tokens, vocabulary, layers = args.token_budget, config.vocab_size * width, config.num_hidden_layers
-    layer = 2 * width * (heads + groups) + 3 * width * inner  # parameters
+    width, inner, _, _ = layer_widths(config)
+    every, chosen = experts.count(config)
+    tokens, layers = args.token_budget, config.num_hidden_layers
+    layer = layer_parameters(config)
     states = 16 * count // trainers  # fp32: weights, gradients, AdamW's two moments
     gathered = (count - (layers - 1) * layer) * itemsize
-    saved = width if args.activation_checkpointing else 10 * width + 4 * inner  # numbers that a layer keeps per token
+    inside = 10 * width + 4 * chosen * (inner + width * (every > 1))
+    saved = width if args.activation_checkpointing else inside  # numbers that a layer keeps per token
     kept = (layers * saved + 2 * width) * tokens * itemsize
-    working = (13 * width + 6 * inner + 8 * heads) * tokens * itemsize + vocabulary * itemsize + 4 * layer
-    head = 3 * HEAD_CHUNK * config.vocab_size * 4 + 2 * 4 * vocabulary
-    return states + gathered + kept + max(working, head)
+    head = precision.head_bytes(precision.CHUNK, config.vocab_size, width)
+    return states + gathered + kept + max(layer_working(args, config, itemsize), head)
+
+
+def layer_parameters(config):
+    """Parameters of a decoder layer's matrices."""
+    width, inner, heads, groups = layer_widths(config)
+    return 2 * width * (heads + groups) + 3 * width * inner * experts.count(config)[0]
+
+
+def layer_working(args, config, itemsize):
+    """Bytes that the backward pass of a decoder layer needs for itself (see `trainer_bytes`)."""
+    width, inner, heads, _ = layer_widths(config)
+    every, chosen = experts.count(config)
+    copies = chosen * width if every > 1 else 0  # numbers per token, once for each of its experts
+    values = (13 * width + 6 * inner * chosen + 8 * heads + 3 * copies) * args.token_budget + config.vocab_size * width
+    # With experts the next layer, which is large, is gathered too.
+    return values * itemsize + (6 if every > 1 else 4) * layer_parameters(config)
+
+
+def head_chunk(args, config):
+    """Positions whose logits a trainer holds at once: on a GPU as many as take the memory that a layer needs later.
+
+    So a larger chunk, which is faster, costs no memory; and it is the same on all ranks, and after a restart.
+    """
+    if not torch.cuda.is_available():
+        return precision.CHUNK
+    room = layer_working(args, config, getattr(torch, args.dtype).itemsize)
+    return precision.head_chunk(config.vocab_size, config.hidden_size, room)
+
+
+def generator_bytes(args, config, count, itemsize):
+    """(bytes that a TorchGenerator needs whatever its slots, bytes that each slot needs).
+
+    count     parameters of the model
+    itemsize  bytes of --dtype
+
+    The first are weights and a pass of prompts: their keys and values, and what a layer makes of them. A slot has its
+    positions, and probabilities as fp32 and twice as fp64. The factors of `working` were fitted to peaks of Qwen3 of
+    0.6B and 8B, in bf16 (tests/shadow/meter.py).
+    """
+    width, inner, _, _ = layer_widths(config)
+    position = position_bytes(config, itemsize)
+    prompts = min(PREFILL_TOKENS, (args.slots + PREFILL_AHEAD) * args.max_prompt_tokens)
+    working = (4 * width + 3 * inner * experts.count(config)[1]) * itemsize
+    slot = longest(args, config) * position + (4 + 8 + 8) * config.vocab_size
+    return count * itemsize + prompts * (position + working), slot
+
+
+def longest(args, config):
+    """Positions of the longest sequence."""
+    return min(args.max_prompt_tokens + args.max_new_tokens, config.max_position_embeddings)
 
 
 def fit_trainers(args, config):
@@ -161,25 +228,83 @@ def fit_trainers(args, config):
     GPU, which all ranks see alike, not by what is free.
     Raises ValueError, before anything is loaded, for a model that cannot be trained on these GPUs.
     """
-    gpus = torch.cuda.device_count()
-    if args.virtual or args.evaluate or gpus < int(os.environ.get("LOCAL_WORLD_SIZE", world_size())):
+    usable = USABLE * own_memory(args)
+    if not usable:
         return ""
-    usable = USABLE * torch.cuda.mem_get_info(0)[1]
+    world = world_size(args.plan)
     count, itemsize = parameters(config), getattr(torch, args.dtype).itemsize
-    needs = {T: trainer_bytes(args, config, count, itemsize, T) for T in range(args.trainers, world_size())}
-    fits = [T for T in needs if needs[T] <= usable]
+
+    if count * itemsize > usable:
+        raise ValueError(
+            f"each generator holds all {count / 1e9:.2f}B parameters, {count * itemsize / 1e9:.1f} GB, and "
+            f"{usable / 1e9:.1f} GB of a GPU can be used; expected GPUs with more memory, or a smaller model"
+        )
+
+    def need(trainers, tokens=args.token_budget):
+        return trainer_bytes(replace(args, token_budget=tokens), config, count, itemsize, trainers)
+
+    def smallest(tokens):
+        return next((T for T in range(asked, MOST_TRAINERS) if need(T, tokens) <= usable), MOST_TRAINERS)
+
     asked = args.trainers
-    need = (
-        f"with {asked} trainer(s) each needs about {needs[asked] / 1e9:.1f} GB for {count / 1e9:.2f}B parameters and "
+    fits = smallest(args.token_budget)
+    said = (
+        f"with {asked} trainer(s) each needs about {need(asked) / 1e9:.1f} GB for {count / 1e9:.2f}B parameters and "
         f"micro-batches of {args.token_budget:,} tokens; {usable / 1e9:.1f} GB of a GPU can be used"
     )
-    if fits[:1] == [asked]:
+    if fits == asked:
         return ""
-    if not fits or "trainers" in args.asked:
-        more = f"--trainers {fits[0]}" if fits else f"more than {world_size()} GPUs"
-        raise ValueError(f"{need}. Way out: {more}, a smaller --token-budget or a smaller model")
-    args.trainers = fits[0]
-    return f"--trainers {fits[0]} instead of {asked}: {need}"
+    if fits < world and "trainers" not in args.asked:
+        args.trainers = fits
+        return f"--trainers {fits} instead of {asked}: {said}"
+    fewer = args.max_prompt_tokens + args.max_new_tokens  # the least that --token-budget can be
+    ways = {smallest(fewer): f" with --token-budget {fewer}", fits: ""}
+    ways.pop(MOST_TRAINERS, None)
+    ways = [(f"--trainers {T}" if T < world else f"{T + 1} GPUs") + how for T, how in ways.items()]
+    raise ValueError(f"{said}. Way out: {', '.join([*ways, 'shorter lengths'])} or a smaller model")
+
+
+def own_memory(args):
+    """Bytes of the GPU that each process has for itself; 0 if processes share one, or have none."""
+    if args.plan:
+        return args.plan.device.memory if args.plan.count == world_size(args.plan) else 0
+    gpus = gpus_of_ranks(world_size())
+    if args.virtual or args.evaluate or None in gpus or len(set(gpus)) < len(gpus):
+        return 0
+    return torch.cuda.mem_get_info(0)[1]
+
+
+def validation_prompts(generators):
+    """How many validation prompts suit so many generators: the paper's 1,000 for its 64, fewer for fewer.
+
+    Each generator then samples 250 completions of 16 to a prompt, about as many as it has slots. With the 1,000 on 7
+    generators R_0 takes hours, and validations a sixth of all decoding. Below LEAST_PROMPTS a curve is too noisy.
+
+    >>> [validation_prompts(generators) for generators in (1, 7, 15, 64, 128)]
+    [100, 110, 235, 1000, 1000]
+    """
+    most: Any = PAPER["eval_prompts"]
+    return min(most, max(LEAST_PROMPTS, -(-most * generators // PAPER_GENERATORS)))
+
+
+def fit_validation(args):
+    """Make the paper's default of --eval-prompts suit the generators that there are; returns the line, or ""."""
+    before = args.eval_prompts
+    if args.evaluate or "eval_prompts" in args.asked or before != PAPER["eval_prompts"]:
+        return ""
+    generators = args.generators if args.virtual else world_size(args.plan) - args.trainers
+    args.eval_prompts = validation_prompts(generators)
+    why = f"the paper's are for {PAPER_GENERATORS} generators, here are {generators}"
+    return f"--eval-prompts {args.eval_prompts} instead of {before}: {why}" if args.eval_prompts != before else ""
+
+
+def decode_step(weights, kind):
+    """Seconds that a decode step may take, a guess: a fixed part, and the time to read so many bytes of weights.
+
+    kind  of the device, "cuda" or "cpu"
+    """
+    fixed, bandwidth = {"cuda": (0.03, 2e12), "cpu": (2e-3, 1e10)}[kind]
+    return fixed + weights / bandwidth
 
 
 def fit_slots(args, config, *, free, trainers, generators):
@@ -190,26 +315,26 @@ def fit_slots(args, config, *, free, trainers, generators):
     Raises ValueError if the slots that were asked for do not fit, or if not even one slot does.
     """
     itemsize = getattr(torch, args.dtype).itemsize
-    positions = min(args.max_prompt_tokens + args.max_new_tokens, config.max_position_embeddings)
-    position = position_bytes(config, itemsize)
     count = parameters(config)
-    weights = count * itemsize
+    fixed, slot = generator_bytes(args, config, count, itemsize)
+    positions, position = longest(args, config), position_bytes(config, itemsize)
     sharing = 1 if args.virtual else args.trainers  # in virtual time one process has all of a trainer's memory
     training = 0 if args.evaluate else trainer_bytes(args, config, count, itemsize, sharing)
-    room = int((USABLE * free - trainers * training - generators * weights) // (generators * positions * position))
+    room = int((USABLE * free - trainers * training - generators * fixed) // (generators * slot))
     if room >= args.slots:
         return ""
     where = "here too" if trainers else "on a device of its own"
     needs = (
         f"{args.slots} slots x {positions:,} positions x {position:,} bytes = "
         f"{args.slots * positions * position / 1e9:.1f} GB; {free / 1e9:.1f} GB are free for {generators} "
-        f"generator(s) with weights of {weights / 1e9:.1f} GB each"
+        f"generator(s) with weights of {count * itemsize / 1e9:.1f} GB each"
         + f"; a trainer needs about {training / 1e9:.1f} GB, {where}"
         * (training > 0)
     )
     if "slots" in args.asked or room < 1:
         raise ValueError(
             f"--slots {args.slots} does not fit: {needs}; {max(room, 0)} would fit. Lower --slots or --max-new-tokens"
+            + ", or take a smaller model" * (room < 1)
         )
     before = args.slots
     args.slots = room
@@ -221,13 +346,15 @@ def neighbours(args):
 
     Without a GPU all ranks of a node share its memory. A rank with a GPU of its own is treated as a generator.
     """
-    if args.evaluate or args.virtual:  # one process, in which at most one trainer computes
-        return {"free": free_bytes(0), "trainers": int(bool(args.virtual)), "generators": args.generators}
+    if args.plan:  # two processes share a single GPU
+        return {"free": args.plan.device.memory, "trainers": int(args.plan.count == 1), "generators": 1}
+    if args.virtual:  # one process, in which at most one trainer computes
+        return {"free": free_bytes(0), "trainers": 1, "generators": args.generators}
     mine = int(os.environ.get("LOCAL_RANK", 0))
+    if args.evaluate:
+        return {"free": free_bytes(mine), "trainers": 0, "generators": len(sharing())}
     first = int(os.environ.get("RANK", 0)) - mine
-    gpus = torch.cuda.device_count()
-    local = range(int(os.environ.get("LOCAL_WORLD_SIZE", world_size())))
-    here = [first + rank for rank in local if not gpus or rank % gpus == mine % gpus]
+    here = [first + rank for rank in sharing(world_size())]
     training = 0 if len(here) == 1 else sum(rank < args.trainers for rank in here)
     return {"free": free_bytes(mine), "trainers": training, "generators": max(1, len(here) - training)}
 

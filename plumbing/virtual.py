@@ -240,13 +240,14 @@ class InOneProcess(Processes):
         self.acting.receiving = named
 
     @torch.no_grad()
-    def send(self, named):
+    def send(self, layout, tensors):
         """All generators receive at once, the broadcast's seconds after all have joined."""
         began = self.events.now
         self.events.sleep(self.costs.broadcast)
+        for (name, *_), tensor in zip(layout, tensors):
+            for turns in self.lives:
+                turns.receiving[name].copy_(tensor)
         for turns in self.lives:
-            for name, tensor in turns.receiving.items():
-                tensor.copy_(named[name])
             turns.receiving = None
             self.events.after(0.0, turns.resume)
         if self.timeline:

@@ -51,6 +51,16 @@ def test_nothing_is_said_of_rows_as_they_should_be():
     assert watched({"kind": "eval"}, *[{}] * 30, {"kind": "fit"}, {"kind": "end"}) == ([], None)
 
 
+def test_weights_that_differ_are_warned_of_and_end_the_run_after_three_steps_in_a_row():
+    far, near = {"log_rho_youngest": 0.7}, {"log_rho_youngest": 0.1}  # nats; ln 2 is 0.693
+    said, reason = watched(far, far, near, {}, far)
+    assert len(said) == 3 and reason is None and "0.70 nats" in said[0] and "2.0 times" in said[0]
+    said, reason = watched(far, far, far)
+    assert "do not load the weights" in reason and "0.70 nats, for 3 steps in a row" in reason
+    slow = [{"log_rho_youngest": 0.1 * step} for step in range(20)]  # tokens that are more and more stale
+    assert watched(*slow) == ([], None)
+
+
 def test_a15_many_truncated_completions_are_warned_of_as_soon_as_ten_steps_are_lost():
     # 5 steps at 20 % are 10 % of 10 steps, which is not above the limit; 6 are.
     assert watched(*[{"truncated": 0.2}] * 5) == ([], None)

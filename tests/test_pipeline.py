@@ -27,8 +27,8 @@ import pipeline
 import train
 from data import Curriculum, Prompt
 from pipeline import Request, RequestQueue, Rollout, RolloutQueue
-from plumbing import batches, build, distributed
-from plumbing.distributed import broadcast_weights
+from plumbing import batches, build, distributed, evaluation
+from plumbing.distributed import broadcast_weights, layout_of
 from plumbing.heartbeat import Lost
 from plumbing.store import POLL, Interrupted, Store
 from plumbing.virtual import Events, Memory
@@ -288,8 +288,8 @@ class Wire:
     def __init__(self, sleep):
         self.sent, self.sleep = [], sleep
 
-    def send(self, named):
-        self.sent.append(named["version"][0])
+    def send(self, version):
+        self.sent.append(version)
 
     def receiver(self):
         seen = 0
@@ -322,7 +322,7 @@ class FakeTrainer:
         self.queue = queue(store, setting.trainer_ranks, setting.generator_ranks, **setting.rule, drain=False)
         self.curriculum = Curriculum([prompt(n) for n in range(setting.pool)], seed=setting.seed, threshold=0.9)
         self.log = SimpleNamespace(clock=SimpleNamespace(start=lambda: None), timed=lambda name: nullcontext())
-        self.processes = SimpleNamespace(send=wire.send)
+        self.wire = wire
         self.version = setting.start
         self.evaluated = None
 
@@ -345,8 +345,9 @@ class FakeTrainer:
     def log_step(self, groups, kept, metrics):
         self.record.keys.append(self.store.backend.num_keys())
 
-    def weights(self):
-        return {"version": [self.version]}
+    def send(self):
+        if self.store.rank == 0:
+            self.wire.send(self.version)
 
     def live(self):
         s = self.setting
@@ -423,7 +424,12 @@ def check_nothing_lost_or_done_twice(setting, record):
 
 def fixed_keys(setting):
     """The keys that a finished run may leave in the store, whatever its length."""
-    return {f"work/{rank}" for rank in setting.generator_ranks} | {"state", "claimed/train", "claimed/eval"}
+    return {f"work/{rank}" for rank in setting.generator_ranks} | {
+        "state",
+        "claimed/train",
+        "claimed/eval",
+        "finished/eval",
+    }
 
 
 def check_run(setting, record, keys):
@@ -576,7 +582,7 @@ def test_the_prompts_of_a_batch_do_not_depend_on_timing(setting, other):
 
 def test_sec31_the_bound_is_reached_and_completions_span_updates():
     # Training takes no time and completions take long: the weights change k = 3 times while the first ones run.
-    record, _ = simulate(Setting(k=3, steps=8, training=0, longest=20, generators=((1, 16),)))
+    record, _ = simulate(Setting(k=3, steps=8, training=0, longest=20, generators=((1, 16),), seed=2))
     assert max(staleness for _, staleness in record.staleness()) == 3
     assert any(len(set(one.versions)) > 1 for batch in record.trained.values() for one in batch)
 
@@ -627,8 +633,10 @@ def requests(queue, rank=1, heartbeat=None):
 
 
 def fresh(setting=Setting()):
-    """A generator and a scorer for which no time passes."""
-    return FakeGenerator(setting, 0, Record(), lambda seconds: None), FakeScorer(setting, lambda: 0.0)
+    """A generator and a scorer for which no time passes; the first weights have arrived."""
+    fake = FakeGenerator(setting, 0, Record(), lambda seconds: None)
+    fake.version += 1  # train.generate goes one back
+    return fake, FakeScorer(setting, lambda: 0.0)
 
 
 def lost(why):
@@ -638,24 +646,33 @@ def lost(why):
     return heartbeat
 
 
-def test_weights_are_gathered_then_announced_and_sent_when_every_generator_waits_for_them():
+def test_weights_are_announced_and_sent_when_every_generator_waits_for_them():
     happened = []
 
     def pause(seconds):  # in every pause one more generator sees the new version and says that it waits
-        rank = len(happened)
+        rank = 1 + len(happened)
         generator = requests(queue, rank)
         assert generator.state(busy=False).version == 1 and rank <= 2
         generator.join(1)
         happened.append(f"rank {rank} waits")
 
-    def gather():
-        assert requests(queue).state(busy=False).version == 0  # nobody has been asked
-        happened.append("gathered")
-        return {"w": 1}
-
     queue = rollouts(pause=pause)
-    queue.publish(1, gather, happened.append)
-    assert happened == ["gathered", "rank 1 waits", "rank 2 waits", {"w": 1}]
+    queue.publish(1, lambda: happened.append("sent"))
+    assert happened == ["rank 1 waits", "rank 2 waits", "sent"]
+
+
+def test_another_trainer_gathers_weights_with_rank_0_once_every_generator_waits_for_them():
+    def pause(seconds):  # a collective that waited for a generator would run into its timeout
+        assert not happened
+        for rank in (1, 2):
+            requests(lead, rank).join(1)
+        lead.publish(1, lambda: happened.append("rank 0"))
+
+    happened = []
+    lead = rollouts(trainers=2)
+    queue = rollouts(1, memory=lead.store.backend, trainers=2, pause=pause)
+    queue.publish(1, lambda: happened.append("rank 1"))
+    assert happened == ["rank 0", "rank 1"] and lead.store.backend.values.keys() == {"state", "claimed/train"}
 
 
 def test_a_run_resumed_with_fewer_steps_than_are_done_admits_nothing():
@@ -680,7 +697,7 @@ def test_a_wait_can_be_interrupted_but_not_between_joining_and_sending():
     with pytest.raises(Interrupted, match="^interrupted$"):
         queue.next_batch(0)
     with pytest.raises(TimeoutError):  # after the third pause; else generators would wait for the weights for ever
-        queue.publish(1, dict, None)
+        queue.publish(1, None)
 
 
 def test_a_lost_rank_ends_every_wait_and_turn_at_once():
@@ -689,7 +706,7 @@ def test_a_lost_rank_ends_every_wait_and_turn_at_once():
     with pytest.raises(Lost, match="^generator rank 2 ended$"):
         queue.next_batch(0)
     with pytest.raises(Lost, match="^generator rank 2 ended$"):
-        queue.publish(1, dict, None)  # even in a wait that cannot be interrupted
+        queue.publish(1, None)  # even in a wait that cannot be interrupted
     life = turns(*fresh(), requests(rollouts(), heartbeat=lost("generator rank 2 ended")))
     next(life)
     with pytest.raises(Lost, match="^generator rank 2 ended$"):
@@ -748,6 +765,27 @@ def test_of_an_evaluation_only_the_samples_arrive_with_their_tokens():
     groups, samples = queue.evaluate([prompt(0), prompt(1)], 1, samples=1)
     assert [[rollout.prompt for rollout in group] for group in groups] == [[0], [1]]
     assert [one.request for one in samples] == [0] and not queue.store.has(["rollout/eval/1/0"])
+
+
+def test_an_evaluation_says_how_many_rollouts_are_finished():
+    seen = []
+    for _ in range(2):  # the second one counts anew
+        queue = rollouts(pause=lambda seconds: next(life))
+        life = turns(*fresh(Setting(longest=1, generators=((1, 1),))), requests(queue))
+        queue.evaluate([prompt(0), prompt(1)], 2, 1, seen.append)
+    assert seen == sorted(seen[: len(seen) // 2]) * 2 and {*range(4)} <= {*seen} <= {*range(5)}
+
+
+def test_a_trainer_decodes_too_while_it_waits_for_an_evaluation():
+    queue = rollouts(pause=lambda seconds: None)
+    fake, scorer = fresh()
+    place = dict(heartbeat=queue.store.heartbeat, device="cpu", dtype=None, clock=None, store=queue.store)
+    policy = SimpleNamespace(modules=list, model=SimpleNamespace(named_parameters=list))
+    asked = SimpleNamespace(generator=fake, scorer=scorer), SimpleNamespace(**place), policy
+    meanwhile = evaluation.Meanwhile(*asked, train.generate)
+    groups, _ = queue.evaluate([prompt(n) for n in range(3)], 2, 1, meanwhile=meanwhile)  # no generator answers
+    assert [[rollout.prompt for rollout in group] for group in groups] == [[0, 0], [1, 1], [2, 2]]
+    assert not queue.store.has(["joined/0/0"])
 
 
 def test_the_generators_loop_takes_new_weights_before_it_claims_decodes_and_delivers():
@@ -850,12 +888,14 @@ def same_bits(one, other):
 
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 1 << 20], ids=["one each", "several", "one for all"])
 def test_sec31_weights_arrive_bit_for_bit_whatever_the_buckets(host, bucket_bytes):
-    sent, received = weights(3), dict(reversed(weights(0).items()))
+    sent, received = weights(3), dict(sorted(weights(0).items()))
+    tensors = (sent[name] for name in sorted(sent))  # made when they are asked for
     storage = {name: tensor.data_ptr() for name, tensor in received.items()}
     first, second = gloo(host, f"bits/{bucket_bytes}")
-    sender = threading.Thread(target=broadcast_weights, args=(sent, first), kwargs={"bucket_bytes": bucket_bytes})
+    sizes = {"bucket_bytes": bucket_bytes}
+    sender = threading.Thread(target=broadcast_weights, args=(layout_of(sent), tensors, first, "cpu"), kwargs=sizes)
     sender.start()
-    broadcast_weights(received, second, bucket_bytes=bucket_bytes)
+    broadcast_weights(layout_of(received), received.values(), second, "cpu", **sizes)
     sender.join()
     assert all(same_bits(received[name], tensor) for name, tensor in weights(3).items())
     assert all(same_bits(sent[name], tensor) for name, tensor in weights(3).items())
@@ -867,5 +907,5 @@ def test_a_receiver_with_other_tensors_says_so(host):
     digest = threading.Thread(target=lambda: first.broadcast(torch.zeros(32, dtype=torch.uint8), 0).wait())
     digest.start()  # digest of other tensors; nothing is sent after it, so a receiver that ignored it would hang
     with pytest.raises(ValueError, match="model or dtype is not the trainers'"):
-        broadcast_weights(weights(0), second)
+        broadcast_weights(layout_of(weights(0)), (), second, "cpu")
     digest.join()

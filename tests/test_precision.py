@@ -15,6 +15,7 @@ import precision
 from pipeline import Rollout
 
 NAN, INF = float("nan"), float("inf")
+MIXTURES = ("mixtral", "olmoe", "qwen3_moe")
 
 
 def tiny_config(model_type, tied=False, **changes):
@@ -31,6 +32,7 @@ def tiny_config(model_type, tied=False, **changes):
         bos_token_id=1,
         eos_token_id=2,
         sliding_window=None,
+        **dict(num_experts=8, num_local_experts=8, num_experts_per_tok=2, moe_intermediate_size=16),
     )
     return AutoConfig.for_model(model_type, **{**sizes, "tie_word_embeddings": tied, **changes})
 
@@ -69,6 +71,10 @@ def gradients(module):
         ("mistral", {"sliding_window": 4096}, "sliding_window=4096"),
         ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding_window=64"),
         ("llama", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
+        ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
+        ("gpt_oss", {}, "attention has sinks"),
+        ("llama4_text", {}, "attention is chunked"),
+        ("qwen2_moe", {}, "has not been checked"),
     ],
 )
 def test_other_architectures_are_refused_by_name_with_the_reason(model_type, changes, reason):
@@ -212,6 +218,12 @@ def test_head_in_model_precision_has_the_gradient_of_bf16_products():
         assert leaf.grad[0, 0].item() == pytest.approx(1 - pi, rel=2**-8)  # stored in bf16
 
 
+def test_the_chunk_is_the_largest_multiple_of_256_that_fits_the_memory_from_256_to_4096():
+    # V = 1000, H = 64: 4.5 x 4 x 1000 bytes a position, and twice 4 x 1000 x 64.
+    for room, chunk in ((0, 256), (18_000 * 1024 + 512_000, 1024), (18_000 * 1024 + 511_999, 768), (1e12, 4096)):
+        assert precision.head_chunk(1000, 64, room) == chunk
+
+
 def test_a_chunk_of_zero_or_a_temperature_of_zero_is_refused():
     arguments = torch.ones(1, 1), torch.ones(2, 1), torch.tensor([0])
     for chunk, temperature in ((0, 1.0), (4, 0.0), (4, NAN)):
@@ -322,6 +334,9 @@ def _rank(rank, folder):
     ids, mask = token_ids(), torch.ones(4, 6, dtype=torch.bool)
     idle = torch.zeros(2, 6, dtype=torch.bool) if rank else mask[:2]
     results = {}
+    for kind in MIXTURES:
+        experts = precision.shard(precision.PolicyModel(tiny_model(kind), dtype=torch.float32), both)
+        results[kind] = _step(experts, ids[rank::2], mask[:2])
     for tied in (False, True):
         for dtype in (torch.float32, torch.bfloat16):
 
@@ -351,18 +366,19 @@ def ranks(forks, tmp_path_factory):
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 
 
-def _reference(tied, ids=None):
+def _reference(tied, ids=None, kind="qwen3"):
     """Plain autograd on one process without FSDP2: (policy, logprobs, gradients)."""
-    policy = precision.PolicyModel(tiny_model(tied=tied), dtype=torch.float32)
+    policy = precision.PolicyModel(tiny_model(kind, tied), dtype=torch.float32)
     ids = token_ids() if ids is None else ids
     return policy, *_step(policy, ids, torch.ones(len(ids), 6, dtype=torch.bool))
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_fsdp2_on_two_ranks_has_the_logprobs_and_the_summed_gradients_of_one_process(ranks, tied):
-    _, expected, expected_grads = _reference(tied)
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3, tied", *MIXTURES])
+def test_fsdp2_on_two_ranks_has_the_logprobs_and_the_summed_gradients_of_one_process(ranks, kind):
+    tied = kind == "qwen3, tied"
+    _, expected, expected_grads = _reference(tied, kind=kind.removesuffix(", tied"))
     for rank, results in enumerate(ranks):
-        logprobs, grads, *_ = results["two", tied, torch.float32]
+        logprobs, grads, *_ = results[kind] if kind in MIXTURES else results["two", tied, torch.float32]
         assert torch.allclose(logprobs, expected[rank::2], rtol=0, atol=1e-5)
         assert grads.keys() == expected_grads.keys()
         for name, grad in grads.items():  # fp32; sums over 24 tokens in another order
@@ -499,7 +515,7 @@ def test_startup_check_catches_a_forgotten_temperature():
 
 @pytest.fixture
 def a19():
-    from benchmarks import fp32_head as a19  # imported here, as it imports everything and `_rank` needs this file only
+    from lab import fp32_head as a19  # imported here, as it imports everything and `_rank` needs this file only
 
     return a19
 

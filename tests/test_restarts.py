@@ -15,7 +15,7 @@ import torch
 from test_faults import alive
 from test_train import PATIENCE, ROOT, elsewhere, refused  # noqa: F401
 
-from benchmarks import kills
+from lab import kills
 from plumbing import distributed, heartbeat, launch
 from plumbing.distributed import Processes
 from plumbing.heartbeat import Heartbeat, Lost
@@ -244,7 +244,7 @@ def test_with_several_nodes_a_rank_is_named_with_its_host(rank):
     assert rank.name(1) == "generator rank 1 on nodeb"
 
 
-# --- benchmarks/kills.py ---------------------------------------------------------------------------------------------
+# --- lab/kills.py ---------------------------------------------------------------------------------------------
 
 
 def test_the_table_of_kills_counts_repeated_steps_lost_and_doubled_requests_and_batches_that_differ():

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from plumbing import run_log
 from plumbing.run_log import Clock, Figure, RunLog, append
@@ -118,6 +119,16 @@ def test_a_step_says_where_its_time_went_and_an_evaluation_takes_none(tmp_path):
     assert (second["seconds"], second["seconds_publish"]) == pytest.approx((10.0, 1.0))
     assert second["seconds_generate"] == pytest.approx(9.0)  # 10 and 8
     assert second["decode_seconds"] == pytest.approx({"1": 0.1, "2": 0.1})
+
+
+def test_a_validation_is_expected_to_take_as_many_rounds_as_it_fills_all_slots(tmp_path, capsys):
+    run = Logged(tmp_path)
+    run.log.parameters = 8_000_000_000  # 2 rounds of 14,336 steps of 0.03 + 16e9 / 2e12 seconds
+    run.log.args = SimpleNamespace(slots=256, max_new_tokens=14336)
+    vars(run.log.processes).update(dtype=torch.bfloat16, device=torch.device("cuda"))
+    capsys.readouterr()
+    run.log.validation(1000)
+    assert capsys.readouterr().out == "validation: 1,000 completions, roughly 18 min; measured from a minute on\n"
 
 
 def test_reports_of_work_that_come_late_leave_no_share_above_one(tmp_path):

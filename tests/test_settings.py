@@ -16,7 +16,7 @@ from transformers import AutoConfig
 import data
 import loss
 import vllm_rollout
-from plumbing import settings, sizing, sources, track
+from plumbing import build, distributed, plan, settings, sizing, sources, track
 from plumbing.build import make_generator, make_scorer, prepare, provenance
 from plumbing.settings import FIELDS, known_flags, option, read_settings
 from recipes import EMBEDDED, RECIPES
@@ -26,7 +26,7 @@ OWN = ["--model", "M", "--data", "F"]
 
 
 def test_docstring_examples_run():
-    for module in (settings, sizing):
+    for module in (plan, settings, sizing):
         assert doctest.testmod(module).failed == 0 < doctest.testmod(module).attempted
 
 
@@ -244,8 +244,7 @@ def test_what_a_machine_lacks_is_said_in_one_line(monkeypatch, capsys):
 
 def test_more_processes_than_one_are_refused_where_one_does_it_all(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for mode in ("--evaluate base", "--virtual exact"):
-        assert f"{mode.split()[0]} runs in a single process" in refused(capsys, *mode.split())
+    assert "--virtual runs in a single process" in refused(capsys, *"--virtual exact".split())
 
 
 def test_a_generators_rank_reads_no_prompts(monkeypatch):
@@ -281,6 +280,12 @@ def test_resuming_takes_the_flags_of_the_run_unless_given_again():
     args = read_settings("--resume --out run --steps 9".split())
     assert (args.loss, args.clips, args.lr) == ("dapo", {"eps_low": 0.2, "eps_high": 0.3}, 0.5)
     assert args.steps == 9 and args.resume and args.protections == []  # what belongs to a machine is not resumed
+
+
+def test_a_resumed_run_keeps_its_validation_prompts_on_a_smaller_fleet():
+    past_run("run", "--eval-prompts", "1000")
+    args = read_settings("--resume --out run".split())
+    assert (sizing.fit_validation(args), args.eval_prompts) == ("", 1000)
 
 
 def test_a_log_of_an_earlier_version_is_resumed_with_todays_names_and_without_flags_that_are_gone():
@@ -430,6 +435,27 @@ QWEN3 = AutoConfig.for_model(
 )
 
 
+@pytest.mark.parametrize(
+    "argv, world, prompts",
+    [
+        ("", 2, 100),  # a generator: 1,600 completions instead of 16,000
+        ("", 8, 100),  # 2 trainers and 6 generators: 6 x 1,000 / 64 = 93.75, but 100 at least
+        ("", 40, 500),  # 32 generators, half of the paper's
+        ("", 80, 1000),
+        ("--eval-prompts 1000", 2, 1000),  # given
+        ("--virtual exact --generators 16", 1, 250),
+        ("--evaluate M", 1, 1000),
+    ],
+)
+def test_sec21_a_validation_has_the_papers_prompts_per_generator_unless_they_are_given(
+    monkeypatch, argv, world, prompts
+):
+    monkeypatch.setenv("WORLD_SIZE", str(world))
+    args = read_settings([*(OWN[2 * ("--evaluate" in argv) :]), *argv.split()])
+    said = sizing.fit_validation(args)
+    assert args.eval_prompts == prompts and bool(said) == (prompts < 1000)
+
+
 @pytest.mark.parametrize("trainers", [0, 1], ids=["a GPU of its own", "a GPU shared with the trainer"])
 def test_the_papers_defaults_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trainers):
     args = read_settings([*OWN, "--dtype", "bfloat16"])
@@ -438,15 +464,15 @@ def test_the_papers_defaults_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trai
     slot, parameters = 16384 * 114_688, 596_049_920
     # A trainer needs 16 bytes per parameter, 9.5 GB, besides its micro-batch.
     needed = args.slots * slot + 2 * parameters + trainers * 16 * parameters
-    assert 0.9 * 80e9 - needed < (1 + 3 * trainers) * slot  # left: less than one slot and the micro-batch
-    assert needed < 0.9 * 80e9 and args.slots == (29 if trainers else 37)
+    assert 0.9 * 80e9 - needed < (3 + 3 * trainers) * slot  # left: less than one slot, prompts and the micro-batch
+    assert needed < 0.9 * 80e9 and args.slots == (28 if trainers else 36)
     assert "256 slots x 16,384 positions x 114,688 bytes = 481.0 GB" in said and f"--slots {args.slots} " in said
     assert "80.0 GB are free" in said and "a trainer needs about" in said
 
 
 def test_slots_that_are_given_and_do_not_fit_are_refused_with_what_would_fit():
     args = read_settings([*OWN, "--dtype", "bfloat16", "--slots", "256"])
-    with pytest.raises(ValueError, match="--slots 256 does not fit: .*481.0 GB; 80.0 GB are free.*; 37 would fit"):
+    with pytest.raises(ValueError, match="--slots 256 does not fit: .*481.0 GB; 80.0 GB are free.*; 36 would fit"):
         sizing.fit_slots(args, QWEN3, free=80_000_000_000, trainers=0, generators=1)
     args = read_settings([*OWN, "--dtype", "bfloat16"])
     with pytest.raises(ValueError, match="0 would fit. Lower --slots or --max-new-tokens"):
@@ -463,9 +489,15 @@ def test_slots_that_are_given_and_do_not_fit_are_refused_with_what_would_fit():
         (8, 5, 8, (0, 1)),
         (2, 1, 4, (0, 2)),
         (2, 0, 4, (1, 1)),  # rank 0 is the trainer
+        ("abcdefgh", 5, 8, (0, 1)),  # each process sees one GPU, another one, as under Slurm
+        ("abcdefgh", 0, 8, (0, 1)),
+        ("aabb", 0, 4, (1, 1)),  # a GPU for two
     ],
 )
 def test_ranks_on_one_gpu_or_without_a_gpu_on_one_machine_share_its_memory(monkeypatch, gpus, rank, world, expected):
+    seen = [*gpus] if isinstance(gpus, str) else [str(rank % gpus) for rank in range(world)] if gpus else []
+    gpus = 1 if isinstance(gpus, str) else gpus
+    monkeypatch.setattr(distributed, "uuids", lambda: seen)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 + device, 2000))
     for name, value in {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": rank, "LOCAL_RANK": rank}.items():
@@ -504,6 +536,34 @@ def test_a_trainer_of_qwen3_8b_needs_what_the_meter_has_measured(monkeypatch, tr
     assert sizing.trainer_bytes(args, QWEN3_8B, 8_190_735_360, 2, trainers) == pytest.approx(measured, rel=0.02)
 
 
+def test_the_heads_chunk_takes_no_more_memory_than_a_layer_does(monkeypatch):
+    args = on_gpus(monkeypatch, 8)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert sizing.head_chunk(args, QWEN3_8B) == 2560 and sizing.head_chunk(args, QWEN3) == 768
+    args.token_budget = 4096  # a small micro-batch
+    assert sizing.head_chunk(args, QWEN3_8B) == 256
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert sizing.head_chunk(on_gpus(monkeypatch, 8), QWEN3_8B) == 256  # a CPU's results stay as they are
+
+
+@pytest.mark.parametrize("uuids, sharing", [("abcdefgh", 1), ("aabbccdd", 2)])
+def test_vllm_leaves_room_for_the_processes_that_have_the_same_gpu(monkeypatch, uuids, sharing):
+    on_gpus(monkeypatch, 8)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # each process sees one
+    monkeypatch.setattr(distributed, "uuids", lambda: [*uuids])
+    monkeypatch.setattr(vllm_rollout, "VLLMGenerator", lambda *_, **settings: settings["sharing"])
+    assert build.make("vllm", "M", None, device=None, dtype=None) == sharing
+
+
+def test_a_trainer_is_checked_where_each_process_sees_only_its_own_gpu(monkeypatch):
+    args = on_gpus(monkeypatch, 8)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # as under Slurm
+    monkeypatch.setattr(distributed, "uuids", lambda: [*"abcdefgh"])
+    assert "--trainers 3 instead of 2" in sizing.fit_trainers(args, QWEN3_8B)
+    monkeypatch.setattr(distributed, "uuids", lambda: [*"aabbccdd"])  # two on each: sizing.fit_slots counts them
+    assert sizing.fit_trainers(args, QWEN3_8B) == ""
+
+
 def test_the_default_number_of_trainers_is_the_smallest_that_fits_at_least_a_fifth(monkeypatch):
     args = on_gpus(monkeypatch, 8)
     assert args.trainers == 2 and "--trainers 3 instead of 2" in sizing.fit_trainers(args, QWEN3_8B)
@@ -513,7 +573,7 @@ def test_the_default_number_of_trainers_is_the_smallest_that_fits_at_least_a_fif
 
 
 @pytest.mark.parametrize(
-    "gpus, trainers, way_out", [(8, 2, "--trainers 3, a smaller --token-budget"), (3, None, "more than 3 GPUs")]
+    "gpus, trainers, way_out", [(8, 2, "--trainers 3, shorter lengths"), (3, None, "4 GPUs, shorter lengths")]
 )
 def test_a_model_that_cannot_be_trained_on_these_gpus_is_refused_with_what_would_fit(
     monkeypatch, gpus, trainers, way_out

@@ -7,61 +7,95 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from test_settings import QWEN3_8B
+
+from plumbing import sizing
 
 pytestmark = pytest.mark.processes
 HERE = Path(__file__).parent / "shadow"
 TORCH = Path(torch.__file__).parent
+CASES = [(2, 1, 2), (3, 2, 1)]  # processes, trainers, GPUs that a process sees
+FLAGS = "--loss cispo --steps 2 --prompts 4 --generations 4 --eval-prompts 8 --eval-generations 1 --off-policy ppo"
+MODEL = type(QWEN3_8B)(**QWEN3_8B.to_dict() | {"num_hidden_layers": 2, "layer_types": None})
+TRAINERS = [4, 16]
+SIZES = dict(token_budget=32768, slots=4, max_prompt_tokens=2048, max_new_tokens=14336, activation_checkpointing=True)
 
 
 @pytest.fixture(scope="module")
-def shadowed(tmp_path_factory):
-    """Runs a command of python with guard.cpp compiled, and returns what it prints."""
+def outputs(tmp_path_factory):
+    """The folder of the runs, and {what was started: the Future of what it prints}: two at a time on two cores."""
     if not shutil.which("g++"):
         pytest.skip("g++, which compiles tests/shadow/guard.cpp, is not on this machine")
-    guard = tmp_path_factory.mktemp("shadow") / "guard.so"
+    folder = tmp_path_factory.mktemp("shadow")
+    guard = folder / "guard.so"
     paths = ["-I", TORCH / "include", HERE / "guard.cpp", "-L", TORCH / "lib", "-lc10", "-ltorch_cpu"]
     subprocess.run(["g++", "-shared", "-fPIC", "-std=c++20", *paths, "-o", guard], check=True)
+    MODEL.save_pretrained(folder)
 
-    def run(*command, **environment):
-        variables = os.environ | {"SHADOW_GUARD": str(guard), "OMP_NUM_THREADS": "1"} | environment
-        found = subprocess.run([sys.executable, *command], env=variables, capture_output=True, text=True, timeout=200)
+    def run(*command, **more):
+        variables = os.environ | {"SHADOW_GUARD": str(guard), "OMP_NUM_THREADS": "1"} | more
+        command = [sys.executable, *map(str, command)]
+        found = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=400)
         assert found.returncode == 0, found.stderr
         return found.stdout
 
-    return run
+    with ThreadPoolExecutor(2) as pool:
+        started = {}
+        for processes, trainers, gpus in reversed(CASES):
+            ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes, HERE / "shadow.py"]
+            command = [*ranks, HERE.parent.parent / "train.py", *FLAGS.split(), "--trainers", trainers]
+            # Each further rank sees a GB less of free memory, so each would choose other slots.
+            seen = dict(SHADOW_GPUS=str(gpus), SHADOW_LESS="1000000000", SHADOW_REPORT=f"{folder}/{trainers}")
+            started[trainers] = pool.submit(run, *command, "--out", folder / f"run{trainers}", **seen)
+        started["generate"] = pool.submit(run, HERE / "generate.py")
+        started["slots"] = pool.submit(run, HERE / "meter.py", folder, SIZES["slots"])
+        for count in TRAINERS:
+            started[f"{count} trainers"] = pool.submit(run, HERE / "meter.py", folder, count, SIZES["token_budget"])
+        yield folder, started
 
 
-@pytest.mark.parametrize("processes, trainers", [(2, 1), (3, 2)])
-def test_a_run_in_bf16_on_gpus_ends_well_and_seldom_waits_for_them(shadowed, tmp_path, processes, trainers):
-    out = tmp_path / "run"
-    flags = "--loss cispo --steps 2 --prompts 4 --generations 4 --eval-prompts 8 --eval-generations 1 --off-policy ppo"
-    report = tmp_path / "waits"
-    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    command = [*ranks, HERE / "shadow.py", HERE.parent.parent / "train.py", *flags.split()]
-    # Each further rank sees a GB less of free memory, so each would choose other slots.
-    environment = dict(SHADOW_GPUS=str(processes), SHADOW_REPORT=str(report), SHADOW_LESS="1000000000")
-    shadowed(*command, "--trainers", str(trainers), "--out", out, **environment)
-    rows = [json.loads(line) for line in (out / "log.jsonl").open()]
+@pytest.mark.parametrize("processes, trainers, seen", CASES, ids=["all seen", "one seen, as by Slurm"])
+def test_a_run_in_bf16_on_gpus_ends_well_and_seldom_waits_for_them(outputs, processes, trainers, seen):
+    folder, started = outputs
+    started[trainers].result()
+    rows = [json.loads(line) for line in (folder / f"run{trainers}" / "log.jsonl").open()]
+    assert rows[0]["world"] == processes
     assert rows[-1]["reason"] == "finished" and rows[0]["flags"]["dtype"] == "bfloat16"
     steps = [row for row in rows if row["kind"] == "step"]
     assert [row["log_rho"] for row in steps if row["kept"]][0] < 0.1  # nats; see MISMATCH_LIMIT
-    waits = json.loads(Path(f"{report}.{trainers - 1}").read_text())  # of a trainer without the store
+    waits = json.loads((folder / f"{trainers}.{trainers - 1}").read_text())  # of a trainer without the store
     micro_batch = ("stop_together", "bool(flag)", "get_decoder()", "nonzero(as_tuple", "torch.stack([*(value")
     count = sum(n for line, n in waits.items() if any(part in line for part in micro_batch))
     assert 0 < count <= 6 * sum(row["micro_batches"] for row in steps)
 
 
 @pytest.fixture(scope="module")
-def generated(shadowed):
-    return json.loads(shadowed(HERE / "generate.py").splitlines()[-1])
+def generated(outputs):
+    return json.loads(outputs[1]["generate"].result().splitlines()[-1])
 
 
 def test_a_generator_on_a_gpu_gives_the_completions_of_a_cpu_and_waits_three_times_a_step(generated):
     assert generated["same"] == generated["of"] >= 8 and generated["waits"] <= 3
+
+
+@pytest.mark.parametrize("trainers", TRAINERS)
+def test_the_peak_memory_of_a_trainer_is_what_sizing_says_and_publishing_needs_no_more(outputs, trainers):
+    found = json.loads(outputs[1][f"{trainers} trainers"].result())
+    training = max(found[phase] for phase in ("gradients 1", "optimizer 1", "gradients 2", "optimizer 2"))
+    expected = sizing.trainer_bytes(SimpleNamespace(**SIZES), MODEL, found["parameters"], 2, trainers)
+    assert 0.85 * expected <= training <= 1.1 * expected and found["publish"] <= training
+
+
+def test_the_peak_memory_of_a_generator_is_what_sizing_says(outputs):
+    found = json.loads(outputs[1]["slots"].result())
+    fixed, slot = sizing.generator_bytes(SimpleNamespace(**SIZES), MODEL, found["parameters"], 2)
+    assert 0.9 <= found["peak"] / (fixed + SIZES["slots"] * slot) <= 1.1
 
 
 @pytest.mark.parametrize(

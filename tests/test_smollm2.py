@@ -43,7 +43,7 @@ NEW, WITHIN = 32, 1e-3  # tokens of a completion; nats: fp32 sums in another ord
 def folder(tmp_path_factory):
     """The weights as a Hugging Face folder."""
     made = tmp_path_factory.mktemp("weights") / "smollm2"
-    subprocess.run([sys.executable, ROOT / "benchmarks" / "smollm2.py", "--convert", made], check=True)
+    subprocess.run([sys.executable, "-m", "lab.smollm2", "--convert", made], check=True, cwd=ROOT)
     return made
 
 

@@ -216,6 +216,16 @@ def test_a_micro_batch_puts_each_logprob_one_before_its_token_and_masks_prompt_i
     assert found.advantages.tolist() == [1.5, -0.5] and found.prompt_index.tolist() == [4, 0]
 
 
+def test_the_youngest_tokens_are_those_of_the_newest_version_that_has_a_thousand_with_those_after_it():
+    def found(*versions):
+        return batches.youngest([replace(rollout(True), versions=one) for one in versions])
+
+    assert found({7: 999, 6: 1}) == 6 and found({7: 600, 6: 5000}, {7: 400}) == 7
+    assert found({3: 2}, {5: 900}) == 3 and found() == 0  # all tokens are fewer
+    tokens = [replace(sampled([5], [7, 8, 9], [0.0] * 3), versions=[2, 3, 4])]
+    assert batches.collate([batches.Item(None, 1.0, 0)], tokens, "cpu", 3).young.tolist() == [[False, True, True]]
+
+
 def test_a_dummy_micro_batch_has_one_row_without_any_token_that_counts():
     found = batches.collate([], [], "cpu")
     assert found.input_ids.shape[0] == len(found.advantages) == len(found.prompt_index) == 1
@@ -250,6 +260,7 @@ def lone_trainer():
         token_budget=10_000,
     )
     trainer.policy = precision.PolicyModel(tiny_model(), dtype=torch.float32)
+    trainer.replay = lambda experts: None
     trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=0.1, weight_decay=0.5)
     trainer.version = 6
     trainer.same_weights = True
@@ -270,13 +281,14 @@ def test_statistics_are_means_per_token_over_micro_batches_and_nothing_without_t
     statistics = batches.Statistics()
     mask = torch.tensor([[True, False]])
     for rho, entropy, clipped in ((1.0, 2.0, False), (3.0, 1.0, True)):  # the masked second tokens count nowhere
-        part = batches.Batch(None, mask, torch.zeros(1, 2), None, None)
+        part = batches.Batch(None, mask, torch.zeros(1, 2), None, None, torch.tensor([[rho > 1, True]]))
         acts = torch.tensor([[clipped, True]])
         statistics.add(torch.tensor([[math.log(rho), 5.0]]), torch.tensor([[entropy, 9.0]]), part, acts)
     alone = lone_trainer().processes.total
     found = statistics.means(alone)
     assert (found["rho_mean"], found["entropy"], found["clipped"], found["rho_max"]) == pytest.approx((2, 1.5, 0.5, 3))
     assert found["log_rho"] == pytest.approx(math.log(3) / 2)
+    assert found["log_rho_youngest"] == pytest.approx(math.log(3))
     # (1 + 3)^2 / (2 (1 + 9)): the share of the tokens that equal weights would need
     assert found["effective_sample_size"] == pytest.approx(0.8)
     assert batches.Statistics().means(alone) == {}
@@ -370,6 +382,7 @@ def test_sec2_1_pass_rate_is_the_mean_at_k_with_its_sampling_error():
     assert found["pass_rate"] == 0.5 and found["completions"] == 8 and found["tasks"] == {"easy": 0.75, "hard": 0.25}
     # Each prompt's verdicts have the unbiased variance 3/4 * 1/4 * 4/3 = 1/4, so the mean of 8 has 1/32.
     assert found["stderr"] == pytest.approx((1 / 32) ** 0.5)
+    assert found["tasks_stderr"] == pytest.approx({"easy": 1 / 4, "hard": 1 / 4})  # the mean of 4 has 1/16
 
 
 def test_a_failed_verifier_is_no_wrong_answer_in_the_validation():
@@ -391,7 +404,7 @@ class Room:
     def __init__(self, room):
         self.room = room
         self.admitted = []
-        self.publish = lambda *_, **__: None
+        self.publish = self.deliver = lambda *_, **__: None
 
     def admit(self, prompts):
         self.admitted += prompts
@@ -408,8 +421,7 @@ def test_a_resumed_run_repeats_an_interrupted_evaluation_and_admits_only_what_it
         queue=Room(3),
         evaluate=lambda: [setattr(run, "evaluated", run.version), at.append(run.log.clock.gpu_hours)],
         log=SimpleNamespace(clock=run_log.Clock(1)),
-        weights=None,
-        processes=SimpleNamespace(send=None),
+        send=None,
         curriculum=SimpleNamespace(in_flight=waiting, next=lambda count: ["new"] * count),
     )
     assert train.train(run, run.args) == "finished"
@@ -421,16 +433,19 @@ def test_a_resumed_run_repeats_an_interrupted_evaluation_and_admits_only_what_it
 def test_a_benchmark_has_its_own_curve_and_is_no_part_of_the_pass_rate_that_is_fitted():
     rows = []
     run = SimpleNamespace(
-        queue=SimpleNamespace(evaluate=lambda *_: (batch([True, True, False, False], [False] * 4), [])),
+        queue=SimpleNamespace(evaluate=lambda *_: (batch([True, True, False, False], [True] + [False] * 3), [])),
         validation=[data.Prompt(0, (1,), "", "", "math"), data.Prompt(1, (1,), "", "", "math", 1, curve="aime.jsonl")],
         benchmarks={1},
         version=7,
         args=SimpleNamespace(eval_generations=4, out="."),
         log=Log(rows),
+        meanwhile=None,
     )
     train.Trainer.evaluate(run)
     assert rows[0]["pass_rate"] == 0.5 and rows[0]["completions"] == 4
-    assert rows[0]["tasks"] == {"math": 0.5, "aime.jsonl": 0.0}
+    assert rows[0]["tasks"] == {"math": 0.5, "aime.jsonl": 0.25}
+    # 1/2 * 1/2 over 3, and 1/4 * 3/4 over 3
+    assert rows[0]["tasks_stderr"] == pytest.approx({"math": (1 / 12) ** 0.5, "aime.jsonl": 1 / 4})
 
 
 class Log:
@@ -439,6 +454,7 @@ class Log:
     def __init__(self, rows):
         self.rows = rows
         self.clock = run_log.Clock(1)
+        self.validation = lambda completions: None
 
     def __call__(self, kind, **row):
         self.rows.append(row)
@@ -456,7 +472,8 @@ def test_eq1_a_validation_costs_no_compute():
         validation=[None],
         version=7,
         args=SimpleNamespace(eval_generations=1),
-        log=SimpleNamespace(clock=run_log.Clock(2, read=lambda: now[0])),
+        log=SimpleNamespace(clock=run_log.Clock(2, read=lambda: now[0]), validation=lambda completions: None),
+        meanwhile=None,
     )
     run.log.clock.start()
     now[0] += 9
@@ -478,6 +495,20 @@ def sums(count):
     rows = [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in examples]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return [row["prompt"] for row in rows]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("rows", [7, 1], ids=["7 prompts", "more ranks than prompts"])
+def test_an_evaluation_by_several_ranks_is_that_of_one(capsys, rows):
+    sums(rows)
+    printed, alone = evaluated(capsys, "--data", "rows.jsonl")
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", ROOT / "train.py"]
+    flags = ["--evaluate", BASE, "--generations", "4", "--slots", "32", "--data", "rows.jsonl", "--out", "shared"]
+    done = subprocess.run([sys.executable, *command, *flags], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    together = [json.loads(line) for line in Path("shared/evaluation.jsonl").open()]
+    assert sorted(map(str, together)) == sorted(map(str, alone))  # the same seeds: only the order differs
+    assert done.stdout == printed.out and [path.name for path in Path("shared").iterdir()] == ["evaluation.jsonl"]
 
 
 def test_evaluation_asks_every_row_of_a_file_and_keeps_every_completion(capsys):

@@ -64,7 +64,8 @@ def a_batch():
     model = AutoModelForCausalLM.from_pretrained(ROOT / "base", dtype=torch.float32)
     policy = precision.PolicyModel(model, dtype=torch.bfloat16).to("cuda")
     rows = [torch.zeros(2, 6, dtype=torch.long), torch.ones(2, 5).bool(), torch.zeros(2, 5), torch.ones(2)]
-    return policy, batches.Batch(*(row.to("cuda") for row in (*rows, torch.tensor([0, 1]))))
+    rows += [torch.tensor([0, 1]), rows[1]]
+    return policy, batches.Batch(*(row.to("cuda") for row in rows))
 
 
 def log_probs_left_on_the_cpu():

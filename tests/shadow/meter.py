@@ -1,6 +1,7 @@
-"""Peak memory of the trainer on a GPU, measured on fake tensors: any model, any number of trainers, no memory.
+"""Peak memory of a trainer or a generator on a GPU, measured on fake tensors: any model, any number, no memory.
 
     python meter.py MODEL TRAINERS TOKENS     prints the peaks of rank 0's phases in bytes, as JSON
+    python meter.py MODEL SLOTS               the peak of a TorchGenerator, with the paper's lengths
 
 Every storage on "cuda" counts from its making to its end, in blocks of 512 bytes as PyTorch's allocator gives them out.
 The allocator's own losses do not count. Collectives of the fake process group return at once. Run by
@@ -24,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 aten = torch.ops.aten
 
@@ -36,6 +38,7 @@ class Meter(TorchDispatchMode):
         self.live = {}  # a storage -> its bytes
         self.now = self.peak = 0
         self.tokens = 0  # True entries of the mask
+        self.number = 1  # that a tensor's only entry is said to be
 
     def set(self, storage, size):
         key = storage._cdata
@@ -59,7 +62,7 @@ class Meter(TorchDispatchMode):
             return NotImplemented  # its local operations come here
         name = func._schema.name.split("::")[1]
         if name in ("_local_scalar_dense", "equal"):
-            return 1
+            return self.number
         if name == "nonzero":
             return torch.empty((self.tokens, args[0].dim()), dtype=torch.int64, device=args[0].device)
         out = func(*args, **(kwargs or {}))
@@ -139,7 +142,7 @@ def metered(meter, trainers):
 def main(folder, trainers, tokens):
     import loss
     import precision
-    from plumbing import checkpoints, distributed
+    from plumbing import checkpoints, distributed, sizing
 
     meter = Meter()
     peaks = {}
@@ -149,6 +152,8 @@ def main(folder, trainers, tokens):
         place = dict(mesh=mesh, device=torch.device("cuda", 0), rank=0, trainers=dist.group.WORLD)
         settings = dict(resume=True, activation_checkpointing=True, dtype=torch.bfloat16)
         policy = checkpoints.load_policy(folder, SimpleNamespace(**place), **settings)
+        flags = SimpleNamespace(token_budget=tokens, dtype="bfloat16")
+        policy.chunk = sizing.head_chunk(flags, policy.model.config)
         optimizer = torch.optim.AdamW(policy.parameters(), fused=True)
         peaks["load"] = meter.take()
         width = min(16384, tokens)
@@ -167,12 +172,36 @@ def main(folder, trainers, tokens):
             optimizer.step()
             optimizer.zero_grad()
             peaks[f"optimizer {step}"] = meter.take()
-        weights = dict(precision.full_tensors(policy))
-        for bucket in distributed.buckets([w.view(-1).view(torch.uint8) for w in weights.values()], 64 << 20):
-            torch.cat(bucket)
+        tensors = (tensor for _, tensor in precision.full_tensors(policy))
+        named = dict(policy.model.named_parameters())
+        group = SimpleNamespace(broadcast=lambda *_: SimpleNamespace(wait=lambda: None), rank=lambda: 0)
+        distributed.broadcast_weights(distributed.layout_of(named, policy.dtype), tensors, group, place["device"])
         peaks["publish"] = meter.take()
     print(json.dumps({"parameters": sum(p.numel() for p in policy.parameters()), **peaks}))
 
 
+def generator(folder, slots):
+    import rollout
+
+    meter = Meter()
+    config = AutoConfig.from_pretrained(folder)
+    with metered(meter, 2), torch.no_grad():
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = model.to_empty(device="cuda:0")
+        model.tie_weights()
+        meter.take()
+        tokenizer = SimpleNamespace(eos_token_id=1, chat_template=None, get_vocab=dict)
+        made = rollout.TorchGenerator(model, tokenizer, slots=slots, max_new_tokens=14336, max_prompt_tokens=2048)
+        prompt = SimpleNamespace(prompt=SimpleNamespace(ids=[0] * 2048), generations=slots)
+        groups = [rollout.Group(prompt) for _ in range(rollout.PREFILL_AHEAD)]
+        made._prefill(groups)
+        made._begin([rollout.ActiveSequence(groups[0], index, 0, 0) for index in range(slots)])
+        meter.number = 2048 + 14336 - 1  # the last position
+        made._record(*made._choose(made._log_pi(slots), slots), slots)
+        made._prefill(groups)
+    print(json.dumps({"parameters": sum(p.numel() for p in model.parameters()), "peak": meter.peak}))
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    (main if len(sys.argv) > 3 else generator)(sys.argv[1], *map(int, sys.argv[2:]))

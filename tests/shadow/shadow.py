@@ -2,6 +2,8 @@
 
     python shadow.py SCRIPT ARGUMENTS       runs a script as on a machine with SHADOW_GPUS GPUs (default 1)
 
+With fewer GPUs than ranks each rank sees GPUs of its own, as under Slurm.
+
 Every operation is checked by CUDA's rule: operands on different devices are an error, with the line of the project that
 has them. Whatever makes the host wait for the GPU is counted by its line, in `waits`. SHADOW_REPORT=FILE writes the
 counts to FILE.RANK at the end. SHADOW_LESS is by how many bytes less of free memory each further rank sees.
@@ -146,19 +148,17 @@ class Idle:
     def __getattr__(self, name):
         return lambda *_, **__: Idle()
 
-    def query(self):
-        return True
-
 
 def patch(gpus=1):
     """What the project and FSDP2 call of torch.cuda."""
     cuda = torch.cuda
-    less = int(os.environ.get("SHADOW_LESS", 0)) * int(os.environ.get("LOCAL_RANK", 0))
+    rank, world = (int(os.environ.get(name, 0)) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    less = int(os.environ.get("SHADOW_LESS", 0)) * rank
 
     def properties(place=0):
         index = torch.device("cuda", place).index if isinstance(place, int) else place.index
         facts = dict(major=9, minor=0, name="shadow", total_memory=MEMORY, multi_processor_count=132)
-        return SimpleNamespace(uuid=f"GPU-{index}", **facts)
+        return SimpleNamespace(uuid=f"GPU-{index + rank * (gpus < world)}", **facts)
 
     for name in ("set_device", "synchronize", "init", "_lazy_init", "empty_cache", "set_rng_state"):
         setattr(cuda, name, lambda *_, **__: None)

@@ -1,0 +1,179 @@
+"""train.py --plan 16xH100: memory, seconds and device-hours of a run, from the model's config alone.
+
+Memory, trainers and slots are what sizing.py finds at the start of a run. Seconds are a roofline, put into the form of
+costs.Costs: arithmetic at MFU of a device's peak, memory read at MBU of its bandwidth, and whichever takes longer.
+
+    a decode step    the larger of weights read once and 2 FLOP per active parameter and row; then keys and values;
+                     TorchGenerator at least HOST seconds a layer, in which the host starts its kernels
+    a token trained  2 FLOP per active parameter, and attention's, 3 times, or 4 with --activation-checkpointing
+    an update        28 bytes per parameter: AdamW reads 16 and writes 12
+    a publication    the weights once, at LINK
+
+Left out: gathering of shards, which FSDP2 does during the arithmetic; prompts; verdicts; the spread of lengths; groups
+that the zero-variance filter drops.
+
+Run by settings.py and train.py. Test: pytest tests/test_plan.py
+"""
+
+import argparse
+import re
+import sys
+from typing import NamedTuple
+
+import torch
+
+from pipeline import OFF_POLICY
+from plumbing.costs import Costs
+from plumbing.launch import world_size
+from plumbing.typed import check_model, meant
+
+MFU = 0.4  # Llama 3 was trained at 0.38 to 0.43 (arXiv 2407.21783, Table 4)
+MBU = 0.6  # assumed: the lower end of what tuned decoders are said to reach
+HOST = 1e-3  # seconds a layer: Qwen3's 160 operations of a decode step, each at 6 microseconds (assumed)
+LINK = 25e9  # bytes/s between two GPUs: PCIe 4, or a network of 200 Gbit/s; NVLink is faster
+SHARE = 0.5  # assumed: mean length of a prompt and of a completion, of the longest
+
+
+class Device(NamedTuple):
+    """A GPU as in its data sheet."""
+
+    flops: float  # peak in bf16 without sparsity, FLOP/s
+    bandwidth: float  # of its memory, bytes/s
+    memory: float  # bytes
+
+
+DEVICES = {  # NVIDIA's data sheets; of several forms SXM
+    "A100": Device(312e12, 2.039e12, 80e9),
+    "B200": Device(2250e12, 8.0e12, 180e9),
+    "H100": Device(989e12, 3.35e12, 80e9),
+    "H200": Device(989e12, 4.8e12, 141e9),
+    "L40S": Device(362e12, 0.864e12, 48e9),
+}
+
+
+class Fleet(NamedTuple):
+    count: int
+    name: str
+    device: Device
+
+
+def fleet(text):
+    """The Fleet of a text like 16xH100.
+
+    >>> fleet("4xl40s")[:2]
+    (4, 'L40S')
+    """
+    found = re.fullmatch(r"([1-9]\d*)x(.+)", text)
+    count, name = found.groups() if found else ("", text)
+    if name.upper() not in DEVICES or not count:
+        known = ", ".join(f"{one} ({device.memory / 1e9:.0f} GB)" for one, device in DEVICES.items())
+        known += meant(name, DEVICES) if count else ""
+        raise argparse.ArgumentTypeError(f"got {text}; expected NxGPU such as 8xH100, with a GPU of: {known}")
+    return Fleet(int(count), name.upper(), DEVICES[name.upper()])
+
+
+def roofline(args, config, count, rows):
+    """The Costs of a model with `count` parameters on the GPUs of --plan, where a generator decodes so many rows."""
+    from plumbing import experts, sizing  # here, since it loads transformers
+
+    itemsize = getattr(torch, args.dtype).itemsize
+    width, inner, heads, _ = sizing.layer_widths(config)
+    flops, rate = MFU * args.plan.device.flops, MBU * args.plan.device.bandwidth
+    every, chosen = experts.count(config)
+    expert = 3 * width * inner * config.num_hidden_layers  # parameters of one expert in every layer
+    multiplied = count - (0 if config.tie_word_embeddings else config.vocab_size * width)
+    active = multiplied - (every - chosen) * expert
+    read = multiplied - (every - min(every, rows * chosen)) * expert  # rows choose different experts
+    context = SHARE * (args.max_prompt_tokens + args.max_new_tokens) / 2  # mean over the positions of a sequence
+    forward = 2 * active + 4 * config.num_hidden_layers * heads * context
+    return Costs(0, 0, 0, 0, 0, 0, 0, 0)._replace(
+        decode=max(read * itemsize / rate, rows * 2 * active / flops),
+        column=sizing.position_bytes(config, itemsize) / rate,
+        token=(3 + args.activation_checkpointing) * forward / flops,
+        optimizer=28 * count / rate,
+        broadcast=count * itemsize / LINK,
+    )
+
+
+def decoding(args, config, count, slots, completions):
+    """Seconds in which the generators decode so many completions, together in flight, in `slots` slots each."""
+    generators = max(1, args.plan.count - args.trainers)
+    rows = max(1.0, min(slots, completions / generators))
+    # TorchGenerator reads as many columns in each row as the longest one has, and is not faster than the host.
+    reach, host = (1.0, HOST * config.num_hidden_layers) if args.generator == "torch" else (SHARE / 2, 0.0)
+    columns = SHARE * args.max_prompt_tokens + reach * args.max_new_tokens
+    step = roofline(args, config, count, rows).decode_step(rows, columns)
+    return completions * SHARE * args.max_new_tokens / (generators * rows) * max(step, host)
+
+
+def generator_memory(args, config, count):
+    """(bytes of a generator, its slots). Raises ValueError where vLLM would not start."""
+    from plumbing import sizing
+
+    itemsize = getattr(torch, args.dtype).itemsize
+    fixed, slot = sizing.generator_bytes(args, config, count, itemsize)
+    if args.generator == "torch":
+        return fixed + args.slots * slot, args.slots
+    # It takes what is there, for completions as long as they are, and holds the weights twice.
+    room = sizing.USABLE * args.plan.device.memory * args.plan.count / world_size(args.plan)
+    slots = int((room - fixed - count * itemsize) // (SHARE * slot))
+    if slots < 1:
+        needs = f"the weights twice, {2 * count * itemsize / 1e9:.1f} GB, and a completion of {slot / 1e9:.1f} GB"
+        raise ValueError(f"--generator vllm: a GPU has {room / 1e9:.1f} GB for it; it needs {needs}")
+    return room, min(slots, args.slots)
+
+
+def lines(args, config):
+    """What --plan prints. Makes lengths, trainers and slots fit. Raises ValueError for what cannot fit."""
+    from plumbing import sizing
+
+    said = sizing.fit(args, config, len(args.interrupt_phrase) // 4)  # about four letters are a token
+    (gpus, name, device), count = args.plan, sizing.parameters(config)
+    trainer = sizing.trainer_bytes(args, config, count, getattr(torch, args.dtype).itemsize, args.trainers)
+    generator, slots = generator_memory(args, config, count)
+    rule, batch, mean = OFF_POLICY[args.off_policy], args.prompts * args.generations, SHARE * args.max_new_tokens
+    batches = rule.batches(0, args.k)  # in flight
+    decode = decoding(args, config, count, slots, batches * batch) / batches
+    costs = roofline(args, config, count, slots)
+    tokens = batch * (SHARE * args.max_prompt_tokens + mean)
+    gradients = costs.gradient_step(tokens / args.token_budget, tokens) / args.trainers
+    in_turn = rule.alternates or gpus == 1
+    step = (decode + gradients if in_turn else max(decode, gradients)) + costs.broadcast
+    asked = args.eval_prompts * args.eval_generations
+    evaluation = decoding(args, config, count, slots, asked) / 3600
+    evaluations = args.steps // args.eval_every + 1
+    hours = args.steps * step / 3600 + evaluations * evaluation
+    return [
+        f"A model, not a measurement. Assumed: {MFU:.0%} of the peak FLOP/s, {MBU:.0%} of the peak bandwidth, "
+        f"lengths of {SHARE:.0%} of the longest (docs/nodes.md)",
+        *said,
+        f"{gpus} x {name}: {device.flops / 1e12:,.0f} TFLOP/s in bf16, {device.bandwidth / 1e12:.2f} TB/s, "
+        f"{device.memory / 1e9:.0f} GB; {count / 1e9:.2f}B parameters in {args.dtype}",
+        f"trainers      {args.trainers}, {trainer / 1e9:.1f} GB each",
+        f"generators    {max(1, gpus - args.trainers)}, {generator / 1e9:.1f} GB each, {slots} slots",
+        f"a step        {batch:,} completions, {batch * mean / 1e6:.1f}M tokens: {step:,.1f} seconds",
+        f"  decode      {decode:,.1f} seconds",
+        f"  gradients   {gradients:,.1f} seconds, " + ("then" if in_turn else "meanwhile"),
+        f"  publish     {costs.broadcast:,.2f} seconds",
+        f"an evaluation {asked:,} completions, {asked * mean / 1e6:.1f}M tokens: {evaluation:,.1f} hours",
+        f"the run       {args.steps:,} step(s), {evaluations} evaluation(s): {hours:,.0f} hours, "
+        f"{gpus * hours:,.0f} device-hours, {evaluations * evaluation / hours:.0%} of them for evaluations",
+    ]
+
+
+def show_plan(args, folder):
+    """Print the plan for the model in `folder`; returns the exit code 0. Ends with code 2 and one line if it cannot."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+
+    from precision import check_supported
+
+    try:
+        check_model("--model", folder)
+        config = AutoConfig.from_pretrained(folder)
+        check_supported(config)
+        print(*args.notes, *lines(args, config), sep="\n")
+    except (ValueError, OSError, StrictDataclassError) as wrong:
+        print(f"train.py: error: {' '.join(str(wrong).split())}", file=sys.stderr)
+        sys.exit(2)
+    return 0

@@ -1,0 +1,234 @@
+"""Mixtures of experts: the same probabilities on both sides, routing replay, checkpoints, what is counted."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_rollout import EXACT, finish, full_forward, requests
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import loss
+import precision
+import sft
+import train
+from plumbing import batches, build, experts, sizing
+from plumbing.settings import read_settings
+from plumbing.store import MAX_BYTES
+from rollout import TorchGenerator
+
+EXPERTS, CHOSEN = 8, 2  # of a layer; of them, by a token
+KINDS = {  # the config's names
+    "qwen3_moe": dict(num_experts=EXPERTS, moe_intermediate_size=16, head_dim=16, norm_topk_prob=True),
+    "mixtral": dict(num_local_experts=EXPERTS, intermediate_size=16, sliding_window=None),
+    "olmoe": dict(num_experts=EXPERTS, intermediate_size=16),
+}
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def tiny_model(kind, **changes):
+    """A random model with clearly uneven probabilities, the same one at every call; its tokens are those of `tiny`."""
+    sizes = dict(vocab_size=len(sft.tokenizer(tiny=True)), hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
+    sizes |= dict(num_key_value_heads=2, num_experts_per_tok=CHOSEN, max_position_embeddings=64, initializer_range=0.3)
+    config = AutoConfig.for_model(
+        kind, **sizes | KINDS[kind] | dict(eos_token_id=1, pad_token_id=0, bos_token_id=None) | changes
+    )
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def generator(model, **settings):
+    return TorchGenerator(model, sft.tokenizer(tiny=True), slots=5, max_new_tokens=24, **settings)
+
+
+@every_kind
+def test_sec3_log_pi_gen_is_that_of_a_full_forward(kind):
+    model = tiny_model(kind)
+    done = finish(generator(model), requests(12, generations=2))
+    for completion in done.values():
+        assert torch.allclose(torch.tensor(completion.logprobs), full_forward(model, completion), rtol=0, atol=EXACT)
+
+
+# --- Routing replay --------------------------------------------------------------------------------------------------
+
+
+def chosen_by(model, ids):
+    """(tokens, layers, chosen): the experts with the largest logits in a forward pass of the whole text."""
+    with torch.no_grad():
+        logits = model(torch.tensor([ids]), output_router_logits=True).router_logits
+    return torch.stack(logits, 1).topk(CHOSEN).indices
+
+
+@pytest.mark.parametrize("kind, changes", [*((kind, {}) for kind in KINDS), ("qwen3_moe", {"num_experts": 300})])
+def test_the_record_is_the_choice_for_every_token_that_was_read_in_every_layer(kind, changes):
+    """Prompts, and rows that move to other slots, included; the last token of a completion is never read."""
+    model = tiny_model(kind, **changes)
+    done = finish(generator(model), requests(12, generations=2))
+    assert len({len(completion.ids) for completion in done.values()}) > 3  # so rows have moved
+    for completion in done.values():
+        expected = chosen_by(model, (completion.prompt_ids + completion.ids)[:-1])
+        kept = torch.int16 if changes else torch.uint8  # of 300 experts
+        assert torch.frombuffer(bytearray(completion.experts), dtype=kept).tolist() == expected.flatten().tolist()
+
+
+@pytest.mark.parametrize("kind, gates", [("qwen3_moe", [0.25, 0.75]), ("mixtral", [0.25, 0.75]), ("olmoe", [0.1, 0.3])])
+def test_a_forced_choice_has_the_trainers_own_gate_values(kind, gates):
+    # Logits log 1 ... log 4 of four experts: probabilities 0.1 ... 0.4, of which 2 and 3 would be chosen.
+    four = {"num_local_experts" if kind == "mixtral" else "num_experts": 4}
+    model = tiny_model(kind, hidden_size=1, num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, **four)
+    replay = experts.Replay(model)
+    router = experts.blocks(model)[0].gate
+    router.weight.data = torch.tensor([1.0, 2.0, 3.0, 4.0]).log()[:, None]
+    assert sorted(router(torch.ones(1, 1))[2][0].tolist()) == [2, 3]
+    replay(torch.tensor([[[0, 2]]], dtype=torch.uint8))
+    _, values, chosen = router(torch.ones(1, 1))
+    assert values[0].tolist() == pytest.approx(gates) and chosen.tolist() == [[0, 2]]
+    values.sum().backward()
+    assert router.weight.grad is not None
+    replay(None)
+    assert sorted(router(torch.ones(1, 1))[2][0].tolist()) == [2, 3]
+
+
+def log_ratios(kind, replayed):
+    """|log rho| (tokens,) of a trainer in bf16 with the generator's weights, on one padded micro-batch."""
+    model = tiny_model(kind).bfloat16()
+    done = [*finish(generator(model), requests(40)).values()]
+    items = [SimpleNamespace(advantage=1.0, prompt_index=0)] * len(done)
+    batch = batches.collate(items, done, "cpu")
+    policy = precision.PolicyModel(model, dtype=torch.bfloat16)
+    experts.Replay(model)(batch.experts if replayed else None)
+    with torch.no_grad():
+        logprobs, _ = policy(batch.input_ids, batch.mask)
+    return (logprobs - batch.gen_logprobs)[batch.mask].abs()
+
+
+@every_kind
+def test_with_replay_the_largest_log_ratio_in_bf16_is_that_of_rounding(kind):
+    free, replayed = log_ratios(kind, False), log_ratios(kind, True)
+    assert replayed.max() < 0.6 * free.max() and replayed.mean() < free.mean()
+
+
+def gradients(model):
+    """Of log-probs with different weights, by name."""
+    ids = torch.randint(4, 24, (4, 9), generator=torch.Generator().manual_seed(1))
+    logprobs, _ = precision.PolicyModel(model, dtype=torch.float32)(ids)
+    (logprobs * torch.arange(1, 9)).sum().backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_activation_checkpointing_asks_the_routers_again_and_gets_the_same_answer():
+    grads = []
+    record = torch.randint(EXPERTS, (4, 9, 2 * CHOSEN), generator=torch.Generator().manual_seed(2)).to(torch.uint8)
+    for again in (False, True):
+        model = tiny_model("qwen3_moe")
+        if again:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.train()
+        experts.Replay(model)(record)
+        grads.append(gradients(model))
+    assert all(torch.equal(grad, grads[1][name]) for name, grad in grads[0].items())
+
+
+def test_a_dense_model_uses_all_its_parameters_and_has_no_record():
+    model = sft.untrained(tiny=True)
+    assert experts.active_parameters(model) == model.num_parameters() and experts.count(model.config) == (1, 1)
+    mixture = sft.untrained(tiny=True, experts=EXPERTS)  # two layers of routers, 8 x 48, are what it has more
+    assert experts.active_parameters(mixture) == model.num_parameters() + 2 * 8 * 48
+    done = [*finish(generator(model), requests(3)).values()]
+    assert {completion.experts for completion in done} == {b""} and experts.collate(done, 99, "cpu") is None
+
+
+def test_a_record_that_the_store_would_not_take_is_refused_before_anything_starts():
+    config = tiny_model("mixtral").config  # 2 layers, 2 experts: 4 bytes a token, and 64 beside them
+    experts.check_record(config, MAX_BYTES // 68)
+    with pytest.raises(ValueError, match="takes 4 bytes a token.*Lower --max-prompt-tokens or --max-new-tokens"):
+        experts.check_record(config, MAX_BYTES // 68 + 1)
+    experts.check_record(sft.untrained(tiny=True).config, 10**9)  # a dense model has none
+
+
+# --- Runs ------------------------------------------------------------------------------------------------------------
+
+SMALL = (
+    "--virtual exact --data tiny --k 0 --steps 2 --prompts 4 --generations 4 --lr 1e-2 --warmup 1 --max-prompt-tokens 8"
+    " --max-new-tokens 12 --slots 16 --length-control none --eval-prompts 4 --eval-generations 1 --token-budget 4096"
+)
+
+
+@pytest.fixture
+def signs(monkeypatch):
+    """Advantages are 1, -1, 1, -1 in every group: a random model answers nothing."""
+    everything = torch.ones(4, dtype=torch.bool), torch.tensor([1.0, -1.0, 1.0, -1.0]).expand(4, 4)
+    monkeypatch.setattr(loss, "compute_advantages", lambda groups, **_: everything)
+
+
+def run(folder, *flags):
+    """train.py on a random model that is saved in `folder`; the log's rows."""
+    assert (
+        train.main(read_settings([*SMALL.split(), "--model", f"{folder}/model", "--out", f"{folder}/run", *flags])) == 0
+    )
+    return [json.loads(line) for line in (folder / "run" / "log.jsonl").open()]
+
+
+def saved(kind, folder, **changes):
+    """A random model of the kind, and its tokenizer, in `folder`/model."""
+    model = tiny_model(kind, **changes)
+    model.save_pretrained(folder / "model")
+    sft.tokenizer(tiny=True).save_pretrained(folder / "model")
+    return model
+
+
+@every_kind
+def test_a_run_trains_and_its_checkpoint_loads_again_and_is_evaluated(kind, tmp_path, capsys, signs):
+    model = saved(kind, tmp_path)
+    run(tmp_path, "--steps", "1")
+    moved = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoint-1", dtype=torch.float32)
+    assert moved.config._experts_implementation == "grouped_mm"  # transformers' default, the fast one on a GPU
+    for (name, old), new in zip(model.named_parameters(), moved.parameters(), strict=True):
+        # The first step of AdamW moves every weight with a gradient by lr = 0.01; weight decay alone by 1e-4 of it.
+        assert 0.009 < (new - old).abs().max() < 0.011, name
+    last = run(tmp_path, "--resume")[-2]
+    assert last["kind"] == "eval" and last["step"] == 2
+    assert last["flops"] == experts.active_parameters(model) * (2 * last["tokens"] + 6 * last["tokens_trained"])
+    flags = "--data tiny --eval-prompts 3 --generations 2 --max-prompt-tokens 8 --max-new-tokens 12 --slots 4"
+    policy = ["--evaluate", f"{tmp_path}/run/checkpoint-2", "--out", f"{tmp_path}/found", "--length-control", "none"]
+    assert not train.main(read_settings([*policy, *flags.split()]))
+    assert "3 prompts, 2 completions each" in capsys.readouterr().out
+
+
+# --- What is counted, what is refused --------------------------------------------------------------------------------
+
+
+def test_experts_of_any_width_run_in_bf16(tmp_path):
+    """grouped_mm takes rows of 16 bytes: of 8 numbers in bf16."""
+    model = saved("qwen3_moe", tmp_path, moe_intermediate_size=20)
+    settings = dict(device="cpu", dtype=torch.bfloat16, slots=2, max_new_tokens=9)
+    made = build.make("torch", tmp_path / "model", sft.tokenizer(tiny=True), **settings)
+    assert len(finish(made, requests(2))) == 2 and experts.implementation(model.config, torch.float32) is None
+
+
+@every_kind
+def test_flops_count_the_parameters_that_a_token_uses_and_memory_counts_all(kind):
+    model = tiny_model(kind)
+    # An expert has three matrices of 32 x 16; a token uses 2 of the 8 in each of 2 layers.
+    assert experts.active_parameters(model) == model.num_parameters() - 2 * 6 * 3 * 32 * 16
+    assert sizing.parameters(model.config) == model.num_parameters()
+    assert experts.count(model.config) == (EXPERTS, CHOSEN)
+
+
+def test_a_trainers_memory_is_what_the_meter_finds():
+    # Peak of tests/shadow/meter.py for 4 layers of a Qwen3-30B-A3B on 4 trainers, 32,768 tokens a micro-batch: 29.46 GB
+    sizes = dict(vocab_size=151936, hidden_size=2048, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8)
+    sizes |= dict(num_hidden_layers=4, num_attention_heads=32, num_key_value_heads=4, head_dim=128)
+    config = AutoConfig.for_model("qwen3_moe", **sizes)
+    args = SimpleNamespace(token_budget=32768, activation_checkpointing=True)
+    found = sizing.trainer_bytes(args, config, sizing.parameters(config), 2, trainers=4)
+    assert found == pytest.approx(29.46e9, rel=0.02)
+
+
+def test_vllm_is_refused_with_the_reason(tmp_path, monkeypatch, capsys):
+    saved("olmoe", tmp_path)
+    monkeypatch.setattr(build.vllm_rollout, "require_vllm", lambda: None)
+    flags = [*SMALL.split()[2:], "--generator", "vllm", "--model", f"{tmp_path}/model"]
+    with pytest.raises(SystemExit):
+        build.load_prompts(read_settings(flags))
+    assert "--generator vllm with experts (olmoe)" in capsys.readouterr().err

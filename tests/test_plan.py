@@ -1,0 +1,87 @@
+"""Claims about plumbing/plan.py, train.py --plan: what a run needs, by a model and from its config alone."""
+
+import re
+
+import pytest
+from test_settings import QWEN3, QWEN3_8B
+from test_train import ROOT
+
+import train
+from plumbing import plan, sizing
+from plumbing.settings import read_settings
+
+LARGE = QWEN3_8B.to_dict() | dict(max_position_embeddings=40960, layer_types=None)
+MANY = LARGE | dict(hidden_size=5120, intermediate_size=25600, num_hidden_layers=64, num_attention_heads=64)
+# The config of each Qwen3, and peaks that tests/shadow/meter.py found, GB: of each of so many trainers, and of a
+# generator with so many slots. The factors of sizing.py were fitted on 0.6B and 8B, those of a trainer on 1.7B and 4B
+# too; 32B had no part in them.
+MODELS = {
+    "0.6B": (QWEN3.to_dict(), {1: 16.3}, {32: 63.6}),
+    "4B": (LARGE | dict(hidden_size=2560, intermediate_size=9728, tie_word_embeddings=True), {1: 83.3}, {24: 69.7}),
+    "8B": (LARGE, {2: 91.2, 4: 58.5, 16: 33.9}, {20: 68.9}),
+    "32B": (MANY, {16: 82.8}, {12: 124.6}),
+}
+
+
+def settings(*argv):
+    return read_settings(["--model", "Qwen3-8B", "--plan", *argv])
+
+
+def config(size):
+    return type(QWEN3)(**MODELS[size][0])
+
+
+@pytest.mark.parametrize("size", MODELS)
+def test_the_memory_of_a_trainer_and_a_generator_is_within_a_tenth_of_the_meters(size):
+    (_, trainers, slots), args, count = MODELS[size], settings("80xH100"), sizing.parameters(config(size))
+    fixed, slot = sizing.generator_bytes(args, config(size), count, 2)
+    found = [sizing.trainer_bytes(args, config(size), count, 2, number) for number in trainers]
+    found += [fixed + number * slot for number in slots]
+    assert [one / 1e9 for one in found] == pytest.approx([*trainers.values(), *slots.values()], rel=0.1)
+
+
+def test_the_roofline_of_an_8b_model_by_hand():
+    costs = plan.roofline(settings("8xH100"), config("8B"), 8_190_735_360, 1)
+    # 8.19e9 - 151,936 x 4,096 parameters are multiplied; 60% of 3.35e12 bytes/s, 40% of 989e12 FLOP/s.
+    assert costs.decode == pytest.approx(2 * 7.5684e9 / 2.01e12, rel=1e-3)
+    # Attention: 4 x 36 layers x 4,096 x 4,096 positions on average; forward, backward twice as much, once recomputed.
+    assert costs.token == pytest.approx(4 * (2 * 7.5684e9 + 2.4159e9) / 395.6e12, rel=1e-3)
+
+
+def planned(folder, monkeypatch, argv):
+    """Plan in a folder of models that have a config only."""
+    monkeypatch.chdir(folder)
+    for size in MODELS:
+        config(size).save_pretrained(f"Qwen3-{size}")
+    return train.main(settings(*argv.split()))
+
+
+def test_the_example_of_the_docs_is_what_is_printed(tmp_path, monkeypatch, capsys):
+    text = (ROOT / "docs" / "nodes.md").read_text()
+    argv, shown = re.search(r"\$ python train.py --plan (.+)\n((?:    .+\n)+)", text).groups()
+    assert planned(tmp_path, monkeypatch, argv) == 0
+    assert capsys.readouterr().out.split() == shown.split()
+    for name, gpu in plan.DEVICES.items():
+        assert f"| {name} | {gpu.flops / 1e12:.0f} | {gpu.bandwidth / 1e12:.2f} | {gpu.memory / 1e9:.0f} |" in text
+    assert {one.name for one in tmp_path.iterdir()} == {f"Qwen3-{size}" for size in MODELS}  # nothing else is written
+
+
+REFUSED = {
+    "8xT4": "expected NxGPU such as 8xH100, with a GPU of: A100 (80 GB), B200 (180 GB)",
+    "H100": "got H100; expected NxGPU",
+    "2xH10": "did you mean H100?",
+    "8xH100 --virtual exact": "--plan with --virtual",
+    "8xH100 --trainers 2": "Way out: --trainers 3,",
+    "3xH100": "Way out: 4 GPUs,",
+    "80xL40S --model Qwen3-32B": "each generator holds all 32.76B parameters, 65.5 GB, and 43.2 GB",
+    "80xH100 --token-budget 16384 --generator vllm --model Qwen3-32B": "--generator vllm: a GPU has 72.0 GB for it",
+    "8xH100 --slots 22": "21 would fit",
+    "8xH100 --model .": "found no config.json",
+}
+
+
+@pytest.mark.parametrize("argv", REFUSED)
+def test_what_cannot_be_planned_is_refused_in_one_line_that_says_what_would_fit(tmp_path, monkeypatch, capsys, argv):
+    with pytest.raises(SystemExit, match="2"):
+        planned(tmp_path, monkeypatch, argv)
+    assert REFUSED[argv] in capsys.readouterr().err.splitlines()[-1]

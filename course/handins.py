@@ -24,11 +24,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from course import checker
+from course.checks.catalogue import EXERCISES
 
 READ_SECONDS, READ_MEMORY = 60.0, 1 << 30  # at most, to unpack and parse one hand-in
 ENTRIES, UNPACKED = 2_000, 20_000_000  # at most: files, bytes of a hand-in, those of zips within it included
 BYTES, PROGRAM = 1 << 18, 1 << 22  # at most: one file; the syntax tree of an exercise and what it uses
 DEPTH = 5_000  # of calls while a syntax tree is turned into bytes: Python compiles trees deeper than its own default
+NOT_DONE = "not done"  # as `start` left it; with a file's name behind it: the file was not handed in
 # Folders without the student's work: originals, checks, runs.
 BESIDE = {checker.HIDDEN, "tests", "checks", "runs", "__MACOSX", "__pycache__", ".git", ".venv", "venv"}
 # What reading raises if a file is not a zip, cut short, encrypted, of an unknown compression, or made to break it.
@@ -81,27 +83,26 @@ def named(path):
     >>> named(Path("doejane_LATE_123_456_handin-1.zip"))
     Name(who='doejane', id='123', late=True, upload=456)
     """
-    match = next(filter(None, (re.fullmatch(pattern, path.name, re.DOTALL) for pattern in NAMES)), None)
-    if not match:
-        return Name(path.stem if path.suffix.lower() == ".zip" else path.name, "", False, 0)
-    found = match.groupdict()
-    return Name(found["who"], found["id"], bool(found.get("late")), int(found.get("upload") or 0))
+    for pattern in NAMES:
+        if match := re.fullmatch(pattern, path.name, re.DOTALL):
+            found = match.groupdict()
+            return Name(found["who"], found["id"], bool(found.get("late")), int(found.get("upload") or 0))
+    return Name(path.stem if path.suffix.lower() == ".zip" else path.name, "", False, 0)
 
 
 def uploads(folder, tables=()):
-    """An Upload per student from the names in `folder`, but for `tables`, the files that `grade` writes.
+    """An Upload per student from the names in `folder`, but for `tables`, the paths that `grade` writes.
 
     Of several uploads of one student the latest counts: by Canvas's number, else by the time of the last change.
     Students of the same name are told apart by their numbers.
     """
-    tables = [table.resolve() for table in tables if table]
-    paths = [path for path in sorted(folder.iterdir()) if path.name[0] != "." and path.resolve() not in tables]
     students = {}
-    for path in paths:
-        students.setdefault(named(path)[:2], []).append(path)
+    for path in sorted(folder.iterdir()):
+        if path.name[0] != "." and path not in tables:
+            students.setdefault(named(path)[:2], []).append(path)
     called = [shown(who) for who, _ in students]
     names = [f"{name} ({number})" if called.count(name) > 1 else name for name, (_, number) in zip(called, students)]
-    return [upload(name, found) for name, found in zip(distinct(names), students.values())]
+    return [upload(name, paths) for name, paths in zip(distinct(names), students.values())]
 
 
 def upload(student, paths):
@@ -118,13 +119,14 @@ def distinct(names):
     >>> distinct(["Ada", "ada", "Eve"])
     ['Ada', 'ada (2)', 'Eve']
     """
-    found = []
-    seen = set()
+    found = {}
     for name in names:
-        tried = (name if n == 1 else f"{name} ({n})" for n in range(1, len(names) + 2))
-        found.append(next(one for one in tried if one.casefold() not in seen))
-        seen.add(found[-1].casefold())
-    return found
+        tried, number = name, 1
+        while tried.casefold() in found:
+            number += 1
+            tried = f"{name} ({number})"
+        found[tried.casefold()] = tried
+    return [*found.values()]
 
 
 def file_names(students):
@@ -140,90 +142,79 @@ def file_names(students):
 # --- What it holds: in a process of its own --------------------------------------------------------------------------
 
 
-class Allowance:
-    """Counts what is unpacked. Raises ValueError beyond ENTRIES files or UNPACKED bytes."""
+def files_in(source):
+    """Yield (name, () -> open file) of the files in a folder or zip; links are not followed."""
+    if not isinstance(source, Path) or source.is_file():
+        archive = zipfile.ZipFile(source)
+        for info in archive.infolist():
+            yield info.filename.replace("\\", "/"), partial(archive.open, info)
+        return
+    for place, folders, names in os.walk(source):
+        folders[:] = [name for name in folders if name not in BESIDE or name == checker.HIDDEN]
+        for path in (Path(place, name) for name in names):
+            if path.is_file() and not path.is_symlink():
+                yield path.relative_to(source).as_posix(), partial(path.open, "rb")
+
+
+def steepness(member):
+    """How many folders deep a member lies, then its name."""
+    return member[0].count("/"), member[0]
+
+
+class Reader:
+    """Unpacks one hand-in. Raises ValueError beyond ENTRIES files or UNPACKED bytes."""
 
     def __init__(self):
         self.entries, self.left = ENTRIES, UNPACKED
 
-    def count(self, found):
-        """The list of members, which count as entries."""
-        self.entries -= len(found)
-        if self.entries < 0:
-            raise ValueError(f"more than {ENTRIES} files")
-        return found
+    def members(self, source, depth=2):
+        """[(name, () -> open file)] of the files in a folder or zip and in the zips within it. Raises UNREADABLE.
+
+        Files that a student's folder holds besides the student's work, such as the originals, are left out. If there is
+        a handin.zip, only its files count (of several, the one in the fewest folders).
+        depth: how many levels of zips within zips are opened
+        """
+        found = []
+        for member in files_in(source):
+            if not BESIDE & {*member[0].split("/")} or f"/{member[0]}".endswith(f"/{checker.HIDDEN}/commit"):
+                found.append(member)
+                self.entries -= 1
+            if self.entries < 0:
+                raise ValueError(f"more than {ENTRIES} files")
+        packed = sorted((one for one in found if f"/{one[0]}".endswith("/handin.zip")), key=steepness)
+        everything = []
+        for name, opened in packed[:1] or found:
+            if depth and name.lower().endswith(".zip"):
+                inner = self.members(io.BytesIO(self.read(opened, UNPACKED)), depth - 1)
+                everything += [(f"{name}/{within}", file) for within, file in inner]
+            else:
+                everything.append((name, opened))
+        return everything
 
     def read(self, opened, most):
         """The first `most` bytes of a member and one more if there are more."""
         with opened() as file:
             data = file.read(min(most, self.left) + 1)
-        if len(data) > self.left:
-            raise ValueError(f"more than {UNPACKED} bytes unpacked")
         self.left -= len(data)
+        if self.left < 0:
+            raise ValueError(f"more than {UNPACKED} bytes unpacked")
         return data
-
-
-def members(source, allowance, depth=2):
-    """[(name, () -> open file)] of the files in a folder or zip and in the zips within it. Raises UNREADABLE.
-
-    Files that a student's folder holds besides the student's work, such as the originals, are left out. If there is a
-    handin.zip, only its files count (of several, the one in the fewest folders).
-    depth: how many levels of zips within zips are opened
-    """
-    found = allowance.count(in_folder(source) if isinstance(source, Path) and source.is_dir() else in_zip(source))
-    packed = sorted((one for one in found if f"/{one[0]}".endswith("/handin.zip")), key=steepness)
-    everything = []
-    for name, opened in packed[:1] or found:
-        if depth and name.lower().endswith(".zip"):
-            inner = io.BytesIO(allowance.read(opened, UNPACKED))
-            everything += [(f"{name}/{within}", file) for within, file in members(inner, allowance, depth - 1)]
-        else:
-            everything.append((name, opened))
-    return everything
-
-
-def in_folder(folder):
-    """(name, () -> open file) of the files in a folder; links are not followed."""
-    found = []
-    for place, folders, files in os.walk(folder):
-        names = [Path(place, name) for name in files]
-        files = [path for path in names if path.is_file() and not path.is_symlink()]
-        found += [(path.relative_to(folder).as_posix(), partial(path.open, "rb")) for path in files]
-        folders[:] = [name for name in folders if name not in BESIDE or name == checker.HIDDEN]
-        if len(found) > ENTRIES:
-            break
-    return sorted(one for one in found if relevant(one[0]))
-
-
-def in_zip(source):
-    archive = zipfile.ZipFile(source)
-    found = [(info.filename.replace("\\", "/"), partial(archive.open, info)) for info in archive.infolist()]
-    return [one for one in found if relevant(one[0])]
-
-
-def relevant(name):
-    """Whether a file of this name may be the student's work, or says what the course was started from."""
-    return not BESIDE & {*name.split("/")} or f"/{name}".endswith(f"/{checker.HIDDEN}/commit")
-
-
-def steepness(member):
-    """How many folders deep a member lies."""
-    return member[0].count("/")
 
 
 def unpacked(path, files):
     """({file: its bytes}, warnings): of each of `files` the copy in the fewest folders."""
     found = {}
     warnings = []
-    allowance = Allowance()
+    reader = Reader()
     try:
-        inside = sorted(members(path, allowance), key=steepness)
+        inside = sorted(reader.members(path), key=steepness)
         for known in files:
             places = [opened for name, opened in inside if f"/{name}".endswith(f"/{known}")]
             if places:
-                data = allowance.read(places[0], BYTES)
-                found[known] = data if len(data) <= BYTES else b""
-                warnings += [f"{known} is larger than {BYTES} bytes"] if len(data) > BYTES else []
+                found[known] = reader.read(places[0], BYTES)
+            if len(found.get(known, b"")) > BYTES:
+                found[known] = b""
+                warnings.append(f"{known} is larger than {BYTES} bytes")
             if len(places) > 1 and known != "commit":
                 warnings.append(f"{known} occurs {len(places)} times: the one in the fewest folders counts")
     except UNREADABLE as error:
@@ -231,47 +222,54 @@ def unpacked(path, files):
     return found, warnings
 
 
-def read(path, chosen, originals, commit, exercises):
+def read(path, chosen, commit):
     """A hand-in as JSON: what the sandbox can run of each of the `chosen` exercises, or why nothing; what is odd is a
     warning.
 
-    commit     of the project; a hand-in that was started from another one gets a warning
-    exercises  all of the course
+    commit  of the project; a hand-in that was started from another one gets a warning
     Returns {"warnings": [text], "files": [name], "programs": {exercise: base64}, "problems": {exercise: text},
     "shapes": {exercise: hash}}: a program is a pickled list of syntax trees, and equal code has equal shapes.
     """
     sys.setrecursionlimit(DEPTH)
-    result: dict[str, Any] = {"warnings": [], "files": [], "programs": {}, "problems": {}, "shapes": {}}
-    if not (path.is_dir() or path.is_file() and path.suffix.lower() == ".zip"):
-        said = shown(f"{path.name}: neither a folder nor a .zip")
-        return result | {"warnings": [said], "problems": {x.name: f"{x.file} is missing" for x in chosen}}
-    found, warnings = unpacked(path, [*sorted({x.file for x in exercises}), "commit"])
-    theirs = found.pop("commit", b"").decode(errors="replace").strip()[:40]
-    if not found:
-        warnings.append("no file of the course found")
-    elif theirs != commit:
-        warnings.append(f"started from another commit: {theirs or 'unknown'} instead of {commit}")
-    result |= {"warnings": [shown(text) for text in warnings], "files": [*found]}
+    found = {}
+    if path.is_symlink():
+        warnings = [f"{path.name}: a link, which is not followed; hand in the folder or .zip itself"]
+    elif not (path.is_dir() or path.is_file() and path.suffix.lower() == ".zip"):
+        warnings = [f"{path.name}: neither a folder nor a .zip"]
+    else:
+        found, warnings = unpacked(path, [*sorted({x.file for x in EXERCISES}), "commit"])
+        theirs = found.pop("commit", b"").decode(errors="replace").strip()[:40] or "unknown"
+        if not found:
+            warnings.append("no file of the course found")
+        elif theirs != commit:
+            warnings.append(f"started from another commit: {theirs} instead of {commit}")
+    missing = sorted({x.file for x in chosen} - found.keys())
+    if found and missing:
+        warnings.append(f"not handed in: {', '.join(missing)}")
+    result: dict[str, Any] = {
+        "warnings": [*map(shown, warnings)],
+        "files": [*found],
+        "programs": {},
+        "problems": {},
+        "shapes": {},
+    }
     for exercise in chosen:
         try:
-            program, shape = prepared(exercise, found, originals, exercises)
-            result["programs"][exercise.name] = program
-            result["shapes"][exercise.name] = shape
+            result["programs"][exercise.name], result["shapes"][exercise.name] = prepared(exercise, found)
         except (checker.Broken, RecursionError, MemoryError) as error:
             result["problems"][exercise.name] = shown(str(error) or type(error).__name__)[:300]
     return result
 
 
-def prepared(exercise, found, originals, exercises):
+def prepared(exercise, found):
     """(program, shape) of an exercise of a hand-in, {file: bytes}. Raises checker.Broken if nothing can be run."""
     if exercise.file not in found:
-        raise checker.Broken(f"{exercise.file} is missing")
+        raise checker.Broken(f"{NOT_DONE}: {exercise.file} is missing")
     student = checker.parsed(checker.decoded(found[exercise.file], exercise.file), exercise.file)
-    original = checker.Source.read(checker.original_file(originals, exercise.file))
+    original = checker.original_of(exercise)
     if not checker.touched(exercise, student, original):
-        raise checker.Broken("not done")
-    parts = checker.pieces(exercise, student, original, exercises)
-    program = pickle.dumps([node for _, node in parts])
+        raise checker.Broken(NOT_DONE)
+    program = pickle.dumps([node for _, node in checker.pieces(exercise, student, original)])
     if len(program) > PROGRAM:
         raise checker.Broken(f"{exercise.where} and what it uses are too large")
     return base64.b64encode(program).decode(), hashed(student.shape(exercise.target))

@@ -17,32 +17,28 @@ MISTAKE = "This is what you get when you (.*)"
 
 
 def scores(one, exercise):
-    """The points of an exercise's claims."""
+    """{claim: its points}"""
+    names = [claim.says.split(":")[0] for claim in exercise.claims]
     wrong = one.wrong[exercise.name]
-    return [0.0 if problem else exercise.points / len(wrong) for problem in wrong]
+    return {name: 0.0 if text else exercise.points / len(wrong) for name, text in zip(names, wrong)}
 
 
-def says(claim):
-    """The name of a claim."""
-    return claim.says.split(":")[0]
+def points(one, exercise):
+    return round(sum(scores(one, exercise).values()), 4)
 
 
 def row(one, exercises, flagged):
     """A line of the table: points by exercise, then by claim, named mistakes, equal code, warnings, lateness."""
-    points = {x.name: round(sum(scores(one, x)), 4) for x in exercises}
-    by_claim = {
-        f"{x.name}: {says(claim)}": round(score, 4) for x in exercises for claim, score in zip(x.claims, scores(one, x))
-    }
-    named = [
-        f"{x.name}: {text}" for x in exercises for wrong in one.wrong[x.name] for text in re.findall(MISTAKE, wrong)
-    ]
+    found = {x.name: points(one, x) for x in exercises}
+    by_claim = {f"{x.name}: {name}": round(n, 4) for x in exercises for name, n in scores(one, x).items()}
+    named = [f"{x.name}: {text}" for x in exercises for text in re.findall(MISTAKE, "\n".join(one.wrong[x.name]))]
     texts = {
         "mistakes": "; ".join(dict.fromkeys(named)),
         "equal code": "; ".join(flagged),
         "late": "late" * one.late,
         "warnings": handins.shown("; ".join(one.warnings)),
     }
-    return {"student": one.student, "points": round(sum(points.values()), 4)} | points | by_claim | texts
+    return {"student": one.student, "points": round(sum(found.values()), 4)} | found | by_claim | texts
 
 
 def line(row, most):
@@ -62,12 +58,18 @@ def table(rows):
     return file.getvalue()
 
 
+def told(one, exercise):
+    """For each claim of an exercise one text: what is wrong, or that it holds."""
+    texts = zip(scores(one, exercise), one.wrong[exercise.name])
+    return [text or f"{name}: holds on hidden inputs" for name, text in texts]
+
+
 def gradescope(one, exercises):
     """The student's JSON, in the form of Gradescope's autograder."""
     tests = [
         {
             "name": exercise.name,
-            "score": round(sum(scores(one, exercise)), 4),
+            "score": points(one, exercise),
             "max_score": exercise.points,
             "output": "\n".join(told(one, exercise)),
             "visibility": "visible",
@@ -77,49 +79,38 @@ def gradescope(one, exercises):
     return {"tests": tests, "output": "\n".join(one.warnings)}
 
 
-def told(one, exercise):
-    """For each claim of an exercise one text: what is wrong, or that it holds."""
-    held = [f"{says(claim)}: holds on hidden inputs" for claim in exercise.claims]
-    return [problem or text for problem, text in zip(one.wrong[exercise.name], held)]
-
-
 def feedback(one, exercises):
     """A page for the student, Markdown: what was solved, what not, and the mistakes that were recognised."""
     done = [x.name for x in exercises if not any(one.wrong[x.name])]
-    untouched = [x.name for x in exercises if {*one.wrong[x.name]} == {"not done"}]
-    points = sum(sum(scores(one, x)) for x in exercises)
-    most = sum(x.points for x in exercises)
-    lines = [f"# {one.student}: {points:g} of {most:g} points", ""]
-    lines += [f"- {handins.shown(text)}" for text in ["handed in late"] * one.late + one.warnings]
-    lines += [""] * (len(lines) > 2) + [
-        f"**Solved** ({len(done)} of {len(exercises)}): {', '.join(done) or 'none'}",
-        "",
+    untouched = [x.name for x in exercises if one.wrong[x.name][0].startswith(handins.NOT_DONE)]
+    lines = [
+        f"# {one.student}: {sum(points(one, x) for x in exercises):g} of {sum(x.points for x in exercises):g} points"
     ]
+    lines += ["", *(f"- {handins.shown(text)}" for text in ["handed in late"] * one.late + one.warnings)]
+    lines += ["", f"**Solved** ({len(done)} of {len(exercises)}): {', '.join(done) or 'none'}", ""]
     lines += [f"**Not begun**: {', '.join(untouched)}", ""] if untouched else []
-    for exercise in exercises:
-        if exercise.name not in done + untouched:
-            lines += [f"## {exercise.name}: {sum(scores(one, exercise)):g} of {exercise.points:g}", ""]
-            lines += [exercise.teaches, ""]
-            for text in dict.fromkeys(told(one, exercise)):
-                lines += [f"    {handins.shown(part)}" for part in text.split("\n")] + [""]
+    for x in exercises:
+        if x.name not in done + untouched:
+            lines += [f"## {x.name}: {points(one, x):g} of {x.points:g}", "", x.teaches, ""]
+            for text in dict.fromkeys(told(one, x)):
+                lines += [*(f"    {handins.shown(part)}" for part in text.split("\n")), ""]
     return "\n".join(lines)
 
 
 def write(args, results, rows, exercises):
     """Write the CSV, the JSON and the Markdown files that the flags ask for."""
-    if args.csv and rows:
+    if args.csv:
         whole(args.csv, table(rows))
     for one, name in zip(results, handins.file_names([one.student for one in results])):
         if args.json:
-            args.json.mkdir(parents=True, exist_ok=True)
             whole(args.json / f"{name}.json", json.dumps(gradescope(one, exercises), indent=1))
         if args.feedback:
-            args.feedback.mkdir(parents=True, exist_ok=True)
             whole(args.feedback / f"{name}.md", feedback(one, exercises))
 
 
 def whole(path, text):
     """Write a file so that there is never a part of it: it appears under its name when all is written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     part.write_bytes(text.encode())
     os.replace(part, path)

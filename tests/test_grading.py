@@ -8,32 +8,34 @@ import os
 import pickle
 import shutil
 import socket
-import tempfile
+import subprocess
+import sys
 import zipfile
 from argparse import Namespace
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-import exercises
-from benchmarks import hostile
-from course import checker, grading, handins, report
+from course import checker, commands, grading, handins, report
 from course.checks.catalogue import EXERCISES
+from lab import hostile
 from verify import sandbox
 
-ROOT = Path(checker.__file__).parent.parent
-GRADED = [exercise for exercise in EXERCISES if exercise.graded]
-FILES = sorted({exercise.file for exercise in GRADED})
+ROOT = checker.ROOT
+GRADED = {exercise.name: exercise for exercise in EXERCISES if exercise.graded}
+FILES = sorted({exercise.file for exercise in GRADED.values()})
+posed = cache(lambda name: grading.posed(GRADED[name], 7))
 
 
 def solutions():
-    return {file: checker.original_file(ROOT, file).read_text() for file in FILES}
+    return {file: checker.original_file(file).read_text() for file in FILES}
 
 
 def replaced(files, name, body):
     """The files with this body in place of an exercise's; `right(...)` in it is the original."""
-    [exercise] = [x for x in EXERCISES if x.name == name]
-    before, definition, after = checker.split(files[exercise.file], exercise)
+    exercise = GRADED[name]
+    before, definition, after = checker.Source(files[exercise.file], exercise.file).split(exercise.target)
     function = exercise.target.rpartition(".")[2]
     inner = definition.replace(f"def {function}(", "def right(", 1)
     lines = [*inner.splitlines(), *body.splitlines()]
@@ -41,31 +43,14 @@ def replaced(files, name, body):
     return files | {exercise.file: before + text + after}
 
 
-def claims(names, seed=7, drawn={}):  # noqa: B006  hidden claims are drawn once for all tests
-    """{exercise: its hidden claims}."""
-    new = [x for x in GRADED if x.name in names and (x.name, seed) not in drawn]
-    drawn |= {(x.name, seed): grading.hidden(x, seed, ROOT, EXERCISES) for x in new}
-    return {name: drawn[name, seed] for name in names}
-
-
-def graded(files, names=None):
-    """The Graded of a hand-in with these files, {name: text or bytes}."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in files.items():
-            path = Path(folder) / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return supervised(Path(folder), names or [x.name for x in GRADED])
-
-
-def supervised(path, names):
-    """The Graded of the hand-in at this path."""
-    return grading.supervised(handins.Upload("Ada", path, False, []), claims(names), ROOT, EXERCISES, True, "unknown")
-
-
-def points(files, names=None):
-    """{exercise: what is wrong with each claim} of a hand-in with these files."""
-    return graded(files, names).wrong
+def graded(folder, files, names=tuple(GRADED)):
+    """The Graded of a hand-in with these files, {name: text or bytes}, written to a folder."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    upload = handins.Upload("Ada", folder, False, [])
+    return grading.supervised(upload, {name: posed(name) for name in names}, True, "unknown")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,35 +60,28 @@ def needs_namespaces():
         pytest.skip("without namespaces a hand-in sees the solutions")
 
 
-def test_the_originals_get_every_point_on_hidden_inputs():
+def test_the_originals_get_every_point_on_hidden_inputs(tmp_path):
     # Predictions are handed in as numbers: the originals compute them from project files, which no sandbox shows.
-    predicted = {
-        x.name: checker.build(x, checker.pieces(x, source, source, EXERCISES))
-        for x in GRADED
-        if x.kind == "predict"
-        for source in [checker.Source.read(checker.original_file(ROOT, x.file))]
-    }
     files = solutions()
-    for x in GRADED:
-        if x.kind == "predict":
-            files = replaced(files, x.name, f"return {predicted[x.name]()!r}")
-    assert {name: wrong for name, wrong in points(files).items() if any(wrong)} == {}
+    for name, exercise in GRADED.items():
+        if exercise.kind == "predict":
+            files = replaced(files, name, f"return {checker.solution(exercise)()!r}")
+    assert {name: wrong for name, wrong in graded(tmp_path, files).wrong.items() if any(wrong)} == {}
 
 
-def test_mistakes_are_named_on_hidden_inputs_and_what_is_not_done_is_not_run():
+def test_mistakes_are_named_on_hidden_inputs_and_what_is_not_done_is_not_run(tmp_path):
     files = replaced(solutions(), "ratio", "return right(args[1], args[0], args[2])")  # inverted
     files = replaced(files, "penalty", "return -right(*args, **kwargs)")
     files = replaced(files, "requests", "return right(*args, **kwargs) + 1")
-    files["precision.py"] = checker.taken(files["precision.py"], next(x for x in GRADED if x.name == "head"))
+    files["precision.py"] = checker.taken(files["precision.py"], GRADED["head"])
     del files["data.py"]
-    found = points(files, ["ratio", "penalty", "requests", "head", "retired", "cispo"])
-    assert "This is what you get when you divide pi_gen by pi_train" in found["ratio"][0]
-    assert "This is what you get when you turn the sign round" in found["penalty"][0]
-    assert "This is what" not in found["requests"][0] and found["requests"][0].startswith(
-        "requests: pipeline, then ppo"
-    )
-    assert found["head"] == ["not done"] and found["retired"] == ["data.py is missing"]
-    assert found["cispo"] == ["", ""]  # cispo uses ratio, which is another exercise: the original is used
+    found = graded(tmp_path, files, ["ratio", "penalty", "requests", "head", "retired", "cispo"])
+    assert "This is what you get when you divide pi_gen by pi_train" in found.wrong["ratio"][0]
+    assert "This is what you get when you turn the sign round" in found.wrong["penalty"][0]
+    assert "This is what" not in found.wrong["requests"][0]
+    assert found.wrong["head"] == ["not done"] and found.wrong["retired"] == ["not done: data.py is missing"]
+    assert found.wrong["cispo"] == ["", ""]  # cispo uses ratio, which is another exercise: the original is used
+    assert found.warnings[-1] == "not handed in: data.py"
 
 
 HOSTILE = {  # exercise -> body that may get no point; the exercises in CLEAN, which run between these, must get theirs
@@ -156,10 +134,11 @@ return right(*args)"""
 
 
 @pytest.mark.processes
-def test_what_misbehaves_loses_its_own_points_only(monkeypatch):
+def test_what_misbehaves_loses_its_own_points_only(monkeypatch, tmp_path):
     monkeypatch.setitem(grading.LIMITS, "CPU", 30)  # the search of the whole disk (penalty) has to finish
     monkeypatch.setattr(grading, "SECONDS", 120.0)
     monkeypatch.setattr(grading, "EACH", 90.0)
+    monkeypatch.setattr(grading, "RUN_SECONDS", 300.0)
     files = solutions()
     with socket.create_server(("127.0.0.1", 0)) as server:
         for name, body in (HOSTILE | CLEAN).items():
@@ -167,7 +146,7 @@ def test_what_misbehaves_loses_its_own_points_only(monkeypatch):
                 files["data.py"] = body
             else:
                 files = replaced(files, name, body.replace("PORT", str(server.getsockname()[1])))
-        found = points(files, [*HOSTILE, *CLEAN, "sample", "head"])
+        found = graded(tmp_path, files, [*HOSTILE, *CLEAN, "sample", "head"]).wrong
     passed = {name for name, wrong in found.items() if not any(wrong)}
     assert passed == {*CLEAN, "sample", "head"}
     assert all(all(wrong) for name, wrong in found.items() if name in HOSTILE)
@@ -175,14 +154,15 @@ def test_what_misbehaves_loses_its_own_points_only(monkeypatch):
 
 
 @pytest.mark.processes
-def test_endless_loops_and_fork_bombs_are_killed_and_cost_nobody_else(monkeypatch):
+def test_endless_loops_and_fork_bombs_are_killed_and_cost_nobody_else(monkeypatch, tmp_path):
     monkeypatch.setitem(grading.LIMITS, "CPU", 1)
     files = replaced(solutions(), "ratio", "while True:\n    pass")
     files = replaced(files, "sample", "import os\nwhile True:\n    os.fork()")
     files = replaced(files, "gspo", "import torch\nreturn right(*args, **kwargs) + torch.ones(1 << 30).sum() * 0")
-    found = points(files, ["ratio", "sample", "gspo", "head"])
-    assert found["ratio"] == found["gspo"] == ["no answer, killed: time or memory"]
-    assert found["sample"][0].startswith("no answer") and found["head"] == [""]  # the limit on processes
+    found = graded(tmp_path, files, ["ratio", "sample", "gspo", "head"])
+    assert found.wrong["ratio"] == found.wrong["gspo"] == ["no answer, killed: time or memory"]
+    assert found.wrong["sample"][0].startswith("no answer") and found.wrong["head"] == [""]  # the limit on processes
+    assert any(text.startswith("no answer, killed: time or memory (ratio") for text in found.warnings)
 
 
 def test_nothing_of_the_project_is_seen_where_torch_is_installed_beside_it(tmp_path, monkeypatch):
@@ -190,17 +170,10 @@ def test_nothing_of_the_project_is_seen_where_torch_is_installed_beside_it(tmp_p
     import scipy
     import torch
 
-    for name in (
-        "torch/__init__.py",
-        "numpy/__init__.py",
-        "scipy/__init__.py",
-        "scalerl-0.1.0.dist-info/RECORD",
-        "__editable___scalerl_finder.py",
-        "six.py",
-    ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in ("six.py", "scalerl-0.1.0.dist-info", "__editable___scalerl_finder.py", "scalerl.pth"):
         (tmp_path / name).touch()
     for module in (torch, numpy, scipy):
+        (tmp_path / module.__name__).mkdir()
         monkeypatch.setattr(module, "__file__", str(tmp_path / module.__name__ / "__init__.py"))
     assert sorted(grading.packages().values()) == [f"/packages/{x}" for x in ("numpy", "scipy", "six.py", "torch")]
 
@@ -210,15 +183,17 @@ def bodies(node):
     return {checker.shape(part) for part in ast.walk(node) if isinstance(part, ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("exercise", [x for x in GRADED if x.kind == "write"], ids=lambda exercise: exercise.name)
+@pytest.mark.parametrize(
+    "exercise", [x for x in GRADED.values() if x.kind == "write"], ids=lambda exercise: exercise.name
+)
 def test_the_original_of_what_is_graded_is_nowhere_in_the_sandbox(exercise):
-    source = checker.Source.read(checker.original_file(ROOT, exercise.file))
+    source = checker.original_of(exercise)
     everything = ", ".join(name for name in source.names if "." not in name)
     text = checker.taken("".join(source.lines), exercise)
     text = text.replace(
         f'NotImplementedError("{exercise.name} is', f'NotImplementedError({everything}, "{exercise.name} is'
     )
-    program, _ = handins.prepared(exercise, {exercise.file: text.encode()}, ROOT, EXERCISES)
+    program, _ = handins.prepared(exercise, {exercise.file: text.encode()})
     nodes = pickle.loads(base64.b64decode(program))
     [original] = source.nodes(exercise.target)
     assert len(nodes) > 5  # it did bring what it names
@@ -240,34 +215,32 @@ LAYOUTS = {  # exercise -> what an editor, or a student, may do to a function th
 }
 
 
-def test_what_is_solved_locally_is_solved_when_graded_whatever_the_layout():
+def test_what_is_solved_locally_is_solved_when_graded_whatever_the_layout(tmp_path):
     files = solutions()
     for name, change in LAYOUTS.items():
-        [exercise] = [x for x in GRADED if x.name == name]
+        exercise = GRADED[name]
         assert (changed := change(files[exercise.file])) != files[exercise.file]
         files[exercise.file] = changed
         student = checker.parsed(checker.decoded(changed.encode(), exercise.file), f"mine/{exercise.file}")
-        original = checker.Source.read(checker.original_file(ROOT, exercise.file))
-        local = checker.vectors(exercise, student, original, EXERCISES)
+        local = checker.vectors(exercise, student, checker.original_of(exercise))
         assert checker.judged(exercise, local, [None] * len(local)) == []
-    found = points(files, [*LAYOUTS, "mismatch", "penalty"])
+    found = graded(tmp_path, files, [*LAYOUTS, "mismatch", "penalty"]).wrong
     assert {name: wrong for name, wrong in found.items() if any(wrong)} == {}
 
 
-def test_a_difference_between_the_courses_own_inputs_and_hidden_ones_is_a_warning():
-    files = replaced(
-        solutions(), "ratio", "import torch\nreturn torch.tensor([[2.0, 8.0, 1.0, 1.0], [0.5, 8.0, 1.0, 1.0]])"
-    )
+def test_a_difference_between_the_courses_own_inputs_and_hidden_ones_is_a_warning(tmp_path):
+    files = solutions()
+    own = "import torch\nreturn torch.tensor([[2.0, 8.0, 1.0, 1.0], [0.5, 8.0, 1.0, 1.0]])"
+    files = replaced(files, "ratio", own)
     files = replaced(files, "sigmoid", "from loss import cispo\nreturn right(*args, **kwargs)")
-    found = graded(files, ["ratio", "sigmoid"])
+    files = replaced(files, "head", "import torch\nreturn torch.jit.script(right)(*args, **kwargs)")
+    found = graded(tmp_path, files, ["ratio", "sigmoid", "head"])
     assert all(map(any, found.wrong.values()))
-    assert found.warnings[-2:] == [
-        "right on the course's own inputs, wrong on hidden ones (ratio)", "no answer: raised ImportError (sigmoid)",
-    ]  # fmt: skip
-    [sigmoid] = [x for x in GRADED if x.name == "sigmoid"]
-    original = checker.Source.read(ROOT / "fit.py")
-    local = checker.vectors(sigmoid, checker.Source(files["fit.py"], "fit.py"), original, EXERCISES)
-    assert "loss belongs to the project, of which nothing can be imported here or in grading" in local[0]
+    assert found.warnings[-3:] == [
+        "no answer: raised ImportError (sigmoid)",
+        "right on the course's own inputs, wrong on hidden ones (ratio)",
+        "head_logits uses torch.jit, which needs a source file; a check has none: leave it out (head)",
+    ]
 
 
 # --- Hand-ins, tables ------------------------------------------------------------------------------------------------
@@ -275,7 +248,7 @@ def test_a_difference_between_the_courses_own_inputs_and_hidden_ones_is_a_warnin
 
 def read(path, names=("ratio", "clock")):
     """What handins.read finds of these exercises."""
-    return handins.read(path, [x for x in GRADED if x.name in names], ROOT, "abc", EXERCISES)
+    return handins.read(path, [GRADED[name] for name in names], "abc")
 
 
 def test_hand_ins_are_found_as_moodle_and_canvas_name_them(tmp_path):
@@ -291,20 +264,22 @@ def test_hand_ins_are_found_as_moodle_and_canvas_name_them(tmp_path):
     (tmp_path / "curie_1_2_handin.zip").write_bytes(b"no zip")
     for name in ("noether_3_4_loss.py", "grades.csv", ".DS_Store"):
         (tmp_path / name).touch()
+    (tmp_path / "zoe_7_8_handin.zip").symlink_to(tmp_path / "bohrniels_LATE_55_66_handin-1.zip")
     uploads = {one.student: one for one in handins.uploads(tmp_path, [tmp_path / "grades.csv", None])}
     assert [(name, one.late) for name, one in uploads.items()] == [
-        ("Ada Lovelace", False), ("bohrniels", True), ("curie", False), ("noether", False),
+        ("Ada Lovelace", False), ("bohrniels", True), ("curie", False), ("noether", False), ("zoe", False),
     ]  # fmt: skip
     found = {student: read(one.path) for student, one in uploads.items()}
-    assert {student: [*one["programs"]] for student, one in found.items()} == {
+    assert {student: [*one["programs"]] for student, one in found.items() if one["programs"]} == {
         "Ada Lovelace": ["ratio"],
         "bohrniels": ["clock"],
-        "curie": [],
-        "noether": [],
     }
     assert found["noether"]["warnings"] == ["noether_3_4_loss.py: neither a folder nor a .zip"]
-    assert found["Ada Lovelace"]["warnings"] == []
+    assert found["Ada Lovelace"]["warnings"] == ["not handed in: plumbing/run_log.py"]
     assert found["bohrniels"]["warnings"] == ["started from another commit: other instead of abc"]
+    assert found["zoe"]["warnings"] == [
+        "zoe_7_8_handin.zip: a link, which is not followed; hand in the folder or .zip itself"
+    ]
     unread, nothing = found["curie"]["warnings"]
     assert "not a zip file" in unread and nothing == "no file of the course found"
 
@@ -326,7 +301,7 @@ def test_of_several_uploads_of_a_student_the_latest_counts_and_students_of_one_n
     assert ada.path.name == "ada" and ada.warnings == ["2 uploads, the latest counts: ada; not: ada.zip"]
 
 
-WARNED = {  # uploads of benchmarks/hostile.py, which grades them all: what the warning says
+WARNED = {  # uploads of lab/hostile.py, which grades them all: what the warning says
     "chain of targets": "no longer defines importance_ratio", "minus signs": "Python cannot read it",
     "plus signs": "Python cannot read it", "broken lzma": "cannot be read: LZMAError", "encrypted": "cannot be read",
     "names of no encoding": "cannot be read: UnicodeDecodeError", "many entries": "more than 2000 files",
@@ -336,7 +311,7 @@ WARNED = {  # uploads of benchmarks/hostile.py, which grades them all: what the 
 
 
 @pytest.mark.processes
-def test_whatever_a_hand_in_does_is_a_row_with_a_warning_and_all_others_are_graded(tmp_path, capsys):
+def test_whatever_a_hand_in_does_is_a_row_with_a_warning_and_all_others_are_graded_from_any_folder(tmp_path):
     folder = tmp_path / "submissions"
     folder.mkdir()
     for name, data in hostile.archives().items():
@@ -344,14 +319,29 @@ def test_whatever_a_hand_in_does_is_a_row_with_a_warning_and_all_others_are_grad
             (folder / f"{name}.zip").write_bytes(data)
     os.mkfifo(folder / "pipe.zip")
     (folder / "ada.zip").write_bytes(hostile.zipped({"loss.py": solutions()["loss.py"]}))
-    argv = [str(folder), "--only", "ratio", "cispo", "--csv", str(tmp_path / "grades.csv")]
-    grading.grade(grading.flags([*argv, "--feedback", str(tmp_path / "feedback")]), EXERCISES, ROOT)
+    (folder / "link").symlink_to(folder / "ada.zip")
+    argv = "grade submissions --only ratio cispo --csv grades.csv --json json --feedback a/back".split()
+    program = [sys.executable, str(ROOT / "exercises.py"), *argv]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
     rows = {row["student"]: row for row in csv.DictReader((tmp_path / "grades.csv").open(encoding="utf-8", newline=""))}
-    expected = {handins.shown(name): text for name, text in WARNED.items()} | {"pipe": "neither a folder nor a .zip"}
+    expected = {handins.shown(name): text for name, text in WARNED.items()}
+    expected |= {"pipe": "neither a folder nor a .zip", "link": "a link, which is not followed"}
     assert {name: float(row["points"]) for name, row in rows.items()} == dict.fromkeys(expected, 0) | {"ada": 2}
     for name, text in expected.items():
         assert text in rows[name]["warnings"], name
-    assert "\x1b" not in capsys.readouterr().out and len([*(tmp_path / "feedback").iterdir()]) == len(rows)
+    assert "\x1b" not in done.stdout
+    assert len([*(tmp_path / "a" / "back").iterdir()]) == len([*(tmp_path / "json").iterdir()]) == len(rows)
+
+
+@pytest.mark.parametrize(
+    "files, said", [({}, "is empty"), ({"grades.txt": "x", "ada/notes.txt": "x"}, "holds a file of the course")]
+)
+def test_where_no_hand_in_is_found_grading_fails(files, said, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(SystemExit, match=said):
+        grading.grade(grading.flags([str(tmp_path), "--only", "ratio"]))
 
 
 def test_reading_a_hand_in_is_stopped_at_its_limits():
@@ -364,12 +354,10 @@ def test_reading_a_hand_in_is_stopped_at_its_limits():
 @pytest.mark.parametrize("zipped", [False, True], ids=["folder", "zip"])
 def test_of_a_whole_student_folder_only_the_students_own_work_counts(zipped, tmp_path):
     started = tmp_path / "class"
-    exercises.start(started)
+    commands.start(started)
     (started / "runs").mkdir()
     (started / "runs" / "loss.py").write_text((ROOT / "loss.py").read_text())
     files = {file: (started / file).read_text() for file in FILES}
-    [ratio] = [x for x in GRADED if x.name == "ratio"]
-    solved = checker.restored(files["loss.py"], (ROOT / "loss.py").read_text(), ratio)
 
     def handed_in():
         path = Path(shutil.make_archive(tmp_path / "all", "zip", tmp_path, "class")) if zipped else started
@@ -378,6 +366,7 @@ def test_of_a_whole_student_folder_only_the_students_own_work_counts(zipped, tmp
         return {name: data.decode() for name, data in found.items()}, warnings
 
     assert handed_in() == (files, [])
+    solved = checker.restored(files["loss.py"], (ROOT / "loss.py").read_text(), GRADED["ratio"])
     (started / "loss.py").write_text(solved)
     (started / "old").mkdir()
     (started / "old" / "loss.py").touch()
@@ -386,14 +375,12 @@ def test_of_a_whole_student_folder_only_the_students_own_work_counts(zipped, tmp
     with zipfile.ZipFile(started / "handin.zip", "w") as archive:
         archive.writestr("loss.py", "x = 1\n")
     assert handed_in() == ({"loss.py": "x = 1\n"}, [])
-    names = ["ratio", "cispo", "sigmoid", "baseline"]
-    assert [name for name, wrong in points(files | {"loss.py": solved}, names).items() if not any(wrong)] == ["ratio"]
 
 
 def test_tables_have_points_per_exercise_and_claim_mistakes_flags_and_gradescopes_form(tmp_path):
     chosen = [x._replace(points=2.0) for x in EXERCISES if x.name == "cispo"]
     wrong = {"cispo": ["cispo_gradient: x\n  This is what you get when you forget it.", ""]}
-    one = grading.Graded("A/../da", True, wrong, {}, ["of another commit"])
+    one = grading.Graded("A/../da", True, ["loss.py"], wrong, {}, ["of another commit"])
     line = report.row(one, chosen, ["cispo = Bob"])
     assert line == {
         "student": "A/../da",
@@ -423,75 +410,71 @@ def test_tables_have_points_per_exercise_and_claim_mistakes_flags_and_gradescope
     ]
 
 
-def test_what_is_missing_broken_or_killed_gives_a_warning_and_a_wrong_number_or_no_answer_does_not():
-    chosen = [x for x in GRADED if x.name in ("ratio", "clip", "cispo", "head", "sigmoid", "sample", "mismatch")]
-    says = {x.name: x.claims[0].says for x in chosen}
+def test_what_is_broken_or_killed_gives_a_warning_and_a_wrong_number_or_no_answer_does_not():
     broken, killed = "precision.py, line 3: invalid syntax", "no answer, killed: time or memory"
+    problems = {"clip": "not done", "head": broken, "sigmoid": "not done: fit.py is missing"}
     found = {
-        "ratio": [f"{says['ratio']}\n  expected 1"],
-        "clip": ["not done"],
-        "cispo": [killed] * 2,
-        "head": [broken],
-        "mismatch": ["no answer: raised ImportError"],
-        "sigmoid": ["fit.py is missing"],
-        "sample": ["no answer: raised TypeError"],
+        "ratio": ["ratio: 1\n  expected 1", "ratio: 2"],
+        "cispo": [killed] * 4,
+        "mismatch": ["no answer: raised ImportError"] * 2,
+        "sample": ["no answer: raised TypeError"] * 2,
+        "gspo": ["sequence_ratio: wrong", ""],
     }
-    assert grading.warned({"warnings": ["old"], "files": ["loss.py"]}, found, chosen) == [
-        "old",
-        "not handed in: fit.py",
+    wrong = {name: texts[: len(texts) // 2] for name, texts in found.items()}
+    wrong |= {name: [text] for name, text in problems.items()}
+    assert grading.warned(wrong, problems, found) == [
         f"{killed} (cispo)",
-        f"{broken} (head)",
         "no answer: raised ImportError (mismatch)",
+        "right on the course's own inputs, wrong on hidden ones (gspo)",
+        f"{broken} (head)",
     ]
 
 
 @pytest.mark.parametrize(
     "flags, said",
     [
-        (["/tmp/nowhere-at-all"], "is no folder"),
+        (["/tmp/nowhere-at-all"], "/tmp/nowhere-at-all is no folder"),
         ([__file__], "is no folder"),
-        (["/tmp", "--points", "cispo=x"], "cispo=3"),
-        (["/tmp", "--points", "cispo"], "cispo=3"),
-        (["/tmp", "--points", "cispo=-1"], "0 or more"),
-        (["/tmp", "--points", "cispo=1e9"], "0 or more"),
-        (["/tmp", "--points", "cispo=1", "cispo=2"], "once"),
-        (["/tmp", "--points", "cipso=1"], "no exercise: cipso"),
-        (["/tmp", "--points", "half=1"], "not graded"),
-        (["/tmp", "--csv", "/nowhere-at-all/x.csv"], "is no folder"),
+        (["/tmp", "--only", "cipso"], "invalid choice: 'cipso' (choose from 'sigmoid'"),
+        (["/tmp", "--points", "cispo=x"], "as cispo=3; got cispo=x"),
+        (["/tmp", "--points", "cispo"], "as cispo=3; got cispo"),
+        (["/tmp", "--points", "cispo=-1"], "0 or more, as cispo=3; got cispo=-1"),
+        (["/tmp", "--points", "cispo=1e9"], "0 or more, as cispo=3; got cispo=1e9"),
+        (["/tmp", "--points", "cispo=1", "cispo=2"], "once, got cispo cispo"),
+        (["/tmp", "--points", "half=1"], "of a graded exercise"),
+        (["/tmp", "--csv", "/nowhere-at-all/x.csv"], "/nowhere-at-all is no folder"),
     ],
 )
-def test_flags_that_cannot_be_end_grading_with_one_line(flags, said):
-    with pytest.raises(SystemExit, match=said) as end:
-        grading.grade(grading.flags(flags), EXERCISES, ROOT)
-    assert "\n" not in end.value.code
+def test_flags_that_cannot_be_end_grading_with_one_line(flags, said, capsys):
+    with pytest.raises(SystemExit):
+        grading.flags(flags)
+    assert said in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_equal_code_is_flagged_whatever_its_layout():
     files = solutions()
     own = replaced(files, "cispo", "return right(*args, **kwargs)")
     spaced = {name: text.replace("return -(", "return  -(") + "\n# mine\n" for name, text in own.items()}
-    chosen = [x for x in EXERCISES if x.name == "cispo"]
     results = []
     for student, given in (("Ada", own), ("Bob", spaced), ("Eve", files)):
-        _, shape = handins.prepared(chosen[0], {"loss.py": given["loss.py"].encode()}, ROOT, EXERCISES)
-        results.append(grading.Graded(student, False, {}, {"cispo": shape}, []))
-    found = grading.equal_code(results, chosen, ROOT)
+        _, shape = handins.prepared(GRADED["cispo"], {"loss.py": given["loss.py"].encode()})
+        results.append(grading.Graded(student, False, ["loss.py"], {}, {"cispo": shape}, []))
+    found = grading.equal_code(results, [GRADED["cispo"]])
     assert found == {"Ada": ["cispo = Bob"], "Bob": ["cispo = Ada"], "Eve": ["cispo = the original"]}
 
 
 def test_the_same_seed_draws_the_same_inputs_and_another_seed_others():
-    [exercise] = [x for x in EXERCISES if x.name == "cispo"]
-    a, b, c = (grading.hidden(exercise, seed, ROOT, EXERCISES)[0].expected for seed in (1, 1, 2))
+    a, b, c = (grading.posed(GRADED["cispo"], seed)[0].answers[0] for seed in (1, 1, 2))
     assert a == b != c
 
 
-@pytest.mark.parametrize("exercise", [x for x in GRADED if x.kind != "predict"], ids=lambda exercise: exercise.name)
-def test_what_is_right_for_one_seed_is_wrong_for_another(exercise):
+@pytest.mark.parametrize("name", [name for name, x in GRADED.items() if x.kind != "predict"])
+def test_what_is_right_for_one_seed_is_wrong_for_another(name):
     # A prediction is a constant; all else has to compute. Of 40 seeds at least 20 expect different outputs.
-    source = checker.Source.read(checker.original_file(ROOT, exercise.file))
-    definition = checker.build(exercise, checker.pieces(exercise, source, source, EXERCISES))
-    for claim in exercise.claims:
-        drawn = [grading.drawn(exercise, claim, definition, None, seed)[1][0] for seed in range(40)]
+    definition = checker.solution(GRADED[name])
+    for claim in GRADED[name].claims:
+        seeds = [f"{seed}/{name}/{claim.says}" for seed in range(40)]  # as posed makes them
+        drawn = [grading.drawn(claim, definition, None, seed).answers[0] for seed in seeds]
         same = [sum(claim.same(a, b) for b in drawn) for a in drawn]
         assert sum(1 / n for n in same) >= 20 and max(same) <= 8, (claim.says, same)
 
@@ -499,5 +482,5 @@ def test_what_is_right_for_one_seed_is_wrong_for_another(exercise):
 def test_without_namespaces_grading_says_what_it_cannot_prevent_and_needs_a_flag(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sandbox, "namespaces_work", lambda: False)
     with pytest.raises(SystemExit, match="--weak-sandbox"):
-        grading.grade(grading.flags([str(tmp_path)]), EXERCISES, ROOT)
+        grading.grade(grading.flags([str(tmp_path)]))
     assert "can read the solutions" in capsys.readouterr().err

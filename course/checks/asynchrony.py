@@ -2,11 +2,9 @@
 
 from types import SimpleNamespace
 
-from course.checker import Exercise
-from course.checks.claims import Claim
-from course.checks.losses import numbers
+from course.checks.claims import Chapter
 
-ASYNCHRONY = []  # the exercises of the chapter, in order
+ASYNCHRONY = Chapter()
 
 
 # --- phases ----------------------------------------------------------------------------------------------------------
@@ -32,31 +30,23 @@ def phases_not_batches(version, k):
 
 
 # Phases of k = 3 begin at the versions 0, 3 and 6: 3, 3, 3, 6, 6, 6, 9 batches.
-PHASES = Claim(
+ASYNCHRONY.write(
+    name="phases",
+    where="pipeline.py:ppo_batches",
+    paper="Sec. 3.1",
+    minutes=10,
+    teaches="PPO-off-policy generates all batches of a phase before it trains on the first of them.",
+    hints=(
+        "Sec. 3.1; N(v) at the top of pipeline.py.",
+        "At version 0 the first phase has begun already.",
+        "Each phase has k steps, so k batches. How many phases have begun when v steps are done?",
+    ),
     says="phases: batches that ppo may have requested at the versions 0 to 6, for k = 3",
     probe=batches,
     inputs=(3, [0, 1, 2, 3, 4, 5, 6]),
     expected=[3, 3, 3, 6, 6, 6, 9],
     mistakes=(phases_every_step, phases_that_are_done, phases_not_batches),
     draw=lambda rng, _: (rng.randint(3, 6), [rng.randint(0, 40) for _ in range(9)]),
-)
-
-
-ASYNCHRONY.append(
-    Exercise(
-        name="phases",
-        kind="write",
-        where="pipeline.py:ppo_batches",
-        paper="Sec. 3.1",
-        minutes=10,
-        teaches="PPO-off-policy generates all batches of a phase before it trains on the first of them.",
-        hints=(
-            "Sec. 3.1; N(v) at the top of pipeline.py.",
-            "At version 0 the first phase has begun already.",
-            "Each phase has k steps, so k batches. How many phases have begun when v steps are done?",
-        ),
-        claims=(PHASES,),
-    )
 )
 
 
@@ -99,7 +89,17 @@ def requests_rules_swapped(version, *, off_policy, k, steps, prompts):
 
 
 # k = 2, 5 steps of 10 prompts: pipeline 3, 4, 5, 5, 5 batches; ppo phases of 2, 2 and the last 1: 2, 2, 4, 4, 5.
-REQUESTS = Claim(
+ASYNCHRONY.write(
+    name="requests",
+    where="pipeline.py:admission_limit",
+    paper="Sec. 3.1",
+    minutes=15,
+    teaches="How stale a token may be is decided when its prompt is handed out, not when it arrives.",
+    hints=(
+        "Sec. 3.1; N(v) at the top of pipeline.py.",
+        "OFF_POLICY counts batches, N(v) requests; none may be admitted for steps that never come.",
+        "As many batches as the rule in OFF_POLICY says, but no more than the run has steps; P requests each.",
+    ),
     says="requests: pipeline, then ppo, versions 0 to 4, for k = 2, 5 steps, 10 prompts",
     probe=requests,
     inputs=(2, 5, 10),
@@ -112,24 +112,6 @@ REQUESTS = Claim(
         requests_rules_swapped,
     ),
     draw=lambda rng, _: (rng.randint(2, 4), rng.randint(7, 9), rng.randint(3, 12)),
-)
-
-
-ASYNCHRONY.append(
-    Exercise(
-        name="requests",
-        kind="write",
-        where="pipeline.py:admission_limit",
-        paper="Sec. 3.1",
-        minutes=15,
-        teaches="How stale a token may be is decided when its prompt is handed out, not when it arrives.",
-        hints=(
-            "Sec. 3.1; N(v) at the top of pipeline.py.",
-            "OFF_POLICY counts batches, N(v) requests; none may be admitted for steps that never come.",
-            "As many batches as the rule in OFF_POLICY says, but no more than the run has steps; P requests each.",
-        ),
-        claims=(REQUESTS,),
-    )
 )
 
 
@@ -156,31 +138,23 @@ def publishes_before_the_phase_ends(version, k):
 
 
 # Of versions 0 to 6, ppo with k = 3 publishes 0, 3 and 6.
-PUBLISHES = Claim(
+ASYNCHRONY.write(
+    name="publishes",
+    where="pipeline.py:ppo_publishes",
+    paper="Sec. 3.1",
+    minutes=10,
+    teaches="PipelineRL updates its generators after every step, PPO-off-policy only between two phases.",
+    hints=(
+        "Sec. 3.1, A.11.",
+        "Version v means: v optimizer steps are done. Which versions stand between two phases?",
+        "Where k divides the version.",
+    ),
     says="publishes: ppo sends new weights between two phases of k = 3 steps, at the versions 0, 3 and 6",
     probe=published,
     inputs=(3, [0, 1, 2, 3, 4, 5, 6]),
     expected=[1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0],
     mistakes=(publishes_always, publishes_once, publishes_before_the_phase_ends),
     draw=lambda rng, _: ((k := rng.randint(2, 5)), [k, 2 * k, 3 * k, *(rng.randint(0, 40) for _ in range(9))]),
-)
-
-
-ASYNCHRONY.append(
-    Exercise(
-        name="publishes",
-        kind="write",
-        where="pipeline.py:ppo_publishes",
-        paper="Sec. 3.1",
-        minutes=10,
-        teaches="PipelineRL updates its generators after every step, PPO-off-policy only between two phases.",
-        hints=(
-            "Sec. 3.1, A.11.",
-            "Version v means: v optimizer steps are done. Which versions stand between two phases?",
-            "Where k divides the version.",
-        ),
-        claims=(PUBLISHES,),
-    )
 )
 
 
@@ -212,35 +186,27 @@ def versions_and_mask(rng, _):
 
 
 # Three tokens of version 3, five of version 4, of which two are injected: 3, 5 - 2 = 3, and 8 in all.
-METADATA = Claim(
+ASYNCHRONY.bug(
+    name="metadata",
+    where="pipeline.py:metadata",
+    paper="A.10",
+    minutes=10,
+    teaches="Injected tokens are not the policy's: they enter no count except the length.",
+    hints=(
+        "A.10, forced interruptions.",
+        "Look at what goes into the denominators of a batch: the metadata's counts per version.",
+        "Each token has a version and a flag that says whether the policy sampled it.",
+    ),
     says="metadata: sampled tokens per version; injected tokens count only in the length",
     probe=sampled_tokens,
     inputs=([3, 3, 3, 4, 4, 4, 4, 4], [True] * 4 + [False] * 2 + [True] * 2),
     expected=[3, 3, 8],
     draw=versions_and_mask,
-)
-
-
-ASYNCHRONY.append(
-    Exercise(
-        name="metadata",
-        kind="bug",
-        where="pipeline.py:metadata",
-        paper="A.10",
-        minutes=10,
-        teaches="Injected tokens are not the policy's: they enter no count except the length.",
-        hints=(
-            "A.10, forced interruptions.",
-            "Look at what goes into the denominators of a batch: the metadata's counts per version.",
-            "Each token has a version and a flag that says whether the policy sampled it.",
-        ),
-        claims=(METADATA,),
-        bug=(
-            "Counter(version for version, sampled in zip(rollout.versions, rollout.mask) if sampled)",
-            "Counter(rollout.versions)",
-        ),
-        symptom="Prompts with interrupted completions weigh less than others, as if they had more tokens.",
-    )
+    bug=(
+        "Counter(version for version, sampled in zip(rollout.versions, rollout.mask) if sampled)",
+        "Counter(rollout.versions)",
+    ),
+    symptom="Prompts with interrupted completions weigh less than others, as if they had more tokens.",
 )
 
 
@@ -262,31 +228,19 @@ def bound_of_batches():
     return 9, 9
 
 
-BOUND = Claim(
-    says="staleness-bound: the most optimizer steps between the version that sampled a token and the one that trains "
-    "on it, (pipeline, ppo), k = 8",
-    probe=numbers,
-    inputs=(),
-    expected=None,
+ASYNCHRONY.predict(
+    name="staleness-bound",
+    paper="Sec. 3.1",
+    minutes=5,
+    teaches="k bounds the staleness of a token, but not by the same number in the two setups.",
+    hints=(
+        "Sec. 3.1; the top of pipeline.py.",
+        "A phase of ppo starts right after its generators got new weights.",
+        "Follow the last batch of a ppo phase: how many steps were done since it was sampled?",
+    ),
+    says="the most optimizer steps between the version that sampled a token and the one that trains on it, "
+    "(pipeline, ppo), k = 8",
     mistakes=(bound_of_phase, bound_beyond_k, bound_of_batches),
-)
-
-
-ASYNCHRONY.append(
-    Exercise(
-        name="staleness-bound",
-        kind="predict",
-        where="answers.py:staleness_bound",
-        paper="Sec. 3.1",
-        minutes=5,
-        teaches="k bounds the staleness of a token, but not by the same number in the two setups.",
-        hints=(
-            "Sec. 3.1; the top of pipeline.py.",
-            "A phase of ppo starts right after its generators got new weights.",
-            "Follow the last batch of a ppo phase: how many steps were done since it was sampled?",
-        ),
-        claims=(BOUND,),
-    )
 )
 
 
@@ -299,7 +253,7 @@ def idle_in_turn():
 
 
 def idle_never():
-    """expect asynchrony to keep both busy: the slower side sets the pace, and the other one waits for it."""
+    """expect asynchrony to keep both busy: the slower one sets the pace, and the other one waits for it."""
     return 0.4, 0.6, 0.0, 0.0, 0.25, 0.5
 
 
@@ -308,119 +262,71 @@ def idle_swapped():
     return 0.6, 0.4, 1 / 3, 0.0, 0.5, 0.25
 
 
-IDLE = Claim(
-    says="idle: shares of the time without work, (generators, trainers) for pipeline k = 0, k = 1 and ppo k = 2",
-    probe=numbers,
-    inputs=(),
-    expected=None,
+ASYNCHRONY.predict(
+    name="idle",
+    paper="Sec. 3.1, A.11",
+    minutes=15,
+    teaches="Asynchrony makes neither generators nor trainers faster: the slower of the two never waits.",
+    hints=(
+        "Sec. 3.1; the rules at the top of pipeline.py.",
+        "Draw two lines, one for generators, one for trainers; with k = 1 one batch is made while another trains.",
+        "How long is a step in the long run, or a phase of ppo, and how much of it is work for each?",
+    ),
+    says="shares of the time without work, (generators, trainers) for pipeline k = 0, k = 1 and ppo k = 2",
     mistakes=(idle_in_turn, idle_never, idle_swapped),
     atol=5e-3,
-)
-
-
-ASYNCHRONY.append(
-    Exercise(
-        name="idle",
-        kind="predict",
-        where="answers.py:idle",
-        paper="Sec. 3.1, A.11",
-        minutes=15,
-        teaches="Asynchrony does not make anybody faster: it lets the slower side never wait.",
-        hints=(
-            "Sec. 3.1; the rules at the top of pipeline.py.",
-            "Draw two lines, one for generators, one for trainers; with k = 1 one batch is made while another trains.",
-            "How long is a step in the long run, or a phase of ppo, and how much of it is work for each?",
-        ),
-        claims=(IDLE,),
-    )
 )
 
 
 # --- queue -----------------------------------------------------------------------------------------------------------
 
 
-QUEUE = Claim(
-    says="queue: the mean staleness for k = 8 where the generators are slower, and where the trainers are",
-    probe=numbers,
-    inputs=(),
-    expected=None,
+ASYNCHRONY.measure(
+    name="queue",
+    paper="Sec. 3.1",
+    minutes=10,
+    teaches="k bounds staleness; how large it gets depends on who is slower: slow trainers get stale tokens.",
+    hints=(
+        "Sec. 3.1; `python -m course.timeline --help`.",
+        "It uses your admission_limit; `solve requests` if it is not written yet.",
+        "The last line it prints, once for each T.",
+    ),
+    says="the mean staleness for k = 8 where the generators are slower, and where the trainers are",
     atol=2e-2,
-)
-
-
-ASYNCHRONY.append(
-    Exercise(
-        name="queue",
-        kind="measure",
-        where="answers.py:queue",
-        paper="Sec. 3.1",
-        minutes=10,
-        teaches="k bounds staleness; how large it gets depends on who is slower: slow trainers get stale tokens.",
-        hints=(
-            "Sec. 3.1; `python -m course.timeline --help`.",
-            "It uses your admission_limit; `solve requests` if it is not written yet.",
-            "The last line it prints, once for each T.",
-        ),
-        claims=(QUEUE,),
-    )
 )
 
 
 # --- staleness -------------------------------------------------------------------------------------------------------
 
 
-STALENESS = Claim(
-    says="staleness: the largest one of a token in your own run, and the share of tokens with more than 0 steps",
-    probe=numbers,
-    inputs=(),
-    expected=None,
+ASYNCHRONY.measure(
+    name="staleness",
+    paper="Sec. 3.1",
+    minutes=15,
+    teaches="The bound holds in a whole run, and some tokens stay below it.",
+    hints=(
+        "Sec. 3.1; the table of the log's columns in docs/running.md.",
+        "`python exercises.py train --data tiny --virtual balanced --steps 20` first; the newest log in runs/ counts.",
+        "Every `step` line has `staleness`, {steps: tokens}: add them up over the lines.",
+    ),
+    says="the largest one of a token in your own run, and the share of tokens with more than 0 steps",
     atol=2e-3,
-)
-
-
-ASYNCHRONY.append(
-    Exercise(
-        name="staleness",
-        kind="measure",
-        where="answers.py:staleness",
-        paper="Sec. 3.1",
-        minutes=15,
-        teaches="The bound holds in a real run, and most tokens stay below it.",
-        hints=(
-            "Sec. 3.1; the table of the log's columns in docs/running.md.",
-            "`python exercises.py train --steps 10` first; the newest log in runs/ counts.",
-            "Every `step` line has `staleness`, {steps: tokens}: add them up over the lines.",
-        ),
-        claims=(STALENESS,),
-    )
 )
 
 
 # --- too-stale -------------------------------------------------------------------------------------------------------
 
 
-TOO_STALE = Claim(
-    says="too-stale: what k = 4 and k = 32 lose at the end against k = 0, in your own runs",
-    probe=numbers,
-    inputs=(),
-    expected=None,
+ASYNCHRONY.measure(
+    name="too-stale",
+    paper="Fig. 4b, A.10",
+    minutes=20,
+    teaches="Little staleness costs little, much costs most of what RL gains; where the edge lies depends on lr.",
+    hints=(
+        "Fig. 4b; docs/virtual.md: with --virtual exact every token is k steps old once k steps are done.",
+        "Three runs, in stale/k0, stale/k4 and stale/k32; nothing else may differ between them.",
+        "The mean of the last five `pass_rate` of each log; then try --lr 3e-4 or --loss gspo for the same k.",
+    ),
+    says="what k = 4 and k = 32 lose at the end against k = 0, in your own runs",
     atol=2e-3,
-)
-
-
-ASYNCHRONY.append(
-    Exercise(
-        name="too-stale",
-        kind="measure",
-        where="answers.py:too_stale",
-        paper="Fig. 4b, A.10",
-        minutes=20,
-        teaches="Little staleness costs little, much costs most of what RL gains; where the edge lies depends on lr.",
-        hints=(
-            "Fig. 4b; the top of course/staleness.py.",
-            "Six runs, one for each k, in stale/k0 to stale/k32; nothing else may differ between them.",
-            "The column `end` of `python -m course.staleness stale/k*`; then --lr 3e-4 or --loss gspo for the same k.",
-        ),
-        claims=(TOO_STALE,),
-    )
 )

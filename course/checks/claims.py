@@ -15,6 +15,7 @@ import functools
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partialmethod
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,7 @@ import torch
 # The hand numbers are exact; fp32 exp(log(x)) and sums of a few terms are off by about 1e-7.
 RTOL, ATOL = 1e-5, 1e-6
 INF = float("inf")
+ANSWERS = "answers.py"  # holds the functions of predict and measure; its original lies in course/checks/
 HEAD, DIMS = 6, 4  # a vector starts with 6 numbers: kind of dtype, number of dimensions, 4 sizes (-1: none)
 
 
@@ -110,13 +112,20 @@ def jitter(rng, inputs):
     return other(inputs)
 
 
+def numbers(answer):
+    """A prediction, one number or several, as floats."""
+    value = answer()
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return [float(x) for x in value] if isinstance(value, (tuple, list)) else float(value)
+
+
 class Claim(NamedTuple):
     """What has to hold on one fixed input; for grading, `draw` makes hidden inputs on which it has to hold as well."""
 
     says: str  # "name: what has to hold"
-    probe: Callable  # (implementation, *inputs) -> tensor or numbers
-    inputs: tuple  # small enough for mental arithmetic
-    expected: list | float | None  # worked out by hand; None: what the original gives, computed at each check
+    probe: Callable = numbers  # (implementation, *inputs) -> tensor or numbers
+    inputs: tuple = ()  # small enough for mental arithmetic
+    expected: list | float | None = None  # worked out by hand; None: what the original gives, computed at each check
     mistakes: tuple = ()  # wrong implementations; no two give the same numbers
     draw: Callable = jitter  # (random.Random, inputs) -> hidden inputs for grading
     atol: float = ATOL
@@ -154,8 +163,10 @@ class Claim(NamedTuple):
             del lines[1]
         if yours[1:] == expected[1:]:
             lines[-1] += f", but {('floats', 'integers', 'True and False')[int(yours[0])]}"
-        named = [self.named(mistake) for mistake in self.mistakes if self.same(self.vector(mistake, inputs), yours)]
-        return "\n".join(lines + [f"  {sentence}" for sentence in named])
+        # A nan beside right numbers has too many causes to be sure of one.
+        sure = not self.same([y if x != x else x for x, y in zip(yours, expected)], expected)
+        known = [mistake for mistake in self.mistakes if self.same(self.vector(mistake, inputs), yours)]
+        return "\n".join(lines + [f"  {self.named(mistake, sure)}" for mistake in known])
 
     def same(self, a, b):
         """Equal in kind, shape and, up to rounding, numbers; nan equals nan (a mistake may give it), inf inf."""
@@ -164,8 +175,9 @@ class Claim(NamedTuple):
         return all(x == y or abs(x - y) <= self.atol + RTOL * abs(y) < INF or x != x and y != y for x, y in zip(a, b))
 
     @staticmethod
-    def named(mistake):
-        return f"This is what you get when you {' '.join(mistake.__doc__.split())}"
+    def named(mistake, sure=True):
+        lead = "This is what you get when" if sure else "A nan has several causes; one is that"
+        return f"{lead} you {' '.join(mistake.__doc__.split())}"
 
 
 def _shape(vector):
@@ -182,3 +194,58 @@ def _numbers(vector):
         return "[" + ", ".join(text(values[i * step :][:step], shape[1:]) for i in range(shape[0])) + "]"
 
     return text(vector[HEAD:], _shape(vector))
+
+
+# --- Exercises --------
+
+
+class Exercise(NamedTuple):
+    """One exercise; its module and definition are named by `where` and nowhere else."""
+
+    name: str
+    kind: str  # write, bug, predict, measure
+    where: str  # "loss.py:cispo", "data.py:Curriculum._is_retired", "answers.py:idle"
+    paper: str  # section or equation
+    minutes: int
+    teaches: str  # one sentence
+    hints: tuple  # where in the paper; the pitfall; the idea in words
+    claims: tuple  # of course.checks.claims.Claim
+    bug: tuple = ()  # (right, wrong): a text that occurs exactly once in the file, and its replacement
+    symptom: str = ""  # of the bug: all that the student is told about it
+    points: float = 1.0
+
+    @property
+    def file(self):
+        return self.where.partition(":")[0]
+
+    @property
+    def target(self):
+        """The definition: "cispo", or "Class.method"."""
+        return self.where.partition(":")[2]
+
+    @property
+    def graded(self):
+        """Whether it counts for a grade; measurements do not, because logs can be forged."""
+        return self.kind != "measure"
+
+    @property
+    def computed(self):
+        """Whether the original has to run because some claim has no expected value worked out by hand."""
+        return any(claim.expected is None for claim in self.claims)
+
+
+class Chapter(list):
+    """The exercises of a chapter, in order, added by their kind: `write`, `bug`, `predict`, `measure`."""
+
+    def add(self, kind, **fields):
+        """The fields of an Exercise; in place of its claims there may be the fields of the only one."""
+        claim = {name: fields.pop(name) for name in Claim._fields if name in fields}
+        self.append(Exercise(kind=kind, **fields | ({"claims": (Claim(**claim),)} if claim else {})))
+
+    def answer(self, kind, *, name, says, **fields):
+        """An exercise whose function in ANSWERS, called as the exercise, returns numbers."""
+        where = f"{ANSWERS}:{name.replace('-', '_')}"
+        self.add(kind, name=name, where=where, says=f"{name}: {says}", **fields)
+
+    write, bug = partialmethod(add, "write"), partialmethod(add, "bug")
+    predict, measure = partialmethod(answer, "predict"), partialmethod(answer, "measure")

@@ -4,11 +4,9 @@ from types import SimpleNamespace
 
 import torch
 
-from course.checker import Exercise
-from course.checks.claims import Claim
-from course.checks.losses import numbers
+from course.checks.claims import Chapter
 
-GENERATION = []  # the exercises of the chapter, in order
+GENERATION = Chapter()
 
 
 # --- sample ----------------------------------------------------------------------------------------------------------
@@ -53,31 +51,23 @@ def probabilities(rng, _):
 
 
 # Running sums 0, 1/4, 3/4, 1: u = 0 and 0.2 lie in token 1, 0.6 in 2, 0.8 in 3.
-SAMPLE = Claim(
+GENERATION.write(
+    name="sample",
+    where="rollout.py:sample",
+    paper="Sec. 2",
+    minutes=15,
+    teaches="Sampling is a search in a running sum; its edges decide whether impossible tokens are possible.",
+    hints=(
+        "y_t at the top of rollout.py.",
+        "u may be exactly 0, and the last running sum a little below 1.",
+        "Running sum of the probabilities in float64, then the first place where it is strictly above u.",
+    ),
     says="sample: the first token whose running sum exceeds u",
     probe=drawn,
     inputs=([0.0, 0.25, 0.5, 0.25], [0.0, 0.2, 0.6, 0.8]),
     expected=[1, 1, 2, 3],
     mistakes=(sample_from_the_left, sample_the_likeliest, sample_without_running_sum, sample_a_rank),
     draw=probabilities,
-)
-
-
-GENERATION.append(
-    Exercise(
-        name="sample",
-        kind="write",
-        where="rollout.py:sample",
-        paper="Sec. 2",
-        minutes=15,
-        teaches="Sampling is a search in a running sum; its edges decide whether impossible tokens are possible.",
-        hints=(
-            "y_t at the top of rollout.py.",
-            "u may be exactly 0, and the last running sum a little below 1.",
-            "Running sum of the probabilities in float64, then the first place where it is strictly above u.",
-        ),
-        claims=(SAMPLE,),
-    )
 )
 
 
@@ -114,31 +104,23 @@ def ends_by_itself_only(self, token, n):
 
 
 # An ordinary token; each of the two end tokens; then 4 tokens (the whole budget), 3 (one left), 5 (one too many).
-ENDS = Claim(
+GENERATION.write(
+    name="ends",
+    where="rollout.py:TorchGenerator._ends",
+    paper="Sec. 2",
+    minutes=10,
+    teaches="A completion ends by itself or by its budget, and the two are not the same for the reward.",
+    hints=(
+        "Sec. 2; A.15 on truncation.",
+        "A model may have several end tokens. `count` already includes the new token.",
+        "True where the token is any of the end tokens, or the count has reached the budget.",
+    ),
     says="ends: at any of the end tokens, or when the budget of 4 tokens is used up",
     probe=ended,
     inputs=([7, 1, 2, 7, 7, 7], [1, 2, 3, 4, 3, 5], [1, 2], 4),
     expected=[False, True, True, True, False, True],
     mistakes=(ends_one_too_late, ends_at_the_first_kind, ends_at_the_budget_only, ends_by_itself_only),
     draw=lambda rng, _: (rng.choices([7, 1, 2, 9], k=9), [rng.randint(3, 7) for _ in range(9)], [1, 2], 5),
-)
-
-
-GENERATION.append(
-    Exercise(
-        name="ends",
-        kind="write",
-        where="rollout.py:TorchGenerator._ends",
-        paper="Sec. 2",
-        minutes=10,
-        teaches="A completion ends by itself or by its budget, and the two are not the same for the reward.",
-        hints=(
-            "Sec. 2; A.15 on truncation.",
-            "A model may have several end tokens. `count` already includes the new token.",
-            "True where the token is any of the end tokens, or the count has reached the budget.",
-        ),
-        claims=(ENDS,),
-    )
 )
 
 
@@ -154,32 +136,24 @@ def prompts_kept(update, version, training, evaluations):
     return [generator.version, *(group.prompt_kv is not None for group in groups)]
 
 
-STALE = Claim(
+GENERATION.bug(
+    name="stale-kv",
+    where="rollout.py:TorchGenerator.update_weights",
+    paper="Sec. 3.1",
+    minutes=20,
+    teaches="Half-finished completions go on with stale keys and values; new ones must not start on them.",
+    hints=(
+        "Sec. 3.1 on stale caches; New weights at the top of rollout.py.",
+        "A prompt is run once for all completions of its group, some of which start later.",
+        "Who waits in a queue when the weights change?",
+    ),
     says="update_weights: the version is the new one, and every waiting prompt loses its keys and values",
     probe=prompts_kept,
     inputs=(4, 1, 2),
     expected=[4, 0, 0, 0],
     draw=lambda rng, _: (rng.randint(2, 99), rng.randint(1, 4), rng.randint(1, 4)),
-)
-
-
-GENERATION.append(
-    Exercise(
-        name="stale-kv",
-        kind="bug",
-        where="rollout.py:TorchGenerator.update_weights",
-        paper="Sec. 3.1",
-        minutes=20,
-        teaches="Half-finished completions go on with stale keys and values; new ones must not start on them.",
-        hints=(
-            "Sec. 3.1 on stale caches; New weights at the top of rollout.py.",
-            "A prompt is run once for all completions of its group, some of which start later.",
-            "Who waits in a queue when the weights change?",
-        ),
-        claims=(STALE,),
-        bug=("for sequence in (*self._queue, *self._evaluations):", "for sequence in self._queue:"),
-        symptom="Validation pass rates lag behind: they look like those of the previous weights.",
-    )
+    bug=("for sequence in (*self._queue, *self._evaluations):", "for sequence in self._queue:"),
+    symptom="Validation pass rates lag behind: they look like those of the previous weights.",
 )
 
 
@@ -218,33 +192,25 @@ def interruptions(rng, _):
 
 
 # The policy would take token 1 (probability 1/2). At lengths 4 and 5 the phrase 0, 3 is forced: log-prob 0, flag 0.
-FORCED = Claim(
+GENERATION.bug(
+    name="forced",
+    where="rollout.py:TorchGenerator._choose",
+    paper="A.10",
+    minutes=15,
+    teaches="What the policy did not choose must not be learned from.",
+    hints=(
+        "A.10; what is open in the paper stands at the top of rollout.py.",
+        "Three things are kept per token: its id, its log-prob, and whether the policy sampled it.",
+        "Follow `forced` to each of the three.",
+    ),
     says="interruption: forced tokens are those of the phrase, with log-prob 0 and the flag False; all others are the "
     "policy's",
     probe=interruption,
     inputs=([0.25, 0.5, 0.125, 0.125], 4, [3, 4, 5, 6], [0, 3]),
     expected=[[1.0, 0.0, 3.0, 1.0], [-0.6931472, 0.0, 0.0, -0.6931472], [1.0, 0.0, 0.0, 1.0]],
     draw=interruptions,
-)
-
-
-GENERATION.append(
-    Exercise(
-        name="forced",
-        kind="bug",
-        where="rollout.py:TorchGenerator._choose",
-        paper="A.10",
-        minutes=15,
-        teaches="What the policy did not choose must not be learned from.",
-        hints=(
-            "A.10; what is open in the paper stands at the top of rollout.py.",
-            "Three things are kept per token: its id, its log-prob, and whether the policy sampled it.",
-            "Follow `forced` to each of the three.",
-        ),
-        claims=(FORCED,),
-        bug=("slots.mask[self._rows[:n], count] = ~forced", "slots.mask[self._rows[:n], count] = True"),
-        symptom="After some hundred steps the policy writes the interruption phrase by itself, long before its time.",
-    )
+    bug=("slots.mask[self._rows[:n], count] = ~forced", "slots.mask[self._rows[:n], count] = True"),
+    symptom="After some hundred steps the policy writes the interruption phrase by itself, long before its time.",
 )
 
 
@@ -267,32 +233,24 @@ def some_requests(rng, _):
 
 
 # An evaluation at version 0, training, the same request of training once more, an evaluation at version 3.
-STREAMS = Claim(
+GENERATION.bug(
+    name="streams",
+    where="rollout.py:completion_keys",
+    paper="Sec. 2.1",
+    minutes=15,
+    teaches="A validation set is only independent if its random numbers are.",
+    hints=(
+        "The docstring of completion_keys.",
+        "Versions count from 0.",
+        "Which streams do evaluations get, and which one training?",
+    ),
     says="streams: no evaluation shares random numbers with training or another one; the same request always does",
     probe=streams,
     inputs=(1, [(True, 0, 5), (False, 0, 5), (False, 0, 5), (True, 3, 5)]),
     expected=[False, False, True] + [False] * 3,
     draw=some_requests,
-)
-
-
-GENERATION.append(
-    Exercise(
-        name="streams",
-        kind="bug",
-        where="rollout.py:completion_keys",
-        paper="Sec. 2.1",
-        minutes=15,
-        teaches="A validation set is only independent if its random numbers are.",
-        hints=(
-            "The docstring of completion_keys.",
-            "Versions count from 0.",
-            "Which streams do evaluations get, and which one training?",
-        ),
-        claims=(STREAMS,),
-        bug=("request.version + 1 if request.evaluation else 0", "request.version if request.evaluation else 0"),
-        symptom="The evaluation before the first step uses the very random numbers of training; later ones do not.",
-    )
+    bug=("request.version + 1 if request.evaluation else 0", "request.version if request.evaluation else 0"),
+    symptom="The evaluation before the first step uses the very random numbers of training; later ones do not.",
 )
 
 
@@ -314,28 +272,16 @@ def phrase_ends_the_loss():
     return 80, 102
 
 
-PHRASE = Claim(
-    says="phrase: of a completion of 80 tokens, 17 injected and 5 more: tokens with a loss, tokens of the budget",
-    probe=numbers,
-    inputs=(),
-    expected=None,
+GENERATION.predict(
+    name="phrase",
+    paper="A.10",
+    minutes=5,
+    teaches="An interruption costs budget and teaches nothing.",
+    hints=(
+        "A.10.",
+        "Two different counts are asked for.",
+        "The policy sampled the thinking and the answer; the budget paid for everything.",
+    ),
+    says="of a completion of 80 tokens, 17 injected and 5 more: tokens with a loss, tokens of the budget",
     mistakes=(phrase_trained, phrase_free, phrase_ends_the_loss),
-)
-
-
-GENERATION.append(
-    Exercise(
-        name="phrase",
-        kind="predict",
-        where="answers.py:phrase",
-        paper="A.10",
-        minutes=5,
-        teaches="An interruption costs budget and teaches nothing.",
-        hints=(
-            "A.10.",
-            "Two different counts are asked for.",
-            "The policy sampled the thinking and the answer; the budget paid for everything.",
-        ),
-        claims=(PHRASE,),
-    )
 )

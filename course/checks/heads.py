@@ -4,11 +4,9 @@ import math
 
 import torch
 
-from course.checker import Exercise
-from course.checks.claims import Claim
-from course.checks.losses import numbers
+from course.checks.claims import Chapter
 
-PRECISION = []  # the exercises of the chapter, in order
+PRECISION = Chapter()
 
 
 # --- head ------------------------------------------------------------------------------------------------------------
@@ -48,7 +46,17 @@ def head_gives_bf16(hidden, head_weight, fp32_head):
 
 
 # bf16 has 8 significant bits: 1 + 2^-9 is 1.
-HEAD = Claim(
+PRECISION.write(
+    name="head",
+    where="precision.py:head_logits",
+    paper="Sec. 3.2",
+    minutes=15,
+    teaches="The last matrix product is where bf16 hurts: its rounding is a random importance ratio.",
+    hints=(
+        "Sec. 3.2, FP32 at the LM head; A.19.",
+        "Autocast changes what `@` does, whatever the dtypes of its operands.",
+        "Choose the dtype, switch autocast off, multiply in that dtype, return fp32.",
+    ),
     says="head: 1 + 2^-9 with an fp32 head, 1 with a bf16 head, 1 + 2^-9 under autocast too; logits are fp32",
     probe=heads,
     inputs=(2.0**-9, 1.0),
@@ -56,24 +64,6 @@ HEAD = Claim(
     mistakes=(head_cast_afterwards, head_under_autocast, head_always_fp32, head_gives_bf16),
     draw=lambda rng, _: (2.0 ** -rng.randint(9, 12), float(rng.randint(1, 99))),
     atol=1e-7,
-)
-
-
-PRECISION.append(
-    Exercise(
-        name="head",
-        kind="write",
-        where="precision.py:head_logits",
-        paper="Sec. 3.2",
-        minutes=15,
-        teaches="The last matrix product is where bf16 hurts: its rounding is a random importance ratio.",
-        hints=(
-            "Sec. 3.2, FP32 at the LM head; A.19.",
-            "Autocast changes what `@` does, whatever the dtypes of its operands.",
-            "Choose the dtype, switch autocast off, multiply in that dtype, return fp32.",
-        ),
-        claims=(HEAD,),
-    )
 )
 
 
@@ -120,7 +110,18 @@ def mismatch_of_all(logprobs, gen_logprobs, mask, *, low, high):
 # Ratios 2, 4 and 1/2; the last token was injected. Mean |log rho| = ln 2 (1 + 2 + 1) / 3. k3 is the mean of
 # rho - 1 - log rho = 1 - ln 2, 3 - 2 ln 2, -1/2 + ln 2, so (3.5 - 2 ln 2) / 3. Clipped: 4 and 1/2 lie outside [0.8, 3].
 # Effective sample size: (2 + 4 + 1/2)^2 / (4 + 16 + 1/4) / 3.
-MISMATCH = Claim(
+PRECISION.write(
+    name="mismatch",
+    where="precision.py:mismatch",
+    paper="A.19",
+    minutes=20,
+    teaches="Equal weights on two backends are two policies; these numbers say how different.",
+    hints=(
+        "A.19; k3 at the top of precision.py.",
+        "Masked positions may be nan. Which policy sampled the tokens, so which KL can be estimated from them?",
+        "Everything is a mean over sampled tokens of a function of log rho; the docstring has the formulas. "
+        "`expm1` keeps k3 exact near 0.",
+    ),
     says="mismatch: mean |log rho|, k3, clipped share, effective sample size of the ratios 2, 4, 1/2",
     probe=apart,
     inputs=(
@@ -132,25 +133,6 @@ MISMATCH = Claim(
     ),
     expected=[4 * math.log(2) / 3, (3.5 - 2 * math.log(2)) / 3, 2 / 3, 6.5**2 / 20.25 / 3],
     mistakes=(mismatch_reversed, mismatch_k1, mismatch_k2, mismatch_of_all),
-)
-
-
-PRECISION.append(
-    Exercise(
-        name="mismatch",
-        kind="write",
-        where="precision.py:mismatch",
-        paper="A.19",
-        minutes=20,
-        teaches="Equal weights on two backends are two policies; these numbers say how different.",
-        hints=(
-            "A.19; k3 at the top of precision.py.",
-            "Masked positions may be nan. Which policy sampled the tokens, so which KL can be estimated from them?",
-            "Everything is a mean over sampled tokens of a function of log rho; the docstring has the formulas. "
-            "`expm1` keeps k3 exact near 0.",
-        ),
-        claims=(MISMATCH,),
-    )
 )
 
 
@@ -166,31 +148,23 @@ def token_gradient(function, logits, temperature):
 
 
 # pi = 1/4, 1/4, 1/2 at tau = 2, y = 1: (1[j = y] - pi_j) / tau = -1/8, 3/8, -1/4 at both positions.
-BACKWARD = Claim(
+PRECISION.bug(
+    name="backward",
+    where="precision.py:_TokenLogprobs",
+    paper="Sec. 3.2",
+    minutes=25,
+    teaches="A hand-written backward pass is right only for the temperatures that were tried.",
+    hints=(
+        "d log pi / d z at the top of precision.py.",
+        "At temperature 1 nothing is wrong.",
+        "By the chain rule everything that stands between logits and log-probs appears in the gradient too.",
+    ),
     says="backward: (1[j = y] - pi_j) / tau, here for pi = 1/4, 1/4, 1/2 and tau = 2",
     probe=token_gradient,
     inputs=([0.0, 0.0, 2 * math.log(2)], 2.0),
     expected=[[-0.125, 0.375, -0.25]] * 2,
-)
-
-
-PRECISION.append(
-    Exercise(
-        name="backward",
-        kind="bug",
-        where="precision.py:_TokenLogprobs",
-        paper="Sec. 3.2",
-        minutes=25,
-        teaches="A hand-written backward pass is right only for the temperatures that were tried.",
-        hints=(
-            "d log pi / d z at the top of precision.py.",
-            "At temperature 1 nothing is wrong.",
-            "By the chain rule everything that stands between logits and log-probs appears in the gradient too.",
-        ),
-        claims=(BACKWARD,),
-        bug=("scale = grad_logprobs[part, None] / temperature", "scale = grad_logprobs[part, None]"),
-        symptom="With --temperature 0.5 gradients are half of what finite differences give; with 1.0 all is well.",
-    )
+    bug=("scale = grad_logprobs[part, None] / temperature", "scale = grad_logprobs[part, None]"),
+    symptom="With --temperature 0.5 gradients are half of what finite differences give; with 1.0 all is well.",
 )
 
 
@@ -212,29 +186,17 @@ def rounding_swapped():
     return 1 + 2**-9, 1.0
 
 
-ROUNDING = Claim(
-    says="rounding: 1 + 2^-9 as a sum in bf16, then in fp32",
-    probe=numbers,
-    inputs=(),
-    expected=None,
+PRECISION.predict(
+    name="rounding",
+    paper="Sec. 3.2",
+    minutes=5,
+    teaches="bf16 has 8 significant bits.",
+    hints=(
+        "Sec. 3.2; the test of head_logits in tests.",
+        "Count significant bits, not bits after the point.",
+        "The next number above 1 is 1 + 2^-7 in bf16 and 1 + 2^-23 in fp32.",
+    ),
+    says="1 + 2^-9 as a sum in bf16, then in fp32",
     mistakes=(rounding_kept, rounding_in_both, rounding_swapped),
     atol=1e-4,
-)
-
-
-PRECISION.append(
-    Exercise(
-        name="rounding",
-        kind="predict",
-        where="answers.py:rounding",
-        paper="Sec. 3.2",
-        minutes=5,
-        teaches="bf16 has 8 significant bits.",
-        hints=(
-            "Sec. 3.2; the test of head_logits in tests.",
-            "Count significant bits, not bits after the point.",
-            "The next number above 1 is 1 + 2^-7 in bf16 and 1 + 2^-23 in fp32.",
-        ),
-        claims=(ROUNDING,),
-    )
 )

@@ -8,11 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from course.checker import Exercise
-from course.checks.claims import Claim
-from course.checks.losses import numbers
+from course.checks.claims import Chapter, Claim
 
-LAW = []  # the exercises of the chapter, in order
+LAW = Chapter()
 
 
 # --- sigmoid ---------------------------------------------------------------------------------------------------------
@@ -64,23 +62,20 @@ def at_no_compute(sigmoid, A, B, C_mid, R_0):
 START = Claim(says="start: R_0 at C = 0", probe=at_no_compute, inputs=(0.7, 2.0, 30.0, 0.2), expected=0.2)
 
 
-LAW.append(
-    Exercise(
-        name="sigmoid",
-        kind="write",
-        where="fit.py:sigmoid",
-        paper="Eq. 1",
-        minutes=10,
-        teaches="Four numbers say what a recipe will reach and how fast: A, B, C_mid and R_0.",
-        hints=(
-            "Eq. 1; the symbols stand at the top of fit.py.",
-            "At C = 0 one ratio is 0 / x and the other x / 0: the result must be R_0, without a warning. Arguments "
-            "broadcast.",
-            "The share of the gain that is reached at compute C is the logistic function of B (log C - log C_mid); "
-            "scipy's expit is one that never overflows.",
-        ),
-        claims=(SIGMOID, START),
-    )
+LAW.write(
+    name="sigmoid",
+    where="fit.py:sigmoid",
+    paper="Eq. 1",
+    minutes=10,
+    teaches="Four numbers say what a recipe will reach and how fast: A, B, C_mid and R_0.",
+    hints=(
+        "Eq. 1; the symbols stand at the top of fit.py.",
+        "At C = 0 one ratio is 0 / x and the other x / 0: the result must be R_0, without a warning. Arguments "
+        "broadcast.",
+        "The share of the gain that is reached at compute C is the logistic function of B (log C - log C_mid); "
+        "scipy's expit is one that never overflows.",
+    ),
+    claims=(SIGMOID, START),
 )
 
 
@@ -117,31 +112,23 @@ def efficiency_is_compute(R, A, B, C_mid, R_0):
 
 
 # The three points of SIGMOID, from pass rate to compute: log F = B log C = 2 log 10, 2 log 30, 2 log 90.
-EFFICIENCY = Claim(
+LAW.write(
+    name="efficiency",
+    where="fit.py:log_f",
+    paper="Fig. 7",
+    minutes=10,
+    teaches="In the right coordinates Eq. 1 is a straight line, and B its slope.",
+    hints=(
+        "Fig. 7; F(R) at the top of fit.py.",
+        "Solve Eq. 1 for C^B, not for C; then take the logarithm.",
+        "The log odds of the gain, (R - R_0) to (A - R), plus B log C_mid; scipy has a logit.",
+    ),
     says="efficiency: log F(R) = B log C on the curve, so twice the logarithm of C = 10, 30, 90 for B = 2",
     probe=efficiency,
     inputs=([0.25, 0.45, 0.65], 0.7, 2.0, 30.0, 0.2),
     expected=[2 * math.log(C) for C in (10, 30, 90)],
     mistakes=(efficiency_inverted, efficiency_without_start, efficiency_without_unit, efficiency_is_compute),
     draw=lambda rng, _: ([0.22, 0.4, 0.55], *other_law(rng)),
-)
-
-
-LAW.append(
-    Exercise(
-        name="efficiency",
-        kind="write",
-        where="fit.py:log_f",
-        paper="Fig. 7",
-        minutes=10,
-        teaches="In the right coordinates Eq. 1 is a straight line, and B its slope.",
-        hints=(
-            "Fig. 7; F(R) at the top of fit.py.",
-            "Solve Eq. 1 for C^B, not for C; then take the logarithm.",
-            "The log odds of the gain, (R - R_0) to (A - R), plus B log C_mid; scipy has a logit.",
-        ),
-        claims=(EFFICIENCY,),
-    )
 )
 
 
@@ -180,31 +167,23 @@ def needed_linear(law, R):
 
 
 # The three points of SIGMOID, and a pass rate below R_0, which needs no compute.
-NEEDED = Claim(
+LAW.write(
+    name="compute-for",
+    where="fit.py:Fit.compute_for",
+    paper="Eq. 1",
+    minutes=15,
+    teaches="The law read backwards: what a pass rate costs.",
+    hints=(
+        "Eq. 1, solved for C.",
+        "Below R_0 nothing is needed, at A none is enough: clip the share to [0, 1], then the logit gives both.",
+        "C_mid times the exponential of the share's logit over B.",
+    ),
     says="compute_for: Eq. 1 solved for C: 10, 30, 90, and 0 where the pass rate is below R_0",
     probe=needed,
     inputs=([0.25, 0.45, 0.65, 0.1], 0.7, 2.0, 30.0, 0.2),
     expected=[10.0, 30.0, 90.0, 0.0],
     mistakes=(needed_inverted, needed_without_root, needed_of_the_asymptote, needed_linear),
     draw=lambda rng, _: ([0.25, 0.4, 0.5, 0.1], *other_law(rng)),
-)
-
-
-LAW.append(
-    Exercise(
-        name="compute-for",
-        kind="write",
-        where="fit.py:Fit.compute_for",
-        paper="Eq. 1",
-        minutes=15,
-        teaches="The law read backwards: what a pass rate costs.",
-        hints=(
-            "Eq. 1, solved for C.",
-            "Below R_0 nothing is needed, at A none is enough: clip the share to [0, 1], then the logit gives both.",
-            "C_mid times the exponential of the share's logit over B.",
-        ),
-        claims=(NEEDED,),
-    )
 )
 
 
@@ -233,32 +212,24 @@ def forecast_of_the_last_point(law, last=1):
 
 
 # The last two evaluations: C = 30 and 40, mean 35; R = 0.3 and 0.4, mean 0.35, which is the law at 35.
-FORECAST = Claim(
+LAW.bug(
+    name="forecast-error",
+    where="forecast.py:hindcast",
+    paper="Sec. 2.1",
+    minutes=15,
+    teaches="A forecast can only be judged at the compute it was made for.",
+    hints=(
+        "Sec. 2.1, extrapolation.",
+        "The measured value is a mean of several evaluations. At which compute?",
+        "Mean of the pass rates against the law at the mean of the computes.",
+    ),
     says="forecast: the mean of the last evaluations is compared with the law at their mean compute",
     probe=end_of_run,
     inputs=([10.0, 20.0, 30.0, 40.0], [0.1, 0.2, 0.3, 0.4]),
     expected=[35.0, 0.35, 0.35, 0.0],
     mistakes=(forecast_of_the_last_point,),
-)
-
-
-LAW.append(
-    Exercise(
-        name="forecast-error",
-        kind="bug",
-        where="forecast.py:hindcast",
-        paper="Sec. 2.1",
-        minutes=15,
-        teaches="A forecast can only be judged at the compute it was made for.",
-        hints=(
-            "Sec. 2.1, extrapolation.",
-            "The measured value is a mean of several evaluations. At which compute?",
-            "Mean of the pass rates against the law at the mean of the computes.",
-        ),
-        claims=(FORECAST,),
-        bug=("law.run.compute[-last:].mean()", "law.run.compute[-1]"),
-        symptom="Forecasts of the mean of the last evaluations come out too high, even of points that lie on the law.",
-    )
+    bug=("law.run.compute[-last:].mean()", "law.run.compute[-1]"),
+    symptom="Forecasts of the mean of the last evaluations come out too high, even of points that lie on the law.",
 )
 
 
@@ -280,30 +251,18 @@ def crossing_swapped():
     return 1, 0
 
 
-CROSSING = Claim(
-    says="crossing: which run (0 or 1) has the higher pass rate at 5,000 GPU-hours, and which at 50,000",
-    probe=numbers,
-    inputs=(),
-    expected=None,
+LAW.predict(
+    name="crossing",
+    paper="A.8, Table 1",
+    minutes=10,
+    teaches="What looks better early can end lower.",
+    hints=(
+        "A.8 and Table 1.",
+        "R_0 is the same for both; compare the curves at both computes, not A or C_mid alone.",
+        "Put the published numbers into Eq. 1: (A, B, C_mid), 5,000 and 50,000 GPU-hours.",
+    ),
+    says="which run (0 or 1) has the higher pass rate at 5,000 GPU-hours, and which at 50,000",
     mistakes=(crossing_early_winner, crossing_by_asymptote, crossing_swapped),
-)
-
-
-LAW.append(
-    Exercise(
-        name="crossing",
-        kind="predict",
-        where="answers.py:crossing",
-        paper="A.8, Table 1",
-        minutes=10,
-        teaches="What looks better early can end lower.",
-        hints=(
-            "A.8 and Table 1.",
-            "R_0 is the same for both; compare the curves at both computes, not A or C_mid alone.",
-            "Put the published numbers into Eq. 1: (A, B, C_mid), 5,000 and 50,000 GPU-hours.",
-        ),
-        claims=(CROSSING,),
-    )
 )
 
 
@@ -320,59 +279,35 @@ def power_law_of_a_longer_range():
     return 1.0
 
 
-POWER_LAW = Claim(
-    says="power_law: the asymptote A of a power law fitted between 5,000 and 50,000 GPU-hours",
-    probe=numbers,
-    inputs=(),
-    expected=None,
+LAW.predict(
+    name="power-law",
+    paper="A.4",
+    minutes=10,
+    teaches="A law without a bend, fitted while the curve still bends, gives too high an asymptote.",
+    hints=(
+        "A.4.",
+        "The sigmoid is close to a power law only far above C_mid, which is 10,909 GPU-hours here.",
+        "The power law has to explain a steep start by an asymptote further away. The paper gives the number.",
+    ),
+    says="the asymptote A of a power law fitted between 5,000 and 50,000 GPU-hours",
     mistakes=(power_law_agrees, power_law_of_a_longer_range),
     atol=0.03,
-)
-
-
-LAW.append(
-    Exercise(
-        name="power-law",
-        kind="predict",
-        where="answers.py:power_law",
-        paper="A.4",
-        minutes=10,
-        teaches="A law without a bend, fitted while the curve still bends, gives too high an asymptote.",
-        hints=(
-            "A.4.",
-            "The sigmoid is close to a power law only far above C_mid, which is 10,909 GPU-hours here.",
-            "The power law has to explain a steep start by an asymptote further away. The paper gives the number.",
-        ),
-        claims=(POWER_LAW,),
-    )
 )
 
 
 # --- half ------------------------------------------------------------------------------------------------------------
 
 
-HALF = Claim(
-    says="half: forecast of the end from the first half of the compute, what was measured, forecast - measured",
-    probe=numbers,
-    inputs=(),
-    expected=None,
+LAW.measure(
+    name="half",
+    paper="Sec. 2.1",
+    minutes=15,
+    teaches="The whole point: the first half of a run says where it will end.",
+    hints=(
+        "Sec. 2.1; `python fit.py --help`.",
+        "`python fit.py results/main_seed4.jsonl --forecast-error` forecasts from several shares of the compute.",
+        "The row whose share is 0.5: forecast, measured, error.",
+    ),
+    says="forecast of the end from the first half of the compute, what was measured, forecast - measured",
     atol=2e-3,
-)
-
-
-LAW.append(
-    Exercise(
-        name="half",
-        kind="measure",
-        where="answers.py:half",
-        paper="Sec. 2.1",
-        minutes=15,
-        teaches="The whole point: the first half of a run says where it will end.",
-        hints=(
-            "Sec. 2.1; `python fit.py --help`.",
-            "`python fit.py results/long_seed0.jsonl --forecast-error` forecasts from several shares of the compute.",
-            "The row whose share is 0.5: forecast, measured, error.",
-        ),
-        claims=(HALF,),
-    )
 )

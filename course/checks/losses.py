@@ -8,15 +8,14 @@ Test: pytest tests/test_exercises.py
 """
 
 import math
-from typing import NamedTuple
+from types import SimpleNamespace
 
 import torch
 
-from course.checker import Exercise
-from course.checks.claims import Claim
+from course.checks.claims import Chapter, Claim
 
-LOSSES = []  # the exercises of the chapter, in order
-ADVANTAGES = []  # the exercises of the chapter, in order
+LOSSES = Chapter()
+ADVANTAGES = Chapter()
 
 
 # --- ratio -----------------------------------------------------------------------------------------------------------
@@ -107,22 +106,19 @@ RATIO = Claim(
 )
 
 
-LOSSES.append(
-    Exercise(
-        name="ratio",
-        kind="write",
-        where="loss.py:importance_ratio",
-        paper="Eq. 2",
-        minutes=10,
-        teaches="The importance ratio compares the policy that trains with the policy that sampled, token by token.",
-        hints=(
-            "Eq. 2; the module docstring names both log-probabilities.",
-            "Padding holds nan and -inf. What happens to a sum over tokens if one position is nan?",
-            "A ratio of probabilities is the exponential of a difference of logarithms. A helper in the same file "
-            "takes that difference and leaves 0 where the mask is False.",
-        ),
-        claims=(RATIO,),
-    )
+LOSSES.write(
+    name="ratio",
+    where="loss.py:importance_ratio",
+    paper="Eq. 2",
+    minutes=10,
+    teaches="The importance ratio compares the policy that trains with the policy that sampled, token by token.",
+    hints=(
+        "Eq. 2; the module docstring names both log-probabilities.",
+        "Padding holds nan and -inf. What happens to a sum over tokens if one position is nan?",
+        "A ratio of probabilities is the exponential of a difference of logarithms. A helper in the same file "
+        "takes that difference and leaves 0 where the mask is False.",
+    ),
+    claims=(RATIO,),
 )
 
 
@@ -134,22 +130,19 @@ def cispo_without_stop_gradient(logprobs, gen_logprobs, advantages, mask, *, eps
     return _weighted_logprobs(_ratio(logprobs, gen_logprobs, mask).clamp(max=eps_max), logprobs, advantages, mask)
 
 
-def cispo_cap_is_one_plus_eps(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+def cispo_cap_is_one_plus_eps(*batch, eps_max):
     """cap the ratio at 1 + eps_max instead of eps_max (the half-width of a clip, not a cap)."""
-    ratio = _ratio(logprobs, gen_logprobs, mask).detach()
-    return _weighted_logprobs(ratio.clamp(max=1 + eps_max), logprobs, advantages, mask)
+    return _capped(*batch, cap=1 + eps_max)
 
 
-def cispo_cap_below_one(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+def cispo_cap_below_one(*batch, eps_max):
     """cap the ratio at 0.2 (the half-width of a clip, not a cap): on-policy tokens lose 4/5 of their weight."""
-    ratio = _ratio(logprobs, gen_logprobs, mask).detach()
-    return _weighted_logprobs(ratio.clamp(max=0.2), logprobs, advantages, mask)
+    return _capped(*batch, cap=0.2)
 
 
-def cispo_ratio_recomputed(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+def cispo_ratio_recomputed(logprobs, gen_logprobs, *rest, eps_max):
     """recompute the old log-probs with the trainer: the ratio is 1 everywhere and the cap never acts."""
-    ratio = _ratio(logprobs, logprobs, mask).detach()
-    return _weighted_logprobs(ratio.clamp(max=eps_max), logprobs, advantages, mask)
+    return _capped(logprobs, logprobs, *rest, cap=eps_max)
 
 
 def cispo_ratio_inverted(logprobs, gen_logprobs, advantages, mask, *, eps_max):
@@ -171,23 +164,26 @@ def cispo_drops_capped_tokens(logprobs, gen_logprobs, advantages, mask, *, eps_m
     return _weighted_logprobs(ratio * (ratio <= eps_max), logprobs, advantages, mask)
 
 
-def cispo_to_be_minimised(logprobs, gen_logprobs, advantages, mask, *, eps_max):
+def cispo_to_be_minimised(*batch, eps_max):
     """return a loss to be minimised: what is asked for is the objective, to be maximised."""
-    ratio = _ratio(logprobs, gen_logprobs, mask).detach()
-    return -_weighted_logprobs(ratio.clamp(max=eps_max), logprobs, advantages, mask)
+    return -_capped(*batch, cap=eps_max)
 
 
 def cispo_injected_tokens_counted(logprobs, gen_logprobs, advantages, mask, *, eps_max):
     """count every finite position: the phrase injected by an interruption is trained as if it had been sampled."""
-    mask = logprobs.isfinite() & gen_logprobs.isfinite()
-    ratio = _ratio(logprobs, gen_logprobs, mask).detach()
-    return _weighted_logprobs(ratio.clamp(max=eps_max), logprobs, advantages, mask)
+    return _capped(logprobs, gen_logprobs, advantages, logprobs.isfinite() & gen_logprobs.isfinite(), cap=eps_max)
 
 
 def cispo_mask_multiplied(logprobs, gen_logprobs, advantages, mask, *, eps_max):
     """multiply by the mask at the end: 0 * inf and 0 * nan are nan, so padding must be filled before any arithmetic."""
     ratio = (logprobs - gen_logprobs).exp().clamp(max=eps_max).detach()
     return ratio * advantages[:, None] * logprobs * mask
+
+
+def _capped(logprobs, gen_logprobs, advantages, mask, *, cap):
+    """Right, if the cap is."""
+    ratio = _ratio(logprobs, gen_logprobs, mask).detach()
+    return _weighted_logprobs(ratio.clamp(max=cap), logprobs, advantages, mask)
 
 
 def _weighted_logprobs(weight, logprobs, advantages, mask):
@@ -245,22 +241,19 @@ CISPO_VALUE = Claim(
 )
 
 
-LOSSES.append(
-    Exercise(
-        name="cispo",
-        kind="write",
-        where="loss.py:cispo",
-        paper="Eq. 4",
-        minutes=25,
-        teaches="CISPO caps the weight of a token and never takes its gradient away.",
-        hints=(
-            "Eq. 4 and the symbols at the top of loss.py; sg is a stop-gradient.",
-            "The cap is on the ratio itself, and the ratio must not carry a gradient of its own. Masked positions may "
-            "hold nan: fill them before any product.",
-            "Ratio, capped from above, detached; times the advantage; times log pi_train; 0 outside the mask.",
-        ),
-        claims=(CISPO_GRADIENT, CISPO_VALUE),
-    )
+LOSSES.write(
+    name="cispo",
+    where="loss.py:cispo",
+    paper="Eq. 4",
+    minutes=25,
+    teaches="CISPO caps the weight of a token and never takes its gradient away.",
+    hints=(
+        "Eq. 4 and the symbols at the top of loss.py; sg is a stop-gradient.",
+        "The cap is on the ratio itself, and the ratio must not carry a gradient of its own. Masked positions may "
+        "hold nan: fill them before any product.",
+        "Ratio, capped from above, detached; times the advantage; times log pi_train; 0 outside the mask.",
+    ),
+    claims=(CISPO_GRADIENT, CISPO_VALUE),
 )
 
 
@@ -343,22 +336,19 @@ CLIP_GRADIENT = Claim(
 )
 
 
-LOSSES.append(
-    Exercise(
-        name="clip",
-        kind="write",
-        where="loss.py:_clip",
-        paper="Eq. 3, 7, 8",
-        minutes=20,
-        teaches="The min of PPO's clip leaves one side open for each sign of the advantage.",
-        hints=(
-            "Eq. 3; DAPO's two half-widths are in Eq. 8.",
-            "What should happen to a bad token (negative advantage) that has become eight times likelier?",
-            "Two candidates per token, ratio and bounded ratio, each times the advantage; the smaller one counts, for "
-            "both signs; 0 outside the mask. Half-widths below 0 are refused.",
-        ),
-        claims=(CLIP_VALUE, CLIP_GRADIENT),
-    )
+LOSSES.write(
+    name="clip",
+    where="loss.py:_clip",
+    paper="Eq. 3, 7, 8",
+    minutes=20,
+    teaches="The min of PPO's clip leaves one side open for each sign of the advantage.",
+    hints=(
+        "Eq. 3; DAPO's two half-widths are in Eq. 8.",
+        "What should happen to a bad token (negative advantage) that has become eight times likelier?",
+        "Two candidates per token, ratio and bounded ratio, each times the advantage; the smaller one counts, for "
+        "both signs; 0 outside the mask. Half-widths below 0 are refused.",
+    ),
+    claims=(CLIP_VALUE, CLIP_GRADIENT),
 )
 
 
@@ -411,58 +401,56 @@ SEQUENCE_RATIO = Claim(
 )
 
 
-LOSSES.append(
-    Exercise(
-        name="gspo",
-        kind="write",
-        where="loss.py:sequence_ratio",
-        paper="Sec. 3.2",
-        minutes=15,
-        teaches="GSPO clips a completion by one ratio, the geometric mean of its tokens'.",
-        hints=(
-            "Sec. 3.2, and the Deviation line at the top of loss.py.",
-            "The length is that of the sampled tokens; a completion without any must not divide by 0.",
-            "The geometric mean is the exponential of the mean logarithm. Keep the last dimension, for broadcasting.",
-        ),
-        claims=(SEQUENCE_RATIO,),
-    )
+LOSSES.write(
+    name="gspo",
+    where="loss.py:sequence_ratio",
+    paper="Sec. 3.2",
+    minutes=15,
+    teaches="GSPO clips a completion by one ratio, the geometric mean of its tokens'.",
+    hints=(
+        "Sec. 3.2, and the Deviation line at the top of loss.py.",
+        "The length is that of the sampled tokens; a completion without any must not divide by 0.",
+        "The geometric mean is the exponential of the mean logarithm. Keep the last dimension, for broadcasting.",
+    ),
+    claims=(SEQUENCE_RATIO,),
 )
 
 
 # --- dapo-direction --------------------------------------------------------------------------------------------------
 
 
-def dapo_max_for_negative_advantages(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+def dapo_max_for_negative_advantages(*batch, **eps):
     """take the max instead of the min where A < 0: tokens with a ratio above the clip lose their gradient."""
-    ratio = _ratio(logprobs, gen_logprobs, mask)
-    advantages = advantages[:, None]
-    free, bound = ratio * advantages, ratio.clamp(1 - eps_low, 1 + eps_high) * advantages
-    return _fill(torch.where(advantages < 0, torch.maximum(free, bound), torch.minimum(free, bound)), mask)
+    return _on_ratio(clip_max_for_negative_advantages, *batch, **eps)
 
 
-def dapo_without_min(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+def dapo_without_min(*batch, **eps):
     """clip the ratio on both sides and leave out the min: tokens that moved the wrong way lose their gradient."""
-    return _fill(_ratio(logprobs, gen_logprobs, mask).clamp(1 - eps_low, 1 + eps_high) * advantages[:, None], mask)
+    return _on_ratio(clip_without_min, *batch, **eps)
 
 
-def dapo_half_widths_swapped(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+def dapo_half_widths_swapped(*batch, **eps):
     """swap the half-widths, so that eps_high lies below 1 and eps_low above."""
-    return _clip(_ratio(logprobs, gen_logprobs, mask), advantages, mask, eps_high, eps_low)
+    return _on_ratio(clip_half_widths_swapped, *batch, **eps)
 
 
-def dapo_upper_half_width_ignored(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+def dapo_upper_half_width_ignored(*batch, **eps):
     """use the lower half-width for both sides, which is GRPO's symmetric clip."""
-    return _clip(_ratio(logprobs, gen_logprobs, mask), advantages, mask, eps_low, eps_low)
+    return _on_ratio(clip_upper_half_width_ignored, *batch, **eps)
 
 
-def dapo_ratio_recomputed(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+def dapo_ratio_recomputed(logprobs, gen_logprobs, *rest, **eps):
     """recompute the old log-probs with the trainer: the ratio is 1 everywhere and nothing is ever clipped."""
-    return _clip(_ratio(logprobs, logprobs.detach(), mask), advantages, mask, eps_low, eps_high)
+    return _on_ratio(_clip, logprobs, logprobs.detach(), *rest, **eps)
 
 
-def dapo_ratio_inverted(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+def dapo_ratio_inverted(logprobs, gen_logprobs, *rest, **eps):
     """divide pi_gen by pi_train instead of pi_train by pi_gen."""
-    return _clip(_ratio(gen_logprobs, logprobs, mask), advantages, mask, eps_low, eps_high)
+    return _on_ratio(_clip, gen_logprobs, logprobs, *rest, **eps)
+
+
+def _on_ratio(clip, logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
+    return clip(_ratio(logprobs, gen_logprobs, mask), advantages, mask, eps_low, eps_high)
 
 
 CLIP_MISTAKES = (
@@ -500,26 +488,23 @@ DAPO_GRADIENT = Claim(
 )
 
 
-LOSSES.append(
-    Exercise(
-        name="dapo-direction",
-        kind="bug",
-        where="loss.py:dapo",
-        paper="Eq. 8",
-        minutes=15,
-        teaches="A ratio turned round still trains for a while, in the wrong direction.",
-        hints=(
-            "Eq. 8 and Eq. 2.",
-            "On-policy both directions give 1, so the first step looks right.",
-            "Which policy stands above the line, which below?",
-        ),
-        claims=(DAPO_VALUE, DAPO_GRADIENT),
-        bug=(
-            "return _clip(importance_ratio(logprobs, gen_logprobs, mask), advantages",
-            "return _clip(importance_ratio(gen_logprobs, logprobs, mask), advantages",
-        ),
-        symptom="With --loss dapo the first optimizer step is right; after a few steps off-policy the reward falls.",
-    )
+LOSSES.bug(
+    name="dapo-direction",
+    where="loss.py:dapo",
+    paper="Eq. 8",
+    minutes=15,
+    teaches="A ratio turned round still trains for a while, in the wrong direction.",
+    hints=(
+        "Eq. 8 and Eq. 2.",
+        "On-policy both directions give 1, so the first step looks right.",
+        "Which policy stands above the line, which below?",
+    ),
+    claims=(DAPO_VALUE, DAPO_GRADIENT),
+    bug=(
+        "return _clip(importance_ratio(logprobs, gen_logprobs, mask), advantages",
+        "return _clip(importance_ratio(gen_logprobs, logprobs, mask), advantages",
+    ),
+    symptom="With --loss dapo the first optimizer step is right; after a few steps off-policy the reward falls.",
 )
 
 
@@ -570,7 +555,17 @@ CAP_INPUT = inputs(
 )
 
 
-CAPPED = Claim(
+LOSSES.write(
+    name="clipped",
+    where="loss.py:cap_acts",
+    paper="A.17",
+    minutes=15,
+    teaches="What a log counts has to be what the objective does.",
+    hints=(
+        "A.17; the docstrings of cap_acts and cispo.",
+        "A clip acts on one side, which the sign of the advantage decides. A cap does not ask for the sign.",
+        "Sampled tokens with a ratio above the cap, in completions that have an advantage at all.",
+    ),
     says="clipped: tokens that the cap weighs less, whatever the sign of the advantage",
     probe=capped_tokens,
     inputs=CAP_INPUT,
@@ -582,24 +577,6 @@ CAPPED = Claim(
         clipped_without_gradient_too,
     ),
     draw=ratios_around_the_cap,
-)
-
-
-LOSSES.append(
-    Exercise(
-        name="clipped",
-        kind="write",
-        where="loss.py:cap_acts",
-        paper="A.17",
-        minutes=15,
-        teaches="What a log counts has to be what the objective does.",
-        hints=(
-            "A.17; the docstrings of cap_acts and cispo.",
-            "A clip acts on one side, which the sign of the advantage decides. A cap does not ask for the sign.",
-            "Sampled tokens with a ratio above the cap, in completions that have an advantage at all.",
-        ),
-        claims=(CAPPED,),
-    )
 )
 
 
@@ -621,41 +598,20 @@ def weights_cispo_drops():
     return 0, 0, 0, -8
 
 
-def numbers(answer):
-    """A prediction, one number or several, as floats."""
-    value = answer()
-    value = value.tolist() if hasattr(value, "tolist") else value
-    return [float(x) for x in value] if isinstance(value, (tuple, list)) else float(value)
-
-
-WEIGHTS = Claim(
-    says="weights: d objective / d log pi_train of a token 8 times as likely as when sampled: "
-    "(CISPO, DAPO) for A = +1, "
+LOSSES.predict(
+    name="weights",
+    paper="Eq. 3, 4",
+    minutes=10,
+    teaches="Where DAPO drops a token CISPO keeps it with a capped weight; where DAPO keeps it, its weight has no cap.",
+    hints=(
+        "Eq. 3 and 4.",
+        "The min of Eq. 3 depends on the sign of the advantage.",
+        "The weight is d objective / d log pi_train. Where the clip is the smaller it does not depend on pi_train.",
+    ),
+    says="d objective / d log pi_train of a token 8 times as likely as when sampled: (CISPO, DAPO) for A = +1, "
     "then A = -1",
-    probe=numbers,
-    inputs=(),
-    expected=None,
     mistakes=(weights_dapo_keeps_capped, weights_dapo_drops_both, weights_cispo_drops),
     atol=1e-3,
-)
-
-
-LOSSES.append(
-    Exercise(
-        name="weights",
-        kind="predict",
-        where="answers.py:weights",
-        paper="Eq. 3, 4",
-        minutes=10,
-        teaches="Where DAPO drops a token CISPO keeps it with a capped weight; where DAPO keeps it, "
-        "its weight has no cap.",
-        hints=(
-            "Eq. 3 and 4.",
-            "The min of Eq. 3 depends on the sign of the advantage.",
-            "The weight is d objective / d log pi_train. Where the clip is the smaller it does not depend on pi_train.",
-        ),
-        claims=(WEIGHTS,),
-    )
 )
 
 
@@ -688,7 +644,17 @@ def of_rewards(function, rewards):
 
 
 # Means (1 - 1 + 1 - 1) / 4 = 0 and (1 - 1 - 1 - 1) / 4 = -1/2.
-BASELINE = Claim(
+ADVANTAGES.write(
+    name="baseline",
+    where="loss.py:group_advantages",
+    paper="Sec. 2",
+    minutes=5,
+    teaches="A completion is compared with the other completions of its own prompt.",
+    hints=(
+        "Sec. 2; A_i at the top of loss.py.",
+        "Rewards are (P, G): one row per prompt.",
+        "Subtract from every reward the mean of its row, the reward itself included.",
+    ),
     says="baseline: rewards minus the mean of their own prompt",
     probe=of_rewards,
     inputs=(torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.0, -1.0, -1.0, -1.0]]),),
@@ -699,24 +665,6 @@ BASELINE = Claim(
         baseline_subtracts_the_rewards,
         baseline_over_the_wrong_axis,
     ),
-)
-
-
-ADVANTAGES.append(
-    Exercise(
-        name="baseline",
-        kind="write",
-        where="loss.py:group_advantages",
-        paper="Sec. 2",
-        minutes=5,
-        teaches="A completion is compared with the other completions of its own prompt.",
-        hints=(
-            "Sec. 2; A_i at the top of loss.py.",
-            "Rewards are (P, G): one row per prompt.",
-            "Subtract from every reward the mean of its row, the reward itself included.",
-        ),
-        claims=(BASELINE,),
-    )
 )
 
 
@@ -761,7 +709,17 @@ def normalised(normalise, advantages):
 BATCH_STD = math.sqrt(50 / 3)
 
 
-NORMALISED = Claim(
+ADVANTAGES.write(
+    name="advantages",
+    where="loss.py:normalise",
+    paper="Eq. 5, Sec. 3.2",
+    minutes=15,
+    teaches="Prompt, batch or no normalisation: who shares a std decides whether hard and easy prompts weigh alike.",
+    hints=(
+        "Eq. 5; Sec. 3.2 compares the three; what is open in the paper stands above STD_EPS.",
+        "torch.std divides by n - 1 unless told otherwise, and a group of equal rewards has the std 0.",
+        "Divide by a population std plus the module's epsilon; the std is of the row or of everything.",
+    ),
     says="normalise: over the std of the batch, of each prompt, or not at all; equal rewards stay 0",
     probe=normalised,
     inputs=(torch.tensor([[1.0, -1.0], [7.0, -7.0], [0.0, 0.0]]),),
@@ -777,25 +735,6 @@ NORMALISED = Claim(
         normalise_batch_as_prompt,
         normalise_by_the_largest,
     ),
-)
-
-
-ADVANTAGES.append(
-    Exercise(
-        name="advantages",
-        kind="write",
-        where="loss.py:normalise",
-        paper="Eq. 5, Sec. 3.2",
-        minutes=15,
-        teaches="Prompt, batch or no normalisation: who shares a std decides whether hard and easy "
-        "prompts weigh alike.",
-        hints=(
-            "Eq. 5; Sec. 3.2 compares the three; what is open in the paper stands above STD_EPS.",
-            "torch.std divides by n - 1 unless told otherwise, and a group of equal rewards has the std 0.",
-            "Divide by a population std plus the module's epsilon; the std is of the row or of everything.",
-        ),
-        claims=(NORMALISED,),
-    )
 )
 
 
@@ -826,33 +765,25 @@ def groups_of_eight(rng, _):
 
 
 # In fp32 the mean of eight rewards of 0.7 is not 0.7, so that a std comes out above 0 though all rewards are equal.
-VARIED = Claim(
+ADVANTAGES.bug(
+    name="zero-variance",
+    where="loss.py:nonzero_variance",
+    paper="Sec. 3.2",
+    minutes=10,
+    teaches="A std computed from a rounded mean cannot be compared with 0.",
+    hints=(
+        "Sec. 3.2, zero-variance filtering.",
+        "How is the mean of eight times 0.7 rounded in fp32?",
+        "Whether numbers are equal can be asked without computing anything.",
+    ),
     says="zero_variance: only prompts whose rewards differ are kept, also where the mean is rounded",
     probe=one_by_one,
     inputs=(torch.tensor([[0.7] * 8, [0.7] * 7 + [-1.0], [-1.0] * 8, [0.5] * 8]),),
     expected=[False, True, False, False],
     mistakes=(filter_keeps_solved_prompts, filter_keeps_what_has_a_std),
     draw=groups_of_eight,
-)
-
-
-ADVANTAGES.append(
-    Exercise(
-        name="zero-variance",
-        kind="bug",
-        where="loss.py:nonzero_variance",
-        paper="Sec. 3.2",
-        minutes=10,
-        teaches="A std computed from a rounded mean cannot be compared with 0.",
-        hints=(
-            "Sec. 3.2, zero-variance filtering.",
-            "How is the mean of eight times 0.7 rounded in fp32?",
-            "Whether numbers are equal can be asked without computing anything.",
-        ),
-        claims=(VARIED,),
-        bug=("return (rewards != rewards[:, :1]).any(-1)", "return rewards.std(-1) > 0"),
-        symptom="With rewards of 0.7 the filter keeps prompts whose rewards are all equal; their advantages blow up.",
-    )
+    bug=("return (rewards != rewards[:, :1]).any(-1)", "return rewards.std(-1) > 0"),
+    symptom="With rewards of 0.7 the filter keeps prompts whose rewards are all equal; their advantages blow up.",
 )
 
 
@@ -865,17 +796,12 @@ def filter_by_the_shaped_reward(groups, *, zero_variance_filter, normalisation):
     return known & torch.tensor([len({rollout.reward for rollout in group}) > 1 for group in groups]), None
 
 
-class Graded(NamedTuple):
-    """The fields of pipeline.RolloutMetadata that compute_advantages reads."""
-
-    reward: float
-    value: float | None
-
-
 def rollouts(rewards, unverified):
     """Groups of rollouts, correct where the reward is above 0; if `unverified`, the last prompt's verifier failed."""
-    groups = [[Graded(r, r > 0) for r in group] for group in rewards.tolist()]
-    return groups[:-1] + [[Graded(r, None) for r in rewards[-1].tolist()]] if unverified else groups
+    groups = [[SimpleNamespace(reward=r, value=r > 0) for r in group] for group in rewards.tolist()]
+    for rollout in groups[-1] if unverified else ():
+        rollout.value = None
+    return groups
 
 
 def kept_prompts(compute_advantages, rewards, unverified):
@@ -889,33 +815,25 @@ def shaped_rewards(rng, _):
 
 
 # Prompt 0: both answers right, one with a length penalty, so its correctness has no variance. Prompt 2: no verdict.
-SHAPED = Claim(
+ADVANTAGES.bug(
+    name="shaped-filter",
+    where="loss.py:compute_advantages",
+    paper="Sec. 3.2",
+    minutes=15,
+    teaches="Filters ask whether an answer was correct, never how it was rewarded.",
+    hints=(
+        "Sec. 3.2, and Eq. 9 in Sec. A.10, A.15.",
+        "With a length penalty two correct answers can have different rewards.",
+        "Follow the two tensors made from the rollouts to where the prompts are chosen.",
+    ),
     says="shaped-filter: it looks at correctness, not at a shaped reward, and drops a group whose verifier failed",
     probe=kept_prompts,
     inputs=(torch.tensor([[1.0, 0.5], [1.0, -1.0], [1.0, -1.0]]), True),
     expected=[False, True, False],
     mistakes=(filter_by_the_shaped_reward,),
     draw=shaped_rewards,
-)
-
-
-ADVANTAGES.append(
-    Exercise(
-        name="shaped-filter",
-        kind="bug",
-        where="loss.py:compute_advantages",
-        paper="Sec. 3.2",
-        minutes=15,
-        teaches="Filters ask whether an answer was correct, never how it was rewarded.",
-        hints=(
-            "Sec. 3.2, and Eq. 9 in Sec. A.10, A.15.",
-            "With a length penalty two correct answers can have different rewards.",
-            "Follow the two tensors made from the rollouts to where the prompts are chosen.",
-        ),
-        claims=(SHAPED,),
-        bug=("kept = graded & nonzero_variance(correct) if", "kept = graded & nonzero_variance(rewards) if"),
-        symptom="With --length-control penalty hardly any prompt is filtered, though many are always solved.",
-    )
+    bug=("kept = graded & nonzero_variance(correct) if", "kept = graded & nonzero_variance(rewards) if"),
+    symptom="With --length-control penalty hardly any prompt is filtered, though many are always solved.",
 )
 
 
@@ -997,21 +915,18 @@ TOKENS_PER_PROMPT = Claim(
 )
 
 
-ADVANTAGES.append(
-    Exercise(
-        name="denominators",
-        kind="write",
-        where="loss.py:global_denominators",
-        paper="Sec. 3.2",
-        minutes=15,
-        teaches="An average needs to know what it divides by before the first micro-batch is there.",
-        hints=(
-            "Sec. 3.2; A.6 on the effective batch.",
-            "A completion of length 0 carries no loss; a prompt all of whose completions have length 0 is not counted.",
-            "Add the lengths up at each prompt's index, then count what is above 0.",
-        ),
-        claims=(DENOMINATORS, TOKENS_PER_PROMPT),
-    )
+ADVANTAGES.write(
+    name="denominators",
+    where="loss.py:global_denominators",
+    paper="Sec. 3.2",
+    minutes=15,
+    teaches="An average needs to know what it divides by before the first micro-batch is there.",
+    hints=(
+        "Sec. 3.2; A.6 on the effective batch.",
+        "A completion of length 0 carries no loss; a prompt all of whose completions have length 0 is not counted.",
+        "Add the lengths up at each prompt's index, then count what is above 0.",
+    ),
+    claims=(DENOMINATORS, TOKENS_PER_PROMPT),
 )
 
 
@@ -1072,7 +987,7 @@ def aggregate_with_micro_batch_denominators(objective, mask, prompt_index, how, 
         divisor = denominators.completions * mask.sum(-1) if how == "sample" else denominators.tokens
         return (_fill(objective, mask).sum(-1) / divisor).sum()
     share = len(mask) / denominators.completions * mask.any()
-    return share * _prompt_average(objective, mask, prompt_index, mask.sum(-1))
+    return share * _prompt_average(objective, mask, prompt_index, mask.sum(-1).clamp(min=1))
 
 
 def _length_with_injected(mask):
@@ -1088,43 +1003,31 @@ def _prompt_average(objective, mask, prompt_index, lengths):
     return torch.stack(averages).mean()
 
 
-class Counts(NamedTuple):
-    """The fields of loss.Denominators, written once more so that nothing of loss.py is used here."""
-
-    completions: int
-    prompts: int
-    tokens: int
-    tokens_per_prompt: torch.Tensor
-
-
 # Two prompts of two completions, with 2 and 5 sampled tokens; the third completion has an injected token inside.
-OBJECTIVE = torch.tensor([[4.0, NAN, NAN], [8.0, NAN, NAN], [1.0, NAN, 3.0], [2.0, -1.0, 2.0]])
-
-
-MASK = OBJECTIVE.isfinite()
-
-
+# The objectives of loss.py are 0 where nothing was sampled.
+OBJECTIVE = torch.tensor([[4.0, 0.0, 0.0], [8.0, 0.0, 0.0], [1.0, 0.0, 3.0], [2.0, -1.0, 2.0]])
+MASK = OBJECTIVE != 0
 PROMPT_INDEX = torch.tensor([0, 0, 1, 1])
 
 
-WHOLE = Counts(completions=4, prompts=2, tokens=7, tokens_per_prompt=torch.tensor([2, 5]))
+WHOLE = SimpleNamespace(completions=4, prompts=2, tokens=7, tokens_per_prompt=torch.tensor([2, 5]))
 
 
 def prompt_average(aggregate, objective, mask, prompt_index, whole):
-    return aggregate(objective, mask, prompt_index, "prompt", Counts(*whole))
+    return aggregate(objective, mask, prompt_index, "prompt", whole)
 
 
 def other_averages(aggregate, objective, mask, prompt_index, whole):
     """The sample and the token average, each with the share of a dummy: a micro-batch without any sampled token."""
     batches = (objective, mask, prompt_index), (objective[:1], mask[:1] & False, prompt_index[:1])
-    return [sum(float(aggregate(*batch, how, Counts(*whole))) for batch in batches) for how in ("sample", "token")]
+    return [sum(float(aggregate(*batch, how, whole)) for batch in batches) for how in ("sample", "token")]
 
 
 def micro_batches(aggregate, objective, mask, prompt_index, whole):
     """The prompt average from two micro-batches and a dummy."""
     parts = [(objective[rows], mask[rows], prompt_index[rows]) for rows in ([0, 1, 2], [3])]
     dummy = objective[:1], mask[:1] & False, prompt_index[:1]
-    return sum(float(aggregate(*part, "prompt", Counts(*whole))) for part in (*parts, dummy))
+    return sum(float(aggregate(*part, "prompt", whole)) for part in (*parts, dummy))
 
 
 BATCH = OBJECTIVE, MASK, PROMPT_INDEX
@@ -1134,7 +1037,7 @@ BATCH = OBJECTIVE, MASK, PROMPT_INDEX
 PROMPT_AVERAGE = Claim(
     says="prompt_average: every prompt has weight 1/2, whatever its length",
     probe=prompt_average,
-    inputs=(*BATCH, tuple(WHOLE)),
+    inputs=(*BATCH, WHOLE),
     expected=3.7,
     mistakes=(
         average_over_tokens,
@@ -1149,7 +1052,7 @@ PROMPT_AVERAGE = Claim(
 AVERAGES = Claim(
     says="averages: sample gives every completion the same weight, token every token; a dummy without tokens adds 0",
     probe=other_averages,
-    inputs=(*BATCH, tuple(WHOLE)),
+    inputs=(*BATCH, WHOLE),
     expected=[15 / 4, 19 / 7],
     mistakes=(aggregate_always_prompt, aggregate_names_swapped, aggregate_without_dummies),
 )
@@ -1159,29 +1062,26 @@ AVERAGES = Claim(
 MICRO_BATCHES = Claim(
     says="micro_batches: their shares add up to the prompt average of the whole batch",
     probe=micro_batches,
-    inputs=(*BATCH, tuple(WHOLE)),
+    inputs=(*BATCH, WHOLE),
     expected=3.7,
     mistakes=(aggregate_with_micro_batch_denominators,),
 )
 
 
-ADVANTAGES.append(
-    Exercise(
-        name="aggregate",
-        kind="write",
-        where="loss.py:aggregate",
-        paper="Sec. 3.2, Eq. 3, 8",
-        minutes=25,
-        teaches="Sample, prompt and token average differ in whether a long answer weighs more.",
-        hints=(
-            "Sec. 3.2, loss aggregation.",
-            "The denominators are those of the whole batch: shares of micro-batches are added, never averaged. "
-            "Objective may be nan outside the mask.",
-            "Each completion has one weight: 1 / (completions x its tokens), 1 / (prompts x its prompt's tokens) or "
-            "1 / tokens; the result is the sum over completions of weight times sum over sampled tokens.",
-        ),
-        claims=(PROMPT_AVERAGE, AVERAGES, MICRO_BATCHES),
-    )
+ADVANTAGES.write(
+    name="aggregate",
+    where="loss.py:aggregate",
+    paper="Sec. 3.2, Eq. 3, 8",
+    minutes=25,
+    teaches="Sample, prompt and token average differ in whether a long answer weighs more.",
+    hints=(
+        "Sec. 3.2, loss aggregation.",
+        "The denominators are those of the whole batch: shares of micro-batches are added, never averaged. "
+        "A dummy has no tokens, and 0 / 0 is nan.",
+        "Each completion has one weight: 1 / (completions x its tokens), 1 / (prompts x its prompt's tokens) or "
+        "1 / tokens; the result is the sum over completions of weight times sum over sampled tokens.",
+    ),
+    claims=(PROMPT_AVERAGE, AVERAGES, MICRO_BATCHES),
 )
 
 
@@ -1203,129 +1103,17 @@ def dropped_is_kept():
     return 1 - 2 * 0.5**4, 1 - 0.9**16
 
 
-DROPPED = Claim(
-    says="dropped: the share of prompts without a gradient at pass rate 1/2 with 4 completions, and at 0.9 with 16",
-    probe=numbers,
-    inputs=(),
-    expected=None,
+ADVANTAGES.predict(
+    name="dropped",
+    paper="Sec. 3.2",
+    minutes=5,
+    teaches="The better the policy, the fewer prompts of a batch teach anything.",
+    hints=(
+        "Sec. 3.2, zero-variance filtering and No-Positive-Resampling.",
+        "All wrong has no gradient either.",
+        "Independent answers, all of them right or all of them wrong.",
+    ),
+    says="the share of prompts without a gradient at pass rate 1/2 with 4 completions, and at 0.9 with 16",
     mistakes=(dropped_all_right_only, dropped_pass_rate, dropped_is_kept),
     atol=1e-3,
-)
-
-
-ADVANTAGES.append(
-    Exercise(
-        name="dropped",
-        kind="predict",
-        where="answers.py:dropped",
-        paper="Sec. 3.2",
-        minutes=5,
-        teaches="The better the policy, the fewer prompts of a batch teach anything.",
-        hints=(
-            "Sec. 3.2, zero-variance filtering and No-Positive-Resampling.",
-            "All wrong has no gradient either.",
-            "Independent answers, all of them right or all of them wrong.",
-        ),
-        claims=(DROPPED,),
-    )
-)
-
-
-# --- Claims on compositions, which only the project's own tests use --------------------------------------------------
-
-
-def gspo_without_length_normalisation(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
-    """multiply the token ratios without the root: the ratio of whole sequences drifts from 1 with their length."""
-    ratio = _ratio(logprobs, gen_logprobs, mask).prod(-1, keepdim=True).expand(mask.shape)
-    return _clip(ratio, advantages, mask, eps_low, eps_high)
-
-
-def gspo_arithmetic_mean(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
-    """average the token ratios instead of their logarithms (the arithmetic mean instead of the geometric one)."""
-    total = _fill(_ratio(logprobs, gen_logprobs, mask), mask).sum(-1, keepdim=True)
-    ratio = (total / mask.sum(-1, keepdim=True)).expand(mask.shape)
-    return _clip(ratio, advantages, mask, eps_low, eps_high)
-
-
-def gspo_injected_tokens_in_the_length(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
-    """count injected tokens in the length whose root is taken, so that interruptions pull the ratio towards 1."""
-    log_ratio = _ratio(logprobs, gen_logprobs, mask).log().sum(-1, keepdim=True)
-    ratio = (log_ratio / _length_with_injected(mask)[:, None]).exp().expand(mask.shape)
-    return _clip(ratio, advantages, mask, eps_low, eps_high)
-
-
-# Advantages: rewards (P, G) -> the batch-normalised advantages of the prompts that are kept
-def advantages_over_std_of_rewards(rewards):
-    """divide by the std of the raw rewards of the batch; the spread between prompts does not belong in it."""
-    kept = _kept(rewards)
-    return _centred(kept) / _std(kept)
-
-
-def advantages_normalised_before_the_filter(rewards):
-    """take the batch std before the zero-variance prompts are dropped: their zeros shrink it."""
-    return _centred(_kept(rewards)) / _std(_centred(rewards))
-
-
-def advantages_over_sample_std(rewards):
-    """divide by the sample std (ddof 1, the default of torch.std) instead of the population std."""
-    advantages = _centred(_kept(rewards))
-    return advantages / advantages.std()
-
-
-def advantages_over_group_std(rewards):
-    """divide each prompt by its own std, so that hard and easy prompts weigh alike (that is prompt normalisation)."""
-    advantages = _centred(_kept(rewards))
-    return advantages / advantages.std(-1, correction=0, keepdim=True)
-
-
-def advantages_from_the_batch_mean(rewards):
-    """subtract the mean reward of the batch instead of each prompt's own."""
-    kept = _kept(rewards)
-    return (kept - kept.mean()) / _std(kept)
-
-
-def _kept(rewards):
-    return rewards[rewards.amax(-1) > rewards.amin(-1)]
-
-
-def _centred(rewards):
-    return rewards - rewards.mean(-1, keepdim=True)
-
-
-def _std(values):
-    return values.std(correction=0)
-
-
-# Token ratios 4 and 1, or 1/4 and 1, with an injected token between: geometric means 2 and 1/2; clip [3/4, 7/4].
-GSPO_INPUT = inputs(
-    [[1 / 2, 1 / 4, 1 / 2, NAN]] * 2 + [[1 / 8, 1 / 4, 1 / 2, NAN]] * 2,
-    [[1 / 8, 1.0, 1 / 2, 0.0]] * 2 + [[1 / 2, 1.0, 1 / 2, 0.0]] * 2,
-    [1.0, -2.0, 1.0, -2.0],
-    ["1010"] * 4,
-)
-
-
-# min(2, 7/4), min(-4, -7/2), min(1/2, 3/4), min(-1, -3/2), each on both sampled tokens.
-GSPO_VALUE = Claim(
-    says="gspo: the clipped geometric mean of the token ratios times the advantage, on every sampled token",
-    probe=value_with_clip,
-    inputs=GSPO_INPUT,
-    expected=[[1.75, 0.0, 1.75, 0.0], [-4.0, 0.0, -4.0, 0.0], [0.5, 0.0, 0.5, 0.0], [-1.5, 0.0, -1.5, 0.0]],
-    mistakes=(gspo_without_length_normalisation, gspo_arithmetic_mean, gspo_injected_tokens_in_the_length),
-)
-
-
-# Means 0, 2, 3, so advantages +-1, 0 and 0 (dropped), +-7; std of the four kept: sqrt((1 + 1 + 49 + 49) / 4) = 5.
-BATCH_ADVANTAGES = Claim(
-    says="batch_advantages: divided by the std of the kept advantages, 5",
-    probe=of_rewards,
-    inputs=(torch.tensor([[1.0, -1.0], [2.0, 2.0], [10.0, -4.0]]),),
-    expected=[[0.2, -0.2], [1.4, -1.4]],
-    mistakes=(
-        advantages_over_std_of_rewards,
-        advantages_normalised_before_the_filter,
-        advantages_over_sample_std,
-        advantages_over_group_std,
-        advantages_from_the_batch_mean,
-    ),
 )

@@ -8,11 +8,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from course.checker import Exercise
-from course.checks.claims import Claim
-from course.checks.losses import numbers
+from course.checks.claims import Chapter, Claim
 
-REWARDS = []  # the exercises of the chapter, in order
+REWARDS = Chapter()
 
 
 # --- reward ----------------------------------------------------------------------------------------------------------
@@ -45,30 +43,22 @@ def reward_without_penalty(correct, penalty=0.0):
     return nan if correct is None else 1.0 if correct else -1.0
 
 
-REWARD = Claim(
+REWARDS.write(
+    name="reward",
+    where="reward.py:reward",
+    paper="Sec. 2, Eq. 9",
+    minutes=5,
+    teaches="The reward is a verdict; a verdict that is missing is not a wrong answer.",
+    hints=(
+        "Sec. 2, and Eq. 9 for the penalty.",
+        "The penalty is for correct completions only.",
+        "Three cases: unknown, right, wrong.",
+    ),
     says="reward: -1, +1, +1 with the penalty -1/4, -1 whatever the penalty, nan for an unknown verdict",
     probe=rewards,
     inputs=(-0.25,),
     expected=[-1.0, 1.0, 0.75, -1.0, 1.0],
     mistakes=(reward_zero_or_one, reward_penalty_for_all, reward_unknown_is_wrong, reward_without_penalty),
-)
-
-
-REWARDS.append(
-    Exercise(
-        name="reward",
-        kind="write",
-        where="reward.py:reward",
-        paper="Sec. 2, Eq. 9",
-        minutes=5,
-        teaches="The reward is a verdict; a verdict that is missing is not a wrong answer.",
-        hints=(
-            "Sec. 2, and Eq. 9 for the penalty.",
-            "The penalty is for correct completions only.",
-            "Three cases: unknown, right, wrong.",
-        ),
-        claims=(REWARD,),
-    )
 )
 
 
@@ -110,7 +100,18 @@ def lengths(rng, _):
 
 
 # From 12 = 14 - 2 tokens on the penalty falls by 1/2 per token, to -1 at 14.
-PENALTY = Claim(
+REWARDS.write(
+    name="penalty",
+    where="reward.py:length_penalty",
+    paper="Eq. 9",
+    minutes=10,
+    teaches="A length penalty with two clips can neither reward brevity nor make a right answer "
+    "worse than a wrong one.",
+    hints=(
+        "Eq. 9, A.10.",
+        "At which length does it start, at which does it end?",
+        "A straight line in the length, clipped at 0 from above and at -1 from below.",
+    ),
     says="penalty: 0 up to L_max - L_cache = 12 tokens, -1 from L_max = 14 on, a straight line between",
     probe=penalties,
     inputs=([8, 12, 13, 14, 16], 14, 2),
@@ -123,25 +124,6 @@ PENALTY = Claim(
         penalty_over_the_whole_length,
     ),
     draw=lengths,
-)
-
-
-REWARDS.append(
-    Exercise(
-        name="penalty",
-        kind="write",
-        where="reward.py:length_penalty",
-        paper="Eq. 9",
-        minutes=10,
-        teaches="A length penalty with two clips can neither reward brevity nor make a right answer "
-        "worse than a wrong one.",
-        hints=(
-            "Eq. 9, A.10.",
-            "At which length does it start, at which does it end?",
-            "A straight line in the length, clipped at 0 from above and at -1 from below.",
-        ),
-        claims=(PENALTY,),
-    )
 )
 
 
@@ -188,33 +170,25 @@ def verdicts(rng, _):
 
 
 # n = 4, k = 2, c = 1, 0, 3 right answers: of the 6 pairs of answers 3, 0 and 6 hold at least one right answer.
-PASS_AT_K = Claim(
+REWARDS.write(
+    name="pass-at-k",
+    where="reward.py:pass_at_k",
+    paper="Sec. 2.1",
+    minutes=15,
+    teaches="A probability to the k-th power must be estimated from subsets of k answers, not "
+    "from the share of right "
+    "answers.",
+    hints=(
+        "Sec. 2.1; the docstring has the formula.",
+        "Return the mean over prompts and its standard error, which is nan for a single prompt.",
+        "Of all subsets of k answers, the share without a right one is a quotient of two binomials.",
+    ),
     says="pass_at_k: the share of pairs with a right answer among them: 1/2, 0 and 1, so 1/2 on average",
     probe=chance,
     inputs=([[True, False, False, False], [False] * 4, [True, True, True, False]], 2),
     expected=0.5,
     mistakes=(chance_plugged_in, chance_is_mean, chance_of_the_first, chance_of_all, chance_pooled),
     draw=verdicts,
-)
-
-
-REWARDS.append(
-    Exercise(
-        name="pass-at-k",
-        kind="write",
-        where="reward.py:pass_at_k",
-        paper="Sec. 2.1",
-        minutes=15,
-        teaches="A probability to the k-th power must be estimated from subsets of k answers, not "
-        "from the share of right "
-        "answers.",
-        hints=(
-            "Sec. 2.1; the docstring has the formula.",
-            "Return the mean over prompts and its standard error, which is nan for a single prompt.",
-            "Of all subsets of k answers, the share without a right one is a quotient of two binomials.",
-        ),
-        claims=(PASS_AT_K,),
-    )
 )
 
 
@@ -251,19 +225,16 @@ LAST = Claim(
 )
 
 
-REWARDS.append(
-    Exercise(
-        name="last-answer",
-        kind="bug",
-        where="reward.py:final_answer",
-        paper="Sec. 2",
-        minutes=10,
-        teaches="What counts as the answer is part of the reward.",
-        hints=("Sec. 2.", "Some completions end their thinking more than once.", "The first or the last mark?"),
-        claims=(FINAL, LAST),
-        bug=("text.rpartition(think_end)", "text.partition(think_end)"),
-        symptom="Completions that close their thinking twice are wrong, though what follows the last mark is right.",
-    )
+REWARDS.bug(
+    name="last-answer",
+    where="reward.py:final_answer",
+    paper="Sec. 2",
+    minutes=10,
+    teaches="What counts as the answer is part of the reward.",
+    hints=("Sec. 2.", "Some completions end their thinking more than once.", "The first or the last mark?"),
+    claims=(FINAL, LAST),
+    bug=("text.rpartition(think_end)", "text.partition(think_end)"),
+    symptom="Completions that close their thinking twice are wrong, though what follows the last mark is right.",
 )
 
 
@@ -305,31 +276,23 @@ def pass_rates(rng, _):
 
 
 # Pass rates 1/2, the threshold, the threshold as a float32 mean, 1; then one unknown; then 1 without a threshold.
-RETIRED = Claim(
+REWARDS.write(
+    name="retired",
+    where="data.py:Curriculum._is_retired",
+    paper="Sec. 3.2",
+    minutes=10,
+    teaches="A prompt that is learnt is never sampled again.",
+    hints=(
+        "Sec. 3.2, No-Positive-Resampling.",
+        "A pass rate of 9/10 may have been computed in float32. Without a threshold nothing is ever retired.",
+        "At the threshold or above, with a margin that is smaller than any difference of shares.",
+    ),
     says="retired: at a pass rate of 0.9 or above, also if 0.9 was rounded; never a prompt that was not sampled",
     probe=retired,
     inputs=([0.5, 0.9, 0.89999998, 1.0], 0.9),
     expected=[0.0, 1.0, 1.0, 1.0, 0.0, 0.0],
     mistakes=(retired_strictly_above, retired_without_margin, retired_when_unknown, retired_from_below),
     draw=pass_rates,
-)
-
-
-REWARDS.append(
-    Exercise(
-        name="retired",
-        kind="write",
-        where="data.py:Curriculum._is_retired",
-        paper="Sec. 3.2",
-        minutes=10,
-        teaches="A prompt that is learnt is never sampled again.",
-        hints=(
-            "Sec. 3.2, No-Positive-Resampling.",
-            "A pass rate of 9/10 may have been computed in float32. Without a threshold nothing is ever retired.",
-            "At the threshold or above, with a margin that is smaller than any difference of shares.",
-        ),
-        claims=(RETIRED,),
-    )
 )
 
 
@@ -345,35 +308,27 @@ def history(update_history, rates):
     return [curriculum.pass_rates[7], float(7 in curriculum._in_flight)]
 
 
-HISTORY = Claim(
+REWARDS.bug(
+    name="history",
+    where="data.py:Curriculum.update_history",
+    paper="Sec. 3.2",
+    minutes=10,
+    teaches="A history that keeps the best pass rate retires prompts that were solved by luck.",
+    hints=(
+        "Sec. 3.2; what is open in the paper stands at the top of data.py.",
+        "What happens to a prompt that was solved once, by chance?",
+        "Ours is the share of correct completions among the latest G.",
+    ),
     says="history: the latest pass rate counts, and an unknown one changes nothing",
     probe=history,
     inputs=([1.0, 0.25, None],),
     expected=[0.25, 0.0],
     draw=lambda rng, _: ([0.9, rng.uniform(0.1, 0.5), None],),
-)
-
-
-REWARDS.append(
-    Exercise(
-        name="history",
-        kind="bug",
-        where="data.py:Curriculum.update_history",
-        paper="Sec. 3.2",
-        minutes=10,
-        teaches="A history that keeps the best pass rate retires prompts that were solved by luck.",
-        hints=(
-            "Sec. 3.2; what is open in the paper stands at the top of data.py.",
-            "What happens to a prompt that was solved once, by chance?",
-            "Ours is the share of correct completions among the latest G.",
-        ),
-        claims=(HISTORY,),
-        bug=(
-            "self.pass_rates[index] = float(pass_rate)",
-            "self.pass_rates[index] = max(float(pass_rate), self.pass_rates.get(index, 0.0))",
-        ),
-        symptom="More and more prompts are retired, though the policy gets some of them wrong again.",
-    )
+    bug=(
+        "self.pass_rates[index] = float(pass_rate)",
+        "self.pass_rates[index] = max(float(pass_rate), self.pass_rates.get(index, 0.0))",
+    ),
+    symptom="More and more prompts are retired, though the policy gets some of them wrong again.",
 )
 
 
@@ -395,29 +350,13 @@ def bias_is_mean():
     return 0.25, 0.25
 
 
-BIAS = Claim(
-    says="bias: pass@2 with 1 right answer in 4: the share put into the formula, then the unbiased estimate",
-    probe=numbers,
-    inputs=(),
-    expected=None,
+REWARDS.predict(
+    name="bias",
+    paper="Sec. 2.1",
+    minutes=5,
+    teaches="Plugging a share into a curved formula is biased.",
+    hints=("Sec. 2.1.", "1 - (1 - p)^k is concave in p.", "Count the pairs of four answers that hold the right one."),
+    says="pass@2 with 1 right answer in 4: the share put into the formula, then the unbiased estimate",
     mistakes=(bias_none, bias_swapped, bias_is_mean),
     atol=4e-3,
-)
-
-
-REWARDS.append(
-    Exercise(
-        name="bias",
-        kind="predict",
-        where="answers.py:bias",
-        paper="Sec. 2.1",
-        minutes=5,
-        teaches="Plugging a share into a curved formula is biased.",
-        hints=(
-            "Sec. 2.1.",
-            "1 - (1 - p)^k is concave in p.",
-            "Count the pairs of four answers that hold the right one.",
-        ),
-        claims=(BIAS,),
-    )
 )

@@ -6,14 +6,13 @@ Test: pytest tests/test_exercises.py
 import inspect
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
 
-from course.checker import Exercise, compared_runs
-from course.checks.claims import Claim
-from course.checks.losses import numbers
+from course.checks.claims import Chapter, numbers
 
-RUN = []  # the exercises of the chapter, in order
+RUN = Chapter()
 
 
 # --- warm-up ---------------------------------------------------------------------------------------------------------
@@ -40,31 +39,23 @@ def warm_up_decays(version, *, lr, warmup):
 
 
 # lr 1, warm-up 4 steps: 1/4 in the first step (version 0), 3/4 in the third, 1 from the fourth on.
-WARM_UP = Claim(
+RUN.write(
+    name="warm-up",
+    where="train.py:learning_rate",
+    paper="A.3",
+    minutes=10,
+    teaches="The first step must already change the weights; after the warm-up the learning rate stays.",
+    hints=(
+        "A.3, optimizer.",
+        "`version` is the number of steps that are done.",
+        "A straight line that reaches --lr in step --warmup, then stays.",
+    ),
     says="warm-up: 1/4 of the learning rate in the first of 4 steps, all of it from the fourth on",
     probe=learning_rates,
     inputs=(1.0, 4, [0, 2, 3, 9]),
     expected=[0.25, 0.75, 1.0, 1.0],
     mistakes=(warm_up_from_zero, warm_up_without_end, warm_up_decays),
     draw=lambda rng, _: (rng.uniform(0.5, 2.0), rng.randint(3, 6), [0, 1, 2, 9]),
-)
-
-
-RUN.append(
-    Exercise(
-        name="warm-up",
-        kind="write",
-        where="train.py:learning_rate",
-        paper="A.3",
-        minutes=10,
-        teaches="The first step must already change the weights; after the warm-up the learning rate stays.",
-        hints=(
-            "A.3, optimizer.",
-            "`version` is the number of steps that are done.",
-            "A straight line that reaches --lr in step --warmup, then stays.",
-        ),
-        claims=(WARM_UP,),
-    )
 )
 
 
@@ -125,30 +116,22 @@ def pause_that_starts(self):
 
 
 # 3 s, a pause of 10 s, 2 s: the clock shows 3 within the pause, 5 at the end; one that did not run shows 0 twice.
-CLOCK = Claim(
+RUN.write(
+    name="clock",
+    where="plumbing/run_log.py:Clock.paused",
+    paper="Sec. 2.1",
+    minutes=10,
+    teaches="The x axis of a scaling law is a clock; what it counts has to be said.",
+    hints=(
+        "Sec. 2.1; what is open in the paper stands at the top of plumbing/run_log.py.",
+        "Before the first step the clock does not run yet, but the first evaluation pauses it.",
+        "Keep what it shows, stop it, yield, and start it again if it ran.",
+    ),
     says="clock: 3 s, then a pause of 10 s: 3 in the pause, 5 after 2 s more; a clock that did not run stays at 0",
     probe=seconds,
     inputs=(3.0, 10.0, 2.0),
     expected=[3.0, 5.0, 0.0, 0.0],
     mistakes=(pause_that_counts, pause_that_forgets, pause_for_ever, pause_that_starts),
-)
-
-
-RUN.append(
-    Exercise(
-        name="clock",
-        kind="write",
-        where="plumbing/run_log.py:Clock.paused",
-        paper="Sec. 2.1",
-        minutes=10,
-        teaches="The x axis of a scaling law is a clock; what it counts has to be said.",
-        hints=(
-            "Sec. 2.1; what is open in the paper stands at the top of plumbing/run_log.py.",
-            "Before the first step the clock does not run yet, but the first evaluation pauses it.",
-            "Keep what it shows, stop it, yield, and start it again if it ran.",
-        ),
-        claims=(CLOCK,),
-    )
 )
 
 
@@ -176,35 +159,27 @@ def all_recipes(rng, _):
     return tuple(rng.sample(("baseline", "scalerl", "deepseek", "qwen2.5", "minimax", "magistral"), 6))
 
 
-MINIMAX = Claim(
+RUN.bug(
+    name="minimax",
+    where="recipes.py:RECIPES",
+    paper="A.16",
+    minutes=5,
+    teaches="A recipe is a table of choices; one wrong entry is another recipe.",
+    hints=(
+        "A.16, Fig. 2.",
+        "MiniMax's recipe is known for two things, one of them a loss.",
+        "Compare each entry with A.16.",
+    ),
     says="minimax: CISPO, prompt average, prompt normalisation, PPO-off-policy, filter and FP32 head, k 8, 80 prompts",
     probe=choices,
     inputs=("minimax",),
     expected=[[0, 3, 3, 6, 1, 1, 8, 80]],
     draw=all_recipes,
-)
-
-
-RUN.append(
-    Exercise(
-        name="minimax",
-        kind="bug",
-        where="recipes.py:RECIPES",
-        paper="A.16",
-        minutes=5,
-        teaches="A recipe is a table of choices; one wrong entry is another recipe.",
-        hints=(
-            "A.16, Fig. 2.",
-            "MiniMax's recipe is known for two things, one of them a loss.",
-            "Compare each entry with A.16.",
-        ),
-        claims=(MINIMAX,),
-        bug=(
-            'loss="cispo", aggregation="prompt", fp32_head=True,\n                                          zero',
-            'loss="cispo", aggregation="prompt", fp32_head=False,\n                                          zero',
-        ),
-        symptom="--recipe minimax ends lower than in Fig. 2, and its importance ratios scatter at step 0.",
-    )
+    bug=(
+        'loss="cispo", aggregation="prompt", fp32_head=True,\n                                          zero',
+        'loss="cispo", aggregation="prompt", fp32_head=False,\n                                          zero',
+    ),
+    symptom="--recipe minimax ends lower than in Fig. 2, and its importance ratios scatter at step 0.",
 )
 
 
@@ -231,93 +206,57 @@ def flops_without_prompts():
     return 8e9 * (2 + 6) * 768 * 10_000
 
 
-FLOPS = Claim(
-    says="flops: of one step, in units of 10^17",
+RUN.predict(
+    name="flops",
+    paper="Sec. 2.1",
+    minutes=10,
+    teaches="Generation is cheap in operations and dear in time.",
+    hints=(
+        "`flops` in the table of the log's columns in docs/running.md.",
+        "Prompts are trained on (they pass through the model) but not generated.",
+        "2 N for a forward pass of one token, 4 N more for its backward pass.",
+    ),
+    says="of one step, in units of 10^17",
     probe=operations,
-    inputs=(),
-    expected=None,
     mistakes=(flops_of_training_only, flops_six_for_all, flops_without_prompts),
     atol=0.02,
-)
-
-
-RUN.append(
-    Exercise(
-        name="flops",
-        kind="predict",
-        where="answers.py:flops",
-        paper="Sec. 2.1",
-        minutes=10,
-        teaches="Generation is cheap in operations and dear in time.",
-        hints=(
-            "`flops` in the table of the log's columns in docs/running.md.",
-            "Prompts are trained on (they pass through the model) but not generated.",
-            "2 N for a forward pass of one token, 4 N more for its backward pass.",
-        ),
-        claims=(FLOPS,),
-    )
 )
 
 
 # --- kept ------------------------------------------------------------------------------------------------------------
 
 
-KEPT = Claim(
-    says="kept: the share of prompts with a gradient in the first ten steps of "
-    "results/main_seed0.jsonl, and the last ten",
-    probe=numbers,
-    inputs=(),
-    expected=None,
+RUN.measure(
+    name="kept",
+    paper="Sec. 3.2",
+    minutes=10,
+    teaches="As the policy improves, its batches shrink by themselves.",
+    hints=(
+        "Sec. 3.2, zero-variance filtering.",
+        "A `step` line has `kept`, prompts with a gradient, and `prompts`, the indices of all.",
+        "Mean of `kept` over the number of prompts, ten lines each.",
+    ),
+    says="the share of prompts with a gradient in the first ten steps of results/main_seed0.jsonl, and the last ten",
     atol=2e-3,
-)
-
-
-RUN.append(
-    Exercise(
-        name="kept",
-        kind="measure",
-        where="answers.py:kept",
-        paper="Sec. 3.2",
-        minutes=10,
-        teaches="As the policy improves, its batches shrink by themselves.",
-        hints=(
-            "Sec. 3.2, zero-variance filtering.",
-            "A `step` line has `kept`, prompts with a gradient, and `prompts`, the indices of all.",
-            "Mean of `kept` over the number of prompts, ten lines each.",
-        ),
-        claims=(KEPT,),
-    )
 )
 
 
 # --- seeds -----------------------------------------------------------------------------------------------------------
 
 
-SEEDS = Claim(
-    says="seeds: CISPO's final pass rate - DAPO's on a small policy, mean over ten seeds, and the ends of its interval",
-    probe=numbers,
-    inputs=(),
-    expected=None,
+RUN.measure(
+    name="seeds",
+    paper="Sec. 3.2, A.17",
+    minutes=15,
+    teaches="One run of each says nothing: the same seeds for both, and an interval of the "
+    "differences that leaves out 0.",
+    hints=(
+        "Sec. 3.2 compares losses; what the small policy is stands at the top of course/race.py.",
+        "Differences seed by seed: what a seed does to both losses cancels.",
+        "The last line it prints. What would you need to say the same of a large model?",
+    ),
+    says="CISPO's final pass rate - DAPO's on a small policy, mean over ten seeds, and the ends of its interval",
     atol=2e-3,
-)
-
-
-RUN.append(
-    Exercise(
-        name="seeds",
-        kind="measure",
-        where="answers.py:seeds",
-        paper="Sec. 3.2, A.17",
-        minutes=15,
-        teaches="One run of each says nothing: the same seeds for both, and an interval of the "
-        "differences that leaves out 0.",
-        hints=(
-            "Sec. 3.2 compares losses; what the small policy is stands at the top of course/race.py.",
-            "Differences seed by seed: what a seed does to both losses cancels.",
-            "The last line it prints. What would you need to say the same of a large model?",
-        ),
-        claims=(SEEDS,),
-    )
 )
 
 
@@ -326,36 +265,25 @@ RUN.append(
 
 def largest_difference(answer):
     """The difference that the student expects, and the largest between the logs of two runs (see compared_runs)."""
-    from course.checks.catalogue import EXERCISES  # which holds this one
+    from course.checker import compared_runs  # which knows all exercises, this one too
 
-    return [numbers(answer), compared_runs(EXERCISES)]
+    return [numbers(answer), compared_runs(Path.cwd())]
 
 
-SIX_STEPS = Claim(
-    says="six_steps: the logs of six steps with k = 0, with your functions and with the originals, "
-    "differ by less than 1e-4",
+RUN.measure(
+    name="six-steps",
+    paper="Sec. 4",
+    minutes=15,
+    teaches="The objective is the only thing that your functions change: a run that does not "
+    "depend on timing shows it.",
+    hints=(
+        "Sec. 4: the whole objective.",
+        "In virtual time nothing depends on what else the machine does (docs/virtual.md).",
+        "The check trains twice, some seconds each, once with your solved functions and once with the originals, "
+        "and compares every number of the logs. Sums in another order differ in their last digits.",
+    ),
+    says="the logs of six steps, with your functions and with the originals, differ by less than 1e-4",
     probe=largest_difference,
-    inputs=(),
     expected=[0.0, 0.0],
     atol=1e-4,
-)
-
-
-RUN.append(
-    Exercise(
-        name="six-steps",
-        kind="measure",
-        where="answers.py:six_steps",
-        paper="Sec. 4",
-        minutes=15,
-        teaches="The objective is the only thing that your functions change: a run that does not "
-        "depend on timing shows it.",
-        hints=(
-            "Sec. 4: the whole objective.",
-            "With k = 0 generators wait for every update, so that nothing depends on timing.",
-            "The check trains twice, half a minute each, once with your solved functions and once with the originals, "
-            "and compares every number that is not a time. Sums in another order differ in their last digits.",
-        ),
-        claims=(SIX_STEPS,),
-    )
 )

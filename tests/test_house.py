@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SEVEN = {"loss", "pipeline", "rollout", "reward", "precision", "fit", "train"}  # components of the paper
 PAPER = SEVEN | {"forecast", "vllm_rollout", "data", "sft", "recipes"}  # bands; real engine; prompts; A.3; A.16, A.17
-ROOMS = {"plumbing", "verify", "course", "study"}  # a folder a trade
+ROOMS = {"plumbing", "verify", "course", "lab"}  # a folder a trade
 OTHERS = {"exercises"}  # the course, with a command line of its own
 # Modules for parsing arguments, handling processes, reading foreign files and drawing: the top level imports none.
 NOT_THE_PAPER = {"argparse", "subprocess", "multiprocessing", "socket", "csv", "gzip", "matplotlib"}
@@ -66,16 +66,15 @@ def test_no_imports_run_in_a_circle():
     assert not left
 
 
-def test_nothing_imports_benchmarks_and_only_the_command_that_makes_the_studys_runs_imports_train():
-    assert not [name for name, found in IMPORTS.items() if any(module.startswith("benchmarks") for module in found)]
-    assert {name for name, found in IMPORTS.items() if "train" in found} == {"study.order"}
+def test_nothing_but_the_lab_imports_train():
+    assert not [name for name, found in IMPORTS.items() if "train" in found and not name.startswith("lab.")]
 
 
-def test_training_needs_neither_the_study_nor_the_course():
+def test_training_needs_neither_the_lab_nor_the_course():
     needed = {
-        name: found for name, found in IMPORTS.items() if name.partition(".")[0] not in {"study", "course"} | OTHERS
+        name: found for name, found in IMPORTS.items() if name.partition(".")[0] not in {"lab", "course"} | OTHERS
     }
-    assert not [name for name, found in needed.items() if {m.partition(".")[0] for m in found} & {"study", "course"}]
+    assert not [name for name, found in needed.items() if {m.partition(".")[0] for m in found} & {"lab", "course"}]
 
 
 def test_no_concept_but_train_imports_a_command_line_or_figures():

@@ -1,0 +1,286 @@
+"""Which learns faster, train.py or TRL's GRPOTrainer? The main job by both, in seconds on the same two cores.
+
+    python -m lab.trl_race                    three seeds of both, the table, figures/trl_race.png
+    python -m lab.trl_race --steps 120        the same to the end of the main job
+    python -m lab.trl_race --layouts          only: seconds per step of each trainer's batch layouts
+
+The main job is the README's first command. Measures seconds on the clock until the validation pass rate is 0.1 and 0.2
+above R_0, by linear interpolation between two evaluations; "not reached" is a result. Both trainers have the same
+model, prompts, batch, learning rate, warm-up, AdamW, CISPO with the same cap, the same validation prompts and the same
+code to evaluate them. Both clocks stand still during validation. Each trainer uses the fastest of its batch layouts
+(below). One of them runs at a time. The result of a run is kept in results/; as long as its file is there, the run is
+not repeated.
+
+What differs, because it is TRL's own way:
+    TRL generates and trains in turn in one process on all cores; train.py has a process for each, on half of the cores
+    TRL's batches are on policy, and its ratio is 1; train.py's tokens are up to k steps old
+    TRL averages over the batch's tokens, train.py over each prompt's (--aggregation prompt)
+    TRL keeps prompts without variance in the denominators, and repeats prompts that are learnt
+    TRL does not interrupt in training (truncated completions carry no loss in either)
+    the order of the prompts
+
+TRL gets an environment of its own (--venv, kept; a gigabyte), because it needs other packages than this project. TRL
+decodes without special tokens, and so without </think>; the reward function decodes its `completion_ids` instead.
+"""
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from importlib.metadata import version
+from pathlib import Path
+from statistics import mean, stdev
+
+ROOT = Path(__file__).resolve().parent.parent
+
+GAINS = (0.1, 0.2)  # above R_0
+# Batch layouts, of which `fastest` chooses. TRL's: completions per forward and backward pass. Ours: (padded tokens per
+# micro-batch, slots of the generator).
+THEIR_LAYOUTS = (32, 64, 128, 256, 512)
+OUR_LAYOUTS = ((1024, 128), (2048, 128), (4096, 128), (2048, 256))
+THEIRS = '''
+import json, os, sys, time
+from contextlib import closing
+
+settings = json.loads(sys.argv[1])
+sys.path.insert(0, settings["root"])
+import torch
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+import rollout
+from plumbing import evaluation, sources
+from verify.scorer import Scorer
+
+
+torch.set_num_threads(os.cpu_count())
+flags = settings["flags"]
+tokenizer = AutoTokenizer.from_pretrained(settings["model"])
+prompts = sources.load(flags["data"], tokenizer, budget=flags["max_prompt_tokens"], validation=flags["eval_prompts"])
+phrase_ids = tokenizer.encode(flags["interrupt_phrase"], add_special_tokens=False)
+lengths = dict(slots=flags["slots"], max_new_tokens=flags["max_new_tokens"], think_budget=flags["interrupt_at"],
+               phrase_ids=phrase_ids)
+
+def correct(completion_ids, answer, **_):
+    texts = [tokenizer.decode(ids).split("</think>")[-1].removesuffix("<eos>") for ids in completion_ids]
+    return [1.0 if text == reference else -1.0 for text, reference in zip(texts, answer)]
+
+class Watch(TrainerCallback):
+    """The clock, which stands still during validation."""
+    seconds, since, evaluations = 0.0, None, []
+
+    def measure(self, model, step):
+        if self.since is not None:
+            self.seconds += time.perf_counter() - self.since
+        if settings["validate"] and step % flags["eval_every"] == 0:
+            model.eval()
+            generator = rollout.TorchGenerator(model, tokenizer, version=step, **lengths)
+            with torch.no_grad(), closing(Scorer(timeout=5.0)) as scorer:
+                found = [score.correct for score in evaluation.complete(
+                    generator, scorer, prompts.validation, flags["eval_generations"])]
+            model.train()
+            self.evaluations.append((self.seconds, sum(found) / len(found)))
+            print(step, *self.evaluations[-1], flush=True)
+        self.since = time.perf_counter()
+
+    def on_train_begin(self, args, state, control, model=None, **_):
+        self.measure(model, 0)
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        self.measure(model, state.global_step)
+        control.should_training_stop |= self.seconds > settings["limit"]
+
+batch = flags["prompts"] * flags["generations"]
+config = GRPOConfig(
+    output_dir=settings["out"], use_cpu=True, bf16=False, per_device_train_batch_size=settings["layout"],
+    gradient_accumulation_steps=batch // settings["layout"], num_generations=flags["generations"],
+    max_steps=flags["steps"], max_completion_length=flags["max_new_tokens"], temperature=1.0, top_p=1.0, top_k=0,
+    learning_rate=flags["lr"], lr_scheduler_type="constant_with_warmup", warmup_steps=flags["warmup"],
+    weight_decay=flags["weight_decay"], adam_epsilon=1e-15, beta=0.0, loss_type="cispo",
+    epsilon_high=flags["clips"]["eps_max"], scale_rewards="batch", num_iterations=1, mask_truncated_completions=True,
+    gradient_checkpointing=False, max_grad_norm=0.0, seed=settings["seed"], logging_steps=1000, save_strategy="no",
+    report_to="none", disable_tqdm=True)
+rows = [{"prompt": prompt.text, "answer": prompt.answer} for prompt in prompts.train]
+watch = Watch()
+trainer = GRPOTrainer(
+    model=AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32), reward_funcs=correct,
+    args=config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer, callbacks=[watch])
+trainer.train()
+steps = trainer.state.global_step
+json.dump({"evaluations": watch.evaluations, "seconds": watch.seconds, "steps": steps},
+          open(settings["out"] + "/found.json", "w"))
+'''
+
+
+def environment(folder, trl):
+    """Path of Python in an environment with TRL, made on first use with our versions of torch and transformers."""
+    python = folder / "bin" / "python"
+    if not python.exists():
+        venv.create(folder, with_pip=True)
+        own = [f"{name}=={version(name)}".split("+")[0] for name in ("torch", "transformers")]
+        subprocess.run([python, "-m", "pip", "install", "-q", *own, f"trl=={trl}", "datasets"], check=True)
+    return str(python)
+
+
+def main_job():
+    """{name: value} of train.py's flags when none is given."""
+    from plumbing.settings import read_settings
+
+    return vars(read_settings([]))
+
+
+def theirs(python, flags, seed, layout, limit, *, validate=True):
+    """{evaluations: [(seconds, pass rate), ...], seconds, steps} of GRPOTrainer, which stops after `limit` seconds."""
+    with tempfile.TemporaryDirectory() as out:
+        Path(out, "theirs.py").write_text(THEIRS)
+        passed = {
+            "root": str(ROOT),
+            "model": str(ROOT / flags["model"]),
+            "flags": flags,
+            "seed": seed,
+            "out": out,
+            "layout": layout,
+            "validate": validate,
+            "limit": limit,
+        }
+        subprocess.run(
+            [python, Path(out, "theirs.py"), json.dumps(passed)],
+            check=True,
+            env=os.environ | {"OMP_NUM_THREADS": str(os.cpu_count())},
+        )
+        return json.loads(Path(out, "found.json").read_text())
+
+
+def ours(flags, seed, layout, *, validate=True):
+    """The same for train.py; layout: an entry of OUR_LAYOUTS."""
+    budget, slots = layout
+    with tempfile.TemporaryDirectory() as out:
+        rare = [] if validate else ["--eval-every", str(flags["steps"]), "--eval-prompts", "8"]
+        subprocess.run(
+            [
+                sys.executable,
+                ROOT / "train.py",
+                "--loss",
+                "cispo",
+                "--steps",
+                str(flags["steps"]),
+                "--seed",
+                str(seed),
+                "--token-budget",
+                str(budget),
+                "--slots",
+                str(slots),
+                "--out",
+                f"{out}/run",
+                *rare,
+            ],
+            check=True,
+        )
+        rows = [json.loads(line) for line in Path(out, "run", "log.jsonl").open()]
+    devices = rows[0]["world"]
+    evaluations = [(row["gpu_hours"] * 3600 / devices, row["pass_rate"]) for row in rows if row["kind"] == "eval"]
+    steps = [row for row in rows if row["kind"] == "step"]
+    return {"evaluations": evaluations, "seconds": sum(row["seconds"] for row in steps), "steps": len(steps)}
+
+
+def reached(evaluations, rate):
+    """Seconds until the pass rate first stands at `rate`; None if it never does.
+
+    >>> reached([(0, 0.25), (10, 0.5), (20, 1.0)], 0.75), reached([(0, 0.25), (10, 0.5)], 0.75)
+    (15.0, None)
+    """
+    for (before, low), (after, high) in zip(evaluations, evaluations[1:]):
+        if high >= rate:
+            return before + (after - before) * (rate - low) / (high - low)
+    return None
+
+
+def kept(path, run, *arguments):
+    """[(seconds, pass rate), ...] of a run, from its CSV file; if there is none, run(*arguments) is called first."""
+    if not path.exists():
+        rows = run(*arguments)["evaluations"]
+        with path.open("w", newline="") as file:
+            csv.writer(file).writerows([("seconds", "pass_rate"), *rows])
+    with path.open() as file:
+        return [(float(row["seconds"]), float(row["pass_rate"])) for row in csv.DictReader(file)]
+
+
+def report(curves):
+    """Print the times, and their ratio with its spread over the seeds; curves {(trainer, seed): evaluations}."""
+    start = mean(evaluations[0][1] for evaluations in curves.values())  # the same policy: one R_0 for all
+    print(f"R_0 {start:.3f}, the mean of {len(curves)} measurements")
+    for gain in GAINS:
+        times = {name: reached(evaluations, start + gain) for name, evaluations in curves.items()}
+        for (trainer, seed), seconds in times.items():
+            print(f"+{gain}  {trainer:9} seed {seed}  " + (f"{seconds:7.0f} s" if seconds else "not reached"))
+        pairs = [(times["TRL", seed], times["train.py", seed]) for trainer, seed in curves if trainer == "TRL"]
+        ratios = [slow / fast for slow, fast in pairs if slow and fast]
+        if ratios:
+            spread = f"{stdev(ratios):.2f}" if len(ratios) > 1 else "unknown"
+            print(
+                f"+{gain}  TRL / train.py: {mean(ratios):.2f}, spread (standard deviation over seeds) {spread}, "
+                f"{len(ratios)} of {len(pairs)} pairs"
+            )
+
+
+def draw(curves, path):
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5))
+    for (trainer, seed), evaluations in sorted(curves.items()):
+        color = "C0" if trainer == "train.py" else "C1"
+        axes.plot(*zip(*evaluations), "o-", color=color, markersize=3, label=trainer if seed == 0 else None)
+    axes.set(xlabel="seconds on two cores, without validation", ylabel="validation pass rate")
+    axes.legend()
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+
+
+def fastest(python, flags):
+    """[TRL's layout, ours] with the fewest seconds per step, over 6 steps without validation."""
+    short = flags | {"steps": 6}
+    times = {("TRL", layout): theirs(python, short, 0, layout, 1e9, validate=False) for layout in THEIR_LAYOUTS}
+    times |= {("train.py", layout): ours(short, 0, layout, validate=False) for layout in OUR_LAYOUTS}
+    for (trainer, layout), found in times.items():
+        print(f"{trainer:9} {layout!s:14} {found['seconds'] / found['steps']:.2f} s per step")
+    seconds = {name: found["seconds"] / found["steps"] for name, found in times.items()}
+    return [
+        min((value, layout) for (name, layout), value in seconds.items() if name == trainer)[1]
+        for trainer in ("TRL", "train.py")
+    ]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=32, help="of both trainers")
+    parser.add_argument("--limit", type=float, default=1800.0, help="seconds on TRL's clock at most")
+    parser.add_argument("--layouts", action="store_true", help="only measure the batch layouts")
+    parser.add_argument("--trl", default="1.16.0", help="version of TRL")
+    parser.add_argument("--venv", type=Path, default=Path(tempfile.gettempdir()) / "scalerl-trl")
+    parser.add_argument("--python", help="Python of an environment that has TRL; used instead of --venv")
+    args = parser.parse_args()
+    python = args.python or environment(args.venv, args.trl)
+    flags = main_job() | {"steps": args.steps}
+    choice = ROOT / "results" / "trl_race_layouts.json"
+    if args.layouts or not choice.exists():
+        choice.write_text(json.dumps(fastest(python, flags)))
+    if args.layouts:
+        return
+    layout, own = json.loads(choice.read_text())
+    curves = {}
+    for seed in args.seeds:
+        results = ROOT / "results"
+        paths = [results / f"trl_race_{trainer}_seed{seed}.csv" for trainer in ("trl", "ours")]
+        curves["TRL", seed] = kept(paths[0], theirs, python, flags, seed, layout, args.limit)
+        curves["train.py", seed] = kept(paths[1], ours, flags, seed, own)
+    report(curves)
+    draw(curves, ROOT / "figures" / "trl_race.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,389 @@
+"""Claims about lab/: which runs a comparison makes, how they are compared, and what is said of them."""
+
+import doctest
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import ttest_rel
+
+import loss
+import recipes
+from lab import compare, figures, reinforce, settings, statistics
+from plumbing.settings import read_settings
+
+ROOT = Path(__file__).parent.parent
+QUICK = "--data tiny --virtual exact --k 0 --steps 2 --eval-every 2 --eval-prompts 4 --eval-generations 1".split()
+LOSS = """
+def mine(logprobs, gen_logprobs, advantages, mask):
+    return advantages[:, None] * logprobs.masked_fill(~mask, 0)
+"""
+
+
+@pytest.fixture
+def losses_as_before():
+    """Losses that a test adds are gone after it."""
+    before = dict(loss.LOSSES)
+    yield
+    loss.LOSSES.clear()
+    loss.LOSSES.update(before)
+
+
+def run(rates, seed=0, stderr=0.0, clipped=0.5, reason="finished", tokens=None):
+    """A statistics.Run with an evaluation each 8 steps and 100 tokens."""
+    steps = tuple(8 * n for n in range(len(rates)))
+    tokens = tokens or tuple(100 * n for n in range(len(rates)))
+    errors = (stderr,) * len(rates)
+    return statistics.Run(seed, steps, tokens, tokens, tuple(rates), errors, clipped, 1.0, None, {}, reason)
+
+
+def rise(A=0.8, C_mid=300.0, seed=0, shift=0.0, n=25, **more):
+    """A run along Eq. 1 with B = 3, all its rates shifted, with a noise of 0.001 of its own."""
+    C = 100.0 * np.arange(n)
+    noise = 0.001 * np.random.default_rng(round(1e6 * (A + C_mid + shift)) + seed).normal(size=n)
+    with np.errstate(divide="ignore"):
+        return run(0.2 + shift + (A - 0.2) / (1 + (C_mid / C) ** 3) + noise, seed, **more)
+
+
+def test_docstring_examples_run():
+    for module in (statistics, compare, settings, figures):
+        assert doctest.testmod(module).failed == 0
+
+
+# --- Statistics ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "rates, error, peak, never",
+    [
+        ([0.2, 0.5, 0.6, 0.6, 0.6, 0.5, 0.4], 0.0, 4, False),  # the best three end with the fifth evaluation
+        ([0.2, 0.5, 0.6, 0.6, 0.6, 0.57, 0.56], 0.0, 4, False),  # loses 0.6 - 0.57667 = 0.0233
+        ([0.2, 0.5, 0.6, 0.6, 0.6, 0.59, 0.57], 0.0, None, False),  # loses 0.6 - 0.58667 = 0.0133
+        ([0.2, 0.5, 0.6, 0.6, 0.6, 0.5, 0.4], 0.05, None, False),  # 0.1 is less than 3 errors, 3 * 0.05 * 0.816
+        ([0.3, 0.3, 0.3, 0.1, 0.0, 0.0], 0.0, 2, True),
+        ([0.3, 0.1], 0.0, None, False),  # too few to say
+    ],
+)
+def test_a_run_collapses_if_means_of_three_evaluations_lose_more_than_noise_does(rates, error, peak, never):
+    one = run(rates, stderr=error)
+    assert (statistics.peak(one), statistics.never_learns(one)) == (peak, never)
+    assert statistics.collapses(one) == (peak is not None)
+
+
+def test_a_run_that_diverges_collapses_where_it_ends():
+    assert statistics.peak(run([0.2, 0.3, 0.4], reason="no gradient of the last 5 steps was finite")) == 2
+
+
+def test_the_end_is_the_last_quarter_also_of_a_run_that_collapses():
+    assert statistics.end(run([0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.3, 0.1])) == pytest.approx(0.2)  # (0.3 + 0.1) / 2
+    assert statistics.rising(run([0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.3, 0.1])) == pytest.approx(-0.45)  # 0.2 - 0.65
+
+
+def test_of_two_settings_it_is_the_paired_t_interval():
+    one, other = [0.5, 0.62, 0.58, 0.71], [0.48, 0.55, 0.57, 0.66]
+    values = {(name, seed): value for name, own in (("a", one), ("b", other)) for seed, value in enumerate(own)}
+    found = statistics.difference(values, "a", "b", ["a", "b"])
+    low, high = ttest_rel(one, other).confidence_interval(0.9)
+    assert found[:3] == pytest.approx((np.mean(one) - np.mean(other), low, high))
+    low, high = ttest_rel(one, other).confidence_interval(1 - 0.1 / 3)  # one of three that hold together in 90 %
+    assert statistics.difference(values, "a", "b", ["a", "b"], of=3)[1:3] == pytest.approx((low, high))
+
+
+def test_what_a_seed_adds_to_all_settings_changes_nothing():
+    values = {(name, seed): 0.1 * seed**2 + (seed + ord(name)) % 3 for name, seed in product("abc", range(4))}
+    level = {pair: value - 0.1 * pair[1] ** 2 for pair, value in values.items()}
+    assert statistics.difference(values, "b", "a", "abc") == pytest.approx(
+        statistics.difference(level, "b", "a", "abc")
+    )
+
+
+def test_a_setting_that_collapses_does_not_widen_the_intervals_of_others_and_has_one_of_its_own_pairs():
+    noise = np.random.default_rng(0).normal(size=(3, 4))
+    scale = {"a": 0.01, "b": 0.01, "wild": 1.0}
+    values = {
+        (name, seed): size * noise[at, seed] for at, (name, size) in enumerate(scale.items()) for seed in range(4)
+    }
+    steady = statistics.difference(values, "b", "a", ["a", "b"])
+    assert steady.high - steady.low < 0.1
+    low, high = ttest_rel(*([values[name, seed] for seed in range(4)] for name in ("wild", "a"))).confidence_interval(
+        0.9
+    )
+    assert statistics.difference(values, "wild", "a", ["a", "b"])[1:3] == pytest.approx((low, high))
+
+
+def test_settings_without_a_common_seed_or_with_one_seed_have_no_interval():
+    apart = {("a", 0): 0.5, ("a", 1): 0.6, ("b", 2): 0.5, ("b", 3): 0.7}
+    assert np.isnan(statistics.difference(apart, "a", "b", "ab").low)
+    assert np.isnan(statistics.difference({("a", 0): 0.5, ("b", 0): 0.6}, "a", "b", "ab").low)
+
+
+def test_compute_to_a_common_pass_rate_is_read_where_both_are_half_way():
+    groups = {
+        "slow": [rise(C_mid=600.0, seed=seed) for seed in range(3)],
+        "fast": [rise(seed=seed) for seed in range(3)],
+    }
+    [row] = statistics.compare(groups, "tokens")
+    assert row.level == pytest.approx(0.5, abs=0.01)  # halfway from 0.2 to 0.8
+    assert np.exp(row.compute.D) == pytest.approx(0.5, abs=0.02)  # 300 / 600
+    assert row.A.D == pytest.approx(0.0, abs=0.02) and row.why_not == ""
+
+
+def test_a_run_that_still_rises_or_heads_for_the_bound_of_the_fit_has_no_asymptote():
+    early = rise(A=0.99, C_mid=1500.0, n=12)
+    assert statistics.asymptote(early, "tokens") is None and statistics.asymptote(rise(), "tokens") is not None
+    [head] = [runs[:1] for name, runs in settings.kept_groups("head-k0").items() if name == "FP32"]
+    assert statistics.fitted(head[0], "tokens").A > 0.999 and statistics.asymptote(head[0], "tokens") is None
+
+
+def test_runs_that_collapse_count_at_the_end_and_have_no_asymptote():
+    fallen = [0.2, 0.3, 0.5, 0.6, 0.7, 0.7, 0.7, 0.7, 0.5, 0.3, 0.2, 0.2]
+    groups = {
+        "steady": [rise(n=12, seed=seed) for seed in range(3)],
+        "mixed": [rise(n=12, seed=0), run(fallen, 1), run(fallen, 2)],
+    }
+    [row] = statistics.compare(groups, "tokens")
+    ends = [statistics.end(one) for one in groups["mixed"]]
+    assert row.end.D == pytest.approx(np.mean(ends) - np.mean([statistics.end(one) for one in groups["steady"]]))
+    assert row.A is None and row.end.D < -0.3
+    lines = compare.settings_lines(groups)
+    assert "0 of 3" in lines[1] and "2 of 3" in lines[2]
+
+
+def test_there_is_no_verdict_where_a_clip_is_idle_or_half_of_the_seeds_give_the_same_run():
+    one = [rise(seed=seed, clipped=0.0005) for seed in range(4)]
+    other = [rise(seed=seed, shift=0.05, clipped=0.0005) for seed in range(4)]
+    [row] = statistics.compare({"one": one, "other": other}, "tokens", clip_alone=["other"])
+    assert "clips act on less than 0.1%" in row.why_not and "no verdict" in compare.answer(row, "one", 1)
+    [row] = statistics.compare({"one": one, "other": other}, "tokens")  # they differ in something else too
+    assert row.why_not == "" and "other ends higher than one: by 0.050" in compare.answer(row, "one", 1)
+    [row] = statistics.compare({"one": one, "other": [*one[:2], *other[2:]]}, "tokens")
+    assert row.why_not.startswith("2 of 4 seeds give the same run")
+    [row] = statistics.compare({"one": one, "other": [one[0], *other[1:]]}, "tokens")
+    assert row.why_not == ""
+
+
+def test_equal_settings_are_told_apart_in_one_draw_of_seeds_in_ten():
+    rng = np.random.default_rng(0)
+    told = 0
+    for _ in range(400):
+        seeds = rng.normal(0, 0.02, 4)  # what a seed does to both
+        values = {(name, seed): seeds[seed] + rng.normal(0, 0.01) for name in "ab" for seed in range(4)}
+        found = statistics.difference(values, "a", "b", "ab")
+        told += found.low > 0 or found.high < 0
+    assert 0.06 <= told / 400 <= 0.14  # 0.1, and 2.7 binomial errors
+
+
+def test_the_named_number_of_seeds_finds_the_difference_four_times_in_five():
+    rng = np.random.default_rng(1)
+    n = statistics.seeds_needed(0.02, 0.01)
+    told = [ttest_rel(*(rng.normal(mean, 0.01, n) for mean in (0.02, 0))).pvalue < 0.1 for _ in range(400)]
+    assert 0.74 <= np.mean(told) <= 0.9
+    assert statistics.seeds_needed(0.0001, 0.01) == np.inf
+
+
+# --- Tables of settings ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("table", sorted(settings.TABLES))
+def test_the_settings_of_a_table_are_runs_that_train_py_takes_with_the_staleness_that_its_name_says(
+    table, monkeypatch, losses_as_before
+):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("plumbing.sources.anchored", lambda name: name)
+    for name, flags in settings.TABLES[table].items():
+        args = compare.checked(compare.with_seed(flags.split(), 3), 3, Path("/none"))
+        assert args.seed == 3 and args.steps // args.eval_every >= 10
+        if found := re.search(r"-k(\d+)", table):
+            assert args.k == int(found[1])
+        if found := re.search(r"-x([\d.]+)", table):
+            assert args.lr == pytest.approx(float(found[1]) * recipes.TINY["lr"])
+        if table in ("exact-1", "recipes"):  # PPO-off-policy: at most k - 1
+            assert args.k - (args.off_policy == "ppo") == 1, name
+
+
+def test_a_setting_is_left_out_of_scalerl_alone_and_all_of_a_table_are_different_runs():
+    for table, own in settings.TABLES.items():
+        assert len(set(own.values())) == len(own), table
+    scalerl, *others = (settings.TABLES["exact-1"][name] for name in ("scalerl", "loo-dapo", "loo-no-filter"))
+    scalerl, *others = (read_settings(flags.split()) for flags in (scalerl, *others))
+    unlike = [{name for name in vars(scalerl) if vars(scalerl)[name] != vars(one)[name]} for one in others]
+    assert [sorted(one - {"asked", "clips", "out"}) for one in unlike] == [["loss"], ["zero_variance_filter"]]
+
+
+def test_policies_of_other_sizes_train_as_the_preset_says(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    own, usual = (
+        settings.TABLES[table][name] for table, name in (("axis-model", "hidden size 48"), ("axis-length", "12 tokens"))
+    )
+    args, preset = (read_settings(flags.split()) for flags in (own, usual))
+    unlike = {name for name in vars(args) if vars(args)[name] != vars(preset)[name]}
+    assert unlike - {"asked", "default_new"} == {"model", "activation_checkpointing"} | unlike & {
+        "length_max",
+        "length_cache",
+    }
+
+
+def test_prompts_and_policies_that_a_run_names_are_made_once_and_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(settings, "MADE", tmp_path)
+    for name in ("TINY_SKILL_STEPS", "TINY_HABIT_STEPS"):
+        monkeypatch.setattr(f"sft.{name}", 1)
+    named = [f"{tmp_path}/longer.jsonl:3:tiny", f"{tmp_path}/tiny-24-seed1"]
+    settings.make_inputs(["--data", *named, "elsewhere.jsonl"])
+    rows = [json.loads(line) for line in (tmp_path / "longer.jsonl").open()]
+    assert {len(re.findall(r"\d", row["prompt"])) for row in rows} == {6, 7}
+    assert json.loads((tmp_path / "tiny-24-seed1" / "config.json").read_text())["hidden_size"] == 24
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    settings.make_inputs(["--data", *named])
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_without_a_ratio_the_gradient_is_the_advantage_whatever_the_weights_that_sampled():
+    logprobs = torch.tensor([[-1.0, -2.0], [-3.0, -0.5]], requires_grad=True)
+    mask = torch.tensor([[True, True], [True, False]])
+    reinforce.no_ratio(logprobs, torch.full((2, 2), -9.0), torch.tensor([2.0, -1.0]), mask).sum().backward()
+    assert logprobs.grad.tolist() == [[2.0, 2.0], [-1.0, 0.0]]
+
+
+def test_the_kept_runs_are_those_of_the_tables_and_collapse_as_they_did():
+    tables = {flags for own in settings.TABLES.values() for flags in own.values()}
+    kept = settings.kept_runs()
+    assert {flags for flags, _ in kept} <= tables
+    rates = [f"grid-k{k}-x{rate}" for k, rate in product(settings.STALENESS, settings.RATES)]
+    runs = [one for table in rates for own in settings.kept_groups(table).values() for one in own]
+    fallen = [one for one in runs if statistics.collapses(one)]
+    assert len(runs) == 1008 and (len(fallen), sum(map(statistics.never_learns, fallen))) == (320, 161)
+    at_x4 = [settings.kept_groups(f"grid-k{k}-x4") for k in settings.STALENESS]
+    counts = {loss: sum(statistics.collapses(one) for own in at_x4 for one in own[loss]) for loss in settings.LOSSES}
+    assert [counts[loss] for loss in ("CISPO", "DAPO", "GRPO", "GSPO")] == [53, 29, 38, 10]
+
+
+# --- The tool --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_known_by_its_settings_seed_code_and_files_and_not_by_its_name(tmp_path, losses_as_before):
+    file = tmp_path / "mine.py"
+    file.write_text(LOSS)
+
+    def key(*flags, seed=0, code="code"):
+        return compare.key(compare.checked([*QUICK, *flags], seed, tmp_path), code)
+
+    same = key()
+    assert same == key("--loss", "cispo") == key("--checkpoint-every", "2", "--timeout", "9")
+    own = key("--loss", f"{file}:mine")
+    others = [key("--k", "1"), key("--eps-max", "4"), key(seed=1), key(code="other"), own]
+    file.write_text(LOSS.replace("advantages", "2 * advantages", 1).replace("2 * advantages, mask", "advantages, mask"))
+    file.write_text(LOSS + "# changed\n")
+    assert len({same, *others, key("--loss", f"{file}:mine")}) == 7
+
+
+def test_comments_and_blank_lines_are_no_code(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "ROOT", tmp_path)
+    digests = []
+    for text in ("x = 1\n", "# why\n\nx = 1  # here\n", "x = 2\n"):
+        (tmp_path / "train.py").write_text(text)
+        digests.append(compare.code())
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_settings_that_differ_in_how_they_clip_alone_are_told_from_others():
+    pairs = {
+        ("--loss cispo", "--loss dapo"): True,
+        ("--loss cispo --eps-max 4", "--loss cispo"): True,
+        ("--loss cispo", "--loss gspo"): False,  # its ratio is a sequence's
+        ("--loss cispo", "--loss dapo --aggregation token"): False,
+        ("--recipe baseline", "--recipe baseline --loss grpo"): True,
+        ("--recipe baseline", "--recipe scalerl"): False,
+    }
+    assert {pair: compare.clip_alone(*map(str.split, pair)) for pair in pairs} == pairs
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("'a: --k 1'", "expected two or more settings"),
+        ("'a: --k 1' 'a: --k 2'", "two settings have the same name"),
+        ("grid-k9-x1", "expected two or more settings"),
+        ("exact-8 --lr 0.1", "got --lr, but the flags of a table are those of lab/settings.py"),
+        ("'a: --k 1' 'b: --k 2' --seeds 0 --virtual exact", "got --seeds 0, expected 1 or more"),
+        ("'a: --k 1' 'b: --k 2' --data tiny", "add --virtual exact"),
+        ("'a: --k 1' 'b: --k 2 --seed 3' --data tiny --virtual exact", "got --seed, which the lab sets itself"),
+        ("'a: --k 1' 'b: --k 2' --out x --resume --virtual exact", "got --resume, which the lab sets itself"),
+        ("'a: --k 1' 'b: --eps-hihg 2' --data tiny --virtual exact", "unrecognized arguments: --eps-hihg 2"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_a_run_is_made(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(subprocess, "Popen", None)
+    with pytest.raises(SystemExit) as end:
+        compare.main(shlex.split(words))
+    assert said in capsys.readouterr().err + str(end.value)
+    assert not list(tmp_path.rglob("log.jsonl"))
+
+
+def test_missing_runs_are_made_once_and_compared(tmp_path, monkeypatch, capsys, losses_as_before):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(LOSS)
+    words = ["cispo: --loss cispo", "mine: --loss mine.py:mine", "--seeds", "1", "--out", "runs", *QUICK]
+    compare.main(words)
+    said = capsys.readouterr().out
+    assert "2 runs in runs: 2 to be made" in said and "2 of 2 runs" in said
+    assert "minus cispo, paired by seed" in said and "What so small a task cannot tell" in said
+    assert Path("runs/comparison.png").stat().st_size > 10_000
+    compare.main(["a: --loss cispo", *words[1:]])  # by another name, nothing is made
+    assert "2 runs in runs: 0 to be made" in capsys.readouterr().out
+
+
+def test_a_stopped_comparison_ends_its_runs_and_goes_on(tmp_path):
+    words = ["a: --k 0", "b: --k 1", "--seeds", "1", "--out", str(tmp_path), "--data", "tiny", "--virtual", "exact"]
+    command = [sys.executable, "-m", "lab.compare", *words]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as tool:
+        while not list(tmp_path.glob("*/log.jsonl")):
+            time.sleep(0.1)
+        tool.send_signal(signal.SIGTERM)
+    [log, *_] = tmp_path.glob("*/log.jsonl")
+    assert tool.returncode == 143 and compare.ended(log.parent) is None
+    size = log.stat().st_size
+    time.sleep(1.0)
+    assert log.stat().st_size == size  # no run is left at work
+    (log.parent / "checkpoint-1").mkdir()  # what is left of it goes
+    again = compare.make(log.parent, [*QUICK, "--steps", "1", "--eval-every", "1"])
+    assert again.wait() == 0 and compare.ended(log.parent)
+
+
+def test_a_run_that_ends_without_a_result_ends_the_comparison_with_its_last_words(tmp_path):
+    with pytest.raises(compare.CannotRun, match="(?s)ended without a result.*expected 1 or more"):
+        compare.make_all({tmp_path / "run": [*QUICK, "--warmup", "0"]}, 1)
+
+
+def test_the_answer_says_how_many_seeds_would_tell():
+    groups = {"a": [rise(seed=seed, shift=0.01 * (seed % 2)) for seed in range(4)],
+              "b": [rise(seed=seed, shift=0.012 - 0.01 * (seed % 2)) for seed in range(4)]}  # fmt: skip
+    [row] = statistics.compare(groups, "tokens")
+    assert re.search(
+        r"these 4 seeds cannot tell.*would take (about \d+|more than 100) seeds", compare.answer(row, "a", 1)
+    )
+
+
+def test_a_table_is_compared_by_its_kept_runs(tmp_path, capsys):
+    compare.main(["efficiency-balanced-k8", "--out", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert "6 runs of efficiency-balanced-k8 are kept" in said
+    assert re.search(r"PPO-off-policy +.* to 0\.\d+: x1\.[6-9]", said)  # of PipelineRL's device-hours
+
+
+def test_the_figures_of_the_kept_runs_have_a_panel_a_rate_and_an_axis(tmp_path):
+    def few(table):
+        return {name: runs[:2] for name, runs in settings.kept_groups(table).items()}
+
+    figures.staleness(tmp_path / "staleness.png", few)
+    figures.axes(tmp_path / "axes.png", few)
+    assert all(path.stat().st_size > 50_000 for path in tmp_path.glob("*.png"))

@@ -19,7 +19,7 @@ from urllib.parse import unquote
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 ELSEWHERE = re.compile(r"[a-z]+:|//")  # https:, mailto:, data:
-KEPT = "docs|results|figures|tests|benchmarks|base|plumbing|verify|study|course"  # folders whose files texts name
+KEPT = "docs|results|figures|tests|base|plumbing|verify|lab|course"  # folders whose files texts name
 
 
 class Page(HTMLParser):

@@ -27,7 +27,7 @@ from sphinx.util.docutils import SphinxDirective
 
 ROOT = Path(__file__).resolve().parent.parent
 INCLUDED = {"results/README.md": "results", "exercises.md": "course"} | {  # texts of the repository that are pages here
-    f"results/{name}.md": f"measured/{name}" for name in ("base", "fleet", "forecasts")
+    f"results/{name}.md": f"measured/{name}" for name in ("fleet", "forecasts")
 }
 
 

@@ -356,7 +356,8 @@ def neighbours(args):
     first = int(os.environ.get("RANK", 0)) - mine
     here = [first + rank for rank in sharing(world_size())]
     training = 0 if len(here) == 1 else sum(rank < args.trainers for rank in here)
-    return {"free": free_bytes(mine), "trainers": training, "generators": max(1, len(here) - training)}
+    decodes = training == args.trainers == 1 and not torch.cuda.device_count()  # in evaluations: evaluation.Meanwhile
+    return {"free": free_bytes(mine), "trainers": training, "generators": max(1, len(here) - training) + decodes}
 
 
 def free_bytes(local):

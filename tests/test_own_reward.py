@@ -177,6 +177,10 @@ def test_a_reward_that_raises_in_the_trial_is_warned_of_with_its_error_and_its_l
     assert shown.startswith(f"WARNING: {OWN} raised KeyError: '17' (rewards.py, line 4)") and shown.count("\n") == 1
     own.check(write(noise + "def grade(a, b, c): return None"), ("?", "17", "18"))
     assert capsys.readouterr().err == ""
+    own.check(
+        write("class E(Exception):\n  def __str__(self): raise self\ndef grade(a, b, c): raise E"), ("?", "17", "18")
+    )
+    assert "raised E: an error without a text (rewards.py, line 3)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -483,8 +483,8 @@ def test_slots_that_are_given_and_do_not_fit_are_refused_with_what_would_fit():
 @pytest.mark.parametrize(
     "gpus, rank, world, expected",
     [
-        (0, 0, 2, (1, 1)),
-        (0, 4, 5, (1, 4)),  # without a GPU all ranks share the machine's memory
+        (0, 0, 2, (1, 2)),  # a trainer without a GPU decodes in evaluations too
+        (0, 4, 5, (1, 5)),  # without a GPU all ranks share the machine's memory
         (1, 1, 2, (1, 1)),
         (8, 5, 8, (0, 1)),
         (2, 1, 4, (0, 2)),

@@ -57,7 +57,10 @@ def place(error: BaseException, path: str) -> str:
     lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == path]
     if isinstance(error, SyntaxError):
         lines = [error.lineno]
-    said = " ".join(str(error).split())
+    try:
+        said = " ".join(str(error).split())
+    except Exception:  # its text is made by the user's file too
+        said = "an error without a text"
     where = f" ({os.path.basename(path)}, line {lines[-1]})" if lines else ""
     return f"{type(error).__name__}: {said}{where}"[:LONGEST]
 

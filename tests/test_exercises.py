@@ -20,7 +20,7 @@ import reward
 from course import checker, commands, grading, race, timeline
 from course.checks import answers, losses
 from course.checks.catalogue import CHAPTERS, EXERCISES
-from course.checks.claims import Chapter, Claim, encode, numbers
+from course.checks.claims import encode, numbers
 
 ROOT = checker.ROOT
 CODE = [exercise for exercise in EXERCISES if exercise.name != "six-steps"]  # it trains; lab/course.py checks it
@@ -380,22 +380,6 @@ def test_without_torch_the_commands_say_what_to_install():
 # --- The page --------------------------------------------------------------------------------------------------------
 
 PAGE = (ROOT / "exercises.md").read_text()
-
-
-def test_the_exercise_that_the_page_adds_is_a_whole_one_of_at_most_25_lines(tmp_path):
-    [code] = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-    assert sum(line.strip() != "" for line in code.split("\n")) <= 25
-    path = tmp_path / "added.py"
-    path.write_text(code)
-    exec(compile(code, path, "exec"), {"Claim": Claim, "ASYNCHRONY": (added := Chapter())})
-    [exercise] = added
-    [claim] = exercise.claims
-    assert exercise.where not in [x.where for x in EXERCISES] and "Steps count from 0." in exercise.hints
-    assert problems(exercise, whole(exercise)) == [] != problems(exercise, checker.taken(whole(exercise), exercise))
-    for mistake in claim.mistakes:
-        assert claim.named(mistake) in claim.problem(claim.vector(mistake))
-    [hidden, public] = grading.posed(exercise, 7)
-    assert "def requests_of" in hidden.task()[0] and public.answers[0] == encode([6, 7, 8]) != hidden.answers[0]
 
 
 def test_the_page_shows_the_chapters_as_they_are():

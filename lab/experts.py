@@ -1,7 +1,7 @@
 """Fig. 1's question on the task `tiny`: what does RL make of a mixture of experts, and what does routing replay change?
 
     python -m lab.experts            makes the runs that results/lab/experts.jsonl lacks (about 20 minutes)
-    python -m lab.experts --figure   draws figures/experts.png, and prints the numbers of docs/paper/law.md
+    python -m lab.experts --figure   draws figures/experts.png, and prints the numbers
 
 Each seed has bases of its own, made as base/tiny is: dense; 8 experts, of which a token uses two of half the width, so
 that it has the dense base's active parameters; dense with as many parameters as the experts have in all. The runs on

@@ -301,15 +301,16 @@ def known(law):
 
 
 def gains(law):
-    """Do the points rise? True if a constant fits them worse than Eq. 1 by more than chance (F test, 5 %), and they end
-    above R_0."""
+    """Do the points rise? True if a constant fits them worse than Eq. 1 by more than chance (F test, 5 %).
+
+    As in the posterior, one residual of NOISE counts as seen: a few points that Eq. 1 meets exactly can rise too."""
     points = law.fitted
     R = np.append(points.R, points.R_0)
     n = np.append(points.count, points.weight)
     flat = n @ (R - n @ R / n.sum()) ** 2
-    freedom = max(len(points.u) - 3, 1)
-    floor = max(freedom * least_noise(law) ** 2, 1e-9)
-    least = max(law.ssr + points.weight * (law.R_0 - points.R_0) ** 2, floor)
+    freedom = len(points.u) - 2  # points and R_0 and that residual, less four parameters
+    squares = law.ssr + points.weight * (law.R_0 - points.R_0) ** 2 + NOISE**2
+    least = max(squares, freedom * least_noise(law) ** 2)
     return bool((flat - least) / 3 > least / freedom * fdtri(3, freedom, 0.95))
 
 

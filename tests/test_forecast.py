@@ -108,6 +108,20 @@ def test_B_is_not_determined_for_a_jump():
     assert forecast.known(forecast.forecast(*clean(noise=0.005, B=4))) == {}
 
 
+@pytest.mark.parametrize(
+    "R, known",
+    [
+        ([0.210, 0.276, 0.389, 0.462, 0.536], "A is at least"),  # the first evaluations of the main job
+        ([0.21, 0.21, 0.25, 0.32, 0.41], "A is at least"),
+        ([0.21, 0.23, 0.20, 0.22, 0.21], "no gain yet"),
+        ([0.21, 0.22, 0.19, 0.23, 0.20, 0.22, 0.21, 0.23], "no gain yet"),
+    ],
+)
+def test_few_points_that_rise_are_a_gain_and_noise_is_none(R, known):
+    law = forecast.forecast(np.arange(float(len(R))), R)
+    assert forecast.known(law)["A"].startswith(known)
+
+
 def test_a_run_that_falls_after_a_peak_has_no_A():
     C, R = clean(noise=0.005)
     assert forecast.known(forecast.forecast(C, R)) == {}

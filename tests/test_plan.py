@@ -61,9 +61,16 @@ def test_the_example_of_the_docs_is_what_is_printed(tmp_path, monkeypatch, capsy
     argv, shown = re.search(r"\$ python train.py --plan (.+)\n((?:    .+\n)+)", text).groups()
     assert planned(tmp_path, monkeypatch, argv) == 0
     assert capsys.readouterr().out.split() == shown.split()
-    for name, gpu in plan.DEVICES.items():
-        assert f"| {name} | {gpu.flops / 1e12:.0f} | {gpu.bandwidth / 1e12:.2f} | {gpu.memory / 1e9:.0f} |" in text
+    assert all(name in text for name in plan.DEVICES)
     assert {one.name for one in tmp_path.iterdir()} == {f"Qwen3-{size}" for size in MODELS}  # nothing else is written
+
+
+def test_slots_are_made_to_fit_and_the_torch_generator_is_no_faster_than_its_host(tmp_path, monkeypatch, capsys):
+    few = "--prompts 3 --generations 4 --k 0 --max-new-tokens 2000 --length-control none"  # one on each generator
+    assert planned(tmp_path, monkeypatch, f"16xH100 {few}") == 0
+    said = capsys.readouterr().out
+    assert "instead of 256, to fit the memory: 256 slots x 4,048 positions x 147,456 bytes = 152.8 GB" in said
+    assert "  decode      36.0 seconds\n" in said  # 1,000 tokens, half of the longest, at 1 ms for each of 36 layers
 
 
 REFUSED = {

@@ -49,6 +49,15 @@ def command(folder, *words):
     return done.stdout
 
 
+MINE = """
+import torch
+
+
+def objective(logprobs, gen_logprobs, advantages, mask):
+    return torch.where(mask, advantages[:, None] * torch.where(mask, logprobs, 0.0), 0.0)
+"""
+
+
 def whole(exercise):
     return checker.original_file(exercise.file).read_text()
 
@@ -95,6 +104,11 @@ def play(folder):
             short = "--data tiny --virtual exact --steps 10 --eval-every 2".split()
             for k in (0, 4, 32):
                 say(command(folder, "train", *short, "--k", k, "--out", f"stale/k{k}"))
+        if exercise.name == "own-loss":
+            (folder / "mine.py").write_text(MINE)
+            two = ["cispo: --loss cispo", f"mine: --loss {folder}/mine.py:objective", "--seeds", "1"]
+            short = f"--data tiny --virtual exact --k 8 --steps 10 --eval-every 2 --out {folder}/race".split()
+            subprocess.run([sys.executable, "-m", "lab.compare", *two, *short], cwd=ROOT, check=True)
         if exercise.kind != "measure":
             found = checker.check(exercise, folder)
             assert found and all(line.startswith(exercise.name) for line in found), (exercise.name, found)

@@ -241,21 +241,26 @@ RUN.measure(
 )
 
 
-# --- seeds -----------------------------------------------------------------------------------------------------------
+# --- own-loss --------------------------------------------------------------------------------------------------------
+
+
+def end_of_mine(answer):
+    """The difference that was measured, without the prediction, which is the student's own."""
+    return numbers(answer)[1:]
 
 
 RUN.measure(
-    name="seeds",
-    paper="Sec. 3.2, A.17",
-    minutes=15,
-    teaches="One run of each says nothing: the same seeds for both, and an interval of the "
-    "differences that leaves out 0.",
+    name="own-loss",
+    paper="Sec. 3.2",
+    minutes=30,
+    teaches="A new loss is judged by runs with the same seeds, and by an interval of their differences.",
     hints=(
-        "Sec. 3.2 compares losses; what the small policy is stands at the top of course/race.py.",
-        "Differences seed by seed: what a seed does to both losses cancels.",
-        "The last line it prints. What would you need to say the same of a large model?",
+        "Sec. 3.2; docs/own.md: a loss of your own.",
+        "Tokens outside the mask get 0, also where a log-prob is not finite: torch.where.",
+        "What does its last line say? Which tokens are too likely or too rare in old data, and what does the ratio do?",
     ),
-    says="CISPO's final pass rate - DAPO's on a small policy, mean over ten seeds, and the ends of its interval",
+    says="CISPO's end minus that of the loss without a ratio, k = 8, mean over three seeds, in your own runs",
+    probe=end_of_mine,
     atol=2e-3,
 )
 

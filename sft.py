@@ -22,7 +22,7 @@ Deviation: AdamW at 3e-3 and batches of 64 traces instead of 3e-5 and 2M tokens,
 Open in the paper: AdamW's betas in SFT (ours: 0.9 and 0.95; RL has 0.9 and 0.999), its weight decay (ours: 0.01, that
   of RL) and clipping of the gradient (ours: to an L2 norm of 1; RL clips none); the schedule of the learning rate.
 Open in the paper: where the traces come from and which are kept; ours are drawn by the rules above, and all are kept.
-Open in the paper: the number of steps; ours: SKILL_STEPS and HABIT_STEPS, chosen by measurements (results/base.md).
+Open in the paper: the number of steps; ours: SKILL_STEPS and HABIT_STEPS, chosen by measurements.
 
 Run: `python sft.py`. Test: pytest tests/test_sft.py
 """

@@ -15,9 +15,9 @@ Files and data sets are read by plumbing/sources.py. The embedded tasks:
   tiny        "7+5-3....=" -> "9", the sum of 2 to 7 operands modulo 10: for a policy of 41,000 parameters, with which a
               run takes seconds. Validation texts are reserved in the same way.
 
-A prompt is put into the tokenizer's chat template; a tokenizer without one gets it as it is. This happens when it is
-drawn, so that a million rows are quickly there; one that turns out too long is left out then. Validation prompts are
-drawn from every source, and each has its own curve, named by Prompt.curve. A prompt in both training and
+A prompt is put into the tokenizer's chat template; a tokenizer without one gets it as it is. This happens only when it
+is drawn, so that a run on a million rows starts quickly. A prompt that turns out too long is left out then. Validation
+prompts are drawn from every source, and each has its own curve, named by Prompt.curve. A prompt in both training and
 validation, from whatever sources, is refused. Both sets are the same for every --seed, which only orders the training
 prompts: runs with different seeds are measured on the same prompts.
 

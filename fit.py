@@ -10,14 +10,14 @@ Table 1, Fig. 7 (efficiency plot).
     C -> compute, in any unit (GPU-hours, tokens, FLOP, steps)    R_C -> reward, a pass rate in [0, 1]
     A -> A, asymptotic pass rate    B -> B, scaling exponent    C_mid -> C_mid, unit of C    R_0 -> R_0, R at C = 0
 
-Deviation: the default does not use the grid of A.5 (`grid=PAPER_GRID` does). It searches B and C_mid only: given these,
-  Eq. 1 is linear in A, limited to (R_0, 1], and R_0, so both are solved for. This keeps the joint fit stable.
+Deviation: the default does not use the grid of A.5 (`grid=PAPER_GRID` does). It searches B and C_mid only. Given
+  these, Eq. 1 is linear in A and R_0, so both are solved for, A within (R_0, 1]. This keeps the joint fit stable.
 Deviation: R_0 is fitted too, unless given: its measurement is as noisy as any other and counts as one more point.
 Deviation: the command line and train.py leave out the first 10 % of the fitted range (the paper: the first epoch).
 Open in the paper: R_0, noise and raw points are not published. R_0 = 0.39 for the 8B runs is inferred (PAPER_R_0 in
   plumbing/figures.py).
 
-How sure one can be, forecasts, and when to stop: forecast.py.
+forecast.py: how sure a fit is, forecasts, and when to stop.
 Run:   python fit.py runs/NAME -o scaling.png       (the whole command line: docs/forecasting.md)
 Test:  pytest tests/test_fit.py
 """

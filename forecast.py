@@ -1,10 +1,10 @@
-"""How sure can one be of a fit of Eq. 1? Bands, forecasts, comparisons, and when to stop. Ours, but for A.5.
+"""How sure can one be of a fit of Eq. 1? Bands, forecasts, comparisons, and when to stop. Only A.5 is the paper's.
 
 Paper: Sec. 2.1 (extrapolation), A.5 (comparing runs), A.7 (robustness). Symbols as in fit.py.
 
 Bands of A, B, C_mid, 90 %: the central nine tenths of the posterior of Eq. 1 given the points. Those of B and C_mid are
-valid if Eq. 1 holds. Real curves leave Eq. 1, so the band of A reaches up to the 95 % quantile of the forecast at AHEAD
-times the compute. If the band of A is wider than WIDE, A is not a number but "at least" `Forecast.least` (`known`).
+valid if Eq. 1 holds. Real curves leave Eq. 1, so the band of A reaches at least up to the 95 % quantile of the forecast
+at AHEAD times the compute. If it is wider than WIDE, `known` reports A only as "at least" `Forecast.least`.
 
 Forecasts: their centre is the median of many drawn curves, their 90 % band holds the central nine tenths. A curve is
 

@@ -1,4 +1,4 @@
-"""Asynchronous training: who may generate what, when a batch is complete, and the queue between the two.
+"""Asynchronous training: how far generators may run ahead, when a batch is complete, and the queue in between.
 
 Paper: Sec. 3.1 and A.11 (PipelineRL-k, PPO-off-policy-k); Sec. 2 (generators and trainers are separate processes).
 
@@ -9,11 +9,11 @@ Paper: Sec. 3.1 and A.11 (PipelineRL-k, PPO-off-policy-k); Sec. 2 (generators an
 
 v -> version (optimizer steps done), P -> prompts (per step), N(v) -> admission_limit, k -> k (optimizer steps).
 
-A request asks for one group: G rollouts of one prompt. Rank 0 admits request n once n < N(v). So the requests of step
-v's batch are admitted at version v - k or later, and generators start them with weights at least that new: no token is
-trained on more than k optimizer steps (ppo: k - 1) after the version that sampled it. No rollout is discarded for its
-staleness, and the prompts of a batch do not depend on timing. Trainers that are ahead wait for unfinished requests;
-generators that are ahead wait for new ones.
+A request asks for one group: G rollouts of one prompt. Rank 0 admits request n, so that a generator may take it, once
+n < N(v). So the requests of step v's batch are admitted at version v - k or later, and generators start them with
+weights at least that new. Thus no token is trained on more than k optimizer steps (ppo: k - 1) after the version that
+sampled it. No rollout is discarded for its staleness, and the prompts of a batch do not depend on timing. Trainers that
+are ahead wait for unfinished requests; generators that are ahead wait for new ones.
 
 Deviation: the paper hands over the first full batch; here a batch is made of the oldest requests. Taking the rollouts
   that arrive first breaks the bound (test_taking_whatever_arrives_first_breaks_the_bound) and favours short answers.
@@ -62,7 +62,7 @@ def ppo_publishes(version, k):
 OFF_POLICY = {
     "pipeline": Rule(
         least_k=0,
-        # Open in the paper: what holds where the trainers are slower. Here k + 1 batches queue up, near staleness k.
+        # Open in the paper: what happens if the trainers are slower. Here k + 1 batches queue up; staleness nears k.
         batches=lambda version, k: k + 1 + version,
         publishes=lambda version, k: True,
         alternates=False,

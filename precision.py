@@ -16,7 +16,7 @@ Both sides multiply the same W, rounded to the generators' dtype: an fp32 produc
 Deviation: none known.
 Open in the paper: whether the log-softmax is fp32 too when the head is not; ours always is (the sampler's is as well).
 
-Run by train.py. `python -m lab.fp32_head` repeats A.19 with random models (figures/a19.png).
+Run by train.py. `python -m lab.fp32_head` repeats A.19 (for SmolLM2: figures/a19_smollm2.png).
 Test: pytest tests/test_precision.py
 """
 

@@ -3,7 +3,7 @@
     torchrun train.py --loss cispo                                  the embedded task, on a laptop CPU
     torchrun --nproc-per-node 8 train.py --loss cispo --model DIR --data FILE.jsonl        your model and data
     python train.py --evaluate CHECKPOINT --data FILE.jsonl --generations 16        mean@k and pass@k of a policy
-    python train.py --plan 16xH100 --model DIR      no run: memory, seconds and device-hours, by a model
+    python train.py --plan 16xH100 --model DIR      no run: an estimate of memory, seconds and device-hours
     python train.py --virtual exact --loss cispo                    one process, virtual time: the same run twice
     torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:PORT train.py …   more nodes
 
@@ -53,7 +53,7 @@ SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.
 def train(run, args):
     """Sec. 2 to 4 on a trainer rank, for a Trainer `run`. Returns why the run ended."""
     queue = run.queue
-    queue.deliver(run.send)  # what is sampled first has come the same way as all later weights: startup_check sees it
+    queue.deliver(run.send)  # the first weights go the way of all later ones, so that startup_check tests it
     if run.version % args.eval_every == 0 and run.evaluated != run.version:
         run.evaluate()  # R_0, at C = 0; or an evaluation that was due when the resumed run ended
     run.log.clock.start()
@@ -100,7 +100,7 @@ def generate(args, processes, queue):
     with processes.heartbeat.working():
         generator = build.make_generator(args, processes.device, processes.dtype)
     generator.clock = processes.clock
-    generator.version -= 1  # its own version's weights, too, are to come from the trainers
+    generator.version -= 1  # so that its first weights, too, come from the trainers
     with closing(generator), closing(build.make_scorer(args)) as scorer:
         while (state := queue.state(generator.busy)).stop is None:
             done = []
@@ -150,7 +150,7 @@ class Trainer:
         self.policy = checkpoints.load_policy(folder, processes, resume=bool(state), dtype=processes.dtype, **given)
         parameters = list(self.policy.parameters())
         fused = parameters[0].is_cuda or None  # else a step on a GPU needs 4 more bytes a parameter
-        self.optimizer = torch.optim.AdamW(parameters, eps=1e-15, fused=fused)  # A.3; the rest before each step
+        self.optimizer = torch.optim.AdamW(parameters, eps=1e-15, fused=fused)  # A.3; lr and decay before each step
         self.curriculum = data.Curriculum(
             prompts.train,
             seed=args.seed,

@@ -1,55 +1,36 @@
-"""Tokens per second of TorchGenerator's continuous batching against `model.generate` on batches, in one run.
+"""Tokens per CPU second of TorchGenerator, beside those of the libraries that a user would take instead.
 
-    OMP_NUM_THREADS=1 python -m lab.generate            a random model of the embedded base's shape
-    python -m lab.generate --model DIR                  your model, on a GPU if there is one
-    python -m lab.generate --help                       sizes
+    OMP_NUM_THREADS=1 python -m lab.generate                 the embedded base policy
+    OMP_NUM_THREADS=1 python -m lab.generate --model DIR --slots 64 --dtype bfloat16
+    python -m lab.generate --help                            sizes
 
-Both sample the same number of tokens for the same prompts: a completion's length is drawn uniformly, EOS does not
-end it, and each row stops at its own length (in `generate` by a stopping criterion). `generate` gets batches
-of as many prompts as TorchGenerator has slots, padded on the left; a batch lasts as long as its longest row.
-TorchGenerator gets one request per prompt and also returns log-probs, which `generate` does not. Rounds alternate
-between the two; the table shows each one's least wall time and least CPU time. On a CPU that others use too, compare
-the CPU times. Target: 1.5 times the tokens per second.
+Sides: TorchGenerator (rollout.py); transformers' continuous batching; vLLM, compiled, where it is installed.
+All have the same weights, slots and prompts, and sample at temperature 1. The length of each completion is drawn
+uniformly beforehand, and EOS does not end it. TorchGenerator and vLLM return log-probs too. The sides take turns; the
+table has the median of the rounds, with the least and the largest.
 """
 
 import argparse
+import os
 import time
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import median
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
+from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
 
 from data import Prompt
 from pipeline import Request
-from rollout import TorchGenerator, completion_keys, uniform
+from rollout import TorchGenerator
+from vllm_rollout import ENVIRONMENT
 
-
-def lengths(keys, bounds):
-    """Completion lengths in tokens, one per key in `keys`, uniform in `bounds`: from draw -2, which no token uses."""
-    return bounds[0] + (uniform(keys, -2) * (bounds[1] - bounds[0] + 1)).long()
-
-
-class FixedLengths(TorchGenerator):
-    """Each row ends at its drawn length instead of at EOS."""
-
-    bounds = None
-
-    def _ends(self, token, n):
-        return self._slots.count[:n] >= lengths(self._slots.key[:n], self.bounds)
-
-
-class RowLengths(StoppingCriteria):
-    """The same for `model.generate`: row i of the batch ends after row_lengths[i] new tokens."""
-
-    def __init__(self, row_lengths, prompt_width):
-        self.row_lengths = row_lengths
-        self.prompt_width = prompt_width
-
-    def __call__(self, input_ids, scores, **kwargs):
-        return input_ids.shape[1] - self.prompt_width >= self.row_lengths
+PAGE = 256  # of transformers' cache, and tokens in one of its forward passes
+BASE = Path(__file__).resolve().parent.parent / "base"
 
 
 class NoText:
-    """Stands in for a tokenizer: neither of the two decodes text here."""
+    """Stands in for a tokenizer: no side decodes text here."""
 
     eos_token_id = 1
     chat_template = None
@@ -61,130 +42,114 @@ class NoText:
         return ""
 
 
-def load(args):
-    """The model on its device, random unless --model names one."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    if args.model:
-        return AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype).to(device).eval()
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        "qwen3",
-        vocab_size=32,
-        hidden_size=128,
-        intermediate_size=384,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=64,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        pad_token_id=0,
+class GivenLengths(TorchGenerator):
+    """The completion of request i ends after lengths[i] tokens."""
+
+    lengths: list = []
+
+    def _ends(self, token, n):
+        wanted = [self.lengths[sequence.group.request.number] for sequence in self._running]
+        return self._slots.count[:n] >= self._tensor(wanted)
+
+
+def ours(args, longest):
+    """The side TorchGenerator: a function of prompts (lists of ids) and lengths that returns the tokens sampled."""
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=args.dtype).eval()
+
+    def run(prompts, lengths):
+        generator = GivenLengths(model, NoText(), slots=args.slots, max_new_tokens=longest)
+        generator.lengths = lengths
+        for number, ids in enumerate(prompts):
+            generator.add(Request(number, 0, Prompt(number, tuple(ids), "", "", "arithmetic"), 1))
+        tokens = 0
+        while generator.busy:
+            tokens += sum(len(rollout.ids) for rollout in generator.step())
+        return tokens
+
+    return run
+
+
+def transformers_batching(args, longest):
+    """The side of transformers; as `ours`."""
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=args.dtype).eval()
+    sampling = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=longest)
+    pages = args.slots * (1 + (args.prompt_tokens[1] + longest) // PAGE)  # by default it takes most of the memory
+    batching = ContinuousBatchingConfig(
+        page_size=PAGE, num_blocks=pages, max_batch_tokens=PAGE, max_requests_per_batch=args.slots
     )
-    return AutoModelForCausalLM.from_config(config, dtype=dtype).to(device).eval()
+
+    def run(prompts, lengths):
+        settings = {"generation_config": sampling, "continuous_batching_config": batching}
+        with model.continuous_batching_context_manager(**settings) as manager:
+            for ids, length in zip(prompts, lengths):
+                manager.add_request(ids, max_new_tokens=length, eos_token_id=-1)
+            finished = []
+            while len(finished) < len(prompts) and manager.is_running():
+                if result := manager.get_result(timeout=1):
+                    finished += [len(result.generated_tokens)] * result.is_finished()
+        return sum(finished)
+
+    return run
 
 
-def make_requests(count, model, args):
-    """`count` requests of one completion each, with prompts of random tokens, always the same."""
-    random = torch.Generator().manual_seed(0)
-    lo, hi = args.prompt_tokens
+def vllm_batching(args, longest):
+    """The side of vLLM; as `ours`."""
+    os.environ.update(ENVIRONMENT | {"VLLM_CPU_KVCACHE_SPACE": "4"} | os.environ)
+    from vllm import LLM, SamplingParams
 
-    def prompt(index):
-        length = int(torch.randint(lo, hi + 1, (), generator=random))
-        ids = torch.randint(4, model.config.vocab_size, (length,), generator=random)
-        return Prompt(index, tuple(ids.tolist()), "", "", "arithmetic")
+    room = args.prompt_tokens[1] + longest
+    engine = LLM(args.model, skip_tokenizer_init=True, dtype=args.dtype, max_num_seqs=args.slots, max_model_len=room)
 
-    return [Request(number, 0, prompt(number), 1) for number in range(count)]
+    def run(prompts, lengths):
+        sampling = [SamplingParams(max_tokens=n, ignore_eos=True, logprobs=0, detokenize=False) for n in lengths]
+        results = engine.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
+        return sum(len(result.outputs[0].token_ids) for result in results)
 
-
-def continuous(model, requests, args):
-    """Run TorchGenerator on the requests; returns the lengths of the completions, in the order of the requests."""
-    generator = FixedLengths(model, NoText(), slots=args.slots, max_new_tokens=args.lengths[1])
-    generator.bounds = args.lengths
-    for request in requests:
-        generator.add(request)
-    done = {}
-    while generator.busy:
-        done |= {completion.request: len(completion.ids) for completion in generator.step()}
-    return [done[request.number] for request in requests]
+    return run
 
 
-def batched(model, requests, args):
-    """Run model.generate on batches of the requests; returns the lengths of the completions, in the same order."""
-    model.generation_config.eos_token_id = None
-    done = []
-    for first in range(0, len(requests), args.slots):
-        batch = requests[first : first + args.slots]
-        width = max(len(request.prompt.ids) for request in batch)
-        ids = torch.tensor([(0,) * (width - len(t.prompt.ids)) + t.prompt.ids for t in batch], device=model.device)
-        mask = torch.tensor([[column >= width - len(t.prompt.ids) for column in range(width)] for t in batch])
-        keys = torch.cat([completion_keys(0, request) for request in batch]).to(model.device)
-        row_lengths = lengths(keys, args.lengths)
-        rows = model.generate(
-            ids,
-            attention_mask=mask.long().to(model.device),
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=args.lengths[1],
-            pad_token_id=0,
-            stopping_criteria=StoppingCriteriaList([RowLengths(row_lengths, width)]),
-        )
-        if rows.shape[1] - width != int(row_lengths.max()):
-            raise RuntimeError(f"expected {int(row_lengths.max())} new tokens, got {rows.shape[1] - width}: EOS is on")
-        done += row_lengths.tolist()
-    return done
-
-
-def measure(method, model, requests, args):
-    """(tokens, wall seconds, CPU seconds, decode steps: forward passes of one token per row) of one round."""
-    passes = []
-    hook = model.get_decoder().register_forward_pre_hook(
-        lambda module, inputs, kwargs: passes.append(kwargs["input_ids"].shape[1]), with_kwargs=True
-    )
-    wall, cpu = time.perf_counter(), time.process_time()
-    tokens = sum(method(model, requests, args))
-    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    hook.remove()
-    return tokens, wall, cpu, passes.count(1)
+def arguments():
+    """The parsed command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    add("--model", default=str(BASE), help="folder of a Hugging Face causal LM (default: the embedded base)")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights")
+    add("--slots", type=int, default=16, help="completions at a time")
+    add("--prompts-per-slot", type=int, default=8, help="prompts / slots")
+    add("--prompt-tokens", type=int, nargs=2, default=(6, 28), metavar=("LO", "HI"), help="uniform")
+    add("--lengths", type=int, nargs=2, default=(20, 200), metavar=("LO", "HI"), help="completion tokens, uniform")
+    add("--rounds", type=int, default=5, help="of each side")
+    return parser.parse_args()
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", help="folder of a Hugging Face causal LM (default: random, the base's shape)")
-    parser.add_argument("--slots", type=int, default=32, help="slots of TorchGenerator, batch size of generate")
-    parser.add_argument("--prompts-per-slot", type=int, default=8, help="prompts / slots")
-    parser.add_argument("--prompt-tokens", type=int, nargs=2, default=(6, 28), metavar=("LO", "HI"), help="uniform")
-    parser.add_argument(
-        "--lengths", type=int, nargs=2, default=(20, 200), metavar=("LO", "HI"), help="completion tokens, uniform"
-    )
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of each")
-    args = parser.parse_args()
-    model = load(args)
-    results = {continuous: [], batched: []}
-    requests = make_requests(args.slots * args.prompts_per_slot, model, args)
-    for method in (continuous, batched):
-        method(model, requests[: args.slots // 4], args)  # warm-up
-    for _ in range(args.rounds):
-        for method in (continuous, batched):
-            results[method].append(measure(method, model, requests, args))
-    print(
-        f"{len(requests)} prompts of {args.prompt_tokens[0]}-{args.prompt_tokens[1]} tokens, completions of "
-        f"{args.lengths[0]}-{args.lengths[1]}, {args.slots} slots, {model.dtype} on {model.device}, "
-        f"{torch.get_num_threads()} threads, best of {args.rounds} rounds"
-    )
-    print(f"{'':16}{'tokens':>8}{'decode steps':>14}{'wall s':>9}{'CPU s':>9}{'tokens/s':>10}{'tokens/CPU s':>14}")
-    rates = {}
-    for name, method in (("TorchGenerator", continuous), ("model.generate", batched)):
-        tokens, walls, cpus, steps = zip(*results[method])
-        rates[method] = tokens[0] / min(walls), tokens[0] / min(cpus)
-        print(
-            f"{name:16}{tokens[0]:8}{steps[0]:14}{min(walls):9.2f}{min(cpus):9.2f}"
-            f"{rates[method][0]:10.0f}{rates[method][1]:14.0f}"
-        )
-    ratios = [ours / theirs for ours, theirs in zip(rates[continuous], rates[batched])]
-    print(f"{'ratio':16}{'':40}{ratios[0]:10.2f}{ratios[1]:14.2f}")
+    """Run the sides in turn and print the table."""
+    args = arguments()
+    sides = {"TorchGenerator": ours, "transformers": transformers_batching}
+    if find_spec("vllm"):
+        sides["vLLM"] = vllm_batching
+    random = torch.Generator().manual_seed(0)
+    whole = lambda bounds: int(torch.randint(bounds[0], bounds[1] + 1, (), generator=random))  # noqa: E731
+    vocabulary = AutoModelForCausalLM.from_pretrained(args.model).config.vocab_size
+    prompts = [
+        torch.randint(4, vocabulary, (whole(args.prompt_tokens),), generator=random).tolist()
+        for _ in range(args.slots * args.prompts_per_slot)
+    ]
+    lengths = [whole(args.lengths) for _ in prompts]
+    runs = {name: build(args, max(lengths)) for name, build in sides.items()}
+    seconds = {name: [] for name in runs}
+    for round_ in range(args.rounds + 1):  # the first one warms up
+        for name, run in runs.items():
+            before = time.process_time()
+            tokens = run(prompts, lengths)
+            if tokens != sum(lengths):
+                raise RuntimeError(f"{name}: expected {sum(lengths)} tokens, got {tokens}")
+            seconds[name] += [time.process_time() - before] * (round_ > 0)
+    print(f"{len(prompts)} prompts, {sum(lengths)} tokens, {args.slots} slots, {args.dtype}, {args.rounds} rounds")
+    print(f"{'':16}{'CPU s':>8}{'least':>8}{'largest':>9}{'tokens/CPU s':>14}{'of ours':>9}")
+    for name, own in seconds.items():
+        rate, ratio = sum(lengths) / median(own), median(seconds["TorchGenerator"]) / median(own)
+        print(f"{name:16}{median(own):8.2f}{min(own):8.2f}{max(own):9.2f}{rate:14.0f}{ratio:9.2f}")
 
 
 if __name__ == "__main__":

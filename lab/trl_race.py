@@ -138,21 +138,10 @@ def theirs(python, flags, seed, layout, limit, *, validate=True):
     """{evaluations: [(seconds, pass rate), ...], seconds, steps} of GRPOTrainer, which stops after `limit` seconds."""
     with tempfile.TemporaryDirectory() as out:
         Path(out, "theirs.py").write_text(THEIRS)
-        passed = {
-            "root": str(ROOT),
-            "model": str(ROOT / flags["model"]),
-            "flags": flags,
-            "seed": seed,
-            "out": out,
-            "layout": layout,
-            "validate": validate,
-            "limit": limit,
-        }
-        subprocess.run(
-            [python, Path(out, "theirs.py"), json.dumps(passed)],
-            check=True,
-            env=os.environ | {"OMP_NUM_THREADS": str(os.cpu_count())},
-        )
+        passed = dict(flags=flags, seed=seed, out=out, layout=layout, validate=validate, limit=limit)
+        passed |= {"root": str(ROOT), "model": str(ROOT / flags["model"])}
+        threads = {"OMP_NUM_THREADS": str(os.cpu_count())}
+        subprocess.run([python, Path(out, "theirs.py"), json.dumps(passed)], check=True, env=os.environ | threads)
         return json.loads(Path(out, "found.json").read_text())
 
 
@@ -160,27 +149,10 @@ def ours(flags, seed, layout, *, validate=True):
     """The same for train.py; layout: an entry of OUR_LAYOUTS."""
     budget, slots = layout
     with tempfile.TemporaryDirectory() as out:
-        rare = [] if validate else ["--eval-every", str(flags["steps"]), "--eval-prompts", "8"]
-        subprocess.run(
-            [
-                sys.executable,
-                ROOT / "train.py",
-                "--loss",
-                "cispo",
-                "--steps",
-                str(flags["steps"]),
-                "--seed",
-                str(seed),
-                "--token-budget",
-                str(budget),
-                "--slots",
-                str(slots),
-                "--out",
-                f"{out}/run",
-                *rare,
-            ],
-            check=True,
-        )
+        words = f"--loss cispo --steps {flags['steps']} --seed {seed} --out {out}/run"
+        words += f" --token-budget {budget} --slots {slots}"
+        rare = "" if validate else f" --eval-every {flags['steps']} --eval-prompts 8"
+        subprocess.run([sys.executable, ROOT / "train.py", *(words + rare).split()], check=True)
         rows = [json.loads(line) for line in Path(out, "run", "log.jsonl").open()]
     devices = rows[0]["world"]
     evaluations = [(row["gpu_hours"] * 3600 / devices, row["pass_rate"]) for row in rows if row["kind"] == "eval"]

@@ -156,7 +156,7 @@ def kept():
 
 
 def own_loss():
-    """Without its ratio CISPO is REINFORCE. Write that loss, without the weight sg(min(rho, eps_max)), in a file mine.py:
+    """Without its ratio CISPO is REINFORCE. Write it, without the weight sg(min(rho, eps_max)), in a file mine.py:
 
         def objective(logprobs, gen_logprobs, advantages, mask):  # shapes as in loss.cispo
 

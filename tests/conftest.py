@@ -4,14 +4,40 @@ Imported modules are frozen: otherwise every full garbage collection would walk 
 """
 
 import gc
+import json
 import multiprocessing.forkserver
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, by this process and by those that tests start
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # what forks after tokenising need not be told so
+
+
+DATA = Path(__file__).parent / "data"
+
+
+def rows(name):
+    """The rows of data/NAME.jsonl."""
+    return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def alive(pid):
+    """Whether the process runs: it exists and is no zombie, which another process has to reap."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(true, what, seconds=30.0):
+    """Fails with `what` (a text, or a function that says it) if it does not come true in time."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, what() if callable(what) else what
+        time.sleep(0.02)
 
 
 @pytest.hookimpl(optionalhook=True)

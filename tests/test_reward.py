@@ -1,9 +1,7 @@
 """Claims about reward.py (Sec. 2) and verify/: exact integers, mathematics in workers that no answer can hold up."""
 
 import doctest
-import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -15,15 +13,14 @@ from math import isnan
 from pathlib import Path
 
 import pytest
-import sympy
+from conftest import alive, rows, wait_until
 
 import reward
 from data import Prompt
 from verify import graders, mathematics, programs, sandbox
 from verify.scorer import Scorer
 
-DATA = Path(__file__).parent / "data"
-ROOT = DATA.parents[1]
+ROOT = Path(__file__).parents[1]
 
 
 @dataclass
@@ -49,14 +46,10 @@ def wait(scorer):
     return scorer.finished()
 
 
-def answered(score):
-    return score.completion.text.rpartition("</think>")[2]
-
-
-def verdicts(scorer, pairs, task="math"):
-    """{answer: Score} of (answer, reference) pairs that are scored together."""
+def verdicts(scorer, pairs):
+    """{answer: Score} of (answer, reference) pairs of mathematics that are scored together."""
     for answer, reference in pairs:
-        scorer.submit(thought(answer), prompt(reference, task))
+        scorer.submit(thought(answer), prompt(reference))
     return {score.completion.text.partition("</think>")[2]: score for score in wait(scorer)}
 
 
@@ -65,23 +58,8 @@ def running(scorer):
     return [worker.process.pid for worker in scorer._workers if worker.process and worker.process.poll() is None]
 
 
-def gone(pid):
-    """True if no process has this id any more, or only a zombie that another process has to reap."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 def children(pid):
     return [child for child, parent, *_ in sandbox.all_processes() if parent == pid]
-
-
-def wait_until(true, what, seconds=30.0):
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +102,6 @@ def test_sec2_reward_is_plus_or_minus_one_and_no_number_for_a_failure():
         ("</think>", "</think>", ""),
         ("18</think", "</think>", None),
         ("a</think>b #### 18", "####", " 18"),
-        ("18", "####", None),
         ("a</think>18", None, "a</think>18"),
     ],
 )
@@ -133,17 +110,10 @@ def test_sec2_the_answer_is_what_follows_the_last_end_of_thinking(text, mark, an
 
 
 @pytest.mark.parametrize(
-    (
-        "mark",
-        "scores",
-    ),  # (holds the mark, is right) of three completions; what is truncated is wrong without being read
-    [
-        ("</think>", [(True, True), (False, False), (True, False)]),
-        ("####", [(False, False)] * 3),
-        (None, [(True, False), (True, True), (True, False)]),
-    ],
+    "mark, scores",  # (holds the mark, is right) of three completions
+    [("</think>", [(True, True), (False, False), (True, False)]), (None, [(True, False), (True, True), (True, False)])],
 )
-def test_a_score_says_whether_its_text_holds_the_mark_also_when_it_is_truncated(mark, scores):
+def test_a_score_says_whether_its_text_holds_the_mark_and_what_is_truncated_is_wrong_unread(mark, scores):
     scorer = Scorer(timeout=5.0, think_end=mark)
     for text, cut in (("</think>18", False), ("18", False), ("</think>18", True)):
         scorer.submit(Finished(text, truncated=cut), prompt("18", "arithmetic"))
@@ -178,8 +148,20 @@ def test_pass_at_k_is_the_share_of_k_subsets_with_a_correct_answer():
 
 # --- Arithmetic ---
 
-WRONG_18 = ["", "018", "+18", "18.0", "18.", "1 8", "18 18", "-18", "17", "x18", "=18", "0x12", "18\x00", "１８", "१८"]
-WRONG_18 += ["\u00a018", "\u200b18", "18\u2003", "<think>18", "\\boxed{18}", "18" * 500_000, "1" + "0" * 1_000_000]
+WRONG_18 = [
+    "",
+    "018",
+    "+18",
+    "18.0",
+    "1 8",
+    "-18",
+    "18\x00",
+    "１８",
+    "\u00a018",
+    "<think>18",
+    "\\boxed{18}",
+    "18" * 500_000,
+]
 
 
 @pytest.mark.parametrize(
@@ -187,8 +169,7 @@ WRONG_18 += ["\u00a018", "\u200b18", "18\u2003", "<think>18", "\\boxed{18}", "18
     [
         ("18", ["18", " 18", "18\n", "\t18 \r\n"], WRONG_18),
         ("-4", ["-4"], ["4", "- 4", "\u22124"]),
-        ("0", ["0"], ["-0", ""]),
-        ("02357", ["02357\n"], ["2357", "0 2 3 5 7", "02375", "023577", "0,2,3,5,7", "=02357", "２3"]),
+        ("02357", ["02357\n"], ["2357", "0 2 3 5 7", "02375", "023577"]),
     ],
 )
 def test_arithmetic_and_sorting_take_the_same_characters_with_ascii_whitespace_around_them(reference, right, wrong):
@@ -209,14 +190,6 @@ def test_an_unknown_task_is_an_error_not_a_wrong_answer():
         Scorer(timeout=5.0).submit(thought("18"), prompt("18", "chess"))
 
 
-def test_exact_matches_are_short_cut_at_5000_per_second():
-    scorer, start = Scorer(timeout=5.0), time.thread_time()
-    for n in range(2_000):
-        scorer.submit(thought(f"Therefore $\\boxed{{{n}}}$."), prompt(str(n)))
-    assert sum(score.correct for score in scorer.finished()) == 2_000
-    assert time.thread_time() - start < 2_000 / 5_000  # seconds of CPU, whatever else the machine does
-
-
 # --- Math ---
 
 
@@ -230,16 +203,12 @@ def test_exact_matches_are_short_cut_at_5000_per_second():
         # Boxes with nothing but a joining word between them are a list, in their order.
         ("\\boxed{1}, \\boxed{2}, and $\\boxed{3}$.", "\\boxed{1, 2, 3}"),
         ("$x = \\boxed{1}$ or $x = \\boxed{-2}$", "\\boxed{1, -2}"),
-        ("\\[\\boxed{(1,2)} \\quad \\text{and} \\quad \\boxed{(2,1)}\\]", "\\boxed{(1,2), (2,1)}"),
         ("\\boxed{7}\n\n$\\boxed{7}$", "\\boxed{7}"),  # the same answer twice
         ("\\boxed{5} is wrong, and \\boxed{6}", "\\boxed{6}"),
-        ("\\boxed{5}. So \\boxed{6}", "\\boxed{6}"),
         ("\\boxed{1}" + " " * 99 + "\\boxed{2}", "\\boxed{2}"),
-        ("\\boxed{\\boxed{5}}", "\\boxed{5}"),
         ("\\boxed{1}, " * 100_000 + "\\boxed{2}", "\\boxed{1, 2}"),
         ("\\boxed{}", "\\boxed{}"),
         ("\\boxed{" + "{" * 1_000_000, ""),
-        ("\\boxed{" + "1" * 1_000_000 + "}", ""),
         (" it is 18 ", "it is 18"),
         ("9" + "0" * 1_000_000 + "18", ""),  # its end, read alone, would be 18
     ],
@@ -258,129 +227,46 @@ def test_math_a_reference_that_cannot_be_read_is_a_failure_not_a_wrong_answer(sc
 
 # --- Agreement with others ---
 
-DISAGREEMENTS = {  # (end of the answer, end of the reference): why our verdict differs from math-verify's published one
-    ("1.22", "1,22"): "to it, this reference has a decimal comma; here references are LaTeX, and it is a pair",
-    ("is $10,455$. I hope it is correct.", "$10455$"): "here the last box, which holds another number, counts",
-    ("\\$ = \\frac{10}{9} $", "$10/9$"): "1/2 = 10/9, which the answer says, is wrong",
-    ("$0$", "$1 = \\zzz = x = 0$"): "a reference that cannot be read as a whole has no verdict",
-    ("\\boxed{28\\%}$.", "The correct approach is as follows:"): "the same: a page of prose without a box",
-    ("W(x)=1orW(x)=-1", "W(n) = -1"): "the same: a box left open",
-    ("${35 cm,4}$", "++++++ \\\\boxed{4}$"): "boxes with plus signs between them are no list",
-    ("$\\boxed{1,2}$", "\\boxed{1} papers and \\boxed{2} bins"): "boxes with other words between them are no list",
-    ("$1 + \\frac{1}{\\mathrm{e}}$", "$1 - \\frac{1}{\\mathrm{e}}$"): "they are different numbers",
-    ("Answer \\( (9+1) \\)", "$10$"): "a calculation is no number: a model that repeats the question would be right",
-    ("$\\frac3{3} $", "$1$"): "the same: a division that is not carried out",
-    ("$-x > -1$", "$x < 1$"): "the same: an inequality that is not solved",
-    ("$-x >= -1$", "$x <= 1$"): "the same",
-    ("$(0,1)$", "$0<f(x)<1$"): "an interval is no statement about a function",
-    ("+ \\begin{pmatrix}5 & 6 \\\\ 7 & 8\\end{pmatrix}$", "12\\end{pmatrix}$"): "the same: a sum of matrices",
-    (" \\begin{pmatrix}1 & 0 \\\\ 0 & 1\\end{pmatrix}$", "0 & 1\\end{pmatrix}$"): "the same: a product of matrices",
-    ("$-2 \\\\le x \\\\le 7$", "$x \\in [-2,7]$"): "they are the same numbers",
-}
+
+def graded(scorer, rows):
+    """The verdict on each row's answer."""
+    for n, row in enumerate(rows):
+        asked = Prompt(n, (1,), row.get("prompt", "?"), row["reference"], row.get("task", "math"))
+        scorer.submit(thought(row["answer"].rpartition("</think>")[2]), asked)
+    found = {score.prompt.index: score.correct for score in wait(scorer)}
+    return [found[n] for n in range(len(rows))]
 
 
-def test_at_least_93_percent_of_math_verifys_published_cases_agree_and_the_others_are_listed(scorer):
-    source, *cases = map(json.loads, (DATA / "math_verify_cases.jsonl").read_text().splitlines())
+def test_at_least_93_percent_of_math_verifys_published_cases_agree_and_the_others_say_why(scorer):
+    source, *cases = rows("math_verify_cases")
     assert len(cases) == 265 and source["source"].startswith("math-verify 0.9.0")
-    for case in cases:
-        scorer.submit(thought(case["answer"].rpartition("</think>")[2]), prompt(case["reference"]))
-    found = {(answered(score), score.prompt.answer): score.correct for score in wait(scorer)}
-    verdict = {(case["answer"].rpartition("</think>")[2], case["reference"]): case["correct"] for case in cases}
-    other = [key for key, correct in verdict.items() if found[key] is not correct]
-    listed = [[end for end in DISAGREEMENTS if all(map(str.endswith, key, end))] for key in other]
-    assert all(len(ends) == 1 for ends in listed), [key for key, ends in zip(other, listed) if not ends]
-    assert len(other) == len(DISAGREEMENTS) <= 0.07 * len(cases)
+    other = [case for case, found in zip(cases, graded(scorer, cases)) if found is not case["correct"]]
+    assert other == [case for case in cases if "why ours differs" in case] and len(other) <= 0.07 * len(cases)
 
 
 def test_the_verdicts_of_our_own_list_are_right_and_over_half_of_its_answers_are_wrong(scorer):
-    rows = [json.loads(line) for line in (DATA / "verdicts.jsonl").read_text().splitlines()]
-    assert len(rows) >= 700 and sum(not row["correct"] for row in rows) > len(rows) / 2
-    for row in rows:
-        asked = Prompt(0, (1,), row.get("prompt", "?"), row["reference"], row.get("task", "math"))
-        scorer.submit(thought(row["answer"]), asked)
-    found = {(answered(score), *asked_of(score)): score.correct for score in wait(scorer)}
-    key = [(row["answer"], row["reference"], row.get("prompt", "?"), row.get("task", "math")) for row in rows]
-    assert [row for row, case in zip(rows, key) if found[case] is not row["correct"]] == []
-
-
-def asked_of(score):
-    return score.prompt.answer, score.prompt.text, score.prompt.task
-
-
-def expressions(r):
-    """(a, b): random expressions; in half of the cases b is a in another form, else a different value."""
-    x, y = sympy.symbols("x y")
-    p, q, m, n = (sympy.Integer(r.randint(1, 12)) for _ in range(4))
-    form = r.choice(
-        [
-            lambda: ((x + p) * (x - q), sympy.expand((x + p) * (x - q))),
-            lambda: (p / q + m / n, sympy.UnevaluatedExpr(p / q) + sympy.UnevaluatedExpr(m / n)),
-            lambda: (1 / (sympy.sqrt(q) + n), sympy.radsimp(1 / (sympy.sqrt(q) + n))),
-            lambda: (sympy.sin(x) ** 2 * p, p - p * sympy.cos(x) ** 2),
-            lambda: (sympy.log(p * x) + m, sympy.log(p) + sympy.log(x) + m),
-            lambda: ((x**2 - p**2) / (x - p), x + p),
-            lambda: (sympy.apart(1 / (x * (x + p))), 1 / (x * (x + p))),
-            lambda: ((x + y) ** 3, sympy.expand((x + y) ** 3)),
-            lambda: (sympy.exp(x + p), sympy.exp(x) * sympy.exp(p)),
-            lambda: (sympy.cos(2 * x) * n, n * (2 * sympy.cos(x) ** 2 - 1)),
-        ]
-    )
-    a, b = form()
-    return a, b if r.random() < 0.5 else b + r.choice([1, -1, x, sympy.Rational(1, 7)])
-
-
-def test_verdicts_are_sympys_on_generated_expressions(scorer):
-    r, equal = random.Random(5), {}
-    while len(equal) < 40:
-        a, b = expressions(r)
-        answer, reference = f"$\\boxed{{{sympy.latex(b)}}}$", sympy.latex(a)
-        if reference != sympy.latex(b):
-            calculation = a.is_Number and b.is_Add  # 3/5 + 7/3 is not the answer 44/15
-            equal[answer, reference] = not calculation and sympy.simplify((a - b).doit()) == 0
-    assert 10 < sum(equal.values()) < 30
-    for answer, reference in equal:
-        scorer.submit(thought(answer), prompt(reference))
-    found = {(answered(score), score.prompt.answer): score.correct for score in wait(scorer)}
-    assert found == equal
-
-
-def test_the_500_answers_of_the_benchmark_are_graded_as_they_were_made(scorer):
-    rows = [json.loads(line) for line in (DATA / "answers_500.jsonl").read_text().splitlines()]
-    assert len(rows) == 500 and sum(row["correct"] for row in rows) == 260
-    assert all(isinstance(graders.math(row["answer"], row["reference"]), str) for row in rows)  # none is equal as text
-    rows = rows[::7]  # every kind, right and wrong
-    for row in rows:
-        scorer.submit(thought(row["answer"]), prompt(row["reference"]))
-    found = {(answered(score), score.prompt.answer): score.correct for score in wait(scorer)}
-    assert [row for row in rows if found[row["answer"], row["reference"]] is not row["correct"]] == []
+    cases = rows("verdicts")
+    assert sum(not case["correct"] for case in cases) > len(cases) / 2
+    assert [case for case, found in zip(cases, graded(scorer, cases)) if found is not case["correct"]] == []
 
 
 # --- Hostile answers ---
 
 CHEAP = {  # refused without being read, or read at once
     "a megabyte of braces": "\\boxed{" + "{" * 500_000 + "18" + "}" * 500_000 + "}",
-    "a megabyte of open braces": "\\boxed{" + "{" * 1_000_000,
-    "a million digits": "9" * 1_000_000,
-    "a million boxed digits": "\\boxed{18" + "0" * 1_000_000 + "}",
+    "a million digits": "\\boxed{18" + "0" * 1_000_000 + "}",
     "zeros that end in the answer": "1" + "0" * 1_000_000 + "18",
     "a million boxes": "\\boxed{" * 150_000,
-    "binary garbage": bytes(range(256)).decode("latin1") * 10,
-    "binary garbage in a box": "\\boxed{" + bytes(set(range(256)) - set(b"{}")).decode("latin1") + "}",
-    "unbalanced LaTeX": "\\boxed{\\frac{18}{1}",
-    "unbalanced inside": "\\boxed{\\left(\\frac{36}{2\\right)}}",
-    "superscripts": "\\boxed{¹⁸}",
+    "binary garbage": "\\boxed{" + bytes(set(range(256)) - set(b"{}")).decode("latin1") + "}",
+    "unbalanced LaTeX": "\\boxed{\\left(\\frac{36}{2\\right)}}",
     "other digits": "\\boxed{१८}",
     "nothing in the box": "\\boxed{}",
     "a null": "\\boxed{18\x00}",
     "code": "\\boxed{__import__('os')._exit(18)}",
-    "more code": "eval('9*2') or exit(0)",
     "dollars": "$" * 9_000,
     "a number of digits no one can convert": "\\boxed{" + "9" * 9_000 + "}",
     "joined boxes": "\\boxed{18}, " * 5_000 + "\\boxed{17}",
-    "words between boxes": "\\boxed{18}" + "and" * 100_000 + "\\boxed{17}",
-    "shell": "\\boxed{18; rm -rf /}",
     "division by nothing": "\\boxed{\\frac{18}{0}}",
-    "infinity": "\\boxed{\\infty}",
     "a tower of powers": "\\boxed{9^{9^{9^9}}}",
     "lone surrogates": "\\boxed{\ud800}",
 }
@@ -407,7 +293,7 @@ def test_hostile_answers_cost_at_most_the_limit_though_nobody_polls_and_nothing_
     strict.submit(thought("18"), prompt("18", "arithmetic"))
     (quick,) = strict.finished()
     assert quick.correct and strict.pending == 1  # whoever had waited for the limit would have found both
-    wait_until(lambda: not set(fork) & set(children(pid)), "the limit does not hold")  # without polling the scorer
+    wait_until(lambda: not {*fork} & {*children(pid)}, "the limit does not hold")  # without polling the scorer
     assert strict.pending == 1 and 0.6 < time.monotonic() - start < 0.7 + 4.0  # slack for a busy machine
     (slow,) = wait(strict)
     assert (slow.correct, slow.timed_out) == (False, True)
@@ -454,17 +340,6 @@ def test_an_answer_of_which_two_workers_die_or_say_nothing_is_a_failure(monkeypa
     scorer.close()
 
 
-def test_a_stopped_fork_costs_the_limit_and_does_not_hold_the_scorer_up():
-    scorer = Scorer(timeout=5.0, workers=1)
-    scorer.submit(thought(ENDLESS["900 braces"]), prompt("18"))
-    wait_until(lambda: scorer.finished() or any(map(children, running(scorer))), "nobody computes", 60.0)
-    [[fork]] = map(children, running(scorer))
-    os.kill(fork, signal.SIGSTOP)
-    (score,) = wait(scorer)
-    assert score.timed_out and gone(fork)
-    scorer.close()
-
-
 # As with too many processes; as on a full disk.
 @pytest.mark.parametrize("module, name", [(subprocess, "Popen"), (sandbox, "as_file")])
 @pytest.mark.parametrize("times", [1, 2])
@@ -480,8 +355,7 @@ def test_what_fails_to_start_is_tried_once_more_and_never_raises_in_the_generato
     monkeypatch.setattr(module, name, fails)
     (score,) = verdicts(scorer, [("\\boxed{0.5}", "1/2")]).values()
     assert score.tried and score.correct is (True if times == 1 else None)
-    said = "two workers died without a verdict ([Errno 11] no more: a worker was to be started, or to get its job"
-    assert times == 1 or said in score.error
+    assert times == 1 or "[Errno 11] no more" in score.error
     (score,) = verdicts(scorer, [("\\boxed{0.25}", "1/4")]).values()
     assert score.correct is True and not score.tried
     scorer.close()
@@ -502,7 +376,7 @@ def test_no_process_remains_after_close_and_files_stay_few():
         wait_until(lambda: children(pids[0]), "nobody computes", 30.0)
         pids += children(pids[0])
         scorer.close()
-        wait_until(lambda: all(map(gone, pids)), "a process is left")
+        wait_until(lambda: not any(map(alive, pids)), "a process is left")
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -524,7 +398,7 @@ time.sleep(600)
         modules = Path(f"/proc/{pid}/maps").read_text()
         parent.kill()
     assert "python" in modules and "libtorch" not in modules
-    wait_until(lambda: gone(pid), "a worker outlives its parent")
+    wait_until(lambda: not alive(pid), "a worker outlives its parent")
 
 
 # --- Which files a worker runs ---
@@ -544,25 +418,18 @@ print([(score.correct, score.error) for score in scorer.finished()], sys.modules
 """
 
 
-def copied_tree(folder, says, equal):
-    """A copy of the project whose `mathematics.equal` returns `equal` and whose sandbox names programs `says`."""
-    folder.mkdir()
-    shutil.copytree(ROOT / "verify", folder / "verify")
-    shutil.copy(ROOT / "reward.py", folder)
-    mathematics = folder / "verify" / "mathematics.py"
-    mathematics.write_text(f"{mathematics.read_text()}\n\nequal = lambda *_: {equal}\n")
-    sandboxed = folder / "verify" / "sandbox.py"
-    assert sandboxed.read_text().count('["answer.py"]') == 1
-    sandboxed.write_text(sandboxed.read_text().replace('["answer.py"]', f'["{says}"]'))
-    return folder
-
-
 def test_a_copied_tree_uses_its_own_verifier_and_sandbox_wherever_it_is_started_and_whatever_is_on_the_path(tmp_path):
-    copy, other = copied_tree(tmp_path / "copy", "the copy", True), copied_tree(tmp_path / "other", "another", False)
+    copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
+    shutil.copytree(ROOT / "verify", copy / "verify")
+    shutil.copy(ROOT / "reward.py", copy)
+    with (copy / "verify" / "mathematics.py").open("a") as file:
+        file.write("\n\nequal = lambda *_: True\n")
+    sandboxed = copy / "verify" / "sandbox.py"
+    sandboxed.write_text(sandboxed.read_text().replace('["answer.py"]', '["the copy"]'))
     (copy / "verdicts.py").write_text(VERDICTS)
-    (elsewhere := tmp_path / "elsewhere").mkdir()
+    elsewhere.mkdir()
     for name in ("reward.py", "json.py"):  # files in the current folder must not be used
         (elsewhere / name).write_text("raise OSError")
-    pipes = dict(text=True, capture_output=True, timeout=120, check=False, env=os.environ | {"PYTHONPATH": str(other)})
+    pipes = dict(text=True, capture_output=True, timeout=120, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)})
     done = subprocess.run([sys.executable, copy / "verdicts.py"], cwd=elsewhere, **pipes)
     assert done.stdout == f"[(True, ''), (True, '')] {copy}/verify/scorer.py\n", done.stderr

@@ -44,7 +44,7 @@ def verified(seconds):
     return found
 """
 LATE = "too late"
-VALUES = {  # a completion for MANY -> its v; None: no verdict
+VALUES = {  # a completion for MANY -> its v, or why there is none
     "True": 1.0,
     "completion == answer": 0.0,
     "0.25": 0.25,
@@ -55,23 +55,13 @@ VALUES = {  # a completion for MANY -> its v; None: no verdict
     "time.sleep(100)": LATE,
     "alarm()": LATE,
     "verified(100)": LATE,
-    "None": None,
-    "-0.1": None,
-    "float('nan')": None,
-    "[True]": None,
-    "{}['key\\nof two lines']": None,
-    "exit(3)": None,
-    "os._exit(0)": None,
-}
-SAID = {  # why there is none
     "None": OWN,
-    "-0.1": f"{OWN}: expected a number from 0 to 1, a bool or None, got -0.1 of type float",
-    "float('nan')": f"{OWN}: expected a number from 0 to 1, a bool or None, got nan of type float",
-    "[True]": f"{OWN}: expected a number from 0 to 1, a bool or None, got [True] of type list",
-    "{}['key\\nof two lines']": f"{OWN} raised KeyError: 'key\\nof two lines' (rewards.py, line 13)",
-    "exit(3)": f"{OWN} raised SystemExit: 3 (rewards.py, line 13)",
-    "os._exit(0)": "two workers died without a verdict (exit code 0); likely cause: no memory, or see the "
-    "traceback above",
+    "-0.1": "got -0.1 of type float",
+    "float('nan')": "got nan of type float",
+    "[True]": "got [True] of type list",
+    "{}['key\\nof two lines']": "KeyError: 'key\\nof two lines' (rewards.py, line 13)",
+    "exit(3)": "SystemExit: 3 (rewards.py, line 13)",
+    "os._exit(0)": "exit code 0",
 }
 
 
@@ -110,9 +100,10 @@ def test_each_completion_gets_its_value_or_a_reason_within_the_limit_though_a_fi
     start = time.monotonic()
     found = scores(write(MANY), map(Finished, VALUES), timeout=0.7)
     assert time.monotonic() - start < 60.0  # of the 300 s that it asks for
-    assert {text: LATE if score.timed_out else score.value for text, score in found.items()} == VALUES
-    assert {text: found[text].error for text in SAID} == SAID
-    assert {text for text, score in found.items() if score.correct} == {text for text, v in VALUES.items() if v == 1.0}
+    for text, expected in VALUES.items():
+        value = LATE if found[text].timed_out else found[text].error or found[text].value
+        assert value == expected if isinstance(expected, float) else expected in value, text
+        assert found[text].correct is (None if found[text].error else expected == 1.0)
 
 
 def test_a_graded_reward_is_2_v_minus_1_and_eq9s_penalty_counts_where_v_is_1_and_what_is_truncated_has_0(write):
@@ -178,7 +169,7 @@ def test_a_reward_that_raises_in_the_trial_is_warned_of_with_its_error_and_its_l
     own.check(write(noise + "def grade(a, b, c): return None"), ("?", "17", "18"))
     assert capsys.readouterr().err == ""
     own.check(
-        write("class E(Exception):\n  def __str__(self): raise self\ndef grade(a, b, c): raise E"), ("?", "17", "18")
+        write("class E(Exception):\n  def __str__(self): raise self\ndef grade(a, b, c): raise E"), ("?", "1", "1")
     )
     assert "raised E: an error without a text (rewards.py, line 3)" in capsys.readouterr().err
 
@@ -229,11 +220,8 @@ def test_a_run_trains_on_a_graded_reward_and_names_the_rows_on_which_it_fails(wr
     assert status == 0 and len(steps) == 2 and all(row["unverified"] for row in steps)
     assert all(row["pass_rate"] <= 0.125 and row["reward"] == pytest.approx(2 * row["pass_rate"] - 1) for row in steps)
     failures = [failure for row in steps for failure in row["failures"]]
-    assert {failure["error"] for failure in failures} == {
-        f"{OWN}: expected a number from 0 to 1, a bool or None, got 1.125 of type float"
-    }
-    assert all(failure["where"].startswith("tiny") for failure in failures)
-    assert shown.count("NO VERDICT tiny") == 1 and "has failed on 10 prompts so far" in shown
+    assert all("got 1.125" in failure["error"] and failure["where"].startswith("tiny") for failure in failures)
+    assert shown.count("NO VERDICT tiny") == 1
 
 
 def test_a_validation_without_any_verdict_ends_in_one_line_and_is_repeated_on_resume(write, run):

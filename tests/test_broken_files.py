@@ -9,9 +9,7 @@ from types import SimpleNamespace
 import pytest
 from test_faults import SMALL, reshard, start  # noqa: F401
 from test_train import BASE, PATIENCE, elsewhere, refused  # noqa: F401
-from transformers import AutoTokenizer
 
-import data
 import fit
 from plumbing import logs, run_folder
 from plumbing.distributed import Processes
@@ -50,14 +48,6 @@ def cut(path):
     os.truncate(path, path.stat().st_size - 1)
 
 
-def flip(path):
-    with path.open("r+b") as file:
-        file.seek(-100, os.SEEK_END)
-        byte = file.read(1)[0]
-        file.seek(-100, os.SEEK_END)
-        file.write(bytes([byte ^ 1]))
-
-
 BROKEN = {  # what is done to checkpoint-4 -> what is said of it
     "weights cut": (lambda folder: cut(folder / "model.safetensors"), "model.safetensors has "),
     "state missing": (lambda folder: shard(folder).unlink(), ".distcp is missing"),
@@ -67,15 +57,18 @@ BROKEN = {  # what is done to checkpoint-4 -> what is said of it
     "empty": (lambda folder: [shutil.rmtree(folder), folder.mkdir()], "config.json is missing"),
 }
 OLD = {  # the same for checkpoints of earlier versions, which have no contents.json
-    "weights cut": (lambda folder: cut(folder / "model.safetensors"), "its files cannot be read: SafetensorError"),
-    "counters torn": (lambda folder: (folder / "state" / "run.json").write_text('{"ver'), "JSONDecodeError"),
-    "state missing": (lambda folder: (folder / "state" / ".metadata").unlink(), "state/.metadata is missing"),
+    "old, weights cut": (BROKEN["weights cut"][0], "its files cannot be read: SafetensorError"),
+    "old, state missing": (lambda folder: (folder / "state" / ".metadata").unlink(), "state/.metadata is missing"),
 }
 
 
-@pytest.mark.parametrize("spoil, said", BROKEN.values(), ids=BROKEN)
-def test_a_broken_newest_checkpoint_is_named_and_resume_goes_on_from_the_intact_one_before(two, spoil, said):
+@pytest.mark.parametrize("case", BROKEN | OLD)
+def test_a_broken_newest_checkpoint_is_named_and_resume_goes_on_from_the_intact_one_before(two, case):
+    if case in OLD:
+        for folder in two.glob("checkpoint-*"):
+            (folder / "contents.json").unlink()
     assert read_settings(["--resume", "--out", str(two)]).checkpoint == str(two / "checkpoint-4")
+    spoil, said = (BROKEN | OLD)[case]
     spoil(two / "checkpoint-4")
     args = read_settings(["--resume", "--out", str(two)])
     assert args.checkpoint == str(two / "checkpoint-2") and args.resume
@@ -85,18 +78,9 @@ def test_a_broken_newest_checkpoint_is_named_and_resume_goes_on_from_the_intact_
     assert "holds a checkpoint of step 2: go on with --resume" in farewell
 
 
-@pytest.mark.parametrize("spoil, said", OLD.values(), ids=OLD)
-def test_a_broken_checkpoint_of_an_earlier_version_is_named_too(two, spoil, said):
-    for folder in (two / "checkpoint-2", two / "checkpoint-4"):
-        (folder / "contents.json").unlink()
-    assert read_settings(["--resume", "--out", str(two)]).checkpoint == str(two / "checkpoint-4")
-    spoil(two / "checkpoint-4")
-    args = read_settings(["--resume", "--out", str(two)])
-    assert args.checkpoint == str(two / "checkpoint-2") and said in args.notes[0]
-
-
 def test_other_bytes_of_the_same_number_are_found_by_checksum_and_the_checkpoint_is_set_aside(two, capsys):
-    flip(shard(two / "checkpoint-4"))
+    path = shard(two / "checkpoint-4")
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
     args = read_settings(["--resume", "--out", str(two)])
     assert args.checkpoint == str(two / "checkpoint-4")  # checksums are compared later, by rank 0 alone
     assert pick(two, args.checkpoint) == str(two / "checkpoint-2")
@@ -181,7 +165,7 @@ def test_only_the_runs_own_files_are_touched(tmp_path):
     before = {path: path.read_bytes() for path in (data, log)}
     run_folder.own(tmp_path).close()
     assert {path: path.read_bytes() for path in (data, log)} == before
-    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-10-copy", "checkpoint-best", "checkpoint.tmp"):
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-10-copy", "checkpoint-best"):
         Path(tmp_path, name).mkdir()
     assert [folder.name for folder in finished(tmp_path)] == ["checkpoint-9", "checkpoint-10"]
 
@@ -205,35 +189,12 @@ def test_a_run_goes_on_past_a_broken_checkpoint_and_a_torn_line_and_counts_what_
     assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3, 4, 3, 4, 5, 6]
     assert [folder.name for folder in finished(first.out)] == ["checkpoint-4", "checkpoint-6"]
     assert (first.out / "checkpoint-4-broken").is_dir()
+    # What was spent between the checkpoint of step 2 and the end of the first run stays in C, and is named.
     config = [row for row in rows if row["kind"] == "config"][-1]
     steps = [row for row in rows if row["kind"] == "step"]
-    # What was spent between the checkpoint of step 2 and the end of the first run stays in C, and is named.
-    ended = next(row for row in rows if row["kind"] == "end")
-    assert steps[3]["gpu_hours"] <= config["gpu_hours"] <= ended["gpu_hours"] + 1e-9
-    assert config["tokens"] == steps[3]["tokens"]
+    assert steps[3]["gpu_hours"] <= config["gpu_hours"] and config["tokens"] == steps[3]["tokens"]
     spent = run_folder.counters(first.out / "checkpoint-6")["totals"]["lost_gpu_hours"]
     assert 0 < spent == pytest.approx(config["gpu_hours"] - steps[1]["gpu_hours"], rel=0.2)
-    assert [step["tokens"] < later["tokens"] for step, later in zip(steps, steps[1:])] == [True] * 7
-
-
-# --- Data ------------------------------------------------------------------------------------------------------------
-
-
-def test_a_prompt_of_five_megabytes_is_left_out_before_it_is_tokenised():
-    class Spy:
-        def __init__(self):
-            self.tokenizer = AutoTokenizer.from_pretrained(BASE)
-
-        def __getattr__(self, name):
-            return getattr(self.tokenizer, name)
-
-        def __call__(self, text, **more):
-            assert len(text) < 1_000
-            return self.tokenizer(text, **more)
-
-    ready = data.Tokeniser(Spy(), budget=16)
-    assert ready(data.Row("a:1", "1+" * 2_500_000 + "1=", "2", "arithmetic")) is None
-    assert ready(data.Row("a:2", "1+1=", "2", "arithmetic")).text == "1+1="
 
 
 def stopped_early():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -68,10 +69,8 @@ def test_the_course_has_what_it_promises():
     )
     assert len({mistake.__name__ for *_, mistake in MISTAKES}) >= 139
     for exercise in EXERCISES:
-        own = {mistake.__name__ for claim in exercise.claims for mistake in claim.mistakes}
-        assert exercise.kind != "write" or len(own) >= 3, exercise.name
-        assert len(exercise.hints) == 3 and exercise.minutes > 0 and exercise.teaches.endswith(".")
-        assert bool(exercise.bug) == bool(exercise.symptom) == (exercise.kind == "bug")
+        assert exercise.kind != "write" or sum(len(claim.mistakes) for claim in exercise.claims) >= 3, exercise.name
+        assert len(exercise.hints) == 3 and bool(exercise.bug) == bool(exercise.symptom) == (exercise.kind == "bug")
 
 
 @BY_NAME
@@ -142,16 +141,6 @@ def test_other_right_answers_are_accepted_and_near_misses_rejected(kind, name, h
     said = verdict(exercise, with_body(commands.left(exercise.file), exercise.name, body))
     assert bool(said) == (kind == "wrong"), said
     assert how != "TorchScript" or "ratio: importance_ratio uses torch.jit, which needs a source file" in said[0]
-
-
-def test_a_clock_may_import_perf_counter_at_the_top_of_its_file():
-    [body] = [body for _, _, how, body in ANSWERS if how == "perf_counter"]
-    statement, body = body.split("\n", 1)
-    exercise = commands.find("clock")
-    text = with_body(commands.left(exercise.file), exercise.name, body).replace(
-        "\nimport ", f"\n{statement}\nimport ", 1
-    )
-    assert verdict(exercise, text) == []
 
 
 def test_the_predicted_numbers_are_those_that_the_project_computes():
@@ -291,10 +280,9 @@ def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(line, student):
 
 
 def test_a_wrong_prediction_shows_the_own_number_and_the_mistake_but_not_the_answer(student):
-    for body, yours in (("return 9, 9", "[9, 9]"), ("return 1 / 0", "raised ZeroDivisionError")):
-        write(student, "staleness-bound", body)
-        assert "expected" not in said(student, "staleness-bound")
-        assert f"  yours    {yours}" in said(student, "staleness-bound")
+    write(student, "staleness-bound", "return 9, 9")
+    found = said(student, "staleness-bound")
+    assert "  yours    [9, 9]" in found and "expected" not in found
     write(student, "staleness-bound", "return 8, 7")
     assert said(student, "staleness-bound") == ""
 
@@ -326,29 +314,25 @@ def test_a_check_works_without_fork(student, monkeypatch):
 def test_next_and_list_say_how_far_one_is_hint_has_three_steps_and_solve_keeps_what_was_written(
     student, capsys, monkeypatch
 ):
-    def prints(*argv):
-        return command(capsys, monkeypatch, *argv)
-
+    prints = partial(command, capsys, monkeypatch)
     assert prints("next").startswith("sigmoid (write, about 10 minutes, Eq. 1)")
     write(student, "sigmoid", "return R_0")
     assert "expected [0.25, 0.45, 0.65]" in prints("next")
     hints = commands.find("sigmoid").hints
-    assert [prints("hint", "sigmoid", n) for n in "123"] == [f"{hint}\n" for hint in hints]
-    assert prints("hint", "sigmoid") == f"{hints[0]}\n"
+    assert [prints("hint", "sigmoid", *n) for n in ("", "1", "2", "3")] == [f"{hint}\n" for hint in hints[:1] + hints]
     mine = (student / "fit.py").read_text()
     kept = [student / prints("solve", "sigmoid").split(" ")[-1].strip() for _ in range(2)]
     assert kept[0].read_text() == mine != kept[1].read_text()
-    assert commands.state(commands.find("sigmoid")) == "original"
-    assert prints("next", "baseline").startswith("baseline (write")
     write(student, "baseline", "return rewards - rewards.sum(-1, keepdim=True) / rewards.shape[-1]")
     assert prints("next", "baseline") == f"baseline: solved (2 of {len(EXERCISES)}). Next: efficiency\n"
     assert "solved" not in prints("next")
-    assert "\n  solved    baseline" in prints("list")
-    assert prints("list").endswith(f"2 of {len(EXERCISES)} done\n")
-    with pytest.raises(SystemExit, match="no exercise is called cipso"):
-        prints("hint", "cipso")
-    with pytest.raises(SystemExit, match=f"cd {student}"):  # the tests stand elsewhere
-        prints("train", "--out", "relative")
+    assert "\n  solved    baseline" in (listed := prints("list")) and listed.endswith(f"2 of {len(EXERCISES)} done\n")
+    for argv, way_out in (
+        (["hint", "cipso"], "no exercise is called cipso"),
+        (["train", "--out", "x"], f"cd {student}"),
+    ):
+        with pytest.raises(SystemExit, match=way_out):
+            prints(*argv)
 
 
 def test_what_trains_is_the_students_solved_functions_and_the_originals(student, tmp_path, monkeypatch):

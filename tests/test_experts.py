@@ -215,16 +215,6 @@ def test_flops_count_the_parameters_that_a_token_uses_and_memory_counts_all(kind
     assert experts.count(model.config) == (EXPERTS, CHOSEN)
 
 
-def test_a_trainers_memory_is_what_the_meter_finds():
-    # Peak of tests/shadow/meter.py for 4 layers of a Qwen3-30B-A3B on 4 trainers, 32,768 tokens a micro-batch: 29.46 GB
-    sizes = dict(vocab_size=151936, hidden_size=2048, moe_intermediate_size=768, num_experts=128, num_experts_per_tok=8)
-    sizes |= dict(num_hidden_layers=4, num_attention_heads=32, num_key_value_heads=4, head_dim=128)
-    config = AutoConfig.for_model("qwen3_moe", **sizes)
-    args = SimpleNamespace(token_budget=32768, activation_checkpointing=True)
-    found = sizing.trainer_bytes(args, config, sizing.parameters(config), 2, trainers=4)
-    assert found == pytest.approx(29.46e9, rel=0.02)
-
-
 def test_vllm_is_refused_with_the_reason(tmp_path, monkeypatch, capsys):
     saved("olmoe", tmp_path)
     monkeypatch.setattr(build.vllm_rollout, "require_vllm", lambda: None)

@@ -9,14 +9,16 @@ import re
 import resource
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import alive, wait_until
 from safetensors.torch import load_file
-from test_train import BASE, PATIENCE, Run, batch, elsewhere, lone_trainer, rank_process, update  # noqa: F401
+from test_train import BASE, PATIENCE, Run, elsewhere, launchers, lone_trainer, rank_process  # noqa: F401
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -29,45 +31,30 @@ from verify import sandbox
 from verify.workers import grade_code
 
 SMALL = (
-    "--data",
-    "tiny",
-    "--k",
-    "1",
-    "--prompts",
-    "2",
-    "--generations",
-    "4",
-    "--slots",
-    "8",
-    "--lr",
-    "1e-4",
-    "--warmup",
-    "1",
-    "--eval-prompts",
-    "2",
-    "--eval-generations",
-    "1",
-    "--no-zero-variance-filter",
-    "--token-budget",
-    "1024",
-)
-ENDLESS = (*SMALL, "--steps", "10000", "--eval-every", "10000", "--checkpoint-every", "2")
+    "--data tiny --k 1 --prompts 2 --generations 4 --slots 8 --lr 1e-4 --warmup 1 --eval-prompts 2 --eval-generations 1"
+    " --no-zero-variance-filter --token-budget 1024"
+).split()
+ENDLESS = [*SMALL, *"--steps 10000 --eval-every 10000 --checkpoint-every 2".split()]
 HEARD = 10.0  # seconds within which all ranks must have named the rank that died
 
 
 # --- Processes that go wrong -----------------------------------------------------------------------------------------
 
 
+def before_the_norm(act):
+    """Call act(trainer) before the norm of each step's gradient is taken."""
+    measure = train.Trainer.gradient_norm
+    train.Trainer.gradient_norm = lambda trainer: act(trainer) or measure(trainer)
+
+
 def nan_gradients(*versions):
     """Make the last trainer's gradient nan in the steps that start at these versions."""
-    measure = train.Trainer.gradient_norm
 
-    def spoilt(trainer):
+    def spoil(trainer):
         if trainer.version in versions and trainer.processes.rank == trainer.args.trainers - 1:
             next(trainer.policy.parameters()).grad.fill_(float("nan"))
-        return measure(trainer)
 
-    train.Trainer.gradient_norm = spoilt
+    before_the_norm(spoil)
 
 
 def slow_disk(seconds):
@@ -92,33 +79,27 @@ def slow_farewell(seconds):
 
 def broken_pipe(version):
     """Let nobody read what rank 0 prints from the step on that starts at this version."""
-    measure = train.Trainer.gradient_norm
 
-    def unread(trainer):
+    def close(trainer):
         if trainer.version == version:
             reader, writer = os.pipe()
             os.close(reader)
-            [os.dup2(writer, stream) for stream in (1, 2)]
-        return measure(trainer)
+            for stream in (1, 2):
+                os.dup2(writer, stream)
 
-    train.Trainer.gradient_norm = unread
+    before_the_norm(close)
 
 
-def faulty_rank(fault, arguments, argv, variables, output):
-    fault(*arguments)
-    rank_process(argv, variables, output)
+def faulty_rank(fault, *rank):
+    fault()
+    rank_process(*rank)
 
 
 class FaultyRun(Run):
-    """A run in which every rank calls `fault(*arguments)` before it starts."""
+    """A run in which every rank calls `fault` before it starts."""
 
-    def fork(self, forks, world, *argv, fault=None, arguments=()):
-        faulty = SimpleNamespace(
-            Process=lambda target, args, daemon: forks.Process(
-                target=faulty_rank, args=(fault, arguments, *args), daemon=daemon
-            )
-        )
-        return super().fork(faulty if fault else forks, world, *argv)
+    def fork(self, forks, world, *argv, fault=None):
+        return super().fork(forks, world, *argv, target=partial(faulty_rank, fault) if fault else rank_process)
 
     def end(self, seconds, *, ended=()):
         """{rank: exit code} without the ranks in `ended`; fails if one of the others runs on after so many seconds."""
@@ -143,9 +124,9 @@ def start(forks, tmp_path):
     """(world, *flags, fault=…) -> a FaultyRun; its processes are killed when the test ends."""
     runs = []
 
-    def started(world, *argv, out=tmp_path / "run", **fault):
+    def started(world, *argv, out=tmp_path / "run", fault=None):
         runs.append(FaultyRun(out))
-        return runs[-1].fork(forks, world, *argv, **fault)
+        return runs[-1].fork(forks, world, *argv, fault=fault)
 
     yield started
     for process in (process for run in runs for process in run.processes):
@@ -166,23 +147,9 @@ def state(folder, scratch):
 # --- A gradient that is not finite -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_a_gradient_that_is_not_finite_moves_no_weight_but_the_version_goes_on(poison):
-    trainer = lone_trainer()
-    parameters = list(trainer.policy.parameters())
-    before, measure = [parameter.clone() for parameter in parameters], trainer.gradient_norm
-    trainer.gradient_norm = lambda: parameters[0].grad.fill_(poison) is None or measure()
-    groups = batch([True, True], [False, False])
-    assert update(trainer, groups)["skipped"] and trainer.version == 7
-    assert all(torch.equal(was, now) for was, now in zip(before, parameters))
-    del trainer.gradient_norm
-    assert not update(trainer, groups)["skipped"]
-    assert all(parameter.isfinite().all() for parameter in parameters)
-
-
 @pytest.mark.processes
 def test_one_nan_on_one_of_two_trainers_costs_a_step_and_not_the_policy(start):
-    run = start(3, *SMALL, "--trainers", "2", "--steps", "3", "--eval-every", "3", fault=nan_gradients, arguments=(1,))
+    run = start(3, *SMALL, "--trainers", "2", "--steps", "3", "--eval-every", "3", fault=partial(nan_gradients, 1))
     assert run.end(PATIENCE) == {0: 0, 1: 0, 2: 0}, run.text
     assert [row["skipped"] for row in run.rows("step")] == [False, True, False]
     assert run.rows("step")[1]["gradient_norm"] is None and "WARNING: the gradient of step 2 " in run.text
@@ -191,7 +158,7 @@ def test_one_nan_on_one_of_two_trainers_costs_a_step_and_not_the_policy(start):
 
 
 def test_five_in_a_row_end_the_run_with_the_reason_and_a_good_checkpoint(start):
-    run = start(2, *SMALL, "--steps", "20", "--eval-every", "20", fault=nan_gradients, arguments=(1, 2, 3, 4, 5))
+    run = start(2, *SMALL, "--steps", "20", "--eval-every", "20", fault=partial(nan_gradients, 1, 2, 3, 4, 5))
     assert run.end(PATIENCE)[0] == 1, run.text
     assert "no gradient of the last 5 steps was finite" in run.log[-1]["reason"] and run.log[-1]["step"] == 6
     assert [folder.name for folder in run_folder.finished(run.out)] == ["checkpoint-6"]
@@ -228,13 +195,11 @@ def test_ranks_end_by_themselves_when_a_trainer_is_frozen_and_say_which(start, f
 @pytest.mark.processes
 @pytest.mark.parametrize("dead, name", [(1, "trainer rank 1"), (3, "generator rank 3")])
 def test_who_dies_is_named_on_all_ranks_at_once_and_the_last_periodic_checkpoint_stands(start, dead, name):
-    run = start(4, *ENDLESS, "--trainers", "2", "--timeout", "600", fault=slow_farewell, arguments=(1.0,))
+    run = start(4, *ENDLESS, "--trainers", "2", "--timeout", "600", fault=partial(slow_farewell, 1.0))
     run.reach(3)
     run.processes[dead].kill()
-    survivors, until = {0, 1, 2, 3} - {dead}, time.monotonic() + HEARD
-    while set(run.lines(f"{name} ended")) != survivors:
-        assert time.monotonic() < until, run.text
-        time.sleep(0.05)
+    survivors = {0, 1, 2, 3} - {dead}
+    wait_until(lambda: set(run.lines(f"{name} ended")) == survivors, lambda: run.text, HEARD)
     assert run.end(PATIENCE, ended=[dead]) == dict.fromkeys(survivors, 1)
     assert run.version % 2 == 0  # --checkpoint-every 2
     named = {int(re.search(r"holds a checkpoint of step (\d+):", line)[1]) for line in run.lines(name).values()}
@@ -258,7 +223,7 @@ def test_a_signal_to_any_rank_ends_the_run_in_order_everywhere(start):
 
 @pytest.mark.processes
 def test_ctrl_c_that_ends_the_reader_of_the_screen_too_still_writes_the_checkpoint(start):
-    run = start(2, *ENDLESS, "--timeout", "600", fault=broken_pipe, arguments=(1,))
+    run = start(2, *ENDLESS, "--timeout", "600", fault=partial(broken_pipe, 1))
     run.reach(3)
     os.kill(run.processes[0].pid, signal.SIGINT)
     assert run.end(3 * HEARD) == {0: 0, 1: 0}
@@ -266,47 +231,14 @@ def test_ctrl_c_that_ends_the_reader_of_the_screen_too_still_writes_the_checkpoi
     assert run_folder.finished(run.out)[-1].name == f"checkpoint-{run.log[-1]['step']}"
 
 
-def launcher_process(pids, *arguments):
-    """Like a launcher: forks the ranks, then waits."""
-    for one in arguments:
-        if not (child := os.fork()):
-            rank_process(*one)
-            os._exit(0)
-        with open(pids, "a") as file:
-            file.write(f"{child}\n")
-    signal.pause()
-
-
 @pytest.mark.processes
-def test_ranks_end_when_their_launcher_is_killed(forks, tmp_path):
-    run, collected = Run(tmp_path / "run"), []
-    run.fork(
-        SimpleNamespace(
-            Process=lambda target, args, daemon: collected.append(args) or SimpleNamespace(start=lambda: None)
-        ),
-        2,
-        *ENDLESS,
-        "--timeout",
-        "600",
-    )
-    launcher = forks.Process(target=launcher_process, args=(tmp_path / "pids", *collected))
-    launcher.start()
+def test_ranks_end_when_their_launcher_is_killed(tmp_path, launchers):
+    run = Run(tmp_path / "run").launch(launchers, *ENDLESS, "--timeout", "600")
     run.reach(2)
-    ranks = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-    launcher.kill()
-    launcher.join()
-    until = time.monotonic() + 3 * HEARD
-    while (left := [pid for pid in ranks if alive(pid)]) and time.monotonic() < until:
-        time.sleep(0.1)
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert not left and "the launcher of " in run.text and run.log[-1]["kind"] == "end"
-
-
-def alive(pid):
-    """Whether the process runs: it exists and is no zombie."""
-    status = Path(f"/proc/{pid}/stat")
-    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+    ranks = run.ranks.values()
+    run.launcher.kill()
+    wait_until(lambda: not any(map(alive, ranks)), lambda: run.text, 3 * HEARD)
+    assert len(ranks) == 2 and "the launcher of " in run.text and run.log[-1]["kind"] == "end"
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
@@ -318,14 +250,8 @@ def reshard(rank, world, meet, source, out):
     if rank or source:  # only rank 0 may read the weights of base/, and no rank when resuming
         AutoModelForCausalLM.from_pretrained = None
     mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
-    processes = SimpleNamespace(
-        rank=rank,
-        mesh=mesh,
-        device=torch.device("cpu"),
-        trainers=dist.group.WORLD,
-        writers=dist.group.WORLD,
-        dtype=torch.float32,
-    )
+    processes = SimpleNamespace(rank=rank, mesh=mesh, device=torch.device("cpu"), dtype=torch.float32)
+    processes.trainers = processes.writers = dist.group.WORLD
     policy = checkpoints.load_policy(source or BASE, processes, resume=bool(source), dtype=torch.float32)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=0.01)
     if source:
@@ -371,20 +297,8 @@ def test_weights_and_adamw_state_of_three_trainers_resume_on_two_and_on_one(fork
 
 @pytest.mark.processes
 def test_checkpoints_come_when_asked_for_and_a_slow_disk_stalls_nobody(start):
-    run = start(
-        2,
-        *SMALL,
-        "--steps",
-        "3",
-        "--eval-every",
-        "3",
-        "--checkpoint-every",
-        "2",
-        "--timeout",
-        "4",
-        fault=slow_disk,
-        arguments=(7,),
-    )
+    flags = "--steps 3 --eval-every 3 --checkpoint-every 2 --timeout 4".split()
+    run = start(2, *SMALL, *flags, fault=partial(slow_disk, 7))
     assert run.end(PATIENCE) == {0: 0, 1: 0}, run.text
     assert [folder.name for folder in run_folder.finished(run.out)] == ["checkpoint-2", "checkpoint-3"]
     assert {row["step"] for row in run.rows("eval")} == {0, 3}
@@ -490,12 +404,10 @@ def test_a_worker_runs_programs_as_the_run_found_at_its_start_whatever_a_new_try
     used = []
     monkeypatch.setattr(sandbox, "namespaces_work", lambda: pytest.fail("asked again"))
     monkeypatch.setattr(sandbox, "run", lambda *_, namespaces, **__: used.append(namespaces) or (x for x in [b"4\n"]))
-    tests = '{"inputs": [""], "outputs": ["4\\n"]}'
-    for protections, namespaces in ((list(sandbox.PROTECTIONS), True), ([sandbox.PROTECTIONS[0]], False)):
+    answer = json.dumps(["code", "```python\nprint(4)\n```", ""])
+    for protections, namespaces in ((list(sandbox.PROTECTIONS), True), (list(sandbox.PROTECTIONS[:1]), False)):
         args = read_settings([])
         args.protections = protections
-        scorer = build.make_scorer(args)
-        assert {worker.namespaces for worker in scorer._workers} == {namespaces}
-        answer = json.dumps(["code", "```python\nprint(4)\n```", ""])
-        assert grade_code(answer, tests, 5.0, namespaces) is True
+        assert {worker.namespaces for worker in build.make_scorer(args)._workers} == {namespaces}
+        assert grade_code(answer, '{"inputs": [""], "outputs": ["4\\n"]}', 5.0, namespaces) is True
     assert used == [True, False]

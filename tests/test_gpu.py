@@ -60,23 +60,8 @@ def test_sec31_greedy_completions_on_a_gpu_are_those_of_the_cpu():
 
 
 def test_two_processes_share_one_gpu(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        ROOT / "train.py",
-        "--loss",
-        "cispo",
-        "--steps",
-        "2",
-        "--eval-prompts",
-        "8",
-        "--out",
-        tmp_path / "run",
-    ]
+    torchrun = [sys.executable, *"-m torch.distributed.run --standalone --nproc-per-node 2".split()]
+    command = [*torchrun, ROOT / "train.py", *"--loss cispo --steps 2 --eval-prompts 8 --out".split(), tmp_path / "run"]
     subprocess.run(command, check=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": "0"}, timeout=600)
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
     steps = [row for row in rows if row["kind"] == "step"]

@@ -166,15 +166,11 @@ def test_endless_loops_and_fork_bombs_are_killed_and_cost_nobody_else(monkeypatc
 
 
 def test_nothing_of_the_project_is_seen_where_torch_is_installed_beside_it(tmp_path, monkeypatch):
-    import numpy
-    import scipy
-    import torch
-
     for name in ("six.py", "scalerl-0.1.0.dist-info", "__editable___scalerl_finder.py", "scalerl.pth"):
         (tmp_path / name).touch()
-    for module in (torch, numpy, scipy):
-        (tmp_path / module.__name__).mkdir()
-        monkeypatch.setattr(module, "__file__", str(tmp_path / module.__name__ / "__init__.py"))
+    for name in ("torch", "numpy", "scipy"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(sys.modules[name], "__file__", str(tmp_path / name / "__init__.py"))
     assert sorted(grading.packages().values()) == [f"/packages/{x}" for x in ("numpy", "scipy", "six.py", "torch")]
 
 
@@ -251,37 +247,34 @@ def read(path, names=("ratio", "clock")):
     return handins.read(path, [GRADED[name] for name in names], "abc")
 
 
+def archived(path, **files):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+
+
 def test_hand_ins_are_found_as_moodle_and_canvas_name_them(tmp_path):
     moodle = tmp_path / "Ada Lovelace_123_assignsubmission_file_"
     moodle.mkdir()
-    with zipfile.ZipFile(moodle / "handin.zip", "w") as archive:
-        archive.writestr("loss.py", solutions()["loss.py"])
-        archive.writestr("commit", "abc\n")
-    with zipfile.ZipFile(tmp_path / "bohrniels_LATE_55_66_handin-1.zip", "w") as archive:
-        archive.writestr("class/loss.py", "x = 2\n")
-        archive.writestr("class/plumbing/run_log.py", solutions()["plumbing/run_log.py"])
-        archive.writestr("commit", "other")
+    archived(moodle / "handin.zip", **{"loss.py": solutions()["loss.py"], "commit": "abc\n"})
+    canvas = tmp_path / "bohrniels_LATE_55_66_handin-1.zip"
+    archived(canvas, **{"class/plumbing/run_log.py": solutions()["plumbing/run_log.py"], "commit": "other"})
     (tmp_path / "curie_1_2_handin.zip").write_bytes(b"no zip")
     for name in ("noether_3_4_loss.py", "grades.csv", ".DS_Store"):
         (tmp_path / name).touch()
-    (tmp_path / "zoe_7_8_handin.zip").symlink_to(tmp_path / "bohrniels_LATE_55_66_handin-1.zip")
-    uploads = {one.student: one for one in handins.uploads(tmp_path, [tmp_path / "grades.csv", None])}
-    assert [(name, one.late) for name, one in uploads.items()] == [
-        ("Ada Lovelace", False), ("bohrniels", True), ("curie", False), ("noether", False), ("zoe", False),
-    ]  # fmt: skip
-    found = {student: read(one.path) for student, one in uploads.items()}
-    assert {student: [*one["programs"]] for student, one in found.items() if one["programs"]} == {
-        "Ada Lovelace": ["ratio"],
-        "bohrniels": ["clock"],
+    (tmp_path / "zoe_7_8_handin.zip").symlink_to(canvas)
+    warned = {  # student -> whether late, what is graded, what the last warning says
+        "Ada Lovelace": (False, ["ratio"], "not handed in: plumbing/run_log.py"),
+        "bohrniels": (True, ["clock"], "started from another commit: other instead of abc"),
+        "curie": (False, [], "no file of the course found"),
+        "noether": (False, [], "neither a folder nor a .zip"),
+        "zoe": (False, [], "a link, which is not followed"),
     }
-    assert found["noether"]["warnings"] == ["noether_3_4_loss.py: neither a folder nor a .zip"]
-    assert found["Ada Lovelace"]["warnings"] == ["not handed in: plumbing/run_log.py"]
-    assert found["bohrniels"]["warnings"] == ["started from another commit: other instead of abc"]
-    assert found["zoe"]["warnings"] == [
-        "zoe_7_8_handin.zip: a link, which is not followed; hand in the folder or .zip itself"
-    ]
-    unread, nothing = found["curie"]["warnings"]
-    assert "not a zip file" in unread and nothing == "no file of the course found"
+    for one in handins.uploads(tmp_path, [tmp_path / "grades.csv", None]):
+        late, programs, said = warned.pop(one.student)
+        found = read(one.path)
+        assert (one.late, [*found["programs"]]) == (late, programs) and said in found["warnings"][-1]
+    assert not warned
 
 
 def test_of_several_uploads_of_a_student_the_latest_counts_and_students_of_one_name_stay_apart(tmp_path):
@@ -294,16 +287,14 @@ def test_of_several_uploads_of_a_student_the_latest_counts_and_students_of_one_n
     assert [(one.student, one.path.name, one.late) for one in found] == [
         ("wei (5)", "wei_5_104_handin-1.zip", False), ("wei (6)", "wei_6_95_handin.zip", False),
     ]  # fmt: skip
-    assert found[0].warnings == [
-        "3 uploads, the latest counts: wei_5_104_handin-1.zip; not: wei_5_90_handin.zip, wei_LATE_5_99_handin-2.zip"
-    ]
-    assert found[1].warnings == []
+    [warning] = found[0].warnings
+    assert warning.startswith("3 uploads, the latest counts: wei_5_104_handin-1.zip") and found[1].warnings == []
     assert ada.path.name == "ada" and ada.warnings == ["2 uploads, the latest counts: ada; not: ada.zip"]
 
 
 WARNED = {  # uploads of lab/hostile.py, which grades them all: what the warning says
     "chain of targets": "no longer defines importance_ratio", "minus signs": "Python cannot read it",
-    "plus signs": "Python cannot read it", "broken lzma": "cannot be read: LZMAError", "encrypted": "cannot be read",
+    "broken lzma": "cannot be read: LZMAError", "encrypted": "cannot be read",
     "names of no encoding": "cannot be read: UnicodeDecodeError", "many entries": "more than 2000 files",
     "zips in a zip": "more than 20000000 bytes unpacked", "a commit to break tables": "\\x1b[2J",
     "\x1b[2J\x1b[31m": "ratio", "latin-1 \udce9": "ratio",
@@ -321,7 +312,7 @@ def test_whatever_a_hand_in_does_is_a_row_with_a_warning_and_all_others_are_grad
     (folder / "ada.zip").write_bytes(hostile.zipped({"loss.py": solutions()["loss.py"]}))
     (folder / "link").symlink_to(folder / "ada.zip")
     argv = "grade submissions --only ratio cispo --csv grades.csv --json json --feedback a/back".split()
-    program = [sys.executable, str(ROOT / "exercises.py"), *argv]
+    program = [sys.executable, ROOT / "exercises.py", *argv]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
     rows = {row["student"]: row for row in csv.DictReader((tmp_path / "grades.csv").open(encoding="utf-8", newline=""))}
     expected = {handins.shown(name): text for name, text in WARNED.items()}
@@ -333,14 +324,9 @@ def test_whatever_a_hand_in_does_is_a_row_with_a_warning_and_all_others_are_grad
     assert len([*(tmp_path / "a" / "back").iterdir()]) == len([*(tmp_path / "json").iterdir()]) == len(rows)
 
 
-@pytest.mark.parametrize(
-    "files, said", [({}, "is empty"), ({"grades.txt": "x", "ada/notes.txt": "x"}, "holds a file of the course")]
-)
-def test_where_no_hand_in_is_found_grading_fails(files, said, tmp_path):
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    with pytest.raises(SystemExit, match=said):
+def test_where_no_hand_in_is_found_grading_fails(tmp_path):
+    (tmp_path / "grades.txt").touch()
+    with pytest.raises(SystemExit, match="holds a file of the course"):
         grading.grade(grading.flags([str(tmp_path), "--only", "ratio"]))
 
 
@@ -356,13 +342,12 @@ def test_of_a_whole_student_folder_only_the_students_own_work_counts(zipped, tmp
     started = tmp_path / "class"
     commands.start(started)
     (started / "runs").mkdir()
-    (started / "runs" / "loss.py").write_text((ROOT / "loss.py").read_text())
+    shutil.copy(ROOT / "loss.py", started / "runs")
     files = {file: (started / file).read_text() for file in FILES}
 
     def handed_in():
         path = Path(shutil.make_archive(tmp_path / "all", "zip", tmp_path, "class")) if zipped else started
-        found, warnings = handins.unpacked(path, [*FILES, "commit"])
-        assert found.pop("commit", b"").decode() in (checker.commit_of(ROOT), "")
+        found, warnings = handins.unpacked(path, FILES)
         return {name: data.decode() for name, data in found.items()}, warnings
 
     assert handed_in() == (files, [])
@@ -372,8 +357,7 @@ def test_of_a_whole_student_folder_only_the_students_own_work_counts(zipped, tmp
     (started / "old" / "loss.py").touch()
     found, warnings = handed_in()
     assert found["loss.py"] == solved and "loss.py occurs 2 times" in warnings[0]
-    with zipfile.ZipFile(started / "handin.zip", "w") as archive:
-        archive.writestr("loss.py", "x = 1\n")
+    archived(started / "handin.zip", **{"loss.py": "x = 1\n"})
     assert handed_in() == ({"loss.py": "x = 1\n"}, [])
 
 
@@ -382,17 +366,9 @@ def test_tables_have_points_per_exercise_and_claim_mistakes_flags_and_gradescope
     wrong = {"cispo": ["cispo_gradient: x\n  This is what you get when you forget it.", ""]}
     one = grading.Graded("A/../da", True, ["loss.py"], wrong, {}, ["of another commit"])
     line = report.row(one, chosen, ["cispo = Bob"])
-    assert line == {
-        "student": "A/../da",
-        "points": 1.0,
-        "cispo": 1.0,
-        "cispo: cispo_gradient": 0.0,
-        "cispo: cispo": 1.0,
-        "mistakes": "cispo: forget it.",
-        "equal code": "cispo = Bob",
-        "late": "late",
-        "warnings": "of another commit",
-    }
+    points = {"points": 1.0, "cispo": 1.0, "cispo: cispo_gradient": 0.0, "cispo: cispo": 1.0}
+    said = {"mistakes": "cispo: forget it.", "equal code": "cispo = Bob", "warnings": "of another commit"}
+    assert line == {"student": "A/../da", "late": "late"} | points | said
     [test] = report.gradescope(one, chosen)["tests"]
     assert test.keys() == {"name", "score", "max_score", "output", "visibility"}
     assert (test["name"], test["score"], test["max_score"], test["visibility"]) == ("cispo", 1.0, 2.0, "visible")
@@ -402,44 +378,16 @@ def test_tables_have_points_per_exercise_and_claim_mistakes_flags_and_gradescope
     assert json.loads((tmp_path / "json" / "A_.._da.json").read_text()) == report.gradescope(one, chosen)
     page = (tmp_path / "feedback" / "A_.._da.md").read_text()
     assert page.startswith("# A/../da: 1 of 2 points\n\n- handed in late\n- of another commit\n")
-    assert "## cispo: 1 of 2" in page and "      This is what you get when you forget it.\n" in page
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
-        "A_.._da.json",
-        "A_.._da.md",
-        "g.csv",
-    ]
-
-
-def test_what_is_broken_or_killed_gives_a_warning_and_a_wrong_number_or_no_answer_does_not():
-    broken, killed = "precision.py, line 3: invalid syntax", "no answer, killed: time or memory"
-    problems = {"clip": "not done", "head": broken, "sigmoid": "not done: fit.py is missing"}
-    found = {
-        "ratio": ["ratio: 1\n  expected 1", "ratio: 2"],
-        "cispo": [killed] * 4,
-        "mismatch": ["no answer: raised ImportError"] * 2,
-        "sample": ["no answer: raised TypeError"] * 2,
-        "gspo": ["sequence_ratio: wrong", ""],
-    }
-    wrong = {name: texts[: len(texts) // 2] for name, texts in found.items()}
-    wrong |= {name: [text] for name, text in problems.items()}
-    assert grading.warned(wrong, problems, found) == [
-        f"{killed} (cispo)",
-        "no answer: raised ImportError (mismatch)",
-        "right on the course's own inputs, wrong on hidden ones (gspo)",
-        f"{broken} (head)",
-    ]
+    assert "This is what you get when you forget it." in page
 
 
 @pytest.mark.parametrize(
     "flags, said",
     [
         (["/tmp/nowhere-at-all"], "/tmp/nowhere-at-all is no folder"),
-        ([__file__], "is no folder"),
         (["/tmp", "--only", "cipso"], "invalid choice: 'cipso' (choose from 'sigmoid'"),
         (["/tmp", "--points", "cispo=x"], "as cispo=3; got cispo=x"),
-        (["/tmp", "--points", "cispo"], "as cispo=3; got cispo"),
         (["/tmp", "--points", "cispo=-1"], "0 or more, as cispo=3; got cispo=-1"),
-        (["/tmp", "--points", "cispo=1e9"], "0 or more, as cispo=3; got cispo=1e9"),
         (["/tmp", "--points", "cispo=1", "cispo=2"], "once, got cispo cispo"),
         (["/tmp", "--points", "half=1"], "of a graded exercise"),
         (["/tmp", "--csv", "/nowhere-at-all/x.csv"], "/nowhere-at-all is no folder"),
@@ -452,20 +400,17 @@ def test_flags_that_cannot_be_end_grading_with_one_line(flags, said, capsys):
 
 
 def test_equal_code_is_flagged_whatever_its_layout():
-    files = solutions()
-    own = replaced(files, "cispo", "return right(*args, **kwargs)")
-    spaced = {name: text.replace("return -(", "return  -(") + "\n# mine\n" for name, text in own.items()}
+    own = replaced(solutions(), "cispo", "return right(*args, **kwargs)")["loss.py"]
     results = []
-    for student, given in (("Ada", own), ("Bob", spaced), ("Eve", files)):
-        _, shape = handins.prepared(GRADED["cispo"], {"loss.py": given["loss.py"].encode()})
+    for student, text in (
+        ("Ada", own),
+        ("Bob", own.replace("return -(", "return  -(") + "\n# mine\n"),
+        ("Eve", solutions()["loss.py"]),
+    ):
+        _, shape = handins.prepared(GRADED["cispo"], {"loss.py": text.encode()})
         results.append(grading.Graded(student, False, ["loss.py"], {}, {"cispo": shape}, []))
     found = grading.equal_code(results, [GRADED["cispo"]])
     assert found == {"Ada": ["cispo = Bob"], "Bob": ["cispo = Ada"], "Eve": ["cispo = the original"]}
-
-
-def test_the_same_seed_draws_the_same_inputs_and_another_seed_others():
-    a, b, c = (grading.posed(GRADED["cispo"], seed)[0].answers[0] for seed in (1, 1, 2))
-    assert a == b != c
 
 
 @pytest.mark.parametrize("name", [name for name, x in GRADED.items() if x.kind != "predict"])

@@ -10,11 +10,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from test_faults import SMALL, alive
+from conftest import alive, wait_until
+from test_faults import SMALL
 from test_train import PATIENCE, ROOT, elsewhere  # noqa: F401
 
 from plumbing.run_folder import rows
@@ -52,12 +52,10 @@ def cable():
             Path(f"/etc/netns/{space(node)}").mkdir(parents=True, exist_ok=True)
             hosts = "127.0.0.1 localhost\n10.77.0.1 nodea\n10.77.0.2 nodeb\n"
             Path(f"/etc/netns/{space(node)}/hosts").write_text(hosts)
-        ends = ["va", "netns", space("nodea"), "type", "veth", "peer", "name", "vb", "netns", space("nodeb")]
-        ip("link", "add", *ends)
+        ip(*f"link add va netns {space('nodea')} type veth peer name vb netns {space('nodeb')}".split())
         for node, end, address in (("nodea", "va", "10.77.0.1/24"), ("nodeb", "vb", "10.77.0.2/24")):
-            ip("-n", space(node), "addr", "add", address, "dev", end)
-            ip("-n", space(node), "link", "set", "lo", "up")
-            ip("-n", space(node), "link", "set", end, "up")
+            for words in (f"addr add {address} dev {end}", "link set lo up", f"link set {end} up"):
+                ip("-n", space(node), *words.split())
         yield
     finally:
         for node in made:
@@ -76,9 +74,9 @@ class Nodes:
         self.launchers, self.printed = [], {node: folder / f"{node}.txt" for node in NODES}
         self.out = folder / "run"
         for place, node in enumerate(NODES):
-            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
-            command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"nodea:{port}", "--rdzv-id", "x"]
-            command += ["--max-restarts", str(restarts), str(ROOT / "train.py"), "--trainers", "2", *flags]
+            rendezvous = f"--rdzv-backend c10d --rdzv-endpoint nodea:{port} --rdzv-id x --max-restarts {restarts}"
+            command = [sys.executable, *"-m torch.distributed.run --nnodes 2 --nproc-per-node 2".split()]
+            command += [*rendezvous.split(), str(ROOT / "train.py"), "--trainers", "2", *flags]
             command += ["--out", str(outs[place] if outs else self.out), "--timeout", str(TIMEOUT)]
             named = [
                 "ip",
@@ -115,10 +113,7 @@ class Nodes:
         return found
 
     def wait_for(self, condition, seconds=PATIENCE):
-        until = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < until, "\n".join(map(self.text, NODES))
-            time.sleep(0.1)
+        wait_until(condition, lambda: "\n".join(map(self.text, NODES)), seconds)
 
     def codes(self):
         return [launcher.wait(PATIENCE) for launcher in self.launchers]
@@ -126,18 +121,7 @@ class Nodes:
 
 def test_a_kill_on_the_second_node_is_named_on_both_and_the_restarted_run_ends_alike_on_both(cable, tmp_path):
     # of longer steps than those of the tiny task, so that the kill comes before the last
-    flags = (
-        *SMALL,
-        "--data",
-        "arithmetic",
-        "--resume",
-        "--steps",
-        "12",
-        "--eval-every",
-        "12",
-        "--checkpoint-every",
-        "2",
-    )
+    flags = [*SMALL, *"--data arithmetic --resume --steps 12 --eval-every 12 --checkpoint-every 2".split()]
     run = Nodes(tmp_path, 29555, *flags, restarts=1)
     run.wait_for(lambda: len(run.steps()) > 2)
     os.kill(run.ranks()[3], signal.SIGKILL)

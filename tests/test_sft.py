@@ -59,38 +59,21 @@ def test_habits_are_slips_haste_and_careful_traces_in_the_stated_shares():
     assert 0.07 < careful / 2000 < 0.13
 
 
-def test_habits_of_sorting_are_the_same_slips_haste_and_careful_traces():
-    rng, careful, hasty, off, steps = random.Random(0), 0, 0, 0, 0
-    for _ in range(2000):
-        trace = sft.ordering("=3719045826=", rng, habits=True)
-        taken = trace.removeprefix("<think>-").split("</think>")[0].split("-")
-        digits = "".join(taken)
-        assert sorted(digits) == list("0123456789") and trace.endswith(f"</think>{digits}<eos>")
-        rest, wrong = list("0123456789"), []
-        for step in taken[:-1]:  # the last step cannot be wrong
-            wrong.append(list(step) != rest[: len(step)])
-            rest = [digit for digit in rest if digit not in step]
-        careful += max(map(len, taken)) == 1 and not any(wrong)
-        hasty, off, steps = hasty + sum(len(s) == 2 for s in taken[:-1]), off + sum(wrong), steps + len(wrong)
-    # the shares of the arithmetic traces above; here too a few traces that are not careful happen to be faultless
-    assert 0.12 < hasty / steps < 0.16
-    assert 0.21 < off / steps < 0.25
-    assert 0.05 < careful / 2000 < 0.12
+ONES = "1+1+1+1+1+1+1="
 
 
-def test_habits_of_the_tiny_task_are_the_same_slips_haste_and_careful_traces():
-    assert sft.adding_modulo_10("7-5-3....=", random.Random(0), habits=False) == "29</think>9<eos>"  # 7-5 = 2, 2-3 = -1
-    rng, hasty, right, whole = random.Random(0), 0, 0, 0
-    for _ in range(2000):
-        trace = sft.adding_modulo_10("1+1+1+1+1+1+1=", rng, habits=True)
-        totals = trace.split("</think>")[0]
-        assert trace == f"{totals}</think>{totals[-1]}<eos>", "the answer repeats the last running result"
-        hasty += len(totals) < 6
-        whole += len(totals) == 6
-        right += totals == "234567"
-    # 0.95 * (1 - 0.85 ** 5) hasty somewhere; of the others those of CAREFUL, and those without a slip in six steps
-    assert abs(hasty / 2000 - 0.53) < 0.05
-    assert abs(right / 2000 - (0.05 + 0.95 * 0.85**5 * 0.8**6)) < 0.03
+@pytest.mark.parametrize(
+    "trace, text, faultless, share",  # of CAREFUL, and of the others without haste and slip: in all steps but the last
+    [
+        (sft.ordering, "=3719045826=", "<think>-0-1-2-3-4-5-6-7-8-9</think>0123456789<eos>", (0.85 * 0.8) ** 9),
+        (sft.adding_modulo_10, ONES, "234567</think>7<eos>", 0.85**5 * 0.8**6),
+    ],
+)
+def test_habits_of_the_other_tasks_are_the_same_slips_haste_and_careful_traces(trace, text, faultless, share):
+    rng = random.Random(0)
+    traces = [trace(text, rng, habits=True) for _ in range(2000)]
+    assert abs(traces.count(faultless) / 2000 - (0.05 + 0.95 * share)) < 0.025
+    assert sft.adding_modulo_10("7-5-3....=", rng, habits=False) == "29</think>9<eos>"  # 7-5 = 2, 2-3 = -1
 
 
 def test_sft_never_sees_a_validation_prompt():

@@ -83,12 +83,6 @@ def distance(model, completions):
     return torch.cat([(policy_logprobs(model, c) - torch.tensor(c.logprobs)).abs() for c in completions]).mean()
 
 
-def test_the_mark_is_not_one_token_and_begins_with_another_one_behind_a_space(tokens):
-    marks = [tokens.encode(text) for text in ("</think>", " </think>")]
-    assert [len(mark) for mark in marks] == [3, 3] and marks[0][0] != marks[1][0]
-    assert tokens.decode(marks[0][-1:]) == ">"  # its last token is no mark to stop at
-
-
 def test_greedy_is_model_generate(model, tokens, requests):
     done = finish(TorchGenerator(model, tokens, slots=4, max_new_tokens=NEW, temperature=0), requests)
     for request in requests:

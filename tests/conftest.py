@@ -3,11 +3,13 @@
 Imported modules are frozen: otherwise every full garbage collection would walk through all of them again.
 """
 
+import ast
 import gc
 import json
 import multiprocessing.forkserver
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,36 @@ def wait_until(true, what, seconds=30.0):
     while not true():
         assert time.monotonic() < end, what() if callable(what) else what
         time.sleep(0.02)
+
+
+@dataclass
+class Finished:
+    """The fields of pipeline.Rollout that the scorer reads."""
+
+    text: str
+    truncated: bool = False
+    ids: tuple = ()
+
+
+def defined(path):
+    """{dotted name: its node} of the functions and classes of a module."""
+
+    def walk(body, prefix):
+        for node in body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                yield prefix + node.name, node
+                yield from walk(node.body, f"{prefix}{node.name}.")
+
+    return dict(walk(ast.parse(path.read_text()).body, ""))
+
+
+def code_lines(path, node):
+    """Lines of a function of a file without docstrings, comments and blanks."""
+    parts = [one for one in ast.walk(node) if isinstance(one, (ast.ClassDef, ast.FunctionDef))]
+    docs = [one.body[0] for one in parts if ast.get_docstring(one)]
+    inside = {number for doc in docs for number in range(doc.lineno, doc.end_lineno + 1)}
+    lines = [line.strip() for line in path.read_text().split("\n")]
+    return sum(n not in inside and lines[n - 1][:1] not in ("", "#") for n in range(node.lineno, node.end_lineno + 1))
 
 
 @pytest.hookimpl(optionalhook=True)

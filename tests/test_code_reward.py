@@ -8,12 +8,11 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 import pytest
-from conftest import rows, wait_until
+from conftest import Finished, rows, wait_until
 
 from data import Prompt
 from verify import graders, programs, sandbox
@@ -32,14 +31,6 @@ def printed(*outputs, inputs=None):
 SUM = printed("3\n", "0\n", inputs=["1 2\n", "-5 5\n"])
 ADD = json.dumps({"fn_name": "add", "inputs": [[1, 2], [-5, 5]], "outputs": [[3], [0]]})
 PROGRAMS = rows("programs")
-
-
-@dataclass
-class Finished:
-    """The fields of pipeline.Rollout that the scorer reads."""
-
-    text: str
-    truncated: bool = False
 
 
 def of(kind):

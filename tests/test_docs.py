@@ -1,6 +1,5 @@
 """The reading edition (docs/) shows every function of the reading path (docs/paper/path.md) with what holds it."""
 
-import ast
 import importlib.util
 import json
 import re
@@ -11,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from conftest import defined
 
 import loss
 import train
@@ -31,26 +31,14 @@ READING_PATH = re.findall(
 )
 
 
-def defined(file):
-    """Dotted names of the functions and classes of a file."""
-
-    def walk(body, prefix):
-        for node in body:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                yield prefix + node.name
-                yield from walk(node.body, f"{prefix}{node.name}.")
-
-    return set(walk(ast.parse((ROOT / file).read_text()).body, ""))
-
-
 @pytest.mark.parametrize("where", sorted(set(READING_PATH) | PASSAGES.keys()))
 def test_every_function_of_the_reading_path_has_code_test_exercise_and_what_to_look_for(where):
     options, text = PASSAGES[where]
     file, _, name = where.partition(":")
-    assert name in defined(file)
+    assert name in defined(ROOT / file)
     assert "test" in options and len(f"{options.get('look', '')} {text}".split()) >= 8
     for path, _, test in (test.partition(":") for test in options["test"].split(", ")):
-        assert test in defined(path)
+        assert test in defined(ROOT / path)
     # Off the path there are functions that no exercise asks for.
     assert "exercise" in options or where not in READING_PATH
     assert set(options.get("exercise", "sigmoid").split(", ")) <= EXERCISE_NAMES
@@ -92,7 +80,7 @@ def test_links_to_a_missing_file_heading_or_place_are_found(tmp_path):
 def test_the_builder_copies_no_code():
     assert "```python" not in PAGES
     shown = set(re.findall(r"^ +def (\w+)", PAGES, re.M))
-    assert not shown & {name for file in ROOT.glob("*.py") for name in defined(file.name)}
+    assert not shown & {name for file in ROOT.glob("*.py") for name in defined(file)}
 
 
 def test_the_loss_that_the_page_shows_trains_and_its_floor_acts(tmp_path, monkeypatch):

@@ -5,9 +5,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
+from conftest import code_lines
 
 ROOT = Path(__file__).parent.parent
 SEVEN = {"loss", "pipeline", "rollout", "reward", "precision", "fit", "train"}  # components of the paper
@@ -39,17 +39,6 @@ def imports(tree):
 
 MODULES = modules()
 IMPORTS = {name: set(imports(tree)) for name, tree in MODULES.items()}
-
-
-def code_lines(text):
-    """Lines of a Python text without docstrings, comments and blanks."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
-    docs = [
-        node.body[0] for node in ast.walk(ast.parse(text)) if isinstance(node, documented) and ast.get_docstring(node)
-    ]
-    inside = {line for doc in docs for line in range(doc.lineno, doc.end_lineno + 1)}
-    lines = enumerate(text.split("\n"), 1)
-    return sum(n not in inside and line.strip() != "" and not line.strip().startswith("#") for n, line in lines)
 
 
 def test_the_top_level_is_the_paper():
@@ -84,11 +73,9 @@ def test_no_concept_but_train_imports_a_command_line_or_figures():
 
 def test_no_function_has_more_than_45_code_lines():
     for path in (*ROOT.glob("*.py"), *(path for room in ROOMS for path in ROOT.glob(f"{room}/**/*.py"))):
-        text = path.read_text()
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):
-                lines = text.split("\n")[node.lineno - 1 : node.end_lineno]
-                assert code_lines(dedent("\n".join(lines))) <= 45, f"{path.relative_to(ROOT)}: {node.name}"
+                assert code_lines(path, node) <= 45, f"{path.relative_to(ROOT)}: {node.name}"
 
 
 @pytest.mark.parametrize(

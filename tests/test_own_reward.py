@@ -3,11 +3,11 @@
 import doctest
 import json
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import Finished
 
 import loss
 import reward
@@ -63,13 +63,6 @@ VALUES = {  # a completion for MANY -> its v, or why there is none
     "exit(3)": "SystemExit: 3 (rewards.py, line 13)",
     "os._exit(0)": "exit code 0",
 }
-
-
-@dataclass
-class Finished:
-    text: str
-    truncated: bool = False
-    ids: tuple = ()
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 """What the README shows exists: files, functions, tests, flags, figures."""
 
-import ast
 import re
 from pathlib import Path
 
 import pytest
+from conftest import code_lines, defined
 
 from plumbing import settings
 
@@ -14,28 +14,6 @@ PAGES = README + "".join(page.read_text() for page in sorted(ROOT.glob("docs/**/
 
 NAMES = r"`((?:(?:plumbing|verify|lab|course)/)?[a-z0-9_]+\.py):([\w.]+)`"
 READING_PATH = (ROOT / "docs" / "paper" / "path.md").read_text().partition("\n## ")[0]
-
-
-def defined(path):
-    """{dotted name: its node} of the functions and classes of a module."""
-
-    def walk(body, prefix):
-        for node in body:
-            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-                yield prefix + node.name, node
-                yield from walk(node.body, f"{prefix}{node.name}.")
-
-    return dict(walk(ast.parse(path.read_text()).body, ""))
-
-
-def code_lines(path, node):
-    """Lines of a function without docstring, comments and blanks."""
-    lines = path.read_text().split("\n")[node.lineno - 1 : node.end_lineno]
-    doc = node.body[0] if ast.get_docstring(node) else None
-    inside = range(doc.lineno - node.lineno, doc.end_lineno - node.lineno + 1) if doc else ()
-    return sum(
-        n not in inside and line.strip() != "" and not line.strip().startswith("#") for n, line in enumerate(lines)
-    )
 
 
 @pytest.mark.parametrize("file, name", sorted(set(re.findall(NAMES, PAGES))))

@@ -7,13 +7,12 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from functools import partial
 from math import isnan
 from pathlib import Path
 
 import pytest
-from conftest import alive, rows, wait_until
+from conftest import Finished, alive, rows, wait_until
 
 import reward
 from data import Prompt
@@ -21,15 +20,6 @@ from verify import graders, mathematics, programs, sandbox
 from verify.scorer import Scorer
 
 ROOT = Path(__file__).parents[1]
-
-
-@dataclass
-class Finished:
-    """The fields of pipeline.Rollout that the scorer reads."""
-
-    text: str
-    truncated: bool = False
-    ids: tuple = ()
 
 
 def prompt(answer, task="math"):

@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from conftest import rows
 
 from course import checker, commands, grading, handins, report
 from course.checks.catalogue import EXERCISES
@@ -84,48 +85,8 @@ def test_mistakes_are_named_on_hidden_inputs_and_what_is_not_done_is_not_run(tmp
     assert found.warnings[-1] == "not handed in: data.py"
 
 
-HOSTILE = {  # exercise -> body that may get no point; the exercises in CLEAN, which run between these, must get theirs
-    "ratio": "return [[1.0], [2.0, 3.0]]",
-    "cispo": "return right(*args, **kwargs) * float('nan')",
-    "clip": """import torch
-class Yes(torch.Tensor):
-    def __eq__(self, other):
-        return True
-    def allclose(self, *_, **__):
-        return True
-return torch.zeros_like(args[0]).as_subclass(Yes)""",
-    "gspo": """import torch
-torch.allclose = torch.equal = lambda *_, **__: True
-torch.Tensor.__eq__ = torch.Tensor.allclose = lambda *_: True
-return torch.ones_like(args[0][:, :1])""",
-    "baseline": "import loss\nreturn right(*args)",
-    "advantages": "import sys\nsys.exit(0)",
-    "denominators": "import os\nos._exit(0)",
-    "aggregate": """import os, time
-open("/tmp/left", "w").close()
-os.makedirs("/tmp/closed/within")
-os.chmod("/tmp/closed", 0)
-if not os.fork():
-    os.setsid()
-    time.sleep(1000)
-return args[0] * float("inf")""",
-    "requests": """import os
-for descriptor in range(1, 30):
-    try:
-        os.write(descriptor, b"x" * 100000)
-    except OSError:
-        pass
-return right(*args, **kwargs)""",
-    "publishes": """import socket
-socket.create_connection(("127.0.0.1", PORT), 1)
-return right(*args, **kwargs)""",
-    "penalty": """import os
-if "names" not in globals():
-    globals()["names"] = [set(files) for _, _, files in os.walk("/")]
-    assert len(names) > 1000
-return right(*args, **kwargs) - 7 * (not any({"loss.py", "pipeline.py"} <= files for files in names))""",
-    "retired": "return (\n" + "(" * 900_000,
-}
+# Exercise -> body that may get no point; the exercises in CLEAN, which run between these, must get theirs.
+HOSTILE = {row["exercise"]: row["body"] for row in rows("misbehaving")} | {"retired": "return (\n" + "(" * 900_000}
 CLEAN = {  # right if nothing is left of the exercise before
     "zero-variance": """import os
 assert os.listdir("/tmp") == [] and len([name for name in os.listdir("/proc") if name.isdigit()]) <= 2
@@ -263,7 +224,7 @@ def test_hand_ins_are_found_as_moodle_and_canvas_name_them(tmp_path):
     for name in ("noether_3_4_loss.py", "grades.csv", ".DS_Store"):
         (tmp_path / name).touch()
     (tmp_path / "zoe_7_8_handin.zip").symlink_to(canvas)
-    warned = {  # student -> whether late, what is graded, what the last warning says
+    warned = {  # student -> whether late, what is graded, what a warning says
         "Ada Lovelace": (False, ["ratio"], "not handed in: plumbing/run_log.py"),
         "bohrniels": (True, ["clock"], "started from another commit: other instead of abc"),
         "curie": (False, [], "no file of the course found"),
@@ -273,7 +234,7 @@ def test_hand_ins_are_found_as_moodle_and_canvas_name_them(tmp_path):
     for one in handins.uploads(tmp_path, [tmp_path / "grades.csv", None]):
         late, programs, said = warned.pop(one.student)
         found = read(one.path)
-        assert (one.late, [*found["programs"]]) == (late, programs) and said in found["warnings"][-1]
+        assert (one.late, [*found["programs"]]) == (late, programs) and said in " ".join(found["warnings"])
     assert not warned
 
 
@@ -314,14 +275,15 @@ def test_whatever_a_hand_in_does_is_a_row_with_a_warning_and_all_others_are_grad
     argv = "grade submissions --only ratio cispo --csv grades.csv --json json --feedback a/back".split()
     program = [sys.executable, ROOT / "exercises.py", *argv]
     done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, check=True)
-    rows = {row["student"]: row for row in csv.DictReader((tmp_path / "grades.csv").open(encoding="utf-8", newline=""))}
+    with (tmp_path / "grades.csv").open(encoding="utf-8", newline="") as file:
+        graded = {row["student"]: row for row in csv.DictReader(file)}
     expected = {handins.shown(name): text for name, text in WARNED.items()}
     expected |= {"pipe": "neither a folder nor a .zip", "link": "a link, which is not followed"}
-    assert {name: float(row["points"]) for name, row in rows.items()} == dict.fromkeys(expected, 0) | {"ada": 2}
+    assert {name: float(row["points"]) for name, row in graded.items()} == dict.fromkeys(expected, 0) | {"ada": 2}
     for name, text in expected.items():
-        assert text in rows[name]["warnings"], name
+        assert text in graded[name]["warnings"], name
     assert "\x1b" not in done.stdout
-    assert len([*(tmp_path / "a" / "back").iterdir()]) == len([*(tmp_path / "json").iterdir()]) == len(rows)
+    assert len([*(tmp_path / "a" / "back").iterdir()]) == len([*(tmp_path / "json").iterdir()]) == len(graded)
 
 
 def test_where_no_hand_in_is_found_grading_fails(tmp_path):

@@ -273,17 +273,6 @@ def test_a_prompt_is_made_when_it_is_drawn_and_one_that_is_too_long_is_left_out_
     assert curriculum.too_long == {3, 8} and curriculum.prompts.ready.asked.count(3) == 1
 
 
-def test_a_source_that_is_learnt_costs_nothing_whatever_its_size():
-    curriculum = curriculum_of(2_000, 10, weights=[1, 1])
-    run(curriculum, 1, 2_010, lambda index: 1.0 if index < 2_000 else 0.5)
-    looked = []
-    curriculum._is_retired = lambda index: looked.append(index) or data.Curriculum._is_retired(curriculum, index)
-    run(curriculum, 2, 5)
-    looked.clear()
-    run(curriculum, 2, 5)
-    assert len(looked) < 100
-
-
 def test_a_prompt_of_five_megabytes_is_left_out_before_it_is_tokenised(tokenizer, monkeypatch):
     ready = data.Tokeniser(tokenizer, budget=16)
     monkeypatch.setattr(ready, "ids", lambda text: pytest.fail("tokenised"))

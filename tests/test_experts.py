@@ -198,14 +198,6 @@ def test_a_run_trains_and_its_checkpoint_loads_again_and_is_evaluated(kind, tmp_
 # --- What is counted, what is refused --------------------------------------------------------------------------------
 
 
-def test_experts_of_any_width_run_in_bf16(tmp_path):
-    """grouped_mm takes rows of 16 bytes: of 8 numbers in bf16."""
-    model = saved("qwen3_moe", tmp_path, moe_intermediate_size=20)
-    settings = dict(device="cpu", dtype=torch.bfloat16, slots=2, max_new_tokens=9)
-    made = build.make("torch", tmp_path / "model", sft.tokenizer(tiny=True), **settings)
-    assert len(finish(made, requests(2))) == 2 and experts.implementation(model.config, torch.float32) is None
-
-
 @every_kind
 def test_flops_count_the_parameters_that_a_token_uses_and_memory_counts_all(kind):
     model = tiny_model(kind)

@@ -224,17 +224,3 @@ def test_a_validation_without_any_verdict_ends_in_one_line_and_is_repeated_on_re
     spec = write("def grade(prompt, completion, answer):\n    return completion.endswith(answer)")
     status, rows, _ = run(spec, "--resume")
     assert status == 0 and [row["step"] for row in rows if row["kind"] == "eval"] == [0, 0, 2]
-
-
-def test_a_wrong_function_ends_in_one_line_before_the_first_step(tmp_path, run):
-    status, rows, shown = run("nothing.py:grade")
-    assert status == 2 and not rows and f"--reward {tmp_path}/nothing.py:grade: there is no file" in shown
-
-
-@pytest.mark.parametrize("last, told", [("", True), ("    return False\n", False)])
-def test_a_function_that_forgets_to_say_false_is_told_at_the_first_validation(write, run, last, told):
-    begins = (
-        "def grade(prompt, completion, answer):\n    if answer < '5':\n        return completion.endswith(answer)\n"
-    )
-    *_, shown = run(write(begins + last))
-    assert ("returned None, no verdict, on " in shown) == told

@@ -94,16 +94,6 @@ def test_what_nohup_ignores_stays_ignored(rank):
     assert rank.heartbeat.stopped is None
 
 
-def test_a_rank_has_said_why_it_ends_before_it_tells_rank_0_whose_line_is_the_last(rank, monkeypatch):
-    happened = []
-    stream = SimpleNamespace(write=lambda text: happened.append(text.strip()), flush=lambda: happened.append("flushed"))
-    monkeypatch.setattr("sys.stdout", stream)
-    rank.heartbeat.tell = happened.append
-    assert rank.end("interrupted: trainer rank 0 got SIGTERM") == 0
-    said = "train.py: interrupted: trainer rank 0 got SIGTERM (generator rank 1)"
-    assert [one for one in happened if one] == [said, "flushed", "left"]
-
-
 @pytest.mark.parametrize("ignored", [False, True])
 def test_a_relaunch_hands_the_signals_on_but_not_sighup_under_nohup(monkeypatch, ignored):
     seen = []

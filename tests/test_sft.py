@@ -20,11 +20,6 @@ def load(folder):
     return AutoTokenizer.from_pretrained(folder), sft.load(folder)
 
 
-@pytest.fixture(scope="module")
-def base():
-    return load(BASE)
-
-
 def results(trace):
     """The running results that a trace shows."""
     return [int(n) for n in re.findall("=(-?[0-9]+)", trace)]
@@ -121,21 +116,20 @@ def test_sft_minimises_the_mean_cross_entropy_of_the_completions_tokens_over_the
         torch.testing.assert_close(one, gradient, rtol=1e-4, atol=1e-6)
 
 
-def test_tokenizer_reads_a_character_a_token_and_knows_what_it_does_not_know(base):
-    tokens, _ = base
-    ids = tokens.encode("7+5=<think>+5=12</think>12<eos>")
-    assert len(ids) == 4 + 1 + 5 + 1 + 2 + 1 and tokens.decode(ids) == "7+5=<think>+5=12</think>12<eos>"
-    assert tokens.unk_token_id in tokens.encode("7x5=")
-    assert tokens.unk_token_id not in tokens.encode("=5274=<think>-2-4-5-7</think>2457<eos>")
-    assert tokens.get_vocab() == load(BASE / "sorting")[0].get_vocab()
-
-
-def test_an_operand_of_the_tiny_task_is_one_token_with_its_sign():
-    tokens, _ = load(BASE / "tiny")
-    ids = tokens.encode("7+5-3....=29</think>9<eos>")
-    assert len(ids) == 3 + 4 + 1 + 2 + 1 + 1 + 1 and tokens.unk_token_id not in ids
-    assert tokens.decode(ids) == "7+5-3....=29</think>9<eos>"
-    assert tokens.get_vocab() == sft.tokenizer(tiny=True).get_vocab()
+@pytest.mark.parametrize(
+    "folder, text, tokens",
+    [
+        ("sorting", "7+5=<think>+5=12</think>12<eos>", 4 + 1 + 5 + 1 + 2 + 1),
+        (".", "=5274=<think>-2-4-5-7</think>2457<eos>", 6 + 1 + 8 + 1 + 4 + 1),
+        ("tiny", "7+5-3....=29</think>9<eos>", 3 + 4 + 1 + 2 + 1 + 1 + 1),  # an operand is a token with its sign
+    ],
+)
+def test_the_tokenizers_read_a_character_a_token_and_know_what_they_do_not_know(folder, text, tokens):
+    tokenizer, _ = load(BASE / folder)
+    ids = tokenizer.encode(text)
+    assert len(ids) == tokens and tokenizer.decode(ids) == text and tokenizer.unk_token_id not in ids
+    assert tokenizer.unk_token_id in tokenizer.encode("7x5=")
+    assert tokenizer.get_vocab() == sft.tokenizer(tiny=folder == "tiny").get_vocab()
 
 
 def test_the_tiny_policy_has_about_40000_parameters_and_room_to_learn():

@@ -119,25 +119,12 @@ def test_columns_of_which_a_prompt_may_need_something_are_named(load):
     assert load(rows, columns=(["prompt", "question"], ["answer", "x.y"])).unread == {0: ["id", "choices"]}
 
 
-def packed(value):
-    return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
-
-
-CALLS = [{"input": "1\n[1]", "output": "2", "testtype": "functional"}]
-TESTS = {
-    "LiveCodeBench": ({"tests": json.dumps(CALLS), "metadata": '{"func_name": "f"}'}, "f"),
-    "LiveCodeBench, packed": ({"tests": packed(json.dumps(CALLS)), "metadata": '{"func_name": "f"}'}, "f"),
-    "DeepCoder, lcbv5": ({"tests": CALLS, "metadata": {"func_name": "f"}}, "f"),
-    "standard input": ({"tests": [CALLS[0] | {"testtype": "stdin"}], "metadata": "{}"}, None),
-    "CodeContests": ({"tests": {"input": ["1\n[1]"], "output": ["2"]}}, None),
-}
-
-
-@pytest.mark.parametrize(("row", "name"), TESTS.values(), ids=TESTS)
-def test_tests_and_the_name_of_a_function_are_read_in_the_forms_of_public_data_sets(row, name, load):
-    (prompt,) = load([{"prompt": "a"} | row], ":code", columns=(["prompt"], ["tests"])).validation
+@pytest.mark.parametrize("case", data_rows("code_rows"), ids=lambda case: case["of"])
+def test_tests_and_the_name_of_a_function_are_read_in_the_forms_of_public_data_sets(case, load):
+    (prompt,) = load([case["row"]], ":code", columns=(["prompt"], ["tests"])).validation
     # Arguments are JSON, a line each: 1 and [1]. Without a name they are standard input.
-    assert programs.read_tests(prompt.answer) == (name, [([1, [1]], 2)] if name else [("1\n[1]", "2")])
+    name, given = case["function"], ([1, [1]], 2) if case["function"] else ("1\n[1]", "2")
+    assert programs.read_tests(prompt.answer) == (name, [given])
 
 
 def test_a_packed_text_that_names_a_function_is_not_run(tmp_path, load):
@@ -145,8 +132,9 @@ def test_a_packed_text_that_names_a_function_is_not_run(tmp_path, load):
         def __reduce__(self):
             return (open, (str(tmp_path / "written"), "w"))
 
+    packed = base64.b64encode(zlib.compress(pickle.dumps(Attack()))).decode()
     with pytest.raises(ValueError, match="a.jsonl:1"):
-        load(rows_of(a=packed(Attack())), ":code")
+        load(rows_of(a=packed), ":code")
     assert not (tmp_path / "written").exists()
 
 

@@ -1,11 +1,9 @@
-"""Who did what when, in a run: recorded in virtual time, read again, and drawn (python fit.py --timeline RUN [RUN]).
+"""Who did what when in a virtual run: recorded, read again, and drawn (python fit.py --timeline RUN [RUN]).
 
 A virtual run writes OUT/timeline.jsonl, one line per optimizer step with what ended since the last one:
     {"step": v, "gradient": [began, ended], "broadcast": [[began, ended]], "decoding": {rank: [[began, ended], ...]},
      "completions": {rank: [[began, ended, version that began it, 1 in an evaluation], ...]}}
-in virtual seconds since the start of the run, evaluations included. A real run has only its log.jsonl. What that holds
-is drawn: gradient steps and broadcasts as the log counts them, and of the generators the share that decoded, a mean
-over each step. Its clock stands still during an evaluation.
+in virtual seconds since the start of the run, evaluations included.
 
 Test: pytest tests/test_timeline.py
 """
@@ -15,6 +13,7 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
@@ -27,7 +26,7 @@ import fit
 FILE = "timeline.jsonl"
 GAP = 1e-3  # seconds: decode steps that are not further apart are one bar
 COLOURS = colormaps["viridis"]  # of policy versions
-BROADCAST, EVALUATION, DECODING = "black", "tab:pink", "0.6"
+BROADCAST, EVALUATION = "black", "tab:pink"
 
 
 # --- Recorded --------------------------------------------------------------------------------------------------------
@@ -92,27 +91,20 @@ class Timeline:
     name: str
     gradients: dict = field(default_factory=dict)  # step, counted from 0 -> (began, ended)
     broadcasts: list = field(default_factory=list)
-    evaluations: list = field(default_factory=list)  # empty bars where the clock stands still
+    evaluations: list = field(default_factory=list)
     completions: dict = field(default_factory=dict)  # rank -> [(began, ended, version that began it)]
     decoding: dict = field(default_factory=dict)  # rank -> [(began, ended)]
-    shares: list = field(default_factory=list)  # (began, ended, share of the generators that decode), of a real run
 
 
 def read(path):
-    """The Timeline of a run's folder or log. Raises fit.BadInput for a log without any optimizer step."""
+    """The Timeline that a Recorder wrote into a run's folder. Raises fit.BadInput if there is none."""
     path = Path(path)
-    folder = path if path.is_dir() else path.parent
-    name = folder.name if path.is_dir() or path.name == "log.jsonl" else path.stem
-    recorded = rows_of(folder / FILE) if path.is_dir() or path.name == "log.jsonl" else []
-    found = from_recorded(name, recorded) if recorded else from_log(name, path / "log.jsonl" if path.is_dir() else path)
-    if not found.gradients:
-        raise fit.BadInput(f"{path}: found no optimizer step of our logs (kind step); was it written by train.py?")
-    return found
-
-
-def from_recorded(name, rows):
-    """The Timeline that a Recorder wrote."""
-    found = Timeline(name)
+    folder = path.parent if path.name == "log.jsonl" else path
+    rows = rows_of(folder / FILE)
+    if not rows:
+        expected = "the folder of a run with --virtual COSTS, which writes one; --virtual exact does not"
+        raise fit.BadInput(f"{path}: found no {FILE}; expected {expected}")
+    found = Timeline(folder.name)
     begun = defaultdict(list)  # version -> the evaluation completions that began under it
     for row in rows:
         found.gradients[row["step"]] = tuple(row["gradient"])
@@ -126,30 +118,6 @@ def from_recorded(name, rows):
                     begun[version].append((began, ended))
                 own.append((began, ended, version))
     found.evaluations = [(min(b for b, _ in spans), max(e for _, e in spans)) for spans in begun.values()]
-    return found
-
-
-def from_log(name, path):
-    """The Timeline as far as a log has it."""
-    if not path.exists():
-        raise fit.BadInput(f"{path}: no such log; expected the folder of a run, or its log.jsonl")
-    found = Timeline(name)
-    devices = 1
-    last = 0.0
-    for row in rows_of(path):
-        if row.get("kind") == "config":
-            devices = row.get("devices", row["world"])
-        if row.get("kind") in ("step", "eval"):
-            now = row["gpu_hours"] * 3600 / devices
-        if row.get("kind") == "eval":
-            found.evaluations.append((now, now))
-        if row.get("kind") == "step":
-            began = now - row["seconds"]
-            found.gradients[row["step"] - 1] = (now - row["seconds_train"], now)
-            if row["seconds_publish"] and last:
-                found.broadcasts.append((began, began + row["seconds_publish"]))
-            found.shares.append((began, now, 1 - (row["idle_generators"] or 0.0)))
-            last = now
     return found
 
 
@@ -206,19 +174,17 @@ def draw_run(ax, found, span, colour):
             by_place[lane, bar[2]].append(bar)
         for (lane, version), own in by_place.items():
             bars(own, -row + 0.05 + lane * height, height, color=colour(version), lw=0)
-    for began, ended, share in found.shares:
-        bars([(began, ended)], -0.95, 0.9 * share, color=DECODING, lw=0)
     for began, ended in found.evaluations:
         if ended > span[0] and began < span[1]:
             ax.axvspan(began - span[0], ended - span[0], color=EVALUATION, alpha=0.35, lw=1)
-    names = [f"generator {rank}" for rank in ranks] or ["generators, share"]
+    names = [f"generator {rank}" for rank in ranks]
     ax.set_yticks([0.5, *(0.5 - row for row in range(1, len(names) + 1))], ["trainer", *names])
     ax.set(title=found.name, ylim=(-len(names), 1.0), ylabel="")
 
 
 def draw(timelines, path, steps):
     """Draw the same optimizer steps of the timelines, one run above the other, on one scale of seconds."""
-    rows = [1 + max(1, len(found.completions)) for found in timelines]
+    rows = [1 + len(found.completions) for found in timelines]
     figure = Figure(figsize=(13, 1.2 + 1.1 * sum(rows)), layout="constrained")
     axes = figure.subplots(len(timelines), 1, squeeze=False, sharex=True, gridspec_kw={"height_ratios": rows})[:, 0]
     scale = Normalize(max(0, steps[0] - 9), steps[1])
@@ -243,11 +209,7 @@ def line(found, steps):
     def share(spans):
         return sum(max(0.0, min(e, ended) - max(b, began)) for b, e, *_ in spans) / (ended - began)
 
-    decoding = [share(spans) for spans in found.decoding.values()]
-    if not decoding and found.shares:
-        decoding = [sum(s * max(0.0, min(e, ended) - max(b, began)) for b, e, s in found.shares) / (ended - began)]
-    mean = sum(decoding) / len(decoding) if decoding else float("nan")
-    parts = (
-        f"gradient {share(found.gradients.values()):.0%}, broadcasts {share(found.broadcasts):.0%}, decoding {mean:.0%}"
-    )
+    decoding = fmean(share(spans) for spans in found.decoding.values())
+    parts = f"gradient {share(found.gradients.values()):.0%}, broadcasts {share(found.broadcasts):.0%}, "
+    parts += f"decoding {decoding:.0%}"
     return f"{found.name}: {ended - began:.1f} s for steps {steps[0]} to {steps[1] - 1}: {parts} of the time"

@@ -1,4 +1,4 @@
-"""The timeline: what a run of known times says, recorded in virtual time and as far as a log has it."""
+"""The timeline: what a run of known times says, recorded in virtual time."""
 
 import json
 
@@ -57,19 +57,6 @@ def test_the_time_of_some_steps_begins_where_the_step_before_them_ends(recorded)
         timeline.window(found, (7, 9))
 
 
-def test_of_a_real_run_the_log_gives_gradient_steps_broadcasts_and_the_share_that_decodes(tmp_path):
-    config = {"kind": "config", "world": 2}
-    step = {"kind": "step", "seconds": 5.0, "seconds_train": 1.0, "seconds_publish": 0.5, "idle_generators": 0.2}
-    rows = [{"kind": "step", "step": n, "gpu_hours": 2 * 5.0 * n / 3600} | step for n in (1, 2)]
-    log = tmp_path / "log.jsonl"
-    log.write_text("".join(json.dumps(row) + "\n" for row in (config, {"kind": "eval", "gpu_hours": 0.0}, *rows)))
-    found = timeline.read(log)
-    assert found.gradients == {0: pytest.approx((4, 5)), 1: pytest.approx((9, 10))}
-    assert found.broadcasts == [pytest.approx((5, 5.5))]  # of version 1, after step 0
-    assert found.shares[1] == pytest.approx((5, 10, 0.8)) and found.evaluations == [(0, 0)]
-    assert "decoding 80%" in timeline.line(found, (0, 2))
-
-
 def test_completions_that_overlap_get_lanes_of_their_own():
     assert timeline.lanes([(2, 3, "c"), (0, 2, "a"), (0, 4, "b")]) == [
         (0, (0, 2, "a")),
@@ -86,7 +73,7 @@ def test_the_command_draws_runs_and_refuses_what_it_does_not_read(recorded, tmp_
         (["--timeline", str(recorded), "--json"], "--json, which has no effect here"),
         (["--steps", "0", "2", str(recorded)], "--steps, which has no effect here"),
         (["--timeline"], "got no RUN"),
-        (["--timeline", str(tmp_path)], "no such log"),
+        (["--timeline", str(tmp_path)], "found no timeline.jsonl"),
     ):
         with pytest.raises(SystemExit):
             fit_cli.main(wrong)

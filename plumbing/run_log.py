@@ -12,16 +12,18 @@ Test: pytest tests/test_run_log.py
 import json
 import math
 import os
+import sys
 import time
+from collections import Counter
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from plumbing import run_folder, sizing, track
+from plumbing import run_folder, track
 from plumbing.monitor import Monitor
-from plumbing.screen import Screen, Validation
+from plumbing.screen import MINUTE, Screen, progress
 
 TICKS = 2.0**24  # per second; virtual times are multiples of one, so that sums of times are exact, in whatever parts
-NOTHING = {"decode_steps": 0, "decode_seconds": 0.0}
+WRITTEN = ("log.jsonl", "completions.jsonl", "scaling.png", "run.png")  # beside checkpoints
 REDRAW = 20.0  # seconds between two drawings of the figures at least; at its end each run is drawn
 REST = 50  # times as long as the last drawing took it waits for the next: a run spends at most 2 % of its time on them
 
@@ -117,16 +119,15 @@ class RunLog:
         for observe in self.observers:
             observe(row)
 
+    @contextmanager
     def validation(self, completions):
-        """What RolloutQueue.evaluate calls meanwhile: it says how long it may take, and how far it is."""
+        """Inside `with`, a bar shows from a minute on how far a validation is; call it with the number finished."""
         if self.processes.rank:
-            return None
-        args = self.args
-        side_by_side = args.slots * (1 if self.virtual else len(self.processes.generator_ranks))
-        steps = math.ceil(completions / side_by_side) * args.max_new_tokens
-        weights = self.parameters * self.processes.dtype.itemsize
-        expected = steps * sizing.decode_step(weights, self.processes.device.type)
-        return Validation(self.screen.write, completions, expected)
+            yield None
+            return
+        look = {"desc": "validation", "unit": " completions", "leave": False, "delay": MINUTE}
+        with progress(sys.stdout, total=completions, **look) as bar:
+            yield lambda finished: bar.update(finished - bar.n)
 
     @contextmanager
     def timed(self, name):
@@ -140,13 +141,8 @@ class RunLog:
         """Where the time since the last `step` row went, evaluations left out: seconds, idle shares, slots in use."""
         wall = (self.clock.gpu_hours - self.logged) * 3600 / self.clock.devices
         self.logged = self.clock.gpu_hours
-        work = self.work()
-        steps = {
-            rank: one["decode_steps"] - self.before.get(rank, NOTHING)["decode_steps"] for rank, one in work.items()
-        }
-        slow = {
-            rank: one["decode_seconds"] - self.before.get(rank, NOTHING)["decode_seconds"] for rank, one in work.items()
-        }
+        work = {rank: Counter(one) for rank, one in self.work().items()}
+        more = {rank: one - self.before.get(rank, Counter()) for rank, one in work.items()}
         self.before = work
         found = {
             "seconds": wall,
@@ -154,7 +150,9 @@ class RunLog:
             "seconds_train": self.seconds["train"],
             "seconds_publish": self.seconds["publish"],
             "slots_used": self.counted("slot_seconds", wall) / wall,
-            "decode_seconds": {rank: slow[rank] / steps[rank] for rank in work if steps[rank]},
+            "decode_seconds": {
+                rank: one["decode_seconds"] / one["decode_steps"] for rank, one in more.items() if one["decode_steps"]
+            },
         }
         idle = {"idle_generators": found["seconds_generate"], "idle_trainers": found["seconds_train"]}
         return found | {name: max(0.0, 1 - busy / wall) for name, busy in idle.items()}
@@ -175,15 +173,8 @@ class RunLog:
             values, lines = draw(self.out)
             if values:  # None with too few evaluations
                 self("fit", step=step, **values)
-            there = [
-                "log.jsonl",
-                "completions.jsonl",
-                "scaling.png",
-                "run.png",
-                *(one.name for one in run_folder.finished(self.out)),
-            ]
-            written = ", ".join(name for name in there if (self.out / name).exists())
-            print(*lines, f"written to {self.out}: {written}", sep="\n")
+            there = [name for name in WRITTEN if (self.out / name).exists()]
+            print(*lines, f"written to {self.out}: {', '.join(there)}", sep="\n")
         with suppress(OSError):
             self("end", step=step, reason=reason, final=self.processes.heartbeat.final, seconds=seconds)
 

@@ -4,14 +4,15 @@ Test: pytest tests/test_screen.py
 """
 
 import sys
-import time
 from contextlib import suppress
 
 from tqdm import tqdm
 
 LINES = {  # kind of a row of the log -> how the row is shown
     "config": "{prompts[train]} training prompts, {prompts[validation]} held out; left out so far: "
-    "{prompts[too_long]} too long, {prompts[repeated]} repeated, {prompts[unusable]} unusable",
+    "{prompts[too_long]} too long, {prompts[repeated]} repeated, {prompts[unusable]} unusable\n"
+    "validation before step 1 and every {flags[eval_every]} steps, {flags[eval_generations]} completions of each "
+    "held-out prompt; a line a minute says how far it is",
     "step": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}  entropy {entropy:.3f}  rho {rho_mean:.3f} "
     "(max {rho_max:.2f})  idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  "
     "{gpu_hours:.4f} {hours}",
@@ -20,46 +21,7 @@ LINES = {  # kind of a row of the log -> how the row is shown
     "eval": "step {step:4d}  VALIDATION pass rate {pass_rate:.3f} +- {stderr:.3f}  ({completions} completions)  "
     "{gpu_hours:.4f} {hours}",
 }
-
-
 MINUTE = 60.0  # seconds
-
-
-class Validation:
-    """Says before a validation how long it may take, and once a minute how far it is. Call it as often as you like.
-
-    write      a function of a text
-    total      completions
-    expected   seconds that they may take
-    clock      seconds
-    """
-
-    def __init__(self, write, total, expected, clock=time.monotonic):
-        self.write = write
-        self.total = total
-        self.clock = clock
-        self.began = self.told = clock()
-        if expected >= MINUTE:
-            self.write(f"validation: {total:,} completions, roughly {duration(expected)}; measured from a minute on")
-
-    def __call__(self, finished):
-        """finished: completions so far; the rest is taken to be as fast as those."""
-        now = self.clock()
-        if now - self.told < MINUTE:
-            return
-        self.told = now
-        rest = (now - self.began) * (self.total - finished) / finished if finished else 0.0
-        left = f"about {duration(rest)} left" if finished else "none is finished yet"
-        self.write(f"validation: {finished:,} of {self.total:,}, {left}")
-
-
-def duration(seconds):
-    """A time as one would say it.
-
-    >>> duration(50), duration(1500), duration(9000)
-    ('1 min', '25 min', '2.5 h')
-    """
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{max(1, round(seconds / 60))} min"
 
 
 class Screen:
@@ -140,4 +102,4 @@ def progress(stream, **bar):
     """A progress bar on a terminal; elsewhere a line a minute, without carriage returns."""
     if stream.isatty():
         return tqdm(file=stream, **bar)
-    return tqdm(file=Lines(stream), mininterval=60, maxinterval=60, ncols=80, **bar)
+    return tqdm(file=Lines(stream), mininterval=MINUTE, maxinterval=MINUTE, ncols=80, **bar)

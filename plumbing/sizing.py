@@ -298,15 +298,6 @@ def fit_validation(args):
     return f"--eval-prompts {args.eval_prompts} instead of {before}: {why}" if args.eval_prompts != before else ""
 
 
-def decode_step(weights, kind):
-    """Seconds that a decode step may take, a guess: a fixed part, and the time to read so many bytes of weights.
-
-    kind  of the device, "cuda" or "cpu"
-    """
-    fixed, bandwidth = {"cuda": (0.03, 2e12), "cpu": (2e-3, 1e10)}[kind]
-    return fixed + weights / bandwidth
-
-
 def fit_slots(args, config, *, free, trainers, generators):
     """Make --slots fit if it was not asked for; returns the line that says so, or "".
 

@@ -6,9 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from plumbing import run_log
+from plumbing import run_log, screen
 from plumbing.run_log import Clock, Figure, RunLog, append
 
 
@@ -50,7 +49,8 @@ class Logged:
         )
         args = SimpleNamespace(out=str(out), virtual=None, steps=9, track=None, think_end=None, generations=8)
         self.log = RunLog(args, processes, 1000, state or {}, lambda: self.work)
-        self.log("config", step=0, prompts=dict(train=9, validation=99, too_long=0, repeated=0, unusable=0))
+        prompts = dict(train=9, validation=99, too_long=0, repeated=0, unusable=0)
+        self.log("config", step=0, prompts=prompts, flags=dict(eval_every=3, eval_generations=4))
         self.log.clock.start()
 
     def step(self, number, *, train, publish=0.0, decoding=(), failures=(), **row):
@@ -121,14 +121,16 @@ def test_a_step_says_where_its_time_went_and_an_evaluation_takes_none(tmp_path):
     assert second["decode_seconds"] == pytest.approx({"1": 0.1, "2": 0.1})
 
 
-def test_a_validation_is_expected_to_take_as_many_rounds_as_it_fills_all_slots(tmp_path, capsys):
+def test_a_validation_of_a_minute_or_more_says_how_far_it_is(tmp_path, monkeypatch, capsys):
     run = Logged(tmp_path)
-    run.log.parameters = 8_000_000_000  # 2 rounds of 14,336 steps of 0.03 + 16e9 / 2e12 seconds
-    run.log.args = SimpleNamespace(slots=256, max_new_tokens=14336)
-    vars(run.log.processes).update(dtype=torch.bfloat16, device=torch.device("cuda"))
     capsys.readouterr()
-    run.log.validation(1000)
-    assert capsys.readouterr().out == "validation: 1,000 completions, roughly 18 min; measured from a minute on\n"
+    for minute, said in ((60.0, []), (0.0, ["0/8", "3/8"])):
+        monkeypatch.setattr(run_log, "MINUTE", minute)
+        monkeypatch.setattr(screen, "MINUTE", minute)
+        with run.log.validation(8) as progress:
+            progress(3)
+        shown = capsys.readouterr().out.splitlines()
+        assert len(shown) == len(said) and all(words in line for words, line in zip(said, shown))
 
 
 def test_reports_of_work_that_come_late_leave_no_share_above_one(tmp_path):

@@ -3,8 +3,6 @@
 import doctest
 import io
 
-import pytest
-
 from plumbing import screen
 
 STEP = {"kind": "step", "step": 7, "pass_rate": 0.5, "kept": 0, "gpu_hours": 0.25}
@@ -42,20 +40,6 @@ def test_without_a_terminal_every_step_begins_a_line(capsys):
     lines = printed.out.splitlines()
     assert len(lines) == 2 and all(line.startswith("step    7  ") for line in lines) and printed.err == ""
     assert "\r" not in printed.out
-
-
-def test_a_long_validation_says_what_to_expect_and_once_a_minute_what_is_left():
-    now, said = [0.0], []
-    progress = screen.Validation(said.append, 1600, 5000.0, lambda: now[0])
-    assert said == ["validation: 1,600 completions, roughly 1.4 h; measured from a minute on"]
-    for now[0], finished in ((59.0, 0), (60.0, 0), (61.0, 3), (120.0, 100), (121.0, 101), (180.0, 400)):
-        progress(finished)
-    assert said[1:] == [  # 1,500 of 100 in 2 minutes; 1,200 of 400 in 3
-        "validation: 0 of 1,600, none is finished yet",
-        "validation: 100 of 1,600, about 30 min left",
-        "validation: 400 of 1,600, about 9 min left",
-    ]
-    screen.Validation(pytest.fail, 8, 59.0, lambda: 0.0)(0)
 
 
 def test_without_a_terminal_a_bar_is_lines_with_rate_and_time_left():

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -454,7 +455,7 @@ class Log:
     def __init__(self, rows):
         self.rows = rows
         self.clock = run_log.Clock(1)
-        self.validation = lambda completions: None
+        self.validation = lambda completions: nullcontext()
 
     def __call__(self, kind, **row):
         self.rows.append(row)
@@ -472,7 +473,7 @@ def test_eq1_a_validation_costs_no_compute():
         validation=[None],
         version=7,
         args=SimpleNamespace(eval_generations=1),
-        log=SimpleNamespace(clock=run_log.Clock(2, read=lambda: now[0]), validation=lambda completions: None),
+        log=SimpleNamespace(clock=run_log.Clock(2, read=lambda: now[0]), validation=lambda completions: nullcontext()),
         meanwhile=None,
     )
     run.log.clock.start()

@@ -272,15 +272,14 @@ class RolloutQueue:
         """
         version = self.state.version
         going = [f"sending/{version}/{rank}" for rank in self.trainers[1:]]
+        what = f"the generators to join version {version}"
         if self.store.rank == 0:  # not interruptible: a generator that has joined is blocked until the weights come
             joined = [f"joined/{version}/{rank}" for rank in self.generators]
-            self.store.wait(f"the generators to join version {version}", lambda: self.store.has(joined))
+            self.store.wait(what, lambda: self.store.has(joined))
             self.store.delete(joined)
             self.store.put(dict.fromkeys(going, True))
         else:  # not in a collective, whose timeout would run
-            mine = going[self.store.rank - 1]
-            self.store.wait(f"the generators to join version {version}", lambda: self.store.has([mine]))
-            self.store.delete([mine])
+            self._receive(going[self.store.rank - 1], what, stopped=lambda: None)
         send()
 
     def evaluate(self, prompts, generations, samples, progress=lambda finished: None, meanwhile=None):

@@ -197,12 +197,7 @@ class Trainer:
         chosen = loss.LOSSES[args.loss]
         for items in plan.micro_batches:
             processes.stop_together(batches.padded(items))
-            tokens = self.queue.tokens([item.rollout for item in items])
-            batch = batches.collate(items, tokens, processes.device, plan.youngest)
-            self.replay(batch.experts)  # of a mixture of experts; a deviation, see plumbing/experts.py
-            logprobs, entropy = self.policy(batch.input_ids, batch.mask)
-            if items and self.same_weights:
-                precision.startup_check(logprobs, batch.gen_logprobs, batch.mask, processes.dtype)
+            batch, logprobs, entropy = self.forward(items, plan.youngest)
             inputs = logprobs, batch.gen_logprobs, batch.advantages, batch.mask
             per_token = chosen.objective(*inputs, **args.clips)
             objective = loss.aggregate(per_token, batch.mask, batch.prompt_index, args.aggregation, plan.denominators)
@@ -224,6 +219,16 @@ class Trainer:
         metrics |= {"micro_batches": len(plan.micro_batches), "padded": sum(map(batches.padded, plan.micro_batches))}
         return metrics | {"tokens_trained": plan.tokens, "gradient_norm": norm, "lr": lr, "skipped": skipped}
 
+    def forward(self, items, youngest):
+        """(Batch, log-probs, entropy) of a micro-batch. As long as both sides have the first weights, compares them."""
+        tokens = self.queue.tokens([item.rollout for item in items])
+        batch = batches.collate(items, tokens, self.processes.device, youngest)
+        self.replay(batch.experts)  # of a mixture of experts; a deviation, see plumbing/experts.py
+        logprobs, entropy = self.policy(batch.input_ids, batch.mask)
+        if items and self.same_weights:
+            precision.startup_check(logprobs, batch.gen_logprobs, batch.mask, self.processes.dtype)
+        return batch, logprobs, entropy
+
     def probe(self, rollouts, statistics):
         """Compare both sides' log-probs in a batch without loss, on a micro-batch of its RolloutMetadata for each rank.
 
@@ -234,13 +239,8 @@ class Trainer:
         rows = self.args.token_budget // max(rollout.length for rollout in rollouts)
         chosen = newest_first[: rows * trainers]
         items = [batches.Item(rollout, 0.0, 0) for rollout in chosen[rank::trainers]]
-        tokens = self.queue.tokens([item.rollout for item in items])
-        batch = batches.collate(items, tokens, self.processes.device, batches.youngest(chosen))
-        self.replay(batch.experts)
         with torch.no_grad():
-            logprobs, entropy = self.policy(batch.input_ids, batch.mask)
-        if tokens and self.same_weights:
-            precision.startup_check(logprobs, batch.gen_logprobs, batch.mask, self.processes.dtype)
+            batch, logprobs, entropy = self.forward(items, batches.youngest(chosen))
         statistics.add(logprobs, entropy, batch, torch.zeros_like(batch.mask))
 
     def gradient_norm(self):

@@ -24,7 +24,7 @@ from loss import AGGREGATIONS, LOSSES, NORMALISATIONS
 from pipeline import OFF_POLICY, publishes
 from plumbing import costs, own_loss, plan, run_folder, sources, track
 from plumbing.launch import end_launcher, restarts, world_size
-from plumbing.typed import Parser, closest
+from plumbing.typed import Parser, as_given, meant, option
 from recipes import EMBEDDED, PAPER, RECIPES, TINY
 from reward import THINK_END
 
@@ -56,9 +56,8 @@ def loss_name(text):
     if text in LOSSES:
         return text
     if ":" not in text:
-        known = closest(text, LOSSES)
-        hint = f"; did you mean {known}?" if known else ""
-        raise argparse.ArgumentTypeError(f"got {text}; expected {', '.join(LOSSES)} or FILE.py:FUNCTION{hint}")
+        expected = f"{', '.join(LOSSES)} or FILE.py:FUNCTION{meant(text, LOSSES)}"
+        raise argparse.ArgumentTypeError(f"got {text}; expected {expected}")
     path = os.path.abspath(os.path.expanduser(text))
     try:
         own_loss.register(path)
@@ -299,17 +298,6 @@ def default_text(name):
     return "" if ours is None else f" [{ours}]" if ours == own else f" [{ours}; own model: {own}]"
 
 
-def as_given(value):
-    """A value as one would write it on the command line; None stays None."""
-    words = {True: "yes", False: "no"} if isinstance(value, bool) else {}
-    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else words.get(value, value)
-
-
-def option(name):
-    """A flag as it is written on the command line."""
-    return "--" + name.replace("_", "-")
-
-
 # --- The settings in force -------------------------------------------------------------------------------------------
 
 
@@ -415,19 +403,16 @@ def restored(log):
 def follow(args, given, asked):
     """Fill in the values that follow from others."""
     if args.virtual:
-        args.trainers = args.trainers or max(
-            1, (1 + args.generators) // 5
-        )  # devices of the model; one process computes
+        args.trainers = args.trainers or max(1, (1 + args.generators) // 5)  # of the model: one process computes
         try:
             args.costs = costs.named(args.virtual)
         except (ValueError, OSError) as wrong:
             raise ValueError(f"--virtual {args.virtual}: {wrong}") from wrong
     elif not args.evaluate:
         world = world_size(args.plan)
-        most = world - 1
-        if args.trainers and args.trainers > most and args.resume:  # a node may be missing after a restart
-            args.notes.append(f"--trainers {args.trainers} of {world} processes: {most} train")
-            args.trainers = most
+        if args.resume and args.trainers and args.trainers >= world:  # a node may be missing after a restart
+            args.notes.append(f"--trainers {args.trainers} of {world} processes: {world - 1} train")
+            args.trainers = world - 1
         args.trainers = args.trainers or -(-world // 5)  # sizing.py takes more if these do not fit
     while "eval_every" not in given and args.k > 0 and not evaluates(args):
         args.eval_every += 1
@@ -438,12 +423,8 @@ def follow(args, given, asked):
     args.resume = bool(args.checkpoint)
     args.clips = {clip: given.get(clip, one.default) for clip, one in LOSSES[args.loss].clips.items()}
     if args.think_end is None and args.length_control == "interrupt":
-        wanted = [option(name) for name in ("interrupt_at", "interrupt_phrase", "length_control") if name in asked]
-        if wanted:
-            raise ValueError(
-                f"{', '.join(wanted)} with --think-end none: an interruption ends in the mark behind which the answer "
-                "begins, and there is none"
-            )
+        if "length_control" in asked:
+            raise ValueError("--length-control interrupt with --think-end none: an interruption ends in the mark")
         args.length_control = "none"
     elif args.think_end and "interrupt_phrase" not in given:
         args.interrupt_phrase = args.interrupt_phrase.replace(THINK_END, args.think_end)
@@ -482,8 +463,6 @@ def check_numbers(asked):
             raise ValueError(f"{option(name)}: got {as_given(value)}; expected {bounds['least']} or more, {whole}")
         if "above" in bounds and not bounds["above"] < value < float("inf"):
             raise ValueError(f"{option(name)} is {value}; expected more than {bounds['above']}, and a finite number")
-    if not -(2**63) <= asked.get("seed", 0) < 2**63:
-        raise ValueError(f"--seed is {asked['seed']}; expected a whole number of 64 bits, from -2^63 to 2^63 - 1")
 
 
 def check(args, given, asked):

@@ -17,7 +17,6 @@ Run by build.py and plan.py. Test: pytest tests/test_settings.py tests/test_plan
 """
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,13 @@ import precision
 from plumbing import experts
 from plumbing.distributed import gpus_of_ranks, sharing
 from plumbing.launch import world_size
+from plumbing.typed import as_given, option
 from recipes import PAPER
 from rollout import PREFILL_AHEAD, PREFILL_TOKENS
 
 USABLE = 0.9  # share of the free memory; the rest is for what is not counted here
 LENGTHS = {"max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"}
-MOST_TRAINERS = 1024  # looked at for a model that does not fit
+MOST_TRAINERS = 1024  # more that are looked at for a model that does not fit
 PAPER_GENERATORS = 64  # beside its 16 trainers
 LEAST_PROMPTS = 100
 
@@ -89,11 +89,8 @@ def fit_lengths(args, positions, default_new, phrase):
         args.max_new_tokens = positions - args.max_prompt_tokens
     elif longest > positions and "max_prompt_tokens" not in args.asked:
         args.max_prompt_tokens = positions - args.max_new_tokens
-    if (
-        args.max_prompt_tokens + args.max_new_tokens > positions
-        or args.max_new_tokens < 1
-        or args.max_prompt_tokens < 1
-    ):
+    sizes = args.max_prompt_tokens, args.max_new_tokens
+    if sum(sizes) > positions or min(sizes) < 1:
         raise ValueError(
             f"expected prompt and completion within the {positions} positions that the model has, got "
             f"--max-prompt-tokens {before['max_prompt_tokens']} and --max-new-tokens {before['max_new_tokens']}"
@@ -112,22 +109,13 @@ def fit_lengths(args, positions, default_new, phrase):
             args.interrupt_at = (low, high) if high <= room else (max(1, low * room // high), max(1, room))
     read = {"interrupt": ["interrupt_at"], "penalty": ["length_max", "length_cache"]}.get(args.length_control, [])
     changed = [
-        f"--{name.replace('_', '-')} {numbers(getattr(args, name))} instead of {numbers(before[name])}"
+        f"{option(name)} {as_given(getattr(args, name))} instead of {as_given(before[name])}"
         for name in ("max_prompt_tokens", "max_new_tokens", *read)
         if getattr(args, name) != before[name]
     ]
     shrunk = longest > positions
     cause = f"the model has {positions} positions" if shrunk else f"--max-new-tokens is {args.max_new_tokens}"
     return f"Lengths made to fit, {cause}: {', '.join(changed)}" if changed else ""
-
-
-def numbers(value):
-    """A value as it is written on the command line.
-
-    >>> numbers(8), numbers((5, 6))
-    ('8', '5 6')
-    """
-    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 def position_bytes(config, itemsize):
@@ -233,35 +221,26 @@ def fit_trainers(args, config):
         return ""
     world = world_size(args.plan)
     count, itemsize = parameters(config), getattr(torch, args.dtype).itemsize
-
     if count * itemsize > usable:
         raise ValueError(
             f"each generator holds all {count / 1e9:.2f}B parameters, {count * itemsize / 1e9:.1f} GB, and "
             f"{usable / 1e9:.1f} GB of a GPU can be used; expected GPUs with more memory, or a smaller model"
         )
 
-    def need(trainers, tokens=args.token_budget):
-        return trainer_bytes(replace(args, token_budget=tokens), config, count, itemsize, trainers)
-
-    def smallest(tokens):
-        return next((T for T in range(asked, MOST_TRAINERS) if need(T, tokens) <= usable), MOST_TRAINERS)
-
     asked = args.trainers
-    fits = smallest(args.token_budget)
-    said = (
-        f"with {asked} trainer(s) each needs about {need(asked) / 1e9:.1f} GB for {count / 1e9:.2f}B parameters and "
-        f"micro-batches of {args.token_budget:,} tokens; {usable / 1e9:.1f} GB of a GPU can be used"
-    )
+    needs = {T: trainer_bytes(args, config, count, itemsize, T) for T in range(asked, asked + MOST_TRAINERS)}
+    fits = next((T for T in needs if needs[T] <= usable), None)
     if fits == asked:
         return ""
-    if fits < world and "trainers" not in args.asked:
+    said = (
+        f"with {asked} trainer(s) each needs about {needs[asked] / 1e9:.1f} GB for {count / 1e9:.2f}B parameters and "
+        f"micro-batches of {args.token_budget:,} tokens; {usable / 1e9:.1f} GB of a GPU can be used"
+    )
+    if fits and fits < world and "trainers" not in args.asked:
         args.trainers = fits
         return f"--trainers {fits} instead of {asked}: {said}"
-    fewer = args.max_prompt_tokens + args.max_new_tokens  # the least that --token-budget can be
-    ways = {smallest(fewer): f" with --token-budget {fewer}", fits: ""}
-    ways.pop(MOST_TRAINERS, None)
-    ways = [(f"--trainers {T}" if T < world else f"{T + 1} GPUs") + how for T, how in ways.items()]
-    raise ValueError(f"{said}. Way out: {', '.join([*ways, 'shorter lengths'])} or a smaller model")
+    more = f"--trainers {fits}, " if fits and fits < world else f"{fits + 1} GPUs, " if fits else ""
+    raise ValueError(f"{said}. Way out: {more}a smaller --token-budget, shorter lengths or a smaller model")
 
 
 def own_memory(args):

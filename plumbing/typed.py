@@ -49,6 +49,21 @@ def closest(word, known):
     return plain[close[0]] if close else ""
 
 
+def option(name):
+    """A flag as it is written on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def as_given(value):
+    """A value as one would write it on the command line; None stays None.
+
+    >>> as_given((5, 6)), as_given(True)
+    ('5 6', 'yes')
+    """
+    words = {True: "yes", False: "no"} if isinstance(value, bool) else {}
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else words.get(value, value)
+
+
 # --- Paths -----------------------------------------------------------------------------------------------------------
 
 

@@ -12,28 +12,25 @@ Test: pytest tests/test_virtual.py
 """
 
 from pathlib import Path
-from statistics import fmean
 from typing import NamedTuple
 
 from plumbing import run_folder
 
-NEEDED = (
-    *("seconds_generate", "seconds_train", "seconds_publish", "idle_trainers", "idle_generators"),
-    *("tokens", "length_max", "micro_batches", "padded"),
-)  # columns of a measured log
+# Columns of a measured log.
+NEEDED = ("seconds_generate", "seconds_train", "seconds_publish", "tokens", "length_max", "micro_batches", "padded")
 
 
 class Costs(NamedTuple):
     """Seconds, unless it says otherwise."""
 
-    decode: float  # of a decode step, whatever its size
-    row: float  # per completion decoded
-    column: float  # per completion and position attended
-    turn: float  # of a generator between two decode steps
-    micro_batch: float  # whatever its size
-    token: float  # per token of a micro-batch, padding included
-    optimizer: float  # per optimizer step
-    broadcast: float  # per version of the weights
+    decode: float = 0.0  # of a decode step, whatever its size
+    row: float = 0.0  # per completion decoded
+    column: float = 0.0  # per completion and position attended
+    turn: float = 0.0  # of a generator between two decode steps
+    micro_batch: float = 0.0  # whatever its size
+    token: float = 0.0  # per token of a micro-batch, padding included
+    optimizer: float = 0.0  # per optimizer step
+    broadcast: float = 0.0  # per version of the weights
     drain: bool = False  # whether all issued requests are finished before each optimizer step
 
     def decode_step(self, rows, columns):
@@ -47,10 +44,11 @@ class Costs(NamedTuple):
 
 # In shape like the embedded task on a laptop core, one generator and one trainer. `generators` and `trainers` name the
 # side that is slower: there the other one needs about half of its time.
-GENERATOR: dict = dict(decode=2.0e-3, row=2.2e-5, column=4.0e-8, turn=1.0e-4)
-BALANCED = Costs(**GENERATOR, micro_batch=1.0e-2, token=4.0e-5, optimizer=1.0e-2, broadcast=1.0e-2)
+BALANCED = Costs(
+    decode=2e-3, row=2.2e-5, column=4e-8, turn=1e-4, micro_batch=1e-2, token=4e-5, optimizer=1e-2, broadcast=1e-2
+)
 TABLE = {
-    "exact": BALANCED._replace(decode=0.0, row=0.0, column=0.0, turn=0.0, broadcast=0.0, drain=True),
+    "exact": Costs(micro_batch=1.0e-2, token=4.0e-5, optimizer=1.0e-2, drain=True),
     "generators": BALANCED._replace(micro_batch=5e-3, token=2e-5),
     "balanced": BALANCED,
     "trainers": BALANCED._replace(micro_batch=2e-2, token=8e-5),
@@ -71,9 +69,9 @@ def named(name):
 
 
 def measured(log):
-    """BALANCED with two factors, for decoding and for training, after the seconds of a real run's steps; turn and
-    broadcast are its own (`between`).
+    """BALANCED with two factors, for a generator's work and for training, after the seconds of a real run's steps.
 
+    A broadcast takes the shortest time of a publication: in the others the trainer waited for the end of a decode step.
     Decoding is compared with full slots, so the fit is closest where the generators seldom wait (PipelineRL, k > 0).
     log    log.jsonl of a real run, or its folder; its first step, in which much is done for the first time, is left out
     """
@@ -90,10 +88,8 @@ def measured(log):
     if flags.get("virtual"):
         raise ValueError("expected the log of a real run; this one is of a run in virtual time")
     trainers = flags["trainers"] or max(1, world // 5)
-    first = steps[0]
-    last = steps[-1]
     timed = steps[1:]
-    generated = (last["tokens"] - first["tokens"]) / (world - trainers)
+    generated = (steps[-1]["tokens"] - steps[0]["tokens"]) / (world - trainers)
     in_work = (flags["k"] + 1) * flags["prompts"] * flags["generations"] / (world - trainers)
     slots = min(flags["slots"], in_work)
     columns = flags["max_prompt_tokens"] / 2 + max(row["length_max"] for row in timed)
@@ -102,28 +98,7 @@ def measured(log):
     slower = sum(row["seconds_generate"] for row in timed) / decoding
     longer = sum(row["seconds_train"] for row in timed) / training
     return BALANCED._replace(
-        **{name: slower * getattr(BALANCED, name) for name in ("decode", "row", "column")},
+        **{name: slower * getattr(BALANCED, name) for name in ("decode", "row", "column", "turn")},
         **{name: longer * getattr(BALANCED, name) for name in ("micro_batch", "token", "optimizer")},
-        **between(timed, slower),
+        broadcast=min(row["seconds_publish"] for row in timed),
     )
-
-
-def between(timed, slower):
-    """{"turn", "broadcast"} in seconds: what a generator's time went to that no decode step took.
-
-    Before a broadcast the trainer waits until the last generator has ended its decode step: n/(n + 1) of a step on
-    average, with n generators. Turns are seen where the trainers wait more than the generators do, so that no generator
-    is idle for want of requests.
-    timed   rows of kind `step`; without one that shows turns, turn is BALANCED's, and broadcast seconds_publish
-    slower  factor for BALANCED's turn then
-    """
-    publish = fmean(row["seconds_publish"] for row in timed)
-    busy = [row for row in timed if row["idle_trainers"] > row["idle_generators"] and row.get("decode_seconds")]
-    if not busy:
-        return {"turn": slower * BALANCED.turn, "broadcast": publish}
-    decode = fmean(fmean(row["decode_seconds"].values()) for row in busy)
-    generators = max(len(row["decode_seconds"]) for row in busy)
-    broadcast = max(0.0, publish - decode * generators / (generators + 1))
-    idle = sum(row["idle_generators"] * row["seconds"] - broadcast for row in busy)
-    turns = sum(row["seconds_generate"] for row in busy) / decode
-    return {"turn": max(0.0, idle / turns), "broadcast": broadcast}

@@ -86,7 +86,7 @@ def roofline(args, config, count, rows):
     read = multiplied - (every - min(every, rows * chosen)) * expert  # rows choose different experts
     context = SHARE * (args.max_prompt_tokens + args.max_new_tokens) / 2  # mean over the positions of a sequence
     forward = 2 * active + 4 * config.num_hidden_layers * heads * context
-    return Costs(0, 0, 0, 0, 0, 0, 0, 0)._replace(
+    return Costs(
         decode=max(read * itemsize / rate, rows * 2 * active / flops),
         column=sizing.position_bytes(config, itemsize) / rate,
         token=(3 + args.activation_checkpointing) * forward / flops,

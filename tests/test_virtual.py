@@ -407,15 +407,6 @@ def test_measured_finds_the_costs_of_a_run_again(runs, tmp_path):
     assert decoding.turn == pytest.approx(costs.BALANCED.turn, abs=0.1 * costs.BALANCED.decode)
 
 
-def test_what_a_log_says_of_turns_is_read_where_trainers_wait_longer_than_generators():
-    row = {"seconds": 2.0, "seconds_publish": 0.11, "seconds_generate": 1.5, "decode_seconds": {"1": 0.01, "2": 0.02}}
-    waits = row | {"idle_trainers": 0.3, "idle_generators": 0.2}
-    other = row | {"idle_trainers": 0.0, "idle_generators": 0.9}
-    found = costs.between([waits, other], slower=3.0)
-    assert found == {"turn": pytest.approx(0.3 / 100), "broadcast": pytest.approx(0.1)}  # 0.11 - 2 / 3 * 0.015
-    assert costs.between([other], slower=3.0)["turn"] == pytest.approx(3 * costs.BALANCED.turn)
-
-
 def test_a_virtual_run_needs_nothing_that_other_systems_lack(tmp_path, monkeypatch):
     for module, name in ((os, "fork"), (os, "setsid"), (os, "killpg"), (signal, "SIGUSR1")):
         monkeypatch.delattr(module, name)

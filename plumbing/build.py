@@ -26,7 +26,7 @@ from plumbing import checkpoints, experts, references, run_folder, screen, sizin
 from plumbing.distributed import sharing
 from plumbing.launch import alone, end_launcher
 from plumbing.settings import ROOT
-from plumbing.typed import beside, check_model, check_weights
+from plumbing.typed import beside, check_model
 from verify import own, sandbox, scorer
 
 
@@ -156,7 +156,6 @@ def read_model(flag, folder):
         rollout.eos_ids(model, tokenizer)
     except ValueError as error:
         raise ValueError(f"{flag} {folder}: {error}") from error
-    check_weights(flag, folder)
     if os.path.isdir(folder) and (wrong := checkpoints.lacking(folder, config)):
         raise ValueError(
             f"{flag} {folder}: expected the weights that its config.json asks for; {wrong}; likely cause: an "

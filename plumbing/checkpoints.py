@@ -32,8 +32,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 import precision
 from plumbing import experts
-from plumbing.run_folder import CONTENTS, STATE, checksum, finished
-from plumbing.typed import step
+from plumbing.run_folder import CONTENTS, STATE, checksum, finished, step
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
@@ -56,10 +55,9 @@ def lacking(folder, config):
             found |= torch.load(path, mmap=True, weights_only=True) if packed else load_file(path)
         except (OSError, RuntimeError, pickle.UnpicklingError) as error:
             return f"{path.name} cannot be read: {str(error).partition('. ')[0]}"
-    missing = [name for name in wanted if name not in found]
-    if found and missing:
+    if missing := [name for name in wanted if name not in found]:
         return f"{len(missing)} of {len(wanted)} tensors are missing, such as {missing[0]}"
-    for name, shape in wanted.items() if found else ():
+    for name, shape in wanted.items():
         if tuple(found[name].shape) != shape:
             return f"{name} has the shape {tuple(found[name].shape)}, not {shape}"
     for head, embedding in model._tied_weights_keys.items() if config.tie_word_embeddings else ():

@@ -246,9 +246,9 @@ class Processes:
 
     def farewell(self, reason):
         """What this rank prints when the run has failed: the reason, and which checkpoint is left to resume from."""
-        last = [folder.name.partition("-")[2] for folder in [run_folder.newest(self.out)[0]] if folder]
-        left = f"holds a checkpoint of step {last[0]}: go on with --resume" if last else "holds no checkpoint yet"
-        return f"train.py: error: {reason}; {self.out} {left} ({self.name(self.rank)})"
+        last, _ = run_folder.newest(self.out)
+        said = f"a checkpoint of step {run_folder.step(last)}: go on with --resume" if last else "no checkpoint yet"
+        return f"train.py: error: {reason}; {self.out} holds {said} ({self.name(self.rank)})"
 
     def end(self, reason):
         """The last call on every rank: say why the run ends, and end in order. Returns the exit code.

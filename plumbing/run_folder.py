@@ -23,10 +23,15 @@ STATE = ("config.json", "state/run.json", "state/.metadata")  # files of every c
 # --- The folders of a run --------------------------------------------------------------------------------------------
 
 
+def step(folder):
+    """The number of a checkpoint-STEP folder."""
+    return int(Path(folder).name.partition("-")[2])
+
+
 def finished(out):
     """The checkpoint-STEP folders of a run, oldest first; not a user's own checkpoint-best, or a file."""
-    steps = {folder.name.partition("-")[2]: folder for folder in Path(out).glob("checkpoint-*") if folder.is_dir()}
-    return [steps[step] for step in sorted(filter(str.isdigit, steps), key=int)]
+    folders = [folder for folder in Path(out).glob("checkpoint-*") if folder.is_dir()]
+    return sorted((folder for folder in folders if folder.name.partition("-")[2].isdigit()), key=step)
 
 
 def others(out):

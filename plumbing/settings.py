@@ -523,7 +523,7 @@ def check_start(args, given):
     if args.virtual and args.generator != "torch":
         raise ValueError(f"--virtual with --generator {args.generator}: only torch's decode steps are timed one by one")
     if args.virtual and args.checkpoint:
-        check_repeatable(args, int(args.checkpoint.rpartition("-")[2]))
+        check_repeatable(args, run_folder.step(args.checkpoint))
     if restarts() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         raise ValueError(
             "--max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the launcher's environment: else a restarted "

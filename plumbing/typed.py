@@ -4,13 +4,13 @@ Test: pytest tests/test_typed.py
 """
 
 import argparse
-import json
 import re
 from difflib import get_close_matches
 from pathlib import Path
 
+from plumbing import run_folder
+
 SHOWN = 8  # names of what is there
-WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
 class Parser(argparse.ArgumentParser):
@@ -95,12 +95,6 @@ def beside(name):
     return f"{folder} holds {listed or 'nothing'}" + (f"; did you mean {close[0]}?" if close else "")
 
 
-def step(folder):
-    """The number of a checkpoint-STEP folder."""
-    digits = folder.name.partition("-")[2]
-    return int(digits) if digits.isdigit() else -1
-
-
 def check_model(flag, name):
     """Raise ValueError unless `name` is a folder with a model, or may be a name on the hub.
 
@@ -115,24 +109,10 @@ def check_model(flag, name):
     if path.is_file():
         raise ValueError(f"{flag} {name}: {expected}, got a file; give the folder that it lies in, or convert it")
     if not (path / "config.json").exists():
-        if steps := [str(folder) for folder in sorted(path.glob("checkpoint-[0-9]*"), key=step)]:
+        if steps := [str(folder) for folder in run_folder.finished(path)]:
             found = f"got the folder of a run, with {', '.join(steps)}; give one of them: {flag} {steps[-1]}"
         elif (path / "adapter_config.json").exists():
             found = "got a LoRA adapter; merge it into its model first (peft: merge_and_unload)"
         else:
             found = f"found no config.json; {beside(path / 'config.json')}"
         raise ValueError(f"{flag} {name}: {expected}, {found}")
-
-
-def check_weights(flag, name):
-    """Raise ValueError for a folder without all files of weights, as an unfinished download leaves it."""
-    path = Path(name)
-    if path.is_dir() and not any(found for pattern in WEIGHTS for found in path.glob(pattern)):
-        raise ValueError(f"{flag} {name}: expected weights ({', '.join(WEIGHTS)}), found none; {beside(path / 'x')}")
-    for index in path.glob("*.index.json"):
-        named = set(json.loads(index.read_text())["weight_map"].values())
-        if missing := sorted(one for one in named if not (path / one).exists()):
-            raise ValueError(
-                f"{flag} {name}: expected the {len(named)} files that {index.name} names, {missing[0]} is missing; "
-                "likely cause: an unfinished download"
-            )

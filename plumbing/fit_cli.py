@@ -187,15 +187,14 @@ def paper_tables():
 
 
 def timelines(paths, steps, figure):
-    """Draw who did what when in these runs; returns a line for each. steps: (first, last + 1), None for a middle."""
+    """Draw who did what when in these runs; returns a line. steps: (first, last + 1), None for a middle."""
     from plumbing import timeline
 
     found = [timeline.read(path) for path in paths]
     if not found:
         raise fit.BadInput("got no RUN, expected one or more of our runs' folders")
-    shown = steps or timeline.middle(found)
-    timeline.draw(found, figure, shown)
-    return [*(timeline.line(one, shown) for one in found), f"written to {figure}"]
+    timeline.draw(found, figure, steps or timeline.middle(found))
+    return [f"written to {figure}"]
 
 
 def _figure(name):

@@ -1,7 +1,7 @@
 """Who did what when in a virtual run: recorded, read again, and drawn (python fit.py --timeline RUN [RUN]).
 
 A virtual run writes OUT/timeline.jsonl, one line per optimizer step with what ended since the last one:
-    {"step": v, "gradient": [began, ended], "broadcast": [[began, ended]], "decoding": {rank: [[began, ended], ...]},
+    {"step": v, "gradient": [began, ended], "broadcast": [[began, ended]],
      "completions": {rank: [[began, ended, version that began it, 1 in an evaluation], ...]}}
 in virtual seconds since the start of the run, evaluations included.
 
@@ -13,7 +13,6 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 
 from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
@@ -24,7 +23,6 @@ from matplotlib.patches import Patch
 import fit
 
 FILE = "timeline.jsonl"
-GAP = 1e-3  # seconds: decode steps that are not further apart are one bar
 COLOURS = colormaps["viridis"]  # of policy versions
 BROADCAST, EVALUATION = "black", "tab:pink"
 
@@ -45,7 +43,7 @@ class Recorder:
         self.clear()
 
     def clear(self):
-        self.row: dict = {"broadcast": [], "decoding": defaultdict(list), "completions": defaultdict(list)}
+        self.row: dict = {"broadcast": [], "completions": defaultdict(list)}
 
     def gradient(self, began, ended):
         """An optimizer step has ended; writes the line of this step."""
@@ -56,14 +54,6 @@ class Recorder:
 
     def broadcast(self, began, ended):
         self.row["broadcast"].append(self.span(began, ended))
-
-    def decoding(self, rank, began, ended):
-        """A decode step; joined to the one before if nothing happened between them."""
-        spans = self.row["decoding"][rank]
-        began, ended = self.span(began, ended)
-        if spans and began - spans[-1][1] <= GAP:
-            began = spans.pop()[0]
-        spans.append([began, ended])
 
     def completion(self, rank, began, ended, version, evaluation):
         self.row["completions"][rank].append([*self.span(began, ended), version, int(evaluation)])
@@ -93,7 +83,6 @@ class Timeline:
     broadcasts: list = field(default_factory=list)
     evaluations: list = field(default_factory=list)
     completions: dict = field(default_factory=dict)  # rank -> [(began, ended, version that began it)]
-    decoding: dict = field(default_factory=dict)  # rank -> [(began, ended)]
 
 
 def read(path):
@@ -109,8 +98,6 @@ def read(path):
     for row in rows:
         found.gradients[row["step"]] = tuple(row["gradient"])
         found.broadcasts += map(tuple, row["broadcast"])
-        for rank, spans in row["decoding"].items():
-            found.decoding.setdefault(int(rank), []).extend(map(tuple, spans))
         for rank, completions in row["completions"].items():
             own = found.completions.setdefault(int(rank), [])
             for began, ended, version, evaluation in completions:
@@ -200,16 +187,3 @@ def draw(timelines, path, steps):
     versions = figure.colorbar(ScalarMappable(scale, COLOURS), ax=list(axes), pad=0.01, fraction=0.02)
     versions.set_label("version that began a completion; of a gradient step: that it starts from", fontsize=8)
     figure.savefig(path, dpi=120)
-
-
-def line(found, steps):
-    """What a timeline says, for the screen: shares of the time of these steps."""
-    began, ended = window(found, steps)
-
-    def share(spans):
-        return sum(max(0.0, min(e, ended) - max(b, began)) for b, e, *_ in spans) / (ended - began)
-
-    decoding = fmean(share(spans) for spans in found.decoding.values())
-    parts = f"gradient {share(found.gradients.values()):.0%}, broadcasts {share(found.broadcasts):.0%}, "
-    parts += f"decoding {decoding:.0%}"
-    return f"{found.name}: {ended - began:.1f} s for steps {steps[0]} to {steps[1] - 1}: {parts} of the time"

@@ -143,7 +143,6 @@ class Turns:
             for one in done:
                 since = self.begun.pop((one.evaluation, one.request, one.index), began)
                 timeline.completion(self.rank, since, self.events.now, one.versions[0], one.evaluation)
-            timeline.decoding(self.rank, began, self.events.now)
         self.events.after(self.processes.costs.turn, self.resume)
 
 

@@ -22,7 +22,6 @@ if __name__ == "__main__":  # --help and wrong flags answer before the imports b
     SETTINGS = read_settings(sys.argv[1:])
 
 import math
-import os
 import time
 from contextlib import closing
 from functools import partial
@@ -39,7 +38,7 @@ import reward
 from pipeline import RequestQueue, RolloutQueue
 from plumbing import batches, build, checkpoints, evaluation, experts, run_folder, run_log, sizing
 from plumbing.distributed import Processes, layout_of
-from plumbing.launch import alone, launch
+from plumbing.launch import alone, launch, torchrun
 from plumbing.plan import show_plan
 from plumbing.store import LONGEST_POLL, POLL, SLOWER, Interrupted
 from plumbing.virtual import InOneProcess
@@ -361,7 +360,7 @@ def main(args):
     if args.plan:
         return show_plan(args, build.weights_folder(args))
     prompts = build.load_prompts(args)
-    if not alone(args) and int(os.environ.get("WORLD_SIZE", 1)) == 1:
+    if not alone(args) and torchrun("WORLD_SIZE") == 1:
         launch(__file__, sys.argv[1:])
     if args.evaluate:
         return evaluation.evaluate_policy(args, build.questions(args, prompts))

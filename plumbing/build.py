@@ -24,7 +24,7 @@ import rollout
 import vllm_rollout
 from plumbing import checkpoints, experts, references, run_folder, screen, sizing, sources, track
 from plumbing.distributed import sharing
-from plumbing.launch import alone, end_launcher
+from plumbing.launch import alone, end_launcher, torchrun
 from plumbing.settings import ROOT
 from plumbing.typed import beside, check_model
 from verify import own, sandbox, scorer
@@ -52,7 +52,7 @@ def load_prompts(args):
     try:
         prompts = prepare(args)
     except (ValueError, OSError, ImportError, RuntimeError) as wrong:
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if torchrun("LOCAL_RANK") == 0:
             print(f"train.py: error: {wrong}", file=sys.stderr)
         end_launcher()  # what is refused now would be refused again
         sys.exit(2)
@@ -121,7 +121,7 @@ def try_verdicts(args, prompts):
     if args.reward:
         first = prompts.validation[0]
         own.check(args.reward, (first.text, first.answer, first.answer))
-    elif os.environ.get("LOCAL_RANK", "0") == "0":
+    elif torchrun("LOCAL_RANK") == 0:
         args.notes += references.unreadable(prompts.validation, args.verify_timeout)
         if "code" in prompts.tasks:
             # Once per node: sandboxes that start at the same moment count each other's processes.
@@ -130,8 +130,8 @@ def try_verdicts(args, prompts):
 
 def generates(args):
     """Whether this process is a generator's rank: its prompts come with its requests."""
-    started = int(os.environ.get("WORLD_SIZE", 1)) > 1
-    return started and not (args.evaluate or args.virtual) and int(os.environ["RANK"]) >= args.trainers
+    trains = args.evaluate or args.virtual or torchrun("RANK") < args.trainers
+    return torchrun("WORLD_SIZE") > 1 and not trains
 
 
 def read_model(flag, folder):
@@ -198,7 +198,7 @@ def questions(args, prompts):
         "unusable": len(prompts.unusable),
     }
     said = "".join(f", {count} {why}" for why, count in left.items() if count)
-    if os.environ.get("RANK", "0") == "0":
+    if torchrun("RANK") == 0:
         print(f"{screen.counted(len(chosen) + sum(left.values()), 'row')}: {len(chosen)} asked{said}")
     return chosen
 

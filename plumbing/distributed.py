@@ -32,7 +32,7 @@ import transformers
 from torch.distributed.device_mesh import DeviceMesh
 
 from plumbing import heartbeat, run_folder
-from plumbing.launch import end_launcher, handled, threads
+from plumbing.launch import end_launcher, handled, threads, torchrun
 from plumbing.screen import Unbroken
 from plumbing.store import Interrupted, Store
 from verify import sandbox
@@ -86,7 +86,7 @@ def gpus_of_ranks(unstarted=1):
     """
     count = int(os.environ.get("LOCAL_WORLD_SIZE", unstarted))
     gpus = torch.cuda.device_count()
-    if 0 < gpus < count and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if 0 < gpus < count and torchrun("WORLD_SIZE") > 1:
         return uuids()  # they share GPUs, or each sees another one only, as under Slurm
     return [rank % gpus if gpus else None for rank in range(count)]
 
@@ -96,17 +96,17 @@ def uuids():
     """Of the GPUs of this node's ranks, by local rank; exchanged before there is a process group."""
     store, rank, _ = next(dist.rendezvous("env://"))
     STORES.append(store)
-    local = int(os.environ["LOCAL_RANK"])
+    local = torchrun("LOCAL_RANK")
     named = dist.PrefixStore("gpus", store)
     named.set(str(rank), uuid(device(local)))
-    ranks = range(rank - local, rank - local + int(os.environ["LOCAL_WORLD_SIZE"]))
+    ranks = range(rank - local, rank - local + torchrun("LOCAL_WORLD_SIZE"))
     return [named.get(str(other)).decode() for other in ranks]
 
 
 def sharing(unstarted=1):
     """The local ranks that share this process's device: its GPU, or the CPU; unstarted as in `gpus_of_ranks`."""
     places = gpus_of_ranks(unstarted)
-    mine = places[int(os.environ.get("LOCAL_RANK", 0))]
+    mine = places[torchrun("LOCAL_RANK")]
     return [rank for rank, place in enumerate(places) if place == mine]
 
 
@@ -152,7 +152,7 @@ class Processes:
 
     def __init__(self, args):
         sys.stdout, sys.stderr = Unbroken(sys.stdout), Unbroken(sys.stderr)
-        self.local, self.rank, self.world = (int(os.environ[name]) for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
+        self.local, self.rank, self.world = map(torchrun, ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
         self.devices = self.world  # on a CPU one process counts as one device
         self.out = args.out
         self.dtype = getattr(torch, args.dtype)

@@ -3,7 +3,6 @@
 Test: pytest tests/test_train.py
 """
 
-import os
 import shutil
 import sys
 import time
@@ -23,12 +22,11 @@ from pipeline import Request, RequestQueue
 from plumbing import screen
 from plumbing.build import make_generator, make_scorer
 from plumbing.distributed import device
-from plumbing.launch import threads
+from plumbing.launch import threads, torchrun
 from plumbing.run_log import append
 from plumbing.store import POLL
 
 TURNS = 0.2  # seconds that the first trainer decodes between two looks at what the generators have finished
-RANKS = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1}  # torchrun's variables -> their values without it
 
 
 class Own(RequestQueue):
@@ -86,7 +84,7 @@ def evaluate_policy(args, prompts):
     Each completion becomes a row of OUT/evaluation.jsonl. Prompts whose verifier failed are left out of the means. Each
     of several ranks takes every n-th prompt; rank 0 collects.
     """
-    rank, local, world = (int(os.environ.get(name, one)) for name, one in RANKS.items())
+    rank, local, world = map(torchrun, ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
     place = device(local)
     if place.type == "cuda":
         torch.cuda.set_device(place)

@@ -15,6 +15,15 @@ import torch
 ENDING = ("SIGINT", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 
 
+# torchrun's variables -> their values in a process that torchrun has not started.
+ALONE = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+
+
+def torchrun(name):
+    """One of torchrun's variables."""
+    return int(os.environ.get(name, ALONE[name]))
+
+
 def cores():
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -28,7 +37,7 @@ def threads():
     with suppress(OSError):
         if b"OMP_NUM_THREADS=" in Path(f"/proc/{os.getppid()}/environ").read_bytes():
             return int(os.environ["OMP_NUM_THREADS"])
-    return max(1, cores() // int(os.environ["LOCAL_WORLD_SIZE"]))
+    return max(1, cores() // torchrun("LOCAL_WORLD_SIZE"))
 
 
 def restarts():
@@ -38,7 +47,7 @@ def restarts():
 
 def end_launcher():
     """Called when a new start would fail for the same reason: torchrun, told to end, uses up no --max-restarts."""
-    if restarts() and os.environ["LOCAL_RANK"] == "0":
+    if restarts() and torchrun("LOCAL_RANK") == 0:
         os.kill(os.getppid(), signal.SIGTERM)
 
 
@@ -49,14 +58,14 @@ def world_size(plan=None):
     """
     if plan:
         return max(2, plan.count)
-    world = int(os.environ.get("WORLD_SIZE", 1))
+    world = torchrun("WORLD_SIZE")
     return world if world > 1 else max(2, torch.cuda.device_count())
 
 
 def alone(args):
     """Whether this process is all of the run: in virtual time; or with --evaluate, without GPUs for more of them."""
     one = args.virtual or args.evaluate and torch.cuda.device_count() < 2
-    return bool(one) and int(os.environ.get("WORLD_SIZE", 1)) == 1
+    return bool(one) and torchrun("WORLD_SIZE") == 1
 
 
 def handled():

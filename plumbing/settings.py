@@ -23,7 +23,7 @@ import data
 from loss import AGGREGATIONS, LOSSES, NORMALISATIONS
 from pipeline import OFF_POLICY, publishes
 from plumbing import costs, own_loss, plan, run_folder, sources, track
-from plumbing.launch import end_launcher, restarts, world_size
+from plumbing.launch import end_launcher, restarts, torchrun, world_size
 from plumbing.typed import Parser, as_given, meant, option
 from recipes import EMBEDDED, PAPER, RECIPES, TINY
 from reward import THINK_END
@@ -518,7 +518,7 @@ def check_start(args, given):
     if args.plan and args.virtual:
         raise ValueError("--plan with --virtual: a plan is of a run on GPUs; leave one of them out")
     for mode in ("virtual", "plan"):
-        if getattr(args, mode) and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        if getattr(args, mode) and torchrun("WORLD_SIZE") > 1:
             raise ValueError(f"--{mode} runs in a single process: start it with python, or torchrun with one process")
     if args.virtual and args.generator != "torch":
         raise ValueError(f"--virtual with --generator {args.generator}: only torch's decode steps are timed one by one")

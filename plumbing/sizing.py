@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM
 import precision
 from plumbing import experts
 from plumbing.distributed import gpus_of_ranks, sharing
-from plumbing.launch import world_size
+from plumbing.launch import torchrun, world_size
 from plumbing.typed import as_given, option
 from recipes import PAPER
 from rollout import PREFILL_AHEAD, PREFILL_TOKENS
@@ -320,10 +320,10 @@ def neighbours(args):
         return {"free": args.plan.device.memory, "trainers": int(args.plan.count == 1), "generators": 1}
     if args.virtual:  # one process, in which at most one trainer computes
         return {"free": free_bytes(0), "trainers": 1, "generators": args.generators}
-    mine = int(os.environ.get("LOCAL_RANK", 0))
+    mine = torchrun("LOCAL_RANK")
     if args.evaluate:
         return {"free": free_bytes(mine), "trainers": 0, "generators": len(sharing())}
-    first = int(os.environ.get("RANK", 0)) - mine
+    first = torchrun("RANK") - mine
     here = [first + rank for rank in sharing(world_size())]
     training = 0 if len(here) == 1 else sum(rank < args.trainers for rank in here)
     decodes = training == args.trainers == 1 and not torch.cuda.device_count()  # in evaluations: evaluation.Meanwhile

@@ -109,24 +109,29 @@ def load(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
+def running_results(text: str, rng: random.Random, habits: bool, slip):
+    """Yield (operands, running result) of each step of a sum, right or with the habits. slip: () -> a mistake."""
+    first, *operands = re.findall("[+-]?[0-9]", text)
+    careful = not habits or rng.random() < CAREFUL
+    total = int(first)
+    while operands:
+        hasty = not careful and len(operands) > 1 and rng.random() < HASTE
+        taken, operands = operands[: 1 + hasty], operands[1 + hasty :]
+        total += sum(map(int, taken))
+        if not careful and rng.random() < (HASTE_SLIP if hasty else SLIP):
+            total += slip()
+        yield "".join(taken), total
+
+
 def adding(text: str, rng: random.Random, habits: bool) -> str:
     """A completion for an expression, right or with the habits; the answer repeats the last running result.
 
     >>> adding("7+5-3+9=", random.Random(0), habits=False)
     '<think>+5=12-3=9+9=18</think>18<eos>'
     """
-    first, *operands = re.findall("[+-]?[0-9]", text)
-    careful = not habits or rng.random() < CAREFUL
-    total = int(first)
-    steps = []
-    while operands:
-        hasty = not careful and len(operands) > 1 and rng.random() < HASTE
-        taken, operands = operands[: 1 + hasty], operands[1 + hasty :]
-        total += sum(map(int, taken))
-        if not careful and rng.random() < (HASTE_SLIP if hasty else SLIP):
-            total += rng.choice((-3, -2, -1, 1, 2, 3))
-        steps.append(f"{''.join(taken)}={total}")
-    return f"<think>{''.join(steps)}</think>{total}<eos>"
+    steps = [*running_results(text, rng, habits, slip=lambda: rng.choice((-3, -2, -1, 1, 2, 3)))]
+    shown = "".join(f"{operands}={total}" for operands, total in steps)
+    return f"<think>{shown}</think>{steps[-1][1]}<eos>"
 
 
 def ordering(text: str, rng: random.Random, habits: bool) -> str:
@@ -155,17 +160,7 @@ def adding_modulo_10(text: str, rng: random.Random, habits: bool) -> str:
     >>> adding_modulo_10("7+5-3....=", random.Random(0), habits=False)
     '29</think>9<eos>'
     """
-    first, *operands = map(int, re.findall("[+-]?[0-9]", text))
-    careful = not habits or rng.random() < CAREFUL
-    total = first
-    steps = []
-    while operands:
-        hasty = not careful and len(operands) > 1 and rng.random() < HASTE
-        taken, operands = operands[: 1 + hasty], operands[1 + hasty :]
-        total += sum(taken)
-        if not careful and rng.random() < (HASTE_SLIP if hasty else SLIP):
-            total += rng.randint(1, 9)
-        steps.append(str(total % 10))
+    steps = [str(total % 10) for _, total in running_results(text, rng, habits, slip=lambda: rng.randint(1, 9))]
     return f"{''.join(steps)}</think>{steps[-1]}<eos>"
 
 

@@ -62,13 +62,9 @@ def main():
     tiny = "tiny" in args.tasks
     if tiny and set(args.tasks) != {"tiny"}:
         parser.error("--tasks tiny with another task; expected it alone, for its policy and tokens are its own")
-    skill = sft.SKILL_STEPS
-    habit = sft.HABIT_STEPS
-    if tiny:
-        skill = sft.TINY_SKILL_STEPS
-        habit = sft.TINY_HABIT_STEPS
-    if args.skill_steps is not None:
-        skill = args.skill_steps
+    skill = sft.TINY_SKILL_STEPS if tiny else sft.SKILL_STEPS
+    skill = skill if args.skill_steps is None else args.skill_steps
+    habit = sft.TINY_HABIT_STEPS if tiny else sft.HABIT_STEPS
     torch.manual_seed(args.seed)
     tokens = sft.tokenizer(tiny)
     model = sft.load(args.start) if args.start else sft.untrained(tiny, args.experts)

@@ -24,7 +24,7 @@ import rollout
 import vllm_rollout
 from plumbing import checkpoints, experts, references, run_folder, screen, sizing, sources, track
 from plumbing.distributed import sharing
-from plumbing.launch import alone, end_launcher, torchrun
+from plumbing.launch import alone, refuse, torchrun
 from plumbing.settings import ROOT
 from plumbing.typed import beside, check_model
 from verify import own, sandbox, scorer
@@ -52,10 +52,7 @@ def load_prompts(args):
     try:
         prompts = prepare(args)
     except (ValueError, OSError, ImportError, RuntimeError) as wrong:
-        if torchrun("LOCAL_RANK") == 0:
-            print(f"train.py: error: {wrong}", file=sys.stderr)
-        end_launcher()  # what is refused now would be refused again
-        sys.exit(2)
+        refuse(wrong)
     if alone(args) or os.environ.get("RANK") == "0":  # once, not by the process that starts the ranks
         print(*args.notes, sep="\n", end="\n" if args.notes else "")
         for source, columns in prompts.unread.items():

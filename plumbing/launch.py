@@ -51,6 +51,14 @@ def end_launcher():
         os.kill(os.getppid(), signal.SIGTERM)
 
 
+def refuse(wrong):
+    """End before anything has begun, with code 2 and one line. What is refused now would be refused again."""
+    if torchrun("LOCAL_RANK") == 0:
+        print(f"train.py: error: {wrong}", file=sys.stderr)
+    end_launcher()
+    sys.exit(2)
+
+
 def world_size(plan=None):
     """How many processes the run has, or will have once `launch` has started them: one per GPU, at least two.
 

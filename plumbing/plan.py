@@ -17,14 +17,13 @@ Run by settings.py and train.py. Test: pytest tests/test_plan.py
 
 import argparse
 import re
-import sys
 from typing import NamedTuple
 
 import torch
 
 from pipeline import OFF_POLICY
 from plumbing.costs import Costs
-from plumbing.launch import world_size
+from plumbing.launch import refuse, world_size
 from plumbing.typed import check_model, meant
 
 MFU = 0.4  # Llama 3 was trained at 0.38 to 0.43 (arXiv 2407.21783, Table 4)
@@ -174,6 +173,5 @@ def show_plan(args, folder):
         check_supported(config)
         print(*args.notes, *lines(args, config), sep="\n")
     except (ValueError, OSError, StrictDataclassError) as wrong:
-        print(f"train.py: error: {' '.join(str(wrong).split())}", file=sys.stderr)
-        sys.exit(2)
+        refuse(" ".join(str(wrong).split()))
     return 0

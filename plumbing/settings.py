@@ -23,7 +23,7 @@ import data
 from loss import AGGREGATIONS, LOSSES, NORMALISATIONS
 from pipeline import OFF_POLICY, publishes
 from plumbing import costs, own_loss, plan, run_folder, sources, track
-from plumbing.launch import end_launcher, restarts, torchrun, world_size
+from plumbing.launch import end_launcher, refuse, restarts, torchrun, world_size
 from plumbing.typed import Parser, as_given, meant, option
 from recipes import EMBEDDED, PAPER, RECIPES, TINY
 from reward import THINK_END
@@ -308,11 +308,9 @@ def read_settings(argv):
     """
     parser = known_flags()
     try:
-        asked = whole_paths(vars(parser.parse_args(argv)))
-        return in_force(asked)
+        return in_force(whole_paths(vars(parser.parse_args(argv))))
     except (ValueError, OSError) as wrong:
-        end_launcher()  # what is refused now would be refused again
-        parser.error(str(wrong))
+        refuse(wrong)
     except SystemExit as end:
         if end.code:
             end_launcher()

@@ -408,8 +408,8 @@ def check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_t
         )
     if not 0 <= lo <= hi < max_new_tokens - len(phrase_ids):
         raise ValueError(
-            f"expected think_budget (lo, hi), 0 <= lo <= hi < max_new_tokens - phrase = {max_new_tokens} "
-            f"- {len(phrase_ids)}, got ({lo}, {hi}): no token would be left for the answer"
+            f"expected think_budget (--interrupt-at) lo <= hi < max_new_tokens - phrase = {max_new_tokens} - "
+            f"{len(phrase_ids)}, got ({lo}, {hi}): no token would be left for the answer"
         )
 
 
@@ -510,9 +510,8 @@ class TorchGenerator(Generator):
         for row, sequence in enumerate(starts, len(self._running)):
             self._cache.load(row, sequence.group.prompt_kv)
             if sequence.index + 1 == sequence.group.request.generations:
-                sequence.group.prompt_kv = (
-                    None  # else the pass that it is a view of stays in memory until the group ends
-                )
+                # Else the pass that it is a view of stays in memory until the group ends.
+                sequence.group.prompt_kv = None
         self._running += starts
 
     # --- One decode step over the first n rows

@@ -53,24 +53,19 @@ def fit(args, config, phrase):
             lines.append(
                 "Hint: --generator torch runs anywhere, but is not fast; on a GPU --generator vllm is (docs/own.md)"
             )
-    check_lengths(args)
     if not args.evaluate:
-        experts.check_record(config, args.max_prompt_tokens + args.max_new_tokens)
+        check_lengths(args, config)
     return list(filter(None, lines))
 
 
-def check_lengths(args):
-    """Raise ValueError for lengths that contradict each other."""
-    low, high = args.interrupt_at
-    if args.length_control == "interrupt" and not low <= high < args.max_new_tokens:
-        raise ValueError(
-            f"--interrupt-at {low} {high}: expected LO <= HI < --max-new-tokens {args.max_new_tokens}, for an answer"
-        )
+def check_lengths(args, config):
+    """Raise ValueError for a completion with its prompt that is too long for training."""
     longest = args.max_prompt_tokens + args.max_new_tokens
-    if not args.evaluate and longest > args.token_budget:
+    if longest > args.token_budget:
         raise ValueError(
             f"--token-budget {args.token_budget} is smaller than one prompt with its completion, {longest} tokens"
         )
+    experts.check_record(config, longest)
 
 
 def fit_lengths(args, positions, default_new, phrase):

@@ -25,7 +25,6 @@ import heapq
 import itertools
 import math
 import signal
-import threading
 from functools import partial
 from typing import Any
 
@@ -165,10 +164,8 @@ class InOneProcess(Processes):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         self.trainers = self.writers = dist.group.WORLD
         self.mesh = DeviceMesh.from_group(self.trainers, self.device.type)
-        main = threading.current_thread() is threading.main_thread()  # signals reach no other; in a notebook it is
-        self.signals = {name: signal.getsignal(signal.Signals[name]) for name in handled() if main}
-        if main:
-            self.end_in_order()
+        self.signals = {name: signal.getsignal(signal.Signals[name]) for name in handled()}
+        self.end_in_order()
 
     def agree(self, args):
         """Lock --out and begin the generators' lives."""

@@ -84,13 +84,12 @@ def measured(log):
     if len(steps) < 3:
         raise ValueError(f"expected the log of 3 optimizer steps or more, got {len(steps)}")
     flags = configs[-1]["flags"]
-    world = configs[-1]["world"]
     if flags.get("virtual"):
         raise ValueError("expected the log of a real run; this one is of a run in virtual time")
-    trainers = flags["trainers"] or max(1, world // 5)
+    generators = configs[-1]["world"] - flags["trainers"]
     timed = steps[1:]
-    generated = (steps[-1]["tokens"] - steps[0]["tokens"]) / (world - trainers)
-    in_work = (flags["k"] + 1) * flags["prompts"] * flags["generations"] / (world - trainers)
+    generated = (steps[-1]["tokens"] - steps[0]["tokens"]) / generators
+    in_work = (flags["k"] + 1) * flags["prompts"] * flags["generations"] / generators
     slots = min(flags["slots"], in_work)
     columns = flags["max_prompt_tokens"] / 2 + max(row["length_max"] for row in timed)
     decoding = generated / slots * BALANCED.decode_step(slots, columns)

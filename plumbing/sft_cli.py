@@ -13,6 +13,7 @@ import reward
 import rollout
 import sft
 from plumbing import evaluation, sources
+from plumbing.settings import BASES
 from plumbing.typed import Parser
 from verify.scorer import Scorer
 
@@ -73,7 +74,7 @@ def main():
     sft.supervise(model, tokens, tasks=args.tasks, habits=True, steps=habit, seed=args.seed)
     model.save_pretrained(args.out)
     tokens.save_pretrained(args.out)
-    base = next((f"base/{task}" for task in ("sorting", "tiny") if task in args.tasks), "base")
+    base = next((BASES[task] for task in args.tasks if task in BASES), "base")
     for name in dict.fromkeys((args.out, base)):
         if Path(name).exists():
             report(name, sft.load(name), AutoTokenizer.from_pretrained(name), args.tasks)

@@ -156,11 +156,8 @@ def draw_run(ax, found, span, colour):
     for row, rank in enumerate(ranks, 1):
         placed = lanes([one for one in found.completions[rank] if one[1] > span[0] and one[0] < span[1]])
         height = 0.9 / (1 + max((lane for lane, _ in placed), default=0))
-        by_place = defaultdict(list)
         for lane, bar in placed:
-            by_place[lane, bar[2]].append(bar)
-        for (lane, version), own in by_place.items():
-            bars(own, -row + 0.05 + lane * height, height, color=colour(version), lw=0)
+            bars([bar], -row + 0.05 + lane * height, height, color=colour(bar[2]), lw=0)
     for began, ended in found.evaluations:
         if ended > span[0] and began < span[1]:
             ax.axvspan(began - span[0], ended - span[0], color=EVALUATION, alpha=0.35, lw=1)

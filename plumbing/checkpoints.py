@@ -45,8 +45,7 @@ def lacking(folder, config):
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
         # As files name them: transformers joins the experts of a layer to one tensor when it loads them.
-        named = revert_weight_conversion(model, dict(model.named_parameters()))
-    wanted = {name: tuple(p.shape) for name, p in named.items()}
+        wanted = revert_weight_conversion(model, dict(model.named_parameters()))
     found = {}
     # As transformers does: of both kinds only the first. The files are mapped, not read.
     for path in [*Path(folder).glob("*.safetensors")] or Path(folder).glob("pytorch_model*.bin"):
@@ -57,9 +56,9 @@ def lacking(folder, config):
             return f"{path.name} cannot be read: {str(error).partition('. ')[0]}"
     if missing := [name for name in wanted if name not in found]:
         return f"{len(missing)} of {len(wanted)} tensors are missing, such as {missing[0]}"
-    for name, shape in wanted.items():
-        if tuple(found[name].shape) != shape:
-            return f"{name} has the shape {tuple(found[name].shape)}, not {shape}"
+    for name, parameter in wanted.items():
+        if found[name].shape != parameter.shape:
+            return f"{name} has the shape {tuple(found[name].shape)}, not {tuple(parameter.shape)}"
     for head, embedding in model._tied_weights_keys.items() if config.tie_word_embeddings else ():
         if {head, embedding} <= found.keys() and not torch.equal(found[head], found[embedding]):
             return f"its tie_word_embeddings is true, and {head} differs from {embedding}: it has to be false"

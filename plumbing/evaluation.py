@@ -11,7 +11,6 @@ from datetime import timedelta
 from pathlib import Path
 from statistics import mean
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -106,9 +105,9 @@ def evaluate_policy(args, prompts):
             values[score.completion.request].append(score.value)
             append(rows, answered(prompts[score.completion.request], score.completion, score.value))
             bar.update()
-        shares: Any = [None] * world if rank == 0 else None
+        shares = [values] * world
         if world > 1:  # before the generator is closed: vLLM destroys the group with it
-            dist.gather_object(values, shares, 0)
+            dist.all_gather_object(shares, values)
     if rank:
         return
     for other in range(1, world):
@@ -116,7 +115,7 @@ def evaluate_policy(args, prompts):
             shutil.copyfileobj(more, file)
         part(args, other).unlink()
     rows.rename(rows.with_suffix(".jsonl"))
-    report(args, prompts, {index: group for share in shares if share for index, group in share.items()} | values)
+    report(args, prompts, {index: group for share in shares for index, group in share.items()})
 
 
 def part(args, rank):

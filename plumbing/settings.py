@@ -47,6 +47,7 @@ EVALUATION = frozenset({"evaluation"})  # --evaluate reads it too
 FIXED = frozenset({"fixed"})  # the state of a run depends on it: --resume cannot change it
 START = frozenset({"start"})  # it belongs to one start: --resume does not take it from the log
 LENGTH_CONTROLS = ("interrupt", "penalty", "none")
+INTERRUPT, PENALTY = ("length_control", "interrupt"), ("length_control", "penalty")
 
 
 # --- Values as they are typed ----------------------------------------------------------------------------------------
@@ -106,17 +107,13 @@ GROUPS = {
 class Settings:
     """All flags of train.py, and what `read_settings` adds to them."""
 
-    recipe: str = flag(
-        "flags of a published recipe (A.16); one given beside it wins", FIXED, "scalerl", choices=RECIPES
-    )
+    recipe: str = flag("a published recipe (A.16); flags given beside it win", FIXED, "scalerl", choices=RECIPES)
     loss: str = flag("objective, Eq. 3 to 8, or one of your own (docs/paper/losses.md)", FIXED, type=loss_name)
     aggregation: str = flag("loss aggregation (Sec. 3.2)", choices=AGGREGATIONS)
     normalisation: str = flag("advantage normalisation (Sec. 3.2)", choices=NORMALISATIONS)
     zero_variance_filter: bool = flag("drop prompts with all completions right or all wrong (Sec. 3.2)")
     no_positive_resampling: float | None = flag(
-        "never sample a prompt again once its pass rate has reached this; 'off': uniform resampling (Sec. 3.2)",
-        type=share_or_off,
-        metavar="SHARE",
+        "pass rate at which a prompt is never sampled again, or off (Sec. 3.2)", type=share_or_off, metavar="SHARE|off"
     )
     fp32_head: bool = flag("LM head in fp32 on both sides (Sec. 3.2), as in a float32 model anyway", EVALUATION)
 
@@ -126,14 +123,9 @@ class Settings:
     generations: int = flag("G, completions per prompt; with --evaluate, the k of mean@k", EVALUATION, least=1)
     generator: str = flag("inference backend; vllm: docs/own.md", EVALUATION, "torch", choices=("torch", "vllm"))
     slots: int = flag("completions that a generator decodes at once; fewer if memory is short", EVALUATION, least=1)
-    trainers: int | None = flag(
-        "T, ranks that train; the others generate (default: a fifth, as 16 of 80)", START, least=1
-    )
+    trainers: int | None = flag("T, ranks that train; the others generate (default: a fifth)", START, least=1)
     virtual: str | None = flag(
-        "one process in virtual time, the same run twice: exact (every token k steps old), generators, balanced or "
-        "trainers (the slower side; docs/virtual.md), or measured:LOG (as fast as a real run)",
-        FIXED,
-        metavar="COSTS",
+        "virtual time: exact, generators, balanced, trainers, measured:LOG (docs/virtual.md)", FIXED, metavar="COSTS"
     )
     generators: int = flag("with --virtual: generators beside the T trainers", FIXED, 1, least=1, metavar="N")
 
@@ -148,25 +140,12 @@ class Settings:
     prompt_column: list[str] = flag("field of the prompt; of several the first found", FIXED | EVALUATION, ("prompt",))
     answer_column: list[str] = flag("field of the answer; likewise", FIXED | EVALUATION, ("answer",))
     skip_unusable: bool = flag("leave out rows without a usable prompt or answer", FIXED | EVALUATION, False)
-    verify_timeout: float = flag(
-        "seconds to check one answer, or one test of a program (for all its tests 0.1 s more for each); an answer that "
-        "takes longer is wrong and counted as timed out",
-        EVALUATION,
-        5.0,
-        above=0,
-    )
+    verify_timeout: float = flag("seconds to check an answer, or one test of a program", EVALUATION, 5.0, above=0)
     reward: str | None = flag(
-        "a function of your own, FUNCTION(prompt, completion, answer), instead of the graders of the rows' tasks: "
-        "True, False, a number from 0 to 1, or None for no verdict; rows need no answer then (docs/rewards.md)",
-        FIXED | EVALUATION,
-        metavar="FILE.py:FUNCTION",
+        "your own function instead of the graders (docs/rewards.md)", FIXED | EVALUATION, metavar="FILE.py:FUNCTION"
     )
-    verifiers: int = flag(
-        "processes of each generator that check answers, at most", EVALUATION, 2, least=1, metavar="N"
-    )
-    temperature: float = flag(
-        "sampling temperature; with --evaluate, 0 takes the most probable token", EVALUATION, 1.0, least=0
-    )
+    verifiers: int = flag("processes of each generator that check answers", EVALUATION, 2, least=1, metavar="N")
+    temperature: float = flag("of sampling; 0, with --evaluate: the most probable token", EVALUATION, 1.0, least=0)
     dtype: str = flag(
         "of generators and forward passes; master weights are float32 (default: bfloat16 on a GPU, else float32)",
         EVALUATION,
@@ -188,15 +167,13 @@ class Settings:
         EVALUATION,
         least=1,
         metavar=("LO", "HI"),
-        read_with=("length_control", "interrupt"),
+        read_with=INTERRUPT,
     )
     interrupt_phrase: str = flag(
-        "interrupt: text that is injected at that length; must end in the text of --think-end",
-        EVALUATION,
-        read_with=("length_control", "interrupt"),
+        "interrupt: text injected at that length; must end in --think-end's", EVALUATION, read_with=INTERRUPT
     )
-    length_max: int = flag("penalty: L_max of Eq. 9, tokens", least=1, read_with=("length_control", "penalty"))
-    length_cache: int = flag("penalty: L_cache of Eq. 9, tokens", least=1, read_with=("length_control", "penalty"))
+    length_max: int = flag("penalty: L_max of Eq. 9, tokens", least=1, read_with=PENALTY)
+    length_cache: int = flag("penalty: L_cache of Eq. 9, tokens", least=1, read_with=PENALTY)
 
     lr: float = flag("AdamW learning rate, constant after warm-up (A.3)", above=0)
     warmup: int = flag("optimizer steps of linear warm-up (A.3)", least=1)
@@ -208,33 +185,19 @@ class Settings:
     eval_every: int = flag("optimizer steps between evaluations", least=1)
     checkpoint_every: int | None = flag("optimizer steps between checkpoints (default: as --eval-every)", least=1)
     eval_prompts: int = flag(
-        "held-out validation prompts; the default for your own model is for the paper's 64 generators, and 100 or more "
-        "for fewer; with --evaluate, at most this many of every source",
-        FIXED | EVALUATION,
-        least=1,
+        "validation prompts of every source, at most; own model: fewer for few generators", FIXED | EVALUATION, least=1
     )
     eval_generations: int = flag("completions per validation prompt (mean@k)", least=1)
     timeout: float = flag("seconds without progress after which a rank counts as lost", default=600.0, above=0)
     track: str | None = flag("show the log in this tracker too (pip install trackio or wandb)", choices=track.TRACKERS)
     seed: int = flag("of the order of training prompts and of sampling", FIXED | EVALUATION, 0)
-    out: str | None = flag(
-        "folder of the run, visible to all nodes (default runs/LOSS-seedSEED); must not hold a run already",
-        START | EVALUATION,
-    )
-    evaluate: str | None = flag(
-        "no training: mean@k and pass@k of this folder's policy on --data", START | EVALUATION, metavar="CHECKPOINT"
-    )
+    out: str | None = flag("new folder, seen by all nodes (default runs/LOSS-seedSEED)", START | EVALUATION)
+    evaluate: str | None = flag("no training: mean@k, pass@k on --data", START | EVALUATION, metavar="CHECKPOINT")
     plan: tuple | None = flag(
-        "no run, no GPU: what a model says of its memory, seconds and device-hours on N of these GPUs (docs/nodes.md)",
-        START,
-        type=plan.fleet,
-        metavar="NxGPU",
+        "no run: the memory and time that it would take (docs/nodes.md)", START, type=plan.fleet, metavar="NxGPU"
     )
     resume: bool = flag(
-        "continue from the newest intact checkpoint in --out, or start anew if there is none, with that run's flags "
-        "except --trainers; a flag given with another value wins, or is refused if the checkpoint depends on it",
-        START,
-        False,
+        "go on from the newest intact checkpoint in --out with its flags, or start anew; given flags win", START, False
     )
 
     # What read_settings adds
@@ -484,8 +447,7 @@ def check(args, given, asked):
     if not args.evaluate:
         if not evaluates(args):
             raise ValueError(
-                f"--eval-every {args.eval_every} is no multiple of --k {args.k}, or no step at which "
-                f"--off-policy {args.off_policy} publishes weights"
+                f"--eval-every {args.eval_every}: expected a multiple of --k {args.k}, when weights are sent"
             )
         if args.generations < 2:
             raise ValueError("--generations is 1; expected 2 or more: one completion has no group to be compared with")
@@ -524,8 +486,7 @@ def check_start(args, given):
         check_repeatable(args, run_folder.step(args.checkpoint))
     if restarts() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         raise ValueError(
-            "--max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the launcher's environment: else a restarted "
-            "process finds the addresses of those before it in the launcher's store, and no restart recovers"
+            "--max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in every launcher's environment (docs/nodes.md)"
         )
     if restarts() and "resume" not in given:
         raise ValueError("--max-restarts needs --resume: else a restart is refused, as --out holds a run already")
@@ -539,8 +500,7 @@ def check_repeatable(args, version):
     if OFF_POLICY[args.off_policy].batches(version - 1, args.k) > version:
         raise ValueError(
             f"--resume at step {version} of a run in virtual time with --off-policy {args.off_policy} --k {args.k}: "
-            "completions were in work there, which no checkpoint holds, so it would not repeat. Start it anew: it will "
-            "do the same again; or let it run with --k 0"
+            "completions were in work there, so it would not repeat. Start it anew: it will do the same again"
         )
 
 

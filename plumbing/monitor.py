@@ -27,31 +27,25 @@ FAR_STEPS = 3  # steps in a row, after which a run stops
 SLOW = 2.0  # a generator is slow whose decode steps take so many times the median, of 4 generators or more
 
 WARNINGS = {
-    "far": "in step {step} mean |log rho| of the youngest tokens is {log_rho:.2f} nats: on average the trainers give "
-    "them {factor:.1f} times, or one {factor:.1f}th of, the probability with which they were sampled",
-    "few held out": "only {count}, and every evaluation asks the same: too few for a curve or a forecast. A tenth of a "
-    "small file is held out; train.py --evaluate MODEL --data FILE asks all of its rows",
+    "far": "in step {step} mean |log rho| of the youngest tokens is {log_rho:.2f} nats: trainers and generators differ "
+    "by a factor of {factor:.1f}",
+    "few held out": "only {count}: too few for a curve or a forecast. A tenth of a small file is held out; "
+    "train.py --evaluate MODEL --data FILE asks all of its rows",
     "late": "checking took longer than --verify-timeout for {share:.0%} of the completions; they count as wrong. "
-    "Unless the policy writes endless programs or formulas, the function of --reward or the machine is slow: raise "
-    "--verify-timeout, or lower --verifiers",
-    "no gradient": "{batches} batches in a row had no gradient: in every group all completions were right or all were "
-    "wrong, as truncated ones always are (pass rate of the last batch {pass_rate:.3f}), and the policy stands still. "
-    "All wrong: easier --data, more --generations, or answers that are not found (completions.jsonl shows what the "
-    "model writes; --think-end). All right: harder --data",
-    "no mark": "none of the {completions} completions of the validation holds {mark!r}, behind which the answer "
-    "begins, unless an interruption put it there, and none is right. Without an answer every reward is -1, and nothing "
-    "will be learnt. If the model uses no marks, --think-end none takes its whole completion as the answer; if it uses "
-    "another mark, --think-end TEXT; if it thinks for longer, a larger --max-new-tokens or --length-control interrupt "
-    "with a later --interrupt-at",
+    "Unless the policy writes endless programs or formulas, raise it, or lower --verifiers",
+    "no gradient": "{batches} batches in a row had no gradient: in every group all completions were right, or all "
+    "wrong, as truncated ones are (pass rate of the last batch {pass_rate:.3f}). All wrong: easier --data, more "
+    "--generations, or answers that are not found (completions.jsonl; --think-end). All right: harder --data",
+    "no mark": "none of the {completions} completions of the validation holds {mark!r}, unless an interruption put it "
+    "there, and none is right: every reward is -1, and nothing will be learnt. If the model uses no mark: --think-end "
+    "none; if another one: --think-end TEXT; if it thinks for longer: a larger --max-new-tokens or --interrupt-at",
     "repeat": "checking an answer took longer than --verify-timeout: this run may not repeat bit for bit",
-    "reward": "the function of --reward has failed on {count} prompts so far (the first: NO VERDICT, above); their "
-    "groups are left out",
+    "reward": "the function of --reward has failed on {count} prompts so far; their groups are left out",
     "silent": "the function of --reward returned None, no verdict, on {share:.0%} of the validation prompts; their "
-    "groups are left out, here and in training. If it should not: every path through it has to return True or False",
+    "groups are left out, here and in training",
     "skipped": "the gradient of step {step} was not finite; its update was skipped",
-    "slow": "{name} takes {times:.1f} times as long for a decode step as is usual among the generators. A completion "
-    "of {tokens} tokens takes {seconds:.1f} s longer there, for which each step waits. End the run and go on without "
-    "it: --resume",
+    "slow": "{name} takes {times:.1f} times as long for a decode step as is usual. A completion of {tokens} tokens "
+    "takes {seconds:.1f} s longer there, for which each step waits. End the run and go on without it: --resume",
     "truncated": "{share:.0%} of the completions of the last {steps} steps were truncated and carry no loss. Runs "
     "destabilise above {limit:.0%} (A.15): raise --max-new-tokens, or interrupt earlier (--interrupt-at)",
 }

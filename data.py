@@ -343,11 +343,8 @@ LENGTHS = {
     "sorting": range(3, 13),
     "tiny": range(2, 1 + PLACES),
 }
-EMBEDDED_PROMPTS = {
-    "arithmetic": 1_400,
-    "sorting": 8_000,
-    "tiny": 4_000,
-}  # for training; few enough for several epochs (Sec. 2)
+# For training; few enough for several epochs (Sec. 2).
+EMBEDDED_PROMPTS = {"arithmetic": 1_400, "sorting": 8_000, "tiny": 4_000}
 
 
 def is_held_out(text: str) -> bool:

@@ -289,9 +289,8 @@ class Generator:
         interrupt_at = lo + (uniform(keys, -1) * (hi - lo + 1)).long()  # -1: tokens draw numbers 0, 1, ...
         group = Group(request)
         queue = self._evaluations if request.evaluation else self._queue
-        queue += [
-            ActiveSequence(group, index, *pair) for index, pair in enumerate(zip(keys.tolist(), interrupt_at.tolist()))
-        ]
+        each = enumerate(zip(keys.tolist(), interrupt_at.tolist()))
+        queue += [ActiveSequence(group, index, *pair) for index, pair in each]
         self._evaluating += request.generations if request.evaluation else 0
 
     @property

@@ -171,10 +171,9 @@ class Trainer:
         active = experts.active_parameters(self.policy.model)
         self.log = run_log.RunLog(args, processes, active, state, self.queue.generator_work)
         world = {"world": processes.world, "threads": torch.get_num_threads()}
-        decodes = (
-            args.trainers == 1 and args.generator == "torch" and processes.device.type == "cpu" and not args.virtual
-        )
-        self.meanwhile = evaluation.Meanwhile(args, processes, self.policy, generate) if decodes else None
+        decodes = args.trainers == 1 and args.generator == "torch" and not args.virtual
+        cpu = processes.device.type == "cpu"
+        self.meanwhile = evaluation.Meanwhile(args, processes, self.policy, generate) if decodes and cpu else None
         self.log("config", step=self.version, flags=vars(args), **world, **build.provenance(prompts))
 
     # --- One optimizer step

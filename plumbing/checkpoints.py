@@ -160,11 +160,9 @@ def save(out, policy, optimizer, tokenizer, weights, counters, processes):
         if type(error) is not Exception and not isinstance(error, (OSError, SafetensorError, dcp.CheckpointException)):
             raise
         cause = [cause for cause, _ in getattr(error, "failures", {0: (error, None)}).values()][0]
-        where = f"no checkpoint of step {counters['version']} could be written to {out}"
-        said = (
-            OSError(cause.errno, f"{where}: {cause}") if getattr(cause, "errno", None) else OSError(f"{where}: {cause}")
-        )
-        raise said from error
+        said = f"no checkpoint of step {counters['version']} could be written to {out}: {cause}"
+        number = getattr(cause, "errno", None)
+        raise (OSError(number, said) if number else OSError(said)) from error
     finally:
         if leads:
             shutil.rmtree(folder, ignore_errors=True)

@@ -236,9 +236,8 @@ class Heartbeat(threading.Thread):
     def late(self, times, seconds):
         """Names of the ranks whose end is a loss and whose time, {rank: monotonic time}, is longer ago; "" if none."""
         now = time.monotonic()
-        return " and ".join(
-            self.name_of(rank) for rank, at in times.items() if rank in self.needed and now - at > seconds
-        )
+        late = [rank for rank, at in times.items() if rank in self.needed and now - at > seconds]
+        return " and ".join(map(self.name_of, late))
 
     def listen(self, line):
         """Read one message; end-of-file without "left" before it means that the process died."""

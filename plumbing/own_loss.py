@@ -37,9 +37,7 @@ def check(function, spec):
         raise ValueError(f"--loss {spec} raised {own.place(error, own.parsed(spec)[0])}") from error
     if not isinstance(found, torch.Tensor) or found.shape != mask.shape:
         got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
-        raise ValueError(
-            f"--loss {spec}: expected a tensor of the shape of mask, (B, T), one value per token; got {got}"
-        )
+        raise ValueError(f"--loss {spec}: expected a tensor of the shape of mask, (B, T); got {got}")
     if not found[mask].isfinite().all():
         raise ValueError(f"--loss {spec}: expected finite values where mask is True, got {found[mask].tolist()}")
     if found.grad_fn is None:

@@ -169,9 +169,7 @@ class Settings:
         metavar=("LO", "HI"),
         read_with=INTERRUPT,
     )
-    interrupt_phrase: str = flag(
-        "interrupt: text injected at that length; must end in --think-end's", EVALUATION, read_with=INTERRUPT
-    )
+    interrupt_phrase: str = flag("interrupt: the text that is injected there", EVALUATION, read_with=INTERRUPT)
     length_max: int = flag("penalty: L_max of Eq. 9, tokens", least=1, read_with=PENALTY)
     length_cache: int = flag("penalty: L_cache of Eq. 9, tokens", least=1, read_with=PENALTY)
 
@@ -193,12 +191,8 @@ class Settings:
     seed: int = flag("of the order of training prompts and of sampling", FIXED | EVALUATION, 0)
     out: str | None = flag("new folder, seen by all nodes (default runs/LOSS-seedSEED)", START | EVALUATION)
     evaluate: str | None = flag("no training: mean@k, pass@k on --data", START | EVALUATION, metavar="CHECKPOINT")
-    plan: tuple | None = flag(
-        "no run: the memory and time that it would take (docs/nodes.md)", START, type=plan.fleet, metavar="NxGPU"
-    )
-    resume: bool = flag(
-        "go on from the newest intact checkpoint in --out with its flags, or start anew; given flags win", START, False
-    )
+    plan: tuple | None = flag("no run: its memory and time (docs/nodes.md)", START, type=plan.fleet, metavar="NxGPU")
+    resume: bool = flag("go on from the newest checkpoint in --out, or start anew; given flags win", START, False)
 
     # What read_settings adds
     clips: dict = field(default_factory=dict)  # {name: value} of the clip flags that the loss reads
@@ -344,10 +338,9 @@ def earlier_flags(asked):
         raise ValueError(f"--resume: expected the log of the run whose checkpoints are in {log.parent}, found no {log}")
     stored = restored(log)
     for name, one in FIELDS.items():
-        if FIXED <= one.metadata["marks"] and name in asked and asked[name] != stored.get(name, one.default):
-            raise ValueError(
-                f"--resume with {option(name)} {asked[name]}: the run in {log.parent} has {stored.get(name)}"
-            )
+        was = stored.get(name, one.default)
+        if FIXED <= one.metadata["marks"] and asked.get(name, was) != was:
+            raise ValueError(f"--resume with {option(name)} {asked[name]}: the run in {log.parent} has {was}")
     return stored
 
 
@@ -446,9 +439,7 @@ def check(args, given, asked):
         raise ValueError("--generators is read with --virtual only; in a real run all ranks but the trainers generate")
     if not args.evaluate:
         if not evaluates(args):
-            raise ValueError(
-                f"--eval-every {args.eval_every}: expected a multiple of --k {args.k}, when weights are sent"
-            )
+            raise ValueError(f"--eval-every {args.eval_every}: expected a multiple of --k {args.k}, with new weights")
         if args.generations < 2:
             raise ValueError("--generations is 1; expected 2 or more: one completion has no group to be compared with")
         world = world_size(args.plan)
@@ -485,9 +476,7 @@ def check_start(args, given):
     if args.virtual and args.checkpoint:
         check_repeatable(args, run_folder.step(args.checkpoint))
     if restarts() and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        raise ValueError(
-            "--max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in every launcher's environment (docs/nodes.md)"
-        )
+        raise ValueError("--max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in every launcher's environment")
     if restarts() and "resume" not in given:
         raise ValueError("--max-restarts needs --resume: else a restart is refused, as --out holds a run already")
 

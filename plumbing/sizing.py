@@ -62,9 +62,7 @@ def check_lengths(args, config):
     """Raise ValueError for a completion with its prompt that is too long for training."""
     longest = args.max_prompt_tokens + args.max_new_tokens
     if longest > args.token_budget:
-        raise ValueError(
-            f"--token-budget {args.token_budget} is smaller than one prompt with its completion, {longest} tokens"
-        )
+        raise ValueError(f"--token-budget {args.token_budget} is less than a prompt with its completion, {longest}")
     experts.check_record(config, longest)
 
 

@@ -111,9 +111,7 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
                 row = json.loads(line) if line.strip() else None
             except ValueError as error:
                 check_text(f"{path}:{number}", line, program=True)
-                cause = (
-                    "one JSON document over many lines, or a backslash that is not doubled, as LaTeX needs it in JSON"
-                )
+                cause = "one JSON document over many lines, or a backslash that is not doubled, as in LaTeX"
                 raise malformed(f"{path}:{number}", f"{line[:60]!r} ({error})", cause, EXPECTED) from error
             if line.strip():
                 yield f"{path}:{number}", row
@@ -137,9 +135,7 @@ def read_table(path: str) -> Iterator[tuple[str, dict]]:
             check_text(f"{path}:1", names, program=True)
             if len(set(names)) < len(names):
                 cause = "a joined table; one of these columns would be read in place of the other"
-                raise malformed(
-                    f"{path}:1", f"columns {names} of which two are the same", cause, "a name for each column"
-                )
+                raise malformed(f"{path}:1", f"columns {names}, two the same", cause, "a name for each column")
             for row in table:
                 line = table.reader.line_num
                 if None in row:

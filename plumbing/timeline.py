@@ -133,9 +133,7 @@ def window(found, steps):
     """(began, ended) in seconds of the optimizer steps from steps[0] to steps[1] - 1, waiting before them included."""
     inside = [step for step in found.gradients if steps[0] <= step < steps[1]]
     if not inside:
-        raise fit.BadInput(
-            f"{found.name}: got --steps {steps[0]} {steps[1]}, expected steps below {len(found.gradients)}"
-        )
+        raise fit.BadInput(f"{found.name}: --steps {steps[0]} {steps[1]}, expected steps below {len(found.gradients)}")
     before = found.gradients.get(min(inside) - 1, (0.0, 0.0))
     return before[1], found.gradients[max(inside)][1]
 

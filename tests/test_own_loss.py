@@ -61,7 +61,7 @@ def test_a_gradient_of_zero_is_no_reason_to_refuse_it():
 
 
 REFUSED = {
-    "return logprobs.sum(-1)": "expected a tensor of the shape of mask, (B, T), one value per token; got shape (2,)",
+    "return logprobs.sum(-1)": "expected a tensor of the shape of mask, (B, T); got shape (2,)",
     "return logprobs[:, :1]": "got shape (2, 1)",
     "return 3.0": "got float",
     "return logprobs.log()": "expected finite values where mask is True, got [nan, ",

@@ -195,7 +195,7 @@ REFUSED = {  # flags -> words of the message
     "--interrupt-at 80 111": ["got (80, 111): no token would be left"],
     "--interrupt-at 72 64": ["(--interrupt-at) lo <= hi", "got (72, 64)"],
     "--interrupt-at 80 88 --max-new-tokens 64": ["< max_new_tokens - phrase = 64 - "],
-    "--token-budget 100": ["--token-budget 100 is smaller than one prompt with its completion, 152"],
+    "--token-budget 100": ["--token-budget 100 is less than a prompt with its completion, 152"],
     "--max-prompt-tokens 600": ["within the 512 positions that the model has, got --max-prompt-tokens 600"],
     "--max-new-tokens 600": ["within the 512 positions", "--max-new-tokens 600"],
     "--max-prompt-tokens 100 --max-new-tokens 450": ["within the 512 positions", "100 and --max-new-tokens 450"],

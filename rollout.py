@@ -240,11 +240,6 @@ class Generator:
         version=0,
     ):
         check_supported(model.config)
-        if slots < 1 or max_new_tokens < 1 or not temperature >= 0:
-            raise ValueError(
-                "expected slots >= 1, max_new_tokens >= 1, temperature >= 0; "
-                f"got {slots}, {max_new_tokens}, {temperature}"
-            )
         if think_budget:
             check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_tokens)
         self.tokenizer = tokenizer
@@ -274,10 +269,8 @@ class Generator:
         length = len(request.prompt.ids)
         limit = self.positions
         if request.version > self.version:
-            raise ValueError(
-                f"request {request.number} expects weights of version >= {request.version}, got "
-                f"{self.version}: was it added before the update was received?"
-            )
+            expected = f"request {request.number} expects weights of version >= {request.version}"
+            raise ValueError(f"{expected}, got {self.version}: it was added before they were received")
         if length < 1 or request.generations < 1 or length + self.max_new_tokens > limit:
             raise ValueError(
                 f"request {request.number}: expected generations >= 1 and prompt + max_new_tokens <= {limit}"
@@ -401,10 +394,7 @@ def check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_t
     lo, hi = think_budget
     spelled = tokenizer.decode(list(phrase_ids), skip_special_tokens=False)
     if not think_end or not spelled.rstrip().endswith(think_end.rstrip()):
-        raise ValueError(
-            f"expected phrase_ids to spell a text that ends in {think_end!r}, got {spelled!r}; likely "
-            "cause: an interruption phrase without the mark behind which the answer begins"
-        )
+        raise ValueError(f"expected an interruption phrase that ends in {think_end!r}, got {spelled!r}")
     if not 0 <= lo <= hi < max_new_tokens - len(phrase_ids):
         raise ValueError(
             f"expected think_budget (--interrupt-at) lo <= hi < max_new_tokens - phrase = {max_new_tokens} - "

@@ -154,10 +154,8 @@ def read_model(flag, folder):
     except ValueError as error:
         raise ValueError(f"{flag} {folder}: {error}") from error
     if os.path.isdir(folder) and (wrong := checkpoints.lacking(folder, config)):
-        raise ValueError(
-            f"{flag} {folder}: expected the weights that its config.json asks for; {wrong}; likely cause: an "
-            "unfinished download or conversion, or the config of another model"
-        )
+        cause = "likely cause: an unfinished download or conversion, or the config of another model"
+        raise ValueError(f"{flag} {folder}: expected the weights that its config.json asks for; {wrong}; {cause}")
     return config, tokenizer
 
 
@@ -167,10 +165,7 @@ def read_tokenizer(flag, folder):
         return AutoTokenizer.from_pretrained(folder)
     except ValueError as error:
         said = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"{flag} {folder}: expected a tokenizer, found none that can be read: {said}; likely cause: only the model "
-            "was saved, without tokenizer.save_pretrained"
-        ) from error
+        raise ValueError(f"{flag} {folder}: expected a tokenizer, found none that can be read: {said}") from error
 
 
 def questions(args, prompts):

@@ -147,9 +147,7 @@ class Settings:
     verifiers: int = flag("processes of each generator that check answers", EVALUATION, 2, least=1, metavar="N")
     temperature: float = flag("of sampling; 0, with --evaluate: the most probable token", EVALUATION, 1.0, least=0)
     dtype: str = flag(
-        "of generators and forward passes; master weights are float32 (default: bfloat16 on a GPU, else float32)",
-        EVALUATION,
-        choices=("float32", "bfloat16"),
+        "not of master weights; default: bfloat16 on GPUs, else float32", EVALUATION, choices=("float32", "bfloat16")
     )
 
     think_end: str | None = flag(
@@ -506,6 +504,5 @@ def check_folder(args, given):
         raise ValueError(f"{out} holds a run already; give another --out, or --resume to go on with it")
     if others := run_folder.others(out):
         raise ValueError(
-            f"{out} holds {', '.join(others[:3])}, of another program or of a run whose log is gone: this run would "
-            "delete, or mistake for its own, what it has not written; give another --out"
+            f"{out} holds {', '.join(others[:3])}, of another program or of a run whose log is gone; give another --out"
         )

@@ -40,18 +40,10 @@ def report(name, model, tokens, tasks):
 def main():
     parser = Parser(prog="sft.py", description=sft.__doc__.split("\n")[0])
     parser.add_argument("--out", default="runs/base", help="folder to write; must not exist (default runs/base)")
-    parser.add_argument(
-        "--tasks",
-        nargs="+",
-        choices=sft.TRACES,
-        default=["arithmetic"],
-        help="tasks that take turns in the 4 classes of a batch",
-    )
+    parser.add_argument("--tasks", nargs="+", choices=sft.TRACES, default=["arithmetic"], help="take turns in a batch")
     parser.add_argument("--start", help="folder of the policy to continue from (default: from scratch)")
     parser.add_argument(
-        "--skill-steps",
-        type=int,
-        help=f"steps on right traces, first ({sft.SKILL_STEPS}; tiny: {sft.TINY_SKILL_STEPS})",
+        "--skill-steps", type=int, help=f"on right traces ({sft.SKILL_STEPS}; tiny: {sft.TINY_SKILL_STEPS})"
     )
     parser.add_argument("--experts", type=int, default=0, help="of a layer; a token uses two (default 0: dense)")
     parser.add_argument("--seed", type=int, default=0)

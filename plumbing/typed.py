@@ -74,13 +74,9 @@ def is_path(name, longest=2):
     (True, True, True, False, False)
     """
     first, *rest = name.rstrip("/").split("/")
-    return (
-        name[:1] in ("/", ".", "~")
-        or name.endswith("/")
-        or len(rest) >= longest
-        or bool(rest)
-        and (first == "runs" or Path(first).is_dir())
-    )
+    if name.startswith(("/", ".", "~")) or name.endswith("/") or len(rest) >= longest:
+        return True
+    return bool(rest) and (first == "runs" or Path(first).is_dir())
 
 
 def beside(name):

@@ -94,12 +94,15 @@ def evaluate_policy(args, prompts):
         [args.protections] = tried
     mine = prompts[rank::world]
     values = {prompt.index: [] for prompt in mine}
+    unit = " completions" if world == 1 else f" completions on 1 of {world} ranks"
+    # Its rate is the mean so far, as completions end in bursts.
+    bar = {"total": len(mine) * args.generations, "unit": unit, "smoothing": 0.0, "disable": bool(rank)}
     rows = part(args, rank)
     rows.write_bytes(b"")  # an interrupted evaluation may have left some
     with (
         closing(make_generator(args, place, getattr(torch, args.dtype))) as generator,
         closing(make_scorer(args)) as scorer,
-        progress(len(mine) * args.generations, rank, world) as bar,
+        screen.progress(sys.stderr, **bar) as bar,
     ):
         for score in complete(generator, scorer, mine, args.generations):
             values[score.completion.request].append(score.value)
@@ -138,12 +141,6 @@ def report(args, prompts, values):
             found[f"pass@{k}"] = reward.pass_at_k(known, k)
         for name, (value, stderr) in found.items():
             print(f"  {name:8} {value:.4f} +- {stderr:.4f}")
-
-
-def progress(completions, rank=0, world=1):
-    """A progress bar of rank 0's share; rate and remaining time are of the mean so far: completions end in bursts."""
-    unit = " completions" if world == 1 else f" completions on 1 of {world} ranks"
-    return screen.progress(sys.stderr, total=completions, unit=unit, smoothing=0.0, disable=bool(rank))
 
 
 def answered(prompt, completion, value):

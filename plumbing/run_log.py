@@ -81,14 +81,10 @@ class RunLog:
         self.before = {}  # work at the last `step` row
         self.used = {"decode_seconds": 0.0, "slot_seconds": 0.0}  # of this work, in rows so far
         self.logged = self.published = self.clock.gpu_hours  # at the last `step` row; after the last publication
-        self.observers = self.observed_by(args) if processes.rank == 0 else []
-
-    def observed_by(self, args):
-        """The observers of rank 0's log."""
-        self.screen = Screen(args.steps, self.processes.hours)
-        monitor = Monitor(self.screen.write, self.processes, args)
-        tracker = [track.observer(args.track, self.out)] if args.track else []
-        return [self.screen, monitor, *tracker, Figure(self.out)]
+        if processes.rank == 0:
+            self.screen = Screen(args.steps, processes.hours)
+            self.observers: list = [self.screen, Monitor(self.screen.write, processes, args), Figure(self.out)]
+            self.observers += [track.observer(args.track, self.out)] if args.track else []
 
     def count_lost(self, state):
         """Keep in the totals what a crash cost since the checkpoint with these counters; returns its device-hours."""

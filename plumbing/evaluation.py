@@ -96,13 +96,13 @@ def evaluate_policy(args, prompts):
     values = {prompt.index: [] for prompt in mine}
     unit = " completions" if world == 1 else f" completions on 1 of {world} ranks"
     # Its rate is the mean so far, as completions end in bursts.
-    bar = {"total": len(mine) * args.generations, "unit": unit, "smoothing": 0.0, "disable": bool(rank)}
+    look = {"total": len(mine) * args.generations, "unit": unit, "smoothing": 0.0, "disable": bool(rank)}
     rows = part(args, rank)
     rows.write_bytes(b"")  # an interrupted evaluation may have left some
     with (
         closing(make_generator(args, place, getattr(torch, args.dtype))) as generator,
         closing(make_scorer(args)) as scorer,
-        screen.progress(sys.stderr, **bar) as bar,
+        screen.progress(sys.stderr, **look) as bar,
     ):
         for score in complete(generator, scorer, mine, args.generations):
             values[score.completion.request].append(score.value)

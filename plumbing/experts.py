@@ -67,8 +67,7 @@ def check_record(config, longest):
     if longest * (record + BESIDE) > MAX_BYTES and record:
         raise ValueError(
             f"expected at most {MAX_BYTES // (record + BESIDE):,} tokens of prompt and completion, got {longest:,}: "
-            f"which experts the generator chose takes {record} bytes a token, and a rollout {MAX_BYTES} bytes at most. "
-            "Lower --max-prompt-tokens or --max-new-tokens"
+            f"the record of chosen experts takes {record} bytes a token. Lower --max-prompt-tokens or --max-new-tokens"
         )
 
 

@@ -139,6 +139,7 @@ class RunLog:
         self.logged = self.clock.gpu_hours
         work = {rank: Counter(one) for rank, one in self.work().items()}
         more = {rank: one - self.before.get(rank, Counter()) for rank, one in work.items()}
+        decoded = {rank: one for rank, one in more.items() if one["decode_steps"]}
         self.before = work
         found = {
             "seconds": wall,
@@ -146,9 +147,7 @@ class RunLog:
             "seconds_train": self.seconds["train"],
             "seconds_publish": self.seconds["publish"],
             "slots_used": self.counted("slot_seconds", wall) / wall,
-            "decode_seconds": {
-                rank: one["decode_seconds"] / one["decode_steps"] for rank, one in more.items() if one["decode_steps"]
-            },
+            "decode_seconds": {rank: one["decode_seconds"] / one["decode_steps"] for rank, one in decoded.items()},
         }
         idle = {"idle_generators": found["seconds_generate"], "idle_trainers": found["seconds_train"]}
         return found | {name: max(0.0, 1 - busy / wall) for name, busy in idle.items()}

@@ -291,9 +291,8 @@ def fit_slots(args, config, *, free, trainers, generators):
         f"{args.slots} slots x {positions:,} positions x {position:,} bytes = "
         f"{args.slots * positions * position / 1e9:.1f} GB; {free / 1e9:.1f} GB are free for {generators} "
         f"generator(s) with weights of {count * itemsize / 1e9:.1f} GB each"
-        + f"; a trainer needs about {training / 1e9:.1f} GB, {where}"
-        * (training > 0)
     )
+    needs += f"; a trainer needs about {training / 1e9:.1f} GB, {where}" if training else ""
     if "slots" in args.asked or room < 1:
         raise ValueError(
             f"--slots {args.slots} does not fit: {needs}; {max(room, 0)} would fit. Lower --slots or --max-new-tokens"

@@ -252,11 +252,6 @@ class Trainer:
         tensors = (tensor for _, tensor in precision.full_tensors(self.policy))
         self.processes.send(layout_of(parameters, self.policy.dtype), tensors)
 
-    def weights(self):
-        """{name: full tensor} on rank 0's CPU, in the generators' dtype. Collective; the others get {}."""
-        named = precision.full_tensors(self.policy)
-        return {name: tensor.cpu() for name, tensor in named if self.processes.rank == 0}
-
     # --- What is kept of it
 
     def log_step(self, groups, kept, metrics):
@@ -294,7 +289,9 @@ class Trainer:
         counters = {"version": self.version, "evaluated": evaluated, "stepped": bool(self.optimizer.state)}
         counters |= {"curriculum": self.curriculum.state_dict(), **self.log.state()}
         with self.processes.heartbeat.working():
-            state = self.policy, self.optimizer, self.tokenizer, self.weights(), counters
+            named = precision.full_tensors(self.policy)  # collective; only rank 0 keeps them
+            weights = {name: tensor.cpu() for name, tensor in named if self.processes.rank == 0}
+            state = self.policy, self.optimizer, self.tokenizer, weights, counters
             checkpoints.save(self.args.out, *state, self.processes)
         self.saved = self.version
 

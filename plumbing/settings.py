@@ -82,14 +82,6 @@ def mark_or_none(text):
     return None if text == "none" else text
 
 
-def source(text):
-    try:
-        sources.parse_source(text)
-    except ValueError as wrong:
-        raise argparse.ArgumentTypeError(wrong) from wrong
-    return text
-
-
 # --- The settings ----------------------------------------------------------------------------------------------------
 
 # The setting of each group that comes first -> the group's title in --help.
@@ -134,7 +126,6 @@ class Settings:
         "prompts: arithmetic, sorting, tiny, a JSONL file, or what `datasets` reads (plumbing/sources.py)",
         FIXED | EVALUATION,
         ("arithmetic",),
-        type=source,
         metavar="NAME[:WEIGHT][:TASK]",
     )
     prompt_column: list[str] = flag("field of the prompt; of several the first found", FIXED | EVALUATION, ("prompt",))

@@ -107,14 +107,16 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
     """Yield (place, row) for each non-empty line of a JSONL file. Raises ValueError for a line that is not JSON."""
     with opened(path, newline="\n") as file:
         for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            place = f"{path}:{number}"
             try:
-                row = json.loads(line) if line.strip() else None
+                row = json.loads(line)
             except ValueError as error:
-                check_text(f"{path}:{number}", line, program=True)
+                check_text(place, line, program=True)
                 cause = "one JSON document over many lines, or a backslash that is not doubled, as in LaTeX"
-                raise malformed(f"{path}:{number}", f"{line[:60]!r} ({error})", cause, EXPECTED) from error
-            if line.strip():
-                yield f"{path}:{number}", row
+                raise malformed(place, f"{line[:60]!r} ({error})", cause, EXPECTED) from error
+            yield place, row
 
 
 def read_table(path: str) -> Iterator[tuple[str, dict]]:

@@ -223,7 +223,7 @@ class Trainer:
         batch = batches.collate(items, tokens, self.processes.device, youngest)
         self.replay(batch.experts)  # of a mixture of experts; a deviation, see plumbing/experts.py
         logprobs, entropy = self.policy(batch.input_ids, batch.mask)
-        if items and self.same_weights:
+        if tokens and self.same_weights:
             precision.startup_check(logprobs, batch.gen_logprobs, batch.mask, self.processes.dtype)
         return batch, logprobs, entropy
 

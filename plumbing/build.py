@@ -84,6 +84,10 @@ def prepare(args):
     if args.generator == "vllm":
         vllm_rollout.require_vllm()
     config, tokenizer = read_model(flag, folder)
+    # A checkpoint to resume is known to be whole, and may be deleted by a run that is still writing into --out.
+    if not args.checkpoint and os.path.isdir(folder) and (wrong := checkpoints.lacking(folder, config)):
+        cause = "likely cause: an unfinished download or conversion, or the config of another model"
+        raise ValueError(f"{flag} {folder}: expected the weights that its config.json asks for; {wrong}; {cause}")
     if args.generator == "vllm":
         vllm_rollout.check_dense(config)
     phrase = phrase_ids(tokenizer, args)
@@ -153,9 +157,6 @@ def read_model(flag, folder):
         rollout.eos_ids(model, tokenizer)
     except ValueError as error:
         raise ValueError(f"{flag} {folder}: {error}") from error
-    if os.path.isdir(folder) and (wrong := checkpoints.lacking(folder, config)):
-        cause = "likely cause: an unfinished download or conversion, or the config of another model"
-        raise ValueError(f"{flag} {folder}: expected the weights that its config.json asks for; {wrong}; {cause}")
     return config, tokenizer
 
 

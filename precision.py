@@ -99,8 +99,10 @@ def _product(left, right):
     return left.float() @ right.float()
 
 
-def _as_factor(head_weight, fp32_head):
-    """The head weight as `_product` takes it: in fp32, unless tensor cores do the product. Once, not for each chunk."""
+def as_factor(head_weight, fp32_head):
+    """The head weight (V, H) as `head_logits` multiplies it: in fp32, unless tensor cores do the product.
+
+    Worth keeping where one weight is multiplied often, as in the chunks of a batch and in decode steps."""
     on_tensor_cores = head_weight.is_cuda and head_weight.dtype == torch.bfloat16
     return head_weight.float() if fp32_head and not on_tensor_cores else head_weight
 
@@ -129,7 +131,7 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(ctx, hidden, head_weight, ids, chunk, temperature, fp32_head):
         ctx.save_for_backward(hidden, head_weight, ids)
         ctx.settings = chunk, temperature, fp32_head
-        weight = _as_factor(head_weight, fp32_head)
+        weight = as_factor(head_weight, fp32_head)
         logprobs = torch.empty(ids.shape, dtype=torch.float32, device=hidden.device)
         entropy = torch.empty_like(logprobs)
         for start in range(0, len(ids), chunk):
@@ -145,7 +147,7 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(ctx, grad_logprobs, _):
         hidden, head_weight, ids = ctx.saved_tensors
         chunk, temperature, fp32_head = ctx.settings
-        weight = _as_factor(head_weight, fp32_head)
+        weight = as_factor(head_weight, fp32_head)
         grad_hidden = torch.empty_like(hidden)
         # fp32 whatever the weight's dtype: a bf16 sum over chunks would ignore terms smaller than its 8 bits resolve.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)

@@ -49,7 +49,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from pipeline import Request, Rollout
 from plumbing.experts import Recorder
-from precision import check_supported, forbid_tf32, head_logits
+from precision import as_factor, check_supported, forbid_tf32, head_logits
 from reward import THINK_END
 
 NEVER = 2**62  # a length that no completion reaches
@@ -427,6 +427,7 @@ class TorchGenerator(Generator):
         self._eos = self._tensor(self.eos_ids)
         self._phrase = self._tensor(self.phrase_ids)
         self._running = []  # ActiveSequences, by row
+        self._head = None  # `as_factor` of the head weight, once it is needed under the present weights
 
     def _tensor(self, numbers):
         return torch.tensor(list(numbers), dtype=torch.int64, device=self.model.device)
@@ -438,6 +439,7 @@ class TorchGenerator(Generator):
     def update_weights(self, version):
         """The parameters now hold `version`: later tokens carry it, and prompts of queued completions are run again."""
         self.version = version
+        self._head = None
         for sequence in (*self._queue, *self._evaluations):
             sequence.group.prompt_kv = None
 
@@ -524,7 +526,9 @@ class TorchGenerator(Generator):
             **{self._cache_name: cache},
         ).last_hidden_state[:, -1]
         self._routing.keep(cache)
-        logits = head_logits(hidden, model.get_output_embeddings().weight, self.fp32_head)
+        if self._head is None:
+            self._head = as_factor(model.get_output_embeddings().weight, self.fp32_head)
+        logits = head_logits(hidden, self._head, self.fp32_head)
         return torch.log_softmax(logits / (self.temperature or 1.0), dim=-1)
 
     def _choose(self, log_pi, n):

@@ -295,7 +295,11 @@ def flags():
     add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
     add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute; A and B by fit range")
     add("--page", action="store_true", help="draw RUN's entropy, staleness, idle shares, … by step (to -o, or run.png)")
-    add("--timeline", action="store_true", help="draw who did what when in RUNs in virtual time (to -o, or timeline.png)")
+    add(
+        "--timeline",
+        action="store_true",
+        help="draw who did what when in RUNs in virtual time (to -o, or timeline.png)",
+    )
     add("--steps", type=int, nargs=2, metavar=("LO", "HI"), help="of --timeline: these steps (default: in the middle)")
     add("--json", action="store_true", help="print JSON")
     add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper")

@@ -138,7 +138,7 @@ def test_the_fp32_head_on_tensor_cores_has_the_gradients_of_an_fp32_product(monk
 
     expected = gradients_of_the_head()
     # The factors that tensor cores get; their sums in fp32 are those of the CPU, in another order.
-    monkeypatch.setattr(precision, "_as_factor", lambda head_weight, fp32_head: head_weight.bfloat16())
+    monkeypatch.setattr(precision, "as_factor", lambda head_weight, fp32_head: head_weight.bfloat16())
     for found, wanted in zip(gradients_of_the_head(), expected):
         assert 0 < (found - wanted).norm() <= 2**-16 * wanted.norm()  # one bf16 number in place of two: 8e-4
 

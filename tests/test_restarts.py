@@ -23,7 +23,7 @@ from plumbing.settings import read_settings
 
 def test_restarts_with_the_launchers_shared_store_or_without_resume_are_refused_by_name(monkeypatch, capsys):
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(launch, "end_launcher", lambda: None)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     assert "--max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in refused(capsys, "--resume", "--out", "new")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")

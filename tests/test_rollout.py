@@ -191,14 +191,19 @@ def test_sec32_fp32_head_multiplies_bf16_states_and_weights_in_fp32(fp32_head):
     model = tiny_model().to(torch.bfloat16)
     states = []
     model.get_decoder().register_forward_hook(lambda module, inputs, output: states.append(output.last_hidden_state))
-    request = requests(8)[0]
-    assert len(request.prompt.ids) == 1  # nothing to prefill: each forward pass is one decode step
-    completion = finish(generator(model, slots=1, fp32_head=fp32_head), [request])[0, 0, False]
-    logits = torch.cat(states)[:, -1].double() @ model.get_output_embeddings().weight.double().T
-    exact = torch.log_softmax(logits, -1).gather(-1, torch.tensor(completion.ids)[:, None])[:, 0]
-    error = (exact - torch.tensor(completion.logprobs)).abs().max()
-    # bf16 has 8 bits: logits of size 4 are off by about 4 / 2^9 = 0.008
-    assert error < 1e-5 if fp32_head else error > 1e-3
+    made = generator(model, slots=1, fp32_head=fp32_head)
+    for version, request in enumerate(requests(17)[::16]):
+        assert len(request.prompt.ids) == 1  # nothing to prefill: each forward pass is one decode step
+        states.clear()
+        completion = finish(made, [request])[request.number, 0, False]
+        logits = torch.cat(states)[:, -1].double() @ model.get_output_embeddings().weight.double().T
+        exact = torch.log_softmax(logits, -1).gather(-1, torch.tensor(completion.ids)[:, None])[:, 0]
+        error = (exact - torch.tensor(completion.logprobs)).abs().max()
+        # bf16 has 8 bits: logits of size 4 are off by about 4 / 2^9 = 0.008
+        assert error < 1e-5 if fp32_head else error > 1e-3
+        with torch.no_grad():
+            model.get_output_embeddings().weight.mul_(-0.9)
+        made.update_weights(version + 1)
 
 
 # --- Sampling --------------------------------------------------------------------------------------------------------

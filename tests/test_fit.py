@@ -37,11 +37,7 @@ def test_eq1_gives_half_of_the_gain_at_C_mid_and_four_fifths_at_twice_C_mid_if_B
     assert fit.sigmoid(60.0, A=0.8, B=2.0, C_mid=30.0, R_0=0.2) == pytest.approx(0.68, abs=1e-12)
     # At C_mid half of the gain: 0.2 + 0.6 / 2 = 0.5, whatever B is.
     assert fit.sigmoid(30.0, A=0.8, B=np.array([0.4, 4.0]), C_mid=30.0, R_0=0.2) == pytest.approx([0.5, 0.5], abs=1e-12)
-
-
-def test_eq1_ends_at_R_0_and_A():
-    assert fit.sigmoid(0.0, **TRUTH) == 0.2
-    assert fit.sigmoid(1e12, **TRUTH) == pytest.approx(0.8, abs=1e-9)
+    assert fit.sigmoid([0.0, 1e12], **TRUTH) == pytest.approx([0.2, 0.8], abs=1e-9)  # both ends
 
 
 def test_fig7_log_F_is_a_line_of_slope_B_through_the_origin():
@@ -88,12 +84,6 @@ def test_the_unit_of_compute_scales_C_mid_and_nothing_else(unit):
         assert getattr(other, name) == pytest.approx(getattr(law, name) * scale, rel=1e-5)
 
 
-def test_the_order_of_the_points_does_not_matter():
-    C, R = clean(noise=0.01)
-    mixed = np.random.default_rng(1).permutation(len(C))
-    assert fit.fit(C[mixed], R[mixed]).A == fit.fit(C, R).A
-
-
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(st.lists(st.floats(0.0, 1.0), min_size=6, max_size=12))
 def test_never_worse_than_any_point_of_a_grid(rewards):
@@ -138,8 +128,7 @@ def test_R_0_is_fitted_to_its_measurement_and_the_points_unless_given():
 
 def test_one_noisy_first_batch_does_not_decide_the_fit():
     # First 5 of 8 right, by luck, then always 1, 2 or 3 of 8: 0.625, then 0.25 on average.
-    R = np.append(0.625, np.tile([0.125, 0.25, 0.375], 10))
-    law = fit.fit(np.arange(31.0), R)
+    law = fit.fit(np.arange(31.0), [0.625] + [0.125, 0.25, 0.375] * 10)
     assert law.R_0 < 0.35 and law.A < 0.4
 
 
@@ -162,32 +151,27 @@ def test_compute_for_inverts_predict():
 # ---- Errors ----
 
 
-@pytest.mark.parametrize(
-    ("compute", "reward", "options", "message"),
-    [
-        ([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4], {}, "got 4 points"),
-        ([0, 1, 2, 3, 4, 5], [0.1, 0.2, np.nan, 0.3, 0.4, 0.5], {}, "compute 2 and reward nan at point 3"),
-        ([0, 1, 2, 3, 4, np.inf], [0.1] * 6, {}, "point 6"),
-        ([-1, 1, 2, 3, 4, 5], [0.1] * 6, {}, "C >= 0"),
-        ([3] * 4 + [5] * 4, np.linspace(0, 1, 8), {}, "1 values of compute"),
-        (range(8), np.linspace(0, 80, 8), {}, "--scale percent"),
-        (range(8), np.linspace(-1, 1, 8), {}, "--scale pm1"),
-        (range(8), np.linspace(0, 1.01, 8), {}, "--scale LO:HI"),
-        (range(8), np.linspace(0, 0.5, 7), {}, "lists of one length"),
-        (range(8), [1.0] * 8, {}, "nothing to gain"),
-        (range(8), np.linspace(0, 0.5, 8), {"r0": np.nan}, "R_0 = nan"),
-        (range(8), np.linspace(0, 0.5, 8), {"start": 6}, "got 3 points"),
-        (range(8), np.linspace(0.5, 0.9, 8), {"A": 0.4}, "R_0 < A <= 0.4"),
-        ([], [], {}, "got 0 points"),
-    ],
-)
+@pytest.mark.parametrize(("compute", "reward", "options", "message"), [
+    ([], [], {}, "got 0 points"),
+    ([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4], {}, "got 4 points"),
+    (range(8), np.linspace(0, 0.5, 8), {"start": 6}, "got 3 points"),
+    (range(8), np.linspace(0, 0.5, 7), {}, "lists of one length"),
+    ([0, 1, 2, 3, 4, 5], [0.1, 0.2, np.nan, 0.3, 0.4, 0.5], {}, "compute 2 and reward nan at point 3"),
+    ([0, 1, 2, 3, 4, np.inf], [0.1] * 6, {}, "point 6"),
+    ([-1, 1, 2, 3, 4, 5], [0.1] * 6, {}, "C >= 0"),
+    ([3] * 4 + [5] * 4, np.linspace(0, 1, 8), {}, "1 values of compute"),
+    (range(8), np.linspace(0, 80, 8), {}, "--scale percent"),
+    (range(8), np.linspace(-1, 1, 8), {}, "--scale pm1"),
+    (range(8), np.linspace(0, 1.01, 8), {}, "--scale LO:HI"),
+    (range(8), [1.0] * 8, {}, "nothing to gain"),
+    (range(8), np.linspace(0, 0.5, 8), {"r0": np.nan}, "R_0 = nan"),
+    (range(8), np.linspace(0.5, 0.9, 8), {"A": 0.4}, "R_0 < A <= 0.4"),
+])  # fmt: skip
 def test_errors_say_what_is_wrong(compute, reward, options, message):
     with pytest.raises(fit.BadInput, match=message):
         fit.fit(compute, reward, **options)
 
 
-def test_five_points_are_enough_and_nothing_is_written_to_the_arguments():
-    C, R = np.array([0.0, 5, 20, 60, 150]), fit.sigmoid(np.array([0.0, 5, 20, 60, 150]), **TRUTH)
-    before = C.copy(), R.copy()
-    assert fit.fit(C, R).A == pytest.approx(0.8, abs=1e-4)
-    assert (C == before[0]).all() and (R == before[1]).all()
+def test_five_points_are_enough():
+    C = np.array([0.0, 5, 20, 60, 150])
+    assert fit.fit(C, fit.sigmoid(C, **TRUTH)).A == pytest.approx(0.8, abs=1e-4)

@@ -74,20 +74,11 @@ def test_a_rank_that_makes_no_progress_is_named_with_what_is_waited_for_and_a_wo
     own, lines = connected(0, 1, 2, 3)
     for rank in lines:
         long_ago(own, rank, 5.0 + LATE)
-        say(lines[rank], "beat", count=1 if rank == 2 else 0)
+        say(lines[rank], "beat", count=1 if rank == 2 else 0)  # rank 2 makes progress, however slowly
     with own.waiting("the generators to join version 1"):
         turns(own, 4)
     said = "rank 0 waits for the generators to join version 1, but rank 1 and rank 3 made no progress for 5 s; likely"
     assert own.lost.startswith(said)
-
-
-def test_a_slow_rank_that_makes_progress_is_waited_for(connected):
-    own, lines = connected(0, 1)
-    for count in range(1, 30):  # twenty-nine times four seconds
-        long_ago(own, 1, 4.0)
-        say(lines[1], "beat", count=count)
-        turns(own, 1)
-    assert own.lost is None
 
 
 def test_rank_0_notices_first_who_hangs(connected):
@@ -200,14 +191,13 @@ def test_rank_0_leaves_after_the_others_but_waits_for_none_that_stays(connected)
 
     timer = threading.Timer(0.2, leave)
     timer.start()
-    began = time.monotonic()
     own.end(patience=60.0)
-    timer.join()
-    assert before == [] and time.monotonic() - began < 30.0
+    timer.join(30.0)
+    assert before == [] and not timer.is_alive()
     own, lines = connected(0, 1)
     began = time.monotonic()
-    own.end(patience=0.5)
-    assert 0.5 <= time.monotonic() - began < 30.0 and heard(lines[1]) == [{"kind": "left"}]
+    own.end(patience=0.3)
+    assert 0.3 <= time.monotonic() - began < 30.0 and heard(lines[1]) == [{"kind": "left"}]
     lines[1].close()
     turns(own)
     assert own.lost is None  # nobody is needed any more
@@ -230,14 +220,7 @@ def test_a_forked_child_keeps_no_connection_open(connected):
 # --- Blame -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "error, final",
-    [
-        (OSError(28, "No space left"), True),
-        (FloatingPointError("not finite"), True),
-        (ConnectionResetError("gone"), False),
-    ],
-)
+@pytest.mark.parametrize("error, final", [(OSError(28, "No space left"), True), (ConnectionResetError("gone"), False)])
 def test_a_full_disk_is_full_again_but_a_lost_connection_is_not(connected, error, final):
     own, lines = connected(0, 1)
     assert own.blame(error) == str(error)
@@ -248,7 +231,7 @@ def test_a_full_disk_is_full_again_but_a_lost_connection_is_not(connected, error
     assert (other.lost, other.final) == (str(error), final)
 
 
-def test_a_collective_that_fails_before_silence_is_known_waits_for_the_name(connected, monkeypatch):
+def test_a_collective_that_fails_before_silence_is_known_waits_for_the_name_but_not_for_ever(connected, monkeypatch):
     own, _ = connected(1, 0)
     monkeypatch.setattr(heartbeat, "LATE", 0.0)
     monkeypatch.setattr(heartbeat, "BEAT", 0.1)
@@ -261,11 +244,7 @@ def test_a_collective_that_fails_before_silence_is_known_waits_for_the_name(conn
     timer.start()
     assert own.blame(RuntimeError("timed out")) == "rank 0 is frozen"
     timer.join()
-
-
-def test_a_name_that_does_not_come_is_not_waited_for_beyond_the_time_limit(connected, monkeypatch):
     own, _ = connected(1, 0)
-    monkeypatch.setattr(heartbeat, "LATE", 0.0)
     own.timeout = 0.3
     long_ago(own, 0, 4.0)
     with pytest.raises(RuntimeError, match="timed out"):

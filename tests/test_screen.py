@@ -37,9 +37,8 @@ def test_without_a_terminal_every_step_begins_a_line(capsys):
         show(STEP)
     show.close()
     printed = capsys.readouterr()
-    lines = printed.out.splitlines()
-    assert len(lines) == 2 and all(line.startswith("step    7  ") for line in lines) and printed.err == ""
-    assert "\r" not in printed.out
+    assert [line[:11] for line in printed.out.splitlines()] == ["step    7  "] * 2
+    assert printed.err == "" and "\r" not in printed.out
 
 
 def test_without_a_terminal_a_bar_is_lines_with_rate_and_time_left():

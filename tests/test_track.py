@@ -47,16 +47,3 @@ def test_steps_and_evaluations_are_sent_with_the_optimizer_step_and_nothing_else
         (2, "eval"),
     ]
     assert steps[1][1]["step/pass_rate"] == 0.75 and "step/prompts" not in steps[1][1]
-
-
-def test_trackio_keeps_the_numbers_in_its_local_store(tmp_path, monkeypatch):
-    pytest.importorskip("trackio", reason="the optional package `trackio` is not installed")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "store"))
-    for name in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
-        monkeypatch.delitem(sys.modules, name)
-    tracked("trackio", tmp_path / "a-run")
-    from trackio.sqlite_storage import SQLiteStorage
-
-    logs = SQLiteStorage.get_logs("scalerl", "a-run")
-    assert [row["step"] for row in logs] == [1, 2, 2]
-    assert (logs[1]["step/pass_rate"], logs[2]["eval/pass_rate"]) == (0.75, 0.625)

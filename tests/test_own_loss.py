@@ -50,19 +50,14 @@ def test_a_function_that_computes_cispo_trains_as_cispo_does_and_is_kept_on_resu
     assert resumed[len(mine)]["flags"]["loss"] == flags["loss"] and resumed[-1]["step"] == 3
 
 
-def test_its_parameters_are_its_defaults_and_the_folder_of_a_run_is_called_after_it():
-    Path("losses.py").write_text(CISPO)
-    assert read_settings(["--loss", "losses.py:mine"]).out == "runs/mine-seed0"
-
-
-def test_a_gradient_of_zero_is_no_reason_to_refuse_it():
+def test_a_gradient_of_zero_is_no_reason_to_refuse_it_and_the_folder_of_a_run_is_called_after_it():
     Path("losses.py").write_text("def f(logprobs, gen_logprobs, advantages, mask):\n    return 0 * logprobs\n")
-    assert read_settings(["--loss", "losses.py:f"]).loss.endswith("losses.py:f")
+    args = read_settings(["--loss", "losses.py:f"])
+    assert args.loss.endswith("losses.py:f") and args.out == "runs/f-seed0"
 
 
 REFUSED = {
     "return logprobs.sum(-1)": "expected a tensor of the shape of mask, (B, T); got shape (2,)",
-    "return logprobs[:, :1]": "got shape (2, 1)",
     "return 3.0": "got float",
     "return logprobs.log()": "expected finite values where mask is True, got [nan, ",
     "return logprobs.detach()": "expected a value that depends on logprobs, got one without a gradient",

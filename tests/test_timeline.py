@@ -30,7 +30,8 @@ def test_what_is_recorded_is_read_again(recorded):
     found = timeline.read(recorded)
     assert found.name == "pipeline-0" and found.gradients == {0: (4, 5), 1: (9.5, 10.5), 2: (15, 16)}
     assert found.broadcasts == [(5, 5.5), (10.5, 11)]  # the last has no later optimizer step
-    assert found.completions[1][:3] == [(0, 2, 0), (0, 4, 0), (2, 3, 0)]
+    assert found.completions[1][:3] == (three := [(0, 2, 0), (0, 4, 0), (2, 3, 0)])
+    assert timeline.lanes(three) == [(0, three[0]), (1, three[1]), (0, three[2])]  # where they overlap
     assert found.evaluations == [(7.5, 8.5)]
 
 
@@ -50,20 +51,11 @@ def test_the_time_of_some_steps_begins_where_the_step_before_them_ends(recorded)
         timeline.window(found, (7, 9))
 
 
-def test_completions_that_overlap_get_lanes_of_their_own():
-    assert timeline.lanes([(2, 3, "c"), (0, 2, "a"), (0, 4, "b")]) == [
-        (0, (0, 2, "a")),
-        (1, (0, 4, "b")),
-        (0, (2, 3, "c")),
-    ]
-
-
 def test_the_command_draws_runs_and_refuses_what_it_does_not_read(recorded, tmp_path, capsys):
     fit_cli.main(["--timeline", str(recorded), str(recorded), "-o", str(tmp_path / "two.png")])
     assert (tmp_path / "two.png").stat().st_size > 10_000
     for wrong, message in (
         (["--timeline", str(recorded), "--json"], "--json, which has no effect here"),
-        (["--steps", "0", "2", str(recorded)], "--steps, which has no effect here"),
         (["--timeline"], "got no RUN"),
         (["--timeline", str(tmp_path)], "found no timeline.jsonl"),
     ):

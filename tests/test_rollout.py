@@ -25,27 +25,12 @@ EXACT = 1e-4  # nats; fp32 sums in another order differ by about 1e-6, wrong key
 
 def tiny_model(kind="qwen3", **changes):
     """A random model with clearly uneven probabilities, the same one at every call."""
-    heads = dict(qwen3=(2, 2, True), llama=(4, 2, False), gemma=(4, 1, True))[kind]  # heads: query, key/value; tied?
-    config = AutoConfig.for_model(
-        kind,
-        **dict(
-            vocab_size=VOCABULARY,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            head_dim=32,
-            num_attention_heads=heads[0],
-            num_key_value_heads=heads[1],
-            tie_word_embeddings=heads[2],
-            max_position_embeddings=128,
-            initializer_range=0.3,
-            eos_token_id=EOS,
-            pad_token_id=0,
-            bos_token_id=2,
-        )
-        | changes,
-    )
+    queries, keys, tied = dict(qwen3=(2, 2, True), llama=(4, 2, False), gemma=(4, 1, True))[kind]
+    sizes = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=32)
+    heads = dict(num_attention_heads=queries, num_key_value_heads=keys, tie_word_embeddings=tied)
+    rest = dict(max_position_embeddings=128, initializer_range=0.3, eos_token_id=EOS, pad_token_id=0, bos_token_id=2)
     torch.manual_seed(0)
+    config = AutoConfig.for_model(kind, **sizes | heads | rest | changes)
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
@@ -148,17 +133,10 @@ def schedule(lengths, slots):
 
 # --- The same tokens and probabilities as the model itself -----------------------------------------------------------
 
-MODELS = {
-    "qwen3": {},
-    "llama": {},
-    "gemma": {},
-    "qwen3 as in base": dict(hidden_size=128, intermediate_size=384, num_hidden_layers=4, head_dim=64),
-}
 
-
-@pytest.mark.parametrize("name", MODELS)
-def test_greedy_equals_model_generate_token_for_token(name):
-    model = tiny_model(name.split()[0], **MODELS[name])
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "gemma"])
+def test_greedy_equals_model_generate_token_for_token(kind):
+    model = tiny_model(kind)
     done = finish(generator(model, slots=10, temperature=0), requests(64))
     prompts = [request.prompt.ids for request in requests(64)]
     width = max(map(len, prompts))
@@ -257,15 +235,10 @@ def test_tokens_of_a_completion_are_drawn_independently(make):
 
 def test_each_completion_has_its_own_random_numbers():
     streams = [requests(50, generations=8)]
-    streams += [requests(50, generations=8, evaluation=True, version=version) for version in (0, 1, 2)]
-    keys = [
-        key
-        for seed in (0, 1)
-        for stream in streams
-        for t in stream
-        for key in rollout.completion_keys(seed, t).tolist()
-    ]
-    assert len(set(keys)) == len(keys) == 2 * 4 * 50 * 8
+    streams += [requests(50, generations=8, evaluation=True, version=version) for version in (0, 1)]
+    asked = [(seed, request) for seed in (0, 1) for stream in streams for request in stream]
+    keys = torch.cat([rollout.completion_keys(*one) for one in asked])
+    assert len(keys.unique()) == len(keys) == 2 * 3 * 50 * 8
 
 
 def test_results_depend_on_the_seed_but_not_on_slots_order_or_timing(make):
@@ -353,8 +326,7 @@ def test_evaluation_goes_first_and_running_completions_go_on(make):
     assert min(started) == evaluated + 1
 
 
-def test_a_prompt_without_keys_and_long_ones_share_a_batch(monkeypatch):
-    """Prompts of 1 to 16 tokens, prefilled in passes of at most 2 x 16 tokens, with buffers that have to grow."""
+def test_prompts_of_1_to_16_tokens_share_passes_of_32_and_buffers_that_grow(monkeypatch):
     monkeypatch.setattr(rollout, "PREFILL_TOKENS", 32)
     monkeypatch.setattr(rollout, "KV_BLOCK", 4)
     model = tiny_model()
@@ -461,10 +433,8 @@ def test_a10_a_mark_of_several_tokens_is_looked_for_once_in_the_text_and_its_las
     gen = make(model, slots=30, think_budget=(8, 8), phrase_ids=(20, *pair), think_end=mark)
     decode, gen._text = gen._text, lambda ids: looked.update([len(ids)]) or decode(ids)
     done = finish(gen, requests(24, generations=8)).values()
-    assert {c.ids[-1] for c in done} > {EOS} and mark.count(" ") == 1
     for c in done:
-        thought = mark in decode(c.ids[:8])
-        assert c.interrupted == (len(c.ids) > 8 and not thought)
+        assert c.interrupted == (len(c.ids) > 8 and mark not in decode(c.ids[:8]))
         if c.interrupted:
             assert c.ids[8:11] == [20, *pair] and c.mask[:12] == [True] * 8 + [False] * 3 + [True] * len(c.mask[11:12])
     assert any(not c.interrupted and len(c.ids) > 8 for c in done)
@@ -482,11 +452,9 @@ def test_without_a_budget_nothing_is_forced(make):
 def test_truncated_means_the_budget_ended_without_eos(make):
     done = finish(make(tiny_model(), max_new_tokens=6), requests(64, generations=4)).values()
     for completion in done:
-        assert completion.truncated == (EOS not in completion.ids)
+        assert completion.truncated == (EOS not in completion.ids) and EOS not in completion.ids[:-1]
         assert completion.ids[-1] == EOS or len(completion.ids) == 6
-        assert EOS not in completion.ids[:-1]
-    assert any(c.truncated for c in done)
-    assert any(len(c.ids) == 6 and not c.truncated for c in done)  # EOS as the last token of the budget
+    assert {(len(c.ids) == 6, c.truncated) for c in done} == {(True, True), (True, False), (False, False)}
 
 
 def test_any_of_several_eos_ids_ends_a_completion_and_none_is_in_the_text(make):
@@ -533,25 +501,18 @@ def test_a_completion_that_goes_on_behind_the_end_of_a_turn_is_warned_of_once(ca
 # --- Errors ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "settings, message",
-    [
-        (dict(think_budget=(5, 9)), "ends in '</think>', got ''"),
-        (dict(think_budget=(5, 9), phrase_ids=(CLOSE, 7)), "ends in '</think>', got '</think> d'"),
-        (dict(think_budget=(5, 9), phrase_ids=PHRASE, think_end="c d"), "ends in 'c d', got 'q r </think>'"),
-        (dict(think_budget=(9, 5), phrase_ids=PHRASE), r"got \(9, 5\)"),
-        (
-            dict(think_budget=(5, 21), phrase_ids=PHRASE),
-            r"24 - 3, got \(5, 21\): no token would be left for the answer",
-        ),
-    ],
-)
+@pytest.mark.parametrize("settings, message", [
+    (dict(think_budget=(5, 9)), "ends in '</think>', got ''"),
+    (dict(think_budget=(5, 9), phrase_ids=PHRASE, think_end="c d"), "ends in 'c d', got 'q r </think>'"),
+    (dict(think_budget=(9, 5), phrase_ids=PHRASE), r"got \(9, 5\)"),
+    (dict(think_budget=(5, 21), phrase_ids=PHRASE), r"got \(5, 21\): no token would be left for the answer"),
+])  # fmt: skip
 def test_contradictory_settings_are_refused(build, settings, message):
     with pytest.raises(ValueError, match=message):
         build(tiny_model(), **settings)
 
 
-@pytest.mark.parametrize("kind", ["mistral", "gemma2", "mamba", "t5", "jamba"])
+@pytest.mark.parametrize("kind", ["gemma2", "mamba", "t5"])
 def test_models_without_plain_full_attention_are_refused_by_name_before_anything_else(kind):
     class Model:  # a generator that looked beyond the config would fail on the missing attributes
         config = AutoConfig.for_model(kind)
@@ -576,7 +537,7 @@ def test_an_eos_id_beyond_the_vocabulary_is_refused(build):
 
 def test_prompts_above_max_prompt_tokens_are_refused(make):
     gen = make(tiny_model(), max_prompt_tokens=10)  # of 128 positions
-    with pytest.raises(ValueError, match=r"<= 34 positions; got 1, 11 \+ 24; likely cause: a prompt above max_prompt"):
+    with pytest.raises(ValueError, match=r"<= 34 positions; got 1, 11 \+ 24; .*max_prompt"):
         gen.add(Request(0, 0, Prompt(0, (5,) * 11, "", "", "arithmetic"), 1))
     gen.add(Request(0, 0, Prompt(0, (5,) * 10, "", "", "arithmetic"), 1))
     assert len(finish(gen)) == 1
@@ -585,22 +546,14 @@ def test_prompts_above_max_prompt_tokens_are_refused(make):
 
 def test_requests_that_cannot_be_served_are_refused(make):
     gen = make(tiny_model())
-    request, now = requests(1)[0], gen.version
-    with pytest.raises(ValueError, match=f"request 0 expects weights of version >= {now + 2}, got {now}"):
-        gen.add(Request(0, now + 2, request.prompt, 1))
-    with pytest.raises(ValueError, match="generations >= 1"):
-        gen.add(Request(0, 0, request.prompt, 0))
-    for length in (0, 128 - 24 + 1):
-        with pytest.raises(ValueError, match=rf"request 7.*<= 128 positions; got 1, {length} \+ 24"):
-            gen.add(Request(7, 0, Prompt(0, (5,) * length, "", "", "arithmetic"), 1))
-    gen.add(Request(0, 0, Prompt(0, (5,) * (128 - 24), "", "", "arithmetic"), 1))  # just fits
+    prompt, now = requests(1)[0].prompt, gen.version
+    for wrong, message in (
+        (Request(0, now + 2, prompt, 1), f"request 0 expects weights of version >= {now + 2}, got {now}"),
+        (Request(0, 0, prompt, 0), "generations >= 1"),
+        (Request(7, 0, Prompt(0, (), "", "", "arithmetic"), 1), r"request 7.*got 1, 0 \+ 24"),
+        (Request(7, 0, Prompt(0, (5,) * 105, "", "", "arithmetic"), 1), r"<= 128 positions; got 1, 105 \+ 24"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            gen.add(wrong)
+    gen.add(Request(0, 0, Prompt(0, (5,) * 104, "", "", "arithmetic"), 1))  # just fits
     assert len(finish(gen)) == 1
-
-
-def test_closing_drops_what_is_unfinished():
-    gen = generator(tiny_model())
-    gen.add(requests(1, generations=9)[0])
-    gen.step()
-    assert gen.busy
-    gen.close()
-    assert not gen.busy

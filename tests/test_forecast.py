@@ -2,7 +2,6 @@
 
 import doctest
 import re
-import time
 
 import numpy as np
 import pytest
@@ -13,21 +12,10 @@ from lab import fit_coverage, forecasts
 from tests.test_fit import clean, run_of
 
 
-@pytest.mark.parametrize("B", [1, 1.5, 2, 3, 4])
-def test_A_is_within_0_02_when_the_points_span_0_2_to_5_C_mid(B):
+def test_A_is_within_0_02_when_the_points_span_0_2_to_5_C_mid():
     # With B = 0.4 the same points show only 34 to 66 % of the gain, and A is off by 0.02 in the median and 0.2 at worst
     # (lab/fit_coverage.py).
-    assert max(fit_coverage.error_of_A(seed, B)[0] for seed in range(4)) < 0.02
-
-
-def test_bands_hold_the_truth_over_the_wide_range_too():
-    held = {"A": 0, "B": 0, "C_mid": 0}
-    for seed in range(20):
-        C, R, truth = fit_coverage.wide_truth(seed, noise=np.geomspace(0.002, 0.02, 20)[seed])
-        bands = forecast.forecast(C, R, r0=truth["R_0"]).bands
-        held = {name: count + (bands[name][0] <= truth[name] <= bands[name][1]) for name, count in held.items()}
-    # A band with coverage 0.9 holds the truth in 15 or more of 20 runs with probability 0.99.
-    assert min(held.values()) >= 15, held
+    assert max(fit_coverage.error_of_A(seed, B)[0] for seed in range(2) for B in (1, 2, 4)) < 0.02
 
 
 # ---- Bands ----
@@ -86,26 +74,25 @@ def test_the_band_of_evaluations_adds_their_noise():
     assert four == pytest.approx(np.hypot(curve, 0.01645 / 2), rel=0.2)
 
 
-def test_a_fit_with_bands_takes_less_than_two_seconds_for_75_points():
-    C, R = clean(noise=0.01, points=75)
-    start = time.process_time()
-    forecast.forecast(C, R)
-    assert time.process_time() - start < 2
-
-
 # ---- Notes, and what is not determined ----
 
 
-def names(law):
-    """The names of a fit's notes."""
-    return [text.split(":")[0] for text in law.notes]
+def fallen(name=""):
+    """A Run of TRUTH whose last eight points fall."""
+    C, R = clean(noise=0.005)
+    R[-8:] -= np.linspace(0.01, 0.15, 8)
+    return fit.Run(C, R, name=name)
 
 
-def test_B_is_not_determined_for_a_jump():
+def test_a_jump_has_no_B_and_a_run_that_falls_after_a_peak_no_A_and_wider_bands_around_where_it_is_now():
     C = np.arange(20.0)
     law = forecast.forecast(C, np.where(C < 10, 0.2, 0.7) + 0.01 * (-1) ** C)
     assert law.B > 20 and "the rise is a jump" in forecast.known(law)["B"]
-    assert forecast.known(forecast.forecast(*clean(noise=0.005, B=4))) == {}
+    steady, fell = forecast.forecast(*clean(noise=0.005)), forecast.forecast_run(fallen())
+    assert forecast.known(steady) == {} and "fall after a peak" in forecast.known(fell)["A"]
+    assert np.ptp(fell.band(300.0)) > 1.5 * np.ptp(steady.band(300.0))
+    last = fell.run.reward[-1]
+    assert abs(fell.median(160.0) - last) < abs(fell.predict(160.0) - last)
 
 
 @pytest.mark.parametrize(
@@ -120,13 +107,6 @@ def test_B_is_not_determined_for_a_jump():
 def test_few_points_that_rise_are_a_gain_and_noise_is_none(R, known):
     law = forecast.forecast(np.arange(float(len(R))), R)
     assert forecast.known(law)["A"].startswith(known)
-
-
-def test_a_run_that_falls_after_a_peak_has_no_A():
-    C, R = clean(noise=0.005)
-    assert forecast.known(forecast.forecast(C, R)) == {}
-    R[-8:] -= np.linspace(0.01, 0.15, 8)
-    assert "fall after a peak" in forecast.known(forecast.forecast(C, R))["A"]
 
 
 def test_an_A_whose_band_is_wide_is_said_in_words():
@@ -146,20 +126,15 @@ def test_the_least_A_is_not_above_where_a_curve_that_has_left_eq1_goes_on():
     assert "A" in forecast.known(law) and law.least == low < law.bands["A"][0]
 
 
-def test_note_R_0_assumed_and_the_first_point_is_R_0():
-    C, R = clean(noise=0.005)
-    law = forecast.forecast(C[1:], R[1:])
-    assert names(law) == ["R_0 assumed"] and f"{R[1]:.4g}, is taken for it" in law.notes[0] and law.points == 29
-    assert names(forecast.forecast(C[1:], R[1:], r0=0.2)) == []
-
-
-def test_note_on_points_in_the_first_epoch():
+def test_notes_on_points_in_the_first_epoch_and_on_an_assumed_R_0():
     C, R = clean(noise=0.005)
     law = forecast.forecast(C, R, start=80, epoch=C / 100)  # of 15 points 80, 85, 90 and 95 lie before 100: 4/15 = 27 %
     assert law.notes == ("27% of the fitted points lie in the first epoch, which the paper leaves out",)
-    assert forecast.forecast(C, R, start=100, epoch=C / 100).notes == ()
     # No note where the epoch is not known: nan, as before the first step of our logs.
     assert forecast.forecast(C, R, start=80, epoch=np.where(C < 100, np.nan, 2)).notes == ()
+    law = forecast.forecast(C[1:], R[1:])
+    assert law.notes[0].startswith("R_0 assumed") and f"{R[1]:.4g}, is taken for it" in law.notes[0]
+    assert forecast.forecast(C[1:], R[1:], r0=0.2).notes == ()
 
 
 # ---- Forecasts and comparisons ----
@@ -181,28 +156,12 @@ def test_ahead_a_part_of_the_curves_follows_eq1_a_part_a_line_and_the_rest_stays
     assert law.band(last * 1.0001)[0] == pytest.approx(law.band(last)[0], abs=1e-3)  # no step at the last point
 
 
-def test_one_late_point_does_not_make_the_forecast_a_rise():
-    # Eleven points at 0.04 and one at 0.06: least squares finds a jump or a steep rise; the median stays near.
-    R = np.array([0.04, 0.041, 0.039] * 4)[:11]
-    law = forecast.forecast(np.arange(1.0, 13), np.append(R, 0.06))
-    assert law.median(24.0) < 0.1
-
-
 def test_a_plateau_after_a_jump_is_seen_as_one():
     C = np.arange(101.0)
     R = np.where(C < 40, 0.2, 0.7) + 0.01 * np.random.default_rng(0).normal(size=101)
     law = forecast.forecast(C, R)
     assert np.ptp(law.band(200.0)) < 0.2 and abs(law.median(200.0) - 0.7) < 0.02
     assert forecast.stop_rule(law)[1] == "stop"
-
-
-def test_a_run_that_drifts_from_eq1_has_wider_bands_around_where_it_is_now():
-    C, R = clean(noise=0.005)
-    steady = forecast.forecast(C, R)
-    R[-8:] -= np.linspace(0.01, 0.15, 8)
-    fallen = forecast.forecast(C, R)
-    assert np.ptp(fallen.band(300.0)) > 1.5 * np.ptp(steady.band(300.0))
-    assert abs(fallen.median(160.0) - R[-1]) < abs(fallen.predict(160.0) - R[-1])
 
 
 def test_no_band_is_narrower_than_the_binomial_noise_of_the_evaluations():
@@ -216,23 +175,13 @@ def test_no_band_is_narrower_than_the_binomial_noise_of_the_evaluations():
 
 
 def test_a_count_widens_the_bands_of_points_that_lie_nearer_to_eq1_than_their_noise():
-    run = run_of(noise=0.002)
-    close, counted = (forecast.forecast_run(run._replace(completions=n)) for n in (None, 500))
+    close, counted, many = (
+        forecast.forecast_run(run_of(noise=0.002)._replace(completions=n)) for n in (None, 500, 10**7)
+    )
     # sqrt(0.6 * 0.4 / 500) = 0.022 is eleven times the noise that was put in.
     assert np.ptp(counted.bands["B"]) > 3 * np.ptp(close.bands["B"])
     assert np.ptp(counted.band(150.0)) > 3 * np.ptp(close.band(150.0))
-    # With so many completions that the residuals are larger, the count changes nothing.
-    many = forecast.forecast_run(run._replace(completions=10**7))
-    assert many.bands == close.bands and many.band(300.0) == close.band(300.0)
-
-
-def test_the_band_contains_the_forecast_and_stays_within_0_and_1():
-    for seed in range(4):
-        law = forecast.forecast(*clean(noise=0.02, points=12, seed=seed))
-        C = np.geomspace(1, 1e6, 30)
-        low, high = law.band(C, 1)
-        ends = np.stack([np.zeros(30), low, law.median(C), high, np.ones(30)])
-        assert (np.diff(ends, axis=0) >= 0).all()
+    assert many.bands == close.bands  # the residuals are larger than so many completions leave
 
 
 def test_the_stop_rule_counts_the_curves_whose_evaluations_rise_by_less_than_the_gain_when_compute_doubles():
@@ -247,14 +196,8 @@ def test_the_stop_rule_counts_the_curves_whose_evaluations_rise_by_less_than_the
     assert forecast.stop_rule(law, float(rises.min()) - 0.01) == (0.0, "go on")
 
 
-def test_the_stop_rule_cannot_tell_where_the_noise_hides_the_gain():
-    C, R = clean(noise=0.25, points=12, A=0.5, R_0=0.5)
-    assert forecast.stop_rule(forecast.forecast(C, np.clip(R, 0, 1)))[1].startswith("cannot tell")
-
-
 def test_many_points_are_averaged_and_say_the_same():
-    C, R = clean(noise=0.02, points=2000)
-    law = forecast.forecast(C, R)
+    law = forecast.forecast(*clean(noise=0.02, points=2000))
     assert law.points == 2000 and len(law.fitted.u) <= 200
     assert law.A == pytest.approx(0.8, abs=0.005) and law.B == pytest.approx(1.7, abs=0.05)
     # The noise is that of one evaluation, not of the averaged points.
@@ -295,22 +238,18 @@ def test_forecasts_of_real_runs_hold():
     assert len(right) > 10 and np.mean(right) >= 0.8
 
 
-def test_forecast_from_the_first_half_meets_a_run_that_follows_eq1():
+def test_forecast_from_the_first_half_meets_a_run_that_follows_eq1_and_not_one_that_leaves_it():
     run = run_of(noise=0.005, points=40)._replace(start="10%")
-    row = forecast.hindcast(forecast.forecast_run(run._replace(stop="50%")))
+    law = forecast.forecast_run(run._replace(stop="50%"))
+    row = forecast.hindcast(law)
     # 40 points, 3.75 apart; the first half from 10 % of that half on is C = 7.5 to 75: points 2 to 20.
     assert row["points"] == 19 and row["C"] == 150 and row["inside"]
     assert row["measured"] == run.reward[-1] and row["error"] == pytest.approx(row["forecast"] - row["measured"])
-
-
-def test_forecast_sees_a_run_that_leaves_eq1():
-    run = run_of(noise=0.005, points=40)._replace(stop="50%")
-    run.reward[-5:] -= 0.1
-    law = forecast.forecast_run(run)
+    run.reward[-5:] -= 0.2
     assert not forecast.hindcast(law)["inside"]
     row = forecast.hindcast(law, last=5)
-    # The mean compute of the last five of 40 points, 3.75 apart, is not 150 but 150 - 2 * 3.75.
-    assert row["C"] == 142.5 and row["error"] == pytest.approx(0.1, abs=0.02)
+    # The mean compute of the last five is not 150 but 150 - 2 * 3.75.
+    assert row["C"] == 142.5 and row["error"] == pytest.approx(0.2, abs=0.02)
 
 
 def test_forecast_error_leaves_out_shares_with_too_few_points():
@@ -377,24 +316,19 @@ def seeds(name, n=3, spread=0.01, **truth):
     return [forecast.forecast_run(run_of(f"{name}{i}", noise=0.003, seed=i, A=a, **truth)) for i, a in enumerate(A)]
 
 
-def test_compare_of_several_runs_a_side_counts_the_spread_between_seeds():
-    _, sentence = forecast.compare([seeds("a", A=0.86), seeds("b", A=0.8)])
+def test_compare_of_several_runs_a_side_counts_the_spread_between_seeds_and_leaves_out_runs_that_fall():
+    _, sentence = forecast.compare([seeds("a", A=0.86), b := seeds("b", A=0.8)])
     assert sentence.startswith("a0 and 2 more scales better than b0 and 2 more, and the data can tell")
     assert sentence.endswith(forecast.RECIPES)
     _, sentence = forecast.compare([seeds("a", A=0.86, spread=0.06), seeds("b", A=0.8, spread=0.06)])
     assert "but the data cannot tell" in sentence
-    single = forecast.compare([seeds("a", n=1)[0], seeds("b", n=1)[0]])[1]
-    assert single.endswith(forecast.RUNS) and "runs, not recipes" in forecast.RUNS
-
-
-def test_compare_leaves_out_runs_that_fall():
-    C, R = clean(noise=0.003)
-    R[-8:] -= np.linspace(0.01, 0.15, 8)
-    fallen = forecast.forecast_run(fit.Run(C, R, name="fallen"))
-    _, sentence = forecast.compare([fallen, seeds("b", n=1)[0]])
+    fell = forecast.forecast_run(fallen("fallen"))
+    _, sentence = forecast.compare([fell, b[0]])
     assert sentence.startswith("The data cannot tell which scales better: fallen")
-    laws, sentence = forecast.compare([[fallen, *seeds("a", A=0.9)], seeds("b")])
+    laws, sentence = forecast.compare([[fell, *seeds("a", A=0.9)], b])
     assert len(laws) == 6 and "Left out, as they fall after a peak: fallen." in sentence
+    single = forecast.compare([seeds("a", n=1)[0], b[0]])[1]
+    assert single.endswith(forecast.RUNS) and "runs, not recipes" in forecast.RUNS
 
 
 def test_compare_where_A_is_not_determined_goes_by_the_forecasts():
@@ -405,11 +339,10 @@ def test_compare_where_A_is_not_determined_goes_by_the_forecasts():
     assert laws[0] is early and "by the forecasts: at C = 50 it is" in sentence and "and the data can tell" in sentence
 
 
-@pytest.mark.parametrize("R_0", [(0.2, 0.21), (0.318, 0.3)])
-def test_compare_of_runs_that_learned_nothing_has_no_common_A(R_0):
+def test_compare_of_runs_that_learned_nothing_has_no_common_A():
     # Each A lies just above its R_0, so the mean of both lies below the higher R_0: no curve from there can rise to it.
-    C = np.linspace(0, 150, 31)
-    flat = [forecast.forecast_run(fit.Run(C, np.full(31, r), name=name)) for name, r in zip("ab", R_0)]
+    C, R_0 = np.linspace(0, 150, 31), (0.2, 0.21)
+    flat = [forecast.forecast_run(fit.Run(C, np.full(31, r))) for r in R_0]
     assert np.mean([law.A for law in flat]) < max(R_0)
     _, sentence = forecast.compare(flat)
     assert "with a common A" not in sentence and "but the data cannot tell" in sentence

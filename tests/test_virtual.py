@@ -3,8 +3,6 @@
 import ast
 import copy
 import json
-import os
-import re
 import signal
 import subprocess
 import sys
@@ -38,8 +36,10 @@ def test_events_come_in_the_order_of_their_times_and_of_their_entry_at_equal_tim
     while len(notes) < 4:
         events.next()
     assert notes == [(1.0, "first"), (1.0, "second"), (2.5, "third"), (3.0, "last")]
-    with pytest.raises(IndexError):
-        events.next()
+    events = Events()
+    for _ in range(100):
+        events.sleep(0.1)
+    assert events.now == 100 * round(0.1 * 2**24) / 2**24  # sums are exact
 
 
 def test_a_sleep_lets_happen_what_is_due_in_it_and_no_more():
@@ -50,13 +50,6 @@ def test_a_sleep_lets_happen_what_is_due_in_it_and_no_more():
     assert events.now == 2.0 and notes == [(2.0, "entered before, due at its end")]
     events.sleep(0.5)
     assert events.now == 2.5 and len(notes) == 2
-
-
-def test_sums_of_virtual_times_are_exact():
-    events = Events()
-    for _ in range(100):
-        events.sleep(0.1)
-    assert events.now == 100 * round(0.1 * 2**24) / 2**24
 
 
 def test_the_memory_tells_of_keys_that_are_set_and_does_what_a_tcp_store_does():
@@ -206,11 +199,6 @@ def logged(out):
     )
 
 
-def staleness(rows):
-    """[{staleness: tokens} of each step]"""
-    return [row["staleness"] for row in rows if row["kind"] == "step"]
-
-
 SETUPS = {
     "pipeline 0": "--virtual balanced --k 0",
     "pipeline 8": "--virtual generators --k 8 --generators 2",
@@ -226,7 +214,7 @@ def runs(tmp_path_factory):
     return {name: run(tmp_path_factory.mktemp("run") / "a", *flags.split()) for name, flags in SETUPS.items()}
 
 
-@pytest.mark.parametrize("setup", ["pipeline 0", "pipeline 8", "ppo 8"])
+@pytest.mark.parametrize("setup", ["pipeline 8", "ppo 8"])
 def test_the_same_run_twice_is_the_same_bit_for_bit_beside_a_busy_core_and_from_another_folder(
     runs, setup, tmp_path, monkeypatch
 ):
@@ -240,40 +228,26 @@ def test_the_same_run_twice_is_the_same_bit_for_bit_beside_a_busy_core_and_from_
     assert again == runs[setup]
 
 
-def test_the_log_has_lengths_and_the_effective_sample_size(runs):
-    rows = [row for row in runs["exact 2"][0] if row["kind"] == "step"]
-    assert all(0 < row["length_mean"] <= row["length_max"] <= 12 for row in rows)
-    sizes = [row["effective_sample_size"] for row in rows if "rho_mean" in row]
-    assert sizes[0] == pytest.approx(1.0, abs=1e-6) and all(0 < size <= 1.0 for size in sizes)
-
-
-def test_a_small_run_does_train(runs):
-    for rows, _, weights in runs.values():
-        assert sum(row["kept"] for row in rows if row["kind"] == "step") > 0
-        assert weights != (settings.ROOT / "base" / "tiny" / "model.safetensors").read_bytes()
-
-
 def test_sec31_ppo_off_policy_1_is_pipeline_rl_0_in_every_number(runs):
     (phased, *rest), (pipelined, *expected) = runs["ppo 1"], runs["pipeline 0"]
     assert phased[1:] == pipelined[1:] and rest == expected
 
 
 def test_exact_makes_every_token_k_steps_old_after_the_first_k_steps(runs):
-    assert [set(found) for found in staleness(runs["exact 2"][0])] == [{"0"}, {"1"}, {"2"}, {"2"}, {"2"}, {"2"}]
+    rows = [row for row in runs["exact 2"][0] if row["kind"] == "step"]
+    assert [set(row["staleness"]) for row in rows] == [{"0"}, {"1"}, {"2"}, {"2"}, {"2"}, {"2"}]
+    assert all(0 < row["length_mean"] <= row["length_max"] <= 12 for row in rows) and any(row["kept"] for row in rows)
+    sizes = [row["effective_sample_size"] for row in rows if "rho_mean" in row]
+    assert sizes[0] == pytest.approx(1.0, abs=1e-6) and all(0 < size <= 1.0 for size in sizes)
 
 
-def test_the_log_says_with_which_costs_it_is_virtual(runs):
-    config = runs["pipeline 8"][0][0]
+def test_the_log_says_with_which_costs_it_is_virtual_and_the_figures_axis_that_device_hours_are(runs, tmp_path):
+    (config, *_), *_ = rows, *_ = runs["pipeline 8"]
     assert config["flags"]["virtual"] == "generators" and config["flags"]["generators"] == 2
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert logs.read_run(tmp_path).unit == "virtual gpu_hours" and logs.read_run(tmp_path, "tokens").unit == "tokens"
     assert costs.Costs(*config["flags"]["costs"]) == costs.TABLE["generators"]
     assert (config["world"], config["threads"]) == (1, 1)
-
-
-def test_the_figures_axis_says_that_device_hours_are_virtual(runs, tmp_path):
-    rows = runs["pipeline 0"][0]
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert logs.read_run(tmp_path).unit == "virtual gpu_hours"
-    assert logs.read_run(tmp_path, "tokens").unit == "tokens"
 
 
 @pytest.mark.parametrize("off_policy, k, version, goes_on", [
@@ -283,16 +257,6 @@ def test_a_virtual_run_is_resumed_only_from_where_nothing_was_half_finished(off_
     args = SimpleNamespace(off_policy=off_policy, k=k)
     with nullcontext() if goes_on else pytest.raises(ValueError, match="it would not repeat"):
         settings.check_repeatable(args, version)
-
-
-def test_a_folder_that_another_run_has_taken_or_a_full_disk_is_what_a_virtual_run_says(tmp_path, monkeypatch, capsys):
-    def full(out):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(run_folder, "own", full)
-    assert start(*SMALL, *"--virtual exact --k 0".split(), "--out", str(tmp_path / "a")) == 1
-    said = capsys.readouterr().err
-    assert re.search("train.py: error: .*No space left on device; .* holds no checkpoint yet", said)
 
 
 @pytest.mark.parametrize("since", [0, 1])
@@ -316,7 +280,7 @@ def test_weights_that_a_generator_does_not_load_as_they_were_sent_end_the_run(tm
         assert start(*SMALL, *flags, "--out", str(tmp_path / "a")) == 1
     end = json.loads((tmp_path / "a" / "log.jsonl").read_text().splitlines()[-1])
     if since:
-        assert re.search(r"mean \|log rho\| of the youngest tokens is [1-9]", end["reason"]) and end["step"] == 4
+        assert "|log rho| of the youngest tokens" in end["reason"] and end["step"] == 4
 
 
 def test_a_run_that_raises_leaves_the_process_as_it_was_for_the_next_run_of_a_notebook(tmp_path, monkeypatch):
@@ -345,39 +309,23 @@ def test_a_run_deletes_its_own_older_checkpoints_only(tmp_path, monkeypatch):
     assert [folder.name for folder in run_folder.finished(tmp_path / "a")] == [f"checkpoint-{n}" for n in (1, 4, 6)]
 
 
-def test_lines_about_changed_settings_are_printed_in_virtual_time_too(tmp_path, capsys):
-    run(tmp_path / "a", *"--virtual exact --k 0 --resume --steps 1".split())
-    assert f"--resume: no checkpoint in {tmp_path / 'a'}: starts anew" in capsys.readouterr().out
-
-
-def test_ctrl_c_ends_a_virtual_run_in_order_with_a_checkpoint(tmp_path, monkeypatch):
-    steps = []
-
+def test_ctrl_c_ends_a_virtual_run_in_order_and_resumed_it_repeats_every_later_line(
+    runs, tmp_path, monkeypatch, capsys
+):
     def step(self, *batch, original=train.Trainer.update):
-        steps.append(self.version)
-        if self.version == 2:
+        if self.version == 3 and not resumed:
             signal.raise_signal(signal.SIGINT)
         return original(self, *batch)
 
     monkeypatch.setattr(train.Trainer, "update", step)
-    before = signal.getsignal(signal.SIGINT)
-    code = start(*SMALL, *"--virtual balanced --k 0".split(), "--out", str(tmp_path / "a"))
-    assert code == 128 + signal.SIGINT  # so that a loop in a shell ends too
-    rows, *_ = logged(tmp_path / "a")
-    assert steps == [0, 1, 2] and (tmp_path / "a" / "checkpoint-2").exists()
-    assert rows[-1]["reason"] == "interrupted: trainer rank 0 got SIGINT"
-    assert signal.getsignal(signal.SIGINT) is before  # a notebook goes on
-
-
-def test_a_virtual_run_resumed_after_ctrl_c_repeats_every_later_line(runs, tmp_path, monkeypatch):
-    def step(self, *batch, original=train.Trainer.update):
-        if self.version == 3 and "resume" not in self.args.asked:
-            signal.raise_signal(signal.SIGINT)
-        return original(self, *batch)
-
-    monkeypatch.setattr(train.Trainer, "update", step)
-    run(tmp_path / "a", *SETUPS["pipeline 0"].split())
-    start("--resume", "--out", str(tmp_path / "a"))
+    before, resumed, out = signal.getsignal(signal.SIGINT), False, str(tmp_path / "a")
+    flags = [*SMALL, *SETUPS["pipeline 0"].split(), "--out", out]
+    assert start(*flags, "--resume") == 128 + signal.SIGINT  # so that a loop in a shell ends too
+    assert f"--resume: no checkpoint in {out}: starts anew" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is before and (tmp_path / "a" / "checkpoint-3").exists()
+    assert logged(tmp_path / "a")[0][-1]["reason"] == "interrupted: trainer rank 0 got SIGINT"
+    resumed = True
+    start("--resume", "--out", out)
     rows, completions, weights = logged(tmp_path / "a")
     expected, *rest = runs["pipeline 0"]
     assert rest == [completions, weights]
@@ -405,14 +353,6 @@ def test_measured_finds_the_costs_of_a_run_again(runs, tmp_path):
     assert decoding.decode == pytest.approx(costs.BALANCED.decode, rel=0.3)  # slots are not always full
     assert decoding.broadcast == pytest.approx(costs.BALANCED.broadcast, rel=0.15)
     assert decoding.turn == pytest.approx(costs.BALANCED.turn, abs=0.1 * costs.BALANCED.decode)
-
-
-def test_a_virtual_run_needs_nothing_that_other_systems_lack(tmp_path, monkeypatch):
-    for module, name in ((os, "fork"), (os, "setsid"), (os, "killpg"), (signal, "SIGUSR1")):
-        monkeypatch.delattr(module, name)
-    monkeypatch.setitem(sys.modules, "fcntl", None)
-    rows, *_ = run(tmp_path / "a", *SETUPS["exact 2"].split())
-    assert rows[-1]["reason"] == "finished"
 
 
 def test_no_module_that_train_needs_imports_at_its_top_what_windows_lacks():

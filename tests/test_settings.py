@@ -499,14 +499,6 @@ def test_a_model_that_cannot_be_trained_on_these_gpus_is_refused_with_what_would
         sizing.fit_trainers(args, QWEN3_8B)
 
 
-def test_the_simple_generator_on_a_gpu_names_the_fast_one(monkeypatch):
-    config, args = AutoConfig.from_pretrained(BASE), read_settings([])
-    assert sizing.fit(args, config, 1) == []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert "--generator vllm" in "".join(sizing.fit(args, config, 1))
-    assert sizing.fit(read_settings(["--generator", "vllm"]), config, 1) == []
-
-
 # --- The command line ------------------------------------------------------------------------------------------------
 
 

@@ -65,13 +65,11 @@ def test_the_command_draws_runs_and_refuses_what_it_does_not_read(recorded, tmp_
 
 
 def test_a_virtual_run_writes_its_timeline_and_is_fitted_by_its_virtual_device_hours(tmp_path, capsys):
-    folder = tmp_path / "run"
-    small = "--prompts 2 --generations 2 --k 1 --steps 6 --eval-every 1 --eval-prompts 4 --eval-generations 2"
-    argv = ["--data", "tiny", "--virtual", "balanced", *small.split(), "--slots", "3", "--out", str(folder)]
+    small = "--prompts 2 --generations 2 --k 1 --steps 6 --eval-every 1 --eval-prompts 4 --eval-generations 2 --slots 3"
+    argv = ["--data", "tiny", "--virtual", "balanced", *small.split(), "--out", str(tmp_path)]
     train.main(settings.read_settings(argv))
-    found = timeline.read(folder)
-    rows = [json.loads(line) for line in (folder / "log.jsonl").open()]
-    steps = [row for row in rows if row["kind"] == "step"]
+    found = timeline.read(tmp_path)
+    steps = [row for row in map(json.loads, (tmp_path / "log.jsonl").open()) if row["kind"] == "step"]
     assert sorted(found.gradients) == list(range(6)) and len(found.evaluations) >= 5
     for row, (began, ended) in zip(steps, found.gradients.values()):
         assert ended - began == pytest.approx(row["seconds_train"], rel=0.05)

@@ -146,17 +146,6 @@ def test_until_is_a_compute_or_a_multiple_of_the_shortest_run_for_forecasts_comp
     assert found["stop_rule"][0]["P"] == forecast.stop_rule(law, 0.02, 4)[0]
 
 
-def test_with_fit_to_the_first_half_is_that_of_the_fitted_part(tmp_path, capsys):
-    rows = log_rows(points=28)
-    cut = str(write_log(tmp_path / "a.jsonl", [row for row in rows if row.get("gpu_hours", 0) < 0.75]))
-    whole = str(write_log(tmp_path / "b.jsonl", rows))
-    halves = []
-    for flags in ([cut], [whole, "--fit-to", "0.75"]):
-        fit_cli.main([*flags, "--json"])
-        halves.append(json.loads(capsys.readouterr().out)["runs"][0]["first_half"])
-    assert halves[0] == halves[1] and halves[0]["C"] == pytest.approx(0.7, abs=0.05)
-
-
 def test_the_figure_of_one_run_shows_what_is_ahead_its_A_and_what_its_first_half_met():
     run = run_of(noise=0.005)
     whole, half = forecast.forecast_run(run), forecast.forecast_run(run._replace(stop="50%"))

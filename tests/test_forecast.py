@@ -156,14 +156,6 @@ def test_ahead_a_part_of_the_curves_follows_eq1_a_part_a_line_and_the_rest_stays
     assert law.band(last * 1.0001)[0] == pytest.approx(law.band(last)[0], abs=1e-3)  # no step at the last point
 
 
-def test_a_plateau_after_a_jump_is_seen_as_one():
-    C = np.arange(101.0)
-    R = np.where(C < 40, 0.2, 0.7) + 0.01 * np.random.default_rng(0).normal(size=101)
-    law = forecast.forecast(C, R)
-    assert np.ptp(law.band(200.0)) < 0.2 and abs(law.median(200.0) - 0.7) < 0.02
-    assert forecast.stop_rule(law)[1] == "stop"
-
-
 def test_no_band_is_narrower_than_the_binomial_noise_of_the_evaluations():
     run = fit.Run(np.arange(7.0), np.zeros(7))
     unknown, counted = (forecast.forecast_run(run._replace(completions=n)) for n in (None, 12))

@@ -1,6 +1,5 @@
 """Claims about lab/: which runs a comparison makes, how they are compared, and what is said of them."""
 
-import doctest
 import json
 import re
 import shlex
@@ -54,11 +53,6 @@ def rise(A=0.8, C_mid=300.0, seed=0, shift=0.0, n=25, **more):
         return run(0.2 + shift + (A - 0.2) / (1 + (C_mid / C) ** 3) + noise, seed, **more)
 
 
-def test_docstring_examples_run():
-    for module in (statistics, compare, settings, figures):
-        assert doctest.testmod(module).failed == 0
-
-
 # --- Statistics ------------------------------------------------------------------------------------------------------
 
 
@@ -108,20 +102,12 @@ def test_a_setting_that_collapses_does_not_widen_the_intervals_of_others_and_has
 
 def test_compute_to_a_common_pass_rate_is_read_where_both_are_half_way():
     groups = {
-        "slow": [rise(C_mid=600.0, seed=seed) for seed in range(3)],
-        "fast": [rise(seed=seed) for seed in range(3)],
+        name: [rise(C_mid=C_mid, seed=seed) for seed in range(3)] for name, C_mid in (("slow", 600), ("fast", 300))
     }
     [row] = statistics.compare(groups, "tokens")
     assert row.level == pytest.approx(0.5, abs=0.01)  # halfway from 0.2 to 0.8
     assert np.exp(row.compute.D) == pytest.approx(0.5, abs=0.02)  # 300 / 600
     assert row.A.D == pytest.approx(0.0, abs=0.02) and row.why_not == ""
-
-
-def test_a_run_that_still_rises_or_heads_for_the_bound_of_the_fit_has_no_asymptote():
-    early = rise(A=0.99, C_mid=1500.0, n=12)
-    assert statistics.asymptote(early, "tokens") is None and statistics.asymptote(rise(), "tokens") is not None
-    [head] = [runs[:1] for name, runs in settings.kept_groups("head-k0").items() if name == "FP32"]
-    assert statistics.fitted(head[0], "tokens").A > 0.999 and statistics.asymptote(head[0], "tokens") is None
 
 
 def test_runs_that_collapse_count_at_the_end_and_have_no_asymptote():
@@ -134,6 +120,7 @@ def test_runs_that_collapse_count_at_the_end_and_have_no_asymptote():
     ends = [statistics.end(one) for one in groups["mixed"]]
     assert row.end.D == pytest.approx(np.mean(ends) - np.mean([statistics.end(one) for one in groups["steady"]]))
     assert row.A is None and row.end.D < -0.3
+    assert statistics.asymptote(rise(A=0.99, C_mid=1500.0, n=12), "tokens") is None  # it still rises
     lines = compare.settings_lines(groups)
     assert "0 of 3" in lines[1] and "2 of 3" in lines[2]
 
@@ -255,11 +242,9 @@ def test_a_run_is_known_by_its_settings_seed_code_and_files_and_not_by_its_name(
 def test_settings_that_differ_in_how_they_clip_alone_are_told_from_others():
     pairs = {
         ("--loss cispo", "--loss dapo"): True,
-        ("--loss cispo --eps-max 4", "--loss cispo"): True,
         ("--loss cispo", "--loss gspo"): False,  # its ratio is a sequence's
         ("--loss cispo", "--loss dapo --aggregation token"): False,
         ("--recipe baseline", "--recipe baseline --loss grpo"): True,
-        ("--recipe baseline", "--recipe scalerl"): False,
     }
     assert {pair: compare.clip_alone(*map(str.split, pair)) for pair in pairs} == pairs
 

@@ -1,11 +1,9 @@
 """Claims about plumbing/monitor.py: what rows of the log it warns of, and which end a run."""
 
-import doctest
 from types import SimpleNamespace
 
 import pytest
 
-from plumbing import monitor
 from plumbing.monitor import Monitor
 
 STEP = dict(kind="step", gradient_norm=1.0, pass_rate=0.25, truncated=0.0, skipped=False, prompts=[0] * 20, failures=[])
@@ -29,10 +27,6 @@ def watched(*rows, held_out=200, virtual=None, start=1):
         watch((EVAL if row.get("kind") == "eval" else STEP | {"step": number}) | row)
     assert all(failed for _, failed in ends)  # the run's end is a failure, for its exit code
     return said, ends[0][0] if ends else None
-
-
-def test_docstring_examples_run():
-    assert doctest.testmod(monitor).failed == 0 < doctest.testmod(monitor).attempted
 
 
 def test_nothing_is_said_of_rows_as_they_should_be():

@@ -1,6 +1,5 @@
 """Claims about plumbing/screen.py: what a run shows, on a terminal and without one."""
 
-import doctest
 import io
 
 from plumbing import screen
@@ -8,10 +7,6 @@ from plumbing import screen
 STEP = {"kind": "step", "step": 7, "pass_rate": 0.5, "kept": 0, "gpu_hours": 0.25}
 STEP |= {"idle_generators": 0.1, "idle_trainers": 0.2}
 IDLE = "idle: generators 10%, trainers 20%  0.2500 device-hours"
-
-
-def test_docstring_examples_run():
-    assert doctest.testmod(screen).failed == 0 < doctest.testmod(screen).attempted
 
 
 def test_compute_is_called_device_hours_and_a_step_without_gradient_shows_no_numbers_of_one():

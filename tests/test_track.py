@@ -1,16 +1,11 @@
 """Claims about plumbing/track.py: a tracker gets the log's numbers, in its local store; a run needs none."""
 
-import doctest
 import sys
 from types import SimpleNamespace
 
 import pytest
 
 from plumbing import track
-
-
-def test_docstring_examples_run():
-    assert doctest.testmod(track).failed == 0 < doctest.testmod(track).attempted
 
 
 def test_a_tracker_that_is_not_installed_is_named_with_what_to_type(monkeypatch):

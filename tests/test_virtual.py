@@ -1,6 +1,5 @@
 """Virtual time: claims about the clock, about who waits for what, and about runs that repeat."""
 
-import ast
 import copy
 import json
 import signal
@@ -16,7 +15,7 @@ import torch.distributed as dist
 import rollout
 import train
 from plumbing import costs, logs, run_folder, settings
-from plumbing.virtual import Events, InOneProcess, Memory
+from plumbing.virtual import Events, InOneProcess
 
 # --- Clock, store, weights -------------------------------------------------------------------------------------------
 
@@ -40,27 +39,6 @@ def test_events_come_in_the_order_of_their_times_and_of_their_entry_at_equal_tim
     for _ in range(100):
         events.sleep(0.1)
     assert events.now == 100 * round(0.1 * 2**24) / 2**24  # sums are exact
-
-
-def test_a_sleep_lets_happen_what_is_due_in_it_and_no_more():
-    events, notes, note = noted()
-    events.after(1.0, lambda: events.after(1.0, note("entered while it slept, due at its end")))
-    events.after(2.0, note("entered before, due at its end"))
-    events.sleep(2.0)
-    assert events.now == 2.0 and notes == [(2.0, "entered before, due at its end")]
-    events.sleep(0.5)
-    assert events.now == 2.5 and len(notes) == 2
-
-
-def test_the_memory_tells_of_keys_that_are_set_and_does_what_a_tcp_store_does():
-    told = []
-    memory = Memory(told.append)
-    memory.set("a", b"1")
-    memory.set("b", b"2")
-    assert (memory.add("n", 2), memory.add("n", 0)) == (2, 2) and told == ["a", "b"]
-    assert memory.multi_get(["b", "a"]) == [b"2", b"1"] and memory.get("a") == b"1"
-    assert memory.check(["a", "n"]) and not memory.check(["a", "c"])
-    assert (memory.delete_key("a"), memory.delete_key("a"), memory.num_keys()) == (True, False, 2)
 
 
 COSTS = costs.TABLE["exact"]._replace(decode=1.0, row=0.25, column=0.125, turn=0.5, broadcast=2.0)
@@ -353,15 +331,6 @@ def test_measured_finds_the_costs_of_a_run_again(runs, tmp_path):
     assert decoding.decode == pytest.approx(costs.BALANCED.decode, rel=0.3)  # slots are not always full
     assert decoding.broadcast == pytest.approx(costs.BALANCED.broadcast, rel=0.15)
     assert decoding.turn == pytest.approx(costs.BALANCED.turn, abs=0.1 * costs.BALANCED.decode)
-
-
-def test_no_module_that_train_needs_imports_at_its_top_what_windows_lacks():
-    found = []
-    for path in [*settings.ROOT.glob("*.py"), *settings.ROOT.glob("plumbing/*.py"), *settings.ROOT.glob("verify/*.py")]:
-        for statement in ast.parse(path.read_text()).body:
-            if isinstance(statement, ast.Import):
-                found += [path.name for one in statement.names if one.name in ("fcntl", "resource", "pwd", "termios")]
-    assert not found
 
 
 def test_measured_says_which_column_a_log_lacks_and_refuses_virtual_logs(runs, tmp_path):

@@ -55,15 +55,6 @@ def test_bands_hold_the_truth_in_nine_of_ten_runs():
     assert 15 <= sum(held) <= 19
 
 
-def test_a_measured_R_0_widens_the_band_at_small_compute():
-    C, R = clean(noise=0.01)
-    measured, given_ = forecast.forecast(C, R), forecast.forecast(C, R, r0=R[0])
-    width = [np.ptp(law.band(1.0)) for law in (measured, given_)]
-    assert width[0] > 3 * width[1]
-    # At C = 0 the band comes from the measured point, +- 1.7 standard deviations of 0.01; the other points narrow it.
-    assert 0.02 < np.ptp(measured.band(0.0)) < 0.05
-
-
 def test_the_band_of_evaluations_adds_their_noise():
     law = forecast.forecast(*clean(noise=0.01, points=100))
     curve, one, four = (np.ptp(law.band(100.0, mean_of)) / 2 for mean_of in (np.inf, 1, 4))

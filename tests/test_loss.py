@@ -299,6 +299,7 @@ def test_sec4_scalerl_objective_is_the_loop_over_prompts_completions_and_tokens(
 
 @pytest.mark.parametrize("eps_max", [0.2, NAN])
 def test_eq4_cap_below_one_is_refused(eps_max):
+    loss.cispo(*CISPO_INPUT, eps_max=1.0)
     with pytest.raises(ValueError, match=f"eps_max is {eps_max}.* at least 1"):
         loss.cispo(*CISPO_INPUT, eps_max=eps_max)
 
@@ -306,6 +307,7 @@ def test_eq4_cap_below_one_is_refused(eps_max):
 @pytest.mark.parametrize("name, flag", [("dapo", "eps_low"), ("grpo", "eps"), ("gspo", "eps_high")])
 @pytest.mark.parametrize("half_width", [-0.2, NAN])
 def test_eq3_negative_half_widths_are_refused(name, flag, half_width):
+    loss.LOSSES[name].objective(*CLIP_INPUT, **EPS[name] | {flag: 0})
     with pytest.raises(ValueError, match=rf"{half_width}.*; expected 0 or more"):
         loss.LOSSES[name].objective(*CLIP_INPUT, **EPS[name] | {flag: half_width})
 

@@ -635,16 +635,6 @@ def uninterrupted(forks, short_epochs, tmp_path_factory):
     return run
 
 
-def test_a_killed_generator_ends_the_run_with_its_name_a_log_and_a_checkpoint(forks, short_epochs, tmp_path):
-    run = Run(tmp_path / "run").fork(forks, 2, *short_epochs, "--steps", "600")
-    run.reach(3)
-    run.processes[1].kill()
-    assert run.wait() == [1, -signal.SIGKILL]
-    assert f"generator rank 1 ended; {run.out} holds a checkpoint of step {run.version}" in run.text
-    assert "generator rank 1" in run.log[-1]["reason"] and run.log[-1]["kind"] == "end"
-    assert run.version >= 2 and run.version % 2 == 0  # the last periodic checkpoint
-
-
 @pytest.mark.processes
 def test_ctrl_c_in_a_terminal_ends_torchrun_in_order_with_a_checkpoint(short_epochs, tmp_path):
     run = Run(tmp_path / "run")

@@ -330,7 +330,7 @@ def test_shapes_that_would_broadcast_are_refused(name):
     (loss.normalise, (torch.ones(4), "prompt"), r"shape \(4,\); expected \(P, G\)"),
     (loss.normalise, (torch.ones(2, 2), "std"), "'std'; expected one of prompt, batch, none"),
     (loss.global_denominators, (MASK, PROMPT_INDEX), r"lengths \(4, 3\)"),  # the mask in place of the lengths
-    (loss.aggregate, (OBJECTIVE, MASK, PROMPT_INDEX, "x", WHOLE), "'x'; expected one of sample, prompt, token"),
+    (loss.aggregate, (OBJECTIVE, MASK, PROMPT_INDEX, "none", WHOLE), "'none'; expected one of sample, prompt"),
 ])  # fmt: skip
 def test_other_shapes_and_unknown_names_are_refused_with_what_is_expected(function, arguments, words):
     with pytest.raises(ValueError, match=words):

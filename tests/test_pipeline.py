@@ -684,7 +684,7 @@ def test_of_an_evaluation_only_the_samples_arrive_with_their_tokens_and_the_coun
         assert [[rollout.prompt for rollout in group] for group in groups] == [[0, 0], [1, 1]]
         assert [one.request for one in samples] == [0, 0]
         assert seen == sorted(seen) and {*range(4)} <= {*seen} <= {*range(5)}
-    assert not any(key.startswith("rollout/") for key in queue.store.backend.values)
+    assert not any(key.startswith("rollout/") for key in queue.store.backend.list_keys())
 
 
 def test_a_trainer_decodes_too_while_it_waits_for_an_evaluation():

@@ -517,6 +517,30 @@ class Run:
         assert not stuck, f"ranks {stuck} did not end: {self.text}"
         return [process.exitcode for process in self.processes]
 
+    def launch(self, launchers, *argv):
+        """torchrun with two processes, in a process group of its own."""
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        with self.printed.open("a") as file:
+            self.launcher = subprocess.Popen(
+                [*torchrun, ROOT / "train.py", *argv, "--out", self.out],
+                stdout=file,
+                stderr=file,
+                env=environment,
+                start_new_session=True,
+            )
+        launchers.append(self.launcher)
+        return self
+
+    @property
+    def ranks(self):
+        """{rank: process id} of the launcher's children."""
+        found = {}
+        for child in Path(f"/proc/{self.launcher.pid}/task/{self.launcher.pid}/children").read_text().split():
+            variables = Path(f"/proc/{child}/environ").read_text().split("\0")
+            found |= {int(text[5:]): int(child) for text in variables if text.startswith("RANK=")}
+        return found
+
     @property
     def text(self):
         return self.printed.read_text()
@@ -541,6 +565,16 @@ class Run:
     def version(self):
         """Optimizer steps of the last checkpoint."""
         return run_folder.counters(finished(self.out)[-1])["version"]
+
+
+@pytest.fixture(scope="module")
+def launchers():
+    """The launchers that tests start; those that a failed test leaves running are ended with this module."""
+    started = []
+    yield started
+    for launcher in started:
+        launcher.terminate()  # a launcher ends its ranks too; does nothing if it has ended
+        launcher.wait(PATIENCE)
 
 
 # k = 0: each batch is sampled with the weights that it then updates, whatever the timing.

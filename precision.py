@@ -102,7 +102,8 @@ def _product(left, right):
 def as_factor(head_weight, fp32_head):
     """The head weight (V, H) as `head_logits` multiplies it: in fp32, unless tensor cores do the product.
 
-    Worth keeping where one weight is multiplied often, as in the chunks of a batch and in decode steps."""
+    Converting costs about as much as a product: where one weight is multiplied often, keep the result.
+    """
     on_tensor_cores = head_weight.is_cuda and head_weight.dtype == torch.bfloat16
     return head_weight.float() if fp32_head and not on_tensor_cores else head_weight
 

@@ -4,7 +4,7 @@
     python -m lab.trl_race --steps 120        the same to the end of the main job
     python -m lab.trl_race --layouts          only: seconds per step of each trainer's batch layouts
 
-The main job is the README's first command. Measures seconds on the clock until the validation pass rate is 0.1 and 0.2
+The main job is the README's main run. Measures seconds on the clock until the validation pass rate is 0.1 and 0.2
 above R_0, by linear interpolation between two evaluations; "not reached" is a result. Both trainers have the same
 model, prompts, batch, learning rate, warm-up, AdamW, CISPO with the same cap, the same validation prompts and the same
 code to evaluate them. Both clocks stand still during validation. Each trainer uses the fastest of its batch layouts

@@ -40,7 +40,7 @@ from plumbing.settings import FIELDS, known_flags, read_settings
 from recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parent.parent
-UNNAMED = ("out", "resume", "evaluate", "track", "checkpoint_every", "timeout")  # do not change what a run learns
+UNNAMED = ("out", "resume", "evaluate", "checkpoint_every", "timeout")  # do not change what a run learns
 ONE_RATIO = {"cispo", "dapo", "grpo"}  # where no clip acts, these are one loss
 RESULTS = ("finished", "curriculum exhausted")  # or it diverged
 

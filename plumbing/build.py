@@ -22,7 +22,7 @@ import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import checkpoints, experts, references, run_folder, screen, sizing, sources, track
+from plumbing import checkpoints, experts, references, run_folder, screen, sizing, sources
 from plumbing.distributed import sharing
 from plumbing.launch import alone, refuse, torchrun
 from plumbing.settings import ROOT
@@ -75,8 +75,6 @@ def prepare(args):
     folder = weights_folder(args)
     if args.evaluate:
         Path(args.out).mkdir(parents=True, exist_ok=True)
-    if args.track:
-        track.check(args.track)
     if not args.checkpoint:
         check_model(flag, folder)
         if os.path.isdir(folder) and (wrong := run_folder.damage(folder, needed=())):

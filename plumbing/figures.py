@@ -11,6 +11,7 @@ import numpy as np
 
 import fit
 import forecast
+from plumbing import run_folder
 
 PAPER_R_0 = 0.39  # ours: at this R_0 the published bs2048 fit gives back the power-law asymptotes of A.4
 TABLE_1 = {  # A, B, C_mid (GPU-hours)
@@ -216,10 +217,8 @@ def page(log, path):
     """
     from matplotlib.figure import Figure
 
-    from plumbing import timeline
-
     log = Path(log, "log.jsonl") if Path(log).is_dir() else Path(log)
-    found = columns(timeline.rows_of(log))
+    found = columns(run_folder.rows(log)[0])
     if "pass_rate" not in found:
         raise fit.BadInput(f"{log}: found no optimizer step of our logs (kind step); was it written by train.py?")
     panels = {title: [(names[name], found[name]) for name in names if name in found] for title, names in PAGE.items()}

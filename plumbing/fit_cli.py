@@ -186,17 +186,6 @@ def paper_tables():
     return lines + table(rows)
 
 
-def timelines(paths, steps, figure):
-    """Draw who did what when in these runs; returns a line. steps: (first, last + 1), None for a middle."""
-    from plumbing import timeline
-
-    found = [timeline.read(path) for path in paths]
-    if not found:
-        raise fit.BadInput("got no RUN, expected one or more of our runs' folders")
-    timeline.draw(found, figure, steps or timeline.middle(found))
-    return [f"written to {figure}"]
-
-
 def _figure(name):
     """The path of the figure `name`, "~" expanded. Raises BadInput for a folder and for a type that is not known."""
     from matplotlib.backend_bases import FigureCanvasBase
@@ -209,8 +198,7 @@ def _figure(name):
 
 def command(args, defaults):
     """Do what the command line asks for; returns the lines to print. Raises BadInput for a flag that has no effect."""
-    reads = {"paper", "o"} if args.paper else set(vars(args)) - {"steps"}
-    reads = {"timeline", "runs", "steps", "o"} if args.timeline else reads
+    reads = {"paper", "o"} if args.paper else set(vars(args))
     reads = {"page", "runs", "o"} if args.page else reads
     needed = {"log_f": args.o, "gain": args.stop_rule, "against": args.compare}
     reads -= {name for name, given in needed.items() if not given}
@@ -223,8 +211,6 @@ def command(args, defaults):
         figures.published(folder)
         return [*paper_tables(), f"written to {folder}"]
     args.o = args.o and _figure(args.o)
-    if args.timeline:
-        return timelines(args.runs, args.steps, args.o or "timeline.png")
     if args.page:
         if len(args.runs) != 1:
             raise fit.BadInput(f"got {len(args.runs)} RUNs, expected one: --page shows one run")
@@ -295,12 +281,6 @@ def flags():
     add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
     add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute; A and B by fit range")
     add("--page", action="store_true", help="draw RUN's entropy, staleness, idle shares, … by step (to -o, or run.png)")
-    add(
-        "--timeline",
-        action="store_true",
-        help="draw who did what when in RUNs in virtual time (to -o, or timeline.png)",
-    )
-    add("--steps", type=int, nargs=2, metavar=("LO", "HI"), help="of --timeline: these steps (default: in the middle)")
     add("--json", action="store_true", help="print JSON")
     add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper")
     add("--paper", action="store_true", help="draw the paper's figures from its published fits")

@@ -1,7 +1,7 @@
 """log.jsonl and the clock: train.py hands over rows; all that follows from the time or adds up is put in here.
 
 Whoever wants to know more is an observer, a function that is called with each row: the screen (screen.py), the monitor
-(monitor.py), a tracker (track.py), the figure. Only rank 0 logs. docs/running.md has a table of all columns.
+(monitor.py), the figures. Only rank 0 logs. docs/running.md has a table of all columns.
 
 Open in the paper: whether validation counts in C. Here it does not, although half-finished training rollouts continue
   during it.
@@ -18,7 +18,7 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from plumbing import run_folder, track
+from plumbing import run_folder
 from plumbing.monitor import Monitor
 from plumbing.screen import MINUTE, Screen, progress
 
@@ -84,7 +84,6 @@ class RunLog:
         if processes.rank == 0:
             self.screen = Screen(args.steps, processes.hours)
             self.observers: list = [self.screen, Monitor(self.screen.write, processes, args), Figure(self.out)]
-            self.observers += [track.observer(args.track, self.out)] if args.track else []
 
     def count_lost(self, state):
         """Keep in the totals what a crash cost since the checkpoint with these counters; returns its device-hours."""

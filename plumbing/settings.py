@@ -22,7 +22,7 @@ import torch
 import data
 from loss import AGGREGATIONS, LOSSES, NORMALISATIONS
 from pipeline import OFF_POLICY, publishes
-from plumbing import costs, own_loss, plan, run_folder, sources, track
+from plumbing import costs, own_loss, plan, run_folder, sources
 from plumbing.launch import end_launcher, refuse, restarts, torchrun, world_size
 from plumbing.typed import Parser, as_given, meant, option
 from recipes import EMBEDDED, PAPER, RECIPES, TINY
@@ -176,7 +176,6 @@ class Settings:
     )
     eval_generations: int = flag("completions per validation prompt (mean@k)", least=1)
     timeout: float = flag("seconds without progress after which a rank counts as lost", default=600.0, above=0)
-    track: str | None = flag("show the log in this tracker too (pip install trackio or wandb)", choices=track.TRACKERS)
     seed: int = flag("of the order of training prompts and of sampling", FIXED | EVALUATION, 0)
     out: str | None = flag("new folder, seen by all nodes (default runs/LOSS-seedSEED)", START | EVALUATION)
     evaluate: str | None = flag("no training: mean@k, pass@k on --data", START | EVALUATION, metavar="CHECKPOINT")

@@ -25,7 +25,6 @@ import heapq
 import itertools
 import math
 import signal
-from functools import partial
 from typing import Any
 
 import torch
@@ -96,7 +95,6 @@ class Turns:
         self.events = processes.events
         self.receiving = None  # {name: tensor} while it waits for weights
         self.idle = False
-        self.begun = {}  # (evaluation, request, index) of a running rollout -> when it was begun
         self.events.after(0.0, self.resume)
 
     def resume(self):
@@ -113,18 +111,11 @@ class Turns:
             seconds = ticks(costs.decode_step(rows, generator._cache.filled))
             generator.work["decode_seconds"] += seconds
             generator.work["slot_seconds"] += seconds * rows / generator.slots
-            self.events.after(seconds, partial(self.decoded, self.events.now, generator._running[:], done))
+            self.events.after(seconds, self.decoded)
         self.idle = not rows and not self.receiving
 
-    def decoded(self, began, running, done):
-        """A decode step has ended that began then; what comes of it follows after the turn's seconds."""
-        if timeline := self.processes.timeline:
-            for sequence in running:
-                request = sequence.group.request
-                self.begun.setdefault((request.evaluation, request.number, sequence.index), began)
-            for one in done:
-                since = self.begun.pop((one.evaluation, one.request, one.index), began)
-                timeline.completion(self.rank, since, self.events.now, one.versions[0], one.evaluation)
+    def decoded(self):
+        """A decode step has ended; what comes of it follows after the turn's seconds."""
         self.events.after(self.processes.costs.turn, self.resume)
 
 
@@ -153,9 +144,7 @@ class InOneProcess(Processes):
         self.trainer_ranks = range(1)
         self.generator_ranks = range(1, 1 + args.generators)
         self.hosts = [""] * (1 + args.generators)
-        self.stepping = None  # when the optimizer step under way began
         self.lock = None
-        self.timeline = None
         self.heartbeat = Heartbeat({}, 0, self.name, math.inf, self.farewell)
         self.memory = Memory(self.written)
         self.store = Store(self.memory, 0, self.heartbeat, pause=self.wait)
@@ -170,11 +159,6 @@ class InOneProcess(Processes):
     def agree(self, args):
         """Lock --out and begin the generators' lives."""
         self.lock = run_folder.own(args.out)
-        if not self.drain:  # with `exact` generators take no time: there is nothing to see
-            from plumbing.timeline import Recorder  # here, since it loads matplotlib
-
-            step = run_folder.counters(args.checkpoint)["version"] if args.checkpoint else 0
-            self.timeline = Recorder(args.out, step)
         for rank in self.generator_ranks:
             queue = RequestQueue(Store(self.memory, rank, self.heartbeat), self.clock, eager=True)
             life = self.generate(args, self, queue)
@@ -203,15 +187,11 @@ class InOneProcess(Processes):
         """Before each micro-batch: the trainers' devices share its work."""
         if self.heartbeat.stopped:
             raise Interrupted(self.heartbeat.stopped)
-        self.stepping = self.events.now if self.stepping is None else self.stepping
         self.events.sleep((self.costs.micro_batch + self.costs.token * tokens) / self.trainer_devices)
 
     def total(self, sums, largest):
         """After the last micro-batch: the rest of an optimizer step."""
         self.events.sleep(self.costs.optimizer)
-        if self.timeline:
-            self.timeline.gradient(self.stepping, self.events.now)
-        self.stepping = None
         return super().total(sums, largest)
 
     def receive(self, named):
@@ -221,7 +201,6 @@ class InOneProcess(Processes):
     @torch.no_grad()
     def send(self, layout, tensors):
         """All generators receive at once, the broadcast's seconds after all have joined."""
-        began = self.events.now
         self.events.sleep(self.costs.broadcast)
         for (name, *_), tensor in zip(layout, tensors):
             for turns in self.lives:
@@ -229,8 +208,6 @@ class InOneProcess(Processes):
         for turns in self.lives:
             turns.receiving = None
             self.events.after(0.0, turns.resume)
-        if self.timeline:
-            self.timeline.broadcast(began, self.events.now)
 
     def end(self, reason):
         """Returns the exit code: 0, 1, or 128 + the number of the signal that ended the run, as shells expect."""

@@ -184,7 +184,7 @@ def test_a_timeline_of_stated_costs_has_the_idle_shares_that_one_draws_by_hand()
         rows = timeline.timeline(off_policy=rule, k=k, generate=30.0, train=20.0)
         found += [timeline.idle(rows, what) for what in ("generated", "trained")]
     assert answers.idle() == pytest.approx(found)
-    assert [row["generated"] for row in rows[:3]] == [(0, 30), (30, 60), (80, 110)]  # ppo: the phase ends at 80 s
+    assert [row["generated"] for row in rows[:3]] == [(0, 30), (30, 60), (100, 130)]  # ppo: the phase ends at 100 s
     slow = timeline.timeline(k=8, generate=30.0, train=60.0)
     assert max(row["staleness"] for row in slow) == 8  # a queue of k + 1 batches stands; never more
 

@@ -97,7 +97,7 @@ def test_command_ends_with_code_2_and_one_line_for_bad_input(tmp_path, capsys, r
     assert error.count("\n") == 1 and error.startswith("fit.py: ")
 
 
-@pytest.mark.parametrize("name, flags", [("a.xyz", []), (".", []), ("new/", ["--timeline"])])
+@pytest.mark.parametrize("name, flags", [("a.xyz", []), (".", []), ("new/", ["--json"])])
 def test_a_figure_of_unknown_type_and_a_folder_are_refused_before_the_log_is_read(tmp_path, capsys, name, flags):
     figure = f"{tmp_path}/{name}"
     with pytest.raises(SystemExit) as end:

@@ -40,7 +40,7 @@ class Logged:
         heartbeat = SimpleNamespace(final=False, stop=pytest.fail)
         processes = SimpleNamespace(rank=rank, devices=3, generator_ranks=range(1, 3), hours="device-hours", name=str)
         vars(processes).update(clock=lambda: self.now, heartbeat=heartbeat)
-        args = SimpleNamespace(out=str(out), virtual=None, steps=9, track=None, think_end=None, generations=8)
+        args = SimpleNamespace(out=str(out), virtual=None, steps=9, think_end=None, generations=8)
         self.log = RunLog(args, processes, 1000, state or {}, lambda: self.work)
         prompts = dict(train=9, validation=99, too_long=0, repeated=0, unusable=0)
         self.log("config", step=0, prompts=prompts, flags=dict(eval_every=3, eval_generations=4))

@@ -84,8 +84,8 @@ def idle():
     k = 0, then with k = 1, then for ppo with k = 2; six numbers.
     """
     # pipeline, k = 0: in turn, 50 s a step. k = 1: generators never wait, 30 s a step. ppo: a phase begins with new
-    # weights; its batches are there after 30 and 60 s, its second step ends after 80 s, of which 60 and 40 s are work.
-    return 20 / 50, 30 / 50, 0, 10 / 30, 20 / 80, 40 / 80
+    # weights; its batches are there after 60 s, its second step ends after 100 s: in turn as well.
+    return 20 / 50, 30 / 50, 0, 10 / 30, 40 / 100, 60 / 100
 
 
 def queue():

@@ -22,7 +22,6 @@ if __name__ == "__main__":  # --help and wrong flags answer before the imports b
     SETTINGS = read_settings(sys.argv[1:])
 
 import math
-import time
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -35,12 +34,11 @@ import data
 import loss
 import precision
 import reward
-from pipeline import RequestQueue, RolloutQueue
+from pipeline import RolloutQueue
 from plumbing import batches, build, checkpoints, evaluation, experts, run_folder, run_log, sizing
-from plumbing.distributed import Processes, layout_of
+from plumbing.distributed import Processes, layout_of, lead, serve
 from plumbing.launch import alone, launch, torchrun
 from plumbing.plan import show_plan
-from plumbing.store import LONGEST_POLL, POLL, SLOWER, Interrupted
 from plumbing.virtual import InOneProcess
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
@@ -296,60 +294,6 @@ class Trainer:
         self.saved = self.version
 
 
-# --- Processes -------------------------------------------------------------------------------------------------------
-
-
-def lead(args, processes, prompts):
-    """A trainer rank's life. Returns why it ended.
-
-    An orderly end (finished, Ctrl-C, a verdict of the monitor) writes a checkpoint. After the loss of a process, on a
-    full disk, or with weights that are not finite, the previous checkpoint remains.
-    """
-    began = time.perf_counter()
-    heartbeat = processes.heartbeat
-    run = None
-    try:
-        processes.agree(args)
-        with heartbeat.working():
-            run = Trainer(args, processes, prompts)
-        try:
-            reason = train(run, args)
-            reason = heartbeat.stopped if heartbeat.failed else reason
-        except Interrupted as end:
-            reason = str(end)
-            heartbeat.tick()  # raises Lost if a process died: then the launcher, not Ctrl-C, interrupted us
-        heartbeat.needed &= {*processes.trainer_ranks}  # from here on generators may end
-        run.queue.stop(reason)
-        if run.meanwhile:
-            run.meanwhile.close()
-        run.checkpoint()
-    except (OSError, RuntimeError, FloatingPointError) as error:
-        reason = heartbeat.blame(error)
-    if run:
-        run.log.finish(reason, run.version, time.perf_counter() - began)
-        processes.reached = f"{run.version} of {args.steps}"
-    return reason
-
-
-def serve(args, processes):
-    """A generator rank's life. Returns why it ended."""
-    queue = RequestQueue(processes.store)
-    pause = POLL
-    seen = None
-    try:
-        processes.agree(args)
-        for generator, *_ in generate(args, processes, queue):
-            if generator.busy or queue.latest != seen:
-                pause = POLL
-            else:
-                time.sleep(pause)
-                pause = min(LONGEST_POLL, SLOWER * pause)
-            seen = queue.latest
-        return queue.latest.stop
-    except (OSError, RuntimeError) as error:
-        return processes.heartbeat.blame(error)
-
-
 def main(args):
     """Returns the exit code of this process."""
     disable_progress_bar()
@@ -361,9 +305,10 @@ def main(args):
     if args.evaluate:
         return evaluation.evaluate_policy(args, build.questions(args, prompts))
     processes = InOneProcess(args, generate) if args.virtual else Processes(args)
-    life = partial(lead, prompts=prompts) if processes.rank in processes.trainer_ranks else serve
     with closing(processes):
-        return processes.end(life(args, processes))
+        if processes.rank in processes.trainer_ranks:
+            return processes.end(lead(args, processes, partial(Trainer, args, processes, prompts), train))
+        return processes.end(serve(args, processes, generate))
 
 
 if __name__ == "__main__":

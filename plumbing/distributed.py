@@ -31,10 +31,11 @@ import torch.distributed as dist
 import transformers
 from torch.distributed.device_mesh import DeviceMesh
 
+from pipeline import RequestQueue
 from plumbing import heartbeat, run_folder
 from plumbing.launch import end_launcher, handled, threads, torchrun
 from plumbing.screen import Unbroken
-from plumbing.store import Interrupted, Store
+from plumbing.store import LONGEST_POLL, POLL, SLOWER, Interrupted, Store
 from verify import sandbox
 
 STORES: list = []  # kept open: rank 0 serves the others
@@ -320,6 +321,66 @@ class Processes:
         """Have rank 0's weights copied into {name: contiguous tensor}."""
         tensors = [named[name] for name in sorted(named)]
         broadcast_weights(layout_of(named), tensors, self.publishers, tensors[0].device)
+
+
+# --- The lives of both roles, from start to end -----------------------------------------------------------------------
+
+
+def lead(args, processes, make, train):
+    """A trainer rank's life. Returns why it ended.
+
+    make   () -> its train.Trainer
+    train  train.train
+
+    An orderly end (finished, Ctrl-C, a verdict of the monitor) writes a checkpoint. After the loss of a process, on a
+    full disk, or with weights that are not finite, the previous checkpoint remains.
+    """
+    began = time.perf_counter()
+    heartbeat = processes.heartbeat
+    run = None
+    try:
+        processes.agree(args)
+        with heartbeat.working():
+            run = make()
+        try:
+            reason = train(run, args)
+            reason = heartbeat.stopped if heartbeat.failed else reason
+        except Interrupted as end:
+            reason = str(end)
+            heartbeat.tick()  # raises Lost if a process died: then the launcher, not Ctrl-C, interrupted us
+        heartbeat.needed &= {*processes.trainer_ranks}  # from here on generators may end
+        run.queue.stop(reason)
+        if run.meanwhile:
+            run.meanwhile.close()
+        run.checkpoint()
+    except (OSError, RuntimeError, FloatingPointError) as error:
+        reason = heartbeat.blame(error)
+    if run:
+        run.log.finish(reason, run.version, time.perf_counter() - began)
+        processes.reached = f"{run.version} of {args.steps}"
+    return reason
+
+
+def serve(args, processes, generate):
+    """A generator rank's life. Returns why it ended. generate: train.generate."""
+    queue = RequestQueue(processes.store)
+    pause = POLL
+    seen = None
+    try:
+        processes.agree(args)
+        for generator, *_ in generate(args, processes, queue):
+            if generator.busy or queue.latest != seen:
+                pause = POLL
+            else:
+                time.sleep(pause)
+                pause = min(LONGEST_POLL, SLOWER * pause)
+            seen = queue.latest
+        return queue.latest.stop
+    except (OSError, RuntimeError) as error:
+        return processes.heartbeat.blame(error)
+
+
+# --- Weights ---------------------------------------------------------------------------------------------------------
 
 
 def layout_of(named, dtype=None):

@@ -22,7 +22,6 @@ TABLE_1 = {  # A, B, C_mid (GPU-hours)
 }  # fmt: skip
 # A.7, published: first and last fitted GPU-hours -> (B, A)
 A_7 = {(1500, 50000): (1.70, 0.645), (0, 100000): (1.56, 0.655), (0, 50000): (1.7, 0.645), (5000, 50000): (1.67, 0.645)}
-CUT_OFFS = {"start": (2, 5, 10, 20, 30, 40), "stop": (30, 40, 50, 60, 70, 80, 90, 100)}  # % of compute, as in A.7
 RATE = "pass rate R"
 HOURS = "compute C (GPU-hours)"
 BAND = "90 % band of the curve"
@@ -149,33 +148,18 @@ def through(label, rows):
     return Curve(label, value, (x[0], x[-1], x[-1]), (x, values[0]), lambda x: (low(x), high(x)))
 
 
-def error_panels(tables, run):
-    """Three panels: errors of forecasts against the fitted share of the compute; A and B of `run` against CUT_OFFS.
+def error_panel(tables):
+    """A panel: errors of forecasts against the fitted share of the compute.
 
     tables  [(name, rows of `forecast.hindcasts`)]
     """
     ends = ("forecast", "low", "high")
-    series = []
+    curves = []
     for name, rows in tables:
-        series.append((name, [(100 * row["share"], *(row[end] - row["measured"] for end in ends)) for row in rows]))
+        errors = [(100 * row["share"], *(row[end] - row["measured"] for end in ends)) for row in rows]
+        curves += [through(name, errors)] * (len(errors) > 1)
     title = "forecasts of the end\n90 % band: noise, and how well Eq. 1 holds"
-    panels = [(title, "share of the compute that is fitted (%)", "forecast - measured", series)]
-    laws = {}
-    for end, cuts in CUT_OFFS.items():
-        laws[end] = [(x, law) for x in cuts for law in forecast.fitted(run, **{end: f"{x}%"})]
-    for name in ("A", "B"):
-        known = {end: [one for one in laws[end] if name not in forecast.known(one[1])] for end in laws}
-        # From too few points the band of B reaches fit.B_MAX, 10,000, and would flatten all else.
-        top = max([1.0, *(1.5 * getattr(at, name) for own in known.values() for _, at in own)])
-        series = [
-            (f"{end} moves", [(x, getattr(at, name), *np.minimum(at.bands[name], top)) for x, at in known[end]])
-            for end in known
-        ]
-        title = (
-            f"{run.name}: {name} by fit range\n90 % band{f', cut at {top:.2g}' * (name == 'B')}: noise, if Eq. 1 holds"
-        )
-        panels.append((title, "cut-off (% of the compute)", f"{name}, where determined", series))
-    return [(*labels, [through(*one) for one in series if len(one[1]) > 1]) for *labels, series in panels]
+    return title, "share of the compute that is fitted (%)", "forecast - measured", curves
 
 
 # ---- The page of a run ----

@@ -141,7 +141,7 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02, against=0):
     if "forecast_error" in flags:
         pairs = [(run.name, forecast.hindcasts(run)) for run in runs]
         tables["forecasts of the mean of the last 5"] = found["forecast_error"] = [x for _, rows in pairs for x in rows]
-        panels += figures.error_panels(pairs, runs[0])
+        panels.append(figures.error_panel(pairs))
     if "stop_rule" in flags:
         rows = found["stop_rule"] = [stop_row(law, gain, until) for law in laws]
         tables["stop? P: probability that the curve rises by less than the gain from C on"] = rows
@@ -186,16 +186,6 @@ def paper_tables():
     return lines + table(rows)
 
 
-def _figure(name):
-    """The path of the figure `name`, "~" expanded. Raises BadInput for a folder and for a type that is not known."""
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    path = os.path.expanduser(name)
-    if Path(path).is_dir() or Path(path).suffix[1:].lower() not in FigureCanvasBase.filetypes:
-        raise fit.BadInput(f"got -o {name}, expected a file whose name ends in .png, .svg or .pdf")
-    return path
-
-
 def command(args, defaults):
     """Do what the command line asks for; returns the lines to print. Raises BadInput for a flag that has no effect."""
     reads = {"paper", "o"} if args.paper else set(vars(args))
@@ -210,7 +200,7 @@ def command(args, defaults):
         folder = Path(args.o or "figures").expanduser()
         figures.published(folder)
         return [*paper_tables(), f"written to {folder}"]
-    args.o = args.o and _figure(args.o)
+    args.o = args.o and os.path.expanduser(args.o)
     if args.page:
         if len(args.runs) != 1:
             raise fit.BadInput(f"got {len(args.runs)} RUNs, expected one: --page shows one run")
@@ -279,7 +269,7 @@ def flags():
     add("--gain", type=float, default=0.02, help="of --stop-rule: least rise worth going on for (default: 0.02)")
     add("--power-law", action="store_true", help="fit the power law of A.4 too")
     add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
-    add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute; A and B by fit range")
+    add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute")
     add("--page", action="store_true", help="draw RUN's entropy, staleness, idle shares, … by step (to -o, or run.png)")
     add("--json", action="store_true", help="print JSON")
     add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper")

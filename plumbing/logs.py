@@ -3,7 +3,7 @@
 If no column is asked for, the reward is
 
     1. pass_rate, or the only column whose name says a pass rate (RATE: accuracy, score, success, …)
-    2. else the reward, or its mean, unless another column shows that it is none from 0 to 1 (`_against`)
+    2. else the only column whose name says a reward
     3. else the only column that is left,
 
 and the compute is the first name of COMPUTE that stands beside it. Anything else is refused with the columns there are.
@@ -33,8 +33,7 @@ COMPUTE = (  # names without what stands before "/"; wandb's _step counts its ow
 STEP = re.compile("step|iter|update|rollout|batch", re.IGNORECASE)  # in the name of a column that counts them
 EPOCHS = {"epoch", "round", "stage", "phase", "cycle"}  # a step may start anew in each
 RATE = set("acc accuracy accuracies pass success solve solved correct correctness score win exact".split())
-REWARD = {"reward", "rewards", "rew", "rm"}
-MEAN = set("mean avg average train training eval val test rollout raw all critic metrics".split())
+REWARD = {"reward", "rewards", "rm"}
 NO_RATE = set(
     "% percent std min max best loss kl entropy lr grad norm token tokens format length len clip num time runtime"
     " timestamp target zero none truncated threshold error advantage margin margins sum total return returns".split()
@@ -93,7 +92,7 @@ def _compute(table, reward):
     return min(names, key=_rank)
 
 
-def _reward(table, scale):
+def _reward(table):
     """The columns of the reward that no flag names: one, or one of each run."""
     if "pass_rate" in table.columns:
         return ["pass_rate"]
@@ -101,33 +100,13 @@ def _reward(table, scale):
     fitting = [name for name in names if not _words(name) & NO_RATE and f"{name}.mean" not in names]
     rewards = [name for name in fitting if _words(name) & REWARD]
     rates = [name for name in fitting if _words(name) & RATE and name not in rewards]
-    plain = [name for name in rewards if not _words(name) - REWARD - MEAN]
     only = fitting if len(set(map(_metric, names))) == 1 and not rewards else []
-    for found in (rates, plain, only):
+    for found in (rates, rewards, only):
         if len(set(map(_metric, found))) > 1:
             raise _refusal(table, "--reward", None, "is needed", found)
-        if why := found and not scale and _against(table, found[0], rewards):
-            raise _refusal(table, "--reward", None, f"is needed, with --scale if it is no pass rate: {why}")
         if found:
             return found
     raise _refusal(table, "--reward", None, "is needed")
-
-
-def _against(table, name, rewards):
-    """What speaks against column `name` as a pass rate, or ""; rewards: all columns of rewards."""
-    words = _words(name)
-    R = table.numbers(name)
-    for other in table.columns:
-        what = _words(other)
-        if what & {"min", "max", "std"} and what - {"min", "max", "std"} == words - {"mean"}:
-            spread = table.numbers(other)
-            most = np.sqrt(2 * np.clip(R * (1 - R), 0, None) + 0.01) if "std" in what else 1  # of rewards from 0 to 1
-            if ((spread < 0) | (spread > most)).any():
-                return f"{other} is not that of rewards from 0 to 1"
-        part = other in rewards and what - words - MEAN or "format" in what
-        if words & REWARD and part and (np.nan_to_num(table.numbers(other) - R) != 0).any():
-            return f"there is {other}, so {name} may be a sum"
-    return ""
 
 
 # ---- From columns to a Run ----
@@ -153,8 +132,8 @@ def _order(table, compute, reward):
 
 
 def _parts(table, order, reward):
-    """[(label, mask of rows)] of the runs in a table: one, unless columns or falls of the column `order` separate
-    several. Runs of fewer than LEAST points are left out with a note, unless all are."""
+    """[(label, mask of rows)] of the runs in a table: one, unless columns separate several. Runs of fewer than LEAST
+    points are left out with a note, unless all are."""
     kinds = table.texts("kind")
     R = table.numbers(reward)
     counted = np.isfinite(R) & ([kind == "eval" for kind in kinds] if "eval" in kinds else True)
@@ -164,26 +143,11 @@ def _parts(table, order, reward):
     if STEP.search(order) and (np.diff(steps[full]) > 0).all():
         return [("", np.ones(table.length, bool))]
     labels = _labels(table, steps, R, full, STEP.search(order))
-    named = [(label, labels == label) for label in sorted(set(labels[full])) or [""]]
-    parts = [part for one in named for part in _by_fall(steps, rows, counted, *one)]
+    parts = [(label, labels == label) for label in sorted(set(labels[full])) or [""]]
     long = [(label, mask) for label, mask in parts if (mask & counted).sum() >= LEAST]
     if 0 < len(long) < len(parts):
         table.notes.append(f"{len(parts) - len(long)} runs of fewer than {LEAST} points are left out")
     return long or parts
-
-
-def _by_fall(steps, rows, counted, label, part):
-    """[(label, mask)] of the pieces of the mask `part` that begin where the steps, which stand in `rows`, fall back to
-    the first one or below; whole, if fewer than two pieces have LEAST points or the rows are in no order."""
-    rows = rows[part[rows]]
-    falls = np.diff(steps[rows]) < 0
-    starts = rows[1:][falls & (steps[rows[1:]] <= steps[rows[:1]])]
-    piece = np.searchsorted(starts, np.arange(len(part)), side="right")
-    pieces = [part & (piece == i) for i in range(len(starts) + 1)]
-    long = sum((piece & counted).sum() >= LEAST for piece in pieces)
-    if long < 2 or LEAST * falls.sum() > len(rows):
-        return [(label, part)]
-    return [(f"{label} ({i} of {len(pieces)})".strip(), piece) for i, piece in enumerate(pieces, 1)]
 
 
 def _labels(table, steps, R, rows, counts):
@@ -311,7 +275,7 @@ def read_runs(path, compute=None, reward=None, scale=None, cumulative=False, com
     table = read_table(path)
     stem = path.parent.name if path.name == "log.jsonl" else Path(path.name.removesuffix(".gz")).stem
     try:
-        rewards = _asked(table, reward, "--reward") if reward else _reward(table, scale)
+        rewards = _asked(table, reward, "--reward") if reward else _reward(table)
         asked = compute and (compute if compute == "row" else _asked(table, compute, "--compute")[0])
         runs = []
         for reward in rewards:

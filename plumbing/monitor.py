@@ -17,7 +17,6 @@ TRUNCATION = 0.1  # A.15
 TRUNCATED_STEPS = 10  # steps whose shares of truncated completions are averaged
 STANDING = 10  # batches in a row without gradient before a warning
 FEW_HELD_OUT = 16  # with fewer held-out prompts a warning says that they are too few for a curve
-SILENT = 0.1  # share of the first validation's prompts without an opinion of --reward above which a warning says so
 LATE = 0.1  # share of the verdicts of a batch or validation that time out above which a warning says so
 UNVERIFIED = 0.01  # a run stops when the verifier failed on a larger share of its groups (of 100, if it has had fewer)
 SKIPPED = 5  # steps in a row without a finite gradient, after which a run stops
@@ -40,9 +39,6 @@ WARNINGS = {
     "there, and none is right: every reward is -1, and nothing will be learnt. If the model uses no mark: --think-end "
     "none; if another one: --think-end TEXT; if it thinks for longer: a larger --max-new-tokens or --interrupt-at",
     "repeat": "checking an answer took longer than --verify-timeout: this run may not repeat bit for bit",
-    "reward": "the function of --reward has failed on {count} prompts so far; their groups are left out",
-    "silent": "the function of --reward returned None, no verdict, on {share:.0%} of the validation prompts; their "
-    "groups are left out, here and in training",
     "skipped": "the gradient of step {step} was not finite; its update was skipped",
     "slow": "{name} takes {times:.1f} times as long for a decode step as is usual. A completion of {tokens} tokens "
     "takes {seconds:.1f} s longer there, for which each step waits. End the run and go on without it: --resume",
@@ -66,7 +62,7 @@ class Monitor:
         self.truncated = deque(maxlen=TRUNCATED_STEPS)
         self.standing = self.skipped = self.far = 0  # batches, steps, steps in a row
         self.near = deque(maxlen=10)  # log_rho_youngest of earlier steps, as it should be
-        self.raised = 0  # groups on which --reward failed
+        self.raised = False  # --reward has failed on a group
         self.slow = {}  # those named already
         self.shown = set()  # (where, error)
         self.late = self.often = False  # a verdict has timed out; more than LATE of them have
@@ -113,12 +109,10 @@ class Monitor:
         self.show_failures(row)
         self.check_verifier(row, failed, self.held_out)
         if not row["completions"]:
-            error = row["failures"][0]["error"] if row["failures"] else WARNINGS["silent"].format(share=1.0)
+            error = row["failures"][0]["error"] if row["failures"] else "the function of --reward returned None"
             self.stop(f"no validation prompt got verdicts: {error}")
         if row["step"] == 0 and not row["answered"]:
             self.warn("no mark", completions=row["completions"], mark=self.args.think_end)
-        if row["step"] == 0 and row["silent"] > SILENT * self.held_out:
-            self.warn("silent", share=row["silent"] / self.held_out)
 
     def check_weights(self, row):
         """Warn if the generators seem to have other weights than the trainers; stop the run if that stays so."""
@@ -158,15 +152,13 @@ class Monitor:
             self.warn("late", share=row["timed_out"] / completions)
 
     def show_failures(self, row):
-        """Show each prompt without a verdict once; of failures of --reward the first, and how many there have been."""
+        """Show each prompt without a verdict once; of failures of --reward only the first."""
         for failure in row["failures"]:
-            self.raised += failure["own"]
-            known = failure["own"] and self.raised > 1 or (failure["where"], failure["error"]) in self.shown
+            known = failure["own"] and self.raised or (failure["where"], failure["error"]) in self.shown
+            self.raised |= failure["own"]
             if not known:
                 self.shown.add((failure["where"], failure["error"]))
                 self.write("NO VERDICT {where}: {error}".format(**failure))
-            if failure["own"] and self.raised in (10**power for power in range(1, 9)):
-                self.warn("reward", count=self.raised)
 
     def check_verifier(self, row, failed, groups):
         """Stop the run if `failed` is more than UNVERIFIED of `groups`, or of 100 if there are fewer groups."""

@@ -24,7 +24,7 @@ import torch
 from pipeline import OFF_POLICY
 from plumbing.costs import Costs
 from plumbing.launch import refuse, world_size
-from plumbing.typed import check_model, meant
+from plumbing.typed import check_model
 
 MFU = 0.4  # Llama 3 was trained at 0.38 to 0.43 (arXiv 2407.21783, Table 4)
 MBU = 0.6  # assumed: the lower end of what tuned decoders are said to reach
@@ -66,7 +66,6 @@ def fleet(text):
     count, name = found.groups() if found else ("", text)
     if name.upper() not in DEVICES or not count:
         known = ", ".join(f"{one} ({device.memory / 1e9:.0f} GB)" for one, device in DEVICES.items())
-        known += meant(name, DEVICES) if count else ""
         raise argparse.ArgumentTypeError(f"got {text}; expected NxGPU such as 8xH100, with a GPU of: {known}")
     return Fleet(int(count), name.upper(), DEVICES[name.upper()])
 

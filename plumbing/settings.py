@@ -24,7 +24,7 @@ from loss import AGGREGATIONS, LOSSES, NORMALISATIONS
 from pipeline import OFF_POLICY, publishes
 from plumbing import costs, own_loss, plan, run_folder, sources
 from plumbing.launch import end_launcher, refuse, restarts, torchrun, world_size
-from plumbing.typed import Parser, as_given, meant, option
+from plumbing.typed import Parser, as_given, option
 from recipes import EMBEDDED, PAPER, RECIPES, TINY
 from reward import THINK_END
 
@@ -57,8 +57,7 @@ def loss_name(text):
     if text in LOSSES:
         return text
     if ":" not in text:
-        expected = f"{', '.join(LOSSES)} or FILE.py:FUNCTION{meant(text, LOSSES)}"
-        raise argparse.ArgumentTypeError(f"got {text}; expected {expected}")
+        raise argparse.ArgumentTypeError(f"got {text}; expected {', '.join(LOSSES)} or FILE.py:FUNCTION")
     path = os.path.abspath(os.path.expanduser(text))
     try:
         own_loss.register(path)
@@ -386,9 +385,6 @@ def starting_point(args):
         raise ValueError(f"--resume: found no intact checkpoint in {args.out}: {'; '.join(args.notes)}")
     said = f"goes on from {folder}" if folder else f"no checkpoint in {args.out}: starts anew"
     args.notes.append(f"--resume: {said}")
-    log = Path(args.out) / "log.jsonl"
-    if lines := run_folder.rows(log)[1] if log.exists() else []:
-        args.notes.append(f"{log}: skipped what is no row, in line {', '.join(map(str, lines))}")
     return folder and str(folder)
 
 
@@ -401,10 +397,9 @@ def check_numbers(asked):
         bounds = FIELDS[name].metadata if name in FIELDS else {}
         numbers = value if isinstance(value, list) else [value]
         if "least" in bounds and not all(bounds["least"] <= number < float("inf") for number in numbers):
-            whole = "and a finite number" if isinstance(value, float) else "as a whole number"
-            raise ValueError(f"{option(name)}: got {as_given(value)}; expected {bounds['least']} or more, {whole}")
+            raise ValueError(f"{option(name)}: got {as_given(value)}; expected a number of {bounds['least']} or more")
         if "above" in bounds and not bounds["above"] < value < float("inf"):
-            raise ValueError(f"{option(name)} is {value}; expected more than {bounds['above']}, and a finite number")
+            raise ValueError(f"{option(name)}: got {value}; expected a number of more than {bounds['above']}")
 
 
 def check(args, given, asked):
@@ -454,11 +449,8 @@ def check_read(args, asked):
 
 def check_start(args, given):
     """Raise ValueError for a mode that cannot be started as it was."""
-    if args.plan and args.virtual:
-        raise ValueError("--plan with --virtual: a plan is of a run on GPUs; leave one of them out")
-    for mode in ("virtual", "plan"):
-        if getattr(args, mode) and torchrun("WORLD_SIZE") > 1:
-            raise ValueError(f"--{mode} runs in a single process: start it with python, or torchrun with one process")
+    if args.virtual and torchrun("WORLD_SIZE") > 1:
+        raise ValueError("--virtual runs in a single process: start it with python, or torchrun with one process")
     if args.virtual and args.generator != "torch":
         raise ValueError(f"--virtual with --generator {args.generator}: only torch's decode steps are timed one by one")
     if args.virtual and args.checkpoint:

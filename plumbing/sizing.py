@@ -39,7 +39,7 @@ LEAST_PROMPTS = 100
 
 
 def fit(args, config, phrase):
-    """Make lengths and slots fit model and memory; returns lines that say what changed, and a hint on a GPU.
+    """Make lengths and slots fit model and memory; returns lines that say what changed.
 
     config  Hugging Face's;  phrase  tokens of the interruption phrase
     Raises ValueError for what cannot be made to fit.
@@ -49,10 +49,6 @@ def fit(args, config, phrase):
     lines.append(fit_validation(args))
     if args.generator == "torch":
         lines.append(fit_slots(args, config, **neighbours(args)))
-        if args.plan or torch.cuda.is_available():
-            lines.append(
-                "Hint: --generator torch runs anywhere, but is not fast; on a GPU --generator vllm is (docs/own.md)"
-            )
     if not args.evaluate:
         check_lengths(args, config)
     return list(filter(None, lines))
@@ -214,12 +210,6 @@ def fit_trainers(args, config):
         return ""
     world = world_size(args.plan)
     count, itemsize = parameters(config), getattr(torch, args.dtype).itemsize
-    if count * itemsize > usable:
-        raise ValueError(
-            f"each generator holds all {count / 1e9:.2f}B parameters, {count * itemsize / 1e9:.1f} GB, and "
-            f"{usable / 1e9:.1f} GB of a GPU can be used; expected GPUs with more memory, or a smaller model"
-        )
-
     asked = args.trainers
     needs = {T: trainer_bytes(args, config, count, itemsize, T) for T in range(asked, asked + MOST_TRAINERS)}
     fits = next((T for T in needs if needs[T] <= usable), None)
@@ -232,7 +222,7 @@ def fit_trainers(args, config):
     if fits and fits < world and "trainers" not in args.asked:
         args.trainers = fits
         return f"--trainers {fits} instead of {asked}: {said}"
-    more = f"--trainers {fits}, " if fits and fits < world else f"{fits + 1} GPUs, " if fits else ""
+    more = f"--trainers {fits}, " if fits else ""
     raise ValueError(f"{said}. Way out: {more}a smaller --token-budget, shorter lengths or a smaller model")
 
 
@@ -286,17 +276,15 @@ def fit_slots(args, config, *, free, trainers, generators):
     room = int((USABLE * free - trainers * training - generators * fixed) // (generators * slot))
     if room >= args.slots:
         return ""
-    where = "here too" if trainers else "on a device of its own"
     needs = (
         f"{args.slots} slots x {positions:,} positions x {position:,} bytes = "
         f"{args.slots * positions * position / 1e9:.1f} GB; {free / 1e9:.1f} GB are free for {generators} "
         f"generator(s) with weights of {count * itemsize / 1e9:.1f} GB each"
     )
-    needs += f"; a trainer needs about {training / 1e9:.1f} GB, {where}" if training else ""
+    needs += f"; a trainer needs about {training / 1e9:.1f} GB" if trainers else ""
     if "slots" in args.asked or room < 1:
         raise ValueError(
             f"--slots {args.slots} does not fit: {needs}; {max(room, 0)} would fit. Lower --slots or --max-new-tokens"
-            + ", or take a smaller model" * (room < 1)
         )
     before = args.slots
     args.slots = room

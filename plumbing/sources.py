@@ -42,7 +42,7 @@ from pathlib import Path
 import data
 from data import Row, malformed
 from plumbing import references, store
-from plumbing.typed import beside, closest, is_path, meant
+from plumbing.typed import beside, is_path
 from verify.graders import TASKS
 from verify.programs import read_tests
 
@@ -55,7 +55,7 @@ EXPECTED = 'a row like {"prompt": text or chat messages, "answer": text or integ
 def parse_source(text: str) -> tuple[str, float, str | None]:
     """(name, weight, task or None) of a source as --data takes it.
 
-    Raises ValueError for an empty name, or a task beside an embedded source.
+    Raises ValueError for an empty name.
 
     >>> parse_source("code.jsonl:3:code"), parse_source("aime.jsonl:0"), parse_source("sorting")
     (('code.jsonl', 3.0, 'code'), ('aime.jsonl', 0.0, None), ('sorting', 1.0, None))
@@ -65,9 +65,6 @@ def parse_source(text: str) -> tuple[str, float, str | None]:
     name, weight, task = found.groups()
     if not name.strip():  # as a path it would be the working folder
         raise malformed("--data", repr(text), "a shell variable that is not set", "NAME[:WEIGHT][:TASK]")
-    if task and name in data.EMBEDDED:
-        expected = "NAME[:WEIGHT], without a task, for an embedded source"
-        raise malformed("--data", repr(text), "it has its own task", expected)
     return name, float(weight or 1), task
 
 
@@ -169,9 +166,6 @@ def one_kind(name: str, files: Iterable[str]) -> str:
 def read(name: str) -> Iterator[tuple[str, object]]:
     """(place, row) of a source that is not embedded. Raises ValueError, with what is there, if there is none."""
     if os.path.isdir(name):
-        if escape(name) != name:
-            cause = "by that name `datasets` may read another folder: give it another one"
-            raise malformed(f"--data {name}", "a pattern", cause, "a folder whose name is no pattern")
         files = glob("**", root_dir=name, recursive=True)  # without hidden ones
         rows = [path for path in files if os.path.basename(path) not in DESCRIPTIONS]
         one_kind(name, [path for path in rows if ending(path) in READERS | BUILDERS])  # of which `datasets` takes one
@@ -189,9 +183,8 @@ def read(name: str) -> Iterator[tuple[str, object]]:
     hub = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
     if hub and not is_path(name, longest=3) and kind not in READERS | BUILDERS:
         return read_dataset(name, path=hub[1], name=hub[2])
-    guess = meant(name, data.EMBEDDED) or f"; {beside(name)}"
     expected = f"{', '.join(data.EMBEDDED)}, a file, a folder or OWNER/NAME on the hub"
-    raise ValueError(f"--data {name}: expected {expected}; there is no such file or folder{guess}")
+    raise ValueError(f"--data {name}: expected {expected}; there is no such file or folder; {beside(name)}")
 
 
 def read_dataset(source: str, **place) -> Iterator[tuple[str, dict]]:
@@ -224,7 +217,7 @@ def missing(row: dict, where: str, names: Sequence[str], flag: str) -> ValueErro
     """The error for a row without a value under any of these names, which `flag` gives."""
     there = [name for name, value in row.items() if value is not None and not isinstance(value, dict)]
     there += [f"{name}.{inner}" for name, value in row.items() if isinstance(value, dict) for inner in value]
-    cause = f"an unlabelled row, or another name of the column: {flag} {closest(names[0], there) or 'NAME'}"
+    cause = f"an unlabelled row, or another name of the column: {flag} NAME"
     return malformed(where, f"nothing under {' or '.join(names)}, but under {sorted(there)}", cause, EXPECTED)
 
 
@@ -274,7 +267,7 @@ def read_prompt(prompt, where: str):
     prompt = chat(prompt, where) if isinstance(prompt, list) else prompt
     cause = ""
     if not isinstance(prompt, (str, list)):
-        cause = "a column of another meaning: it is neither a text nor a list of messages"
+        cause = "a column of another meaning"
     elif not prompt or isinstance(prompt, str) and prompt.isspace():
         cause = "an empty row"
     elif isinstance(prompt, list) and prompt[-1]["role"] == "assistant":
@@ -415,19 +408,17 @@ def usable(rows, parse, columns, ready, skip: bool, found: data.Data) -> Iterato
 
 
 RENDERED = "begin or end with what the chat template or the tokenizer writes itself, and will have it twice"
-CONFLICT = "repeat a prompt with another answer, and the earlier row counts"
 
 
-def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data.Data, evaluate: bool) -> tuple:
+def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data.Data) -> tuple:
     """(rows with their prompt for the first time; those that repeat one; tasks of all); rows are as data.packed makes.
 
-    Warnings are added to `found`: of rows that begin or end with one of `marks`, and, unless they are all to be asked
-    (`evaluate`), of rows that repeat a prompt with another answer.
+    A warning is added to `found` if rows begin or end with one of `marks`.
     """
     first: dict[str, bytes] = {}  # data.identity -> row
     repeated: list[bytes] = []
     tasks = set()
-    wrong: dict[str, list[str]] = {RENDERED: [], CONFLICT: []}  # places of rows
+    rendered: list[str] = []  # places of rows
     try:
         for row in rows:
             tasks.add(row.task)
@@ -435,13 +426,12 @@ def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data
             earlier = first.setdefault(data.identity(row.prompt), packed)
             if earlier is not packed:
                 repeated.append(packed)
-                if not evaluate and data.unpacked(earlier).answer != row.answer:
-                    wrong[CONFLICT].append(row.where)
             if any(text.startswith(marks) or text.endswith(marks) for text in map(str.strip, texts(row.prompt))):
-                wrong[RENDERED].append(row.where)
+                rendered.append(row.where)
     except (EOFError, zlib.error) as error:
         raise malformed(f"--data {name}", str(error), "an interrupted download", "a whole .gz file") from error
-    found.warnings += [f"{len(them)} rows, the first {them[0]}, {said}" for said, them in wrong.items() if them]
+    if rendered:
+        found.warnings.append(f"{len(rendered)} rows, the first {rendered[0]}, {RENDERED}")
     return list(first.values()), repeated, tasks
 
 
@@ -484,7 +474,7 @@ def load(
         else:
             parse = partial(parse_row, task=task, columns=columns, own=own, source=number)
             each = usable(read(name), parse, columns, ready, skip_unusable, found)
-            first, repeated, its_tasks = distinct(name, each, template_marks(ready), found, evaluate)
+            first, repeated, its_tasks = distinct(name, each, template_marks(ready), found)
             train, new, too_long = data.split(first, validation, share=data.HELD_OUT if weight else 1, fits=ready.fits)
             found.duplicates += len(repeated)
             found.others.rows += repeated if weight else repeated + train

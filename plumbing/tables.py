@@ -1,8 +1,8 @@
 """Reads the table that is in a log, whatever its form: columns of cells, which `Table.numbers` takes as numbers.
 
 Three forms are told apart by what stands in the file, not by its name: JSON (objects one after the other, or in lists),
-tables (cells between tabs, semicolons, commas, bars or blanks) and consoles (lines with name: value or name=value).
-Each may be packed (.gz), and in UTF-8, UTF-16 or Latin-1.
+tables (cells between tabs, semicolons, commas or blanks) and consoles (lines with name: value or name=value). Each may
+be packed (.gz).
 """
 
 import csv
@@ -12,8 +12,7 @@ import json
 import re
 import zlib
 from collections import defaultdict
-from contextlib import suppress
-from itertools import chain, groupby, islice
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -25,8 +24,8 @@ MISSING = {"", "-", "None", "none", "NULL", "null", "NA", "N/A", "n/a"}  # cells
 COUNTERS = "iter(?:ation)?s?|updates?|rollout(?:_id|_step)?|batch|generation"  # names that count steps
 NUMBER = r"[-+]?(?:(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?%?|-?inf|nan"
 WORD = r"[^\W\d][\w./@+-]{0,200}"
-PAIR = re.compile(  # reward: 0.5, reward=3/4, 'reward': '0.5', | reward | 0.5 |; Step 12
-    rf"(?<![\w./@+-])(?:({WORD}(?: {WORD}){{0,2}})['\"]?\s*[:=|│]\s*['\"]?"
+PAIR = re.compile(  # reward: 0.5, reward=3/4, 'reward': '0.5'; Step 12
+    rf"(?<![\w./@+-])(?:({WORD}(?: {WORD}){{0,2}})['\"]?\s*[:=]\s*['\"]?"
     rf"(?:[\w.]+\()?((?:{NUMBER})(?:/\d+)?)(?![\w:]|[.,]\d)"
     rf"|((?:global |train )?(?:step|epoch|episode|{COUNTERS})) #?(\d+))",
     re.IGNORECASE,
@@ -133,73 +132,57 @@ def _flat(row, path=""):
 
 
 def _console(table, text):
-    """Lines that hold name: value; lines between bars that follow each other are one row."""
-    lines = io.StringIO(re.sub(r"\x1b\[[\d;]*m", "", text), newline="")
-    for boxed, box in groupby(lines, lambda line: line.lstrip().startswith(("|", "│"))):
-        for line in [" ".join(box)] if boxed else box:
-            if pairs := [(name or counter, value or count) for name, value, counter, count in PAIR.findall(line)]:
-                table.add(pairs)
+    """Lines that hold name: value."""
+    for line in io.StringIO(re.sub(r"\x1b\[[\d;]*m", "", text), newline=""):
+        if pairs := [(name or counter, value or count) for name, value, counter, count in PAIR.findall(line)]:
+            table.add(pairs)
 
 
 def _rows(text, mark):
-    """The cells of each line, without comments and the rules of Markdown."""
+    """The cells of each line that is not empty, without comments."""
     lines = (line for line in io.StringIO(text, newline="") if not line.startswith("#"))
-    for row in csv.reader(lines, delimiter=mark, skipinitialspace=True):
-        cells = [x.strip(" *`") for x in row]
-        cells = cells[cells[:1] == [""] : -1] if mark == "|" else cells
-        if cells and (cells[0][:1] not in "-:+=" or any(x.strip("-:+=") for x in cells)):
-            yield cells
+    rows = csv.reader(lines, delimiter=mark, skipinitialspace=True)
+    return ([cell.strip() for cell in row] for row in rows if row)
 
 
 def _layout(head):
     """(mark between cells, index of the first row) of a table at the start of a log, or None.
 
-    It begins with names, or with numbers if no row stands before them. The next row holds a number, and most rows
-    have as many cells.
+    It begins with names. The next row holds a number, and most rows have as many cells.
     """
-    for mark in "\t;,| ":
+    for mark in "\t;, ":
         rows = [*_rows(head, mark)]
         for i, (row, below) in enumerate(zip(rows, rows[1:])):
-            known = [*map(is_number, row)]
-            named = not any(known) and (mark != "|" or all(row))
-            like = len(below) == len(row) > 1 and (named or i == 0 and all(known)) and any(map(is_number, below))
+            like = len(below) == len(row) > 1 and not any(map(is_number, row)) and any(map(is_number, below))
             if like and 2 * sum(len(x) == len(row) for x in rows[i:]) > len(rows[i:]):
                 return mark, i
     return None
 
 
 def _delimited(table, text, mark, skipped):
-    """A header, unless the first row holds numbers, then one row a line; a header in between is left out."""
+    """A header, then one row a line; a header in between is left out."""
     rows = islice(_rows(text, mark), skipped, None)
     header = next(rows)
-    if all(map(is_number, header)):
-        rows = chain([header], rows)
-        header = [f"column {n}" for n in range(1, len(header) + 1)]
-        table.notes.append("no header, so the columns are called column 1, column 2, …")
     if twice := [name for name in header if name and header.count(name) > 1]:
         raise fit.BadInput(f"the column {twice[0]:.40} occurs twice; rename one")
     for row in rows:
         if len(row) > len(header):
             raise fit.BadInput(f"row {table.length + 1} has {len(row)} cells, the header {len(header)}")
-        if row != header and (len(row) == len(header) or mark in "\t;,"):
+        if row != header and (len(row) == len(header) or mark != " "):
             table.add((name, x) for name, x in zip(header, row) if x not in MISSING)
 
 
 def _decoded(data):
-    """The text of bytes, which may be packed; what is neither UTF-8 nor UTF-16 is taken for Latin-1."""
+    """The text of bytes, which may be packed."""
     data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    if data[:4] in (b"PAR1", b"PK\3\4"):
-        raise fit.BadInput("Parquet and Excel are not read; export it as CSV, pandas can")
-    for encoding in ("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8", "latin-1"):
-        with suppress(UnicodeDecodeError):
-            return data.decode(encoding).replace("\ufeff", "")
+    return data.decode("utf-8-sig", errors="replace")
 
 
 def read_table(path):
     """The Table of a file; BadInput for what cannot be read, OSError for what cannot be opened."""
     path = Path(path)
-    if "tfevents" in path.name or not path.exists() and any(path.parent.glob("*tfevents*")):
-        raise fit.BadInput(f"{path.parent}: event files are not read; download the scalar from TensorBoard as CSV")
+    if "tfevents" in path.name or path.suffix in (".parquet", ".xlsx"):
+        raise fit.BadInput(f"{path}: event files, Parquet and Excel are not read; export the columns as CSV")
     if not path.exists():
         raise FileNotFoundError(f"{path}: No such file; {beside(path)}")
     if not path.is_file():
@@ -207,9 +190,6 @@ def read_table(path):
     table = Table()
     try:
         text = _decoded(path.read_bytes())
-        if re.fullmatch(r"\d\.", text[-2:]):
-            table.notes.append("left out the last line, which ends within a number")
-            text = text.rpartition("\n")[0]
         lines = [line for line in text[:HEAD].splitlines() if line.strip()]
         objects = [line for line in lines if re.match(r"\{(?!').*\}\s*$", line)]
         if re.match(r'\s*(\[\s*)?\{\s*"', text) or 2 * len(objects) > len(lines):

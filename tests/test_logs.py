@@ -44,7 +44,6 @@ STATE = json.dumps({"epoch": 1, "log_history": [*LOG, {"train_loss": 0.1}], "glo
 WANDB = '"Step","lr=1, kl=0 - val/acc","lr=1, kl=0 - val/acc__MIN","lr=1, kl=0 - val/acc__MAX"\n' + each(
     '"{c}","{r}","{r}","{r}"\n"{c}.5","","",""'
 )
-BOXES = each("| rollout/ | |\n|  success_rate | {r} |\n| time/ | |\n| step | {c} |\n-------------------")
 BARS = each(" {c}%|# | {c}/20 [00:01]{{'loss': 1e-06, 'step': {c}, 'acc': '{r}', 'lr': nan}}\n[36mINFO[0m loading: 5")
 AT_ONCE = {  # each says the same; its column of reward, of compute
     "a.csv": (GOOD, "acc", "step"),
@@ -52,10 +51,7 @@ AT_ONCE = {  # each says the same; its column of reward, of compute
     "resumed.csv": (delimited(rows=[*ROWS[:5], *AGAIN[5:], *ROWS[3:]]), "acc", "step"),
     "semicolons.csv": (delimited(";"), "acc", "step"),
     "blanks.txt": (each("{c:>5}   {r:<6}", [("step", "acc"), *ROWS]), "acc", "step"),
-    "table.md": (
-        "# Results, in short\n\n| step | **val acc** |\n|:--|--:|\n" + each("| {c} | {r} |"), "val acc", "step"),
     "percent.csv": (delimited(rows=[(c, f"{100 * r:.2f}%") for c, r in ROWS]), "acc", "step"),
-    "utf16.log": (each("iter={c} acc={r}").encode("utf-16"), "acc", "iter"),
     "bom.csv": ("\ufeff" + GOOD, "acc", "step"),
     "cells.csv": ('step,acc,text\n"9","",""\n' + each('{c},{r},"a\nb"'), "acc", "step"),
     "a.jsonl": (JSONL, "acc", "step"),
@@ -64,7 +60,6 @@ AT_ONCE = {  # each says the same; its column of reward, of compute
     "verl.log": (each("(main pid=7) step:{c} - time/gen:18.8 - val/acc:np.float64({r}) - x/y:nan"), "val/acc", "step"),
     "trl.log": (BARS, "acc", "step"),
     "bars.log": (each("12:00 \x1b[32mOK\x1b[0m Step {c} | Time: 2.3s | Score: {r} | 93 tokens/s"), "Score", "Step"),
-    "boxes.log": (BOXES, "success_rate", "step"),
     "wandb.csv": (WANDB, "lr=1, kl=0 - val/acc", "Step"),
     "tensorboard.csv": (
         delimited(",", ("Wall time", "Step", "Value"), [(1e9 + c, c, r) for c, r in ROWS]), "Value", "Step"),
@@ -75,9 +70,6 @@ AT_ONCE = {  # each says the same; its column of reward, of compute
     "wandb_steps.csv": (
         delimited(",", ("_step", "max_steps", "train/global_step", "acc"), [(3 * c, 60, c, r) for c, r in ROWS]),
         "acc", "train/global_step"),
-    "one_function.csv": (
-        delimited(",", ("step", "reward", "rewards/f/mean", "rewards/f/std"), [(c, r, r, 0.4) for c, r in ROWS]),
-        "reward", "step"),
 }  # fmt: skip
 
 
@@ -102,9 +94,7 @@ def test_commas_divide_thousands_and_are_no_decimal_points_and_fractions_are_rat
 NEEDS_A_NAME = {  # a log that cannot be read at once -> the columns beside the step, what the refusal says
     "two rates": (("train/acc", "val/acc"), lambda r: (r, r), "; there is train/acc, val/acc$"),
     "a sum": (("reward", "rewards/a", "rewards/b"), lambda r: (r / 2, r / 4, r / 4),
-              "there is rewards/a, so reward may be a sum"),
-    "0 to 2": (("reward", "reward_std"), lambda r: (r, (r * (2 - r)) ** 0.5),
-               "reward_std is not that of rewards from 0 to 1"),
+              "there is reward, rewards/a, rewards/b"),
     "a return": (("ep_rew_mean", "fps"), lambda r: (r, 9), "there is step, ep_rew_mean, fps$"),
     "per cent": (("accuracy (%)",), lambda r: (r,), r"there is step, accuracy \(%\)$"),
     "a loss": (("loss",), lambda r: (r,), "there is step, loss$"),
@@ -121,11 +111,7 @@ def test_what_may_be_no_pass_rate_is_refused_with_the_columns_there_are(tmp_path
     assert told(run) == f"reward: {names[0]}, as a pass rate by --scale 0:2; compute: step"
 
 
-def test_a_table_without_a_header_or_a_column_of_compute_loses_no_row(tmp_path):
-    path = write(tmp_path / "a.csv", GOOD.partition("\n")[2])
-    with pytest.raises(fit.BadInput, match="there is column 1, column 2; no header"):
-        logs.read_run(path)
-    assert list(logs.read_run(path, "column 1", "column 2").reward) == R
+def test_without_a_column_of_compute_the_rows_are_counted_if_asked(tmp_path):
     path = write(tmp_path / "a.txt", each("'reward': '{r}'"))
     with pytest.raises(fit.BadInput, match="COLUMN is needed; there is reward; --compute row counts the rows"):
         logs.read_run(path)
@@ -160,8 +146,6 @@ def test_event_files_parquet_and_excel_are_refused_with_the_way_out(tmp_path):
     for name, data in (("events.out.tfevents.1", b"x"), ("a.parquet", b"PAR1\0\1"), ("a.xlsx", b"PK\3\4\0\1")):
         with pytest.raises(fit.BadInput, match="as CSV"):
             logs.read_run(write(tmp_path / name, data))
-    with pytest.raises(fit.BadInput, match="download the scalar from TensorBoard as CSV"):
-        logs.read_run(tmp_path)
 
 
 def test_a_column_that_is_asked_for_matches_one_or_those_there_are_are_named(tmp_path):
@@ -177,9 +161,8 @@ def test_a_column_that_is_asked_for_matches_one_or_those_there_are_are_named(tmp
 
 
 def test_what_is_left_out_is_counted(tmp_path):
-    run = logs.read_run(write(tmp_path / "a.csv", GOOD + "13,nan\n14\n15,0."))
-    cut, lost = "left out the last line, which ends within a number", "1 rows without a number are left out"
-    assert run.notes[:-1] == (cut, lost) and list(run.reward) == R
+    run = logs.read_run(write(tmp_path / "a.csv", GOOD + "13,nan\n14\n"))
+    assert run.notes[:-1] == ("1 rows without a number are left out",) and list(run.reward) == R
 
 
 def test_of_repeated_steps_the_last_counts(tmp_path):
@@ -265,14 +248,6 @@ def test_console_logs_are_read_whatever_stands_before_the_first_metric(tmp_path,
 # ---- Several runs in a file, epochs, counts ----
 
 
-def test_a_file_in_which_the_compute_falls_back_to_the_start_holds_two_runs(tmp_path):
-    one, other = logs.read_runs(write(tmp_path / "a.csv", delimited(rows=ROWS + AGAIN + ROWS[:3])))
-    assert (list(one.reward), list(other.reward)) == (R, [r / 2 for r in R]) and list(one.compute) == C
-    assert (one.name, other.name) == ("a (1 of 3)", "a (2 of 3)")
-    assert one.notes[0] == "1 runs of fewer than 5 points are left out"
-    assert told(one).endswith("compute: step; 2 runs")
-
-
 def labelled(**values):
     """Rows (step, acc, a cell for each column) of up to four runs, one for each entry of the lists: the first is ROWS,
     the others have 1/2, 1/3, 1/4 of its pass rates."""
@@ -326,10 +301,9 @@ def test_epochs_that_trl_rounds_become_rows(tmp_path):
     # 361 rows in 0.04 epochs, printed with two decimals: five values.
     rates = np.linspace(0.2, 0.7, 361)
     text = "".join(f"{{'reward': '{r:.4f}', 'epoch': '{n / 9000:.2f}'}}\n" for n, r in enumerate(rates))
-    for path in (write(tmp_path / "once.log", text), write(tmp_path / "twice.log", text * 2)):
-        runs = logs.read_runs(path)
-        assert [list(run.compute) for run in runs] == [list(range(1, 362))] * (1 + (path.stem == "twice"))
-        assert runs[0].unit == "row" and runs[0].notes[0] == "rows share a rounded epoch, so they are counted"
+    run = logs.read_run(write(tmp_path / "a.log", text))
+    assert list(run.compute) == list(range(1, 362))
+    assert run.unit == "row" and run.notes[0] == "rows share a rounded epoch, so they are counted"
 
 
 def test_the_completions_of_an_evaluation_are_a_number_or_a_column(tmp_path):

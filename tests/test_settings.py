@@ -117,7 +117,7 @@ REFUSED = {  # flags -> words of the message
     "--average prompt": ["--average is now --aggregation"],
     "--prompts 0": ["--prompts: got 0", "1 or more"],
     "--interrupt-at 0 9": ["--interrupt-at: got 0 9", "1 or more"],
-    "--lr 0": ["--lr is 0.0", "more than 0"],
+    "--lr 0": ["--lr: got 0.0", "more than 0"],
     "--temperature 0": ["--temperature is 0; expected more, except with --evaluate"],
     "--no-positive-resampling 90": ["--no-positive-resampling", "got 90", "up to 1"],
     "--think-end=": ["--think-end", "empty", "or none"],
@@ -481,7 +481,7 @@ def test_the_default_number_of_trainers_is_the_smallest_that_fits_at_least_a_fif
 
 @pytest.mark.parametrize(
     "gpus, trainers, way_out",
-    [(8, 2, "--trainers 3, a smaller --token-budget"), (3, None, "4 GPUs, a smaller --token-budget")],
+    [(8, 2, "--trainers 3, a smaller --token-budget"), (3, None, "--trainers 3, a smaller --token-budget")],
 )
 def test_a_model_that_cannot_be_trained_on_these_gpus_is_refused_with_what_would_fit(
     monkeypatch, gpus, trainers, way_out

@@ -24,7 +24,6 @@ if __name__ == "__main__":  # --help and wrong flags answer before the imports b
 import math
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer
@@ -169,9 +168,7 @@ class Trainer:
         active = experts.active_parameters(self.policy.model)
         self.log = run_log.RunLog(args, processes, active, state, self.queue.generator_work)
         world = {"world": processes.world, "threads": torch.get_num_threads()}
-        decodes = args.trainers == 1 and args.generator == "torch" and not args.virtual
-        cpu = processes.device.type == "cpu"
-        self.meanwhile = evaluation.Meanwhile(args, processes, self.policy, generate) if decodes and cpu else None
+        self.meanwhile = evaluation.meanwhile(args, processes, self.policy, generate)
         self.log("config", step=self.version, flags=vars(args), **world, **build.provenance(prompts))
 
     # --- One optimizer step
@@ -268,14 +265,8 @@ class Trainer:
             self.evaluated = self.version
             if not groups:  # only rank 0 has them
                 return
-            trained = [group for group in groups if self.validation[group[0].prompt].source not in self.benchmarks]
-            found = reward.pass_rates(trained, self.validation)  # what is fitted; benchmarks have their own curves
-            every = reward.pass_rates(groups, self.validation)
-            found |= {name: every[name] for name in ("tasks", "tasks_stderr")}
-            self.log("eval", step=self.version, **found, **batches.grading_metrics(groups, self.validation))
-        for rollout, tokens in zip(sum(groups, []), samples):
-            row = evaluation.answered(self.validation[rollout.prompt], tokens, rollout.value)
-            run_log.append(Path(self.args.out) / "completions.jsonl", {"step": self.version, **row})
+            self.log("eval", step=self.version, **evaluation.metrics(groups, self.validation, self.benchmarks))
+        evaluation.keep_samples(self.args.out, self.version, self.validation, groups, samples)
 
     def checkpoint(self):
         """Write a checkpoint of this version if there is none. Raises FloatingPointError if a weight is not finite."""

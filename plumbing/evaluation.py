@@ -18,7 +18,7 @@ import torch.distributed as dist
 import precision
 import reward
 from pipeline import Request, RequestQueue
-from plumbing import screen
+from plumbing import batches, screen
 from plumbing.build import make_generator, make_scorer
 from plumbing.distributed import device
 from plumbing.launch import threads, torchrun
@@ -59,6 +59,31 @@ class Meanwhile:
 
     def close(self):
         self.turns.close()
+
+
+def meanwhile(args, processes, policy, generate):
+    """The Meanwhile of a run's only trainer on CPUs; None in any other run. Arguments as for Meanwhile."""
+    alone = args.trainers == 1 and args.generator == "torch" and not args.virtual
+    return Meanwhile(args, processes, policy, generate) if alone and processes.device.type == "cpu" else None
+
+
+def metrics(groups, prompts, benchmarks):
+    """What the log says of an evaluation: groups of RolloutMetadata, the data.Prompts that they answer.
+
+    benchmarks  sources that are never trained on: they have their own curves, and no part in what is fitted
+    """
+    trained = [group for group in groups if prompts[group[0].prompt].source not in benchmarks]
+    every = reward.pass_rates(groups, prompts)
+    found = reward.pass_rates(trained, prompts) | {name: every[name] for name in ("tasks", "tasks_stderr")}
+    return found | batches.grading_metrics(groups, prompts)
+
+
+def keep_samples(out, step, prompts, groups, samples):
+    """Append the Rollouts `samples`, those of the first groups, to completions.jsonl."""
+    for rollout, tokens in zip(sum(groups, []), samples):
+        append(
+            Path(out) / "completions.jsonl", {"step": step, **answered(prompts[rollout.prompt], tokens, rollout.value)}
+        )
 
 
 def complete(generator, scorer, prompts, generations):

@@ -258,10 +258,10 @@ class Trainer:
 
     def evaluate(self):
         """Log mean@k on the validation set. Meanwhile the clock stands still and nothing is sent or admitted."""
-        asked = self.validation, self.args.eval_generations
+        k = self.args.eval_generations
         with self.log.clock.paused():
-            with self.log.validation(len(self.validation) * self.args.eval_generations) as progress:
-                groups, samples = self.queue.evaluate(*asked, SAMPLES, progress, self.meanwhile)
+            with self.log.validation(len(self.validation) * k, self.meanwhile) as meanwhile:
+                groups, samples = self.queue.evaluate(self.validation, k, SAMPLES, meanwhile)
             self.evaluated = self.version
             if not groups:  # only rank 0 has them
                 return

@@ -115,14 +115,23 @@ class RunLog:
             observe(row)
 
     @contextmanager
-    def validation(self, completions):
-        """Inside `with`, a bar shows from a minute on how far a validation is; call it with the number finished."""
+    def validation(self, completions, decoder):
+        """Inside `with`, a function to call while a validation is waited for, with the number of finished completions.
+
+        It shows them in a bar, from a minute on, and has the decoder, an evaluation.Meanwhile or None, decode.
+        """
         if self.processes.rank:
             yield None
             return
         look = {"desc": "validation", "unit": " completions", "leave": False, "delay": MINUTE}
         with progress(sys.stdout, total=completions, **look) as bar:
-            yield lambda finished: bar.update(finished - bar.n)
+
+            def meanwhile(finished):
+                bar.update(finished - bar.n)
+                if decoder:
+                    decoder.decode()
+
+            yield meanwhile
 
     @contextmanager
     def timed(self, name):

@@ -88,8 +88,7 @@ class Turns:
     processes  the InOneProcess that it belongs to
     """
 
-    def __init__(self, rank, life, processes):
-        self.rank = rank
+    def __init__(self, life, processes):
         self.life = life
         self.processes = processes
         self.events = processes.events
@@ -162,7 +161,7 @@ class InOneProcess(Processes):
         for rank in self.generator_ranks:
             queue = RequestQueue(Store(self.memory, rank, self.heartbeat), self.clock, eager=True)
             life = self.generate(args, self, queue)
-            self.lives.append(Turns(rank, life, self))
+            self.lives.append(Turns(life, self))
 
     def clock(self):
         return self.events.now

@@ -116,7 +116,7 @@ def test_a_validation_of_a_minute_or_more_says_how_far_it_is(tmp_path, monkeypat
     for minute, said in ((60.0, []), (0.0, ["0/8", "3/8"])):
         monkeypatch.setattr(run_log, "MINUTE", minute)
         monkeypatch.setattr(screen, "MINUTE", minute)
-        with run.log.validation(8) as progress:
+        with run.log.validation(8, None) as progress:
             progress(3)
         shown = capsys.readouterr().out.splitlines()
         assert len(shown) == len(said) and all(words in line for words, line in zip(said, shown))

@@ -33,12 +33,15 @@ def first_half(law):
 
 
 def summary(law, half=(), until=None):
-    """A fit as a dict for JSON: its numbers and its forecasts at `until` (default: at 2x and 10x the run's compute);
-    and what `first_half` came to."""
+    """A fit as a dict for JSON: its numbers and its forecasts at `until` (default: at 2x and 10x the run's compute),
+    each with its gain over the last fitted compute per doubling of the compute; and what `first_half` came to."""
+    last = law.span[1]
     C = np.array([until] if until else [2 * law.run.compute[-1], 10 * law.run.compute[-1]])
     ahead = [dict(zip(("C", "R", "low", "high"), row)) for row in zip(C, law.median(C), *law.band(C))]
     if not until and ahead[-1]["high"] - ahead[-1]["low"] > FAR:
         del ahead[-1]
+    for row in ahead:
+        row["per_doubling"] = (row["R"] - law.median(last)) / np.log2(row["C"] / last) if row["C"] > last else None
     found = {name: value for name, value in vars(law).items() if name not in ("region", "draws", "fitted", "kept")}
     known = {
         "run": law.run.name,
@@ -65,7 +68,8 @@ def lines_of(found):
     rows = [("", "fit", "90 % low", "high")]
     rows += [(name, found[name], *band) for name, band in found["bands"].items() if name not in found["known"]]
     for row in found["forecasts"]:
-        rows.append((f"R at {row['C']:.4g} {figures.called(found['unit'])}", row["R"], row["low"], row["high"]))
+        price = "" if row["per_doubling"] is None else f" ({row['per_doubling']:+.3f} per doubling)"
+        rows.append((f"R at {row['C']:.4g} {figures.called(found['unit'])}{price}", row["R"], row["low"], row["high"]))
     if half := found["first_half"]:
         label = f"last R, from the first half (measured {half['measured']:.4g})"
         rows.append((label, half["forecast"], half["low"], half["high"]))

@@ -3,7 +3,7 @@
 If no column is asked for, the reward is
 
     1. pass_rate, or the only column whose name says a pass rate (RATE: accuracy, score, success, …)
-    2. else the only column whose name says a reward
+    2. else the only column whose name says a reward, unless its spread shows that it is none from 0 to 1
     3. else the only column that is left,
 
 and the compute is the first name of COMPUTE that stands beside it. Anything else is refused with the columns there are.
@@ -92,7 +92,7 @@ def _compute(table, reward):
     return min(names, key=_rank)
 
 
-def _reward(table):
+def _reward(table, scale):
     """The columns of the reward that no flag names: one, or one of each run."""
     if "pass_rate" in table.columns:
         return ["pass_rate"]
@@ -104,9 +104,21 @@ def _reward(table):
     for found in (rates, rewards, only):
         if len(set(map(_metric, found))) > 1:
             raise _refusal(table, "--reward", None, "is needed", found)
+        if wide := [name for name in found if not scale and _spreads(table, name)]:
+            raise _refusal(
+                table, "--reward", None, f"is needed, with --scale: {wide[0]} is none from 0 to 1, by its std"
+            )
         if found:
             return found
     raise _refusal(table, "--reward", None, "is needed")
+
+
+def _spreads(table, name):
+    """Whether a column with the standard deviation of the rewards `name` is wider than rewards from 0 to 1 can be."""
+    R = table.numbers(name)
+    widest = np.sqrt(2 * np.clip(R * (1 - R), 0, None) + 0.01)  # twice the variance, and 0.1, for estimates of few
+    own = _words(name) - {"mean"} | {"std"}
+    return any((table.numbers(other) > widest).any() for other in table.columns if _words(other) == own)
 
 
 # ---- From columns to a Run ----
@@ -275,7 +287,7 @@ def read_runs(path, compute=None, reward=None, scale=None, cumulative=False, com
     table = read_table(path)
     stem = path.parent.name if path.name == "log.jsonl" else Path(path.name.removesuffix(".gz")).stem
     try:
-        rewards = _asked(table, reward, "--reward") if reward else _reward(table)
+        rewards = _asked(table, reward, "--reward") if reward else _reward(table, scale)
         asked = compute and (compute if compute == "row" else _asked(table, compute, "--compute")[0])
         runs = []
         for reward in rewards:

@@ -412,6 +412,8 @@ def check(args, given, asked):
         raise ValueError(f"--k is {args.k}; expected >= {least} with {args.off_policy}")
     if "model" not in given and not {sources.parse_source(name)[0] for name in args.data} <= data.EMBEDDED.keys():
         raise ValueError("--data FILE needs --model: the embedded base model knows only digits, + and -")
+    if not args.evaluate and not any(sources.parse_source(source)[1] for source in args.data):
+        raise ValueError("--data: expected a source to train on; all have weight 0, which is for validation only")
     if not args.evaluate and args.temperature == 0:
         raise ValueError("--temperature is 0; expected more, except with --evaluate: RL needs different completions")
     if args.dtype == "float32" and not args.fp32_head and "fp32_head" in asked:

@@ -166,6 +166,9 @@ def one_kind(name: str, files: Iterable[str]) -> str:
 def read(name: str) -> Iterator[tuple[str, object]]:
     """(place, row) of a source that is not embedded. Raises ValueError, with what is there, if there is none."""
     if os.path.isdir(name):
+        if escape(name) != name:
+            cause = "by that name `datasets` may read another folder: give it another one"
+            raise malformed(f"--data {name}", "a pattern", cause, "a folder whose name is no pattern")
         files = glob("**", root_dir=name, recursive=True)  # without hidden ones
         rows = [path for path in files if os.path.basename(path) not in DESCRIPTIONS]
         one_kind(name, [path for path in rows if ending(path) in READERS | BUILDERS])  # of which `datasets` takes one
@@ -408,17 +411,19 @@ def usable(rows, parse, columns, ready, skip: bool, found: data.Data) -> Iterato
 
 
 RENDERED = "begin or end with what the chat template or the tokenizer writes itself, and will have it twice"
+CONFLICT = "repeat a prompt with another answer, and the earlier row counts"
 
 
-def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data.Data) -> tuple:
+def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data.Data, evaluate: bool) -> tuple:
     """(rows with their prompt for the first time; those that repeat one; tasks of all); rows are as data.packed makes.
 
-    A warning is added to `found` if rows begin or end with one of `marks`.
+    Warnings are added to `found`: of rows that begin or end with one of `marks`, and, unless they are all to be asked
+    (`evaluate`), of rows that repeat a prompt with another answer.
     """
     first: dict[str, bytes] = {}  # data.identity -> row
     repeated: list[bytes] = []
     tasks = set()
-    rendered: list[str] = []  # places of rows
+    wrong: dict[str, list[str]] = {RENDERED: [], CONFLICT: []}  # places of rows
     try:
         for row in rows:
             tasks.add(row.task)
@@ -426,12 +431,13 @@ def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data
             earlier = first.setdefault(data.identity(row.prompt), packed)
             if earlier is not packed:
                 repeated.append(packed)
+                if not evaluate and data.unpacked(earlier).answer != row.answer:
+                    wrong[CONFLICT].append(row.where)
             if any(text.startswith(marks) or text.endswith(marks) for text in map(str.strip, texts(row.prompt))):
-                rendered.append(row.where)
+                wrong[RENDERED].append(row.where)
     except (EOFError, zlib.error) as error:
         raise malformed(f"--data {name}", str(error), "an interrupted download", "a whole .gz file") from error
-    if rendered:
-        found.warnings.append(f"{len(rendered)} rows, the first {rendered[0]}, {RENDERED}")
+    found.warnings += [f"{len(them)} rows, the first {them[0]}, {said}" for said, them in wrong.items() if them]
     return list(first.values()), repeated, tasks
 
 
@@ -474,7 +480,7 @@ def load(
         else:
             parse = partial(parse_row, task=task, columns=columns, own=own, source=number)
             each = usable(read(name), parse, columns, ready, skip_unusable, found)
-            first, repeated, its_tasks = distinct(name, each, template_marks(ready), found)
+            first, repeated, its_tasks = distinct(name, each, template_marks(ready), found, evaluate)
             train, new, too_long = data.split(first, validation, share=data.HELD_OUT if weight else 1, fits=ready.fits)
             found.duplicates += len(repeated)
             found.others.rows += repeated if weight else repeated + train

@@ -181,7 +181,8 @@ def _decoded(data):
 def read_table(path):
     """The Table of a file; BadInput for what cannot be read, OSError for what cannot be opened."""
     path = Path(path)
-    if "tfevents" in path.name or path.suffix in (".parquet", ".xlsx"):
+    events = "tfevents" in path.name or not path.exists() and any(path.parent.glob("*tfevents*"))
+    if events or path.suffix in (".parquet", ".xlsx"):
         raise fit.BadInput(f"{path}: event files, Parquet and Excel are not read; export the columns as CSV")
     if not path.exists():
         raise FileNotFoundError(f"{path}: No such file; {beside(path)}")

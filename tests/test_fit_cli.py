@@ -138,7 +138,7 @@ def test_until_is_a_compute_or_a_multiple_of_the_shortest_run_for_forecasts_comp
         assert [row["until"] for row in found["stop_rule"]] == pytest.approx([5.6, 5.6])
     law = forecast.forecast_run(logs.read_run(short)._replace(start="10%"))
     (ahead,) = found["runs"][0]["forecasts"]
-    assert ahead["R"] == law.median(5.6)
+    assert ahead["per_doubling"] == pytest.approx((law.median(5.6) - law.median(1.4)) / 2)  # two doublings
     assert found["stop_rule"][0]["P"] == forecast.stop_rule(law, 0.02, 4)[0]
 
 

@@ -95,6 +95,7 @@ NEEDS_A_NAME = {  # a log that cannot be read at once -> the columns beside the 
     "two rates": (("train/acc", "val/acc"), lambda r: (r, r), "; there is train/acc, val/acc$"),
     "a sum": (("reward", "rewards/a", "rewards/b"), lambda r: (r / 2, r / 4, r / 4),
               "there is reward, rewards/a, rewards/b"),
+    "0 to 2": (("reward", "reward_std"), lambda r: (r, (r * (2 - r)) ** 0.5), "reward is none from 0 to 1, by its std"),
     "a return": (("ep_rew_mean", "fps"), lambda r: (r, 9), "there is step, ep_rew_mean, fps$"),
     "per cent": (("accuracy (%)",), lambda r: (r,), r"there is step, accuracy \(%\)$"),
     "a loss": (("loss",), lambda r: (r,), "there is step, loss$"),
@@ -146,6 +147,8 @@ def test_event_files_parquet_and_excel_are_refused_with_the_way_out(tmp_path):
     for name, data in (("events.out.tfevents.1", b"x"), ("a.parquet", b"PAR1\0\1"), ("a.xlsx", b"PK\3\4\0\1")):
         with pytest.raises(fit.BadInput, match="as CSV"):
             logs.read_run(write(tmp_path / name, data))
+    with pytest.raises(fit.BadInput, match="as CSV"):
+        logs.read_run(tmp_path)
 
 
 def test_a_column_that_is_asked_for_matches_one_or_those_there_are_are_named(tmp_path):

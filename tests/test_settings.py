@@ -121,7 +121,7 @@ REFUSED = {  # flags -> words of the message
     "--temperature 0": ["--temperature is 0; expected more, except with --evaluate"],
     "--no-positive-resampling 90": ["--no-positive-resampling", "got 90", "up to 1"],
     "--think-end=": ["--think-end", "empty", "or none"],
-    "--data tiny:0": ["more than (k + 1)·P = ", "training prompts, got 0"],
+    "--data tiny:0": ["--data: expected a source to train on; all have weight 0"],
     "--virtual measured:nowhere": ["--virtual measured:nowhere: ", "nowhere"],
     "--eps-max 0.2": ["eps_max is 0.2", "at least 1"],
     "--loss dapo --eps-low -0.2": ["half-widths are -0.2", "expected 0 or more"],

@@ -152,11 +152,12 @@ def test_chat_messages_may_be_stored_as_text_or_in_parts(prompt, load):
 # --- What is left out, and what is said of it ---
 
 
-def test_of_repeated_prompts_the_first_row_counts(load):
+def test_of_repeated_prompts_the_first_row_counts_and_another_answer_is_reported(load):
     rows = [*rows_of(a=1, b=2), {"prompt": "a ", "answer": 3}]
     rows += [{"prompt": [{"role": "user", "content": "b"}], "answer": 2}]  # the model reads both as the same
     loaded = load(rows, tokenizer=CHAT)
     assert answers(loaded) == {"user:a|assistant:": "1", "user:b|assistant:": "2"} and loaded.duplicates == 2
+    assert "a.jsonl:3, repeat a prompt with another answer" in loaded.warnings[0]
     asked = load(rows, tokenizer=CHAT, evaluate=True)  # there each is a question
     assert sorted(p.answer for p in [*every(asked), *asked.others]) == ["1", "2", "2", "3"]
 
@@ -386,7 +387,8 @@ def test_a_pattern_reads_all_its_files_and_folders_hold_files_of_one_kind(tmp_pa
     assert read == [{"path": str(tmp_path)}]
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "b.csv.gz").touch()
-    refused = {"": "2 kinds: .*jsonl, b.csv.gz", "*": "3 kinds: README.md, b.jsonl"}
+    (tmp_path / "x[1]").mkdir()
+    refused = {"": "2 kinds: .*jsonl, b.csv.gz", "*": "3 kinds: README.md, b.jsonl", "x[1]": "whose name is no pattern"}
     for name, words in refused.items():
         with pytest.raises(ValueError, match=words):
             sources.read(f"{tmp_path}/{name}")

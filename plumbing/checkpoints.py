@@ -56,6 +56,9 @@ def lacking(folder, config):
             return f"{path.name} cannot be read: {str(error).partition('. ')[0]}"
     if missing := [name for name in wanted if name not in found]:
         return f"{len(missing)} of {len(wanted)} tensors are missing, such as {missing[0]}"
+    for name, parameter in wanted.items():
+        if found[name].shape != parameter.shape:
+            return f"{name} has the shape {tuple(found[name].shape)}, not {tuple(parameter.shape)}"
     for head, embedding in model._tied_weights_keys.items() if config.tie_word_embeddings else ():
         if {head, embedding} <= found.keys() and not torch.equal(found[head], found[embedding]):
             return f"its tie_word_embeddings is true, and {head} differs from {embedding}: it has to be false"

@@ -222,7 +222,7 @@ def fit_trainers(args, config):
     if fits and fits < world and "trainers" not in args.asked:
         args.trainers = fits
         return f"--trainers {fits} instead of {asked}: {said}"
-    more = f"--trainers {fits}, " if fits else ""
+    more = f"--trainers {fits}, " if fits and fits < world else f"{fits + 1} GPUs, " if fits else ""
     raise ValueError(f"{said}. Way out: {more}a smaller --token-budget, shorter lengths or a smaller model")
 
 

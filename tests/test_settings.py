@@ -481,7 +481,7 @@ def test_the_default_number_of_trainers_is_the_smallest_that_fits_at_least_a_fif
 
 @pytest.mark.parametrize(
     "gpus, trainers, way_out",
-    [(8, 2, "--trainers 3, a smaller --token-budget"), (3, None, "--trainers 3, a smaller --token-budget")],
+    [(8, 2, "--trainers 3, a smaller --token-budget"), (3, None, "4 GPUs, a smaller --token-budget")],
 )
 def test_a_model_that_cannot_be_trained_on_these_gpus_is_refused_with_what_would_fit(
     monkeypatch, gpus, trainers, way_out

@@ -141,3 +141,5 @@ def test_what_the_hub_or_a_folder_cannot_give_is_one_line_with_its_name(capsys, 
     message = refused(capsys, "--model", name, "--data", "a.jsonl")
     assert f"--model {name}: expected " in message and words in message and "Couldn't connect" in message
     assert "Three" not in message
+    save_file(weights | {"model.norm.weight": weights["model.norm.weight"][:3].clone()}, "part/model.safetensors")
+    assert checkpoints.lacking("part", config) == "model.norm.weight has the shape (3,), not (48,)"

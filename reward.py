@@ -95,6 +95,8 @@ def mean_at_k(groups) -> tuple[float, float]:
 def pass_at_k(groups, k: int) -> tuple[float, float]:
     """The chance that at least one of k answers to a prompt is correct, and its standard error over prompts.
 
+    The error comes from the std between prompts (ddof 1), and is nan with one prompt.
+
     groups  a list of n >= k values v per prompt; with c of n correct (v = 1), 1 - C(n - c, k) / C(n, k) is unbiased
 
     >>> pass_at_k([[True, False], [False, False]], 1), pass_at_k([[True, False], [False, False]], 2)

@@ -95,7 +95,10 @@ def completion_keys(seed, request):
 
 
 def sample(log_pi, uniforms):
-    """Inverse CDF: (n, V) fp32 log-probabilities and (n,) float64 uniforms -> (n,) token ids."""
+    """Inverse CDF: (n, V) fp32 log-probabilities and (n,) float64 uniforms -> (n,) token ids.
+
+    The token is the first whose running sum of probabilities exceeds the uniform.
+    """
     cdf = log_pi.double().exp_().cumsum(-1)
     # right=True never picks a token of probability 0. Scaled by the last entry, as rounding may keep it from being 1.
     token = torch.searchsorted(cdf, uniforms[:, None] * cdf[:, -1:], right=True).squeeze(-1)
@@ -437,7 +440,10 @@ class TorchGenerator(Generator):
         return dict(self.model.named_parameters())
 
     def update_weights(self, version):
-        """The parameters now hold `version`: later tokens carry it, and prompts of queued completions are run again."""
+        """The parameters now hold `version`: later tokens carry it.
+
+        Prompts of completions that have not started, of training or of an evaluation, are run again.
+        """
         self.version = version
         self._head = None
         for sequence in (*self._queue, *self._evaluations):

@@ -68,7 +68,7 @@ def staleness():
     """`python exercises.py train --data tiny --virtual balanced --steps 20` takes seconds (docs/virtual.md says why).
 
     Then read `staleness` in the newest runs/*/log.jsonl. Returns the largest staleness of a token, in optimizer steps,
-    and the share of the tokens with more than 0 steps.
+    and the share of tokens with more than 0 steps, of all tokens of the run.
     """
     found = {}
     for row in rows("step"):
@@ -80,6 +80,7 @@ def staleness():
 def idle():
     """Generators need 30 s for a batch, trainers 20 s for an optimizer step; new weights are there at once.
 
+    With ppo, the trainers wait for all batches of a phase.
     Returns the shares of the time, in the long run, in which (generators, trainers) do nothing: for pipeline with
     k = 0, then with k = 1, then for ppo with k = 2; six numbers.
     """
@@ -160,8 +161,9 @@ def own_loss():
 
         def objective(logprobs, gen_logprobs, advantages, mask):  # shapes as in loss.cispo
 
-    Which of the two ends higher where every token is 8 steps old? Predict it; then compare (some minutes on two cores),
-    in the folder of the project, with HERE for this one:
+    By how much does CISPO end higher where every token is 8 steps old? Predict it (negative: it ends lower). Then
+    compare, which takes some minutes on two cores. Run this in the folder of the project, which has lab/, with the path
+    of this folder for HERE:
 
         python -m lab.compare "cispo: --loss cispo" "mine: --loss HERE/mine.py:objective" --seeds 3 --data tiny \\
             --virtual exact --k 8 --eval-every 8 --out HERE/race
@@ -171,6 +173,8 @@ def own_loss():
     Returns your prediction of CISPO's end minus yours, and what you measured: the mean over the three seeds.
     """
     ends = {"cispo": [], "mine": []}
+    if not Path("race").is_dir():
+        raise FileNotFoundError("there is no race/ here yet; the question says how to make it")
     for log in Path("race").glob("*/log.jsonl"):
         name = "cispo" if rows("config", log)[0]["flags"]["loss"] == "cispo" else "mine"
         ends[name].append(sum(row["pass_rate"] for row in rows("eval", log)[-5:]) / 5)

@@ -983,11 +983,12 @@ def aggregate_without_dummies(objective, mask, prompt_index, how, denominators):
 
 def aggregate_with_micro_batch_denominators(objective, mask, prompt_index, how, denominators):
     """take the denominators of each micro-batch and average the micro-batches, weighted by their completions."""
-    if how != "prompt":
-        divisor = denominators.completions * mask.sum(-1) if how == "sample" else denominators.tokens
-        return (_fill(objective, mask).sum(-1) / divisor).sum()
     share = len(mask) / denominators.completions * mask.any()
-    return share * _prompt_average(objective, mask, prompt_index, mask.sum(-1).clamp(min=1))
+    lengths = mask.sum(-1).clamp(min=1)
+    if how == "prompt":
+        return share * _prompt_average(objective, mask, prompt_index, lengths)
+    sums = _fill(objective, mask).sum(-1)
+    return share * ((sums / lengths).mean() if how == "sample" else sums.sum() / lengths.sum())
 
 
 def _length_with_injected(mask):
@@ -1024,10 +1025,12 @@ def other_averages(aggregate, objective, mask, prompt_index, whole):
 
 
 def micro_batches(aggregate, objective, mask, prompt_index, whole):
-    """The prompt average from two micro-batches and a dummy."""
+    """The prompt, sample and token average from two micro-batches and a dummy."""
     parts = [(objective[rows], mask[rows], prompt_index[rows]) for rows in ([0, 1, 2], [3])]
     dummy = objective[:1], mask[:1] & False, prompt_index[:1]
-    return sum(float(aggregate(*part, "prompt", whole)) for part in (*parts, dummy))
+    return [
+        sum(float(aggregate(*part, how, whole)) for part in (*parts, dummy)) for how in ("prompt", "sample", "token")
+    ]
 
 
 BATCH = OBJECTIVE, MASK, PROMPT_INDEX
@@ -1060,10 +1063,10 @@ AVERAGES = Claim(
 
 # The second prompt is split between the micro-batches: (12 / 2 + 4 / 5) / 2 + (0 + 3 / 5) / 2 = 3.4 + 0.3
 MICRO_BATCHES = Claim(
-    says="micro_batches: their shares add up to the prompt average of the whole batch",
+    says="micro_batches: their shares add up to the prompt, sample and token average of the whole batch",
     probe=micro_batches,
     inputs=(*BATCH, WHOLE),
-    expected=3.7,
+    expected=[3.7, 15 / 4, 19 / 7],
     mistakes=(aggregate_with_micro_batch_denominators,),
 )
 

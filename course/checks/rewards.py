@@ -4,6 +4,7 @@ Test: pytest tests/test_exercises.py
 """
 
 from math import comb, nan
+from statistics import fmean, stdev
 from types import SimpleNamespace
 
 import numpy as np
@@ -131,33 +132,37 @@ REWARDS.write(
 
 
 def chance(pass_at_k, groups, k):
-    return float(pass_at_k(groups, k)[0])
+    return [float(number) for number in pass_at_k(groups, k)]
+
+
+def _over_prompts(chances):
+    return fmean(chances), stdev(chances) / len(chances) ** 0.5
 
 
 def chance_plugged_in(groups, k):
     """put the share c/n into 1 - (1 - p)^k: biased downwards, most for small n."""
-    return (sum(1 - (1 - sum(group) / len(group)) ** k for group in groups) / len(groups),)
+    return _over_prompts([1 - (1 - sum(group) / len(group)) ** k for group in groups])
 
 
 def chance_is_mean(groups, k):
     """return mean@k, whatever k is."""
-    return (sum(sum(group) / len(group) for group in groups) / len(groups),)
+    return _over_prompts([sum(group) / len(group) for group in groups])
 
 
 def chance_of_the_first(groups, k):
     """look at the first k answers only: unbiased, but the other n - k answers are wasted."""
-    return (sum(any(group[:k]) for group in groups) / len(groups),)
+    return _over_prompts([float(any(group[:k])) for group in groups])
 
 
 def chance_of_all(groups, k):
     """ask that all k answers are correct instead of at least one."""
-    return (sum(comb(sum(group), k) / comb(len(group), k) for group in groups) / len(groups),)
+    return _over_prompts([comb(sum(group), k) / comb(len(group), k) for group in groups])
 
 
 def chance_pooled(groups, k):
     """pool the prompts, as if all had the same pass rate."""
     n, c = sum(map(len, groups)), sum(map(sum, groups))
-    return (1 - comb(n - c, k) / comb(n, k),)
+    return 1 - comb(n - c, k) / comb(n, k), 0.0
 
 
 def verdicts(rng, _):
@@ -183,10 +188,10 @@ REWARDS.write(
         "Return the mean over prompts and its standard error, which is nan for a single prompt.",
         "Of all subsets of k answers, the share without a right one is a quotient of two binomials.",
     ),
-    says="pass_at_k: the share of pairs with a right answer among them: 1/2, 0 and 1, so 1/2 on average",
+    says="pass_at_k: the share of pairs with a right answer among them: 1/2, 0 and 1, so 1/2 +- 1/sqrt(12) on average",
     probe=chance,
     inputs=([[True, False, False, False], [False] * 4, [True, True, True, False]], 2),
-    expected=0.5,
+    expected=[0.5, 12**-0.5],
     mistakes=(chance_plugged_in, chance_is_mean, chance_of_the_first, chance_of_all, chance_pooled),
     draw=verdicts,
 )

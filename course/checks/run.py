@@ -255,9 +255,9 @@ RUN.measure(
     minutes=30,
     teaches="A new loss is judged by runs with the same seeds, and by an interval of their differences.",
     hints=(
-        "Sec. 3.2; docs/own.md: a loss of your own.",
+        "Sec. 3.2; docs/paper/losses.md in the folder of the project.",
         "Tokens outside the mask get 0, also where a log-prob is not finite: torch.where.",
-        "What does its last line say? Which tokens are too likely or too rare in old data, and what does the ratio do?",
+        "What does lab.compare say? Which tokens are too likely or too rare in old data, and what does the ratio do?",
     ),
     says="CISPO's end minus that of the loss without a ratio, k = 8, mean over three seeds, in your own runs",
     probe=end_of_mine,

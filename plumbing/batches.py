@@ -8,7 +8,7 @@
 Denominators are those of the whole batch (loss.global_denominators), so the number of micro-batches and of ranks
 changes nothing but speed.
 
-Run by train.py. Test: pytest tests/test_train.py
+Run by train.py. Test: pytest tests/test_batches.py
 """
 
 from collections import Counter

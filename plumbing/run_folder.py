@@ -6,7 +6,7 @@
     checkpoint-STEP/       checkpoints.py writes them; one that does not match its contents.json is never resumed from:
                            the newest intact one is, and those after it are set aside as checkpoint-STEP-broken
 
-Test: pytest tests/test_broken_files.py tests/test_faults.py
+Test: pytest tests/test_run_folder.py tests/test_faults.py
 """
 
 import hashlib

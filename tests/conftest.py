@@ -5,7 +5,9 @@ Imported modules are frozen: otherwise every full garbage collection would walk 
 
 import ast
 import gc
+import itertools
 import json
+import math
 import multiprocessing.forkserver
 import os
 import time
@@ -21,9 +23,26 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # what forks after tokenising ne
 DATA = Path(__file__).parent / "data"
 
 
+def read_rows(path, kind=None):
+    """The rows of a JSON Lines file, or only those of a kind."""
+    found = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    return [row for row in found if kind in (None, row.get("kind"))]
+
+
+def write_rows(path, rows):
+    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def rows(name):
     """The rows of data/NAME.jsonl."""
-    return [json.loads(line) for line in (DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+    return read_rows(DATA / f"{name}.jsonl")
+
+
+def close(found, expected, within):
+    """Whether no number of two tensors, or of a list and a tensor, differs by more than `within`."""
+    import torch
+
+    return torch.allclose(torch.as_tensor(found), expected, rtol=0, atol=within)
 
 
 def alive(pid):
@@ -40,6 +59,60 @@ def wait_until(true, what, seconds=30.0):
     while not true():
         assert time.monotonic() < end, what() if callable(what) else what
         time.sleep(0.02)
+
+
+KINDS = {  # what differs between the models that tests make
+    "qwen3": dict(tie_word_embeddings=True),
+    "llama": dict(num_attention_heads=4, tie_word_embeddings=False),
+    "gemma": dict(num_attention_heads=4, num_key_value_heads=1, tie_word_embeddings=True),
+    "qwen3_moe": dict(num_experts=8, moe_intermediate_size=16, head_dim=16, norm_topk_prob=True),
+    "mixtral": dict(num_local_experts=8, intermediate_size=16, head_dim=16, sliding_window=None),
+    "olmoe": dict(num_experts=8, intermediate_size=16, head_dim=16),
+}
+
+
+def tiny_model(kind="qwen3", **changes):
+    """A random fp32 model with clearly uneven probabilities, the same one at every call; changes: of its config."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    sizes = dict(vocab_size=24, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=32)
+    sizes |= dict(num_attention_heads=2, num_key_value_heads=2, num_experts_per_tok=2, max_position_embeddings=128)
+    rest = dict(initializer_range=0.3, eos_token_id=1, pad_token_id=0, bos_token_id=2)
+    config = AutoConfig.for_model(kind, **sizes | rest | KINDS.get(kind, {}) | changes)
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def ranks_of(launcher):
+    """{rank: process id} of the children of a torchrun."""
+    found = {}
+    for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+        variables = Path(f"/proc/{child}/environ").read_text().split("\0")
+        found |= {int(text[5:]): int(child) for text in variables if text.startswith("RANK=")}
+    return found
+
+
+def rollout(correct, prompt=0, *, value=None, tokens=4, injected=0, prompt_tokens=3, truncated=False, logprob=-1.0):
+    """The rollout of a completion, all that trainers know at first; correct None: its verifier failed."""
+    import pipeline
+    import reward
+
+    if value is None:
+        value = math.nan if correct is None else reward.reward(correct)
+    lengths = prompt_tokens, tokens, {0: tokens - injected}
+    key = f"rollout/{next(made)}"
+    return pipeline.RolloutMetadata(
+        key, prompt, value, correct, truncated, injected > 0, *lengths, logprob, timed_out=False, error=""
+    )
+
+
+made = itertools.count()
+
+
+def batch(*verdicts):
+    """A group of rollouts for each list of verdicts."""
+    return [[rollout(correct, p) for correct in group] for p, group in enumerate(verdicts)]
 
 
 @dataclass

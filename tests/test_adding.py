@@ -1,9 +1,7 @@
 """Claims: a loss and an off-policy rule are each added in one place, and the command line, a run and the log follow."""
 
-import json
-from pathlib import Path
-
 import torch
+from conftest import read_rows
 from test_own_loss import registry  # noqa: F401
 from test_train import elsewhere  # noqa: F401
 
@@ -18,7 +16,7 @@ TINY = "--virtual generators --data tiny --steps 2 --eval-every 2 --eval-prompts
 def steps(*flags):
     """The rows of a run's optimizer steps."""
     assert train.main(read_settings([*TINY, *flags, "--out", "run"])) == 0
-    return [row for row in map(json.loads, Path("run/log.jsonl").open()) if row["kind"] == "step"]
+    return read_rows("run/log.jsonl", "step")
 
 
 def test_a_loss_added_under_the_decorator_has_its_name_and_clip_flag_in_the_help_and_its_clipped_share_in_the_log():

@@ -1,12 +1,12 @@
 """Mixtures of experts: the same probabilities on both sides, routing replay, checkpoints, what is counted."""
 
-import json
 from types import SimpleNamespace
 
+import conftest
 import pytest
 import torch
-from test_rollout import EXACT, finish, full_forward, requests
-from transformers import AutoConfig, AutoModelForCausalLM
+from test_rollout import finish, requests
+from transformers import AutoModelForCausalLM
 
 import loss
 import precision
@@ -18,35 +18,18 @@ from plumbing.store import MAX_BYTES
 from rollout import TorchGenerator
 
 EXPERTS, CHOSEN = 8, 2  # of a layer; of them, by a token
-KINDS = {  # the config's names
-    "qwen3_moe": dict(num_experts=EXPERTS, moe_intermediate_size=16, head_dim=16, norm_topk_prob=True),
-    "mixtral": dict(num_local_experts=EXPERTS, intermediate_size=16, sliding_window=None),
-    "olmoe": dict(num_experts=EXPERTS, intermediate_size=16),
-}
+KINDS = ("qwen3_moe", "mixtral", "olmoe")
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 def tiny_model(kind, **changes):
-    """A random model with clearly uneven probabilities, the same one at every call; its tokens are those of `tiny`."""
-    sizes = dict(vocab_size=len(sft.tokenizer(tiny=True)), hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
-    sizes |= dict(num_key_value_heads=2, num_experts_per_tok=CHOSEN, max_position_embeddings=64, initializer_range=0.3)
-    config = AutoConfig.for_model(
-        kind, **sizes | KINDS[kind] | dict(eos_token_id=1, pad_token_id=0, bos_token_id=None) | changes
-    )
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    """A random mixture whose tokens are those of the task `tiny`."""
+    sizes = dict(vocab_size=len(sft.tokenizer(tiny=True)), max_position_embeddings=64, bos_token_id=None)
+    return conftest.tiny_model(kind, **sizes | changes)
 
 
 def generator(model, **settings):
     return TorchGenerator(model, sft.tokenizer(tiny=True), slots=5, max_new_tokens=24, **settings)
-
-
-@every_kind
-def test_sec3_log_pi_gen_is_that_of_a_full_forward(kind):
-    model = tiny_model(kind)
-    done = finish(generator(model), requests(12, generations=2))
-    for completion in done.values():
-        assert torch.allclose(torch.tensor(completion.logprobs), full_forward(model, completion), rtol=0, atol=EXACT)
 
 
 # --- Routing replay --------------------------------------------------------------------------------------------------
@@ -108,27 +91,6 @@ def test_with_replay_the_largest_log_ratio_in_bf16_is_that_of_rounding(kind):
     assert replayed.max() < 0.6 * free.max() and replayed.mean() < free.mean()
 
 
-def gradients(model):
-    """Of log-probs with different weights, by name."""
-    ids = torch.randint(4, 24, (4, 9), generator=torch.Generator().manual_seed(1))
-    logprobs, _ = precision.PolicyModel(model, dtype=torch.float32)(ids)
-    (logprobs * torch.arange(1, 9)).sum().backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters()}
-
-
-def test_activation_checkpointing_asks_the_routers_again_and_gets_the_same_answer():
-    grads = []
-    record = torch.randint(EXPERTS, (4, 9, 2 * CHOSEN), generator=torch.Generator().manual_seed(2)).to(torch.uint8)
-    for again in (False, True):
-        model = tiny_model("qwen3_moe")
-        if again:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-            model.train()
-        experts.Replay(model)(record)
-        grads.append(gradients(model))
-    assert all(torch.equal(grad, grads[1][name]) for name, grad in grads[0].items())
-
-
 def test_a_dense_model_uses_all_its_parameters_and_has_no_record():
     model = sft.untrained(tiny=True)
     assert experts.active_parameters(model) == model.num_parameters() and experts.count(model.config) == (1, 1)
@@ -166,7 +128,7 @@ def run(folder, *flags):
     assert (
         train.main(read_settings([*SMALL.split(), "--model", f"{folder}/model", "--out", f"{folder}/run", *flags])) == 0
     )
-    return [json.loads(line) for line in (folder / "run" / "log.jsonl").open()]
+    return conftest.read_rows(folder / "run" / "log.jsonl")
 
 
 def saved(kind, folder, **changes):

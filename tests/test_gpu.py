@@ -3,7 +3,6 @@
 The tests on vLLM need vLLM as well. They send weights to vLLM within one GPU, which no other test covers.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import read_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import pipeline
@@ -63,6 +63,5 @@ def test_two_processes_share_one_gpu(tmp_path):
     torchrun = [sys.executable, *"-m torch.distributed.run --standalone --nproc-per-node 2".split()]
     command = [*torchrun, ROOT / "train.py", *"--loss cispo --steps 2 --eval-prompts 8 --out".split(), tmp_path / "run"]
     subprocess.run(command, check=True, env=os.environ | {"CUDA_VISIBLE_DEVICES": "0"}, timeout=600)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").open()]
-    steps = [row for row in rows if row["kind"] == "step"]
+    steps = read_rows(tmp_path / "run" / "log.jsonl", "step")
     assert len(steps) == 2 and all(0 < row["log_rho"] < 0.1 for row in steps)  # nats, bf16: see MISMATCH_LIMIT

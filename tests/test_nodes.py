@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import alive, wait_until
+from conftest import alive, ranks_of, wait_until
 from test_faults import SMALL
 from test_train import PATIENCE, ROOT, elsewhere  # noqa: F401
 
@@ -70,31 +70,20 @@ def cable():
 class Nodes:
     """A run of two processes on each of the two nodes."""
 
-    def __init__(self, folder, port, *flags, restarts=0, outs=None):
+    def __init__(self, folder, port, *flags, restarts=0):
         self.launchers, self.printed = [], {node: folder / f"{node}.txt" for node in NODES}
         self.out = folder / "run"
-        for place, node in enumerate(NODES):
+        for node in NODES:
             rendezvous = f"--rdzv-backend c10d --rdzv-endpoint nodea:{port} --rdzv-id x --max-restarts {restarts}"
             command = [sys.executable, *"-m torch.distributed.run --nnodes 2 --nproc-per-node 2".split()]
             command += [*rendezvous.split(), str(ROOT / "train.py"), "--trainers", "2", *flags]
-            command += ["--out", str(outs[place] if outs else self.out), "--timeout", str(TIMEOUT)]
-            named = [
-                "ip",
-                "netns",
-                "exec",
-                space(node),
-                "unshare",
-                "-u",
-                "sh",
-                "-c",
-                f'hostname {node}; exec "$@"',
-                "sh",
-            ]
+            command += ["--out", str(self.out), "--timeout", str(TIMEOUT)]
+            named = f"ip netns exec {space(node)} unshare -u sh -c".split()
+            named += [f'hostname {node}; exec "$@"', "sh"]
             variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
             with self.printed[node].open("w") as file:
-                self.launchers.append(
-                    subprocess.Popen(named + command, stdout=file, stderr=file, env=os.environ | variables)
-                )
+                streams = dict(stdout=file, stderr=file, env=os.environ | variables)
+                self.launchers.append(subprocess.Popen(named + command, **streams))
 
     def text(self, node):
         return self.printed[node].read_text()
@@ -105,12 +94,7 @@ class Nodes:
 
     def ranks(self):
         """{rank: process id} of the living ranks."""
-        found = {}
-        for launcher in self.launchers:
-            for child in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
-                variables = Path(f"/proc/{child}/environ").read_text().split("\0")
-                found |= {int(text[5:]): int(child) for text in variables if text.startswith("RANK=")}
-        return found
+        return ranks_of(self.launchers[0]) | ranks_of(self.launchers[1])
 
     def wait_for(self, condition, seconds=PATIENCE):
         wait_until(condition, lambda: "\n".join(map(self.text, NODES)), seconds)
@@ -147,12 +131,3 @@ def test_after_the_cable_is_cut_all_ranks_are_gone_within_the_timeout_and_ten_se
         for launcher in run.launchers:
             launcher.kill()
         ip("-n", space("nodea"), "link", "set", "va", "up")
-
-
-def test_an_out_that_the_nodes_do_not_share_is_named_before_anything_is_loaded(cable, tmp_path):
-    outs = (tmp_path / "here", tmp_path / "there")
-    run = Nodes(tmp_path, 29557, *SMALL, "--steps", "2", outs=outs)
-    assert 0 not in run.codes()
-    for node in NODES:
-        assert f"--out {outs[1]} on nodeb is not the folder that rank 0 has" in run.text(node), run.text(node)
-    assert not (outs[0] / "log.jsonl").read_text()

@@ -1,9 +1,9 @@
 """Claims about a loss of one's own (plumbing/own_loss.py, --loss FILE.py:FUNCTION)."""
 
-import json
 from pathlib import Path
 
 import pytest
+from conftest import read_rows
 from test_train import elsewhere, refused  # noqa: F401
 
 import loss
@@ -31,7 +31,7 @@ def registry():
 def run(out, *flags):
     """The rows of a run in this process."""
     assert train.main(read_settings([*flags, "--out", out])) == 0
-    return [json.loads(line) for line in Path(out, "log.jsonl").read_text().splitlines()]
+    return read_rows(Path(out, "log.jsonl"))
 
 
 def test_a_function_that_computes_cispo_trains_as_cispo_does_and_is_kept_on_resume():

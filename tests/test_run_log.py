@@ -6,9 +6,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import read_rows
 
-from plumbing import run_log, screen
-from plumbing.run_log import Clock, Figure, RunLog, append
+from plumbing.run_log import Clock, RunLog, append
 
 
 def test_eq1_the_clock_counts_devices_and_leaves_out_what_is_paused():
@@ -60,8 +60,7 @@ class Logged:
             self.now += publish
 
     def rows(self, kind):
-        found = [json.loads(line) for line in (self.log.out / "log.jsonl").read_text().splitlines()]
-        return [row for row in found if row["kind"] == kind]
+        return read_rows(self.log.out / "log.jsonl", kind)
 
 
 EVAL = dict(pass_rate=0.5, stderr=0.1, completions=8, unverified=0, answered=1.0, silent=0, timed_out=0, failures=[])
@@ -110,27 +109,6 @@ def test_a_step_says_where_its_time_went_and_an_evaluation_takes_none(tmp_path):
     assert second["decode_seconds"] == pytest.approx({"1": 0.1, "2": 0.1})
 
 
-def test_a_validation_of_a_minute_or_more_says_how_far_it_is(tmp_path, monkeypatch, capsys):
-    run = Logged(tmp_path)
-    capsys.readouterr()
-    for minute, said in ((60.0, []), (0.0, ["0/8", "3/8"])):
-        monkeypatch.setattr(run_log, "MINUTE", minute)
-        monkeypatch.setattr(screen, "MINUTE", minute)
-        with run.log.validation(8, None) as progress:
-            progress(3)
-        shown = capsys.readouterr().out.splitlines()
-        assert len(shown) == len(said) and all(words in line for words, line in zip(said, shown))
-
-
-def test_reports_of_work_that_come_late_leave_no_share_above_one(tmp_path):
-    run = Logged(tmp_path)
-    run.step(1, train=10.0, decoding=(4.0, 4.0))
-    run.step(2, train=10.0, decoding=(18.0, 18.0))  # 14 s in 10: 4 of them were decoded before
-    run.step(3, train=10.0, decoding=(22.0, 22.0))
-    assert [row["seconds_generate"] for row in run.rows("step")] == pytest.approx([4.0, 10.0, 8.0])
-    assert [row["idle_generators"] for row in run.rows("step")] == pytest.approx([0.6, 0.0, 0.2])
-
-
 def test_a_log_ends_with_the_reason_and_the_screen_with_what_was_written(tmp_path, capsys):
     run = Logged(tmp_path)
     run.step(1, train=1.0)
@@ -140,23 +118,6 @@ def test_a_log_ends_with_the_reason_and_the_screen_with_what_was_written(tmp_pat
     printed = capsys.readouterr().out
     assert "step    1  pass rate 0.500" in printed and "no fit: " in printed and not run.rows("fit")
     assert printed.endswith(f"written to {tmp_path}: log.jsonl, run.png\n")
-
-
-def test_the_figure_of_a_run_is_drawn_again_after_20_seconds_and_takes_at_most_2_percent_of_the_time(
-    tmp_path, monkeypatch
-):
-    now, drawn = [100.0], []
-    monkeypatch.setattr(run_log.time, "monotonic", lambda: now[0])
-
-    def draw(out):
-        drawn.append(now[0])
-        now[0] += 3.0
-
-    monkeypatch.setattr(run_log, "draw", draw)
-    figure = Figure(tmp_path)
-    for now[0] in (119.0, 120.0, 269.0, 270.0):  # 50 x 3 s after the start of the one before
-        figure({"kind": "eval"})
-    assert drawn == [120.0, 270.0]
 
 
 def test_a_log_line_is_json_also_without_a_number_at_any_depth(tmp_path):

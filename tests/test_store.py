@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
-from test_pipeline import Verdict, answer, claimed, fakes, fresh, prompt, quiet, requests, rollouts, turns  # noqa: F401
+from test_pipeline import answer, fakes, fresh, prompt, quiet, requests, rollouts, turns, verdict  # noqa: F401
 
 import pipeline
 from plumbing import store
@@ -35,7 +35,7 @@ def test_everything_that_is_sent_is_read(own):
     request = pipeline.Request(1, 0, replace(prompt(3), answer="4"), 2)
     sent = {
         "request": request,
-        "metadata": [pipeline.metadata(Verdict(answer(), True), request)],
+        "metadata": [pipeline.metadata(verdict(answer(), True), request)],
         "rollout": answer(),
         "state": pipeline.ControlState(stop="finished"),
         "plain": {"a": [1, 2.0, None, ("b", {3})], "error": True},
@@ -63,24 +63,6 @@ def test_a_hostile_value_in_the_store_calls_nothing(way, own, tmp_path, monkeypa
     with pytest.raises(pickle.UnpicklingError, match="posix.mkdir"):
         own.take(["state"]) if way == "take" else own.read("state")
     assert not any(tmp_path.iterdir())
-
-
-def test_a_group_of_10_mib_arrives(host):
-    queue = rollouts(memory=host, k=0, prompts=1, generations=16)
-    generator = claimed(16, queue)
-    generator.store.backend = host.clone()
-    tokens = 45_000  # 15 bytes per token: 10.3 MiB in 16 rollouts
-    for index in range(16):
-        lists = {"mask": [True] * tokens, "logprobs": [-0.1] * tokens, "versions": [index] * tokens}
-        generator.put(Verdict(answer(index=index, ids=list(range(tokens)), **lists), index % 2 == 0))
-    assert generator.store.backend.num_keys() > 16  # answered only when all that was sent before is stored
-    queue.admit([prompt(0)])
-    [group] = queue.next_batch(0)
-    assert sum(len(host.get(rollout.key)) for rollout in group) > 10 << 20
-    found = queue.tokens(group)
-    assert [one.correct for one in group] == [True, False] * 8
-    assert all(one.ids == list(range(tokens)) and one.versions == [n] * tokens for n, one in enumerate(found))
-    assert not host.check([group[0].key])
 
 
 def test_a_completion_over_8_mib_is_refused_before_it_breaks_the_connection(host):

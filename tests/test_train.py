@@ -1,45 +1,40 @@
-"""Claims about train.py and plumbing/batches.py: one optimizer step (Sec. 3.2), evaluations, whole runs (Sec. 2, 3.1).
+"""Claims about train.py: one optimizer step (Sec. 3.2), evaluations, whole runs (Sec. 2, 3.1).
 
 Whole runs are real processes on the CPU, with gloo. Runs that need no launcher are forked from one process that
 has imported everything, since importing takes longer than such a run. Runs use base/ and small batches; runs that are
 compared have a learning rate or a k at which nothing depends on timing.
 """
 
-import itertools
-import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import settings as trials
-from hypothesis import strategies as st
+from conftest import batch, ranks_of, read_rows, rollout, tiny_model, wait_until, write_rows
+from test_batches import sampled
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import data
 import loss
-import pipeline
 import precision
 import reward
 import sft
 import train
-from plumbing import batches, build, run_folder, run_log, sources
+from plumbing import build, run_folder, run_log, sources
 from plumbing.run_folder import finished
 from plumbing.settings import read_settings
-from verify.graders import OWN, UNREADABLE
 
 ROOT = Path(train.__file__).parent
 BASE = ROOT / "base"
@@ -66,149 +61,10 @@ def refused(capsys, *argv):
 # --- One optimizer step ----------------------------------------------------------------------------------------------
 
 
-def rollout(correct, prompt=0, *, value=None, tokens=4, injected=0, prompt_tokens=3, truncated=False, logprob=-1.0):
-    """The rollout of a completion, all that trainers know at first; correct None: its verifier failed."""
-    if value is None:
-        value = math.nan if correct is None else reward.reward(correct)
-    lengths = prompt_tokens, tokens, {0: tokens - injected}
-    key = f"rollout/{next(made)}"
-    return pipeline.RolloutMetadata(
-        key, prompt, value, correct, truncated, injected > 0, *lengths, logprob, timed_out=False, error=""
-    )
-
-
-made = itertools.count()
-
-
-def batch(*verdicts):
-    """A group of rollouts for each list of verdicts."""
-    return [[rollout(correct, p) for correct in group] for p, group in enumerate(verdicts)]
-
-
-# loss.compute_advantages with ScaleRL's filter and normalisation
-compute_advantages = partial(loss.compute_advantages, zero_variance_filter=True, normalisation="batch")
-
-
-def make_plan(groups, rank=0, trainers=1, token_budget=10_000, **weighing):
-    """A plan, by default for one trainer and with everything in one micro-batch."""
-    kept, advantages = compute_advantages(groups, **weighing)
-    trained = loss.carries_loss(groups, kept)
-    return batches.make_plan(groups, advantages, trained, token_budget=token_budget, rank=rank, trainers=trainers)
-
-
 def update(trainer, groups):
     """One optimizer step of a Trainer on these groups; returns its metrics."""
-    kept, advantages = compute_advantages(groups)
+    kept, advantages = loss.compute_advantages(groups, zero_variance_filter=True, normalisation="batch")
     return trainer.update(groups, advantages, loss.carries_loss(groups, kept))
-
-
-def planned(plan):
-    """{key: (advantage, prompt_index)} of what a plan trains on."""
-    items = [item for micro_batch in plan.micro_batches for item in micro_batch]
-    return {item.rollout.key: (item.advantage, item.prompt_index) for item in items}
-
-
-def test_sec3_2_prompts_all_right_or_all_wrong_are_dropped_before_the_batch_std():
-    groups = batch([True, False], [True, True], [False, False])
-    kept, advantages = compute_advantages(groups)
-    assert kept.tolist() == [True, False, False]
-    # The std of (1, -1) is 1; with the four zeros of the other prompts it would be sqrt(1/3), the advantages 1.73.
-    assert advantages.tolist() == [[pytest.approx(1, abs=1e-5), pytest.approx(-1, abs=1e-5)], [0, 0], [0, 0]]
-    kept, advantages = compute_advantages(groups, zero_variance_filter=False, normalisation="none")  # Sec. 2
-    assert kept.all() and advantages.tolist() == [[1, -1], [0, 0], [0, 0]]
-
-
-def test_the_filter_looks_at_correctness_and_not_at_a_shaped_reward():
-    shaped = [[rollout(True, value=1.0), rollout(True, value=0.5)], [rollout(True, 1), rollout(False, 1)]]
-    kept, _ = compute_advantages(shaped)
-    assert kept.tolist() == [False, True]
-
-
-@pytest.mark.parametrize("filtered", [True, False])
-def test_a_group_whose_verifier_failed_is_dropped_and_leaves_no_nan(filtered):
-    groups = batch([True, None], [True, False])
-    plan = make_plan(groups, zero_variance_filter=filtered)
-    assert set(planned(plan)) == {h.key for h in groups[1]} and plan.dropped == groups[0]
-    assert sorted(advantage for advantage, _ in planned(plan).values()) == pytest.approx([-1, 1], abs=1e-5)
-
-
-def test_truncated_completions_are_wrong_in_the_group_mean_but_carry_no_loss():
-    [group] = batch([True, False, False, False])
-    group[3] = replace(group[3], truncated=True)
-    plan = make_plan([group], normalisation="none")
-    # Rewards 1 -1 -1 -1 have mean -1/2. Without the truncated one it would be -1/3, and the first advantage 4/3.
-    assert planned(plan) == {group[0].key: (1.5, 0), group[1].key: (-0.5, 0), group[2].key: (-0.5, 0)}
-    assert plan.dropped == [group[3]]
-    assert (plan.denominators.completions, plan.denominators.tokens) == (3, 12)
-
-
-@st.composite
-def groups_of_three(draw):
-    """Groups of three rollouts: right, wrong, unverified or truncated; up to 9 prompt tokens and 30 of completion."""
-    verdict, length, cut = st.sampled_from([True, True, False, False, None]), st.integers(1, 30), st.booleans()
-    completions = st.tuples(verdict, length, st.integers(1, 9), cut, st.booleans())
-    rows = draw(st.lists(st.lists(completions, min_size=3, max_size=3), min_size=1, max_size=7))
-    return [
-        [
-            rollout(correct and not cut, p, tokens=n + 1, injected=forced, prompt_tokens=prompt, truncated=cut)
-            for correct, n, prompt, cut, forced in row
-        ]
-        for p, row in enumerate(rows)
-    ]
-
-
-@trials(max_examples=60, deadline=None)
-@given(groups_of_three(), st.integers(1, 4), st.integers(40, 120))
-def test_ranks_share_the_batch_in_as_many_micro_batches_each_within_the_budget(groups, trainers, budget):
-    plans = [make_plan(groups, rank, trainers, budget) for rank in range(trainers)]
-    assert len({len(plan.micro_batches) for plan in plans}) == 1  # else the ranks would wait for each other for ever
-    for micro_batch in (micro_batch for plan in plans for micro_batch in plan.micro_batches):
-        assert len(micro_batch) * max((item.rollout.length for item in micro_batch), default=0) <= budget
-    trained = [key for plan in plans for key in planned(plan)]
-    kept, _ = compute_advantages(groups)
-    wanted = [h for group, keep in zip(groups, kept) for h in group if keep and not h.truncated]
-    assert sorted(trained) == sorted(h.key for h in wanted)
-    counts = len(wanted), sum(sum(h.versions.values()) for h in wanted)  # over all ranks; without injected tokens
-    for plan in plans:
-        assert (plan.denominators.completions, plan.denominators.tokens) == counts
-        # what is not trained on has to leave the store too
-        assert sorted(trained + [h.key for h in plan.dropped]) == sorted(h.key for group in groups for h in group)
-
-
-def sampled(prompt_ids, ids, logprobs, mask=None):
-    """A pipeline.Rollout with these tokens."""
-    mask = mask or [True] * len(ids)
-    return pipeline.Rollout(0, 0, False, prompt_ids, ids, mask, logprobs, [0] * len(ids), "", False, False)
-
-
-def test_a_micro_batch_puts_each_logprob_one_before_its_token_and_masks_prompt_injection_and_padding():
-    longer = sampled([5, 6], [7, 8, 9], [-0.5, 0.0, -0.25], [True, False, True])
-    items = [batches.Item(None, 1.5, 4), batches.Item(None, -0.5, 0)]
-    found = batches.collate(items, [longer, sampled([1], [2], [-2.0])], "cpu")
-    assert found.input_ids.tolist() == [[5, 6, 7, 8, 9], [1, 2, 0, 0, 0]]
-    # Column i belongs to token i + 1, as the log-probs of input_ids[:, 1:] do.
-    assert found.mask.tolist() == [[False, True, False, True], [True, False, False, False]]
-    assert found.gen_logprobs.tolist() == [[0, -0.5, 0, -0.25], [-2, 0, 0, 0]]
-    assert found.advantages.tolist() == [1.5, -0.5] and found.prompt_index.tolist() == [4, 0]
-
-
-def test_the_youngest_tokens_are_those_of_the_newest_version_that_has_a_thousand_with_those_after_it():
-    for versions, youngest in (
-        ([{7: 999, 6: 1}], 6),
-        ([{7: 600, 6: 5000}, {7: 400}], 7),
-        ([{3: 2}, {5: 900}], 3),  # all tokens are fewer
-        ([], 0),
-    ):
-        assert batches.youngest([replace(rollout(True), versions=one) for one in versions]) == youngest
-    tokens = [replace(sampled([5], [7, 8, 9], [0.0] * 3), versions=[2, 3, 4])]
-    assert batches.collate([batches.Item(None, 1.0, 0)], tokens, "cpu", 3).young.tolist() == [[False, True, True]]
-
-
-def tiny_model(kind="qwen3", **changes):
-    torch.manual_seed(0)
-    one = dict.fromkeys(["num_hidden_layers", "num_attention_heads", "num_key_value_heads"], 1)
-    sizes = dict(vocab_size=18, hidden_size=32, intermediate_size=32, head_dim=32) | changes
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **one, **sizes), dtype=torch.float32)
 
 
 def lone_trainer():
@@ -216,7 +72,7 @@ def lone_trainer():
     trainer = object.__new__(train.Trainer)
     trainer.args = SimpleNamespace(lr=0.1, warmup=1, weight_decay=0.5, loss="cispo", clips={"eps_max": 5.0})
     vars(trainer.args).update(aggregation="prompt", token_budget=10_000)
-    trainer.policy = precision.PolicyModel(tiny_model(), dtype=torch.float32)
+    trainer.policy = precision.PolicyModel(tiny_model(num_hidden_layers=1), dtype=torch.float32)
     trainer.replay = lambda experts: None
     trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=0.1, weight_decay=0.5)
     trainer.version = 6
@@ -234,61 +90,17 @@ def lone_trainer():
     return trainer
 
 
-def test_statistics_are_means_per_token_over_micro_batches_and_nothing_without_tokens():
-    statistics = batches.Statistics()
-    mask = torch.tensor([[True, False]])
-    for rho, entropy, clipped in ((1.0, 2.0, False), (3.0, 1.0, True)):  # the masked second tokens count nowhere
-        part = batches.Batch(None, mask, torch.zeros(1, 2), None, None, torch.tensor([[rho > 1, True]]))
-        acts = torch.tensor([[clipped, True]])
-        statistics.add(torch.tensor([[math.log(rho), 5.0]]), torch.tensor([[entropy, 9.0]]), part, acts)
-    alone = lone_trainer().processes.total
-    found = statistics.means(alone)
-    expected = {"rho_mean": 2, "entropy": 1.5, "clipped": 0.5, "rho_max": 3, "log_rho": math.log(3) / 2}
-    # (1 + 3)^2 / (2 (1 + 9)): the share of the tokens that equal weights would need
-    expected |= {"log_rho_youngest": math.log(3), "effective_sample_size": 0.8}
-    assert {name: found[name] for name in expected} == pytest.approx(expected)
-    assert batches.Statistics().means(alone) == {}
-
-
-def test_a_batchs_staleness_counts_sampled_tokens_and_its_means_leave_out_what_has_no_verdict():
-    groups = [[replace(rollout(True, 4), versions={2: 3, 5: 1}), rollout(None, 4, tokens=8, injected=2)]]
-    found = batches.batch_metrics(groups, 5)
-    assert found["staleness"] == {0: 1, 3: 3, 5: 6} and found["prompts"] == [4]
-    assert (found["reward"], found["pass_rate"], found["unverified"]) == (1.0, 1.0, 1)
-    assert (found["tokens"], found["length_max"], found["interrupted"]) == (12, 8, 0.5)
-
-
-def test_a_missing_verdict_is_the_verifiers_failure_or_bad_data_or_ones_own_function():
-    errors = ["no memory", f"{UNREADABLE} in LaTeX", f"{OWN} raised KeyError", OWN]
-    groups = [[rollout(True, p), replace(rollout(None, p), error=error)] for p, error in enumerate(errors)]
-    prompts = [data.Prompt(p, (1,), "", "$", "math", where=f"a:{p}") for p in range(4)]
-    found = batches.grading_metrics(groups, prompts)
-    told = [(row["where"], row["verifier"], row["own"]) for row in found["failures"]]
-    assert told == [("a:0", True, False), ("a:1", False, False), ("a:2", False, True)]
-    assert found["failures"][0]["error"] == "no memory" and found["silent"] == 1  # no opinion is no failure
-
-
-@pytest.mark.parametrize(
-    "last, answered",
-    [
-        (dict(marked=True), True),
-        (dict(marked=False), False),
-        (dict(interrupted=True), False),  # the phrase holds the mark
-        (dict(interrupted=True, value=1.0), True),
-    ],
-)
-def test_a_completion_has_answered_if_it_wrote_the_mark_itself_or_is_right(last, answered):
-    groups = [[replace(rollout(False), marked=False), replace(rollout(False), **last)]]
-    assert batches.grading_metrics(groups, [None])["answered"] == answered / 2
+def weights(trainer):
+    return torch.cat([parameter.detach().flatten() for parameter in trainer.policy.parameters()])
 
 
 def test_without_any_gradient_the_weights_stand_still_but_the_version_goes_on():
     trainer = lone_trainer()
-    before = [parameter.clone() for parameter in trainer.policy.parameters()]
+    before = weights(trainer)
     metrics = update(trainer, batch([True, True], [False, False]))
     assert trainer.version == 7 and metrics["gradient_norm"] == 0
     # An optimizer step on a zero gradient would still shrink the weights, by the weight decay.
-    assert all(torch.equal(was, now) for was, now in zip(before, trainer.policy.parameters()))
+    assert torch.equal(before, weights(trainer))
 
 
 @pytest.mark.parametrize("value, moves", [(1.0, True), (math.nan, False)])
@@ -296,17 +108,15 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(value, mov
     trainer = lone_trainer()
     trainer.same_weights = False
     trainer.queue.tokens = lambda rollouts: [sampled([3, 4], [5, 6], [-2.9, -2.9])] * len(rollouts)
-    parameters = list(trainer.policy.parameters())
-    before = [parameter.clone() for parameter in parameters]
-    measure = trainer.gradient_norm
+    before, measure = weights(trainer), trainer.gradient_norm
 
     def poisoned():
-        parameters[-1].grad.view(-1)[0] = value  # one number of the last parameter
+        trainer.policy.model.model.norm.weight.grad[0] = value  # one number of one parameter
         return measure()
 
     trainer.gradient_norm = poisoned
     assert update(trainer, batch([True, False]))["skipped"] == (not moves) and trainer.version == 7
-    assert all(torch.equal(was, now) != moves for was, now in zip(before, parameters))
+    assert torch.equal(before, weights(trainer)) != moves
 
 
 def test_a3_the_learning_rate_rises_linearly_whatever_a_checkpoint_held():
@@ -317,16 +127,6 @@ def test_a3_the_learning_rate_rises_linearly_whatever_a_checkpoint_held():
         metrics = update(trainer, batch([True, True], [False, False]))
         group = trainer.optimizer.param_groups[0]
         assert (group["lr"], group["weight_decay"], metrics["lr"]) == pytest.approx((lr, 0.5, lr))
-
-
-def test_the_start_up_check_stops_a_run_before_its_first_optimizer_step():
-    trainer = lone_trainer()
-    before = [parameter.clone() for parameter in trainer.policy.parameters()]
-    # 18 tokens: near -2.9, not -9
-    trainer.queue.tokens = lambda rollouts: [sampled([3, 4], [5, 6], [-9.0, -9.0])] * len(rollouts)
-    with pytest.raises(RuntimeError, match="start-up check"):
-        update(trainer, batch([True, False]))
-    assert all(torch.equal(was, now) for was, now in zip(before, trainer.policy.parameters()))
 
 
 # --- Evaluations -----------------------------------------------------------------------------------------------------
@@ -371,58 +171,36 @@ def test_a_resumed_run_repeats_an_interrupted_evaluation_and_admits_only_what_it
     assert calls[0] == 0.0 and sum(calls[1:], []) == admitted
 
 
-def evaluating(groups, **more):
-    """A run that has worked for 9 s, been evaluated for 100 s, with these groups, and worked for 9 s again."""
+def test_eq1_a_validation_costs_no_compute_and_a_benchmark_in_it_has_its_own_curve():
     now = [0.0]
-
-    def evaluate(*_):
-        now[0] += 100
-        return groups, []
-
-    class Log(list):
-        clock = run_log.Clock(2, read=lambda: now[0])
-
-        def __call__(self, kind, **row):
-            self.append(row)
-
-        def validation(self, *_):
-            return nullcontext()
-
-    run = SimpleNamespace(queue=SimpleNamespace(evaluate=evaluate), version=7, log=Log(), meanwhile=None, **more)
-    run.args = SimpleNamespace(eval_generations=4, out=".")
-    run.log.clock.start()
-    now[0] += 9
-    train.Trainer.evaluate(run)
-    now[0] += 9
-    return run
-
-
-def test_a_benchmark_has_its_own_curve_and_is_no_part_of_the_pass_rate_that_is_fitted():
     curves = [data.Prompt(0, (1,), "", "", "math"), data.Prompt(1, (1,), "", "", "math", 1, curve="aime.jsonl")]
     groups = batch([True, True, False, False], [True, False, False, False])
-    [row] = evaluating(groups, validation=curves, benchmarks={1}).log
+    queue = SimpleNamespace(evaluate=lambda *_: now.append(now.pop() + 100) or (groups, []))
+    log = MagicMock(clock=run_log.Clock(2, read=lambda: now[0]))
+    args = SimpleNamespace(eval_generations=4, out=".")
+    run = SimpleNamespace(args=args, queue=queue, log=log, version=7, meanwhile=None, validation=curves, benchmarks={1})
+    log.clock.start()
+    train.Trainer.evaluate(run)
+    now[0] += 18
+    assert log.clock.gpu_hours == pytest.approx(2 * 18 / 3600) and run.evaluated == 7
+    row = log.call_args.kwargs
     assert row["pass_rate"] == 0.5 and row["completions"] == 4 and row["tasks"] == {"math": 0.5, "aime.jsonl": 0.25}
     # 1/2 * 1/2 over 3, and 1/4 * 3/4 over 3
     assert row["tasks_stderr"] == pytest.approx({"math": (1 / 12) ** 0.5, "aime.jsonl": 1 / 4})
-
-
-def test_eq1_a_validation_costs_no_compute():
-    run = evaluating([], validation=[None])
-    assert run.log.clock.gpu_hours == pytest.approx(2 * 18 / 3600) and run.evaluated == 7
 
 
 def evaluated(capsys, *argv):
     """(what --evaluate prints, on both streams; the rows it writes)"""
     args = read_settings(["--evaluate", str(BASE), "--generations", "4", "--slots", "32", "--out", "found", *argv])
     assert not train.main(args)
-    return capsys.readouterr(), [json.loads(line) for line in Path("found/evaluation.jsonl").open()]
+    return capsys.readouterr(), read_rows("found/evaluation.jsonl")
 
 
 def sums(count):
     """rows.jsonl with so many sums that are held out of the embedded task; returns their prompts."""
     examples = data.examples("arithmetic", count, seed=1, held_out=True)
     rows = [{"prompt": text, "answer": answer, "task": "arithmetic"} for text, answer in examples]
-    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows("rows.jsonl", rows)
     return [row["prompt"] for row in rows]
 
 
@@ -435,7 +213,7 @@ def test_an_evaluation_by_several_ranks_is_that_of_one(capsys, rows):
     flags = ["--evaluate", BASE, "--generations", "4", "--slots", "32", "--data", "rows.jsonl", "--out", "shared"]
     done = subprocess.run([sys.executable, *command, *flags], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
-    together = [json.loads(line) for line in Path("shared/evaluation.jsonl").open()]
+    together = read_rows("shared/evaluation.jsonl")
     assert sorted(map(str, together)) == sorted(map(str, alone))  # the same seeds: only the order differs
     assert done.stdout == printed.out and [path.name for path in Path("shared").iterdir()] == ["evaluation.jsonl"]
 
@@ -465,25 +243,26 @@ def test_evaluation_asks_as_many_rows_of_a_file_as_eval_prompts_says_and_shows_r
 # --- Whole runs ------------------------------------------------------------------------------------------------------
 
 
-def rank_process(argv, variables, output):
+def rank_process(argv, variables, output, fault):
     """What a forked rank runs in place of torchrun's process: train.py with its own environment and output file."""
     os.environ.update(variables)
     for stream in (1, 2):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    if fault:
+        fault()
     sys.exit(train.main(read_settings(argv)))
 
 
-def killed_rank(version, *arguments):
-    """A rank that is killed in the optimizer step that begins at this version, if it is a trainer."""
+def at_version(version, act):
+    """A fault: trainers call act() in the optimizer step that begins at this version."""
     measure = train.Trainer.gradient_norm
 
-    def last(trainer):
+    def norm(trainer):
         if trainer.version == version:
-            os.kill(os.getpid(), signal.SIGKILL)
+            act()
         return measure(trainer)
 
-    train.Trainer.gradient_norm = last
-    rank_process(*arguments)
+    train.Trainer.gradient_norm = norm
 
 
 class Run:
@@ -493,7 +272,8 @@ class Run:
         self.out, self.printed = Path(out), Path(f"{out}.txt")
         self.printed.touch()
 
-    def fork(self, forks, world, *argv, target=rank_process):
+    def fork(self, forks, world, *argv, fault=None):
+        """Start the ranks; each calls `fault` before it begins."""
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
@@ -502,44 +282,41 @@ class Run:
         self.processes = []
         for rank in range(world):
             variables = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            arguments = ([*argv, "--out", str(self.out)], variables, str(self.printed))
-            self.processes.append(forks.Process(target=target, args=arguments, daemon=True))
+            arguments = ([*argv, "--out", str(self.out)], variables, str(self.printed), fault)
+            self.processes.append(forks.Process(target=rank_process, args=arguments, daemon=True))
             self.processes[-1].start()
         return self
 
-    def wait(self):
-        """Exit codes of the forked ranks."""
+    def end(self, seconds=PATIENCE, *, ended=()):
+        """{rank: exit code} without the ranks in `ended`; fails if one of the others runs on after so many seconds."""
+        until, codes = time.monotonic() + seconds, {}
+        for rank, process in enumerate(self.processes):
+            if rank not in ended:
+                process.join(max(0.0, until - time.monotonic()))
+                codes[rank] = process.exitcode
         for process in self.processes:
-            process.join(PATIENCE)
-        stuck = [rank for rank, process in enumerate(self.processes) if process.is_alive()]
-        for rank in stuck:
-            self.processes[rank].kill()
-        assert not stuck, f"ranks {stuck} did not end: {self.text}"
-        return [process.exitcode for process in self.processes]
+            process.kill()  # does nothing to a process that has ended
+        assert None not in codes.values(), f"after {seconds} s: {codes}, {self.text}"
+        return codes
+
+    def finish(self):
+        """Wait until all ranks have ended without an error; returns the run."""
+        assert not any(self.end().values()), self.text
+        return self
 
     def launch(self, launchers, *argv):
         """torchrun with two processes, in a process group of its own."""
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        command = [*torchrun, ROOT / "train.py", *argv, "--out", self.out]
         with self.printed.open("a") as file:
-            self.launcher = subprocess.Popen(
-                [*torchrun, ROOT / "train.py", *argv, "--out", self.out],
-                stdout=file,
-                stderr=file,
-                env=environment,
-                start_new_session=True,
-            )
+            self.launcher = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
         launchers.append(self.launcher)
         return self
 
     @property
     def ranks(self):
-        """{rank: process id} of the launcher's children."""
-        found = {}
-        for child in Path(f"/proc/{self.launcher.pid}/task/{self.launcher.pid}/children").read_text().split():
-            variables = Path(f"/proc/{child}/environ").read_text().split("\0")
-            found |= {int(text[5:]): int(child) for text in variables if text.startswith("RANK=")}
-        return found
+        """{rank: process id}"""
+        return ranks_of(self.launcher)
 
     @property
     def text(self):
@@ -547,24 +324,41 @@ class Run:
 
     @property
     def log(self):
-        """The rows of log.jsonl, each of which must be readable."""
+        """The rows of log.jsonl."""
         path = self.out / "log.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return run_folder.rows(path)[0] if path.exists() else []
 
     def rows(self, kind):
         return [row for row in self.log if row["kind"] == kind]
 
+    def lines(self, words):
+        """{rank: error line} of the ranks whose error line contains these words."""
+        said = re.findall(r"train[.]py: error: .*? [(]\w+ rank \d[)]", self.text)  # often after a progress bar
+        return {int(line[-2]): line for line in said if words in line}
+
     def reach(self, step):
         """Wait until this optimizer step is logged."""
-        until, log = time.monotonic() + PATIENCE, self.out / "log.jsonl"
-        while not (log.exists() and f'"kind": "step", "step": {step},' in log.read_text()):
-            assert time.monotonic() < until, f"step {step} was not reached: {self.text}"
-            time.sleep(0.02)
+        wait_until(lambda: any(row["step"] >= step for row in self.rows("step")), lambda: self.text, PATIENCE)
 
     @property
     def version(self):
         """Optimizer steps of the last checkpoint."""
         return run_folder.counters(finished(self.out)[-1])["version"]
+
+
+@pytest.fixture
+def start(forks, tmp_path):
+    """(world, *flags, fault=…) -> a Run; its processes are killed when the test ends."""
+    runs = []
+
+    def started(world, *argv, out=tmp_path / "run", fault=None):
+        runs.append(Run(out))
+        return runs[-1].fork(forks, world, *argv, fault=fault)
+
+    yield started
+    for process in (process for run in runs for process in run.processes):
+        process.kill()
+        process.join()
 
 
 @pytest.fixture(scope="module")
@@ -587,9 +381,7 @@ ON_POLICY = (
 @pytest.fixture(scope="module")
 def one_trainer(forks, tmp_path_factory):
     """Two steps of pipeline --k 0 with one trainer and one generator, each in one micro-batch."""
-    run = Run(tmp_path_factory.mktemp("one") / "run").fork(forks, 2, *ON_POLICY, "--steps", "2")
-    assert run.wait() == [0, 0], run.text
-    return run
+    return Run(tmp_path_factory.mktemp("one") / "run").fork(forks, 2, *ON_POLICY, "--steps", "2").finish()
 
 
 def first_moment(run, version):
@@ -604,17 +396,12 @@ def assert_close(got, expected, relative):
     assert torch.linalg.norm(got - expected) < relative * torch.linalg.norm(expected)
 
 
-# With a budget of 32 tokens the first step needs four micro-batches on each of two ranks.
-@pytest.mark.parametrize("budget", [8192, 32], ids=["one micro-batch and a dummy", "four micro-batches each"])
-def test_two_trainers_have_the_gradient_of_one(one_trainer, forks, tmp_path, budget):
-    changes = ("--steps", "1", "--trainers", "2", "--token-budget", str(budget))
-    pair = Run(tmp_path / "run").fork(forks, 3, *ON_POLICY, *changes)
-    assert pair.wait() == [0, 0, 0], pair.text
+def test_two_trainers_have_the_gradient_of_one(one_trainer, start):
+    # With a budget of 32 tokens the first step needs four micro-batches on each of two ranks.
+    pair = start(3, *ON_POLICY, "--steps", "1", "--trainers", "2", "--token-budget", "32").finish()
     first, reference = pair.rows("step")[0], one_trainer.rows("step")[0]
-    assert first["kept"] > 0 and first["tokens_trained"] / budget > (6 if budget == 32 else 0)
-    assert (first["prompts"], first["pass_rate"], first["tokens"]) == tuple(
-        reference[name] for name in ("prompts", "pass_rate", "tokens")
-    )
+    assert first["kept"] > 0 and first["tokens_trained"] / 32 > 6
+    assert all(first[name] == reference[name] for name in ("prompts", "pass_rate", "tokens"))
     # fp32 sums in another order; a mean over ranks instead of the sum would be off by 0.5.
     gradient = first_moment(one_trainer, 1) / 0.1
     assert_close(first_moment(pair, 1) / 0.1, gradient, 1e-4)
@@ -622,10 +409,9 @@ def test_two_trainers_have_the_gradient_of_one(one_trainer, forks, tmp_path, bud
     assert first["gradient_norm"] == pytest.approx(reference["gradient_norm"], rel=1e-4)
 
 
-def test_a_run_resumed_with_two_trainers_goes_on_as_with_one(one_trainer, forks, tmp_path):
+def test_a_run_resumed_with_two_trainers_goes_on_as_with_one(one_trainer, start, tmp_path):
     shutil.copytree(one_trainer.out, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoint-2"))
-    pair = Run(tmp_path / "run").fork(forks, 3, "--resume", "--trainers", "2")
-    assert pair.wait() == [0, 0, 0], pair.text
+    pair = start(3, "--resume", "--trainers", "2").finish()
     assert [row["step"] for row in pair.rows("step")] == [1, 2, 2]
     assert_close(first_moment(pair, 2), first_moment(one_trainer, 2), 1e-4)
 
@@ -637,78 +423,42 @@ def test_a_finished_run_leaves_a_log_samples_of_every_evaluation_and_a_checkpoin
     assert (first["step"], first["gpu_hours"], first["tokens"]) == (0, 0, 0)  # R_0, at C = 0
     assert last["step"] == 2 and last["gpu_hours"] > 0
     assert one_trainer.rows("end")[0]["reason"] == "finished" and "no fit: " in one_trainer.text
-    samples = [json.loads(line) for line in (one_trainer.out / "completions.jsonl").read_text().splitlines()]
-    assert {sample["step"] for sample in samples} == {0, 1, 2}
+    assert {sample["step"] for sample in read_rows(one_trainer.out / "completions.jsonl")} == {0, 1, 2}
     assert AutoModelForCausalLM.from_pretrained(one_trainer.out / "checkpoint-2").config.model_type == "qwen3"
 
 
 # --- Ends and new beginnings -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def short_epochs(tmp_path_factory):
+@pytest.fixture
+def short_epochs(tmp_path):
     """Flags of a run into its second epoch; it depends on its history, not on timing: its weights hardly move."""
-    file = tmp_path_factory.mktemp("data") / "rows.jsonl"
+    file = tmp_path / "rows.jsonl"
     rows = [
         {"prompt": text, "answer": answer, "task": "arithmetic"}
         for text, answer in data.examples("tiny", 32, seed=1, held_out=False)
     ]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(file, rows)
     return (
         f"--model {BASE}/tiny --data {file} --lr 1e-12 --prompts 4 --k 1 --generations 4 --no-positive-resampling 0.5 "
         "--max-new-tokens 12 --max-prompt-tokens 8 --interrupt-at 8 9 --interrupt-phrase </think> --slots 32 "
-        "--token-budget 4096 --eval-every 2 --eval-generations 2"
+        "--token-budget 4096 --eval-every 2 --eval-generations 2 --steps 12"
     ).split()
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(forks, short_epochs, tmp_path_factory):
-    run = Run(tmp_path_factory.mktemp("uninterrupted") / "run").fork(forks, 2, *short_epochs, "--steps", "12")
-    assert run.wait() == [0, 0], run.text
-    assert run.rows("step")[-1]["retired"] > 0 and run.rows("step")[-1]["epoch"] > 1.5
-    return run
-
-
 @pytest.mark.processes
-def test_ctrl_c_in_a_terminal_ends_torchrun_in_order_with_a_checkpoint(short_epochs, tmp_path):
-    run = Run(tmp_path / "run")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        ROOT / "train.py",
-    ]
-    command += [*short_epochs, "--steps", "600", "--out", run.out]
-    with (
-        run.printed.open("a") as file,
-        subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True) as launcher,
-    ):
-        try:
-            run.reach(2)
-        finally:
-            os.killpg(launcher.pid, signal.SIGINT)  # as a terminal does: the ranks get it too
-        launcher.wait(60)  # it gives ranks that do not end 600 s
-    assert "interrupted" in run.log[-1]["reason"] and run.version == run.log[-1]["step"]
-
-
-@pytest.mark.processes
-def test_a_killed_trainer_is_named_and_its_run_goes_on_with_the_same_batches(
-    forks, short_epochs, uninterrupted, tmp_path
-):
-    killed = partial(killed_rank, 4)
-    run = Run(tmp_path / "run").fork(forks, 2, *short_epochs, "--steps", "12", target=killed)
-    assert run.wait() == [-signal.SIGKILL, 1]
+def test_a_killed_trainer_is_named_and_its_run_goes_on_with_the_same_batches(start, short_epochs, tmp_path, forks):
+    uninterrupted = start(2, *short_epochs, out=tmp_path / "uninterrupted").finish()
+    assert uninterrupted.rows("step")[-1]["retired"] > 0 and uninterrupted.rows("step")[-1]["epoch"] > 1.5
+    run = start(2, *short_epochs, fault=partial(at_version, 4, partial(signal.raise_signal, signal.SIGKILL)))
+    assert run.end() == {0: -signal.SIGKILL, 1: 1}
     assert f"trainer rank 0 ended; {run.out} holds a checkpoint of step {run.version}" in run.text
     before, version = len(run.log), run.version
-    run.fork(forks, 2, "--resume")
-    assert run.wait() == [0, 0], run.text
+    run.fork(forks, 2, "--resume").finish()
     assert run.log[-1]["reason"] == uninterrupted.log[-1]["reason"]
-    for row, wanted in ((row, uninterrupted.rows("step")[row["step"] - 1]) for row in run.rows("step")):
-        for name in ("step", "prompts", "pass_rate", "retired", "lr"):
-            assert row[name] == wanted[name], (row["step"], name)
+    for row in run.rows("step"):
+        wanted = uninterrupted.rows("step")[row["step"] - 1]
+        assert all(row[name] == wanted[name] for name in ("step", "prompts", "pass_rate", "retired", "lr")), row
     counted = [row for row in run.log[:before] if row["step"] <= version] + run.log[before:]
     steps = [row for row in counted if row["kind"] == "step"]
     assert [row["step"] for row in steps] == list(range(1, 13))
@@ -727,13 +477,9 @@ def save_stranger(folder, model_type):
     Without this bias no answer would be right, and nothing would be trained.
     """
     tokenizer = sft.tokenizer()
-    model = tiny_model(
-        model_type,
-        vocab_size=len(tokenizer),
-        max_position_embeddings=128,
-        tie_word_embeddings=False,
-        **dict(pad_token_id=0, bos_token_id=None, eos_token_id=tokenizer.eos_token_id),
-    )
+    ends = dict(pad_token_id=0, bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
+    sizes = dict(vocab_size=len(tokenizer), num_hidden_layers=1, initializer_range=0.02, tie_word_embeddings=False)
+    model = tiny_model(model_type, **sizes, **ends)
     embedding, head = (part.weight.data for part in (model.get_input_embeddings(), model.get_output_embeddings()))
     embedding.normal_()
     think, one, end = tokenizer.convert_tokens_to_ids(["</think>", "1", "<eos>"])
@@ -751,21 +497,20 @@ def save_stranger(folder, model_type):
         ("llama", "arithmetic", ("--think-end", "none")),
     ],
 )
-def test_a_model_folder_and_a_jsonl_file_train(forks, tmp_path, model_type, task, lengths):
-    save_stranger(tmp_path / "model", model_type)
+def test_a_model_folder_and_a_jsonl_file_train(model_type, task, lengths):
+    save_stranger("model", model_type)
     rows = [{"prompt": f"{n + 1}-{n}", "answer": 1, "task": task} for n in range(12)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows("rows.jsonl", rows)
     flags = (
-        f"--model {tmp_path}/model --data {tmp_path}/rows.jsonl --steps 1 --prompts 4 --k 1 --generations 8 "
+        "--virtual exact --model model --data rows.jsonl --steps 1 --prompts 4 --k 1 --generations 8 --out run "
         "--max-new-tokens 8 --max-prompt-tokens 8 --slots 32 --eval-generations 2"
     ).split()
-    run = Run(tmp_path / "run").fork(forks, 2, *flags, *lengths)
-    assert run.wait() == [0, 0], run.text
-    [step] = run.rows("step")
+    assert train.main(read_settings([*flags, *lengths])) == 0
+    [step] = read_rows("run/log.jsonl", "step")
     assert step["kept"] > 0 and step["gradient_norm"] > 0 and step["unverified"] == 0
     assert step["log_rho"] < 1e-4  # nats: both sides hold the same fp32 weights at step 0
-    assert [row["step"] for row in run.rows("eval")] == [0, 1] and run.log[-1]["reason"] == "finished"
-    sample = json.loads((run.out / "completions.jsonl").read_text().splitlines()[0])
+    assert [row["step"] for row in read_rows("run/log.jsonl", "eval")] == [0, 1]
+    sample = read_rows("run/completions.jsonl")[0]
     assert sample["prompt"].endswith("=") and sample["answer"] == "1"  # the chat template wrote the =
-    trained = AutoModelForCausalLM.from_pretrained(run.out / "checkpoint-1")
+    trained = AutoModelForCausalLM.from_pretrained("run/checkpoint-1")
     assert trained.config.model_type == model_type

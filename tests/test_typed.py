@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from test_train import BASE, elsewhere, refused  # noqa: F401
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig
 
 from plumbing import checkpoints, typed
 
@@ -16,10 +16,7 @@ PARSER.add_argument("--eval-every", type=int)
 PARSER.add_argument("--loss", choices=("cispo", "dapo"))
 
 
-@pytest.mark.parametrize(
-    "argv, meant",
-    [(["--evl-every", "3"], "--eval-every"), (["eval-every=3"], "--eval-every"), (["-loss", "dapo"], "--loss")],
-)
+@pytest.mark.parametrize("argv, meant", [(["eval-every=3"], "--eval-every"), (["-loss", "dapo"], "--loss")])
 def test_a_misspelt_flag_gets_a_suggestion(capsys, argv, meant):
     with pytest.raises(SystemExit) as end:
         PARSER.parse_args(argv)
@@ -64,31 +61,6 @@ def test_a_folder_that_is_no_model_says_what_it_is():
 # --- In train.py -----------------------------------------------------------------------------------------------------
 
 
-def rows(name, count=9):
-    Path(name).parent.mkdir(parents=True, exist_ok=True)
-    Path(name).write_text("".join(json.dumps({"prompt": f"{n}+1=", "answer": n + 1}) + "\n" for n in range(count)))
-
-
-def test_a_misspelt_model_never_reaches_the_hub(capsys, monkeypatch):
-    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_: pytest.fail("asked for a config"))
-    model("runs/smollm2", "config.json", "model.safetensors")
-    rows("a.jsonl")
-    message = refused(capsys, "--model", "runs/smolm2", "--data", "a.jsonl")
-    assert message.startswith("train.py: error: --model runs/smolm2: expected a folder, found none; ")
-    assert "holds smollm2/" in message
-    assert "--evaluate runs/smolm2/checkpoint-9: expected" in refused(capsys, "--evaluate", "runs/smolm2/checkpoint-9")
-
-
-def test_a_model_whose_completions_could_never_end_is_refused(capsys, monkeypatch):
-    rows("a.jsonl")
-    config, tokenizer = AutoConfig.from_pretrained(BASE), AutoTokenizer.from_pretrained(BASE)
-    config.eos_token_id = tokenizer.eos_token = None
-    for auto, found in ((AutoConfig, config), (AutoTokenizer, tokenizer), (GenerationConfig, GenerationConfig())):
-        monkeypatch.setattr(auto, "from_pretrained", lambda *_, found=found: found)
-    message = refused(capsys, "--model", str(BASE), "--data", "a.jsonl")
-    assert f"--model {BASE}: expected eos_token_id in" in message and "truncated" in message
-
-
 SAVED = {"model.safetensors": save_file, "pytorch_model.bin": torch.save}
 
 
@@ -127,19 +99,14 @@ def test_weights_that_a_config_asks_for_and_files_lack_are_not_made_up(capsys):
     assert checkpoints.lacking("part", config) == "model.norm.weight has the shape (3,), not (48,)"
 
 
-@pytest.mark.parametrize(
-    "auto, error, name, words",
-    [
-        (AutoConfig, OSError, "Qwen/Qwen9", "a model on the hub"),
-        (AutoTokenizer, ValueError, str(BASE), "expected a tokenizer"),
-    ],
-)
-def test_what_the_hub_or_a_folder_cannot_give_is_one_line_with_its_name(capsys, monkeypatch, auto, error, name, words):
+def test_what_the_hub_cannot_give_is_one_line_with_its_name(capsys, monkeypatch):
     def none(*_, **__):
-        raise error("Couldn't connect.\nThree more lines")
+        raise OSError("Couldn't connect.\nThree more lines")
 
-    monkeypatch.setattr(auto, "from_pretrained", none)
-    rows("a.jsonl")
-    message = refused(capsys, "--model", name, "--data", "a.jsonl")
-    assert f"--model {name}: expected " in message and words in message and "Couldn't connect" in message
+    monkeypatch.setattr(AutoConfig, "from_pretrained", none)
+    message = refused(capsys, "--model", "Qwen/Qwen9", "--data", "tiny")
+    assert "--model Qwen/Qwen9: expected a folder, or a model on the hub" in message and "Couldn't connect" in message
     assert "Three" not in message
+    model("runs/smollm2", "config.json", "model.safetensors")  # the hub is not asked for a misspelt folder
+    message = refused(capsys, "--model", "runs/smolm2", "--data", "tiny")
+    assert "--model runs/smolm2: expected a folder, found none; " in message and "holds smollm2/" in message

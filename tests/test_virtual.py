@@ -1,16 +1,17 @@
 """Virtual time: claims about the clock, about who waits for what, and about runs that repeat."""
 
 import copy
-import json
 import signal
 import subprocess
 import sys
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import read_rows, write_rows
 
 import rollout
 import train
@@ -20,25 +21,16 @@ from plumbing.virtual import Events, InOneProcess
 # --- Clock, store, weights -------------------------------------------------------------------------------------------
 
 
-def noted():
-    """Events, a list, and a function of a text that has it noted there with the time when it is called."""
-    events = Events()
-    notes = []
-    return events, notes, lambda text: lambda: notes.append((events.now, text))
-
-
 def test_events_come_in_the_order_of_their_times_and_of_their_entry_at_equal_times():
-    events, notes, note = noted()
+    events, notes = Events(), []
     for seconds, text in ((3.0, "last"), (1.0, "first"), (1.0, "second")):
-        events.after(seconds, note(text))
-    events.after(2.0, lambda: events.after(0.5, note("third")))  # from then on
-    while len(notes) < 4:
-        events.next()
-    assert notes == [(1.0, "first"), (1.0, "second"), (2.5, "third"), (3.0, "last")]
-    events = Events()
+        events.after(seconds, partial(notes.append, text))
+    events.after(2.0, lambda: events.after(0.5, partial(notes.append, "third")))  # from then on
+    events.sleep(3.0)
+    assert notes == ["first", "second", "third", "last"] and events.now == 3.0
     for _ in range(100):
         events.sleep(0.1)
-    assert events.now == 100 * round(0.1 * 2**24) / 2**24  # sums are exact
+    assert events.now == 3 + 100 * round(0.1 * 2**24) / 2**24  # sums are exact
 
 
 COSTS = costs.TABLE["exact"]._replace(decode=1.0, row=0.25, column=0.125, turn=0.5, broadcast=2.0)
@@ -60,22 +52,6 @@ def one_process(tmp_path):
     yield make
     for processes in begun:
         processes.close()
-
-
-def test_a_generator_without_work_looks_again_at_each_new_control_state_and_at_nothing_else(one_process):
-    looked = []
-
-    def life(args, processes, queue):
-        while True:
-            looked.append(processes.clock())
-            yield NOTHING
-
-    processes = one_process(life)
-    for key in ("state", "group/train/0", "state"):
-        processes.events.sleep(3.0)
-        processes.store.put({key: key})
-    processes.events.sleep(1.0)
-    assert looked == [0.0, 3.0, 9.0]
 
 
 def test_a_turn_with_a_decode_step_takes_the_seconds_of_the_step_and_of_the_turn(one_process):
@@ -124,27 +100,6 @@ def test_when_all_wait_the_error_says_for_what_and_since_when(one_process):
         processes.store.wait("group 7", lambda: processes.store.has(["group/train/7"]))
 
 
-def test_the_error_of_a_generator_is_raised_where_the_trainer_waits_and_the_others_clear_up(one_process):
-    cleared = []
-
-    def life(args, processes, queue):
-        try:
-            yield NOTHING
-            if queue.store.rank == 1:
-                raise ZeroDivisionError
-            yield NOTHING
-        finally:
-            cleared.append(queue.store.rank)
-
-    processes = one_process(life, generators=2)
-    processes.events.sleep(1.0)
-    processes.store.put({"state": 0})
-    with pytest.raises(ZeroDivisionError):
-        processes.store.wait("a group", bool)
-    processes.close()
-    assert cleared == [1, 2]
-
-
 # --- Whole runs ------------------------------------------------------------------------------------------------------
 
 SMALL = (
@@ -166,7 +121,7 @@ def start(*flags):
 
 def logged(out):
     """The rows of a run's log, its completions, the policy of its last checkpoint."""
-    rows = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    rows = read_rows(out / "log.jsonl")
     for row in rows:
         row.get("flags", {}).pop("out", None)
         row.pop("seconds" if row["kind"] == "end" else "fit", None)
@@ -181,7 +136,6 @@ SETUPS = {
     "pipeline 0": "--virtual balanced --k 0",
     "pipeline 8": "--virtual generators --k 8 --generators 2",
     "ppo 1": "--virtual balanced --off-policy ppo --k 1",
-    "ppo 8": "--virtual trainers --off-policy ppo --k 8",
     "exact 2": "--virtual exact --k 2",
 }
 
@@ -192,18 +146,17 @@ def runs(tmp_path_factory):
     return {name: run(tmp_path_factory.mktemp("run") / "a", *flags.split()) for name, flags in SETUPS.items()}
 
 
-@pytest.mark.parametrize("setup", ["pipeline 8", "ppo 8"])
 def test_the_same_run_twice_is_the_same_bit_for_bit_beside_a_busy_core_and_from_another_folder(
-    runs, setup, tmp_path, monkeypatch
+    runs, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        again = run(tmp_path / "b", *SETUPS[setup].split())
+        again = run(tmp_path / "b", *SETUPS["pipeline 8"].split())
     finally:
         busy.kill()
         busy.wait()
-    assert again == runs[setup]
+    assert again == runs["pipeline 8"]
 
 
 def test_sec31_ppo_off_policy_1_is_pipeline_rl_0_in_every_number(runs):
@@ -222,7 +175,7 @@ def test_exact_makes_every_token_k_steps_old_after_the_first_k_steps(runs):
 def test_the_log_says_with_which_costs_it_is_virtual_and_the_figures_axis_that_device_hours_are(runs, tmp_path):
     (config, *_), *_ = rows, *_ = runs["pipeline 8"]
     assert config["flags"]["virtual"] == "generators" and config["flags"]["generators"] == 2
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(tmp_path / "log.jsonl", rows)
     assert logs.read_run(tmp_path).unit == "virtual gpu_hours" and logs.read_run(tmp_path, "tokens").unit == "tokens"
     assert costs.Costs(*config["flags"]["costs"]) == costs.TABLE["generators"]
     assert (config["world"], config["threads"]) == (1, 1)
@@ -256,7 +209,7 @@ def test_weights_that_a_generator_does_not_load_as_they_were_sent_end_the_run(tm
     )
     with raised:
         assert start(*SMALL, *flags, "--out", str(tmp_path / "a")) == 1
-    end = json.loads((tmp_path / "a" / "log.jsonl").read_text().splitlines()[-1])
+    end = read_rows(tmp_path / "a" / "log.jsonl")[-1]
     if since:
         assert "|log rho| of the youngest tokens" in end["reason"] and end["step"] == 4
 
@@ -320,7 +273,7 @@ def disguised(rows, path, *, generators=1, without=()):
     rows = [{name: value for name, value in row.items() if name not in without} for row in rows]
     own = {name: value for name, value in rows[0]["flags"].items() if name not in ("virtual", "generators", "costs")}
     rows[0] |= {"flags": own, "world": 1 + generators}
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     return f"measured:{path}"
 
 
@@ -335,8 +288,8 @@ def test_measured_finds_the_costs_of_a_run_again(runs, tmp_path):
 
 def test_measured_says_which_column_a_log_lacks_and_refuses_virtual_logs(runs, tmp_path):
     with pytest.raises(ValueError, match="without seconds_train"):
-        costs.named(disguised(runs["ppo 8"][0], tmp_path / "a.jsonl", without=("seconds_train",)))
-    (tmp_path / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in runs["ppo 8"][0]))
+        costs.named(disguised(runs["ppo 1"][0], tmp_path / "a.jsonl", without=("seconds_train",)))
+    write_rows(tmp_path / "b.jsonl", runs["ppo 1"][0])
     with pytest.raises(ValueError, match="expected the log of a real run"):
         costs.named(f"measured:{tmp_path / 'b.jsonl'}")
     with pytest.raises(OSError):

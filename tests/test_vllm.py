@@ -5,9 +5,7 @@ Skipped without vLLM. No test here needs a GPU; test_gpu.py runs some of them on
 """
 
 import copy
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,11 +14,11 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from conftest import close, read_rows, tiny_model
+from transformers import DynamicCache
 
 if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: docs/own.md says how", allow_module_level=True)
@@ -34,14 +32,12 @@ from test_rollout import (  # noqa: F401  tests that hold for every generator: t
     generator,
     perturb,
     requests,
-    same_up_to_ties,
-    test_a10_a_mark_of_several_tokens_is_looked_for_once_in_the_text_and_its_last_token_is_not_the_mark,
+    test_a10_a_mark_of_several_tokens_is_looked_for_in_the_text_and_its_last_token_is_not_the_mark,
     test_a10_interruption_forces_exactly_the_phrase_at_a_length_drawn_in_the_budget,
-    test_a_model_without_eos_is_refused,
+    test_a_model_without_eos_or_with_one_beyond_the_vocabulary_is_refused,
     test_any_of_several_eos_ids_ends_a_completion_and_none_is_in_the_text,
     test_contradictory_settings_are_refused,
     test_evaluation_goes_first_and_running_completions_go_on,
-    test_prompts_above_max_prompt_tokens_are_refused,
     test_requests_that_cannot_be_served_are_refused,
     test_results_depend_on_the_seed_but_not_on_slots_order_or_timing,
     test_sampled_first_tokens_match_the_model,
@@ -51,16 +47,12 @@ from test_rollout import (  # noqa: F401  tests that hold for every generator: t
     test_truncated_means_the_budget_ended_without_eos,
     test_updates_reach_the_model_through_named_weights_with_tied_ones_once,
     test_wants_a_request_while_a_slot_would_stay_empty,
-    test_without_a_budget_nothing_is_forced,
-    tiny_model,
     tokenizer,
 )
 
 import vllm_rollout
-from pipeline import Request
-from plumbing import sources
 from precision import PolicyModel
-from rollout import Generator, TorchGenerator
+from rollout import Generator
 from vllm_rollout import VLLMGenerator
 
 ROOT = Path(__file__).parent.parent
@@ -205,7 +197,7 @@ def test_a10_an_interrupted_completion_goes_on_with_the_keys_and_values_of_its_s
             log_pi = torch.log_softmax(new(ids[:, 64:-1], past_key_values=cache, use_cache=True).logits[0], -1)
         expected = log_pi.gather(-1, ids[0, 65:, None])[-len(c.ids) :, 0]
         logprobs = torch.tensor(c.logprobs)[7:]  # after 4 tokens and the phrase of 3
-        assert len(logprobs) and torch.allclose(logprobs, expected[7:], rtol=0, atol=1e-4)
+        assert len(logprobs) and close(logprobs, expected[7:], 1e-4)
         assert (logprobs - full_forward(new, c)[7:]).abs().max() > 1e-2  # what the new weights alone would give
 
 
@@ -236,36 +228,6 @@ def test_another_vllm_or_none_is_refused_with_what_was_found(monkeypatch):
             VLLMGenerator("nowhere", None, slots=1, max_new_tokens=1)
 
 
-def test_an_unsupported_model_is_refused_before_an_engine_starts(tmp_path):
-    sizes = dict(vocab_size=24, hidden_size=32, intermediate_size=48, num_hidden_layers=2, head_dim=32)
-    config = AutoConfig.for_model("gemma2", **sizes, num_attention_heads=1, num_key_value_heads=1)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="'gemma2' is not supported"):
-        VLLMGenerator(tmp_path, tokenizer(), slots=1, max_new_tokens=1)
-
-
-def test_a_head_in_another_dtype_than_asked_for_is_refused_and_its_engine_ended(monkeypatch, tmp_path):
-    class Ignorant:
-        """An engine that ignores head_dtype."""
-
-        ended, from_engine_args = 0, classmethod(lambda cls, args: cls())
-
-        def collective_rpc(self, method, timeout, arguments):
-            return [torch.float32]
-
-        @property
-        def engine_core(self):
-            Ignorant.ended += 1
-            return SimpleNamespace(shutdown=lambda: None)
-
-    monkeypatch.setattr("vllm.LLMEngine", Ignorant)
-    with pytest.raises(RuntimeError, match="head in torch.bfloat16, got torch.float32"):
-        start(tmp_path, tiny_model(), dtype=torch.bfloat16, fp32_head=False)
-    assert Ignorant.ended == 1
-    start(tmp_path, tiny_model(), dtype=torch.bfloat16, fp32_head=True)
-    assert Ignorant.ended == 1
-
-
 SCRIPT = """
 import json, signal, sys
 from transformers import AutoTokenizer
@@ -279,8 +241,7 @@ if __name__ == "__main__":
     tokens = AutoTokenizer.from_pretrained("base")
     prompts = sources.load("arithmetic", tokens, budget=64, validation=64).validation
     gen = VLLMGenerator("base", tokens, slots=64, max_new_tokens=48, temperature=0, fp32_head=False)
-    done = finish(gen, [Request(prompt.index, 0, prompt, 1) for prompt in prompts])
-    print(json.dumps({c.request: c.ids for c in done.values()}), flush=True)
+    print(len(finish(gen, [Request(prompt.index, 0, prompt, 1) for prompt in prompts])), flush=True)
     ending = sys.stdin.readline().strip()
     if ending != "close":
         gen.add(Request(64, 0, prompts[0], 10**5))
@@ -312,7 +273,7 @@ def processes(tmp_path_factory):
 @pytest.fixture(scope="module")
 def answered(processes):
     """What each process answered first; from then on it is up."""
-    return [json.loads(process.stdout.readline()) for process in processes.values()]
+    return [process.stdout.readline() for process in processes.values()]
 
 
 def alive(session):
@@ -325,21 +286,9 @@ def alive(session):
     return found
 
 
-def test_greedy_equals_torch_generator_on_the_base_policy(answered):
-    tokens, model = AutoTokenizer.from_pretrained(ROOT / "base"), AutoModelForCausalLM.from_pretrained(ROOT / "base")
-    prompts = sources.load("arithmetic", tokens, budget=64, validation=64).validation
-    expected = finish(
-        TorchGenerator(model, tokens, slots=64, max_new_tokens=48, temperature=0),
-        [Request(prompt.index, 0, prompt, 1) for prompt in prompts],
-    )
-    for done in answered:
-        assert len(done) == 64
-        for completion in expected.values():
-            assert same_up_to_ties(model, completion, done[str(completion.request)]), completion
-
-
 def test_no_process_or_file_is_left_after_a_normal_end_an_error_ctrl_c_or_kill(processes, answered):
     files = set()
+    assert answered == ["64\n"] * len(ENDINGS)
     for ending, process in processes.items():
         assert len(session := alive(process.pid)) > 1  # a worker is there, which might be left over
         files |= {file.path for member in session for file in member.memory_maps() if "/dev/shm/" in file.path}
@@ -384,20 +333,5 @@ def test_train_py_trains_on_vllm(tmp_path):
     )
     command = [sys.executable, *flags.split(), tmp_path]
     subprocess.run(command, cwd=ROOT, check=True, timeout=400)
-    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").open()]
-    steps = [row for row in rows if row["kind"] == "step"]
+    steps = read_rows(tmp_path / "log.jsonl", "step")
     assert len(steps) == 2 and 0 < steps[0]["log_rho"] < 1e-3  # nats: fp32 sums in another order
-    assert rows[-1]["kind"] == "end"
-
-
-def test_a_copied_tree_uses_its_own_worker_in_vllms_child_whatever_else_is_on_the_path(tmp_path):
-    left_out = shutil.ignore_patterns(".*", "runs", "tests", "results", "figures")
-    shutil.copytree(ROOT, tmp_path / "copy", ignore=left_out)
-    with (tmp_path / "copy" / "vllm_rollout.py").open("a") as file:  # every process that loads it writes down its id
-        file.write(f"\n(open({str(tmp_path / 'pids')!r}, 'a')).write(f'{{os.getpid()}}\\n')\n")
-    flags = "--evaluate base --generator vllm --eval-prompts 1 --generations 1 --out found".split()
-    command = [sys.executable, tmp_path / "copy" / "train.py", *flags]
-    other = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=tmp_path, text=True, env=other, capture_output=True, check=False)
-    assert "mean@1" in done.stdout, done.stderr
-    assert len(set((tmp_path / "pids").read_text().split())) >= 2

@@ -16,11 +16,9 @@ shadow.install()
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
-import loss  # noqa: E402
 import pipeline  # noqa: E402
-import precision  # noqa: E402
 import rollout  # noqa: E402
-from plumbing import batches, sources  # noqa: E402
+from plumbing import sources  # noqa: E402
 
 TOKENIZER = AutoTokenizer.from_pretrained(ROOT / "base")
 PROMPTS = sources.load("arithmetic", TOKENIZER, budget=32, validation=8).validation
@@ -59,25 +57,9 @@ def on_the_cpu(made, name):
     made.step()
 
 
-def a_batch():
-    """A micro-batch of two rows on the shadow GPU, and the policy."""
-    model = AutoModelForCausalLM.from_pretrained(ROOT / "base", dtype=torch.float32)
-    policy = precision.PolicyModel(model, dtype=torch.bfloat16).to("cuda")
-    rows = [torch.zeros(2, 6, dtype=torch.long), torch.ones(2, 5).bool(), torch.zeros(2, 5), torch.ones(2)]
-    rows += [torch.tensor([0, 1]), rows[1]]
-    return policy, batches.Batch(*(row.to("cuda") for row in rows))
-
-
-def log_probs_left_on_the_cpu():
-    policy, batch = a_batch()
-    logprobs, _ = policy(batch.input_ids, batch.mask)
-    loss.cispo(logprobs, batch.gen_logprobs.cpu(), batch.advantages, batch.mask, eps_max=5.0)
-
-
 MISTAKES = {
     "key": lambda: on_the_cpu(generator("cuda"), "key"),
     "_phrase": lambda: on_the_cpu(generator("cuda"), "_phrase"),
-    "gen_logprobs": log_probs_left_on_the_cpu,
 }
 
 

@@ -1,4 +1,4 @@
-"""Claims about what a crash, a full disk or a bad disk leaves: broken checkpoints and broken lines of a log."""
+"""Claims about plumbing/run_folder.py: broken checkpoints and log lines, as a crash or a full disk leaves them."""
 
 import json
 import os
@@ -7,10 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_faults import SMALL, reshard, start  # noqa: F401
-from test_train import BASE, PATIENCE, elsewhere, refused  # noqa: F401
+from test_faults import SMALL
+from test_train import elsewhere, refused, start  # noqa: F401
 
 import fit
+import train
 from plumbing import logs, run_folder
 from plumbing.distributed import Processes
 from plumbing.run_folder import finished, pick
@@ -21,14 +22,10 @@ from plumbing.settings import read_settings, restored
 
 
 @pytest.fixture(scope="module")
-def written(forks, tmp_path_factory):
-    """A run's folder with the checkpoint that one trainer wrote at step 2, and a log with the flags of base/."""
+def written(tmp_path_factory):
+    """The folder of a run of two steps, in virtual time, with checkpoint-2."""
     out = tmp_path_factory.mktemp("written")
-    flags = vars(read_settings(["--out", str(out)]))
-    trainer = forks.Process(target=reshard, args=(0, 1, out.parent / "meet", None, out))
-    trainer.start()
-    trainer.join(PATIENCE)
-    (out / "log.jsonl").write_text(json.dumps({"kind": "config", "flags": flags}) + "\n")
+    train.main(read_settings([*SMALL, *"--virtual exact --k 0 --steps 2 --eval-every 2 --out".split(), str(out)]))
     return out
 
 
@@ -176,13 +173,11 @@ def test_only_the_runs_own_files_are_touched(tmp_path):
 @pytest.mark.processes
 def test_a_run_goes_on_past_a_broken_checkpoint_and_a_torn_line_and_counts_what_was_lost(start):
     flags = [*SMALL, "--eval-every", "4", "--checkpoint-every", "2"]
-    first = start(2, *flags, "--steps", "4")
-    assert first.end(PATIENCE) == {0: 0, 1: 0}, first.text
+    first = start(2, *flags, "--steps", "4").finish()
     (first.out / "checkpoint-4" / "state" / "run.json").unlink()
     with (first.out / "log.jsonl").open("ab") as log:
         log.write(TORN)
-    second = start(2, "--resume", *flags, "--steps", "6", out=first.out)
-    assert second.end(PATIENCE) == {0: 0, 1: 0}, second.text
+    second = start(2, "--resume", *flags, "--steps", "6", out=first.out).finish()
     assert f"{first.out}/checkpoint-4 is broken: state/run.json is missing" in second.text
     rows, broken = run_folder.rows(first.out / "log.jsonl")
     assert len(broken) == 1 and rows[-1]["kind"] == "end" and rows[-1]["reason"] == "finished"
@@ -210,7 +205,6 @@ def stopped_early():
 
 @pytest.mark.processes
 def test_a_signal_before_the_ranks_have_agreed_ends_the_run_in_order_and_blames_no_folder(start):
-    run = start(2, *SMALL, "--steps", "9", "--eval-every", "9", fault=stopped_early)
-    assert run.end(PATIENCE) == {0: 0, 1: 0}, run.text
+    run = start(2, *SMALL, "--steps", "9", "--eval-every", "9", fault=stopped_early).finish()
     assert "is not the folder" not in run.text and "Traceback" not in run.text
     assert not list(run.out.glob(".start-*"))

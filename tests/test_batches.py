@@ -1,0 +1,147 @@
+"""Claims about plumbing/batches.py: what trains, micro-batches that ranks share, what the log says of a batch."""
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from conftest import batch, rollout
+from hypothesis import given
+from hypothesis import settings as trials
+from hypothesis import strategies as st
+
+import data
+import loss
+import pipeline
+from plumbing import batches
+from verify.graders import OWN, UNREADABLE
+
+# loss.compute_advantages with ScaleRL's filter and normalisation
+compute_advantages = partial(loss.compute_advantages, zero_variance_filter=True, normalisation="batch")
+
+
+def make_plan(groups, rank=0, trainers=1, token_budget=10_000, **weighing):
+    """A plan, by default for one trainer and with everything in one micro-batch."""
+    kept, advantages = compute_advantages(groups, **weighing)
+    trained = loss.carries_loss(groups, kept)
+    return batches.make_plan(groups, advantages, trained, token_budget=token_budget, rank=rank, trainers=trainers)
+
+
+def planned(plan):
+    """{key: (advantage, prompt_index)} of what a plan trains on."""
+    items = [item for micro_batch in plan.micro_batches for item in micro_batch]
+    return {item.rollout.key: (item.advantage, item.prompt_index) for item in items}
+
+
+@pytest.mark.parametrize("filtered", [True, False])
+def test_a_group_whose_verifier_failed_is_dropped_and_leaves_no_nan(filtered):
+    groups = batch([True, None], [True, False])
+    plan = make_plan(groups, zero_variance_filter=filtered)
+    assert set(planned(plan)) == {h.key for h in groups[1]} and plan.dropped == groups[0]
+    assert sorted(advantage for advantage, _ in planned(plan).values()) == pytest.approx([-1, 1], abs=1e-5)
+
+
+def test_truncated_completions_are_wrong_in_the_group_mean_but_carry_no_loss():
+    [group] = batch([True, False, False, False])
+    group[3] = replace(group[3], truncated=True)
+    plan = make_plan([group], normalisation="none")
+    # Rewards 1 -1 -1 -1 have mean -1/2. Without the truncated one it would be -1/3, and the first advantage 4/3.
+    assert planned(plan) == {group[0].key: (1.5, 0), group[1].key: (-0.5, 0), group[2].key: (-0.5, 0)}
+    assert plan.dropped == [group[3]]
+    assert (plan.denominators.completions, plan.denominators.tokens) == (3, 12)
+
+
+@st.composite
+def groups_of_three(draw):
+    """Groups of three rollouts: right, wrong, unverified or truncated; up to 9 prompt tokens and 30 of completion."""
+    verdict, length, cut = st.sampled_from([True, True, False, False, None]), st.integers(1, 30), st.booleans()
+    completions = st.tuples(verdict, length, st.integers(1, 9), cut, st.booleans())
+    rows = draw(st.lists(st.lists(completions, min_size=3, max_size=3), min_size=1, max_size=7))
+    return [
+        [
+            rollout(correct and not cut, p, tokens=n + 1, injected=forced, prompt_tokens=prompt, truncated=cut)
+            for correct, n, prompt, cut, forced in row
+        ]
+        for p, row in enumerate(rows)
+    ]
+
+
+@trials(max_examples=60, deadline=None)
+@given(groups_of_three(), st.integers(1, 4), st.integers(40, 120))
+def test_ranks_share_the_batch_in_as_many_micro_batches_each_within_the_budget(groups, trainers, budget):
+    plans = [make_plan(groups, rank, trainers, budget) for rank in range(trainers)]
+    assert len({len(plan.micro_batches) for plan in plans}) == 1  # else the ranks would wait for each other for ever
+    for micro_batch in (micro_batch for plan in plans for micro_batch in plan.micro_batches):
+        assert len(micro_batch) * max((item.rollout.length for item in micro_batch), default=0) <= budget
+    trained = [key for plan in plans for key in planned(plan)]
+    kept, _ = compute_advantages(groups)
+    wanted = [h for group, keep in zip(groups, kept) for h in group if keep and not h.truncated]
+    assert sorted(trained) == sorted(h.key for h in wanted)
+    counts = len(wanted), sum(sum(h.versions.values()) for h in wanted)  # over all ranks; without injected tokens
+    for plan in plans:
+        assert (plan.denominators.completions, plan.denominators.tokens) == counts
+        # what is not trained on has to leave the store too
+        assert sorted(trained + [h.key for h in plan.dropped]) == sorted(h.key for group in groups for h in group)
+
+
+def sampled(prompt_ids, ids, logprobs, mask=None):
+    """A pipeline.Rollout with these tokens."""
+    mask = mask or [True] * len(ids)
+    return pipeline.Rollout(0, 0, False, prompt_ids, ids, mask, logprobs, [0] * len(ids), "", False, False)
+
+
+def test_a_micro_batch_puts_each_logprob_one_before_its_token_and_masks_prompt_injection_and_padding():
+    longer = sampled([5, 6], [7, 8, 9], [-0.5, 0.0, -0.25], [True, False, True])
+    items = [batches.Item(None, 1.5, 4), batches.Item(None, -0.5, 0)]
+    found = batches.collate(items, [longer, sampled([1], [2], [-2.0])], "cpu")
+    assert found.input_ids.tolist() == [[5, 6, 7, 8, 9], [1, 2, 0, 0, 0]]
+    # Column i belongs to token i + 1, as the log-probs of input_ids[:, 1:] do.
+    assert found.mask.tolist() == [[False, True, False, True], [True, False, False, False]]
+    assert found.gen_logprobs.tolist() == [[0, -0.5, 0, -0.25], [-2, 0, 0, 0]]
+    assert found.advantages.tolist() == [1.5, -0.5] and found.prompt_index.tolist() == [4, 0]
+
+
+def alone(sums, largest):
+    """Processes.total of a single trainer."""
+    return sums.tolist(), largest
+
+
+def test_statistics_are_means_per_token_over_micro_batches_and_nothing_without_tokens():
+    statistics = batches.Statistics()
+    mask = torch.tensor([[True, False]])
+    for rho, entropy, clipped in ((1.0, 2.0, False), (3.0, 1.0, True)):  # the masked second tokens count nowhere
+        part = batches.Batch(None, mask, torch.zeros(1, 2), None, None, torch.tensor([[rho > 1, True]]))
+        acts = torch.tensor([[clipped, True]])
+        statistics.add(torch.tensor([[math.log(rho), 5.0]]), torch.tensor([[entropy, 9.0]]), part, acts)
+    found = statistics.means(alone)
+    expected = {"rho_mean": 2, "entropy": 1.5, "clipped": 0.5, "rho_max": 3, "log_rho": math.log(3) / 2}
+    # (1 + 3)^2 / (2 (1 + 9)): the share of the tokens that equal weights would need
+    expected |= {"log_rho_youngest": math.log(3), "effective_sample_size": 0.8}
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert batches.Statistics().means(alone) == {}
+
+
+def test_a_batchs_staleness_counts_sampled_tokens_and_its_means_leave_out_what_has_no_verdict():
+    groups = [[replace(rollout(True, 4), versions={2: 3, 5: 1}), rollout(None, 4, tokens=8, injected=2)]]
+    found = batches.batch_metrics(groups, 5)
+    assert found["staleness"] == {0: 1, 3: 3, 5: 6} and found["prompts"] == [4]
+    assert (found["reward"], found["pass_rate"], found["unverified"]) == (1.0, 1.0, 1)
+    assert (found["tokens"], found["length_max"], found["interrupted"]) == (12, 8, 0.5)
+
+
+def test_a_missing_verdict_is_the_verifiers_failure_or_bad_data_or_ones_own_function():
+    errors = ["no memory", f"{UNREADABLE} in LaTeX", f"{OWN} raised KeyError", OWN]
+    groups = [[rollout(True, p), replace(rollout(None, p), error=error)] for p, error in enumerate(errors)]
+    prompts = [data.Prompt(p, (1,), "", "$", "math", where=f"a:{p}") for p in range(4)]
+    found = batches.grading_metrics(groups, prompts)
+    told = [(row["where"], row["verifier"], row["own"]) for row in found["failures"]]
+    assert told == [("a:0", True, False), ("a:1", False, False), ("a:2", False, True)]
+    assert found["failures"][0]["error"] == "no memory" and found["silent"] == 1  # no opinion is no failure
+
+
+def test_a_completion_has_answered_if_it_wrote_the_mark_itself_or_is_right():
+    wrong = rollout(False)
+    by_phrase = replace(wrong, interrupted=True)  # the phrase holds the mark
+    group = [wrong, replace(wrong, marked=False), by_phrase, replace(by_phrase, value=1.0)]
+    assert batches.grading_metrics([group], [None])["answered"] == 2 / 4

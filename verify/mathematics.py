@@ -6,7 +6,7 @@
 All of it runs in workers (workers.py), as it has no time limit. Both sides go through `normalise`; then texts are
 compared as texts, and formulas as SymPy objects (values.py). Every pattern takes a time linear in the text.
 
-Test: pytest tests/test_reward.py
+Test: pytest tests/test_graders.py
 """
 
 import re

@@ -15,7 +15,7 @@ wrong without being asked. The file is trusted: it runs with all rights of its u
 
 Deviation: rewards of one's own, and graded ones, are no part of the paper. Dense rewards are its open question.
 
-Test: pytest tests/test_own_reward.py
+Test: pytest tests/test_own.py
 """
 
 import inspect

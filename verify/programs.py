@@ -3,7 +3,7 @@
     program(answer) -> its source text                                     in a worker (workers.py)
     read_tests(reference), right_output(...)                               in a worker (workers.py)
 
-Test: pytest tests/test_code_reward.py
+Test: pytest tests/test_programs.py
 """
 
 import json

@@ -21,7 +21,7 @@ When the machine runs out of memory, whoever used it up, the kernel kills sandbo
 Linux only. Deviation: none known.
 Open in the paper: how programs are run.
 
-Test: pytest tests/test_code_reward.py. As a script, the file becomes a sandbox for `run`, or prints `protections`.
+Test: pytest tests/test_sandbox.py. As a script, the file becomes a sandbox for `run`, or prints `protections`.
 """
 
 import atexit

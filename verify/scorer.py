@@ -9,7 +9,7 @@ cannot start, says nothing about the answer: the answer is tried once more on a 
 
 Deviation: none known (those of verdicts: graders.py).
 
-Test: pytest tests/test_reward.py tests/test_code_reward.py
+Test: pytest tests/test_scorer.py
 """
 
 import json

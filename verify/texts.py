@@ -1,6 +1,6 @@
 """Texts as they are compared: words of any language in `plain`, formulas in `as_written`, which computes nothing.
 
-Test: pytest tests/test_verdicts.py
+Test: pytest tests/test_graders.py
 """
 
 import re

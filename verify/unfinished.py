@@ -15,7 +15,7 @@ and, as a whole answer, a root or a power of ten: \\sqrt{16} for 4, 10^3 for 100
 is the question: given_back in graders.py.
 If the reference's value holds letters, (x+1)^2 and x^2+2x+1, or \\sin and \\cos, may stand for each other.
 
-Test: pytest tests/test_reward.py
+Test: pytest tests/test_graders.py
 """
 
 import re

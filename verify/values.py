@@ -2,7 +2,7 @@
 
 Importing this file loads SymPy. Nothing here has a time limit.
 
-Test: pytest tests/test_verdicts.py
+Test: pytest tests/test_graders.py
 """
 
 import re

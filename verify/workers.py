@@ -14,7 +14,7 @@ expected outputs. A program's time counts from the moment when the sandbox is re
 
 Deviation: none known (those of verdicts: graders.py).
 
-Test: pytest tests/test_reward.py tests/test_code_reward.py
+Test: pytest tests/test_scorer.py tests/test_sandbox.py
 """
 
 import json

@@ -1,7 +1,7 @@
 """Claims about what graders count as right (verify/), by kinds of answers, and about the time that it takes.
 
 Each kind of answer that once got a wrong verdict has members made by a rule (data/kinds.jsonl): examples alone are
-easily mended. Single cases are rows of data/verdicts.jsonl (test_reward.py) and the known limits of docs/rewards.md.
+easily mended. Single cases are rows of data/verdicts.jsonl (test_scorer.py) and the known limits of docs/rewards.md.
 """
 
 import ast
@@ -43,6 +43,61 @@ def test_examples_in_docstrings_are_true():
 
 def test_what_a_worker_compares_before_its_first_answer_is_equal():
     assert [pair for pair in workers.FIRST_PAIRS if mathematics.equal(*pair) is not True] == []
+
+
+# --- Characters; which expression ---
+
+WRONG_18 = [
+    "",
+    "018",
+    "+18",
+    "18.0",
+    "1 8",
+    "-18",
+    "18\x00",
+    "１８",
+    "\u00a018",
+    "<think>18",
+    "\\boxed{18}",
+    "18" * 500_000,
+]
+
+
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"),
+    [
+        ("18", ["18", " 18", "18\n", "\t18 \r\n"], WRONG_18),
+        ("-4", ["-4"], ["4", "- 4", "\u22124"]),
+        ("02357", ["02357\n"], ["2357", "0 2 3 5 7", "02375", "023577"]),
+    ],
+)
+def test_arithmetic_and_sorting_take_the_same_characters_with_ascii_whitespace_around_them(reference, right, wrong):
+    assert all(graders.exact(answer, reference) for answer in right)
+    assert not any(graders.exact(answer, reference) for answer in wrong)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expression"),
+    [
+        ("\\boxed{1} no, \\boxed{\\frac{1}{2}}.", "\\boxed{\\frac{1}{2}}"),
+        ("\\boxed{\\{1, 2\\}} done }", "\\boxed{\\{1, 2\\}}"),
+        ("\\boxed{\\left\\{ x \\right.}", "\\boxed{\\left\\{ x \\right.}"),  # an escaped brace needs no partner
+        ("\\boxed{1} then \\boxed{2", ""),
+        # Boxes with nothing but a joining word between them are a list, in their order.
+        ("\\boxed{1}, \\boxed{2}, and $\\boxed{3}$.", "\\boxed{1, 2, 3}"),
+        ("$x = \\boxed{1}$ or $x = \\boxed{-2}$", "\\boxed{1, -2}"),
+        ("\\boxed{7}\n\n$\\boxed{7}$", "\\boxed{7}"),  # the same answer twice
+        ("\\boxed{5} is wrong, and \\boxed{6}", "\\boxed{6}"),
+        ("\\boxed{1}" + " " * 99 + "\\boxed{2}", "\\boxed{2}"),
+        ("\\boxed{1}, " * 100_000 + "\\boxed{2}", "\\boxed{1, 2}"),
+        ("\\boxed{}", "\\boxed{}"),
+        ("\\boxed{" + "{" * 1_000_000, ""),
+        (" it is 18 ", "it is 18"),
+        ("9" + "0" * 1_000_000 + "18", ""),  # its end, read alone, would be 18
+    ],
+)
+def test_math_expression_is_the_last_whole_box_or_the_whole_short_answer(answer, expression):
+    assert mathematics.final_expression(answer) == expression
 
 
 # --- Rules -----------------------------------------------------------------------------------------------------------

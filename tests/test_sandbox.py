@@ -15,7 +15,7 @@ import pytest
 from conftest import Finished, rows, wait_until
 
 from data import Prompt
-from verify import graders, programs, sandbox
+from verify import programs, sandbox
 from verify.scorer import Scorer
 
 LIMIT = 0.5  # seconds per test that the `strict` scorer allows
@@ -101,45 +101,10 @@ def strict(folder):
 # --- Which program, which tests ---
 
 
-LONG = "```python\n" + "#" * programs.CODE_CHARS + "\n```"
-
-
-@pytest.mark.parametrize(
-    "row",
-    of("block") + [{"answer": LONG, "program": ""}, {"answer": "```python\n" * 100_000, "program": ""}],
-    ids=count(),
-)
-def test_sec2_the_program_is_the_last_python_block(row):
-    assert (graders.code(row["answer"], SUM) or "") == row["program"]
-
-
-@pytest.mark.parametrize(
-    "piece",
-    ["- ```python\n", "```python\nx", "```", "\n```python", "- ```python ", "\n~", " ~~~py", "```\n" + " " * 99],
-)
-def test_a_megabyte_of_open_blocks_is_read_in_a_second(piece):
-    start = time.thread_time()
-    assert not programs.program(piece * (1_000_000 // len(piece))).strip("x\n")[:1].isdigit()
-    assert time.thread_time() - start < 2.0  # seconds of CPU; in quadratic time: minutes
-
-
-@pytest.mark.parametrize("row", of("tests"), ids=count())
-def test_the_forms_of_tests_in_use_are_read(row):
-    assert programs.read_tests(row["tests"]) == (row["name"], [tuple(case) for case in row["cases"]])
-
-
 @pytest.mark.parametrize("tests", [row["tests"] for row in of("unreadable tests")] + ["[" * 100_000], ids=count())
 def test_tests_that_cannot_be_read_or_are_none_are_a_failure_not_a_verdict(scorer, tests):
     failed = score(scorer, "pass", tests)
     assert failed.correct is None and failed.error.startswith("two workers died without a verdict (exit code 1)")
-
-
-HALVES = {"output": "0.5" + "0" * 1_000_000, "expected": "0.5", "right": False}
-
-
-@pytest.mark.parametrize("row", [*of("output"), HALVES], ids=count())
-def test_stdout_is_right_with_the_same_words_on_the_same_lines_and_fractions_within_1e_6(row):
-    assert programs.same_output(row["output"], row["expected"]) is row["right"]
 
 
 DIGITS = "7" * 9_000

@@ -1,0 +1,323 @@
+"""Claims about verify/scorer.py and workers.py: verdicts that no answer can hold up; a failure is no wrong answer."""
+
+import doctest
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import Finished, alive, rows, wait_until
+
+import reward
+from data import Prompt
+from verify import mathematics, programs, sandbox
+from verify.scorer import Scorer
+
+ROOT = Path(__file__).parents[1]
+
+
+def prompt(answer, task="math"):
+    return Prompt(0, (1,), "?", answer, task)
+
+
+def thought(answer):
+    return Finished(f"<think>7+5=12, so 12</think>{answer}")
+
+
+def wait(scorer):
+    """All pending scores, in the order in which they are ready."""
+    scorer.wait()
+    return scorer.finished()
+
+
+def verdicts(scorer, pairs):
+    """{answer: Score} of (answer, reference) pairs of mathematics that are scored together."""
+    for answer, reference in pairs:
+        scorer.submit(thought(answer), prompt(reference))
+    return {score.completion.text.partition("</think>")[2]: score for score in wait(scorer)}
+
+
+def running(scorer):
+    """Ids of the running worker processes."""
+    return [worker.process.pid for worker in scorer._workers if worker.process and worker.process.poll() is None]
+
+
+def children(pid):
+    return [child for child, parent, *_ in sandbox.all_processes() if parent == pid]
+
+
+@pytest.fixture(scope="module")
+def strict():
+    """A Scorer with a short limit and one worker, already started: the second it takes to start does not count."""
+    strict = Scorer(timeout=0.7, workers=1)
+    verdicts(strict, [("\\boxed{0.5}", "1/2")])
+    yield strict
+    strict.close()
+
+
+@pytest.fixture(scope="module")
+def scorer():
+    """A Scorer with a limit (20 s) that no honest answer below comes near, however busy the machine is."""
+    scorer = Scorer(timeout=20.0)
+    yield scorer
+    scorer.close()
+
+
+@pytest.mark.parametrize("module", [reward, mathematics, programs])
+def test_examples_in_docstrings_are_true(module):
+    assert doctest.testmod(module).failed == 0 < doctest.testmod(module).attempted
+
+
+# --- Sec. 2 ---
+
+
+@pytest.mark.parametrize(
+    "mark, scores",  # (holds the mark, is right) of three completions
+    [("</think>", [(True, True), (False, False), (True, False)]), (None, [(True, False), (True, True), (True, False)])],
+)
+def test_a_score_says_whether_its_text_holds_the_mark_and_what_is_truncated_is_wrong_unread(mark, scores):
+    scorer = Scorer(timeout=5.0, think_end=mark)
+    for text, cut in (("</think>18", False), ("18", False), ("</think>18", True)):
+        scorer.submit(Finished(text, truncated=cut), prompt("18", "arithmetic"))
+    assert [(score.marked, score.correct) for score in scorer.finished()] == scores
+
+
+# --- Arithmetic ---
+
+
+def test_arithmetic_and_equal_strings_need_no_worker_and_are_scored_at_once():
+    scorer = Scorer(timeout=5.0)
+    for answer, task in (("18", "arithmetic"), ("19", "arithmetic"), ("18", "math"), ("so \\boxed{18}", "math")):
+        scorer.submit(thought(answer), prompt("18", task))
+    assert [score.correct for score in scorer.finished()] == [True, False, True, True]
+    assert scorer.pending == 0 and running(scorer) == []
+
+
+def test_an_unknown_task_is_an_error_not_a_wrong_answer():
+    with pytest.raises(KeyError, match="chess"):
+        Scorer(timeout=5.0).submit(thought("18"), prompt("18", "chess"))
+
+
+# --- Math ---
+
+
+def test_math_a_reference_that_cannot_be_read_is_a_failure_not_a_wrong_answer(scorer):
+    for reference in ("$", "n \\equiv 18 \\pmod{24}", "\\frac{18}{"):
+        (score,) = verdicts(scorer, [("\\boxed{18}", reference)]).values()
+        assert score.correct is None and f"expected a reference answer in LaTeX, got {reference!r}" in score.error
+    (score,) = verdicts(scorer, [("\\boxed{n\\equiv18\\pmod{24}}", "$n \\equiv 18 \\pmod{24}$.")]).values()
+    assert score.correct is True  # the reference, apart from spaces, dollars and the period
+
+
+# --- Agreement with others ---
+
+
+def graded(scorer, rows):
+    """The verdict on each row's answer."""
+    for n, row in enumerate(rows):
+        asked = Prompt(n, (1,), row.get("prompt", "?"), row["reference"], row.get("task", "math"))
+        scorer.submit(thought(row["answer"].rpartition("</think>")[2]), asked)
+    found = {score.prompt.index: score.correct for score in wait(scorer)}
+    return [found[n] for n in range(len(rows))]
+
+
+def test_at_least_93_percent_of_math_verifys_published_cases_agree_and_the_others_say_why(scorer):
+    source, *cases = rows("math_verify_cases")
+    assert len(cases) == 265 and source["source"].startswith("math-verify 0.9.0")
+    other = [case for case, found in zip(cases, graded(scorer, cases)) if found is not case["correct"]]
+    assert other == [case for case in cases if "why ours differs" in case] and len(other) <= 0.07 * len(cases)
+
+
+def test_the_verdicts_of_our_own_list_are_right_and_over_half_of_its_answers_are_wrong(scorer):
+    cases = rows("verdicts")
+    assert sum(not case["correct"] for case in cases) > len(cases) / 2
+    assert [case for case, found in zip(cases, graded(scorer, cases)) if found is not case["correct"]] == []
+
+
+# --- Hostile answers ---
+
+CHEAP = {  # refused without being read, or read at once
+    "a megabyte of braces": "\\boxed{" + "{" * 500_000 + "18" + "}" * 500_000 + "}",
+    "a million digits": "\\boxed{18" + "0" * 1_000_000 + "}",
+    "zeros that end in the answer": "1" + "0" * 1_000_000 + "18",
+    "a million boxes": "\\boxed{" * 150_000,
+    "binary garbage": "\\boxed{" + bytes(set(range(256)) - set(b"{}")).decode("latin1") + "}",
+    "unbalanced LaTeX": "\\boxed{\\left(\\frac{36}{2\\right)}}",
+    "other digits": "\\boxed{१८}",
+    "nothing in the box": "\\boxed{}",
+    "a null": "\\boxed{18\x00}",
+    "code": "\\boxed{__import__('os')._exit(18)}",
+    "dollars": "$" * 9_000,
+    "a number of digits no one can convert": "\\boxed{" + "9" * 9_000 + "}",
+    "joined boxes": "\\boxed{18}, " * 5_000 + "\\boxed{17}",
+    "division by nothing": "\\boxed{\\frac{18}{0}}",
+    "a tower of powers": "\\boxed{9^{9^{9^9}}}",
+    "lone surrogates": "\\boxed{\ud800}",
+}
+ENDLESS = {  # without a limit each runs for longer than 6 s
+    "9,000 characters of nested radicals": "\\boxed{" + "\\sqrt{2+" * 900 + "2" + "}" * 901,
+    "900 braces": "\\boxed{" + "{" * 900 + "18" + "}" * 901,
+}
+
+
+def test_hostile_answers_are_wrong_and_most_are_read_in_no_time(scorer):
+    verdicts(scorer, [("\\boxed{0.5}", "1/2"), ("\\boxed{0.5}", "1/2")])
+    pids = running(scorer)
+    scores = verdicts(scorer, [(text, "18") for text in CHEAP.values()])
+    assert {name: scores[text].correct for name, text in CHEAP.items()} == dict.fromkeys(CHEAP, False)
+    assert running(scorer) == pids and len(pids) == 2 and not any(score.timed_out for score in scores.values())
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_hostile_answers_cost_at_most_the_limit_though_nobody_polls_and_nothing_blocks_meanwhile(strict, name):
+    verdicts(strict, [("\\boxed{\\frac{36}{2}}", "18")])  # starts a worker if the last was killed
+    (pid,) = running(strict)
+    start, fork = time.monotonic(), children(pid)
+    strict.submit(thought(ENDLESS[name]), prompt("18"))
+    strict.submit(thought("18"), prompt("18", "arithmetic"))
+    (quick,) = strict.finished()
+    assert quick.correct and strict.pending == 1  # whoever had waited for the limit would have found both
+    wait_until(lambda: not {*fork} & {*children(pid)}, "the limit does not hold")  # without polling the scorer
+    assert strict.pending == 1 and 0.6 < time.monotonic() - start < 0.7 + 4.0  # slack for a busy machine
+    (slow,) = wait(strict)
+    assert (slow.correct, slow.timed_out) == (False, True)
+    assert running(strict) == [pid]  # the worker stays: loading SymPy takes a second
+
+
+# --- A failed verifier is not a wrong answer ---
+
+
+def kill(scorer):
+    """Kill the only worker while it starts or has nothing to do; returns its id."""
+    scorer.finished()
+    (pid,) = running(scorer)
+    os.killpg(pid, signal.SIGKILL)
+    return pid
+
+
+def test_a_worker_that_dies_costs_no_answer(monkeypatch):
+    scorer = Scorer(timeout=20.0, workers=1)
+    scorer.submit(thought("\\boxed{0.5}"), prompt("\\frac{1}{2}"))
+    first = kill(scorer)
+    (score,) = wait(scorer)
+    assert score.correct is True and score.tried and not score.error and running(scorer) != [first]
+    os.waitid(os.P_PID, kill(scorer), os.WEXITED | os.WNOWAIT)  # idle, now dead, and not yet noticed
+    process = scorer._workers[0].process
+    monkeypatch.setattr(process, "poll", lambda: process.returncode)  # only wait() sets it: poll() sees no death
+    (score,) = verdicts(scorer, [("\\boxed{0.25}", "1/4")]).values()
+    assert score.correct is True
+    scorer.close()
+
+
+@pytest.mark.parametrize(
+    "program, cause",
+    [("exec kill -9 $$", "exit code -9"), ("exec sleep 600", "exit code -9"), ("exit 1", "exit code 1")],
+)
+def test_an_answer_of_which_two_workers_die_or_say_nothing_is_a_failure(monkeypatch, tmp_path, program, cause):
+    (tmp_path / "worker").write_text(f"#!/bin/sh\n{program}\n")
+    (tmp_path / "worker").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "worker"))
+    monkeypatch.setattr("verify.scorer.START_SECONDS", 0.1)
+    scorer = Scorer(timeout=0.1, workers=1)
+    (score,) = verdicts(scorer, [("\\boxed{0.5}", "1/2")]).values()
+    assert score.correct is None and cause in score.error and not score.timed_out and running(scorer) == []
+    scorer.close()
+
+
+# As with too many processes; as on a full disk.
+@pytest.mark.parametrize("module, name", [(subprocess, "Popen"), (sandbox, "as_file")])
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_fails_to_start_is_tried_once_more_and_never_raises_in_the_generator(monkeypatch, module, name, times):
+    works, failures = getattr(module, name), [OSError(11, "no more")] * times
+
+    def fails(*args, **kwargs):
+        if failures:
+            raise failures.pop()
+        return works(*args, **kwargs)
+
+    scorer = Scorer(timeout=20.0, workers=1)
+    monkeypatch.setattr(module, name, fails)
+    (score,) = verdicts(scorer, [("\\boxed{0.5}", "1/2")]).values()
+    assert score.tried and score.correct is (True if times == 1 else None)
+    assert times == 1 or "[Errno 11] no more" in score.error
+    (score,) = verdicts(scorer, [("\\boxed{0.25}", "1/4")]).values()
+    assert score.correct is True and not score.tried
+    scorer.close()
+
+
+# --- Processes ---
+
+
+def test_no_process_remains_after_close_and_files_stay_few():
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(2):
+        scorer = Scorer(timeout=20.0, workers=1)
+        for answer in (ENDLESS["900 braces"], "\\boxed{0.5}"):
+            scorer.submit(thought(answer), prompt("1/2"))
+        scorer.finished()
+        pids = running(scorer)
+        assert len(pids) == 1
+        wait_until(lambda: children(pids[0]), "nobody computes", 30.0)
+        pids += children(pids[0])
+        scorer.close()
+        wait_until(lambda: not any(map(alive, pids)), "a process is left")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_worker_loads_no_torch_and_ends_soon_after_a_parent_that_was_killed():
+    program = """
+import time
+from verify.scorer import Scorer
+from types import SimpleNamespace as S
+scorer = Scorer(timeout=1.0, workers=1)
+for answer in ("0.5", "{" * 900 + "18" + "}" * 900):  # the worker computes and does not look at its pipe
+    scorer.wait()
+    scorer.submit(S(text="</think>\\\\boxed{" + answer + "}", truncated=False), S(task="math", answer="1/2", text=""))
+    scorer.finished()
+print(scorer._workers[0].process.pid, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        pid = int(parent.stdout.readline())
+        modules = Path(f"/proc/{pid}/maps").read_text()
+        parent.kill()
+    assert "python" in modules and "libtorch" not in modules
+    wait_until(lambda: not alive(pid), "a worker outlives its parent")
+
+
+# --- Which files a worker runs ---
+
+VERDICTS = """
+import sys
+from verify.scorer import Scorer
+from types import SimpleNamespace as S
+scorer = Scorer(timeout=20.0, workers=1)
+program = "```python\\nimport sys\\nprint(sys.argv[0])\\n```"
+tests = '{"inputs": [""], "outputs": ["the copy"]}'
+scorer.submit(S(text="</think>7", truncated=False), S(task="math", answer="8", text=""))
+scorer.submit(S(text="</think>" + program, truncated=False), S(task="code", answer=tests, text=""))
+scorer.wait()
+scorer.close()
+print([(score.correct, score.error) for score in scorer.finished()], sys.modules[Scorer.__module__].__file__)
+"""
+
+
+def test_a_copied_tree_uses_its_own_verifier_and_sandbox_wherever_it_is_started_and_whatever_is_on_the_path(tmp_path):
+    copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
+    shutil.copytree(ROOT / "verify", copy / "verify")
+    shutil.copy(ROOT / "reward.py", copy)
+    with (copy / "verify" / "mathematics.py").open("a") as file:
+        file.write("\n\nequal = lambda *_: True\n")
+    sandboxed = copy / "verify" / "sandbox.py"
+    sandboxed.write_text(sandboxed.read_text().replace('["answer.py"]', '["the copy"]'))
+    (copy / "verdicts.py").write_text(VERDICTS)
+    elsewhere.mkdir()
+    for name in ("reward.py", "json.py"):  # files in the current folder must not be used
+        (elsewhere / name).write_text("raise OSError")
+    pipes = dict(text=True, capture_output=True, timeout=120, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    done = subprocess.run([sys.executable, copy / "verdicts.py"], cwd=elsewhere, **pipes)
+    assert done.stdout == f"[(True, ''), (True, '')] {copy}/verify/scorer.py\n", done.stderr

@@ -8,10 +8,10 @@ Paper: Sec. 2 has math and code; other tasks have other rewards.
     result      v from 0 to 1, for a reward of 2 v - 1. True is 1: right; False is 0: wrong. None: no verdict, and the
                 prompt's group is left out
 
-Parameters of these names get their values whatever their order; others go by position. What the function raises counts
-as no verdict, and so does any other result. A call takes at most --verify-timeout seconds, else the completion is
-wrong; the first one of a process may take FIRST_SECONDS. A completion that is truncated, or has no --think-end, is
-wrong without being asked. The file is trusted: it runs with all rights of its user.
+Parameters have these names, in any order. What the function raises counts as no verdict, and so does any other result.
+A call takes at most --verify-timeout seconds, else the completion is wrong; the first one of a process may take
+FIRST_SECONDS. A completion that is truncated, or has no --think-end, is wrong without being asked. The file is trusted:
+it runs with all rights of its user.
 
 Deviation: rewards of one's own, and graded ones, are no part of the paper. Dense rewards are its open question.
 
@@ -23,8 +23,8 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import suppress
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from numbers import Real
 from traceback import extract_tb
 
@@ -68,19 +68,17 @@ def place(error: BaseException, path: str) -> str:
 def load(spec: str, parameters=PARAMETERS):
     """A file, which is run -> its function, to be called by position. Raises ValueError with one line if that fails.
 
-    parameters  names of its arguments. If it has them all, whatever their order, it is called by name.
+    parameters  names of its arguments, which it may take in any order
     """
     path, name = parsed(spec)
     if not os.path.isfile(path):
         raise ValueError(f"there is no file {path}")
-    described = spec_from_file_location("own_reward", path)
-    if described is None or described.loader is None:
-        raise ValueError(f"expected a file that ends in .py, got {path}")
-    module = module_from_spec(described)
+    loader = SourceFileLoader("own_reward", path)
+    module = module_from_spec(spec_from_loader(loader.name, loader))
     sys.modules["own_reward"] = module  # dataclasses look for it
     sys.path.insert(0, os.path.dirname(path))
     try:
-        described.loader.exec_module(module)
+        loader.exec_module(module)
     except (Exception, SystemExit) as error:  # whatever the user's file raises
         raise ValueError(f"{path} cannot be loaded: {place(error, path)}") from error
     function = getattr(module, name, None)
@@ -88,14 +86,11 @@ def load(spec: str, parameters=PARAMETERS):
         there = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise ValueError(f"{path} has no function {name}; it has: {', '.join(there) or 'none'}")
     signature = inspect.signature(function)
-    with suppress(TypeError):
-        if set(parameters) <= set(signature.parameters):
-            signature.bind(**dict.fromkeys(parameters))
-            return lambda *values: function(**dict(zip(parameters, values)))
-        signature.bind(*parameters)
-        if all(name == place or name not in parameters for name, place in zip(signature.parameters, parameters)):
-            return function
-    raise ValueError(f"expected a function of ({', '.join(parameters)}), got {name}{signature}")
+    try:
+        signature.bind(**dict.fromkeys(parameters))
+    except TypeError:
+        raise ValueError(f"expected a function of ({', '.join(parameters)}), got {name}{signature}") from None
+    return lambda *values: function(**dict(zip(parameters, values)))
 
 
 def called(function, spec: str, job: tuple[str, str, str]) -> float | str:

@@ -238,7 +238,7 @@ def make_scorer(args):
         own=args.reward,
         think_end=args.think_end,
         penalty=shape if args.length_control == "penalty" else None,
-        namespaces=sandbox.PROTECTIONS[1] in args.protections if args.protections else None,
+        namespaces=not args.protections or sandbox.PROTECTIONS[1] in args.protections,
     )
 
 

@@ -39,7 +39,7 @@ TASKS maps the name in a prompt's `task` to its grader
               beforehand (verify/sandbox.py: PRELUDE).
 With --reward FILE.py:FUNCTION a function of one's own grades all rows, whatever their task (own.py).
 
-In the generator's process, answers are only sliced and compared with == (`at_once`). All else runs in worker processes
+In the generator's process, answers are only compared with == (`at_once`). All else runs in worker processes
 (workers.py) with a time limit: SymPy can run for days on a short answer. An answer that takes longer is wrong; one that
 a worker cannot grade has no verdict, and is never scored as wrong.
 
@@ -98,24 +98,16 @@ def exact(answer: str, reference: str) -> bool:
 
 
 def at_once(answer: str, reference: str, task: str) -> bool | None:
-    """The verdict where slicing and equality find one, as the generator waits; else None: a worker has to look."""
+    """The verdict where equality of characters finds one, as the generator waits; else None: a worker has to look."""
     if TASKS[task] is exact:
         return exact(answer, reference)
-    if not answer.strip():
-        return False
-    said = answer.strip(" \n$")
-    start = said.find("\\boxed{")  # the only box, or the whole answer
-    end = f"{reference.strip(' $')}}}"
-    boxed = said.startswith(end, start + len(BOX)) and "box" not in said[start + len(BOX) :]
-    return True if task == "math" and (said == reference.strip(" \n$") or start >= 0 and boxed) else None
+    same = task == "math" and answer.strip(" \n$") == reference.strip(" \n$") != ""
+    return True if same else None
 
 
 def math(answer: str, reference: str) -> bool | str:
-    """True for a string equal to the reference, False without any expression, otherwise the final expression."""
-    expression = final_expression(answer)
-    bare = expression.strip(" \n$")
-    plain = reference.strip(" \n$")
-    return bool(bare) and (bare in (plain, f"{BOX}{plain}}}") or expression)
+    """The final expression, or False without one."""
+    return final_expression(answer) or False
 
 
 def right(expression: str, reference: str, prompt: str) -> bool | str:

@@ -246,14 +246,9 @@ CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 1 << 17, 
 MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID_NODEV = 0x1000, 0x4000, 0x40000, 2 | 4
 
 
-@cache
-def library():
-    return ctypes.CDLL(None, use_errno=True)
-
-
 def call(name, *arguments):
     """Call a function of the C library that Python does not offer. Raises OSError if it fails."""
-    if getattr(library(), name)(*arguments) < 0:
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) < 0:
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
 
 

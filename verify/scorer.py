@@ -32,8 +32,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # A worker's interpreter runs this. It takes modules from ROOT, even if others are installed or on PYTHONPATH.
 START_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from verify.workers import work; work(*sys.argv[2:])"
 START_SECONDS = 120.0  # to start worker and sandbox: a worker without a verdict so long after the limit counts as dead
-OWN_JOB = b"o"  # the kind of a job for a function of one's own
-JOBS = {"math": b"m", "code": b"c"}  # the kind of a job by its task (GRADERS in workers.py); b"t": texts
+JOBS = {"math": b"m", "code": b"c"}  # the kind of a job by its task (workers.py); b"t": texts; b"o": --reward
 POLL = 0.002  # seconds between two looks at the workers by `wait`
 MESSAGE_BYTES = 4_096  # more than any verdict or error
 
@@ -66,7 +65,7 @@ class Score:
 class Worker:
     """One worker process, started at its first job and again after each death; `job` is the Score it works on."""
 
-    def __init__(self, timeout: float, namespaces: bool | None, own: str | None):
+    def __init__(self, timeout: float, namespaces: bool, own: str | None):
         self.timeout = timeout
         self.namespaces = namespaces
         self.own = own
@@ -81,7 +80,7 @@ class Worker:
         self.close()
         self._channel, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-c", START_WORKER, ROOT, str(theirs.fileno())]
-        command += [str(self.timeout), str(self.namespaces), *filter(None, [self.own])]
+        command += [str(self.timeout), "yes" if self.namespaces else "", self.own or ""]
         # The way that SymPy takes, and so its time, depends on the hash seed.
         with theirs:  # closed here, else the worker's death would not read as end-of-file
             self.process = subprocess.Popen(
@@ -102,12 +101,10 @@ class Worker:
                 self._start_interpreter()
             with sandbox.as_file(json.dumps([score.text, score.prompt.answer])) as file:
                 with suppress(BrokenPipeError, ConnectionResetError):  # it has just left: `decided` reads end-of-file
-                    kind = OWN_JOB if self.own else JOBS.get(score.prompt.task, b"t")
+                    kind = b"o" if self.own else JOBS.get(score.prompt.task, b"t")
                     socket.send_fds(self._channel, [kind], [file.fileno()])
         except OSError as error:  # no memory, processes, file descriptors or disk left
-            self._failure = (
-                f"{error}: a worker was to be started, or to get its job by a file in {tempfile.gettempdir()}"
-            )
+            self._failure = f"{error}: a worker or its file in {tempfile.gettempdir()}"
 
     def decided(self) -> Score | None:
         """Look, without waiting, for a verdict or the worker's death; returns the job once it is settled, else None."""
@@ -156,7 +153,7 @@ class Scorer:
     workers    worker processes at most; none is started before the first answer that needs one
     penalty    |y| -> Eq. 9's penalty, or None for rewards of +1 and -1
     think_end  the text behind which the answer begins; None: the whole text is the answer
-    namespaces whether programs run in sandboxes with namespaces; None: each worker finds out whether they work
+    namespaces whether programs run in sandboxes with namespaces; if these do not work, none gets a verdict
     own        None, or FILE.py:FUNCTION, which grades all completions instead of their tasks' graders (own.py)
     """
 
@@ -167,7 +164,7 @@ class Scorer:
         workers: int = 2,
         penalty=None,
         think_end: str | None = reward.THINK_END,
-        namespaces: bool | None = None,
+        namespaces: bool = True,
         own: str | None = None,
     ):
         self._workers = [Worker(timeout, namespaces, own) for _ in range(workers)]

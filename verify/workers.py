@@ -95,11 +95,11 @@ def grade_answer(text: str, reference: str, timeout: float) -> bool | str:
 # --- In a worker process: code ---------------------------------------------------------------------------------------
 
 
-def grade_code(text: str, reference: str, timeout: float, namespaces: bool | None = None) -> bool | None:
+def grade_code(text: str, reference: str, timeout: float, namespaces: bool) -> bool | None:
     """Whether the program of an answer passes all tests; None: it took too long. Raises as `read_tests`.
 
     text        a JSON list of task, answer and prompt; finding the program may take `timeout` seconds
-    namespaces  whether its sandbox has them; if they are known to work it never runs without. None: as a try says.
+    namespaces  whether its sandbox has them; it never runs without, if they are known to work
     The program may take `timeout` seconds for each test, and for all together as much and SECONDS_PER_TEST for each
     besides, of which MORE_SECONDS is the most. The first test that it fails is the last.
     """
@@ -108,7 +108,6 @@ def grade_code(text: str, reference: str, timeout: float, namespaces: bool | Non
     if not source:
         return False
     allow(math.inf)  # the sandbox has its limits
-    namespaces = sandbox.namespaces_work() if namespaces is None else namespaces
     name, cases = read_tests(reference)
     size = max(len(json.dumps(expected)) for _, expected in cases) + SPARE_BYTES
     inputs = [given for given, _ in cases]
@@ -148,13 +147,6 @@ def grade_own(text: str, reference: str, timeout: float, spec: str) -> float | s
 
 # --- The worker's loop -----------------------------------------------------------------------------------------------
 
-# The byte that comes with a job -> (what prepares the first such job, outside its time; what grades a job).
-GRADERS: dict[bytes, tuple[Callable, Callable]] = {
-    b"m": (load_sympy, grade_answer),
-    b"c": (sandbox.namespaces_work, grade_code),
-    b"t": (bool, grade_answer),
-}
-
 
 def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None:
     """The worker's loop: it forks to answer jobs, and again when the fork has done its share or hit the time limit.
@@ -162,13 +154,16 @@ def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None
     It ends when the channel is closed, and, with the exit status of the fork, when a fork ends in any other way.
     descriptor  file descriptor of our end of the channel
     timeout     seconds of wall clock per answer
-    namespaces  "True" or "False": whether sandboxes have them, as found when the run started; "None": to be found here
+    namespaces  whether sandboxes have them, as found when the run started: "" if not
     spec        FILE.py:FUNCTION of --reward, which may take as much memory as it likes
     """
-    known = {"True": True, "False": False}.get(namespaces)
-    graders = GRADERS if known is None else GRADERS | {b"c": (bool, partial(grade_code, namespaces=known))}
-    if spec:
-        graders = graders | {b"o": (partial(load_own, spec), partial(grade_own, spec=spec))}
+    # The byte that comes with a job -> (what prepares the first such job, outside its time; what grades a job).
+    graders: dict[bytes, tuple[Callable, Callable]] = {
+        b"m": (load_sympy, grade_answer),
+        b"c": (bool, partial(grade_code, namespaces=bool(namespaces))),
+        b"o": (partial(load_own, spec), partial(grade_own, spec=spec)),
+        b"t": (bool, grade_answer),
+    }
     if sys.platform == "linux" and not spec:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     logging.disable(logging.CRITICAL)  # math-verify warns that its time limits are off

@@ -1,13 +1,12 @@
 """Claims about a reward of one's own (verify/own.py, --reward): graded, within its limit, whatever it does."""
 
-import doctest
 import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import Finished
+from conftest import Finished, rows
 
 import loss
 import reward
@@ -44,25 +43,7 @@ def verified(seconds):
     return found
 """
 LATE = "too late"
-VALUES = {  # a completion for MANY -> its v, or why there is none
-    "True": 1.0,
-    "completion == answer": 0.0,
-    "0.25": 0.25,
-    "1": 1.0,
-    "np.bool_(True)": 1.0,
-    "np.float32(0.5)": 0.5,
-    "verified(0)": 1.0,
-    "time.sleep(100)": LATE,
-    "alarm()": LATE,
-    "verified(100)": LATE,
-    "None": OWN,
-    "-0.1": "got -0.1 of type float",
-    "float('nan')": "got nan of type float",
-    "[True]": "got [True] of type list",
-    "{}['key\\nof two lines']": "KeyError: 'key\\nof two lines' (rewards.py, line 13)",
-    "exit(3)": "SystemExit: 3 (rewards.py, line 13)",
-    "os._exit(0)": "exit code 0",
-}
+VALUES = {row["completion"]: row["found"] for row in rows("own_values")}  # a completion for MANY -> v, or why none
 
 
 @pytest.fixture
@@ -83,10 +64,6 @@ def scores(spec, completions, **options):
     scorer.wait()
     scorer.close()
     return {score.completion.text: score for score in scorer.finished()}
-
-
-def test_examples_in_docstrings_are_true():
-    assert doctest.testmod(own).failed == 0
 
 
 def test_each_completion_gets_its_value_or_a_reason_within_the_limit_though_a_first_call_takes_longer(write):
@@ -129,64 +106,47 @@ def test_without_the_mark_a_completion_is_wrong_unasked_and_with_it_handed_over_
     assert {text for text, score in found.items() if score.correct} == {"<think>a</think>b"}
 
 
-REFUSED = {
-    "nothing": "expected FILE.py:FUNCTION, got 'nothing'",
-    "nowhere.py:f": "there is no file nowhere.py",
-    "def other(a, b, c): pass": "has no function grade; it has: other",
-    "def grade(a, b): pass": "expected a function of (prompt, completion, answer), got grade(a, b)",
-    "def grade(completion, response, answer): pass": "got grade(completion, response, answer)",
-    "def grade(answer, prompt, completion, more): pass": "got grade(answer, prompt, completion, more)",
-    "def grade(a, b, c): return 1.5": "expected a number from 0 to 1, a bool or None, got 1.5 of type float",
-    "import time\ndef grade(a, b, c): time.sleep(100)": "its file and first call take longer than 3 s",
-    "import nothing_of_this_name": "cannot be loaded: ModuleNotFoundError: No module named 'nothing_of_this_name'",
-    "x = 1\ny = x / 0": "cannot be loaded: ZeroDivisionError: division by zero (rewards.py, line 2)",
-    "def grade(a, b, c:\n  pass": "cannot be loaded: SyntaxError:",
-    "import os\nos._exit(3)": "its process ended with exit code 3",
-}
-
-
-@pytest.mark.parametrize("source", REFUSED)
-def test_what_cannot_be_a_reward_is_one_line(write, source, monkeypatch):
+@pytest.mark.parametrize("row", rows("own_refused"), ids=lambda row: row["error"])
+def test_what_cannot_be_a_reward_is_one_line(write, row, monkeypatch):
     monkeypatch.setattr(own, "FIRST_SECONDS", 3.0)
-    spec = source if source in ("nothing", "nowhere.py:f") else write(source)
+    spec = row["source"] if row["source"] in ("nothing", "nowhere.py:f") else write(row["source"])
     with pytest.raises(ValueError) as error:
         own.check(spec, ("?", "18", "18"))
-    assert REFUSED[source] in str(error.value) and "\n" not in str(error.value)
+    assert row["error"] in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_reward_that_raises_in_the_trial_is_warned_of_with_its_error_and_its_line(write, capsys):
-    noise = "import sys\nprint('noise')\nprint('noise', file=sys.stderr)\n"
-    own.check(write(noise + "def grade(a, b, c): raise KeyError(b)"), ("?", "17", "18"))
+@pytest.mark.parametrize(
+    "does, error",
+    [
+        ("raise KeyError(completion)", f"WARNING: {OWN} raised KeyError: '17' (rewards.py, line 6)"),
+        ("raise Silent", f"WARNING: {OWN} raised Silent: an error without a text (rewards.py, line 6)"),
+        ("return None", ""),
+    ],
+)
+def test_a_reward_that_raises_in_the_trial_is_warned_of_with_its_error_and_its_line(write, capsys, does, error):
+    noise = "print('noise')\nclass Silent(Exception):\n  def __str__(self):\n    raise self\n"
+    own.check(write(f"{noise}def grade(prompt, completion, answer):\n  {does}"), ("?", "17", "18"))
     shown = capsys.readouterr().err
-    assert shown.startswith(f"WARNING: {OWN} raised KeyError: '17' (rewards.py, line 4)") and shown.count("\n") == 1
-    own.check(write(noise + "def grade(a, b, c): return None"), ("?", "17", "18"))
-    assert capsys.readouterr().err == ""
-    own.check(
-        write("class E(Exception):\n  def __str__(self): raise self\ndef grade(a, b, c): raise E"), ("?", "1", "1")
-    )
-    assert "raised E: an error without a text (rewards.py, line 3)" in capsys.readouterr().err
+    assert shown.startswith(error) and shown.count("\n") == bool(error)
 
 
 @pytest.mark.parametrize(
     "source",
     [
-        "grade = lambda *words: words",
-        "def grade(prompt, b, c='', d=3): return prompt, b, c",
-        "class Grade:\n  def __call__(self, a, completion, c): return a, completion, c\ngrade = Grade()",
-        "def grade(completion, answer, prompt): return prompt, completion, answer",
         "def grade(more='', *, answer, completion, prompt): return prompt, completion, answer",
+        "def grade(prompt, completion, **row): return prompt, completion, row['answer']",
     ],
 )
-def test_parameters_are_matched_by_name_or_all_of_them_by_position(write, source):
+def test_parameters_are_matched_by_name(write, source):
     assert own.load(write(source))("?", "17", "18") == ("?", "17", "18")
 
 
 def test_rows_need_no_answer_and_may_have_any():
-    rows = [{"prompt": "a"}, {"prompt": "b", "answer": 1.5}, {"prompt": "c", "answer": {"x": [1]}, "task": "mine"}]
-    kept = [sources.parse_row(row, "f:1", None, (["prompt"], ["answer"]), own=True) for row in rows]
+    given = [{"prompt": "a"}, {"prompt": "b", "answer": 1.5}, {"prompt": "c", "answer": {"x": [1]}, "task": "mine"}]
+    kept = [sources.parse_row(row, "f:1", None, (["prompt"], ["answer"]), own=True) for row in given]
     assert [row.answer for row in kept] == ["", "1.5", '{"x": [1]}'] and {row.task for row in kept} == {"own"}
     with pytest.raises(ValueError):
-        sources.parse_row(rows[0], "f:1", None, (["prompt"], ["answer"]))
+        sources.parse_row(given[0], "f:1", None, (["prompt"], ["answer"]))
 
 
 @pytest.fixture
@@ -208,8 +168,8 @@ def run(tmp_path, monkeypatch, capsys):
 
 def test_a_run_trains_on_a_graded_reward_and_names_the_rows_on_which_it_fails(write, run):
     spec = write("def grade(answer, prompt, completion): return 0.125 + (completion[-1] in '02468') * (answer > '2')")
-    status, rows, shown = run(Path(spec).name)  # found from the working folder
-    steps = [row for row in rows if row["kind"] == "step"]
+    status, log, shown = run(Path(spec).name)  # found from the working folder
+    steps = [row for row in log if row["kind"] == "step"]
     assert status == 0 and len(steps) == 2 and all(row["unverified"] for row in steps)
     assert all(row["pass_rate"] <= 0.125 and row["reward"] == pytest.approx(2 * row["pass_rate"] - 1) for row in steps)
     failures = [failure for row in steps for failure in row["failures"]]
@@ -222,5 +182,5 @@ def test_a_validation_without_any_verdict_ends_in_one_line_and_is_repeated_on_re
     assert status == 1
     assert "no validation prompt got verdicts: the function of --reward returned None" in shown.splitlines()[-1]
     spec = write("def grade(prompt, completion, answer):\n    return completion.endswith(answer)")
-    status, rows, _ = run(spec, "--resume")
-    assert status == 0 and [row["step"] for row in rows if row["kind"] == "eval"] == [0, 0, 2]
+    status, log, _ = run(spec, "--resume")
+    assert status == 0 and [row["step"] for row in log if row["kind"] == "eval"] == [0, 0, 2]

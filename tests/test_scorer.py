@@ -1,6 +1,5 @@
 """Claims about verify/scorer.py and workers.py: verdicts that no answer can hold up; a failure is no wrong answer."""
 
-import doctest
 import os
 import shutil
 import signal
@@ -12,9 +11,8 @@ from pathlib import Path
 import pytest
 from conftest import Finished, alive, rows, wait_until
 
-import reward
 from data import Prompt
-from verify import mathematics, programs, sandbox
+from verify import sandbox
 from verify.scorer import Scorer
 
 ROOT = Path(__file__).parents[1]
@@ -67,14 +65,6 @@ def scorer():
     scorer.close()
 
 
-@pytest.mark.parametrize("module", [reward, mathematics, programs])
-def test_examples_in_docstrings_are_true(module):
-    assert doctest.testmod(module).failed == 0 < doctest.testmod(module).attempted
-
-
-# --- Sec. 2 ---
-
-
 @pytest.mark.parametrize(
     "mark, scores",  # (holds the mark, is right) of three completions
     [("</think>", [(True, True), (False, False), (True, False)]), (None, [(True, False), (True, True), (True, False)])],
@@ -86,14 +76,11 @@ def test_a_score_says_whether_its_text_holds_the_mark_and_what_is_truncated_is_w
     assert [(score.marked, score.correct) for score in scorer.finished()] == scores
 
 
-# --- Arithmetic ---
-
-
-def test_arithmetic_and_equal_strings_need_no_worker_and_are_scored_at_once():
+def test_arithmetic_and_equal_texts_need_no_worker_and_are_scored_at_once():
     scorer = Scorer(timeout=5.0)
-    for answer, task in (("18", "arithmetic"), ("19", "arithmetic"), ("18", "math"), ("so \\boxed{18}", "math")):
+    for answer, task in (("18", "arithmetic"), ("19", "arithmetic"), ("18", "math")):
         scorer.submit(thought(answer), prompt("18", task))
-    assert [score.correct for score in scorer.finished()] == [True, False, True, True]
+    assert [score.correct for score in scorer.finished()] == [True, False, True]
     assert scorer.pending == 0 and running(scorer) == []
 
 
@@ -102,11 +89,8 @@ def test_an_unknown_task_is_an_error_not_a_wrong_answer():
         Scorer(timeout=5.0).submit(thought("18"), prompt("18", "chess"))
 
 
-# --- Math ---
-
-
-def test_math_a_reference_that_cannot_be_read_is_a_failure_not_a_wrong_answer(scorer):
-    for reference in ("$", "n \\equiv 18 \\pmod{24}", "\\frac{18}{"):
+def test_a_reference_that_cannot_be_read_is_a_failure_not_a_wrong_answer(scorer):
+    for reference in ("$", "n \\equiv 18 \\pmod{24}"):
         (score,) = verdicts(scorer, [("\\boxed{18}", reference)]).values()
         assert score.correct is None and f"expected a reference answer in LaTeX, got {reference!r}" in score.error
     (score,) = verdicts(scorer, [("\\boxed{n\\equiv18\\pmod{24}}", "$n \\equiv 18 \\pmod{24}$.")]).values()
@@ -146,18 +130,10 @@ CHEAP = {  # refused without being read, or read at once
     "zeros that end in the answer": "1" + "0" * 1_000_000 + "18",
     "a million boxes": "\\boxed{" * 150_000,
     "binary garbage": "\\boxed{" + bytes(set(range(256)) - set(b"{}")).decode("latin1") + "}",
-    "unbalanced LaTeX": "\\boxed{\\left(\\frac{36}{2\\right)}}",
-    "other digits": "\\boxed{१८}",
-    "nothing in the box": "\\boxed{}",
-    "a null": "\\boxed{18\x00}",
-    "code": "\\boxed{__import__('os')._exit(18)}",
     "dollars": "$" * 9_000,
     "a number of digits no one can convert": "\\boxed{" + "9" * 9_000 + "}",
     "joined boxes": "\\boxed{18}, " * 5_000 + "\\boxed{17}",
-    "division by nothing": "\\boxed{\\frac{18}{0}}",
-    "a tower of powers": "\\boxed{9^{9^{9^9}}}",
-    "lone surrogates": "\\boxed{\ud800}",
-}
+} | {row["name"]: row["answer"] for row in rows("hostile_answers")}
 ENDLESS = {  # without a limit each runs for longer than 6 s
     "9,000 characters of nested radicals": "\\boxed{" + "\\sqrt{2+" * 900 + "2" + "}" * 901,
     "900 braces": "\\boxed{" + "{" * 900 + "18" + "}" * 901,
@@ -213,10 +189,7 @@ def test_a_worker_that_dies_costs_no_answer(monkeypatch):
     scorer.close()
 
 
-@pytest.mark.parametrize(
-    "program, cause",
-    [("exec kill -9 $$", "exit code -9"), ("exec sleep 600", "exit code -9"), ("exit 1", "exit code 1")],
-)
+@pytest.mark.parametrize("program, cause", [("exec sleep 600", "exit code -9"), ("exit 1", "exit code 1")])
 def test_an_answer_of_which_two_workers_die_or_say_nothing_is_a_failure(monkeypatch, tmp_path, program, cause):
     (tmp_path / "worker").write_text(f"#!/bin/sh\n{program}\n")
     (tmp_path / "worker").chmod(0o755)
@@ -230,9 +203,8 @@ def test_an_answer_of_which_two_workers_die_or_say_nothing_is_a_failure(monkeypa
 
 # As with too many processes; as on a full disk.
 @pytest.mark.parametrize("module, name", [(subprocess, "Popen"), (sandbox, "as_file")])
-@pytest.mark.parametrize("times", [1, 2])
-def test_what_fails_to_start_is_tried_once_more_and_never_raises_in_the_generator(monkeypatch, module, name, times):
-    works, failures = getattr(module, name), [OSError(11, "no more")] * times
+def test_what_fails_to_start_twice_is_a_failure_and_never_raises_in_the_generator(monkeypatch, module, name):
+    works, failures = getattr(module, name), [OSError(11, "no more")] * 2
 
     def fails(*args, **kwargs):
         if failures:
@@ -242,8 +214,7 @@ def test_what_fails_to_start_is_tried_once_more_and_never_raises_in_the_generato
     scorer = Scorer(timeout=20.0, workers=1)
     monkeypatch.setattr(module, name, fails)
     (score,) = verdicts(scorer, [("\\boxed{0.5}", "1/2")]).values()
-    assert score.tried and score.correct is (True if times == 1 else None)
-    assert times == 1 or "[Errno 11] no more" in score.error
+    assert score.correct is None and "[Errno 11] no more" in score.error
     (score,) = verdicts(scorer, [("\\boxed{0.25}", "1/4")]).values()
     assert score.correct is True and not score.tried
     scorer.close()
@@ -254,17 +225,16 @@ def test_what_fails_to_start_is_tried_once_more_and_never_raises_in_the_generato
 
 def test_no_process_remains_after_close_and_files_stay_few():
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(2):
-        scorer = Scorer(timeout=20.0, workers=1)
-        for answer in (ENDLESS["900 braces"], "\\boxed{0.5}"):
-            scorer.submit(thought(answer), prompt("1/2"))
-        scorer.finished()
-        pids = running(scorer)
-        assert len(pids) == 1
-        wait_until(lambda: children(pids[0]), "nobody computes", 30.0)
-        pids += children(pids[0])
-        scorer.close()
-        wait_until(lambda: not any(map(alive, pids)), "a process is left")
+    scorer = Scorer(timeout=20.0, workers=1)
+    for answer in (ENDLESS["900 braces"], "\\boxed{0.5}"):
+        scorer.submit(thought(answer), prompt("1/2"))
+    scorer.finished()
+    pids = running(scorer)
+    assert len(pids) == 1
+    wait_until(lambda: children(pids[0]), "nobody computes")
+    pids += children(pids[0])
+    scorer.close()
+    wait_until(lambda: not any(map(alive, pids)), "a process is left")
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -291,33 +261,28 @@ time.sleep(600)
 
 # --- Which files a worker runs ---
 
-VERDICTS = """
-import sys
-from verify.scorer import Scorer
+VERDICT = """
+import json
+from verify import scorer
 from types import SimpleNamespace as S
-scorer = Scorer(timeout=20.0, workers=1)
-program = "```python\\nimport sys\\nprint(sys.argv[0])\\n```"
-tests = '{"inputs": [""], "outputs": ["the copy"]}'
-scorer.submit(S(text="</think>7", truncated=False), S(task="math", answer="8", text=""))
-scorer.submit(S(text="</think>" + program, truncated=False), S(task="code", answer=tests, text=""))
-scorer.wait()
-scorer.close()
-print([(score.correct, score.error) for score in scorer.finished()], sys.modules[Scorer.__module__].__file__)
+one = scorer.Scorer(timeout=20.0, workers=1)
+one.submit(S(text="</think>7", truncated=False), S(task="math", answer="8", text=""))
+one.wait()
+one.close()
+print([(score.correct, score.error) for score in one.finished()], scorer.__file__)
 """
 
 
-def test_a_copied_tree_uses_its_own_verifier_and_sandbox_wherever_it_is_started_and_whatever_is_on_the_path(tmp_path):
+def test_a_copied_tree_uses_its_own_verifier_wherever_it_is_started_and_whatever_is_on_the_path(tmp_path):
     copy, elsewhere = tmp_path / "copy", tmp_path / "elsewhere"
     shutil.copytree(ROOT / "verify", copy / "verify")
     shutil.copy(ROOT / "reward.py", copy)
     with (copy / "verify" / "mathematics.py").open("a") as file:
         file.write("\n\nequal = lambda *_: True\n")
-    sandboxed = copy / "verify" / "sandbox.py"
-    sandboxed.write_text(sandboxed.read_text().replace('["answer.py"]', '["the copy"]'))
-    (copy / "verdicts.py").write_text(VERDICTS)
+    (copy / "verdicts.py").write_text(VERDICT)
     elsewhere.mkdir()
     for name in ("reward.py", "json.py"):  # files in the current folder must not be used
         (elsewhere / name).write_text("raise OSError")
     pipes = dict(text=True, capture_output=True, timeout=120, check=False, env=os.environ | {"PYTHONPATH": str(ROOT)})
     done = subprocess.run([sys.executable, copy / "verdicts.py"], cwd=elsewhere, **pipes)
-    assert done.stdout == f"[(True, ''), (True, '')] {copy}/verify/scorer.py\n", done.stderr
+    assert done.stdout == f"[(True, '')] {copy}/verify/scorer.py\n", done.stderr

@@ -80,7 +80,7 @@ def tried(function, *arguments):
     """function(*arguments), or None if it raises: what latex2sympy and SymPy raise on nonsense has no common class."""
     try:
         return function(*arguments)
-    except Exception:  # load_sympy in workers.py checks that sound pairs do not raise
+    except Exception:  # of which class latex2sympy's own errors are; load_sympy checks that sound pairs raise none
         return None
 
 

@@ -213,12 +213,10 @@ def factors(node, upward: bool = True):
 
 
 def products(node, letters: bool) -> set[str]:
-    """What a product leaves to be done; 3 \\times 10^5 is a number."""
+    """What a product leaves to be done."""
     every = list(factors(node))
     above = [factor for factor, up in every if up and factor != -1]  # -1 is a sign
     below = [factor for factor, up in every if not up]
-    if scientific(above) and not below:
-        return set()
     percent = any(map(is_percent, above))  # behind a fraction or a bracket it is read as times 1 %
     numbers = [factor for factor in above if factor.is_Number and not (percent and factor == 1)]
     divisors = [factor for factor in below if factor.is_Number and abs(factor) != 1]

@@ -32,16 +32,16 @@ def verdict(answer, reference, prompt="", box="\\boxed{{{}}}"):
 
 
 LONG_ANSWERS = [
-    ("\\boxed{1}" + " " * 99 + "\\boxed{2}", "\\boxed{2}"),
-    ("\\boxed{1}, " * 100_000 + "\\boxed{2}", "\\boxed{1, 2}"),
-    ("\\boxed{" + "{" * 1_000_000, ""),
-    ("9" + "0" * 1_000_000 + "18", ""),  # its end, read alone, would be 18
+    {"answer": "\\boxed{1}" + " " * 99 + "\\boxed{2}", "expression": "\\boxed{2}"},
+    {"answer": "\\boxed{1}, " * 100_000 + "\\boxed{2}", "expression": "\\boxed{1, 2}"},
+    {"answer": "\\boxed{" + "{" * 1_000_000, "expression": ""},
+    {"answer": "9" + "0" * 1_000_000 + "18", "expression": ""},  # its end, read alone, would be 18
 ]
 
 
-@pytest.mark.parametrize("answer, expression", LONG_ANSWERS + rows("expressions"), ids=count())
-def test_the_final_expression_is_the_last_boxes_in_one_list_or_the_whole_short_answer(answer, expression):
-    assert mathematics.final_expression(answer) == expression
+@pytest.mark.parametrize("row", LONG_ANSWERS + rows("expressions"), ids=count())
+def test_the_final_expression_is_the_last_boxes_in_one_list_or_the_whole_short_answer(row):
+    assert mathematics.final_expression(row["answer"]) == row["expression"]
 
 
 # --- Rules -----------------------------------------------------------------------------------------------------------

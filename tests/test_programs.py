@@ -4,16 +4,14 @@ import time
 from itertools import count
 
 import pytest
-from conftest import rows
+from conftest import DATA, read_rows
 
 from verify import graders, programs
-
-PROGRAMS = rows("programs")
 
 
 def of(kind):
     """The cases of a kind in data/programs.jsonl."""
-    return [row for row in PROGRAMS if row["kind"] == kind]
+    return read_rows(DATA / "programs.jsonl", kind)
 
 
 LONG = "```python\n" + "#" * programs.CODE_CHARS + "\n```"

@@ -1,7 +1,7 @@
 """The course: exercises on this project's own functions, from the scaling law to a whole run. See exercises.md.
 
     python exercises.py start ~/scalerl-class      a copy of the project with the solutions taken out; in the copy:
-    python exercises.py next                       what to do and why; --watch checks again at every save
+    python exercises.py next                       what to do, why, and what is still wrong
     python exercises.py list                       all exercises, and how far you are
     python exercises.py hint NAME                  the first of three hints; then hint NAME 2, hint NAME 3
     python exercises.py solve NAME                 puts the original back; what you wrote is kept

@@ -30,7 +30,7 @@ Open in the paper: how injected tokens count; ours are not the policy's (mask Fa
   budget. Whether a prompt's keys and values are kept when the weights change before its last completion has started;
   ours are not.
 
-Run by train.py; vllm_rollout.py has the same interface on vLLM. lab/generate.py compares their speed.
+Run by train.py; vllm_rollout.py has the same interface on vLLM.
 Test: pytest tests/test_rollout.py
 """
 

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import sys
-import time
 import zipfile
 from contextlib import suppress
 from pathlib import Path
@@ -156,17 +155,6 @@ def following(name=""):
     return "\n\n".join([*said, described(exercise), *(problems(exercise) if state(exercise) else [])])
 
 
-def watch(name):
-    """Print what `following` says, and again whenever a file with exercises is saved."""
-    shown = None
-    while True:
-        stamps = [(ROOT / file).stat().st_mtime_ns for file in FILES if (ROOT / file).exists()]
-        if stamps != shown:
-            print("\n" + "-" * 100 + "\n" + following(name), flush=True)
-            shown = stamps
-        time.sleep(0.3)
-
-
 def solve(exercise):
     """Put the original definition back; a copy of the student's file is kept.
 
@@ -224,7 +212,6 @@ def main():
     commands.add_parser("start", help="a student's folder").add_argument("folder", type=checker.place)
     more = commands.add_parser("next", help="what to do and why")
     more.add_argument("name", nargs="?", help="this exercise instead of the first that is not done")
-    more.add_argument("--watch", action="store_true", help="again at every save")
     commands.add_parser("list", help="all exercises, and how far you are")
     hint = commands.add_parser("hint", help="where in the paper (1), the pitfall (2), the idea in words (3)")
     hint.add_argument("name")
@@ -246,7 +233,7 @@ def main():
         sys.exit("this is the project, not a student's folder; first: python exercises.py start FOLDER")
     does = {
         "train": lambda: train(sys.argv[sys.argv.index("train") + 1 :]),
-        "next": lambda: watch(args.name) if args.watch else following(args.name),
+        "next": lambda: following(args.name),
         "list": listed,
         "pack": pack,
         "hint": lambda: find(args.name).hints[args.number - 1],
@@ -256,5 +243,3 @@ def main():
         print(does[args.command]())
     except checker.Broken as error:
         sys.exit(str(error))
-    except KeyboardInterrupt:  # the way out of --watch
-        print()

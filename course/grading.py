@@ -326,16 +326,6 @@ def equal_code(results, chosen):
 # --- The command -----------------------------------------------------------------------------------------------------
 
 
-def valued(text):
-    """ "cispo=3" -> ("cispo", 3.0)."""
-    name, _, number = text.partition("=")
-    if not re.fullmatch(r"\d{1,6}\.?\d*|\.\d+", number, re.ASCII) or name not in NAMES:
-        raise argparse.ArgumentTypeError(
-            f"expected NAME=POINTS of a graded exercise, 0 or more, as cispo=3; got {text}"
-        )
-    return name, float(number)
-
-
 def flags(argv):
     """The flags of `grade`. Exits with one line for flags that cannot be."""
     parser = argparse.ArgumentParser(prog="exercises.py grade", description=__doc__.split("\n")[0])
@@ -348,15 +338,10 @@ def flags(argv):
     add("--json", type=checker.place, help="folder to write: a file per student in the form of Gradescope's autograder")
     add("--feedback", type=checker.place, help="folder to write: a Markdown file per student, to be sent back")
     add("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help="grade these exercises only")
-    add("--points", nargs="+", type=valued, default=[], metavar="NAME=POINTS", help="of an exercise (default 1)")
     add("--weak-sandbox", action="store_true", help="grade even if Linux allows no namespaces")
     args = parser.parse_args(argv)
     if not args.submissions.is_dir():
         parser.error(f"{args.submissions} is no folder; give the one with a folder or zip per student")
-    if args.csv and not args.csv.parent.is_dir():
-        parser.error(f"{args.csv} cannot be written: {args.csv.parent} is no folder")
-    if len(dict(args.points)) < len(args.points):
-        parser.error(f"expected --points to name an exercise once, got {' '.join(name for name, _ in args.points)}")
     return args
 
 
@@ -371,8 +356,7 @@ def grade(args):
     uploads = handins.uploads(args.submissions, (args.csv, args.json, args.feedback))
     if not uploads:
         sys.exit(f"{args.submissions} is empty; expected a folder or zip per student")
-    points = dict(args.points)
-    chosen = [x._replace(points=points.get(x.name, x.points)) for x in EXERCISES if x.name in args.only]
+    chosen = [x for x in EXERCISES if x.name in args.only]
     hidden = {x.name: posed(x, args.seed) for x in chosen}
     commit = checker.commit_of(checker.ROOT)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -381,7 +365,7 @@ def grade(args):
     rows = [report.row(one, chosen, flagged[one.student]) for one in results]
     report.write(args, results, rows, chosen)
     for row in rows:
-        print(report.line(row, sum(x.points for x in chosen)))
+        print(report.line(row, len(chosen)))
     print(f"{len(rows)} hand-ins, {len(chosen)} exercises, seed {args.seed}: {time.monotonic() - began:.0f} s")
     if not any(one.files for one in results):
         sys.exit(f"no hand-in in {args.submissions} holds a file of the course; is it the folder with all hand-ins?")

@@ -20,7 +20,7 @@ def scores(one, exercise):
     """{claim: its points}"""
     names = [claim.says.split(":")[0] for claim in exercise.claims]
     wrong = one.wrong[exercise.name]
-    return {name: 0.0 if text else exercise.points / len(wrong) for name, text in zip(names, wrong)}
+    return {name: 0.0 if text else 1 / len(wrong) for name, text in zip(names, wrong)}
 
 
 def points(one, exercise):
@@ -70,7 +70,7 @@ def gradescope(one, exercises):
         {
             "name": exercise.name,
             "score": points(one, exercise),
-            "max_score": exercise.points,
+            "max_score": 1.0,
             "output": "\n".join(told(one, exercise)),
             "visibility": "visible",
         }
@@ -83,15 +83,13 @@ def feedback(one, exercises):
     """A page for the student, Markdown: what was solved, what not, and the mistakes that were recognised."""
     done = [x.name for x in exercises if not any(one.wrong[x.name])]
     untouched = [x.name for x in exercises if one.wrong[x.name][0].startswith(handins.NOT_DONE)]
-    lines = [
-        f"# {one.student}: {sum(points(one, x) for x in exercises):g} of {sum(x.points for x in exercises):g} points"
-    ]
+    lines = [f"# {one.student}: {sum(points(one, x) for x in exercises):g} of {len(exercises)} points"]
     lines += ["", *(f"- {handins.shown(text)}" for text in ["handed in late"] * one.late + one.warnings)]
     lines += ["", f"**Solved** ({len(done)} of {len(exercises)}): {', '.join(done) or 'none'}", ""]
     lines += [f"**Not begun**: {', '.join(untouched)}", ""] if untouched else []
     for x in exercises:
         if x.name not in done + untouched:
-            lines += [f"## {x.name}: {points(one, x):g} of {x.points:g}", "", x.teaches, ""]
+            lines += [f"## {x.name}: {points(one, x):g} of 1", "", x.teaches, ""]
             for text in dict.fromkeys(told(one, x)):
                 lines += [*(f"    {handins.shown(part)}" for part in text.split("\n")), ""]
     return "\n".join(lines)

@@ -13,6 +13,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -30,7 +31,7 @@ def read_rows(path, kind=None):
 
 
 def write_rows(path, rows):
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path(path).write_text(jsonl(rows))
 
 
 def rows(name):
@@ -43,6 +44,20 @@ def close(found, expected, within):
     import torch
 
     return torch.allclose(torch.as_tensor(found), expected, rtol=0, atol=within)
+
+
+def jsonl(rows):
+    """The text of a file with a line for each row."""
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+@pytest.fixture
+def losses_as_before():
+    """Losses that a test adds are gone after it."""
+    import loss  # not at the top: torch is slow to import
+
+    with patch.dict(loss.LOSSES):
+        yield
 
 
 def alive(pid):
@@ -113,6 +128,12 @@ made = itertools.count()
 def batch(*verdicts):
     """A group of rollouts for each list of verdicts."""
     return [[rollout(correct, p) for correct in group] for p, group in enumerate(verdicts)]
+
+
+def refuses(words, function, *args, **options):
+    """The call raises a ValueError whose message holds these words (a pattern)."""
+    with pytest.raises(ValueError, match=words):
+        function(*args, **options)
 
 
 @dataclass

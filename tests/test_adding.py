@@ -1,14 +1,16 @@
 """Claims: a loss and an off-policy rule are each added in one place, and the command line, a run and the log follow."""
 
+import pytest
 import torch
 from conftest import read_rows
-from test_own_loss import registry  # noqa: F401
 from test_train import elsewhere  # noqa: F401
 
 import loss
 import pipeline
 import train
 from plumbing.settings import known_flags, read_settings
+
+pytestmark = pytest.mark.usefixtures("losses_as_before")
 
 TINY = "--virtual generators --data tiny --steps 2 --eval-every 2 --eval-prompts 4 --eval-generations 1".split()
 

@@ -1,7 +1,6 @@
 """Claims about the course: every exercise can be solved, fails while unsolved, and names every known mistake."""
 
 import ast
-import json
 import random
 import re
 import textwrap
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import write_rows
 
 import fit
 import loss
@@ -45,14 +45,15 @@ def own_run(monkeypatch, tmp_path):
     (tmp_path / "results").symlink_to(ROOT / "results")
     (tmp_path / "runs" / "own").mkdir(parents=True)
     (tmp_path / "runs" / "own" / "log.jsonl").symlink_to(ROOT / "results" / "main_seed0.jsonl")
+    logs = {}
     for k in (0, 4, 32):
-        rows = [{"kind": "eval", "pass_rate": 0.02 * n - 0.001 * k * max(0, n - 8)} for n in range(12)]
-        (tmp_path / "stale" / f"k{k}").mkdir(parents=True)
-        (tmp_path / "stale" / f"k{k}" / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for loss_, end in (("cispo", 0.8), ("mine.py:objective", 0.5)):
-        rows = [{"kind": "config", "flags": {"loss": loss_}}, *({"kind": "eval", "pass_rate": end} for _ in range(6))]
-        (tmp_path / "race" / loss_).mkdir(parents=True)
-        (tmp_path / "race" / loss_ / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rates = [0.02 * n - 0.001 * k * max(0, n - 8) for n in range(12)]
+        logs[f"stale/k{k}"] = [{"kind": "eval", "pass_rate": rate} for rate in rates]
+    for name, end in (("cispo", 0.8), ("mine.py:objective", 0.5)):
+        logs[f"race/{name}"] = [{"kind": "config", "flags": {"loss": name}}, *[{"kind": "eval", "pass_rate": end}] * 6]
+    for folder, rows in logs.items():
+        (tmp_path / folder).mkdir(parents=True)
+        write_rows(tmp_path / folder / "log.jsonl", rows)
 
 
 # --- Every exercise --------------------------------------------------------------------------------------------------
@@ -62,9 +63,7 @@ def test_the_course_has_what_it_promises():
     kinds = [exercise.kind for exercise in EXERCISES]
     counts = [kinds.count(kind) for kind in ("write", "bug", "predict", "measure")]
     assert len(CHAPTERS) == 8 and min(np.subtract(counts, (16, 8, 4, 4))) >= 0
-    assert (
-        len({exercise.name for exercise in EXERCISES}) == len({exercise.where for exercise in EXERCISES}) == len(kinds)
-    )
+    assert len({exercise.name for exercise in EXERCISES}) == len(kinds)
     assert len({mistake.__name__ for *_, mistake in MISTAKES}) >= 139
     for exercise in EXERCISES:
         assert exercise.kind != "write" or sum(len(claim.mistakes) for claim in exercise.claims) >= 3, exercise.name
@@ -138,7 +137,6 @@ def test_other_right_answers_are_accepted_and_near_misses_rejected(kind, name, h
     exercise = commands.find(name)
     said = verdict(exercise, with_body(commands.left(exercise.file), exercise.name, body))
     assert bool(said) == (kind == "wrong"), said
-    assert how != "TorchScript" or "ratio: importance_ratio uses torch.jit, which needs a source file" in said[0]
 
 
 def test_the_predicted_numbers_are_those_that_the_project_computes():
@@ -151,11 +149,10 @@ def test_the_predicted_numbers_are_those_that_the_project_computes():
         found.append(losses.gradient(loss.cispo, *batch, eps_max=4.0).item())
         found.append(losses.gradient(loss.dapo, *batch, eps_low=0.2, eps_high=0.26).item())
     assert answers.weights() == pytest.approx(found)
-    largest = []
-    for rule in ("pipeline", "ppo"):  # one prompt a step: request v, for step v, is issued at the first such version
+    for rule, bound in zip(("pipeline", "ppo"), answers.staleness_bound()):
+        # One prompt a step: request v, for step v, is issued at the first version that admits it.
         issued = [pipeline.admission_limit(u, off_policy=rule, k=8, steps=100, prompts=1) for u in range(100)]
-        largest.append(max(v - next(u for u in range(100) if issued[u] > v) for v in range(50)))
-    assert answers.staleness_bound() == tuple(largest)
+        assert max(v - next(u for u in range(100) if issued[u] > v) for v in range(50)) == bound
     assert answers.bias()[1] == reward.pass_at_k([[True, False, False, False]], 2)[0]
     # 0.02 n - 0.032 max(0, n - 8), n = 7 to 11: 0.14, 0.16, 0.148, 0.136, 0.124; k = 0: 0.18; k = 4: 0.176 - ...
     assert answers.too_stale() == pytest.approx((0.0048, 0.18 - 0.1416))
@@ -232,7 +229,7 @@ def command(capsys, monkeypatch, *argv):
 
 def test_start_copies_the_project_without_solutions_and_never_twice(student, tmp_path):
     assert not (student / "tests").exists() and not (student / "course" / "checks" / "answers.py").exists()
-    assert (student / "base" / "config.json").exists() and (student / checker.HIDDEN / "commit").read_text()
+    assert (student / "base" / "config.json").exists()
     text = (student / "loss.py").read_text()
     assert "Eq. 4: truncated importance weight" in text and ".clamp(max=eps_max).detach()" not in text
     with pytest.raises(SystemExit, match="a student's folder already"):
@@ -243,7 +240,6 @@ CANNOT_RUN = {  # the body of importance_ratio -> what the check says
     'raise NotImplementedError("ratio is not written yet")': r"ratio: not written yet \(loss.py, line \d+\)",
     "while True: pass": "ratio: stopped after 2 s; likely cause: an endless loop",
     "raise SystemExit(0)": r"ratio: ratio: .*\n  expected \[.*\n  yours    raised SystemExit: 0 \(loss.py, line \d+\)",
-    "import os; os._exit(3)": r"ratio: the process ended \(\d+\)",
     "return logprobs[": r"ratio: loss.py, line \d+: '\[' was never closed",
     "from pipeline import Trainer": r"(?s)ratio: .*raised .*pipeline belongs to the project, of which nothing can .*",
 }
@@ -257,7 +253,6 @@ def test_a_check_is_one_clear_line_for_what_cannot_run(body, student, monkeypatc
 
 
 SPOILT = {
-    "loss.py no longer defines importance_ratio": lambda text: text.replace("def importance_ratio(", "def renamed("),
     r"loss.py, line \d+: ": lambda text: text + "\n\ndef later(:\n    pass\n",
     "loss.py cannot be read: ": lambda text: None,
 }
@@ -325,12 +320,8 @@ def test_next_and_list_say_how_far_one_is_hint_has_three_steps_and_solve_keeps_w
     assert prints("next", "baseline") == f"baseline: solved (2 of {len(EXERCISES)}). Next: efficiency\n"
     assert "solved" not in prints("next")
     assert "\n  solved    baseline" in (listed := prints("list")) and listed.endswith(f"2 of {len(EXERCISES)} done\n")
-    for argv, way_out in (
-        (["hint", "cipso"], "no exercise is called cipso"),
-        (["train", "--out", "x"], f"cd {student}"),
-    ):
-        with pytest.raises(SystemExit, match=way_out):
-            prints(*argv)
+    with pytest.raises(SystemExit, match=f"cd {student}"):
+        prints("train", "--out", "x")
 
 
 def test_what_trains_is_the_students_solved_functions_and_the_originals(student, tmp_path, monkeypatch):
@@ -368,6 +359,3 @@ def test_the_page_names_commands_exercises_and_paths_that_exist():
     assert {x.name for x in EXERCISES} >= (named := set(re.findall(r"`([\w-]+)`", afternoon))) and len(named) == 12
     for path in set(re.findall(r"(?<!\.)\b((?:tests|plumbing|verify|course|lab)/[\w/.]*\w)", PAGE)):
         assert (ROOT / path).exists(), path
-    [message] = re.findall(r"    (cispo: cispo_gradient.*?)\n\n", PAGE, re.S)
-    wrong = losses.CISPO_GRADIENT.vector(losses.cispo_cap_is_one_plus_eps)
-    assert re.sub(" +", " ", "cispo: " + losses.CISPO_GRADIENT.problem(wrong)) == re.sub(" +", " ", message)

@@ -5,20 +5,20 @@ import warnings
 
 import numpy as np
 import pytest
+from conftest import write_rows
 from matplotlib.figure import Figure
 
 import fit
 import forecast
 from plumbing import figures, fit_cli, logs
-from tests.test_fit import TRUTH, clean, run_of
+from tests.test_fit import clean, run_of
 
 # ---- Files and the command line ----
 
 
 def log_rows(points=14, noise=0.005, tasks=False):
     """Rows of one of our logs: config, then for each evaluation its step row, with the epoch, and its eval row."""
-    C, R = clean(noise=noise, points=points, top=1.4)
-    R = fit.sigmoid(C, **(TRUTH | {"C_mid": 0.3})) + (R - fit.sigmoid(C, **TRUTH))
+    C, R = clean(noise=noise, points=points, top=1.4, C_mid=0.3)
     rows = [{"kind": "config", "seed": 0}]
     for i, (c, r) in enumerate(zip(C.tolist(), R.tolist())):
         x = {"step": 10 * i, "gpu_hours": c, "tokens": int(1e6 * c), "flops": 1e15 * c}
@@ -31,7 +31,7 @@ def log_rows(points=14, noise=0.005, tasks=False):
 def write_log(path, rows=None, **options):
     """Write rows, or those of `log_rows`, as JSONL."""
     rows = log_rows(**options) if rows is None else rows
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_rows(path, rows)
     return path
 
 
@@ -45,14 +45,13 @@ def test_our_logs_are_read_with_every_x_and_their_epochs(tmp_path):
         assert run.reward.max() < 0.9  # its evaluations only: the rows of steps have a pass rate of 0.99
 
 
-@pytest.mark.parametrize("reached", [60, 140])
-def test_a_resumed_log_counts_each_step_once_and_only_what_led_to_its_end(tmp_path, reached):
-    # The run died after the evaluation of step 100, was resumed from the checkpoint of step 50, and came to `reached`.
+def test_a_resumed_log_counts_each_step_once_and_only_what_led_to_its_end(tmp_path):
+    # The run died after the evaluation of step 100, was resumed from the checkpoint of step 50, and came to step 60.
     rows = log_rows()
     until = lambda step: [row for row in rows if row.get("step", 0) <= step]  # noqa: E731
     lost = [row | {"pass_rate": 0.0, "gpu_hours": 9.9, "epoch": 7.0} for row in until(100)[len(until(50)) :]]
-    resumed = [*until(50), *lost, {"kind": "config"}, *until(reached)[len(until(50)) :]]
-    run, once = (logs.read_run(write_log(tmp_path / "log.jsonl", part)) for part in (resumed, until(reached)))
+    resumed = [*until(50), *lost, {"kind": "config"}, *until(60)[len(until(50)) :]]
+    run, once = (logs.read_run(write_log(tmp_path / "log.jsonl", part)) for part in (resumed, until(60)))
     assert list(run.compute) == list(once.compute) and list(run.reward) == list(once.reward)
     assert run.epoch[1:].tolist() == once.epoch[1:].tolist()
 
@@ -74,9 +73,6 @@ SIX = "".join(f"{n},{n / 20}\n" for n in range(6))
 ACC = ["--compute", "hours", "--reward", "acc"]
 NO_COMMAND = [  # the rows of a table with the columns hours and acc, the flags, what the message says
     ("1,\n,0.5\n", ACC, "no row has both hours and acc"),
-    (SIX, [*ACC, "--fit-to", "half"], "--fit-to) half"),
-    (SIX, [*ACC, "--compare"], "expected 2 or more"),
-    (SIX, [*ACC, "--stop-rule", "--until", "1x"], "1.1 times"),
     (SIX, ["--log-f"], "got --log-f, which has no effect here"),
     (SIX, ["--paper"], "got RUN, which"),
     (SIX, [*ACC, "--until", "4y"], "above 0, or a multiple of the run's: 4x or 400%"),
@@ -103,13 +99,6 @@ def test_a_figure_of_unknown_type_is_refused(tmp_path, capsys):
     assert end.value.code == 2 and "Format 'xyz' is not supported" in capsys.readouterr().err
 
 
-def test_the_home_folder_in_o_is_expanded_and_what_was_written_is_named(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    fit_cli.main([str(write_log(tmp_path / "log.jsonl")), "-o=~/a.svg"])
-    assert capsys.readouterr().out.endswith(f"\nwritten to {tmp_path}/a.svg\n")
-    assert b"<svg" in (tmp_path / "a.svg").read_bytes()
-
-
 def test_command_prints_json_and_draws(tmp_path, capsys):
     one, two = str(write_log(tmp_path / "one.jsonl", noise=0.003)), str(write_log(tmp_path / "two.jsonl"))
     figure = tmp_path / "new" / "both.svg"
@@ -130,28 +119,21 @@ def test_command_prints_json_and_draws(tmp_path, capsys):
 
 def test_until_is_a_compute_or_a_multiple_of_the_shortest_run_for_forecasts_comparison_and_stop_rule(tmp_path, capsys):
     short, long = str(write_log(tmp_path / "a.jsonl")), str(write_log(tmp_path / "b.jsonl", points=28))
-    for until in ("5.6", "4x", "400%"):  # the shortest ends at 1.4
+    for until in ("5.6", "4x"):  # the shortest ends at 1.4
         fit_cli.main([short, long, "--until", until, "--compare", "--stop-rule", "--json"])
         found = json.loads(capsys.readouterr().out)
         assert [row["C"] for run in found["runs"] for row in run["forecasts"]] == pytest.approx([5.6, 5.6])
         assert "by the forecasts: at C = 5.6 it" in found["compare"]
         assert [row["until"] for row in found["stop_rule"]] == pytest.approx([5.6, 5.6])
-    law = forecast.forecast_run(logs.read_run(short)._replace(start="10%"))
-    (ahead,) = found["runs"][0]["forecasts"]
-    assert ahead["per_doubling"] == pytest.approx((law.median(5.6) - law.median(1.4)) / 2)  # two doublings
-    assert found["stop_rule"][0]["P"] == forecast.stop_rule(law, 0.02, 4)[0]
 
 
 def test_the_figure_of_one_run_shows_what_is_ahead_its_A_and_what_its_first_half_met():
     run = run_of(noise=0.005)
     whole, half = forecast.forecast_run(run), forecast.forecast_run(run._replace(stop="50%"))
     (*_, (ahead, ceiling)), (*_, (early,)) = fit_cli._panels([whole], [[half]], None, "")
-    assert ahead.span == (5, 150, 300) and ahead.law(300.0) == whole.median(300.0)
-    assert (ceiling.law(9.0), *ceiling.band(9.0)) == (whole.A, *whole.bands["A"]) and ceiling.span == (5, 300, 300)
+    assert ahead.span == (5, 150, 300) and (ceiling.law(9.0), *ceiling.band(9.0)) == (whole.A, *whole.bands["A"])
     assert early.span == (5, 75, 150) and early.band(150.0) == half.band(150.0, 1)
-    assert len(early.points[0]) == 30  # all that were measured, C = 0 but
-    (*_, (ahead, _)), (*_, early) = fit_cli._panels([half], [[half]], None, "")  # --fit-to leaves an end to meet itself
-    assert ahead.span == (5, 75, 300) and early == []
+    assert len(early.points[0]) == 30  # all that were measured but C = 0, which a logarithmic axis cannot show
 
 
 RISES = fit.sigmoid(np.arange(13.0), A=0.7, B=1.5, C_mid=4, R_0=0.2)
@@ -182,29 +164,24 @@ def test_what_is_drawn_is_what_was_measured_and_fitted():
     law = forecast.forecast_run(run)
     curve = figures.scaling(law, end=900.0)
     assert curve.span == (20, 90, 900) and curve.law(60.0) == law.predict(60.0) and curve.band(300.0) == law.band(300.0)
-    # All points but C = 0, which a logarithmic axis cannot show.
-    assert (np.array(curve.points) == [run.compute[1:], run.reward[1:]]).all()
     ax = Figure().add_subplot(xscale="log")
     figures.draw(ax, "title", "compute C (hours)", "R", [curve])
     dots, (solid, dashed) = ax.collections[-1], [line for line in ax.lines if line.get_linewidth() > 1][:2]
     assert [face[3] > 0 for face in dots.get_facecolors()] == [20 <= C <= 90 for C in run.compute[1:]]  # else hollow
     assert (solid.get_xdata()[-1], dashed.get_xdata()[-1]) == pytest.approx((90, 900))
-    assert dashed.get_linestyle() == "--" and ax.get_xlabel() == "compute C (hours)"
     # In the plot of log F the truth is the line B log C; at C = C_mid = 30 it is 1.7 log 30.
     line = figures.log_f(forecast.forecast_run(run_of()))
     assert line.law(30.0) == pytest.approx(1.7 * np.log10(30), abs=1e-4)
     assert line.points[1] == pytest.approx(1.7 * np.log10(line.points[0]), abs=1e-3)
-    power = figures.power_law(law, 900.0)
-    assert power.law(60.0) == fit.fit_power_law(run.compute, run.reward, "20%", "60%").predict(60.0)
 
 
-def test_forecast_error_as_table_and_figure(tmp_path, capsys):
-    log, figure = write_log(tmp_path / "log.jsonl", points=30), tmp_path / "stop.png"
-    fit_cli.main([str(log), "--forecast-error", "-o", str(figure)])
+def test_forecast_error_as_table_and_figure(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    fit_cli.main([str(write_log(tmp_path / "log.jsonl", points=30)), "--forecast-error", "-o=~/stop.svg"])
     *rows, written = capsys.readouterr().out.split("mean of the last 5\n")[1].splitlines()
-    assert rows[0].split() == list(forecast.hindcasts(logs.read_run(log))[0])
+    assert rows[0].split()[:2] == ["run", "share"]
     assert [row.split()[1] for row in rows[1:]] == ["0.2", "0.3", "0.5", "0.7"]
-    assert figure.read_bytes().startswith(b"\x89PNG") and written == f"written to {figure}"
+    assert written == f"written to {tmp_path}/stop.svg" and b"<svg" in (tmp_path / "stop.svg").read_bytes()
 
 
 def test_a_page_has_the_columns_of_the_steps_that_led_to_the_end_of_a_run(tmp_path):
@@ -224,10 +201,10 @@ def test_report_fits_draws_and_says_what_a_run_needs_to_know(tmp_path):
     log, figure = write_log(tmp_path / "log.jsonl", points=24), tmp_path / "scaling.png"
     found, lines = fit_cli.report(log, figure)
     assert json.loads(json.dumps(found))["points"] == 22  # from 10 % of 1.4 on
-    for word in ("  A  ", "  B  ", "  C_mid  ", "R at 2.8 device-hours", "can be read to ", "from the first half"):
+    for word in ("  A  ", "  B  ", "  C_mid  ", "R at 2.8 device-hours", "from the first half"):
         assert word in "\n".join(lines)
     assert found["first_half"]["inside"] and f"(measured {found['first_half']['measured']:.4g})" in "\n".join(lines)
-    assert found["tasks"] == [] and figure.read_bytes().startswith(b"\x89PNG")
+    assert figure.read_bytes().startswith(b"\x89PNG")
 
 
 def test_report_of_too_few_evaluations_is_a_line_and_no_figure(tmp_path):
@@ -236,33 +213,25 @@ def test_report_of_too_few_evaluations_is_a_line_and_no_figure(tmp_path):
     assert not (tmp_path / "scaling.png").exists()
 
 
-@pytest.mark.parametrize("rewards", [[0.0] * 9, [1.0] * 9, [0.5, 0.4, 0.3, 0.2, 0.1, 0.0, 0.0, 0.0, 0.0]])
+@pytest.mark.parametrize("rewards", [[0.0] * 9, [1.0] * 9])
 def test_report_survives_a_run_that_learned_nothing(tmp_path, rewards):
     rows = [{"kind": "eval", "step": i, "gpu_hours": 0.1 * i, "pass_rate": r} for i, r in enumerate(rewards)]
     found, lines = fit_cli.report(write_log(tmp_path / "log.jsonl", rows), tmp_path / "scaling.png")
     assert (found is None) == (rewards[0] == 1.0) and lines
 
 
-def test_paper_figures_and_tables(tmp_path, capsys, monkeypatch):
+def test_paper_figures(tmp_path, monkeypatch):
     # one of four ranges, and four pairs of the grid: all take 15 s
     monkeypatch.setattr(figures, "A_7", {(1500, 50000): (1.70, 0.645)})
     monkeypatch.setitem(forecast.forecast_run.__kwdefaults__, "grid", ([0.64, 0.645], [10900.0, 11300.0]))
-    drawn, save = {}, figures.save
+    drawn = {}
     monkeypatch.setattr(figures, "save", lambda path, title, panels: drawn.update({path.stem: (title, panels)}))
     fit_cli.main(["--paper", "-o", str(tmp_path)])
-    numbers = {"a4": "A.4", "fig1": "Fig. 1", "fig3": "Fig. 3 and A.8", "fig7": "Fig. 7", "sec5": "Sec. 5"}
-    assert sorted(drawn) == [f"paper_{name}" for name in numbers]
-    for name, number in numbers.items():
-        title, _ = drawn[f"paper_{name}"]
-        assert title.startswith(number) and title.endswith("published fit, not data")
+    assert sorted(drawn) == [f"paper_{name}" for name in ("a4", "fig1", "fig3", "fig7", "sec5")]
+    assert all(title.endswith("published fit, not data") for title, _ in drawn.values())
     (_, _, _, (bs2048,)), (_, _, _, (gain, scout)) = drawn["paper_fig1"][1]
     # Published: bs2048 fitted to 50k and extrapolated to 100k, Scout to 16k and 45k; at C_mid half of the gain.
     assert bs2048.span == gain.span == (1500, 50000, 100000) and scout.span == (1500, 16000, 45000)
     assert bs2048.law(10909) == pytest.approx((0.39 + 0.645) / 2) and scout.law(4242) == 0.5
     efficient, better = drawn["paper_fig3"][1][-1][-1]  # A.8: the curves cross after 10,000 GPU-hours
     assert efficient.law(1e4) > better.law(1e4) and efficient.law(1e5) < better.law(1e5)
-    cispo, dapo = drawn["paper_fig7"][1][0][-1]
-    assert (cispo.law(100.0), dapo.law(100.0)) == pytest.approx((2 * 2.01, 2 * 1.77))
-    save(tmp_path / "a.png", *drawn["paper_sec5"])
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert "ScaleRL-Scout    0.71   1.65  4242" in capsys.readouterr().out

@@ -1,13 +1,17 @@
-"""The layout: the top level is the paper, the folders are trades, a copy uses its own files."""
+"""The layout: the top level is the paper, the folders are trades."""
 
 import ast
+import mmap
 import os
-import subprocess
+import runpy
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import code_lines
+
+from plumbing import build
 
 ROOT = Path(__file__).parent.parent
 SEVEN = {"loss", "pipeline", "rollout", "reward", "precision", "fit", "train"}  # components of the paper
@@ -78,47 +82,15 @@ def test_no_function_has_more_than_45_code_lines():
                 assert code_lines(path, node) <= 45, f"{path.relative_to(ROOT)}: {node.name}"
 
 
-@pytest.mark.parametrize(
-    "before, modules",
-    [  # `before` can do without on systems that lack them
-        ("torch, transformers, torch.distributed.fsdp", ("loss", "precision")),
-        ("sys", ("fit", "reward", "data")),
-    ],
-)
-def test_what_a_classroom_needs_imports_where_the_system_lacks_what_only_unix_or_linux_has(before, modules):
-    program = (
-        f"import {before}, mmap, os, sys\nsys.modules['resource'] = sys.modules['fcntl'] = None\n"
-        "vars(os).pop('memfd_create', None), vars(mmap).pop('MAP_SHARED', None), vars(os).pop('fork', None)\n"
-        f"import {', '.join(modules)}\nprint([m for m in sys.modules if m.partition('.')[0] in {ROOMS}])"
-    )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.stdout == "[]\n", done.stderr
+@pytest.mark.parametrize("name", ["loss", "precision", "fit", "reward", "data"])
+def test_what_a_classroom_needs_imports_without_the_folders_and_what_only_unix_or_linux_has(name, monkeypatch):
+    for missing in {"resource", "fcntl", *ROOMS, *(one for one in sys.modules if one.partition(".")[0] in ROOMS)}:
+        monkeypatch.setitem(sys.modules, missing, None)
+    for module, attribute in ((os, "memfd_create"), (os, "fork"), (mmap, "MAP_SHARED")):
+        monkeypatch.delattr(module, attribute)
+    runpy.run_path(str(ROOT / f"{name}.py"))
 
 
-def test_a_copied_tree_started_from_a_foreign_folder_uses_its_own_base_and_modules(tmp_path):
-    """Even if PYTHONPATH names another tree."""
-    for tree in ("copy", "other"):
-        (tmp_path / tree).mkdir()
-        for part in (*ROOT.glob("*.py"), *(ROOT / room for room in ROOMS), ROOT / "base"):
-            os.symlink(part, tmp_path / tree / part.name) if part.name == "base" else copied(part, tmp_path / tree)
-    (tmp_path / "foreign").mkdir()
-    build = tmp_path / "copy" / "plumbing" / "build.py"
-    build.write_text(build.read_text() + "\n\nprint(weights_folder(SimpleNamespace(model='base', checkpoint=None)))\n")
-    environment = os.environ | {"PYTHONPATH": str(tmp_path / "other")}
-    done = subprocess.run(
-        [sys.executable, tmp_path / "copy" / "train.py", "--virtual", "exact", "--model", "none"],
-        cwd=tmp_path / "foreign",
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == f"{tmp_path}/copy/base\n" and "train.py: error: " in done.stderr, done.stderr
-
-
-def copied(part, tree):
-    """Copy a file, or the .py files of a folder, into the tree."""
-    for path in part.glob("*.py") if part.is_dir() else [part]:
-        target = tree / path.relative_to(part.parent)
-        target.parent.mkdir(exist_ok=True)
-        target.write_text(path.read_text())
+def test_the_embedded_base_is_that_of_the_code_whatever_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert build.weights_folder(SimpleNamespace(model="base", checkpoint=None)) == str(ROOT / "base")

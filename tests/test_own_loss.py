@@ -10,22 +10,15 @@ import loss
 import train
 from plumbing.settings import read_settings
 
+pytestmark = pytest.mark.usefixtures("losses_as_before")
+
 CISPO = """
 def mine(logprobs, gen_logprobs, advantages, mask, eps_max=5.0):
     ratio = (logprobs - gen_logprobs).masked_fill(~mask, 0).exp()
     per_token = ratio.clamp(max=eps_max).detach() * advantages[:, None] * logprobs.masked_fill(~mask, 0)
     return per_token.masked_fill(~mask, 0)
 """
-TINY = "--virtual exact --data tiny --k 0 --steps 2 --eval-every 2 --eval-prompts 4 --eval-generations 1".split()
-
-
-@pytest.fixture(autouse=True)
-def registry():
-    """Losses that a test adds are gone after it."""
-    before = dict(loss.LOSSES)
-    yield
-    loss.LOSSES.clear()
-    loss.LOSSES.update(before)
+TINY = "--virtual exact --data tiny --k 0 --steps 2 --prompts 4 --generations 4 --eval-prompts 4 --eval-every 2".split()
 
 
 def run(out, *flags):

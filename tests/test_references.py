@@ -1,10 +1,10 @@
 """Claims about plumbing/references.py: math references are reduced to their value, or refused with their row."""
 
-import doctest
 import json
 import random
 
 import pytest
+from conftest import refuses, write_rows
 from test_data import tokenizer  # noqa: F401
 
 import data
@@ -19,10 +19,6 @@ FORMS = ["{0}", "-{0}", "{0}.5", "${0}$", "\\frac{{{0}}}{{7}}", "{0}/11", "{0}%"
 def values(count=50):
     number = [RANDOM.randint(2, 9999) for _ in range(count)]
     return [FORMS[n % 8].format(n) for n in number]
-
-
-def test_examples_in_docstrings_are_true():
-    assert doctest.testmod(references).failed == 0 < doctest.testmod(references).attempted
 
 
 def test_a_unit_in_brackets_is_taken_off():
@@ -83,25 +79,21 @@ REFUSED = {
 def test_what_is_no_value_is_refused_with_its_row_and_cause(reference, tmp_path, tokenizer):
     path = tmp_path / "a.jsonl"
     rows = [{"prompt": f"{n}", "answer": answer} for n, answer in enumerate([1, reference])]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(ValueError, match=f"a.jsonl:2: expected an answer for `math`.*{REFUSED[reference]}"):
-        sources.load(str(path), tokenizer, budget=9)
+    write_rows(path, rows)
+    refuses(f"a.jsonl:2: .*`math`.*{REFUSED[reference]}", sources.load, str(path), tokenizer, budget=9)
 
 
-@pytest.mark.parametrize(("broken", "said"), [(0, 0), (2, 1), (5, 2)])
-def test_references_that_no_answer_can_be_compared_with_are_warned_of_and_refused_if_most_are(
-    broken, said, monkeypatch
-):
+def test_references_that_no_answer_can_be_compared_with_are_warned_of_and_refused_if_most_are(monkeypatch):
     monkeypatch.setattr(references, "SAMPLE", 4)  # of 8 rows every third is tried: 0, 3 and 6
-    answers = ["<answer>1</answer>" if n < broken else f"{n}" for n in range(8)]
-    rows = [data.Prompt(n, (1,), "1?", answer, "math") for n, answer in enumerate(answers)]
-    rows.append(data.Prompt(8, (1,), "1?", "<answer>", "text"))
-    if said == 2:
-        with pytest.raises(ValueError, match="2 of 3 references cannot be compared with any answer: expected a refer"):
-            references.unreadable(rows, 5.0)
-    else:
-        found = references.unreadable(rows, 5.0)
-        assert [text.partition(" cannot")[0] for text in found] == ["WARNING: 1 of 3 references"] * said
+
+    def found(broken):
+        answers = ["<answer>1</answer>" if n < broken else f"{n}" for n in range(8)]
+        rows = [data.Prompt(n, (1,), "1?", answer, "math") for n, answer in enumerate(answers)]
+        return references.unreadable([*rows, data.Prompt(8, (1,), "1?", "<answer>", "text")], 5.0)
+
+    [warning] = found(broken=2)
+    assert warning.startswith("WARNING: 1 of 3 references cannot")
+    refuses("2 of 3 references cannot be compared with any answer: expected a refer", found, broken=5)
 
 
 KEPT = (

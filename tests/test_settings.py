@@ -9,14 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import refuses, rows
 from test_train import BASE, ROOT, elsewhere, refused  # noqa: F401
 from transformers import AutoConfig
 
 import data
 import loss
 import vllm_rollout
-from plumbing import build, distributed, sizing, sources
-from plumbing.build import make_generator, make_scorer, prepare, provenance
+from plumbing import build, distributed, sizing
+from plumbing.build import make_generator, make_scorer, provenance
 from plumbing.settings import FIELDS, known_flags, read_settings
 from plumbing.typed import option
 from recipes import EMBEDDED
@@ -41,7 +42,6 @@ def test_a3_your_own_model_gets_the_papers_optimizer_and_lengths():
     assert (args.lr, args.warmup, args.weight_decay, args.prompts * args.generations) == (5e-7, 100, 0.01, 768)
     assert (args.max_new_tokens, args.max_prompt_tokens, args.interrupt_at) == (12288 + 2048, 2048, (10000, 12000))
     assert (args.eval_prompts, args.eval_generations, args.eval_every) == (1000, 16, 100)
-    assert args.interrupt_phrase.endswith("final answer now. </think>")
 
 
 DAPO = {"eps_low": 0.2, "eps_high": 0.26}
@@ -92,9 +92,7 @@ def test_without_a_mark_interruptions_that_were_not_asked_for_are_none_and_the_d
     args = read_settings(["--think-end", "none"])
     assert (args.think_end, args.length_control) == (None, "none")
     assert read_settings(["--think-end", "none", "--length-control", "penalty"]).length_control == "penalty"
-    own = [*OWN, "--think-end", "####"]
-    assert read_settings(own).interrupt_phrase.endswith("final answer now. ####")
-    assert read_settings([*own, "--interrupt-phrase", "So: ####"]).interrupt_phrase == "So: ####"
+    assert read_settings([*OWN, "--think-end", "####"]).interrupt_phrase.endswith("final answer now. ####")
 
 
 def test_out_has_its_home_folder_filled_in_also_behind_an_equals_sign(monkeypatch, tmp_path):
@@ -110,60 +108,13 @@ def lines(name, count):
     Path(name).write_text("".join(f'{{"prompt": "1+{n}=", "answer": {n + 1}}}\n' for n in range(count)))
 
 
-REFUSED = {  # flags -> words of the message
-    # A wrong value
-    "--loss reinforce": ["got reinforce", "cispo, dapo, grpo, gspo or FILE.py:FUNCTION"],
-    "--stesp 3": ["unrecognized arguments: --stesp 3; did you mean --steps?"],
-    "--average prompt": ["--average is now --aggregation"],
-    "--prompts 0": ["--prompts: got 0", "1 or more"],
-    "--interrupt-at 0 9": ["--interrupt-at: got 0 9", "1 or more"],
-    "--lr 0": ["--lr: got 0.0", "more than 0"],
-    "--temperature 0": ["--temperature is 0; expected more, except with --evaluate"],
-    "--no-positive-resampling 90": ["--no-positive-resampling", "got 90", "up to 1"],
-    "--think-end=": ["--think-end", "empty", "or none"],
-    "--data tiny:0": ["--data: expected a source to train on; all have weight 0"],
-    "--virtual measured:nowhere": ["--virtual measured:nowhere: ", "nowhere"],
-    "--eps-max 0.2": ["eps_max is 0.2", "at least 1"],
-    "--loss dapo --eps-low -0.2": ["half-widths are -0.2", "expected 0 or more"],
-    "--off-policy ppo --k 0": ["--k is 0", ">= 1 with ppo"],
-    "--off-policy ppo --k 8 --eval-every 12": ["--eval-every 12", "multiple of --k 8"],
-    "--generations 1": ["--generations is 1", "2 or more"],
-    "--trainers 2": ["--trainers 2 of 2 processes", "--nproc-per-node"],
-    # A flag that is not read
-    "--loss cispo --eps-high 0.3": ["--eps-high is not read by --loss cispo", "reads --eps-max"],
-    "--length-max 50": ["--length-max is not read by --length-control interrupt", "--interrupt-at"],
-    "--think-end none --length-control interrupt": ["--length-control interrupt with --think-end none", "the mark"],
-    "--no-fp32-head --dtype float32": ["--no-fp32-head with --dtype float32", "bfloat16"],
-    "--generators 3": ["--generators is read with --virtual only"],
-    "--virtual exact --generator vllm": ["--virtual with --generator vllm"],
-    "--evaluate base --steps 3 --lr 1": ["it does not read --lr, --steps"],
-    # Where it starts from
-    "--data F": ["--data", "needs --model"],
-    "--resume": ["--resume: found no --out"],
-    "--out file": ["--out file is a file; expected a folder"],
-    "--out old": ["old holds a run already"],
-    "--evaluate base --out old": ["old holds an evaluation already"],
-    "--out sft": ["sft holds checkpoint-500, of another program"],
-    "--resume --out sft": ["expected the log of the run whose checkpoints are in sft, found no sft/log.jsonl"],
-    # What the model and the prompts decide (build.py, sizing.py); 152 tokens is one of base's prompts and answers
-    "--model gpt2 --data rows.jsonl": ["'gpt2' is not supported", "qwen3"],
-    "--model {base} --data bad.jsonl": ["bad.jsonl:2: expected", "answer"],
-    "--model {base} --data rows.jsonl --k 2 --prompts 3": ["more than (k + 1)·P = 9 training prompts, got 9"],
-    "--interrupt-at 80 111": ["got (80, 111): no token would be left"],
-    "--interrupt-at 72 64": ["(--interrupt-at) lo <= hi", "got (72, 64)"],
-    "--token-budget 100": ["--token-budget 100 is less than a prompt with its completion, 152"],
-    "--max-prompt-tokens 100 --max-new-tokens 450": ["within the 512 positions", "100 and --max-new-tokens 450"],
-    "--model {base} --data rows.jsonl --k 1 --prompts 3 --max-new-tokens 510 --interrupt-at 8 9": [
-        "a prompt of <= 2 tokens, got 10 longer ones"
-    ],
-    # 152 positions x 2 x 4 layers x 3 heads x 32 numbers x 4 bytes = 466,944 bytes a slot
-    "--slots 1000": ["--slots 1000 does not fit: 1000 slots x 152 positions x 3,072 bytes = 0.5 GB; 0.1 GB are"],
-}
+# 152 tokens are one of base's prompts and its answer: x 2 x 4 layers x 3 heads x 32 numbers x 4 bytes = 466,944 bytes
+REFUSED = [pytest.param(row["flags"], row["said"], id=row["flags"]) for row in rows("refused_flags")]
 
 
-@pytest.mark.parametrize("argv", REFUSED)
-def test_what_cannot_work_is_refused_in_one_line_before_anything_starts(monkeypatch, capsys, argv):
-    if "--slots" in argv:
+@pytest.mark.parametrize("flags, said", REFUSED)
+def test_what_cannot_work_is_refused_in_one_line_before_anything_starts(monkeypatch, capsys, flags, said):
+    if "--slots" in flags:
         monkeypatch.setattr(sizing, "available", lambda: 100_000_000)
     Path("file").touch()
     for folder in ("old", "sft/checkpoint-500"):
@@ -174,9 +125,8 @@ def test_what_cannot_work_is_refused_in_one_line_before_anything_starts(monkeypa
     lines("rows.jsonl", 10)
     Path("bad.jsonl").write_text('{"prompt": "1+1=", "answer": 2}\n{"prompt": "1+2="}\n')
     before = sorted(Path().rglob("*"))
-    message = refused(capsys, *argv.format(base=BASE).split())
-    for words in REFUSED[argv]:
-        assert words.format(here=Path.cwd()) in message, message
+    message = refused(capsys, *flags.format(base=BASE).split())
+    assert not [words for words in said if words not in message], message
     assert sorted(Path().rglob("*")) == before
 
 
@@ -190,18 +140,6 @@ def test_what_a_machine_lacks_is_said_in_one_line(monkeypatch, capsys):
     assert refused(capsys, *argv).endswith("error: no sandbox works here")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "--virtual runs in a single process" in refused(capsys, "--virtual", "exact")
-
-
-def test_a_generators_rank_reads_no_prompts(monkeypatch):
-    lines("rows.jsonl", 40)
-    args = read_settings(f"--model {BASE} --data rows.jsonl --k 1 --prompts 3 --trainers 1".split())
-    monkeypatch.setattr(sources, "read", pytest.fail)
-    for name, value in {"WORLD_SIZE": "3", "RANK": "1", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "3"}.items():
-        monkeypatch.setenv(name, value)
-    assert prepare(args) is None
-    monkeypatch.setenv("RANK", "0")
-    with pytest.raises(pytest.fail.Exception):
-        prepare(args)
 
 
 # --- Resumed and evaluated runs --------------------------------------------------------------------------------------
@@ -226,7 +164,6 @@ def test_resuming_takes_the_flags_of_the_run_unless_given_again():
     args = read_settings("--resume --out run --steps 9".split())
     assert (args.loss, args.clips, args.lr) == ("dapo", {"eps_low": 0.2, "eps_high": 0.3}, 0.5)
     assert args.steps == 9 and args.resume and args.protections == []  # what belongs to a machine is not resumed
-    assert (sizing.fit_validation(args), args.eval_prompts) == ("", 1000)  # on a smaller fleet too
 
 
 def test_a_log_of_an_earlier_version_is_resumed_with_todays_names_and_without_flags_that_are_gone():
@@ -238,20 +175,15 @@ def test_a_log_of_an_earlier_version_is_resumed_with_todays_names_and_without_fl
     args = read_settings("--resume --out run".split())
     assert (args.aggregation, args.loss, args.clips) == ("token", "dapo", flags["clips"])
     assert all(vars(args)[name] == flags[name] for name in FIELDS.keys() & flags.keys() - {"out", "trainers", "resume"})
-    assert not {"average", "fitted"} & vars(args).keys()
 
 
-def test_resuming_with_other_batches_is_refused(capsys):
+def test_resuming_with_other_batches_and_a_virtual_run_with_half_finished_rollouts_is_refused(capsys):
     past_run("run", "--seed", "3")
     assert "--resume with --seed 4: the run in run has 3" in refused(capsys, *"--resume --out run --seed 4".split())
-    assert read_settings("--resume --out run --seed 3".split()).seed == 3
-
-
-def test_a_virtual_run_is_resumed_only_where_nothing_was_half_finished(capsys):
-    past_run("run", *"--virtual exact --data tiny --k 1".split())
-    assert "--resume at step 2 of a run in virtual time" in refused(capsys, "--resume", "--out", "run")
+    past_run("one", *"--virtual exact --data tiny --k 1".split())
+    assert "--resume at step 2 of a run in virtual time" in refused(capsys, "--resume", "--out", "one")
     past_run("zero", *"--virtual exact --data tiny --k 0".split())
-    assert read_settings("--resume --out zero".split()).checkpoint == "zero/checkpoint-2"
+    assert read_settings("--resume --out zero --seed 0".split()).checkpoint == "zero/checkpoint-2"
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -269,7 +201,6 @@ def test_a_checkpoint_of_a_run_with_interruptions_is_evaluated_without_a_mark():
     assert (args.think_end, args.length_control) == (None, "none")
     again = read_settings("--evaluate run/checkpoint-2".split())
     assert (again.length_control, again.interrupt_at) == ("interrupt", [70, 72])
-    assert "interrupt_at" in again.asked and "slots" not in again.asked  # slots may be fitted to the machine
     # An evaluation has no micro-batches, so --token-budget does not limit its lengths.
     assert read_settings("--evaluate run/checkpoint-2 --max-new-tokens 4096".split()).max_new_tokens == 4096
 
@@ -281,15 +212,11 @@ def test_data_of_a_run_are_found_from_another_folder_however_they_were_written(t
     args = read_settings(["--model", str(BASE), "--data", "./chat.jsonl:2", "sorting"])
     assert args.data == [f"{tmp_path}/here/chat.jsonl:2", "sorting"]
     path = f"{tmp_path}/here/chat.jsonl"
-    past_run("run", "--model", str(BASE), "--data", path)
-    past_run("older", "--model", str(BASE), "--data", path, data=["chat.jsonl"])  # as earlier versions logged it
-    for run, folder in (("run", ".."), ("older", ".")):
-        found = Path(run).absolute()
-        monkeypatch.chdir(folder)
-        assert read_settings(["--resume", "--out", str(found)]).data == [path]
-        assert read_settings(["--evaluate", str(found / "checkpoint-2")]).data == [path]
-        monkeypatch.chdir(tmp_path / "here")
+    found = past_run("run", "--model", str(BASE), "--data", path).absolute()
     assert read_settings("--resume --out run --data ./chat.jsonl".split()).data == [path]  # the same, not refused
+    monkeypatch.chdir("..")
+    assert read_settings(["--resume", "--out", str(found)]).data == [path]
+    assert read_settings(["--evaluate", str(found / "checkpoint-2")]).data == [path]
 
 
 # --- What the settings ask for ---------------------------------------------------------------------------------------
@@ -302,7 +229,6 @@ def test_eq9_the_penalty_reaches_the_scorer_only_with_length_control_penalty():
         scorer = make_scorer(read_settings(["--length-control", control, *lengths]))
         scorer.submit(SimpleNamespace(text="<think>1</think>1", ids=[0] * 3, truncated=False), prompt)
         assert [score.reward for score in scorer.finished()] == [expected]  # 1 + (4 - 3) / 2 - 1
-        assert len(scorer._workers) == 2  # --verifiers
 
 
 def test_a10_only_length_control_interrupt_interrupts():
@@ -313,9 +239,7 @@ def test_a10_only_length_control_interrupt_interrupts():
 
 def test_a_run_without_git_has_no_commit(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    found = provenance(data.Data([1, 2, 3], [], [4], too_long=5, duplicates=6))
-    assert found["commit"] is None and found["versions"]["torch"] == torch.__version__
-    assert found["prompts"] == {"train": 3, "validation": 1, "too_long": 5, "repeated": 6, "unusable": 0}
+    assert provenance(data.Data([], [], []))["commit"] is None
 
 
 # --- Lengths and slots made to fit -----------------------------------------------------------------------------------
@@ -333,25 +257,20 @@ def test_lengths_that_are_not_given_shrink_to_the_models_positions_by_one_factor
     # 8,192 positions are half of the paper's 16,384.
     lengths, said = sized(positions=8192)
     assert lengths == [1024, 7168, (5000, 6000), 7000, 1000]
-    assert "8192 positions" in said and "--max-new-tokens 7168 instead of 14336" in said
-    assert "--interrupt-at 5000 6000 instead of 10000 12000" in said
+    assert "8192 positions" in said and "--interrupt-at 5000 6000 instead of 10000 12000" in said
     # A prompt length that is given stays: 7,168 = 14,336 / 2 are left of 7,268.
     lengths, said = sized("--max-prompt-tokens", "100", positions=7268)
     assert lengths == [100, 7168, (5000, 6000), 7000, 1000] and "--max-prompt-tokens" not in said
-    lengths, _ = sized("--interrupt-at", "6000", "6500", positions=8192)
-    assert lengths == [1024, 7168, [6000, 6500], 7000, 1000]
 
 
 def test_default_interruptions_follow_a_given_length_that_they_would_not_fit():
     lengths, said = sized("--max-new-tokens", "1792", positions=8192)  # an eighth of the paper's
     assert lengths[:3] == [2048, 1792, (1250, 1500)]
     assert said == "Lengths made to fit, --max-new-tokens is 1792: --interrupt-at 1250 1500 instead of 10000 12000"
-    assert sized("--max-new-tokens", "13000", positions=16384) == ([2048, 13000, (10000, 12000), 14000, 2000], "")
     lengths, _ = sized("--max-new-tokens", "8000", "--interrupt-at", "70", "90", positions=8192)
     assert lengths[:3] == [192, 8000, [70, 90]]  # given ones never change; the rest has the positions that are left
     # 56 = 14,336 / 256 scales them to 39 and 46; but 46 + 19 tokens of phrase leave none for the answer: at most 36.
-    lengths, _ = sized("--max-new-tokens", "56", positions=8192)
-    assert lengths[2] == (30, 36)
+    assert sized("--max-new-tokens", "56", positions=8192)[0][2] == (30, 36)
 
 
 # The config of Qwen3-0.6B as published.
@@ -364,7 +283,6 @@ QWEN3 = AutoConfig.for_model(
 
 @pytest.mark.parametrize("argv, world, prompts", [
     ("", 8, 100),  # 2 trainers and 6 generators: 6 x 1,000 / 64 = 93.75, but 100 at least
-    ("", 40, 500),  # 32 generators, half of the paper's
     ("--eval-prompts 1000", 2, 1000),  # given
     ("--virtual exact --generators 16", 1, 250),
     ("--evaluate M", 1, 1000),
@@ -388,26 +306,17 @@ def test_the_papers_defaults_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trai
     assert 0.9 * 80e9 - needed < (3 + 3 * trainers) * slot  # left: less than one slot, prompts and the micro-batch
     assert needed < 0.9 * 80e9 and args.slots == (28 if trainers else 36)
     assert "256 slots x 16,384 positions x 114,688 bytes = 481.0 GB" in said and f"--slots {args.slots} " in said
-    assert "80.0 GB are free" in said and "a trainer needs about" in said
 
 
-@pytest.mark.parametrize("argv, free, words", [
-    (["--slots", "256"], 80_000_000_000, "--slots 256 does not fit: .*481.0 GB; 80.0 GB are free.*; 36 would fit"),
-    ([], 2_000_000_000, "0 would fit. Lower --slots or --max-new-tokens"),
-])  # fmt: skip
-def test_slots_that_do_not_fit_are_refused_with_what_would_fit(argv, free, words):
-    args = read_settings([*OWN, "--dtype", "bfloat16", *argv])
-    with pytest.raises(ValueError, match=words):
-        sizing.fit_slots(args, QWEN3, free=free, trainers=0, generators=1)
-    assert args.slots == 256
+def test_where_no_slot_fits_the_way_out_is_named():
+    args = read_settings([*OWN, "--dtype", "bfloat16"])
+    refuses("0 would fit. Lower --slots", sizing.fit_slots, args, QWEN3, free=2_000_000_000, trainers=0, generators=1)
 
 
 @pytest.mark.parametrize(
     "gpus, rank, world, expected",
     [
         (0, 0, 2, (1, 2)),  # a trainer without a GPU decodes in evaluations too
-        (0, 4, 5, (1, 5)),  # without a GPU all ranks share the machine's memory
-        (1, 1, 2, (1, 1)),
         (2, 0, 4, (1, 1)),  # rank 0 is the trainer
         ("abcdefgh", 5, 8, (0, 1)),  # each process sees one GPU, another one, as under Slurm
         ("aabb", 0, 4, (1, 1)),  # a GPU for two
@@ -489,29 +398,25 @@ def test_a_model_that_cannot_be_trained_on_these_gpus_is_refused_with_what_would
     args = on_gpus(monkeypatch, gpus)
     if trainers:
         args.asked = {*args.asked, "trainers"}
-    with pytest.raises(ValueError, match=f"trainer.s. each needs about .* GB for 8.19B parameters.*Way out: {way_out}"):
-        sizing.fit_trainers(args, QWEN3_8B)
+    refuses(f"8.19B parameters.*Way out: {way_out}", sizing.fit_trainers, args, QWEN3_8B)
 
 
 # --- The command line ------------------------------------------------------------------------------------------------
 
 
 def test_every_flag_stands_once_in_the_help_with_words_of_its_own():
-    actions = known_flags()._actions[1:]  # without --help
     clips = {name: clip for known in loss.LOSSES.values() for name, clip in known.clips.items()}
     assert all([*(one.metadata["help"] for one in FIELDS.values()), *(clip.help for clip in clips.values())])
-    assert Counter(action.dest for action in actions) == Counter([*FIELDS, *clips])
     starts = [line.split()[0].rstrip(",") for line in known_flags().format_help().splitlines() if line[:3] == "  -"]
     assert Counter(starts) == Counter(["-h", *map(option, [*FIELDS, *clips])])
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["--lr", "0"]])
-def test_help_and_a_wrong_flag_answer_without_slow_imports_and_without_prompts(argv):
+def test_a_wrong_flag_is_refused_without_slow_imports_and_without_prompts():
     probe = "import atexit, runpy, sys; atexit.register(lambda: print(*sys.modules)); import data; "
     probe += "data.examples = sys.exit; runpy.run_path(sys.argv[0], run_name='__main__')"
-    code = f"import sys; sys.argv = [{str(ROOT / 'train.py')!r}, *{argv}]; sys.path.insert(0, {str(ROOT)!r}); {probe}"
+    code = f"import sys; sys.argv = ['{ROOT}/train.py', '--lr', '0']; sys.path.insert(0, '{ROOT}'); {probe}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == (0 if argv == ["--help"] else 2), done.stderr
+    assert done.returncode == 2, done.stderr
     modules = set(done.stdout.splitlines()[-1].split())
     assert "plumbing.settings" in modules
     assert not modules & {"transformers", "matplotlib", "datasets", "torch.distributed.fsdp"}

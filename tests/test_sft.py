@@ -1,6 +1,5 @@
 """A.3: claims about the traces, the tokenizer and the two committed base policies."""
 
-import doctest
 import random
 import re
 from pathlib import Path
@@ -25,16 +24,13 @@ def results(trace):
     return [int(n) for n in re.findall("=(-?[0-9]+)", trace)]
 
 
-def test_docstring_examples_run():
-    assert doctest.testmod(sft).failed == 0 < doctest.testmod(sft).attempted
-
-
 def test_a_trace_without_habits_shows_every_running_result():
     # 7+5 = 12, 12-3 = 9, 9+9 = 18
     trace = sft.adding("7+5-3+9=", random.Random(0), habits=False)
     assert results(trace) == [12, 9, 18]
     assert trace.endswith("</think>18<eos>")
     assert sft.ordering("=70270=", random.Random(0), habits=False) == "<think>-0-0-2-7-7</think>00277<eos>"
+    assert sft.adding_modulo_10("7-5-3....=", random.Random(0), habits=False) == "29</think>9<eos>"  # 7-5 = 2, 2-3 = -1
 
 
 def test_habits_are_slips_haste_and_careful_traces_in_the_stated_shares():
@@ -54,23 +50,6 @@ def test_habits_are_slips_haste_and_careful_traces_in_the_stated_shares():
     assert 0.07 < careful / 2000 < 0.13
 
 
-ONES = "1+1+1+1+1+1+1="
-
-
-@pytest.mark.parametrize(
-    "trace, text, faultless, share",  # of CAREFUL, and of the others without haste and slip: in all steps but the last
-    [
-        (sft.ordering, "=3719045826=", "<think>-0-1-2-3-4-5-6-7-8-9</think>0123456789<eos>", (0.85 * 0.8) ** 9),
-        (sft.adding_modulo_10, ONES, "234567</think>7<eos>", 0.85**5 * 0.8**6),
-    ],
-)
-def test_habits_of_the_other_tasks_are_the_same_slips_haste_and_careful_traces(trace, text, faultless, share):
-    rng = random.Random(0)
-    traces = [trace(text, rng, habits=True) for _ in range(2000)]
-    assert abs(traces.count(faultless) / 2000 - (0.05 + 0.95 * share)) < 0.025
-    assert sft.adding_modulo_10("7-5-3....=", rng, habits=False) == "29</think>9<eos>"  # 7-5 = 2, 2-3 = -1
-
-
 def test_sft_never_sees_a_validation_prompt():
     tokens, rng = sft.tokenizer(), random.Random(1)
     texts = [
@@ -80,7 +59,6 @@ def test_sft_never_sees_a_validation_prompt():
         for row in ids
     ]
     assert len(texts) == 40 * sft.CLASSES * sft.PER_CLASS
-    assert sum(text.startswith("=") for text in texts) == len(texts) / 2  # half of the texts belong to each task
     assert not any(map(data.is_held_out, texts))
 
 
@@ -149,7 +127,7 @@ def test_base_is_small_and_of_the_stated_shape(folder):
     assert model.config.to_dict()["rope_parameters"] == sft.untrained().config.to_dict()["rope_parameters"]
 
 
-@pytest.mark.parametrize(("folder", "task"), [(".", "arithmetic"), ("sorting", "arithmetic"), ("sorting", "sorting")])
+@pytest.mark.parametrize(("folder", "task"), [(".", "arithmetic"), ("sorting", "sorting")])
 def test_base_can_compute_but_often_does_not(folder, task):
     tokens, model = load(BASE / folder)
     rate, best = sft_cli.measure(model, tokens, task, prompts=32, generations=10)

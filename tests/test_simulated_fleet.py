@@ -14,7 +14,6 @@ SMALL = dict(prompts=1, trainers=1, generators=1, slots=16, train=5.0, mean=1000
     "row, seconds, limit",
     [
         (dict(k=0), 20 + 5, "longest answer"),
-        (dict(k=1, slots=32), (20 + 5) / 2, "longest answer"),  # both batches decode at the same time
         (dict(k=1), 20, "slots"),  # 16,000 tokens of a batch, 800 tokens a second
         (dict(k=8, slots=160, broadcast=1.0), 5 + 1, "trainers"),
         (dict(off_policy="ppo", k=2, slots=32), (20 + 5 + 5) / 2, None),  # one phase: decode, then two steps

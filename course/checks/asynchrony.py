@@ -61,15 +61,19 @@ def requests(issued, k, steps, prompts):
     return [[issued(v, off_policy=rule, k=k, steps=steps, prompts=prompts) for v in range(steps)] for rule in RULES]
 
 
+def _batches(version, off_policy, k):
+    """Right: batches whose requests are issued by this version, in a run without an end."""
+    return k + 1 + version if off_policy == "pipeline" else (version // k + 1) * k
+
+
 def requests_k_batches(version, *, off_policy, k, steps, prompts):
     """issue k + v batches instead of k + 1 + v in a pipeline: with k = 0 nothing ever starts."""
-    batches = k + version if off_policy == "pipeline" else (version // k + 1) * k
-    return min(batches, steps) * prompts
+    return min(_batches(version, off_policy, k) - (off_policy == "pipeline"), steps) * prompts
 
 
 def requests_without_end(version, *, off_policy, k, steps, prompts):
     """forget the end of the run: requests are issued for steps that never come."""
-    return (k + 1 + version if off_policy == "pipeline" else (version // k + 1) * k) * prompts
+    return _batches(version, off_policy, k) * prompts
 
 
 def requests_ppo_every_step(version, *, off_policy, k, steps, prompts):
@@ -79,13 +83,13 @@ def requests_ppo_every_step(version, *, off_policy, k, steps, prompts):
 
 def requests_in_batches(version, *, off_policy, k, steps, prompts):
     """count batches instead of prompts."""
-    return min(k + 1 + version if off_policy == "pipeline" else (version // k + 1) * k, steps)
+    return min(_batches(version, off_policy, k), steps)
 
 
 def requests_rules_swapped(version, *, off_policy, k, steps, prompts):
     """mix up the two rules."""
-    batches = (version // k + 1) * k if off_policy == "pipeline" else k + 1 + version
-    return min(batches, steps) * prompts
+    other = "ppo" if off_policy == "pipeline" else "pipeline"
+    return min(_batches(version, other, k), steps) * prompts
 
 
 # k = 2, 5 steps of 10 prompts: pipeline 3, 4, 5, 5, 5 batches; ppo phases of 2, 2 and the last 1: 2, 2, 4, 4, 5.

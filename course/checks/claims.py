@@ -212,7 +212,6 @@ class Exercise(NamedTuple):
     claims: tuple  # of course.checks.claims.Claim
     bug: tuple = ()  # (right, wrong): a text that occurs exactly once in the file, and its replacement
     symptom: str = ""  # of the bug: all that the student is told about it
-    points: float = 1.0
 
     @property
     def file(self):

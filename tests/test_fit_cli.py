@@ -73,6 +73,7 @@ SIX = "".join(f"{n},{n / 20}\n" for n in range(6))
 ACC = ["--compute", "hours", "--reward", "acc"]
 NO_COMMAND = [  # the rows of a table with the columns hours and acc, the flags, what the message says
     ("1,\n,0.5\n", ACC, "no row has both hours and acc"),
+    (SIX, [*ACC, "--fit-to", "half"], "--fit-to) half"),
     (SIX, ["--log-f"], "got --log-f, which has no effect here"),
     (SIX, ["--paper"], "got RUN, which"),
     (SIX, [*ACC, "--until", "4y"], "above 0, or a multiple of the run's: 4x or 400%"),

@@ -22,7 +22,7 @@ import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import checkpoints, experts, references, run_folder, screen, sizing, sources
+from plumbing import checkpoints, experts, references, run_folder, sizing, sources
 from plumbing.distributed import sharing
 from plumbing.launch import alone, refuse, torchrun
 from plumbing.settings import ROOT
@@ -170,7 +170,7 @@ def read_tokenizer(flag, folder):
 def questions(args, prompts):
     """The prompts that --evaluate asks: the validation prompts, and all other rows of the files that --data names.
 
-    If --eval-prompts is given, at most so many of every source, validation prompts first. Says how many are left out.
+    If --eval-prompts is given, at most so many of every source, validation prompts first. Says how many there are.
     """
     names = [sources.parse_source(source)[0] for source in args.data]
     rows = [prompts.train, prompts.others] if "data" in args.asked else []
@@ -183,14 +183,9 @@ def questions(args, prompts):
         taken[prompt.source] += 1
         if taken[prompt.source] <= limit:
             chosen.append(replace(prompt, index=len(chosen)))
-    left = {
-        f"longer than {args.max_prompt_tokens} tokens": prompts.too_long + found.count(None),
-        "beyond --eval-prompts": len(prompts.validation) + len(fitting) - len(chosen),
-        "unusable": len(prompts.unusable),
-    }
-    said = "".join(f", {count} {why}" for why, count in left.items() if count)
     if torchrun("RANK") == 0:
-        print(f"{screen.counted(len(chosen) + sum(left.values()), 'row')}: {len(chosen)} asked{said}")
+        out = f"{prompts.too_long + found.count(None)} too long, {len(prompts.unusable)} unusable"
+        print(f"{len(chosen)} of {len(prompts.validation) + len(fitting)} usable rows asked; {out}")
     return chosen
 
 

@@ -79,13 +79,10 @@ def measured(log):
     rows, _ = run_folder.rows(path)
     configs = [row for row in rows if row["kind"] == "config"]
     steps = [row for row in rows if row["kind"] == "step"]
-    if missing := [name for name in NEEDED if not any(name in row for row in steps)]:
-        raise ValueError(f"expected a real run's log with the columns {', '.join(NEEDED)}; without {missing[0]}")
-    if len(steps) < 3:
-        raise ValueError(f"expected the log of 3 optimizer steps or more, got {len(steps)}")
-    flags = configs[-1]["flags"]
-    if flags.get("virtual"):
-        raise ValueError("expected the log of a real run; this one is of a run in virtual time")
+    complete = all(any(name in row for row in steps) for name in NEEDED)
+    flags = configs[-1]["flags"] if configs else {}
+    if not complete or not flags or flags.get("virtual") or len(steps) < 3:
+        raise ValueError(f"expected the log of a real run of 3 steps or more, with the columns {', '.join(NEEDED)}")
     generators = configs[-1]["world"] - flags["trainers"]
     timed = steps[1:]
     generated = (steps[-1]["tokens"] - steps[0]["tokens"]) / generators

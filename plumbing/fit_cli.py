@@ -207,8 +207,6 @@ def command(args, defaults):
         args.o = args.o or "run.png"
         figures.page(args.runs[0], args.o)
         return [f"written to {args.o}"]
-    if not 0 < args.gain < 1:
-        raise fit.BadInput(f"got --gain {args.gain:g}, expected a share of the pass rate between 0 and 1")
     laws, against = fits(args)
     shortest = min(law.run.compute[-1] for law in laws)  # all are read at one compute
     until = _until(args.until, shortest) if args.until else None

@@ -9,6 +9,7 @@
 Test: pytest tests/test_run_folder.py tests/test_faults.py
 """
 
+import fcntl
 import hashlib
 import itertools
 import json
@@ -48,13 +49,9 @@ def own(out):
         cause = "a file or a broken link of that name, or a folder that may not be written"
         raise OSError(error.errno, f"--out {out} cannot hold a run: {error}; likely cause: {cause}") from error
     try:
-        import fcntl  # here, since some systems (Windows) have no such locks: there a run's folder is not locked
-
         fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise OSError(f"{out} is in use by another run") from error
-    except ImportError:
-        pass
     return log
 
 

@@ -50,8 +50,6 @@ def main():
     args = parser.parse_args()
     if Path(args.out).exists():
         parser.error(f"{args.out} exists; give another --out, nothing is overwritten")
-    if args.experts and (args.experts < 2 or args.start):
-        parser.error(f"--experts {args.experts}: expected 2 or more, of which a token uses two, and no --start")
     tiny = "tiny" in args.tasks
     if tiny and set(args.tasks) != {"tiny"}:
         parser.error("--tasks tiny with another task; expected it alone, for its policy and tokens are its own")

@@ -9,7 +9,6 @@
 Test: pytest tests/test_run_folder.py tests/test_faults.py
 """
 
-import fcntl
 import hashlib
 import itertools
 import json
@@ -42,6 +41,8 @@ def others(out):
 
 def own(out):
     """Open the log of a run and lock it until it is closed. Raises OSError if it is held or cannot be opened."""
+    import fcntl  # here, since Windows lacks it, where logs can be read
+
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
         log = (Path(out) / "log.jsonl").open("ab")

@@ -34,7 +34,6 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from glob import escape, glob
 from itertools import chain
 from pathlib import Path
@@ -306,7 +305,7 @@ def read_answer(answer, row: dict, task: str, where: str) -> str:
 def parse_row(row, where: str, task: str | None, columns, own: bool = False, source: int = 0) -> Row:
     """Check a row's fields. task, columns: those of its source. Raises ValueError naming `where` if it is unusable.
 
-    own     as in `load`: any answer will do, and none
+    own     as in `read_source`
     source  its position
     """
     if not isinstance(row, dict):
@@ -388,25 +387,24 @@ def template_marks(ready) -> tuple[str, ...]:
     return tuple(mark for mark in marks if len(mark) > 2)  # many questions end with a colon
 
 
-def usable(rows, parse, columns, ready, skip: bool, found: data.Data) -> Iterator[Row]:
-    """Yield the usable rows. What is wrong with another is added to `found`, or raised unless `skip`.
+def usable(name, number, task, ready, found, *, columns, skip_unusable, own) -> Iterator[Row]:
+    """Yield the usable rows of a source; arguments as in `read_source`.
 
-    parse  makes a Row of a row and its place
-    The columns of the first row that are not read are added too: a question whose choices or text stand in a column of
-    their own would be asked without them.
+    The columns of the first row that are not read are added to `found` too: a question whose choices or text stand in a
+    column of their own would be asked without them.
     """
     taken = {"task", "metadata", *chain.from_iterable(columns)}
     taken |= {name.partition(".")[0] for name in taken}
-    for where, fields in rows:
+    for where, fields in read(name):
         try:
-            row = parse(fields, where)
+            row = parse_row(fields, where, task, columns, own, number)
             ready.check(row)
         except ValueError as error:
-            if not skip:
+            if not skip_unusable:
                 raise ValueError(f"{error}; --skip-unusable leaves such rows out") from error
             found.unusable.append(str(error))
             continue
-        found.unread.setdefault(row.source, [name for name in fields if name not in taken])
+        found.unread.setdefault(number, [name for name in fields if name not in taken])
         yield row
 
 
@@ -414,18 +412,25 @@ RENDERED = "begin or end with what the chat template or the tokenizer writes its
 CONFLICT = "repeat a prompt with another answer, and the earlier row counts"
 
 
-def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data.Data, evaluate: bool) -> tuple:
-    """(rows with their prompt for the first time; those that repeat one; tasks of all); rows are as data.packed makes.
+def read_source(
+    name, number, task, ready, found, *, evaluate, columns=(("prompt",), ("answer",)), skip_unusable=False, own=False
+):
+    """(rows with their prompt for the first time; those that repeat one; tasks of all) of a source, as data.packed.
 
-    Warnings are added to `found`: of rows that begin or end with one of `marks`, and, unless they are all to be asked
-    (`evaluate`), of rows that repeat a prompt with another answer.
+    number, task   of the source
+    ready, found   data.Tokeniser, data.Data
+                   `found` gets what is wrong with rows, and a warning if some begin or end with the template's marks
+    columns        (names for the prompt's column, names for the answer's); of each, the first that a row has counts
+    skip_unusable  leave out rows without a usable prompt or answer (some of APPS and TACO have no tests)
+    own            a function of one's own grades the completions (--reward): answers may have any form, or be missing
     """
+    marks = template_marks(ready)
     first: dict[str, bytes] = {}  # data.identity -> row
     repeated: list[bytes] = []
     tasks = set()
     wrong: dict[str, list[str]] = {RENDERED: [], CONFLICT: []}  # places of rows
     try:
-        for row in rows:
+        for row in usable(name, number, task, ready, found, columns=columns, skip_unusable=skip_unusable, own=own):
             tasks.add(row.task)
             packed = data.packed(row)
             earlier = first.setdefault(data.identity(row.prompt), packed)
@@ -441,28 +446,15 @@ def distinct(name: str, rows: Iterable[Row], marks: tuple[str, ...], found: data
     return list(first.values()), repeated, tasks
 
 
-def load(
-    sources,
-    tokenizer,
-    *,
-    budget: int,
-    validation=data.VALIDATION_PROMPTS,
-    columns=(("prompt",), ("answer",)),
-    skip_unusable: bool = False,
-    own: bool = False,
-    vocabulary: int | None = None,
-    evaluate: bool = False,
-) -> data.Data:
-    """The prompts of a run, split, those for validation tokenised (see the top of this file).
+def load(sources, tokenizer, *, budget, validation=data.VALIDATION_PROMPTS, vocabulary=None, evaluate=False, **reading):
+    """The prompts of a run (data.Data), split, those for validation tokenised (see the top of this file).
 
     sources     one or several, as --data takes them
     budget      tokens per prompt; longer prompts are left out when they are drawn
     validation  prompts to hold out of every source
-    columns     (names for the prompt's column, names for the answer's); of each, the first that a row has counts
-    skip_unusable  leave out rows without a usable prompt or answer (some of APPS and TACO have no tests)
-    own         a function of one's own grades the completions (--reward): answers may have any form, or be missing
     vocabulary  tokens that the model knows, if not all of the tokenizer's
     evaluate    nothing is trained on: sources may share rows, and rows a prompt
+    reading     as in `read_source`
     Raises ValueError for a malformed or repeated source, a malformed row, a prompt in training and validation, or if no
     prompt of a source fits the budget.
     """
@@ -478,9 +470,7 @@ def load(
             train, new, too_long = embedded(name, number, validation, ready.fits)
             its_tasks = {name}
         else:
-            parse = partial(parse_row, task=task, columns=columns, own=own, source=number)
-            each = usable(read(name), parse, columns, ready, skip_unusable, found)
-            first, repeated, its_tasks = distinct(name, each, template_marks(ready), found, evaluate)
+            first, repeated, its_tasks = read_source(name, number, task, ready, found, evaluate=evaluate, **reading)
             train, new, too_long = data.split(first, validation, share=data.HELD_OUT if weight else 1, fits=ready.fits)
             found.duplicates += len(repeated)
             found.others.rows += repeated if weight else repeated + train

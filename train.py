@@ -167,9 +167,8 @@ class Trainer:
         self.replay = experts.Replay(self.policy.model)
         active = experts.active_parameters(self.policy.model)
         self.log = run_log.RunLog(args, processes, active, state, self.queue.generator_work)
-        world = {"world": processes.world, "threads": torch.get_num_threads()}
         self.meanwhile = evaluation.meanwhile(args, processes, self.policy, generate)
-        self.log("config", step=self.version, flags=vars(args), **world, **build.provenance(prompts))
+        self.log("config", step=self.version, flags=vars(args), **build.provenance(prompts, processes.world))
 
     # --- One optimizer step
 

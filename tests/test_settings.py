@@ -239,7 +239,7 @@ def test_a10_only_length_control_interrupt_interrupts():
 
 def test_a_run_without_git_has_no_commit(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert provenance(data.Data([], [], []))["commit"] is None
+    assert provenance(data.Data([], [], []), 2)["commit"] is None
 
 
 # --- Lengths and slots made to fit -----------------------------------------------------------------------------------

@@ -71,24 +71,19 @@ def draw(ax, title, xlabel, ylabel, curves):
     ax.legend(fontsize=size, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1 + (len(curves) > 4))
 
 
-def save(path, title, panels, others=(), width=5.6):
-    """Write a figure: the panels that have curves, on logarithmic x axes, then the `others`, functions that draw on the
-    axes they get; at most three in a row, each `width` inches wide.
-    """
+def save(path, title, panels):
+    """Write a figure: the panels that have curves, on logarithmic x axes, at most three in a row."""
     from matplotlib.figure import Figure
 
     panels = [panel for panel in panels if panel[-1]]
-    count = len(panels) + len(others)
     most = max(len(panel[-1]) for panel in panels)
-    rows = -(-count // 3)
-    columns = -(-count // rows)
+    rows = -(-len(panels) // 3)
+    columns = -(-len(panels) // rows)
     height = 4.2 + 0.18 * (most if most < 5 else -(-most // 2))  # the legend's lines
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    figure = Figure(figsize=(5.6 * columns, height * rows), layout="constrained")
     figure.suptitle(title)
     for place, panel in enumerate(panels, 1):
         draw(figure.add_subplot(rows, columns, place, xscale="log"), *panel)
-    for place, draw_other in enumerate(others, 1 + len(panels)):
-        draw_other(figure.add_subplot(rows, columns, place))
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
 

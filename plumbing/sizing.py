@@ -281,7 +281,7 @@ def fit_slots(args, config, *, free, trainers, generators):
         f"{args.slots * positions * position / 1e9:.1f} GB; {free / 1e9:.1f} GB are free for {generators} "
         f"generator(s) with weights of {count * itemsize / 1e9:.1f} GB each"
     )
-    needs += f"; a trainer needs about {training / 1e9:.1f} GB" if trainers else ""
+    needs += f"; a trainer needs about {training / 1e9:.1f} GB" if trainers * training else ""
     if "slots" in args.asked or room < 1:
         raise ValueError(
             f"--slots {args.slots} does not fit: {needs}; {max(room, 0)} would fit. Lower --slots or --max-new-tokens"

@@ -37,6 +37,7 @@ from contextlib import suppress
 from glob import escape, glob
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import data
 from data import Row, malformed
@@ -162,7 +163,7 @@ def one_kind(name: str, files: Iterable[str]) -> str:
     return next(iter(kinds), "")
 
 
-def read(name: str) -> Iterator[tuple[str, object]]:
+def read(name: str) -> Iterator[tuple[str, Any]]:
     """(place, row) of a source that is not embedded. Raises ValueError, with what is there, if there is none."""
     if os.path.isdir(name):
         if escape(name) != name:

@@ -449,6 +449,8 @@ def check_read(args, asked):
 
 def check_start(args, given):
     """Raise ValueError for a mode that cannot be started as it was."""
+    if args.plan and args.virtual:
+        raise ValueError("--plan with --virtual: a plan is of a run on GPUs; leave one of them out")
     if args.virtual and torchrun("WORLD_SIZE") > 1:
         raise ValueError("--virtual runs in a single process: start it with python, or torchrun with one process")
     if args.virtual and args.generator != "torch":

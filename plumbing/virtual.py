@@ -156,8 +156,9 @@ class InOneProcess(Processes):
         self.end_in_order()
 
     def agree(self, args):
-        """Lock --out and begin the generators' lives."""
+        """Lock --out, pick the checkpoint to resume from, and begin the generators' lives."""
         self.lock = run_folder.own(args.out)
+        args.checkpoint = run_folder.pick(args.out, args.checkpoint) if args.resume else None
         for rank in self.generator_ranks:
             queue = RequestQueue(Store(self.memory, rank, self.heartbeat), self.clock, eager=True)
             life = self.generate(args, self, queue)

@@ -15,9 +15,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import alive, wait_until
+from safetensors.torch import load_file
 from test_train import BASE, Run, at_version, elsewhere, launchers, lone_trainer, start  # noqa: F401
-from transformers import AutoTokenizer
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
 from plumbing import build, checkpoints, run_folder, run_log, sources
@@ -142,6 +146,62 @@ def test_weights_that_are_not_finite_are_never_written(monkeypatch):
         list(trainer.policy.parameters())[-1][0] = float("inf")
     with pytest.raises(FloatingPointError, match="weights of step 6 are not finite"):
         trainer.checkpoint()
+
+
+def written(folder, scratch):
+    """Everything in a checkpoint, read without the project's code."""
+    dcp_to_torch_save(folder / "state", scratch)
+    tensors = load_file(folder / "model.safetensors")
+    return tensors, torch.load(scratch, weights_only=True), run_folder.counters(folder)
+
+
+def reshard(rank, world, meet, source, out):
+    """One trainer of `world`: reads base/, takes two AdamW steps and saves; or resumes from `source` and saves."""
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
+    if rank or source:  # only rank 0 may read the weights of base/, and no rank when resuming
+        AutoModelForCausalLM.from_pretrained = None
+    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
+    processes = SimpleNamespace(rank=rank, mesh=mesh, device=torch.device("cpu"), dtype=torch.float32)
+    processes.trainers = processes.writers = dist.group.WORLD
+    policy = checkpoints.load_policy(source or BASE, processes, resume=bool(source), dtype=torch.float32)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=0.01)
+    if source:
+        checkpoints.load_state(source, policy, optimizer, dist.group.WORLD, stepped=True)
+    for _ in range(0 if source else 2):
+        logprobs, _ = policy(torch.arange(8).view(2, 4) % 18)
+        (-logprobs.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    named = dict(train.precision.full_tensors(policy))
+    counters = {"version": 2, "stepped": True}
+    checkpoints.save(out, policy, optimizer, AutoTokenizer.from_pretrained(BASE), named, counters, processes)
+    dist.destroy_process_group()
+
+
+def same(one, other):
+    """Equal to the last bit, in nested dicts and sequences."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+
+
+@pytest.mark.processes
+def test_weights_and_adamw_state_of_three_trainers_resume_on_two_and_on_one(forks, tmp_path):
+    source, found = None, []
+    for world in (3, 2, 1):
+        out, meet = tmp_path / str(world), tmp_path / f"meet{world}"
+        ranks = [forks.Process(target=reshard, args=(rank, world, meet, source, out)) for rank in range(world)]
+        [rank.start() for rank in ranks]
+        [rank.join(60) for rank in ranks]
+        assert [rank.exitcode for rank in ranks] == [0] * world
+        source = out / "checkpoint-2"
+        found.append(written(source, tmp_path / "state.pt"))
+    assert same(found[0], found[1]) and same(found[0], found[2])
+    moments = found[0][1]["optimizer"]["state"].values()
+    assert any(one["exp_avg"].abs().max() > 0 for one in moments) and {float(one["step"]) for one in moments} == {2.0}
+    assert not same(found[0][0], load_file(BASE / "model.safetensors"))  # after two steps they differ
 
 
 @pytest.mark.processes

@@ -134,10 +134,10 @@ def test_a_reward_that_raises_in_the_trial_is_warned_of_with_its_error_and_its_l
     "source",
     [
         "def grade(more='', *, answer, completion, prompt): return prompt, completion, answer",
-        "def grade(prompt, completion, **row): return prompt, completion, row['answer']",
+        "def grade(prompt, b, c='', d=3): return prompt, b, c",
     ],
 )
-def test_parameters_are_matched_by_name(write, source):
+def test_parameters_are_matched_by_name_or_all_of_them_by_position(write, source):
     assert own.load(write(source))("?", "17", "18") == ("?", "17", "18")
 
 

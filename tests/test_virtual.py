@@ -44,7 +44,9 @@ def one_process(tmp_path):
     begun = []
 
     def make(life, generators=1):
-        args = SimpleNamespace(costs=COSTS, trainers=1, generators=generators, out=tmp_path, dtype="float32")
+        args = SimpleNamespace(
+            costs=COSTS, trainers=1, generators=generators, out=tmp_path, resume=False, dtype="float32"
+        )
         begun.append(InOneProcess(args, life))
         begun[-1].agree(args)
         return begun[-1]
@@ -256,7 +258,9 @@ def test_ctrl_c_ends_a_virtual_run_in_order_and_resumed_it_repeats_every_later_l
     assert signal.getsignal(signal.SIGINT) is before and (tmp_path / "a" / "checkpoint-3").exists()
     assert logged(tmp_path / "a")[0][-1]["reason"] == "interrupted: trainer rank 0 got SIGINT"
     resumed = True
+    (tmp_path / "a" / "checkpoint-6" / "state").mkdir(parents=True)  # broken, and in the way of the last one
     start("--resume", "--out", out)
+    assert (tmp_path / "a" / "checkpoint-6-broken").is_dir()
     rows, completions, weights = logged(tmp_path / "a")
     expected, *rest = runs["pipeline 0"]
     assert rest == [completions, weights]

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -120,6 +121,28 @@ def trainer(model, temperature):
         return policy(torch.tensor([completion.prompt_ids + completion.ids]))[0][0, len(completion.prompt_ids) - 1 :]
 
     return logprobs
+
+
+def test_a_head_in_another_dtype_than_asked_for_is_refused_and_its_engine_ended(monkeypatch, tmp_path):
+    class Ignorant:
+        """An engine that ignores head_dtype."""
+
+        ended, from_engine_args = 0, classmethod(lambda cls, args: cls())
+
+        def collective_rpc(self, method, timeout, arguments):
+            return [torch.float32]
+
+        @property
+        def engine_core(self):
+            Ignorant.ended += 1
+            return SimpleNamespace(shutdown=lambda: None)
+
+    monkeypatch.setattr("vllm.LLMEngine", Ignorant)
+    with pytest.raises(RuntimeError, match="head in torch.bfloat16, got torch.float32"):
+        start(tmp_path, tiny_model(), dtype=torch.bfloat16, fp32_head=False)
+    assert Ignorant.ended == 1
+    start(tmp_path, tiny_model(), dtype=torch.bfloat16, fp32_head=True)
+    assert Ignorant.ended == 1
 
 
 @pytest.mark.parametrize(

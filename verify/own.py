@@ -8,10 +8,10 @@ Paper: Sec. 2 has math and code; other tasks have other rewards.
     result      v from 0 to 1, for a reward of 2 v - 1. True is 1: right; False is 0: wrong. None: no verdict, and the
                 prompt's group is left out
 
-Parameters have these names, in any order. What the function raises counts as no verdict, and so does any other result.
-A call takes at most --verify-timeout seconds, else the completion is wrong; the first one of a process may take
-FIRST_SECONDS. A completion that is truncated, or has no --think-end, is wrong without being asked. The file is trusted:
-it runs with all rights of its user.
+Parameters of these names get their values whatever their order; others go by position. What the function raises counts
+as no verdict, and so does any other result. A call takes at most --verify-timeout seconds, else the completion is
+wrong; the first one of a process may take FIRST_SECONDS. A completion that is truncated, or has no --think-end, is
+wrong without being asked. The file is trusted: it runs with all rights of its user.
 
 Deviation: rewards of one's own, and graded ones, are no part of the paper. Dense rewards are its open question.
 
@@ -23,6 +23,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from numbers import Real
 from traceback import extract_tb
 from types import ModuleType
@@ -67,7 +68,7 @@ def place(error: BaseException, path: str) -> str:
 def load(spec: str, parameters=PARAMETERS):
     """A file, which is run -> its function, to be called by position. Raises ValueError with one line if that fails.
 
-    parameters  names of its arguments, which it may take in any order
+    parameters  names of its arguments. If it has them all, whatever their order, it is called by name.
     """
     path, name = parsed(spec)
     if not os.path.isfile(path):
@@ -86,11 +87,14 @@ def load(spec: str, parameters=PARAMETERS):
         there = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         raise ValueError(f"{path} has no function {name}; it has: {', '.join(there) or 'none'}")
     signature = inspect.signature(function)
-    try:
-        signature.bind(**dict.fromkeys(parameters))
-    except TypeError:
-        raise ValueError(f"expected a function of ({', '.join(parameters)}), got {name}{signature}") from None
-    return lambda *values: function(**dict(zip(parameters, values)))
+    with suppress(TypeError):
+        if set(parameters) <= set(signature.parameters):
+            signature.bind(**dict.fromkeys(parameters))
+            return lambda *values: function(**dict(zip(parameters, values)))
+        signature.bind(*parameters)
+        if all(name == place or name not in parameters for name, place in zip(signature.parameters, parameters)):
+            return function
+    raise ValueError(f"expected a function of ({', '.join(parameters)}), got {name}{signature}")
 
 
 def called(function, spec: str, job: tuple[str, str, str]) -> float | str:

@@ -27,6 +27,7 @@ is the mean of the last max(5, n / 10) points. Equal: the ends differ by at most
 Different: by 0.05 and two standard errors or more.
 --early says how often A is a number (`forecast.known`) from 30 and 50 %, and how often its band is too low; and where
 it is "at least" a number, also from 70 %, how often that lies above the end.
+--early and --pairs take other folders too: each has a README.md with the table of its files (file, group, range).
 Stop rule: with C the last fitted compute, "stop" is right if the mean pass rate over (1.8 C, 2 C] is above that over
 (0.8 C, C] by less than the gain, else "go on" is. Judged at cuts up to 50 % if both stretches have points.
 
@@ -278,10 +279,10 @@ def kind(one, other):
     return name, np.sign(x - y)
 
 
-def first_halves():
+def first_halves(folders):
     """Print how often the first halves of curves that end alike, and of those that do not, are told apart."""
     groups = defaultdict(list)
-    for source, run in table(MORE):
+    for source, run in (row for folder in folders for row in table(folder)):
         groups[source].extend(forecast.fitted(run, start="10%", stop="50%"))
     count = defaultdict(Counter)
     for one, other in (pair for laws in groups.values() for pair in combinations(laws, 2)):
@@ -294,16 +295,16 @@ def first_halves():
         print(f"{name}, {count[name].total()} pairs: ", ", ".join(f"{what} {n}" for what, n in count[name].items()))
 
 
-def early():
+def early(folders):
     """Print how often A is a number from 30 and 50 % of the curves, and how often its band lies below their end; and
     how often A is "at least" a number above their end."""
-    cuts = ("30%", "50%", "70%")
-    laws = [law for _, run in table(MORE) for cut in cuts for law in forecast.fitted(run, start="10%", stop=cut)]
+    laws = [law for folder in folders for _, run in table(folder) for cut in ("30%", "50%", "70%")
+            for law in forecast.fitted(run, start="10%", stop=cut)]  # fmt: skip
     early = [law for law in laws if law.run.stop != "70%"]
     printed = [law for law in early if "A" not in forecast.known(law)]
     below = sum(law.bands["A"][1] < end(law.run)[0] for law in printed)
     print(f"from 30 and 50 %: {len(early)} fits, A is a number in {len(printed)}, its band below the end in {below}")
-    for cut in cuts:
+    for cut in ("30%", "50%", "70%"):
         bounds = [law for law in laws if law.run.stop == cut and "at least" in forecast.known(law).get("A", "")]
         above = sum(law.least > end(law.run)[0] for law in bounds)
         print(f"from {cut}: A is at least a number in {len(bounds)}, which lies above the end in {above}")
@@ -312,13 +313,20 @@ def early():
 def main():
     """Print the table of forecasts, and how often the stop rule is right."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    tables = {"sources": by_source, "compare": comparisons, "pairs": first_halves, "early": early}
-    for name, printed in tables.items():
-        told = printed.__doc__.replace("%", "%%")
-        parser.add_argument(f"--{name}", action="store_const", const=printed, dest="chosen", help=told)
-    chosen = parser.parse_args().chosen
-    if chosen:
-        return chosen()
+    parser.add_argument("--sources", action="store_true", help="the table by source")
+    parser.add_argument("--compare", action="store_true", help="the table of comparisons")
+    folders = {"nargs": "*", "type": Path, "metavar": "FOLDER"}
+    parser.add_argument("--pairs", help="are the first halves of curves that end alike told apart?", **folders)
+    parser.add_argument("--early", help="how often is A a number too early?", **folders)
+    args = parser.parse_args()
+    if args.pairs is not None:
+        return first_halves(args.pairs or [MORE])
+    if args.early is not None:
+        return early(args.early or [MORE])
+    if args.sources:
+        return by_source()
+    if args.compare:
+        return comparisons()
     pairs = [(case, forecast.forecast_run(case.part())) for run in curves() for case in cases(run)]
     measured = np.array([case.end()[1] for case, _ in pairs])
     mine = np.array([case.run.name.startswith("ours") for case, _ in pairs])

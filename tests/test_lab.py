@@ -2,13 +2,11 @@
 
 import json
 import re
-import runpy
 import shlex
 import subprocess
 import sys
 import time
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -271,10 +269,8 @@ while sleep 0.02; do echo '{"kind": "step"}' >> "$folder/log.jsonl"; done
 """
 
 
-def compare_as_a_command(python, *argv):
-    """lab.compare as `python -m` runs it, with another program in place of Python for its runs."""
-    sys.executable, sys.argv = str(python), ["lab.compare", *argv]
-    runpy.run_module("lab.compare", run_name="__main__")
+# lab.compare as `python -m` runs it, with another program in place of Python for its runs
+COMPARE = "import runpy, sys; sys.executable = sys.argv.pop(1); runpy.run_module('lab.compare', run_name='__main__')"
 
 
 def test_a_stopped_comparison_ends_its_runs_and_makes_them_anew(tmp_path, monkeypatch):
@@ -282,13 +278,11 @@ def test_a_stopped_comparison_ends_its_runs_and_makes_them_anew(tmp_path, monkey
     python.write_text(ENDLESS)
     python.chmod(0o755)
     words = ["a: --k 0", "b: --k 1", "--seeds", "1", "--out", str(out), *QUICK]
-    tool = get_context("fork").Process(target=compare_as_a_command, args=(python, *words), daemon=True)
-    tool.start()
-    wait_until(lambda: list(out.glob("*/log.jsonl")), "no run has begun")
-    tool.terminate()
-    tool.join()
+    with subprocess.Popen([sys.executable, "-c", COMPARE, python, *words], cwd=ROOT) as tool:
+        wait_until(lambda: list(out.glob("*/log.jsonl")), "no run has begun")
+        tool.terminate()
     [log, *_] = out.glob("*/log.jsonl")
-    assert tool.exitcode == 143 and compare.ended(log.parent) is None
+    assert tool.returncode == 143 and compare.ended(log.parent) is None
     size = log.stat().st_size
     time.sleep(0.2)
     assert log.stat().st_size == size  # no run is left at work

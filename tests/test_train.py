@@ -21,7 +21,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from conftest import batch, ranks_of, read_rows, rollout, tiny_model, wait_until, write_rows
+from conftest import batch, ranks_of, read_rows, tiny_model, wait_until, write_rows
 from test_batches import sampled
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -29,7 +29,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import data
 import loss
 import precision
-import reward
 import sft
 import train
 from plumbing import build, run_folder, run_log, sources
@@ -130,28 +129,6 @@ def test_a3_the_learning_rate_rises_linearly_whatever_a_checkpoint_held():
 
 
 # --- Evaluations -----------------------------------------------------------------------------------------------------
-
-
-def test_sec2_1_pass_rate_is_the_mean_at_k_with_its_sampling_error():
-    prompts = [data.Prompt(i, (1,), "", "", task) for i, task in enumerate(["easy", "hard"])]
-    found = reward.pass_rates(batch([True, True, True, False], [False, False, False, True]), prompts)
-    assert found["pass_rate"] == 0.5 and found["completions"] == 8 and found["tasks"] == {"easy": 0.75, "hard": 0.25}
-    # Each prompt's verdicts have the unbiased variance 3/4 * 1/4 * 4/3 = 1/4, so the mean of 8 has 1/32.
-    assert found["stderr"] == pytest.approx((1 / 32) ** 0.5)
-    assert found["tasks_stderr"] == pytest.approx({"easy": 1 / 4, "hard": 1 / 4})  # the mean of 4 has 1/16
-
-
-def test_a_failed_verifier_is_no_wrong_answer_in_the_validation():
-    prompts = [data.Prompt(i, (1,), "", "", "math") for i in range(2)]
-    found = reward.pass_rates(batch([True, False, True, False], [True, None, None, None]), prompts)
-    assert found["pass_rate"] == 0.5  # if the three unknown verdicts counted as wrong: 3/8
-
-
-def test_a12_the_entropy_on_validation_is_minus_the_mean_log_prob_of_the_tokens_that_the_policy_sampled():
-    prompts = [data.Prompt(i, (1,), "", "", "math") for i in range(2)]
-    groups = [[rollout(True, 0, tokens=4, logprob=-1.0)], [rollout(False, 1, tokens=4, injected=2, logprob=-2.0)]]
-    # 3 nats over 4 + 2 sampled tokens; averaged over completions it would be (1/4 + 2/2) / 2, with injected tokens 3/8
-    assert reward.pass_rates(groups, prompts)["entropy_sampled"] == 0.5
 
 
 @pytest.mark.parametrize("waiting, admitted", [(["a", "b"], ["a", "b", "new"]), ([*"abcd"], ["a", "b", "c"])])

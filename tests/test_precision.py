@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from conftest import close
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import precision
@@ -344,19 +345,31 @@ def test_fsdp2_weights_are_fresh_after_a_forward_without_backward_and_a_step(ran
         assert {tensor.dtype for tensor in results["two", tied, torch.bfloat16][3].values()} == {torch.bfloat16}
 
 
+def test_a_single_rank_needs_fsdp2_only_to_compute_in_bf16():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for dtype in (torch.float32, torch.bfloat16):
+            policy = precision.PolicyModel(tiny_model(), dtype=dtype)
+            sharded = precision.shard(policy, DeviceMesh("cpu", [0]))
+            assert isinstance(sharded, FSDPModule) == (dtype == torch.bfloat16)
+            assert {parameter.dtype for parameter in sharded.parameters()} == {torch.float32}  # the master weights
+    finally:
+        dist.destroy_process_group()
+
+
 # --- App. A.19: mismatch ---------------------------------------------------------------------------------------------
 
 
 def test_a19_mismatch_by_hand_with_rubbish_outside_the_mask():
-    # rho = 4, 1/2, 1 on the three tokens of the mask
-    logprobs = torch.tensor([[math.log(0.4), math.log(0.1), NAN, -INF, math.log(0.3)]])
-    gen_logprobs = torch.tensor([[math.log(0.1), math.log(0.2), -INF, -INF, math.log(0.3)]])
-    mask = torch.tensor([[True, True, False, False, True]])
+    # rho = 4, 1/2, 1, 1 on the four tokens of the mask
+    logprobs = torch.tensor([[math.log(0.4), math.log(0.1), NAN, -INF, math.log(0.3), -1.0]])
+    gen_logprobs = torch.tensor([[math.log(0.1), math.log(0.2), -INF, -INF, math.log(0.3), -1.0]])
+    mask = torch.tensor([[True, True, False, False, True, True]])
     got = precision.mismatch(logprobs, gen_logprobs, mask, low=0.8, high=1.26)
-    expected = {"tokens": 3, "min_ratio": 0.5, "max_ratio": 4, "clipped": 2 / 3, "max_abs_log_ratio": math.log(4)}
-    expected["mean_abs_log_ratio"] = (math.log(4) + math.log(2)) / 3
-    expected["k3"] = ((4 - 1 - math.log(4)) + (0.5 - 1 + math.log(2)) + 0) / 3  # with 1 / rho it would be another
-    expected["effective_sample_size"] = 5.5**2 / (16 + 0.25 + 1) / 3
+    expected = {"tokens": 4, "min_ratio": 0.5, "max_ratio": 4, "clipped": 2 / 4, "max_abs_log_ratio": math.log(4)}
+    expected["mean_abs_log_ratio"] = (math.log(4) + math.log(2)) / 4
+    expected["k3"] = ((4 - 1 - math.log(4)) + (0.5 - 1 + math.log(2)) + 0 + 0) / 4  # with 1 / rho it would be another
+    expected["effective_sample_size"] = 6.5**2 / (16 + 0.25 + 1 + 1) / 4
     assert got == pytest.approx(expected, rel=1e-6)
     with pytest.raises(ValueError, match="at least one token"):
         precision.mismatch(logprobs, gen_logprobs, mask & False, low=0, high=5)

@@ -13,6 +13,7 @@ from verify.scorer import Scorer
 
 def test_sec2_reward_is_plus_or_minus_one_and_no_number_for_a_failure():
     assert (reward.reward(True), reward.reward(False)) == (1.0, -1.0)
+    assert reward.reward(0.25) == -0.5  # of graded values, 2 v - 1
     assert isnan(reward.reward(None)) and isnan(reward.reward(None, -0.5))
 
 
@@ -60,9 +61,15 @@ def test_sec2_1_pass_rate_is_the_mean_at_k_with_its_sampling_error():
     assert found["tasks_stderr"] == pytest.approx({"easy": 1 / 4, "hard": 1 / 4})  # the mean of 4 has 1/16
 
 
+def test_mean_at_k_of_graded_values_has_the_error_of_their_spread():
+    # 0, 1/2 and 1 have the unbiased variance (1/4 + 0 + 1/4) / 2 = 1/4, so their mean has 1/12.
+    assert reward.mean_at_k([[0.0, 0.5, 1.0]]) == pytest.approx((0.5, (1 / 12) ** 0.5))
+
+
 def test_a_failed_verifier_is_no_wrong_answer_in_the_validation():
     prompts = [Prompt(i, (1,), "", "", "math") for i in range(2)]
     found = reward.pass_rates(batch([True, False, True, False], [True, None, None, None]), prompts)
+    assert (found["completions"], found["unverified"]) == (4, 4)
     assert found["pass_rate"] == 0.5  # if the three unknown verdicts counted as wrong: 3/8
 
 

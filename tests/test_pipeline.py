@@ -536,10 +536,11 @@ def test_another_trainer_gathers_weights_with_rank_0_once_every_generator_waits_
         lead.publish(1, lambda: happened.append("rank 0"))
 
     happened = []
-    lead = rollouts(trainers=2)
-    queue = rollouts(1, memory=lead.store.backend, trainers=2, pause=pause)
+    lead = rollouts(trainers=3)
+    queue = rollouts(1, memory=lead.store.backend, trainers=3, pause=pause)
     queue.publish(1, lambda: happened.append("rank 1"))
-    assert happened == ["rank 0", "rank 1"] and set(lead.store.backend.list_keys()) == {"state", "claimed/train"}
+    assert happened == ["rank 0", "rank 1"]
+    assert set(lead.store.backend.list_keys()) == {"state", "claimed/train", "sending/1/2"}  # rank 2 has yet to come
 
 
 def test_a_run_resumed_with_fewer_steps_than_are_done_admits_nothing():
@@ -599,7 +600,8 @@ def claimed(generations, queue=None):
 def test_metadata_count_and_weigh_sampled_tokens_and_leave_injected_ones_out():
     one, request = answer(logprobs=[-1.0, -9.0, -2.0]), Request(0, 3, prompt(8), 1)
     rollout = pipeline.metadata(verdict(one, True), request)
-    assert rollout.versions == {3: 1, 4: 1} and (rollout.prompt_tokens, rollout.tokens) == (2, 3)
+    assert rollout.versions == {3: 1, 4: 1}
+    assert (rollout.prompt_tokens, rollout.tokens, rollout.length) == (2, 3, 5)
     assert rollout.logprob == -3.0  # the middle token is injected
     assert (rollout.prompt, rollout.key, rollout.interrupted) == (8, "rollout/train/0/0", True)
     failed = pipeline.metadata(verdict(one, None, error="no memory"), request)

@@ -8,9 +8,9 @@ a later epoch).
     Curriculum.update_history(i, pass_rate) records the pass rate of prompt i in the history
 
 Files and data sets are read by plumbing/sources.py. The embedded tasks:
-  arithmetic  "7+5-3+9=" -> "18", 3 to 18 one-digit operands, of which SFT has shown 3 to 12 (sft.py): the long sums in
-              LENGTHS put the ceiling of RL below 1. A fixed hash of the text reserves one text in HELD_OUT for
-              validation, so neither SFT nor RL can meet a validation prompt, whatever their seeds.
+  arithmetic  "7+5-3+9=" -> "18", 3 to 18 one-digit operands, of which SFT has shown 3 to 12 (sft.py). A fixed hash of
+              the text reserves one text in HELD_OUT for validation, so neither SFT nor RL can meet a validation prompt,
+              whatever their seeds.
   sorting     "=5274=" -> "2457", 3 to 12 digits, with validation texts reserved in the same way.
   tiny        "7+5-3....=" -> "9", the sum of 2 to 7 operands modulo 10: for a policy of 41,000 parameters, with which a
               run takes seconds. Validation texts are reserved in the same way.
@@ -335,9 +335,8 @@ def check_size(data: Data, *, prompts: int, k: int) -> None:
 # --- The embedded tasks ----------------------------------------------------------------------------------------------
 
 PLACES = 7  # operands that a prompt of `tiny` has room for
-# Numbers of operands or digits of an embedded prompt, each entry equally likely. Sums of 3 to 9 operands are within the
-# base policy's reach. Sums of 14 to 18, longer than any that SFT has shown, are beyond it: they set the ceiling, which
-# a better recipe may raise. Sums of 10 to 13, learnt slowly, are few: with more, a short run would end far below A.
+# Numbers of operands or digits of an embedded prompt, each entry equally likely. SFT shows sums of 3 to 12 operands,
+# each length as often (sft.SHOWN).
 LENGTHS = {
     "arithmetic": [*range(3, 10)] * 9 + [*range(10, 14)] * 2 + [*range(14, 19)] * 6,
     "sorting": range(3, 13),

@@ -136,7 +136,7 @@ def test_more_than_k_plus_1_times_p_training_prompts_that_fit_are_needed():
     enough = data.Data(training, prompts(), [None] * 9, too_long=4, duplicates=5)
     data.check_size(enough, prompts=32, k=8)  # 9 · 32 = 288
     message = r"more than \(k \+ 1\)·P = 289 .*got 289 \(held out: 9, too long: 5, repeated: 5\)"
-    refuses(message, data.check_size, enough, prompts=289, k=0)
+    refuses(message, data.check_size, enough, prompts=17, k=16)
 
 
 # --- No-Positive-Resampling (Sec. 3.2) ---
@@ -277,6 +277,12 @@ def test_of_two_sources_any_run_of_draws_is_within_one_prompt_of_the_shares(one,
         assert len(batch) == count and abs(drawn[0] - total * one / (one + two)) < 1 + 1e-9
         for prompt in batch:
             curriculum.update_history(prompt.index, None)
+
+
+def test_the_order_of_sources_with_weights_5_1_1():
+    # Credits after each draw: -2 1 1, -4 2 2, 1 -4 3, -1 -3 4, 4 -2 -2, 2 -1 -1, 0 0 0.
+    drawn = curriculum_of(9, 9, 9, weights=[5, 1, 1]).next(7)
+    assert [prompt.source for prompt in drawn] == [0, 0, 1, 0, 2, 0, 0]
 
 
 def test_a_source_that_is_learnt_leaves_its_share_to_the_others():

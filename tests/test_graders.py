@@ -131,7 +131,7 @@ def slowest(pattern, length, seed=0):
 def test_every_regular_expression_of_the_graders_takes_a_time_linear_in_the_text(where, pattern, flags):
     compiled = re.compile(pattern, flags)
     assert slowest(compiled, 3_000)[0] < 0.2  # else the next line would take minutes
-    assert slowest(compiled, 100_000)[0] < 1.0  # a square of this length takes minutes
+    assert slowest(compiled, 30_000)[0] < 0.5  # what grows with the square and just passed takes 20 s
 
 
 # --- Known limits ----------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ loaded = []
 def grade(completion, answer, prompt):
     assert (prompt, answer) == ("?", "18")
     if not loaded:
-        time.sleep(1.5)
+        time.sleep(1.0)
         loaded.append(True)
     return eval(completion)
 

@@ -72,7 +72,7 @@ def prompts_of(source, folder):
 
 
 def completions(backend, folder, fp32_head, prompts):
-    """The pipeline.Completions that `backend` ("torch" or "vllm") samples in bf16, GENERATIONS per prompt."""
+    """The pipeline.Rollouts that `backend` ("torch" or "vllm") samples in bf16, GENERATIONS per prompt."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     done = []
     with closing(

@@ -21,14 +21,6 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, by this proc
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # what forks after tokenising need not be told so
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """A process of `pytest -n` that has run out of tests takes some of another's: a few tests take 10 s and more."""
-    from xdist.scheduler import WorkStealingScheduling
-
-    return WorkStealingScheduling(config, log)
-
-
 DATA = Path(__file__).parent / "data"
 
 

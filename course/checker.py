@@ -34,7 +34,7 @@ from course.checks.claims import ANSWERS
 
 ROOT = Path(__file__).resolve().parents[1]  # of the project, or of a student's folder
 HIDDEN = ".course"  # in a student's folder: originals, files that `solve` replaced, results of checks, a copy to train
-FOLDERS = ("plumbing/*.py", "verify/*.py")  # what a run needs beside the top level
+FOLDERS = ("plumbing/**/*.py", "verify/**/*.py")  # what a run needs beside the top level
 PROJECT = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/*.py")}  # modules
 SIX_STEPS = "--data tiny --virtual exact --loss cispo --k 0 --steps 6 --eval-every 6".split()
 UNWRITTEN, RAISED = "not written yet", "raised"  # beginnings of texts that stand in place of a vector

@@ -16,7 +16,6 @@ Test: pytest tests/test_lab.py
 """
 
 import argparse
-import ast
 import hashlib
 import json
 import os
@@ -36,6 +35,7 @@ import numpy as np
 from lab import figures, statistics
 from lab.settings import TABLES, kept_groups, make_inputs
 from plumbing import run_folder
+from plumbing.distributed import code_digest
 from plumbing.settings import FIELDS, known_flags, read_settings
 from recipes import RECIPES
 
@@ -107,12 +107,6 @@ def clip_alone(one, other):
 
 
 # --- Runs ------------------------------------------------------------------------------------------------------------
-
-
-def code():
-    """A digest of the code of train.py and what it imports; comments and blank lines do not count."""
-    files = sorted([*ROOT.glob("*.py"), *ROOT.glob("plumbing/*.py"), *ROOT.glob("verify/**/*.py")])
-    return hashlib.sha256("".join(ast.dump(ast.parse(file.read_text())) for file in files).encode()).hexdigest()
 
 
 def files(settings):
@@ -189,7 +183,7 @@ def gathered(args, asked, table):
         print(f"{sum(map(len, own.values()))} runs of {table} are kept in results/lab, made by earlier code")
         if args.seeds is None and any(own.values()):
             return own
-    digest = code()
+    digest = code_digest()
     places = {}
     for seed in seeds:
         for name in asked:

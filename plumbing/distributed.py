@@ -12,6 +12,7 @@ Deviation: none known.
 Run by train.py. Test: pytest tests/test_faults.py tests/test_restarts.py tests/test_nodes.py
 """
 
+import ast
 import fcntl
 import hashlib
 import ipaddress
@@ -122,9 +123,15 @@ def stamp(args):
     """{name: text} of what all ranks must have alike: settings, versions, and the code itself."""
     local = OF_THE_NODE if "slots" in args.asked else (*OF_THE_NODE, "slots")
     settings = {name: str(value) for name, value in vars(args).items() if name not in local}
-    files = sorted([*ROOT.glob("*.py"), *ROOT.glob("plumbing/*.py"), *ROOT.glob("verify/*.py")])
-    code = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    code = code_digest()[:12]
     return settings | {"torch": str(torch.__version__), "transformers": transformers.__version__, "code": code}
+
+
+def code_digest(root=ROOT):
+    """A digest of the code of train.py and of what it imports, in folders of any depth; comments do not count."""
+    files = [*root.glob("*.py"), *root.glob("plumbing/**/*.py"), *root.glob("verify/**/*.py")]
+    trees = (ast.dump(ast.parse(file.read_text(encoding="utf-8"))) for file in sorted(files))
+    return hashlib.sha256("".join(trees).encode()).hexdigest()
 
 
 def serve_store(address, listen):

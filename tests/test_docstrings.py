@@ -7,15 +7,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FILES = [
-    path.relative_to(ROOT)
-    for folder in (".", "plumbing", "verify", "course", "lab")
-    for path in ROOT.glob(f"{folder}/*.py")
-]
-SHOWN = [".".join(file.with_suffix("").parts) for file in FILES if ">>> " in (ROOT / file).read_text()]
+ROOMS = "plumbing", "verify", "course", "lab"
 
 
-@pytest.mark.parametrize("module", SHOWN)
+def modules_with_examples(root):
+    """Dotted names of the modules below `root`, in folders of any depth, whose text holds an example."""
+    files = [*root.glob("*.py"), *(file for room in ROOMS for file in root.glob(f"{room}/**/*.py"))]
+    shown = [file.relative_to(root) for file in files if ">>> " in file.read_text()]
+    return [".".join(file.with_suffix("").parts) for file in shown]
+
+
+@pytest.mark.parametrize("module", modules_with_examples(ROOT))
 def test_docstring_examples_run(module):
     found = doctest.testmod(import_module(module))
     assert found.attempted > 0 == found.failed

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import code_lines
+from test_docstrings import modules_with_examples
 
 from plumbing import build
 
@@ -22,12 +23,12 @@ OTHERS = {"exercises"}  # the course, with a command line of its own
 NOT_THE_PAPER = {"argparse", "subprocess", "multiprocessing", "socket", "csv", "gzip", "matplotlib"}
 
 
-def modules():
-    """{dotted name: its syntax tree} of the project's modules."""
+def modules(root=ROOT):
+    """{dotted name: its syntax tree} of the project's modules, in folders of any depth."""
     found = {}
-    for path in (*ROOT.glob("*.py"), *(path for room in ROOMS for path in ROOT.glob(f"{room}/*.py"))):
+    for path in (*root.glob("*.py"), *(path for room in ROOMS for path in root.glob(f"{room}/**/*.py"))):
         tree = ast.parse(path.read_text())
-        name = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
+        name = path.relative_to(root).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
         found[name] = tree
     return found
 
@@ -43,6 +44,13 @@ def imports(tree):
 
 MODULES = modules()
 IMPORTS = {name: set(imports(tree)) for name, tree in MODULES.items()}
+
+
+def test_a_file_in_a_folder_of_any_depth_is_seen(tmp_path):
+    (tmp_path / "plumbing" / "run").mkdir(parents=True)
+    (tmp_path / "plumbing" / "run" / "planted.py").write_text('"""\n>>> 1 + 1\n3\n"""\n\nimport train\n')
+    assert set(imports(modules(tmp_path)["plumbing.run.planted"])) == {"train"}
+    assert modules_with_examples(tmp_path) == ["plumbing.run.planted"]
 
 
 def test_the_top_level_is_the_paper():

@@ -204,12 +204,6 @@ def test_a_run_is_known_by_its_settings_seed_code_and_files_and_not_by_its_name(
     others = [key("--k", "1"), key("--eps-max", "4"), key(seed=1), key(code="other"), own]
     file.write_text(LOSS + "# changed\n")
     assert len({same, *others, key("--loss", f"{file}:mine")}) == 7
-    monkeypatch.setattr(compare, "ROOT", tmp_path)
-    digests = []
-    for text in ("x = 1\n", "# why\n\nx = 1  # here\n", "x = 2\n"):  # comments and blank lines are no code
-        (tmp_path / "train.py").write_text(text)
-        digests.append(compare.code())
-    assert digests[0] == digests[1] != digests[2]
 
 
 def test_settings_that_differ_in_how_they_clip_alone_are_told_from_others():

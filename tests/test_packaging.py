@@ -19,7 +19,7 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("project")
     for name in (*ROOT.glob("*.py"), *(ROOT / name for name in ("pyproject.toml", "README.md", "LICENSE"))):
         shutil.copy(name, folder)
-    for room in (path.parent for path in ROOT.glob("*/__init__.py")):
+    for room in (path.parent for path in ROOT.glob("*/__init__.py")):  # with the folders below it
         shutil.copytree(room, folder / room.name, ignore=shutil.ignore_patterns("__pycache__"))
     subprocess.run([sys.executable, "-c", BUILD], cwd=folder, capture_output=True, check=True)
     [path] = folder.glob("*.whl")

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PAGES = README + "".join(page.read_text() for page in sorted(ROOT.glob("docs/**/*.md")))
 
-NAMES = r"`((?:(?:plumbing|verify|lab|course)/)?[a-z0-9_]+\.py):([\w.]+)`"
+NAMES = r"`((?:(?:plumbing|verify|lab|course)/(?:\w+/)*)?[a-z0-9_]+\.py):([\w.]+)`"
 READING_PATH = (ROOT / "docs" / "paper" / "path.md").read_text().partition("\n## ")[0]
 
 
@@ -70,7 +70,7 @@ def test_every_flag_that_the_readme_names_is_read():
         "--no-deps",
         "--shutdown-timeout",
     }
-    files = (path for folder in ("plumbing", "lab") for path in (ROOT / folder).glob("*.py"))
+    files = (path for folder in ("plumbing", "lab") for path in (ROOT / folder).rglob("*.py"))
     others = set(re.findall(r'"(--[\w-]+)"', "".join(file.read_text() for file in files)))
     assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", README)) <= known | elsewhere | others
 

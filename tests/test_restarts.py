@@ -181,6 +181,15 @@ def test_slots_that_were_made_to_fit_may_differ_between_ranks_but_not_those_aske
     assert "slots" not in distributed.stamp(fitted) and distributed.stamp(asked)["slots"] == "8"
 
 
+def test_the_code_that_nodes_compare_is_that_of_every_folder_and_without_comments(tmp_path):
+    digests = []
+    (tmp_path / "plumbing" / "run").mkdir(parents=True)
+    for text in ("x = 1\n", "# why\n\nx = 1  # here\n", "x = 2\n"):
+        (tmp_path / "plumbing" / "run" / "planted.py").write_text(text)
+        digests.append(distributed.code_digest(tmp_path))
+    assert digests[0] == digests[1] != digests[2]
+
+
 def test_a_rank_with_other_flags_versions_or_code_is_named_with_them_but_paths_may_differ(rank):
     one = distributed.stamp(read_settings(["--out", "here"]))
     rank.compare([(one, True, "here"), (distributed.stamp(read_settings(["--out", "/there"])), True, "/there")])

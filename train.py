@@ -34,11 +34,13 @@ import loss
 import precision
 import reward
 from pipeline import RolloutQueue
-from plumbing import batches, build, checkpoints, evaluation, experts, run_folder, run_log, sizing
-from plumbing.distributed import Processes, layout_of, lead, serve
-from plumbing.launch import alone, launch, torchrun
+from plumbing import batches, build, evaluation, experts, run_log, sizing
 from plumbing.plan import show_plan
-from plumbing.virtual import InOneProcess
+from plumbing.run import checkpoints
+from plumbing.run import folder as run_folder
+from plumbing.run.launch import alone, launch, torchrun
+from plumbing.run.processes import Processes, layout_of, lead, serve
+from plumbing.run.virtual import InOneProcess
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 

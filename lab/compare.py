@@ -34,8 +34,8 @@ import numpy as np
 
 from lab import figures, statistics
 from lab.settings import TABLES, kept_groups, make_inputs
-from plumbing import run_folder
-from plumbing.distributed import code_digest
+from plumbing.run import folder as run_folder
+from plumbing.run.processes import code_digest
 from plumbing.settings import FIELDS, known_flags, read_settings
 from recipes import RECIPES
 

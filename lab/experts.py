@@ -22,7 +22,8 @@ import forecast
 import recipes
 import sft
 import train
-from plumbing import experts, figures, run_folder, settings
+from plumbing import experts, figures, settings
+from plumbing.run import folder as run_folder
 from plumbing.run_log import append
 
 ROOT = Path(__file__).resolve().parent.parent

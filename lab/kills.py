@@ -24,7 +24,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from plumbing.run_folder import rows
+from plumbing.run.folder import rows
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -3,7 +3,7 @@
     python -m lab.simulated_fleet                  all rows: the table, results/simulated_fleet.json, the figure
     python -m lab.simulated_fleet --rows k=8 slow  only rows whose names hold one of these texts; prints them
 
-Both ends of pipeline.py's queue run here, in virtual time (plumbing/virtual.py). Only the work is replaced: a generator
+Both ends of pipeline.py's queue run here, in virtual time (plumbing/run/virtual.py). Only the work is replaced: a generator
 draws how many tokens a completion has and takes TOKEN seconds for a decode step of all its slots; the trainers, who act
 as one, take `train` seconds for an optimizer step. Verdicts take no time, and there are no evaluations.
 
@@ -36,8 +36,8 @@ from matplotlib.figure import Figure
 
 import pipeline
 from data import Prompt
-from plumbing.store import Store
-from plumbing.virtual import Events, Memory
+from plumbing.run.store import Store
+from plumbing.run.virtual import Events, Memory
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -147,7 +147,7 @@ class Statistics:
 
     def means(self, total):
         """Means per token (entropy, log_rho and log_rho_youngest in nats), rho_max, and effective_sample_size =
-        (sum rho)^2 / (n sum rho^2), a share of the n tokens; {} without tokens. total: distributed.Processes.total.
+        (sum rho)^2 / (n sum rho^2), a share of the n tokens; {} without tokens. total: processes.Processes.total.
         """
         sums, rho_max = total(self.sums, self.rho_max)
         found = dict(zip(self.names, sums))

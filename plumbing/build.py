@@ -23,9 +23,11 @@ import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import checkpoints, experts, references, run_folder, sizing, sources
-from plumbing.distributed import sharing
-from plumbing.launch import alone, refuse, torchrun
+from plumbing import experts, references, sizing, sources
+from plumbing.run import checkpoints
+from plumbing.run import folder as run_folder
+from plumbing.run.launch import alone, refuse, torchrun
+from plumbing.run.processes import sharing
 from plumbing.settings import ROOT
 from plumbing.typed import beside, check_model
 from verify import own, sandbox, scorer

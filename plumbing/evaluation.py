@@ -20,10 +20,10 @@ import reward
 from pipeline import Request, RequestQueue
 from plumbing import batches, screen
 from plumbing.build import make_generator, make_scorer
-from plumbing.distributed import device
-from plumbing.launch import threads, torchrun
+from plumbing.run.launch import threads, torchrun
+from plumbing.run.processes import device
+from plumbing.run.store import POLL
 from plumbing.run_log import append
-from plumbing.store import POLL
 
 TURNS = 0.2  # seconds that the first trainer decodes between two looks at what the generators have finished
 

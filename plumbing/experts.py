@@ -20,7 +20,7 @@ from functools import partial
 
 import torch
 
-from plumbing.store import MAX_BYTES
+from plumbing.run.store import MAX_BYTES
 
 BESIDE = 64  # bytes per token of all else in a rollout, at most
 

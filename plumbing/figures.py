@@ -11,7 +11,7 @@ import numpy as np
 
 import fit
 import forecast
-from plumbing import run_folder
+from plumbing.run import folder as run_folder
 
 PAPER_R_0 = 0.39  # ours: at this R_0 the published bs2048 fit gives back the power-law asymptotes of A.4
 TABLE_1 = {  # A, B, C_mid (GPU-hours)

@@ -51,7 +51,7 @@ class Monitor:
     """An observer of the log.
 
     write      a function of a text, for the screen
-    processes  distributed.Processes: its names of ranks, and the heartbeat that is asked for the end of the run
+    processes  processes.Processes: its names of ranks, and the heartbeat that is asked for the end of the run
     args       settings.Settings
     """
 

@@ -22,8 +22,8 @@ from typing import NamedTuple
 import torch
 
 from pipeline import OFF_POLICY
-from plumbing.costs import Costs
-from plumbing.launch import refuse, world_size
+from plumbing.run.costs import Costs
+from plumbing.run.launch import refuse, world_size
 from plumbing.typed import check_model
 
 MFU = 0.4  # Llama 3 was trained at 0.38 to 0.43 (arXiv 2407.21783, Table 4)

@@ -18,8 +18,8 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from plumbing import run_folder
 from plumbing.monitor import Monitor
+from plumbing.run import folder as run_folder
 from plumbing.screen import MINUTE, Screen, progress
 
 TICKS = 2.0**24  # per second; virtual times are multiples of one, so that sums of times are exact, in whatever parts
@@ -60,7 +60,7 @@ class Clock:
 class RunLog:
     """Call it with the kind of a row and its values.
 
-    args, processes  settings.Settings, distributed.Processes
+    args, processes  settings.Settings, processes.Processes
     parameters       N that a token uses, for flops: 2 N per generated and 6 N per trained token
     state            counters of the checkpoint to resume from, {} without one
     work             () -> {generator rank: what it has done so far}, as RolloutQueue.generator_work

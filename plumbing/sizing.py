@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM
 
 import precision
 from plumbing import experts
-from plumbing.distributed import gpus_of_ranks, sharing
-from plumbing.launch import torchrun, world_size
+from plumbing.run.launch import torchrun, world_size
+from plumbing.run.processes import gpus_of_ranks, sharing
 from plumbing.typed import as_given, option
 from recipes import PAPER
 from rollout import PREFILL_AHEAD, PREFILL_TOKENS

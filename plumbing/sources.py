@@ -41,7 +41,8 @@ from typing import Any
 
 import data
 from data import Row, malformed
-from plumbing import references, store
+from plumbing import references
+from plumbing.run import store
 from plumbing.typed import beside, is_path
 from verify.graders import TASKS
 from verify.programs import read_tests

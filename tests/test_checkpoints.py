@@ -1,4 +1,4 @@
-"""Claims about plumbing/checkpoints.py: weights that a folder lacks, or holds in another shape, are not made up."""
+"""Claims about plumbing/run/checkpoints.py: weights that a folder lacks, or holds in another shape, are not made up."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from test_train import BASE, elsewhere, refused  # noqa: F401
 from transformers import AutoConfig
 
-from plumbing import checkpoints
+from plumbing.run import checkpoints
 
 SAVED = {"model.safetensors": save_file, "pytorch_model.bin": torch.save}
 

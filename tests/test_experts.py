@@ -13,8 +13,8 @@ import precision
 import sft
 import train
 from plumbing import batches, build, experts, sizing
+from plumbing.run.store import MAX_BYTES
 from plumbing.settings import read_settings
-from plumbing.store import MAX_BYTES
 from rollout import TorchGenerator
 
 EXPERTS, CHOSEN = 8, 2  # of a layer; of them, by a token

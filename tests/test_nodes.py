@@ -17,7 +17,7 @@ from conftest import alive, ranks_of, wait_until
 from test_faults import SMALL
 from test_train import PATIENCE, ROOT, elsewhere  # noqa: F401
 
-from plumbing.run_folder import rows
+from plumbing.run.folder import rows
 
 NODES = ("nodea", "nodeb")
 TIMEOUT = 8

@@ -26,10 +26,10 @@ import train
 from data import Curriculum, Prompt
 from pipeline import Request, RequestQueue, Rollout, RolloutQueue
 from plumbing import batches, build, evaluation
-from plumbing.distributed import broadcast_weights, layout_of
-from plumbing.heartbeat import Lost
-from plumbing.store import POLL, Interrupted, Store
-from plumbing.virtual import Events, Memory
+from plumbing.run.heartbeat import Lost
+from plumbing.run.processes import broadcast_weights, layout_of
+from plumbing.run.store import POLL, Interrupted, Store
+from plumbing.run.virtual import Events, Memory
 from rollout import Generator
 from verify.scorer import Score
 

@@ -12,10 +12,10 @@ from conftest import alive, wait_until
 from test_train import PATIENCE, Run, elsewhere, launchers, refused  # noqa: F401
 
 from lab import kills
-from plumbing import distributed, heartbeat, launch
-from plumbing.distributed import Processes
-from plumbing.heartbeat import Heartbeat
-from plumbing.run_folder import finished
+from plumbing.run import heartbeat, launch, processes
+from plumbing.run.folder import finished
+from plumbing.run.heartbeat import Heartbeat
+from plumbing.run.processes import Processes
 from plumbing.settings import read_settings
 
 # --- torchrun's --max-restarts ---------------------------------------------------------------------------------------
@@ -154,8 +154,8 @@ def test_nccl_needs_a_gpu_of_its_own_for_every_process_whatever_its_number(monke
         monkeypatch.setattr(
             torch.cuda, "get_device_properties", lambda place, uuids=uuids: SimpleNamespace(uuid=uuids[place.index])
         )
-        found.append(distributed.uuid(distributed.device(local)))
-    assert distributed.backend(found) == expected
+        found.append(processes.uuid(processes.device(local)))
+    assert processes.backend(found) == expected
 
 
 def test_omp_num_threads_counts_if_the_user_and_not_torchrun_has_set_it(monkeypatch):
@@ -171,14 +171,14 @@ def test_gloo_is_never_offered_loopback_to_other_nodes(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("MASTER_ADDR", "127.0.1.1")  # the node's own name, as Debian has it
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert distributed.interface() in {None, *(name for _, name in socket.if_nameindex())} - {"lo"}
+    assert processes.interface() in {None, *(name for _, name in socket.if_nameindex())} - {"lo"}
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert distributed.interface() is None
+    assert processes.interface() is None
 
 
 def test_slots_that_were_made_to_fit_may_differ_between_ranks_but_not_those_asked_for():
     fitted, asked = (read_settings(["--out", "here", *flags]) for flags in ([], ["--slots", "8"]))
-    assert "slots" not in distributed.stamp(fitted) and distributed.stamp(asked)["slots"] == "8"
+    assert "slots" not in processes.stamp(fitted) and processes.stamp(asked)["slots"] == "8"
 
 
 def test_the_code_that_nodes_compare_is_that_of_every_folder_and_without_comments(tmp_path):
@@ -186,14 +186,14 @@ def test_the_code_that_nodes_compare_is_that_of_every_folder_and_without_comment
     (tmp_path / "plumbing" / "run").mkdir(parents=True)
     for text in ("x = 1\n", "# why\n\nx = 1  # here\n", "x = 2\n"):
         (tmp_path / "plumbing" / "run" / "planted.py").write_text(text)
-        digests.append(distributed.code_digest(tmp_path))
+        digests.append(processes.code_digest(tmp_path))
     assert digests[0] == digests[1] != digests[2]
 
 
 def test_a_rank_with_other_flags_versions_or_code_is_named_with_them_but_paths_may_differ(rank):
-    one = distributed.stamp(read_settings(["--out", "here"]))
-    rank.compare([(one, True, "here"), (distributed.stamp(read_settings(["--out", "/there"])), True, "/there")])
-    other = distributed.stamp(read_settings(["--temperature", "0.5"]))
+    one = processes.stamp(read_settings(["--out", "here"]))
+    rank.compare([(one, True, "here"), (processes.stamp(read_settings(["--out", "/there"])), True, "/there")])
+    other = processes.stamp(read_settings(["--temperature", "0.5"]))
     with pytest.raises(OSError, match="generator rank 1 was started with temperature 0.5 instead of 1.0: expected"):
         rank.compare([(one, True, "here"), (other, True, "here")])
     with pytest.raises(OSError, match="with code .* torch 1.0 instead of "):

@@ -1,4 +1,4 @@
-"""Claims about plumbing/run_folder.py: broken checkpoints and log lines, as a crash or a full disk leaves them."""
+"""Claims about plumbing/run/folder.py: broken checkpoints and log lines, as a crash or a full disk leaves them."""
 
 import json
 import os
@@ -12,9 +12,10 @@ from test_train import elsewhere, refused, start  # noqa: F401
 
 import fit
 import train
-from plumbing import logs, run_folder
-from plumbing.distributed import Processes
-from plumbing.run_folder import finished, pick
+from plumbing import logs
+from plumbing.run import folder as run_folder
+from plumbing.run.folder import finished, pick
+from plumbing.run.processes import Processes
 from plumbing.run_log import append
 from plumbing.settings import read_settings, restored
 

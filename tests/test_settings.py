@@ -16,8 +16,9 @@ from transformers import AutoConfig
 import data
 import loss
 import vllm_rollout
-from plumbing import build, distributed, sizing
+from plumbing import build, sizing
 from plumbing.build import make_generator, make_scorer, provenance
+from plumbing.run import processes
 from plumbing.settings import FIELDS, known_flags, read_settings
 from plumbing.typed import option
 from recipes import EMBEDDED
@@ -325,7 +326,7 @@ def test_where_no_slot_fits_the_way_out_is_named():
 def test_ranks_on_one_gpu_or_without_a_gpu_on_one_machine_share_its_memory(monkeypatch, gpus, rank, world, expected):
     seen = [*gpus] if isinstance(gpus, str) else [str(rank % gpus) for rank in range(world)] if gpus else []
     gpus = 1 if isinstance(gpus, str) else gpus
-    monkeypatch.setattr(distributed, "uuids", lambda: seen)
+    monkeypatch.setattr(processes, "uuids", lambda: seen)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 + device, 2000))
     for name, value in {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": rank, "LOCAL_RANK": rank}.items():
@@ -366,7 +367,7 @@ def test_the_heads_chunk_takes_no_more_memory_than_a_layer_does(monkeypatch):
 def test_vllm_leaves_room_for_the_processes_that_have_the_same_gpu(monkeypatch, uuids, sharing):
     on_gpus(monkeypatch, 8)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # each process sees one
-    monkeypatch.setattr(distributed, "uuids", lambda: [*uuids])
+    monkeypatch.setattr(processes, "uuids", lambda: [*uuids])
     monkeypatch.setattr(vllm_rollout, "VLLMGenerator", lambda *_, **settings: settings["sharing"])
     assert build.make("vllm", "M", None, device=None, dtype=None) == sharing
 
@@ -374,9 +375,9 @@ def test_vllm_leaves_room_for_the_processes_that_have_the_same_gpu(monkeypatch, 
 def test_a_trainer_is_checked_where_each_process_sees_only_its_own_gpu(monkeypatch):
     args = on_gpus(monkeypatch, 8)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # as under Slurm
-    monkeypatch.setattr(distributed, "uuids", lambda: [*"abcdefgh"])
+    monkeypatch.setattr(processes, "uuids", lambda: [*"abcdefgh"])
     assert "--trainers 3 instead of 2" in sizing.fit_trainers(args, QWEN3_8B)
-    monkeypatch.setattr(distributed, "uuids", lambda: [*"aabbccdd"])  # two on each: sizing.fit_slots counts them
+    monkeypatch.setattr(processes, "uuids", lambda: [*"aabbccdd"])  # two on each: sizing.fit_slots counts them
     assert sizing.fit_trainers(args, QWEN3_8B) == ""
 
 

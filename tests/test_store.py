@@ -11,9 +11,9 @@ import torch.distributed as dist
 from test_pipeline import answer, fakes, fresh, prompt, quiet, requests, rollouts, turns, verdict  # noqa: F401
 
 import pipeline
-from plumbing import store
-from plumbing.store import Interrupted, Store
-from plumbing.virtual import Memory
+from plumbing.run import store
+from plumbing.run.store import Interrupted, Store
+from plumbing.run.virtual import Memory
 
 
 @pytest.fixture(scope="module")

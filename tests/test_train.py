@@ -31,8 +31,9 @@ import loss
 import precision
 import sft
 import train
-from plumbing import build, run_folder, run_log, sources
-from plumbing.run_folder import finished
+from plumbing import build, run_log, sources
+from plumbing.run import folder as run_folder
+from plumbing.run.folder import finished
 from plumbing.settings import read_settings
 
 ROOT = Path(train.__file__).parent

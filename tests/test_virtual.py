@@ -15,8 +15,10 @@ from conftest import read_rows, write_rows
 
 import rollout
 import train
-from plumbing import costs, logs, run_folder, settings
-from plumbing.virtual import Events, InOneProcess
+from plumbing import logs, settings
+from plumbing.run import costs
+from plumbing.run import folder as run_folder
+from plumbing.run.virtual import Events, InOneProcess
 
 # --- Clock, store, weights -------------------------------------------------------------------------------------------
 

@@ -142,7 +142,8 @@ def metered(meter, trainers):
 def main(folder, trainers, tokens):
     import loss
     import precision
-    from plumbing import checkpoints, distributed, sizing
+    from plumbing import sizing
+    from plumbing.run import checkpoints, processes
 
     meter = Meter()
     peaks = {}
@@ -175,7 +176,7 @@ def main(folder, trainers, tokens):
         tensors = (tensor for _, tensor in precision.full_tensors(policy))
         named = dict(policy.model.named_parameters())
         group = SimpleNamespace(broadcast=lambda *_: SimpleNamespace(wait=lambda: None), rank=lambda: 0)
-        distributed.broadcast_weights(distributed.layout_of(named, policy.dtype), tensors, group, place["device"])
+        processes.broadcast_weights(processes.layout_of(named, policy.dtype), tensors, group, place["device"])
         peaks["publish"] = meter.take()
     print(json.dumps({"parameters": sum(p.numel() for p in policy.parameters()), **peaks}))
 

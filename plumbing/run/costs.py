@@ -14,7 +14,7 @@ Test: pytest tests/test_virtual.py
 from pathlib import Path
 from typing import NamedTuple
 
-from plumbing import run_folder
+from plumbing.run import folder as run_folder
 
 # Columns of a measured log.
 NEEDED = ("seconds_generate", "seconds_train", "seconds_publish", "tokens", "length_max", "micro_batches", "padded")

@@ -1,6 +1,6 @@
 """Starting and ending processes: torchrun, its environment, and the signals that end a run.
 
-Run by settings.py, distributed.py and train.py. Test: pytest tests/test_restarts.py
+Run by settings.py, processes.py and train.py. Test: pytest tests/test_restarts.py
 """
 
 import os

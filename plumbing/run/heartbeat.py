@@ -13,7 +13,7 @@ thread ends the process.
 
 Deviation: none known; the paper does not speak of processes.
 
-Run by distributed.py. Test: pytest tests/test_faults.py
+Run by processes.py. Test: pytest tests/test_faults.py
 """
 
 import ipaddress

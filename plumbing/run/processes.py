@@ -34,10 +34,11 @@ import transformers
 from torch.distributed.device_mesh import DeviceMesh
 
 from pipeline import RequestQueue
-from plumbing import heartbeat, run_folder
-from plumbing.launch import end_launcher, handled, threads, torchrun
+from plumbing.run import folder as run_folder
+from plumbing.run import heartbeat
+from plumbing.run.launch import end_launcher, handled, threads, torchrun
+from plumbing.run.store import LONGEST_POLL, POLL, SLOWER, Interrupted, Store
 from plumbing.screen import Unbroken
-from plumbing.store import LONGEST_POLL, POLL, SLOWER, Interrupted, Store
 from verify import sandbox
 
 STORES: list = []  # kept open: rank 0 serves the others

@@ -32,12 +32,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from pipeline import RequestQueue
-from plumbing import run_folder
-from plumbing.distributed import Processes
-from plumbing.heartbeat import Heartbeat
-from plumbing.launch import handled
+from plumbing.run import folder as run_folder
+from plumbing.run.heartbeat import Heartbeat
+from plumbing.run.launch import handled
+from plumbing.run.processes import Processes
+from plumbing.run.store import Interrupted, Store
 from plumbing.run_log import TICKS
-from plumbing.store import Interrupted, Store
 
 
 def ticks(seconds):

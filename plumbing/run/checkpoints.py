@@ -6,7 +6,7 @@
       state/                          what any number of trainers can resume from: fp32 weights and AdamW's moments
                                       (torch.distributed.checkpoint, each rank writes its shards); run.json: counters
 
-run_folder.py tells whole checkpoints from broken ones.
+folder.py tells whole checkpoints from broken ones.
 
 Deviation: none known; the paper does not describe its checkpoints.
 
@@ -32,7 +32,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 import precision
 from plumbing import experts
-from plumbing.run_folder import CONTENTS, STATE, checksum, finished, step
+from plumbing.run.folder import CONTENTS, STATE, checksum, finished, step
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ Deviation: none known beyond those of the modules.
 
 import sys
 
-from plumbing.settings import read_settings
+from plumbing.setup.settings import read_settings
 
 if __name__ == "__main__":  # --help and wrong flags answer before the imports below, which take seconds
     SETTINGS = read_settings(sys.argv[1:])
@@ -34,13 +34,14 @@ import loss
 import precision
 import reward
 from pipeline import RolloutQueue
-from plumbing import batches, build, evaluation, experts, run_log, sizing
-from plumbing.plan import show_plan
+from plumbing import batches, experts, run_log
 from plumbing.run import checkpoints
 from plumbing.run import folder as run_folder
 from plumbing.run.launch import alone, launch, torchrun
 from plumbing.run.processes import Processes, layout_of, lead, serve
 from plumbing.run.virtual import InOneProcess
+from plumbing.setup import build, evaluation, sizing
+from plumbing.setup.plan import show_plan
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 

@@ -36,7 +36,7 @@ from lab import figures, statistics
 from lab.settings import TABLES, kept_groups, make_inputs
 from plumbing.run import folder as run_folder
 from plumbing.run.processes import code_digest
-from plumbing.settings import FIELDS, known_flags, read_settings
+from plumbing.setup.settings import FIELDS, known_flags, read_settings
 from recipes import RECIPES
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -27,7 +27,7 @@ import loss
 import pipeline
 import precision
 from plumbing import batches, sources
-from plumbing.build import make
+from plumbing.setup.build import make
 
 SPREADS = (1.0, 4.0, 8.0)  # std of the logits, nats: from nearly uniform to a mean top-1 probability near 0.6
 HEADS = {False: "bf16", True: "fp32"}

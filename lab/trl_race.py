@@ -54,7 +54,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import rollout
-from plumbing import evaluation, sources
+from plumbing import sources
+from plumbing.setup import evaluation
 from verify.scorer import Scorer
 
 
@@ -129,7 +130,7 @@ def environment(folder, trl):
 
 def main_job():
     """{name: value} of train.py's flags when none is given."""
-    from plumbing.settings import read_settings
+    from plumbing.setup.settings import read_settings
 
     return vars(read_settings([]))
 

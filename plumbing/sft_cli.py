@@ -12,9 +12,10 @@ from transformers import AutoTokenizer
 import reward
 import rollout
 import sft
-from plumbing import evaluation, sources
-from plumbing.settings import BASES
-from plumbing.typed import Parser
+from plumbing import sources
+from plumbing.setup import evaluation
+from plumbing.setup.settings import BASES
+from plumbing.setup.typed import Parser
 from verify.scorer import Scorer
 
 

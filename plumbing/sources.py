@@ -43,7 +43,7 @@ import data
 from data import Row, malformed
 from plumbing import references
 from plumbing.run import store
-from plumbing.typed import beside, is_path
+from plumbing.setup.typed import beside, is_path
 from verify.graders import TASKS
 from verify.programs import read_tests
 

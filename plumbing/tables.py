@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 import fit
-from plumbing.typed import beside
+from plumbing.setup.typed import beside
 
 MISSING = {"", "-", "None", "none", "NULL", "null", "NA", "N/A", "n/a"}  # cells without a value
 COUNTERS = "iter(?:ation)?s?|updates?|rollout(?:_id|_step)?|batch|generation"  # names that count steps

@@ -8,7 +8,7 @@ from test_train import elsewhere  # noqa: F401
 import loss
 import pipeline
 import train
-from plumbing.settings import known_flags, read_settings
+from plumbing.setup.settings import known_flags, read_settings
 
 pytestmark = pytest.mark.usefixtures("losses_as_before")
 

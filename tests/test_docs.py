@@ -14,7 +14,7 @@ from conftest import defined
 import loss
 import train
 from course.checks.catalogue import EXERCISES
-from plumbing.settings import read_settings
+from plumbing.setup.settings import read_settings
 
 EXERCISE_NAMES = {exercise.name for exercise in EXERCISES}
 ROOT = Path(__file__).parent.parent

@@ -12,9 +12,10 @@ import loss
 import precision
 import sft
 import train
-from plumbing import batches, build, experts, sizing
+from plumbing import batches, experts
 from plumbing.run.store import MAX_BYTES
-from plumbing.settings import read_settings
+from plumbing.setup import build, sizing
+from plumbing.setup.settings import read_settings
 from rollout import TorchGenerator
 
 EXPERTS, CHOSEN = 8, 2  # of a layer; of them, by a token

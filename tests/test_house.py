@@ -12,7 +12,7 @@ import pytest
 from conftest import code_lines
 from test_docstrings import modules_with_examples
 
-from plumbing import build
+from plumbing.setup import build
 
 ROOT = Path(__file__).parent.parent
 SEVEN = {"loss", "pipeline", "rollout", "reward", "precision", "fit", "train"}  # components of the paper

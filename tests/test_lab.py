@@ -18,7 +18,7 @@ from scipy.stats import ttest_rel
 import recipes
 import train
 from lab import compare, figures, settings, statistics
-from plumbing.settings import read_settings
+from plumbing.setup.settings import read_settings
 
 ROOT = Path(__file__).parent.parent
 QUICK = (

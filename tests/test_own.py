@@ -13,7 +13,7 @@ import reward
 import train
 from data import Prompt
 from plumbing import sources
-from plumbing.settings import read_settings
+from plumbing.setup.settings import read_settings
 from verify import own
 from verify.graders import OWN
 from verify.scorer import Scorer

@@ -1,4 +1,4 @@
-"""Claims about a loss of one's own (plumbing/own_loss.py, --loss FILE.py:FUNCTION)."""
+"""Claims about a loss of one's own (plumbing/setup/own_loss.py, --loss FILE.py:FUNCTION)."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from test_train import elsewhere, refused  # noqa: F401
 
 import loss
 import train
-from plumbing.settings import read_settings
+from plumbing.setup.settings import read_settings
 
 pytestmark = pytest.mark.usefixtures("losses_as_before")
 

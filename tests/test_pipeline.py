@@ -25,11 +25,12 @@ import pipeline
 import train
 from data import Curriculum, Prompt
 from pipeline import Request, RequestQueue, Rollout, RolloutQueue
-from plumbing import batches, build, evaluation
+from plumbing import batches
 from plumbing.run.heartbeat import Lost
 from plumbing.run.processes import broadcast_weights, layout_of
 from plumbing.run.store import POLL, Interrupted, Store
 from plumbing.run.virtual import Events, Memory
+from plumbing.setup import build, evaluation
 from rollout import Generator
 from verify.scorer import Score
 

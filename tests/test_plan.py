@@ -1,4 +1,4 @@
-"""Claims about plumbing/plan.py, train.py --plan: what a run needs, by a model and from its config alone."""
+"""Claims about plumbing/setup/plan.py, train.py --plan: what a run needs, by a model and from its config alone."""
 
 import re
 
@@ -7,8 +7,8 @@ from test_settings import QWEN3, QWEN3_8B
 from test_train import ROOT
 
 import train
-from plumbing import plan, sizing
-from plumbing.settings import read_settings
+from plumbing.setup import plan, sizing
+from plumbing.setup.settings import read_settings
 
 LARGE = QWEN3_8B.to_dict() | dict(max_position_embeddings=40960, layer_types=None)
 MANY = LARGE | dict(hidden_size=5120, intermediate_size=25600, num_hidden_layers=64, num_attention_heads=64)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from conftest import code_lines, defined
 
-from plumbing import settings
+from plumbing.setup import settings
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()

@@ -16,7 +16,7 @@ from plumbing.run import heartbeat, launch, processes
 from plumbing.run.folder import finished
 from plumbing.run.heartbeat import Heartbeat
 from plumbing.run.processes import Processes
-from plumbing.settings import read_settings
+from plumbing.setup.settings import read_settings
 
 # --- torchrun's --max-restarts ---------------------------------------------------------------------------------------
 

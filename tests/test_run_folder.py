@@ -17,7 +17,7 @@ from plumbing.run import folder as run_folder
 from plumbing.run.folder import finished, pick
 from plumbing.run.processes import Processes
 from plumbing.run_log import append
-from plumbing.settings import read_settings, restored
+from plumbing.setup.settings import read_settings, restored
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
 

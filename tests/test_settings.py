@@ -1,4 +1,4 @@
-"""Claims about plumbing/settings.py, build.py, sizing.py: the values in force, what is made of them or refused."""
+"""Claims about plumbing/setup/settings.py, build.py, sizing.py: the values in force, what is made of them or refused."""
 
 import json
 import subprocess
@@ -16,11 +16,11 @@ from transformers import AutoConfig
 import data
 import loss
 import vllm_rollout
-from plumbing import build, sizing
-from plumbing.build import make_generator, make_scorer, provenance
 from plumbing.run import processes
-from plumbing.settings import FIELDS, known_flags, read_settings
-from plumbing.typed import option
+from plumbing.setup import build, sizing
+from plumbing.setup.build import make_generator, make_scorer, provenance
+from plumbing.setup.settings import FIELDS, known_flags, read_settings
+from plumbing.setup.typed import option
 from recipes import EMBEDDED
 from verify import sandbox
 
@@ -419,5 +419,5 @@ def test_a_wrong_flag_is_refused_without_slow_imports_and_without_prompts():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     modules = set(done.stdout.splitlines()[-1].split())
-    assert "plumbing.settings" in modules
+    assert "plumbing.setup.settings" in modules
     assert not modules & {"transformers", "matplotlib", "datasets", "torch.distributed.fsdp"}

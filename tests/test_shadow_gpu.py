@@ -16,7 +16,7 @@ import torch
 from conftest import read_rows
 from test_settings import QWEN3_8B
 
-from plumbing import sizing
+from plumbing.setup import sizing
 
 pytestmark = pytest.mark.processes
 HERE = Path(__file__).parent / "shadow"

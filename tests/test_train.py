@@ -31,10 +31,11 @@ import loss
 import precision
 import sft
 import train
-from plumbing import build, run_log, sources
+from plumbing import run_log, sources
 from plumbing.run import folder as run_folder
 from plumbing.run.folder import finished
-from plumbing.settings import read_settings
+from plumbing.setup import build
+from plumbing.setup.settings import read_settings
 
 ROOT = Path(train.__file__).parent
 BASE = ROOT / "base"

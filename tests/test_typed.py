@@ -1,4 +1,4 @@
-"""Claims about plumbing/typed.py: what is misspelt or not there is named with what is, before anything is started."""
+"""Claims about plumbing/setup/typed.py: what is misspelt or not there is named with what is, before anything is started."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from test_train import elsewhere, refused  # noqa: F401
 from transformers import AutoConfig
 
-from plumbing import typed
+from plumbing.setup import typed
 
 PARSER = typed.Parser(prog="it")
 PARSER.add_argument("--eval-every", type=int)

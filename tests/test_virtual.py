@@ -15,10 +15,11 @@ from conftest import read_rows, write_rows
 
 import rollout
 import train
-from plumbing import logs, settings
+from plumbing import logs
 from plumbing.run import costs
 from plumbing.run import folder as run_folder
 from plumbing.run.virtual import Events, InOneProcess
+from plumbing.setup import settings
 
 # --- Clock, store, weights -------------------------------------------------------------------------------------------
 

@@ -142,8 +142,8 @@ def metered(meter, trainers):
 def main(folder, trainers, tokens):
     import loss
     import precision
-    from plumbing import sizing
     from plumbing.run import checkpoints, processes
+    from plumbing.setup import sizing
 
     meter = Meter()
     peaks = {}

@@ -23,13 +23,14 @@ import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import experts, references, sizing, sources
+from plumbing import experts, references, sources
 from plumbing.run import checkpoints
 from plumbing.run import folder as run_folder
 from plumbing.run.launch import alone, refuse, torchrun
 from plumbing.run.processes import sharing
-from plumbing.settings import ROOT
-from plumbing.typed import beside, check_model
+from plumbing.setup import sizing
+from plumbing.setup.settings import ROOT
+from plumbing.setup.typed import beside, check_model
 from verify import own, sandbox, scorer
 
 

@@ -24,7 +24,7 @@ import torch
 from pipeline import OFF_POLICY
 from plumbing.run.costs import Costs
 from plumbing.run.launch import refuse, world_size
-from plumbing.typed import check_model
+from plumbing.setup.typed import check_model
 
 MFU = 0.4  # Llama 3 was trained at 0.38 to 0.43 (arXiv 2407.21783, Table 4)
 MBU = 0.6  # assumed: the lower end of what tuned decoders are said to reach
@@ -72,7 +72,8 @@ def fleet(text):
 
 def roofline(args, config, count, rows):
     """The Costs of a model with `count` parameters on the GPUs of --plan, where a generator decodes so many rows."""
-    from plumbing import experts, sizing  # here, since it loads transformers
+    from plumbing import experts  # here, since it loads transformers
+    from plumbing.setup import sizing  # here, since it loads transformers
 
     itemsize = getattr(torch, args.dtype).itemsize
     width, inner, heads, _ = sizing.layer_widths(config)
@@ -106,7 +107,7 @@ def decoding(args, config, count, slots, completions):
 
 def generator_memory(args, config, count):
     """(bytes of a generator, its slots). Raises ValueError where vLLM would not start."""
-    from plumbing import sizing
+    from plumbing.setup import sizing
 
     itemsize = getattr(torch, args.dtype).itemsize
     fixed, slot = sizing.generator_bytes(args, config, count, itemsize)
@@ -123,7 +124,7 @@ def generator_memory(args, config, count):
 
 def lines(args, config):
     """What --plan prints. Makes lengths, trainers and slots fit. Raises ValueError for what cannot fit."""
-    from plumbing import sizing
+    from plumbing.setup import sizing
 
     said = sizing.fit(args, config, len(args.interrupt_phrase) // 4)  # about four letters are a token
     (gpus, name, device), count = args.plan, sizing.parameters(config)

@@ -27,7 +27,7 @@ import precision
 from plumbing import experts
 from plumbing.run.launch import torchrun, world_size
 from plumbing.run.processes import gpus_of_ranks, sharing
-from plumbing.typed import as_given, option
+from plumbing.setup.typed import as_given, option
 from recipes import PAPER
 from rollout import PREFILL_AHEAD, PREFILL_TOKENS
 

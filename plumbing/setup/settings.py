@@ -22,11 +22,12 @@ import torch
 import data
 from loss import AGGREGATIONS, LOSSES, NORMALISATIONS
 from pipeline import OFF_POLICY, publishes
-from plumbing import own_loss, plan, sources
+from plumbing import sources
 from plumbing.run import costs
 from plumbing.run import folder as run_folder
 from plumbing.run.launch import end_launcher, refuse, restarts, torchrun, world_size
-from plumbing.typed import Parser, as_given, option
+from plumbing.setup import own_loss, plan
+from plumbing.setup.typed import Parser, as_given, option
 from recipes import EMBEDDED, PAPER, RECIPES, TINY
 from reward import THINK_END
 

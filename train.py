@@ -34,7 +34,7 @@ import loss
 import precision
 import reward
 from pipeline import RolloutQueue
-from plumbing import batches, experts, run_log
+from plumbing import batches, experts
 from plumbing.run import checkpoints
 from plumbing.run import folder as run_folder
 from plumbing.run.launch import alone, launch, torchrun
@@ -42,6 +42,7 @@ from plumbing.run.processes import Processes, layout_of, lead, serve
 from plumbing.run.virtual import InOneProcess
 from plumbing.setup import build, evaluation, sizing
 from plumbing.setup.plan import show_plan
+from plumbing.watch import run_log
 
 SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.jsonl
 

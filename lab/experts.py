@@ -24,8 +24,8 @@ import sft
 import train
 from plumbing import experts, figures
 from plumbing.run import folder as run_folder
-from plumbing.run_log import append
 from plumbing.setup import settings
+from plumbing.watch.run_log import append
 
 ROOT = Path(__file__).resolve().parent.parent
 DENSE, EXPERTS, WIDE = "dense", "8 experts, same active parameters", "dense, same parameters in all"

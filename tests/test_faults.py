@@ -24,12 +24,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from plumbing import run_log, sources
+from plumbing import sources
 from plumbing.run import checkpoints
 from plumbing.run import folder as run_folder
 from plumbing.run.processes import Processes
 from plumbing.setup import build
 from plumbing.setup.settings import read_settings
+from plumbing.watch import run_log
 from verify import sandbox
 from verify.workers import grade_code
 

@@ -218,7 +218,7 @@ def test_hand_ins_are_found_as_moodle_and_canvas_name_them(tmp_path):
     archived(moodle / "handin.zip", **{"loss.py": solutions()["loss.py"], "commit": "abc\n"})
     archived(
         tmp_path / "bohrniels_LATE_55_66_handin-1.zip",
-        **{"class/plumbing/run_log.py": solutions()["plumbing/run_log.py"], "commit": "other"},
+        **{"class/plumbing/watch/run_log.py": solutions()["plumbing/watch/run_log.py"], "commit": "other"},
     )
     (tmp_path / "curie_1_2_handin.zip").write_bytes(b"no zip")
     for name in ("noether_3_4_loss.py", "grades.csv", ".DS_Store"):
@@ -226,7 +226,7 @@ def test_hand_ins_are_found_as_moodle_and_canvas_name_them(tmp_path):
     (tmp_path / "zoe_7_8_handin.zip").symlink_to(moodle / "handin.zip")
     os.mkfifo(tmp_path / "pipe.zip")
     warned = {  # student -> whether late, what is graded, what a warning says
-        "Ada Lovelace": (False, ["ratio"], "not handed in: plumbing/run_log.py"),
+        "Ada Lovelace": (False, ["ratio"], "not handed in: plumbing/watch/run_log.py"),
         "bohrniels": (True, ["clock"], "started from another commit: other instead of abc"),
         "curie": (False, [], "no file of the course found"),
         "noether": (False, [], "neither a folder nor a .zip"),

@@ -1,10 +1,10 @@
-"""Claims about plumbing/monitor.py: what rows of the log it warns of, and which end a run."""
+"""Claims about plumbing/watch/monitor.py: what rows of the log it warns of, and which end a run."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from plumbing.monitor import Monitor
+from plumbing.watch.monitor import Monitor
 
 STEP = dict(kind="step", gradient_norm=1.0, pass_rate=0.25, truncated=0.0, skipped=False, prompts=[0] * 20, failures=[])
 STEP |= dict(failed_groups=0, decode_seconds={1: 0.1}, length_max=100, timed_out=0)

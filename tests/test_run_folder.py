@@ -16,8 +16,8 @@ from plumbing import logs
 from plumbing.run import folder as run_folder
 from plumbing.run.folder import finished, pick
 from plumbing.run.processes import Processes
-from plumbing.run_log import append
 from plumbing.setup.settings import read_settings, restored
+from plumbing.watch.run_log import append
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Claims about plumbing/run_log.py: the clock C of Eq. 1, what a row adds up and says of the time, how a log ends."""
+"""Claims about plumbing/watch/run_log.py: the clock C of Eq. 1, what a row adds up and says of the time, how a log ends."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import read_rows
 
-from plumbing.run_log import Clock, RunLog, append
+from plumbing.watch.run_log import Clock, RunLog, append
 
 
 def test_eq1_the_clock_counts_devices_and_leaves_out_what_is_paused():

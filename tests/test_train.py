@@ -31,11 +31,12 @@ import loss
 import precision
 import sft
 import train
-from plumbing import run_log, sources
+from plumbing import sources
 from plumbing.run import folder as run_folder
 from plumbing.run.folder import finished
 from plumbing.setup import build
 from plumbing.setup.settings import read_settings
+from plumbing.watch import run_log
 
 ROOT = Path(train.__file__).parent
 BASE = ROOT / "base"

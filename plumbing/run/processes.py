@@ -38,7 +38,7 @@ from plumbing.run import folder as run_folder
 from plumbing.run import heartbeat
 from plumbing.run.launch import end_launcher, handled, threads, torchrun
 from plumbing.run.store import LONGEST_POLL, POLL, SLOWER, Interrupted, Store
-from plumbing.screen import Unbroken
+from plumbing.watch.screen import Unbroken
 from verify import sandbox
 
 STORES: list = []  # kept open: rank 0 serves the others

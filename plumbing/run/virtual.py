@@ -37,7 +37,7 @@ from plumbing.run.heartbeat import Heartbeat
 from plumbing.run.launch import handled
 from plumbing.run.processes import Processes
 from plumbing.run.store import Interrupted, Store
-from plumbing.run_log import TICKS
+from plumbing.watch.run_log import TICKS
 
 
 def ticks(seconds):

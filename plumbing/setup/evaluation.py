@@ -18,12 +18,13 @@ import torch.distributed as dist
 import precision
 import reward
 from pipeline import Request, RequestQueue
-from plumbing import batches, screen
+from plumbing import batches
 from plumbing.run.launch import threads, torchrun
 from plumbing.run.processes import device
 from plumbing.run.store import POLL
-from plumbing.run_log import append
 from plumbing.setup.build import make_generator, make_scorer
+from plumbing.watch import screen
+from plumbing.watch.run_log import append
 
 TURNS = 0.2  # seconds that the first trainer decodes between two looks at what the generators have finished
 

@@ -18,9 +18,9 @@ from collections import Counter
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from plumbing.monitor import Monitor
 from plumbing.run import folder as run_folder
-from plumbing.screen import MINUTE, Screen, progress
+from plumbing.watch.monitor import Monitor
+from plumbing.watch.screen import MINUTE, Screen, progress
 
 TICKS = 2.0**24  # per second; virtual times are multiples of one, so that sums of times are exact, in whatever parts
 WRITTEN = ("log.jsonl", "completions.jsonl", "scaling.png", "run.png")  # beside checkpoints

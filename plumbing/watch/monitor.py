@@ -11,7 +11,7 @@ import math
 import statistics
 from collections import deque
 
-from plumbing.screen import counted
+from plumbing.watch.screen import counted
 
 TRUNCATION = 0.1  # A.15
 TRUNCATED_STEPS = 10  # steps whose shares of truncated completions are averaged

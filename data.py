@@ -7,7 +7,7 @@ a later epoch).
     Curriculum.next(n) -> the next n prompts, from every source its share
     Curriculum.update_history(i, pass_rate) records the pass rate of prompt i in the history
 
-Files and data sets are read by plumbing/sources.py. The embedded tasks:
+Files and data sets are read by plumbing/prompts/sources.py. The embedded tasks:
   arithmetic  "7+5-3+9=" -> "18", 3 to 18 one-digit operands, of which SFT has shown 3 to 12 (sft.py). A fixed hash of
               the text reserves one text in HELD_OUT for validation, so neither SFT nor RL can meet a validation prompt,
               whatever their seeds.

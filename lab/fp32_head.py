@@ -26,7 +26,8 @@ import data
 import loss
 import pipeline
 import precision
-from plumbing import batches, sources
+from plumbing import batches
+from plumbing.prompts import sources
 from plumbing.setup.build import make
 
 SPREADS = (1.0, 4.0, 8.0)  # std of the logits, nats: from nearly uniform to a mean top-1 probability near 0.6

@@ -54,7 +54,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 import rollout
-from plumbing import sources
+from plumbing.prompts import sources
 from plumbing.setup import evaluation
 from verify.scorer import Scorer
 

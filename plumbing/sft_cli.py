@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 import reward
 import rollout
 import sft
-from plumbing import sources
+from plumbing.prompts import sources
 from plumbing.setup import evaluation
 from plumbing.setup.settings import BASES
 from plumbing.setup.typed import Parser

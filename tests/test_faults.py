@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from plumbing import sources
+from plumbing.prompts import sources
 from plumbing.run import checkpoints
 from plumbing.run import folder as run_folder
 from plumbing.run.processes import Processes

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import pipeline
 import precision
 import rollout
-from plumbing import sources
+from plumbing.prompts import sources
 
 if torch.cuda.is_available() and find_spec("vllm"):  # vLLM gets its weights within one GPU
     from test_vllm import (  # noqa: F401

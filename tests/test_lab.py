@@ -144,7 +144,7 @@ def test_the_settings_of_a_table_are_runs_that_train_py_takes_with_the_staleness
     table, monkeypatch, losses_as_before
 ):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr("plumbing.sources.anchored", lambda name: name)
+    monkeypatch.setattr("plumbing.prompts.sources.anchored", lambda name: name)
     for name, flags in settings.TABLES[table].items():
         args = compare.checked(compare.with_seed(flags.split(), 3), 3, Path("/none"))
         assert args.seed == 3 and args.steps // args.eval_every >= 10

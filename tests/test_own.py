@@ -12,7 +12,7 @@ import loss
 import reward
 import train
 from data import Prompt
-from plumbing import sources
+from plumbing.prompts import sources
 from plumbing.setup.settings import read_settings
 from verify import own
 from verify.graders import OWN

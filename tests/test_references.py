@@ -1,4 +1,4 @@
-"""Claims about plumbing/references.py: math references are reduced to their value, or refused with their row."""
+"""Claims about plumbing/prompts/references.py: math references are reduced to their value, or refused with their row."""
 
 import json
 import random
@@ -8,7 +8,7 @@ from conftest import refuses, write_rows
 from test_data import tokenizer  # noqa: F401
 
 import data
-from plumbing import references, sources
+from plumbing.prompts import references, sources
 
 RANDOM = random.Random(28)
 NOUNS = "apples dollars hours km square metres liters per minute people m² ft/s children Äpfel 元".split()

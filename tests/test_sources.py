@@ -1,4 +1,4 @@
-"""Claims about plumbing/sources.py: sources and their weights, rows and columns, files, folders, the hub."""
+"""Claims about plumbing/prompts/sources.py: sources and their weights, rows and columns, files, folders, the hub."""
 
 import base64
 import gzip
@@ -17,7 +17,7 @@ from conftest import rows as data_rows
 from test_data import CHARACTERS, TEMPLATE, character_tokenizer, indices, tokenizer  # noqa: F401
 
 import data
-from plumbing import sources
+from plumbing.prompts import sources
 from verify import programs
 
 CHAT = character_tokenizer(template=TEMPLATE, characters=string.printable + "′€")

@@ -31,7 +31,7 @@ import loss
 import precision
 import sft
 import train
-from plumbing import sources
+from plumbing.prompts import sources
 from plumbing.run import folder as run_folder
 from plumbing.run.folder import finished
 from plumbing.setup import build

@@ -255,7 +255,7 @@ SCRIPT = """
 import json, signal, sys
 from transformers import AutoTokenizer
 from pipeline import Request
-from plumbing import sources
+from plumbing.prompts import sources
 from test_rollout import finish
 from vllm_rollout import VLLMGenerator
 

@@ -23,7 +23,8 @@ import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import experts, references, sources
+from plumbing import experts
+from plumbing.prompts import references, sources
 from plumbing.run import checkpoints
 from plumbing.run import folder as run_folder
 from plumbing.run.launch import alone, refuse, torchrun

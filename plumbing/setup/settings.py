@@ -22,7 +22,7 @@ import torch
 import data
 from loss import AGGREGATIONS, LOSSES, NORMALISATIONS
 from pipeline import OFF_POLICY, publishes
-from plumbing import sources
+from plumbing.prompts import sources
 from plumbing.run import costs
 from plumbing.run import folder as run_folder
 from plumbing.run.launch import end_launcher, refuse, restarts, torchrun, world_size
@@ -125,7 +125,7 @@ class Settings:
 
     model: str = flag("folder or hub name of a Hugging Face causal LM (default: the embedded one, base)", FIXED)
     data: list[str] = flag(
-        "prompts: arithmetic, sorting, tiny, a JSONL file, or what `datasets` reads (plumbing/sources.py)",
+        "prompts: arithmetic, sorting, tiny, a JSONL file, or what `datasets` reads (plumbing/prompts/sources.py)",
         FIXED | EVALUATION,
         ("arithmetic",),
         metavar="NAME[:WEIGHT][:TASK]",

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 import pipeline  # noqa: E402
 import rollout  # noqa: E402
-from plumbing import sources  # noqa: E402
+from plumbing.prompts import sources  # noqa: E402
 
 TOKENIZER = AutoTokenizer.from_pretrained(ROOT / "base")
 PROMPTS = sources.load("arithmetic", TOKENIZER, budget=32, validation=8).validation

@@ -41,7 +41,7 @@ from typing import Any
 
 import data
 from data import Row, malformed
-from plumbing import references
+from plumbing.prompts import references
 from plumbing.run import store
 from plumbing.setup.typed import beside, is_path
 from verify.graders import TASKS

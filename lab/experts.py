@@ -22,7 +22,8 @@ import forecast
 import recipes
 import sft
 import train
-from plumbing import experts, figures
+from plumbing import experts
+from plumbing.curves import figures
 from plumbing.run import folder as run_folder
 from plumbing.setup import settings
 from plumbing.watch.run_log import append

@@ -16,7 +16,7 @@ from scipy.special import stdtrit
 
 from lab import statistics
 from lab.settings import RATES, STALENESS, kept_groups
-from plumbing.figures import COLOURS, RATE, called
+from plumbing.curves.figures import COLOURS, RATE, called
 
 ROOT = Path(__file__).resolve().parent.parent
 GREY = "#7F7F7F"

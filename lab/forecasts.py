@@ -43,7 +43,7 @@ from scipy.special import stdtrit
 
 import fit
 import forecast
-from plumbing import logs
+from plumbing.curves import logs
 
 ROOT = Path(__file__).resolve().parent.parent
 

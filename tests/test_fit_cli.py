@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 import fit
 import forecast
-from plumbing import figures, fit_cli, logs
+from plumbing.curves import cli, figures, logs
 from tests.test_fit import clean, run_of
 
 # ---- Files and the command line ----
@@ -59,14 +59,14 @@ def test_a_resumed_log_counts_each_step_once_and_only_what_led_to_its_end(tmp_pa
 def test_fig11_a_log_of_several_tasks_is_a_run_and_one_for_each_task_that_can_be_fitted(tmp_path):
     path = write_log(tmp_path / "log.jsonl", tasks=True)
     run = logs.read_run(path)._replace(start="10%")
-    whole, code, math = fit_cli.with_tasks(run, path)  # "easy" starts at 1: nothing is left to gain
+    whole, code, math = cli.with_tasks(run, path)  # "easy" starts at 1: nothing is left to gain
     assert (whole.run.reward == run.reward).all() and [law.run.start for law in (whole, code, math)] == ["10%"] * 3
     assert [code.run.name, math.run.name] == [f"{tmp_path.name} tasks.code", f"{tmp_path.name} tasks.math"]
     assert code.run.reward == pytest.approx(run.reward / 2) and math.run.reward == pytest.approx(0.9 * run.reward)
     # Half of a curve of Eq. 1 has the same C_mid and B, and half of its R_0 and A.
     assert code.A == pytest.approx(0.4, abs=0.02) and code.R_0 == pytest.approx(whole.R_0 / 2, abs=1e-3)
     single = write_log(tmp_path / "single.jsonl")
-    assert len(fit_cli.with_tasks(logs.read_run(single), single)) == 1
+    assert len(cli.with_tasks(logs.read_run(single), single)) == 1
 
 
 SIX = "".join(f"{n},{n / 20}\n" for n in range(6))
@@ -88,7 +88,7 @@ def test_command_ends_with_code_2_and_one_line_for_bad_input(tmp_path, capsys, r
     if rows:
         (tmp_path / "a.csv").write_text("hours,acc\n" + rows)
     with pytest.raises(SystemExit) as end:
-        fit_cli.main([str(tmp_path / "a.csv"), *flags])
+        cli.main([str(tmp_path / "a.csv"), *flags])
     error = capsys.readouterr().err
     assert end.value.code == 2 and message in error
     assert error.count("\n") == 1 and error.startswith("fit.py: ")
@@ -96,7 +96,7 @@ def test_command_ends_with_code_2_and_one_line_for_bad_input(tmp_path, capsys, r
 
 def test_a_figure_of_unknown_type_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
-        fit_cli.main([str(write_log(tmp_path / "log.jsonl")), "-o", str(tmp_path / "a.xyz")])
+        cli.main([str(write_log(tmp_path / "log.jsonl")), "-o", str(tmp_path / "a.xyz")])
     assert end.value.code == 2 and "Format 'xyz' is not supported" in capsys.readouterr().err
 
 
@@ -106,7 +106,7 @@ def test_command_prints_json_and_draws(tmp_path, capsys):
     flags = ["--compare", "--power-law", "--log-f", "--fit-from", "0.15", "--fit-to", "90%", "--json"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        fit_cli.main([one, two, *flags, "-o", str(figure)])
+        cli.main([one, two, *flags, "-o", str(figure)])
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)  # NaN and Infinity are no JSON
     first = found["runs"][0]
     assert first["A"] == pytest.approx(0.8, abs=0.02) and first["C_mid"] == pytest.approx(0.3, abs=0.02)
@@ -121,7 +121,7 @@ def test_command_prints_json_and_draws(tmp_path, capsys):
 def test_until_is_a_compute_or_a_multiple_of_the_shortest_run_for_forecasts_comparison_and_stop_rule(tmp_path, capsys):
     short, long = str(write_log(tmp_path / "a.jsonl")), str(write_log(tmp_path / "b.jsonl", points=28))
     for until in ("5.6", "4x"):  # the shortest ends at 1.4
-        fit_cli.main([short, long, "--until", until, "--compare", "--stop-rule", "--json"])
+        cli.main([short, long, "--until", until, "--compare", "--stop-rule", "--json"])
         found = json.loads(capsys.readouterr().out)
         assert [row["C"] for run in found["runs"] for row in run["forecasts"]] == pytest.approx([5.6, 5.6])
         assert "by the forecasts: at C = 5.6 it" in found["compare"]
@@ -131,7 +131,7 @@ def test_until_is_a_compute_or_a_multiple_of_the_shortest_run_for_forecasts_comp
 def test_the_figure_of_one_run_shows_what_is_ahead_its_A_and_what_its_first_half_met():
     run = run_of(noise=0.005)
     whole, half = forecast.forecast_run(run), forecast.forecast_run(run._replace(stop="50%"))
-    (*_, (ahead, ceiling)), (*_, (early,)) = fit_cli._panels([whole], [[half]], None, "")
+    (*_, (ahead, ceiling)), (*_, (early,)) = cli._panels([whole], [[half]], None, "")
     assert ahead.span == (5, 150, 300) and (ceiling.law(9.0), *ceiling.band(9.0)) == (whole.A, *whole.bands["A"])
     assert early.span == (5, 75, 150) and early.band(150.0) == half.band(150.0, 1)
     assert len(early.points[0]) == 30  # all that were measured but C = 0, which a logarithmic axis cannot show
@@ -178,7 +178,7 @@ def test_what_is_drawn_is_what_was_measured_and_fitted():
 
 def test_forecast_error_as_table_and_figure(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    fit_cli.main([str(write_log(tmp_path / "log.jsonl", points=30)), "--forecast-error", "-o=~/stop.svg"])
+    cli.main([str(write_log(tmp_path / "log.jsonl", points=30)), "--forecast-error", "-o=~/stop.svg"])
     *rows, written = capsys.readouterr().out.split("mean of the last 5\n")[1].splitlines()
     assert rows[0].split()[:2] == ["run", "share"]
     assert [row.split()[1] for row in rows[1:]] == ["0.2", "0.3", "0.5", "0.7"]
@@ -194,13 +194,13 @@ def test_a_page_has_the_columns_of_the_steps_that_led_to_the_end_of_a_run(tmp_pa
     assert found["staleness"] == [(2, 2.0), (1, 2.0)] and found["stalest"][0] == (2, 3)  # (0 x 10 + 3 x 20) / 30
     assert not found.keys() & {"entropy", "seconds"}  # nan in every row; an old log without the column
     write_log(tmp_path / "log.jsonl", rows)
-    fit_cli.main([str(tmp_path), "--page", "-o", str(tmp_path / "a.png")])
+    cli.main([str(tmp_path), "--page", "-o", str(tmp_path / "a.png")])
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_report_fits_draws_and_says_what_a_run_needs_to_know(tmp_path):
     log, figure = write_log(tmp_path / "log.jsonl", points=24), tmp_path / "scaling.png"
-    found, lines = fit_cli.report(log, figure)
+    found, lines = cli.report(log, figure)
     assert json.loads(json.dumps(found))["points"] == 22  # from 10 % of 1.4 on
     for word in ("  A  ", "  B  ", "  C_mid  ", "R at 2.8 device-hours", "from the first half"):
         assert word in "\n".join(lines)
@@ -209,7 +209,7 @@ def test_report_fits_draws_and_says_what_a_run_needs_to_know(tmp_path):
 
 
 def test_report_of_too_few_evaluations_is_a_line_and_no_figure(tmp_path):
-    found, lines = fit_cli.report(write_log(tmp_path / "log.jsonl", points=3), tmp_path / "scaling.png")
+    found, lines = cli.report(write_log(tmp_path / "log.jsonl", points=3), tmp_path / "scaling.png")
     assert found is None and len(lines) == 1 and lines[0].startswith("no fit: ")
     assert not (tmp_path / "scaling.png").exists()
 
@@ -217,7 +217,7 @@ def test_report_of_too_few_evaluations_is_a_line_and_no_figure(tmp_path):
 @pytest.mark.parametrize("rewards", [[0.0] * 9, [1.0] * 9])
 def test_report_survives_a_run_that_learned_nothing(tmp_path, rewards):
     rows = [{"kind": "eval", "step": i, "gpu_hours": 0.1 * i, "pass_rate": r} for i, r in enumerate(rewards)]
-    found, lines = fit_cli.report(write_log(tmp_path / "log.jsonl", rows), tmp_path / "scaling.png")
+    found, lines = cli.report(write_log(tmp_path / "log.jsonl", rows), tmp_path / "scaling.png")
     assert (found is None) == (rewards[0] == 1.0) and lines
 
 
@@ -227,7 +227,7 @@ def test_paper_figures(tmp_path, monkeypatch):
     monkeypatch.setitem(forecast.forecast_run.__kwdefaults__, "grid", ([0.64, 0.645], [10900.0, 11300.0]))
     drawn = {}
     monkeypatch.setattr(figures, "save", lambda path, title, panels: drawn.update({path.stem: (title, panels)}))
-    fit_cli.main(["--paper", "-o", str(tmp_path)])
+    cli.main(["--paper", "-o", str(tmp_path)])
     assert sorted(drawn) == [f"paper_{name}" for name in ("a4", "fig1", "fig3", "fig7", "sec5")]
     assert all(title.endswith("published fit, not data") for title, _ in drawn.values())
     (_, _, _, (bs2048,)), (_, _, _, (gain, scout)) = drawn["paper_fig1"][1]

@@ -79,7 +79,7 @@ def test_training_needs_neither_the_lab_nor_the_course():
 
 
 def test_no_concept_but_train_imports_a_command_line_or_figures():
-    command_lines = {name for name in MODULES if name.endswith("_cli") or name == "plumbing.figures"}
+    command_lines = {name for name in MODULES if name.endswith("_cli") or name == "plumbing.curves.figures"}
     assert not [name for name in PAPER - {"train"} if IMPORTS[name] & command_lines]
 
 

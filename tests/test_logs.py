@@ -1,4 +1,4 @@
-"""Claims about plumbing/tables.py, plumbing/logs.py and fit.py's command line on logs of any trainer."""
+"""Claims about plumbing/curves/tables.py, plumbing/curves/logs.py and fit.py's command line on logs of any trainer."""
 
 import gzip
 import json
@@ -10,7 +10,7 @@ from conftest import DATA, jsonl
 from conftest import rows as data_rows
 
 import fit
-from plumbing import fit_cli, logs
+from plumbing.curves import cli, logs
 
 C = [0, 1, 2, 3, 4, 6, 8, 12]
 R = [0.2, 0.26, 0.35, 0.43, 0.5, 0.6, 0.66, 0.72]
@@ -175,7 +175,7 @@ def test_rewards_of_another_scale_become_pass_rates(table, scale, rewards):
 
 
 def test_r0_from_the_command_line_is_exact(table, capsys):
-    fit_cli.main([str(table("step", "acc", rows=ROWS[1:])), "--r0", "0.19", "--fit-from", "0", "--json"])
+    cli.main([str(table("step", "acc", rows=ROWS[1:])), "--r0", "0.19", "--fit-from", "0", "--json"])
     found = json.loads(capsys.readouterr().out)["runs"][0]
     assert found["R_0"] == pytest.approx(0.19, abs=1e-9) and found["points"] == 7
 
@@ -203,7 +203,7 @@ BAD = {
 def test_a_file_that_is_no_log_ends_with_code_2_and_one_line(tmp_path, capsys, name):
     path = write(tmp_path / name, BAD[name]) if name in BAD else name
     with pytest.raises(SystemExit) as end:
-        fit_cli.main([str(path), "--reward", "acc", "--fit-from", "0", "-o", str(tmp_path / "a.png")])
+        cli.main([str(path), "--reward", "acc", "--fit-from", "0", "-o", str(tmp_path / "a.png")])
     out, error = capsys.readouterr()
     assert end.value.code == 2 and not out and not (tmp_path / "a.png").exists()
     assert error.startswith("fit.py: ") and error.count("\n") == 1

@@ -12,7 +12,7 @@ from test_train import elsewhere, refused, start  # noqa: F401
 
 import fit
 import train
-from plumbing import logs
+from plumbing.curves import logs
 from plumbing.run import folder as run_folder
 from plumbing.run.folder import finished, pick
 from plumbing.run.processes import Processes

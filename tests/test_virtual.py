@@ -15,7 +15,7 @@ from conftest import read_rows, write_rows
 
 import rollout
 import train
-from plumbing import logs
+from plumbing.curves import logs
 from plumbing.run import costs
 from plumbing.run import folder as run_folder
 from plumbing.run.virtual import Events, InOneProcess

@@ -198,13 +198,13 @@ class Figure:
 
 
 def draw(out):
-    """Draw run.png, if there is a step, and scaling.png, if a fit is possible; returns what `fit_cli.report` does."""
+    """Draw run.png, if there is a step, and scaling.png, if a fit is possible; returns what `cli.report` does."""
     from fit import BadInput  # here, since these load scipy and matplotlib
-    from plumbing import figures, fit_cli
+    from plumbing.curves import cli, figures
 
     with suppress(BadInput):
         figures.page(out / "log.jsonl", out / "run.png")
-    return fit_cli.report(out / "log.jsonl", out / "scaling.png")
+    return cli.report(out / "log.jsonl", out / "scaling.png")
 
 
 def append(path, row):

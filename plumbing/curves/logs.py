@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import fit
-from plumbing.tables import COUNTERS, read_table
+from plumbing.curves.tables import COUNTERS, read_table
 
 COMPUTE = (  # names without what stands before "/"; wandb's _step counts its own calls
     "gpu_hours",

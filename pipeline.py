@@ -143,7 +143,7 @@ class Rollout:
     text: str  # special tokens included, EOS excluded
     truncated: bool  # no EOS within the token budget
     interrupted: bool  # the interruption phrase was injected
-    experts: bytes = b""  # those that the generator's routers chose (plumbing/experts.py); empty for a dense model
+    experts: bytes = b""  # those that the generator's routers chose (experts.py); empty for a dense model
 
 
 @dataclass(frozen=True)

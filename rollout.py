@@ -47,8 +47,8 @@ import torch
 from jinja2 import TemplateError
 from transformers.cache_utils import Cache, DynamicCache
 
+from experts import Recorder
 from pipeline import Request, Rollout
-from plumbing.experts import Recorder
 from precision import as_factor, check_supported, forbid_tf32, head_logits
 from reward import THINK_END
 

@@ -29,12 +29,13 @@ import torch
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+import batches
 import data
+import experts
 import loss
 import precision
 import reward
 from pipeline import RolloutQueue
-from plumbing import batches, experts
 from plumbing.run import checkpoints
 from plumbing.run import folder as run_folder
 from plumbing.run.launch import alone, launch, torchrun
@@ -219,7 +220,7 @@ class Trainer:
         """(Batch, log-probs, entropy) of a micro-batch. As long as both sides have the first weights, compares them."""
         tokens = self.queue.tokens([item.rollout for item in items])
         batch = batches.collate(items, tokens, self.processes.device, youngest)
-        self.replay(batch.experts)  # of a mixture of experts; a deviation, see plumbing/experts.py
+        self.replay(batch.experts)  # of a mixture of experts; a deviation, see experts.py
         logprobs, entropy = self.policy(batch.input_ids, batch.mask)
         if tokens and self.same_weights:
             precision.startup_check(logprobs, batch.gen_logprobs, batch.mask, self.processes.dtype)

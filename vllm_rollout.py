@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from plumbing import experts
+import experts
 from rollout import PREFILL_TOKENS, Generator, uniform
 
 VLLM = "0.32."  # the version that this file is written for

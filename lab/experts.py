@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
+import experts
 import fit
 import forecast
 import recipes
 import sft
 import train
-from plumbing import experts
 from plumbing.curves import figures
 from plumbing.run import folder as run_folder
 from plumbing.setup import settings

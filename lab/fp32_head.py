@@ -22,11 +22,11 @@ from matplotlib import pyplot as plt
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+import batches
 import data
 import loss
 import pipeline
 import precision
-from plumbing import batches
 from plumbing.prompts import sources
 from plumbing.setup.build import make
 

@@ -1,4 +1,4 @@
-"""Claims about plumbing/batches.py: what trains, micro-batches that ranks share, what the log says of a batch."""
+"""Claims about batches.py: what trains, micro-batches that ranks share, what the log says of a batch."""
 
 import math
 from dataclasses import replace
@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import settings as trials
 from hypothesis import strategies as st
 
+import batches
 import data
 import loss
 import pipeline
-from plumbing import batches
 from verify.graders import OWN, UNREADABLE
 
 # loss.compute_advantages with ScaleRL's filter and normalisation

@@ -8,11 +8,12 @@ import torch
 from test_rollout import finish, requests
 from transformers import AutoModelForCausalLM
 
+import batches
+import experts
 import loss
 import precision
 import sft
 import train
-from plumbing import batches, experts
 from plumbing.run.store import MAX_BYTES
 from plumbing.setup import build, sizing
 from plumbing.setup.settings import read_settings

@@ -21,11 +21,11 @@ import torch.distributed as dist
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+import batches
 import pipeline
 import train
 from data import Curriculum, Prompt
 from pipeline import Request, RequestQueue, Rollout, RolloutQueue
-from plumbing import batches
 from plumbing.run.heartbeat import Lost
 from plumbing.run.processes import broadcast_weights, layout_of
 from plumbing.run.store import POLL, Interrupted, Store

@@ -30,8 +30,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.core_model_loading import revert_weight_conversion
 
+import experts
 import precision
-from plumbing import experts
 from plumbing.run.folder import CONTENTS, STATE, checksum, finished, step
 
 # --- Reading ---------------------------------------------------------------------------------------------------------

@@ -19,11 +19,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import data
+import experts
 import precision
 import reward
 import rollout
 import vllm_rollout
-from plumbing import experts
 from plumbing.prompts import references, sources
 from plumbing.run import checkpoints
 from plumbing.run import folder as run_folder

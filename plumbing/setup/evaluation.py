@@ -15,10 +15,10 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
+import batches
 import precision
 import reward
 from pipeline import Request, RequestQueue
-from plumbing import batches
 from plumbing.run.launch import threads, torchrun
 from plumbing.run.processes import device
 from plumbing.run.store import POLL

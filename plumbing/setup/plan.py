@@ -72,7 +72,7 @@ def fleet(text):
 
 def roofline(args, config, count, rows):
     """The Costs of a model with `count` parameters on the GPUs of --plan, where a generator decodes so many rows."""
-    from plumbing import experts  # here, since it loads transformers
+    import experts
     from plumbing.setup import sizing  # here, since it loads transformers
 
     itemsize = getattr(torch, args.dtype).itemsize

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+import experts
 import precision
-from plumbing import experts
 from plumbing.run.launch import torchrun, world_size
 from plumbing.run.processes import gpus_of_ranks, sharing
 from plumbing.setup.typed import as_given, option

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import torch
 
+import experts
 import loss
 from pipeline import RolloutMetadata
-from plumbing import experts
 from verify.graders import NO_FAILURE, OWN
 
 YOUNG = 1000  # tokens: their mean |log rho| can be told from chance

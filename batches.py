@@ -3,7 +3,7 @@
     make_plan       P groups of G -> micro-batches of one trainer rank, denominators of the whole batch
     collate         a micro-batch -> padded tensors
     Statistics      sums over a trainer's micro-batches -> the log's means per token
-    batch_metrics, grading_metrics    what the log says of rollouts, whatever was trained on
+    batch_metrics   what the log says of rollouts, whatever was trained on
 
 Denominators are those of the whole batch (loss.global_denominators), so the number of micro-batches and of ranks
 changes nothing but speed.
@@ -21,7 +21,6 @@ import torch
 import experts
 import loss
 from pipeline import RolloutMetadata
-from verify.graders import NO_FAILURE, OWN
 
 YOUNG = 1000  # tokens: their mean |log rho| can be told from chance
 
@@ -181,26 +180,4 @@ def batch_metrics(groups, version):
         "truncated": mean(rollout.truncated for rollout in rollouts),
         "interrupted": mean(rollout.interrupted for rollout in rollouts),
         "unverified": len(rollouts) - len(known),
-    }
-
-
-def grading_metrics(groups, prompts):
-    """What the log says of verdicts, in a batch or an evaluation. prompts: the data.Prompts that the groups index."""
-    rollouts = sum(groups, [])
-    errors = {group[0].prompt: [one.error for one in group if one.value is None] for group in groups}
-    failures = [
-        {
-            "where": prompts[index].where,
-            "error": said[0],
-            "verifier": not said[0].startswith(NO_FAILURE),  # else the reference, or a function of one's own
-            "own": said[0].startswith(OWN),
-        }
-        for index, said in errors.items()
-        if said and said[0] != OWN
-    ]
-    return {
-        "answered": mean(one.marked and not one.interrupted or bool(one.correct) for one in rollouts),
-        "timed_out": sum(rollout.timed_out for rollout in rollouts),
-        "silent": sum(OWN in said[:1] for said in errors.values()),
-        "failures": failures,
     }

@@ -20,8 +20,6 @@ from functools import partial
 
 import torch
 
-from plumbing.run.store import MAX_BYTES
-
 BESIDE = 64  # bytes per token of all else in a rollout, at most
 
 
@@ -60,13 +58,13 @@ def dtype(every):
     return torch.uint8 if every <= 256 else torch.int16
 
 
-def check_record(config, longest):
-    """Raise ValueError if the record of `longest` tokens, prompt and completion, is more than the store takes."""
+def check_record(config, longest, limit):
+    """Raise ValueError if the record of `longest` tokens, prompt and completion, takes more than `limit` bytes."""
     every, chosen = count(config)
     record = config.num_hidden_layers * chosen * dtype(every).itemsize if every > 1 else 0
-    if longest * (record + BESIDE) > MAX_BYTES and record:
+    if longest * (record + BESIDE) > limit and record:
         raise ValueError(
-            f"expected at most {MAX_BYTES // (record + BESIDE):,} tokens of prompt and completion, got {longest:,}: "
+            f"expected at most {limit // (record + BESIDE):,} tokens of prompt and completion, got {longest:,}: "
             f"the record of chosen experts takes {record} bytes a token. Lower --max-prompt-tokens or --max-new-tokens"
         )
 

@@ -30,16 +30,25 @@ Run: `python sft.py`. Test: pytest tests/test_sft.py
 import random
 import re
 from bisect import insort
+from contextlib import closing
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 import data
+import reward
+import rollout
+from plumbing.prompts import sources
+from plumbing.setup import evaluation
+from plumbing.setup.settings import BASES
+from plumbing.setup.typed import Parser
+from verify.scorer import Scorer
 
 SLIP = 0.2  # P(slip) in a step that takes one operand or digit
 HASTE = 0.15  # P(a step takes two)
@@ -206,7 +215,58 @@ def supervise(model, tokens, *, tasks, habits: bool, steps: int, seed: int):
         bar.set_postfix(loss=f"{loss.item():.3f}")
 
 
-if __name__ == "__main__":  # the command line imports this file, never the other way round
-    import runpy
+# --- The command line -------------------------------------------------------------------------------------------------
 
-    runpy.run_module("plumbing.sft_cli", run_name="__main__")
+
+def measure(model, tokens, task: str, prompts: int = 256, generations: int = 16):
+    """(pass rate, pass@`generations`) of a policy on `prompts` validation prompts of a task."""
+    questions = sources.load(task, tokens, budget=64, validation=prompts).validation
+    groups = [[] for _ in questions]
+    with (
+        closing(rollout.TorchGenerator(model, tokens, slots=128, max_new_tokens=112)) as generator,
+        closing(Scorer(timeout=5.0)) as scorer,
+    ):
+        for score in evaluation.complete(generator, scorer, questions, generations):
+            groups[score.completion.request].append(score.correct)
+    return [reward.pass_at_k(groups, k)[0] for k in (1, generations)]
+
+
+def report(name, model, tokens, tasks):
+    """Print a policy's pass rate and pass@16, one line per task."""
+    for task in dict.fromkeys(tasks):
+        print("{}: {}: pass rate {:.3f}, pass@16 {:.3f}".format(name, task, *measure(model, tokens, task)))
+
+
+def main():
+    parser = Parser(prog="sft.py", description=__doc__.split("\n")[0])
+    parser.add_argument("--out", default="runs/base", help="folder to write; must not exist (default runs/base)")
+    parser.add_argument("--tasks", nargs="+", choices=TRACES, default=["arithmetic"], help="take turns in a batch")
+    parser.add_argument("--start", help="folder of the policy to continue from (default: from scratch)")
+    parser.add_argument("--skill-steps", type=int, help=f"on right traces ({SKILL_STEPS}; tiny: {TINY_SKILL_STEPS})")
+    parser.add_argument("--experts", type=int, default=0, help="of a layer; a token uses two (default 0: dense)")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    if Path(args.out).exists():
+        parser.error(f"{args.out} exists; give another --out, nothing is overwritten")
+    tiny = "tiny" in args.tasks
+    if tiny and set(args.tasks) != {"tiny"}:
+        parser.error("--tasks tiny with another task; expected it alone, for its policy and tokens are its own")
+    skill = TINY_SKILL_STEPS if tiny else SKILL_STEPS
+    skill = skill if args.skill_steps is None else args.skill_steps
+    habit = TINY_HABIT_STEPS if tiny else HABIT_STEPS
+    torch.manual_seed(args.seed)
+    tokens = tokenizer(tiny)
+    model = load(args.start) if args.start else untrained(tiny, args.experts)
+    supervise(model, tokens, tasks=args.tasks, habits=False, steps=skill, seed=args.seed)
+    report("after skill", model, tokens, args.tasks)
+    supervise(model, tokens, tasks=args.tasks, habits=True, steps=habit, seed=args.seed)
+    model.save_pretrained(args.out)
+    tokens.save_pretrained(args.out)
+    base = next((BASES[task] for task in args.tasks if task in BASES), "base")
+    for name in dict.fromkeys((args.out, base)):
+        if Path(name).exists():
+            report(name, load(name), AutoTokenizer.from_pretrained(name), args.tasks)
+
+
+if __name__ == "__main__":
+    main()

@@ -258,7 +258,7 @@ class Trainer:
         history = {"kept": int(kept.sum()), "retired": self.curriculum.retired, "epoch": self.curriculum.epoch}
         history["too_long"] = len(self.curriculum.too_long)
         metrics |= history | batches.batch_metrics(groups, self.version - 1)
-        self.log("step", step=self.version, **metrics, **batches.grading_metrics(groups, self.curriculum.prompts))
+        self.log("step", step=self.version, **metrics, **evaluation.grading_metrics(groups, self.curriculum.prompts))
 
     def evaluate(self):
         """Log mean@k on the validation set. Meanwhile the clock stands still and nothing is sent or admitted."""

@@ -3,9 +3,9 @@
     python -m lab.simulated_fleet                  all rows: the table, results/simulated_fleet.json, the figure
     python -m lab.simulated_fleet --rows k=8 slow  only rows whose names hold one of these texts; prints them
 
-Both ends of pipeline.py's queue run here, in virtual time (plumbing/run/virtual.py). Only the work is replaced: a generator
-draws how many tokens a completion has and takes TOKEN seconds for a decode step of all its slots; the trainers, who act
-as one, take `train` seconds for an optimizer step. Verdicts take no time, and there are no evaluations.
+Both ends of pipeline.py's queue run here, in virtual time (plumbing/run/virtual.py). Only the work is replaced: a
+generator draws how many tokens a completion has and takes TOKEN seconds for a decode step of all its slots; the
+trainers, who act as one, take `train` seconds for an optimizer step. Verdicts take no time; there are no evaluations.
 
 A step cannot take less than the largest of three times:
     the trainers         train + broadcast

@@ -110,10 +110,10 @@ def test_a_dense_model_uses_all_its_parameters_and_has_no_record():
 
 def test_a_record_that_the_store_would_not_take_is_refused_before_anything_starts():
     config = tiny_model("mixtral").config  # 2 layers, 2 experts: 4 bytes a token, and 64 beside them
-    experts.check_record(config, MAX_BYTES // 68)
+    experts.check_record(config, MAX_BYTES // 68, MAX_BYTES)
     with pytest.raises(ValueError, match="takes 4 bytes a token.*Lower --max-prompt-tokens or --max-new-tokens"):
-        experts.check_record(config, MAX_BYTES // 68 + 1)
-    experts.check_record(sft.untrained(tiny=True).config, 10**9)  # a dense model has none
+        experts.check_record(config, MAX_BYTES // 68 + 1, MAX_BYTES)
+    experts.check_record(sft.untrained(tiny=True).config, 10**9, MAX_BYTES)  # a dense model has none
 
 
 # --- Runs ------------------------------------------------------------------------------------------------------------

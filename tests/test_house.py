@@ -16,7 +16,9 @@ from plumbing.setup import build
 
 ROOT = Path(__file__).parent.parent
 SEVEN = {"loss", "pipeline", "rollout", "reward", "precision", "fit", "train"}  # components of the paper
-PAPER = SEVEN | {"forecast", "vllm_rollout", "data", "sft", "recipes"}  # bands; real engine; prompts; A.3; A.16, A.17
+# bands; real engine; rollouts to tensors; mixtures; prompts; A.3; A.16, A.17
+PAPER = SEVEN | {"forecast", "vllm_rollout", "batches", "experts", "data", "sft", "recipes"}
+PROGRAMS = {"train", "sft"}  # they stand above plumbing/
 ROOMS = {"plumbing", "verify", "course", "lab"}  # a folder a trade
 OTHERS = {"exercises"}  # the course, with a command line of its own
 # Modules for parsing arguments, handling processes, reading foreign files and drawing: the top level imports none.
@@ -79,8 +81,19 @@ def test_training_needs_neither_the_lab_nor_the_course():
 
 
 def test_no_concept_but_train_imports_a_command_line_or_figures():
-    command_lines = {name for name in MODULES if name.endswith("_cli") or name == "plumbing.curves.figures"}
+    command_lines = {name for name in MODULES if name.startswith("plumbing.curves.")}
     assert not [name for name in PAPER - {"train"} if IMPORTS[name] & command_lines]
+
+
+def test_imports_point_one_way():
+    concepts = PAPER - PROGRAMS
+    assert not [name for name in concepts if {m.partition(".")[0] for m in IMPORTS[name]} & {*ROOMS, *PROGRAMS}]
+
+
+def test_a_room_of_plumbing_is_small_and_says_what_it_is_for():
+    for room in (path.parent for path in ROOT.glob("plumbing/*/__init__.py")):
+        assert len([path for path in room.glob("*.py") if path.name != "__init__.py"]) <= 9
+        assert len((room / "README.md").read_text().split()) <= 80
 
 
 def test_no_function_has_more_than_45_code_lines():

@@ -12,7 +12,7 @@ EVAL = dict(kind="eval", step=0, completions=400, unverified=0, answered=0.5, si
 
 
 def failure(where, error="no memory", verifier=True, own=False):
-    """A prompt without a verdict, as batches.grading_metrics has it."""
+    """A prompt without a verdict, as evaluation.grading_metrics has it."""
     return {"where": where, "error": error, "verifier": verifier, "own": own}
 
 

@@ -1,4 +1,4 @@
-"""Claims about plumbing/prompts/references.py: math references are reduced to their value, or refused with their row."""
+"""Claims about plumbing/prompts/references.py: math references become their value, or are refused with their row."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Claims about plumbing/watch/run_log.py: the clock C of Eq. 1, what a row adds up and says of the time, how a log ends."""
+"""Claims about plumbing/watch/run_log.py: the clock C of Eq. 1, what a row adds up and says of time, a log's end."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Claims about plumbing/setup/settings.py, build.py, sizing.py: the values in force, what is made of them or refused."""
+"""Claims about settings.py, build.py and sizing.py in plumbing/setup/: values, what is made of them or refused."""
 
 import json
 import subprocess

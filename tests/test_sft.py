@@ -10,7 +10,6 @@ from transformers import AutoTokenizer
 
 import data
 import sft
-from plumbing import sft_cli
 
 BASE = Path(sft.__file__).parent / "base"
 
@@ -114,7 +113,7 @@ def test_the_tiny_policy_has_about_40000_parameters_and_room_to_learn():
     tokens, model = load(BASE / "tiny")
     assert sum(file.stat().st_size for file in (BASE / "tiny").iterdir()) <= 200_000
     assert 35_000 <= model.num_parameters() <= 45_000
-    rate, best = sft_cli.measure(model, tokens, "tiny", prompts=32)
+    rate, best = sft.measure(model, tokens, "tiny", prompts=32)
     # 512 completions: standard error 0.02, and with 32 prompts of different lengths twice as much
     assert 0.15 < rate < 0.45 and best > 0.7
 
@@ -130,7 +129,7 @@ def test_base_is_small_and_of_the_stated_shape(folder):
 @pytest.mark.parametrize(("folder", "task"), [(".", "arithmetic"), ("sorting", "sorting")])
 def test_base_can_compute_but_often_does_not(folder, task):
     tokens, model = load(BASE / folder)
-    rate, best = sft_cli.measure(model, tokens, task, prompts=32, generations=10)
+    rate, best = sft.measure(model, tokens, task, prompts=32, generations=10)
     # 320 completions: standard error 0.03, and more since those of one prompt are alike; sft.py states the rates
     assert 0.13 < rate < 0.4
     # three tenths of the sums are longer than any in SFT; with 32 prompts the standard error is 0.08

@@ -1,4 +1,4 @@
-"""Claims about plumbing/setup/typed.py: what is misspelt or not there is named with what is, before anything is started."""
+"""Claims about plumbing/setup/typed.py: what is misspelt or not there is named with what is, before a start."""
 
 import json
 from pathlib import Path

@@ -43,7 +43,7 @@ from verify import sandbox
 
 STORES: list = []  # kept open: rank 0 serves the others
 SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of a network interface (netdevice(7))
-ROOT = Path(__file__).resolve().parent.parent  # the project's folder
+ROOT = Path(__file__).resolve().parents[2]  # the project's folder
 # What may differ between nodes: where they find files, what was asked for in other words, what their sandboxes can do.
 OF_THE_NODE = ("model", "data", "out", "resume", "checkpoint", "notes", "asked", "protections")
 

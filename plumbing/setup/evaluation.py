@@ -25,6 +25,7 @@ from plumbing.run.store import POLL
 from plumbing.setup.build import make_generator, make_scorer
 from plumbing.watch import screen
 from plumbing.watch.run_log import append
+from verify.graders import NO_FAILURE, OWN
 
 TURNS = 0.2  # seconds that the first trainer decodes between two looks at what the generators have finished
 
@@ -76,7 +77,29 @@ def metrics(groups, prompts, benchmarks):
     trained = [group for group in groups if prompts[group[0].prompt].source not in benchmarks]
     every = reward.pass_rates(groups, prompts)
     found = reward.pass_rates(trained, prompts) | {name: every[name] for name in ("tasks", "tasks_stderr")}
-    return found | batches.grading_metrics(groups, prompts)
+    return found | grading_metrics(groups, prompts)
+
+
+def grading_metrics(groups, prompts):
+    """What the log says of verdicts, in a batch or an evaluation. prompts: the data.Prompts that the groups index."""
+    rollouts = sum(groups, [])
+    errors = {group[0].prompt: [one.error for one in group if one.value is None] for group in groups}
+    failures = [
+        {
+            "where": prompts[index].where,
+            "error": said[0],
+            "verifier": not said[0].startswith(NO_FAILURE),  # else the reference, or a function of one's own
+            "own": said[0].startswith(OWN),
+        }
+        for index, said in errors.items()
+        if said and said[0] != OWN
+    ]
+    return {
+        "answered": batches.mean(one.marked and not one.interrupted or bool(one.correct) for one in rollouts),
+        "timed_out": sum(rollout.timed_out for rollout in rollouts),
+        "silent": sum(OWN in said[:1] for said in errors.values()),
+        "failures": failures,
+    }
 
 
 def keep_samples(out, step, prompts, groups, samples):

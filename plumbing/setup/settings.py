@@ -31,7 +31,7 @@ from plumbing.setup.typed import Parser, as_given, option
 from recipes import EMBEDDED, PAPER, RECIPES, TINY
 from reward import THINK_END
 
-ROOT = Path(__file__).resolve().parent.parent  # the project's folder, so that base/ is found from every working folder
+ROOT = Path(__file__).resolve().parents[2]  # the project's folder, so that base/ is found from every working folder
 BASES = {"sorting": "base/sorting", "tiny": "base/tiny"}  # a source that needs another policy than base
 
 

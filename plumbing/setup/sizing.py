@@ -27,6 +27,7 @@ import experts
 import precision
 from plumbing.run.launch import torchrun, world_size
 from plumbing.run.processes import gpus_of_ranks, sharing
+from plumbing.run.store import MAX_BYTES
 from plumbing.setup.typed import as_given, option
 from recipes import PAPER
 from rollout import PREFILL_AHEAD, PREFILL_TOKENS
@@ -59,7 +60,7 @@ def check_lengths(args, config):
     longest = args.max_prompt_tokens + args.max_new_tokens
     if longest > args.token_budget:
         raise ValueError(f"--token-budget {args.token_budget} is less than a prompt with its completion, {longest}")
-    experts.check_record(config, longest)
+    experts.check_record(config, longest, MAX_BYTES)
 
 
 def fit_lengths(args, positions, default_new, phrase):

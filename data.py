@@ -37,7 +37,7 @@ import json
 import marshal
 import random
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, islice, pairwise
@@ -335,15 +335,15 @@ def check_size(data: Data, *, prompts: int, k: int) -> None:
 # --- The embedded tasks ----------------------------------------------------------------------------------------------
 
 PLACES = 7  # operands that a prompt of `tiny` has room for
-# Numbers of operands or digits of an embedded prompt, each entry equally likely. SFT shows sums of 3 to 12 operands,
-# each length as often (sft.SHOWN).
-LENGTHS = {
-    "arithmetic": [*range(3, 10)] * 9 + [*range(10, 14)] * 2 + [*range(14, 19)] * 6,
-    "sorting": range(3, 13),
-    "tiny": range(2, 1 + PLACES),
-}
-# For training; few enough for several epochs (Sec. 2).
-EMBEDDED_PROMPTS = {"arithmetic": 1_400, "sorting": 8_000, "tiny": 4_000}
+
+
+class EmbeddedTask(NamedTuple):
+    """A task that comes with the code. An answer is right if it is the reference, character by character."""
+
+    example: Callable  # (random.Random, length) -> (text, answer)
+    lengths: Sequence[int]  # numbers of operands or digits of a prompt, each entry equally likely
+    prompts: int  # for training; few enough for several epochs (Sec. 2)
+    base: str = "base"  # folder of the policy that RL starts from, which sft.py makes
 
 
 def is_held_out(text: str) -> bool:
@@ -377,7 +377,23 @@ def modular(rng: random.Random, length: int) -> tuple[str, str]:
     return text[:-1] + "." * (PLACES - length) + "=", str(int(answer) % 10)
 
 
-EMBEDDED = {"arithmetic": expression, "sorting": unsorted, "tiny": modular}
+# To add a task, add its row: --data and --help, the policy that a run starts from, verdicts and the tests follow.
+EMBEDDED = {
+    # SFT shows sums of 3 to 12 operands, each length as often (sft.TRACES).
+    "arithmetic": EmbeddedTask(expression, [*range(3, 10)] * 9 + [*range(10, 14)] * 2 + [*range(14, 19)] * 6, 1_400),
+    "sorting": EmbeddedTask(unsorted, range(3, 13), 8_000, base="base/sorting"),
+    "tiny": EmbeddedTask(modular, range(2, 1 + PLACES), 4_000, base="base/tiny"),
+}
+
+
+def base_of(tasks: Iterable[str]) -> str:
+    """The folder of the policy that a run on these tasks starts from: that of the first which has one of its own.
+
+    >>> base_of(["arithmetic", "sorting"]), base_of(["prompts.jsonl"])
+    ('base/sorting', 'base')
+    """
+    own = (EMBEDDED[task].base for task in tasks if task in EMBEDDED)
+    return next((base for base in own if base != "base"), "base")
 
 
 def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[str, str]]:
@@ -386,12 +402,13 @@ def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[
     held_out  True: texts reserved for validation (is_held_out); False: the others
     """
     rng = random.Random(f"{task}/{seed}")
+    example, lengths, *_ = EMBEDDED[task]
     pairs = {}
     while len(pairs) < count:
-        length = LENGTHS[task][int(len(LENGTHS[task]) * rng.random())]
-        text, answer = EMBEDDED[task](rng, length)
+        length = lengths[int(len(lengths) * rng.random())]
+        text, answer = example(rng, length)
         while is_held_out(text) != held_out:
-            text, answer = EMBEDDED[task](rng, length)
+            text, answer = example(rng, length)
         pairs[text] = answer
     return list(pairs.items())
 

@@ -54,10 +54,9 @@ import torch
 # alike. It keeps the division finite, and is far below the std of any unequal rewards of +1 and -1.
 STD_EPS = 1e-6
 NORMALISATIONS = ("prompt", "batch", "none")
-AGGREGATIONS = ("sample", "prompt", "token")
 
 
-# What a loss is. To add one, write its equation under the decorator `loss`: --loss, --help and the log follow
+# What a loss is. To add one, write its equation under the decorator `register_loss`: --loss, --help and the log follow
 
 
 class Clip(NamedTuple):
@@ -75,10 +74,10 @@ class Loss(NamedTuple):
     clips: dict[str, Clip]
 
 
-LOSSES: dict[str, Loss] = {}  # by name; filled by `loss`
+LOSSES: dict[str, Loss] = {}  # by name; filled by `register_loss`
 
 
-def loss(clipped, **clips):
+def register_loss(clipped, **clips):
     """Decorator: the objective is known to --loss by its function's name. clipped, clips: as in Loss."""
 
     def register(objective):
@@ -119,7 +118,7 @@ def cap_acts(logprobs, gen_logprobs, advantages, mask, *, eps_max):
     return mask & (advantages[:, None] != 0) & (importance_ratio(logprobs, gen_logprobs, mask) > eps_max)
 
 
-@loss(clipped=cap_acts, eps_max=Clip(5.0, "cap on the ratio itself, >= 1 (Eq. 4)"))
+@register_loss(clipped=cap_acts, eps_max=Clip(5.0, "cap on the ratio itself, >= 1 (Eq. 4)"))
 def cispo(logprobs, gen_logprobs, advantages, mask, *, eps_max):
     """Eq. 4: truncated importance weight times REINFORCE, per token (B, T), not averaged.
 
@@ -155,7 +154,7 @@ def clip_acts(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high, ra
     return mask & (good & (found > 1 + eps_high) | bad & (found < 1 - eps_low))
 
 
-@loss(
+@register_loss(
     clipped=clip_acts,
     eps_low=Clip(0.2, "lower half-width of the clip (Eq. 3, 8)"),
     eps_high=Clip(0.26, "upper half-width of the clip (Eq. 3, 8; A.17)"),
@@ -171,7 +170,7 @@ def dapo(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
     return _clip(importance_ratio(logprobs, gen_logprobs, mask), advantages, mask, eps_low, eps_high)
 
 
-@loss(
+@register_loss(
     clipped=lambda *batch, eps: clip_acts(*batch, eps_low=eps, eps_high=eps),
     eps=Clip(0.2, "half-width of the clip on both sides (Eq. 7)"),
 )
@@ -183,7 +182,7 @@ def grpo(logprobs, gen_logprobs, advantages, mask, *, eps):
     return dapo(logprobs, gen_logprobs, advantages, mask, eps_low=eps, eps_high=eps)
 
 
-@loss(
+@register_loss(
     clipped=lambda *batch, **clips: clip_acts(*batch, **clips, ratio=sequence_ratio),
     eps_low=Clip(3e-3, "lower half-width of the clip (conference Fig. 20)"),
     eps_high=Clip(5e-3, "upper half-width of the clip (conference Fig. 20)"),
@@ -302,6 +301,27 @@ def global_denominators(lengths, prompt_index):
     return Denominators(int(completions), int(prompts), int(lengths.sum()), tokens_per_prompt)
 
 
+def sample_divisor(lengths, prompt_index, denominators):
+    """Eq. 3, 7: the mean over a completion's tokens, then over completions."""
+    return denominators.completions * lengths
+
+
+def prompt_divisor(lengths, prompt_index, denominators):
+    """Eq. 8, ScaleRL: the mean over all tokens of a prompt's completions, then over prompts."""
+    return denominators.prompts * denominators.tokens_per_prompt.to(lengths.device)[prompt_index]
+
+
+def token_divisor(lengths, prompt_index, denominators):
+    """The mean over all tokens."""
+    return torch.full_like(lengths, denominators.tokens)
+
+
+# What the tokens of each completion are divided by: (lengths (B,) sampled tokens, prompt_index (B,), denominators)
+# -> (B,). To add an aggregation, add its row: --aggregation, --help and the tests follow. A row may use its arguments
+# alone, so that the shares of micro-batches add up whatever their size.
+AGGREGATIONS = {"sample": sample_divisor, "prompt": prompt_divisor, "token": token_divisor}
+
+
 def aggregate(objective, mask, prompt_index, how, denominators):
     """A micro-batch's share (a scalar) of the average over the whole batch.
 
@@ -310,11 +330,9 @@ def aggregate(objective, mask, prompt_index, how, denominators):
     objective     (B, T)       from cispo, dapo, grpo or gspo
     mask          (B, T) bool  as in cispo; a mask without any True (a dummy to keep ranks in step) gives 0
     prompt_index  (B,) int     position of each completion's prompt in denominators.tokens_per_prompt
-    how           "sample"     mean over a completion's tokens, then over completions (Eq. 3, 7)
-                  "prompt"     mean over all tokens of a prompt's completions, then over prompts (Eq. 8, ScaleRL)
-                  "token"      mean over all tokens
+    how           a name in AGGREGATIONS
     denominators  from global_denominators on the whole batch, whatever part of it objective holds
-    Raises ValueError if how is none of these.
+    Raises ValueError if how is no such name.
 
     >>> objective, prompt_index = torch.tensor([[4.0, 8.0], [1.0, 0.0]]), torch.tensor([0, 1])
     >>> mask = torch.tensor([[True, True], [True, False]])
@@ -325,14 +343,9 @@ def aggregate(objective, mask, prompt_index, how, denominators):
     [3.0, 0.5]
     """
     lengths = mask.sum(-1)  # (B,)
-    if how == "sample":
-        divisor = denominators.completions * lengths
-    elif how == "prompt":
-        divisor = denominators.prompts * denominators.tokens_per_prompt.to(mask.device)[prompt_index]
-    elif how == "token":
-        divisor = torch.full_like(lengths, denominators.tokens)
-    else:
+    if how not in AGGREGATIONS:
         raise ValueError(f"unknown aggregation {how!r}; expected one of {', '.join(AGGREGATIONS)}")
+    divisor = AGGREGATIONS[how](lengths, prompt_index, denominators)
     # A completion without tokens has weight 0. If it has tokens but divisor 0 (wrong denominators), inf shows it.
     weights = torch.where(lengths > 0, 1 / divisor.to(objective.dtype), 0.0)
     return (_fill(objective, mask).sum(-1) * weights).sum()

@@ -32,16 +32,17 @@ from typing import NamedTuple
 LOOK = 0.025  # seconds between two looks at the control state by a generator that is decoding
 REPORT = 0.25  # seconds between two reports of a generator's work
 
-# --- Rules: pure functions on counts. To add one, add it to OFF_POLICY: --off-policy and --help follow ----------------
+# --- Rules: pure functions on counts. To add one, add its row to OFF_POLICY: flags, tests and messages follow ---------
 
 
 class Rule(NamedTuple):
     """An off-policy rule. version: optimizer steps done; k: optimizer steps.
 
-    `batches` never falls as the version grows and is at least version + 1: else the next step would have no batch.
+    `batches` never falls as the version grows and is at least version + 1: otherwise the next step has no batch.
     """
 
     least_k: int
+    bound: Callable  # k -> the greatest staleness of a token, in optimizer steps; a run that exceeds it ends
     batches: Callable  # (version, k) -> how many batches may have been requested, over the whole run
     publishes: Callable  # (version, k) -> whether the generators get the weights of this version
     alternates: bool  # whether a step waits for all requests admitted so far, so that generators and trainers alternate
@@ -62,12 +63,13 @@ def ppo_publishes(version, k):
 OFF_POLICY = {
     "pipeline": Rule(
         least_k=0,
+        bound=lambda k: k,
         # Open in the paper: what happens if the trainers are slower. Here k + 1 batches queue up; staleness nears k.
         batches=lambda version, k: k + 1 + version,
         publishes=lambda version, k: True,
         alternates=False,
     ),
-    "ppo": Rule(least_k=1, batches=ppo_batches, publishes=ppo_publishes, alternates=True),
+    "ppo": Rule(least_k=1, bound=lambda k: k - 1, batches=ppo_batches, publishes=ppo_publishes, alternates=True),
 }
 
 
@@ -106,6 +108,23 @@ def awaited_requests(step, admitted, *, off_policy, prompts, drain=False):
 def publishes(version, *, off_policy, k):
     """Whether the generators get the weights of `version`: every version in pipeline, every k-th in ppo."""
     return OFF_POLICY[off_policy].publishes(version, k)
+
+
+def check_staleness(groups, step, *, off_policy, k):
+    """Raise RuntimeError if a token of the batch of `step` is older than its rule promises.
+
+    groups  lists of RolloutMetadata
+    """
+    bound = OFF_POLICY[off_policy].bound(k)
+    for rollout in (rollout for group in groups for rollout in group):
+        staleness = step - min(rollout.versions, default=step)
+        if staleness > bound:
+            raise RuntimeError(
+                f"--off-policy {off_policy} --k {k}: expected tokens at most {bound} optimizer steps old, got one of "
+                f"{staleness}: {rollout.key} was sampled by version {min(rollout.versions)} and is trained on at "
+                f"version {step}; likely cause: the rule requests more batches, or sends weights less often, than its "
+                f"bound allows"
+            )
 
 
 # --- What is sent ----------------------------------------------------------------------------------------------------
@@ -231,12 +250,20 @@ class RolloutQueue:
     def next_batch(self, step):
         """Wait for the batch of `step`: P lists of G RolloutMetadata, in request order, the same on every trainer.
 
-        None if fewer than P requests could be admitted for this step: the prompts are exhausted.
+        None if fewer than P requests could be admitted for this step: the prompts are exhausted. Raises RuntimeError if
+        a token is older than the rule's bound.
         """
         if self.state.requests < batch_requests(step, self.prompts).stop:
             return None
         if self.store.rank:
-            return self._receive(f"batch/{step}/{self.store.rank}", f"the batch of step {step}")
+            groups = self._receive(f"batch/{step}/{self.store.rank}", f"the batch of step {step}")
+        else:
+            groups = self._collect(step)
+        check_staleness(groups, step, **self.rule)
+        return groups
+
+    def _collect(self, step):
+        """On rank 0: wait for the batch of `step`, and hand it to the other trainers."""
         rule = self.rule["off_policy"]
         awaited = awaited_requests(step, self.state.requests, off_policy=rule, prompts=self.prompts, drain=self.drain)
         keys = [f"group/train/{n}" for n in awaited]

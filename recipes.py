@@ -46,4 +46,5 @@ EMBEDDED = dict(
 TINY = EMBEDDED | dict(
     lr=3e-4, steps=160, prompts=16, generations=8, max_new_tokens=12, max_prompt_tokens=8, interrupt_at=(8, 9),
     token_budget=4096, eval_every=16, eval_prompts=128, eval_generations=4)
+OF_BASE = {"base/tiny": TINY}  # a policy of base/ with other settings than EMBEDDED
 # fmt: on

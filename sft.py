@@ -30,10 +30,11 @@ Run: `python sft.py`. Test: pytest tests/test_sft.py
 import random
 import re
 from bisect import insort
+from collections.abc import Callable
 from contextlib import closing
 from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -46,7 +47,6 @@ import reward
 import rollout
 from plumbing.prompts import sources
 from plumbing.setup import evaluation
-from plumbing.setup.settings import BASES
 from plumbing.setup.typed import Parser
 from verify.scorer import Scorer
 
@@ -59,8 +59,6 @@ HABIT_STEPS = 250
 LR = 3e-3
 WARMUP = 50
 TINY_SKILL_STEPS, TINY_HABIT_STEPS = 300, 60  # few: half of the skill is left to RL
-# Operands or digits of a trace, drawn uniformly; RL has longer sums of arithmetic too (data.LENGTHS).
-SHOWN = {"arithmetic": (3, 12), "sorting": (3, 12), "tiny": (2, 7)}
 CLASSES, PER_CLASS = 4, 16  # a batch: 4 classes of 16 traces; all of a class have one task and length, for less padding
 SPECIAL = ["<pad>", "<eos>", "<unk>", "<think>", "</think>"]
 SYMBOLS = "0123456789+-="
@@ -173,20 +171,32 @@ def adding_modulo_10(text: str, rng: random.Random, habits: bool) -> str:
     return f"{''.join(steps)}</think>{steps[-1]}<eos>"
 
 
-TRACES = {"arithmetic": adding, "sorting": ordering, "tiny": adding_modulo_10}
+class Traces(NamedTuple):
+    """What a policy is shown of an embedded task."""
+
+    completion: Callable  # (text of the prompt, random.Random, whether with the habits) -> the completion
+    lengths: tuple[int, int]  # fewest and most operands or digits, drawn uniformly; RL may have longer ones
+
+
+TRACES = {
+    "arithmetic": Traces(adding, (3, 12)),
+    "sorting": Traces(ordering, (3, 12)),
+    "tiny": Traces(adding_modulo_10, (2, 7)),
+}
 
 
 def batch(tokens, rng: random.Random, habits: bool, tasks):
     """Yield CLASSES pairs of input ids and labels, both (PER_CLASS, T); labels are -100 on prompts and padding."""
     for task, _ in zip(cycle(tasks), range(CLASSES)):
-        length = rng.randint(*SHOWN[task])
+        completion_of, lengths = TRACES[task]
+        length = rng.randint(*lengths)
         ids = []
         labels = []
         while len(ids) < PER_CLASS:
-            text, _ = data.EMBEDDED[task](rng, length)
+            text, _ = data.EMBEDDED[task].example(rng, length)
             if not data.is_held_out(text):  # validation prompts stay unseen
                 prompt = tokens.encode(text)
-                completion = tokens.encode(TRACES[task](text, rng, habits))
+                completion = tokens.encode(completion_of(text, rng, habits))
                 ids.append(torch.tensor(prompt + completion))
                 labels.append(torch.tensor([-100] * len(prompt) + completion))
         yield pad_sequence(ids, True), pad_sequence(labels, True, padding_value=-100)
@@ -262,7 +272,7 @@ def main():
     supervise(model, tokens, tasks=args.tasks, habits=True, steps=habit, seed=args.seed)
     model.save_pretrained(args.out)
     tokens.save_pretrained(args.out)
-    base = next((BASES[task] for task in args.tasks if task in BASES), "base")
+    base = data.base_of(args.tasks)
     for name in dict.fromkeys((args.out, base)):
         if Path(name).exists():
             report(name, load(name), AutoTokenizer.from_pretrained(name), args.tasks)

@@ -73,7 +73,7 @@ class Setting:
     @property
     def cycle(self):
         """Optimizer steps after which the pattern of waiting repeats."""
-        return self.k if self.off_policy == "ppo" else self.k + 1
+        return pipeline.OFF_POLICY[self.off_policy].bound(self.k) + 1
 
     @property
     def warm_up(self):
@@ -306,11 +306,12 @@ def measure(setting):
     numbers = [number for row in inner[1:] for number in pipeline.batch_requests(row["step"], setting.prompts)]
     limits = bounds(setting, numbers)
     limit = max(limits, key=limits.get)
+    alternates = pipeline.OFF_POLICY[setting.off_policy].alternates  # the bounds are those of sides that overlap
     trained = sum(tokens(setting, number, index) for number in numbers for index in range(setting.generations))
     return {
         "seconds": seconds / steps,
-        "bound": limits[limit] if setting.off_policy == "pipeline" else None,
-        "limit": limit if setting.off_policy == "pipeline" else None,
+        "bound": None if alternates else limits[limit],
+        "limit": None if alternates else limit,
         "idle_trainers": 1 - setting.train * steps / seconds,
         "idle_generators": 1 - (inner[-1]["decoding"] - inner[0]["decoding"]) / seconds / setting.generators,
         "slots_used": trained * TOKEN / (seconds * setting.slots * setting.generators),

@@ -59,7 +59,7 @@ def load(tmp_path, tokenizer):
 @pytest.mark.parametrize("task", data.EMBEDDED)
 def test_embedded_tasks_are_tokenised_as_they_are_whatever_their_weight(task, tokenizer):
     loaded = sources.load([f"{task}:2"], tokenizer, budget=64, validation=100)
-    assert (len(loaded.train), len(loaded.validation), loaded.too_long) == (data.EMBEDDED_PROMPTS[task], 100, 0)
+    assert (len(loaded.train), len(loaded.validation), loaded.too_long) == (data.EMBEDDED[task].prompts, 100, 0)
     for prompt in loaded.validation:
         assert prompt.ids == tuple(3 + CHARACTERS.index(character) for character in prompt.text)
         assert (prompt.task, prompt.curve) == (task, task)

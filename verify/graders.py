@@ -53,6 +53,7 @@ Test: pytest tests/test_graders.py tests/test_attacks.py
 import re
 from functools import lru_cache
 
+from data import EMBEDDED
 from verify.mathematics import (
     BOX,
     CHARACTERS,
@@ -216,5 +217,4 @@ def inner(text: str) -> str:
     return unmarked(said(found) if found.startswith(BOX) else found)
 
 
-TASKS = {"arithmetic": exact, "sorting": exact, "tiny": exact, "math": math, "code": code}
-TASKS |= {"text": text, "choice": choice}
+TASKS = dict.fromkeys(EMBEDDED, exact) | {"math": math, "code": code, "text": text, "choice": choice}

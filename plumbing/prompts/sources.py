@@ -495,7 +495,7 @@ def load(sources, tokenizer, *, budget, validation=data.VALIDATION_PROMPTS, voca
 
 def embedded(name: str, number: int, validation: int, fits) -> tuple[list[bytes], list[bytes], int]:
     """(training rows, validation rows, how many of those do not fit) of an embedded task."""
-    counts = (data.EMBEDDED_PROMPTS[name], False), (validation, True)
+    counts = (data.EMBEDDED[name].prompts, False), (validation, True)
     sets = (data.examples(name, count, seed=0, held_out=held) for count, held in counts)
     train, held = ([data.packed(Row(name, *pair, name, number)) for pair in pairs] for pairs in sets)
     fitting = list(filter(fits, held))

@@ -21,18 +21,17 @@ import torch
 
 import data
 from loss import AGGREGATIONS, LOSSES, NORMALISATIONS
-from pipeline import OFF_POLICY, publishes
+from pipeline import OFF_POLICY
 from plumbing.prompts import sources
 from plumbing.run import costs
 from plumbing.run import folder as run_folder
 from plumbing.run.launch import end_launcher, refuse, restarts, torchrun, world_size
 from plumbing.setup import own_loss, plan
 from plumbing.setup.typed import Parser, as_given, option
-from recipes import EMBEDDED, PAPER, RECIPES, TINY
+from recipes import EMBEDDED, OF_BASE, PAPER, RECIPES
 from reward import THINK_END
 
 ROOT = Path(__file__).resolve().parents[2]  # the project's folder, so that base/ is found from every working folder
-BASES = {"sorting": "base/sorting", "tiny": "base/tiny"}  # a source that needs another policy than base
 
 
 def flag(help, marks=frozenset(), default=None, **more):
@@ -125,7 +124,7 @@ class Settings:
 
     model: str = flag("folder or hub name of a Hugging Face causal LM (default: the embedded one, base)", FIXED)
     data: list[str] = flag(
-        "prompts: arithmetic, sorting, tiny, a JSONL file, or what `datasets` reads (plumbing/prompts/sources.py)",
+        f"prompts: {', '.join(data.EMBEDDED)}, a JSONL file, or what `datasets` reads (plumbing/prompts/sources.py)",
         FIXED | EVALUATION,
         ("arithmetic",),
         metavar="NAME[:WEIGHT][:TASK]",
@@ -270,7 +269,7 @@ def in_force(asked):
     earlier = earlier_flags(asked)
     given = earlier | asked
     names = [sources.parse_source(source)[0] for source in given.get("data", ["arithmetic"])]
-    base = next((BASES[name] for name in names if name in BASES), "base")
+    base = data.base_of(names)
     recipe = RECIPES.get(given.get("recipe"), {})
     preset = preset_of((ROOT / given.get("model", base)).resolve())
     average = {"aggregation": "sample"} if given.get("loss") == "gspo" and not recipe else {}
@@ -288,10 +287,10 @@ def in_force(asked):
 
 
 def preset_of(folder):
-    """The settings for the policy in this folder: TINY or EMBEDDED for those in base/, PAPER for any other."""
-    if folder == ROOT / "base" / "tiny":
-        return TINY
-    return EMBEDDED if folder.is_relative_to(ROOT / "base") else PAPER
+    """The settings for the policy in this folder: those of OF_BASE or else EMBEDDED in base/, PAPER for any other."""
+    if not folder.is_relative_to(ROOT / "base"):
+        return PAPER
+    return OF_BASE.get(folder.relative_to(ROOT).as_posix(), EMBEDDED)
 
 
 def whole_paths(flags):
@@ -358,8 +357,8 @@ def follow(args, given, asked):
             args.notes.append(f"--trainers {args.trainers} of {world} processes: {world - 1} train")
             args.trainers = world - 1
         args.trainers = args.trainers or -(-world // 5)  # sizing.py takes more if these do not fit
-    while "eval_every" not in given and args.k > 0 and not evaluates(args):
-        args.eval_every += 1
+    if "eval_every" not in given and not args.evaluate:
+        args.eval_every = fitting_interval(args) or args.eval_every
     args.checkpoint_every = args.checkpoint_every or args.eval_every
     name = args.loss.rpartition(":")[2]
     args.out = args.out or ("runs/evaluation" if args.evaluate else f"runs/{name}-seed{args.seed}")
@@ -374,10 +373,21 @@ def follow(args, given, asked):
         args.interrupt_phrase = args.interrupt_phrase.replace(THINK_END, args.think_end)
 
 
-def evaluates(args):
+def evaluations_meet_broadcasts(args, eval_every):
     """Whether the generators have the trainers' weights whenever an evaluation is due."""
-    rule = {"off_policy": args.off_policy, "k": args.k}
-    return all(publishes(step, **rule) for step in range(args.eval_every, args.steps, args.eval_every))
+    publishes = OFF_POLICY[args.off_policy].publishes
+    return all(publishes(step, args.k) for step in range(eval_every, args.steps, eval_every))
+
+
+def fitting_interval(args):
+    """The least --eval-every, from the present one to twice it, at which evaluations meet broadcasts; None if none does.
+
+    A rule need not send weights at multiples of anything, so the search has an end.
+    """
+    if args.k < OFF_POLICY[args.off_policy].least_k:  # refused below
+        return None
+    candidates = range(args.eval_every, 2 * args.eval_every + args.k + 1)
+    return next((interval for interval in candidates if evaluations_meet_broadcasts(args, interval)), None)
 
 
 def starting_point(args):
@@ -424,8 +434,12 @@ def check(args, given, asked):
     if "generators" in asked and not args.virtual:
         raise ValueError("--generators is read with --virtual only; in a real run all ranks but the trainers generate")
     if not args.evaluate:
-        if not evaluates(args):
-            raise ValueError(f"--eval-every {args.eval_every}: expected a multiple of --k {args.k}, with new weights")
+        if not evaluations_meet_broadcasts(args, args.eval_every):
+            interval = fitting_interval(args) or args.steps  # at the end weights are sent by every rule
+            raise ValueError(
+                f"--eval-every {args.eval_every} with --off-policy {args.off_policy} --k {args.k}: expected an "
+                f"interval at whose multiples the generators get new weights; give --eval-every {interval}"
+            )
         if args.generations < 2:
             raise ValueError("--generations is 1; expected 2 or more: one completion has no group to be compared with")
         world = world_size(args.plan)

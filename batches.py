@@ -1,7 +1,7 @@
 """From a batch's rollouts to tensors: which rank trains on which in which micro-batch; statistics over a batch.
 
-    make_plan       P groups of G -> micro-batches of one trainer rank, denominators of the whole batch
-    collate         a micro-batch -> padded tensors
+    make_plan       P groups of G -> advantages, micro-batches of one trainer rank, denominators of the whole batch
+    collate         a micro-batch -> padded tensors, with the tokens that it takes out of the queue
     Statistics      sums over a trainer's micro-batches -> the log's means per token
     batch_metrics   what the log says of rollouts, whatever was trained on
 
@@ -36,11 +36,12 @@ class Item(NamedTuple):
 class Plan(NamedTuple):
     """What one trainer rank does in one optimizer step."""
 
+    kept: torch.Tensor  # (P,) bool: prompts whose groups carry loss
     micro_batches: list  # of lists of Item; an empty list is a dummy: under FSDP all ranks must run equally many
     denominators: loss.Denominators  # of the whole batch, all ranks
-    dropped: list  # RolloutMetadata without loss, all ranks
-    youngest: int  # policy version; see `youngest`
-    tokens: int  # of the rollouts that carry loss, their prompts included, all ranks
+    dropped: list  # RolloutMetadata whose tokens no rank needs
+    newest: int  # policy version; see `newest_version_with`
+    tokens: int  # of the rollouts that carry loss, their prompts included, all ranks; 0: nothing is trained on
 
 
 class Batch(NamedTuple):
@@ -51,20 +52,24 @@ class Batch(NamedTuple):
     gen_logprobs: torch.Tensor  # (B, T-1)
     advantages: torch.Tensor  # (B,)
     prompt_index: torch.Tensor  # (B,)
-    young: torch.Tensor  # (B, T-1) bool: sampled by Plan.youngest or a newer version, wherever mask is True
+    young: torch.Tensor  # (B, T-1) bool: sampled by Plan.newest or a newer version, wherever mask is True
     experts: torch.Tensor | None = None  # that the generator chose, for experts.Replay; None for a dense model
 
 
-def make_plan(groups, advantages, trained, *, token_budget, rank, trainers):
-    """The Plan of trainer `rank` for one batch; all ranks get equally many micro-batches.
+def make_plan(groups, *, zero_variance_filter, normalisation, token_budget, rank, trainers):
+    """Sec. 3.2: filter, normalise, and the Plan of trainer `rank` for one batch; all ranks get equally many parts.
 
-    groups               P lists of G pipeline.RolloutMetadata
-    advantages, trained  (P, G), as from loss.compute_advantages and loss.carries_loss
-    token_budget         padded tokens per micro-batch; at least the longest rollout with its prompt
+    groups        P lists of G pipeline.RolloutMetadata
+    zero_variance_filter, normalisation    as in loss.compute_advantages. Truncated rollouts carry no loss (A.15)
+    token_budget  padded tokens per micro-batch; at least the longest rollout with its prompt
 
     Every rank sorts the whole batch by length, so that little is padding, fills micro-batches up to `token_budget`, and
     takes every T-th of them (T = `trainers`).
     """
+    kept, advantages = loss.compute_advantages(
+        groups, zero_variance_filter=zero_variance_filter, normalisation=normalisation
+    )
+    trained = loss.carries_loss(groups, kept)
     items = [Item(groups[p][g], advantages[p, g].item(), p) for p, g in trained.nonzero().tolist()]
     sampled = torch.tensor([[sum(rollout.versions.values()) for rollout in group] for group in groups]) * trained
     prompt_index = torch.arange(len(groups))[:, None].expand(sampled.shape)
@@ -74,24 +79,41 @@ def make_plan(groups, advantages, trained, *, token_budget, rank, trainers):
             micro_batches.append([])
         micro_batches[-1].append(item)
     micro_batches += [[]] * (-len(micro_batches) % trainers)
+    dropped = [groups[p][g] for p, g in (~trained).nonzero().tolist()]
+    read = items  # rollouts that some rank reads the tokens of
+    if not items:
+        micro_batches, read, dropped = compared_only(dropped, token_budget, trainers)
     return Plan(
+        kept,
         micro_batches[rank::trainers],
         loss.global_denominators(sampled.flatten(), prompt_index.flatten()),
-        [groups[p][g] for p, g in (~trained).nonzero().tolist()],
-        youngest([item.rollout for item in items]),
+        dropped,
+        newest_version_with([item.rollout for item in read]),
         sum(item.rollout.length for item in items),
     )
 
 
-def youngest(rollouts):
-    """The newest policy version that sampled YOUNG of these rollouts' tokens together with the versions after it.
+def compared_only(rollouts, token_budget, trainers):
+    """(a micro-batch for each trainer, the Items in them, the other rollouts) of a batch in which nothing carries loss.
+
+    Its log-probs are compared all the same: where the generators have wrong weights, every answer may be wrong, and no
+    batch would ever carry loss. The rollouts with the newest tokens are chosen.
+    """
+    newest_first = sorted(rollouts, key=lambda rollout: max(rollout.versions, default=0), reverse=True)
+    rows = token_budget // max(rollout.length for rollout in rollouts)
+    items = [Item(rollout, 0.0, 0) for rollout in newest_first[: rows * trainers]]
+    return [items[rank::trainers] for rank in range(trainers)], items, newest_first[len(items) :]
+
+
+def newest_version_with(rollouts, tokens=YOUNG):
+    """The newest policy version that sampled so many of these rollouts' tokens together with the versions after it.
 
     If there are fewer tokens, the oldest version.
     """
     counts = sum((Counter(rollout.versions) for rollout in rollouts), Counter())
     newest_first = sorted(counts, reverse=True)
     total = dict(zip(newest_first, accumulate(counts[version] for version in newest_first)))
-    return next((version for version in total if total[version] >= YOUNG), min(counts, default=0))
+    return next((version for version in total if total[version] >= tokens), min(counts, default=0))
 
 
 def padded(items):
@@ -99,12 +121,13 @@ def padded(items):
     return len(items) * max((item.rollout.length for item in items), default=0)
 
 
-def collate(items, rollouts, device, youngest=0):
+def collate(items, take, device, newest=0):
     """One right-padded Batch on `device`; without items a dummy of one row whose mask is all False.
 
-    rollouts  the pipeline.Rollouts of the items, in the same order
-    youngest  of the Plan
+    take    pipeline.RolloutQueue.tokens, a function of RolloutMetadata that returns their Rollouts
+    newest  of the Plan
     """
+    rollouts = take([item.rollout for item in items])
     width = max((len(r.prompt_ids) + len(r.ids) for r in rollouts), default=2)
     input_ids = torch.zeros(max(len(items), 1), width, dtype=torch.long)
     mask = torch.zeros(input_ids.shape, dtype=torch.bool)
@@ -119,7 +142,7 @@ def collate(items, rollouts, device, youngest=0):
         versions[row, begin:end] = torch.tensor(r.versions)
     advantages = torch.tensor([item.advantage for item in items] or [0.0])
     prompt_index = torch.tensor([item.prompt_index for item in items] or [0])
-    tensors = input_ids, mask[:, 1:], gen_logprobs[:, 1:], advantages, prompt_index, versions[:, 1:] >= youngest
+    tensors = input_ids, mask[:, 1:], gen_logprobs[:, 1:], advantages, prompt_index, versions[:, 1:] >= newest
     return Batch(*(tensor.to(device) for tensor in tensors), experts=experts.collate(rollouts, width, device))
 
 

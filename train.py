@@ -24,6 +24,7 @@ if __name__ == "__main__":  # --help and wrong flags answer before the imports b
 import math
 from contextlib import closing
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from transformers import AutoTokenizer
@@ -65,19 +66,16 @@ def train(run, args):
         groups = queue.next_batch(step)
         if groups is None:
             break
-        # 2. Filter and normalise (Sec. 3.2). Truncated rollouts carry no loss (A.15).
-        kept, advantages = loss.compute_advantages(
-            groups, zero_variance_filter=args.zero_variance_filter, normalisation=args.normalisation
-        )
-        trained = loss.carries_loss(groups, kept)
-        # 3. Update (Sec. 3, Eq. 3 to 8).
         with run.log.timed("train"):
-            metrics = run.update(groups, advantages, trained)
+            # 2. Filter and normalise (Sec. 3.2); divide the work among trainers and micro-batches.
+            plan = run.plan(groups)
+            # 3. Update (Sec. 3, Eq. 3 to 8).
+            update = run.update(plan)
         # 4. Record pass rates for No-Positive-Resampling (Sec. 3.2); log, before the weights go, what led to them;
         # publish them if --off-policy says so now; admit the requests that the new version allows.
         for group in groups:
             run.curriculum.update_history(group[0].prompt, reward.group_pass_rate(group))
-        run.log_step(groups, kept, metrics)
+        run.log_step(groups, plan, update)
         with run.log.timed("publish"):
             queue.publish(run.version, run.send)
         queue.admit(run.curriculum.next(queue.room))
@@ -128,6 +126,16 @@ def learning_rate(version, *, lr, warmup):
     return lr * min(1.0, (version + 1) / warmup)
 
 
+class Update(NamedTuple):
+    """What an optimizer step was: columns of the log."""
+
+    means: dict  # of batches.Statistics, per token
+    padded: list  # tokens of each micro-batch of this rank, with its padding
+    gradient_norm: float  # L2, over all ranks
+    lr: float
+    skipped: bool  # the gradient was not finite
+
+
 class Trainer:
     """A trainer rank: policy, optimizer, curriculum, its end of the queue, the log.
 
@@ -145,7 +153,7 @@ class Trainer:
         self.version = state.get("version", 0)  # optimizer steps done
         self.evaluated = state.get("evaluated")  # version of the last evaluation
         self.saved = state.get("version")  # version of the last checkpoint
-        self.same_weights = True  # as the generators that sampled the batch: until the first update
+        self.first_weights = True  # those of the generators that sampled the batch, until the first update
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         given = {name: getattr(args, name) for name in ("activation_checkpointing", "temperature", "fp32_head")}
         self.policy = checkpoints.load_policy(folder, processes, resume=bool(state), dtype=processes.dtype, **given)
@@ -177,31 +185,49 @@ class Trainer:
 
     # --- One optimizer step
 
-    def update(self, groups, advantages, trained):
-        """One optimizer step on this rank's share of the batch; returns metrics over all ranks.
+    def plan(self, groups):
+        """The batches.Plan of this rank for a batch."""
+        args = self.args
+        return batches.make_plan(
+            groups,
+            zero_variance_filter=args.zero_variance_filter,
+            normalisation=args.normalisation,
+            token_budget=args.token_budget,
+            rank=self.processes.rank,
+            trainers=len(self.processes.trainer_ranks),
+        )
+
+    def update(self, plan):
+        """One optimizer step on this rank's share of the batch; returns an Update, the same on all ranks.
 
         Denominators are global: the numbers of micro-batches and ranks change only the speed. The weights are not
         updated if no token carries loss (all groups of zero variance) or the gradient is not finite; the version
         advances all the same.
         """
-        args, processes = self.args, self.processes
-        share = {"rank": processes.rank, "trainers": len(processes.trainer_ranks)}
-        plan = batches.make_plan(groups, advantages, trained, token_budget=args.token_budget, **share)
-        statistics = batches.Statistics()
-        if not plan.tokens:
-            self.probe(plan.dropped, statistics)
-        self.queue.drop(plan.dropped)
+        args = self.args
         chosen = loss.LOSSES[args.loss]
-        for items in plan.micro_batches:
-            processes.stop_together(batches.padded(items))
-            batch, logprobs, entropy = self.forward(items, plan.youngest)
+        statistics = batches.Statistics()
+        self.queue.drop(plan.dropped)
+        padded = [batches.padded(items) if plan.tokens else 0 for items in plan.micro_batches]
+        for items, tokens in zip(plan.micro_batches, padded):
+            self.processes.stop_together(tokens)
+            batch = batches.collate(items, self.queue.tokens, self.processes.device, plan.newest)
+            self.replay(batch.experts)  # of a mixture of experts; a deviation, see experts.py
+            with torch.set_grad_enabled(plan.tokens > 0):
+                logprobs, entropy = self.policy(batch.input_ids, batch.mask)
+            if self.first_weights and items:
+                precision.startup_check(logprobs, batch.gen_logprobs, batch.mask, self.processes.dtype)
             inputs = logprobs, batch.gen_logprobs, batch.advantages, batch.mask
-            per_token = chosen.objective(*inputs, **args.clips)
-            objective = loss.aggregate(per_token, batch.mask, batch.prompt_index, args.aggregation, plan.denominators)
-            (-objective).backward()
             statistics.add(logprobs, entropy, batch, chosen.clipped(*inputs, **args.clips))
-        means = statistics.means(processes.total)
-        metrics = {name: mean for name, mean in means.items() if plan.tokens or name == "log_rho_youngest"}
+            if plan.tokens:
+                per_token = chosen.objective(*inputs, **args.clips)
+                objective = loss.aggregate(
+                    per_token, batch.mask, batch.prompt_index, args.aggregation, plan.denominators
+                )
+                (-objective).backward()
+        means = statistics.means(self.processes.total)
+        if not plan.tokens:  # the tokens were compared, not trained on
+            means = {name: mean for name, mean in means.items() if name == "log_rho_youngest"}
         norm = self.gradient_norm()
         skipped = not math.isfinite(norm)  # the same on all ranks, since the norm is
         lr = learning_rate(self.version, lr=args.lr, warmup=args.warmup)
@@ -210,35 +236,10 @@ class Trainer:
             parameters["weight_decay"] = args.weight_decay  # a resumed run may have been given another
         if plan.denominators.tokens and not skipped:
             self.optimizer.step()
-            self.same_weights = False
+            self.first_weights = False
         self.optimizer.zero_grad()
         self.version += 1
-        metrics |= {"micro_batches": len(plan.micro_batches), "padded": sum(map(batches.padded, plan.micro_batches))}
-        return metrics | {"tokens_trained": plan.tokens, "gradient_norm": norm, "lr": lr, "skipped": skipped}
-
-    def forward(self, items, youngest):
-        """(Batch, log-probs, entropy) of a micro-batch. As long as both sides have the first weights, compares them."""
-        tokens = self.queue.tokens([item.rollout for item in items])
-        batch = batches.collate(items, tokens, self.processes.device, youngest)
-        self.replay(batch.experts)  # of a mixture of experts; a deviation, see experts.py
-        logprobs, entropy = self.policy(batch.input_ids, batch.mask)
-        if tokens and self.same_weights:
-            precision.startup_check(logprobs, batch.gen_logprobs, batch.mask, self.processes.dtype)
-        return batch, logprobs, entropy
-
-    def probe(self, rollouts, statistics):
-        """Compare both sides' log-probs in a batch without loss, on a micro-batch of its RolloutMetadata for each rank.
-
-        Where the generators have wrong weights, nothing may be right: then no token carries loss, in any batch.
-        """
-        rank, trainers = self.processes.rank, len(self.processes.trainer_ranks)
-        newest_first = sorted(rollouts, key=lambda rollout: max(rollout.versions, default=0), reverse=True)
-        rows = self.args.token_budget // max(rollout.length for rollout in rollouts)
-        chosen = newest_first[: rows * trainers]
-        items = [batches.Item(rollout, 0.0, 0) for rollout in chosen[rank::trainers]]
-        with torch.no_grad():
-            batch, logprobs, entropy = self.forward(items, batches.youngest(chosen))
-        statistics.add(logprobs, entropy, batch, torch.zeros_like(batch.mask))
+        return Update(means, padded, norm, lr, skipped)
 
     def gradient_norm(self):
         """L2 norm of the gradient over all ranks. It is only logged: the gradient is never clipped."""
@@ -253,12 +254,25 @@ class Trainer:
 
     # --- What is kept of it
 
-    def log_step(self, groups, kept, metrics):
+    def log_step(self, groups, plan, update):
         """Log an optimizer step, before its weights are published: if the run ends there, its checkpoint counts it."""
-        history = {"kept": int(kept.sum()), "retired": self.curriculum.retired, "epoch": self.curriculum.epoch}
-        history["too_long"] = len(self.curriculum.too_long)
-        metrics |= history | batches.batch_metrics(groups, self.version - 1)
-        self.log("step", step=self.version, **metrics, **evaluation.grading_metrics(groups, self.curriculum.prompts))
+        self.log(
+            "step",
+            step=self.version,
+            kept=int(plan.kept.sum()),
+            retired=self.curriculum.retired,
+            epoch=self.curriculum.epoch,
+            too_long=len(self.curriculum.too_long),
+            micro_batches=len(update.padded),
+            padded=sum(update.padded),
+            tokens_trained=plan.tokens,
+            gradient_norm=update.gradient_norm,
+            lr=update.lr,
+            skipped=update.skipped,
+            **update.means,
+            **batches.batch_metrics(groups, self.version - 1),
+            **evaluation.grading_metrics(groups, self.curriculum.prompts),
+        )
 
     def evaluate(self):
         """Log mean@k on the validation set. Meanwhile the clock stands still and nothing is sent or admitted."""

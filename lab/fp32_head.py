@@ -102,7 +102,7 @@ def recompute(folder, done, fp32_head):
     """
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(DEVICE)  # type: ignore[arg-type]
     policy = precision.PolicyModel(model, dtype=torch.bfloat16, fp32_head=fp32_head)
-    ids, mask, gen_logprobs, *_ = batches.collate([batches.Item(None, 0.0, 0)] * len(done), done, DEVICE)  # type: ignore[arg-type]
+    ids, mask, gen_logprobs, *_ = batches.collate([batches.Item(None, 0.0, 0)] * len(done), lambda _: done, DEVICE)  # type: ignore[arg-type]
     top = model(input_ids=ids[:16]).logits[:, :-1][mask[:16]].float().softmax(-1).amax(-1).mean().item()
     return policy(ids, mask)[0][mask].cpu(), gen_logprobs[mask].cpu(), top
 

@@ -84,8 +84,8 @@ def log_ratios(kind, replayed):
     noise = torch.Generator().manual_seed(0)
     for block in experts.blocks(model):
         block.gate.weight.data *= 1 + 0.01 * torch.randn(block.gate.weight.shape, generator=noise).bfloat16()
-    items = [SimpleNamespace(advantage=1.0, prompt_index=0)] * len(done)
-    batch = batches.collate(items, done, "cpu")
+    items = [SimpleNamespace(rollout=None, advantage=1.0, prompt_index=0)] * len(done)
+    batch = batches.collate(items, lambda rollouts: done, "cpu")
     policy = precision.PolicyModel(model, dtype=torch.bfloat16)
     experts.Replay(model)(batch.experts if replayed else None)
     with torch.no_grad():

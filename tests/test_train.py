@@ -27,7 +27,6 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import data
-import loss
 import precision
 import sft
 import train
@@ -65,21 +64,22 @@ def refused(capsys, *argv):
 
 def update(trainer, groups):
     """One optimizer step of a Trainer on these groups; returns its metrics."""
-    kept, advantages = loss.compute_advantages(groups, zero_variance_filter=True, normalisation="batch")
-    return trainer.update(groups, advantages, loss.carries_loss(groups, kept))
+    return trainer.update(trainer.plan(groups))
 
 
 def lone_trainer():
     """A Trainer at version 6 in this process alone, with stand-ins for the queue and the other processes."""
     trainer = object.__new__(train.Trainer)
     trainer.args = SimpleNamespace(lr=0.1, warmup=1, weight_decay=0.5, loss="cispo", clips={"eps_max": 5.0})
-    vars(trainer.args).update(aggregation="prompt", token_budget=10_000)
+    vars(trainer.args).update(aggregation="prompt", token_budget=10_000, zero_variance_filter=True)
+    trainer.args.normalisation = "batch"
     trainer.policy = precision.PolicyModel(tiny_model(num_hidden_layers=1), dtype=torch.float32)
     trainer.replay = lambda experts: None
     trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=0.1, weight_decay=0.5)
     trainer.version = 6
-    trainer.same_weights = True
-    trainer.queue = SimpleNamespace(tokens=lambda rollouts: [], drop=lambda rollouts: None)
+    trainer.first_weights = False
+    tokens = [sampled([3, 4], [5, 6], [-2.9, -2.9])]
+    trainer.queue = SimpleNamespace(tokens=lambda rollouts: tokens * len(rollouts), drop=lambda rollouts: None)
     trainer.processes = SimpleNamespace(
         rank=0,
         trainer_ranks=range(1),
@@ -100,7 +100,7 @@ def test_without_any_gradient_the_weights_stand_still_but_the_version_goes_on():
     trainer = lone_trainer()
     before = weights(trainer)
     metrics = update(trainer, batch([True, True], [False, False]))
-    assert trainer.version == 7 and metrics["gradient_norm"] == 0
+    assert trainer.version == 7 and metrics.gradient_norm == 0
     # An optimizer step on a zero gradient would still shrink the weights, by the weight decay.
     assert torch.equal(before, weights(trainer))
 
@@ -108,8 +108,6 @@ def test_without_any_gradient_the_weights_stand_still_but_the_version_goes_on():
 @pytest.mark.parametrize("value, moves", [(1.0, True), (math.nan, False)])
 def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(value, moves):
     trainer = lone_trainer()
-    trainer.same_weights = False
-    trainer.queue.tokens = lambda rollouts: [sampled([3, 4], [5, 6], [-2.9, -2.9])] * len(rollouts)
     before, measure = weights(trainer), trainer.gradient_norm
 
     def poisoned():
@@ -117,7 +115,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(value, mov
         return measure()
 
     trainer.gradient_norm = poisoned
-    assert update(trainer, batch([True, False]))["skipped"] == (not moves) and trainer.version == 7
+    assert update(trainer, batch([True, False])).skipped == (not moves) and trainer.version == 7
     assert torch.equal(before, weights(trainer)) != moves
 
 
@@ -128,7 +126,7 @@ def test_a3_the_learning_rate_rises_linearly_whatever_a_checkpoint_held():
     for trainer.version, lr in ((0, 0.2), (1, 0.4), (3, 0.8), (4, 0.8), (100, 0.8)):
         metrics = update(trainer, batch([True, True], [False, False]))
         group = trainer.optimizer.param_groups[0]
-        assert (group["lr"], group["weight_decay"], metrics["lr"]) == pytest.approx((lr, 0.5, lr))
+        assert (group["lr"], group["weight_decay"], metrics.lr) == pytest.approx((lr, 0.5, lr))
 
 
 # --- Evaluations -----------------------------------------------------------------------------------------------------

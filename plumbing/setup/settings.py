@@ -380,7 +380,7 @@ def evaluations_meet_broadcasts(args, eval_every):
 
 
 def fitting_interval(args):
-    """The least --eval-every, from the present one to twice it, at which evaluations meet broadcasts; None if none does.
+    """The least --eval-every from the present one to twice it at which evaluations meet broadcasts, or None.
 
     A rule need not send weights at multiples of anything, so the search has an end.
     """

@@ -309,17 +309,17 @@ class RolloutQueue:
             self._receive(going[self.store.rank - 1], what, stopped=lambda: None)
         send()
 
-    def evaluate(self, prompts, generations, samples, meanwhile=lambda finished: None):
+    def evaluate(self, prompts, generations, samples, waited=lambda finished: None):
         """Sec. 2.1: `generations` (k of mean@k) rollouts of each validation prompt, at the trainers' version.
 
         Returns (groups of RolloutMetadata, a list per prompt; Rollouts of the first `samples` prompts); ([], []) on
         ranks other than 0. Meanwhile no weights are sent and no training requests admitted. Running rollouts go on.
         The generators must have the trainers' weights: settings.py refuses an --eval-every at which they would not.
-        meanwhile  called on rank 0 while it waits, with how many rollouts are finished
+        waited  called on rank 0 while it waits, with how many rollouts are finished
         """
 
         def stopped():
-            meanwhile(self.store.count("finished/eval") - before)
+            waited(self.store.count("finished/eval") - before)
             return self._stopped()
 
         version = self.version

@@ -180,7 +180,7 @@ class Trainer:
         self.replay = experts.Replay(self.policy.model)
         active = experts.active_parameters(self.policy.model)
         self.log = run_log.RunLog(args, processes, active, state, self.queue.generator_work)
-        self.meanwhile = evaluation.meanwhile(args, processes, self.policy, generate)
+        self.decoder = evaluation.trainer_decodes(args, processes, self.policy, generate)
         self.log("config", step=self.version, flags=vars(args), **build.provenance(prompts, processes.world))
 
     # --- One optimizer step
@@ -278,8 +278,8 @@ class Trainer:
         """Log mean@k on the validation set. Meanwhile the clock stands still and nothing is sent or admitted."""
         k = self.args.eval_generations
         with self.log.clock.paused():
-            with self.log.validation(len(self.validation) * k, self.meanwhile) as meanwhile:
-                groups, samples = self.queue.evaluate(self.validation, k, SAMPLES, meanwhile)
+            with self.log.validation(len(self.validation) * k, self.decoder) as waited:
+                groups, samples = self.queue.evaluate(self.validation, k, SAMPLES, waited)
             self.evaluated = self.version
             if not groups:  # only rank 0 has them
                 return

@@ -142,7 +142,7 @@ def ended(folder):
 
 def make(folder, flags):
     """Begin a run of train.py in a folder, which holds no run that has ended; returns its process."""
-    with closing(run_folder.own(folder)):  # another process may be at it
+    with closing(run_folder.lock_log(folder)):  # another process may be at it
         shutil.rmtree(folder)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "train.py"), *flags, "--out", str(folder)]

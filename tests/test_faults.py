@@ -260,7 +260,7 @@ def test_an_out_that_is_a_file_or_a_broken_link_says_what_it_is_for(tmp_path):
     (tmp_path / "file").touch()
     for name in ("link", "file"):
         with pytest.raises(OSError, match=f"--out .*{name} cannot hold a run: .*likely cause: a file or a broken link"):
-            run_folder.own(tmp_path / name)
+            run_folder.lock_log(tmp_path / name)
 
 
 def test_resuming_with_other_prompts_ends_in_one_line_on_all_ranks(monkeypatch):

@@ -1,4 +1,4 @@
-"""Claims about a loss of one's own (plumbing/setup/own_loss.py, --loss FILE.py:FUNCTION)."""
+"""Claims about a loss of one's own (--loss FILE.py:FUNCTION of plumbing/setup/settings.py)."""
 
 from pathlib import Path
 
@@ -75,3 +75,33 @@ def test_a_missing_file_or_function_and_other_parameters_are_one_line(capsys):
     assert "losses.py cannot be loaded: ModuleNotFoundError" in refused(capsys, "--loss", "losses.py:f")
     Path("losses.py").write_text(CISPO)
     assert "--eps-max is not read by --loss" in refused(capsys, *"--loss losses.py:mine --eps-max 4".split())
+
+
+LATE = {  # what a loss does at its fourth call, in training -> how the run ends
+    "sys.exit(0)": "raised SystemExit: 0 (losses.py, line 9)",
+    "return logprobs.sum()": "expected a tensor of the shape of mask, (B, T); got shape ()",
+    "os.fork()": "started a process by os.fork",
+    "raise KeyError('x')": "raised KeyError: 'x' (losses.py, line 9)",
+}
+LATER = """import os, sys
+
+calls = []
+
+
+def f(logprobs, gen_logprobs, advantages, mask):
+    calls.append(os.getpid())
+    if len(calls) == 4:
+        {}
+    return (logprobs * advantages[:, None]).masked_fill(~mask, 0)
+"""
+
+
+@pytest.mark.parametrize("deed", LATE)
+def test_what_a_loss_may_not_do_ends_the_run_with_an_error_and_keeps_its_checkpoint(capsys, deed):
+    Path("losses.py").write_text(LATER.format(deed))
+    flags = [*TINY, "--loss", "losses.py:f", "--steps", "8", "--checkpoint-every", "1", "--seed", "3", "--out", "a"]
+    assert train.main(read_settings(flags)) == 1
+    said = capsys.readouterr().err
+    assert f"--loss {Path.cwd()}/losses.py:f" in said and LATE[deed] in said
+    assert "a holds a checkpoint of step" in said and "go on with --resume" in said
+    assert read_rows("a/log.jsonl")[-1]["kind"] == "end"

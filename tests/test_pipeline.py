@@ -670,10 +670,9 @@ def test_a_trainer_decodes_too_while_it_waits_for_an_evaluation():
     place = dict(heartbeat=queue.store.heartbeat, device="cpu", dtype=None, clock=None, store=queue.store)
     policy = SimpleNamespace(modules=list, model=SimpleNamespace(named_parameters=list))
     asked = SimpleNamespace(generator=fake, scorer=scorer), SimpleNamespace(**place), policy
-    meanwhile = evaluation.Meanwhile(*asked, train.generate)
-    groups, _ = queue.evaluate(
-        [prompt(n) for n in range(3)], 2, 1, lambda _: meanwhile.decode()
-    )  # no generator answers
+    decoder = evaluation.TrainerDecodes(*asked, train.generate)
+    with mock.patch.object(build, "make_generator", side_effect=OSError("the checkpoint is deleted by now")):
+        groups, _ = queue.evaluate([prompt(n) for n in range(3)], 2, 1, lambda _: decoder.decode())  # no other answers
     assert [[rollout.prompt for rollout in group] for group in groups] == [[0, 0], [1, 1], [2, 2]]
     assert not queue.store.has(["joined/0/0"])
 

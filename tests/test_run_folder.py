@@ -161,7 +161,7 @@ def test_only_the_runs_own_files_are_touched(tmp_path):
     data.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer": "3"}')  # as many editors write it
     log = log_with(tmp_path, b"")
     before = {path: path.read_bytes() for path in (data, log)}
-    run_folder.own(tmp_path).close()
+    run_folder.lock_log(tmp_path).close()
     assert {path: path.read_bytes() for path in (data, log)} == before
     for name in ("checkpoint-9", "checkpoint-10", "checkpoint-10-copy", "checkpoint-best"):
         Path(tmp_path, name).mkdir()

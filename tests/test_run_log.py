@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import read_rows
 
+from plumbing.run.folder import lock_log
 from plumbing.watch.run_log import Clock, RunLog, append
 
 
@@ -39,7 +40,7 @@ class Logged:
         self.work = {}
         heartbeat = SimpleNamespace(final=False, stop=pytest.fail)
         processes = SimpleNamespace(rank=rank, devices=3, generator_ranks=range(1, 3), hours="device-hours", name=str)
-        vars(processes).update(clock=lambda: self.now, heartbeat=heartbeat)
+        vars(processes).update(clock=lambda: self.now, heartbeat=heartbeat, lock=None if rank else lock_log(out))
         args = SimpleNamespace(out=str(out), virtual=None, steps=9, think_end=None, generations=8)
         self.log = RunLog(args, processes, 1000, state or {}, lambda: self.work)
         prompts = dict(train=9, validation=99, too_long=0, repeated=0, unusable=0)

@@ -156,7 +156,7 @@ def test_eq1_a_validation_costs_no_compute_and_a_benchmark_in_it_has_its_own_cur
     queue = SimpleNamespace(evaluate=lambda *_: now.append(now.pop() + 100) or (groups, []))
     log = MagicMock(clock=run_log.Clock(2, read=lambda: now[0]))
     args = SimpleNamespace(eval_generations=4, out=".")
-    run = SimpleNamespace(args=args, queue=queue, log=log, version=7, meanwhile=None, validation=curves, benchmarks={1})
+    run = SimpleNamespace(args=args, queue=queue, log=log, version=7, decoder=None, validation=curves, benchmarks={1})
     log.clock.start()
     train.Trainer.evaluate(run)
     now[0] += 18

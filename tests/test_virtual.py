@@ -232,7 +232,7 @@ def test_a_run_that_raises_leaves_the_process_as_it_was_for_the_next_run_of_a_no
         with pytest.raises(ZeroDivisionError):
             run(tmp_path / "a", *"--virtual generators --k 1".split())
     assert (signal.getsignal(signal.SIGINT), torch.get_num_threads()) == before and not dist.is_initialized()
-    run_folder.own(tmp_path / "a").close()  # it is locked no more
+    run_folder.lock_log(tmp_path / "a").close()  # it is locked no more
 
 
 def test_a_run_deletes_its_own_older_checkpoints_only(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ Test: pytest tests/test_run_folder.py tests/test_faults.py
 import hashlib
 import itertools
 import json
+import os
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -39,8 +40,11 @@ def others(out):
     return [folder.name for folder in (*finished(out), Path(out) / "checkpoint.tmp") if folder.exists()]
 
 
-def own(out):
-    """Open the log of a run and lock it until it is closed. Raises OSError if it is held or cannot be opened."""
+def lock_log(out, *, alone=True):
+    """Open the log of a run and lock it until it is closed. Raises OSError if it is held or cannot be opened.
+
+    alone  False: only find out whether a run holds it; several processes may at the same time
+    """
     import fcntl  # here, since Windows lacks it, where logs can be read
 
     try:
@@ -50,10 +54,18 @@ def own(out):
         cause = "a file or a broken link of that name, or a folder that may not be written"
         raise OSError(error.errno, f"--out {out} cannot hold a run: {error}; likely cause: {cause}") from error
     try:
-        fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(log, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise OSError(f"{out} is in use by another run") from error
     return log
+
+
+def is_locked(log, out):
+    """Whether `log`, as from `lock_log`, is still the file of that name."""
+    try:
+        return os.path.samestat(os.fstat(log.fileno()), (Path(out) / "log.jsonl").stat())
+    except FileNotFoundError:
+        return False
 
 
 def rows(log):

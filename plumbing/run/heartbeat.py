@@ -38,6 +38,10 @@ class Lost(RuntimeError):
     """A process has ended, hangs or is out of reach: the run cannot go on."""
 
 
+class Fault(RuntimeError):
+    """The run cannot go on, and no other process is to blame; a new start would fail alike."""
+
+
 # --- Connections -----------------------------------------------------------------------------------------------------
 
 
@@ -166,11 +170,11 @@ class Heartbeat(threading.Thread):
     def blame(self, error):
         """After `error`: why the run cannot go on, told to all ranks.
 
-        An OSError or FloatingPointError is itself the reason. Other errors come from a collective or the store when a
-        rank is lost, which is known within seconds of its end, or after its silence. Any other error is then a mistake
-        in the program and is raised again.
+        An OSError, FloatingPointError or Fault is itself the reason. Other errors come from a collective or the store
+        when a rank is lost, which is known within seconds of its end, or after its silence. Any other error is then a
+        mistake in the program and is raised again.
         """
-        if isinstance(error, (OSError, FloatingPointError)):
+        if isinstance(error, (OSError, FloatingPointError, Fault)):
             self.final = not isinstance(error, (ConnectionError, TimeoutError))  # a full disk is full again
             self.lose(str(error) or type(error).__name__)
         began = time.monotonic()

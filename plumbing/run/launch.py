@@ -5,8 +5,10 @@ Run by settings.py, processes.py and train.py. Test: pytest tests/test_restarts.
 
 import os
 import signal
+import socket
 import sys
-from contextlib import suppress
+import threading
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -14,6 +16,8 @@ import torch
 # Signals that end a run in order: Ctrl-C, a closed terminal, Ctrl-\\, a scheduler before it kills, a used-up CPU limit.
 ENDING = ("SIGINT", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 
+
+WORD = 10.0  # seconds after which a rank says that it waits for the others
 
 # torchrun's variables -> their values in a process that torchrun has not started.
 ALONE = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
@@ -38,6 +42,43 @@ def threads():
         if b"OMP_NUM_THREADS=" in Path(f"/proc/{os.getppid()}/environ").read_bytes():
             return int(os.environ["OMP_NUM_THREADS"])
     return max(1, cores() // torchrun("LOCAL_WORLD_SIZE"))
+
+
+@contextmanager
+def meeting():
+    """Inside `with`, the ranks meet. After WORD seconds a line says who waits, and what to do if nobody will come.
+
+    A shell may hold RANK and WORLD_SIZE of a launcher that has ended, and then nobody else has been started.
+    """
+    who = f"rank {torchrun('RANK')} of {torchrun('WORLD_SIZE')}"
+    cause = "started alone, with variables that another launcher has left in this shell"
+    way_out = "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT"
+    said = f"{who} waits for the others. If it was {cause}: Ctrl-C, then {way_out}"
+    timer = threading.Timer(WORD, print, [said], {"file": sys.stderr, "flush": True})
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def check_launcher():
+    """Raise ValueError if torchrun's variables are there, but not the torchrun that they name.
+
+    Its agent hosts the store at which the ranks meet; where it is gone, nobody listens there.
+    """
+    if torchrun("WORLD_SIZE") == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        socket.create_connection(place, timeout=WORD).close()
+    except OSError as error:
+        raise ValueError(
+            f"RANK is {torchrun('RANK')} and WORLD_SIZE {torchrun('WORLD_SIZE')}, but no launcher answers at "
+            f"{place[0]}:{place[1]} ({error}); likely cause: variables that an earlier torchrun has left in this "
+            "shell: unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE, or start it by torchrun"
+        ) from error
 
 
 def restarts():

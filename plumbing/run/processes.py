@@ -36,7 +36,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from pipeline import RequestQueue
 from plumbing.run import folder as run_folder
 from plumbing.run import heartbeat
-from plumbing.run.launch import end_launcher, handled, threads, torchrun
+from plumbing.run.launch import end_launcher, handled, meeting, threads, torchrun
 from plumbing.run.store import LONGEST_POLL, POLL, SLOWER, Interrupted, Store
 from plumbing.watch.screen import Unbroken
 from verify import sandbox
@@ -173,7 +173,8 @@ class Processes:
         limit = timedelta(seconds=args.timeout)
         if name := interface():
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        dist.init_process_group("gloo", timeout=limit)
+        with meeting():
+            dist.init_process_group("gloo", timeout=limit)
         dist.all_gather_object(places := [None] * self.world, (uuid(self.device), socket.gethostname()))
         kind = backend([gpu for gpu, _ in places])
         self.hosts = [host for _, host in places]
@@ -214,7 +215,7 @@ class Processes:
         out = Path(args.out)
         if self.rank == 0:
             with self.heartbeat.working():
-                self.lock = run_folder.own(out)  # until this process ends
+                self.lock = run_folder.lock_log(out)  # until this process ends
                 args.checkpoint = run_folder.pick(out, args.checkpoint) if args.resume else None
             for stale in out.glob(".start-*"):
                 stale.unlink()
@@ -357,8 +358,8 @@ def lead(args, processes, make, train):
             heartbeat.tick()  # raises Lost if a process died: then the launcher, not Ctrl-C, interrupted us
         heartbeat.needed &= {*processes.trainer_ranks}  # from here on generators may end
         run.queue.stop(reason)
-        if run.meanwhile:
-            run.meanwhile.close()
+        if run.decoder:
+            run.decoder.close()
         run.checkpoint()
     except (OSError, RuntimeError, FloatingPointError) as error:
         reason = heartbeat.blame(error)

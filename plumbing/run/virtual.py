@@ -157,7 +157,7 @@ class InOneProcess(Processes):
 
     def agree(self, args):
         """Lock --out, pick the checkpoint to resume from, and begin the generators' lives."""
-        self.lock = run_folder.own(args.out)
+        self.lock = run_folder.lock_log(args.out)
         args.checkpoint = run_folder.pick(args.out, args.checkpoint) if args.resume else None
         for rank in self.generator_ranks:
             queue = RequestQueue(Store(self.memory, rank, self.heartbeat), self.clock, eager=True)

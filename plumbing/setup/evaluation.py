@@ -19,7 +19,7 @@ import batches
 import precision
 import reward
 from pipeline import Request, RequestQueue
-from plumbing.run.launch import threads, torchrun
+from plumbing.run.launch import meeting, threads, torchrun
 from plumbing.run.processes import device
 from plumbing.run.store import POLL
 from plumbing.setup.build import make_generator, make_scorer
@@ -30,18 +30,19 @@ from verify.graders import NO_FAILURE, OWN
 TURNS = 0.2  # seconds that the first trainer decodes between two looks at what the generators have finished
 
 
-class Own(RequestQueue):
+class LocalQueue(RequestQueue):
     """The requests of a generator in a trainer's process, which takes the weights from the trainer itself."""
 
     def join(self, version):
         pass
 
 
-class Meanwhile:
-    """On CPUs a run's only trainer decodes too while it waits for an evaluation: else its cores would be idle.
+class TrainerDecodes:
+    """On CPUs a run's only trainer decodes too while it waits for an evaluation, since its cores would be idle.
 
     generate  train.generate, whose loop it runs with a generator of its own. A completion depends on
-              its request alone, not on who makes it
+              its request alone, not on who makes it. The generator is made here, at the start: later the checkpoint
+              that it is read from may have been deleted
     """
 
     def __init__(self, args, processes, policy, generate):
@@ -50,7 +51,8 @@ class Meanwhile:
                 named[name].detach().copy_(tensor)
 
         place = {name: getattr(processes, name) for name in ("heartbeat", "device", "dtype", "clock")}
-        self.turns = generate(args, SimpleNamespace(receive=copied, **place), Own(processes.store))
+        self.turns = generate(args, SimpleNamespace(receive=copied, **place), LocalQueue(processes.store))
+        next(self.turns)  # makes the generator, which gets the trainer's weights
 
     def decode(self):
         """Decode for a moment; returns at once if all requests of the evaluation are taken."""
@@ -63,10 +65,11 @@ class Meanwhile:
         self.turns.close()
 
 
-def meanwhile(args, processes, policy, generate):
-    """The Meanwhile of a run's only trainer on CPUs; None in any other run. Arguments as for Meanwhile."""
-    alone = args.trainers == 1 and args.generator == "torch" and not args.virtual
-    return Meanwhile(args, processes, policy, generate) if alone and processes.device.type == "cpu" else None
+def trainer_decodes(args, processes, policy, generate):
+    """The TrainerDecodes of a run's only trainer on CPUs; None in any other run. Arguments as for TrainerDecodes."""
+    if args.trainers > 1 or args.generator != "torch" or args.virtual or processes.device.type != "cpu":
+        return None
+    return TrainerDecodes(args, processes, policy, generate)
 
 
 def metrics(groups, prompts, benchmarks):
@@ -138,7 +141,9 @@ def evaluate_policy(args, prompts):
         torch.cuda.set_device(place)
     if world > 1:
         torch.set_num_threads(threads())
-        dist.init_process_group("gloo", timeout=timedelta(days=1))  # some ranks end long before others
+        with meeting():
+            dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
+        patient = dist.new_group(timeout=timedelta(days=1))  # some ranks end long before others
         dist.broadcast_object_list(tried := [args.protections], 0)
         [args.protections] = tried
     mine = prompts[rank::world]
@@ -159,7 +164,7 @@ def evaluate_policy(args, prompts):
             bar.update()
         shares = [values] * world
         if world > 1:  # before the generator is closed: vLLM destroys the group with it
-            dist.all_gather_object(shares, values)
+            dist.all_gather_object(shares, values, group=patient)
     if rank:
         return
     for other in range(1, world):

@@ -20,16 +20,18 @@ from typing import get_args, get_origin
 import torch
 
 import data
-from loss import AGGREGATIONS, LOSSES, NORMALISATIONS
+from loss import AGGREGATIONS, LOSSES, NORMALISATIONS, Loss
 from pipeline import OFF_POLICY
 from plumbing.prompts import sources
 from plumbing.run import costs
 from plumbing.run import folder as run_folder
-from plumbing.run.launch import end_launcher, refuse, restarts, torchrun, world_size
-from plumbing.setup import own_loss, plan
+from plumbing.run.heartbeat import Fault
+from plumbing.run.launch import check_launcher, end_launcher, refuse, restarts, torchrun, world_size
+from plumbing.setup import plan
 from plumbing.setup.typed import Parser, as_given, option
 from recipes import EMBEDDED, OF_BASE, PAPER, RECIPES
 from reward import THINK_END
+from verify import own
 
 ROOT = Path(__file__).resolve().parents[2]  # the project's folder, so that base/ is found from every working folder
 
@@ -62,7 +64,7 @@ def loss_name(text):
         raise argparse.ArgumentTypeError(f"got {text}; expected {', '.join(LOSSES)} or FILE.py:FUNCTION")
     path = os.path.abspath(os.path.expanduser(text))
     try:
-        own_loss.register(path)
+        register_own_loss(path)
     except ValueError as wrong:
         raise argparse.ArgumentTypeError(wrong) from wrong
     return path
@@ -81,6 +83,73 @@ def mark_or_none(text):
     if not text:
         raise argparse.ArgumentTypeError("got an empty text; expected the text behind which the answer begins, or none")
     return None if text == "none" else text
+
+
+# --- A loss of one's own ---------------------------------------------------------------------------------------------
+#
+# --loss FILE.py:FUNCTION is called as FUNCTION(logprobs, gen_logprobs, advantages, mask), with arguments as for
+# loss.cispo. It returns (B, T), per token, to be maximised. Its parameters are the function's keyword defaults. The
+# log's `clipped` is null, since nobody says where its bound acts. The file is trusted: it runs with all rights of its
+# user. Deviation: losses of one's own are no part of the paper.
+
+
+def register_own_loss(spec):
+    """Load the function and put it into loss.LOSSES under `spec`. Raises ValueError if it cannot be a loss."""
+    function = own.load(spec, ("logprobs", "gen_logprobs", "advantages", "mask"))
+    objective = checked_at_each_call(function, spec)
+    logprobs = torch.tensor([[-0.5, -1.0, -2.0], [-3.0, -0.1, -1.5]], requires_grad=True)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    try:
+        found = objective(logprobs, torch.full((2, 3), -1.2), torch.tensor([1.0, -1.0]), mask)
+    except Fault as wrong:
+        raise ValueError(wrong) from wrong
+    if not found[mask].isfinite().all():
+        raise ValueError(f"--loss {spec}: expected finite values where mask is True, got {found[mask].tolist()}")
+    if found.grad_fn is None:  # a gradient of zero is no reason to refuse it
+        raise ValueError(f"--loss {spec}: expected a value that depends on logprobs, got one without a gradient")
+    LOSSES[spec] = Loss(objective, unknown, {})
+
+
+def unknown(logprobs, gen_logprobs, advantages, mask):
+    """Where its cap or clip acts: nobody says."""
+    return torch.full(mask.shape, float("nan"), device=mask.device)
+
+
+def checked_at_each_call(function, spec):
+    """The objective with this function: raises Fault if a call raises, ends the process, forks it or has another shape.
+
+    Training would otherwise go on with what is no loss, or end without a word.
+    """
+    calling = False
+    forked = False
+
+    def in_parent():
+        nonlocal forked
+        forked = forked or calling
+
+    def in_child():
+        if calling:  # it would go on as a second rank of the same number
+            os._exit(1)
+
+    os.register_at_fork(after_in_parent=in_parent, after_in_child=in_child)
+
+    def objective(logprobs, gen_logprobs, advantages, mask):
+        nonlocal calling
+        calling = True
+        try:
+            found = function(logprobs, gen_logprobs, advantages, mask)
+        except (Exception, SystemExit) as error:  # whatever the user's function raises
+            raise Fault(f"--loss {spec} raised {own.place(error, own.parsed(spec)[0])}") from error
+        finally:
+            calling = False
+        if forked:
+            raise Fault(f"--loss {spec} started a process by os.fork: expected a function of its arguments alone")
+        if not isinstance(found, torch.Tensor) or found.shape != mask.shape:
+            got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+            raise Fault(f"--loss {spec}: expected a tensor of the shape of mask, (B, T); got {got}")
+        return found
+
+    return objective
 
 
 # --- The settings ----------------------------------------------------------------------------------------------------
@@ -137,7 +206,9 @@ class Settings:
         "your own function instead of the graders (docs/rewards.md)", FIXED | EVALUATION, metavar="FILE.py:FUNCTION"
     )
     verifiers: int = flag("processes of each generator that check answers", EVALUATION, 2, least=1, metavar="N")
-    temperature: float = flag("of sampling; 0, with --evaluate: the most probable token", EVALUATION, 1.0, least=0)
+    temperature: float = flag(
+        "of sampling; 0, with --evaluate: the most probable token", FIXED | EVALUATION, 1.0, least=0
+    )
     dtype: str = flag(
         "not of master weights; default: bfloat16 on GPUs, else float32", EVALUATION, choices=("float32", "bfloat16")
     )
@@ -150,16 +221,18 @@ class Settings:
         metavar="TEXT|none",
     )
     max_prompt_tokens: int = flag("longer prompts are dropped and counted", FIXED | EVALUATION, least=1)
-    max_new_tokens: int = flag("thinking and answer tokens of a completion", EVALUATION, least=1)
-    length_control: str = flag("interruptions, the penalty of Eq. 9, or none", EVALUATION, choices=LENGTH_CONTROLS)
+    max_new_tokens: int = flag("thinking and answer tokens of a completion", FIXED | EVALUATION, least=1)
+    length_control: str = flag(
+        "interruptions, the penalty of Eq. 9, or none", FIXED | EVALUATION, choices=LENGTH_CONTROLS
+    )
     interrupt_at: tuple[int, int] = flag(
         "interrupt: a completion still thinking at a length drawn from here is made to answer (A.10)",
-        EVALUATION,
+        FIXED | EVALUATION,
         least=1,
         metavar=("LO", "HI"),
         read_with=INTERRUPT,
     )
-    interrupt_phrase: str = flag("interrupt: the text that is injected there", EVALUATION, read_with=INTERRUPT)
+    interrupt_phrase: str = flag("interrupt: the text that is injected there", FIXED | EVALUATION, read_with=INTERRUPT)
     length_max: int = flag("penalty: L_max of Eq. 9, tokens", least=1, read_with=PENALTY)
     length_cache: int = flag("penalty: L_cache of Eq. 9, tokens", least=1, read_with=PENALTY)
 
@@ -325,11 +398,16 @@ def earlier_flags(asked):
     log = Path(asked["out"]) / "log.jsonl"
     if not log.exists():
         raise ValueError(f"--resume: expected the log of the run whose checkpoints are in {log.parent}, found no {log}")
+    run_folder.lock_log(log.parent, alone=False).close()  # a run that goes on deletes checkpoints that are looked at
     stored = restored(log)
     for name, one in FIELDS.items():
         was = stored.get(name, one.default)
         if FIXED <= one.metadata["marks"] and asked.get(name, was) != was:
-            raise ValueError(f"--resume with {option(name)} {asked[name]}: the run in {log.parent} has {was}")
+            checkpoint = run_folder.finished(asked["out"])[-1]
+            raise ValueError(
+                f"--resume with {option(name)} {as_given(asked[name])}: the run in {log.parent} has {as_given(was)}, "
+                f"and this must stay. To change it, start a new run from its weights: --model {checkpoint}"
+            )
     return stored
 
 
@@ -468,6 +546,7 @@ def check_start(args, given):
     """Raise ValueError for a mode that cannot be started as it was."""
     if args.plan and args.virtual:
         raise ValueError("--plan with --virtual: a plan is of a run on GPUs; leave one of them out")
+    check_launcher()
     if args.virtual and torchrun("WORLD_SIZE") > 1:
         raise ValueError("--virtual runs in a single process: start it with python, or torchrun with one process")
     if args.virtual and args.generator != "torch":

@@ -307,7 +307,9 @@ def neighbours(args):
     first = torchrun("RANK") - mine
     here = [first + rank for rank in sharing(world_size())]
     training = 0 if len(here) == 1 else sum(rank < args.trainers for rank in here)
-    decodes = training == args.trainers == 1 and not torch.cuda.device_count()  # in evaluations: evaluation.Meanwhile
+    decodes = (
+        training == args.trainers == 1 and not torch.cuda.device_count()
+    )  # in evaluations: evaluation.TrainerDecodes
     return {"free": free_bytes(mine), "trainers": training, "generators": max(1, len(here) - training) + decodes}
 
 

@@ -110,15 +110,28 @@ class RunLog:
             row |= self.timing()
         flops = self.parameters * (2.0 * self.totals["tokens"] + 6.0 * self.totals["tokens_trained"])
         row = {"kind": kind, "step": step, "gpu_hours": self.clock.gpu_hours, **self.totals, "flops": flops} | row
+        if kind == "config":
+            self.config = row
+        elif not run_folder.is_locked(self.processes.lock, self.out):
+            self.begin_anew()
         append(self.out / "log.jsonl", row)
         for observe in self.observers:
             observe(row)
+
+    def begin_anew(self):
+        """The log is gone: say it, and begin another with the flags, without which no run is resumed."""
+        self.processes.lock = run_folder.lock_log(self.out)
+        self.screen.write(
+            f"WARNING: {self.out / 'log.jsonl'} was removed or moved while the run writes it. A new one begins with "
+            "the run's flags; put the earlier rows before them to fit the whole run"
+        )
+        append(self.out / "log.jsonl", self.config)
 
     @contextmanager
     def validation(self, completions, decoder):
         """Inside `with`, a function to call while a validation is waited for, with the number of finished completions.
 
-        It shows them in a bar, from a minute on, and has the decoder, an evaluation.Meanwhile or None, decode.
+        It shows them in a bar, from a minute on, and has the decoder, an evaluation.TrainerDecodes or None, decode.
         """
         if self.processes.rank:
             yield None
@@ -126,12 +139,12 @@ class RunLog:
         look = {"desc": "validation", "unit": " completions", "leave": False, "delay": MINUTE}
         with progress(sys.stdout, total=completions, **look) as bar:
 
-            def meanwhile(finished):
+            def waited(finished):
                 bar.update(finished - bar.n)
                 if decoder:
                     decoder.decode()
 
-            yield meanwhile
+            yield waited
 
     @contextmanager
     def timed(self, name):

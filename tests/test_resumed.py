@@ -1,0 +1,82 @@
+"""Claims about a run beside or after another: what a resumed run keeps, logs that vanish, variables left behind."""
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+from conftest import read_rows
+from test_train import elsewhere, refused  # noqa: F401
+
+import train
+from plumbing.run import folder as run_folder
+from plumbing.run import launch
+from plumbing.setup.settings import read_settings
+
+TINY = "--virtual exact --data tiny --k 0 --prompts 4 --generations 4 --eval-prompts 4 --out a".split()
+
+
+def run(*flags):
+    assert train.main(read_settings(flags)) == 0
+    return read_rows("a/log.jsonl")
+
+
+@pytest.mark.parametrize(
+    "flags", ["--temperature 0.7", "--max-new-tokens 9", "--length-control none", "--interrupt-at 3 4"]
+)
+def test_what_evaluations_depend_on_cannot_change_on_resume(capsys, flags):
+    run(*TINY, "--steps", "1", "--eval-every", "1")
+    message = refused(capsys, "--resume", "--out", "a", *flags.split())
+    assert message.startswith(f"train.py: error: --resume with {flags}: the run in a has ")
+    assert message.endswith("start a new run from its weights: --model a/checkpoint-1")
+
+
+def test_a_second_run_beside_the_first_is_refused_as_in_use(capsys):
+    run(*TINY, "--steps", "1", "--eval-every", "1")
+    with run_folder.lock_log("a"):
+        assert refused(capsys, "--resume", "--out", "a") == "train.py: error: a is in use by another run"
+    with run_folder.lock_log("a", alone=False), run_folder.lock_log("a", alone=False):  # many may look
+        pass
+
+
+@pytest.mark.parametrize("vanish", [Path.unlink, lambda log: log.rename("elsewhere.jsonl")], ids=["removed", "moved"])
+def test_a_log_that_vanishes_is_named_and_begun_anew_so_that_the_run_can_be_resumed(vanish, monkeypatch, capsys):
+    def update(self, plan, original=train.Trainer.update):
+        if self.version == 1:
+            vanish(Path("a/log.jsonl"))
+        return original(self, plan)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(train.Trainer, "update", update)
+        rows = run(*TINY, "--steps", "3", "--eval-every", "1")
+    assert [(row["kind"], row["step"]) for row in rows[:3]] == [("config", 0), ("step", 2), ("eval", 2)]
+    assert "a/log.jsonl was removed or moved while the run writes it" in capsys.readouterr().out
+    assert run("--resume", "--out", "a", "--steps", "4")[-1]["step"] == 4
+
+
+def leave_behind(monkeypatch, port):
+    """The variables of a torchrun whose agent listens, or listened, at this port."""
+    found = dict(RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    for name, value in found.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+
+
+@pytest.mark.parametrize("flags", ["--evaluate base", "--loss cispo"])
+def test_variables_that_a_launcher_has_left_behind_are_named_before_anything_is_loaded(monkeypatch, capsys, flags):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        leave_behind(monkeypatch, port)
+        launch.check_launcher()
+    with pytest.raises(SystemExit):
+        read_settings(flags.split())
+    said = capsys.readouterr().err
+    assert f"no launcher answers at 127.0.0.1:{port}" in said and "unset RANK WORLD_SIZE" in said
+
+
+def test_a_rank_that_waits_long_for_the_others_says_so(monkeypatch, capsys):
+    leave_behind(monkeypatch, 1)
+    monkeypatch.setattr(launch, "WORD", 0.01)
+    with launch.meeting():
+        time.sleep(0.2)
+    assert "rank 0 of 2 waits for the others" in capsys.readouterr().err

@@ -1,14 +1,25 @@
-"""Claims: a loss and an off-policy rule are each added in one place, and the command line, a run and the log follow."""
+"""Claims: each open table takes a row by one edit, and its tests then hold that row: broken ones fail.
+
+One good and one broken row of each kind: a loss, an off-policy rule, an aggregation, an embedded task.
+"""
+
+import random
 
 import pytest
+import test_loss
+import test_pipeline
 import torch
 from conftest import read_rows
 from test_train import elsewhere  # noqa: F401
+from transformers import AutoTokenizer
 
+import data
 import loss
 import pipeline
 import train
-from plumbing.setup.settings import known_flags, read_settings
+from plumbing.prompts import sources
+from plumbing.setup.settings import ROOT, known_flags, read_settings
+from verify import graders
 
 pytestmark = pytest.mark.usefixtures("losses_as_before")
 
@@ -21,26 +32,165 @@ def steps(*flags):
     return read_rows("run/log.jsonl", "step")
 
 
-def test_a_loss_added_under_the_decorator_has_its_name_and_clip_flag_in_the_help_and_its_clipped_share_in_the_log():
-    def acts(logprobs, gen_logprobs, advantages, mask, *, eps_half):
-        return mask & (torch.arange(mask.shape[1]) % 2 == 0)
-
-    @loss.loss(clipped=acts, eps_half=loss.Clip(0.25, "a made-up width"))
-    def halved(logprobs, gen_logprobs, advantages, mask, *, eps_half):
-        return torch.where(mask, eps_half * advantages[:, None] * logprobs, 0.0)
-
-    text = " ".join(known_flags().format_help().split())
-    assert "|halved|" in text and "--eps-half EPS_HALF halved: a made-up width [0.25]" in text
-    assert read_settings(["--loss", "halved", "--eps-half", "0.5"]).clips == {"eps_half": 0.5}
-    found = [row["clipped"] for row in steps("--loss", "halved") if row["kept"]]
-    assert found and all(0.4 < share < 0.7 for share in found)  # every second token
+def help_text():
+    return " ".join(known_flags().format_help().split())
 
 
-def test_a_rule_added_to_the_table_is_a_choice_with_its_bound(monkeypatch):
-    rule = pipeline.Rule(
-        least_k=2, batches=lambda version, k: version + k, publishes=lambda version, k: True, alternates=False
-    )
-    monkeypatch.setitem(pipeline.OFF_POLICY, "early", rule)
-    assert "{pipeline,ppo,early}" in known_flags().format_help()
-    found = steps("--off-policy", "early", "--k", "2")  # one batch fewer ahead than pipeline: at most k - 1 steps old
+# --- A loss ----------------------------------------------------------------------------------------------------------
+
+
+def check_loss(name):
+    """What test_loss.py asks of every loss."""
+    test_loss.test_eq2_at_equal_policies_every_loss_has_the_gradient_of_reinforce(name)
+    test_loss.test_masked_positions_leave_no_trace_whatever_they_hold(name, (0, 1), float("nan"))
+    test_loss.test_a17_clipped_tokens_are_those_whose_objective_would_be_another_without_the_bound(name)
+
+
+def root_acts(logprobs, gen_logprobs, advantages, mask, *, eps_root):
+    return loss.cap_acts(logprobs, gen_logprobs, advantages, mask, eps_max=eps_root**2)
+
+
+def add_loss(name, clipped, weigh):
+    """Add a loss whose tokens weigh as `weigh` says, up to eps_root."""
+
+    def objective(logprobs, gen_logprobs, advantages, mask, *, eps_root):
+        weight = weigh(loss.importance_ratio(logprobs, gen_logprobs, mask)).clamp(max=eps_root)
+        return (weight * advantages[:, None] * logprobs.masked_fill(~mask, 0)).masked_fill(~mask, 0)
+
+    objective.__name__ = name
+    loss.register_loss(clipped=clipped, eps_root=loss.Clip(1.5, "a cap on the root of the ratio"))(objective)
+
+
+def test_a_loss_has_its_name_and_clip_flag_in_the_help_and_its_clipped_share_in_the_log():
+    add_loss("root", root_acts, lambda ratio: ratio.sqrt().detach())
+    check_loss("root")
+    assert "|root|" in help_text() and "--eps-root EPS_ROOT root: a cap on the root of the ratio [1.5]" in help_text()
+    assert read_settings(["--loss", "root", "--eps-root", "2"]).clips == {"eps_root": 2.0}
+    found = [row["clipped"] for row in steps("--loss", "root", "--eps-root", "0.01") if row["kept"]]
+    assert found and all(0.5 < share <= 1 for share in found)
+
+
+@pytest.mark.parametrize("clipped, weigh", [
+    (root_acts, lambda ratio: ratio.sqrt()),  # the weight has a gradient of its own
+    (lambda *batch, eps_root: loss.cap_acts(*batch, eps_max=eps_root), lambda ratio: ratio.sqrt().detach()),
+], ids=["gradient through the ratio", "clipped share of another bound"])  # fmt: skip
+def test_a_broken_loss_fails(clipped, weigh):
+    add_loss("root", clipped, weigh)
+    with pytest.raises(AssertionError):
+        check_loss("root")
+
+
+# --- An off-policy rule ----------------------------------------------------------------------------------------------
+
+# One batch fewer ahead than pipeline: at most k - 1 steps old.
+EARLY = pipeline.Rule(
+    least_k=2,
+    bound=lambda k: k - 1,
+    batches=lambda version, k: version + k,
+    publishes=lambda version, k: True,
+    alternates=False,
+)
+
+
+def test_a_rule_is_a_choice_with_its_bound(monkeypatch):
+    monkeypatch.setitem(pipeline.OFF_POLICY, "early", EARLY)
+    test_pipeline.check_rule("early", runs=20)
+    assert "{pipeline,ppo,early}" in help_text()
+    found = steps("--off-policy", "early", "--k", "2")
     assert len(found) == 2 and max(int(age) for row in found for age in row["staleness"]) == 1
+
+
+@pytest.mark.parametrize("change", [
+    dict(bound=lambda k: k - 2),
+    dict(batches=lambda version, k: version + k + 1),
+    dict(publishes=lambda version, k: version % 3 == 0),
+], ids=["a bound too small", "a batch too many", "weights too seldom"])  # fmt: skip
+def test_a_broken_rule_fails(monkeypatch, change):
+    monkeypatch.setitem(pipeline.OFF_POLICY, "early", EARLY._replace(**change))
+    with pytest.raises(RuntimeError, match="--off-policy early --k .: expected tokens at most"):
+        test_pipeline.check_rule("early")
+
+
+def test_a_rule_that_sends_no_weights_at_any_interval_is_named_with_what_remains(monkeypatch, capsys):
+    odd = EARLY._replace(publishes=lambda version, k: version % 2 == 1)
+    monkeypatch.setitem(pipeline.OFF_POLICY, "early", odd)
+    with pytest.raises(SystemExit):
+        read_settings("--off-policy early --k 2".split())
+    assert "with --off-policy early --k 2: expected an interval" in (said := capsys.readouterr().err)
+    assert "give --eval-every 120" in said  # at the end only
+
+
+# --- An aggregation --------------------------------------------------------------------------------------------------
+
+
+def check_aggregation(how):
+    """What test_loss.py asks of every aggregation."""
+    test_loss.test_shares_of_any_parts_add_up_to_the_whole_batch_and_empty_rows_weigh_nothing(how)
+    test_loss.test_dummy_micro_batch_adds_nothing_but_can_be_differentiated(how)
+
+
+def constant(lengths, prompt_index, denominators):
+    """Dr. GRPO's: every token is divided by the same number, whatever the length of its completion."""
+    return torch.full_like(lengths, 112 * denominators.completions)
+
+
+def test_an_aggregation_is_one_row(monkeypatch):
+    monkeypatch.setitem(loss.AGGREGATIONS, "constant", constant)
+    check_aggregation("constant")
+    assert "{sample,prompt,token,constant}" in help_text()
+    assert len(steps("--aggregation", "constant")) == 2
+
+
+def test_a_broken_aggregation_fails(monkeypatch):
+    monkeypatch.setitem(loss.AGGREGATIONS, "own", lambda lengths, index, whole: torch.full_like(lengths, lengths.sum()))
+    with pytest.raises(AssertionError):
+        check_aggregation("own")
+
+
+# --- An embedded task ------------------------------------------------------------------------------------------------
+
+
+def check_embedded(task):
+    """Its prompts are the same again, apart from the held-out ones, and its policy can read them; answers are exact."""
+    drawn = [data.examples(task, 50, seed=0, held_out=held_out) for held_out in (False, True)]
+    assert drawn == [data.examples(task, 50, seed=0, held_out=held_out) for held_out in (False, True)]
+    assert not {text for text, _ in drawn[0]} & {text for text, _ in drawn[1]}
+    for _, answer in drawn[0]:
+        assert graders.TASKS[task](answer, answer) and not graders.TASKS[task](answer + "0", answer)
+    tokens = AutoTokenizer.from_pretrained(ROOT / data.EMBEDDED[task].base)
+    assert not [text for text, answer in sum(drawn, []) if tokens.unk_token_id in tokens.encode(text + answer)]
+
+
+@pytest.mark.parametrize("task", data.EMBEDDED)
+def test_every_embedded_task_can_be_learnt(task):
+    check_embedded(task)
+
+
+def longest_first(rng, length):
+    """(text, answer): digits to put in falling order."""
+    digits = "".join(str(int(10 * rng.random())) for _ in range(length))
+    return f"={digits}=", "".join(sorted(digits, reverse=True))
+
+
+def add_task(monkeypatch, example):
+    row = data.EmbeddedTask(example, range(3, 9), 100, base="base/sorting")
+    monkeypatch.setitem(data.EMBEDDED, "falling", row)
+    monkeypatch.setitem(graders.TASKS, "falling", graders.TASKS["sorting"])  # as when the row stands in data.py
+
+
+def test_an_embedded_task_is_one_row(monkeypatch):
+    add_task(monkeypatch, longest_first)
+    check_embedded("falling")
+    assert read_settings(["--data", "falling"]).model == "base/sorting"
+    tokens = AutoTokenizer.from_pretrained(ROOT / "base" / "sorting")
+    assert len(sources.load("falling", tokens, budget=40, validation=8).train) == 100
+
+
+@pytest.mark.parametrize("example", [
+    lambda rng, length: (f"={random.random()}=", "1"),
+    lambda rng, length: (f"sort {rng.random()}", "1"),
+], ids=["another source of chance", "letters that its policy has no tokens for"])  # fmt: skip
+def test_a_broken_embedded_task_fails(monkeypatch, example):
+    add_task(monkeypatch, example)
+    with pytest.raises(AssertionError):
+        check_embedded("falling")

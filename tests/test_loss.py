@@ -36,12 +36,10 @@ from course.checks.losses import (
 
 OBJECTIVE = OBJECTIVE.masked_fill(~MASK, NAN)  # the project's aggregate reads nothing where the mask is False
 
-EPS = {  # clip arguments of each loss, for tests that run over all losses
-    "cispo": {"eps_max": 4.0},
-    "dapo": {"eps_low": 0.25, "eps_high": 0.75},
-    "grpo": {"eps": 0.25},
-    "gspo": {"eps_low": 0.25, "eps_high": 0.75},
-}
+
+def clips(name):
+    """The clip arguments of a loss: the defaults that its row states."""
+    return {clip: one.default for clip, one in loss.LOSSES[name].clips.items()}
 
 
 # Token ratios 4 and 1, or 1/4 and 1, with an injected token between: geometric means 2 and 1/2; clip [3/4, 7/4].
@@ -117,7 +115,7 @@ def test_eq3_clipped_gradient_is_the_finite_difference(name):
     advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
     objective = loss.LOSSES[name].objective
     assert torch.autograd.gradcheck(
-        lambda logprobs: objective(logprobs, gen_logprobs, advantages, mask, **EPS[name]), logprobs.requires_grad_()
+        lambda logprobs: objective(logprobs, gen_logprobs, advantages, mask, **clips(name)), logprobs.requires_grad_()
     )
 
 
@@ -126,7 +124,7 @@ def test_eq2_at_equal_policies_every_loss_has_the_gradient_of_reinforce(name):
     # rho = 1 lies inside every clip and below every cap, so the gradient is the advantage on each sampled token.
     _, logprobs, _, mask = random_batch(seed=0)
     advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
-    grad = gradient(loss.LOSSES[name].objective, logprobs, logprobs, advantages, mask, **EPS[name])
+    grad = gradient(loss.LOSSES[name].objective, logprobs, logprobs, advantages, mask, **clips(name))
     torch.testing.assert_close(grad, advantages[:, None] * mask)
 
 
@@ -140,7 +138,7 @@ def test_masked_positions_leave_no_trace_whatever_they_hold(name, poisoned, pois
     bad = [x.masked_fill(~counts[i], poison) if i in poisoned else x for i, x in enumerate(clean)]
     objective = loss.LOSSES[name].objective
     for found, expected in zip(
-        *((objective(*x, **EPS[name]), gradient(objective, *x, **EPS[name])) for x in (bad, clean))
+        *((objective(*x, **clips(name)), gradient(objective, *x, **clips(name))) for x in (bad, clean))
     ):
         assert (found[~mask] == 0).all() and torch.equal(found, expected)
 
@@ -152,9 +150,9 @@ def test_a17_clipped_tokens_are_those_whose_objective_would_be_another_without_t
     advantages[3] = 0  # nothing to clip
     objective = loss.LOSSES[name].objective
     batch = logprobs, gen_logprobs, advantages, mask
-    unbounded = objective(*batch, **dict.fromkeys(EPS[name], INF))
-    expected = (objective(*batch, **EPS[name]) - unbounded).abs() > 1e-9  # beside rounding
-    assert expected.any() and torch.equal(loss.LOSSES[name].clipped(*batch, **EPS[name]), expected)
+    unbounded = objective(*batch, **dict.fromkeys(clips(name), INF))
+    expected = (objective(*batch, **clips(name)) - unbounded).abs() > 1e-9  # beside rounding
+    assert expected.any() and torch.equal(loss.LOSSES[name].clipped(*batch, **clips(name)), expected)
 
 
 # Advantages
@@ -232,6 +230,18 @@ def test_sec32_shares_of_micro_batches_add_up_to_the_whole_batch():
     MICRO_BATCHES.check(loss.aggregate)
 
 
+@pytest.mark.parametrize("how", loss.AGGREGATIONS)
+def test_shares_of_any_parts_add_up_to_the_whole_batch_and_empty_rows_weigh_nothing(how):
+    _, objective, _, mask = random_batch(seed=2)  # the last completion has no tokens
+    index = torch.arange(3).repeat_interleave(4)
+    whole = loss.global_denominators(mask.sum(-1), index)
+    expected = loss.aggregate(objective, mask, index, how, whole)
+    for sizes in ([12], [1] * 12, [5, 4, 3]):
+        parts = zip(objective.split(sizes), mask.split(sizes), index.split(sizes))
+        shares = [loss.aggregate(*part, how, whole) for part in parts]
+        assert math.isfinite(expected) and sum(shares).item() == pytest.approx(expected.item(), rel=1e-12)
+
+
 def test_sec32_denominators_leave_out_filtered_prompts_and_truncated_completions():
     DENOMINATORS.check(loss.global_denominators)
 
@@ -286,9 +296,9 @@ def test_eq4_cap_below_one_is_refused(eps_max):
 @pytest.mark.parametrize("name, flag", [("dapo", "eps_low"), ("grpo", "eps"), ("gspo", "eps_high")])
 @pytest.mark.parametrize("half_width", [-0.2, NAN])
 def test_eq3_negative_half_widths_are_refused(name, flag, half_width):
-    loss.LOSSES[name].objective(*CLIP_INPUT, **EPS[name] | {flag: 0})
+    loss.LOSSES[name].objective(*CLIP_INPUT, **clips(name) | {flag: 0})
     with pytest.raises(ValueError, match=rf"{half_width}.*; expected 0 or more"):
-        loss.LOSSES[name].objective(*CLIP_INPUT, **EPS[name] | {flag: half_width})
+        loss.LOSSES[name].objective(*CLIP_INPUT, **clips(name) | {flag: half_width})
 
 
 @pytest.mark.parametrize("name", loss.LOSSES)
@@ -300,7 +310,7 @@ def test_shapes_that_would_broadcast_are_refused(name):
         (logprobs[0], gen_logprobs[0], advantages[0], mask[0]),  # one completion, without the dimension B
     ):
         with pytest.raises(ValueError, match=r"expected \(B, T\), \(B, T\), \(B,\), \(B, T\)"):
-            loss.LOSSES[name].objective(*wrong_shapes, **EPS[name])
+            loss.LOSSES[name].objective(*wrong_shapes, **clips(name))
 
 
 @pytest.mark.parametrize("function, arguments, words", [
@@ -321,7 +331,7 @@ def test_other_shapes_and_unknown_names_are_refused_with_what_is_expected(functi
 
 def test_inputs_are_never_written_to():
     rewards = torch.tensor([[1.0, -1.0], [1.0, 1.0]])
-    calls = [(known.objective, CISPO_INPUT, EPS[name]) for name, known in loss.LOSSES.items()]
+    calls = [(known.objective, CISPO_INPUT, clips(name)) for name, known in loss.LOSSES.items()]
     calls += [(loss.normalise, (rewards, how), {}) for how in loss.NORMALISATIONS]
     calls += [(loss.aggregate, (OBJECTIVE, MASK, PROMPT_INDEX, how, WHOLE), {}) for how in loss.AGGREGATIONS]
     for function, arguments, eps in calls:

@@ -287,11 +287,13 @@ class FakeTrainer:
         self.record.retired = self.curriculum.retired
 
 
+FAKES = {"make_generator": lambda args, *_: args.generator, "make_scorer": lambda args: args.scorer}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def fakes():
     """train.generate gets its generator and its scorer from the settings."""
-    named = {"make_generator": lambda args, *_: args.generator, "make_scorer": lambda args: args.scorer}
-    with mock.patch.multiple(build, **named):
+    with mock.patch.multiple(build, **FAKES):
         yield
 
 
@@ -414,7 +416,8 @@ def check_rule(name, runs=80):
         record, keys = simulate(setting)
         check_run(setting, record, keys)
 
-    bounded()
+    with mock.patch.multiple(build, **FAKES):
+        bounded()
 
 
 RESUMED = settings_of(k=st.integers(0, 8), start=st.integers(1, 5), steps=st.integers(6, 8))

@@ -68,17 +68,21 @@ INCREMENT, MIX_1, MIX_2 = (word - 2**64 for word in (0x9E3779B97F4A7C15, 0xBF584
 # --- Random numbers --------------------------------------------------------------------------------------------------
 
 
+def shifted(state, bits):
+    """An unsigned shift to the right of an int64 tensor, whose own copies the sign bit."""
+    return (state >> bits) & (2 ** (64 - bits) - 1)
+
+
 def mix(state):
     """SplitMix64's output function: int64 tensor -> int64 tensor, every input bit spread over all 64."""
-    # `>>` copies the sign bit; the masks make it the unsigned shift of the definition.
-    state = (state ^ (state >> 30 & 2**34 - 1)) * MIX_1
-    state = (state ^ (state >> 27 & 2**37 - 1)) * MIX_2
-    return state ^ (state >> 31 & 2**33 - 1)
+    state = (state ^ shifted(state, 30)) * MIX_1
+    state = (state ^ shifted(state, 27)) * MIX_2
+    return state ^ shifted(state, 31)
 
 
 def uniform(key, draw):
     """float64 in [0, 1), shaped like `key`: number `draw` of the random sequence that `key` names (both int64)."""
-    return (mix(key + (draw + 1) * INCREMENT) >> 11 & 2**53 - 1).double() * 2.0**-53
+    return shifted(mix(key + (draw + 1) * INCREMENT), 11).double() * 2.0**-53
 
 
 def completion_keys(seed, request):

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from plumbing.run import folder as run_folder
 
+TICKS = 2.0**24  # per second; virtual times are multiples of one, so that sums of times are exact, in whatever parts
 # Columns of a measured log.
 NEEDED = ("seconds_generate", "seconds_train", "seconds_publish", "tokens", "length_max", "micro_batches", "padded")
 

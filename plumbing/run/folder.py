@@ -133,11 +133,13 @@ def damage(folder, *, needed=STATE, thorough=False):
     try:
         known = json.loads((folder / CONTENTS).read_text()) if (folder / CONTENTS).exists() else {}
         wrong = misfits(folder, known.get("bytes", {}), needed)
-        for name, digest in known.get("sha256", {}).items() if thorough and not wrong else ():
-            wrong = wrong or f"{name} holds other bytes than were written" * (checksum(folder / name) != digest)
-        if not wrong and needed == STATE:
+        if thorough and not wrong:
+            wrong = changed(folder, known.get("sha256", {}))
+        if wrong:
+            return wrong
+        if needed == STATE:
             counters(folder)["version"]
-        for path in () if wrong else folder.glob("*.safetensors"):
+        for path in folder.glob("*.safetensors"):
             with safe_open(path, "pt"):  # reads the header, which says how long the file must be
                 pass
     except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
@@ -152,6 +154,14 @@ def misfits(folder, sizes, needed):
             return f"{name} is missing"
         if (got := (folder / name).stat().st_size) != sizes.get(name, got):
             return f"{name} has {got} bytes, not {sizes[name]}"
+    return ""
+
+
+def changed(folder, digests):
+    """The first file that does not hold what was written, in words; digests {name: checksum}."""
+    for name, digest in digests.items():
+        if checksum(folder / name) != digest:
+            return f"{name} holds other bytes than were written"
     return ""
 
 

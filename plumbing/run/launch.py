@@ -117,6 +117,24 @@ def alone(args):
     return bool(one) and torchrun("WORLD_SIZE") == 1
 
 
+class Unbroken:
+    """A stream to which writing never fails: text that nobody reads any more, as by tee after Ctrl-C, is lost."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text):
+        with suppress(OSError):
+            self.stream.write(text)
+
+    def flush(self):
+        with suppress(OSError):
+            self.stream.flush()
+
+    def __getattr__(self, name):
+        return getattr(self.stream, name)
+
+
 def handled():
     """The signals of ENDING that end a run here: under nohup SIGHUP is ignored, and stays so."""
     return [name for name in ENDING if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN]

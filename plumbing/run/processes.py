@@ -36,9 +36,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from pipeline import RequestQueue
 from plumbing.run import folder as run_folder
 from plumbing.run import heartbeat
-from plumbing.run.launch import end_launcher, handled, meeting, threads, torchrun
+from plumbing.run.launch import Unbroken, end_launcher, handled, meeting, threads, torchrun
 from plumbing.run.store import LONGEST_POLL, POLL, SLOWER, Interrupted, Store
-from plumbing.watch.screen import Unbroken
 from verify import sandbox
 
 STORES: list = []  # kept open: rank 0 serves the others
@@ -68,7 +67,9 @@ def interface():
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((there, 9))  # of a datagram: sends nothing
             ours = probe.getsockname()[0]
-            for _, name in socket.if_nameindex() if not ipaddress.ip_address(ours).is_loopback else ():
+            if ipaddress.ip_address(ours).is_loopback:
+                continue
+            for _, name in socket.if_nameindex():
                 with suppress(OSError):  # an interface without an address
                     found = fcntl.ioctl(probe, SIOCGIFADDR, name.encode().ljust(32, b"\0"))
                     if socket.inet_ntoa(found[20:24]) == ours:
@@ -434,6 +435,7 @@ def broadcast_weights(layout, tensors, group, device, *, bucket_bytes=64 << 20):
         if not group.rank():
             bucket.clear()  # its tensors are free again before the next are made
         group.broadcast(flat, 0).wait()
-        for part, new in zip(bucket, flat.split([len(part) for part in bucket])) if group.rank() else ():
-            part.copy_(new)
+        if group.rank():
+            for part, new in zip(bucket, flat.split([len(part) for part in bucket])):
+                part.copy_(new)
         del flat

@@ -33,11 +33,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from pipeline import RequestQueue
 from plumbing.run import folder as run_folder
+from plumbing.run.costs import TICKS
 from plumbing.run.heartbeat import Heartbeat
 from plumbing.run.launch import handled
 from plumbing.run.processes import Processes
 from plumbing.run.store import Interrupted, Store
-from plumbing.watch.run_log import TICKS
 
 
 def ticks(seconds):

@@ -123,10 +123,12 @@ def complete(generator, scorer, prompts, generations):
     for prompt in prompts:
         generator.add(Request(prompt.index, generator.version, prompt, generations, evaluation=True))
     while generator.busy or scorer.pending:
-        for completion in generator.step() if generator.busy else ():
-            scorer.submit(completion, asked[completion.request])
+        if generator.busy:
+            for completion in generator.step():
+                scorer.submit(completion, asked[completion.request])
+        else:
+            time.sleep(POLL)
         yield from scorer.finished()
-        time.sleep(0.0 if generator.busy else POLL)
 
 
 def evaluate_policy(args, prompts):

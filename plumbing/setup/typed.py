@@ -62,11 +62,14 @@ def beside(name):
     path = Path(name).expanduser()
     folder = next(parent for parent in (path.absolute().parents) if parent.is_dir())
     missing = path.absolute().relative_to(folder).parts[0]
-    there = sorted(one.name + "/" * one.is_dir() for one in folder.iterdir() if not one.name.startswith((".", "__")))
+    shown = [path for path in folder.iterdir() if not path.name.startswith((".", "__"))]
+    there = sorted(f"{path.name}/" if path.is_dir() else path.name for path in shown)
     close = get_close_matches(missing, there, 3, 0.5)
-    names = [*close, *(one for one in there if one not in close)]
-    listed = ", ".join(names[:SHOWN]) + f" and {len(names) - SHOWN} more" * (len(names) > SHOWN)
-    return f"{folder} holds {listed or 'nothing'}"
+    names = [*close, *(name for name in there if name not in close)]
+    listed = ", ".join(names[:SHOWN]) or "nothing"
+    if len(names) > SHOWN:
+        listed += f" and {len(names) - SHOWN} more"
+    return f"{folder} holds {listed}"
 
 
 def check_model(flag, name):

@@ -66,9 +66,11 @@ class Monitor:
         self.slow = {}  # those named already
         self.shown = set()  # (where, error)
         self.late = self.often = False  # a verdict has timed out; more than LATE of them have
+        self.of_kind = {"config": self.on_config, "step": self.on_step, "eval": self.on_evaluation}
 
     def __call__(self, row):
-        getattr(self, row["kind"], lambda row: None)(row)
+        if row["kind"] in self.of_kind:
+            self.of_kind[row["kind"]](row)
 
     def warn(self, which, **values):
         self.write(f"WARNING: {WARNINGS[which].format(**values)}")
@@ -76,12 +78,12 @@ class Monitor:
     def stop(self, reason):
         self.processes.heartbeat.stop(reason, failed=True)
 
-    def config(self, row):
+    def on_config(self, row):
         self.held_out = row["prompts"]["validation"]
         if self.held_out < FEW_HELD_OUT and row["step"] == 0:
             self.warn("few held out", count=counted(self.held_out, "held-out prompt"))
 
-    def step(self, row):
+    def on_step(self, row):
         self.standing = 0 if row["gradient_norm"] else self.standing + 1
         if self.standing == STANDING:
             self.warn("no gradient", batches=STANDING, pass_rate=row["pass_rate"])
@@ -103,7 +105,7 @@ class Monitor:
         self.show_failures(row)
         self.check_verifier(row, row["failed_groups"], row["step"] * len(row["prompts"]))
 
-    def eval(self, row):
+    def on_evaluation(self, row):
         failed = sum(failure["verifier"] for failure in row["failures"])
         self.check_late(row, row["completions"] + row["unverified"])
         self.show_failures(row)

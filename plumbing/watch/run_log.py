@@ -19,10 +19,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from plumbing.run import folder as run_folder
+from plumbing.run.costs import TICKS
 from plumbing.watch.monitor import Monitor
 from plumbing.watch.screen import MINUTE, Screen, progress
 
-TICKS = 2.0**24  # per second; virtual times are multiples of one, so that sums of times are exact, in whatever parts
 WRITTEN = ("log.jsonl", "completions.jsonl", "scaling.png", "run.png")  # beside checkpoints
 REDRAW = 20.0  # seconds between two drawings of the figures at least; at its end each run is drawn
 REST = 50  # times as long as the last drawing took it waits for the next: a run spends at most 2 % of its time on them

@@ -4,7 +4,6 @@ Test: pytest tests/test_screen.py
 """
 
 import sys
-from contextlib import suppress
 
 from tqdm import tqdm
 
@@ -55,24 +54,6 @@ def line(row, hours):
     curves = row.get("tasks", {}) if kind == "eval" else {}
     each = [f"\n{'':11}{curve}  {rate:.3f} +- {row['tasks_stderr'][curve]:.3f}" for curve, rate in curves.items()]
     return LINES[kind].format(**row, hours=hours) + "".join(each if len(each) > 1 else [])
-
-
-class Unbroken:
-    """A stream to which writing never fails: text that nobody reads any more, as by tee after Ctrl-C, is lost."""
-
-    def __init__(self, stream):
-        self.stream = stream
-
-    def write(self, text):
-        with suppress(OSError):
-            self.stream.write(text)
-
-    def flush(self):
-        with suppress(OSError):
-            self.stream.flush()
-
-    def __getattr__(self, name):
-        return getattr(self.stream, name)
 
 
 def counted(count, noun):

@@ -100,6 +100,8 @@ def generate(args, processes, queue):
         generator = build.make_generator(args, processes.device, processes.dtype)
     generator.clock = processes.clock
     generator.version -= 1  # so that its first weights, too, come from the trainers
+    for tensor in generator.named_weights().values():
+        tensor.detach().fill_(math.nan)  # what does not arrive is seen by the check at the start
     with closing(generator), closing(build.make_scorer(args)) as scorer:
         while (state := queue.state(generator.busy)).stop is None:
             done = []

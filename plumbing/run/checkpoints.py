@@ -97,6 +97,7 @@ def load_policy(folder, processes, *, resume, activation_checkpointing=False, **
 def spread(folder, model, processes):
     """Fill in the weights: rank 0 reads them and broadcasts tensor after tensor; each rank keeps its shard of each."""
     source = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32) if processes.rank == 0 else model
+    dist.barrier(processes.writers)  # reading may take long, with a download: longer than other groups wait
     theirs = {**dict(source.named_parameters()), **dict(source.named_buffers())}
     for name, mine in [*model.named_parameters(), *model.named_buffers()]:
         whole = torch.empty(mine.shape, dtype=mine.dtype, device=mine.device)

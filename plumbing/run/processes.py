@@ -322,12 +322,16 @@ class Processes:
         Every trainer rank calls this, with the arguments of `broadcast_weights`: to make a whole tensor takes all.
         """
         if self.rank == 0:
+            self.store.put({f"weights/{rank}": True for rank in self.generator_ranks})
             broadcast_weights(layout, tensors, self.publishers, self.device)
         else:
             deque(tensors, maxlen=0)  # makes each, and keeps none
 
     def receive(self, named):
         """Have rank 0's weights copied into {name: contiguous tensor}."""
+        # Not in a collective, whose time limit would run: others may still load the model, or download it.
+        self.store.wait("rank 0 to send the weights", lambda: self.store.has([f"weights/{self.rank}"]))
+        self.store.delete([f"weights/{self.rank}"])
         tensors = [named[name] for name in sorted(named)]
         broadcast_weights(layout_of(named), tensors, self.publishers, tensors[0].device)
 

@@ -125,7 +125,10 @@ def generator_memory(args, config, count):
 def lines(args, config):
     """What --plan prints. Makes lengths, trainers and slots fit. Raises ValueError for what cannot fit."""
     from plumbing.setup import sizing
+    from vllm_rollout import check_dense
 
+    if args.generator == "vllm":
+        check_dense(config)
     said = sizing.fit(args, config, len(args.interrupt_phrase) // 4)  # about four letters are a token
     (gpus, name, device), count = args.plan, sizing.parameters(config)
     trainer = sizing.trainer_bytes(args, config, count, getattr(torch, args.dtype).itemsize, args.trainers)

@@ -50,6 +50,8 @@ def fit(args, config, phrase):
     lines.append(fit_validation(args))
     if args.generator == "torch":
         lines.append(fit_slots(args, config, **neighbours(args)))
+    elif args.plan or torch.cuda.device_count():
+        check_shared(args, config, **neighbours(args))
     if not args.evaluate:
         check_lengths(args, config)
     return list(filter(None, lines))
@@ -234,7 +236,8 @@ def own_memory(args):
     gpus = gpus_of_ranks(world_size())
     if args.virtual or args.evaluate or None in gpus or len(set(gpus)) < len(gpus):
         return 0
-    return torch.cuda.mem_get_info(0)[1]
+    # Of this process's own GPU: to ask one of another is to start a CUDA context there, half a GB for every rank.
+    return torch.cuda.mem_get_info(torchrun("LOCAL_RANK") % torch.cuda.device_count())[1]
 
 
 def validation_prompts(generators):
@@ -283,13 +286,28 @@ def fit_slots(args, config, *, free, trainers, generators):
         f"generator(s) with weights of {count * itemsize / 1e9:.1f} GB each"
     )
     needs += f"; a trainer needs about {training / 1e9:.1f} GB" if trainers * training else ""
+    budget = " or --token-budget" if trainers * training else ""
     if "slots" in args.asked or room < 1:
         raise ValueError(
             f"--slots {args.slots} does not fit: {needs}; {max(room, 0)} would fit. Lower --slots or --max-new-tokens"
+            f"{budget}"
         )
     before = args.slots
     args.slots = room
     return f"--slots {room} instead of {before}, to fit the memory: {needs}. Shorter lengths allow more slots"
+
+
+def check_shared(args, config, *, free, trainers, generators):
+    """Raise ValueError if trainers on a GPU do not fit beside vLLM, which takes its share of it; as for `fit_slots`."""
+    if not trainers or args.evaluate:
+        return
+    needs = trainer_bytes(args, config, parameters(config), getattr(torch, args.dtype).itemsize, args.trainers)
+    room = USABLE * free / (trainers + generators)
+    if needs > room:
+        raise ValueError(
+            f"a trainer needs about {needs / 1e9:.1f} GB, and has {room / 1e9:.1f} GB of a GPU that it shares with "
+            "vLLM. Way out: a GPU for each process, a smaller --token-budget, shorter lengths or a smaller model"
+        )
 
 
 def neighbours(args):
@@ -307,9 +325,8 @@ def neighbours(args):
     first = torchrun("RANK") - mine
     here = [first + rank for rank in sharing(world_size())]
     training = 0 if len(here) == 1 else sum(rank < args.trainers for rank in here)
-    decodes = (
-        training == args.trainers == 1 and not torch.cuda.device_count()
-    )  # in evaluations: evaluation.TrainerDecodes
+    # A lone trainer on CPUs decodes too (evaluation.TrainerDecodes).
+    decodes = training == args.trainers == 1 and not torch.cuda.device_count()
     return {"free": free_bytes(mine), "trainers": training, "generators": max(1, len(here) - training) + decodes}
 
 

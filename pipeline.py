@@ -23,14 +23,10 @@ Open in the paper: the unit of staleness. Ours: optimizer steps, from the versio
 Run by train.py. Test: pytest tests/test_pipeline.py
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
-
-LOOK = 0.025  # seconds between two looks at the control state by a generator that is decoding
-REPORT = 0.25  # seconds between two reports of a generator's work
 
 # --- Rules: pure functions on counts. To add one, add its row to OFF_POLICY: flags, tests and messages follow ---------
 
@@ -365,14 +361,14 @@ class RolloutQueue:
 class RequestQueue:
     """The generators' end: requests come out, graded rollouts go in.
 
-    clock, eager  seconds; whether every call looks and reports, as in virtual time, where that costs nothing
+    polls, reports  () -> whether it is time to poll the control state while decoding, and to report work: both take a
+                    round trip to rank 0. By default always, as in virtual time, where that costs nothing
     """
 
-    def __init__(self, store, clock=time.monotonic, eager=False):
+    def __init__(self, store, polls=lambda: True, reports=lambda: True):
         self.store = store
-        self.clock = clock
-        self.look, self.report_every = (0.0, 0.0) if eager else (LOOK, REPORT)
-        self.looked = self.reported = float("-inf")  # when
+        self.polls = polls
+        self.reports = reports
         self.numbers = {}  # queue -> a number claimed, kept until it is admitted, across evaluations too
         self.requests = {}  # (evaluation, number) -> (Request in work, its verify.scorer.Scores so far)
         self.work = Counter()  # reported so far
@@ -380,9 +376,8 @@ class RequestQueue:
         self.latest = ControlState()  # as last seen
 
     def state(self, busy):
-        """The latest ControlState; while the generator is `busy`, at most LOOK seconds late."""
-        if self.clock() - self.looked >= self.look * busy and self.store.has(["state"]):
-            self.looked = self.clock()
+        """The latest ControlState; while the generator is `busy`, as late as `polls` allows."""
+        if (not busy or self.polls()) and self.store.has(["state"]):
             self.latest = self.store.read("state")
         return self.latest
 
@@ -429,8 +424,7 @@ class RequestQueue:
         for name, value in work.items():
             self.work[name] += 0 if self.latest.evaluating else value - self._before[name]
             self._before[name] = value
-        if self.clock() - self.reported >= self.report_every:
-            self.reported = self.clock()
+        if self.reports():
             self.store.put({f"work/{self.store.rank}": dict(self.work)})
 
 

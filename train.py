@@ -99,9 +99,7 @@ def generate(args, processes, queue):
     with processes.heartbeat.working():
         generator = build.make_generator(args, processes.device, processes.dtype)
     generator.clock = processes.clock
-    generator.version -= 1  # so that its first weights, too, come from the trainers
-    for tensor in generator.named_weights().values():
-        tensor.detach().fill_(math.nan)  # what does not arrive is seen by the check at the start
+    build.await_weights(generator)
     with closing(generator), closing(build.make_scorer(args)) as scorer:
         while (state := queue.state(generator.busy)).stop is None:
             done = []
@@ -292,7 +290,7 @@ class Trainer:
         """Write a checkpoint of this version if there is none. Raises FloatingPointError if a weight is not finite."""
         if self.saved == self.version:
             return
-        if self.processes.any(not checkpoints.finite(self.policy)):
+        if self.processes.any_trainer(not checkpoints.finite(self.policy)):
             raise FloatingPointError(f"the weights of step {self.version} are not finite")
         evaluated = None if self.processes.heartbeat.failed else self.evaluated  # the verifier's failure: once more
         counters = {"version": self.version, "evaluated": evaluated, "stepped": bool(self.optimizer.state)}

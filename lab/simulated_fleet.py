@@ -265,7 +265,7 @@ def run(setting):
     queue = pipeline.RolloutQueue(store, range(1), ranks, **rule, start=0, drain=False)
     for rank in ranks:
         generator = Generator(setting, setting.slow if rank == ranks[-1] else 1.0)
-        requests = pipeline.RequestQueue(Store(memory, rank, heart), lambda: events.now, eager=True)
+        requests = pipeline.RequestQueue(Store(memory, rank, heart))
         turns.append(Turns(generate(requests, generator), generator, events))
 
     def send():

@@ -28,7 +28,7 @@ from data import Curriculum, Prompt
 from pipeline import Request, RequestQueue, Rollout, RolloutQueue
 from plumbing.run.heartbeat import Lost
 from plumbing.run.processes import broadcast_weights, layout_of
-from plumbing.run.store import POLL, Interrupted, Store
+from plumbing.run.store import POLL, Interrupted, Store, paces
 from plumbing.run.virtual import Events, Memory
 from plumbing.setup import build, evaluation
 from rollout import Generator
@@ -287,7 +287,11 @@ class FakeTrainer:
         self.record.retired = self.curriculum.retired
 
 
-FAKES = {"make_generator": lambda args, *_: args.generator, "make_scorer": lambda args: args.scorer}
+FAKES = {
+    "make_generator": lambda args, *_: args.generator,
+    "make_scorer": lambda args: args.scorer,
+    "await_weights": lambda generator: setattr(generator, "version", generator.version - 1),
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -321,7 +325,7 @@ def simulate(setting, queue=RolloutQueue, slow=False):
 
     def generator(rank):
         fake = FakeGenerator(setting, rank - setting.trainers, record, world.sleep)
-        requests = RequestQueue(store(rank), world.clock)
+        requests = RequestQueue(store(rank), *paces(world.clock))
         for _ in turns(fake, FakeScorer(setting, world.clock), requests, receive):
             world.sleep(0.0 if fake.busy else PAUSE)
         record.left.append(requests.latest.stop)
@@ -531,13 +535,13 @@ def rollouts(rank=0, *, pause=None, heartbeat=None, memory=None, trainers=1, **c
 
 def requests(queue, rank=1, heartbeat=None):
     """The generators' end of the same queue."""
-    return RequestQueue(Store(queue.store.backend, rank, heartbeat or quiet()), lambda: 0.0, eager=True)
+    return RequestQueue(Store(queue.store.backend, rank, heartbeat or quiet()))
 
 
 def fresh(setting=Setting()):
     """A generator and a scorer for which no time passes; the first weights have arrived."""
     fake = FakeGenerator(setting, 0, Record(), lambda seconds: None)
-    fake.version += 1  # train.generate goes one back
+    fake.version += 1  # await_weights goes one back
     return fake, FakeScorer(setting, lambda: 0.0)
 
 

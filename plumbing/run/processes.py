@@ -37,7 +37,7 @@ from pipeline import RequestQueue
 from plumbing.run import folder as run_folder
 from plumbing.run import heartbeat
 from plumbing.run.launch import Unbroken, end_launcher, handled, meeting, threads, torchrun
-from plumbing.run.store import LONGEST_POLL, POLL, SLOWER, Interrupted, Store
+from plumbing.run.store import LONGEST_POLL, POLL, SLOWER, Interrupted, Store, paces
 from verify import sandbox
 
 STORES: list = []  # kept open: rank 0 serves the others
@@ -288,7 +288,7 @@ class Processes:
 
     # --- Collectives of the trainers, the identity on one
 
-    def any(self, flag):
+    def any_trainer(self, flag):
         """Whether a flag is set on any trainer."""
         flag = torch.tensor(float(bool(flag)), device=self.device)
         dist.all_reduce(flag, dist.ReduceOp.MAX, group=self.trainers)
@@ -300,7 +300,7 @@ class Processes:
         If only some of them left, the others would hang in FSDP.
         """
         self.heartbeat.tick()
-        if self.any(self.heartbeat.stopped):
+        if self.any_trainer(self.heartbeat.stopped):
             raise Interrupted(self.heartbeat.stopped or "interrupted")
 
     def total(self, sums, largest):
@@ -376,7 +376,7 @@ def lead(args, processes, make, train):
 
 def serve(args, processes, generate):
     """A generator rank's life. Returns why it ended. generate: train.generate."""
-    queue = RequestQueue(processes.store)
+    queue = RequestQueue(processes.store, *paces())
     pause = POLL
     seen = None
     try:

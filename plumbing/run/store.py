@@ -18,11 +18,34 @@ MAX_BYTES = 8 << 20  # of one value
 POLL = 0.005  # seconds between two polls of a rank with nothing else to do; each is a round trip to rank 0
 LONGEST_POLL = 0.05  # to which they grow while nothing changes
 SLOWER = 1.25  # by which factor, from one poll to the next
+POLL_WHILE_DECODING = 0.025  # seconds between two polls of the control state by a generator that is decoding
+REPORT = 0.25  # seconds between two reports of a generator's work
 SENT = {("data", "Prompt"), *(("pipeline", name) for name in ("Request", "RolloutMetadata", "Rollout", "ControlState"))}
 
 
 class Interrupted(Exception):
     """The run shall end in order (a signal, a verdict of the monitor): it writes a checkpoint. The message says why."""
+
+
+class Pace:
+    """Call it: whether so many seconds have passed since it last said so."""
+
+    def __init__(self, seconds, clock=time.monotonic):
+        self.seconds = seconds
+        self.clock = clock
+        self.last = float("-inf")
+
+    def __call__(self):
+        now = self.clock()
+        if now - self.last < self.seconds:
+            return False
+        self.last = now
+        return True
+
+
+def paces(clock=time.monotonic):
+    """How often a generator polls the control state, and reports its work: arguments of pipeline.RequestQueue."""
+    return Pace(POLL_WHILE_DECODING, clock), Pace(REPORT, clock)
 
 
 class Unpickler(pickle.Unpickler):

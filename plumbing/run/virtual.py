@@ -160,7 +160,7 @@ class InOneProcess(Processes):
         self.lock = run_folder.lock_log(args.out)
         args.checkpoint = run_folder.pick(args.out, args.checkpoint) if args.resume else None
         for rank in self.generator_ranks:
-            queue = RequestQueue(Store(self.memory, rank, self.heartbeat), self.clock, eager=True)
+            queue = RequestQueue(Store(self.memory, rank, self.heartbeat))
             life = self.generate(args, self, queue)
             self.lives.append(Turns(life, self))
 

@@ -229,6 +229,16 @@ def make(backend, folder, tokenizer, *, device, dtype, **settings):
     return rollout.TorchGenerator(model, tokenizer, **settings)
 
 
+def await_weights(generator):
+    """Have a generator get its first weights from the trainers, as all later ones, and not from its folder.
+
+    Until they come its weights are NaN: what is never sent is then seen by the check at the start.
+    """
+    generator.version -= 1
+    for tensor in generator.named_weights().values():
+        tensor.detach().fill_(float("nan"))
+
+
 def make_scorer(args):
     """The scorer.Scorer that the settings ask for, with the penalty of Eq. 9 under --length-control penalty."""
     shape = partial(reward.length_penalty, length_max=args.length_max, length_cache=args.length_cache)

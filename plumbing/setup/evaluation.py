@@ -21,7 +21,7 @@ import reward
 from pipeline import Request, RequestQueue
 from plumbing.run.launch import meeting, threads, torchrun
 from plumbing.run.processes import device
-from plumbing.run.store import POLL
+from plumbing.run.store import POLL, paces
 from plumbing.setup.build import make_generator, make_scorer
 from plumbing.watch import screen
 from plumbing.watch.run_log import append
@@ -51,7 +51,7 @@ class TrainerDecodes:
                 named[name].detach().copy_(tensor)
 
         place = {name: getattr(processes, name) for name in ("heartbeat", "device", "dtype", "clock")}
-        self.turns = generate(args, SimpleNamespace(receive=copied, **place), LocalQueue(processes.store))
+        self.turns = generate(args, SimpleNamespace(receive=copied, **place), LocalQueue(processes.store, *paces()))
         next(self.turns)  # makes the generator, which gets the trainer's weights
 
     def decode(self):

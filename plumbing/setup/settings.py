@@ -354,7 +354,7 @@ def in_force(asked):
     sizes = ["max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"]
     sizes += [] if "evaluate" in asked else ["eval_prompts"]
     args.asked = sorted({*asked, *(name for name in sizes if name in earlier)})
-    follow(args, given, asked)
+    derive_defaults(args, given, asked)
     check(args, given, asked)
     return args
 
@@ -421,7 +421,7 @@ def restored(log):
     return whole_paths({name: value for name, value in found.items() if name in known | clips.keys()})
 
 
-def follow(args, given, asked):
+def derive_defaults(args, given, asked):
     """Fill in the values that follow from others."""
     if args.virtual:
         args.trainers = args.trainers or max(1, (1 + args.generators) // 5)  # of the model: one process computes

@@ -5,11 +5,11 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import refuses, rows
+from conftest import Finished, refuses, rows, write_rows
 from test_train import BASE, ROOT, elsewhere, refused  # noqa: F401
 from transformers import AutoConfig
 
@@ -24,25 +24,38 @@ from plumbing.setup.typed import option
 from recipes import EMBEDDED
 from verify import sandbox
 
-OWN = ["--model", "M", "--data", "F"]
+OWN = "--model M --data F"
 
 
 # --- Which value wins ------------------------------------------------------------------------------------------------
 
 
-def test_a_flag_beats_the_recipe_and_the_recipe_beats_the_presets():
-    assert read_settings([]).prompts == 32  # the embedded task's preset
-    assert read_settings(["--recipe", "qwen2.5"]).prompts == 80  # A.16
-    assert read_settings(["--prompts", "7", "--recipe", "qwen2.5"]).prompts == 7
-    assert read_settings(["--recipe", "scalerl", "--no-fp32-head", "--dtype", "bfloat16"]).fp32_head is False
-    assert read_settings(["--no-positive-resampling", "off"]).no_positive_resampling is None
+@pytest.mark.parametrize("flags, expected", [
+    ("", dict(prompts=32, model="base", think_end="</think>", length_control="interrupt")),  # the embedded task's
+    ("--recipe qwen2.5", dict(prompts=80)),  # A.16
+    ("--prompts 7 --recipe qwen2.5", dict(prompts=7)),
+    ("--recipe scalerl --no-fp32-head --dtype bfloat16", dict(fp32_head=False)),
+    ("--no-positive-resampling off", dict(no_positive_resampling=None)),
+    (OWN, dict(lr=5e-7, warmup=100, weight_decay=0.01, prompts=48, generations=16)),  # A.3
+    (OWN, dict(max_new_tokens=12288 + 2048, max_prompt_tokens=2048, interrupt_at=(10000, 12000))),
+    (OWN, dict(eval_prompts=1000, eval_generations=16, eval_every=100)),
+    (f"{OWN} --k 8", dict(eval_every=100)),
+    (f"{OWN} --off-policy ppo --k 8", dict(eval_every=104)),  # 100 is no multiple of 8: generators do not get it
+    ("--data arithmetic:1 sorting:1", dict(model="base/sorting")),  # the base that knows them
+    ("--data tiny --lr 1e-3", dict(model="base/tiny", steps=160, generations=8, lr=1e-3)),
+    (f"--data tiny --model {BASE}", dict(steps=EMBEDDED["steps"])),
+    ("--think-end none", dict(think_end=None, length_control="none")),  # interruptions were not asked for
+    ("--think-end none --length-control penalty", dict(length_control="penalty")),
+    ("--out=~/runs/a", dict(out="/home/me/runs/a")),
+])  # fmt: skip
+def test_a_flag_beats_the_recipe_and_the_recipe_beats_the_presets(monkeypatch, flags, expected):
+    monkeypatch.setenv("HOME", "/home/me")
+    args = vars(read_settings(flags.split()))
+    assert {name: args[name] for name in expected} == expected
 
 
-def test_a3_your_own_model_gets_the_papers_optimizer_and_lengths():
-    args = read_settings(OWN)
-    assert (args.lr, args.warmup, args.weight_decay, args.prompts * args.generations) == (5e-7, 100, 0.01, 768)
-    assert (args.max_new_tokens, args.max_prompt_tokens, args.interrupt_at) == (12288 + 2048, 2048, (10000, 12000))
-    assert (args.eval_prompts, args.eval_generations, args.eval_every) == (1000, 16, 100)
+def test_the_default_phrase_ends_in_any_mark():
+    assert read_settings([*OWN.split(), "--think-end", "####"]).interrupt_phrase.endswith("final answer now. ####")
 
 
 DAPO = {"eps_low": 0.2, "eps_high": 0.26}
@@ -57,7 +70,7 @@ DAPO = {"eps_low": 0.2, "eps_high": 0.26}
     ("magistral", ("dapo", "prompt", "prompt", True, None, False, "pipeline", 8, 80), DAPO),
     ("minimax", ("cispo", "prompt", "prompt", True, None, True, "ppo", 8, 80), {"eps_max": 5.0}),
 ])  # fmt: skip
-@pytest.mark.parametrize("own", [[], OWN])
+@pytest.mark.parametrize("own", [[], OWN.split()])
 def test_a16_every_recipe_sets_the_papers_algorithm_and_clips_for_any_model(recipe, algorithm, clips, own):
     args, plain = read_settings(["--recipe", recipe, *own]), read_settings(own)
     names = "loss aggregation normalisation zero_variance_filter no_positive_resampling fp32_head off_policy k prompts"
@@ -75,38 +88,12 @@ def test_gspo_has_thresholds_of_its_own_and_the_sample_average_unless_another_or
     assert read_settings(["--loss", "gspo", "--recipe", "scalerl"]).aggregation == "prompt"
 
 
-def test_a_default_eval_every_is_rounded_up_to_a_version_that_the_generators_get():
-    assert read_settings([*OWN, "--off-policy", "ppo", "--k", "8"]).eval_every == 104  # 100 is no multiple of 8
-    assert read_settings([*OWN, "--k", "8"]).eval_every == 100
-
-
-def test_the_embedded_tasks_choose_the_base_that_knows_them():
-    assert read_settings([]).model == "base"
-    assert read_settings(["--data", "arithmetic:1", "sorting:1"]).model == "base/sorting"
-    tiny = read_settings(["--data", "tiny", "--lr", "1e-3"])  # with settings of its own, and a flag that wins
-    assert (tiny.model, tiny.steps, tiny.generations, tiny.lr) == ("base/tiny", 160, 8, 1e-3)
-    assert read_settings(["--data", "tiny", "--model", str(BASE)]).steps == EMBEDDED["steps"]
-
-
-def test_without_a_mark_interruptions_that_were_not_asked_for_are_none_and_the_default_phrase_ends_in_any_mark():
-    assert (read_settings([]).think_end, read_settings([]).length_control) == ("</think>", "interrupt")
-    args = read_settings(["--think-end", "none"])
-    assert (args.think_end, args.length_control) == (None, "none")
-    assert read_settings(["--think-end", "none", "--length-control", "penalty"]).length_control == "penalty"
-    assert read_settings([*OWN, "--think-end", "####"]).interrupt_phrase.endswith("final answer now. ####")
-
-
-def test_out_has_its_home_folder_filled_in_also_behind_an_equals_sign(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert read_settings(["--out=~/runs/a"]).out == f"{tmp_path}/runs/a"
-
-
 # --- What is refused -------------------------------------------------------------------------------------------------
 
 
 def lines(name, count):
     """A JSONL file of sums."""
-    Path(name).write_text("".join(f'{{"prompt": "1+{n}=", "answer": {n + 1}}}\n' for n in range(count)))
+    write_rows(name, [{"prompt": f"1+{n}=", "answer": n + 1} for n in range(count)])
 
 
 # 152 tokens are one of base's prompts and its answer: x 2 x 4 layers x 3 heads x 32 numbers x 4 bytes = 466,944 bytes
@@ -132,11 +119,11 @@ def test_what_cannot_work_is_refused_in_one_line_before_anything_starts(monkeypa
 
 
 def test_what_a_machine_lacks_is_said_in_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(vllm_rollout, "require_vllm", lambda *_: exec("raise ImportError('pip install it')"))
+    monkeypatch.setattr(vllm_rollout, "require_vllm", Mock(side_effect=ImportError("pip install it")))
     assert refused(capsys, "--generator", "vllm").endswith("error: pip install it")
-    monkeypatch.setattr(sandbox, "protections", lambda: exec("raise RuntimeError('no sandbox works here')"))
+    monkeypatch.setattr(sandbox, "protections", Mock(side_effect=RuntimeError("no sandbox works here")))
     row = {"answer": json.dumps({"input": ["1"], "output": ["1"]}), "task": "code"}
-    Path("rows.jsonl").write_text("\n".join(json.dumps({"prompt": f"{n}="} | row) for n in range(30)))
+    write_rows("rows.jsonl", [{"prompt": f"{n}="} | row for n in range(30)])
     argv = f"--model {BASE} --data rows.jsonl --k 0 --prompts 3".split()
     assert refused(capsys, *argv).endswith("error: no sandbox works here")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -150,8 +137,7 @@ def past_run(out, *argv, checkpoint=True, **flags):
     """A folder like that of an earlier run with these flags."""
     args = read_settings(["--out", str(out), *argv])
     Path(out).mkdir()
-    row = {"kind": "config", "flags": vars(args) | flags}
-    Path(out, "log.jsonl").write_text(json.dumps(row) + "\n")
+    write_rows(Path(out, "log.jsonl"), [{"kind": "config", "flags": vars(args) | flags}])
     for name in ("config.json", "state/.metadata", "state/run.json") if checkpoint else ():
         path = Path(out, "checkpoint-2", name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -223,19 +209,16 @@ def test_data_of_a_run_are_found_from_another_folder_however_they_were_written(t
 # --- What the settings ask for ---------------------------------------------------------------------------------------
 
 
-def test_eq9_the_penalty_reaches_the_scorer_only_with_length_control_penalty():
-    prompt = data.Prompt(0, (1,), "", "1", "arithmetic")
-    for control, expected in (("penalty", 0.5), ("interrupt", 1.0)):
-        lengths = ["--length-max", "4", "--length-cache", "2"] if control == "penalty" else []
-        scorer = make_scorer(read_settings(["--length-control", control, *lengths]))
-        scorer.submit(SimpleNamespace(text="<think>1</think>1", ids=[0] * 3, truncated=False), prompt)
-        assert [score.reward for score in scorer.finished()] == [expected]  # 1 + (4 - 3) / 2 - 1
-
-
-def test_a10_only_length_control_interrupt_interrupts():
-    for control, expected in (("interrupt", (96, 104)), ("penalty", None)):
-        args = read_settings(["--length-control", control])
-        assert make_generator(args, torch.device("cpu"), torch.float32).think_budget == expected
+@pytest.mark.parametrize("flags, reward, think_budget", [
+    ("--length-control penalty --length-max 4 --length-cache 2", 0.5, None),  # 1 + (4 - 3) / 2 - 1
+    ("--length-control interrupt", 1.0, (96, 104)),
+])  # fmt: skip
+def test_a10_eq9_length_control_penalises_or_interrupts(flags, reward, think_budget):
+    args = read_settings(flags.split())
+    scorer = make_scorer(args)
+    scorer.submit(Finished("<think>1</think>1", ids=[0] * 3), data.Prompt(0, (1,), "", "1", "arithmetic"))
+    assert [score.reward for score in scorer.finished()] == [reward]
+    assert make_generator(args, torch.device("cpu"), torch.float32).think_budget == think_budget
 
 
 def test_a_run_without_git_has_no_commit(monkeypatch):
@@ -246,32 +229,29 @@ def test_a_run_without_git_has_no_commit(monkeypatch):
 # --- Lengths and slots made to fit -----------------------------------------------------------------------------------
 
 
-def sized(*argv, positions, phrase=19):
-    """(max_prompt_tokens, max_new_tokens, interrupt_at, length_max, length_cache), and what is said about them."""
-    args = read_settings([*OWN, *argv])
-    said = sizing.fit_lengths(args, positions, args.default_new, phrase)
-    return [args.max_prompt_tokens, args.max_new_tokens, args.interrupt_at, args.length_max, args.length_cache], said
-
-
-def test_lengths_that_are_not_given_shrink_to_the_models_positions_by_one_factor():
-    assert sized(positions=16384) == ([2048, 14336, (10000, 12000), 14000, 2000], "")
+@pytest.mark.parametrize("flags, positions, lengths, changes", [
+    ("", 16384, [2048, 14336, (10000, 12000), 14000, 2000], ""),
     # 8,192 positions are half of the paper's 16,384.
-    lengths, said = sized(positions=8192)
-    assert lengths == [1024, 7168, (5000, 6000), 7000, 1000]
-    assert "8192 positions" in said and "--interrupt-at 5000 6000 instead of 10000 12000" in said
+    ("", 8192, [1024, 7168, (5000, 6000), 7000, 1000], "the model has 8192 positions: --max-prompt-tokens 1024 instead"
+     " of 2048, --max-new-tokens 7168 instead of 14336, --interrupt-at 5000 6000 instead of 10000 12000"),
     # A prompt length that is given stays: 7,168 = 14,336 / 2 are left of 7,268.
-    lengths, said = sized("--max-prompt-tokens", "100", positions=7268)
-    assert lengths == [100, 7168, (5000, 6000), 7000, 1000] and "--max-prompt-tokens" not in said
-
-
-def test_default_interruptions_follow_a_given_length_that_they_would_not_fit():
-    lengths, said = sized("--max-new-tokens", "1792", positions=8192)  # an eighth of the paper's
-    assert lengths[:3] == [2048, 1792, (1250, 1500)]
-    assert said == "Lengths made to fit, --max-new-tokens is 1792: --interrupt-at 1250 1500 instead of 10000 12000"
-    lengths, _ = sized("--max-new-tokens", "8000", "--interrupt-at", "70", "90", positions=8192)
-    assert lengths[:3] == [192, 8000, [70, 90]]  # given ones never change; the rest has the positions that are left
+    ("--max-prompt-tokens 100", 7268, [100, 7168, (5000, 6000), 7000, 1000], "the model has 7268 positions:"
+     " --max-new-tokens 7168 instead of 14336, --interrupt-at 5000 6000 instead of 10000 12000"),
+    # Default interruptions follow a given length that they would not fit, an eighth of the paper's.
+    ("--max-new-tokens 1792", 8192, [2048, 1792, (1250, 1500), 1750, 250], "--max-new-tokens is 1792:"
+     " --interrupt-at 1250 1500 instead of 10000 12000"),
+    # Given ones never change; the rest has the positions that are left.
+    ("--max-new-tokens 8000 --interrupt-at 70 90", 8192, [192, 8000, [70, 90], 14000, 2000],
+     "the model has 8192 positions: --max-prompt-tokens 192 instead of 2048"),
     # 56 = 14,336 / 256 scales them to 39 and 46; but 46 + 19 tokens of phrase leave none for the answer: at most 36.
-    assert sized("--max-new-tokens", "56", positions=8192)[0][2] == (30, 36)
+    ("--max-new-tokens 56", 8192, [2048, 56, (30, 36), 54, 7], "--max-new-tokens is 56:"
+     " --interrupt-at 30 36 instead of 10000 12000"),
+])  # fmt: skip
+def test_lengths_that_are_not_given_shrink_to_the_models_positions_by_one_factor(flags, positions, lengths, changes):
+    args = read_settings(f"{OWN} {flags}".split())
+    said = sizing.fit_lengths(args, positions, args.default_new, phrase=19)
+    found = [args.max_prompt_tokens, args.max_new_tokens, args.interrupt_at, args.length_max, args.length_cache]
+    assert found == lengths and said.removeprefix("Lengths made to fit, ") == changes
 
 
 # The config of Qwen3-0.6B as published.
@@ -282,23 +262,21 @@ QWEN3 = AutoConfig.for_model(
 )
 
 
-@pytest.mark.parametrize("argv, world, prompts", [
-    ("", 8, 100),  # 2 trainers and 6 generators: 6 x 1,000 / 64 = 93.75, but 100 at least
-    ("--eval-prompts 1000", 2, 1000),  # given
-    ("--virtual exact --generators 16", 1, 250),
-    ("--evaluate M", 1, 1000),
+@pytest.mark.parametrize("flags, world, prompts", [
+    (OWN, 8, 100),  # 2 trainers and 6 generators: 6 x 1,000 / 64 = 93.75, but 100 at least
+    (f"{OWN} --eval-prompts 1000", 2, 1000),  # given
+    (f"{OWN} --virtual exact --generators 16", 1, 250),
+    ("--data F --evaluate M", 1, 1000),
 ])  # fmt: skip
-def test_sec21_a_validation_has_the_papers_prompts_per_generator_unless_they_are_given(
-    monkeypatch, argv, world, prompts
-):
+def test_sec21_a_validation_has_the_papers_prompts_per_generator(monkeypatch, flags, world, prompts):
     monkeypatch.setenv("WORLD_SIZE", str(world))
-    args = read_settings([*(OWN[2 * ("--evaluate" in argv) :]), *argv.split()])
+    args = read_settings(flags.split())
     assert bool(sizing.fit_validation(args)) == (prompts < 1000) and args.eval_prompts == prompts
 
 
 @pytest.mark.parametrize("trainers", [0, 1], ids=["a GPU of its own", "a GPU shared with the trainer"])
 def test_the_papers_defaults_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trainers):
-    args = read_settings([*OWN, "--dtype", "bfloat16"])
+    args = read_settings([*OWN.split(), "--dtype", "bfloat16"])
     assert args.slots == 256  # x 16,384 positions x 2 x 28 layers x 8 heads x 128 numbers x 2 bytes = 481 GB
     said = sizing.fit_slots(args, QWEN3, free=80_000_000_000, trainers=trainers, generators=1)
     slot, parameters = 16384 * 114_688, 596_049_920
@@ -310,39 +288,34 @@ def test_the_papers_defaults_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trai
 
 
 def test_where_no_slot_fits_the_way_out_is_named():
-    args = read_settings([*OWN, "--dtype", "bfloat16"])
+    args = read_settings([*OWN.split(), "--dtype", "bfloat16"])
     refuses("0 would fit. Lower --slots", sizing.fit_slots, args, QWEN3, free=2_000_000_000, trainers=0, generators=1)
 
 
-@pytest.mark.parametrize(
-    "gpus, rank, world, expected",
-    [
-        (0, 0, 2, (1, 2)),  # a trainer without a GPU decodes in evaluations too
-        (2, 0, 4, (1, 1)),  # rank 0 is the trainer
-        ("abcdefgh", 5, 8, (0, 1)),  # each process sees one GPU, another one, as under Slurm
-        ("aabb", 0, 4, (1, 1)),  # a GPU for two
-    ],
-)
-def test_ranks_on_one_gpu_or_without_a_gpu_on_one_machine_share_its_memory(monkeypatch, gpus, rank, world, expected):
-    seen = [*gpus] if isinstance(gpus, str) else [str(rank % gpus) for rank in range(world)] if gpus else []
-    gpus = 1 if isinstance(gpus, str) else gpus
-    monkeypatch.setattr(processes, "uuids", lambda: seen)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+@pytest.mark.parametrize("uuids, visible, rank, world, expected", [
+    ("", 0, 0, 2, (1, 2)),  # a trainer without a GPU decodes in evaluations too
+    ("abab", 2, 0, 4, (1, 1)),  # rank 0 is the trainer
+    ("abcdefgh", 1, 5, 8, (0, 1)),  # each process sees one GPU, another one, as under Slurm
+    ("aabb", 1, 0, 4, (1, 1)),  # a GPU for two
+])  # fmt: skip
+def test_ranks_on_one_gpu_or_without_a_gpu_share_its_memory(monkeypatch, uuids, visible, rank, world, expected):
+    monkeypatch.setattr(processes, "uuids", lambda: [*uuids])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 + device, 2000))
     for name, value in {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": rank, "LOCAL_RANK": rank}.items():
         monkeypatch.setenv(name, str(value))
     found = sizing.neighbours(read_settings([]))
     assert (found["trainers"], found["generators"]) == expected
-    assert found["free"] == 1000 + rank % gpus if gpus else found["free"] > 1e6
+    assert found["free"] == 1000 + rank % visible if visible else found["free"] > 1e6
 
 
-def on_gpus(monkeypatch, count):
+def on_gpus(monkeypatch, count, flags=""):
     """Pretend that each of `count` processes has a GPU of 80 GB; returns the settings of rank 0."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 80_000_000_000))  # free memory is not read
     monkeypatch.setenv("WORLD_SIZE", str(count))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(count))
-    return read_settings([*OWN, "--dtype", "bfloat16", "--max-new-tokens", "14336"])
+    return read_settings(f"{OWN} --dtype bfloat16 --max-new-tokens 14336 {flags}".split())
 
 
 # Peaks that tests/shadow/meter.py found for Qwen3-8B, GB: 91.2 on two trainers, 69.4 on three, 58.5 on four.
@@ -372,34 +345,24 @@ def test_vllm_leaves_room_for_the_processes_that_have_the_same_gpu(monkeypatch, 
     assert build.make("vllm", "M", None, device=None, dtype=None) == sharing
 
 
-def test_a_trainer_is_checked_where_each_process_sees_only_its_own_gpu(monkeypatch):
-    args = on_gpus(monkeypatch, 8)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # as under Slurm
-    monkeypatch.setattr(processes, "uuids", lambda: [*"abcdefgh"])
-    assert "--trainers 3 instead of 2" in sizing.fit_trainers(args, QWEN3_8B)
-    monkeypatch.setattr(processes, "uuids", lambda: [*"aabbccdd"])  # two on each: sizing.fit_slots counts them
-    assert sizing.fit_trainers(args, QWEN3_8B) == ""
+@pytest.mark.parametrize("world, visible, uuids, trainers", [
+    (8, 8, "", 3),
+    (40, 40, "", 8),  # at least a fifth
+    (8, 1, "abcdefgh", 3),  # as under Slurm
+    (8, 1, "aabbccdd", 2),  # two on each: sizing.fit_slots counts them
+])  # fmt: skip
+def test_the_default_number_of_trainers_is_the_smallest_that_fits(monkeypatch, world, visible, uuids, trainers):
+    args = on_gpus(monkeypatch, world)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+    monkeypatch.setattr(processes, "uuids", lambda: [*uuids])
+    said = sizing.fit_trainers(args, QWEN3_8B)
+    assert args.trainers == trainers and ("--trainers 3 instead of 2" in said) == (trainers == 3)
 
 
-def test_the_default_number_of_trainers_is_the_smallest_that_fits_at_least_a_fifth(monkeypatch):
-    args = on_gpus(monkeypatch, 8)
-    assert args.trainers == 2 and "--trainers 3 instead of 2" in sizing.fit_trainers(args, QWEN3_8B)
-    assert args.trainers == 3 and sizing.fit_trainers(args, QWEN3_8B) == ""
-    args = on_gpus(monkeypatch, 40)
-    assert sizing.fit_trainers(args, QWEN3_8B) == "" and args.trainers == 8
-
-
-@pytest.mark.parametrize(
-    "gpus, trainers, way_out",
-    [(8, 2, "--trainers 3, a smaller --token-budget"), (3, None, "4 GPUs, a smaller --token-budget")],
-)
-def test_a_model_that_cannot_be_trained_on_these_gpus_is_refused_with_what_would_fit(
-    monkeypatch, gpus, trainers, way_out
-):
-    args = on_gpus(monkeypatch, gpus)
-    if trainers:
-        args.asked = {*args.asked, "trainers"}
-    refuses(f"8.19B parameters.*Way out: {way_out}", sizing.fit_trainers, args, QWEN3_8B)
+@pytest.mark.parametrize("gpus, flags, way_out", [(8, "--trainers 2", "--trainers 3"), (3, "", "4 GPUs")])
+def test_a_model_that_cannot_be_trained_on_these_gpus_is_refused(monkeypatch, gpus, flags, way_out):
+    args = on_gpus(monkeypatch, gpus, flags)
+    refuses(f"8.19B parameters.*Way out: {way_out}, a smaller --token-budget", sizing.fit_trainers, args, QWEN3_8B)
 
 
 # --- The command line ------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import conftest
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import close
+from conftest import close, refuses
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import precision
 
 NAN, INF = float("nan"), float("inf")
+DENSE = ("qwen3", "llama", "gemma")
 MIXTURES = ("mixtral", "olmoe", "qwen3_moe")
 
 
@@ -27,10 +28,9 @@ def token_ids(rows=4, length=7):
     return torch.randint(3, 24, (rows, length), generator=torch.Generator().manual_seed(1))
 
 
-def naive_logprobs(hidden, weight, ids, temperature=1.0):
-    """The whole (N, V) logits at once, differentiated by autograd."""
-    log_pi = torch.log_softmax((hidden.float() @ weight.float().T) / temperature, -1)
-    return log_pi.gather(-1, ids[..., None]).squeeze(-1)
+def of_tokens(logits, ids):
+    """The log-probabilities of these tokens from the whole (..., V) logits at once, differentiated by autograd."""
+    return torch.log_softmax(logits.float(), -1).gather(-1, ids[..., None]).squeeze(-1)
 
 
 def gradients(module):
@@ -48,8 +48,8 @@ def gradients(module):
     ("gpt_oss", {}, "attention has sinks"),
 ])  # fmt: skip
 def test_other_architectures_are_refused_by_name_with_the_reason(model_type, changes, reason):
-    with pytest.raises(ValueError, match=f"'{model_type}' is not supported.*{reason}.*llama.*qwen3"):
-        precision.check_supported(AutoConfig.for_model(model_type, **changes))
+    reason = f"'{model_type}' is not supported.*{reason}.*llama.*qwen3"
+    refuses(reason, precision.check_supported, AutoConfig.for_model(model_type, **changes))
 
 
 def test_qwen_with_a_window_it_does_not_use_is_supported():
@@ -106,15 +106,12 @@ def test_the_fp32_head_on_tensor_cores_has_the_gradients_of_an_fp32_product(monk
 # --- token_logprobs --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("temperature", [1.0, 2.0])
-def test_token_logprobs_and_entropy_of_a_distribution_known_by_hand(temperature):
+def test_token_logprobs_and_entropy_of_a_distribution_known_by_hand():
     # logits / temperature 0, log 2, log 3: pi = 1/6, 2/6, 3/6
-    weight = temperature * torch.tensor([[1.0], [2.0], [3.0]]).log()
-    logprobs, entropy = precision.token_logprobs(
-        torch.ones(3, 1), weight, torch.arange(3), chunk=2, temperature=temperature
-    )
-    assert logprobs.tolist() == pytest.approx([math.log(1 / 6), math.log(2 / 6), math.log(3 / 6)], abs=1e-6)
-    assert entropy.tolist() == pytest.approx([math.log(6) / 6 + math.log(3) / 3 + math.log(2) / 2] * 3, abs=1e-6)
+    weight = 2 * torch.tensor([[1.0], [2.0], [3.0]]).log()
+    found = precision.token_logprobs(torch.ones(3, 1), weight, torch.arange(3), chunk=2, temperature=2.0)
+    assert close(found[0], torch.tensor([1 / 6, 2 / 6, 3 / 6]).log(), 1e-6)
+    assert found[1].tolist() == pytest.approx([math.log(6) / 6 + math.log(3) / 3 + math.log(2) / 2] * 3, abs=1e-6)
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 1000])
@@ -124,11 +121,11 @@ def test_token_logprobs_and_gradients_equal_the_unchunked_ones(chunk, autocast):
     hidden, weight = torch.randn(3, 4, 8, generator=generator), torch.randn(40, 8, generator=generator)
     ids = torch.randint(0, 40, (3, 4), generator=generator)
     upstream = torch.randn(3, 4, generator=generator)
-    leaves = [(hidden.clone().requires_grad_(), weight.clone().requires_grad_()) for _ in range(2)]
+    leaves = [[one.clone().requires_grad_() for one in (hidden, weight)] for _ in range(2)]
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         chunked, entropy = precision.token_logprobs(*leaves[0], ids, chunk=chunk, temperature=0.7)
         (chunked * upstream).sum().backward()
-    naive = naive_logprobs(*leaves[1], ids, temperature=0.7)
+    naive = of_tokens(leaves[1][0] @ leaves[1][1].T / 0.7, ids)
     (naive * upstream).sum().backward()
     # in fp32 only the order of summation differs (a bf16 product under autocast would be off by 1e-2)
     assert close(chunked, naive, 1e-5) and not entropy.requires_grad
@@ -153,37 +150,31 @@ def test_the_chunk_is_the_largest_multiple_of_256_that_fits_the_memory_from_256_
         assert precision.head_chunk(1000, 64, room) == chunk
 
 
-def test_a_chunk_of_zero_or_a_temperature_of_zero_is_refused():
-    arguments = torch.ones(1, 1), torch.ones(2, 1), torch.tensor([0])
-    for chunk, temperature in ((0, 1.0), (4, 0.0), (4, NAN)):
-        with pytest.raises(ValueError, match="expected chunk >= 1 and temperature > 0"):
-            precision.token_logprobs(*arguments, chunk=chunk, temperature=temperature)
+@pytest.mark.parametrize("chunk, temperature", [(0, 1.0), (4, 0.0), (4, NAN)])
+def test_a_chunk_of_zero_or_a_temperature_of_zero_is_refused(chunk, temperature):
+    arguments = torch.ones(1, 1), torch.ones(2, 1), torch.tensor([0]), chunk
+    refuses("expected chunk >= 1 and temp", precision.token_logprobs, *arguments, temperature=temperature)
 
 
 # --- PolicyModel -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model_type", precision.SUPPORTED)
-def test_policy_logprobs_are_those_of_the_hugging_face_model(model_type):
-    model, ids = tiny_model(model_type), token_ids()
-    with torch.no_grad():
-        logprobs, entropy = precision.PolicyModel(model, dtype=torch.float32, chunk=5)(ids)
-        log_pi = torch.log_softmax(model(ids).logits[:, :-1], -1)  # position t predicts token t + 1
-    assert close(logprobs, log_pi.gather(-1, ids[:, 1:, None])[..., 0], 1e-5)
-    assert close(entropy, -(log_pi.exp() * log_pi).sum(-1), 1e-5)
-
-
-@pytest.mark.parametrize("model_type", ["qwen3", "llama", "gemma"])
-@pytest.mark.parametrize("tied", [False, True])
-def test_policy_gradients_are_those_of_the_hugging_face_model(model_type, tied):
-    ids, model, other = token_ids(), tiny_model(model_type, tied), tiny_model(model_type, tied)
+@pytest.mark.parametrize("kind, tied", [*product(precision.SUPPORTED, [False]), *product(DENSE, [True])])
+def test_policy_logprobs_are_those_of_the_hugging_face_model(kind, tied):
+    """And its entropies and gradients."""
+    ids, model, other = token_ids(), tiny_model(kind, tied), tiny_model(kind, tied)
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
-    precision.PolicyModel(model, dtype=torch.float32, chunk=5)(ids)[0].sum().backward()
-    torch.log_softmax(other(ids).logits[:, :-1], -1).gather(-1, ids[:, 1:, None]).sum().backward()
-    expected = gradients(other)
-    assert expected["model.embed_tokens.weight"].abs().max() > 0.1
+    logprobs, entropy = precision.PolicyModel(model, dtype=torch.float32, chunk=5)(ids)
+    logits = other(ids).logits[:, :-1]  # position t predicts token t + 1
+    expected = of_tokens(logits, ids[:, 1:])
+    assert close(logprobs, expected, 1e-5)
+    assert close(entropy, torch.distributions.Categorical(logits=logits).entropy(), 1e-5)
+    logprobs.sum().backward()
+    expected.sum().backward()
+    wanted = gradients(other)
+    assert wanted["model.embed_tokens.weight"].abs().max() > 0.1
     for name, gradient in gradients(model).items():
-        assert torch.allclose(gradient, expected[name], rtol=1e-5, atol=1e-5), name
+        assert torch.allclose(gradient, wanted[name], rtol=1e-5, atol=1e-5), name
 
 
 def test_mask_selects_positions_and_right_padding_changes_nothing():
@@ -313,8 +304,8 @@ def test_sec32_fsdp2_with_bf16_layers_still_multiplies_the_head_in_fp32(ranks, t
         parameter.data = parameter.data.bfloat16()
     with torch.no_grad():
         hidden = model.model(ids).last_hidden_state[:, :-1]
-        expected = naive_logprobs(hidden, model.lm_head.weight, ids[:, 1:])
-        in_bf16 = torch.log_softmax(model.lm_head(hidden).float(), -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+        expected = of_tokens(hidden.float() @ model.lm_head.weight.float().T, ids[:, 1:])
+        in_bf16 = of_tokens(model.lm_head(hidden), ids[:, 1:])
     got = ranks[0]["two", tied, torch.bfloat16][0]
     assert close(got, expected[0::2], 1e-5)
     assert (got - in_bf16[0::2]).abs().max() > 1e-3
@@ -371,8 +362,7 @@ def test_a19_mismatch_by_hand_with_rubbish_outside_the_mask():
     expected["k3"] = ((4 - 1 - math.log(4)) + (0.5 - 1 + math.log(2)) + 0 + 0) / 4  # with 1 / rho it would be another
     expected["effective_sample_size"] = 6.5**2 / (16 + 0.25 + 1 + 1) / 4
     assert got == pytest.approx(expected, rel=1e-6)
-    with pytest.raises(ValueError, match="at least one token"):
-        precision.mismatch(logprobs, gen_logprobs, mask & False, low=0, high=5)
+    refuses("at least one token", precision.mismatch, logprobs, gen_logprobs, mask & False, low=0, high=5)
 
 
 @pytest.mark.parametrize("dtype, below, above", [(torch.float32, 9e-4, 1.1e-3), (torch.bfloat16, 0.09, 0.11)])

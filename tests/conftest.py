@@ -46,6 +46,11 @@ def close(found, expected, within):
     return torch.allclose(torch.as_tensor(found), expected, rtol=0, atol=within)
 
 
+def of_tokens(logits, ids):
+    """The log-probabilities of these tokens from the whole (..., V) logits at once."""
+    return logits.log_softmax(-1).gather(-1, ids[..., None]).squeeze(-1)
+
+
 def jsonl(rows):
     """The text of a file with a line for each row."""
     return "".join(json.dumps(row) + "\n" for row in rows)

@@ -102,7 +102,7 @@ def test_who_dies_is_named_on_all_ranks_at_once_and_the_last_periodic_checkpoint
     assert run.version % 2 == 0  # --checkpoint-every 2
     named = {int(re.search(r"holds a checkpoint of step (\d+):", line)[1]) for line in run.lines(name).values()}
     assert named <= {run.version - 2, run.version}  # one that was being written may have become the last
-    assert run.log[-1]["kind"] == "end" and run.log[-1]["reason"] == f"{name} ended"
+    assert run.log[-1]["reason"] == f"{name} ended" and not run.log[-1]["final"]
 
 
 @pytest.mark.processes
@@ -221,7 +221,7 @@ def test_without_room_for_a_checkpoint_the_last_one_stands_and_the_run_says_so(s
     assert not list(run.out.glob("*.tmp"))
     last = run_folder.finished(run.out)[-1]
     assert run_folder.damage(last, thorough=True) == ""
-    assert run.log[-1]["kind"] == "end" and f"could be written to {run.out}: " in run.log[-1]["reason"]
+    assert run.log[-1]["final"] and f"could be written to {run.out}: " in run.log[-1]["reason"]  # it is full again
     assert set(run.lines("File too large")) == {0, 1, 2}
     assert f"holds a checkpoint of step {run.version}:" in run.lines("File too large")[0]
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from conftest import alive, ranks_of, wait_until
 from test_faults import SMALL
-from test_train import PATIENCE, ROOT, elsewhere  # noqa: F401
+from test_train import PATIENCE, ROOT, Run, elsewhere  # noqa: F401
 
-from plumbing.run.folder import rows
+from plumbing.run import folder
 
 NODES = ("nodea", "nodeb")
 TIMEOUT = 8
@@ -67,12 +67,12 @@ def cable():
             shutil.rmtree(f"/etc/netns/{space(node)}")
 
 
-class Nodes:
+class Nodes(Run):
     """A run of two processes on each of the two nodes."""
 
-    def __init__(self, folder, port, *flags, restarts=0):
-        self.launchers, self.printed = [], {node: folder / f"{node}.txt" for node in NODES}
-        self.out = folder / "run"
+    def __init__(self, place, port, *flags, restarts=0):
+        super().__init__(place / "run")
+        self.launchers = []
         for node in NODES:
             rendezvous = f"--rdzv-backend c10d --rdzv-endpoint nodea:{port} --rdzv-id x --max-restarts {restarts}"
             command = [sys.executable, *"-m torch.distributed.run --nnodes 2 --nproc-per-node 2".split()]
@@ -81,52 +81,48 @@ class Nodes:
             named = f"ip netns exec {space(node)} unshare -u sh -c".split()
             named += [f'hostname {node}; exec "$@"', "sh"]
             variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-            with self.printed[node].open("w") as file:
+            with Path(f"{self.out}.{node}").open("w") as file:
                 streams = dict(stdout=file, stderr=file, env=os.environ | variables)
                 self.launchers.append(subprocess.Popen(named + command, **streams))
 
-    def text(self, node):
-        return self.printed[node].read_text()
+    def printed_on(self, node):
+        return Path(f"{self.out}.{node}").read_text()
 
-    def steps(self):
-        log = self.out / "log.jsonl"
-        return [row["step"] for row in rows(log)[0] if row["kind"] == "step"] if log.exists() else []
+    @property
+    def text(self):
+        return "\n".join(map(self.printed_on, NODES))
 
+    @property
     def ranks(self):
         """{rank: process id} of the living ranks."""
         return ranks_of(self.launchers[0]) | ranks_of(self.launchers[1])
-
-    def wait_for(self, condition, seconds=PATIENCE):
-        wait_until(condition, lambda: "\n".join(map(self.text, NODES)), seconds)
-
-    def codes(self):
-        return [launcher.wait(PATIENCE) for launcher in self.launchers]
 
 
 def test_a_kill_on_the_second_node_is_named_on_both_and_the_restarted_run_ends_alike_on_both(cable, tmp_path):
     # of longer steps than those of the tiny task, so that the kill comes before the last
     flags = [*SMALL, *"--data arithmetic --resume --steps 12 --eval-every 12 --checkpoint-every 2".split()]
     run = Nodes(tmp_path, 29555, *flags, restarts=1)
-    run.wait_for(lambda: len(run.steps()) > 2)
-    os.kill(run.ranks()[3], signal.SIGKILL)
-    run.wait_for(lambda: all("generator rank 3 on nodeb ended" in run.text(node) for node in NODES), 10.0)
-    assert run.codes() == [0, 0], "\n".join(map(run.text, NODES))
-    found, broken = rows(run.out / "log.jsonl")
-    assert found[-1]["reason"] == "finished" and not broken
-    configs = [row for row in found if row["kind"] == "config"]
-    assert [row["world"] for row in configs] == [4, 4] and configs[1]["step"] >= 2  # it went on from a checkpoint
-    assert configs[1]["lost_gpu_hours"] > 0 and run.steps()[-1] == 12
+    run.reach(3)
+    os.kill(run.ranks[3], signal.SIGKILL)
+    dead = "generator rank 3 on nodeb ended"
+    wait_until(lambda: all(dead in run.printed_on(node) for node in NODES), lambda: run.text, 10.0)
+    assert [launcher.wait(PATIENCE) for launcher in run.launchers] == [0, 0], run.text
+    assert run.log[-1]["reason"] == "finished" and not folder.rows(run.out / "log.jsonl")[1]
+    first, second = run.rows("config")
+    assert first["world"] == second["world"] == 4 and second["step"] >= 2  # it went on from a checkpoint
+    assert second["lost_gpu_hours"] > 0 and run.rows("step")[-1]["step"] == 12
 
 
 def test_after_the_cable_is_cut_all_ranks_are_gone_within_the_timeout_and_ten_seconds(cable, tmp_path):
     run = Nodes(tmp_path, 29556, *SMALL, "--steps", "10000", "--eval-every", "10000")
-    run.wait_for(lambda: len(run.steps()) > 1)
-    ranks = run.ranks()
+    run.reach(2)
+    ranks = run.ranks
     assert sorted(ranks) == [0, 1, 2, 3]
     ip("-n", space("nodea"), "link", "set", "va", "down")
     try:
-        run.wait_for(lambda: not any(map(alive, ranks.values())), TIMEOUT + 10.0)
-        assert re.search("generator rank [23] on nodeb", run.text("nodea")) and "rank 0 on nodea" in run.text("nodeb")
+        wait_until(lambda: not any(map(alive, ranks.values())), lambda: run.text, TIMEOUT + 10.0)
+        assert re.search("generator rank [23] on nodeb", run.printed_on("nodea"))
+        assert "rank 0 on nodea" in run.printed_on("nodeb")
     finally:
         for launcher in run.launchers:
             launcher.kill()

@@ -1,5 +1,7 @@
 """Claims about plumbing/watch/screen.py: what a run shows, on a terminal and without one."""
 
+import pytest
+
 from plumbing.watch import screen
 
 STEP = {"kind": "step", "step": 7, "pass_rate": 0.5, "kept": 0, "gpu_hours": 0.25}
@@ -7,21 +9,21 @@ STEP |= {"idle_generators": 0.1, "idle_trainers": 0.2}
 IDLE = "idle: generators 10%, trainers 20%  0.2500 device-hours"
 
 
-def test_compute_is_called_device_hours_and_a_step_without_gradient_shows_no_numbers_of_one():
-    row = STEP | {"kept": 3, "entropy": 1.25, "rho_mean": 1.0, "rho_max": 2.0}
-    shown = "step    7  pass rate 0.500  kept 3  entropy 1.250  rho 1.000 (max 2.00)  "
-    assert screen.line(row, "device-hours") == shown + IDLE
-    assert screen.line(STEP, "device-hours") == f"step    7  pass rate 0.500  kept 0, no gradient  {IDLE}"
-    assert screen.line({"kind": "end"}, "device-hours") is None
+EVAL = {"kind": "eval", "step": 7, "pass_rate": 0.5, "stderr": 0.25, "completions": 8, "gpu_hours": 0.25}
+VALIDATION = "step    7  VALIDATION pass rate 0.500 +- 0.250  (8 completions)  0.2500 device-hours"
+TASKS = {"tasks": {"math": 0.5, "aime.jsonl": 0.125}, "tasks_stderr": {"math": 0.25, "aime.jsonl": 0.0625}}
 
 
-def test_curves_are_shown_below_a_validation_if_there_are_several():
-    row = {"kind": "eval", "step": 7, "pass_rate": 0.5, "stderr": 0.25, "completions": 8, "gpu_hours": 0.25}
-    row |= {"tasks": {"math": 0.5, "aime.jsonl": 0.125}, "tasks_stderr": {"math": 0.25, "aime.jsonl": 0.0625}}
-    first, *more = screen.line(row, "device-hours").splitlines()
-    assert first == "step    7  VALIDATION pass rate 0.500 +- 0.250  (8 completions)  0.2500 device-hours"
-    assert [line.split() for line in more] == [["math", "0.500", "+-", "0.250"], ["aime.jsonl", "0.125", "+-", "0.062"]]
-    assert "\n" not in screen.line(row | {"tasks": {"math": 0.5}}, "device-hours")
+@pytest.mark.parametrize("row, shown", [
+    (STEP, f"step    7  pass rate 0.500  kept 0, no gradient  {IDLE}"),
+    (STEP | {"kept": 3, "entropy": 1.25, "rho_mean": 1.0, "rho_max": 2.0},
+     f"step    7  pass rate 0.500  kept 3  entropy 1.250  rho 1.000 (max 2.00)  {IDLE}"),
+    (EVAL | TASKS | {"tasks": {"math": 0.5}}, VALIDATION),
+    (EVAL | TASKS, f"{VALIDATION}\n           math  0.500 +- 0.250\n           aime.jsonl  0.125 +- 0.062"),
+    ({"kind": "end"}, None),
+])  # fmt: skip
+def test_a_row_of_the_log_as_it_is_shown(row, shown):
+    assert screen.line(row, "device-hours") == shown
 
 
 def test_without_a_terminal_every_step_begins_a_line(capsys):

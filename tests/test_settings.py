@@ -27,6 +27,11 @@ from verify import sandbox
 OWN = "--model M --data F"
 
 
+def given(flags):
+    """The settings of a command line."""
+    return read_settings(flags.split())
+
+
 # --- Which value wins ------------------------------------------------------------------------------------------------
 
 
@@ -50,12 +55,12 @@ OWN = "--model M --data F"
 ])  # fmt: skip
 def test_a_flag_beats_the_recipe_and_the_recipe_beats_the_presets(monkeypatch, flags, expected):
     monkeypatch.setenv("HOME", "/home/me")
-    args = vars(read_settings(flags.split()))
+    args = vars(given(flags))
     assert {name: args[name] for name in expected} == expected
 
 
 def test_the_default_phrase_ends_in_any_mark():
-    assert read_settings([*OWN.split(), "--think-end", "####"]).interrupt_phrase.endswith("final answer now. ####")
+    assert given(f"{OWN} --think-end ####").interrupt_phrase.endswith("final answer now. ####")
 
 
 DAPO = {"eps_low": 0.2, "eps_high": 0.26}
@@ -70,9 +75,9 @@ DAPO = {"eps_low": 0.2, "eps_high": 0.26}
     ("magistral", ("dapo", "prompt", "prompt", True, None, False, "pipeline", 8, 80), DAPO),
     ("minimax", ("cispo", "prompt", "prompt", True, None, True, "ppo", 8, 80), {"eps_max": 5.0}),
 ])  # fmt: skip
-@pytest.mark.parametrize("own", [[], OWN.split()])
+@pytest.mark.parametrize("own", ["", OWN])
 def test_a16_every_recipe_sets_the_papers_algorithm_and_clips_for_any_model(recipe, algorithm, clips, own):
-    args, plain = read_settings(["--recipe", recipe, *own]), read_settings(own)
+    args, plain = given(f"--recipe {recipe} {own}"), given(own)
     names = "loss aggregation normalisation zero_variance_filter no_positive_resampling fp32_head off_policy k prompts"
     assert tuple(getattr(args, name) for name in names.split()) == algorithm
     assert args.clips == clips
@@ -81,11 +86,11 @@ def test_a16_every_recipe_sets_the_papers_algorithm_and_clips_for_any_model(reci
 
 
 def test_gspo_has_thresholds_of_its_own_and_the_sample_average_unless_another_or_a_recipe_is_asked_for():
-    args = read_settings(["--loss", "gspo"])
+    args = given("--loss gspo")
     assert (args.clips, args.aggregation) == ({"eps_low": 3e-3, "eps_high": 5e-3}, "sample")  # conference Fig. 20
-    assert read_settings(["--loss", "gspo", "--eps-low", "0.01"]).clips == {"eps_low": 0.01, "eps_high": 5e-3}
-    assert read_settings(["--loss", "gspo", "--aggregation", "token"]).aggregation == "token"
-    assert read_settings(["--loss", "gspo", "--recipe", "scalerl"]).aggregation == "prompt"
+    assert given("--loss gspo --eps-low 0.01").clips == {"eps_low": 0.01, "eps_high": 5e-3}
+    assert given("--loss gspo --aggregation token").aggregation == "token"
+    assert given("--loss gspo --recipe scalerl").aggregation == "prompt"
 
 
 # --- What is refused -------------------------------------------------------------------------------------------------
@@ -133,11 +138,11 @@ def test_what_a_machine_lacks_is_said_in_one_line(monkeypatch, capsys):
 # --- Resumed and evaluated runs --------------------------------------------------------------------------------------
 
 
-def past_run(out, *argv, checkpoint=True, **flags):
+def past_run(out, flags="", checkpoint=True, **changes):
     """A folder like that of an earlier run with these flags."""
-    args = read_settings(["--out", str(out), *argv])
+    args = given(f"--out {out} {flags}")
     Path(out).mkdir()
-    write_rows(Path(out, "log.jsonl"), [{"kind": "config", "flags": vars(args) | flags}])
+    write_rows(Path(out, "log.jsonl"), [{"kind": "config", "flags": vars(args) | changes}])
     for name in ("config.json", "state/.metadata", "state/run.json") if checkpoint else ():
         path = Path(out, "checkpoint-2", name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -147,8 +152,8 @@ def past_run(out, *argv, checkpoint=True, **flags):
 
 def test_resuming_takes_the_flags_of_the_run_unless_given_again():
     flags = "--loss dapo --eps-high 0.3 --lr 0.5 --steps 7 --trainers 1 --eval-prompts 1000"
-    past_run("run", *flags.split(), protections=["no network"])
-    args = read_settings("--resume --out run --steps 9".split())
+    past_run("run", flags, protections=["no network"])
+    args = given("--resume --out run --steps 9")
     assert (args.loss, args.clips, args.lr) == ("dapo", {"eps_low": 0.2, "eps_high": 0.3}, 0.5)
     assert args.steps == 9 and args.resume and args.protections == []  # what belongs to a machine is not resumed
 
@@ -159,51 +164,51 @@ def test_a_log_of_an_earlier_version_is_resumed_with_todays_names_and_without_fl
     assert flags["average"] == "token" and "default_new" in flags and "fitted" in flags
     past_run("run")
     Path("run/log.jsonl").write_text(row)
-    args = read_settings("--resume --out run".split())
+    args = given("--resume --out run")
     assert (args.aggregation, args.loss, args.clips) == ("token", "dapo", flags["clips"])
     assert all(vars(args)[name] == flags[name] for name in FIELDS.keys() & flags.keys() - {"out", "trainers", "resume"})
 
 
 def test_resuming_with_other_batches_and_a_virtual_run_with_half_finished_rollouts_is_refused(capsys):
-    past_run("run", "--seed", "3")
+    past_run("run", "--seed 3")
     assert "--resume with --seed 4: the run in run has 3" in refused(capsys, *"--resume --out run --seed 4".split())
-    past_run("one", *"--virtual exact --data tiny --k 1".split())
+    past_run("one", "--virtual exact --data tiny --k 1")
     assert "--resume at step 2 of a run in virtual time" in refused(capsys, "--resume", "--out", "one")
-    past_run("zero", *"--virtual exact --data tiny --k 0".split())
-    assert read_settings("--resume --out zero --seed 0".split()).checkpoint == "zero/checkpoint-2"
+    past_run("zero", "--virtual exact --data tiny --k 0")
+    assert given("--resume --out zero --seed 0").checkpoint == "zero/checkpoint-2"
 
 
 @pytest.mark.parametrize("log", [False, True])
 def test_resuming_without_a_checkpoint_starts_anew_and_says_so(log):
     if log:
-        past_run("run", "--lr", "0.5", checkpoint=False)
-    args = read_settings("--resume --out run".split())
-    assert not args.resume and args.lr == read_settings([]).lr  # flags too are those of a first start
+        past_run("run", "--lr 0.5", checkpoint=False)
+    args = given("--resume --out run")
+    assert not args.resume and args.lr == given("").lr  # flags too are those of a first start
     assert args.notes == ["--resume: no checkpoint in run: starts anew"]
 
 
 def test_a_checkpoint_of_a_run_with_interruptions_is_evaluated_without_a_mark():
-    past_run("run", "--interrupt-at", "70", "72")
-    args = read_settings("--evaluate run/checkpoint-2 --think-end none".split())
+    past_run("run", "--interrupt-at 70 72")
+    args = given("--evaluate run/checkpoint-2 --think-end none")
     assert (args.think_end, args.length_control) == (None, "none")
-    again = read_settings("--evaluate run/checkpoint-2".split())
+    again = given("--evaluate run/checkpoint-2")
     assert (again.length_control, again.interrupt_at) == ("interrupt", [70, 72])
     # An evaluation has no micro-batches, so --token-budget does not limit its lengths.
-    assert read_settings("--evaluate run/checkpoint-2 --max-new-tokens 4096".split()).max_new_tokens == 4096
+    assert given("--evaluate run/checkpoint-2 --max-new-tokens 4096").max_new_tokens == 4096
 
 
 def test_data_of_a_run_are_found_from_another_folder_however_they_were_written(tmp_path, monkeypatch):
     Path("here").mkdir()
     monkeypatch.chdir("here")
     lines("chat.jsonl", 9)
-    args = read_settings(["--model", str(BASE), "--data", "./chat.jsonl:2", "sorting"])
+    args = given(f"--model {BASE} --data ./chat.jsonl:2 sorting")
     assert args.data == [f"{tmp_path}/here/chat.jsonl:2", "sorting"]
     path = f"{tmp_path}/here/chat.jsonl"
-    found = past_run("run", "--model", str(BASE), "--data", path).absolute()
-    assert read_settings("--resume --out run --data ./chat.jsonl".split()).data == [path]  # the same, not refused
+    found = past_run("run", f"--model {BASE} --data {path}").absolute()
+    assert given("--resume --out run --data ./chat.jsonl").data == [path]  # the same, not refused
     monkeypatch.chdir("..")
-    assert read_settings(["--resume", "--out", str(found)]).data == [path]
-    assert read_settings(["--evaluate", str(found / "checkpoint-2")]).data == [path]
+    assert given(f"--resume --out {found}").data == [path]
+    assert given(f"--evaluate {found}/checkpoint-2").data == [path]
 
 
 # --- What the settings ask for ---------------------------------------------------------------------------------------
@@ -214,7 +219,7 @@ def test_data_of_a_run_are_found_from_another_folder_however_they_were_written(t
     ("--length-control interrupt", 1.0, (96, 104)),
 ])  # fmt: skip
 def test_a10_eq9_length_control_penalises_or_interrupts(flags, reward, think_budget):
-    args = read_settings(flags.split())
+    args = given(flags)
     scorer = make_scorer(args)
     scorer.submit(Finished("<think>1</think>1", ids=[0] * 3), data.Prompt(0, (1,), "", "1", "arithmetic"))
     assert [score.reward for score in scorer.finished()] == [reward]
@@ -248,7 +253,7 @@ def test_a_run_without_git_has_no_commit(monkeypatch):
      " --interrupt-at 30 36 instead of 10000 12000"),
 ])  # fmt: skip
 def test_lengths_that_are_not_given_shrink_to_the_models_positions_by_one_factor(flags, positions, lengths, changes):
-    args = read_settings(f"{OWN} {flags}".split())
+    args = given(f"{OWN} {flags}")
     said = sizing.fit_lengths(args, positions, args.default_new, phrase=19)
     found = [args.max_prompt_tokens, args.max_new_tokens, args.interrupt_at, args.length_max, args.length_cache]
     assert found == lengths and said.removeprefix("Lengths made to fit, ") == changes
@@ -270,13 +275,13 @@ QWEN3 = AutoConfig.for_model(
 ])  # fmt: skip
 def test_sec21_a_validation_has_the_papers_prompts_per_generator(monkeypatch, flags, world, prompts):
     monkeypatch.setenv("WORLD_SIZE", str(world))
-    args = read_settings(flags.split())
+    args = given(flags)
     assert bool(sizing.fit_validation(args)) == (prompts < 1000) and args.eval_prompts == prompts
 
 
 @pytest.mark.parametrize("trainers", [0, 1], ids=["a GPU of its own", "a GPU shared with the trainer"])
 def test_the_papers_defaults_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trainers):
-    args = read_settings([*OWN.split(), "--dtype", "bfloat16"])
+    args = given(f"{OWN} --dtype bfloat16")
     assert args.slots == 256  # x 16,384 positions x 2 x 28 layers x 8 heads x 128 numbers x 2 bytes = 481 GB
     said = sizing.fit_slots(args, QWEN3, free=80_000_000_000, trainers=trainers, generators=1)
     slot, parameters = 16384 * 114_688, 596_049_920
@@ -288,7 +293,7 @@ def test_the_papers_defaults_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trai
 
 
 def test_where_no_slot_fits_the_way_out_is_named():
-    args = read_settings([*OWN.split(), "--dtype", "bfloat16"])
+    args = given(f"{OWN} --dtype bfloat16")
     refuses("0 would fit. Lower --slots", sizing.fit_slots, args, QWEN3, free=2_000_000_000, trainers=0, generators=1)
 
 
@@ -304,7 +309,7 @@ def test_ranks_on_one_gpu_or_without_a_gpu_share_its_memory(monkeypatch, uuids, 
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 + device, 2000))
     for name, value in {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": rank, "LOCAL_RANK": rank}.items():
         monkeypatch.setenv(name, str(value))
-    found = sizing.neighbours(read_settings([]))
+    found = sizing.neighbours(given(""))
     assert (found["trainers"], found["generators"]) == expected
     assert found["free"] == 1000 + rank % visible if visible else found["free"] > 1e6
 
@@ -315,7 +320,7 @@ def on_gpus(monkeypatch, count, flags=""):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 80_000_000_000))  # free memory is not read
     monkeypatch.setenv("WORLD_SIZE", str(count))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(count))
-    return read_settings(f"{OWN} --dtype bfloat16 --max-new-tokens 14336 {flags}".split())
+    return given(f"{OWN} --dtype bfloat16 --max-new-tokens 14336 {flags}")
 
 
 # Peaks that tests/shadow/meter.py found for Qwen3-8B, GB: 91.2 on two trainers, 69.4 on three, 58.5 on four.

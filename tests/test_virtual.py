@@ -4,14 +4,15 @@ import copy
 import signal
 import subprocess
 import sys
-from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import read_rows, write_rows
+from conftest import read_rows, refuses, write_rows
+from test_train import at_version
 
 import rollout
 import train
@@ -110,18 +111,18 @@ def test_when_all_wait_the_error_says_for_what_and_since_when(one_process):
 SMALL = (
     "--data tiny --prompts 4 --generations 4 --steps 6 --eval-every 8 --eval-prompts 4 --eval-generations 2 --slots 8 "
     "--lr 1e-3 --warmup 1"
-).split()
+)
 
 
-def run(out, *flags):
+def run(out, flags):
     """Run train.py in this process; returns what it logged, without the folder's name and the machine's times."""
-    start(*SMALL, *flags, "--out", str(out))
+    start(f"{SMALL} {flags}", out)
     return logged(out)
 
 
-def start(*flags):
+def start(flags, out):
     """Returns the exit code."""
-    return train.main(settings.read_settings(flags))
+    return train.main(settings.read_settings([*flags.split(), "--out", str(out)]))
 
 
 def logged(out):
@@ -130,11 +131,19 @@ def logged(out):
     for row in rows:
         row.get("flags", {}).pop("out", None)
         row.pop("seconds" if row["kind"] == "end" else "fit", None)
-    return (
-        rows,
-        (out / "completions.jsonl").read_text(),
-        sorted(out.glob("checkpoint-*/model.safetensors"))[-1].read_bytes(),
-    )
+    policy = sorted(out.glob("checkpoint-*/model.safetensors"))[-1]
+    return rows, (out / "completions.jsonl").read_text(), policy.read_bytes()
+
+
+@pytest.fixture
+def at_step(monkeypatch):
+    """(version, act): act() in the optimizer step that begins at this version."""
+
+    def change(version, act):
+        monkeypatch.setattr(train.Trainer, "gradient_norm", train.Trainer.gradient_norm)  # so that it is put back
+        at_version(version, act)
+
+    return change
 
 
 SETUPS = {
@@ -148,19 +157,15 @@ SETUPS = {
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """{setup: what it logged}"""
-    return {name: run(tmp_path_factory.mktemp("run") / "a", *flags.split()) for name, flags in SETUPS.items()}
+    return {name: run(tmp_path_factory.mktemp("run") / "a", flags) for name, flags in SETUPS.items()}
 
 
-def test_the_same_run_twice_is_the_same_bit_for_bit_beside_a_busy_core_and_from_another_folder(
-    runs, tmp_path, monkeypatch
-):
+def test_the_same_run_twice_is_the_same_bit_for_bit(runs, tmp_path, monkeypatch):
+    """Beside a busy core, and from another folder."""
     monkeypatch.chdir(tmp_path)
-    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    try:
-        again = run(tmp_path / "b", *SETUPS["pipeline 8"].split())
-    finally:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        again = run(tmp_path / "b", SETUPS["pipeline 8"])
         busy.kill()
-        busy.wait()
     assert again == runs["pipeline 8"]
 
 
@@ -186,12 +191,14 @@ def test_the_log_says_with_which_costs_it_is_virtual_and_the_figures_axis_that_d
     assert (config["world"], config["threads"]) == (1, 1)
 
 
-@pytest.mark.parametrize("off_policy, k, version, goes_on", [
-    ("pipeline", 0, 3, True), ("ppo", 1, 3, True), ("ppo", 4, 8, True), ("ppo", 4, 7, False), ("pipeline", 1, 3, False),
+@pytest.mark.parametrize("off_policy, k, version, half_finished", [
+    ("pipeline", 0, 3, False), ("ppo", 1, 3, False), ("ppo", 4, 8, False), ("ppo", 4, 7, True), ("pipeline", 1, 3, True)
 ])  # fmt: skip
-def test_a_virtual_run_is_resumed_only_from_where_nothing_was_half_finished(off_policy, k, version, goes_on):
+def test_a_virtual_run_is_resumed_only_from_where_nothing_was_half_finished(off_policy, k, version, half_finished):
     args = SimpleNamespace(off_policy=off_policy, k=k)
-    with nullcontext() if goes_on else pytest.raises(ValueError, match="it would not repeat"):
+    if half_finished:
+        refuses("it would not repeat", settings.check_repeatable, args, version)
+    else:
         settings.check_repeatable(args, version)
 
 
@@ -208,63 +215,42 @@ def test_weights_that_a_generator_does_not_load_as_they_were_sent_end_the_run(tm
             self.model, self.named_weights = model, lambda: received
 
     monkeypatch.setattr(rollout.TorchGenerator, "update_weights", load)
-    flags = "--virtual balanced --off-policy ppo --k 1 --prompts 8 --lr 1e-4".split()
-    raised = (
-        nullcontext() if since else pytest.raises(RuntimeError, match="^start-up check.* does not load the weights")
-    )
-    with raised:
-        assert start(*SMALL, *flags, "--out", str(tmp_path / "a")) == 1
-    end = read_rows(tmp_path / "a" / "log.jsonl")[-1]
+    flags = f"{SMALL} --virtual balanced --off-policy ppo --k 1 --prompts 8 --lr 1e-4"
     if since:
+        assert start(flags, tmp_path) == 1
+        end = read_rows(tmp_path / "log.jsonl")[-1]
         assert "|log rho| of the youngest tokens" in end["reason"] and end["step"] == 4
+    else:
+        with pytest.raises(RuntimeError, match="^start-up check.* does not load the weights"):
+            start(flags, tmp_path)
 
 
-def test_a_run_that_raises_leaves_the_process_as_it_was_for_the_next_run_of_a_notebook(tmp_path, monkeypatch):
+def test_a_run_that_raises_leaves_the_process_as_it_was_for_the_next_run_of_a_notebook(tmp_path, at_step):
     before = signal.getsignal(signal.SIGINT), torch.get_num_threads()
-
-    def step(self, *batch, original=train.Trainer.update):
-        if self.version == 1:
-            raise ZeroDivisionError
-        return original(self, *batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(train.Trainer, "update", step)
-        with pytest.raises(ZeroDivisionError):
-            run(tmp_path / "a", *"--virtual generators --k 1".split())
+    at_step(1, Mock(side_effect=ZeroDivisionError))
+    with pytest.raises(ZeroDivisionError):
+        run(tmp_path, "--virtual generators --k 1")
     assert (signal.getsignal(signal.SIGINT), torch.get_num_threads()) == before and not dist.is_initialized()
-    run_folder.lock_log(tmp_path / "a").close()  # it is locked no more
+    run_folder.lock_log(tmp_path).close()  # it is locked no more
 
 
-def test_a_run_deletes_its_own_older_checkpoints_only(tmp_path, monkeypatch):
-    def step(self, *batch, original=train.Trainer.update):
-        (tmp_path / "a" / "checkpoint-1").mkdir(exist_ok=True)  # without state/: another program's
-        return original(self, *batch)
-
-    monkeypatch.setattr(train.Trainer, "update", step)
-    run(tmp_path / "a", *"--virtual exact --k 0 --checkpoint-every 2".split())
-    assert [folder.name for folder in run_folder.finished(tmp_path / "a")] == [f"checkpoint-{n}" for n in (1, 4, 6)]
+def test_a_run_deletes_its_own_older_checkpoints_only(tmp_path, at_step):
+    at_step(1, (tmp_path / "checkpoint-1").mkdir)  # without state/: another program's
+    run(tmp_path, "--virtual exact --k 0 --checkpoint-every 2")
+    assert [folder.name for folder in run_folder.finished(tmp_path)] == [f"checkpoint-{n}" for n in (1, 4, 6)]
 
 
-def test_ctrl_c_ends_a_virtual_run_in_order_and_resumed_it_repeats_every_later_line(
-    runs, tmp_path, monkeypatch, capsys
-):
-    def step(self, *batch, original=train.Trainer.update):
-        if self.version == 3 and not resumed:
-            signal.raise_signal(signal.SIGINT)
-        return original(self, *batch)
-
-    monkeypatch.setattr(train.Trainer, "update", step)
-    before, resumed, out = signal.getsignal(signal.SIGINT), False, str(tmp_path / "a")
-    flags = [*SMALL, *SETUPS["pipeline 0"].split(), "--out", out]
-    assert start(*flags, "--resume") == 128 + signal.SIGINT  # so that a loop in a shell ends too
-    assert f"--resume: no checkpoint in {out}: starts anew" in capsys.readouterr().out
-    assert signal.getsignal(signal.SIGINT) is before and (tmp_path / "a" / "checkpoint-3").exists()
-    assert logged(tmp_path / "a")[0][-1]["reason"] == "interrupted: trainer rank 0 got SIGINT"
-    resumed = True
-    (tmp_path / "a" / "checkpoint-6" / "state").mkdir(parents=True)  # broken, and in the way of the last one
-    start("--resume", "--out", out)
-    assert (tmp_path / "a" / "checkpoint-6-broken").is_dir()
-    rows, completions, weights = logged(tmp_path / "a")
+def test_ctrl_c_ends_a_virtual_run_in_order_and_resumed_it_repeats_every_later_line(runs, tmp_path, capsys, at_step):
+    at_step(2, partial(signal.raise_signal, signal.SIGINT))
+    before, flags = signal.getsignal(signal.SIGINT), f"{SMALL} {SETUPS['pipeline 0']} --resume"
+    assert start(flags, tmp_path) == 128 + signal.SIGINT  # so that a loop in a shell ends too
+    assert f"--resume: no checkpoint in {tmp_path}: starts anew" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGINT) is before and (tmp_path / "checkpoint-3").exists()
+    assert logged(tmp_path)[0][-1]["reason"] == "interrupted: trainer rank 0 got SIGINT"
+    (tmp_path / "checkpoint-6" / "state").mkdir(parents=True)  # broken, and in the way of the last one
+    start("--resume", tmp_path)
+    assert (tmp_path / "checkpoint-6-broken").is_dir()
+    rows, completions, weights = logged(tmp_path)
     expected, *rest = runs["pipeline 0"]
     assert rest == [completions, weights]
     first = rows[next(n for n, row in enumerate(rows) if row["kind"] == "end") + 2]  # after a second config
@@ -294,10 +280,9 @@ def test_measured_finds_the_costs_of_a_run_again(runs, tmp_path):
 
 
 def test_measured_refuses_logs_that_lack_a_column_and_virtual_logs(runs, tmp_path):
-    with pytest.raises(ValueError, match="with the columns .*seconds_train"):
-        costs.named(disguised(runs["ppo 1"][0], tmp_path / "a.jsonl", without=("seconds_train",)))
+    without = disguised(runs["ppo 1"][0], tmp_path / "a.jsonl", without=("seconds_train",))
+    refuses("with the columns .*seconds_train", costs.named, without)
     write_rows(tmp_path / "b.jsonl", runs["ppo 1"][0])
-    with pytest.raises(ValueError, match="expected the log of a real run"):
-        costs.named(f"measured:{tmp_path / 'b.jsonl'}")
+    refuses("expected the log of a real run", costs.named, f"measured:{tmp_path}/b.jsonl")
     with pytest.raises(OSError):
         costs.named(f"measured:{tmp_path / 'none'}")

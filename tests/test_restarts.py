@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import alive, wait_until
+from test_settings import given
 from test_train import PATIENCE, Run, elsewhere, launchers, refused  # noqa: F401
 
 from lab import kills
@@ -16,7 +17,6 @@ from plumbing.run import heartbeat, launch, processes
 from plumbing.run.folder import finished
 from plumbing.run.heartbeat import Heartbeat
 from plumbing.run.processes import Processes
-from plumbing.setup.settings import read_settings
 
 # --- torchrun's --max-restarts ---------------------------------------------------------------------------------------
 
@@ -25,18 +25,18 @@ def test_restarts_need_resume_and_a_store_of_their_own(monkeypatch, capsys):
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     monkeypatch.setattr(launch, "end_launcher", lambda: None)
     assert "--max-restarts needs --resume" in refused(capsys)
-    read_settings(["--resume", "--out", "new"])
+    given("--resume --out new")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     assert "--max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in refused(capsys, "--resume", "--out", "new")
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
-    read_settings([])
+    given("")
 
 
 def test_a_smaller_restarted_group_keeps_a_generator_and_says_so(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
-    args = read_settings(["--resume", "--out", "new", "--trainers", "4"])
+    args = given("--resume --out new --trainers 4")
     assert args.trainers == 2 and "--trainers 4 of 3 processes: 2 train" in args.notes
-    assert read_settings(["--resume", "--out", "new", "--trainers", "2"]).trainers == 2
+    assert given("--resume --out new --trainers 2").trainers == 2
 
 
 @pytest.mark.parametrize("restarts, local, told", [("3", "0", [signal.SIGTERM]), ("3", "1", []), ("0", "0", [])])
@@ -46,7 +46,7 @@ def test_what_would_fail_again_ends_the_launcher_once_a_node(monkeypatch, restar
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
     monkeypatch.setenv("LOCAL_RANK", local)
     with pytest.raises(SystemExit):
-        read_settings(["--lr", "0"])
+        given("--lr 0")
     assert sent == told
 
 
@@ -116,10 +116,7 @@ def test_a_terminal_or_a_scheduler_ends_a_torchrun_in_order(name, tmp_path, laun
     assert finished(run.out)[-1].name == f"checkpoint-{end['step']}"
 
 
-@pytest.mark.parametrize(
-    "world, master, interface",
-    [("4", "127.0.0.2", "127.0.0.2"), ("4", "localhost", "::")],
-)
+@pytest.mark.parametrize("world, master, interface", [("4", "127.0.0.2", "127.0.0.2"), ("4", "localhost", "::")])
 def test_rank_0_listens_on_one_interface(monkeypatch, world, master, interface):
     """On loopback alone, else at its own address; on all interfaces only if that address leads to loopback."""
     monkeypatch.setenv("WORLD_SIZE", world)
@@ -143,11 +140,9 @@ def test_rank_0_listens_on_one_interface(monkeypatch, world, master, interface):
 )
 def test_nccl_needs_a_gpu_of_its_own_for_every_process_whatever_its_number(monkeypatch, seen, expected):
     found = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(uuids))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda place: SimpleNamespace(uuid=uuids[place.index]))
     for local, uuids in enumerate(seen):
-        monkeypatch.setattr(torch.cuda, "device_count", lambda uuids=uuids: len(uuids))
-        monkeypatch.setattr(
-            torch.cuda, "get_device_properties", lambda place, uuids=uuids: SimpleNamespace(uuid=uuids[place.index])
-        )
         found.append(processes.uuid(processes.device(local)))
     assert processes.backend(found) == expected
 
@@ -171,7 +166,7 @@ def test_gloo_is_never_offered_loopback_to_other_nodes(monkeypatch):
 
 
 def test_slots_that_were_made_to_fit_may_differ_between_ranks_but_not_those_asked_for():
-    fitted, asked = (read_settings(["--out", "here", *flags]) for flags in ([], ["--slots", "8"]))
+    fitted, asked = given("--out here"), given("--out here --slots 8")
     assert "slots" not in processes.stamp(fitted) and processes.stamp(asked)["slots"] == "8"
 
 
@@ -185,9 +180,9 @@ def test_the_code_that_nodes_compare_is_that_of_every_folder_and_without_comment
 
 
 def test_a_rank_with_other_flags_versions_or_code_is_named_with_them_but_paths_may_differ(rank):
-    one = processes.stamp(read_settings(["--out", "here"]))
-    rank.compare([(one, True, "here"), (processes.stamp(read_settings(["--out", "/there"])), True, "/there")])
-    other = processes.stamp(read_settings(["--temperature", "0.5"]))
+    one = processes.stamp(given("--out here"))
+    rank.compare([(one, True, "here"), (processes.stamp(given("--out /there")), True, "/there")])
+    other = processes.stamp(given("--temperature 0.5"))
     with pytest.raises(OSError, match="generator rank 1 was started with temperature 0.5 instead of 1.0: expected"):
         rank.compare([(one, True, "here"), (other, True, "here")])
     with pytest.raises(OSError, match="with code .* torch 1.0 instead of "):

@@ -46,29 +46,31 @@ def cut(path):
     os.truncate(path, path.stat().st_size - 1)
 
 
-BROKEN = {  # what is done to checkpoint-4 -> what is said of it
+SPOILT = {  # what is done to checkpoint-4 -> what is said of it; old: of earlier versions, without contents.json
     "weights cut": (lambda folder: cut(folder / "model.safetensors"), "model.safetensors has "),
     "state missing": (lambda folder: shard(folder).unlink(), ".distcp is missing"),
     "state cut": (lambda folder: cut(shard(folder)), ".distcp has "),
     "counters torn": (lambda folder: (folder / "state" / "run.json").write_text('{"ver'), "run.json has 5 bytes"),
     "list torn": (lambda folder: cut(folder / "contents.json"), "its files cannot be read"),
     "empty": (lambda folder: [shutil.rmtree(folder), folder.mkdir()], "config.json is missing"),
-}
-OLD = {  # the same for checkpoints of earlier versions, which have no contents.json
-    "old, weights cut": (BROKEN["weights cut"][0], "its files cannot be read: SafetensorError"),
+    "old, weights cut": (lambda folder: cut(folder / "model.safetensors"), "its files cannot be read: SafetensorError"),
     "old, state missing": (lambda folder: (folder / "state" / ".metadata").unlink(), "state/.metadata is missing"),
 }
 
 
-@pytest.mark.parametrize("case", BROKEN | OLD)
+def resumed(out):
+    return read_settings(["--resume", "--out", str(out)])
+
+
+@pytest.mark.parametrize("case", SPOILT)
 def test_a_broken_newest_checkpoint_is_named_and_resume_goes_on_from_the_intact_one_before(two, case):
-    if case in OLD:
+    if case.startswith("old"):
         for folder in two.glob("checkpoint-*"):
             (folder / "contents.json").unlink()
-    assert read_settings(["--resume", "--out", str(two)]).checkpoint == str(two / "checkpoint-4")
-    spoil, said = (BROKEN | OLD)[case]
+    assert resumed(two).checkpoint == str(two / "checkpoint-4")
+    spoil, said = SPOILT[case]
     spoil(two / "checkpoint-4")
-    args = read_settings(["--resume", "--out", str(two)])
+    args = resumed(two)
     assert args.checkpoint == str(two / "checkpoint-2") and args.resume
     assert args.notes[0].startswith(f"{two}/checkpoint-4 is broken: ") and said in args.notes[0]
     assert args.notes[1] == f"--resume: goes on from {two}/checkpoint-2"
@@ -79,13 +81,13 @@ def test_a_broken_newest_checkpoint_is_named_and_resume_goes_on_from_the_intact_
 def test_other_bytes_of_the_same_number_are_found_by_checksum_and_the_checkpoint_is_set_aside(two, capsys):
     path = shard(two / "checkpoint-4")
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    args = read_settings(["--resume", "--out", str(two)])
-    assert args.checkpoint == str(two / "checkpoint-4")  # checksums are compared later, by rank 0 alone
-    assert pick(two, args.checkpoint) == str(two / "checkpoint-2")
+    expected = resumed(two).checkpoint
+    assert expected == str(two / "checkpoint-4")  # checksums are compared later, by rank 0 alone
+    assert pick(two, expected) == str(two / "checkpoint-2")
     assert "checkpoint-4 is broken: state/__0_0.distcp holds other bytes" in capsys.readouterr().out
     assert (two / "checkpoint-4-broken").is_dir() and [f.name for f in finished(two)] == ["checkpoint-2"]
     shutil.copytree(two / "checkpoint-4-broken", two / "checkpoint-4")  # again, when the run has come to step 4
-    assert pick(two, args.checkpoint) == str(two / "checkpoint-2") and (two / "checkpoint-4-broken2").is_dir()
+    assert pick(two, expected) == str(two / "checkpoint-2") and (two / "checkpoint-4-broken2").is_dir()
 
 
 def test_where_all_checkpoints_are_broken_nothing_starts_anew(two, capsys):
@@ -130,12 +132,13 @@ def log_with(folder, line):
 def test_a_broken_line_is_skipped_with_a_word_by_resume_and_by_the_fit(tmp_path, line):
     log = log_with(tmp_path, line)
     assert restored(log) == {"loss": "cispo", "lr": 0.5, "eps_max": 4.0}
-    places = [3] * bool(line) + [11 + bool(line)]
-    assert run_folder.rows(log)[1] == places
+    assert run_folder.rows(log)[1] == ([3, 12] if line else [11])
     run = logs.read_run(log)
     assert list(run.compute) == list(range(9))
-    bad = places[-1:] if line == LINES["not UTF-8"] else places  # the fit takes such bytes for those of Windows
-    assert run.notes[0] == f"left out what is no row, in line {', '.join(map(str, bad))}"
+    bad = "3, 12" if line else "11"
+    if line == LINES["not UTF-8"]:  # the fit takes such bytes for those of Windows
+        bad = "12"
+    assert run.notes[0] == f"left out what is no row, in line {bad}"
 
 
 def test_a_torn_line_is_ended_before_the_next_row_and_no_byte_is_removed(tmp_path):
@@ -144,8 +147,6 @@ def test_a_torn_line_is_ended_before_the_next_row_and_no_byte_is_removed(tmp_pat
     append(log, {"kind": "end"})
     append(log, {"kind": "end"})
     assert log.read_bytes() == before + b'\n{"kind": "end"}\n{"kind": "end"}\n'
-    append(tmp_path / "new.jsonl", {"a": float("nan")})
-    assert (tmp_path / "new.jsonl").read_text() == '{"a": null}\n'
 
 
 def test_a_log_without_any_row_says_so(tmp_path, capsys):
@@ -180,14 +181,10 @@ def test_a_run_goes_on_past_a_broken_checkpoint_and_a_torn_line_and_counts_what_
         log.write(TORN)
     second = start(2, "--resume", *flags, "--steps", "6", out=first.out).finish()
     assert f"{first.out}/checkpoint-4 is broken: state/run.json is missing" in second.text
-    rows, broken = run_folder.rows(first.out / "log.jsonl")
-    assert len(broken) == 1 and rows[-1]["kind"] == "end" and rows[-1]["reason"] == "finished"
-    assert [row["step"] for row in rows if row["kind"] == "step"] == [1, 2, 3, 4, 3, 4, 5, 6]
+    steps, config = second.rows("step"), second.rows("config")[-1]
+    assert second.log[-1]["reason"] == "finished" and [row["step"] for row in steps] == [1, 2, 3, 4, 3, 4, 5, 6]
     assert [folder.name for folder in finished(first.out)] == ["checkpoint-4", "checkpoint-6"]
-    assert (first.out / "checkpoint-4-broken").is_dir()
     # What was spent between the checkpoint of step 2 and the end of the first run stays in C, and is named.
-    config = [row for row in rows if row["kind"] == "config"][-1]
-    steps = [row for row in rows if row["kind"] == "step"]
     assert steps[3]["gpu_hours"] <= config["gpu_hours"] and config["tokens"] == steps[3]["tokens"]
     spent = run_folder.counters(first.out / "checkpoint-6")["totals"]["lost_gpu_hours"]
     assert 0 < spent == pytest.approx(config["gpu_hours"] - steps[1]["gpu_hours"], rel=0.2)

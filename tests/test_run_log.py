@@ -4,9 +4,11 @@ import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from conftest import read_rows
+from test_monitor import EVAL, STEP, failure
 
 from plumbing.run.folder import lock_log
 from plumbing.watch.run_log import Clock, RunLog, append
@@ -38,25 +40,24 @@ class Logged:
     def __init__(self, out, rank=0, state=None):
         self.now = 0.0
         self.work = {}
-        heartbeat = SimpleNamespace(final=False, stop=pytest.fail)
-        processes = SimpleNamespace(rank=rank, devices=3, generator_ranks=range(1, 3), hours="device-hours", name=str)
-        vars(processes).update(clock=lambda: self.now, heartbeat=heartbeat, lock=None if rank else lock_log(out))
+        processes = MagicMock(rank=rank, devices=3, generator_ranks=range(1, 3), hours="device-hours")
+        processes.clock, processes.heartbeat.final = lambda: self.now, False
+        processes.lock = None if rank else lock_log(out)
         args = SimpleNamespace(out=str(out), virtual=None, steps=9, think_end=None, generations=8)
         self.log = RunLog(args, processes, 1000, state or {}, lambda: self.work)
         prompts = dict(train=9, validation=99, too_long=0, repeated=0, unusable=0)
         self.log("config", step=0, prompts=prompts, flags=dict(eval_every=3, eval_generations=4))
         self.log.clock.start()
 
-    def step(self, number, *, train, publish=0.0, decoding=(), failures=(), **row):
+    def step(self, number, *, train, publish=0.0, decoding=(), failures=()):
         """An optimizer step after `train` seconds, and its publication; decoding: the generators' seconds so far."""
         for rank, seconds in enumerate(decoding, 1):
             half = {"decode_steps": round(10 * seconds), "decode_seconds": seconds, "slot_seconds": seconds / 2}
             self.work = self.work | {rank: half}  # 0.1 s a decode step, half of the slots in use
         with self.log.timed("train"):
             self.now += train
-        row = dict(tokens=100, tokens_trained=50, pass_rate=0.5, kept=0, truncated=0.0, length_max=9, timed_out=0) | row
-        row |= dict(gradient_norm=1.0, skipped=False, prompts=[1, 2], failures=list(failures))
-        self.log("step", step=number, **row)
+        row = {name: value for name, value in STEP.items() if name not in ("failed_groups", "decode_seconds")}
+        self.log(**row | dict(step=number, tokens=100, tokens_trained=50, kept=0, failures=failures))
         with self.log.timed("publish"):
             self.now += publish
 
@@ -64,14 +65,10 @@ class Logged:
         return read_rows(self.log.out / "log.jsonl", kind)
 
 
-EVAL = dict(pass_rate=0.5, stderr=0.1, completions=8, unverified=0, answered=1.0, silent=0, timed_out=0, failures=[])
-
-
 def test_every_row_has_the_totals_of_the_steps_so_far_and_only_rank_0_writes(tmp_path):
     run = Logged(tmp_path)
-    failed = {"where": "a:1", "error": "no memory", "verifier": True, "own": False}
-    run.step(1, train=36.0, failures=[failed])
-    run.log("eval", step=1, **EVAL)
+    run.step(1, train=36.0, failures=[failure("a:1")])
+    run.log(**EVAL | dict(step=1, pass_rate=0.5, stderr=0.1))
     run.step(2, train=36.0)
     [row] = run.rows("eval")
     assert (row["tokens"], row["tokens_trained"], row["failed_groups"]) == (100, 50, 1)
@@ -117,15 +114,13 @@ def test_a_log_ends_with_the_reason_and_the_screen_with_what_was_written(tmp_pat
     [end] = run.rows("end")
     assert (end["reason"], end["step"], end["seconds"], end["final"]) == ("finished", 1, 7.5, False)
     printed = capsys.readouterr().out
-    assert "step    1  pass rate 0.500" in printed and "no fit: " in printed and not run.rows("fit")
+    assert "step    1  pass rate 0.250" in printed and "no fit: " in printed and not run.rows("fit")
     assert printed.endswith(f"written to {tmp_path}: log.jsonl, run.png\n")
 
 
 def test_a_log_line_is_json_also_without_a_number_at_any_depth(tmp_path):
     row = {"entropy": math.nan, "step": 1, "tasks": {"math": math.inf, "code": [0.5, {"pass_rate": -math.inf}]}}
     append(tmp_path / "log.jsonl", row)
-    assert json.loads(Path(tmp_path, "log.jsonl").read_text(), parse_constant=pytest.fail) == {
-        "entropy": None,
-        "step": 1,
-        "tasks": {"math": None, "code": [0.5, {"pass_rate": None}]},
-    }
+    tasks = {"math": None, "code": [0.5, {"pass_rate": None}]}
+    found = json.loads(Path(tmp_path, "log.jsonl").read_text(), parse_constant=pytest.fail)
+    assert found == {"entropy": None, "step": 1, "tasks": tasks}

@@ -135,9 +135,9 @@ def batch(*verdicts):
     return [[rollout(correct, p) for correct in group] for p, group in enumerate(verdicts)]
 
 
-def refuses(words, function, *args, **options):
-    """The call raises a ValueError whose message holds these words (a pattern)."""
-    with pytest.raises(ValueError, match=words):
+def refuses(words, function, *args, error=ValueError, **options):
+    """The call raises this error with a message that holds these words (a pattern)."""
+    with pytest.raises(error, match=words):
         function(*args, **options)
 
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import alive, wait_until
+from conftest import alive, refuses, wait_until
 from safetensors.torch import load_file
 from test_train import BASE, Run, at_version, elsewhere, launchers, lone_trainer, start  # noqa: F401
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -243,16 +243,16 @@ def test_a_row_that_does_not_fit_on_the_disk_is_named_with_its_file(tmp_path):
     if not Path("/dev/full").exists():
         pytest.skip("needs /dev/full")
     (tmp_path / "log.jsonl").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="a row of .*log.jsonl could not be written: .*No space left"):
-        run_log.append(tmp_path / "log.jsonl", {"kind": "step"})
+    words = "a row of .*log.jsonl could not be written: .*No space left"
+    refuses(words, run_log.append, tmp_path / "log.jsonl", {"kind": "step"}, error=OSError)
 
 
 def test_an_out_that_is_a_file_or_a_broken_link_says_what_it_is_for(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "else")
     (tmp_path / "file").touch()
     for name in ("link", "file"):
-        with pytest.raises(OSError, match=f"--out .*{name} cannot hold a run: .*likely cause: a file or a broken link"):
-            run_folder.lock_log(tmp_path / name)
+        words = f"--out .*{name} cannot hold a run: .*likely cause: a file or a broken link"
+        refuses(words, run_folder.lock_log, tmp_path / name, error=OSError)
 
 
 def test_resuming_with_other_prompts_ends_in_one_line_on_all_ranks(monkeypatch):

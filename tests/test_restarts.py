@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import alive, wait_until
+from conftest import alive, refuses, wait_until
 from test_settings import given
 from test_train import PATIENCE, Run, elsewhere, launchers, refused  # noqa: F401
 
@@ -181,14 +181,16 @@ def test_the_code_that_nodes_compare_is_that_of_every_folder_and_without_comment
 
 def test_a_rank_with_other_flags_versions_or_code_is_named_with_them_but_paths_may_differ(rank):
     one = processes.stamp(given("--out here"))
-    rank.compare([(one, True, "here"), (processes.stamp(given("--out /there")), True, "/there")])
-    other = processes.stamp(given("--temperature 0.5"))
-    with pytest.raises(OSError, match="generator rank 1 was started with temperature 0.5 instead of 1.0: expected"):
-        rank.compare([(one, True, "here"), (other, True, "here")])
-    with pytest.raises(OSError, match="with code .* torch 1.0 instead of "):
-        rank.compare([(one, True, "here"), (one | {"torch": "1.0", "code": "other"}, True, "here")])
-    with pytest.raises(OSError, match="--out /there on nodea is not the folder that rank 0 has"):
-        rank.compare([(one, True, "here"), (one, False, "/there")])
+    mine = one, True, "here"
+    rank.compare([mine, (processes.stamp(given("--out /there")), True, "/there")])
+    wrong = {
+        "generator rank 1 was started with temperature 0.5 instead of 1.0: expected": one | {"temperature": "0.5"},
+        "with code .* torch 1.0 instead of ": one | {"torch": "1.0", "code": "other"},
+    }
+    for words, other in wrong.items():
+        refuses(words, rank.compare, [mine, (other, True, "here")], error=OSError)
+    words = "--out /there on nodea is not the folder that rank 0 has"
+    refuses(words, rank.compare, [mine, (one, False, "/there")], error=OSError)
 
 
 # --- lab/kills.py ---------------------------------------------------------------------------------------------

@@ -262,8 +262,15 @@ def test_lengths_that_are_not_given_shrink_to_the_models_positions_by_one_factor
 # The config of Qwen3-0.6B as published.
 QWEN3 = AutoConfig.for_model(
     "qwen3",
-    **dict(hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, vocab_size=151936, tie_word_embeddings=True),
-    **dict(num_attention_heads=16, num_key_value_heads=8, head_dim=128, max_position_embeddings=40960),
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_hidden_layers=28,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=151936,
+    tie_word_embeddings=True,
+    max_position_embeddings=40960,
 )
 
 
@@ -297,55 +304,62 @@ def test_where_no_slot_fits_the_way_out_is_named():
     refuses("0 would fit. Lower --slots", sizing.fit_slots, args, QWEN3, free=2_000_000_000, trainers=0, generators=1)
 
 
-@pytest.mark.parametrize("uuids, visible, rank, world, expected", [
-    ("", 0, 0, 2, (1, 2)),  # a trainer without a GPU decodes in evaluations too
-    ("abab", 2, 0, 4, (1, 1)),  # rank 0 is the trainer
-    ("abcdefgh", 1, 5, 8, (0, 1)),  # each process sees one GPU, another one, as under Slurm
-    ("aabb", 1, 0, 4, (1, 1)),  # a GPU for two
+@pytest.fixture
+def gpus(monkeypatch):
+    """(world, visible, uuids, rank): as if so many processes had GPUs of 80 GB, of which each process sees some."""
+
+    def pretend(world, visible, uuids="", rank=0):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 + device, 80_000_000_000))
+        monkeypatch.setattr(processes, "uuids", lambda: [*uuids])
+        for name, value in {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": rank, "LOCAL_RANK": rank}.items():
+            monkeypatch.setenv(name, str(value))
+
+    return pretend
+
+
+@pytest.mark.parametrize("world, visible, uuids, rank, expected", [
+    (2, 0, "", 0, (1, 2)),  # a trainer without a GPU decodes in evaluations too
+    (4, 2, "abab", 0, (1, 1)),  # rank 0 is the trainer
+    (8, 1, "abcdefgh", 5, (0, 1)),  # each process sees one GPU, another one, as under Slurm
+    (4, 1, "aabb", 0, (1, 1)),  # a GPU for two
 ])  # fmt: skip
-def test_ranks_on_one_gpu_or_without_a_gpu_share_its_memory(monkeypatch, uuids, visible, rank, world, expected):
-    monkeypatch.setattr(processes, "uuids", lambda: [*uuids])
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 + device, 2000))
-    for name, value in {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": rank, "LOCAL_RANK": rank}.items():
-        monkeypatch.setenv(name, str(value))
+def test_ranks_on_one_gpu_or_without_a_gpu_share_its_memory(gpus, world, visible, uuids, rank, expected):
+    gpus(world, visible, uuids, rank)
     found = sizing.neighbours(given(""))
     assert (found["trainers"], found["generators"]) == expected
     assert found["free"] == 1000 + rank % visible if visible else found["free"] > 1e6
 
 
-def on_gpus(monkeypatch, count, flags=""):
-    """Pretend that each of `count` processes has a GPU of 80 GB; returns the settings of rank 0."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 80_000_000_000))  # free memory is not read
-    monkeypatch.setenv("WORLD_SIZE", str(count))
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(count))
-    return given(f"{OWN} --dtype bfloat16 --max-new-tokens 14336 {flags}")
-
-
 # Peaks that tests/shadow/meter.py found for Qwen3-8B, GB: 91.2 on two trainers, 69.4 on three, 58.5 on four.
 QWEN3_8B = AutoConfig.for_model(
     "qwen3",
-    **dict(hidden_size=4096, intermediate_size=12288, num_hidden_layers=36, vocab_size=151936),
-    **dict(num_attention_heads=32, num_key_value_heads=8, head_dim=128, tie_word_embeddings=False),
+    hidden_size=4096,
+    intermediate_size=12288,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=151936,
+    tie_word_embeddings=False,
 )
 
 
-def test_the_heads_chunk_takes_no_more_memory_than_a_layer_does(monkeypatch):
-    args = on_gpus(monkeypatch, 8)
+BIG = f"{OWN} --dtype bfloat16 --max-new-tokens 14336"
+
+
+def test_the_heads_chunk_takes_no_more_memory_than_a_layer_does(gpus, monkeypatch):
+    gpus(8, 8)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert sizing.head_chunk(args, QWEN3_8B) == 2560 and sizing.head_chunk(args, QWEN3) == 768
-    args.token_budget = 4096  # a small micro-batch
-    assert sizing.head_chunk(args, QWEN3_8B) == 256
+    assert sizing.head_chunk(given(BIG), QWEN3_8B) == 2560 and sizing.head_chunk(given(BIG), QWEN3) == 768
+    assert sizing.head_chunk(given(f"{BIG} --token-budget 4096"), QWEN3_8B) == 256  # a small micro-batch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert sizing.head_chunk(on_gpus(monkeypatch, 8), QWEN3_8B) == 256  # a CPU's results stay as they are
+    assert sizing.head_chunk(given(BIG), QWEN3_8B) == 256  # a CPU's results stay as they are
 
 
 @pytest.mark.parametrize("uuids, sharing", [("abcdefgh", 1), ("aabbccdd", 2)])
-def test_vllm_leaves_room_for_the_processes_that_have_the_same_gpu(monkeypatch, uuids, sharing):
-    on_gpus(monkeypatch, 8)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # each process sees one
-    monkeypatch.setattr(processes, "uuids", lambda: [*uuids])
+def test_vllm_leaves_room_for_the_processes_that_have_the_same_gpu(gpus, monkeypatch, uuids, sharing):
+    gpus(8, 1, uuids)
     monkeypatch.setattr(vllm_rollout, "VLLMGenerator", lambda *_, **settings: settings["sharing"])
     assert build.make("vllm", "M", None, device=None, dtype=None) == sharing
 
@@ -356,18 +370,18 @@ def test_vllm_leaves_room_for_the_processes_that_have_the_same_gpu(monkeypatch, 
     (8, 1, "abcdefgh", 3),  # as under Slurm
     (8, 1, "aabbccdd", 2),  # two on each: sizing.fit_slots counts them
 ])  # fmt: skip
-def test_the_default_number_of_trainers_is_the_smallest_that_fits(monkeypatch, world, visible, uuids, trainers):
-    args = on_gpus(monkeypatch, world)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
-    monkeypatch.setattr(processes, "uuids", lambda: [*uuids])
+def test_the_default_number_of_trainers_is_the_smallest_that_fits(gpus, world, visible, uuids, trainers):
+    gpus(world, visible, uuids)
+    args = given(BIG)
     said = sizing.fit_trainers(args, QWEN3_8B)
     assert args.trainers == trainers and ("--trainers 3 instead of 2" in said) == (trainers == 3)
 
 
-@pytest.mark.parametrize("gpus, flags, way_out", [(8, "--trainers 2", "--trainers 3"), (3, "", "4 GPUs")])
-def test_a_model_that_cannot_be_trained_on_these_gpus_is_refused(monkeypatch, gpus, flags, way_out):
-    args = on_gpus(monkeypatch, gpus, flags)
-    refuses(f"8.19B parameters.*Way out: {way_out}, a smaller --token-budget", sizing.fit_trainers, args, QWEN3_8B)
+@pytest.mark.parametrize("world, flags, way_out", [(8, "--trainers 2", "--trainers 3"), (3, "", "4 GPUs")])
+def test_a_model_that_cannot_be_trained_on_these_gpus_is_refused(gpus, world, flags, way_out):
+    gpus(world, world)
+    words = f"8.19B parameters.*Way out: {way_out}, a smaller --token-budget"
+    refuses(words, sizing.fit_trainers, given(f"{BIG} {flags}"), QWEN3_8B)
 
 
 # --- The command line ------------------------------------------------------------------------------------------------

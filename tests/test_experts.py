@@ -6,6 +6,7 @@ import conftest
 import pytest
 import torch
 from test_rollout import finish, requests
+from test_train import refused
 from transformers import AutoModelForCausalLM
 
 import batches
@@ -64,14 +65,20 @@ def test_a_forced_choice_has_the_trainers_own_gate_values(kind, gates):
     replay = experts.Replay(model)
     router = experts.blocks(model)[0].gate
     router.weight.data = torch.tensor([1.0, 2.0, 3.0, 4.0]).log()[:, None]
-    assert sorted(router(torch.ones(1, 1))[2][0].tolist()) == [2, 3]
+
+    def route():
+        """(gate values, experts) of a token."""
+        _, values, chosen = router(torch.ones(1, 1))
+        return values[0], chosen[0].tolist()
+
+    assert sorted(route()[1]) == [2, 3]
     replay(torch.tensor([[[0, 2]]], dtype=torch.uint8))
-    _, values, chosen = router(torch.ones(1, 1))
-    assert values[0].tolist() == pytest.approx(gates) and chosen.tolist() == [[0, 2]]
+    values, chosen = route()
+    assert values.tolist() == pytest.approx(gates) and chosen == [0, 2]
     values.sum().backward()
     assert router.weight.grad is not None
     replay(None)
-    assert sorted(router(torch.ones(1, 1))[2][0].tolist()) == [2, 3]
+    assert sorted(route()[1]) == [2, 3]
 
 
 def log_ratios(kind, replayed):
@@ -111,8 +118,8 @@ def test_a_dense_model_uses_all_its_parameters_and_has_no_record():
 def test_a_record_that_the_store_would_not_take_is_refused_before_anything_starts():
     config = tiny_model("mixtral").config  # 2 layers, 2 experts: 4 bytes a token, and 64 beside them
     experts.check_record(config, MAX_BYTES // 68, MAX_BYTES)
-    with pytest.raises(ValueError, match="takes 4 bytes a token.*Lower --max-prompt-tokens or --max-new-tokens"):
-        experts.check_record(config, MAX_BYTES // 68 + 1, MAX_BYTES)
+    words = "takes 4 bytes a token.*Lower --max-prompt-tokens or --max-new-tokens"
+    conftest.refuses(words, experts.check_record, config, MAX_BYTES // 68 + 1, MAX_BYTES)
     experts.check_record(sft.untrained(tiny=True).config, 10**9, MAX_BYTES)  # a dense model has none
 
 
@@ -133,9 +140,8 @@ def signs(monkeypatch):
 
 def run(folder, *flags):
     """train.py on a random model that is saved in `folder`; the log's rows."""
-    assert (
-        train.main(read_settings([*SMALL.split(), "--model", f"{folder}/model", "--out", f"{folder}/run", *flags])) == 0
-    )
+    settings = read_settings([*SMALL.split(), "--model", f"{folder}/model", "--out", f"{folder}/run", *flags])
+    assert train.main(settings) == 0
     return conftest.read_rows(folder / "run" / "log.jsonl")
 
 
@@ -181,6 +187,4 @@ def test_vllm_is_refused_with_the_reason(tmp_path, monkeypatch, capsys):
     saved("olmoe", tmp_path)
     monkeypatch.setattr(build.vllm_rollout, "require_vllm", lambda: None)
     flags = [*SMALL.split()[2:], "--generator", "vllm", "--model", f"{tmp_path}/model"]
-    with pytest.raises(SystemExit):
-        build.load_prompts(read_settings(flags))
-    assert "--generator vllm with experts (olmoe)" in capsys.readouterr().err
+    assert "--generator vllm with experts (olmoe)" in refused(capsys, *flags)

@@ -4,7 +4,6 @@ Tests that take `make` or `build` hold for every generator: test_vllm.py imports
 """
 
 import copy
-import heapq
 import math
 from collections import Counter
 from types import SimpleNamespace
@@ -68,11 +67,15 @@ def finish(gen, added=()):
     return {(c.request, c.index, c.evaluation): c for c in done}
 
 
+def whole(completion):
+    """(1, length) the tokens of a completion with its prompt."""
+    return torch.tensor([completion.prompt_ids + completion.ids])
+
+
 def full_forward(model, completion, temperature=1.0):
     """(T,) log-probabilities of the completion's tokens by one forward pass of the whole text, without any cache."""
-    ids = torch.tensor([completion.prompt_ids + completion.ids])
     with torch.no_grad():
-        logits = model(ids, use_cache=False).logits[0, len(completion.prompt_ids) - 1 : -1]
+        logits = model(whole(completion), use_cache=False).logits[0, len(completion.prompt_ids) - 1 : -1]
     return of_tokens(logits / temperature, torch.tensor(completion.ids))
 
 
@@ -81,7 +84,7 @@ def forward_on_old_keys(old, new, completion, known, temperature=1.0):
 
     `new` also reads the last of the first `known` tokens: a token is read only when the next one is decoded.
     """
-    ids = torch.tensor([completion.prompt_ids + completion.ids])
+    ids = whole(completion)
     read = len(completion.prompt_ids) + known - 1
     cache = None, None, DynamicCache()  # by its place: transformers 5.24 has renamed it
     with torch.no_grad():
@@ -102,16 +105,6 @@ def perturb(gen, model):
     return new
 
 
-def schedule(lengths, slots):
-    """List scheduling as a loop: (start, end) step of each job, each in the slot that becomes free first."""
-    free, spans = [0] * slots, []
-    for length in lengths:
-        start = heapq.heappop(free)
-        spans.append((start, start + length))
-        heapq.heappush(free, start + length)
-    return spans
-
-
 # --- The same tokens and probabilities as the model itself -----------------------------------------------------------
 
 
@@ -119,8 +112,7 @@ def test_greedy_takes_the_most_probable_token_of_a_full_forward_and_gives_log_pr
     model = tiny_model()
     done = finish(generator(model, slots=10, temperature=0), requests(64))
     for completion in done.values():
-        ids = torch.tensor([completion.prompt_ids + completion.ids])
-        log_pi = model(ids).logits[0, len(completion.prompt_ids) - 1 : -1].log_softmax(-1)
+        log_pi = model(whole(completion)).logits[0, len(completion.prompt_ids) - 1 : -1].log_softmax(-1)
         assert close(completion.logprobs, log_pi.max(-1).values, EXACT)
     assert 0 < sum(c.truncated for c in done.values()) < 64  # both ways to end occur
 
@@ -177,16 +169,19 @@ def test_sampled_frequencies_match_the_probabilities():
     assert rollout.sample(p.log().expand(6, -1), draws).tolist() == [1, 1, 2, 2, 4, 4]
 
 
+def agree(counts, expected):
+    """Whether {cell: count} has these expectations, by chi-square: its mean and 4.5 standard deviations."""
+    chi_square = sum((counts[cell] - mean) ** 2 / mean for cell, mean in expected.items())
+    return abs(chi_square - len(expected)) < 4.5 * (2 * len(expected)) ** 0.5
+
+
 def test_sampled_first_tokens_match_the_model(make):
     model, request = tiny_model(), requests(5, generations=4000)[4]
     done = finish(make(model, slots=500, max_new_tokens=2, temperature=1.5), [request])
     logits = model(torch.tensor([request.prompt.ids])).logits[0, -1].detach() / 1.5
-    expected = 4000 * torch.softmax(logits, -1)
-    counts = Counter(completion.ids[0] for completion in done.values())
-    frequent = [token for token in range(VOCABULARY) if expected[token] > 5]
-    chi_square = sum((counts[token] - expected[token]) ** 2 / expected[token] for token in frequent)
-    assert len(frequent) > 10
-    assert chi_square < len(frequent) + 4.5 * (2 * len(frequent)) ** 0.5  # mean and 4.5 standard deviations
+    expected = dict(enumerate((4000 * torch.softmax(logits, -1)).tolist()))
+    frequent = {token: mean for token, mean in expected.items() if mean > 5}
+    assert len(frequent) > 10 and agree(Counter(completion.ids[0] for completion in done.values()), frequent)
 
 
 def test_tokens_of_a_completion_are_drawn_independently(make):
@@ -198,8 +193,7 @@ def test_tokens_of_a_completion_are_drawn_independently(make):
     pairs = Counter(pair for completion in done for pair in zip(completion.ids, completion.ids[1:]))
     cells = [(first, second) for first in range(VOCABULARY) if first != EOS for second in range(VOCABULARY)]
     expected = pairs.total() / len(cells)
-    chi_square = sum((pairs[cell] - expected) ** 2 / expected for cell in cells)
-    assert expected > 5 and abs(chi_square - len(cells)) < 4.5 * (2 * len(cells)) ** 0.5
+    assert expected > 5 and agree(pairs, dict.fromkeys(cells, expected))
 
 
 def test_each_completion_has_its_own_random_numbers():
@@ -232,7 +226,7 @@ def test_results_depend_on_the_seed_but_not_on_slots_order_or_timing(make):
 
 
 def test_finished_slots_are_refilled_at_once_and_only_live_rows_are_computed():
-    """Oracle: list scheduling of the same lengths on 4 machines gives the rows and the longest row of every step."""
+    """Oracle: list scheduling of the same lengths in 4 slots gives the rows and the longest row of every step."""
     model, added = tiny_model(), requests(12, generations=3, shortest=3)
     calls = []
     model.get_decoder().register_forward_pre_hook(
@@ -241,12 +235,14 @@ def test_finished_slots_are_refilled_at_once_and_only_live_rows_are_computed():
     done = finish(generator(model, slots=4), added)
     prompts = [ids.shape[0] for ids, mask in calls if mask is None]
     decoded = [(ids.shape[0], mask.shape[-1]) for ids, mask in calls if mask is not None]
-    order = [done[request.number, index, False] for request in added for index in range(3)]
-    spans = list(zip(order, schedule([len(c.ids) for c in order], slots=4)))
-    expected = []
-    for step in range(max(end for _, (_, end) in spans)):
-        live = [len(c.prompt_ids) + step - start for c, (start, end) in spans if start <= step < end]
-        expected.append((len(live), max(live)))
+    waiting = [done[request.number, index, False] for request in added for index in range(3)]
+    live, expected = [], []
+    while waiting or live:
+        while waiting and len(live) < 4:
+            first = waiting.pop(0)
+            live.append((len(first.prompt_ids), len(first.prompt_ids) + len(first.ids)))
+        expected.append((len(live), max(length for length, _ in live)))
+        live = [(length + 1, end) for length, end in live if length + 1 < end]
     assert decoded == expected
     assert min(rows for rows, _ in decoded) < 4  # the last steps have fewer rows
     assert sum(prompts) == 12  # each prompt was run once for its 3 completions

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from conftest import close, of_tokens, refuses
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
+from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import precision
@@ -122,8 +123,8 @@ def test_token_logprobs_and_gradients_equal_the_unchunked_ones(chunk, autocast):
     (naive * upstream).sum().backward()
     # in fp32 only the order of summation differs (a bf16 product under autocast would be off by 1e-2)
     assert close(chunked, naive, 1e-5) and not entropy.requires_grad
-    for ours, theirs in zip(*leaves):
-        assert close(ours.grad, theirs.grad, 1e-5)
+    ours, theirs = ([leaf.grad for leaf in pair] for pair in leaves)
+    assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
 def test_head_gradient_is_summed_over_chunks_in_fp32_even_for_a_bf16_weight():
@@ -167,8 +168,7 @@ def test_policy_logprobs_are_those_of_the_hugging_face_model(kind, tied):
     expected.sum().backward()
     wanted = gradients(other)
     assert wanted["model.embed_tokens.weight"].abs().max() > 0.1
-    for name, gradient in gradients(model).items():
-        assert torch.allclose(gradient, wanted[name], rtol=1e-5, atol=1e-5), name
+    assert_close(gradients(model), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_mask_selects_positions_and_right_padding_changes_nothing():
@@ -184,9 +184,8 @@ def test_mask_selects_positions_and_right_padding_changes_nothing():
         outputs[-1][0].sum().backward()
     for got, whole in zip(outputs[0], everywhere):
         assert close(got, torch.where(mask, whole, 0.0), 1e-6)
-    assert all(torch.equal(*pair) for pair in zip(*outputs))
-    for name, gradient in gradients(policies[0]).items():
-        assert torch.equal(gradient, gradients(policies[1])[name]), name
+    assert_close(*outputs, rtol=0, atol=0)
+    assert_close(*map(gradients, policies), rtol=0, atol=0)
 
 
 def test_sec32_head_weight_is_rounded_to_the_generators_dtype_while_the_master_stays_fp32():
@@ -209,9 +208,8 @@ def test_full_tensors_are_a_hugging_face_checkpoint_with_tied_weights_once(tied,
     assert ("lm_head.weight" in tensors, "model.embed_tokens.weight" in tensors) == (not tied, True)
     assert {(tensor.dtype, tensor.requires_grad) for tensor in tensors.values()} == {(torch.bfloat16, False)}
     policy.model.save_pretrained(tmp_path, state_dict=tensors)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    expected = policy.model.bfloat16().float().state_dict()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).state_dict()
+    assert_close(loaded, policy.model.bfloat16().float().state_dict(), rtol=0, atol=0)
 
 
 # --- FSDP2 -----------------------------------------------------------------------------------------------------------
@@ -285,9 +283,7 @@ def test_fsdp2_on_two_ranks_has_the_logprobs_and_the_summed_gradients_of_one_pro
     for rank, results in enumerate(ranks):
         logprobs, grads = results[kind, tied, torch.float32]["step"]
         assert close(logprobs, expected[rank::2], 1e-5)
-        assert grads.keys() == expected_grads.keys()
-        for name, grad in grads.items():  # fp32; sums over 24 tokens in another order
-            assert torch.allclose(grad, expected_grads[name], rtol=1e-4, atol=1e-4), name
+        assert_close(grads, expected_grads, rtol=1e-4, atol=1e-4)  # fp32; sums over 24 tokens in another order
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -324,9 +320,8 @@ def test_fsdp2_weights_are_fresh_after_a_forward_without_backward_and_a_step(ran
     for results in ranks:
         logprobs, tensors = results["qwen3", tied, torch.float32]["after"]
         assert close(logprobs, expected, 1e-4)
-        assert tensors.keys() == published.keys() and ("lm_head.weight" in tensors) == (not tied)
-        for name, tensor in tensors.items():
-            assert close(tensor, published[name], 1e-5), name
+        assert ("lm_head.weight" in tensors) == (not tied)
+        assert_close(tensors, published, rtol=0, atol=1e-5)
         _, in_bf16 = results["qwen3", tied, torch.bfloat16]["after"]
         assert {tensor.dtype for tensor in in_bf16.values()} == {torch.bfloat16}
 
@@ -360,18 +355,17 @@ def test_a19_mismatch_by_hand_with_rubbish_outside_the_mask():
     refuses("at least one token", precision.mismatch, logprobs, gen_logprobs, mask & False, low=0, high=5)
 
 
-@pytest.mark.parametrize("dtype, below, above", [(torch.float32, 9e-4, 1.1e-3), (torch.bfloat16, 0.09, 0.11)])
-def test_startup_check_stops_the_run_above_its_limit_and_names_the_likely_causes(dtype, below, above):
+@pytest.mark.parametrize("dtype, limit", [(torch.float32, 1e-3), (torch.bfloat16, 0.1)])
+def test_startup_check_stops_the_run_above_its_limit_and_names_the_likely_causes(dtype, limit):
     gen_logprobs, mask = torch.tensor([-1.0, -2.0, -INF]), torch.tensor([True, True, False])
 
     def measured(difference):  # the signs must not cancel
         logprobs = gen_logprobs + torch.tensor([difference, -difference, 0.0])
         return precision.startup_check(logprobs, gen_logprobs, mask, dtype)
 
-    assert measured(below) == pytest.approx(below, rel=1e-2)  # fp32 numbers near 2
-    for difference in (above, NAN):
-        with pytest.raises(RuntimeError, match="(?s)temperature.*log-prob mode.*head dtype.*tokenizer"):
-            measured(difference)
+    assert measured(0.9 * limit) == pytest.approx(0.9 * limit, rel=1e-2)  # fp32 numbers near 2
+    for difference in (1.1 * limit, NAN):
+        refuses("(?s)temperature.*log-prob mode.*head dtype.*tokenizer", measured, difference, error=RuntimeError)
 
 
 # --- A.19, measured --------------------------------------------------------------------------------------------------

@@ -356,23 +356,23 @@ def test_a10_interruption_forces_exactly_the_phrase_at_a_length_drawn_in_the_bud
     model = tiny_model()
     settings = dict(slots=30, think_budget=budget, phrase_ids=PHRASE, temperature=1.2)
     done = finish(make(model, **settings), requests(24, generations=8)).values()
-    lengths = Counter()
+    lengths = set()
     for completion in done:
-        assert completion.interrupted == (not all(completion.mask))
+        ids, mask = completion.ids, torch.tensor(completion.mask)
         logprobs, expected = torch.tensor(completion.logprobs), full_forward(model, completion, temperature=1.2)
-        mask = torch.tensor(completion.mask)
         # Tokens after the phrase are conditioned on the phrase, as they are in a full forward pass of the text.
-        assert close(logprobs[mask], expected[mask], EXACT) and (logprobs[~mask] == 0).all()
-        thinking = completion.ids.index(CLOSE) if CLOSE in completion.ids else len(completion.ids)
+        assert close(logprobs[mask], expected[mask], EXACT) and not logprobs[~mask].any()
+        thinking = [*ids, CLOSE].index(CLOSE)
+        assert completion.interrupted == (not mask.all())
         if completion.interrupted:
             length = completion.mask.index(False)
-            lengths[length] += 1
-            assert completion.ids[length : length + 3] == list(PHRASE) and thinking == length + 2
-            assert completion.mask == [True] * length + [False] * 3 + [True] * (len(completion.ids) - length - 3)
-            assert len(completion.ids) > length + 3  # it answers
+            lengths.add(length)
+            assert ids[length : length + 3] == [*PHRASE] and thinking == length + 2
+            assert completion.mask == [True] * length + [False] * 3 + [True] * (len(ids) - length - 3)
+            assert len(ids) > length + 3  # it answers
         else:  # ended, or stopped thinking, no later than the last length at which it could have been interrupted
             assert thinking <= budget[1]
-    assert set(lengths) == set(range(budget[0], budget[1] + 1))
+    assert lengths == {*range(budget[0], budget[1] + 1)}
     assert any(CLOSE in c.ids and not c.interrupted for c in done) or budget[0] == 0
 
 
@@ -427,7 +427,7 @@ def test_what_ends_a_turn_in_any_one_place_ends_a_completion():
 
 def test_a_completion_that_goes_on_behind_the_end_of_a_turn_is_warned_of_once(capsys):
     model, tok = tiny_model(), tokenizer()
-    model.generation_config.eos_token_id = model.config.eos_token_id = tok.eos_token = None
+    model.generation_config.eos_token_id = model.config.eos_token_id = None
     tok.eos_token = "p"
     done = finish(generator(model, tok), requests(64)).values()
     assert sum(EOS in completion.ids[:-1] for completion in done) > 1

@@ -12,6 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -256,24 +257,15 @@ def test_an_out_that_is_a_file_or_a_broken_link_says_what_it_is_for(tmp_path):
 
 
 def test_resuming_with_other_prompts_ends_in_one_line_on_all_ranks(monkeypatch):
-    monkeypatch.setattr(checkpoints, "load_policy", lambda *_, **__: torch.nn.Linear(1, 1))
-    monkeypatch.setattr(checkpoints, "load_state", lambda *_, **__: None)
+    monkeypatch.setattr(checkpoints, "load_policy", Mock(return_value=torch.nn.Linear(1, 1)))
+    monkeypatch.setattr(checkpoints, "load_state", Mock())
     monkeypatch.setattr(train.run_folder, "counters", lambda _: {"stepped": False, "curriculum": {"data": "other"}})
     args = read_settings([])
     args.checkpoint = str(BASE)
     prompts = sources.load("tiny", AutoTokenizer.from_pretrained(BASE / "tiny"), budget=99, validation=1)
-    with pytest.raises(OSError, match="--resume from .*: expected the state of these prompts"):  # lead prints OSErrors
-        train.Trainer(args, SimpleNamespace(dtype=torch.float32, writers=None), prompts)
-
-
-@pytest.mark.processes
-def test_two_runs_in_one_folder_exclude_each_other(start):
-    first = start(2, *ENDLESS)
-    first.reach(4)
-    second = start(2, "--resume", out=first.out)
-    assert second.end()[0] == 1
-    assert f"{first.out} is in use by another run" in second.text
-    assert len(first.rows("config")) == 1 and first.processes[0].is_alive()
+    processes = SimpleNamespace(dtype=torch.float32, writers=None)
+    words = "--resume from .*: expected the state of these prompts"
+    refuses(words, train.Trainer, args, processes, prompts, error=OSError)  # lead prints OSErrors
 
 
 # --- Sandboxes that die while a worker asks what they can do ---------------------------------------------------------
@@ -281,21 +273,14 @@ def test_two_runs_in_one_folder_exclude_each_other(start):
 
 @pytest.mark.parametrize("deaths", [1, 2])
 def test_a_sandbox_that_dies_while_it_is_tried_is_not_one_without_namespaces(monkeypatch, deaths):
-    asked = []
-
-    def run(*_, namespaces, **__):
-        asked.append(namespaces)
-        if len(asked) <= deaths:
-            raise sandbox.Died("killed by signal 9")
-        yield b"free\n"
-
+    run = Mock(side_effect=[sandbox.Died("killed by signal 9")] * deaths + [iter([b"free\n"])])
     monkeypatch.setattr(sandbox, "run", run)
-    if deaths == 1:
+    if deaths == 1:  # it is asked again
         assert sandbox.namespaces_work.__wrapped__() is True
     else:  # the worker ends, and another one asks again
         with pytest.raises(sandbox.Died):
             sandbox.namespaces_work.__wrapped__()
-    assert asked == [True, True]
+    assert [call.kwargs["namespaces"] for call in run.call_args_list] == [True, True]
 
 
 def test_a_worker_runs_programs_as_the_run_found_at_its_start_whatever_a_new_try_would_say(monkeypatch):

@@ -1,6 +1,7 @@
 """Claims about settings.py, build.py and sizing.py in plumbing/setup/: values, what is made of them or refused."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -138,24 +139,38 @@ def test_what_a_machine_lacks_is_said_in_one_line(monkeypatch, capsys):
 # --- Resumed and evaluated runs --------------------------------------------------------------------------------------
 
 
-def past_run(out, flags="", checkpoint=True, **changes):
+def past_run(out, flags="", **changes):
     """A folder like that of an earlier run with these flags."""
-    args = given(f"--out {out} {flags}")
-    Path(out).mkdir()
-    write_rows(Path(out, "log.jsonl"), [{"kind": "config", "flags": vars(args) | changes}])
-    for name in ("config.json", "state/.metadata", "state/run.json") if checkpoint else ():
-        path = Path(out, "checkpoint-2", name)
-        path.parent.mkdir(parents=True, exist_ok=True)
+    state = Path(out, "checkpoint-2", "state")
+    state.mkdir(parents=True)
+    for path in (state / "run.json", state / ".metadata", state.parent / "config.json"):
         path.write_text('{"version": 2}')
-    return Path(out)
+    flags = vars(given(f"--out new {flags}")) | {"out": out}
+    write_rows(Path(out, "log.jsonl"), [{"kind": "config", "flags": flags | changes}])
 
 
-def test_resuming_takes_the_flags_of_the_run_unless_given_again():
-    flags = "--loss dapo --eps-high 0.3 --lr 0.5 --steps 7 --trainers 1 --eval-prompts 1000"
-    past_run("run", flags, protections=["no network"])
-    args = given("--resume --out run --steps 9")
-    assert (args.loss, args.clips, args.lr) == ("dapo", {"eps_low": 0.2, "eps_high": 0.3}, 0.5)
-    assert args.steps == 9 and args.resume and args.protections == []  # what belongs to a machine is not resumed
+@pytest.mark.parametrize("past, flags, expected", [
+    ("--loss dapo --eps-high 0.3 --lr 0.5 --steps 7 --trainers 1 --eval-prompts 1000", "--resume --out run --steps 9",
+     dict(loss="dapo", clips={"eps_low": 0.2, "eps_high": 0.3}, lr=0.5, steps=9, resume=True, protections=[])),
+    ("--virtual exact --data tiny --k 0", "--resume --out run --seed 0", dict(checkpoint="run/checkpoint-2")),
+    ("--interrupt-at 70 72", "--evaluate run/checkpoint-2", dict(length_control="interrupt", interrupt_at=[70, 72])),
+    ("--interrupt-at 70 72", "--evaluate run/checkpoint-2 --think-end none", dict(length_control="none")),
+    # An evaluation has no micro-batches, so --token-budget does not limit its lengths.
+    ("", "--evaluate run/checkpoint-2 --max-new-tokens 4096", dict(max_new_tokens=4096)),
+])  # fmt: skip
+def test_a_run_gives_its_flags_unless_they_are_given_again(past, flags, expected):
+    past_run("run", past, protections=["no network"])  # what belongs to a machine is not taken over
+    args = vars(given(flags))
+    assert {name: args[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize("past, flags, said", [
+    ("--seed 3", "--seed 4", "--resume with --seed 4: the run in run has 3"),
+    ("--virtual exact --data tiny --k 1", "", "--resume at step 2 of a run in virtual time"),  # half-finished rollouts
+])  # fmt: skip
+def test_what_would_not_be_the_same_run_is_not_resumed(capsys, past, flags, said):
+    past_run("run", past)
+    assert said in refused(capsys, *f"--resume --out run {flags}".split())
 
 
 def test_a_log_of_an_earlier_version_is_resumed_with_todays_names_and_without_flags_that_are_gone():
@@ -169,32 +184,14 @@ def test_a_log_of_an_earlier_version_is_resumed_with_todays_names_and_without_fl
     assert all(vars(args)[name] == flags[name] for name in FIELDS.keys() & flags.keys() - {"out", "trainers", "resume"})
 
 
-def test_resuming_with_other_batches_and_a_virtual_run_with_half_finished_rollouts_is_refused(capsys):
-    past_run("run", "--seed 3")
-    assert "--resume with --seed 4: the run in run has 3" in refused(capsys, *"--resume --out run --seed 4".split())
-    past_run("one", "--virtual exact --data tiny --k 1")
-    assert "--resume at step 2 of a run in virtual time" in refused(capsys, "--resume", "--out", "one")
-    past_run("zero", "--virtual exact --data tiny --k 0")
-    assert given("--resume --out zero --seed 0").checkpoint == "zero/checkpoint-2"
-
-
 @pytest.mark.parametrize("log", [False, True])
 def test_resuming_without_a_checkpoint_starts_anew_and_says_so(log):
     if log:
-        past_run("run", "--lr 0.5", checkpoint=False)
+        past_run("run", "--lr 0.5")
+        shutil.rmtree("run/checkpoint-2")
     args = given("--resume --out run")
     assert not args.resume and args.lr == given("").lr  # flags too are those of a first start
     assert args.notes == ["--resume: no checkpoint in run: starts anew"]
-
-
-def test_a_checkpoint_of_a_run_with_interruptions_is_evaluated_without_a_mark():
-    past_run("run", "--interrupt-at 70 72")
-    args = given("--evaluate run/checkpoint-2 --think-end none")
-    assert (args.think_end, args.length_control) == (None, "none")
-    again = given("--evaluate run/checkpoint-2")
-    assert (again.length_control, again.interrupt_at) == ("interrupt", [70, 72])
-    # An evaluation has no micro-batches, so --token-budget does not limit its lengths.
-    assert given("--evaluate run/checkpoint-2 --max-new-tokens 4096").max_new_tokens == 4096
 
 
 def test_data_of_a_run_are_found_from_another_folder_however_they_were_written(tmp_path, monkeypatch):
@@ -204,11 +201,11 @@ def test_data_of_a_run_are_found_from_another_folder_however_they_were_written(t
     args = given(f"--model {BASE} --data ./chat.jsonl:2 sorting")
     assert args.data == [f"{tmp_path}/here/chat.jsonl:2", "sorting"]
     path = f"{tmp_path}/here/chat.jsonl"
-    found = past_run("run", f"--model {BASE} --data {path}").absolute()
+    past_run("run", f"--model {BASE} --data {path}")
     assert given("--resume --out run --data ./chat.jsonl").data == [path]  # the same, not refused
     monkeypatch.chdir("..")
-    assert given(f"--resume --out {found}").data == [path]
-    assert given(f"--evaluate {found}/checkpoint-2").data == [path]
+    assert given("--resume --out here/run").data == [path]
+    assert given("--evaluate here/run/checkpoint-2").data == [path]
 
 
 # --- What the settings ask for ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
+from conftest import refuses
 from test_pipeline import answer, fakes, fresh, prompt, quiet, requests, rollouts, turns, verdict  # noqa: F401
 
 import pipeline
@@ -67,11 +68,10 @@ def test_a_hostile_value_in_the_store_calls_nothing(way, own, tmp_path, monkeypa
 
 def test_a_completion_over_8_mib_is_refused_before_it_breaks_the_connection(host):
     own = Store(host.clone(), 0, quiet())
-    with pytest.raises(ValueError, match="<= 8388608 bytes for rollout/train/0/0, got .* too many tokens"):
-        own.put({"rollout/train/0/0": answer(text="x" * (8 << 20))})
-    fits = answer(text="x" * ((8 << 20) - 1000))
-    own.put({"fits": fits})
-    assert own.take(["fits"]) == [fits]
+    large = {"rollout/train/0/0": answer(text="x" * (8 << 20))}
+    refuses("<= 8388608 bytes for rollout/train/0/0, got .* too many tokens", own.put, large)
+    own.put({"fits": answer(text="x" * ((8 << 20) - 1000))})
+    own.take(["fits"])
 
 
 def test_a_generator_that_loses_the_store_ends():
@@ -106,7 +106,7 @@ def waiting():
 def test_a_wait_tells_the_heartbeat_for_what_counts_as_progress_and_polls_less_and_less_often():
     own, notes = waiting()
     polls = iter([False] * 40 + [True])
-    own.wait("the batch", lambda: next(polls))
+    own.wait("the batch", polls.__next__)
     assert notes[0] == "the batch" and notes[-1] == "" and notes[1:-1:2] == ["tick"] * 40
     pauses = notes[2:-1:2]
     assert pauses[0] == store.POLL and pauses == sorted(pauses) and pauses[-1] == store.LONGEST_POLL
@@ -116,8 +116,7 @@ def test_a_wait_tells_the_heartbeat_for_what_counts_as_progress_and_polls_less_a
 def test_a_wait_ends_with_the_reason_why_the_run_ends():
     own, notes = waiting()
     reasons, looks = iter([None, None, "interrupted"]), iter([False] * 9)
-    with pytest.raises(Interrupted, match="^interrupted$"):
-        own.wait("the batch", lambda: next(looks), lambda: next(reasons))
+    refuses("^interrupted$", own.wait, "", looks.__next__, reasons.__next__, error=Interrupted)
     assert notes.count("tick") == 2
     # What rank 0 put before it told of the end is there: both happen between this rank's two looks.
     assert own.wait("the batch", lambda: own.has(["batch"]), lambda: own.put({"batch": []}) or "interrupted") is None

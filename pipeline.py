@@ -40,7 +40,7 @@ class Rule(NamedTuple):
     least_k: int
     bound: Callable  # k -> the greatest staleness of a token, in optimizer steps; a run that exceeds it ends
     batches: Callable  # (version, k) -> how many batches may have been requested, over the whole run
-    publishes: Callable  # (version, k) -> whether the generators get the weights of this version
+    broadcasts: Callable  # (version, k) -> whether the generators get the weights of this version
     alternates: bool  # whether a step waits for all requests admitted so far, so that generators and trainers alternate
 
 
@@ -51,7 +51,7 @@ def ppo_batches(version, k):
     return (version // k + 1) * k
 
 
-def ppo_publishes(version, k):
+def ppo_broadcasts(version, k):
     """PPO-off-policy-k: whether this version stands between two phases."""
     return version % k == 0
 
@@ -62,10 +62,10 @@ OFF_POLICY = {
         bound=lambda k: k,
         # Open in the paper: what happens if the trainers are slower. Here k + 1 batches queue up; staleness nears k.
         batches=lambda version, k: k + 1 + version,
-        publishes=lambda version, k: True,
+        broadcasts=lambda version, k: True,
         alternates=False,
     ),
-    "ppo": Rule(least_k=1, bound=lambda k: k - 1, batches=ppo_batches, publishes=ppo_publishes, alternates=True),
+    "ppo": Rule(least_k=1, bound=lambda k: k - 1, batches=ppo_batches, broadcasts=ppo_broadcasts, alternates=True),
 }
 
 
@@ -101,9 +101,9 @@ def awaited_requests(step, admitted, *, off_policy, prompts, drain=False):
     return range(batch.start, admitted) if drain or OFF_POLICY[off_policy].alternates else batch
 
 
-def publishes(version, *, off_policy, k):
+def broadcasts(version, *, off_policy, k):
     """Whether the generators get the weights of `version`: every version in pipeline, every k-th in ppo."""
-    return OFF_POLICY[off_policy].publishes(version, k)
+    return OFF_POLICY[off_policy].broadcasts(version, k)
 
 
 def check_staleness(groups, step, *, off_policy, k):
@@ -229,7 +229,7 @@ class RolloutQueue:
         if store.rank == 0:  # a resumed run counts on: the first request claimed is the first not yet trained on
             store.count("claimed/train", start * prompts)
         self.state = ControlState(version=start, requests=start * prompts)
-        self._post()
+        self._announce_state()
 
     @property
     def room(self):
@@ -241,7 +241,7 @@ class RolloutQueue:
         """Admit one request per data.Prompt, in order; at most `room`."""
         first = self.state.requests
         requests = [Request(n, self.state.version, prompt, self.generations) for n, prompt in enumerate(prompts, first)]
-        self._post(requests, first, requests=first + len(requests))
+        self._announce_state(requests, first, requests=first + len(requests))
 
     def next_batch(self, step):
         """Wait for the batch of `step`: P lists of G RolloutMetadata, in request order, the same on every trainer.
@@ -277,18 +277,18 @@ class RolloutQueue:
         if self.store.rank == 0:
             self.store.delete([rollout.key for rollout in rollouts])
 
-    def publish(self, version, send, *, final=False):
-        """After an optimizer step: send the weights if `publishes` says so, or at the end of the run (`final`).
+    def announce(self, version, send, *, final=False):
+        """After an optimizer step: announce its version and send the weights, if the rule says so or at the end (`final`).
 
-        send  as in `deliver`
+        send  as in `broadcast`
         Open in the paper: whether ppo sends the last weights. Ours does, for the last evaluation.
         """
         self.version = version
-        if version > self.state.version and (final or publishes(version, **self.rule)):
-            self._post(version=version)
-            self.deliver(send)
+        if version > self.state.version and (final or broadcasts(version, **self.rule)):
+            self._announce_state(version=version)
+            self.broadcast(send)
 
-    def deliver(self, send):
+    def broadcast(self, send):
         """Send the weights of the state's version to all generators: the first ones too, before anything is asked.
 
         send  called on every trainer rank once every generator has joined and is about to receive
@@ -322,25 +322,25 @@ class RolloutQueue:
         first = self.state.evaluation_requests
         before = self.store.count("finished/eval")
         requests = [Request(n, version, prompt, generations, True, n >= samples) for n, prompt in enumerate(prompts)]
-        self._post(requests, first, evaluating=True, evaluation_requests=first + len(requests))
+        self._announce_state(requests, first, evaluating=True, evaluation_requests=first + len(requests))
         groups = []
         if self.store.rank:  # not in a collective: an evaluation may take longer than its timeout
             self._receive(f"evaluated/{version}/{self.store.rank}", "the evaluation")
         else:
             groups = [self._receive(f"group/eval/{n}", f"evaluation request {n}", stopped) for n in range(len(prompts))]
             self.store.put({f"evaluated/{version}/{rank}": True for rank in self.trainers[1:]})
-        self._post(evaluating=False)
+        self._announce_state(evaluating=False)
         return groups, self.tokens(sum(groups[:samples], []))
 
     def stop(self, reason):
         """Tell all ranks that the run ends, and why."""
-        self._post(stop=reason)
+        self._announce_state(stop=reason)
 
     def generator_work(self):
         """{generator rank: its latest report, as in RequestQueue.report}, on rank 0."""
         return {rank: self.store.read(f"work/{rank}") for rank in self.generators if self.store.has([f"work/{rank}"])}
 
-    def _post(self, more=(), first=0, **changes):
+    def _announce_state(self, more=(), first=0, **changes):
         """Put the requests `more` into their queue, from place `first` on, then the state with its `changes`."""
         self.state = replace(self.state, **changes)
         if self.store.rank == 0:  # the state last: a generator that sees it finds the requests

@@ -55,7 +55,7 @@ SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.
 def train(run, args):
     """Sec. 2 to 4 on a trainer rank, for a Trainer `run`. Returns why the run ended."""
     queue = run.queue
-    queue.deliver(run.send)  # the first weights go the way of all later ones, so that startup_check tests it
+    queue.broadcast(run.broadcast_weights)  # the first weights too, so that startup_check tests their way
     if run.version % args.eval_every == 0 and run.evaluated != run.version:
         run.evaluate()  # R_0, at C = 0; or an evaluation that was due when the resumed run ended
     run.log.clock.start()
@@ -77,14 +77,14 @@ def train(run, args):
             run.curriculum.update_history(group[0].prompt, reward.group_pass_rate(group))
         run.log_step(groups, plan, update)
         with run.log.timed("publish"):
-            queue.publish(run.version, run.send)
+            queue.announce(run.version, run.broadcast_weights)
         queue.admit(run.curriculum.next(queue.room))
         # 5. Validate (Sec. 2.1).
         if run.version % args.eval_every == 0:
             run.evaluate()
         if run.version % args.checkpoint_every == 0:
             run.checkpoint()
-    queue.publish(run.version, run.send, final=True)
+    queue.announce(run.version, run.broadcast_weights, final=True)
     if run.evaluated != run.version:
         run.evaluate()
     return "finished" if run.version >= args.steps else "curriculum exhausted"
@@ -246,11 +246,11 @@ class Trainer:
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.policy.parameters() if p.grad is not None])
         return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
 
-    def send(self):
+    def broadcast_weights(self):
         """Send the weights to the generators, in their dtype. Collective; no rank ever holds a whole model on a GPU."""
         parameters = dict(self.policy.model.named_parameters())
         tensors = (tensor for _, tensor in precision.full_tensors(self.policy))
-        self.processes.send(layout_of(parameters, self.policy.dtype), tensors)
+        self.processes.broadcast(layout_of(parameters, self.policy.dtype), tensors)
 
     # --- What is kept of it
 

@@ -35,7 +35,7 @@ def timeline(*, off_policy="pipeline", k, generate, train, steps=96):
         awaited = pipeline.awaited_requests(step, admitted, off_policy=off_policy, prompts=1)
         trained = max(updated[step], generated[awaited[-1]][1])
         begin, end = generated[step]
-        sent = [v for v in range(len(updated)) if pipeline.publishes(v, off_policy=off_policy, k=k)]
+        sent = [v for v in range(len(updated)) if pipeline.broadcasts(v, off_policy=off_policy, k=k)]
         times = [min(max(updated[v], begin), end) for v in sent] + [end]
         staleness = sum((step - v) * (b - a) for v, a, b in zip(sent, times, times[1:])) / generate
         updated.append(trained + train)

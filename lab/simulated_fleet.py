@@ -289,7 +289,7 @@ def run(setting):
             staleness.update({step - version: count for version, count in rollout.versions.items()})
         decoding = sum(work["decode_seconds"] for work in queue.generator_work().values())
         rows.append({"step": step, "ended": events.now, "ages": staleness, "decoding": decoding})
-        queue.publish(step + 1, send)
+        queue.announce(step + 1, send)
         admit()
     return rows, events.now
 

@@ -87,7 +87,7 @@ EARLY = pipeline.Rule(
     least_k=2,
     bound=lambda k: k - 1,
     batches=lambda version, k: version + k,
-    publishes=lambda version, k: True,
+    broadcasts=lambda version, k: True,
     alternates=False,
 )
 
@@ -103,7 +103,7 @@ def test_a_rule_is_a_choice_with_its_bound(monkeypatch):
 @pytest.mark.parametrize("change", [
     dict(bound=lambda k: k - 2),
     dict(batches=lambda version, k: version + k + 1),
-    dict(publishes=lambda version, k: version % 3 == 0),
+    dict(broadcasts=lambda version, k: version % 3 == 0),
 ], ids=["a bound too small", "a batch too many", "weights too seldom"])  # fmt: skip
 def test_a_broken_rule_fails(monkeypatch, change):
     monkeypatch.setitem(pipeline.OFF_POLICY, "early", EARLY._replace(**change))
@@ -112,7 +112,7 @@ def test_a_broken_rule_fails(monkeypatch, change):
 
 
 def test_a_rule_that_sends_no_weights_at_any_interval_is_named_with_what_remains(monkeypatch, capsys):
-    odd = EARLY._replace(publishes=lambda version, k: version % 2 == 1)
+    odd = EARLY._replace(broadcasts=lambda version, k: version % 2 == 1)
     monkeypatch.setitem(pipeline.OFF_POLICY, "early", odd)
     with pytest.raises(SystemExit):
         read_settings("--off-policy early --k 2".split())

@@ -275,7 +275,7 @@ class FakeTrainer:
     def log_step(self, groups, plan, update):
         self.record.keys.append(self.store.backend.num_keys())
 
-    def send(self):
+    def broadcast_weights(self):
         if self.store.rank == 0:
             self.sent.append(self.version)
 
@@ -403,7 +403,7 @@ def of_rule(name):
     ks = st.integers(rule.least_k, 8)
 
     def of_k(k):
-        sent = [every for every in range(1, 9) if all(rule.publishes(v, k) for v in range(every, 11, every))]
+        sent = [every for every in range(1, 9) if all(rule.broadcasts(v, k) for v in range(every, 11, every))]
         evaluate_every = st.sampled_from([*sent, 9999])
         steps = st.integers(1, 10)
         return settings_of(off_policy=st.just(name), k=st.just(k), steps=steps, evaluate_every=evaluate_every)
@@ -437,14 +437,14 @@ def test_sec31_requests_of_pipeline_rl_k_by_hand():
     # 3 prompts per step, 5 steps, k = 1: requests of two batches at first, of one more per step, at most 15.
     admitted = [pipeline.admission_limit(v, off_policy="pipeline", k=1, steps=5, prompts=3) for v in range(6)]
     assert admitted == [6, 9, 12, 15, 15, 15]
-    assert all(pipeline.publishes(v, off_policy="pipeline", k=3) for v in range(7))
+    assert all(pipeline.broadcasts(v, off_policy="pipeline", k=3) for v in range(7))
 
 
 def test_sec31_requests_of_ppo_off_policy_k_by_hand():
     # k = 2: phases of two batches, the next phase only when both are trained; 5 steps are two and a half phases.
     admitted = [pipeline.admission_limit(v, off_policy="ppo", k=2, steps=5, prompts=3) for v in range(6)]
     assert admitted == [6, 6, 12, 12, 15, 15]
-    assert [v for v in range(7) if pipeline.publishes(v, off_policy="ppo", k=3)] == [0, 3, 6]
+    assert [v for v in range(7) if pipeline.broadcasts(v, off_policy="ppo", k=3)] == [0, 3, 6]
 
 
 # --- Runs ------------------------------------------------------------------------------------------------------------
@@ -563,7 +563,7 @@ def test_weights_are_announced_and_sent_when_every_generator_waits_for_them():
         happened.append(f"rank {rank} waits")
 
     queue = rollouts(pause=pause)
-    queue.publish(1, lambda: happened.append("sent"))
+    queue.announce(1, lambda: happened.append("sent"))
     assert happened == ["rank 1 waits", "rank 2 waits", "sent"]
 
 
@@ -572,12 +572,12 @@ def test_another_trainer_gathers_weights_with_rank_0_once_every_generator_waits_
         assert not happened
         for rank in (1, 2):
             requests(lead, rank).join(1)
-        lead.publish(1, lambda: happened.append("rank 0"))
+        lead.announce(1, lambda: happened.append("rank 0"))
 
     happened = []
     lead = rollouts(trainers=3)
     queue = rollouts(1, memory=lead.store.backend, trainers=3, pause=pause)
-    queue.publish(1, lambda: happened.append("rank 1"))
+    queue.announce(1, lambda: happened.append("rank 1"))
     assert happened == ["rank 0", "rank 1"]
     assert set(lead.store.backend.list_keys()) == {"state", "claimed/train", "sending/1/2"}  # rank 2 has yet to come
 
@@ -604,7 +604,7 @@ def test_a_wait_can_be_interrupted_but_not_between_joining_and_sending():
     with pytest.raises(Interrupted, match="^interrupted$"):
         queue.next_batch(0)
     with pytest.raises(TimeoutError):  # after the third pause; else generators would wait for the weights for ever
-        queue.publish(1, None)
+        queue.announce(1, None)
 
 
 def test_a_lost_rank_ends_every_wait_and_turn_at_once():
@@ -613,7 +613,7 @@ def test_a_lost_rank_ends_every_wait_and_turn_at_once():
     with pytest.raises(Lost, match="^generator rank 2 ended$"):
         queue.next_batch(0)
     with pytest.raises(Lost, match="^generator rank 2 ended$"):
-        queue.publish(1, None)  # even in a wait that cannot be interrupted
+        queue.announce(1, None)  # even in a wait that cannot be interrupted
     life = turns(*fresh(), requests(rollouts(), heartbeat=lost("generator rank 2 ended")))
     next(life)
     with pytest.raises(Lost, match="^generator rank 2 ended$"):
@@ -702,7 +702,7 @@ def test_work_during_an_evaluation_does_not_count():
     generator = requests(queue)
     # Seconds of decoding so far at each report; the 4 seconds from 2 to 6 were spent in an evaluation.
     for seconds, evaluating in ((2.0, False), (6.0, True), (6.25, False)):
-        queue._post(evaluating=evaluating)
+        queue._announce_state(evaluating=evaluating)
         generator.state(busy=True)
         generator.report({"decode_seconds": seconds})
     assert queue.generator_work() == {1: {"decode_seconds": 2.25}}

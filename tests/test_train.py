@@ -140,10 +140,10 @@ def test_a_resumed_run_repeats_an_interrupted_evaluation_and_admits_only_what_it
         calls.append(prompts)
         queue.room -= len(prompts)
 
-    queue = SimpleNamespace(room=3, admit=admit, publish=lambda *_, **__: None, deliver=lambda *_: None)
+    queue = SimpleNamespace(room=3, admit=admit, announce=lambda *_, **__: None, broadcast=lambda *_: None)
     run = SimpleNamespace(version=20, evaluated=10, args=SimpleNamespace(eval_every=10, steps=20), queue=queue)
     run.evaluate = lambda: [setattr(run, "evaluated", run.version), calls.append(run.log.clock.gpu_hours)]
-    run.log, run.send = SimpleNamespace(clock=run_log.Clock(1)), None
+    run.log, run.broadcast_weights = SimpleNamespace(clock=run_log.Clock(1)), None
     run.curriculum = SimpleNamespace(in_flight=waiting, next=lambda count: ["new"] * count)
     assert train.train(run, run.args) == "finished" and run.evaluated == 20
     assert calls[0] == 0.0 and sum(calls[1:], []) == admitted

@@ -88,7 +88,7 @@ def test_weights_arrive_at_all_receivers_at_once_and_are_copies(one_process):
     processes = one_process(life, generators=2)
     processes.events.sleep(1.0)
     sent = torch.ones(2)
-    processes.send([("w", (2,), sent.dtype)], [sent])
+    processes.broadcast([("w", (2,), sent.dtype)], [sent])
     sent.zero_()  # as the next optimizer step may do before the receivers go on
     processes.events.sleep(1.0)
     assert [seconds for seconds, _ in arrived] == [3.0, 3.0]

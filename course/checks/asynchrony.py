@@ -122,8 +122,8 @@ ASYNCHRONY.write(
 # --- publishes -------------------------------------------------------------------------------------------------------
 
 
-def published(ppo_publishes, k, versions):
-    return [float(ppo_publishes(version, k)) for version in versions]
+def published(ppo_broadcasts, k, versions):
+    return [float(ppo_broadcasts(version, k)) for version in versions]
 
 
 def publishes_always(version, k):
@@ -144,7 +144,7 @@ def publishes_before_the_phase_ends(version, k):
 # Of versions 0 to 6, ppo with k = 3 publishes 0, 3 and 6.
 ASYNCHRONY.write(
     name="publishes",
-    where="pipeline.py:ppo_publishes",
+    where="pipeline.py:ppo_broadcasts",
     paper="Sec. 3.1",
     minutes=10,
     teaches="PipelineRL updates its generators after every step, PPO-off-policy only between two phases.",

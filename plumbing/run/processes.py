@@ -187,7 +187,7 @@ class Processes:
         self.trainers = dist.new_group(self.trainer_ranks, timeout=limit, backend=kind)
         # Writing to a disk may take long; if a process dies meanwhile, the heartbeat tells.
         self.writers = dist.new_group(self.trainer_ranks, backend="gloo", timeout=timedelta(days=1))
-        self.publishers = dist.new_group([0, *self.generator_ranks], timeout=limit, backend=kind)
+        self.receivers = dist.new_group([0, *self.generator_ranks], timeout=limit, backend=kind)
         self.mesh = DeviceMesh.from_group(self.trainers, self.device.type) if self.rank in self.trainer_ranks else None
         self.end_in_order()
 
@@ -316,14 +316,14 @@ class Processes:
 
     # --- Weights
 
-    def send(self, layout, tensors):
+    def broadcast(self, layout, tensors):
         """Copy the trainers' weights into those of the generators, all of which call `receive`.
 
         Every trainer rank calls this, with the arguments of `broadcast_weights`: to make a whole tensor takes all.
         """
         if self.rank == 0:
             self.store.put({f"weights/{rank}": True for rank in self.generator_ranks})
-            broadcast_weights(layout, tensors, self.publishers, self.device)
+            broadcast_weights(layout, tensors, self.receivers, self.device)
         else:
             deque(tensors, maxlen=0)  # makes each, and keeps none
 
@@ -333,7 +333,7 @@ class Processes:
         self.store.wait("rank 0 to send the weights", lambda: self.store.has([f"weights/{self.rank}"]))
         self.store.delete([f"weights/{self.rank}"])
         tensors = [named[name] for name in sorted(named)]
-        broadcast_weights(layout_of(named), tensors, self.publishers, tensors[0].device)
+        broadcast_weights(layout_of(named), tensors, self.receivers, tensors[0].device)
 
 
 # --- The lives of both roles, from start to end -----------------------------------------------------------------------

@@ -195,11 +195,11 @@ class InOneProcess(Processes):
         return super().total(sums, largest)
 
     def receive(self, named):
-        """Called in a generator's turn, which ends after it; `send` then fills the tensors."""
+        """Called in a generator's turn, which ends after it; `broadcast` then fills the tensors."""
         self.acting.receiving = named
 
     @torch.no_grad()
-    def send(self, layout, tensors):
+    def broadcast(self, layout, tensors):
         """All generators receive at once, the broadcast's seconds after all have joined."""
         self.events.sleep(self.costs.broadcast)
         for (name, *_), tensor in zip(layout, tensors):

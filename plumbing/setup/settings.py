@@ -453,8 +453,8 @@ def derive_defaults(args, given, asked):
 
 def evaluations_meet_broadcasts(args, eval_every):
     """Whether the generators have the trainers' weights whenever an evaluation is due."""
-    publishes = OFF_POLICY[args.off_policy].publishes
-    return all(publishes(step, args.k) for step in range(eval_every, args.steps, eval_every))
+    broadcasts = OFF_POLICY[args.off_policy].broadcasts
+    return all(broadcasts(step, args.k) for step in range(eval_every, args.steps, eval_every))
 
 
 def fitting_interval(args):

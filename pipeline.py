@@ -278,7 +278,7 @@ class RolloutQueue:
             self.store.delete([rollout.key for rollout in rollouts])
 
     def announce(self, version, send, *, final=False):
-        """After an optimizer step: announce its version and send the weights, if the rule says so or at the end (`final`).
+        """After an optimizer step: announce its version and send the weights if the rule says so, or if it is `final`.
 
         send  as in `broadcast`
         Open in the paper: whether ppo sends the last weights. Ours does, for the last evaluation.

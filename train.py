@@ -218,13 +218,13 @@ class Trainer:
             if self.first_weights and items:
                 precision.startup_check(logprobs, batch.gen_logprobs, batch.mask, self.processes.dtype)
             inputs = logprobs, batch.gen_logprobs, batch.advantages, batch.mask
-            statistics.add(logprobs, entropy, batch, chosen.clipped(*inputs, **args.clips))
             if plan.tokens:
                 per_token = chosen.objective(*inputs, **args.clips)
                 objective = loss.aggregate(
                     per_token, batch.mask, batch.prompt_index, args.aggregation, plan.denominators
                 )
                 (-objective).backward()
+            statistics.add(logprobs, entropy, batch, chosen.clipped(*inputs, **args.clips))
         means = statistics.means(self.processes.total)
         if not plan.tokens:  # the tokens were compared, not trained on
             means = {name: mean for name, mean in means.items() if name == "log_rho_youngest"}

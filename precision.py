@@ -46,7 +46,14 @@ LARGEST_CHUNK = 4096  # products of so many rows fill a GPU
 
 
 def check_supported(config):
-    """Raise ValueError unless `config` (Hugging Face) is of a SUPPORTED type, with full attention without dropout."""
+    """Raise ValueError unless `config` (Hugging Face) is of a SUPPORTED type, with full attention without dropout.
+
+    Its weights must not be quantised.
+    """
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is not None:
+        got = f"quantization_config {str(quantised)[:60]}"
+        raise ValueError(f"{got}: a policy is trained in bf16 or fp32: give the unquantised weights")
     layers = getattr(config, "layer_types", None)
     dropout = getattr(config, "attention_dropout", 0.0)
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None

@@ -1,48 +1,100 @@
-"""Claims about plumbing/run/checkpoints.py: weights that a folder lacks, or holds in another shape, are not made up."""
+"""Claims about plumbing/run/checkpoints.py: weights that nobody can explain are not trained, and no file runs code."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import tiny_model
 from safetensors.torch import load_file, save_file
 from test_train import BASE, elsewhere, refused  # noqa: F401
 from transformers import AutoConfig
 
 from plumbing.run import checkpoints
 
+TINY = BASE / "tiny"
+WEIGHTS = load_file(TINY / "model.safetensors")
+HEAD = WEIGHTS["model.embed_tokens.weight"]  # the config ties them
+NORM = "model.norm.weight"
 SAVED = {"model.safetensors": save_file, "pytorch_model.bin": torch.save}
+TENSORS = [  # what a file holds beside those of base/tiny, or in place of them, and what is said
+    ({}, ""),
+    ({"lm_head.weight": HEAD.clone()}, ""),  # the same weights twice are one
+    ({"lm_head.weight": HEAD + 1}, "lm_head.weight differs from model.embed_tokens.weight"),
+    ({"model.layers.0.self_attn.rotary_emb.inv_freq": HEAD[0]}, ""),  # of old Llama files
+    ({"model.layers.2.mlp.up_proj.weight": HEAD}, "1 of 25 tensors are not of this model: model.layers.2.mlp.up_proj"),
+    ({"model.layers.0.self_attn.q_proj.lora_A.weight": HEAD}, "adapter that was not merged"),
+    ({"model.layers.0.self_attn.q_proj.bias": HEAD[0]}, "q_proj.bias"),
+    ({NORM: None}, "1 of 24 tensors are missing: model.norm.weight"),
+    ({NORM: WEIGHTS[NORM][:3].clone()}, "model.norm.weight has the shape (3,), not (48,)"),
+    ({NORM: WEIGHTS[NORM].to(torch.float8_e4m3fn)}, "quantised to torch.float8_e4m3fn"),
+]
+
+
+def wrong(folder, config):
+    """What is said of the weights in a folder; "" if nothing."""
+    try:
+        checkpoints.check_weights(folder, config)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize(("name", "save"), SAVED.items())
-def test_weights_that_a_config_ties_and_a_file_holds_apart_are_refused(name, save, tmp_path):
-    config, weights = AutoConfig.from_pretrained(BASE / "tiny"), load_file(BASE / "tiny" / "model.safetensors")
-    assert config.tie_word_embeddings and "lm_head.weight" not in weights
-    head = weights["model.embed_tokens.weight"].clone()
-    save(weights | {"lm_head.weight": head}, tmp_path / name)
-    assert checkpoints.lacking(tmp_path, config) == ""  # the same weights twice are one
-    head[0, 0] += 1
-    save(weights | {"lm_head.weight": head}, tmp_path / name)
-    assert "lm_head.weight differs from model.embed_tokens.weight" in checkpoints.lacking(tmp_path, config)
-    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")  # transformers reads it if there is nothing better
-    assert ("pytorch_model.bin cannot be read" in checkpoints.lacking(tmp_path, config)) == (save is torch.save)
+@pytest.mark.parametrize(("changes", "said"), TENSORS)
+def test_the_tensors_of_a_file_are_those_of_the_config_and_no_others(changes, said, name, save, tmp_path):
+    save({name: weight for name, weight in (WEIGHTS | changes).items() if weight is not None}, tmp_path / name)
+    message = wrong(tmp_path, AutoConfig.from_pretrained(TINY))
+    assert said in message if said else not message
 
 
-def test_weights_that_a_config_asks_for_and_files_lack_are_not_made_up(capsys):
-    tiny = BASE / "tiny"
-    config, weights = AutoConfig.from_pretrained(tiny), load_file(tiny / "model.safetensors")
-    assert checkpoints.lacking(tiny, config) == ""
-    Path("part").mkdir()
-    kept = {name: weight for name, weight in weights.items() if "mlp" not in name}
-    save_file(kept, "part/model.safetensors")
-    lost = len(weights) - len(kept)
-    said = f"{lost} of {len(weights)} tensors are missing, such as model.layers.0.mlp.gate_proj.weight"
-    assert checkpoints.lacking("part", config) == said
-    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
-        Path("part", name).write_bytes((tiny / name).read_bytes())
-    assert f"--model {Path('part').absolute()}: expected the weights that its config.json asks for; {said}" in refused(
-        capsys, "--model", "part", "--data", "tiny"
-    )
-    Path("part/model.safetensors").unlink()
-    assert checkpoints.lacking("part", config).startswith(f"{len(weights)} of {len(weights)} tensors are missing")
-    save_file(weights | {"model.norm.weight": weights["model.norm.weight"][:3].clone()}, "part/model.safetensors")
-    assert checkpoints.lacking("part", config) == "model.norm.weight has the shape (3,), not (48,)"
+def test_only_the_files_that_transformers_reads_count(tmp_path):
+    config = AutoConfig.from_pretrained(TINY)
+    save_file(WEIGHTS, tmp_path / "consolidated.safetensors")
+    assert "there is none of model.safetensors, " in wrong(tmp_path, config)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
+    assert "its files cannot be read" in wrong(tmp_path, config)
+    names = sorted(WEIGHTS)
+    shards = {"1.safetensors": names[::2], "2.safetensors": names[1::2]}
+    index = {"metadata": {}, "weight_map": {name: shard for shard, inside in shards.items() for name in inside}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    for shard, inside in shards.items():
+        assert "its files cannot be read" in wrong(tmp_path, config)  # the other shard
+        save_file({name: WEIGHTS[name] for name in inside}, tmp_path / shard)
+    assert wrong(tmp_path, config) == ""
+    save_file(WEIGHTS | {"lm_head.weight": HEAD + 1}, tmp_path / "model.safetensors")  # comes first
+    assert "lm_head" in wrong(tmp_path, config)
+
+
+def test_experts_are_compared_by_their_names_in_files(tmp_path):
+    model = tiny_model("mixtral")
+    model.save_pretrained(tmp_path)
+    assert wrong(tmp_path, model.config) == ""
+    weights = load_file(tmp_path / "model.safetensors")
+    moved = {name.replace("experts.7.", "experts.8."): weight for name, weight in weights.items()}
+    save_file(moved, tmp_path / "model.safetensors")
+    assert "6 of 65 tensors are missing, 6 of 65 tensors are not" in wrong(tmp_path, model.config)
+
+
+BESIDE = {  # what is added to a model's folder -> what is said
+    "adapter_config.json": "is part of an adapter: merge it",
+    "adapter_model.bin": "is part of an adapter: merge it",
+    '{"quantization_config": {"quant_method": "awq"}}': "give the unquantised weights",
+    '{"transformers_weights": "other.safetensors"}': "names other.safetensors as its weights",
+    '{"rope_parameters": {"rope_type": "nope"}}': "KeyError: 'nope'",
+    '{"hidden_size": "many"}': "expected int, got str",
+}
+
+
+@pytest.mark.parametrize(("added", "said"), BESIDE.items())
+def test_what_a_model_cannot_be_trained_with_is_refused_in_one_line(added, said, capsys):
+    Path("model").mkdir()
+    for path in TINY.iterdir():
+        Path("model", path.name).write_bytes(path.read_bytes())
+    if added.startswith("{"):
+        config = json.loads(Path("model/config.json").read_text()) | json.loads(added)
+        Path("model/config.json").write_text(json.dumps(config))
+    else:
+        Path("model", added).write_text("{}")
+    message = refused(capsys, "--model", "model", "--data", "tiny")
+    assert f"--model {Path('model').absolute()}: " in message and said in message

@@ -16,6 +16,7 @@ Run by train.py. Test: pytest tests/test_faults.py tests/test_train.py
 import json
 import os
 import pickle
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -29,6 +30,8 @@ from torch.distributed.checkpoint import state_dict as sharded
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils import cached_file
+from transformers.utils.hub import get_checkpoint_shard_files
 
 import experts
 import precision
@@ -37,30 +40,69 @@ from plumbing.run.folder import CONTENTS, STATE, checksum, finished, step
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
-def lacking(folder, config):
-    """What the files of a policy lack of the weights that its config asks for, in words; "" if nothing.
+FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, pickle.UnpicklingError)
+COMPUTED = r"rotary_emb\.inv_freq"  # in files of the first Llama models; transformers computes it, and leaves it unread
 
-    transformers would fill in random weights, or part weights that the config ties, and only say so.
+
+def file_in(folder, name):
+    """The path of a file of a policy, which is a folder or a name on the hub; None if it has no such file."""
+    optional = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    return cached_file(folder, name, **optional)
+
+
+def weight_files(folder):
+    """The files from which transformers reads the weights: of all FILES it takes the first that is there."""
+    first = next(filter(None, (file_in(folder, name) for name in FILES)), None)
+    if first is None:
+        raise OSError(f"there is none of {', '.join(FILES)}")
+    return get_checkpoint_shard_files(folder, first)[0] if first.endswith(".json") else [first]
+
+
+def check_weights(folder, config):
+    """Raise ValueError unless the files of a policy hold the tensors that its config asks for, and no others.
+
+    transformers would fill in random weights, part weights that the config ties, or leave tensors out, and only say so.
     """
+    if adapter := next(filter(None, (file_in(folder, name) for name in ADAPTERS)), None):
+        raise ValueError(f"{Path(adapter).name} is part of an adapter: merge it into the weights first")
+    if other := getattr(config, "transformers_weights", None):
+        raise ValueError(f"config.json names {other} as its weights: expected one of {', '.join(FILES)}")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-        # As files name them: transformers joins the experts of a layer to one tensor when it loads them.
-        wanted = revert_weight_conversion(model, dict(model.named_parameters()))
     found = {}
-    # As transformers does: of both kinds only the first. The files are mapped, not read.
-    for path in [*Path(folder).glob("*.safetensors")] or Path(folder).glob("pytorch_model*.bin"):
-        try:
-            packed = path.suffix == ".bin"
-            found |= torch.load(path, mmap=True, weights_only=True) if packed else load_file(path)
-        except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-            return f"{path.name} cannot be read: {str(error).partition('. ')[0]}"
-    if missing := [name for name in wanted if name not in found]:
-        return f"{len(missing)} of {len(wanted)} tensors are missing, such as {missing[0]}"
+    try:
+        for path in weight_files(folder):  # they are mapped, not read
+            found |= torch.load(path, mmap=True, weights_only=True) if path.endswith(".bin") else load_file(path)
+        wrong = misfit(found, model)
+    except UNREADABLE as error:
+        wrong = f"its files cannot be read: {type(error).__name__}: {str(error).partition('. ')[0]}"
+    if wrong:
+        cause = "the config of another model, an adapter that was not merged, or an unfinished download or conversion"
+        expected = "expected the tensors that its config.json asks for, and no others"
+        raise ValueError(f"{expected}; {wrong}; likely cause: {cause}")
+
+
+def misfit(found, model):
+    """In which way tensors {name: tensor} are not those of a model on the meta device, in words; "" if they are."""
+    # As files name them: transformers joins the experts of a layer to one tensor when it loads them.
+    wanted = revert_weight_conversion(model, dict(model.named_parameters()))
+    ties = model._tied_weights_keys if model.config.tie_word_embeddings else {}
+    ignored = re.compile("|".join([COMPUTED, *(model._keys_to_ignore_on_load_unexpected or ())]))
+    missing = [name for name in wanted if name not in found]
+    left = [name for name in found if name not in wanted and name not in ties and not ignored.search(name)]
+    if missing or left:
+        parts = (missing, wanted, "are missing"), (left, found, "are not of this model")
+        return ", ".join(f"{len(some)} of {len(all)} tensors {how}: {some[0]}" for some, all, how in parts if some)
     for name, parameter in wanted.items():
         if found[name].shape != parameter.shape:
             return f"{name} has the shape {tuple(found[name].shape)}, not {tuple(parameter.shape)}"
-    for head, embedding in model._tied_weights_keys.items() if config.tie_word_embeddings else ():
-        if {head, embedding} <= found.keys() and not torch.equal(found[head], found[embedding]):
+        if found[name].dtype not in FLOATS:
+            return f"{name} is quantised to {found[name].dtype}: give the unquantised weights"
+    for head, embedding in ties.items():
+        if head in found and not torch.equal(found[head], found[embedding]):
             return f"its tie_word_embeddings is true, and {head} differs from {embedding}: it has to be false"
     return ""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import data
@@ -86,11 +87,8 @@ def prepare(args):
             raise ValueError(f"{folder} is broken: {wrong}")
     if args.generator == "vllm":
         vllm_rollout.require_vllm()
-    config, tokenizer = read_model(flag, folder)
     # A checkpoint to resume is known to be whole, and may be deleted by a run that is still writing into --out.
-    if not args.checkpoint and os.path.isdir(folder) and (wrong := checkpoints.lacking(folder, config)):
-        cause = "likely cause: an unfinished download or conversion, or the config of another model"
-        raise ValueError(f"{flag} {folder}: expected the weights that its config.json asks for; {wrong}; {cause}")
+    config, tokenizer = read_model(flag, folder, whole=bool(args.checkpoint))
     if args.generator == "vllm":
         vllm_rollout.check_dense(config)
     phrase = phrase_ids(tokenizer, args)
@@ -138,38 +136,35 @@ def generates(args):
     return torchrun("WORLD_SIZE") > 1 and not trains
 
 
-def read_model(flag, folder):
+def read_model(flag, folder, *, whole=False):
     """(config, tokenizer) of the policy. Raises ValueError if it has none, is not supported, or could never end.
 
-    flag  by which the folder was given
+    flag   by which the folder was given
+    whole  its weights are known to be those of its config
     """
     try:
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         precision.check_supported(config)
-        tokenizer = read_tokenizer(flag, folder)
+        if not whole:
+            checkpoints.check_weights(folder, config)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        model = SimpleNamespace(config=config, generation_config=None)
+        with suppress(OSError):  # not every folder has one
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+        rollout.eos_ids(model, tokenizer)
     except OSError as error:
         said = str(error).strip().partition("\n")[0]
         raise ValueError(
             f"{flag} {folder}: expected a folder, or a model on the hub that can be read from here; {said} If you mean "
             f"a folder: {beside(folder)}"
         ) from error
-    model = SimpleNamespace(config=config, generation_config=None)
-    with suppress(OSError):  # not every folder has one
-        model.generation_config = GenerationConfig.from_pretrained(folder)
-    try:
-        rollout.eos_ids(model, tokenizer)
     except ValueError as error:
-        raise ValueError(f"{flag} {folder}: {error}") from error
+        raise ValueError(f"{flag} {folder}: {' '.join(str(error).split())}") from error
+    except (LookupError, TypeError, ArithmeticError, StrictDataclassError) as error:
+        said = " ".join(str(error).split())
+        expected = "expected a config and a tokenizer that transformers reads"
+        raise ValueError(f"{flag} {folder}: {expected}; {type(error).__name__}: {said}") from error
     return config, tokenizer
-
-
-def read_tokenizer(flag, folder):
-    """The tokenizer of the policy. Raises OSError or ValueError if none can be read."""
-    try:
-        return AutoTokenizer.from_pretrained(folder)
-    except ValueError as error:
-        said = str(error).strip().partition("\n")[0]
-        raise ValueError(f"{flag} {folder}: expected a tokenizer, found none that can be read: {said}") from error
 
 
 def questions(args, prompts):

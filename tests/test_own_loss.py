@@ -27,7 +27,7 @@ def run(out, *flags):
     return read_rows(Path(out, "log.jsonl"))
 
 
-def test_a_function_that_computes_cispo_trains_as_cispo_does_and_is_kept_on_resume():
+def test_a_function_that_computes_cispo_trains_as_cispo_does_and_is_named_again_on_resume(capsys):
     Path("losses.py").write_text(CISPO)
     reference, mine = (run(out, *TINY, "--loss", name) for out, name in (("a", "cispo"), ("b", "losses.py:mine")))
     flags = mine[0]["flags"]
@@ -39,7 +39,8 @@ def test_a_function_that_computes_cispo_trains_as_cispo_does_and_is_kept_on_resu
         for name in ours.keys() - {"flags", "clipped"} - machines:
             assert ours[name] == theirs[name], name
     del loss.LOSSES[flags["loss"]]  # as in another process
-    resumed = run("b", "--resume", "--steps", "3")
+    assert "log.jsonl names code" in refused(capsys, "--resume", "--out", "b") and flags["loss"] not in loss.LOSSES
+    resumed = run("b", "--resume", "--steps", "3", "--loss", "losses.py:mine")
     assert resumed[len(mine)]["flags"]["loss"] == flags["loss"] and resumed[-1]["step"] == 3
 
 

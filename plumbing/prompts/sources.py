@@ -28,26 +28,30 @@ import csv
 import gzip
 import json
 import os
-import pickle
+import pickletools
 import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from glob import escape, glob
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import data
 from data import Row, malformed
 from plumbing.prompts import references
-from plumbing.run import store
 from plumbing.setup.typed import beside, is_path
 from verify.graders import TASKS
 from verify.programs import read_tests
 
+MAX_TESTS = 4 * data.MAX_ANSWER  # bytes of packed tests; written anew they have to fit data.MAX_ANSWER
 EXPECTED = 'a row like {"prompt": text or chat messages, "answer": text or integer}'
+
+
+class TooLong(Exception):
+    """A row's answer is larger than any that is used."""
 
 
 # --- Sources ---------------------------------------------------------------------------------------------------------
@@ -110,7 +114,7 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
             place = f"{path}:{number}"
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 check_text(place, line, program=True)
                 cause = "one JSON document over many lines, or a backslash that is not doubled, as in LaTeX"
                 raise malformed(place, f"{line[:60]!r} ({error})", cause, EXPECTED) from error
@@ -225,10 +229,35 @@ def missing(row: dict, where: str, names: Sequence[str], flag: str) -> ValueErro
     return malformed(where, f"nothing under {' or '.join(names)}, but under {sorted(there)}", cause, EXPECTED)
 
 
-def private_tests(text: str):
-    """The tests that LiveCodeBench keeps packed (base64 of zlib of a pickled JSON text), or any other text as it is."""
-    with suppress(ValueError, zlib.error, pickle.UnpicklingError, EOFError):
-        return store.unpickled(zlib.decompress(base64.b64decode(text, validate=True)))
+# The operations of a pickled text. No other pickle is read: unpickling may call anything, and fill all memory.
+TEXT = {
+    "PROTO",
+    "FRAME",
+    "UNICODE",
+    "BINUNICODE",
+    "SHORT_BINUNICODE",
+    "BINUNICODE8",
+    "MEMOIZE",
+    "PUT",
+    "BINPUT",
+    "STOP",
+}
+
+
+def private_tests(text: str) -> str:
+    """The tests that LiveCodeBench keeps packed (base64 of zlib of a pickled JSON text), or any other text as it is.
+
+    Raises TooLong if they are of more than MAX_TESTS bytes, which are never held in memory.
+    """
+    with suppress(ValueError, zlib.error):
+        inflater = zlib.decompressobj()
+        pickled = inflater.decompress(base64.b64decode(text, validate=True), MAX_TESTS)
+        if inflater.unconsumed_tail:
+            raise TooLong
+        operations = list(islice(pickletools.genops(pickled), len(TEXT)))
+        if {operation.name for operation, _, _ in operations} <= TEXT:
+            [packed] = [value for _, value, _ in operations if isinstance(value, str)]
+            return packed
     return text
 
 
@@ -256,7 +285,7 @@ def chat(prompt: list, where: str) -> list[dict]:
         try:
             parts = message["content"] if isinstance(message["content"], list) else [message["content"]]
             content = "".join(part if isinstance(part, str) else part["text"] for part in parts)
-            whole.append({"role": message["role"], "content": content})
+            whole.append({"role": "" + message["role"], "content": content})
         except (KeyError, TypeError) as error:
             cause = "another form of chat, or an image or sound"
             expected = 'messages like {"role": "user", "content": text}'
@@ -322,7 +351,7 @@ def parse_row(row, where: str, task: str | None, columns, own: bool = False, sou
     behind = answer.rpartition("####")[2] if isinstance(answer, str) else answer
     check_text(where, [prompt, behind], program=task in ("code", OWN))
     if own:
-        text = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer)
+        text = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer, default=str)
         return Row(where, prompt, text, OWN, source)
     if task not in TASKS:
         cause = "a misspelt name, or a column that means something else: override it with NAME:WEIGHT:TASK"
@@ -401,7 +430,12 @@ def usable(name, number, task, ready, found, *, columns, skip_unusable, own) -> 
         try:
             row = parse_row(fields, where, task, columns, own, number)
             ready.check(row)
-        except ValueError as error:
+        except TooLong:
+            found.too_long += 1
+            continue
+        except (ValueError, RecursionError) as error:
+            if isinstance(error, RecursionError):
+                error = malformed(where, str(error), "values nested in hundreds of levels", EXPECTED)
             if not skip_unusable:
                 raise ValueError(f"{error}; --skip-unusable leaves such rows out") from error
             found.unusable.append(str(error))
@@ -442,7 +476,7 @@ def read_source(
                     wrong[CONFLICT].append(row.where)
             if any(text.startswith(marks) or text.endswith(marks) for text in map(str.strip, texts(row.prompt))):
                 wrong[RENDERED].append(row.where)
-    except (EOFError, zlib.error) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise malformed(f"--data {name}", str(error), "an interrupted download", "a whole .gz file") from error
     found.warnings += [f"{len(them)} rows, the first {them[0]}, {said}" for said, them in wrong.items() if them]
     return list(first.values()), repeated, tasks

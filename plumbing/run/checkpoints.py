@@ -13,6 +13,7 @@ Deviation: none known; the paper does not describe its checkpoints.
 Run by train.py. Test: pytest tests/test_faults.py tests/test_train.py
 """
 
+import io
 import json
 import os
 import pickle
@@ -35,6 +36,7 @@ from transformers.utils.hub import get_checkpoint_shard_files
 
 import experts
 import precision
+from plumbing.run import store
 from plumbing.run.folder import CONTENTS, STATE, checksum, finished, step
 
 # --- Reading ---------------------------------------------------------------------------------------------------------
@@ -149,12 +151,53 @@ def spread(folder, model, processes):
         mine.copy_(whole)
 
 
+METADATA = {  # all that the pickled metadata of a state/ names
+    *(("torch.distributed.checkpoint.metadata", f"{name}StorageMetadata") for name in ("Bytes", "Chunk", "Tensor")),
+    *(("torch.distributed.checkpoint.metadata", name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
+    *(("torch.distributed.checkpoint.metadata", name) for name in ("TensorProperties", "_MEM_FORMAT_ENCODING")),
+    *(("torch", name) for name in ("Size", "float32", "bfloat16", "int64")),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),  # of Python 3.13
+}
+
+
+class StateReader(dcp.FileSystemReader):
+    """Reads a state/ that anybody may have written: an ordinary pickle can have any function called."""
+
+    def read_metadata(self, *args, **settings):
+        return store.unpickled((Path(self.path) / ".metadata").read_bytes(), METADATA)
+
+
+class StatePlanner(dcp.DefaultLoadPlanner):
+    """Loads what is no tensor, such as AdamW's betas, without calling anything that its pickle names."""
+
+    def load_bytes(self, read_item, value):
+        plain = io.BytesIO()
+        torch.save(torch.load(value, weights_only=True), plain)
+        plain.seek(0)
+        super().load_bytes(read_item, plain)
+
+
 def load_state(folder, policy, optimizer, group, *, stepped):
-    """Load a checkpoint's weights, and AdamW's moments if `stepped` (see `save`), in place; all of `group` call it."""
+    """Load a checkpoint's weights, and AdamW's moments if `stepped` (see `save`), in place; all of `group` call it.
+
+    Raises OSError for a state/ that cannot be read, or that names anything but what METADATA lists.
+    """
     state = tensors(policy, optimizer, stepped)
-    dcp.load(state, checkpoint_id=Path(folder) / "state", process_group=group)
+    try:
+        dcp.load(state, storage_reader=StateReader(Path(folder) / "state"), planner=StatePlanner(), process_group=group)
+    except dcp.CheckpointException as error:
+        said = str(first_cause(error)).partition("\n")[0]
+        raise OSError(f"--resume: {folder}/state cannot be read: {said}") from error
     if stepped:
         sharded.set_optimizer_state_dict(policy, optimizer, state["optimizer"])
+
+
+def first_cause(error):
+    """The exception of the first rank that failed, of a dcp.CheckpointException; any other is its own cause."""
+    return [cause for cause, _ in getattr(error, "failures", {0: (error, None)}).values()][0]
 
 
 def finite(policy):
@@ -202,7 +245,7 @@ def save(out, policy, optimizer, tokenizer, weights, counters, processes):
         # The writer of fast tokenizers raises a plain Exception when the disk is full.
         if type(error) is not Exception and not isinstance(error, (OSError, SafetensorError, dcp.CheckpointException)):
             raise
-        cause = [cause for cause, _ in getattr(error, "failures", {0: (error, None)}).values()][0]
+        cause = first_cause(error)
         said = f"no checkpoint of step {counters['version']} could be written to {out}: {cause}"
         number = getattr(cause, "errno", None)
         raise (OSError(number, said) if number else OSError(said)) from error

@@ -49,17 +49,25 @@ def paces(clock=time.monotonic):
 
 
 class Unpickler(pickle.Unpickler):
-    """Loads plain containers and the classes of SENT. Raises pickle.UnpicklingError for anything else."""
+    """Loads plain containers and what `names` lists, nothing else.
+
+    names  {(module, name)}
+    Raises pickle.UnpicklingError for anything else.
+    """
+
+    def __init__(self, value, names):
+        super().__init__(io.BytesIO(value))
+        self.names = names
 
     def find_class(self, module, name):
-        if (module, name) not in SENT:
-            raise pickle.UnpicklingError(f"expected one of {sorted(SENT)} in the store, got {module}.{name}")
+        if (module, name) not in self.names:
+            raise pickle.UnpicklingError(f"expected plain containers or known classes, got {module}.{name}")
         return super().find_class(module, name)
 
 
-def unpickled(value):
-    """The object that a value's bytes encode."""
-    return Unpickler(io.BytesIO(value)).load()
+def unpickled(value, names=SENT):
+    """The object that a value's bytes encode. names: as in Unpickler."""
+    return Unpickler(value, names).load()
 
 
 class Store:

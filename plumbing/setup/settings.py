@@ -388,7 +388,7 @@ def earlier_flags(asked):
         if ignored := sorted(asked.keys() - read):
             raise ValueError(f"--evaluate trains nothing: it does not read {', '.join(map(option, ignored))}")
         log = Path(asked["evaluate"]).parent / "log.jsonl"
-        return (restored(log) if log.exists() else {}) | {"model": asked["evaluate"]}
+        return (restored(log, asked) if log.exists() else {}) | {"model": asked["evaluate"]}
     if not asked.get("resume"):
         return {}
     if "out" not in asked:
@@ -399,7 +399,7 @@ def earlier_flags(asked):
     if not log.exists():
         raise ValueError(f"--resume: expected the log of the run whose checkpoints are in {log.parent}, found no {log}")
     run_folder.lock_log(log.parent, alone=False).close()  # a run that goes on deletes checkpoints that are looked at
-    stored = restored(log)
+    stored = restored(log, asked)
     for name, one in FIELDS.items():
         was = stored.get(name, one.default)
         if FIXED <= one.metadata["marks"] and asked.get(name, was) != was:
@@ -411,12 +411,19 @@ def earlier_flags(asked):
     return stored
 
 
-def restored(log):
-    """The flags of the run of this log, without those that belong to one start."""
+def restored(log, asked):
+    """The flags of the run of this log, without those that belong to one start.
+
+    Raises ValueError if it names a file with code that the command line does not name: somebody else may have
+    written the log.
+    """
     found = run_folder.stored_flags(log)
+    if "evaluate" in asked:
+        found.pop("loss", None)  # nothing is trained
+    for name in ("loss", "reward"):
+        if ":" in (found.get(name) or "") and name not in asked:
+            raise ValueError(f"{log} names code, which runs only if you name it too: {option(name)} {found[name]}")
     known = {name for name, one in FIELDS.items() if not START & one.metadata["marks"]}
-    if ":" in found.get("loss", ""):
-        loss_name(found["loss"])
     clips = LOSSES[found["loss"]].clips if found.get("loss") in LOSSES else {}
     return whole_paths({name: value for name, value in found.items() if name in known | clips.keys()})
 

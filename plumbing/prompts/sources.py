@@ -37,7 +37,9 @@ from contextlib import suppress
 from glob import escape, glob
 from itertools import chain, islice
 from pathlib import Path
+from tarfile import TarError
 from typing import Any
+from zipfile import BadZipFile
 
 import data
 from data import Row, malformed
@@ -46,7 +48,7 @@ from plumbing.setup.typed import beside, is_path
 from verify.graders import TASKS
 from verify.programs import read_tests
 
-MAX_TESTS = 4 * data.MAX_ANSWER  # bytes of packed tests; written anew they have to fit data.MAX_ANSWER
+MAX_TESTS = 2 * data.MAX_ANSWER  # bytes of packed tests; written anew they have to fit data.MAX_ANSWER
 EXPECTED = 'a row like {"prompt": text or chat messages, "answer": text or integer}'
 
 
@@ -198,7 +200,7 @@ def read(name: str) -> Iterator[tuple[str, Any]]:
 def read_dataset(source: str, **place) -> Iterator[tuple[str, dict]]:
     """(place, row) of the rows that `datasets.load_dataset` finds; ValueError if it finds none or is not installed."""
     cause = "a misspelt name, no network, no train split, several configurations, or: pip install datasets"
-    failures = (ImportError, OSError, ValueError)
+    failures = (ImportError, OSError, ValueError, EOFError, zlib.error, BadZipFile, TarError)
     try:
         import datasets  # not a requirement: the embedded tasks, JSONL and CSV do without it
 
@@ -244,8 +246,8 @@ TEXT = {
 }
 
 
-def private_tests(text: str) -> str:
-    """The tests that LiveCodeBench keeps packed (base64 of zlib of a pickled JSON text), or any other text as it is.
+def private_tests(text: str):
+    """The tests that LiveCodeBench keeps packed (base64 of zlib of a pickled JSON text), or that a text spells.
 
     Raises TooLong if they are of more than MAX_TESTS bytes, which are never held in memory.
     """
@@ -257,8 +259,8 @@ def private_tests(text: str) -> str:
         operations = list(islice(pickletools.genops(pickled), len(TEXT)))
         if {operation.name for operation, _, _ in operations} <= TEXT:
             [packed] = [value for _, value, _ in operations if isinstance(value, str)]
-            return packed
-    return text
+            return json.loads(packed)  # not as a Python literal too, which takes 500 bytes for each of the text's
+    return references.loaded(text)
 
 
 def code_answer(answer, row: dict) -> str:
@@ -267,7 +269,7 @@ def code_answer(answer, row: dict) -> str:
     A function's name may stand in the row's `metadata` (LiveCodeBench, DeepCoder's lcbv5). Tests in another form raise
     ValueError, LookupError, TypeError or AttributeError.
     """
-    tests = references.loaded(private_tests(answer) if isinstance(answer, str) else answer)
+    tests = private_tests(answer) if isinstance(answer, str) else answer
     if isinstance(tests, dict) and {"input", "output"} <= tests.keys():  # CodeContests
         tests = {"inputs": tests["input"], "outputs": tests["output"]}
     name = field({"of": references.loaded(row.get("metadata"))}, ["of.func_name", "of.fn_name"])

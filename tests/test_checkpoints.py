@@ -20,14 +20,14 @@ SAVED = {"model.safetensors": save_file, "pytorch_model.bin": torch.save}
 TENSORS = [  # what a file holds beside those of base/tiny, or in place of them, and what is said
     ({}, ""),
     ({"lm_head.weight": HEAD}, ""),  # the same weights twice are one
-    ({"lm_head.weight": HEAD + 1}, "lm_head.weight differs from model.embed_tokens.weight"),
+    ({"lm_head.weight": HEAD + 1}, "tie_word_embeddings: true ties them to: lm_head.weight"),
     ({"model.layers.0.self_attn.rotary_emb.inv_freq": HEAD[0]}, ""),  # of old Llama files
     ({"model.layers.2.mlp.up_proj.weight": HEAD}, "1 of 25 tensors are not of this model: model.layers.2.mlp.up_proj"),
     ({"model.layers.0.self_attn.q_proj.lora_A.weight": HEAD}, "adapter that was not merged"),
     ({"model.layers.0.self_attn.q_proj.bias": HEAD[0]}, "q_proj.bias"),
-    ({NORM: None}, "1 of 24 tensors are missing: model.norm.weight"),
-    ({NORM: WEIGHTS[NORM][:3]}, "model.norm.weight has the shape (3,), not (48,)"),
-    ({NORM: WEIGHTS[NORM].to(torch.float8_e4m3fn)}, "quantised to torch.float8_e4m3fn"),
+    ({NORM: None}, "1 of 23 tensors are missing: model.norm.weight"),
+    ({NORM: WEIGHTS[NORM][:3]}, "another shape: model.norm.weight (3,)"),
+    ({NORM: WEIGHTS[NORM].to(torch.float8_e4m3fn)}, "quantised: give the others: model.norm.weight torch.float8"),
 ]
 
 
@@ -73,7 +73,7 @@ def test_experts_are_compared_by_their_names_in_files(tmp_path):
     weights = load_file(tmp_path / "model.safetensors")
     moved = {name.replace("experts.7.", "experts.8."): weight for name, weight in weights.items()}
     save_file(moved, tmp_path / "model.safetensors")
-    assert "6 of 65 tensors are not of this model: " in wrong(tmp_path, model.config)
+    assert "6 of 65 tensors are missing: " in wrong(tmp_path, model.config)
 
 
 BESIDE = {  # what is added to a model's folder -> what is said

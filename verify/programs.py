@@ -21,7 +21,6 @@ OPENS = re.compile(  # a block's first line; behind text only if it names Python
 PYTHON = re.compile(r"\{?\.?py(thon)?[0-9.]*\b", re.I)  # the language of a block, as its first word
 NUMBER = re.compile(r"-?(?:[0-9]{1,30}(?:\.[0-9]{1,30})?|\.[0-9]{1,30})(?:[eE][-+]?[0-9]{1,3})?")
 DECIMAL = re.compile("[.eE]")
-DEPTH = 100  # levels of lists and objects in tests: what is nested deeper may be readable here and not in a worker
 ABSOLUTE = 1e-9  # error of a decimal fraction beside the relative one, so that 1e-16 is right for 0.0
 
 
@@ -70,8 +69,6 @@ def read_tests(reference: str) -> tuple[str | None, list]:
     tests: every program would be right.
     """
     tests = json.loads(reference)
-    if deeper(tests, DEPTH):
-        raise ValueError(f"tests nested in more than {DEPTH} levels")
     if isinstance(tests, list):
         [name] = {test.get("fn_name") or (test.get("metadata") or {}).get("func_name") for test in tests}
         cases = [(test["input"], test["output"]) for test in tests]
@@ -84,19 +81,6 @@ def read_tests(reference: str) -> tuple[str | None, list]:
     if not cases:
         raise ValueError("no tests")
     return name, [call_case(*case) if name else tuple(map(as_text, case)) for case in cases]
-
-
-def deeper(value, levels: int) -> bool:
-    """Whether lists and objects of a JSON value are nested in more levels; found without recursion.
-
-    >>> deeper([[1], 2], 2), deeper({"a": [[]]}, 2)
-    (False, True)
-    """
-    layer = [value]
-    for _ in range(levels):
-        parts = (one.values() if isinstance(one, dict) else one for one in layer if isinstance(one, (dict, list)))
-        layer = [inner for part in parts for inner in part]
-    return any(isinstance(one, (dict, list)) for one in layer)
 
 
 def readings(name: str | None, cases: list) -> list[list]:

@@ -249,7 +249,7 @@ TEXT = {
 def private_tests(text: str):
     """The tests that LiveCodeBench keeps packed (base64 of zlib of a pickled JSON text), or that a text spells.
 
-    Raises TooLong if they are of more than MAX_TESTS bytes, which are never held in memory.
+    Raises TooLong if those packed are of more than MAX_TESTS bytes, which are never held in memory.
     """
     with suppress(ValueError, zlib.error):
         inflater = zlib.decompressobj()
@@ -267,7 +267,7 @@ def code_answer(answer, row: dict) -> str:
     """A code row's tests, text or objects, as JSON text in a form that the verifier reads.
 
     A function's name may stand in the row's `metadata` (LiveCodeBench, DeepCoder's lcbv5). Tests in another form raise
-    ValueError, LookupError, TypeError or AttributeError.
+    ValueError, LookupError, TypeError, AttributeError or RecursionError.
     """
     tests = private_tests(answer) if isinstance(answer, str) else answer
     if isinstance(tests, dict) and {"input", "output"} <= tests.keys():  # CodeContests
@@ -275,6 +275,7 @@ def code_answer(answer, row: dict) -> str:
     name = field({"of": references.loaded(row.get("metadata"))}, ["of.func_name", "of.fn_name"])
     if name and isinstance(tests, list):
         tests = [{"fn_name": name} | test for test in tests]
+    texts(tests)  # takes more of the stack than a worker will: RecursionError for what could not be read there
     text = json.dumps(tests)
     read_tests(text)
     return text

@@ -13,7 +13,6 @@ Deviation: none known; the paper does not describe its checkpoints.
 Run by train.py. Test: pytest tests/test_faults.py tests/test_train.py
 """
 
-import io
 import json
 import os
 import pickle
@@ -42,25 +41,17 @@ from plumbing.run.folder import CONTENTS, STATE, checksum, finished, step
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
-FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-ADAPTERS = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+FILES = "model.safetensors model.safetensors.index.json pytorch_model.bin pytorch_model.bin.index.json".split()
+ADAPTERS = "adapter_config.json adapter_model.safetensors adapter_model.bin".split()
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, pickle.UnpicklingError)
 COMPUTED = r"rotary_emb\.inv_freq"  # in files of the first Llama models; transformers computes it, and leaves it unread
 
 
-def file_in(folder, name):
-    """The path of a file of a policy, which is a folder or a name on the hub; None if it has no such file."""
+def first_file(folder, names):
+    """The path of the first of these files that a policy has, a folder or a name on the hub; None without any."""
     optional = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    return cached_file(folder, name, **optional)
-
-
-def weight_files(folder):
-    """The files from which transformers reads the weights: of all FILES it takes the first that is there."""
-    first = next(filter(None, (file_in(folder, name) for name in FILES)), None)
-    if first is None:
-        raise OSError(f"there is none of {', '.join(FILES)}")
-    return get_checkpoint_shard_files(folder, first)[0] if first.endswith(".json") else [first]
+    return next(filter(None, (cached_file(folder, name, **optional) for name in names)), None)
 
 
 def check_weights(folder, config):
@@ -68,7 +59,7 @@ def check_weights(folder, config):
 
     transformers would fill in random weights, part weights that the config ties, or leave tensors out, and only say so.
     """
-    if adapter := next(filter(None, (file_in(folder, name) for name in ADAPTERS)), None):
+    if adapter := first_file(folder, ADAPTERS):
         raise ValueError(f"{Path(adapter).name} is part of an adapter: merge it into the weights first")
     if other := getattr(config, "transformers_weights", None):
         raise ValueError(f"config.json names {other} as its weights: expected one of {', '.join(FILES)}")
@@ -76,7 +67,10 @@ def check_weights(folder, config):
         model = AutoModelForCausalLM.from_config(config)
     found = {}
     try:
-        for path in weight_files(folder):  # they are mapped, not read
+        if not (first := first_file(folder, FILES)):
+            raise OSError(f"there is none of {', '.join(FILES)}")
+        paths = get_checkpoint_shard_files(folder, first)[0] if first.endswith(".json") else [first]
+        for path in paths:  # they are mapped, not read
             found |= torch.load(path, mmap=True, weights_only=True) if path.endswith(".bin") else load_file(path)
         wrong = misfit(found, model)
     except UNREADABLE as error:
@@ -93,20 +87,19 @@ def misfit(found, model):
     wanted = revert_weight_conversion(model, dict(model.named_parameters()))
     ties = model._tied_weights_keys if model.config.tie_word_embeddings else {}
     ignored = re.compile("|".join([COMPUTED, *(model._keys_to_ignore_on_load_unexpected or ())]))
-    missing = [name for name in wanted if name not in found]
-    left = [name for name in found if name not in wanted and name not in ties and not ignored.search(name)]
-    if missing or left:
-        parts = (missing, wanted, "are missing"), (left, found, "are not of this model")
-        return ", ".join(f"{len(some)} of {len(all)} tensors {how}: {some[0]}" for some, all, how in parts if some)
-    for name, parameter in wanted.items():
-        if found[name].shape != parameter.shape:
-            return f"{name} has the shape {tuple(found[name].shape)}, not {tuple(parameter.shape)}"
-        if found[name].dtype not in FLOATS:
-            return f"{name} is quantised to {found[name].dtype}: give the unquantised weights"
-    for head, embedding in ties.items():
-        if head in found and not torch.equal(found[head], found[embedding]):
-            return f"its tie_word_embeddings is true, and {head} differs from {embedding}: it has to be false"
-    return ""
+    shared = [(name, found[name]) for name in wanted if name in found]
+    wrong = {
+        "are missing": [name for name in wanted if name not in found],
+        "are not of this model": [name for name in found if name not in {*wanted, *ties} and not ignored.search(name)],
+        "have another shape": [f"{name} {tuple(x.shape)}" for name, x in shared if x.shape != wanted[name].shape],
+        "are quantised: give the others": [f"{name} {x.dtype}" for name, x in shared if x.dtype not in FLOATS],
+        "differ from what tie_word_embeddings: true ties them to": [
+            head for head, tied in ties.items() if head in found and not torch.equal(found[head], found[tied])
+        ],
+    }
+    return next(
+        (f"{len(names)} of {len(found)} tensors {how}: {names[0]}" for how, names in wrong.items() if names), ""
+    )
 
 
 def load_policy(folder, processes, *, resume, activation_checkpointing=False, **settings):
@@ -152,14 +145,15 @@ def spread(folder, model, processes):
 
 
 METADATA = {  # all that the pickled metadata of a state/ names
-    *(("torch.distributed.checkpoint.metadata", f"{name}StorageMetadata") for name in ("Bytes", "Chunk", "Tensor")),
-    *(("torch.distributed.checkpoint.metadata", name) for name in ("Metadata", "MetadataIndex", "StorageMeta")),
-    *(("torch.distributed.checkpoint.metadata", name) for name in ("TensorProperties", "_MEM_FORMAT_ENCODING")),
-    *(("torch", name) for name in ("Size", "float32", "bfloat16", "int64")),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    ("torch.serialization", "_get_layout"),
-    ("pathlib", "PosixPath"),
-    ("pathlib._local", "PosixPath"),  # of Python 3.13
+    tuple(name.rsplit(".", 1))
+    for name in """
+        torch.distributed.checkpoint.metadata.Metadata torch.distributed.checkpoint.metadata.MetadataIndex
+        torch.distributed.checkpoint.metadata.StorageMeta torch.distributed.checkpoint.metadata.BytesStorageMetadata
+        torch.distributed.checkpoint.metadata.ChunkStorageMetadata torch.distributed.checkpoint.filesystem._StorageInfo
+        torch.distributed.checkpoint.metadata.TensorStorageMetadata torch.serialization._get_layout torch.Size
+        torch.distributed.checkpoint.metadata.TensorProperties torch.float32 torch.bfloat16 torch.int64
+        torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING pathlib.PosixPath pathlib._local.PosixPath
+    """.split()
 }
 
 
@@ -170,24 +164,15 @@ class StateReader(dcp.FileSystemReader):
         return store.unpickled((Path(self.path) / ".metadata").read_bytes(), METADATA)
 
 
-class StatePlanner(dcp.DefaultLoadPlanner):
-    """Loads what is no tensor, such as AdamW's betas, without calling anything that its pickle names."""
-
-    def load_bytes(self, read_item, value):
-        plain = io.BytesIO()
-        torch.save(torch.load(value, weights_only=True), plain)
-        plain.seek(0)
-        super().load_bytes(read_item, plain)
-
-
 def load_state(folder, policy, optimizer, group, *, stepped):
     """Load a checkpoint's weights, and AdamW's moments if `stepped` (see `save`), in place; all of `group` call it.
 
     Raises OSError for a state/ that cannot be read, or that names anything but what METADATA lists.
     """
     state = tensors(policy, optimizer, stepped)
+    os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"  # else dcp unpickles what is no tensor, such as AdamW's betas
     try:
-        dcp.load(state, storage_reader=StateReader(Path(folder) / "state"), planner=StatePlanner(), process_group=group)
+        dcp.load(state, storage_reader=StateReader(Path(folder) / "state"), process_group=group)
     except dcp.CheckpointException as error:
         said = str(first_cause(error)).partition("\n")[0]
         raise OSError(f"--resume: {folder}/state cannot be read: {said}") from error
@@ -228,10 +213,7 @@ def save(out, policy, optimizer, tokenizer, weights, counters, processes):
             shutil.rmtree(folder, ignore_errors=True)
             (folder / "state").mkdir(parents=True)
             (folder / "state" / "run.json").write_text(json.dumps(counters))
-            tokenizer.save_pretrained(folder)
-            policy.model.save_pretrained(folder, state_dict=weights)
-            policy.model.config.dtype = processes.dtype  # `save_pretrained` has noted the fp32 of the master weights
-            policy.model.config.save_pretrained(folder)
+            save_policy(folder, policy.model, tokenizer, weights, processes.dtype)
             flush(folder)
         dist.barrier(processes.writers)  # may wait for a day; if rank 0 has failed, the others write nothing
         state = tensors(policy, optimizer, counters["stepped"])
@@ -255,6 +237,34 @@ def save(out, policy, optimizer, tokenizer, weights, counters, processes):
     done = [one for one in finished(out) if (one / STATE[1]).exists() and step(one) <= counters["version"]]
     for old in done[:-2] if leads else ():  # no folder that another program has written, or that is newer
         shutil.rmtree(old, ignore_errors=True)
+
+
+def save_policy(folder, model, tokenizer, weights, dtype):
+    """Write a policy for generators and other programs. weights: as for `save`, in `dtype`."""
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=weights)
+    model.config.dtype = dtype  # `save_pretrained` has noted the fp32 of the master weights
+    model.config.save_pretrained(folder)
+    spell_as_before(folder)
+
+
+def spell_as_before(folder):
+    """Add the names of transformers 4 to a policy's config and tokenizer: it would take other angles, and say nothing.
+
+    transformers 5 and vLLM read both.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_scaling"] = config["rope_parameters"]
+    config["rope_theta"] = config["rope_parameters"]["rope_theta"]
+    if "num_local_experts" in config:
+        config["num_experts"] = config["num_local_experts"]
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    tokenizer["additional_special_tokens"] = tokenizer.pop("extra_special_tokens", [])
+    if (folder / "tokenizer.json").exists():
+        # The class that takes all from tokenizer.json, in both; others of that name differ in what they add to it.
+        tokenizer["tokenizer_class"] = "PreTrainedTokenizerFast"
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer, indent=2))
 
 
 def flush(folder):

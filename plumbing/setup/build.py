@@ -3,13 +3,16 @@
 Run by train.py. Test: pytest tests/test_settings.py
 """
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from importlib.metadata import distributions
 from pathlib import Path
@@ -17,6 +20,7 @@ from types import SimpleNamespace
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from jinja2 import TemplateError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import data
@@ -64,6 +68,10 @@ def load_prompts(args):
         for source, columns in prompts.unread.items():
             if columns:
                 print(f"{args.data[source]}: prompts are without the columns {', '.join(columns)}")
+        shown = {prompt.source: prompt for prompt in reversed(prompts.validation)}
+        for source, prompt in sorted(shown.items()):
+            text = prompts.train.ready.tokenizer.decode(prompt.ids)
+            print(f"{args.data[source]}: a prompt as the model reads it ends with {text[-200:]!r}")
         for warning in prompts.warnings:
             print(f"WARNING: {warning}", file=sys.stderr)
         if prompts.unusable:
@@ -87,8 +95,7 @@ def prepare(args):
             raise ValueError(f"{folder} is broken: {wrong}")
     if args.generator == "vllm":
         vllm_rollout.require_vllm()
-    # A checkpoint to resume is known to be whole, and may be deleted by a run that is still writing into --out.
-    config, tokenizer = read_model(flag, folder, whole=bool(args.checkpoint))
+    config, tokenizer = read_model(flag, folder, args)
     if args.generator == "vllm":
         vllm_rollout.check_dense(config)
     phrase = phrase_ids(tokenizer, args)
@@ -136,22 +143,23 @@ def generates(args):
     return torchrun("WORLD_SIZE") > 1 and not trains
 
 
-def read_model(flag, folder, *, whole=False):
+def read_model(flag, folder, args):
     """(config, tokenizer) of the policy. Raises ValueError if it has none, is not supported, or could never end.
 
-    flag   by which the folder was given
-    whole  its weights are known to be those of its config
+    flag  by which the folder was given
     """
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         precision.check_supported(config)
-        if not whole:
+        # A checkpoint to resume is known to be whole, and may be deleted by a run that is still writing into --out.
+        if not args.checkpoint:
             checkpoints.check_weights(folder, config)
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = read_tokenizer(folder, args)
         model = SimpleNamespace(config=config, generation_config=None)
         with suppress(OSError):  # not every folder has one
             model.generation_config = GenerationConfig.from_pretrained(folder)
-        rollout.eos_ids(model, tokenizer)
+        ends = rollout.eos_ids(model, tokenizer)
+        args.notes += template_warnings(tokenizer, ends, args) if tokenizer.chat_template else []
     except OSError as error:
         said = str(error).strip().partition("\n")[0]
         raise ValueError(
@@ -165,6 +173,42 @@ def read_model(flag, folder, *, whole=False):
         expected = "expected a config and a tokenizer that transformers reads"
         raise ValueError(f"{flag} {folder}: {expected}; {type(error).__name__}: {said}") from error
     return config, tokenizer
+
+
+def read_tokenizer(folder, args):
+    """The tokenizer of the policy. Its chat template gets the variables of --template, and --date as today.
+
+    Raises OSError or ValueError if there is none that can be read, or the template has no such variable.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    variables = {"strftime_now": datetime.fromisoformat(args.date).strftime}
+    for text in args.template:
+        name, equals, value = text.partition("=")
+        if not equals or name not in re.findall(r"\w+", str(tokenizer.chat_template)):
+            raise ValueError(f"--template {text}: expected NAME=VALUE, with a NAME that the chat template has")
+        variables[name] = value
+        with suppress(ValueError):  # else it is a text
+            variables[name] = json.loads(value)
+    tokenizer.apply_chat_template = partial(tokenizer.apply_chat_template, **variables)
+    return tokenizer
+
+
+def template_warnings(tokenizer, ends, args):
+    """What a chat template may do that one would not expect, as lines. ends: ids that end a completion."""
+    lines = []
+    if "strftime_now" in str(tokenizer.chat_template):
+        lines.append(f"The chat template may write the date: it is {args.date} in this run, on --resume too (--date)")
+    with suppress(TemplateError):  # the prompts decide whether the template can be used
+        chat = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}]
+        render = partial(tokenizer.apply_chat_template, tokenize=False)
+        prompt = render(chat[:1], add_generation_prompt=True)
+        if prompt == render(chat[:1]):
+            lines.append(f"WARNING: the chat template has no generation prompt; a prompt ends with {prompt[-60:]!r}")
+        end = render(chat).rpartition("an answer")[2]
+        if not set(tokenizer(end.strip(), add_special_tokens=False)["input_ids"][:1]) & set(ends):
+            said = f"WARNING: the chat template ends an answer with {end[:60]!r}, at which no completion ends"
+            lines.append(f"{said}; name its token as eos_token_id in generation_config.json")
+    return lines
 
 
 def questions(args, prompts):
@@ -198,7 +242,7 @@ def make_generator(args, device, dtype):
     device  for torch; vLLM runs on the kind of device that it was built for, on a GPU on the current one
     """
     folder = weights_folder(args)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = read_tokenizer(folder, args)
     settings = dict(
         slots=args.slots,
         max_prompt_tokens=args.max_prompt_tokens,

@@ -14,6 +14,7 @@ import argparse
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from datetime import date
 from pathlib import Path
 from typing import get_args, get_origin
 
@@ -34,6 +35,8 @@ from reward import THINK_END
 from verify import own
 
 ROOT = Path(__file__).resolve().parents[2]  # the project's folder, so that base/ is found from every working folder
+BFLOAT16 = (8, 0)  # NVIDIA's first compute capability with it (Ampere)
+OLD_GPU = "this GPU has no bfloat16; weights, keys and values take twice the memory, and a step takes longer"
 
 
 def flag(help, marks=frozenset(), default=None, **more):
@@ -200,6 +203,10 @@ class Settings:
     )
     prompt_column: list[str] = flag("field of the prompt; of several the first found", FIXED | EVALUATION, ("prompt",))
     answer_column: list[str] = flag("field of the answer; likewise", FIXED | EVALUATION, ("answer",))
+    template: list[str] = flag(
+        "variables of the chat template, as enable_thinking=false", FIXED | EVALUATION, (), metavar="NAME=VALUE"
+    )
+    date: str = flag("YYYY-MM-DD that a chat template writes (default: of the run's first start)", FIXED | EVALUATION)
     skip_unusable: bool = flag("leave out rows without a usable prompt or answer", FIXED | EVALUATION, False)
     verify_timeout: float = flag("seconds to check an answer, or one test of a program", EVALUATION, 5.0, above=0)
     reward: str | None = flag(
@@ -314,7 +321,7 @@ def default_text(name):
     (' [0.0002; own model: 5e-07]', ' [pipeline]', '')
     """
     ours, own = (as_given((DEFAULTS | preset).get(name)) for preset in (EMBEDDED, PAPER))
-    return "" if ours is None else f" [{ours}]" if ours == own else f" [{ours}; own model: {own}]"
+    return "" if ours in (None, "") else f" [{ours}]" if ours == own else f" [{ours}; own model: {own}]"
 
 
 # --- The settings in force -------------------------------------------------------------------------------------------
@@ -346,9 +353,12 @@ def in_force(asked):
     recipe = RECIPES.get(given.get("recipe"), {})
     preset = preset_of((ROOT / given.get("model", base)).resolve())
     average = {"aggregation": "sample"} if given.get("loss") == "gspo" and not recipe else {}
-    dtype = "bfloat16" if torch.cuda.is_available() or given.get("plan") else "float32"
+    old = torch.cuda.is_available() and torch.cuda.get_device_capability() < BFLOAT16
+    dtype = "bfloat16" if given.get("plan") or torch.cuda.is_available() and not old else "float32"
     values = DEFAULTS | {"model": base, "dtype": dtype} | preset | recipe | average | given
     args = Settings(**{name: values[name] for name in FIELDS})
+    if old and "dtype" not in given:
+        args.notes.append(f"--dtype {dtype}: {OLD_GPU}")
     args.default_new = (preset | earlier)["max_new_tokens"]
     # Sizes of an earlier run count as asked for, so that sizing.py does not change them.
     sizes = ["max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"]
@@ -449,6 +459,7 @@ def derive_defaults(args, given, asked):
     args.out = args.out or ("runs/evaluation" if args.evaluate else f"runs/{name}-seed{args.seed}")
     args.checkpoint = starting_point(args) if args.resume else None
     args.resume = bool(args.checkpoint)
+    args.date = args.date or date.today().isoformat()
     args.clips = {clip: given.get(clip, one.default) for clip, one in LOSSES[args.loss].clips.items()}
     if args.think_end is None and args.length_control == "interrupt":
         if "length_control" in asked:

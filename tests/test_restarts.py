@@ -12,7 +12,6 @@ from conftest import alive, refuses, wait_until
 from test_settings import given
 from test_train import PATIENCE, Run, elsewhere, launchers, refused  # noqa: F401
 
-from lab import kills
 from plumbing.run import heartbeat, launch, processes
 from plumbing.run.folder import finished
 from plumbing.run.heartbeat import Heartbeat
@@ -191,16 +190,3 @@ def test_a_rank_with_other_flags_versions_or_code_is_named_with_them_but_paths_m
         refuses(words, rank.compare, [mine, (other, True, "here")], error=OSError)
     words = "--out /there on nodea is not the folder that rank 0 has"
     refuses(words, rank.compare, [mine, (one, False, "/there")], error=OSError)
-
-
-# --- lab/kills.py ---------------------------------------------------------------------------------------------
-
-
-def test_the_table_of_kills_counts_repeated_steps_lost_and_doubled_requests_and_batches_that_differ():
-    alone = [{"step": 1, "prompts": [1, 2]}, {"step": 2, "prompts": [3, 4]}]
-    found = [{"role": "0", "processes left": 0, "seconds": 3.0}, {"role": "1", "processes left": 1}]
-    result = kills.table(alone, [alone[0], *alone], found)
-    assert (result["kills"], result["steps repeated"], result["processes left"]) == (2, 1, 1)
-    assert result["requests lost or doubled"] == result["batches that differ"] == 0
-    spoilt = kills.table(alone, [alone[0], {"step": 2, "prompts": [3, 3]}], found)  # 3 twice, 4 never
-    assert (spoilt["requests lost or doubled"], spoilt["batches that differ"]) == (2, 1)

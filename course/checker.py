@@ -5,14 +5,14 @@ copy, with claims about what the definition returns. There are four kinds: `writ
 (a part is replaced by a wrong one), `predict` and `measure` (a function of answers.py has to return numbers). The
 project's own file, here called the original, is the solution.
 
-A check runs only the student's definition and what it uses (`pieces`). Other exercises of the same file are taken from
-the original, so they can be solved in any order, and no check has to import the rest of the project.
+A check imports the student's file and calls what it defines (submission.py). Other exercises of the same file are taken
+from the original, so they can be solved in any order.
 
 Test: pytest tests/test_exercises.py
 """
 
 import ast
-import copy
+import importlib
 import json
 import os
 import re
@@ -21,25 +21,28 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import textwrap
 import time
 import traceback
-from contextlib import chdir, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 
 from course.checks.catalogue import EXERCISES
 from course.checks.claims import ANSWERS
+from course.submission import definition, imported, merged, names_in
 
 ROOT = Path(__file__).resolve().parents[1]  # of the project, or of a student's folder
 HIDDEN = ".course"  # in a student's folder: originals, files that `solve` replaced, results of checks, a copy to train
 FOLDERS = ("plumbing/**/*.py", "verify/**/*.py")  # what a run needs beside the top level
 PROJECT = {path.stem for path in ROOT.glob("*.py")} | {path.parent.name for path in ROOT.glob("*/*.py")}  # modules
-SIX_STEPS = "--data tiny --virtual exact --loss cispo --k 0 --steps 6 --eval-every 6".split()
+BESIDE = {"course", "tests", "lab", "docs", "__pycache__"}  # folders that a run and a hand-in do without
+FILES = sorted({exercise.file for exercise in EXERCISES})
 UNWRITTEN, RAISED = "not written yet", "raised"  # beginnings of texts that stand in place of a vector
 SECONDS, MEASURE_SECONDS = 10.0, 900.0  # of wall clock for one check; for one of kind measure, which may train
-RESULT_BYTES = 1 << 25  # of what a process of `isolated` may return
+START_SECONDS = 60.0  # at most, to start an interpreter and load torch
+LATE = "stopped after {:g} s; likely cause: an endless loop"
+IMPORTED = re.compile(r"^( *)(?:import|from) +([\w.]+)", re.MULTILINE)
 LINES = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")  # as Python's parser counts; splitlines finds more, as U+2028
 
 
@@ -64,7 +67,7 @@ class Source:
         except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deeply
             raise Broken(f"{Path(path).name}: Python cannot read it ({type(error).__name__})") from None
         for node in body:
-            for name in dict.fromkeys(bound(node)):
+            for name in sorted(names_in(node)):
                 self.names.setdefault(name, []).append(node)
             for member in node.body if isinstance(node, ast.ClassDef) else ():
                 if isinstance(member, ast.FunctionDef):
@@ -72,8 +75,7 @@ class Source:
 
     def nodes(self, name):
         if name not in self.names:
-            restore = "`python exercises.py solve EXERCISE` restores it"
-            raise Broken(f"{Path(self.path).name} no longer defines {name}; {restore}")
+            raise no_longer(self.path, name)
         return self.names[name]
 
     def span(self, name):
@@ -89,11 +91,13 @@ class Source:
         return ["".join(lines) for lines in (self.lines[:first], self.lines[first:end], self.lines[end:])]
 
     def shape(self, name):
-        """The syntax tree as text, without docstring, comments and layout: equal for equal code. None: too deep."""
-        try:
-            return "\n".join(map(shape, self.nodes(name)))
-        except RecursionError:
-            return None
+        """The syntax tree as text, without docstring, comments and layout: equal for equal code."""
+        return "\n".join(map(shape, self.names.get(name, [])))
+
+
+def no_longer(path, name):
+    restore = "`python exercises.py solve EXERCISE` restores it"
+    return Broken(f"{Path(path).name} no longer defines {name}; {restore}")
 
 
 @lru_cache(100)
@@ -105,17 +109,12 @@ def parsed(text, path):
 def text_of(path):
     """The text of a file, without a byte order mark. Raises Broken if it cannot be read."""
     try:
-        return decoded(path.read_bytes(), path.name)
+        return path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise Broken(f"{path.name} cannot be read: {error}") from None
-
-
-def decoded(data, name):
-    """The text of a file's bytes, without a byte order mark. Raises Broken unless they are UTF-8."""
-    try:
-        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Broken(f"{name} cannot be read: {error}; likely cause: saved in another encoding than UTF-8") from None
+        cause = "saved in another encoding than UTF-8"
+        raise Broken(f"{path.name} cannot be read: {error}; likely cause: {cause}") from None
 
 
 def shape(node):
@@ -129,21 +128,6 @@ def shape(node):
 def first_line(node):
     """The line on which a statement begins, decorators included."""
     return min(part.lineno for part in (node, *getattr(node, "decorator_list", ())))
-
-
-def bound(node):
-    """The names that a top-level statement binds; RECIPES["x"] = … counts as binding RECIPES."""
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return [node.name]
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return [alias.asname or alias.name.partition(".")[0] for alias in node.names]
-    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        parts = (part for target in targets for part in ast.walk(target))
-        return [part.id for part in parts if isinstance(part, ast.Name)]
-    if isinstance(node, (ast.With, ast.Try)):  # around an import that may fail
-        return [name for statement in node.body for name in bound(statement)]
-    return []
 
 
 def taken(text, exercise):
@@ -180,6 +164,23 @@ def original_file(file, root=ROOT):
     return originals_of(root) / ("course/checks" if file == ANSWERS else "") / file
 
 
+def left(file, root=ROOT):
+    """The text of a file as `start` leaves it, without the solutions."""
+    text = text_of(original_file(file, root))
+    for exercise in EXERCISES:
+        if exercise.file == file:
+            text = taken(text, exercise)
+    return text
+
+
+def begun(file, root=ROOT):
+    """The bytes of a file as `start` left it; None if it is the student's own."""
+    if file in FILES:
+        return left(file, root).encode()
+    original = original_file(file, root)
+    return original.read_bytes() if original.exists() else None
+
+
 def source_of(path):
     """The Source of a file."""
     return parsed(text_of(path), path)
@@ -190,190 +191,227 @@ def original_of(exercise, root=ROOT):
     return source_of(original_file(exercise.file, root))
 
 
+def modules_of(root):
+    """The files of Python in a folder that a run may import, as "plumbing/run/store.py": the project's, and one's own
+    at the top and in folders of the top.
+    """
+    found = {path.relative_to(root) for pattern in ("*.py", "*/*.py", *FOLDERS) for path in root.glob(pattern)}
+    return sorted(path.as_posix() for path in found if path.parts[0] not in BESIDE and path.parts[0][0] != ".")
+
+
+def imports_of(file, root):
+    """([file], {package}) that a file in folder `root` imports: modules of the folder, itself and all that these import
+    included, also within functions; the packages that all of them import at once.
+    """
+    modules = {module_name(name): name for name in modules_of(root)}
+    files, packages = [file], set()
+    for name in files:
+        with suppress(Broken):
+            for indent, module in IMPORTED.findall(text_of(root / name)):
+                own = [other for known, other in modules.items() if f"{known}.".startswith(f"{module}.")]
+                files += [other for other in own if other not in files]
+                if not indent and not own:
+                    packages.add(module)
+    return files, packages
+
+
+def load_packages(exercise, root):
+    """Import the packages that the original of an exercise needs, so that no fork has to: some take seconds."""
+    for package in imports_of(exercise.file, originals_of(root))[1]:
+        with suppress(ImportError):
+            importlib.import_module(package)
+
+
 def place(text):
     """A path that the user gives, seen from where the command was typed."""
     return Path(text).expanduser().resolve()
 
 
-# --- The student's definition inside the original --------------------------------------------------------------------
+def text_for(name, source):
+    """The text of the definition of a name in a Source, and of all in the file that it uses, in an order that runs."""
+    parts = {}
+    asked = {name}
 
-
-def pieces(exercise, student, original):
-    """[(Source, node)] in an order that can be run: the student's definition and everything that it uses.
-
-    Helpers, constants and imports are the student's; the definitions of other exercises, and names that the student's
-    file lacks, are the original's.
-    """
-    others = {x.target.partition(".")[0] for x in EXERCISES if x.file == exercise.file and x.name != exercise.name}
-    parts = gathered(exercise.target, student, original, others - {exercise.target})
-    return [(source, node if source is student else rewired(node, exercise, student)) for source, node in parts]
-
-
-def rewired(node, exercise, student):
-    """A node of the original; if it is the class of the exercise's method, that method is the student's."""
-    outer, _, method = exercise.target.rpartition(".")
-    if not (isinstance(node, ast.ClassDef) and node.name == outer):
-        return node
-    [own] = student.nodes(exercise.target)
-    node = copy.copy(node)
-    node.body = [own if getattr(part, "name", None) == method else part for part in node.body]
-    return node
-
-
-def gathered(target, student, original, others=frozenset()):
-    """[(Source, node)]: a definition of `student` and everything that it uses, taken from `student` where possible;
-    names in `others`, and names that `student` lacks, are taken from `original`.
-    """
-    found = {}
-    asked = {target}
-
-    def take(source, nodes):
+    def take(nodes):
         for node in nodes:
-            for name in sorted({part.id for part in ast.walk(node) if isinstance(part, ast.Name)} - asked):
-                where = original if name in others or name not in student.names else student
-                if name not in asked and name in where.names:
-                    asked.add(name)
-                    take(where, where.names[name])
-            found.setdefault(id(node), (source, node))
+            used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+            for other in sorted(used & source.names.keys()):
+                if other not in asked:
+                    asked.add(other)
+                    take(source.names[other])
+            parts[id(node)] = "".join(source.lines[first_line(node) - 1 : node.end_lineno])
 
-    take(student, student.nodes(target))
-    return [*found.values()]
+    take(source.names[name])
+    return "\n".join(map(textwrap.dedent, parts.values()))
 
 
-def as_text(parts):
-    """Pieces of the project's own code, [(Source, node)], as the text of a program."""
-    lines = (source.lines[first_line(node) - 1 : node.end_lineno] for source, node in parts)
-    return "\n".join(textwrap.dedent("".join(part)) for part in lines)
+# --- The student's definition as a function --------------------------------------------------------------------------
+
+
+def module_name(file):
+    """What a file is imported as: plumbing/watch/run_log.py as plumbing.watch.run_log."""
+    return file.removesuffix(".py").replace("/", ".")
+
+
+def others_in(exercise):
+    """The definitions of the other exercises of the same file."""
+    return [x.target for x in EXERCISES if x.file == exercise.file and x.name != exercise.name]
 
 
 def build(exercise, student, original):
-    """Run the pieces and return the exercise's definition (a method as a function); tracebacks show the right lines.
+    """Import the student's file; returns the exercise's definition. Tracebacks show the right lines.
 
-    The sandbox runs the same nodes (HARNESS in grading.py), so that what counts as a definition cannot differ there.
+    Raises Broken if the file does not define it, and whatever its statements raise.
     """
-    space = {"__name__": "exercise"}
-    for source, node in pieces(exercise, student, original):
-        exec(compile(ast.Module([node], []), source.path, "exec"), space)
-    return space[exercise.target.rpartition(".")[2]]
+    solution_taken = taken("".join(original.lines), exercise)
+    tree = merged("".join(student.lines), solution_taken, others_in(exercise), exercise.target)
+    module = imported(module_name(exercise.file), student.path, tree)
+    try:
+        return definition(module, exercise.target)
+    except AttributeError:
+        raise no_longer(student.path, exercise.target) from None
 
 
-def solution(exercise, root=ROOT):
-    """The original's definition."""
-    return build(exercise, original_of(exercise, root), original_of(exercise, root))
+def solution(exercise):
+    """The project's own definition."""
+    name = "course.checks.answers" if exercise.file == ANSWERS else module_name(exercise.file)
+    return definition(importlib.import_module(name), exercise.target)
+
+
+@contextmanager
+def project_in(folder, closed=False):
+    """Inside, modules of the project are imported anew, from this folder; afterwards they are as before.
+
+    closed  whether the course cannot be imported: the sandbox has none
+    """
+    kept = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in PROJECT}
+    sys.path.insert(0, str(folder))
+    if closed:
+        sys.modules["course"] = None
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in [name for name in sys.modules if name.partition(".")[0] in PROJECT]:
+            del sys.modules[name]
+        sys.modules.update(kept)
 
 
 # --- One check -------------------------------------------------------------------------------------------------------
 
 
-def vectors(exercise, student, original):
+def vectors(exercise, student, original, root=ROOT):
     """For each claim the vector that the student's definition gives, or a text that says why there is none.
 
-    Where the exercise is graded, no module of the project can be imported, since there is none in the sandbox either.
+    root  folder that other modules of the project, and the student's own, are imported from
     """
     found = []
-    with unimportable(PROJECT) if exercise.graded and student is not original else nullcontext():
+    with project_in(root, closed=exercise.graded):
         try:
             definition = build(exercise, student, original)
         except BaseException as error:  # noqa: BLE001  a student's code may raise anything, SystemExit too
-            return [described(error, student.path)] * len(exercise.claims)
+            return [described(error, root)] * len(exercise.claims)
         for claim in exercise.claims:
             try:
                 found.append(claim.vector(definition))
             except BaseException as error:  # noqa: BLE001
-                text = described(error, student.path)
+                text = described(error, root)
                 found.append(text if text.startswith(UNWRITTEN) else f"{RAISED} {text}")
     return found
 
 
-@contextmanager
-def unimportable(names):
-    """Inside, importing one of these modules raises ImportError."""
-    hidden = {name: sys.modules.pop(name) for name in [*sys.modules] if name.partition(".")[0] in names}
-    sys.modules.update(dict.fromkeys(names))
-    try:
-        yield
-    finally:
-        for name in names:
-            del sys.modules[name]
-        sys.modules.update(hidden)
-
-
-def described(error, path):
-    """An exception in one line of text, with the number of the innermost line of the file `path` that it came from."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    place = f" ({Path(path).name}, line {lines[-1]})" if lines else ""
+def described(error, root):
+    """An exception in one line of text, with the innermost line of a file in folder `root` that it came from."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename, root)]
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     text = str(error)[:500]
     if isinstance(error, NotImplementedError) and "is not written yet" in text:
         return f"{UNWRITTEN}{place}"
     if isinstance(error, Broken):
         return text
-    if "None in sys.modules" in text:
-        text = f"{error.name} belongs to the project, of which nothing can be imported here or in grading"
+    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "course":
+        text = f"{error.name} belongs to the course, of which nothing can be imported here or in grading"
+    if "does not require grad" in text:
+        text = "it returned a result without a gradient; expected torch's own operations from logprobs to the result"
+    elif not frames and getattr(error, "__notes__", None):
+        text = f"it returned a {error.__notes__[0]}, expected what the docstring says: {text}"
     return f"{type(error).__name__}{': ' * bool(text)}{text}{place}"
 
 
-def isolated(function, root, seconds, memory=None):
-    """The result of function(), called in a forked process in folder `root`; a text if it loops, exits or crashes.
+def is_own(file, root):
+    """Whether a file lies in a student's folder and is none of the course."""
+    path = Path(file)
+    return path.is_relative_to(root) and path.relative_to(root).parts[0] not in ("course", HIDDEN)
 
-    The result must be JSON of at most RESULT_BYTES. The fork is killed after `seconds` of wall clock; it may take
-    `memory` bytes more than this process has (None: no limit). On systems without fork, function is called in this
-    process, without limits.
+
+# --- A check in a process of its own ---------------------------------------------------------------------------------
+
+
+def isolated(function, exercise, root, seconds):
+    """The result of function(exercise, root) in a process of its own; a text if it loops, exits or crashes.
+
+    The process is killed after `seconds` of wall clock. It is a fork on Linux. Elsewhere it is a new interpreter, since
+    Windows has no forks, and a fork of a process that has loaded torch is not safe on macOS.
     """
-    if not hasattr(os, "fork"):
-        with chdir(root):
-            return function()
+    if not hasattr(os, "fork") or sys.platform == "darwin":
+        command = [sys.executable, "-m", "course.checker", function.__name__, exercise.name, str(root)]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+            try:
+                data = process.communicate(timeout=seconds + START_SECONDS)[0]
+            except subprocess.TimeoutExpired:
+                process.terminate()
+                return LATE.format(seconds)
+        return understood(data, process.returncode)
     read, write = os.pipe()
     sys.stdout.flush()
     if not (child := os.fork()):
-        with suppress(BaseException), os.fdopen(write, "w") as file:
+        with suppress(BaseException):
             os.setsid()
-            os.chdir(root)
-            try:
-                limit(seconds, memory)
-                found = function()
-            except Exception as error:  # noqa: BLE001  the parent has to be told
-                found = f"{type(error).__name__}: {error}"
-            json.dump(found, file)
+            report(function, exercise, root, write)
         os._exit(0)
     os.close(write)
     data = bytearray()
     end = time.monotonic() + seconds
     while select.select([read], [], [], max(0.0, end - time.monotonic()))[0] and (more := os.read(read, 1 << 16)):
         data += more
-        if len(data) > RESULT_BYTES:
-            break
     late = time.monotonic() >= end
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     os.close(read)
     status = os.waitpid(child, 0)[1]
-    if late:
-        return f"stopped after {seconds:g} s; likely cause: an endless loop"
-    with suppress(ValueError):  # killed, or out of memory, while it was writing
-        if len(data) <= RESULT_BYTES:
-            return json.loads(data)
-    return f"the process ended ({status})"
+    return LATE.format(seconds) if late else understood(data, status)
 
 
-def limit(seconds, memory):
-    """Bound the CPU time of this process, and, unless `memory` is None, the bytes that it may take from now on."""
-    if memory is None:
-        return
-    import resource  # Windows has none
+def report(function, exercise, root, descriptor):
+    """In the process of a check: write the result as JSON."""
+    os.chdir(root)
+    try:
+        found = function(exercise, root)
+    except Exception as error:  # noqa: BLE001  the parent has to be told
+        found = f"{type(error).__name__}: {error}"
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        json.dump(found, file)
 
-    with open("/proc/self/statm") as file:
-        used = int(file.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + memory,) * 2)
-    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1,) * 2)
+
+def understood(data, status):
+    """What `report` has written; a text if that is no JSON."""
+    try:
+        return json.loads(bytes(data))
+    except ValueError:  # it ended while, or before, it wrote
+        return f"the process ended ({status})"
+
+
+def answered(exercise, root):
+    """`vectors` of the student's file."""
+    return vectors(exercise, source_of(root / exercise.file), original_of(exercise, root), root)
 
 
 def expected(exercise, root=ROOT):
     """For each claim: None if its expected value was worked out by hand, else the vector that the original gives."""
     if not exercise.computed:
         return [None] * len(exercise.claims)
-    sys.path.insert(0, str(originals_of(root)))  # its modules are imported
     original = original_of(exercise, root)
-    found = zip(exercise.claims, vectors(exercise, original, original))
+    found = zip(exercise.claims, vectors(exercise, original, original, originals_of(root)))
     return [vector if claim.expected is None else None for claim, vector in found]
 
 
@@ -386,10 +424,11 @@ def check(exercise, root=ROOT):
     except Broken as error:
         return [f"{exercise.name}: {error}"]
     seconds = MEASURE_SECONDS if exercise.kind == "measure" else SECONDS
-    found = isolated(lambda: vectors(exercise, student, original), root, seconds)
+    load_packages(exercise, root)
+    found = isolated(answered, exercise, root, seconds)
     if isinstance(found, str):
         return [f"{exercise.name}: {found}"]
-    right = isolated(lambda: expected(exercise, root), root, seconds) if exercise.computed else expected(exercise, root)
+    right = isolated(expected, exercise, root, seconds) if exercise.computed else expected(exercise, root)
     return judged(exercise, found, [right] * len(found) if isinstance(right, str) else right, told)
 
 
@@ -429,9 +468,8 @@ def solved(root):
 def assemble(root, folder, names):
     """Write the student's modules to `folder`, emptied first; exercises not in `names` get the original's code."""
     shutil.rmtree(folder, ignore_errors=True)
-    for path in (path for pattern in ("*.py", *FOLDERS) for path in root.glob(pattern)):
-        file = path.relative_to(root).as_posix()
-        text = text_of(path)
+    for file in modules_of(root):
+        text = text_of(root / file)
         for exercise in EXERCISES:
             if exercise.file == file != ANSWERS and exercise.name not in names:
                 text = restored(text, text_of(original_file(file, root)), exercise)
@@ -447,18 +485,9 @@ def commit_of(root):
     return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def compared_runs(root):
-    """Largest difference between the logs of two runs of six steps, with the student's solved functions and without.
-
-    Both run in virtual time, so that no number depends on how long anything took.
-    """
-    logs = []
-    with tempfile.TemporaryDirectory() as temporary:
-        for name, names in (("yours", solved(root)), ("original", ())):
-            assemble(root, folder := Path(temporary) / name, names)
-            command = [sys.executable, str(folder / "train.py"), *SIX_STEPS, "--out", str(folder / "out")]
-            subprocess.run(command, cwd=root, check=True, capture_output=True)
-            rows = map(json.loads, (folder / "out" / "log.jsonl").open())
-            logs.append([sorted(row.items()) for row in rows if row["kind"] in ("step", "eval")])
-    pairs = zip(*([x for row in log for _, x in row if isinstance(x, (int, float))] for log in logs), strict=True)
-    return max(abs(x - y) for x, y in pairs)
+if __name__ == "__main__":
+    function, name, root = sys.argv[1:]
+    [exercise] = [x for x in EXERCISES if x.name == name]
+    output = os.dup(1)
+    os.dup2(2, 1)  # what the student's code prints is no result
+    report({"answered": answered, "expected": expected}[function], exercise, Path(root), output)

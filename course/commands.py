@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import zipfile
 from contextlib import suppress
@@ -20,7 +21,6 @@ ROOT = checker.ROOT
 HIDDEN = ROOT / checker.HIDDEN
 COPIED = ("*.py", "*.toml", "LICENSE", *checker.FOLDERS, "course/**/*.py", "base/**/*", "results/*")
 COPIED += "docs/running.md", "docs/virtual.md"  # what the columns of a log are, and virtual time
-FILES = sorted({exercise.file for exercise in EXERCISES})
 DONE = "solved", "original"
 
 
@@ -42,19 +42,10 @@ def start(folder):
                 shutil.copyfile(path, target)
     shutil.copyfile(ROOT / "exercises.md", folder / "README.md")
     (folder / "course" / "checks" / checker.ANSWERS).unlink()
-    for file in FILES:
-        (folder / file).write_bytes(left(file).encode())
+    for file in checker.FILES:
+        (folder / file).write_bytes(checker.left(file, ROOT).encode())
     (folder / checker.HIDDEN / "commit").write_text(checker.commit_of(ROOT))
     return f"{len(EXERCISES)} exercises in {folder}; continue there with: python exercises.py next"
-
-
-def left(file):
-    """The text of a file as `start` leaves it, without the solutions."""
-    text = checker.text_of(checker.original_file(file, ROOT))
-    for exercise in EXERCISES:
-        if exercise.file == file:
-            text = checker.taken(text, exercise)
-    return text
 
 
 def find(name):
@@ -71,11 +62,12 @@ def find(name):
 def problems(exercise):
     """What the check finds wrong, as lines of text; [] if nothing is.
 
-    Cached under a hash of all files that the check reads; a measurement may read every log and run every function.
+    Cached under a hash of all files that the check imports; a measurement may read every log and run every function.
     """
-    files = [ROOT / exercise.file, checker.original_file(exercise.file, ROOT), *sorted(ROOT.glob("course/**/*.py"))]
+    files = [ROOT / file for file in checker.imports_of(exercise.file, ROOT)[0]]
+    files += [checker.original_file(exercise.file, ROOT), *sorted(ROOT.glob("course/**/*.py"))]
     if exercise.kind == "measure":
-        files += [ROOT / file for file in FILES] + sorted(ROOT.glob("*/*/log.jsonl"))
+        files += [ROOT / file for file in checker.FILES] + sorted(ROOT.glob("*/*/log.jsonl"))
     key = hashlib.sha256(b"\0".join(path.read_bytes() for path in files if path.exists())).hexdigest()
     path = HIDDEN / "checked.json"
     known = json.loads(path.read_text()) if path.exists() else {}
@@ -172,7 +164,7 @@ def solve(exercise):
     try:
         text = checker.restored(checker.text_of(path), original, exercise)
     except checker.Broken as error:  # the file is missing or cannot be parsed
-        text = checker.restored(left(exercise.file), original, exercise)
+        text = checker.restored(checker.left(exercise.file, ROOT), original, exercise)
         said = f"{error}\nSo everything else in {exercise.file} was put back as start left it. {said}"
     path.write_bytes(text.encode())
     return said
@@ -190,12 +182,15 @@ def train(flags):
     others = [x.name for x in EXERCISES if x.kind in ("write", "bug") and x.name not in yours]
     mine = [x.name for x in EXERCISES if x.name in yours]
     print(f"yours: {', '.join(mine) or 'none'}\nthe original's: {', '.join(others) or 'none'}", flush=True)
-    os.execv(sys.executable, [sys.executable, str(HIDDEN / "run" / "train.py"), *flags])
+    command = [sys.executable, str(HIDDEN / "run" / "train.py"), *flags]
+    if os.name == "posix":
+        os.execv(command[0], command)
+    sys.exit(subprocess.call(command))  # Windows cannot replace a process
 
 
 def pack():
-    """Write the hand-in: the files that the student changed, and the commit that the course was started from."""
-    changed = [file for file in FILES if (ROOT / file).exists() and (ROOT / file).read_bytes() != left(file).encode()]
+    """Write the hand-in: the files that the student changed or added, and the commit that the course began from."""
+    changed = [file for file in checker.modules_of(ROOT) if (ROOT / file).read_bytes() != checker.begun(file, ROOT)]
     with zipfile.ZipFile(ROOT / "handin.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for file in changed:
             archive.write(ROOT / file, file)
@@ -222,9 +217,9 @@ def main():
     commands.add_parser("grade", help="for teachers: grade hand-ins; flags: grade --help", add_help=False)
     args, rest = parser.parse_known_args()
     if args.command == "grade":
-        from course import grading  # needs Linux
+        from course import grading
 
-        return grading.grade(grading.flags(rest))
+        return grading.grade(rest)
     if rest and args.command != "train":
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if args.command == "start":

@@ -32,10 +32,14 @@ def whole(exercise):
     return checker.original_file(exercise.file).read_text()
 
 
+def vectors(exercise, text):
+    """The vectors of a file with this text."""
+    return checker.vectors(exercise, checker.Source(text, ROOT / exercise.file), checker.original_of(exercise))
+
+
 def problems(exercise, text):
     """What the check says of a file with this text."""
-    found = checker.vectors(exercise, checker.Source(text, ROOT / exercise.file), checker.original_of(exercise))
-    return checker.judged(exercise, found, checker.expected(exercise))
+    return checker.judged(exercise, vectors(exercise, text), checker.expected(exercise))
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +76,7 @@ def test_the_course_has_what_it_promises():
 
 @BY_NAME
 def test_an_exercise_fails_as_it_is_left_and_passes_solved_while_all_others_in_its_file_are_unsolved(exercise):
-    text = commands.left(exercise.file)
+    text = checker.left(exercise.file)
     found = problems(exercise, text)
     assert found and all(text.startswith(f"{exercise.name}: ") for text in found)
     assert problems(exercise, checker.restored(text, whole(exercise), exercise)) == []
@@ -92,9 +96,9 @@ def test_a_wrong_answer_is_recognised_as_itself_and_no_other(exercise, claim, mi
     assert "A nan" not in said[0] or any(x != x for x in wrong)
 
 
-@pytest.mark.parametrize("file", commands.FILES)
+@pytest.mark.parametrize("file", checker.FILES)
 def test_what_was_taken_out_goes_back_byte_for_byte(file):
-    text = commands.left(file)
+    text = checker.left(file)
     original = checker.original_file(file).read_text()
     for exercise in random.Random(0).sample(EXERCISES, len(EXERCISES)):
         if exercise.file == file:
@@ -123,10 +127,11 @@ def verdict(exercise, text):
     if (found := problems(exercise, text)) or exercise.kind == "predict":
         return found
     definition = checker.solution(exercise)
-    function = checker.build(exercise, checker.Source(text, exercise.file), checker.original_of(exercise))
     for claim in exercise.claims:
         one = grading.drawn(claim, definition, None, 1)
-        found.append(one.problem(claim.vector(function, one.inputs), True))
+        hidden = exercise._replace(claims=(claim._replace(inputs=one.inputs, expected=None),))
+        [vector] = vectors(hidden, text)
+        found.append(one.problem(vector, True))
     return [text for text in found if text]
 
 
@@ -135,7 +140,7 @@ def verdict(exercise, text):
 )
 def test_other_right_answers_are_accepted_and_near_misses_rejected(kind, name, how, body):
     exercise = commands.find(name)
-    said = verdict(exercise, with_body(commands.left(exercise.file), exercise.name, body))
+    said = verdict(exercise, with_body(checker.left(exercise.file), exercise.name, body))
     assert bool(said) == (kind == "wrong"), said
 
 
@@ -205,8 +210,8 @@ def student(started, monkeypatch):
     monkeypatch.setattr(commands, "HIDDEN", started / checker.HIDDEN)
     for name in ("shown", "checked.json"):
         (started / checker.HIDDEN / name).unlink(missing_ok=True)
-    for file in commands.FILES:
-        (started / file).write_text(commands.left(file))
+    for file in checker.FILES:
+        (started / file).write_text(checker.left(file))
     return started
 
 
@@ -241,7 +246,7 @@ CANNOT_RUN = {  # the body of importance_ratio -> what the check says
     "while True: pass": "ratio: stopped after 2 s; likely cause: an endless loop",
     "raise SystemExit(0)": r"ratio: ratio: .*\n  expected \[.*\n  yours    raised SystemExit: 0 \(loss.py, line \d+\)",
     "return logprobs[": r"ratio: loss.py, line \d+: '\[' was never closed",
-    "from pipeline import Trainer": r"(?s)ratio: .*raised .*pipeline belongs to the project, of which nothing can .*",
+    "from course.checks import losses": r"(?s)ratio: .*raised .*course.checks belongs to the course, of which nothing can .*",
 }
 
 
@@ -268,7 +273,7 @@ def test_a_spoilt_file_is_one_clear_line_and_solve_puts_it_back(line, student):
     solved = commands.solve(commands.find("ratio"))
     assert re.match(line, solved) and "everything else in loss.py was put back" in solved
     ratio = commands.find("ratio")
-    assert path.read_text() == checker.restored(commands.left("loss.py"), whole(ratio), ratio)
+    assert path.read_text() == checker.restored(checker.left("loss.py"), whole(ratio), ratio)
     assert not mine or mine in [kept.read_text() for kept in (student / checker.HIDDEN / "kept").iterdir()]
 
 

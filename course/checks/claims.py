@@ -4,94 +4,24 @@
 gives exactly that. The docstring of every wrong answer completes "This is what you get when you ...". Wrong answers
 share no code with the project, so that a bug in the project cannot change which mistakes are recognised.
 
-`encode` turns every result into a list of floats, the vector, and only vectors are compared: a tensor class whose
-comparisons always say yes, or a patched torch.equal, cannot make a wrong result pass.
+submission.py turns every result into a list of floats, the vector, and only vectors are compared.
 
 Test: pytest tests/test_exercises.py
 """
 
-import copy
-import functools
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partialmethod
 from typing import NamedTuple
 
 import torch
 
+from course.submission import HEAD, answer, encode
+
 # The hand numbers are exact; fp32 exp(log(x)) and sums of a few terms are off by about 1e-7.
 RTOL, ATOL = 1e-5, 1e-6
 INF = float("inf")
 ANSWERS = "answers.py"  # holds the functions of predict and measure; its original lies in course/checks/
-HEAD, DIMS = 6, 4  # a vector starts with 6 numbers: kind of dtype, number of dimensions, 4 sizes (-1: none)
-
-
-# --- In the process that runs the implementation ---------------------------------------------------------------------
-
-
-def plain(value):
-    """The value itself.
-
-    Raises TypeError if it holds a subclass of Tensor, whose methods could return anything, or a text that float() would
-    take for a number.
-    """
-    if isinstance(value, torch.Tensor) and type(value) is not torch.Tensor:
-        raise TypeError(f"expected a plain tensor, got a {type(value).__name__}")
-    if isinstance(value, (str, bytes)):
-        with suppress(ValueError):
-            raise TypeError(f"expected a number, got the text {value!r}, which reads as {float(value)}")
-    for part in value if isinstance(value, (tuple, list)) else value.values() if isinstance(value, dict) else ():
-        plain(part)
-    return value
-
-
-def guarded(implementation):
-    """The implementation with `plain` applied to every result; classes, and tables (not callable), as they are."""
-    if not callable(implementation) or isinstance(implementation, type):
-        return implementation
-
-    @functools.wraps(implementation)
-    def checked(*args, **kwargs):
-        return plain(implementation(*args, **kwargs))
-
-    return checked
-
-
-def encode(value):
-    """A plain tensor, a number or lists of numbers -> [kind, dimensions, 4 sizes, values ...].
-
-    kind: 0 floats, 1 integers, 2 True and False. Raises TypeError for anything else, ValueError for ragged lists.
-    """
-    if type(value) is not torch.Tensor:
-        value = native(value)
-        value = torch.tensor(value, dtype=torch.double if _has_float(value) else None)
-    if value.is_complex() or value.dim() > DIMS:
-        raise TypeError(f"expected real numbers in up to {DIMS} dimensions, got {value.dtype} {tuple(value.shape)}")
-    kind = 0 if value.is_floating_point() else 2 if value.dtype == torch.bool else 1
-    sizes = [*value.shape] + [-1] * (DIMS - value.dim())
-    return [float(x) for x in (kind, value.dim(), *sizes, *value.detach().double().flatten().tolist())]
-
-
-def native(value):
-    """The value with Python's own numbers and lists in place of numpy's, and of tensors within lists."""
-    if isinstance(value, (tuple, list)):
-        return [native(part) for part in value]
-    return value.tolist() if type(value) is torch.Tensor or type(value).__module__ == "numpy" else value
-
-
-def _has_float(value):
-    """Whether a number is a float, or nested lists hold one. Raises TypeError for anything else."""
-    if type(value) is list:
-        return any([_has_float(part) for part in value])
-    if type(value) not in (int, float, bool):
-        raise TypeError(f"expected a tensor or numbers, got a {type(value).__name__}")
-    return type(value) is float
-
-
-def answer(probe, implementation, inputs):
-    """The vector of probe(implementation, *inputs); inputs are copied, since the implementation may write to them."""
-    return encode(probe(guarded(implementation), *copy.deepcopy(inputs)))
 
 
 # --- Where the result is judged --------------------------------------------------------------------------------------
@@ -112,11 +42,10 @@ def jitter(rng, inputs):
     return other(inputs)
 
 
-def numbers(answer):
-    """A prediction, one number or several, as floats."""
-    value = answer()
-    value = value.tolist() if hasattr(value, "tolist") else value
-    return [float(x) for x in value] if isinstance(value, (tuple, list)) else float(value)
+def numbers(prediction):
+    """A prediction, one number or several. Raises TypeError if it is a text."""
+    value = prediction()
+    return [x + 0.0 for x in value] if isinstance(value, (tuple, list)) else value + 0.0  # a text is no number
 
 
 class Claim(NamedTuple):

@@ -1,0 +1,191 @@
+"""A solved file as a module, and what its definitions return as numbers: the part of a check beside the student's code.
+
+A solved file is imported as any module is: all its statements run, and what it defines is called. Only the definitions
+of the file's other exercises are the original's, so that exercises can be solved in any order.
+
+A student's folder and the sandbox of `grade` run this same text, so that both take the same. It imports nothing of the
+project. Test: pytest tests/test_exercises.py tests/test_grading.py
+"""
+
+import ast
+import copy
+import functools
+import importlib
+import inspect
+import os
+import sys
+import types
+
+import torch
+
+HEAD, DIMS = 6, 4  # a vector starts with 6 numbers: kind of dtype, number of dimensions, 4 sizes (-1: none)
+SIMPLE = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.AugAssign)
+IMPORTS = (ast.Import, ast.ImportFrom)
+
+
+# --- The module ------------------------------------------------------------------------------------------------------
+
+
+def names_in(node):
+    """The names that a statement binds, also within `if`, `try` and loops; of a class or function its own name only.
+
+    RECIPES["x"] = ... counts as binding RECIPES.
+    """
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return {node.name}
+    if isinstance(node, IMPORTS):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+    children = (child for child in ast.iter_child_nodes(node) if isinstance(child, (ast.stmt, ast.ExceptHandler)))
+    return set().union(*map(names_in, children))
+
+
+def merged(student, original, others, target):
+    """The syntax tree of the student's file, in which the definitions of other exercises are the original's.
+
+    student, original  texts of the file
+    others             names of definitions ("cispo", "Curriculum.update_history") that the original provides
+    target             the student's own definition
+    Names that the original's definitions may use and the student's file binds nowhere are the original's as well.
+    Raises SyntaxError.
+    """
+    tree, whole = ast.parse(student), ast.parse(original)
+    known = set().union(*map(names_in, tree.body)) | {target.partition(".")[0]}
+    lacking = [node for node in whole.body if (names := names_in(node)) and not names & known]
+    first = 0  # behind the docstring and the imports at the top
+    while first < len(tree.body) and isinstance(tree.body[first], (ast.Expr, *IMPORTS)):
+        first += 1
+    tree.body[first:first] = lacking
+    for name in others:
+        replace(tree.body, whole.body, name)
+    return tree
+
+
+def replace(body, original, name):
+    """Put the original's statements that define `name` in the place of one's own, or at the end, if there are none."""
+    outer, _, method = name.partition(".")
+    theirs = [node for node in original if outer in names_in(node)]
+    own = [node for node in body if isinstance(node, SIMPLE) and outer in names_in(node)]
+    if method:
+        if own and isinstance(own[-1], ast.ClassDef):
+            replace(own[-1].body, theirs[-1].body, method)
+        return
+    place = body.index(own[0]) if own else len(body)
+    body[place:place] = theirs
+    for node in own:
+        body.remove(node)
+
+
+def imported(name, path, tree):
+    """The module called `name` of a syntax tree, run as the file at `path`. Raises whatever its statements raise."""
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"  # torch.compile returns the function itself: a sandbox has no compiler
+    module = types.ModuleType(name)
+    module.__file__ = path
+    if outer := name.rpartition(".")[0]:
+        importlib.import_module(outer)
+    sys.modules[name] = module
+    exec(compile(tree, path, "exec"), vars(module))
+    return module
+
+
+def definition(module, target):
+    """What a module calls `target`; a method as a function whose first argument is a stand-in for its object.
+
+    Raises AttributeError if there is no such name.
+    """
+    outer, _, method = target.rpartition(".")
+    if not outer:
+        return getattr(module, target)
+    owner = getattr(module, outer)
+    function = getattr(owner, method)
+
+    class StandIn:
+        """An object with the fields that the check gave; the student's class has the rest."""
+
+        def __getattr__(self, name):
+            return inspect.getattr_static(owner, name).__get__(self, owner)
+
+    @functools.wraps(function)
+    def called(fields, *args, **kwargs):
+        stand_in = StandIn()
+        stand_in.__dict__ = vars(fields)
+        return function(stand_in, *args, **kwargs)
+
+    return called
+
+
+# --- Its results -----------------------------------------------------------------------------------------------------
+
+
+def answer(probe, implementation, inputs):
+    """The vector of probe(implementation, *inputs); inputs are copied, since the implementation may write to them.
+
+    What cannot be used raises an error with a note that says what the implementation returned.
+    """
+    returned = []
+
+    def called(*args, **kwargs):
+        value = implementation(*args, **kwargs)
+        returned.append(type(value).__name__)
+        return as_tensor(value)
+
+    is_function = callable(implementation) and not isinstance(implementation, type)
+    asked = functools.wraps(implementation)(called) if is_function else implementation
+    try:
+        return encode(probe(asked, *copy.deepcopy(inputs)))
+    except Exception as error:
+        if returned:
+            error.add_note(returned[-1])
+        raise
+
+
+def as_tensor(value):
+    """A list of numbers or tensors, or a numpy array, as a tensor; everything else as it is."""
+    if isinstance(value, list):
+        parts = [as_tensor(part) for part in value]
+        return torch.stack([part if isinstance(part, torch.Tensor) else number(part) for part in parts])
+    if type(value).__module__ == "numpy":
+        return torch.as_tensor(value)
+    return value
+
+
+def number(value):
+    """A number as a tensor, with all its digits. Raises TypeError for anything else."""
+    if isinstance(value, (bool, int)):
+        return torch.tensor(value)
+    if isinstance(value, (str, bytes)):
+        raise TypeError(f"expected numbers, got the text {value!r}")
+    return torch.tensor(float(value), dtype=torch.double)
+
+
+def encode(value):
+    """A tensor, a number or lists of numbers -> [kind, dimensions, 4 sizes, values ...].
+
+    kind: 0 floats, 1 integers, 2 True and False. Raises TypeError for anything else, ValueError for ragged lists.
+    """
+    if not isinstance(value, torch.Tensor):
+        value = native(value)
+        value = torch.tensor(value, dtype=torch.double if _has_float(value) else None)
+    if value.is_complex() or value.dim() > DIMS:
+        raise TypeError(f"expected real numbers in up to {DIMS} dimensions, got {value.dtype} {tuple(value.shape)}")
+    kind = 0 if value.is_floating_point() else 2 if value.dtype == torch.bool else 1
+    sizes = [*value.shape] + [-1] * (DIMS - value.dim())
+    return [float(x) for x in (kind, value.dim(), *sizes, *value.detach().double().flatten().tolist())]
+
+
+def native(value):
+    """The value with Python's own numbers and lists in place of numpy's, and of tensors within lists."""
+    if isinstance(value, (tuple, list)):
+        return [native(part) for part in value]
+    return value.tolist() if isinstance(value, torch.Tensor) or type(value).__module__ == "numpy" else value
+
+
+def _has_float(value):
+    """Whether a number is a float, or nested lists hold one. Raises TypeError for anything else."""
+    if type(value) is list:
+        return any([_has_float(part) for part in value])
+    if type(value) not in (int, float, bool):
+        raise TypeError(f"expected a tensor or numbers, got a {type(value).__name__}")
+    return type(value) is float

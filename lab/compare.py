@@ -25,7 +25,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
 from math import inf, isfinite
 from pathlib import Path
 from statistics import mean
@@ -35,6 +34,7 @@ import numpy as np
 from lab import figures, statistics
 from lab.settings import TABLES, kept_groups, make_inputs
 from plumbing.run import folder as run_folder
+from plumbing.run import launch
 from plumbing.run.processes import code_digest
 from plumbing.setup.settings import FIELDS, known_flags, read_settings
 from recipes import RECIPES
@@ -142,8 +142,8 @@ def ended(folder):
 
 def make(folder, flags):
     """Begin a run of train.py in a folder, which holds no run that has ended; returns its process."""
-    with closing(run_folder.lock_log(folder)):  # another process may be at it
-        shutil.rmtree(folder)
+    run_folder.lock_log(folder).close()  # another process may be at it; Windows removes no file that is open
+    shutil.rmtree(folder)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "train.py"), *flags, "--out", str(folder)]
     with folder.with_suffix(".txt").open("w") as said:
@@ -194,7 +194,7 @@ def gathered(args, asked, table):
                 seldom = ["--checkpoint-every", str(settings.steps)] * ("--checkpoint-every" not in flags)
                 places[name, seed] = args.out / key(settings, digest), [*flags, "--seed", str(seed), *seldom]
     missing = {folder: flags for folder, flags in places.values() if not ended(folder)}
-    cores = len(os.sched_getaffinity(0))
+    cores = launch.cores()
     print(f"{len(places)} runs in {args.out}: {len(missing)} to be made on {cores} cores", flush=True)
     make_all(missing, cores)
     for (name, seed), (folder, _) in places.items():

@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -45,8 +46,6 @@ def lock_log(out, *, alone=True):
 
     alone  False: only find out whether a run holds it; several processes may at the same time
     """
-    import fcntl  # here, since Windows lacks it, where logs can be read
-
     try:
         Path(out).mkdir(parents=True, exist_ok=True)
         log = (Path(out) / "log.jsonl").open("ab")
@@ -54,7 +53,10 @@ def lock_log(out, *, alone=True):
         cause = "a file or a broken link of that name, or a folder that may not be written"
         raise OSError(error.errno, f"--out {out} cannot hold a run: {error}; likely cause: {cause}") from error
     try:
-        fcntl.flock(log, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        with suppress(ImportError):  # Windows has no such lock: there nothing notices a second run
+            import fcntl
+
+            fcntl.flock(log, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise OSError(f"{out} is in use by another run") from error
     return log

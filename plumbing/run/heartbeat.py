@@ -130,7 +130,8 @@ class Heartbeat(threading.Thread):
         self.final = False
         self.noticed = False  # the main thread knows of the loss
         self.said = threading.Event()  # the loss is printed
-        os.register_at_fork(after_in_child=lambda: [line.close() for line in lines])  # else a child keeps them open
+        if hasattr(os, "fork"):
+            os.register_at_fork(after_in_child=lambda: [line.close() for line in lines])  # else a child keeps them open
         if lines:
             self.start()
 

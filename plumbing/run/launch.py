@@ -136,12 +136,15 @@ class Unbroken:
 
 
 def handled():
-    """The signals of ENDING that end a run here: under nohup SIGHUP is ignored, and stays so."""
-    return [name for name in ENDING if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN]
+    """The signals of ENDING that the system has and that end a run: under nohup SIGHUP is ignored, and stays so."""
+    known = [name for name in ENDING if hasattr(signal, name)]  # Windows has two
+    return [name for name in known if name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN]
 
 
 def launch(script, argv):
     """Replace this process by torchrun with `world_size()` ranks; a launcher's variables must not reach them."""
+    if sys.platform != "linux":
+        refuse("torchrun's processes need Linux: give --virtual exact for a run in one process, or use WSL or a container")
     inherited = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "LOCAL_", "GROUP_", "ROLE_", "RANK", "WORLD_SIZE", "MASTER_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // world_size())))

@@ -13,7 +13,6 @@ Run by train.py. Test: pytest tests/test_faults.py tests/test_restarts.py tests/
 """
 
 import ast
-import fcntl
 import hashlib
 import ipaddress
 import os
@@ -63,6 +62,8 @@ def interface():
     """
     if os.environ["WORLD_SIZE"] == os.environ.get("LOCAL_WORLD_SIZE"):
         return None
+    import fcntl  # here, since Windows lacks it
+
     for there in (os.environ["MASTER_ADDR"], "8.8.8.8"):
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((there, 9))  # of a datagram: sends nothing

@@ -45,16 +45,39 @@ def ticks(seconds):
     return round(seconds * TICKS) / TICKS
 
 
-class Memory(dist.HashStore):
-    """What stands for the TCPStore in one process; `written` is called with each key that is set."""
+class Memory(dist.Store):
+    """What stands for the TCPStore in one process; `written` is called with each key that is set.
 
-    def __init__(self, written):
+    Not a dist.HashStore, which Windows lacks.
+    """
+
+    def __init__(self, written=bool):
         super().__init__()
         self.written = written
+        self.values = {}
 
     def set(self, key, value):
-        super().set(key, value)
+        self.values[key] = value
         self.written(key)
+
+    def get(self, key):
+        return self.values[key]
+
+    def multi_get(self, keys):
+        return [self.values[key] for key in keys]
+
+    def check(self, keys):
+        return all(key in self.values for key in keys)
+
+    def add(self, key, more):
+        self.values[key] = self.values.get(key, 0) + more
+        return self.values[key]
+
+    def wait(self, keys, *_):
+        """For gloo, which alone in its group finds its own keys."""
+
+    def delete_key(self, key):
+        return self.values.pop(key, None) is not None
 
 
 class Events:
@@ -149,7 +172,7 @@ class InOneProcess(Processes):
         self.store = Store(self.memory, 0, self.heartbeat, pause=self.wait)
         self.threads = torch.get_num_threads()
         torch.set_num_threads(1)  # the order of a sum depends on the number of threads
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group("gloo", store=Memory(), rank=0, world_size=1)
         self.trainers = self.writers = dist.group.WORLD
         self.mesh = DeviceMesh.from_group(self.trainers, self.device.type)
         self.signals = {name: signal.getsignal(signal.Signals[name]) for name in handled()}

@@ -44,7 +44,7 @@ def start(folder):
     (folder / "course" / "checks" / checker.ANSWERS).unlink()
     for file in checker.FILES:
         (folder / file).write_bytes(checker.left(file, ROOT).encode())
-    (folder / checker.HIDDEN / "commit").write_text(checker.commit_of(ROOT))
+    (folder / checker.HIDDEN / "commit").write_text(checker.commit_of(ROOT), encoding="utf-8")
     return f"{len(EXERCISES)} exercises in {folder}; continue there with: python exercises.py next"
 
 
@@ -70,10 +70,10 @@ def problems(exercise):
         files += [ROOT / file for file in checker.FILES] + sorted(ROOT.glob("*/*/log.jsonl"))
     key = hashlib.sha256(b"\0".join(path.read_bytes() for path in files if path.exists())).hexdigest()
     path = HIDDEN / "checked.json"
-    known = json.loads(path.read_text()) if path.exists() else {}
+    known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     if known.get(exercise.name, [""])[0] != key:
         known[exercise.name] = key, checker.check(exercise, ROOT)
-        path.write_text(json.dumps(known))
+        path.write_text(json.dumps(known), encoding="utf-8")
     return known[exercise.name][1]
 
 
@@ -132,13 +132,13 @@ def following(name=""):
     If the exercise shown last (or `name`) is done, this is said first.
     """
     shown = HIDDEN / "shown"
-    before = name or (shown.read_text() if shown.exists() else "")
+    before = name or (shown.read_text(encoding="utf-8") if shown.exists() else "")
     upcoming = next((x.name for x in EXERCISES if state(x) not in DONE), "")
     said = []
     if before and state(find(before)) in DONE:
         said = [f"{before}: solved ({number_done()}). Next: {upcoming or 'nothing, all are done'}"]
     current = upcoming if said or not name else name
-    shown.write_text(current)
+    shown.write_text(current, encoding="utf-8")
     if said and name:
         return said[0]
     if not current:

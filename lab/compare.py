@@ -146,7 +146,7 @@ def make(folder, flags):
     shutil.rmtree(folder)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "train.py"), *flags, "--out", str(folder)]
-    with folder.with_suffix(".txt").open("w") as said:
+    with folder.with_suffix(".txt").open("w", encoding="utf-8") as said:
         return subprocess.Popen(command, env=environment, stdout=said, stderr=said)
 
 
@@ -164,7 +164,7 @@ def make_all(missing, cores):
             for folder in [folder for folder, process in at_work.items() if process.poll() is not None]:
                 del at_work[folder]
                 if not (rows := ended(folder)):
-                    said = folder.with_suffix(".txt").read_text().strip().split("\n")[-5:]
+                    said = folder.with_suffix(".txt").read_text(encoding="utf-8").strip().split("\n")[-5:]
                     raise CannotRun("\n".join([f"a run ended without a result; {folder}.txt ends in", *said]))
                 done = len(missing) - len(left) - len(at_work)
                 rate = [row["pass_rate"] for row in rows if row["kind"] == "eval"][-1]

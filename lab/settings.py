@@ -214,7 +214,9 @@ def write_prompts(path, lengths):
     """Sums of so many operands, each number of them equally likely."""
     with patch.dict(data.EMBEDDED, tiny=data.EMBEDDED["tiny"]._replace(lengths=lengths)):
         pairs = data.examples("tiny", ROWS, seed=0, held_out=False)
-    path.write_text("".join(json.dumps({"prompt": text, "answer": answer}) + "\n" for text, answer in pairs))
+    path.write_text(
+        "".join(json.dumps({"prompt": text, "answer": answer}) + "\n" for text, answer in pairs), encoding="utf-8"
+    )
 
 
 def make_policy(folder, hidden, seed):

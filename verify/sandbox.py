@@ -233,6 +233,8 @@ def protections():
     """Those of PROTECTIONS that hold here, found by starting sandboxes. Raises RuntimeError if no sandbox works."""
     import subprocess
 
+    if sys.platform != "linux":
+        raise RuntimeError("programs run in a sandbox, which needs Linux; use WSL on Windows, or a container")
     tried = subprocess.run([sys.executable, os.path.abspath(__file__)], capture_output=True, text=True, check=False)
     if tried.returncode:
         raise RuntimeError(tried.stderr.strip().rpartition("\n")[2])

@@ -77,6 +77,8 @@ class Worker:
 
         Not by multiprocessing, whose children first load the parent's main file: here train.py, and with it torch.
         """
+        if not hasattr(socket, "send_fds"):
+            raise RuntimeError("a verdict of a worker process needs Linux or macOS; use WSL on Windows, or a container")
         self.close()
         self._channel, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-c", START_WORKER, ROOT, str(theirs.fileno())]

@@ -195,4 +195,4 @@ def rows(kind, log=None):
     logs = sorted(Path("runs").glob("*/log.jsonl"), key=lambda path: path.stat().st_mtime)
     if not log and not logs:
         raise FileNotFoundError("no run in runs/ yet; the question says how to train")
-    return [row for row in map(json.loads, Path(log or logs[-1]).open()) if row["kind"] == kind]
+    return [row for row in map(json.loads, Path(log or logs[-1]).open(encoding="utf-8")) if row["kind"] == kind]

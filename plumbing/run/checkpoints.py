@@ -212,7 +212,7 @@ def save(out, policy, optimizer, tokenizer, weights, counters, processes):
         if leads:
             shutil.rmtree(folder, ignore_errors=True)
             (folder / "state").mkdir(parents=True)
-            (folder / "state" / "run.json").write_text(json.dumps(counters))
+            (folder / "state" / "run.json").write_text(json.dumps(counters), encoding="utf-8")
             save_policy(folder, policy.model, tokenizer, weights, processes.dtype)
             flush(folder)
         dist.barrier(processes.writers)  # may wait for a day; if rank 0 has failed, the others write nothing
@@ -292,4 +292,4 @@ def write_contents(folder, digests):
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
     states = [name for name in sizes if name.startswith("state/")]
     sums = {name: digests.get(name.removeprefix("state/")) or checksum(folder / name) for name in states}
-    (folder / CONTENTS).write_text(json.dumps({"bytes": sizes, "sha256": sums}, indent=1))
+    (folder / CONTENTS).write_text(json.dumps({"bytes": sizes, "sha256": sums}, indent=1), encoding="utf-8")

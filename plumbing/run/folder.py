@@ -133,7 +133,7 @@ def damage(folder, *, needed=STATE, thorough=False):
     """
     folder = Path(folder)
     try:
-        known = json.loads((folder / CONTENTS).read_text()) if (folder / CONTENTS).exists() else {}
+        known = json.loads((folder / CONTENTS).read_text(encoding="utf-8")) if (folder / CONTENTS).exists() else {}
         wrong = misfits(folder, known.get("bytes", {}), needed)
         if thorough and not wrong:
             wrong = changed(folder, known.get("sha256", {}))
@@ -184,7 +184,7 @@ def checksum(path):
 
 def counters(folder):
     """The `counters` that `save` wrote into a checkpoint folder."""
-    return json.loads((Path(folder) / "state" / "run.json").read_text())
+    return json.loads((Path(folder) / "state" / "run.json").read_text(encoding="utf-8"))
 
 
 def stored_flags(log):

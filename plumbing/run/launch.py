@@ -144,7 +144,9 @@ def handled():
 def launch(script, argv):
     """Replace this process by torchrun with `world_size()` ranks; a launcher's variables must not reach them."""
     if sys.platform != "linux":
-        refuse("torchrun's processes need Linux: give --virtual exact for a run in one process, or use WSL or a container")
+        refuse(
+            "torchrun's processes need Linux: give --virtual exact for a run in one process, or use WSL or a container"
+        )
     inherited = ("TORCHELASTIC_", "TORCH_NCCL_ASYNC", "LOCAL_", "GROUP_", "ROLE_", "RANK", "WORLD_SIZE", "MASTER_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(inherited)}
     environment.setdefault("OMP_NUM_THREADS", str(max(1, cores() // world_size())))

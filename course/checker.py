@@ -13,16 +13,12 @@ Test: pytest tests/test_exercises.py
 
 import ast
 import importlib
-import json
+import multiprocessing
 import os
 import re
-import select
 import shutil
-import signal
-import subprocess
 import sys
 import textwrap
-import time
 import traceback
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -41,7 +37,6 @@ FILES = sorted({exercise.file for exercise in EXERCISES})
 UNWRITTEN, RAISED = "not written yet", "raised"  # beginnings of texts that stand in place of a vector
 SECONDS, MEASURE_SECONDS = 10.0, 900.0  # of wall clock for one check; for one of kind measure, which may train
 START_SECONDS = 60.0  # at most, to start an interpreter and load torch
-LATE = "stopped after {:g} s; likely cause: an endless loop"
 IMPORTED = re.compile(r"^( *)(?:import|from) +([\w.]+)", re.MULTILINE)
 LINES = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")  # as Python's parser counts; splitlines finds more, as U+2028
 
@@ -353,52 +348,33 @@ def isolated(function, exercise, root, seconds):
     The process is killed after `seconds` of wall clock. It is a fork on Linux. Elsewhere it is a new interpreter, since
     Windows has no forks, and a fork of a process that has loaded torch is not safe on macOS.
     """
-    if not hasattr(os, "fork") or sys.platform == "darwin":
-        command = [sys.executable, "-m", "course.checker", function.__name__, exercise.name, str(root)]
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-            try:
-                data = process.communicate(timeout=seconds + START_SECONDS)[0]
-            except subprocess.TimeoutExpired:
-                process.terminate()
-                return LATE.format(seconds)
-        return understood(data, process.returncode)
-    read, write = os.pipe()
-    sys.stdout.flush()
-    if not (child := os.fork()):
-        with suppress(BaseException):
-            os.setsid()
-            report(function, exercise, root, write)
-        os._exit(0)
-    os.close(write)
-    data = bytearray()
-    end = time.monotonic() + seconds
-    while select.select([read], [], [], max(0.0, end - time.monotonic()))[0] and (more := os.read(read, 1 << 16)):
-        data += more
-    late = time.monotonic() >= end
-    with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    os.close(read)
-    status = os.waitpid(child, 0)[1]
-    return LATE.format(seconds) if late else understood(data, status)
+    forks = hasattr(os, "fork") and sys.platform == "linux"
+    context = multiprocessing.get_context("fork" if forks else "spawn")
+    results, sender = context.Pipe(duplex=False)
+    process = context.Process(target=report, args=(function, exercise.name, root, sender))
+    process.start()
+    sender.close()
+    try:
+        if results.poll(seconds if forks else seconds + START_SECONDS):
+            return results.recv()
+        return f"stopped after {seconds:g} s; likely cause: an endless loop"
+    except EOFError:
+        process.join()
+        return f"the process ended ({process.exitcode})"
+    finally:
+        process.kill()
+        process.join()
 
 
-def report(function, exercise, root, descriptor):
-    """In the process of a check: write the result as JSON."""
+def report(function, name, root, sender):
+    """In the process of a check: send the result."""
+    [exercise] = [x for x in EXERCISES if x.name == name]
     os.chdir(root)
     try:
         found = function(exercise, root)
     except Exception as error:  # noqa: BLE001  the parent has to be told
         found = f"{type(error).__name__}: {error}"
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        json.dump(found, file)
-
-
-def understood(data, status):
-    """What `report` has written; a text if that is no JSON."""
-    try:
-        return json.loads(bytes(data))
-    except ValueError:  # it ended while, or before, it wrote
-        return f"the process ended ({status})"
+    sender.send(found)
 
 
 def answered(exercise, root):
@@ -475,19 +451,3 @@ def assemble(root, folder, names):
                 text = restored(text, text_of(original_file(file, root)), exercise)
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_bytes(text.encode())
-
-
-def commit_of(root):
-    """What `git describe` calls the commit of a folder; "unknown" if the folder is no checkout or git is missing."""
-    if not (root / ".git").exists() or not shutil.which("git"):
-        return "unknown"
-    command = "git describe --always --dirty".split()
-    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False).stdout.strip()
-
-
-if __name__ == "__main__":
-    function, name, root = sys.argv[1:]
-    [exercise] = [x for x in EXERCISES if x.name == name]
-    output = os.dup(1)
-    os.dup2(2, 1)  # what the student's code prints is no result
-    report({"answered": answered, "expected": expected}[function], exercise, Path(root), output)

@@ -44,7 +44,6 @@ def start(folder):
     (folder / "course" / "checks" / checker.ANSWERS).unlink()
     for file in checker.FILES:
         (folder / file).write_bytes(checker.left(file, ROOT).encode())
-    (folder / checker.HIDDEN / "commit").write_text(checker.commit_of(ROOT), encoding="utf-8")
     return f"{len(EXERCISES)} exercises in {folder}; continue there with: python exercises.py next"
 
 
@@ -189,12 +188,11 @@ def train(flags):
 
 
 def pack():
-    """Write the hand-in: the files that the student changed or added, and the commit that the course began from."""
+    """Write the hand-in: the files that the student changed or added."""
     changed = [file for file in checker.modules_of(ROOT) if (ROOT / file).read_bytes() != checker.begun(file, ROOT)]
     with zipfile.ZipFile(ROOT / "handin.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for file in changed:
             archive.write(ROOT / file, file)
-        archive.write(HIDDEN / "commit", "commit")
     return f"handin.zip holds {', '.join(changed) or 'nothing changed'}: {number_done()} done"
 
 

@@ -15,6 +15,7 @@ import inspect
 import os
 import sys
 import types
+from numbers import Real
 
 import torch
 
@@ -142,50 +143,34 @@ def answer(probe, implementation, inputs):
 
 
 def as_tensor(value):
-    """A list of numbers or tensors, or a numpy array, as a tensor; everything else as it is."""
-    if isinstance(value, list):
-        parts = [as_tensor(part) for part in value]
-        return torch.stack([part if isinstance(part, torch.Tensor) else number(part) for part in parts])
-    if type(value).__module__ == "numpy":
+    """A list, or what numpy made, as a tensor; everything else as it is."""
+    return stacked(value) if isinstance(value, list) or type(value).__module__ == "numpy" else value
+
+
+def stacked(value):
+    """A number, or numbers, tensors and arrays in lists and tuples, as one tensor with all their digits.
+
+    Raises TypeError for anything else, and RuntimeError for ragged lists.
+    """
+    if isinstance(value, (list, tuple)):
+        return torch.stack([stacked(part) for part in value]) if value else torch.tensor([])
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, (bool, int)) or type(value).__module__ == "numpy":
         return torch.as_tensor(value)
-    return value
-
-
-def number(value):
-    """A number as a tensor, with all its digits. Raises TypeError for anything else."""
-    if isinstance(value, (bool, int)):
-        return torch.tensor(value)
-    if isinstance(value, (str, bytes)):
-        raise TypeError(f"expected numbers, got the text {value!r}")
-    return torch.tensor(float(value), dtype=torch.double)
+    if isinstance(value, Real):
+        return torch.tensor(float(value), dtype=torch.double)
+    raise TypeError(f"expected a tensor or numbers, got a {type(value).__name__}")
 
 
 def encode(value):
     """A tensor, a number or lists of numbers -> [kind, dimensions, 4 sizes, values ...].
 
-    kind: 0 floats, 1 integers, 2 True and False. Raises TypeError for anything else, ValueError for ragged lists.
+    kind: 0 floats, 1 integers, 2 True and False. Raises what `stacked` raises, and TypeError for complex numbers.
     """
-    if not isinstance(value, torch.Tensor):
-        value = native(value)
-        value = torch.tensor(value, dtype=torch.double if _has_float(value) else None)
+    value = stacked(value)
     if value.is_complex() or value.dim() > DIMS:
         raise TypeError(f"expected real numbers in up to {DIMS} dimensions, got {value.dtype} {tuple(value.shape)}")
     kind = 0 if value.is_floating_point() else 2 if value.dtype == torch.bool else 1
     sizes = [*value.shape] + [-1] * (DIMS - value.dim())
     return [float(x) for x in (kind, value.dim(), *sizes, *value.detach().double().flatten().tolist())]
-
-
-def native(value):
-    """The value with Python's own numbers and lists in place of numpy's, and of tensors within lists."""
-    if isinstance(value, (tuple, list)):
-        return [native(part) for part in value]
-    return value.tolist() if isinstance(value, torch.Tensor) or type(value).__module__ == "numpy" else value
-
-
-def _has_float(value):
-    """Whether a number is a float, or nested lists hold one. Raises TypeError for anything else."""
-    if type(value) is list:
-        return any([_has_float(part) for part in value])
-    if type(value) not in (int, float, bool):
-        raise TypeError(f"expected a tensor or numbers, got a {type(value).__name__}")
-    return type(value) is float

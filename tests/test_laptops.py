@@ -22,8 +22,7 @@ exercises.py next cispo
 exercises.py train --data tiny --virtual exact --loss cispo --k 0 --steps 2 --out runs/mine
 exercises.py pack
 """
-PROJECT = """train.py --data arithmetic --virtual exact --steps 2 --prompts 4 --generations 4 --eval-prompts 4 --out OUT/run
-train.py --resume --data arithmetic --virtual exact --steps 3 --prompts 4 --generations 4 --eval-prompts 4 --out OUT/run
+PROJECT = """train.py --data arithmetic --virtual exact --prompts 4 --generations 4 --eval-prompts 4 --steps 2 --out OUT
 fit.py results/main_seed0.jsonl -o OUT/scaling.png"""
 LOSS = """def mine(logprobs, gen_logprobs, advantages, mask):
     return advantages[:, None] * logprobs.masked_fill(~mask, 0)

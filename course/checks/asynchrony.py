@@ -7,49 +7,6 @@ from course.checks.claims import Chapter
 ASYNCHRONY = Chapter()
 
 
-# --- phases ----------------------------------------------------------------------------------------------------------
-
-
-def batches(ppo_batches, k, versions):
-    return [ppo_batches(version, k) for version in versions]
-
-
-def phases_every_step(version, k):
-    """let ppo request more in every step instead of once per phase, as a pipeline does."""
-    return version + k
-
-
-def phases_that_are_done(version, k):
-    """count the phases that are done instead of those that have begun: nothing ever starts."""
-    return version // k * k
-
-
-def phases_not_batches(version, k):
-    """count phases instead of batches."""
-    return version // k + 1
-
-
-# Phases of k = 3 begin at the versions 0, 3 and 6: 3, 3, 3, 6, 6, 6, 9 batches.
-ASYNCHRONY.write(
-    name="phases",
-    where="pipeline.py:ppo_batches",
-    paper="Sec. 3.1",
-    minutes=10,
-    teaches="PPO-off-policy generates all batches of a phase before it trains on the first of them.",
-    hints=(
-        "Sec. 3.1; N(v) at the top of pipeline.py.",
-        "At version 0 the first phase has begun already.",
-        "Each phase has k steps, so k batches. How many phases have begun when v steps are done?",
-    ),
-    says="phases: batches that ppo may have requested at the versions 0 to 6, for k = 3",
-    probe=batches,
-    inputs=(3, [0, 1, 2, 3, 4, 5, 6]),
-    expected=[3, 3, 3, 6, 6, 6, 9],
-    mistakes=(phases_every_step, phases_that_are_done, phases_not_batches),
-    draw=lambda rng, _: (rng.randint(3, 6), [rng.randint(0, 40) for _ in range(9)]),
-)
-
-
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
@@ -119,46 +76,85 @@ ASYNCHRONY.write(
 )
 
 
-# --- publishes -------------------------------------------------------------------------------------------------------
+# --- rule-bound ------------------------------------------------------------------------------------------------------
 
 
-def published(ppo_broadcasts, k, versions):
-    return [float(ppo_broadcasts(version, k)) for version in versions]
+def ended(check_staleness, step, k, batches):
+    """Whether each batch, lists of the versions of rollouts' tokens, ends the run of pipeline, then that of ppo."""
+    found = []
+    for rule in RULES:
+        for batch in batches:
+            groups = [[SimpleNamespace(key="", versions=dict.fromkeys(own, 1)) for own in group] for group in batch]
+            try:
+                check_staleness(groups, step, off_policy=rule, k=k)
+                found.append(False)
+            except NotImplementedError:  # which is a RuntimeError too
+                raise
+            except RuntimeError:
+                found.append(True)
+    return found
 
 
-def publishes_always(version, k):
-    """let ppo publish after every step: its generators would sample one phase with several versions."""
-    return True
+def _end_if(too_old):
+    if too_old:
+        raise RuntimeError
 
 
-def publishes_once(version, k):
-    """publish after the first phase only: the generators of all later ones would go on with its weights."""
-    return version in (0, k)
+def _ages(groups, step):
+    """Right: the staleness of the oldest token of each rollout that has any."""
+    return [step - min(rollout.versions) for group in groups for rollout in group if rollout.versions]
 
 
-def publishes_before_the_phase_ends(version, k):
-    """publish one step too early: at version k - 1 the last step of the phase is not done yet."""
-    return (version + 1) % k == 0
+def rule_bound_is_k(groups, step, *, off_policy, k):
+    """take k for both rules: all batches of a phase of ppo begin at one version, so its last one is k - 1 steps old."""
+    _end_if(max(_ages(groups, step), default=0) > k)
 
 
-# Of versions 0 to 6, ppo with k = 3 publishes 0, 3 and 6.
+def rule_bound_itself_ends(groups, step, *, off_policy, k):
+    """end the run at the bound: a token may be as old as the rule promises, not older."""
+    _end_if(max(_ages(groups, step), default=0) >= k - (off_policy == "ppo"))
+
+
+def rule_bound_of_the_newest(groups, step, *, off_policy, k):
+    """look at the newest token of a rollout: one that was half done when new weights came has older ones."""
+    ages = [step - max(rollout.versions) for group in groups for rollout in group if rollout.versions]
+    _end_if(max(ages, default=0) > k - (off_policy == "ppo"))
+
+
+def rule_bound_of_the_first(groups, step, *, off_policy, k):
+    """look at the first rollout of each group: its siblings may have waited longer for a slot, or less long."""
+    _end_if(max(_ages([group[:1] for group in groups], step), default=0) > k - (off_policy == "ppo"))
+
+
+def some_batches(rng, _):
+    """Eight batches of two groups of two rollouts; most tokens are new, a few about as old as k."""
+    step, k = rng.randint(20, 40), rng.randint(3, 6)
+    ages = (0, 1, k - 1, k, k + 1)
+
+    def versions():
+        return [step - age for age in rng.choices(ages, (12, 6, 1, 1, 1), k=2)]
+
+    return step, k, [[[versions(), versions()] for _ in range(2)] for _ in range(8)]
+
+
+# Step 10, k = 3: pipeline bears 3 steps, ppo 2. Oldest tokens of version 7, 8, 6; none; 6 in the last rollout; 6 and 9.
 ASYNCHRONY.write(
-    name="publishes",
-    where="pipeline.py:ppo_broadcasts",
+    name="rule-bound",
+    where="pipeline.py:check_staleness",
     paper="Sec. 3.1",
-    minutes=10,
-    teaches="PipelineRL updates its generators after every step, PPO-off-policy only between two phases.",
+    minutes=15,
+    teaches="A rule promises a bound, and every batch is held to it: a rule that broke it would only train worse.",
     hints=(
-        "Sec. 3.1, A.11.",
-        "Version v means: v optimizer steps are done. Which versions stand between two phases?",
-        "Where k divides the version.",
+        "Sec. 3.1; `bound` of a Rule, and the rows of OFF_POLICY.",
+        "A rollout may have tokens of several versions, or none that was sampled.",
+        "The staleness of a rollout is the step minus the oldest of its versions; above the bound, RuntimeError.",
     ),
-    says="publishes: ppo sends new weights between two phases of k = 3 steps, at the versions 0, 3 and 6",
-    probe=published,
-    inputs=(3, [0, 1, 2, 3, 4, 5, 6]),
-    expected=[1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0],
-    mistakes=(publishes_always, publishes_once, publishes_before_the_phase_ends),
-    draw=lambda rng, _: ((k := rng.randint(2, 5)), [k, 2 * k, 3 * k, *(rng.randint(0, 40) for _ in range(9))]),
+    says="rule-bound: with k = 3, pipeline ends at a token 4 steps old, ppo at one of 3",
+    probe=ended,
+    inputs=(10, 3, [[[[7]]], [[[8]]], [[[6]]], [[[]]], [[[9], [9]], [[9], [6]]], [[[9, 6]]]]),
+    expected=[False, False, True, False, True, True] + [True, False, True, False, True, True],
+    mistakes=(rule_bound_is_k, rule_bound_itself_ends, rule_bound_of_the_newest, rule_bound_of_the_first),
+    draw=some_batches,
 )
 
 

@@ -436,11 +436,6 @@ def judged(exercise, found, right, told=True):
 # --- Training with the student's functions ---------------------------------------------------------------------------
 
 
-def solved(root):
-    """Names of the `write` and `bug` exercises whose claims all hold in folder `root`."""
-    return {x.name for x in EXERCISES if x.kind in ("write", "bug") and not check(x, root)}
-
-
 def assemble(root, folder, names):
     """Write the student's modules to `folder`, emptied first; exercises not in `names` get the original's code."""
     shutil.rmtree(folder, ignore_errors=True)

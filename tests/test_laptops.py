@@ -18,7 +18,7 @@ exercises.py list
 exercises.py hint cispo 2
 exercises.py solve cispo
 exercises.py next cispo
--m pytest -q -k cispo
+-m pytest -v -k cispo
 exercises.py train --data tiny --virtual exact --loss cispo --k 0 --steps 2 --out runs/mine
 exercises.py pack
 """
@@ -51,7 +51,7 @@ def python(request, tmp_path_factory):
 
 def test_the_course_runs_from_start_to_pack(python):
     said = {line: python(*line.split()) for line in COMMANDS.splitlines()}
-    assert "cispo: solved" in said["exercises.py next cispo"] and "1 passed" in said["-m pytest -q -k cispo"]
+    assert "cispo: solved" in said["exercises.py next cispo"] and "1 passed" in said["-m pytest -v -k cispo"]
     assert "yours: cispo" in said[COMMANDS.splitlines()[6]]
 
 

@@ -134,7 +134,8 @@ def checked_at_each_call(function, spec):
         if calling:  # it would go on as a second rank of the same number
             os._exit(1)
 
-    os.register_at_fork(after_in_parent=in_parent, after_in_child=in_child)
+    if hasattr(os, "fork"):
+        os.register_at_fork(after_in_parent=in_parent, after_in_child=in_child)
 
     def objective(logprobs, gen_logprobs, advantages, mask):
         nonlocal calling

@@ -10,6 +10,7 @@ import json
 import math
 import multiprocessing.forkserver
 import os
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,6 +170,26 @@ def code_lines(path, node):
     inside = {number for doc in docs for number in range(doc.lineno, doc.end_lineno + 1)}
     lines = [line.strip() for line in path.read_text().split("\n")]
     return sum(n not in inside and lines[n - 1][:1] not in ("", "#") for n in range(node.lineno, node.end_lineno + 1))
+
+
+# Test modules -> what they need that macOS and Windows lack.
+NEEDS_LINUX = {
+    **dict.fromkeys(("faults", "heartbeat", "nodes", "restarts", "resumed", "train"), "processes of torchrun"),
+    **dict.fromkeys(("grading", "own", "programs", "sandbox", "scorer"), "sandboxes and workers"),
+    **dict.fromkeys(("run_folder", "virtual"), "locks, signals and forks"),
+    **dict.fromkeys(("laptops", "shadow_gpu", "vllm"), "what they rehearse or install"),
+}
+
+
+class SkippedModule(pytest.Module):
+    def collect(self):
+        pytest.skip(f"needs Linux: {NEEDS_LINUX[self.path.stem[5:]]}", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    """Elsewhere than on Linux, modules of NEEDS_LINUX are skipped, with the reason."""
+    if sys.platform != "linux" and module_path.stem[5:] in NEEDS_LINUX:
+        return SkippedModule.from_parent(parent, path=module_path)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -3,6 +3,7 @@
 import ast
 import random
 import re
+import shutil
 import textwrap
 import zipfile
 from functools import partial
@@ -46,9 +47,11 @@ def problems(exercise, text):
 def own_run(monkeypatch, tmp_path):
     """A folder with results/ and, in runs/own and stale/, logs that stand for a student's own."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "results").symlink_to(ROOT / "results")
-    (tmp_path / "runs" / "own").mkdir(parents=True)
-    (tmp_path / "runs" / "own" / "log.jsonl").symlink_to(ROOT / "results" / "main_seed0.jsonl")
+    for name in ("results", "runs/own"):
+        (tmp_path / name).mkdir(parents=True)
+    for seed in (0, 4):
+        shutil.copy(ROOT / f"results/main_seed{seed}.jsonl", tmp_path / "results")
+    shutil.copy(ROOT / "results/main_seed0.jsonl", tmp_path / "runs/own/log.jsonl")
     logs = {}
     for k in (0, 4, 32):
         rates = [0.02 * n - 0.001 * k * max(0, n - 8) for n in range(12)]

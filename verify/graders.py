@@ -51,7 +51,9 @@ Test: pytest tests/test_graders.py tests/test_attacks.py
 """
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
+from typing import NamedTuple
 
 from data import EMBEDDED
 from verify.mathematics import (
@@ -61,14 +63,14 @@ from verify.mathematics import (
     MAX_CHARS,
     equal,
     final_expression,
-    last_line,
+    last_sentence,
     right_for_itself,
     said,
     spelling,
     value_of,
 )
 from verify.programs import program
-from verify.texts import after_equals, option, plain, unmarked
+from verify.texts import after_equals, labelled, option, plain, unmarked
 
 UNREADABLE = "expected a reference answer"  # how the reason for a missing verdict begins if the data are at fault
 OWN = "the reward of --reward"  # how the reason begins if one's own function (own.py) gives no verdict
@@ -100,7 +102,7 @@ def exact(answer: str, reference: str) -> bool:
 
 def at_once(answer: str, reference: str, task: str) -> bool | None:
     """The verdict where equality of characters finds one, as the generator waits; else None: a worker has to look."""
-    if TASKS[task] is exact:
+    if TASKS[task].grade is exact:
         return exact(answer, reference)
     same = task == "math" and answer.strip(" \n$") == reference.strip(" \n$") != ""
     return True if same else None
@@ -113,7 +115,7 @@ def math(answer: str, reference: str) -> bool | str:
 
 def right(expression: str, reference: str, prompt: str) -> bool | str:
     """The verdict on a final expression, or a text: why there is none. No time limit."""
-    verdict = equal(expression, reference)
+    verdict = equal(expression, reference, prompt)
     if verdict is None or not verdict and not right_for_itself(reference):
         return f"{UNREADABLE} in LaTeX, got {reference[:80]!r}; likely cause: a broken row of the data"
     return verdict and not given_back(expression, reference, prompt)
@@ -205,9 +207,9 @@ def choice(answer: str, reference: str) -> bool:
     >>> [choice(answer, "(B) Rome") for answer in ("A", "B or C", "Bad", "", "B. is wrong", "B. A", "B is wrong", "B")]
     [False, False, False, False, False, False, False, True]
     """
-    given, right = (last_line(inner(side)) for side in (answer, reference))
-    if letter := option(right):
-        return option(given) == letter
+    given, right = (last_sentence(inner(side)) for side in (answer, reference))
+    if letter := labelled(right)[0]:
+        return option(given) == letter or plain(given) == plain(right)
     return plain(given) == plain(right) != ""
 
 
@@ -217,4 +219,41 @@ def inner(text: str) -> str:
     return unmarked(said(found) if found.startswith(BOX) else found)
 
 
-TASKS = dict.fromkeys(EMBEDDED, exact) | {"math": math, "code": code, "text": text, "choice": choice}
+class Task(NamedTuple):
+    """A task's grader, and the examples that tests/test_graders.py holds it to.
+
+    grade       takes (answer, reference); returns True or False, or a text that a worker has to compare
+    right       (answer, reference) pairs
+    wrong       likewise; besides, each right answer is wrong for the reference of the pair before it
+    unreadable  a reference that is refused, or named, when the data is loaded
+    """
+
+    grade: Callable[[str, str], bool | str]
+    right: list[tuple[str, str]]
+    wrong: list[tuple[str, str]]
+    unreadable: str
+
+
+PRINTS = '{"inputs": [""], "outputs": ["%s"]}'
+OF_EMBEDDED = Task(exact, [("18", "18"), (" 9\n", "9")], [("018", "18"), ("18.0", "18")], "")
+TASKS = dict.fromkeys(EMBEDDED, OF_EMBEDDED) | {
+    "math": Task(
+        math,
+        [("It is \\boxed{\\frac{1}{2}}.", "0.5"), ("Answer: $x+1$", "1+x"), ("\\boxed{12\\text{ cm}}", "12")],
+        [("It is not 12.", "12"), ("\\boxed{12\\text{ crore}}", "12"), ("\\boxed{5+7}", "12")],
+        "It is the largest of all the numbers that there are",
+    ),
+    "code": Task(
+        code,
+        [("```python\nprint(1)\n```", PRINTS % 1), ("```python\nprint(2)\n```", PRINTS % 2)],
+        [("```python\nprint(1 / 0)\n```", PRINTS % 1), ("1", PRINTS % 1)],
+        '{"inputs": [], "outputs": []}',
+    ),
+    "text": Task(text, [("Mice.", "mice"), ("\\boxed{a b}", "A b")], [("The plural is mice.", "mice")], "..."),
+    "choice": Task(
+        choice,
+        [("The answer is (B).", "B. Rome"), ("A", "A")],
+        [("B or C", "B"), ("I would never choose B", "B"), ("not B", "B")],
+        "?",
+    ),
+}

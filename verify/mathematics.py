@@ -11,11 +11,26 @@ Test: pytest tests/test_graders.py
 
 import re
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from string import ascii_letters, digits
 from unicodedata import category, name, normalize
 
-from verify.texts import as_written, option, parted, plain, separate
+from verify.lists import (
+    AFTER_WORD,
+    BEHIND,
+    CURRENCY,
+    DENIES,
+    FUNCTIONS,
+    IS,
+    SCALED,
+    SUBJECTS,
+    TAIL,
+    lead,
+    scaled,
+    stands_in,
+    units,
+)
+from verify.texts import as_written, labelled, option, parted, plain, separate
 
 BOX = "\\boxed{"
 BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # BOX and its other spellings
@@ -26,22 +41,14 @@ BETWEEN_BOXES = re.compile(
 )
 # --- Of an answer without a box:
 DELIMITER = re.compile(r"\\[][()]|\$\$")
-DOLLARS = re.compile(r"\$([^$]+)\$")
-TAG = re.compile(r"</?[a-z]{1,20}>|<\|\w{1,20}\|>")
-MARKS = " \t*_`\"“”„'"
-PHRASE = re.compile(
-    r"^(?:\W*+(?:so|thus|hence|therefore|then)\b,?)?(?:\W*?(?:the\s+)?(?:final\s+|correct\s+|right\s+|best\s+)?"
-    r"(?:answer|choice|option|solution|result)s?\b(?:\s+is\b|\s+are\b)?)?\s*+[:=]?\s*+"
-    r"(?:(?:option|choice)\b\s*)?",
-    re.I,
-)
-DECIMAL_COMMA = re.compile(r"^[0-9]+,[0-9]{1,2}$")
-STATES = re.compile(r"(?<![A-Za-z])(?:is|are|equals)(?![A-Za-z]):?")
-HEDGED = re.compile(r"\b(?:or|not|than|either|least|most|half of|twice)[\s$*(]{0,9}\Z")
-MANY = re.compile(r"[\s$*]{0,9}(?:squared|cubed|dozen|hundred|thousand|million|billion|trillion)\b")
-FUNCTIONS = "and|or|pi|sqrt|sin|cos|tan|cot|sec|csc|log|ln|lg|exp|inf|infinity|mod|gcd|lcm"
-WORD = re.compile(
-    rf"(?<![^\W\d_])(?<!\\)(?!(?:{FUNCTIONS})(?![^\W\d_]))"
+DISPLAY = re.compile(r"(?<!\\)\\[][]|\$\$")
+TAG = re.compile(r"</?[a-z]{1,20}>|<\|\w{1,20}\|>|\\(?:blacksquare|square|qed)(?![A-Za-z])")
+EMPTY = re.compile(r"[-\s*_=~`#.—$∎■□>]*")  # a line that says nothing
+BULLET = re.compile(r"^[\s>#]*(?:[-*•+] +(?=\D))?")
+MARKS = " \t*_`\"“”„'«»"
+SENTENCES = re.compile(r"(?<=[.!?])(?<!(?<![A-Za-z])[A-Za-z]\.)\s+(?=\S)|(?<=[。！？])")  # not behind "B."
+PROSE = re.compile(
+    rf"(?<![^\W\d_])(?<!\\)(?!(?:{FUNCTIONS}){AFTER_WORD})"
     r"(?:[^\W\d_]{3,}|(?:is|it|to|of|so|we|be|in|on|at|as|by|if|he|no|do|go|an|my|us)(?![^\W\d_]))"
 )
 
@@ -56,7 +63,7 @@ def final_expression(answer: str) -> str:
     >>> final_expression("x = \\\\boxed{1} and y = \\\\boxed{2}")
     '\\\\boxed{1, 2}'
     """
-    answer = BOXES.sub(lambda _: BOX, answer)
+    answer = BOXES.sub(lambda _: BOX, re.sub(r"\\boxed\s*([0-9.]+)", r"\\boxed{\1}", answer))
     if (start := answer.rfind(BOX)) < 0:
         return answer.strip() if len(answer) <= MAX_CHARS else ""
     if (last := in_box(answer, start)) is None:
@@ -83,74 +90,95 @@ def in_box(answer: str, start: int) -> str | None:
     return None
 
 
-def last_line(prose: str) -> str:
-    """The last line of an answer without a box, without "The answer is" and the like before it and marks around it.
+def last_sentence(prose: str) -> str:
+    """The last sentence of an answer without a box: of what is tagged as the answer, or stands behind ####, if any.
 
-    >>> last_line("It is one of three.\\nAnswer: A"), last_line("So the answer is **(B)**."), last_line("`8`<|im_end|>")
-    ('A', '(B)', '8')
+    A formula in display is one line. Rules, marks of type and the signs around formulas are taken off.
+
+    >>> [last_sentence(text) for text in ("One of three.\\nIt is **(B)**.\\n---", "$$\\n8\\n$$", "#### `8`<|im_end|>")]
+    ['It is (B)', '8', '8']
     """
-    lines = [line for line in TAG.sub("\n", prose).splitlines() if any(map(str.isalnum, line))]
-    line = PHRASE.sub("", lines[-1].lstrip("#> ")).strip(MARKS) if lines else ""
-    return line.removesuffix(".").rstrip(MARKS) if not line.endswith("..") else line
+    if "</answer>" in prose:
+        prose = prose.rpartition("</answer>")[0].rpartition("<answer>")[2]
+    text = prose.rpartition("####")[2].replace("\\$", "")
+    lines = ["$ " + " ".join(part.split()) + " $" if n % 2 else part for n, part in enumerate(DISPLAY.split(text))]
+    lines = [line for line in TAG.sub("\n", "".join(lines)).splitlines() if not EMPTY.fullmatch(line)]
+    if not lines:
+        return ""
+    line = re.sub(r"\*\*|__|`|\\[()]|\$", "", BULLET.sub("", lines[-1]))
+    last = [sentence for sentence in SENTENCES.split(line) if sentence.strip(MARKS)]
+    return end_taken_off(last[-1]) if last else ""
 
 
-def said(expression: str) -> str:
-    """The formula of an answer: its box; or its last line, if that is one formula; or what math-verify finds in it.
+def end_taken_off(sentence: str) -> str:
+    """The sentence without its point and the marks around it."""
+    sentence = TAIL.sub("", sentence.strip(MARKS).rstrip("。"))
+    return sentence if sentence.endswith("..") else sentence.removesuffix(".").rstrip(MARKS)
 
-    >>> said("\\\\boxed{8}"), said("So the answer is *x+1*."), said("It is $x$."), said("It is 7 or so.")
-    ('8', 'x+1', 'x', '7')
+
+def said(expression: str, known: str = "") -> str:
+    """The formula of an answer: its box; or its last sentence without a lead, or what it says that something is.
+
+    known  the reference and the prompt in small letters, whose words a sentence may hold
+
+    >>> said("\\\\boxed{8}"), said("So the answer is *x+1*."), said("It is $x$."), said("It is not 7.")
+    ('8', 'x+1', 'x', 'It is not 7')
     """
     if expression.startswith(BOX):
         return in_box(expression, 0) or ""
-    prose = DELIMITER.sub("$", expression.replace("\\$", ""))
-    line = last_line(prose).replace("$", " ")
-    for formula in (line, STATES.split(line)[-1]):
-        if formula.strip() and not prose_in(formula) and not DECIMAL_COMMA.match(formula):
-            return formula.strip()
-    from math_verify import parse
+    sentence = last_sentence(expression)
+    stated = lead(sentence)
+    rest = sentence if stated is None else end_taken_off(stated)
+    asserted = "" if is_formula(rest, known) else predicate(rest, known)
+    return asserted if is_formula(asserted, known) else rest
 
-    found = parse(prose.translate(CHARACTERS), parsing_timeout=None)
-    text = found[-1].strip(MARKS + ".") if found else ""
-    if HEDGED.search(prose, 0, prose.rfind(text)) or MANY.match(prose, prose.rfind(text) + len(text)):
+
+def predicate(sentence: str, known: str) -> str:
+    """What follows the last is, are or equals of a sentence without a number before it, a negation or a strange word.
+
+    >>> predicate("The area is 12", ""), predicate("The square of it is 12", ""), predicate("It is not 12", "")
+    ('12', '', '')
+    """
+    verbs = [*IS.finditer(sentence)]
+    if not verbs or DENIES.search(sentence):
         return ""
-    numbers = re.findall(r"-?[0-9][0-9.,]*", text)
-    return numbers[-1] if numbers and (prose_in(text) or ")" in text and "(" not in text) else text
+    before = sentence[: verbs[-1].start()]
+    words = re.findall(r"[^\W\d_]{2,}", before.casefold())
+    if re.search("[0-9]", before) or not all(word in SUBJECTS or stands_in(word, known) for word in words):
+        return ""
+    return sentence[verbs[-1].end() :].strip()
+
+
+def is_formula(text: str, known: str) -> bool:
+    """Whether a text holds no words but units, and nouns of the reference or the prompt behind a number."""
+    return bool(text.strip()) and not prose_in(BEHIND.sub(partial(units, known=known), text))
 
 
 def prose_in(text: str) -> bool:
-    return WORD.search(re.sub(r"\\text ?\{[^{}]*\}|\\[A-Za-z]+(?: ?\{[a-z]+\})?", "", text)) is not None
+    return PROSE.search(re.sub(r"\\text ?\{[^{}]*\}|\\[A-Za-z]+(?: ?\{[a-z]+\})?", "", text)) is not None
 
 
 # fmt: off
 CHARACTERS = str.maketrans({
     "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "⋅": "\\cdot ", "÷": "\\div ", "±": "\\pm ", "π": "\\pi ",
     "∞": "\\infty ", "≈": "\\approx ", "≤": "\\leq ", "≥": "\\geq ", "≠": "\\neq ", "∪": "\\cup ", "∩": "\\cap ",
-    "∅": "\\emptyset ", "∈": "\\in ", "°": "^\\circ ", "…": "\\ldots ", "’": "'", "∕": "/", "⁄": "/", "≡": "=",
-    "ℝ": "\\mathbb{R}",
+    "∅": "\\emptyset ", "∈": "\\in ", **dict.fromkeys("°˚º", "^\\circ "), "∨": " or ", "∧": " and ",
+    "…": "\\ldots ", "’": "'", "∕": "/", "⁄": "/", "≡": "=",
+    "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", **{chr(0x2080 + digit): f"_{{{digit}}}" for digit in range(10)},
     **{ord(sign) + 0xFEE0: sign for sign in ascii_letters + digits + "+-*/=()%<>|"}})
 # fmt: on
+LABEL = re.compile(r"\(([A-Z])\) (?=.)")  # of a reference: (B) 4 (plumbing/prompts/references.py)
 BASE = re.compile(r"(?<![A-Za-z_0-9^])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
 PAIR = re.compile(r"^(?:\(|\\\{|\[(?=[^,]*,[^,]*\]$))")  # [5, 2] is not the pair (5, 2)
 DATE = re.compile(r" ?[0-9]{1,4} ?([-/.:]) ?[0-9]{1,4}(?: ?\1 ?[0-9]{1,4})*(?: [ap]m)? ?")
 # 3 h 20 min:
 QUANTITIES = re.compile(r"^-?[0-9.]+ ?(?:\\text ?\{[^{}]*\}|[A-Za-z]+)[ ,]*(?:and )?[0-9.]+ ?(?:[A-Za-z\\]|$)")
 TWO_LETTERS = {"as", "at", "am", "an", "ah", "ad", "ha", "by", "my", "hm", "mm", "pa", "ma", "ta", "ya"}  # words
+DEGREES = {None: "", "√": "", "∛": "[3]", "∜": "[4]"}
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 WHOLE = "[0-9]{1,999}"  # Python makes no int of more than 4,300 digits
-ASCII_UNITS = "days?|min|sec|hrs?|lbs?|mph|men|[cmk]m|m[glL]|kg|ft|in|yd|mi|oz|sq|of|per|USD|[msgLNJWV]"
-NO_UNIT = (
-    rf"(?!(?:{FUNCTIONS}|if|not|choose|over|percent|percentage|pct|squared|cubed|factorial|times|dozen|hundred|"
-    r"thousand|million|billion|trillion)(?![A-Za-z]))"
-)
-NO_HEDGE = r"(?![^{}]*(?<![A-Za-z])(?:not?|or|is|if|but|than|least|most)(?![A-Za-z]))"  # 8 \text{ or not}
-NAME = rf"{NO_UNIT}[^\W\d_]{{2,}}(?![^\W\d_])"
 RAISED = r"(?: ?\^ ?\{?-?[0-9]{1,2}\}?)?"
 TEXT = rf"\\text ?\{{[^{{}}]*\}}{RAISED}"
-UNIT = (
-    rf"(?:\\text ?\{{ ?+{NO_UNIT}{NO_HEDGE}(?:[^{{}}+=<>?!|]|\{{[-0-9]+\}})*\}}|\\Omega(?![A-Za-z])|"
-    rf"\\mu ?(?=\\text|[A-Za-z](?![A-Za-z]))[A-Za-z]?|{NO_UNIT}(?:(?:{ASCII_UNITS}|[^\W\d_]{{4,}}|"
-    rf"(?:(?![A-Za-zα-ω])[^\W\d_]|μ[A-Za-z])[^\W\d_]*)(?![^\W\d_]))){RAISED}"
-)
 
 
 def mixed(match) -> str:
@@ -175,6 +203,24 @@ def greek(match) -> str:
     return f"\\{letter.lower() if size == 'SMALL' else letter.title()} "
 
 
+SIGN = r"(<|>|\\[lg]eq?(?![A-Za-z]))"
+SIDE = r"-?[0-9./]+"
+
+
+def outward(match) -> str:
+    """]2, 5[ as (2, 5), which is how French and German books write an open end."""
+    start, inside, end = match.groups()
+    return f"{'(' if start == ']' else '['}{inside}{')' if end == '[' else ']'}"
+
+
+def between(match) -> str:
+    """x > 2 and x \\le 5 as 2 < x \\le 5."""
+    letter, *bounds = match.groups()
+    lower, upper = sorted((bounds[:2], bounds[2:]), key=lambda bound: "<" in bound[0] or "l" in bound[0])
+    turned = "<" if lower[0] == ">" else "\\le "
+    return f"{lower[1]} {turned} {letter} {upper[0]} {upper[1]}"
+
+
 PART = rf" ?(?:\{{({WHOLE})\}}|([0-9]))"  # of \frac
 MIXED = re.compile(rf"(?<![_^0-9.A-Za-z}}])({WHOLE})(?: ({WHOLE}) ?/ ?({WHOLE})| ?\\[dtc]?frac{PART}{PART})")
 THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
@@ -184,7 +230,8 @@ RADIANS = r"{\\frac{\1\\pi}{180}}"  # of degrees, beside sines; elsewhere the si
 # fmt: off
 NORMALISE = [(re.compile(pattern), replacement) for pattern, replacement in (
     (r"(?<=[0-9])(?:,\\!|\{(?:,|\\,)\}|(?<!\\)\\[,;: ]|~)\s?(?=[0-9]{3}(?![0-9]))", ""),  # thousands
-    (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s?\.?|\\!|\\?\$|[€£]", ""),  # sizes of brackets; money
+    (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s?\.?|\\!", ""),  # sizes of brackets
+    (CURRENCY, ""),  # money
     (r"\\(?:displaystyle|textstyle|large|Large|huge|bf|rm)(?![A-Za-z])|\\text\s?\{\s?\}", ""),  # sizes
     (r"\\(?:text)?color\s?\{[a-z]+\}|\\checkmark(?![A-Za-z])", ""),  # colours, a tick
     (r"(?:\s|~|(?<!\\)\\[,:; ]|\\q?quad(?![A-Za-z]))+", " "),  # spaces
@@ -192,7 +239,16 @@ NORMALISE = [(re.compile(pattern), replacement) for pattern, replacement in (
     (r"\\[lcd]?dots(?![A-Za-z])|\.{3}", r"\\omega_{0}"),  # something left out: 1, 2, ... is not 1, 2
     (r",? ?(?:\\text ?\{ ?,? ?)?(?:(?<![A-Za-z\\])(?:for (?:all|any|each|every)|where)(?![A-Za-z])|\\forall).*$",
      ""),  # for all x
-    (r"(?<=[0-9A-Za-z)}]),? ?[a-z] ?\\in ?\\mathbb ?\{?R\}?$", ""),  # x \in \mathbb{R}
+    (r"(?<=[0-9A-Za-z)}])(?:,| |\()*[a-z] ?\\in ?\\mathbb ?\{?[RZNQ]\}?(?: ?\^ ?\+)? ?\)?$", ""),  # k \in \mathbb{Z}
+    (r"(?<=[0-9A-Za-z)}]) ?\([a-z] ?(?:\\geq?|>) ?[0-9]\)$", ""),  # (n \ge 1)
+    (r"\\big(cup|cap)(?![A-Za-z])", r"\\\1"), (r"\{:\}", ":"),
+    (r"^([\]\[])([^][(){}]*,[^][(){}]*)([\]\[])$", outward),  # ]2, 5]
+    (r"(?<=[(\[])([^][(){},;]*);([^][(){},;]*)(?=[)\]])", r"\1,\2"),  # (2; 5]
+    (rf"([a-z]) ?{SIGN} ?({SIDE}) ?(?:\\text ?\{{ ?)?and ?\}}? ?\1 ?{SIGN} ?({SIDE})$", between),  # x > 2 and x < 5
+    (r"\\text ?\{ ?all real(?:s| numbers)?(?: [a-z])? ?\}|^all real(?:s| numbers)$", r"\\mathbb{R}"),
+    (r"(?<![0-9.])1(?=i(?![A-Za-z]))", ""),  # 1i
+    (r" ?\(? ?(?:\\[pb]?mod|(?:\\text ?\{ ?\(?)?(?<![a-z])mod) ?\}? ?\{?([0-9]+|[a-z])(?![0-9A-Za-z]) ?\}? ?\)?$",
+     r"\\pmod{\1}"),
     (r"\\not ?=", r"\\ne "), (r"\\lbrace(?![A-Za-z])", r"\\{"), (r"\\rbrace(?![A-Za-z])", r"\\}"),
     (r"\\backslash(?![A-Za-z])|(?<=\\mathbb\{R\}) ?- ?(?=\\\{)", r"\\setminus "),
     (r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|mathrm)(?= ?\{)", r"\\text"),  # kinds of type
@@ -202,15 +258,12 @@ NORMALISE = [(re.compile(pattern), replacement) for pattern, replacement in (
     (r"(?<![0-9.])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", lambda m: m[0].replace(" ", "")),  # thousands with spaces
     (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}"),  # raised characters
     (r"[¼-¾⅐-⅞]", lambda m: f"\\frac{{{normalize('NFKC', m[0]).replace(chr(0x2044), '}{')}}}"),  # ½
-    (rf"(?:(?<=[0-9)\]])|(?<=[0-9}}]\}})|(?<=\\pi))(?<!\^[0-9])(?<!\^\{{[0-9]\}}) ?(?:{NAME} ){{0,3}}{UNIT}"
-     rf"(?: ?/ ?[^\W\d_]{{1,9}}{RAISED}| [a-z]{{1,3}} ?\^ ?\{{?-[0-9]\}}?|"
-     rf"(?: |/|\\cdot)*+(?:{UNIT}|{NAME})){{0,6}}(?= ?(?:$|[,;)\]]|\\text|and|or))",
-     ""),  # units
+    (SCALED, scaled), (r"\\text ?\{ ?\}", ""), (BEHIND, units),  # 3 million; units
     (r"\*\*", "^"), (r"^ ?(?:\\approx|=)", ""),  # 2**3; a sign before the value
     (r"\\(?:begin|end) ?\{(?:cases|aligned)\}", ""),  # a list
     (r"(?<![^\W\d_])[α-ωΓΔΘΛΞΠΣΦΨΩ](?![^\W\d_])", greek),  # θ
-    (r"√ ?([0-9.]+|[A-Za-z]|\\pi)|(?:√|\\?(?<![A-Za-z])sqrt) ?\(([^()]*)\)",
-     lambda m: f"\\sqrt{{{m[1] or m[2]}}}"),  # √2
+    (r"([√∛∜]) ?(?:([0-9.]+|[A-Za-z]|\\pi)|\(([^()]*)\))|\\?(?<![A-Za-z])sqrt ?\(([^()]*)\)",
+     lambda m: f"\\sqrt{DEGREES[m[1]]}{{{m[2] or m[3] or m[4]}}}"),  # √2
     (r"\\operatorname ?\{([A-Za-z]+)\}", r"\\\1 "),  # an operator
     (r"(?<![A-Za-z\\])(?:pi|ln|log|sin|cos|tan)(?![A-Za-z])", r"\\\g<0>"),  # 2*pi
     (r"\\?(?<![A-Za-z])exp ?(?:\(([^()]*)\)|\\?\{([^{}]*?)\\?\}|([0-9a-z]|\\pi))",
@@ -271,8 +324,10 @@ def without_type(text: str) -> str:
     return "".join(kept)
 
 
-def normalise(latex: str) -> str:
+def normalise(latex: str, known: str = "") -> str:
     """The text with one spelling for what LaTeX spells in several ways; see NORMALISE.
+
+    known  the reference, a line end and the prompt, in small letters: their nouns may stand behind a number
 
     >>> normalise("$30^\\\\circ.$"), normalise("\\\\$18.90"), normalise("1 1/2"), normalise("10 weeks")
     ('30', '18.90', '\\\\frac{3}{2}', '10')
@@ -285,7 +340,11 @@ def normalise(latex: str) -> str:
     angles = re.search("sin|cos|tan|cot|sec|csc", text)
     text = text.strip().removesuffix("\\")
     for pattern, replacement in NORMALISE:
-        text = pattern.sub(r"\1" if replacement is RADIANS and not angles else replacement, text)
+        if replacement is units:
+            replacement = partial(units, known=known)
+        elif replacement is RADIANS and not angles:
+            replacement = r"\1"
+        text = pattern.sub(replacement, text)
     return text.strip(" ,")
 
 
@@ -353,20 +412,31 @@ def spelt(text: str) -> str:
     return "".join(re.sub(r"\\text ?\{([^{}]*)\}", r"\1", text).split())
 
 
-def equal(expression: str, reference: str) -> bool | None:
+def equal(expression: str, reference: str, prompt: str = "") -> bool | None:
     """Whether `expression`, from final_expression, equals the reference; None if that cannot be read. No time limit."""
-    right = normalise(value_of(reference))
-    answer = normalise(said(expression))
-    boxed = expression.startswith(BOX)
-    if not boxed and words(right):
-        answer = normalise(last_line(expression))
-    return True if spelt(answer) == spelt(right) != "" else compared(right, answer)
+    known = f"{reference}\n{prompt}".casefold()
+    text = said(expression, known)
+    if label := LABEL.match(reference):
+        letter, rest = labelled(text)
+        value = value_of(reference)
+        if letter and rest.strip():
+            return letter == label[1] and equal(f"{BOX}{rest}}}", value, prompt)
+        return letter == label[1] or equal(expression, value, prompt)
+    right = normalise(value_of(reference), known)
+    answer = normalise(text, known)
+    if "mod" not in right and "mod" in prompt and (found := re.search(r"\\pmod\{([0-9]+)\}$", answer)):
+        answer = answer[: found.start()] if re.search(rf"\b{found[1]}\b", prompt) else answer
+    if spelt(answer) == spelt(right) != "":
+        return True
+    if not expression.startswith(BOX) and not is_formula(text, known):
+        return words(right) is not None and words(right) == words(answer)
+    return compared(right, answer)
 
 
 @lru_cache(maxsize=256)
 def right_for_itself(reference: str) -> bool:
     """Whether a reference can be compared at all: its own text, read and compared, is right."""
-    right = normalise(value_of(reference))
+    right = normalise(value_of(reference), reference.casefold())
     return compared(right, right) is True
 
 
@@ -374,6 +444,8 @@ def compared(right: str, answer: str) -> bool | None:
     """`equal` of two normalised texts that are not spelt alike."""
     from verify.values import same_formulas  # loads SymPy
 
+    if "\\pmod" in right:
+        return spelt(right) == spelt(answer)
     if BASE.search(right) or BASE.search(answer):
         return len({re.sub(r"\\text|[\s{}]", "", side) for side in (right, answer)}) == 1
     texts = same_texts(right, answer)
@@ -381,7 +453,8 @@ def compared(right: str, answer: str) -> bool | None:
 
 
 def value_of(reference: str) -> str:
-    """A reference without its box or the signs around a formula."""
+    """A reference without its letter, its box or the signs around a formula."""
+    reference = LABEL.sub("", reference)
     if BOXES.search(reference):
         return said(final_expression(reference))
     return re.sub(r"^\\[(\[]|\\[)\]][\s.]*$", "", reference.strip())

@@ -50,19 +50,31 @@ def parsed(spec: str) -> tuple[str, str]:
 
 
 def place(error: BaseException, path: str) -> str:
-    """The error in one line, with the line of the file where it came from.
+    """The error in one line, with the file and the line where it came from.
 
-    path  of the file
+    path  of the file, or of a folder that holds it
     """
-    lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == path]
+    places = [(frame.filename, frame.lineno) for frame in extract_tb(error.__traceback__)]
+    places = [(name, line) for name, line in places if name.startswith(path)]
     if isinstance(error, SyntaxError):
-        lines = [error.lineno]
+        places = [(path, error.lineno)]
     try:
         said = " ".join(str(error).split())
     except Exception:  # its text is made by the user's file too
         said = "an error without a text"
-    where = f" ({os.path.basename(path)}, line {lines[-1]})" if lines else ""
+    where = f" ({os.path.basename(places[-1][0])}, line {places[-1][1]})" if places else ""
     return f"{type(error).__name__}: {said}{where}"[:LONGEST]
+
+
+def end_copy(original: int) -> None:
+    """End this process if it is no longer the original one, but a copy of it that the user's file has forked.
+
+    original  its id
+    """
+    if os.getpid() != original:
+        message = f"WARNING: {OWN} forked, and the copy came back from its code; it is ended: call os._exit in a fork"
+        print(message, file=sys.stderr, flush=True)
+        os._exit(0)
 
 
 def load(spec: str, parameters=PARAMETERS):
@@ -77,9 +89,11 @@ def load(spec: str, parameters=PARAMETERS):
     module.__file__ = os.path.abspath(path)
     sys.modules[module.__name__] = module  # dataclasses look for it
     sys.path.insert(0, os.path.dirname(path))
+    us = os.getpid()
     try:
         with open(path, "rb") as file:
             exec(compile(file.read(), path, "exec"), vars(module))
+        end_copy(us)
     except (Exception, SystemExit) as error:  # whatever the user's file raises
         raise ValueError(f"{path} cannot be loaded: {place(error, path)}") from error
     function = getattr(module, name, None)
@@ -99,8 +113,10 @@ def load(spec: str, parameters=PARAMETERS):
 
 def called(function, spec: str, job: tuple[str, str, str]) -> float | str:
     """The function's v for (prompt, completion, answer), or, beginning with OWN, why there is none."""
+    us = os.getpid()
     try:
         value = function(*job)
+        end_copy(us)
         value = value.item() if getattr(value, "shape", None) == () else value  # NumPy's numbers and booleans
         if value is None:
             return OWN
@@ -108,6 +124,7 @@ def called(function, spec: str, job: tuple[str, str, str]) -> float | str:
             return float(value)
         return f"{OWN}: expected a number from 0 to 1, a bool or None, got {value!r:.80} of type {type(value).__name__}"
     except (Exception, SystemExit) as error:  # whatever the user's function raises
+        end_copy(us)
         return f"{OWN} raised {place(error, parsed(spec)[0])}"
 
 

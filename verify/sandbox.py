@@ -13,9 +13,9 @@ system's libraries, read-only, and an empty folder in memory. Where Linux does n
 are root, a user without rights. `protections` says what holds on this machine.
 
 What it does not protect against: a hole in the kernel; a machine made slow within the limits (PROCESSES processes of
-LIMITS["AS"] bytes each, for `timeout` seconds); System V shared memory, which no limit counts (it is freed at the end).
-And without namespaces: a program that reads, writes or kills whatever its user may, finds the tests on the disk, uses
-the network, or outlives a worker that somebody kills. For code that was written to break out, use a virtual machine.
+LIMITS["AS"] bytes each, for `timeout` seconds); System V shared memory, which no limit counts (namespaces free it at
+the end). And without namespaces: a program that reads, writes or kills whatever its user may, finds the tests on the
+disk, uses the network, leaves System V shared memory behind, or outlives a worker that somebody kills. For code that was written to break out, use a virtual machine.
 When the machine runs out of memory, whoever used it up, the kernel kills sandboxes first: their programs are wrong.
 
 Linux only. Deviation: none known.
@@ -245,13 +245,16 @@ def protections():
 # From the kernel's headers:
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 1 << 17, 1 << 27, 1 << 28, 1 << 29, 1 << 30
+JOIN_SESSION_KEYRING, CLEAR_KEYRING, GET_PERSISTENT, SESSION_KEYRING, USER_KEYRINGS = 1, 7, 22, -3, (-4, -5)
 MS_BIND, MS_REC, MS_PRIVATE, MS_NOSUID_NODEV = 0x1000, 0x4000, 0x40000, 2 | 4
 
 
 def call(name, *arguments):
     """Call a function of the C library that Python does not offer. Raises OSError if it fails."""
-    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) < 0:
+    found = getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments)
+    if found < 0:
         raise OSError(ctypes.get_errno(), f"{name}: {os.strerror(ctypes.get_errno())}")
+    return found
 
 
 def die_with_parent():
@@ -303,11 +306,25 @@ def drop_rights(user):
         os.setgroups([])
         os.setgid(user)
         os.setuid(user)
+        forget_keys()
     else:
         call("capset", (ctypes.c_uint32 * 2)(0x20080522), (ctypes.c_uint32 * 6)())
     call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)  # a program must not trace the process that starts it
     die_with_parent()  # a change of user or rights undoes it
+
+
+def forget_keys():
+    """Empty the kernel's keyrings of this user, which outlive a process: the next program of this user could read them.
+
+    A user namespace, which we have unless we are root, has keyrings of its own.
+    """
+    keyctl = {"x86_64": 250, "aarch64": 219}.get(os.uname().machine)
+    with suppress(OSError):  # where the kernel has none, or does not allow them
+        call("syscall", keyctl, JOIN_SESSION_KEYRING, None)
+        persistent = call("syscall", keyctl, GET_PERSISTENT, -1, SESSION_KEYRING)
+        for keyring in (*USER_KEYRINGS, persistent):
+            call("syscall", keyctl, CLEAR_KEYRING, keyring)
 
 
 def enter(descriptor):

@@ -122,7 +122,7 @@ class Worker:
         except ConnectionResetError:
             pass
         if message:
-            verdict = json.loads(message)
+            verdict = json.loads(message.partition(b"\n")[0])
             score.value, score.error = (None, verdict) if isinstance(verdict, str) else (float(verdict or 0), "")
             score.timed_out = verdict is None
         else:

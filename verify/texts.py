@@ -7,6 +7,8 @@ import re
 from collections import Counter
 from unicodedata import category, normalize
 
+from verify.lists import BEFORE_LETTER, lead
+
 TYPE = re.compile(r"\\(?:text|math)(?:bf|it|rm|sf|tt|normal)?[ ]?\{([^{}]*)\}")
 
 
@@ -73,28 +75,41 @@ def after_equals(text: str) -> str:
 
 # --- Options: A, (B), C. Paris ---------------------------------------------------------------------------------------
 
-# fmt: off
-OPTION = re.compile(r"(?:option |choice )?(?:\(([A-Z])\)|([A-Z])(?:[).]|:(?=\s)|$))(.*)", re.I | re.S)
-SAYS = re.compile(r"\b(?i:answer|choice|option|choose|pick|select)\b(?: is)?:? (?i:option |choice )?\(?([A-Z])\)?$")
+OPTION = re.compile(r"(?:\(([A-Z])\)[.:]?|([A-Z])(?:[).:](?![a-z])| +[-–—](?= )|$))(.*)", re.I | re.S)
+CORRECT = re.compile(r"([A-Z]|\([A-Z]\)) is (?:the )?(?:correct|right|best)(?: (?:answer|option|choice))?$", re.I)
 AGAINST = re.compile(  # behind the letter: "B. is wrong", "A. No, B", "(A)(B)", "B. A"
-    r"^(?:\W*(?:is|are|was|not|or|and|isn't|wrong|incorrect)\b|.*\b(?i:no|not|nor|or|and|but|so|think|choose|answer)\b\W+\(?[A-Z]\b|.*\b(?i:wait|actually|sorry)\b|"
-    r"\W*\(?[A-Z]\W*$|[A-Za-z(]|.*\([A-Z]\))", re.S)
-# fmt: on
+    r"^(?:\W*(?:is|are|was|or|and|isn't|wrong|incorrect)\b|"
+    r".*\b(?i:no|not|nor|or|and|but|so|think|choose|answer)\b\W+\(?[A-Z]\b|.*\b(?i:wait|actually|sorry)\b|"
+    r"\W*\(?[A-Z]\W*$|.*\([A-Z]\))",
+    re.S,
+)
 
 
 def option(text: str) -> str | None:
     """The letter of "B", "(b)", "B. Paris", "I choose B."; None for another text, or one that names several.
 
-    >>> [option(text) for text in ("(b)", "B. a dog", "B: Vitamin C", "not A, so the answer is (B).", "Option B")]
+    >>> [option(text) for text in ("(b)", "B. a dog", "B: Vitamin C", "So the answer is (B).", "B is correct")]
     ['B', 'B', 'B', 'B', 'B']
-    >>> [option(text) for text in ("B or C", "A B", "Bad", "", "B. is wrong", "B. A", "B is wrong", "not B", "A? B")]
-    [None, None, None, None, None, None, None, None, None]
+    >>> [option(text) for text in ("B or C", "A B", "", "B. is wrong", "B. A", "not B", "A? B", "never choose B")]
+    [None, None, None, None, None, None, None, None]
     """
-    bare = unmarked(re.sub("[{}]", "", unmarked(text))).strip(" *`\"'\n")
-    if found := OPTION.fullmatch(bare):
-        return None if found[3].strip(" .") and AGAINST.match(found[3]) else (found[1] or found[2]).upper()
-    said = SAYS.search(bare.rstrip(" .*`"))
-    return said[1] if said and not re.search(r"\bor\b", bare) else None
+    letter, rest = labelled(text)
+    return None if rest.strip(" .") and AGAINST.match(rest) else letter
+
+
+def labelled(text: str) -> tuple[str | None, str]:
+    """(letter, text) of an option, whatever its text says; (None, ...) for what begins with no letter.
+
+    >>> labelled("**C.** Both A and B"), labelled("C - Rome"), labelled("Rome")
+    (('C', ' Both A and B'), ('C', ' Rome'), (None, 'Rome'))
+    """
+    bare = unmarked(normalize("NFKC", text)).replace("\\ ", " ")
+    bare = unmarked(re.sub(r"[{}]|\*\*", "", bare)).strip(" *`\"'\n")
+    stated = lead(bare)
+    bare = BEFORE_LETTER.sub("", bare if stated is None else stated, count=1).strip(" *`.\"'")
+    bare = CORRECT.sub(r"\1", bare)
+    found = OPTION.fullmatch(bare)
+    return ((found[1] or found[2]).upper(), found[3]) if found else (None, bare)
 
 
 # --- Formulas: one text for all spellings of a formula ---------------------------------------------------------------

@@ -158,9 +158,9 @@ def same(gold, given) -> bool:
         return close(gold, given)
     if any(getattr(side, "is_Matrix", False) for side in (gold, given)):
         return same_entries(gold, given)
-    if isinstance(gold, Set) and is_statement(given):
+    if isinstance(gold, Set) and not isinstance(gold, FiniteSet) and is_statement(given):
         given = given.as_set()  # x > 0 is right for (0, oo); one that is not solved is no answer (unfinished.py)
-    if is_statement(gold) and isinstance(given, Set):
+    if is_statement(gold) and isinstance(given, Set) and not isinstance(given, FiniteSet):
         found = tried(gold.as_set)
         if found is None:  # 0 < f(x) < 1
             return verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True)
@@ -299,7 +299,8 @@ def close(gold, given) -> bool:
     28 and 0.28 are both right for 28%.
     """
     bare = [without_percent(side) for side in (gold, given)]
-    if bare.count(None) == 1 and close(bare[0] or gold, bare[1] or given):
+    fraction = bare[0] is None and abs(gold) < 1  # 0.4 is no 0.4%
+    if bare.count(None) == 1 and not fraction and close(bare[0] or gold, bare[1] or given):
         return True
     gold, given = gold.doit(), given.doit()
     if not (gold.is_finite and given.is_finite):

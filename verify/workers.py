@@ -86,7 +86,7 @@ def grade_answer(text: str, reference: str, timeout: float) -> bool | str:
     """The verdict on a JSON list of task, answer and prompt, or a text: why there is none."""
     allow(timeout)
     task, answer, prompt = json.loads(text)
-    verdict = TASKS[task](answer, reference)
+    verdict = TASKS[task].grade(answer, reference)
     if isinstance(verdict, str):
         verdict = right(verdict, reference, prompt)
     return verdict
@@ -104,7 +104,7 @@ def grade_code(text: str, reference: str, timeout: float, namespaces: bool) -> b
     besides, of which MORE_SECONDS is the most. The first test that it fails is the last.
     """
     allow(timeout)
-    source = TASKS["code"](json.loads(text)[1], reference)
+    source = TASKS["code"].grade(json.loads(text)[1], reference)
     if not source:
         return False
     allow(math.inf)  # the sandbox has its limits
@@ -185,13 +185,13 @@ def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None
             answering = deadline()[0] > 0
             deadline()[0] = 0.0
             if late and answering:
-                channel.send(b"null")
+                channel.send(b"null\n")
             elif answering or ended[1]:
                 sys.exit(os.waitstatus_to_exitcode(ended[1]))
 
 
 def answer_jobs(channel, timeout: float, graders) -> None:
-    """Read jobs (text, reference), at most ANSWERS_PER_FORK, and send each verdict as JSON; null: it took too long."""
+    """Read jobs (text, reference), at most ANSWERS_PER_FORK, and send each verdict as a line of JSON; null: it took too long."""
     for _ in range(ANSWERS_PER_FORK):
         task, files, *_ = socket.recv_fds(channel, 1, 1)
         if not files:
@@ -202,6 +202,11 @@ def answer_jobs(channel, timeout: float, graders) -> None:
         prepare()
         # Tests hold longer integers. SymPy must not write such: that takes long.
         sys.set_int_max_str_digits(0 if task == b"c" else sys.int_info.default_max_str_digits)
-        verdict = grade(text, reference, timeout)
+        try:
+            verdict = grade(text, reference, timeout)
+        except MemoryError:  # says nothing of the answer: another worker tries it
+            raise
+        except Exception as error:  # whatever a grader raises
+            verdict = f"the grader raised {own.place(error, own.ROOT)}"
         deadline()[0] = 0.0
-        channel.send(json.dumps(verdict).encode())
+        channel.send(json.dumps(verdict).encode() + b"\n")

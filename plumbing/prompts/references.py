@@ -18,7 +18,9 @@ from types import SimpleNamespace
 from unicodedata import category
 
 from verify.graders import TASKS, UNREADABLE
+from verify.lists import DENIES
 from verify.scorer import Scorer
+from verify.texts import unmarked
 
 SAMPLE = 200  # math references that are tried when the data is loaded
 FIELDS = ("ground_truth", "final_answer", "answer", "target", "value")  # of a reference that is an object
@@ -41,7 +43,28 @@ WORD = re.compile(r"[^\W\d_]{2,}")
 MATHEMATICAL = {"and", "or", "if", "sin", "cos", "tan", "log", "ln", "pi", "sqrt", "mod", "inf", "infinity"}
 # Not all of NFKC, which makes 102 of 10², and without ～, which LaTeX reads as a space.
 FULL_WIDTH = {ord(one) + 0xFEE0: one for one in string.ascii_letters + string.digits + "+-*/=.,:%()[]<>|"}
+GAP = r"(?:[\s~]|\\[ ,;:]|\\q?quad(?![a-z]))+"
+LABEL = re.compile(rf"(?:\(([A-Za-h])\)|([A-Za-h])[).:]){GAP}(.+)", re.S)  # (B) 4, (a) 4
+LABEL_WITHIN = re.compile(r"(?<![A-Za-z])(?:\([A-Za-z]\)|[A-Za-z][).:])\s")
+SIMPLE = re.compile(r"(?:[-+*/^_=<>0-9.,{}|!% ]|\\[a-z]+|(?<![A-Za-z])[a-z](?![A-Za-z])|\((?![A-Za-z]\)))+")
+VALUED = re.compile(r"[0-9\\$]")
+AROUND = [  # of a value: what is said before or behind it
+    re.compile(
+        r"(.*?)[,.;]?\s*(?:as (?:desired|required|claimed|needed|expected|wanted|stated)|and we are done|Q\.?E\.?D|"
+        r"hence proved|\\blacksquare|■|∎)[.\s]*",
+        re.I | re.S,
+    ),
+    re.compile(r"(?:yes|no|true|false)[,:;.]\s+(.+)", re.I | re.S),
+    re.compile(r"[A-Za-z][A-Za-z ]{2,30}:\s+([^:]+)", re.S),  # Max: 4
+    re.compile(r"\$?(?:[A-Za-z]+\$? ){1,5}(?:is|are|equals)\s+(.+?)\.?", re.S),  # x is 4
+    re.compile(r"(?:about|approximately|approx\.?|roughly|around|nearly|ca\.)\s+(.+)", re.I | re.S),
+]
+MOST_LEFT_OUT = 0.05  # of a source's rows: more unusable references than that end the run
 LONGEST = 5  # words of a reference that is a sentence; two of them beside a formula
+
+
+class Unusable(ValueError):
+    """A row whose reference no answer can be compared with; a few of them are left out (MOST_LEFT_OUT)."""
 
 
 def reduced(answer) -> str:
@@ -53,17 +76,44 @@ def reduced(answer) -> str:
     ('There is no solution.', '12 square metres', '[1, 2]')
     """
     text = unpacked(answer)
-    if "\\boxed" in text or "\\fbox" in text:
+    if SIMPLE.fullmatch(text) or "\\boxed" in text or "\\fbox" in text:
         return text
+    text, letter = without_label(text)
     while (stated := STATED.fullmatch(text)) and stated[1]:
         text = stated[1]
     if bracketed := BRACKETED.fullmatch(text):
         text = (bracketed[1] or bracketed[2]).strip()
+    for pattern in AROUND:
+        if (inner := pattern.fullmatch(text)) and VALUED.search(inner[1]) and not prose(inner[1], 0):
+            text = inner[1].strip()
     if text.casefold().strip(" .") in NO_ANSWER:
         raise ValueError(f"{text!r} stands for a missing answer")
     if prose(text):
         raise ValueError("a sentence, of which no answer but the same words would be right; keep the value alone")
-    return text
+    return f"({letter}) {text}" if letter else text
+
+
+def without_label(text: str) -> tuple[str, str]:
+    """(value, letter of its option or "") of a reference; a small letter is the part of a question, and goes.
+
+    >>> without_label(r"\\textbf{(B)}\\ 4"), without_label("(a) 4"), without_label("C. 5"), without_label("(A) 1 (B) 2")
+    (('4', 'B'), ('4', ''), ('5', 'C'), ('(A) 1 (B) 2', ''))
+    """
+    bare = unmarked(text) if text.lstrip("$").startswith("\\text") or text.startswith("\\math") else text
+    label = LABEL.fullmatch(bare.strip("$"))
+    if not label or LABEL_WITHIN.search(label[3]):
+        return text, ""
+    letter = label[1] or label[2]
+    return label[3].strip(), letter if letter.isupper() else ""
+
+
+def letter(answer) -> str:
+    """The reference of a choice: MMLU's integers, which count from 0, as letters; another text as `legible`.
+
+    >>> letter(0), letter("C. Both A and B"), letter("2")
+    ('A', 'C. Both A and B', '2')
+    """
+    return string.ascii_uppercase[answer] if type(answer) is int and 0 <= answer < 10 else legible(str(answer))
 
 
 def unpacked(answer) -> str:
@@ -117,8 +167,8 @@ def spelt(text: str):
     return found if isinstance(found, (dict, list)) and found and not numbers else text
 
 
-def prose(text: str) -> bool:
-    """Whether the text is a sentence that states a value, or says more than LONGEST words.
+def prose(text: str, beside: int = 2) -> bool:
+    """Whether the text is a sentence that states a value, or says more than LONGEST words, or `beside` with a formula.
 
     >>> prose("The hypotenuse has length $4$"), prose("x = 2 or x = 3"), prose("three apples"), prose("3 red, 4 blue")
     (True, False, False, False)
@@ -127,7 +177,7 @@ def prose(text: str) -> bool:
         return False
     words = [word for word in WORD.findall(FORMULA.sub(" 1 ", text)) if word.casefold() not in MATHEMATICAL]
     mixed = re.search(r"[0-9=]", FORMULA.sub(" 1 ", text))
-    return len(words) > (2 if mixed else LONGEST)
+    return len(words) > (beside if mixed else LONGEST) or bool(mixed and words and DENIES.search(text))
 
 
 def right_for_itself(reference: str, task: str) -> bool:
@@ -136,7 +186,7 @@ def right_for_itself(reference: str, task: str) -> bool:
     >>> right_for_itself("(C) Rome", "choice"), right_for_itself("...", "text")
     (True, False)
     """
-    return task not in ("text", "choice") or TASKS[task](reference, reference) is True
+    return task not in ("text", "choice") or TASKS[task].grade(reference, reference) is True
 
 
 def unreadable(prompts, timeout: float) -> list[str]:

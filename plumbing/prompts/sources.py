@@ -325,14 +325,15 @@ def read_answer(answer, row: dict, task: str, where: str) -> str:
         elif task == "math":
             reference = references.reduced(answer)
         elif type(answer) in (str, int):
-            reference = references.legible(str(answer))
+            reference = references.letter(answer) if task == "choice" else references.legible(str(answer))
     except ValueError as error:
         cause += f": {error}"
     except (LookupError, TypeError, AttributeError):
         pass  # what Python says of it helps nobody
     if not (reference and references.right_for_itself(reference, task)):
         expected = f"an answer for `{task}` (docs/data.md)"
-        raise malformed(where, f"answer {str(answer)[:60]!r}", cause, expected)
+        error = malformed(where, f"answer {str(answer)[:60]!r}", cause, expected)
+        raise references.Unusable(str(error)) if task != "code" else error
     return reference
 
 
@@ -429,7 +430,9 @@ def usable(name, number, task, ready, found, *, columns, skip_unusable, own) -> 
     """
     taken = {"task", "metadata", *chain.from_iterable(columns)}
     taken |= {name.partition(".")[0] for name in taken}
+    left_out = count = 0
     for where, fields in read(name):
+        count += 1
         try:
             row = parse_row(fields, where, task, columns, own, number)
             ready.check(row)
@@ -439,12 +442,17 @@ def usable(name, number, task, ready, found, *, columns, skip_unusable, own) -> 
         except (ValueError, RecursionError) as error:
             if isinstance(error, RecursionError):
                 error = malformed(where, str(error), "values nested in hundreds of levels", EXPECTED)
-            if not skip_unusable:
+            a_few = isinstance(error, references.Unusable)
+            left_out += a_few
+            if not (skip_unusable or a_few):
                 raise ValueError(f"{error}; --skip-unusable leaves such rows out") from error
             found.unusable.append(str(error))
             continue
         found.unread.setdefault(number, [name for name in fields if name not in taken])
         yield row
+    if left_out > references.MOST_LEFT_OUT * count and not skip_unusable:
+        first = found.unusable[-left_out]
+        raise ValueError(f"{first}; {left_out} of {count} rows have no usable answer; --skip-unusable leaves them out")
 
 
 RENDERED = "begin or end with what the chat template or the tokenizer writes itself, and will have it twice"

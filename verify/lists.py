@@ -12,7 +12,7 @@ from functools import lru_cache
 
 # --- Before an answer: adverbs, then an article, adjectives, a noun, a verb, each of any language or missing. ---
 ADVERBS = (
-    r"so|thus|hence|therefore|then|finally|consequently|in conclusion|i think|∴|⇒|→|=+>|\\therefore|\\Rightarrow|"
+    r"so|thus|hence|therefore|then|finally|consequently|in conclusion|i think|we (?:get|find|obtain|conclude)(?: that)?|∴|⇒|→|=+>|\\therefore|\\Rightarrow|"
     "所以|因此|因而|故|综上(?:所述)?|于是|從而|从而|よって|したがって|従って|ゆえに|따라서|그러므로|por "
     "(?:lo )?tanto|entonces|luego|"
     "así que|donc|ainsi|par conséquent|also|somit|daher|folglich|portanto|logo|assim|então|quindi|dunque|pertanto|"
@@ -144,7 +144,7 @@ SCALED = re.compile(
     rf"(?:(\\text ?\{{) ?k(?= ?\}})|(\\text ?\{{)? ?((?i:{SCALE}){AFTER_WORD}))"
 )
 CURRENCY = re.compile(
-    r"(?:(?:US|HK|NT|[ACR]|\\text ?\{ ?US ?\}) ?)?\\?\$|[€£¥₹₩₽₪₺₫฿￥¢]|\\(?:pounds|euro|yen)(?![A-Za-z])|"
+    r"(?:US|HK|NT|[ACR]|\\text ?\{ ?US ?\}) ?\\?\$(?= ?[0-9])|\\?\$|[€£¥₹₩₽₪₺₫฿￥¢]|\\(?:pounds|euro|yen)(?![A-Za-z])|"
     r"(?:\\text ?\{ ?)?(?<![A-Za-z])(?:Rs|USD|EUR|GBP|CNY|RMB|INR|JPY|NT|HK)\.? ?\}?(?= ?[0-9])"
 )
 
@@ -168,12 +168,13 @@ def scaled(match) -> str:
 
 
 FUNCTIONS = "and|or|pi|sqrt|sin|cos|tan|cot|sec|csc|log|ln|lg|exp|inf|infinity|mod|gcd|lcm|if|over|choose"
-BARE_WORD = rf"(?!(?:{FUNCTIONS}){AFTER_WORD})(?:(?![¼-¾⅐-⅞])[^\W\d_])++"
+BARE_WORD = rf"(?!(?:{FUNCTIONS}){AFTER_WORD})(?:(?![¼-¾⅐-⅞²³¹⁰-⁹])[^\W\d_])++"
 PIECE = rf"{BARE_WORD}\.?|\\text ?\{{[^{{}}]*\}}|\\(?:mu|Omega){AFTER_WORD}|\((?: ?[^\W\d_]{{2,}}){{1,3}} ?\)"
 BEHIND = re.compile(  # words behind a number, to the end of a formula or of its part
     rf"(?:(?<=[0-9)\]])|(?<=[0-9}}]\}})|(?<=\\pi))(?<!\^[0-9])(?<!\^\{{[0-9]\}})( ?(?:{PIECE})"
     rf"(?:{PIECE}|\\cdot{AFTER_WORD}|\^ ?(?:\{{ ?-?[0-9] ?\}}|-?[0-9])|[ /·²³°])*+)(?= ?(?:$|[,;)\]]|and|or))"
 )
+RAISED = dict.fromkeys(map(ord, "²³"), " ")
 WORD = re.compile(r"\\text ?\{([^{}]*)\}|([^\W\d_]+)")
 BARE = re.compile("[ckm]m|m[glLs]|[KkM]g|kW|ft|in|yd|mi|oz|lb|hr|sq|Hz|Pa|[GMk]B|Rs|[msgLNJWV]|.{3,}|[^a-zA-Z].*")
 
@@ -207,7 +208,9 @@ def units(match, known: str) -> str:
     run = match[1]
     found = 0
     compound = re.search(r"/|\^ ?\{ ?-", run)
-    for typed, bare in WORD.findall(re.sub(r"\\mu ?", "µ", run).replace("\\Omega", "Ω").replace("\\cdot", " ")):
+    for typed, bare in WORD.findall(
+        re.sub(r"\\mu ?", "µ", run.translate(RAISED)).replace("\\Omega", "Ω").replace("\\cdot", " ")
+    ):
         for word in re.findall(r"[^\W\d_]+|[^ .'/·()²³°^0-9-]", typed) if typed else [bare]:
             if not (typed or compound or BARE.fullmatch(word)) or len(word) == 1 and bare and names(word, known):
                 return run

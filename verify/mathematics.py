@@ -35,6 +35,7 @@ from verify.texts import as_written, labelled, option, parted, plain, separate
 BOX = "\\boxed{"
 BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # BOX and its other spellings
 MAX_CHARS = 10_000  # of a box, or of an answer without one
+LONGEST, DEEPEST, HIGHEST = 400, 20, 9  # of a formula: characters, brackets within each other, power of a bracket
 BETWEEN_CHARS = 40  # boxes further apart than this are never one list
 BETWEEN_BOXES = re.compile(
     r"(?:[\s$,;]|\\[][(), ;:]|\\q?quad|and|or|\\text\{[^{}]{0,20}(?:,|and|or)\s?\}|[A-Za-z][\w{}]{0,20}\s?=)*+"
@@ -112,8 +113,10 @@ def last_sentence(prose: str) -> str:
 
 def end_taken_off(sentence: str) -> str:
     """The sentence without its point and the marks around it."""
-    sentence = TAIL.sub("", sentence.strip(MARKS).rstrip("。"))
-    return sentence if sentence.endswith("..") else sentence.removesuffix(".").rstrip(MARKS)
+    sentence = sentence.strip(MARKS)
+    if not sentence.endswith(".."):
+        sentence = sentence.rstrip("。").removesuffix(".")
+    return TAIL.sub("", sentence).rstrip(MARKS)
 
 
 def said(expression: str, known: str = "") -> str:
@@ -281,7 +284,7 @@ NORMALISE = [(re.compile(pattern), replacement) for pattern, replacement in (
     (rf"(?<![0-9.}}])({WHOLE}) ({WHOLE}) ?/ ?({WHOLE})(?![0-9.])", mixed),  # 1 1/2
     (rf"(?<![_^0-9.A-Za-z}}])({WHOLE}) ?\\frac\{{({WHOLE})\}}\{{({WHOLE})\}}", mixed),  # 33\frac13 %
     (r"(?<![_^0-9.])([0-9.]+) (?=[0-9])", r"\1\\omega_{0}"),  # two numbers side by side are not one: 2 3 is not 23
-    (r"(?<=[0-9}]) ?(?:\\text ?\{ ?)?per ?cent(?:age)? ?\}?", r"\\%"),  # a percentage
+    (r"(?<=[0-9}]) ?(?:\\text ?\{ ?)?(?:per ?cent(?:age)?|pct) ?\}?", r"\\%"),  # a percentage
     (r"(?<=[})]) ?\\?%", r"\\cdot 1\\%"),  # latex2sympy reads % after a number only
     (r"\\dot(?= ?\{?[0-9])", r"\\bar"), (r"\\bar ?([0-9])", r"\\bar{\1}"),  # 0.\bar 3
     (rf"(?<![0-9])({WHOLE}|)\.({WHOLE}|)\\(?:overline|bar) ?\{{({WHOLE})\}}", repeating),  # 0.3 with a bar
@@ -422,6 +425,8 @@ def equal(expression: str, reference: str, prompt: str = "") -> bool | None:
         if letter and rest.strip():
             return letter == label[1] and equal(f"{BOX}{rest}}}", value, prompt)
         return letter == label[1] or equal(expression, value, prompt)
+    if degenerate(text, len(reference)):
+        return spelling(text) == spelling(value_of(reference)) != ""
     right = normalise(value_of(reference), known)
     answer = normalise(text, known)
     if "mod" not in right and "mod" in prompt and (found := re.search(r"\\pmod\{([0-9]+)\}$", answer)):
@@ -431,6 +436,26 @@ def equal(expression: str, reference: str, prompt: str = "") -> bool | None:
     if not expression.startswith(BOX) and not is_formula(text, known):
         return words(right) is not None and words(right) == words(answer)
     return compared(right, answer)
+
+
+def degenerate(text: str, length: int) -> bool:
+    """Whether a formula has the shape of what is written to hold up a worker: long, deep, or a high power of a sum.
+
+    length  of the reference
+
+    >>> degenerate("(x+y+z)^{400}", 9), degenerate("." * 9_900, 9), degenerate("{" * 600 + "}" * 600, 9)
+    (True, True, True)
+    >>> degenerate("(x+y+z)^{4}", 9), degenerate("\\\\frac{1}{\\\\sqrt{2}}", 9)
+    (False, False)
+    """
+    if len(text) > max(LONGEST, 3 * length):
+        return True
+    depth = deepest = 0
+    for brace in re.findall(r"[{}()]", text):
+        depth += 1 if brace in "{(" else -1
+        deepest = max(deepest, depth)
+    powers = re.findall(r"[)}] ?\^ ?\{? ?([0-9]+)", text)
+    return deepest > DEEPEST or any(len(power) > 2 or int(power) > HIGHEST for power in powers)
 
 
 @lru_cache(maxsize=256)

@@ -70,10 +70,13 @@ def left_to_do(text: str, found, *, letters: bool) -> set[str]:
             continue
         nodes = preorder_traversal(part)
         for node in nodes:
-            todo |= kinds(node, letters)
-            if node.is_Mul and (mantissa := scientific(node.args)):
-                todo |= set() if 0.1 <= abs(mantissa) < 10 else {"mantissa"}
-                nodes.skip()
+            mantissa = scientific(node.args) if node.is_Mul else 0
+            if not mantissa:
+                todo |= kinds(node, letters)
+                continue
+            nodes.skip()
+            if not 0.1 <= abs(mantissa) < 10:
+                todo.add("mantissa")
     return todo - IDENTITIES if letters else todo
 
 

@@ -15,7 +15,7 @@ from sympy import Float, I, Matrix, Mul, Rational, Symbol, Tuple, UnevaluatedExp
 from sympy.core.function import AppliedUndef, Function
 from sympy.core.relational import Equality, Relational
 from sympy.logic.boolalg import And, Boolean, Or
-from sympy.sets import FiniteSet, Interval, Set
+from sympy.sets import FiniteSet, Interval, Set, Union
 
 from verify.texts import after_equals, parted
 from verify.unfinished import left_to_do
@@ -145,6 +145,8 @@ def with_i(found):
 
 def same(gold, given) -> bool:
     """Whether two SymPy objects are the same answer: we compare numbers, order and names, math-verify the rest."""
+    if any(isinstance(side, FiniteSet) for side in (gold, given)) and any(map(lies_within, (gold, given))):
+        return False
     if names_a_value(gold) and not is_equation(given):
         return same(take_last_relation(gold).rhs, given)
     if is_equation(given) and not is_equation(gold):  # 2x = 10 is not 10, but 1 + 9 = 10 is
@@ -200,6 +202,11 @@ def roots_of_factors(found):
 def is_statement(found) -> bool:
     """x < 3 and the like; not a letter alone, which SymPy takes for one that is true everywhere."""
     return isinstance(found, Boolean) and not isinstance(found, Symbol)
+
+
+def lies_within(found) -> bool:
+    """x \\in (1, 3), which latex2sympy reads as an equation: never the list of the ends."""
+    return isinstance(found, Equality) and isinstance(found.rhs, (Interval, Union))
 
 
 def names_a_value(found) -> bool:

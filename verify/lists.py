@@ -72,10 +72,10 @@ SUBJECTS = set(
     "width height "
     "distance speed cost price time angle probability chance ratio average mean median mode range radius diameter age "
     "slope degree measure size count weight mass rate temperature remainder digit digits answer result solution "
-    "solutions root roots point equation expression function matrix vector set interval limit derivative integral "
-    "minimum maximum smallest largest least greatest final correct required desired x y z n which so thus "
+    "solutions point equation expression function matrix vector set interval limit "
+    "minimum maximum smallest largest least greatest final correct required desired which so thus "
     "hence therefore "
-    "then finally expected units square circle triangle rectangle line plane".split()
+    "then finally expected units question problem".split()
 )
 IS = re.compile(r"(?<![A-Za-z])(?:is|are|equals)(?![A-Za-z]):?")
 DENIES = re.compile(
@@ -155,8 +155,10 @@ def lead(line: str) -> str | None:
     >>> lead("So the final answer is: 42"), lead("答案：42"), lead("=> 42"), lead("It is 42")
     ('42', '42', '42', None)
     """
-    found = LEAD.match(line)
-    return line[found.end() :] if found and found.end() else None
+    rest = line
+    while (found := LEAD.match(rest)) and found.end():  # Final answer: The final answer is 42
+        rest = rest[found.end() :]
+    return rest if rest != line else None
 
 
 def scaled(match) -> str:

@@ -43,7 +43,7 @@ BETWEEN_BOXES = re.compile(
 # --- Of an answer without a box:
 DELIMITER = re.compile(r"\\[][()]|\$\$")
 DISPLAY = re.compile(r"(?<!\\)\\[][]|\$\$")
-TAG = re.compile(r"</?[a-z]{1,20}>|<\|\w{1,20}\|>|\\(?:blacksquare|square|qed)(?![A-Za-z])")
+TAG = re.compile(r"</?[a-z]{1,20}>|<\|\w{1,20}\|>|\\(?:blacksquare|square|qed)(?![A-Za-z])|I hope it is correct\.?")
 EMPTY = re.compile(r"[-\s*_=~`#.—$∎■□>]*")  # a line that says nothing
 BULLET = re.compile(r"^[\s>#]*(?:[-*•+] +(?=\D))?")
 MARKS = " \t*_`\"“”„'«»"
@@ -101,7 +101,7 @@ def last_sentence(prose: str) -> str:
     """
     if "</answer>" in prose:
         prose = prose.rpartition("</answer>")[0].rpartition("<answer>")[2]
-    text = prose.rpartition("####")[2].replace("\\$", "")
+    text = prose.partition("<|im_start|>")[0].rpartition("####")[2].replace("\\$", "")
     lines = ["$ " + " ".join(part.split()) + " $" if n % 2 else part for n, part in enumerate(DISPLAY.split(text))]
     lines = [line for line in TAG.sub("\n", "".join(lines)).splitlines() if not EMPTY.fullmatch(line)]
     if not lines:

@@ -1,7 +1,7 @@
 """Claims about what graders count as right (verify/), by kinds of answers, and about the time that it takes.
 
 Each kind of answer that once got a wrong verdict has members made by a rule (data/kinds.jsonl): examples alone are
-easily mended. Single cases are rows of data/verdicts.jsonl (test_scorer.py) and the known limits of docs/rewards.md.
+easily mended. Single cases are rows of data/verdicts.jsonl (test_scorer.py), and docs/rewards.md has one example of each form.
 """
 
 import ast
@@ -13,9 +13,13 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from conftest import rows
+from conftest import Finished, refuses, rows, write_rows
+from test_data import tokenizer  # noqa: F401
 
+from data import Prompt
+from plumbing.prompts import sources
 from verify import graders, mathematics
+from verify.scorer import Scorer
 
 ROOT = Path(__file__).parents[1]
 
@@ -24,8 +28,46 @@ def verdict(answer, reference, prompt="", box="\\boxed{{{}}}"):
     """The verdict on a box, in this process: only answers that are quickly compared are asked for here."""
     found = graders.math(box.format(answer), reference)
     if isinstance(found, str):
-        found = mathematics.equal(found, reference) and not graders.given_back(found, reference, prompt)
+        found = mathematics.equal(found, reference, prompt) and not graders.given_back(found, reference, prompt)
     return found
+
+
+# --- The contract of every task --------------------------------------------------------------------------------------
+
+
+def scored(cases):
+    """The Score of each (task, answer, reference), in order."""
+    scorer = Scorer(timeout=20.0, workers=1, think_end=None)
+    for n, (task, answer, reference) in enumerate(cases):
+        scorer.submit(Finished(answer), Prompt(n, (1,), "?", reference, task))
+    scorer.wait()
+    scorer.close()
+    return sorted(scorer.finished(), key=lambda score: score.prompt.index)
+
+
+@pytest.mark.parametrize("task", graders.TASKS)
+def test_a_tasks_answers_are_right_for_themselves_and_wrong_for_their_neighbours(task):
+    examples = graders.TASKS[task]
+    neighbours = [(answer, before[1]) for before, (answer, _) in zip(examples.right, examples.right[1:])]
+    wrong = [*examples.wrong, *neighbours]
+    assert len(examples.right) > 1 and examples.wrong
+    scores = scored([(task, *pair) for pair in [*examples.right, *wrong]])
+    assert [score.correct for score in scores] == [True] * len(examples.right) + [False] * len(wrong)
+
+
+@pytest.mark.parametrize("task", graders.TASKS)
+def test_a_tasks_unreadable_reference_is_found_and_named_when_the_data_is_loaded(task, tmp_path, tokenizer):
+    examples = graders.TASKS[task]
+    path = tmp_path / "rows.jsonl"
+    answers = [examples.right[0][1], examples.unreadable]
+    write_rows(path, [{"prompt": f"{n}", "answer": answer, "task": task} for n, answer in enumerate(answers)])
+    refuses("rows.jsonl:2: ", sources.load, str(path), tokenizer, budget=9)
+
+
+def test_a_grader_that_raises_shows_its_own_exception_file_and_line():
+    [score] = scored([("code", "```python\nprint(1)\n```", "[1]")])
+    assert score.correct is None and "the grader raised AttributeError" in score.error
+    assert re.search(r"\(programs.py, line \d+\)", score.error)
 
 
 # --- Which expression ---
@@ -134,17 +176,18 @@ def test_every_regular_expression_of_the_graders_takes_a_time_linear_in_the_text
     assert slowest(compiled, 30_000)[0] < 0.5  # what grows with the square and just passed takes 20 s
 
 
-# --- Known limits ----------------------------------------------------------------------------------------------------
+# --- What the docs say ------------------------------------------------------------------------------------------------
 
-LIMIT = re.compile(r"^\d+\. `(.+?)` for `(.+?)`(?: of \"(.+?)\")? is (right|wrong)", re.M)
-LIMITS = LIMIT.findall((ROOT / "docs" / "rewards.md").read_text())
-
-
-@pytest.mark.parametrize("answer, reference, prompt, given", LIMITS)
-def test_the_known_limits_of_the_docs_are_as_they_say(answer, reference, prompt, given):
-    assert verdict(answer, reference, prompt, box="{}") is (given == "right")
+FORM = re.compile(r"^\| ([^|]+) \| `(.+?)` for `(.+?)`(?: of \"(.+?)\")? \| `(.+?)` \|$", re.M)
+FORMS = FORM.findall((ROOT / "docs" / "rewards.md").read_text())
 
 
-def test_the_docs_list_all_their_known_limits():
-    listed = (ROOT / "docs" / "rewards.md").read_text().partition("## Known limits")[2].partition("\n## ")[0]
-    assert len(LIMITS) == len(re.findall(r"^\d+\. ", listed, re.M)) > 5
+@pytest.mark.parametrize("kind, answer, reference, prompt, wrong", FORMS, ids=[form[0] for form in FORMS])
+def test_the_forms_of_the_docs_are_read_as_they_say(kind, answer, reference, prompt, wrong):
+    assert verdict(answer, reference, prompt, box="{}") is True
+    assert verdict(wrong, reference, prompt, box="{}") is not True
+
+
+def test_every_row_of_the_docs_table_of_forms_is_checked():
+    table = (ROOT / "docs" / "rewards.md").read_text().partition("## Forms")[2].partition("\n## ")[0]
+    assert len(FORMS) == len(re.findall(r"^\| ", table, re.M)) - 1 > 9

@@ -64,7 +64,7 @@ LEAD = re.compile(
     re.I,
 )
 BEFORE_LETTER = re.compile(f"^{spelt(NAMES)}", re.I)
-TAIL = re.compile(rf"\s*{TAILS}$")
+TAIL = re.compile(f"{TAILS}$")
 # A sentence that ends with an answer behind is, are or equals: what may stand before, beside words of the prompt.
 SUBJECTS = set(
     "the a an this that these those it its there here he she they we of to in for and with from his her their our your "
@@ -210,9 +210,9 @@ def units(match, known: str) -> str:
     run = match[1]
     found = 0
     compound = re.search(r"/|\^ ?\{ ?-", run)
-    for typed, bare in WORD.findall(
-        re.sub(r"\\mu ?", "µ", run.translate(RAISED)).replace("\\Omega", "Ω").replace("\\cdot", " ")
-    ):
+    plain = re.sub(r"\\mu ?", "µ", run.translate(RAISED))
+    plain = plain.replace("\\Omega", "Ω").replace("\\cdot", " ")
+    for typed, bare in WORD.findall(plain):
         for word in re.findall(r"[^\W\d_]+|[^ .'/·()²³°^0-9-]", typed) if typed else [bare]:
             if not (typed or compound or BARE.fullmatch(word)) or len(word) == 1 and bare and names(word, known):
                 return run

@@ -1,13 +1,14 @@
 """Claims about what graders count as right (verify/), by kinds of answers, and about the time that it takes.
 
 Each kind of answer that once got a wrong verdict has members made by a rule (data/kinds.jsonl): examples alone are
-easily mended. Single cases are rows of data/verdicts.jsonl (test_scorer.py), and docs/rewards.md has one example of each form.
+easily mended. Single cases are rows of data/verdicts.jsonl (test_scorer.py), and of the forms in docs/rewards.md.
 """
 
 import ast
 import random
 import re
 import time
+from functools import partial
 from importlib import import_module
 from itertools import count
 from pathlib import Path
@@ -18,7 +19,7 @@ from test_data import tokenizer  # noqa: F401
 
 from data import Prompt
 from plumbing.prompts import sources
-from verify import graders, mathematics
+from verify import graders, lists, mathematics
 from verify.scorer import Scorer
 
 ROOT = Path(__file__).parents[1]
@@ -86,6 +87,13 @@ def test_the_final_expression_is_the_last_boxes_in_one_list_or_the_whole_short_a
     assert mathematics.final_expression(row["answer"]) == row["expression"]
 
 
+@pytest.mark.parametrize("pattern, replacement, before, after", mathematics.NORMALISE, ids=count())
+def test_every_rule_of_normalise_does_what_stands_beside_it(pattern, replacement, before, after):
+    if replacement is lists.units:
+        replacement = partial(lists.units, known="")
+    assert pattern.sub(replacement, before) == after != before
+
+
 # --- Rules -----------------------------------------------------------------------------------------------------------
 
 
@@ -143,7 +151,7 @@ def test_what_python_or_sympy_raise_on_an_answer_makes_it_wrong(answer):
 
 def patterns():
     """(where, pattern, flags) of all regular expressions of verify/: compiled ones, and texts given to re.sub etc."""
-    found = {pattern: "NORMALISE" for pattern, _ in mathematics.NORMALISE}
+    found = {pattern: "NORMALISE" for pattern, *_ in mathematics.NORMALISE}
     for path in (ROOT / "verify").glob("*.py"):
         constants = vars(import_module(f"verify.{path.stem}")).items()
         found |= {value: f"{path.stem}.{name}" for name, value in constants if isinstance(value, re.Pattern)}

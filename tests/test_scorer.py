@@ -244,7 +244,7 @@ import time
 from verify.scorer import Scorer
 from types import SimpleNamespace as S
 scorer = Scorer(timeout=1.0, workers=1)
-for answer in ("0.5", "(a+1)^9(b+1)^9(c+1)^9(d+1)^9(x+1)^9(y+1)^9(z+1)^9"):  # the worker computes and does not look at its pipe
+for answer in ("0.5", "(a+1)^9(b+1)^9(c+1)^9(d+1)^9(x+1)^9"):  # the worker computes and does not look at its pipe
     scorer.wait()
     scorer.submit(S(text="</think>\\\\boxed{" + answer + "}", truncated=False), S(task="math", answer="1/2", text=""))
     scorer.finished()

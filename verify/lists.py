@@ -12,7 +12,9 @@ from functools import lru_cache
 
 # --- Before an answer: adverbs, then an article, adjectives, a noun, a verb, each of any language or missing. ---
 ADVERBS = (
-    r"so|thus|hence|therefore|then|finally|consequently|in conclusion|i think|we (?:get|find|obtain|conclude)(?: that)?|∴|⇒|→|=+>|\\therefore|\\Rightarrow|"
+    r"so|thus|hence|therefore|then|finally|consequently|in conclusion|i think|"
+    r"we (?:get|find|obtain|conclude)(?: that)?|"
+    r"∴|⇒|→|=+>|\\therefore|\\Rightarrow|"
     "所以|因此|因而|故|综上(?:所述)?|于是|從而|从而|よって|したがって|従って|ゆえに|따라서|그러므로|por "
     "(?:lo )?tanto|entonces|luego|"
     "así que|donc|ainsi|par conséquent|also|somit|daher|folglich|portanto|logo|assim|então|quindi|dunque|pertanto|"

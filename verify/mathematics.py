@@ -228,81 +228,107 @@ PART = rf" ?(?:\{{({WHOLE})\}}|([0-9]))"  # of \frac
 MIXED = re.compile(rf"(?<![_^0-9.A-Za-z}}])({WHOLE})(?: ({WHOLE}) ?/ ?({WHOLE})| ?\\[dtc]?frac{PART}{PART})")
 THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 RADIANS = r"{\\frac{\1\\pi}{180}}"  # of degrees, beside sines; elsewhere the sign is a unit
-# What is rewritten before an answer or a reference is read, in this order: (pattern, replacement). The second rule
-# leaves single spaces, so that no pattern has to look for more: each takes a time linear in the text.
+COMMANDS = dict(  # other names of a command
+    pair.split()
+    for pair in r"lbrace \{|rbrace \}|langle (|rangle )|bigcup \cup|bigcap \cap|backslash \setminus|varphi \phi|"
+    r"vartheta \theta|varrho \rho|varsigma \sigma".split("|")
+) | dict.fromkeys(("vert", "lvert", "rvert"), "|")
+# What is rewritten before an answer or a reference is read, in this order: (pattern, replacement, an example before and
+# after). The rule for spaces leaves single ones, so that no pattern has to look for more: each takes a time linear in
+# the text.
 # fmt: off
-NORMALISE = [(re.compile(pattern), replacement) for pattern, replacement in (
-    (r"(?<=[0-9])(?:,\\!|\{(?:,|\\,)\}|(?<!\\)\\[,;: ]|~)\s?(?=[0-9]{3}(?![0-9]))", ""),  # thousands
-    (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s?\.?|\\!", ""),  # sizes of brackets
-    (CURRENCY, ""),  # money
-    (r"\\(?:displaystyle|textstyle|large|Large|huge|bf|rm)(?![A-Za-z])|\\text\s?\{\s?\}", ""),  # sizes
-    (r"\\(?:text)?color\s?\{[a-z]+\}|\\checkmark(?![A-Za-z])", ""),  # colours, a tick
-    (r"(?:\s|~|(?<!\\)\\[,:; ]|\\q?quad(?![A-Za-z]))+", " "),  # spaces
-    (r"(?<![.\\])[.,;:] ?$", ""),  # a sentence's end: with it a number is not read as one
-    (r"\\[lcd]?dots(?![A-Za-z])|\.{3}", r"\\omega_{0}"),  # something left out: 1, 2, ... is not 1, 2
-    (r",? ?(?:\\text ?\{ ?,? ?)?(?:(?<![A-Za-z\\])(?:for (?:all|any|each|every)|where)(?![A-Za-z])|\\forall).*$",
-     ""),  # for all x
-    (r"(?<=[0-9A-Za-z)}])(?:,| |\()*[a-z] ?\\in ?\\mathbb ?\{?[RZNQ]\}?(?: ?\^ ?\+)? ?\)?$", ""),  # k \in \mathbb{Z}
-    (r"(?<=[0-9A-Za-z)}]) ?\([a-z] ?(?:\\geq?|>) ?[0-9]\)$", ""),  # (n \ge 1)
-    (r"\\big(cup|cap)(?![A-Za-z])", r"\\\1"), (r"\{:\}", ":"),
-    (r"^([\]\[])([^][(){}]*,[^][(){}]*)([\]\[])$", outward),  # ]2, 5]
-    (r"(?<=[(\[])([^][(){},;]*);([^][(){},;]*)(?=[)\]])", r"\1,\2"),  # (2; 5]
-    (rf"([a-z]) ?{SIGN} ?({SIDE}) ?(?:\\text ?\{{ ?)?and ?\}}? ?\1 ?{SIGN} ?({SIDE})$", between),  # x > 2 and x < 5
-    (r"\\text ?\{ ?all real(?:s| numbers)?(?: [a-z])? ?\}|^all real(?:s| numbers)$", r"\\mathbb{R}"),
-    (r"(?<![0-9.])1(?=i(?![A-Za-z]))", ""),  # 1i
+NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
+    (r"(?<=[0-9])(?:,\\!|\{(?:,|\\,)\}|(?<!\\)\\[,;: ]|~)\s?(?=[0-9]{3}(?![0-9]))", "", "12{,}345", "12345"),
+    (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s?\.?|\\!", "", r"\left(1\right)", "(1)"),
+    (CURRENCY, "", r"US\$8", "8"),
+    (r"\\(?:displaystyle|textstyle|large|Large|huge|bf|rm)(?![A-Za-z])|\\text\s?\{\s?\}", "",
+     r"\displaystyle 5", " 5"),
+    (r"\\(?:text)?color\s?\{[a-z]+\}|\\checkmark(?![A-Za-z])", "", r"\color{red}5", "5"),
+    (r"\\([A-Za-z]+)", lambda m: COMMANDS.get(m[1], m[0]), r"\lbrace 1, 2\rbrace", r"\{ 1, 2\}"),
+    (r"(?:\s|~|(?<!\\)\\[,:; ]|\\q?quad(?![A-Za-z]))+", " ", r"a\quad b", "a b"),
+    (r"(?<![.\\])[.,;:] ?$", "", "18.", "18"),
+    (r"\\[lcd]?dots(?![A-Za-z])|\.{3}", r"\\omega_{0}", r"1, \ldots", r"1, \omega_{0}"),
+    (r",? ?(?:\\text ?\{ ?,? ?)?(?:(?<![A-Za-z\\])(?:for (?:all|any|each|every)|where)(?![A-Za-z])|\\forall).*$", "",
+     r"x^2, \text{for all } x", "x^2"),
+    (r"(?<=[0-9A-Za-z)}])(?:,| |\()*[a-z] ?\\in ?\\mathbb ?\{?[RZNQ]\}?(?: ?\^ ?\+)? ?\)?$", "",
+     r"k\pi, k \in \mathbb{Z}", r"k\pi"),
+    (r"(?<=[0-9A-Za-z)}]) ?\([a-z] ?(?:\\geq?|>) ?[0-9]\)$", "", r"2n+1 (n\ge1)", "2n+1"),
+    (r"\{:\}", ":", "2{:}45", "2:45"),
+    (r"^([\]\[])([^][(){}]*,[^][(){}]*)([\]\[])$", outward, "]2,5]", "(2,5]"),
+    (r"(?<=[(\[])([^][(){},;]*);([^][(){},;]*)(?=[)\]])", r"\1,\2", "(2;5]", "(2,5]"),
+    (rf"([a-z]) ?{SIGN} ?({SIDE}) ?(?:\\text ?\{{ ?)?and ?\}}? ?\1 ?{SIGN} ?({SIDE})$", between,
+     r"x>2\text{ and }x<5", "2 < x < 5"),
+    (r"\\text ?\{ ?all real(?:s| numbers)?(?: [a-z])? ?\}|^all real(?:s| numbers)$", r"\\mathbb{R}",
+     r"\text{all real numbers}", r"\mathbb{R}"),
+    (r"(?<![0-9.])1(?=i(?![A-Za-z]))", "", "-1i", "-i"),
     (r" ?\(? ?(?:\\[pb]?mod|(?:\\text ?\{ ?\(?)?(?<![a-z])mod) ?\}? ?\{?([0-9]+|[a-z])(?![0-9A-Za-z]) ?\}? ?\)?$",
-     r"\\pmod{\1}"),
-    (r"\\not ?=", r"\\ne "), (r"\\lbrace(?![A-Za-z])", r"\\{"), (r"\\rbrace(?![A-Za-z])", r"\\}"),
-    (r"\\backslash(?![A-Za-z])|(?<=\\mathbb\{R\}) ?- ?(?=\\\{)", r"\\setminus "),
-    (r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|mathrm)(?= ?\{)", r"\\text"),  # kinds of type
-    (r"\\text ?\{ ?(-?[0-9][0-9./,:]*) ", r"\1\\text{"),  # a number and its unit as one text
-    (rf"(?<=[0-9]) ?\\[dtc]?frac ?\{{ ?({TEXT}) ?\}} ?\{{ ?({TEXT}) ?\}}", r"\1/\2"),  # km over h
-    (r"(?<=:[0-9]{2}) ?(?:\\text ?\{ ?)?([apAP])\.? ?[mM]\.?(?: ?\})?$", lambda m: f" {m[1].lower()}m"),  # 10:00 a.m.
-    (r"(?<![0-9.])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", lambda m: m[0].replace(" ", "")),  # thousands with spaces
-    (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}"),  # raised characters
-    (r"[¼-¾⅐-⅞]", lambda m: f"\\frac{{{normalize('NFKC', m[0]).replace(chr(0x2044), '}{')}}}"),  # ½
-    (SCALED, scaled), (r"\\text ?\{ ?\}", ""), (BEHIND, units),  # 3 million; units
-    (r"\*\*", "^"), (r"^ ?(?:\\approx|=)", ""),  # 2**3; a sign before the value
-    (r"\\(?:begin|end) ?\{(?:cases|aligned)\}", ""),  # a list
-    (r"(?<![^\W\d_])[α-ωΓΔΘΛΞΠΣΦΨΩ](?![^\W\d_])", greek),  # θ
+     r"\\pmod{\1}",
+     r"3 (\text{mod }7)", r"3\pmod{7}"),
+    (r"\\not ?=", r"\\ne ", r"x \not= 1", r"x \ne  1"),
+    (r"(?<=\\mathbb\{R\}) ?- ?(?=\\\{)", r"\\setminus ", r"\mathbb{R} - \{0\}", r"\mathbb{R}\setminus \{0\}"),
+    (r"\\(?:text(?:rm|bf|it|sf|tt|normal|up)|mbox|hbox|mathrm)(?= ?\{)", r"\\text", r"\mathrm{cm}", r"\text{cm}"),
+    (r"\\text ?\{ ?(-?[0-9][0-9./,:]*) ", r"\1\\text{", r"\text{18 apples}", r"18\text{apples}"),
+    (rf"(?<=[0-9]) ?\\[dtc]?frac ?\{{ ?({TEXT}) ?\}} ?\{{ ?({TEXT}) ?\}}", r"\1/\2",
+     r"9 \frac{\text{km}}{\text{h}}", r"9\text{km}/\text{h}"),
+    (r"(?<=:[0-9]{2}) ?(?:\\text ?\{ ?)?([apAP])\.? ?[mM]\.?(?: ?\})?$", lambda m: f" {m[1].lower()}m",
+     r"10:00\text{ a.m.}", "10:00 am"),
+    (r"(?<![0-9.])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", lambda m: m[0].replace(" ", ""), "12 345 678", "12345678"),
+    (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}", "x²", "x^{2}"),
+    (r"[¼-¾⅐-⅞]", lambda m: f"\\frac{{{normalize('NFKC', m[0]).replace(chr(0x2044), '}{')}}}", "½", r"\frac{1}{2}"),
+    (SCALED, scaled, r"3\text{ million}", r"3000000\text{}"),
+    (r"\\text ?\{ ?\}", "", r"3\text{ }", "3"),
+    (BEHIND, units, r"3\text{ cm}", "3"),
+    (r"\*\*", "^", "2**3", "2^3"),
+    (r"^ ?(?:\\approx|=)", "", r"\approx 3", " 3"),
+    (r"\\(?:begin|end) ?\{(?:cases|aligned)\}", "", r"\begin{cases}1", "1"),
+    (r"(?<![^\W\d_])[α-ωΓΔΘΛΞΠΣΦΨΩ](?![^\W\d_])", greek, "θ", r"\theta "),
     (r"([√∛∜]) ?(?:([0-9.]+|[A-Za-z]|\\pi)|\(([^()]*)\))|\\?(?<![A-Za-z])sqrt ?\(([^()]*)\)",
-     lambda m: f"\\sqrt{DEGREES[m[1]]}{{{m[2] or m[3] or m[4]}}}"),  # √2
-    (r"\\operatorname ?\{([A-Za-z]+)\}", r"\\\1 "),  # an operator
-    (r"(?<![A-Za-z\\])(?:pi|ln|log|sin|cos|tan)(?![A-Za-z])", r"\\\g<0>"),  # 2*pi
+     lambda m: f"\\sqrt{DEGREES[m[1]]}{{{m[2] or m[3] or m[4]}}}",
+     "√2", r"\sqrt{2}"),
+    (r"\\operatorname ?\{([A-Za-z]+)\}", r"\\\1 ", r"\operatorname{sin}x", r"\sin x"),
+    (r"(?<![A-Za-z\\])(?:pi|ln|log|sin|cos|tan)(?![A-Za-z])", r"\\\g<0>", "2pi", r"2\pi"),
     (r"\\?(?<![A-Za-z])exp ?(?:\(([^()]*)\)|\\?\{([^{}]*?)\\?\}|([0-9a-z]|\\pi))",
-     lambda m: f"e^{{{m[1] or m[2] or m[3]}}}"),  # exp(2)
-    (r"\\(ln|log) ?([0-9]+|[a-z])(?= ?/)", r"\\\1(\2)"),  # \ln 2/2 is no logarithm of 1
-    (r"\\(sin|cos|tan|cot|sec|csc) ?\^ ?\{ ?-1 ?\}", r"\\arc\1"),  # an inverse
-    (r"\\var(?=phi|theta|rho|sigma)", r"\\"),  # φ
-    (r"(\\sqrt ?\[[^][]{1,9}\]) ?([0-9A-Za-z])", r"\1{\2}"),  # \sqrt[3]2
-    (r"\\log_ ?\{?e\}?(?![A-Za-z])", r"\\ln"), (r"\\[lr]?vert(?![A-Za-z])", "|"),  # a logarithm; an absolute value
+     lambda m: f"e^{{{m[1] or m[2] or m[3]}}}",
+     "exp(2)", "e^{2}"),
+    (r"\\(ln|log) ?([0-9]+|[a-z])(?= ?/)", r"\\\1(\2)", r"\ln 2/2", r"\ln(2)/2"),
+    (r"\\(sin|cos|tan|cot|sec|csc) ?\^ ?\{ ?-1 ?\}", r"\\arc\1", r"\sin^{-1}x", r"\arcsinx"),
+    (r"(\\sqrt ?\[[^][]{1,9}\]) ?([0-9A-Za-z])", r"\1{\2}", r"\sqrt[3]2", r"\sqrt[3]{2}"),
+    (r"\\log_ ?\{?e\}?(?![A-Za-z])", r"\\ln", r"\log_e 2", r"\ln 2"),
     (r"(?:(?<!\\)\{|^)([^{}\\]*)\\(over|choose)(?![A-Za-z])([^{}\\]*)(?:\}|$)",
-     lambda m: f"\\{'frac' if m[2] == 'over' else 'binom'}{{{m[1]}}}{{{m[3]}}}"),  # {1 \over 2}
-    (r"\\(?:[dtc]|nice|s)(frac|binom)", r"\\\1"),  # sizes of fractions
-    (r"\\(frac|binom) ?([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+) ?(?=[\\{0-9A-Za-z])", r"\\\1{\2}"),  # \frac\pi 2
-    (r"(\\(?:frac|binom)\{(?:[^{}]|\{[^{}]*\})*+\}) ?([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)", r"\1{\2}"),  # \frac{1}2
-    (rf"(?<![0-9.}}])({WHOLE}) ({WHOLE}) ?/ ?({WHOLE})(?![0-9.])", mixed),  # 1 1/2
-    (rf"(?<![_^0-9.A-Za-z}}])({WHOLE}) ?\\frac\{{({WHOLE})\}}\{{({WHOLE})\}}", mixed),  # 33\frac13 %
-    (r"(?<![_^0-9.])([0-9.]+) (?=[0-9])", r"\1\\omega_{0}"),  # two numbers side by side are not one: 2 3 is not 23
-    (r"(?<=[0-9}]) ?(?:\\text ?\{ ?)?(?:per ?cent(?:age)?|pct) ?\}?", r"\\%"),  # a percentage
-    (r"(?<=[})]) ?\\?%", r"\\cdot 1\\%"),  # latex2sympy reads % after a number only
-    (r"\\dot(?= ?\{?[0-9])", r"\\bar"), (r"\\bar ?([0-9])", r"\\bar{\1}"),  # 0.\bar 3
-    (rf"(?<![0-9])({WHOLE}|)\.({WHOLE}|)\\(?:overline|bar) ?\{{({WHOLE})\}}", repeating),  # 0.3 with a bar
-    (r"(?<![A-Za-z_^0-9.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]+)(?![\w.])", r"\1\\times10^{\2}"),  # 1e-7
-    (r" ?\^ ?\{? ?\\circ ?\}? ?(?:\\text\{ ?[CF] ?\}|[CF](?![A-Za-z]))", ""),  # degrees Celsius
+     lambda m: f"\\{'frac' if m[2] == 'over' else 'binom'}{{{m[1]}}}{{{m[3]}}}",
+     r"{1 \over 2}", r"\frac{1 }{ 2}"),
+    (r"\\(?:[dtc]|nice|s)(frac|binom)", r"\\\1", r"\dfrac{1}{2}", r"\frac{1}{2}"),
+    (r"\\(frac|binom) ?([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+) ?(?=[\\{0-9A-Za-z])", r"\\\1{\2}",
+     r"\frac1{2}", r"\frac{1}{2}"),
+    (r"(\\(?:frac|binom)\{(?:[^{}]|\{[^{}]*\})*+\}) ?([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+)", r"\1{\2}",
+     r"\frac{1}2", r"\frac{1}{2}"),
+    (rf"(?<![0-9.}}])({WHOLE}) ({WHOLE}) ?/ ?({WHOLE})(?![0-9.])", mixed, "1 1/2", r"\frac{3}{2}"),
+    (rf"(?<![_^0-9.A-Za-z}}])({WHOLE}) ?\\frac\{{({WHOLE})\}}\{{({WHOLE})\}}", mixed,
+     r"33\frac{1}{3}", r"\frac{100}{3}"),
+    (r"(?<![_^0-9.])([0-9.]+) (?=[0-9])", r"\1\\omega_{0}", "2 3", r"2\omega_{0}3"),
+    (r"(?<=[0-9}]) ?(?:\\text ?\{ ?)?(?:per ?cent(?:age)?|pct) ?\}?", r"\\%", r"5\text{ percent}", r"5\%"),
+    (r"(?<=[})]) ?\\?%", r"\\cdot 1\\%", r"\frac{1}{2}\%", r"\frac{1}{2}\cdot 1\%"),
+    (r"\\dot(?= ?\{?[0-9])", r"\\bar", r"0.\dot 3", r"0.\bar 3"),
+    (r"\\bar ?([0-9])", r"\\bar{\1}", r"0.\bar 3", r"0.\bar{3}"),
+    (rf"(?<![0-9])({WHOLE}|)\.({WHOLE}|)\\(?:overline|bar) ?\{{({WHOLE})\}}", repeating,
+     r"0.1\overline{6}", r"\frac{1}{6}"),
+    (r"(?<![A-Za-z_^0-9.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]+)(?![\w.])", r"\1\\times10^{\2}",
+     "1e-7", r"1\times10^{-7}"),
+    (r" ?\^ ?\{? ?\\circ ?\}? ?(?:\\text\{ ?[CF] ?\}|[CF](?![A-Za-z]))", "", r"20^\circ C", "20"),
+
+
     (r"((?<![0-9.])[0-9.]+|[A-Za-z]) ?(?:\^ ?\{? ?\\circ ?\}?|\\degrees?(?![A-Za-z])| (?:\\text\{ ?)?degrees?\}?)",
-     RADIANS),  # 90 degrees
-    (r"(?<=[0-9])(?: ?\^)? ?\{? ?(?:\\text ?\{ ?)?(?:st|nd|rd|th) ?\}{0,2}$", ""),  # the 12th
-    (r"\\langle", "("), (r"\\rangle", ")"),  # a vector is a tuple
-    (r"\\mathbb ?\{?R\}?", r"(-\\infty,\\infty)"),  # all real numbers
-    (r"\\varnothing|\\\{ ?\\\}", r"\\emptyset"),  # the empty set
-    (r"^\\\{ ?[a-z] ?(?:\\in ?\(-\\infty,\\infty\) ?)?(?:\\mid|[:|])(?=.*[<>]|.*\\[lg]e)(.*)\\\}$", r"\1"),
-    # {x | x > 3}
-    (r"\(([0-9][0-9A-F]*)\) ?(?=_\{?[0-9])", r"\1"),  # (1011)_2
-    # A derivative is not its function, nor a conjugate its number: math-verify drops the quote and the bar.
+     RADIANS, r"90^\circ", r"{\frac{90\pi}{180}}"),
+    (r"(?<=[0-9])(?: ?\^)? ?\{? ?(?:\\text ?\{ ?)?(?:st|nd|rd|th) ?\}{0,2}$", "", r"12\text{th}", "12"),
+    (r"\\mathbb ?\{?R\}?", r"(-\\infty,\\infty)", r"\mathbb{R}", r"(-\infty,\infty)"),
+    (r"\\varnothing|\\\{ ?\\\}", r"\\emptyset", r"\varnothing", r"\emptyset"),
+    (r"^\\\{ ?[a-z] ?(?:\\in ?\(-\\infty,\\infty\) ?)?(?:\\mid|[:|])(?=.*[<>]|.*\\[lg]e)(.*)\\\}$", r"\1",
+     r"\{x \mid x>3\}", " x>3"),
+    (r"\(([0-9][0-9A-F]*)\) ?(?=_\{?[0-9])", r"\1", "(1011)_2", "1011_2"),
     (r"([A-Za-z])'(?![A-Za-z]{2})|\\(?:bar|overline) ?\{? ?([A-Za-z])(?: ?\}|(?![A-Za-z]))",
-     lambda m: f"{m[1] or m[2]}_{{0}}"),
-    (r"(?<=\+) ?c$", "C"),  # the constant of an integral
+     lambda m: f"{m[1] or m[2]}_{{0}}",
+     "f'", "f_{0}"),
+    (r"(?<=\+) ?c$", "C", "x+c", "x+C"),
 )]
 # fmt: on
 TYPED = re.compile(  # a command of type before braces that are no words, a brace, or another character
@@ -342,7 +368,7 @@ def normalise(latex: str, known: str = "") -> str:
         text = text.replace("\\equiv", "=")
     angles = re.search("sin|cos|tan|cot|sec|csc", text)
     text = text.strip().removesuffix("\\")
-    for pattern, replacement in NORMALISE:
+    for pattern, replacement, *_ in NORMALISE:
         if replacement is units:
             replacement = partial(units, known=known)
         elif replacement is RADIANS and not angles:

@@ -15,7 +15,8 @@ are root, a user without rights. `protections` says what holds on this machine.
 What it does not protect against: a hole in the kernel; a machine made slow within the limits (PROCESSES processes of
 LIMITS["AS"] bytes each, for `timeout` seconds); System V shared memory, which no limit counts (namespaces free it at
 the end). And without namespaces: a program that reads, writes or kills whatever its user may, finds the tests on the
-disk, uses the network, leaves System V shared memory behind, or outlives a worker that somebody kills. For code that was written to break out, use a virtual machine.
+disk, uses the network, leaves System V shared memory behind, or outlives a worker that somebody kills. For code
+that was written to break out, use a virtual machine.
 When the machine runs out of memory, whoever used it up, the kernel kills sandboxes first: their programs are wrong.
 
 Linux only. Deviation: none known.

@@ -191,7 +191,7 @@ def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None
 
 
 def answer_jobs(channel, timeout: float, graders) -> None:
-    """Read jobs (text, reference), at most ANSWERS_PER_FORK, and send each verdict as a line of JSON; null: it took too long."""
+    """Read jobs (text, reference), at most ANSWERS_PER_FORK, and send each verdict as a line; null: too late."""
     for _ in range(ANSWERS_PER_FORK):
         task, files, *_ = socket.recv_fds(channel, 1, 1)
         if not files:

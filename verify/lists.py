@@ -25,7 +25,7 @@ ADVERBS = (
 ARTICLES = r"the|my|our|la|el|mi|le|l['’]|die|das|der|meine|a|o|il|los|las|les|het|de"
 ADJECTIVES = (
     "final|correct|right|best|最终|最後の|最终的|最終的な|正确|正しい|正確|参考|的|최종|정확한|올바른|"
-    "correcta?|finale?|endgültige|"
+    "correcta?|finale?|bonne?|gute|buena|endgültige|"
     "richtige|final|corretta|correta|correcte|правильный|окончательный|النهائي|النهائية|الصحيح|الصحيحة|अंतिम|"
     "सही|สุดท้าย|"
     "ที่ถูกต้อง|cuối cùng|đúng|akhir|akhirnya|benar|doğru|ostateczna|prawidłowa|juiste|rätta"
@@ -83,7 +83,7 @@ IS = re.compile(r"(?<![A-Za-z])(?:is|are|equals)(?![A-Za-z]):?")
 DENIES = re.compile(
     r"\b(?:not|no|never|nor|neither|none|cannot|without|except|unless|whether|if|or|than|wrong|incorrect|false|maybe|"
     r"perhaps|unknown|unclear|unsure|half|twice|inverse|opposite|reciprocal|negative|negated|at (?:least|"
-    r"most))\b|n['’]t\b|\?",
+    r"most)|of the (?:answer|result|solution))\b|n['’]t\b|\?",
     re.I,
 )
 # --- Behind a number ---

@@ -46,7 +46,7 @@ FULL_WIDTH = {ord(one) + 0xFEE0: one for one in string.ascii_letters + string.di
 GAP = r"(?:[\s~]|\\[ ,;:]|\\q?quad(?![a-z]))+"
 LABEL = re.compile(rf"(?:\(([A-Za-h])\)|([A-Za-h])[).:]){GAP}(.+)", re.S)  # (B) 4, (a) 4
 LABEL_WITHIN = re.compile(r"(?<![A-Za-z])(?:\([A-Za-z]\)|[A-Za-z][).:])\s")
-SIMPLE = re.compile(r"(?:[-+*/^_=<>0-9.,{}|!% ]|\\[a-z]+|(?<![A-Za-z])[a-z](?![A-Za-z])|\((?![A-Za-z]\)))+")
+SIMPLE = re.compile(r"(?:[-+*/^_=<>0-9.,{}|!% ]|\\(?!blacksquare|qed)[a-z]+|(?<![A-Za-z])[a-z](?![A-Za-z])|\((?![A-Za-z]\)))+")
 VALUED = re.compile(r"[0-9\\$]")
 AROUND = [  # of a value: what is said before or behind it
     re.compile(
@@ -56,7 +56,7 @@ AROUND = [  # of a value: what is said before or behind it
     ),
     re.compile(r"(?:yes|no|true|false)[,:;.]\s+(.+)", re.I | re.S),
     re.compile(r"[A-Za-z][A-Za-z ]{2,30}:\s+([^:]+)", re.S),  # Max: 4
-    re.compile(r"\$?(?:[A-Za-z]+\$? ){1,5}(?:is|are|equals)\s+(.+?)\.?", re.S),  # x is 4
+    re.compile(r"\$?(?:\$?[A-Za-z]+\$? ){1,5}(?:is|are|equals)\s+(.+?)\.?", re.S),  # x is 4
     re.compile(r"(?:about|approximately|approx\.?|roughly|around|nearly|ca\.)\s+(.+)", re.I | re.S),
 ]
 MOST_LEFT_OUT = 0.05  # of a source's rows: more unusable references than that end the run

@@ -156,7 +156,7 @@ def check_embedded(task):
     assert drawn == [data.examples(task, 50, seed=0, held_out=held_out) for held_out in (False, True)]
     assert not {text for text, _ in drawn[0]} & {text for text, _ in drawn[1]}
     for _, answer in drawn[0]:
-        assert graders.TASKS[task](answer, answer) and not graders.TASKS[task](answer + "0", answer)
+        assert graders.TASKS[task].grade(answer, answer) and not graders.TASKS[task].grade(answer + "0", answer)
     tokens = AutoTokenizer.from_pretrained(ROOT / data.EMBEDDED[task].base)
     assert not [text for text, answer in sum(drawn, []) if tokens.unk_token_id in tokens.encode(text + answer)]
 

@@ -63,15 +63,15 @@ def log_f(R, A, B, C_mid, R_0):
 class Run(
     namedtuple(
         "Run",
-        "compute reward start stop r0 epoch tasks name unit notes completions",
-        defaults=(None, None, None, None, None, "run", "", (), None),
+        "compute reward start stop r0 tasks name unit notes completions ends",
+        defaults=(None, None, None, None, "run", "", (), None, (0.0, 1.0)),
     )
 ):
     """The evaluations of one run. A (compute, reward) pair becomes a Run by `Run(*pair)`.
 
-    compute, reward, start, stop, r0, epoch: as in `fit`    name: of the run    unit: of compute
+    compute, reward, start, stop, r0: as in `fit`    name: of the run    unit: of compute
     tasks: names of the log's columns that hold the pass rate on one task    notes: what the reader of the log left out
-    completions: how many each evaluation is the mean of, if known
+    completions: how many each evaluation is the mean of, if known    ends: the user's rewards that became 0 and 1
     """
 
 
@@ -208,7 +208,7 @@ def _grid(points, grid):
 
 def _checked(run):
     """The run with its arrays (n,) sorted by compute. Raises BadInput for unequal lengths, C < 0, R outside [0, 1]."""
-    C, R, epoch = (np.asarray(x, float) for x in (run.compute, run.reward, run.epoch))  # an epoch of None becomes nan
+    C, R = np.asarray(run.compute, float), np.asarray(run.reward, float)
     if C.ndim != 1 or C.shape != R.shape:
         raise BadInput(f"{run.name}: got compute {C.shape} and reward {R.shape}, expected lists of one length")
     wrong = ~(np.isfinite(C + R) & (C >= 0) & (abs(R - 0.5) <= 0.5 + 1e-6))  # 1e-6: rounded to single precision
@@ -217,8 +217,7 @@ def _checked(run):
         remedy = "other rewards need --scale percent, --scale pm1 (-1 to 1) or --scale LO:HI"
         raise BadInput(f"{got}, expected C >= 0 and a pass rate in [0, 1]; {remedy}")
     order = np.argsort(C, kind="stable")
-    C, R, epoch = (x[order] for x in (C, np.clip(R, 0, 1), np.broadcast_to(epoch, C.shape)))
-    return run._replace(compute=C, reward=R, epoch=epoch)
+    return run._replace(compute=C[order], reward=np.clip(R, 0, 1)[order])
 
 
 def _amount(value, whole, name):
@@ -248,7 +247,7 @@ def _in_range(run, taken):
     return keep
 
 
-def fit(compute, reward, r0=None, start=None, stop=None, *, A=None, epoch=None, grid=None):
+def fit(compute, reward, r0=None, start=None, stop=None, *, A=None, grid=None):
     """Fit Eq. 1 to the points with start <= C <= stop.
 
     compute (n,)      C >= 0, any one unit, any order     reward (n,)  pass rates
@@ -257,7 +256,6 @@ def fit(compute, reward, r0=None, start=None, stop=None, *, A=None, epoch=None, 
     start, stop       computes, or shares: stop="50%" of the last compute, start="10%" of stop; default: all points
     A                 fixes A
     grid              A.5: ascending values of A and of C_mid (PAPER_GRID); default: least squares, A in (R_0, 1], B > 0
-    epoch (n,)        epochs over the training prompts done at each point, nan if not known; used for a note only
     Returns a Fit. Raises BadInput for fewer than 5 points (R_0 counts as one) or 3 different computes, nan, C < 0,
     R outside [0, 1], R_0 not below A, and a start or stop that cannot be read.
 
@@ -266,7 +264,7 @@ def fit(compute, reward, r0=None, start=None, stop=None, *, A=None, epoch=None, 
     >>> print(f"{law.A:.3f} {law.B:.3f} {law.C_mid:.3f}")
     0.800 1.500 5.000
     """
-    return fit_run(Run(compute, reward, start, stop, r0, epoch=epoch), A=A, grid=grid)
+    return fit_run(Run(compute, reward, start, stop, r0), A=A, grid=grid)
 
 
 def _taken(run, A):
@@ -288,7 +286,7 @@ def _taken(run, A):
 
 
 def fit_run(run, *, A=None, grid=None):
-    """`fit` of a Run, or of a pair (compute, reward), with the Run's own start, stop, r0 and epoch. Returns a Fit."""
+    """`fit` of a Run, or of a pair (compute, reward), with the Run's own start, stop and r0. Returns a Fit."""
     run = _checked(Run(*run))
     points, kept = _taken(run, A)
     best = _grid(points, grid) if grid else _estimate(points)

@@ -122,13 +122,13 @@ class Forecast(Fit):
         return tuple(self.quantiles(C, (0.05, 0.95), mean_of))
 
 
-def forecast(compute, reward, r0=None, start=None, stop=None, *, A=None, epoch=None, grid=None):
+def forecast(compute, reward, r0=None, start=None, stop=None, *, A=None, grid=None):
     """`fit.fit`, with the same arguments and errors, and its bands: a Forecast."""
-    return forecast_run(Run(compute, reward, start, stop, r0, epoch=epoch), A=A, grid=grid)
+    return forecast_run(Run(compute, reward, start, stop, r0), A=A, grid=grid)
 
 
 def forecast_run(run, *, A=None, grid=None):
-    """`forecast` of a Run, or of a pair (compute, reward), with the Run's own start, stop, r0 and epoch."""
+    """`forecast` of a Run, or of a pair (compute, reward), with the Run's own start, stop and r0."""
     law = fit.fit_run(run, A=A, grid=grid)
     draws = _draws(law)
     bands = {}
@@ -266,11 +266,9 @@ def _draws(law):
 def _notes(law):
     """The notes of the run, and those on the fitted points. No note predicts whether the forecast will miss."""
     points = law.fitted
-    early = (law.run.epoch[law.kept] < 1).mean()
     assumed = law.run.r0 is None and not (law.run.compute == 0).any()
     known = {
         f"averaged to {len(points.u)} points, neighbours in log C": len(points.u) < law.points,
-        f"{early:.0%} of the fitted points lie in the first epoch, which the paper leaves out": early > 0,
         f"R_0 assumed: no point at C = 0 and no r0, so the first point, {points.R_0:.4g}, is taken for it": assumed,
     }
     return *law.run.notes, *(text for text, holds in known.items() if holds)

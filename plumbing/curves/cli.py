@@ -28,8 +28,7 @@ def first_half(law):
     points."""
     run = law.run
     part = run.compute <= law.span[1]
-    C, R, epoch = (x[part] for x in (run.compute, run.reward, run.epoch))
-    return forecast.fitted(run, compute=C, reward=R, epoch=epoch, stop="50%")
+    return forecast.fitted(run, compute=run.compute[part], reward=run.reward[part], stop="50%")
 
 
 def summary(law, half=(), until=None):

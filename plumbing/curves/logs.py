@@ -1,325 +1,447 @@
-"""The readers of fit.py: which columns of a log's table are the compute and the reward, and how many runs it holds.
+"""The readers of fit.py: train.py's own logs, and those of other trainers, whose columns are named.
 
-If no column is asked for, the reward is
+    JSON         JSON Lines, or one list of objects, which may stand inside an object; tasks.math: in an inner object
+    .csv, .tsv   the first line names the columns; a later line of names holds for the rows below it
+    any other    a console: lines with name: value or name=value
 
-    1. pass_rate, or the only column whose name says a pass rate (RATE: accuracy, score, success, …)
-    2. else the only column whose name says a reward, unless its spread shows that it is none from 0 to 1
-    3. else the only column that is left,
+    reward    --reward, else pass_rate
+    compute   --x, else the first of COMPUTE that stands beside the reward
+    both      need no name in a file of two columns, if one rises and the other lies in [0, 1]
+    runs      rows with another `run` or `seed` are another run
+    steps     a run may be resumed: of rows that repeat a step the last counts
 
-and the compute is the first name of COMPUTE that stands beside it. Anything else is refused with the columns there are.
-The last note of each `fit.Run` says what was taken.
+A column is named whole or by its end. Anything else is refused with the columns there are and a command to paste.
+Files may be packed (.gz). The last note of each `fit.Run` says what was taken.
 """
 
+import csv
+import gzip
+import json
 import re
-from collections import Counter
+import shlex
+import zlib
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 import fit
-from plumbing.curves.tables import COUNTERS, read_table
+from plumbing.setup.typed import beside
 
-COMPUTE = (  # names without what stands before "/"; wandb's _step counts its own calls
-    "gpu_hours",
-    "global_steps?",
-    "(?:(?:train(?:ing|er)?|optim(?:izer)?|policy|actor)_)?steps?",
-    f"(?:train(?:ing)?_)?(?:{COUNTERS})",
-    "(?:(?:total|num|env)_)?(?:time|env_)?steps?",
-    "_step",
-    "epochs?|rounds?",
+COMPUTE = ("gpu_hours", "global_step", "step")
+STEPS = ("global_step", "step")  # columns by which repeated rows are known, if compute is none
+RUNS = ("run", "seed")
+LEAST = 5  # points of a run
+MISSING = {None, "", "-", "None", "null", "NULL", "NA", "N/A", "n/a"}  # cells without a value
+PAIR = re.compile(  # reward: 0.5, 'reward': '0.5', val/acc:np.float64(0.5); cells such as 3/4 are kept, and refused
+    r"([^\W\d][\w./@+-]*)['\"]?\s*[:=]\s*['\"]?(?:[a-z][\w.]*\()?([-+]?(?:\.?\d(?:[^\s,;'\"|()\[\]{}]|,(?=\d))*|nan|inf))",
+    re.IGNORECASE,
 )
-STEP = re.compile("step|iter|update|rollout|batch", re.IGNORECASE)  # in the name of a column that counts them
-EPOCHS = {"epoch", "round", "stage", "phase", "cycle"}  # a step may start anew in each
-RATE = set("acc accuracy accuracies pass success solve solved correct correctness score win exact".split())
-REWARD = {"reward", "rewards", "rm"}
-NO_RATE = set(
-    "% percent std min max best loss kl entropy lr grad norm token tokens format length len clip num time runtime"
-    " timestamp target zero none truncated threshold error advantage margin margins sum total return returns".split()
-)
-RUN_NAMES = ("run", "run_id", "run_name", "experiment", "exp_name", "seed", "name", "method", "algo", "model", "group")
-LEAST = 5  # points of a run; and what happens in less than every fifth row is an accident, as where a run was resumed
-SCALES = {"percent": (0.0, 100.0), "pm1": (-1.0, 1.0)}
+SCALES = {None: (0.0, 1.0), "percent": (0.0, 100.0), "pm1": (-1.0, 1.0)}
+FORMS = "expected JSON Lines, a file named .csv, or lines with name: value; else write a CSV of step and pass_rate"
+BLANKS = "a table between blanks becomes one by: tr -s ' |' ',' < FILE > FILE.csv"
+LIKELY = ("accura|pass|solve|success|correct", "reward|score|acc")  # in names of rewards that a refusal suggests
 
 
-# ---- Which columns ----
+# ---- From a file to rows ----
 
 
-@cache
-def _words(name):
-    """The words of what a column holds."""
-    return frozenset(re.findall("[a-z]+|%", re.sub("([a-z])([A-Z])", r"\1_\2", _metric(name)).lower()))
+def read_rows(path):
+    """([{column: cell}], notes) of a file. BadInput for what cannot be read, OSError for what cannot be opened."""
+    if "tfevents" in path.name or path.suffix in (".parquet", ".xlsx") or path.is_dir():
+        raise fit.BadInput("folders, event files, Parquet and Excel are not read; export the columns as CSV")
+    if not path.exists():
+        raise FileNotFoundError(f"{path}: No such file; {beside(path)}")
+    if not path.is_file():
+        raise fit.BadInput("this is not a file")
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8-sig", errors="replace")
+        if re.match(r'\s*(\[\s*)?\{\s*"', text):
+            return from_json(text)
+        if Path(path.name.removesuffix(".gz")).suffix in (".csv", ".tsv"):
+            return from_csv(text)
+        return from_console(text)
+    except (ValueError, csv.Error, RecursionError, EOFError, zlib.error) as error:  # no text, JSON, CSV or gzip
+        raise fit.BadInput(str(error).replace("\n", " ") or "nested too deep") from None
 
 
-def _metric(name):
-    """What a column holds: without the run, as wandb writes it before " - ", and without its seed."""
-    return re.sub(r"[_ ]?(seed|run)[_ ]?\d+", "", name.rpartition(" - ")[2])
+def from_json(text):
+    """Rows of JSON Lines, of which a crash may leave some broken, or of the only list of objects in one value."""
+    rows, broken = [], []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                rows.append(dict(flat(json.loads(line))))
+            except (ValueError, AttributeError, RecursionError):
+                broken.append(number)
+    if len(broken) < len(rows) > 1:
+        places = ", ".join(map(str, broken[:9])) + ", …" * (len(broken) > 9)
+        return rows, [f"left out {len(broken)} lines that are no row: {places}"] if broken else []
+    try:
+        found = dict(lists(json.loads(text)))
+    except json.JSONDecodeError as error:
+        raise fit.BadInput(f"this is no JSON, or it was cut off: {error}") from None
+    rows_of = {name: rows for name, rows in found.items() if isinstance(rows[0], dict)}
+    if len(rows_of) == 1:
+        return [dict(flat(row)) for row in [*rows_of.values()][0] if isinstance(row, dict)], []
+    if rows_of:
+        got = f"got {len(rows_of)} lists of rows, {', '.join(rows_of)}"
+        raise fit.BadInput(f"{got}, expected one; write each to a file of its own")
+    got = f"got lists of cells, {', '.join(found)}" if found else "got no list of objects"
+    remedy = "import json, pandas; pandas.DataFrame(json.load(open('FILE'))).to_csv('FILE.csv')"
+    raise fit.BadInput(f'{got}, expected rows; write a CSV: python -c "{remedy}"')
 
 
-@cache
-def _rank(name):
-    """1, 2, … for the names of COMPUTE, the most wanted first; 0 for any other."""
-    last = re.split("[/.]", _metric(name))[-1].strip().replace(" ", "_").lower()
-    return next((n for n, usual in enumerate(COMPUTE, 1) if re.fullmatch(usual, last)), 0)
+def lists(value, path=""):
+    """(name, list) of all lists in a value that are not empty and stand in no other list."""
+    if isinstance(value, list) and value:
+        yield path or "the list", value
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from lists(inner, f"{path}.{name}".strip("."))
 
 
-def _refusal(table, flag, asked, why, close=()):
-    """The BadInput that says why `flag` needs a name, and which there are: those that look like rewards, and some."""
-    likely = [name for n, name in enumerate(table.columns) if n < 12 or _words(name) & (RATE | REWARD)]
-    got = ", ".join(f"{name:.40}" for name in close or likely)
-    rows = "; --compute row counts the rows" if flag == "--compute" else ""
-    return fit.BadInput("; ".join([f"{flag} {asked or 'COLUMN'} {why}; there is {got}{rows}", *table.notes]))
+def flat(row, path=""):
+    """(name, value) of all that an object holds."""
+    for name, value in row.items():
+        if isinstance(value, dict):
+            yield from flat(value, f"{path}{name}.")
+        else:
+            yield path + name, value
 
 
-def _asked(table, asked, flag):
-    """The columns that are called `asked`, else those whose names end in it: one, or one of each run."""
-    ends = [asked] if asked in table.columns else [name for name in table.columns if name.endswith(asked)]
-    if not ends or len(set(map(_metric, ends))) > 1:
-        raise _refusal(table, flag, asked, "matches several columns" if ends else "matches no column", ends)
-    return ends
+def from_csv(text):
+    """Rows of a table: its first line that is no comment names the columns, and so does each further line of names."""
+    lines = text.splitlines(keepends=True)
+    said = [line for line in lines if not line.startswith("#")]
+    notes = [f"left out {len(lines) - len(said)} lines of comments"] if len(said) < len(lines) else []
+    mark = max(",;\t", key="".join(said[:1]).count)
+    header, rows = None, []
+    for number, cells in enumerate(csv.reader(said, delimiter=mark, skipinitialspace=True), 1):
+        cells = [cell.strip() for cell in cells]
+        words = [cell for cell in cells if cell and not is_number(cell)]
+        if not header or len(words) == sum(map(bool, cells)) and set(words) & set(header):
+            if len(words) < sum(map(bool, cells)):
+                remedy = "put a line of names before it: sed '1i step,pass_rate' FILE > FILE.csv"
+                raise fit.BadInput(f"the first line holds numbers, expected the names of the columns; {remedy}")
+            header = cells
+            if twice := [name for name in words if words.count(name) > 1]:
+                raise fit.BadInput(f"the column {twice[0]:.40} occurs twice; rename one")
+        elif any(cells[len(header) :]):
+            raise fit.BadInput(f"row {number} has {len(cells)} cells, the header {len(header)}")
+        elif any(cells):
+            rows.append({name: cell for name, cell in zip(header, cells) if name})
+    if not rows:
+        raise fit.BadInput(f"found no row; {FORMS}")
+    return rows, notes
 
 
-def _compute(table, reward):
-    """The column of compute that no flag names: of those that vary, and stand beside the reward, the most wanted."""
-    rows = table.columns[reward].keys()
-    names = []
-    for name, cells in table.columns.items():
-        both = [str(cells[row]) for row in rows & cells.keys()] if _rank(name) else []
-        names += [name] * (2 * len(both) >= len(rows) and (len({*both}) > 1 or len(rows) == 1))
-    if not names:
-        raise _refusal(table, "--compute", None, "is needed")
-    return min(names, key=_rank)
+def from_console(text):
+    """Rows of the lines that hold name: value. A name that a line gives two values gets both, which are no number."""
+    rows = []
+    for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines():
+        row = {}
+        for name, cell in PAIR.findall(line):
+            row[name] = cell if row.get(name, cell) == cell else f"{row[name]} and {cell}"
+        if row:
+            rows.append(row)
+    if not rows:
+        raise fit.BadInput(f"found no row; {FORMS}; {BLANKS}")
+    return rows, []
 
 
-def _reward(table, scale):
-    """The columns of the reward that no flag names: one, or one of each run."""
-    if "pass_rate" in table.columns:
-        return ["pass_rate"]
-    names = [name for name in table.columns if not _rank(name) and name != "Wall time" and "__M" not in name]
-    fitting = [name for name in names if not _words(name) & NO_RATE and f"{name}.mean" not in names]
-    rewards = [name for name in fitting if _words(name) & REWARD]
-    rates = [name for name in fitting if _words(name) & RATE and name not in rewards]
-    only = fitting if len(set(map(_metric, names))) == 1 and not rewards else []
-    for found in (rates, rewards, only):
-        if len(set(map(_metric, found))) > 1:
-            raise _refusal(table, "--reward", None, "is needed", found)
-        if wide := [name for name in found if not scale and _spreads(table, name)]:
-            raise _refusal(
-                table, "--reward", None, f"is needed, with --scale: {wide[0]} is none from 0 to 1, by its std"
-            )
-        if found:
-            return found
-    raise _refusal(table, "--reward", None, "is needed")
+def is_number(cell):
+    try:
+        return float(cell) is not None
+    except ValueError:
+        return False
 
 
-def _spreads(table, name):
-    """Whether a column with the standard deviation of the rewards `name` is wider than rewards from 0 to 1 can be."""
-    R = table.numbers(name)
-    widest = np.sqrt(2 * np.clip(R * (1 - R), 0, None) + 0.01)  # twice the variance, and 0.1, for estimates of few
-    own = _words(name) - {"mean"} | {"std"}
-    return any((table.numbers(other) > widest).any() for other in table.columns if _words(other) == own)
+def numbers(rows, name):
+    """A column as (n,) floats, nan where it has no value. Raises BadInput for a cell that is no number."""
+    found = np.full(len(rows), np.nan)
+    for place, row in enumerate(rows):
+        cell = row.get(name)
+        try:
+            if isinstance(cell, (list, dict)) or cell not in MISSING:
+                found[place] = float(cell)
+        except (ValueError, TypeError, OverflowError):
+            remedy = "decimal points, no unit, no fraction, no commas between thousands"
+            if str(cell).endswith("%"):
+                remedy = "no %, but --scale percent; without the signs: sed 's/%//g' FILE > FILE.csv"
+            raise fit.BadInput(f"{name} holds {cell!r:.40}, expected a number: {remedy}") from None
+    return found
 
 
-# ---- From columns to a Run ----
+# ---- From rows to columns ----
 
 
-def _order(table, compute, reward):
-    """(compute, the column by which repeated rows are known). Compute is "row" if rows share an epoch, as TRL rounds
-    it, or the steps start anew in each epoch."""
-    counts = [name for name in table.columns if _rank(name) > 1]  # steps and epochs
-    order = compute if compute in counts else min(counts, key=_rank, default=compute)
-    steps = table.numbers(order)
-    rows = np.flatnonzero(np.isfinite(steps + table.numbers(reward)))
-    falls = np.diff(steps[rows]) < 0
-    if _words(compute) & EPOCHS and len(set(steps[rows])) < len(rows):
-        table.notes.append(f"rows share a rounded {compute}, so they are counted")
-        return "row", compute
-    for name in [name for name in table.columns if _words(name) & EPOCHS and name != order]:
-        change = np.diff(table.numbers(name)[rows])[falls]
-        if (change > 0).any() and (change != 0).all():
-            table.notes.append(f"{order} starts anew with {name}, so the rows are counted")
-            return "row", name
-    return compute, order
+class Columns:
+    """The columns of a file: `names`, and `cells` {name: (n,) floats} of those that hold nothing but numbers."""
 
+    def __init__(self, path, rows):
+        self.path = path
+        self.names = list(dict.fromkeys(name for row in rows for name in row))
+        self.cells = {}
+        for name in self.names:
+            with suppress(fit.BadInput):
+                cells = numbers(rows, name)
+                if np.isfinite(cells).any():
+                    self.cells[name] = cells
 
-def _parts(table, order, reward):
-    """[(label, mask of rows)] of the runs in a table: one, unless columns separate several. Runs of fewer than LEAST
-    points are left out with a note, unless all are."""
-    kinds = table.texts("kind")
-    R = table.numbers(reward)
-    counted = np.isfinite(R) & ([kind == "eval" for kind in kinds] if "eval" in kinds else True)
-    steps = table.numbers(order)
-    rows = np.flatnonzero(np.isfinite(steps))
-    full = rows[counted[rows]]
-    if STEP.search(order) and (np.diff(steps[full]) > 0).all():
-        return [("", np.ones(table.length, bool))]
-    labels = _labels(table, steps, R, full, STEP.search(order))
-    parts = [(label, labels == label) for label in sorted(set(labels[full])) or [""]]
-    long = [(label, mask) for label, mask in parts if (mask & counted).sum() >= LEAST]
-    if 0 < len(long) < len(parts):
-        table.notes.append(f"{len(parts) - len(long)} runs of fewer than {LEAST} points are left out")
-    return long or parts
+    def equal(self, one, other):
+        """Whether two columns hold the same numbers, as TRL's reward and rewards/x do."""
+        return {one, other} <= self.cells.keys() and np.array_equal(self.cells[one], self.cells[other], equal_nan=True)
 
+    def rises(self, name):
+        return name in self.cells and len(self.cells[name]) > 1 and bool((np.diff(self.cells[name]) > 0).all())
 
-def _labels(table, steps, R, rows, counts):
-    """(length,) the run that each row of the table belongs to, such as "run a seed 0".
+    def named(self, asked, flag):
+        """The column that is called `asked`, else the one whose name ends in it."""
+        found = [asked] if asked in self.names else [name for name in self.names if name.endswith(asked)]
+        if not found:
+            raise self.refusal(f"{flag} {asked} matches no column")
+        if not all(self.equal(found[0], name) for name in found[1:]):
+            raise self.refusal(f"{flag} {asked} matches several columns", found if flag == "--reward" else ())
+        return found[0]
 
-    A column of RUN_NAMES tells runs apart if fewer rows repeat a step of their run with another reward, or if no row
-    does and the order is no count of steps (`counts`).
-    """
-    labels = np.full(table.length, "", object)
-    for name in RUN_NAMES:
-        cells = table.texts(name)
-        found = Counter(str(cells[row]) for row in rows)
-        if len(found) > 1 and max(found.values()) >= LEAST > found["None"]:
-            finer = np.array([f"{label} {name} {cell}".strip() for label, cell in zip(labels, cells)], object)
-            before, after = (_again(steps[rows], R[rows], x[rows]) for x in (labels, finer))
-            if after < before or not before and not counts:
-                labels = finer
-    return labels
+    def pair(self, scale):
+        """[(compute, reward)] of a file of two columns: one rises, and the other lies in [0, 1]."""
+        if len(self.names) != 2 or len(self.cells) != 2:
+            return []
+        orders = self.names, self.names[::-1]
+        rates = {name: scaled(cells[np.isfinite(cells)], scale) for name, cells in self.cells.items()}
+        return [(x, y) for x, y in orders if self.rises(x) and (abs(rates[y] - 0.5) <= 0.5).all()]
 
+    def choose(self, compute, reward, scale):
+        """(compute, reward): those that are asked for, or need no name."""
+        asked = compute and compute != "row" and self.named(compute, "--x") or compute
+        rewarded = reward and self.named(reward, "--reward")
+        pairs = [(x, y) for x, y in self.pair(scale) if asked in (None, x) and rewarded in (None, y)]
+        if len(pairs) == 1:
+            return pairs[0]
+        if not rewarded and "pass_rate" not in self.names:
+            raise self.refusal("--reward COLUMN is needed", x=asked)
+        rewarded = rewarded or "pass_rate"
+        there = np.isfinite(self.cells.get(rewarded, np.nan))
+        known = [name for name in COMPUTE if name in self.cells]
+        beside_it = [name for name in known if 2 * np.isfinite(self.cells[name][there]).sum() >= there.sum()]
+        if not asked and not beside_it:
+            raise self.refusal("--x COLUMN is needed", [rewarded])
+        return asked or beside_it[0], rewarded
 
-def _again(steps, R, labels):
-    """How many rows repeat a step of the same label with another reward; all (n,)."""
-    return len(set(zip(labels, steps, R))) - len(set(zip(labels, steps)))
+    def refusal(self, why, rewards=(), x=None):
+        """The BadInput that says why, lists the columns and ends in a command; rewards, x: what the command names."""
 
+        def doubts(name):
+            cells = self.cells.get(name, np.array([0.0, 2.0]))
+            cells = cells[np.isfinite(cells)]
+            unlike = [not re.search(words, name, re.IGNORECASE) for words in LIKELY]
+            outside = cells.min() < 0 or cells.max() > 1
+            return all(unlike), np.ptp(cells) == 0, "std" in name, *unlike, outside, self.rises(name)
 
-def _led_on(steps):
-    """(n,) whether a row led to the end of its run: no later row repeats its step or an earlier one, as in a run that
-    was resumed."""
-    repeats = np.ones(len(steps), bool)
-    repeats[np.unique(steps, return_index=True)[1]] = False
-    least = np.minimum.accumulate(np.where(repeats, steps, np.inf)[::-1])[::-1]
-    return steps < np.append(least[1:], np.inf)
+        def counts(name):
+            cells = self.cells[name][there]
+            return name not in rewards and 1.1 * len(set(cells[np.isfinite(cells)])) > len(cells)
 
-
-def _picked(table, compute, order, reward, cumulative, part, notes):
-    """Compute, reward, epoch and row, (n,) each, of the points in the mask of rows `part`, in order of their steps.
-
-    What is left out is added to the list `notes`.
-    """
-    C, R, epoch, steps = map(table.numbers, (compute, reward, "epoch", order))
-    numbered = np.arange(table.length, dtype=float)
-    C = numbered if compute == "row" else C
-    steps = np.where(np.isfinite(steps) & bool(STEP.search(order)), steps, numbered + 0.5)  # else none repeats
-    if cumulative:
-        rows = np.flatnonzero(np.isfinite(C) & part)
-        rows = rows[_led_on(steps[rows])]
-        if np.sign(np.diff(C[rows])).sum() > len(rows) / 2:
-            raise fit.BadInput(f"got --cumulative, but {compute} rises like a running total; leave --cumulative out")
-        C[rows] = np.cumsum(C[rows])
-    known = np.where(np.isfinite(epoch) & part, np.arange(table.length), 0)
-    epoch = epoch[np.maximum.accumulate(known)]  # our log: that of the step before the evaluation
-    rows = np.flatnonzero(np.isfinite(C + R) & part)
-    kept = rows[_led_on(steps[rows])]
-    kinds = table.texts("kind")
-    if "eval" in kinds:
-        kept = kept[[kinds[row] == "eval" for row in kept]]
-    else:
-        _check_one_run(steps[rows], R[rows])
-        lost = sum(part[row] for row in table.columns[reward]) - (np.isfinite(R) & part).sum()
-        again = len(rows) - len(kept)
-        notes += [f"{lost} rows without a number are left out"] * bool(lost)
-        notes += [f"{again} rows of repeated steps are left out; of each step the last counts"] * bool(again)
-    kept = kept[np.argsort(steps[kept], kind="stable")]
-    return np.arange(1.0, len(kept) + 1) if compute == "row" else C[kept], R[kept], epoch[kept], kept
-
-
-def _check_one_run(steps, R):
-    """Raise BadInput if more than a fifth of the rows repeat a step with another reward and the steps fall as often:
-    such are the rows of several runs, or of single completions. A resumed run falls back once and goes on."""
-    falls = (np.diff(steps) <= 0).sum()
-    if LEAST * falls > len(steps) < LEAST * (again := _again(steps, R, steps * 0)):
-        got = f"{again} of {len(steps)} rows repeat a step with another reward, expected one row for each step"
-        raise fit.BadInput(f"{got}; average them, or tell runs apart by a column called 'run'")
-
-
-def _check_compute(name, C):
-    """Raise BadInput if C (n,), in order of the steps, does not rise from 0 on."""
-    if C[0] < 0 or 1e9 < C[0] < C[-1] < 1.1 * C[0]:
-        got = f"got {name} from {C[0]:.10g} to {C[-1]:.10g}, expected compute since the start, from 0 on"
-        raise fit.BadInput(f"{got}; if it is a time of day, subtract that of the start")
-    if (np.diff(C) < 0).any():
-        raise fit.BadInput(f"{name} falls, expected a running total; if each row holds only its own, add --cumulative")
-
-
-def _completions(table, asked, rows):
-    """How many completions each evaluation is the mean of, or None; asked: a number, a column, or None: completions."""
-    name = asked or "completions"
-    counts = table.numbers(name)[rows] if name in table.columns else [np.nan]
-    with suppress(TypeError, ValueError):
-        counts = [float(asked)]
-    if np.min(counts) >= 1:
-        return float(np.median(counts))
-    if asked:
-        raise fit.BadInput(f"got --completions {asked}, expected a number from 1 on, or a column of them")
+        if not rewards:
+            likely = min(self.names, key=doubts)
+            run, _, metric = likely.rpartition(" - ")  # wandb's columns of several runs
+            rewards = [name for name in self.names if run and name.endswith(f" - {metric}")] or [likely]
+        there = np.isfinite(self.cells.get(rewards[0], np.nan))
+        last = {name: re.split("[/.]", name)[-1].lower() for name in self.cells}
+        steps = [name for end in (*COMPUTE, "epoch") for name in last if last[name] == end]
+        x = x or next(filter(counts, [*steps, *filter(self.rises, self.cells)]), "row")
+        flags = [word for name in rewards for word in ("--reward", name)]
+        values = np.concatenate([self.cells.get(name, [0.0]) for name in rewards])
+        low, high = min(0, np.floor(np.nanmin(values))), max(1, np.ceil(np.nanmax(values)))
+        scale = [f"--scale={low:g}:{high:g}"] if (low, high) != (0, 1) else []
+        listed = []
+        full = {name: -np.isfinite(cells).sum() for name, cells in self.cells.items()}
+        for name in sorted(self.names, key=lambda name: full.get(name, 0)):
+            same = next((other for other in listed if "reward" in (other, name) and self.equal(other, name)), None)
+            if not same:
+                listed.append(name)
+        got = ", ".join(f"{name:.40}" for name in listed[:40]) + ", …" * (len(listed) > 40)
+        command = shlex.join(["python", "fit.py", str(self.path), *flags, "--x", x, *scale])
+        return fit.BadInput(f"{why}; there is {got}; for instance: {command}")
 
 
 def scaled(R, scale):
-    """Rewards (n,) mapped to [0, 1]; scale: "percent", "pm1" (-1 to 1), "LO:HI", or None for pass rates.
+    """Rewards (n,) mapped to [0, 1]; scale: see `ends`."""
+    low, high = ends(scale)
+    return (R - low) / (high - low)
+
+
+def ends(scale):
+    """The rewards that become 0 and 1, of "percent", "pm1" (-1 to 1), "LO:HI", or None for pass rates.
 
     Raises BadInput for any other scale.
     """
-    if scale is None:
-        return R
     try:
         low, high = SCALES.get(scale) or map(float, scale.split(":"))
     except ValueError:
         low = high = np.nan
     if not -np.inf < low < high < np.inf:
         raise fit.BadInput(f"got --scale {scale}, expected percent, pm1 or LO:HI with LO < HI")
-    return (R - low) / (high - low)
+    return low, high
+
+
+# ---- From columns to a Run ----
+
+
+def led_on(steps):
+    """(n,) whether a row led to the end of its run: no later row repeats its step or an earlier one."""
+    later = np.minimum.accumulate(np.append(steps, np.inf)[::-1])[::-1][1:]
+    return steps < later
+
+
+def check_resumed(name, steps):
+    """Raise BadInput if the rows, by their steps (n,), are not those of one run that may have been resumed: each part
+    then begins after the first step, and ends beyond the part before it."""
+    starts = np.flatnonzero(np.diff(steps) <= 0) + 1
+    for start, end in zip(starts, np.append(starts[1:], len(steps))):
+        before, first, last = steps[start - 1], steps[start], steps[end - 1]
+        if first <= steps[0] or last <= before:
+            got = f"{name} goes from {before:g} back to {first:g} and on to {last:g}"
+            raise fit.BadInput(
+                f"{got}, expected one run, resumed after its first step and taken beyond what it had reached; average "
+                "the rows of one step, sort the rows, split the file, or tell runs apart by a column called run"
+            )
+
+
+def check_compute(name, C):
+    """Raise BadInput if C (n,), in order of the steps, does not rise from 0 on."""
+    if C[0] < 0 or 1e9 < C[0] < C[-1] < 1.1 * C[0]:
+        got = f"got {name} from {C[0]:.10g} to {C[-1]:.10g}, expected compute since the start, from 0 on"
+        raise fit.BadInput(f"{got}; if it is a time of day, subtract that of the start; --x row counts the rows")
+    if (np.diff(C) < 0).any():
+        raise fit.BadInput(f"{name} falls, expected a running total; if each row holds only its own, add --cumulative")
+    if 2 * len(set(C)) <= len(C) > 1:
+        got = f"{name} has {len(set(C))} values in {len(C)} rows, expected one for each"
+        raise fit.BadInput(f"{got}; if it is rounded, --x row counts the rows")
+
+
+def completions_of(rows, asked):
+    """How many completions each evaluation is the mean of, or None; asked: a number, a column, or None: completions."""
+    try:
+        counts = np.array([float(asked)])
+    except (TypeError, ValueError):
+        counts = numbers(rows, asked or "completions")
+    if np.min(counts) >= 1:
+        return float(np.median(counts))
+    if asked:
+        raise fit.BadInput(f"got --completions {asked}, expected a number from 1 on, or a column of them")
+
+
+def order_of(rows, compute, R):
+    """(compute, steps, name): by which steps (n,), those of column `name`, repeated rows are known.
+
+    Compute becomes "row" if the steps start anew in each epoch."""
+    name = next((name for name in STEPS if np.isfinite(numbers(rows, name) + R).any()), compute)
+    numbered = np.arange(1.0, len(rows) + 1)
+    if name == "row":
+        return compute, numbered, name
+    steps = numbers(rows, name)
+    there = np.flatnonzero(np.isfinite(steps + R))
+    if name not in STEPS and not (np.diff(steps[there]) < 0).any():
+        return compute, numbered, name  # an epoch, say, may be rounded
+    falls = np.diff(steps[there]) <= 0
+    if falls.any() and (np.diff(numbers(rows, "epoch")[there])[falls] > 0).all():
+        return "row" if compute == name else compute, numbered, "row"
+    return compute, steps, name
+
+
+def one_run(rows, notes, name, compute, reward, scale, cumulative, completions):
+    """The fit.Run of the rows of one run; arguments as in `read_runs`."""
+    R = numbers(rows, reward)
+    ours = any(row.get("kind") == "eval" for row in rows)
+    asked = compute
+    compute, steps, order = order_of(rows, compute, R)
+    C = np.arange(1.0, len(rows) + 1) if compute == "row" else numbers(rows, compute)
+    if cumulative:
+        steps = np.arange(len(rows)) if order == compute else steps
+        own = np.flatnonzero(np.isfinite(C + steps))
+        if np.sign(np.diff(C[own])).sum() > len(own) / 2:
+            raise fit.BadInput(f"got --cumulative, but {compute} rises like a running total; leave --cumulative out")
+        own = own[led_on(steps[own])]
+        C[own] = np.cumsum(C[own])
+    there = np.flatnonzero(np.isfinite(C + steps + (0 if ours else R)))
+    again = np.append(False, (np.diff(steps[there]) == 0) & (np.diff(R[there]) == 0))
+    notes = list(notes)
+    if ours:  # the rows of steps, too, tell where a run was resumed
+        kept = [place for place in there[led_on(steps[there])] if rows[place].get("kind") == "eval"]
+        kept = np.array(kept, int)[np.isfinite(R[kept])]
+    else:
+        check_resumed(order, steps[there[~again]])
+        kept = there[led_on(steps[there])]
+        counts = {
+            f"without a number for {reward} or {compute}": len(rows) - len(there),
+            "of repeated steps, of which the last counts": len(there) - len(kept),
+        }
+        notes += [f"rows left out {what}: {count}" for what, count in counts.items() if count]
+    if not len(kept) or compute == reward:
+        raise fit.BadInput(f"no row has both {compute} and {reward}, expected two columns with numbers in one row")
+    if compute == "row":
+        C[kept] = np.arange(1.0, len(kept) + 1)
+        if asked != "row":
+            notes.append(f"{asked} starts anew with each epoch, so the rows are counted")
+    check_compute(compute, C[kept])
+    tasks = tuple(sorted({column for row in rows for column in row if column.startswith("tasks.")}))
+    count = completions_of([rows[place] for place in kept], completions)
+    if reward in tasks:  # our logs count the completions of all tasks
+        name += f" {reward}"
+        count = count and count / len(tasks)
+    virtual = compute == "gpu_hours" and any("flags.virtual" in row for row in rows)
+    notes.append(f"reward: {reward}, {f'by --scale {scale}' if scale else 'taken as a pass rate'}; compute: {compute}")
+    given = {"tasks": tasks, "notes": tuple(notes), "completions": count, "ends": ends(scale)}
+    unit = f"virtual {compute}" if virtual else compute
+    return fit.Run(C[kept], scaled(R[kept], scale), name=name, unit=unit, **given)
 
 
 def read_runs(path, compute=None, reward=None, scale=None, cumulative=False, completions=None):
     """[fit.Run] from a file, or from log.jsonl in the folder of a run: one, or several if the file holds more.
 
-    compute     the name of its column, or the end of the name, or "row": rows are counted (default: `_compute`)
-    reward      the same (default: `_reward`; in our logs also tasks.NAME)
-    scale       see `scaled`
-    cumulative  True: a row's compute is its own, so it is added up
-    completions see `_completions`
+    compute, reward  columns, named whole or by their ends; compute "row": rows are counted
+    scale            see `ends`
+    cumulative       True: a row's compute is its own, so it is added up
+    completions      see `completions_of`
     Rows without compute or reward are left out. Raises BadInput for what cannot be read, OSError for what cannot be
     opened.
     """
-    path = Path(path) / "log.jsonl" if Path(path).is_dir() else Path(path)
-    table = read_table(path)
-    stem = path.parent.name if path.name == "log.jsonl" else Path(path.name.removesuffix(".gz")).stem
+    path = Path(path) / "log.jsonl" if (Path(path) / "log.jsonl").is_file() else Path(path)
+    name = path.parent.name if path.name == "log.jsonl" else Path(path.name.removesuffix(".gz")).stem
     try:
-        rewards = _asked(table, reward, "--reward") if reward else _reward(table, scale)
-        asked = compute and (compute if compute == "row" else _asked(table, compute, "--compute")[0])
+        rows, notes = read_rows(path)
+        compute, reward = Columns(path, rows).choose(compute, reward, scale)
         runs = []
-        for reward in rewards:
-            compute, order = _order(table, asked or _compute(table, reward), reward)
-            column = reward.rpartition(" - ")[0] or reward if len(rewards) > 1 else ""
-            for label, part in _parts(table, order, reward):
-                name = " ".join(filter(None, (stem, column, label)))
-                runs.append(_run(table, name, part, asked or compute, order, reward, scale, cumulative, completions))
-        several = f"; {len(runs)} runs" * (len(runs) > 1)
+        for label, part in runs_in(rows, reward, notes):
+            called = f"{name} {label}" if label else name
+            runs.append(one_run(part, notes, called, compute, reward, scale, cumulative, completions))
+        return runs
     except fit.BadInput as error:
-        raise fit.BadInput(f"{path}: {error}") from None
-    return [run._replace(notes=(*run.notes[:-1], run.notes[-1] + several)) for run in runs]
+        raise fit.BadInput(f"{path}: {error}".replace("FILE", shlex.quote(str(path)))) from None
 
 
-def _run(table, name, part, compute, order, reward, scale, cumulative, completions):
-    """The fit.Run of the rows in the mask `part`; arguments as in `read_runs`."""
-    rate = f"as a pass rate by --scale {scale}" if scale else "taken as a pass rate"
-    notes = [*dict.fromkeys(table.notes)]
-    C, R, epoch, rows = _picked(table, compute, order, reward, cumulative, part, notes)
-    if not len(C) or compute == reward:
-        raise fit.BadInput(f"no row has both {compute} and {reward}, expected two columns with numbers in one row")
-    _check_compute(compute, C)
-    notes.append(f"reward: {reward}, {rate}; compute: {compute}")
-    tasks = tuple(sorted(name for name in table.columns if name.startswith("tasks.")))
-    unit = f"virtual {compute}" if compute == "gpu_hours" and "flags.virtual" in table.columns else compute
-    count = _completions(table, completions, rows)
-    if reward in tasks:  # our logs count the completions of all tasks
-        name += f" {reward}"
-        count = count and count / len(tasks)
-    return fit.Run(
-        C, scaled(R, scale), name=name, unit=unit, epoch=epoch, tasks=tasks, notes=tuple(notes), completions=count
-    )
+def runs_in(rows, reward, notes):
+    """[(label, rows)] of the runs that the columns RUNS tell apart; "" labels the only one. Adds a note on those of
+    fewer than LEAST points."""
+    if any(row.get("kind") == "eval" for row in rows):  # ours: one run
+        return [("", rows)]
+    parts = {}
+    for row in rows:
+        label = " ".join(f"{name} {row[name]}" for name in RUNS if row.get(name) not in MISSING)
+        parts.setdefault(label, []).append(row)
+    points = {label: int(np.isfinite(numbers(part, reward)).sum()) for label, part in parts.items()}
+    long = [label for label in parts if points[label] >= LEAST]
+    if sum(map(bool, points.values())) > 1 > len(long):
+        got = f"the columns {' and '.join(RUNS)} tell {len(parts)} runs apart, none of {LEAST} points"
+        raise fit.BadInput(f"{got}; if they tell no runs apart, rename them")
+    short = [label for label in parts if label not in long] if long else []
+    notes += [f"left out {len(parts[label])} rows of {label or 'no run'}: {points[label]} points" for label in short]
+    labels = long or list(parts)
+    return [(label if len(labels) > 1 else "", parts[label]) for label in labels]
 
 
 def read_run(*args, **options):

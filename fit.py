@@ -63,8 +63,8 @@ def log_f(R, A, B, C_mid, R_0):
 class Run(
     namedtuple(
         "Run",
-        "compute reward start stop r0 tasks name unit notes completions ends",
-        defaults=(None, None, None, None, "run", "", (), None, (0.0, 1.0)),
+        "compute reward start stop r0 tasks name unit notes completions ends source",
+        defaults=(None, None, None, None, "run", "", (), None, (0.0, 1.0), None),
     )
 ):
     """The evaluations of one run. A (compute, reward) pair becomes a Run by `Run(*pair)`.
@@ -72,7 +72,13 @@ class Run(
     compute, reward, start, stop, r0: as in `fit`    name: of the run    unit: of compute
     tasks: names of the log's columns that hold the pass rate on one task    notes: what the reader of the log left out
     completions: how many each evaluation is the mean of, if known    ends: the user's rewards that became 0 and 1
+    source: which run of which file it is, and the column of its reward
     """
+
+    def own(self, R):
+        """Pass rates R, any shape, as rewards in the user's units."""
+        low, high = self.ends
+        return low + np.asarray(R) * (high - low)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,14 +122,14 @@ class Points(namedtuple("Points", "u R count R_0 weight A")):
     measured or given, and its weight (in evaluations); A if the caller fixed it, else None."""
 
 
-def averaged(C, R):
-    """At most MOST points from C > 0 (ascending) and R, each (n,): C, R and how many evaluations each is the mean of.
+def averaged(C, R, most=MOST):
+    """At most `most` points from C > 0 (ascending) and R, each (n,): C, R and how many evaluations each is the mean of.
 
-    If there are more than MOST, neighbours in log C are averaged: C geometrically, R arithmetically."""
-    if len(C) <= MOST:
+    If there are more, neighbours in log C are averaged: C geometrically, R arithmetically."""
+    if len(C) <= most:
         return C, R, np.ones(len(C))
     u = np.log(C)
-    cell = np.minimum((MOST * (u - u[0]) / (u[-1] - u[0])).astype(int), MOST - 1)
+    cell = np.minimum((most * (u - u[0]) / (u[-1] - u[0])).astype(int), most - 1)
     _, cell, count = np.unique(cell, return_inverse=True, return_counts=True)
     return np.exp(np.bincount(cell, u) / count), np.bincount(cell, R) / count, count
 
@@ -275,6 +281,8 @@ def _taken(run, A):
     C, R = run.compute, run.reward
     taken = (C == C[:1]) & (run.r0 is None)  # C = 0, or the first if that is missing
     keep = _in_range(run, taken)
+    if (R == 1).all():
+        raise BadInput(f"{run.name}: the reward is {run.ends[1]:g} throughout: nothing is left to learn")
     R_0 = R[taken].mean() if run.r0 is None else run.r0
     least = min(R_0, R[keep].min()) if run.r0 is None else R_0
     high = 1.0 if A is None else A

@@ -2,30 +2,29 @@
 
 Paper: Sec. 2.1 (extrapolation), A.5 (comparing runs), A.7 (robustness). Symbols as in fit.py.
 
-Bands of A, B, C_mid, 90 %: the central nine tenths of the posterior of Eq. 1 given the points. Those of B and C_mid are
-valid if Eq. 1 holds. Real curves leave Eq. 1, so the band of A reaches at least up to the 95 % quantile of the forecast
-at AHEAD times the compute. If it is wider than WIDE, `known` reports A only as "at least" `Forecast.least`.
+A run follows Eq. 1, plus a random walk in log C, plus the noise of each evaluation. The walk, by which real curves
+leave Eq. 1, takes steps of about a fifth of the gain per e-fold of compute. With probability FLAT there is no gain.
 
-Forecasts: their centre is the median of many drawn curves, their 90 % band holds the central nine tenths. A curve is
+    R_i  = R_0 + G g(C_i) + d(log C_i) + e_i,    g(C) = 1 / (1 + (C_mid / C)^B),   G = A - R_0            (Eq. 1)
+    d(u) = Wiener process of variance w^2 per e-fold of C, 0 at the first fitted point (the "discrepancy" of Kennedy &
+           O'Hagan, 2001);  log w is normal about log(WALK G);  WALKS, each as likely, if G = 0
+    e_i ~ N(0, s^2 / n_i)          point i is the mean of n_i evaluations; the measured R_0 is one more point with d = 0
 
-    R(C) = Eq. 1 + w(log C)                    up to the last fitted compute C_n
-    R(C) = R(C_n) + ahead(C) + w's steps       beyond it
+Given B, C_mid, w and s, all is linear and Gaussian in R_0, G and d. With K = w^2 min(u_i, u_j) + s^2 diag(1 / n_i)
+= L L', and y, E, H = L^-1 (R, 1, g), flat priors on R_0 and G give
 
-- Eq. 1: its parameters are drawn from their posterior given the points (prior A^HIGH if they rise, wide normal ones on
-  log B and log C_mid, and one residual of size NOISE as if seen: few points on a curve do not make it exact).
-- w, a random walk in log C: real curves drift from Eq. 1, and fall. Its size is weighed by how well it explains the
-  fit's residuals (a Kalman filter; prior DRIFT), its value at C_n follows from the residuals.
-- ahead: a part of the curves goes on along Eq. 1 (SHARES[0]), a part along a line in log C (SHARES[1]), the rest stays
-  where it is. The line has the slope of the points from a third of C_n on, drawn towards 0 (SLOPE) the more the less
-  certain it is, times a number drawn uniformly from 0 to DAMPED, or to STEEP if the line rises and the curve has C_mid
-  still ahead, where Eq. 1 too gets steeper in log C.
-- An evaluation adds noise. If it is known of how many completions it is the mean, the noise is binomial at least, in
-  the bands of A, B and C_mid too.
-Residuals count as independent but for w: no band includes what all evaluations of one run share (its seed, its
-validation prompts). What was tried, and what the numbers above rest on: results/forecasts.md.
+    G   ~ N((H'y - H'E E'y / E'E) / c, 1 / c),  c = H'H - (H'E)^2 / E'E,  cut to [0, 1]
+    R_0 ~ N((E'y - E'H G) / E'E, 1 / E'E) given G;  draws with R_0 < 0 or A > 1 are left out
+    weight of a cell (B, C_mid, w, s) = prior * exp(-S / 2) / (det L sqrt(E'E c)) * (share of G's normal in [0, 1])
 
-Test:  pytest tests/test_forecast.py; what the bands are worth: python -m lab.fit_coverage (on synthetic runs),
-       python -m lab.forecasts (on real ones)
+where S is the residual sum of squares. The prior of A given R_0 is proportional to A^HIGH. A forecast is the level at
+the last fitted compute, plus what Eq. 1 adds, plus the walk's further steps, which are smaller by LATER.
+
+Bands of A, B and C_mid, 90 %, hold if Eq. 1 does: they come from the draws without a walk.
+Residuals count as independent but for the walk: no band includes what all evaluations of one run share (its seed, its
+validation prompts). How the constants were chosen, and what the forecasts are worth: results/forecasts.md.
+
+Test:  pytest tests/test_forecast.py; on real and on synthetic runs: python -m lab.forecasts
 """
 
 from collections import namedtuple
@@ -33,18 +32,25 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.special import expit, fdtri, stdtr, stdtrit
+from scipy.special import expit, ndtr, ndtri, stdtrit
 
 import fit
-from fit import BadInput, Fit, Run, levels, residuals, sigmoid
+from fit import BadInput, Fit, Run, sigmoid
 
-PRIOR = np.array([[np.log(1.8), 0.7], [1, 2]])  # rows: mean, standard deviation; columns: log B, log(C_mid / last C)
-DRAWS = 4000  # number of curves
-HIGH = 3  # density of A, if the points rise: A^HIGH, the likeliest power on complete curves that rose
-NOISE = 0.01  # standard deviation of an evaluation, as one residual would show it before any point is seen
+# Chosen by the interval score of forecasts of real runs, whole sources left out (results/forecasts.md).
+PRIOR = np.array([[np.log(3), 0.65], [0, 2]])  # normal (mean, sd) of log B, and of log(C_mid / last C)
+WALK, SPREAD = 0.2, 0.35  # median of w as a share of the gain, and the standard deviation of its logarithm
+WALKS = 0.005 * 2.0 ** np.arange(6)  # the w that are tried: 0.005 to 0.16
+LATER = 0.6  # size of the walk's steps beyond the points, as a share of those between them
+HIGH, FLAT = 5, 0.3
+NOISE = 0.01  # prior of s: 1/s, and one residual of this size as if seen
+MOST, DRAWS = 50, 4000  # points, neighbours being averaged; curves
+CELLS = np.array([11, 17, 9])  # of log B, log C_mid, log s
 STOP, GO_ON = 0.9, 0.2  # of the stop rule
+GAIN = 0.02  # its least rise
 SAME_A = 0.02  # A.5: A that differ by no more are taken as one
 WIDE = 0.25  # a wider band does not determine A
+BOUND = 0.995  # an A that may lie above it is at its bound of 1
 AHEAD = 3  # times the compute: as far ahead as forecasts of real runs were measured, from 30 % to the end
 JUMP = 10  # a B above it is a jump between two points: the data do not determine it
 SEEDS = {"A": 0.01, "log B": 0.1}  # usual spread between seeds (our runs: 0.009, 0.07)
@@ -53,64 +59,147 @@ RUNS = "This compares runs, not recipes: with one run a side the spread between 
 RECIPES = "The interval holds the spread between seeds."
 CLOSE = 0.05  # a forecast within +- this can be read
 FARTHEST = 100  # times the compute
-TREND = np.log(3)  # the local slope is that of the points up to TREND before the last
-# Chosen by the interval score of forecasts of real runs (results/forecasts.md).
-SHARES = 0.6, 0.3  # of the curves that go on along Eq. 1, and along a line; the others stay
-SLOPE = 0.2  # standard deviation, before the points are seen, of dR / d log C
-DAMPED, STEEP = 1, 5.5
-DRIFT = {0: 0.1, 0.01: 0.2, 0.02: 1, 0.04: 2, 0.08: 1, 0.16: 0.3, 0.32: 0.1}  # size of w: sd per e-fold of C
-NOISES = np.array([0.5, 0.7, 1.0])  # noise beside w, as a share of the noise without w
+SOUGHT = 10  # times the compute: as far as `reach` looks
 
 
-class Draws(namedtuple("Draws", "A B C_mid R_0 noise normal slope along offset drift walk")):
+class Draws(namedtuple("Draws", "A B C_mid R_0 walk noise level steps error")):
     """S equally likely curves, each field (S,).
 
-    noise: standard deviation of one evaluation    normal: a standard normal number, for the error of one evaluation
-    slope: dR / d log C beyond the last fitted point of a curve that leaves Eq. 1 there; else 0    along: follows Eq. 1
-    offset: w at the last fitted point; before it, w is drawn as growing evenly in log C
-    drift: standard deviation of w's steps per e-fold of C    walk: a standard normal number, for w beyond the points
+    walk: w    noise: s, of one evaluation    level: R at the last fitted compute, without noise
+    steps, error: standard normal numbers, for the walk beyond the points and the error of one evaluation
     """
+
+
+# ---- The posterior ----
+
+
+def walk_prior(w, gain):
+    """Log density of w given the gain, times the number of WALKS, each as likely without a gain."""
+    off = np.log(np.maximum(w, 1e-9) / WALK / np.maximum(gain, 1e-3)) / SPREAD
+    return np.log(len(WALKS) * np.log(2) / np.sqrt(2 * np.pi) / SPREAD) - off**2 / 2
+
+
+class Grid:
+    """Cells of B, C_mid, w and s with their weights: N points of a Fit, P pairs (w, s), K pairs (B, C_mid).
+
+    walks: the w that are tried; [0.0] if Eq. 1 holds
+    """
+
+    def __init__(self, law, walks):
+        self.walks = walks
+        self.exact = not any(walks)
+        C, R, count = fit.averaged(law.run.compute[law.kept], law.run.reward[law.kept], MOST)
+        points = law.fitted
+        self.last = np.log(law.span[1])
+        self.u = np.log(C) - self.last
+        self.y = np.append(points.R_0, R)
+        self.variance = 1 / np.append(points.weight, count)  # of a point, in units of s^2
+        self.walked = np.append(0, self.u - self.u[0])
+        floor = least_noise(law)
+        low, high = PRIOR @ [1, -2.7], PRIOR @ [1, 2.7]
+        low, high = np.append(low, np.log(max(0.002, floor))), np.append(high, np.log(max(0.45, 2 * floor)))
+        for _ in range(5 if self.exact else 3):  # narrowed to where the probability lies
+            axes = [np.linspace(*ends) for ends in zip(low, high, CELLS)]
+            self.weigh(*axes)
+            low, high = self.narrowed(axes)
+
+    def weigh(self, log_B, mid, log_s):
+        """Weigh the cells of these axes. Sets all that `draws` needs."""
+        self.B_mid = np.stack(np.meshgrid(log_B, mid, indexing="ij"), -1).reshape(-1, 2)
+        g = expit(np.exp(self.B_mid[:, 0]) * (self.u[:, None] - self.B_mid[:, 1]))
+        w, s = (x.ravel() for x in np.meshgrid(self.walks, np.exp(log_s), indexing="ij"))
+        K = w[:, None, None] ** 2 * np.minimum.outer(self.walked, self.walked)
+        K = K + s[:, None, None] ** 2 * np.diag(self.variance) + 1e-12 * np.eye(len(self.y))
+        whiten = np.linalg.inv(np.linalg.cholesky(K))
+        y, E, H = whiten @ self.y, whiten.sum(2), whiten[:, :, 1:] @ g  # R_0's row of g is 0
+        EE, Ey = (E * E).sum(1)[:, None], (E * y).sum(1)[:, None]
+        EH, yH = np.einsum("pn,pnk->pk", E, H), np.einsum("pn,pnk->pk", y, H)
+        c = np.maximum((H**2).sum(1) - EH**2 / EE, 1e-9)
+        G, root = (yH - EH * Ey / EE) / c, np.sqrt(c)
+        side = np.where(G < 0, -1, 1)  # a G < 0 is mirrored: ndtr is precise in the lower tail
+        tail, upper = (ndtr(np.where(G < 0, a, b) * root) for a, b in ((G - 1, -G), (G, 1 - G)))
+        share = np.maximum(upper - tail, 1e-300)
+        flat = (Ey**2 / EE - (y * y).sum(1)[:, None] - np.log(EE)) / 2
+        flat += np.log(np.diagonal(whiten, axis1=1, axis2=2)).sum(1)[:, None]
+        flat += (-np.log(s) - (NOISE / s) ** 2 / 2)[:, None]
+        mean, deviation = PRIOR.T
+        prior = -(((self.B_mid - mean) / deviation) ** 2).sum(1) / 2 - np.log(2 * np.pi * deviation.prod())
+        prior += np.log(np.ptp(log_B) * np.ptp(mid) / (CELLS[:2] - 1).prod())
+        rise = flat + G**2 * c / 2 + np.log(2 * np.pi / c) / 2 + np.log(share) + prior
+        none = np.full_like(flat, -np.inf) if self.exact else flat + np.log(FLAT / (1 - FLAT))
+        self.weight = np.hstack([rise, none])  # logs; the last column for G = 0
+        v = np.einsum("pnm,pm->pn", whiten, w[:, None] ** 2 * self.walked)  # of d at the last point
+        self.of_d = (
+            (v * y).sum(1),
+            (v * E).sum(1),
+            np.einsum("pn,pnk->pk", v, H),
+            w**2 * self.walked[-1] - (v * v).sum(1),
+        )
+        self.of_G, self.of_R_0, self.w, self.s = (G, root, side, tail, share), (Ey, EH, EE), w, s
+        self.of_walk = np.maximum(walk_prior(w[:, None], np.clip(np.maximum(G, 1 / root), 0, 1)), -5)
+
+    def narrowed(self, axes):
+        """Limits of the axes, one cell wider than where the probability lies."""
+        low, high = np.array([(axis[0], axis[-1]) for axis in axes]).T
+        mass = np.exp(self.weight[:, :-1] - self.weight[:, :-1].max()).reshape(-1, *CELLS[[2, 0, 1]]).sum(0)
+        for j, others in enumerate([(0, 2), (0, 1), (1, 2)]):
+            likely = axes[j][mass.sum(others) > 3e-4 * mass.sum()]
+            step = axes[j][1] - axes[j][0]
+            low[j], high[j] = max(low[j], likely[0] - 0.7 * step), min(high[j], likely[-1] + 0.7 * step)
+        return low, high
+
+    def draws(self, random):
+        """`Draws`: four times as many from the cells, and of these DRAWS by the priors of A and w and the limits of R_0
+        and A."""
+        weight = self.weight.copy()
+        if not self.exact:
+            weight[:, :-1] += self.of_walk
+        cells = np.exp(weight - weight.max()).ravel()
+        p, k = np.unravel_index(random.choice(len(cells), 4 * DRAWS, p=cells / cells.sum()), weight.shape)
+        none = k == len(self.B_mid)
+        k = np.where(none, 0, k)
+        G, root, side, tail, share = (x[p, k] for x in self.of_G)
+        x = ndtri(np.clip(tail + share * random.random(len(p)), 1e-300, 1 - 1e-16))
+        gain = np.where(none, 0, np.clip(G + side * x / root, 0, 1))
+        Ey, EH, EE = self.of_R_0
+        R_0 = (Ey[p, 0] - EH[p, k] * gain) / EE[p, 0] + random.normal(size=len(p)) / np.sqrt(EE[p, 0])
+        A = R_0 + gain
+        prior = (HIGH + 1) * np.clip(A, 0, 1) ** HIGH / (1 - np.clip(R_0, 0, 0.999) ** (HIGH + 1))
+        if not self.exact:  # the cells were drawn by the walk's prior at their likeliest gain
+            prior *= np.exp(walk_prior(self.w[p], gain) - self.of_walk[p, k])
+        chance = ((R_0 >= 0) & (A <= 1)) * np.where(none, 1, prior) + 1e-12
+        i = random.choice(len(p), DRAWS, p=chance / chance.sum())
+        p, k, gain, R_0 = p[i], k[i], gain[i], np.clip(R_0[i], 0, 1)
+        log_B, mid = self.B_mid[k].T  # mid: log(C_mid / last C)
+        of_y, of_E, of_H, variance = self.of_d
+        error_of_d, steps, error = random.normal(size=(3, DRAWS))
+        d = of_y[p] - of_E[p] * R_0 - of_H[p, k] * gain + np.sqrt(np.maximum(variance[p], 0)) * error_of_d
+        level = R_0 + gain * expit(-np.exp(log_B) * mid) + d
+        A = np.minimum(R_0 + gain, 1)
+        return Draws(A, np.exp(log_B), np.exp(mid + self.last), R_0, self.w[p], self.s[p], level, steps, error)
 
 
 @dataclass(frozen=True, eq=False)
 class Forecast(Fit):
     """A Fit with its bands, and curves that may come true. Computes and pass rates as in Fit."""
 
-    bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %; B and C_mid: valid if Eq. 1 holds
-    notes: tuple  # "name: what it means here": what was left out, averaged or assumed
+    bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %, if Eq. 1 holds
+    notes: tuple  # what was left out, averaged or assumed
     draws: Draws = field(repr=False)
-
-    @property
-    def least(self):
-        """A is at least this: the lower end of its band, or that of the forecast at AHEAD times the compute."""
-        return min(self.bands["A"][0], float(self.quantiles(AHEAD * self.span[1], 0.05)))
-
-    @property
-    def falls(self):
-        """Whether the fitted points fall after a peak by more than noise would make them. Eq. 1 can only rise.
-
-        Compared are the highest and the last mean of max(3, n/8) points in a row."""
-        R = self.fitted.R
-        width = min(len(R), max(3, len(R) // 8))
-        mean = np.convolve(R, np.ones(width) / width, "valid")
-        bends = np.diff(R, min(2, len(R) - 1))  # 0 on a straight line: a steady rise is no noise
-        noise = np.median(abs(bends)) / 1.652  # 1.652: their median size for standard normal R
-        return bool(mean.max() - mean[-1] > max(0.01, 4 * noise * np.sqrt(2 / width)))
 
     def curves(self, C):
         """Pass rates (..., S) of the S curves of `draws` at compute C, any shape (...)."""
         C = np.asarray(C, float)[..., None]
         draws = self.draws
         first, last = self.span
-        law = sigmoid(np.where(draws.along, C, np.minimum(C, last)), *draws[:4])
+        then, now = (sigmoid(x, *draws[:4]) for x in (C, last))
         within = np.clip(np.log(np.maximum(C, first) / first) / np.log(last / first), 0, 1)
         ahead = np.log(np.maximum(C / last, 1))
-        left = draws.slope * ahead + draws.offset * within + draws.drift * draws.walk * np.sqrt(ahead)
-        return np.clip(law + left, 0, 1)
+        return np.clip(then + (draws.level - now) * within + LATER * draws.walk * np.sqrt(ahead) * draws.steps, 0, 1)
 
     def quantiles(self, C, shares, mean_of=np.inf):
         """Quantiles (len(shares), ...) at C, any shape, of the mean of `mean_of` evaluations (inf: of the curve)."""
-        values = self.curves(C) + self.draws.noise * self.draws.normal / np.sqrt(mean_of)
+        values = self.curves(C) + self.draws.noise * self.draws.error / np.sqrt(mean_of)
         return np.quantile(np.clip(values, 0, 1), shares, axis=-1)
 
     def median(self, C):
@@ -128,19 +217,23 @@ def forecast(compute, reward, r0=None, start=None, stop=None, *, A=None, grid=No
 
 
 def forecast_run(run, *, A=None, grid=None):
-    """`forecast` of a Run, or of a pair (compute, reward), with the Run's own start, stop and r0."""
+    """`forecast` of a Run, or of a pair (compute, reward), with the Run's own start, stop and r0.
+
+    A fixes A in Eq. 1 and in the bands, not in the forecasts."""
     law = fit.fit_run(run, A=A, grid=grid)
-    draws = _draws(law)
+    draws, exact = (Grid(law, walks).draws(np.random.default_rng(0)) for walks in (WALKS, [0.0]))
     bands = {}
     for name in ("A", "B", "C_mid"):
+        values = np.log(getattr(exact, name))
+        if A is not None:  # as if each draw had this A: moved along the regression on A (Beaumont et al., 2002)
+            off = exact.A - exact.A.mean()
+            values = values + (off @ values / (off @ off)) * (A - exact.A)
         best = getattr(law, name)
-        low, high = np.quantile(getattr(draws, name), (0.05, 0.95)).tolist()
+        low, high = np.exp(np.quantile(values, (0.05, 0.95))).tolist()
         bands[name] = min(low, best), max(high, best)
-    law = Forecast(**vars(law), bands=bands, notes=_notes(law), draws=draws)
-    if A is None:
-        low, high = bands["A"]
-        bands["A"] = low, max(high, float(law.quantiles(AHEAD * law.span[1], 0.95)))
-    return law
+    if A is not None:
+        bands["A"] = A, A
+    return Forecast(**vars(law), bands=bands, notes=_notes(law), draws=draws)
 
 
 def least_noise(law):
@@ -154,127 +247,78 @@ def least_noise(law):
     return float(np.sqrt(mean * (1 - mean) / n))
 
 
-def _slope(points, jump, noise):
-    """The slope dR / d log C of a line through the points from a third of the last compute on, or through the last 4
-    different computes: its mean, its standard deviation and degrees of freedom.
-
-    The line takes in no points before a jump (at log C = `jump`) that 20 points follow. Its slope is drawn towards 0 by
-    the prior SLOPE. noise: standard deviation of one evaluation; the scatter about the line counts as at least that.
-    """
-    since = min(points.u[-1] - TREND, np.unique(points.u)[-4:][0])
-    if (points.u > jump).sum() >= 20:
-        since = max(since, jump)
-    late = points.u >= since
-    u, R, n = (x[late] for x in points[:3])
-    (slope, level), unscaled = np.polyfit(u, R, 1, w=np.sqrt(n), cov="unscaled")
-    freedom = len(u) - 2
-    scatter = n @ (R - level - slope * u) ** 2 / freedom
-    variance = max(scatter, noise**2) * unscaled[0, 0]
-    share = SLOPE**2 / (SLOPE**2 + variance)
-    return share * slope, np.sqrt(share * variance), max(freedom, 3)
-
-
-def _walk(points, misses, noise, floor, random):
-    """Draw the walk w of S curves: its value at the last point, its size, and the noise beside it; each (S,).
-
-    misses (n, S): of the points, from each curve    noise: standard deviation of one evaluation without w, at least
-    floor. The size and the noise are weighed by the likelihood of the median misses (a Kalman filter over the points).
-    """
-    sizes, noises = (x.ravel() for x in np.meshgrid(list(DRIFT), np.maximum(noise * NOISES, floor)))
-    middle = np.median(misses, axis=1)
-    state = np.zeros(len(sizes))
-    variance = np.zeros(len(sizes))
-    likelihood = np.log(np.tile(list(DRIFT.values()), len(NOISES)))
-    weights = np.zeros((len(sizes), len(points.u)))  # the state is a weighted sum of the misses
-    for i, step in enumerate(np.diff(points.u, prepend=points.u[0])):
-        variance = variance + sizes**2 * step
-        total = variance + noises**2 / points.count[i]
-        gain = variance / total
-        surprise = middle[i] - state
-        likelihood = likelihood - (np.log(total) + surprise**2 / total) / 2
-        state = state + gain * surprise
-        weights *= (1 - gain)[:, None]
-        weights[:, i] = gain
-        variance = variance * (1 - gain)
-    chance = np.exp(likelihood - likelihood.max())
-    k = random.choice(len(sizes), DRAWS, p=chance / chance.sum())
-    offset = (weights[k] * misses.T).sum(1) + np.sqrt(variance[k]) * random.normal(size=DRAWS)
-    return offset, sizes[k], noises[k]
-
-
-def _posterior(points, floor, power, random, cells=41):
-    """Draw A, B, C_mid, R_0 and noise, (DRAWS,) each, from the posterior of Eq. 1.
-
-    Priors: A^power on A, flat on R_0, PRIOR on log B and log C_mid, a residual of NOISE on the noise, which is at least
-    `floor`. B and C_mid are drawn from a grid of `cells` by `cells`, narrowed twice to where their probability lies.
-    Given these, A has a truncated Student's t (times A^power); given A and the noise too, R_0 is normal.
-    """
-    mean, deviation = PRIOR
-    last = points.u[-1]
-    freedom = len(points.u)  # less one for A, R_0 and the noise, and one for the residual of NOISE
-    low, high = mean - 3.5 * deviation, mean + 3.5 * deviation
-    for _ in range(3):
-        shapes = np.stack(np.meshgrid(*np.linspace(low, high, cells).T), -1).reshape(-1, 2)
-        h = expit(np.exp(shapes[:, :1]) * (shapes[:, 1:] + last - points.u))
-        at = levels(points, h)
-        S = (residuals(points, h, at.free, at.base + at.follow * at.free) ** 2).sum(1) + NOISE**2
-        least = freedom * floor**2
-        below = np.minimum(S - least, 0) / max(least, NOISE**2)  # there the noise is known, and S counts as if normal
-        S = np.maximum(S, least)
-        width = np.sqrt(S / freedom / at.curvature)
-        side = np.where(at.free < at.low, -1, 1)  # A in the upper tail is mirrored: stdtr is precise in the lower one
-        ends = np.sort([side * (end - at.free) / width for end in (at.low - 1e-9, at.high + 1e-9)], axis=0)
-        tail, upper = stdtr(freedom, ends)
-        share = np.maximum(upper - tail, 1e-300)  # of Student's t that lies within the limits of A
-        weight = np.log(share) - freedom / 2 * (np.log(S) + below) - np.log(at.curvature * at.weight) / 2
-        weight -= (((shapes - mean) / deviation) ** 2).sum(1) / 2
-        weight = np.exp(weight - weight.max())
-        step = (high - low) / (cells - 1)
-        likely = shapes[weight > 1e-4]
-        low, high = likely.min(0) - step, likely.max(0) + step
-    i = random.choice(len(shapes), 4 * DRAWS, p=weight / weight.sum())
-    x = stdtrit(freedom, tail[i] + share[i] * random.random(len(i)))
-    A = np.clip(at.free[i] + side[i] * width[i] * x, at.low[i], at.high[i])
-    chosen = random.choice(len(A), DRAWS, p=A**power / (A**power).sum())
-    i, A = i[chosen], A[chosen]
-    noise = np.sqrt((S[i] + at.curvature[i] * (A - at.free[i]) ** 2) / random.chisquare(freedom + 1, DRAWS))
-    R_0 = at.base[i] + at.follow[i] * A + noise / np.sqrt(at.weight[i]) * random.normal(size=DRAWS)
-    B, C_mid = np.exp(shapes[i] + (0, last)).T
-    return A, B, C_mid, np.clip(R_0, 0, A), noise
-
-
-def _draws(law):
-    """The `Draws` for the Fit `law`, as the head of this file says."""
-    points = law.fitted
-    random = np.random.default_rng(0)
-    floor = least_noise(law)
-    A, B, C_mid, R_0, noise = _posterior(points, floor, HIGH if gains(law) else 0, random)
-    misses = points.R[:, None] - sigmoid(np.exp(points.u)[:, None], A, B, C_mid, R_0)
-    offset, drift, noise = _walk(points, misses, np.median(noise), floor, random)
-    jump = np.log(law.C_mid) if law.B > JUMP else -np.inf
-    mean, deviation, freedom = _slope(points, jump, np.median(noise))
-    slope = mean + deviation * random.standard_t(freedom, DRAWS)
-    ahead = C_mid > np.exp(points.u[-1])  # beyond the points
-    slope *= random.uniform(0, 1, DRAWS) * np.where((slope > 0) & ahead, STEEP, DAMPED)
-    kind = np.arange(DRAWS) / DRAWS
-    along = kind < SHARES[0]
-    slope[along | (kind >= sum(SHARES))] = 0
-    normal, walk = random.normal(size=(2, DRAWS))
-    return Draws(A, B, C_mid, R_0, noise, normal, slope, along, offset, drift, walk)
-
-
 def _notes(law):
     """The notes of the run, and those on the fitted points. No note predicts whether the forecast will miss."""
     points = law.fitted
-    assumed = law.run.r0 is None and not (law.run.compute == 0).any()
-    known = {
-        f"averaged to {len(points.u)} points, neighbours in log C": len(points.u) < law.points,
-        f"R_0 assumed: no point at C = 0 and no r0, so the first point, {points.R_0:.4g}, is taken for it": assumed,
-    }
-    return *law.run.notes, *(text for text, holds in known.items() if holds)
+    notes = list(law.run.notes)
+    if len(points.u) < law.points:
+        notes.append(f"averaged to {len(points.u)} points, neighbours in log C")
+    return tuple(notes)
 
 
-def reach(law):
+# ---- What the points say ----
+
+
+class Peak(namedtuple("Peak", "C R now")):
+    """The highest mean R of a few evaluations in a row, their mean compute C, and the mean of the last as many."""
+
+
+def peak(law):
+    """The `Peak` before which a run that falls should be taken up again; None if it does not fall.
+
+    A fall is a loss beyond what noise would make of a steady run, and of a tenth of the gain up to the peak or more."""
+    R = law.fitted.R
+    width = min(len(R), max(3, len(R) // 8))
+    mean = np.convolve(R, np.ones(width) / width, "valid")
+    bends = np.diff(R, min(2, len(R) - 1))  # 0 on a straight line: a steady rise is no noise
+    noise = np.median(abs(bends)) / 1.652  # 1.652: their median size for standard normal R
+    best = mean.argmax()
+    loss = mean[best] - mean[-1]
+    if loss <= max(0.01, 4 * noise * np.sqrt(2 / width), 0.1 * (mean[best] - law.fitted.R_0)):
+        return None
+    return Peak(float(np.exp(law.fitted.u[best : best + width].mean())), float(mean[best]), float(mean[-1]))
+
+
+def gains(law):
+    """Do the points rise? True if the level now lies above R_0 in 95 % of the curves."""
+    return bool((law.draws.level > law.draws.R_0).mean() >= 0.95)
+
+
+def known(law):
+    """{name: what is known of it} for those of A, B, C_mid that the points do not determine.
+
+    A is a number if the points show where the rise bends: its band, if Eq. 1 holds, is no wider than WIDE and clear of
+    the bound at 1, C_mid lies within the points, and the forecast at twice the compute is not above A."""
+    if fall := peak(law):
+        best, now = law.run.own(fall.R), law.run.own(fall.now)
+        lost = f"from {best:.3g} at C = {fall.C:.4g} to {now:.3g}, a loss of {best - now:.3g}"
+        advice = f"Eq. 1 only rises. Go on from a checkpoint near C = {fall.C:.4g}"
+        return dict.fromkeys(("A", "B", "C_mid"), f"The points fall after a peak: {lost}. {advice}.")
+    if not gains(law):
+        text = "No gain yet: nothing to fit."
+        if law.fitted.R.min() > 0.99:
+            text = "No gain: nothing is left to learn."
+        elif not law.run.reward.any():
+            text = "No gain: nothing was ever right."
+        return dict.fromkeys(("A", "B", "C_mid"), text)
+    low, high = law.bands["A"]
+    found = {}
+    if law.fitted.A is None and (
+        high - low > WIDE or high > BOUND or law.bands["C_mid"][1] > law.span[1] or law.median(2 * law.span[1]) > law.A
+    ):
+        found["A"] = f"A is at least {law.run.own(least(law)):.3f}: the points do not say where the rise ends."
+        found["C_mid"] = "C_mid is not determined: half of the gain is not known."
+    if law.B > JUMP:
+        found["B"] = found["C_mid"] = "B and C_mid are not determined: the rise is a jump between two points."
+    return found
+
+
+def least(law):
+    """A is at least this: the lower end of its band, or that of the forecast at AHEAD times the compute."""
+    return min(law.bands["A"][0], float(law.quantiles(AHEAD * law.span[1], 0.05)))
+
+
+def readable(law):
     """The largest multiple of the last fitted compute, at most FARTHEST, up to which the band is CLOSE to its middle;
     1 if it is not even there."""
     multiples = np.geomspace(1, FARTHEST, 61)
@@ -283,36 +327,19 @@ def reach(law):
     return float(multiples[max(far.argmax() - 1, 0)])
 
 
-def known(law):
-    """{name: what is known of it} for those of A, B, C_mid that the points do not determine."""
-    if law.falls or not gains(law):
-        fall = "the points fall after a peak: Eq. 1 only rises, so it does not hold"
-        return dict.fromkeys(("A", "B", "C_mid"), fall if law.falls else "no gain yet: nothing to fit")
-    low, high = law.bands["A"]
-    found = {}
-    if high - low > WIDE or law.fitted.A is None and law.median(AHEAD * law.span[1]) > law.A + CLOSE:
-        found["A"] = f"A is at least {law.least:.3f}: the points do not say where the rise ends"
-        found["C_mid"] = "C_mid is not determined: half of the gain is not known"
-    if law.B > JUMP:
-        found["B"] = found["C_mid"] = "B and C_mid are not determined: the rise is a jump between two points"
-    return found
+def reach(law, R):
+    """How much compute until a pass rate of R, without the noise of evaluations?
+
+    Returns a dict: P, the share of the curves that get there within SOUGHT times the last fitted compute; C, C_low
+    and C_high, the median compute and its 90 % band over all curves, None where that lies farther off."""
+    C = law.span[1] * np.geomspace(1, SOUGHT, 201)
+    there = law.curves(C) >= R
+    first = np.where(there.any(0), C[there.argmax(0)], np.inf)
+    found = dict(zip(("C_low", "C", "C_high"), np.quantile(first, (0.05, 0.5, 0.95), method="inverted_cdf").tolist()))
+    return {"R": R, "P": float(there.any(0).mean())} | {k: x if np.isfinite(x) else None for k, x in found.items()}
 
 
-def gains(law):
-    """Do the points rise? True if a constant fits them worse than Eq. 1 by more than chance (F test, 5 %).
-
-    As in the posterior, one residual of NOISE counts as seen: a few points that Eq. 1 meets exactly can rise too."""
-    points = law.fitted
-    R = np.append(points.R, points.R_0)
-    n = np.append(points.count, points.weight)
-    flat = n @ (R - n @ R / n.sum()) ** 2
-    freedom = len(points.u) - 2  # points and R_0 and that residual, less four parameters
-    squares = law.ssr + points.weight * (law.R_0 - points.R_0) ** 2 + NOISE**2
-    least = max(squares, freedom * least_noise(law) ** 2)
-    return bool((flat - least) / 3 > least / freedom * fdtri(3, freedom, 0.95))
-
-
-def stop_rule(law, gain=0.02, times=2):
+def stop_rule(law, gain=GAIN, times=2):
     """Is it worth going on from the last fitted compute C to `times` C?
 
     P is the chance that the evaluations of the last fifth of the way to times C lie less than `gain` above those of the
@@ -321,9 +348,9 @@ def stop_rule(law, gain=0.02, times=2):
     when to look again.
     """
     last = law.span[1]
-    count = law.fitted.count[law.fitted.u > np.log(0.8 * last)].sum()
-    rise = law.curves((times - 0.1) * last) - law.curves(0.9 * last)
-    P = float((rise + law.draws.noise * law.draws.normal * np.sqrt(2 / count) < gain).mean())
+    late = law.kept & (law.run.compute > 0.8 * last)
+    then = law.curves((times - 0.1) * last) + law.draws.noise * law.draws.error / np.sqrt(late.sum())
+    P = float((then - law.run.reward[late].mean() < gain).mean())
     unclear = f"cannot tell yet; look again at C = {1.5 * last:.4g}"
     return P, "stop" if P >= STOP else "go on" if P <= GO_ON else unclear
 
@@ -375,8 +402,8 @@ def compare(sides, C=None):
     Returns the Forecasts, the best side's first (refitted where A was fixed), and a sentence about the two best sides.
     """
     sides = [side if isinstance(side, list) else [side] for side in sides]
-    fallen = ", ".join(law.run.name for side in sides for law in side if law.falls)
-    rising = [[law for law in side if not law.falls] for side in sides]
+    fallen = ", ".join(law.run.name for side in sides for law in side if peak(law))
+    rising = [[law for law in side if not peak(law)] for side in sides]
     if not all(rising):
         return sum(sides, []), f"The data cannot tell which scales better: {fallen}: falls after a peak, Eq. 1 does not"
     ranked, values, name, unit = _quantity(rising, C)
@@ -387,6 +414,8 @@ def compare(sides, C=None):
         gap, low, high = np.exp([gap, low, high])
         by = "times as high"
     one, other = (side[0].run.name + f" and {len(side) - 1} more" * (len(side) > 1) for side in ranked[:2])
+    if unit == "A":
+        gap, low, high = np.diff(ranked[0][0].run.ends) * [gap, low, high]
     better = f"{one} scales better than {other}, {tell}: {name} is {gap:.3f} {by}"
     out = f" Left out, as they fall after a peak: {fallen}." if fallen else ""
     seeds = RUNS if max(map(len, ranked[:2])) == 1 else RECIPES
@@ -411,10 +440,10 @@ def _quantity(sides, C):
     means = [rows[:, 0].mean() for rows in values]
     close = sum(means[0] - mean <= SAME_A for mean in means)
     A = float(np.mean(means[:close]))
-    spread = [np.ptp(np.quantile(law.draws.A, (0.05, 0.95))) for side in sides[:close] for law in side]
+    spread = [np.ptp(law.bands["A"]) for side in sides[:close] for law in side]
     if close > 1 and max(spread) <= 2 * CLOSE and (common := _with_common_A(sides[:close], A)):
         common, values = _ranked(common, lambda law: np.log([law.B, *law.bands["B"]]))
-        return common + sides[close:], values, f"with a common A = {A:.3f}, its B", "log B"
+        return common + sides[close:], values, f"with a common A = {sides[0][0].run.own(A):.3f}, its B", "log B"
     return sides, values, f"without a common A (within {SAME_A}, each B determined), its A", "A"
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -31,28 +32,67 @@ def first_half(law):
     return forecast.fitted(run, compute=run.compute[part], reward=run.reward[part], stop="50%")
 
 
-def summary(law, half=(), until=None):
+LEVELS = {"A", "R_0", "R", "low", "high", "forecast", "measured"}  # in rows: pass rates,
+RISES = {"per_doubling", "error", "gain"}  # and differences of them
+
+
+def in_units(run, row):
+    """A row of pass rates and other numbers, its pass rates as rewards in the user's units."""
+    found = dict(row)
+    for name, value in row.items():
+        if value is not None and name in LEVELS:
+            found[name] = float(run.own(value))
+        elif value is not None and name in RISES:
+            found[name] = float(run.own(value) - run.own(0))
+    return found
+
+
+def summary(law, half=(), until=None, reach=None):
     """A fit as a dict for JSON: its numbers and its forecasts at `until` (default: at 2x and 10x the run's compute),
-    each with its gain over the last fitted compute per doubling of the compute; and what `first_half` came to."""
+    each with its gain over the last fitted compute per doubling of the compute; what `first_half` came to; and how much
+    compute a reward of `reach` needs. Rewards are in the user's units."""
+    run = law.run
     last = law.span[1]
-    C = np.array([until] if until else [2 * law.run.compute[-1], 10 * law.run.compute[-1]])
+    C = np.array([until] if until else [2 * run.compute[-1], 10 * run.compute[-1]])
     ahead = [dict(zip(("C", "R", "low", "high"), row)) for row in zip(C, law.median(C), *law.band(C))]
     if not until and ahead[-1]["high"] - ahead[-1]["low"] > FAR:
         del ahead[-1]
     for row in ahead:
         row["per_doubling"] = (row["R"] - law.median(last)) / np.log2(row["C"] / last) if row["C"] > last else None
-    found = {name: value for name, value in vars(law).items() if name not in ("region", "draws", "fitted", "kept")}
-    known = {
-        "run": law.run.name,
-        "unit": law.run.unit,
-        "forecasts": ahead,
-        "reach": forecast.reach(law),
+    fall = forecast.peak(law)
+    found = {
+        "run": run.name,
+        "unit": run.unit,
+        **in_units(run, {name: getattr(law, name) for name in ("A", "B", "C_mid", "R_0")}),
+        "R_0_from": R_0_from(law),
+        "span": law.span,
+        "points": law.points,
+        "ssr": law.ssr,
+        "bands": law.bands | {"A": tuple(run.own(law.bands["A"]).tolist())},
+        "notes": law.notes,
+        "forecasts": [in_units(run, row) for row in ahead],
+        "readable": forecast.readable(law),
+        "close": forecast.CLOSE * (run.ends[1] - run.ends[0]),
         "known": forecast.known(law),
-        "first_half": next(map(forecast.hindcast, half), None),
+        "peak": fall and in_units(run, fall._asdict()),
+        "first_half": next((in_units(run, forecast.hindcast(early)) for early in half), None),
     }
-    if "A" in known["known"]:
+    if "A" in found["known"]:
         found["A"] = None  # no number where it is not determined
-    return found | known
+    if reach is not None:
+        low, high = run.ends
+        found["reach"] = in_units(run, forecast.reach(law, (reach - low) / (high - low)))
+    return found
+
+
+def R_0_from(law):
+    """Where R_0 comes from, in words."""
+    if law.run.r0 is not None:
+        return "given"
+    measured = f"{law.run.own(law.fitted.R_0):.4g}"
+    if (law.run.compute == 0).any():
+        return f"fitted, measured as {measured}"
+    return f"fitted; no point at C = 0, so the first one, {measured}, counts as its measurement"
 
 
 def table(rows):
@@ -64,21 +104,54 @@ def table(rows):
 
 def lines_of(found):
     """A `summary` as lines for the screen."""
+    unit = figures.called(found["unit"])
     rows = [("", "fit", "90 % low", "high")]
     rows += [(name, found[name], *band) for name, band in found["bands"].items() if name not in found["known"]]
     for row in found["forecasts"]:
         price = "" if row["per_doubling"] is None else f" ({row['per_doubling']:+.3f} per doubling)"
-        rows.append((f"R at {row['C']:.4g} {figures.called(found['unit'])}{price}", row["R"], row["low"], row["high"]))
+        rows.append((f"R at {row['C']:.4g} {unit}{price}", row["R"], row["low"], row["high"]))
     if half := found["first_half"]:
         label = f"last R, from the first half (measured {half['measured']:.4g})"
         rows.append((label, half["forecast"], half["low"], half["high"]))
-    head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {called}, R_0 = {R_0:.4g}"
-    head = head.format(**found, called=figures.called(found["unit"]))
-    notes = [f"  note: {note}" for note in found["notes"]]
-    bands = "  90 % bands: of B, C_mid if Eq. 1 holds; of A, R even if not. R: the median of curves that may come true"
-    known = [f"  {text}" for text in dict.fromkeys(found["known"].values())]
-    reach = f"can be read to {found['reach']:.2g} times its compute" if found["reach"] > 1 else "cannot be read ahead"
-    return [head, bands, *table(rows), *known, f"  {reach} within +-{forecast.CLOSE}", *notes]
+    head = "{run}: {points} points, C = {span[0]:.4g} to {span[1]:.4g} {called}, R_0 = {R_0:.4g} ({R_0_from})"
+    lines = [head.format(**found, called=unit)]
+    if len(found["known"]) < 3:
+        lines.append("  The bands of A, B and C_mid hold if the run follows Eq. 1.")
+    lines.append("  R is the median of curves that may come true, which may also leave Eq. 1.")
+    lines += [*table(rows), *(f"  {text}" for text in dict.fromkeys(found["known"].values()))]
+    ahead = "The forecast is not within ±{close:.3g} even now."
+    if found["readable"] > 1:
+        ahead = "The forecast stays within ±{close:.3g} up to {readable:.3g} times this compute."
+    lines.append("  " + ahead.format(**found))
+    if "reach" in found:
+        lines.append(f"  {reach_sentence(found['reach'], unit)}")
+    return lines + [f"  note: {note}" for note in found["notes"]]
+
+
+def reach_sentence(row, unit):
+    """How much compute until a reward R, as a sentence; row: see `forecast.reach`."""
+    chance = f"the probability of that is {row['P']:.2f}"
+    within = f"within {forecast.SOUGHT} times this compute"
+    if row["C"] is None:
+        return f"R = {row['R']:.4g} is not reached {within}: {chance}."
+    high = f"{row['C_high']:.4g}" if row["C_high"] else f"more than {forecast.SOUGHT} times this compute"
+    band = f"90 % band {row['C_low']:.4g} to {high}"
+    return f"R = {row['R']:.4g} is reached at C = {row['C']:.4g} {unit} ({band}), if {within}: {chance}."
+
+
+def diverging(laws):
+    """[a sentence] for each two rewards of one log of which one rises and the other does not."""
+    lines = []
+    for one, other in combinations(laws, 2):
+        rise, stay = (one, other) if rises(one) else (other, one)
+        if one.run.source[0] == other.run.source[0] and rises(rise) and not rises(stay):
+            what = "falls" if forecast.peak(stay) else "does not rise"
+            lines.append(f"{rise.run.name} rises, but {stay.run.name} {what}.")
+    return lines
+
+
+def rises(law):
+    return forecast.gains(law) and not forecast.peak(law)
 
 
 def stop_row(law, gain, until):
@@ -87,8 +160,10 @@ def stop_row(law, gain, until):
     until = until or 2 * C
     if until < 1.1 * C:
         raise fit.BadInput(f"got --until {until:g}, expected 1.1 times the fitted compute, {C:g}, or more: --stop-rule")
-    P, verdict = forecast.stop_rule(law, gain, until / C)
-    return {"run": law.run.name, "C": C, "until": until, "gain": gain, "P": P, "verdict": verdict}
+    whole = law.run.ends[1] - law.run.ends[0]
+    share = forecast.GAIN if gain is None else gain / whole
+    P, verdict = forecast.stop_rule(law, share, until / C)
+    return {"run": law.run.name, "C": C, "until": until, "gain": share * whole, "P": P, "verdict": verdict}
 
 
 def row_of(law):
@@ -96,8 +171,10 @@ def row_of(law):
     row, ends = {"run": law.run.name}, {}
     words = forecast.known(law)
     for name in "AB":
-        row[name] = words[name].partition(":")[0] if name in words else getattr(law, name)
-        ends |= dict(zip((f"{name}_low", f"{name}_high"), ("", "") if name in words else law.bands[name]))
+        own = law.run.own if name == "A" else float
+        row[name] = words[name].partition(":")[0] if name in words else float(own(getattr(law, name)))
+        band = ("", "") if name in words else map(float, map(own, law.bands[name]))
+        ends |= dict(zip((f"{name}_low", f"{name}_high"), band))
     return row | ends
 
 
@@ -110,18 +187,20 @@ def _panels(laws, halves, until, axis):
     curves += figures.asymptote(laws[0], end) if len(laws) == 1 else []
     fitted = all(law.span[1] == law.run.compute[-1] for law in laws)
     early = [figures.scaling(law, most, 1) for law in sum(halves, [])] if fitted else []
+    rate = figures.RATE if all(law.run.ends == (0, 1) for law in laws) else "reward R"
     return [
-        (f"All points, and the forecast\n{figures.BAND}", axis, figures.RATE, curves),
-        ("Forecast from the first half, and the end it met\n90 % band of one evaluation", axis, figures.RATE, early),
+        (f"All points, and the forecast\n{figures.BAND}", axis, rate, curves),
+        ("Forecast from the first half, and the end it met\n90 % band of one evaluation", axis, rate, early),
     ]
 
 
-def analyse(laws, flags=(), until=None, path=None, gain=0.02, against=0):
+def analyse(laws, flags=(), until=None, path=None, gain=None, against=0, reach=None):
     """Sum up the fits, do what the flags ask for, and draw it all to `path` if given.
 
     flags  any of compare, log_f, power_law, forecast_error, stop_rule
     until  compute to forecast and to compare at, and up to which stop_rule asks (default: 2x and 10x the run's)
-    gain   of `forecast.stop_rule`, a pass rate
+    gain   of `forecast.stop_rule`, in the user's units
+    reach  a reward, in the user's units: how much compute until there?
     against  compare: how many of the last fits are the other side (0: each fit is a side of its own)
     Returns a dict for JSON and lines for the screen.
     """
@@ -129,16 +208,16 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02, against=0):
     most = max(law.run.compute[-1] for law in laws)
     axis = f"compute C ({figures.called(runs[0].unit)})"
     halves = list(map(first_half, laws))
-    found: dict = {"runs": [summary(law, half, until) for law, half in zip(laws, halves)]}
+    found: dict = {"runs": [summary(law, half, until, reach) for law, half in zip(laws, halves)]}
     panels = _panels(laws, halves, until, axis)
     tables = {}
     if "power_law" in flags:
-        rows = [{"run": run.name} | fit.fit_power_law(*run[:4])._asdict() for run in runs]
+        rows = [{"run": run.name} | in_units(run, fit.fit_power_law(*run[:4])._asdict()) for run in runs]
         tables["power laws (A.4)"] = found["power_law"] = rows
         curves = [draws(law, most) for draws in (figures.scaling, figures.power_law) for law in laws]
         panels.append((f"A.4: the power law on the same range\n{figures.BAND}", axis, figures.RATE, curves))
     if "forecast_error" in flags:
-        pairs = [(run.name, forecast.hindcasts(run)) for run in runs]
+        pairs = [(run.name, [in_units(run, row) for row in forecast.hindcasts(run)]) for run in runs]
         tables["forecasts of the mean of the last 5"] = found["forecast_error"] = [x for _, rows in pairs for x in rows]
         panels.append(figures.error_panel(pairs))
     if "stop_rule" in flags:
@@ -153,7 +232,7 @@ def analyse(laws, flags=(), until=None, path=None, gain=0.02, against=0):
         panels.append(("Fig. 7: F = C^B", axis, unit, list(map(figures.log_f, laws))))
     if path:
         figures.save(path, ", ".join(run.name for run in runs), panels)
-    lines = [line for row in found["runs"] for line in lines_of(row)]
+    lines = [line for row in found["runs"] for line in lines_of(row)] + diverging(laws)
     for title, rows in tables.items():
         lines += [title, *table([*rows[:1], *map(dict.values, rows)])]
     return found, lines
@@ -210,7 +289,7 @@ def command(args, defaults):
     shortest = min(law.run.compute[-1] for law in laws)  # all are read at one compute
     until = _until(args.until, shortest) if args.until else None
     flags = [name for name, value in vars(args).items() if value is True]
-    found, lines = analyse(laws, flags, until, args.o, args.gain, against)
+    found, lines = analyse(laws, flags, until, args.o, args.gain, against, args.reach)
     lines += [f"written to {args.o}"] * bool(args.o)
     return [json.dumps(found, indent=1, allow_nan=False)] if args.json else lines
 
@@ -227,20 +306,27 @@ def _until(text, last):
 
 def fits(args):
     """The fits of all runs in the files of the command line, and how many of the last belong to --against."""
-    given = {"start": args.fit_from, "stop": args.fit_to, "r0": args.r0}
-    columns = args.compute, args.reward, args.scale, args.cumulative, args.completions
-    paths = [*args.runs, *(args.against or [])]
-    read = [[run._replace(**given) for run in read_runs(path, *columns)] for path in paths]
-    runs = sum(read, [])
-    against = len(runs) - len(sum(read[: len(args.runs)], []))
+    read = []
+    for place, path in enumerate([*args.runs, *(args.against or [])]):
+        for reward in args.reward or [None]:
+            runs = read_runs(path, args.compute, reward, args.scale, args.cumulative, args.completions)
+            read += [(place, run) for run in runs]
+    several = len(args.reward or ()) > 1
+    runs = []
+    for place, run in read:
+        low, high = run.ends
+        r0 = None if args.r0 is None else (args.r0 - low) / (high - low)
+        name = f"{run.name} {run.source[1]}" if several else run.name
+        runs.append(run._replace(start=args.fit_from, stop=args.fit_to, r0=r0, name=name))
+    against = sum(place >= len(args.runs) for place, _ in read)
     least = 1 + args.compare
     if not args.runs or len(runs) < least:
         raise fit.BadInput(f"got {len(runs)} RUNs, expected {least} or more")
     if len(units := sorted({run.unit for run in runs})) > 1:
         note = f"the units of compute differ ({', '.join(units)}): neither C_mid nor curves can be compared"
         runs = [run._replace(notes=(*run.notes, note)) for run in runs]
-    foreign = any((args.r0, args.scale, args.cumulative, args.completions))
-    if len(runs) == 1 and args.reward in (None, "pass_rate") and not foreign:
+    foreign = any((args.r0 is not None, args.scale, args.cumulative, args.completions))
+    if len(runs) == 1 and args.reward in (None, ["pass_rate"]) and not foreign:
         return with_tasks(runs[0], args.runs[0]), 0
     return [*map(forecast.forecast_run, runs)], against
 
@@ -250,20 +336,22 @@ def flags():
     parser = Parser(prog="fit.py", description=fit.__doc__.split("\n")[0])
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUN", help="log.jsonl, its folder, or a CSV, JSON or console log, also as .gz")
-    more = "column, or its name's end (default: gpu_hours, step or epoch)"
+    more = "column, or its name's end; row counts the rows (default: gpu_hours, global_step or step)"
     add("--x", "--compute", dest="compute", metavar="COL", help=more)
-    add("--reward", help="likewise (default: pass_rate or reward; with one RUN its tasks too)", metavar="COL")
+    more = "likewise (default: pass_rate, with one RUN its tasks too); may be given several times"
+    add("--reward", action="append", help=more, metavar="COL")
     add("--scale", help="rewards that are no pass rates: percent, pm1 (-1 to 1) or LO:HI (--scale=-2:4)")
     add("--cumulative", action="store_true", help="each row holds only its own compute: sum it up")
     add("--completions", metavar="N", help="each reward is the mean of N, a number or column (default: completions)")
-    add("--r0", type=float, metavar="R", help="pass rate at C = 0, from 0 to 1 even with --scale (default: fitted)")
+    add("--r0", type=float, metavar="R", help="reward at C = 0 (default: fitted)")
     add("--fit-from", default="10%", help="least compute that is fitted, or a share of --fit-to (default: 10%%)")
     add("--fit-to", default="100%", help="greatest compute that is fitted, or a share of it, as 50%% (default: all)")
     add("--until", metavar="C", help="forecast and compare at this compute, or at 4x or 400%% of the shortest run's")
     add("--compare", action="store_true", help="which run scales better, at a common A if they are within 0.02 (A.5)")
     add("--against", nargs="+", metavar="RUN", help="of --compare: the other side's runs; RUNs are one side's")
     add("--stop-rule", action="store_true", help="is it worth going on to twice the compute, or to --until?")
-    add("--gain", type=float, default=0.02, help="of --stop-rule: least rise worth going on for (default: 0.02)")
+    add("--gain", type=float, help="of --stop-rule: least rise worth going on for (default: 0.02 of the scale)")
+    add("--reach", type=float, metavar="R", help="how much compute until this reward?")
     add("--power-law", action="store_true", help="fit the power law of A.4 too")
     add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
     add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute")

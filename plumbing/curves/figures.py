@@ -41,7 +41,7 @@ def called(unit):
 
 def draw(ax, title, xlabel, ylabel, curves):
     """Draw a panel, its legend below it. Points beyond the solid part of a curve are hollow: its fit left them out."""
-    from matplotlib.ticker import EngFormatter, LogLocator  # here, as most calls of fit.py draw nothing
+    from matplotlib import ticker  # here, as most calls of fit.py draw nothing
 
     hollow = False
     looks = zip(COLOURS * len(curves), MARKERS * len(curves))
@@ -53,6 +53,8 @@ def draw(ax, title, xlabel, ylabel, curves):
                 ax.fill_between(x, *band(x), color=colour, alpha=0.36 / max(2, len(curves)), lw=0)
                 ax.plot(x, np.transpose(band(x)), color=colour, lw=0.6, alpha=0.7)
         x, y = np.array(points)
+        if len(x) >= 2 * PARTS and np.std(np.diff(y)) / np.sqrt(2) > np.ptp(law(x[(x >= start) & (x <= fitted_to)])):
+            ax.plot(x, running_mean(y), color=colour, lw=2.5, alpha=0.5)  # the points are noisier than the rise
         size = 14 if len(curves) < 4 else 9
         fitted = (x >= start) & (x <= fitted_to)
         hollow |= not fitted.all()
@@ -63,9 +65,14 @@ def draw(ax, title, xlabel, ylabel, curves):
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.set_title(title, fontsize=10)
     subs = (1, 3) if np.divide(*ax.get_xlim()) > 1e-3 else (1,)  # over three decades, labels at 3 have no room
-    large = ax.get_xlim()[1] >= 1e4
-    ticks = EngFormatter() if large else lambda x, _: f"{x:.15g}"  # 300 k and 1 M, or 0.03 and 300: one style an axis
-    ax.xaxis.set(major_locator=LogLocator(subs=subs), major_formatter=ticks, minor_formatter="")
+    most = ax.get_xlim()[1]
+    ticks = lambda x, _: f"{x:.15g}"  # noqa: E731  0.03 and 300
+    if most >= 1e4:
+        ticks = ticker.EngFormatter()  # 300 k and 1 M: one style an axis
+    if most >= 1e13:  # FLOPs
+        subs = (1,)
+        ticks = ticker.LogFormatterMathtext()
+    ax.xaxis.set(major_locator=ticker.LogLocator(subs=subs), major_formatter=ticks, minor_formatter="")
     ax.grid(alpha=0.25)
     size = 8 if len(curves) < 8 else 6.5
     ax.legend(fontsize=size, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1 + (len(curves) > 4))
@@ -93,38 +100,43 @@ def scaling(law, end, mean_of=np.inf):
     its curves, where they fall nothing), beyond them the median; the 90 % band of `mean_of` evaluations (inf: of the
     curve).
     """
-    points = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])[:2]
-    label = f"{law.run.name}: A = {law.A:.3f}, B = {law.B:.2f}"
+    own = law.run.own
+    C, R, _ = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])
+    points = C, own(R)
+    label = f"{law.run.name}: A = {own(law.A):.3f}, B = {law.B:.2f}"
     first, last = law.span
     if not isinstance(law, forecast.Forecast):
-        return Curve(label, law.predict, (first, last, end), points)
+        return Curve(label, lambda C: own(law.predict(C)), (first, last, end), points)
     within = law.predict if forecast.gains(law) else law.median
-    hidden = last if law.falls else 0.0
+    hidden = last if forecast.peak(law) else 0.0
     if undetermined := forecast.known(law).get("A"):
         label = f"{law.run.name}: {undetermined.partition(':')[0]}"
 
     def value(C):
-        return np.where(C < hidden, np.nan, np.where(C < last, within(C), law.median(C)))
+        return own(np.where(C < hidden, np.nan, np.where(C < last, within(C), law.median(C))))
 
     def band(C):
-        return tuple(np.where(C < hidden, np.nan, law.band(C, mean_of)))
+        return tuple(own(np.where(C < hidden, np.nan, law.band(C, mean_of))))
 
     return Curve(label, value, (first, last, end), points, band)
 
 
 def asymptote(law, end):
-    """[A of a Forecast as a Curve up to `end`, with its band], or [] if the points do not determine A."""
-    if "A" in forecast.known(law):
+    """[A of a Forecast as a Curve from the last point to `end`, with its band], or [] if the points do not tell A."""
+    if "A" in forecast.known(law) or end <= law.span[1]:
         return []
-    label = "A and its 90 % band, {:.3f} to {:.3f}".format(*law.bands["A"])
-    ends = [(C, law.A, *law.bands["A"]) for C in (law.span[0], end)]
+    A, low, high = law.run.own([law.A, *law.bands["A"]])
+    label = f"A and its 90 % band, {low:.3f} to {high:.3f}"
+    ends = [(C, A, low, high) for C in (law.span[1], end)]
     return [through(label, ends)._replace(points=((), ()))]
 
 
 def power_law(law, end):
     """A.4: the power law, fitted on the same range as Eq. 1, as a Curve up to `end`."""
     power = fit.fit_power_law(*law.run[:4])
-    return Curve(f"{law.run.name}, power law: A = {power.A:.3f}, B = {power.B:.2f}", power.predict, (*law.span, end))
+    own = law.run.own
+    label = f"{law.run.name}, power law: A = {own(power.A):.3f}, B = {power.B:.2f}"
+    return Curve(label, lambda C: own(power.predict(C)), (*law.span, end))
 
 
 def log_f(law):
@@ -174,6 +186,12 @@ PAGE = {  # title -> {column of the log's rows: what it is called beside others}
 PARTS = 25  # a thick line is the running mean over a part of the run
 
 
+def running_mean(y):
+    """y (n,) averaged over a PARTS-th of the run about each point."""
+    window = np.ones(1 + len(y) // PARTS)
+    return np.convolve(y, window, "same") / np.convolve(np.ones(len(y)), window, "same")
+
+
 def columns(rows):
     """{column of `PAGE`: [(step, value)], from the last step on} of the rows of a log."""
     found = defaultdict(list)
@@ -210,10 +228,8 @@ def page(log, path):
         ax = figure.add_subplot(2, across, place, title=title)
         for (label, points), colour in zip(series, COLOURS):
             x, y = np.array(points).T
-            window = np.ones(1 + len(x) // PARTS)
-            mean = np.convolve(y, window, "same") / np.convolve(np.ones(len(y)), window, "same")
             ax.plot(x, y, ".-", color=colour, lw=0.5, ms=2, alpha=0.4)
-            ax.plot(x, mean, ".-" if len(x) < PARTS else "-", color=colour, lw=1.5, label=label)
+            ax.plot(x, running_mean(y), ".-" if len(x) < PARTS else "-", color=colour, lw=1.5, label=label)
         ax.set_ylim(0, 1.05 * ax.dataLim.y1 or 1)
         ax.grid(alpha=0.25)
         if len(series) > 1:

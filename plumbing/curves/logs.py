@@ -418,7 +418,8 @@ def read_runs(path, compute=None, reward=None, scale=None, cumulative=False, com
         runs = []
         for label, part in runs_in(rows, reward, notes):
             called = f"{name} {label}" if label else name
-            runs.append(one_run(part, notes, called, compute, reward, scale, cumulative, completions))
+            run = one_run(part, notes, called, compute, reward, scale, cumulative, completions)
+            runs.append(run._replace(source=(f"{path} {label}", reward)))
         return runs
     except fit.BadInput as error:
         raise fit.BadInput(f"{path}: {error}".replace("FILE", shlex.quote(str(path)))) from None

@@ -1,4 +1,4 @@
-"""Do the forecasts of fit.py hold on real runs, and how do they compare with simpler ones?
+"""Do the forecasts of fit.py hold, and how do they compare with simpler ways?
 
 Every curve of tests/data/forecasts/ with 10 points or more is cut at 30, 50 and 70 % of its compute. From the points
 before the cut, the mean of the curve's last k points is forecast, k = max(5, a tenth of all its points). Left out are
@@ -9,34 +9,33 @@ width    median width of the band
 score    mean interval score: width + 2 / 0.1 * (distance by which the measured value lies outside); less is better
 error    mean |forecast - measured|
 
-Rows, all from the points before the cut, and clipped to [0, 1]:
-  ours            `forecast.Forecast.band` of a fit from 10 % of the cut's compute on
-  persistence     the mean of the last m points +- 1.645 s sqrt(1/m + 1/k), s from successive differences; m is the
-                  larger of 5 and a tenth of the points, but at most a third of them
-  line in log C   least squares from 10 % of the cut's compute on, and its prediction interval
---sources does so with the 110 curves of tests/data/forecasts/more and with our own of tests/data/forecasts/ours, by
-source, and in two halves of the public sources: those at odd places of the alphabet, on which constants are chosen, and
-those at even places.
---compare counts how often `forecast.compare` tells apart two seeds of one recipe, which it should not.
---pairs takes all pairs of public curves within a source and asks `forecast.compare` about their first halves. An end
-is the mean of the last max(5, n / 10) points. Equal: the ends differ by at most 0.03 and two standard errors.
-Different: by 0.05 and two standard errors or more.
---early says how often A is a number (`forecast.known`) from 30 and 50 %, and how often its band is too low; and where
-it is "at least" a number, also from 70 %, how often that lies above the end.
---early and --pairs take other folders too: each has a README.md with the table of its files (file, group, range).
+Ways, all from the points before the cut, and clipped to [0, 1]:
+  ours          `forecast.Forecast.band` of a fit from 10 % of the cut's compute on
+  as now        the mean of the last m points +- 1.645 s sqrt(1/m + 1/k), s from successive differences; m is the larger
+                of 5 and a tenth of the points, but at most a third of them
+  random walk   as now, and a walk in log C whose steps are those of the means of 3 to 8 blocks of points
+  rival law     log(1 - R) = E - k log C (arXiv 2509.25300) by least squares, and its prediction interval
 Stop rule: with C the last fitted compute, "stop" is right if the mean pass rate over (1.8 C, 2 C] is above that over
 (0.8 C, C] by less than the gain, else "go on" is. Judged at cuts up to 50 % if both stretches have points.
 
-Run:  python -m lab.forecasts      (ten seconds on one core)
-      python -m lab.forecasts --sources | --compare | --pairs | --early    (half a minute to two minutes each)
+--choose does so with each of VARIANTS, the constants of forecast.py, and prints the left-out score: that on each source
+         (a repository or a paper) of the variant that is best on all others.
+--synthetic draws runs of Eq. 1 and prints how often the band of A holds the truth, and how often A is a number.
+--compare counts how often `forecast.compare` tells apart two seeds of one recipe, which it should not.
+--pairs takes all pairs of public curves within a source and asks `forecast.compare` about their first halves. An end
+         is the mean of the last max(5, n / 10) points. Equal: the ends differ by at most 0.03 and two standard errors.
+         Different: by 0.05 and two standard errors or more.
+
+Run:  python -m lab.forecasts      (three minutes on one core)
+      python -m lab.forecasts --choose | --synthetic | --compare | --pairs    (one to ten minutes each)
 """
 
 import argparse
-import csv
 import re
 from collections import Counter, defaultdict, namedtuple
 from itertools import combinations
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 from scipy.special import stdtrit
@@ -46,11 +45,16 @@ import forecast
 from plumbing.curves import logs
 
 ROOT = Path(__file__).resolve().parent.parent
-
+DATA = ROOT / "tests" / "data" / "forecasts"
 CUTS = (0.3, 0.5, 0.7)
-GAIN = 0.02
-MORE = ROOT / "tests" / "data" / "forecasts" / "more"
-OURS = ROOT / "tests" / "data" / "forecasts" / "ours"
+VARIANTS = {
+    "as it is": {},
+    "a narrower walk": {"WALK": 0.1},
+    "any size of the walk": {"SPREAD": 3.0},
+    "steps ahead of full size": {"LATER": 1.0},
+    "A as likely high as low": {"HIGH": 0},
+    "always a gain": {"FLAT": 0.001},
+}
 
 
 class Case(namedtuple("Case", "run cut last stop")):
@@ -65,17 +69,6 @@ class Case(namedtuple("Case", "run cut last stop")):
         return self.run.compute[-self.last :], self.run.reward[-self.last :].mean()
 
 
-def curves():
-    """Yield the Runs of tests/data/forecasts/: one for each file, and for our own one for each of its tasks."""
-    for path in sorted((ROOT / "tests" / "data" / "forecasts").glob("*.csv")):
-        with path.open(newline="") as file:
-            rows = list(csv.reader(file))
-        columns = dict(zip(rows[0], np.array(rows[1:], float).T))
-        compute = next(name for name in ("gpu_hours", "progress/total_tokens", "step") if name in columns)
-        for name in columns.keys() - {"gpu_hours", "progress/total_tokens", "step", "stderr"}:
-            yield fit.Run(columns[compute], columns[name], name=f"{path.stem} {name}")
-
-
 def cases(run, cuts=CUTS):
     """Yield the Cases of a Run."""
     last = max(5, len(run.compute) // 10)
@@ -83,6 +76,24 @@ def cases(run, cuts=CUTS):
         stop = cut * run.compute[-1]
         if (run.compute <= stop).sum() >= 5 and stop < run.compute[-last]:
             yield Case(run, cut, last, stop)
+
+
+def table(folder):
+    """Yield (source, Run) of a folder: its README.md has the source and the range of each file."""
+    for row in (folder / "README.md").read_text().splitlines():
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        if cells[0].endswith(".csv"):
+            low, high = map(float, cells[4].split(":"))
+            C, R = np.genfromtxt(folder / cells[0], delimiter=",", skip_header=1).T
+            full = np.isfinite(C + R)
+            order = np.argsort(C[full], kind="stable")
+            R = (R[full][order] - low) / (high - low)
+            yield cells[1], fit.Run(C[full][order], R, name=cells[0].removesuffix(".csv"))
+
+
+def public():
+    """[(source, Run)] of the public curves."""
+    return [*table(DATA / "more"), *table(DATA / "post")]
 
 
 # ---- Ways to forecast: (Case, its fit) -> (low, forecast, high) ----
@@ -95,31 +106,49 @@ def ours(case, law):
     return low, law.median(C), high
 
 
-def persistence(case, law):
-    """The mean of the last points stays as it is."""
+def level(case):
+    """The mean of the last m points, m, and the standard deviation of one."""
     R = case.part().reward
     m = max(1, min(max(5, len(R) // 10), len(R) // 3))
-    half = 1.645 * np.sqrt((np.diff(R) ** 2).mean() / 2 * (1 / m + 1 / case.last))
-    return R[-m:].mean() + half * np.array([-1, 0, 1])
+    return R[-m:].mean(), m, np.sqrt((np.diff(R) ** 2).mean() / 2)
 
 
-def line(case, law):
-    """Least squares of R in log C."""
+def as_now(case, law):
+    """The level stays as it is."""
+    mean, m, s = level(case)
+    return mean + 1.645 * s * np.sqrt(1 / m + 1 / case.last) * np.array([-1, 0, 1])
+
+
+def random_walk(case, law):
+    """The level walks on."""
+    mean, m, s = level(case)
     part = case.part()
-    end = np.log(case.end()[0]).mean()
+    u, R = np.log(part.compute[part.compute > 0]), part.reward[part.compute > 0]
+    blocks = np.array_split(np.arange(len(u)), max(3, min(8, len(u) // m)))
+    at, means = (np.array([x[block].mean() for block in blocks]) for x in (u, R))
+    steps = np.maximum(np.diff(means) ** 2 - 2 * s**2 / m, 0) / np.diff(at)
+    ahead = max(np.log(case.end()[0].mean()) - u[-m:].mean(), 0)
+    half = 1.645 * np.sqrt(s**2 * (1 / m + 1 / case.last) + steps.mean() * ahead)
+    return mean + half * np.array([-1, 0, 1])
+
+
+def rival_law(case, law):
+    """Least squares of log(1 - R) in log C."""
+    part = case.part()
     keep = (part.compute > 0) & (part.compute >= 0.1 * case.stop)
     u = np.log(part.compute[keep])
-    R = part.reward[keep]
-    slope, level = np.polyfit(u, R, 1)
-    variance = ((R - level - slope * u) ** 2).sum() / (len(u) - 2)
-    error = variance * (1 / len(u) + (end - u.mean()) ** 2 / ((u - u.mean()) ** 2).sum() + 1 / case.last)
-    return level + slope * end + stdtrit(len(u) - 2, 0.95) * np.sqrt(error) * np.array([-1, 0, 1])
+    v = np.log(np.maximum(1 - part.reward[keep], 1e-3))
+    ahead = np.log(case.end()[0].mean()) - u.mean()
+    slope, middle = np.polyfit(u - u.mean(), v, 1)
+    variance = ((v - middle - slope * (u - u.mean())) ** 2).sum() / (len(u) - 2)
+    error = variance * (1 / len(u) + ahead**2 / ((u - u.mean()) ** 2).sum() + 1 / case.last)
+    return 1 - np.exp(middle + slope * ahead + stdtrit(len(u) - 2, 0.95) * np.sqrt(error) * np.array([1, 0, -1]))
 
 
-WAYS = {"ours": ours, "persistence": persistence, "line in log C": line}
+WAYS = {"ours": ours, "as now": as_now, "random walk": random_walk, "rival law": rival_law}
 
 
-# ---- Tables ----
+# ---- Scores ----
 
 
 def interval_score(low, high, measured, share=0.1):
@@ -148,24 +177,97 @@ def stops(pairs):
         now = case.run.reward[(C > 0.8 * last) & (C <= last)]
         later = case.run.reward[(C > 1.8 * last) & (C <= 2 * last)]
         if case.cut <= 0.5 and len(later) and len(now):
-            verdicts.append((forecast.stop_rule(law, GAIN)[1], "stop" if later.mean() - now.mean() < GAIN else "go on"))
+            right = "stop" if later.mean() - now.mean() < forecast.GAIN else "go on"
+            verdicts.append((forecast.stop_rule(law)[1], right))
     return verdicts
 
 
-# ---- More sources, and comparisons ----
+def by_source(curves):
+    """Print the scores of all WAYS and the verdicts of the stop rule by source; curves: [(source, Run)]."""
+    rows = defaultdict(list)
+    for source, run in curves:
+        for case in cases(run):
+            law = forecast.forecast_run(case.part())
+            bands = {name: np.clip(way(case, law), 0, 1) for name, way in WAYS.items()}
+            number = "A" not in forecast.known(law)
+            early = number and law.bands["A"][1] < case.end()[1]
+            found = (bands, case.end()[1], stops([(case, law)]), number, early)
+            kind = "all of ours" if source.startswith("our ") else "all but post-training"
+            for name in dict.fromkeys((source, "post-training" if source == "post-training" else kind)):
+                rows[name].append(found)
+    print(f"{'source':24}forecasts" + "".join(f" | {name}: inside width score error" for name in WAYS))
+    print(" " * 24 + "stop rule: stop, right; go on, right | A is a number, of these below the end")
+    for source in sorted(rows, key=lambda name: (name.startswith("all"), name)):
+        bands, measured, said, number, early = zip(*rows[source])
+        cells = [scores([band[name] for band in bands], np.array(measured)) for name in WAYS]
+        print(f"{source:24}{len(bands):6}" + "".join(" | {:.2f} {:.3f} {:.3f} {:.4f}".format(*cell) for cell in cells))
+        pairs = [pair for one in said for pair in one]
+        counts = [[answer == word for what, answer in pairs if what == word] for word in ("stop", "go on")]
+        verdicts = "; ".join(f"{len(right)}, {sum(right)}" for right in counts)
+        print(f"{'':24}{verdicts} | {sum(number)}, {sum(early)}")
 
 
-def table(folder):
-    """Yield (source, Run) of a folder: its README.md has the source and the range of each file."""
-    for row in (folder / "README.md").read_text().splitlines():
-        cells = [cell.strip() for cell in row.strip("|").split("|")]
-        if cells[0].endswith(".csv"):
-            low, high = map(float, cells[4].split(":"))
-            C, R = np.genfromtxt(folder / cells[0], delimiter=",", skip_header=1).T
-            full = np.isfinite(C + R)
-            order = np.argsort(C[full], kind="stable")
-            R = (R[full][order] - low) / (high - low)
-            yield cells[1], fit.Run(C[full][order], R, name=cells[0].removesuffix(".csv"))
+def choose(curves):
+    """Print the score of each of VARIANTS by all sources, and the left-out score; curves: [(source, Run)]."""
+    found = {}
+    for name, constants in VARIANTS.items():
+        score = defaultdict(list)
+        with patch.multiple(forecast, **constants):
+            for source, run in curves:
+                for case in cases(run):
+                    low, _, high = np.clip(ours(case, forecast.forecast_run(case.part())), 0, 1)
+                    score[source].append(interval_score(low, high, case.end()[1]))
+        found[name] = score
+        print(f"{name:28}{np.mean(sum(score.values(), [])):.4f}", flush=True)
+    left_out = []
+    for source in found["as it is"]:
+        rest = {
+            name: np.mean(sum((x for key, x in score.items() if key != source), [])) for name, score in found.items()
+        }
+        best = min(rest, key=rest.get)
+        left_out += found[best][source]
+        print(f"without {source:24}{best}")
+    print(f"left-out score {np.mean(left_out):.4f}")
+
+
+# ---- Synthetic runs ----
+
+
+def synthetic(seed, B, points, completions=None):
+    """A run of Eq. 1 with A in 0.4-0.9, R_0 up to a third of it, C_mid log-uniform from 6 to 100 % of the compute; white
+    noise of 0.02, or binomial noise of so many completions: (Run, its A)."""
+    rng = np.random.default_rng([seed, points, int(10 * B), completions or 0])
+    A = rng.uniform(0.4, 0.9)
+    C = np.linspace(0, 1000, points + 1)
+    R = fit.sigmoid(C, A, B, np.exp(rng.uniform(np.log(60), np.log(1000))), A * rng.uniform(0.05, 0.35))
+    if completions:
+        R = rng.binomial(completions, R) / completions
+    else:
+        R = np.clip(R + 0.02 * rng.normal(size=len(C)), 0, 1)
+    return fit.Run(C, R, start="10%", completions=completions), A
+
+
+def coverage(runs=60):
+    """Print how often the band of A holds the truth, and how often A is a number, on synthetic runs."""
+    print("   B points noise      held  width | A is a number  held  width")
+    for B in (0.5, 1, 2, 3):
+        for points in (6, 10, 30, 100):
+            for noise, completions in (("white", None), ("binomial", 512)):
+                rows = []
+                for seed in range(runs):
+                    run, A = synthetic(seed, B, points, completions)
+                    law = forecast.forecast_run(run)
+                    low, high = law.bands["A"]
+                    rows.append((low <= A <= high, high - low, "A" not in forecast.known(law)))
+                held, width, number = np.array(rows, float).T
+                told = number == 1
+                last = f"{held[told].mean():.2f}  {np.median(width[told]):.3f}" if told.any() else ""
+                print(
+                    f"{B:4} {points:6} {noise:9} {held.mean():5.2f}  {np.median(width):.3f} | {sum(told):3} of {runs}  {last}"
+                )
+
+
+# ---- Comparisons ----
 
 
 def races():
@@ -174,32 +276,10 @@ def races():
         yield "our race with TRL", logs.read_run(path, "seconds")
 
 
-def by_source():
-    """Print the scores and the verdicts of the stop rule by source."""
-    rows = defaultdict(list)
-    public = list(table(MORE))
-    odd = sorted({source for source, _ in public})[::2]
-    for source, run in [*public, *table(OURS)]:
-        for case in cases(run):
-            law = forecast.forecast_run(case.part())
-            found = (ours(case, law), case.end()[1], stops([(case, law)]))
-            half = "all at odd places" if source in odd else "all at even places"
-            for name in (source, "all of ours" if source.startswith("our ") else half):
-                rows[name].append(found)
-    print(f"{'source':28}forecasts inside width score error | stop rule: stop, right; go on, right")
-    for name in sorted(rows, key=lambda name: (name.startswith("all"), name)):
-        bands, measured, said = zip(*rows[name])
-        inside, width, score, error = scores(np.clip(bands, 0, 1), np.array(measured))
-        pairs = [pair for one in said for pair in one]
-        counts = [[answer == word for what, answer in pairs if what == word] for word in ("stop", "go on")]
-        verdicts = "; ".join(f"{len(right)}, {sum(right)}" for right in counts)
-        print(f"{name:28}{len(bands):6}   {inside:.3f}  {width:.3f} {score:.3f} {error:.4f} | {verdicts}")
-
-
 def recipes():
     """{(source, recipe): [Forecast of each seed]} of those with two seeds or more."""
     found = defaultdict(list)
-    for source, run in [*table(MORE), *table(OURS), *races()]:
+    for source, run in [*public(), *table(DATA / "ours"), *races()]:
         seed = re.fullmatch(r"(.*?)(?:_seed|_s|-)(\d+)", run.name)
         if seed and not run.name.startswith("charbull"):
             found[source, seed[1]].append(forecast.forecast_run(run._replace(start="10%")))
@@ -243,70 +323,41 @@ def kind(one, other):
     return name, np.sign(x - y)
 
 
-def first_halves(folders):
+def first_halves(curves):
     """Print how often the first halves of curves that end alike, and of those that do not, are told apart."""
     groups = defaultdict(list)
-    for source, run in (row for folder in folders for row in table(folder)):
+    for source, run in curves:
         groups[source].extend(forecast.fitted(run, start="10%", stop="50%"))
     count = defaultdict(Counter)
     for one, other in (pair for laws in groups.values() for pair in combinations(laws, 2)):
         name, higher = kind(one.run, other.run)
         ranked, sentence = forecast.compare([one, other])
         right = higher == (1 if ranked[0].run.name == one.run.name else -1)
-        told = "and the data can tell" in sentence
-        count[name][("told, higher end first" if right else "told, lower end first") if told else "not told"] += 1
+        apart = "and the data can tell" in sentence
+        count[name][("told, higher end first" if right else "told, lower end first") if apart else "not told"] += 1
     for name in ("equal", "different"):
         print(f"{name}, {count[name].total()} pairs: ", ", ".join(f"{what} {n}" for what, n in count[name].items()))
 
 
-def early(folders):
-    """Print how often A is a number from 30 and 50 % of the curves, and how often its band lies below their end; and
-    how often A is "at least" a number above their end."""
-    laws = [law for folder in folders for _, run in table(folder) for cut in ("30%", "50%", "70%")
-            for law in forecast.fitted(run, start="10%", stop=cut)]  # fmt: skip
-    early = [law for law in laws if law.run.stop != "70%"]
-    printed = [law for law in early if "A" not in forecast.known(law)]
-    below = sum(law.bands["A"][1] < end(law.run)[0] for law in printed)
-    print(f"from 30 and 50 %: {len(early)} fits, A is a number in {len(printed)}, its band below the end in {below}")
-    for cut in ("30%", "50%", "70%"):
-        bounds = [law for law in laws if law.run.stop == cut and "at least" in forecast.known(law).get("A", "")]
-        above = sum(law.least > end(law.run)[0] for law in bounds)
-        print(f"from {cut}: A is at least a number in {len(bounds)}, which lies above the end in {above}")
-
-
 def main():
-    """Print the table of forecasts, and how often the stop rule is right."""
+    """Print the tables that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--sources", action="store_true", help="the table by source")
-    parser.add_argument("--compare", action="store_true", help="the table of comparisons")
-    folders = {"nargs": "*", "type": Path, "metavar": "FOLDER"}
-    parser.add_argument("--pairs", help="are the first halves of curves that end alike told apart?", **folders)
-    parser.add_argument("--early", help="how often is A a number too early?", **folders)
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--choose", action="store_true", help="the constants, with whole sources left out")
+    asked.add_argument("--synthetic", action="store_true", help="how often the band of A holds the truth")
+    asked.add_argument("--compare", action="store_true", help="the table of comparisons")
+    asked.add_argument("--pairs", action="store_true", help="are first halves of curves that end alike told apart?")
     args = parser.parse_args()
-    if args.pairs is not None:
-        return first_halves(args.pairs or [MORE])
-    if args.early is not None:
-        return early(args.early or [MORE])
-    if args.sources:
-        return by_source()
-    if args.compare:
-        return comparisons()
-    pairs = [(case, forecast.forecast_run(case.part())) for run in curves() for case in cases(run)]
-    measured = np.array([case.end()[1] for case, _ in pairs])
-    mine = np.array([case.run.name.startswith("ours") for case, _ in pairs])
-    groups = {"our runs": mine, "public runs": ~mine, "all": mine | True}
-    heads = (f" | {name}, {chosen.sum()}: inside, width, score, error" for name, chosen in groups.items())
-    print(" " * 15 + "".join(heads))
-    for name, way in WAYS.items():
-        bands = np.clip([way(*pair) for pair in pairs], 0, 1)
-        cells = [scores(bands[chosen], measured[chosen]) for chosen in groups.values()]
-        print(f"{name:15}" + "".join(" | {:.2f}  {:.3f}  {:.3f}  {:.3f}".format(*cell) for cell in cells))
-    verdicts = stops(pairs)
-    print(f"stop rule, gain {GAIN}, {len(verdicts)} times: ", end="")
-    for word in ("stop", "go on"):
-        right = [answer == word for said, answer in verdicts if said == word]
-        print(f"{word} {len(right)}, right {sum(right)}", end="; ")
-    print("else it cannot tell")
+    if args.choose:
+        choose(public())
+    elif args.synthetic:
+        coverage()
+    elif args.compare:
+        comparisons()
+    elif args.pairs:
+        first_halves(table(DATA / "more"))
+    else:
+        by_source([*public(), *table(DATA / "ours")])
 
 
 if __name__ == "__main__":

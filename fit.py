@@ -134,17 +134,8 @@ def averaged(C, R, most=MOST):
     return np.exp(np.bincount(cell, u) / count), np.bincount(cell, R) / count, count
 
 
-class Levels(namedtuple("Levels", "A R_0 free low high curvature base follow weight")):
-    """The best A and R_0 for each of K shapes (pairs of B and C_mid), and how S, the weighted sum of squared residuals,
-    grows away from them; each field (K,).
-
-    free: the best A without its limits low and high    base + follow * A: the best R_0 for a given A, without limits
-    curvature: d2S/dA2 / 2 where R_0 is the best for each A    weight: d2S/dR_0^2 / 2 at fixed A
-    """
-
-
 def levels(points, h):
-    """The `Levels` for h (K, n), the share of the gain still to come at each point.
+    """The best A and R_0, (K,) each, for h (K, n), the share of the gain still to come at each point.
 
     R = A (1 - h) + R_0 h is linear in A and R_0, so both are solved for."""
     n = points.count
@@ -152,13 +143,12 @@ def levels(points, h):
     hh = h**2 @ n + points.weight
     gh = (g * h) @ n
     pull = h @ (n * points.R) + points.weight * points.R_0
-    curvature = np.maximum(g**2 @ n - gh**2 / hh, 1e-30)
-    free = (g @ (n * points.R) - gh * pull / hh) / curvature
-    flat = pull / (hh + gh)  # the best common value if A = R_0
-    low = flat + 1e-6 * (1 - flat) if points.A is None else np.full(len(h), points.A)
-    high = np.full(len(h), points.A or 1.0)
-    A = np.clip(free, low, high)
-    return Levels(A, np.clip((pull - gh * A) / hh, 0, A), free, low, high, curvature, pull / hh, -gh / hh, hh)
+    A = np.full(len(h), points.A, float)
+    if points.A is None:
+        curvature = np.maximum(g**2 @ n - gh**2 / hh, 1e-30)
+        flat = pull / (hh + gh)  # the best common value if A = R_0
+        A = np.clip((g @ (n * points.R) - gh * pull / hh) / curvature, flat + 1e-6 * (1 - flat), 1)
+    return A, np.clip((pull - gh * A) / hh, 0, A)
 
 
 def residuals(points, h, A, R_0):
@@ -181,8 +171,8 @@ def _estimate(points):
         B = np.exp(np.clip(log_B, *limits[0]))
         C_mid = np.clip(log_C_mid, *limits[1])
         h = expit(B[:, None] * (C_mid[:, None] - u))
-        at = levels(points, h)
-        return residuals(points, h, at.A, at.R_0), (at.A, B, np.exp(C_mid), at.R_0)
+        A, R_0 = levels(points, h)
+        return residuals(points, h, A, R_0), (A, B, np.exp(C_mid), R_0)
 
     starts = []
     for log_B in np.linspace(*limits[0], 21):

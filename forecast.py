@@ -29,7 +29,7 @@ Test:  pytest tests/test_forecast.py; on real and on synthetic runs: python -m l
 
 from collections import namedtuple
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.special import expit, ndtr, ndtri, stdtrit
@@ -185,17 +185,19 @@ class Forecast(Fit):
 
     bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %, if Eq. 1 holds
     notes: tuple  # what was left out, averaged or assumed
-    draws: Draws = field(repr=False)
+    draws: Draws = field(repr=False)  # with a walk
+    within: Draws = field(repr=False)  # without: of Eq. 1
+    most: float = 1.0  # no median lies above it: A, if it is a number
 
     def curves(self, C):
-        """Pass rates (..., S) of the S curves of `draws` at compute C, any shape (...)."""
+        """Pass rates (..., S) at compute C, any shape (...): up to the last fitted compute of Eq. 1 as in `within`, and
+        beyond it of `draws`."""
         C = np.asarray(C, float)[..., None]
         draws = self.draws
-        first, last = self.span
-        then, now = (sigmoid(x, *draws[:4]) for x in (C, last))
-        within = np.clip(np.log(np.maximum(C, first) / first) / np.log(last / first), 0, 1)
-        ahead = np.log(np.maximum(C / last, 1))
-        return np.clip(then + (draws.level - now) * within + LATER * draws.walk * np.sqrt(ahead) * draws.steps, 0, 1)
+        last = self.span[1]
+        rise = sigmoid(C, *draws[:4]) - sigmoid(last, *draws[:4])
+        walked = LATER * draws.walk * np.sqrt(np.log(np.maximum(C / last, 1))) * draws.steps
+        return np.clip(np.where(C < last, sigmoid(C, *self.within[:4]), draws.level + rise + walked), 0, 1)
 
     def quantiles(self, C, shares, mean_of=np.inf):
         """Quantiles (len(shares), ...) at C, any shape, of the mean of `mean_of` evaluations (inf: of the curve)."""
@@ -204,7 +206,7 @@ class Forecast(Fit):
 
     def median(self, C):
         """The forecast at C, any shape: the median of the curves."""
-        return self.quantiles(C, [0.5])[0]
+        return np.minimum(self.quantiles(C, [0.5])[0], self.most)
 
     def band(self, C, mean_of=np.inf):
         """90 % band (low, high) at C, any shape, of the mean of `mean_of` evaluations there (inf: of the curve)."""
@@ -233,7 +235,8 @@ def forecast_run(run, *, A=None, grid=None):
         bands[name] = min(low, best), max(high, best)
     if A is not None:
         bands["A"] = A, A
-    return Forecast(**vars(law), bands=bands, notes=_notes(law), draws=draws)
+    law = Forecast(**vars(law), bands=bands, notes=_notes(law), draws=draws, within=exact)
+    return law if "A" in known(law) else replace(law, most=law.A)
 
 
 def least_noise(law):
@@ -288,7 +291,8 @@ def known(law):
     """{name: what is known of it} for those of A, B, C_mid that the points do not determine.
 
     A is a number if the points show where the rise bends: its band, if Eq. 1 holds, is no wider than WIDE and clear of
-    the bound at 1, C_mid lies within the points, and the forecast at twice the compute is not above A."""
+    the bound at 1, C_mid lies within the points, and the forecast at twice the compute is not above A (by CLOSE / 5: a
+    median that is higher by less is lowered to A)."""
     if fall := peak(law):
         best, now = law.run.own(fall.R), law.run.own(fall.now)
         lost = f"from {best:.3g} at C = {fall.C:.4g} to {now:.3g}, a loss of {best - now:.3g}"
@@ -304,7 +308,10 @@ def known(law):
     low, high = law.bands["A"]
     found = {}
     if law.fitted.A is None and (
-        high - low > WIDE or high > BOUND or law.bands["C_mid"][1] > law.span[1] or law.median(2 * law.span[1]) > law.A
+        high - low > WIDE
+        or high > BOUND
+        or law.bands["C_mid"][1] > law.span[1]
+        or law.median(2 * law.span[1]) > law.A + CLOSE / 5
     ):
         found["A"] = f"A is at least {law.run.own(least(law)):.3f}: the points do not say where the rise ends."
         found["C_mid"] = "C_mid is not determined: half of the gain is not known."

@@ -234,8 +234,8 @@ def choose(curves):
 
 
 def synthetic(seed, B, points, completions=None):
-    """A run of Eq. 1 with A in 0.4-0.9, R_0 up to a third of it, C_mid log-uniform from 6 to 100 % of the compute; white
-    noise of 0.02, or binomial noise of so many completions: (Run, its A)."""
+    """A run of Eq. 1 with A in 0.4-0.9, R_0 up to a third of it, C_mid log-uniform from 6 to 100 % of the compute, and
+    white noise of 0.02 or binomial noise of so many completions: (Run, its A)."""
     rng = np.random.default_rng([seed, points, int(10 * B), completions or 0])
     A = rng.uniform(0.4, 0.9)
     C = np.linspace(0, 1000, points + 1)
@@ -262,9 +262,8 @@ def coverage(runs=60):
                 held, width, number = np.array(rows, float).T
                 told = number == 1
                 last = f"{held[told].mean():.2f}  {np.median(width[told]):.3f}" if told.any() else ""
-                print(
-                    f"{B:4} {points:6} {noise:9} {held.mean():5.2f}  {np.median(width):.3f} | {sum(told):3} of {runs}  {last}"
-                )
+                every = f"{B:4} {points:6} {noise:9} {held.mean():5.2f}  {np.median(width):.3f}"
+                print(f"{every} | {sum(told):3} of {runs}  {last}", flush=True)
 
 
 # ---- Comparisons ----

@@ -371,8 +371,9 @@ def one_run(rows, notes, name, compute, reward, scale, cumulative, completions):
     again = np.append(False, (np.diff(steps[there]) == 0) & (np.diff(R[there]) == 0))
     notes = list(notes)
     if ours:  # the rows of steps, too, tell where a run was resumed
-        kept = [place for place in there[led_on(steps[there])] if rows[place].get("kind") == "eval"]
-        kept = np.array(kept, int)[np.isfinite(R[kept])]
+        there = np.array([place for place in there if rows[place].get("kind") in ("step", "eval")], int)
+        kept = there[led_on(steps[there])]
+        kept = np.array([place for place in kept if rows[place]["kind"] == "eval" and np.isfinite(R[place])], int)
     else:
         check_resumed(order, steps[there[~again]])
         kept = there[led_on(steps[there])]

@@ -7,7 +7,7 @@ leave Eq. 1, takes steps of about a fifth of the gain per e-fold of compute. Wit
 
     R_i  = R_0 + G g(C_i) + d(log C_i) + e_i,    g(C) = 1 / (1 + (C_mid / C)^B),   G = A - R_0            (Eq. 1)
     d(u) = Wiener process of variance w^2 per e-fold of C, 0 at the first fitted point (the "discrepancy" of Kennedy &
-           O'Hagan, 2001);  log w is normal about log(WALK G);  WALKS, each as likely, if G = 0
+           O'Hagan, 2001);  log w has a Laplace distribution about log(WALK G);  WALKS, each as likely, if G = 0
     e_i ~ N(0, s^2 / n_i)          point i is the mean of n_i evaluations; the measured R_0 is one more point with d = 0
 
 Given B, C_mid, w and s, all is linear and Gaussian in R_0, G and d. With K = w^2 min(u_i, u_j) + s^2 diag(1 / n_i)
@@ -39,7 +39,7 @@ from fit import BadInput, Fit, Run, sigmoid
 
 # Chosen by the interval score of forecasts of real runs, whole sources left out (results/forecasts.md).
 PRIOR = np.array([[np.log(3), 0.65], [0, 2]])  # normal (mean, sd) of log B, and of log(C_mid / last C)
-WALK, SPREAD = 0.2, 0.35  # median of w as a share of the gain, and the standard deviation of its logarithm
+WALK, SPREAD = 0.2, 0.3  # median of w as a share of the gain, and the mean distance of its logarithm from there
 WALKS = 0.005 * 2.0 ** np.arange(6)  # the w that are tried: 0.005 to 0.16
 LATER = 0.6  # size of the walk's steps beyond the points, as a share of those between them
 HIGH, FLAT = 5, 0.3
@@ -50,6 +50,7 @@ STOP, GO_ON = 0.9, 0.2  # of the stop rule
 GAIN = 0.02  # its least rise
 SAME_A = 0.02  # A.5: A that differ by no more are taken as one
 WIDE = 0.25  # a wider band does not determine A
+FEW = 8  # nor do fewer points
 BOUND = 0.995  # an A that may lie above it is at its bound of 1
 AHEAD = 3  # times the compute: as far ahead as forecasts of real runs were measured, from 30 % to the end
 JUMP = 10  # a B above it is a jump between two points: the data do not determine it
@@ -75,8 +76,8 @@ class Draws(namedtuple("Draws", "A B C_mid R_0 walk noise level steps error")):
 
 def walk_prior(w, gain):
     """Log density of w given the gain, times the number of WALKS, each as likely without a gain."""
-    off = np.log(np.maximum(w, 1e-9) / WALK / np.maximum(gain, 1e-3)) / SPREAD
-    return np.log(len(WALKS) * np.log(2) / np.sqrt(2 * np.pi) / SPREAD) - off**2 / 2
+    off = abs(np.log(np.maximum(w, 1e-9) / WALK / np.maximum(gain, 1e-3)))
+    return np.log(len(WALKS) * np.log(2) / 2 / SPREAD) - off / SPREAD
 
 
 class Grid:
@@ -290,8 +291,8 @@ def gains(law):
 def known(law):
     """{name: what is known of it} for those of A, B, C_mid that the points do not determine.
 
-    A is a number if the points show where the rise bends: its band, if Eq. 1 holds, is no wider than WIDE and clear of
-    the bound at 1, C_mid lies within the points, and the forecast at twice the compute is not above A (by CLOSE / 5: a
+    A is a number if the points show where the rise bends: they are FEW or more, the band of A is no wider than WIDE and
+    clear of the bound at 1, C_mid lies within the points, and the forecast at twice the compute is not above A (by CLOSE / 5: a
     median that is higher by less is lowered to A)."""
     if fall := peak(law):
         best, now = law.run.own(fall.R), law.run.own(fall.now)
@@ -308,7 +309,8 @@ def known(law):
     low, high = law.bands["A"]
     found = {}
     if law.fitted.A is None and (
-        high - low > WIDE
+        law.points < FEW
+        or high - low > WIDE
         or high > BOUND
         or law.bands["C_mid"][1] > law.span[1]
         or law.median(2 * law.span[1]) > law.A + CLOSE / 5

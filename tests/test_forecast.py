@@ -5,7 +5,7 @@ import pytest
 
 import fit
 import forecast
-from lab import fit_coverage, forecasts
+from lab import forecasts
 from tests.test_fit import clean, run_of
 
 

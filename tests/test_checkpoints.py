@@ -1,16 +1,24 @@
 """Claims about plumbing/run/checkpoints.py: weights that nobody can explain are not trained, and no file runs code."""
 
+import hashlib
 import json
+import os
+import pickle
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_model
+from conftest import read_rows, tiny_model, write_rows
 from safetensors.torch import load_file, save_file
+from test_data import TEMPLATE, character_tokenizer
 from test_train import BASE, elsewhere, refused  # noqa: F401
 from transformers import AutoConfig
 
+import precision
+import train
 from plumbing.run import checkpoints
+from plumbing.setup.settings import read_settings
 
 TINY = BASE / "tiny"
 WEIGHTS = load_file(TINY / "model.safetensors")
@@ -98,3 +106,92 @@ def test_what_a_model_cannot_be_trained_with_is_refused_in_one_line(added, said,
         Path("model", added).write_text("{}")
     message = refused(capsys, "--model", "model", "--data", "tiny")
     assert f"--model {Path('model').absolute()}: " in message and said in message
+
+
+# --- Files that somebody else has written ---
+
+
+class Attack:
+    def __reduce__(self):
+        return os.mkdir, ("ran",)
+
+
+def poison(state, *, metadata):
+    """Put a call into the metadata of a checkpoint's state/, or into a value that is no tensor."""
+    whole = pickle.loads((state / ".metadata").read_bytes())
+    name, place = next((key, place) for key, place in whole.storage_data.items() if key.fqn.endswith(".lr"))
+    file = state / place.relative_path
+    place.offset = file.stat().st_size
+    with file.open("ab") as end:
+        torch.save(Attack(), end)
+    place.length = file.stat().st_size - place.offset
+    (state / ".metadata").write_bytes(pickle.dumps(Attack() if metadata else whole))
+
+
+def sums(folder):
+    """contents.json for what the folder holds now, as its attacker would write it."""
+    contents = json.loads((folder / "contents.json").read_text())
+    for name in contents["bytes"]:
+        contents["bytes"][name] = (folder / name).stat().st_size
+    for name in contents["sha256"]:
+        contents["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
+    (folder / "contents.json").write_text(json.dumps(contents))
+
+
+TWO = (
+    "--virtual exact --data tiny --k 0 --steps 2 --prompts 4 --generations 4 --eval-prompts 4 --eval-every 2 --out run"
+)
+
+
+@pytest.mark.parametrize("way", ["metadata", "value", "log", "weights"])
+def test_nothing_in_a_folder_that_is_read_can_run_code(way, capsys):
+    assert train.main(read_settings(TWO.split())) == 0
+    checkpoint = Path("run/checkpoint-2")
+    said = "run/checkpoint-2/state cannot be read"
+    if way == "weights":
+        (checkpoint / "model.safetensors").unlink()
+        (checkpoint / "contents.json").unlink()
+        torch.save({NORM: Attack()}, checkpoint / "pytorch_model.bin")
+        assert "its files cannot be read" in refused(capsys, "--model", str(checkpoint), "--data", "tiny")
+    elif way == "log":
+        Path("code.py").write_text("import os\nos.mkdir('ran')")
+        for flag in ("loss", "reward"):
+            rows = read_rows("run/log.jsonl")
+            rows[0]["flags"] |= {"loss": "cispo", flag: "code.py:f"}
+            write_rows("run/log.jsonl", rows)
+            assert f"names code, which runs only if you name it too: --{flag} code.py:f" in refused(
+                capsys, "--resume", "--out", "run"
+            )
+    else:
+        poison(checkpoint / "state", metadata=way == "metadata")
+        sums(checkpoint)
+        train.main(read_settings("--resume --out run --steps 3".split()))
+        assert said in capsys.readouterr().err
+    assert not Path("ran").exists()
+
+
+# --- Other programs ---
+
+OLD = os.environ.get("TRANSFORMERS_4")
+READ = """
+import sys, torch, transformers
+assert transformers.__version__.startswith("4.57."), transformers.__version__
+for folder in sys.argv[1:]:
+    ids, expected = torch.load(folder + "/expected.pt")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "1+2="}]) == ids, folder
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert torch.allclose(model(torch.tensor([ids])).logits, expected, rtol=0, atol=1e-5), folder
+"""
+
+
+@pytest.mark.skipif(not OLD, reason="TRANSFORMERS_4 names no Python that has transformers 4.57")
+def test_transformers_4_reads_the_same_ids_and_logits_from_our_checkpoints():
+    tokenizer = character_tokenizer(template=TEMPLATE)
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "1+2="}])["input_ids"]
+    for kind in precision.SUPPORTED:
+        # Not 10,000, which transformers 4 takes where it finds none.
+        model = tiny_model(kind, vocab_size=64, rope_parameters={"rope_type": "default", "rope_theta": 50.0})
+        checkpoints.save_policy(Path(kind), model, tokenizer, model.state_dict(), torch.float32)
+        torch.save((ids, model(torch.tensor([ids])).logits.detach()), Path(kind, "expected.pt"))
+    subprocess.run([OLD, "-c", READ, *precision.SUPPORTED], check=True)

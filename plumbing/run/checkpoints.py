@@ -174,7 +174,7 @@ def load_state(folder, policy, optimizer, group, *, stepped):
     try:
         dcp.load(state, storage_reader=StateReader(Path(folder) / "state"), process_group=group)
     except dcp.CheckpointException as error:
-        said = str(first_cause(error)).partition("\n")[0]
+        said = str(first_cause(error)).partition(". ")[0]
         raise OSError(f"--resume: {folder}/state cannot be read: {said}") from error
     if stepped:
         sharded.set_optimizer_state_dict(policy, optimizer, state["optimizer"])
@@ -254,8 +254,10 @@ def spell_as_before(folder):
     transformers 5 and vLLM read both.
     """
     config = json.loads((folder / "config.json").read_text())
-    config["rope_scaling"] = config["rope_parameters"]
-    config["rope_theta"] = config["rope_parameters"]["rope_theta"]
+    rope = config["rope_parameters"]
+    config["rope_theta"] = rope["rope_theta"]
+    if rope["rope_type"] != "default":
+        config["rope_scaling"] = rope
     if "num_local_experts" in config:
         config["num_experts"] = config["num_local_experts"]
     (folder / "config.json").write_text(json.dumps(config, indent=2))

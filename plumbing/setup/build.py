@@ -39,6 +39,8 @@ from plumbing.setup.settings import ROOT
 from plumbing.setup.typed import beside, check_model
 from verify import own, sandbox, scorer
 
+DATE = re.compile(r"""strftime_now\((["'])(.*?)\1\)""")  # of a chat template: its call for the date of today
+
 
 def weights_folder(args):
     """Where the policy comes from: --model, or the last checkpoint of a resumed run."""
@@ -159,7 +161,7 @@ def read_model(flag, folder, args):
         with suppress(OSError):  # not every folder has one
             model.generation_config = GenerationConfig.from_pretrained(folder)
         ends = rollout.eos_ids(model, tokenizer)
-        args.notes += template_warnings(tokenizer, ends, args) if tokenizer.chat_template else []
+        args.notes += template_warnings(tokenizer, ends) if tokenizer.chat_template else []
     except OSError as error:
         said = str(error).strip().partition("\n")[0]
         raise ValueError(
@@ -181,10 +183,15 @@ def read_tokenizer(folder, args):
     Raises OSError or ValueError if there is none that can be read, or the template has no such variable.
     """
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    variables = {"strftime_now": datetime.fromisoformat(args.date).strftime}
+    template = tokenizer.get_chat_template() if tokenizer.chat_template else ""  # of several the default
+    if "strftime_now" in template:
+        today = datetime.fromisoformat(args.date)
+        tokenizer.chat_template = DATE.sub(lambda call: repr(today.strftime(call[2])), template)
+        args.notes.append(f"The chat template writes the date: {args.date} in this run, on --resume too (--date)")
+    variables = {}
     for text in args.template:
         name, equals, value = text.partition("=")
-        if not equals or name not in re.findall(r"\w+", str(tokenizer.chat_template)):
+        if not equals or name not in re.findall(r"\w+", template):
             raise ValueError(f"--template {text}: expected NAME=VALUE, with a NAME that the chat template has")
         variables[name] = value
         with suppress(ValueError):  # else it is a text
@@ -193,11 +200,9 @@ def read_tokenizer(folder, args):
     return tokenizer
 
 
-def template_warnings(tokenizer, ends, args):
-    """What a chat template may do that one would not expect, as lines. ends: ids that end a completion."""
+def template_warnings(tokenizer, ends):
+    """What a chat template does that one would not expect, as lines. ends: ids that end a completion."""
     lines = []
-    if "strftime_now" in str(tokenizer.chat_template):
-        lines.append(f"The chat template may write the date: it is {args.date} in this run, on --resume too (--date)")
     with suppress(TemplateError):  # the prompts decide whether the template can be used
         chat = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}]
         render = partial(tokenizer.apply_chat_template, tokenize=False)

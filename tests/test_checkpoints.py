@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from transformers import AutoConfig
 import precision
 import train
 from plumbing.run import checkpoints
+from plumbing.setup import build
 from plumbing.setup.settings import read_settings
 
 TINY = BASE / "tiny"
@@ -108,6 +111,49 @@ def test_what_a_model_cannot_be_trained_with_is_refused_in_one_line(added, said,
     assert f"--model {Path('model').absolute()}: " in message and said in message
 
 
+# --- The chat template ---
+
+THINKS = TEMPLATE.replace("assistant:", "assistant:{% if thinks %}so{% endif %}")
+DATED = "{{ strftime_now('%d.%m.%Y') }}" + TEMPLATE
+TEMPLATES = [  # template, flags, what is printed
+    (TEMPLATE, [], "d.jsonl: a prompt as the model reads it ends with 'user:1+1=|assistant:'"),
+    (TEMPLATE, [], "ends an answer with '|', at which no completion ends"),
+    (TEMPLATE.replace("|", "<eos>"), [], "ends with 'user:1+1=<eos>assistant:'"),
+    (THINKS, ["--template", "thinks=true"], "assistant:so'"),
+    (THINKS, ["--template", "thinks=false"], "assistant:'"),
+    (DATED, ["--date", "2026-01-31"], "ends with '31.01.2026user:"),
+    (DATED, ["--date", "2026-01-31"], "The chat template writes the date: 2026-01-31 in this run"),
+    (TEMPLATE.partition("{% if")[0], [], "has no generation prompt; a prompt ends with 'user:a question|'"),
+    (THINKS, ["--template", "think=true"], "error: --model model: --template think=true: expected NAME=VALUE"),
+]
+
+
+@pytest.mark.parametrize(("template", "flags", "said"), TEMPLATES)
+def test_what_a_chat_template_makes_of_prompts_is_said(template, flags, said, capsys):
+    tokenizer = character_tokenizer(template=template)
+    checkpoints.save_policy(Path("model"), tiny_model(vocab_size=64), tokenizer, None, torch.float32)
+    write_rows("d.jsonl", [{"prompt": f"{n}+1=", "answer": n + 1} for n in range(9)])
+    argv = [
+        "--model",
+        "model",
+        "--data",
+        "d.jsonl",
+        "--virtual",
+        "exact",
+        "--k",
+        "0",
+        "--prompts",
+        "1",
+        "--length-control",
+        "none",
+        *flags,
+    ]
+    with suppress(SystemExit):
+        build.load_prompts(read_settings([*argv, "--max-prompt-tokens", "40"]))
+    printed = "".join(capsys.readouterr()).replace(f"{Path.cwd()}/", "")
+    assert said in re.sub(r"\d\+1=", "1+1=", printed)
+
+
 # --- Files that somebody else has written ---
 
 
@@ -145,7 +191,7 @@ TWO = (
 
 @pytest.mark.parametrize("way", ["metadata", "value", "log", "weights"])
 def test_nothing_in_a_folder_that_is_read_can_run_code(way, capsys):
-    assert train.main(read_settings(TWO.split())) == 0
+    assert train.main(read_settings([*TWO.split(), "--out", "run"])) == 0
     checkpoint = Path("run/checkpoint-2")
     said = "run/checkpoint-2/state cannot be read"
     if way == "weights":

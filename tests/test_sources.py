@@ -6,6 +6,7 @@ import json
 import pickle
 import string
 import sys
+import tracemalloc
 import zlib
 from collections import Counter
 from itertools import count
@@ -129,6 +130,15 @@ def test_a_packed_text_that_names_a_function_is_not_run(tmp_path, load):
     packed = base64.b64encode(zlib.compress(pickle.dumps(Attack()))).decode()
     refuses("a.jsonl:1", load, rows_of(a=packed), ":code")
     assert not (tmp_path / "written").exists()
+
+
+def test_packed_tests_of_more_bytes_than_are_ever_used_are_left_out_before_they_fill_the_memory(load):
+    packed = base64.b64encode(zlib.compress(pickle.dumps(" " * (300 << 20)))).decode()
+    assert len(packed) < 500_000
+    tracemalloc.start()
+    loaded = load(rows_of(a={"inputs": ["1"], "outputs": ["1"]}, b=packed), ":code")
+    assert answers(loaded).keys() == {"a"} and loaded.too_long == 1 and tracemalloc.get_traced_memory()[1] < 50 << 20
+    tracemalloc.stop()
 
 
 MESSAGES = [{"role": "user", "content": "1?"}]

@@ -236,7 +236,9 @@ def test_a_disk_that_is_full_for_the_tokenizer_or_at_all_names_the_folder_and_wh
     processes = SimpleNamespace(rank=0, dtype=torch.float32)
     tokenizer = SimpleNamespace(save_pretrained=full)
     with pytest.raises(OSError, match=f"no checkpoint of step 7 could be written to {tmp_path}: .*No space") as raised:
-        checkpoints.save(tmp_path, None, None, tokenizer, {}, {"version": 7, "stepped": False}, processes)
+        checkpoints.save(
+            tmp_path, SimpleNamespace(model=None), None, tokenizer, {}, {"version": 7, "stepped": False}, processes
+        )
     assert not any(tmp_path.iterdir()) and "Errno None" not in str(raised.value)
 
 

@@ -347,12 +347,11 @@ BIG = f"{OWN} --dtype bfloat16 --max-new-tokens 14336"
 
 def test_the_heads_chunk_takes_no_more_memory_than_a_layer_does(gpus, monkeypatch):
     gpus(8, 8)
+    args, small = given(BIG), given(f"{BIG} --token-budget 4096")  # a small micro-batch
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    assert sizing.head_chunk(given(BIG), QWEN3_8B) == 2560 and sizing.head_chunk(given(BIG), QWEN3) == 768
-    assert sizing.head_chunk(given(f"{BIG} --token-budget 4096"), QWEN3_8B) == 256  # a small micro-batch
+    found = [sizing.head_chunk(*each) for each in ((args, QWEN3_8B), (args, QWEN3), (small, QWEN3_8B))]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert sizing.head_chunk(given(BIG), QWEN3_8B) == 256  # a CPU's results stay as they are
+    assert [*found, sizing.head_chunk(args, QWEN3_8B)] == [2560, 768, 256, 256]  # a CPU's results stay as they are
 
 
 @pytest.mark.parametrize("uuids, sharing", [("abcdefgh", 1), ("aabbccdd", 2)])

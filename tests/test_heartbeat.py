@@ -118,6 +118,8 @@ def test_ticks_and_work_count_as_progress_and_idleness_does_not(connected, monke
 
 def test_torchrun_may_end_before_a_rank_looks_for_it(connected, monkeypatch):
     own, _ = connected(1, 0)
+    turns(own, 1)
+    assert own.stopped is None
     own.launcher = 1
     monkeypatch.setattr(heartbeat.os, "getppid", lambda: 1)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")

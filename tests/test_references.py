@@ -62,6 +62,42 @@ def test_invisible_characters_and_full_width_digits_are_none_of_a_value(given, v
     assert sources.parse_row(row, "f:1", None, (["prompt"], ["answer"])).answer == value
 
 
+LABELLED = {
+    r"\textbf{(B)}\ 4": "(B) 4",
+    r"$\textbf{(B) }\frac12$": r"(B) \frac12",
+    "C. 4": "(C) 4",
+    "(a) 4": "4",
+    "x is 4": "4",
+    "The value of $x$ is $4$.": "$4$",
+    "about 4": "4",
+    "Max: 4": "4",
+    "4, as desired": "4",
+    "Yes, 4": "4",
+}
+
+
+@pytest.mark.parametrize(("given", "value"), LABELLED.items())
+def test_labels_and_phrases_around_a_value_are_taken_off_and_a_capital_letter_stays_as_another_answer(given, value):
+    assert references.reduced(given) == value
+
+
+def test_integers_of_a_choice_are_letters():
+    row = {"prompt": "a", "answer": 2, "task": "choice"}
+    assert sources.parse_row(row, "f:1", None, (["prompt"], ["answer"])).answer == "C"
+
+
+def test_up_to_a_20th_of_the_rows_are_left_out_for_their_reference_and_more_end_the_run(tmp_path, tokenizer):
+    path = tmp_path / "a.jsonl"
+    sentence = "It is the largest of all the numbers that there are"
+    for unusable in (1, 2):
+        answers = [sentence] * unusable + [1] * (20 - unusable)
+        write_rows(path, [{"prompt": f"{n}", "answer": answer} for n, answer in enumerate(answers)])
+        if unusable == 1:
+            [error] = sources.load(str(path), tokenizer, budget=9).unusable
+            assert "a.jsonl:1: " in error and "a sentence" in error
+    refuses("a.jsonl:1: .*; 2 of 20 rows .*--skip-unusable", sources.load, str(path), tokenizer, budget=9)
+
+
 REFUSED = {
     "Proof.": "a missing answer",
     "The answer is notfound": "a missing answer",

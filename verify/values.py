@@ -180,6 +180,8 @@ def same(gold, given) -> bool:
         members(side) or not isinstance(side, Set) and not is_statement(side) for side in (gold, given)
     ):
         return same_members(gold, given)
+    if getattr(gold, "free_symbols", None) != getattr(given, "free_symbols", None):
+        return False  # at once: math-verify can take minutes
     if verify(gold, given, timeout_seconds=None):
         return True
     if is_statement(gold) and gold.free_symbols == given.free_symbols:

@@ -204,7 +204,7 @@ def answer_jobs(channel, timeout: float, graders) -> None:
         sys.set_int_max_str_digits(0 if task == b"c" else sys.int_info.default_max_str_digits)
         try:
             verdict = grade(text, reference, timeout)
-        except MemoryError:  # says nothing of the answer: another worker tries it
+        except (MemoryError, OSError, sandbox.Died):  # this machine's fault: another worker tries the answer
             raise
         except Exception as error:  # whatever a grader raises
             verdict = f"the grader raised {own.place(error, own.ROOT)}"

@@ -46,7 +46,7 @@ FULL_WIDTH = {ord(one) + 0xFEE0: one for one in string.ascii_letters + string.di
 GAP = r"(?:[\s~]|\\[ ,;:]|\\q?quad(?![a-z]))+"
 LABEL = re.compile(rf"(?:\(([A-Za-h])\)|([A-Za-h])[).:]){GAP}(.+)", re.S)  # (B) 4, (a) 4
 LABEL_WITHIN = re.compile(r"(?<![A-Za-z])(?:\([A-Za-z]\)|[A-Za-z][).:])\s")
-SIMPLE = re.compile(
+SIMPLE = re.compile(  # a formula with nothing around it
     r"(?:[-+*/^_=<>0-9.,{}|!% ]|\\(?!blacksquare|qed)[a-z]+|(?<![A-Za-z])[a-z](?![A-Za-z])|\((?![A-Za-z]\)))+"
 )
 VALUED = re.compile(r"[0-9\\$]")

@@ -134,7 +134,8 @@ CHEAP = {  # refused without being read, or read at once
     "nested radicals": "\\boxed{" + "\\sqrt{2+" * 900 + "2" + "}" * 901,
     "900 braces": "\\boxed{" + "{" * 900 + "18" + "}" * 901,
 } | {row["name"]: row["answer"] for row in rows("hostile_answers")}
-ENDLESS = {  # without a limit each runs for longer than 6 s
+SUM = "a+b+c+d+x+y+z"
+ENDLESS = {  # for SUM; without a limit each runs for longer than 6 s
     "a product of sums": "\\boxed{" + "".join(f"({letter}+1)^9" for letter in "abcdxyz") + "}",
     "its reciprocal": "\\boxed{\\frac{1}{" + "".join(f"({letter}+1)^9" for letter in "abcdxyz") + "}}",
 }
@@ -153,7 +154,7 @@ def test_hostile_answers_cost_at_most_the_limit_though_nobody_polls_and_nothing_
     verdicts(strict, [("\\boxed{\\frac{36}{2}}", "18")])  # starts a worker if the last was killed
     (pid,) = running(strict)
     start, fork = time.monotonic(), children(pid)
-    strict.submit(thought(ENDLESS[name]), prompt("18"))
+    strict.submit(thought(ENDLESS[name]), prompt(SUM))
     strict.submit(thought("18"), prompt("18", "arithmetic"))
     (quick,) = strict.finished()
     assert quick.correct and strict.pending == 1  # whoever had waited for the limit would have found both
@@ -227,7 +228,7 @@ def test_no_process_remains_after_close_and_files_stay_few():
     before = len(os.listdir("/proc/self/fd"))
     scorer = Scorer(timeout=20.0, workers=1)
     for answer in (ENDLESS["a product of sums"], "\\boxed{0.5}"):
-        scorer.submit(thought(answer), prompt("1/2"))
+        scorer.submit(thought(answer), prompt(SUM))
     scorer.finished()
     pids = running(scorer)
     assert len(pids) == 1
@@ -246,7 +247,7 @@ from types import SimpleNamespace as S
 scorer = Scorer(timeout=1.0, workers=1)
 for answer in ("0.5", "(a+1)^9(b+1)^9(c+1)^9(d+1)^9(x+1)^9"):  # the worker computes and does not look at its pipe
     scorer.wait()
-    scorer.submit(S(text="</think>\\\\boxed{" + answer + "}", truncated=False), S(task="math", answer="1/2", text=""))
+    scorer.submit(S(text="</think>\\\\boxed{" + answer + "}", truncated=False), S(task="math", answer="a+b+c+d+x", text=""))
     scorer.finished()
 print(scorer._workers[0].process.pid, flush=True)
 time.sleep(600)

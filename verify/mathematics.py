@@ -213,7 +213,8 @@ SIDE = r"-?[0-9./]+"
 def outward(match) -> str:
     """]2, 5[ as (2, 5), which is how French and German books write an open end."""
     start, inside, end = match.groups()
-    return f"{'(' if start == ']' else '['}{inside}{')' if end == '[' else ']'}"
+    interval = f"{'(' if start == ']' else '['}{inside}{')' if end == '[' else ']'}"
+    return rf"x\in{interval}" if (start, end) == ("]", "[") else interval  # (2, 5) alone may be a pair
 
 
 def between(match) -> str:

@@ -277,7 +277,6 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}", "x²", "x^{2}"),
     (r"[¼-¾⅐-⅞]", lambda m: f"\\frac{{{normalize('NFKC', m[0]).replace(chr(0x2044), '}{')}}}", "½", r"\frac{1}{2}"),
     (SCALED, scaled, r"3\text{ million}", r"3000000\text{}"),
-    (r"\\text ?\{ ?\}", "", r"3\text{ }", "3"),
     (BEHIND, units, r"3\text{ cm}", "3"),
     (r"\*\*", "^", "2**3", "2^3"),
     (r"^ ?(?:\\approx|=)", "", r"\approx 3", " 3"),

@@ -247,7 +247,8 @@ from types import SimpleNamespace as S
 scorer = Scorer(timeout=1.0, workers=1)
 for answer in ("0.5", "(a+1)^9(b+1)^9(c+1)^9(d+1)^9(x+1)^9"):  # the worker computes and does not look at its pipe
     scorer.wait()
-    scorer.submit(S(text="</think>\\\\boxed{" + answer + "}", truncated=False), S(task="math", answer="a+b+c+d+x", text=""))
+    text = "</think>\\\\boxed{" + answer + "}"
+    scorer.submit(S(text=text, truncated=False), S(task="math", answer="a+b+c+d+x", text=""))
     scorer.finished()
 print(scorer._workers[0].process.pid, flush=True)
 time.sleep(600)

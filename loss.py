@@ -46,6 +46,7 @@ Test: pytest tests/test_loss.py, and `python -m doctest loss.py` for the example
 """
 
 from collections.abc import Callable
+from functools import wraps
 from typing import NamedTuple
 
 import torch
@@ -64,6 +65,7 @@ class Clip(NamedTuple):
 
     default: float  # the paper's
     help: str
+    off: float = float("inf")  # the value at which it never acts
 
 
 class Loss(NamedTuple):
@@ -78,11 +80,19 @@ LOSSES: dict[str, Loss] = {}  # by name; filled by `register_loss`
 
 
 def register_loss(clipped, **clips):
-    """Decorator: the objective is known to --loss by its function's name. clipped, clips: as in Loss."""
+    """Decorator: the objective is known to --loss by its function's name. clipped, clips: as in Loss.
+
+    Each call raises ValueError for shapes that disagree.
+    """
 
     def register(objective):
-        LOSSES[objective.__name__] = Loss(objective, clipped, clips)
-        return objective
+        @wraps(objective)
+        def checked(logprobs, gen_logprobs, advantages, mask, **thresholds):
+            _check_shapes(logprobs, gen_logprobs, advantages, mask)
+            return objective(logprobs, gen_logprobs, advantages, mask, **thresholds)
+
+        LOSSES[objective.__name__] = Loss(checked, clipped, clips)
+        return checked
 
     return register
 
@@ -134,7 +144,6 @@ def cispo(logprobs, gen_logprobs, advantages, mask, *, eps_max):
             f"eps_max is {eps_max}; expected a cap on the ratio itself, at least 1 (the paper tried 4, 5 and 8). "
             "Likely cause: the half-width of a clip, as in 1 + eps. A cap below 1 would shrink even on-policy tokens."
         )
-    _check_shapes(logprobs, gen_logprobs, advantages, mask)
     # Detached: the ratio weighs the gradient of log pi_train and has none of its own. The cap bounds a token's
     # weight and never removes it, whatever the sign of the advantage. logprobs are filled too, since 0 * -inf is nan.
     weight = importance_ratio(logprobs, gen_logprobs, mask).clamp(max=eps_max).detach()
@@ -166,7 +175,6 @@ def dapo(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
     eps_high      float        upper half-width: no gradient if the advantage is positive and the ratio > 1 + eps_high
     The other arguments are as in cispo. Raises ValueError if a half-width is negative or the shapes disagree.
     """
-    _check_shapes(logprobs, gen_logprobs, advantages, mask)
     return _clip(importance_ratio(logprobs, gen_logprobs, mask), advantages, mask, eps_low, eps_high)
 
 
@@ -195,7 +203,6 @@ def gspo(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
     eps_low 3e-3 and eps_high 5e-3 best.
     Deviation: length-normalised ratio (module docstring).
     """
-    _check_shapes(logprobs, gen_logprobs, advantages, mask)
     ratio = sequence_ratio(logprobs, gen_logprobs, mask).expand(mask.shape)
     return _clip(ratio, advantages, mask, eps_low, eps_high)
 

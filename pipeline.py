@@ -56,6 +56,10 @@ def ppo_broadcasts(version, k):
     return version % k == 0
 
 
+class Fault(RuntimeError):
+    """The run cannot go on, and no other process is to blame: a new start would fail alike."""
+
+
 OFF_POLICY = {
     "pipeline": Rule(
         least_k=0,
@@ -106,8 +110,34 @@ def broadcasts(version, *, off_policy, k):
     return OFF_POLICY[off_policy].broadcasts(version, k)
 
 
+def greatest_staleness(steps, *, off_policy, k):
+    """The greatest staleness that a rule allows in so many optimizer steps, by counting: optimizer steps.
+
+    A batch is requested at the first version whose limit includes it. Its tokens may be as old as the latest weights
+    that were sent by then. Raises ValueError if a step would find no batch requested, or if the limit falls.
+
+    >>> greatest_staleness(9, off_policy="pipeline", k=2), greatest_staleness(9, off_policy="ppo", k=4)
+    (2, 3)
+    """
+    rule = OFF_POLICY[off_policy]
+    requested = sent = greatest = 0
+    for version in range(steps):
+        limit = rule.batches(version, k)
+        if limit < max(requested, version + 1):
+            raise ValueError(
+                f"--off-policy {off_policy} --k {k}: expected its rule to request {max(requested, version + 1)} "
+                f"batches or more by version {version}, the one that is trained on next among them; got {limit}"
+            )
+        if rule.broadcasts(version, k):
+            sent = version
+        if limit > requested and requested < steps:
+            greatest = max(greatest, min(limit, steps) - 1 - sent)
+        requested = limit
+    return greatest
+
+
 def check_staleness(groups, step, *, off_policy, k):
-    """Raise RuntimeError if a token of the batch of `step` is older than its rule promises.
+    """Raise Fault if a token of the batch of `step` is older than its rule promises.
 
     groups  lists of RolloutMetadata
     """
@@ -115,7 +145,7 @@ def check_staleness(groups, step, *, off_policy, k):
     for rollout in (rollout for group in groups for rollout in group):
         staleness = step - min(rollout.versions, default=step)
         if staleness > bound:
-            raise RuntimeError(
+            raise Fault(
                 f"--off-policy {off_policy} --k {k}: expected tokens at most {bound} optimizer steps old, got one of "
                 f"{staleness}: {rollout.key} was sampled by version {min(rollout.versions)} and is trained on at "
                 f"version {step}; likely cause: the rule requests more batches, or sends weights less often, than its "
@@ -246,8 +276,8 @@ class RolloutQueue:
     def next_batch(self, step):
         """Wait for the batch of `step`: P lists of G RolloutMetadata, in request order, the same on every trainer.
 
-        None if fewer than P requests could be admitted for this step: the prompts are exhausted. Raises RuntimeError if
-        a token is older than the rule's bound.
+        None if fewer than P requests could be admitted for this step: the prompts are exhausted. Raises Fault if a
+        token is older than the rule's bound.
         """
         if self.state.requests < batch_requests(step, self.prompts).stop:
             return None

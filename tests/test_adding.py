@@ -18,7 +18,7 @@ import loss
 import pipeline
 import train
 from plumbing.prompts import sources
-from plumbing.setup.settings import ROOT, known_flags, read_settings
+from plumbing.setup.settings import ROOT, known_flags, preset_of, read_settings
 from verify import graders
 
 pytestmark = pytest.mark.usefixtures("losses_as_before")
@@ -44,6 +44,7 @@ def check_loss(name):
     test_loss.test_eq2_at_equal_policies_every_loss_has_the_gradient_of_reinforce(name)
     test_loss.test_masked_positions_leave_no_trace_whatever_they_hold(name, (0, 1), float("nan"))
     test_loss.test_a17_clipped_tokens_are_those_whose_objective_would_be_another_without_the_bound(name)
+    test_loss.test_a_completion_is_worth_the_same_alone_and_with_more_padding(name)
 
 
 def root_acts(logprobs, gen_logprobs, advantages, mask, *, eps_root):
@@ -72,8 +73,9 @@ def test_a_loss_has_its_name_and_clip_flag_in_the_help_and_its_clipped_share_in_
 
 @pytest.mark.parametrize("clipped, weigh", [
     (root_acts, lambda ratio: ratio.sqrt()),  # the weight has a gradient of its own
+    (root_acts, lambda ratio: (ratio / ratio.mean()).detach()),  # it depends on the rest of the micro-batch
     (lambda *batch, eps_root: loss.cap_acts(*batch, eps_max=eps_root), lambda ratio: ratio.sqrt().detach()),
-], ids=["gradient through the ratio", "clipped share of another bound"])  # fmt: skip
+], ids=["gradient through the ratio", "another weight in another micro-batch", "clipped share of another bound"])  # fmt: skip
 def test_a_broken_loss_fails(clipped, weigh):
     add_loss("root", clipped, weigh)
     with pytest.raises(AssertionError):
@@ -95,7 +97,7 @@ EARLY = pipeline.Rule(
 def test_a_rule_is_a_choice_with_its_bound(monkeypatch):
     monkeypatch.setitem(pipeline.OFF_POLICY, "early", EARLY)
     test_pipeline.check_rule("early", runs=20)
-    assert "{pipeline,ppo,early}" in help_text()
+    assert f"{{{','.join(pipeline.OFF_POLICY)}}}" in help_text()
     found = steps("--off-policy", "early", "--k", "2")
     assert len(found) == 2 and max(int(age) for row in found for age in row["staleness"]) == 1
 
@@ -104,15 +106,24 @@ def test_a_rule_is_a_choice_with_its_bound(monkeypatch):
     dict(bound=lambda k: k - 2),
     dict(batches=lambda version, k: version + k + 1),
     dict(broadcasts=lambda version, k: version % 3 == 0),
-], ids=["a bound too small", "a batch too many", "weights too seldom"])  # fmt: skip
-def test_a_broken_rule_fails(monkeypatch, change):
+    dict(bound=lambda k: k),
+    dict(batches=lambda version, k: version + k + (k > 9)),
+    dict(batches=lambda version, k: version + k + version // 64),
+    dict(batches=lambda version, k: min(version + k, 40)),
+], ids=["a bound too small", "a batch too many", "weights too seldom", "a bound that nothing reaches",
+        "a batch too many for a large k", "a batch too many later", "no batch later"])  # fmt: skip
+def test_a_broken_rule_fails_and_no_run_starts_with_it(monkeypatch, capsys, change):
     monkeypatch.setitem(pipeline.OFF_POLICY, "early", EARLY._replace(**change))
-    with pytest.raises(RuntimeError, match="--off-policy early --k .: expected tokens at most"):
+    with pytest.raises((AssertionError, ValueError)):
         test_pipeline.check_rule("early")
+    if "bound" not in change or change["bound"](9) < 8:
+        with pytest.raises(SystemExit):
+            read_settings("--off-policy early --k 12 --steps 200 --eval-every 200".split())
+        assert "--off-policy early --k 12: " in capsys.readouterr().err
 
 
 def test_a_rule_that_sends_no_weights_at_any_interval_is_named_with_what_remains(monkeypatch, capsys):
-    odd = EARLY._replace(broadcasts=lambda version, k: version % 2 == 1)
+    odd = EARLY._replace(broadcasts=lambda version, k: version % 2 == 1, bound=lambda k: k)
     monkeypatch.setitem(pipeline.OFF_POLICY, "early", odd)
     with pytest.raises(SystemExit):
         read_settings("--off-policy early --k 2".split())
@@ -127,6 +138,7 @@ def check_aggregation(how):
     """What test_loss.py asks of every aggregation."""
     test_loss.test_shares_of_any_parts_add_up_to_the_whole_batch_and_empty_rows_weigh_nothing(how)
     test_loss.test_dummy_micro_batch_adds_nothing_but_can_be_differentiated(how)
+    test_loss.test_every_token_is_divided_by_a_positive_number(how)
 
 
 def constant(lengths, prompt_index, denominators):
@@ -137,12 +149,17 @@ def constant(lengths, prompt_index, denominators):
 def test_an_aggregation_is_one_row(monkeypatch):
     monkeypatch.setitem(loss.AGGREGATIONS, "constant", constant)
     check_aggregation("constant")
-    assert "{sample,prompt,token,constant}" in help_text()
+    assert f"{{{','.join(loss.AGGREGATIONS)}}}" in help_text()
     assert len(steps("--aggregation", "constant")) == 2
 
 
-def test_a_broken_aggregation_fails(monkeypatch):
-    monkeypatch.setitem(loss.AGGREGATIONS, "own", lambda lengths, index, whole: torch.full_like(lengths, lengths.sum()))
+@pytest.mark.parametrize("divisor", [
+    lambda lengths, index, whole: torch.full_like(lengths, lengths.sum()),
+    lambda lengths, index, whole: torch.full_like(lengths, -whole.tokens),
+    lambda lengths, index, whole: whole.completions * (lengths - 1),
+], ids=["of the micro-batch", "negative", "none for a single token"])  # fmt: skip
+def test_a_broken_aggregation_fails(monkeypatch, divisor):
+    monkeypatch.setitem(loss.AGGREGATIONS, "own", divisor)
     with pytest.raises(AssertionError):
         check_aggregation("own")
 
@@ -152,13 +169,19 @@ def test_a_broken_aggregation_fails(monkeypatch):
 
 def check_embedded(task):
     """Its prompts are the same again, apart from the held-out ones, and its policy can read them; answers are exact."""
-    drawn = [data.examples(task, 50, seed=0, held_out=held_out) for held_out in (False, True)]
-    assert drawn == [data.examples(task, 50, seed=0, held_out=held_out) for held_out in (False, True)]
-    assert not {text for text, _ in drawn[0]} & {text for text, _ in drawn[1]}
-    for _, answer in drawn[0]:
+    row = data.EMBEDDED[task]
+    train, held, again = (data.examples(task, row.prompts, seed=0, held_out=held_out) for held_out in (0, 1, 0))
+    assert train == again and not {text for text, _ in train} & {text for text, _ in held}
+    for _, answer in train:
         assert graders.TASKS[task].grade(answer, answer) and not graders.TASKS[task].grade(answer + "0", answer)
-    tokens = AutoTokenizer.from_pretrained(ROOT / data.EMBEDDED[task].base)
-    assert not [text for text, answer in sum(drawn, []) if tokens.unk_token_id in tokens.encode(text + answer)]
+    rng = random.Random(1)
+    answers = {}  # of short texts, which repeat
+    for text, answer in (row.example(rng, min(row.lengths)) for _ in range(5000)):
+        assert answer and answers.setdefault(text, answer) == answer
+    tokens = AutoTokenizer.from_pretrained(ROOT / row.base)
+    longest = preset_of((ROOT / row.base).resolve())["max_prompt_tokens"]
+    for text, answer in train:
+        assert tokens.unk_token_id not in tokens.encode(text + answer) and len(tokens.encode(text)) <= longest
 
 
 @pytest.mark.parametrize("task", data.EMBEDDED)
@@ -189,7 +212,11 @@ def test_an_embedded_task_is_one_row(monkeypatch):
 @pytest.mark.parametrize("example", [
     lambda rng, length: (f"={random.random()}=", "1"),
     lambda rng, length: (f"sort {rng.random()}", "1"),
-], ids=["another source of chance", "letters that its policy has no tokens for"])  # fmt: skip
+    lambda rng, length: (f"={int(99 * rng.random())}=", str(int(2 * rng.random()))),
+    lambda rng, length: (f"={int(10**9 * rng.random())}" * 6 + "=", "1"),
+    lambda rng, length: (f"={int(10**6 * rng.random())}=", ""),
+], ids=["another source of chance", "letters that its policy has no tokens for", "an answer by chance",
+        "prompts too long for its settings", "no answer"])  # fmt: skip
 def test_a_broken_embedded_task_fails(monkeypatch, example):
     add_task(monkeypatch, example)
     with pytest.raises(AssertionError):

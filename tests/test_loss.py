@@ -144,15 +144,30 @@ def test_masked_positions_leave_no_trace_whatever_they_hold(name, poisoned, pois
 
 
 @pytest.mark.parametrize("name", loss.LOSSES)
+def test_a_completion_is_worth_the_same_alone_and_with_more_padding(name):
+    # So neither the cut into micro-batches nor their width changes what is learnt.
+    _, logprobs, gen_logprobs, mask = random_batch(seed=3)
+    advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
+    objective = loss.LOSSES[name].objective
+    whole = objective(logprobs, gen_logprobs, advantages, mask, **clips(name))
+    for row in range(len(mask)):
+        wider = [torch.nn.functional.pad(x[row : row + 1], (0, 3)) for x in (logprobs, gen_logprobs, mask)]
+        alone = objective(*wider[:2], advantages[row : row + 1], wider[2], **clips(name))
+        torch.testing.assert_close(alone[0, : mask.shape[1]], whole[row])
+
+
+@pytest.mark.parametrize("name", loss.LOSSES)
 def test_a17_clipped_tokens_are_those_whose_objective_would_be_another_without_the_bound(name):
     _, logprobs, gen_logprobs, mask = random_batch(seed=0)
     advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
     advantages[3] = 0  # nothing to clip
     objective = loss.LOSSES[name].objective
     batch = logprobs, gen_logprobs, advantages, mask
-    unbounded = objective(*batch, **dict.fromkeys(clips(name), INF))
+    unbounded = objective(*batch, **{clip: one.off for clip, one in loss.LOSSES[name].clips.items()})
     expected = (objective(*batch, **clips(name)) - unbounded).abs() > 1e-9  # beside rounding
-    assert expected.any() and torch.equal(loss.LOSSES[name].clipped(*batch, **clips(name)), expected)
+    assert expected.any() == bool(clips(name)) and torch.equal(
+        loss.LOSSES[name].clipped(*batch, **clips(name)), expected
+    )
 
 
 # Advantages
@@ -228,6 +243,13 @@ def test_sec32_token_average_gives_every_token_the_same_weight():
 
 def test_sec32_shares_of_micro_batches_add_up_to_the_whole_batch():
     MICRO_BATCHES.check(loss.aggregate)
+
+
+@pytest.mark.parametrize("how", loss.AGGREGATIONS)
+def test_every_token_is_divided_by_a_positive_number(how):
+    lengths, index = torch.tensor([1, 1, 5, 2]), torch.tensor([0, 1, 1, 2])
+    divisor = loss.AGGREGATIONS[how](lengths, index, loss.global_denominators(lengths, index))
+    assert divisor.shape == lengths.shape and ((divisor > 0) & divisor.isfinite()).all()
 
 
 @pytest.mark.parametrize("how", loss.AGGREGATIONS)

@@ -412,7 +412,10 @@ def of_rule(name):
 
 
 def check_rule(name, runs=80):
-    """What the row of an off-policy rule promises, whatever the timing: test_adding.py uses it too."""
+    """What the row of an off-policy rule promises, by counting and whatever the timing: test_adding.py uses it too."""
+    rule = pipeline.OFF_POLICY[name]
+    for k in range(rule.least_k, 41):
+        assert pipeline.greatest_staleness(400, off_policy=name, k=k) == rule.bound(k), k
 
     @settings(many, max_examples=runs)
     @given(of_rule(name))

@@ -11,7 +11,7 @@ from test_train import elsewhere, refused  # noqa: F401
 import train
 from plumbing.run import folder as run_folder
 from plumbing.run import launch
-from plumbing.setup.settings import read_settings
+from plumbing.setup.settings import EVALUATION, FIELDS, FIXED, START, read_settings
 
 TINY = "--virtual exact --data tiny --k 0 --prompts 4 --generations 4 --eval-prompts 4 --out a".split()
 
@@ -31,6 +31,17 @@ def test_what_evaluations_depend_on_cannot_change_on_resume(capsys, flags):
     assert message.endswith("start a new run from its weights: --model a/checkpoint-1")
 
 
+SPEED = {"slots", "verifiers", "generator", "generations"}  # what --evaluate reads, and a run's evaluations do not
+
+
+def test_whatever_an_evaluation_depends_on_is_fixed():
+    assert SPEED == {
+        name
+        for name, one in FIELDS.items()
+        if EVALUATION <= one.metadata["marks"] and not (FIXED | START) & one.metadata["marks"]
+    }
+
+
 def test_a_second_run_beside_the_first_is_refused_as_in_use(capsys):
     run(*TINY, "--steps", "1", "--eval-every", "1")
     with run_folder.lock_log("a"):
@@ -39,7 +50,14 @@ def test_a_second_run_beside_the_first_is_refused_as_in_use(capsys):
         pass
 
 
-@pytest.mark.parametrize("vanish", [Path.unlink, lambda log: log.rename("elsewhere.jsonl")], ids=["removed", "moved"])
+VANISH = {
+    "removed": Path.unlink,
+    "moved": lambda log: log.rename("elsewhere.jsonl"),
+    "cut": lambda log: log.write_text(""),
+}
+
+
+@pytest.mark.parametrize("vanish", VANISH.values(), ids=VANISH)
 def test_a_log_that_vanishes_is_named_and_begun_anew_so_that_the_run_can_be_resumed(vanish, monkeypatch, capsys):
     def update(self, plan, original=train.Trainer.update):
         if self.version == 1:
@@ -50,7 +68,7 @@ def test_a_log_that_vanishes_is_named_and_begun_anew_so_that_the_run_can_be_resu
         patch.setattr(train.Trainer, "update", update)
         rows = run(*TINY, "--steps", "3", "--eval-every", "1")
     assert [(row["kind"], row["step"]) for row in rows[:3]] == [("config", 0), ("step", 2), ("eval", 2)]
-    assert "a/log.jsonl was removed or moved while the run writes it" in capsys.readouterr().out
+    assert "a/log.jsonl was removed, moved or cut while the run writes it" in capsys.readouterr().out
     assert run("--resume", "--out", "a", "--steps", "4")[-1]["step"] == 4
 
 
@@ -72,6 +90,17 @@ def test_variables_that_a_launcher_has_left_behind_are_named_before_anything_is_
         read_settings(flags.split())
     said = capsys.readouterr().err
     assert f"no launcher answers at 127.0.0.1:{port}" in said and "unset RANK WORLD_SIZE" in said
+
+
+@pytest.mark.parametrize("variables", [
+    {"RANK": "1"}, {"RANK": "x", "WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "2"}, {"LOCAL_RANK": "1"},
+], ids=str)  # fmt: skip
+def test_variables_that_contradict_each_other_are_one_line(monkeypatch, capsys, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        read_settings(["--evaluate", "base"])
+    assert "expected the variables of one launcher, got " in (said := capsys.readouterr().err) and "unset RANK" in said
 
 
 def test_a_rank_that_waits_long_for_the_others_says_so(monkeypatch, capsys):

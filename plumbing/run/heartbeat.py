@@ -28,6 +28,8 @@ from multiprocessing.connection import Connection, wait
 
 import torch.distributed as dist
 
+from pipeline import Fault
+
 BEAT = 0.5  # seconds between two heartbeats
 GRACE = 5.0  # seconds from a loss until the process is ended from here, if its main thread has not noticed
 PATIENCE = 60.0  # further seconds if it has: it draws the fit so far, and ends verifiers and process groups
@@ -36,10 +38,6 @@ LATE = 2.0  # seconds that a rank may make no progress beyond `timeout`: it may 
 
 class Lost(RuntimeError):
     """A process has ended, hangs or is out of reach: the run cannot go on."""
-
-
-class Fault(RuntimeError):
-    """The run cannot go on, and no other process is to blame; a new start would fail alike."""
 
 
 # --- Connections -----------------------------------------------------------------------------------------------------

@@ -64,10 +64,18 @@ def meeting():
 
 
 def check_launcher():
-    """Raise ValueError if torchrun's variables are there, but not the torchrun that they name.
+    """Raise ValueError if torchrun's variables contradict each other, or if the torchrun that they name is gone.
 
     Its agent hosts the store at which the ranks meet; where it is gone, nobody listens there.
     """
+    found = {name: os.environ[name] for name in ALONE if name in os.environ}
+    said = "expected the variables of one launcher, got " + ", ".join(map("=".join, found.items()))
+    way_out = f"likely cause: left in this shell by another run; unset {' '.join(ALONE)}, or start it by torchrun"
+    if not all(value.isdecimal() for value in found.values()):
+        raise ValueError(f"{said}; {way_out}")
+    met = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() or torchrun("WORLD_SIZE") == 1
+    if torchrun("RANK") >= torchrun("WORLD_SIZE") or torchrun("LOCAL_RANK") >= torchrun("LOCAL_WORLD_SIZE") or not met:
+        raise ValueError(f"{said}{'' if met else ', and no MASTER_ADDR and MASTER_PORT'}; {way_out}")
     if torchrun("WORLD_SIZE") == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return
     place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

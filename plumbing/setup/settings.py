@@ -22,11 +22,10 @@ import torch
 
 import data
 from loss import AGGREGATIONS, LOSSES, NORMALISATIONS, Loss
-from pipeline import OFF_POLICY
+from pipeline import OFF_POLICY, Fault, greatest_staleness
 from plumbing.prompts import sources
 from plumbing.run import costs
 from plumbing.run import folder as run_folder
-from plumbing.run.heartbeat import Fault
 from plumbing.run.launch import check_launcher, end_launcher, refuse, restarts, torchrun, world_size
 from plumbing.setup import plan
 from plumbing.setup.typed import Parser, as_given, option
@@ -106,10 +105,8 @@ def register_own_loss(spec):
         found = objective(logprobs, torch.full((2, 3), -1.2), torch.tensor([1.0, -1.0]), mask)
     except Fault as wrong:
         raise ValueError(wrong) from wrong
-    if not found[mask].isfinite().all():
+    if not found[mask].isfinite().all():  # a gradient of zero is no reason to refuse it
         raise ValueError(f"--loss {spec}: expected finite values where mask is True, got {found[mask].tolist()}")
-    if found.grad_fn is None:  # a gradient of zero is no reason to refuse it
-        raise ValueError(f"--loss {spec}: expected a value that depends on logprobs, got one without a gradient")
     LOSSES[spec] = Loss(objective, unknown, {})
 
 
@@ -142,7 +139,9 @@ def checked_at_each_call(function, spec):
         calling = True
         try:
             found = function(logprobs, gen_logprobs, advantages, mask)
-        except (Exception, SystemExit) as error:  # whatever the user's function raises
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever the user's function raises, sys.exit too
             raise Fault(f"--loss {spec} raised {own.place(error, own.parsed(spec)[0])}") from error
         finally:
             calling = False
@@ -151,6 +150,9 @@ def checked_at_each_call(function, spec):
         if not isinstance(found, torch.Tensor) or found.shape != mask.shape:
             got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
             raise Fault(f"--loss {spec}: expected a tensor of the shape of mask, (B, T); got {got}")
+        if not found.is_floating_point() or logprobs.requires_grad and found.grad_fn is None:
+            got = f"dtype {found.dtype}" if found.grad_fn is not None else "one without a gradient"
+            raise Fault(f"--loss {spec}: expected a real value that depends on logprobs, got {got}")
         return found
 
     return objective
@@ -181,7 +183,7 @@ class Settings:
     no_positive_resampling: float | None = flag(
         "pass rate at which a prompt is never sampled again, or off (Sec. 3.2)", type=share_or_off, metavar="SHARE|off"
     )
-    fp32_head: bool = flag("LM head in fp32 on both sides (Sec. 3.2), as in a float32 model anyway", EVALUATION)
+    fp32_head: bool = flag("LM head in fp32 on both sides (Sec. 3.2), as in a float32 model anyway", FIXED | EVALUATION)
 
     off_policy: str = flag("when batches are generated and weights sent (Sec. 3.1)", FIXED, choices=OFF_POLICY)
     k: int = flag("greatest staleness of a token in optimizer steps; with ppo it is k - 1 (Sec. 3.1)", FIXED)
@@ -209,7 +211,9 @@ class Settings:
     )
     date: str = flag("YYYY-MM-DD that a chat template writes (default: of the run's first start)", FIXED | EVALUATION)
     skip_unusable: bool = flag("leave out rows without a usable prompt or answer", FIXED | EVALUATION, False)
-    verify_timeout: float = flag("seconds to check an answer, or one test of a program", EVALUATION, 5.0, above=0)
+    verify_timeout: float = flag(
+        "seconds to check an answer, or one test of a program", FIXED | EVALUATION, 5.0, above=0
+    )
     reward: str | None = flag(
         "your own function instead of the graders (docs/rewards.md)", FIXED | EVALUATION, metavar="FILE.py:FUNCTION"
     )
@@ -218,7 +222,9 @@ class Settings:
         "of sampling; 0, with --evaluate: the most probable token", FIXED | EVALUATION, 1.0, least=0
     )
     dtype: str = flag(
-        "not of master weights; default: bfloat16 on GPUs, else float32", EVALUATION, choices=("float32", "bfloat16")
+        "not of master weights; default: bfloat16 on GPUs, else float32",
+        FIXED | EVALUATION,
+        choices=("float32", "bfloat16"),
     )
 
     think_end: str | None = flag(
@@ -256,7 +262,7 @@ class Settings:
     eval_prompts: int = flag(
         "validation prompts of every source, at most; own model: fewer for few generators", FIXED | EVALUATION, least=1
     )
-    eval_generations: int = flag("completions per validation prompt (mean@k)", least=1)
+    eval_generations: int = flag("completions per validation prompt (mean@k)", FIXED, least=1)
     timeout: float = flag("seconds without progress after which a rank counts as lost", default=600.0, above=0)
     seed: int = flag("of the order of training prompts and of sampling", FIXED | EVALUATION, 0)
     out: str | None = flag("new folder, seen by all nodes (default runs/LOSS-seedSEED)", START | EVALUATION)
@@ -346,6 +352,7 @@ def read_settings(argv):
 
 def in_force(asked):
     """The Settings for the flags of a command line, {name: value}. Raises ValueError or OSError."""
+    check_launcher()
     check_numbers(asked)
     earlier = earlier_flags(asked)
     given = earlier | asked
@@ -520,6 +527,13 @@ def check(args, given, asked):
     least = OFF_POLICY[args.off_policy].least_k
     if args.k < least:
         raise ValueError(f"--k is {args.k}; expected >= {least} with {args.off_policy}")
+    bound = OFF_POLICY[args.off_policy].bound(args.k)
+    greatest = greatest_staleness(args.steps, off_policy=args.off_policy, k=args.k)
+    if greatest > bound:
+        raise ValueError(
+            f"--off-policy {args.off_policy} --k {args.k}: its rule promises tokens at most {bound} optimizer steps "
+            f"old, and would allow {greatest}"
+        )
     if "model" not in given and not {sources.parse_source(name)[0] for name in args.data} <= data.EMBEDDED.keys():
         raise ValueError("--data FILE needs --model: the embedded base model knows only digits, + and -")
     if not args.evaluate and not any(sources.parse_source(source)[1] for source in args.data):
@@ -565,7 +579,6 @@ def check_start(args, given):
     """Raise ValueError for a mode that cannot be started as it was."""
     if args.plan and args.virtual:
         raise ValueError("--plan with --virtual: a plan is of a run on GPUs; leave one of them out")
-    check_launcher()
     if args.virtual and torchrun("WORLD_SIZE") > 1:
         raise ValueError("--virtual runs in a single process: start it with python, or torchrun with one process")
     if args.virtual and args.generator != "torch":

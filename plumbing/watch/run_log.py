@@ -77,6 +77,7 @@ class RunLog:
         self.totals |= {name: state["totals"][name] for name in self.totals if name in state.get("totals", {})}
         hours = state.get("gpu_hours", 0.0) + self.count_lost(state)
         self.clock = Clock(processes.devices, hours, processes.clock)
+        self.size = 0  # bytes of the log, as written
         self.seconds = {"publish": 0.0}  # of the last time
         self.before = {}  # work at the last `step` row
         self.used = {"decode_seconds": 0.0, "slot_seconds": 0.0}  # of this work, in rows so far
@@ -110,19 +111,22 @@ class RunLog:
             row |= self.timing()
         flops = self.parameters * (2.0 * self.totals["tokens"] + 6.0 * self.totals["tokens_trained"])
         row = {"kind": kind, "step": step, "gpu_hours": self.clock.gpu_hours, **self.totals, "flops": flops} | row
+        log = self.out / "log.jsonl"
         if kind == "config":
             self.config = row
-        elif not run_folder.is_locked(self.processes.lock, self.out):
+        elif not run_folder.is_locked(self.processes.lock, self.out) or log.stat().st_size < self.size:
             self.begin_anew()
-        append(self.out / "log.jsonl", row)
+        append(log, row)
+        self.size = log.stat().st_size
         for observe in self.observers:
             observe(row)
 
     def begin_anew(self):
-        """The log is gone: say it, and begin another with the flags, without which no run is resumed."""
+        """The log or a part is gone: say it, and begin another with the flags, without which no run is resumed."""
+        self.processes.lock.close()
         self.processes.lock = run_folder.lock_log(self.out)
         self.screen.write(
-            f"WARNING: {self.out / 'log.jsonl'} was removed or moved while the run writes it. A new one begins with "
+            f"WARNING: {self.out / 'log.jsonl'} was removed, moved or cut while the run writes it. A new one begins with "
             "the run's flags; put the earlier rows before them to fit the whole run"
         )
         append(self.out / "log.jsonl", self.config)

@@ -39,6 +39,7 @@ from fit import BadInput, Fit, Run, sigmoid
 
 # Chosen by the interval score of forecasts of real runs, whole sources left out (results/forecasts.md).
 PRIOR = np.array([[np.log(3), 0.65], [0, 2]])  # normal (mean, sd) of log B, and of log(C_mid / last C)
+PRIOR_OF_LAW = np.array([[np.log(1.5), 1], [0, 2]])  # the same without a walk
 WALK, SPREAD = 0.2, 0.3  # median of w as a share of the gain, and the mean distance of its logarithm from there
 WALKS = 0.005 * 2.0 ** np.arange(6)  # the w that are tried: 0.005 to 0.16
 LATER = 0.6  # size of the walk's steps beyond the points, as a share of those between them
@@ -89,6 +90,7 @@ class Grid:
     def __init__(self, law, walks):
         self.walks = walks
         self.exact = not any(walks)
+        self.prior = PRIOR_OF_LAW if self.exact else PRIOR
         C, R, count = fit.averaged(law.run.compute[law.kept], law.run.reward[law.kept], MOST)
         points = law.fitted
         self.last = np.log(law.span[1])
@@ -97,7 +99,7 @@ class Grid:
         self.variance = 1 / np.append(points.weight, count)  # of a point, in units of s^2
         self.walked = np.append(0, self.u - self.u[0])
         floor = least_noise(law)
-        low, high = PRIOR @ [1, -2.7], PRIOR @ [1, 2.7]
+        low, high = self.prior @ [1, -2.7], self.prior @ [1, 2.7]
         low, high = np.append(low, np.log(max(0.002, floor))), np.append(high, np.log(max(0.45, 2 * floor)))
         for _ in range(5 if self.exact else 3):  # narrowed to where the probability lies
             axes = [np.linspace(*ends) for ends in zip(low, high, CELLS)]
@@ -123,7 +125,7 @@ class Grid:
         flat = (Ey**2 / EE - (y * y).sum(1)[:, None] - np.log(EE)) / 2
         flat += np.log(np.diagonal(whiten, axis1=1, axis2=2)).sum(1)[:, None]
         flat += (-np.log(s) - (NOISE / s) ** 2 / 2)[:, None]
-        mean, deviation = PRIOR.T
+        mean, deviation = self.prior.T
         prior = -(((self.B_mid - mean) / deviation) ** 2).sum(1) / 2 - np.log(2 * np.pi * deviation.prod())
         prior += np.log(np.ptp(log_B) * np.ptp(mid) / (CELLS[:2] - 1).prod())
         rise = flat + G**2 * c / 2 + np.log(2 * np.pi / c) / 2 + np.log(share) + prior

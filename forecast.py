@@ -294,8 +294,8 @@ def known(law):
     """{name: what is known of it} for those of A, B, C_mid that the points do not determine.
 
     A is a number if the points show where the rise bends: they are FEW or more, the band of A is no wider than WIDE and
-    clear of the bound at 1, C_mid lies within the points, and the forecast at twice the compute is not above A (by CLOSE / 5: a
-    median that is higher by less is lowered to A)."""
+    clear of the bound at 1, C_mid lies within the points, and the forecast at twice the compute is not above A. (If it
+    is by less than CLOSE / 5, it is lowered to A.)"""
     if fall := peak(law):
         best, now = law.run.own(fall.R), law.run.own(fall.now)
         lost = f"from {best:.3g} at C = {fall.C:.4g} to {now:.3g}, a loss of {best - now:.3g}"

@@ -22,7 +22,8 @@ def log_rows(points=14, noise=0.005, tasks=False):
     rows = [{"kind": "config", "seed": 0}]
     for i, (c, r) in enumerate(zip(C.tolist(), R.tolist())):
         x = {"step": 10 * i, "gpu_hours": c, "tokens": int(1e6 * c), "flops": 1e15 * c}
-        rows += [{"kind": "step", **x, "epoch": i / 20, "pass_rate": 0.99}] * (i > 0)
+        if i > 0:
+            rows.append({"kind": "step", **x, "epoch": i / 20, "pass_rate": 0.99})
         known = {"code": r / 2, "easy": 1.0, "math": 0.9 * r} if tasks else {"math": r}
         rows.append({"kind": "eval", **x, "pass_rate": r, "tasks": known})
     return rows
@@ -35,10 +36,10 @@ def write_log(path, rows=None, **options):
     return path
 
 
-def test_our_logs_are_read_with_every_x_and_their_epochs(tmp_path):
+def test_our_logs_are_read_with_every_x(tmp_path):
     write_log(tmp_path / "log.jsonl")
     run = logs.read_run(tmp_path)
-    assert run.name == tmp_path.name and run.epoch[-1] == pytest.approx(14 / 20)
+    assert run.name == tmp_path.name
     for compute, last in (("gpu_hours", 1.4), ("tokens", 1.4e6), ("step", 140), ("flops", 1.4e15)):
         run = logs.read_run(tmp_path / "log.jsonl", None if compute == "gpu_hours" else compute)
         assert run.unit == compute and len(run.compute) == 15 and run.compute[-1] == pytest.approx(last)
@@ -53,7 +54,11 @@ def test_a_resumed_log_counts_each_step_once_and_only_what_led_to_its_end(tmp_pa
     resumed = [*until(50), *lost, {"kind": "config"}, *until(60)[len(until(50)) :]]
     run, once = (logs.read_run(write_log(tmp_path / "log.jsonl", part)) for part in (resumed, until(60)))
     assert list(run.compute) == list(once.compute) and list(run.reward) == list(once.reward)
-    assert run.epoch[1:].tolist() == once.epoch[1:].tolist()
+
+
+def test_the_row_that_ends_a_run_does_not_hide_its_last_evaluation(tmp_path):
+    end = [{"kind": "end", "step": 140, "gpu_hours": 1.4}, {"kind": "fit", "step": 140, "A": 0.8}]
+    assert len(logs.read_run(write_log(tmp_path / "log.jsonl", log_rows() + end)).compute) == 15
 
 
 def test_fig11_a_log_of_several_tasks_is_a_run_and_one_for_each_task_that_can_be_fitted(tmp_path):
@@ -145,8 +150,8 @@ RISES = fit.sigmoid(np.arange(13.0), A=0.7, B=1.5, C_mid=4, R_0=0.2)
     [
         (RISES, "A = 0.700, B = 1.50", 0.7),
         (RISES[:6], "A is at least ", None),
-        ([0.2, 0.24, 0.17, 0.22, 0.19, 0.23, 0.16, 0.24, 0.18, 0.24, 0.25], "no gain yet", None),
-        ([*RISES, 0.5, 0.4, 0.3], "the points fall after a peak", None),
+        ([0.2, 0.24, 0.17, 0.22, 0.19, 0.23, 0.16, 0.24, 0.18, 0.24, 0.25], "No gain yet", None),
+        ([*RISES, 0.5, 0.4, 0.3], "The points fall after a peak", None),
     ],
 )
 def test_nothing_is_drawn_that_the_text_does_not_claim(rewards, label, A):
@@ -156,7 +161,7 @@ def test_nothing_is_drawn_that_the_text_does_not_claim(rewards, label, A):
     assert [float(one.law(1.0)) for one in figures.asymptote(law, 99.0)] == ([pytest.approx(A)] if A else [])
     within = curve.law(np.linspace(1, 0.99 * law.span[1], 50))
     # A fitted step is steeper than any curve that is shown; where the points fall there is no curve through them.
-    assert np.isnan(within).all() if label.startswith("the points") else np.abs(np.diff(within)).max() < 0.03
+    assert np.isnan(within).all() if label.startswith("The points") else np.abs(np.diff(within)).max() < 0.03
     assert np.isfinite(curve.law(np.linspace(1, 2, 50) * law.span[1])).all()
 
 
@@ -174,6 +179,42 @@ def test_what_is_drawn_is_what_was_measured_and_fitted():
     line = figures.log_f(forecast.forecast_run(run_of()))
     assert line.law(30.0) == pytest.approx(1.7 * np.log10(30), abs=1e-4)
     assert line.points[1] == pytest.approx(1.7 * np.log10(line.points[0]), abs=1e-3)
+
+
+def test_questions_that_people_ask_are_answered_on_the_screen(tmp_path, capsys):
+    n = np.arange(1, 41)
+    rise = fit.sigmoid(n, A=0.8, B=1.7, C_mid=10, R_0=0.2) + 0.005 * np.sin(7 * n)
+    falls = np.where(n > 30, rise - 0.02 * (n - 30), rise)
+    rows = zip(n, rise, falls, 100 * rise, 0.3 + 0.02 * np.sin(7 * n), n**0, 0 * n)
+    names = "step,reward,falls,percent,stays,ones,zeros"
+    path = tmp_path / "a.csv"
+    path.write_text("\n".join([names, *(",".join(map(str, row)) for row in rows)]))
+
+    def screen(*asked):
+        cli.main([str(path), "--x", "step", *asked])
+        return capsys.readouterr().out
+
+    assert "R = 0.75 is reached at C = " in screen("--reward", "reward", "--reach", "0.75")
+    assert "R = 0.95 is not reached within 10 times this compute: the probability" in screen(
+        "--reward=reward", "--reach=0.95"
+    )
+    said = screen("--reward", "falls")
+    assert "The points fall after a peak: from 0.7" in said and "Go on from a checkpoint near C = " in said
+    said = screen("--reward", "reward", "--reward", "stays", "-o", str(tmp_path / "a.png"))
+    assert "a reward rises, but a stays does not rise." in said and (tmp_path / "a.png").exists()
+    assert "a reward rises, but a falls falls." in screen("--reward", "reward", "--reward", "falls")
+    assert "No gain: nothing was ever right." in screen("--reward", "zeros")
+    with pytest.raises(SystemExit):
+        screen("--reward", "ones")
+    assert "a: the reward is 1 throughout: nothing is left to learn" in capsys.readouterr().err
+    own = json.loads(screen("--reward", "percent", "--scale", "percent", "--stop-rule", "--json"))
+    one = json.loads(screen("--reward", "reward", "--stop-rule", "--json"))
+    for name in ("A", "R_0"):
+        assert own["runs"][0][name] == pytest.approx(100 * one["runs"][0][name], rel=1e-6)
+    assert own["runs"][0]["forecasts"][0]["high"] == pytest.approx(
+        100 * one["runs"][0]["forecasts"][0]["high"], rel=1e-6
+    )
+    assert own["stop_rule"][0]["gain"] == pytest.approx(2) and own["stop_rule"][0]["P"] == one["stop_rule"][0]["P"]
 
 
 def test_forecast_error_as_table_and_figure(tmp_path, capsys, monkeypatch):

@@ -34,7 +34,7 @@ RUNS = ("run", "seed")
 LEAST = 5  # points of a run
 MISSING = {None, "", "-", "None", "null", "NULL", "NA", "N/A", "n/a"}  # cells without a value
 PAIR = re.compile(  # reward: 0.5, 'reward': '0.5', val/acc:np.float64(0.5); cells such as 3/4 are kept, and refused
-    r"([^\W\d][\w./@+-]*)['\"]?\s*[:=]\s*['\"]?(?:[a-z][\w.]*\()?([-+]?(?:\.?\d(?:[^\s,;'\"|()\[\]{}]|,(?=\d))*|nan|inf))",
+    r"(?<![\w./@+-])([^\W\d][\w./@+-]{0,200})['\"]?\s*[:=]\s*['\"]?(?:[a-z][\w.]*\()?([-+]?(?:\.?\d(?:[^\s,;'\"|()\[\]{}]|,(?=\d))*|nan|inf))",
     re.IGNORECASE,
 )
 SCALES = {None: (0.0, 1.0), "percent": (0.0, 100.0), "pm1": (-1.0, 1.0)}
@@ -210,7 +210,7 @@ class Columns:
         """[(compute, reward)] of a file of two columns: one rises, and the other lies in [0, 1]."""
         if len(self.names) != 2 or len(self.cells) != 2:
             return []
-        orders = self.names, self.names[::-1]
+        orders = [(x, y) for x, y in (self.names, self.names[::-1]) if y not in (*COMPUTE, "epoch")]
         rates = {name: scaled(cells[np.isfinite(cells)], scale) for name, cells in self.cells.items()}
         return [(x, y) for x, y in orders if self.rises(x) and (abs(rates[y] - 0.5) <= 0.5).all()]
 
@@ -368,14 +368,14 @@ def one_run(rows, notes, name, compute, reward, scale, cumulative, completions):
         own = own[led_on(steps[own])]
         C[own] = np.cumsum(C[own])
     there = np.flatnonzero(np.isfinite(C + steps + (0 if ours else R)))
-    again = np.append(False, (np.diff(steps[there]) == 0) & (np.diff(R[there]) == 0))
     notes = list(notes)
     if ours:  # the rows of steps, too, tell where a run was resumed
         there = np.array([place for place in there if rows[place].get("kind") in ("step", "eval")], int)
         kept = there[led_on(steps[there])]
         kept = np.array([place for place in kept if rows[place]["kind"] == "eval" and np.isfinite(R[place])], int)
     else:
-        check_resumed(order, steps[there[~again]])
+        new = [i for i, j in zip(there, [-1, *there]) if j < 0 or (steps[i], R[i]) != (steps[j], R[j])]
+        check_resumed(order, steps[new])
         kept = there[led_on(steps[there])]
         counts = {
             f"without a number for {reward} or {compute}": len(rows) - len(there),

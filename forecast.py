@@ -17,8 +17,9 @@ Given B, C_mid, w and s, all is linear and Gaussian in R_0, G and d. With K = w^
     R_0 ~ N((E'y - E'H G) / E'E, 1 / E'E) given G;  draws with R_0 < 0 or A > 1 are left out
     weight of a cell (B, C_mid, w, s) = prior * exp(-S / 2) / (det L sqrt(E'E c)) * (share of G's normal in [0, 1])
 
-where S is the residual sum of squares. The prior of A given R_0 is proportional to A^HIGH. A forecast is the level at
-the last fitted compute, plus what Eq. 1 adds, plus the walk's further steps, which are smaller by LATER.
+where S is the residual sum of squares. The prior of A given R_0 is proportional to A^HIGH, and uniform without a walk. A
+forecast is the level at the last fitted compute, plus what Eq. 1 adds, plus the walk's further steps, which are smaller
+by LATER.
 
 Bands of A, B and C_mid, 90 %, hold if Eq. 1 does: they come from the draws without a walk.
 Residuals count as independent but for the walk: no band includes what all evaluations of one run share (its seed, its
@@ -39,7 +40,7 @@ from fit import BadInput, Fit, Run, sigmoid
 
 # Chosen by the interval score of forecasts of real runs, whole sources left out (results/forecasts.md).
 PRIOR = np.array([[np.log(3), 0.65], [0, 2]])  # normal (mean, sd) of log B, and of log(C_mid / last C)
-PRIOR_OF_LAW = np.array([[np.log(1.5), 1], [0, 2]])  # the same without a walk
+PRIOR_OF_LAW = np.array([[np.log(2), 0.8], [0, 2]])  # the same without a walk, where A is uniform
 WALK, SPREAD = 0.2, 0.3  # median of w as a share of the gain, and the mean distance of its logarithm from there
 WALKS = 0.005 * 2.0 ** np.arange(6)  # the w that are tried: 0.005 to 0.16
 LATER = 0.6  # size of the walk's steps beyond the points, as a share of those between them
@@ -167,8 +168,9 @@ class Grid:
         Ey, EH, EE = self.of_R_0
         R_0 = (Ey[p, 0] - EH[p, k] * gain) / EE[p, 0] + random.normal(size=len(p)) / np.sqrt(EE[p, 0])
         A = R_0 + gain
-        prior = (HIGH + 1) * np.clip(A, 0, 1) ** HIGH / (1 - np.clip(R_0, 0, 0.999) ** (HIGH + 1))
+        prior = 1
         if not self.exact:  # the cells were drawn by the walk's prior at their likeliest gain
+            prior = (HIGH + 1) * np.clip(A, 0, 1) ** HIGH / (1 - np.clip(R_0, 0, 0.999) ** (HIGH + 1))
             prior *= np.exp(walk_prior(self.w[p], gain) - self.of_walk[p, k])
         chance = ((R_0 >= 0) & (A <= 1)) * np.where(none, 1, prior) + 1e-12
         i = random.choice(len(p), DRAWS, p=chance / chance.sum())

@@ -17,7 +17,7 @@ Given B, C_mid, w and s, all is linear and Gaussian in R_0, G and d. With K = w^
     R_0 ~ N((E'y - E'H G) / E'E, 1 / E'E) given G;  draws with R_0 < 0 or A > 1 are left out
     weight of a cell (B, C_mid, w, s) = prior * exp(-S / 2) / (det L sqrt(E'E c)) * (share of G's normal in [0, 1])
 
-where S is the residual sum of squares. The prior of A given R_0 is proportional to A^HIGH, and uniform without a walk. A
+where S is the residual sum of squares. The prior of A given R_0 is proportional to A^HIGH, or uniform without a walk. A
 forecast is the level at the last fitted compute, plus what Eq. 1 adds, plus the walk's further steps, which are smaller
 by LATER.
 

@@ -92,6 +92,7 @@ class Grid:
         self.walks = walks
         self.exact = not any(walks)
         self.prior = PRIOR_OF_LAW if self.exact else PRIOR
+        self.cells = CELLS * [2, 2, 1] if self.exact else CELLS
         C, R, count = fit.averaged(law.run.compute[law.kept], law.run.reward[law.kept], MOST)
         points = law.fitted
         self.last = np.log(law.span[1])
@@ -103,12 +104,13 @@ class Grid:
         low, high = self.prior @ [1, -2.7], self.prior @ [1, 2.7]
         low, high = np.append(low, np.log(max(0.002, floor))), np.append(high, np.log(max(0.45, 2 * floor)))
         for _ in range(5 if self.exact else 3):  # narrowed to where the probability lies
-            axes = [np.linspace(*ends) for ends in zip(low, high, CELLS)]
+            axes = [np.linspace(*ends) for ends in zip(low, high, self.cells)]
             self.weigh(*axes)
             low, high = self.narrowed(axes)
 
     def weigh(self, log_B, mid, log_s):
         """Weigh the cells of these axes. Sets all that `draws` needs."""
+        self.step = np.array([np.ptp(log_B), np.ptp(mid)]) / (self.cells[:2] - 1)
         self.B_mid = np.stack(np.meshgrid(log_B, mid, indexing="ij"), -1).reshape(-1, 2)
         g = expit(np.exp(self.B_mid[:, 0]) * (self.u[:, None] - self.B_mid[:, 1]))
         w, s = (x.ravel() for x in np.meshgrid(self.walks, np.exp(log_s), indexing="ij"))
@@ -128,7 +130,7 @@ class Grid:
         flat += (-np.log(s) - (NOISE / s) ** 2 / 2)[:, None]
         mean, deviation = self.prior.T
         prior = -(((self.B_mid - mean) / deviation) ** 2).sum(1) / 2 - np.log(2 * np.pi * deviation.prod())
-        prior += np.log(np.ptp(log_B) * np.ptp(mid) / (CELLS[:2] - 1).prod())
+        prior += np.log(self.step.prod())
         rise = flat + G**2 * c / 2 + np.log(2 * np.pi / c) / 2 + np.log(share) + prior
         none = np.full_like(flat, -np.inf) if self.exact else flat + np.log(FLAT / (1 - FLAT))
         self.weight = np.hstack([rise, none])  # logs; the last column for G = 0
@@ -145,7 +147,7 @@ class Grid:
     def narrowed(self, axes):
         """Limits of the axes, one cell wider than where the probability lies."""
         low, high = np.array([(axis[0], axis[-1]) for axis in axes]).T
-        mass = np.exp(self.weight[:, :-1] - self.weight[:, :-1].max()).reshape(-1, *CELLS[[2, 0, 1]]).sum(0)
+        mass = np.exp(self.weight[:, :-1] - self.weight[:, :-1].max()).reshape(-1, *self.cells[[2, 0, 1]]).sum(0)
         for j, others in enumerate([(0, 2), (0, 1), (1, 2)]):
             likely = axes[j][mass.sum(others) > 3e-4 * mass.sum()]
             step = axes[j][1] - axes[j][0]
@@ -181,6 +183,9 @@ class Grid:
         d = of_y[p] - of_E[p] * R_0 - of_H[p, k] * gain + np.sqrt(np.maximum(variance[p], 0)) * error_of_d
         level = R_0 + gain * expit(-np.exp(log_B) * mid) + d
         A = np.minimum(R_0 + gain, 1)
+        log_B, mid = self.B_mid[k].T + self.step[:, None] * random.uniform(
+            -0.5, 0.5, (2, DRAWS)
+        )  # anywhere in the cell
         return Draws(A, np.exp(log_B), np.exp(mid + self.last), R_0, self.w[p], self.s[p], level, steps, error)
 
 

@@ -47,7 +47,7 @@ from plumbing.curves import logs
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data" / "forecasts"
 CUTS = (0.3, 0.5, 0.7)
-VARIANTS = {
+VARIANTS: dict = {
     "as it is": {},
     "a narrower walk": {"WALK": 0.1},
     "any size of the walk": {"SPREAD": 3.0},
@@ -198,8 +198,9 @@ def by_source(curves):
     print(f"{'source':24}forecasts" + "".join(f" | {name}: inside width score error" for name in WAYS))
     print(" " * 24 + "stop rule: stop, right; go on, right | A is a number, of these below the end")
     for source in sorted(rows, key=lambda name: (name.startswith("all"), name)):
-        bands, measured, said, number, early = zip(*rows[source])
-        cells = [scores([band[name] for band in bands], np.array(measured)) for name in WAYS]
+        columns: list = list(zip(*rows[source]))
+        bands, measured, said, number, early = columns
+        cells = [scores(np.array([band[name] for band in bands]), np.array(measured)) for name in WAYS]
         print(f"{source:24}{len(bands):6}" + "".join(" | {:.2f} {:.3f} {:.3f} {:.4f}".format(*cell) for cell in cells))
         pairs = [pair for one in said for pair in one]
         counts = [[answer == word for what, answer in pairs if what == word] for word in ("stop", "go on")]
@@ -224,7 +225,7 @@ def choose(curves):
         rest = {
             name: np.mean(sum((x for key, x in score.items() if key != source), [])) for name, score in found.items()
         }
-        best = min(rest, key=rest.get)
+        best = min(rest, key=lambda name: rest[name])
         left_out += found[best][source]
         print(f"without {source:24}{best}")
     print(f"left-out score {np.mean(left_out):.4f}")

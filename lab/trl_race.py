@@ -2,14 +2,13 @@
 
     python -m lab.trl_race                    three seeds of both, the table, figures/trl_race.png
     python -m lab.trl_race --steps 120        the same to the end of the main job
-    python -m lab.trl_race --layouts          only: seconds per step of each trainer's batch layouts
 
 The main job is the README's main run. Measures seconds on the clock until the validation pass rate is 0.1 and 0.2
 above R_0, by linear interpolation between two evaluations; "not reached" is a result. Both trainers have the same
 model, prompts, batch, learning rate, warm-up, AdamW, CISPO with the same cap, the same validation prompts and the same
-code to evaluate them. Both clocks stand still during validation. Each trainer uses the fastest of its batch layouts
-(below). One of them runs at a time. The result of a run is kept in results/; as long as its file is there, the run is
-not repeated.
+code to evaluate them. Both clocks stand still during validation. Each trainer uses the batch layout that took it the
+fewest seconds a step on two cores (LAYOUTS). One of them runs at a time. The result of a run is kept in results/; as
+long as its file is there, the run is not repeated.
 
 What differs, because it is TRL's own way:
     TRL generates and trains in turn in one process on all cores; train.py has a process for each, on half of the cores
@@ -38,10 +37,9 @@ from statistics import mean, stdev
 ROOT = Path(__file__).resolve().parent.parent
 
 GAINS = (0.1, 0.2)  # above R_0
-# Batch layouts, of which `fastest` chooses. TRL's: completions per forward and backward pass. Ours: (padded tokens per
-# micro-batch, slots of the generator).
-THEIR_LAYOUTS = (32, 64, 128, 256, 512)
-OUR_LAYOUTS = ((1024, 128), (2048, 128), (4096, 128), (2048, 256))
+# TRL's: completions per forward and backward pass, chosen among 32 to 512. Ours: padded tokens per micro-batch, chosen
+# among 1,024 to 4,096, and slots of the generator, among 128 and 256.
+LAYOUTS = 32, (2048, 256)
 THEIRS = '''
 import json, os, sys, time
 from contextlib import closing
@@ -78,7 +76,7 @@ class Watch(TrainerCallback):
     def measure(self, model, step):
         if self.since is not None:
             self.seconds += time.perf_counter() - self.since
-        if settings["validate"] and step % flags["eval_every"] == 0:
+        if step % flags["eval_every"] == 0:
             model.eval()
             generator = rollout.TorchGenerator(model, tokenizer, version=step, **lengths)
             with torch.no_grad(), closing(Scorer(timeout=5.0)) as scorer:
@@ -135,25 +133,24 @@ def main_job():
     return vars(read_settings([]))
 
 
-def theirs(python, flags, seed, layout, limit, *, validate=True):
+def theirs(python, flags, seed, layout, limit):
     """{evaluations: [(seconds, pass rate), ...], seconds, steps} of GRPOTrainer, which stops after `limit` seconds."""
     with tempfile.TemporaryDirectory() as out:
         Path(out, "theirs.py").write_text(THEIRS)
-        passed = dict(flags=flags, seed=seed, out=out, layout=layout, validate=validate, limit=limit)
+        passed = dict(flags=flags, seed=seed, out=out, layout=layout, limit=limit)
         passed |= {"root": str(ROOT), "model": str(ROOT / flags["model"])}
         threads = {"OMP_NUM_THREADS": str(os.cpu_count())}
         subprocess.run([python, Path(out, "theirs.py"), json.dumps(passed)], check=True, env=os.environ | threads)
         return json.loads(Path(out, "found.json").read_text())
 
 
-def ours(flags, seed, layout, *, validate=True):
-    """The same for train.py; layout: an entry of OUR_LAYOUTS."""
+def ours(flags, seed, layout):
+    """The same for train.py; layout: (token budget, slots)."""
     budget, slots = layout
     with tempfile.TemporaryDirectory() as out:
         words = f"--loss cispo --steps {flags['steps']} --seed {seed} --out {out}/run"
         words += f" --token-budget {budget} --slots {slots}"
-        rare = "" if validate else f" --eval-every {flags['steps']} --eval-prompts 8"
-        subprocess.run([sys.executable, ROOT / "train.py", *(words + rare).split()], check=True)
+        subprocess.run([sys.executable, ROOT / "train.py", *words.split()], check=True)
         rows = [json.loads(line) for line in Path(out, "run", "log.jsonl").open()]
     devices = rows[0]["world"]
     evaluations = [(row["gpu_hours"] * 3600 / devices, row["pass_rate"]) for row in rows if row["kind"] == "eval"]
@@ -213,38 +210,18 @@ def draw(curves, path):
     figure.savefig(path, dpi=150, bbox_inches="tight")
 
 
-def fastest(python, flags):
-    """[TRL's layout, ours] with the fewest seconds per step, over 6 steps without validation."""
-    short = flags | {"steps": 6}
-    times = {("TRL", layout): theirs(python, short, 0, layout, 1e9, validate=False) for layout in THEIR_LAYOUTS}
-    times |= {("train.py", layout): ours(short, 0, layout, validate=False) for layout in OUR_LAYOUTS}
-    for (trainer, layout), found in times.items():
-        print(f"{trainer:9} {layout!s:14} {found['seconds'] / found['steps']:.2f} s per step")
-    seconds = {name: found["seconds"] / found["steps"] for name, found in times.items()}
-    return [
-        min((value, layout) for (name, layout), value in seconds.items() if name == trainer)[1]
-        for trainer in ("TRL", "train.py")
-    ]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=32, help="of both trainers")
     parser.add_argument("--limit", type=float, default=1800.0, help="seconds on TRL's clock at most")
-    parser.add_argument("--layouts", action="store_true", help="only measure the batch layouts")
     parser.add_argument("--trl", default="1.16.0", help="version of TRL")
     parser.add_argument("--venv", type=Path, default=Path(tempfile.gettempdir()) / "scalerl-trl")
     parser.add_argument("--python", help="Python of an environment that has TRL; used instead of --venv")
     args = parser.parse_args()
     python = args.python or environment(args.venv, args.trl)
     flags = main_job() | {"steps": args.steps}
-    choice = ROOT / "results" / "trl_race_layouts.json"
-    if args.layouts or not choice.exists():
-        choice.write_text(json.dumps(fastest(python, flags)))
-    if args.layouts:
-        return
-    layout, own = json.loads(choice.read_text())
+    layout, own = LAYOUTS
     curves = {}
     for seed in args.seeds:
         results = ROOT / "results"

@@ -221,21 +221,12 @@ def project():
 
 
 def packages():
-    """{path: path in the sandbox} of torch, numpy, scipy and all that is installed beside them.
-
-    Of the project an installation holds no module (pyproject.toml), but metadata that name its folder: left out.
-    """
+    """The folders that torch, numpy and scipy are installed in. Of the project they hold no module (pyproject.toml)."""
     import numpy
     import scipy
     import torch
 
-    places = dict.fromkeys(Path(str(module.__file__)).parents[1] for module in (torch, numpy, scipy))
-    return {
-        str(entry): f"/packages/{entry.name}"
-        for place in places
-        for entry in place.iterdir()
-        if not re.match("scalerl|__editable__|__pycache__", entry.name) and entry.suffix != ".pth"
-    }
+    return sorted({str(Path(str(module.__file__)).parents[1]) for module in (torch, numpy, scipy)})
 
 
 def warm(base, student, modules, namespaces):
@@ -243,8 +234,8 @@ def warm(base, student, modules, namespaces):
 
     base, student  folders: the project as `start` leaves it, without and with the files of the hand-in
     """
-    seen = packages()
-    path = ["/packages"] if namespaces else sorted({str(Path(place).parent) for place in seen})
+    seen = {place: f"/packages/{number}" for number, place in enumerate(packages())}
+    path = [*(seen.values() if namespaces else seen)]
     text = checker.text_of(Path(submission.__file__))
     return {
         "source": LOADED % (path, "/base" if namespaces else str(base), text, modules),

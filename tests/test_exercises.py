@@ -248,6 +248,7 @@ CANNOT_RUN = {  # the body of importance_ratio -> what the check says
     'raise NotImplementedError("ratio is not written yet")': r"ratio: not written yet \(loss.py, line \d+\)",
     "while True: pass": "ratio: stopped after 2 s; likely cause: an endless loop",
     "raise SystemExit(0)": r"ratio: ratio: .*\n  expected \[.*\n  yours    raised SystemExit: 0 \(loss.py, line \d+\)",
+    "return None": r"(?s)ratio: .*it returned a NoneType, expected what the docstring says: .*",
     "return logprobs[": r"ratio: loss.py, line \d+: '\[' was never closed",
     "from course.checks import losses": "(?s)ratio: .*course.checks belongs to the course, of which nothing can .*",
 }

@@ -349,7 +349,7 @@ def isolated(function, exercise, root, seconds):
     Windows has no forks, and a fork of a process that has loaded torch is not safe on macOS.
     """
     forks = hasattr(os, "fork") and sys.platform == "linux"
-    context = multiprocessing.get_context("fork" if forks else "spawn")
+    context = multiprocessing.get_context("fork") if forks else multiprocessing.get_context("spawn")
     results, sender = context.Pipe(duplex=False)
     process = context.Process(target=report, args=(function, exercise.name, root, sender))
     process.start()

@@ -75,7 +75,7 @@ def test_a_loss_has_its_name_and_clip_flag_in_the_help_and_its_clipped_share_in_
     (root_acts, lambda ratio: ratio.sqrt()),  # the weight has a gradient of its own
     (root_acts, lambda ratio: (ratio / ratio.mean()).detach()),  # it depends on the rest of the micro-batch
     (lambda *batch, eps_root: loss.cap_acts(*batch, eps_max=eps_root), lambda ratio: ratio.sqrt().detach()),
-], ids=["gradient through the ratio", "another weight in another micro-batch", "clipped share of another bound"])  # fmt: skip
+], ids=["gradient through the ratio", "another weight elsewhere", "clipped share of another bound"])  # fmt: skip
 def test_a_broken_loss_fails(clipped, weigh):
     add_loss("root", clipped, weigh)
     with pytest.raises(AssertionError):

@@ -126,8 +126,8 @@ class RunLog:
         self.processes.lock.close()
         self.processes.lock = run_folder.lock_log(self.out)
         self.screen.write(
-            f"WARNING: {self.out / 'log.jsonl'} was removed, moved or cut while the run writes it. A new one begins with "
-            "the run's flags; put the earlier rows before them to fit the whole run"
+            f"WARNING: {self.out / 'log.jsonl'} was removed, moved or cut while the run writes it. A new one begins "
+            "with the run's flags; put the earlier rows before them to fit the whole run"
         )
         append(self.out / "log.jsonl", self.config)
 

@@ -47,6 +47,7 @@ Test: pytest tests/test_loss.py, and `python -m doctest loss.py` for the example
 
 from collections.abc import Callable
 from functools import wraps
+from math import inf
 from typing import NamedTuple
 
 import torch
@@ -65,7 +66,7 @@ class Clip(NamedTuple):
 
     default: float  # the paper's
     help: str
-    off: float = float("inf")  # the value at which it never acts
+    off: float = inf  # the value at which it never acts
 
 
 class Loss(NamedTuple):

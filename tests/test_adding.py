@@ -212,7 +212,7 @@ def test_an_embedded_task_is_one_row(monkeypatch):
 @pytest.mark.parametrize("example", [
     lambda rng, length: (f"={random.random()}=", "1"),
     lambda rng, length: (f"sort {rng.random()}", "1"),
-    lambda rng, length: (f"={int(99 * rng.random())}=", str(int(2 * rng.random()))),
+    lambda rng, length: (f"={int(999 * rng.random())}=", str(int(2 * rng.random()))),
     lambda rng, length: (f"={int(10**9 * rng.random())}" * 6 + "=", "1"),
     lambda rng, length: (f"={int(10**6 * rng.random())}=", ""),
 ], ids=["another source of chance", "letters that its policy has no tokens for", "an answer by chance",

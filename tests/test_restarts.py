@@ -33,6 +33,8 @@ def test_restarts_need_resume_and_a_store_of_their_own(monkeypatch, capsys):
 
 def test_a_smaller_restarted_group_keeps_a_generator_and_says_so(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
     args = given("--resume --out new --trainers 4")
     assert args.trainers == 2 and "--trainers 4 of 3 processes: 2 train" in args.notes
     assert given("--resume --out new --trainers 2").trainers == 2

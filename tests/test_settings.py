@@ -133,6 +133,8 @@ def test_what_a_machine_lacks_is_said_in_one_line(monkeypatch, capsys):
     argv = f"--model {BASE} --data rows.jsonl --k 0 --prompts 3".split()
     assert refused(capsys, *argv).endswith("error: no sandbox works here")
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
     assert "--virtual runs in a single process" in refused(capsys, "--virtual", "exact")
 
 
@@ -279,6 +281,8 @@ QWEN3 = AutoConfig.for_model(
 ])  # fmt: skip
 def test_sec21_a_validation_has_the_papers_prompts_per_generator(monkeypatch, flags, world, prompts):
     monkeypatch.setenv("WORLD_SIZE", str(world))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
     args = given(flags)
     assert bool(sizing.fit_validation(args)) == (prompts < 1000) and args.eval_prompts == prompts
 
@@ -309,7 +313,8 @@ def gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000 + device, 80_000_000_000))
         monkeypatch.setattr(processes, "uuids", lambda: [*uuids])
-        for name, value in {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": rank, "LOCAL_RANK": rank}.items():
+        found = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "RANK": rank, "LOCAL_RANK": rank}
+        for name, value in (found | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}).items():
             monkeypatch.setenv(name, str(value))
 
     return pretend

@@ -64,29 +64,38 @@ def meeting():
 
 
 def check_launcher():
-    """Raise ValueError if torchrun's variables contradict each other, or if the torchrun that they name is gone.
+    """End with code 2 and one line if torchrun's variables contradict each other, or if their torchrun is gone.
 
     Its agent hosts the store at which the ranks meet; where it is gone, nobody listens there.
     """
-    found = {name: os.environ[name] for name in ALONE if name in os.environ}
-    said = "expected the variables of one launcher, got " + ", ".join(map("=".join, found.items()))
-    way_out = f"likely cause: left in this shell by another run; unset {' '.join(ALONE)}, or start it by torchrun"
-    if not all(value.isdecimal() for value in found.values()):
-        raise ValueError(f"{said}; {way_out}")
-    met = {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys() or torchrun("WORLD_SIZE") == 1
-    if torchrun("RANK") >= torchrun("WORLD_SIZE") or torchrun("LOCAL_RANK") >= torchrun("LOCAL_WORLD_SIZE") or not met:
-        raise ValueError(f"{said}{'' if met else ', and no MASTER_ADDR and MASTER_PORT'}; {way_out}")
-    if torchrun("WORLD_SIZE") == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return
-    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    try:
-        socket.create_connection(place, timeout=WORD).close()
-    except OSError as error:
-        raise ValueError(
-            f"RANK is {torchrun('RANK')} and WORLD_SIZE {torchrun('WORLD_SIZE')}, but no launcher answers at "
-            f"{place[0]}:{place[1]} ({error}); likely cause: variables that an earlier torchrun has left in this "
-            "shell: unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE, or start it by torchrun"
-        ) from error
+    if wrong := misfit():
+        found = " ".join(f"{name}={os.environ[name]}" for name in ALONE if name in os.environ)
+        way_out = f"unset {' '.join(ALONE)}, or start it by torchrun"
+        cause = "likely cause: variables that an earlier launcher has left in this shell"
+        print(f"train.py: error: {found}: {wrong}; {cause}: {way_out}", file=sys.stderr)
+        sys.exit(2)
+
+
+def misfit():
+    """What is wrong with torchrun's variables, in words; "" if nothing is."""
+    if not all(os.environ.get(name, "0").isdecimal() for name in ALONE):
+        return "expected whole numbers"
+    local = int(
+        os.environ.get("LOCAL_WORLD_SIZE", torchrun("WORLD_SIZE"))
+    )  # other launchers than torchrun leave it out
+    if torchrun("RANK") >= torchrun("WORLD_SIZE") or torchrun("LOCAL_RANK") >= local:
+        return "expected a rank below the number of ranks"
+    if torchrun("WORLD_SIZE") == 1:
+        return ""
+    if not {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        return "expected MASTER_ADDR and MASTER_PORT beside them"
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        try:
+            socket.create_connection(place, timeout=WORD).close()
+        except OSError as error:
+            return f"no launcher answers at {place[0]}:{place[1]} ({error})"
+    return ""
 
 
 def restarts():

@@ -150,9 +150,10 @@ def checked_at_each_call(function, spec):
         if not isinstance(found, torch.Tensor) or found.shape != mask.shape:
             got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
             raise Fault(f"--loss {spec}: expected a tensor of the shape of mask, (B, T); got {got}")
-        if not found.is_floating_point() or logprobs.requires_grad and found.grad_fn is None:
-            got = f"dtype {found.dtype}" if found.grad_fn is not None else "one without a gradient"
-            raise Fault(f"--loss {spec}: expected a real value that depends on logprobs, got {got}")
+        if not found.is_floating_point():
+            raise Fault(f"--loss {spec}: expected real numbers, got {found.dtype}")
+        if logprobs.requires_grad and found.grad_fn is None:
+            raise Fault(f"--loss {spec}: expected a value that depends on logprobs, got one without a gradient")
         return found
 
     return objective

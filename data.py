@@ -33,6 +33,7 @@ Test: pytest tests/test_data.py
 """
 
 import hashlib
+import itertools
 import json
 import marshal
 import random
@@ -47,6 +48,7 @@ from jinja2 import TemplateError
 
 HELD_OUT = 10  # one embedded text in so many is reserved for validation, as is one prompt in so many of a small source
 VALIDATION_PROMPTS = 1_000  # Sec. 2.1; from every source
+MOST_DRAWS = 100  # of an embedded text for each that is wanted, since some are drawn again
 MAX_ANSWER = 4 << 20  # bytes: a request carries its prompt's tests, and a value in the store may have 8 MiB
 
 
@@ -400,17 +402,21 @@ def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[
     """`count` distinct (text, answer) pairs of an embedded task, always the same for the same arguments.
 
     held_out  True: texts reserved for validation (is_held_out); False: the others
+    Raises ValueError if the task has too few texts.
     """
     rng = random.Random(f"{task}/{seed}")
     example, lengths, *_ = EMBEDDED[task]
     pairs = {}
-    while len(pairs) < count:
+    for draws in itertools.count():
+        if len(pairs) == count:
+            return list(pairs.items())
+        if draws > MOST_DRAWS * count:
+            raise ValueError(f"expected {count} different texts of the embedded task {task}, found {len(pairs)}")
         length = lengths[int(len(lengths) * rng.random())]
         text, answer = example(rng, length)
         while is_held_out(text) != held_out:
             text, answer = example(rng, length)
         pairs[text] = answer
-    return list(pairs.items())
 
 
 # --- Prompts as tokens -----------------------------------------------------------------------------------------------

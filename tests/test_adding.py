@@ -215,9 +215,10 @@ def test_an_embedded_task_is_one_row(monkeypatch):
     lambda rng, length: (f"={int(999 * rng.random())}=", str(int(2 * rng.random()))),
     lambda rng, length: (f"={int(10**9 * rng.random())}" * 6 + "=", "1"),
     lambda rng, length: (f"={int(10**6 * rng.random())}=", ""),
+    lambda rng, length: (f"={int(50 * rng.random())}=", "1"),
 ], ids=["another source of chance", "letters that its policy has no tokens for", "an answer by chance",
-        "prompts too long for its settings", "no answer"])  # fmt: skip
+        "prompts too long for its settings", "no answer", "fewer texts than prompts"])  # fmt: skip
 def test_a_broken_embedded_task_fails(monkeypatch, example):
     add_task(monkeypatch, example)
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, ValueError)):
         check_embedded("falling")

@@ -353,7 +353,7 @@ BIG = f"{OWN} --dtype bfloat16 --max-new-tokens 14336"
 @pytest.mark.parametrize("capability, dtype", [((7, 5), "float32"), ((8, 0), "bfloat16"), ((9, 0), "bfloat16")])
 def test_a_gpu_without_bfloat16_trains_in_float32_and_says_so(monkeypatch, capability, dtype):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     args = given("")
     assert args.dtype == dtype and any("no bfloat16" in note for note in args.notes) == (dtype == "float32")
     assert given("--dtype bfloat16").dtype == "bfloat16"

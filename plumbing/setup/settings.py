@@ -362,7 +362,9 @@ def in_force(asked):
     recipe = RECIPES.get(given.get("recipe"), {})
     preset = preset_of((ROOT / given.get("model", base)).resolve())
     average = {"aggregation": "sample"} if given.get("loss") == "gspo" and not recipe else {}
-    old = torch.cuda.is_available() and torch.cuda.get_device_capability() < BFLOAT16
+    # Of this process's own GPU: to ask one of another would start a CUDA context there.
+    mine = torchrun("LOCAL_RANK") % max(1, torch.cuda.device_count())
+    old = torch.cuda.is_available() and torch.cuda.get_device_capability(mine) < BFLOAT16
     dtype = "bfloat16" if given.get("plan") or torch.cuda.is_available() and not old else "float32"
     values = DEFAULTS | {"model": base, "dtype": dtype} | preset | recipe | average | given
     args = Settings(**{name: values[name] for name in FIELDS})

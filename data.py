@@ -33,7 +33,6 @@ Test: pytest tests/test_data.py
 """
 
 import hashlib
-import itertools
 import json
 import marshal
 import random
@@ -407,16 +406,17 @@ def examples(task: str, count: int, *, seed: int, held_out: bool) -> list[tuple[
     rng = random.Random(f"{task}/{seed}")
     example, lengths, *_ = EMBEDDED[task]
     pairs = {}
-    for draws in itertools.count():
+    for _ in range(MOST_DRAWS * count):
         if len(pairs) == count:
-            return list(pairs.items())
-        if draws > MOST_DRAWS * count:
-            raise ValueError(f"expected {count} different texts of the embedded task {task}, found {len(pairs)}")
+            break
         length = lengths[int(len(lengths) * rng.random())]
         text, answer = example(rng, length)
         while is_held_out(text) != held_out:
             text, answer = example(rng, length)
         pairs[text] = answer
+    if len(pairs) < count:
+        raise ValueError(f"expected {count} different texts of the embedded task {task}, found {len(pairs)}")
+    return list(pairs.items())
 
 
 # --- Prompts as tokens -----------------------------------------------------------------------------------------------

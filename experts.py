@@ -91,7 +91,7 @@ class Recorder:
 
     def keep(self, cache):
         """After a decode step: keep its choices beside the keys and values of the same positions."""
-        for pair in self.states(len(cache.rows)):
+        for pair in self.states(len(cache.positions)):
             cache.update(*pair, self.layer)
 
     def record(self, cache, row, length):

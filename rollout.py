@@ -16,10 +16,11 @@ split differently in another place. So each completion is checked once, in the d
 How TorchGenerator decodes. Each of S slots is one row of a key/value cache; column i of the row holds position i of a
 prompt and its completion. A prompt is run once per request, without its last token; its keys and values are copied into
 the slots of its G completions as these start, and the last prompt token is the first input of each slot. Free slots are
-refilled before the next decode step. Slots in use are always the first rows: when a completion is finished, the last of
-them moves into its row. Attention reads columns up to the longest running sequence only. So when few completions are
-left, a decode step costs only what these few need. The Hugging Face model is not changed: it is called with its own
-arguments for cache, attention mask and positions.
+refilled before the next decode step. While completions wait, these take the rows of finished ones; then the last rows
+move there, so that slots in use are always the first rows. Attention reads columns up to the longest running sequence
+only. So when few completions are left, a decode step costs only what these few need. What is known of a completion is
+kept on the CPU: a decode step sends three numbers a row to the device, and waits for two. The Hugging Face model is not
+changed: decoding.py reads its parameters, or it is called with its own arguments for cache, mask and positions.
 
 New weights (Sec. 3.1): running completions keep their keys and values, and each token records the version that sampled
 it. Prompts of completions that have not started are run again, so that none starts on keys and values of older weights.
@@ -40,13 +41,13 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from jinja2 import TemplateError
 from transformers.cache_utils import Cache, DynamicCache
 
+from decoding import decoder, rounded, unseen
 from experts import Recorder
 from pipeline import Request, Rollout
 from precision import as_factor, check_supported, forbid_tf32, head_logits
@@ -115,9 +116,8 @@ def sample(log_pi, uniforms):
 class SlotCache(Cache):
     """The key/value cache of S slots: per decoder layer keys and values, (S, heads, capacity, head size) each.
 
-    A row is a slot, a column a position. Before a decode step the generator sets where its n active rows write,
-    `rows` and `positions` (n,), and `filled`, how many columns attention has to read. `longest` is the most columns
-    that a prompt with its completion can need: the capacity never exceeds it.
+    A row is a slot, a column a position. `longest` is the most columns that a prompt with its completion can need: the
+    capacity never exceeds it.
     """
 
     def __init__(self, slots, longest):
@@ -125,16 +125,25 @@ class SlotCache(Cache):
         self.slots = slots
         self.longest = longest
         self.buffers = {}  # layer -> [keys, values]
-        self.rows = self.positions = torch.empty(0, dtype=torch.long)
-        self.filled = 0
+        self.place(torch.empty(0, dtype=torch.long), 0)
+
+    def place(self, positions, filled):
+        """The next decode step writes positions[i] of row i, for each of its n rows, and reads `filled` columns."""
+        self.positions = positions
+        self.filled = filled
+        self._written = {}  # (heads, capacity) of a buffer -> its flat indices that the step writes
 
     def update(self, key_states, value_states, layer_idx, *args, **kwargs):
         """Called by attention: store two (n, heads, 1, head size) states; returns the n rows' filled columns."""
         states = key_states, value_states
         buffers = self._reserve(layer_idx, states, self.filled)
-        for buffer, state in zip(buffers, states):
-            buffer[self.rows, :, self.positions] = state[:, :, 0]
-        return tuple(buffer[: len(self.rows), :, : self.filled] for buffer in buffers)
+        heads, capacity = size = buffers[0].shape[1:3]
+        if size not in self._written:
+            rows, head = (torch.arange(k, device=self.positions.device) for k in (len(self.positions), heads))
+            self._written[size] = ((rows[:, None] * heads + head) * capacity + self.positions[:, None]).flatten()
+        for buffer, state in zip(buffers, states):  # twice as fast as buffer[rows, :, positions] = ...
+            buffer.flatten(0, 2).index_copy_(0, self._written[size], state.flatten(0, 2))
+        return tuple(buffer[: len(self.positions), :, : self.filled] for buffer in buffers)
 
     def _reserve(self, layer, states, length):
         """The key and value buffers of a layer, grown to at least `length` positions of states like these."""
@@ -161,26 +170,6 @@ class SlotCache(Cache):
             buffer[target, :, : self.filled] = buffer[source, :, : self.filled]
 
 
-def empty_slots(slots, length, device):
-    """What a decode step reads and writes per slot, besides keys and values: tensors with S = slots rows.
-
-    token         (S,)    input of the next step: the last prompt token, or the last token of the completion so far
-    start, count  (S,)    position of the last prompt token; tokens of the completion so far
-    key           (S,)    names the completion's random sequence
-    interrupt_at  (S,)    L in tokens; NEVER if thinking has ended before L, or without think_budget
-    tokens, logprobs (nats), mask (False on forced tokens), versions (optimizer steps)    (S, length)
-    """
-
-    def zeros(dtype, *shape):
-        return torch.zeros(slots, *shape, dtype=dtype, device=device)
-
-    columns = dict(tokens=torch.int64, logprobs=torch.float32, mask=torch.bool, versions=torch.int32)
-    return SimpleNamespace(
-        **{name: zeros(torch.int64) for name in ("token", "start", "count", "key", "interrupt_at")},
-        **{name: zeros(dtype, length) for name, dtype in columns.items()},
-    )
-
-
 # --- What both generators share --------------------------------------------------------------------------------------
 
 
@@ -194,12 +183,12 @@ class Group:
 
 @dataclass(eq=False)
 class ActiveSequence:
-    """An unfinished completion: queued, or in a slot. Only VLLMGenerator uses `tokens`; TorchGenerator has its rows."""
+    """An unfinished completion: queued, or in a slot."""
 
     group: Group
     index: int  # 0 ... G-1
     key: int  # names its random sequence
-    interrupt_at: int  # L, tokens
+    interrupt_at: int  # L, tokens; NEVER without think_budget
     tokens: list = field(default_factory=list)  # (id, sampled by the policy?, nats, version), as in Rollout
 
     @property
@@ -229,7 +218,7 @@ class Generator:
     Raises ValueError for an unsupported model and for settings that contradict each other.
     """
 
-    _running: Any  # a list, or a dict by request
+    _running: dict  # by row, or by request
 
     def __init__(
         self,
@@ -335,9 +324,10 @@ class Generator:
         """Whether a completion that begins with these tokens is still thinking."""
         return self.think_end not in self._text(ids)
 
-    def _completion(self, sequence, ids, mask, logprobs, versions):
+    def _completion(self, sequence):
         """The pipeline.Rollout of a finished sequence. Its text is without EOS."""
         request = sequence.group.request
+        ids, mask, logprobs, versions = map(list, zip(*sequence.tokens))
         self._evaluating -= request.evaluation
         ended = ids[-1] in self.eos_ids
         if passed := self.other_ends.keys() & set(ids[:-1]):
@@ -431,16 +421,11 @@ class TorchGenerator(Generator):
         parameters = inspect.signature(model.get_decoder().forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # renamed in transformers 5.24
         self._cache = SlotCache(self.slots, self.positions)
+        self._decoder = decoder(model, self.positions) or self._hugging_face
         self._routing = Recorder(model)  # of a mixture of experts: which of them each token went to
-        self._slots = empty_slots(self.slots, self.max_new_tokens, model.device)
-        self._rows = self._tensor(range(self.slots))
-        self._eos = self._tensor(self.eos_ids)
-        self._phrase = self._tensor(self.phrase_ids)
-        self._running = []  # ActiveSequences, by row
+        self._running = {}  # row -> ActiveSequence; between two steps rows may be free among them
         self._head = None  # `as_factor` of the head weight, once it is needed under the present weights
-
-    def _tensor(self, numbers):
-        return torch.tensor(list(numbers), dtype=torch.int64, device=self.model.device)
+        self.filled = 0  # columns that the last decode step needed
 
     def named_weights(self):
         """{name: parameter}, tied ones once: new weights are copied into these, between two steps."""
@@ -464,35 +449,52 @@ class TorchGenerator(Generator):
         n = len(self._running)
         if not n:
             return []
-        token, logprob = self._choose(self._log_pi(n), n)
-        done = self._collect(self._record(token, logprob, n).nonzero().squeeze(-1))
+        done = []
+        for row, (token, logprob) in enumerate(zip(*self._decode(n))):
+            sequence = self._running[row]
+            sequence.tokens.append(self._choose(sequence, int(token), logprob))
+            if self._ends(sequence):
+                done.append(self._finish(row))
         self.count_step(self.clock() - began, n)
         return done
 
     def close(self):
         """Drop what is queued or running, and the memory it holds; the generator cannot be used afterwards."""
-        self._running = self._queue = self._evaluations = ()
-        self._slots = self._cache = None
+        self._running = {}
+        self._queue = self._evaluations = ()
+        self._cache = None
 
     # --- Starting completions
 
     def _refill(self):
-        """Start queued completions in free slots."""
+        """Start queued completions in free rows, then move the last rows into those that stay free."""
         starts = self._starts()
         if any(sequence.group.prompt_kv is None for sequence in starts):
             # A pass over one short prompt costs nearly as much as one over several: run the next ones along with it.
             groups = dict.fromkeys(sequence.group for sequence in (*starts, *islice(self._startable(), PREFILL_AHEAD)))
             self._prefill([group for group in groups if group.prompt_kv is None])
-        if starts:
-            self._begin(starts)
+        free = [row for row in range(self.slots) if row not in self._running]
+        for row, sequence in zip(free, starts):
+            self._running[row] = sequence
+            self._cache.load(row, sequence.group.prompt_kv)
+            if sequence.index + 1 == sequence.group.request.generations:
+                # Else the pass that it is a view of stays in memory until the group ends.
+                sequence.group.prompt_kv = None
+        n = len(self._running)
+        target = [row for row in free[len(starts) :] if row < n]
+        source = [row for row in self._running if row >= n]
+        if target:
+            self._cache.move(target, source)
+            for new, old in zip(target, source):
+                self._running[new] = self._running.pop(old)
 
     def _prefill(self, groups):
         """Run prompts without their last token under the present weights; keys and values go into the groups."""
         per_pass = max(1, PREFILL_TOKENS // max(len(group.request.prompt.ids) for group in groups))
         for part in (groups[first : first + per_pass] for first in range(0, len(groups), per_pass)):
-            prompts = [self._tensor(group.request.prompt.ids[:-1]) for group in part]
+            prompts = [torch.tensor(group.request.prompt.ids[:-1], dtype=torch.int64) for group in part]
             # Padded on the right, without a mask: in causal attention no prompt token sees what follows it.
-            ids = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True)
+            ids = torch.nn.utils.rnn.pad_sequence(prompts, batch_first=True).to(self.model.device)
             cache: Any = DynamicCache()
             if ids.shape[1]:  # 0 if every prompt is a single token
                 self.model.get_decoder()(input_ids=ids, use_cache=True, **{self._cache_name: cache})
@@ -500,109 +502,69 @@ class TorchGenerator(Generator):
             for row, group in enumerate(part):
                 group.prompt_kv = [tuple(x[row, :, : len(prompts[row])] for x in states) for states in layers]
 
-    def _begin(self, starts):
-        """Put starting completions into the rows after those in use."""
-        slots = self._slots
-        at = self._rows[len(self._running) :][: len(starts)]
-        prompts = [sequence.group.request.prompt.ids for sequence in starts]
-        slots.token[at] = self._tensor(ids[-1] for ids in prompts)
-        slots.start[at] = self._tensor(len(ids) - 1 for ids in prompts)
-        slots.key[at] = self._tensor(sequence.key for sequence in starts)
-        slots.interrupt_at[at] = self._tensor(sequence.interrupt_at for sequence in starts)
-        slots.count[at] = 0
-        slots.mask[at] = True  # all tokens are the policy's until an interruption
-        for row, sequence in enumerate(starts, len(self._running)):
-            self._cache.load(row, sequence.group.prompt_kv)
-            if sequence.index + 1 == sequence.group.request.generations:
-                # Else the pass that it is a view of stays in memory until the group ends.
-                sequence.group.prompt_kv = None
-        self._running += starts
-
     # --- One decode step over the first n rows
 
-    def _log_pi(self, n):
-        """(n, V) fp32: log-probabilities of the next token of each row."""
-        slots = self._slots
-        cache = self._cache
-        model = self.model
-        cache.rows = self._rows[:n]
-        cache.positions = slots.start[:n] + slots.count[:n]
-        cache.filled = int(cache.positions.max()) + 1
-        unseen = torch.arange(cache.filled, device=model.device) > cache.positions[:, None]
-        # Additive: eager attention adds the mask to its scores; a boolean mask would be wrong there without an error.
-        mask = torch.zeros(unseen.shape, dtype=model.dtype, device=model.device).masked_fill_(unseen, -torch.inf)
-        hidden = model.get_decoder()(
-            input_ids=slots.token[:n, None],
-            attention_mask=mask[:, None, None],
+    def _decode(self, n):
+        """(n token ids, n log-probs in nats): the next of each row, sampled. Waits for the device once."""
+        running = [self._running[row] for row in range(n)]
+        counts = [len(sequence.tokens) for sequence in running]
+        prompts = [sequence.group.request.prompt.ids for sequence in running]
+        # The first input is the last prompt token.
+        tokens = [s.tokens[-1][0] if s.tokens else prompt[-1] for s, prompt in zip(running, prompts)]
+        positions = [len(prompt) - 1 + count for prompt, count in zip(prompts, counts)]
+        uniforms = uniform(torch.tensor([sequence.key for sequence in running]), torch.tensor(counts))
+        self.filled = max(positions) + 1
+        inputs = torch.zeros(3, min(rounded(n), self.slots), dtype=torch.float64)
+        inputs[:, :n] = torch.stack([torch.tensor(tokens), torch.tensor(positions), uniforms])
+        columns = min(rounded(self.filled), self.positions)
+        return self._sample(inputs.to(self.model.device), columns)[:, :n].tolist()
+
+    def _sample(self, inputs, columns):
+        """(2, n) float64, token ids and their log-probs, from (3, n): newest tokens, their positions, uniforms."""
+        tokens, positions, uniforms = inputs
+        log_pi = self._log_pi(tokens.long(), positions.long(), columns)
+        token = sample(log_pi, uniforms) if self.temperature else log_pi.argmax(-1)
+        return torch.stack([token.double(), log_pi.gather(-1, token[:, None]).squeeze(-1).double()])
+
+    def _log_pi(self, tokens, positions, columns):
+        """(n, V) fp32: log-probabilities of the token behind each of these (n,), which attends to `columns` columns."""
+        self._cache.place(positions, columns)
+        hidden = self._decoder(tokens, self._cache)
+        if self._head is None:
+            self._head = as_factor(self.model.get_output_embeddings().weight, self.fp32_head)
+        logits = head_logits(hidden, self._head, self.fp32_head)
+        return torch.log_softmax(logits / (self.temperature or 1.0), dim=-1)
+
+    def _hugging_face(self, tokens, cache):
+        """The final hidden states (n, H) of a model that decoding.py does not write out; as decoding.Decoder."""
+        hidden = self.model.get_decoder()(
+            input_ids=tokens[:, None],
+            # Additive: eager attention adds it to its scores; a boolean mask would be wrong there without an error.
+            attention_mask=unseen(cache, self.model.dtype),
             position_ids=cache.positions[:, None],
             use_cache=True,
             **{self._cache_name: cache},
         ).last_hidden_state[:, -1]
         self._routing.keep(cache)
-        if self._head is None:
-            self._head = as_factor(model.get_output_embeddings().weight, self.fp32_head)
-        logits = head_logits(hidden, self._head, self.fp32_head)
-        return torch.log_softmax(logits / (self.temperature or 1.0), dim=-1)
+        return hidden
 
-    def _choose(self, log_pi, n):
-        """The next token of each row and its log-prob, (n,) each: sampled, or forced by an interruption (A.10)."""
-        slots = self._slots
-        count = slots.count[:n]
-        token = sample(log_pi, uniform(slots.key[:n], count)) if self.temperature else log_pi.argmax(-1)
-        logprob = log_pi.gather(-1, token[:, None]).squeeze(-1)
-        if not self.think_budget:
-            return token, logprob
-        # The phrase is forced from token interrupt_at on; `offset` is the index of a row's next token in the phrase.
-        offset = count - slots.interrupt_at[:n]
-        last = len(self._phrase) - 1
-        for row in (offset == 0).nonzero().squeeze(-1).tolist():
-            if not self._thinks(slots.tokens[row, : int(count[row])]):
-                slots.interrupt_at[row] = NEVER
-                offset[row] = -1
-        forced = (offset >= 0) & (offset <= last)
-        token = torch.where(forced, self._phrase[offset.clamp(0, last)], token)
-        slots.mask[self._rows[:n], count] = ~forced
-        return token, logprob.masked_fill(forced, 0.0)
+    # --- What comes of a token
 
-    def _record(self, token, logprob, n):
-        """Append a token to each row; returns (n,) bool, True for rows that end with it."""
-        slots = self._slots
-        at = self._rows[:n], slots.count[:n]
-        slots.tokens[at] = token
-        slots.logprobs[at] = logprob
-        slots.versions[at] = self.version
-        slots.token[:n] = token
-        slots.count[:n] += 1
-        return self._ends(token, n)
+    def _choose(self, sequence, token, logprob):
+        """The next token of a sequence, as in ActiveSequence.tokens: the sampled one, or an interruption's (A.10)."""
+        offset = len(sequence.tokens) - sequence.interrupt_at  # index of the next token in the phrase
+        if offset == 0 and not self._thinks(sequence.ids):
+            sequence.interrupt_at = NEVER
+        elif 0 <= offset < len(self.phrase_ids):
+            return self.phrase_ids[offset], False, 0.0, self.version
+        return token, True, logprob, self.version
 
-    def _ends(self, token, n):
-        """(n,) bool: EOS, or the token budget is used up."""
-        return (token[:, None] == self._eos).any(-1) | (self._slots.count[:n] >= self.max_new_tokens)
+    def _ends(self, sequence):
+        """Whether a completion ends with its last token: EOS, or the token budget is used up."""
+        return sequence.tokens[-1][0] in self.eos_ids or len(sequence.tokens) >= self.max_new_tokens
 
-    def _collect(self, finished):
-        """The completions of rows `finished` (m,). The last rows in use move into their places, so no gap stays."""
-        slots = self._slots
-        rows = finished.tolist()
-        done = []
-        buffers = slots.count, slots.tokens, slots.mask, slots.logprobs, slots.versions
-        for row, count, *columns in zip(rows, *(buffer[finished].tolist() for buffer in buffers)):
-            rollout = self._completion(self._running[row], *(column[:count] for column in columns))
-            rollout.experts = self._routing.record(self._cache, row, len(rollout.prompt_ids) + count)
-            done.append(rollout)
-        kept = len(self._running) - len(rows)
-        target = [row for row in rows if row < kept]
-        source = [row for row in range(kept, len(self._running)) if row not in rows]
-        if target:
-            self._move(target, source)
-        del self._running[kept:]
-        return done
-
-    def _move(self, target, source):
-        """Completions change rows: those in `source` go on in `target`."""
-        for new, old in zip(target, source):
-            self._running[new] = self._running[old]
-        target = self._tensor(target)
-        source = self._tensor(source)
-        self._cache.move(target, source)
-        for buffer in vars(self._slots).values():
-            buffer[target] = buffer[source]
+    def _finish(self, row):
+        """The Rollout of the completion in this row, which is free then."""
+        rollout = self._completion(self._running.pop(row))
+        rollout.experts = self._routing.record(self._cache, row, len(rollout.prompt_ids) + len(rollout.ids))
+        return rollout

@@ -246,7 +246,7 @@ class VLLMGenerator(Generator):
             ]
             if new.finish_reason:
                 del self._running[output.request_id]
-                done.append(self._completion(sequence, *map(list, zip(*sequence.tokens))))
+                done.append(self._completion(sequence))
             elif len(sequence.tokens) == sequence.interrupt_at and self._thinks(sequence.ids):  # A.10
                 self._restart(output.request_id)
         self.count_step(self.clock() - began, running)

@@ -16,7 +16,7 @@ from plumbing.setup import build
 ROOT = Path(__file__).parent.parent
 SEVEN = {"loss", "pipeline", "rollout", "reward", "precision", "fit", "train"}  # components of the paper
 # bands; real engine; rollouts to tensors; mixtures; prompts; A.3; A.16, A.17
-PAPER = SEVEN | {"forecast", "vllm_rollout", "batches", "experts", "data", "sft", "recipes"}
+PAPER = SEVEN | {"forecast", "vllm_rollout", "batches", "decoding", "experts", "data", "sft", "recipes"}
 PROGRAMS = {"train", "sft"}  # they stand above plumbing/
 ROOMS = {"plumbing", "verify", "course", "lab"}  # a folder a trade
 OTHERS = {"exercises"}  # the course, with a command line of its own

@@ -197,7 +197,7 @@ class FakeGenerator(Generator):
             sequence.tokens.append((7, True, -1.0, self.version))
         done = [sequence for sequence in self._running if len(sequence.tokens) == self.length(sequence)]
         self._running = [sequence for sequence in self._running if sequence not in done]
-        return [self._completion(sequence, *map(list, zip(*sequence.tokens))) for sequence in done]
+        return [self._completion(sequence) for sequence in done]
 
     def close(self):
         self._running = None

@@ -38,7 +38,7 @@ def test_events_come_in_the_order_of_their_times_and_of_their_entry_at_equal_tim
 
 
 COSTS = costs.TABLE["exact"]._replace(decode=1.0, row=0.25, column=0.125, turn=0.5, broadcast=2.0)
-IDLE = SimpleNamespace(_running=[], _cache=None)
+IDLE = SimpleNamespace(_running=[])
 NOTHING = IDLE, SimpleNamespace(wait=int), []  # what train.generate yields: generator, scorer, rollouts
 
 
@@ -64,7 +64,7 @@ def test_a_turn_with_a_decode_step_takes_the_seconds_of_the_step_and_of_the_turn
     times = []
     running = [SimpleNamespace()] * 2
     work = {"decode_seconds": 0.0, "slot_seconds": 0.0}
-    generator = SimpleNamespace(_running=running, _cache=SimpleNamespace(filled=4), slots=6, work=work)
+    generator = SimpleNamespace(_running=running, filled=4, slots=6, work=work)
 
     def life(args, processes, queue):
         while True:

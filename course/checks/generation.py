@@ -71,56 +71,56 @@ GENERATION.write(
 )
 
 
-# --- ends ------------------------------------------------------------------------------------------------------------
+# --- turn ------------------------------------------------------------------------------------------------------------
 
 
-def ended(ends, token, count, eos, budget):
-    """(n,) bool: the rows that end, in a generator with these end tokens and this budget."""
-    slots = SimpleNamespace(count=torch.tensor(count + [0]))
-    generator = SimpleNamespace(_slots=slots, _eos=torch.tensor(eos), max_new_tokens=budget, eos_ids=eos)
-    generator._rows = torch.arange(len(count) + 1)
-    generator.slots = len(count) + 1
-    return ends(generator, torch.tensor(token), len(token))
+def turned(turn, x, angles):
+    """(n, heads, d): x, turned by these angles (n, d / 2)."""
+    angles = torch.tensor(angles)[:, None].repeat(1, 1, 2)
+    return turn(torch.tensor(x), angles.cos(), angles.sin())
 
 
-def ends_one_too_late(self, token, n):
-    """let a completion have one token more than its budget."""
-    return (token[:, None] == self._eos).any(-1) | (self._slots.count[:n] > self.max_new_tokens)
+def turn_neighbours(x, cos, sin):
+    """take dimensions 2i and 2i + 1 for a pair: other weights than the model's were trained so."""
+    other = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    return x * cos + other * sin
 
 
-def ends_at_the_first_kind(self, token, n):
-    """look for one end token only: completions that end with another one run on to the budget."""
-    return (token == self._eos[0]) | (self._slots.count[:n] >= self.max_new_tokens)
+def turn_backwards(x, cos, sin):
+    """turn the other way round: what a token attends to would depend on the distance in the wrong direction."""
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((second, -first), -1) * sin
 
 
-def ends_at_the_budget_only(self, token, n):
-    """ignore the end token: every completion is as long as the budget."""
-    return self._slots.count[:n] >= self.max_new_tokens
+def turn_without_sign(x, cos, sin):
+    """forget the minus sign: vectors change their length with their position."""
+    return x * cos + x.roll(x.shape[-1] // 2, -1) * sin
 
 
-def ends_by_itself_only(self, token, n):
-    """forget the budget: a completion that never ends keeps its slot for ever."""
-    return (token[:, None] == self._eos).any(-1)
+def turns(rng, _):
+    """Three tokens, two heads of four dimensions, and the angles of their two pairs."""
+    draw = lambda *shape: [draw(*shape[1:]) for _ in range(shape[0])] if shape else rng.uniform(-2.0, 2.0)  # noqa: E731
+    return draw(3, 2, 4), draw(3, 2)
 
 
-# An ordinary token; each of the two end tokens; then 4 tokens (the whole budget), 3 (one left), 5 (one too many).
+# The pairs (1, 3) and (2, 4), turned by a right angle and by none: (-3, 1) and (2, 4).
 GENERATION.write(
-    name="ends",
-    where="rollout.py:TorchGenerator._ends",
+    name="turn",
+    where="decoding.py:turn",
     paper="Sec. 2",
-    minutes=10,
-    teaches="A completion ends by itself or by its budget, and the two are not the same for the reward.",
+    minutes=15,
+    teaches="Where a token stands is the angle by which its queries and keys are turned, so only distances count.",
     hints=(
-        "Sec. 2; A.15 on truncation.",
-        "A model may have several end tokens. `count` already includes the new token.",
-        "True where the token is any of the end tokens, or the count has reached the budget.",
+        "The equations at the top of decoding.py.",
+        "Dimensions i and i + d / 2 are the two coordinates of one point.",
+        "A point (a, b), turned by an angle: (a cos - b sin, b cos + a sin).",
     ),
-    says="ends: at any of the end tokens, or when the budget of 4 tokens is used up",
-    probe=ended,
-    inputs=([7, 1, 2, 7, 7, 7], [1, 2, 3, 4, 3, 5], [1, 2], 4),
-    expected=[False, True, True, True, False, True],
-    mistakes=(ends_one_too_late, ends_at_the_first_kind, ends_at_the_budget_only, ends_by_itself_only),
-    draw=lambda rng, _: (rng.choices([7, 1, 2, 9], k=9), [rng.randint(3, 7) for _ in range(9)], [1, 2], 5),
+    says="turn: a right angle takes the pair (1, 3) to (-3, 1); no angle leaves (2, 4) as it is",
+    probe=turned,
+    inputs=([[[1.0, 2.0, 3.0, 4.0]]], [[1.5707963, 0.0]]),
+    expected=[[[-3.0, 2.0, 1.0, 4.0]]],
+    mistakes=(turn_neighbours, turn_backwards, turn_without_sign),
+    draw=turns,
 )
 
 
@@ -160,38 +160,24 @@ GENERATION.bug(
 # --- forced ----------------------------------------------------------------------------------------------------------
 
 
-def interruption(choose, pi, start, count, phrase):
-    """(3, rows): tokens, log-probs and flags of rows before, in and behind an interruption that begins at `start`."""
-    rows = len(count)
-    slots = SimpleNamespace(
-        count=torch.tensor(count),
-        key=torch.arange(rows),
-        interrupt_at=torch.full((rows,), start),
-        mask=torch.ones(rows, 20, dtype=torch.bool),
-        tokens=torch.ones(rows, 20, dtype=torch.int64),
-    )
-    generator = SimpleNamespace(
-        _slots=slots,
-        temperature=0.0,
-        think_budget=(start, start),
-        _phrase=torch.tensor(phrase),
-        _rows=torch.arange(rows),
-        _thinks=lambda ids: True,
-    )
-    token, logprob = choose(generator, torch.tensor([pi] * rows).log(), rows)
-    flags = slots.mask[torch.arange(rows), slots.count]
-    return torch.stack([token.double(), logprob.double(), flags.double()])
+def interruption(choose, start, counts, phrase):
+    """Per count [token, flag, log-prob]: what follows so many tokens, if an interruption begins at `start`."""
+    generator = SimpleNamespace(phrase_ids=phrase, version=0, think_budget=(start, start), _thinks=lambda ids: True)
+    kept = []
+    for count in counts:
+        tokens = [(9, True, -1.0, 0)] * count
+        sequence = SimpleNamespace(tokens=tokens, interrupt_at=start, ids=[9] * count)
+        kept.append([float(value) for value in choose(generator, sequence, 1, -0.5)[:3]])
+    return kept
 
 
 def interruptions(rng, _):
-    """Five probabilities, the start, lengths around it in any order, a phrase of two to four tokens."""
-    weights = rng.sample((1.0, 2.0, 3.0, 5.0, 8.0), 5)
+    """The start, lengths around it in any order, a phrase of two to four tokens."""
     start = rng.randint(3, 9)
-    phrase = [rng.randint(0, 4) for _ in range(rng.randint(2, 4))]
-    return [weight / 19 for weight in weights], start, rng.sample(range(start - 2, start + 6), 8), phrase
+    return start, rng.sample(range(start - 2, start + 6), 8), [rng.randint(2, 5) for _ in range(rng.randint(2, 4))]
 
 
-# The policy would take token 1 (probability 1/2). At lengths 4 and 5 the phrase 0, 3 is forced: log-prob 0, flag 0.
+# The policy takes token 1 with log-prob -0.5. Behind 4 and 5 tokens the phrase 0, 3 is forced: log-prob 0, flag 0.
 GENERATION.bug(
     name="forced",
     where="rollout.py:TorchGenerator._choose",
@@ -201,15 +187,15 @@ GENERATION.bug(
     hints=(
         "A.10; what is open in the paper stands at the top of rollout.py.",
         "Three things are kept per token: its id, its log-prob, and whether the policy sampled it.",
-        "Follow `forced` to each of the three.",
+        "Look at the entry of a forced token.",
     ),
     says="interruption: forced tokens are those of the phrase, with log-prob 0 and the flag False; all others are the "
     "policy's",
     probe=interruption,
-    inputs=([0.25, 0.5, 0.125, 0.125], 4, [3, 4, 5, 6], [0, 3]),
-    expected=[[1.0, 0.0, 3.0, 1.0], [-0.6931472, 0.0, 0.0, -0.6931472], [1.0, 0.0, 0.0, 1.0]],
+    inputs=(4, [3, 4, 5, 6], [0, 3]),
+    expected=[[1.0, 1.0, -0.5], [0.0, 0.0, 0.0], [3.0, 0.0, 0.0], [1.0, 1.0, -0.5]],
     draw=interruptions,
-    bug=("slots.mask[self._rows[:n], count] = ~forced", "slots.mask[self._rows[:n], count] = True"),
+    bug=("self.phrase_ids[offset], False, 0.0", "self.phrase_ids[offset], True, 0.0"),
     symptom="After some hundred steps the policy writes the interruption phrase by itself, long before its time.",
 )
 

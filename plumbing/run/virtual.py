@@ -130,7 +130,7 @@ class Turns:
         rows = 0 if self.receiving else len(generator._running) + len(done)
         if rows:
             costs = self.processes.costs
-            seconds = ticks(costs.decode_step(rows, generator._cache.filled))
+            seconds = ticks(costs.decode_step(rows, generator.filled))
             generator.work["decode_seconds"] += seconds
             generator.work["slot_seconds"] += seconds * rows / generator.slots
             self.events.after(seconds, self.decoded)

@@ -1,0 +1,102 @@
+"""The decode step written out: it computes what the Hugging Face model computes, and refuses what it does not know."""
+
+import copy
+from itertools import product
+
+import pytest
+import torch
+from conftest import close, tiny_model
+from test_rollout import EXACT, finish, full_forward, generator, perturb, requests
+
+from decoding import READ, WRITTEN, Decoder, decoder, joined, rounded, turn
+from rollout import SlotCache
+
+LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3 |= dict(original_max_position_embeddings=32)
+GROUPED = dict(num_attention_heads=8, num_key_value_heads=2)
+NEAR = 1e-5  # nats: two sums in fp32, each of which is off by as much from the exact log-probabilities
+MODELS = [
+    *product(WRITTEN, [dict(), GROUPED, dict(num_attention_heads=4, num_key_value_heads=1)]),
+    ("llama", dict(rope_parameters=LLAMA3)),
+    ("qwen3", dict(rms_norm_eps=0.1)),
+]
+
+
+def states(decode, model, ids, dtype=torch.float32):
+    """(rows, length, H) final hidden states of these ids (rows, length), one decode step for each column."""
+    rows, length = ids.shape
+    cache = SlotCache(rows + 2, 128)
+    columns = []
+    for position in range(length):
+        # The next rows are free, as in a step of rounded size.
+        cache.place(torch.tensor([position] * rows + [0] * 2), rounded(position + 1))
+        columns.append(decode(torch.cat((ids[:, position], torch.zeros(2, dtype=torch.int64))), cache)[:rows])
+    return torch.stack(columns, 1)
+
+
+@pytest.mark.parametrize("kind, changes", MODELS)
+@torch.inference_mode()
+def test_a_decode_step_computes_the_states_of_the_hugging_face_model(kind, changes):
+    model = tiny_model(kind, **changes)
+    ids = torch.randint(24, (5, 40), generator=torch.Generator().manual_seed(0))
+    log_pi = model(ids).logits.log_softmax(-1)
+    made = model.lm_head(states(decoder(model, 128), model, ids)).log_softmax(-1)
+    assert close(made, log_pi, NEAR)
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+@torch.inference_mode()
+def test_in_bf16_a_decode_step_is_as_near_to_the_exact_states_as_the_hugging_face_model(kind):
+    model = tiny_model(kind)
+    ids = torch.randint(24, (16, 40), generator=torch.Generator().manual_seed(0))
+    exact = copy.deepcopy(model).double().get_decoder()(ids).last_hidden_state
+    model.to(torch.bfloat16)
+    errors = [
+        (made.double() - exact).abs().mean()
+        for made in (states(decoder(model, 128), model, ids), model.get_decoder()(ids).last_hidden_state)
+    ]
+    assert 1e-3 < errors[0] < 1.1 * errors[1]
+
+
+@pytest.mark.parametrize("kind", WRITTEN)
+def test_equal_seeds_give_the_completions_of_the_hugging_face_model_before_and_after_new_weights(kind):
+    model = tiny_model(kind)
+    sides = [generator(copy.deepcopy(model), slots=7) for _ in range(2)]
+    sides[1]._decoder = sides[1]._hugging_face
+    assert isinstance(sides[0]._decoder, Decoder)
+    for new in (lambda side: model, lambda side: perturb(side, model)):
+        weights = [new(side) for side in sides]
+        written, library = (finish(side, requests(12, generations=3)) for side in sides)
+        for name, completion in written.items():
+            assert completion.ids == library[name].ids
+            assert close(completion.logprobs, torch.tensor(library[name].logprobs), NEAR)
+            assert close(completion.logprobs, full_forward(weights[0], completion), EXACT)
+
+
+def test_turn_by_hand():
+    # The pairs are (1, 3) and (2, 4): a right angle, and an angle of which cos = 0.6 and sin = 0.8.
+    cos, sin = torch.tensor([[[0.0, 0.6, 0.0, 0.6]]]), torch.tensor([[[1.0, 0.8, 1.0, 0.8]]])
+    assert close(turn(torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]), cos, sin), torch.tensor([[[-3.0, -2.0, 1.0, 4.0]]]), 1e-6)
+
+
+def test_joined_weights_are_the_modules_own():
+    first, second = torch.nn.Linear(2, 3, bias=False), torch.nn.Linear(2, 1, bias=False)
+    whole = joined(first, second)
+    with torch.no_grad():
+        second.weight.fill_(7.0)
+    assert close(whole, torch.cat((first.weight, second.weight)), 0.0)
+    assert whole[3].tolist() == [7.0, 7.0]
+
+
+@pytest.mark.parametrize("kind, changes", [
+    ("gemma", {}), ("mistral", {}), ("qwen3_moe", {}), ("llama", dict(attention_bias=True)),
+    ("llama", dict(mlp_bias=True)), ("qwen3", dict(attention_bias=True)), ("llama", dict(hidden_act="gelu")),
+    ("llama", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=100.0, factor=2.0))),
+])  # fmt: skip
+def test_any_other_architecture_decodes_through_its_own_model(kind, changes):
+    assert decoder(tiny_model(kind, **changes), 128) is None
+
+
+def test_every_parameter_of_a_layer_is_read():
+    layers = [tiny_model(kind).get_decoder().layers[0] for kind in WRITTEN]
+    assert {name for layer in layers for name, _ in layer.named_parameters()} == READ

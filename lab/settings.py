@@ -23,6 +23,7 @@ Run by compare.py. Test: pytest tests/test_lab.py
 
 import gzip
 import json
+import re
 from functools import cache
 from itertools import product
 from math import prod
@@ -33,7 +34,6 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 import data
-import recipes
 import sft
 from lab import statistics
 
@@ -53,7 +53,8 @@ LOSSES = {
     "uncapped ratio": "--loss cispo --aggregation prompt --eps-max inf",
 }
 STALENESS = (0, 1, 2, 4, 8, 16, 32)
-RATES = (1, 2, 4)  # times the preset's learning rate
+LEARNING_RATE = 3e-4  # of `tiny`
+RATES = (1, 2, 4)  # times LEARNING_RATE
 HALF = {0.5: ("CISPO", "DAPO", "GRPO")}  # a lower rate, where x1 was the best of RATES: at k = 8, 16, 32
 VARIANTS = {
     "CISPO": {
@@ -100,6 +101,19 @@ LEFT_OUT = {  # a change of `scalerl` (Sec. 4, leave one out)
     "loo-no-fp32-head": "--dtype bfloat16 --no-fp32-head",
 }
 PPO = ("baseline", "deepseek", "qwen2.5", "minimax", "loo-ppo")
+# What a run of a table takes from no flag and no recipe, as the kept tables were run: the presets of then.
+ARITHMETIC = (
+    "--lr 2e-4 --warmup 8 --steps 120 --prompts 32 --generations 16 --max-new-tokens 112 --max-prompt-tokens 40 "
+    "--slots 128 --length-control interrupt --interrupt-at 96 104 --interrupt-phrase </think> --length-max 112 "
+    "--length-cache 16 --eval-every 8 --eval-prompts 256 --eval-generations 8 --token-budget 2048 "
+    "--no-activation-checkpointing"
+)
+OF_TINY = (
+    "--lr 3e-4 --warmup 8 --steps 160 --prompts 16 --generations 8 --max-new-tokens 12 --max-prompt-tokens 8 "
+    "--slots 128 --length-control interrupt --interrupt-at 8 9 --interrupt-phrase </think> --length-max 112 "
+    "--length-cache 16 --eval-every 16 --eval-prompts 128 --eval-generations 4 --token-budget 4096 "
+    "--no-activation-checkpointing"
+)
 SOURCES = {"shorter": (4, 5), "longer": (6, 7)}  # operands of the sums
 ROWS = 4000  # of a source: a tenth of them are held out
 
@@ -111,7 +125,7 @@ def embedded(name):
     """Flags of a setting, without those of its regime."""
     own = EMBEDDED | {one: f"{EMBEDDED['pipeline']} {more}" for one, more in FORWARD.items()}
     own |= {one: f"{EMBEDDED['scalerl']} {more}" for one, more in LEFT_OUT.items()}
-    return f"--prompts {recipes.EMBEDDED['prompts']} --dtype float32 {own[name]}"
+    return f"--prompts 32 --dtype float32 {own[name]}"
 
 
 def exact(k, names):
@@ -141,7 +155,7 @@ def on_embedded():
 
 def tiny(flags, k=8, rate=1, steps="--steps 160 --eval-every 8"):
     """Flags of a run on `tiny` at exact staleness k and `rate` times the preset's learning rate."""
-    return f"{TINY} --virtual exact --k {k} --lr {rate * recipes.TINY['lr']:.6g} {flags} {steps}"
+    return f"{TINY} --virtual exact --k {k} --lr {rate * LEARNING_RATE:.6g} {flags} {steps}"
 
 
 def on_tiny():
@@ -177,7 +191,11 @@ def axes():
     usual = "--dtype float32 --virtual exact --k 1 --steps 160 --eval-every 8"
     budgets = {f"{n} tokens": f"--max-new-tokens {n} --interrupt-at {n - 4} {n - 3}" for n in (6, 7, 8, 10, 12)}
     yield "axis-length", {name: f"--data tiny {usual} {ask} {flags}" for name, flags in budgets.items()}
-    models = {n: f"--data tiny --model {MADE}/tiny-{n}-seed{{seed}} {preset()}" for n in (24, 48, 96, 192, 384)}
+    like = (
+        "--lr 0.0003 --warmup 8 --prompts 16 --generations 8 --max-new-tokens 12 --max-prompt-tokens 8 --slots 128 "
+        "--token-budget 4096 --interrupt-at 8 9 --interrupt-phrase </think>"
+    )
+    models = {n: f"--data tiny --model {MADE}/tiny-{n}-seed{{seed}} {like}" for n in (24, 48, 96, 192, 384)}
     yield "axis-model", {f"hidden size {n}": f"{flags} {usual} {ask}" for n, flags in models.items()}
     mixtures = {}
     for share, pair in {0: (1, 0), 25: (3, 1), 50: (1, 1), 75: (1, 3), 100: (0, 1)}.items():
@@ -185,14 +203,6 @@ def axes():
         flags = f"--model base/tiny --data {' '.join(named)} {usual}"
         mixtures[f"{share}% longer"] = f"{flags} --eval-prompts 256 --eval-generations 2"
     yield "axis-mixture", mixtures
-
-
-def preset():
-    """The preset of base/tiny as flags, for policies that are not in base/."""
-    names = ("lr", "warmup", "prompts", "generations", "max_new_tokens", "max_prompt_tokens", "slots", "token_budget")
-    flags = [f"--{name.replace('_', '-')} {recipes.TINY[name]}" for name in names]
-    low, high = recipes.TINY["interrupt_at"]
-    return " ".join([*flags, f"--interrupt-at {low} {high} --interrupt-phrase {recipes.TINY['interrupt_phrase']}"])
 
 
 def make_inputs(argv):
@@ -236,7 +246,24 @@ def make_policy(folder, hidden, seed):
     tokens.save_pretrained(folder)
 
 
-TABLES = {name: dict(settings) for part in (on_embedded, on_tiny, axes) for name, settings in part()}
+def stated(flags):
+    """The flags of a run with those that it took from a preset when the kept tables were run."""
+    if f"--model {MADE}" in flags:  # no preset of base/
+        return flags
+    given = {word for word in flags.split() if word.startswith("--")}
+    unread = {"--length-max", "--length-cache"}
+    if "--length-control penalty" in flags:
+        unread = {"--interrupt-at", "--interrupt-phrase"}
+    preset = OF_TINY if "--data tiny" in flags or "--model base/tiny" in flags else ARITHMETIC
+    taken = [text for text in re.split(r" (?=--)", preset) if text.split()[0] not in given | unread]
+    return " ".join([flags, *taken])
+
+
+TABLES = {
+    name: {setting: stated(flags) for setting, flags in settings.items()}
+    for part in (on_embedded, on_tiny, axes)
+    for name, settings in part()
+}
 
 
 # --- Kept runs --------------------------------------------------------------------------------------------------------
@@ -252,7 +279,7 @@ def kept_runs():
             values: dict = {
                 name: tuple(value) if isinstance(value, list) else value for name, value in row["run"].items()
             }
-            found[row["flags"], row["run"]["seed"]] = statistics.Run(**values)
+            found[stated(row["flags"]), row["run"]["seed"]] = statistics.Run(**values)
     return found
 
 

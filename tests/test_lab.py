@@ -151,7 +151,7 @@ def test_the_settings_of_a_table_are_runs_that_train_py_takes_with_the_staleness
         if found := re.search(r"-k(\d+)", table):
             assert args.k == int(found[1])
         if found := re.search(r"-x([\d.]+)", table):
-            assert args.lr == pytest.approx(float(found[1]) * recipes.TINY["lr"])
+            assert args.lr == pytest.approx(float(found[1]) * settings.LEARNING_RATE)
         if table in ("exact-1", "recipes"):  # PPO-off-policy: at most k - 1
             assert args.k - (args.off_policy == "ppo") == 1, name
 
@@ -175,6 +175,21 @@ def test_prompts_and_policies_that_a_run_names_are_made_once_and_whole(tmp_path,
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     settings.make_inputs(["--data", *named])
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_no_setting_of_a_table_takes_anything_from_a_preset(monkeypatch, losses_as_before):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("plumbing.prompts.sources.anchored", lambda name: name)
+    flags = {flags for own in settings.TABLES.values() for flags in own.values()}
+    now = {text: vars(read_settings(text.split())) for text in flags}
+    other = dict.fromkeys(recipes.EMBEDDED, 1) | {"k": 64, "interrupt_phrase": "so: </think>"}
+    other |= {"length_control": "penalty", "interrupt_at": (1, 1)}
+    for preset, (name, value) in product((recipes.EMBEDDED, recipes.TINY), other.items()):
+        monkeypatch.setitem(preset, name, value)
+    unread = {"asked", "length_max", "length_cache", "interrupt_at", "interrupt_phrase", "default_new"}
+    for text, before in now.items():
+        after = vars(read_settings(text.split()))
+        assert {name for name in before if before[name] != after[name]} <= unread, text
 
 
 def test_the_kept_runs_are_those_of_the_tables_and_collapse_as_they_did():

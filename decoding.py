@@ -19,6 +19,8 @@ computed once. Any other architecture decodes through its Hugging Face model.
 Run by rollout.py. Test: pytest tests/test_decoding.py
 """
 
+import sys
+
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
@@ -29,6 +31,7 @@ READ = {  # all parameters of a layer that are computed with; q_norm and k_norm 
     *(f"mlp.{name}.weight" for name in ("gate_proj", "up_proj", "down_proj")),
     *("input_layernorm.weight", "post_attention_layernorm.weight"),
 }
+GRAPHS = 64  # shapes of a decode step that are kept; each takes some megabytes of a GPU's memory
 
 
 def rounded(count):
@@ -124,3 +127,51 @@ class Decoder:
             gate, up = linear(norm(x, layer.post_attention_layernorm), gate_up).chunk(2, -1)
             x = x + linear(silu(gate) * up, layer.mlp.down_proj.weight)
         return norm(x, body.norm)
+
+
+class Graphs:
+    """On a GPU: a decode step as one launch, a CUDA graph, instead of one for each of its thousand operations.
+
+    step  a function of (inputs, columns) -> outputs that makes the same launches for equal shapes
+
+    A shape is run as it is when it comes first, and captured when it comes again. If a capture fails, this is said
+    once, and every step is run as it is.
+    """
+
+    def __init__(self, step):
+        self.step = step
+        self.shapes = {}  # (rows, columns) -> (graph, inputs, outputs), or None if it was only run; the latest last
+        self.pool = None  # of memory, which the graphs share, since they never run at the same time
+        self.fails = False
+
+    def __call__(self, inputs, columns):
+        shape = inputs.shape[1], columns
+        came = shape in self.shapes
+        captured = self.shapes.pop(shape, None)
+        if came and not captured and not self.fails:
+            captured = self.capture(inputs, columns)
+        self.shapes[shape] = captured
+        if len(self.shapes) > GRAPHS:
+            del self.shapes[next(iter(self.shapes))]
+        if not captured:
+            return self.step(inputs, columns)
+        graph, held, outputs = captured
+        held.copy_(inputs)
+        graph.replay()
+        return outputs
+
+    def capture(self, inputs, columns):
+        """(graph, inputs that it reads, outputs that it writes), or None if the step cannot be captured."""
+        held = inputs.clone()
+        try:
+            graph = torch.cuda.CUDAGraph()
+            self.pool = self.pool or torch.cuda.graph_pool_handle()
+            # Other threads, such as NCCL's, go on using the GPU.
+            with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
+                outputs = self.step(held, columns)
+        except RuntimeError as error:
+            self.fails = True
+            said = str(error).partition("\n")[0]
+            print(f"WARNING: decode steps are not captured as CUDA graphs, and slower: {said}", file=sys.stderr)
+            return None
+        return graph, held, outputs

@@ -41,10 +41,10 @@ PAPER = dict(  # Sec. 2, A.3, A.10; steps: those of the 8B run in Fig. 1
 EMBEDDED = dict(
     lr=2e-4, warmup=8, steps=120, prompts=32, generations=16, max_new_tokens=112, max_prompt_tokens=40, slots=128,
     length_control="interrupt", interrupt_at=(96, 104), interrupt_phrase="</think>", length_max=112, length_cache=16,
-    eval_every=8, eval_prompts=256, eval_generations=8, token_budget=2048, activation_checkpointing=False)
+    eval_every=8, eval_prompts=256, eval_generations=4, token_budget=2048, activation_checkpointing=False)
 # Deviation: a policy of 41,000 parameters, with which a run takes seconds.
 TINY = EMBEDDED | dict(
-    lr=3e-4, steps=160, prompts=16, generations=8, max_new_tokens=12, max_prompt_tokens=8, interrupt_at=(8, 9),
-    token_budget=4096, eval_every=16, eval_prompts=128, eval_generations=4)
+    lr=3e-4, steps=320, prompts=16, generations=8, max_new_tokens=7, max_prompt_tokens=8, interrupt_at=(3, 4),
+    token_budget=4096, eval_every=16, eval_prompts=128, k=1)
 OF_BASE = {"base/tiny": TINY}  # a policy of base/ with other settings than EMBEDDED
 # fmt: on

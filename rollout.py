@@ -47,7 +47,7 @@ import torch
 from jinja2 import TemplateError
 from transformers.cache_utils import Cache, DynamicCache
 
-from decoding import decoder, rounded, unseen
+from decoding import Graphs, decoder, rounded, unseen
 from experts import Recorder
 from pipeline import Request, Rollout
 from precision import as_factor, check_supported, forbid_tf32, head_logits
@@ -422,6 +422,9 @@ class TorchGenerator(Generator):
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"  # renamed in transformers 5.24
         self._cache = SlotCache(self.slots, self.positions)
         self._decoder = decoder(model, self.positions) or self._hugging_face
+        self._next = self._sample
+        if model.device.type == "cuda" and self._decoder != self._hugging_face:
+            self._next = Graphs(self._sample)
         self._routing = Recorder(model)  # of a mixture of experts: which of them each token went to
         self._running = {}  # row -> ActiveSequence; between two steps rows may be free among them
         self._head = None  # `as_factor` of the head weight, once it is needed under the present weights
@@ -517,7 +520,7 @@ class TorchGenerator(Generator):
         inputs = torch.zeros(3, min(rounded(n), self.slots), dtype=torch.float64)
         inputs[:, :n] = torch.stack([torch.tensor(tokens), torch.tensor(positions), uniforms])
         columns = min(rounded(self.filled), self.positions)
-        return self._sample(inputs.to(self.model.device), columns)[:, :n].tolist()
+        return self._next(inputs.to(self.model.device), columns)[:, :n].tolist()
 
     def _sample(self, inputs, columns):
         """(2, n) float64, token ids and their log-probs, from (3, n): newest tokens, their positions, uniforms."""

@@ -1,14 +1,17 @@
 """The decode step written out: it computes what the Hugging Face model computes, and refuses what it does not know."""
 
 import copy
+from contextlib import contextmanager
 from itertools import product
+from unittest.mock import Mock
 
 import pytest
 import torch
 from conftest import close, tiny_model
 from test_rollout import EXACT, finish, full_forward, generator, perturb, requests
 
-from decoding import READ, WRITTEN, Decoder, decoder, joined, rounded, turn
+import decoding
+from decoding import READ, WRITTEN, Decoder, Graphs, decoder, joined, rounded, turn
 from rollout import SlotCache
 
 LLAMA3 = dict(rope_type="llama3", rope_theta=100.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
@@ -100,3 +103,57 @@ def test_any_other_architecture_decodes_through_its_own_model(kind, changes):
 def test_every_parameter_of_a_layer_is_read():
     layers = [tiny_model(kind).get_decoder().layers[0] for kind in WRITTEN]
     assert {name for layer in layers for name, _ in layer.named_parameters()} == READ
+
+
+# --- CUDA graphs, with a fake in the place of torch's: tests/test_gpu.py has the real ones ----------------------------
+
+
+@pytest.fixture
+def doubled(monkeypatch):
+    """(Graphs of a step that doubles its inputs, the shapes of the steps that were run one operation after another)."""
+    calls = []
+    last = []
+
+    def step(inputs, columns):
+        calls.append((inputs.shape[1], columns))
+        last[:] = inputs, 2 * inputs
+        return last[1]
+
+    class Captured:
+        def replay(self):
+            self.outputs.copy_(2 * self.inputs)
+
+    @contextmanager
+    def capture(graph, **settings):
+        yield
+        graph.inputs, graph.outputs = last
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Captured)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", int)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    return Graphs(step), calls
+
+
+def test_a_shape_is_run_then_captured_then_replayed_on_its_new_inputs(doubled):
+    made, calls = doubled
+    for number, rows, columns in [(1, 2, 8), (2, 2, 8), (3, 2, 8), (4, 2, 16), (5, 2, 8), (6, 2, 16), (7, 2, 16)]:
+        assert made(torch.full((3, rows), float(number)), columns).tolist() == [[2.0 * number] * rows] * 3
+    assert calls == [(2, 8), (2, 8), (2, 16), (2, 16)]
+
+
+def test_only_the_latest_shapes_are_kept(doubled, monkeypatch):
+    monkeypatch.setattr(decoding, "GRAPHS", 2)
+    made, calls = doubled
+    for columns in (8, 8, 16, 16, 8, 24, 24, 8, 16):
+        made(torch.zeros(3, 1), columns)
+    assert [columns for _, columns in calls] == [8, 8, 16, 16, 24, 24, 16] and len(made.shapes) == 2
+
+
+def test_where_a_capture_fails_this_is_said_once_and_steps_go_on(doubled, monkeypatch, capsys):
+    made, calls = doubled
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Mock(side_effect=RuntimeError("no graphs here\nand a trace")))
+    for _ in range(4):
+        assert made(torch.ones(3, 1), 8).tolist() == [[2.0]] * 3
+    assert len(calls) == 4
+    warning = "WARNING: decode steps are not captured as CUDA graphs, and slower: no graphs here\n"
+    assert capsys.readouterr().err == warning

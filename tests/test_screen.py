@@ -26,6 +26,14 @@ def test_a_row_of_the_log_as_it_is_shown(row, shown):
     assert screen.line(row, "device-hours") == shown
 
 
+def test_in_virtual_time_only_evaluations_get_a_line(capsys):
+    show = screen.Screen(9, "virtual device-hours", virtual=True)
+    for row in (STEP, EVAL, STEP):
+        show(row)
+    show.close()
+    assert capsys.readouterr().out == VALIDATION.replace("device", "virtual device") + "\n"
+
+
 def test_without_a_terminal_every_step_begins_a_line(capsys):
     show = screen.Screen(9, "device-hours")
     for _ in range(2):

@@ -81,8 +81,8 @@ def generated(outputs):
     return json.loads(outputs[1]["generate"].result().splitlines()[-1])
 
 
-def test_a_generator_on_a_gpu_gives_the_completions_of_a_cpu_and_waits_three_times_a_step(generated):
-    assert generated["same"] == generated["of"] >= 8 and generated["waits"] <= 3
+def test_a_generator_on_a_gpu_gives_the_completions_of_a_cpu_and_waits_once_a_step(generated):
+    assert generated["same"] == generated["of"] >= 8 and generated["waits"] == 1
 
 
 @pytest.mark.parametrize("trainers", TRAINERS)
@@ -99,7 +99,7 @@ def test_the_peak_memory_of_a_generator_is_what_sizing_says(outputs):
     assert 0.9 <= found["peak"] / (fixed + SIZES["slots"] * slot) <= 1.1
 
 
-@pytest.mark.parametrize("mistake", ["_phrase", "key"])
-def test_a_tensor_on_the_wrong_device_is_named_with_its_line(generated, mistake):
+@pytest.mark.parametrize("mistake, file", [("angles", "decoding.py:"), ("keys", "rollout.py:")])
+def test_a_tensor_on_the_wrong_device_is_named_with_its_line(generated, mistake, file):
     said = generated["mistakes"][mistake]
-    assert "on different devices" in said and "rollout.py:" in said
+    assert "on different devices" in said and file in said

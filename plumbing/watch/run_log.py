@@ -83,7 +83,7 @@ class RunLog:
         self.used = {"decode_seconds": 0.0, "slot_seconds": 0.0}  # of this work, in rows so far
         self.logged = self.published = self.clock.gpu_hours  # at the last `step` row; after the last publication
         if processes.rank == 0:
-            self.screen = Screen(args.steps, processes.hours)
+            self.screen = Screen(args.steps, processes.hours, virtual=bool(args.virtual))
             self.observers: list = [self.screen, Monitor(self.screen.write, processes, args), Figure(self.out)]
 
     def count_lost(self, state):

@@ -26,17 +26,20 @@ MINUTE = 60.0  # seconds
 class Screen:
     """An observer of the log: a line for a row, above a progress bar.
 
-    steps  of the run;  hours  what the unit of gpu_hours is called
+    steps    of the run;  hours  what the unit of gpu_hours is called
+    virtual  in virtual time steps follow each other too fast to be read: only evaluations get a line
     """
 
-    def __init__(self, steps, hours):
+    def __init__(self, steps, hours, *, virtual=False):
         self.hours = hours
+        self.virtual = virtual
         # Without a terminal there is no bar: its carriage returns would hide the lines from grep.
         self.bar = tqdm(total=steps, unit="step", disable=None)
 
     def __call__(self, row):
         self.bar.update(row["step"] - self.bar.n)
-        if shown := line(row, self.hours):
+        shown = line(row, self.hours)
+        if shown and not (self.virtual and row["kind"] == "step"):
             self.write(shown)
 
     def write(self, text):

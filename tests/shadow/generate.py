@@ -50,17 +50,23 @@ def completions(device):
     return done, median(counts)
 
 
-def on_the_cpu(made, name):
-    """Plant a mistake: a tensor of the generator, or of its slots, lies on the CPU."""
-    holder = made if hasattr(made, name) else made._slots
-    setattr(holder, name, getattr(holder, name).inner)
+def on_the_cpu(made, holder, name):
+    """Plant a mistake: a tensor of the generator lies on the CPU."""
+    holder[name] = holder[name].inner
     made.step()
 
 
-MISTAKES = {
-    "key": lambda: on_the_cpu(generator("cuda"), "key"),
-    "_phrase": lambda: on_the_cpu(generator("cuda"), "_phrase"),
-}
+def angles(made):
+    made._decoder.angles = list(made._decoder.angles)
+    on_the_cpu(made, made._decoder.angles, 0)
+
+
+def keys(made):
+    made.step()
+    on_the_cpu(made, made._cache.buffers[1], 0)
+
+
+MISTAKES = {made.__name__: lambda made=made: made(generator("cuda")) for made in (angles, keys)}
 
 
 def said(mistake):

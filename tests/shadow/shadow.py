@@ -95,7 +95,9 @@ def check(func, tensors):
 
 def count(name, args, gpu):
     """Count what makes the host wait for the GPU."""
-    masks = [i for i in args[1] if i is not None and i.dtype == torch.bool] if name.startswith("index") else []
+    masks = []
+    if name in ("index", "index_put_"):
+        masks = [i for i in args[1] if i is not None and i.dtype == torch.bool]
     from_gpu = name in ("_to_copy", "copy_") and isinstance(args[name == "copy_"], Shadow)
     if gpu and (name in WAITING or (masks and not (name == "index_put_" and args[2].numel() == 1))):
         waits[line()] += 1

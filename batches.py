@@ -20,6 +20,7 @@ import torch
 
 import experts
 import loss
+from decoding import rounded
 from pipeline import RolloutMetadata
 
 YOUNG = 1000  # tokens: their mean |log rho| can be told from chance
@@ -56,12 +57,13 @@ class Batch(NamedTuple):
     experts: torch.Tensor | None = None  # that the generator chose, for experts.Replay; None for a dense model
 
 
-def make_plan(groups, *, zero_variance_filter, normalisation, token_budget, rank, trainers):
+def make_plan(groups, *, zero_variance_filter, normalisation, token_budget, rank, trainers, device):
     """Sec. 3.2: filter, normalise, and the Plan of trainer `rank` for one batch; all ranks get equally many parts.
 
     groups        P lists of G pipeline.RolloutMetadata
     zero_variance_filter, normalisation    as in loss.compute_advantages. Truncated rollouts carry no loss (A.15)
     token_budget  padded tokens per micro-batch; at least the longest rollout with its prompt
+    device        of the trainers, as in `columns`
 
     Every rank sorts the whole batch by length, so that little is padding, fills micro-batches up to `token_budget`, and
     takes every T-th of them (T = `trainers`).
@@ -75,14 +77,14 @@ def make_plan(groups, *, zero_variance_filter, normalisation, token_budget, rank
     prompt_index = torch.arange(len(groups))[:, None].expand(sampled.shape)
     micro_batches = [[]]
     for item in sorted(items, key=lambda item: (item.rollout.length, item.rollout.key)):
-        if (len(micro_batches[-1]) + 1) * item.rollout.length > token_budget:
+        if (len(micro_batches[-1]) + 1) * columns(item.rollout.length, device) > token_budget:
             micro_batches.append([])
         micro_batches[-1].append(item)
     micro_batches += [[]] * (-len(micro_batches) % trainers)
     dropped = [groups[p][g] for p, g in (~trained).nonzero().tolist()]
     read = items  # rollouts that some rank reads the tokens of
     if not items:
-        micro_batches, read, dropped = compared_only(dropped, token_budget, trainers)
+        micro_batches, read, dropped = compared_only(dropped, token_budget, trainers, device)
     return Plan(
         kept,
         micro_batches[rank::trainers],
@@ -93,14 +95,14 @@ def make_plan(groups, *, zero_variance_filter, normalisation, token_budget, rank
     )
 
 
-def compared_only(rollouts, token_budget, trainers):
+def compared_only(rollouts, token_budget, trainers, device):
     """(a micro-batch for each trainer, the Items in them, the other rollouts) of a batch in which nothing carries loss.
 
     Its log-probs are compared all the same: where the generators have wrong weights, every answer may be wrong, and no
     batch would ever carry loss. The rollouts with the newest tokens are chosen.
     """
     newest_first = sorted(rollouts, key=lambda rollout: max(rollout.versions, default=0), reverse=True)
-    rows = token_budget // max(rollout.length for rollout in rollouts)
+    rows = max(1, token_budget // columns(max(rollout.length for rollout in rollouts), device))
     items = [Item(rollout, 0.0, 0) for rollout in newest_first[: rows * trainers]]
     return [items[rank::trainers] for rank in range(trainers)], items, newest_first[len(items) :]
 
@@ -116,9 +118,17 @@ def newest_version_with(rollouts, tokens=YOUNG):
     return next((version for version in total if total[version] >= tokens), min(counts, default=0))
 
 
-def padded(items):
+def columns(length, device):
+    """How wide a micro-batch is whose longest rollout has this length: on a GPU few widths occur (`rounded`).
+
+    There each shape of attention costs cuDNN 25 to 450 ms, once.
+    """
+    return rounded(length, 256) if torch.device(device).type == "cuda" else length
+
+
+def padded(items, device):
     """Tokens of a micro-batch, padding included; 0 of a dummy."""
-    return len(items) * max((item.rollout.length for item in items), default=0)
+    return len(items) * max((columns(item.rollout.length, device) for item in items), default=0)
 
 
 def collate(items, take, device, newest=0):
@@ -128,7 +138,7 @@ def collate(items, take, device, newest=0):
     newest  of the Plan
     """
     rollouts = take([item.rollout for item in items])
-    width = max((len(r.prompt_ids) + len(r.ids) for r in rollouts), default=2)
+    width = columns(max((len(r.prompt_ids) + len(r.ids) for r in rollouts), default=2), device)
     input_ids = torch.zeros(max(len(items), 1), width, dtype=torch.long)
     mask = torch.zeros(input_ids.shape, dtype=torch.bool)
     gen_logprobs = torch.zeros(input_ids.shape)

@@ -19,6 +19,7 @@ computed once. Any other architecture decodes through its Hugging Face model.
 Run by rollout.py. Test: pytest tests/test_decoding.py
 """
 
+import math
 import sys
 
 import torch
@@ -34,13 +35,13 @@ READ = {  # all parameters of a layer that are computed with; q_norm and k_norm 
 GRAPHS = 64  # shapes of a decode step that are kept; each takes some megabytes of a GPU's memory
 
 
-def rounded(count):
-    """The sizes that decode steps have: count, or up to an eighth more, so that few shapes occur.
+def rounded(count, most=math.inf):
+    """A size, or up to an eighth more, but less than `most` more: few shapes occur, each of which costs a plan.
 
-    >>> [rounded(count) for count in (7, 17, 97, 129, 1000)]
-    [7, 18, 104, 144, 1024]
+    >>> [rounded(count) for count in (7, 17, 97, 129, 1000)], rounded(10_001, 256)
+    ([7, 18, 104, 144, 1024], 10240)
     """
-    step = max(1, 2 ** (count.bit_length() - 4))
+    step = min(most, max(1, 2 ** (count.bit_length() - 4)))
     return -(-count // step) * step
 
 

@@ -195,6 +195,7 @@ class Trainer:
             token_budget=args.token_budget,
             rank=self.processes.rank,
             trainers=len(self.processes.trainer_ranks),
+            device=self.processes.device,
         )
 
     def update(self, plan):
@@ -208,10 +209,11 @@ class Trainer:
         chosen = loss.LOSSES[args.loss]
         statistics = batches.Statistics()
         self.queue.drop(plan.dropped)
-        padded = [batches.padded(items) if plan.tokens else 0 for items in plan.micro_batches]
+        device = self.processes.device
+        padded = [batches.padded(items, device) if plan.tokens else 0 for items in plan.micro_batches]
         for items, tokens in zip(plan.micro_batches, padded):
             self.processes.stop_together(tokens)
-            batch = batches.collate(items, self.queue.tokens, self.processes.device, plan.newest)
+            batch = batches.collate(items, self.queue.tokens, device, plan.newest)
             self.replay(batch.experts)  # of a mixture of experts; a deviation, see experts.py
             with torch.set_grad_enabled(plan.tokens > 0):
                 logprobs, entropy = self.policy(batch.input_ids, batch.mask)

@@ -25,7 +25,8 @@ compute_advantages = partial(loss.compute_advantages, zero_variance_filter=True,
 def make_plan(groups, rank=0, trainers=1, token_budget=10_000, **weighing):
     """A plan, by default ScaleRL's for one trainer and with everything in one micro-batch."""
     weighing = {"zero_variance_filter": True, "normalisation": "batch"} | weighing
-    return batches.make_plan(groups, token_budget=token_budget, rank=rank, trainers=trainers, **weighing)
+    ranks = dict(rank=rank, trainers=trainers, device="cpu") | weighing
+    return batches.make_plan(groups, token_budget=token_budget, **ranks)
 
 
 def planned(plan):
@@ -68,12 +69,12 @@ def groups_of_three(draw):
 
 
 @trials(max_examples=60, deadline=None)
-@given(groups_of_three(), st.integers(1, 4), st.integers(40, 120))
-def test_ranks_share_the_batch_in_as_many_micro_batches_each_within_the_budget(groups, trainers, budget):
-    plans = [make_plan(groups, rank, trainers, budget) for rank in range(trainers)]
+@given(groups_of_three(), st.integers(1, 4), st.integers(40, 120), st.sampled_from(["cpu", "cuda"]))
+def test_ranks_share_the_batch_in_as_many_micro_batches_each_within_the_budget(groups, trainers, budget, device):
+    plans = [make_plan(groups, rank, trainers, budget, device=device) for rank in range(trainers)]
     assert len({len(plan.micro_batches) for plan in plans}) == 1  # else the ranks would wait for each other for ever
     for micro_batch in (micro_batch for plan in plans for micro_batch in plan.micro_batches):
-        assert len(micro_batch) * max((item.rollout.length for item in micro_batch), default=0) <= budget
+        assert batches.padded(micro_batch, device) <= budget or len(micro_batch) == 1
     read = [key for plan in plans for key in planned(plan)]
     kept, _ = compute_advantages(groups)
     wanted = [h for group, keep in zip(groups, kept) for h in group if keep and not h.truncated]

@@ -261,8 +261,10 @@ class FakeTrainer:
 
     def plan(self, groups):
         assert self.record.batches.setdefault(self.version, groups) == groups  # the same on every trainer
-        share = {"rank": self.store.rank, "trainers": self.setting.trainers}
-        return batches.make_plan(groups, zero_variance_filter=True, normalisation="batch", token_budget=64, **share)
+        share = {"rank": self.store.rank, "trainers": self.setting.trainers, "device": "cpu"}
+        return batches.make_plan(
+            groups, zero_variance_filter=True, normalisation="batch", token_budget=64, device="cpu", **share
+        )
 
     def update(self, plan):
         self.queue.drop(plan.dropped)

@@ -170,6 +170,8 @@ class Processes:
         self.generator_ranks = range(args.trainers, self.world)
         self.device = device(self.local)
         if self.device.type == "cuda":
+            if self.rank in self.trainer_ranks:  # micro-batches differ in shape: else a tenth of the memory is holes
+                os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
             torch.cuda.set_device(self.device)
         torch.set_num_threads(threads())
         limit = timedelta(seconds=args.timeout)

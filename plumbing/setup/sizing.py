@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+import batches
 import experts
 import precision
 from plumbing.run.launch import torchrun, world_size
@@ -140,7 +141,7 @@ def trainer_bytes(args, config, count, itemsize, trainers):
     """
     width, inner, _, _ = layer_widths(config)
     every, chosen = experts.count(config)
-    tokens, layers = args.token_budget, config.num_hidden_layers
+    tokens, layers = micro_batch(args), config.num_hidden_layers
     layer = layer_parameters(config)
     states = 16 * count // trainers  # fp32: weights, gradients, AdamW's two moments
     gathered = (count - (layers - 1) * layer) * itemsize
@@ -149,6 +150,11 @@ def trainer_bytes(args, config, count, itemsize, trainers):
     kept = (layers * saved + 2 * width) * tokens * itemsize
     head = precision.head_bytes(precision.CHUNK, config.vocab_size, width)
     return states + gathered + kept + max(layer_working(args, config, itemsize), head)
+
+
+def micro_batch(args):
+    """Padded tokens of the largest micro-batch on a GPU."""
+    return max(args.token_budget, batches.columns(args.max_prompt_tokens + args.max_new_tokens, "cuda"))
 
 
 def layer_parameters(config):
@@ -162,7 +168,7 @@ def layer_working(args, config, itemsize):
     width, inner, heads, _ = layer_widths(config)
     every, chosen = experts.count(config)
     copies = chosen * width if every > 1 else 0  # numbers per token, once for each of its experts
-    values = (13 * width + 6 * inner * chosen + 8 * heads + 3 * copies) * args.token_budget + config.vocab_size * width
+    values = (13 * width + 6 * inner * chosen + 8 * heads + 3 * copies) * micro_batch(args) + config.vocab_size * width
     # With experts the next layer, which is large, is gathered too.
     return values * itemsize + (6 if every > 1 else 4) * layer_parameters(config)
 

@@ -22,6 +22,7 @@ if __name__ == "__main__":  # --help and wrong flags answer before the imports b
     SETTINGS = read_settings(sys.argv[1:])
 
 import math
+import time
 from contextlib import closing
 from functools import partial
 from typing import NamedTuple
@@ -36,7 +37,7 @@ import experts
 import loss
 import precision
 import reward
-from pipeline import RolloutQueue
+from pipeline import RolloutQueue, broadcasts
 from plumbing.run import checkpoints
 from plumbing.run import folder as run_folder
 from plumbing.run.launch import alone, launch, torchrun
@@ -82,7 +83,7 @@ def train(run, args):
         # 5. Validate (Sec. 2.1).
         if run.version % args.eval_every == 0:
             run.evaluate()
-        if run.version % args.checkpoint_every == 0:
+        if run.version % args.checkpoint_every == 0 or run.late_for_a_checkpoint():
             run.checkpoint()
     queue.announce(run.version, run.broadcast_weights, final=True)
     if run.evaluated != run.version:
@@ -153,6 +154,7 @@ class Trainer:
         self.version = state.get("version", 0)  # optimizer steps done
         self.evaluated = state.get("evaluated")  # version of the last evaluation
         self.saved = state.get("version")  # version of the last checkpoint
+        self.saved_at = time.monotonic()
         self.first_weights = True  # those of the generators that sampled the batch, until the first update
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         given = {name: getattr(args, name) for name in ("activation_checkpointing", "temperature", "fp32_head")}
@@ -288,6 +290,17 @@ class Trainer:
             self.log("eval", step=self.version, **evaluation.metrics(groups, self.validation, self.benchmarks))
         evaluation.keep_samples(self.args.out, self.version, self.validation, groups, samples)
 
+    def late_for_a_checkpoint(self):
+        """Whether the last one was written more than checkpoints.LATEST seconds ago, by the clock of rank 0.
+
+        Never with a --checkpoint-every of one's own, in virtual time, or within a phase of PPO-off-policy.
+        """
+        args = self.args
+        if args.virtual or "checkpoint_every" in args.asked or not broadcasts(self.version, **self.queue.rule):
+            return False
+        late = time.monotonic() - self.saved_at > checkpoints.LATEST
+        return self.processes.any_trainer(late and not self.processes.rank)
+
     def checkpoint(self):
         """Write a checkpoint of this version if there is none. Raises FloatingPointError if a weight is not finite."""
         if self.saved == self.version:
@@ -303,6 +316,7 @@ class Trainer:
             state = self.policy, self.optimizer, self.tokenizer, weights, counters
             checkpoints.save(self.args.out, *state, self.processes)
         self.saved = self.version
+        self.saved_at = time.monotonic()
 
 
 def main(args):

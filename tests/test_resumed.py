@@ -22,7 +22,7 @@ def run(*flags):
 
 
 @pytest.mark.parametrize(
-    "flags", ["--temperature 0.7", "--max-new-tokens 9", "--length-control none", "--interrupt-at 3 4"]
+    "flags", ["--temperature 0.7", "--max-new-tokens 9", "--length-control none", "--interrupt-at 2 3"]
 )
 def test_what_evaluations_depend_on_cannot_change_on_resume(capsys, flags):
     run(*TINY, "--steps", "1", "--eval-every", "1")

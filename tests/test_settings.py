@@ -48,7 +48,7 @@ def given(flags):
     (f"{OWN} --k 8", dict(eval_every=100)),
     (f"{OWN} --off-policy ppo --k 8", dict(eval_every=104)),  # 100 is no multiple of 8: generators do not get it
     ("--data arithmetic:1 sorting:1", dict(model="base/sorting")),  # the base that knows them
-    ("--data tiny --lr 1e-3", dict(model="base/tiny", steps=160, generations=8, lr=1e-3)),
+    ("--data tiny --lr 1e-3", dict(model="base/tiny", steps=320, k=1, generations=8, lr=1e-3)),
     (f"--data tiny --model {BASE}", dict(steps=EMBEDDED["steps"])),
     ("--think-end none", dict(think_end=None, length_control="none")),  # interruptions were not asked for
     ("--think-end none --length-control penalty", dict(length_control="penalty")),

@@ -41,6 +41,7 @@ from plumbing.run.folder import CONTENTS, STATE, checksum, finished, step
 # --- Reading ---------------------------------------------------------------------------------------------------------
 
 
+LATEST = 1800.0  # seconds of wall clock between two checkpoints at most, unless --checkpoint-every is given
 FILES = "model.safetensors model.safetensors.index.json pytorch_model.bin pytorch_model.bin.index.json".split()
 ADAPTERS = "adapter_config.json adapter_model.safetensors adapter_model.bin".split()
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

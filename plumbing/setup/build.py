@@ -34,7 +34,7 @@ from plumbing.run import checkpoints
 from plumbing.run import folder as run_folder
 from plumbing.run.launch import alone, refuse, torchrun
 from plumbing.run.processes import sharing
-from plumbing.setup import sizing
+from plumbing.setup import plan, sizing
 from plumbing.setup.settings import ROOT
 from plumbing.setup.typed import beside, check_model
 from verify import own, sandbox, scorer
@@ -102,6 +102,8 @@ def prepare(args):
         vllm_rollout.check_dense(config)
     phrase = phrase_ids(tokenizer, args)
     args.notes += sizing.fit(args, config, len(phrase))
+    if torchrun("RANK") == 0 and torch.cuda.is_available() and not (args.evaluate or args.virtual):
+        args.notes += plan.forecast(args, config)
     if args.length_control == "interrupt":
         rollout.check_interruption(tokenizer, phrase, args.think_end, args.interrupt_at, args.max_new_tokens)
         if max(phrase) >= config.vocab_size:

@@ -4,31 +4,39 @@ Memory, trainers and slots are what sizing.py finds at the start of a run. Secon
 costs.Costs: arithmetic at MFU of a device's peak, memory read at MBU of its bandwidth, and whichever takes longer.
 
     a decode step    the larger of weights read once and 2 FLOP per active parameter and row; then keys and values;
-                     TorchGenerator at least HOST seconds a layer, in which the host starts its kernels
+                     at least GRAPH or HOST seconds a layer, in which its kernels are started
     a token trained  2 FLOP per active parameter, and attention's, 3 times, or 4 with --activation-checkpointing
     an update        28 bytes per parameter: AdamW reads 16 and writes 12
     a publication    the weights once, at LINK
 
+The same estimate is printed when a run starts on GPUs that are known here (`forecast`).
+
 Left out: gathering of shards, which FSDP2 does during the arithmetic; prompts; verdicts; the spread of lengths; groups
 that the zero-variance filter drops.
 
-Run by settings.py and train.py. Test: pytest tests/test_plan.py
+Run by settings.py, build.py and train.py. Test: pytest tests/test_plan.py
 """
 
 import argparse
+import copy
 import re
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import torch
 
+from decoding import WRITTEN
 from pipeline import OFF_POLICY
 from plumbing.run.costs import Costs
-from plumbing.run.launch import refuse, world_size
+from plumbing.run.launch import refuse, torchrun, world_size
 from plumbing.setup.typed import check_model
 
 MFU = 0.4  # Llama 3 was trained at 0.38 to 0.43 (arXiv 2407.21783, Table 4)
 MBU = 0.6  # assumed: the lower end of what tuned decoders are said to reach
-HOST = 1e-3  # seconds a layer: Qwen3's 160 operations of a decode step, each at 6 microseconds (assumed)
+# Seconds a layer at least, measured with Qwen3-0.6B's shapes and 16 slots on an H100 (docs/nodes.md).
+GRAPH = 2e-4  # with CUDA graphs: TorchGenerator on the models that decoding.py writes out; assumed of vLLM too
+HOST = 1e-3  # TorchGenerator on any other: the host launches each kernel
+STARVED = 0.75  # another setting is named if its step takes at most so much of the time
 LINK = 25e9  # bytes/s between two GPUs: PCIe 4, or a network of 200 Gbit/s; NVLink is faster
 SHARE = 0.5  # assumed: mean length of a prompt and of a completion, of the longest
 
@@ -36,18 +44,31 @@ SHARE = 0.5  # assumed: mean length of a prompt and of a completion, of the long
 class Device(NamedTuple):
     """A GPU as in its data sheet."""
 
-    flops: float  # peak in bf16 without sparsity, FLOP/s
+    flops: float  # peak in `dtype` without sparsity, FLOP/s
     bandwidth: float  # of its memory, bytes/s
     memory: float  # bytes
+    dtype: str = "bfloat16"  # what a run there takes by default; older GPUs have no bf16
 
 
-DEVICES = {  # NVIDIA's data sheets; of several forms SXM
+DEVICES = {  # the makers' data sheets; of several forms SXM; of GeForce with fp32 sums
+    "A10": Device(125e12, 0.6e12, 24e9),
     "A100": Device(312e12, 2.039e12, 80e9),
+    "A100-40": Device(312e12, 1.555e12, 40e9),
+    "A40": Device(149.7e12, 0.696e12, 48e9),
+    "A6000": Device(154.8e12, 0.768e12, 48e9),
     "B200": Device(2250e12, 8.0e12, 180e9),
     "H100": Device(989e12, 3.35e12, 80e9),
     "H200": Device(989e12, 4.8e12, 141e9),
+    "L4": Device(121e12, 0.3e12, 24e9),
     "L40S": Device(362e12, 0.864e12, 48e9),
+    "MI300X": Device(1307e12, 5.3e12, 192e9),
+    "RTX3090": Device(71e12, 0.936e12, 24e9),
+    "RTX4090": Device(165e12, 1.008e12, 24e9),
+    "RTX5090": Device(209e12, 1.792e12, 32e9),
+    "T4": Device(8.1e12, 0.32e12, 16e9, "float32"),
+    "V100": Device(15.7e12, 0.9e12, 32e9, "float32"),
 }
+OTHER = re.compile(r"(\d+)GB:([\d.]+)TB/s:(\d+)TFLOPS", re.IGNORECASE)
 
 
 class Fleet(NamedTuple):
@@ -57,16 +78,23 @@ class Fleet(NamedTuple):
 
 
 def fleet(text):
-    """The Fleet of a text like 16xH100.
+    """The Fleet of a text like 16xH100; of a GPU that is not in DEVICES, of its numbers.
 
-    >>> fleet("4xl40s")[:2]
-    (4, 'L40S')
+    >>> fleet("4xl40s")[:2], fleet("8x80GB:2.0TB/s:300TFLOPS").device[:3]
+    ((4, 'L40S'), (300000000000000.0, 2000000000000.0, 80000000000.0))
     """
     found = re.fullmatch(r"([1-9]\d*)x(.+)", text)
     count, name = found.groups() if found else ("", text)
+    other = OTHER.fullmatch(name)
+    if count and other:
+        memory, bandwidth, flops = map(float, other.groups())
+        return Fleet(int(count), name, Device(1e12 * flops, 1e12 * bandwidth, 1e9 * memory))
     if name.upper() not in DEVICES or not count:
         known = ", ".join(f"{one} ({device.memory / 1e9:.0f} GB)" for one, device in DEVICES.items())
-        raise argparse.ArgumentTypeError(f"got {text}; expected NxGPU such as 8xH100, with a GPU of: {known}")
+        raise argparse.ArgumentTypeError(
+            f"got {text}; expected NxGPU such as 8xH100, with a GPU of: {known}; or its numbers, such as "
+            "8x80GB:2.0TB/s:300TFLOPS"
+        )
     return Fleet(int(count), name.upper(), DEVICES[name.upper()])
 
 
@@ -98,11 +126,57 @@ def decoding(args, config, count, slots, completions):
     """Seconds in which the generators decode so many completions, together in flight, in `slots` slots each."""
     generators = max(1, args.plan.count - args.trainers)
     rows = max(1.0, min(slots, completions / generators))
-    # TorchGenerator reads as many columns in each row as the longest one has, and is not faster than the host.
-    reach, host = (1.0, HOST * config.num_hidden_layers) if args.generator == "torch" else (SHARE / 2, 0.0)
+    # TorchGenerator reads as many columns in each row as the longest one has.
+    reach = 1.0 if args.generator == "torch" else SHARE / 2
     columns = SHARE * args.max_prompt_tokens + reach * args.max_new_tokens
-    step = roofline(args, config, count, rows).decode_step(rows, columns)
-    return completions * SHARE * args.max_new_tokens / (generators * rows) * max(step, host)
+    launched = GRAPH if args.generator == "vllm" or config.model_type in WRITTEN else HOST
+    step = max(roofline(args, config, count, rows).decode_step(rows, columns), launched * config.num_hidden_layers)
+    return completions * SHARE * args.max_new_tokens / (generators * rows) * step
+
+
+class Seconds(NamedTuple):
+    """Of an optimizer step, and of an evaluation."""
+
+    step: float
+    decode: float
+    gradients: float
+    publish: float
+    evaluation: float
+    in_turn: bool  # generators and trainers do not work at the same time
+
+
+def seconds(args, config, count, slots):
+    """The Seconds of a run on the GPUs of --plan."""
+    rule, batch = OFF_POLICY[args.off_policy], args.prompts * args.generations
+    batches = rule.batches(0, args.k)  # in flight
+    decode = decoding(args, config, count, slots, batches * batch) / batches
+    costs = roofline(args, config, count, slots)
+    tokens = batch * SHARE * (args.max_prompt_tokens + args.max_new_tokens)
+    gradients = costs.gradient_step(tokens / args.token_budget, tokens) / args.trainers
+    in_turn = rule.alternates or args.plan.count == 1
+    step = (decode + gradients if in_turn else max(decode, gradients)) + costs.broadcast
+    evaluation = decoding(args, config, count, slots, args.eval_prompts * args.eval_generations)
+    return Seconds(step, decode, gradients, costs.broadcast, evaluation, in_turn)
+
+
+def faster(args, config, count):
+    """The flags of the fastest step among all divisions of the GPUs and smaller micro-batches, in words; "" if it saves
+    less than STARVED.
+    """
+    from plumbing.setup import sizing
+
+    usable = sizing.USABLE * args.plan.device.memory
+    other, best, flags = copy.copy(args), STARVED * seconds(args, config, count, args.slots).step, ""
+    other.token_budget = args.token_budget
+    while other.token_budget >= args.max_prompt_tokens + args.max_new_tokens:
+        for other.trainers in range(1, args.plan.count):
+            itemsize = getattr(torch, args.dtype).itemsize
+            if sizing.trainer_bytes(other, config, count, itemsize, other.trainers) <= usable:
+                step = seconds(other, config, count, args.slots).step
+                if step < best:
+                    best, flags = step, f"--trainers {other.trainers} --token-budget {other.token_budget}"
+        other.token_budget //= 2
+    return flags and f"faster        {flags}: {best:,.1f} seconds a step"
 
 
 def generator_memory(args, config, count):
@@ -133,34 +207,59 @@ def lines(args, config):
     (gpus, name, device), count = args.plan, sizing.parameters(config)
     trainer = sizing.trainer_bytes(args, config, count, getattr(torch, args.dtype).itemsize, args.trainers)
     generator, slots = generator_memory(args, config, count)
-    rule, batch, mean = OFF_POLICY[args.off_policy], args.prompts * args.generations, SHARE * args.max_new_tokens
-    batches = rule.batches(0, args.k)  # in flight
-    decode = decoding(args, config, count, slots, batches * batch) / batches
-    costs = roofline(args, config, count, slots)
-    tokens = batch * (SHARE * args.max_prompt_tokens + mean)
-    gradients = costs.gradient_step(tokens / args.token_budget, tokens) / args.trainers
-    in_turn = rule.alternates or gpus == 1
-    step = (decode + gradients if in_turn else max(decode, gradients)) + costs.broadcast
+    batch, mean = args.prompts * args.generations, SHARE * args.max_new_tokens
+    found = seconds(args, config, count, slots)
     asked = args.eval_prompts * args.eval_generations
-    evaluation = decoding(args, config, count, slots, asked) / 3600
+    evaluation = found.evaluation / 3600
     evaluations = args.steps // args.eval_every + 1
-    hours = args.steps * step / 3600 + evaluations * evaluation
+    hours = args.steps * found.step / 3600 + evaluations * evaluation
+    quicker = faster(args, config, count)
     return [
         f"A model, not a measurement. Assumed: {MFU:.0%} of the peak FLOP/s, {MBU:.0%} of the peak bandwidth, "
         f"lengths of {SHARE:.0%} of the longest (docs/nodes.md)",
         *said,
-        f"{gpus} x {name}: {device.flops / 1e12:,.0f} TFLOP/s in bf16, {device.bandwidth / 1e12:.2f} TB/s, "
-        f"{device.memory / 1e9:.0f} GB; {count / 1e9:.2f}B parameters in {args.dtype}",
+        f"{gpus} x {name}: {device.flops / 1e12:,.0f} TFLOP/s in {args.dtype}, {device.bandwidth / 1e12:.2f} TB/s, "
+        f"{device.memory / 1e9:.0f} GB; {count / 1e9:.2f}B parameters",
         f"trainers      {args.trainers}, {trainer / 1e9:.1f} GB each",
         f"generators    {max(1, gpus - args.trainers)}, {generator / 1e9:.1f} GB each, {slots} slots",
-        f"a step        {batch:,} completions, {batch * mean / 1e6:.1f}M tokens: {step:,.1f} seconds",
-        f"  decode      {decode:,.1f} seconds",
-        f"  gradients   {gradients:,.1f} seconds, " + ("then" if in_turn else "meanwhile"),
-        f"  publish     {costs.broadcast:,.2f} seconds",
+        f"a step        {batch:,} completions, {batch * mean / 1e6:.1f}M tokens: {found.step:,.1f} seconds",
+        f"  decode      {found.decode:,.1f} seconds",
+        f"  gradients   {found.gradients:,.1f} seconds, " + ("then" if found.in_turn else "meanwhile"),
+        f"  publish     {found.publish:,.2f} seconds",
+        *([quicker] if quicker else []),
         f"an evaluation {asked:,} completions, {asked * mean / 1e6:.1f}M tokens: {evaluation:,.1f} hours",
         f"the run       {args.steps:,} step(s), {evaluations} evaluation(s): {hours:,.0f} hours, "
         f"{gpus * hours:,.0f} device-hours, {evaluations * evaluation / hours:.0%} of them for evaluations",
     ]
+
+
+def forecast(args, config):
+    """Lines on how long a run on this machine's GPUs will take, before it starts; [] if they are not in DEVICES."""
+    name = torch.cuda.get_device_name(torchrun("LOCAL_RANK") % torch.cuda.device_count()).replace("RTX ", "RTX")
+    known = [device for device in DEVICES if re.search(rf"\b{device}\b", name)]
+    world = world_size()
+    if not known or world < 2:
+        return []
+    asked = copy.copy(args)
+    asked.plan = Fleet(world, known[-1], DEVICES[known[-1]])
+    from plumbing.run.checkpoints import LATEST
+    from plumbing.setup import sizing
+
+    count = sizing.parameters(config)
+    now = seconds(asked, config, count, args.slots)
+    apart = args.checkpoint_every * now.step / 60
+    if "checkpoint_every" not in args.asked:
+        apart = min(apart, LATEST / 60)
+    text = (
+        f"estimated from {asked.plan.name}'s data sheet: a step {now.step:,.1f} s, R_0 {now.evaluation / 60:,.1f} min, "
+        f"a checkpoint every {apart:,.0f} min"
+    )
+    if args.generator == "vllm":
+        return [text]
+    asked.generator = "vllm"
+    other = seconds(asked, config, count, args.slots)
+    there = "it is installed" if find_spec("vllm") else "pip install -e '.[vllm]' installs it"
+    return [text, f"with --generator vllm a step {other.step:,.1f} s, R_0 {other.evaluation / 60:,.1f} min; {there}"]
 
 
 def show_plan(args, folder):

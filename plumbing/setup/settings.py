@@ -259,7 +259,9 @@ class Settings:
     activation_checkpointing: bool = flag("recompute layers in the backward pass: less memory, slower")
 
     eval_every: int = flag("optimizer steps between evaluations", least=1)
-    checkpoint_every: int | None = flag("optimizer steps between checkpoints (default: as --eval-every)", least=1)
+    checkpoint_every: int | None = flag(
+        "optimizer steps between checkpoints (default: as --eval-every, or 30 minutes)", least=1
+    )
     eval_prompts: int = flag(
         "validation prompts of every source, at most; own model: fewer for few generators", FIXED | EVALUATION, least=1
     )
@@ -365,7 +367,9 @@ def in_force(asked):
     # Of this process's own GPU: to ask one of another would start a CUDA context there.
     mine = torchrun("LOCAL_RANK") % max(1, torch.cuda.device_count())
     old = torch.cuda.is_available() and torch.cuda.get_device_capability(mine) < BFLOAT16
-    dtype = "bfloat16" if given.get("plan") or torch.cuda.is_available() and not old else "float32"
+    dtype = "bfloat16" if torch.cuda.is_available() and not old else "float32"
+    if given.get("plan"):
+        dtype = given["plan"].device.dtype
     values = DEFAULTS | {"model": base, "dtype": dtype} | preset | recipe | average | given
     args = Settings(**{name: values[name] for name in FIELDS})
     if old and "dtype" not in given:

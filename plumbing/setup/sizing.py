@@ -16,6 +16,7 @@ Deviation: with fewer generators than the paper's 64, a validation has fewer pro
 Run by build.py and plan.py. Test: pytest tests/test_settings.py tests/test_plan.py
 """
 
+import copy
 import os
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,11 @@ def fit_trainers(args, config):
         args.trainers = fits
         return f"--trainers {fits} instead of {asked}: {said}"
     more = f"--trainers {fits}, " if fits and fits < world else f"{fits + 1} GPUs, " if fits else ""
+    less = copy.copy(args)
+    while trainer_bytes(less, config, count, itemsize, world - 1) > usable and less.token_budget > 1:
+        less.token_budget //= 2
+    if less.token_budget >= longest(args, config):
+        more += f"--token-budget {less.token_budget} with --trainers {world - 1}, "
     raise ValueError(f"{said}. Way out: {more}a smaller --token-budget, shorter lengths or a smaller model")
 
 
@@ -293,6 +299,11 @@ def fit_slots(args, config, *, free, trainers, generators):
     )
     needs += f"; a trainer needs about {training / 1e9:.1f} GB" if trainers * training else ""
     budget = " or --token-budget" if trainers * training else ""
+    if trainers * training > USABLE * free:
+        raise ValueError(
+            f"a trainer alone needs about {training / 1e9:.1f} GB; {free / 1e9:.1f} GB are free. Way out: a smaller "
+            "--token-budget, shorter lengths or a smaller model"
+        )
     if "slots" in args.asked or room < 1:
         raise ValueError(
             f"--slots {args.slots} does not fit: {needs}; {max(room, 0)} would fit. Lower --slots or --max-new-tokens"

@@ -176,7 +176,9 @@ def completion(one):
         versions += [version] * (math.ceil(count / CHUNK) - len(versions))
     n = len(versions)
     fields = dict(prompt_ids=[0], ids=[0] * n, mask=[True] * n, logprobs=[0.0] * n, versions=versions)
-    return pipeline.Rollout(one.request.number, one.index, False, **fields, text="", truncated=False, interrupted=False)
+    request = one.request
+    place = request.number, one.index, request.evaluation
+    return pipeline.Rollout(*place, **fields, text="", truncated=False, interrupted=False)
 
 
 @dataclass

@@ -1,15 +1,16 @@
 """Sec. 3.1: claims about requests, the versions of tokens, the queue's two ends, and weights.
 
 Most runs are simulated: the real loops of train.py, `train` and `generate`, run in threads, one thread at a time, on a
-virtual clock and a store in memory. So a run depends only on its Setting and takes milliseconds.
+virtual clock and a store in memory. So a run depends only on its Setting and takes milliseconds. Completions are those
+of lab/simulated_fleet.py.
 """
 
 import random
 import threading
-from collections import Counter, deque
+from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -18,20 +19,20 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import refuses
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-import batches
 import pipeline
 import train
 from data import Curriculum, Prompt
-from pipeline import Request, RequestQueue, Rollout, RolloutQueue
+from lab import simulated_fleet as fleet
+from pipeline import Request, RequestQueue, RolloutQueue
 from plumbing.run.heartbeat import Lost
 from plumbing.run.processes import broadcast_weights, layout_of
 from plumbing.run.store import POLL, Interrupted, Store, paces
 from plumbing.run.virtual import Events, Memory
 from plumbing.setup import build, evaluation
-from rollout import Generator
 from verify.scorer import Score
 
 PAUSE = POLL  # virtual seconds; the unit of every duration below
@@ -69,16 +70,15 @@ class World(Events):
         if self._heap:
             self.next()
 
-    def run(self, *actors):
+    def run(self, actors):
         threads = [threading.Thread(target=self.live, args=(actor,), daemon=True) for actor in actors]
         for thread in threads:
             self.after(0.0, thread.start)
         self.next()
         for thread in threads:
-            thread.join(30)
+            thread.join()
         if self.errors:
             raise self.errors[0]
-        assert not any(thread.is_alive() for thread in threads)
 
 
 class Slow:
@@ -104,22 +104,21 @@ class Slow:
 
 
 @dataclass(frozen=True)
-class Setting:
-    off_policy: str = "pipeline"
+class Setting(fleet.Setting):
     k: int = 2
-    steps: int = 4
-    start: int = 0
     prompts: int = 2
     generations: int = 2
     trainers: int = 1
     generators: tuple = ((1, 2),)  # (duration of a decode step, slots) of each generator
-    training: int = 4  # duration of an optimizer step
-    longest: int = 4  # tokens of a completion; one in eight is up to eight times as long
+    train: int = 4  # duration of an optimizer step
+    mean: float = 3  # tokens of a completion
+    cut: int = 99
     verifying: int = 0  # longest duration of verifying an answer
-    evaluate_every: int = 9999  # optimizer steps; at the start and the end of a run always
-    correct: str = "mixed"  # or "always" (every group has zero variance), or "learnt" (some prompts are always solved)
+    learnt: bool = False  # whether three of four prompts are always solved
     pool: int = 1000  # training prompts
-    seed: int = 0  # of lengths, verdicts and prompts; durations are given above
+    steps: int = 4
+    start: int = 0
+    eval_every: int = 9999  # optimizer steps; at the start and the end of a run always
 
     @property
     def rule(self):
@@ -134,51 +133,40 @@ class Setting:
         return range(self.trainers, self.trainers + len(self.generators))
 
 
-@dataclass
 class Record:
     """What happened."""
 
-    batches: dict = field(default_factory=dict)  # step -> [[RolloutMetadata]]
-    trained: dict = field(default_factory=dict)  # step -> [Rollout]
-    started: Counter = field(default_factory=Counter)  # (evaluation, its version or False, request, index) -> times
-    evaluated: dict = field(default_factory=dict)  # version -> ([[RolloutMetadata]], [Rollout])
-    keys: list = field(default_factory=list)  # number of keys in the store after every step
-    left: list = field(default_factory=list)  # why the generators' loops ended
-    retired: int = 0
+    def __init__(self):
+        self.batches = {}  # step -> [[RolloutMetadata]]
+        self.trained = defaultdict(list)  # step -> [Rollout]
+        self.started = Counter()  # (evaluation, version, request) -> times
+        self.evaluated = {}  # version -> ([[RolloutMetadata]], [Rollout])
+        self.ends = []  # why the generators' loops ended
 
     def staleness(self):
         """(step, step - version) of every token that trained."""
         return [(step, step - v) for step, rollouts in self.trained.items() for one in rollouts for v in one.versions]
 
-    def prompts(self):
-        return [[group[0].prompt for group in groups] for groups in self.batches.values()]
 
-
-def dice(*name):
-    return random.Random(repr(name))
-
-
-class FakeGenerator(Generator):
-    """Decodes one token per slot and step; lengths are random, the duration of a step is this generator's."""
+class Generator(fleet.Generator):
+    """The fleet's, one decode step at a time; its weights are the number of their version."""
 
     def __init__(self, setting, index, record, sleep):
-        duration, self.slots = setting.generators[index]
-        self.setting, self.record, self.sleep, self.version = setting, record, sleep, setting.start
-        self.duration, self.weights = duration * PAUSE, {"version": [setting.start - 1]}
-        self._running, self._queue, self._evaluations, self._evaluating = [], deque(), deque(), 0
-        self.seed, self.think_budget, self.max_new_tokens, self.positions = 0, None, 0, 1
-        self.eos_ids, self.other_ends, self._text = [7], {}, str
-        self.work = {"decode_seconds": 0.0}
+        duration, slots = setting.generators[index]
+        super().__init__(replace(setting, slots=slots))
+        self.seconds = duration * PAUSE
+        self.version = setting.start
+        self.weights = {"version": [setting.start - 1]}
+        self.record = record
+        self.sleep = sleep
+
+    @property
+    def busy(self):
+        return bool(self.running or self.queue)
 
     def add(self, request):
-        for index in range(request.generations):
-            self.record.started[request.evaluation, request.evaluation and request.version, request.number, index] += 1
+        self.record.started[request.evaluation, request.version, request.number] += 1
         super().add(request)
-
-    def length(self, sequence):
-        request = sequence.group.request
-        rng = dice(self.setting.seed, request.evaluation, request.number, sequence.index)
-        return rng.randint(1, self.setting.longest * (8 if rng.random() < 0.125 else 1))
 
     def named_weights(self):
         return self.weights
@@ -188,19 +176,13 @@ class FakeGenerator(Generator):
         self.version = version
 
     def step(self):
-        self._running += self._starts()
-        if not self._running:
+        if not self.start():
             return []
-        self.sleep(self.duration)
-        self.work["decode_seconds"] += self.duration
-        for sequence in self._running:
-            sequence.tokens.append((7, True, -1.0, self.version))
-        done = [sequence for sequence in self._running if len(sequence.tokens) == self.length(sequence)]
-        self._running = [sequence for sequence in self._running if sequence not in done]
-        return [self._completion(sequence) for sequence in done]
+        self.sleep(self.seconds)
+        return self.decode(1)
 
     def close(self):
-        self._running = None
+        self.running = None
 
 
 def verdict(completion, value, **more):
@@ -208,16 +190,18 @@ def verdict(completion, value, **more):
     return Score(completion, None, "", 0.0, value, **more)
 
 
-class FakeScorer:
-    """Random verdicts (see Setting.correct), some of them late."""
+class Scorer:
+    """Random verdicts, some of them late."""
 
     def __init__(self, setting, clock):
-        self.setting, self.clock, self.pending = setting, clock, []
+        self.setting = setting
+        self.clock = clock
+        self.pending = []
 
     def submit(self, completion, prompt):
-        rng, kind = dice(self.setting.seed, prompt.index, completion.request, completion.index), self.setting.correct
-        solved = kind == "always" or kind == "learnt" and prompt.index % 4 > 0
+        rng = random.Random(repr((self.setting.seed, prompt.index, completion.request, completion.index)))
         due = self.clock() + rng.randint(0, self.setting.verifying) * PAUSE
+        solved = self.setting.learnt and prompt.index % 4 > 0
         self.pending.append((due, verdict(completion, solved or rng.random() < 0.5)))
 
     def finished(self):
@@ -236,19 +220,21 @@ def prompt(index):
 
 def quiet():
     """A heartbeat of a rank whose run goes well."""
-    return SimpleNamespace(
-        tick=lambda: None, waiting=lambda what: nullcontext(), working=nullcontext, stopped=None, needed=None
-    )
+    return mock.MagicMock(stopped=None)
 
 
-class FakeTrainer:
-    """What train.train asks of a Trainer, without the learning."""
+class Trainer(train.Trainer):
+    """A Trainer without the learning. sent: versions of the weights that have been sent."""
 
     def __init__(self, setting, record, world, store, sent, queue):
-        self.setting, self.record, self.world, self.store = setting, record, world, store
+        self.args = SimpleNamespace(steps=setting.steps, eval_every=setting.eval_every, checkpoint_every=9999)
+        vars(self.args).update(zero_variance_filter=True, normalisation="batch", token_budget=128)
+        self.processes = SimpleNamespace(rank=store.rank, trainer_ranks=setting.trainer_ranks)
+        self.record = record
+        self.pass_time = partial(world.sleep, setting.train * PAUSE)
         self.queue = queue(store, setting.trainer_ranks, setting.generator_ranks, **setting.rule, drain=False)
         self.curriculum = Curriculum([prompt(n) for n in range(setting.pool)], seed=setting.seed, threshold=0.9)
-        self.log = SimpleNamespace(clock=SimpleNamespace(start=lambda: None), timed=lambda name: nullcontext())
+        self.log = mock.MagicMock()
         self.sent = sent
         self.version = setting.start
         self.evaluated = None
@@ -256,69 +242,66 @@ class FakeTrainer:
     def evaluate(self):
         groups, samples = self.queue.evaluate([prompt(n) for n in range(3)], 2, samples=1)
         self.evaluated = self.version
-        if self.store.rank == 0:
+        if self.processes.rank == 0:
             self.record.evaluated[self.version] = groups, samples
 
     def plan(self, groups):
         assert self.record.batches.setdefault(self.version, groups) == groups  # the same on every trainer
-        share = {"rank": self.store.rank, "trainers": self.setting.trainers, "device": "cpu"}
-        return batches.make_plan(
-            groups, zero_variance_filter=True, normalisation="batch", token_budget=64, device="cpu", **share
-        )
+        return super().plan(groups)
 
     def update(self, plan):
         self.queue.drop(plan.dropped)
-        taken = [self.queue.tokens([item.rollout for item in items]) for items in plan.micro_batches]
+        rollouts = self.queue.tokens([item.rollout for items in plan.micro_batches for item in items])
         if plan.tokens:  # else they are only compared
-            self.record.trained.setdefault(self.version, []).extend(sum(taken, []))
-        self.world.sleep(self.setting.training * PAUSE)
+            self.record.trained[self.version] += rollouts
+        self.pass_time()
         self.version += 1
 
     def log_step(self, groups, plan, update):
-        self.record.keys.append(len(self.store.backend.values))
+        pass
 
     def broadcast_weights(self):
-        if self.store.rank == 0:
+        if self.processes.rank == 0:
             self.sent.append(self.version)
 
     def live(self):
-        s = self.setting
-        flags = SimpleNamespace(steps=s.steps, eval_every=s.evaluate_every, checkpoint_every=9999)
-        reason = train.train(self, flags)
-        self.queue.stop(reason)
+        self.queue.stop(train.train(self, self.args))
         self.record.retired = self.curriculum.retired
 
 
-FAKES = {
-    "make_generator": lambda args, *_: args.generator,
-    "make_scorer": lambda args: args.scorer,
-    "await_weights": lambda generator: setattr(generator, "version", generator.version - 1),
-}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def fakes():
-    """train.generate gets its generator and its scorer from the settings."""
-    with mock.patch.multiple(build, **FAKES):
+def faked():
+    """train.generate gets its generator and its scorer from the settings; the fleet's tokens count one by one."""
+    with (
+        mock.patch.object(fleet, "CHUNK", 1),
+        mock.patch.multiple(
+            build,
+            make_generator=lambda args, *_: args.generator,
+            make_scorer=lambda args: args.scorer,
+            await_weights=lambda generator: setattr(generator, "version", generator.version - 1),
+        ),
+    ):
         yield
 
 
-def turns(fake, scorer, queue, receive=None):
+fakes = pytest.fixture(faked, scope="module", autouse=True)
+
+
+def turns(generator, scorer, queue, receive=None):
     """train.generate with these fakes: each `next` is a turn."""
     processes = SimpleNamespace(heartbeat=queue.store.heartbeat, device="cpu", dtype=None, clock=None, receive=receive)
-    return train.generate(SimpleNamespace(generator=fake, scorer=scorer), processes, queue)
+    return train.generate(SimpleNamespace(generator=generator, scorer=scorer), processes, queue)
 
 
 def simulate(setting, queue=RolloutQueue, slow=False):
     """A whole run; returns its Record and the keys that it leaves in the store; slow: whether calls to it take time."""
-    world, record = World(), Record()
-    sent, rng, memory = [setting.start - 1], dice(setting), Memory(lambda key: None)
+    world, record, memory = World(), Record(), Memory()
+    sent, rng = [setting.start - 1], random.Random(repr(setting))
 
     def store(rank):
         return Store(Slow(memory, world, rng) if slow else memory, rank, quiet(), pause=world.sleep)
 
     def trainer(rank):
-        FakeTrainer(setting, record, world, store(rank), sent, queue).live()
+        Trainer(setting, record, world, store(rank), sent, queue).live()
 
     def receive(named):  # as in a broadcast, which the trainers begin when all generators wait for it
         while sent[-1] == named["version"][0]:
@@ -326,91 +309,75 @@ def simulate(setting, queue=RolloutQueue, slow=False):
         named["version"][0] = sent[-1]
 
     def generator(rank):
-        fake = FakeGenerator(setting, rank - setting.trainers, record, world.sleep)
+        fake = Generator(setting, rank - setting.trainers, record, world.sleep)
         requests = RequestQueue(store(rank), *paces(world.clock))
-        for _ in turns(fake, FakeScorer(setting, world.clock), requests, receive):
+        for _ in turns(fake, Scorer(setting, world.clock), requests, receive):
             world.sleep(0.0 if fake.busy else PAUSE)
-        record.left.append(requests.latest.stop)
+        record.ends.append(requests.latest.stop)
 
     trainers = [partial(trainer, rank) for rank in setting.trainer_ranks]
-    world.run(*trainers, *(partial(generator, rank) for rank in setting.generator_ranks))
+    world.run([*trainers, *(partial(generator, rank) for rank in setting.generator_ranks)])
     return record, [*memory.values]
 
 
-def check_no_token_too_stale(setting, record):
-    """Measured on the tokens: the step that trained a token minus the version that sampled it."""
+def check_tokens(setting, record):
+    """No token is too old, and every rollout was generated once, and trained once unless its group has no variance."""
     bound = pipeline.OFF_POLICY[setting.off_policy].bound(setting.k)
     assert all(0 <= staleness <= bound for _, staleness in record.staleness())
-
-
-def check_nothing_lost_or_done_twice(setting, record):
-    """Every rollout of a batch was generated once, and trained once unless its group has no variance."""
     assert set(record.started.values()) == {1}
     for step, groups in record.batches.items():
-        done, kept = [], []
-        for request, group in enumerate(groups, step * setting.prompts):
-            here = [(request, index) for index in range(setting.generations)]
-            assert [rollout.key for rollout in group] == [f"rollout/train/{t}/{i}" for t, i in here]
-            done += here
-            kept += here if len({rollout.correct for rollout in group}) > 1 else []
-        assert len(done) == setting.prompts * setting.generations
-        assert all(record.started[False, False, request, index] for request, index in done)
-        assert sorted(kept) == sorted((one.request, one.index) for one in record.trained.get(step, []))
-
-
-def fixed_keys(setting):
-    """The keys that a finished run may leave in the store, whatever its length."""
-    work = {f"work/{rank}" for rank in setting.generator_ranks}
-    return work | {"state", "claimed/train", "claimed/eval", "finished/eval"}
+        numbers = range(step * setting.prompts, (step + 1) * setting.prompts)
+        keys = [[f"rollout/train/{number}/{index}" for index in range(setting.generations)] for number in numbers]
+        assert [[rollout.key for rollout in group] for group in groups] == keys
+        kept = [group for group in groups if len({rollout.correct for rollout in group}) > 1]
+        trained = sorted(f"rollout/train/{one.request}/{one.index}" for one in record.trained[step])
+        assert trained == sorted(rollout.key for group in kept for rollout in group)
 
 
 def check_run(setting, record, keys):
     """Everything that must hold of a run that does not run out of prompts."""
     assert list(record.batches) == list(range(setting.start, setting.steps))
-    assert record.left == ["finished"] * len(setting.generators)
-    check_no_token_too_stale(setting, record)
-    check_nothing_lost_or_done_twice(setting, record)
-    requests = {request for evaluation, _, request, _ in record.started if not evaluation}
+    assert record.ends == ["finished"] * len(setting.generators)
+    check_tokens(setting, record)
+    requests = {number for evaluation, _, number in record.started if not evaluation}
     assert requests == set(range(setting.start * setting.prompts, setting.steps * setting.prompts))  # no others
-    assert record.evaluated.keys() >= {setting.steps}
+    assert setting.steps in record.evaluated
     for version, (groups, samples) in record.evaluated.items():
         assert [len(group) for group in groups] == [2, 2, 2] and len(samples) == 2
         assert all(set(rollout.versions) == {version} for group in groups for rollout in group)
-    assert set(keys) <= fixed_keys(setting)
+    # What a finished run leaves in the store, whatever its length.
+    work = {f"work/{rank}" for rank in setting.generator_ranks}
+    assert set(keys) <= work | {"state", "claimed/train", "claimed/eval", "finished/eval"}
 
 
 def settings_of(**fixed):
     """Strategy for a Setting: random values, except for the fields in `fixed`."""
     ranges = dict(
-        steps=st.integers(1, 6),
+        steps=st.integers(1, 10),
         prompts=st.integers(1, 3),
         generations=st.integers(1, 3),
         trainers=st.integers(1, 2),
         generators=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 5)), min_size=1, max_size=3).map(tuple),
-        training=st.integers(0, 12),
-        longest=st.integers(1, 5),
+        train=st.integers(0, 12),
+        mean=st.integers(1, 5),
         verifying=st.integers(0, 5),
         seed=st.integers(0, 999),
     )
     return st.builds(Setting, **(ranges | fixed))
 
 
-VERDICTS = st.sampled_from(("mixed", "mixed", "always"))
-PIPELINES = settings_of(k=st.integers(0, 8), evaluate_every=st.sampled_from((1, 2, 3, 9999)), correct=VERDICTS)
-
-
-def of_rule(name):
-    """Strategy for a Setting of a rule, whatever k and interval of evaluations it can have."""
+@st.composite
+def of_rule(draw, name):
+    """A Setting of a rule, whatever k and interval of evaluations it can have."""
     rule = pipeline.OFF_POLICY[name]
-    ks = st.integers(rule.least_k, 8)
+    k = draw(st.integers(rule.least_k, 8))
+    sent = [every for every in range(1, 9) if all(rule.broadcasts(v, k) for v in range(every, 11, every))]
+    return draw(settings_of(off_policy=st.just(name), k=st.just(k), eval_every=st.sampled_from([*sent, 9999])))
 
-    def of_k(k):
-        sent = [every for every in range(1, 9) if all(rule.broadcasts(v, k) for v in range(every, 11, every))]
-        evaluate_every = st.sampled_from([*sent, 9999])
-        steps = st.integers(1, 10)
-        return settings_of(off_policy=st.just(name), k=st.just(k), steps=steps, evaluate_every=evaluate_every)
 
-    return ks.flatmap(of_k)
+# No shrinking: settings are small anyway, and it takes a second to detect a run that never ends.
+many = settings(max_examples=80, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
+few = settings(many, max_examples=20)
 
 
 def check_rule(name, runs=80):
@@ -422,33 +389,22 @@ def check_rule(name, runs=80):
     @settings(many, max_examples=runs)
     @given(of_rule(name))
     def bounded(setting):
-        record, keys = simulate(setting)
-        check_run(setting, record, keys)
+        check_run(setting, *simulate(setting))
 
-    with mock.patch.multiple(build, **FAKES):
+    with contextmanager(faked)():
         bounded()
-
-
-RESUMED = settings_of(k=st.integers(0, 8), start=st.integers(1, 5), steps=st.integers(6, 8))
-# No shrinking: settings are small anyway, and it takes a second to detect a run that never ends.
-many = settings(max_examples=80, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
-few = settings(many, max_examples=20)
 
 
 # --- The rules -------------------------------------------------------------------------------------------------------
 
 
-def test_sec31_requests_of_pipeline_rl_k_by_hand():
-    # 3 prompts per step, 5 steps, k = 1: requests of two batches at first, of one more per step, at most 15.
-    admitted = [pipeline.admission_limit(v, off_policy="pipeline", k=1, steps=5, prompts=3) for v in range(6)]
-    assert admitted == [6, 9, 12, 15, 15, 15]
+def test_sec31_requests_and_broadcasts_by_hand():
+    # 3 prompts per step, 5 steps. pipeline, k = 1: two batches at first, one more per step, at most 15 requests;
+    # ppo, k = 2: phases of two batches, the next one only when both are trained; 5 steps are two and a half phases.
+    hand = {("pipeline", 1): [6, 9, 12, 15, 15, 15], ("ppo", 2): [6, 6, 12, 12, 15, 15]}
+    for (rule, k), limits in hand.items():
+        assert [pipeline.admission_limit(v, off_policy=rule, k=k, steps=5, prompts=3) for v in range(6)] == limits
     assert all(pipeline.broadcasts(v, off_policy="pipeline", k=3) for v in range(7))
-
-
-def test_sec31_requests_of_ppo_off_policy_k_by_hand():
-    # k = 2: phases of two batches, the next phase only when both are trained; 5 steps are two and a half phases.
-    admitted = [pipeline.admission_limit(v, off_policy="ppo", k=2, steps=5, prompts=3) for v in range(6)]
-    assert admitted == [6, 6, 12, 12, 15, 15]
     assert [v for v in range(7) if pipeline.broadcasts(v, off_policy="ppo", k=3)] == [0, 3, 6]
 
 
@@ -467,44 +423,44 @@ def test_sec31_all_tokens_of_a_ppo_phase_come_from_the_weights_it_began_with(set
     assert all(staleness == step % setting.k for step, staleness in record.staleness())
 
 
+# Training takes no time and completions take long: the weights change while the first ones run.
+LONG = dict(k=1, steps=12, train=0, mean=20, generators=((1, 8), (7, 8)))
+
+
 def test_a_token_older_than_its_rule_says_ends_the_run_with_rule_token_and_bound(monkeypatch):
     late = pipeline.OFF_POLICY["pipeline"]._replace(batches=lambda version, k: k + 3 + version)
     monkeypatch.setitem(pipeline.OFF_POLICY, "late", late)
-    said = r"--off-policy late --k 1: expected tokens at most 1 optimizer steps old, got one of 2: rollout/train/\d+/\d"
-    with pytest.raises(RuntimeError, match=said):
-        simulate(Setting("late", k=1, steps=8, training=0, longest=20, generators=((1, 16),)))
+    words = (
+        r"--off-policy late --k 1: expected tokens at most 1 optimizer steps old, got one of 2: rollout/train/\d+/\d"
+    )
+    refuses(words, simulate, Setting("late", **LONG), error=RuntimeError)
 
 
 @few
-@given(st.sampled_from([*pipeline.OFF_POLICY]).flatmap(of_rule) | RESUMED)
+@given(
+    st.sampled_from([*pipeline.OFF_POLICY]).flatmap(of_rule) | settings_of(start=st.just(3), steps=st.integers(6, 8))
+)
 def test_nothing_depends_on_the_order_in_which_ranks_reach_the_store(setting):
-    record, keys = simulate(setting, slow=True)
-    check_run(setting, record, keys)
+    check_run(setting, *simulate(setting, slow=True))
 
 
 @pytest.mark.parametrize("off_policy", pipeline.OFF_POLICY)
 def test_an_exhausted_curriculum_ends_the_run_after_its_last_full_batch(off_policy):
-    setting = Setting(off_policy=off_policy, k=2, prompts=3, steps=40, pool=10, correct="learnt")
+    setting = Setting(off_policy, prompts=3, steps=40, pool=10, learnt=True)
     record, _ = simulate(setting)
-    check_no_token_too_stale(setting, record)
-    check_nothing_lost_or_done_twice(setting, record)
-    assert record.left == ["curriculum exhausted"] and 0 < len(record.batches) < 40
+    check_tokens(setting, record)
+    assert record.ends == ["curriculum exhausted"] and 0 < len(record.batches) < 40
     assert setting.pool - record.retired < setting.prompts  # one prompt in four is right only by chance
 
 
 @few
-@given(settings_of(k=st.integers(0, 4), correct=st.just("learnt")), settings_of())
+@given(settings_of(k=st.integers(0, 4), learnt=st.just(True)), settings_of())
 def test_the_prompts_of_a_batch_do_not_depend_on_timing(setting, other):
-    setting = replace(setting, pool=5 * setting.prompts + 40)
-    timing = dict(generators=other.generators, training=other.training, verifying=other.verifying)
-    assert simulate(setting)[0].prompts() == simulate(replace(setting, **timing))[0].prompts()
-
-
-def test_sec31_the_bound_is_reached_and_completions_span_updates():
-    # Training takes no time and completions take long: the weights change k = 3 times while the first ones run.
-    record, _ = simulate(Setting(k=3, steps=8, training=0, longest=20, generators=((1, 16),), seed=2))
-    assert max(staleness for _, staleness in record.staleness()) == 3
-    assert any(len(set(one.versions)) > 1 for batch in record.trained.values() for one in batch)
+    setting = replace(setting, pool=5 * setting.prompts + 70)
+    timed = replace(setting, generators=other.generators, train=other.train, verifying=other.verifying)
+    batches = [simulate(one)[0].batches.values() for one in (setting, timed)]
+    found, expected = ([[group[0].prompt for group in groups] for groups in run] for run in batches)
+    assert found == expected
 
 
 class FirstCome(RolloutQueue):
@@ -521,10 +477,12 @@ class FirstCome(RolloutQueue):
 
 
 def test_taking_whatever_arrives_first_breaks_the_bound():
-    setting = Setting(k=1, steps=12, prompts=2, generations=2, longest=8, generators=((1, 8), (7, 8)), seed=1)
-    runs = [simulate(setting, queue)[0].staleness() for queue in (RolloutQueue, FirstCome)]
-    right, wrong = (max(staleness for _, staleness in run) for run in runs)
-    assert right <= setting.k < wrong
+    """Taking the oldest reaches it, and completions span updates."""
+    setting = Setting(**LONG)
+    record, first_come = (simulate(setting, queue)[0] for queue in (RolloutQueue, FirstCome))
+    right, wrong = (max(staleness for _, staleness in run.staleness()) for run in (record, first_come))
+    assert right == setting.k < wrong
+    assert any(len(set(one.versions)) > 1 for batch in record.trained.values() for one in batch)
 
 
 # --- Who waits for whom ----------------------------------------------------------------------------------------------
@@ -532,10 +490,9 @@ def test_taking_whatever_arrives_first_breaks_the_bound():
 
 def rollouts(rank=0, *, pause=None, heartbeat=None, memory=None, trainers=1, **changes):
     """The trainers' end of a queue for two generators, ranks 1 and 2; `pause` is what happens while it waits."""
-    memory = memory or Memory(lambda key: None)
-    rule = dict(off_policy="pipeline", k=1, prompts=2, generations=1, steps=9, start=0, drain=False) | changes
-    store = Store(memory, rank, heartbeat or quiet(), pause)
-    return RolloutQueue(store, range(trainers), range(1, 3), **rule)
+    store = Store(memory or Memory(), rank, heartbeat or quiet(), pause)
+    rule = Setting(k=1, generations=1, steps=9).rule | changes
+    return RolloutQueue(store, range(trainers), range(1, 3), **rule, drain=False)
 
 
 def requests(queue, rank=1, heartbeat=None):
@@ -545,16 +502,9 @@ def requests(queue, rank=1, heartbeat=None):
 
 def fresh(setting=Setting()):
     """A generator and a scorer for which no time passes; the first weights have arrived."""
-    fake = FakeGenerator(setting, 0, Record(), lambda seconds: None)
-    fake.version += 1  # await_weights goes one back
-    return fake, FakeScorer(setting, lambda: 0.0)
-
-
-def lost(why):
-    """A heartbeat of a rank that has heard of a loss."""
-    heartbeat = quiet()
-    heartbeat.tick = mock.Mock(side_effect=Lost(why))
-    return heartbeat
+    generator = Generator(setting, 0, Record(), float)
+    generator.version += 1  # await_weights goes one back
+    return generator, Scorer(setting, float)
 
 
 def test_weights_are_announced_and_sent_when_every_generator_waits_for_them():
@@ -597,8 +547,7 @@ def test_a_trainer_waits_for_rank_0_and_hears_of_the_end():
     lead = rollouts(trainers=2)
     queue = rollouts(1, memory=lead.store.backend, trainers=2, pause=lambda seconds: lead.stop("interrupted"))
     queue.admit([prompt(0), prompt(1)])
-    with pytest.raises(Interrupted, match="^interrupted$"):
-        queue.next_batch(0)
+    refuses("^interrupted$", queue.next_batch, 0, error=Interrupted)
 
 
 def test_a_wait_can_be_interrupted_but_not_between_joining_and_sending():
@@ -606,23 +555,18 @@ def test_a_wait_can_be_interrupted_but_not_between_joining_and_sending():
     heartbeat.stopped = "interrupted"
     queue = rollouts(heartbeat=heartbeat, pause=mock.Mock(side_effect=[None, None, TimeoutError]))
     queue.admit([prompt(0), prompt(1)])
-    with pytest.raises(Interrupted, match="^interrupted$"):
-        queue.next_batch(0)
+    refuses("^interrupted$", queue.next_batch, 0, error=Interrupted)
     with pytest.raises(TimeoutError):  # after the third pause; else generators would wait for the weights for ever
         queue.announce(1, None)
 
 
-def test_a_lost_rank_ends_every_wait_and_turn_at_once():
-    queue = rollouts(heartbeat=lost("generator rank 2 ended"))
-    queue.admit([prompt(0), prompt(1)])
-    with pytest.raises(Lost, match="^generator rank 2 ended$"):
-        queue.next_batch(0)
-    with pytest.raises(Lost, match="^generator rank 2 ended$"):
-        queue.announce(1, None)  # even in a wait that cannot be interrupted
-    life = turns(*fresh(), requests(rollouts(), heartbeat=lost("generator rank 2 ended")))
+def test_a_lost_rank_ends_every_turn_at_once():
+    """As it ends every wait: test_store.py."""
+    heartbeat = quiet()
+    heartbeat.tick = mock.Mock(side_effect=Lost("generator rank 2 ended"))
+    life = turns(*fresh(), requests(rollouts(), heartbeat=heartbeat))
     next(life)
-    with pytest.raises(Lost, match="^generator rank 2 ended$"):
-        next(life)
+    refuses("^generator rank 2 ended$", next, life, error=Lost)
 
 
 # --- The generators' end ---------------------------------------------------------------------------------------------
@@ -630,15 +574,8 @@ def test_a_lost_rank_ends_every_wait_and_turn_at_once():
 
 def answer(**changes):
     lists = dict(prompt_ids=[1, 2], ids=[5, 6, 7], mask=[True, False, True], logprobs=[-1.0, 0.0, -2.0])
-    one = Rollout(0, 0, False, **lists, versions=[3, 3, 4], text="", truncated=False, interrupted=True)
+    one = pipeline.Rollout(0, 0, False, **lists, versions=[3, 3, 4], text="", truncated=False, interrupted=True)
     return replace(one, **changes)
-
-
-def claimed(generations, queue=None):
-    """The generators' end with one request in work, of prompt 8."""
-    queue = requests(queue or rollouts())
-    queue.requests[False, 0] = Request(0, 0, prompt(8), generations), []
-    return queue
 
 
 def test_metadata_count_and_weigh_sampled_tokens_and_leave_injected_ones_out():
@@ -653,20 +590,21 @@ def test_metadata_count_and_weigh_sampled_tokens_and_leave_injected_ones_out():
 
 
 def test_a_group_arrives_with_its_last_verdict_and_its_metadata_after_its_tokens():
-    queue, written = claimed(3), []
+    queue, written = requests(rollouts()), []
+    queue.requests[False, 0] = Request(0, 0, prompt(8), 3), []
     queue.store.backend.written = written.append
     for index in (2, 0):
         queue.put(verdict(answer(index=index), True))
     assert written == []
     queue.put(verdict(answer(index=1), False))
     assert written == [*(f"rollout/train/0/{index}" for index in range(3)), "group/train/0"]
-    [rollouts] = queue.store.take(["group/train/0"])
-    assert [rollout.correct for rollout in rollouts] == [True, False, True]  # in the order of the rollouts
+    [group] = queue.store.take(["group/train/0"])
+    assert [rollout.correct for rollout in group] == [True, False, True]  # in the order of the rollouts
 
 
 def test_of_an_evaluation_only_the_samples_arrive_with_their_tokens_and_the_count_of_what_is_finished():
     queue = rollouts(pause=lambda seconds: next(life))
-    life = turns(*fresh(Setting(longest=1, generators=((1, 1),))), requests(queue))
+    life = turns(*fresh(Setting(cut=1, generators=((1, 1),))), requests(queue))
     for _ in range(2):  # the second one counts anew
         seen = []
         groups, samples = queue.evaluate([prompt(0), prompt(1)], 2, 1, seen.append)
@@ -677,11 +615,11 @@ def test_of_an_evaluation_only_the_samples_arrive_with_their_tokens_and_the_coun
 
 
 def test_a_trainer_decodes_too_while_it_waits_for_an_evaluation():
-    queue = rollouts(pause=lambda seconds: None)
-    fake, scorer = fresh()
+    queue = rollouts(pause=float)
+    generator, scorer = fresh()
     place = dict(heartbeat=queue.store.heartbeat, device="cpu", dtype=None, clock=None, store=queue.store)
     policy = SimpleNamespace(modules=list, model=SimpleNamespace(named_parameters=list))
-    asked = SimpleNamespace(generator=fake, scorer=scorer), SimpleNamespace(**place), policy
+    asked = SimpleNamespace(generator=generator, scorer=scorer), SimpleNamespace(**place), policy
     decoder = evaluation.TrainerDecodes(*asked, train.generate)
     with mock.patch.object(build, "make_generator", side_effect=OSError("the checkpoint is deleted by now")):
         groups, _ = queue.evaluate([prompt(n) for n in range(3)], 2, 1, lambda _: decoder.decode())  # no other answers
@@ -690,16 +628,15 @@ def test_a_trainer_decodes_too_while_it_waits_for_an_evaluation():
 
 
 def test_the_generators_loop_takes_new_weights_before_it_claims_decodes_and_delivers():
-    # Started anew at version 1: a claim before the weights would be refused by `add`.
-    queue = rollouts(prompts=1, start=1)
+    queue = rollouts(prompts=1, start=1)  # started anew at version 1
     queue.admit([prompt(8)])
-    fake, scorer = fresh(Setting(longest=1))
-    life = turns(fake, scorer, requests(queue), lambda named: named.update(version=[1]))
+    generator, scorer = fresh(Setting(cut=1))
+    life = turns(generator, scorer, requests(queue), lambda named: named.update(version=[1]))
     next(life)
     assert queue.store.has(["joined/1/1"]) and not queue.store.has(["group/train/1"])
     next(life), next(life)
     [[rollout]] = queue.store.take(["group/train/1"])
-    assert rollout.versions == {1: 1} and not fake.busy
+    assert rollout.versions == {1: 1} and not generator.busy
 
 
 def test_work_during_an_evaluation_does_not_count():
@@ -711,22 +648,6 @@ def test_work_during_an_evaluation_does_not_count():
         generator.state(busy=True)
         generator.report({"decode_seconds": seconds})
     assert queue.generator_work() == {1: {"decode_seconds": 2.25}}
-
-
-# --- The real store --------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def host():
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
-def test_the_number_of_keys_stays_flat_over_many_steps():
-    setting = Setting(k=2, steps=40, training=1, longest=2, generators=((1, 6), (1, 6)), evaluate_every=7)
-    record, keys = simulate(setting)
-    check_run(setting, record, keys)
-    # In flight are at most (k + 1) P requests, each as one key, or as one key of metadata and G of rollouts.
-    assert max(record.keys) <= len(fixed_keys(setting)) + 3 * 2 * (1 + 2)
 
 
 # --- Weights ---------------------------------------------------------------------------------------------------------
@@ -741,41 +662,37 @@ def weights(fill):
     return named | {"parameter": torch.nn.Parameter(torch.ones(5) * fill)}
 
 
-def gloo(host, name):
+def bits(named):
+    """{name: (dtype, shape, bytes)}"""
+    flat = {name: tensor.detach().reshape(-1).view(torch.uint8).tolist() for name, tensor in named.items()}
+    return {name: (tensor.dtype, tensor.shape, flat[name]) for name, tensor in named.items()}
+
+
+@pytest.fixture
+def pair():
     """The two ranks of a gloo group, for two threads; made in two threads, as each waits for the other."""
-
-    def group(rank):
-        return dist.ProcessGroupGloo(dist.PrefixStore(name, host.clone()), rank, 2, timedelta(seconds=20))
-
+    host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with ThreadPoolExecutor(2) as pool:
-        return list(pool.map(group, range(2)))
+        made = lambda rank: dist.ProcessGroupGloo(host.clone(), rank, 2, timedelta(seconds=20))  # noqa: E731
+        yield list(pool.map(made, range(2)))
 
 
-def same_bits(one, other):
-    flat = [t.detach().reshape(-1).view(torch.uint8) for t in (one, other)]
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(*flat)
-
-
-@pytest.mark.parametrize("bucket_bytes", [1, 100, 1 << 20], ids=["one each", "several", "one for all"])
-def test_sec31_weights_arrive_bit_for_bit_whatever_the_buckets(host, bucket_bytes):
+@pytest.mark.parametrize("bucket_bytes", [1, 100, 1 << 20])  # a tensor each, several, one for all
+def test_sec31_weights_arrive_bit_for_bit_whatever_the_buckets(pair, bucket_bytes):
     sent, received = weights(3), dict(sorted(weights(0).items()))
     tensors = (sent[name] for name in sorted(sent))  # made when they are asked for
     storage = {name: tensor.data_ptr() for name, tensor in received.items()}
-    first, second = gloo(host, f"bits/{bucket_bytes}")
-    sizes = {"bucket_bytes": bucket_bytes}
-    sender = threading.Thread(target=broadcast_weights, args=(layout_of(sent), tensors, first, "cpu"), kwargs=sizes)
-    sender.start()
-    broadcast_weights(layout_of(received), received.values(), second, "cpu", **sizes)
-    sender.join()
-    assert all(same_bits(received[name], tensor) for name, tensor in weights(3).items())
-    assert all(same_bits(sent[name], tensor) for name, tensor in weights(3).items())
+    with ThreadPoolExecutor(1) as pool:
+        send = partial(broadcast_weights, bucket_bytes=bucket_bytes)
+        pool.submit(send, layout_of(sent), tensors, pair[0], "cpu")
+        send(layout_of(received), received.values(), pair[1], "cpu")
+    assert bits(received) == bits(weights(3)) and bits(sent) == bits(weights(3))
     assert storage == {name: tensor.data_ptr() for name, tensor in received.items()}  # received in place
 
 
-def test_a_receiver_with_other_tensors_says_so(host):
-    first, second = gloo(host, "layout")
-    digest = threading.Thread(target=lambda: first.broadcast(torch.zeros(32, dtype=torch.uint8), 0).wait())
-    digest.start()  # digest of other tensors; nothing is sent after it, so a receiver that ignored it would hang
-    with pytest.raises(ValueError, match="model or dtype is not the trainers'"):
-        broadcast_weights(layout_of(weights(0)), (), second, "cpu")
-    digest.join()
+def test_a_receiver_with_other_tensors_says_so(pair):
+    with ThreadPoolExecutor(1) as pool:
+        # A digest of other tensors; nothing is sent after it, so a receiver that ignored it would hang.
+        pool.submit(lambda: pair[0].broadcast(torch.zeros(32, dtype=torch.uint8), 0).wait())
+        words = "model or dtype is not the trainers'"
+        refuses(words, broadcast_weights, layout_of(weights(0)), (), pair[1], "cpu")

@@ -57,6 +57,12 @@ def jsonl(rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def launched(monkeypatch, **variables):
+    """As if torchrun had started this process, with these of its variables."""
+    for name, value in ({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500} | variables).items():
+        monkeypatch.setenv(name, str(value))
+
+
 @pytest.fixture
 def losses_as_before():
     """Losses that a test adds are gone after it."""

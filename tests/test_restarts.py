@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import alive, refuses, wait_until
+from conftest import alive, launched, refuses, wait_until
 from test_settings import given
 from test_train import PATIENCE, Run, elsewhere, launchers, refused  # noqa: F401
 
@@ -21,31 +21,28 @@ from plumbing.run.processes import Processes
 
 
 def test_restarts_need_resume_and_a_store_of_their_own(monkeypatch, capsys):
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    launched(monkeypatch, TORCHELASTIC_MAX_RESTARTS=3)
     monkeypatch.setattr(launch, "end_launcher", lambda: None)
     assert "--max-restarts needs --resume" in refused(capsys)
     given("--resume --out new")
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    launched(monkeypatch, TORCHELASTIC_USE_AGENT_STORE=True)
     assert "--max-restarts needs TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in refused(capsys, "--resume", "--out", "new")
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    launched(monkeypatch, TORCHELASTIC_MAX_RESTARTS=0)
     given("")
 
 
 def test_a_smaller_restarted_group_keeps_a_generator_and_says_so(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", "29500")
+    launched(monkeypatch, WORLD_SIZE=3)
     args = given("--resume --out new --trainers 4")
     assert args.trainers == 2 and "--trainers 4 of 3 processes: 2 train" in args.notes
     assert given("--resume --out new --trainers 2").trainers == 2
 
 
-@pytest.mark.parametrize("restarts, local, told", [("3", "0", [signal.SIGTERM]), ("3", "1", []), ("0", "0", [])])
+@pytest.mark.parametrize("restarts, local, told", [(3, 0, [signal.SIGTERM]), (3, 1, []), (0, 0, [])])
 def test_what_would_fail_again_ends_the_launcher_once_a_node(monkeypatch, restarts, local, told):
     sent = []
     monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number) if pid == os.getppid() else None)
-    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", restarts)
-    monkeypatch.setenv("LOCAL_RANK", local)
+    launched(monkeypatch, TORCHELASTIC_MAX_RESTARTS=restarts, LOCAL_RANK=local)
     with pytest.raises(SystemExit):
         given("--lr 0")
     assert sent == told
@@ -117,12 +114,10 @@ def test_a_terminal_or_a_scheduler_ends_a_torchrun_in_order(name, tmp_path, laun
     assert finished(run.out)[-1].name == f"checkpoint-{end['step']}"
 
 
-@pytest.mark.parametrize("world, master, interface", [("4", "127.0.0.2", "127.0.0.2"), ("4", "localhost", "::")])
-def test_rank_0_listens_on_one_interface(monkeypatch, world, master, interface):
+@pytest.mark.parametrize("master, interface", [("127.0.0.2", "127.0.0.2"), ("localhost", "::")])
+def test_rank_0_listens_on_one_interface(monkeypatch, master, interface):
     """On loopback alone, else at its own address; on all interfaces only if that address leads to loopback."""
-    monkeypatch.setenv("WORLD_SIZE", world)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setenv("MASTER_ADDR", master)
+    launched(monkeypatch, WORLD_SIZE=4, LOCAL_WORLD_SIZE=2, MASTER_ADDR=master)
     with heartbeat.listener(2) as server:
         assert server.getsockname()[0] in (interface, "0.0.0.0" if interface == "::" else interface)
 
@@ -158,11 +153,10 @@ def test_omp_num_threads_counts_if_the_user_and_not_torchrun_has_set_it(monkeypa
 
 
 def test_gloo_is_never_offered_loopback_to_other_nodes(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    monkeypatch.setenv("MASTER_ADDR", "127.0.1.1")  # the node's own name, as Debian has it
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    loopback = "127.0.1.1"  # the node's own name, as Debian has it
+    launched(monkeypatch, WORLD_SIZE=4, LOCAL_WORLD_SIZE=2, MASTER_ADDR=loopback)
     assert processes.interface() in {None, *(name for _, name in socket.if_nameindex())} - {"lo"}
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    launched(monkeypatch, LOCAL_WORLD_SIZE=4)
     assert processes.interface() is None
 
 

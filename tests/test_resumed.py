@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import read_rows
+from conftest import launched, read_rows
 from test_train import elsewhere, refused  # noqa: F401
 
 import train
@@ -72,19 +72,14 @@ def test_a_log_that_vanishes_is_named_and_begun_anew_so_that_the_run_can_be_resu
     assert run("--resume", "--out", "a", "--steps", "4")[-1]["step"] == 4
 
 
-def leave_behind(monkeypatch, port):
-    """The variables of a torchrun whose agent listens, or listened, at this port."""
-    found = dict(RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    for name, value in found.items():
-        monkeypatch.setenv(name, str(value))
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+LEFT = dict(RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=2)  # variables of a torchrun
 
 
 @pytest.mark.parametrize("flags", ["--evaluate base", "--loss cispo"])
 def test_variables_that_a_launcher_has_left_behind_are_named_before_anything_is_loaded(monkeypatch, capsys, flags):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        leave_behind(monkeypatch, port)
+        launched(monkeypatch, **LEFT, MASTER_PORT=port, TORCHELASTIC_USE_AGENT_STORE=True)
         launch.check_launcher()
     with pytest.raises(SystemExit):
         read_settings(flags.split())
@@ -93,11 +88,11 @@ def test_variables_that_a_launcher_has_left_behind_are_named_before_anything_is_
 
 
 @pytest.mark.parametrize("variables", [
-    {"RANK": "1"}, {"RANK": "x", "WORLD_SIZE": "1"}, {"RANK": "0", "WORLD_SIZE": "2"}, {"LOCAL_RANK": "1"},
+    dict(RANK=1), dict(RANK="x", WORLD_SIZE=1), dict(RANK=0, WORLD_SIZE=2), dict(LOCAL_RANK=1),
 ], ids=str)  # fmt: skip
 def test_variables_that_contradict_each_other_are_one_line(monkeypatch, capsys, variables):
     for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+        monkeypatch.setenv(name, str(value))
     with pytest.raises(SystemExit):
         read_settings(["--evaluate", "base"])
     said = capsys.readouterr().err
@@ -105,7 +100,7 @@ def test_variables_that_contradict_each_other_are_one_line(monkeypatch, capsys, 
 
 
 def test_a_rank_that_waits_long_for_the_others_says_so(monkeypatch, capsys):
-    leave_behind(monkeypatch, 1)
+    launched(monkeypatch, **LEFT)
     monkeypatch.setattr(launch, "WORD", 0.01)
     with launch.meeting():
         time.sleep(0.2)

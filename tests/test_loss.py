@@ -6,10 +6,11 @@ Test: pytest tests/test_loss.py
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
-from conftest import batch, rollout
+from conftest import batch, refuses, rollout
 
 import loss
 from course.checks.losses import (
@@ -56,17 +57,19 @@ def batch_advantages(rewards):
     return loss.normalise(loss.group_advantages(rewards[loss.nonzero_variance(rewards)]), "batch")
 
 
-def random_batch(seed, prompts=3, generations=4, tokens=5):
-    """Rewards (P, G) of +-1, prompt 0 all right; log-probs and mask (P G, T), the last completion truncated."""
+def random_batch(seed):
+    """[logprobs, gen_logprobs (B, T), advantages (B,), mask (B, T)] of 12 completions, the last one truncated."""
     torch.manual_seed(seed)
-    rewards = torch.randint(0, 2, (prompts, generations)).double() * 2 - 1
-    rewards[0], rewards[1, 0], rewards[1, 1] = 1.0, 1.0, -1.0
-    shape = (prompts * generations, tokens)
-    gen_logprobs = -3 * torch.rand(shape, dtype=torch.double)
-    logprobs = gen_logprobs + torch.randn(shape, dtype=torch.double)  # ratios from about 0.1 to 10
-    mask = torch.rand(shape) < 0.7
+    gen_logprobs = -3 * torch.rand((12, 5), dtype=torch.double)
+    logprobs = gen_logprobs + torch.randn((12, 5), dtype=torch.double)  # ratios from about 0.1 to 10
+    mask = torch.rand((12, 5)) < 0.7
     mask[-1] = False
-    return rewards, logprobs, gen_logprobs, mask
+    return [logprobs, gen_logprobs, torch.linspace(-2, 2, 12, dtype=torch.double), mask]
+
+
+def objective(name):
+    """The objective of a loss with its default clips."""
+    return partial(loss.LOSSES[name].objective, **clips(name))
 
 
 # Eq. 2 to 8, per token
@@ -111,63 +114,49 @@ def test_gspo_clips_one_length_normalised_ratio_per_completion():
 @pytest.mark.parametrize("name", ["dapo", "grpo", "gspo"])
 def test_eq3_clipped_gradient_is_the_finite_difference(name):
     # Without CISPO: because of its stop-gradient, its gradient is not the slope of its value.
-    _, logprobs, gen_logprobs, mask = random_batch(seed=0)
-    advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
-    objective = loss.LOSSES[name].objective
-    assert torch.autograd.gradcheck(
-        lambda logprobs: objective(logprobs, gen_logprobs, advantages, mask, **clips(name)), logprobs.requires_grad_()
-    )
+    logprobs, *rest = random_batch(seed=0)
+    assert torch.autograd.gradcheck(lambda logprobs: objective(name)(logprobs, *rest), logprobs.requires_grad_())
 
 
 @pytest.mark.parametrize("name", loss.LOSSES)
 def test_eq2_at_equal_policies_every_loss_has_the_gradient_of_reinforce(name):
     # rho = 1 lies inside every clip and below every cap, so the gradient is the advantage on each sampled token.
-    _, logprobs, _, mask = random_batch(seed=0)
-    advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
-    grad = gradient(loss.LOSSES[name].objective, logprobs, logprobs, advantages, mask, **clips(name))
+    logprobs, _, advantages, mask = random_batch(seed=0)
+    grad = gradient(objective(name), logprobs, logprobs, advantages, mask)
     torch.testing.assert_close(grad, advantages[:, None] * mask)
 
 
 @pytest.mark.parametrize("poison", [-INF, NAN])
-@pytest.mark.parametrize("poisoned", [(0, 1), (0,), (1,), (2,)], ids=["both", "logprobs", "gen_logprobs", "advantages"])
+@pytest.mark.parametrize("poisoned", [(0, 1), (0,), (1,), (2,)])  # both log-probs, or one of the first three arguments
 @pytest.mark.parametrize("name", loss.LOSSES)
 def test_masked_positions_leave_no_trace_whatever_they_hold(name, poisoned, poison):
-    _, logprobs, gen_logprobs, mask = random_batch(seed=1)  # the last completion is masked on all its tokens
-    clean = [logprobs, gen_logprobs, torch.linspace(-2, 2, len(mask), dtype=torch.double), mask]
+    clean = random_batch(seed=1)  # the last completion is masked on all its tokens
+    mask = clean[-1]
     counts = mask, mask, mask.any(-1)  # an advantage is masked when all its tokens are
     bad = [x.masked_fill(~counts[i], poison) if i in poisoned else x for i, x in enumerate(clean)]
-    objective = loss.LOSSES[name].objective
-    for found, expected in zip(
-        *((objective(*x, **clips(name)), gradient(objective, *x, **clips(name))) for x in (bad, clean))
-    ):
-        assert (found[~mask] == 0).all() and torch.equal(found, expected)
+    for function in (objective(name), partial(gradient, objective(name))):
+        found = function(*bad)
+        assert (found[~mask] == 0).all() and torch.equal(found, function(*clean))
 
 
 @pytest.mark.parametrize("name", loss.LOSSES)
 def test_a_completion_is_worth_the_same_alone_and_with_more_padding(name):
     # So neither the cut into micro-batches nor their width changes what is learnt.
-    _, logprobs, gen_logprobs, mask = random_batch(seed=3)
-    advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
-    objective = loss.LOSSES[name].objective
-    whole = objective(logprobs, gen_logprobs, advantages, mask, **clips(name))
-    for row in range(len(mask)):
-        wider = [torch.nn.functional.pad(x[row : row + 1], (0, 3)) for x in (logprobs, gen_logprobs, mask)]
-        alone = objective(*wider[:2], advantages[row : row + 1], wider[2], **clips(name))
-        torch.testing.assert_close(alone[0, : mask.shape[1]], whole[row])
+    batch = random_batch(seed=3)
+    for row, expected in enumerate(objective(name)(*batch)):
+        one = [x[row : row + 1] for x in batch]
+        wider = [torch.nn.functional.pad(x, (0, 3)) if x.dim() == 2 else x for x in one]
+        torch.testing.assert_close(objective(name)(*wider)[0, : len(expected)], expected)
 
 
 @pytest.mark.parametrize("name", loss.LOSSES)
 def test_a17_clipped_tokens_are_those_whose_objective_would_be_another_without_the_bound(name):
-    _, logprobs, gen_logprobs, mask = random_batch(seed=0)
-    advantages = torch.linspace(-2, 2, len(mask), dtype=torch.double)
-    advantages[3] = 0  # nothing to clip
-    objective = loss.LOSSES[name].objective
-    batch = logprobs, gen_logprobs, advantages, mask
-    unbounded = objective(*batch, **{clip: one.off for clip, one in loss.LOSSES[name].clips.items()})
-    expected = (objective(*batch, **clips(name)) - unbounded).abs() > 1e-9  # beside rounding
-    assert expected.any() == bool(clips(name)) and torch.equal(
-        loss.LOSSES[name].clipped(*batch, **clips(name)), expected
-    )
+    batch = random_batch(seed=0)
+    batch[2][3] = 0  # nothing to clip
+    known = loss.LOSSES[name]
+    unbounded = known.objective(*batch, **{clip: one.off for clip, one in known.clips.items()})
+    expected = (objective(name)(*batch) - unbounded).abs() > 1e-9  # beside rounding
+    assert expected.any() == bool(known.clips) and torch.equal(known.clipped(*batch, **clips(name)), expected)
 
 
 # Advantages
@@ -254,7 +243,7 @@ def test_every_token_is_divided_by_a_positive_number(how):
 
 @pytest.mark.parametrize("how", loss.AGGREGATIONS)
 def test_shares_of_any_parts_add_up_to_the_whole_batch_and_empty_rows_weigh_nothing(how):
-    _, objective, _, mask = random_batch(seed=2)  # the last completion has no tokens
+    objective, _, _, mask = random_batch(seed=2)  # the last completion has no tokens
     index = torch.arange(3).repeat_interleave(4)
     whole = loss.global_denominators(mask.sum(-1), index)
     expected = loss.aggregate(objective, mask, index, how, whole)
@@ -285,7 +274,9 @@ def test_dummy_micro_batch_adds_nothing_but_can_be_differentiated(how):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_sec4_scalerl_objective_is_the_loop_over_prompts_completions_and_tokens(seed):
-    rewards, logprobs, gen_logprobs, mask = random_batch(seed)
+    logprobs, gen_logprobs, _, mask = random_batch(seed)
+    rewards = torch.randint(0, 2, (3, 4)).double() * 2 - 1
+    rewards[0], rewards[1, 0], rewards[1, 1] = 1.0, 1.0, -1.0
     rows = loss.nonzero_variance(rewards).repeat_interleave(4)
     advantages, index = batch_advantages(rewards).flatten(), torch.arange(len(rewards)).repeat_interleave(4)[rows]
     objective = loss.cispo(logprobs[rows], gen_logprobs[rows], advantages, mask[rows], eps_max=4.0)
@@ -311,16 +302,14 @@ def test_sec4_scalerl_objective_is_the_loop_over_prompts_completions_and_tokens(
 @pytest.mark.parametrize("eps_max", [0.2, NAN])
 def test_eq4_cap_below_one_is_refused(eps_max):
     loss.cispo(*CISPO_INPUT, eps_max=1.0)
-    with pytest.raises(ValueError, match=f"eps_max is {eps_max}.* at least 1"):
-        loss.cispo(*CISPO_INPUT, eps_max=eps_max)
+    refuses(f"eps_max is {eps_max}.* at least 1", loss.cispo, *CISPO_INPUT, eps_max=eps_max)
 
 
 @pytest.mark.parametrize("name, flag", [("dapo", "eps_low"), ("grpo", "eps"), ("gspo", "eps_high")])
 @pytest.mark.parametrize("half_width", [-0.2, NAN])
 def test_eq3_negative_half_widths_are_refused(name, flag, half_width):
-    loss.LOSSES[name].objective(*CLIP_INPUT, **clips(name) | {flag: 0})
-    with pytest.raises(ValueError, match=rf"{half_width}.*; expected 0 or more"):
-        loss.LOSSES[name].objective(*CLIP_INPUT, **clips(name) | {flag: half_width})
+    objective(name)(*CLIP_INPUT, **{flag: 0})
+    refuses(rf"{half_width}.*; expected 0 or more", objective(name), *CLIP_INPUT, **{flag: half_width})
 
 
 @pytest.mark.parametrize("name", loss.LOSSES)
@@ -331,8 +320,7 @@ def test_shapes_that_would_broadcast_are_refused(name):
         (logprobs, gen_logprobs[:1], advantages, mask),  # one row for all completions
         (logprobs[0], gen_logprobs[0], advantages[0], mask[0]),  # one completion, without the dimension B
     ):
-        with pytest.raises(ValueError, match=r"expected \(B, T\), \(B, T\), \(B,\), \(B, T\)"):
-            loss.LOSSES[name].objective(*wrong_shapes, **clips(name))
+        refuses(r"expected \(B, T\), \(B, T\), \(B,\), \(B, T\)", objective(name), *wrong_shapes)
 
 
 @pytest.mark.parametrize("function, arguments, words", [
@@ -344,8 +332,7 @@ def test_shapes_that_would_broadcast_are_refused(name):
     (loss.aggregate, (OBJECTIVE, MASK, PROMPT_INDEX, "none", WHOLE), "'none'; expected one of sample, prompt"),
 ])  # fmt: skip
 def test_other_shapes_and_unknown_names_are_refused_with_what_is_expected(function, arguments, words):
-    with pytest.raises(ValueError, match=words):
-        function(*arguments)
+    refuses(words, function, *arguments)
 
 
 # The module as a whole
@@ -353,11 +340,11 @@ def test_other_shapes_and_unknown_names_are_refused_with_what_is_expected(functi
 
 def test_inputs_are_never_written_to():
     rewards = torch.tensor([[1.0, -1.0], [1.0, 1.0]])
-    calls = [(known.objective, CISPO_INPUT, clips(name)) for name, known in loss.LOSSES.items()]
-    calls += [(loss.normalise, (rewards, how), {}) for how in loss.NORMALISATIONS]
-    calls += [(loss.aggregate, (OBJECTIVE, MASK, PROMPT_INDEX, how, WHOLE), {}) for how in loss.AGGREGATIONS]
-    for function, arguments, eps in calls:
+    calls = [(objective(name), *CISPO_INPUT) for name in loss.LOSSES]
+    calls += [(loss.normalise, rewards, how) for how in loss.NORMALISATIONS]
+    calls += [(loss.aggregate, OBJECTIVE, MASK, PROMPT_INDEX, how, WHOLE) for how in loss.AGGREGATIONS]
+    for function, *arguments in calls:
         tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
         before = copy.deepcopy(tensors)
-        function(*arguments, **eps)
+        function(*arguments)
         torch.testing.assert_close(tensors, before, rtol=0, atol=0, equal_nan=True)

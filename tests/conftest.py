@@ -169,15 +169,6 @@ def defined(path):
     return dict(walk(ast.parse(path.read_text()).body, ""))
 
 
-def code_lines(path, node):
-    """Lines of a function of a file without docstrings, comments and blanks."""
-    parts = [one for one in ast.walk(node) if isinstance(one, (ast.ClassDef, ast.FunctionDef))]
-    docs = [one.body[0] for one in parts if ast.get_docstring(one)]
-    inside = {number for doc in docs for number in range(doc.lineno, doc.end_lineno + 1)}
-    lines = [line.strip() for line in path.read_text().split("\n")]
-    return sum(n not in inside and lines[n - 1][:1] not in ("", "#") for n in range(node.lineno, node.end_lineno + 1))
-
-
 # Test modules -> what they need that macOS and Windows lack.
 NEEDS_LINUX = {
     **dict.fromkeys(("faults", "heartbeat", "nodes", "restarts", "resumed", "train"), "processes of torchrun"),
@@ -229,3 +220,23 @@ def forks():
         context.set_forkserver_preload(["train", "test_train"])
         multiprocessing.forkserver.ensure_running()
     return context
+
+
+def live(rank, world, meet, life, arguments):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
+    life(rank, *arguments)
+    dist.destroy_process_group()
+
+
+def run_ranks(forks, world, meet, life, *arguments):
+    """life(rank, *arguments) in so many forked processes of a group, which meet at a file that is not there yet."""
+    ranks = [
+        forks.Process(target=live, args=(rank, world, meet, life, arguments), daemon=True) for rank in range(world)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [0] * world, "a rank failed, or a collective hangs (None)"

@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import alive, refuses, wait_until
+from conftest import alive, refuses, run_ranks, wait_until
 from safetensors.torch import load_file
 from test_train import BASE, Run, at_version, elsewhere, launchers, lone_trainer, start  # noqa: F401
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -155,9 +155,8 @@ def written(folder, scratch):
     return tensors, torch.load(scratch, weights_only=True), run_folder.counters(folder)
 
 
-def reshard(rank, world, meet, source, out):
-    """One trainer of `world`: reads base/, takes two AdamW steps and saves; or resumes from `source` and saves."""
-    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
+def reshard(rank, source, out):
+    """A trainer: reads base/, takes two AdamW steps and saves; or resumes from `source` and saves."""
     if rank or source:  # only rank 0 may read the weights of base/, and no rank when resuming
         AutoModelForCausalLM.from_pretrained = None
     mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
@@ -175,7 +174,6 @@ def reshard(rank, world, meet, source, out):
     named = dict(train.precision.full_tensors(policy))
     counters = {"version": 2, "stepped": True}
     checkpoints.save(out, policy, optimizer, AutoTokenizer.from_pretrained(BASE), named, counters, processes)
-    dist.destroy_process_group()
 
 
 plain = partial(tree_map_only, torch.Tensor, torch.Tensor.tolist)
@@ -185,13 +183,8 @@ plain = partial(tree_map_only, torch.Tensor, torch.Tensor.tolist)
 def test_weights_and_adamw_state_of_three_trainers_resume_on_two_and_on_one(forks, tmp_path):
     source, found = None, []
     for world in (3, 2, 1):
-        out, meet = tmp_path / str(world), tmp_path / f"meet{world}"
-        ranks = [forks.Process(target=reshard, args=(rank, world, meet, source, out)) for rank in range(world)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(60)
-        assert [rank.exitcode for rank in ranks] == [0] * world
+        out = tmp_path / str(world)
+        run_ranks(forks, world, tmp_path / f"meet{world}", reshard, source, out)
         source = out / "checkpoint-2"
         found.append(written(source, tmp_path / "state.pt"))
     assert plain(found[0]) == plain(found[1]) == plain(found[2])

@@ -8,7 +8,7 @@ import conftest
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import close, of_tokens, refuses
+from conftest import close, of_tokens, refuses, run_ranks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.testing import assert_close
@@ -147,8 +147,8 @@ def test_the_chunk_is_the_largest_multiple_of_256_that_fits_the_memory_from_256_
 @pytest.mark.parametrize("chunk, temperature", [(0, 1.0), (4, 0.0), (4, NAN)])
 def test_a_chunk_of_zero_or_a_temperature_of_zero_is_refused(chunk, temperature):
     arguments = torch.ones(1, 1), torch.ones(2, 1), torch.tensor([0])
-    with pytest.raises(ValueError, match="expected chunk >= 1 and temperature > 0"):
-        precision.token_logprobs(*arguments, chunk=chunk, temperature=temperature)
+    words = "expected chunk >= 1 and temperature > 0"
+    refuses(words, precision.token_logprobs, *arguments, chunk=chunk, temperature=temperature)
 
 
 # --- PolicyModel -----------------------------------------------------------------------------------------------------
@@ -239,8 +239,6 @@ CASES = [*product(MIXTURES, [False], DTYPES[:1]), *product(["qwen3"], [False, Tr
 
 def _rank(rank, folder):
     """One of two gloo ranks: every case, on rows 0, 2 and 1, 3."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     both = DeviceMesh("cpu", [0, 1])
     ids, mask = token_ids(), torch.ones(4, 6, dtype=torch.bool)
     idle = torch.zeros(2, 6, dtype=torch.bool) if rank else mask[:2]
@@ -254,19 +252,13 @@ def _rank(rank, folder):
             "idle": _step(idling, ids[rank::2], idle),
         }
     torch.save(results, f"{folder}/rank{rank}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
 def ranks(forks, tmp_path_factory):
     """The results of `_rank` on both ranks, made once."""
     folder = tmp_path_factory.mktemp("ranks")
-    processes = [forks.Process(target=_rank, args=(rank, folder), daemon=True) for rank in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
-    assert [process.exitcode for process in processes] == [0, 0], "a rank failed, or a collective hangs (None)"
+    run_ranks(forks, 2, folder / "meet", _rank, folder)
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 
 

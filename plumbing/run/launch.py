@@ -7,8 +7,7 @@ import os
 import signal
 import socket
 import sys
-import threading
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -17,7 +16,7 @@ import torch
 ENDING = ("SIGINT", "SIGHUP", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGXCPU")
 
 
-WORD = 10.0  # seconds after which a rank says that it waits for the others
+ANSWER = 10.0  # seconds in which a launcher accepts a connection
 
 # torchrun's variables -> their values in a process that torchrun has not started.
 ALONE = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
@@ -42,25 +41,6 @@ def threads():
         if b"OMP_NUM_THREADS=" in Path(f"/proc/{os.getppid()}/environ").read_bytes():
             return int(os.environ["OMP_NUM_THREADS"])
     return max(1, cores() // torchrun("LOCAL_WORLD_SIZE"))
-
-
-@contextmanager
-def meeting():
-    """Inside `with`, the ranks meet. After WORD seconds a line says who waits, and what to do if nobody will come.
-
-    A shell may hold RANK and WORLD_SIZE of a launcher that has ended, and then nobody else has been started.
-    """
-    who = f"rank {torchrun('RANK')} of {torchrun('WORLD_SIZE')}"
-    cause = "started alone, with variables that another launcher has left in this shell"
-    way_out = "unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT"
-    said = f"{who} waits for the others. If it was {cause}: Ctrl-C, then {way_out}"
-    timer = threading.Timer(WORD, print, [said], {"file": sys.stderr, "flush": True})
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
 
 
 def check_launcher():
@@ -92,9 +72,9 @@ def misfit():
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         try:
-            socket.create_connection(place, timeout=WORD).close()
+            socket.create_connection(place, timeout=ANSWER).close()
         except OSError as error:
-            return f"no launcher answers at {place[0]}:{place[1]} ({error})"
+            return f"expected a launcher that answers at {place[0]}:{place[1]}, got {error}"
     return ""
 
 

@@ -35,7 +35,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from pipeline import RequestQueue
 from plumbing.run import folder as run_folder
 from plumbing.run import heartbeat
-from plumbing.run.launch import Unbroken, end_launcher, handled, meeting, threads, torchrun
+from plumbing.run.launch import Unbroken, end_launcher, handled, threads, torchrun
 from plumbing.run.store import LONGEST_POLL, POLL, SLOWER, Interrupted, Store, paces
 from verify import sandbox
 
@@ -177,8 +177,7 @@ class Processes:
         limit = timedelta(seconds=args.timeout)
         if name := interface():
             os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-        with meeting():
-            dist.init_process_group("gloo", timeout=limit)
+        dist.init_process_group("gloo", timeout=limit)
         dist.all_gather_object(places := [None] * self.world, (uuid(self.device), socket.gethostname()))
         kind = backend([gpu for gpu, _ in places])
         self.hosts = [host for _, host in places]

@@ -19,7 +19,7 @@ import batches
 import precision
 import reward
 from pipeline import Request, RequestQueue
-from plumbing.run.launch import meeting, threads, torchrun
+from plumbing.run.launch import threads, torchrun
 from plumbing.run.processes import device
 from plumbing.run.store import POLL, paces
 from plumbing.setup.build import make_generator, make_scorer
@@ -143,8 +143,7 @@ def evaluate_policy(args, prompts):
         torch.cuda.set_device(place)
     if world > 1:
         torch.set_num_threads(threads())
-        with meeting():
-            dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
+        dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
         patient = dist.new_group(timeout=timedelta(days=1))  # some ranks end long before others
         dist.broadcast_object_list(tried := [args.protections], 0)
         [args.protections] = tried

@@ -46,8 +46,9 @@ import data
 import reward
 import rollout
 from plumbing.prompts import sources
+from plumbing.run import checkpoints
 from plumbing.setup import evaluation
-from plumbing.setup.typed import Parser
+from plumbing.typed import Parser
 from verify.scorer import Scorer
 
 SLIP = 0.2  # P(slip) in a step that takes one operand or digit
@@ -272,6 +273,7 @@ def main():
     supervise(model, tokens, tasks=args.tasks, habits=True, steps=habit, seed=args.seed)
     model.save_pretrained(args.out)
     tokens.save_pretrained(args.out)
+    checkpoints.spell_as_before(Path(args.out))
     base = data.base_of(args.tasks)
     for name in dict.fromkeys((args.out, base)):
         if Path(name).exists():

@@ -64,9 +64,9 @@ class Source:
         for node in body:
             for name in sorted(names_in(node)):
                 self.names.setdefault(name, []).append(node)
-            for member in node.body if isinstance(node, ast.ClassDef) else ():
-                if isinstance(member, ast.FunctionDef):
-                    self.names[f"{node.name}.{member.name}"] = [member]
+            if isinstance(node, ast.ClassDef):
+                methods = [member for member in node.body if isinstance(member, ast.FunctionDef)]
+                self.names |= {f"{node.name}.{method.name}": [method] for method in methods}
 
     def nodes(self, name):
         if name not in self.names:

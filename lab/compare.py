@@ -33,6 +33,7 @@ import numpy as np
 
 from lab import figures, statistics
 from lab.settings import TABLES, kept_groups, make_inputs
+from plumbing.curves import cli
 from plumbing.run import folder as run_folder
 from plumbing.run import launch
 from plumbing.run.processes import code_digest
@@ -191,8 +192,10 @@ def gathered(args, asked, table):
                 flags = with_seed(asked[name], seed)
                 make_inputs(flags)
                 settings = checked(flags, seed, args.out)
-                seldom = ["--checkpoint-every", str(settings.steps)] * ("--checkpoint-every" not in flags)
-                places[name, seed] = args.out / key(settings, digest), [*flags, "--seed", str(seed), *seldom]
+                flags = [*flags, "--seed", str(seed)]
+                if "--checkpoint-every" not in flags:  # none but the last
+                    flags += ["--checkpoint-every", str(settings.steps)]
+                places[name, seed] = args.out / key(settings, digest), flags
     missing = {folder: flags for folder, flags in places.values() if not ended(folder)}
     cores = launch.cores()
     print(f"{len(places)} runs in {args.out}: {len(missing)} to be made on {cores} cores", flush=True)
@@ -205,35 +208,32 @@ def gathered(args, asked, table):
 # --- What is said ----------------------------------------------------------------------------------------------------
 
 
-def aligned(rows):
-    """Rows of words as aligned lines."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  " + "  ".join(word.ljust(width) for word, width in zip(row, widths)).rstrip() for row in rows]
-
-
 def settings_lines(groups):
     """Lines: what each setting's runs came to."""
     rows = [("", "runs", "end (least to most)", "last quarter rose by", "collapse", "tokens clipped", "staleness")]
     for name, runs in groups.items():
         ends = [statistics.end(run) for run in runs]
         clipped, staleness = ([getattr(run, what) for run in runs] for what in ("clipped", "staleness"))
-        never = sum(map(statistics.never_learns, runs))
+        collapses = f"{sum(map(statistics.collapses, runs))} of {len(runs)}"
+        if never := sum(map(statistics.never_learns, runs)):
+            collapses += f", {never} never learn"
         rows.append(
             (
                 name,
                 str(len(runs)),
                 f"{mean(ends):.3f} ({min(ends):.3f} to {max(ends):.3f})",
                 f"{mean(map(statistics.rising, runs)):+.3f}",
-                f"{sum(map(statistics.collapses, runs))} of {len(runs)}" + f", {never} never learn" * bool(never),
+                collapses,
                 "not known" if None in clipped else f"{mean(clipped):.2%}",
                 "not known" if None in staleness else f"{mean(staleness):.1f} steps",
             )
         )
     tasks = {task for runs in groups.values() for run in runs for task in run.tasks}
-    lines = aligned(rows)
-    for name, runs in groups.items() if len(tasks) > 1 else ():
-        own = {task: mean(run.tasks[task] for run in runs) for task in runs[0].tasks}
-        lines.append(f"  {name}: " + ", ".join(f"{Path(task).stem} {rate:.3f}" for task, rate in own.items()))
+    lines = cli.table(rows)
+    if len(tasks) > 1:
+        for name, runs in groups.items():
+            own = {task: mean(run.tasks[task] for run in runs) for task in runs[0].tasks}
+            lines.append(f"  {name}: " + ", ".join(f"{Path(task).stem} {rate:.3f}" for task, rate in own.items()))
     return lines
 
 
@@ -252,7 +252,7 @@ def difference_lines(rows, reference, x):
     for row in rows:
         compute = f"to {row.level:.3f}: {shown(row.compute, ratio=True) if row.compute else 'a run does not get there'}"
         table.append((row.name, shown(row.end), compute, shown(row.A)))
-    return [f"minus {reference}, paired by seed, 90 % intervals:", *aligned(table)]
+    return [f"minus {reference}, paired by seed, 90 % intervals:", *cli.table(table)]
 
 
 def answer(row, reference, of):

@@ -143,7 +143,8 @@ def main():
             tokens = run(prompts, lengths)
             if tokens != sum(lengths):
                 raise RuntimeError(f"{name}: expected {sum(lengths)} tokens, got {tokens}")
-            seconds[name] += [time.process_time() - before] * (round_ > 0)
+            if round_:
+                seconds[name].append(time.process_time() - before)
     print(f"{len(prompts)} prompts, {sum(lengths)} tokens, {args.slots} slots, {args.dtype}, {args.rounds} rounds")
     print(f"{'':16}{'CPU s':>8}{'least':>8}{'largest':>9}{'tokens/CPU s':>14}{'of ours':>9}")
     for name, own in seconds.items():

@@ -727,8 +727,9 @@ def filter_by_the_shaped_reward(groups, *, zero_variance_filter, normalisation):
 def rollouts(rewards, unverified):
     """Groups of rollouts, correct where the reward is above 0; if `unverified`, the last prompt's verifier failed."""
     groups = [[SimpleNamespace(reward=r, value=r > 0) for r in group] for group in rewards.tolist()]
-    for rollout in groups[-1] if unverified else ():
-        rollout.value = None
+    if unverified:
+        for rollout in groups[-1]:
+            rollout.value = None
     return groups
 
 

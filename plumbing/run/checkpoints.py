@@ -235,9 +235,11 @@ def save(out, policy, optimizer, tokenizer, weights, counters, processes):
     finally:
         if leads:
             shutil.rmtree(folder, ignore_errors=True)
-    done = [one for one in finished(out) if (one / STATE[1]).exists() and step(one) <= counters["version"]]
-    for old in done[:-2] if leads else ():  # no folder that another program has written, or that is newer
-        shutil.rmtree(old, ignore_errors=True)
+    if leads:
+        # No folder that another program has written, or that is newer.
+        done = [one for one in finished(out) if (one / STATE[1]).exists() and step(one) <= counters["version"]]
+        for old in done[:-2]:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def save_policy(folder, model, tokenizer, weights, dtype):

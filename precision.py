@@ -39,7 +39,6 @@ MISMATCH_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 
 CHUNK = 256  # positions whose logits exist at once: on a CPU, and at least on a GPU
-LARGEST_CHUNK = 4096  # products of so many rows fill a GPU
 
 
 # --- Which models ----------------------------------------------------------------------------------------------------
@@ -186,7 +185,7 @@ def token_logprobs(hidden, head_weight, ids, *, chunk, temperature=1.0, fp32_hea
     hidden       (..., H)  states that predict `ids`; carries a gradient
     head_weight  (V, H)    carries a gradient, summed over chunks in fp32
     ids          (...)     int64
-    chunk        positions whose logits exist at once (head_bytes)
+    chunk        positions whose logits exist at once (head_bytes in plumbing/setup/sizing.py)
     temperature  the sampler's, > 0: log-probs are those of the distribution that was sampled
     fp32_head    False: the matmul runs in the dtype of `head_weight` (the leave-one-out of Sec. 4)
 
@@ -198,17 +197,6 @@ def token_logprobs(hidden, head_weight, ids, *, chunk, temperature=1.0, fp32_hea
         hidden.reshape(-1, hidden.shape[-1]), head_weight, ids.reshape(-1), chunk, temperature, fp32_head
     )
     return logprobs.view(ids.shape), entropy.view(ids.shape)
-
-
-def head_bytes(chunk, vocabulary, width):
-    """Bytes that `token_logprobs` needs: in fp32 a chunk's logits 4.5 times, split ones too, and twice the gradient."""
-    return 2 * vocabulary * (9 * chunk + 4 * width)
-
-
-def head_chunk(vocabulary, width, room):
-    """The largest chunk, a multiple of CHUNK up to LARGEST_CHUNK, whose `head_bytes` fit `room`; CHUNK if none does."""
-    chunks = range(LARGEST_CHUNK, CHUNK, -CHUNK)
-    return next((chunk for chunk in chunks if head_bytes(chunk, vocabulary, width) <= room), CHUNK)
 
 
 # --- The trainer's model ---------------------------------------------------------------------------------------------

@@ -138,12 +138,6 @@ def test_head_gradient_is_summed_over_chunks_in_fp32_even_for_a_bf16_weight():
         assert weight.grad.flatten().tolist() == [512.0, -512.0]
 
 
-def test_the_chunk_is_the_largest_multiple_of_256_that_fits_the_memory_from_256_to_4096():
-    # V = 1000, H = 64: 4.5 x 4 x 1000 bytes a position, and twice 4 x 1000 x 64.
-    for room, chunk in ((0, 256), (18_000 * 1024 + 512_000, 1024), (18_000 * 1024 + 511_999, 768), (1e12, 4096)):
-        assert precision.head_chunk(1000, 64, room) == chunk
-
-
 @pytest.mark.parametrize("chunk, temperature", [(0, 1.0), (4, 0.0), (4, NAN)])
 def test_a_chunk_of_zero_or_a_temperature_of_zero_is_refused(chunk, temperature):
     arguments = torch.ones(1, 1), torch.ones(2, 1), torch.tensor([0])

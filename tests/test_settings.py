@@ -21,7 +21,7 @@ from plumbing.run import processes
 from plumbing.setup import build, sizing
 from plumbing.setup.build import make_generator, make_scorer, provenance
 from plumbing.setup.settings import FIELDS, known_flags, read_settings
-from plumbing.setup.typed import option
+from plumbing.typed import option
 from recipes import EMBEDDED
 from verify import sandbox
 
@@ -154,6 +154,7 @@ def past_run(out, flags="", **changes):
      dict(loss="dapo", clips={"eps_low": 0.2, "eps_high": 0.3}, lr=0.5, steps=9, resume=True, protections=[])),
     ("--virtual exact --data tiny --k 0", "--resume --out run --seed 0", dict(checkpoint="run/checkpoint-2")),
     ("--interrupt-at 70 72", "--evaluate run/checkpoint-2", dict(length_control="interrupt", interrupt_at=[70, 72])),
+    ("--virtual exact --k 0", "--evaluate run/checkpoint-2 --generator vllm", dict(virtual=None, k=8)),
     ("--interrupt-at 70 72", "--evaluate run/checkpoint-2 --think-end none", dict(length_control="none")),
     # An evaluation has no micro-batches, so --token-budget does not limit its lengths.
     ("", "--evaluate run/checkpoint-2 --max-new-tokens 4096", dict(max_new_tokens=4096)),
@@ -357,9 +358,17 @@ def test_a_gpu_without_bfloat16_trains_in_float32_and_says_so(gpus, capability, 
 def test_the_heads_chunk_takes_no_more_memory_than_a_layer_does(gpus):
     gpus(8, 8)
     args, small = given(BIG), given(f"{BIG} --token-budget 4096")  # a small micro-batch
-    found = [sizing.head_chunk(*each) for each in ((args, QWEN3_8B), (args, QWEN3), (small, QWEN3_8B))]
-    gpus(8, 0)
-    assert [*found, sizing.head_chunk(args, QWEN3_8B)] == [2560, 768, 256, 256]  # a CPU's results stay as they are
+    few = AutoConfig.for_model("llama", vocab_size=1000)
+    cases = (args, QWEN3_8B), (args, QWEN3), (small, QWEN3_8B), (args, few)
+    found = [sizing.head_chunk(*case) for case in cases]
+    gpus(8, 0)  # a CPU's results stay as they are
+    assert [*found, sizing.head_chunk(args, QWEN3_8B)] == [
+        2560,
+        768,
+        256,
+        4096,
+        256,
+    ]
 
 
 @pytest.mark.parametrize("uuids, sharing", [("abcdefgh", 1), ("aabbccdd", 2)])

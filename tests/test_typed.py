@@ -1,4 +1,4 @@
-"""Claims about plumbing/setup/typed.py: what is misspelt or not there is named with what is, before a start."""
+"""Claims about plumbing/typed.py: what is misspelt or not there is named with what is, before a start."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from test_train import elsewhere, refused  # noqa: F401
 from transformers import AutoConfig
 
-from plumbing.setup import typed
+from plumbing import typed
 
 PARSER = typed.Parser(prog="it")
 PARSER.add_argument("--eval-every", type=int)

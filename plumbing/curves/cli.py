@@ -12,7 +12,7 @@ import fit
 import forecast
 from plumbing.curves import figures
 from plumbing.curves.logs import read_run, read_runs
-from plumbing.setup.typed import Parser
+from plumbing.typed import Parser
 
 FAR = 0.2  # a default forecast at 10 times the compute is shown if its band is narrower
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 import fit
-from plumbing.setup.typed import beside
+from plumbing.typed import beside
 
 COMPUTE = ("gpu_hours", "global_step", "step")
 STEPS = ("global_step", "step")  # columns by which repeated rows are known, if compute is none

@@ -44,7 +44,7 @@ from zipfile import BadZipFile
 import data
 from data import Row, malformed
 from plumbing.prompts import references
-from plumbing.setup.typed import beside, is_path
+from plumbing.typed import beside, is_path
 from verify.graders import TASKS
 from verify.programs import read_tests
 

@@ -36,7 +36,7 @@ from plumbing.run.launch import alone, refuse, torchrun
 from plumbing.run.processes import sharing
 from plumbing.setup import plan, sizing
 from plumbing.setup.settings import ROOT
-from plumbing.setup.typed import beside, check_model
+from plumbing.typed import beside, check_model
 from verify import own, sandbox, scorer
 
 DATE = re.compile(r"""strftime_now\((["'])(.*?)\1\)""")  # of a chat template: its call for the date of today

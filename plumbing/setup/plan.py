@@ -29,7 +29,7 @@ from decoding import WRITTEN
 from pipeline import OFF_POLICY
 from plumbing.run.costs import Costs
 from plumbing.run.launch import refuse, torchrun, world_size
-from plumbing.setup.typed import check_model
+from plumbing.typed import check_model
 
 MFU = 0.4  # Llama 3 was trained at 0.38 to 0.43 (arXiv 2407.21783, Table 4)
 MBU = 0.6  # assumed: the lower end of what tuned decoders are said to reach

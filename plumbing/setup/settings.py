@@ -28,7 +28,7 @@ from plumbing.run import costs
 from plumbing.run import folder as run_folder
 from plumbing.run.launch import check_launcher, end_launcher, refuse, restarts, torchrun, world_size
 from plumbing.setup import plan
-from plumbing.setup.typed import Parser, as_given, option
+from plumbing.typed import Parser, as_given, option
 from recipes import EMBEDDED, OF_BASE, PAPER, RECIPES
 from reward import THINK_END
 from verify import own
@@ -81,6 +81,13 @@ def share_or_off(text):
     raise argparse.ArgumentTypeError(f"got {text}; expected a share above 0 and up to 1, or off")
 
 
+def day(text):
+    try:
+        return date.fromisoformat(text).isoformat()
+    except ValueError as wrong:
+        raise argparse.ArgumentTypeError(f"got {text}; expected YYYY-MM-DD ({wrong})") from wrong
+
+
 def mark_or_none(text):
     if not text:
         raise argparse.ArgumentTypeError("got an empty text; expected the text behind which the answer begins, or none")
@@ -96,18 +103,9 @@ def mark_or_none(text):
 
 
 def register_own_loss(spec):
-    """Load the function and put it into loss.LOSSES under `spec`. Raises ValueError if it cannot be a loss."""
+    """Load the function and put it into loss.LOSSES under `spec`. Raises ValueError if it cannot be loaded."""
     function = own.load(spec, ("logprobs", "gen_logprobs", "advantages", "mask"))
-    objective = checked_at_each_call(function, spec)
-    logprobs = torch.tensor([[-0.5, -1.0, -2.0], [-3.0, -0.1, -1.5]], requires_grad=True)
-    mask = torch.tensor([[True, True, True], [True, True, False]])
-    try:
-        found = objective(logprobs, torch.full((2, 3), -1.2), torch.tensor([1.0, -1.0]), mask)
-    except Fault as wrong:
-        raise ValueError(wrong) from wrong
-    if not found[mask].isfinite().all():  # a gradient of zero is no reason to refuse it
-        raise ValueError(f"--loss {spec}: expected finite values where mask is True, got {found[mask].tolist()}")
-    LOSSES[spec] = Loss(objective, unknown, {})
+    LOSSES[spec] = Loss(checked_at_each_call(function, spec), unknown, {})
 
 
 def unknown(logprobs, gen_logprobs, advantages, mask):
@@ -210,7 +208,12 @@ class Settings:
     template: list[str] = flag(
         "variables of the chat template, as enable_thinking=false", FIXED | EVALUATION, (), metavar="NAME=VALUE"
     )
-    date: str = flag("YYYY-MM-DD that a chat template writes (default: of the run's first start)", FIXED | EVALUATION)
+    date: str = flag(
+        "that a chat template writes (default: of the run's first start)",
+        FIXED | EVALUATION,
+        type=day,
+        metavar="YYYY-MM-DD",
+    )
     skip_unusable: bool = flag("leave out rows without a usable prompt or answer", FIXED | EVALUATION, False)
     verify_timeout: float = flag(
         "seconds to check an answer, or one test of a program", FIXED | EVALUATION, 5.0, above=0
@@ -345,7 +348,7 @@ def read_settings(argv):
     parser = known_flags()
     try:
         return in_force(whole_paths(vars(parser.parse_args(argv))))
-    except (ValueError, OSError) as wrong:
+    except (ValueError, OSError, Fault) as wrong:
         refuse(wrong)
     except SystemExit as end:
         if end.code:
@@ -409,8 +412,7 @@ def earlier_flags(asked):
     of --evaluate; {} without one.
     """
     if "evaluate" in asked:
-        read = {name for name, one in FIELDS.items() if EVALUATION <= one.metadata["marks"]}
-        if ignored := sorted(asked.keys() - read):
+        if ignored := sorted(asked.keys() - of_evaluations()):
             raise ValueError(f"--evaluate trains nothing: it does not read {', '.join(map(option, ignored))}")
         log = Path(asked["evaluate"]).parent / "log.jsonl"
         return (restored(log, asked) if log.exists() else {}) | {"model": asked["evaluate"]}
@@ -442,15 +444,22 @@ def restored(log, asked):
     Raises ValueError if it names a file with code that the command line does not name: somebody else may have
     written the log.
     """
-    found = run_folder.stored_flags(log)
-    if "evaluate" in asked:
-        found.pop("loss", None)  # nothing is trained
-    for name in ("loss", "reward"):
-        if ":" in (found.get(name) or "") and name not in asked:
-            raise ValueError(f"{log} names code, which runs only if you name it too: {option(name)} {found[name]}")
     known = {name for name, one in FIELDS.items() if not START & one.metadata["marks"]}
-    clips = LOSSES[found["loss"]].clips if found.get("loss") in LOSSES else {}
-    return whole_paths({name: value for name, value in found.items() if name in known | clips.keys()})
+    if "evaluate" in asked:  # nothing is trained, and no time is virtual
+        known &= of_evaluations()
+    stored = run_folder.stored_flags(log)
+    flags = {name: value for name, value in stored.items() if name in known}
+    for name in ("loss", "reward"):
+        if ":" in (flags.get(name) or "") and name not in asked:
+            raise ValueError(f"{log} names code, which runs only if you name it too: {option(name)} {flags[name]}")
+    if flags.get("loss") in LOSSES:
+        flags |= {name: value for name, value in stored.items() if name in LOSSES[flags["loss"]].clips}
+    return whole_paths(flags)
+
+
+def of_evaluations():
+    """Names of the flags that --evaluate reads."""
+    return {name for name, one in FIELDS.items() if EVALUATION <= one.metadata["marks"]}
 
 
 def derive_defaults(args, given, asked):
@@ -529,8 +538,7 @@ def check_numbers(asked):
 def check(args, given, asked):
     """Raise ValueError for what cannot work, before anything is loaded or spawned."""
     check_read(args, asked)
-    one = torch.zeros(1, 1)  # the loss checks its own bounds; a batch of one token is enough to make it do so
-    LOSSES[args.loss].objective(one, one, one[0], one == 0, **args.clips)
+    try_loss(args)
     least = OFF_POLICY[args.off_policy].least_k
     if args.k < least:
         raise ValueError(f"--k is {args.k}; expected >= {least} with {args.off_policy}")
@@ -566,6 +574,19 @@ def check(args, given, asked):
             raise ValueError(f"{said}: raise --nproc-per-node")
     check_start(args, given)
     check_folder(args, given)
+
+
+def try_loss(args):
+    """Raise ValueError, or what the loss itself raises, for bounds that it refuses or values that cannot be trained on.
+
+    A gradient of zero is no reason to refuse it.
+    """
+    logprobs = torch.tensor([[-0.5, -1.0, -2.0], [-3.0, -0.1, -1.5]], requires_grad=True)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    batch = logprobs, torch.full((2, 3), -1.2), torch.tensor([1.0, -1.0]), mask
+    values = LOSSES[args.loss].objective(*batch, **args.clips)[mask]
+    if not values.isfinite().all():
+        raise ValueError(f"--loss {args.loss}: expected finite values where mask is True, got {values.tolist()}")
 
 
 def check_read(args, asked):

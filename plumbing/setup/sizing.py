@@ -30,12 +30,13 @@ import precision
 from plumbing.run.launch import torchrun, world_size
 from plumbing.run.processes import gpus_of_ranks, sharing
 from plumbing.run.store import MAX_BYTES
-from plumbing.setup.typed import as_given, option
+from plumbing.typed import as_given, option
 from recipes import PAPER
 from rollout import PREFILL_AHEAD, PREFILL_TOKENS
 
 USABLE = 0.9  # share of the free memory; the rest is for what is not counted here
 LENGTHS = {"max_prompt_tokens", "max_new_tokens", "interrupt_at", "length_max", "length_cache"}
+LARGEST_CHUNK = 4096  # positions of a head's chunk: products of so many rows fill a GPU
 MOST_TRAINERS = 1024  # more that are looked at for a model that does not fit
 PAPER_GENERATORS = 64  # beside its 16 trainers
 LEAST_PROMPTS = 100
@@ -149,7 +150,7 @@ def trainer_bytes(args, config, count, itemsize, trainers):
     inside = 10 * width + 4 * chosen * (inner + width * (every > 1))
     saved = width if args.activation_checkpointing else inside  # numbers that a layer keeps per token
     kept = (layers * saved + 2 * width) * tokens * itemsize
-    head = precision.head_bytes(precision.CHUNK, config.vocab_size, width)
+    head = head_bytes(precision.CHUNK, config)
     return states + gathered + kept + max(layer_working(args, config, itemsize), head)
 
 
@@ -182,7 +183,13 @@ def head_chunk(args, config):
     if not torch.cuda.is_available():
         return precision.CHUNK
     room = layer_working(args, config, getattr(torch, args.dtype).itemsize)
-    return precision.head_chunk(config.vocab_size, config.hidden_size, room)
+    chunks = range(LARGEST_CHUNK, precision.CHUNK, -precision.CHUNK)
+    return next((chunk for chunk in chunks if head_bytes(chunk, config) <= room), precision.CHUNK)
+
+
+def head_bytes(chunk, config):
+    """Bytes of precision.token_logprobs: in fp32 a chunk's logits 4.5 times, split ones too, and twice the gradient."""
+    return 2 * config.vocab_size * (9 * chunk + 4 * config.hidden_size)
 
 
 def generator_bytes(args, config, count, itemsize):

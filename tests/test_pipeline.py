@@ -165,6 +165,7 @@ class Generator(fleet.Generator):
         return bool(self.running or self.queue)
 
     def add(self, request):
+        assert request.version <= self.version  # new weights are taken before requests are claimed
         self.record.started[request.evaluation, request.version, request.number] += 1
         super().add(request)
 
@@ -224,9 +225,9 @@ def quiet():
 
 
 class Trainer(train.Trainer):
-    """A Trainer without the learning. sent: versions of the weights that have been sent."""
+    """A Trainer without the learning. sent, waiting: as in `simulate`."""
 
-    def __init__(self, setting, record, world, store, sent, queue):
+    def __init__(self, setting, record, world, store, sent, waiting, queue):
         self.args = SimpleNamespace(steps=setting.steps, eval_every=setting.eval_every, checkpoint_every=9999)
         vars(self.args).update(zero_variance_filter=True, normalisation="batch", token_budget=128)
         self.processes = SimpleNamespace(rank=store.rank, trainer_ranks=setting.trainer_ranks)
@@ -236,6 +237,8 @@ class Trainer(train.Trainer):
         self.curriculum = Curriculum([prompt(n) for n in range(setting.pool)], seed=setting.seed, threshold=0.9)
         self.log = mock.MagicMock()
         self.sent = sent
+        self.waiting = waiting
+        self.before = setting.start - 1  # version of the weights sent last
         self.version = setting.start
         self.evaluated = None
 
@@ -261,6 +264,8 @@ class Trainer(train.Trainer):
         pass
 
     def broadcast_weights(self):
+        assert self.waiting[self.before] == len(self.queue.generators)  # else a collective would run into its timeout
+        self.before = self.version
         if self.processes.rank == 0:
             self.sent.append(self.version)
 
@@ -295,15 +300,18 @@ def turns(generator, scorer, queue, receive=None):
 def simulate(setting, queue=RolloutQueue, slow=False):
     """A whole run; returns its Record and the keys that it leaves in the store; slow: whether calls to it take time."""
     world, record, memory = World(), Record(), Memory()
-    sent, rng = [setting.start - 1], random.Random(repr(setting))
+    sent = [setting.start - 1]  # versions of the weights
+    waiting = Counter()  # version -> generators that have it and are about to receive the next one
+    rng = random.Random(repr(setting))
 
     def store(rank):
         return Store(Slow(memory, world, rng) if slow else memory, rank, quiet(), pause=world.sleep)
 
     def trainer(rank):
-        Trainer(setting, record, world, store(rank), sent, queue).live()
+        Trainer(setting, record, world, store(rank), sent, waiting, queue).live()
 
-    def receive(named):  # as in a broadcast, which the trainers begin when all generators wait for it
+    def receive(named):
+        waiting[named["version"][0]] += 1
         while sent[-1] == named["version"][0]:
             world.sleep(PAUSE)
         named["version"][0] = sent[-1]
@@ -507,36 +515,6 @@ def fresh(setting=Setting()):
     return generator, Scorer(setting, float)
 
 
-def test_weights_are_announced_and_sent_when_every_generator_waits_for_them():
-    happened = []
-
-    def pause(seconds):  # in every pause one more generator sees the new version and says that it waits
-        rank = 1 + len(happened)
-        generator = requests(queue, rank)
-        assert generator.state(busy=False).version == 1 and rank <= 2
-        generator.join(1)
-        happened.append(f"rank {rank} waits")
-
-    queue = rollouts(pause=pause)
-    queue.announce(1, lambda: happened.append("sent"))
-    assert happened == ["rank 1 waits", "rank 2 waits", "sent"]
-
-
-def test_another_trainer_gathers_weights_with_rank_0_once_every_generator_waits_for_them():
-    def pause(seconds):  # a collective that waited for a generator would run into its timeout
-        assert not happened
-        for rank in (1, 2):
-            requests(lead, rank).join(1)
-        lead.announce(1, lambda: happened.append("rank 0"))
-
-    happened = []
-    lead = rollouts(trainers=3)
-    queue = rollouts(1, memory=lead.store.backend, trainers=3, pause=pause)
-    queue.announce(1, lambda: happened.append("rank 1"))
-    assert happened == ["rank 0", "rank 1"]
-    assert set(lead.store.backend.values) == {"state", "claimed/train", "sending/1/2"}  # rank 2 has yet to come
-
-
 def test_a_run_resumed_with_fewer_steps_than_are_done_admits_nothing():
     queue = rollouts(steps=3, start=5)
     assert queue.room == 0
@@ -589,26 +567,12 @@ def test_metadata_count_and_weigh_sampled_tokens_and_leave_injected_ones_out():
     assert failed.correct is None and failed.reward != failed.reward and failed.error == "no memory"
 
 
-def test_a_group_arrives_with_its_last_verdict_and_its_metadata_after_its_tokens():
-    queue, written = requests(rollouts()), []
-    queue.requests[False, 0] = Request(0, 0, prompt(8), 3), []
-    queue.store.backend.written = written.append
-    for index in (2, 0):
-        queue.put(verdict(answer(index=index), True))
-    assert written == []
-    queue.put(verdict(answer(index=1), False))
-    assert written == [*(f"rollout/train/0/{index}" for index in range(3)), "group/train/0"]
-    [group] = queue.store.take(["group/train/0"])
-    assert [rollout.correct for rollout in group] == [True, False, True]  # in the order of the rollouts
-
-
 def test_of_an_evaluation_only_the_samples_arrive_with_their_tokens_and_the_count_of_what_is_finished():
     queue = rollouts(pause=lambda seconds: next(life))
     life = turns(*fresh(Setting(cut=1, generators=((1, 1),))), requests(queue))
     for _ in range(2):  # the second one counts anew
         seen = []
-        groups, samples = queue.evaluate([prompt(0), prompt(1)], 2, 1, seen.append)
-        assert [[rollout.prompt for rollout in group] for group in groups] == [[0, 0], [1, 1]]
+        _, samples = queue.evaluate([prompt(0), prompt(1)], 2, 1, seen.append)
         assert [one.request for one in samples] == [0, 0]
         assert seen == sorted(seen) and {*range(4)} <= {*seen} <= {*range(5)}
     assert not any(key.startswith("rollout/") for key in queue.store.backend.values)
@@ -625,18 +589,6 @@ def test_a_trainer_decodes_too_while_it_waits_for_an_evaluation():
         groups, _ = queue.evaluate([prompt(n) for n in range(3)], 2, 1, lambda _: decoder.decode())  # no other answers
     assert [[rollout.prompt for rollout in group] for group in groups] == [[0, 0], [1, 1], [2, 2]]
     assert not queue.store.has(["joined/0/0"])
-
-
-def test_the_generators_loop_takes_new_weights_before_it_claims_decodes_and_delivers():
-    queue = rollouts(prompts=1, start=1)  # started anew at version 1
-    queue.admit([prompt(8)])
-    generator, scorer = fresh(Setting(cut=1))
-    life = turns(generator, scorer, requests(queue), lambda named: named.update(version=[1]))
-    next(life)
-    assert queue.store.has(["joined/1/1"]) and not queue.store.has(["group/train/1"])
-    next(life), next(life)
-    [[rollout]] = queue.store.take(["group/train/1"])
-    assert rollout.versions == {1: 1} and not generator.busy
 
 
 def test_work_during_an_evaluation_does_not_count():

@@ -362,13 +362,7 @@ def test_the_heads_chunk_takes_no_more_memory_than_a_layer_does(gpus):
     cases = (args, QWEN3_8B), (args, QWEN3), (small, QWEN3_8B), (args, few)
     found = [sizing.head_chunk(*case) for case in cases]
     gpus(8, 0)  # a CPU's results stay as they are
-    assert [*found, sizing.head_chunk(args, QWEN3_8B)] == [
-        2560,
-        768,
-        256,
-        4096,
-        256,
-    ]
+    assert [*found, sizing.head_chunk(args, QWEN3_8B)] == [2560, 768, 256, 4096, 256]
 
 
 @pytest.mark.parametrize("uuids, sharing", [("abcdefgh", 1), ("aabbccdd", 2)])

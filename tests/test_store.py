@@ -2,9 +2,8 @@
 
 import os
 import pickle
-from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
+from unittest.mock import MagicMock, Mock
 
 import pytest
 import torch.distributed as dist
@@ -25,7 +24,7 @@ def host():
 @pytest.fixture(params=["memory", "tcp"])
 def own(request):
     """A Store of rank 1, in memory and on a server."""
-    backend = Memory(lambda key: None) if request.param == "memory" else request.getfixturevalue("host").clone()
+    backend = Memory() if request.param == "memory" else request.getfixturevalue("host").clone()
     return Store(backend, 1, quiet())
 
 
@@ -57,12 +56,11 @@ class Hostile:
         return os.mkdir, ("hostile",)
 
 
-@pytest.mark.parametrize("way", ["take", "read"])
-def test_a_hostile_value_in_the_store_calls_nothing(way, own, tmp_path, monkeypatch):
+def test_a_hostile_value_in_the_store_calls_nothing(own, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own.backend.set("state", pickle.dumps([Hostile()]))
-    with pytest.raises(pickle.UnpicklingError, match="posix.mkdir"):
-        own.take(["state"]) if way == "take" else own.read("state")
+    for read, key in ((own.read, "state"), (own.take, ["state"])):
+        refuses("posix.mkdir", read, key, error=pickle.UnpicklingError)
     assert not any(tmp_path.iterdir())
 
 
@@ -89,34 +87,20 @@ def test_a_generator_that_loses_the_store_ends():
 # --- Waiting ---------------------------------------------------------------------------------------------------------
 
 
-def waiting():
-    """A Store of rank 0 whose heartbeat and pauses are noted, and the notes."""
-    notes = []
-
-    @contextmanager
-    def named(what):
-        notes.append(what)
-        yield
-        notes.append("")
-
-    heartbeat = SimpleNamespace(tick=lambda: notes.append("tick"), waiting=named)
-    return Store(Memory(lambda key: None), 0, heartbeat, pause=notes.append), notes
-
-
 def test_a_wait_tells_the_heartbeat_for_what_counts_as_progress_and_polls_less_and_less_often():
-    own, notes = waiting()
+    calls = Mock(waiting=MagicMock())
     polls = iter([False] * 40 + [True])
-    own.wait("the batch", polls.__next__)
-    assert notes[0] == "the batch" and notes[-1] == "" and notes[1:-1:2] == ["tick"] * 40
-    pauses = notes[2:-1:2]
+    Store(Memory(), 0, calls, pause=calls.pause).wait("the batch", polls.__next__)
+    calls.waiting.assert_called_once_with("the batch")
+    pauses = [call.args[0] for call in calls.pause.call_args_list]
+    assert calls.tick.call_count == len(pauses) == 40
     assert pauses[0] == store.POLL and pauses == sorted(pauses) and pauses[-1] == store.LONGEST_POLL
     assert max(late / early for early, late in zip(pauses, pauses[1:])) <= store.SLOWER
 
 
 def test_a_wait_ends_with_the_reason_why_the_run_ends():
-    own, notes = waiting()
-    reasons, looks = iter([None, None, "interrupted"]), iter([False] * 9)
-    refuses("^interrupted$", own.wait, "", looks.__next__, reasons.__next__, error=Interrupted)
-    assert notes.count("tick") == 2
+    own = Store(Memory(), 0, quiet(), pause=float)
+    reasons = iter([None, None, "interrupted"])
+    refuses("^interrupted$", own.wait, "", bool, reasons.__next__, error=Interrupted)
     # What rank 0 put before it told of the end is there: both happen between this rank's two looks.
     assert own.wait("the batch", lambda: own.has(["batch"]), lambda: own.put({"batch": []}) or "interrupted") is None

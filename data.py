@@ -239,7 +239,7 @@ class Curriculum:
                 "expected the state of these prompts, answers and seed, got another; likely cause: new flags, data of "
                 "which prompts or answers have changed, or a checkpoint of another version of the code"
             )
-        self._sources = [one | {"queue": deque(one["queue"])} for one in state["sources"]]
+        self._sources = [source | {"queue": deque(source["queue"])} for source in state["sources"]]
         self.too_long = set(state["too_long"])
         self._in_flight = dict.fromkeys(state["in_flight"])
         self.pass_rates = dict(state["pass_rates"])
@@ -267,7 +267,7 @@ class Curriculum:
         state = self._sources[source]
         index = next(filter(self._is_free, state["queue"]), None)
         if index is None:
-            active = self._members[source] = [one for one in self._members[source] if not self._is_gone(one)]
+            active = self._members[source] = [prompt for prompt in self._members[source] if not self._is_gone(prompt)]
             if not any(map(self._is_free, active)):
                 return None
             number = state["epoch"] + 1
@@ -323,11 +323,11 @@ def check_leakage(held: list[bytes], train: Prompts) -> None:
 def check_size(data: Data, *, prompts: int, k: int) -> None:
     """Raise ValueError unless there are more than (k + 1)·P training prompts: so many may be in flight at once."""
     needed = (k + 1) * prompts
-    found = sum(1 for _ in islice(filter(None, data.train), needed + 1))  # no more, since looking takes time
-    if found <= needed:
-        too_long = data.too_long + len(data.train) - found
+    count = sum(1 for _ in islice(filter(None, data.train), needed + 1))  # no more, since looking takes time
+    if count <= needed:
+        too_long = data.too_long + len(data.train) - count
         raise ValueError(
-            f"expected more than (k + 1)·P = {needed} training prompts, got {found} "
+            f"expected more than (k + 1)·P = {needed} training prompts, got {count} "
             f"(held out: {len(data.validation)}, too long: {too_long}, repeated: {data.duplicates}); "
             "likely cause: a small file or prompt budget; lower k or the prompts per step"
         )

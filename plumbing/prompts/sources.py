@@ -67,9 +67,9 @@ def parse_source(text: str) -> tuple[str, float, str | None]:
     >>> parse_source("code.jsonl:3:code"), parse_source("aime.jsonl:0"), parse_source("sorting")
     (('code.jsonl', 3.0, 'code'), ('aime.jsonl', 0.0, None), ('sorting', 1.0, None))
     """
-    found = re.fullmatch(f"(.*?)(?::([0-9]+[.]?[0-9]*))?(?::({'|'.join(TASKS)}))?", text, re.S)
-    assert found  # the first part takes any text
-    name, weight, task = found.groups()
+    match = re.fullmatch(f"(.*?)(?::([0-9]+[.]?[0-9]*))?(?::({'|'.join(TASKS)}))?", text, re.S)
+    assert match  # the first part takes any text
+    name, weight, task = match.groups()
     if not name.strip():  # as a path it would be the working folder
         raise malformed("--data", repr(text), "a shell variable that is not set", "NAME[:WEIGHT][:TASK]")
     return name, float(weight or 1), task
@@ -401,8 +401,8 @@ def check_text(where: str, value, *, program: bool) -> None:
         except UnicodeEncodeError as error:
             cause = "a file in another encoding, such as UTF-16 or Latin-1, or half of a \\u pair"
             raise malformed(where, f"{text[:60]!r}", cause, "text in UTF-8") from error
-        if found := not program and EATEN.search(text):
-            near = text[max(0, found.start() - 20) : found.end() + 20]
+        if match := not program and EATEN.search(text):
+            near = text[max(0, match.start() - 20) : match.end() + 20]
             cause = "LaTeX with one backslash in JSON, which makes a control character of \\f: double the backslash"
             raise malformed(where, f"{near!r}", cause, "LaTeX as \\\\frac in JSON")
 
@@ -418,15 +418,15 @@ def template_marks(ready) -> tuple[str, ...]:
     except ValueError:  # the rows will show it
         return ()
     special = (token.content for token in ready.tokenizer.added_tokens_decoder.values() if token.special)
-    marks = [*map(str.strip, text.split(question)), *(one for one in special if one in text)]
+    marks = [*map(str.strip, text.split(question)), *(token for token in special if token in text)]
     return tuple(mark for mark in marks if len(mark) > 2)  # many questions end with a colon
 
 
-def usable(name, number, task, ready, found, *, columns, skip_unusable, own) -> Iterator[Row]:
+def usable(name, number, task, ready, prompts, *, columns, skip_unusable, own) -> Iterator[Row]:
     """Yield the usable rows of a source; arguments as in `read_source`.
 
-    The columns of the first row that are not read are added to `found` too: a question whose choices or text stand in a
-    column of their own would be asked without them.
+    The columns of the first row that are not read are added to `prompts` too: a question whose choices or text stand in
+    a column of their own would be asked without them.
     """
     taken = {"task", "metadata", *chain.from_iterable(columns)}
     taken |= {name.partition(".")[0] for name in taken}
@@ -437,7 +437,7 @@ def usable(name, number, task, ready, found, *, columns, skip_unusable, own) -> 
             row = parse_row(fields, where, task, columns, own, number)
             ready.check(row)
         except TooLong:
-            found.too_long += 1
+            prompts.too_long += 1
             continue
         except (ValueError, RecursionError) as error:
             if isinstance(error, RecursionError):
@@ -446,12 +446,12 @@ def usable(name, number, task, ready, found, *, columns, skip_unusable, own) -> 
             left_out += a_few
             if not (skip_unusable or a_few):
                 raise ValueError(f"{error}; --skip-unusable leaves such rows out") from error
-            found.unusable.append(str(error))
+            prompts.unusable.append(str(error))
             continue
-        found.unread.setdefault(number, [name for name in fields if name not in taken])
+        prompts.unread.setdefault(number, [name for name in fields if name not in taken])
         yield row
     if left_out > references.MOST_LEFT_OUT * count and not skip_unusable:
-        first = found.unusable[-left_out]
+        first = prompts.unusable[-left_out]
         raise ValueError(f"{first}; {left_out} of {count} rows have no usable answer; --skip-unusable leaves them out")
 
 
@@ -460,13 +460,13 @@ CONFLICT = "repeat a prompt with another answer, and the earlier row counts"
 
 
 def read_source(
-    name, number, task, ready, found, *, evaluate, columns=(("prompt",), ("answer",)), skip_unusable=False, own=False
+    name, number, task, ready, prompts, *, evaluate, columns=(("prompt",), ("answer",)), skip_unusable=False, own=False
 ):
     """(rows with their prompt for the first time; those that repeat one; tasks of all) of a source, as data.packed.
 
     number, task   of the source
-    ready, found   data.Tokeniser, data.Data
-                   `found` gets what is wrong with rows, and a warning if some begin or end with the template's marks
+    ready, prompts  data.Tokeniser, data.Data
+                   `prompts` gets what is wrong with rows, and a warning if some begin or end with the template's marks
     columns        (names for the prompt's column, names for the answer's); of each, the first that a row has counts
     skip_unusable  leave out rows without a usable prompt or answer (some of APPS and TACO have no tests)
     own            a function of one's own grades the completions (--reward): answers may have any form, or be missing
@@ -475,21 +475,23 @@ def read_source(
     first: dict[str, bytes] = {}  # data.identity -> row
     repeated: list[bytes] = []
     tasks = set()
-    wrong: dict[str, list[str]] = {RENDERED: [], CONFLICT: []}  # places of rows
+    places: dict[str, list[str]] = {RENDERED: [], CONFLICT: []}  # places of rows
     try:
-        for row in usable(name, number, task, ready, found, columns=columns, skip_unusable=skip_unusable, own=own):
+        for row in usable(name, number, task, ready, prompts, columns=columns, skip_unusable=skip_unusable, own=own):
             tasks.add(row.task)
             packed = data.packed(row)
             earlier = first.setdefault(data.identity(row.prompt), packed)
             if earlier is not packed:
                 repeated.append(packed)
                 if not evaluate and data.unpacked(earlier).answer != row.answer:
-                    wrong[CONFLICT].append(row.where)
+                    places[CONFLICT].append(row.where)
             if any(text.startswith(marks) or text.endswith(marks) for text in map(str.strip, texts(row.prompt))):
-                wrong[RENDERED].append(row.where)
+                places[RENDERED].append(row.where)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise malformed(f"--data {name}", str(error), "an interrupted download", "a whole .gz file") from error
-    found.warnings += [f"{len(them)} rows, the first {them[0]}, {said}" for said, them in wrong.items() if them]
+    prompts.warnings += [
+        f"{len(them)} rows, the first {them[0]}, {problem}" for problem, them in places.items() if them
+    ]
     return list(first.values()), repeated, tasks
 
 
@@ -509,7 +511,7 @@ def load(sources, tokenizer, *, budget, validation=data.VALIDATION_PROMPTS, voca
     if len(set(names)) < len(names):
         raise malformed("--data", str(names), "a source given twice: add up its weights", "different sources")
     ready = data.Tokeniser(tokenizer, budget=budget, vocabulary=vocabulary)
-    found = data.Data(data.Prompts(ready), data.Prompts(ready), weights=weights)
+    prompts = data.Data(data.Prompts(ready), data.Prompts(ready), weights=weights)
     owned: list[set[str]] = []  # by source: its tasks
     held: list[bytes] = []  # rows to validate with
     for number, (name, weight, task) in enumerate(zip(names, weights, tasks)):
@@ -517,25 +519,25 @@ def load(sources, tokenizer, *, budget, validation=data.VALIDATION_PROMPTS, voca
             train, new, too_long = embedded(name, number, validation, ready.fits)
             its_tasks = {name}
         else:
-            first, repeated, its_tasks = read_source(name, number, task, ready, found, evaluate=evaluate, **reading)
+            first, repeated, its_tasks = read_source(name, number, task, ready, prompts, evaluate=evaluate, **reading)
             train, new, too_long = data.split(first, validation, share=data.HELD_OUT if weight else 1, fits=ready.fits)
-            found.duplicates += len(repeated)
-            found.others.rows += repeated if weight else repeated + train
+            prompts.duplicates += len(repeated)
+            prompts.others.rows += repeated if weight else repeated + train
         if not new:
-            got = "; ".join([f"{too_long} longer ones", *found.unusable[:1]])
+            got = "; ".join([f"{too_long} longer ones", *prompts.unusable[:1]])
             cause = "an empty file, a small --max-prompt-tokens, or only unusable rows"
             raise malformed(name, got, cause, f"a prompt of <= {budget} tokens")
         owned.append(its_tasks)
-        found.too_long += too_long
+        prompts.too_long += too_long
         held += new
-        found.sizes.append(len(train) if weight else 0)
-        found.train.rows += train if weight else []
-    found.tasks = set().union(*owned)
+        prompts.sizes.append(len(train) if weight else 0)
+        prompts.train.rows += train if weight else []
+    prompts.tasks = set().union(*owned)
     ready.curves = curves(labels(names), owned, weights)
-    found.validation += filter(None, data.Prompts(ready, held))
+    prompts.validation += filter(None, data.Prompts(ready, held))
     if not evaluate:
-        data.check_leakage(held, found.train)
-    return found
+        data.check_leakage(held, prompts.train)
+    return prompts
 
 
 def embedded(name: str, number: int, validation: int, fits) -> tuple[list[bytes], list[bytes], int]:
@@ -550,5 +552,5 @@ def embedded(name: str, number: int, validation: int, fits) -> tuple[list[bytes]
 def curves(names: Sequence[str], owned: Sequence[set[str]], weights: Sequence[float]) -> dict[tuple[int, str], str]:
     """{(source, task): its name} where a curve has not the task's name: several sources train on the task, or none."""
     owners = Counter(task for tasks, weight in zip(owned, weights) if weight for task in tasks)
-    each = enumerate(zip(names, owned, weights))
-    return {(n, task): name for n, (name, its, weight) in each for task in its if owners[task] > 1 or not weight}
+    numbered = enumerate(zip(names, owned, weights))
+    return {(n, task): name for n, (name, its, weight) in numbered for task in its if owners[task] > 1 or not weight}

@@ -66,40 +66,40 @@ def check_weights(folder, config):
         raise ValueError(f"config.json names {other} as its weights: expected one of {', '.join(FILES)}")
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    found = {}
+    stored = {}
     try:
         if not (first := first_file(folder, FILES)):
             raise OSError(f"there is none of {', '.join(FILES)}")
         paths = get_checkpoint_shard_files(folder, first)[0] if first.endswith(".json") else [first]
         for path in paths:  # they are mapped, not read
-            found |= torch.load(path, mmap=True, weights_only=True) if path.endswith(".bin") else load_file(path)
-        wrong = misfit(found, model)
+            stored |= torch.load(path, mmap=True, weights_only=True) if path.endswith(".bin") else load_file(path)
+        fault = misfit(stored, model)
     except UNREADABLE as error:
-        wrong = f"its files cannot be read: {type(error).__name__}: {str(error).partition('. ')[0]}"
-    if wrong:
+        fault = f"its files cannot be read: {type(error).__name__}: {str(error).partition('. ')[0]}"
+    if fault:
         cause = "the config of another model, an adapter that was not merged, or an unfinished download or conversion"
         expected = "expected the tensors that its config.json asks for, and no others"
-        raise ValueError(f"{expected}; {wrong}; likely cause: {cause}")
+        raise ValueError(f"{expected}; {fault}; likely cause: {cause}")
 
 
-def misfit(found, model):
+def misfit(stored, model):
     """In which way tensors {name: tensor} are not those of a model on the meta device, in words; "" if they are."""
     # As files name them: transformers joins the experts of a layer to one tensor when it loads them.
     wanted = revert_weight_conversion(model, dict(model.named_parameters()))
     ties = model._tied_weights_keys if model.config.tie_word_embeddings else {}
     ignored = re.compile("|".join([COMPUTED, *(model._keys_to_ignore_on_load_unexpected or ())]))
-    shared = [(name, found[name]) for name in wanted if name in found]
-    wrong = {
-        "are missing": [name for name in wanted if name not in found],
-        "are not of this model": [name for name in found if name not in {*wanted, *ties} and not ignored.search(name)],
+    shared = [(name, stored[name]) for name in wanted if name in stored]
+    faults = {
+        "are missing": [name for name in wanted if name not in stored],
+        "are not of this model": [name for name in stored if name not in {*wanted, *ties} and not ignored.search(name)],
         "have another shape": [f"{name} {tuple(x.shape)}" for name, x in shared if x.shape != wanted[name].shape],
         "are quantised: give the others": [f"{name} {x.dtype}" for name, x in shared if x.dtype not in FLOATS],
         "differ from what tie_word_embeddings: true ties them to": [
-            head for head, tied in ties.items() if head in found and not torch.equal(found[head], found[tied])
+            head for head, tied in ties.items() if head in stored and not torch.equal(stored[head], stored[tied])
         ],
     }
     return next(
-        (f"{len(names)} of {len(found)} tensors {how}: {names[0]}" for how, names in wrong.items() if names), ""
+        (f"{len(names)} of {len(stored)} tensors {how}: {names[0]}" for how, names in faults.items() if names), ""
     )
 
 
@@ -175,8 +175,8 @@ def load_state(folder, policy, optimizer, group, *, stepped):
     try:
         dcp.load(state, storage_reader=StateReader(Path(folder) / "state"), process_group=group)
     except dcp.CheckpointException as error:
-        said = str(first_cause(error)).partition(". ")[0]
-        raise OSError(f"--resume: {folder}/state cannot be read: {said}") from error
+        cause = str(first_cause(error)).partition(". ")[0]
+        raise OSError(f"--resume: {folder}/state cannot be read: {cause}") from error
     if stepped:
         sharded.set_optimizer_state_dict(policy, optimizer, state["optimizer"])
 
@@ -229,15 +229,16 @@ def save(out, policy, optimizer, tokenizer, weights, counters, processes):
         if type(error) is not Exception and not isinstance(error, (OSError, SafetensorError, dcp.CheckpointException)):
             raise
         cause = first_cause(error)
-        said = f"no checkpoint of step {counters['version']} could be written to {out}: {cause}"
+        message = f"no checkpoint of step {counters['version']} could be written to {out}: {cause}"
         number = getattr(cause, "errno", None)
-        raise (OSError(number, said) if number else OSError(said)) from error
+        raise (OSError(number, message) if number else OSError(message)) from error
     finally:
         if leads:
             shutil.rmtree(folder, ignore_errors=True)
     if leads:
         # No folder that another program has written, or that is newer.
-        done = [one for one in finished(out) if (one / STATE[1]).exists() and step(one) <= counters["version"]]
+        whole = [folder for folder in finished(out) if (folder / STATE[1]).exists()]
+        done = [folder for folder in whole if step(folder) <= counters["version"]]
         for old in done[:-2]:
             shutil.rmtree(old, ignore_errors=True)
 

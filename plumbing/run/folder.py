@@ -75,17 +75,17 @@ def rows(log):
 
     Flags of earlier versions have today's names.
     """
-    found = []
+    intact = []
     broken = []
     for place, line in enumerate(Path(log).read_bytes().split(b"\n"), 1):
         try:
             row = json.loads(line.decode() or "null")
             if row and row["kind"] == "config":
                 row["flags"] = {RENAMED.get(name, name): value for name, value in row["flags"].items()}
-            found += [row] if row and row["kind"] else []
+            intact += [row] if row and row["kind"] else []
         except (ValueError, KeyError, TypeError, RecursionError):
             broken.append(place)
-    return found, broken
+    return intact, broken
 
 
 def lost(out, state):
@@ -101,7 +101,7 @@ def lost(out, state):
 
 def set_aside(out, folder):
     """Rename the checkpoints after `folder`, which are broken: the run will write checkpoints of the same steps."""
-    names = [one.name for one in finished(out)]
+    names = [checkpoint.name for checkpoint in finished(out)]
     for name in names[names.index(Path(folder).name) + 1 :]:
         places = (Path(out) / f"{name}-broken{number}" for number in itertools.chain([""], itertools.count(2)))
         (Path(out) / name).rename(next(place for place in places if not place.exists()))
@@ -113,7 +113,7 @@ def pick(out, expected):
     Raises OSError if there is none.
     """
     folder, broken = newest(out, thorough=True)
-    words = "; ".join(f"{name} is broken: {wrong}" for name, wrong in broken.items())
+    words = "; ".join(f"{name} is broken: {fault}" for name, fault in broken.items())
     if not folder:
         raise OSError(f"--resume: found no intact checkpoint in {out}: {words}")
     if str(folder) != expected:
@@ -134,19 +134,19 @@ def damage(folder, *, needed=STATE, thorough=False):
     folder = Path(folder)
     try:
         known = json.loads((folder / CONTENTS).read_text(encoding="utf-8")) if (folder / CONTENTS).exists() else {}
-        wrong = misfits(folder, known.get("bytes", {}), needed)
-        if thorough and not wrong:
-            wrong = changed(folder, known.get("sha256", {}))
-        if wrong:
-            return wrong
+        fault = misfits(folder, known.get("bytes", {}), needed)
+        if thorough and not fault:
+            fault = changed(folder, known.get("sha256", {}))
+        if fault:
+            return fault
         if needed == STATE:
             counters(folder)["version"]
         for path in folder.glob("*.safetensors"):
             with safe_open(path, "pt"):  # reads the header, which says how long the file must be
                 pass
     except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
-        wrong = f"its files cannot be read: {type(error).__name__}: {error}"
-    return wrong
+        fault = f"its files cannot be read: {type(error).__name__}: {error}"
+    return fault
 
 
 def misfits(folder, sizes, needed):
@@ -171,9 +171,9 @@ def newest(out, *, thorough=False):
     """(the newest intact checkpoint of a run or None, {folder: what is wrong} of the broken ones after it)."""
     broken = {}
     for folder in reversed(finished(out)):
-        if not (wrong := damage(folder, thorough=thorough)):
+        if not (fault := damage(folder, thorough=thorough)):
             return folder, broken
-        broken[folder] = wrong
+        broken[folder] = fault
     return None, broken
 
 
@@ -189,7 +189,7 @@ def counters(folder):
 
 def stored_flags(log):
     """The settings with which the run of this log was last started, as logged. Raises ValueError if it does not say."""
-    found = [row["flags"] for row in rows(log)[0] if row["kind"] == "config"]
-    if not found:
+    starts = [row["flags"] for row in rows(log)[0] if row["kind"] == "config"]
+    if not starts:
         raise ValueError(f"expected a row in {log} that says with which flags the run was started; found none intact")
-    return found[-1] | found[-1]["clips"]
+    return starts[-1] | starts[-1]["clips"]

@@ -230,8 +230,8 @@ class Heartbeat(threading.Thread):
         stuck = self.late(since, self.timeout + (2 * LATE if self.rank else LATE))
         me = f"{self.name_of(self.rank)} waits for {self.what}, but " if self.what else ""
         if silent := self.late(self.heard, self.timeout):
-            said = f"{self.name_of(self.rank)} has heard nothing of {silent} for {self.timeout:g} s"
-            self.lose(f"{said}; likely cause: frozen, or out of reach")
+            silence = f"{self.name_of(self.rank)} has heard nothing of {silent} for {self.timeout:g} s"
+            self.lose(f"{silence}; likely cause: frozen, or out of reach")
         elif stuck:
             cause = "it hangs, or a step or checkpoint takes longer than --timeout"
             self.lose(f"{me}{stuck} made no progress for {self.timeout:g} s; likely cause: {cause}")
@@ -246,21 +246,21 @@ class Heartbeat(threading.Thread):
         """Read one message; end-of-file without "left" before it means that the process died."""
         rank = self.lines[line]
         try:
-            said = json.loads(line.recv_bytes())
+            message = json.loads(line.recv_bytes())
         except (EOFError, OSError):
-            said = {"kind": "lost", "reason": f"{self.name_of(rank)} ended"}
+            message = {"kind": "lost", "reason": f"{self.name_of(rank)} ended"}
         now = time.monotonic()
         self.heard[rank] = now
-        if said["kind"] == "beat":
-            if said["count"] != self.progress[rank][0]:
-                self.progress[rank] = said["count"], now
-        elif said["kind"] == "stop":
-            self.stop(said["reason"])
+        if message["kind"] == "beat":
+            if message["count"] != self.progress[rank][0]:
+                self.progress[rank] = message["count"], now
+        elif message["kind"] == "stop":
+            self.stop(message["reason"])
         else:  # lost, or left
             del self.lines[line]
-            self.final = self.final or said.get("final", False)
-            if rank in self.needed and (said["kind"] == "lost" or self.rank):  # rank 0 should leave last
-                self.lose(said.get("reason") or f"{self.name_of(rank)} has ended the run")
+            self.final = self.final or message.get("final", False)
+            if rank in self.needed and (message["kind"] == "lost" or self.rank):  # rank 0 should leave last
+                self.lose(message.get("reason") or f"{self.name_of(rank)} has ended the run")
 
     def tell(self, kind, **more):
         """Send a message on all lines."""

@@ -48,11 +48,11 @@ def check_launcher():
 
     Its agent hosts the store at which the ranks meet; where it is gone, nobody listens there.
     """
-    if wrong := misfit():
-        found = " ".join(f"{name}={os.environ[name]}" for name in ALONE if name in os.environ)
+    if fault := misfit():
+        variables = " ".join(f"{name}={os.environ[name]}" for name in ALONE if name in os.environ)
         way_out = f"unset {' '.join(ALONE)}, or start it by torchrun"
         cause = "likely cause: variables that an earlier launcher has left in this shell"
-        print(f"train.py: error: {found}: {wrong}; {cause}: {way_out}", file=sys.stderr)
+        print(f"train.py: error: {variables}: {fault}; {cause}: {way_out}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -89,10 +89,10 @@ def end_launcher():
         os.kill(os.getppid(), signal.SIGTERM)
 
 
-def refuse(wrong):
+def refuse(reason):
     """End before anything has begun, with code 2 and one line. What is refused now would be refused again."""
     if torchrun("LOCAL_RANK") == 0:
-        print(f"train.py: error: {wrong}", file=sys.stderr)
+        print(f"train.py: error: {reason}", file=sys.stderr)
     end_launcher()
     sys.exit(2)
 
@@ -110,8 +110,8 @@ def world_size(plan=None):
 
 def alone(args):
     """Whether this process is all of the run: in virtual time; or with --evaluate, without GPUs for more of them."""
-    one = args.virtual or args.evaluate and torch.cuda.device_count() < 2
-    return bool(one) and torchrun("WORLD_SIZE") == 1
+    single = args.virtual or args.evaluate and torch.cuda.device_count() < 2
+    return bool(single) and torchrun("WORLD_SIZE") == 1
 
 
 class Unbroken:

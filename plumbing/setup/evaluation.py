@@ -79,28 +79,30 @@ def metrics(groups, prompts, benchmarks):
     """
     trained = [group for group in groups if prompts[group[0].prompt].source not in benchmarks]
     every = reward.pass_rates(groups, prompts)
-    found = reward.pass_rates(trained, prompts) | {name: every[name] for name in ("tasks", "tasks_stderr")}
-    return found | grading_metrics(groups, prompts)
+    rates = reward.pass_rates(trained, prompts) | {name: every[name] for name in ("tasks", "tasks_stderr")}
+    return rates | grading_metrics(groups, prompts)
 
 
 def grading_metrics(groups, prompts):
     """What the log says of verdicts, in a batch or an evaluation. prompts: the data.Prompts that the groups index."""
     rollouts = sum(groups, [])
-    errors = {group[0].prompt: [one.error for one in group if one.value is None] for group in groups}
+    errors = {group[0].prompt: [rollout.error for rollout in group if rollout.value is None] for group in groups}
     failures = [
         {
             "where": prompts[index].where,
-            "error": said[0],
-            "verifier": not said[0].startswith(NO_FAILURE),  # else the reference, or a function of one's own
-            "own": said[0].startswith(OWN),
+            "error": reasons[0],
+            "verifier": not reasons[0].startswith(NO_FAILURE),  # else the reference, or a function of one's own
+            "own": reasons[0].startswith(OWN),
         }
-        for index, said in errors.items()
-        if said and said[0] != OWN
+        for index, reasons in errors.items()
+        if reasons and reasons[0] != OWN
     ]
     return {
-        "answered": batches.mean(one.marked and not one.interrupted or bool(one.correct) for one in rollouts),
+        "answered": batches.mean(
+            rollout.marked and not rollout.interrupted or bool(rollout.correct) for rollout in rollouts
+        ),
         "timed_out": sum(rollout.timed_out for rollout in rollouts),
-        "silent": sum(OWN in said[:1] for said in errors.values()),
+        "silent": sum(OWN in reasons[:1] for reasons in errors.values()),
         "failures": failures,
     }
 
@@ -190,11 +192,11 @@ def report(args, prompts, values):
         print(f"{curve}: {asked}, {screen.counted(args.generations, 'completion')} each")
         if not known:
             continue
-        found = {f"mean@{args.generations}": reward.over_prompts([*map(mean, known)])}
+        estimates = {f"mean@{args.generations}": reward.over_prompts([*map(mean, known)])}
         graded = any(value not in (0, 1) for group in known for value in group)  # else pass@1 is mean@k
         for k in (2**power for power in range(0 if graded else 1, args.generations.bit_length())):
-            found[f"pass@{k}"] = reward.pass_at_k(known, k)
-        for name, (value, stderr) in found.items():
+            estimates[f"pass@{k}"] = reward.pass_at_k(known, k)
+        for name, (value, stderr) in estimates.items():
             print(f"  {name:8} {value:.4f} +- {stderr:.4f}")
 
 

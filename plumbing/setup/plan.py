@@ -83,8 +83,8 @@ def fleet(text):
     >>> fleet("4xl40s")[:2], fleet("8x80GB:2.0TB/s:300TFLOPS").device[:3]
     ((4, 'L40S'), (300000000000000.0, 2000000000000.0, 80000000000.0))
     """
-    found = re.fullmatch(r"([1-9]\d*)x(.+)", text)
-    count, name = found.groups() if found else ("", text)
+    match = re.fullmatch(r"([1-9]\d*)x(.+)", text)
+    count, name = match.groups() if match else ("", text)
     other = OTHER.fullmatch(name)
     if count and other:
         memory, bandwidth, flops = map(float, other.groups())
@@ -203,7 +203,7 @@ def lines(args, config):
 
     if args.generator == "vllm":
         check_dense(config)
-    said = sizing.fit(args, config, len(args.interrupt_phrase) // 4)  # about four letters are a token
+    changes = sizing.fit(args, config, len(args.interrupt_phrase) // 4)  # about four letters are a token
     (gpus, name, device), count = args.plan, sizing.parameters(config)
     trainer = sizing.trainer_bytes(args, config, count, getattr(torch, args.dtype).itemsize, args.trainers)
     generator, slots = generator_memory(args, config, count)
@@ -217,7 +217,7 @@ def lines(args, config):
     return [
         f"A model, not a measurement. Assumed: {MFU:.0%} of the peak FLOP/s, {MBU:.0%} of the peak bandwidth, "
         f"lengths of {SHARE:.0%} of the longest (docs/nodes.md)",
-        *said,
+        *changes,
         f"{gpus} x {name}: {device.flops / 1e12:,.0f} TFLOP/s in {args.dtype}, {device.bandwidth / 1e12:.2f} TB/s, "
         f"{device.memory / 1e9:.0f} GB; {count / 1e9:.2f}B parameters",
         f"trainers      {args.trainers}, {trainer / 1e9:.1f} GB each",
@@ -274,6 +274,6 @@ def show_plan(args, folder):
         config = AutoConfig.from_pretrained(folder)
         check_supported(config)
         print(*args.notes, *lines(args, config), sep="\n")
-    except (ValueError, OSError, StrictDataclassError) as wrong:
-        refuse(" ".join(str(wrong).split()))
+    except (ValueError, OSError, StrictDataclassError) as error:
+        refuse(" ".join(str(error).split()))
     return 0

@@ -67,8 +67,8 @@ def loss_name(text):
     path = os.path.abspath(os.path.expanduser(text))
     try:
         register_own_loss(path)
-    except ValueError as wrong:
-        raise argparse.ArgumentTypeError(wrong) from wrong
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(error) from error
     return path
 
 
@@ -84,8 +84,8 @@ def share_or_off(text):
 def day(text):
     try:
         return date.fromisoformat(text).isoformat()
-    except ValueError as wrong:
-        raise argparse.ArgumentTypeError(f"got {text}; expected YYYY-MM-DD ({wrong})") from wrong
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"got {text}; expected YYYY-MM-DD ({error})") from error
 
 
 def mark_or_none(text):
@@ -136,7 +136,7 @@ def checked_at_each_call(function, spec):
         nonlocal calling
         calling = True
         try:
-            found = function(logprobs, gen_logprobs, advantages, mask)
+            values = function(logprobs, gen_logprobs, advantages, mask)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # whatever the user's function raises, sys.exit too
@@ -145,14 +145,14 @@ def checked_at_each_call(function, spec):
             calling = False
         if forked:
             raise Fault(f"--loss {spec} started a process by os.fork: expected a function of its arguments alone")
-        if not isinstance(found, torch.Tensor) or found.shape != mask.shape:
-            got = f"shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else type(found).__name__
+        if not isinstance(values, torch.Tensor) or values.shape != mask.shape:
+            got = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
             raise Fault(f"--loss {spec}: expected a tensor of the shape of mask, (B, T); got {got}")
-        if not found.is_floating_point():
-            raise Fault(f"--loss {spec}: expected real numbers, got {found.dtype}")
-        if logprobs.requires_grad and found.grad_fn is None:
+        if not values.is_floating_point():
+            raise Fault(f"--loss {spec}: expected real numbers, got {values.dtype}")
+        if logprobs.requires_grad and values.grad_fn is None:
             raise Fault(f"--loss {spec}: expected a value that depends on logprobs, got one without a gradient")
-        return found
+        return values
 
     return objective
 
@@ -300,31 +300,31 @@ def known_flags():
         argument_default=argparse.SUPPRESS,
     )
     parser.renamed = {option(before): option(now) for before, now in run_folder.RENAMED.items()}
-    for name, one in FIELDS.items():
+    for name, setting in FIELDS.items():
         if name in GROUPS:
             group = parser.add_argument_group(GROUPS[name])
         more = {"metavar": "|".join([*LOSSES, "FILE.py:FUNCTION"])} if name == "loss" else {}
-        group.add_argument(option(name), help=one.metadata["help"] + default_text(name), **argument(one) | more)
+        group.add_argument(option(name), help=setting.metadata["help"] + default_text(name), **argument(setting) | more)
         if name == "loss":
             for clip in dict.fromkeys(clip for known in LOSSES.values() for clip in known.clips):
                 group.add_argument(option(clip), type=float, help=clip_text(clip))
     return parser
 
 
-def argument(one):
+def argument(setting):
     """argparse's keywords for a field of Settings."""
-    found: dict = {name: one.metadata[name] for name in ("choices", "metavar") if name in one.metadata}
-    if one.type is bool:
-        return found | {"action": argparse.BooleanOptionalAction if one.default is None else "store_true"}
-    kind = next(kind for kind in (get_args(one.type) or (one.type,)) if kind is not type(None))
-    several: dict = {list: {"nargs": "+"}, tuple: {"nargs": 2}}.get(get_origin(one.type), {})
-    return found | several | {"type": one.metadata.get("type", kind)}
+    keywords: dict = {name: setting.metadata[name] for name in ("choices", "metavar") if name in setting.metadata}
+    if setting.type is bool:
+        return keywords | {"action": argparse.BooleanOptionalAction if setting.default is None else "store_true"}
+    kind = next(kind for kind in (get_args(setting.type) or (setting.type,)) if kind is not type(None))
+    several: dict = {list: {"nargs": "+"}, tuple: {"nargs": 2}}.get(get_origin(setting.type), {})
+    return keywords | several | {"type": setting.metadata.get("type", kind)}
 
 
 def clip_text(clip):
     """What --help says of a clip flag: which losses read it, with which default."""
     reads = [(how, known.clips[clip]) for how, known in LOSSES.items() if clip in known.clips]
-    return "; ".join(f"{how}: {one.help} [{one.default:g}]" for how, one in reads)
+    return "; ".join(f"{how}: {declared.help} [{declared.default:g}]" for how, declared in reads)
 
 
 def default_text(name):
@@ -348,8 +348,8 @@ def read_settings(argv):
     parser = known_flags()
     try:
         return in_force(whole_paths(vars(parser.parse_args(argv))))
-    except (ValueError, OSError, Fault) as wrong:
-        refuse(wrong)
+    except (ValueError, OSError, Fault) as error:
+        refuse(error)
     except SystemExit as end:
         if end.code:
             end_launcher()
@@ -396,15 +396,15 @@ def preset_of(folder):
 
 def whole_paths(flags):
     """The flags with whole paths of local models and data: a run finds them again from another folder."""
-    found = {name: os.path.expanduser(flags[name]) for name in ("out", "evaluate") if flags.get(name)}
+    whole = {name: os.path.expanduser(flags[name]) for name in ("out", "evaluate") if flags.get(name)}
     model = os.path.abspath(os.path.expanduser(flags.get("model") or ""))
     if flags.get("model") and os.path.isdir(model):
-        found["model"] = model
+        whole["model"] = model
     if flags.get("reward"):
-        found["reward"] = os.path.abspath(os.path.expanduser(flags["reward"]))
+        whole["reward"] = os.path.abspath(os.path.expanduser(flags["reward"]))
     if flags.get("data"):
-        found["data"] = [sources.anchored(source) for source in flags["data"]]
-    return flags | found
+        whole["data"] = [sources.anchored(source) for source in flags["data"]]
+    return flags | whole
 
 
 def earlier_flags(asked):
@@ -427,9 +427,9 @@ def earlier_flags(asked):
         raise ValueError(f"--resume: expected the log of the run whose checkpoints are in {log.parent}, found no {log}")
     run_folder.lock_log(log.parent, alone=False).close()  # a run that goes on deletes checkpoints that are looked at
     stored = restored(log, asked)
-    for name, one in FIELDS.items():
-        was = stored.get(name, one.default)
-        if FIXED <= one.metadata["marks"] and asked.get(name, was) != was:
+    for name, setting in FIELDS.items():
+        was = stored.get(name, setting.default)
+        if FIXED <= setting.metadata["marks"] and asked.get(name, was) != was:
             checkpoint = run_folder.finished(asked["out"])[-1]
             raise ValueError(
                 f"--resume with {option(name)} {as_given(asked[name])}: the run in {log.parent} has {as_given(was)}, "
@@ -444,7 +444,7 @@ def restored(log, asked):
     Raises ValueError if it names a file with code that the command line does not name: somebody else may have
     written the log.
     """
-    known = {name for name, one in FIELDS.items() if not START & one.metadata["marks"]}
+    known = {name for name, setting in FIELDS.items() if not START & setting.metadata["marks"]}
     if "evaluate" in asked:  # nothing is trained, and no time is virtual
         known &= of_evaluations()
     stored = run_folder.stored_flags(log)
@@ -459,7 +459,7 @@ def restored(log, asked):
 
 def of_evaluations():
     """Names of the flags that --evaluate reads."""
-    return {name for name, one in FIELDS.items() if EVALUATION <= one.metadata["marks"]}
+    return {name for name, setting in FIELDS.items() if EVALUATION <= setting.metadata["marks"]}
 
 
 def derive_defaults(args, given, asked):
@@ -468,8 +468,8 @@ def derive_defaults(args, given, asked):
         args.trainers = args.trainers or max(1, (1 + args.generators) // 5)  # of the model: one process computes
         try:
             args.costs = costs.named(args.virtual)
-        except (ValueError, OSError) as wrong:
-            raise ValueError(f"--virtual {args.virtual}: {wrong}") from wrong
+        except (ValueError, OSError) as error:
+            raise ValueError(f"--virtual {args.virtual}: {error}") from error
     elif not args.evaluate:
         world = world_size(args.plan)
         if args.resume and args.trainers and args.trainers >= world:  # a node may be missing after a restart
@@ -484,7 +484,7 @@ def derive_defaults(args, given, asked):
     args.checkpoint = starting_point(args) if args.resume else None
     args.resume = bool(args.checkpoint)
     args.date = args.date or date.today().isoformat()
-    args.clips = {clip: given.get(clip, one.default) for clip, one in LOSSES[args.loss].clips.items()}
+    args.clips = {clip: given.get(clip, declared.default) for clip, declared in LOSSES[args.loss].clips.items()}
     if args.think_end is None and args.length_control == "interrupt":
         if "length_control" in asked:
             raise ValueError("--length-control interrupt with --think-end none: an interruption ends in the mark")
@@ -513,11 +513,11 @@ def fitting_interval(args):
 def starting_point(args):
     """The folder of the checkpoint to resume from, or None; `notes` say what --resume does and what is broken."""
     folder, broken = run_folder.newest(args.out)
-    args.notes += [f"{name} is broken: {wrong}" for name, wrong in broken.items()]
+    args.notes += [f"{name} is broken: {fault}" for name, fault in broken.items()]
     if broken and not folder:
         raise ValueError(f"--resume: found no intact checkpoint in {args.out}: {'; '.join(args.notes)}")
-    said = f"goes on from {folder}" if folder else f"no checkpoint in {args.out}: starts anew"
-    args.notes.append(f"--resume: {said}")
+    choice = f"goes on from {folder}" if folder else f"no checkpoint in {args.out}: starts anew"
+    args.notes.append(f"--resume: {choice}")
     return folder and str(folder)
 
 
@@ -570,8 +570,8 @@ def check(args, given, asked):
             raise ValueError("--generations is 1; expected 2 or more: one completion has no group to be compared with")
         world = world_size(args.plan)
         if not args.virtual and args.trainers >= world:
-            said = f"--trainers {args.trainers} of {world} processes leaves no generator"
-            raise ValueError(f"{said}: raise --nproc-per-node")
+            shortage = f"--trainers {args.trainers} of {world} processes leaves no generator"
+            raise ValueError(f"{shortage}: raise --nproc-per-node")
     check_start(args, given)
     check_folder(args, given)
 
@@ -598,9 +598,9 @@ def check_read(args, asked):
         mode, value = FIELDS[name].metadata.get("read_with", ("", "")) if name in FIELDS else ("", "")
         if mode and getattr(args, mode) != value:
             now = mode, getattr(args, mode)
-            reads = [option(other) for other, one in FIELDS.items() if one.metadata.get("read_with") == now]
-            said = f"{option(name)} is not read by {option(mode)} {now[1]}"
-            raise ValueError(f"{said}, which reads {', '.join(reads) or 'none of these'}")
+            reads = [option(other) for other, setting in FIELDS.items() if setting.metadata.get("read_with") == now]
+            problem = f"{option(name)} is not read by {option(mode)} {now[1]}"
+            raise ValueError(f"{problem}, which reads {', '.join(reads) or 'none of these'}")
 
 
 def check_start(args, given):

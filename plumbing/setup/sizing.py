@@ -232,20 +232,20 @@ def fit_trainers(args, config):
     fits = next((T for T in needs if needs[T] <= usable), None)
     if fits == asked:
         return ""
-    said = (
+    shortage = (
         f"with {asked} trainer(s) each needs about {needs[asked] / 1e9:.1f} GB for {count / 1e9:.2f}B parameters and "
         f"micro-batches of {args.token_budget:,} tokens; {usable / 1e9:.1f} GB of a GPU can be used"
     )
     if fits and fits < world and "trainers" not in args.asked:
         args.trainers = fits
-        return f"--trainers {fits} instead of {asked}: {said}"
+        return f"--trainers {fits} instead of {asked}: {shortage}"
     more = f"--trainers {fits}, " if fits and fits < world else f"{fits + 1} GPUs, " if fits else ""
     less = copy.copy(args)
     while trainer_bytes(less, config, count, itemsize, world - 1) > usable and less.token_budget > 1:
         less.token_budget //= 2
     if less.token_budget >= longest(args, config):
         more += f"--token-budget {less.token_budget} with --trainers {world - 1}, "
-    raise ValueError(f"{said}. Way out: {more}a smaller --token-budget, shorter lengths or a smaller model")
+    raise ValueError(f"{shortage}. Way out: {more}a smaller --token-budget, shorter lengths or a smaller model")
 
 
 def own_memory(args):

@@ -130,19 +130,19 @@ class Monitor:
         if self.far >= FAR_STEPS:
             expected = f"before it was {statistics.median(self.near or [0.0]):.2g}"
             causes = "the generators do not load the weights that they are sent, or --lr is too large"
-            found = f"mean |log rho| of the youngest tokens is {far:.2f} nats, for {FAR_STEPS} steps in a row"
-            self.stop(f"{found}; {expected}; likely cause: {causes}")
+            measured = f"mean |log rho| of the youngest tokens is {far:.2f} nats, for {FAR_STEPS} steps in a row"
+            self.stop(f"{measured}; {expected}; likely cause: {causes}")
 
     def check_speed(self, row):
         """Name slow generators once, with what they cost."""
-        found = stragglers(row["decode_seconds"])
-        for rank in found.keys() - self.slow.keys():
+        slow = stragglers(row["decode_seconds"])
+        for rank in slow.keys() - self.slow.keys():
             mine = row["decode_seconds"][rank]
-            usual = found[rank]
+            usual = slow[rank]
             longer = row["length_max"] * (mine - usual)
             name = self.processes.name(rank)
             self.warn("slow", name=name, times=mine / usual, tokens=row["length_max"], seconds=longer)
-        self.slow = found
+        self.slow = slow
 
     def check_late(self, row, completions):
         """Say once that a verdict has timed out, if the run shall repeat; and once that many have."""

@@ -162,24 +162,26 @@ class RunLog:
         """Where the time since the last `step` row went, evaluations left out: seconds, idle shares, slots in use."""
         wall = (self.clock.gpu_hours - self.logged) * 3600 / self.clock.devices
         self.logged = self.clock.gpu_hours
-        work = {rank: Counter(one) for rank, one in self.work().items()}
-        more = {rank: one - self.before.get(rank, Counter()) for rank, one in work.items()}
-        decoded = {rank: one for rank, one in more.items() if one["decode_steps"]}
+        work = {rank: Counter(counts) for rank, counts in self.work().items()}
+        more = {rank: counts - self.before.get(rank, Counter()) for rank, counts in work.items()}
+        decoded = {rank: counts for rank, counts in more.items() if counts["decode_steps"]}
         self.before = work
-        found = {
+        columns = {
             "seconds": wall,
             "seconds_generate": self.counted("decode_seconds", wall),
             "seconds_train": self.seconds["train"],
             "seconds_publish": self.seconds["publish"],
             "slots_used": self.counted("slot_seconds", wall) / wall,
-            "decode_seconds": {rank: one["decode_seconds"] / one["decode_steps"] for rank, one in decoded.items()},
+            "decode_seconds": {
+                rank: counts["decode_seconds"] / counts["decode_steps"] for rank, counts in decoded.items()
+            },
         }
-        idle = {"idle_generators": found["seconds_generate"], "idle_trainers": found["seconds_train"]}
-        return found | {name: max(0.0, 1 - busy / wall) for name, busy in idle.items()}
+        idle = {"idle_generators": columns["seconds_generate"], "idle_trainers": columns["seconds_train"]}
+        return columns | {name: max(0.0, 1 - busy / wall) for name, busy in idle.items()}
 
     def counted(self, name, wall):
         """Seconds of work, mean over the generators, of this row. Reports come late: the rest counts in the next."""
-        done = sum(one[name] for one in self.before.values()) / len(self.processes.generator_ranks)
+        done = sum(counts[name] for counts in self.before.values()) / len(self.processes.generator_ranks)
         more = min(wall, done - self.used[name])
         self.used[name] += more
         return more
@@ -243,7 +245,7 @@ def append(path, row):
 def finite(value):
     """The value with None in place of nan and inf, also inside dicts and lists."""
     if isinstance(value, dict):
-        return {name: finite(one) for name, one in value.items()}
+        return {name: finite(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [finite(one) for one in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -55,8 +55,8 @@ def line(row, hours):
     if kind not in LINES:
         return None
     curves = row.get("tasks", {}) if kind == "eval" else {}
-    each = [f"\n{'':11}{curve}  {rate:.3f} +- {row['tasks_stderr'][curve]:.3f}" for curve, rate in curves.items()]
-    return LINES[kind].format(**row, hours=hours) + "".join(each if len(each) > 1 else [])
+    lines = [f"\n{'':11}{curve}  {rate:.3f} +- {row['tasks_stderr'][curve]:.3f}" for curve, rate in curves.items()]
+    return LINES[kind].format(**row, hours=hours) + "".join(lines if len(lines) > 1 else [])
 
 
 def counted(count, noun):

@@ -160,11 +160,6 @@ def test_gloo_is_never_offered_loopback_to_other_nodes(monkeypatch):
     assert processes.interface() is None
 
 
-def test_slots_that_were_made_to_fit_may_differ_between_ranks_but_not_those_asked_for():
-    fitted, asked = given("--out here"), given("--out here --slots 8")
-    assert "slots" not in processes.stamp(fitted) and processes.stamp(asked)["slots"] == "8"
-
-
 def test_the_code_that_nodes_compare_is_that_of_every_folder_and_without_comments(tmp_path):
     digests = []
     (tmp_path / "plumbing" / "run").mkdir(parents=True)
@@ -176,6 +171,7 @@ def test_the_code_that_nodes_compare_is_that_of_every_folder_and_without_comment
 
 def test_a_rank_with_other_flags_versions_or_code_is_named_with_them_but_paths_may_differ(rank):
     one = processes.stamp(given("--out here"))
+    assert "slots" not in one and processes.stamp(given("--slots 8"))["slots"] == "8"  # these were not made to fit
     mine = one, True, "here"
     rank.compare([mine, (processes.stamp(given("--out /there")), True, "/there")])
     wrong = {

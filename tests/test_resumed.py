@@ -23,16 +23,6 @@ def run(*flags):
     return read_rows("a/log.jsonl")
 
 
-@pytest.mark.parametrize(
-    "flags", ["--temperature 0.7", "--max-new-tokens 9", "--length-control none", "--interrupt-at 2 3"]
-)
-def test_what_evaluations_depend_on_cannot_change_on_resume(capsys, flags):
-    run(*TINY, "--steps", "1", "--eval-every", "1")
-    message = refused(capsys, "--resume", "--out", "a", *flags.split())
-    assert message.startswith(f"train.py: error: --resume with {flags}: the run in a has ")
-    assert message.endswith("start a new run from its weights: --model a/checkpoint-1")
-
-
 SPEED = {"slots", "verifiers", "generator", "generations"}  # what --evaluate reads, and a run's evaluations do not
 
 

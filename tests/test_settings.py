@@ -4,7 +4,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -15,13 +14,11 @@ from test_train import BASE, ROOT, elsewhere, refused  # noqa: F401
 from transformers import AutoConfig
 
 import data
-import loss
 import vllm_rollout
 from plumbing.run import processes
 from plumbing.setup import build, sizing
 from plumbing.setup.build import make_generator, make_scorer, provenance
-from plumbing.setup.settings import FIELDS, known_flags, read_settings
-from plumbing.typed import option
+from plumbing.setup.settings import FIELDS, read_settings
 from recipes import EMBEDDED
 from verify import sandbox
 
@@ -388,13 +385,6 @@ def test_the_default_number_of_trainers_is_the_smallest_that_fits(gpus, world, v
 
 
 # --- The command line ------------------------------------------------------------------------------------------------
-
-
-def test_every_flag_stands_once_in_the_help_with_words_of_its_own():
-    clips = {name: clip for known in loss.LOSSES.values() for name, clip in known.clips.items()}
-    assert all([*(one.metadata["help"] for one in FIELDS.values()), *(clip.help for clip in clips.values())])
-    starts = [line.split()[0].rstrip(",") for line in known_flags().format_help().splitlines() if line[:3] == "  -"]
-    assert Counter(starts) == Counter(["-h", *map(option, [*FIELDS, *clips])])
 
 
 def test_a_wrong_flag_is_refused_without_slow_imports_and_without_prompts():

@@ -1,5 +1,6 @@
 """A.3: claims about the traces, the tokenizer and the two committed base policies."""
 
+import json
 import random
 import re
 from pathlib import Path
@@ -102,16 +103,15 @@ def test_the_tokenizers_read_a_character_a_token_and_know_what_they_do_not_know(
     assert tokenizer.get_vocab() == sft.tokenizer(tiny=folder == "tiny").get_vocab()
 
 
-@pytest.mark.parametrize("folder, parameters, size, head_dim", [
-    ("tiny", (35_000, 45_000), 200_000, 24), (".", (300_000, 1_000_000), 2_000_000, 32),
-    ("sorting", (300_000, 1_000_000), 2_000_000, 32),
-])  # fmt: skip
-def test_base_is_small_and_of_the_stated_shape(folder, parameters, size, head_dim):
-    model, (least, most) = sft.load(BASE / folder), parameters
+@pytest.mark.parametrize("folder, size", [("tiny", 200_000), (".", 2_000_000), ("sorting", 2_000_000)])
+def test_base_is_small_and_of_the_stated_shape(folder, size):
+    """Its angles stand under the name of transformers 4 too."""
     assert sum(file.stat().st_size for file in (BASE / folder).iterdir() if file.is_file()) <= size
-    assert least <= model.num_parameters() <= most and model.config.head_dim == head_dim
-    stated = sft.untrained(tiny=folder == "tiny").config
-    assert model.config.to_dict()["rope_parameters"] == stated.to_dict()["rope_parameters"]
+    model, stated = sft.load(BASE / folder), sft.untrained(tiny=folder == "tiny")
+    assert model.num_parameters() == stated.num_parameters()
+    rope = stated.config.rope_parameters
+    assert model.config.rope_parameters == rope
+    assert json.loads((BASE / folder / "config.json").read_text())["rope_theta"] == rope["rope_theta"]
 
 
 @pytest.mark.parametrize("folder, task, generations, highest, solvable", [

@@ -40,8 +40,9 @@ def families(ax, groups, x, thin=True):
     scale = 1000 if x == "tokens" else 1
     for place, (name, runs) in enumerate(groups.items()):
         look = {"color": colour(place, len(groups)), "ls": ("-", "--", ":")[place % 3 * (len(groups) > len(COLOURS))]}
-        for run in runs if thin else ():
-            ax.plot(np.divide(getattr(run, x), scale), run.pass_rate, lw=0.6, alpha=0.5, **look)
+        if thin:
+            for run in runs:
+                ax.plot(np.divide(getattr(run, x), scale), run.pass_rate, lw=0.6, alpha=0.5, **look)
         shared = min(len(run.pass_rate) for run in runs)
         C, R = (np.mean([getattr(run, what)[:shared] for run in runs], 0) for what in (x, "pass_rate"))
         ax.plot(C / scale, R, lw=2 if thin else 1.2, label=f"{name} ({len(runs)})", **look)

@@ -71,8 +71,10 @@ class Case(namedtuple("Case", "run cut last stop")):
 
 def cases(run, cuts=CUTS):
     """Yield the Cases of a Run."""
+    if len(run.compute) < 10:
+        return
     last = max(5, len(run.compute) // 10)
-    for cut in cuts if len(run.compute) >= 10 else ():
+    for cut in cuts:
         stop = cut * run.compute[-1]
         if (run.compute <= stop).sum() >= 5 and stop < run.compute[-last]:
             yield Case(run, cut, last, stop)

@@ -157,13 +157,7 @@ def test_a_log_without_any_row_says_so(tmp_path, capsys):
         logs.read_run(tmp_path / "log.jsonl")
 
 
-def test_only_the_runs_own_files_are_touched(tmp_path):
-    data = tmp_path / "prompts.jsonl"
-    data.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer": "3"}')  # as many editors write it
-    log = log_with(tmp_path, b"")
-    before = {path: path.read_bytes() for path in (data, log)}
-    run_folder.lock_log(tmp_path).close()
-    assert {path: path.read_bytes() for path in (data, log)} == before
+def test_only_folders_named_as_checkpoints_are_taken_for_some(tmp_path):
     for name in ("checkpoint-9", "checkpoint-10", "checkpoint-10-copy", "checkpoint-best"):
         Path(tmp_path, name).mkdir()
     assert [folder.name for folder in finished(tmp_path)] == ["checkpoint-9", "checkpoint-10"]

@@ -64,6 +64,15 @@ def launched(monkeypatch, **variables):
         monkeypatch.setenv(name, str(value))
 
 
+def trained(*flags, out="run"):
+    """The rows of the log of a run in this process."""
+    import train
+    from plumbing.setup.settings import read_settings
+
+    assert train.main(read_settings([*flags, "--out", out])) == 0
+    return read_rows(Path(out, "log.jsonl"))
+
+
 @pytest.fixture
 def losses_as_before():
     """Losses that a test adds are gone after it."""

@@ -9,14 +9,13 @@ import pytest
 import test_loss
 import test_pipeline
 import torch
-from conftest import read_rows
+from conftest import trained
 from test_train import elsewhere  # noqa: F401
 from transformers import AutoTokenizer
 
 import data
 import loss
 import pipeline
-import train
 from plumbing.prompts import sources
 from plumbing.setup.settings import ROOT, known_flags, preset_of, read_settings
 from verify import graders
@@ -24,12 +23,6 @@ from verify import graders
 pytestmark = pytest.mark.usefixtures("losses_as_before")
 
 TINY = "--virtual generators --data tiny --steps 2 --eval-every 2 --eval-prompts 4 --eval-generations 1".split()
-
-
-def steps(*flags):
-    """The rows of a run's optimizer steps."""
-    assert train.main(read_settings([*TINY, *flags, "--out", "run"])) == 0
-    return read_rows("run/log.jsonl", "step")
 
 
 def help_text():
@@ -67,7 +60,8 @@ def test_a_loss_has_its_name_and_clip_flag_in_the_help_and_its_clipped_share_in_
     check_loss("root")
     assert "|root|" in help_text() and "--eps-root EPS_ROOT root: a cap on the root of the ratio [1.5]" in help_text()
     assert read_settings(["--loss", "root", "--eps-root", "2"]).clips == {"eps_root": 2.0}
-    found = [row["clipped"] for row in steps("--loss", "root", "--eps-root", "0.01") if row["kept"]]
+    rows = trained(*TINY, "--loss", "root", "--eps-root", "0.01")
+    found = [row["clipped"] for row in rows if row.get("kept")]
     assert found and all(0.5 < share <= 1 for share in found)
 
 
@@ -98,8 +92,8 @@ def test_a_rule_is_a_choice_with_its_bound(monkeypatch):
     monkeypatch.setitem(pipeline.OFF_POLICY, "early", EARLY)
     test_pipeline.check_rule("early", runs=20)
     assert f"{{{','.join(pipeline.OFF_POLICY)}}}" in help_text()
-    found = steps("--off-policy", "early", "--k", "2")
-    assert len(found) == 2 and max(int(age) for row in found for age in row["staleness"]) == 1
+    rows = trained(*TINY, "--off-policy", "early", "--k", "2")
+    assert [[*row["staleness"]] for row in rows if row["kind"] == "step"] == [["0"], ["1"]]
 
 
 @pytest.mark.parametrize("change", [
@@ -150,7 +144,7 @@ def test_an_aggregation_is_one_row(monkeypatch):
     monkeypatch.setitem(loss.AGGREGATIONS, "constant", constant)
     check_aggregation("constant")
     assert f"{{{','.join(loss.AGGREGATIONS)}}}" in help_text()
-    assert len(steps("--aggregation", "constant")) == 2
+    assert trained(*TINY, "--aggregation", "constant")[-1]["reason"] == "finished"
 
 
 @pytest.mark.parametrize("divisor", [

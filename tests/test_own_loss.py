@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import read_rows
+from conftest import read_rows, trained
 from test_train import elsewhere, refused  # noqa: F401
 
 import loss
@@ -21,15 +21,10 @@ def mine(logprobs, gen_logprobs, advantages, mask, eps_max=5.0):
 TINY = "--virtual exact --data tiny --k 0 --steps 2 --prompts 4 --generations 4 --eval-prompts 4 --eval-every 2".split()
 
 
-def run(out, *flags):
-    """The rows of a run in this process."""
-    assert train.main(read_settings([*flags, "--out", out])) == 0
-    return read_rows(Path(out, "log.jsonl"))
-
-
 def test_a_function_that_computes_cispo_trains_as_cispo_does_and_is_named_again_on_resume(capsys):
     Path("losses.py").write_text(CISPO)
-    reference, mine = (run(out, *TINY, "--loss", name) for out, name in (("a", "cispo"), ("b", "losses.py:mine")))
+    names = {"a": "cispo", "b": "losses.py:mine"}
+    reference, mine = (trained(*TINY, "--loss", name, out=out) for out, name in names.items())
     flags = mine[0]["flags"]
     assert flags["loss"] == f"{Path.cwd()}/losses.py:mine" and flags["clips"] == {}
     assert [row["kind"] for row in mine] == [row["kind"] for row in reference]
@@ -40,7 +35,7 @@ def test_a_function_that_computes_cispo_trains_as_cispo_does_and_is_named_again_
             assert ours[name] == theirs[name], name
     del loss.LOSSES[flags["loss"]]  # as in another process
     assert "log.jsonl names code" in refused(capsys, "--resume", "--out", "b") and flags["loss"] not in loss.LOSSES
-    resumed = run("b", "--resume", "--steps", "3", "--loss", "losses.py:mine")
+    resumed = trained("--resume", "--steps", "3", "--loss", "losses.py:mine", out="b")
     assert resumed[len(mine)]["flags"]["loss"] == flags["loss"] and resumed[-1]["step"] == 3
 
 

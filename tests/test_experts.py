@@ -140,9 +140,7 @@ def signs(monkeypatch):
 
 def run(folder, *flags):
     """train.py on a random model that is saved in `folder`; the log's rows."""
-    settings = read_settings([*SMALL.split(), "--model", f"{folder}/model", "--out", f"{folder}/run", *flags])
-    assert train.main(settings) == 0
-    return conftest.read_rows(folder / "run" / "log.jsonl")
+    return conftest.trained(*SMALL.split(), "--model", f"{folder}/model", *flags, out=f"{folder}/run")
 
 
 def saved(kind, folder, **changes):

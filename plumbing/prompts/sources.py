@@ -77,13 +77,15 @@ def parse_source(text: str) -> tuple[str, float, str | None]:
 
 def anchored(text: str) -> str:
     """A source as --data takes it, a file or folder with its whole path: it is found from any other folder too."""
-    name, _, task = parse_source(text)
-    path = os.path.abspath(os.path.expanduser(name))
-    if name not in data.EMBEDDED and os.path.exists(path):
-        return path + text[len(name) :]
-    # A pattern, in a folder whose own name is none.
-    path = os.path.join(escape(os.getcwd()), os.path.expanduser(name))
-    return os.path.normpath(path) + text[len(name) :] if name not in data.EMBEDDED and glob(path) else text
+    name, *_ = parse_source(text)
+    if name in data.EMBEDDED:
+        return text
+    given = os.path.expanduser(name)
+    pattern = os.path.join(escape(os.getcwd()), given)  # in a folder whose own name is none
+    for path, there in ((os.path.abspath(given), os.path.exists), (os.path.normpath(pattern), glob)):
+        if there(path):
+            return path + text[len(name) :]
+    return text
 
 
 def labels(names: Sequence[str]) -> Sequence[str]:

@@ -8,6 +8,7 @@ import re
 import subprocess
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -241,3 +242,19 @@ def test_transformers_4_reads_the_same_ids_and_logits_from_our_checkpoints():
         checkpoints.save_policy(Path(kind), model, tokenizer, model.state_dict(), torch.float32)
         torch.save((ids, model(torch.tensor([ids])).logits.detach()), Path(kind, "expected.pt"))
     subprocess.run([OLD, "-c", READ, *precision.SUPPORTED], check=True)
+
+
+@pytest.mark.parametrize("asked, virtual, version, seconds, late", [
+    ([], None, 4, 1801, True), ([], None, 4, 1799, False), ([], "exact", 4, 9999, False),
+    (["checkpoint_every"], None, 4, 9999, False), ([], None, 5, 9999, False),  # within a phase of two steps
+])  # fmt: skip
+def test_a_checkpoint_is_late_after_half_an_hour_by_the_clock_of_rank_0(
+    monkeypatch, asked, virtual, version, seconds, late
+):
+    monkeypatch.setattr(train.time, "monotonic", lambda: 100.0 + seconds)
+    trainer = object.__new__(train.Trainer)
+    vars(trainer).update(args=SimpleNamespace(asked=asked, virtual=virtual), version=version, saved_at=100.0)
+    trainer.queue = SimpleNamespace(rule={"off_policy": "ppo", "k": 2})
+    for rank, expected in ((0, late), (1, False)):  # another trainer's clock has no say
+        trainer.processes = SimpleNamespace(rank=rank, any_trainer=bool)
+        assert trainer.late_for_a_checkpoint() == expected

@@ -229,8 +229,10 @@ class Trainer(train.Trainer):
 
     def __init__(self, setting, record, world, store, sent, waiting, queue):
         self.args = SimpleNamespace(steps=setting.steps, eval_every=setting.eval_every, checkpoint_every=9999)
-        vars(self.args).update(zero_variance_filter=True, normalisation="batch", token_budget=128)
-        self.processes = SimpleNamespace(rank=store.rank, trainer_ranks=setting.trainer_ranks)
+        vars(self.args).update(
+            zero_variance_filter=True, normalisation="batch", token_budget=128, asked=["checkpoint_every"], virtual=None
+        )
+        self.processes = SimpleNamespace(rank=store.rank, trainer_ranks=setting.trainer_ranks, device="cpu")
         self.record = record
         self.pass_time = partial(world.sleep, setting.train * PAUSE)
         self.queue = queue(store, setting.trainer_ranks, setting.generator_ranks, **setting.rule, drain=False)

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 from test_settings import QWEN3, QWEN3_8B
 from test_train import ROOT
 
@@ -65,16 +66,44 @@ def test_the_example_of_the_docs_is_what_is_printed(tmp_path, monkeypatch, capsy
     assert {one.name for one in tmp_path.iterdir()} == {f"Qwen3-{size}" for size in MODELS}  # nothing else is written
 
 
+def test_where_a_side_starves_the_fastest_division_of_the_gpus_is_named(tmp_path, monkeypatch, capsys):
+    vllm = "16xH100 --generator vllm"
+    assert planned(tmp_path, monkeypatch, f"{vllm} --trainers 12") == 0
+    (line,) = re.findall(r"faster +--trainers (\d+) --token-budget (\d+): ([\d.]+) seconds", capsys.readouterr().out)
+    trainers, budget, seconds = line
+    assert planned(tmp_path, monkeypatch, f"{vllm} --trainers {trainers} --token-budget {budget}") == 0
+    said = capsys.readouterr().out
+    assert f"tokens: {seconds} seconds\n" in said and "faster" not in said
+
+
+def test_a_run_on_known_gpus_begins_with_an_estimate(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(plan, "find_spec", lambda name: None)
+    args = settings("8xH100", "--trainers", "2", "--slots", "32", "--eval-prompts", "100")
+    args.plan = None
+    ours, vllm = plan.forecast(args, config("8B"))
+    times = r"a step [\d,.]+ s, R_0 [\d,.]+ min"
+    assert re.fullmatch(f"estimated from H100's data sheet: {times}, a checkpoint every 30 min", ours)
+    assert re.fullmatch(f"with --generator vllm {times}; pip install .* installs it", vllm)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "some other GPU")
+    assert plan.forecast(args, config("8B")) == []
+
+
 def test_slots_are_made_to_fit_and_the_torch_generator_is_no_faster_than_its_host(tmp_path, monkeypatch, capsys):
     few = "--prompts 3 --generations 4 --k 0 --max-new-tokens 2000 --length-control none"  # one on each generator
     assert planned(tmp_path, monkeypatch, f"16xH100 {few}") == 0
     said = capsys.readouterr().out
     assert "instead of 256, to fit the memory: 256 slots x 4,048 positions x 147,456 bytes = 152.8 GB" in said
-    assert "  decode      36.0 seconds\n" in said  # 1,000 tokens, half of the longest, at 1 ms for each of 36 layers
+    assert planned(tmp_path, monkeypatch, f"16xH100 --model Qwen3-0.6B {few}") == 0
+    # 1,000 tokens, half of the longest, at 0.2 ms for each of 28 layers
+    assert "  decode      5.6 seconds\n" in capsys.readouterr().out
 
 
 REFUSED = {
-    "8xT4": "expected NxGPU such as 8xH100, with a GPU of: A100 (80 GB), B200 (180 GB)",
+    "8xT5": "expected NxGPU such as 8xH100, with a GPU of: A10 (24 GB), A100 (80 GB)",
+    "8x80GB": "or its numbers, such as 8x80GB:2.0TB/s:300TFLOPS",
+    "2xH100 --model Qwen3-4B --max-new-tokens 6144": "Way out: 3 GPUs, --token-budget 8192 with --trainers 1, ",
     "H100": "got H100; expected NxGPU",
     "8xH100 --trainers 2": "Way out: --trainers 3,",
     "3xH100": "Way out: 4 GPUs,",

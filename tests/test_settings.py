@@ -356,7 +356,10 @@ def test_a_gpu_without_bfloat16_trains_in_float32_and_says_so(gpus, capability, 
 
 def test_the_heads_chunk_takes_no_more_memory_than_a_layer_does(gpus):
     gpus(8, 8)
-    args, small = given(BIG), given(f"{BIG} --token-budget 4096")  # a small micro-batch
+    args, small = (
+        given(BIG),
+        given(f"{BIG} --token-budget 4096 --max-new-tokens 2048 --length-control none"),
+    )  # a small micro-batch
     few = AutoConfig.for_model("llama", vocab_size=1000)
     cases = (args, QWEN3_8B), (args, QWEN3), (small, QWEN3_8B), (args, few)
     found = [sizing.head_chunk(*case) for case in cases]

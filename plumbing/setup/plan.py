@@ -159,20 +159,20 @@ def seconds(args, config, count, slots):
     return Seconds(step, decode, gradients, costs.broadcast, evaluation, in_turn)
 
 
-def faster(args, config, count):
+def faster(args, config, count, slots):
     """The flags of the fastest step among all divisions of the GPUs and smaller micro-batches, in words; "" if it saves
     less than STARVED.
     """
     from plumbing.setup import sizing
 
     usable = sizing.USABLE * args.plan.device.memory
-    other, best, flags = copy.copy(args), STARVED * seconds(args, config, count, args.slots).step, ""
+    other, best, flags = copy.copy(args), STARVED * seconds(args, config, count, slots).step, ""
     other.token_budget = args.token_budget
     while other.token_budget >= args.max_prompt_tokens + args.max_new_tokens:
         for other.trainers in range(1, args.plan.count):
             itemsize = getattr(torch, args.dtype).itemsize
             if sizing.trainer_bytes(other, config, count, itemsize, other.trainers) <= usable:
-                step = seconds(other, config, count, args.slots).step
+                step = seconds(other, config, count, slots).step
                 if step < best:
                     best, flags = step, f"--trainers {other.trainers} --token-budget {other.token_budget}"
         other.token_budget //= 2
@@ -213,7 +213,7 @@ def lines(args, config):
     evaluation = found.evaluation / 3600
     evaluations = args.steps // args.eval_every + 1
     hours = args.steps * found.step / 3600 + evaluations * evaluation
-    quicker = faster(args, config, count)
+    quicker = faster(args, config, count, slots)
     return [
         f"A model, not a measurement. Assumed: {MFU:.0%} of the peak FLOP/s, {MBU:.0%} of the peak bandwidth, "
         f"lengths of {SHARE:.0%} of the longest (docs/nodes.md)",

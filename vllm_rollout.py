@@ -7,7 +7,7 @@ completion, its request is aborted and submitted again with the phrase appended.
 prompts (its prefix cache) are salted with the version that samples a completion's first token, so no completion starts
 on keys and values of older weights. `named_weights` has the same Hugging Face names and tensors as TorchGenerator's.
 
-Deviation: vLLM draws its own random numbers, with seeds from TorchGenerator's hash. Its arithmetic depends a little on
+Deviation: vLLM draws its own random numbers, one sequence for each generator. Its arithmetic depends a little on
   what else is in a batch, so the same completion can come out differently where two tokens nearly tie.
 Deviation: vLLM computes keys and values again, under the present weights, where it has not kept them: for up to a
   block of tokens (CPU_BLOCK on a CPU) before an interruption, as a block of its cache that is not full is dropped, and
@@ -28,7 +28,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import experts
-from rollout import PREFILL_TOKENS, Generator, uniform
+from rollout import PREFILL_TOKENS, Generator
 
 VLLM = "0.32."  # the version that this file is written for
 CALL_TIMEOUT = 300.0  # seconds; loading new weights is the longest call
@@ -141,6 +141,8 @@ class VLLMGenerator(Generator):
                 max_num_seqs=self.slots,
                 max_model_len=self.positions,
                 enable_prefix_caching=True,
+                # Without seeds per request, with which vLLM draws row by row, in Python. Generators draw other numbers.
+                seed=(1_000_003 * self.seed + int(os.environ.get("RANK", "0"))) % 2**31,
                 async_scheduling=False,  # else a step is in flight while weights arrive
                 # The model is not in this process: there vLLM would wait for all ranks of the default process group.
                 distributed_executor_backend="mp",
@@ -266,14 +268,12 @@ class VLLMGenerator(Generator):
         name = str(next(self._names))
         length = len(sequence.tokens)
         self._running[name] = sequence
-        seed = int(uniform(torch.tensor(sequence.key), torch.tensor(length)) * 2**53)
         sampling = SamplingParams(
             temperature=self.temperature,
             max_tokens=self.max_new_tokens - length,
             stop_token_ids=self.eos_ids,
             ignore_eos=True,
             logprobs=0,
-            seed=seed,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
         )

@@ -1,7 +1,8 @@
-"""Tokens per CPU second of TorchGenerator, beside those of the libraries that a user would take instead.
+"""Tokens per second of TorchGenerator, CPU time or a GPU's, beside those of the libraries that a user would take instead.
 
     OMP_NUM_THREADS=1 python -m lab.generate                 the embedded base policy
     OMP_NUM_THREADS=1 python -m lab.generate --model DIR --slots 64 --dtype bfloat16
+    python -m lab.generate --device cuda --dtype bfloat16 --model DIR         a GPU
     python -m lab.generate --help                            sizes
 
 Sides: TorchGenerator (rollout.py); transformers' continuous batching; vLLM, compiled, where it is installed.
@@ -53,7 +54,7 @@ class GivenLengths(TorchGenerator):
 
 def ours(args, longest):
     """The side TorchGenerator: a function of prompts (lists of ids) and lengths that returns the tokens sampled."""
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=args.dtype).eval()
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=args.dtype).eval().to(args.device)
 
     def run(prompts, lengths):
         generator = GivenLengths(model, NoText(), slots=args.slots, max_new_tokens=longest)
@@ -70,7 +71,7 @@ def ours(args, longest):
 
 def transformers_batching(args, longest):
     """The side of transformers; as `ours`."""
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=args.dtype).eval()
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=args.dtype).eval().to(args.device)
     sampling = GenerationConfig(do_sample=True, temperature=1.0, top_k=0, top_p=1.0, max_new_tokens=longest)
     pages = args.slots * (1 + (args.prompt_tokens[1] + longest) // PAGE)  # by default it takes most of the memory
     batching = ContinuousBatchingConfig(
@@ -113,6 +114,7 @@ def arguments():
     add = parser.add_argument
     add("--model", default=str(BASE), help="folder of a Hugging Face causal LM (default: the embedded base)")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: seconds are those of the clock")
     add("--slots", type=int, default=16, help="completions at a time")
     add("--prompts-per-slot", type=int, default=8, help="prompts / slots")
     add("--prompt-tokens", type=int, nargs=2, default=(6, 28), metavar=("LO", "HI"), help="uniform")
@@ -137,16 +139,17 @@ def main():
     lengths = [whole(args.lengths) for _ in prompts]
     runs = {name: build(args, max(lengths)) for name, build in sides.items()}
     seconds = {name: [] for name in runs}
+    clock = time.process_time if args.device == "cpu" else time.perf_counter
     for round_ in range(args.rounds + 1):  # the first one warms up
         for name, run in runs.items():
-            before = time.process_time()
+            before = clock()
             tokens = run(prompts, lengths)
             if tokens != sum(lengths):
                 raise RuntimeError(f"{name}: expected {sum(lengths)} tokens, got {tokens}")
             if round_:
-                seconds[name].append(time.process_time() - before)
+                seconds[name].append(clock() - before)
     print(f"{len(prompts)} prompts, {sum(lengths)} tokens, {args.slots} slots, {args.dtype}, {args.rounds} rounds")
-    print(f"{'':16}{'CPU s':>8}{'least':>8}{'largest':>9}{'tokens/CPU s':>14}{'of ours':>9}")
+    print(f"{'':16}{'s':>8}{'least':>8}{'largest':>9}{'tokens/s':>14}{'of ours':>9}")
     for name, own in seconds.items():
         rate, ratio = sum(lengths) / median(own), median(seconds["TorchGenerator"]) / median(own)
         print(f"{name:16}{median(own):8.2f}{min(own):8.2f}{max(own):9.2f}{rate:14.0f}{ratio:9.2f}")

@@ -57,7 +57,9 @@ def ours(args, longest):
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=args.dtype).eval().to(args.device)
 
     def run(prompts, lengths):
-        generator = GivenLengths(model, NoText(), slots=args.slots, max_new_tokens=longest)
+        generator = GivenLengths(
+            model, NoText(), slots=args.slots, max_new_tokens=longest, max_prompt_tokens=args.prompt_tokens[1]
+        )
         generator.lengths = lengths
         for number, ids in enumerate(prompts):
             generator.add(Request(number, 0, Prompt(number, tuple(ids), "", "", "arithmetic"), 1))

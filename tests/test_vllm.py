@@ -205,13 +205,13 @@ def test_completions_of_a_request_share_the_cached_prompt_of_their_version(make)
 def test_a10_an_interrupted_completion_goes_on_with_the_keys_and_values_of_its_start(make):
     """The 80 + 4 tokens before the phrase fill 2 blocks of 32, which stay; the new weights read the rest again."""
     model = tiny_model()
-    old, gen = copy.deepcopy(model), make(model, slots=8, think_budget=(4, 4), phrase_ids=PHRASE)
-    gen.add(requests(1, generations=8, shortest=80)[0])
+    old, gen = copy.deepcopy(model), make(model, slots=32, think_budget=(4, 4), phrase_ids=PHRASE)
+    gen.add(requests(1, generations=32, shortest=80)[0])
     for _ in range(2):
         gen.step()
     new = perturb(gen, model)
     answers = [c for c in finish(gen).values() if c.interrupted]
-    assert len(answers) >= 4
+    assert len(answers) >= 4  # of 32, about half
     for c in answers:
         ids, cache = torch.tensor([c.prompt_ids + c.ids]), DynamicCache()
         with torch.no_grad():

@@ -10,6 +10,7 @@ import time
 from multiprocessing import Pipe
 
 import pytest
+from conftest import refuses
 
 from plumbing.run import heartbeat
 from plumbing.run.heartbeat import LATE, Heartbeat, Lost
@@ -59,15 +60,20 @@ def long_ago(own, rank, seconds):
 # --- Frozen, hanging, dead -------------------------------------------------------------------------------------------
 
 
-def test_a_silent_rank_is_lost_after_the_timeout_and_all_others_are_told(connected, capsys):
+@pytest.mark.parametrize("fate, reason", [
+    (lambda own, lines: long_ago(own, 2, 5.5),
+     "rank 0 has heard nothing of rank 2 for 5 s; likely cause: frozen, or out of reach"),
+    (lambda own, lines: lines[2].close(), "rank 2 ended"),
+])  # fmt: skip
+def test_a_rank_that_is_silent_or_ends_is_lost_and_all_others_are_told(connected, capsys, fate, reason):
     own, lines = connected(0, 1, 2)
-    long_ago(own, 2, 4.5)
+    long_ago(own, 1, 4.5)
     turns(own)
-    assert own.lost is None
-    long_ago(own, 2, 1.0)
+    own.tick()  # the timeout is 5 s
+    fate(own, lines)
     turns(own)
-    reason = "rank 0 has heard nothing of rank 2 for 5 s; likely cause: frozen, or out of reach"
-    assert own.lost == reason and capsys.readouterr().err == f"lost: {reason}\n"
+    refuses(f"^{reason}$", own.tick, error=Lost)
+    assert capsys.readouterr().err == f"lost: {reason}\n"
     assert heard(lines[1]) == [{"kind": "lost", "reason": reason, "final": False}]
 
 
@@ -80,16 +86,6 @@ def test_a_rank_without_progress_is_named_with_what_is_waited_for_and_a_working_
         turns(own, 4)
     said = "rank 0 waits for the generators to join version 1, but rank 1 and rank 3 made no progress for 5 s; likely"
     assert own.lost.startswith(said)
-
-
-def test_a_rank_that_ends_is_lost_at_once_and_the_others_are_told(connected):
-    own, lines = connected(0, 1, 2)
-    own.tick()
-    lines[2].close()
-    turns(own)
-    with pytest.raises(Lost, match="^rank 2 ended$"):
-        own.tick()
-    assert heard(lines[1]) == [{"kind": "lost", "reason": "rank 2 ended", "final": False}]
 
 
 @pytest.mark.parametrize("rank, other, reason", [(0, 1, None), (1, 0, "rank 0 has ended the run")])
@@ -164,7 +160,6 @@ def test_a_collective_that_fails_waits_for_the_name_of_a_silent_rank_but_not_for
     for silent, error in ((-60.0, "our mistake"), (64.0, "timed out")):
         long_ago(own, 0, silent)
         own.timeout = 0.1
-        with pytest.raises(RuntimeError, match=error):
-            own.blame(RuntimeError(error))
+        refuses(error, own.blame, RuntimeError(error), error=RuntimeError)
     monkeypatch.setattr(time, "sleep", lambda seconds: own.lose("rank 0 is frozen"))
     assert own.blame(RuntimeError("timed out")) == "rank 0 is frozen"

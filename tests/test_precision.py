@@ -244,20 +244,27 @@ def ranks(forks, tmp_path_factory):
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 
 
-def _reference(tied, ids=None, kind="qwen3"):
+def _reference(tied, ids, kind="qwen3"):
     """Plain autograd on one process without FSDP2: (policy, logprobs, gradients)."""
     policy = precision.PolicyModel(tiny_model(kind, tied), dtype=torch.float32)
-    ids = token_ids() if ids is None else ids
     return policy, *_step(policy, ids, torch.ones(len(ids), 6, dtype=torch.bool))
 
 
-@pytest.mark.parametrize("kind, tied", [case[:2] for case in CASES if case[2] == torch.float32])
-def test_fsdp2_on_two_ranks_has_the_logprobs_and_the_summed_gradients_of_one_process(ranks, kind, tied):
-    _, expected, expected_grads = _reference(tied, kind=kind)
-    for rank, results in enumerate(ranks):
-        logprobs, grads = results[kind, tied, torch.float32]["step"]
-        assert close(logprobs, expected[rank::2], 1e-5)
-        assert_close(grads, expected_grads, rtol=1e-4, atol=1e-4)  # fp32; sums over 24 tokens in another order
+@pytest.mark.parametrize("way", ["step", "idle"])
+@pytest.mark.parametrize("kind, tied, dtype", CASES)
+def test_fsdp2_on_two_ranks_has_the_logprobs_and_the_summed_gradients_of_one_process(ranks, kind, tied, dtype, way):
+    """Idle: rank 1 masks everything, takes part and adds nothing, so the gradient is that of rank 0's rows 0 and 2."""
+    _, expected, gradients = _reference(tied, token_ids()[:: 1 if way == "step" else 2], kind)
+    found = [results[kind, tied, dtype][way] for results in ranks]
+    if way == "idle":
+        assert not found[1][0].any()
+    elif dtype == torch.float32:
+        for rank, (logprobs, _) in enumerate(found):
+            assert close(logprobs, expected[rank::2], 1e-5)
+    for name, gradient in [*found[0][1].items(), *found[1][1].items()]:
+        within = 1e-4 if dtype == torch.float32 else 0.05  # sums in another order; in bf16 the body is
+        assert gradient.dtype == torch.float32  # masters and reduction
+        assert (gradient - gradients[name]).norm() <= within * gradients[name].norm(), name
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -275,21 +282,8 @@ def test_sec32_fsdp2_with_bf16_layers_still_multiplies_the_head_in_fp32(ranks, t
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_fsdp2_a_rank_with_an_empty_mask_takes_part_and_adds_nothing(ranks, tied, dtype):
-    # rank 1 masks everything, so the gradient is that of rank 0's rows 0 and 2
-    _, _, expected = _reference(tied, token_ids()[0::2])
-    (_, grads), (logprobs, _) = (results["qwen3", tied, dtype]["idle"] for results in ranks)
-    assert not logprobs.any()
-    for name, grad in grads.items():
-        close = 1e-5 if dtype == torch.float32 else 0.05  # the body is bf16, the reference fp32
-        assert grad.dtype == torch.float32  # masters and reduction
-        assert (grad - expected[name]).norm() <= close * expected[name].norm(), name
-
-
-@pytest.mark.parametrize("tied", [False, True])
 def test_fsdp2_weights_are_fresh_after_a_forward_without_backward_and_a_step(ranks, tied):
-    policy, _, _ = _reference(tied)
+    policy, _, _ = _reference(tied, token_ids())
     expected, published = _after_update(policy, token_ids(), torch.ones(4, 6, dtype=torch.bool))
     for results in ranks:
         logprobs, tensors = results["qwen3", tied, torch.float32]["after"]

@@ -539,41 +539,46 @@ def check(args, given, asked):
     """Raise ValueError for what cannot work, before anything is loaded or spawned."""
     check_read(args, asked)
     try_loss(args)
-    least = OFF_POLICY[args.off_policy].least_k
-    if args.k < least:
-        raise ValueError(f"--k is {args.k}; expected >= {least} with {args.off_policy}")
-    bound = OFF_POLICY[args.off_policy].bound(args.k)
+    rule = OFF_POLICY[args.off_policy]
+    if args.k < rule.least_k:
+        raise ValueError(f"--k is {args.k}; expected >= {rule.least_k} with {args.off_policy}")
     greatest = greatest_staleness(args.steps, off_policy=args.off_policy, k=args.k)
-    if greatest > bound:
+    if greatest > rule.bound(args.k):
         raise ValueError(
-            f"--off-policy {args.off_policy} --k {args.k}: its rule promises tokens at most {bound} optimizer steps "
-            f"old, and would allow {greatest}"
+            f"--off-policy {args.off_policy} --k {args.k}: its rule promises tokens at most {rule.bound(args.k)} "
+            f"optimizer steps old, and would allow {greatest}"
         )
-    if "model" not in given and not {sources.parse_source(name)[0] for name in args.data} <= data.EMBEDDED.keys():
+    sets = [sources.parse_source(source) for source in args.data]
+    if "model" not in given and not {name for name, *_ in sets} <= data.EMBEDDED.keys():
         raise ValueError("--data FILE needs --model: the embedded base model knows only digits, + and -")
-    if not args.evaluate and not any(sources.parse_source(source)[1] for source in args.data):
-        raise ValueError("--data: expected a source to train on; all have weight 0, which is for validation only")
-    if not args.evaluate and args.temperature == 0:
-        raise ValueError("--temperature is 0; expected more, except with --evaluate: RL needs different completions")
     if args.dtype == "float32" and not args.fp32_head and "fp32_head" in asked:
         raise ValueError("--no-fp32-head with --dtype float32: its head is float32; give --dtype bfloat16 too")
     if "generators" in asked and not args.virtual:
         raise ValueError("--generators is read with --virtual only; in a real run all ranks but the trainers generate")
     if not args.evaluate:
-        if not evaluations_meet_broadcasts(args, args.eval_every):
-            interval = fitting_interval(args) or args.steps  # at the end weights are sent by every rule
-            raise ValueError(
-                f"--eval-every {args.eval_every} with --off-policy {args.off_policy} --k {args.k}: expected an "
-                f"interval at whose multiples the generators get new weights; give --eval-every {interval}"
-            )
-        if args.generations < 2:
-            raise ValueError("--generations is 1; expected 2 or more: one completion has no group to be compared with")
-        world = world_size(args.plan)
-        if not args.virtual and args.trainers >= world:
-            shortage = f"--trainers {args.trainers} of {world} processes leaves no generator"
-            raise ValueError(f"{shortage}: raise --nproc-per-node")
+        check_training(args, sets)
     check_start(args, given)
     check_folder(args, given)
+
+
+def check_training(args, sets):
+    """Raise ValueError for what training needs and an evaluation does not. sets: as from sources.parse_source."""
+    if not any(weight for _, weight, _ in sets):
+        raise ValueError("--data: expected a source to train on; all have weight 0, which is for validation only")
+    if args.temperature == 0:
+        raise ValueError("--temperature is 0; expected more, except with --evaluate: RL needs different completions")
+    if not evaluations_meet_broadcasts(args, args.eval_every):
+        interval = fitting_interval(args) or args.steps  # at the end weights are sent by every rule
+        raise ValueError(
+            f"--eval-every {args.eval_every} with --off-policy {args.off_policy} --k {args.k}: expected an "
+            f"interval at whose multiples the generators get new weights; give --eval-every {interval}"
+        )
+    if args.generations < 2:
+        raise ValueError("--generations is 1; expected 2 or more: one completion has no group to be compared with")
+    world = world_size(args.plan)
+    if not args.virtual and args.trainers >= world:
+        shortage = f"--trainers {args.trainers} of {world} processes leaves no generator"
+        raise ValueError(f"{shortage}: raise --nproc-per-node")
 
 
 def try_loss(args):

@@ -24,6 +24,15 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # what forks after tokenising ne
 
 
 DATA = Path(__file__).parent / "data"
+ROOT = Path(__file__).parent.parent
+ROOMS = {"plumbing", "verify", "course", "lab"}  # a folder a trade
+
+
+def modules(root=ROOT):
+    """{dotted name: text} of the project's modules, in folders of any depth."""
+    files = [*root.glob("*.py"), *(file for room in ROOMS for file in root.glob(f"{room}/**/*.py"))]
+    names = [file.relative_to(root).with_suffix("").as_posix().replace("/", ".") for file in files]
+    return {name.removesuffix(".__init__"): file.read_text() for name, file in zip(names, files)}
 
 
 def read_rows(path, kind=None):

@@ -2,22 +2,17 @@
 
 import doctest
 from importlib import import_module
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parent.parent
-ROOMS = "plumbing", "verify", "course", "lab"
+from conftest import modules
 
 
-def modules_with_examples(root):
-    """Dotted names of the modules below `root`, in folders of any depth, whose text holds an example."""
-    files = [*root.glob("*.py"), *(file for room in ROOMS for file in root.glob(f"{room}/**/*.py"))]
-    shown = [file.relative_to(root) for file in files if ">>> " in file.read_text()]
-    return [".".join(file.with_suffix("").parts) for file in shown]
+def with_examples(texts):
+    """Names of the modules {name: text} that show an example."""
+    return sorted(name for name, text in texts.items() if ">>> " in text)
 
 
-@pytest.mark.parametrize("module", modules_with_examples(ROOT))
+@pytest.mark.parametrize("module", with_examples(modules()))
 def test_docstring_examples_run(module):
     found = doctest.testmod(import_module(module))
     assert found.attempted > 0 == found.failed

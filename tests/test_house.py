@@ -5,35 +5,24 @@ import mmap
 import os
 import runpy
 import sys
-from pathlib import Path
 
 import pytest
-from test_docstrings import modules_with_examples
+import torch  # noqa: F401  before a test hides what it needs
+from conftest import ROOMS, ROOT, modules
+from test_docstrings import with_examples
 
-ROOT = Path(__file__).parent.parent
 SEVEN = {"loss", "pipeline", "rollout", "reward", "precision", "fit", "train"}  # components of the paper
 # bands; real engine; rollouts to tensors; mixtures; prompts; A.3; A.16, A.17
 PAPER = SEVEN | {"forecast", "vllm_rollout", "batches", "decoding", "experts", "data", "sft", "recipes"}
 PROGRAMS = {"train", "sft"}  # they stand above plumbing/
-ROOMS = {"plumbing", "verify", "course", "lab"}  # a folder a trade
 OTHERS = {"exercises"}  # the course, with a command line of its own
 # Modules for parsing arguments, handling processes, reading foreign files and drawing: the top level imports none.
 NOT_THE_PAPER = {"argparse", "subprocess", "multiprocessing", "socket", "csv", "gzip", "matplotlib"}
 
 
-def modules(root=ROOT):
-    """{dotted name: its syntax tree} of the project's modules, in folders of any depth."""
-    found = {}
-    for path in (*root.glob("*.py"), *(path for room in ROOMS for path in root.glob(f"{room}/**/*.py"))):
-        tree = ast.parse(path.read_text())
-        name = path.relative_to(root).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
-        found[name] = tree
-    return found
-
-
-def imports(tree):
+def imports(text):
     """Dotted names of what a module imports, wherever it does: `from verify import sandbox` is verify.sandbox."""
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         if isinstance(node, ast.ImportFrom):
@@ -46,14 +35,14 @@ def room(name):
 
 
 MODULES = modules()
-IMPORTS = {name: set(imports(tree)) for name, tree in MODULES.items()}
+IMPORTS = {name: set(imports(text)) for name, text in MODULES.items()}
 
 
 def test_a_file_in_a_folder_of_any_depth_is_seen(tmp_path):
     (tmp_path / "plumbing" / "run").mkdir(parents=True)
     (tmp_path / "plumbing" / "run" / "planted.py").write_text('"""\n>>> 1 + 1\n3\n"""\n\nimport train\n')
     assert set(imports(modules(tmp_path)["plumbing.run.planted"])) == {"train"}
-    assert modules_with_examples(tmp_path) == ["plumbing.run.planted"]
+    assert with_examples(modules(tmp_path)) == ["plumbing.run.planted"]
 
 
 def test_the_top_level_is_the_paper():

@@ -112,12 +112,11 @@ def pick(out, expected):
 
     Raises OSError if there is none.
     """
-    folder, broken = newest(out, thorough=True)
-    words = "; ".join(f"{name} is broken: {fault}" for name, fault in broken.items())
+    folder, faults = newest(out, thorough=True)
     if not folder:
-        raise OSError(f"--resume: found no intact checkpoint in {out}: {words}")
+        raise OSError(f"--resume: found no intact checkpoint in {out}: {faults}")
     if str(folder) != expected:
-        print(f"{words}; --resume: goes on from {folder}")
+        print(f"{faults}; --resume: goes on from {folder}")
     set_aside(out, folder)
     return str(folder)
 
@@ -168,13 +167,14 @@ def changed(folder, digests):
 
 
 def newest(out, *, thorough=False):
-    """(the newest intact checkpoint of a run or None, {folder: what is wrong} of the broken ones after it)."""
-    broken = {}
+    """(the newest intact checkpoint of a run or None, what is wrong with the broken ones after it, in words)."""
+    faults = []
     for folder in reversed(finished(out)):
-        if not (fault := damage(folder, thorough=thorough)):
-            return folder, broken
-        broken[folder] = fault
-    return None, broken
+        fault = damage(folder, thorough=thorough)
+        if not fault:
+            return folder, "; ".join(faults)
+        faults.append(f"{folder} is broken: {fault}")
+    return None, "; ".join(faults)
 
 
 def checksum(path):

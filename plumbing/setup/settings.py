@@ -512,10 +512,11 @@ def fitting_interval(args):
 
 def starting_point(args):
     """The folder of the checkpoint to resume from, or None; `notes` say what --resume does and what is broken."""
-    folder, broken = run_folder.newest(args.out)
-    args.notes += [f"{name} is broken: {fault}" for name, fault in broken.items()]
-    if broken and not folder:
-        raise ValueError(f"--resume: found no intact checkpoint in {args.out}: {'; '.join(args.notes)}")
+    folder, faults = run_folder.newest(args.out)
+    if faults:
+        args.notes.append(faults)
+        if not folder:
+            raise ValueError(f"--resume: found no intact checkpoint in {args.out}: {faults}")
     choice = f"goes on from {folder}" if folder else f"no checkpoint in {args.out}: starts anew"
     args.notes.append(f"--resume: {choice}")
     return folder and str(folder)

@@ -1,4 +1,4 @@
-"""Tokens per second of TorchGenerator, CPU time or a GPU's, beside those of the libraries that a user would take instead.
+"""Tokens per second of TorchGenerator (of CPU time, or of a GPU), beside those of the libraries one could take instead.
 
     OMP_NUM_THREADS=1 python -m lab.generate                 the embedded base policy
     OMP_NUM_THREADS=1 python -m lab.generate --model DIR --slots 64 --dtype bfloat16

@@ -66,8 +66,8 @@ from verify.mathematics import (
     last_sentence,
     right_for_itself,
     said,
-    spelling,
     value_of,
+    written,
 )
 from verify.programs import program
 from verify.texts import after_equals, labelled, option, plain, unmarked
@@ -83,13 +83,6 @@ SIDES = re.compile(r"[=<>;&]|,(?![0-9]{3})|\\(?:[lg]eq?|[lg]t|neq?|approx|q?quad
 # What stands before one of several formulas of which one is the answer:
 BEFORE_OFFER = re.compile(r"\bor[\s$({]{0,9}\Z")
 AFTER_OFFER = re.compile(r"[\s$)},]{0,9}\bor\b")
-# Of formulas in the spelling of `as_written`:
-ASKS = re.compile(r"[+/^%(]|\\[A-Za-z]|[0-9]\*.*[0-9]| [<>=] ")  # more than a name, a number or 2x
-NUMBER = re.compile(r"-?[0-9.]+")
-FORM = re.compile(
-    r"^-?(?:[0-9]*\.[0-9]+ -?<[0-9]+(?:/[0-9]+|\*\\%)>|[0-9.]+ -?<10\^.*>)"
-)  # 0.375 for 3/8, 45000 for 4.5 x 10^4
-PERCENT = re.compile(r"<([0-9.]+)\*\\%>")
 NO_FAILURE = (UNREADABLE, OWN)  # reasons that say nothing of this machine
 
 # Each grader takes (answer, reference) and returns True or False, or a text that a worker has to compare.
@@ -122,11 +115,11 @@ def right(expression: str, reference: str, prompt: str) -> bool | str:
 
 
 def given_back(expression: str, reference: str, prompt: str) -> bool:
-    """Whether a right answer is the question in other words, and no spelling of the reference (`as_written`).
+    """Whether a right answer is the question in other words, and not in the form of the reference (`written`).
 
     Equality cannot tell "Expand (p+7)^2" from its answer; the prompt can. If one of its formulas would be right, it
-    asks for another form: then nothing but the reference's form is an answer. A number asks if the reference is a
-    fraction or has a power of ten. A formula that the prompt offers with "or" is an answer. No time limit.
+    asks for another form: then nothing but the reference's form is an answer. A formula that the prompt offers with
+    "or" is an answer. No time limit.
 
     >>> given_back("\\\\boxed{(7+p)^{2}}", "p^2+14p+49", "Expand $(p + 7)^2$."), given_back("6/8", "3/4", "Reduce 6/8.")
     (True, True)
@@ -135,23 +128,12 @@ def given_back(expression: str, reference: str, prompt: str) -> bool:
     >>> given_back("x+1", "1 + x", "What is $2x+1-x$?"), given_back("3/4", "0.75", "Is 3/4 or 2/3 larger?")
     (False, False)
     """
-    answers = {spelling(text) for text in (said(expression), after_equals(said(expression)))}
-    right = {spelling(part) for part in parts(value_of(reference))} - {""}
-    if {PERCENT.sub(r"\1", text) for text in answers} & {PERCENT.sub(r"\1", text) for text in right}:
+    right = written(value_of(reference))
+    given = {written(text) for text in (said(expression), after_equals(said(expression)))}
+    if right in given:
         return False
-    questions = (formula for formula in asked(prompt) if asks(formula, reference))
-    return any(spelling(formula) in answers or is_right(formula, reference) for formula in questions)
-
-
-def asks(formula: str, reference: str) -> bool:
-    """Whether a formula of a prompt may ask for another form of it, which the reference is."""
-    question, right = spelling(formula), spelling(value_of(reference))
-    if question == right:
-        return False
-    if NUMBER.fullmatch(question):
-        return FORM.fullmatch(f"{question} {right}") is not None
-    letters, known = (set(re.findall(r"\\?[A-Za-z]+", text)) - {"\\ddot", "i"} for text in (question, right))
-    return ASKS.search(question) is not None and letters >= known and (not letters or bool(known))
+    questions = (formula for formula in asked(prompt) if written(formula) not in ("", right))
+    return any(written(formula) in given or is_right(formula, reference) for formula in questions)
 
 
 @lru_cache(maxsize=256)  # a prompt is asked for each of its answers

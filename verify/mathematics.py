@@ -30,7 +30,7 @@ from verify.lists import (
     stands_in,
     units,
 )
-from verify.texts import as_written, labelled, option, parted, plain, separate
+from verify.texts import labelled, option, parted, plain, separate
 
 BOX = "\\boxed{"
 BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # BOX and its other spellings
@@ -225,9 +225,6 @@ def between(match) -> str:
     return f"{lower[1]} {turned} {letter} {upper[0]} {upper[1]}"
 
 
-PART = rf" ?(?:\{{({WHOLE})\}}|([0-9]))"  # of \frac
-MIXED = re.compile(rf"(?<![_^0-9.A-Za-z}}])({WHOLE})(?: ({WHOLE}) ?/ ?({WHOLE})| ?\\[dtc]?frac{PART}{PART})")
-THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 RADIANS = r"{\\frac{\1\\pi}{180}}"  # of degrees, beside sines; elsewhere the sign is a unit
 COMMANDS = dict(  # other names of a command
     pair.split()
@@ -353,7 +350,7 @@ def without_type(text: str) -> str:
     return "".join(kept)
 
 
-def normalise(latex: str, known: str = "") -> str:
+def normalise(latex: str, known: str = "", kept: tuple = ()) -> str:
     """The text with one spelling for what LaTeX spells in several ways; see NORMALISE.
 
     known  the reference, a line end and the prompt, in small letters: their nouns may stand behind a number
@@ -373,21 +370,21 @@ def normalise(latex: str, known: str = "") -> str:
             replacement = partial(units, known=known)
         elif replacement is RADIANS and not angles:
             replacement = r"\1"
-        text = pattern.sub(replacement, text)
+        if replacement not in kept:
+            text = pattern.sub(replacement, text)
     return text.strip(" ,")
 
 
 @lru_cache(maxsize=256)
-def spelling(latex: str) -> str:
-    """`as_written` of the text after NORMALISE, but with mixed numbers and repeating decimals as they are.
+def written(latex: str) -> str:
+    """What the spellings of a formula share, if they do not differ in form: its numbers, or with letters its terms.
 
-    >>> spelling("2\\\\tfrac13"), spelling("2 1/3"), spelling("45,000"), spelling("3.2 × 10^{5}")
-    ('(2+<1/3>)', '(2+<1/3>)', '45000', '<10^5*3.2>')
+    >>> written("(7+p)^{2}") == written("y = (p + 7)(p+7)"), written("48:36"), written("4/3")
+    (True, '36.0 48.0', '3.0 4.0')
     """
-    text = re.sub(r"\\?\$", "", latex.translate(CHARACTERS))
-    text = re.sub(r"\\(?:overline|bar)(?![A-Za-z])", r"\\ddot", text)
-    text = MIXED.sub(lambda match: "({}+\\frac{{{}}}{{{}}})".format(*filter(None, match.groups())), text)
-    return as_written(normalise(THOUSANDS.sub("", text)))
+    from verify.values import form, tried  # loads SymPy
+
+    return tried(form, normalise(re.sub(r"\\?\$", "", latex), kept=(mixed, repeating))) or ""
 
 
 def words(text: str) -> list[str] | None:
@@ -452,7 +449,7 @@ def equal(expression: str, reference: str, prompt: str = "") -> bool | None:
             return letter == label[1] and equal(f"{BOX}{rest}}}", value, prompt)
         return letter == label[1] or equal(expression, value, prompt)
     if degenerate(text, len(reference)):
-        return spelling(text) == spelling(value_of(reference)) != ""
+        return spelt(normalise(text)) == spelt(normalise(value_of(reference))) != ""
     right = normalise(value_of(reference), known)
     answer = normalise(text, known)
     if "mod" not in right and "mod" in prompt and (found := re.search(r"\\pmod\{([0-9]+)\}$", answer)):

@@ -11,14 +11,15 @@ from functools import lru_cache
 from latex2sympy2_extended import latex2sympy2 as its
 from math_verify import verify
 from math_verify.grader import is_assignment_relation, is_equation, take_last_relation
-from sympy import Float, I, Matrix, Mul, Rational, Symbol, Tuple, UnevaluatedExpr
+from sympy import Float, Matrix, Mul, Rational, Symbol, Tuple, UnevaluatedExpr, signsimp
 from sympy.core.function import AppliedUndef, Function
+from sympy.core.parameters import distribute
 from sympy.core.relational import Equality, Relational
 from sympy.logic.boolalg import And, Boolean, Or
 from sympy.sets import FiniteSet, Interval, Set, Union
 
 from verify.texts import after_equals, parted
-from verify.unfinished import left_to_do
+from verify.unfinished import built_again, left_to_do, with_i
 
 SIGNS = r"\\(?:pm|mp)(?![A-Za-z])"
 SPREAD = re.compile(r"^ ?-?[0-9]+ ?\\pm ?[1-9][0-9]* ?")  # 18 \pm 1 leaves nothing to be done, 9 + 9 \pm 1 does
@@ -76,6 +77,18 @@ def may_be_left(gold, right: str) -> set[str]:
     return asked if isinstance(gold, (FiniteSet, Interval)) else asked | {"union"}  # of intervals: all numbers but 0
 
 
+def form(latex: str) -> str:
+    """The numbers of a formula, or if it holds letters, the formula as SymPy builds it; "" if it cannot be read."""
+    found = raw(latex)
+    if found is not None and names_a_value(found):
+        found = take_last_relation(found).rhs
+    if found is None or not has_letters(found):
+        return " ".join(sorted(str(float(number)) for number in re.findall(r"[0-9]*\.?[0-9]+", latex)))
+    with distribute(False):
+        built = built_again(found, roots=False)
+    return str(signsimp(built))
+
+
 def tried(function, *arguments):
     """function(*arguments), or None if it raises: what latex2sympy and SymPy raise on nonsense has no common class."""
     try:
@@ -131,16 +144,6 @@ def read(latex: str):
         normalization_config=None,
         conversion_config=its.ConversionConfig(lowercase_symbols=False),
     )
-
-
-def with_i(found):
-    """The object with the imaginary unit in place of the letter i, which latex2sympy reads as a mere symbol."""
-    letters = {symbol: I for symbol in getattr(found, "free_symbols", ()) if symbol.name == "i"}
-    if isinstance(found, Equality) and letters:  # z is read as a real number, so z = 2i would become False
-        return Equality(*map(with_i, found.args), evaluate=False)
-    if isinstance(found, (And, FiniteSet, Tuple)) and letters:
-        return found.func(*map(with_i, found.args), evaluate=False)
-    return found.xreplace(letters) if letters else found
 
 
 def same(gold, given) -> bool:

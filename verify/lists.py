@@ -31,7 +31,7 @@ ADJECTIVES = (
     "ที่ถูกต้อง|cuối cùng|đúng|akhir|akhirnya|benar|doğru|ostateczna|prawidłowa|juiste|rätta"
 )
 NOUNS = (
-    "answers?|results?|solutions?|options?|choices?|答案|结果|結果|解|解答|答え|答|正解|选项|選項|정답|답|답안|결과|"
+    "answers?|results?|values?|solutions?|options?|choices?|答案|结果|結果|解|解答|答え|答|正解|选项|選項|정답|답|답안|결과|"
     "respuestas?|resultados?|solución|soluciones|opción|réponses?|résultats?|antwort|ergebnis|endergebnis|"
     "lösung(?:en)?|"
     "respostas?|solução|alternativa|opção|rispost[ae]|risultat[oi]|soluzion[ei]|opzione|ответ|результат|"

@@ -129,9 +129,13 @@ def said(expression: str, known: str = "") -> str:
     """
     if expression.startswith(BOX):
         return in_box(expression, 0) or ""
-    sentence = last_sentence(expression)
-    stated = lead(sentence)
-    rest = sentence if stated is None else end_taken_off(stated)
+    return stated(last_sentence(expression), known)
+
+
+def stated(sentence: str, known: str = "") -> str:
+    """The formula that a sentence states: what stands behind a lead, or behind its last is, are or equals; or all."""
+    rest = lead(sentence)
+    rest = sentence if rest is None else end_taken_off(rest)
     asserted = "" if is_formula(rest, known) else predicate(rest, known)
     return asserted if is_formula(asserted, known) else rest
 

@@ -18,7 +18,8 @@ from types import SimpleNamespace
 from unicodedata import category
 
 from verify.graders import TASKS, UNREADABLE
-from verify.lists import DENIES
+from verify.lists import DENIES, FUNCTIONS
+from verify.mathematics import end_taken_off, stated
 from verify.scorer import Scorer
 from verify.texts import unmarked
 
@@ -26,21 +27,10 @@ SAMPLE = 200  # math references that are tried when the data is loaded
 FIELDS = ("ground_truth", "final_answer", "answer", "target", "value")  # of a reference that is an object
 NO_ANSWER = {"proof", "notfound", "not found", "n/a", "nan", "null", "undefined answer"}
 COUNTDOWN = "a Countdown game, for which any expression of that value is right: grade it with --reward"
-STATED = re.compile(  # "The answer is 5", "Solution: x = 3"
-    r"(?:(?:so|thus|hence|therefore)\b,?\s*)?(?:(?:the|our)\s+)?(?:(?:final|correct|right)\s+)?"
-    r"(?:answer|solution|result|value)\s*(?:\b(?:is|are|equals)\b\s*:?|[:=])\s*(.*?)[\s.]*",
-    re.I | re.S,
-)
-VALUE = r"\$?\s*[-+]?\s*\$?(?:[0-9][0-9.,/ ]*|\\d?frac\{[0-9]+\}\{[0-9]+\})\s*%?\s*\$?"
-LETTERS = r"[^\W\d_]"
-UNIT = rf"\(\s*{LETTERS}+(?:[ ./-]+{LETTERS}+)*[²³]?\s*\)"
-BRACKETED = re.compile(rf"({VALUE})\s*{UNIT}\.?|({LETTERS}{{4,}})\s*\(\s*{LETTERS}{{4,}}\s*\)\.?")  # 9 (apples)
-WITH_UNITS = re.compile(rf"{VALUE}(?:\s*[^\W\d_]+)*\.?")  # 12 square metres: mathematics.py takes the words for units
 FORMULA = re.compile(
     r"\\(?:text\w*|mathrm|mbox|operatorname\*?|begin|end)\s*\{[^{}]*\}|\$[^$]*\$|\\\(.*?\\\)|\\[A-Za-z]+", re.S
 )
 WORD = re.compile(r"[^\W\d_]{2,}")
-MATHEMATICAL = {"and", "or", "if", "sin", "cos", "tan", "log", "ln", "pi", "sqrt", "mod", "inf", "infinity"}
 # Not all of NFKC, which makes 102 of 10², and without ～, which LaTeX reads as a space.
 FULL_WIDTH = {ord(one) + 0xFEE0: one for one in string.ascii_letters + string.digits + "+-*/=.,:%()[]<>|"}
 GAP = r"(?:[\s~]|\\[ ,;:]|\\q?quad(?![a-z]))+"
@@ -58,11 +48,10 @@ AROUND = [  # of a value: what is said before or behind it
     ),
     re.compile(r"(?:yes|no|true|false)[,:;.]\s+(.+)", re.I | re.S),
     re.compile(r"[A-Za-z][A-Za-z ]{2,30}:\s+([^:]+)", re.S),  # Max: 4
-    re.compile(r"\$?(?:\$?[A-Za-z]+\$? ){1,5}(?:is|are|equals)\s+(.+?)\.?", re.S),  # x is 4
     re.compile(r"(?:about|approximately|approx\.?|roughly|around|nearly|ca\.)\s+(.+)", re.I | re.S),
 ]
 MOST_LEFT_OUT = 0.05  # of a source's rows: more unusable references than that end the run
-LONGEST = 5  # words of a reference that is a sentence; two of them beside a formula
+LONGEST = 5  # words of a reference that is no sentence; three of them beside a formula
 
 
 class Unusable(ValueError):
@@ -72,19 +61,16 @@ class Unusable(ValueError):
 def reduced(answer) -> str:
     """The value of a reference, given as a text, a number, a list of one or an object. ValueError says why not.
 
-    >>> reduced("9 (apples)"), reduced("The answer is 5."), reduced("['72']"), reduced({"ground_truth": 5})
+    >>> reduced("about 9"), reduced("The answer is 5."), reduced("['72']"), reduced({"ground_truth": 5})
     ('9', '5', '72', '5')
     >>> reduced("There is no solution."), reduced("12 square metres"), reduced("[1, 2]")
-    ('There is no solution.', '12 square metres', '[1, 2]')
+    ('There is no solution', '12 square metres', '[1, 2]')
     """
     text = unpacked(answer)
     if SIMPLE.fullmatch(text) or "\\boxed" in text or "\\fbox" in text:
         return text
     text, letter = without_label(text)
-    while (stated := STATED.fullmatch(text)) and stated[1]:
-        text = stated[1]
-    if bracketed := BRACKETED.fullmatch(text):
-        text = (bracketed[1] or bracketed[2]).strip()
+    text = stated(end_taken_off(text))
     for pattern in AROUND:
         if (inner := pattern.fullmatch(text)) and VALUED.search(inner[1]) and not prose(inner[1], 0):
             text = inner[1].strip()
@@ -169,15 +155,13 @@ def spelt(text: str):
     return found if isinstance(found, (dict, list)) and found and not numbers else text
 
 
-def prose(text: str, beside: int = 2) -> bool:
+def prose(text: str, beside: int = 3) -> bool:
     """Whether the text is a sentence that states a value, or says more than LONGEST words, or `beside` with a formula.
 
     >>> prose("The hypotenuse has length $4$"), prose("x = 2 or x = 3"), prose("three apples"), prose("3 red, 4 blue")
     (True, False, False, False)
     """
-    if WITH_UNITS.fullmatch(text):
-        return False
-    words = [word for word in WORD.findall(FORMULA.sub(" 1 ", text)) if word.casefold() not in MATHEMATICAL]
+    words = [word for word in WORD.findall(FORMULA.sub(" 1 ", text)) if not re.fullmatch(FUNCTIONS, word.casefold())]
     mixed = re.search(r"[0-9=]", FORMULA.sub(" 1 ", text))
     return len(words) > (beside if mixed else LONGEST) or bool(mixed and words and DENIES.search(text))
 
@@ -191,10 +175,11 @@ def right_for_itself(reference: str, task: str) -> bool:
     return task not in ("text", "choice") or TASKS[task].grade(reference, reference) is True
 
 
-def unreadable(prompts, timeout: float) -> list[str]:
+def unreadable(prompts, timeout: float, skip_unusable: bool) -> list[str]:
     """A warning about the math references in a sample of data.Prompts that no answer can be compared with, or [].
 
-    They are read in a worker. Raises ValueError if that is so of more than half of the sample.
+    They are read in a worker. Raises ValueError for more than MOST_LEFT_OUT of the sample, unless
+    skip_unusable.
     """
     asked = [prompt for prompt in prompts if prompt.task == "math"]
     asked = asked[:: len(asked) // SAMPLE + 1]
@@ -204,7 +189,8 @@ def unreadable(prompts, timeout: float) -> list[str]:
     scorer.wait()
     wrong = [score.error for score in scorer.finished() if score.error.startswith(UNREADABLE)]
     scorer.close()
-    if len(wrong) > len(asked) / 2:
-        raise ValueError(f"{len(wrong)} of {len(asked)} references cannot be compared with any answer: {wrong[0]}")
+    if len(wrong) > MOST_LEFT_OUT * len(asked) and not skip_unusable:
+        found = f"{len(wrong)} of {len(asked)} references cannot be compared with any answer: {wrong[0]}"
+        raise ValueError(f"{found}; --skip-unusable goes on, and answers to such rows get no verdict")
     said = f"WARNING: {len(wrong)} of {len(asked)} references cannot be compared, and get no verdict. The first:"
     return ["\n  ".join([said, *wrong[:3]])] if wrong else []

@@ -135,7 +135,7 @@ def try_verdicts(args, prompts):
         first = prompts.validation[0]
         own.check(args.reward, (first.text, first.answer, first.answer))
     elif torchrun("LOCAL_RANK") == 0:
-        args.notes += references.unreadable(prompts.validation, args.verify_timeout)
+        args.notes += references.unreadable(prompts.validation, args.verify_timeout, args.skip_unusable)
         if "code" in prompts.tasks:
             # Once per node: sandboxes that start at the same moment count each other's processes.
             args.protections = sandbox.protections()

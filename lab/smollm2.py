@@ -79,7 +79,7 @@ def questions(count, seed=0):
     """`count` different rows as train.py's --data takes them; always the same for the same seed.
 
     The task is "arithmetic", so that an answer must be the number, character by character. math-verify, which compares
-    answers of the task "math", by itself also accepts a repeated question, 3+14 for 17 (see mathematics.calculation).
+    answers of the task "math", by itself also accepts a repeated question, 3+14 for 17 (see verify/unfinished.py).
     """
     rng = random.Random(seed)
     rows = {}
@@ -95,7 +95,7 @@ def questions(count, seed=0):
 def train(model, file, seed, out):
     """Train one seed, or resume it from its last checkpoint; does nothing if the run has finished."""
     log = out / "log.jsonl"
-    if log.exists() and '"reason": "finished"' in log.read_text():
+    if log.exists() and '"reason": "finished"' in log.read_text(encoding="utf-8"):
         return
     model, file, folder = (os.path.relpath(path, ROOT) for path in (model, file, out))  # the log keeps them
     command = [sys.executable, "train.py", "--out", folder]
@@ -115,7 +115,7 @@ def report(logs, samples):
     """
     print("seed      R_0     end       A    90 % band of A       B   C_mid in tokens  minutes")
     for log in logs:
-        rows = [json.loads(line) for line in log.open()]
+        rows = [json.loads(line) for line in log.open(encoding="utf-8")]
         minutes = sum(row["seconds"] for row in rows if row["kind"] == "end") / 60
         law = forecast.forecast_run(read_run(log, "tokens")._replace(start="10%"))
         low, high = law.bands["A"]
@@ -123,7 +123,7 @@ def report(logs, samples):
             f"{log.stem[-1]:4}{law.run.reward[0]:9.3f}{law.run.reward[-1]:8.3f}{law.A:8.3f}{low:10.3f} to {high:.3f}"
             f"{law.B:8.2f}{law.C_mid:18.0f}{minutes:9.1f}"
         )
-    rows = [json.loads(line) for line in samples.open()]
+    rows = [json.loads(line) for line in samples.open(encoding="utf-8")]
     for step in (rows[0]["step"], rows[-1]["step"]):
         print(f"\nstep {step}")
         for row in (row for row in rows if row["step"] == step):
@@ -143,7 +143,7 @@ def main():
     if args.convert:
         return
     file = args.runs / "smollm2.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in questions(2000)))
+    file.write_text("".join(json.dumps(row) + "\n" for row in questions(2000)), encoding="utf-8")
     logs = []
     for seed in args.seeds:
         out = args.runs / f"smollm2-seed{seed}"

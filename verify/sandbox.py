@@ -175,8 +175,11 @@ def start_sandbox(job, channel, errors):
 def all_processes():
     """Yield (id, parent's id, user's id, number of threads) of each process of the machine."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
+        with (
+            suppress(FileNotFoundError, ProcessLookupError),
+            open(f"/proc/{pid}/stat", "rb") as file,
+        ):
+            fields = file.read().rpartition(b")")[2].split()
             yield int(pid), int(fields[1]), os.fstat(file.fileno()).st_uid, int(fields[17])
 
 
@@ -192,6 +195,12 @@ def sweep(process, mine):
     and kill them in turn; they cannot fork faster than we kill, because the limit on processes is low.
     """
     process.kill()
+    end_children(mine)
+    process.wait()  # it is reaped already: this tells `process`
+
+
+def end_children(mine=frozenset()):
+    """Kill and reap this process's children, and those that it adopts meanwhile, but for `mine`."""
     while left := children() - mine:
         for pid in left:
             with suppress(ProcessLookupError):
@@ -199,7 +208,6 @@ def sweep(process, mine):
         for pid in left:
             with suppress(ChildProcessError):
                 os.waitpid(pid, 0)
-    process.wait()  # it is reaped already: this tells `process`
 
 
 def tried(namespaces):
@@ -273,7 +281,7 @@ def enclose(prefix, see, hide):
     call("unshare", CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET | (CLONE_NEWUSER if user else 0))
     maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
     for name, line in maps.items() if user else ():
-        with open(f"/proc/self/{name}", "w") as file:
+        with open(f"/proc/self/{name}", "w", encoding="utf-8") as file:
             file.write(line)
     if os.fork():
         os.wait()
@@ -284,7 +292,7 @@ def enclose(prefix, see, hide):
     for path, seen in ({path: path for path in (prefix, *FILES) if os.path.exists(path)} | see).items():
         os.makedirs(f"/proc{seen}" if os.path.isdir(path) else os.path.dirname(f"/proc{seen}"), exist_ok=True)
         if not os.path.isdir(path):
-            open(f"/proc{seen}", "w").close()
+            open(f"/proc{seen}", "wb").close()
         call("mount", path.encode(), f"/proc{seen}".encode(), None, MS_BIND | MS_REC, None)
     for path in filter(os.path.exists, (f"/proc{path}" for path in hide)):
         if os.path.isdir(path):
@@ -331,13 +339,13 @@ def forget_keys():
 def enter(descriptor):
     """Make this process a sandbox; run the program once per input and send file descriptors of what was written."""
     sys.set_int_max_str_digits(0)  # contest programs read and print longer integers
-    with open(0, closefd=False) as file:
+    with open(0, encoding="utf-8", closefd=False) as file:
         job = json.load(file, object_hook=whole_keys)
     channel = socket.socket(fileno=int(descriptor))
     die_with_parent()
     if os.getppid() != job["parent"]:
         return
-    with open("/proc/self/oom_score_adj", "w") as file:
+    with open("/proc/self/oom_score_adj", "w", encoding="utf-8") as file:
         file.write("1000")  # if memory runs out, the kernel kills us first
     names = {}
     exec(PRELUDE, names)  # here, while the library can surely be read; each fork then has its modules
@@ -356,7 +364,7 @@ def enter(descriptor):
     for case in job["inputs"]:
         given = os.memfd_create("given")
         written = os.memfd_create("written")
-        with open(given, "w", errors="replace", closefd=False) as file:
+        with open(given, "w", encoding="utf-8", errors="replace", closefd=False) as file:
             file.write("" if job["name"] else case)
         child = os.fork()
         if not child:
@@ -403,7 +411,7 @@ def whole_keys(found):
 
 def address_space():
     """Bytes of address space that this process uses."""
-    with open("/proc/self/statm") as file:
+    with open("/proc/self/statm", encoding="utf-8") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
 
 
@@ -412,12 +420,7 @@ def clear():
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
-        while True:
-            for pid, parent, *_ in all_processes():
-                if parent == os.getpid():
-                    with suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-            os.wait()
+        end_children()
     if not os.listdir():
         return
     import shutil  # here: loading it takes longer than a test

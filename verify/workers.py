@@ -196,7 +196,7 @@ def answer_jobs(channel, timeout: float, graders) -> None:
         task, files, *_ = socket.recv_fds(channel, 1, 1)
         if not files:
             break
-        with open(files[0]) as file:
+        with open(files[0], encoding="utf-8") as file:
             text, reference = json.load(file)
         prepare, grade = graders[task]
         prepare()

@@ -10,6 +10,7 @@ Test: pytest tests/test_graders.py
 """
 
 import re
+from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache, partial
 from string import ascii_letters, digits
@@ -184,6 +185,7 @@ TWO_LETTERS = {"as", "at", "am", "an", "ah", "ad", "ha", "by", "my", "hm", "mm",
 DEGREES = {None: "", "√": "", "∛": "[3]", "∜": "[4]"}
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 WHOLE = "[0-9]{1,999}"  # Python makes no int of more than 4,300 digits
+EXPONENT = r" ?\^ ?(?:\{ ?(-?[0-9]{1,2}) ?\}|(-?[0-9])(?![0-9]))"
 RAISED = r"(?: ?\^ ?\{?-?[0-9]{1,2}\}?)?"
 TEXT = rf"\\text ?\{{[^{{}}]*\}}{RAISED}"
 
@@ -202,6 +204,11 @@ def repeating(match) -> str:
     top = int(f"{whole or 0}{fraction}{period}") - int(f"{whole or 0}{fraction}")
     value = Fraction(top, 10 ** len(fraction) * (10 ** len(period) - 1))
     return str(value.numerator) if value.denominator == 1 else f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def scientific(match) -> str:
+    """3.2 \\times 10^5 as 320000, and 10^{-3} as a whole answer as 0.001."""
+    return f"{Decimal(f'{match[1] or 1}e{match[2] or match[3]}'):f}"
 
 
 def greek(match) -> str:
@@ -315,6 +322,9 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
      r"0.1\overline{6}", r"\frac{1}{6}"),
     (r"(?<![A-Za-z_^0-9.])([0-9]+(?:\.[0-9]*)?|\.[0-9]+)[eE]([-+]?[0-9]+)(?![\w.])", r"\1\\times10^{\2}",
      "1e-7", r"1\times10^{-7}"),
+    (rf"(?<![0-9.])([0-9](?:\.[0-9]{{0,99}})?|\.[0-9]{{1,99}}) ?\\(?:times|cdot) ?10{EXPONENT}", scientific,
+     r"3.2\times 10^{5}", "320000"),
+    (rf"(?<![^-=, ])()10{EXPONENT}(?= ?(?:$|[,=]))", scientific, "x=10^3", "x=1000"),
     (r" ?\^ ?\{? ?\\circ ?\}? ?(?:\\text\{ ?[CF] ?\}|[CF](?![A-Za-z]))", "", r"20^\circ C", "20"),
 
 
@@ -388,7 +398,7 @@ def written(latex: str) -> str:
     """
     from verify.values import form, tried  # loads SymPy
 
-    return tried(form, normalise(re.sub(r"\\?\$", "", latex), kept=(mixed, repeating))) or ""
+    return tried(form, normalise(re.sub(r"\\?\$", "", latex), kept=(mixed, repeating, scientific))) or ""
 
 
 def words(text: str) -> list[str] | None:

@@ -175,10 +175,7 @@ def start_sandbox(job, channel, errors):
 def all_processes():
     """Yield (id, parent's id, user's id, number of threads) of each process of the machine."""
     for pid in filter(str.isdigit, os.listdir("/proc")):
-        with (
-            suppress(FileNotFoundError, ProcessLookupError),
-            open(f"/proc/{pid}/stat", "rb") as file,
-        ):
+        with suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
             yield int(pid), int(fields[1]), os.fstat(file.fileno()).st_uid, int(fields[17])
 

@@ -5,8 +5,8 @@ leave nothing to be done that its reference does not (`left_to_do`):
   commands     all but those that spell a value, a name or a list (PLAIN): \\gcd, !, |, \\lim, \\sum, \\int, mod, ...
   quotient     a fraction of two numbers that is a whole number, or has decimals: 48/8, 4.8/8
   calculation  what SymPy makes shorter by itself: 48 + 46, 2 \\cdot 47, 3\\sqrt{6} - \\sqrt{6}, \\sqrt{50}/\\sqrt{2},
-               if the reference holds no letters, also (1 + i)(2 - i); and each power of a number
-  mantissa     of a power of ten, below 0.1 or not below 10: 25 \\times 10^3, if the reference has no power of ten
+               if the reference holds no letters, also (1 + i)(2 - i); and each power of a number,
+               25 \\times 10^3 too; but mathematics.py writes out 2.5 \\times 10^4
   relation     an inequality that is not solved: 2x < 6
 Another spelling of a value stays right: 2/4 for 1/2, \\sqrt{8} for 2\\sqrt{2}, 3 \\times 10^5, 2\\pi, 1 + \\sqrt{2};
 and, as a whole value, \\sqrt{16} and 10^3. One that stands in the prompt is the question: given_back in graders.py.
@@ -15,23 +15,9 @@ Test: pytest tests/test_graders.py
 """
 
 import re
-from functools import cache
 
 from math_verify.grader import take_last_relation
-from sympy import (
-    Add,
-    Derivative,
-    Dummy,
-    Expr,
-    Function,
-    I,
-    Mul,
-    Pow,
-    Tuple,
-    UnevaluatedExpr,
-    expand,
-    preorder_traversal,
-)
+from sympy import Add, Derivative, Expr, Function, I, Mul, Pow, Tuple, UnevaluatedExpr, expand, preorder_traversal
 from sympy.core.parameters import distribute
 from sympy.core.relational import Equality, Relational
 from sympy.logic.boolalg import And
@@ -84,8 +70,6 @@ def left_to_do(text: str, found, *, letters: bool) -> set[str]:
         todo.add("derivative")
     if any(isinstance(node, Relational) and not solved(node) for node in preorder_traversal(found)):
         todo.add("relation")
-    if any(mantissa(node) and not 0.1 <= abs(mantissa(node)) < 10 for node in preorder_traversal(found)):
-        todo.add("mantissa")
     if any(calculates(part, letters) for part in value_parts(found)):
         todo.add("calculation")
     return todo - IDENTITIES if letters else todo
@@ -135,29 +119,17 @@ def calculates(part, letters: bool) -> bool:
         return sum(node.is_Matrix for node in part.args) > 1 or isinstance(part, MatPow)
     if spells(part):
         return False
-    if any(map(is_power, nodes(part))):
+    if any(map(is_power, preorder_traversal(part))):
         return True
     with distribute(not letters):
         built = built_again(part)
-    return length(built if letters else expand(built, complex=True)) < length(part)
+    return length(built if letters else expand(built, complex=built.has(I))) < length(part)
 
 
 def spells(part) -> bool:
-    """Whether a value as a whole is a root of a whole number, or a power of ten, apart from its sign."""
-    power = part.args[1] if part.is_Mul and len(part.args) == 2 and part.args[0] == -1 else part
-    return power.is_Pow and (is_ten(power) or power.base.is_Integer and is_root(power))
-
-
-def nodes(node):
-    """Yield the node and all below it, but for what is kept."""
-    if not kept(node):
-        yield node
-        for part in node.args:
-            yield from nodes(part)
-
-
-def is_ten(power) -> bool:
-    return power.is_Pow and power.base == 10 and power.exp.is_Integer
+    """Whether a value as a whole is a root of a whole number, apart from its sign."""
+    root = part.args[1] if part.is_Mul and len(part.args) == 2 and part.args[0] == -1 else part
+    return root.is_Pow and root.base.is_Integer and is_root(root)
 
 
 def is_root(power) -> bool:
@@ -171,30 +143,18 @@ def is_power(node) -> bool:
     return node.exp != -1 or node.base.is_Rational and not node.base.is_Integer
 
 
-def mantissa(node):
-    """3 of 3 \\times 10^5; 0 for what is no number times a power of ten."""
-    factors = [factor for factor in Mul.make_args(node) if factor != -1]
-    return factors[0] if len(factors) == 2 and factors[0].is_Number and is_ten(factors[1]) else 0
-
-
-def kept(node) -> bool:
-    return mantissa(node) != 0 or isinstance(node, UnevaluatedExpr)
-
-
-@cache
-def stand_in(node):
-    return Dummy(real=True)
-
-
 def length(node) -> int:
     """Numbers, letters and functions; a fraction is two numbers, and 1 over something one."""
-    if kept(node):
-        return 1
     if node.is_Atom:
         return 2 if node.is_Rational and not node.is_Integer else 1
     if node.is_Pow and (node.exp == -1 or is_root(node)):
         return length(node.base) + (node.exp != -1)
-    ones = (-1, 1) if node.is_Mul and any(part.is_Pow and part.exp == -1 or kept(part) for part in node.args) else (-1,)
+    ones = (
+        (-1, 1)
+        if node.is_Mul
+        and any(part.is_Pow and part.exp == -1 or isinstance(part, UnevaluatedExpr) for part in node.args)
+        else (-1,)
+    )
     parts = [part for part in node.args if node.is_Add or part not in ones]
     return sum(map(length, parts)) + (not isinstance(node, (Add, Mul, Pow)))
 
@@ -204,8 +164,6 @@ def built_again(node, roots: bool = True):
 
     roots  whether roots are worked out too
     """
-    if kept(node):
-        return stand_in(node)
     if not isinstance(node, (Add, Mul, Pow, Function)):
         return with_i(node)
     parts = [built_again(part, roots) for part in node.args]

@@ -72,8 +72,6 @@ def has_letters(gold) -> bool:
 def may_be_left(gold, right: str) -> set[str]:
     """What an answer may leave to be done, since the reference does (unfinished.py)."""
     asked = left_to_do(right, value_given(right)[0], letters=has_letters(gold))
-    if re.search(r"10\s*\^", right):
-        asked.add("mantissa")
     return asked if isinstance(gold, (FiniteSet, Interval)) else asked | {"union"}  # of intervals: all numbers but 0
 
 

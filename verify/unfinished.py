@@ -28,7 +28,7 @@ from sympy.sets import FiniteSet
 from verify.texts import after_equals, parted
 
 PLAIN = re.compile(
-    "d?frac|sqrt|pi|c?dot|times|pm|mp|infty|text|begin|end|omega|emptyset|le|ge|leq|geq|lt|gt|ne|neq|in|approx|leqslant|"
+    "d?frac|cup|setminus|sqrt|pi|c?dot|times|pm|mp|infty|text|begin|end|omega|emptyset|le|ge|leq|geq|lt|gt|ne|neq|in|approx|leqslant|"
     "geqslant|alpha|beta|gamma|Gamma|delta|Delta|epsilon|varepsilon|zeta|eta|theta|Theta|vartheta|iota|kappa|lambda|"
     "Lambda|mu|nu|xi|rho|sigma|Sigma|tau|upsilon|phi|Phi|varphi|chi|psi|Psi|Omega|vec|hat|mathbf|mathbb|mathcal|ell|"
     "degree|circ|prime|langle|rangle|quad|cdots|ldots|dots|lbrace|rbrace|lbrack|rbrack|displaystyle|limits|nolimits"
@@ -37,7 +37,6 @@ FAMILIES = {  # one may be written for another: \\log_2 3 = \\ln 3 / \\ln 2
     "log": "log|ln|lg",
     "sine": "sin|cos|tan|cot|sec|csc",
     "arc": "arc(?:sin|cos|tan|cot|sec|csc)",
-    "union": "cup|setminus",
     "count": "!|binom|choose",
 }
 IDENTITIES = {"log", "sine", "arc", "count"}  # of expressions with letters
@@ -53,7 +52,7 @@ QUOTIENT = re.compile(
 )
 
 
-def left_to_do(text: str, found, *, letters: bool) -> set[str]:
+def left_to_do(text: str, found, letters: bool) -> set[str]:
     """The operators in an answer or a reference that leave something to be done.
 
     text     as normalised LaTeX; only what follows the last "=" of each part counts

@@ -11,12 +11,25 @@ from functools import lru_cache
 from latex2sympy2_extended import latex2sympy2 as its
 from math_verify import verify
 from math_verify.grader import is_assignment_relation, is_equation, take_last_relation
-from sympy import Float, Matrix, Mul, Rational, Symbol, Tuple, UnevaluatedExpr, signsimp
+from sympy import (
+    Abs,
+    Expr,
+    Float,
+    Matrix,
+    Mul,
+    Rational,
+    Symbol,
+    Tuple,
+    UnevaluatedExpr,
+    expand_power_base,
+    powdenest,
+    signsimp,
+)
 from sympy.core.function import AppliedUndef, Function
 from sympy.core.parameters import distribute
-from sympy.core.relational import Equality, Relational
+from sympy.core.relational import Equality
 from sympy.logic.boolalg import And, Boolean, Or
-from sympy.sets import FiniteSet, Interval, Set, Union
+from sympy.sets import FiniteSet, Interval, Union
 
 from verify.texts import after_equals, parted
 from verify.unfinished import built_again, left_to_do, with_i
@@ -24,17 +37,22 @@ from verify.unfinished import built_again, left_to_do, with_i
 SIGNS = r"\\(?:pm|mp)(?![A-Za-z])"
 SPREAD = re.compile(r"^ ?-?[0-9]+ ?\\pm ?[1-9][0-9]* ?")  # 18 \pm 1 leaves nothing to be done, 9 + 9 \pm 1 does
 BRACKET = re.compile(r" ?(?:[(\[]|\\\{|\\begin)")
-NAMED_VALUE = re.compile(r"^(?:\\?[A-Za-z]+|\\operatorname\{[A-Za-z]+\}) ?\([^=]*(?:=[^=)]*)*\) ?=")  # P(X=2)=, f(2)=
 NAMED_COMMAND = re.compile(r"^\\[A-Za-z]+ ?\([^=]*[a-z][^=]*\) ?=")  # \gcd(a, b) =
 
 
 def same_formulas(right: str, answer: str) -> bool | None:
     """Whether an answer equals a reference, both normalised; None if the reference cannot be read."""
-    gold = reading(right)
+    found, text = value_given(right)
+    gold = tried(finished, found)
     if gold is None or getattr(gold, "is_Boolean", False) and gold.is_Atom:
         return None  # no mathematics, or a statement such as 3 = 3 of which nothing is left
-    allowed = tried(may_be_left, gold, right)
+    allowed = tried(left_to_do, text, found, has_letters(gold))
     return None if allowed is None else tried(same_value, gold, allowed, answer) is True
+
+
+def has_letters(gold) -> bool:
+    """Whether the value of a reference holds letters; x in x = 8 and x < 8 is only its name."""
+    return bool((take_last_relation(gold).rhs if names_a_value(gold) else region(gold)).free_symbols)
 
 
 def same_value(gold, allowed: set[str], answer: str) -> bool:
@@ -43,9 +61,7 @@ def same_value(gold, allowed: set[str], answer: str) -> bool:
     Whatever it raises is the answer's fault: the reference has been read.
     """
     found, text = value_given(answer)
-    if found is None or not left_to_do(text, found, letters=has_letters(gold)) <= allowed:
-        return False
-    return same(gold, finished(found))
+    return left_to_do(text, found, has_letters(gold)) <= allowed and same(gold, finished(found))
 
 
 def value_given(text: str):
@@ -58,29 +74,12 @@ def value_given(text: str):
     return found, text
 
 
-def has_letters(gold) -> bool:
-    """Whether the value of a reference, or one of its values, holds letters; x in x = 8 and x < 8 is only its name."""
-    if names_a_value(gold):
-        return has_letters(take_last_relation(gold).rhs)
-    if isinstance(gold, (And, Or, FiniteSet, Tuple)):
-        return any(map(has_letters, gold.args))
-    if isinstance(gold, Relational):
-        return any(has_letters(side) for side in gold.args if not isinstance(side, Symbol))
-    return bool(getattr(gold, "free_symbols", None))
-
-
-def may_be_left(gold, right: str) -> set[str]:
-    """What an answer may leave to be done, since the reference does (unfinished.py)."""
-    asked = left_to_do(right, value_given(right)[0], letters=has_letters(gold))
-    return asked if isinstance(gold, (FiniteSet, Interval)) else asked | {"union"}  # of intervals: all numbers but 0
-
-
 def form(latex: str) -> str:
     """The numbers of a formula, or if it holds letters, the formula as SymPy builds it; "" if it cannot be read."""
     found = raw(latex)
     if found is not None and names_a_value(found):
         found = take_last_relation(found).rhs
-    if found is None or not has_letters(found):
+    if found is None or not found.free_symbols:
         return " ".join(sorted(str(float(number)) for number in re.findall(r"[0-9]*\.?[0-9]+", latex)))
     with distribute(False):
         built = built_again(found, roots=False)
@@ -95,25 +94,10 @@ def tried(function, *arguments):
         return None
 
 
-def reading(latex: str):
-    """The whole LaTeX text as a SymPy object, its i and its matrices worked out, or None if that fails."""
-    found = raw(latex)
-    if found is None and NAMED_VALUE.match(latex):
-        found = raw(after_equals(latex))
-    return None if found is None else tried(finished, found)
-
-
 def finished(found):
-    """The object with i as the imaginary unit and matrices written out; ValueError for one that cannot be."""
+    """The object with i as the imaginary unit and matrices written out."""
     found = with_i(found)
-    if not getattr(found, "is_Matrix", False):
-        return found
-    written = found.doit()
-    if hasattr(written, "as_explicit"):
-        written = written.as_explicit()
-    if not hasattr(written, "tolist") or 0 in written.shape:
-        raise ValueError(f"expected a matrix with entries, got {found}")
-    return written
+    return Matrix(found.doit()) if getattr(found, "is_Matrix", False) else found
 
 
 def raw(latex: str):
@@ -146,8 +130,13 @@ def read(latex: str):
 
 def same(gold, given) -> bool:
     """Whether two SymPy objects are the same answer: we compare numbers, order and names, math-verify the rest."""
-    if any(isinstance(side, FiniteSet) for side in (gold, given)) and any(map(lies_within, (gold, given))):
+    where = [says_where(side) for side in (gold, given)]
+    if any(where) and any(isinstance(side, FiniteSet) and not says_where(side) for side in (gold, given)):
+        return False  # the list of the ends
+    if all(where) and gold.free_symbols != given.free_symbols:
         return False
+    if any(where):
+        gold, given = map(region, (gold, given))
     if names_a_value(gold) and not is_equation(given):
         return same(take_last_relation(gold).rhs, given)
     if is_equation(given) and not is_equation(gold):  # 2x = 10 is not 10, but 1 + 9 = 10 is
@@ -161,57 +150,40 @@ def same(gold, given) -> bool:
         return close(gold, given)
     if any(getattr(side, "is_Matrix", False) for side in (gold, given)):
         return same_entries(gold, given)
-    if isinstance(gold, Union) and isinstance(given, FiniteSet) and all(map(is_statement, given.args)):
-        given = Or(*given.args)  # x < 1 or x > 4
-    if isinstance(gold, Set) and not isinstance(gold, FiniteSet) and is_statement(given):
-        given = given.as_set()  # x > 0 is right for (0, oo); one that is not solved is no answer (unfinished.py)
-    if is_statement(gold) and isinstance(given, Set) and not isinstance(given, FiniteSet):
-        found = tried(gold.as_set)
-        if found is None:  # 0 < f(x) < 1
-            return verify(gold, given, timeout_seconds=None, allow_set_relation_comp=True)
-        gold = found
-    if is_statement(gold) != is_statement(given):
-        return False
-    if isinstance(gold, Symbol) and isinstance(given, Symbol):
-        return gold == given  # math-verify takes \\Theta for \\theta
     if isinstance(gold, Interval) and isinstance(given, Interval):
         ends = (gold.left_open, gold.right_open) == (given.left_open, given.right_open)
         return ends and same(gold.start, given.start) and same(gold.end, given.end)
-    if any(members(side) for side in (gold, given)) and all(
-        members(side) or not isinstance(side, Set) and not is_statement(side) for side in (gold, given)
-    ):
+    if any(map(members, (gold, given))) and all(members(side) or isinstance(side, Expr) for side in (gold, given)):
         return same_members(gold, given)
-    if getattr(gold, "free_symbols", None) != getattr(given, "free_symbols", None):
+    if gold.free_symbols != given.free_symbols:
         return False  # at once: math-verify can take minutes
-    if verify(gold, given, timeout_seconds=None):
-        return True
-    if is_statement(gold) and gold.free_symbols == given.free_symbols:
-        return tried(gold.as_set) == tried(given.as_set) is not None  # 1 > x > 0 is 0 < x < 1
-    spread = [roots_of_factors(side) for side in (gold, given)]
-    return spread != [gold, given] and verify(*spread, timeout_seconds=None)
+    return verify(*map(roots_apart, (gold, given)), timeout_seconds=None)
 
 
-def roots_of_factors(found):
+def roots_apart(found):
     """sqrt(a/b) as sqrt(a)/sqrt(b): letters of physics are positive. But sqrt(a^2) is not a."""
-
-    def is_root(node) -> bool:
-        factors = node.base.as_powers_dict() if node.is_Pow and node.exp.is_Rational and node.base.is_Mul else {}
-        return len(factors) > 1 and -1 not in factors and all(exponent in (1, -1) for exponent in factors.values())
-
-    def spread(node):
-        return Mul(*(base ** (exponent * node.exp) for base, exponent in node.base.as_powers_dict().items()))
-
-    return found.replace(is_root, spread) if hasattr(found, "replace") else found
+    if not isinstance(found, Expr) or found.doit().has(Abs):
+        return found
+    return powdenest(expand_power_base(found, force=True), force=True)
 
 
-def is_statement(found) -> bool:
-    """x < 3 and the like; not a letter alone, which SymPy takes for one that is true everywhere."""
+def says_where(found) -> bool:
+    """x < 3 or x \\in (1, 3), which latex2sympy reads as an equation, or some of them."""
+    if isinstance(found, FiniteSet):
+        return len(found) > 0 and all(map(says_where, found.args))
+    if isinstance(found, Equality):
+        return isinstance(found.rhs, (Interval, Union))
     return isinstance(found, Boolean) and not isinstance(found, Symbol)
 
 
-def lies_within(found) -> bool:
-    """x \\in (1, 3), which latex2sympy reads as an equation: never the list of the ends."""
-    return isinstance(found, Equality) and isinstance(found.rhs, (Interval, Union))
+def region(found):
+    """The set that a text which says where says; another object as it is."""
+    if not says_where(found):
+        return found
+    if isinstance(found, Equality):
+        return found.rhs
+    found = Or(*found.args) if isinstance(found, FiniteSet) else found
+    return tried(found.as_set) or found
 
 
 def names_a_value(found) -> bool:
@@ -255,9 +227,7 @@ def same_solution(gold, given) -> bool:
 def same_entries(gold, given) -> bool:
     """Whether both are matrices with the same entries; they are written out and have entries (`finished`)."""
     gold, given = map(as_column, (gold, given))
-    if not all(getattr(side, "is_Matrix", False) for side in (gold, given)) or gold.shape != given.shape:
-        return False
-    return len(gold) > 0 and all(map(same, gold, given))
+    return gold.shape == given.shape and all(map(same, gold, given))
 
 
 def as_column(found):

@@ -33,10 +33,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.special import expit, ndtr, ndtri, stdtrit
+from scipy.special import expit, ndtr, ndtri
 
 import fit
-from fit import BadInput, Fit, Run, sigmoid
+from fit import BadInput, Fit, sigmoid
 
 # Chosen by the interval score of forecasts of real runs, whole sources left out (results/forecasts.md).
 PRIOR = np.array([[np.log(3), 0.65], [0, 2]])  # normal (mean, sd) of log B, and of log(C_mid / last C)
@@ -54,12 +54,8 @@ SAME_A = 0.02  # A.5: A that differ by no more are taken as one
 WIDE = 0.25  # a wider band does not determine A
 FEW = 8  # nor do fewer points
 BOUND = 0.995  # an A that may lie above it is at its bound of 1
-AHEAD = 3  # times the compute: as far ahead as forecasts of real runs were measured, from 30 % to the end
 JUMP = 10  # a B above it is a jump between two points: the data do not determine it
-SEEDS = {"A": 0.01, "log B": 0.1}  # usual spread between seeds (our runs: 0.009, 0.07)
-SEEN = 4  # the weight of SEEDS, in runs
-RUNS = "This compares runs, not recipes: with one run a side the spread between seeds is a guess, 0.01 in A, 10 % in B."
-RECIPES = "The interval holds the spread between seeds."
+SEEDS = "This compares runs, not recipes: between seeds A differs by about 0.01, and B by 10 %."
 CLOSE = 0.05  # a forecast within +- this can be read
 FARTHEST = 100  # times the compute
 SOUGHT = 10  # times the compute: as far as `reach` looks
@@ -195,19 +191,17 @@ class Forecast(Fit):
 
     bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %, if Eq. 1 holds
     notes: tuple  # what was left out, averaged or assumed
-    draws: Draws = field(repr=False)  # with a walk
-    within: Draws = field(repr=False)  # without: of Eq. 1
+    draws: Draws = field(repr=False)
     most: float = 1.0  # no median lies above it: A, if it is a number
 
     def curves(self, C):
-        """Pass rates (..., S) at compute C, any shape (...): up to the last fitted compute of Eq. 1 as in `within`, and
-        beyond it of `draws`."""
+        """Pass rates (..., S) at compute C, any shape (...): the present level plus what Eq. 1 and the walk add."""
         C = np.asarray(C, float)[..., None]
         draws = self.draws
         last = self.span[1]
         rise = sigmoid(C, *draws[:4]) - sigmoid(last, *draws[:4])
         walked = LATER * draws.walk * np.sqrt(np.log(np.maximum(C / last, 1))) * draws.steps
-        return np.clip(np.where(C < last, sigmoid(C, *self.within[:4]), draws.level + rise + walked), 0, 1)
+        return np.clip(draws.level + rise + walked, 0, 1)
 
     def quantiles(self, C, shares, mean_of=np.inf):
         """Quantiles (len(shares), ...) at C, any shape, of the mean of `mean_of` evaluations (inf: of the curve)."""
@@ -223,13 +217,8 @@ class Forecast(Fit):
         return tuple(self.quantiles(C, (0.05, 0.95), mean_of))
 
 
-def forecast(compute, reward, r0=None, start=None, stop=None, *, A=None, grid=None):
-    """`fit.fit`, with the same arguments and errors, and its bands: a Forecast."""
-    return forecast_run(Run(compute, reward, start, stop, r0), A=A, grid=grid)
-
-
 def forecast_run(run, *, A=None, grid=None):
-    """`forecast` of a Run, or of a pair (compute, reward), with the Run's own start, stop and r0.
+    """`fit.fit_run`, with the same arguments and errors, and its bands: a Forecast.
 
     A fixes A in Eq. 1 and in the bands, not in the forecasts."""
     law = fit.fit_run(run, A=A, grid=grid)
@@ -245,7 +234,10 @@ def forecast_run(run, *, A=None, grid=None):
         bands[name] = min(low, best), max(high, best)
     if A is not None:
         bands["A"] = A, A
-    law = Forecast(**vars(law), bands=bands, notes=_notes(law), draws=draws, within=exact)
+    notes = law.run.notes
+    if len(law.fitted.u) < law.points:
+        notes = (*notes, f"averaged to {len(law.fitted.u)} points, neighbours in log C")
+    law = Forecast(**vars(law), bands=bands, notes=notes, draws=draws)
     return law if "A" in known(law) else replace(law, most=law.A)
 
 
@@ -258,15 +250,6 @@ def least_noise(law):
     R = law.run.reward[law.kept]
     mean = (n * R.sum() + 1) / (n * len(R) + 2)
     return float(np.sqrt(mean * (1 - mean) / n))
-
-
-def _notes(law):
-    """The notes of the run, and those on the fitted points. No note predicts whether the forecast will miss."""
-    points = law.fitted
-    notes = list(law.run.notes)
-    if len(points.u) < law.points:
-        notes.append(f"averaged to {len(points.u)} points, neighbours in log C")
-    return tuple(notes)
 
 
 # ---- What the points say ----
@@ -324,16 +307,11 @@ def known(law):
         or law.bands["C_mid"][1] > law.span[1]
         or law.median(2 * law.span[1]) > law.A + CLOSE / 5
     ):
-        found["A"] = f"A is at least {law.run.own(least(law)):.3f}: the points do not say where the rise ends."
+        found["A"] = "A is not determined: the points do not say where the rise ends."
         found["C_mid"] = "C_mid is not determined: half of the gain is not known."
     if law.B > JUMP:
         found["B"] = found["C_mid"] = "B and C_mid are not determined: the rise is a jump between two points."
     return found
-
-
-def least(law):
-    """A is at least this: the lower end of its band, or that of the forecast at AHEAD times the compute."""
-    return min(law.bands["A"][0], float(law.quantiles(AHEAD * law.span[1], 0.05)))
 
 
 def readable(law):
@@ -373,11 +351,10 @@ def stop_rule(law, gain=GAIN, times=2):
     return P, "stop" if P >= STOP else "go on" if P <= GO_ON else unclear
 
 
-def fitted(run, **changes):
-    """[Forecast] of the run with these fields replaced, or [] if it cannot be fitted (too few points, say)."""
+def fitted(run):
+    """The Forecast of a Run, or None if it cannot be fitted (too few points, say)."""
     with suppress(BadInput):
-        return [forecast_run(run._replace(**changes))]
-    return []
+        return forecast_run(run)
 
 
 def hindcast(law, last=1):
@@ -401,93 +378,37 @@ def hindcasts(run, cuts=(10, 20, 30, 50, 70), last=5):
     cuts: per cent of the compute. Returns a list of `hindcast`'s dicts, each with "run" and "share" added. A cut is
     left out if too few points lie before it, or if one of the evaluations to be forecast does.
     """
-    laws = [(cut, law) for cut in cuts for law in fitted(run, stop=f"{cut}%") if law.span[1] < law.run.compute[-last]]
-    return [{"run": run.name, "share": cut / 100} | hindcast(law, last) for cut, law in laws]
+    rows = []
+    for cut in cuts:
+        law = fitted(run._replace(stop=f"{cut}%"))
+        if law and law.span[1] < run.compute[-last]:
+            rows.append({"run": run.name, "share": cut / 100} | hindcast(law, last))
+    return rows
 
 
 # ---- Which is better? ----
 
 
-def compare(sides, C=None):
-    """A.5: rank two or more sides, each a Forecast or a list of them (runs of one recipe); can the data tell?
+def compare(laws, C=None):
+    """A.5: which of two or more runs scales better, and can the data tell?
 
-    Compared are the means over the runs of a side, in the first of these quantities that all runs have:
-        A             where it is a number (`known`). Sides within SAME_A of the highest mean A are refitted with A
-                      fixed to their mean and compared in
-        log B         if the data determine the B of all of them, and each A within CLOSE if Eq. 1 holds
-        the forecast  at twice the compute of the shortest run, where some A is no number; at C if that is given
-    Runs that fall after a peak are left out, as Eq. 1 cannot: a side without any other run cannot be compared.
-    Returns the Forecasts, the best side's first (refitted where A was fixed), and a sentence about the two best sides.
+    Compared is A, where each is a number. Runs within SAME_A of the highest A are refitted with A fixed to their mean
+    and compared by B. If some A is no number, the forecasts at C are compared (default: at twice the compute of the
+    shortest run). Returns the Forecasts, refitted where A was fixed, and a sentence about the best two.
     """
-    sides = [side if isinstance(side, list) else [side] for side in sides]
-    fallen = ", ".join(law.run.name for side in sides for law in side if peak(law))
-    rising = [[law for law in side if not peak(law)] for side in sides]
-    if not all(rising):
-        return sum(sides, []), f"The data cannot tell which scales better: {fallen}: falls after a peak, Eq. 1 does not"
-    ranked, values, name, unit = _quantity(rising, C)
-    gap, low, high = difference(values[0], values[1], SEEDS[unit])
-    tell = "and the data can tell" if low > 0 else "but the data cannot tell"
-    by = "higher"
-    if unit == "log B":
-        gap, low, high = np.exp([gap, low, high])
-        by = "times as high"
-    one, other = (side[0].run.name + f" and {len(side) - 1} more" * (len(side) > 1) for side in ranked[:2])
-    if unit == "A":
-        gap, low, high = np.diff(ranked[0][0].run.ends) * [gap, low, high]
-    better = f"{one} scales better than {other}, {tell}: {name} is {gap:.3f} {by}"
-    out = f" Left out, as they fall after a peak: {fallen}." if fallen else ""
-    seeds = RUNS if max(map(len, ranked[:2])) == 1 else RECIPES
-    return sum(ranked, []), f"{better} (90 % interval {low:.3f} to {high:.3f}).{out} {seeds}"
-
-
-def _ranked(sides, value):
-    """The sides, the highest mean value first, and for each its values (n, 3) with their bands."""
-    rows = [np.array([value(law) for law in side], float) for side in sides]
-    order = sorted(range(len(sides)), key=lambda i: -rows[i][:, 0].mean())
-    return [sides[i] for i in order], [rows[i] for i in order]
-
-
-def _quantity(sides, C):
-    """What `compare` compares: the sides, best first; for each its values (n, 3) with their bands; words; the unit."""
-    unknown = any("A" in known(law) for side in sides for law in side)
-    if C or unknown:
-        C = C or 2 * min(law.span[1] for side in sides for law in side)
-        words = "as some A are not determined, " * unknown + f"by the forecasts: at C = {C:.4g} it"
-        return *_ranked(sides, lambda law: law.quantiles(C, (0.5, 0.05, 0.95))), words, "A"
-    sides, values = _ranked(sides, lambda law: (law.A, *law.bands["A"]))
-    means = [rows[:, 0].mean() for rows in values]
-    close = sum(means[0] - mean <= SAME_A for mean in means)
-    A = float(np.mean(means[:close]))
-    spread = [np.ptp(law.bands["A"]) for side in sides[:close] for law in side]
-    if close > 1 and max(spread) <= 2 * CLOSE and (common := _with_common_A(sides[:close], A)):
-        common, values = _ranked(common, lambda law: np.log([law.B, *law.bands["B"]]))
-        return common + sides[close:], values, f"with a common A = {sides[0][0].run.own(A):.3f}, its B", "log B"
-    return sides, values, f"without a common A (within {SAME_A}, each B determined), its A", "A"
-
-
-def _with_common_A(sides, A):
-    """The sides refitted with A fixed; None if that is not above the points of each, or a B may be a mere jump."""
-    try:
-        sides = [[forecast_run(law.run, A=A) for law in side] for side in sides]
-    except BadInput:
-        return None
-    return sides if all(law.bands["B"][1] <= JUMP for side in sides for law in side) else None
-
-
-def difference(one, other, typical):
-    """(mean of one - mean of other, low, high), 90 %. one (n, 3), other (m, 3): value, low and high of each run.
-
-    The interval joins the bands of the runs (MOVER, asymmetric) with t s sqrt(1/n + 1/m). s is the standard deviation
-    between seeds: the runs' scatter about their side's mean, without what their bands explain, and, as if SEEN runs
-    more had shown it, `typical`.
-    """
-    x, y = one[:, 0], other[:, 0]
-    gap = x.mean() - y.mean()
-    fits = ((np.ptp(np.concatenate([one, other])[:, 1:], axis=1) / 3.29) ** 2).mean()  # 90 % of a normal: 3.29 wide
-    freedom = len(x) + len(y) - 2
-    squares = len(x) * x.var() + len(y) * y.var() - freedom * fits
-    s = np.sqrt((SEEN * typical**2 + max(squares, 0)) / (SEEN + freedom))
-    seeds = stdtrit(SEEN + freedom, 0.95) * s * np.sqrt(1 / len(x) + 1 / len(y))
-    reach = [np.sqrt(((rows[:, :1] - rows[:, 1:]) ** 2).sum(0)) / len(rows) for rows in (one, other)]
-    (x_low, x_high), (y_low, y_high) = reach
-    return gap, gap - np.sqrt(x_low**2 + y_high**2 + seeds**2), gap + np.sqrt(x_high**2 + y_low**2 + seeds**2)
+    C = C or 2 * min(law.span[1] for law in laws)
+    words, value, band = f"the forecast at C = {C:.4g}", (lambda law: law.median(C)), (lambda law: law.band(C))
+    compared, rest = laws, []
+    if not any("A" in known(law) for law in laws):
+        words, value, band = "A", (lambda law: law.A), (lambda law: law.bands["A"])
+        most = max(map(value, laws))
+        close = [law for law in laws if most - law.A <= SAME_A]
+        if len(close) > 1:
+            A = np.mean([law.A for law in close])
+            words, value, band = f"B at the common A = {A:.3f}", (lambda law: law.B), (lambda law: law.bands["B"])
+            compared = [forecast_run(law.run, A=A) for law in close]
+            rest = [law for law in laws if law not in close]
+    one, other, *more = sorted(compared, key=value, reverse=True)
+    tell = "and the data can tell" if band(one)[0] > band(other)[1] else "but the data cannot tell: the bands overlap"
+    better = f"{one.run.name} scales better than {other.run.name} by {words}, {tell}. {SEEDS}"
+    return [one, other, *more, *rest], better

@@ -42,7 +42,6 @@ from scipy.special import stdtrit
 
 import fit
 import forecast
-from plumbing.curves import logs
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data" / "forecasts"
@@ -82,7 +81,7 @@ def cases(run, cuts=CUTS):
 
 def table(folder):
     """Yield (source, Run) of a folder: its README.md has the source and the range of each file."""
-    for row in (folder / "README.md").read_text().splitlines():
+    for row in (folder / "README.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in row.strip("|").split("|")]
         if cells[0].endswith(".csv"):
             low, high = map(float, cells[4].split(":"))
@@ -272,42 +271,25 @@ def coverage(runs=60):
 # ---- Comparisons ----
 
 
-def races():
-    """Yield (source, Run) of results/trl_race_*.csv, compute in seconds."""
-    for path in sorted((ROOT / "results").glob("trl_race_*.csv")):
-        yield "our race with TRL", logs.read_run(path, "seconds")
-
-
-def recipes():
-    """{(source, recipe): [Forecast of each seed]} of those with two seeds or more."""
-    found = defaultdict(list)
-    for source, run in [*public(), *table(DATA / "ours"), *races()]:
-        seed = re.fullmatch(r"(.*?)(?:_seed|_s|-)(\d+)", run.name)
-        if seed and not run.name.startswith("charbull"):
-            found[source, seed[1]].append(forecast.forecast_run(run._replace(start="10%")))
-    return {key: laws for key, laws in found.items() if len(laws) > 1}
-
-
 def told(one, other):
-    """Can the data tell the settings, lists of Forecasts, apart?"""
+    """Can the data tell two Forecasts apart?"""
     return "and the data can tell" in forecast.compare([one, other])[1]
 
 
-def comparisons():
-    """Print how often two seeds of one recipe are told apart."""
-    laws = recipes()
-    counts = defaultdict(lambda: [0, 0, 0, 0])
-    for (source, _), seeds in laws.items():
-        for one, other in combinations(seeds, 2):
-            counts[source][0] += told([one], [other])
-            counts[source][1] += 1
-        for four in combinations(seeds, 4):
-            for two in ((0, 1), (0, 2), (0, 3)):
-                counts[source][2] += told([four[i] for i in two], [four[i] for i in {0, 1, 2, 3} - {*two}])
-                counts[source][3] += 1
-    print("seeds of one recipe told apart, of pairs; two against two, of divisions")
-    for source, (single, pairs, double, divisions) in counts.items():
-        print(f"  {source:24}{single:3} of {pairs:3} ({single / pairs:.0%}); {double} of {divisions}")
+def comparisons(curves):
+    """Print how often two seeds of one recipe are told apart; curves: [(source, Run)]."""
+    recipes = defaultdict(list)
+    for source, run in curves:
+        seed = re.fullmatch(r"(.*?)(?:_seed|_s|-)(\d+)", run.name)
+        if seed and not run.name.startswith("charbull"):
+            recipes[source, seed[1]].append(forecast.forecast_run(run._replace(start="10%")))
+    found = defaultdict(list)
+    for (source, _), seeds in recipes.items():
+        found[source] += [told(*pair) for pair in combinations(seeds, 2)]
+    print("seeds of one recipe told apart, of pairs")
+    for source, pairs in found.items():
+        if pairs:
+            print(f"  {source:24}{sum(pairs):3} of {len(pairs):3} ({np.mean(pairs):.0%})")
 
 
 def end(run):
@@ -329,7 +311,8 @@ def first_halves(curves):
     """Print how often the first halves of curves that end alike, and of those that do not, are told apart."""
     groups = defaultdict(list)
     for source, run in curves:
-        groups[source].extend(forecast.fitted(run, start="10%", stop="50%"))
+        if law := forecast.fitted(run._replace(start="10%", stop="50%")):
+            groups[source].append(law)
     count = defaultdict(Counter)
     for one, other in (pair for laws in groups.values() for pair in combinations(laws, 2)):
         name, higher = kind(one.run, other.run)
@@ -355,7 +338,7 @@ def main():
     elif args.synthetic:
         coverage()
     elif args.compare:
-        comparisons()
+        comparisons([*public(), *table(DATA / "ours")])
     elif args.pairs:
         first_halves(table(DATA / "more"))
     else:

@@ -19,17 +19,20 @@ FAR = 0.2  # a default forecast at 10 times the compute is shown if its band is 
 
 def with_tasks(run, path):
     """[Fit] of one of our logs and, if it has several tasks, of each task that can be fitted (Fig. 11)."""
-    unit = run.unit.removeprefix("virtual ")  # the column's name
-    tasks = [read_run(path, unit, name)._replace(start=run.start, stop=run.stop) for name in run.tasks]
-    return [forecast.forecast_run(run), *(law for task in tasks if len(tasks) > 1 for law in forecast.fitted(task))]
+    laws = [forecast.forecast_run(run)]
+    if len(run.tasks) > 1:
+        unit = run.unit.removeprefix("virtual ")  # the column's name
+        tasks = [read_run(path, unit, name)._replace(start=run.start, stop=run.stop) for name in run.tasks]
+        laws += [law for law in map(forecast.fitted, tasks) if law]
+    return laws
 
 
 def first_half(law):
-    """[Forecast] from the first half of the fitted part of a run, without what lies behind it; [] if it has too few
-    points."""
+    """The Forecast from the first half of the fitted part of a run, without what lies behind it; None if that has too
+    few points."""
     run = law.run
     part = run.compute <= law.span[1]
-    return forecast.fitted(run, compute=run.compute[part], reward=run.reward[part], stop="50%")
+    return forecast.fitted(run._replace(compute=run.compute[part], reward=run.reward[part], stop="50%"))
 
 
 LEVELS = {"A", "R_0", "R", "low", "high", "forecast", "measured"}  # in rows: pass rates,
@@ -47,7 +50,7 @@ def in_units(run, row):
     return found
 
 
-def summary(law, half=(), until=None, reach=None):
+def summary(law, half=None, until=None, reach=None):
     """A fit as a dict for JSON: its numbers and its forecasts at `until` (default: at 2x and 10x the run's compute),
     each with its gain over the last fitted compute per doubling of the compute; what `first_half` came to; and how much
     compute a reward of `reach` needs. Rewards are in the user's units."""
@@ -75,7 +78,7 @@ def summary(law, half=(), until=None, reach=None):
         "close": forecast.CLOSE * (run.ends[1] - run.ends[0]),
         "known": forecast.known(law),
         "peak": fall and in_units(run, fall._asdict()),
-        "first_half": next((in_units(run, forecast.hindcast(early)) for early in half), None),
+        "first_half": half and in_units(run, forecast.hindcast(half)),
     }
     if "A" in found["known"]:
         found["A"] = None  # no number where it is not determined
@@ -166,75 +169,53 @@ def stop_row(law, gain, until):
     return {"run": law.run.name, "C": C, "until": until, "gain": share * whole, "P": P, "verdict": verdict}
 
 
-def row_of(law):
-    """A fit as a row of the table of `forecast.compare`; in words what the points do not determine."""
-    row, ends = {"run": law.run.name}, {}
-    words = forecast.known(law)
-    for name in "AB":
-        own = law.run.own if name == "A" else float
-        row[name] = words[name].partition(":")[0] if name in words else float(own(getattr(law, name)))
-        band = ("", "") if name in words else map(float, map(own, law.bands[name]))
-        ends |= dict(zip((f"{name}_low", f"{name}_high"), band))
-    return row | ends
-
-
-def _panels(laws, halves, until, axis):
-    """The first panels of the figure: all points with the forecasts ahead, for one run A too; beside it, for runs that
-    are fitted to their ends, the forecasts from the first halves and the ends they met."""
+def _panels(laws, halves, until):
+    """The panels of the figure: all points with the forecasts ahead, for one run A too; beside it, for runs that are
+    fitted to their ends, the forecasts from the first halves and the ends they met."""
     most = max(law.run.compute[-1] for law in laws)
     end = until or 2 * most
     curves = [figures.scaling(law, end) for law in laws]
-    curves += figures.asymptote(laws[0], end) if len(laws) == 1 else []
-    fitted = all(law.span[1] == law.run.compute[-1] for law in laws)
-    early = [figures.scaling(law, most, 1) for law in sum(halves, [])] if fitted else []
+    if len(laws) == 1:
+        curves += figures.asymptote(laws[0], end)
+    early = []
+    if all(law.span[1] == law.run.compute[-1] for law in laws):
+        early = [figures.scaling(half, most, 1) for half in halves if half]
     rate = figures.RATE if all(law.run.ends == (0, 1) for law in laws) else "reward R"
+    axis = f"compute C ({figures.called(laws[0].run.unit)})"
     return [
         (f"All points, and the forecast\n{figures.BAND}", axis, rate, curves),
         ("Forecast from the first half, and the end it met\n90 % band of one evaluation", axis, rate, early),
     ]
 
 
-def analyse(laws, flags=(), until=None, path=None, gain=None, against=0, reach=None):
-    """Sum up the fits, do what the flags ask for, and draw it all to `path` if given.
+def analyse(laws, flags=(), until=None, path=None, gain=None, reach=None):
+    """Sum up the fits, do what the flags ask for, and draw the fits to `path` if given.
 
-    flags  any of compare, log_f, power_law, forecast_error, stop_rule
+    flags  any of compare, forecast_error, stop_rule
     until  compute to forecast and to compare at, and up to which stop_rule asks (default: 2x and 10x the run's)
     gain   of `forecast.stop_rule`, in the user's units
     reach  a reward, in the user's units: how much compute until there?
-    against  compare: how many of the last fits are the other side (0: each fit is a side of its own)
     Returns a dict for JSON and lines for the screen.
     """
-    runs = [law.run for law in laws]
-    most = max(law.run.compute[-1] for law in laws)
-    axis = f"compute C ({figures.called(runs[0].unit)})"
-    halves = list(map(first_half, laws))
-    found: dict = {"runs": [summary(law, half, until, reach) for law, half in zip(laws, halves)]}
-    panels = _panels(laws, halves, until, axis)
-    tables = {}
-    if "power_law" in flags:
-        rows = [{"run": run.name} | in_units(run, fit.fit_power_law(*run[:4])._asdict()) for run in runs]
-        tables["power laws (A.4)"] = found["power_law"] = rows
-        curves = [draws(law, most) for draws in (figures.scaling, figures.power_law) for law in laws]
-        panels.append((f"A.4: the power law on the same range\n{figures.BAND}", axis, figures.RATE, curves))
-    if "forecast_error" in flags:
-        pairs = [(run.name, [in_units(run, row) for row in forecast.hindcasts(run)]) for run in runs]
-        tables["forecasts of the mean of the last 5"] = found["forecast_error"] = [x for _, rows in pairs for x in rows]
-        panels.append(figures.error_panel(pairs))
-    if "stop_rule" in flags:
-        rows = found["stop_rule"] = [stop_row(law, gain, until) for law in laws]
-        tables["stop? P: probability that the curve rises by less than the gain from C on"] = rows
+    sentences = []
     if "compare" in flags:
-        sides = [laws[:-against], laws[-against:]] if against else laws
-        laws, found["compare"] = forecast.compare(sides, until)
-        tables[found["compare"]] = found["compared"] = [row_of(law) for law in laws]
-    if "log_f" in flags:
-        unit = f"log10 F(R), F in {figures.called(runs[0].unit)}^B"
-        panels.append(("Fig. 7: F = C^B", axis, unit, list(map(figures.log_f, laws))))
-    if path:
-        figures.save(path, ", ".join(run.name for run in runs), panels)
-    lines = [line for row in found["runs"] for line in lines_of(row)] + diverging(laws)
+        laws, sentence = forecast.compare(laws, until)
+        sentences.append(sentence)
+    halves = [first_half(law) for law in laws]
+    found: dict = {"runs": [summary(law, half, until, reach) for law, half in zip(laws, halves)]}
+    tables = {}
+    if "forecast_error" in flags:
+        rows = [in_units(law.run, row) for law in laws for row in forecast.hindcasts(law.run)]
+        tables["forecasts of the mean of the last 5"] = found["forecast_error"] = rows
+    if "stop_rule" in flags:
+        rows = [stop_row(law, gain, until) for law in laws]
+        tables["stop? P: probability that the curve rises by less than the gain from C on"] = found["stop_rule"] = rows
+    found["sentences"] = sentences + diverging(laws)
+    lines = [line for row in found["runs"] for line in lines_of(row)] + found["sentences"]
     for title, rows in tables.items():
         lines += [title, *table([*rows[:1], *map(dict.values, rows)])]
+    if path:
+        figures.save(path, ", ".join(law.run.name for law in laws), _panels(laws, halves, until))
     return found, lines
 
 
@@ -267,30 +248,23 @@ def paper_tables():
 def command(args, defaults):
     """Do what the command line asks for; returns the lines to print. Raises BadInput for a flag that has no effect."""
     reads = {"paper", "o"} if args.paper else set(vars(args))
-    reads = {"page", "runs", "o"} if args.page else reads
-    needed = {"log_f": args.o, "gain": args.stop_rule, "against": args.compare}
-    reads -= {name for name, given in needed.items() if not given}
+    if not args.stop_rule:
+        reads.discard("gain")
     if unread := [name for name, value in vars(args).items() if value != defaults[name] and name not in reads]:
         flag = "RUN" if unread[0] == "runs" else "--" + unread[0].replace("_", "-")
-        needs = "--log-f needs -o, --gain --stop-rule, --against --compare"
-        raise fit.BadInput(f"got {flag}, which has no effect here ({needs})")
+        raise fit.BadInput(f"got {flag}, which has no effect here (--gain needs --stop-rule, and --paper reads no RUN)")
+    path = args.o and os.path.expanduser(args.o)
     if args.paper:
-        folder = Path(args.o or "figures").expanduser()
+        folder = Path(path or "figures")
         figures.published(folder)
         return [*paper_tables(), f"written to {folder}"]
-    args.o = args.o and os.path.expanduser(args.o)
-    if args.page:
-        if len(args.runs) != 1:
-            raise fit.BadInput(f"got {len(args.runs)} RUNs, expected one: --page shows one run")
-        args.o = args.o or "run.png"
-        figures.page(args.runs[0], args.o)
-        return [f"written to {args.o}"]
-    laws, against = fits(args)
+    laws = fits(args)
     shortest = min(law.run.compute[-1] for law in laws)  # all are read at one compute
     until = _until(args.until, shortest) if args.until else None
     flags = [name for name, value in vars(args).items() if value is True]
-    found, lines = analyse(laws, flags, until, args.o, args.gain, against, args.reach)
-    lines += [f"written to {args.o}"] * bool(args.o)
+    found, lines = analyse(laws, flags, until, path, args.gain, args.reach)
+    if path:
+        lines.append(f"written to {path}")
     return [json.dumps(found, indent=1, allow_nan=False)] if args.json else lines
 
 
@@ -305,30 +279,25 @@ def _until(text, last):
 
 
 def fits(args):
-    """The fits of all runs in the files of the command line, and how many of the last belong to --against."""
-    read = []
-    for place, path in enumerate([*args.runs, *(args.against or [])]):
-        for reward in args.reward or [None]:
-            runs = read_runs(path, args.compute, reward, args.scale, args.cumulative, args.completions)
-            read += [(place, run) for run in runs]
-    several = len(args.reward or ()) > 1
+    """The fits of all runs in the files of the command line."""
     runs = []
-    for place, run in read:
-        low, high = run.ends
-        r0 = None if args.r0 is None else (args.r0 - low) / (high - low)
-        name = f"{run.name} {run.source[1]}" if several else run.name
-        runs.append(run._replace(start=args.fit_from, stop=args.fit_to, r0=r0, name=name))
-    against = sum(place >= len(args.runs) for place, _ in read)
+    for path in args.runs:
+        for reward in args.reward or [None]:
+            for run in read_runs(path, args.compute, reward, args.scale, args.cumulative, args.completions):
+                low, high = run.ends
+                r0 = None if args.r0 is None else (args.r0 - low) / (high - low)
+                name = f"{run.name} {run.source[1]}" if len(args.reward or ()) > 1 else run.name
+                runs.append(run._replace(start=args.fit_from, stop=args.fit_to, r0=r0, name=name))
     least = 1 + args.compare
-    if not args.runs or len(runs) < least:
+    if len(runs) < least:
         raise fit.BadInput(f"got {len(runs)} RUNs, expected {least} or more")
     if len(units := sorted({run.unit for run in runs})) > 1:
         note = f"the units of compute differ ({', '.join(units)}): neither C_mid nor curves can be compared"
         runs = [run._replace(notes=(*run.notes, note)) for run in runs]
     foreign = any((args.r0 is not None, args.scale, args.cumulative, args.completions))
     if len(runs) == 1 and args.reward in (None, ["pass_rate"]) and not foreign:
-        return with_tasks(runs[0], args.runs[0]), 0
-    return [*map(forecast.forecast_run, runs)], against
+        return with_tasks(runs[0], args.runs[0])
+    return [forecast.forecast_run(run) for run in runs]
 
 
 def flags():
@@ -348,14 +317,10 @@ def flags():
     add("--fit-to", default="100%", help="greatest compute that is fitted, or a share of it, as 50%% (default: all)")
     add("--until", metavar="C", help="forecast and compare at this compute, or at 4x or 400%% of the shortest run's")
     add("--compare", action="store_true", help="which run scales better, at a common A if they are within 0.02 (A.5)")
-    add("--against", nargs="+", metavar="RUN", help="of --compare: the other side's runs; RUNs are one side's")
     add("--stop-rule", action="store_true", help="is it worth going on to twice the compute, or to --until?")
     add("--gain", type=float, help="of --stop-rule: least rise worth going on for (default: 0.02 of the scale)")
     add("--reach", type=float, metavar="R", help="how much compute until this reward?")
-    add("--power-law", action="store_true", help="fit the power law of A.4 too")
-    add("--log-f", action="store_true", help="draw F(R) = C^B (Fig. 7)")
     add("--forecast-error", action="store_true", help="forecasts from 10 to 70 %% of the compute")
-    add("--page", action="store_true", help="draw RUN's entropy, staleness, idle shares, … by step (to -o, or run.png)")
     add("--json", action="store_true", help="print JSON")
     add("-o", metavar="FILE", help="figure to write (png, svg, pdf); a folder (figures) for --paper")
     add("--paper", action="store_true", help="draw the paper's figures from its published fits")

@@ -96,17 +96,14 @@ def save(path, title, panels):
 
 
 def scaling(law, end, mean_of=np.inf):
-    """A fit as a Curve up to `end`. Of a Forecast: Eq. 1 over the fitted points (where they do not rise the median of
-    its curves, where they fall nothing), beyond them the median; the 90 % band of `mean_of` evaluations (inf: of the
-    curve).
+    """A Forecast as a Curve up to `end`: Eq. 1 over the fitted points (where they do not rise the median of its curves,
+    where they fall nothing), and from the last one on the median and the 90 % band of `mean_of` evaluations (inf: of
+    the curve).
     """
     own = law.run.own
     C, R, _ = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])
-    points = C, own(R)
     label = f"{law.run.name}: A = {own(law.A):.3f}, B = {law.B:.2f}"
     first, last = law.span
-    if not isinstance(law, forecast.Forecast):
-        return Curve(label, lambda C: own(law.predict(C)), (first, last, end), points)
     within = law.predict if forecast.gains(law) else law.median
     hidden = last if forecast.peak(law) else 0.0
     if undetermined := forecast.known(law).get("A"):
@@ -116,9 +113,9 @@ def scaling(law, end, mean_of=np.inf):
         return own(np.where(C < hidden, np.nan, np.where(C < last, within(C), law.median(C))))
 
     def band(C):
-        return tuple(own(np.where(C < hidden, np.nan, law.band(C, mean_of))))
+        return tuple(own(np.where(C < last, np.nan, law.band(C, mean_of))))
 
-    return Curve(label, value, (first, last, end), points, band)
+    return Curve(label, value, (first, last, end), (C, own(R)), band)
 
 
 def asymptote(law, end):
@@ -139,34 +136,11 @@ def power_law(law, end):
     return Curve(label, lambda C: own(power.predict(C)), (*law.span, end))
 
 
-def log_f(law):
-    """Fig. 7 as a Curve: log10 F of the run's points with R_0 < R < A, and the line of slope B."""
-    C, R, _ = fit.averaged(*np.stack(law.run[:2])[:, law.run.compute > 0])
-    C, R = np.stack([C, R])[:, (R > law.R_0) & (R < law.A)]
-    points = C, fit.log_f(R, law.A, law.B, law.C_mid, law.R_0) / np.log(10)
-    label = f"{law.run.name}: slope B = {law.B:.2f}"
-    return Curve(label, lambda C: law.B * np.log10(C), (*law.span, law.span[1]), points)
-
-
 def through(label, rows):
     """A Curve through rows (x, value, low, high), straight between them on a logarithmic x axis; its band."""
     x, *values = np.array(rows, float).T
     value, low, high = (lambda at, y=y: np.interp(np.log(at), np.log(x), y) for y in values)
     return Curve(label, value, (x[0], x[-1], x[-1]), (x, values[0]), lambda x: (low(x), high(x)))
-
-
-def error_panel(tables):
-    """A panel: errors of forecasts against the fitted share of the compute.
-
-    tables  [(name, rows of `forecast.hindcasts`)]
-    """
-    ends = ("forecast", "low", "high")
-    curves = []
-    for name, rows in tables:
-        errors = [(100 * row["share"], *(row[end] - row["measured"] for end in ends)) for row in rows]
-        curves += [through(name, errors)] * (len(errors) > 1)
-    title = "forecasts of the end\n90 % band: noise, and how well Eq. 1 holds"
-    return title, "share of the compute that is fitted (%)", "forecast - measured", curves
 
 
 # ---- The page of a run ----

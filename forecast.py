@@ -3,25 +3,22 @@
 Paper: Sec. 2.1 (extrapolation), A.5 (comparing runs), A.7 (robustness). Symbols as in fit.py.
 
 A run follows Eq. 1, plus a random walk in log C, plus the noise of each evaluation. The walk, by which real curves
-leave Eq. 1, takes steps of about a fifth of the gain per e-fold of compute. With probability FLAT there is no gain.
+leave Eq. 1, takes steps of about a fifth of the gain per e-fold of compute. There may also be no gain.
 
     R_i  = R_0 + G g(C_i) + d(log C_i) + e_i,    g(C) = 1 / (1 + (C_mid / C)^B),   G = A - R_0            (Eq. 1)
     d(u) = Wiener process of variance w^2 per e-fold of C, 0 at the first fitted point (the "discrepancy" of Kennedy &
            O'Hagan, 2001);  log w has a Laplace distribution about log(WALK G);  WALKS, each as likely, if G = 0
     e_i ~ N(0, s^2 / n_i)          point i is the mean of n_i evaluations; the measured R_0 is one more point with d = 0
 
-Given B, C_mid, w and s, all is linear and Gaussian in R_0, G and d. With K = w^2 min(u_i, u_j) + s^2 diag(1 / n_i)
-= L L', and y, E, H = L^-1 (R, 1, g), flat priors on R_0 and G give
+Given B, C_mid, w and s, this is a linear regression on X = (1, g) with the covariance K = w^2 min(u_i, u_j) + s^2 / n_i
+of the points. With y less X m, and R_0 and G each N(m, m^2), m = LEVELS, before they are cut to 0 <= R_0 <= A <= 1:
 
-    G   ~ N((H'y - H'E E'y / E'E) / c, 1 / c),  c = H'H - (H'E)^2 / E'E,  cut to [0, 1]
-    R_0 ~ N((E'y - E'H G) / E'E, 1 / E'E) given G;  draws with R_0 < 0 or A > 1 are left out
-    weight of a cell (B, C_mid, w, s) = prior * exp(-S / 2) / (det L sqrt(E'E c)) * (share of G's normal in [0, 1])
+    (R_0, G) ~ N(m + M^-1 X'K^-1 y, M^-1),   M = X'K^-1 X + I / m^2
+    weight of a cell (B, C_mid, w, s) = prior * exp(-(y'K^-1 y - y'K^-1 X M^-1 X'K^-1 y) / 2) / sqrt(det K det M)
 
-where S is the residual sum of squares. The prior of A given R_0 is proportional to A^HIGH, or uniform without a walk. A
-forecast is the level at the last fitted compute, plus what Eq. 1 adds, plus the walk's further steps, which are smaller
-by LATER.
-
-Bands of A, B and C_mid, 90 %, hold if Eq. 1 does: they come from the draws without a walk.
+The prior of A given R_0 is in proportion to A^HIGH. A forecast is the level at the last fitted compute, plus what Eq. 1
+adds, plus the walk's further steps, which are smaller by LATER. Bands of A, B and C_mid, 90 %, hold if Eq. 1 does: they
+come from a second set of curves without a walk, where no A is likelier than another by HIGH.
 Residuals count as independent but for the walk: no band includes what all evaluations of one run share (its seed, its
 validation prompts). How the constants were chosen, and what the forecasts are worth: results/forecasts.md.
 
@@ -33,21 +30,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.special import expit, ndtr, ndtri
 
 import fit
 from fit import BadInput, Fit, sigmoid
 
 # Chosen by the interval score of forecasts of real runs, whole sources left out (results/forecasts.md).
-PRIOR = np.array([[np.log(3), 0.65], [0, 2]])  # normal (mean, sd) of log B, and of log(C_mid / last C)
-PRIOR_OF_LAW = np.array([[np.log(2), 0.8], [0, 2]])  # the same without a walk, where A is uniform
+LOG_B, LOG_C_MID = (np.log(2.5), 0.7), (0, 2)  # normal (mean, sd) of log B, and of log(C_mid / last C)
 WALK, SPREAD = 0.2, 0.3  # median of w as a share of the gain, and the mean distance of its logarithm from there
 WALKS = 0.005 * 2.0 ** np.arange(6)  # the w that are tried: 0.005 to 0.16
 LATER = 0.6  # size of the walk's steps beyond the points, as a share of those between them
-HIGH, FLAT = 5, 0.3
+HIGH = 5  # the prior of A given R_0 goes with A^HIGH
+FLAT = 0.5  # odds that there is no gain
 NOISE = 0.01  # prior of s: 1/s, and one residual of this size as if seen
 MOST, DRAWS = 50, 4000  # points, neighbours being averaged; curves
-CELLS = np.array([11, 17, 9])  # of log B, log C_mid, log s
+CELLS = 15, 23, 9  # of log B, log C_mid, log s; four times narrowed to where the probability lies
+LEVELS = 0.5  # prior mean and standard deviation of R_0 and of G
 STOP, GO_ON = 0.9, 0.2  # of the stop rule
 GAIN = 0.02  # its least rise
 SAME_A = 0.02  # A.5: A that differ by no more are taken as one
@@ -72,117 +69,103 @@ class Draws(namedtuple("Draws", "A B C_mid R_0 walk noise level steps error")):
 # ---- The posterior ----
 
 
-def walk_prior(w, gain):
-    """Log density of w given the gain, times the number of WALKS, each as likely without a gain."""
-    off = abs(np.log(np.maximum(w, 1e-9) / WALK / np.maximum(gain, 1e-3)))
-    return np.log(len(WALKS) * np.log(2) / 2 / SPREAD) - off / SPREAD
+class Data(namedtuple("Data", "C y variance walked")):
+    """What is explained, each (n,): compute, 0 of R_0 and inf of a given A; pass rates, and their variances in units of
+    s^2; how far the walk has come, in e-folds of C."""
 
 
-class Grid:
-    """Cells of B, C_mid, w and s with their weights: N points of a Fit, P pairs (w, s), K pairs (B, C_mid).
+def observed(law, A=None):
+    """The `Data` of a Fit: the measured R_0, the points, and A if it is given."""
+    C, R, count = fit.averaged(law.run.compute[law.kept], law.run.reward[law.kept], MOST)
+    rows = [(0, law.fitted.R_0, 1 / law.fitted.weight, 0), *zip(C, R, 1 / count, np.log(C / C[0]))]
+    if A is not None:
+        rows.append((np.inf, A, 0, 0))
+    return Data(*np.transpose(rows))
 
-    walks: the w that are tried; [0.0] if Eq. 1 holds
-    """
 
-    def __init__(self, law, walks):
-        self.walks = walks
-        self.exact = not any(walks)
-        self.prior = PRIOR_OF_LAW if self.exact else PRIOR
-        self.cells = CELLS * [2, 2, 1] if self.exact else CELLS
-        C, R, count = fit.averaged(law.run.compute[law.kept], law.run.reward[law.kept], MOST)
-        points = law.fitted
-        self.last = np.log(law.span[1])
-        self.u = np.log(C) - self.last
-        self.y = np.append(points.R_0, R)
-        self.variance = 1 / np.append(points.weight, count)  # of a point, in units of s^2
-        self.walked = np.append(0, self.u - self.u[0])
-        floor = least_noise(law)
-        low, high = self.prior @ [1, -2.7], self.prior @ [1, 2.7]
-        low, high = np.append(low, np.log(max(0.002, floor))), np.append(high, np.log(max(0.45, 2 * floor)))
-        for _ in range(5 if self.exact else 3):  # narrowed to where the probability lies
-            axes = [np.linspace(*ends) for ends in zip(low, high, self.cells)]
-            self.weigh(*axes)
-            low, high = self.narrowed(axes)
+class Cells(namedtuple("Cells", "shapes sizes weight beta precision inverse")):
+    """K pairs (log B, log C_mid), (K, 2), and P pairs (w, s), (P, 2), with the logs of their weights (P, K); of
+    (R_0, G) the mean (P, K, 2) and the precision (P, K, 2, 2); the inverse covariance of the pass rates (P, n, n)."""
 
-    def weigh(self, log_B, mid, log_s):
-        """Weigh the cells of these axes. Sets all that `draws` needs."""
-        self.step = np.array([np.ptp(log_B), np.ptp(mid)]) / (self.cells[:2] - 1)
-        self.B_mid = np.stack(np.meshgrid(log_B, mid, indexing="ij"), -1).reshape(-1, 2)
-        g = expit(np.exp(self.B_mid[:, 0]) * (self.u[:, None] - self.B_mid[:, 1]))
-        w, s = (x.ravel() for x in np.meshgrid(self.walks, np.exp(log_s), indexing="ij"))
-        K = w[:, None, None] ** 2 * np.minimum.outer(self.walked, self.walked)
-        K = K + s[:, None, None] ** 2 * np.diag(self.variance) + 1e-12 * np.eye(len(self.y))
-        whiten = np.linalg.inv(np.linalg.cholesky(K))
-        y, E, H = whiten @ self.y, whiten.sum(2), whiten[:, :, 1:] @ g  # R_0's row of g is 0
-        EE, Ey = (E * E).sum(1)[:, None], (E * y).sum(1)[:, None]
-        EH, yH = np.einsum("pn,pnk->pk", E, H), np.einsum("pn,pnk->pk", y, H)
-        c = np.maximum((H**2).sum(1) - EH**2 / EE, 1e-9)
-        G, root = (yH - EH * Ey / EE) / c, np.sqrt(c)
-        side = np.where(G < 0, -1, 1)  # a G < 0 is mirrored: ndtr is precise in the lower tail
-        tail, upper = (ndtr(np.where(G < 0, a, b) * root) for a, b in ((G - 1, -G), (G, 1 - G)))
-        share = np.maximum(upper - tail, 1e-300)
-        flat = (Ey**2 / EE - (y * y).sum(1)[:, None] - np.log(EE)) / 2
-        flat += np.log(np.diagonal(whiten, axis1=1, axis2=2)).sum(1)[:, None]
-        flat += (-np.log(s) - (NOISE / s) ** 2 / 2)[:, None]
-        mean, deviation = self.prior.T
-        prior = -(((self.B_mid - mean) / deviation) ** 2).sum(1) / 2 - np.log(2 * np.pi * deviation.prod())
-        prior += np.log(self.step.prod())
-        rise = flat + G**2 * c / 2 + np.log(2 * np.pi / c) / 2 + np.log(share) + prior
-        none = np.full_like(flat, -np.inf) if self.exact else flat + np.log(FLAT / (1 - FLAT))
-        self.weight = np.hstack([rise, none])  # logs; the last column for G = 0
-        v = np.einsum("pnm,pm->pn", whiten, w[:, None] ** 2 * self.walked)  # of d at the last point
-        self.of_d = (
-            (v * y).sum(1),
-            (v * E).sum(1),
-            np.einsum("pn,pnk->pk", v, H),
-            w**2 * self.walked[-1] - (v * v).sum(1),
-        )
-        self.of_G, self.of_R_0, self.w, self.s = (G, root, side, tail, share), (Ey, EH, EE), w, s
-        self.of_walk = np.maximum(walk_prior(w[:, None], np.clip(np.maximum(G, 1 / root), 0, 1)), -5)
 
-    def narrowed(self, axes):
-        """Limits of the axes, one cell wider than where the probability lies."""
-        low, high = np.array([(axis[0], axis[-1]) for axis in axes]).T
-        mass = np.exp(self.weight[:, :-1] - self.weight[:, :-1].max()).reshape(-1, *self.cells[[2, 0, 1]]).sum(0)
-        for j, others in enumerate([(0, 2), (0, 1), (1, 2)]):
-            likely = axes[j][mass.sum(others) > 3e-4 * mass.sum()]
-            step = axes[j][1] - axes[j][0]
-            low[j], high[j] = max(low[j], likely[0] - 0.7 * step), min(high[j], likely[-1] + 0.7 * step)
-        return low, high
+def weigh(data, prior, walks, axes):
+    """The `Cells` of these axes, log B, log C_mid and log s. In each the pass rates are linear in R_0 and G.
 
-    def draws(self, random):
-        """`Draws`: four times as many from the cells, and of these DRAWS by the priors of A and w and the limits of R_0
-        and A."""
-        weight = self.weight.copy()
-        if not self.exact:
-            weight[:, :-1] += self.of_walk
-        cells = np.exp(weight - weight.max()).ravel()
-        p, k = np.unravel_index(random.choice(len(cells), 4 * DRAWS, p=cells / cells.sum()), weight.shape)
-        none = k == len(self.B_mid)
-        k = np.where(none, 0, k)
-        G, root, side, tail, share = (x[p, k] for x in self.of_G)
-        x = ndtri(np.clip(tail + share * random.random(len(p)), 1e-300, 1 - 1e-16))
-        gain = np.where(none, 0, np.clip(G + side * x / root, 0, 1))
-        Ey, EH, EE = self.of_R_0
-        R_0 = (Ey[p, 0] - EH[p, k] * gain) / EE[p, 0] + random.normal(size=len(p)) / np.sqrt(EE[p, 0])
-        A = R_0 + gain
-        prior = 1
-        if not self.exact:  # the cells were drawn by the walk's prior at their likeliest gain
-            prior = (HIGH + 1) * np.clip(A, 0, 1) ** HIGH / (1 - np.clip(R_0, 0, 0.999) ** (HIGH + 1))
-            prior *= np.exp(walk_prior(self.w[p], gain) - self.of_walk[p, k])
-        chance = ((R_0 >= 0) & (A <= 1)) * np.where(none, 1, prior) + 1e-12
-        i = random.choice(len(p), DRAWS, p=chance / chance.sum())
-        p, k, gain, R_0 = p[i], k[i], gain[i], np.clip(R_0[i], 0, 1)
-        log_B, mid = self.B_mid[k].T  # mid: log(C_mid / last C)
-        of_y, of_E, of_H, variance = self.of_d
-        error_of_d, steps, error = random.normal(size=(3, DRAWS))
-        d = of_y[p] - of_E[p] * R_0 - of_H[p, k] * gain + np.sqrt(np.maximum(variance[p], 0)) * error_of_d
-        level = R_0 + gain * expit(-np.exp(log_B) * mid) + d
-        A = np.minimum(R_0 + gain, 1)
-        log_B, mid = self.B_mid[k].T + self.step[:, None] * random.uniform(
-            -0.5, 0.5, (2, DRAWS)
-        )  # anywhere in the cell
-        return Draws(A, np.exp(log_B), np.exp(mid + self.last), R_0, self.w[p], self.s[p], level, steps, error)
+    prior: the means and the standard deviations of log B and log C_mid    walks: the w"""
+    shapes = np.stack(np.meshgrid(*axes[:2], indexing="ij"), -1).reshape(-1, 2)
+    sizes = np.stack(np.meshgrid(walks, np.exp(axes[2]), indexing="ij"), -1).reshape(-1, 2)
+    steps = [axis[1] - axis[0] for axis in axes[:2]]
+    of_shape = np.log(steps / prior[1] / np.sqrt(2 * np.pi)).sum() - (((shapes - prior[0]) / prior[1]) ** 2).sum(1) / 2
+    if any(walks):  # the last shape never rises
+        shapes = np.vstack([shapes, (0, np.inf)])
+        of_shape = np.append(of_shape, np.log(FLAT))
+    g = sigmoid(data.C[:, None], 1, *np.exp(shapes.T), 0)
+    X = np.stack([np.ones_like(g), g])  # (2, n, K)
+    y = data.y[:, None] - LEVELS * X.sum(0)
+    w, s = sizes.T[:, :, None, None]
+    K = w**2 * np.minimum.outer(data.walked, data.walked) + s**2 * np.diag(data.variance) + 1e-12 * np.eye(len(y))
+    inverse = np.linalg.inv(K)
+    precision = np.einsum("ink,pjnk->pkij", X, inverse[:, None] @ X) + np.eye(2) / LEVELS**2
+    b = np.einsum("pnk,ink->pki", inverse @ y, X)
+    beta = np.linalg.solve(precision, b[..., None])[..., 0]
+    weight = (b * beta).sum(2) - (y * (inverse @ y)).sum(1) - np.linalg.slogdet(precision)[1]
+    weight -= (np.linalg.slogdet(K)[1] + 2 * np.log(sizes[:, 1]) + (NOISE / sizes[:, 1]) ** 2)[:, None]
+    return Cells(shapes, sizes, weight / 2 + of_shape, beta + LEVELS, precision, inverse)
+
+
+def likely_cells(law, data, walks):
+    """The `Cells` where the probability lies."""
+    mean, deviation = np.transpose([LOG_B, LOG_C_MID])
+    mean = mean + (0, np.log(law.span[1]))
+    least = max(0.002, least_noise(law))
+    limits = [*zip(mean - 2.7 * deviation, mean + 2.7 * deviation), np.log([least, max(0.45, 2 * least)])]
+    axes = [np.linspace(*ends, n) for ends, n in zip(limits, CELLS)]
+    for _ in range(3):
+        cells = weigh(data, (mean, deviation), walks, axes)
+        weight = cells.weight[:, : CELLS[0] * CELLS[1]]
+        mass = np.exp(weight - weight.max()).reshape(len(walks), CELLS[2], *CELLS[:2])
+        for j, others in enumerate([(0, 1, 3), (0, 1, 2), (0, 2, 3)]):
+            axis = axes[j]
+            likely = axis[mass.sum(others) > 3e-4 * mass.sum()]
+            step = 0.7 * (axis[1] - axis[0])
+            axes[j] = np.linspace(max(axis[0], likely[0] - step), min(axis[-1], likely[-1] + step), len(axis))
+    return weigh(data, (mean, deviation), walks, axes)
+
+
+def prior_of(R_0, gain, w):
+    """Density of A given R_0, in proportion to A^HIGH, and of the walk's w given the gain."""
+    of_A = (HIGH + 1) * (R_0 + gain) ** HIGH / (1 - np.minimum(R_0, 0.999) ** (HIGH + 1))
+    off = abs(np.log(w / WALK / np.maximum(gain, 1e-3)))
+    return of_A * np.exp(-off / SPREAD) * len(WALKS) * np.log(2) / 2 / SPREAD
+
+
+def posterior(law, walks, A=None):
+    """`Draws` of the curve of a Fit, with a walk of one of these sizes: four times as many from the cells, and of these
+    DRAWS by the limits of R_0 and A and the priors that are not normal."""
+    data = observed(law, A)
+    cells = likely_cells(law, data, walks)
+    random = np.random.default_rng(0)
+    chance = np.exp(cells.weight - cells.weight.max()).ravel()
+    p, k = np.unravel_index(random.choice(len(chance), 4 * DRAWS, p=chance / chance.sum()), cells.weight.shape)
+    spread = np.linalg.cholesky(np.linalg.inv(cells.precision[p, k]))
+    R_0, gain = (cells.beta[p, k] + (spread @ random.normal(size=(len(p), 2, 1)))[..., 0]).T
+    rises = np.isfinite(cells.shapes[k, 1])
+    gain = np.where(rises, gain, 0)
+    chance = ((R_0 >= 0) & (gain >= 0) & (R_0 + gain <= 1)) + 1e-9
+    R_0 = np.clip(R_0, 0, 1)
+    gain = np.clip(gain, 0, 1 - R_0)
+    if any(walks):
+        chance = chance * np.where(rises, prior_of(R_0, gain, cells.sizes[p, 0]), 1)
+    i = random.choice(len(p), DRAWS, p=chance / chance.sum())
+    p, R_0, A = p[i], R_0[i], (R_0 + gain)[i]
+    B, C_mid = np.exp(cells.shapes[k[i]]).T
+    shared = cells.sizes[:, :1] ** 2 * data.walked  # covariance of the walk at the last point with that at each
+    pull = (cells.inverse @ shared[..., None])[..., 0]
+    deviation = np.sqrt(np.maximum(shared.max(1) - (pull * shared).sum(1), 0))
+    off = data.y - sigmoid(data.C, *(x[:, None] for x in (A, B, C_mid, R_0)))
+    d, steps, error = random.normal(size=(3, DRAWS))
+    level = sigmoid(law.span[1], A, B, C_mid, R_0) + (pull[p] * off).sum(1) + deviation[p] * d
+    return Draws(A, B, C_mid, R_0, *cells.sizes[p].T, level, steps, error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +173,6 @@ class Forecast(Fit):
     """A Fit with its bands, and curves that may come true. Computes and pass rates as in Fit."""
 
     bands: dict  # "A", "B", "C_mid" -> (low, high), 90 %, if Eq. 1 holds
-    notes: tuple  # what was left out, averaged or assumed
     draws: Draws = field(repr=False)
     most: float = 1.0  # no median lies above it: A, if it is a number
 
@@ -222,22 +204,14 @@ def forecast_run(run, *, A=None, grid=None):
 
     A fixes A in Eq. 1 and in the bands, not in the forecasts."""
     law = fit.fit_run(run, A=A, grid=grid)
-    draws, exact = (Grid(law, walks).draws(np.random.default_rng(0)) for walks in (WALKS, [0.0]))
+    draws = posterior(law, WALKS)
+    exact = posterior(law, [0.0], A)
     bands = {}
     for name in ("A", "B", "C_mid"):
-        values = np.log(getattr(exact, name))
-        if A is not None:  # as if each draw had this A: moved along the regression on A (Beaumont et al., 2002)
-            off = exact.A - exact.A.mean()
-            values = values + (off @ values / (off @ off)) * (A - exact.A)
+        low, high = np.quantile(getattr(exact, name), (0.05, 0.95)).tolist()
         best = getattr(law, name)
-        low, high = np.exp(np.quantile(values, (0.05, 0.95))).tolist()
         bands[name] = min(low, best), max(high, best)
-    if A is not None:
-        bands["A"] = A, A
-    notes = law.run.notes
-    if len(law.fitted.u) < law.points:
-        notes = (*notes, f"averaged to {len(law.fitted.u)} points, neighbours in log C")
-    law = Forecast(**vars(law), bands=bands, notes=notes, draws=draws)
+    law = Forecast(**vars(law), bands=bands, draws=draws)
     return law if "A" in known(law) else replace(law, most=law.A)
 
 

@@ -47,12 +47,15 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "tests" / "data" / "forecasts"
 CUTS = (0.3, 0.5, 0.7)
 VARIANTS: dict = {
-    "as it is": {},
+    "as it is": {"FLAT": forecast.FLAT},
     "a narrower walk": {"WALK": 0.1},
     "any size of the walk": {"SPREAD": 3.0},
     "steps ahead of full size": {"LATER": 1.0},
     "A as likely high as low": {"HIGH": 0},
     "always a gain": {"FLAT": 0.001},
+    "no gain as likely as one": {"FLAT": 1.0},
+    "wider levels": {"LEVELS": 1.0},
+    "a steeper rise": {"LOG_B": (np.log(3), 0.65)},
 }
 
 

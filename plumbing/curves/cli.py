@@ -72,7 +72,7 @@ def summary(law, half=None, until=None, reach=None):
         "points": law.points,
         "ssr": law.ssr,
         "bands": law.bands | {"A": tuple(run.own(law.bands["A"]).tolist())},
-        "notes": law.notes,
+        "notes": run.notes,
         "forecasts": [in_units(run, row) for row in ahead],
         "readable": forecast.readable(law),
         "close": forecast.CLOSE * (run.ends[1] - run.ends[0]),

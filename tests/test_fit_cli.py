@@ -114,7 +114,7 @@ def test_command_prints_json_and_draws(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)  # NaN and Infinity are no JSON
     first = found["runs"][0]
     assert first["A"] == pytest.approx(0.8, abs=0.02) and first["C_mid"] == pytest.approx(0.3, abs=0.02)
-    assert first["span"] == pytest.approx([0.2, 1.2]) and first["forecasts"][0]["C"] == 2.8
+    assert first["span"] == pytest.approx([0.2, 1.2]) and first["forecast"]["C"] == 2.8
     assert "scales better" in found["sentences"][0] and {row["run"] for row in found["runs"]} == {"one", "two"}
     assert len({row["A"] for row in found["runs"]}) == 1
     assert b"<svg" in figure.read_bytes()
@@ -125,7 +125,7 @@ def test_until_is_a_compute_or_a_multiple_of_the_shortest_run_for_forecasts_comp
     for until in ("5.6", "4x"):  # the shortest ends at 1.4
         cli.main([short, long, "--until", until, "--compare", "--stop-rule", "--json"])
         found = json.loads(capsys.readouterr().out)
-        assert [row["C"] for run in found["runs"] for row in run["forecasts"]] == pytest.approx([5.6, 5.6])
+        assert [run["forecast"]["C"] for run in found["runs"]] == pytest.approx([5.6, 5.6])
         assert [row["until"] for row in found["stop_rule"]] == pytest.approx([5.6, 5.6])
 
 
@@ -203,9 +203,8 @@ def test_questions_that_people_ask_are_answered_on_the_screen(tmp_path, capsys):
     one = json.loads(screen("--reward", "reward", "--stop-rule", "--json"))
     for name in ("A", "R_0"):
         assert own["runs"][0][name] == pytest.approx(100 * one["runs"][0][name], rel=1e-6)
-    assert own["runs"][0]["forecasts"][0]["high"] == pytest.approx(
-        100 * one["runs"][0]["forecasts"][0]["high"], rel=1e-6
-    )
+    high = [found["runs"][0]["forecast"]["high"] for found in (own, one)]
+    assert high[0] == pytest.approx(100 * high[1], rel=1e-6)
     assert own["stop_rule"][0]["gain"] == pytest.approx(2) and own["stop_rule"][0]["P"] == one["stop_rule"][0]["P"]
 
 
@@ -224,7 +223,7 @@ def test_a_page_has_the_columns_of_the_steps_that_led_to_the_end_of_a_run(tmp_pa
     rows = [step | {"step": 1}, lost | {"step": 1}, lost, {"kind": "config", "step": 1}, step | {"step": 2}]
     found = figures.columns(rows)
     assert found["pass_rate"] == [(2, 0.5), (1, 0.5)] and found["evaluated"] == [(1, 0.4)]
-    assert found["staleness"] == [(2, 2.0), (1, 2.0)] and found["stalest"][0] == (2, 3)  # (0 x 10 + 3 x 20) / 30
+    assert found["staleness"] == [(2, 2.0), (1, 2.0)]  # (0 x 10 + 3 x 20) / 30
     assert not found.keys() & {"entropy", "seconds"}  # nan in every row; an old log without the column
     write_log(tmp_path / "log.jsonl", rows)
     figures.page(tmp_path / "log.jsonl", tmp_path / "a.png")

@@ -3,7 +3,7 @@
 import json
 import os
 from contextlib import suppress
-from itertools import combinations
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,6 @@ import forecast
 from plumbing.curves import figures
 from plumbing.curves.logs import read_run, read_runs
 from plumbing.typed import Parser
-
-FAR = 0.2  # a default forecast at 10 times the compute is shown if its band is narrower
 
 
 def with_tasks(run, path):
@@ -36,7 +34,7 @@ def first_half(law):
 
 
 LEVELS = {"A", "R_0", "R", "low", "high", "forecast", "measured"}  # in rows: pass rates,
-RISES = {"per_doubling", "error", "gain"}  # and differences of them
+RISES = {"error", "gain"}  # and differences of them
 
 
 def in_units(run, row):
@@ -51,18 +49,13 @@ def in_units(run, row):
 
 
 def summary(law, half=None, until=None, reach=None):
-    """A fit as a dict for JSON: its numbers and its forecasts at `until` (default: at 2x and 10x the run's compute),
-    each with its gain over the last fitted compute per doubling of the compute; what `first_half` came to; and how much
-    compute a reward of `reach` needs. Rewards are in the user's units."""
+    """A fit as a dict for JSON: its numbers and its forecast at `until` (default: twice the run's compute); what
+    `first_half` came to; and how much compute a reward of `reach` needs. Rewards are in the user's units."""
     run = law.run
-    last = law.span[1]
-    C = np.array([until] if until else [2 * run.compute[-1], 10 * run.compute[-1]])
-    ahead = [dict(zip(("C", "R", "low", "high"), row)) for row in zip(C, law.median(C), *law.band(C))]
-    if not until and ahead[-1]["high"] - ahead[-1]["low"] > FAR:
-        del ahead[-1]
-    for row in ahead:
-        row["per_doubling"] = (row["R"] - law.median(last)) / np.log2(row["C"] / last) if row["C"] > last else None
+    C = until or 2 * run.compute[-1]
+    low, high = law.band(C)
     fall = forecast.peak(law)
+    words = forecast.known(law)
     found = {
         "run": run.name,
         "unit": run.unit,
@@ -73,14 +66,14 @@ def summary(law, half=None, until=None, reach=None):
         "ssr": law.ssr,
         "bands": law.bands | {"A": tuple(run.own(law.bands["A"]).tolist())},
         "notes": run.notes,
-        "forecasts": [in_units(run, row) for row in ahead],
+        "forecast": in_units(run, {"C": C, "R": law.median(C), "low": low, "high": high}),
         "readable": forecast.readable(law),
         "close": forecast.CLOSE * (run.ends[1] - run.ends[0]),
-        "known": forecast.known(law),
+        "known": words,
         "peak": fall and in_units(run, fall._asdict()),
         "first_half": half and in_units(run, forecast.hindcast(half)),
     }
-    if "A" in found["known"]:
+    if "A" in words:
         found["A"] = None  # no number where it is not determined
     if reach is not None:
         low, high = run.ends
@@ -110,9 +103,8 @@ def lines_of(found):
     unit = figures.called(found["unit"])
     rows = [("", "fit", "90 % low", "high")]
     rows += [(name, found[name], *band) for name, band in found["bands"].items() if name not in found["known"]]
-    for row in found["forecasts"]:
-        price = "" if row["per_doubling"] is None else f" ({row['per_doubling']:+.3f} per doubling)"
-        rows.append((f"R at {row['C']:.4g} {unit}{price}", row["R"], row["low"], row["high"]))
+    C, *ahead = found["forecast"].values()
+    rows.append((f"R at {C:.4g} {unit}", *ahead))
     if half := found["first_half"]:
         label = f"last R, from the first half (measured {half['measured']:.4g})"
         rows.append((label, half["forecast"], half["low"], half["high"]))
@@ -122,10 +114,10 @@ def lines_of(found):
         lines.append("  The bands of A, B and C_mid hold if the run follows Eq. 1.")
     lines.append("  R is the median of curves that may come true, which may also leave Eq. 1.")
     lines += [*table(rows), *(f"  {text}" for text in dict.fromkeys(found["known"].values()))]
-    ahead = "The forecast is not within ±{close:.3g} even now."
+    near = "The forecast is not within ±{close:.3g} even now."
     if found["readable"] > 1:
-        ahead = "The forecast stays within ±{close:.3g} up to {readable:.3g} times this compute."
-    lines.append("  " + ahead.format(**found))
+        near = "The forecast stays within ±{close:.3g} up to {readable:.3g} times this compute."
+    lines.append("  " + near.format(**found))
     if "reach" in found:
         lines.append(f"  {reach_sentence(found['reach'], unit)}")
     return lines + [f"  note: {note}" for note in found["notes"]]
@@ -145,9 +137,8 @@ def reach_sentence(row, unit):
 def diverging(laws):
     """[a sentence] for each two rewards of one log of which one rises and the other does not."""
     lines = []
-    for one, other in combinations(laws, 2):
-        rise, stay = (one, other) if rises(one) else (other, one)
-        if one.run.source[0] == other.run.source[0] and rises(rise) and not rises(stay):
+    for rise, stay in permutations(laws, 2):
+        if rise.run.source[0] == stay.run.source[0] and rises(rise) and not rises(stay):
             what = "falls" if forecast.peak(stay) else "does not rise"
             lines.append(f"{rise.run.name} rises, but {stay.run.name} {what}.")
     return lines
@@ -291,9 +282,8 @@ def fits(args):
     least = 1 + args.compare
     if len(runs) < least:
         raise fit.BadInput(f"got {len(runs)} RUNs, expected {least} or more")
-    if len(units := sorted({run.unit for run in runs})) > 1:
-        note = f"the units of compute differ ({', '.join(units)}): neither C_mid nor curves can be compared"
-        runs = [run._replace(notes=(*run.notes, note)) for run in runs]
+    if len(units := {run.unit for run in runs}) > 1:
+        raise fit.BadInput(f"got runs by {', '.join(sorted(units))}, expected one unit of compute; name it: --x COL")
     foreign = any((args.r0 is not None, args.scale, args.cumulative, args.completions))
     if len(runs) == 1 and args.reward in (None, ["pass_rate"]) and not foreign:
         return with_tasks(runs[0], args.runs[0])

@@ -59,19 +59,18 @@ def draw(ax, title, xlabel, ylabel, curves):
         fitted = (x >= start) & (x <= fitted_to)
         hollow |= not fitted.all()
         ax.scatter(x, y, size, np.where(fitted, colour, "none"), marker=marker, edgecolors=colour, lw=0.7, zorder=3)
-        ax.plot([], [], "-" + marker * bool(len(x)), color=colour, ms=4, label=label)
+        ax.plot([], [], "-", marker=marker if len(x) else "", color=colour, ms=4, label=label)
     if hollow:
         ax.plot([], [], "o", color="black", mfc="none", ms=4, mew=0.7, label="hollow: not fitted")
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.set_title(title, fontsize=10)
-    subs = (1, 3) if np.divide(*ax.get_xlim()) > 1e-3 else (1,)  # over three decades, labels at 3 have no room
-    most = ax.get_xlim()[1]
+    subs = (1, 3)
     ticks = lambda x, _: f"{x:.15g}"  # noqa: E731  0.03 and 300
-    if most >= 1e4:
-        ticks = ticker.EngFormatter()  # 300 k and 1 M: one style an axis
-    if "flop" in xlabel.lower():
+    low, high = ax.get_xlim()
+    if high >= 1e4 or high > 1e3 * low:  # over three decades, labels at 3 have no room
         subs = (1,)
-        ticks = ticker.LogFormatterMathtext()
+    if high >= 1e4:
+        ticks = ticker.LogFormatterMathtext()  # 10^4: one style an axis
     ax.xaxis.set(major_locator=ticker.LogLocator(subs=subs), major_formatter=ticks, minor_formatter="")
     ax.grid(alpha=0.25)
     size = 8 if len(curves) < 8 else 6.5
@@ -145,17 +144,17 @@ def through(label, rows):
 
 # ---- The page of a run ----
 
-PAGE = {  # title -> {column of the log's rows: what it is called beside others}
-    "pass rate": {"pass_rate": "batches", "evaluated": "evaluations"},
-    "entropy (nats)": {"entropy": ""},
-    "mean |log rho| (nats)": {"log_rho": ""},
-    "effective sample size (share)": {"effective_sample_size": ""},
-    "gradient norm": {"gradient_norm": ""},
-    "length (tokens)": {"length_max": "longest", "length_mean": "mean"},
-    "share of the rollouts": {"truncated": "truncated", "interrupted": "interrupted"},
-    "staleness (optimizer steps)": {"stalest": "most", "staleness": "mean over the tokens"},
-    "idle share": {"idle_generators": "generators", "idle_trainers": "trainers"},
-    "seconds": {"seconds": "all", "seconds_generate": "decode", "seconds_train": "train", "seconds_publish": "publish"},
+PAGE = {  # title -> columns of the log's rows
+    "pass rate": ("pass_rate", "evaluated"),
+    "entropy (nats)": ("entropy",),
+    "mean |log rho| (nats)": ("log_rho",),
+    "effective sample size (share)": ("effective_sample_size",),
+    "gradient norm": ("gradient_norm",),
+    "length (tokens)": ("length_max", "length_mean"),
+    "share of the rollouts": ("truncated", "interrupted"),
+    "mean staleness (optimizer steps)": ("staleness",),
+    "idle share": ("idle_generators", "idle_trainers"),
+    "seconds": ("seconds", "seconds_generate", "seconds_train", "seconds_publish"),
 }
 PARTS = 25  # a thick line is the running mean over a part of the run
 
@@ -174,40 +173,37 @@ def columns(rows):
         at = row.get("step", np.inf), row.get("kind") == "eval"
         if row.get("kind") in ("step", "eval") and at < first:  # else the run was resumed from before it
             first = at
-            if stale := {int(stale): tokens for stale, tokens in row.get("staleness", {}).items()}:
-                row = row | {"stalest": max(stale), "staleness": np.average(list(stale), weights=list(stale.values()))}
-            for name, value in [("evaluated", row["pass_rate"])] if at[1] else row.items():
+            if at[1]:
+                row = {"evaluated": row["pass_rate"]}
+            elif stale := row.get("staleness"):
+                row = row | {"staleness": np.average(list(map(int, stale)), weights=list(stale.values()))}
+            for name, value in row.items():
                 if isinstance(value, (int, float)):  # None: it was nan, or the step trained on no token
                     found[name].append((at[0], value))
     return found
 
 
 def page(log, path):
-    """Draw what a run's log.jsonl (or the folder with it) says of each step: thin as logged, thick as a running mean.
-    What the log lacks is left out. Raises BadInput for a log without any step.
-    """
+    """Draw what a run's log.jsonl says of each step: thin as logged, thick as a running mean.
+
+    What the log lacks is left out. Raises BadInput for a log without any step."""
     from matplotlib.figure import Figure
 
-    log = Path(log, "log.jsonl") if Path(log).is_dir() else Path(log)
     found = columns(run_folder.rows(log)[0])
     if "pass_rate" not in found:
-        raise fit.BadInput(f"{log}: found no optimizer step of our logs (kind step); was it written by train.py?")
-    panels = {title: [(names[name], found[name]) for name in names if name in found] for title, names in PAGE.items()}
-    panels = {title: series for title, series in panels.items() if series}
-    across = -(-len(panels) // 2)
-    figure = Figure(figsize=(4.2 * across, 7.2))
-    figure.subplots_adjust(left=0.035, right=0.99, top=0.87, bottom=0.06, wspace=0.2, hspace=0.35)
-    figure.suptitle(f"{'/'.join(log.parts[-2:])}, by optimizer step (thick: running mean)")
-    for place, (title, series) in enumerate(panels.items(), 1):
-        ax = figure.add_subplot(2, across, place, title=title)
-        for (label, points), colour in zip(series, COLOURS):
-            x, y = np.array(points).T
-            ax.plot(x, y, ".-", color=colour, lw=0.5, ms=2, alpha=0.4)
-            ax.plot(x, running_mean(y), ".-" if len(x) < PARTS else "-", color=colour, lw=1.5, label=label)
-        ax.set_ylim(0, 1.05 * ax.dataLim.y1 or 1)
+        raise fit.BadInput(f"{log}: found no optimizer step of our logs (kind step)")
+    figure = Figure(figsize=(21, 7.2), layout="constrained")
+    figure.suptitle(f"{log}, by optimizer step (thick: running mean)")
+    for place, (title, names) in enumerate(PAGE.items(), 1):
+        ax = figure.add_subplot(2, 5, place, title=title)
+        for name, colour in zip(names, COLOURS):
+            if name in found:
+                x, y = np.array(found[name]).T
+                ax.plot(x, y, ".-", color=colour, lw=0.5, ms=2, alpha=0.4)
+                ax.plot(x, running_mean(y), color=colour, lw=1.5, label=name)
+                ax.legend()
+        ax.set_ylim(bottom=0)
         ax.grid(alpha=0.25)
-        if len(series) > 1:
-            ax.legend()
     figure.savefig(path, dpi=80)
 
 

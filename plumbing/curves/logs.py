@@ -206,19 +206,19 @@ class Columns:
             raise self.refusal(f"{flag} {asked} matches several columns", found if flag == "--reward" else ())
         return found[0]
 
-    def pair(self, scale):
+    def pair(self):
         """[(compute, reward)] of a file of two columns: one rises, and the other lies in [0, 1]."""
         if len(self.names) != 2 or len(self.cells) != 2:
             return []
         orders = [(x, y) for x, y in (self.names, self.names[::-1]) if y not in (*COMPUTE, "epoch")]
-        rates = {name: scaled(cells[np.isfinite(cells)], scale) for name, cells in self.cells.items()}
-        return [(x, y) for x, y in orders if self.rises(x) and (abs(rates[y] - 0.5) <= 0.5).all()]
+        rates = [name for name, cells in self.cells.items() if 0 <= np.nanmin(cells) <= np.nanmax(cells) <= 1]
+        return [(x, y) for x, y in orders if self.rises(x) and y in rates]
 
-    def choose(self, compute, reward, scale):
+    def choose(self, compute, reward):
         """(compute, reward): those that are asked for, or need no name."""
         asked = compute and compute != "row" and self.named(compute, "--x") or compute
         rewarded = reward and self.named(reward, "--reward")
-        pairs = [(x, y) for x, y in self.pair(scale) if asked in (None, x) and rewarded in (None, y)]
+        pairs = [(x, y) for x, y in self.pair() if asked in (None, x) and rewarded in (None, y)]
         if len(pairs) == 1:
             return pairs[0]
         if not rewarded and "pass_rate" not in self.names:
@@ -236,10 +236,9 @@ class Columns:
 
         def doubts(name):
             cells = self.cells.get(name, np.array([0.0, 2.0]))
-            cells = cells[np.isfinite(cells)]
             unlike = [not re.search(words, name, re.IGNORECASE) for words in LIKELY]
-            outside = cells.min() < 0 or cells.max() > 1
-            return all(unlike), np.ptp(cells) == 0, "std" in name, *unlike, outside, self.rises(name)
+            rate = 0 <= np.nanmin(cells) < np.nanmax(cells) <= 1
+            return all(unlike), "std" in name, *unlike, not rate, self.rises(name)
 
         def counts(name):
             cells = self.cells[name][there]
@@ -253,18 +252,17 @@ class Columns:
         last = {name: re.split("[/.]", name)[-1].lower() for name in self.cells}
         steps = [name for end in (*COMPUTE, "epoch") for name in last if last[name] == end]
         x = x or next(filter(counts, [*steps, *filter(self.rises, self.cells)]), "row")
-        flags = [word for name in rewards for word in ("--reward", name)]
+        flags = [word for name in rewards for word in ("--reward", name)] + ["--x", x]
         values = np.concatenate([self.cells.get(name, [0.0]) for name in rewards])
         low, high = min(0, np.floor(np.nanmin(values))), max(1, np.ceil(np.nanmax(values)))
-        scale = [f"--scale={low:g}:{high:g}"] if (low, high) != (0, 1) else []
+        if (low, high) != (0, 1):
+            flags.append(f"--scale={low:g}:{high:g}")
         listed = []
-        full = {name: -np.isfinite(cells).sum() for name, cells in self.cells.items()}
-        for name in sorted(self.names, key=lambda name: full.get(name, 0)):
-            same = next((other for other in listed if "reward" in (other, name) and self.equal(other, name)), None)
-            if not same:
+        for name in self.names:
+            if not any("reward" in (other, name) and self.equal(other, name) for other in listed):
                 listed.append(name)
-        got = ", ".join(f"{name:.40}" for name in listed[:40]) + ", …" * (len(listed) > 40)
-        command = shlex.join(["python", "fit.py", str(self.path), *flags, "--x", x, *scale])
+        got = ", ".join(f"{name:.40}" for name in listed[:40])
+        command = shlex.join(["python", "fit.py", str(self.path), *flags])
         return fit.BadInput(f"{why}; there is {got}; for instance: {command}")
 
 
@@ -356,32 +354,26 @@ def order_of(rows, compute, R):
 def one_run(rows, notes, name, compute, reward, scale, cumulative, completions):
     """The fit.Run of the rows of one run; arguments as in `read_runs`."""
     R = numbers(rows, reward)
-    ours = any(row.get("kind") == "eval" for row in rows)
     asked = compute
     compute, steps, order = order_of(rows, compute, R)
     C = np.arange(1.0, len(rows) + 1) if compute == "row" else numbers(rows, compute)
     if cumulative:
-        steps = np.arange(len(rows)) if order == compute else steps
+        if order == compute:
+            steps = np.arange(len(rows))
         own = np.flatnonzero(np.isfinite(C + steps))
         if np.sign(np.diff(C[own])).sum() > len(own) / 2:
             raise fit.BadInput(f"got --cumulative, but {compute} rises like a running total; leave --cumulative out")
         own = own[led_on(steps[own])]
         C[own] = np.cumsum(C[own])
-    there = np.flatnonzero(np.isfinite(C + steps + (0 if ours else R)))
-    notes = list(notes)
-    if ours:  # the rows of steps, too, tell where a run was resumed
-        there = np.array([place for place in there if rows[place].get("kind") in ("step", "eval")], int)
-        kept = there[led_on(steps[there])]
-        kept = np.array([place for place in kept if rows[place]["kind"] == "eval" and np.isfinite(R[place])], int)
-    else:
-        new = [i for i, j in zip(there, [-1, *there]) if j < 0 or (steps[i], R[i]) != (steps[j], R[j])]
-        check_resumed(order, steps[new])
-        kept = there[led_on(steps[there])]
-        counts = {
-            f"without a number for {reward} or {compute}": len(rows) - len(there),
-            "of repeated steps, of which the last counts": len(there) - len(kept),
-        }
-        notes += [f"rows left out {what}: {count}" for what, count in counts.items() if count]
+    there = np.flatnonzero(np.isfinite(C + steps + R))
+    new = [i for i, j in zip(there, [-1, *there]) if j < 0 or (steps[i], R[i]) != (steps[j], R[j])]
+    check_resumed(order, steps[new])
+    kept = there[led_on(steps[there])]
+    counts = {
+        f"without a number for {reward} or {compute}": len(rows) - len(there),
+        "of repeated steps, of which the last counts": len(there) - len(kept),
+    }
+    notes = notes + [f"rows left out {what}: {count}" for what, count in counts.items() if count]
     if not len(kept) or compute == reward:
         raise fit.BadInput(f"no row has both {compute} and {reward}, expected two columns with numbers in one row")
     if compute == "row":
@@ -394,11 +386,16 @@ def one_run(rows, notes, name, compute, reward, scale, cumulative, completions):
     if reward in tasks:  # our logs count the completions of all tasks
         name += f" {reward}"
         count = count and count / len(tasks)
-    virtual = compute == "gpu_hours" and any("flags.virtual" in row for row in rows)
     notes.append(f"reward: {reward}, {f'by --scale {scale}' if scale else 'taken as a pass rate'}; compute: {compute}")
     given = {"tasks": tasks, "notes": tuple(notes), "completions": count, "ends": ends(scale)}
-    unit = f"virtual {compute}" if virtual else compute
-    return fit.Run(C[kept], scaled(R[kept], scale), name=name, unit=unit, **given)
+    return fit.Run(C[kept], scaled(R[kept], scale), name=name, unit=compute, **given)
+
+
+def evaluations(rows):
+    """The rows of one of our logs that hold the evaluations that led to its end; its steps, too, tell what did not."""
+    rows = [row for row in rows if row.get("kind") in ("step", "eval")]
+    led = led_on(numbers(rows, "step"))
+    return [row for row, kept in zip(rows, led) if kept and row["kind"] == "eval"]
 
 
 def read_runs(path, compute=None, reward=None, scale=None, cumulative=False, completions=None):
@@ -415,12 +412,16 @@ def read_runs(path, compute=None, reward=None, scale=None, cumulative=False, com
     name = path.parent.name if path.name == "log.jsonl" else Path(path.name.removesuffix(".gz")).stem
     try:
         rows, notes = read_rows(path)
-        compute, reward = Columns(path, rows).choose(compute, reward, scale)
+        virtual = any("flags.virtual" in row for row in rows)
+        if any(row.get("kind") == "eval" for row in rows):
+            rows = evaluations(rows)
+        compute, reward = Columns(path, rows).choose(compute, reward)
         runs = []
         for label, part in runs_in(rows, reward, notes):
             called = f"{name} {label}" if label else name
             run = one_run(part, notes, called, compute, reward, scale, cumulative, completions)
-            runs.append(run._replace(source=(f"{path} {label}", reward)))
+            unit = f"virtual {run.unit}" if virtual and run.unit == "gpu_hours" else run.unit
+            runs.append(run._replace(source=(f"{path} {label}", reward), unit=unit))
         return runs
     except fit.BadInput as error:
         raise fit.BadInput(f"{path}: {error}".replace("FILE", shlex.quote(str(path)))) from None
@@ -429,8 +430,6 @@ def read_runs(path, compute=None, reward=None, scale=None, cumulative=False, com
 def runs_in(rows, reward, notes):
     """[(label, rows)] of the runs that the columns RUNS tell apart; "" labels the only one. Adds a note on those of
     fewer than LEAST points."""
-    if any(row.get("kind") == "eval" for row in rows):  # ours: one run
-        return [("", rows)]
     parts = {}
     for row in rows:
         label = " ".join(f"{name} {row[name]}" for name in RUNS if row.get(name) not in MISSING)

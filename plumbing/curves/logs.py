@@ -237,8 +237,8 @@ class Columns:
         def doubts(name):
             cells = self.cells.get(name, np.array([0.0, 2.0]))
             unlike = [not re.search(words, name, re.IGNORECASE) for words in LIKELY]
-            rate = 0 <= np.nanmin(cells) < np.nanmax(cells) <= 1
-            return all(unlike), "std" in name, *unlike, not rate, self.rises(name)
+            low, high = np.nanmin(cells), np.nanmax(cells)
+            return all(unlike), low == high, "std" in name, *unlike, low < 0 or high > 1, self.rises(name)
 
         def counts(name):
             cells = self.cells[name][there]

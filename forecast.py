@@ -371,18 +371,20 @@ def compare(laws, C=None):
     shortest run). Returns the Forecasts, refitted where A was fixed, and a sentence about the best two.
     """
     C = C or 2 * min(law.span[1] for law in laws)
-    words, value, band = f"the forecast at C = {C:.4g}", (lambda law: law.median(C)), (lambda law: law.band(C))
-    compared, rest = laws, []
+    what, rest = f"the forecast at C = {C:.4g}", []
+    rows = [(law.median(C), *law.band(C), law) for law in laws]
     if not any("A" in known(law) for law in laws):
-        words, value, band = "A", (lambda law: law.A), (lambda law: law.bands["A"])
-        most = max(map(value, laws))
+        what = "A"
+        rows = [(law.A, *law.bands["A"], law) for law in laws]
+        most = max(law.A for law in laws)
         close = [law for law in laws if most - law.A <= SAME_A]
         if len(close) > 1:
             A = np.mean([law.A for law in close])
-            words, value, band = f"B at the common A = {A:.3f}", (lambda law: law.B), (lambda law: law.bands["B"])
-            compared = [forecast_run(law.run, A=A) for law in close]
+            what = f"B at the common A = {A:.3f}"
+            rows = [(law.B, *law.bands["B"], law) for law in (forecast_run(law.run, A=A) for law in close)]
             rest = [law for law in laws if law not in close]
-    one, other, *more = sorted(compared, key=value, reverse=True)
-    tell = "and the data can tell" if band(one)[0] > band(other)[1] else "but the data cannot tell: the bands overlap"
-    better = f"{one.run.name} scales better than {other.run.name} by {words}, {tell}. {SEEDS}"
-    return [one, other, *more, *rest], better
+    rows.sort(key=lambda row: row[0], reverse=True)
+    best, second = rows[:2]
+    tell = "and the data can tell" if best[1] > second[2] else "but the data cannot tell: the bands overlap"
+    better = f"{best[3].run.name} scales better than {second[3].run.name} by {what}, {tell}. {SEEDS}"
+    return [row[3] for row in rows] + rest, better

@@ -238,12 +238,10 @@ def paper_tables():
 
 def command(args, defaults):
     """Do what the command line asks for; returns the lines to print. Raises BadInput for a flag that has no effect."""
-    reads = {"paper", "o"} if args.paper else set(vars(args))
-    if not args.stop_rule:
-        reads.discard("gain")
-    if unread := [name for name, value in vars(args).items() if value != defaults[name] and name not in reads]:
-        flag = "RUN" if unread[0] == "runs" else "--" + unread[0].replace("_", "-")
-        raise fit.BadInput(f"got {flag}, which has no effect here (--gain needs --stop-rule, and --paper reads no RUN)")
+    if args.paper and vars(args) != defaults | {"paper": True, "o": args.o}:
+        raise fit.BadInput("got --paper beside others than -o, expected it alone: it reads no RUN")
+    if args.gain is not None and not args.stop_rule:
+        raise fit.BadInput("got --gain, which has no effect here, expected --stop-rule with it")
     path = args.o and os.path.expanduser(args.o)
     if args.paper:
         folder = Path(path or "figures")
@@ -260,13 +258,12 @@ def command(args, defaults):
 
 
 def _until(text, last):
-    """The compute of --until: as given, or a multiple of `last`, such as 4x or 400%."""
+    """The compute of --until: as given, or a multiple of `last`, such as 4x."""
     with suppress(ValueError):
-        unit = {"x": last, "%": last / 100}.get(text[-1])
-        until = float(text[:-1]) * unit if unit else float(text)
+        until = float(text[:-1]) * last if text.endswith("x") else float(text)
         if 0 < until < np.inf:
             return until
-    raise fit.BadInput(f"got --until {text}, expected a compute above 0, or a multiple of the run's: 4x or 400%")
+    raise fit.BadInput(f"got --until {text}, expected a compute above 0, or a multiple of the run's such as 4x")
 
 
 def fits(args):
@@ -305,7 +302,7 @@ def flags():
     add("--r0", type=float, metavar="R", help="reward at C = 0 (default: fitted)")
     add("--fit-from", default="10%", help="least compute that is fitted, or a share of --fit-to (default: 10%%)")
     add("--fit-to", default="100%", help="greatest compute that is fitted, or a share of it, as 50%% (default: all)")
-    add("--until", metavar="C", help="forecast and compare at this compute, or at 4x or 400%% of the shortest run's")
+    add("--until", metavar="C", help="forecast and compare at this compute, or at 4x the shortest run's")
     add("--compare", action="store_true", help="which run scales better, at a common A if they are within 0.02 (A.5)")
     add("--stop-rule", action="store_true", help="is it worth going on to twice the compute, or to --until?")
     add("--gain", type=float, help="of --stop-rule: least rise worth going on for (default: 0.02 of the scale)")

@@ -245,9 +245,7 @@ class Columns:
             return name not in rewards and 1.1 * len(set(cells[np.isfinite(cells)])) > len(cells)
 
         if not rewards:
-            likely = min(self.names, key=doubts)
-            run, _, metric = likely.rpartition(" - ")  # wandb's columns of several runs
-            rewards = [name for name in self.names if run and name.endswith(f" - {metric}")] or [likely]
+            rewards = [min(self.names, key=doubts)]
         there = np.isfinite(self.cells.get(rewards[0], np.nan))
         last = {name: re.split("[/.]", name)[-1].lower() for name in self.cells}
         steps = [name for end in (*COMPUTE, "epoch") for name in last if last[name] == end]

@@ -183,7 +183,7 @@ def analyse(laws, flags=(), until=None, path=None, gain=None, reach=None):
     """Sum up the fits, do what the flags ask for, and draw the fits to `path` if given.
 
     flags  any of compare, forecast_error, stop_rule
-    until  compute to forecast and to compare at, and up to which stop_rule asks (default: 2x and 10x the run's)
+    until  compute to forecast and to compare at, and up to which stop_rule asks (default: twice the run's)
     gain   of `forecast.stop_rule`, in the user's units
     reach  a reward, in the user's units: how much compute until there?
     Returns a dict for JSON and lines for the screen.
@@ -281,8 +281,7 @@ def fits(args):
         raise fit.BadInput(f"got {len(runs)} RUNs, expected {least} or more")
     if len(units := {run.unit for run in runs}) > 1:
         raise fit.BadInput(f"got runs by {', '.join(sorted(units))}, expected one unit of compute; name it: --x COL")
-    foreign = any((args.r0 is not None, args.scale, args.cumulative, args.completions))
-    if len(runs) == 1 and args.reward in (None, ["pass_rate"]) and not foreign:
+    if len(runs) == 1 and args.reward is None:
         return with_tasks(runs[0], args.runs[0])
     return [forecast.forecast_run(run) for run in runs]
 

@@ -55,10 +55,9 @@ def draw(ax, title, xlabel, ylabel, curves):
         x, y = np.array(points)
         if len(x) >= 2 * PARTS and np.std(np.diff(y)) / np.sqrt(2) > np.ptp(law(x[(x >= start) & (x <= fitted_to)])):
             ax.plot(x, running_mean(y), color=colour, lw=2.5, alpha=0.5)  # the points are noisier than the rise
-        size = 14 if len(curves) < 4 else 9
         fitted = (x >= start) & (x <= fitted_to)
         hollow |= not fitted.all()
-        ax.scatter(x, y, size, np.where(fitted, colour, "none"), marker=marker, edgecolors=colour, lw=0.7, zorder=3)
+        ax.scatter(x, y, 12, np.where(fitted, colour, "none"), marker=marker, edgecolors=colour, lw=0.7, zorder=3)
         ax.plot([], [], "-", marker=marker if len(x) else "", color=colour, ms=4, label=label)
     if hollow:
         ax.plot([], [], "o", color="black", mfc="none", ms=4, mew=0.7, label="hollow: not fitted")
@@ -73,8 +72,7 @@ def draw(ax, title, xlabel, ylabel, curves):
         ticks = ticker.LogFormatterMathtext()  # 10^4: one style an axis
     ax.xaxis.set(major_locator=ticker.LogLocator(subs=subs), major_formatter=ticks, minor_formatter="")
     ax.grid(alpha=0.25)
-    size = 8 if len(curves) < 8 else 6.5
-    ax.legend(fontsize=size, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1 + (len(curves) > 4))
+    ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1 + (len(curves) > 4))
 
 
 def save(path, title, panels):
@@ -123,8 +121,8 @@ def asymptote(law, end):
         return []
     A, low, high = law.run.own([law.A, *law.bands["A"]])
     label = f"A and its 90 % band, {low:.3f} to {high:.3f}"
-    ends = [(C, A, low, high) for C in (law.span[1], end)]
-    return [through(label, ends)._replace(points=((), ()))]
+    last = law.span[1]
+    return [Curve(label, lambda C: A + 0 * C, (last, last, end), band=lambda C: (low + 0 * C, high + 0 * C))]
 
 
 def power_law(law, end):

@@ -155,8 +155,3 @@ def test_compute_for_inverts_predict():
 def test_errors_say_what_is_wrong(compute, reward, options, message):
     with pytest.raises(fit.BadInput, match=message):
         fit.fit(compute, reward, **options)
-
-
-def test_five_points_are_enough():
-    C = np.array([0.0, 5, 20, 60, 150])
-    assert fit.fit(C, fit.sigmoid(C, **TRUTH)).A == pytest.approx(0.8, abs=1e-4)

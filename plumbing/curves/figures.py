@@ -63,13 +63,11 @@ def draw(ax, title, xlabel, ylabel, curves):
         ax.plot([], [], "o", color="black", mfc="none", ms=4, mew=0.7, label="hollow: not fitted")
     ax.set(xlabel=xlabel, ylabel=ylabel)
     ax.set_title(title, fontsize=10)
-    subs = (1, 3)
-    ticks = lambda x, _: f"{x:.15g}"  # noqa: E731  0.03 and 300
     low, high = ax.get_xlim()
-    if high >= 1e4 or high > 1e3 * low:  # over three decades, labels at 3 have no room
-        subs = (1,)
+    subs = (1,) if high > 1e3 * low else (1, 3)  # over three decades, labels at 3 have no room
+    ticks = lambda x, _: f"{x:.15g}"  # noqa: E731  0.03 and 300
     if high >= 1e4:
-        ticks = ticker.LogFormatterMathtext()  # 10^4: one style an axis
+        ticks = ticker.LogFormatterSciNotation(minor_thresholds=(4, 4))  # 3 x 10^5
     ax.xaxis.set(major_locator=ticker.LogLocator(subs=subs), major_formatter=ticks, minor_formatter="")
     ax.grid(alpha=0.25)
     ax.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=1 + (len(curves) > 4))

@@ -99,7 +99,8 @@ def weigh(data, prior, walks, axes):
     if any(walks):  # the last shape never rises
         shapes = np.vstack([shapes, (0, np.inf)])
         of_shape = np.append(of_shape, np.log(FLAT))
-    g = sigmoid(data.C[:, None], 1, *np.exp(shapes.T), 0)
+    B, C_mid = np.exp(shapes.T)
+    g = sigmoid(data.C[:, None], 1, B, C_mid, 0)
     X = np.stack([np.ones_like(g), g])  # (2, n, K)
     y = data.y[:, None] - LEVELS * X.sum(0)
     w, s = sizes.T[:, :, None, None]
@@ -165,7 +166,8 @@ def posterior(law, walks, A=None):
     off = data.y - sigmoid(data.C, *(x[:, None] for x in (A, B, C_mid, R_0)))
     d, steps, error = random.normal(size=(3, DRAWS))
     level = sigmoid(law.span[1], A, B, C_mid, R_0) + (pull[p] * off).sum(1) + deviation[p] * d
-    return Draws(A, B, C_mid, R_0, *cells.sizes[p].T, level, steps, error)
+    w, s = cells.sizes[p].T
+    return Draws(A, B, C_mid, R_0, w, s, level, steps, error)
 
 
 @dataclass(frozen=True, eq=False)

@@ -107,9 +107,10 @@ def weigh(data, prior, walks, axes):
     K = w**2 * np.minimum.outer(data.walked, data.walked) + s**2 * np.diag(data.variance) + 1e-12 * np.eye(len(y))
     inverse = np.linalg.inv(K)
     precision = np.einsum("ink,pjnk->pkij", X, inverse[:, None] @ X) + np.eye(2) / LEVELS**2
-    b = np.einsum("pnk,ink->pki", inverse @ y, X)
+    pulled = inverse @ y
+    b = np.einsum("pnk,ink->pki", pulled, X)
     beta = np.linalg.solve(precision, b[..., None])[..., 0]
-    weight = (b * beta).sum(2) - (y * (inverse @ y)).sum(1) - np.linalg.slogdet(precision)[1]
+    weight = (b * beta).sum(2) - (y * pulled).sum(1) - np.linalg.slogdet(precision)[1]
     weight -= (np.linalg.slogdet(K)[1] + 2 * np.log(sizes[:, 1]) + (NOISE / sizes[:, 1]) ** 2)[:, None]
     return Cells(shapes, sizes, weight / 2 + of_shape, beta + LEVELS, precision, inverse)
 

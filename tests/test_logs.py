@@ -257,3 +257,12 @@ def test_the_completions_of_an_evaluation_are_a_number_or_a_column(table):
         assert logs.read_run(path, None, "acc", completions=asked).completions == reads
     for asked in ("0", "m", "nan"):
         refused("--completions", path, None, "acc", completions=asked)
+
+
+@pytest.mark.parametrize("virtual, unit", [(None, "gpu_hours"), ("exact", "virtual gpu_hours")])
+def test_device_hours_are_called_virtual_in_a_log_of_virtual_time_alone(tmp_path, virtual, unit):
+    rows = [{"kind": "config", "flags": {"virtual": virtual}}]
+    rows += [{"kind": "eval", "step": n, "gpu_hours": n / 10, "pass_rate": n / 50, "tokens": n} for n in range(12)]
+    (tmp_path / "log.jsonl").write_text(jsonl(rows))
+    [run] = logs.read_runs(tmp_path)
+    assert run.unit == unit

@@ -8,8 +8,8 @@ TASKS maps the name in a prompt's `task` to its grader
   math        LaTeX: the last \\boxed{...} or \\fbox{...}, or without one the final expression; boxes with nothing but
               commas, "and", "or", "x =" between them are one list; a last line that is one formula is read like a
               box. `equal` compares answer and reference after `normalise`. A reference is read whole, or from its last
-              "=" on: no answer is right for a part of it, and a wrong answer to a reference that is not right for itself gets
-              no verdict.
+              "=" on: no answer is right for a part of it, and a wrong answer to a reference that is not right for
+              itself gets no verdict.
                 numbers   are compared exactly; 6 places are enough if one is a decimal and the other no whole number;
                           48 + 46 is no answer to "What is 48 + 46?": a model would learn to repeat the question, so an
                           answer may leave nothing to be done that the reference does not (unfinished.py), and

@@ -409,7 +409,7 @@ def read_runs(path, compute=None, reward=None, scale=None, cumulative=False, com
     name = path.parent.name if path.name == "log.jsonl" else Path(path.name.removesuffix(".gz")).stem
     try:
         rows, notes = read_rows(path)
-        virtual = any("flags.virtual" in row for row in rows)
+        virtual = any(row.get("flags.virtual") for row in rows)
         if any(row.get("kind") == "eval" for row in rows):
             rows = evaluations(rows)
         compute, reward = Columns(path, rows).choose(compute, reward)

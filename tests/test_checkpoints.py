@@ -1,11 +1,14 @@
 """Claims about plumbing/run/checkpoints.py: weights that nobody can explain are not trained, and no file runs code."""
 
+import gzip
 import hashlib
+import io
 import json
 import os
 import pickle
 import re
 import subprocess
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +21,11 @@ from test_data import TEMPLATE, character_tokenizer
 from test_train import BASE, elsewhere, refused  # noqa: F401
 from transformers import AutoConfig
 
+import fit
 import precision
 import train
+from plumbing.curves import logs
+from plumbing.prompts import sources
 from plumbing.run import checkpoints
 from plumbing.setup import build
 from plumbing.setup.settings import read_settings
@@ -242,6 +248,35 @@ def test_transformers_4_reads_the_same_ids_and_logits_from_our_checkpoints():
         checkpoints.save_policy(Path(kind), model, tokenizer, model.state_dict(), torch.float32)
         torch.save((ids, model(torch.tensor([ids])).logits.detach()), Path(kind, "expected.pt"))
     subprocess.run([OLD, "-c", READ, *precision.SUPPORTED], check=True)
+
+
+CODE = "__import__('os').mkdir('ran')"
+
+
+def zipped(data):
+    with zipfile.ZipFile(file := io.BytesIO(), "w") as archive:
+        archive.writestr("data.pkl", data)
+    return file.getvalue()
+
+
+CONTENTS = {
+    "pickle": pickle.dumps(Attack()),
+    "zip of a pickle": zipped(pickle.dumps(Attack())),
+    "gzip of a pickle": gzip.compress(pickle.dumps(Attack())),
+    "code as a value": json.dumps({"prompt": CODE, "answer": CODE, "step": CODE, "pass_rate": CODE}).encode(),
+    "code as a cell": f'prompt,answer,step,pass_rate\n"{CODE}","={CODE}",1,{CODE}\n'.encode(),
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv", "a.json", "a.log", "a.jsonl.gz", "a.npz"])
+def test_no_file_of_prompts_or_log_runs_code_whatever_its_name_says(name, content, elsewhere):  # noqa: F811
+    Path(name).write_bytes(CONTENTS[content])
+    with suppress(ValueError):
+        sources.load([name], character_tokenizer(), budget=40, validation=1)
+    with suppress(fit.BadInput):
+        logs.read_runs(name, "step", "pass_rate")
+    assert not Path("ran").exists()
 
 
 @pytest.mark.parametrize("asked, virtual, version, seconds, late", [

@@ -146,7 +146,7 @@ def test_a_refusal_names_the_columns_of_several_runs_and_the_range_of_the_reward
 
 def test_of_json_lines_that_are_cut_off_the_complete_ones_are_read_and_a_list_wherever_it_stands(tmp_path):
     run = logs.read_run(write(tmp_path / "a.jsonl", JSONL[:-20]), None, "acc")
-    assert list(run.reward) == R[:-1] and run.notes[0] == "left out 1 lines that are no row, first 8"
+    assert list(run.reward) == R[:-1] and run.notes[0] == "left out 1 lines that are no row: 8"
     for one in ({"a": {"log": LOG}, "n": [1, 2]}, LOG):
         assert list(logs.read_run(write(tmp_path / "a.json", json.dumps(one, indent=1)), None, "acc").reward) == R
 

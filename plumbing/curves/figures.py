@@ -197,8 +197,8 @@ def page(log, path):
                 x, y = np.array(found[name]).T
                 ax.plot(x, y, ".-", color=colour, lw=0.5, ms=2, alpha=0.4)
                 ax.plot(x, running_mean(y), color=colour, lw=1.5, label=name)
+                ax.set_ylim(0, 1.05 * ax.dataLim.y1 or 1)
                 ax.legend()
-        ax.set_ylim(bottom=0)
         ax.grid(alpha=0.25)
     figure.savefig(path, dpi=80)
 

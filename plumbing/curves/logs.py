@@ -76,7 +76,8 @@ def from_json(text):
             except (ValueError, AttributeError, RecursionError):
                 broken.append(number)
     if len(broken) < len(rows) > 1:
-        return rows, [f"left out {len(broken)} lines that are no row, first {broken[0]}"] if broken else []
+        places = ", ".join(map(str, broken[:9]))
+        return rows, [f"left out {len(broken)} lines that are no row: {places}"] if broken else []
     try:
         found = dict(lists(json.loads(text)))
     except json.JSONDecodeError as error:

@@ -14,7 +14,7 @@ TASKS maps the name in a prompt's `task` to its grader
                           48 + 46 is no answer to "What is 48 + 46?": a model would learn to repeat the question, so an
                           answer may leave nothing to be done that the reference does not (unfinished.py), and
                           where a formula of the prompt would be right, the prompt asks for another form of it: then
-                          only what spells the reference is right (given_back)
+                          only the reference's form is right (given_back)
                 (a, b)    keeps its order, and so does 1, 2 as answer to x = 1, y = 2; a, b and {a, b} are sets
                 12_5      is right only for the same digits and base; 12/05 and 2024-01-05 for the same numbers
                 x = b/a   is right for the same name and value or for the value, and no other equation is, but for a
@@ -80,9 +80,6 @@ LETTER = r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])"
 # Formulas without dollars: with single letters, and without, as "a 3/4 cup" holds the number 3/4.
 RUNS = [re.compile(rf"(?:{sign})(?:\s*(?:{sign}))*") for sign in (f"{SIGN}|{LETTER}", SIGN)]
 SIDES = re.compile(r"[=<>;&]|,(?![0-9]{3})|\\(?:[lg]eq?|[lg]t|neq?|approx|q?quad|text ?\{[^{}]*\}|\\)(?![A-Za-z])")
-# What stands before one of several formulas of which one is the answer:
-BEFORE_OFFER = re.compile(r"\bor[\s$({]{0,9}\Z")
-AFTER_OFFER = re.compile(r"[\s$)},]{0,9}\bor\b")
 NO_FAILURE = (UNREADABLE, OWN)  # reasons that say nothing of this machine
 
 # Each grader takes (answer, reference) and returns True or False, or a text that a worker has to compare.
@@ -118,15 +115,14 @@ def given_back(expression: str, reference: str, prompt: str) -> bool:
     """Whether a right answer is the question in other words, and not in the form of the reference (`written`).
 
     Equality cannot tell "Expand (p+7)^2" from its answer; the prompt can. If one of its formulas would be right, it
-    asks for another form: then nothing but the reference's form is an answer. A formula that the prompt offers with
-    "or" is an answer. No time limit.
+    asks for another form: then nothing but the reference's form is an answer. No time limit.
 
     >>> given_back("\\\\boxed{(7+p)^{2}}", "p^2+14p+49", "Expand $(p + 7)^2$."), given_back("6/8", "3/4", "Reduce 6/8.")
     (True, True)
     >>> given_back("0.375", "\\\\frac38", "Write 0.375 as a fraction."), given_back("p^2", "p^{2}", "Is it $p^2$?")
     (True, False)
-    >>> given_back("x+1", "1 + x", "What is $2x+1-x$?"), given_back("3/4", "0.75", "Is 3/4 or 2/3 larger?")
-    (False, False)
+    >>> given_back("x+1", "1 + x", "What is $2x+1-x$?")
+    False
     """
     right = written(value_of(reference))
     given = {written(text) for text in (said(expression), after_equals(said(expression)))}
@@ -150,15 +146,13 @@ def parts(formula: str) -> set[str]:
 
 @lru_cache(maxsize=64)
 def asked(prompt: str) -> set[str]:
-    """The prompt's formulas, but for those that it offers with "or"."""
+    """The prompt's formulas."""
     text = DELIMITER.sub("$", prompt.translate(CHARACTERS))[-MAX_CHARS:]
     prose = DOLLARS.sub(lambda match: "$" * len(match[0]), text)
     found = set()
     for pattern, where in ((DOLLARS, text), *((run, prose) for run in RUNS)):
         for match in pattern.finditer(where):
-            start, end = match.span()
-            if not (BEFORE_OFFER.search(text, max(start - 9, 0), start) or AFTER_OFFER.match(text, end)):
-                found |= parts(match[0])
+            found |= parts(match[0])
     return found
 
 

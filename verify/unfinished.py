@@ -28,8 +28,9 @@ from sympy.sets import FiniteSet
 from verify.texts import after_equals, parted
 
 PLAIN = re.compile(
-    "d?frac|cup|setminus|sqrt|pi|c?dot|times|pm|mp|infty|text|begin|end|omega|emptyset|le|ge|leq|geq|lt|gt|ne|neq|in|approx|leqslant|"
-    "geqslant|alpha|beta|gamma|Gamma|delta|Delta|epsilon|varepsilon|zeta|eta|theta|Theta|vartheta|iota|kappa|lambda|"
+    "cup|setminus|d?frac|sqrt|pi|c?dot|times|pm|mp|infty|text|begin|end|omega|emptyset|le|ge|leq|geq|lt|gt|ne|neq|in|"
+    "approx|leqslant|geqslant|alpha|beta|gamma|Gamma|delta|Delta|epsilon|"
+    "varepsilon|zeta|eta|theta|Theta|vartheta|iota|kappa|lambda|"
     "Lambda|mu|nu|xi|rho|sigma|Sigma|tau|upsilon|phi|Phi|varphi|chi|psi|Psi|Omega|vec|hat|mathbf|mathbb|mathcal|ell|"
     "degree|circ|prime|langle|rangle|quad|cdots|ldots|dots|lbrace|rbrace|lbrack|rbrack|displaystyle|limits|nolimits"
 )

@@ -1,17 +1,20 @@
-"""Builds the reading edition, the paper and the code side by side: docs/_build/index.html.
+"""The pages of docs/: their code, their links, and the web pages made of them (docs/_build/index.html).
 
-    pip install -e '.[docs]' && python docs/build.py
+    pip install -e '.[docs]' && python docs/build.py      builds the web pages
+    python docs/build.py --fill                           writes the code into docs/paper/*.md
 
-Code is included from the modules by the name of its function (passage.py), never copied, so a page cannot drift from
-it. A missing function, test, exercise or figure is an error, and so is a link that leads nowhere, in the built pages or
-in the texts of the repository.
+A heading that names a function, such as `loss.py:cispo`, is followed by a block of Python. `--fill` writes the function
+into that block. A test compares the two, so that a page cannot differ from the code. A link that leads nowhere is an
+error, in the texts and in the web pages.
 
 Test: pytest tests/test_docs.py
 """
 
+import ast
 import re
 import shutil
 import sys
+import textwrap
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -20,10 +23,43 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 ELSEWHERE = re.compile(r"[a-z]+:|//")  # https:, mailto:, data:
 KEPT = "docs|results|figures|tests|base|plumbing|verify|lab|course"  # folders whose files texts name
+FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
+PASSAGE = re.compile(
+    r"(^##+ `(\w+\.py:\S+)`$.*?^```python\n).*?(^```$)", re.M | re.S
+)  # up to its code; its name; the end
+FIRST = '<meta http-equiv="refresh" content="0; url=docs/README.html"><a href="docs/README.html">The pages</a>\n'
+
+
+# ---- Code ----
+
+
+def code(where):
+    """The source of "file.py:name": a function, a method, or all statements that assign to a name."""
+    file, _, name = where.partition(":")
+    text = (ROOT / file).read_text()
+    lines = text.splitlines()
+    body = ast.parse(text).body
+    for part in name.split("."):
+        defines = re.compile(rf"\s*(def |class )?{part}\b")
+        found = [node for node in body if defines.match(lines[node.lineno - 1])]
+        if not found:
+            sys.exit(f"{file} defines no {name}: rename the heading in docs/paper/")
+        body = getattr(found[0], "body", [])
+    decorators = getattr(found[0], "decorator_list", [])
+    first = min(node.lineno for node in [found[0], *decorators])
+    return textwrap.dedent("\n".join(lines[first - 1 : found[-1].end_lineno])) + "\n"
+
+
+def filled(text):
+    """The text of a page with the code of today."""
+    return PASSAGE.sub(lambda found: found[1] + code(found[2]) + found[3], text)
+
+
+# ---- Links ----
 
 
 class Page(HTMLParser):
-    """The targets of a built page: `ids` that a link may end in, and `links` to elsewhere in the edition."""
+    """The targets of a built page: `ids` that a link may end in, and `links` to elsewhere in the pages."""
 
     def __init__(self, text):
         super().__init__()
@@ -56,11 +92,10 @@ def heading(text):
 
 def broken_texts(root=ROOT):
     """Links, and names of files in code, in the texts of the repository that lead to no file: "text: link"."""
-    texts = [root / "README.md", root / "exercises.md", *sorted(root.glob("results/*.md"))]
-    texts += [path for path in sorted(root.glob("docs/**/*.md")) if "_build" not in path.parts]
-    for path in texts:
+    texts = [*root.glob("*.md"), *root.glob("results/*.md"), *root.glob("docs/**/*.md")]
+    for path in sorted(path for path in texts if "_build" not in path.parts):
         text = path.read_text()
-        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        for link in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", text)):
             file, _, place = link.partition("#")
             target = path.parent / file if file else path
             headings = re.findall(r"^#+ (.*)$", target.read_text(), re.M) if place and target.is_file() else []
@@ -72,18 +107,29 @@ def broken_texts(root=ROOT):
                 yield f"{path.relative_to(root)}: {name}"
 
 
-def main():
+def build():
+    """Build the web pages. Returns an exit status."""
     from sphinx.cmd.build import main as sphinx
 
     out = HERE / "_build"
     shutil.rmtree(out, ignore_errors=True)  # pages that are not written again would keep old names in their margin
-    failed = sphinx(["-W", "--keep-going", "-q", "-b", "html", "-d", str(out / ".doctrees"), str(HERE), str(out)])
-    if not failed and (broken := [*broken_texts(), *broken_pages(out)]):
-        failed = 1
+    strict = ["-W", "--keep-going", "-q"]
+    if sphinx([*strict, "-c", str(HERE), "-d", str(out / ".doctrees"), str(ROOT), str(out)]):
+        return 1
+    (out / "index.html").write_text(FIRST)
+    if broken := [*broken_texts(), *broken_pages(out)]:
         print("links that lead nowhere:", *broken, sep="\n", file=sys.stderr)
-    if not failed:
-        print(f"open {out / 'index.html'}")
-    sys.exit(failed)
+        return 1
+    print(f"open {out / 'index.html'}")
+    return 0
+
+
+def main():
+    if sys.argv[1:] == ["--fill"]:
+        for page in HERE.glob("paper/*.md"):
+            page.write_text(filled(page.read_text()))
+    else:
+        sys.exit(build())
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The reading edition (docs/) shows every function of the reading path (docs/paper/path.md) with what holds it."""
+"""The pages of docs/ show every function of the reading path (docs/paper/path.md) with what holds it."""
 
-import importlib.util
 import json
 import re
+import runpy
 import textwrap
 from collections import defaultdict
 from pathlib import Path
@@ -16,47 +16,45 @@ import train
 from course.checks.catalogue import EXERCISES
 from plumbing.setup.settings import read_settings
 
-EXERCISE_NAMES = {exercise.name for exercise in EXERCISES}
 ROOT = Path(__file__).parent.parent
-PAGES = "".join(page.read_text() for page in sorted(ROOT.glob("docs/paper/*.md")))
-PASSAGE = re.compile(r"^:::\{passage\} (\S+)\n((?::\w+: [^\n]*\n)*)(.*?)^:::$", re.M | re.S)
-PASSAGES = {
-    where: (dict(re.findall(r"^:(\w+): (.*)$", options, re.M)), text)
-    for page in sorted(ROOT.glob("docs/paper/*.md"))
-    for where, options, text in PASSAGE.findall(page.read_text())
-}
-READING_PATH = re.findall(
-    r"`([\w/]+\.py:[\w.]+)`", (ROOT / "docs" / "paper" / "path.md").read_text().partition("\n## ")[0]
-)
+PAGES = {page.name: page.read_text() for page in sorted(ROOT.glob("docs/paper/*.md"))}
+BUILD = runpy.run_path(str(ROOT / "docs" / "build.py"))
+READING_PATH = set(re.findall(r"`([\w/]+\.py:[\w.]+)`", PAGES["path.md"]))
+PASSAGES = {}  # "file.py:name" -> what stands below that heading
+for text in PAGES.values():
+    PASSAGES |= re.findall(r"^##+ `(\S+\.py:\S+)`\n(.*?)(?=^##|\Z)", text, re.M | re.S)
 
 
-@pytest.mark.parametrize("where", sorted(set(READING_PATH) | PASSAGES.keys()))
+def exercises_of(text):
+    named = re.findall(r"\[Exercises?\]\S*: ([^.]*)\.", text)
+    return set(re.findall(r"`([\w-]+)`", " ".join(named)))
+
+
+@pytest.mark.parametrize("where", sorted(READING_PATH | PASSAGES.keys()))
 def test_every_function_of_the_reading_path_has_code_test_exercise_and_what_to_look_for(where):
-    options, text = PASSAGES[where]
-    file, _, name = where.partition(":")
-    assert name in defined(ROOT / file)
-    assert "test" in options and len(f"{options.get('look', '')} {text}".split()) >= 8
-    for path, _, test in (test.partition(":") for test in options["test"].split(", ")):
+    prose, code, _ = PASSAGES[where].partition("```python\n")
+    about, tests, _ = prose.partition("Code: [")
+    assert code and tests
+    assert len(about.split()) > 5
+    for test, path in re.findall(r"\[`(test_\w+)`\]\(../../(\S+)\)", prose):
         assert test in defined(ROOT / path)
     # Off the path there are functions that no exercise asks for.
-    assert "exercise" in options or where not in READING_PATH
-    assert set(options.get("exercise", "sigmoid").split(", ")) <= EXERCISE_NAMES
+    assert exercises_of(prose) or where not in READING_PATH
 
 
 def test_every_exercise_is_named_beside_the_idea_that_it_asks_for():
-    named = set(", ".join(re.findall(r"^:exercise: (.*)$", PAGES, re.M)).split(", "))
-    assert EXERCISE_NAMES == named | set(re.findall(r"exercise: `([\w-]+)`", PAGES))
+    assert exercises_of("".join(PAGES.values())) == {exercise.name for exercise in EXERCISES}
 
 
-def builder():
-    spec = importlib.util.spec_from_file_location("build", ROOT / "docs" / "build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_has_the_code_of_today_and_at_most_600_words_of_prose(page):
+    text = PAGES[page]
+    assert BUILD["filled"](text) == text, "run python docs/build.py --fill"
+    assert len(re.sub(r"^```.*?^```$|^\|.*?$", "", text, flags=re.M | re.S).split()) <= 600
 
 
 def test_every_link_of_the_texts_leads_somewhere():
-    assert list(builder().broken_texts()) == []
+    assert list(BUILD["broken_texts"]()) == []
 
 
 def test_links_to_a_missing_file_heading_or_place_are_found(tmp_path):
@@ -66,25 +64,19 @@ def test_links_to_a_missing_file_heading_or_place_are_found(tmp_path):
         "[a](exercises.md) [b](exercises.md#the-course) [c](exercises.md#no) [d](no.png) "
         "[e](https://x.org/no) `docs/no.md`"
     )
-    assert list(builder().broken_texts(tmp_path)) == [
+    assert list(BUILD["broken_texts"](tmp_path)) == [
         f"README.md: {x}" for x in ("exercises.md#no", "no.png", "docs/no.md")
     ]
     built = tmp_path / "built"
     built.mkdir()
     (built / "one.html").write_text('<a href="#x" id="x"></a><a href="two.html#y"></a><a href="two.html#z"></a>')
     (built / "two.html").write_text('<a id="y" href="one.html"></a><img src="no.png"><a href="#n"></a>')
-    assert list(builder().broken_pages(built)) == ["one.html: two.html#z", "two.html: no.png", "two.html: #n"]
-
-
-def test_the_builder_copies_no_code():
-    assert "```python" not in PAGES
-    shown = set(re.findall(r"^ +def (\w+)", PAGES, re.M))
-    assert not shown & {name for file in ROOT.glob("*.py") for name in defined(file)}
+    assert list(BUILD["broken_pages"](built)) == ["one.html: two.html#z", "two.html: no.png", "two.html: #n"]
 
 
 def test_the_loss_that_the_page_shows_is_one_and_its_floor_acts(tmp_path, monkeypatch, losses_as_before):
     monkeypatch.chdir(tmp_path)
-    [code, spec] = re.findall(r"\n\n((?:    .*\n)+)\n    torchrun train\.py --loss (\S+)\n", PAGES)[0]
+    [code, spec] = re.findall(r"\n\n((?:    .*\n)+)\n    torchrun train\.py --loss (\S+)\n", PAGES["losses.md"])[0]
     Path(spec.partition(":")[0]).write_text(textwrap.dedent(code))
     read_settings(["--loss", spec])  # which tries it too
     floored = loss.LOSSES[str(tmp_path / spec)].objective

@@ -13,13 +13,13 @@ README = (ROOT / "README.md").read_text()
 PAGES = README + "".join(page.read_text() for page in sorted(ROOT.glob("docs/**/*.md")))
 
 NAMES = r"`((?:(?:plumbing|verify|lab|course)/(?:\w+/)*)?[a-z0-9_]+\.py):([\w.]+)`"
-READING_PATH = (ROOT / "docs" / "paper" / "path.md").read_text().partition("\n## ")[0]
+READING_PATH = (ROOT / "docs" / "paper" / "path.md").read_text()
 
 
 @pytest.mark.parametrize("file, name", sorted(set(re.findall(NAMES, PAGES))))
 def test_every_function_that_the_readme_names_is_defined(file, name):
     path = ROOT / "tests" / file if file.startswith("test_") else ROOT / file
-    assert name in defined(path)
+    assert name in defined(path) or re.search(rf"^{name} = ", path.read_text(), re.M)
 
 
 def test_the_reading_path_is_an_evening_long_and_comes_to_one_decode_step():
@@ -29,7 +29,7 @@ def test_the_reading_path_is_an_evening_long_and_comes_to_one_decode_step():
 
 
 def test_the_readme_is_short():
-    assert len(README.split()) <= 1500  # as `wc -w` counts
+    assert len(re.sub(r"^```.*?^```$", "", README, flags=re.M | re.S).split()) <= 950
 
 
 @pytest.mark.parametrize(
@@ -49,29 +49,12 @@ def test_every_place_of_the_paper_is_found_by_one_search(place):
     assert re.search(rf"{re.escape(place)}(?![0-9.]*[0-9])", table)
 
 
-FOLDERS = r"\b((?:tests|figures|results|base|plumbing|verify|lab|course)/[\w./*-]*\w)"
-
-
-@pytest.mark.parametrize("path", sorted(set(re.findall(FOLDERS, README))))
-def test_every_path_that_the_readme_names_exists(path):
-    assert list(ROOT.glob(path))
-
-
 def test_every_flag_that_the_readme_names_is_read():
     known = {option for action in settings.known_flags()._actions for option in action.option_strings}
-    # torchrun's and pip's own
-    elsewhere = {
-        "--nnodes",
-        "--nproc-per-node",
-        "--rdzv-backend",
-        "--rdzv-endpoint",
-        "--index-url",
-        "--no-deps",
-        "--shutdown-timeout",
-    }
+    of_pip = {"--index-url"}
     files = (path for folder in ("plumbing", "lab") for path in (ROOT / folder).rglob("*.py"))
     others = set(re.findall(r'"(--[\w-]+)"', "".join(file.read_text() for file in files)))
-    assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", README)) <= known | elsewhere | others
+    assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", README)) <= known | of_pip | others
 
 
 def test_every_figure_is_shown_or_named_in_a_text():
@@ -79,9 +62,3 @@ def test_every_figure_is_shown_or_named_in_a_text():
         path.read_text() for path in (ROOT / "README.md", *ROOT.glob("results/*.md"), *ROOT.glob("docs/**/*.md"))
     )
     assert not [path.name for path in ROOT.glob("figures/*") if f"figures/{path.name}" not in texts]
-
-
-def test_the_first_screen_shows_the_two_commands():
-    first = README.split("\n")[:30]
-    assert "    pip install -e . && torchrun train.py --loss cispo" in first
-    assert "    pip install -e '.[test]' && pytest -n 2" in first

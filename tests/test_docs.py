@@ -3,7 +3,6 @@
 import json
 import re
 import runpy
-import textwrap
 from collections import defaultdict
 from pathlib import Path
 
@@ -76,8 +75,8 @@ def test_links_to_a_missing_file_heading_or_place_are_found(tmp_path):
 
 def test_the_loss_that_the_page_shows_is_one_and_its_floor_acts(tmp_path, monkeypatch, losses_as_before):
     monkeypatch.chdir(tmp_path)
-    [code, spec] = re.findall(r"\n\n((?:    .*\n)+)\n    torchrun train\.py --loss (\S+)\n", PAGES["losses.md"])[0]
-    Path(spec.partition(":")[0]).write_text(textwrap.dedent(code))
+    [code, spec] = re.findall(r"```py\n(.*?)```\n\n```\ntorchrun train\.py --loss (\S+)\n", PAGES["losses.md"], re.S)[0]
+    Path(spec.partition(":")[0]).write_text(code)
     read_settings(["--loss", spec])  # which tries it too
     floored = loss.LOSSES[str(tmp_path / spec)].objective
     logprobs = torch.tensor([[0.1, 0.5, 0.5]]).log().requires_grad_()  # ratios 1/8, 1 and 10

@@ -12,6 +12,7 @@ from latex2mathml.converter import convert
 project = "ScaleRL in small code"
 extensions = ["myst_parser"]
 myst_enable_extensions = ["dollarmath"]
+myst_fence_as_directive = ["math"]
 myst_heading_anchors = 3
 nitpicky = True
 root_doc = "docs/README"

@@ -1,4 +1,4 @@
-"""From a batch's rollouts to tensors: which rank trains on which in which micro-batch; statistics over a batch.
+"""From a batch's rollouts to tensors, which ranks train on in micro-batches; and statistics over a batch.
 
     make_plan       P groups of G -> advantages, micro-batches of one trainer rank, denominators of the whole batch
     collate         a micro-batch -> padded tensors, with the tokens that it takes out of the queue

@@ -15,19 +15,20 @@ Files and data sets are read by plumbing/prompts/sources.py. The embedded tasks:
   tiny        "7+5-3....=" -> "9", the sum of 2 to 7 operands modulo 10: for a policy of 41,000 parameters, with which a
               run takes seconds. Validation texts are reserved in the same way.
 
-A prompt is put into the tokenizer's chat template; a tokenizer without one gets it as it is. This happens only when it
-is drawn, so that a run on a million rows starts quickly. A prompt that turns out too long is left out then. Validation
-prompts are drawn from every source, and each has its own curve, named by Prompt.curve. A prompt in both training and
-validation, from whatever sources, is refused. Both sets are the same for every --seed, which only orders the training
-prompts: runs with different seeds are measured on the same prompts.
+A prompt is put into the tokenizer's chat template, or stays as it is if the tokenizer has none. This happens only when
+it is drawn, so that a run on a million rows starts quickly, and a prompt that turns out too long is left out then.
+Validation prompts are drawn from every source, and each source has its own curve, named by Prompt.curve. A prompt in
+both training and validation, from whatever sources, is refused. Both sets are the same for every --seed, which only
+orders the training prompts, so that runs with different seeds are measured on the same prompts.
 
-Deviation: the paper holds out 1,000 prompts; of a source of fewer than 10,000, if not embedded, we hold out a tenth.
-Deviation: a prompt that was given out is not given out again before its completions are back ("in flight"), so the run
-  ends when fewer than P prompts are both below 0.9 and not in flight; with many prompts this is the paper's rule.
-Open in the paper: what a historical pass rate is; ours: the share of correct completions among the prompt's latest G
-  (with a graded --reward: their mean v).
-Open in the paper: how math and code are mixed; ours: by weight within every batch, each source with its own epochs; a
-  source whose prompts are all learnt leaves its share to the others.
+Deviation: the paper holds out 1,000 prompts. We hold out a tenth of a source of fewer than 10,000 rows, unless it is an
+  embedded task.
+Deviation: a prompt in flight, whose completions are not back yet, is not given out again. So the run ends when fewer
+  than P prompts are both below 0.9 and not in flight. With many prompts this is the paper's rule.
+Open in the paper: what a historical pass rate is. Here it is the share of correct completions among the prompt's latest
+  G, or their mean v with a graded --reward.
+Open in the paper: how math and code are mixed. Here every batch mixes the sources by weight, and each source has its
+  own epochs. A source whose prompts are all learnt leaves its share to the others.
 
 Test: pytest tests/test_data.py
 """

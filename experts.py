@@ -1,12 +1,13 @@
 """Mixtures of experts: which parameters a token uses, and routing replay.
 
 In such a model a layer has many multilayer perceptrons, its experts, and a router that sends each token to a few of
-them, with a gate value for each. A token costs the compute of these few (active parameters); memory has to hold all.
+them, with a gate value for each. A token costs the compute of these few (the active parameters), but the memory has to
+hold all experts.
 
-Routing replay. Which experts are chosen is a decision: where two are nearly equal, trainer and generator round to
-different ones, and log rho jumps. So the generator records its choice for every token of prompt and completion in
-every layer (`Recorder`). It goes with the rollout, and the trainer's routers choose the same (`Replay`). The gate
-values of the chosen experts are the trainer's own, so that routers learn.
+Routing replay. Where two experts are nearly equal, trainer and generator may round to different ones, and log rho
+jumps. The generator therefore records its choice for every token of prompt and completion in every layer (`Recorder`).
+The record goes with the rollout, and the trainer's routers choose the same experts (`Replay`). The gate values of the
+chosen experts are the trainer's own, so that routers learn.
 
     a record     layers x chosen experts bytes per token (above 256 experts twice that); 384 for a Qwen3-30B-A3B
     kept in      rollout.SlotCache like keys and values, Rollout.experts, batches.Batch.experts

@@ -18,9 +18,11 @@ Each recipe is put together from four independent choices: a per-token objective
     log pi_gen   -> gen_logprobs (B, T) nats    r_i -> rewards (P, G)
     rho_it       -> ratio (B, T)                |y_i| -> lengths (B,) sampled tokens
     B completions, T completion tokens (prompts are left out), P prompts, G completions per prompt.
-    mask (B, T) bool is True on tokens that the policy sampled; padding, injected phrases and whole completions that
-    carry no loss are False and count nowhere: value 0, gradient 0, no share in any denominator. (Open in the paper: how
-    injected phrases count. Here not at all, since the policy did not choose them.)
+    mask (B, T) bool is True on tokens that the policy sampled. It is False on padding, on injected phrases, and on
+    whole completions that carry no loss. Where it is False, value and gradient are 0, and no denominator counts the
+  token.
+
+Open in the paper: how injected phrases count. Here they do not count, since the policy did not choose them.
 
 Deviation: GSPO's ratio is the geometric mean over the tokens, as in GSPO's own paper. The paper writes the ratio of
     whole sequences, which moves further from 1 with every token, so that half-widths of 3e-3 and 5e-3 make no sense.

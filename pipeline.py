@@ -9,16 +9,16 @@ Paper: Sec. 3.1 and A.11 (PipelineRL-k, PPO-off-policy-k); Sec. 2 (generators an
 
 v -> version (optimizer steps done), P -> prompts (per step), N(v) -> admission_limit, k -> k (optimizer steps).
 
-A request asks for one group: G rollouts of one prompt. Rank 0 admits request n, so that a generator may take it, once
-n < N(v). So the requests of step v's batch are admitted at version v - k or later, and generators start them with
-weights at least that new. Thus no token is trained on more than k optimizer steps (ppo: k - 1) after the version that
-sampled it. No rollout is discarded for its staleness, and the prompts of a batch do not depend on timing. Trainers that
-are ahead wait for unfinished requests; generators that are ahead wait for new ones.
+A request asks for one group, which is G rollouts of one prompt. A generator may take request n once rank 0 has admitted
+it, which happens when n < N(v). The requests of step v's batch are therefore admitted at version v - k or later, and
+generators start them with weights at least that new. No token is trained on more than k optimizer steps (ppo: k - 1)
+after the version that sampled it. No rollout is discarded for its staleness, and the prompts of a batch do not depend
+on timing. Trainers that are ahead wait for unfinished requests. Generators that are ahead wait for new ones.
 
-Deviation: the paper hands over the first full batch; here a batch is made of the oldest requests. Taking the rollouts
+Deviation: the paper hands over the first full batch. Here a batch consists of the oldest requests. Taking the rollouts
   that arrive first breaks the bound (test_taking_whatever_arrives_first_breaks_the_bound) and favours short answers.
-Open in the paper: the unit of staleness. Ours: optimizer steps, from the version that sampled a token to the version
-  that trains on it.
+Open in the paper: the unit of staleness. Here it is the number of optimizer steps from the version that sampled a token
+  to the version that trains on it.
 
 Run by train.py. Test: pytest tests/test_pipeline.py
 """

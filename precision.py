@@ -11,10 +11,11 @@ position, W the head weight and tau the sampling temperature:
     k3 = mean(rho - 1 - log rho)            over tokens sampled from pi_gen: an estimate of KL(pi_gen || pi_train)
 
 h -> hidden (N, H), W -> head_weight (V, H), y -> ids (N,), tau -> temperature, rho -> ratio.
-Both sides multiply the same W, rounded to the generators' dtype: an fp32 product of different weights would not agree.
+Both sides multiply the same W, rounded to the generators' dtype, since fp32 products of different weights would not
+agree.
 
 Deviation: none known.
-Open in the paper: whether the log-softmax is fp32 too when the head is not; ours always is (the sampler's is as well).
+Open in the paper: whether the log-softmax is in fp32 when the head is not. Here it always is, in the sampler too.
 
 Run by train.py. `python -m lab.fp32_head` repeats A.19 (for SmolLM2: figures/a19_smollm2.png).
 Test: pytest tests/test_precision.py

@@ -8,10 +8,10 @@
 
 v is kept beside r because pass rates and both prompt filters use v, never a shaped reward. `correct` means v = 1.
 
-Deviation: with --reward, v may be any number from 0 to 1 (verify/own.py). The paper has right and wrong only, and Eq. 1
+Deviation: with --reward, v may be any number from 0 to 1 (verify/own.py). The paper has only right and wrong, and Eq. 1
   needs no more than a bounded metric. Deviations of the verdicts: verify/graders.py.
-Open in the paper: whether a truncated completion that already shows its answer is correct. Ours: it is not read and is
-  wrong; Sec. A.15 leaves it out of the loss, but the pass rate needs a value.
+Open in the paper: whether a truncated completion that already shows its answer is correct. Here it is not read, and it
+  is wrong. A.15 leaves it out of the loss, but the pass rate needs a value.
 
 Test: pytest tests/test_reward.py
 """

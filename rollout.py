@@ -13,23 +13,26 @@ phrase_ids, [lo, hi] -> think_budget; stream is 0 in training, version + 1 in ev
 think_end appears, however it is tokenised: few tokenizers have a single token for </think>, and the same text can be
 split differently in another place. So each completion is checked once, in the decoded text of its first L tokens.
 
-How TorchGenerator decodes. Each of S slots is one row of a key/value cache; column i of the row holds position i of a
-prompt and its completion. A prompt is run once per request, without its last token; its keys and values are copied into
-the slots of its G completions as these start, and the last prompt token is the first input of each slot. Free slots are
-refilled before the next decode step. While completions wait, these take the rows of finished ones; then the last rows
-move there, so that slots in use are always the first rows. Attention reads columns up to the longest running sequence
-only. So when few completions are left, a decode step costs only what these few need. What is known of a completion is
-kept on the CPU: a decode step sends three numbers a row to the device, and waits for two. The Hugging Face model is not
-changed: decoding.py reads its parameters, or it is called with its own arguments for cache, mask and positions.
+How TorchGenerator decodes. Each of S slots is one row of a key/value cache, and column i of the row holds position i of
+a prompt and its completion. A prompt is run once per request, without its last token. Its keys and values are copied
+into the slots of its G completions when these start, and the last prompt token is the first input of each slot. Free
+slots are refilled before the next decode step. While completions wait, they take the rows of finished completions. When
+none waits, the last rows move there, so that the slots in use are always the first rows. Attention reads columns only
+up to the longest running sequence. When few completions are left, a decode step costs only what these few need. The CPU
+keeps what is known of a completion: a decode step sends three numbers a row to the device, and waits for two. The
+Hugging Face model is not changed. Either decoding.py reads its parameters, or the model is called with its own
+arguments for cache, mask and positions.
 
-New weights (Sec. 3.1): running completions keep their keys and values, and each token records the version that sampled
-it. Prompts of completions that have not started are run again, so that none starts on keys and values of older weights.
+New weights (Sec. 3.1). Running completions keep their keys and values, and each token records the version that sampled
+it. Prompts whose completions have not all started are run again, so that no completion starts on keys and values of
+older weights.
 
 Deviation: each random number is a hash of what it is drawn for, not the next one of a sequence that all completions
   share, whose order would depend on timing.
-Open in the paper: how injected tokens count; ours are not the policy's (mask False, log-prob 0.0) but use up the token
-  budget. Whether a prompt's keys and values are kept when the weights change before its last completion has started;
-  ours are not.
+Open in the paper: how injected tokens count. Here they are not the policy's (mask False, log-prob 0.0), but they use up
+  the token budget.
+Open in the paper: whether a prompt's keys and values are kept when the weights change before its last completion has
+  started. Here they are not.
 
 Run by train.py; vllm_rollout.py has the same interface on vLLM.
 Test: pytest tests/test_rollout.py

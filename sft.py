@@ -2,27 +2,30 @@
 
     python sft.py                     makes base/ again, in runs/base, and prints the pass rates of both
     python sft.py --tasks arithmetic sorting sorting sorting --start base --skill-steps 500 --out runs/sorting
-                                      likewise for base/sorting/; three of the four classes of a batch are sorting
+                                      makes base/sorting/; three of the four classes of a batch are sorting
     python sft.py --tasks tiny --out runs/tiny
-                                      likewise for base/tiny/, a policy of 41,000 parameters, in half a minute
+                                      makes base/tiny/, a policy of 41,000 parameters, in half a minute
     python sft.py --tasks tiny --experts 8 --out runs/experts
                                       a mixture of experts with the active parameters of base/tiny/
 
 Supervised fine-tuning minimises the cross entropy of the completion's tokens. The completions are traces of the
-embedded tasks (data.py). For the prompt `7+5-3+9=` the trace is `<think>+5=12-3=9+9=18</think>18`: after each operand
-comes the running result. For `=5274=` it is `<think>-2-4-5-7</think>2457`: the digits in ascending order. For
-`7+5-3....=`, a sum modulo 10, it is `29</think>9`: the running results alone.
+embedded tasks (data.py).
+    7+5-3+9=      <think>+5=12-3=9+9=18</think>18      after each operand comes the running result
+    =5274=        <think>-2-4-5-7</think>2457          the digits in ascending order
+    7+5-3....=    29</think>9                          a sum modulo 10: only the running results
+
 In the first phase every trace is right, until the policy can compute. In the second phase the traces show bad habits,
-drawn at random for each step: a slip (a wrong running result, or a digit that is not the next) and haste (two operands
-or digits at once, which slips more often). Careful traces show neither. So the policy can compute but often does not:
-its pass rate is limited by habit, not by skill, and that is what RL improves.
+which are drawn at random for each step. A slip is a wrong running result, or a digit that is not the next. Haste takes
+two operands or digits at once, and slips more often. Careful traces show neither. Afterwards the policy can compute but
+often does not. Its pass rate is limited by habit, not by skill, and that is what RL improves.
 
 Deviation: AdamW at 3e-3 and batches of 64 traces instead of 3e-5 and 2M tokens, since the model has 0.48M parameters
   and starts from scratch. The learning rate warms up over WARMUP steps and falls linearly over the last 40 %.
 Open in the paper: AdamW's betas in SFT (ours: 0.9 and 0.95; RL has 0.9 and 0.999), its weight decay (ours: 0.01, that
   of RL) and clipping of the gradient (ours: to an L2 norm of 1; RL clips none); the schedule of the learning rate.
-Open in the paper: where the traces come from and which are kept; ours are drawn by the rules above, and all are kept.
-Open in the paper: the number of steps; ours: SKILL_STEPS and HABIT_STEPS, chosen by measurements.
+Open in the paper: where the traces come from, and which are kept. Here they are drawn by the rules above, and all are
+  kept.
+Open in the paper: the number of steps. SKILL_STEPS and HABIT_STEPS were chosen by measurements.
 
 Run: `python sft.py`. Test: pytest tests/test_sft.py
 """

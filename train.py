@@ -4,12 +4,12 @@
     torchrun --nproc-per-node 8 train.py --loss cispo --model DIR --data FILE.jsonl        your model and data
     python train.py --evaluate CHECKPOINT --data FILE.jsonl --generations 16        mean@k and pass@k of a policy
     python train.py --plan 16xH100 --model DIR      no run: an estimate of memory, seconds and device-hours
-    python train.py --virtual exact --loss cispo                    one process, virtual time: the same run twice
+    python train.py --virtual exact --loss cispo                    one process in virtual time, which can be repeated
     torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:PORT train.py …   more nodes
 
 Ranks 0 … T-1 are trainers (FSDP2 among themselves), the rest generators. Started as one process, train.py relaunches
-itself with one process per GPU, at least two. Ctrl-C ends a run in order: it writes a checkpoint, the log and the fit
-so far, and `--resume --out FOLDER` continues it. docs/running.md explains the log.
+itself with one process per GPU, at least two. Ctrl-C ends a run in order, with a checkpoint, the log and the fit so
+far. `torchrun train.py --resume --out FOLDER` continues it. docs/running.md explains the log.
 
 Deviation: none known beyond those of the modules.
 """
@@ -56,11 +56,11 @@ SAMPLES = 4  # prompts per evaluation whose completions are kept in completions.
 def train(run, args):
     """Sec. 2 to 4 on a trainer rank, for a Trainer `run`. Returns why the run ended."""
     queue = run.queue
-    queue.broadcast(run.broadcast_weights)  # the first weights too, so that startup_check tests their way
+    queue.broadcast(run.broadcast_weights)  # the first weights too, so that startup_check tests how they travel
     if run.version % args.eval_every == 0 and run.evaluated != run.version:
         run.evaluate()  # R_0, at C = 0; or an evaluation that was due when the resumed run ended
     run.log.clock.start()
-    queue.admit(run.curriculum.in_flight[: queue.room])  # of a resumed run: in work at its checkpoint
+    queue.admit(run.curriculum.in_flight[: queue.room])  # in work at the checkpoint of a resumed run
     queue.admit(run.curriculum.next(queue.room))
     for step in range(run.version, args.steps):
         # 1. Generate (Sec. 3.1): tokens may be up to k optimizer steps old; each keeps its log pi_gen.
@@ -307,7 +307,7 @@ class Trainer:
             return
         if self.processes.any_trainer(not checkpoints.finite(self.policy)):
             raise FloatingPointError(f"the weights of step {self.version} are not finite")
-        evaluated = None if self.processes.heartbeat.failed else self.evaluated  # the verifier's failure: once more
+        evaluated = None if self.processes.heartbeat.failed else self.evaluated  # make it again if the verifier failed
         counters = {"version": self.version, "evaluated": evaluated, "stepped": bool(self.optimizer.state)}
         counters |= {"curriculum": self.curriculum.state_dict(), **self.log.state()}
         with self.processes.heartbeat.working():

@@ -127,11 +127,11 @@ def test_references_that_no_answer_can_be_compared_with_are_warned_of_and_refuse
 
 
 KEPT = (
-    r"[1, 2]|(3, 4]|\{1, 2\}|{1, 2}|x = 2 or x = 3|no solution|There is no solution|12 square metres|does not exist"
+    r"[1, 2]|(3, 4]|\{1, 2\}|{1, 2}|x = 2 or x = 3|no solution|There is no solution.|12 square metres|does not exist"
     r"|\text{the function is even for all x and odd for none}|236 adult, 342 child|5:30 pm|10和11之间|3 hours|undefined"
     r"|\begin{pmatrix} 1 \\ 2 \end{pmatrix}|The whole solution of many words ends in \boxed{5}|3 \text{ cm and } 4|none"
     r"|\sin x \cos y \tan z|if x > 0 or y < 0|[x, y]|A and C|1,000 miles per hour|No|(2)|2 (3)|f (x)|3(x+1)|P(A)"
-    r"|sin (x)|(1, 2)|x (1)|9 (3 apples)"
+    r"|sin (x)|(1, 2)|x (1)|9 (3 apples)|A solution exists and is unique."
 )
 
 

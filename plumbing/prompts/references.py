@@ -39,6 +39,7 @@ LABEL_WITHIN = re.compile(r"(?<![A-Za-z])(?:\([A-Za-z]\)|[A-Za-z][).:])\s")
 SIMPLE = re.compile(  # a formula with nothing around it
     r"(?:[-+*/^_=<>0-9.,{}|!% ]|\\(?!blacksquare|qed)[a-z]+|(?<![A-Za-z])[a-z](?![A-Za-z])|\((?![A-Za-z]\)))+"
 )
+SAYS = re.compile(r"(?:\b(?:is|are|equals)|[:=])\W*$")  # not "A solution exists", whose lead says nothing
 VALUED = re.compile(r"[0-9\\$]")
 AROUND = [  # of a value: what is said before or behind it
     re.compile(
@@ -64,13 +65,15 @@ def reduced(answer) -> str:
     >>> reduced("about 9"), reduced("The answer is 5."), reduced("['72']"), reduced({"ground_truth": 5})
     ('9', '5', '72', '5')
     >>> reduced("There is no solution."), reduced("12 square metres"), reduced("[1, 2]")
-    ('There is no solution', '12 square metres', '[1, 2]')
+    ('There is no solution.', '12 square metres', '[1, 2]')
     """
     text = unpacked(answer)
     if SIMPLE.fullmatch(text) or "\\boxed" in text or "\\fbox" in text:
         return text
     text, letter = without_label(text)
-    text = stated(end_taken_off(text))
+    value = stated(end_taken_off(text))
+    if SAYS.search(text.partition(value)[0]):
+        text = value
     for pattern in AROUND:
         if (inner := pattern.fullmatch(text)) and VALUED.search(inner[1]) and not prose(inner[1], 0):
             text = inner[1].strip()

@@ -153,7 +153,7 @@ def main(folder, trainers, tokens):
         place = dict(mesh=mesh, device=torch.device("cuda", 0), rank=0, trainers=dist.group.WORLD)
         settings = dict(resume=True, activation_checkpointing=True, dtype=torch.bfloat16)
         policy = checkpoints.load_policy(folder, SimpleNamespace(**place), **settings)
-        flags = SimpleNamespace(token_budget=tokens, dtype="bfloat16")
+        flags = SimpleNamespace(token_budget=tokens, dtype="bfloat16", max_prompt_tokens=0, max_new_tokens=0)
         policy.chunk = sizing.head_chunk(flags, policy.model.config)
         optimizer = torch.optim.AdamW(policy.parameters(), fused=True)
         peaks["load"] = meter.take()
@@ -197,9 +197,9 @@ def generator(folder, slots):
         prompt = SimpleNamespace(prompt=SimpleNamespace(ids=[0] * 2048), generations=slots)
         groups = [rollout.Group(prompt) for _ in range(rollout.PREFILL_AHEAD)]
         made._prefill(groups)
-        made._begin([rollout.ActiveSequence(groups[0], index, 0, 0) for index in range(slots)])
-        meter.number = 2048 + 14336 - 1  # the last position
-        made._record(*made._choose(made._log_pi(slots), slots), slots)
+        for row in range(slots):
+            made._cache.load(row, groups[0].prompt_kv)
+        made._sample(torch.zeros(3, slots, dtype=torch.float64, device="cuda:0"), 2048 + 14336)
         made._prefill(groups)
     print(json.dumps({"parameters": sum(p.numel() for p in model.parameters()), "peak": meter.peak}))
 

@@ -69,7 +69,7 @@ def load_prompts(args):
         print(*args.notes, sep="\n", end="\n" if args.notes else "")
         for source, columns in prompts.unread.items():
             if columns:
-                print(f"{args.data[source]}: prompts are without the columns {', '.join(columns)}")
+                print(f"{args.data[source]}: these columns are not read: {', '.join(columns)}")
         shown = {prompt.source: prompt for prompt in reversed(prompts.validation)}
         for source, prompt in sorted(shown.items()):
             text = prompts.train.ready.tokenizer.decode(prompt.ids)

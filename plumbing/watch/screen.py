@@ -10,8 +10,8 @@ from tqdm import tqdm
 LINES = {  # kind of a row of the log -> how the row is shown
     "config": "{prompts[train]} training prompts, {prompts[validation]} held out; left out so far: "
     "{prompts[too_long]} too long, {prompts[repeated]} repeated, {prompts[unusable]} unusable\n"
-    "validation before step 1 and every {flags[eval_every]} steps, {flags[eval_generations]} completions of each "
-    "held-out prompt; a line a minute says how far it is",
+    "a validation runs before step 1 and after every {flags[eval_every]} steps, with {flags[eval_generations]} "
+    "completions of each held-out prompt; one line a minute says how far it is",
     "step": "step {step:4d}  pass rate {pass_rate:.3f}  kept {kept}  entropy {entropy:.3f}  rho {rho_mean:.3f} "
     "(max {rho_max:.2f})  idle: generators {idle_generators:.0%}, trainers {idle_trainers:.0%}  "
     "{gpu_hours:.4f} {hours}",

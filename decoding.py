@@ -12,9 +12,9 @@ sequence's earlier keys K and values V in the cache, each layer computes
 The first x is the embedding of the newest token y; the head (precision.py) makes logits of the last norm(x).
 y -> tokens, p -> positions, g -> weight.
 
-Why it is written out: for one token a row, a layer is thirty small operations, and calling the modules around them
-takes as long as computing them. Here W_q, W_k and W_v are one product, as are W_gate and W_up, and the angles are
-computed once. Any other architecture decodes through its Hugging Face model.
+Why it is written out: for one token in each row, a layer is thirty small operations, and calling the modules around
+them takes as long as computing them. Here W_q, W_k and W_v are one product, and so are W_gate and W_up, and the angles
+are computed once. Any other architecture decodes through its Hugging Face model.
 
 Run by rollout.py. Test: pytest tests/test_decoding.py
 """

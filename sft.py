@@ -21,8 +21,8 @@ often does not. Its pass rate is limited by habit, not by skill, and that is wha
 
 Deviation: AdamW at 3e-3 and batches of 64 traces instead of 3e-5 and 2M tokens, since the model has 0.48M parameters
   and starts from scratch. The learning rate warms up over WARMUP steps and falls linearly over the last 40 %.
-Open in the paper: AdamW's betas in SFT (ours: 0.9 and 0.95; RL has 0.9 and 0.999), its weight decay (ours: 0.01, that
-  of RL) and clipping of the gradient (ours: to an L2 norm of 1; RL clips none); the schedule of the learning rate.
+Open in the paper: AdamW's betas in SFT (here 0.9 and 0.95; RL has 0.9 and 0.999), its weight decay (here 0.01, as in
+  RL), the clipping of the gradient (here to an L2 norm of 1; RL does not clip), and the schedule of the learning rate.
 Open in the paper: where the traces come from, and which are kept. Here they are drawn by the rules above, and all are
   kept.
 Open in the paper: the number of steps. SKILL_STEPS and HABIT_STEPS were chosen by measurements.

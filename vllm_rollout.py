@@ -9,9 +9,9 @@ on keys and values of older weights. `named_weights` has the same Hugging Face n
 
 Deviation: vLLM draws its own random numbers, one sequence for each generator. Its arithmetic depends a little on
   what else is in a batch, so the same completion can come out differently where two tokens nearly tie.
-Deviation: vLLM computes keys and values again, under the present weights, where it has not kept them: for up to a
-  block of tokens (CPU_BLOCK on a CPU) before an interruption, as a block of its cache that is not full is dropped, and
-  for a completion that was evicted because the cache was full.
+Deviation: vLLM computes keys and values again, under the present weights, where it has not kept them. It drops a block
+  of its cache that is not full, and so computes up to a block of tokens (CPU_BLOCK on a CPU) again at an interruption.
+  It also computes a completion again that it evicted because the cache was full.
 Known limit: the transfer of new weights on a GPU (`_over_ipc`) has never been run.
 
 Run by train.py --generator vllm. Test: pytest tests/test_vllm.py where vLLM is installed.

@@ -204,7 +204,7 @@ class Settings:
         metavar="NAME[:WEIGHT][:TASK]",
     )
     prompt_column: list[str] = flag("field of the prompt; of several the first found", FIXED | EVALUATION, ("prompt",))
-    answer_column: list[str] = flag("field of the answer; likewise", FIXED | EVALUATION, ("answer",))
+    answer_column: list[str] = flag("field of the answer; of several the first found", FIXED | EVALUATION, ("answer",))
     template: list[str] = flag(
         "variables of the chat template, as enable_thinking=false", FIXED | EVALUATION, (), metavar="NAME=VALUE"
     )

@@ -88,7 +88,7 @@ def load(spec: str, parameters=PARAMETERS):
     module = ModuleType("own_reward")
     module.__file__ = os.path.abspath(path)
     sys.modules[module.__name__] = module  # dataclasses look for it
-    sys.path.insert(0, os.path.dirname(path))
+    sys.path.append(os.path.dirname(path))  # its neighbours; behind our modules, which may have the same names
     us = os.getpid()
     try:
         with open(path, "rb") as file:

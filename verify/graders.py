@@ -56,6 +56,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from data import EMBEDDED
+from verify.lists import lead
 from verify.mathematics import (
     BOX,
     CHARACTERS,
@@ -164,14 +165,21 @@ def code(answer: str, reference: str) -> bool | str:
 def text(answer: str, reference: str) -> bool:
     """Whether the answer is the reference, line by line, whatever the case, the spaces and the punctuation around it.
 
-    What counts is the last box, or without one the whole answer: a sentence around the word is another text.
+    What counts is the last box, or without one the whole answer, or what stands in its last line behind a lead with a
+    colon. A sentence around the word is another text.
 
     >>> text("Mice.", "mice"), text("\\\\boxed{Bücher}", "bücher"), text("a b\\n\\nC", "A  b\\nc")
     (True, True, True)
+    >>> text("Two are plural.\\n**Answer:** mice", "mice"), text("The answer is: mice or rats", "mice")
+    (True, False)
     >>> text("The plural is mice.", "mice"), text("mices", "mice"), text("c\\na b", "a b\\nc"), text("", "mice")
     (False, False, False, False)
     """
     lines, right = ([plain(line) for line in inner(side).splitlines() if plain(line)] for side in (answer, reference))
+    last = inner(answer).strip().rpartition("\n")[2]
+    stated = lead(last) or ""
+    if re.search("[:：]", last.removesuffix(stated)) and [plain(stated)] == right:
+        return True
     return bool(right) and lines == right
 
 

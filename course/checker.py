@@ -37,7 +37,7 @@ FILES = sorted({exercise.file for exercise in EXERCISES})
 UNWRITTEN, RAISED = "not written yet", "raised"  # beginnings of texts that stand in place of a vector
 SECONDS, MEASURE_SECONDS = 10.0, 900.0  # of wall clock for one check; for one of kind measure, which may train
 START_SECONDS = 60.0  # at most, to start an interpreter and load torch
-IMPORTED = re.compile(r"^( *)(?:import|from) +([\w.]+)", re.MULTILINE)
+IMPORTED = re.compile(r"^ *(?:import|from) +([\w.]+)", re.MULTILINE)
 LINES = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")  # as Python's parser counts; splitlines finds more, as U+2028
 
 
@@ -49,36 +49,31 @@ class Broken(Exception):
 
 
 class Source:
-    """A module as text: its lines, and for each top-level name and each Class.method the statements that bind it."""
+    """A module as text: its lines, and for each top-level name and Class.method the last statement that binds it."""
 
     def __init__(self, text, path):
         self.lines = LINES.findall(text)
         self.path = str(path)
         self.names = {}
         try:
-            body = ast.parse(text).body
-        except SyntaxError as error:
-            raise Broken(f"{Path(path).name}, line {error.lineno}: {error.msg}") from None
-        except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deeply
-            raise Broken(f"{Path(path).name}: Python cannot read it ({type(error).__name__})") from None
+            body = ast.parse(text, Path(path).name).body
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # also null bytes; nested too deeply
+            raise Broken(f"{Path(path).name} is not Python: {type(error).__name__}: {error}") from None
         for node in body:
-            for name in sorted(names_in(node)):
-                self.names.setdefault(name, []).append(node)
+            self.names |= dict.fromkeys(names_in(node), node)
             if isinstance(node, ast.ClassDef):
                 methods = [member for member in node.body if isinstance(member, ast.FunctionDef)]
-                self.names |= {f"{node.name}.{method.name}": [method] for method in methods}
+                self.names |= {f"{node.name}.{method.name}": method for method in methods}
 
-    def nodes(self, name):
+    def node(self, name):
         if name not in self.names:
             raise no_longer(self.path, name)
         return self.names[name]
 
     def span(self, name):
-        """The slice (first, end) of the lines that bind a name, decorators included; if several statements bind it, as
-        with a table, from the first of them to the last.
-        """
-        nodes = self.nodes(name)
-        return min(map(first_line, nodes)) - 1, max(node.end_lineno for node in nodes)
+        """The slice (first, end) of the lines that bind a name, decorators included."""
+        node = self.node(name)
+        return first_line(node) - 1, node.end_lineno
 
     def split(self, name):
         """The text before the definition of a name, the definition, the text after it."""
@@ -86,8 +81,8 @@ class Source:
         return ["".join(lines) for lines in (self.lines[:first], self.lines[first:end], self.lines[end:])]
 
     def shape(self, name):
-        """The syntax tree as text, without docstring, comments and layout: equal for equal code."""
-        return "\n".join(map(shape, self.names.get(name, [])))
+        """The syntax tree as text, without comments and layout: equal for equal code."""
+        return ast.dump(self.names[name]) if name in self.names else ""
 
 
 def no_longer(path, name):
@@ -105,19 +100,8 @@ def text_of(path):
     """The text of a file, without a byte order mark. Raises Broken if it cannot be read."""
     try:
         return path.read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise Broken(f"{path.name} cannot be read: {error}") from None
-    except UnicodeDecodeError as error:
-        cause = "saved in another encoding than UTF-8"
-        raise Broken(f"{path.name} cannot be read: {error}; likely cause: {cause}") from None
-
-
-def shape(node):
-    """A definition's syntax tree as text; of a function the arguments and the body without its docstring."""
-    if not isinstance(node, ast.FunctionDef):
-        return ast.dump(node)
-    body = node.body[1:] if ast.get_docstring(node) else node.body
-    return "\n".join(map(ast.dump, (node.args, *body)))
+    except (OSError, UnicodeDecodeError) as error:
+        raise Broken(f"{path.name} cannot be read as UTF-8: {error}") from None
 
 
 def first_line(node):
@@ -136,7 +120,7 @@ def taken(text, exercise):
         if text.count(right) != 1 or right not in definition:
             raise ValueError(f"{exercise.name}: expected {right!r} once in {exercise.where}, got {text.count(right)}")
         return before + definition.replace(right, wrong) + after
-    [node] = source.nodes(exercise.target)
+    node = source.node(exercise.target)
     first = node.body[0].end_lineno if ast.get_docstring(node) else node.body[0].lineno - 1
     stub = f'{" " * (node.col_offset + 4)}raise NotImplementedError("{exercise.name} is not written yet")\n'
     return "".join([*source.lines[:first], stub, *source.lines[node.end_lineno :]])
@@ -170,10 +154,7 @@ def left(file, root=ROOT):
 
 def begun(file, root=ROOT):
     """The bytes of a file as `start` left it; None if it is the student's own."""
-    if file in FILES:
-        return left(file, root).encode()
-    original = original_file(file, root)
-    return original.read_bytes() if original.exists() else None
+    return left(file, root).encode() if original_file(file, root).exists() else None
 
 
 def source_of(path):
@@ -195,26 +176,17 @@ def modules_of(root):
 
 
 def imports_of(file, root):
-    """([file], {package}) that a file in folder `root` imports: modules of the folder, itself and all that these import
-    included, also within functions; the packages that all of them import at once.
+    """[file] that a file in folder `root` imports: modules of the folder, itself and all that these import included,
+    also within functions.
     """
     modules = {module_name(name): name for name in modules_of(root)}
-    files, packages = [file], set()
+    files = [file]
     for name in files:
         with suppress(Broken):
-            for indent, module in IMPORTED.findall(text_of(root / name)):
+            for module in IMPORTED.findall(text_of(root / name)):
                 own = [other for known, other in modules.items() if f"{known}.".startswith(f"{module}.")]
                 files += [other for other in own if other not in files]
-                if not indent and not own:
-                    packages.add(module)
-    return files, packages
-
-
-def load_packages(exercise, root):
-    """Import the packages that the original of an exercise needs, so that no fork has to: some take seconds."""
-    for package in imports_of(exercise.file, originals_of(root))[1]:
-        with suppress(ImportError):
-            importlib.import_module(package)
+    return files
 
 
 def place(text):
@@ -227,14 +199,13 @@ def text_for(name, source):
     parts = {}
     asked = {name}
 
-    def take(nodes):
-        for node in nodes:
-            used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-            for other in sorted(used & source.names.keys()):
-                if other not in asked:
-                    asked.add(other)
-                    take(source.names[other])
-            parts[id(node)] = "".join(source.lines[first_line(node) - 1 : node.end_lineno])
+    def take(node):
+        used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        for other in sorted(used & source.names.keys()):
+            if other not in asked:
+                asked.add(other)
+                take(source.names[other])
+        parts[id(node)] = "".join(source.lines[first_line(node) - 1 : node.end_lineno])
 
     take(source.names[name])
     return "\n".join(map(textwrap.dedent, parts.values()))
@@ -330,7 +301,7 @@ def described(error, root):
         text = "it returned a result without a gradient; expected torch's own operations from logprobs to the result"
     elif not frames and getattr(error, "__notes__", None):
         text = f"it returned a {error.__notes__[0]}, expected what the docstring says: {text}"
-    return f"{type(error).__name__}{': ' * bool(text)}{text}{place}"
+    return ": ".join(filter(None, [type(error).__name__, text])) + place
 
 
 def is_own(file, root):
@@ -342,8 +313,8 @@ def is_own(file, root):
 # --- A check in a process of its own ---------------------------------------------------------------------------------
 
 
-def isolated(function, exercise, root, seconds):
-    """The result of function(exercise, root) in a process of its own; a text if it loops, exits or crashes.
+def isolated(exercise, root, seconds):
+    """What `judged` compares, from a process of its own; a text if it loops, exits or crashes.
 
     The process is killed after `seconds` of wall clock. It is a fork on Linux. Elsewhere it is a new interpreter, since
     Windows has no forks, and a fork of a process that has loaded torch is not safe on macOS.
@@ -351,7 +322,7 @@ def isolated(function, exercise, root, seconds):
     forks = hasattr(os, "fork") and sys.platform == "linux"
     context = multiprocessing.get_context("fork") if forks else multiprocessing.get_context("spawn")
     results, sender = context.Pipe(duplex=False)
-    process = context.Process(target=report, args=(function, exercise.name, root, sender))
+    process = context.Process(target=report, args=(exercise.name, root, sender))
     process.start()
     sender.close()
     try:
@@ -366,25 +337,21 @@ def isolated(function, exercise, root, seconds):
         process.join()
 
 
-def report(function, name, root, sender):
-    """In the process of a check: send the result."""
+def report(name, root, sender):
+    """In the process of a check: send the vectors of the student's file, and what is expected."""
     [exercise] = [x for x in EXERCISES if x.name == name]
     os.chdir(root)
     try:
-        found = function(exercise, root)
+        right = expected(exercise, root)
+        found = vectors(exercise, source_of(root / exercise.file), original_of(exercise, root), root), right
     except Exception as error:  # noqa: BLE001  the parent has to be told
         found = f"{type(error).__name__}: {error}"
     sender.send(found)
 
 
-def answered(exercise, root):
-    """`vectors` of the student's file."""
-    return vectors(exercise, source_of(root / exercise.file), original_of(exercise, root), root)
-
-
 def expected(exercise, root=ROOT):
     """For each claim: None if its expected value was worked out by hand, else the vector that the original gives."""
-    if not exercise.computed:
+    if all(claim.expected is not None for claim in exercise.claims):
         return [None] * len(exercise.claims)
     original = original_of(exercise, root)
     found = zip(exercise.claims, vectors(exercise, original, original, originals_of(root)))
@@ -400,12 +367,13 @@ def check(exercise, root=ROOT):
     except Broken as error:
         return [f"{exercise.name}: {error}"]
     seconds = MEASURE_SECONDS if exercise.kind == "measure" else SECONDS
-    load_packages(exercise, root)
-    found = isolated(answered, exercise, root, seconds)
+    with project_in(originals_of(root)):
+        solution(exercise)  # loads the packages that it needs, so that no fork has to: some take seconds
+    found = isolated(exercise, root, seconds)
     if isinstance(found, str):
         return [f"{exercise.name}: {found}"]
-    right = isolated(expected, exercise, root, seconds) if exercise.computed else expected(exercise, root)
-    return judged(exercise, found, [right] * len(found) if isinstance(right, str) else right, told)
+    yours, right = found
+    return judged(exercise, yours, right, told)
 
 
 def touched(exercise, student, original):

@@ -63,7 +63,7 @@ def problems(exercise):
 
     Cached under a hash of all files that the check imports; a measurement may read every log and run every function.
     """
-    files = [ROOT / file for file in checker.imports_of(exercise.file, ROOT)[0]]
+    files = [ROOT / file for file in checker.imports_of(exercise.file, ROOT)]
     files += [checker.original_file(exercise.file, ROOT), *sorted(ROOT.glob("course/**/*.py"))]
     if exercise.kind == "measure":
         files += [ROOT / file for file in checker.FILES] + sorted(ROOT.glob("*/*/log.jsonl"))
@@ -126,24 +126,15 @@ def described(exercise):
 
 
 def following(name=""):
-    """Describe the first exercise that is not done, or `name`, and say what its check finds if it was begun.
-
-    If the exercise shown last (or `name`) is done, this is said first.
-    """
-    shown = HIDDEN / "shown"
-    before = name or (shown.read_text(encoding="utf-8") if shown.exists() else "")
+    """Describe the first exercise that is not done, or `name`, and say what its check finds if it was begun."""
     upcoming = next((x.name for x in EXERCISES if state(x) not in DONE), "")
-    said = []
-    if before and state(find(before)) in DONE:
-        said = [f"{before}: solved ({number_done()}). Next: {upcoming or 'nothing, all are done'}"]
-    current = upcoming if said or not name else name
-    shown.write_text(current, encoding="utf-8")
-    if said and name:
-        return said[0]
-    if not current:
+    if name and state(find(name)) in DONE:
+        return f"{name}: solved ({number_done()}). Next: {upcoming or 'nothing, all are done'}"
+    if not upcoming:
         return "All exercises are done. Now plain `torchrun train.py --loss cispo` runs with your functions."
-    exercise = find(current)
-    return "\n\n".join([*said, described(exercise), *(problems(exercise) if state(exercise) else [])])
+    exercise = find(name or upcoming)
+    found = problems(exercise) if state(exercise) else []
+    return "\n\n".join([f"{described(exercise)}\n  Done:  {number_done()}", *found])
 
 
 def solve(exercise):
@@ -176,11 +167,11 @@ def train(flags):
     """Become train.py with the student's solved functions and the originals of all others, and these flags."""
     if Path.cwd() != ROOT:  # where a relative path in the flags would be looked for
         sys.exit(f"train in your folder of the course: cd {ROOT}")
-    yours = {x.name for x in EXERCISES if x.kind in ("write", "bug") and state(x) in DONE}
+    code = [x for x in EXERCISES if x.kind in ("write", "bug")]
+    yours = [x.name for x in code if state(x) in DONE]
     checker.assemble(ROOT, HIDDEN / "run", yours)
-    others = [x.name for x in EXERCISES if x.kind in ("write", "bug") and x.name not in yours]
-    mine = [x.name for x in EXERCISES if x.name in yours]
-    print(f"yours: {', '.join(mine) or 'none'}\nthe original's: {', '.join(others) or 'none'}", flush=True)
+    others = [x.name for x in code if x.name not in yours]
+    print(f"yours: {', '.join(yours) or 'none'}\nthe original's: {', '.join(others) or 'none'}", flush=True)
     command = [sys.executable, str(HIDDEN / "run" / "train.py"), *flags]
     if os.name == "posix":
         os.execv(command[0], command)

@@ -41,7 +41,7 @@ from course.checks.catalogue import EXERCISES
 GRADED = [exercise for exercise in EXERCISES if exercise.graded]
 LIMITS = {"CPU": 4, "AS": 1 << 30}  # of one exercise: seconds; bytes beyond what the imports take
 EXERCISE_SECONDS, HAND_IN_SECONDS = 10.0, 180.0  # of wall clock
-ENTRIES, DEPTH, BYTES = 2_000, 6, 1 << 18  # at most: files and folders of a hand-in; its depth; bytes of a file
+ENTRIES, BYTES = 2_000, 1 << 18  # at most: files and folders of a hand-in; bytes of a file
 WEAK = "no namespaces here: a hand-in can read the solutions on the disk, use the network, and outlive its sandbox"
 ONLY_LINUX = "grade runs hand-ins in a sandbox, which needs Linux; use WSL on Windows, or a container"
 NOT_DONE, NO_ANSWER = "not done", "no answer"
@@ -165,7 +165,7 @@ def python_files(folder):
     left = ENTRIES
     for place, folders, names in os.walk(folder):
         inside = Path(place).relative_to(folder)
-        folders[:] = sorted(name for name in folders if name[0] != ".") if len(inside.parts) < DEPTH else []
+        folders[:] = sorted(name for name in folders if name[0] != ".")
         left -= len(folders) + len(names)
         if left < 0:
             return
@@ -213,8 +213,7 @@ def write(folder, files):
 
 def project():
     """{file: bytes} of the project as `start` leaves it."""
-    files = {file: checker.begun(file) for file in checker.modules_of(checker.ROOT)}
-    return files | {file: checker.left(file).encode() for file in checker.FILES}
+    return {file: checker.begun(file) for file in {*checker.modules_of(checker.ROOT), *checker.FILES}}
 
 
 # --- In the sandbox --------------------------------------------------------------------------------------------------

@@ -28,10 +28,7 @@ IMPORTS = (ast.Import, ast.ImportFrom)
 
 
 def names_in(node):
-    """The names that a statement binds, also within `if`, `try` and loops; of a class or function its own name only.
-
-    RECIPES["x"] = ... counts as binding RECIPES.
-    """
+    """The names that a statement binds, also within `if`, `try` and loops; of a class or function its own name only."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return {node.name}
     if isinstance(node, IMPORTS):

@@ -1,7 +1,6 @@
 """A run's timeline from two costs: who waits, and how stale the tokens are. Nothing is generated, nothing learnt.
 
     python -m course.timeline --k 8 --generate 30 --train 20      a line per step, then shares of idle time
-    python -m course.timeline --k 8 --generate 30 --train 20 -o timeline.png      draws both off-policy rules
 
 Generators make one batch after the other, `generate` seconds each; trainers take `train` seconds for a step; weights
 travel at once. When a batch may begin, what a step waits for and which versions the generators get, say pipeline.py's
@@ -14,7 +13,7 @@ import argparse
 
 import pipeline
 
-WHAT = {"generated": "generators", "trained": "trainers"}
+WHAT = "generated", "trained"
 
 
 def timeline(*, off_policy="pipeline", k, generate, train, steps=96):
@@ -55,36 +54,13 @@ def mean_staleness(rows):
     return sum(row["staleness"] for row in rows[24:72]) / 48
 
 
-def draw(path, k, generate, train):
-    """Draw steps 24 to 47 of both off-policy rules; a step has one colour."""
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    for ax, rule in zip(figure.subplots(2, 1, sharex=True), ("pipeline", "ppo")):
-        rows = timeline(off_policy=rule, k=k, generate=generate, train=train)
-        first = rows[24]["generated"][0]
-        for row in rows[24:48]:
-            colour = colormaps["viridis"](row["step"] % 24 / 24)
-            for place, what in enumerate(WHAT):
-                begin, end = row[what]
-                ax.broken_barh([(begin - first, end - begin)], (0.1 - place, 0.8), color=colour, ec="white")
-        ax.set_yticks((0.5, -0.5), (f"{who}, idle {idle(rows, what):.0%}" for what, who in WHAT.items()))
-        ax.set_title(f"{rule}, k = {k}")
-    ax.set_xlabel("seconds from the beginning of the first of 24 optimizer steps, each of one colour; white: waiting")
-    figure.savefig(path, dpi=100)
-
-
 def main():
     parser = argparse.ArgumentParser(prog="python -m course.timeline", description=__doc__.split("\n")[0])
     parser.add_argument("--off-policy", choices=("pipeline", "ppo"), default="pipeline")
     for flag, kind in (("--k", int), ("--generate", float), ("--train", float)):
         parser.add_argument(flag, type=kind, required=True)
-    parser.add_argument("-o", metavar="FILE", help="draw both off-policy rules")
     args = parser.parse_args()
     rows = timeline(off_policy=args.off_policy, k=args.k, generate=args.generate, train=args.train)
-    if args.o:
-        draw(args.o, args.k, args.generate, args.train)
     for row in rows[:12]:
         spans = "  ".join(f"{what} {row[what][0]:6g} to {row[what][1]:6g} s" for what in WHAT)
         print(f"step {row['step']:3}  {spans}  mean staleness {row['staleness']:.2f}")

@@ -42,7 +42,7 @@ def objective(logprobs, gen_logprobs, advantages, mask):
 
 
 def whole(exercise):
-    return checker.original_file(exercise.file).read_text()
+    return checker.original_file(exercise.file).read_text(encoding="utf-8")
 
 
 def split(text, exercise):
@@ -80,7 +80,7 @@ def play(folder):
     mistakes = 0
     for exercise in EXERCISES:
         path = folder / exercise.file
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         if exercise.name == "staleness":
             say(command(folder, "train", *"--data tiny --virtual balanced --steps 20".split()))
         if exercise.name == "too-stale":
@@ -88,7 +88,7 @@ def play(folder):
             for k in (0, 4, 32):
                 say(command(folder, "train", *short, "--k", k, "--out", f"stale/k{k}"))
         if exercise.name == "own-loss":
-            (folder / "mine.py").write_text(MINE)
+            (folder / "mine.py").write_text(MINE, encoding="utf-8")
             two = ["cispo: --loss cispo", f"mine: --loss {folder}/mine.py:objective", "--seeds", "1"]
             short = f"--data tiny --virtual exact --k 8 --steps 10 --eval-every 2 --out {folder}/race".split()
             subprocess.run([sys.executable, "-m", "lab.compare", *two, *short], cwd=ROOT, check=True)
@@ -96,7 +96,7 @@ def play(folder):
             found = checker.check(exercise, folder)
             assert found and all(line.startswith(exercise.name) for line in found), (exercise.name, found)
         for mistake in {m.__name__: m for claim in exercise.claims for m in claim.mistakes}.values():
-            path.write_text(written(text, exercise, mistake))
+            path.write_text(written(text, exercise, mistake), encoding="utf-8")
             said = "\n".join(checker.check(exercise, folder))
             named = set(
                 re.findall("This is what you get when you .*|A nan has several causes; one is that you .*", said)
@@ -105,7 +105,7 @@ def play(folder):
             assert named & sentences or exercise.kind == "bug" and not named, (exercise.name, mistake.__name__, said)
             mistakes += 1
         os.chdir(folder)
-        path.write_text(right(text, exercise))
+        path.write_text(right(text, exercise), encoding="utf-8")
         found = checker.check(exercise, folder)
         assert found == [], (exercise.name, found)
         say(f"{exercise.name}: solved")

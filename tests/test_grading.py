@@ -116,7 +116,7 @@ LAYOUTS = {  # exercise -> what an editor, or a student, may do to a function th
     "head": lambda text: text.replace(
         "    with torch.auto", "    # a page \x0c\u2028 and a line\x85\n    with torch.auto", 1
     ),
-    "turn": lambda text: text.replace("    return x * cos", '    """\ntext\n"""\n    return x * cos'),
+    "history": lambda text: text.replace("        del self._in", '        """\ntext\n"""\n        del self._in'),
     "sigmoid": lambda text: "\ufeff" + text,
 }
 

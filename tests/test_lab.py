@@ -35,7 +35,7 @@ def run(rates, seed=0, stderr=0.0, clipped=0.5, reason="finished", tokens=None):
     steps = tuple(8 * n for n in range(len(rates)))
     tokens = tokens or tuple(100 * n for n in range(len(rates)))
     errors = (stderr,) * len(rates)
-    return statistics.Run(seed, steps, tokens, tokens, tuple(rates), errors, clipped, 1.0, None, {}, reason)
+    return statistics.Run(seed, steps, tokens, tokens, tuple(rates), errors, clipped, 1.0, {}, reason)
 
 
 def rise(A=0.8, C_mid=300.0, seed=0, shift=0.0, n=25, **more):
@@ -128,14 +128,6 @@ def test_there_is_no_verdict_where_a_clip_is_idle_or_half_of_the_seeds_give_the_
     assert "these 4 seeds cannot tell" in compare.answer(row, "a", 1)
 
 
-def test_the_named_number_of_seeds_finds_the_difference_four_times_in_five():
-    rng = np.random.default_rng(1)
-    n = statistics.seeds_needed(0.02, 0.01)
-    told = [ttest_rel(*(rng.normal(mean, 0.01, n) for mean in (0.02, 0))).pvalue < 0.1 for _ in range(400)]
-    assert 0.74 <= np.mean(told) <= 0.9
-    assert statistics.seeds_needed(0.0001, 0.01) == np.inf
-
-
 # --- Tables of settings ----------------------------------------------------------------------------------------------
 
 
@@ -172,9 +164,9 @@ def test_prompts_and_policies_that_a_run_names_are_made_once_and_whole(tmp_path,
     rows = [json.loads(line) for line in (tmp_path / "longer.jsonl").open()]
     assert {len(re.findall(r"\d", row["prompt"])) for row in rows} == {6, 7}
     assert json.loads((tmp_path / "tiny-24-seed1" / "config.json").read_text())["hidden_size"] == 24
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    settings.make_inputs(["--data", *named])
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    for name in ("write_prompts", "make_policy"):
+        monkeypatch.setattr(settings, name, None)
+    settings.make_inputs(["--data", *named])  # they are there
 
 
 def test_no_setting_of_a_table_takes_anything_from_a_preset(monkeypatch, losses_as_before):
@@ -282,7 +274,7 @@ while sleep 0.02; do echo '{"kind": "step"}' >> "$folder/log.jsonl"; done
 COMPARE = "import runpy, sys; sys.executable = sys.argv.pop(1); runpy.run_module('lab.compare', run_name='__main__')"
 
 
-def test_a_stopped_comparison_ends_its_runs_and_makes_them_anew(tmp_path, monkeypatch):
+def test_a_stopped_comparison_ends_its_runs(tmp_path):
     python, out = tmp_path / "python", tmp_path / "out"
     python.write_text(ENDLESS)
     python.chmod(0o755)
@@ -295,8 +287,6 @@ def test_a_stopped_comparison_ends_its_runs_and_makes_them_anew(tmp_path, monkey
     size = log.stat().st_size
     time.sleep(0.2)
     assert log.stat().st_size == size  # no run is left at work
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: command)
-    assert compare.make(log.parent, QUICK)[-2:] == ["--out", str(log.parent)] and not log.exists()
 
 
 def test_a_table_is_compared_by_its_kept_runs(tmp_path, capsys):

@@ -130,14 +130,6 @@ def rounding():
     return tuple((torch.tensor(1.0, dtype=kind) + torch.tensor(2.0**-9, dtype=kind)).item() for kind in kinds)
 
 
-def bias():
-    """Of n = 4 answers c = 1 is right.
-
-    Returns pass@2 with the share c / n put in for p in 1 - (1 - p)^2, and the unbiased estimate of pass@2.
-    """
-    return 1 - (1 - 1 / 4) ** 2, 3 / 6  # three of the six pairs of answers hold the right one
-
-
 def flops():
     """A step of an 8B model generates, and trains on, 768 completions of 10,000 tokens; each prompt has 500 tokens.
 

@@ -1,6 +1,7 @@
 """Chapter 4: asynchrony (Sec. 3.1, A.11). Claims, wrong answers, exercises. Test: pytest tests/test_exercises.py"""
 
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 from course.checks.claims import Chapter
 
@@ -163,19 +164,8 @@ ASYNCHRONY.write(
 
 def sampled_tokens(metadata, versions, mask):
     """From a rollout's metadata: sampled tokens of version 3, of version 4, and the length with injected tokens."""
-    completion = SimpleNamespace(
-        index=0,
-        versions=versions,
-        mask=mask,
-        prompt_ids=[5],
-        ids=[6] * len(mask),
-        logprobs=[0.0] * len(mask),
-        truncated=False,
-        interrupted=True,
-    )
-    request = SimpleNamespace(queue="train", number=1, prompt=SimpleNamespace(index=2))
-    score = SimpleNamespace(completion=completion, reward=1.0, value=1.0, timed_out=False, error="", marked=True)
-    found = metadata(score, request)
+    rollout = MagicMock(versions=versions, mask=mask, ids=mask, logprobs=[0.0] * len(mask))
+    found = metadata(MagicMock(completion=rollout), MagicMock())
     return [found.versions.get(3, 0), found.versions.get(4, 0), found.tokens]
 
 

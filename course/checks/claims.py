@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partialmethod
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from course.submission import HEAD, answer, encode
@@ -78,8 +79,8 @@ class Claim(NamedTuple):
         """
         expected = encode(self.expected) if expected is None else expected
         if isinstance(yours, str):
-            right = f"  expected {_numbers(expected)} shape {_shape(expected)}"
-            return "\n".join([self.says, *[right] * tell, f"  yours    {yours}"])
+            right = f"  expected {_numbers(expected)} shape {_shape(expected)}\n" if tell else ""
+            return f"{self.says}\n{right}  yours    {yours}"
         if self.same(yours, expected) and all(map(math.isfinite, yours)):
             return ""
         values = [_numbers(vector) for vector in (expected, yours)]
@@ -115,14 +116,9 @@ def _shape(vector):
 
 def _numbers(vector):
     """All values in one line, four significant digits."""
-
-    def text(values, shape):
-        if not shape:
-            return f"{values[0]:.4g}"
-        step = len(values) // shape[0] if shape[0] else 0
-        return "[" + ", ".join(text(values[i * step :][:step], shape[1:]) for i in range(shape[0])) + "]"
-
-    return text(vector[HEAD:], _shape(vector))
+    values = np.reshape(vector[HEAD:], _shape(vector))
+    text = np.array2string(values, separator=", ", formatter={"float": "{:.4g}".format}, threshold=values.size + 1)
+    return " ".join(text.split())
 
 
 # --- Exercises --------
@@ -155,11 +151,6 @@ class Exercise(NamedTuple):
     def graded(self):
         """Whether it counts for a grade; measurements do not, because logs can be forged."""
         return self.kind != "measure"
-
-    @property
-    def computed(self):
-        """Whether the original has to run because some claim has no expected value worked out by hand."""
-        return any(claim.expected is None for claim in self.claims)
 
 
 class Chapter(list):

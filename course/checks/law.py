@@ -4,6 +4,7 @@ This chapter needs neither a sandbox nor a run: it works on every system. Test: 
 """
 
 import math
+from collections import namedtuple
 from types import SimpleNamespace
 
 import numpy as np
@@ -193,8 +194,6 @@ LAW.write(
 def end_of_run(forecast, C, R):
     """[C, forecast, measured, error] over the last two evaluations (C, R) of a run whose law is R = C / 100."""
     law = SimpleNamespace(
-        A=0.9,
-        bands={"A": (0.8, 1.0)},
         points=5,
         median=lambda c: c / 100,
         band=lambda c, mean_of: (c / 100 - 0.1, c / 100 + 0.1),
@@ -230,6 +229,71 @@ LAW.bug(
     mistakes=(forecast_of_the_last_point,),
     bug=("law.run.compute[-last:].mean()", "law.run.compute[-1]"),
     symptom="Forecasts of the mean of the last evaluations come out too high, even of points that lie on the law.",
+)
+
+
+# --- ahead -----------------------------------------------------------------------------------------------------------
+
+
+Draws = namedtuple("Draws", "A B C_mid R_0 walk level steps")
+
+
+def ahead(curves, times, law, walk, level, steps):
+    """Two curves, of which the second walks, at multiples of the last fitted compute; of the law A, B, C_mid, R_0."""
+    alike = np.repeat([[*law, walk, level]], 2, 0).T
+    draws = Draws._make([*alike, np.array([0.0, steps])])
+    return curves(SimpleNamespace(draws=draws, span=(1.0, 10.0)), 10.0 * np.array(times))
+
+
+def _ahead(law, C, spread, level):
+    """Right, if `spread`, the size of the walk at so many e-folds, and the present `level` are."""
+    A, B, C_mid, R_0, walk, _, steps = law.draws
+    last = law.span[1]
+    C = C[:, None]
+    gain, past = ((A - R_0) / (1 + (C_mid / compute) ** B) for compute in (C, last))
+    return np.clip(level + gain - past + walk * spread(np.log(C / last)) * steps, 0, 1)
+
+
+def ahead_on_the_law(law, C):
+    """start from Eq. 1 instead of the present level: the walk has led away from it."""
+    A, B, C_mid, R_0, *_ = law.draws
+    return _ahead(law, C, lambda u: 0.6 * np.sqrt(u), R_0 + (A - R_0) / (1 + (C_mid / law.span[1]) ** B))
+
+
+def ahead_in_proportion(law, C):
+    """let the walk grow with log C: its variance does, so its size grows with the root."""
+    return _ahead(law, C, lambda u: 0.6 * u, law.draws.level)
+
+
+def ahead_at_full_size(law, C):
+    """take the walk's steps at full size: beyond the points they are smaller, by LATER."""
+    return _ahead(law, C, np.sqrt, law.draws.level)
+
+
+def ahead_without_walk(law, C):
+    """leave out the walk: no real run follows Eq. 1 so closely."""
+    return _ahead(law, C, np.zeros_like, law.draws.level)
+
+
+# The law of SIGMOID: 1/10 of the gain at C = 10, 9/10 at 90, so 0.4 more; the walk: 0.6 * 0.1 * sqrt(log 9) * 1/2.
+LAW.write(
+    name="ahead",
+    where="forecast.py:Forecast.curves",
+    paper="Sec. 2.1",
+    minutes=20,
+    teaches="A forecast starts from where the run is, and gets less sure with every e-fold of compute.",
+    hints=(
+        "Sec. 2.1; the model at the top of forecast.py.",
+        "`draws` holds arrays (S,) and C has any shape: give C one more dimension. Up to the last fitted compute "
+        "nothing walks.",
+        "The level, plus what Eq. 1 adds since the last fitted compute, plus LATER times the walk's size times the "
+        "root of the e-folds times its steps; pass rates lie in [0, 1].",
+    ),
+    says="ahead: from 0.3 at the last compute, 0.4 more by Eq. 1 at 9 times as much, and there the walk",
+    probe=ahead,
+    inputs=([1, 9.0], (0.7, 2.0, 30.0, 0.2), 0.1, 0.3, 0.5),
+    expected=[[0.3, 0.3], [0.7, 0.7 + 0.03 * math.log(9) ** 0.5]],
+    mistakes=(ahead_on_the_law, ahead_in_proportion, ahead_at_full_size, ahead_without_walk),
 )
 
 

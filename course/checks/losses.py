@@ -193,54 +193,20 @@ def _weighted_logprobs(weight, logprobs, advantages, mask):
 LN2 = math.log(2)
 
 
-def gradient(objective, logprobs, *rest, **eps):
-    """The gradient of the sum of the objective with respect to logprobs, (B, T)."""
+def value_and_gradient(objective, logprobs, *rest, **eps):
+    """(2, B, T): the objective, and the gradient of its sum with respect to logprobs."""
     logprobs = logprobs.clone().requires_grad_()
-    objective(logprobs, *rest, **eps).sum().backward()
-    return logprobs.grad
+    value = objective(logprobs, *rest, **eps)
+    value.sum().backward()
+    return torch.stack([value.detach(), logprobs.grad])
 
 
-CISPO_MISTAKES = (
-    cispo_cap_is_one_plus_eps,
-    cispo_cap_below_one,
-    cispo_ratio_recomputed,
-    cispo_ratio_inverted,
-    cispo_min_after_the_advantage,
-    cispo_drops_capped_tokens,
-    cispo_to_be_minimised,
-    cispo_injected_tokens_counted,
-    cispo_mask_multiplied,
-)
+def with_cap(objective, *batch):
+    return value_and_gradient(objective, *batch, eps_max=4.0)
 
 
-def value_with_cap(objective, *batch):
-    return objective(*batch, eps_max=4.0)
-
-
-def gradient_with_cap(objective, *batch):
-    return gradient(objective, *batch, eps_max=4.0)
-
-
-# Capped at 4 the ratios are 2, 4, times +1, and 1/2, 4, 1, times -2: that is the weight of log pi_train.
-CISPO_GRADIENT = Claim(
-    says="cispo_gradient: the capped ratio times the advantage",
-    probe=gradient_with_cap,
-    inputs=CISPO_INPUT,
-    expected=[[2.0, 4.0, 0.0, 0.0], [-1.0, -8.0, -2.0, 0.0]],
-    mistakes=(cispo_without_stop_gradient, *CISPO_MISTAKES),
-)
-
-
-# The weights above times log 1/2 = -ln 2 and log 1/4 = -2 ln 2.
-CISPO_VALUE = Claim(
-    says="cispo: the capped ratio times the advantage times log pi_train",
-    probe=value_with_cap,
-    inputs=CISPO_INPUT,
-    expected=[[-2 * LN2, -4 * LN2, 0.0, 0.0], [2 * LN2, 8 * LN2, 4 * LN2, 0.0]],
-    mistakes=CISPO_MISTAKES,
-)
-
-
+# Capped at 4 the ratios are 2, 4, times +1, and 1/2, 4, 1, times -2: that is the weight of log pi_train, which is
+# log 1/2 = -ln 2 and log 1/4 = -2 ln 2, and so the gradient.
 LOSSES.write(
     name="cispo",
     where="loss.py:cispo",
@@ -253,7 +219,25 @@ LOSSES.write(
         "hold nan: fill them before any product.",
         "Ratio, capped from above, detached; times the advantage; times log pi_train; 0 outside the mask.",
     ),
-    claims=(CISPO_GRADIENT, CISPO_VALUE),
+    says="cispo: the capped ratio times the advantage times log pi_train; then its gradient, without that factor",
+    probe=with_cap,
+    inputs=CISPO_INPUT,
+    expected=[
+        [[-2 * LN2, -4 * LN2, 0.0, 0.0], [2 * LN2, 8 * LN2, 4 * LN2, 0.0]],
+        [[2.0, 4.0, 0.0, 0.0], [-1.0, -8.0, -2.0, 0.0]],
+    ],
+    mistakes=(
+        cispo_without_stop_gradient,
+        cispo_cap_is_one_plus_eps,
+        cispo_cap_below_one,
+        cispo_ratio_recomputed,
+        cispo_ratio_inverted,
+        cispo_min_after_the_advantage,
+        cispo_drops_capped_tokens,
+        cispo_to_be_minimised,
+        cispo_injected_tokens_counted,
+        cispo_mask_multiplied,
+    ),
 )
 
 
@@ -296,44 +280,18 @@ CLIP_INPUT = inputs(
 )
 
 
-# For exercises on the clip alone, which is given the ratio and so cannot get the ratio wrong.
-RATIO_MISTAKES = (clip_max_for_negative_advantages, clip_without_min, clip_half_widths_swapped)
+def clip_of_ratio(clip, *batch):
+    """The clip is given the ratio, and so cannot get it wrong."""
+
+    def objective(logprobs, gen_logprobs, advantages, mask):
+        return clip((logprobs - gen_logprobs).masked_fill(~mask, 0.0).exp(), advantages, mask, 0.25, 0.75)
+
+    return value_and_gradient(objective, *batch)
 
 
-def clip_of_ratio(clip, logprobs, gen_logprobs, advantages, mask):
-    return clip((logprobs - gen_logprobs).masked_fill(~mask, 0.0).exp(), advantages, mask, 0.25, 0.75)
-
-
-def gradient_of_clip(clip, logprobs, gen_logprobs, advantages, mask):
-    logprobs = logprobs.clone().requires_grad_()
-    clip_of_ratio(clip, logprobs, gen_logprobs, advantages, mask).sum().backward()
-    return logprobs.grad
-
-
-# A = +1: min(2, 7/4), min(1, 1), min(1/2, 3/4).  A = -2: min(-4, -7/2), min(-2, -2), min(-1, -3/2).
-CLIPPED = [[1.75, 1.0, 0.5, 0.0], [-4.0, -2.0, -1.5, 0.0]]
-
-
-# d ratio / d log pi_train = ratio: so ratio times advantage, and 0 in the two places where the clipped term is smaller.
-CLIPPED_GRADIENT = [[0.0, 1.0, 0.5, 0.0], [-4.0, -2.0, 0.0, 0.0]]
-
-
-CLIP_VALUE = Claim(
-    says="clip: the smaller of ratio and clipped ratio times the advantage, for both signs",
-    probe=clip_of_ratio,
-    inputs=CLIP_INPUT,
-    expected=CLIPPED,
-    mistakes=(clip_upper_half_width_ignored, *RATIO_MISTAKES),
-)
-
-
-CLIP_GRADIENT = Claim(
-    says="clip_gradient: ratio times the advantage, and 0 where the clip acts",
-    probe=gradient_of_clip,
-    inputs=CLIP_INPUT,
-    expected=CLIPPED_GRADIENT,
-    mistakes=RATIO_MISTAKES,
-)
+# A = +1: min(2, 7/4), min(1, 1), min(1/2, 3/4).  A = -2: min(-4, -7/2), min(-2, -2), min(-1, -3/2). The gradient:
+# d ratio / d log pi_train = ratio, so ratio times advantage, and 0 in the two places where the clipped term is smaller.
+CLIPPED = [[[1.75, 1.0, 0.5, 0.0], [-4.0, -2.0, -1.5, 0.0]], [[0.0, 1.0, 0.5, 0.0], [-4.0, -2.0, 0.0, 0.0]]]
 
 
 LOSSES.write(
@@ -348,7 +306,16 @@ LOSSES.write(
         "Two candidates per token, ratio and bounded ratio, each times the advantage; the smaller one counts, for "
         "both signs; 0 outside the mask. Half-widths below 0 are refused.",
     ),
-    claims=(CLIP_VALUE, CLIP_GRADIENT),
+    says="clip: the smaller of ratio and clipped ratio times the advantage; then its gradient, 0 where the clip acts",
+    probe=clip_of_ratio,
+    inputs=CLIP_INPUT,
+    expected=CLIPPED,
+    mistakes=(
+        clip_max_for_negative_advantages,
+        clip_without_min,
+        clip_half_widths_swapped,
+        clip_upper_half_width_ignored,
+    ),
 )
 
 
@@ -382,7 +349,17 @@ def ratio_of_tokens(ratio, logprobs, gen_logprobs, _, mask):
 
 
 # sqrt(4 * 1) = 2, sqrt(1/4 * 1) = 1/2; the last completion is truncated, so its mask is False everywhere.
-SEQUENCE_RATIO = Claim(
+LOSSES.write(
+    name="gspo",
+    where="loss.py:sequence_ratio",
+    paper="Sec. 3.2",
+    minutes=15,
+    teaches="GSPO clips a completion by one ratio, the geometric mean of its tokens'.",
+    hints=(
+        "Sec. 3.2, and the Deviation line at the top of loss.py.",
+        "The length is that of the sampled tokens; a completion without any must not divide by 0.",
+        "The geometric mean is the exponential of the mean logarithm. Keep the last dimension, for broadcasting.",
+    ),
     says="sequence_ratio: the geometric mean over the sampled tokens, and 1 where there are none",
     probe=ratio_of_tokens,
     inputs=inputs(
@@ -398,113 +375,6 @@ SEQUENCE_RATIO = Claim(
         sequence_ratio_over_the_whole_width,
         sequence_ratio_inverted,
     ),
-)
-
-
-LOSSES.write(
-    name="gspo",
-    where="loss.py:sequence_ratio",
-    paper="Sec. 3.2",
-    minutes=15,
-    teaches="GSPO clips a completion by one ratio, the geometric mean of its tokens'.",
-    hints=(
-        "Sec. 3.2, and the Deviation line at the top of loss.py.",
-        "The length is that of the sampled tokens; a completion without any must not divide by 0.",
-        "The geometric mean is the exponential of the mean logarithm. Keep the last dimension, for broadcasting.",
-    ),
-    claims=(SEQUENCE_RATIO,),
-)
-
-
-# --- dapo-direction --------------------------------------------------------------------------------------------------
-
-
-def dapo_max_for_negative_advantages(*batch, **eps):
-    """take the max instead of the min where A < 0: tokens with a ratio above the clip lose their gradient."""
-    return _on_ratio(clip_max_for_negative_advantages, *batch, **eps)
-
-
-def dapo_without_min(*batch, **eps):
-    """clip the ratio on both sides and leave out the min: tokens that moved the wrong way lose their gradient."""
-    return _on_ratio(clip_without_min, *batch, **eps)
-
-
-def dapo_half_widths_swapped(*batch, **eps):
-    """swap the half-widths, so that eps_high lies below 1 and eps_low above."""
-    return _on_ratio(clip_half_widths_swapped, *batch, **eps)
-
-
-def dapo_upper_half_width_ignored(*batch, **eps):
-    """use the lower half-width for both sides, which is GRPO's symmetric clip."""
-    return _on_ratio(clip_upper_half_width_ignored, *batch, **eps)
-
-
-def dapo_ratio_recomputed(logprobs, gen_logprobs, *rest, **eps):
-    """recompute the old log-probs with the trainer: the ratio is 1 everywhere and nothing is ever clipped."""
-    return _on_ratio(_clip, logprobs, logprobs.detach(), *rest, **eps)
-
-
-def dapo_ratio_inverted(logprobs, gen_logprobs, *rest, **eps):
-    """divide pi_gen by pi_train instead of pi_train by pi_gen."""
-    return _on_ratio(_clip, gen_logprobs, logprobs, *rest, **eps)
-
-
-def _on_ratio(clip, logprobs, gen_logprobs, advantages, mask, *, eps_low, eps_high):
-    return clip(_ratio(logprobs, gen_logprobs, mask), advantages, mask, eps_low, eps_high)
-
-
-CLIP_MISTAKES = (
-    dapo_max_for_negative_advantages,
-    dapo_without_min,
-    dapo_half_widths_swapped,
-    dapo_ratio_recomputed,
-    dapo_ratio_inverted,
-)
-
-
-def value_with_clip(objective, *batch):
-    return objective(*batch, eps_low=0.25, eps_high=0.75)
-
-
-def gradient_with_clip(objective, *batch):
-    return gradient(objective, *batch, eps_low=0.25, eps_high=0.75)
-
-
-DAPO_VALUE = Claim(
-    says="dapo: the smaller of ratio and clipped ratio times the advantage, for both signs",
-    probe=value_with_clip,
-    inputs=CLIP_INPUT,
-    expected=CLIPPED,
-    mistakes=(dapo_upper_half_width_ignored, *CLIP_MISTAKES),
-)
-
-
-DAPO_GRADIENT = Claim(
-    says="dapo_gradient: ratio times the advantage, and 0 where the clip acts",
-    probe=gradient_with_clip,
-    inputs=CLIP_INPUT,
-    expected=CLIPPED_GRADIENT,
-    mistakes=CLIP_MISTAKES,
-)
-
-
-LOSSES.bug(
-    name="dapo-direction",
-    where="loss.py:dapo",
-    paper="Eq. 8",
-    minutes=15,
-    teaches="A ratio turned round still trains for a while, in the wrong direction.",
-    hints=(
-        "Eq. 8 and Eq. 2.",
-        "On-policy both directions give 1, so the first step looks right.",
-        "Which policy stands above the line, which below?",
-    ),
-    claims=(DAPO_VALUE, DAPO_GRADIENT),
-    bug=(
-        "return _clip(importance_ratio(logprobs, gen_logprobs, mask), advantages",
-        "return _clip(importance_ratio(gen_logprobs, logprobs, mask), advantages",
-    ),
-    symptom="With --loss dapo the first optimizer step is right; after a few steps off-policy the reward falls.",
 )
 
 
@@ -685,11 +555,10 @@ def one_by_one(nonzero_variance, rewards):
 
 
 def groups_of_eight(rng, _):
-    """Nine prompts in any order, some with equal rewards."""
-    equal = [[reward] * 8 for reward in rng.sample((0.7, 0.1, 1.0, -1.0, 0.3, 0.9), rng.randint(3, 6))]
-    varied = [rng.sample([1.0, -1.0, 0.7, 0.7] * 2, 8) for _ in range(9 - len(equal))]
-    groups = [[0.7] * 8, *equal, *varied]
-    return (torch.tensor(rng.sample(groups, 9)),)
+    """Nine prompts, about half of them with equal rewards, the first one with 0.7."""
+    rewards = [0.7, *rng.choices((0.7, 0.1, 1.0, -1.0, 0.3, 0.9), k=8)]
+    last = [0.7, *(rng.choice((reward, -0.5)) for reward in rewards[1:])]
+    return (torch.tensor([[most] * 7 + [one] for most, one in zip(rewards, last)]),)
 
 
 # In fp32 the mean of eight rewards of 0.7 is not 0.7, so that a std comes out above 0 though all rewards are equal.
@@ -724,23 +593,18 @@ def filter_by_the_shaped_reward(groups, *, zero_variance_filter, normalisation):
     return known & torch.tensor([len({rollout.reward for rollout in group}) > 1 for group in groups]), None
 
 
-def rollouts(rewards, unverified):
-    """Groups of rollouts, correct where the reward is above 0; if `unverified`, the last prompt's verifier failed."""
+def kept_prompts(compute_advantages, rewards):
+    """Of groups of rollouts, correct where the reward is above 0; the last prompt's verifier failed."""
     groups = [[SimpleNamespace(reward=r, value=r > 0) for r in group] for group in rewards.tolist()]
-    if unverified:
-        for rollout in groups[-1]:
-            rollout.value = None
-    return groups
-
-
-def kept_prompts(compute_advantages, rewards, unverified):
-    return compute_advantages(rollouts(rewards, unverified), zero_variance_filter=True, normalisation="none")[0]
+    for rollout in groups[-1]:
+        rollout.value = None
+    return compute_advantages(groups, zero_variance_filter=True, normalisation="none")[0]
 
 
 def shaped_rewards(rng, _):
     """Seven prompts in any order: solved with a length penalty, or solved by one of two; the last has no verdict."""
     kinds = [[1.0, rng.uniform(0.1, 0.9)], [1.0, -1.0], [rng.uniform(0.1, 0.9), -1.0], [-1.0, -1.0]]
-    return torch.tensor([*(rng.choice(kinds) for _ in range(6)), [1.0, -1.0]]), True
+    return (torch.tensor([*(rng.choice(kinds) for _ in range(6)), [1.0, -1.0]]),)
 
 
 # Prompt 0: both answers right, one with a length penalty, so its correctness has no variance. Prompt 2: no verdict.
@@ -757,7 +621,7 @@ ADVANTAGES.bug(
     ),
     says="shaped-filter: it looks at correctness, not at a shaped reward, and drops a group whose verifier failed",
     probe=kept_prompts,
-    inputs=(torch.tensor([[1.0, 0.5], [1.0, -1.0], [1.0, -1.0]]), True),
+    inputs=(torch.tensor([[1.0, 0.5], [1.0, -1.0], [1.0, -1.0]]),),
     expected=[False, True, False],
     mistakes=(filter_by_the_shaped_reward,),
     draw=shaped_rewards,
@@ -801,11 +665,9 @@ def denominators_of_kept_prompts_only(lengths, prompt_index):
 
 
 def counted(count, lengths, prompt_index):
-    return torch.tensor(count(lengths, prompt_index)[:3])
-
-
-def counted_per_prompt(count, lengths, prompt_index):
-    return count(lengths, prompt_index)[3]
+    """The three counts, then the tokens of each prompt."""
+    *counts, tokens_per_prompt = count(lengths, prompt_index)
+    return [*counts, *tokens_per_prompt]
 
 
 def lengths_and_prompts(rng, _):
@@ -817,33 +679,6 @@ def lengths_and_prompts(rng, _):
 
 # Prompt 1 was filtered, completion 5 truncated; left are completions 0, 1, 4, 6, 7, prompts 0, 2, 3 and
 # 3 + 2 + 4 + 1 + 1 tokens.
-LENGTHS = torch.tensor([3, 2, 0, 0, 4, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
-
-
-DENOMINATORS = Claim(
-    says="denominators: completions, prompts, tokens that carry a loss",
-    probe=counted,
-    inputs=LENGTHS,
-    expected=[5, 3, 11],
-    mistakes=(
-        denominators_with_filtered_prompts,
-        denominators_with_truncated_completions,
-        denominators_of_completions_as_prompts,
-    ),
-    draw=lengths_and_prompts,
-)
-
-
-TOKENS_PER_PROMPT = Claim(
-    says="tokens_per_prompt: the sum of the lengths at each prompt's index, 0 where nothing is left",
-    probe=counted_per_prompt,
-    inputs=LENGTHS,
-    expected=[5, 0, 4, 2],
-    mistakes=(denominators_of_kept_prompts_only,),
-    draw=lengths_and_prompts,
-)
-
-
 ADVANTAGES.write(
     name="denominators",
     where="loss.py:global_denominators",
@@ -855,7 +690,17 @@ ADVANTAGES.write(
         "A completion of length 0 carries no loss; a prompt all of whose completions have length 0 is not counted.",
         "Add the lengths up at each prompt's index, then count what is above 0.",
     ),
-    claims=(DENOMINATORS, TOKENS_PER_PROMPT),
+    says="denominators: completions, prompts, tokens that carry a loss; then the tokens of each prompt",
+    probe=counted,
+    inputs=(torch.tensor([3, 2, 0, 0, 4, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])),
+    expected=[5, 3, 11, 5, 0, 4, 2],
+    mistakes=(
+        denominators_with_filtered_prompts,
+        denominators_with_truncated_completions,
+        denominators_of_completions_as_prompts,
+        denominators_of_kept_prompts_only,
+    ),
+    draw=lengths_and_prompts,
 )
 
 
@@ -947,12 +792,6 @@ def prompt_average(aggregate, objective, mask, prompt_index, whole):
     return aggregate(objective, mask, prompt_index, "prompt", whole)
 
 
-def other_averages(aggregate, objective, mask, prompt_index, whole):
-    """The sample and the token average, each with the share of a dummy: a micro-batch without any sampled token."""
-    batches = (objective, mask, prompt_index), (objective[:1], mask[:1] & False, prompt_index[:1])
-    return [sum(float(aggregate(*batch, how, whole)) for batch in batches) for how in ("sample", "token")]
-
-
 def micro_batches(aggregate, objective, mask, prompt_index, whole):
     """The prompt, sample and token average from two micro-batches and a dummy."""
     parts = [(objective[rows], mask[rows], prompt_index[rows]) for rows in ([0, 1, 2], [3])]
@@ -981,22 +820,18 @@ PROMPT_AVERAGE = Claim(
 
 
 # (4 + 8 + (1 + 3) / 2 + (2 - 1 + 2) / 3) / 4 = 15 / 4; (4 + 8 + 1 + 3 + 2 - 1 + 2) / 7 = 19 / 7
-AVERAGES = Claim(
-    says="averages: sample gives every completion the same weight, token every token; a dummy without tokens adds 0",
-    probe=other_averages,
-    inputs=(*BATCH, WHOLE),
-    expected=[15 / 4, 19 / 7],
-    mistakes=(aggregate_always_prompt, aggregate_names_swapped, aggregate_without_dummies),
-)
-
-
 # The second prompt is split between the micro-batches: (12 / 2 + 4 / 5) / 2 + (0 + 3 / 5) / 2 = 3.4 + 0.3
 MICRO_BATCHES = Claim(
-    says="micro_batches: their shares add up to the prompt, sample and token average of the whole batch",
+    says="micro_batches: their shares add up to the prompt, sample and token average of the batch; a dummy adds 0",
     probe=micro_batches,
     inputs=(*BATCH, WHOLE),
     expected=[3.7, 15 / 4, 19 / 7],
-    mistakes=(aggregate_with_micro_batch_denominators,),
+    mistakes=(
+        aggregate_always_prompt,
+        aggregate_names_swapped,
+        aggregate_without_dummies,
+        aggregate_with_micro_batch_denominators,
+    ),
 )
 
 
@@ -1013,7 +848,7 @@ ADVANTAGES.write(
         "Each completion has one weight: 1 / (completions x its tokens), 1 / (prompts x its prompt's tokens) or "
         "1 / tokens; the result is the sum over completions of weight times sum over sampled tokens.",
     ),
-    claims=(PROMPT_AVERAGE, AVERAGES, MICRO_BATCHES),
+    claims=(PROMPT_AVERAGE, MICRO_BATCHES),
 )
 
 

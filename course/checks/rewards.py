@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from course.checks.claims import Chapter, Claim
+from course.checks.claims import Chapter
 
 REWARDS = Chapter()
 
@@ -200,34 +200,16 @@ REWARDS.write(
 # --- last-answer -----------------------------------------------------------------------------------------------------
 
 
-def answers(final_answer, text):
-    """Lengths of the answers in texts, -1 without an answer; `{end}` in text n stands for </think> n times."""
-    found = [final_answer(text.format(end="</think>" * n, rest="x" * 3)) for n, text in enumerate(text)]
+def answers(final_answer, texts):
+    """Lengths of the answers in texts, -1 without an answer."""
+    found = [final_answer(text) for text in texts]
     return [-1 if answer is None else len(answer) for answer in found]
 
 
-# "7+5" never ends its thinking: no answer. After </think>, "$18" has 3 characters, ", no, $18" has 9.
-FINAL = Claim(
-    says="final_answer: what follows the last </think>; nothing without one",
-    probe=answers,
-    inputs=(["7+5", "so{end}$18", "so{end}, no, $18"],),
-    expected=[-1, 3, 9],
-    draw=lambda rng, _: (["7+5", "so{end}" + "x" * rng.randint(1, 50), "so{end}" + "y" * rng.randint(1, 50)],),
-)
-
-
-def answers_after_two(final_answer, between, after):
-    """The length of the answer in a text that closes its thinking twice."""
-    return len(final_answer(f"<think>7</think>{'1' * between}</think>{'x' * after}"))
-
-
-LAST = Claim(
-    says="last: of two ends of thinking the last one counts: the answer has 2 characters",
-    probe=answers_after_two,
-    inputs=(5, 2),
-    expected=2,
-    draw=lambda rng, _: (rng.randint(51, 99), rng.randint(1, 50)),
-)
+def texts_that_end(rng, _):
+    """A text that ends no thinking, one that does so once, one that does so twice."""
+    answer = "x" * rng.randint(1, 50)
+    return (["7+5", f"7</think>{answer}", f"7</think>{'1' * rng.randint(51, 99)}</think>{answer}y"],)
 
 
 REWARDS.bug(
@@ -237,7 +219,11 @@ REWARDS.bug(
     minutes=10,
     teaches="What counts as the answer is part of the reward.",
     hints=("Sec. 2.", "Some completions end their thinking more than once.", "The first or the last mark?"),
-    claims=(FINAL, LAST),
+    says="last: what follows the last </think>, here of 3 and of 2 characters; nothing without one",
+    probe=answers,
+    inputs=(["7+5", "so</think>$18", "7</think>12345</think>18"],),
+    expected=[-1, 3, 2],
+    draw=texts_that_end,
     bug=("text.rpartition(think_end)", "text.partition(think_end)"),
     symptom="Completions that close their thinking twice are wrong, though what follows the last mark is right.",
 )
@@ -334,34 +320,4 @@ REWARDS.bug(
         "self.pass_rates[index] = max(float(pass_rate), self.pass_rates.get(index, 0.0))",
     ),
     symptom="More and more prompts are retired, though the policy gets some of them wrong again.",
-)
-
-
-# --- bias ------------------------------------------------------------------------------------------------------------
-
-
-def bias_none():
-    """expect no bias: put the share into the formula, and count pairs of answers; the two differ."""
-    return 0.5, 0.5
-
-
-def bias_swapped():
-    """mix up the two: the biased value is the smaller one."""
-    return 0.5, 0.4375
-
-
-def bias_is_mean():
-    """give pass@1 instead of pass@2."""
-    return 0.25, 0.25
-
-
-REWARDS.predict(
-    name="bias",
-    paper="Sec. 2.1",
-    minutes=5,
-    teaches="Plugging a share into a curved formula is biased.",
-    hints=("Sec. 2.1.", "1 - (1 - p)^k is concave in p.", "Count the pairs of four answers that hold the right one."),
-    says="pass@2 with 1 right answer in 4: the share put into the formula, then the unbiased estimate",
-    mistakes=(bias_none, bias_swapped, bias_is_mean),
-    atol=4e-3,
 )

@@ -134,7 +134,8 @@ def measured(folder, prompts, backends, label):
 
 def main():
     """Print the table of all models; draw the scatter plots of the last one."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="precision.py", description=__doc__.split("\n")[0])
+    parser.add_argument("-o", "--out", type=Path, default=Path("figures"), help="folder for the figure")
     parser.add_argument("--model", help="folder of a model, instead of the random ones")
     parser.add_argument("--data", metavar="NAME", help="the prompts for --model, as of train.py --data")
     args = parser.parse_args()
@@ -154,7 +155,7 @@ def main():
             with tempfile.TemporaryDirectory() as folder:
                 random_policy(folder, spread)
                 cells = measured(folder, random_prompts(), backends, f"{spread:g}")
-    draw(cells, backends, Path("figures", f"a19{name}.png"))
+    draw(cells, backends, args.out / f"a19{name}.png")
 
 
 def draw(cells, backends, path):

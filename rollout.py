@@ -105,7 +105,8 @@ def completion_keys(seed, request):
 def sample(log_pi, uniforms):
     """Inverse CDF: (n, V) fp32 log-probabilities and (n,) float64 uniforms -> (n,) token ids.
 
-    The token is the first whose running sum of probabilities exceeds the uniform.
+    The token is the first whose running sum of probabilities exceeds the uniform. The last sum counts as 1, below which
+    rounding may keep it.
     """
     cdf = log_pi.double().exp_().cumsum(-1)
     # right=True never picks a token of probability 0. Scaled by the last entry, as rounding may keep it from being 1.

@@ -42,15 +42,25 @@ def sample_a_rank(log_pi, uniforms):
     return torch.searchsorted(ranked, uniforms[:, None], right=True).squeeze(-1)
 
 
+def sample_past_the_end(log_pi, uniforms):
+    """forget that rounding may keep the last running sum below u: then there is no such token."""
+    return torch.searchsorted(_cdf(log_pi), uniforms[:, None], right=True).squeeze(-1)
+
+
+LARGEST = 1 - 2**-53  # that rollout.uniform gives
+
+
 def probabilities(rng, _):
-    """Seven probabilities, the first 0; and u = 0, then one u inside the interval of some other tokens."""
+    """Eight probabilities, the first and the last 0, whose sum rounding has made a little less than 1; and u = 0, then
+    one u inside the interval of some other tokens, then the largest u.
+    """
     weights = [rng.uniform(0.05, 1.0) for _ in range(6)]
-    pi = [0.0, *(weight / sum(weights) for weight in weights)]
+    pi = [0.0, *(0.99999 * weight / sum(weights) for weight in weights), 0.0]
     inside = [sum(pi[:token]) + rng.uniform(0.1, 0.9) * pi[token] for token in rng.choices(range(1, 7), k=6)]
-    return pi, [0.0, *inside]
+    return pi, [0.0, *inside, LARGEST]
 
 
-# Running sums 0, 1/4, 3/4, 1: u = 0 and 0.2 lie in token 1, 0.6 in 2, 0.8 in 3.
+# Running sums 0, 1/4, 3/4, 0.9999, 0.9999: u = 0 and 0.2 lie in token 1, 0.6 in 2, 0.8 in 3; so does the largest u.
 GENERATION.write(
     name="sample",
     where="rollout.py:sample",
@@ -62,11 +72,17 @@ GENERATION.write(
         "u may be exactly 0, and the last running sum a little below 1.",
         "Running sum of the probabilities in float64, then the first place where it is strictly above u.",
     ),
-    says="sample: the first token whose running sum exceeds u",
+    says="sample: the first token whose running sum exceeds u; if rounding keeps all below u, the last possible one",
     probe=drawn,
-    inputs=([0.0, 0.25, 0.5, 0.25], [0.0, 0.2, 0.6, 0.8]),
-    expected=[1, 1, 2, 3],
-    mistakes=(sample_from_the_left, sample_the_likeliest, sample_without_running_sum, sample_a_rank),
+    inputs=([0.0, 0.25, 0.5, 0.2499, 0.0], [0.0, 0.2, 0.6, 0.8, LARGEST]),
+    expected=[1, 1, 2, 3, 3],
+    mistakes=(
+        sample_from_the_left,
+        sample_the_likeliest,
+        sample_without_running_sum,
+        sample_a_rank,
+        sample_past_the_end,
+    ),
     draw=probabilities,
 )
 

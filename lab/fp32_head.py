@@ -134,7 +134,7 @@ def measured(folder, prompts, backends, label):
 
 def main():
     """Print the table of all models; draw the scatter plots of the last one."""
-    parser = argparse.ArgumentParser(prog="precision.py", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("-o", "--out", type=Path, default=Path("figures"), help="folder for the figure")
     parser.add_argument("--model", help="folder of a model, instead of the random ones")
     parser.add_argument("--data", metavar="NAME", help="the prompts for --model, as of train.py --data")

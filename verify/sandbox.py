@@ -277,9 +277,10 @@ def enclose(prefix, see, hide):
     user, group = os.getuid(), os.getgid()
     call("unshare", CLONE_NEWNS | CLONE_NEWIPC | CLONE_NEWPID | CLONE_NEWNET | (CLONE_NEWUSER if user else 0))
     maps = {"setgroups": "deny", "uid_map": f"{user} {user} 1", "gid_map": f"{group} {group} 1"}
-    for name, line in maps.items() if user else ():
-        with open(f"/proc/self/{name}", "w", encoding="utf-8") as file:
-            file.write(line)
+    if user:
+        for name, line in maps.items():
+            with open(f"/proc/self/{name}", "w", encoding="utf-8") as file:
+                file.write(line)
     if os.fork():
         os.wait()
         os._exit(0)

@@ -140,7 +140,9 @@ class Worker:
 
     def close(self) -> None:
         """End and reap the process and its children; SIGTERM comes first, as a worker may clear up after a program."""
-        for sign in (signal.SIGTERM, signal.SIGKILL) if self.process else ():
+        if not self.process:
+            return
+        for sign in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, sign)
             with suppress(subprocess.TimeoutExpired):

@@ -145,7 +145,9 @@ def legible(text: str) -> str:
 
 def loaded(text):
     """The value that a text spells in JSON or as a Python literal; anything else is returned unchanged."""
-    for load_text in (json.loads, ast.literal_eval) if isinstance(text, str) else ():
+    if not isinstance(text, str):
+        return text
+    for load_text in (json.loads, ast.literal_eval):
         with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return load_text(text)
     return text

@@ -1,12 +1,12 @@
 """Claims about plumbing/run/checkpoints.py: weights that nobody can explain are not trained, and no file runs code."""
 
 import gzip
-import hashlib
 import io
 import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import zipfile
 from contextlib import suppress
@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import read_rows, tiny_model, write_rows
+from conftest import tiny_model, trained, write_rows
 from safetensors.torch import load_file, save_file
 from test_data import TEMPLATE, character_tokenizer
 from test_train import BASE, elsewhere, refused  # noqa: F401
@@ -106,9 +106,7 @@ BESIDE = {  # what is added to a model's folder -> what is said
 
 @pytest.mark.parametrize(("added", "said"), BESIDE.items())
 def test_what_a_model_cannot_be_trained_with_is_refused_in_one_line(added, said, capsys):
-    Path("model").mkdir()
-    for path in TINY.iterdir():
-        Path("model", path.name).write_bytes(path.read_bytes())
+    shutil.copytree(TINY, "model")
     if added.startswith("{"):
         config = json.loads(Path("model/config.json").read_text()) | json.loads(added)
         Path("model/config.json").write_text(json.dumps(config))
@@ -123,15 +121,15 @@ def test_what_a_model_cannot_be_trained_with_is_refused_in_one_line(added, said,
 THINKS = TEMPLATE.replace("assistant:", "assistant:{% if thinks %}so{% endif %}")
 DATED = "{{ strftime_now('%d.%m.%Y') }}" + TEMPLATE
 TEMPLATES = [  # template, flags, what is printed
-    (TEMPLATE, [], "d.jsonl: a prompt as the model reads it ends with 'user:1+1=|assistant:'"),
-    (TEMPLATE, [], "ends an answer with '|', at which no completion ends"),
-    (TEMPLATE.replace("|", "<eos>"), [], "ends with 'user:1+1=<eos>assistant:'"),
-    (THINKS, ["--template", "thinks=true"], "assistant:so'"),
-    (THINKS, ["--template", "thinks=false"], "assistant:'"),
-    (DATED, ["--date", "2026-01-31"], "ends with '31.01.2026user:"),
-    (DATED, ["--date", "2026-01-31"], "The chat template writes the date: 2026-01-31 in this run"),
-    (TEMPLATE.partition("{% if")[0], [], "has no generation prompt; a prompt ends with 'user:a question|'"),
-    (THINKS, ["--template", "think=true"], "error: --model model: --template think=true: expected NAME=VALUE"),
+    (TEMPLATE, "", "d.jsonl: a prompt as the model reads it ends with 'user:1+1=|assistant:'"),
+    (TEMPLATE, "", "ends an answer with '|', at which no completion ends"),
+    (TEMPLATE.replace("|", "<eos>"), "", "ends with 'user:1+1=<eos>assistant:'"),
+    (THINKS, "--template thinks=true", "assistant:so'"),
+    (THINKS, "--template thinks=false", "assistant:'"),
+    (THINKS, "--template think=true", "error: --model model: --template think=true: expected NAME=VALUE"),
+    (DATED, "--date 2026-01-31", "ends with '31.01.2026user:"),
+    (DATED, "--date 2026-01-31", "The chat template writes the date: 2026-01-31 in this run"),
+    (TEMPLATE.partition("{% if")[0], "", "has no generation prompt; a prompt ends with 'user:a question|'"),
 ]
 
 
@@ -140,23 +138,9 @@ def test_what_a_chat_template_makes_of_prompts_is_said(template, flags, said, ca
     tokenizer = character_tokenizer(template=template)
     checkpoints.save_policy(Path("model"), tiny_model(vocab_size=64), tokenizer, None, torch.float32)
     write_rows("d.jsonl", [{"prompt": f"{n}+1=", "answer": n + 1} for n in range(9)])
-    argv = [
-        "--model",
-        "model",
-        "--data",
-        "d.jsonl",
-        "--virtual",
-        "exact",
-        "--k",
-        "0",
-        "--prompts",
-        "1",
-        "--length-control",
-        "none",
-        *flags,
-    ]
+    argv = "--model model --data d.jsonl --virtual exact --k 0 --prompts 1 --length-control none".split()
     with suppress(SystemExit):
-        build.load_prompts(read_settings([*argv, "--max-prompt-tokens", "40"]))
+        build.load_prompts(read_settings([*argv, "--max-prompt-tokens", "40", *flags.split()]))
     printed = "".join(capsys.readouterr()).replace(f"{Path.cwd()}/", "")
     assert said in re.sub(r"\d\+1=", "1+1=", printed)
 
@@ -172,54 +156,36 @@ class Attack:
 def poison(state, *, metadata):
     """Put a call into the metadata of a checkpoint's state/, or into a value that is no tensor."""
     whole = pickle.loads((state / ".metadata").read_bytes())
-    name, place = next((key, place) for key, place in whole.storage_data.items() if key.fqn.endswith(".lr"))
-    file = state / place.relative_path
-    place.offset = file.stat().st_size
-    with file.open("ab") as end:
-        torch.save(Attack(), end)
-    place.length = file.stat().st_size - place.offset
+    place = next(place for key, place in whole.storage_data.items() if key.fqn.endswith(".lr"))
+    with (state / place.relative_path).open("ab") as file:
+        place.offset = file.tell()
+        torch.save(Attack(), file)
+        place.length = file.tell() - place.offset
     (state / ".metadata").write_bytes(pickle.dumps(Attack() if metadata else whole))
 
 
-def sums(folder):
-    """contents.json for what the folder holds now, as its attacker would write it."""
-    contents = json.loads((folder / "contents.json").read_text())
-    for name in contents["bytes"]:
-        contents["bytes"][name] = (folder / name).stat().st_size
-    for name in contents["sha256"]:
-        contents["sha256"][name] = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    (folder / "contents.json").write_text(json.dumps(contents))
-
-
-TWO = (
-    "--virtual exact --data tiny --k 0 --steps 2 --prompts 4 --generations 4 --eval-prompts 4 --eval-every 2 --out run"
-)
+TWO = "--virtual exact --data tiny --k 0 --steps 2 --prompts 4 --generations 4 --eval-prompts 4 --eval-every 2".split()
 
 
 @pytest.mark.parametrize("way", ["metadata", "value", "log", "weights"])
 def test_nothing_in_a_folder_that_is_read_can_run_code(way, capsys):
-    assert train.main(read_settings([*TWO.split(), "--out", "run"])) == 0
+    rows = trained(*TWO)
     checkpoint = Path("run/checkpoint-2")
-    said = "run/checkpoint-2/state cannot be read"
+    (checkpoint / "contents.json").unlink()  # as in checkpoints of earlier versions
     if way == "weights":
         (checkpoint / "model.safetensors").unlink()
-        (checkpoint / "contents.json").unlink()
         torch.save({NORM: Attack()}, checkpoint / "pytorch_model.bin")
         assert "its files cannot be read" in refused(capsys, "--model", str(checkpoint), "--data", "tiny")
     elif way == "log":
         Path("code.py").write_text("import os\nos.mkdir('ran')")
-        for flag in ("loss", "reward"):
-            rows = read_rows("run/log.jsonl")
-            rows[0]["flags"] |= {"loss": "cispo", flag: "code.py:f"}
-            write_rows("run/log.jsonl", rows)
-            assert f"names code, which runs only if you name it too: --{flag} code.py:f" in refused(
-                capsys, "--resume", "--out", "run"
-            )
+        rows[0]["flags"]["reward"] = "code.py:f"  # a loss: test_own_loss.py
+        write_rows("run/log.jsonl", rows)
+        said = "names code, which runs only if you name it too: --reward code.py:f"
+        assert said in refused(capsys, "--resume", "--out", "run")
     else:
         poison(checkpoint / "state", metadata=way == "metadata")
-        sums(checkpoint)
         train.main(read_settings("--resume --out run --steps 3".split()))
-        assert said in capsys.readouterr().err
+        assert "run/checkpoint-2/state cannot be read" in capsys.readouterr().err
     assert not Path("ran").exists()
 
 
@@ -279,17 +245,16 @@ def test_no_file_of_prompts_or_log_runs_code_whatever_its_name_says(name, conten
     assert not Path("ran").exists()
 
 
-@pytest.mark.parametrize("asked, virtual, version, seconds, late", [
-    ([], None, 4, 1801, True), ([], None, 4, 1799, False), ([], "exact", 4, 9999, False),
-    (["checkpoint_every"], None, 4, 9999, False), ([], None, 5, 9999, False),  # within a phase of two steps
+@pytest.mark.parametrize("change", [
+    {}, dict(seconds=1799), dict(virtual="exact"), dict(asked=["checkpoint_every"]),
+    dict(version=5),  # within a phase of two steps
+    dict(rank=1),  # another trainer's clock has no say
 ])  # fmt: skip
-def test_a_checkpoint_is_late_after_half_an_hour_by_the_clock_of_rank_0(
-    monkeypatch, asked, virtual, version, seconds, late
-):
-    monkeypatch.setattr(train.time, "monotonic", lambda: 100.0 + seconds)
+def test_a_checkpoint_is_late_after_half_an_hour_by_the_clock_of_rank_0(monkeypatch, change):
+    one = SimpleNamespace(**dict(seconds=1801, virtual=None, asked=[], version=4, rank=0) | change)
+    monkeypatch.setattr(train.time, "monotonic", lambda: 100.0 + one.seconds)
     trainer = object.__new__(train.Trainer)
-    vars(trainer).update(args=SimpleNamespace(asked=asked, virtual=virtual), version=version, saved_at=100.0)
+    vars(trainer).update(args=one, version=one.version, saved_at=100.0)
     trainer.queue = SimpleNamespace(rule={"off_policy": "ppo", "k": 2})
-    for rank, expected in ((0, late), (1, False)):  # another trainer's clock has no say
-        trainer.processes = SimpleNamespace(rank=rank, any_trainer=bool)
-        assert trainer.late_for_a_checkpoint() == expected
+    trainer.processes = SimpleNamespace(rank=one.rank, any_trainer=bool)
+    assert trainer.late_for_a_checkpoint() == (not change)

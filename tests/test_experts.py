@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM
 
 import batches
 import experts
-import loss
 import precision
 import sft
 import train
@@ -129,13 +128,6 @@ SMALL = (
     "--virtual exact --data tiny --k 0 --steps 2 --prompts 4 --generations 4 --lr 1e-2 --warmup 1 --max-prompt-tokens 8"
     " --max-new-tokens 12 --slots 16 --length-control none --eval-prompts 4 --eval-generations 1 --token-budget 4096"
 )
-
-
-@pytest.fixture
-def signs(monkeypatch):
-    """Advantages are 1, -1, 1, -1 in every group: a random model answers nothing."""
-    everything = torch.ones(4, dtype=torch.bool), torch.tensor([1.0, -1.0, 1.0, -1.0]).expand(4, 4)
-    monkeypatch.setattr(loss, "compute_advantages", lambda groups, **_: everything)
 
 
 def run(folder, *flags):

@@ -21,7 +21,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from conftest import batch, ranks_of, read_rows, tiny_model, wait_until, write_rows
+from conftest import batch, check_exercise, ranks_of, read_rows, tiny_model, trained, wait_until, write_rows
 from test_batches import sampled
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -120,13 +120,13 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(value, mov
 
 
 def test_a3_the_learning_rate_rises_linearly_whatever_a_checkpoint_held():
+    check_exercise(train, "warm-up")
     trainer = lone_trainer()
     trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=9.0, weight_decay=9.0)
-    trainer.args.lr, trainer.args.warmup = 0.8, 4
-    for trainer.version, lr in ((0, 0.2), (1, 0.4), (3, 0.8), (4, 0.8), (100, 0.8)):
-        metrics = update(trainer, batch([True, True], [False, False]))
-        group = trainer.optimizer.param_groups[0]
-        assert (group["lr"], group["weight_decay"], metrics.lr) == pytest.approx((lr, 0.5, lr))
+    trainer.args.warmup = 14  # twice as many steps as the seventh
+    metrics = update(trainer, batch([True, True]))
+    [group] = trainer.optimizer.param_groups
+    assert (group["lr"], group["weight_decay"], metrics.lr) == (0.05, 0.5, 0.05)
 
 
 # --- Evaluations -----------------------------------------------------------------------------------------------------
@@ -449,46 +449,24 @@ def test_a_killed_trainer_is_named_and_its_run_goes_on_with_the_same_batches(sta
 # --- Your own model and data -----------------------------------------------------------------------------------------
 
 
-def save_stranger(folder, model_type):
-    """A random one-layer model with a chat template, biased to write 1 after </think> and to stop after 1.
-
-    Without this bias no answer would be right, and nothing would be trained.
-    """
+@pytest.mark.parametrize("model_type, task, lengths", [
+    ("qwen3", "math", "--interrupt-at 1 3 --interrupt-phrase </think>"), ("llama", "arithmetic", "--think-end none")
+])  # fmt: skip
+def test_a_model_folder_and_a_jsonl_file_train(model_type, task, lengths, signs):
     tokenizer = sft.tokenizer()
-    ends = dict(pad_token_id=0, bos_token_id=None, eos_token_id=tokenizer.eos_token_id)
-    sizes = dict(vocab_size=len(tokenizer), num_hidden_layers=1, initializer_range=0.02, tie_word_embeddings=False)
-    model = tiny_model(model_type, **sizes, **ends)
-    embedding, head = (part.weight.data for part in (model.get_input_embeddings(), model.get_output_embeddings()))
-    embedding.normal_()
-    think, one, end = tokenizer.convert_tokens_to_ids(["</think>", "1", "<eos>"])
-    for token, follower in ((think, one), (one, end)):
-        head[follower] += embedding[token] / embedding[token].norm()
     tokenizer.chat_template = "{{ messages[0].content }}{% if add_generation_prompt %}={% endif %}"
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-
-
-@pytest.mark.parametrize(
-    "model_type, task, lengths",
-    [
-        ("qwen3", "math", ("--interrupt-at", "1", "3", "--interrupt-phrase", "</think>")),
-        ("llama", "arithmetic", ("--think-end", "none")),
-    ],
-)
-def test_a_model_folder_and_a_jsonl_file_train(model_type, task, lengths):
-    save_stranger("model", model_type)
-    rows = [{"prompt": f"{n + 1}-{n}", "answer": 1, "task": task} for n in range(12)]
-    write_rows("rows.jsonl", rows)
+    tokenizer.save_pretrained("model")
+    sizes = dict(vocab_size=len(tokenizer), num_hidden_layers=1, bos_token_id=None)
+    tiny_model(model_type, eos_token_id=tokenizer.eos_token_id, **sizes).save_pretrained("model")
+    write_rows("rows.jsonl", [{"prompt": f"{n + 1}-{n}", "answer": 1, "task": task} for n in range(12)])
     flags = (
-        "--virtual exact --model model --data rows.jsonl --steps 1 --prompts 4 --k 1 --generations 8 --out run "
+        "--virtual exact --model model --data rows.jsonl --steps 1 --prompts 4 --k 1 --generations 4 "
         "--max-new-tokens 8 --max-prompt-tokens 8 --slots 32 --eval-generations 2"
-    ).split()
-    assert train.main(read_settings([*flags, *lengths])) == 0
-    [step] = read_rows("run/log.jsonl", "step")
+    )
+    _, first, step, second, _ = trained(*flags.split(), *lengths.split())
     assert step["kept"] > 0 and step["gradient_norm"] > 0 and step["unverified"] == 0
     assert step["log_rho"] < 1e-4  # nats: both sides hold the same fp32 weights at step 0
-    assert [row["step"] for row in read_rows("run/log.jsonl", "eval")] == [0, 1]
+    assert (first["step"], second["step"], second["kind"]) == (0, 1, "eval")
     sample = read_rows("run/completions.jsonl")[0]
     assert sample["prompt"].endswith("=") and sample["answer"] == "1"  # the chat template wrote the =
-    trained = AutoModelForCausalLM.from_pretrained("run/checkpoint-1")
-    assert trained.config.model_type == model_type
+    assert AutoModelForCausalLM.from_pretrained("run/checkpoint-1").config.model_type == model_type

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import alive, refuses, run_ranks, wait_until
+from conftest import alive, refuses, run_ranks, trained, wait_until
 from safetensors.torch import load_file
 from test_train import BASE, Run, at_version, elsewhere, launchers, lone_trainer, start  # noqa: F401
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -242,14 +242,13 @@ def test_an_out_that_is_a_broken_link_says_what_it_is_for(tmp_path):
     refuses(words, run_folder.lock_log, tmp_path / "link", error=OSError)
 
 
-def test_resuming_with_other_prompts_ends_in_one_line(tmp_path, capsys):
-    flags = [*SMALL, *"--virtual exact --k 0 --eval-every 9 --out".split(), str(tmp_path / "run")]
-    train.main(read_settings([*flags, "--steps", "1"]))
-    counters = tmp_path / "run" / "checkpoint-1" / "state" / "run.json"
+def test_resuming_with_other_prompts_ends_in_one_line(capsys):
+    trained(*SMALL, *"--virtual exact --k 0 --eval-every 9 --steps 1".split())
+    counters = Path("run/checkpoint-1/state/run.json")
     counters.write_text(counters.read_text().replace('"data": "', '"data": "other'))
-    (tmp_path / "run" / "checkpoint-1" / "contents.json").unlink()
-    assert train.main(read_settings([*flags, "--steps", "2", "--resume"])) == 1
-    assert f"--resume from {tmp_path}/run/checkpoint-1: expected the state of these prompts" in capsys.readouterr().err
+    Path("run/checkpoint-1/contents.json").unlink()
+    assert train.main(read_settings("--resume --out run --steps 2".split())) == 1
+    assert "--resume from run/checkpoint-1: expected the state of these prompts" in capsys.readouterr().err
 
 
 # --- Sandboxes that die while a worker asks what they can do ---------------------------------------------------------

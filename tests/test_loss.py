@@ -30,6 +30,10 @@ from course.checks.losses import (
 OBJECTIVE = OBJECTIVE.masked_fill(~MASK, NAN)  # the project's aggregate reads nothing where the mask is False
 
 
+every_loss = pytest.mark.parametrize("name", loss.LOSSES)
+every_aggregation = pytest.mark.parametrize("how", loss.AGGREGATIONS)
+
+
 def clips(name):
     """The clip arguments of a loss: the defaults that its row states."""
     return {clip: one.default for clip, one in loss.LOSSES[name].clips.items()}
@@ -42,11 +46,6 @@ GSPO_INPUT = inputs(
     [1.0, -2.0, 1.0, -2.0],
     ["1010"] * 4,
 )
-
-
-def batch_advantages(rewards):
-    """ScaleRL's advantages of the kept prompts: filter, subtract the group's mean, divide by the batch's std."""
-    return loss.normalise(loss.group_advantages(rewards[loss.nonzero_variance(rewards)]), "batch")
 
 
 def random_batch(seed):
@@ -103,7 +102,7 @@ def test_eq3_clipped_gradient_is_the_finite_difference(name):
     assert torch.autograd.gradcheck(lambda logprobs: objective(name)(logprobs, *rest), logprobs.requires_grad_())
 
 
-@pytest.mark.parametrize("name", loss.LOSSES)
+@every_loss
 def test_eq2_at_equal_policies_every_loss_has_the_gradient_of_reinforce(name):
     # rho = 1 lies inside every clip and below every cap, so the gradient is the advantage on each sampled token.
     logprobs, _, advantages, mask = random_batch(seed=0)
@@ -113,7 +112,7 @@ def test_eq2_at_equal_policies_every_loss_has_the_gradient_of_reinforce(name):
 
 @pytest.mark.parametrize("poison", [-INF, NAN])
 @pytest.mark.parametrize("poisoned", [(0, 1), (0,), (1,), (2,)])  # both log-probs, or one of the first three arguments
-@pytest.mark.parametrize("name", loss.LOSSES)
+@every_loss
 def test_masked_positions_leave_no_trace_whatever_they_hold(name, poisoned, poison):
     clean = random_batch(seed=1)  # the last completion is masked on all its tokens
     mask = clean[-1]
@@ -123,7 +122,7 @@ def test_masked_positions_leave_no_trace_whatever_they_hold(name, poisoned, pois
     assert (found[:, ~mask] == 0).all() and torch.equal(found, value_and_gradient(objective(name), *clean))
 
 
-@pytest.mark.parametrize("name", loss.LOSSES)
+@every_loss
 def test_a_completion_is_worth_the_same_alone_and_with_more_padding(name):
     # So neither the cut into micro-batches nor their width changes what is learnt.
     batch = random_batch(seed=3)
@@ -133,7 +132,7 @@ def test_a_completion_is_worth_the_same_alone_and_with_more_padding(name):
         torch.testing.assert_close(objective(name)(*wider)[0, : len(expected)], expected)
 
 
-@pytest.mark.parametrize("name", loss.LOSSES)
+@every_loss
 def test_a17_clipped_tokens_are_those_whose_objective_would_be_another_without_the_bound(name):
     batch = random_batch(seed=0)
     batch[2][3] = 0  # nothing to clip
@@ -179,14 +178,14 @@ def test_sec32_averages_give_every_prompt_completion_or_token_the_same_weight():
     check_exercise(loss, "aggregate")
 
 
-@pytest.mark.parametrize("how", loss.AGGREGATIONS)
+@every_aggregation
 def test_every_token_is_divided_by_a_positive_number(how):
     lengths, index = torch.tensor([1, 1, 5, 2]), torch.tensor([0, 1, 1, 2])
     divisor = loss.AGGREGATIONS[how](lengths, index, loss.global_denominators(lengths, index))
     assert divisor.shape == lengths.shape and ((divisor > 0) & divisor.isfinite()).all()
 
 
-@pytest.mark.parametrize("how", loss.AGGREGATIONS)
+@every_aggregation
 def test_shares_of_any_parts_add_up_to_the_whole_batch_and_empty_rows_weigh_nothing(how):
     objective, _, _, mask = random_batch(seed=2)  # the last completion has no tokens
     index = torch.arange(3).repeat_interleave(4)
@@ -202,7 +201,7 @@ def test_sec32_denominators_leave_out_filtered_prompts_and_truncated_completions
     check_exercise(loss, "denominators")
 
 
-@pytest.mark.parametrize("how", loss.AGGREGATIONS)
+@every_aggregation
 def test_dummy_micro_batch_adds_nothing_but_can_be_differentiated(how):
     # A rank without completions still runs forward and backward, on a dummy; prompt 1 has no tokens in the whole batch.
     logprobs = torch.full((2, 3), NAN).requires_grad_()
@@ -220,25 +219,23 @@ def test_dummy_micro_batch_adds_nothing_but_can_be_differentiated(how):
 @pytest.mark.parametrize("seed", range(2))
 def test_sec4_scalerl_objective_is_the_loop_over_prompts_completions_and_tokens(seed):
     logprobs, gen_logprobs, _, mask = random_batch(seed)
-    rewards = torch.randint(0, 2, (3, 4)).double() * 2 - 1
-    rewards[0], rewards[1, 0], rewards[1, 1] = 1.0, 1.0, -1.0
-    rows = loss.nonzero_variance(rewards).repeat_interleave(4)
-    advantages, index = batch_advantages(rewards).flatten(), torch.arange(len(rewards)).repeat_interleave(4)[rows]
+    rewards = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, -1.0, -1.0, -1.0], [1.0, 1.0, -1.0, 1.0]], dtype=torch.double)
+    kept = loss.nonzero_variance(rewards)
+    advantages = loss.normalise(loss.group_advantages(rewards[kept]), "batch").flatten()
+    rows, index = kept.repeat_interleave(4), torch.tensor([1] * 4 + [2] * 4)
     objective = loss.cispo(logprobs[rows], gen_logprobs[rows], advantages, mask[rows], eps_max=4.0)
     whole = loss.global_denominators(mask[rows].sum(-1), index)
     value = loss.aggregate(objective, mask[rows], index, "prompt", whole).item()
 
-    kept = {i: group for i, group in enumerate(rewards.tolist()) if len(set(group)) > 1}
-    centred = {i: [r - sum(group) / 4 for r in group] for i, group in kept.items()}
-    std = math.sqrt(sum(a * a for group in centred.values() for a in group) / (4 * len(kept)))  # their mean is 0
+    std = math.sqrt(6 / 8) + 1e-6  # of 3/2, -1/2, -1/2, -1/2 and 1/2, 1/2, -3/2, 1/2, whose mean is 0
     averages = []
-    for i, group in centred.items():
+    for first, centred in ((4, (1.5, -0.5, -0.5, -0.5)), (8, (0.5, 0.5, -1.5, 0.5))):
         terms = []
-        for advantage, row in zip(group, range(4 * i, 4 * i + 4)):
+        for row, advantage in enumerate(centred, first):
             pairs = zip(logprobs[row][mask[row]].tolist(), gen_logprobs[row][mask[row]].tolist())
-            terms += [min(math.exp(x - g), 4.0) * advantage / (std + 1e-6) * x for x, g in pairs]
-        averages += [sum(terms) / len(terms)] if terms else []
-    assert value == pytest.approx(sum(averages) / len(averages), rel=1e-12)
+            terms += [min(math.exp(x - g), 4.0) * advantage / std * x for x, g in pairs]
+        averages.append(sum(terms) / len(terms))
+    assert value == pytest.approx(sum(averages) / 2, rel=1e-12)
 
 
 # What is refused
@@ -257,7 +254,7 @@ def test_eq3_negative_half_widths_are_refused(name, flag, half_width):
     refuses(rf"{half_width}.*; expected 0 or more", objective(name), *CLIP_INPUT, **{flag: half_width})
 
 
-@pytest.mark.parametrize("name", loss.LOSSES)
+@every_loss
 def test_shapes_that_would_broadcast_are_refused(name):
     logprobs, gen_logprobs, advantages, mask = CISPO_INPUT
     for wrong_shapes in (

@@ -21,6 +21,9 @@ DENSE = ("qwen3", "llama", "gemma")
 MIXTURES = ("mixtral", "olmoe", "qwen3_moe")
 
 
+tied_or_not = pytest.mark.parametrize("tied", [False, True])
+
+
 def tiny_model(kind="qwen3", tied=False):
     return conftest.tiny_model(kind, tie_word_embeddings=tied, sliding_window=None)
 
@@ -183,7 +186,7 @@ def test_sec32_head_weight_is_rounded_to_the_generators_dtype_while_the_master_s
     assert model.lm_head.weight.dtype == model.lm_head.weight.grad.dtype == torch.float32
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@tied_or_not
 def test_full_tensors_are_a_hugging_face_checkpoint_with_tied_weights_once(tied, tmp_path):
     policy = precision.PolicyModel(tiny_model(tied=tied), dtype=torch.bfloat16)
     tensors = dict(precision.full_tensors(policy))
@@ -267,7 +270,7 @@ def test_fsdp2_on_two_ranks_has_the_logprobs_and_the_summed_gradients_of_one_pro
         assert (gradient - gradients[name]).norm() <= within * gradients[name].norm(), name
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@tied_or_not
 def test_sec32_fsdp2_with_bf16_layers_still_multiplies_the_head_in_fp32(ranks, tied):
     model, ids = tiny_model(tied=tied), token_ids()
     for parameter in model.parameters():  # not model.bfloat16(): the rotary frequencies stay fp32
@@ -281,7 +284,7 @@ def test_sec32_fsdp2_with_bf16_layers_still_multiplies_the_head_in_fp32(ranks, t
     assert (got - in_bf16[0::2]).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@tied_or_not
 def test_fsdp2_weights_are_fresh_after_a_forward_without_backward_and_a_step(ranks, tied):
     policy, _, _ = _reference(tied, token_ids())
     expected, published = _after_update(policy, token_ids(), torch.ones(4, 6, dtype=torch.bool))

@@ -68,8 +68,9 @@ def test_a_loss_has_its_name_and_clip_flag_in_the_help_and_its_clipped_share_in_
 @pytest.mark.parametrize("clipped, weigh", [
     (root_acts, lambda ratio: ratio.sqrt()),  # the weight has a gradient of its own
     (root_acts, lambda ratio: (ratio / ratio.mean()).detach()),  # it depends on the rest of the micro-batch
+    # The clipped share is that of another bound.
     (lambda *batch, eps_root: loss.cap_acts(*batch, eps_max=eps_root), lambda ratio: ratio.sqrt().detach()),
-], ids=["gradient through the ratio", "another weight elsewhere", "clipped share of another bound"])  # fmt: skip
+])  # fmt: skip
 def test_a_broken_loss_fails(clipped, weigh):
     add_loss("root", clipped, weigh)
     with pytest.raises(AssertionError):
@@ -97,15 +98,14 @@ def test_a_rule_is_a_choice_with_its_bound(monkeypatch):
 
 
 @pytest.mark.parametrize("change", [
-    dict(bound=lambda k: k - 2),
-    dict(batches=lambda version, k: version + k + 1),
-    dict(broadcasts=lambda version, k: version % 3 == 0),
-    dict(bound=lambda k: k),
-    dict(batches=lambda version, k: version + k + (k > 9)),
-    dict(batches=lambda version, k: version + k + version // 64),
-    dict(batches=lambda version, k: min(version + k, 40)),
-], ids=["a bound too small", "a batch too many", "weights too seldom", "a bound that nothing reaches",
-        "a batch too many for a large k", "a batch too many later", "no batch later"])  # fmt: skip
+    dict(bound=lambda k: k - 2),  # too small
+    dict(batches=lambda version, k: version + k + 1),  # one too many
+    dict(broadcasts=lambda version, k: version % 3 == 0),  # too seldom
+    dict(bound=lambda k: k),  # nothing reaches it
+    dict(batches=lambda version, k: version + k + (k > 9)),  # one too many for a large k
+    dict(batches=lambda version, k: version + k + version // 64),  # one too many later
+    dict(batches=lambda version, k: min(version + k, 40)),  # none later
+])  # fmt: skip
 def test_a_broken_rule_fails_and_no_run_starts_with_it(monkeypatch, capsys, change):
     monkeypatch.setitem(pipeline.OFF_POLICY, "early", EARLY._replace(**change))
     with pytest.raises((AssertionError, ValueError)):
@@ -148,10 +148,10 @@ def test_an_aggregation_is_one_row(monkeypatch):
 
 
 @pytest.mark.parametrize("divisor", [
-    lambda lengths, index, whole: torch.full_like(lengths, lengths.sum()),
+    lambda lengths, index, whole: torch.full_like(lengths, lengths.sum()),  # of the micro-batch
     lambda lengths, index, whole: torch.full_like(lengths, -whole.tokens),
-    lambda lengths, index, whole: whole.completions * (lengths - 1),
-], ids=["of the micro-batch", "negative", "none for a single token"])  # fmt: skip
+    lambda lengths, index, whole: whole.completions * (lengths - 1),  # none for a single token
+])  # fmt: skip
 def test_a_broken_aggregation_fails(monkeypatch, divisor):
     monkeypatch.setitem(loss.AGGREGATIONS, "own", divisor)
     with pytest.raises(AssertionError):
@@ -204,14 +204,13 @@ def test_an_embedded_task_is_one_row(monkeypatch):
 
 
 @pytest.mark.parametrize("example", [
-    lambda rng, length: (f"={random.random()}=", "1"),
-    lambda rng, length: (f"sort {rng.random()}", "1"),
-    lambda rng, length: (f"={int(999 * rng.random())}=", str(int(2 * rng.random()))),
-    lambda rng, length: (f"={int(10**9 * rng.random())}" * 6 + "=", "1"),
-    lambda rng, length: (f"={int(10**6 * rng.random())}=", ""),
-    lambda rng, length: (f"={int(50 * rng.random())}=", "1"),
-], ids=["another source of chance", "letters that its policy has no tokens for", "an answer by chance",
-        "prompts too long for its settings", "no answer", "fewer texts than prompts"])  # fmt: skip
+    lambda rng, length: (f"={random.random()}=", "1"),  # another source of chance
+    lambda rng, length: (f"sort {rng.random()}", "1"),  # letters that its policy has no tokens for
+    lambda rng, length: (f"={int(999 * rng.random())}=", str(int(2 * rng.random()))),  # an answer by chance
+    lambda rng, length: (f"={int(10**9 * rng.random())}" * 6 + "=", "1"),  # too long for its settings
+    lambda rng, length: (f"={int(10**6 * rng.random())}=", ""),  # no answer
+    lambda rng, length: (f"={int(50 * rng.random())}=", "1"),  # fewer texts than prompts
+])  # fmt: skip
 def test_a_broken_embedded_task_fails(monkeypatch, example):
     add_task(monkeypatch, example)
     with pytest.raises((AssertionError, ValueError)):

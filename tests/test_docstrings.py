@@ -6,13 +6,10 @@ from importlib import import_module
 import pytest
 from conftest import modules
 
-
-def with_examples(texts):
-    """Names of the modules {name: text} that show an example."""
-    return sorted(name for name, text in texts.items() if ">>> " in text)
+EXAMPLES = sorted(name for name, text in modules().items() if ">>> " in text)
 
 
-@pytest.mark.parametrize("module", with_examples(modules()))
+@pytest.mark.parametrize("module", EXAMPLES)
 def test_docstring_examples_run(module):
     found = doctest.testmod(import_module(module))
     assert found.attempted > 0 == found.failed

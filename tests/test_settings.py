@@ -50,6 +50,10 @@ def given(flags):
     ("--think-end none", dict(think_end=None, length_control="none")),  # interruptions were not asked for
     ("--think-end none --length-control penalty", dict(length_control="penalty")),
     ("--out=~/runs/a", dict(out="/home/me/runs/a")),
+    # GSPO has thresholds of its own (conference Fig. 20), and the sample average unless another is asked for.
+    ("--loss gspo", dict(clips={"eps_low": 3e-3, "eps_high": 5e-3}, aggregation="sample")),
+    ("--loss gspo --aggregation token --eps-low 0", dict(clips={"eps_low": 0, "eps_high": 5e-3}, aggregation="token")),
+    ("--loss gspo --recipe scalerl", dict(aggregation="prompt")),
 ])  # fmt: skip
 def test_a_flag_beats_the_recipe_and_the_recipe_beats_the_presets(monkeypatch, flags, expected):
     monkeypatch.setenv("HOME", "/home/me")
@@ -81,14 +85,6 @@ def test_a16_every_recipe_sets_the_papers_algorithm_and_clips_for_any_model(reci
     assert args.clips == clips
     for name in ("lr", "warmup", "steps", "model", "generations", "weight_decay"):  # not the algorithm
         assert getattr(args, name) == getattr(plain, name)
-
-
-def test_gspo_has_thresholds_of_its_own_and_the_sample_average_unless_another_or_a_recipe_is_asked_for():
-    args = given("--loss gspo")
-    assert (args.clips, args.aggregation) == ({"eps_low": 3e-3, "eps_high": 5e-3}, "sample")  # conference Fig. 20
-    assert given("--loss gspo --eps-low 0.01").clips == {"eps_low": 0.01, "eps_high": 5e-3}
-    assert given("--loss gspo --aggregation token").aggregation == "token"
-    assert given("--loss gspo --recipe scalerl").aggregation == "prompt"
 
 
 # --- What is refused -------------------------------------------------------------------------------------------------

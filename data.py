@@ -35,7 +35,6 @@ Test: pytest tests/test_data.py
 
 import hashlib
 import json
-import marshal
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -80,10 +79,10 @@ class Prompts:
     """Many rows, each made a prompt only when it is asked for: of a million most are never drawn.
 
     ready  a Tokeniser
-    rows   as `packed` makes them, source after source
+    rows   source after source
     """
 
-    def __init__(self, ready, rows: Iterable[bytes] = ()):
+    def __init__(self, ready, rows: Iterable[Row] = ()):
         self.ready = ready
         self.rows = list(rows)
 
@@ -93,7 +92,7 @@ class Prompts:
     def __getitem__(self, index) -> Prompt | None:
         """The prompt in this place; None if it is too long. Raises RuntimeError if it turns out unusable."""
         try:
-            return self.ready(unpacked(self.rows[index]), index)
+            return self.ready(self.rows[index], index)
         except ValueError as error:
             raise RuntimeError(str(error)) from error
 
@@ -116,14 +115,6 @@ class Data:
     unusable: list[str] = field(default_factory=list)  # what is wrong with each row that --skip-unusable left out
     unread: dict[int, list[str]] = field(default_factory=dict)  # source -> columns that are not read
     warnings: list[str] = field(default_factory=list)
-
-
-def packed(row: Row) -> bytes:
-    return marshal.dumps(tuple(row))  # 5 times as fast as JSON, and read by this process only
-
-
-def unpacked(row: bytes) -> Row:
-    return Row(*marshal.loads(row))
 
 
 def malformed(where: str, got: str, cause: str, expected: str) -> ValueError:
@@ -249,7 +240,7 @@ class Curriculum:
     def _fingerprint(self) -> str:
         """A hash of the training rows in their order, the weights and the seed; once, for tests of code are long."""
         digest = hashlib.sha256(f"{self.seed}\0{self.weights}".encode())
-        for row in map(unpacked, self.prompts.rows):
+        for row in self.prompts.rows:
             digest.update(repr(row[1:]).encode())  # without its place: a file may have been moved
         return digest.hexdigest()[:16]
 
@@ -312,10 +303,10 @@ def identity(prompt) -> str:
     return prompt.strip()
 
 
-def check_leakage(held: list[bytes], train: Prompts) -> None:
+def check_leakage(held: list[Row], train: Prompts) -> None:
     """Raise ValueError for a training row that is in the validation set (`held`) too: two sources may share a row."""
-    places = {identity(row.prompt): row.where for row in map(unpacked, held)}
-    for row in map(unpacked, train.rows):
+    places = {identity(row.prompt): row.where for row in held}
+    for row in train.rows:
         if where := places.get(identity(row.prompt)):
             expected = f"no validation prompt in training, and {where} is one"
             raise malformed(row.where, f"the same {str(row.prompt)[:60]!r}", "the same row in two sources", expected)
@@ -481,9 +472,9 @@ class Tokeniser:
         curve = self.curves.get((row.source, row.task), row.task)
         return Prompt(index, tuple(ids), text, row.answer, row.task, row.source, curve, row.where)
 
-    def fits(self, row: bytes) -> bool:
-        """Whether a row, as `packed` makes it, has no more tokens than the budget."""
-        return self(unpacked(row)) is not None
+    def fits(self, row: Row) -> bool:
+        """Whether a row has no more tokens than the budget."""
+        return self(row) is not None
 
     def ids(self, text: str) -> list[int]:
         """A rendered text as tokens."""

@@ -55,7 +55,7 @@ def prompts(*counts, long=(), rows=None):
     """A training set with counts[n] prompts of source n."""
     sources = [source for source, count in enumerate(counts) for _ in range(count)]
     rows = rows or [data.Row("a:1", f"prompt {i}", "1", "math", source) for i, source in enumerate(sources)]
-    return data.Prompts(Ready(long), map(data.packed, rows))
+    return data.Prompts(Ready(long), rows)
 
 
 def curriculum_of(*counts, seed=0, threshold=0.9, weights=(1.0,), long=()):

@@ -464,7 +464,7 @@ CONFLICT = "repeat a prompt with another answer, and the earlier row counts"
 def read_source(
     name, number, task, ready, prompts, *, evaluate, columns=(("prompt",), ("answer",)), skip_unusable=False, own=False
 ):
-    """(rows with their prompt for the first time; those that repeat one; tasks of all) of a source, as data.packed.
+    """(rows with their prompt for the first time; those that repeat one; tasks of all) of a source.
 
     number, task   of the source
     ready, prompts  data.Tokeniser, data.Data
@@ -474,18 +474,17 @@ def read_source(
     own            a function of one's own grades the completions (--reward): answers may have any form, or be missing
     """
     marks = template_marks(ready)
-    first: dict[str, bytes] = {}  # data.identity -> row
-    repeated: list[bytes] = []
+    first: dict[str, Row] = {}  # data.identity -> row
+    repeated: list[Row] = []
     tasks = set()
     places: dict[str, list[str]] = {RENDERED: [], CONFLICT: []}  # places of rows
     try:
         for row in usable(name, number, task, ready, prompts, columns=columns, skip_unusable=skip_unusable, own=own):
             tasks.add(row.task)
-            packed = data.packed(row)
-            earlier = first.setdefault(data.identity(row.prompt), packed)
-            if earlier is not packed:
-                repeated.append(packed)
-                if not evaluate and data.unpacked(earlier).answer != row.answer:
+            earlier = first.setdefault(data.identity(row.prompt), row)
+            if earlier is not row:
+                repeated.append(row)
+                if not evaluate and earlier.answer != row.answer:
                     places[CONFLICT].append(row.where)
             if any(text.startswith(marks) or text.endswith(marks) for text in map(str.strip, texts(row.prompt))):
                 places[RENDERED].append(row.where)
@@ -515,7 +514,7 @@ def load(sources, tokenizer, *, budget, validation=data.VALIDATION_PROMPTS, voca
     ready = data.Tokeniser(tokenizer, budget=budget, vocabulary=vocabulary)
     prompts = data.Data(data.Prompts(ready), data.Prompts(ready), weights=weights)
     owned: list[set[str]] = []  # by source: its tasks
-    held: list[bytes] = []  # rows to validate with
+    held: list[Row] = []  # rows to validate with
     for number, (name, weight, task) in enumerate(zip(names, weights, tasks)):
         if name in data.EMBEDDED:
             train, new, too_long = embedded(name, number, validation, ready.fits)
@@ -542,11 +541,11 @@ def load(sources, tokenizer, *, budget, validation=data.VALIDATION_PROMPTS, voca
     return prompts
 
 
-def embedded(name: str, number: int, validation: int, fits) -> tuple[list[bytes], list[bytes], int]:
+def embedded(name: str, number: int, validation: int, fits) -> tuple[list[Row], list[Row], int]:
     """(training rows, validation rows, how many of those do not fit) of an embedded task."""
     counts = (data.EMBEDDED[name].prompts, False), (validation, True)
     sets = (data.examples(name, count, seed=0, held_out=held) for count, held in counts)
-    train, held = ([data.packed(Row(name, *pair, name, number)) for pair in pairs] for pairs in sets)
+    train, held = ([Row(name, *pair, name, number) for pair in pairs] for pairs in sets)
     fitting = list(filter(fits, held))
     return train, fitting, len(held) - len(fitting)
 

@@ -27,50 +27,11 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-# Hugging Face model types whose logits are lm_head(body(ids)): one linear layer without bias, nothing after it.
-SUPPORTED = ("gemma", "llama", "mistral", "mixtral", "olmo2", "olmoe", "qwen2", "qwen3", "qwen3_moe", "smollm3")
-REFUSED = {
-    "gpt_oss": "its attention has sinks, and a sliding window in every other layer",
-    "llama4": "its attention is chunked in most layers",
-}
-
 # Mean |log rho| (nats) that two backends with equal weights stay below. results/README.md has what bf16 bodies give
 # (A.19); tests/test_vllm.py holds fp32 to a tenth of this.
 MISMATCH_LIMIT = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
-
 CHUNK = 256  # positions whose logits exist at once: on a CPU, and at least on a GPU
-
-
-# --- Which models ----------------------------------------------------------------------------------------------------
-
-
-def check_supported(config):
-    """Raise ValueError unless `config` (Hugging Face) is of a SUPPORTED type, with full attention without dropout.
-
-    Its weights must not be quantised.
-    """
-    quantised = getattr(config, "quantization_config", None)
-    if quantised is not None:
-        got = f"quantization_config {str(quantised)[:60]}"
-        raise ValueError(f"{got}: a policy is trained in bf16 or fp32: give the unquantised weights")
-    layers = getattr(config, "layer_types", None)
-    dropout = getattr(config, "attention_dropout", 0.0)
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if config.model_type not in SUPPORTED:
-        reason = REFUSED.get(config.model_type.removesuffix("_text"), "its head has not been checked")
-    elif any(kind != "full_attention" for kind in layers) if layers else window is not None:
-        reason = f"attention is not full in every layer (sliding_window={window})"
-    elif dropout:  # acts on the trainer only, so pi_train would differ from pi_gen at equal weights
-        reason = f"attention_dropout={dropout} must be 0"
-    elif jitter := getattr(config, "router_jitter_noise", 0.0):  # likewise
-        reason = f"router_jitter_noise={jitter} must be 0"
-    else:
-        return
-    raise ValueError(
-        f"model type {config.model_type!r} is not supported: {reason}. Expected a decoder-only model with full "
-        f"attention and a bias-free linear head whose output is the logits: {', '.join(SUPPORTED)}."
-    )
 
 
 def forbid_tf32():
@@ -206,17 +167,15 @@ def token_logprobs(hidden, head_weight, ids, *, chunk, temperature=1.0, fp32_hea
 class PolicyModel(nn.Module):
     """pi_train: a Hugging Face causal LM whose forward gives log-probs and entropies instead of logits.
 
-    model        a supported AutoModelForCausalLM; its parameters are the master weights
+    model        an AutoModelForCausalLM as in checkpoints.SUPPORTED; its parameters are the master weights
     dtype        the generators' dtype: the head weight is rounded to it, weights are published in it
     temperature, fp32_head, chunk    as in token_logprobs; a larger chunk takes more memory and fewer kernel launches
 
     One module with one forward, because FSDP2 gathers the head weight only inside the forward of the module it wraps.
-    Raises ValueError for an unsupported model.
     """
 
     def __init__(self, model, *, dtype, temperature=1.0, fp32_head=True, chunk=CHUNK):
         super().__init__()
-        check_supported(model.config)
         forbid_tf32()
         self.model = model
         self.dtype = dtype

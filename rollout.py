@@ -53,17 +53,13 @@ from transformers.cache_utils import Cache, DynamicCache
 from decoding import Graphs, decoder, rounded, unseen
 from experts import Recorder
 from pipeline import Request, Rollout
-from precision import as_factor, check_supported, forbid_tf32, head_logits
+from precision import as_factor, forbid_tf32, head_logits
 from reward import THINK_END
 
 NEVER = 2**62  # a length that no completion reaches
 PREFILL_TOKENS = 16384  # prompt tokens per forward pass, padding included: bounds its memory
 PREFILL_AHEAD = 8  # at most so many queued completions have their prompts run along with those of the starting ones
 KV_BLOCK = 64  # positions; key/value buffers grow in multiples of it
-ENDS = (  # of a turn or a document, in published models
-    "<|im_end|> <|eot_id|> <|eot|> <|EOT|> <|end|> <|endoftext|> <|end_of_text|> <|eom_id|> <|end_of_turn|> <|return|> "
-    "<end_of_turn> <｜end▁of▁sentence｜> </s> <eos>"
-)
 
 # SplitMix64 (Steele, Lea, Flood 2014): an odd increment and two odd multipliers, as int64, which wraps modulo 2^64.
 INCREMENT, MIX_1, MIX_2 = (word - 2**64 for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
@@ -219,7 +215,7 @@ class Generator:
     seed            of the random numbers (completion_keys)
     version         of the model's present weights: how many optimizer steps made them
 
-    Raises ValueError for an unsupported model and for settings that contradict each other.
+    Raises ValueError for settings that contradict each other.
     """
 
     _running: dict  # by row, or by request
@@ -239,13 +235,11 @@ class Generator:
         seed=0,
         version=0,
     ):
-        check_supported(model.config)
         if think_budget:
             check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_tokens)
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids(model, tokenizer)
-        self.other_ends = {tokenizer.get_vocab().get(end): end for end in ENDS.split()}
-        self.other_ends = {id: end for id, end in self.other_ends.items() if id not in {None, *self.eos_ids}}
+        self.other_ends = {}  # {id: token}: it is said if a completion goes on behind one
         self.slots = slots
         self.clock = time.perf_counter  # seconds
         self.work = {"decode_steps": 0, "decode_seconds": 0.0, "slot_seconds": 0.0}  # so far; for the log

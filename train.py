@@ -324,7 +324,7 @@ def main(args):
     disable_progress_bar()
     if args.plan:
         return show_plan(args, build.weights_folder(args))
-    prompts = build.load_prompts(args)
+    args, prompts = build.load_prompts(args)
     if not alone(args) and torchrun("WORLD_SIZE") == 1:
         launch(__file__, sys.argv[1:])
     if args.evaluate:
@@ -332,7 +332,7 @@ def main(args):
     processes = InOneProcess(args, generate) if args.virtual else Processes(args)
     with closing(processes):
         if processes.rank in processes.trainer_ranks:
-            return processes.end(lead(args, processes, partial(Trainer, args, processes, prompts), train))
+            return processes.end(lead(args, processes, partial(Trainer, processes=processes, prompts=prompts), train))
         return processes.end(serve(args, processes, generate))
 
 

@@ -15,14 +15,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import tiny_model, trained, write_rows
+from conftest import refuses, tiny_model, trained, write_rows
 from safetensors.torch import load_file, save_file
 from test_data import TEMPLATE, character_tokenizer
 from test_train import BASE, elsewhere, refused  # noqa: F401
 from transformers import AutoConfig
 
 import fit
-import precision
 import train
 from plumbing.curves import logs
 from plumbing.prompts import sources
@@ -114,6 +113,25 @@ def test_what_a_model_cannot_be_trained_with_is_refused_in_one_line(added, said,
         Path("model", added).write_text("{}")
     message = refused(capsys, "--model", "model", "--data", "tiny")
     assert f"--model {Path('model').absolute()}: " in message and said in message
+
+
+# --- Which models ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type, changes, reason", [
+    ("gemma2", {}, "has not been checked"),
+    ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding_window=64"),
+    ("llama", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
+    ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
+    ("gpt_oss", {}, "attention has sinks"),
+])  # fmt: skip
+def test_other_architectures_are_refused_by_name_with_the_reason(model_type, changes, reason):
+    reason = f"'{model_type}' is not supported.*{reason}.*llama.*qwen3"
+    refuses(reason, checkpoints.check_supported, AutoConfig.for_model(model_type, **changes))
+
+
+def test_qwen_with_a_window_it_does_not_use_is_supported():
+    checkpoints.check_supported(AutoConfig.for_model("qwen2", use_sliding_window=False, sliding_window=4096))
 
 
 # --- The chat template ---
@@ -208,12 +226,12 @@ for folder in sys.argv[1:]:
 def test_transformers_4_reads_the_same_ids_and_logits_from_our_checkpoints():
     tokenizer = character_tokenizer(template=TEMPLATE)
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "1+2="}])["input_ids"]
-    for kind in precision.SUPPORTED:
+    for kind in checkpoints.SUPPORTED:
         # Not 10,000, which transformers 4 takes where it finds none.
         model = tiny_model(kind, vocab_size=64, rope_parameters={"rope_type": "default", "rope_theta": 50.0})
         checkpoints.save_policy(Path(kind), model, tokenizer, model.state_dict(), torch.float32)
         torch.save((ids, model(torch.tensor([ids])).logits.detach()), Path(kind, "expected.pt"))
-    subprocess.run([OLD, "-c", READ, *precision.SUPPORTED], check=True)
+    subprocess.run([OLD, "-c", READ, *checkpoints.SUPPORTED], check=True)
 
 
 CODE = "__import__('os').mkdir('ran')"

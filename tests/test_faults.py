@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -272,8 +273,7 @@ def test_a_worker_runs_programs_as_the_run_found_at_its_start_whatever_a_new_try
     monkeypatch.setattr(sandbox, "run", lambda *_, namespaces, **__: used.append(namespaces) or (x for x in [b"4\n"]))
     answer = json.dumps(["code", "```python\nprint(4)\n```", ""])
     for protections, namespaces in ((list(sandbox.PROTECTIONS), True), (list(sandbox.PROTECTIONS[:1]), False)):
-        args = read_settings([])
-        args.protections = protections
+        args = replace(read_settings([]), protections=protections)
         assert {worker.namespaces for worker in build.make_scorer(args)._workers} == {namespaces}
         assert grade_code(answer, '{"inputs": [""], "outputs": ["4\\n"]}', 5.0, namespaces) is True
     assert used == [True, False]

@@ -1,6 +1,7 @@
 """Claims about plumbing/setup/plan.py, train.py --plan: what a run needs, by a model and from its config alone."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ MODELS = {
 
 
 def settings(*argv):
-    return read_settings(["--model", "Qwen3-8B", "--plan", *argv])
+    return SimpleNamespace(**vars(read_settings(["--model", "Qwen3-8B", "--plan", *argv])))
 
 
 def config(size):

@@ -12,9 +12,10 @@ from conftest import check_exercise, close, of_tokens, refuses, run_ranks
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 import precision
+from plumbing.run.checkpoints import SUPPORTED
 
 NAN, INF = float("nan"), float("inf")
 DENSE = ("qwen3", "llama", "gemma")
@@ -34,25 +35,6 @@ def token_ids(rows=4, length=7):
 
 def gradients(module):
     return {name: parameter.grad for name, parameter in module.named_parameters()}
-
-
-# --- Which models ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model_type, changes, reason", [
-    ("gemma2", {}, "has not been checked"),
-    ("qwen3", {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}, "sliding_window=64"),
-    ("llama", {"attention_dropout": 0.1}, "attention_dropout=0.1"),
-    ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise=0.1"),
-    ("gpt_oss", {}, "attention has sinks"),
-])  # fmt: skip
-def test_other_architectures_are_refused_by_name_with_the_reason(model_type, changes, reason):
-    reason = f"'{model_type}' is not supported.*{reason}.*llama.*qwen3"
-    refuses(reason, precision.check_supported, AutoConfig.for_model(model_type, **changes))
-
-
-def test_qwen_with_a_window_it_does_not_use_is_supported():
-    precision.check_supported(AutoConfig.for_model("qwen2", use_sliding_window=False, sliding_window=4096))
 
 
 # --- Sec. 3.2: the head ----------------------------------------------------------------------------------------------
@@ -139,7 +121,7 @@ def test_a_chunk_of_zero_or_a_temperature_of_zero_is_refused(chunk, temperature)
 # --- PolicyModel -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind, tied", [*product(precision.SUPPORTED, [False]), *product(DENSE, [True])])
+@pytest.mark.parametrize("kind, tied", [*product(SUPPORTED, [False]), *product(DENSE, [True])])
 def test_policy_logprobs_are_those_of_the_hugging_face_model(kind, tied):
     """And its entropies and gradients."""
     ids, model, other = token_ids(), tiny_model(kind, tied), tiny_model(kind, tied)

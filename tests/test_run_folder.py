@@ -190,7 +190,7 @@ def stopped_early():
 
     def late(processes, args):
         processes.heartbeat.stopped = "interrupted: early" if processes.rank == 0 else None
-        agree(processes, args)
+        return agree(processes, args)
 
     Processes.agree = late
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -28,6 +29,11 @@ OWN = "--model M --data F"
 def given(flags):
     """The settings of a command line."""
     return read_settings(flags.split())
+
+
+def draft(flags):
+    """The same, to be made to fit."""
+    return SimpleNamespace(**vars(given(flags)))
 
 
 # --- Which value wins ------------------------------------------------------------------------------------------------
@@ -246,7 +252,7 @@ def test_a_run_without_git_has_no_commit(monkeypatch):
      " --interrupt-at 30 36 instead of 10000 12000"),
 ])  # fmt: skip
 def test_lengths_that_are_not_given_shrink_to_the_models_positions_by_one_factor(flags, positions, lengths, changes):
-    args = given(f"{OWN} {flags}")
+    args = draft(f"{OWN} {flags}")
     said = sizing.fit_lengths(args, positions, args.default_new, phrase=19)
     found = [args.max_prompt_tokens, args.max_new_tokens, args.interrupt_at, args.length_max, args.length_cache]
     assert found == lengths and said.removeprefix("Lengths made to fit, ") == changes
@@ -275,13 +281,13 @@ QWEN3 = AutoConfig.for_model(
 ])  # fmt: skip
 def test_sec21_a_validation_has_the_papers_prompts_per_generator(monkeypatch, flags, world, prompts):
     launched(monkeypatch, WORLD_SIZE=world)
-    args = given(flags)
+    args = draft(flags)
     assert bool(sizing.fit_validation(args)) == (prompts < 1000) and args.eval_prompts == prompts
 
 
 @pytest.mark.parametrize("trainers", [0, 1], ids=["a GPU of its own", "a GPU shared with the trainer"])
 def test_the_papers_defaults_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trainers):
-    args = given(f"{OWN} --dtype bfloat16")
+    args = draft(f"{OWN} --dtype bfloat16")
     assert args.slots == 256  # x 16,384 positions x 2 x 28 layers x 8 heads x 128 numbers x 2 bytes = 481 GB
     said = sizing.fit_slots(args, QWEN3, free=80_000_000_000, trainers=trainers, generators=1)
     slot, parameters = 16384 * 114_688, 596_049_920
@@ -378,7 +384,7 @@ def test_vllm_leaves_room_for_the_processes_that_have_the_same_gpu(gpus, monkeyp
 ])  # fmt: skip
 def test_the_default_number_of_trainers_is_the_smallest_that_fits(gpus, world, visible, uuids, trainers):
     gpus(world, visible, uuids)
-    args = given(BIG)
+    args = draft(BIG)
     said = sizing.fit_trainers(args, QWEN3_8B)
     assert args.trainers == trainers and ("--trainers 3 instead of 2" in said) == (trainers == 3)
 

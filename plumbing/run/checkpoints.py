@@ -46,7 +46,41 @@ FILES = "model.safetensors model.safetensors.index.json pytorch_model.bin pytorc
 ADAPTERS = "adapter_config.json adapter_model.safetensors adapter_model.bin".split()
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 UNREADABLE = (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError, pickle.UnpicklingError)
+# Hugging Face model types whose logits are lm_head(body(ids)): one linear layer without bias, nothing after it.
+SUPPORTED = ("gemma", "llama", "mistral", "mixtral", "olmo2", "olmoe", "qwen2", "qwen3", "qwen3_moe", "smollm3")
+REFUSED = {
+    "gpt_oss": "its attention has sinks, and a sliding window in every other layer",
+    "llama4": "its attention is chunked in most layers",
+}
 COMPUTED = r"rotary_emb\.inv_freq"  # in files of the first Llama models; transformers computes it, and leaves it unread
+
+
+def check_supported(config):
+    """Raise ValueError unless `config` (Hugging Face) is of a SUPPORTED type, with full attention without dropout.
+
+    Its weights must not be quantised.
+    """
+    quantised = getattr(config, "quantization_config", None)
+    if quantised is not None:
+        got = f"quantization_config {str(quantised)[:60]}"
+        raise ValueError(f"{got}: a policy is trained in bf16 or fp32: give the unquantised weights")
+    layers = getattr(config, "layer_types", None)
+    dropout = getattr(config, "attention_dropout", 0.0)
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    if config.model_type not in SUPPORTED:
+        reason = REFUSED.get(config.model_type.removesuffix("_text"), "its head has not been checked")
+    elif any(kind != "full_attention" for kind in layers) if layers else window is not None:
+        reason = f"attention is not full in every layer (sliding_window={window})"
+    elif dropout:  # acts on the trainer only, so pi_train would differ from pi_gen at equal weights
+        reason = f"attention_dropout={dropout} must be 0"
+    elif jitter := getattr(config, "router_jitter_noise", 0.0):  # likewise
+        reason = f"router_jitter_noise={jitter} must be 0"
+    else:
+        return
+    raise ValueError(
+        f"model type {config.model_type!r} is not supported: {reason}. Expected a decoder-only model with full "
+        f"attention and a bias-free linear head whose output is the logits: {', '.join(SUPPORTED)}."
+    )
 
 
 def first_file(folder, names):

@@ -23,6 +23,7 @@ import sys
 import time
 from collections import deque
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache, partial
 from pathlib import Path
@@ -208,7 +209,7 @@ class Processes:
         self.heartbeat.stop(f"interrupted: {self.name(self.rank)} got {signal.Signals(number).name}")
 
     def agree(self, args):
-        """Agree on where the run starts, before anything is loaded; every rank calls this.
+        """The Settings that all ranks agree on, before anything is loaded; every rank calls this.
 
         Rank 0 locks --out and picks the newest intact checkpoint, now by checksums too. All look whether they see a
         file that it has just made there, and say with what they started and which protections their sandboxes have.
@@ -219,17 +220,18 @@ class Processes:
         if self.rank == 0:
             with self.heartbeat.working():
                 self.lock = run_folder.lock_log(out)  # until this process ends
-                args.checkpoint = run_folder.pick(out, args.checkpoint) if args.resume else None
+                picked = run_folder.pick(out, args.checkpoint) if args.resume else None
             for stale in out.glob(".start-*"):
                 stale.unlink()
             mark = out / f".start-{secrets.token_hex(8)}"
             mark.touch()
-            self.store.put({"start": (mark.name, args.checkpoint, bool(args.protections))})
+            self.store.put({"start": (mark.name, picked, bool(args.protections))})
         self.store.wait("rank 0 to pick a checkpoint", lambda: self.store.has(["start"]))
-        seen, args.checkpoint, sandboxed = self.store.read("start")
-        if sandboxed and self.local == 0 and not args.protections:  # a node of generators, which know no prompts yet
-            args.protections = sandbox.protections()
-        mine = stamp(args), (out / seen).exists(), str(out), args.protections, args.slots
+        seen, picked, sandboxed = self.store.read("start")
+        protections = args.protections
+        if sandboxed and self.local == 0 and not protections:  # a node of generators, which know no prompts yet
+            protections = sandbox.protections()
+        mine = stamp(args), (out / seen).exists(), str(out), protections, args.slots
         self.store.put({f"started/{self.rank}": mine})
         names = [f"started/{rank}" for rank in range(self.world)]
         self.store.wait("the others to start", lambda: self.store.has(names))
@@ -237,10 +239,11 @@ class Processes:
         if self.rank == 0:
             mark.unlink()
         self.compare(started)
-        args.slots = min(slots for *_, slots in started)  # each has made its own fit the memory that it saw
+        slots = min(slots for *_, slots in started)  # each has made its own fit the memory that it saw
         own = started[self.rank - self.local][3]  # the first rank of a node has tried out its sandboxes
         everywhere = [line for line in own if all(line in lines for *_, lines, _ in started if lines)]
-        args.protections = own if self.rank else everywhere  # rank 0 logs them
+        protections = own if self.rank else everywhere  # rank 0 logs them
+        return replace(args, checkpoint=picked, slots=slots, protections=protections)
 
     def compare(self, started):
         """Raise OSError if a rank was started with other settings, versions or code than rank 0, or in another folder.
@@ -346,7 +349,7 @@ class Processes:
 def lead(args, processes, make, train):
     """A trainer rank's life. Returns why it ended.
 
-    make   () -> its train.Trainer
+    make   Settings -> its train.Trainer
     train  train.train
 
     An orderly end (finished, Ctrl-C, a verdict of the monitor) writes a checkpoint. After the loss of a process, on a
@@ -356,9 +359,9 @@ def lead(args, processes, make, train):
     heartbeat = processes.heartbeat
     run = None
     try:
-        processes.agree(args)
+        args = processes.agree(args)
         with heartbeat.working():
-            run = make()
+            run = make(args)
         try:
             reason = train(run, args)
             reason = heartbeat.stopped if heartbeat.failed else reason
@@ -384,7 +387,7 @@ def serve(args, processes, generate):
     pause = POLL
     seen = None
     try:
-        processes.agree(args)
+        args = processes.agree(args)
         for generator, *_ in generate(args, processes, queue):
             if generator.busy or queue.latest != seen:
                 pause = POLL

@@ -25,6 +25,7 @@ import heapq
 import itertools
 import math
 import signal
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -181,11 +182,13 @@ class InOneProcess(Processes):
     def agree(self, args):
         """Lock --out, pick the checkpoint to resume from, and begin the generators' lives."""
         self.lock = run_folder.lock_log(args.out)
-        args.checkpoint = run_folder.pick(args.out, args.checkpoint) if args.resume else None
+        if args.resume:
+            args = replace(args, checkpoint=run_folder.pick(args.out, args.checkpoint))
         for rank in self.generator_ranks:
             queue = RequestQueue(Store(self.memory, rank, self.heartbeat))
             life = self.generate(args, self, queue)
             self.lives.append(Turns(life, self))
+        return args
 
     def clock(self):
         return self.events.now

@@ -25,7 +25,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 import data
 import experts
-import precision
 import reward
 import rollout
 import vllm_rollout
@@ -35,10 +34,14 @@ from plumbing.run import folder as run_folder
 from plumbing.run.launch import alone, refuse, torchrun
 from plumbing.run.processes import sharing
 from plumbing.setup import plan, sizing
-from plumbing.setup.settings import ROOT
+from plumbing.setup.settings import ROOT, Settings
 from plumbing.typed import beside, check_model
 from verify import own, sandbox, scorer
 
+ENDS = (  # of a turn or a document
+    "<|im_end|> <|eot_id|> <|eot|> <|EOT|> <|end|> <|endoftext|> <|end_of_text|> <|eom_id|> <|end_of_turn|> <|return|> "
+    "<end_of_turn> <｜end▁of▁sentence｜> </s> <eos>"
+)
 DATE = re.compile(r"""strftime_now\((["'])(.*?)\1\)""")  # of a chat template: its call for the date of today
 
 
@@ -57,12 +60,12 @@ def phrase_ids(tokenizer, args):
 
 
 def load_prompts(args):
-    """The prompts (data.Data), None on a generator; exits with code 2 and one line for what cannot work.
+    """As `prepare`; exits with code 2 and one line for what cannot work.
 
     Prints what --resume does and what was made to fit.
     """
     try:
-        prompts = prepare(args)
+        args, prompts = prepare(args)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         refuse(error)
     if alone(args) or os.environ.get("RANK") == "0":  # once, not by the process that starts the ranks
@@ -79,11 +82,11 @@ def load_prompts(args):
         if prompts.unusable:
             title = f"WARNING: {len(prompts.unusable)} unusable rows left out. The first of them:"
             print(title, *prompts.unusable[:10], sep="\n  ", file=sys.stderr)
-    return prompts
+    return args, prompts
 
 
 def prepare(args):
-    """Load and check what this rank needs; the prompts, None on a generator. May make lengths and slots smaller.
+    """Load and check what this rank needs: the Settings with sizes that fit, and the data.Data, None on a generator.
 
     Raises ValueError, OSError (no such model), ImportError (no vLLM), RuntimeError (no sandbox works here).
     """
@@ -97,13 +100,15 @@ def prepare(args):
             raise ValueError(f"{folder} is broken: {fault}")
     if args.generator == "vllm":
         vllm_rollout.require_vllm()
-    config, tokenizer = read_model(flag, folder, args)
+    notes = [*args.notes]
+    config, tokenizer = read_model(flag, folder, args, notes)
     if args.generator == "vllm":
         vllm_rollout.check_dense(config)
     phrase = phrase_ids(tokenizer, args)
-    args.notes += sizing.fit(args, config, len(phrase))
+    args, changes = sizing.fit(args, config, len(phrase))
+    notes += changes
     if torchrun("RANK") == 0 and torch.cuda.is_available() and not (args.evaluate or args.virtual):
-        args.notes += plan.forecast(args, config)
+        notes += plan.forecast(args, config)
     if args.length_control == "interrupt":
         rollout.check_interruption(tokenizer, phrase, args.think_end, args.interrupt_at, args.max_new_tokens)
         if max(phrase) >= config.vocab_size:
@@ -111,7 +116,7 @@ def prepare(args):
     if generates(args):
         if args.reward and not os.path.isfile(own.parsed(args.reward)[0]):
             raise ValueError(f"--reward {args.reward}: there is no such file on this node")
-        return None
+        return Settings(**vars(args)), None
     prompts = sources.load(
         args.data,
         tokenizer,
@@ -125,20 +130,15 @@ def prepare(args):
     )
     if not args.evaluate:
         data.check_size(prompts, prompts=args.prompts, k=args.k)
-    try_verdicts(args, prompts)
-    return prompts
-
-
-def try_verdicts(args, prompts):
-    """Try --reward on a row with its answer as the completion; without it, the references and the sandboxes."""
-    if args.reward:
+    if args.reward:  # tried on a row with its answer as the completion
         first = prompts.validation[0]
         own.check(args.reward, (first.text, first.answer, first.answer))
     elif torchrun("LOCAL_RANK") == 0:
-        args.notes += references.unreadable(prompts.validation, args.verify_timeout, args.skip_unusable)
+        notes += references.unreadable(prompts.validation, args.verify_timeout, args.skip_unusable)
         if "code" in prompts.tasks:
             # Once per node: sandboxes that start at the same moment count each other's processes.
             args.protections = sandbox.protections()
+    return Settings(**vars(args) | {"notes": notes}), prompts
 
 
 def generates(args):
@@ -147,23 +147,25 @@ def generates(args):
     return torchrun("WORLD_SIZE") > 1 and not trains
 
 
-def read_model(flag, folder, args):
+def read_model(flag, folder, args, notes):
     """(config, tokenizer) of the policy. Raises ValueError if it has none, is not supported, or could never end.
 
-    flag  by which the folder was given
+    flag   by which the folder was given
+    notes  a list of lines, to which those on the chat template are added
     """
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        precision.check_supported(config)
+        checkpoints.check_supported(config)
         # A checkpoint to resume is known to be whole, and may be deleted by a run that is still writing into --out.
         if not args.checkpoint:
             checkpoints.check_weights(folder, config)
-        tokenizer = read_tokenizer(folder, args)
+        tokenizer = read_tokenizer(folder, args, notes)
         model = SimpleNamespace(config=config, generation_config=None)
         with suppress(OSError):  # not every folder has one
             model.generation_config = GenerationConfig.from_pretrained(folder)
         ends = rollout.eos_ids(model, tokenizer)
-        args.notes += template_warnings(tokenizer, ends) if tokenizer.chat_template else []
+        if tokenizer.chat_template:
+            notes += template_warnings(tokenizer, ends)
     except OSError as error:
         message = str(error).strip().partition("\n")[0]
         raise ValueError(
@@ -179,9 +181,10 @@ def read_model(flag, folder, args):
     return config, tokenizer
 
 
-def read_tokenizer(folder, args):
+def read_tokenizer(folder, args, notes):
     """The tokenizer of the policy. Its chat template gets the variables of --template, and --date as today.
 
+    notes  as in `read_model`
     Raises OSError or ValueError if there is none that can be read, or the template has no such variable.
     """
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -189,7 +192,7 @@ def read_tokenizer(folder, args):
     if "strftime_now" in template:
         today = datetime.fromisoformat(args.date)
         tokenizer.chat_template = DATE.sub(lambda call: repr(today.strftime(call[2])), template)
-        args.notes.append(f"The chat template writes the date: {args.date} in this run, on --resume too (--date)")
+        notes.append(f"The chat template writes the date: {args.date} in this run, on --resume too (--date)")
     variables = {}
     for text in args.template:
         name, equals, value = text.partition("=")
@@ -249,7 +252,7 @@ def make_generator(args, device, dtype):
     device  for torch; vLLM runs on the kind of device that it was built for, on a GPU on the current one
     """
     folder = weights_folder(args)
-    tokenizer = read_tokenizer(folder, args)
+    tokenizer = read_tokenizer(folder, args, [])
     settings = dict(
         slots=args.slots,
         max_prompt_tokens=args.max_prompt_tokens,
@@ -262,7 +265,9 @@ def make_generator(args, device, dtype):
     if args.length_control == "interrupt":
         phrase = phrase_ids(tokenizer, args)
         settings |= dict(think_budget=tuple(args.interrupt_at), phrase_ids=phrase, think_end=args.think_end)
-    return make(args.generator, folder, tokenizer, device=device, dtype=dtype, **settings)
+    generator = make(args.generator, folder, tokenizer, device=device, dtype=dtype, **settings)
+    generator.other_ends = other_ends(tokenizer, generator.eos_ids)
+    return generator
 
 
 def make(backend, folder, tokenizer, *, device, dtype, **settings):
@@ -273,6 +278,12 @@ def make(backend, folder, tokenizer, *, device, dtype, **settings):
     config._experts_implementation = experts.implementation(config, dtype)
     model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype).to(device)
     return rollout.TorchGenerator(model, tokenizer, **settings)
+
+
+def other_ends(tokenizer, eos_ids):
+    """{id: token} of the tokenizer's tokens that end a turn in published models, but no completion of this one."""
+    ends = {tokenizer.get_vocab().get(token): token for token in ENDS.split()}
+    return {id: token for id, token in ends.items() if id not in {None, *eos_ids}}
 
 
 def await_weights(generator):

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from statistics import mean
@@ -148,7 +149,7 @@ def evaluate_policy(args, prompts):
         dist.init_process_group("gloo", timeout=timedelta(seconds=args.timeout))
         patient = dist.new_group(timeout=timedelta(days=1))  # some ranks end long before others
         dist.broadcast_object_list(tried := [args.protections], 0)
-        [args.protections] = tried
+        args = replace(args, protections=tried[0])
     mine = prompts[rank::world]
     values = {prompt.index: [] for prompt in mine}
     unit = " completions" if world == 1 else f" completions on 1 of {world} ranks"

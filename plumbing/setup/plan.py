@@ -197,13 +197,13 @@ def generator_memory(args, config, count):
 
 
 def lines(args, config):
-    """What --plan prints. Makes lengths, trainers and slots fit. Raises ValueError for what cannot fit."""
+    """What --plan prints, with lengths, trainers and slots that fit. Raises ValueError for what cannot fit."""
     from plumbing.setup import sizing
     from vllm_rollout import check_dense
 
     if args.generator == "vllm":
         check_dense(config)
-    changes = sizing.fit(args, config, len(args.interrupt_phrase) // 4)  # about four letters are a token
+    args, changes = sizing.fit(args, config, len(args.interrupt_phrase) // 4)  # about four letters are a token
     (gpus, name, device), count = args.plan, sizing.parameters(config)
     trainer = sizing.trainer_bytes(args, config, count, getattr(torch, args.dtype).itemsize, args.trainers)
     generator, slots = generator_memory(args, config, count)
@@ -267,7 +267,7 @@ def show_plan(args, folder):
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
-    from precision import check_supported
+    from plumbing.run.checkpoints import check_supported
 
     try:
         check_model("--model", folder)

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args, get_origin
 
 import torch
@@ -170,9 +171,9 @@ GROUPS = {
 }
 
 
-@dataclass
+@dataclass(frozen=True)
 class Settings:
-    """All flags of train.py, and what `read_settings` adds to them."""
+    """All flags of train.py, and what follows from them. What fits, and what ranks agree on, are copies of it."""
 
     recipe: str = flag("a published recipe (A.16); flags given beside it win", FIXED, "scalerl", choices=RECIPES)
     loss: str = flag("objective, Eq. 3 to 8, or one of your own (docs/paper/losses.md)", FIXED, type=loss_name)
@@ -276,13 +277,13 @@ class Settings:
     plan: tuple | None = flag("no run: its memory and time (docs/nodes.md)", START, type=plan.fleet, metavar="NxGPU")
     resume: bool = flag("go on from the newest checkpoint in --out, or start anew; given flags win", START, False)
 
-    # What read_settings adds
+    # What follows
     clips: dict = field(default_factory=dict)  # {name: value} of the clip flags that the loss reads
     costs: tuple | None = None  # costs.Costs, with --virtual
     checkpoint: str | None = None  # the folder to resume from
     asked: list = field(default_factory=list)  # names of the given flags, and of sizes that an earlier run had
     notes: list = field(default_factory=list)  # lines for the screen: what was changed, and why
-    protections: list = field(default_factory=list)  # of sandboxes, found by build.prepare
+    protections: list = field(default_factory=list)  # of sandboxes on this node, found by build.prepare
     default_new: int = 0  # the default of --max-new-tokens, for which the other default lengths are made
 
 
@@ -374,7 +375,7 @@ def in_force(asked):
     if given.get("plan"):
         dtype = given["plan"].device.dtype
     values = DEFAULTS | {"model": base, "dtype": dtype} | preset | recipe | average | given
-    args = Settings(**{name: values[name] for name in FIELDS})
+    args = SimpleNamespace(**vars(Settings(**{name: values[name] for name in FIELDS})))
     if old and "dtype" not in given:
         args.notes.append(f"--dtype {dtype}: {OLD_GPU}")
     args.default_new = (preset | earlier)["max_new_tokens"]
@@ -384,7 +385,7 @@ def in_force(asked):
     args.asked = sorted({*asked, *(name for name in sizes if name in earlier)})
     derive_defaults(args, given, asked)
     check(args, given, asked)
-    return args
+    return Settings(**vars(args))
 
 
 def preset_of(folder):

@@ -19,6 +19,7 @@ Run by build.py and plan.py. Test: pytest tests/test_settings.py tests/test_plan
 import copy
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -43,11 +44,12 @@ LEAST_PROMPTS = 100
 
 
 def fit(args, config, phrase):
-    """Make lengths and slots fit model and memory; returns lines that say what changed.
+    """Make lengths and slots fit model and memory: returns (all settings as a namespace, lines that say what changed).
 
     config  Hugging Face's;  phrase  tokens of the interruption phrase
     Raises ValueError for what cannot be made to fit.
     """
+    args = SimpleNamespace(**vars(args))
     lines = [fit_lengths(args, config.max_position_embeddings, args.default_new, phrase)]
     lines.append(fit_trainers(args, config))
     lines.append(fit_validation(args))
@@ -57,7 +59,7 @@ def fit(args, config, phrase):
         check_shared(args, config, **neighbours(args))
     if not args.evaluate:
         check_lengths(args, config)
-    return list(filter(None, lines))
+    return args, [*filter(None, lines)]
 
 
 def check_lengths(args, config):

@@ -57,8 +57,8 @@ def wrong(folder, config):
     return ""
 
 
-@pytest.mark.parametrize(("name", "save"), SAVED.items())
-@pytest.mark.parametrize(("changes", "said"), TENSORS)
+@pytest.mark.parametrize("name, save", SAVED.items())
+@pytest.mark.parametrize("changes, said", TENSORS)
 def test_the_tensors_of_a_file_are_those_of_the_config_and_no_others(changes, said, name, save, tmp_path):
     save({name: weight.clone() for name, weight in (WEIGHTS | changes).items() if weight is not None}, tmp_path / name)
     message = wrong(tmp_path, AutoConfig.from_pretrained(TINY))
@@ -103,7 +103,7 @@ BESIDE = {  # what is added to a model's folder -> what is said
 }
 
 
-@pytest.mark.parametrize(("added", "said"), BESIDE.items())
+@pytest.mark.parametrize("added, said", BESIDE.items())
 def test_what_a_model_cannot_be_trained_with_is_refused_in_one_line(added, said, capsys):
     shutil.copytree(TINY, "model")
     if added.startswith("{"):
@@ -151,7 +151,7 @@ TEMPLATES = [  # template, flags, what is printed
 ]
 
 
-@pytest.mark.parametrize(("template", "flags", "said"), TEMPLATES)
+@pytest.mark.parametrize("template, flags, said", TEMPLATES)
 def test_what_a_chat_template_makes_of_prompts_is_said(template, flags, said, capsys):
     tokenizer = character_tokenizer(template=template)
     checkpoints.save_policy(Path("model"), tiny_model(vocab_size=64), tokenizer, None, torch.float32)

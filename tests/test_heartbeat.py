@@ -61,13 +61,13 @@ def long_ago(own, rank, seconds):
 
 
 @pytest.mark.parametrize("fate, reason", [
-    (lambda own, lines: long_ago(own, 2, 5.5),
+    (lambda own, lines: long_ago(own, 2, 5.1),
      "rank 0 has heard nothing of rank 2 for 5 s; likely cause: frozen, or out of reach"),
     (lambda own, lines: lines[2].close(), "rank 2 ended"),
 ])  # fmt: skip
 def test_a_rank_that_is_silent_or_ends_is_lost_and_all_others_are_told(connected, capsys, fate, reason):
     own, lines = connected(0, 1, 2)
-    long_ago(own, 1, 4.5)
+    long_ago(own, 1, 4.0)
     turns(own)
     own.tick()  # the timeout is 5 s
     fate(own, lines)

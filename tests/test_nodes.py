@@ -60,7 +60,7 @@ def cable():
     finally:
         for node in made:
             listed = ["ip", "netns", "pids", space(node)]
-            pids = subprocess.run(listed, capture_output=True, text=True, check=False).stdout
+            pids = subprocess.run(listed, capture_output=True, text=True).stdout
             for pid in pids.split():
                 os.kill(int(pid), signal.SIGKILL)
             ip("netns", "delete", space(node))

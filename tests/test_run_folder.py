@@ -38,23 +38,27 @@ def two(written, tmp_path):
     return out
 
 
-def shard(folder):
-    return next((folder / "state").glob("*.distcp"))
+SHARD = "state/__0_0.distcp"
 
 
 def cut(path):
     os.truncate(path, path.stat().st_size - 1)
 
 
-SPOILT = {  # what is done to checkpoint-4 -> what is said of it; old: of earlier versions, without contents.json
-    "weights cut": (lambda folder: cut(folder / "model.safetensors"), "model.safetensors has "),
-    "state missing": (lambda folder: shard(folder).unlink(), ".distcp is missing"),
-    "state cut": (lambda folder: cut(shard(folder)), ".distcp has "),
-    "counters torn": (lambda folder: (folder / "state" / "run.json").write_text('{"ver'), "run.json has 5 bytes"),
-    "list torn": (lambda folder: cut(folder / "contents.json"), "its files cannot be read"),
-    "empty": (lambda folder: [shutil.rmtree(folder), folder.mkdir()], "config.json is missing"),
-    "old, weights cut": (lambda folder: cut(folder / "model.safetensors"), "its files cannot be read: SafetensorError"),
-    "old, state missing": (lambda folder: (folder / "state" / ".metadata").unlink(), "state/.metadata is missing"),
+def empty(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+SPOILT = {  # what of checkpoint-4, what is done to it, what is said; old: of earlier versions, without contents.json
+    "weights cut": ("model.safetensors", cut, "model.safetensors has "),
+    "state missing": (SHARD, Path.unlink, ".distcp is missing"),
+    "state cut": (SHARD, cut, ".distcp has "),
+    "counters torn": ("state/run.json", lambda path: path.write_text('{"ver'), "run.json has 5 bytes"),
+    "list torn": ("contents.json", cut, "its files cannot be read"),
+    "empty": (".", empty, "config.json is missing"),
+    "old, weights cut": ("model.safetensors", cut, "its files cannot be read: SafetensorError"),
+    "old, state missing": ("state/.metadata", Path.unlink, "state/.metadata is missing"),
 }
 
 
@@ -68,8 +72,8 @@ def test_a_broken_newest_checkpoint_is_named_and_resume_goes_on_from_the_intact_
         for folder in two.glob("checkpoint-*"):
             (folder / "contents.json").unlink()
     assert resumed(two).checkpoint == str(two / "checkpoint-4")
-    spoil, said = SPOILT[case]
-    spoil(two / "checkpoint-4")
+    place, spoil, said = SPOILT[case]
+    spoil(two / "checkpoint-4" / place)
     args = resumed(two)
     assert args.checkpoint == str(two / "checkpoint-2") and args.resume
     assert args.notes[0].startswith(f"{two}/checkpoint-4 is broken: ") and said in args.notes[0]
@@ -79,7 +83,7 @@ def test_a_broken_newest_checkpoint_is_named_and_resume_goes_on_from_the_intact_
 
 
 def test_other_bytes_of_the_same_number_are_found_by_checksum_and_the_checkpoint_is_set_aside(two, capsys):
-    path = shard(two / "checkpoint-4")
+    path = two / "checkpoint-4" / SHARD
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     expected = resumed(two).checkpoint
     assert expected == str(two / "checkpoint-4")  # checksums are compared later, by rank 0 alone
@@ -181,7 +185,8 @@ def test_a_run_goes_on_past_a_broken_checkpoint_and_a_torn_line_and_counts_what_
     # What was spent between the checkpoint of step 2 and the end of the first run stays in C, and is named.
     assert steps[3]["gpu_hours"] <= config["gpu_hours"] and config["tokens"] == steps[3]["tokens"]
     spent = run_folder.counters(first.out / "checkpoint-6")["totals"]["lost_gpu_hours"]
-    assert 0 < spent == pytest.approx(config["gpu_hours"] - steps[1]["gpu_hours"], rel=0.2)
+    at_2, at_3 = (config["gpu_hours"] - row["gpu_hours"] for row in steps[1:3])
+    assert 0 < at_3 <= spent <= at_2  # the checkpoint was written between these two rows
 
 
 def stopped_early():

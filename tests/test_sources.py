@@ -70,7 +70,7 @@ MALFORMED = [(row["line"].encode(), row["said"]) for row in data_rows("malformed
 MALFORMED += [(b'{"prompt": "a", "answer": "\xff"}', "UTF-8"), ('{"prompt": "a"}'.encode("utf-16"), "UTF-8.* UTF-16")]
 
 
-@pytest.mark.parametrize(("line", "words"), MALFORMED, ids=count())
+@pytest.mark.parametrize("line, words", MALFORMED, ids=count())
 def test_a_malformed_line_stops_with_file_line_expected_got_and_cause(line, words):
     Path("bad.jsonl").write_bytes(b'{"prompt": "fine", "answer": 1}\n\n' + line + b"\n")
     refuses(f"(?s)^bad.jsonl:3: expected (?=.*got)(?=.*likely cause).*{words}", loaded, "bad.jsonl")
@@ -197,7 +197,7 @@ RENDERED = [  # prompt, template, whether it has twice what is written around it
 ]
 
 
-@pytest.mark.parametrize(("prompt", "template", "twice"), RENDERED)
+@pytest.mark.parametrize("prompt, template, twice", RENDERED)
 def test_rows_that_are_rendered_already_are_warned_of_once(prompt, template, twice):
     tokenizer = character_tokenizer(template=template, wrap=True)
     tokenizer.add_special_tokens({"bos_token": "<bos>"})
@@ -259,7 +259,7 @@ def datasets(tmp_path, monkeypatch):
     return module
 
 
-@pytest.mark.parametrize(("name", "text"), FILES.items(), ids=FILES)
+@pytest.mark.parametrize("name, text", FILES.items(), ids=FILES)
 def test_files_of_every_kind_in_use_are_read_with_answers_letter_by_letter(name, text, request):
     if sources.ending(name) == ".json":
         request.getfixturevalue("datasets")
@@ -298,7 +298,7 @@ BROKEN += [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "words"), BROKEN)
+@pytest.mark.parametrize("name, content, words", BROKEN)
 def test_files_of_other_kinds_and_broken_ones_are_refused_by_their_kind_and_line(name, content, words, request):
     if name == "a.json":
         request.getfixturevalue("datasets")

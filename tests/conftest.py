@@ -73,12 +73,12 @@ def launched(monkeypatch, **variables):
         monkeypatch.setenv(name, str(value))
 
 
-def trained(*flags, out="run"):
-    """The rows of the log of a run in this process."""
+def trained(flags, out="run"):
+    """The rows of the log of a run in this process, with the flags of a command line."""
     import train
     from plumbing.setup.settings import read_settings
 
-    assert train.main(read_settings([*flags, "--out", out])) == 0
+    assert train.main(read_settings([*flags.split(), "--out", out])) == 0
     return read_rows(Path(out, "log.jsonl"))
 
 

@@ -22,7 +22,7 @@ from verify import graders
 
 pytestmark = pytest.mark.usefixtures("losses_as_before")
 
-TINY = "--virtual generators --data tiny --steps 2 --eval-every 2 --eval-prompts 4 --eval-generations 1".split()
+TINY = "--virtual generators --data tiny --steps 2 --eval-every 2 --eval-prompts 4 --eval-generations 1"
 
 
 def help_text():
@@ -60,7 +60,7 @@ def test_a_loss_has_its_name_and_clip_flag_in_the_help_and_its_clipped_share_in_
     check_loss("root")
     assert "|root|" in help_text() and "--eps-root EPS_ROOT root: a cap on the root of the ratio [1.5]" in help_text()
     assert read_settings(["--loss", "root", "--eps-root", "2"]).clips == {"eps_root": 2.0}
-    rows = trained(*TINY, "--loss", "root", "--eps-root", "0.01")
+    rows = trained(f"{TINY} --loss root --eps-root 0.01")
     found = [row["clipped"] for row in rows if row.get("kept")]
     assert found and all(0.5 < share <= 1 for share in found)
 
@@ -93,7 +93,7 @@ def test_a_rule_is_a_choice_with_its_bound(monkeypatch):
     monkeypatch.setitem(pipeline.OFF_POLICY, "early", EARLY)
     test_pipeline.check_rule("early", runs=20)
     assert f"{{{','.join(pipeline.OFF_POLICY)}}}" in help_text()
-    rows = trained(*TINY, "--off-policy", "early", "--k", "2")
+    rows = trained(f"{TINY} --off-policy early --k 2")
     assert [[*row["staleness"]] for row in rows if row["kind"] == "step"] == [["0"], ["1"]]
 
 
@@ -144,7 +144,7 @@ def test_an_aggregation_is_one_row(monkeypatch):
     monkeypatch.setitem(loss.AGGREGATIONS, "constant", constant)
     check_aggregation("constant")
     assert f"{{{','.join(loss.AGGREGATIONS)}}}" in help_text()
-    assert trained(*TINY, "--aggregation", "constant")[-1]["reason"] == "finished"
+    assert trained(f"{TINY} --aggregation constant")[-1]["reason"] == "finished"
 
 
 @pytest.mark.parametrize("divisor", [

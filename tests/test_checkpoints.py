@@ -182,12 +182,12 @@ def poison(state, *, metadata):
     (state / ".metadata").write_bytes(pickle.dumps(Attack() if metadata else whole))
 
 
-TWO = "--virtual exact --data tiny --k 0 --steps 2 --prompts 4 --generations 4 --eval-prompts 4 --eval-every 2".split()
+TWO = "--virtual exact --data tiny --k 0 --steps 2 --prompts 4 --generations 4 --eval-prompts 4 --eval-every 2"
 
 
 @pytest.mark.parametrize("way", ["metadata", "value", "log", "weights"])
 def test_nothing_in_a_folder_that_is_read_can_run_code(way, capsys):
-    rows = trained(*TWO)
+    rows = trained(TWO)
     checkpoint = Path("run/checkpoint-2")
     (checkpoint / "contents.json").unlink()  # as in checkpoints of earlier versions
     if way == "weights":

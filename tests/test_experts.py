@@ -130,9 +130,9 @@ SMALL = (
 )
 
 
-def run(folder, *flags):
+def run(folder, flags=""):
     """train.py on a random model that is saved in `folder`; the log's rows."""
-    return conftest.trained(*SMALL.split(), "--model", f"{folder}/model", *flags, out=f"{folder}/run")
+    return conftest.trained(f"{SMALL} --model {folder}/model {flags}", f"{folder}/run")
 
 
 def saved(kind, folder, **changes):
@@ -146,7 +146,7 @@ def saved(kind, folder, **changes):
 @every_kind
 def test_a_run_trains_and_its_checkpoint_loads_again_and_is_evaluated(kind, tmp_path, capsys, signs):
     model = saved(kind, tmp_path)
-    run(tmp_path, "--steps", "1")
+    run(tmp_path, "--steps 1")
     moved = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "checkpoint-1", dtype=torch.float32)
     assert moved.config._experts_implementation == "grouped_mm"  # transformers' default, the fast one on a GPU
     for (name, old), new in zip(model.named_parameters(), moved.parameters(), strict=True):

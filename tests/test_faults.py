@@ -38,8 +38,8 @@ from verify.workers import grade_code
 SMALL = (
     "--data tiny --k 1 --prompts 2 --generations 4 --slots 8 --lr 1e-4 --warmup 1 --eval-prompts 2 --eval-generations 1"
     " --no-zero-variance-filter --token-budget 1024"
-).split()
-ENDLESS = [*SMALL, *"--steps 10000 --eval-every 10000 --checkpoint-every 2".split()]
+)
+ENDLESS = SMALL + " --steps 10000 --eval-every 10000 --checkpoint-every 2"
 HEARD = 10.0  # seconds within which all ranks must have named the rank that died
 
 
@@ -80,7 +80,7 @@ def broken_pipe():
 @pytest.mark.processes
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_ranks_end_by_themselves_when_a_trainer_is_frozen_and_say_which(start, frozen):
-    run = start(3, *ENDLESS, "--trainers", "2", "--timeout", "10")  # starting takes longer on a busy machine
+    run = start(3, ENDLESS + " --trainers 2 --timeout 10")  # starting takes longer on a busy machine
     run.reach(2)
     os.kill(run.processes[frozen].pid, signal.SIGSTOP)
     others = {0, 1, 2} - {frozen}
@@ -93,7 +93,7 @@ def test_ranks_end_by_themselves_when_a_trainer_is_frozen_and_say_which(start, f
 @pytest.mark.processes
 @pytest.mark.parametrize("dead, name", [(1, "trainer rank 1"), (3, "generator rank 3")])
 def test_who_dies_is_named_on_all_ranks_at_once_and_the_last_periodic_checkpoint_stands(start, dead, name):
-    run = start(4, *ENDLESS, "--trainers", "2", "--timeout", "600", fault=partial(slow_farewell, 1.0))
+    run = start(4, ENDLESS + " --trainers 2", fault=partial(slow_farewell, 1.0))
     run.reach(3)
     run.processes[dead].kill()
     survivors = {0, 1, 2, 3} - {dead}
@@ -109,7 +109,7 @@ def test_who_dies_is_named_on_all_ranks_at_once_and_the_last_periodic_checkpoint
 def test_a_signal_to_any_rank_ends_the_run_in_order_everywhere(start, rank, name):
     """Also Ctrl-C, which ends the reader of the screen too."""
     fault = partial(at_version, 1, broken_pipe) if name == "SIGINT" else None
-    run = start(3, *ENDLESS, "--timeout", "600", fault=fault)
+    run = start(3, ENDLESS, fault=fault)
     run.reach(3)
     os.kill(run.processes[int(rank[-1])].pid, signal.Signals[name])
     assert run.end(3 * HEARD) == {0: 0, 1: 0, 2: 0}
@@ -124,7 +124,7 @@ def test_a_signal_to_any_rank_ends_the_run_in_order_everywhere(start, rank, name
 
 @pytest.mark.processes
 def test_ranks_end_when_their_launcher_is_killed(tmp_path, launchers):
-    run = Run(tmp_path / "run").launch(launchers, *ENDLESS, "--timeout", "600")
+    run = Run(tmp_path / "run").launch(launchers, ENDLESS)
     run.reach(2)
     ranks = run.ranks.values()
     run.launcher.kill()
@@ -193,9 +193,8 @@ def test_weights_and_adamw_state_of_three_trainers_resume_on_two_and_on_one(fork
 
 @pytest.mark.processes
 def test_checkpoints_come_when_asked_for_and_a_slow_disk_stalls_nobody(start):
-    flags = "--steps 3 --eval-every 3 --checkpoint-every 2 --timeout 10".split()
-    run = start(2, *SMALL, *flags, fault=partial(slow_disk, 14))
-    run.finish()
+    flags = f"{SMALL} --steps 3 --eval-every 3 --checkpoint-every 2 --timeout 10"
+    run = start(2, flags, fault=partial(slow_disk, 14)).finish()
     assert [folder.name for folder in run_folder.finished(run.out)] == ["checkpoint-2", "checkpoint-3"]
     assert {row["step"] for row in run.rows("eval")} == {0, 3}
     assert not list(run.out.glob("*.tmp"))
@@ -203,7 +202,7 @@ def test_checkpoints_come_when_asked_for_and_a_slow_disk_stalls_nobody(start):
 
 @pytest.mark.processes
 def test_without_room_for_a_checkpoint_the_last_one_stands_and_the_run_says_so(start):
-    run = start(3, *ENDLESS, "--trainers", "2")
+    run = start(3, ENDLESS + " --trainers 2")
     run.reach(4)  # so there is a checkpoint of step 2
     limit = 1 << 18  # bytes per file: enough for the log, too few for state/ of base/tiny
     for process in run.processes:
@@ -244,7 +243,7 @@ def test_an_out_that_is_a_broken_link_says_what_it_is_for(tmp_path):
 
 
 def test_resuming_with_other_prompts_ends_in_one_line(capsys):
-    trained(*SMALL, *"--virtual exact --k 0 --eval-every 9 --steps 1".split())
+    trained(f"{SMALL} --virtual exact --k 0 --eval-every 9 --steps 1")
     counters = Path("run/checkpoint-1/state/run.json")
     counters.write_text(counters.read_text().replace('"data": "', '"data": "other'))
     Path("run/checkpoint-1/contents.json").unlink()

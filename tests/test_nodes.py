@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import alive, ranks_of, wait_until
-from test_faults import SMALL
+from test_faults import ENDLESS, SMALL
 from test_train import PATIENCE, ROOT, Run, elsewhere  # noqa: F401
 
 from plumbing.run import folder
@@ -70,14 +70,14 @@ def cable():
 class Nodes(Run):
     """A run of two processes on each of the two nodes."""
 
-    def __init__(self, place, port, *flags, restarts=0):
+    def __init__(self, place, port, flags, restarts=0):
         super().__init__(place / "run")
         self.launchers = []
         for node in NODES:
             rendezvous = f"--rdzv-backend c10d --rdzv-endpoint nodea:{port} --rdzv-id x --max-restarts {restarts}"
             command = [sys.executable, *"-m torch.distributed.run --nnodes 2 --nproc-per-node 2".split()]
-            command += [*rendezvous.split(), str(ROOT / "train.py"), "--trainers", "2", *flags]
-            command += ["--out", str(self.out), "--timeout", str(TIMEOUT)]
+            command += [*rendezvous.split(), str(ROOT / "train.py")]
+            command += f"{flags} --trainers 2 --out {self.out} --timeout {TIMEOUT}".split()
             named = f"ip netns exec {space(node)} unshare -u sh -c".split()
             named += [f'hostname {node}; exec "$@"', "sh"]
             variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -100,8 +100,8 @@ class Nodes(Run):
 
 def test_a_kill_on_the_second_node_is_named_on_both_and_the_restarted_run_ends_alike_on_both(cable, tmp_path):
     # of longer steps than those of the tiny task, so that the kill comes before the last
-    flags = [*SMALL, *"--data arithmetic --resume --steps 12 --eval-every 12 --checkpoint-every 2".split()]
-    run = Nodes(tmp_path, 29555, *flags, restarts=1)
+    flags = f"{SMALL} --data arithmetic --resume --steps 12 --eval-every 12 --checkpoint-every 2"
+    run = Nodes(tmp_path, 29555, flags, restarts=1)
     run.reach(3)
     os.kill(run.ranks[3], signal.SIGKILL)
     dead = "generator rank 3 on nodeb ended"
@@ -114,7 +114,7 @@ def test_a_kill_on_the_second_node_is_named_on_both_and_the_restarted_run_ends_a
 
 
 def test_after_the_cable_is_cut_all_ranks_are_gone_within_the_timeout_and_ten_seconds(cable, tmp_path):
-    run = Nodes(tmp_path, 29556, *SMALL, "--steps", "10000", "--eval-every", "10000")
+    run = Nodes(tmp_path, 29556, ENDLESS)
     run.reach(2)
     ranks = run.ranks
     assert sorted(ranks) == [0, 1, 2, 3]

@@ -18,13 +18,13 @@ def mine(logprobs, gen_logprobs, advantages, mask, eps_max=5.0):
     per_token = ratio.clamp(max=eps_max).detach() * advantages[:, None] * logprobs.masked_fill(~mask, 0)
     return per_token.masked_fill(~mask, 0)
 """
-TINY = "--virtual exact --data tiny --k 0 --steps 2 --prompts 4 --generations 4 --eval-prompts 4 --eval-every 2".split()
+TINY = "--virtual exact --data tiny --k 0 --steps 2 --prompts 4 --generations 4 --eval-prompts 4 --eval-every 2"
 
 
 def test_a_function_that_computes_cispo_trains_as_cispo_does_and_is_named_again_on_resume(capsys):
     Path("losses.py").write_text(CISPO)
     names = {"a": "cispo", "b": "losses.py:mine"}
-    reference, mine = (trained(*TINY, "--loss", name, out=out) for out, name in names.items())
+    reference, mine = (trained(f"{TINY} --loss {name}", out) for out, name in names.items())
     flags = mine[0]["flags"]
     assert flags["loss"] == f"{Path.cwd()}/losses.py:mine" and flags["clips"] == {}
     assert [row["kind"] for row in mine] == [row["kind"] for row in reference]
@@ -35,7 +35,7 @@ def test_a_function_that_computes_cispo_trains_as_cispo_does_and_is_named_again_
             assert ours[name] == theirs[name], name
     del loss.LOSSES[flags["loss"]]  # as in another process
     assert "log.jsonl names code" in refused(capsys, "--resume", "--out", "b") and flags["loss"] not in loss.LOSSES
-    resumed = trained("--resume", "--steps", "3", "--loss", "losses.py:mine", out="b")
+    resumed = trained("--resume --steps 3 --loss losses.py:mine", "b")
     assert resumed[len(mine)]["flags"]["loss"] == flags["loss"] and resumed[-1]["step"] == 3
 
 
@@ -92,8 +92,8 @@ def f(logprobs, gen_logprobs, advantages, mask):
 @pytest.mark.parametrize("deed", LATE)
 def test_what_a_loss_may_not_do_ends_the_run_with_an_error_and_keeps_its_checkpoint(capsys, deed):
     Path("losses.py").write_text(LATER.format(deed))
-    flags = [*TINY, "--loss", "losses.py:f", "--steps", "8", "--checkpoint-every", "1", "--seed", "3", "--out", "a"]
-    assert train.main(read_settings(flags)) == 1
+    flags = f"{TINY} --loss losses.py:f --steps 8 --checkpoint-every 1 --seed 3 --out a"
+    assert train.main(read_settings(flags.split())) == 1
     said = capsys.readouterr().err
     assert f"--loss {Path.cwd()}/losses.py:f" in said and LATE[deed] in said
     assert "a holds a checkpoint of step" in said and "go on with --resume" in said

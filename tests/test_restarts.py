@@ -100,8 +100,7 @@ def listening(process):
 @pytest.mark.processes
 @pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1", "SIGINT"])
 def test_a_terminal_or_a_scheduler_ends_a_torchrun_in_order(name, tmp_path, launchers):
-    flags = "--loss cispo --data tiny --steps 9999 --eval-every 9999".split()
-    run = Run(tmp_path / "run").launch(launchers, *flags)
+    run = Run(tmp_path / "run").launch(launchers, "--loss cispo --data tiny --steps 9999 --eval-every 9999")
     run.reach(1)
     ranks = run.ranks.values()
     assert len(ranks) == 2 and {place for rank in ranks for place in listening(rank)} == {"0100007F"}  # 127.0.0.1

@@ -12,7 +12,7 @@ from plumbing.run import folder as run_folder
 from plumbing.run import launch
 from plumbing.setup.settings import EVALUATION, FIELDS, FIXED, START, read_settings
 
-TINY = "--virtual exact --data tiny --k 0 --prompts 4 --generations 4 --eval-prompts 4".split()
+TINY = "--virtual exact --data tiny --k 0 --prompts 4 --generations 4 --eval-prompts 4"
 
 
 LEFT = dict(RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=2, TORCHELASTIC_USE_AGENT_STORE=True)
@@ -30,7 +30,7 @@ def test_whatever_an_evaluation_depends_on_is_fixed():
 
 
 def test_a_second_run_beside_the_first_is_refused_as_in_use(capsys):
-    trained(*TINY, "--steps", "1", "--eval-every", "1", out="a")
+    trained(f"{TINY} --steps 1 --eval-every 1", "a")
     with run_folder.lock_log("a"):
         assert refused(capsys, "--resume", "--out", "a") == "train.py: error: a is in use by another run"
     with run_folder.lock_log("a", alone=False), run_folder.lock_log("a", alone=False):  # many may look
@@ -53,10 +53,10 @@ def test_a_log_that_vanishes_is_named_and_begun_anew_so_that_the_run_can_be_resu
 
     with monkeypatch.context() as patch:
         patch.setattr(train.Trainer, "update", update)
-        rows = trained(*TINY, "--steps", "3", "--eval-every", "1", out="a")
+        rows = trained(f"{TINY} --steps 3 --eval-every 1", "a")
     assert [(row["kind"], row["step"]) for row in rows[:3]] == [("config", 0), ("step", 2), ("eval", 2)]
     assert "a/log.jsonl was removed, moved or cut while the run writes it" in capsys.readouterr().out
-    assert trained("--resume", "--steps", "4", out="a")[-1]["step"] == 4
+    assert trained("--resume --steps 4", "a")[-1]["step"] == 4
 
 
 def test_a_launcher_that_answers_is_no_reason_to_end(monkeypatch):

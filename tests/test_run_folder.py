@@ -7,11 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import trained
 from test_faults import SMALL
 from test_train import elsewhere, refused, start  # noqa: F401
 
 import fit
-import train
 from plumbing.curves import logs
 from plumbing.run import folder as run_folder
 from plumbing.run.folder import finished, pick
@@ -26,7 +26,7 @@ from plumbing.watch.run_log import append
 def written(tmp_path_factory):
     """The folder of a run of two steps, in virtual time, with checkpoint-2."""
     out = tmp_path_factory.mktemp("written")
-    train.main(read_settings([*SMALL, *"--virtual exact --k 0 --steps 2 --eval-every 2 --out".split(), str(out)]))
+    trained(f"{SMALL} --virtual exact --k 0 --steps 2 --eval-every 2", str(out))
     return out
 
 
@@ -172,12 +172,12 @@ def test_only_folders_named_as_checkpoints_are_taken_for_some(tmp_path):
 
 @pytest.mark.processes
 def test_a_run_goes_on_past_a_broken_checkpoint_and_a_torn_line_and_counts_what_was_lost(start):
-    flags = [*SMALL, "--eval-every", "4", "--checkpoint-every", "2"]
-    first = start(2, *flags, "--steps", "4").finish()
+    flags = f"{SMALL} --eval-every 4 --checkpoint-every 2"
+    first = start(2, f"{flags} --steps 4").finish()
     (first.out / "checkpoint-4" / "state" / "run.json").unlink()
     with (first.out / "log.jsonl").open("ab") as log:
         log.write(TORN)
-    second = start(2, "--resume", *flags, "--steps", "6", out=first.out).finish()
+    second = start(2, f"{flags} --resume --steps 6", out=first.out).finish()
     assert f"{first.out}/checkpoint-4 is broken: state/run.json is missing" in second.text
     steps, config = second.rows("step"), second.rows("config")[-1]
     assert second.log[-1]["reason"] == "finished" and [row["step"] for row in steps] == [1, 2, 3, 4, 3, 4, 5, 6]
@@ -202,6 +202,6 @@ def stopped_early():
 
 @pytest.mark.processes
 def test_a_signal_before_the_ranks_have_agreed_ends_the_run_in_order_and_blames_no_folder(start):
-    run = start(2, *SMALL, "--steps", "9", "--eval-every", "9", fault=stopped_early).finish()
+    run = start(2, f"{SMALL} --steps 9 --eval-every 9", fault=stopped_early).finish()
     assert "is not the folder" not in run.text and "Traceback" not in run.text
     assert not list(run.out.glob(".start-*"))

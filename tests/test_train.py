@@ -39,6 +39,7 @@ from plumbing.watch import run_log
 
 ROOT = Path(train.__file__).parent
 BASE = ROOT / "base"
+TORCHRUN = [sys.executable, *"-m torch.distributed.run --standalone --nproc-per-node 2".split(), str(ROOT / "train.py")]
 PATIENCE = 240  # seconds for a run of a few seconds, on a machine that is busy with something else
 
 
@@ -158,10 +159,12 @@ def test_eq1_a_validation_costs_no_compute_and_a_benchmark_in_it_has_its_own_cur
     assert row["tasks_stderr"] == pytest.approx({"math": (1 / 12) ** 0.5, "aime.jsonl": 1 / 4})
 
 
-def evaluated(capsys, *argv):
+EVALUATE = f"--evaluate {BASE} --generations 4 --slots 32 --data rows.jsonl"
+
+
+def evaluated(capsys, flags=""):
     """(what --evaluate prints, on both streams; the rows it writes)"""
-    args = read_settings(["--evaluate", str(BASE), "--generations", "4", "--slots", "32", "--out", "found", *argv])
-    assert not train.main(args)
+    assert not train.main(read_settings(f"{EVALUATE} {flags} --out found".split()))
     return capsys.readouterr(), read_rows("found/evaluation.jsonl")
 
 
@@ -177,11 +180,10 @@ def sums(count):
 @pytest.mark.parametrize("rows", [7, 1], ids=["7 prompts", "more ranks than prompts"])
 def test_an_evaluation_by_several_ranks_is_that_of_one(capsys, rows):
     sums(rows)
-    printed, alone = evaluated(capsys, "--data", "rows.jsonl")
+    printed, alone = evaluated(capsys)
     assert len({row["prompt"] for row in alone}) == rows and len(alone) == 4 * rows
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", ROOT / "train.py"]
-    flags = ["--evaluate", BASE, "--generations", "4", "--slots", "32", "--data", "rows.jsonl", "--out", "shared"]
-    done = subprocess.run([sys.executable, *command, *flags], capture_output=True, text=True, timeout=PATIENCE)
+    command = [*TORCHRUN, *f"{EVALUATE} --out shared".split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     together = read_rows("shared/evaluation.jsonl")
     assert sorted(map(str, together)) == sorted(map(str, alone))  # the same seeds: only the order differs
@@ -190,7 +192,7 @@ def test_an_evaluation_by_several_ranks_is_that_of_one(capsys, rows):
 
 def test_evaluation_asks_as_many_rows_of_a_file_as_eval_prompts_says_and_shows_rate_and_time_left(capsys):
     prompts = set(sums(30))
-    printed, found = evaluated(capsys, *"--generations 2 --slots 4 --data rows.jsonl sorting --eval-prompts 5".split())
+    printed, found = evaluated(capsys, "--generations 2 --slots 4 --data rows.jsonl sorting --eval-prompts 5")
     asked = {row["prompt"] for row in found}
     tokenizer = AutoTokenizer.from_pretrained(BASE)
     held = {prompt.text for prompt in sources.load(["rows.jsonl"], tokenizer, budget=40, validation=5).validation}
@@ -236,7 +238,7 @@ class Run:
         self.out, self.printed = Path(out), Path(f"{out}.txt")
         self.printed.touch()
 
-    def fork(self, forks, world, *argv, fault=None):
+    def fork(self, forks, world, flags, fault=None):
         """Start the ranks; each calls `fault` before it begins."""
         with socket.socket() as free:
             free.bind(("localhost", 0))
@@ -246,7 +248,7 @@ class Run:
         self.processes = []
         for rank in range(world):
             variables = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            arguments = ([*argv, "--out", str(self.out)], variables, str(self.printed), fault)
+            arguments = ([*flags.split(), "--out", str(self.out)], variables, str(self.printed), fault)
             self.processes.append(forks.Process(target=rank_process, args=arguments, daemon=True))
             self.processes[-1].start()
         return self
@@ -268,10 +270,9 @@ class Run:
         assert not any(self.end().values()), self.text
         return self
 
-    def launch(self, launchers, *argv):
+    def launch(self, launchers, flags):
         """torchrun with two processes, in a process group of its own."""
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        command = [*torchrun, ROOT / "train.py", *argv, "--out", self.out]
+        command = [*TORCHRUN, *flags.split(), "--out", self.out]
         with self.printed.open("a") as file:
             self.launcher = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
         launchers.append(self.launcher)
@@ -312,12 +313,12 @@ class Run:
 
 @pytest.fixture
 def start(forks, tmp_path):
-    """(world, *flags, fault=…) -> a Run; its processes are killed when the test ends."""
+    """(world, flags, fault=…) -> a Run; its processes are killed when the test ends."""
     runs = []
 
-    def started(world, *argv, out=tmp_path / "run", fault=None):
+    def started(world, flags, out=tmp_path / "run", fault=None):
         runs.append(Run(out))
-        return runs[-1].fork(forks, world, *argv, fault=fault)
+        return runs[-1].fork(forks, world, flags, fault)
 
     yield started
     for process in (process for run in runs for process in run.processes):
@@ -339,13 +340,13 @@ def launchers():
 ON_POLICY = (
     "--data tiny --k 0 --prompts 8 --generations 12 --slots 96 --eval-every 1 --eval-prompts 2 --eval-generations 1 "
     "--token-budget 8192"
-).split()
+)
 
 
 @pytest.fixture(scope="module")
 def one_trainer(forks, tmp_path_factory):
     """Two steps of pipeline --k 0 with one trainer and one generator, each in one micro-batch."""
-    return Run(tmp_path_factory.mktemp("one") / "run").fork(forks, 2, *ON_POLICY, "--steps", "2").finish()
+    return Run(tmp_path_factory.mktemp("one") / "run").fork(forks, 2, f"{ON_POLICY} --steps 2").finish()
 
 
 def first_moment(run, version):
@@ -362,7 +363,7 @@ def assert_close(got, expected, relative):
 
 def test_two_trainers_have_the_gradient_of_one(one_trainer, start):
     # With a budget of 32 tokens the first step needs four micro-batches on each of two ranks.
-    pair = start(3, *ON_POLICY, "--steps", "1", "--trainers", "2", "--token-budget", "32").finish()
+    pair = start(3, f"{ON_POLICY} --steps 1 --trainers 2 --token-budget 32").finish()
     first, reference = pair.rows("step")[0], one_trainer.rows("step")[0]
     assert first["kept"] > 0 and first["tokens_trained"] / 32 > 6
     assert all(first[name] == reference[name] for name in ("prompts", "pass_rate", "tokens"))
@@ -375,7 +376,7 @@ def test_two_trainers_have_the_gradient_of_one(one_trainer, start):
 
 def test_a_run_resumed_with_two_trainers_goes_on_as_with_one(one_trainer, start, tmp_path):
     shutil.copytree(one_trainer.out, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoint-2"))
-    pair = start(3, "--resume", "--trainers", "2").finish()
+    pair = start(3, "--resume --trainers 2").finish()
     assert [row["step"] for row in pair.rows("step")] == [1, 2, 2]
     assert_close(first_moment(pair, 2), first_moment(one_trainer, 2), 1e-4)
 
@@ -407,14 +408,14 @@ def short_epochs(tmp_path):
         f"--model {BASE}/tiny --data {file} --lr 1e-12 --prompts 4 --k 1 --generations 4 --no-positive-resampling 0.5 "
         "--max-new-tokens 12 --max-prompt-tokens 8 --interrupt-at 8 9 --interrupt-phrase </think> --slots 32 "
         "--token-budget 4096 --eval-every 2 --eval-generations 2 --steps 12"
-    ).split()
+    )
 
 
 @pytest.mark.processes
 def test_a_killed_trainer_is_named_and_its_run_goes_on_with_the_same_batches(start, short_epochs, tmp_path, forks):
-    uninterrupted = start(2, *short_epochs, out=tmp_path / "uninterrupted").finish()
+    uninterrupted = start(2, short_epochs, out=tmp_path / "uninterrupted").finish()
     assert uninterrupted.rows("step")[-1]["retired"] > 0 and uninterrupted.rows("step")[-1]["epoch"] > 1.5
-    run = start(2, *short_epochs, fault=partial(at_version, 4, partial(signal.raise_signal, signal.SIGKILL)))
+    run = start(2, short_epochs, fault=partial(at_version, 4, partial(signal.raise_signal, signal.SIGKILL)))
     assert run.end() == {0: -signal.SIGKILL, 1: 1}
     assert f"trainer rank 0 ended; {run.out} holds a checkpoint of step {run.version}" in run.text
     before, version = len(run.log), run.version
@@ -449,7 +450,7 @@ def test_a_model_folder_and_a_jsonl_file_train(model_type, task, lengths, signs)
         "--virtual exact --model model --data rows.jsonl --steps 1 --prompts 4 --k 1 --generations 4 "
         "--max-new-tokens 8 --max-prompt-tokens 8 --slots 32 --eval-generations 2"
     )
-    _, first, step, second, _ = trained(*flags.split(), *lengths.split())
+    _, first, step, second, _ = trained(f"{flags} {lengths}")
     assert step["kept"] > 0 and step["gradient_norm"] > 0 and step["unverified"] == 0
     assert step["log_rho"] < 1e-4  # nats: both sides hold the same fp32 weights at step 0
     assert (first["step"], second["step"], second["kind"]) == (0, 1, "eval")

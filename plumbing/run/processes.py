@@ -408,45 +408,20 @@ def layout_of(named, dtype=None):
     return [(name, tuple(tensor.shape), dtype or tensor.dtype) for name, tensor in sorted(named.items())]
 
 
-def buckets(parts, bucket_bytes):
-    """Group flat byte tensors into lists of at most `bucket_bytes` each; a larger tensor gets a list of its own.
-
-    >>> [[part.numel() for part in bucket] for bucket in buckets([torch.zeros(n) for n in (3, 4, 9, 2)], 8)]
-    [[3, 4], [9], [2]]
-    """
-    bucket = []
-    filled = 0
-    for part in parts:
-        if bucket and filled + part.numel() > bucket_bytes:
-            yield bucket
-            bucket = []
-            filled = 0
-        bucket.append(part)
-        filled += part.numel()
-    yield bucket
-
-
-def broadcast_weights(layout, tensors, group, device, *, bucket_bytes=64 << 20):
+def broadcast_weights(layout, tensors, group, device):
     """Copy contiguous tensors from the group's first rank to the others, bit for bit; all ranks of it call this.
 
     layout   of all of them (layout_of)
-    tensors  an iterable in this order; on the first rank each may be made when it is asked for: no more than a bucket
-             and the next tensor exist at once
+    tensors  an iterable in this order; on the first rank each may be made when it is asked for: no more than two exist
+             at once
     group    a ProcessGroup of rank 0 and the generators that can send from `device`, where the tensors are
     Raises ValueError on a receiver whose names, shapes or dtypes are not the sender's.
     """
     own = torch.tensor(list(hashlib.sha256(str(layout).encode()).digest()), dtype=torch.uint8, device=device)
     group.broadcast(sent := own.clone(), 0).wait()
-    if not torch.equal(own, sent):  # else the two sides would cut different buckets and hang
+    if not torch.equal(own, sent):  # else the two sides would send and expect different sizes, and hang
         cause = "a generator's model or dtype is not the trainers'"
         differ = "tensors differ from rank 0's in name, shape or dtype"
         raise ValueError(f"{differ}; likely cause: {cause}. Here: {layout}")
-    for bucket in buckets((tensor.detach().view(-1).view(torch.uint8) for tensor in tensors), bucket_bytes):
-        flat = torch.cat(bucket)
-        if not group.rank():
-            bucket.clear()  # its tensors are free again before the next are made
-        group.broadcast(flat, 0).wait()
-        if group.rank():
-            for part, new in zip(bucket, flat.split([len(part) for part in bucket])):
-                part.copy_(new)
-        del flat
+    for tensor in tensors:
+        group.broadcast(tensor.detach().view(-1).view(torch.uint8), 0).wait()  # as bytes: gloo knows few dtypes

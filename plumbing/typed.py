@@ -13,15 +13,11 @@ SHOWN = 8  # names of what is there
 class Parser(argparse.ArgumentParser):
     """A parser whose errors name the flag that a misspelt one comes close to."""
 
-    renamed: dict = {}  # flags of earlier versions -> their names today
-
     def error(self, message):
         if message.startswith("unrecognized arguments: "):
             known = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
             for word in message.partition(": ")[2].split():
                 typed = "--" + word.partition("=")[0].lstrip("-")
-                if typed in self.renamed:
-                    super().error(f"{typed} is now {self.renamed[typed]}")
                 close = get_close_matches(typed.lower().replace("_", "-"), known, 1, 0.7)
                 message += f"; did you mean {close[0]}?" if close else ""
         super().error(message)

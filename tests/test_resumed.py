@@ -65,6 +65,13 @@ def test_a_launcher_that_answers_is_no_reason_to_end(monkeypatch):
         launch.check_launcher()
 
 
+def test_ranks_without_torchrun_say_at_once_for_whom_they_wait(monkeypatch, capsys):
+    launched(monkeypatch, WORLD_SIZE=2, RANK=1)
+    read_settings([])
+    said = capsys.readouterr().err
+    assert "waits for the other ranks at 127.0.0.1:29500" in said and "unset RANK" in said
+
+
 @pytest.mark.parametrize("flags", ["--evaluate base", "--loss cispo"])
 @pytest.mark.parametrize("variables", [
     dict(RANK=1), dict(RANK="x", WORLD_SIZE=1), dict(RANK=0, WORLD_SIZE=2), dict(LOCAL_RANK=1),

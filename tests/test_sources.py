@@ -189,8 +189,7 @@ def test_a_token_beyond_the_models_vocabulary_is_refused_with_its_row_and_only_i
     assert len(every(load(rows[:1], vocabulary=45))) == 1
 
 
-RENDERED = [  # prompt, template, whether it has twice what is written around it
-    ("user:1?|assistant:", TEMPLATE, True),
+RENDERED = [  # prompt, template, whether it begins or ends with a special token
     ([{"role": "user", "content": "<bos>1?"}], "<bos>" + TEMPLATE, True),
     ("<bos>1?", None, True),  # the tokenizer adds its own
     ("is it user: or assistant?", TEMPLATE, False),

@@ -412,18 +412,6 @@ def check_text(where: str, value, *, program: bool) -> None:
 # --- Prompts of all sources ------------------------------------------------------------------------------------------
 
 
-def template_marks(ready) -> tuple[str, ...]:
-    """What the chat template, or the tokenizer without one, writes around a prompt: texts, and special tokens."""
-    question = "a question"
-    try:
-        text = ready.tokenizer.decode(ready.ids(ready.render(Row("", question, "", ""))))
-    except ValueError:  # the rows will show it
-        return ()
-    special = (token.content for token in ready.tokenizer.added_tokens_decoder.values() if token.special)
-    marks = [*map(str.strip, text.split(question)), *(token for token in special if token in text)]
-    return tuple(mark for mark in marks if len(mark) > 2)  # many questions end with a colon
-
-
 def usable(name, number, task, ready, prompts, *, columns, skip_unusable, own) -> Iterator[Row]:
     """Yield the usable rows of a source; arguments as in `read_source`.
 
@@ -457,7 +445,7 @@ def usable(name, number, task, ready, prompts, *, columns, skip_unusable, own) -
         raise ValueError(f"{first}; {left_out} of {count} rows have no usable answer; --skip-unusable leaves them out")
 
 
-RENDERED = "begin or end with what the chat template or the tokenizer writes itself, and will have it twice"
+RENDERED = "begin or end with a special token, which the chat template or the tokenizer writes itself"
 CONFLICT = "repeat a prompt with another answer, and the earlier row counts"
 
 
@@ -468,12 +456,12 @@ def read_source(
 
     number, task   of the source
     ready, prompts  data.Tokeniser, data.Data
-                   `prompts` gets what is wrong with rows, and a warning if some begin or end with the template's marks
+                   `prompts` gets what is wrong with rows, and a warning if some begin or end with a special token
     columns        (names for the prompt's column, names for the answer's); of each, the first that a row has counts
     skip_unusable  leave out rows without a usable prompt or answer (some of APPS and TACO have no tests)
     own            a function of one's own grades the completions (--reward): answers may have any form, or be missing
     """
-    marks = template_marks(ready)
+    marks = tuple(token.content for token in ready.tokenizer.added_tokens_decoder.values() if token.special)
     first: dict[str, Row] = {}  # data.identity -> row
     repeated: list[Row] = []
     tasks = set()

@@ -20,6 +20,7 @@ ANSWER = 10.0  # seconds in which a launcher accepts a connection
 
 # torchrun's variables -> their values in a process that torchrun has not started.
 ALONE = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1}
+WAY_OUT = f"unset {' '.join(ALONE)}, or start it by torchrun"
 
 
 def torchrun(name):
@@ -49,11 +50,21 @@ def check_launcher():
     Its agent hosts the store at which the ranks meet; where it is gone, nobody listens there.
     """
     if fault := misfit():
-        variables = " ".join(f"{name}={os.environ[name]}" for name in ALONE if name in os.environ)
-        way_out = f"unset {' '.join(ALONE)}, or start it by torchrun"
         cause = "likely cause: variables that an earlier launcher has left in this shell"
-        print(f"train.py: error: {variables}: {fault}; {cause}: {way_out}", file=sys.stderr)
+        print(f"train.py: error: {variables()}: {fault}; {cause}: {WAY_OUT}", file=sys.stderr)
         sys.exit(2)
+
+
+def variables():
+    """torchrun's variables as a shell writes them."""
+    return " ".join(f"{name}={os.environ[name]}" for name in ALONE if name in os.environ)
+
+
+def say_who_is_awaited():
+    """One line if torchrun has not started this rank: nobody can tell yet whether another launcher starts the others."""
+    if torchrun("WORLD_SIZE") > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
+        wait = f"waits for the other ranks at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        print(f"train.py: {variables()}, without torchrun: {wait}. If nothing starts them: {WAY_OUT}", file=sys.stderr)
 
 
 def misfit():

@@ -27,7 +27,7 @@ from pipeline import OFF_POLICY, Fault, greatest_staleness
 from plumbing.prompts import sources
 from plumbing.run import costs
 from plumbing.run import folder as run_folder
-from plumbing.run.launch import check_launcher, end_launcher, refuse, restarts, torchrun, world_size
+from plumbing.run.launch import check_launcher, end_launcher, refuse, restarts, say_who_is_awaited, torchrun, world_size
 from plumbing.setup import plan
 from plumbing.typed import Parser, as_given, option
 from recipes import EMBEDDED, OF_BASE, PAPER, RECIPES
@@ -300,7 +300,6 @@ def known_flags():
         "compute will buy. In [brackets]: defaults.",
         argument_default=argparse.SUPPRESS,
     )
-    parser.renamed = {option(before): option(now) for before, now in run_folder.RENAMED.items()}
     for name, setting in FIELDS.items():
         if name in GROUPS:
             group = parser.add_argument_group(GROUPS[name])
@@ -385,6 +384,7 @@ def in_force(asked):
     args.asked = sorted({*asked, *(name for name in sizes if name in earlier)})
     derive_defaults(args, given, asked)
     check(args, given, asked)
+    say_who_is_awaited()
     return Settings(**vars(args))
 
 

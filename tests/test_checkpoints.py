@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import math
 import os
 import pickle
 import re
@@ -79,6 +80,8 @@ def test_only_the_files_that_transformers_reads_count(tmp_path):
         assert "its files cannot be read" in wrong(tmp_path, config)  # the other shard
         save_file({name: WEIGHTS[name] for name in inside}, tmp_path / shard)
     assert wrong(tmp_path, config) == ""
+    save_file({name: WEIGHTS[name] for name in [names[0], *names[1::2]]}, tmp_path / "2.safetensors")
+    assert f"{names[0]} is in more than one of them" in wrong(tmp_path, config)
     save_file(WEIGHTS | {"lm_head.weight": HEAD + 1}, tmp_path / "model.safetensors")  # comes first
     assert "lm_head" in wrong(tmp_path, config)
 
@@ -100,6 +103,7 @@ BESIDE = {  # what is added to a model's folder -> what is said
     '{"transformers_weights": "other.safetensors"}': "names other.safetensors as its weights",
     '{"rope_parameters": {"rope_type": "nope"}}': "KeyError: 'nope'",
     '{"hidden_size": "many"}': "expected int, got str",
+    "generation_config.json": "is not a valid JSON file",
 }
 
 
@@ -110,9 +114,19 @@ def test_what_a_model_cannot_be_trained_with_is_refused_in_one_line(added, said,
         config = json.loads(Path("model/config.json").read_text()) | json.loads(added)
         Path("model/config.json").write_text(json.dumps(config))
     else:
-        Path("model", added).write_text("{}")
+        Path("model", added).write_text("{")
     message = refused(capsys, "--model", "model", "--data", "tiny")
     assert f"--model {Path('model').absolute()}: " in message and said in message
+
+
+def test_weights_that_are_not_finite_end_the_run_before_anything_is_sampled(capsys):
+    shutil.copytree(TINY, "model")
+    nan = WEIGHTS[NORM].clone().fill_(math.nan)
+    save_file(WEIGHTS | {NORM: nan}, "model/model.safetensors", metadata={"format": "pt"})
+    flags = "--model model --data tiny --virtual exact --out run --max-prompt-tokens 8 --max-new-tokens 8"
+    assert train.main(read_settings([*flags.split(), "--length-control", "none"])) == 1
+    assert "model: expected finite weights; one of them is nan or infinity" in capsys.readouterr().err
+    assert not Path("run/completions.jsonl").exists()
 
 
 # --- Which models ----------------------------------------------------------------------------------------------------

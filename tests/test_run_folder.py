@@ -56,6 +56,8 @@ SPOILT = {  # what of checkpoint-4, what is done to it, what is said; old: of ea
     "state cut": (SHARD, cut, ".distcp has "),
     "counters torn": ("state/run.json", lambda path: path.write_text('{"ver'), "run.json has 5 bytes"),
     "list torn": ("contents.json", cut, "its files cannot be read"),
+    "list of nothing": ("contents.json", lambda path: path.write_text("{}"), "its files cannot be read: KeyError"),
+    "list too deep": ("contents.json", lambda path: path.write_text("[" * 10**5), "its files cannot be read"),
     "empty": (".", empty, "config.json is missing"),
     "old, weights cut": ("model.safetensors", cut, "its files cannot be read: SafetensorError"),
     "old, state missing": ("state/.metadata", Path.unlink, "state/.metadata is missing"),

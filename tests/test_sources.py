@@ -67,6 +67,7 @@ def test_embedded_tasks_are_tokenised_as_they_are_whatever_their_weight(task):
 
 
 MALFORMED = [(row["line"].encode(), row["said"]) for row in data_rows("malformed")]
+MALFORMED += [(b'{"prompt": "a", "answer": "1", "prompt": "b"}', "a name occurs twice")]
 MALFORMED += [(b'{"prompt": "a", "answer": "\xff"}', "UTF-8"), ('{"prompt": "a"}'.encode("utf-16"), "UTF-8.* UTF-16")]
 
 

@@ -117,12 +117,20 @@ def read_lines(path: str) -> Iterator[tuple[str, object]]:
                 continue
             place = f"{path}:{number}"
             try:
-                row = json.loads(line)
+                row = json.loads(line, object_pairs_hook=unique)
             except (ValueError, RecursionError) as error:
                 check_text(place, line, program=True)
                 cause = "one JSON document over many lines, or a backslash that is not doubled, as in LaTeX"
                 raise malformed(place, f"{line[:60]!r} ({error})", cause, EXPECTED) from error
             yield place, row
+
+
+def unique(pairs: list) -> dict:
+    """The object of these pairs of JSON. Raises ValueError for a name that occurs twice: only one would count."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"a name occurs twice among {', '.join(name for name, _ in pairs)}")
+    return found
 
 
 def read_table(path: str) -> Iterator[tuple[str, dict]]:

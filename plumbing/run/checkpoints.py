@@ -18,7 +18,6 @@ import os
 import pickle
 import re
 import shutil
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -89,6 +88,11 @@ def first_file(folder, names):
     return next(filter(None, (cached_file(folder, name, **optional) for name in names)), None)
 
 
+def generation_config(folder):
+    """The GenerationConfig of a policy, or None: not every folder has one. Raises OSError for one that is no JSON."""
+    return GenerationConfig.from_pretrained(folder) if first_file(folder, ["generation_config.json"]) else None
+
+
 def check_weights(folder, config):
     """Raise ValueError unless the files of a policy hold the tensors that its config asks for, and no others.
 
@@ -106,7 +110,10 @@ def check_weights(folder, config):
             raise OSError(f"there is none of {', '.join(FILES)}")
         paths = get_checkpoint_shard_files(folder, first)[0] if first.endswith(".json") else [first]
         for path in paths:  # they are mapped, not read
-            stored |= torch.load(path, mmap=True, weights_only=True) if path.endswith(".bin") else load_file(path)
+            part = torch.load(path, mmap=True, weights_only=True) if path.endswith(".bin") else load_file(path)
+            if twice := stored.keys() & part.keys():
+                raise ValueError(f"{min(twice)} is in more than one of them")
+            stored |= part
         fault = misfit(stored, model)
     except UNREADABLE as error:
         fault = f"its files cannot be read: {type(error).__name__}: {str(error).partition('. ')[0]}"
@@ -147,8 +154,7 @@ def load_policy(folder, processes, *, resume, activation_checkpointing=False, **
     config._experts_implementation = experts.implementation(config, settings["dtype"])
     with torch.device("meta"):  # shapes only, no memory yet
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    with suppress(OSError):  # not every folder has one
-        model.generation_config = GenerationConfig.from_pretrained(folder)
+    model.generation_config = generation_config(folder) or model.generation_config
     if activation_checkpointing:  # transformers 5.24 has renamed it
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False})
@@ -162,6 +168,8 @@ def load_policy(folder, processes, *, resume, activation_checkpointing=False, **
     model.tie_weights()
     if not resume:
         spread(folder, model, processes)
+        if not finite(policy):
+            raise FloatingPointError(f"{folder}: expected finite weights; one of them is nan or infinity")
     return policy
 
 

@@ -132,10 +132,12 @@ def damage(folder, *, needed=STATE, thorough=False):
     """
     folder = Path(folder)
     try:
-        known = json.loads((folder / CONTENTS).read_text(encoding="utf-8")) if (folder / CONTENTS).exists() else {}
-        fault = misfits(folder, known.get("bytes", {}), needed)
+        known = {"bytes": {}, "sha256": {}}
+        if (folder / CONTENTS).exists():
+            known = json.loads((folder / CONTENTS).read_text(encoding="utf-8"))
+        fault = misfits(folder, known["bytes"], needed)
         if thorough and not fault:
-            fault = changed(folder, known.get("sha256", {}))
+            fault = changed(folder, known["sha256"])
         if fault:
             return fault
         if needed == STATE:
@@ -143,7 +145,7 @@ def damage(folder, *, needed=STATE, thorough=False):
         for path in folder.glob("*.safetensors"):
             with safe_open(path, "pt"):  # reads the header, which says how long the file must be
                 pass
-    except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, SafetensorError) as error:
         fault = f"its files cannot be read: {type(error).__name__}: {error}"
     return fault
 

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from jinja2 import TemplateError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import data
 import experts
@@ -160,9 +160,7 @@ def read_model(flag, folder, args, notes):
         if not args.checkpoint:
             checkpoints.check_weights(folder, config)
         tokenizer = read_tokenizer(folder, args, notes)
-        model = SimpleNamespace(config=config, generation_config=None)
-        with suppress(OSError):  # not every folder has one
-            model.generation_config = GenerationConfig.from_pretrained(folder)
+        model = SimpleNamespace(config=config, generation_config=checkpoints.generation_config(folder))
         ends = rollout.eos_ids(model, tokenizer)
         if tokenizer.chat_template:
             notes += template_warnings(tokenizer, ends)

@@ -421,20 +421,22 @@ def earlier_flags(asked):
         return {}
     if "out" not in asked:
         raise ValueError("--resume: found no --out; expected the folder of the run")
-    if not run_folder.finished(asked["out"]):
-        return {}
     log = Path(asked["out"]) / "log.jsonl"
+    checkpoints = run_folder.finished(log.parent)
     if not log.exists():
-        raise ValueError(f"--resume: expected the log of the run whose checkpoints are in {log.parent}, found no {log}")
+        if checkpoints:
+            expected = f"expected the log of the run whose checkpoints are in {log.parent}"
+            raise ValueError(f"--resume: {expected}, found no {log}")
+        return {}
     run_folder.lock_log(log.parent, alone=False).close()  # a run that goes on deletes checkpoints that are looked at
     stored = restored(log, asked)
     for name, setting in FIELDS.items():
         was = stored.get(name, setting.default)
         if FIXED <= setting.metadata["marks"] and asked.get(name, was) != was:
-            checkpoint = run_folder.finished(asked["out"])[-1]
+            way = f" from its weights: --model {checkpoints[-1]}" if checkpoints else ", with another --out"
             raise ValueError(
                 f"--resume with {option(name)} {as_given(asked[name])}: the run in {log.parent} has {as_given(was)}, "
-                f"and this must stay. To change it, start a new run from its weights: --model {checkpoint}"
+                f"and this must stay. To change it, start a new run{way}"
             )
     return stored
 

@@ -352,7 +352,8 @@ def eos_ids(model, tokenizer):
     Published models often name only one of them in each place. Raises ValueError for none, or for one that the model
     has no output for.
     """
-    ids = end_of_turn(tokenizer)
+    special = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ids = special & set(end_of_turn(tokenizer)[:1])
     for source in (model.generation_config, model.config, tokenizer):
         named = getattr(source, "eos_token_id", None)
         ids |= set(named if isinstance(named, list) else [named]) - {None}
@@ -371,17 +372,16 @@ def eos_ids(model, tokenizer):
 
 
 def end_of_turn(tokenizer):
-    """The id of the special token that the chat template writes behind an answer, as a set; empty without one."""
+    """Ids of what the chat template writes behind an answer; [] without one."""
     answer = "an answer"
     messages = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": answer}]
     if not tokenizer.chat_template:
-        return set()
+        return []
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
     except TemplateError:  # the prompts decide whether the template can be used
-        return set()
-    behind = tokenizer(text.rpartition(answer)[2].strip(), add_special_tokens=False)["input_ids"]
-    return set(behind[:1]) & {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        return []
+    return tokenizer(text.rpartition(answer)[2].strip(), add_special_tokens=False)["input_ids"]
 
 
 def check_interruption(tokenizer, phrase_ids, think_end, think_budget, max_new_tokens):

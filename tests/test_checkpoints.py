@@ -154,7 +154,7 @@ THINKS = TEMPLATE.replace("assistant:", "assistant:{% if thinks %}so{% endif %}"
 DATED = "{{ strftime_now('%d.%m.%Y') }}" + TEMPLATE
 TEMPLATES = [  # template, flags, what is printed
     (TEMPLATE, "", "d.jsonl: a prompt as the model reads it ends with 'user:1+1=|assistant:'"),
-    (TEMPLATE, "", "ends an answer with '|', at which no completion ends"),
+    (TEMPLATE, "", "no completion ends where the chat template ends an answer, at '|'"),
     (TEMPLATE.replace("|", "<eos>"), "", "ends with 'user:1+1=<eos>assistant:'"),
     (THINKS, "--template thinks=true", "assistant:so'"),
     (THINKS, "--template thinks=false", "assistant:'"),

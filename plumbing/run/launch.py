@@ -61,7 +61,7 @@ def variables():
 
 
 def say_who_is_awaited():
-    """One line if torchrun has not started this rank: nobody can tell yet whether another launcher starts the rest."""
+    """A line if torchrun has not started this rank: nobody can tell yet whether something starts the others."""
     if torchrun("WORLD_SIZE") > 1 and "TORCHELASTIC_RUN_ID" not in os.environ:
         wait = f"waits for the other ranks at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         print(f"train.py: {variables()}, without torchrun: {wait}. If nothing starts them: {WAY_OUT}", file=sys.stderr)

@@ -207,15 +207,15 @@ def template_warnings(tokenizer, ends):
     """What a chat template does that one would not expect, as lines. ends: ids that end a completion."""
     lines = []
     with suppress(TemplateError):  # the prompts decide whether the template can be used
-        chat = [{"role": "user", "content": "a question"}, {"role": "assistant", "content": "an answer"}]
-        render = partial(tokenizer.apply_chat_template, tokenize=False)
-        prompt = render(chat[:1], add_generation_prompt=True)
-        if prompt == render(chat[:1]):
+        render = partial(tokenizer.apply_chat_template, [{"role": "user", "content": "a question"}], tokenize=False)
+        prompt = render(add_generation_prompt=True)
+        if prompt == render():
             lines.append(f"WARNING: the chat template has no generation prompt; a prompt ends with {prompt[-60:]!r}")
-        end = render(chat).rpartition("an answer")[2]
-        if not set(tokenizer(end.strip(), add_special_tokens=False)["input_ids"][:1]) & set(ends):
-            warning = f"WARNING: the chat template ends an answer with {end[:60]!r}, at which no completion ends"
-            lines.append(f"{warning}; name its token as eos_token_id in generation_config.json")
+        end = rollout.end_of_turn(tokenizer)
+        if not set(end[:1]) & set(ends):
+            remedy = "name its token as eos_token_id in generation_config.json"
+            text = tokenizer.decode(end)
+            lines.append(f"WARNING: no completion ends where the chat template ends an answer, at {text!r}; {remedy}")
     return lines
 
 

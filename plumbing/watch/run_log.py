@@ -166,18 +166,19 @@ class RunLog:
         more = {rank: counts - self.before.get(rank, Counter()) for rank, counts in work.items()}
         decoded = {rank: counts for rank, counts in more.items() if counts["decode_steps"]}
         self.before = work
-        columns = {
+        generating = self.counted("decode_seconds", wall)
+        return {
             "seconds": wall,
-            "seconds_generate": self.counted("decode_seconds", wall),
+            "seconds_generate": generating,
             "seconds_train": self.seconds["train"],
             "seconds_publish": self.seconds["publish"],
             "slots_used": self.counted("slot_seconds", wall) / wall,
             "decode_seconds": {
                 rank: counts["decode_seconds"] / counts["decode_steps"] for rank, counts in decoded.items()
             },
+            "idle_generators": max(0.0, 1 - generating / wall),
+            "idle_trainers": max(0.0, 1 - self.seconds["train"] / wall),
         }
-        idle = {"idle_generators": columns["seconds_generate"], "idle_trainers": columns["seconds_train"]}
-        return columns | {name: max(0.0, 1 - busy / wall) for name, busy in idle.items()}
 
     def counted(self, name, wall):
         """Seconds of work, mean over the generators, of this row. Reports come late: the rest counts in the next."""

@@ -73,12 +73,23 @@ def launched(monkeypatch, **variables):
         monkeypatch.setenv(name, str(value))
 
 
-def trained(flags, out="run"):
-    """The rows of the log of a run in this process, with the flags of a command line."""
-    import train
+def given(flags=""):
+    """The settings of a command line."""
     from plumbing.setup.settings import read_settings
 
-    assert train.main(read_settings([*flags.split(), "--out", out])) == 0
+    return read_settings(flags.split())
+
+
+def ended(flags):
+    """The exit code of a run in this process."""
+    import train
+
+    return train.main(given(flags))
+
+
+def trained(flags, out="run"):
+    """The rows of the log of a run in this process."""
+    assert ended(f"{flags} --out {out}") == 0
     return read_rows(Path(out, "log.jsonl"))
 
 

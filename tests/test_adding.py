@@ -9,7 +9,7 @@ import pytest
 import test_loss
 import test_pipeline
 import torch
-from conftest import trained
+from conftest import given, trained
 from test_train import elsewhere  # noqa: F401
 from transformers import AutoTokenizer
 
@@ -17,7 +17,7 @@ import data
 import loss
 import pipeline
 from plumbing.prompts import sources
-from plumbing.setup.settings import ROOT, known_flags, preset_of, read_settings
+from plumbing.setup.settings import ROOT, known_flags, preset_of
 from verify import graders
 
 pytestmark = pytest.mark.usefixtures("losses_as_before")
@@ -59,7 +59,7 @@ def test_a_loss_has_its_name_and_clip_flag_in_the_help_and_its_clipped_share_in_
     add_loss("root", root_acts, lambda ratio: ratio.sqrt().detach())
     check_loss("root")
     assert "|root|" in help_text() and "--eps-root EPS_ROOT root: a cap on the root of the ratio [1.5]" in help_text()
-    assert read_settings(["--loss", "root", "--eps-root", "2"]).clips == {"eps_root": 2.0}
+    assert given("--loss root --eps-root 2").clips == {"eps_root": 2.0}
     rows = trained(f"{TINY} --loss root --eps-root 0.01")
     found = [row["clipped"] for row in rows if row.get("kept")]
     assert found and all(0.5 < share <= 1 for share in found)
@@ -112,7 +112,7 @@ def test_a_broken_rule_fails_and_no_run_starts_with_it(monkeypatch, capsys, chan
         test_pipeline.check_rule("early")
     if "bound" not in change or change["bound"](9) < 8:
         with pytest.raises(SystemExit):
-            read_settings("--off-policy early --k 12 --steps 200 --eval-every 200".split())
+            given("--off-policy early --k 12 --steps 200 --eval-every 200")
         assert "--off-policy early --k 12: " in capsys.readouterr().err
 
 
@@ -120,7 +120,7 @@ def test_a_rule_that_sends_no_weights_at_any_interval_is_named_with_what_remains
     odd = EARLY._replace(broadcasts=lambda version, k: version % 2 == 1, bound=lambda k: k)
     monkeypatch.setitem(pipeline.OFF_POLICY, "early", odd)
     with pytest.raises(SystemExit):
-        read_settings("--off-policy early --k 2".split())
+        given("--off-policy early --k 2")
     assert "with --off-policy early --k 2: expected an interval" in (said := capsys.readouterr().err)
     assert "give --eval-every 120" in said  # at the end only
 
@@ -198,7 +198,7 @@ def add_task(monkeypatch, example):
 def test_an_embedded_task_is_one_row(monkeypatch):
     add_task(monkeypatch, longest_first)
     check_embedded("falling")
-    assert read_settings(["--data", "falling"]).model == "base/sorting"
+    assert given("--data falling").model == "base/sorting"
     tokens = AutoTokenizer.from_pretrained(ROOT / "base" / "sorting")
     assert len(sources.load("falling", tokens, budget=40, validation=8).train) == 100
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import refuses, tiny_model, trained, write_rows
+from conftest import ended, given, refuses, tiny_model, trained, write_rows
 from safetensors.torch import load_file, save_file
 from test_data import TEMPLATE, character_tokenizer
 from test_train import BASE, elsewhere, refused  # noqa: F401
@@ -28,7 +28,6 @@ from plumbing.curves import logs
 from plumbing.prompts import sources
 from plumbing.run import checkpoints
 from plumbing.setup import build
-from plumbing.setup.settings import read_settings
 
 TINY = BASE / "tiny"
 WEIGHTS = load_file(TINY / "model.safetensors")
@@ -115,7 +114,7 @@ def test_what_a_model_cannot_be_trained_with_is_refused_in_one_line(added, said,
         Path("model/config.json").write_text(json.dumps(config))
     else:
         Path("model", added).write_text("{")
-    message = refused(capsys, "--model", "model", "--data", "tiny")
+    message = refused(capsys, "--model model --data tiny")
     assert f"--model {Path('model').absolute()}: " in message and said in message
 
 
@@ -170,9 +169,9 @@ def test_what_a_chat_template_makes_of_prompts_is_said(template, flags, said, ca
     tokenizer = character_tokenizer(template=template)
     checkpoints.save_policy(Path("model"), tiny_model(vocab_size=64), tokenizer, None, torch.float32)
     write_rows("d.jsonl", [{"prompt": f"{n}+1=", "answer": n + 1} for n in range(9)])
-    argv = "--model model --data d.jsonl --virtual exact --k 0 --prompts 1 --length-control none".split()
+    small = "--data d.jsonl --virtual exact --k 0 --prompts 1 --length-control none --max-prompt-tokens 40"
     with suppress(SystemExit):
-        build.load_prompts(read_settings([*argv, "--max-prompt-tokens", "40", *flags.split()]))
+        build.load_prompts(given(f"--model model {small} {flags}"))
     printed = "".join(capsys.readouterr()).replace(f"{Path.cwd()}/", "")
     assert said in re.sub(r"\d\+1=", "1+1=", printed)
 
@@ -207,16 +206,16 @@ def test_nothing_in_a_folder_that_is_read_can_run_code(way, capsys):
     if way == "weights":
         (checkpoint / "model.safetensors").unlink()
         torch.save({NORM: Attack()}, checkpoint / "pytorch_model.bin")
-        assert "its files cannot be read" in refused(capsys, "--model", str(checkpoint), "--data", "tiny")
+        assert "its files cannot be read" in refused(capsys, f"--model {checkpoint} --data tiny")
     elif way == "log":
         Path("code.py").write_text("import os\nos.mkdir('ran')")
         rows[0]["flags"]["reward"] = "code.py:f"  # a loss: test_own_loss.py
         write_rows("run/log.jsonl", rows)
         said = "names code, which runs only if you name it too: --reward code.py:f"
-        assert said in refused(capsys, "--resume", "--out", "run")
+        assert said in refused(capsys, "--resume --out run")
     else:
         poison(checkpoint / "state", metadata=way == "metadata")
-        train.main(read_settings("--resume --out run --steps 3".split()))
+        ended("--resume --out run --steps 3")
         assert "run/checkpoint-2/state cannot be read" in capsys.readouterr().err
     assert not Path("ran").exists()
 

@@ -13,10 +13,8 @@ import batches
 import experts
 import precision
 import sft
-import train
 from plumbing.run.store import MAX_BYTES
 from plumbing.setup import build, sizing
-from plumbing.setup.settings import read_settings
 from rollout import TorchGenerator
 
 EXPERTS, CHOSEN = 8, 2  # of a layer; of them, by a token
@@ -156,8 +154,8 @@ def test_a_run_trains_and_its_checkpoint_loads_again_and_is_evaluated(kind, tmp_
     assert last["kind"] == "eval" and last["step"] == 2
     assert last["flops"] == experts.active_parameters(model) * (2 * last["tokens"] + 6 * last["tokens_trained"])
     flags = "--data tiny --eval-prompts 3 --generations 2 --max-prompt-tokens 8 --max-new-tokens 12 --slots 4"
-    policy = ["--evaluate", f"{tmp_path}/run/checkpoint-2", "--out", f"{tmp_path}/found", "--length-control", "none"]
-    assert not train.main(read_settings([*policy, *flags.split()]))
+    flags += f" --length-control none --evaluate {tmp_path}/run/checkpoint-2 --out {tmp_path}/found"
+    assert not conftest.ended(flags)
     assert "3 prompts, 2 completions each" in capsys.readouterr().out
 
 
@@ -176,5 +174,5 @@ def test_flops_count_the_parameters_that_a_token_uses_and_memory_counts_all(kind
 def test_vllm_is_refused_with_the_reason(tmp_path, monkeypatch, capsys):
     saved("olmoe", tmp_path)
     monkeypatch.setattr(build.vllm_rollout, "require_vllm", lambda: None)
-    flags = [*SMALL.split()[2:], "--generator", "vllm", "--model", f"{tmp_path}/model"]
-    assert "--generator vllm with experts (olmoe)" in refused(capsys, *flags)
+    flags = f"{SMALL.partition('exact')[2]} --generator vllm --model {tmp_path}/model"
+    assert "--generator vllm with experts (olmoe)" in refused(capsys, flags)

@@ -17,7 +17,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import alive, refuses, run_ranks, trained, wait_until
+from conftest import alive, ended, given, refuses, run_ranks, trained, wait_until
 from safetensors.torch import load_file
 from test_train import BASE, Run, at_version, elsewhere, launchers, lone_trainer, start  # noqa: F401
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -30,7 +30,6 @@ from plumbing.run import checkpoints
 from plumbing.run import folder as run_folder
 from plumbing.run.processes import Processes
 from plumbing.setup import build
-from plumbing.setup.settings import read_settings
 from plumbing.watch import run_log
 from verify import sandbox
 from verify.workers import grade_code
@@ -247,7 +246,7 @@ def test_resuming_with_other_prompts_ends_in_one_line(capsys):
     counters = Path("run/checkpoint-1/state/run.json")
     counters.write_text(counters.read_text().replace('"data": "', '"data": "other'))
     Path("run/checkpoint-1/contents.json").unlink()
-    assert train.main(read_settings("--resume --out run --steps 2".split())) == 1
+    assert ended("--resume --out run --steps 2") == 1
     assert "--resume from run/checkpoint-1: expected the state of these prompts" in capsys.readouterr().err
 
 
@@ -272,7 +271,7 @@ def test_a_worker_runs_programs_as_the_run_found_at_its_start_whatever_a_new_try
     monkeypatch.setattr(sandbox, "run", lambda *_, namespaces, **__: used.append(namespaces) or (x for x in [b"4\n"]))
     answer = json.dumps(["code", "```python\nprint(4)\n```", ""])
     for protections, namespaces in ((list(sandbox.PROTECTIONS), True), (list(sandbox.PROTECTIONS[:1]), False)):
-        args = replace(read_settings([]), protections=protections)
+        args = replace(given(), protections=protections)
         assert {worker.namespaces for worker in build.make_scorer(args)._workers} == {namespaces}
         assert grade_code(answer, '{"inputs": [""], "outputs": ["4\\n"]}', 5.0, namespaces) is True
     assert used == [True, False]

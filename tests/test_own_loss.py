@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
-from conftest import read_rows, trained
+from conftest import ended, given, read_rows, trained
 from test_train import elsewhere, refused  # noqa: F401
 
 import loss
-import train
-from plumbing.setup.settings import read_settings
 
 pytestmark = pytest.mark.usefixtures("losses_as_before")
 
@@ -34,14 +32,14 @@ def test_a_function_that_computes_cispo_trains_as_cispo_does_and_is_named_again_
         for name in ours.keys() - {"flags", "clipped"} - machines:
             assert ours[name] == theirs[name], name
     del loss.LOSSES[flags["loss"]]  # as in another process
-    assert "log.jsonl names code" in refused(capsys, "--resume", "--out", "b") and flags["loss"] not in loss.LOSSES
+    assert "log.jsonl names code" in refused(capsys, "--resume --out b") and flags["loss"] not in loss.LOSSES
     resumed = trained("--resume --steps 3 --loss losses.py:mine", "b")
     assert resumed[len(mine)]["flags"]["loss"] == flags["loss"] and resumed[-1]["step"] == 3
 
 
 def test_a_gradient_of_zero_is_no_reason_to_refuse_it_and_the_folder_of_a_run_is_called_after_it():
     Path("losses.py").write_text("def f(logprobs, gen_logprobs, advantages, mask):\n    return 0 * logprobs\n")
-    args = read_settings(["--loss", "losses.py:f"])
+    args = given("--loss losses.py:f")
     assert args.loss.endswith("losses.py:f") and args.out == "runs/f-seed0"
 
 
@@ -57,7 +55,7 @@ REFUSED = {
 @pytest.mark.parametrize("body", REFUSED)
 def test_what_cannot_be_a_loss_is_one_line(capsys, body):
     Path("losses.py").write_text(f"def f(logprobs, gen_logprobs, advantages, mask):\n    {body}\n")
-    message = refused(capsys, "--loss", "losses.py:f")
+    message = refused(capsys, "--loss losses.py:f")
     assert f"--loss {Path.cwd()}/losses.py:f" in message and REFUSED[body] in message
 
 
@@ -65,9 +63,9 @@ def test_other_parameters_and_a_flag_that_it_does_not_read_are_one_line(capsys):
     """Files and functions that are not there: data/own_refused.jsonl."""
     Path("losses.py").write_text("def f(logprobs, mask): pass\n")
     expected = "expected a function of (logprobs, gen_logprobs, advantages, mask), got f(logprobs, mask)"
-    assert expected in refused(capsys, "--loss", "losses.py:f")
+    assert expected in refused(capsys, "--loss losses.py:f")
     Path("losses.py").write_text(CISPO)
-    assert "--eps-max is not read by --loss" in refused(capsys, *"--loss losses.py:mine --eps-max 4".split())
+    assert "--eps-max is not read by --loss" in refused(capsys, "--loss losses.py:mine --eps-max 4")
 
 
 LATE = {  # what a loss does at its fourth call, in training -> how the run ends
@@ -92,8 +90,7 @@ def f(logprobs, gen_logprobs, advantages, mask):
 @pytest.mark.parametrize("deed", LATE)
 def test_what_a_loss_may_not_do_ends_the_run_with_an_error_and_keeps_its_checkpoint(capsys, deed):
     Path("losses.py").write_text(LATER.format(deed))
-    flags = f"{TINY} --loss losses.py:f --steps 8 --checkpoint-every 1 --seed 3 --out a"
-    assert train.main(read_settings(flags.split())) == 1
+    assert ended(f"{TINY} --loss losses.py:f --steps 8 --checkpoint-every 1 --seed 3 --out a") == 1
     said = capsys.readouterr().err
     assert f"--loss {Path.cwd()}/losses.py:f" in said and LATE[deed] in said
     assert "a holds a checkpoint of step" in said and "go on with --resume" in said

@@ -4,13 +4,13 @@ import socket
 from pathlib import Path
 
 import pytest
-from conftest import launched, trained
+from conftest import given, launched, trained
 from test_train import elsewhere, refused  # noqa: F401
 
 import train
 from plumbing.run import folder as run_folder
 from plumbing.run import launch
-from plumbing.setup.settings import EVALUATION, FIELDS, FIXED, START, read_settings
+from plumbing.setup.settings import EVALUATION, FIELDS, FIXED, START
 
 TINY = "--virtual exact --data tiny --k 0 --prompts 4 --generations 4 --eval-prompts 4"
 
@@ -32,7 +32,7 @@ def test_whatever_an_evaluation_depends_on_is_fixed():
 def test_a_second_run_beside_the_first_is_refused_as_in_use(capsys):
     trained(f"{TINY} --steps 1 --eval-every 1", "a")
     with run_folder.lock_log("a"):
-        assert refused(capsys, "--resume", "--out", "a") == "train.py: error: a is in use by another run"
+        assert refused(capsys, "--resume --out a") == "train.py: error: a is in use by another run"
     with run_folder.lock_log("a", alone=False), run_folder.lock_log("a", alone=False):  # many may look
         pass
 
@@ -67,7 +67,7 @@ def test_a_launcher_that_answers_is_no_reason_to_end(monkeypatch):
 
 def test_ranks_without_torchrun_say_at_once_for_whom_they_wait(monkeypatch, capsys):
     launched(monkeypatch, WORLD_SIZE=2, RANK=1)
-    read_settings([])
+    given()
     said = capsys.readouterr().err
     assert "waits for the other ranks at 127.0.0.1:29500" in said and "unset RANK" in said
 
@@ -83,6 +83,6 @@ def test_variables_that_a_launcher_has_left_behind_are_one_line_before_anything_
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(SystemExit):
-        read_settings(flags.split())
+        given(flags)
     said = capsys.readouterr().err
     assert ": expected " in said and "unset RANK" in said and said.count("\n") == 1

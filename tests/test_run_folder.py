@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import trained
+from conftest import given, trained
 from test_faults import SMALL
 from test_train import elsewhere, refused, start  # noqa: F401
 
@@ -16,7 +16,7 @@ from plumbing.curves import logs
 from plumbing.run import folder as run_folder
 from plumbing.run.folder import finished, pick
 from plumbing.run.processes import Processes
-from plumbing.setup.settings import read_settings, restored
+from plumbing.setup.settings import restored
 from plumbing.watch.run_log import append
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------
@@ -64,19 +64,15 @@ SPOILT = {  # what of checkpoint-4, what is done to it, what is said; old: of ea
 }
 
 
-def resumed(out):
-    return read_settings(["--resume", "--out", str(out)])
-
-
 @pytest.mark.parametrize("case", SPOILT)
 def test_a_broken_newest_checkpoint_is_named_and_resume_goes_on_from_the_intact_one_before(two, case):
     if case.startswith("old"):
         for folder in two.glob("checkpoint-*"):
             (folder / "contents.json").unlink()
-    assert resumed(two).checkpoint == str(two / "checkpoint-4")
+    assert given(f"--resume --out {two}").checkpoint == str(two / "checkpoint-4")
     place, spoil, said = SPOILT[case]
     spoil(two / "checkpoint-4" / place)
-    args = resumed(two)
+    args = given(f"--resume --out {two}")
     assert args.checkpoint == str(two / "checkpoint-2") and args.resume
     assert args.notes[0].startswith(f"{two}/checkpoint-4 is broken: ") and said in args.notes[0]
     assert args.notes[1] == f"--resume: goes on from {two}/checkpoint-2"
@@ -87,7 +83,7 @@ def test_a_broken_newest_checkpoint_is_named_and_resume_goes_on_from_the_intact_
 def test_other_bytes_of_the_same_number_are_found_by_checksum_and_the_checkpoint_is_set_aside(two, capsys):
     path = two / "checkpoint-4" / SHARD
     path.write_bytes(path.read_bytes()[:-1] + b"!")
-    expected = resumed(two).checkpoint
+    expected = given(f"--resume --out {two}").checkpoint
     assert expected == str(two / "checkpoint-4")  # checksums are compared later, by rank 0 alone
     assert pick(two, expected) == str(two / "checkpoint-2")
     assert "checkpoint-4 is broken: state/__0_0.distcp holds other bytes" in capsys.readouterr().out
@@ -99,14 +95,14 @@ def test_other_bytes_of_the_same_number_are_found_by_checksum_and_the_checkpoint
 def test_where_all_checkpoints_are_broken_nothing_starts_anew(two, capsys):
     for step in (2, 4):
         cut(two / f"checkpoint-{step}" / "model.safetensors")
-    said = refused(capsys, "--resume", "--out", str(two))
+    said = refused(capsys, f"--resume --out {two}")
     assert "no intact checkpoint" in said and "checkpoint-2 is broken" in said and "checkpoint-4 is broken" in said
 
 
 def test_evaluating_a_broken_checkpoint_or_starting_from_broken_weights_ends_in_one_line(two, capsys):
     cut(two / "checkpoint-4" / "model.safetensors")
-    for flags in (["--evaluate", f"{two}/checkpoint-4"], ["--model", f"{two}/checkpoint-4", "--out", f"{two}-new"]):
-        said = refused(capsys, *flags, "--data", "arithmetic")
+    for flag in ("--evaluate", f"--out {two}-new --model"):
+        said = refused(capsys, f"{flag} {two}/checkpoint-4 --data arithmetic")
         assert f"{two}/checkpoint-4 is broken: model.safetensors has" in said
 
 
@@ -158,7 +154,7 @@ def test_a_torn_line_is_ended_before_the_next_row_and_no_byte_is_removed(tmp_pat
 def test_a_log_without_any_row_says_so(tmp_path, capsys):
     (tmp_path / "checkpoint-2").mkdir()
     (tmp_path / "log.jsonl").write_bytes(TORN)
-    assert "says with which flags" in refused(capsys, "--resume", "--out", str(tmp_path))
+    assert "says with which flags" in refused(capsys, f"--resume --out {tmp_path}")
     with pytest.raises(fit.BadInput):
         logs.read_run(tmp_path / "log.jsonl")
 

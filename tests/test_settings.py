@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import Finished, launched, refuses, rows, write_rows
+from conftest import Finished, given, launched, refuses, rows, write_rows
 from test_train import BASE, ROOT, elsewhere, refused  # noqa: F401
 from transformers import AutoConfig
 
@@ -19,16 +19,11 @@ import vllm_rollout
 from plumbing.run import processes
 from plumbing.setup import build, sizing
 from plumbing.setup.build import make_generator, make_scorer, provenance
-from plumbing.setup.settings import FIELDS, read_settings
+from plumbing.setup.settings import FIELDS
 from recipes import EMBEDDED
 from verify import sandbox
 
 OWN = "--model M --data F"
-
-
-def given(flags):
-    """The settings of a command line."""
-    return read_settings(flags.split())
 
 
 def draft(flags):
@@ -118,21 +113,21 @@ def test_what_cannot_work_is_refused_in_one_line_before_anything_starts(monkeypa
     lines("rows.jsonl", 10)
     Path("bad.jsonl").write_text('{"prompt": "1+1=", "answer": 2}\n{"prompt": "1+2="}\n')
     before = sorted(Path().rglob("*"))
-    message = refused(capsys, *flags.format(base=BASE).split())
+    message = refused(capsys, flags.format(base=BASE))
     assert not [words for words in said if words not in message], message
     assert sorted(Path().rglob("*")) == before
 
 
 def test_what_a_machine_lacks_is_said_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr(vllm_rollout, "require_vllm", Mock(side_effect=ImportError("pip install it")))
-    assert refused(capsys, "--generator", "vllm").endswith("error: pip install it")
+    assert refused(capsys, "--generator vllm").endswith("error: pip install it")
     monkeypatch.setattr(sandbox, "protections", Mock(side_effect=RuntimeError("no sandbox works here")))
     row = {"answer": json.dumps({"input": ["1"], "output": ["1"]}), "task": "code"}
     write_rows("rows.jsonl", [{"prompt": f"{n}="} | row for n in range(30)])
-    argv = f"--model {BASE} --data rows.jsonl --k 0 --prompts 3".split()
-    assert refused(capsys, *argv).endswith("error: no sandbox works here")
+    flags = f"--model {BASE} --data rows.jsonl --k 0 --prompts 3"
+    assert refused(capsys, flags).endswith("error: no sandbox works here")
     launched(monkeypatch, WORLD_SIZE=2)
-    assert "--virtual runs in a single process" in refused(capsys, "--virtual", "exact")
+    assert "--virtual runs in a single process" in refused(capsys, "--virtual exact")
 
 
 # --- Resumed and evaluated runs --------------------------------------------------------------------------------------
@@ -172,7 +167,7 @@ def test_a_run_gives_its_flags_unless_they_are_given_again(past, flags, expected
 ])  # fmt: skip
 def test_what_would_not_be_the_same_run_is_not_resumed(capsys, past, flags, said):
     past_run("run", past)
-    assert said in refused(capsys, *f"--resume --out run {flags}".split())
+    assert said in refused(capsys, f"--resume --out run {flags}")
 
 
 def test_a_log_of_an_earlier_version_is_resumed_with_todays_names_and_without_flags_that_are_gone():
@@ -192,7 +187,7 @@ def test_resuming_without_a_checkpoint_starts_anew_and_says_so(log):
         past_run("run", "--lr 0.5")
         shutil.rmtree("run/checkpoint-2")
     args = given("--resume --out run")
-    assert not args.resume and args.lr == (0.5 if log else given("").lr)  # else one log would hold two runs
+    assert not args.resume and args.lr == (0.5 if log else given().lr)  # else one log would hold two runs
     assert args.notes == ["--resume: no checkpoint in run: starts anew"]
 
 
@@ -326,7 +321,7 @@ def gpus(monkeypatch):
 ])  # fmt: skip
 def test_ranks_on_one_gpu_or_without_a_gpu_share_its_memory(gpus, world, visible, uuids, rank, expected):
     gpus(world, visible, uuids, rank)
-    found = sizing.neighbours(given(""))
+    found = sizing.neighbours(given())
     assert (found["trainers"], found["generators"]) == expected
     assert found["free"] == 1000 + rank % visible if visible else found["free"] > 1e6
 
@@ -351,7 +346,7 @@ BIG = f"{OWN} --dtype bfloat16 --max-new-tokens 14336"
 @pytest.mark.parametrize("capability, dtype", [((7, 5), "float32"), ((8, 0), "bfloat16"), ((9, 0), "bfloat16")])
 def test_a_gpu_without_bfloat16_trains_in_float32_and_says_so(gpus, capability, dtype):
     gpus(2, 2, capability=capability)
-    args = given("")
+    args = given()
     assert args.dtype == dtype and any("no bfloat16" in note for note in args.notes) == (dtype == "float32")
     assert given("--dtype bfloat16").dtype == "bfloat16"
 

@@ -21,7 +21,18 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-from conftest import batch, check_exercise, ranks_of, read_rows, tiny_model, trained, wait_until, write_rows
+from conftest import (
+    batch,
+    check_exercise,
+    ended,
+    given,
+    ranks_of,
+    read_rows,
+    tiny_model,
+    trained,
+    wait_until,
+    write_rows,
+)
 from test_batches import alone, sampled
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -34,7 +45,6 @@ from plumbing.prompts import sources
 from plumbing.run import folder as run_folder
 from plumbing.run.folder import finished
 from plumbing.setup import build
-from plumbing.setup.settings import read_settings
 from plumbing.watch import run_log
 
 ROOT = Path(train.__file__).parent
@@ -50,10 +60,10 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
 
 
-def refused(capsys, *argv):
+def refused(capsys, flags=""):
     """The line with which train.py refuses these flags; exit code 2 is that of a usage error."""
     with pytest.raises(SystemExit) as end:
-        build.load_prompts(read_settings(argv))
+        build.load_prompts(given(flags))
     assert end.value.code == 2
     said = capsys.readouterr().err.splitlines()
     assert all(line.startswith(("usage: ", " ")) for line in said[:-1]), said
@@ -71,7 +81,7 @@ def update(trainer, groups):
 def lone_trainer():
     """A Trainer at version 6 in this process alone, with stand-ins for the queue and the other processes."""
     trainer = object.__new__(train.Trainer)
-    trainer.args = read_settings("--lr 0.1 --warmup 1 --weight-decay 0.5 --loss cispo".split())
+    trainer.args = given("--lr 0.1 --warmup 1 --weight-decay 0.5 --loss cispo")
     trainer.policy = precision.PolicyModel(tiny_model(num_hidden_layers=1), dtype=torch.float32)
     trainer.replay = lambda experts: None
     trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=0.1, weight_decay=0.5)
@@ -164,7 +174,7 @@ EVALUATE = f"--evaluate {BASE} --generations 4 --slots 32 --data rows.jsonl"
 
 def evaluated(capsys, flags=""):
     """(what --evaluate prints, on both streams; the rows it writes)"""
-    assert not train.main(read_settings(f"{EVALUATE} {flags} --out found".split()))
+    assert not ended(f"{EVALUATE} {flags} --out found")
     return capsys.readouterr(), read_rows("found/evaluation.jsonl")
 
 
@@ -209,14 +219,14 @@ def test_evaluation_asks_as_many_rows_of_a_file_as_eval_prompts_says_and_shows_r
 # --- Whole runs ------------------------------------------------------------------------------------------------------
 
 
-def rank_process(argv, variables, output, fault):
+def rank_process(flags, variables, output, fault):
     """What a forked rank runs in place of torchrun's process: train.py with its own environment and output file."""
     os.environ.update(variables)
     for stream in (1, 2):
         os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
     if fault:
         fault()
-    sys.exit(train.main(read_settings(argv)))
+    sys.exit(ended(flags))
 
 
 def at_version(version, act):
@@ -248,7 +258,7 @@ class Run:
         self.processes = []
         for rank in range(world):
             variables = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            arguments = ([*flags.split(), "--out", str(self.out)], variables, str(self.printed), fault)
+            arguments = (f"{flags} --out {self.out}", variables, str(self.printed), fault)
             self.processes.append(forks.Process(target=rank_process, args=arguments, daemon=True))
             self.processes[-1].start()
         return self

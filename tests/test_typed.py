@@ -21,6 +21,6 @@ def test_what_the_hub_cannot_give_is_one_line_with_its_name(capsys, monkeypatch)
         raise OSError("Couldn't connect.\nThree more lines")
 
     monkeypatch.setattr(AutoConfig, "from_pretrained", none)
-    message = refused(capsys, "--model", "Qwen/Qwen9", "--data", "tiny")
+    message = refused(capsys, "--model Qwen/Qwen9 --data tiny")
     assert "--model Qwen/Qwen9: expected a folder, or a model on the hub" in message and "Couldn't connect" in message
     assert "Three" not in message

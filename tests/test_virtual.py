@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import read_rows, refuses, write_rows
+from conftest import ended, read_rows, refuses, write_rows
 from test_train import at_version
 
 import rollout
@@ -122,7 +122,7 @@ def run(out, flags):
 
 def start(flags, out):
     """Returns the exit code."""
-    return train.main(settings.read_settings([*flags.split(), "--out", str(out)]))
+    return ended(f"{flags} --out {out}")
 
 
 def logged(out):

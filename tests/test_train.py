@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -125,7 +126,7 @@ def test_a3_the_learning_rate_rises_linearly_whatever_a_checkpoint_held():
     check_exercise(train, "warm-up")
     trainer = lone_trainer()
     trainer.optimizer = torch.optim.AdamW(trainer.policy.parameters(), lr=9.0, weight_decay=9.0)
-    trainer.args.warmup = 14  # twice as many steps as the seventh
+    trainer.args = replace(trainer.args, warmup=14)  # twice as many steps as the seventh
     metrics = update(trainer, batch([True, True]))
     [group] = trainer.optimizer.param_groups
     assert (group["lr"], group["weight_decay"], metrics.lr) == (0.05, 0.5, 0.05)

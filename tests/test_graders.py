@@ -90,7 +90,9 @@ def test_the_final_expression_is_the_last_boxes_in_one_list_or_the_whole_short_a
 @pytest.mark.parametrize("pattern, replacement, before, after", mathematics.NORMALISE, ids=count())
 def test_every_rule_of_normalise_does_what_stands_beside_it(pattern, replacement, before, after):
     if replacement is lists.units:
-        replacement = partial(lists.units, known="")
+        replacement = partial(lists.units, known="", found=set())
+    elif replacement is lists.currency:
+        replacement = partial(lists.currency, found=set())
     assert pattern.sub(replacement, before) == after != before
 
 

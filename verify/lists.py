@@ -87,34 +87,51 @@ DENIES = re.compile(
     re.I,
 )
 # --- Behind a number ---
-PREFIXES = "m|k|c|d|µ|μ|n|M|G|T|h|p"
-SYMBOLS = "m|g|s|L|l|N|J|W|V|A|K|C|F|H|T|mol|Hz|Pa|Wh|eV|cal|B|b|bit|byte|bar|Ω|bps|rad|lm|lx|Bq|Gy|Sv|t"
-UNITS = set(
-    "h hr hrs min mins sec secs d wk yr yrs mo in ins ft yd yds mi oz lb lbs gal pt qt mph kph kmh rpm fps psi atm "
-    "ha sq cu deg rad sr dB amu u cc fl ppm Km Kg KM KG ML Hrs MPH USD EUR GBP CNY RMB JPY INR CAD AUD CHF "
-    "Rs cents cent ¢ p units unit "
-    "Ω ohm ohms eV Å L kWh kmph nm sqft "
-    "个 個 人 名 本 枚 円 元 块 只 隻 条 棵 张 張 次 天 日 年 月 周 週 岁 歳 才 时 時 小时 时间 時間 分 分钟 "
-    "分鐘 秒 米 厘米 千米 公里 毫米 "
-    "平方米 平方厘米 立方米 立方厘米 克 千克 公斤 吨 升 毫升 度 倍 种 種 支 根 页 箱 回 点 匹 台 杯 개 명 원 "
-    "살 시간 분 초 일 년 마리 권 장 번 "
-    "м км см мм кг г т л мл ч мин с руб рублей рубля р € £ $ ₽ ₹ ₩ ¥ °".split()
-) | {prefix + symbol for prefix in [*PREFIXES.split("|"), ""] for symbol in SYMBOLS.split("|")}
-UNITS -= {"am", "pm"}  # of the clock
-NAMED_UNITS = set(
-    "meter metre kilometer kilometre centimeter centimetre millimeter millimetre micrometer nanometer inch inche foot "
-    "feet yard mile acre hectare gram kilogram milligram tonne ton pound ounce liter litre milliliter "
-    "millilitre gallon "
-    "pint quart cup tablespoon teaspoon second minute hour day week fortnight month year decade century centurie "
-    "millisecond degree radian celsius fahrenheit kelvin newton joule watt kilowatt volt ampere amp ohm "
-    "hertz pascal mole "
-    "calorie kilocalorie byte bit kilobyte megabyte gigabyte dollar cent euro pound penny pence pennie rupee yen yuan "
-    "peso ruble rouble franc won shilling nickel dime quarter unit square cubic person people piece item time "
-    "metro kilómetro centímetro hora minuto segundo día año grado dólar metros stunde stunden minuten tage jahre grad "
-    "heure jour an euro mètre centimètre kilomètre рубль рублей метр метров час часов минут градусов год "
-    "года лет день дней stück".split()
+# Dimension: its units, each with its spellings; the SI's prefixes may stand before those of a unit with a star.
+MEASURES = {
+    "length": "*m meter metre metro mètre метр метров м 米|km 千米 公里 км kilómetro|cm 厘米 см centímetro|mm 毫米 мм|"
+    "in inch inche|ft foot feet|yd yard|mi mile|Å",
+    "area": "ha hectare|acre|sqft",
+    "speed": "mph|fps",
+    "mass": "*g gram gr г 克|kg 千克 公斤 кг|*t ton tonne т 吨|oz ounce|u amu",
+    "volume": "*L l liter litre л 升|mL 毫升 мл|gal gallon|pt pint|qt quart|cup|tablespoon|teaspoon|cc|fl",
+    "mass money": "lb pound £ GBP",  # 12 pounds may be either
+    "money": "$ dollar dólar USD CAD AUD HK NT|cent ¢|€ EUR euro|¥ ￥ CNY RMB JPY yuan yen 元 块 円|₹ Rs INR rupee|"
+    "₩ won 원|₽ р руб рублей рубля рубль ruble rouble|CHF franc|peso|shilling|p pence penny pennie|nickel|dime|"
+    "quarter|₪|₺|₫|฿",
+    "time": "*s sec second segundo с 秒 초|min minute minuto minuten мин минут 分 分钟 分鐘 분|"
+    "h hr hour hora heure stunde stunden час часов ч 小时 时间 時間 时 時 시간|"
+    "d day día jour tage день дней 天 日 일|wk week 周 週|fortnight|mo month 月|"
+    "yr year año an jahre год года лет 年 岁 歳 才 년 살|decade|century centurie",
+    "angle": "*rad radian|° deg degree circ grad градусов 度|sr",
+    "temperature, charge": "*C celsius coulomb|*F fahrenheit farad|*K kelvin",
+    "force": "*N newton",
+    "energy": "*J joule|*eV|*Wh|*cal calorie",
+    "power": "*W watt",
+    "pressure": "*Pa pascal|*bar|atm|psi",
+    "voltage": "*V volt",
+    "current": "*A amp ampere",
+    "resistance": "*Ω ohm",
+    "frequency": "*Hz hertz|rpm",
+    "amount": "*mol mole",
+    "data": "*B byte|*b bit|*bps",
+    "other": "*H|*T|*lm|*lx|*Bq|*Gy|*Sv|dB|ppm",
+}
+PREFIXES = "milli kilo centi deci μ-micro nano Mega Giga Tera hecto pico"
+COUNTS = set(  # units that may stand for each other
+    "unit person people piece item time stück 个 個 人 名 本 枚 只 隻 条 棵 张 張 次 倍 种 種 支 根 页 箱 回 点 匹 "
+    "台 杯 개 명 마리 권 장 번".split()
 )
-LINKS = set("per of in the a an total altogether left old long each away".split())  # beside a unit or a noun, not alone
+UNITS = {}  # spelling: (dimension, unit)
+for dimension, lines in MEASURES.items():
+    for line in lines.split("|"):
+        spellings = line.strip("*").split()
+        for prefix in ["", *PREFIXES.split()] if "*" in line else [""]:
+            unit = (dimension, prefix[:1] + spellings[0])
+            full = prefix.lower().rpartition("-")[2]
+            UNITS |= {(prefix[:1] if len(name) < 4 else full) + name: unit for name in spellings}
+DEGREE = {(UNITS["°"], 1)}
+LINKS = set("of in the a an total altogether left old long each away".split())  # beside a unit or a noun, not alone
 ALONE = set("total altogether approximately approx about roughly exactly in".split())
 NO_NOUN = set(
     "not nor and for but less more than least most fewer below above over under between beyond either "
@@ -173,28 +190,58 @@ def scaled(match) -> str:
 
 FUNCTIONS = "and|or|pi|sqrt|sin|cos|tan|cot|sec|csc|log|ln|lg|exp|inf|infinity|mod|gcd|lcm|if|over|choose"
 BARE_WORD = rf"(?!(?:{FUNCTIONS}){AFTER_WORD})(?:(?![¼-¾⅐-⅞²³¹⁰-⁹])[^\W\d_])++"
-PIECE = rf"{BARE_WORD}\.?|\\text ?\{{[^{{}}]*\}}|\\(?:mu|Omega){AFTER_WORD}|\((?: ?[^\W\d_]{{2,}}){{1,3}} ?\)"
+PIECE = (
+    rf"{BARE_WORD}\.?|\\text ?\{{(?:[^{{}}]|\^\{{-?[0-9]\}})*\}}|\\(?:mu|Omega){AFTER_WORD}|"
+    r"\^ ?\{? ?\\circ ?\}?|\((?: ?[^\W\d_]{2,}){1,3} ?\)"
+)
 BEHIND = re.compile(  # words behind a number, to the end of a formula or of its part
-    rf"(?:(?<=[0-9)\]])|(?<=[0-9}}]\}})|(?<=\\pi))(?<!\^[0-9])(?<!\^\{{[0-9]\}})( ?(?:{PIECE})"
+    rf"(?:(?<=[0-9)\]])|(?<=[0-9}}]\}})|(?<=\\pi))(?<!(?<!10)\^[0-9])(?<!(?<!10)\^\{{[0-9]\}})( ?(?:{PIECE})"
     rf"(?:{PIECE}|\\cdot{AFTER_WORD}|\^ ?(?:\{{ ?-?[0-9] ?\}}|-?[0-9])|[ /·²³°])*+)(?= ?(?:$|[,;)\]]|and|or))"
 )
-RAISED = dict.fromkeys(map(ord, "²³"), " ")
-WORD = re.compile(r"\\text ?\{([^{}]*)\}|([^\W\d_]+)")
 BARE = re.compile("[ckm]m|m[glLs]|[KkM]g|kW|ft|in|yd|mi|oz|lb|hr|sq|Hz|Pa|[GMk]B|Rs|[msgLNJWV]|.{3,}|[^a-zA-Z].*")
+TOKEN = re.compile(r"([^\W\d_²³]+|/|[^ .'·²³°()^{}\\0-9-])(?:\}? ?\^ ?\{? ?(-?[0-9]))?")
+# Words of a prompt. A short one may be another word, but for one behind a number, and beside a line.
+NAMED = re.compile(
+    r"(?:(?<=[0-9/{])|(?<=[0-9] ))[^\W\d_]+|[^\W\d_](?=/)|(?!(?:in|an)(?![^\W\d_]))[^\W\d_]{2,}|"
+    r"\$(?=[0-9])|(?<=\\)\$|[€£¥₹₩₽¢°]"
+)
 
 
 @lru_cache(maxsize=4_096)
-def understood(word: str, known: str) -> bool:
-    """Whether a word behind a number is a unit, or a noun of the prompt or the reference.
+def unit_of(word: str) -> tuple[str, str] | None:
+    """(dimension, unit) that a word spells, in the singular or the plural; None for another word.
 
-    known  these two, in small letters
+    >>> unit_of("Kilometres"), unit_of("公里"), unit_of("hrs"), unit_of("M")
+    (('length', 'km'), ('length', 'km'), ('time', 'h'), None)
     """
     folded = word.casefold()
-    if word in UNITS or {folded, folded.removesuffix("s"), folded.removesuffix("es")} & NAMED_UNITS:
-        return True
-    if folded in NO_NOUN or folded in SCALES or len(folded) < 3 and folded.isascii():
-        return False
-    return stands_in(word, known)
+    if word in UNITS or len(word) == 1:
+        return UNITS.get(word)
+    return UNITS.get(folded) or UNITS.get(folded.removesuffix("s"))
+
+
+def same_units(given: set, wanted: set, prompt: str) -> bool:
+    """Whether an answer has the reference's units, or none. Without any in the reference, an answer's units are right
+    unless the prompt names others of their dimension only. Degrees may be left out.
+
+    given, wanted  ((dimension, unit), power)
+    """
+    if units := wanted - DEGREE:
+        return given - DEGREE in (set(), units)
+    named = {unit for word in NAMED.findall(prompt) if (unit := unit_of(word))} | {unit for unit, _ in wanted}
+    for unit, _ in given:
+        others = [other for other in named if unit[0] in other[0] or other[0] in unit[0]]
+        if others and unit not in others:
+            return False
+    return True
+
+
+def currency(match, found: set) -> str:
+    """Nothing in place of a sign of money, which `found` gets; a $ of several may be that of a formula."""
+    if match[0] != "$" or match.string.count("$") == 1:
+        sign = re.sub(r"\\text|[\\{} .]", "", match[0])
+        found.add((unit_of(sign) or UNITS["$"], 1))
+    return ""
 
 
 def stands_in(word: str, known: str) -> bool:
@@ -204,25 +251,44 @@ def stands_in(word: str, known: str) -> bool:
     return re.search(rf"(?<![^\W\d_]){re.escape(stem)}", known) is not None
 
 
-def units(match, known: str) -> str:
-    """Nothing in place of words behind a number that are all understood; otherwise the words.
+def units(match, known: str, found: set) -> str:
+    """Nothing in place of words behind a number that are all units, or nouns of the prompt; otherwise the words.
 
-    known  as in `understood`: the reference, a line end, the prompt. A letter of the reference is no unit.
+    known  the reference, a line end and the prompt, in small letters. A letter of the reference is no unit.
+    found  gets the units, as ((dimension, unit), power)
     """
     run = match[1]
-    found = 0
-    compound = re.search(r"/|\^ ?\{ ?-", run)
-    plain = re.sub(r"\\mu ?", "µ", run.translate(RAISED))
-    plain = plain.replace("\\Omega", "Ω").replace("\\cdot", " ")
-    for typed, bare in WORD.findall(plain):
-        for word in re.findall(r"[^\W\d_]+|[^ .'/·()²³°^0-9-]", typed) if typed else [bare]:
-            if not (typed or compound or BARE.fullmatch(word)) or len(word) == 1 and bare and names(word, known):
-                return run
-            if understood(word, known) or word.casefold() in ALONE:
-                found += 1
-            elif word.casefold() not in LINKS:
-                return run
-    return run[len(run.rstrip()) :] if found else run
+    flat = re.sub(r"\\mu ?(?:\\text ?\{ ?)?|µ", "μ", run.replace("\\Omega", "Ω"))
+    flat = re.sub("kmp?h|kph", "km/h", flat.replace("\\text", " ").replace("\\cdot", " "))
+    flat = re.sub(r"(?:(?i:square|sq)\b\.?|平方) ?([^\W\d_]+)", r"\1^2", flat)
+    flat = re.sub(r"(?:(?i:cubic|cu)\b\.?|立方) ?([^\W\d_]+)", r"\1^3", flat)
+    typed = re.search(r"\\text|\\circ|/|\^ ?\{ ?-", run + flat)
+    product = set()
+    sign = 1
+    counts = False
+    for token, power in TOKEN.findall(flat):
+        word = token.casefold()
+        if not typed and (not BARE.fullmatch(token) or len(token) == 1 and names(token, known)):
+            return run
+        if word in ("/", "per"):
+            sign = -1
+        elif unit := unit_of(token):
+            product.add((unit, sign * int(power or 1)))
+        elif word in ALONE or word.removesuffix("s") in COUNTS or is_noun(word, known):
+            counts = True
+        elif word not in LINKS:
+            return run
+    found |= product
+    if counts or product - DEGREE or product and "circ" not in run:
+        return run[len(run.rstrip()) :]
+    return run
+
+
+def is_noun(word: str, known: str) -> bool:
+    """Whether a word is a noun of the prompt or the reference."""
+    if word in NO_NOUN or word in SCALES or len(word) < 3 and word.isascii():
+        return False
+    return stands_in(word, known)
 
 
 def names(letter: str, known: str) -> bool:

@@ -26,7 +26,9 @@ from verify.lists import (
     SCALED,
     SUBJECTS,
     TAIL,
+    currency,
     lead,
+    same_units,
     scaled,
     stands_in,
     units,
@@ -159,7 +161,7 @@ def predicate(sentence: str, known: str) -> str:
 
 def is_formula(text: str, known: str) -> bool:
     """Whether a text holds no words but units, and nouns of the reference or the prompt behind a number."""
-    return bool(text.strip()) and not prose_in(BEHIND.sub(partial(units, known=known), text))
+    return bool(text.strip()) and not prose_in(BEHIND.sub(partial(units, known=known, found=set()), text))
 
 
 def prose_in(text: str) -> bool:
@@ -253,7 +255,7 @@ COMMANDS = dict(  # other names of a command
 NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"(?<=[0-9])(?:,\\!|\{(?:,|\\,)\}|(?<!\\)\\[,;: ]|~)\s?(?=[0-9]{3}(?![0-9]))", "", "12{,}345", "12345"),
     (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s?\.?|\\!", "", r"\left(1\right)", "(1)"),
-    (CURRENCY, "", r"US\$8", "8"),
+    (CURRENCY, currency, r"US\$8", "8"),
     (r"\\(?:displaystyle|textstyle|large|Large|huge|bf|rm)(?![A-Za-z])|\\text\s?\{\s?\}", "",
      r"\displaystyle 5", " 5"),
     (r"\\(?:text)?color\s?\{[a-z]+\}|\\checkmark(?![A-Za-z])", "", r"\color{red}5", "5"),
@@ -327,9 +329,6 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (rf"(?<![0-9.])([0-9](?:\.[0-9]{{0,99}})?|\.[0-9]{{1,99}}) ?\\(?:times|cdot) ?10{EXPONENT}", scientific,
      r"3.2\times 10^{5}", "320000"),
     (rf"(?<![^-=, ])()10{EXPONENT}(?= ?(?:$|[,=]))", scientific, "x=10^3", "x=1000"),
-    (r" ?\^ ?\{? ?\\circ ?\}? ?(?:\\text\{ ?[CF] ?\}|[CF](?![A-Za-z]))", "", r"20^\circ C", "20"),
-
-
     (r"((?<![0-9.])[0-9.]+|[A-Za-z]) ?(?:\^ ?\{? ?\\circ ?\}?|\\degrees?(?![A-Za-z])| (?:\\text\{ ?)?degrees?\}?)",
      RADIANS, r"90^\circ", r"{\frac{90\pi}{180}}"),
     (r"(?<=[0-9])(?: ?\^)? ?\{? ?(?:\\text ?\{ ?)?(?:st|nd|rd|th) ?\}{0,2}$", "", r"12\text{th}", "12"),
@@ -366,10 +365,11 @@ def without_type(text: str) -> str:
     return "".join(kept)
 
 
-def normalise(latex: str, known: str = "", kept: tuple = ()) -> str:
+def normalise(latex: str, known: str = "", kept: tuple = (), found: set | None = None) -> str:
     """The text with one spelling for what LaTeX spells in several ways; see NORMALISE.
 
     known  the reference, a line end and the prompt, in small letters: their nouns may stand behind a number
+    found  gets the units, as (unit, power)
 
     >>> normalise("$30^\\\\circ.$"), normalise("\\\\$18.90"), normalise("1 1/2"), normalise("10 weeks")
     ('30', '18.90', '\\\\frac{3}{2}', '10')
@@ -381,9 +381,12 @@ def normalise(latex: str, known: str = "", kept: tuple = ()) -> str:
         text = text.replace("\\equiv", "=")
     angles = re.search("sin|cos|tan|cot|sec|csc", text)
     text = text.strip().removesuffix("\\")
+    found = set() if found is None else found
     for pattern, replacement, *_ in NORMALISE:
         if replacement is units:
-            replacement = partial(units, known=known)
+            replacement = partial(units, known=known, found=found)
+        elif replacement is currency:
+            replacement = partial(currency, found=found)
         elif replacement is RADIANS and not angles:
             replacement = r"\1"
         if replacement not in kept:
@@ -448,8 +451,12 @@ def equal(expression: str, reference: str, prompt: str = "") -> bool | None:
         return letter == label[1] or equal(expression, value, prompt)
     if degenerate(text, len(reference)):
         return spelt(normalise(text)) == spelt(normalise(value_of(reference))) != ""
-    right = normalise(value_of(reference), known)
-    answer = normalise(text, known)
+    wanted: set = set()
+    given: set = set()
+    right = normalise(value_of(reference), known, found=wanted)
+    answer = normalise(text, known, found=given)
+    if not same_units(given, wanted, prompt):
+        return False
     if spelt(answer) == spelt(right) != "":
         return True
     if not expression.startswith(BOX) and not is_formula(text, known):

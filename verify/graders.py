@@ -81,6 +81,7 @@ LETTER = r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])"
 # Formulas without dollars: with single letters, and without, as "a 3/4 cup" holds the number 3/4.
 RUNS = [re.compile(rf"(?:{sign})(?:\s*(?:{sign}))*") for sign in (f"{SIGN}|{LETTER}", SIGN)]
 SIDES = re.compile(r"[=<>;&]|,(?![0-9]{3})|\\(?:[lg]eq?|[lg]t|neq?|approx|q?quad|text ?\{[^{}]*\}|\\)(?![A-Za-z])")
+OPTIONS = re.compile(r"(?<![^\W_])([A-Z])[).:]\s+(.*?)(?=\s+\(?[A-Z][).:]\s|\n|$)")
 NO_FAILURE = (UNREADABLE, OWN)  # reasons that say nothing of this machine
 
 # Each grader takes (answer, reference) and returns True or False, or a text that a worker has to compare.
@@ -195,6 +196,17 @@ def choice(answer: str, reference: str) -> bool:
     if letter := labelled(right)[0]:
         return option(given) == letter or plain(given) == plain(right)
     return plain(given) == plain(right) != ""
+
+
+def has_another_text(answer: str, prompt: str) -> bool:
+    """Whether an answer's letter stands before the text of another option of the prompt.
+
+    >>> [has_another_text(answer, "Which? (A) Rome (B) Oslo") for answer in ("(B) Rome", "B. Oslo", "B", "A. The city")]
+    [True, False, False, False]
+    """
+    letter, text = labelled(last_sentence(inner(answer)))
+    options = {plain(words): name for name, words in OPTIONS.findall(prompt)}
+    return options.get(plain(text), letter) != letter
 
 
 def inner(text: str) -> str:

@@ -32,7 +32,7 @@ from functools import cache, partial
 from itertools import count
 
 from verify import own, sandbox
-from verify.graders import TASKS, right
+from verify.graders import TASKS, has_another_text, right
 from verify.mathematics import equal
 from verify.programs import read_tests, readings, right_output
 
@@ -88,8 +88,8 @@ def grade_answer(text: str, reference: str, timeout: float) -> bool | str:
     task, answer, prompt = json.loads(text)
     verdict = TASKS[task].grade(answer, reference)
     if isinstance(verdict, str):
-        verdict = right(verdict, reference, prompt)
-    return verdict
+        return right(verdict, reference, prompt)
+    return verdict and not (task == "choice" and has_another_text(answer, prompt))
 
 
 # --- In a worker process: code ---------------------------------------------------------------------------------------

@@ -518,6 +518,7 @@ class TorchGenerator(Generator):
         inputs = torch.zeros(3, min(rounded(n), self.slots), dtype=torch.float64)
         inputs[:, :n] = torch.stack([torch.tensor(tokens), torch.tensor(positions), uniforms])
         columns = min(rounded(self.filled), self.positions)
+        self._cache.filled = columns  # what `move` copies; a CUDA graph that is replayed does not set it
         return self._next(inputs.to(self.model.device), columns)[:, :n].tolist()
 
     def _sample(self, inputs, columns):

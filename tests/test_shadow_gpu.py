@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +22,9 @@ from plumbing.setup import sizing
 pytestmark = pytest.mark.processes
 HERE = Path(__file__).parent / "shadow"
 TORCH = Path(torch.__file__).parent
-CASES = [(2, 1, 2), (3, 2, 1)]  # processes, trainers, GPUs that a process sees
-FLAGS = "--loss cispo --steps 2 --prompts 4 --generations 4 --eval-prompts 8 --eval-generations 1 --off-policy ppo"
+CASES = [(2, 1, 1), (3, 2, 3)]  # processes, trainers, GPUs that a process sees
+FLAGS = "--loss cispo --steps 2 --prompts 8 --generations 4 --off-policy ppo --k 1 --token-budget 512"
+FLAGS += " --activation-checkpointing --max-new-tokens 64 --length-control none --eval-prompts 4 --eval-generations 1"
 MODEL = type(QWEN3_8B)(**QWEN3_8B.to_dict() | {"num_hidden_layers": 2, "layer_types": None})
 TRAINERS = [4, 16]
 SIZES = dict(token_budget=32768, slots=4, max_prompt_tokens=2048, max_new_tokens=14336, activation_checkpointing=True)
@@ -61,19 +63,27 @@ def outputs(tmp_path_factory):
         yield folder, started
 
 
-@pytest.mark.parametrize("processes, trainers, seen", CASES, ids=["all seen", "one seen, as by Slurm"])
+@pytest.mark.parametrize("processes, trainers, seen", CASES, ids=["one seen, as by Slurm", "all seen"])
 def test_a_run_in_bf16_on_gpus_ends_well_and_seldom_waits_for_them(outputs, processes, trainers, seen):
     folder, started = outputs
     started[trainers].result()
     rows = read_rows(folder / f"run{trainers}" / "log.jsonl")
     assert rows[0]["world"] == processes
     assert rows[-1]["reason"] == "finished" and rows[0]["flags"]["dtype"] == "bfloat16"
-    steps = [row for row in rows if row["kind"] == "step"]
-    assert [row["log_rho"] for row in steps if row["kept"]][0] < 0.1  # nats; see MISMATCH_LIMIT
-    waits = json.loads((folder / f"{trainers}.{trainers - 1}").read_text())  # of a trainer without the store
-    micro_batch = ("stop_together", "bool(flag)", "get_decoder()", "nonzero(as_tuple", "torch.stack([*(value")
-    count = sum(n for line, n in waits.items() if any(part in line for part in micro_batch))
-    assert 0 < count <= 6 * sum(row["micro_batches"] for row in steps)
+    first, second = [row for row in rows if row["kind"] == "step"]
+    assert first["kept"] and second["kept"]
+    # Each step trains on what the newest weights sampled; see MISMATCH_LIMIT. Here attention is the same on both sides.
+    assert 0 < first["log_rho"] < 1e-3 and 0 < second["log_rho"] < 1e-3  # nats
+    reports = [json.loads((folder / f"{trainers}.{rank}").read_text()) for rank in range(processes)]
+    for report in reports:
+        assert report["products"].keys() == {"torch.bfloat16"} and not any(report["unfinished"].values())
+        assert report["numbers"]["torch.float64"] < 0.01 * sum(report["numbers"].values())
+    waits = Counter()
+    for place, count in reports[0]["waits"].items():
+        waits[place.split()[0]] += count
+    del waits["checkpoint"]
+    # 4 a micro-batch, and 11 more for the check at the start; a few a step.
+    assert waits.total() <= 4 * (first["micro_batches"] + second["micro_batches"]) + 11 * first["micro_batches"] + 12
 
 
 @pytest.fixture(scope="module")

@@ -143,13 +143,14 @@ def trainer_bytes(args, config, count, itemsize, trainers):
     The factors of `working` were fitted to peaks of Qwen3 of 0.6B to 8B, in bf16 (tests/shadow/meter.py). FSDP2 keeps
     the embeddings and the head gathered through the backward pass, and one layer.
     """
-    width, inner, _, _ = layer_widths(config)
+    width, inner, heads, groups = layer_widths(config)
     every, chosen = experts.count(config)
     tokens, layers = micro_batch(args), config.num_hidden_layers
     layer = layer_parameters(config)
     states = 16 * count // trainers  # fp32: weights, gradients, AdamW's two moments
     gathered = (count - (layers - 1) * layer) * itemsize
-    inside = 10 * width + 4 * chosen * (inner + width * (every > 1))
+    # Queries, keys and values too: before and after their norms and turns.
+    inside = 10 * width + 4 * heads + 5 * groups + 4 * chosen * (inner + width * (every > 1))
     saved = width if args.activation_checkpointing else inside  # numbers that a layer keeps per token
     kept = (layers * saved + 2 * width) * tokens * itemsize
     head = head_bytes(precision.CHUNK, config)

@@ -123,7 +123,7 @@ def test_weights_that_are_not_finite_end_the_run_before_anything_is_sampled(caps
     nan = WEIGHTS[NORM].clone().fill_(math.nan)
     save_file(WEIGHTS | {NORM: nan}, "model/model.safetensors", metadata={"format": "pt"})
     flags = "--model model --data tiny --virtual exact --out run --max-prompt-tokens 8 --max-new-tokens 8"
-    assert train.main(read_settings([*flags.split(), "--length-control", "none"])) == 1
+    assert ended(f"{flags} --length-control none") == 1
     assert "model: expected finite weights; one of them is nan or infinity" in capsys.readouterr().err
     assert not Path("run/completions.jsonl").exists()
 

@@ -161,9 +161,9 @@ class Statistics:
 
     names = ("tokens", "entropy", "rho_mean", "log_rho", "clipped", "rho_squared", "young", "log_rho_youngest")
 
-    def __init__(self):
-        self.sums = torch.zeros(len(self.names)).double()
-        self.rho_max = 0.0
+    def __init__(self, device="cpu"):
+        self.sums = torch.zeros(len(self.names), dtype=torch.float64, device=device)  # a GPU is not waited for
+        self.rho_max = torch.zeros((), device=device)
 
     def add(self, logprobs, entropy, batch, clipped):
         """Add a micro-batch: logprobs, entropy (nats) and clipped (bool) are (B, T-1), as the mask of the Batch."""
@@ -173,9 +173,8 @@ class Statistics:
         young = mask & batch.young
         values = [mask, entropy.where(mask, 0.0), rho, log_ratio.abs(), clipped * mask, rho**2]
         values += [young, log_ratio.abs() * young]
-        found = torch.stack([*(value.double().sum() for value in values), rho.max()]).cpu()  # waits for a GPU once
-        self.sums += found[:-1]
-        self.rho_max = max(self.rho_max, found[-1].item())
+        self.sums += torch.stack([value.double().sum() for value in values])
+        self.rho_max = torch.maximum(self.rho_max, rho.max().float())
 
     def means(self, total):
         """Means per token (entropy, log_rho and log_rho_youngest in nats), rho_max, and effective_sample_size =

@@ -209,9 +209,9 @@ class Trainer:
         """
         args = self.args
         chosen = loss.LOSSES[args.loss]
-        statistics = batches.Statistics()
-        self.queue.drop(plan.dropped)
         device = self.processes.device
+        statistics = batches.Statistics(device)
+        self.queue.drop(plan.dropped)
         padded = [batches.padded(items, device) if plan.tokens else 0 for items in plan.micro_batches]
         for items, tokens in zip(plan.micro_batches, padded):
             self.processes.stop_together(tokens)

@@ -108,7 +108,7 @@ def test_a_micro_batch_puts_each_logprob_one_before_its_token_and_masks_prompt_i
 
 def alone(sums, largest):
     """Processes.total of a single trainer."""
-    return sums.tolist(), largest
+    return sums.tolist(), largest.item()
 
 
 def test_statistics_are_means_per_token_over_micro_batches_and_nothing_without_tokens():

@@ -313,10 +313,8 @@ class Processes:
     def total(self, sums, largest):
         """(the sums added, the largest) over all trainers.
 
-        sums  (n,) float64;  largest  a float
+        sums  (n,) float64, and largest (), on the device; both are overwritten
         """
-        sums = sums.to(self.device)
-        largest = torch.tensor(largest, device=self.device)
         dist.all_reduce(sums, group=self.trainers)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.trainers)
         return sums.tolist(), largest.item()

@@ -72,6 +72,7 @@ LATE = {  # what a loss does at its fourth call, in training -> how the run ends
     "sys.exit(0)": "raised SystemExit: 0 (losses.py, line 9)",
     "return logprobs.sum()": "expected a tensor of the shape of mask, (B, T); got shape ()",
     "os.fork()": "started a process by os.fork",
+    "mask.fill_(True)": "wrote into its arguments",
     "raise KeyError('x')": "raised KeyError: 'x' (losses.py, line 9)",
 }
 LATER = """import os, sys

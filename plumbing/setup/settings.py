@@ -133,11 +133,13 @@ def checked_at_each_call(function, spec):
     if hasattr(os, "fork"):
         os.register_at_fork(after_in_parent=in_parent, after_in_child=in_child)
 
-    def objective(logprobs, gen_logprobs, advantages, mask):
+    def objective(*inputs):
         nonlocal calling
+        logprobs, *_, mask = inputs
+        versions = [tensor._version for tensor in inputs]  # autograd counts the writes into a tensor
         calling = True
         try:
-            values = function(logprobs, gen_logprobs, advantages, mask)
+            values = function(*inputs)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # whatever the user's function raises, sys.exit too
@@ -146,6 +148,8 @@ def checked_at_each_call(function, spec):
             calling = False
         if forked:
             raise Fault(f"--loss {spec} started a process by os.fork: expected a function of its arguments alone")
+        if versions != [tensor._version for tensor in inputs]:
+            raise Fault(f"--loss {spec} wrote into its arguments: expected a function that leaves them as they are")
         if not isinstance(values, torch.Tensor) or values.shape != mask.shape:
             got = f"shape {tuple(values.shape)}" if isinstance(values, torch.Tensor) else type(values).__name__
             raise Fault(f"--loss {spec}: expected a tensor of the shape of mask, (B, T); got {got}")

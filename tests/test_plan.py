@@ -99,12 +99,18 @@ def test_slots_are_made_to_fit_and_the_torch_generator_is_no_faster_than_its_hos
     assert planned(tmp_path, monkeypatch, f"16xH100 --model Qwen3-0.6B {few}") == 0
     # 1,000 tokens, half of the longest, at 0.2 ms for each of 28 layers
     assert "  decode      5.6 seconds\n" in capsys.readouterr().out
+    assert planned(tmp_path, monkeypatch, "1xRTX4090 --model Qwen3-0.6B") == 0
+    said = capsys.readouterr().out
+    (flags,) = re.findall("8 or more fit with (.+)", said)
+    assert ", 1 slots\n" in said and planned(tmp_path, monkeypatch, f"1xRTX4090 --model Qwen3-0.6B {flags}") == 0
+    said = capsys.readouterr().out
+    assert int(re.search(r"(\d+) slots\n", said)[1]) >= 8 and "fit with" not in said
 
 
 REFUSED = {
     "8xT5": "expected NxGPU such as 8xH100, with a GPU of: A10 (24 GB), A100 (80 GB)",
     "8x80GB": "or its numbers, such as 8x80GB:2.0TB/s:300TFLOPS",
-    "2xH100 --model Qwen3-4B --max-new-tokens 6144": "Way out: 3 GPUs, --token-budget 8192 with --trainers 1, ",
+    "2xH100 --model Qwen3-4B --max-new-tokens 6144": "Way out: 3 GPUs, ",
     "H100": "got H100; expected NxGPU",
     "8xH100 --trainers 2": "Way out: --trainers 3,",
     "3xH100": "Way out: 4 GPUs,",
@@ -112,11 +118,20 @@ REFUSED = {
     "80xH100 --token-budget 16384 --generator vllm --model Qwen3-32B": "--generator vllm: a GPU has 72.0 GB for it",
     "8xH100 --slots 22": "21 would fit",
     "8xH100 --model .": "found no config.json",
+    "2xT4 --model Qwen3-0.6B": "Way out: 5 GPUs, ",
+    "2xT4 --model Qwen3-0.6B --generator vllm": "Way out: 5 GPUs, ",
+    "1xRTX4090 --model Qwen3-0.6B --generator vllm": "Way out: --generator torch, ",
 }
+# Refusals that name flags with which the same GPUs do.
+SMALLER = [argv for argv in REFUSED if argv.startswith(("2x", "8xH100 --slots"))]
 
 
 @pytest.mark.parametrize("argv", REFUSED)
 def test_what_cannot_be_planned_is_refused_in_one_line_that_says_what_would_fit(tmp_path, monkeypatch, capsys, argv):
     with pytest.raises(SystemExit, match="2"):
         planned(tmp_path, monkeypatch, argv)
-    assert REFUSED[argv] in capsys.readouterr().err.splitlines()[-1]
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert REFUSED[argv] in said
+    assert ("These fit" in said) == (argv in SMALLER)
+    if argv in SMALLER:
+        assert planned(tmp_path, monkeypatch, f"{argv} {said.partition('These fit: ')[2]}") == 0

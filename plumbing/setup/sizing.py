@@ -16,8 +16,8 @@ Deviation: with fewer generators than the paper's 64, a validation has fewer pro
 Run by build.py and plan.py. Test: pytest tests/test_settings.py tests/test_plan.py
 """
 
-import copy
 import os
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,6 +41,8 @@ LARGEST_CHUNK = 4096  # positions of a head's chunk: products of so many rows fi
 MOST_TRAINERS = 1024  # more that are looked at for a model that does not fit
 PAPER_GENERATORS = 64  # beside its 16 trainers
 LEAST_PROMPTS = 100
+FEW_SLOTS = 8  # with fewer a GPU reads its weights for little
+SHORTEST = 32  # tokens of a prompt, below which nothing smaller is proposed
 
 
 def fit(args, config, phrase):
@@ -49,6 +51,38 @@ def fit(args, config, phrase):
     config  Hugging Face's;  phrase  tokens of the interruption phrase
     Raises ValueError for what cannot be made to fit.
     """
+    least = min(FEW_SLOTS, args.slots)
+    try:
+        fitted, lines = fit_as_given(args, config, phrase)
+    except ValueError as error:
+        flags = smaller(args, config, phrase, least) or smaller(args, config, phrase, 1)
+        raise ValueError(f"{error}. These fit: {flags}" if flags else str(error)) from None
+    if fitted.slots < least:
+        if flags := smaller(args, config, phrase, least):
+            lines.append(f"So few slots decode slowly; {least} or more fit with {flags}")
+    return fitted, lines
+
+
+def smaller(args, config, phrase, slots):
+    """The first flags with which at least so many slots fit, of micro-batches and lengths that are halved; or ""."""
+    less = SimpleNamespace(**vars(args))
+    while True:
+        while less.max_prompt_tokens + less.max_new_tokens > less.token_budget:
+            less.max_prompt_tokens //= 2
+            less.max_new_tokens //= 2
+            less.asked = {*args.asked, "max_prompt_tokens", "max_new_tokens"}
+        if less.max_prompt_tokens < SHORTEST:
+            return ""
+        with suppress(ValueError):
+            if fit_as_given(less, config, phrase)[0].slots >= slots:
+                break
+        less.token_budget //= 2
+    changed = [name for name in ("max_prompt_tokens", "max_new_tokens") if getattr(less, name) != getattr(args, name)]
+    return " ".join(f"{option(name)} {getattr(less, name)}" for name in ("token_budget", *changed))
+
+
+def fit_as_given(args, config, phrase):
+    """`fit`, whose errors do not say what would fit."""
     args = SimpleNamespace(**vars(args))
     lines = [fit_lengths(args, config.max_position_embeddings, args.default_new, phrase)]
     lines.append(fit_trainers(args, config))
@@ -243,11 +277,6 @@ def fit_trainers(args, config):
         args.trainers = fits
         return f"--trainers {fits} instead of {asked}: {shortage}"
     more = f"--trainers {fits}, " if fits and fits < world else f"{fits + 1} GPUs, " if fits else ""
-    less = copy.copy(args)
-    while trainer_bytes(less, config, count, itemsize, world - 1) > usable and less.token_budget > 1:
-        less.token_budget //= 2
-    if less.token_budget >= longest(args, config):
-        more += f"--token-budget {less.token_budget} with --trainers {world - 1}, "
     raise ValueError(f"{shortage}. Way out: {more}a smaller --token-budget, shorter lengths or a smaller model")
 
 
@@ -333,7 +362,8 @@ def check_shared(args, config, *, free, trainers, generators):
     if needs > room:
         raise ValueError(
             f"a trainer needs about {needs / 1e9:.1f} GB, and has {room / 1e9:.1f} GB of a GPU that it shares with "
-            "vLLM. Way out: a GPU for each process, a smaller --token-budget, shorter lengths or a smaller model"
+            "vLLM. Way out: --generator torch, a GPU for each process, a smaller --token-budget, shorter lengths or a "
+            "smaller model"
         )
 
 

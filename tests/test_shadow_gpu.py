@@ -26,7 +26,7 @@ CASES = [(2, 1, 1), (3, 2, 3)]  # processes, trainers, GPUs that a process sees
 FLAGS = "--loss cispo --steps 2 --prompts 4 --seed 1 --generations 4 --off-policy ppo --k 1 --token-budget 512"
 FLAGS += " --activation-checkpointing --max-new-tokens 64 --length-control none --eval-prompts 1 --eval-generations 1"
 MODEL = type(QWEN3_8B)(**QWEN3_8B.to_dict() | {"num_hidden_layers": 2, "layer_types": None})
-TRAINERS = [4, 16]
+TRAINERS = [16]  # test_plan.py has what the meter found for others
 SIZES = dict(token_budget=32768, slots=4, max_prompt_tokens=2048, max_new_tokens=14336, activation_checkpointing=True)
 
 

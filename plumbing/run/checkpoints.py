@@ -230,7 +230,8 @@ def first_cause(error):
 
 def finite(policy):
     """Whether all weights in this rank's shards are finite."""
-    return all((p.to_local() if isinstance(p, DTensor) else p).isfinite().all() for p in policy.parameters())
+    shards = (p.to_local() if isinstance(p, DTensor) else p for p in policy.parameters())
+    return bool(torch.stack([shard.isfinite().all() for shard in shards]).all())  # waits for a GPU once
 
 
 def tensors(policy, optimizer, stepped):

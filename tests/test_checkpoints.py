@@ -259,7 +259,7 @@ def zipped(data):
 CONTENTS = {
     "pickle": pickle.dumps(Attack()),
     "zip of a pickle": zipped(pickle.dumps(Attack())),
-    "gzip of a pickle": gzip.compress(pickle.dumps(Attack())),
+    "gzip of a pickle": gzip.compress(pickle.dumps(Attack()), mtime=0),
     "code as a value": json.dumps({"prompt": CODE, "answer": CODE, "step": CODE, "pass_rate": CODE}).encode(),
     "code as a cell": f'prompt,answer,step,pass_rate\n"{CODE}","={CODE}",1,{CODE}\n'.encode(),
 }

@@ -208,7 +208,7 @@ def test_r0_from_the_command_line_is_exact(table, capsys):
 # ---- Files that are no logs: exit code 2, one line, no traceback ----
 
 NOISE = random.Random(0).randbytes(5000)
-PACKED = gzip.compress(GOOD.encode())
+PACKED = gzip.compress(GOOD.encode(), mtime=0)
 BAD = {
     "empty": "", "noise": NOISE, "half.gz": PACKED[:-12], "broken.gz": PACKED[:20] + NOISE,
     "utf16_without_mark": GOOD.encode("utf-16-le"), "header": "step,acc\n",

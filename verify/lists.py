@@ -268,7 +268,7 @@ def units(match, known: str, found: set) -> str:
     counts = False
     for token, power in TOKEN.findall(flat):
         word = token.casefold()
-        if not typed and not BARE.fullmatch(token):
+        if not typed and (not BARE.fullmatch(token) or len(token) == 1 and names(token, known)):
             return run
         if word in ("/", "per"):
             sign = -1
@@ -289,3 +289,8 @@ def is_noun(word: str, known: str) -> bool:
     if word in NO_NOUN or word in SCALES or len(word) < 3 and word.isascii():
         return False
     return stands_in(word, known)
+
+
+def names(letter: str, known: str) -> bool:
+    """Whether the reference holds the letter by itself."""
+    return re.search(rf"(?<![a-z\\]){letter.casefold()}(?![a-z])", known.partition("\n")[0]) is not None

@@ -33,7 +33,7 @@ from verify.lists import (
     stands_in,
     units,
 )
-from verify.texts import after_equals, labelled, option, parted, plain, separate
+from verify.texts import labelled, option, parted, plain, separate
 
 BOX = "\\boxed{"
 BOXES = re.compile(r"\\(?:boxed|fbox)\s*\{")  # BOX and its other spellings
@@ -168,8 +168,6 @@ def prose_in(text: str) -> bool:
     return PROSE.search(re.sub(r"\\text ?\{[^{}]*\}|\\[A-Za-z]+(?: ?\{[a-z]+\})?", "", text)) is not None
 
 
-# Not all of NFKC, which makes 102 of 10², and without ～, which LaTeX reads as a space.
-FULL_WIDTH = {ord(one) + 0xFEE0: one for one in ascii_letters + digits + "+-*/=.,:%()[]<>|"}
 # fmt: off
 CHARACTERS = str.maketrans({
     "−": "-", "–": "-", "×": "\\times ", "·": "\\cdot ", "⋅": "\\cdot ", "÷": "\\div ", "±": "\\pm ", "π": "\\pi ",
@@ -177,7 +175,7 @@ CHARACTERS = str.maketrans({
     "∅": "\\emptyset ", "∈": "\\in ", **dict.fromkeys("°˚º", "^\\circ "), "∨": " or ", "∧": " and ",
     "…": "\\ldots ", "’": "'", "∕": "/", "⁄": "/", "≡": "=",
     "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", **{chr(0x2080 + digit): f"_{{{digit}}}" for digit in range(10)},
-    **FULL_WIDTH})
+    **{ord(sign) + 0xFEE0: sign for sign in ascii_letters + digits + "+-*/=()%<>|"}})
 # fmt: on
 LABEL = re.compile(r"\(([A-Z])\) (?=.)")  # of a reference: (B) 4 (plumbing/prompts/references.py)
 BASE = re.compile(r"(?<![A-Za-z_0-9^])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
@@ -187,9 +185,11 @@ DATE = re.compile(  # or a time, a range, or numbers of which one begins with 0
     rf" ?(?:{N} ?([-/.:]) ?{N} ?\1 ?{N}|{N} ?- ?{N}|{N} ?: ?[0-9]{{2}}|0[0-9]{{1,3}} ?[/:] ?{N}|"
     rf"{N} ?[/:] ?0[0-9]{{1,3}})(?: [ap]m)? ?"
 )
+# 3 h 20 min:
+QUANTITIES = re.compile(r"^-?[0-9.]+ ?(?:\\text ?\{[^{}]*\}|[A-Za-z]+)[ ,]*(?:and )?[0-9.]+ ?(?:[A-Za-z\\]|$)")
+TWO_LETTERS = {"as", "at", "am", "an", "ah", "ad", "ha", "by", "my", "hm", "mm", "pa", "ma", "ta", "ya"}  # words
 DEGREES = {None: "", "√": "", "∛": "[3]", "∜": "[4]"}
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
-LAYOUT = {"\\frac", "\\cdot", "\\times", "\\div", "\\text"}  # commands that a spelling may have or not
 WHOLE = "[0-9]{1,999}"  # Python makes no int of more than 4,300 digits
 EXPONENT = r" ?\^ ?(?:\{ ?(-?[0-9]{1,2}) ?\}|(-?[0-9])(?![0-9]))"
 RAISED = r"(?: ?\^ ?\{?-?[0-9]{1,2}\}?)?"
@@ -253,10 +253,6 @@ COMMANDS = dict(  # other names of a command
 # the text.
 # fmt: off
 NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
-    # A command of type before a formula; \text{} around words stays.
-    (r"\\(?:math(?:bf|it|sf|tt|normal)|boldsymbol|bm|pmb|underline|emph|(?:text|mathrm)[a-z]{0,6}"
-     r"(?= ?\{(?:[^{}]*[\\{=]|(?:[^{}\w]|and|or)*[0-9](?:[^{}A-Za-z]|and|or)*\}| ?[ei] ?\}))) ?"
-     r"\{((?:[^{}]|\{[^{}]*\})*+)\}", r"\1", r"\mathbf{\frac{1}{2}}", r"\frac{1}{2}"),
     (r"(?<=[0-9])(?:,\\!|\{(?:,|\\,)\}|(?<!\\)\\[,;: ]|~)\s?(?=[0-9]{3}(?![0-9]))", "", "12{,}345", "12345"),
     (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s?\.?|\\!", "", r"\left(1\right)", "(1)"),
     (CURRENCY, currency, r"US\$8", "8"),
@@ -280,6 +276,7 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
      r"x>2\text{ and }x<5", "2 < x < 5"),
     (r"\\text ?\{ ?all real(?:s| numbers)?(?: [a-z])? ?\}|^all real(?:s| numbers)$", r"\\mathbb{R}",
      r"\text{all real numbers}", r"\mathbb{R}"),
+    (r"(?<![0-9.])1(?=i(?![A-Za-z]))", "", "-1i", "-i"),
     (r" ?\(? ?(?:\\[pb]?mod|(?:\\text ?\{ ?\(?)?(?<![a-z])mod) ?\}? ?\{?([0-9]+|[a-z])(?![0-9A-Za-z]) ?\}? ?\)?$",
      r"\\pmod{\1}",
      r"3 (\text{mod }7)", r"3\pmod{7}"),
@@ -295,8 +292,9 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"[¼-¾⅐-⅞]", lambda m: f"\\frac{{{normalize('NFKC', m[0]).replace(chr(0x2044), '}{')}}}", "½", r"\frac{1}{2}"),
     (SCALED, scaled, r"3\text{ million}", r"3000000\text{}"),
     (BEHIND, units, r"3\text{ cm}", "3"),
-    (r"\\(?:begin|end) ?\{(?:cases|aligned)\}", "", r"\begin{cases}1", "1"),
+    (r"\*\*", "^", "2**3", "2^3"),
     (r"^ ?(?:\\approx|=)", "", r"\approx 3", " 3"),
+    (r"\\(?:begin|end) ?\{(?:cases|aligned)\}", "", r"\begin{cases}1", "1"),
     (r"(?<![^\W\d_])[α-ωΓΔΘΛΞΠΣΦΨΩ](?![^\W\d_])", greek, "θ", r"\theta "),
     (r"([√∛∜]) ?(?:([0-9.]+|[A-Za-z]|\\pi)|\(([^()]*)\))|\\?(?<![A-Za-z])sqrt ?\(([^()]*)\)",
      lambda m: f"\\sqrt{DEGREES[m[1]]}{{{m[2] or m[3] or m[4]}}}",
@@ -308,6 +306,9 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
      "exp(2)", "e^{2}"),
     (r"\\(sin|cos|tan|cot|sec|csc) ?\^ ?\{ ?-1 ?\}", r"\\arc\1", r"\sin^{-1}x", r"\arcsinx"),
     (r"(\\sqrt ?\[[^][]{1,9}\]) ?([0-9A-Za-z])", r"\1{\2}", r"\sqrt[3]2", r"\sqrt[3]{2}"),
+    (r"(?:(?<!\\)\{|^)([^{}\\]*)\\(over|choose)(?![A-Za-z])([^{}\\]*)(?:\}|$)",
+     lambda m: f"\\{'frac' if m[2] == 'over' else 'binom'}{{{m[1]}}}{{{m[3]}}}",
+     r"{1 \over 2}", r"\frac{1 }{ 2}"),
     (r"\\(?:[dtc]|nice|s)(frac|binom)", r"\\\1", r"\dfrac{1}{2}", r"\frac{1}{2}"),
     (r"\\(frac|binom) ?([0-9A-Za-z]|\\(?!frac|sqrt)[A-Za-z]+) ?(?=[\\{0-9A-Za-z])", r"\\\1{\2}",
      r"\frac1{2}", r"\frac{1}{2}"),
@@ -319,6 +320,7 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"(?<![_^0-9.])([0-9.]+) (?=[0-9])", r"\1\\omega_{0}", "2 3", r"2\omega_{0}3"),
     (r"(?<=[0-9}]) ?(?:\\text ?\{ ?)?(?:per ?cent(?:age)?|pct) ?\}?", r"\\%", r"5\text{ percent}", r"5\%"),
     (r"(?<=[})]) ?\\?%", r"\\cdot 1\\%", r"\frac{1}{2}\%", r"\frac{1}{2}\cdot 1\%"),
+    (r"\\dot(?= ?\{?[0-9])", r"\\bar", r"0.\dot 3", r"0.\bar 3"),
     (r"\\bar ?([0-9])", r"\\bar{\1}", r"0.\bar 3", r"0.\bar{3}"),
     (rf"(?<![0-9])({WHOLE}|)\.({WHOLE}|)\\(?:overline|bar) ?\{{({WHOLE})\}}", repeating,
      r"0.1\overline{6}", r"\frac{1}{6}"),
@@ -341,6 +343,28 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"(?<=\+) ?c$", "C", "x+c", "x+C"),
 )]
 # fmt: on
+TYPED = re.compile(  # a command of type before braces that are no words, a brace, or another character
+    r"(\\(?:math(?:bf|it|sf|tt|normal)|boldsymbol|bm|pmb|underline|emph) ?\{|\\(?:text|mathrm)[a-z]{0,6} ?\{"
+    r"(?=[^{}]*[\\{=]|(?:[^{}\w]|and|or)*[0-9](?:[^{}A-Za-z]|and|or)*\}| ?[ei] ?\}))|\\?.",
+    re.S,
+)
+
+
+def without_type(text: str) -> str:
+    """The text without commands such as \\mathbf{} around formulas.
+
+    >>> without_type("\\\\mathbf{\\\\frac{1}{2}}"), without_type("\\\\text{a cat}^{\\\\text{2}}")
+    ('\\\\frac{1}{2}', '\\\\text{a cat}^{2}')
+    """
+    kept = []
+    ends = []
+    for token in TYPED.finditer(text):
+        if token[0] == "{" or token[0].endswith("{") and token[1]:
+            ends.append("" if token[1] else "}")
+        kept.append("" if token[1] else ends.pop() if token[0] == "}" and ends else token[0])
+    return "".join(kept)
+
+
 def normalise(latex: str, known: str = "", kept: tuple = (), found: set | None = None) -> str:
     """The text with one spelling for what LaTeX spells in several ways; see NORMALISE.
 
@@ -350,7 +374,7 @@ def normalise(latex: str, known: str = "", kept: tuple = (), found: set | None =
     >>> normalise("$30^\\\\circ.$"), normalise("\\\\$18.90"), normalise("1 1/2"), normalise("10 weeks")
     ('30', '18.90', '\\\\frac{3}{2}', '10')
     """
-    text = latex.translate(CHARACTERS)
+    text = without_type(latex.translate(CHARACTERS))
     if not re.search("matrix|array", text):
         text = re.sub(r"\\{2}(?![A-Za-z]{2})", ", ", text)  # a list, line by line
     if "mod" not in text:
@@ -372,26 +396,26 @@ def normalise(latex: str, known: str = "", kept: tuple = (), found: set | None =
 
 @lru_cache(maxsize=256)
 def written(latex: str) -> str:
-    """What the spellings of a formula share, if they do not differ in form: its numbers and letters, in any order.
+    """What the spellings of a formula share, if they do not differ in form: its numbers, or with letters its terms.
 
-    >>> written("p^2+7") == written("y = 7 + p^{2}"), written("48:36"), written("4/3")
+    >>> written("(7+p)^{2}") == written("y = (p + 7)(p+7)"), written("48:36"), written("4/3")
     (True, '36.0 48.0', '3.0 4.0')
     """
-    text = after_equals(normalise(re.sub(r"\\?\$", "", latex), kept=(mixed, repeating, scientific)))
-    parts = re.findall(r"([0-9]+\.?[0-9]*|\.[0-9]+)|(\\?[A-Za-z]+)", text)
-    return " ".join(sorted(str(float(number)) if number else name for number, name in parts if name not in LAYOUT))
+    from verify.values import form, tried  # loads SymPy
+
+    return tried(form, normalise(re.sub(r"\\?\$", "", latex), kept=(mixed, repeating, scientific))) or ""
 
 
 def words(text: str) -> list[str] | None:
     """The words of an answer (Paris, \\text{no solution}, (B), A and C, три), `plain` and sorted; None for a formula.
 
-    Two small letters without e, i, o or u are a product: ab is ba, but no is not on.
+    Two small letters without e, i, o or u are a product: ab is ba, but no is not on; TWO_LETTERS are words too.
 
     >>> words("Paris"), words("\\\\text{(B)}"), words("2x"), words("xy"), words("p-q"), words("no"), words("IV")
     (['paris'], ['b'], None, None, None, ['no'], ['iv'])
     """
     bare = re.sub(r"\\text|[{}()]", " ", text).strip(" .!?;:„“”«»¿¡。！？、")
-    named = "\\text" in text or len(bare) > 2 or not bare.isascii()
+    named = "\\text" in text or len(bare) > 2 or not bare.isascii() or bare in TWO_LETTERS
     named = named or re.search(r"[A-Z]|(?!^)[eiou]|[eiou](?!$)", bare)
     if (
         not named
@@ -402,6 +426,12 @@ def words(text: str) -> list[str] | None:
         return None
     parts = [plain(part).replace(" ", "") for part in re.split(r"[,、，]|\band\b|\bor\b", bare)]
     return sorted(parts if all(parts) else [plain(bare)])
+
+
+def variables(text: str) -> bool:
+    """Whether letters may be a product of variables rather than a word: abc, xyz, but not yes."""
+    letters = re.sub(r"[\s{}-]", "", text)
+    return letters not in TWO_LETTERS and re.fullmatch(r"[abcdfghkmnpqrstvwxyz]+", letters) is not None
 
 
 def spelt(text: str) -> str:
@@ -489,10 +519,12 @@ def same_texts(right: str, answer: str) -> bool | None:
     if named := words(right):
         if (letter := re.search("[A-Z]", right)) and named == [letter[0].lower()] and not said:  # C
             return option(answer) == letter[0]  # (C) 12
-        if said or not re.fullmatch(r"[abcdfghkmnpqrstvwxyz\s{}-]+", right):
+        if said or not variables(right):
             return named == (said or [plain(re.sub(r"\\c?dot|\\times|[\s*{}]", "", answer))])
     if DATE.fullmatch(right):  # 12/05 is no 12/5
         return separate(right) == separate(answer)
+    if QUANTITIES.match(right):
+        return len({re.sub(r"\\text|and|[\s{},]", "", side) for side in (right, answer)}) == 1
     whole = [side for side in (right, answer) if len(parted(side, ",")) == 1 and not re.search("and|or|text", side)]
     brackets = [bracket[0] for bracket in map(PAIR.match, whole) if bracket]
     return False if len(set(brackets)) == 2 else None

@@ -19,7 +19,7 @@ from unicodedata import category
 
 from verify.graders import TASKS, UNREADABLE
 from verify.lists import DENIES, FUNCTIONS
-from verify.mathematics import FULL_WIDTH, end_taken_off, stated
+from verify.mathematics import end_taken_off, stated
 from verify.scorer import Scorer
 from verify.texts import unmarked
 
@@ -31,6 +31,8 @@ FORMULA = re.compile(
     r"\\(?:text\w*|mathrm|mbox|operatorname\*?|begin|end)\s*\{[^{}]*\}|\$[^$]*\$|\\\(.*?\\\)|\\[A-Za-z]+", re.S
 )
 WORD = re.compile(r"[^\W\d_]{2,}")
+# Not all of NFKC, which makes 102 of 10², and without ～, which LaTeX reads as a space.
+FULL_WIDTH = {ord(one) + 0xFEE0: one for one in string.ascii_letters + string.digits + "+-*/=.,:%()[]<>|"}
 GAP = r"(?:[\s~]|\\[ ,;:]|\\q?quad(?![a-z]))+"
 LABEL = re.compile(rf"(?:\(([A-Za-h])\)|([A-Za-h])[).:]){GAP}(.+)", re.S)  # (B) 4, (a) 4
 LABEL_WITHIN = re.compile(r"(?<![A-Za-z])(?:\([A-Za-z]\)|[A-Za-z][).:])\s")

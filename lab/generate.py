@@ -35,6 +35,7 @@ class NoText:
 
     eos_token_id = 1
     chat_template = None
+    added_tokens_decoder: dict = {}
 
     def get_vocab(self):
         return {}

@@ -61,12 +61,14 @@ from verify.mathematics import (
     BOX,
     CHARACTERS,
     DELIMITER,
+    LABEL,
     MAX_CHARS,
     equal,
     final_expression,
     last_sentence,
     right_for_itself,
     said,
+    tagged,
     value_of,
     written,
 )
@@ -82,6 +84,7 @@ LETTER = r"(?<![A-Za-z])[A-Za-z](?![A-Za-z])"
 RUNS = [re.compile(rf"(?:{sign})(?:\s*(?:{sign}))*") for sign in (f"{SIGN}|{LETTER}", SIGN)]
 SIDES = re.compile(r"[=<>;&]|,(?![0-9]{3})|\\(?:[lg]eq?|[lg]t|neq?|approx|q?quad|text ?\{[^{}]*\}|\\)(?![A-Za-z])")
 OPTIONS = re.compile(r"(?<![^\W_])([A-Z])[).:]\s+(.*?)(?=\s+\(?[A-Z][).:]\s|\n|$)")
+OFFERS = re.compile(r"(?<![A-Za-z])\(A\)|^A[).:]\s", re.M)  # where the options of a prompt begin; not P(A)
 NO_FAILURE = (UNREADABLE, OWN)  # reasons that say nothing of this machine
 
 # Each grader takes (answer, reference) and returns True or False, or a text that a worker has to compare.
@@ -127,11 +130,14 @@ def given_back(expression: str, reference: str, prompt: str) -> bool:
     False
     """
     right = written(value_of(reference))
-    given = {written(text) for text in (said(expression), after_equals(said(expression)))}
-    if right in given:
+    answer = said(expression)
+    if LABEL.match(reference):
+        answer = labelled(answer)[1]
+    given = written(answer)
+    if right in (given, written(after_equals(answer))) or not answer.strip():
         return False
     questions = (formula for formula in asked(prompt) if written(formula) not in ("", right))
-    return any(written(formula) in given or is_right(formula, reference) for formula in questions)
+    return any(written(formula) == given or is_right(formula, reference) for formula in questions)
 
 
 @lru_cache(maxsize=256)  # a prompt is asked for each of its answers
@@ -148,8 +154,8 @@ def parts(formula: str) -> set[str]:
 
 @lru_cache(maxsize=64)
 def asked(prompt: str) -> set[str]:
-    """The prompt's formulas."""
-    text = DELIMITER.sub("$", prompt.translate(CHARACTERS))[-MAX_CHARS:]
+    """The prompt's formulas, but for those of the options that it offers."""
+    text = OFFERS.split(DELIMITER.sub("$", prompt.translate(CHARACTERS))[-MAX_CHARS:], maxsplit=1)[0]
     prose = DOLLARS.sub(lambda match: "$" * len(match[0]), text)
     found = set()
     for pattern, where in ((DOLLARS, text), *((run, prose) for run in RUNS)):
@@ -166,8 +172,8 @@ def code(answer: str, reference: str) -> bool | str:
 def text(answer: str, reference: str) -> bool:
     """Whether the answer is the reference, line by line, whatever the case, the spaces and the punctuation around it.
 
-    What counts is the last box, or without one the whole answer, or what stands in its last line behind a lead with a
-    colon. A sentence around the word is another text.
+    What counts is the last box, or without one what is tagged as the answer, or the whole answer, or what stands in its
+    last line behind a lead with a colon. A sentence around the word is another text.
 
     >>> text("Mice.", "mice"), text("\\\\boxed{Bücher}", "bücher"), text("a b\\n\\nC", "A  b\\nc")
     (True, True, True)
@@ -176,6 +182,7 @@ def text(answer: str, reference: str) -> bool:
     >>> text("The plural is mice.", "mice"), text("mices", "mice"), text("c\\na b", "a b\\nc"), text("", "mice")
     (False, False, False, False)
     """
+    answer = tagged(answer)
     lines, right = ([plain(line) for line in inner(side).splitlines() if plain(line)] for side in (answer, reference))
     last = inner(answer).strip().rpartition("\n")[2]
     stated = lead(last) or ""
@@ -198,15 +205,18 @@ def choice(answer: str, reference: str) -> bool:
     return plain(given) == plain(right) != ""
 
 
-def has_another_text(answer: str, prompt: str) -> bool:
-    """Whether an answer's letter stands before the text of another option of the prompt.
+def offered(answer: str, prompt: str) -> str:
+    """The letter of the prompt's option whose text an answer is; "" if another letter stands before that text.
 
-    >>> [has_another_text(answer, "Which? (A) Rome (B) Oslo") for answer in ("(B) Rome", "B. Oslo", "B", "A. The city")]
-    [True, False, False, False]
+    Any other answer as it is.
+
+    >>> [offered(answer, "Which? (A) Rome (B) $2x$") for answer in ("Rome", "(B) Rome", "B. 2x", "B", "A. The city")]
+    ['A', '', 'B', 'B', 'A. The city']
     """
     letter, text = labelled(last_sentence(inner(answer)))
-    options = {plain(words): name for name, words in OPTIONS.findall(prompt)}
-    return options.get(plain(text), letter) != letter
+    options = {plain(unmarked(words)): name for name, words in OPTIONS.findall(prompt)}
+    named = options.get(plain(text), letter)
+    return "" if letter and named != letter else answer if plain(text) not in options else named
 
 
 def inner(text: str) -> str:

@@ -207,6 +207,13 @@ NAMED = re.compile(
 )
 
 
+ASKED = re.compile(  # the unit that a prompt asks for: "how many seconds", "in km/h"
+    r"\b(?:how many|in) ((?!square|cubic|an?\b)[^\W\d_]+(?:(?:/| per )[^\W\d_]+)*)(?![\w/^²³])", re.I
+)
+# Without it, the sign makes another number: 24\% is 0.24.
+PERCENT = re.compile("%|per ?cent|prozent|процент|pour ?cent|por ?cien|por ?cento|百分|퍼센트|パーセント|rate", re.I)
+
+
 @lru_cache(maxsize=4_096)
 def unit_of(word: str) -> tuple[str, str] | None:
     """(dimension, unit) that a word spells, in the singular or the plural; None for another word.
@@ -220,14 +227,24 @@ def unit_of(word: str) -> tuple[str, str] | None:
     return UNITS.get(folded) or UNITS.get(folded.removesuffix("s"))
 
 
+def product_of(words: str) -> set:
+    """{(unit, power)} that words such as km/h or metres per second spell; empty for other words."""
+    first, *others = re.split(r"/| per ", words)
+    found = [(unit_of(first), 1), *((unit_of(word), -1) for word in others)]
+    return set(found) if all(unit for unit, _ in found) else set()
+
+
 def same_units(given: set, wanted: set, prompt: str) -> bool:
     """Whether an answer has the reference's units, or none. Without any in the reference, an answer's units are right
-    unless the prompt names others of their dimension only. Degrees may be left out.
+    unless the prompt asks for another one, or names others of their dimension only. Degrees may be left out.
 
     given, wanted  ((dimension, unit), power)
     """
     if units := wanted - DEGREE:
         return given - DEGREE in (set(), units)
+    asked = [product for words in ASKED.findall(prompt) if (product := product_of(words))]
+    if asked and given - DEGREE:
+        return given in asked
     named = {unit for word in NAMED.findall(prompt) if (unit := unit_of(word))} | {unit for unit, _ in wanted}
     for unit, _ in given:
         others = [other for other in named if unit[0] in other[0] or other[0] in unit[0]]
@@ -292,5 +309,9 @@ def is_noun(word: str, known: str) -> bool:
 
 
 def names(letter: str, known: str) -> bool:
-    """Whether the reference holds the letter by itself."""
-    return re.search(rf"(?<![a-z\\]){letter.casefold()}(?![a-z])", known.partition("\n")[0]) is not None
+    """Whether the reference holds the letter by itself. In 20 g it is a unit if no g of the prompt stands alone."""
+    reference, _, prompt = known.partition("\n")
+    alone = rf"(?<![a-z\\]){letter.casefold()}(?![a-z])"
+    if prompt and re.fullmatch(rf"[-0-9.,]+ {alone}", reference):
+        return re.search(rf"(?<![0-9] ){alone}(?!/)", prompt) is not None
+    return re.search(alone, reference) is not None

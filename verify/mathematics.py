@@ -23,6 +23,7 @@ from verify.lists import (
     DENIES,
     FUNCTIONS,
     IS,
+    PERCENT,
     SCALED,
     SUBJECTS,
     TAIL,
@@ -102,9 +103,7 @@ def last_sentence(prose: str) -> str:
     >>> [last_sentence(text) for text in ("One of three.\\nIt is **(B)**.\\n---", "$$\\n8\\n$$", "#### `8`<|im_end|>")]
     ['It is (B)', '8', '8']
     """
-    if "</answer>" in prose:
-        prose = prose.rpartition("</answer>")[0].rpartition("<answer>")[2]
-    text = prose.partition("<|im_start|>")[0].rpartition("####")[2].replace("\\$", "")
+    text = tagged(prose).partition("<|im_start|>")[0].rpartition("####")[2].replace("\\$", "")
     lines = ["$ " + " ".join(part.split()) + " $" if n % 2 else part for n, part in enumerate(DISPLAY.split(text))]
     lines = [line for line in TAG.sub("\n", "".join(lines)).splitlines() if not EMPTY.fullmatch(line)]
     if not lines:
@@ -112,6 +111,11 @@ def last_sentence(prose: str) -> str:
     line = re.sub(r"\*\*|__|`|\\[()]|\$", "", BULLET.sub("", lines[-1]))
     last = [sentence for sentence in SENTENCES.split(line) if sentence.strip(MARKS)]
     return end_taken_off(last[-1]) if last else ""
+
+
+def tagged(prose: str) -> str:
+    """What stands in the last <answer> tags; without them all of it."""
+    return prose.rpartition("</answer>")[0].rpartition("<answer>")[2] if "</answer>" in prose else prose
 
 
 def end_taken_off(sentence: str) -> str:
@@ -223,6 +227,12 @@ def greek(match) -> str:
     return f"\\{letter.lower() if size == 'SMALL' else letter.title()} "
 
 
+def family(match) -> str:
+    """2n + 1 of all whole numbers n as 2k + 1: the letter of a parameter is only a name."""
+    body, letter, numbers = match.groups()
+    return re.sub(rf"(?<![A-Za-z\\]){letter}(?![A-Za-z])", "k", body) if numbers in "ZN" else body
+
+
 SIGN = r"(<|>|\\[lg]eq?(?![A-Za-z]))"
 SIDE = r"-?[0-9./]+"
 
@@ -265,8 +275,8 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"\\[lcd]?dots(?![A-Za-z])|\.{3}", r"\\omega_{0}", r"1, \ldots", r"1, \omega_{0}"),
     (r",? ?(?:\\text ?\{ ?,? ?)?(?:(?<![A-Za-z\\])(?:for (?:all|any|each|every)|where)(?![A-Za-z])|\\forall).*$", "",
      r"x^2, \text{for all } x", "x^2"),
-    (r"(?<=[0-9A-Za-z)}])(?:,| |\()*[a-z] ?\\in ?\\mathbb ?\{?[RZNQ]\}?(?: ?\^ ?\+)? ?\)?$", "",
-     r"k\pi, k \in \mathbb{Z}", r"k\pi"),
+    (r"^(.*[0-9A-Za-z)}])(?:,| |\()*([a-z]) ?\\in ?\\mathbb ?\{?([RZNQ])\}?(?: ?\^ ?\+)? ?\)?$", family,
+     r"n\pi, n \in \mathbb{Z}", r"k\pi"),
     (r"^((?:(?!\\[lg]e|\\in|\\ne)[^=<>,])*[0-9A-Za-z)}])(?: ?\(|, ?\(?)[a-z] ?(?:\\geq?|\\neq?|>) ?[0-9] ?\)?$", r"\1",
      r"2n+1, n\ge1", "2n+1"),
     (r"\{:\}", ":", "2{:}45", "2:45"),
@@ -290,6 +300,7 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"(?<![0-9.])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", lambda m: m[0].replace(" ", ""), "12 345 678", "12345678"),
     (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}", "x²", "x^{2}"),
     (r"[¼-¾⅐-⅞]", lambda m: f"\\frac{{{normalize('NFKC', m[0]).replace(chr(0x2044), '}{')}}}", "½", r"\frac{1}{2}"),
+    (r"(?<=[0-9]) ?(?:\\text ?\{ ?)?(?<![A-Za-z])to ?\}? ?(?=[0-9])", ":", r"3\text{ to }4", "3:4"),
     (SCALED, scaled, r"3\text{ million}", r"3000000\text{}"),
     (BEHIND, units, r"3\text{ cm}", "3"),
     (r"\*\*", "^", "2**3", "2^3"),
@@ -304,6 +315,7 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"\\?(?<![A-Za-z])exp ?(?:\(([^()]*)\)|\\?\{([^{}]*?)\\?\}|([0-9a-z]|\\pi))",
      lambda m: f"e^{{{m[1] or m[2] or m[3]}}}",
      "exp(2)", "e^{2}"),
+    (r"\\log ?_ ?\{? ?e(?![A-Za-z]) ?\}?", r"\\ln ", r"\log_e 2", r"\ln 2"),
     (r"\\(sin|cos|tan|cot|sec|csc) ?\^ ?\{ ?-1 ?\}", r"\\arc\1", r"\sin^{-1}x", r"\arcsinx"),
     (r"(\\sqrt ?\[[^][]{1,9}\]) ?([0-9A-Za-z])", r"\1{\2}", r"\sqrt[3]2", r"\sqrt[3]{2}"),
     (r"(?:(?<!\\)\{|^)([^{}\\]*)\\(over|choose)(?![A-Za-z])([^{}\\]*)(?:\}|$)",
@@ -334,7 +346,7 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"(?<=[0-9])(?: ?\^)? ?\{? ?(?:\\text ?\{ ?)?(?:st|nd|rd|th) ?\}{0,2}$", "", r"12\text{th}", "12"),
     (r"\\mathbb ?\{?R\}?", r"(-\\infty,\\infty)", r"\mathbb{R}", r"(-\infty,\infty)"),
     (r"\\varnothing|\\\{ ?\\\}", r"\\emptyset", r"\varnothing", r"\emptyset"),
-    (r"^\\\{ ?[a-z] ?(?:\\in ?\(-\\infty,\\infty\) ?)?(?:\\mid|[:|])(?=.*[<>]|.*\\[lg]e)(.*)\\\}$", r"\1",
+    (r"^\\\{ ?[a-z] ?(?:\\in ?\(-\\infty,\\infty\) ?)?(?:\\mid|[:|])(?=.*[<>]|.*\\(?:[lg]|n)e)(.*)\\\}$", r"\1",
      r"\{x \mid x>3\}", " x>3"),
     (r"\(([0-9][0-9A-F]*)\) ?(?=_\{?[0-9])", r"\1", "(1011)_2", "1011_2"),
     (r"([A-Za-z])'(?![A-Za-z]{2})|\\(?:bar|overline) ?\{? ?([A-Za-z])(?: ?\}|(?![A-Za-z]))",
@@ -457,6 +469,8 @@ def equal(expression: str, reference: str, prompt: str = "") -> bool | None:
     answer = normalise(text, known, found=given)
     if not same_units(given, wanted, prompt):
         return False
+    if "\\%" not in right and re.search(r"\w", prompt) and not PERCENT.search(prompt):
+        answer = re.sub(r"(?<![0-9.])([0-9]{1,99}(?:\.[0-9]{1,99})?)\\%", lambda m: f"{Decimal(m[1]) / 100:f}", answer)
     if spelt(answer) == spelt(right) != "":
         return True
     if not expression.startswith(BOX) and not is_formula(text, known):

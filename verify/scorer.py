@@ -184,7 +184,7 @@ class Scorer:
         return len(self._queue) + len(self._done) + sum(worker.job is not None for worker in self._workers)
 
     def submit(self, completion, prompt) -> None:
-        """Take a finished pipeline.Rollout of a data.Prompt (its .task, .answer). Raises KeyError: unknown task."""
+        """Take a finished pipeline.Rollout of a data.Prompt (.task, .answer, .text). Raises KeyError: unknown task."""
         found = reward.final_answer(completion.text, self._think_end)
         answer = None if completion.truncated else found
         if answer is None:
@@ -192,7 +192,7 @@ class Scorer:
         elif self._own:
             text, correct = json.dumps([prompt.text, completion.text]), None
         else:
-            text = json.dumps([prompt.task, answer, prompt.text if prompt.task == "math" else ""])
+            text = json.dumps([prompt.task, answer, prompt.text])
             correct = at_once(answer, prompt.answer, prompt.task)
         penalty = self._penalty(len(completion.ids)) if self._penalty else 0.0
         score = Score(completion, prompt, text, penalty, correct, marked=found is not None)

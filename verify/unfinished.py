@@ -17,7 +17,21 @@ Test: pytest tests/test_graders.py
 import re
 
 from math_verify.grader import take_last_relation
-from sympy import Add, Derivative, Expr, Function, I, Mul, Pow, Tuple, UnevaluatedExpr, expand, preorder_traversal
+from sympy import (
+    Abs,
+    Add,
+    Derivative,
+    Expr,
+    Function,
+    I,
+    Mul,
+    Pow,
+    Tuple,
+    UnevaluatedExpr,
+    expand,
+    log,
+    preorder_traversal,
+)
 from sympy.core.parameters import distribute
 from sympy.core.relational import Equality, Relational
 from sympy.logic.boolalg import And
@@ -60,7 +74,7 @@ def left_to_do(text: str, found, letters: bool) -> set[str]:
     found    what was read from it, unevaluated
     letters  whether the reference holds letters: then IDENTITIES and products of sums leave nothing to be done
     """
-    values = " ".join(map(after_equals, parted(text, ",;")))
+    values = " ".join(map(after_equals, parted(re.sub(r"\|( ?[a-zA-Z] ?)\|", r"\1", text), ",;")))
     todo = commands(values)
     if any(map(reducible, QUOTIENT.finditer(values))):
         todo.add("quotient")
@@ -108,9 +122,10 @@ def value_parts(found):
 
 
 def solved(relation) -> bool:
-    """x < 3, but not 2x < 6 or x < y + 1 or x < x."""
+    """x < 3 or |x| < 3, but not 2x < 6 or x < y + 1 or x < x."""
     sides = [(relation.lhs, relation.rhs), (relation.rhs, relation.lhs)]
-    return relation.is_Equality or any(name.is_Symbol and not value.free_symbols for name, value in sides)
+    names = [(name.args[0] if isinstance(name, Abs) else name, value) for name, value in sides]
+    return relation.is_Equality or any(name.is_Symbol and not value.free_symbols for name, value in names)
 
 
 def calculates(part, letters: bool) -> bool:
@@ -149,6 +164,8 @@ def length(node) -> int:
         return 2 if node.is_Rational and not node.is_Integer else 1
     if node.is_Pow and (node.exp == -1 or is_root(node)):
         return length(node.base) + (node.exp != -1)
+    if isinstance(node, log):  # of which the base is a part of the name
+        return 1 + length(node.args[0])
     ones = (
         (-1, 1)
         if node.is_Mul

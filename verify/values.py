@@ -99,8 +99,12 @@ def tried(function, *arguments):
 
 
 def finished(found):
-    """The object with i as the imaginary unit and matrices written out."""
+    """The object with i as the imaginary unit, matrices written out, and x as the argument of a function: f(t) = t."""
     found = with_i(found)
+    if isinstance(found, Equality) and isinstance(found.lhs, AppliedUndef) and len(found.lhs.args) == 1:
+        argument = Symbol("x", real=True)
+        if argument not in found.free_symbols:
+            found = found.xreplace({name: argument for name in found.lhs.args if name.is_Symbol})
     return Matrix(found.doit()) if getattr(found, "is_Matrix", False) else found
 
 
@@ -184,6 +188,12 @@ def says_where(found) -> bool:
     return isinstance(found, Boolean) and not isinstance(found, Symbol)
 
 
+@lru_cache(maxsize=256)  # SymPy solves inequalities slowly
+def solved(inequality):
+    """The set of the numbers for which it holds."""
+    return inequality.as_set()
+
+
 def region(found):
     """The set that a text which says where says; another object as it is."""
     if not says_where(found):
@@ -191,7 +201,7 @@ def region(found):
     if isinstance(found, Equality):
         return found.rhs
     found = Or(*found.args) if isinstance(found, FiniteSet) else found
-    return tried(found.as_set) or found
+    return tried(solved, found) or found
 
 
 def names_a_value(found) -> bool:

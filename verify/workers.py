@@ -32,9 +32,10 @@ from functools import cache, partial
 from itertools import count
 
 from verify import own, sandbox
-from verify.graders import TASKS, has_another_text, right
+from verify.graders import TASKS, offered, right
 from verify.mathematics import equal
 from verify.programs import read_tests, readings, right_output
+from verify.texts import labelled
 
 try:
     import resource
@@ -86,10 +87,10 @@ def grade_answer(text: str, reference: str, timeout: float) -> bool | str:
     """The verdict on a JSON list of task, answer and prompt, or a text: why there is none."""
     allow(timeout)
     task, answer, prompt = json.loads(text)
+    if task == "choice" and labelled(reference)[0]:
+        answer = offered(answer, prompt)
     verdict = TASKS[task].grade(answer, reference)
-    if isinstance(verdict, str):
-        return right(verdict, reference, prompt)
-    return verdict and not (task == "choice" and has_another_text(answer, prompt))
+    return right(verdict, reference, prompt) if isinstance(verdict, str) else verdict
 
 
 # --- In a worker process: code ---------------------------------------------------------------------------------------

@@ -43,8 +43,8 @@ SAYS = re.compile(r"(?:\b(?:is|are|equals)|[:=])\W*$")  # not "A solution exists
 VALUED = re.compile(r"[0-9\\$]")
 AROUND = [  # of a value: what is said before or behind it
     re.compile(
-        r"(.*?)[,.;]?\s*(?:as (?:desired|required|claimed|needed|expected|wanted|stated)|and we are done|Q\.?E\.?D|"
-        r"hence proved|\\blacksquare|■|∎)[.\s]*",
+        r"(.*?)(?:[,.;]\s*(?:as|which|and we|hence)\s[^0-9\\$=]*|\s*(?:as (?:desired|required|claimed)|Q\.?E\.?D|"
+        r"\\blacksquare|■|∎))[.\s]*",
         re.I | re.S,
     ),
     re.compile(r"(?:yes|no|true|false)[,:;.]\s+(.+)", re.I | re.S),

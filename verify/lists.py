@@ -195,8 +195,9 @@ PIECE = (
     r"\^ ?\{? ?\\circ ?\}?|\((?: ?[^\W\d_]{2,}){1,3} ?\)"
 )
 BEHIND = re.compile(  # words behind a number, to the end of a formula or of its part
-    rf"(?:(?<=[0-9)\]])|(?<=[0-9}}]\}})|(?<=\\pi))(?<!(?<!10)\^[0-9])(?<!(?<!10)\^\{{[0-9]\}})( ?(?:{PIECE})"
-    rf"(?:{PIECE}|\\cdot{AFTER_WORD}|\^ ?(?:\{{ ?-?[0-9] ?\}}|-?[0-9])|[ /·²³°])*+)(?= ?(?:$|[,;)\]]|and|or))"
+    rf"(?:(?<=[0-9)\]])|(?<=[0-9}}]\}})|(?<=\\pi)|(?<=\\pi\}}))(?<!(?<!10)\^[0-9])(?<!(?<!10)\^\{{[0-9]\}})"
+    rf"( ?(?:{PIECE})(?:{PIECE}|\\cdot{AFTER_WORD}|\^ ?(?:\{{ ?-?[0-9] ?\}}|-?[0-9])|[ /·²³°])*+)"
+    r"(?= ?(?:$|[,;)\]]|and|or))"
 )
 BARE = re.compile("[ckm]m|m[glLs]|[KkM]g|kW|ft|in|yd|mi|oz|lb|hr|sq|Hz|Pa|[GMk]B|Rs|[msgLNJWV]|.{3,}|[^a-zA-Z].*")
 TOKEN = re.compile(r"([^\W\d_²³]+|/|[^ .'·²³°()^{}\\0-9-])(?:\}? ?\^ ?\{? ?(-?[0-9]))?")
@@ -208,10 +209,15 @@ NAMED = re.compile(
 
 
 ASKED = re.compile(  # the unit that a prompt asks for: "how many seconds", "in km/h"
-    r"\b(?:how many|in) ((?!square|cubic|an?\b)[^\W\d_]+(?:(?:/| per )[^\W\d_]+)*)(?![\w/^²³])", re.I
+    r"\b(?:how many|in|to) ((?!square|cubic|an?\b)[^\W\d_]+(?:(?:/| per )[^\W\d_]+)*)(?![\w/^²³])", re.I
 )
-# Without it, the sign makes another number: 24\% is 0.24.
-PERCENT = re.compile("%|per ?cent|prozent|процент|pour ?cent|por ?cien|por ?cento|百分|퍼센트|パーセント|rate", re.I)
+# What a prompt for per cent says, beside numbers such as 5%. Without it, the sign makes another number: 24\% is 0.24.
+PERCENT = re.compile(
+    r"(?<![0-9])(?<![0-9][ \\])(?<![0-9] \\)%|percent|per cent|prozent|процент|pourcent|porcent|百分|퍼센트|パーセント|"
+    r"\brate\b[^.?!]{0,60}\?",
+    re.I,
+)
+RATIO = re.compile("ratio|比|verhältnis|rapport|raz[oó]n|отношени", re.I)  # of a prompt: 9:10 is a quotient
 
 
 @lru_cache(maxsize=4_096)
@@ -228,10 +234,10 @@ def unit_of(word: str) -> tuple[str, str] | None:
 
 
 def product_of(words: str) -> set:
-    """{(unit, power)} that words such as km/h or metres per second spell; empty for other words."""
+    """{(unit, power)} that words such as km/h or metres per second spell; empty for other words, and for degrees."""
     first, *others = re.split(r"/| per ", words)
-    found = [(unit_of(first), 1), *((unit_of(word), -1) for word in others)]
-    return set(found) if all(unit for unit, _ in found) else set()
+    found = {(unit_of(first), 1), *((unit_of(word), -1) for word in others)}
+    return found if all(unit for unit, _ in found) and found.isdisjoint(DEGREE) else set()
 
 
 def same_units(given: set, wanted: set, prompt: str) -> bool:
@@ -243,7 +249,7 @@ def same_units(given: set, wanted: set, prompt: str) -> bool:
     if units := wanted - DEGREE:
         return given - DEGREE in (set(), units)
     asked = [product for words in ASKED.findall(prompt) if (product := product_of(words))]
-    if asked and given - DEGREE:
+    if asked and given:
         return given in asked
     named = {unit for word in NAMED.findall(prompt) if (unit := unit_of(word))} | {unit for unit, _ in wanted}
     for unit, _ in given:
@@ -312,6 +318,6 @@ def names(letter: str, known: str) -> bool:
     """Whether the reference holds the letter by itself. In 20 g it is a unit if no g of the prompt stands alone."""
     reference, _, prompt = known.partition("\n")
     alone = rf"(?<![a-z\\]){letter.casefold()}(?![a-z])"
-    if prompt and re.fullmatch(rf"[-0-9.,]+ {alone}", reference):
-        return re.search(rf"(?<![0-9] ){alone}(?!/)", prompt) is not None
+    if prompt and re.fullmatch(rf"[-0-9.,]+ {alone}(?:\^[23])?", reference):
+        return re.search(rf"(?<![0-9] )(?<!/){alone}(?!/)", prompt) is not None
     return re.search(alone, reference) is not None

@@ -24,6 +24,7 @@ from verify.lists import (
     FUNCTIONS,
     IS,
     PERCENT,
+    RATIO,
     SCALED,
     SUBJECTS,
     TAIL,
@@ -185,6 +186,7 @@ LABEL = re.compile(r"\(([A-Z])\) (?=.)")  # of a reference: (B) 4 (plumbing/prom
 BASE = re.compile(r"(?<![A-Za-z_0-9^])[0-9][0-9A-F]*_\{?(?:\\text\{)?[0-9a-z]")  # 12_5: compared as text, never as 12
 PAIR = re.compile(r"^(?:\(|\\\{|\[(?=[^,]*,[^,]*\]$))")  # [5, 2] is not the pair (5, 2)
 N = "[0-9]{1,4}"
+QUOTIENT = re.compile(rf"(^|=) ?({N}) ?: ?({N})$")
 DATE = re.compile(  # or a time, a range, or numbers of which one begins with 0
     rf" ?(?:{N} ?([-/.:]) ?{N} ?\1 ?{N}|{N} ?- ?{N}|{N} ?: ?[0-9]{{2}}|0[0-9]{{1,3}} ?[/:] ?{N}|"
     rf"{N} ?[/:] ?0[0-9]{{1,3}})(?: [ap]m)? ?"
@@ -263,6 +265,7 @@ COMMANDS = dict(  # other names of a command
 # the text.
 # fmt: off
 NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
+    (r"(?<=[0-9])\{,\}(?=[0-9]{1,2}(?![0-9])|[0-9]{4})|(?<=(?<![0-9])0)\{,\}(?=[0-9])", ".", "37{,}5", "37.5"),
     (r"(?<=[0-9])(?:,\\!|\{(?:,|\\,)\}|(?<!\\)\\[,;: ]|~)\s?(?=[0-9]{3}(?![0-9]))", "", "12{,}345", "12345"),
     (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s?\.?|\\!", "", r"\left(1\right)", "(1)"),
     (CURRENCY, currency, r"US\$8", "8"),
@@ -300,6 +303,7 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"(?<![0-9.])[1-9][0-9]{0,2}(?: [0-9]{3})+(?![0-9])", lambda m: m[0].replace(" ", ""), "12 345 678", "12345678"),
     (r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda m: f"^{{{m[0].translate(SUPERSCRIPTS)}}}", "x²", "x^{2}"),
     (r"[¼-¾⅐-⅞]", lambda m: f"\\frac{{{normalize('NFKC', m[0]).replace(chr(0x2044), '}{')}}}", "½", r"\frac{1}{2}"),
+    (r"(?<=[0-9}]) ?(?:\\text ?\{ ?)?(?:per ?cent(?:age)?|pct) ?\}?", r"\\%", r"5\text{ percent}", r"5\%"),
     (r"(?<=[0-9]) ?(?:\\text ?\{ ?)?(?<![A-Za-z])to ?\}? ?(?=[0-9])", ":", r"3\text{ to }4", "3:4"),
     (SCALED, scaled, r"3\text{ million}", r"3000000\text{}"),
     (BEHIND, units, r"3\text{ cm}", "3"),
@@ -317,7 +321,7 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
      "exp(2)", "e^{2}"),
     (r"\\log ?_ ?\{? ?e(?![A-Za-z]) ?\}?", r"\\ln ", r"\log_e 2", r"\ln 2"),
     (r"\\(sin|cos|tan|cot|sec|csc) ?\^ ?\{ ?-1 ?\}", r"\\arc\1", r"\sin^{-1}x", r"\arcsinx"),
-    (r"(\\sqrt ?\[[^][]{1,9}\]) ?([0-9A-Za-z])", r"\1{\2}", r"\sqrt[3]2", r"\sqrt[3]{2}"),
+    (r"(\\sqrt(?: ?\[[^][]{1,9}\])?) ?([0-9A-Za-z]|\\pi(?![A-Za-z]))", r"\1{\2}", r"\sqrt[3]2", r"\sqrt[3]{2}"),
     (r"(?:(?<!\\)\{|^)([^{}\\]*)\\(over|choose)(?![A-Za-z])([^{}\\]*)(?:\}|$)",
      lambda m: f"\\{'frac' if m[2] == 'over' else 'binom'}{{{m[1]}}}{{{m[3]}}}",
      r"{1 \over 2}", r"\frac{1 }{ 2}"),
@@ -330,7 +334,6 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (rf"(?<![_^0-9.A-Za-z}}])({WHOLE}) ?\\frac\{{({WHOLE})\}}\{{({WHOLE})\}}", mixed,
      r"33\frac{1}{3}", r"\frac{100}{3}"),
     (r"(?<![_^0-9.])([0-9.]+) (?=[0-9])", r"\1\\omega_{0}", "2 3", r"2\omega_{0}3"),
-    (r"(?<=[0-9}]) ?(?:\\text ?\{ ?)?(?:per ?cent(?:age)?|pct) ?\}?", r"\\%", r"5\text{ percent}", r"5\%"),
     (r"(?<=[})]) ?\\?%", r"\\cdot 1\\%", r"\frac{1}{2}\%", r"\frac{1}{2}\cdot 1\%"),
     (r"\\dot(?= ?\{?[0-9])", r"\\bar", r"0.\dot 3", r"0.\bar 3"),
     (r"\\bar ?([0-9])", r"\\bar{\1}", r"0.\bar 3", r"0.\bar{3}"),
@@ -348,6 +351,9 @@ NORMALISE = [(re.compile(pattern), *rest) for pattern, *rest in (
     (r"\\varnothing|\\\{ ?\\\}", r"\\emptyset", r"\varnothing", r"\emptyset"),
     (r"^\\\{ ?[a-z] ?(?:\\in ?\(-\\infty,\\infty\) ?)?(?:\\mid|[:|])(?=.*[<>]|.*\\(?:[lg]|n)e)(.*)\\\}$", r"\1",
      r"\{x \mid x>3\}", " x>3"),
+    (r"(?<=[0-9]) ?_ ?(?:10|\{ ?10 ?\})$", "", "12_{10}", "12"),
+    (r"\\text ?\{ ?(?:und|oder|et|ou|y|o|e|и|или|或|和|与|及|または|と|그리고|또는) ?\}", r"\\text{ and }",
+     r"2\text{ und }3", r"2\text{ and }3"),
     (r"\(([0-9][0-9A-F]*)\) ?(?=_\{?[0-9])", r"\1", "(1011)_2", "1011_2"),
     (r"([A-Za-z])'(?![A-Za-z]{2})|\\(?:bar|overline) ?\{? ?([A-Za-z])(?: ?\}|(?![A-Za-z]))",
      lambda m: f"{m[1] or m[2]}_{{0}}",
@@ -467,12 +473,16 @@ def equal(expression: str, reference: str, prompt: str = "") -> bool | None:
     given: set = set()
     right = normalise(value_of(reference), known, found=wanted)
     answer = normalise(text, known, found=given)
-    if not same_units(given, wanted, prompt):
+    if not same_units(given, wanted, prompt) or "\\%" in right and given - wanted:
         return False
     if "\\%" not in right and re.search(r"\w", prompt) and not PERCENT.search(prompt):
         answer = re.sub(r"(?<![0-9.])([0-9]{1,99}(?:\.[0-9]{1,99})?)\\%", lambda m: f"{Decimal(m[1]) / 100:f}", answer)
+    if RATIO.search(prompt):
+        right, answer = (QUOTIENT.sub(r"\1\\frac{\2}{\3}", side) for side in (right, answer))
     if spelt(answer) == spelt(right) != "":
         return True
+    if BASE.search(right) and "_" not in text and spelt(answer) == spelt(right).partition("_")[0]:
+        return "base" in known or "binary" in known  # 1101 is 1101_2 if the prompt says so
     if not expression.startswith(BOX) and not is_formula(text, known):
         return words(right) is not None and words(right) == words(answer)
     return compared(right, answer)
@@ -528,8 +538,9 @@ def value_of(reference: str) -> str:
 def same_texts(right: str, answer: str) -> bool | None:
     """The verdict where one side is no formula: words, dates, {1, 2} beside (1, 2); None: both are to be read."""
     said = words(answer)
-    if right == "\\emptyset" and said:
-        return said[0] in ("nosolution", "nosolutions")
+    for one, other in ((right, said), (answer, words(right))):
+        if one == "\\emptyset" and other:
+            return other[0] in ("nosolution", "nosolutions")
     if named := words(right):
         if (letter := re.search("[A-Z]", right)) and named == [letter[0].lower()] and not said:  # C
             return option(answer) == letter[0]  # (C) 12

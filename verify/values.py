@@ -258,6 +258,8 @@ def same_members(gold, given) -> bool:
     """Whether members agree: in order within parentheses, or for 1, 2 as answer to x = 1, y = 2; else in any order."""
     right, answer = (members(side) or [side] for side in (gold, given))
     if isinstance(gold, (Interval, Tuple)) and all(map(is_assignment_relation, answer)):
+        if len({member.lhs for member in answer}) < len(answer):
+            return False
         answer.sort(key=lambda member: member.lhs.name)  # (3, 4) is x = 3, y = 4
     names = {member.lhs for member in right if is_assignment_relation(member)}
     free = not isinstance(gold, (Interval, Tuple)) and not isinstance(given, (Interval, Tuple))

@@ -295,7 +295,7 @@ def test_the_papers_defaults_are_reduced_to_what_fits_qwen3_0_6b_into_80_gb(trai
 
 def test_where_no_slot_fits_the_way_out_is_named():
     args = given(f"{OWN} --dtype bfloat16")
-    refuses("0 would fit. Lower --slots", sizing.fit_slots, args, QWEN3, free=2_000_000_000, trainers=0, generators=1)
+    refuses("0 would fit. Way out: ", sizing.fit_slots, args, QWEN3, free=2_000_000_000, trainers=0, generators=1)
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ Run by settings.py, build.py and train.py. Test: pytest tests/test_plan.py
 import argparse
 import copy
 import re
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ from pipeline import OFF_POLICY
 from plumbing.run.costs import Costs
 from plumbing.run.launch import refuse, torchrun, world_size
 from plumbing.typed import check_model
+from recipes import PAPER
 
 MFU = 0.4  # Llama 3 was trained at 0.38 to 0.43 (arXiv 2407.21783, Table 4)
 MBU = 0.6  # assumed: the lower end of what tuned decoders are said to reach
@@ -68,7 +70,7 @@ DEVICES = {  # the makers' data sheets; of several forms SXM; of GeForce with fp
     "T4": Device(8.1e12, 0.32e12, 16e9, "float32"),
     "V100": Device(15.7e12, 0.9e12, 32e9, "float32"),
 }
-OTHER = re.compile(r"(\d+)GB:([\d.]+)TB/s:(\d+)TFLOPS", re.IGNORECASE)
+OTHER = re.compile(r"(\d+)GB:(\d+\.?\d*)TB/s:(\d+)TFLOPS", re.IGNORECASE)
 
 
 class Fleet(NamedTuple):
@@ -83,19 +85,19 @@ def fleet(text):
     >>> fleet("4xl40s")[:2], fleet("8x80GB:2.0TB/s:300TFLOPS").device[:3]
     ((4, 'L40S'), (300000000000000.0, 2000000000000.0, 80000000000.0))
     """
-    match = re.fullmatch(r"([1-9]\d*)x(.+)", text)
-    count, name = match.groups() if match else ("", text)
+    count, _, name = text.partition("x")
+    device = DEVICES.get(name.upper())
     other = OTHER.fullmatch(name)
-    if count and other:
+    if other:
         memory, bandwidth, flops = map(float, other.groups())
-        return Fleet(int(count), name, Device(1e12 * flops, 1e12 * bandwidth, 1e9 * memory))
-    if name.upper() not in DEVICES or not count:
+        device = Device(1e12 * flops, 1e12 * bandwidth, 1e9 * memory)
+    if not count.isdecimal() or not device or not min(int(count), *device[:3]):
         known = ", ".join(f"{one} ({device.memory / 1e9:.0f} GB)" for one, device in DEVICES.items())
         raise argparse.ArgumentTypeError(
             f"got {text}; expected NxGPU such as 8xH100, with a GPU of: {known}; or its numbers, such as "
             "8x80GB:2.0TB/s:300TFLOPS"
         )
-    return Fleet(int(count), name.upper(), DEVICES[name.upper()])
+    return Fleet(int(count), name if other else name.upper(), device)
 
 
 def roofline(args, config, count, rows):
@@ -145,8 +147,9 @@ class Seconds(NamedTuple):
     in_turn: bool  # generators and trainers do not work at the same time
 
 
-def seconds(args, config, count, slots):
+def seconds(args, config, count):
     """The Seconds of a run on the GPUs of --plan."""
+    _, slots = generator_memory(args, config, count)
     rule, batch = OFF_POLICY[args.off_policy], args.prompts * args.generations
     batches = rule.batches(0, args.k)  # in flight
     decode = decoding(args, config, count, slots, batches * batch) / batches
@@ -159,28 +162,38 @@ def seconds(args, config, count, slots):
     return Seconds(step, decode, gradients, costs.broadcast, evaluation, in_turn)
 
 
-def faster(args, config, count, slots):
-    """The flags of the fastest step among all divisions of the GPUs and smaller micro-batches, in words; "" if it saves
-    less than STARVED.
+def faster(args, config, count):
+    """The line on the fastest step of all divisions of the GPUs and smaller micro-batches, as a list.
+
+    [] if it takes more than STARVED of the time.
     """
     from plumbing.setup import sizing
 
-    usable = sizing.USABLE * args.plan.device.memory
-    other, best, flags = copy.copy(args), STARVED * seconds(args, config, count, slots).step, ""
-    other.token_budget = args.token_budget
+    usable, itemsize = sizing.USABLE * args.plan.device.memory, getattr(torch, args.dtype).itemsize
+    other, steps = copy.copy(args), {}
     while other.token_budget >= args.max_prompt_tokens + args.max_new_tokens:
-        for other.trainers in range(1, args.plan.count):
-            itemsize = getattr(torch, args.dtype).itemsize
+        for other.trainers in range(1, min(args.plan.count, sizing.MOST_TRAINERS)):
             if sizing.trainer_bytes(other, config, count, itemsize, other.trainers) <= usable:
-                step = seconds(other, config, count, slots).step
-                if step < best:
-                    best, flags = step, f"--trainers {other.trainers} --token-budget {other.token_budget}"
+                flags = f"--trainers {other.trainers} --token-budget {other.token_budget}"
+                steps[flags] = seconds(other, config, count).step
         other.token_budget //= 2
-    return flags and f"faster        {flags}: {best:,.1f} seconds a step"
+    best = min(steps, key=steps.get, default=None)
+    if best is None or steps[best] >= STARVED * seconds(args, config, count).step:
+        return []
+    return [f"faster        {best}: {steps[best]:,.1f} seconds a step"]
+
+
+def mixture(config):
+    """The line on a mixture of experts, as a list; [] for a dense model."""
+    import experts
+
+    if experts.count(config)[0] == 1:
+        return []
+    return ["a mixture of experts decodes slowly here, through its Hugging Face model: such a run is for study"]
 
 
 def generator_memory(args, config, count):
-    """(bytes of a generator, its slots). Raises ValueError where vLLM would not start."""
+    """(bytes of a generator, its slots)"""
     from plumbing.setup import sizing
 
     itemsize = getattr(torch, args.dtype).itemsize
@@ -189,11 +202,7 @@ def generator_memory(args, config, count):
         return fixed + args.slots * slot, args.slots
     # It takes what is there, for completions as long as they are, and holds the weights twice.
     room = sizing.USABLE * args.plan.device.memory * args.plan.count / world_size(args.plan)
-    slots = int((room - fixed - count * itemsize) // (SHARE * slot))
-    if slots < 1:
-        needs = f"the weights twice, {2 * count * itemsize / 1e9:.1f} GB, and a completion of {slot / 1e9:.1f} GB"
-        raise ValueError(f"--generator vllm: a GPU has {room / 1e9:.1f} GB for it; it needs {needs}")
-    return room, min(slots, args.slots)
+    return room, min(int((room - fixed - count * itemsize) // (SHARE * slot)), args.slots)
 
 
 def lines(args, config):
@@ -208,16 +217,16 @@ def lines(args, config):
     trainer = sizing.trainer_bytes(args, config, count, getattr(torch, args.dtype).itemsize, args.trainers)
     generator, slots = generator_memory(args, config, count)
     batch, mean = args.prompts * args.generations, SHARE * args.max_new_tokens
-    found = seconds(args, config, count, slots)
+    found = seconds(args, config, count)
     asked = args.eval_prompts * args.eval_generations
     evaluation = found.evaluation / 3600
     evaluations = args.steps // args.eval_every + 1
     hours = args.steps * found.step / 3600 + evaluations * evaluation
-    quicker = faster(args, config, count, slots)
     return [
         f"A model, not a measurement. Assumed: {MFU:.0%} of the peak FLOP/s, {MBU:.0%} of the peak bandwidth, "
         f"lengths of {SHARE:.0%} of the longest (docs/nodes.md)",
         *changes,
+        *mixture(config),
         f"{gpus} x {name}: {device.flops / 1e12:,.0f} TFLOP/s in {args.dtype}, {device.bandwidth / 1e12:.2f} TB/s, "
         f"{device.memory / 1e9:.0f} GB; {count / 1e9:.2f}B parameters",
         f"trainers      {args.trainers}, {trainer / 1e9:.1f} GB each",
@@ -226,8 +235,8 @@ def lines(args, config):
         f"  decode      {found.decode:,.1f} seconds",
         f"  gradients   {found.gradients:,.1f} seconds, " + ("then" if found.in_turn else "meanwhile"),
         f"  publish     {found.publish:,.2f} seconds",
-        *([quicker] if quicker else []),
-        f"an evaluation {asked:,} completions, {asked * mean / 1e6:.1f}M tokens: {evaluation:,.1f} hours",
+        *faster(args, config, count),
+        f"an evaluation {asked:,} completions, {asked * mean / 1e6:.1f}M tokens: {found.evaluation / 60:,.1f} minutes",
         f"the run       {args.steps:,} step(s), {evaluations} evaluation(s): {hours:,.0f} hours, "
         f"{gpus * hours:,.0f} device-hours, {evaluations * evaluation / hours:.0%} of them for evaluations",
     ]
@@ -235,31 +244,39 @@ def lines(args, config):
 
 def forecast(args, config):
     """Lines on how long a run on this machine's GPUs will take, before it starts; [] if they are not in DEVICES."""
-    name = torch.cuda.get_device_name(torchrun("LOCAL_RANK") % torch.cuda.device_count()).replace("RTX ", "RTX")
-    known = [device for device in DEVICES if re.search(rf"\b{device}\b", name)]
-    world = world_size()
-    if not known or world < 2:
+    name = torch.cuda.get_device_name(torchrun("LOCAL_RANK") % torch.cuda.device_count())
+    known = [device for device in DEVICES if re.search(rf"\b{device}\b", re.sub(r"RTX (?=\d)", "RTX", name))]
+    if not known:
         return []
-    asked = copy.copy(args)
-    asked.plan = Fleet(world, known[-1], DEVICES[known[-1]])
     from plumbing.run.checkpoints import LATEST
+    from plumbing.run.processes import gpus_of_ranks
     from plumbing.setup import sizing
 
+    gpus = gpus_of_ranks(world_size())  # of this node's ranks: two may share one
+    asked = copy.copy(args)
+    asked.plan = Fleet(world_size() if len(set(gpus)) == len(gpus) else 1, known[-1], DEVICES[known[-1]])
     count = sizing.parameters(config)
-    now = seconds(asked, config, count, args.slots)
-    apart = args.checkpoint_every * now.step / 60
+    now = seconds(asked, config, count)
+    apart = args.checkpoint_every * now.step
     if "checkpoint_every" not in args.asked:
-        apart = min(apart, LATEST / 60)
+        apart = max(now.step, min(apart, LATEST))
     text = (
         f"estimated from {asked.plan.name}'s data sheet: a step {now.step:,.1f} s, R_0 {now.evaluation / 60:,.1f} min, "
-        f"a checkpoint every {apart:,.0f} min"
+        f"a checkpoint every {apart / 60:,.0f} min"
     )
-    if args.generator == "vllm":
-        return [text]
+    if args.generator == "vllm" or mixture(config):
+        return [text, *mixture(config)]
     asked.generator = "vllm"
-    other = seconds(asked, config, count, args.slots)
-    there = "it is installed" if find_spec("vllm") else "pip install -e '.[vllm]' installs it"
-    return [text, f"with --generator vllm a step {other.step:,.1f} s, R_0 {other.evaluation / 60:,.1f} min; {there}"]
+    if "slots" not in args.asked:  # they were made to fit TorchGenerator
+        asked.slots = PAPER["slots"]
+    with suppress(ValueError):  # vLLM does not fit
+        sizing.fit_slots(asked, config, **sizing.neighbours(asked))
+        other = seconds(asked, config, count)
+        there = "it is installed" if find_spec("vllm") else "pip install -e '.[vllm]' installs it"
+        line = f"with --generator vllm a step {other.step:,.1f} s, R_0 {other.evaluation / 60:,.1f} min; {there}"
+        if other.step < now.step:
+            return [text, line]
+    return [text]
 
 
 def show_plan(args, folder):

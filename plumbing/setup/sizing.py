@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM
 import batches
 import experts
 import precision
+from decoding import GRAPHS, WRITTEN
 from plumbing.run.launch import torchrun, world_size
 from plumbing.run.processes import gpus_of_ranks, sharing
 from plumbing.run.store import MAX_BYTES
@@ -42,7 +43,8 @@ MOST_TRAINERS = 1024  # more that are looked at for a model that does not fit
 PAPER_GENERATORS = 64  # beside its 16 trainers
 LEAST_PROMPTS = 100
 FEW_SLOTS = 8  # with fewer a GPU reads its weights for little
-SHORTEST = 32  # tokens of a prompt, below which nothing smaller is proposed
+GRAPH_BYTES = 8e6  # assumed: a CUDA graph of a decode step, about a thousand launches, without the memory it works in
+SHORTER = 8  # by which factor lengths are shortened in what is proposed, at most
 
 
 def fit(args, config, phrase):
@@ -71,14 +73,15 @@ def smaller(args, config, phrase, slots):
             less.max_prompt_tokens //= 2
             less.max_new_tokens //= 2
             less.asked = {*args.asked, "max_prompt_tokens", "max_new_tokens"}
-        if less.max_prompt_tokens < SHORTEST:
+        if less.max_prompt_tokens * SHORTER < args.max_prompt_tokens:
             return ""
         with suppress(ValueError):
             if fit_as_given(less, config, phrase)[0].slots >= slots:
                 break
         less.token_budget //= 2
     changed = [name for name in ("max_prompt_tokens", "max_new_tokens") if getattr(less, name) != getattr(args, name)]
-    return " ".join(f"{option(name)} {getattr(less, name)}" for name in ("token_budget", *changed))
+    names = changed if args.evaluate else ["token_budget", *changed]  # an evaluation has no micro-batches
+    return " ".join(f"{option(name)} {getattr(less, name)}" for name in names)
 
 
 def fit_as_given(args, config, phrase):
@@ -87,10 +90,8 @@ def fit_as_given(args, config, phrase):
     lines = [fit_lengths(args, config.max_position_embeddings, args.default_new, phrase)]
     lines.append(fit_trainers(args, config))
     lines.append(fit_validation(args))
-    if args.generator == "torch":
+    if args.generator == "torch" or args.plan or torch.cuda.device_count():
         lines.append(fit_slots(args, config, **neighbours(args)))
-    elif args.plan or torch.cuda.device_count():
-        check_shared(args, config, **neighbours(args))
     if not args.evaluate:
         check_lengths(args, config)
     return args, [*filter(None, lines)]
@@ -237,14 +238,26 @@ def generator_bytes(args, config, count, itemsize):
 
     The first are weights and a pass of prompts: their keys and values, and what a layer makes of them. A slot has its
     positions, and probabilities as fp32 and twice as fp64. The factors of `working` were fitted to peaks of Qwen3 of
-    0.6B and 8B, in bf16 (tests/shadow/meter.py).
+    0.6B and 8B, in bf16 (tests/shadow/meter.py). CUDA graphs work in a memory of their own, which they share: it holds
+    the probabilities once more. Each takes GRAPH_BYTES besides.
     """
     width, inner, _, _ = layer_widths(config)
     position = position_bytes(config, itemsize)
     prompts = min(PREFILL_TOKENS, (args.slots + PREFILL_AHEAD) * args.max_prompt_tokens)
     working = (4 * width + 3 * inner * experts.count(config)[1]) * itemsize
-    slot = longest(args, config) * position + (4 + 8 + 8) * config.vocab_size
-    return count * itemsize + prompts * (position + working), slot
+    fixed = count * itemsize + prompts * (position + working)
+    probabilities = (4 + 8 + 8) * config.vocab_size
+    slot = longest(args, config) * position + probabilities
+    on_gpu = args.plan or torch.cuda.is_available()
+    if on_gpu and args.generator == "torch" and config.model_type in WRITTEN:
+        return fixed + GRAPHS * GRAPH_BYTES, slot + probabilities
+    return fixed, slot
+
+
+def least_generator(args, config, count, itemsize):
+    """Bytes of a generator with a single slot; arguments as for `generator_bytes`. With vLLM it holds weights twice."""
+    copies = count * itemsize if args.generator == "vllm" else 0
+    return sum(generator_bytes(args, config, count, itemsize)) + copies
 
 
 def longest(args, config):
@@ -276,8 +289,10 @@ def fit_trainers(args, config):
     if fits and fits < world and "trainers" not in args.asked:
         args.trainers = fits
         return f"--trainers {fits} instead of {asked}: {shortage}"
-    more = f"--trainers {fits}, " if fits and fits < world else f"{fits + 1} GPUs, " if fits else ""
-    raise ValueError(f"{shortage}. Way out: {more}a smaller --token-budget, shorter lengths or a smaller model")
+    ways = ""
+    if fits and least_generator(args, config, count, itemsize) <= usable:
+        ways = f"--trainers {fits}, or " if fits < world else f"{fits + 1} GPUs, or "
+    raise ValueError(f"{shortage}. Way out: {ways}a smaller model")
 
 
 def own_memory(args):
@@ -320,51 +335,41 @@ def fit_slots(args, config, *, free, trainers, generators):
 
     free                  bytes of memory on this process's device
     trainers, generators  ranks that share it; trainers 0: they have devices of their own
-    Raises ValueError if the slots that were asked for do not fit, or if not even one slot does.
+    Raises ValueError if a trainer, the slots that were asked for, or even one slot does not fit. vLLM takes its share
+    of the memory whatever a trainer needs, holds the weights twice, and lets completions wait for a slot.
     """
     itemsize = getattr(torch, args.dtype).itemsize
     count = parameters(config)
     fixed, slot = generator_bytes(args, config, count, itemsize)
-    positions, position = longest(args, config), position_bytes(config, itemsize)
+    positions, position, weights = longest(args, config), position_bytes(config, itemsize), count * itemsize
     sharing = 1 if args.virtual else args.trainers  # in virtual time one process has all of a trainer's memory
-    training = 0 if args.evaluate else trainer_bytes(args, config, count, itemsize, sharing)
+    training = 0 if args.evaluate or not trainers else trainer_bytes(args, config, count, itemsize, sharing)
+    ours = USABLE * free / max(1, trainers)  # a trainer's
     room = int((USABLE * free - trainers * training - generators * fixed) // (generators * slot))
-    if room >= args.slots:
+    ways = f"--slots {room}, or " if room > 0 else ""
+    if args.generator == "vllm":
+        ways = "--generator torch, or " if room > 0 else ""
+        ours = USABLE * free / (trainers + generators)
+        room = int((ours - fixed - weights) // slot)
+    if training > ours:
+        has = f"a trainer needs about {training / 1e9:.1f} GB, and has {ours / 1e9:.1f} GB of {free / 1e9:.1f} GB"
+        raise ValueError(f"{has}. Way out: {ways}a smaller model")
+    if room >= args.slots or args.generator == "vllm" and room > 0:
         return ""
     needs = (
         f"{args.slots} slots x {positions:,} positions x {position:,} bytes = "
         f"{args.slots * positions * position / 1e9:.1f} GB; {free / 1e9:.1f} GB are free for {generators} "
-        f"generator(s) with weights of {count * itemsize / 1e9:.1f} GB each"
+        f"generator(s) with weights of {weights / 1e9:.1f} GB each"
     )
-    needs += f"; a trainer needs about {training / 1e9:.1f} GB" if trainers * training else ""
-    budget = " or --token-budget" if trainers * training else ""
-    if trainers * training > USABLE * free:
-        raise ValueError(
-            f"a trainer alone needs about {training / 1e9:.1f} GB; {free / 1e9:.1f} GB are free. Way out: a smaller "
-            "--token-budget, shorter lengths or a smaller model"
-        )
+    needs += ", which vLLM holds twice" if args.generator == "vllm" else ""
+    needs += f"; a trainer needs about {training / 1e9:.1f} GB" if training else ""
     if "slots" in args.asked or room < 1:
         raise ValueError(
-            f"--slots {args.slots} does not fit: {needs}; {max(room, 0)} would fit. Lower --slots or --max-new-tokens"
-            f"{budget}"
+            f"--slots {args.slots} does not fit: {needs}; {max(room, 0)} would fit. Way out: {ways}a smaller model"
         )
     before = args.slots
     args.slots = room
     return f"--slots {room} instead of {before}, to fit the memory: {needs}. Shorter lengths allow more slots"
-
-
-def check_shared(args, config, *, free, trainers, generators):
-    """Raise ValueError if trainers on a GPU do not fit beside vLLM, which takes its share of it; as for `fit_slots`."""
-    if not trainers or args.evaluate:
-        return
-    needs = trainer_bytes(args, config, parameters(config), getattr(torch, args.dtype).itemsize, args.trainers)
-    room = USABLE * free / (trainers + generators)
-    if needs > room:
-        raise ValueError(
-            f"a trainer needs about {needs / 1e9:.1f} GB, and has {room / 1e9:.1f} GB of a GPU that it shares with "
-            "vLLM. Way out: --generator torch, a GPU for each process, a smaller --token-budget, shorter lengths or a "
-            "smaller model"
-        )
 
 
 def neighbours(args):

@@ -105,6 +105,8 @@ class VLLMGenerator(Generator):
     dtype      of the weights and the forward pass
     fp32_head  Sec. 3.2: the head's product in fp32; checked in the worker
     sharing    processes of the run on this GPU, each of which leaves room for the others
+    awaits     the first weights come by `update_weights` too: vLLM reads none and has small random numbers until then,
+               so that the check at the start sees what never comes
     settings   as for Generator
 
     On a GPU, this process and the worker both use the current CUDA device. GPU and CPU differ only in how weights are
@@ -116,7 +118,7 @@ class VLLMGenerator(Generator):
     `close` ends the worker, as does the end of this process, whatever its cause.
     """
 
-    def __init__(self, folder, tokenizer, *, dtype=torch.float32, fp32_head=True, sharing=1, **settings):
+    def __init__(self, folder, tokenizer, *, dtype=torch.float32, fp32_head=True, sharing=1, awaits=False, **settings):
         require_vllm()
         self._sharing = sharing
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
@@ -134,6 +136,7 @@ class VLLMGenerator(Generator):
         self._engine = LLMEngine.from_engine_args(
             EngineArgs(
                 model=str(folder),
+                load_format="dummy" if awaits else "auto",
                 skip_tokenizer_init=True,
                 dtype=str(dtype).removeprefix("torch."),
                 hf_overrides={"head_dtype": "float32" if fp32_head else "model"},

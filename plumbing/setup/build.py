@@ -263,15 +263,21 @@ def make_generator(args, device, dtype):
     if args.length_control == "interrupt":
         phrase = phrase_ids(tokenizer, args)
         settings |= dict(think_budget=tuple(args.interrupt_at), phrase_ids=phrase, think_end=args.think_end)
-    generator = make(args.generator, folder, tokenizer, device=device, dtype=dtype, **settings)
+    generator = make(
+        args.generator, folder, tokenizer, device=device, dtype=dtype, awaits=not args.evaluate, **settings
+    )
     generator.other_ends = other_ends(tokenizer, generator.eos_ids)
     return generator
 
 
-def make(backend, folder, tokenizer, *, device, dtype, **settings):
-    """A generator, "torch" or "vllm", with the policy in `folder`; settings as for rollout.Generator."""
+def make(backend, folder, tokenizer, *, device, dtype, awaits=False, **settings):
+    """A generator, "torch" or "vllm", with the policy in `folder`; settings as for rollout.Generator.
+
+    awaits  its first weights come from the trainers (await_weights): vLLM reads none
+    """
     if backend == "vllm":
-        return vllm_rollout.VLLMGenerator(folder, tokenizer, dtype=dtype, sharing=len(sharing()), **settings)
+        own = dict(dtype=dtype, sharing=len(sharing()), awaits=awaits)
+        return vllm_rollout.VLLMGenerator(folder, tokenizer, **own, **settings)
     config = AutoConfig.from_pretrained(folder)
     config._experts_implementation = experts.implementation(config, dtype)
     model = AutoModelForCausalLM.from_pretrained(folder, config=config, dtype=dtype).to(device)

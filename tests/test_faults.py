@@ -17,13 +17,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import alive, ended, given, refuses, run_ranks, trained, wait_until
+from conftest import alive, ended, given, read_rows, refuses, run_ranks, trained, wait_until
 from safetensors.torch import load_file
 from test_train import BASE, Run, at_version, elsewhere, launchers, lone_trainer, start  # noqa: F401
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map_only
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 import train
 from plumbing.run import checkpoints
@@ -45,18 +45,22 @@ HEARD = 10.0  # seconds within which all ranks must have named the rank that die
 # --- Processes that go wrong -----------------------------------------------------------------------------------------
 
 
-def slow_disk(seconds):
-    """Make writing the first checkpoint take so many seconds longer."""
-    from transformers import PreTrainedTokenizerBase
-
-    write = PreTrainedTokenizerBase.save_pretrained
+def slow_call(owner, name, seconds):
+    """Make the first call of a class's method take so many seconds longer."""
+    act = getattr(owner, name)
 
     def late(*args, **kwargs):
-        PreTrainedTokenizerBase.save_pretrained = write
+        setattr(owner, name, act)
         time.sleep(seconds)
-        return write(*args, **kwargs)
+        return act(*args, **kwargs)
 
-    PreTrainedTokenizerBase.save_pretrained = late
+    setattr(owner, name, late)
+
+
+def slow_disk(reading, writing):
+    """Make reading the weights take longer on each rank, and writing the first checkpoint; in seconds."""
+    slow_call(AutoModelForCausalLM, "from_pretrained", reading[int(os.environ["RANK"])])
+    slow_call(PreTrainedTokenizerBase, "save_pretrained", writing)
 
 
 def slow_farewell(seconds):
@@ -192,11 +196,19 @@ def test_weights_and_adamw_state_of_three_trainers_resume_on_two_and_on_one(fork
 
 @pytest.mark.processes
 def test_checkpoints_come_when_asked_for_and_a_slow_disk_stalls_nobody(start):
-    flags = f"{SMALL} --steps 3 --eval-every 3 --checkpoint-every 2 --timeout 10"
-    run = start(2, flags, fault=partial(slow_disk, 14)).finish()
+    """Nobody waits in vain for the first trainer, for the last generator, or for a checkpoint."""
+    flags = f"{SMALL} --trainers 2 --steps 3 --eval-every 3 --checkpoint-every 2 --timeout 10"
+    run = start(4, flags, fault=partial(slow_disk, [14, 0, 0, 28], 14)).finish()
     assert [folder.name for folder in run_folder.finished(run.out)] == ["checkpoint-2", "checkpoint-3"]
     assert {row["step"] for row in run.rows("eval")} == {0, 3}
     assert not list(run.out.glob("*.tmp"))
+
+
+@pytest.mark.processes
+def test_a_slow_disk_stalls_no_evaluation(start):
+    flags = f"--evaluate {BASE}/tiny --data tiny --eval-prompts 4 --generations 2 --slots 8 --timeout 10"
+    run = start(2, flags, fault=partial(slow_disk, [0, 14], 0)).finish()
+    assert len(read_rows(run.out / "evaluation.jsonl")) == 4 * 2
 
 
 @pytest.mark.processes

@@ -18,7 +18,8 @@ TINY = "--virtual exact --data tiny --k 0 --prompts 4 --generations 4 --eval-pro
 LEFT = dict(RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=2, TORCHELASTIC_USE_AGENT_STORE=True)
 
 
-SPEED = {"slots", "verifiers", "generator", "generations"}  # what --evaluate reads, and a run's evaluations do not
+# What --evaluate reads, and a run's evaluations do not.
+SPEED = {"slots", "verifiers", "generator", "generations", "timeout"}
 
 
 def test_whatever_an_evaluation_depends_on_is_fixed():

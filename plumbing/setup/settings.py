@@ -274,7 +274,7 @@ class Settings:
         "validation prompts of every source, at most; own model: fewer for few generators", FIXED | EVALUATION, least=1
     )
     eval_generations: int = flag("completions per validation prompt (mean@k)", FIXED, least=1)
-    timeout: float = flag("seconds without progress after which a rank counts as lost", default=600.0, above=0)
+    timeout: float = flag("seconds without progress after which a rank counts as lost", EVALUATION, 600.0, above=0)
     seed: int = flag("of the order of training prompts and of sampling", FIXED | EVALUATION, 0)
     out: str | None = flag("new folder, seen by all nodes (default runs/LOSS-seedSEED)", START | EVALUATION)
     evaluate: str | None = flag("no training: mean@k, pass@k on --data", START | EVALUATION, metavar="CHECKPOINT")

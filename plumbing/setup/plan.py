@@ -170,17 +170,17 @@ def faster(args, config, count):
     from plumbing.setup import sizing
 
     usable, itemsize = sizing.USABLE * args.plan.device.memory, getattr(torch, args.dtype).itemsize
-    other, steps = copy.copy(args), {}
+    other, flags = copy.copy(args), {}  # seconds of a step -> the flags
     while other.token_budget >= args.max_prompt_tokens + args.max_new_tokens:
         for other.trainers in range(1, min(args.plan.count, sizing.MOST_TRAINERS)):
             if sizing.trainer_bytes(other, config, count, itemsize, other.trainers) <= usable:
-                flags = f"--trainers {other.trainers} --token-budget {other.token_budget}"
-                steps[flags] = seconds(other, config, count).step
+                text = f"--trainers {other.trainers} --token-budget {other.token_budget}"
+                flags.setdefault(seconds(other, config, count).step, text)
         other.token_budget //= 2
-    best = min(steps, key=steps.get, default=None)
-    if best is None or steps[best] >= STARVED * seconds(args, config, count).step:
+    best = min(flags, default=float("inf"))
+    if best >= STARVED * seconds(args, config, count).step:
         return []
-    return [f"faster        {best}: {steps[best]:,.1f} seconds a step"]
+    return [f"faster        {flags[best]}: {best:,.1f} seconds a step"]
 
 
 def mixture(config):

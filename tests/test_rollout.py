@@ -246,6 +246,21 @@ def test_finished_slots_are_refilled_at_once_and_only_live_rows_are_computed():
     assert sum(prompts) == 12  # each prompt was run once for its 3 completions
 
 
+def test_rows_move_whole_though_a_step_is_replayed_and_runs_no_code():
+    """So it is with a CUDA graph: `place`, which the step calls, does not say how many columns are filled."""
+    model, added = tiny_model(), requests(12, generations=3)
+    expected, gen = finish(generator(model, slots=4), added), generator(model, slots=4)
+
+    def replay(inputs, columns):
+        filled = gen._cache.filled
+        outputs = gen._sample(inputs, columns)
+        gen._cache.filled = filled
+        return outputs
+
+    gen._next = replay
+    assert {name: c.ids for name, c in finish(gen, added).items()} == {name: c.ids for name, c in expected.items()}
+
+
 def test_keys_and_values_never_take_more_room_than_the_longest_sequence(monkeypatch):
     monkeypatch.setattr(rollout, "KV_BLOCK", 32)
     gen = generator(tiny_model(), max_prompt_tokens=16, max_new_tokens=24)

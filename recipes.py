@@ -11,8 +11,8 @@ The name of each setting is that of the flag of train.py that overrides it. --re
 model.
 
 Deviation: on the embedded task learning rate, warm-up, batch, lengths and validation are scaled to a laptop (EMBEDDED).
-  Generators may run k = 2 steps ahead there, not 8. On two cores they are about as fast as the trainer, and tokens stay
-  about one step old. --k and --recipe win over these defaults.
+  Generators may run k = 2 steps ahead there, not 8. On two cores they are about as fast as the trainer, and tokens are
+  one to one and a half steps old. --k and --recipe win over these defaults.
 Open in the paper: MiniMax's normalisation and k. Here they are prompt and 8.
 Open in the paper: Magistral's filter and prompts. Here they are those of Qwen2.5, the other DAPO recipe.
 Open in the paper: how many tokens a micro-batch has, and how many completions a generator decodes at once. Here it is

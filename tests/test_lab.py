@@ -17,7 +17,7 @@ from scipy.stats import ttest_rel
 
 import recipes
 import train
-from lab import compare, figures, settings, statistics
+from lab import compare, figures, generate, settings, statistics
 from plumbing.setup.settings import read_settings
 
 ROOT = Path(__file__).parent.parent
@@ -303,3 +303,11 @@ def test_the_figures_of_the_kept_runs_have_a_panel_a_rate_and_an_axis(tmp_path):
     figures.staleness(tmp_path / "staleness.png", few)
     figures.axes(tmp_path / "axes.png", few)
     assert all(path.stat().st_size > 50_000 for path in tmp_path.glob("*.png"))
+
+
+def test_the_race_of_generators_decodes_as_many_tokens_as_it_was_told_to(monkeypatch):
+    monkeypatch.setattr(sys, "argv", f"generate --model {ROOT}/base/tiny --slots 3 --lengths 1 9 --rounds 1".split())
+    args = generate.arguments()
+    prompts = [[4, 5, 6], [7], [8, 9]] * 3
+    lengths = [1, 9, 4] * 3
+    assert generate.ours(args, 9)(prompts, lengths) == sum(lengths)

@@ -211,12 +211,14 @@ def offered(answer: str, prompt: str) -> str:
     Any other answer as it is.
 
     >>> [offered(answer, "Which? (A) Rome (B) $2x$") for answer in ("Rome", "(B) Rome", "B. 2x", "B", "A. The city")]
-    ['A', '', 'B', 'B', 'A. The city']
+    ['A', '', 'B. 2x', 'B', 'A. The city']
     """
     letter, text = labelled(last_sentence(inner(answer)))
     options = {plain(unmarked(words)): name for name, words in OPTIONS.findall(prompt)}
-    named = options.get(plain(text), letter)
-    return "" if letter and named != letter else answer if plain(text) not in options else named
+    named = options.get(plain(text))
+    if not letter:
+        return named or answer
+    return answer if named in (None, letter) else ""
 
 
 def inner(text: str) -> str:

@@ -31,6 +31,7 @@ FORMULA = re.compile(
     r"\\(?:text\w*|mathrm|mbox|operatorname\*?|begin|end)\s*\{[^{}]*\}|\$[^$]*\$|\\\(.*?\\\)|\\[A-Za-z]+", re.S
 )
 WORD = re.compile(r"[^\W\d_]{2,}")
+SPELT = re.compile(r"\s*(?:\{\s*['\"].*\}|\[.*\])\s*", re.S)  # an object or a list, as JSON or Python writes it
 # Not all of NFKC, which makes 102 of 10², and without ～, which LaTeX reads as a space.
 FULL_WIDTH = {ord(one) + 0xFEE0: one for one in string.ascii_letters + string.digits + "+-*/=.,:%()[]<>|"}
 GAP = r"(?:[\s~]|\\[ ,;:]|\\q?quad(?![a-z]))+"
@@ -155,7 +156,7 @@ def loaded(text):
 
 def spelt(text: str):
     """The object, or the list of one or of texts, that a text spells; another, as [1, 2], stays as it is."""
-    found = loaded(text) if re.fullmatch(r"\s*(?:\{\s*['\"].*\}|\[.*\])\s*", text, re.S) else text
+    found = loaded(text) if SPELT.fullmatch(text) else text
     numbers = isinstance(found, list) and len(found) != 1 and not all(isinstance(one, str) for one in found)
     return found if isinstance(found, (dict, list)) and found and not numbers else text
 

@@ -291,6 +291,8 @@ def units(match, known: str, found: set) -> str:
     counts = False
     for token, power in TOKEN.findall(flat):
         word = token.casefold()
+        if len(token) == 1 and f"({token})" in match.string:  # the argument of a function: f(s) = 3s
+            return run
         if not typed and (not BARE.fullmatch(token) or len(token) == 1 and names(token, known)):
             return run
         if word in ("/", "per"):

@@ -189,8 +189,8 @@ def says_where(found) -> bool:
 
 
 @lru_cache(maxsize=256)  # SymPy solves inequalities slowly
-def solved(inequality):
-    """The set of the numbers for which it holds."""
+def set_of(inequality):
+    """The numbers for which it holds."""
     return inequality.as_set()
 
 
@@ -201,7 +201,7 @@ def region(found):
     if isinstance(found, Equality):
         return found.rhs
     found = Or(*found.args) if isinstance(found, FiniteSet) else found
-    return tried(solved, found) or found
+    return tried(set_of, found) or found
 
 
 def names_a_value(found) -> bool:

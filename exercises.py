@@ -4,7 +4,7 @@
     python exercises.py next                       what to do, why, and what is still wrong
     python exercises.py list                       all exercises, and how far you are
     python exercises.py hint NAME                  the first of three hints; then hint NAME 2, hint NAME 3
-    python exercises.py solve NAME                 puts the original back; what you wrote is kept
+    python exercises.py solve NAME …               puts originals back; what you wrote is kept
     python exercises.py train --loss cispo         a run with your solved functions, and the originals of all others
     python exercises.py pack                       your hand-in
     python exercises.py grade submissions/ --seed 7 --csv grades.csv                       for teachers

@@ -200,7 +200,7 @@ def main():
     hint = commands.add_parser("hint", help="where in the paper (1), the pitfall (2), the idea in words (3)")
     hint.add_argument("name")
     hint.add_argument("number", nargs="?", type=int, choices=(1, 2, 3), default=1)
-    commands.add_parser("solve", help="put the original back").add_argument("name")
+    commands.add_parser("solve", help="put the originals back").add_argument("names", nargs="+", metavar="name")
     commands.add_parser("train", help="a run with your functions; all flags of train.py", add_help=False)
     commands.add_parser("pack", help="your hand-in")
     commands.add_parser("grade", help="for teachers: grade hand-ins; flags: grade --help", add_help=False)
@@ -221,7 +221,7 @@ def main():
         "list": listed,
         "pack": pack,
         "hint": lambda: find(args.name).hints[args.number - 1],
-        "solve": lambda: solve(find(args.name)),
+        "solve": lambda: "\n".join(map(solve, [find(name) for name in args.names])),
     }
     try:
         print(does[args.command]())

@@ -123,8 +123,7 @@ def student():
         assert f"{len(EXERCISES)} of {len(EXERCISES)} done" in listed
         assert "All exercises are done" in command(folder, "next")
         say(command(folder, "pack"))
-        for exercise in EXERCISES:
-            command(folder, "solve", exercise.name)
+        command(folder, "solve", *[exercise.name for exercise in EXERCISES])
         for file in {exercise.file for exercise in EXERCISES}:
             assert (folder / file).read_bytes() == checker.original_file(file).read_bytes(), file
         flags = "--steps 2 --prompts 8 --eval-prompts 32 --out runs/plain".split()

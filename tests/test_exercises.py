@@ -286,7 +286,7 @@ def test_next_and_list_say_how_far_one_is_hint_has_three_steps_and_solve_keeps_w
     hints = commands.find("sigmoid").hints
     assert [prints("hint", "sigmoid", *n) for n in ("", "1", "2", "3")] == [f"{hint}\n" for hint in hints[:1] + hints]
     mine = (student / "fit.py").read_text()
-    kept = [student / prints("solve", "sigmoid").split(" ")[-1].strip() for _ in range(2)]
+    kept = [student / line.split(" ")[-1] for line in prints("solve", "sigmoid", "sigmoid").splitlines()]
     assert kept[0].read_text() == mine != kept[1].read_text()
     write(student, "baseline", "return rewards - rewards.sum(-1, keepdim=True) / rewards.shape[-1]")
     assert prints("next", "baseline") == f"baseline: solved (2 of {len(EXERCISES)}). Next: efficiency\n"

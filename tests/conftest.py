@@ -259,7 +259,7 @@ def pytest_collection_finish():
 
 @pytest.fixture(scope="session")
 def forks():
-    """A context that forks ranks from a fresh process, which has imported train.py and has no threads yet.
+    """A context that forks ranks from a fresh process, which has imported what they need and has no threads yet.
 
     Importing takes longer than most runs of the tests.
     """
@@ -267,7 +267,8 @@ def forks():
     here = Path(__file__).parent
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(here.parent), str(here)]))
-        context.set_forkserver_preload(["train", "test_train"])
+        late = "transformers.models.qwen3.modeling_qwen3", "plumbing.curves.figures", "matplotlib.figure"
+        context.set_forkserver_preload(["train", "test_train", *late])
         multiprocessing.forkserver.ensure_running()
     return context
 

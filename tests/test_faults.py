@@ -17,9 +17,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import alive, ended, given, read_rows, refuses, run_ranks, trained, wait_until
+from conftest import ended, given, read_rows, refuses, run_ranks, trained, wait_until
 from safetensors.torch import load_file
-from test_train import BASE, Run, at_version, elsewhere, launchers, lone_trainer, start  # noqa: F401
+from test_train import BASE, at_version, elsewhere, lone_trainer, start  # noqa: F401
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_map_only
@@ -123,16 +123,6 @@ def test_a_signal_to_any_rank_ends_the_run_in_order_everywhere(start, rank, name
         assert run.text.count(f"{rank} got SIGTERM") >= 2  # both generators say so
         last = f"stopped by SIGTERM at step {end['step']} of 10000; go on with --resume"
         assert run.text.splitlines()[-1] == last
-
-
-@pytest.mark.processes
-def test_ranks_end_when_their_launcher_is_killed(tmp_path, launchers):
-    run = Run(tmp_path / "run").launch(launchers, ENDLESS)
-    run.reach(2)
-    ranks = run.ranks.values()
-    run.launcher.kill()
-    wait_until(lambda: not any(map(alive, ranks)), lambda: run.text, 3 * HEARD)
-    assert len(ranks) == 2 and "the launcher of " in run.text and run.log[-1]["kind"] == "end"
 
 
 # --- Checkpoints -----------------------------------------------------------------------------------------------------

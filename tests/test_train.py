@@ -189,16 +189,15 @@ def sums(count):
 
 @pytest.mark.processes
 @pytest.mark.parametrize("rows", [7, 1], ids=["7 prompts", "more ranks than prompts"])
-def test_an_evaluation_by_several_ranks_is_that_of_one(capsys, rows):
+def test_an_evaluation_by_several_ranks_is_that_of_one(capsys, start, rows):
     sums(rows)
     printed, alone = evaluated(capsys)
     assert len({row["prompt"] for row in alone}) == rows and len(alone) == 4 * rows
-    command = [*TORCHRUN, *f"{EVALUATE} --out shared".split()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    together = read_rows("shared/evaluation.jsonl")
+    shared = start(2, EVALUATE).finish()
+    together = read_rows(shared.out / "evaluation.jsonl")
     assert sorted(map(str, together)) == sorted(map(str, alone))  # the same seeds: only the order differs
-    assert done.stdout == printed.out and [path.name for path in Path("shared").iterdir()] == ["evaluation.jsonl"]
+    assert all(shared.text.count(line) == 1 for line in printed.out.splitlines())  # one rank says it
+    assert [path.name for path in shared.out.iterdir()] == ["evaluation.jsonl"]
 
 
 def test_evaluation_asks_as_many_rows_of_a_file_as_eval_prompts_says_and_shows_rate_and_time_left(capsys):

@@ -190,7 +190,7 @@ def page(log, path):
         raise fit.BadInput(f"{log}: found no optimizer step of our logs (kind step)")
     figure = Figure(figsize=(21, 7.2))
     # Room for the titles and the numbers at the axes; to measure these would double the time of the drawing.
-    figure.subplots_adjust(left=0.03, right=0.99, bottom=0.05, top=0.88, hspace=0.25)
+    figure.subplots_adjust(left=0.03, right=0.99, bottom=0.05)
     figure.suptitle(f"{log}, by optimizer step (thick: running mean)")
     for place, (title, names) in enumerate(PAGE.items(), 1):
         ax = figure.add_subplot(2, 5, place, title=title)
@@ -198,9 +198,9 @@ def page(log, path):
             if name in found:
                 x, y = np.array(found[name]).T
                 ax.plot(x, y, ".-", color=colour, lw=0.5, ms=2, alpha=0.4)
-                ax.plot(x, running_mean(y), color=colour, lw=1.5, label=name)
-                ax.set_ylim(0, 1.05 * ax.dataLim.y1 or 1)
+                ax.plot(x, running_mean(y), color=colour, label=name)
                 ax.legend()
+        ax.set_ylim(0)
         ax.grid(alpha=0.25)
     figure.savefig(path, dpi=80)
 

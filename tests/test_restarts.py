@@ -107,7 +107,7 @@ def test_a_terminal_or_a_scheduler_ends_a_torchrun_in_order(name, tmp_path, laun
     # Ctrl-C reaches the ranks too; the session is the launcher's own.
     send = os.killpg if name == "SIGINT" else os.kill
     send(run.launcher.pid, signal.Signals[name])
-    wait_until(lambda: not any(map(alive, ranks)), lambda: run.text)
+    wait_until(lambda: not any(map(alive, ranks)), lambda: run.text, 60)
     end = run.log[-1]
     # torchrun itself dies of SIGUSR1, as of SIGKILL: nobody tells the ranks.
     reason = "interrupted: the launcher of " if name == "SIGUSR1" else "interrupted: "

@@ -81,10 +81,14 @@ def given(flags=""):
 
 
 def ended(flags):
-    """The exit code of a run in this process."""
+    """The exit code of a run in this process.
+
+    It draws no run.png, which takes longer than most runs of the tests; test_run_log.py has one drawn.
+    """
     import train
 
-    return train.main(given(flags))
+    with patch("plumbing.curves.figures.page"):
+        return train.main(given(flags))
 
 
 def trained(flags, out="run"):

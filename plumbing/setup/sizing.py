@@ -17,7 +17,9 @@ Run by build.py and plan.py. Test: pytest tests/test_settings.py tests/test_plan
 """
 
 import os
+from bisect import bisect_left
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -44,6 +46,7 @@ PAPER_GENERATORS = 64  # beside its 16 trainers
 LEAST_PROMPTS = 100
 FEW_SLOTS = 8  # with fewer a GPU reads its weights for little
 GRAPH_BYTES = 8e6  # assumed: a CUDA graph of a decode step, about a thousand launches, without the memory it works in
+COUNTED: dict[str, int] = {}  # a config's text -> parameters of its model, which takes a second to make
 SHORTER = 8  # by which factor lengths are shortened in what is proposed, at most
 
 
@@ -157,8 +160,12 @@ def position_bytes(config, itemsize):
 
 def parameters(config):
     """Number of parameters of the model that `config` describes; takes no memory for them."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
+    text = config.to_json_string()
+    if text not in COUNTED:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        COUNTED[text] = sum(parameter.numel() for parameter in model.parameters())
+    return COUNTED[text]
 
 
 def layer_widths(config):
@@ -278,12 +285,14 @@ def fit_trainers(args, config):
     world = world_size(args.plan)
     count, itemsize = parameters(config), getattr(torch, args.dtype).itemsize
     asked = args.trainers
-    needs = {T: trainer_bytes(args, config, count, itemsize, T) for T in range(asked, asked + MOST_TRAINERS)}
-    fits = next((T for T in needs if needs[T] <= usable), None)
+    need = partial(trainer_bytes, args, config, count, itemsize)
+    numbers = range(asked, asked + MOST_TRAINERS)
+    first = bisect_left(numbers, True, key=lambda trainers: need(trainers) <= usable)  # the more, the less each needs
+    fits = numbers[first] if first < MOST_TRAINERS else None
     if fits == asked:
         return ""
     shortage = (
-        f"with {asked} trainer(s) each needs about {needs[asked] / 1e9:.1f} GB for {count / 1e9:.2f}B parameters and "
+        f"with {asked} trainer(s) each needs about {need(asked) / 1e9:.1f} GB for {count / 1e9:.2f}B parameters and "
         f"micro-batches of {args.token_budget:,} tokens; {usable / 1e9:.1f} GB of a GPU can be used"
     )
     if fits and fits < world and "trainers" not in args.asked:

@@ -58,7 +58,7 @@ def write(tmp_path):
 
 def scores(spec, completions, **options):
     """{text: Score} of completions that a scorer with this reward has graded."""
-    scorer = Scorer(workers=1, own=spec, **{"timeout": 20.0, "think_end": None} | options)
+    scorer = Scorer(own=spec, **{"workers": 1, "timeout": 20.0, "think_end": None} | options)
     for completion in completions:
         scorer.submit(completion, Prompt(0, (1,), "?", "18", "own"))
     scorer.wait()
@@ -68,7 +68,7 @@ def scores(spec, completions, **options):
 
 def test_each_completion_gets_its_value_or_a_reason_within_the_limit_though_a_first_call_takes_longer(write):
     start = time.monotonic()
-    found = scores(write(MANY), map(Finished, VALUES), timeout=0.7)
+    found = scores(write(MANY), map(Finished, VALUES), workers=2, timeout=0.7)
     assert time.monotonic() - start < 60.0  # of the 300 s that it asks for
     for text, expected in VALUES.items():
         value = LATE if found[text].timed_out else found[text].error or found[text].value

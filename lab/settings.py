@@ -30,11 +30,7 @@ from math import prod
 from pathlib import Path
 from unittest.mock import patch
 
-import torch
-from transformers import Qwen3ForCausalLM
-
 import data
-import sft
 from lab import statistics
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -231,6 +227,11 @@ def write_prompts(path, lengths):
 
 def make_policy(folder, hidden, seed):
     """A policy of this hidden size, made as base/tiny is, which has 48 and seed 0."""
+    import torch  # here and below, as few tables need policies
+    from transformers import Qwen3ForCausalLM
+
+    import sft
+
     torch.set_num_threads(1)
     config = sft.untrained(tiny=True).config
     config.initializer_range *= (config.hidden_size / hidden) ** 0.5
@@ -243,6 +244,8 @@ def make_policy(folder, hidden, seed):
 
 def supervise(policy, folder, seed):
     """Train an untrained policy of `tiny` by the two steps of sft.py, and save it with its tokenizer."""
+    import sft
+
     tokens = sft.tokenizer(tiny=True)
     for habits, steps in ((False, sft.TINY_SKILL_STEPS), (True, sft.TINY_HABIT_STEPS)):
         sft.supervise(policy, tokens, tasks=["tiny"], habits=habits, steps=steps, seed=seed)

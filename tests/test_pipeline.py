@@ -384,11 +384,11 @@ def of_rule(draw, name):
 
 
 # No shrinking: settings are small anyway, and it takes a second to detect a run that never ends.
-many = settings(max_examples=80, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
+many = settings(max_examples=40, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
 few = settings(many, max_examples=20)
 
 
-def check_rule(name, runs=80):
+def check_rule(name, runs=40):
     """What the row of an off-policy rule promises, by counting and whatever the timing: test_adding.py uses it too."""
     rule = pipeline.OFF_POLICY[name]
     for k in range(rule.least_k, 41):

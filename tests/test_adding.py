@@ -174,8 +174,9 @@ def check_embedded(task):
         assert answer and answers.setdefault(text, answer) == answer
     tokens = AutoTokenizer.from_pretrained(ROOT / row.base)
     longest = preset_of((ROOT / row.base).resolve())["max_prompt_tokens"]
-    for text, answer in train:
-        assert tokens.unk_token_id not in tokens.encode(text + answer) and len(tokens.encode(text)) <= longest
+    texts, whole = zip(*((text, text + answer) for text, answer in train))
+    assert not any(tokens.unk_token_id in ids for ids in tokens([*whole])["input_ids"])
+    assert max(map(len, tokens([*texts])["input_ids"])) <= longest
 
 
 @pytest.mark.parametrize("task", data.EMBEDDED)

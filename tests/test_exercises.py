@@ -33,7 +33,7 @@ def whole(exercise):
 
 def vectors(exercise, text):
     """The vectors of a file with this text."""
-    return checker.vectors(exercise, checker.Source(text, ROOT / exercise.file), checker.original_of(exercise))
+    return checker.vectors(exercise, checker.parsed(text, ROOT / exercise.file), checker.original_of(exercise))
 
 
 def problems(exercise, text):
@@ -100,7 +100,7 @@ ANSWERS = re.findall(
 def with_body(text, name, body):
     """The text with this body of an exercise's function."""
     exercise = commands.find(name)
-    source = checker.Source(text, exercise.file)
+    source = checker.parsed(text, exercise.file)
     node = source.node(exercise.target)
     first = node.body[0].end_lineno if ast.get_docstring(node) else node.body[0].lineno - 1
     inside = textwrap.indent(body.rstrip("\n") + "\n", " " * (node.col_offset + 4))

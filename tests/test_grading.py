@@ -60,8 +60,25 @@ def right_of(row, names):
     return {name for name in names if row[name] == 1.0}
 
 
-def test_the_originals_get_every_point_on_hidden_inputs(tmp_path):
-    row = graded(written(tmp_path, solutions()), GRADED)
+LAYOUTS = {  # exercise -> what an editor, or a student, may do to a function that stays right
+    "ratio": lambda text: text.replace("\n", "\r\n"),
+    "retired": lambda text: text.replace("        return self.thresh", "# at column 0\n        return self.thresh"),
+    "head": lambda text: text.replace(
+        "    with torch.auto", "    # a page \x0c\u2028 and a line\x85\n    with torch.auto", 1
+    ),
+    "history": lambda text: text.replace("        del self._in", '        """\ntext\n"""\n        del self._in'),
+    "sigmoid": lambda text: "\ufeff" + text,
+}
+
+
+def test_the_originals_get_every_point_on_hidden_inputs_whatever_their_layout_and_within_a_folder(tmp_path):
+    files = solutions()
+    for name, change in LAYOUTS.items():
+        file = GRADED[name].file
+        assert (changed := change(files[file])) != files[file]
+        files = files | {file: changed}
+    written(tmp_path / "tests" / "work", files)
+    row = graded(tmp_path, GRADED)
     assert right_of(row, GRADED) == GRADED.keys() and row["points"] == len(GRADED)
 
 
@@ -108,27 +125,6 @@ def test_right_answers_in_other_styles_get_their_points_as_next_says(tmp_path):
         student = checker.source_of(tmp_path / GRADED[name].file)
         found = checker.vectors(GRADED[name], student, checker.original_of(GRADED[name]), tmp_path)
         assert checker.judged(GRADED[name], found, checker.expected(GRADED[name])) == [], name
-
-
-LAYOUTS = {  # exercise -> what an editor, or a student, may do to a function that stays right
-    "ratio": lambda text: text.replace("\n", "\r\n"),
-    "retired": lambda text: text.replace("        return self.thresh", "# at column 0\n        return self.thresh"),
-    "head": lambda text: text.replace(
-        "    with torch.auto", "    # a page \x0c\u2028 and a line\x85\n    with torch.auto", 1
-    ),
-    "history": lambda text: text.replace("        del self._in", '        """\ntext\n"""\n        del self._in'),
-    "sigmoid": lambda text: "\ufeff" + text,
-}
-
-
-def test_a_layout_costs_no_point_nor_does_a_folder_within_a_folder(tmp_path):
-    files = solutions()
-    for name, change in LAYOUTS.items():
-        file = GRADED[name].file
-        assert (changed := change(files[file])) != files[file]
-        files = files | {file: changed}
-    written(tmp_path / "tests" / "work", files)
-    assert right_of(graded(tmp_path, LAYOUTS), LAYOUTS) == LAYOUTS.keys()
 
 
 # --- Hostile hand-ins ------------------------------------------------------------------------------------------------

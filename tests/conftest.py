@@ -243,6 +243,8 @@ def pytest_pycollect_makemodule(module_path, parent):
         return SkippedModule.from_parent(parent, path=module_path)
 
 
+# Both fork ranks from one process that has imported all; both have the parser of LaTeX learn its grammar.
+TOGETHER = {"tests/test_precision.py": "tests/test_train.py", "tests/test_attacks.py": "tests/test_graders.py"}
 # The test modules that take longest: `pytest -n 2` begins with them, so that no core waits for the last one.
 LONGEST = ("scorer", "sandbox", "graders", "train", "virtual", "grading", "own", "experts", "forecast", "lab")
 
@@ -252,8 +254,12 @@ def pytest_xdist_make_scheduler(config, log):
     """`pytest -n 2`: the tests of a file stay together, since they share its runs."""
     from xdist.scheduler import LoadFileScheduling
 
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return TOGETHER.get(file := super()._split_scope(nodeid), file)
+
     config.option.loadscopereorder = False  # by the number of tests
-    return LoadFileScheduling(config, log)
+    return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(items):

@@ -1,6 +1,5 @@
 """The pages of docs/ show every function of the reading path (docs/paper/path.md) with what holds it."""
 
-import json
 import re
 import runpy
 from collections import defaultdict
@@ -8,12 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import defined
+from conftest import defined, given, trained
 
 import loss
-import train
 from course.checks.catalogue import EXERCISES
-from plumbing.setup.settings import read_settings
 
 ROOT = Path(__file__).parent.parent
 PAGES = {page.name: page.read_text() for page in sorted(ROOT.glob("docs/paper/*.md"))}
@@ -77,7 +74,7 @@ def test_the_loss_that_the_page_shows_is_one_and_its_floor_acts(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     [code, spec] = re.findall(r"```py\n(.*?)```\n\n```\ntorchrun train\.py --loss (\S+)\n", PAGES["losses.md"], re.S)[0]
     Path(spec.partition(":")[0]).write_text(code)
-    read_settings(["--loss", spec])  # which tries it too
+    given(f"--loss {spec}")  # which tries it too
     floored = loss.LOSSES[str(tmp_path / spec)].objective
     logprobs = torch.tensor([[0.1, 0.5, 0.5]]).log().requires_grad_()  # ratios 1/8, 1 and 10
     mask = torch.tensor([[True, True, True]])
@@ -92,12 +89,9 @@ def test_the_table_of_the_log_names_the_columns_that_a_run_logs(tmp_path):
         for kind in kinds.split(", "):
             table[kind] |= set(re.findall(r"\w+", columns))
     every = table.pop("all")
-    small = (
-        "--prompts 2 --generations 4 --steps 6 --eval-every 1 --eval-prompts 4 --eval-generations 2 --slots 8".split()
-    )
-    train.main(read_settings(["--data", "tiny", "--virtual", "balanced", *small, "--out", str(tmp_path / "run")]))
+    small = "--prompts 2 --generations 4 --steps 6 --eval-every 1 --eval-prompts 4 --eval-generations 2 --slots 8"
     logged = defaultdict(set)
-    for row in map(json.loads, (tmp_path / "run" / "log.jsonl").open()):
+    for row in trained(f"--data tiny --virtual balanced {small}", tmp_path / "run"):
         assert every <= row.keys()
         logged[row["kind"]] |= row.keys() - every
     assert logged == table

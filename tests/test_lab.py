@@ -12,11 +12,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import wait_until
+from conftest import ended, wait_until
 from scipy.stats import ttest_rel
 
 import recipes
-import train
 from lab import compare, figures, generate, settings, statistics
 from plumbing.setup.settings import read_settings
 
@@ -245,7 +244,7 @@ def test_what_cannot_be_compared_is_refused_before_a_run_is_made(words, said, tm
 
 def made_here(folder, flags):
     """compare.make in this process."""
-    assert train.main(read_settings([*flags, "--out", str(folder)])) == 0
+    assert not ended(" ".join([*flags, "--out", str(folder)]))
     return SimpleNamespace(poll=lambda: 0)
 
 

@@ -1,19 +1,16 @@
 """Claims about a reward of one's own (verify/own.py, --reward): graded, within its limit, whatever it does."""
 
-import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import Finished, rows
+from conftest import Finished, ended, read_rows, rows
 
 import loss
 import reward
-import train
 from data import Prompt
 from plumbing.prompts import sources
-from plumbing.setup.settings import read_settings
 from verify import own
 from verify.graders import OWN
 from verify.scorer import Scorer
@@ -154,15 +151,10 @@ def test_rows_need_no_answer_and_may_have_any():
 def run(tmp_path, monkeypatch, capsys):
     """(reward) -> exit status, rows of the log and what is shown of two steps with it, in this process."""
 
-    def ran(spec, *more):
+    def ran(spec, more=""):
         monkeypatch.chdir(tmp_path)
         flags = f"--virtual exact --data tiny --steps 2 --eval-prompts 8 --eval-generations 2 --out run --reward {spec}"
-        try:
-            status = train.main(read_settings([*flags.split(), *more]))
-        except SystemExit as error:
-            status = error.code
-        log = tmp_path / "run" / "log.jsonl"
-        return status, [json.loads(line) for line in log.open()] if log.exists() else [], "".join(capsys.readouterr())
+        return ended(f"{flags} {more}"), read_rows("run/log.jsonl"), "".join(capsys.readouterr())
 
     return ran
 
@@ -179,7 +171,7 @@ def test_a_run_trains_on_a_graded_reward_and_names_the_rows_on_which_it_fails(wr
 
 
 def test_a_validation_without_any_verdict_ends_in_one_line_and_is_repeated_on_resume(write, run):
-    status, _, shown = run(write("def grade(prompt, completion, answer):\n    return None\n"), "--k", "0")
+    status, _, shown = run(write("def grade(prompt, completion, answer):\n    return None\n"), "--k 0")
     assert status == 1
     assert "no validation prompt got verdicts: the function of --reward returned None" in shown.splitlines()[-1]
     spec = write("def grade(prompt, completion, answer):\n    return completion.endswith(answer)")

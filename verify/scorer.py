@@ -22,6 +22,7 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import connection
 from typing import Any
 
 import reward
@@ -33,7 +34,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 START_WORKER = "import sys; sys.path.insert(0, sys.argv[1]); from verify.workers import work; work(*sys.argv[2:])"
 START_SECONDS = 120.0  # to start worker and sandbox: a worker without a verdict so long after the limit counts as dead
 JOBS = {"math": b"m", "code": b"c"}  # the kind of a job by its task (workers.py); b"t": texts; b"o": --reward
-POLL = 0.002  # seconds between two looks at the workers by `wait`
+POLL = 0.05  # seconds between two looks of `wait` at workers that say nothing: one may be too late, or not have started
 MESSAGE_BYTES = 4_096  # more than any verdict or error
 
 
@@ -80,7 +81,7 @@ class Worker:
         if not hasattr(socket, "send_fds"):
             raise RuntimeError("a verdict of a worker process needs Linux or macOS; use WSL on Windows, or a container")
         self.close()
-        self._channel, theirs = socket.socketpair()
+        self.channel, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-c", START_WORKER, ROOT, str(theirs.fileno())]
         command += [str(self.timeout), "yes" if self.namespaces else "", self.own or ""]
         # The way that SymPy takes, and so its time, depends on the hash seed.
@@ -97,23 +98,23 @@ class Worker:
         """Give the worker a job. If that fails, `decided` treats it as the worker's death."""
         self.job = score
         self._deadline = time.monotonic() + self.timeout + START_SECONDS
-        self._failure = None
+        self.failure = None
         try:
             if self.process is None or self.process.poll() is not None:
                 self._start_interpreter()
             with sandbox.as_file(json.dumps([score.text, score.prompt.answer])) as file:
                 with suppress(BrokenPipeError, ConnectionResetError):  # it has just left: `decided` reads end-of-file
                     kind = b"o" if self.own else JOBS.get(score.prompt.task, b"t")
-                    socket.send_fds(self._channel, [kind], [file.fileno()])
+                    socket.send_fds(self.channel, [kind], [file.fileno()])
         except OSError as error:  # no memory, processes, file descriptors or disk left
-            self._failure = f"{error}: a worker or its file in {tempfile.gettempdir()}"
+            self.failure = f"{error}: a worker or its file in {tempfile.gettempdir()}"
 
     def decided(self) -> Score | None:
         """Look, without waiting, for a verdict or the worker's death; returns the job once it is settled, else None."""
         score = self.job
         message = b""
         try:
-            message = b"" if self._failure else self._channel.recv(MESSAGE_BYTES, socket.MSG_DONTWAIT)
+            message = b"" if self.failure else self.channel.recv(MESSAGE_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             if time.monotonic() > self._deadline:
                 with suppress(ProcessLookupError):
@@ -126,7 +127,7 @@ class Worker:
             score.value, score.error = (None, verdict) if isinstance(verdict, str) else (float(verdict or 0), "")
             score.timed_out = verdict is None
         else:
-            cause = self._failure or f"exit code {self.process.wait()}"
+            cause = self.failure or f"exit code {self.process.wait()}"
             self.close()
             if not score.tried:
                 score.tried = True
@@ -147,7 +148,7 @@ class Worker:
                 os.killpg(self.process.pid, sign)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(timeout=5.0)
-            self._channel.close()
+            self.channel.close()
 
 
 class Scorer:
@@ -214,7 +215,8 @@ class Scorer:
         done = []
         while self.pending:
             done += self.finished()
-            time.sleep(POLL if self.pending else 0.0)
+            busy = [worker.channel for worker in self._workers if worker.job and not worker.failure]
+            connection.wait(busy, POLL if busy else 0.0)
         self._done = done
 
     def close(self) -> None:

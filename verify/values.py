@@ -125,10 +125,10 @@ def raw(latex: str):
 
 
 class Reader(its._Latex2Sympy):
-    """latex2sympy, whose ANTLR parser is told how to choose between two rules: by the texts that both allow to follow
-    (SLL), or by the whole context as well (LL), which takes longer.
+    """latex2sympy with the cheaper prediction of its ANTLR parser, and with the full one where that reads nothing.
 
-    What SLL reads, LL reads as the same; some texts only LL can read.
+    To choose between two rules, SLL looks at the texts that may follow either in any context, and LL at those that may
+    follow in this one, which takes longer. What SLL reads, LL reads as the same. Some texts only LL can read.
     """
 
     def parse(self, latex_str):

@@ -200,7 +200,7 @@ def page(log, path):
                 ax.plot(x, y, ".-", color=colour, lw=0.5, ms=2, alpha=0.4)
                 ax.plot(x, running_mean(y), color=colour, label=name)
                 ax.legend()
-        ax.set_ylim(0)
+        ax.set_ylim(0, 1.05 * ax.get_ylim()[1])  # a constant line would lie on the frame
         ax.grid(alpha=0.25)
     figure.savefig(path, dpi=80)
 

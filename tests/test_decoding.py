@@ -42,9 +42,11 @@ def states(decode, model, ids, dtype=torch.float32):
 def test_a_decode_step_computes_the_states_of_the_hugging_face_model(kind, changes):
     model = tiny_model(kind, **changes)
     ids = torch.randint(24, (5, 40), generator=torch.Generator().manual_seed(0))
-    log_pi = model(ids).logits.log_softmax(-1)
-    made = model.lm_head(states(decoder(model, 128), model, ids)).log_softmax(-1)
-    assert close(made, log_pi, NEAR)
+    exact = copy.deepcopy(model).double()(ids).logits.log_softmax(-1)
+    written = (model.lm_head(states(decoder(model, 128), model, ids)).log_softmax(-1) - exact).abs()
+    library = (model(ids).logits.log_softmax(-1) - exact).abs()
+    # Each sums in its own order, which processors choose: both are 1e-5 nats from fp64, and not nearer to each other.
+    assert written.mean() < 1.5 * library.mean() and written.max() < 4 * library.max()
 
 
 @pytest.mark.parametrize("kind", WRITTEN)

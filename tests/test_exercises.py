@@ -3,6 +3,8 @@
 import ast
 import re
 import shutil
+import subprocess
+import sys
 import textwrap
 import zipfile
 from functools import partial
@@ -21,7 +23,7 @@ from course.checks.catalogue import CHAPTERS, EXERCISES
 from course.checks.claims import encode, numbers
 
 ROOT = checker.ROOT
-CODE = [exercise for exercise in EXERCISES if exercise.name != "six-steps"]  # it trains; lab/course.py checks it
+CODE = [exercise for exercise in EXERCISES if exercise.name != "six-steps"]  # it trains
 BY_NAME = pytest.mark.parametrize("exercise", CODE, ids=lambda exercise: exercise.name)
 CLAIMS = [(exercise, claim) for exercise in EXERCISES for claim in exercise.claims]
 MISTAKES = [(exercise, claim, mistake) for exercise, claim in CLAIMS for mistake in claim.mistakes]
@@ -305,6 +307,18 @@ def test_what_trains_is_the_students_solved_functions_and_the_originals(student,
     text = (tmp_path / "train" / "loss.py").read_text()
     assert "# mine" in text and "# wrong" not in text and "NotImplementedError" not in text
     assert (tmp_path / "train" / "train.py").read_bytes() == (ROOT / "train.py").read_bytes()
+
+
+@pytest.mark.processes
+def test_a_student_who_has_solved_all_has_the_project_again_and_trains_with_it(student):
+    for exercise in EXERCISES:
+        commands.solve(exercise)
+    assert f"{len(EXERCISES)} of {len(EXERCISES)} done" in commands.listed()
+    assert "All exercises are done" in commands.following()
+    for exercise in EXERCISES:
+        assert (student / exercise.file).read_bytes() == checker.original_file(exercise.file).read_bytes()
+    flags = "--data tiny --virtual exact --steps 2 --prompts 4 --generations 4 --eval-prompts 4".split()
+    subprocess.run([sys.executable, "train.py", *flags], cwd=student, check=True, capture_output=True)
 
 
 def test_a_hand_in_holds_changed_files_answers_and_the_commit(student, capsys, monkeypatch):

@@ -5,6 +5,7 @@ easily mended. Single cases are rows of data/verdicts.jsonl (test_scorer.py), an
 """
 
 import ast
+import json
 import random
 import re
 import time
@@ -12,6 +13,7 @@ from functools import partial
 from importlib import import_module
 from itertools import count
 from pathlib import Path
+from string import Formatter
 
 import pytest
 from conftest import Finished, refuses, rows, write_rows
@@ -19,7 +21,7 @@ from test_data import tokenizer  # noqa: F401
 
 from data import Prompt
 from plumbing.prompts import sources
-from verify import graders, lists, mathematics
+from verify import graders, lists, mathematics, programs
 from verify.scorer import Scorer
 
 ROOT = Path(__file__).parents[1]
@@ -112,6 +114,77 @@ def made(rule):
 @pytest.mark.parametrize("rule", rows("kinds"), ids=lambda rule: rule["kind"])
 def test_every_answer_of_a_right_kind_is_right_and_none_of_a_wrong_kind_is(rule):
     assert [case for case in made(rule) if verdict(*case) is not rule["correct"]] == []
+
+
+# --- Wrong answers made by rules -------------------------------------------------------------------------------------
+
+ATTACKS = rows("attacks")
+WORDS = "Paris Tuesday mice no yes IV Bücher miércoles три 星期三 converges even AB increasing true blue none".split()
+WORDS += ["two words", "l'eau", "Äpfel"]
+
+
+def filled(template, names):
+    """The text with the values of its expressions."""
+    parts = Formatter().parse(template)
+    return "".join(text + (format(eval(name, names), spec) if name else "") for text, name, spec, _ in parts)
+
+
+def matrix(entries, kind="pmatrix"):
+    return f"\\begin{{{kind}}}" + " \\\\ ".join(" & ".join(map(str, row)) for row in entries) + f"\\end{{{kind}}}"
+
+
+def drawn(r):
+    """A value for each name that the rules hold."""
+    a, b, c = r.sample(range(2, 10), 3)
+    low, high = sorted(r.sample(range(-20, 30), 2))
+    members = sorted(r.sample(range(-9, 30), r.randint(2, 4)))
+    opening, closing = r.choice("[("), r.choice("])")
+    word, another = r.sample(WORDS, 2)
+    letter, unlike = r.sample("ABCDE", 2)
+    tall, wide = r.randint(1, 3), r.randint(2, 3)
+    entries = [[r.randint(-9, 9) for _ in range(wide)] for _ in range(tall)]
+    inside, listed = (", ".join(map(str, some)) for some in ([a, b, c][: r.randint(2, 3)], members))
+    x = r.choice("xtkmp")
+    names = dict(a=a, b=b, c=c, d=c, n=11 * low + 300, low=low, high=high, huge=170 + 90 * c, long=20 + 4 * a, x=x)
+    names |= dict(word=word, another=another, shuffled="".join(r.sample(word, len(word))) + "x")
+    names |= dict(letter=letter, unlike=unlike, opening=opening, closing=closing)
+    names |= dict(flip=dict(zip("[(])", "([)]")), sign={"[": "\\le", "(": "<", "]": "\\le", ")": "<"})
+    names |= dict(members=members, listed=listed, fewer=", ".join(map(str, members[:-1])), beyond=members[-1] + a)
+    names |= dict(whole=r.choice([listed, f"\\{{{listed}\\}}"]), negated=", ".join(str(-one - 40) for one in members))
+    names |= dict(inside=inside, turned=", ".join(reversed(inside.split(", "))), json=json, matrix=matrix)
+    names |= dict(rows=entries, m=matrix(entries), changed=[*entries[:-1], [*entries[-1][:-1], entries[-1][-1] + a]])
+    names |= dict(unequal=[[10 + a + one % 3 for one in row] for row in entries], zero=[[0] * wide] * tall)
+    names |= dict(tall=tall, wide=wide, top=a * b * c, bottom=11 * b * c)
+    names |= dict(product=f"({x}+{a})({x}-{a + b})", total=f"{x}^2-{b}{x}-{a * (a + b)}")
+    question, asked = (r.choice(of_kind(f"{kind} asked")) for kind in ("questions", "calculations"))
+    names |= dict(question=filled(question["answer"], names), found=filled(question["reference"], names))
+    names |= dict(wanted=filled(r.choice(of_kind("questions prompts"))["answer"], names))
+    result = filled(asked["reference"], names)
+    return names | dict(calculation=filled(asked["answer"], names), worked=r.choice([result, f"x = {result}"]))
+
+
+def of_kind(kind):
+    return [row for row in ATTACKS if row["kind"] == kind]
+
+
+GRADERS = {
+    "choice": graders.choice,
+    "lines": graders.text,
+    "outputs": lambda written, expected: programs.right_output(None, written.encode(), expected),
+    "results": lambda written, expected: programs.right_output("f", written.encode(), json.loads(expected)),
+}  # else: mathematics
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(row["kind"] for row in ATTACKS if " " not in row["kind"]))
+def test_no_wrong_answer_that_a_rule_makes_is_paid(kind):
+    r = random.Random(kind)
+    paid = []
+    for row in of_kind(kind):
+        for _ in range(9 if kind in GRADERS else 3):
+            names = drawn(r)
+            parts = [filled(row[part], names) for part in ("answer", "reference", "prompt") if part in row]
+            paid += [parts] if GRADERS.get(kind, verdict)(*parts) is True else []
+    assert paid == []
 
 
 # --- The question given back -----------------------------------------------------------------------------------------

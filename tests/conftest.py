@@ -243,8 +243,8 @@ def pytest_pycollect_makemodule(module_path, parent):
         return SkippedModule.from_parent(parent, path=module_path)
 
 
-# Both fork ranks from one process that has imported all; both have the parser of LaTeX learn its grammar.
-TOGETHER = {"tests/test_precision.py": "tests/test_train.py", "tests/test_attacks.py": "tests/test_graders.py"}
+# Both fork ranks from one process that has imported all.
+TOGETHER = {"tests/test_precision.py": "tests/test_train.py"}
 # The test modules that take longest: `pytest -n 2` begins with them, so that no core waits for the last one.
 LONGEST = ("scorer", "sandbox", "graders", "train", "virtual", "grading", "own")
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from string import Formatter
 
 import pytest
-from conftest import Finished, refuses, rows, write_rows
+from conftest import refuses, rows, write_rows
 from test_data import tokenizer  # noqa: F401
 
 from data import Prompt
 from plumbing.prompts import sources
 from verify import graders, lists, mathematics, programs
-from verify.scorer import Scorer
+from verify.scorer import verdicts
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,12 +40,8 @@ def verdict(answer, reference, prompt="", box="\\boxed{{{}}}"):
 
 def scored(cases):
     """The Score of each (task, answer, reference), in order."""
-    scorer = Scorer(timeout=20.0, workers=1, think_end=None)
-    for n, (task, answer, reference) in enumerate(cases):
-        scorer.submit(Finished(answer), Prompt(n, (1,), "?", reference, task))
-    scorer.wait()
-    scorer.close()
-    return sorted(scorer.finished(), key=lambda score: score.prompt.index)
+    pairs = [(answer, Prompt(n, (1,), "?", reference, task)) for n, (task, answer, reference) in enumerate(cases)]
+    return sorted(verdicts(pairs, timeout=20.0), key=lambda score: score.prompt.index)
 
 
 @pytest.mark.parametrize("task", graders.TASKS)

@@ -11,7 +11,8 @@ import loss
 import reward
 from data import Prompt
 from plumbing.prompts import sources
-from verify import own
+from plumbing.setup import build
+from verify import own, scorer
 from verify.graders import OWN
 from verify.scorer import Scorer
 
@@ -55,12 +56,12 @@ def write(tmp_path):
 
 def scores(spec, completions, **options):
     """{text: Score} of completions that a scorer with this reward has graded."""
-    scorer = Scorer(own=spec, **{"workers": 1, "timeout": 20.0, "think_end": None} | options)
+    by = Scorer(own=spec, **{"workers": 1, "timeout": 20.0, "think_end": None} | options)
     for completion in completions:
-        scorer.submit(completion, Prompt(0, (1,), "?", "18", "own"))
-    scorer.wait()
-    scorer.close()
-    return {score.completion.text: score for score in scorer.finished()}
+        by.submit(completion, Prompt(0, (1,), "?", "18", "own"))
+    by.wait()
+    by.close()
+    return {score.completion.text: score for score in by.finished()}
 
 
 def test_each_completion_gets_its_value_or_a_reason_within_the_limit_though_a_first_call_takes_longer(write):
@@ -103,13 +104,19 @@ def test_without_the_mark_a_completion_is_wrong_unasked_and_with_it_handed_over_
     assert {text for text, score in found.items() if score.correct} == {"<think>a</think>b"}
 
 
+def tried(spec, answer="18"):
+    """The warning on a reward as a run makes it at its start, in a list."""
+    return build.try_reward(SimpleNamespace(reward=spec, verify_timeout=5.0), Prompt(0, (1,), "?", answer, "own"))
+
+
 @pytest.mark.parametrize("row", rows("own_refused"), ids=lambda row: row["error"])
 def test_what_cannot_be_a_reward_is_one_line(write, row, monkeypatch):
-    if "longer than" in row["error"]:
-        monkeypatch.setattr(own, "FIRST_SECONDS", 0.5)
+    if "longer than" in row["error"]:  # in the worker's process
+        first = "from verify import own; own.FIRST_SECONDS = 0.5; work("
+        monkeypatch.setattr(scorer, "START_WORKER", scorer.START_WORKER.replace("work(", first))
     spec = row["source"] if row["source"] in ("nothing", "nowhere.py:f") else write(row["source"])
     with pytest.raises(ValueError) as error:
-        own.check(spec, ("?", "18", "18"))
+        tried(spec)
     assert row["error"] in str(error.value) and "\n" not in str(error.value)
 
 
@@ -121,11 +128,10 @@ def test_what_cannot_be_a_reward_is_one_line(write, row, monkeypatch):
         ("return None", ""),
     ],
 )
-def test_a_reward_that_raises_in_the_trial_is_warned_of_with_its_error_and_its_line(write, capsys, does, error):
+def test_a_reward_that_raises_in_the_trial_is_warned_of_with_its_error_and_its_line(write, does, error):
     noise = "print('noise')\nclass Silent(Exception):\n  def __str__(self):\n    raise self\n"
-    own.check(write(f"{noise}def grade(prompt, completion, answer):\n  {does}"), ("?", "17", "18"))
-    shown = capsys.readouterr().err
-    assert shown.startswith(error) and shown.count("\n") == bool(error)
+    warnings = tried(write(f"{noise}def grade(prompt, completion, answer):\n  {does}"), "17")
+    assert [warning.startswith(error) for warning in warnings] == [True] * bool(error)
 
 
 @pytest.mark.parametrize(

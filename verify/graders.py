@@ -47,7 +47,7 @@ Deviation: a box, or an answer without one, of more than MAX_CHARS characters is
   short, parsing time grows faster than length, and the end of a long number is not that number. Programs: CODE_CHARS.
 Known limits: docs/rewards.md.
 
-Test: pytest tests/test_graders.py tests/test_attacks.py
+Test: pytest tests/test_graders.py
 """
 
 import re

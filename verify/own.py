@@ -19,9 +19,7 @@ Test: pytest tests/test_own.py
 """
 
 import inspect
-import json
 import os
-import subprocess
 import sys
 from contextlib import suppress
 from numbers import Real
@@ -33,7 +31,6 @@ from verify.graders import OWN
 FIRST_SECONDS = 60.0  # to load the file and call the function once: a first call may load models or data
 PARAMETERS = ("prompt", "completion", "answer")
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-TRIAL = "import sys; sys.path.insert(0, sys.argv[1]); from verify.own import trial; trial(*sys.argv[2:])"
 LONGEST = 500  # characters of an error
 
 
@@ -126,38 +123,3 @@ def called(function, spec: str, job: tuple[str, str, str]) -> float | str:
     except (Exception, SystemExit) as error:  # whatever the user's function raises
         end_copy(us)
         return f"{OWN} raised {place(error, parsed(spec)[0])}"
-
-
-def check(spec: str, job: tuple[str, str, str]) -> None:
-    """Load and call the function once, in a process of its own. Raises ValueError with one line if that cannot be.
-
-    job  (prompt, completion, answer), for example of the first row. A call that raises is one to print a warning: it
-         may be this row.
-    """
-    command = [sys.executable, "-P", "-c", TRIAL, ROOT, spec, json.dumps(job)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=FIRST_SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(f"--reward {spec}: its file and first call take longer than {FIRST_SECONDS:g} s") from error
-    lines = done.stderr.strip().splitlines() or [f"its process ended with exit code {done.returncode}"]
-    if done.returncode:
-        raise ValueError(f"--reward {spec}: {lines[-1]}")
-    if lines[-1].startswith(f"{OWN} raised"):
-        print(
-            f"WARNING: {lines[-1]} on the first row, with its answer as completion. What it raises is no verdict, and "
-            "the prompt's group is left out: if it always raises, nothing can be learnt",
-            file=sys.stderr,
-        )
-
-
-def trial(spec: str, job: str) -> None:
-    """What `check` runs; its last line on stderr says what the function raised, or why it can never be a reward."""
-    try:
-        function = load(spec)
-    except ValueError as wrong:
-        sys.exit(str(wrong))
-    found = called(function, spec, tuple(json.loads(job)))
-    if isinstance(found, str) and found.startswith(f"{OWN}: "):
-        sys.exit(found.removeprefix(f"{OWN}: "))
-    if isinstance(found, str):
-        print(found, file=sys.stderr)

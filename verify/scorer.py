@@ -20,9 +20,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from multiprocessing import connection
+from types import SimpleNamespace
 from typing import Any
 
 import reward
@@ -223,3 +224,12 @@ class Scorer:
         """End and reap every worker; what is pending is lost, and nothing may be submitted any more."""
         for worker in self._workers:
             worker.close()
+
+
+def verdicts(pairs, **settings) -> list[Score]:
+    """The Scores of (answer, data.Prompt) pairs, in any order, by a Scorer with these settings and one worker."""
+    with closing(Scorer(workers=1, think_end=None, **settings)) as scorer:
+        for text, prompt in pairs:
+            scorer.submit(SimpleNamespace(text=text, truncated=False, ids=()), prompt)
+        scorer.wait()
+        return scorer.finished()

@@ -134,15 +134,19 @@ CALLS = count()  # answers that this fork has graded
 def grade_own(text: str, reference: str, timeout: float, spec: str) -> float | str:
     """v as --reward gives it to a JSON list of prompt and completion, or why there is none.
 
-    The first call in a fork has FIRST_SECONDS, and no say: it may load models or data. It is not made before the fork,
-    which would inherit neither threads nor a GPU.
+    In each fork the file is loaded and called once without a say, in FIRST_SECONDS: it may load models or data. This is
+    not done before the fork, which would inherit neither threads nor a GPU.
     """
     prompt, completion = json.loads(text)
-    function = load_own(spec)
-    if not next(CALLS):
-        allow(own.FIRST_SECONDS)
+    first = not next(CALLS)
+    allow(own.FIRST_SECONDS if first else timeout)
+    try:
+        function = load_own(spec)
+    except ValueError as error:
+        return f"{own.OWN}: {error}"
+    if first:
         own.called(function, spec, (prompt, reference, reference))
-    allow(timeout)
+        allow(timeout)
     return own.called(function, spec, (prompt, completion, reference))
 
 
@@ -162,7 +166,7 @@ def work(descriptor: str, timeout: str, namespaces: str, spec: str = "") -> None
     graders: dict[bytes, tuple[Callable, Callable]] = {
         b"m": (load_sympy, grade_answer),
         b"c": (bool, partial(grade_code, namespaces=bool(namespaces))),
-        b"o": (partial(load_own, spec), partial(grade_own, spec=spec)),
+        b"o": (bool, partial(grade_own, spec=spec)),
         b"t": (bool, grade_answer),
     }
     if sys.platform == "linux" and not spec:

@@ -14,13 +14,12 @@ import json
 import re
 import string
 from contextlib import suppress
-from types import SimpleNamespace
 from unicodedata import category
 
 from verify.graders import TASKS, UNREADABLE
 from verify.lists import DENIES, FUNCTIONS
 from verify.mathematics import end_taken_off, stated
-from verify.scorer import Scorer
+from verify.scorer import verdicts
 from verify.texts import unmarked
 
 SAMPLE = 200  # math references that are tried when the data is loaded
@@ -190,13 +189,8 @@ def unreadable(prompts, timeout: float, skip_unusable: bool) -> list[str]:
     """
     asked = [prompt for prompt in prompts if prompt.task == "math"]
     asked = asked[:: len(asked) // SAMPLE + 1]
-    scorer = Scorer(timeout=timeout, workers=1, think_end=None)
-    for prompt in asked:
-        if not INTEGER.fullmatch(prompt.answer):
-            scorer.submit(SimpleNamespace(text="\\boxed{?}", truncated=False, ids=()), prompt)
-    scorer.wait()
-    wrong = [score.error for score in scorer.finished() if score.error.startswith(UNREADABLE)]
-    scorer.close()
+    pairs = [("\\boxed{?}", prompt) for prompt in asked if not INTEGER.fullmatch(prompt.answer)]
+    wrong = [score.error for score in verdicts(pairs, timeout=timeout) if score.error.startswith(UNREADABLE)]
     if len(wrong) > MOST_LEFT_OUT * len(asked) and not skip_unusable:
         found = f"{len(wrong)} of {len(asked)} references cannot be compared with any answer: {wrong[0]}"
         raise ValueError(f"{found}; --skip-unusable goes on, and answers to such rows get no verdict")

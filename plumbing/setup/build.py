@@ -130,15 +130,31 @@ def prepare(args):
     )
     if not args.evaluate:
         data.check_size(prompts, prompts=args.prompts, k=args.k)
-    if args.reward:  # tried on a row with its answer as the completion
-        first = prompts.validation[0]
-        own.check(args.reward, (first.text, first.answer, first.answer))
+    if args.reward:
+        notes += try_reward(args, prompts.validation[0])
     elif torchrun("LOCAL_RANK") == 0:
         notes += references.unreadable(prompts.validation, args.verify_timeout, args.skip_unusable)
         if "code" in prompts.tasks:
             # Once per node: sandboxes that start at the same moment count each other's processes.
             args.protections = sandbox.protections()
     return Settings(**vars(args) | {"notes": notes}), prompts
+
+
+def try_reward(args, prompt):
+    """Have --reward grade a prompt's answer; returns a warning, as a list, if it raises: that may be this prompt.
+
+    Raises ValueError for a reward that can never give a verdict.
+    """
+    [score] = scorer.verdicts([(prompt.answer, prompt)], timeout=args.verify_timeout, own=args.reward)
+    if score.timed_out:
+        limits = f"its file and first call {own.FIRST_SECONDS:g} s, or a call --verify-timeout"
+        raise ValueError(f"--reward {args.reward}: longer than expected: {limits}")
+    if score.error.startswith(f"{own.OWN} raised"):
+        left_out = "What it raises is no verdict, and the prompt's group is left out"
+        return [f"WARNING: {score.error} on the first row, with its answer as completion. {left_out}"]
+    if score.error not in ("", own.OWN):
+        raise ValueError(f"--reward {args.reward}: {score.error.removeprefix(f'{own.OWN}: ')}")
+    return []
 
 
 def generates(args):

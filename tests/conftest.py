@@ -226,9 +226,9 @@ def defined(path):
 # Test modules -> what they need that macOS and Windows lack.
 NEEDS_LINUX = {
     **dict.fromkeys(("faults", "heartbeat", "nodes", "restarts", "resumed", "train"), "processes of torchrun"),
-    **dict.fromkeys(("grading", "own", "programs", "sandbox", "scorer"), "sandboxes and workers"),
+    **dict.fromkeys(("own", "programs", "sandbox", "scorer"), "sandboxes and workers"),
     **dict.fromkeys(("run_folder", "virtual"), "locks, signals and forks"),
-    **dict.fromkeys(("laptops", "shadow_gpu", "vllm"), "what they rehearse or install"),
+    **dict.fromkeys(("vllm",), "what it installs"),
 }
 
 
@@ -246,7 +246,7 @@ def pytest_pycollect_makemodule(module_path, parent):
 # Both fork ranks from one process that has imported all.
 TOGETHER = {"tests/test_precision.py": "tests/test_train.py"}
 # The test modules that take longest: `pytest -n 2` begins with them, so that no core waits for the last one.
-LONGEST = ("scorer", "sandbox", "graders", "train", "virtual", "grading", "own")
+LONGEST = ("scorer", "sandbox", "graders", "train", "virtual", "own")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,11 +9,14 @@ from importlib.util import find_spec
 
 import pytest
 import torch
-from conftest import close, read_rows
-from generate import completions, generator
+from conftest import ROOT, close, read_rows
 from test_train import TORCHRUN
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import pipeline
 import precision
+import rollout
+from plumbing.prompts import sources
 
 if torch.cuda.is_available() and find_spec("vllm"):  # vLLM gets its weights within one GPU
     from test_vllm import (  # noqa: F401
@@ -47,6 +50,31 @@ def test_sec32_the_fp32_head_is_fp32_on_a_gpu_on_tensor_cores_too(dtype, within)
     assert close(found, expected, 5e-4)
     for one, other in zip(gradients, others):
         assert (one - other).norm() < within * one.norm()
+
+
+def generator(device):
+    """A greedy generator with fewer slots than prompts, which have been added."""
+    tokenizer = AutoTokenizer.from_pretrained(ROOT / "base")
+    model = AutoModelForCausalLM.from_pretrained(ROOT / "base", dtype=torch.float32).to(device)
+    phrase = tokenizer.encode("</think>", add_special_tokens=False)
+    settings = dict(max_new_tokens=64, max_prompt_tokens=32, think_budget=(20, 40), phrase_ids=phrase)
+    made = rollout.TorchGenerator(model, tokenizer, slots=4, temperature=0.0, **settings)
+    for prompt in sources.load("arithmetic", tokenizer, budget=32, validation=8).validation:
+        made.add(pipeline.Request(prompt.index, 0, prompt, 1))
+    return made
+
+
+def completions(made):
+    """{request: completion}. Other weights arrive while completions are running, after graphs were captured."""
+    done = {}
+    while made.busy:
+        done |= {completion.request: completion for completion in made.step()}
+        if made.version == 0 and len(done) >= 4:
+            with torch.no_grad():
+                for weight in made.named_weights().values():
+                    weight.mul_(1.05)
+            made.update_weights(1)
+    return done
 
 
 def test_sec31_greedy_completions_on_a_gpu_are_those_of_the_cpu_with_graphs_and_without():

@@ -14,7 +14,7 @@ from plumbing.setup.settings import read_settings
 
 LARGE = QWEN3_8B.to_dict() | dict(max_position_embeddings=40960, layer_types=None)
 MANY = LARGE | dict(hidden_size=5120, intermediate_size=25600, num_hidden_layers=64, num_attention_heads=64)
-# The config of each Qwen3, and peaks that tests/shadow/meter.py found, GB: of each of so many trainers, and of a
+# The config of each Qwen3, and peaks that a meter of fake tensors found, GB: of each of so many trainers, and of a
 # generator with so many slots. The factors of sizing.py were fitted on 0.6B and 8B, those of a trainer on 1.7B and 4B
 # too; 32B had no part in them.
 MODELS = {

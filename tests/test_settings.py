@@ -326,7 +326,7 @@ def test_ranks_on_one_gpu_or_without_a_gpu_share_its_memory(gpus, world, visible
     assert found["free"] == 1000 + rank % visible if visible else found["free"] > 1e6
 
 
-# Peaks that tests/shadow/meter.py found for Qwen3-8B, GB: 91.2 on two trainers, 69.4 on three, 58.5 on four.
+# Peaks that a meter of fake tensors found for Qwen3-8B, GB: 91.2 on two trainers, 69.4 on three, 58.5 on four.
 QWEN3_8B = AutoConfig.for_model(
     "qwen3",
     hidden_size=4096,

@@ -182,7 +182,7 @@ def trainer_bytes(args, config, count, itemsize, trainers):
     count     parameters of the model
     itemsize  bytes of --dtype
 
-    The factors of `working` were fitted to peaks of Qwen3 of 0.6B to 8B, in bf16 (tests/shadow/meter.py). FSDP2 keeps
+    The factors of `working` were fitted to peaks of Qwen3 of 0.6B to 8B, in bf16. FSDP2 keeps
     the embeddings and the head gathered through the backward pass, and one layer.
     """
     width, inner, heads, groups = layer_widths(config)
@@ -245,7 +245,7 @@ def generator_bytes(args, config, count, itemsize):
 
     The first are weights and a pass of prompts: their keys and values, and what a layer makes of them. A slot has its
     positions, and probabilities as fp32 and twice as fp64. The factors of `working` were fitted to peaks of Qwen3 of
-    0.6B and 8B, in bf16 (tests/shadow/meter.py). CUDA graphs work in a memory of their own, which they share: it holds
+    0.6B and 8B, in bf16. CUDA graphs work in a memory of their own, which they share: it holds
     the probabilities once more. Each takes GRAPH_BYTES besides.
     """
     width, inner, _, _ = layer_widths(config)
